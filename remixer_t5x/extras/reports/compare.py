@@ -23,7 +23,7 @@ COMMANDS = (train.TRAIN.name, train.FINETUNE.name)
 REPORT, TABLE, PARAGRAPH, FIGURES = 'report.html', 'runs.csv', 'comparison.txt', 'figures'
 # Macros that the sweep sets for each run, and the flags to use instead.
 _SWEEP_MACROS = {'MODEL_DIR': '--folder=DIR', 'SEED': '--seeds=0,1,2'}
-# Macros that may differ between the runs in the folder and this command: a run can be continued with other values.
+# Macros that may differ from those of an existing run, because a run can be continued with other values.
 _CHANGEABLE = ('SEED', 'TRAIN_STEPS', 'LOG_PERIOD', 'EVAL_PERIOD', 'CHECKPOINT_PERIOD')
 
 
@@ -160,10 +160,6 @@ def _build_grid(args: argparse.Namespace) -> list[Setting]:
             raise UserError(f'--over={text} must list distinct values; pass --over {name}=1e-3,3e-3')
     grid = [tuple(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
     if args.over_random is not None:
-        if args.over_random > len(grid):
-            raise UserError(
-                f'--over_random must be at most {len(grid)}, the number of settings of --over, got {args.over_random}'
-            )
         random.Random(0).shuffle(grid)
         grid = grid[: args.over_random]
     return grid
@@ -197,7 +193,7 @@ def _make_equal(
         equal.count_cost(args, first, model, ())
         steps, timed = resolved.macro('TRAIN_STEPS'), str(3 * resolved.macro('LOG_PERIOD', 100))
         short = (('TRAIN_STEPS', timed), ('WARMUP_STEPS', '1'), ('CHECKPOINT_PERIOD', timed))
-        # The timing runs omit the settings of the search, which may fail, for example if a learning rate is too high.
+        # The timing runs do not use the settings of the search, because a setting may fail (a high learning rate).
         cells = [runs.build_cell(label, (), runs.seeds[0], short, 'timing') for label in runs.models]
         sweep.run(cells)
         for cell, line in sweep.failed.items():

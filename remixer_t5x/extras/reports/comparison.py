@@ -57,8 +57,8 @@ class SettingSearch:
 
 
 def search_results(cells: Sequence[SweepCell], runs: Mapping[SweepCell, RecordedRun]) -> SettingSearch:
-    """Collects the measure of each run of a search: the mean of the tasks' main metrics, or the held-out loss if there
-    are no tasks.
+    """Collects the measure of each run of a search: the mean of the tasks' main metrics, or without tasks the held-out
+    loss.
 
     Only uses evaluations during training, which use the validation split. `runs` contains only the runs that succeeded.
     """
@@ -224,7 +224,7 @@ class Comparison:
         for number, measure in enumerate(self.compared_metrics, 1):
             points = {name: {name: list(by_seed.values())} for name, by_seed in measure.models.items()}
             figure = draw_dots(points, models, measure.name, show_mean=True)
-            note = 'one dot per seed; the line shows the mean'
+            note = 'Each dot is a seed; the line is the mean.'
             pictures.append(Picture(f'comparison-{number}', measure.name, note, figure))
         if search := self.search:
             points = {
@@ -244,7 +244,7 @@ class Comparison:
             axes.grid(axis='y', color=drawing.GRID, linewidth=0.5)
             drawing.style_axes(axes, '', 'settings tried', f'expected best {search.measure}')
             _add_legend(figure, models)
-            note = 'of k random settings (Dodge et al. 2019)'
+            note = 'Expected best value of k random settings (Dodge et al. 2019).'
             pictures.append(Picture('comparison-expected', 'Expected best value', note, figure))
         return pictures
 

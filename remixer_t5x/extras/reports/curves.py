@@ -1,4 +1,4 @@
-"""Plots the loss curve of a run as a PNG, and the charts of a report."""
+"""Plots the losses of a run as a PNG, and draws the charts of a report."""
 
 import dataclasses
 import io
@@ -51,7 +51,7 @@ def draw_chart(chart: Chart, name: str) -> Picture:
     axes.locator_params(nbins=6)
     axes.ticklabel_format(axis='both', style='sci', scilimits=(-4, 6), useOffset=False)
     for run, points in chart.lines.items():
-        steps, values = map(list, zip(*drawing.space_evenly(points, MOST_POINTS), strict=True))
+        steps, values = map(list, zip(*drawing.select_evenly_spaced(points, MOST_POINTS), strict=True))
         colour = drawing.COLOURS[run % len(drawing.COLOURS)]
         dashes = '--' if run >= len(drawing.COLOURS) else '-'
         if chart.smooth:
@@ -81,7 +81,7 @@ def plot_loss(metrics_file: str | os.PathLike, png_file: str | os.PathLike, titl
     axes.plot(*zip(*train, strict=True), color=_TRAIN, marker='.' if len(train) < 60 else None, label='training')
     for index, (kind, points) in enumerate(held_out.items()):
         label = 'held out' if len(held_out) == 1 else f'held out: {kind.removeprefix("held_out/")}'
-        label += f', finally {points[-1][1]:.3f}'
+        label += f' (last: {points[-1][1]:.3f})'
         colour = _HELD_OUT if index == 0 else f'C{index}'
         axes.plot(*zip(*points, strict=True), color=colour, linewidth=2, marker='o', markersize=4, label=label)
     # The dotted line shows the latest loss of the best constant prediction in the first evaluation that reports it.

@@ -1,4 +1,4 @@
-"""Counts the costs of the models in a comparison, and matches the costs by scaling widths."""
+"""Counts the costs of compared models, and scales the widths of models to match their costs."""
 
 import argparse
 import os
@@ -17,14 +17,14 @@ _ATTRIBUTES = {'parameters': 'total_parameters', 'flops': 'total_forward_flops'}
 TOLERANCE, WARNING = 0.01, 0.05
 # The range of factors for scaling widths.
 _SMALLEST, _LARGEST = 1 / 16, 16
-# Widths of at least 32 times this unit are scaled to multiples of the unit, for speed on accelerators.
+# Widths of at least 32 units are scaled to multiples of this unit, for speed on accelerators.
 _UNIT = 8
 
 Flags = Sequence[tuple[str, str]]
 
 
 def import_on_cpu(args: argparse.Namespace) -> None:
-    """Imports JAX on the CPU, because the runs need the accelerator, and then restores JAX_PLATFORMS for the runs."""
+    """Imports JAX with the CPU as its platform, because the runs need the accelerator, and restores JAX_PLATFORMS."""
     platforms = os.environ.get('JAX_PLATFORMS')
     os.environ['JAX_PLATFORMS'] = 'cpu'
     try:
@@ -118,7 +118,7 @@ def cost_warnings(costs: Mapping[str, Any]) -> list[str]:
         smallest, largest = min(values, key=values.__getitem__), max(values, key=values.__getitem__)
         if (excess := values[largest] / values[smallest] - 1) > WARNING:
             name = f'{excess:.0%} more {COST_NAMES[measure]} than {smallest}'
-            lines.append(f'warning: {largest} has {name}; --equal={measure} matches them')
+            lines.append(f'warning: {largest} has {name}; pass --equal={measure} to match them')
     return lines
 
 

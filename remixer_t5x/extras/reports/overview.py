@@ -8,9 +8,9 @@ from remixer_t5x import ranges
 from remixer_t5x.extras.reports.curves import Chart
 from remixer_t5x.extras.reports.records import TRAIN, MetricsRecord, RecordedRun
 
-# Metrics of evaluations on held-out text; all others are metrics of a task.
+# Metrics of evaluations on held-out text. All other metrics belong to a task.
 LOSS_METRICS = ('loss', 'cross_ent_loss', 'constant_loss', 'perplexity', 'accuracy', 'z_loss', 'tokens')
-# If an evaluation has more metrics than this, as COGS does, a separate table lists all of them.
+# The metrics of evaluations with more metrics than this, such as COGS, are listed in a separate table.
 MOST_METRICS = 6
 MEMORY = {'host_mib': 'host memory', 'device_mib': 'device memory', 'device_peak_mib': 'device memory, peak'}
 # The summary warns if the last held-out loss exceeds the lowest one by more than this fraction.
@@ -19,7 +19,7 @@ _OVERFITTING = 0.01
 
 @dataclasses.dataclass(frozen=True)
 class Overview:
-    """A summary of a run. Numbers are None if not recorded; `summary` consists of sentences."""
+    """A summary of a run. Numbers that were not recorded are None; `summary` describes the run in sentences."""
 
     name: str
     step: int
@@ -68,14 +68,14 @@ def summarize_run(run: RecordedRun) -> Overview:
         sentences.append(f'Held-out loss is {last:.4g}{warning}.')
     if constant:
         sentences.append(
-            f'The best constant prediction (the frequencies of the evaluated tokens) has {constant[-1][1]:.4g}; '
+            f'Always predicting the frequencies of the evaluated tokens has a loss of {constant[-1][1]:.4g}; '
             'a model with a lower loss uses its context.'
         )
     for kind, record in run.latest().items():
         for name, value in list(task_metrics(record).items())[:1]:
             sentences.append(f'{readable_kind(kind)}: {name} {value:.4g}{unit(name)}.')
     if lost := sum(record.numbers.get('loss', 0.0) is None for record in run.records):
-        sentences.append(f'{lost} logged losses were not finite.')
+        sentences.append(f'Number of logged losses that are not finite: {lost}.')
     return Overview(
         name=run.name,
         step=step,

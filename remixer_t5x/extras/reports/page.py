@@ -1,4 +1,4 @@
-"""Renders the report about runs as a self-contained HTML file. Text from files is escaped."""
+"""Renders a report about runs as a self-contained HTML page. Text from files is escaped."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class WeightPictures:
-    """The pictures of one run; `about` is a caption, or the reason why there are no pictures."""
+    """The pictures of learned weights of a run. `about` is a caption, or the reason why there are no pictures."""
 
     run: str
     pictures: Sequence[Picture] = ()

@@ -48,7 +48,7 @@ class RecordedRun:
         config: the operative gin configuration.
         evaluations: metrics of `remixer-t5x eval`.
         predictions: rows of the newest prediction file for each '<task>-<split>'.
-        seconds_by_activity: seconds that the run's processes spent on each activity, in decreasing order.
+        seconds_by_activity: total time of each activity of the run in seconds, in decreasing order.
     """
 
     name: str
@@ -100,8 +100,8 @@ class RunGroup:
 
 
 def read_records(metrics_file: str | os.PathLike[str]) -> list[MetricsRecord]:
-    """Reads the records of a metrics.jsonl in file order. Skips an incomplete last line, which running and killed
-    processes leave behind.
+    """Reads the records of a metrics.jsonl in file order. Skips an incomplete last line, which a running or killed
+    process may leave.
 
     Raises:
         UserError: the file cannot be read, or one of its lines is not a metrics record.
@@ -205,7 +205,7 @@ def group_by_seed(runs: Sequence[RecordedRun]) -> list[RunGroup]:
     for members in groups.values():
         prefix = os.path.commonprefix([run.name for run in members]).rstrip('_-./ ') or members[0].name
         names.append(members[0].name if len(members) == 1 else f'{prefix} × {len(members)}')
-    # The prefix of several groups may be the same; the name of a run is unique.
+    # Several groups may have the same prefix, but run names are unique.
     return [
         RunGroup(name if names.count(name) == 1 else f'{members[0].name} × {len(members)}', members)
         for name, members in zip(names, groups.values(), strict=True)

@@ -132,7 +132,7 @@ class Sweep:
             raise Stopped(128 + stop_signal)
 
     def _record(self, process: '_RunProcess', stopped: bool, can_raise: bool) -> None:
-        """Records whether a run finished or failed. With `can_raise`, raises UserError for a mistake in all runs."""
+        """Records whether a run finished or failed. With `can_raise`, raises UserError for a user error."""
         cell, code = process.cell, process.returncode
         if code == 0:
             with (self.folder / FINISHED).open('a') as file:
@@ -142,7 +142,7 @@ class Sweep:
         elif not stopped:
             line = _last_line(cell.log, 'error')
             is_mistake = code == _USER_ERROR_CODE and _count_bytes_logged(cell) == process.bytes_before
-            # A setting of a search may fail, for example if its learning rate is too high.
+            # A run of a search may fail because of its setting, such as a learning rate that is too high.
             if is_mistake and not cell.setting and can_raise:
                 raise UserError(f'{cell.name}: {line.removeprefix("error: ")}')
             self.failed[cell] = line

@@ -62,7 +62,7 @@ def _list_metrics(groups: Sequence[RunGroup]) -> list[tuple[str, list[str]]]:
     names: dict[str, dict[str, None]] = {}
     for kind, record in (item for records in latest for item in records.items()):
         names.setdefault(kind, {}).update(dict.fromkeys(task_metrics(record)))
-    # If `eval` uses the same split as training, identical results appear under two names; only the first is shown.
+    # If `remixer-t5x eval` uses the same split as the run, identical results have two names; only the first is shown.
     unique: dict[tuple[object, ...], str] = {}
     for kind in names:
         numbers = [records[kind].numbers if kind in records else None for records in latest]

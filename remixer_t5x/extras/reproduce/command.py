@@ -11,7 +11,7 @@ from remixer_t5x.cli.command import Command
 from remixer_t5x.errors import UserError
 
 _SEEDS = {'small': '0,1,2', 'paper': '0'}
-# Each small run takes about 1.8 GB of memory.
+# Each small run uses about 1.8 GB of memory.
 _MAX_PARALLEL_RUNS = 4
 _RUN_MACROS = ('MODEL_DIR', 'SEED', 'INITIAL_CHECKPOINT_PATH')
 
@@ -19,10 +19,13 @@ _RUN_MACROS = ('MODEL_DIR', 'SEED', 'INITIAL_CHECKPOINT_PATH')
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_gin(parser, model=False)
     parser.add_argument(
-        'table', nargs='?', metavar='PAPER/TABLE', help='such as remixers/table_4; --list prints all tables'
+        'table',
+        nargs='?',
+        metavar='PAPER/TABLE',
+        help='name of a table, such as remixers/table_4; --list prints all names',
     )
     parser.add_argument(
-        '--list', action='store_true', help='list the tables and figures, with reasons for those left out'
+        '--list', action='store_true', help='list all tables and figures, with the reason if one cannot be reproduced'
     )
     scale = 'small (default): models that train in minutes on two CPU cores; paper: models and data of the paper'
     parser.add_argument('--scale', choices=('small', 'paper'), default='small', help=scale)
@@ -88,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _parallel_runs() -> int:
-    """Returns the number of small runs to train at the same time: one per CPU core, at most 4, or 1 on an accelerator.
+    """Returns the number of small runs to train in parallel: one per CPU core, at most 4, or 1 on an accelerator.
 
     Selects the CPU unless JAX_PLATFORMS is set, because the first run would reserve the memory of a GPU.
     """
@@ -111,7 +114,7 @@ def _list_table(entries: Mapping[str, Mapping[str, Any]]) -> Any:
     result = console.build_table(*headings, words=headings)
     for name, entry in entries.items():
         if 'reason' in entry:
-            result.add_row(name, entry['title'], f'left out: {entry["reason"]}')
+            result.add_row(name, entry['title'], f'not available: {entry["reason"]}')
             continue
         counted = all(column['metric'] in ('parameters', 'relative FLOPs') for column in entry['columns'].values())
         small = [label for label, column in entry['columns'].items() if column.get('small')]
@@ -152,7 +155,7 @@ def _result_tables(table: Any, findings: Iterable[tuple[Any, Any, Any]]) -> Sequ
     results: dict[str, Any] = {}
     for column, row, finding in findings:
         if column.name not in results:
-            # The heading shows the evaluation, because the small scale uses different data than the paper.
+            # The heading includes the evaluation, because small-scale runs use different data than the paper.
             heading = f'{column.name} ({column.evaluation} {column.metric})' if column.evaluation else column.name
             differences = () if table.is_counted else ("paper's difference", 'our difference')
             results[column.name] = console.build_table(

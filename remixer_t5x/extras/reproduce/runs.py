@@ -89,7 +89,7 @@ def count_cost(stage: Stage, row: Row, args: argparse.Namespace) -> RunCost:
 
 
 def parameter_and_flop_results(table: Table, costs: Costs) -> dict[tuple[str, str], dict[int, float]]:
-    """Returns the results of the columns that require no training."""
+    """Computes the columns that require no training, by (row, column); the results have the seed 0."""
     results = {}
     for column in table.columns:
         base = costs[column.stage.name, table.baseline]
@@ -116,7 +116,8 @@ def measure_peak() -> float:
 def read_results(
     table: Table, cells: Mapping[tuple[str, str, int], SweepCell], failed: Collection[SweepCell]
 ) -> dict[tuple[str, str], dict[int, float]]:
-    """Reads the newest value of each column that requires training, by (row, column) and by seed; skips failed runs.
+    """Reads the newest value of each column that requires training, by (row, column) and seed, except for failed runs.
+
     Raises UserError for a missing metric.
     """
     results: dict[tuple[str, str], dict[int, float]] = {}

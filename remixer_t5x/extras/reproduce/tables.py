@@ -47,7 +47,7 @@ class Row:
         model: value of `--model`.
         files: gin files, loaded after those of the stage.
         flags: gin settings, applied after those of the stage.
-        numbers: the published number for each column, or None if not published.
+        numbers: the published number in each column, or None.
     """
 
     name: str
@@ -75,7 +75,7 @@ class Table:
         name: such as 'remixers/table_4'.
         baseline: name of the row that all other rows are compared to.
         stages: the training stages of `columns`, in the order of training.
-        cited: numbers that the paper cites from other work, by model.
+        cited: numbers that the paper quotes from other papers, by model.
         note: known differences from the paper.
     """
 
@@ -101,7 +101,7 @@ def read_papers() -> dict[str, dict[str, Any]]:
 
 
 def list_tables() -> dict[str, dict[str, Any]]:
-    """Returns all tables by name, such as 'remixers/table_4'; a `reason` marks tables that cannot be reproduced."""
+    """Returns all tables by name, such as 'remixers/table_4'. Tables that cannot be reproduced have a `reason`."""
     return {
         f'{paper}/{name}': entry
         for paper, content in read_papers().items()
@@ -110,7 +110,8 @@ def list_tables() -> dict[str, dict[str, Any]]:
 
 
 def load(name: str, scale: str) -> Table:
-    """Loads a table with the rows and columns of a scale; tables of COUNTED metrics always use the paper's scale.
+    """Loads a table at a scale. Tables that contain only COUNTED metrics always use the paper's scale.
+
     Raises UserError for an unknown table, a table that cannot be reproduced, or a missing small scale.
     """
     entries = list_tables()

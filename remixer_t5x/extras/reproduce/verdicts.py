@@ -1,4 +1,4 @@
-"""Compares our differences from the baseline with published ones, by their signs and confidence intervals."""
+"""Compares our differences from the baseline with the published differences, by sign and confidence interval."""
 
 import dataclasses
 import statistics

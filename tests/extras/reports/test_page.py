@@ -67,7 +67,7 @@ def test_the_scale_of_a_matrix_can_ignore_its_diagonal():
     weights = np.eye(3, 4) * 9 - 0.5
     for off_diagonal, largest in ((False, 8.5), (True, 0.5)):
         axes = drawing.draw_matrices([[drawing.Panel('a', weights, off_diagonal=off_diagonal)]]).axes[0]
-        assert axes.images[0].get_clim() == (0, largest) and axes.get_title('left') == f'a · to {largest}'
+        assert axes.images[0].get_clim() == (0, largest) and axes.get_title('left') == f'a · max. {largest}'
 
 
 @pytest.fixture(scope='module')

@@ -87,7 +87,7 @@ def test_a_summary_has_steps_losses_metrics_and_warnings():
     numbers = overview.summarize_run(dataclasses.replace(run, records=[*run.records, *more]))
     assert 'At step 3 of 9' in numbers.summary and 'fell from 3 to 2' in numbers.summary
     assert 'Held-out loss is 3, 50% above its lowest, 2 at step 1.' in numbers.summary
-    assert 'cb, eval: f1 55.5%.' in numbers.summary and '1 logged losses were not finite' in numbers.summary
+    assert 'cb, eval: f1 55.5%.' in numbers.summary and 'losses that are not finite: 1.' in numbers.summary
     assert numbers.seconds == 1.0 and numbers.constant is None
 
 
@@ -101,7 +101,7 @@ def test_smoothing_follows_its_formula(values, weight):
 
 def test_a_long_curve_keeps_its_ends():
     points = [(step, float(step)) for step in range(5000)]
-    thin = drawing.space_evenly(points, 400)
+    thin = drawing.select_evenly_spaced(points, 400)
     assert len(thin) == 400 and thin[0] == points[0] and thin[-1] == points[-1]
 
 

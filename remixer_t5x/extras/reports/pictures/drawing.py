@@ -28,9 +28,9 @@ T = TypeVar('T')
 INK, GRID = '#1d2733', '#c9d1d9'
 # Okabe and Ito's palette, ordered so that neighbours also differ in lightness.
 COLOURS = ('#0072b2', '#d55e00', '#009e73', '#cc79a7', '#56b4e9', '#e69f00')
-# Higher values are more opaque, so that they stand out on white and black backgrounds.
+# Heat maps vary only the opacity of this colour, so that high values stand out on white and black backgrounds.
 HEAT = '#1f78c8'
-# With more tokens than this, labels would overlap, so the axes show token indices instead.
+# If a text has more tokens than this, their labels would overlap, so the axes show indices instead.
 MOST_LABELS = 48
 
 
@@ -44,7 +44,7 @@ class Picture:
     figure: Figure
 
 
-def space_evenly(items: Sequence[T], most: int) -> list[T]:
+def select_evenly_spaced(items: Sequence[T], most: int) -> list[T]:
     """Selects at most `most` evenly spaced items, including the first and the last."""
     indices = np.linspace(0, len(items) - 1, min(most, len(items))).round()
     return [items[int(index)] for index in indices]
@@ -94,7 +94,7 @@ def token_ticks(axes: Axes, x: list[str] | None = None, y: list[str] | None = No
 
 @dataclasses.dataclass(frozen=True)
 class Panel:
-    """A matrix, [rows, columns], with optional token labels for rows and columns.
+    """A matrix [rows, columns] to draw, with optional token labels for rows and columns.
 
     With `off_diagonal`, the colour scale ignores the diagonal, for matrices with a dominant diagonal.
     """
@@ -107,9 +107,9 @@ class Panel:
 
 
 def draw_matrices(grid: Sequence[Sequence[Panel]], row_names: Sequence[str] = ()) -> Figure:
-    """Draws a grid of matrices, as in REMIXERS (figure 2) and HyperMixer (figures 5 and 6); `row_names` label its rows.
+    """Draws a grid of matrices whose rows have the labels `row_names`, as in figure 2 of REMIXERS.
 
-    Each matrix is scaled to its maximum. Values beyond the scale use the darkest colour.
+    The colours of each matrix are scaled to its maximum. Values beyond the scale use the darkest colour.
     """
     width = max(len(row) for row in grid)
     size = 2.6 if width > 1 else 4.2
@@ -130,7 +130,7 @@ def _draw_panel(axes: Axes, panel: Panel, is_first: bool) -> None:
     scaled = magnitude[~np.eye(*magnitude.shape, dtype=bool)] if panel.off_diagonal else magnitude
     largest = float(scaled.max(initial=0.0))
     draw_heat_map(axes, magnitude, largest or 1.0)
-    style_axes(axes, ' · '.join(filter(None, (panel.title, f'to {largest:.2g}'))))
+    style_axes(axes, ' · '.join(filter(None, (panel.title, f'max. {largest:.2g}'))))
     rows, columns = (
         None if pieces is None or len(pieces) > MOST_LABELS else list(pieces) for pieces in (panel.rows, panel.columns)
     )

@@ -16,13 +16,13 @@ MOST_LAYERS = 4
 
 @dataclasses.dataclass(frozen=True)
 class TrainedText:
-    """A trained model with the input and answer to draw.
+    """A trained model, with a text and the model's answer.
 
     Attributes:
         model: a `Seq2Seq`.
         inputs: token ids and the text of each token.
         targets: token ids of the decoder and the text of each token.
-        lengths: training sequence lengths of `encoder` and `decoder`.
+        lengths: maximum sequence lengths in training, for `encoder` and `decoder`.
         initial: initial parameters of the training run, or None.
     """
 
@@ -57,7 +57,7 @@ def _in_stack(layers: Iterable[LayerArray], stack: str, sublayer: str = '') -> l
 
 
 def _draw_remixer(text: TrainedText, intermediates: Mapping[str, Any]) -> Iterator[Picture]:
-    """Draws softmax(H) of Remixer layers, with the mean self-attention and the initial softmax(H) if available."""
+    """Draws softmax(H) of Remixer layers, and the mean self-attention and the initial softmax(H) if available."""
     logits = learned.remixer_logits(text.params)
     initial = [] if text.initial is None else learned.remixer_logits(text.initial)
     attention = [
@@ -67,15 +67,15 @@ def _draw_remixer(text: TrainedText, intermediates: Mapping[str, Any]) -> Iterat
         layers = _in_stack(logits, stack)
         if not layers:
             continue
-        shown = drawing.space_evenly(layers, MOST_LAYERS)
+        shown = drawing.select_evenly_spaced(layers, MOST_LAYERS)
         means = {layer.layer: layer.array.mean(axis=0) for layer in _in_stack(attention, stack)}
         before = {layer.layer: layer for layer in _in_stack(initial, stack)}
         rows: dict[str, list[Panel]] = {}
-        # Only rows that are available for all shown layers are drawn.
+        # Self-attention is drawn only if all shown layers have it.
         if all(layer.layer in means for layer in shown):
             rows['self-attention, mean'] = [Panel(layer.title, means[layer.layer], pieces, pieces) for layer in shown]
         for name, matrices in (
-            ('softmax(H) before', [before[layer.layer] for layer in shown] if before else []),
+            ('initial softmax(H)', [before[layer.layer] for layer in shown] if before else []),
             ('softmax(H)', shown),
         ):
             if matrices:
@@ -114,7 +114,7 @@ def _draw_tim(text: TrainedText, intermediates: Mapping[str, Any]) -> Iterator[P
 
 
 def draw_competition(layers: Sequence[LayerArray], pieces: Sequence[str]) -> Any:
-    """Draws a panel for each TIM mechanism (figure 1), with layers from top to bottom and tokens from left to right."""
+    """Draws a panel for each TIM mechanism, as in figure 1: layers from top to bottom, tokens from left to right."""
     count = layers[0].array.shape[0]
     figure = drawing.new_figure(max(5.0, 0.24 * len(pieces) + 1.6), count * (0.28 * len(layers) + 1.25))
     for index, axes in enumerate(figure.subplots(count, 1, squeeze=False)[:, 0]):
@@ -128,7 +128,7 @@ def _draw_gmlp(text: TrainedText) -> Iterator[Picture]:
     weights = learned.spatial_weights(text.params, text.lengths)
     for stack in (ENCODER, DECODER):
         if layers := _in_stack(weights, stack):
-            panels = [Panel(layer.title, layer.array) for layer in drawing.space_evenly(layers, MOST_LAYERS)]
+            panels = [Panel(layer.title, layer.array) for layer in drawing.select_evenly_spaced(layers, MOST_LAYERS)]
             note = 'Magnitude of W at the trained length: rows are output tokens, columns are input tokens.'
             yield Picture(f'gmlp-weights-{stack}', f'Spatial weights, {stack}', note, drawing.draw_matrices([panels]))
 
@@ -146,7 +146,7 @@ def _draw_attention(text: TrainedText, intermediates: Mapping[str, Any]) -> Iter
         if layers:
             panels = [
                 Panel(layer.title, layer.array.mean(axis=0), rows, columns)
-                for layer in drawing.space_evenly(layers, MOST_LAYERS)
+                for layer in drawing.select_evenly_spaced(layers, MOST_LAYERS)
             ]
             note = 'Mean over heads; rows are queries, columns are keys.'
             yield Picture(name, title, note, drawing.draw_matrices([panels]))
@@ -157,7 +157,7 @@ def _draw_pseudo_attention(text: TrainedText) -> Iterator[Picture]:
     arrays = pseudo_attention.encoder_layers(text.model, text.params, ids)
     layers = [(f'{ENCODER} {number}', array) for number, array in enumerate(arrays, 1)]
     whole = pseudo_attention.encoder(text.model, text.params, ids)
-    maps = [*drawing.space_evenly(layers, MOST_LAYERS), ('whole encoder', whole)]
+    maps = [*drawing.select_evenly_spaced(layers, MOST_LAYERS), ('whole encoder', whole)]
     panels = [Panel(title, array, pieces, pieces, off_diagonal=True) for title, array in maps]
     cross = pseudo_attention.decoder_to_text(text.model, text.params, ids, target_ids)
     note = 'Norm of the gradient of each output token (rows) with respect to each input token (columns)'

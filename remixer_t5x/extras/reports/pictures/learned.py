@@ -1,8 +1,7 @@
 """Extracts learned parameters and intermediate arrays of a trained model by layer, for the papers' figures.
 
-Matrices such as Remixer's H and gMLP's spatial weights are read from the parameters. Arrays that depend on a text, such
-as attention weights and TIM's competition, are sown by sublayers into the collection `intermediates`, which only
-`read_intermediates` returns.
+Matrices such as Remixer's H and gMLP's spatial weights are parameters. Arrays that depend on a text, such as attention
+weights and TIM's competition weights, are sown by sublayers into the collection `intermediates`.
 """
 
 import dataclasses
@@ -18,8 +17,9 @@ from remixer_t5x.models.sublayers import remixer
 
 ENCODER, DECODER = 'encoder', 'decoder'
 
-# Below this root mean square of H minus its row means, softmax(H) is nearly uniform: weights typically differ from
-# their row mean by at most a tenth. H is initialised with a standard deviation of 0.02.
+# If the root mean square of H, after subtracting the mean of each row, is below this value, softmax(H) is nearly
+# uniform: weights typically differ from their row mean by at most a tenth. H is initialised with a standard deviation
+# of 0.02.
 NEAR_ZERO = 0.1
 
 
@@ -38,7 +38,7 @@ class LayerArray:
 
 
 def read_intermediates(model: Any, params: Any, inputs: np.ndarray, targets: np.ndarray) -> Mapping[str, Any]:
-    """Runs the model on a text without dropout, and returns the `intermediates` that sublayers sow.
+    """Runs the model on a text without dropout, and returns the collection `intermediates`.
 
     Args:
         model: a `Seq2Seq`.
@@ -57,11 +57,10 @@ def read_intermediates(model: Any, params: Any, inputs: np.ndarray, targets: np.
 
 
 def by_layer(tree: Mapping[str, Any], params: Mapping[str, Any], *names: str) -> list[LayerArray]:
-    """Returns the arrays of `tree` whose path ends with `names`, from the first encoder layer to the last decoder
-    layer.
+    """Returns the arrays whose path in `tree` ends with `names`: those of the encoder, then those of the decoder.
 
-    `tree` is structured like the parameters or like `intermediates`, whose leaves are tuples of one array. The first
-    axis of every array indexes the layers of a scanned run; `params` determines the number of layers of each run.
+    `tree` has the structure of the parameters or of `intermediates`, whose leaves are tuples of one array. The first
+    axis of every array is the layer in a scanned run; `params` determines the number of layers of each run.
     """
     arrays = []
     for stack in (ENCODER, DECODER):

@@ -1,7 +1,7 @@
 """Computes pseudo-attention: how strongly each output token depends on each input token, for any mixer.
 
-Entry (i, j) is the norm of the Jacobian of output token i with respect to input token j, as in HyperMixer (figures 5
-and 6), following Simonyan et al. 2014. The result can be compared to an attention matrix.
+Entry (i, j) is the norm of the Jacobian of output token i with respect to input token j, as in figures 5 and 6 of the
+HyperMixer paper (following Simonyan et al. 2014). The result can be compared to an attention matrix.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -28,8 +28,8 @@ class JacobianNorms:
 
     Attributes:
         function: ([rows, inputs, embed], *others) -> [rows, outputs, features]; rows are independent.
-        seed: seed of random sign vectors v, which estimate the norm for more than MOST_EXACT features, because the mean
-            square of `v . J` is the squared norm of J.
+        seed: seed of the random sign vectors v. For more than MOST_EXACT features, the squared norm of J is estimated
+            as the mean square of `v . J`.
     """
 
     def __init__(self, function: Callable[..., jax.Array], seed: int = 0):
@@ -81,7 +81,7 @@ def encoder_layers(model: Any, params: Mapping[str, Any], inputs: np.ndarray) ->
     )[0]
     maps = []
     for index, (factory, count) in enumerate(stack.runs):
-        # A stack with one layer prepares the layer's inputs in the same way as the model.
+        # A stack with a single layer prepares the inputs of the layer as in the model.
         single = stack.clone(runs=((factory, 1),), final_norm=None, position_embedding=None, remat_policy=None)
 
         def layer(x: jax.Array, layer_params: Any, single: Any = single) -> jax.Array:
