@@ -107,7 +107,7 @@ def test_a_model_that_cannot_be_downloaded_raises_a_one_line_error(hub, t5, tmp_
 
 def test_a_hub_that_does_not_answer_raises_a_one_line_error(hub, tmp_path, capsys):
     hub.close()
-    assert 'does not answer' in convert_error(capsys, f'--from_hf={FLAN}', f'--to={tmp_path}/x')
+    assert 'does not respond' in convert_error(capsys, f'--from_hf={FLAN}', f'--to={tmp_path}/x')
 
 
 def test_a_t5_is_pushed_in_the_format_of_transformers(hub, t5, tmp_path, capsys):

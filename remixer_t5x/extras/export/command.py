@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from remixer_t5x.extras.export.functions import ExportedFunction
 
 STABLEHLO, SAVED_MODEL = 'stablehlo', 'saved_model'
-# Kinds of vocabularies. With IDS, the exported functions accept and return token ids instead of texts.
+# Kinds of vocabularies. IDS means that the exported functions accept and return token ids instead of texts.
 SENTENCEPIECE, BYTES, IDS = 'sentencepiece', 'bytes', 'ids'
 
 
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> None:
         raise UserError(f'--to must be a new folder, got {folder}, which exists')
     from remixer_t5x.cli import infer
 
-    # Exported functions accept complete input texts, so they do not apply the input template.
+    # The input template is not applied, because exported functions accept complete input texts.
     args.gin_flags = [('INPUT_TEMPLATE', 'None'), *args.gin_flags]
     infer.load(args)
     settings, template = infer.load_settings(args)
@@ -83,7 +83,7 @@ def _export(args: argparse.Namespace, settings: TextInference, folder: pathlib.P
         'vocabulary': {
             **{'kind': kind, 'ids': int(vocabulary.vocab_size), 'eos_id': eos_id},
             'ends_inputs': settings.codec().ends,
-            # Matches the sentinels of remixer_tasks' vocabularies. seqio's vocabularies do not replace sentinels.
+            # Vocabularies of remixer_tasks replace sentinels in texts by their ids, those of seqio do not.
             'sentinel_pattern': getattr(vocabulary, 'sentinel_pattern', None),
         },
         'decoder': text_inference.decoder_name(decoder),
@@ -111,7 +111,7 @@ def _write_vocabulary(vocabulary: Any, folder: pathlib.Path) -> str:
     name = type(vocabulary).__name__
     if name == 'ByteVocabulary':
         return BYTES
-    _print('vocabulary', f'none: {name} cannot be written, so the functions accept and return token ids')
+    _print('vocabulary', f'none: {name} cannot be exported, so the functions accept and return token ids')
     return IDS
 
 

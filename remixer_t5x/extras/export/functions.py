@@ -1,8 +1,8 @@
 """Builds the functions of an exported model, and converts them to StableHLO programs for any batch size.
 
-A StableHLO program (`jax.export`) runs on CPUs, GPUs and TPUs. The weights are arguments of the program, because all
-functions of a model share them. JAX guarantees that its releases of at least the next six months can load the program.
-Loading the program does not require this package.
+A StableHLO program (`jax.export`) runs on CPUs, GPUs and TPUs, without this package. The weights are arguments of the
+program, because all functions of a model share them. JAX guarantees that releases of at least the next six months can
+load the program.
 """
 
 import dataclasses

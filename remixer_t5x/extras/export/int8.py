@@ -81,6 +81,6 @@ def round_params(model: interface.Model, params: Params) -> Params:
 
 
 def round_on_devices(model: interface.Model, params: Params) -> Params:
-    """Rounds device arrays like `round_params`, and preserves their shardings."""
+    """Rounds device arrays as in `round_params` without changing their shardings."""
     values = round_params(model, jax.device_get(params))
     return jax.tree.map(lambda value, array: jax.device_put(value, array.sharding), values, params)

@@ -21,7 +21,7 @@ from jax import export
 from safetensors.numpy import load_file
 
 BATCH = 16
-# The outputs of a function for no texts.
+# The outputs of a function that is called with an empty list of texts.
 EMPTY: dict[str, np.ndarray] = collections.defaultdict(lambda: np.zeros(0, np.float32))
 
 

@@ -1,8 +1,8 @@
 """Writes a TensorFlow SavedModel that includes the tokenizer, so it accepts texts, in batches of any size.
 
 Each function has two signatures: `NAME` for texts and `NAME_ids` for token ids. TensorFlow runs the function's
-StableHLO program through XLA without translating operations. Tokenizers are TensorFlow operations (from TensorFlow Text
-for SentencePiece), not Python functions.
+StableHLO program with XLA, without converting it to TensorFlow operations. Tokenizers consist of TensorFlow operations
+(from TensorFlow Text for SentencePiece), not Python functions.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def write(
         contents: the content of contents.json.
     """
     module = tf.Module()
-    # Weights that are attributes of the module are shared by all functions and saved once.
+    # As attributes of the module, the weights are shared by all functions and saved only once.
     module.weights = {name: tf.Variable(array, trainable=False, name=name) for name, array in weights.items()}
     codec = None
     if contents['vocabulary']['kind'] != IDS:
@@ -141,7 +141,7 @@ class _Codec:
         is_sentinel = tf.strings.regex_full_match(parts.flat_values, pattern)
         numbers = tf.strings.regex_replace(tf.where(is_sentinel, parts.flat_values, '0'), '[^0-9]', '')
         sentinel_ids = int(self._vocabulary.vocab_size) - 1 - tf.strings.to_number(numbers, tf.int32)
-        # The placeholder `?` of a sentinel has one byte, for one id.
+        # Each sentinel is replaced by one byte, `?`, because it becomes one id.
         split = tf.strings.bytes_split(tf.where(is_sentinel, '?', parts.flat_values))
         values = tf.cast(tf.reshape(tf.io.decode_raw(split.flat_values, tf.uint8), [-1]), tf.int32)
         rows = split.value_rowids()

@@ -18,7 +18,7 @@ _OPS_WITHOUT_KERNEL = {
 }
 # Custom calls that only annotate a value and do not launch a kernel.
 _ANNOTATIONS = {'Sharding', 'AllocateBuffer', 'AssumeGatherIndicesInBound', 'ConcatBitcast'}
-# Operations that preserve a value.
+# Operations whose result has the value of their operand.
 _ALIASES = ('copy', 'bitcast', 'convert')
 # Maximum number of users to search for an `op_name` if an instruction has none.
 _MAX_SEARCHED_USERS = 8
@@ -31,7 +31,7 @@ class Kernel:
     Attributes:
         op: opcode, such as 'fusion' or 'dot', or the target of a custom call.
         op_name: JAX's name stack of the instruction, from the HLO metadata.
-        times: number of times that a program execution runs the kernel.
+        times: how often the kernel runs in one execution of the program.
         flops: FLOPs per run, by dtype.
         bytes: HBM traffic per run, in bytes.
         cycles: clock cycles per run, as estimated by the TPU compiler, or None without an estimate.
@@ -55,7 +55,7 @@ class Collective:
 
     Attributes:
         kind: opcode, such as 'all-gather' or 'all-reduce'.
-        times: number of times that a program execution runs the collective.
+        times: how often the collective runs in one execution of the program.
         operand_bytes: size of the operands on one device, per run.
         groups: groups of devices that exchange data, as positions in the program's device assignment.
     """
@@ -140,7 +140,7 @@ def _iterate_operations(
 
 
 def _total_work(runs: list[Kernel | Collective]) -> float:
-    """Returns the sum of all bytes and FLOPs, which determines the most expensive branch of a conditional."""
+    """Returns the sum of all bytes and FLOPs, which is used to find the most expensive branch of a conditional."""
     return sum(
         run.times * (run.bytes + run.flops.total() if isinstance(run, Kernel) else run.bytes_sent) for run in runs
     )
@@ -164,7 +164,7 @@ def _build_kernel(
 
 
 def _find_op_name(instruction: Instruction, computation: Computation, program: HloProgram) -> str:
-    """Returns the JAX name stack of an instruction, or that of a user if XLA added the instruction, as for copies."""
+    """Returns the JAX name stack of an instruction, or that of a user for instructions added by XLA (copies)."""
     readers = [instruction]
     for reader in readers:
         op_name = reader.op_name

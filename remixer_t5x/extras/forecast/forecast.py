@@ -12,7 +12,7 @@ from remixer_t5x.kernels.compile_target import compiling_for
 
 # Changes that save less than this fraction of the step time are not recommended.
 _MIN_SAVING = 0.03
-# More collective-permutes than this indicate windowed einsums: matrix products that XLA has split.
+# A higher number of collective-permutes indicates windowed einsums, which are matrix products that XLA has split.
 _MAX_PERMUTES = 100
 
 
@@ -154,7 +154,7 @@ def advise(forecast: Forecast, available: int | None) -> Iterator[Advice]:
 
 
 def _advise_mesh(forecast: Forecast, available: int | None) -> Iterator[Advice]:
-    """Recommends data parallelism if the mesh shards parameters, and otherwise FSDP."""
+    """Recommends data parallelism if the mesh shards the parameters, otherwise FSDP, if it would save time."""
     bound, memory = forecast.bound, forecast.memory
     data, fsdp, tensor = forecast.step.partitioner.mesh.shape.values()
     parts, update = fsdp * tensor, bound.phase_seconds(UPDATE)

@@ -4,12 +4,11 @@ FLOPs are counted for matrix products, convolutions and Fourier transforms; a mu
 operations are not counted, because memory traffic hides them. TPU programs express matrix products as convolutions with
 padded windows, so only window positions that overlap an element are counted.
 
-A fusion reads each operand once and writes its results once; intermediate values stay in registers. For an operand that
-is only sliced or gathered, only the slices are counted. For a result that is updated in place, only the update is
-counted.
+A fusion reads each operand once and writes its results once; intermediate values stay in registers. If a fusion only
+slices or gathers an operand, only the slices are counted; if it updates a result in place, only the update is counted.
 
-Bytes sent are the minimum per device, assuming a ring algorithm over each group. If a group spans multiple slices, a
-ring within each slice runs first, and each device sends only its shard of the result to other slices.
+The bytes that a device sends are a minimum, computed for a ring algorithm over each group. If a group spans multiple
+slices, a ring within each slice runs first, and each device then sends only its shard of the result to other slices.
 """
 
 import collections
@@ -21,13 +20,13 @@ import numpy as np
 
 from remixer_t5x.extras.forecast.hlo import Computation, HloProgram, Instruction
 
-# Maps the dtype of matrix products, in XLA's notation or EXACT, to FLOPs.
+# Maps the dtype of matrix products (XLA's name, or EXACT) to FLOPs.
 Flops = collections.Counter
 # The dtype of float32 matrix products with a higher precision than the default.
 EXACT = 'f32 exact'
 # Operations that read only those elements of their first operand that they return.
 _SLICING_OPS = ('dynamic-slice', 'slice', 'gather')
-# Dtypes of the context values of an asynchronous copy.
+# Dtypes of the results of an asynchronous copy that are not data.
 _CONTEXT_DTYPES = ('u32', 'token')
 
 # Maps the number of devices n to the bytes that each device sends, relative to the size of its operands.
@@ -48,7 +47,7 @@ _AXIS = re.compile(r"'([^']+)'(?::\((\d+)\)(\d+))?")
 
 
 def count_flops(instruction: Instruction, computation: Computation, program: HloProgram) -> Flops:
-    """Counts the FLOPs per run of an instruction, including fused instructions."""
+    """Counts the FLOPs of one execution of an instruction, including fused instructions."""
     if instruction.op in ('fusion', 'call'):
         return computation_flops(
             program[instruction.called_computation() or instruction.called_computation('to_apply')], program
@@ -68,7 +67,7 @@ def count_flops(instruction: Instruction, computation: Computation, program: Hlo
 
 
 def computation_flops(computation: Computation, program: HloProgram) -> Flops:
-    """Counts the FLOPs per run of a computation."""
+    """Counts the FLOPs of one execution of a computation."""
     total: Flops = Flops()
     for instruction in computation:
         total.update(count_flops(instruction, computation, program))
@@ -103,7 +102,7 @@ def _convolution_flops(instruction: Instruction, computation: Computation) -> in
 
 
 def _count_taps(instruction: Instruction, dimension: int, length: int, outputs: int) -> int:
-    """Counts the (output, window position) pairs that read an element rather than padding or a dilation gap."""
+    """Counts the pairs (output, window position) that read an element, not padding or a gap from dilation."""
     # `window={size=8x1 pad=0_0x7_7}` has two dimensions.
     settings = dict(word.split('=') for word in instruction.find_attribute(r'window=\{([^}]*)\}').split())
     window = {name: _find_integers(values.split('x')[dimension])[0] for name, values in settings.items()}
@@ -147,7 +146,7 @@ def _find_integers(text: str) -> list[int]:
 
 
 def count_bytes(instruction: Instruction, computation: Computation, program: HloProgram) -> float:
-    """Counts the HBM traffic per run of an instruction, in bytes."""
+    """Counts the HBM traffic of one execution of an instruction, in bytes."""
     operands = sum(array.hbm_bytes for array in computation.operand_arrays(instruction))
     if instruction.op == 'fusion':
         return _fusion_bytes(instruction, computation, program)
@@ -188,7 +187,7 @@ def _fusion_bytes(instruction: Instruction, computation: Computation, program: H
 
 
 def _bytes_read(fused: Computation, position: int, size: int, program: HloProgram) -> tuple[int, bool]:
-    """Returns the bytes of a parameter that a fusion reads, and whether the fusion returns that parameter unchanged."""
+    """Returns how many bytes of a parameter a fusion reads, and whether the fusion returns the parameter unchanged."""
     total, is_returned, aliases = 0, False, [fused.parameters[position]]
     for name in aliases:
         is_returned |= name == fused.root.name

@@ -3,8 +3,8 @@
 TPUs: docs.cloud.google.com/tpu/docs/ (v3, v4, v5e, v5p, v6e, tpu7x) lists the peak FLOP/s and HBM bandwidth of a chip.
 The bandwidth of a link in one direction is half of the listed bidirectional bandwidth. The pages of v3 and v4 do not
 list the link bandwidth, so we divide the all-reduce bandwidth of a Pod by its number of chips, which reproduces the
-listed values for v5e and v6e. The network bandwidth of a chip is the data center bandwidth of a Pod divided by its
-number of chips. Clock rates are computed from the peak rate and the number of matrix units, each with 128 x 128
+listed values for v5e and v6e. The network bandwidth of a chip is the data center network bandwidth of a Pod divided
+by its number of chips. Clock rates are computed from the peak rate and the number of matrix units, each with 128 x 128
 multiply-adds per cycle. We assume four units of 256 x 256 for v6e, and four for each of the two devices of tpu7x.
 
 GPUs: rates without sparsity from NVIDIA's data sheets, for the SXM form factor. The network bandwidth is that of DGX

@@ -22,8 +22,8 @@ FORWARD, RECOMPUTED, BACKWARD, UPDATE = 'forward', 'recomputed', 'backward', 'up
 # Operations that XLA adds, such as zero initialization of the arrays that a loop fills.
 UNNAMED = 'copies and fills by XLA'
 
-# Scopes of a name stack that are not modules: transformations, control flow, einsum equations, and methods such as
-# `layer._compute_update`.
+# Matches scopes of a name stack that are not modules: transformations, control flow, einsum equations, and methods such
+# as `layer._compute_update`.
 _ADDED_SCOPES = re.compile(
     r'.*[(.].*|.*->.*|while|body|cond|branch_\d+_fun|closed_call|checkpoint|rematted_computation|core_call|'
     r'custom_[jv][jv]p_call|custom_vjp_call_jaxpr|pallas_call|shard_map|scan|remat\d?|'
@@ -55,7 +55,7 @@ def parse_op_name(op_name: str) -> StepLocation:
         return StepLocation(UNNAMED, '-', '-')
     *scopes, primitive = op_name.split('/')
     if not scopes:
-        # For the copy of an argument, XLA uses the name of the argument as op_name.
+        # The op_name of a copied argument is the name of the argument.
         return StepLocation(OPTIMIZER, UPDATE, 'copy')
     modules = '/'.join(scope for scope in scopes if not _ADDED_SCOPES.fullmatch(scope))
     if 'transpose(' in op_name:
@@ -69,7 +69,7 @@ def parse_op_name(op_name: str) -> StepLocation:
 
 @dataclasses.dataclass(frozen=True)
 class KernelCosts:
-    """The kernels that one device runs in a training step, with their total costs."""
+    """Kernels that a device runs in a training step, and their total costs."""
 
     machine: Machine
     kernels: Sequence[Kernel]

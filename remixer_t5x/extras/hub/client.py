@@ -1,7 +1,7 @@
 """Downloads models from the Hugging Face Hub and uploads models to it, using huggingface_hub.
 
-Downloads the configuration, safetensors and tokenizer of a model, but never pickles. Files are stored in the Hugging
-Face cache (HF_HOME), which is the only source if HF_HUB_OFFLINE is set or the Hub does not respond.
+Downloads the configuration, safetensors and tokenizer of a model, but never pickles. Files are cached in HF_HOME; only
+this cache is used if HF_HUB_OFFLINE is set or the Hub does not respond.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ _OTHER_FILES = (
     *('modules.json', 'sentence_bert_config.json', '1_Pooling/config.json'),
     *('2_Dense/config.json', '2_Dense/model.safetensors'),
 )
-# The Hub's conversion bot, which opens pull requests that add safetensors to models with only pickles.
+# The Hub's conversion bot, which adds safetensors to models that have only pickles, in pull requests.
 CONVERTER = 'SFconvertbot'
 # Matches NAMESPACE/NAME, or NAME for old models such as gpt2, optionally followed by @ and a branch, tag, commit or
 # refs/pr/N.
@@ -83,7 +83,7 @@ def describe_origin(folder: str) -> str:
 
 
 def check_upload(name: str) -> str:
-    """Returns `name` without `hf://`. Raises UserError if the name is invalid or the user is not logged in."""
+    """Returns the Hub name without `hf://`. Raises UserError if it is invalid or the user is not logged in."""
     parsed = _parse_name(name)
     if parsed is None or parsed[1] is not None:
         raise UserError(f'{name} is not a valid Hub name; use NAME or USER/NAME with only letters, digits, -, _ and .')
@@ -121,7 +121,7 @@ def _find_converted_revision(hub: Any, name: str) -> str | None:
     except Exception as error:
         if not _is_hub_error(error):
             raise
-        # Offline, the author of a pull request cannot be checked, because the cache does not record it.
+        # If the Hub cannot be reached, the author of a pull request is unknown, because the cache does not record it.
         raise UserError(
             f'{name} has no safetensors in main, and its pull requests cannot be listed ({reason(error)}); choose one '
             f'that you trust, such as {name}@refs/pr/1'
@@ -142,7 +142,7 @@ def _wrap_hub_errors(name: str, action: str) -> Iterator[None]:
         if isinstance(error, errors.RepositoryNotFoundError) and not isinstance(error, errors.GatedRepoError):
             text = 'is not a folder, and the Hub has no such model, or it is private; check the name, or log in'
         elif isinstance(error, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled):
-            why = 'HF_HUB_OFFLINE is set' if constants.HF_HUB_OFFLINE else 'the Hub does not answer'
+            why = 'HF_HUB_OFFLINE is set' if constants.HF_HUB_OFFLINE else 'the Hub does not respond'
             text = f'cannot be {action}: {why}, and the cache has no complete copy; go online, or use a folder'
         raise UserError(f'{name} {text}') from error
 

@@ -133,7 +133,7 @@ def _example_code(card: ModelCard, kind: TypeTexts) -> str:
 
 
 def _macro_cells(run: RecordedRun | None) -> dict[str, str]:
-    """Returns the macros of the run as table cells. For privacy, keeps only the last component of absolute paths."""
+    """Returns the values of the macros as table cells. For privacy, absolute paths become their last component."""
     settings: dict[str, str] = {}
     for name, value in sorted(run.settings().items()) if run is not None else ():
         if (
@@ -149,7 +149,7 @@ def _macro_cells(run: RecordedRun | None) -> dict[str, str]:
 
 
 def _escape(value: Any) -> str:
-    """Escapes a value to one line of plain text without markup, HTML or links; returns Markup unchanged."""
+    """Converts a value to one line of Markdown without markup, HTML or links; returns Markup unchanged."""
     if isinstance(value, Markup):
         return value
     return re.sub(r'([\\`*\[\]<>|]|(?<=:)/(?=/))', r'\\\1', one_line(str(value)))

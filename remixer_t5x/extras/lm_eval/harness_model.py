@@ -32,7 +32,7 @@ from remixer_t5x.models.sampling import Sampling
 
 Ids = list[int]
 Likelihood = tuple[float, bool]
-# Number of rows per batch with --batch_size=auto.
+# The batch size for --batch_size=auto.
 AUTO = 32
 GREEDY = Greedy()
 # Device that lm_eval passes if --device is not set.
@@ -73,9 +73,7 @@ class RemixerLM(LM):
     ) -> None:
         super().__init__()
         if device not in (None, DEFAULT_DEVICE):
-            raise UserError(
-                f'--device must not be set, got {device}; JAX chooses the device; set JAX_PLATFORMS instead'
-            )
+            raise UserError(f'--device must not be set, got {device}; set JAX_PLATFORMS to select the device')
         size = AUTO if str(batch_size).startswith('auto') else ranges.parse_whole_number(batch_size)
         if size is None:
             raise UserError(
@@ -236,8 +234,7 @@ class RemixerLM(LM):
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[Ids, Ids]:
         if self.model_type == batch_formats.ENCODER_DECODER:
-            # Context and continuation are tokenized separately; white space at the end of the context moves to the
-            # continuation.
+            # Context and continuation are tokenized separately, with the white space between them in the continuation.
             stripped = context.rstrip()
             return [*self._tokenize(stripped), *self._end], self._tokenize_continuation(
                 context[len(stripped) :] + continuation
@@ -253,12 +250,11 @@ class RemixerLM(LM):
         text, prefix = self._tokenize(context + continuation), self._tokenize(context) if context else []
         if len(text) > len(prefix):
             return text[: len(prefix)], text[len(prefix) :]
-        # If one token spans the end of the context and the start of the continuation, the continuation is tokenized
-        # separately.
+        # If a token spans the boundary between context and continuation, the continuation is tokenized separately.
         return prefix, self._tokenize_continuation(continuation)
 
     def _tokenize_continuation(self, continuation: str) -> Ids:
-        """Tokenizes a continuation. Raises UserError if there are no tokens, because the probability would be 1."""
+        """Tokenizes a continuation. Raises UserError if it has no tokens, because its probability would be 1."""
         ids = self._tokenize(continuation)
         if not ids:
             raise UserError(
@@ -271,8 +267,8 @@ class RemixerLM(LM):
         return [int(token) for token in self.trained.vocabulary.encode(text)][len(self._begin) :]
 
     def _windows(self, text: str, length: int) -> Iterator[tuple[Ids, Ids]]:
-        # Decoder-only models start each row with id 0, so the first window has no context. For encoder-decoders,
-        # append the end token to the text, as in lm_eval's `hf`.
+        # The first window has no context, because decoder-only models start each row with id 0. For encoder-decoders,
+        # the end token is appended to the text, as in lm_eval's `hf`.
         end = self._end if self.model_type == batch_formats.ENCODER_DECODER else []
         for window in utils.get_rolling_token_windows([*self._tokenize(text), *end], -1, length, 1):
             context, continuation = utils.make_disjoint_window(window)

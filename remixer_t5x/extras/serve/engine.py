@@ -31,7 +31,8 @@ log = functools.partial(print, file=sys.stderr, flush=True)
 BATCH_WAIT_SECONDS = 0.004
 # The value of `top_k` for rows that sample from all tokens.
 NO_TOP_K = 2**31 - 1
-# Dtypes of a row's decoding settings. `number` is folded into the random key, like the index of a text in `infer`.
+# The dtype of each decoding setting of a row. `number` is folded into the random key, as `infer` does with the index of
+# a text.
 SETTINGS: dict[str, Any] = dict.fromkeys(('number', 'max_tokens', 'top_k'), np.int32)
 SETTINGS |= dict.fromkeys(('temperature', 'top_p'), np.float32)
 
@@ -41,9 +42,9 @@ class PerRequestDecoder(decoding.RowDecoder):
     """Decodes each sequence with separate settings, given as arrays [batch]; temperature 0 selects the most likely
     token.
 
-    Generates the same tokens as `Greedy` or `Sampling` with the same key, and end tokens after `max_tokens`. Results
-    differ from `Sampling` only with `top_k`, for which `Sampling` draws different random numbers and drops tokens that
-    are tied with the k-th most likely token.
+    Generates the same tokens as `Greedy` or `Sampling` with the same key, and end tokens after `max_tokens`. The only
+    exception is `top_k`, for which `Sampling` draws other random numbers and drops tokens that are exactly as likely as
+    the k-th token.
     """
 
     max_tokens: Any = None
@@ -92,8 +93,7 @@ class GenerationRow:
 
 
 class Engine:
-    """A model with a request queue and a thread that runs the model. Methods must be called from the event loop's
-    thread.
+    """A model with a request queue and a thread that runs the model. Its methods are called in the event loop's thread.
 
     Attributes:
         trained: the model.
