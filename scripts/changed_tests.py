@@ -1,12 +1,12 @@
 """Prints the test files that a change can affect, because they import or mention a changed file.
 
-    python scripts/changed_tests.py                 commits since the main branch, and what is not committed yet
-    python scripts/changed_tests.py --since HEAD~3  commits since a revision, and what is not committed yet
+    python scripts/changed_tests.py                 commits since the main branch, and uncommitted changes
+    python scripts/changed_tests.py --since HEAD~3  commits since a revision, and uncommitted changes
 
 A file depends on the modules that it imports or names in a string, and on the paths that it mentions (gin files,
 scripts, pages of the documentation). A test also depends on its fixtures. The reason for each selection is printed to
-stderr. pytest-testmon traces the lines that a test runs, but cannot trace the gin files and processes that half of our
-tests use; grimp supports neither gin files nor test folders. `scripts/test.sh --changed` runs the result.
+stderr. `scripts/test.sh --changed` runs the selected tests. pytest-testmon is not used, because it cannot trace gin
+files and child processes, on which half of the tests depend.
 """
 
 import argparse
@@ -66,8 +66,7 @@ class Files:
                 path = root + '/'.join(parts[:end])
                 found = [name for name in (f'{path}.py', f'{path}/__init__.py') if name in self.names]
                 if found:
-                    # Excludes the top-level package: it names every module that it imports lazily, so all files would
-                    # depend on all others.
+                    # The top-level package is excluded, because it imports most modules lazily.
                     packages = [f'{root}{"/".join(parts[:k])}/__init__.py' for k in range(2, end)]
                     yield from (name for name in (*found, *packages) if name in self.names)
                     break
@@ -75,14 +74,14 @@ class Files:
     def path_files(self, word: str) -> Iterator[str]:
         yield from (root + word for root in PATH_ROOTS if root + word in self.names)
 
-    @functools.cache  # noqa: B019 one object lives as long as the command
+    @functools.cache  # noqa: B019 (there is one object, which lives as long as the process)
     def depends_on(self, name: str) -> set[str]:
         """Returns the files that the file `name` imports or mentions."""
         path = ROOT / name
         if not path.is_file() or path.suffix not in ('.py', '.gin', '.md', '.ipynb', '.sh', '.sbatch', '.toml'):
             return set()
         if path.name == 'conftest.py':
-            return set()  # a test depends on the fixtures that it uses, see `_conftest_files`
+            return set()  # only the fixtures that a test uses are dependencies, see `_conftest_files`
         text = path.read_text(encoding='utf-8')
         if path.suffix != '.md':
             text = re.sub(r'^\s*#[^!].*', '', text, flags=re.MULTILINE)
@@ -90,7 +89,7 @@ class Files:
             return {*self._statement_files(text), *self._mentioned_files(text)} - {name}
         tree = ast.parse(text)
         if name.startswith(('remixer_t5x/', 'tasks/')):
-            # Only a string that consists of a path is a dependency: comments and messages also name files as examples.
+            # Only strings that consist of a path are dependencies, because messages also name files as examples.
             strings: set[object] = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
             return {*self._imported_files(tree), *self._string_files(strings)} - {name}
         found = {*self._imported_files(tree), *self._mentioned_files(text)}
@@ -136,8 +135,7 @@ class Files:
         for word in set(re.findall(r'[\w.-]+(?:/[\w.-]+)*/?', text)):
             if '/' in word or '.' in word:
                 yield from self.path_files(word)
-        # A test depends on all files of a folder if the folder is mentioned, or is part of a path such as
-        # f'models/{name}.gin'.
+        # A path with a variable part, such as f'models/{name}.gin', is a dependency on all files in the folder.
         folders = set(re.findall(r'([\w-]+)/[{*]', text))
         if 'glob(' in text:
             folders |= set(re.findall(r"'([\w/-]+)'", text))
@@ -171,7 +169,7 @@ def select_tests(files: Files, changed: set[str]) -> dict[str, str]:
     chosen = {test: ' > '.join(chain[1:]) or 'changed itself' for test, chain in chains.items() if chain}
     for name in sorted(changed - UNREAD):
         if not any(files.find_chain(test, {name}) for test in files.tests):
-            return dict.fromkeys(files.tests, f'no test is known to read {name}, so all run')
+            return dict.fromkeys(files.tests, f'no known test reads {name}, so all tests run')
     return chosen
 
 

@@ -47,7 +47,7 @@ prepare_environment() {
     else
         wanted="$(cat pyproject.toml setup.py "$lock" <(echo "$extras $PWD") | cksum)"
     fi
-    # An environment with additional extras is reused.
+    # An environment that was installed with these extras before is reused, even if more were added.
     if grep -qxF "$wanted" "$stamp" 2>/dev/null; then
         say "$VENV is up to date"
         return

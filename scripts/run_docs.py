@@ -1,6 +1,6 @@
 """Runs the commands of the guide: all ```bash blocks of each page, and the cells of the notebook.
 
-Each page runs in an empty folder. Pages with `<!-- needs: MODULE -->` are skipped if the module is not installed.
+Each page runs in an empty folder. A page with `<!-- needs: MODULE -->` is skipped if the module is not installed.
 
     python scripts/run_docs.py                                all pages of docs/guide, and docs/interop.md
     python scripts/run_docs.py docs/guide/new_mixer.md        one page
@@ -8,7 +8,6 @@ Each page runs in an empty folder. Pages with `<!-- needs: MODULE -->` are skipp
 
 Each page runs in one shell with `set -e` and an empty cache, unless REMIXER_T5X_CACHE is set. `remixer-t5x` and
 `python` use the Python that runs this script. If a page fails, its last lines are printed and the exit code is 1.
-Other blocks are not run.
 """
 
 import argparse
@@ -33,7 +32,7 @@ def code_blocks(page: str, language: str = 'bash') -> list[str]:
 
 
 def build_script(path: pathlib.Path) -> str:
-    """Joins the commands of a page to a shell script."""
+    """Joins the code blocks of a page into a shell script."""
     if path.suffix == '.ipynb':
         cells = json.loads(path.read_text())['cells']
         code = '\n'.join(''.join(cell['source']) for cell in cells if cell['cell_type'] == 'code')
@@ -88,7 +87,7 @@ def main() -> int:
         type=pathlib.Path,
         default=[*sorted([*GUIDE.glob('*.md'), *GUIDE.glob('*.ipynb')]), GUIDE.parent / 'interop.md'],
     )
-    parser.add_argument('--keep', type=pathlib.Path, help='create the folders here and keep them')
+    parser.add_argument('--keep', type=pathlib.Path, help='create the folders of the pages here, and keep them')
     args = parser.parse_args()
     failed = []
     with tempfile.TemporaryDirectory() as temporary:
@@ -102,7 +101,7 @@ def main() -> int:
             start = time.monotonic()
             done = run_page(page, (args.keep or pathlib.Path(temporary)) / page.name)
             if args.keep:
-                (args.keep / page.name / 'said.log').write_text(done.stdout)
+                (args.keep / page.name / 'output.log').write_text(done.stdout)
             seconds = time.monotonic() - start
             if done.returncode:
                 failed.append(page.name)

@@ -1,4 +1,4 @@
-"""Compares the bytes that a decoding step moves with the minimum, for a machine that need not be present.
+"""Compares the memory traffic of a decoding step with the minimum, on a device that need not be present.
 
     python scripts/benchmarks/decoding_bytes.py --topology v5e:1x1 --rows 8 64
 

@@ -3,7 +3,7 @@
     python scripts/benchmarks/input_pipeline.py            (from the project root, in its environment)
     python scripts/benchmarks/input_pipeline.py --files '~/news/*.jsonl' --model /path/to/sentencepiece.model
 
-Prints text tokens per second of CPU time, summed over all TensorFlow threads, and per second of wall time. The
+Prints the number of text tokens per second of CPU time (of all TensorFlow threads) and per second of wall time. The
 baselines are plain tf.data pipelines for parts of the work: batching the same token vectors without noise, and joining
 and splitting documents token by token with unbatch and batch.
 

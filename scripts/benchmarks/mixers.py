@@ -24,7 +24,7 @@ from flax import linen as nn
 from remixer_t5x.context import SequenceContext
 from remixer_t5x.models.sublayers import attention, fnet, gmlp, hyper_mixer, linear_attention, mlp_mixer, remixer, tim
 
-# Number of decoding steps per call, to amortize the overhead of the call.
+# Number of decoding steps per timed call, to amortize the overhead of the call.
 STEPS = 50
 
 
@@ -71,7 +71,7 @@ def fastest_seconds(call: Callable[[], Any], rounds: int, clock: Callable[[], fl
 
 
 def measure(module: nn.Module, length: int, embed: int, causal: bool, rounds: int, limit: float) -> tuple[float, float]:
-    """Returns the seconds of the fastest gradient, or infinity above the memory limit, and temporary gigabytes."""
+    """Returns the time of the fastest gradient in seconds (infinity above the memory limit) and gigabytes of memory."""
     ctx = make_context(length, causal)
     x = jax.random.normal(jax.random.key(0), (1, length, embed))
     variables = jax.jit(lambda key: nn.unbox(module.init(key, x, ctx)))(jax.random.key(1))
@@ -131,7 +131,9 @@ def run_side(side: str, lengths: list[int], args: argparse.Namespace) -> Results
 
 
 def print_growth(side: str, results: Results, lengths: list[int]) -> None:
-    """Prints the growth of time between the last two lengths, and the length at which a mixer overtakes attention."""
+    """Prints the growth of the time from the second-largest to the largest length, and the length from which a mixer is
+    faster than attention.
+    """
     first, last = lengths[-2:]
     print(f'{side}: time at {last:,} over {first:,} (linear would be {last / first:.1f}), faster than attention from')
     for name, times in results.items():

@@ -3,15 +3,15 @@
 # `run` and `ask` respect DRY_RUN=1.
 
 DRY_RUN="${DRY_RUN:-0}"
-# Exit codes of remixer-t5x: 2 for a user error, which a restart does not fix; 134 if JAX aborts (SIGABRT), because
-# another process was lost or did not connect; and 143 after SIGTERM and saving a checkpoint.
-MISTAKE=2
+# Exit codes of remixer-t5x: 2 for a user error, which a restart does not fix; 134 if JAX aborts (SIGABRT) because
+# another process was lost or did not connect; 143 if the run saved a checkpoint after SIGTERM.
+USER_ERROR=2
 # shellcheck disable=SC2034 # (used by the scripts that source this file)
 LOST=134 TERMINATED=143
 
 fail() {
     echo "error: $*" >&2
-    exit "$MISTAKE"
+    exit "$USER_ERROR"
 }
 
 # Resolves a path relative to the folder from which the script was called.

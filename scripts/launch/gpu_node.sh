@@ -58,7 +58,7 @@ for (( attempt = 0; ; attempt++ )); do
         child=''
     fi
     case "$code" in
-        0 | "$MISTAKE" | 130 | "$TERMINATED") exit "$code" ;;
+        0 | "$USER_ERROR" | 130 | "$TERMINATED") exit "$code" ;;
     esac
     (( attempt < restarts )) || exit "$code"
     say "remixer-t5x ended with $code; start $((attempt + 2)) of $((restarts + 1))"

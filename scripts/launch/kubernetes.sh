@@ -8,14 +8,14 @@
 #       -- train --gin_file=experiments/t5_1_1_base_c4.gin --gin_file=hardware/tpu.gin --gin.TOPOLOGY='2*v5e:4x4' --gin.MODEL_DIR=gs://bucket/run
 #   scripts/launch/kubernetes.sh fetch --from=/data/run --to=runs/mine
 #
-# Actions: apply (default); fetch, which copies a folder of the claim (through a temporary pod) or of gs:// to this machine.
+# Actions: apply (default); fetch, which copies a folder from the claim (through a temporary pod) or gs:// to this machine.
 #
 #   --name=NAME     name of the JobSet (default remixer-t5x)
 #   --nodes=N       number of GPU nodes, with one process each (default 2)
 #   --gpus=N        GPUs per node (default 8)
 #   --tpu=TYPE      use TPU slices; TYPE is the label cloud.google.com/gke-tpu-accelerator of the nodes
 #   --topology=AxB  topology of a slice, as in 4x4 or 2x2x4; --chips=N per node (default 4); --slices=N (default 1)
-#   --spot          use GKE's Spot nodes, which give a pod 15 seconds to save
+#   --spot          use GKE's Spot nodes, on which a pod has 15 seconds to save a checkpoint
 #   --image=IMAGE   image in a registry, built from the Dockerfile
 #   --claim=NAME    PersistentVolumeClaim for /data, ReadWriteMany and writable for group 1000 (default remixer-t5x-data; for
 #                   a MODEL_DIR in gs://, /data is a folder of the pod)

@@ -37,7 +37,7 @@ cd "$(dirname "$0")/../.."
 source scripts/launch/command_line.sh
 source scripts/environment.sh
 
-PLACE=remixer_t5x
+REMOTE_FOLDER=remixer_t5x
 POLL_SECONDS="${POLL_SECONDS:-30}"
 action="${1:-}"
 shift || true
@@ -173,24 +173,24 @@ install() {
         make_wheel "$folder" || fail 'the wheel could not be built, see above; --wheel=FILE installs an existing wheel'
     fi
     run tar --create --gzip --exclude=./build --exclude='./*.egg-info' "--directory=$folder" "--file=$folder.tar.gz" .
-    run gcloud compute tpus "$hosts" scp "$folder.tar.gz" "$name:$PLACE.tar.gz" "${where[@]}" "${every[@]}"
+    run gcloud compute tpus "$hosts" scp "$folder.tar.gz" "$name:$REMOTE_FOLDER.tar.gz" "${where[@]}" "${every[@]}"
     run rm -rf "$folder" "$folder.tar.gz"
-    on "rm -rf $PLACE/dist && mkdir -p $PLACE && tar --extract --gzip --file=$PLACE.tar.gz --directory=$PLACE && cd $PLACE && scripts/launch/worker.sh install tpu dist/*.whl" "${every[@]}"
+    on "rm -rf $REMOTE_FOLDER/dist && mkdir -p $REMOTE_FOLDER && tar --extract --gzip --file=$REMOTE_FOLDER.tar.gz --directory=$REMOTE_FOLDER && cd $REMOTE_FOLDER && scripts/launch/worker.sh install tpu dist/*.whl" "${every[@]}"
 }
 
 start() {
     need_command
-    on "$(quoted env "${environment[@]}" "$PLACE/scripts/launch/worker.sh" start -- "${COMMAND[@]}")" "${every[@]}"
+    on "$(quoted env "${environment[@]}" "$REMOTE_FOLDER/scripts/launch/worker.sh" start -- "${COMMAND[@]}")" "${every[@]}"
 }
 
 logs() {
-    on "$PLACE/scripts/launch/worker.sh follow" "${one[@]}"
+    on "$REMOTE_FOLDER/scripts/launch/worker.sh follow" "${one[@]}"
 }
 
 # Prints one line per host, as in `exited 0`; none for a host that did not respond.
 host_states() {
     ask 'exited 0' gcloud compute tpus "$hosts" ssh "$name" "${where[@]}" "${every[@]}" \
-        --command="$PLACE/scripts/launch/worker.sh status" | grep -Ex 'running|absent|exited [0-9]+' || true
+        --command="$REMOTE_FOLDER/scripts/launch/worker.sh status" | grep -Ex 'running|absent|exited [0-9]+' || true
 }
 
 # Prints `host_states` once all hosts agree on whether the command is running, which takes a while after a failure on one host.
@@ -210,7 +210,7 @@ status() {
 }
 
 stop() {
-    on "$PLACE/scripts/launch/worker.sh stop" "${every[@]}"
+    on "$REMOTE_FOLDER/scripts/launch/worker.sh stop" "${every[@]}"
 }
 
 fetch() {
@@ -252,7 +252,7 @@ supervise() {
                 return
                 ;;
             ' ' | 'running ') ;;
-            *"exited $MISTAKE "*) fail 'the command failed with a user error, which the last line of its log describes' ;;
+            *"exited $USER_ERROR "*) fail 'the command failed with a user error, which the last line of its log describes' ;;
             *)
                 if ! grep -qx "exited $TERMINATED" <<< "$states"; then
                     failed=$((failed + 1))

@@ -5,7 +5,7 @@
 Loads a run whose model has TIM layers, such as a run of `remixer-t5x reproduce tim/table_2`, and a text file. For the
 most frequent tokens, prints the minimum, mean and maximum weight of the first mechanism over occurrences and layers.
 Also prints the correlation of this weight between layers. The paper reports that one mechanism specializes in the
-period between sentences, and that layers are highly correlated.
+period between sentences, and that the weights of different layers are highly correlated.
 """
 
 import argparse

@@ -58,12 +58,12 @@ def _compute_outputs(model: Model, inputs: Any, targets: Any, seed: int) -> tupl
     """Returns the sublayer kinds, and complete and ablated outputs [1 + kinds, batch, length, embed] per stack."""
     kinds: list[Kind] = []
 
-    def ablate(stack: str, keep: jax.Array) -> Any:
-        def multiply(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+    def ablate_sublayers(stack: str, keep: jax.Array) -> Any:
+        def ablate_sublayer(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
             y, kind = call(*args, **kwargs), _find_kind(args, context)
             return y * keep[kinds.index(kind)].astype(y.dtype) if kind is not None and kind[0] == stack else y
 
-        return nn.intercept_methods(multiply)
+        return nn.intercept_methods(ablate_sublayer)
 
     @jax.jit
     def run(key: jax.Array) -> dict[str, jax.Array]:
@@ -72,7 +72,7 @@ def _compute_outputs(model: Model, inputs: Any, targets: Any, seed: int) -> tupl
 
         def apply(stack: str, method: str, *args: Any) -> jax.Array:
             def run_ablated(keep: jax.Array) -> jax.Array:
-                with ablate(stack, keep):
+                with ablate_sublayers(stack, keep):
                     return model.module.apply({'params': params}, *args, enable_dropout=False, method=method)
 
             return jax.vmap(run_ablated)(jnp.concatenate([jnp.ones((1, len(kinds))), 1 - jnp.eye(len(kinds))]))
@@ -91,13 +91,13 @@ def _compute_outputs(model: Model, inputs: Any, targets: Any, seed: int) -> tupl
 def _init_params(model: Model, kinds: list[Kind], key: jax.Array, inputs: Any, targets: Any) -> Any:
     """Returns initial parameters, and appends the kinds of sublayers to `kinds` in call order."""
 
-    def record(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+    def record_kind(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
         kind = _find_kind(args, context)
         if kind is not None and kind not in kinds:
             kinds.append(kind)
         return call(*args, **kwargs)
 
-    with nn.intercept_methods(record):
+    with nn.intercept_methods(record_kind):
         return model.init(key, {'encoder_input_tokens': inputs.shape, 'decoder_target_tokens': targets.shape})
 
 

@@ -1,4 +1,4 @@
-"""Measures TIM's competition on images with halves from two sources (Lamb et al. 2021, section 4.1 and figure 2).
+"""Measures TIM's competition on images whose halves have different sources (Lamb et al. 2021, figure 2).
 
     python scripts/studies/two_sources.py --figure tim_two_sources.png
 
@@ -7,7 +7,7 @@ seven-segment digit, and the right half is a smooth random texture; both are gen
 mechanisms predicts the grey levels pixel by pixel in raster order, without source labels. Prints for each TIM layer the
 mean weight of mechanism 1 in the left and the right half of held-out images.
 
-The control shuffles the pixels of each row of an image, so that both halves have the same distribution.
+As a control, the pixels in each row of an image are shuffled, so that both halves have the same distribution.
 """
 
 import argparse
