@@ -60,7 +60,8 @@ def report(model: Seq2Seq, hardware: Hardware, machine: machines.Machine, rows: 
     with tracing_for(hardware, compiler):
         compiled = jax.jit(generate).lower(params, inputs).compile()
     program = compiled_program.parse_program(compiled.as_text())
-    step = [kernel for kernel in program.kernels if _is_in_step(kernel.op_name)]
+    # The kernels of the loop over tokens.
+    step = [kernel for kernel in program.kernels if kernel.op_name.startswith('jit(generate)/while')]
     moved = sum(kernel.times * kernel.bytes for kernel in step)
     seconds = sum(kernel.times * max(roofline.kernel_seconds(kernel, machine)) for kernel in step)
     weights, caches = minimum_bytes(model, params, inputs, args.targets)
@@ -77,11 +78,6 @@ def report(model: Seq2Seq, hardware: Hardware, machine: machines.Machine, rows: 
         f'{compiled.memory_analysis().temp_size_in_bytes / 2**20:,.0f} MiB',
         flush=True,
     )
-
-
-def _is_in_step(op_name: str) -> bool:
-    """Returns whether a kernel runs in the loop over tokens."""
-    return op_name.startswith('jit(generate)/while')
 
 
 def minimum_bytes(model: Seq2Seq, params: Any, inputs: Any, length: int) -> tuple[int, int]:

@@ -1,6 +1,6 @@
 """Measures time and temporary memory of a forward and backward pass of attention and all token mixers, by length.
 
-    python scripts/benchmarks/mixers.py --lengths 128,512,1024,2048,4096,16384 --plot mixers.png
+    python scripts/benchmarks/mixers.py --lengths 128,512,1024,2048,4096,16384
 
 The input is one row of random float32 features; mixers are bidirectional as in an encoder, then causal as in a decoder.
 Memory is XLA's temporary memory, without parameters, inputs and gradients. Programs that need more than --memory_gb are
@@ -152,39 +152,6 @@ def run_decoding(lengths: list[int], args: argparse.Namespace) -> None:
         print(f'{name:18s}' + ''.join(f'{1e6 * seconds:10.0f}' for seconds in times), flush=True)
 
 
-def plot(by_side: dict[str, Results], file: str, title: str) -> None:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(12, 9), dpi=130, layout='constrained')
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(2, 2, sharex=True)
-    names = list(dict.fromkeys(name for results in by_side.values() for name in results))
-    for column, (side, results) in enumerate(by_side.items()):
-        for row, what in enumerate(('seconds, forward and backward', 'gigabytes of temporary memory')):
-            panel = axes[row][column]
-            for name, values in results.items():
-                points = [(n, value[row]) for n, value in values.items() if math.isfinite(value[0])]
-                style = (
-                    {'color': '#222222', 'linewidth': 2.4}
-                    if name == 'attention'
-                    else {'color': f'C{names.index(name) - 1}'}
-                )
-                panel.loglog(*zip(*points, strict=True), marker='o', markersize=4, label=name, **style)
-            panel.set_title(f'{side}: {what}', loc='left', fontsize=11)
-            panel.grid(color='#e5e5e5')
-            panel.spines[['top', 'right']].set_visible(False)
-            panel.legend(frameon=False, fontsize=8)
-            panel.set_xticks(
-                list(next(iter(results.values()))), labels=[f'{n:,}' for n in next(iter(results.values()))]
-            )
-            panel.minorticks_off()
-    for panel in axes[1]:
-        panel.set_xlabel('length [tokens]')
-    figure.suptitle(title, x=0.01, ha='left')
-    figure.savefig(file)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--lengths', default='128,512,1024,2048,4096,16384')
@@ -195,7 +162,6 @@ def main() -> None:
     parser.add_argument('--rounds', type=int, default=3)
     parser.add_argument('--memory_gb', type=float, default=12.0)
     parser.add_argument('--parts', default='training,decoding', help='parts to measure, separated by commas')
-    parser.add_argument('--plot', default='', help='path of a PNG to write')
     args = parser.parse_args()
     lengths = sorted(int(n) for n in args.lengths.split(','))
     device = f'{jax.devices()[0].device_kind} x {jax.device_count()}'
@@ -207,9 +173,6 @@ def main() -> None:
         print()
         for side, results in by_side.items():
             print_growth(side, results, lengths)
-        if args.plot:
-            plot(by_side, args.plot, f'Token mixers by length ({device}; {shape})')
-            print(f'plot: {args.plot}')
     if 'decoding' in parts:
         run_decoding([n for n in lengths if n > STEPS], args)
 

@@ -160,18 +160,11 @@ def count_bytes(instruction: Instruction, computation: Computation, program: Hlo
     if instruction.op in _SLICING_OPS:
         return 2 * instruction.result_bytes
     if instruction.op == 'custom-call':
-        return _custom_call_bytes(instruction, operands)
+        # The results exclude the scratch memory that libraries return as an 8-bit array.
+        scratch = sum(array.hbm_bytes for array in instruction.results if array.dtype in ('u8', 's8'))
+        results = instruction.result_bytes - (scratch if len(instruction.results) > 1 else 0)
+        return _cost_estimate(instruction).get('bytes_accessed') or operands + results
     return operands + instruction.result_bytes
-
-
-def _custom_call_bytes(instruction: Instruction, operands: int) -> float:
-    """Returns the HBM traffic in the kernel's `pl.CostEstimate`, or by default the size of its operands and results.
-
-    Excludes the scratch memory that libraries return as an 8-bit array.
-    """
-    scratch = sum(array.hbm_bytes for array in instruction.results if array.dtype in ('u8', 's8'))
-    results = instruction.result_bytes - (scratch if len(instruction.results) > 1 else 0)
-    return _cost_estimate(instruction).get('bytes_accessed') or operands + results
 
 
 def _fusion_bytes(instruction: Instruction, computation: Computation, program: HloProgram) -> float:

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from remixer_t5x import temporary
@@ -16,12 +15,13 @@ from remixer_t5x.api.trained_model import TrainedModel
 from remixer_t5x.cli.data import vocab
 from remixer_t5x.config import loading
 from remixer_t5x.data import batch_formats, task_vocabulary
-from remixer_t5x.devices import compiler_options
 from remixer_t5x.errors import UserError
+from remixer_t5x.evaluate import predictions
 from remixer_t5x.evaluate.text_inference import TextCodec
 from remixer_t5x.extras.reports import page, records
 from remixer_t5x.extras.reports.pictures import drawing, gallery
 from remixer_t5x.extras.reports.records import RecordedRun
+from remixer_t5x.models.decoding import Greedy
 
 TEXT = 'The small dog that the children found in the park did not bark, but it followed them home.'
 # Maximum number of tokens of the model's answer in the decoder's pictures.
@@ -83,8 +83,7 @@ def _draw_run(run: RecordedRun, text: str) -> page.WeightPictures:
     if trained.model.model_type != batch_formats.ENCODER_DECODER:
         raise UserError(f'--pictures needs an encoder-decoder, but MODEL_TYPE is {trained.model.model_type!r}')
     ids, _ = TextCodec(trained.vocabulary, trained.lengths['inputs']).encode(text, 0)
-    inputs: np.ndarray = np.asarray(ids, np.int32)
-    targets = _decode_answer(trained, inputs)
+    inputs, targets = np.asarray(ids, np.int32), _decode_answer(trained, ids)
     pieces = [[vocab.decode_piece(trained.vocabulary, int(token)) for token in ids] for ids in (inputs, targets)]
     trained_text = gallery.TrainedText(
         model=trained.model,
@@ -98,18 +97,13 @@ def _draw_run(run: RecordedRun, text: str) -> page.WeightPictures:
     return page.WeightPictures(run.name, gallery.draw_all(trained_text), about)
 
 
-def _decode_answer(trained: TrainedModel, inputs: np.ndarray) -> np.ndarray:
+def _decode_answer(trained: TrainedModel, inputs: list[int]) -> np.ndarray:
     """Returns the token ids of the model's greedy answer, [length] int32 (1 to MOST_TARGETS tokens)."""
-    model: Any = trained.model
-    eos = task_vocabulary.end_id(trained.vocabulary)
-    length = min(MOST_TARGETS, trained.lengths['targets'])
-    predict = jax.jit(
-        lambda params, ids: model.predict(params, {'encoder_input_tokens': ids}, length, eos),
-        compiler_options=compiler_options.decoding_options(),
-    )
-    tokens = np.asarray(predict(trained.params, inputs[None]))[0]
-    used = np.flatnonzero(tokens)
-    return tokens[: used[-1] + 1] if len(used) else np.asarray([eos], np.int32)
+    lengths = {**trained.lengths, 'targets': min(MOST_TARGETS, trained.lengths['targets'])}
+    settings = predictions.Decoding(trained.partitioner.batch_shards, lengths, Greedy())
+    predictor = predictions.Predictor(trained.model, trained.partitioner, settings, trained.vocabulary)
+    ids = predictor.predict(trained.params, [inputs])[0].ids[0]
+    return np.asarray(ids or [task_vocabulary.end_id(trained.vocabulary)], np.int32)
 
 
 def _restore_initial_params(trained: TrainedModel) -> Any:
