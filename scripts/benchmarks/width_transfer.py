@@ -30,7 +30,7 @@ def build_scaled(name: str, width: int, base_width: int | None, layers: int = 1)
     macros: dict[str, int | None] = {'EMBED_DIM': width, 'TIM_EMBED_DIM': width, 'REMIXER_DIM': width, 'HEAD_DIM': 32}
     macros |= dict.fromkeys(('MLP_DIM', 'TIM_MLP_DIM', 'WIDER_MLP_DIM', 'HYPER_MIXER_MLP_DIM'), 2 * width)
     macros |= {'GMLP_DIM': 4 * width, 'NUM_HEADS': width // 32, 'TIM_NUM_HEADS': width // 32}
-    # Hidden units and lengths along the tokens.
+    # Hidden units of token mixing, and sequence lengths.
     macros |= {'HYPER_MIXER_DIM': 64, 'MIXER_DIM': 64, 'MAX_INPUT_LENGTH': INPUTS, 'MAX_TARGET_LENGTH': TARGETS}
     macros |= {'VOCAB_SIZE': VOCAB_SIZE, 'NUM_ENCODER_LAYERS': layers, 'NUM_DECODER_LAYERS': layers}
     macros |= {'TIM_NUM_ENCODER_LAYERS': 1, 'TIM_NUM_DECODER_LAYERS': 1, 'MUP_BASE_WIDTH': base_width}

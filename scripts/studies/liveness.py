@@ -55,7 +55,9 @@ def ablation_effects(model: Model, inputs: np.ndarray, targets: np.ndarray, seed
 
 
 def _compute_outputs(model: Model, inputs: Any, targets: Any, seed: int) -> tuple[list[Kind], dict[str, Any]]:
-    """Returns the sublayer kinds, and complete and ablated outputs [1 + kinds, batch, length, embed] per stack."""
+    """Returns the kinds of sublayers, and for each stack the outputs [1 + kinds, batch, length, embed], first the complete
+    output, then the output without each kind.
+    """
     kinds: list[Kind] = []
 
     def ablate_sublayers(stack: str, keep: jax.Array) -> Any:

@@ -64,7 +64,7 @@ def build_functions(
     eos_id: int,
     stop_strings: StopStrings | None = None,
 ) -> list[ExportedFunction]:
-    """Builds the functions with the names in `names`.
+    """Builds the exported functions with the given names.
 
     Args:
         lengths: lengths to which the ids of `inputs` and `targets` are padded with 0.

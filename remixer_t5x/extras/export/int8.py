@@ -26,7 +26,7 @@ Weights = Mapping[str, Any]
 LARGEST = 127
 # The scales of a quantized array are stored under its name with this suffix.
 SCALE = '.scale'
-# Smaller arrays stay float32.
+# Arrays with fewer elements are not quantized.
 _SMALLEST = 1024
 
 

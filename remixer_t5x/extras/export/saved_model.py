@@ -134,7 +134,7 @@ class _Codec:
         return ids.to_tensor(shape=[None, length])
 
     def _encode_bytes(self, strings: Any) -> Any:
-        # The second pattern never matches.
+        # The pattern `\b\B` never matches.
         pattern = self._sentinel_pattern or r'\b\B'
         # The byte 0xFF, which does not occur in UTF-8, separates sentinels from other text.
         parts = tf.strings.split(tf.strings.regex_replace(strings, pattern, b'\xff\\0\xff'), b'\xff')

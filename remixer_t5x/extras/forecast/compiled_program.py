@@ -85,14 +85,9 @@ class CompiledProgram:
 
 
 def parse_program(text: str, devices: int = 1) -> CompiledProgram:
-    """Parses the kernels and collectives of an optimized HLO module.
+    """Parses the kernels and collectives in `compiled.as_text()` of a program for a number of devices.
 
-    Args:
-        text: `compiled.as_text()`.
-        devices: number of devices that run the program.
-
-    Raises:
-        ValueError: the text is not an HLO module.
+    Raises ValueError if the text is not an HLO module.
     """
     program = hlo.parse(text)
     runs = list(_iterate_operations(program, program.entry, 1, devices))

@@ -137,7 +137,6 @@ class CollectiveCost:
     Attributes:
         kind: opcode, such as 'all-gather'.
         link: 'ICI' or 'NVLink' within a slice or node, otherwise NETWORK.
-        group_size: number of devices in a group.
         times: number of runs in a step.
         bytes_sent: bytes that each device sends in a step.
         seconds: time at the link bandwidth, or None if the bandwidth is unknown.

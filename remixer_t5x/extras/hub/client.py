@@ -20,7 +20,7 @@ _OTHER_FILES = (
     *('modules.json', 'sentence_bert_config.json', '1_Pooling/config.json'),
     *('2_Dense/config.json', '2_Dense/model.safetensors'),
 )
-# The Hub's conversion bot, which adds safetensors to models that have only pickles, in pull requests.
+# The Hub's bot that opens pull requests with safetensors for models that have only pickles.
 CONVERTER = 'SFconvertbot'
 # Matches NAMESPACE/NAME, or NAME for old models such as gpt2, optionally followed by @ and a branch, tag, commit or
 # refs/pr/N.

@@ -183,7 +183,7 @@ def _split_values(text: str) -> list[str]:
 def _make_equal(
     args: argparse.Namespace, runs: Plan, sweep: Sweep, counts: Mapping[str, Any]
 ) -> tuple[Plan, list[str]]:
-    """Matches the cost of the other models to that of the first model; also returns a sentence about each change."""
+    """Changes the other models to match the cost of the first model, and returns a sentence about each change."""
     from remixer_t5x.config import resolved
 
     (first, model), *others = runs.models.items()
@@ -255,7 +255,7 @@ def _count_costs(args: argparse.Namespace, runs: Plan, check_runs: bool) -> dict
 
 
 def _run_search(runs: Plan, sweep: Sweep) -> Any:
-    """Runs all settings with the first seed, and returns a `comparison.Search`."""
+    """Runs all settings with the first seed, and returns a `comparison.SettingSearch`."""
     print_line(f'search: {len(runs.settings)} settings of each model with seed {runs.seeds[0]}')
     cells = [runs.build_cell(model, setting, runs.seeds[0]) for setting in runs.settings for model in runs.models]
     sweep.run(cells)
@@ -281,7 +281,7 @@ def _show_results(
     search: Any,
     notes: Sequence[str],
 ) -> None:
-    """Prints the table and the conclusions; writes the report, the figures, the CSV file and the paragraph."""
+    """Prints the tables and conclusions, and writes the report, figures, CSV file and paragraph."""
     from remixer_t5x.extras.reports import comparison, page, write
     from remixer_t5x.extras.reports.pictures import drawing
     from remixer_t5x.extras.reports.records import RunGroup

@@ -66,7 +66,7 @@ def search_results(cells: Sequence[SweepCell], runs: Mapping[SweepCell, Recorded
     values: dict[str, dict[Setting, float]] = {}
     for cell, run in runs.items():
         latest = dataclasses.replace(run, evaluations=()).latest().values()
-        # The first number of an evaluation of a task is its main metric, which is None if it is not finite.
+        # The first number of a task's evaluation is the main metric, or None if the metric is not finite.
         metrics = [next(iter(record.numbers.items())) for record in latest if 'loss' not in record.numbers]
         value = overview.summarize_run(run).held_out
         if metrics:
@@ -250,9 +250,9 @@ class Comparison:
 
 
 def bootstrap_sentences(groups: Sequence[RunGroup]) -> list[str]:
-    """Returns sentences that compare the models' accuracies, with bootstrap intervals over examples and seeds.
+    """Returns sentences that compare the accuracies of the models, with bootstrap intervals over examples and seeds.
 
-    For each task, only the seeds and examples that all models share are used.
+    Only uses the seeds and examples that all models have in common for a task.
     """
     sentences = []
     for task in dict.fromkeys(name for group in groups for run in group.runs for name in run.predictions):

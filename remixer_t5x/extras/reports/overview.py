@@ -39,7 +39,7 @@ def summarize_run(run: RecordedRun) -> Overview:
         run.metric_points(TRAIN, 'loss'),
         [value for _, value in run.metric_points(TRAIN, 'tokens_per_second')],
     )
-    # Uses the first evaluation that reports the number.
+    # Both losses are read from the first evaluation that reports them.
     held_out, constant = (
         next((points for kind in run.kinds() if (points := run.metric_points(kind, number))), [])
         for number in ('loss', 'constant_loss')

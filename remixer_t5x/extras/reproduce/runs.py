@@ -53,14 +53,7 @@ def _gin_sources(stage: Stage, row: Row, args: argparse.Namespace) -> tuple[list
 
 @dataclasses.dataclass(frozen=True)
 class RunCost:
-    """The cost of a run.
-
-    Attributes:
-        parameters: number of parameters.
-        example_flops: FLOPs of a forward pass for one example.
-        steps: number of steps.
-        flops: FLOPs of all steps.
-    """
+    """The cost of a run: `example_flops` are those of a forward pass for one example, `flops` those of all steps."""
 
     parameters: int
     example_flops: float

@@ -43,7 +43,6 @@ class Row:
     """A table row, with the results of one model.
 
     Attributes:
-        name: name of the model in the paper.
         model: value of `--model`.
         files: gin files, loaded after those of the stage.
         flags: gin settings, applied after those of the stage.

@@ -53,7 +53,7 @@ class JacobianNorms:
 
 
 def _projection_vectors(features: int, seed: int) -> np.ndarray:
-    """Returns vectors whose squared products with J sum to the squared norm of J, exactly or in expectation."""
+    """Returns vectors v for which the sum of `(v . J)^2` is the squared norm of J, exactly or in expectation."""
     if features <= MOST_EXACT:
         return np.eye(features, dtype=np.float32)
     signs = np.random.default_rng(seed).choice((-1.0, 1.0), size=(PROBES, features))
@@ -71,9 +71,7 @@ def _batches(outputs: int, directions: np.ndarray) -> Iterator[tuple[np.ndarray,
 
 
 def encoder_layers(model: Any, params: Mapping[str, Any], inputs: np.ndarray) -> list[np.ndarray]:
-    """Computes the pseudo-attention [length, length] of each encoder layer, excluding the residual connection, whose
-    Jacobian is the identity.
-    """
+    """Computes the pseudo-attention [length, length] of each encoder layer without its residual connection."""
     stack, stack_params = model.module.encoder_stack(), params['encoder']
     shared = {name: child for name, child in stack_params.items() if not name.startswith(('run_', 'final_norm'))}
     hidden = _apply_stack(
