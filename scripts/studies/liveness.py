@@ -55,8 +55,8 @@ def ablation_effects(model: Model, inputs: np.ndarray, targets: np.ndarray, seed
 
 
 def _compute_outputs(model: Model, inputs: Any, targets: Any, seed: int) -> tuple[list[Kind], dict[str, Any]]:
-    """Returns the kinds of sublayers, and for each stack the outputs [1 + kinds, batch, length, embed], first the complete
-    output, then the output without each kind.
+    """Returns the kinds of sublayers and, by stack, outputs [1 + kinds, batch, length, embed]: first of the complete
+    stack, then without each kind.
     """
     kinds: list[Kind] = []
 

@@ -275,7 +275,7 @@ class RemixerLM(LM):
             yield end if context == [-1] else context, continuation
 
     def _max_lengths(self) -> dict[str, int]:
-        """Returns the maximum lengths of context and continuation. Decoder-only rows have at least one context token."""
+        """Returns the maximum lengths of context and continuation. Decoder-only rows reserve one context token."""
         lengths = self.trained.lengths
         if self.model_type != batch_formats.DECODER_ONLY:
             return dict(lengths)
