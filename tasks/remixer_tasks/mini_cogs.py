@@ -62,6 +62,20 @@ DATIVE = _parse_verbs(
 UNERGATIVE = _parse_verbs('sleep slept, laugh laughed, run ran, dance danced, sing sang, wait waited, cry cried')
 UNACCUSATIVE = _parse_verbs('break broke, fall fell, burn burned, float floated, vanish vanished')
 CLAUSAL = _parse_verbs('say said, think thought, know knew, hope hoped, believe believed, dream dreamed')
+VERBS = {**TRANSITIVE, **DATIVE, **UNERGATIVE, **UNACCUSATIVE, **CLAUSAL}
+ROLES = ('agent', 'theme', 'recipient', 'ccomp')
+# Templates of clauses.
+ACTIVE, INTRANSITIVE, UNACCUSATIVE_CLAUSE = '{agent} {past} {theme}', '{agent} {past}', '{theme} {past}'
+PASSIVE, PASSIVE_WITH_AGENT = '{theme} was {participle}', '{theme} was {participle} by {agent}'
+DOUBLE_OBJECT, TO_DATIVE = '{agent} {past} {recipient} {theme}', '{agent} {past} {theme} to {recipient}'
+PASSIVE_DATIVE, EMBEDDED = '{theme} was {participle} to {recipient}', '{agent} {past} that {ccomp}'
+VERBS = {**TRANSITIVE, **DATIVE, **UNERGATIVE, **UNACCUSATIVE, **CLAUSAL}
+ROLES = ('agent', 'theme', 'recipient', 'ccomp')
+# Templates of clauses.
+ACTIVE, INTRANSITIVE, UNACCUSATIVE_CLAUSE = '{agent} {past} {theme}', '{agent} {past}', '{theme} {past}'
+PASSIVE, PASSIVE_WITH_AGENT = '{theme} was {participle}', '{theme} was {participle} by {agent}'
+DOUBLE_OBJECT, TO_DATIVE = '{agent} {past} {recipient} {theme}', '{agent} {past} {theme} to {recipient}'
+PASSIVE_DATIVE, EMBEDDED = '{theme} was {participle} to {recipient}', '{agent} {past} that {ccomp}'
 
 
 class Pair(NamedTuple):
@@ -91,55 +105,17 @@ def modify_noun(head: Phrase, preposition: str, place: Phrase) -> Phrase:
     return Phrase(f'{head.words} {preposition} {place.words}', f'{head.form} ( {preposition} {place.form} )')
 
 
-def active_clause(verb: str, agent: Phrase, theme: Phrase) -> Phrase:
-    return Phrase(f'{agent.words} {TRANSITIVE[verb][0]} {theme.words}', _logical_form(verb, agent=agent, theme=theme))
-
-
-def passive_clause(verb: str, theme: Phrase, agent: Phrase | None = None) -> Phrase:
-    words = f'{theme.words} was {TRANSITIVE[verb][1]}'
-    if agent is None:
-        return Phrase(words, _logical_form(verb, theme=theme))
-    return Phrase(f'{words} by {agent.words}', _logical_form(verb, agent=agent, theme=theme))
-
-
-def double_object_clause(verb: str, agent: Phrase, recipient: Phrase, theme: Phrase) -> Phrase:
-    """Builds a clause such as 'Emma gave the boy a cake'."""
-    words = f'{agent.words} {DATIVE[verb][0]} {recipient.words} {theme.words}'
-    return Phrase(words, _logical_form(verb, agent=agent, theme=theme, recipient=recipient))
-
-
-def dative_clause(verb: str, agent: Phrase, theme: Phrase, recipient: Phrase) -> Phrase:
-    """Builds a clause such as 'Emma gave a cake to the boy'."""
-    words = f'{agent.words} {DATIVE[verb][0]} {theme.words} to {recipient.words}'
-    return Phrase(words, _logical_form(verb, agent=agent, theme=theme, recipient=recipient))
-
-
-def passive_dative_clause(verb: str, theme: Phrase, recipient: Phrase) -> Phrase:
-    """Builds a clause such as 'a cake was given to the boy'."""
-    words = f'{theme.words} was {DATIVE[verb][1]} to {recipient.words}'
-    return Phrase(words, _logical_form(verb, theme=theme, recipient=recipient))
-
-
-def intransitive_clause(verb: str, subject: Phrase) -> Phrase:
-    if verb in UNERGATIVE:
-        return Phrase(f'{subject.words} {UNERGATIVE[verb][0]}', _logical_form(verb, agent=subject))
-    return Phrase(f'{subject.words} {UNACCUSATIVE[verb][0]}', _logical_form(verb, theme=subject))
-
-
-def embedded_clause(verb: str, agent: Phrase, clause: Phrase) -> Phrase:
-    """Builds a clause such as 'Emma said that ...'."""
-    return Phrase(
-        f'{agent.words} {CLAUSAL[verb][0]} that {clause.words}', _logical_form(verb, agent=agent, ccomp=clause)
-    )
+def make_clause(template: str, verb: str, **roles: Phrase) -> Phrase:
+    """Builds a clause such as 'Emma gave the boy a cake'. Its logical form lists the roles in the order of ROLES."""
+    past, participle = (*VERBS[verb], '')[:2]
+    words = template.format(past=past, participle=participle, **{role: phrase.words for role, phrase in roles.items()})
+    arguments = ' , '.join(f'{role} {roles[role].form}' for role in ROLES if role in roles)
+    return Phrase(words, f'{verb} ( {arguments} )')
 
 
 def pair(clause: Phrase, kind: str = '') -> Pair:
     """Converts a clause to a sentence and its logical form."""
     return Pair(f'{clause.words[0].upper()}{clause.words[1:]} .', clause.form, kind)
-
-
-def _logical_form(verb: str, **roles: Phrase) -> str:
-    return f'{verb} ( ' + ' , '.join(f'{role} {phrase.form}' for role, phrase in roles.items()) + ' )'
 
 
 class _Sampler:
@@ -180,15 +156,19 @@ class _Sampler:
         verb, dative_verb = self.choice(TRANSITIVE), self.choice(DATIVE)
         return self._random.choice(
             [
-                lambda: active_clause(verb, self.agent(), self.object()),
-                lambda: active_clause(verb, self.agent(), self.object()),
-                lambda: passive_clause(verb, self.theme(), self.person()),
-                lambda: passive_clause(verb, self.theme()),
-                lambda: double_object_clause(dative_verb, self.agent(), self.person(), self.noun(*THINGS)),
-                lambda: dative_clause(dative_verb, self.agent(), self.noun(*THINGS), self.person()),
-                lambda: passive_dative_clause(dative_verb, self.noun(*THINGS), self.person()),
-                lambda: intransitive_clause(self.choice(UNERGATIVE), self.agent()),
-                lambda: intransitive_clause(self.choice(UNACCUSATIVE), self.theme()),
+                lambda: make_clause(ACTIVE, verb, agent=self.agent(), theme=self.object()),
+                lambda: make_clause(ACTIVE, verb, agent=self.agent(), theme=self.object()),
+                lambda: make_clause(PASSIVE_WITH_AGENT, verb, theme=self.theme(), agent=self.person()),
+                lambda: make_clause(PASSIVE, verb, theme=self.theme()),
+                lambda: make_clause(
+                    DOUBLE_OBJECT, dative_verb, agent=self.agent(), recipient=self.person(), theme=self.noun(*THINGS)
+                ),
+                lambda: make_clause(
+                    TO_DATIVE, dative_verb, agent=self.agent(), theme=self.noun(*THINGS), recipient=self.person()
+                ),
+                lambda: make_clause(PASSIVE_DATIVE, dative_verb, theme=self.noun(*THINGS), recipient=self.person()),
+                lambda: make_clause(INTRANSITIVE, self.choice(UNERGATIVE), agent=self.agent()),
+                lambda: make_clause(UNACCUSATIVE_CLAUSE, self.choice(UNACCUSATIVE), theme=self.theme()),
             ]
         )()
 
@@ -196,23 +176,27 @@ class _Sampler:
         """Draws a training sentence, which has a nested clause with probability 1/3."""
         clause = self.clause()
         if self._random.random() < 1 / 3:
-            clause = embedded_clause(self.choice(CLAUSAL), self.agent(), clause)
+            clause = make_clause(EMBEDDED, self.choice(CLAUSAL), agent=self.agent(), ccomp=clause)
         return pair(clause)
 
     def new_passive(self) -> Pair:
         verb, theme = self.choice(TRANSITIVE), self.noun(*ONLY_AGENTS)
-        return pair(passive_clause(verb, theme, self.person() if self._random.random() < 0.5 else None), NEW_PASSIVE)
+        if self._random.random() < 0.5:
+            return pair(make_clause(PASSIVE_WITH_AGENT, verb, theme=theme, agent=self.person()), NEW_PASSIVE)
+        return pair(make_clause(PASSIVE, verb, theme=theme), NEW_PASSIVE)
 
     def new_agent(self) -> Pair:
-        return pair(active_clause(self.choice(TRANSITIVE), self.noun(*ONLY_OBJECTS), self.theme()), NEW_AGENT)
+        verb = self.choice(TRANSITIVE)
+        return pair(make_clause(ACTIVE, verb, agent=self.noun(*ONLY_OBJECTS), theme=self.theme()), NEW_AGENT)
 
     def deeper(self) -> Pair:
         verb = self.choice(TRANSITIVE)
         if self._random.random() < 0.5:
-            return pair(active_clause(verb, self.agent(), self.with_location(self.noun(*THINGS), depth=2)), DEEPER)
-        clause = active_clause(verb, self.agent(), self.theme())
+            agent, theme = self.agent(), self.with_location(self.noun(*THINGS), depth=2)
+            return pair(make_clause(ACTIVE, verb, agent=agent, theme=theme), DEEPER)
+        clause = make_clause(ACTIVE, verb, agent=self.agent(), theme=self.theme())
         for _ in range(2):
-            clause = embedded_clause(self.choice(CLAUSAL), self.agent(), clause)
+            clause = make_clause(EMBEDDED, self.choice(CLAUSAL), agent=self.agent(), ccomp=clause)
         return pair(clause, DEEPER)
 
 

@@ -6,35 +6,37 @@ import re
 import pytest
 
 from remixer_tasks import mini_cogs
-from remixer_tasks.mini_cogs import DEEPER, NEW_AGENT, NEW_PASSIVE, noun
+from remixer_tasks.mini_cogs import DEEPER, NEW_AGENT, NEW_PASSIVE, make_clause, noun
 
 
 def indefinite_noun(name):
     return noun(name, definite=False)
 
 
+EMMA = noun('Emma')
 CAKE_ON_A_TABLE = mini_cogs.modify_noun(noun('cake'), 'on', indefinite_noun('table'))
-FOX_WAS_FOUND = mini_cogs.passive_clause('find', noun('fox'), indefinite_noun('boy'))
+FOX_WAS_FOUND = make_clause(mini_cogs.PASSIVE_WITH_AGENT, 'find', theme=noun('fox'), agent=indefinite_noun('boy'))
 GIFT = 'give ( agent Emma , theme cake , recipient * boy )'
 # fmt: off
 WRITTEN_BY_HAND = [
-    (mini_cogs.active_clause('see', noun('girl'), indefinite_noun('cake')),
+    (make_clause(mini_cogs.ACTIVE, 'see', agent=noun('girl'), theme=indefinite_noun('cake')),
      'The girl saw a cake .', 'see ( agent * girl , theme cake )'),
-    (mini_cogs.active_clause('hide', noun('Emma'), CAKE_ON_A_TABLE),
+    (make_clause(mini_cogs.ACTIVE, 'hide', agent=EMMA, theme=CAKE_ON_A_TABLE),
      'Emma hid the cake on a table .', 'hide ( agent Emma , theme * cake ( on table ) )'),
-    (mini_cogs.passive_clause('draw', indefinite_noun('fox')), 'A fox was drawn .', 'draw ( theme fox )'),
-    (mini_cogs.passive_clause('draw', noun('fox'), noun('Emma')),
+    (make_clause(mini_cogs.PASSIVE, 'draw', theme=indefinite_noun('fox')), 'A fox was drawn .', 'draw ( theme fox )'),
+    (make_clause(mini_cogs.PASSIVE_WITH_AGENT, 'draw', theme=noun('fox'), agent=EMMA),
      'The fox was drawn by Emma .', 'draw ( agent Emma , theme * fox )'),
-    (mini_cogs.double_object_clause('give', noun('Emma'), noun('boy'), indefinite_noun('cake')),
+    (make_clause(mini_cogs.DOUBLE_OBJECT, 'give', agent=EMMA, recipient=noun('boy'), theme=indefinite_noun('cake')),
      'Emma gave the boy a cake .', GIFT),
-    (mini_cogs.dative_clause('give', noun('Emma'), indefinite_noun('cake'), noun('boy')),
+    (make_clause(mini_cogs.TO_DATIVE, 'give', agent=EMMA, theme=indefinite_noun('cake'), recipient=noun('boy')),
      'Emma gave a cake to the boy .', GIFT),
-    (mini_cogs.passive_dative_clause('send', noun('letter'), noun('Noah')),
+    (make_clause(mini_cogs.PASSIVE_DATIVE, 'send', theme=noun('letter'), recipient=noun('Noah')),
      'The letter was sent to Noah .', 'send ( theme * letter , recipient Noah )'),
-    (mini_cogs.intransitive_clause('sleep', noun('dog')), 'The dog slept .', 'sleep ( agent * dog )'),
-    (mini_cogs.intransitive_clause('break', noun('vase')), 'The vase broke .', 'break ( theme * vase )'),
-    (mini_cogs.embedded_clause('say', noun('Emma'), FOX_WAS_FOUND), 'Emma said that the fox was found by a boy .',
-     'say ( agent Emma , ccomp find ( agent boy , theme * fox ) )'),
+    (make_clause(mini_cogs.INTRANSITIVE, 'sleep', agent=noun('dog')), 'The dog slept .', 'sleep ( agent * dog )'),
+    (make_clause(mini_cogs.UNACCUSATIVE_CLAUSE, 'break', theme=noun('vase')),
+     'The vase broke .', 'break ( theme * vase )'),
+    (make_clause(mini_cogs.EMBEDDED, 'say', agent=EMMA, ccomp=FOX_WAS_FOUND),
+     'Emma said that the fox was found by a boy .', 'say ( agent Emma , ccomp find ( agent boy , theme * fox ) )'),
 ]
 # fmt: on
 
