@@ -23,10 +23,10 @@ def sha256(content):
     return hashlib.sha256(content).hexdigest()
 
 
-def archive(**additional: bytes) -> bytes:
+def archive() -> bytes:
     out = io.BytesIO()
     with zipfile.ZipFile(out, 'w') as file:
-        for name, content in {'Toy/a.tsv': CONTENT['a.tsv'], 'Toy/b.tsv': CONTENT['b.tsv'], **additional}.items():
+        for name, content in {'Toy/a.tsv': CONTENT['a.tsv'], 'Toy/b.tsv': CONTENT['b.tsv']}.items():
             file.writestr(name, content)
     return out.getvalue()
 
@@ -95,7 +95,7 @@ def plain(server, monkeypatch):
 
 @pytest.fixture
 def zipped(server, monkeypatch):
-    server.files = {'Toy.zip': archive(**{'__MACOSX/._a': b'', 'Toy/.hidden': b'', 'Toy/no\r': b''})}
+    server.files = {'Toy.zip': archive()}
     register_dataset(
         monkeypatch, [Download(server.url('Toy.zip'), sha256(server.files['Toy.zip']), 'toy', unzip=True)], 'Toy/'
     )
@@ -143,16 +143,13 @@ def test_leftovers_of_a_killed_download_are_ignored(plain, server, cache_folder)
     [
         ('plain', 'changed', 'must have SHA-256 .* got'),
         ('zipped', 'changed', 'must have SHA-256 .* got'),
-        ('plain', 'endless', 'must have at most 1.1 MB'),
-        ('plain', 'truncated', 'the connection ended after 600,000 of 1,200,000 bytes'),
+        ('plain', 'truncated', 'must have SHA-256 .* got'),
     ],
 )
-def test_a_faulty_download_leaves_nothing(kind, fault, message, request, server, monkeypatch, cache_folder):
+def test_a_faulty_download_leaves_nothing(kind, fault, message, request, server, cache_folder):
     request.getfixturevalue(kind)
     if fault == 'changed':
         server.files = {name: content + b'!' for name, content in server.files.items()}
-    elif fault == 'endless':
-        monkeypatch.setattr(download, '_LARGEST', 1_100_000)
     else:
         server.truncated.add('a.tsv')
     with pytest.raises(UserError, match=message):
@@ -162,7 +159,7 @@ def test_a_faulty_download_leaves_nothing(kind, fault, message, request, server,
 
 def test_a_repeated_command_downloads_only_the_missing_file(plain, server, cache_folder):
     content = server.files.pop('b.tsv')
-    with pytest.raises(UserError, match='the server returned 404 Gone; .* --from DIR'):
+    with pytest.raises(UserError, match='cannot be read .Gone.*--from DIR'):
         download.download_files('toy')
     assert tree(cache_folder) == {'data/toy/a.tsv': CONTENT['a.tsv']}
     server.files['b.tsv'] = content
@@ -238,7 +235,7 @@ def test_another_folder_that_is_read_first_is_reported(plain, tmp_path, monkeypa
     [
         ('toy', ['cannot write to', 'DATA_DIR']),
         ('abductive_nli_v001', ['put abductive_nli/train.jsonl + abductive_nli/train-labels.lst, ', 'into /dev/null']),
-        ('conjnly', ["got 'conjnly'; the nearest names are conjnli, conj_nli"]),
+        ('conjnly', ["got 'conjnly'; did you mean conjnli?"]),
     ],
 )
 def test_impossible_downloads_are_reported(plain, name, expected):

@@ -4,7 +4,6 @@ This package contains the SHA-256 of each file or archive. A file is moved to th
 SHA-256 has been verified, and never replaces an existing file.
 """
 
-import difflib
 import hashlib
 import http.client
 import os
@@ -16,7 +15,7 @@ import zipfile
 from pathlib import Path
 
 from remixer_t5x import temporary
-from remixer_t5x.errors import UserError
+from remixer_t5x.errors import UserError, nearest
 from remixer_tasks import catalogue
 from remixer_tasks.benchmarks import data_files
 from remixer_tasks.benchmarks.text_task import Dataset, Download
@@ -25,8 +24,6 @@ from remixer_tasks.files.notice import Notice
 _CHUNK = 1 << 20
 # Maximum time in seconds without data from the server.
 _TIMEOUT_SECONDS = 30
-# Maximum file size in bytes; the largest published file has 0.4 GB.
-_LARGEST = 20 * 10**9
 
 
 def download_files(name: str, source: str | None = None, data_dir: str | None = None) -> list[str]:
@@ -69,9 +66,8 @@ def find_dataset(name: str) -> Dataset:
     """Returns the data set `name`, or the data set of the task `name`. Raises UserError for an unknown name."""
     named = {**catalogue.DATASETS, **{task.name: task.dataset for task in catalogue.TASKS.values()}}
     if name not in named:
-        near = difflib.get_close_matches(str(name), named, n=3, cutoff=0.4)
-        advice = f'the nearest names are {", ".join(near)}' if near else 'run remixer-t5x data list for all names'
-        raise UserError(f'NAME must be a task or data set, got {name!r}; {advice}')
+        advice = nearest(name, named) or '; run remixer-t5x data list for all names'
+        raise UserError(f'NAME must be a task or data set, got {name!r}{advice}')
     return named[name]
 
 
@@ -117,9 +113,7 @@ def _fetch_file(dataset: Dataset, download: Download, folder: Path, source: str 
                 return True
             extracted = temporary_folder / 'extracted'
             with zipfile.ZipFile(file) as archive:
-                for name in archive.namelist():
-                    if not _is_system_file(name):
-                        archive.extract(name, extracted)
+                archive.extractall(extracted)
             for path in sorted(path for path in extracted.rglob('*') if path.is_file()):
                 _move_into_place(path, target / path.relative_to(extracted))
     except OSError as error:
@@ -128,12 +122,6 @@ def _fetch_file(dataset: Dataset, download: Download, folder: Path, source: str 
             'folder with free space'
         ) from error
     return True
-
-
-def _is_system_file(name: str) -> bool:
-    """Returns whether the file was added to the archive by the operating system, as in '__MACOSX/'."""
-    parts = name.split('/')
-    return parts[0] == '__MACOSX' or parts[-1].startswith('.') or not name.isprintable()
 
 
 def _move_into_place(file: Path, target_file: Path) -> None:
@@ -152,17 +140,8 @@ def _download(url: str, file: Path, offline: str) -> None:
             length = int(response.headers.get('Content-Length') or 0)
             while chunk := response.read(_CHUNK):
                 out.write(chunk)
-                if out.tell() > _LARGEST:
-                    raise UserError(
-                        f'{file.name} must have at most {_megabytes(_LARGEST)}, so it is not the published file'
-                    )
                 notice.update(lambda: f'{_megabytes(out.tell())} of {_megabytes(length)}')
-            size = out.tell()
-        if length and size != length:
-            raise UserError(f'{url}: the connection ended after {size:,} of {length:,} bytes; run the command again')
-        result = _megabytes(size)
-    except urllib.error.HTTPError as error:
-        raise UserError(f'{url}: the server returned {error.code} {error.reason}; {offline}') from error
+            result = _megabytes(out.tell())
     except (urllib.error.URLError, TimeoutError, ConnectionError, http.client.HTTPException) as error:
         cause = getattr(error, 'reason', error)
         raise UserError(
