@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import os
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from remixer_t5x import tf_data
-from remixer_t5x.errors import UserError
+from remixer_t5x.errors import UserError, nearest
 from remixer_t5x.lazy import seqio
 from remixer_tasks.benchmarks import cogs, data_files, generation, glue, nli, super_glue, winograd
 from remixer_tasks.benchmarks.text_task import Dataset, TextTask
@@ -36,8 +35,8 @@ def task(name: str, vocabulary: seqio.Vocabulary, data_dir: str | None = None) -
 def find_task(name: str) -> TextTask:
     """Returns the `TextTask` with this name. Raises UserError for an unknown name, and suggests the nearest names."""
     if name not in TASKS:
-        near = difflib.get_close_matches(str(name), TASKS, n=3, cutoff=0.4) or list(TASKS)[:3]
-        raise UserError(f'TASK must be the name of a task, got {name!r}; the nearest names are {", ".join(near)}')
+        advice = nearest(str(name), TASKS) or '; run remixer-t5x data list for all names'
+        raise UserError(f'TASK must be the name of a task, got {name!r}{advice}')
     return TASKS[name]
 
 

@@ -104,7 +104,6 @@ def multi_task(
         vocabulary: vocabulary of the other tasks; None uses the vocabulary of `unsupervised`.
     """
     vocabulary = vocabulary or unsupervised.output_features['targets'].vocabulary
-    ranges.check_value('MAXIMUM_RATE', maximum, ranges.Positive)
     rates = {task: min(rate, maximum) for task, rate in {**GLUE, **SUPER_GLUE, **SQUAD}.items()}
     return _build_mixture('mt_v001_mix', rates, vocabulary, data_dir, excluded, [(unsupervised, unsupervised_rate)])
 

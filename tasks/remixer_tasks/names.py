@@ -7,14 +7,13 @@ contains a name, the registered task is used. `remixer_tasks.registered` adds al
 
 from __future__ import annotations
 
-import difflib
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from remixer_t5x import ranges
-from remixer_t5x.errors import UserError
+from remixer_t5x.errors import UserError, nearest
 from remixer_t5x.lazy import seqio
 from remixer_tasks import c4, catalogue, mixtures, pretraining, python_docs, vocabularies
 
@@ -126,10 +125,9 @@ def find_task(name: str, vocabulary: seqio.Vocabulary | None = None, data_dir: s
     """
     if name not in MAKERS:
         known = sorted({*MAKERS, *seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()})
-        near = difflib.get_close_matches(name, known, n=3, cutoff=0.4) or known[:5]
         raise UserError(
-            f'MIXTURE_OR_TASK_NAME must be a known task or mixture, got {name!r}; the nearest known names are '
-            f'{", ".join(near)}; to register your own tasks, import their module in a gin file'
+            f'MIXTURE_OR_TASK_NAME must be a known task or mixture, got {name!r}{nearest(name, known)}; to register '
+            'your own tasks, import their module in a gin file'
         )
     return MAKERS[name](vocabulary or vocabularies.sentencepiece(), data_dir)
 
@@ -186,8 +184,7 @@ def mixture(
     if unknown := sorted(set(fixed_rates) - set(by_name)):
         raise UserError(f'RATES must contain only tasks in TASKS ({", ".join(by_name)}), got {", ".join(unknown)}')
     for task_name, rate in fixed_rates.items():
-        if isinstance(rate, bool) or not isinstance(rate, int | float) or rate < 0:
-            raise UserError(f'the rate of {task_name} in RATES must be a non-negative number, got {rate!r}')
+        ranges.check_value(f'the rate of {task_name} in RATES', rate, ranges.NonNegative)
     ranges.check_value('MIXING_TEMPERATURE', temperature, ranges.Positive)
     ranges.check_value('MAXIMUM_RATE', maximum, ranges.Positive | None)
 

@@ -188,7 +188,7 @@ def test_invalid_rows_are_rejected_with_file_and_line(tmp_path, cache_folder, fi
 @pytest.mark.parametrize(
     ('call', 'message'),
     [
-        (lambda folder: catalogue.find_task('super_glue_rte'), 'the nearest names are super_glue_rte_v102'),
+        (lambda folder: catalogue.find_task('super_glue_rte'), 'did you mean super_glue_rte_v102'),
         (
             lambda folder: catalogue.read_examples('cogs_v001', 'train', 1, folder),
             'cogs/train.tsv in .*; set DATA_DIR .*, or run remixer-t5x data get cogs',
