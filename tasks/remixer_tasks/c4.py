@@ -16,14 +16,7 @@ from remixer_tasks.corpora.text_corpus import TRAIN, VALIDATION
 
 @dataclasses.dataclass(frozen=True)
 class TfdsCorpus:
-    """A prepared TensorFlow Dataset with a feature 'text'.
-
-    Attributes:
-        name: data set, config and version, as in 'c4/en:3.1.0'.
-        data_dir: folder of the prepared data set; None uses TFDS_DATA_DIR.
-        train: training split or TFDS slice.
-        validation: evaluation split or TFDS slice.
-    """
+    """A prepared TensorFlow Dataset with a feature 'text'; `train` and `validation` are splits or TFDS slices."""
 
     name: str
     data_dir: str | None
@@ -31,7 +24,7 @@ class TfdsCorpus:
     validation: str
 
     @property
-    def identity(self) -> str:
+    def training_identity(self) -> str:
         return repr(self)
 
     def source(self, order: int = 0) -> seqio.DataSource:
@@ -46,10 +39,10 @@ class TfdsCorpus:
 
 
 def corpus(
-    name: str = 'c4/en:3.1.0',
-    data_dir: str | None = None,
-    train: str = 'train',
-    validation: str = 'validation',
+    name: str = 'c4/en:3.1.0', data_dir: str | None = None, train: str = 'train', validation: str = 'validation'
 ) -> TfdsCorpus:
-    """Returns C4, or another TFDS data set with a feature 'text', without opening a file; see `TfdsCorpus`."""
+    """Returns C4, or another TFDS data set with a feature 'text', without opening a file.
+
+    `data_dir` is the folder of the prepared data set; None uses TFDS_DATA_DIR.
+    """
     return TfdsCorpus(name, data_dir, train, validation)

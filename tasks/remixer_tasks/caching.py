@@ -97,14 +97,12 @@ def read_cached_splits(task: seqio.Task, directory: str) -> list[CachedSplit]:
 def write(task: seqio.Task, directory: str, note: str, shards: int = 64, beam_options: str | None = None) -> None:
     """Caches every split of the task in `directory`, a local or gs:// path that all workers can write.
 
+    Raises UserError if the task cannot be cached, the folder contains other files, or the pipeline fails.
+
     Args:
         note: one line to write to COMPLETED, which describes the vocabulary.
         shards: number of files per split; a source with more files is cached in as many files.
         beam_options: Beam's pipeline options as a command line; None runs the pipeline in this process.
-
-    Raises:
-        UserError: the task does not support caching or is streamed, Beam is not installed or rejects the options, the
-            data cannot be read, the folder contains other files, or the pipeline failed.
     """
     from remixer_tasks.corpora import sources
 
@@ -164,7 +162,6 @@ def _write_completed(outputs: list[Any], path: str, note: str) -> None:
 
 
 def _create_pipeline(beam_options: str | None) -> Any:
-    """Returns an empty pipeline. Raises UserError if Beam is missing or rejects the options."""
     beam = import_optional('apache_beam', 'data cache', 'beam')
     from apache_beam.options.pipeline_options import PipelineOptions
 
@@ -205,7 +202,6 @@ def _temporarily_registered(task: seqio.Task) -> Iterator[None]:
 
 
 def _register_in_worker(task: seqio.Task) -> None:
-    """Registers the task in a worker, which may be another process."""
     if task.name not in seqio.TaskRegistry.names():
         seqio.TaskRegistry.add_provider(task.name, task)
 

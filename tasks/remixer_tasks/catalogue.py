@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -20,20 +19,17 @@ _SUITES = (super_glue, winograd, glue, nli, cogs, generation)
 _ALL = (*(task for suite in _SUITES for task in suite.TASKS), *super_glue.FEW_SHOT, *winograd.FEW_SHOT)
 TASKS: dict[str, TextTask] = {task.name: task for task in _ALL}
 DATASETS: dict[str, Dataset] = {task.dataset.name: task.dataset for task in TASKS.values()}
-# Maximum size of published files whose examples are counted; counting takes a few hundredths of a second.
+# Maximum size of published files whose examples are counted.
 _MAX_COUNTED_BYTES = 1_000_000
 
 
 def task(name: str, vocabulary: seqio.Vocabulary, data_dir: str | None = None) -> seqio.Task:
-    """Returns the seqio task `name` without opening a file; `data_files` defines which folders contain its data.
-
-    Raises UserError for an unknown name, and suggests the nearest known names.
-    """
+    """Returns the seqio task `name` without opening a file. Raises UserError for an unknown name."""
     return find_task(name).build(vocabulary, data_dir)
 
 
 def find_task(name: str) -> TextTask:
-    """Returns the `TextTask` with this name. Raises UserError for an unknown name, and suggests the nearest names."""
+    """Returns the `TextTask` with this name. Raises UserError for an unknown name."""
     if name not in TASKS:
         advice = nearest(str(name), TASKS) or '; run remixer-t5x data list for all names'
         raise UserError(f'TASK must be the name of a task, got {name!r}{advice}')
@@ -55,12 +51,7 @@ def download_folder(data_dir: str | None = None) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class SplitStatus:
-    """A split of a task.
-
-    Attributes:
-        origin: TFDS folder or files of the split; None if there are none.
-        amount: number of examples before preprocessing, as in '250', or file size, as in '12 MB', if counting is slow.
-    """
+    """A split of a task, its TFDS folder or files, and its number of examples ('250') or file size ('12 MB')."""
 
     name: str
     origin: str | None
@@ -69,7 +60,7 @@ class SplitStatus:
 
 @dataclasses.dataclass(frozen=True)
 class TaskStatus:
-    """The name and splits of a task; `has_download` is true if `download.download_files` can fetch its data."""
+    """A task, its splits, and whether `download.download_files` can fetch its data."""
 
     name: str
     splits: Sequence[SplitStatus]
@@ -78,23 +69,15 @@ class TaskStatus:
 
 def read_statuses(data_dir: str | None = None) -> list[TaskStatus]:
     """Returns the status of every labelled task, in the order of the catalogue."""
-
-    @functools.cache
-    def splits(name: str) -> list[SplitStatus]:
-        origins = locate_splits(DATASETS[name], data_dir).items()
-        return [
-            SplitStatus(split, origin, _describe_size(DATASETS[name], split, data_dir) if origin else '')
-            for split, origin in origins
-        ]
-
-    return [
-        TaskStatus(
-            task.name,
-            [split for split in splits(task.dataset.name) if task.splits is None or split.name in task.splits],
-            bool(task.dataset.downloads),
-        )
-        for task in TASKS.values()
-    ]
+    statuses = []
+    for task in TASKS.values():
+        source = task.source(data_dir)
+        splits = []
+        for split in source.splits:
+            origin = source.origin(split)
+            splits.append(SplitStatus(split, origin, _describe_size(task.dataset, split, data_dir) if origin else ''))
+        statuses.append(TaskStatus(task.name, splits, bool(task.dataset.downloads)))
+    return statuses
 
 
 def _describe_size(dataset: Dataset, split: str, data_dir: str | None) -> str:

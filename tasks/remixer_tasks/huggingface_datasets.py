@@ -58,9 +58,9 @@ class HubDataset:
     strict: bool = False
 
     def corpus(self, kind: tuple[str, ...], document: Callable[[Row], str]) -> ParsedCorpus:
-        """Returns a corpus with a document for each row. If `document` raises ValueError, the row is malformed.
+        """Returns a corpus with a document for each row; `kind` identifies the function `document` in cache keys.
 
-        `kind` identifies the function `document` in cache keys.
+        If `document` raises ValueError, the row is malformed.
         """
         read = functools.partial(self._read_documents, document)
         return ParsedCorpus(
@@ -82,7 +82,7 @@ class HubDataset:
         )
 
     def _fingerprint(self) -> list[Any]:
-        """Returns values that identify the version of the data; if they are equal, the data is unchanged."""
+        """Returns values that change if the data may have changed."""
         files = sorted(path for path in Path(self.path).expanduser().rglob('*') if path.is_file())
         settings = [self.path, self.name, self.revision, self.train_split, self.validation_split]
         return [*settings, *(cache.file_state(str(path)) for path in files)]
@@ -194,14 +194,7 @@ def _load_splits(builder: Any, streaming: bool) -> tuple[Mapping[str, Any], Mapp
 
 @dataclasses.dataclass(frozen=True)
 class _RowParser:
-    """Converts rows of a data set to texts.
-
-    Attributes:
-        where: the data set and split, for messages.
-        features: features of the data set; class labels are replaced by their names.
-        document: converts a row to a text.
-        malformed: records the rows without a text.
-    """
+    """Converts rows to texts with `document`, and class labels to their names; `where` is the data set in messages."""
 
     where: str
     features: Mapping[str, Any] | None

@@ -57,7 +57,7 @@ def corpus(
 
 
 def describe(paths: Sequence[str]) -> str:
-    """Returns a name for a corpus of these files, for messages."""
+    """Returns the name of a corpus of these files in messages."""
     return paths[0] if len(paths) == 1 else f'{len(paths)} files ({paths[0]}, ...)'
 
 

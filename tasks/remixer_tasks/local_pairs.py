@@ -75,9 +75,6 @@ def corpus(
         read_validation=functools.partial(read, held_out) if held_out else None,
         validation_fraction=validation_fraction,
         strict=strict,
-        document_noun='row',
-        hold_out_advice='set VALIDATION_PAIRS, or add rows',
-        empty_advice='use files with rows, and check PAIRS_FORMAT, DELIMITER and ENCODING',
     )
 
 
@@ -125,14 +122,9 @@ def evaluated(
 ) -> seqio.Task | list[seqio.Task]:
     """Returns `task` and an evaluation task for each entry of `files`, as in {'dev': 'dev.tsv', 'hard': 'hard/*.tsv'}.
 
-    The entry 'dev' adds the task NAME_dev, whose split `validation` contains all rows of its files. No file is opened.
-    If `files` is None or empty, only `task` is returned.
-
-    Args:
-        task: the training task.
-        files: maps names to paths or globs.
-        read: function that reads a corpus: `corpus` with the settings of the training task.
-        make: function that builds a task: `text_pairs.task` with the settings of the training task.
+    The entry 'dev' adds the task NAME_dev, whose split `validation` contains all rows of its files. If `files` is None
+    or empty, only `task` is returned. `read` is `corpus` and `make` is `text_pairs.task`, both with the settings of the
+    training task.
     """
     if not files:
         return task

@@ -8,7 +8,6 @@ task with rate 0 is only evaluated. In all functions, `data_dir` is the folder o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from remixer_t5x import ranges
 from remixer_t5x.errors import UserError
@@ -58,14 +57,6 @@ ENTAILMENT = {
     'glue_qnli_v002': 104_743,
 }
 SQUAD = {'squad_v010_allanswers': 87_599}
-
-
-def labelled_mixture(name: str, tasks: Sequence[tuple[Any, Any]]) -> seqio.Mixture:
-    """Returns a mixture of (task, rate) pairs; creating its dataset raises UserError if a task has no data."""
-    # Imported lazily, because `sources` imports seqio.
-    from remixer_tasks.benchmarks.sources import LabelledMixture
-
-    return LabelledMixture(name, tasks)
 
 
 def glue(vocabulary: seqio.Vocabulary, data_dir: str | None = None, excluded: Sequence[str] = ()) -> seqio.Mixture:
@@ -143,4 +134,4 @@ def _build_mixture(
     tasks = [*more, *((catalogue.task(task, vocabulary, data_dir), rate) for task, rate in chosen.items())]
     if not sum(rate for _, rate in tasks):
         raise UserError(f'EXCLUDED_TASKS must leave at least one training task of {name}, got {", ".join(excluded)}')
-    return labelled_mixture(name, tasks)
+    return seqio.Mixture(name, tasks)

@@ -51,7 +51,7 @@ def _mixture_maker(name: str, tasks: Sequence[str], rate: Any, unsupervised: Any
         rates = [(catalogue.task(task, vocabulary, data_dir), rate) for task in tasks]
         if unsupervised is not None:
             rates.insert(0, (MAKERS[UNSUPERVISED](vocabulary, data_dir), unsupervised))
-        return mixtures.labelled_mixture(name, rates)
+        return seqio.Mixture(name, rates)
 
     return make
 
@@ -118,10 +118,9 @@ MAKERS['python_docs_v001_span_corruption'] = lambda vocabulary, data_dir: _pytho
 
 
 def find_task(name: str, vocabulary: seqio.Vocabulary | None = None, data_dir: str | None = None) -> Provider:
-    """Returns the task or mixture with this name, without opening a file.
+    """Returns the task or mixture with this name, without opening a file. Raises UserError for an unknown name.
 
-    If `vocabulary` is None, T5's vocabulary is used. `data_dir` is the folder of the data; None searches the default
-    folders. Raises UserError for an unknown name, and suggests the nearest known names.
+    If `vocabulary` is None, T5's vocabulary is used. If `data_dir` is None, the default folders are searched.
     """
     if name not in MAKERS:
         known = sorted({*MAKERS, *seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()})
@@ -193,7 +192,7 @@ def mixture(
             return float(fixed_rates[task.name])
         return min(mixtures.count_examples(task), maximum or math.inf) ** (1 / temperature)
 
-    return mixtures.labelled_mixture(name, [(task, compute_rate) for task in by_name.values()])
+    return seqio.Mixture(name, [(task, compute_rate) for task in by_name.values()])
 
 
 def vocabulary_of(task: str | seqio.Task | seqio.Mixture) -> seqio.Vocabulary:

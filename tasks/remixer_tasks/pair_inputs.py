@@ -32,7 +32,6 @@ def texts(
         lines: the input file, a `text_inputs.TextInputs`.
         template: the template, or None if the lines are complete texts.
         delimiter: delimiter of columns in TSV and CSV files; None uses a tab or a comma.
-        encoding: text encoding of the file.
         targets: the template of the targets in finetuning, if any. As in finetuning, columns of TSV and CSV files are
             numbered only if all columns of both templates are numbers. The file need not have the targets.
     """

@@ -5,6 +5,7 @@ imported.
 """
 
 import ast
+import contextlib
 import os
 import sys
 import sysconfig
@@ -35,7 +36,11 @@ def corpus(validation_fraction: float = 0.05) -> ParsedCorpus:
 
 def read(malformed: BadRecords) -> Iterator[str]:
     """Yields pydoc's topics, then the docstrings of every module and of its top-level classes and functions."""
-    yield from topics()
+    # Some slim installations have no topics, which are chapters of the language reference.
+    with contextlib.suppress(ImportError):
+        from pydoc_data.topics import topics
+
+        yield from (topics[name].strip() for name in sorted(topics))
     root = Path(sysconfig.get_path('stdlib'))
     for path in _find_modules(root):
         try:
@@ -45,16 +50,6 @@ def read(malformed: BadRecords) -> Iterator[str]:
             continue
         name = '.'.join(path.relative_to(root).with_suffix('').parts).removesuffix('.__init__')
         yield from docstrings(tree, name)
-
-
-def topics() -> Iterator[str]:
-    """Yields pydoc's topics, which are chapters of the language reference. Some slim installations have none."""
-    try:
-        from pydoc_data.topics import topics as by_name
-    except ImportError:
-        return
-    for name in sorted(by_name):
-        yield by_name[name].strip()
 
 
 def docstrings(tree: ast.Module, name: str) -> Iterator[str]:

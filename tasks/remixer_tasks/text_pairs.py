@@ -54,7 +54,7 @@ class Template:
             raise UserError(f"{self.macro} must have columns in braces, as in 'answer: {{label}}', got {self.text!r}")
 
     def _parts(self) -> Iterator[tuple[bool, str]]:
-        """Yields (is_column, text) for each part of the template, where `text` is a column name or literal text."""
+        """Yields (is_column, column name or literal text) for each part of the template."""
         if not set(self.text) & set('{}'):
             yield True, self.text
             return
@@ -82,9 +82,7 @@ class Template:
         known = [*names]
         absent = next(name for name in self.columns if name not in known)
         shown = ', '.join(ascii(name)[:60] for name in known[:20]) + (', ...' if len(known) > 20 else '')
-        hint = ''
-        if len(known) == 1 and (separator := re.search('[;\t|,]', known[0])):
-            hint = f'; if {separator[0]!r} separates the columns, set DELIMITER = {separator[0]!r}'
+        hint = '; check DELIMITER' if len(known) == 1 else ''
         return UserError(f'{self.macro} must use columns of {data} ({shown}), got {absent!r} in {self.text!r}{hint}')
 
 
@@ -131,12 +129,7 @@ def fill_pair(
     longest: int | None = None,
     columns: Sequence[str] = (),
 ) -> KeyedDocument:
-    """Encodes the pair of a row. The split depends on the values in the columns, not on the text of the templates.
-
-    Raises:
-        UnusableRow: a column of a template is missing, empty, or neither a text nor a number.
-        ValueError: see `encode_pair`.
-    """
+    """Encodes the pair of a row. The split depends on the values in the columns, not on the text of the templates."""
     pair = KeyedDocument(encode_pair(templates[0].fill(row), templates[1].fill(row), longest, columns))
     names = sorted({name for template in templates for name in template.columns})
     # Rows that differ only in other columns have the same text, so they must be in the same split.
@@ -188,13 +181,13 @@ def task(
 ) -> seqio.Task:
     """Returns a task with the splits `train` and `validation`, whose inputs and targets end with EOS.
 
-    No file is opened and no vocabulary is trained before the first dataset is created. Raises UserError for unknown
-    metrics.
-
     Args:
         metrics: names of metrics in `text_metrics.NAMED`.
         columns: additional columns of the rows, which are written with the predictions.
         metrics_by: name of a column; each metric is also computed for each value of this column.
+
+    Raises:
+        UserError: a metric is unknown.
     """
     metric_fns, names = text_metrics.select_metrics(metrics), column_names(columns, metrics_by)
     postprocess = text_metrics.keep_group(metrics_by) if metrics_by else None

@@ -69,14 +69,10 @@ def wordpiece(path: str) -> WordPieceVocabulary:
 
 
 def huggingface_tokenizer(path: str, end: str | None = None, shifted: bool = False) -> HuggingFaceTokenizer:
-    """Loads the vocabulary of a `tokenizer.json`, such as those of Llama, Gemma and ModernBERT.
+    """Loads the vocabulary of a `tokenizer.json`, such as Llama's; requires the package tokenizers.
 
-    Requires the package tokenizers.
-
-    Args:
-        path: the tokenizer.json.
-        end: the end token, such as '</s>'; None uses the end token that the files specify.
-        shifted: whether to add 1 to the ids, for files in which id 0 is not padding.
+    `end` is the end token, such as '</s>'; None uses the end token that the files specify. `shifted` adds 1 to the ids,
+    for files in which id 0 is not padding.
     """
     return HuggingFaceTokenizer(path, end, shifted)
 
@@ -90,21 +86,12 @@ def byte_pairs(folder: str, end_id: int = 50256) -> BytePairs:
 
 
 def trained(
-    corpus: Corpus,
-    vocab_size: ranges.Count,
-    extra_ids: int = SENTINELS,
-    at_most: bool = False,
+    corpus: Corpus, vocab_size: ranges.Count, extra_ids: int = SENTINELS, at_most: bool = False
 ) -> SentencePiece:
     """Returns a SentencePiece vocabulary of `vocab_size` ids, with sentinels, trained on `corpus` and cached.
 
-    Args:
-        corpus: the documents to train on.
-        vocab_size: number of ids, including sentinels.
-        extra_ids: number of sentinels.
-        at_most: whether the vocabulary may be smaller if the text is too small for `vocab_size` ids.
-
-    Raises:
-        UserError: `vocab_size` is too small. The first use raises UserError if it is too large for the text.
+    Raises UserError if `vocab_size` is too small. At first use, raises UserError if `vocab_size` is too large for the
+    text, unless `at_most` allows a smaller vocabulary.
     """
     smallest = extra_ids + 128
     if vocab_size < smallest:

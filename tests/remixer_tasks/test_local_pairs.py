@@ -228,7 +228,7 @@ UNCLOSED = [*(f'q{i},a{i}' for i in range(30)), '"never closed,no', *(f'q{i},a{i
             r"one JSON object on each line; run jq -c '.\[\]'",
         ),
         ('a.csv', gzip.compress(b'q,a\nb,c\n', mtime=0), 'column names cannot be read'),
-        ('a.csv', b'q;a\nb;c\n', "data .'q;a'.*if ';' separates the columns, set DELIMITER = ';'"),
+        ('a.csv', b'q;a\nb;c\n', "data .'q;a'.*check DELIMITER"),
         ('a.csv', b'q,a,q\n1,2,3\n', "must have different names, got 'q' twice"),
         (
             'a.csv',
@@ -238,7 +238,7 @@ UNCLOSED = [*(f'q{i},a{i}' for i in range(30)), '"never closed,no', *(f'q{i},a{i
         ('a.txt', b'a', 'set PAIRS_FORMAT to one of jsonl, tsv, csv, parquet'),
         ('a.csv.gz', b'no gzip', 'damaged gzip file'),
         ('a.parquet', b'no parquet', 'not a Parquet file'),
-        ('a.jsonl', GOOD_ROW.encode() * 40, 'all 40 rows of .* are equal; set VALIDATION_PAIRS, or add rows'),
+        ('a.jsonl', GOOD_ROW.encode() * 40, 'all 40 documents of .* are equal; set .*VALIDATION_PAIRS'),
     ],
 )
 def test_an_unusable_file_is_rejected_with_a_hint(tmp_path, name, content, message):

@@ -126,7 +126,7 @@ def _read_vocabulary_texts(data_dir: str | None, positions: int) -> Iterator[str
 
 
 def _read_texts(path: str, malformed: BadRecords) -> Iterator[str]:
-    del malformed  # A malformed row of a labelled data set is an error, see `raw_rows`.
+    del malformed  # `raw_rows` raises UserError for a malformed row.
     for example in _read(path):
         yield example['sentence']
         yield example['logical_form']

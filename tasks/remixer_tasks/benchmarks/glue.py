@@ -114,7 +114,6 @@ def _cola_layouts() -> dict[str, list[Layout]]:
 
 
 def _rte_or_wnli_layouts(name: str) -> dict[str, list[Layout]]:
-    """Returns the file layouts of RTE or WNLI by split."""
     layouts = _tsv_layouts(name.upper(), _make_reader(name))
     read = _make_reader(name, {'sentence1': 'premise', 'sentence2': 'hypothesis'}, read=raw_rows.read_csv)
     layouts[TRAIN].append(Layout((f'nli_datasets/{name}/train.csv',), read))

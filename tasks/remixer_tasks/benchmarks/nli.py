@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from remixer_t5x.lazy import tf
 from remixer_tasks.benchmarks import prompts, raw_rows, text_metrics
@@ -40,14 +40,9 @@ _ANLI_SHA256 = '16ac929a7e90ecf9093deaec89cc81fe86a379265a5320a150028efe50c5cde8
 def _read_pairs(
     read: raw_rows.RowReader, columns: Sequence[str], path: str, names: Sequence[str] = ('premise', 'hypothesis')
 ) -> Iterator[Example]:
-    """Yields pairs of texts with a label.
+    """Yields pairs of texts with a label from the two text columns and the label column in `columns`.
 
-    Args:
-        read: reader of rows.
-        columns: names of the columns with the two texts and the label. A label is a class name, its first letter, or
-            '-' for no label.
-        path: the file.
-        names: names of the two texts in the examples.
+    A label is a class name, its first letter, or '-' for no label. `names` are the names of the texts in the examples.
     """
     first, second, label = columns
     for row in read(path):
@@ -79,19 +74,18 @@ def _abductive_example(row: raw_rows.Row, label: str | None, path: str) -> Examp
     return {**row.texts(_HYPOTHESES), 'label': prompts.UNLABELLED if label is None else int(label) - 1}
 
 
-def _snli_layouts(file: str) -> list[Layout]:
-    published = functools.partial(_read_pairs, raw_rows.read_jsonl, ('sentence1', 'sentence2', 'gold_label'))
-    plain = functools.partial(_read_pairs, raw_rows.read_csv, ('premise', 'hypothesis', 'label'))
-    return [
-        Layout((f'snli_1.0/snli_1.0_{file}.jsonl',), published),
-        Layout((f'nli_datasets/snli/{file}.csv',), plain),
-    ]
-
-
+_read_snli = functools.partial(_read_pairs, raw_rows.read_jsonl, ('sentence1', 'sentence2', 'gold_label'))
+_read_plain_snli = functools.partial(_read_pairs, raw_rows.read_csv, ('premise', 'hypothesis', 'label'))
 _SNLI = Dataset(
     name='snli',
     features=texts('premise', 'hypothesis', label=INTEGER),
-    splits={split: _snli_layouts(file) for split, file in _FILES.items()},
+    splits={
+        split: [
+            Layout((f'snli_1.0/snli_1.0_{file}.jsonl',), _read_snli),
+            Layout((f'nli_datasets/snli/{file}.csv',), _read_plain_snli),
+        ]
+        for split, file in _FILES.items()
+    },
     tfds='snli:1.1.0',
     terms='CC BY-SA 4.0: https://nlp.stanford.edu/projects/snli',
     downloads=(Download('https://nlp.stanford.edu/projects/snli/snli_1.0.zip', _SNLI_SHA256, '', unzip=True),),
@@ -161,23 +155,21 @@ def _classification_task(
     return TextTask(name, dataset, to_text, prompts.ClassId(tuple(labels)), (text_metrics.accuracy,))
 
 
-def _pair_prompt(wording: str, columns: Mapping[str, str]) -> Preprocessor:
-    return prompts.classification(wording, columns, _LABELS)
+def _pair_prompt(wording: str, premise: str = 'premise') -> Preprocessor:
+    return prompts.classification(wording, {'hypothesis': 'hypothesis', 'premise': premise}, _LABELS)
 
 
 def _format_labelled_snli(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    return _pair_prompt('snli', _PROMPT_COLUMNS)(dataset.filter(lambda example: example['label'] != prompts.UNLABELLED))
+    return _pair_prompt('snli')(dataset.filter(lambda example: example['label'] != prompts.UNLABELLED))
 
 
-_PROMPT_COLUMNS = {'hypothesis': 'hypothesis', 'premise': 'premise'}
-_ANLI_PROMPT_COLUMNS = {'hypothesis': 'hypothesis', 'premise': 'context'}
 TASKS = (
     _classification_task('snli_v001', _SNLI, _format_labelled_snli),
     *(
-        _classification_task(f'anli_r{number}_v001', _anli_dataset(number), _pair_prompt('anli', _ANLI_PROMPT_COLUMNS))
+        _classification_task(f'anli_r{number}_v001', _anli_dataset(number), _pair_prompt('anli', 'context'))
         for number in (1, 2, 3)
     ),
-    _classification_task('conj_nli_v001', _CONJUNCTIVE, _pair_prompt('conj_nli', _PROMPT_COLUMNS)),
+    _classification_task('conj_nli_v001', _CONJUNCTIVE, _pair_prompt('conj_nli')),
     _classification_task(
         'abductive_nli_v001', _ABDUCTIVE, prompts.classification('abductive_nli', _HYPOTHESES, _CHOICES), _CHOICES
     ),

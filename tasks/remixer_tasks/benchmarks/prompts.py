@@ -34,11 +34,8 @@ def classification(
 ) -> Preprocessor:
     """Returns a preprocessor that builds 'NAME feature: text feature: text ...', with the label's name as target.
 
-    Args:
-        name: first word of the inputs.
-        features: names of the features, in order, or a mapping from prompt names to names in the data.
-        labels: names of the labels.
-        markup: whether to remove the HTML of MultiRC's passages; <br> becomes a space.
+    `features` are the names of the features, in order, or a mapping from names in the prompt to names in the data. With
+    `markup`, the HTML of MultiRC's passages is removed.
     """
     columns = features if isinstance(features, Mapping) else {feature: feature for feature in features}
 
@@ -125,19 +122,13 @@ class ClassId:
 
 
 def parse_number(text: str, default: float = INVALID, **_: Any) -> float:
-    """Parses a finite decimal number, for STS-B; returns `default` for other texts.
-
-    Unlike float(), this parser rejects 'nan', 'infinity' and '1_000'.
-    """
+    """Parses a finite decimal number; returns `default` for other texts, such as 'nan', 'infinity' and '1_000'."""
     value = float(text) if _NUMBER.fullmatch(text) else math.nan
     return value if math.isfinite(value) else float(default)
 
 
 class MultiRCLabel:
-    """Postprocessor for MultiRC that returns a dictionary whose `value` is 0, 1 or INVALID.
-
-    For targets, the dictionary also contains the question's index as `group`.
-    """
+    """Postprocessor that returns {'value': 0, 1 or INVALID}; for MultiRC's targets, also the question as `group`."""
 
     labels = ('False', 'True')
 

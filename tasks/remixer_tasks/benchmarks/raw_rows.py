@@ -16,8 +16,6 @@ from remixer_tasks.files.bad_records import BadRecords
 
 # Maximum size of a file with one JSON value; the largest published file is 42 MB.
 MAX_JSON_BYTES = 10**9
-# Maximum number of characters of the reason in an error message.
-_MAX_REASON_LENGTH = 300
 _FILE_ADVICE = 'set DATA_DIR to the folder that contains the published files'
 _LINE_ADVICE = 'correct the line, or download the file again'
 _STRICT = BadRecords(True, _FILE_ADVICE, _LINE_ADVICE)
@@ -25,8 +23,7 @@ _STRICT = BadRecords(True, _FILE_ADVICE, _LINE_ADVICE)
 
 def row_error(path: str, number: int, reason: str) -> UserError:
     """Returns the error for an unusable row that starts on line `number`."""
-    shown = reason if len(reason) <= _MAX_REASON_LENGTH else f'{reason[:_MAX_REASON_LENGTH]}...'
-    return UserError(f'{path}:{number}: {" ".join(shown.split())}; {_LINE_ADVICE}')
+    return UserError(f'{path}:{number}: {" ".join(reason.split()):.300}; {_LINE_ADVICE}')
 
 
 class Row(dict[str, Any]):
@@ -104,10 +101,7 @@ def read_jsonl(path: str) -> Rows:
 def read_tsv(path: str, columns: Sequence[str] | None = None, skip_short: bool = False) -> Rows:
     """Yields the rows of a tab-separated file; quotes are ordinary characters.
 
-    Args:
-        path: the file.
-        columns: names of the columns; None reads them from the first line.
-        skip_short: whether to skip rows with missing cells, as TFDS does; some published files contain such rows.
+    If `columns` is None, the first line has their names. `skip_short` skips rows with missing cells, as TFDS does.
     """
     for number, line in read_lines(path):
         cells = line.split('\t')

@@ -180,21 +180,3 @@ def _encode_feature(kind: str, value: Any) -> tf.train.Feature:
         return tf.train.Feature(float_list=tf.train.FloatList(value=[value]))
     texts = value if kind == TEXTS else [value]
     return tf.train.Feature(bytes_list=tf.train.BytesList(value=[text.encode('utf-8', 'replace') for text in texts]))
-
-
-class LabelledMixture(seqio.Mixture):
-    """seqio mixture that raises UserError with the names of tasks without data before opening any task."""
-
-    def get_dataset(self, *args: Any, **kwargs: Any) -> tf.data.Dataset:
-        split = kwargs.get('split', args[1] if len(args) > 1 else TRAIN)
-        absent = [
-            task.name
-            for task in self.tasks
-            if isinstance(task.source, LabelledSource) and split in task.splits and not task.source.origin(split)
-        ]
-        if absent:
-            raise UserError(
-                f'{self.name} has no {split} files for {", ".join(absent)}; set DATA_DIR to their folder, or exclude '
-                f'these tasks with EXCLUDED_TASKS = {absent}'
-            )
-        return super().get_dataset(*args, **kwargs)

@@ -19,14 +19,7 @@ Row = Mapping[str, Any]
 
 
 class SubmissionFile(NamedTuple):
-    """A file of a leaderboard.
-
-    Attributes:
-        name: file name required by the leaderboard.
-        label: returns the value to write for a row, or None if its prediction is not a label.
-        default: the value for predictions that are not a label.
-        format_lines: converts (row, label) pairs to lines.
-    """
+    """A file of a leaderboard. `label` returns the value of a row; `default` replaces None, for other predictions."""
 
     name: str
     label: Callable[[Row], Any]

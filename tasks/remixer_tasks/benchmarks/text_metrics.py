@@ -32,12 +32,10 @@ ROUGE = ('rouge1', 'rouge2', 'rougeLsum')
 
 
 def skip_unlabelled(metric: Metric) -> Metric:
-    """Wraps `metric` to return {} if no target has a label, and to raise ValueError for lists of unequal length."""
+    """Wraps `metric` to return {} if no target has a label."""
 
     @functools.wraps(metric)
     def checked_metric(targets: Sequence[Any], predictions: Sequence[Any]) -> Metrics:
-        if len(targets) != len(predictions):
-            raise ValueError(f'{len(targets)} targets and {len(predictions)} predictions do not match')
         return {} if all(target == INVALID for target in targets) else metric(targets, predictions)
 
     return checked_metric
@@ -228,10 +226,7 @@ def macro_f1(targets: Texts, predictions: Texts) -> Metrics:
 
 
 def best_constant_prediction(targets: Texts, predictions: Texts) -> Metrics:
-    """Computes the accuracy of always predicting the most frequent target of the evaluated examples.
-
-    No constant prediction is better on these examples, including the most frequent target of the training data.
-    """
+    """Computes the accuracy of always predicting the most frequent target of the evaluated examples."""
     del predictions
     return {'best_constant_prediction': 100 * max(collections.Counter(targets).values()) / len(targets)}
 

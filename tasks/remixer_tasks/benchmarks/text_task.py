@@ -45,13 +45,11 @@ class Dataset:
     """A labelled data set.
 
     Attributes:
-        name: name in this package.
         features: maps feature names to TEXT, TEXTS (a list of any length), INTEGER or REAL.
         splits: the layouts of each split; the first layout whose files exist is read. A split without layouts is read
             only from TFDS.
         tfds: TFDS's name and version, as in 'super_glue/cb:1.0.2', or None.
         terms: licence or terms, and homepage.
-        downloads: the published files.
     """
 
     name: str
@@ -77,7 +75,6 @@ class TextTask:
     """A text-to-text task.
 
     Attributes:
-        name: name of the task, which is T5's name if T5 has the task.
         to_text: maps examples of `dataset` to inputs and targets.
         postprocess: maps predicted and target texts to the values that `metrics` compare (see `prompts`); None keeps
             the texts.

@@ -38,10 +38,9 @@ class Layout:
     Attributes:
         format: one of FORMATS, or None to use each file's extension.
         field: JSON field or column name; for TSV without a header line, a column number from 0.
-        txt_documents: what counts as a document in a txt file: a paragraph delimited by blank lines ('paragraph'),
-            several joined paragraphs ('passage'), a line ('line'), or the whole file ('file').
-        longest: maximum number of characters of a line or document. Longer lines and documents are malformed, and are
-            never loaded completely.
+        txt_documents: the unit of a document in a txt file. Blank lines delimit paragraphs, and a passage consists of
+            several paragraphs.
+        longest: maximum number of characters of a line or document. Longer ones are malformed and not loaded.
     """
 
     format: str | None = None
@@ -60,10 +59,7 @@ class Layout:
         ranges.check_value('LONGEST_DOCUMENT', self.longest, ranges.Count)
 
     def format_of(self, path: str) -> str:
-        """Returns the format of this file.
-
-        Raises UserError if neither the setting nor the extension specifies a format.
-        """
+        """Returns the format of this file. Raises UserError if `format` is None and the extension is unknown."""
         return self.format or row_files.format_by_extension(path, _EXTENSIONS, 'TEXT_FORMAT')
 
 

@@ -27,6 +27,10 @@ from remixer_tasks.files.bad_records import BadRecords
 from remixer_tasks.files.notice import Notice
 
 TRAIN, VALIDATION = 'train', 'validation'
+_HOLD_OUT_ADVICE = (
+    'set VALIDATION_FILES or VALIDATION_PAIRS, or use more documents, which blank lines separate in txt files (or set '
+    "TXT_DOCUMENTS = 'line')"
+)
 # A function that yields documents and reports unreadable records to `BadRecords`.
 Read = Callable[[BadRecords], Iterator[str]]
 
@@ -69,9 +73,6 @@ class ParsedCorpus:
         read_validation: like `read`, for held-out documents; None holds out documents of `read` by their hash, or by
             the hash of their key if they are `KeyedDocument`s.
         validation_fraction: fraction of the documents to hold out; each split has at least one document.
-        document_noun: the word for a document in messages.
-        hold_out_advice: advice in the error if no document can be held out.
-        empty_advice: advice in the error if there is no document.
     """
 
     name: str
@@ -80,11 +81,6 @@ class ParsedCorpus:
     read_validation: Read | Sequence[Read] | None = dataclasses.field(default=None, compare=False)
     validation_fraction: float = 0.01
     strict: bool = False
-    document_noun: str = 'document'
-    hold_out_advice: str = (
-        "set VALIDATION_FILES, or split the text into documents (blank lines between them, or TXT_DOCUMENTS = 'line')"
-    )
-    empty_advice: str = 'use files with text'
 
     def __post_init__(self):
         if self.read_validation is None:
@@ -151,20 +147,19 @@ def _parse_corpus(corpus: ParsedCorpus, folder: Path) -> None:
     """Parses the parts that `folder` lacks, writes the row numbers of both splits, and marks the folder as complete."""
     from remixer_tasks.corpora import arrow_files
 
-    nouns = f'{corpus.document_noun}s'
     notice, malformed = Notice(f'reading {corpus.name}'), BadRecords(corpus.strict)
     paths = _write_parts(corpus, corpus.read, 'documents', folder, malformed, notice)
     shares = arrow_files.Documents(paths).hash_fractions()
     if corpus.read_validation is None:
         if len(shares) == 1:
-            raise UserError(f'{corpus.name} is a single {corpus.document_noun}; {corpus.hold_out_advice}')
+            raise UserError(f'{corpus.name} is a single document; {_HOLD_OUT_ADVICE}')
         split_shares = arrow_files.Documents(paths).hash_fractions(-1)
         is_held_out = split_shares < corpus.validation_fraction
         if len(shares):
             # The document with the smallest hash is always held out, and the one with the largest hash is not.
             is_held_out = (is_held_out & (split_shares < split_shares.max())) | (split_shares == split_shares.min())
             if is_held_out.all():
-                raise UserError(f'all {len(shares):,} {nouns} of {corpus.name} are equal; {corpus.hold_out_advice}')
+                raise UserError(f'all {len(shares):,} documents of {corpus.name} are equal; {_HOLD_OUT_ADVICE}')
     else:
         paths = _write_parts(corpus, corpus.read_validation, 'held_out', folder, malformed, notice)
         held_out = arrow_files.Documents(paths).hash_fractions()
@@ -174,14 +169,16 @@ def _parse_corpus(corpus: ParsedCorpus, folder: Path) -> None:
     digest = hashlib.sha256(shares.tobytes()).hexdigest()[:16]
     for split, numbers in {TRAIN: np.flatnonzero(~is_held_out), VALIDATION: np.flatnonzero(is_held_out)}.items():
         if not len(numbers):
-            raise UserError(f'{corpus.name} has no {split} {nouns}{malformed.summary()}; {corpus.empty_advice}')
+            raise UserError(
+                f'{corpus.name} has no {split} documents{malformed.summary()}; check the files and settings'
+            )
         np.save(folder / 'rows.tmp.npy', numbers)
         temporary.sync_and_rename(folder / 'rows.tmp.npy', folder / f'{split}-{digest}.npy')
     for path in folder.glob('*.unfinished'):
         # Left by a killed process.
         path.unlink(missing_ok=True)
     count = int(is_held_out.sum())
-    notice.done(f'{len(shares) - count:,} {nouns} for training, {count:,} held out{malformed.summary()}')
+    notice.done(f'{len(shares) - count:,} documents for training, {count:,} held out{malformed.summary()}')
     cache.mark_complete(folder)
 
 
@@ -193,9 +190,7 @@ def _write_parts(
     paths = [folder / f'{name}-{number:05d}.arrow' for number in range(len(functions))]
     jobs = [(function, path, corpus.strict) for function, path in zip(functions, paths, strict=True)]
     if len(jobs) == 1:
-        results = iter(
-            [_write_part(*jobs[0], lambda count: notice.update(lambda: f'{count:,} {corpus.document_noun}s'))]
-        )
+        results = iter([_write_part(*jobs[0], lambda count: notice.update(lambda: f'{count:,} documents'))])
     else:
         results = workers.map_in_order(_write_part, jobs, workers.count_cores())
     for number, counts in enumerate(results, 1):

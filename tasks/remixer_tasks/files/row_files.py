@@ -125,9 +125,8 @@ class RowLayout:
                 f'PAIRS_FORMAT must be {", ".join(FORMATS)} or None, got {self.format!r}; '
                 'None detects the format from the file extension'
             )
-        text = self.delimiter
-        if text is not None and not (isinstance(text, str) and len(text) == 1 and text not in '"\r\n\0'):
-            raise UserError(f"DELIMITER must be one character or None, got {text!r}; set DELIMITER = ';'")
+        if self.delimiter is not None and len(self.delimiter) != 1:
+            raise UserError(f"DELIMITER must be one character or None, got {self.delimiter!r}; set DELIMITER = ';'")
         try:
             ''.encode(self.encoding)
         except (LookupError, TypeError, ValueError) as error:
@@ -136,10 +135,7 @@ class RowLayout:
             ) from error
 
     def format_of(self, path: str) -> str:
-        """Returns the format of this file.
-
-        Raises UserError if neither the setting nor the extension specifies a format.
-        """
+        """Returns the format of this file. Raises UserError if `format` is None and the extension is unknown."""
         return self.format or format_by_extension(path, EXTENSIONS, 'PAIRS_FORMAT')
 
 

@@ -70,8 +70,8 @@ class HuggingFaceTokenizer(Vocabulary):
             path: a tokenizer.json; tokenizer_config.json is read from the same folder.
             end: the end token, such as '</s>'; None uses the token that the file adds after a text, or `eos_token` of
                 tokenizer_config.json.
-            shifted: whether to add 1 to the ids, for files in which id 0 is not padding, such as GPT-2's; otherwise,
-                the token with id 0 would have no weight in the loss.
+            shifted: whether to add 1 to the ids, for files in which id 0 is not padding. Otherwise, the token with id 0
+                would have no weight in the loss.
         """
         super().__init__()
         self._path, self._end, self._shift = os.path.expanduser(path), end, int(shifted)
@@ -118,17 +118,12 @@ class HuggingFaceTokenizer(Vocabulary):
 
     @property
     def unk_id(self) -> int:
-        return next(
-            (self._special_tokens[name] for name in ('[UNK]', '<unk>') if name in self._special_tokens), self.eos_id
-        )
+        return self._special_tokens.get('[UNK]', self._special_tokens.get('<unk>', self.eos_id))
 
     @property
     def mask_id(self) -> int:
         """The id of the mask token, or the last id if the file has none."""
-        return next(
-            (self._special_tokens[name] for name in ('[MASK]', '<mask>') if name in self._special_tokens),
-            len(self.words) - 1,
-        )
+        return self._special_tokens.get('[MASK]', self._special_tokens.get('<mask>', len(self.words) - 1))
 
     @property
     def special_ids(self) -> tuple[int, ...]:

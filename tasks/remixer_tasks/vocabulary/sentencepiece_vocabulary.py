@@ -13,7 +13,6 @@ import io
 import os
 import re
 import string
-import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -161,8 +160,7 @@ class SentencePiece(Vocabulary):
         self.sentencepiece_model_file = sentencepiece_model_file
 
     def _loaded_model(self) -> LoadedModel:
-        with _LOADING:
-            return _load(self.sentencepiece_model_file, self.extra_ids)
+        return _load(self.sentencepiece_model_file, self.extra_ids)
 
     @property
     def tokenizer(self) -> sentencepiece.SentencePieceProcessor:
@@ -247,10 +245,6 @@ class LoadedModel(NamedTuple):
 
     processor: sentencepiece.SentencePieceProcessor
     content: bytes
-
-
-# The lock serializes loading, because several threads may load a model at the same time.
-_LOADING = threading.Lock()
 
 
 @functools.lru_cache(maxsize=16)

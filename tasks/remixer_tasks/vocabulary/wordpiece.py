@@ -44,12 +44,10 @@ class WordPieceVocabulary(HuggingFaceTokenizer):
 
     @property
     def mask_id(self) -> int:
-        """The id of the mask token."""
         return self._piece_id(MASK)
 
     @property
     def special_ids(self) -> tuple[int, ...]:
-        """The ids of pieces without text."""
         return tuple(self._piece_id(piece) for piece in (PAD, CLS, SEP, MASK))
 
     @property
@@ -57,7 +55,7 @@ class WordPieceVocabulary(HuggingFaceTokenizer):
         return self._piece_id(UNKNOWN)
 
     def huggingface_ids(self, text: str) -> list[int]:
-        """Returns the ids of a text without [CLS]. Omits [PAD], because id 0 is padding."""
+        """Returns the ids of a text without [CLS] and [PAD]."""
         return [token for token in self._tokenizer.encode(text, add_special_tokens=False).ids if token]
 
 
