@@ -154,7 +154,7 @@ def test_every_epoch_hides_different_tokens():
     ('lengths', 'message'),
     [
         ({'inputs': 512, 'targets': 64}, "use {'inputs': 512, 'targets': 114}"),
-        ({'inputs': 2, 'targets': 64}, 'too short to hide a token'),
+        ({'inputs': 2, 'targets': 64}, 'is too short'),
         ({'inputs': 4096, 'targets': 4096}, 'extra_ids to 227'),
     ],
 )

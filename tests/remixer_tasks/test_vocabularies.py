@@ -76,7 +76,7 @@ def test_each_text_and_size_has_a_separate_vocabulary_file():
         (lambda: vocabularies.trained(corpus(), 227), 'at least 228'),
         (lambda: vocabularies.trained(corpus(), 30000), 'allows at most .* got 29900'),
         (lambda: vocabularies.sentencepiece('/missing.model'), 'No such file or directory; use a local file'),
-        (lambda: vocabularies.sentencepiece(__file__), 'this is not a SentencePiece model.*; use a local file'),
+        (lambda: vocabularies.sentencepiece(__file__), 'is not a SentencePiece model.*; use a local file'),
     ],
 )
 def test_impossible_sizes_and_unreadable_models_are_rejected(make, message):

@@ -53,7 +53,7 @@ def find_tfds(dataset: Dataset, data_dir: str | None = None) -> str | None:
 
 
 def missing_files_message(dataset: Dataset, split: str, data_dir: str | None) -> str:
-    """Builds an error message that lists the missing files and the searched folders."""
+    """Returns an error message that lists the missing files and the searched folders."""
     locations = []
     if layouts := dataset.splits[split]:
         files = ' or '.join(' + '.join(layout.paths) for layout in layouts)

@@ -110,11 +110,11 @@ class Documents:
     def dataset(self, seed: int | None, shard: seqio.ShardInfo | None = None, repeat: bool = False) -> tf.data.Dataset:
         """Returns a dataset of the documents of a shard, as scalar strings.
 
-        A position counts documents over all shards and epochs. The document at a position depends only on the position
-        and the seed: the epoch `position // len` and the seed determine a permutation, and `position % len` is the
-        index in the permutation. All shards together therefore contain every document once per epoch, in the same order
-        for any number of shards. With `repeat`, checkpoints store the position. Otherwise, only the first epoch of a
-        shuffled dataset can be restored, because TensorFlow 2.21 does not save the iteration count.
+        A position counts documents over all shards and epochs: the epoch `position // len` and the seed determine a
+        permutation, and `position % len` is an index in this permutation. All shards together therefore contain every
+        document once per epoch, in the same order for any number of shards. With `repeat`, checkpoints store the
+        position. Otherwise, only the first epoch of a shuffled dataset can be restored, because TensorFlow 2.21 does
+        not save the iteration count.
 
         Args:
             seed: seed of the order; None keeps the order of the files.

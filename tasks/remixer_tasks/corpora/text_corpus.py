@@ -42,7 +42,7 @@ class KeyedDocument(str):
 
 
 class Corpus(Protocol):
-    """The interface of a corpus, which tasks and vocabularies use."""
+    """The interface of a corpus."""
 
     @property
     def name(self) -> str:

@@ -26,6 +26,7 @@ With the same segment and seed, independent masks are bit-identical to t5's. Dif
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 
 from remixer_t5x.errors import UserError
@@ -71,16 +72,8 @@ def segment_length(inputs_length: int, targets_length: int, noise: Noise) -> int
 
     Raises UserError if the targets of such a segment do not fit `targets_length`.
     """
-    length = 1
-    # Longer segments never have shorter inputs, so the first segment that does not fit ends the search.
-    while noise.lengths(length + 1)[0] <= inputs_length:
-        length += 1
+    length = longest_segment(inputs_length, math.inf, noise, math.inf)
     needed = noise.lengths(length)[1]
-    if length < 2:
-        raise UserError(
-            f"TASK_FEATURE_LENGTHS has 'inputs': {inputs_length}, too short to hide a token in: "
-            "T5 uses {'inputs': 512, 'targets': 114}"
-        )
     if needed > targets_length:
         raise UserError(
             f"TASK_FEATURE_LENGTHS has 'targets': {targets_length}, but span corruption of {inputs_length} inputs "
@@ -89,7 +82,7 @@ def segment_length(inputs_length: int, targets_length: int, noise: Noise) -> int
     return length
 
 
-def longest_segment(inputs_length: int, targets_length: int, noise: Noise, sentinels: int) -> int:
+def longest_segment(inputs_length: int, targets_length: float, noise: Noise, sentinels: float) -> int:
     """Returns the maximum segment length whose inputs, targets and spans fit. Raises UserError if it is below 2."""
     if sentinels < 1:
         raise UserError('span corruption needs sentinels, but the vocabulary has none; set its extra_ids to 100')
@@ -99,12 +92,13 @@ def longest_segment(inputs_length: int, targets_length: int, noise: Noise, senti
         return inputs <= inputs_length and targets <= targets_length and noise.counts(length)[1] <= sentinels
 
     length = 1
+    # Longer segments never have shorter inputs or targets, so the first segment that does not fit ends the search.
     while fits(length + 1):
         length += 1
     if length < 2:
         raise UserError(
-            f"TASK_FEATURE_LENGTHS has 'inputs': {inputs_length} and 'targets': {targets_length}, too short for "
-            f"spans of {noise.mean_span:g} tokens: set {{'inputs': 512, 'targets': 512}}"
+            f'TASK_FEATURE_LENGTHS is too short for spans of {noise.mean_span:g} tokens, got {inputs_length} and '
+            f"{targets_length}: set {{'inputs': 512, 'targets': 512}}"
         )
     return length
 

@@ -151,23 +151,18 @@ class BytePairs(Vocabulary):
                 continue
             for word in words(part):
                 spelled = ''.join(letters[byte] for byte in word.encode())
-                # Long words are not cached, because they rarely repeat.
-                merged = self._merge_cached(spelled) if len(spelled) < 100 else self._merge(spelled)
-                ids += [pieces.get(piece, self.end_id) + 1 for piece in merged]
+                ids += [pieces.get(piece, self.end_id) + 1 for piece in self._merge(spelled)]
         return ids
 
     def huggingface_ids(self, text: str) -> list[int]:
         """Returns GPT-2's original ids of a text, which are not shifted."""
         return [index - 1 for index in self.encode(text)]
 
-    @functools.lru_cache(maxsize=2**16)  # noqa: B019 (a vocabulary lives as long as its process)
-    def _merge_cached(self, word: str) -> list[str]:
-        return self._merge(word)
-
     @functools.cached_property
     def _split_added(self) -> Callable[[str], list[str]]:
         return tokenizer_files.make_splitter(self._file_contents[2])
 
+    @functools.lru_cache(maxsize=2**16)  # noqa: B019 (a vocabulary lives as long as its process)
     def _merge(self, word: str) -> list[str]:
         """Splits a word into pieces in O(n log n), with a heap of pairs by rank and position, and linked lists."""
         ranks, parts = self._file_contents[1], list(word)

@@ -15,7 +15,7 @@ import re
 import string
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import sentencepiece
 from etils import epath
@@ -78,22 +78,6 @@ def ensure_trained(corpus: Corpus, pieces: int, at_most: bool) -> Path:
             temporary.write_bytes(model)
         notice.done(f'saved to {path}')
     return path
-
-
-def check(model: bytes) -> None:
-    """Raises ValueError if the bytes are not a SentencePiece model whose id 0 is padding."""
-    try:
-        if not _PROTO.FromString(model).pieces:
-            raise ValueError('it has no pieces')
-        processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-    except Exception as error:
-        # Possible errors include protobuf's DecodeError and RuntimeError.
-        raise ValueError(f'this is not a SentencePiece model ({reason(error)})') from error
-    if not processor.IsControl(0) or processor.eos_id() <= 0:
-        raise ValueError(
-            f'id 0 is {processor.IdToPiece(0)!a:.40} and eos_id is {processor.eos_id()}, but id 0 must be padding and '
-            'eos_id above it (train the model with --pad_id=0 --eos_id=1 --unk_id=2)'
-        )
 
 
 def sentinels_in(model: bytes) -> int:
@@ -159,18 +143,18 @@ class SentencePiece(Vocabulary):
         super().__init__(extra_ids)
         self.sentencepiece_model_file = sentencepiece_model_file
 
-    def _loaded_model(self) -> LoadedModel:
+    def _loaded_model(self) -> tuple[sentencepiece.SentencePieceProcessor, bytes]:
         return _load(self.sentencepiece_model_file, self.extra_ids)
 
     @property
     def tokenizer(self) -> sentencepiece.SentencePieceProcessor:
         """The SentencePiece processor, with the sentinels as pieces."""
-        return self._loaded_model().processor
+        return self._loaded_model()[0]
 
     @property
     def sp_model(self) -> bytes:
         """The serialized model, with the sentinels as pieces."""
-        return self._loaded_model().content
+        return self._loaded_model()[1]
 
     @property
     def sentinels(self) -> int:
@@ -232,7 +216,7 @@ class TrainedPieces(SentencePiece):
         self._training = (corpus, pieces, at_most)
         super().__init__(str(model_path(*self._training)), extra_ids=extra_ids)
 
-    def _loaded_model(self) -> LoadedModel:
+    def _loaded_model(self) -> tuple[sentencepiece.SentencePieceProcessor, bytes]:
         if not os.path.exists(self.sentencepiece_model_file):
             # seqio needs the model while tracing a graph, but reading the documents requires eager execution.
             with tf.init_scope():
@@ -240,16 +224,9 @@ class TrainedPieces(SentencePiece):
         return super()._loaded_model()
 
 
-class LoadedModel(NamedTuple):
-    """A loaded SentencePiece model: the processor and the serialized model, both with sentinels as pieces."""
-
-    processor: sentencepiece.SentencePieceProcessor
-    content: bytes
-
-
 @functools.lru_cache(maxsize=16)
-def _load(path: str, extra_ids: int) -> LoadedModel:
-    """Loads the model at `path`.
+def _load(path: str, extra_ids: int) -> tuple[sentencepiece.SentencePieceProcessor, bytes]:
+    """Returns the processor and the serialized model at `path`, both with `extra_ids` sentinels added as pieces.
 
     Raises UserError for an invalid model, or for a model with sentinels if `extra_ids` is not 0.
     """
@@ -259,19 +236,27 @@ def _load(path: str, extra_ids: int) -> LoadedModel:
     except lazy.file_errors() as error:
         raise UserError(f'vocabulary {path}: {reason(error)}; {hint}') from error
     try:
-        check(model)
-    except ValueError as error:
-        raise UserError(f'vocabulary {path}: {error}; {hint}') from error
+        proto = _PROTO.FromString(model)
+        if not proto.pieces:
+            raise ValueError('it has no pieces')
+        processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+    except Exception as error:
+        # Possible errors include protobuf's DecodeError and RuntimeError.
+        raise UserError(f'vocabulary {path} is not a SentencePiece model ({reason(error)}); {hint}') from error
+    if not processor.IsControl(0) or processor.eos_id() <= 0:
+        raise UserError(
+            f'vocabulary {path}: id 0 must be padding and eos_id above 0, got {processor.IdToPiece(0)!a:.40} and '
+            f'{processor.eos_id()}; train the model with --pad_id=0 --eos_id=1 --unk_id=2'
+        )
     if extra_ids and (count := sentinels_in(model)):
         raise UserError(
             f'vocabulary {path}: extra_ids must be 0, because the model has {count} sentinels, got {extra_ids}; '
             'set extra_ids to 0'
         )
-    proto = _PROTO.FromString(model)
     for index in reversed(range(extra_ids)):
         proto.pieces.add(piece=f'▁<extra_id_{index}>', score=0.0, type=_PIECE.USER_DEFINED)
     content = proto.SerializeToString()
-    return LoadedModel(sentencepiece.SentencePieceProcessor(model_proto=content), content)
+    return sentencepiece.SentencePieceProcessor(model_proto=content), content
 
 
 def convert_unigram(path: str) -> Path:
