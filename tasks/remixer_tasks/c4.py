@@ -1,8 +1,4 @@
-"""C4 (Raffel et al. 2020), or any TensorFlow Dataset with a feature 'text', as a corpus.
-
-The data set must already be prepared under TFDS_DATA_DIR (or seqio's override, or ~/tensorflow_datasets), because
-preparing C4 requires a cluster.
-"""
+"""C4 (Raffel et al. 2020), or another prepared TensorFlow Dataset with a feature 'text', as a corpus."""
 
 from __future__ import annotations
 

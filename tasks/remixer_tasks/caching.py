@@ -1,11 +1,8 @@
-"""Caches the tokenized examples of a task in the format that seqio reads.
+"""Caches the tokenized examples of a task in the format of `seqio_cache_tasks`.
 
-The pipeline consists of seqio's Apache Beam transforms (`seqio.beam_utils`), so the files are those of
-`seqio_cache_tasks`: `<directory>/<task>/` with TFRecord shards, `info.<split>.json` and `stats.<split>.json`. The file
-COMPLETED is written last; readers ignore folders without this file. Beam shuffles the examples.
-
-Unlike seqio's script, this module also caches unregistered tasks (workers receive the task itself), first removes the
-files of a killed job, and writes a note about the vocabulary to COMPLETED.
+The pipeline consists of seqio's Apache Beam transforms. It writes the file COMPLETED last; readers ignore folders
+without this file. Unlike seqio's script, this module also caches unregistered tasks (workers receive the task itself),
+first removes the files of a killed job, and writes a note about the vocabulary to COMPLETED.
 """
 
 from __future__ import annotations
@@ -31,7 +28,7 @@ LOCAL_RUNNER = 'FnApiRunner'
 
 @dataclasses.dataclass(frozen=True)
 class CachedSplit:
-    """Statistics of a cached split: number of `tokens` per feature, without padding and EOS, and `size` in bytes."""
+    """Statistics of a cached split: the number of `tokens` of each feature, without EOS, and the `size` in bytes."""
 
     split: str
     examples: int
@@ -54,7 +51,7 @@ def cache_task(
 ) -> list[str]:
     """Caches the examples of a task unless they are already cached; returns the lines of a summary.
 
-    Raises UserError if the examples were cached with a different `note` on the vocabulary.
+    Raises UserError if the existing cache has a different `note` about the vocabulary.
     """
     path = cache_folder(task, directory)
     before = read_completed(path)

@@ -106,10 +106,7 @@ class ShownExample:
 def read_examples(
     name: str, split: str | None = None, n: int = 2, data_dir: str | None = None
 ) -> tuple[str, list[ShownExample]]:
-    """Returns the name of a split and its first `n` examples. If `split` is None, uses the first split with data.
-
-    Raises UserError for an unknown task or split, and for data that is missing or cannot be read.
-    """
+    """Returns the name of a split and its first `n` examples. If `split` is None, uses the first split with data."""
     task = find_task(name)
     source = task.source(data_dir)
     split = split or next((split for split in source.splits if source.origin(split)), source.splits[0])

@@ -1,8 +1,6 @@
 """Reads data sets with Hugging Face's `datasets`: text for pretraining, and pairs of texts for finetuning.
 
-A data set is a folder written by `save_to_disk`, a name on the Hub, or a folder of Parquet, JSON or CSV files. It is
-parsed once into the cache (see `text_corpus.ParsedCorpus`), or its text is streamed during training (see
-`streamed_text.StreamedCorpus`).
+A data set is a folder written by `save_to_disk`, a name on the Hub, or a folder of Parquet, JSON, CSV or txt files.
 """
 
 from __future__ import annotations
@@ -131,8 +129,8 @@ class HubDataset:
 def _load_folder(folder: Path, name: str | None, streaming: bool) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """Returns the splits of a local folder, and their files.
 
-    The folder is not trusted: README.md and the folders of names in state.json, which can refer to any file or URL, are
-    ignored, and links that point outside the folder raise UserError.
+    README.md and the folders in state.json are ignored, because they can refer to any file or URL, and links that point
+    outside the folder raise UserError.
     """
     import datasets
 
@@ -234,10 +232,7 @@ class _MalformedWithWarning(BadRecords):
 
 @dataclasses.dataclass(frozen=True)
 class _Shards:
-    """Shards of an `IterableDataset`, with its `state_dict` as the state; implements `streamed_text.Shards`.
-
-    `IterableDataset.shuffle` is not used, because the `state_dict` does not contain its buffer.
-    """
+    """Shards of an `IterableDataset`, with its `state_dict` as the state; implements `streamed_text.Shards`."""
 
     rows: Any
     files: Sequence[str]
@@ -269,8 +264,7 @@ class _Shards:
 def corpus(dataset: HubDataset, field: str = 'text', streaming: bool = False) -> ParsedCorpus | StreamedCorpus:
     """Returns a corpus with the texts of the column `field`, for pretraining.
 
-    With `streaming`, the texts are read during training, without a local copy. Raises UserError, at first use, if the
-    column is missing.
+    With `streaming`, the texts are read during training, without a local copy.
     """
 
     def get_text(row: Row) -> str:

@@ -37,9 +37,6 @@ def corpus(
         txt_documents: unit of a document in txt files, one of `documents.TXT_DOCUMENTS`.
         longest: maximum number of characters of a line or document.
         strict: whether to raise UserError for a malformed or empty record instead of skipping and counting it.
-
-    Raises:
-        UserError: a glob matches no file, a file is missing, or the format is unknown.
     """
     layout = documents.Layout(format, field, txt_documents, longest)
     train = expand(files, 'FILES', layout.format_of)

@@ -52,9 +52,6 @@ def corpus(
         longest: maximum number of characters of a line or a text.
         columns: additional columns to write with the predictions, as '' if a row lacks the column.
         metrics_by: a column; each metric is also computed for each value of this column.
-
-    Raises:
-        UserError: a glob matches no file, a file is missing, or the format is unknown.
     """
     templates = Template(inputs, 'INPUTS'), Template(targets, 'TARGETS')
     numbered = all(template.is_numbered for template in templates)

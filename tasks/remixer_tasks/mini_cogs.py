@@ -1,8 +1,8 @@
 """Mini COGS: generated English sentences and their logical forms, in the style of COGS (Kim and Linzen 2020).
 
 The sentence 'Emma said that the cake was eaten by a fox .' has the logical form `say ( agent Emma , ccomp eat ( agent
-fox , theme * cake ) )`; `*` marks a definite noun. The task `mini_cogs` has 20,000 training and 500 held-out pairs. The
-task `mini_cogs_generalization` evaluates 100 sentences of each of three types that do not occur in training:
+fox , theme * cake ) )`; `*` marks a definite noun. The task `mini_cogs_generalization` evaluates sentences of three
+types that do not occur in training:
 
 - `new passive`: the subject of a passive is a noun that occurs in training only as the subject of active verbs;
 - `new agent`: the agent is a noun that occurs in training only as a direct object;

@@ -1,8 +1,7 @@
 """Mixtures of tasks: GLUE and SuperGLUE with T5's rates, five entailment tasks, and multi-task (MT) pretraining.
 
-The mixing rate of a task is its number of training examples, as counted by T5, so all examples are equally likely. A
-task with rate 0 is only evaluated. In all functions, `data_dir` is the folder of the data (see `data_files`), and
-`excluded` lists tasks to exclude. In gin: `MIXTURE_OR_TASK_NAME = @mixtures.super_glue()`.
+The mixing rate of a task is its number of training examples, as counted by T5. A task with rate 0 is only evaluated.
+In all functions, `data_dir` is the folder of the data (see `data_files`), and `excluded` lists tasks to exclude.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Builds tasks and mixtures by name. T5's tasks keep their names.
 
-This module does not register names with seqio, so that `import t5.data.mixtures` still works. If seqio's registry
-contains a name, the registered task is used. `remixer_tasks.registered` adds all names to the registry. In gin:
-`MIXTURE_OR_TASK_NAME = 'en_mix'`, which every command passes to `find_provider`.
+This module does not register names with seqio, so that `import t5.data.mixtures` still works;
+`remixer_tasks.registered` does. Tasks in seqio's registry take precedence.
 """
 
 from __future__ import annotations
@@ -164,10 +163,6 @@ def mixture(
         rates: mixing rates by task name, used instead of numbers of examples.
         maximum: upper limit on the number of examples of each task.
         temperature: numbers of examples are raised to the power 1 / temperature; values above 1 reduce differences.
-
-    Raises:
-        UserError: `tasks` is empty, a setting is out of range, or `rates` contains an unknown task. Creating a dataset
-            also raises UserError if files of a task are missing.
     """
     if not tasks:
         raise UserError("TASKS must contain a task, got none; set TASKS = ['super_glue_rte_v102', 'conj_nli_v001']")

@@ -32,8 +32,9 @@ def texts(
         lines: the input file, a `text_inputs.TextInputs`.
         template: the template, or None if the lines are complete texts.
         delimiter: delimiter of columns in TSV and CSV files; None uses a tab or a comma.
+        encoding: text encoding of the file.
         targets: the template of the targets in finetuning, if any. As in finetuning, columns of TSV and CSV files are
-            numbered only if all columns of both templates are numbers. The file need not have the targets.
+            numbered only if all columns of both templates are numbers.
     """
     if template is None:
         return lines
@@ -58,8 +59,7 @@ def texts(
 class RowTexts:
     """Input texts, which can be iterated repeatedly: the template filled with each row of the input file.
 
-    No row is skipped, because predictions are matched to rows by number: an unreadable row, a missing value, or a blank
-    line between rows of TSV or CSV raises UserError with the line number.
+    Predictions are matched to rows by number, so an unusable row raises UserError instead of being skipped.
     """
 
     lines: Any

@@ -1,14 +1,12 @@
 """Builds pretraining tasks from a corpus, a vocabulary and one of the objectives in `objectives/`.
 
-Tasks are named after their data and objective, as in `own_text_prefix_lm`; metrics, caches and files use this name. The
-argument `name` overrides this name for tasks that T5 names differently.
+Tasks are named after their data and objective, as in `own_text_prefix_lm`, unless the argument `name` is set.
 
 `shuffle_buffer_size` is a number of examples. Documents are already in random order, so the shuffle buffer only
-separates the segments of one document. The buffer is small, because TensorFlow saves its content (2 kB per example)
-with the position of the input pipeline.
+separates the segments of one document. It is small, because TensorFlow saves its content (2 kB per example) with the
+position of the input pipeline.
 
-No file is opened and no vocabulary is trained before the first dataset is created. Rates out of range raise UserError
-immediately; lengths and vocabulary are checked when a dataset is created. Features are int32 token ids.
+No file is opened and no vocabulary is trained before the first dataset is created. Features are int32 token ids.
 """
 
 from __future__ import annotations
@@ -109,8 +107,7 @@ def ul2(
     """Returns UL2's mixture, which has a task for each denoiser; see `objectives/ul2.py`.
 
     `denoisers` is 'ul2', 'ul2r', or a list of rows (see `ul2.denoisers`). `prompts` maps 'r', 'x' and 's' to texts;
-    None selects UL2's prompts. Each denoiser reads the corpus in a different order, so that a batch does not repeat a
-    text.
+    None selects UL2's prompts. Each denoiser reads the corpus in a different order.
     """
     chosen = ul2_denoisers.denoisers(denoisers)
     prompts = {**ul2_denoisers.PROMPTS, **(prompts or {})}

@@ -1,7 +1,6 @@
-"""A corpus of Python's documentation: pydoc's topics and the docstrings of the standard library.
+"""A corpus of Python's documentation (2 MB): pydoc's topics and the docstrings of the standard library.
 
-The corpus has about 2 MB of English, enough to train a small model without a download. Python files are parsed, not
-imported.
+Python files are parsed, not imported.
 """
 
 import ast

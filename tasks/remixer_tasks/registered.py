@@ -1,7 +1,7 @@
-"""Registers all tasks and mixtures of `remixer_tasks.names` with seqio, for T5X and custom mixtures. Opens no file.
+"""Registers all tasks and mixtures of `remixer_tasks.names` with seqio, for T5X and custom mixtures.
 
 Names that are already registered with seqio are skipped. Import `t5.data.mixtures` before this module, because t5
-raises an error for names that already exist. The commands of remixer-t5x do not need this module.
+raises an error for names that already exist.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Defines seqio tasks on pairs of input and target texts, and templates that build texts from columns.
 
-A pair is stored as one document of a corpus (`text_corpus.ParsedCorpus`). As in pretraining, pairs are parsed once,
-held-out pairs are selected by hash, and the exact position in the data can be saved.
+A pair is stored as one document of a `text_corpus.ParsedCorpus`.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ class MissingColumn(UnusableRow):
 class Template:
     """A template that builds a text from the columns of a row; `text` is the value of the setting `macro`.
 
-    A template is the name of a column, or a text with column names in braces; `{{` and `}}` are literal braces. Column
-    names may contain any characters. Python's format strings are not used, because they allow access to attributes
-    (`{a.__class__}`) and texts of gigabytes (`{a:>1000000000}`). Raises UserError for unbalanced braces.
+    A template is the name of a column, or a text with column names in braces; `{{` and `}}` are literal braces.
+    Python's format strings are not used, because they allow access to attributes (`{a.__class__}`) and texts of
+    gigabytes (`{a:>1000000000}`).
     """
 
     text: str
@@ -185,9 +184,6 @@ def task(
         metrics: names of metrics in `text_metrics.NAMED`.
         columns: additional columns of the rows, which are written with the predictions.
         metrics_by: name of a column; each metric is also computed for each value of this column.
-
-    Raises:
-        UserError: a metric is unknown.
     """
     metric_fns, names = text_metrics.select_metrics(metrics), column_names(columns, metrics_by)
     postprocess = text_metrics.keep_group(metrics_by) if metrics_by else None

@@ -1,8 +1,7 @@
 """Builds vocabularies: SentencePiece (loaded or trained), bytes, words, Hugging Face, BERT's WordPiece, GPT-2's BPE.
 
 SentencePiece, byte and word vocabularies reserve T5's ids (0 padding, 1 EOS, 2 unknown). SentencePiece and byte
-vocabularies end with `extra_ids` sentinels, <extra_id_0> last. Files are read at first use. In gin: `VOCABULARY =
-@vocabularies.sentencepiece()`, with `vocabularies.sentencepiece.path = '...'`.
+vocabularies end with `extra_ids` sentinels, <extra_id_0> last. Files are read at first use.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ MAX_SENTINELS = 10_000
 def sentencepiece(path: str = T5_MODEL, extra_ids: int = SENTINELS) -> SentencePiece:
     """Returns the vocabulary of the SentencePiece model at `path` (local or gs://) with `extra_ids` sentinels.
 
-    The default is T5's vocabulary: 32,000 pieces, 32,100 ids with the sentinels. If `path` is the tokenizer.json of a
-    T5 model, it is converted to a SentencePiece model, which is cached.
+    The default is T5's vocabulary: 32,000 pieces and 100 sentinels. If `path` is the tokenizer.json of a T5 model, it
+    is converted to a SentencePiece model, which is cached.
     """
     # Models are cached by absolute path, because a relative path depends on the current folder.
     path = path if '://' in path else os.path.abspath(os.path.expanduser(path))
@@ -61,18 +60,17 @@ def words(corpus: Corpus) -> WordVocabulary:
 
 
 def wordpiece(path: str) -> WordPieceVocabulary:
-    """Loads BERT's WordPiece vocabulary from a `tokenizer.json` or `vocab.txt`; requires the package tokenizers.
-
-    Each text begins with `[CLS]`, and `[SEP]` is the end token. There are no sentinels.
-    """
+    """Loads BERT's WordPiece vocabulary from a `tokenizer.json` or `vocab.txt`; requires the package tokenizers."""
     return WordPieceVocabulary(path)
 
 
 def huggingface_tokenizer(path: str, end: str | None = None, shifted: bool = False) -> HuggingFaceTokenizer:
     """Loads the vocabulary of a `tokenizer.json`, such as Llama's; requires the package tokenizers.
 
-    `end` is the end token, such as '</s>'; None uses the end token that the files specify. `shifted` adds 1 to the ids,
-    for files in which id 0 is not padding.
+    Args:
+        path: the tokenizer.json.
+        end: the end token, such as '</s>'; None uses the end token that the files specify.
+        shifted: whether to add 1 to the ids, for files in which id 0 is not padding.
     """
     return HuggingFaceTokenizer(path, end, shifted)
 
@@ -90,8 +88,11 @@ def trained(
 ) -> SentencePiece:
     """Returns a SentencePiece vocabulary of `vocab_size` ids, with sentinels, trained on `corpus` and cached.
 
-    Raises UserError if `vocab_size` is too small. At first use, raises UserError if `vocab_size` is too large for the
-    text, unless `at_most` allows a smaller vocabulary.
+    Args:
+        corpus: the documents to train on.
+        vocab_size: number of ids, including sentinels.
+        extra_ids: number of sentinels.
+        at_most: whether the vocabulary may be smaller if the text is too small for `vocab_size` ids.
     """
     smallest = extra_ids + 128
     if vocab_size < smallest:
@@ -103,10 +104,7 @@ def trained(
 
 
 def saved(folder: str) -> Vocabulary:
-    """Loads the vocabulary that a run saved in MODEL_DIR or its subfolder `vocabulary`. Copies remote files first.
-
-    Raises UserError if the folder has no vocabulary, or if vocabulary.json is damaged.
-    """
+    """Loads the vocabulary that a run saved in MODEL_DIR or its subfolder `vocabulary`. Copies remote files first."""
     source = epath.Path(folder).expanduser()
     found = [path for path in (source, source / 'vocabulary') if (path / 'vocabulary.json').is_file()]
     if not found:

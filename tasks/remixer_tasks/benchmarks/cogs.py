@@ -1,7 +1,7 @@
 """COGS (Kim and Linzen 2020): English sentences and their logical forms, with exact match by generalization type.
 
 The split `gen` has 1,000 sentences of each of 21 types that do not occur in training: 18 lexical (a known word in a new
-grammatical context) and 3 structural. As in the papers, the input is the sentence without a prompt.
+grammatical context) and 3 structural.
 """
 
 from __future__ import annotations
@@ -98,10 +98,7 @@ TASKS = (TextTask('cogs_v001', DATA, _format_rows, _normalize_form, (exact_match
 
 
 def corpus(data_dir: str | None = None) -> ParsedCorpus:
-    """Returns the sentences and logical forms of the training split, for training a vocabulary; dev is held out.
-
-    Raises UserError if the files are missing.
-    """
+    """Returns the sentences and logical forms of the training split, for training a vocabulary; dev is held out."""
     paths = {split: _find_split_file(split, data_dir) for split in (TRAIN, VALIDATION)}
     return ParsedCorpus(
         name='COGS',
@@ -114,8 +111,7 @@ def corpus(data_dir: str | None = None) -> ParsedCorpus:
 def words(data_dir: str | None = None, positions: int = 64) -> Vocabulary:
     """Returns a vocabulary of the words in the training split and the numbers below `positions`.
 
-    Logical forms refer to words by their position in the sentence. Training sentences have fewer than 20 positions, but
-    the deep recursion in `gen` requires more. The training file is read at first use.
+    Logical forms refer to words by their position in the sentence. Sentences in `gen` are longer than in training.
     """
     return WordVocabulary('COGS', functools.partial(_read_vocabulary_texts, data_dir, positions))
 

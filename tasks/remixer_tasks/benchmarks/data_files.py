@@ -1,8 +1,7 @@
 """Locates the files of a labelled data set, either prepared by TFDS or as published.
 
 If `data_dir` is given, only that folder is searched, first for a prepared TFDS data set. Otherwise the folders are
-TFDS_DATA_DIR or ~/tensorflow_datasets, then REMIXER_T5X_DATA, then the `data` folder of the cache, which contains the
-downloads.
+TFDS_DATA_DIR or ~/tensorflow_datasets, then REMIXER_T5X_DATA, then the folder `data` of the cache.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Text generation tasks with T5's names and prompts: SQuAD, CNN/DailyMail and WMT.
 
-SQuAD is read from the published JSON files or TFDS, the other data sets from TFDS. T5 has no task for SQuAD 2.0; the
-task name and the target 'unanswerable' for questions without an answer are specific to this project.
+SQuAD is read from the published JSON files or TFDS, the other data sets from TFDS. T5 has no task for SQuAD 2.0.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """GLUE (Wang et al. 2018) with T5's names and prompts, from the published TSV files or TFDS's `glue`.
 
 Also reads CoLA as published by its authors, AX with labels, and the CSV files of
-github.com/felipessalvatore/NLI_datasets. The feature `idx` is the row index.
-
-The diagnostic data set AX uses MNLI's prompt. T5 has no metric for AX; this task computes the leaderboard's metric if
-labels are present. WNLI has two tasks: classification, and T5's evaluation of the noun predicted by models trained on
-WSC.
+github.com/felipessalvatore/NLI_datasets. The feature `idx` is the row index. AX uses MNLI's prompt; T5 has no metric
+for AX. WNLI has two tasks: classification, and T5's evaluation of the noun predicted by models trained on WSC.
 """
 
 import functools

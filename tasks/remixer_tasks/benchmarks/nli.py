@@ -1,7 +1,6 @@
 """Natural language inference tasks in the format of T5's MNLI prompt: SNLI, ANLI, ConjNLI and Abductive NLI.
 
-T5 does not define these tasks; their names and prompts are specific to this project. SNLI pairs without a label are
-excluded.
+T5 does not define these tasks. SNLI pairs without a label are excluded.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """T5's prompts (Raffel et al. 2020, appendix D): preprocessors that build inputs and targets, and postprocessors.
 
-Preprocessors keep the features that metrics use: `idx` or `idx/...`, `answers`, `label`. Postprocessors map texts to
-the values that metrics compare. seqio calls them as f(text, example=..., is_target=...), with is_target=True for the
-target and False for each prediction; `example` is the preprocessed example as NumPy values (texts are bytes).
+Postprocessors convert texts to the values that metrics compare. seqio calls them as f(text, example=...,
+is_target=...), with is_target=True for the target and False for each prediction; `example` is the preprocessed example
+as NumPy values (texts are bytes).
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def classification(
 ) -> Preprocessor:
     """Returns a preprocessor that builds 'NAME feature: text feature: text ...', with the label's name as target.
 
-    `features` are the names of the features, in order, or a mapping from names in the prompt to names in the data. With
-    `markup`, the HTML of MultiRC's passages is removed.
+    `features` are the names of the features, in order, or map names in the prompt to names in the data. `markup`
+    removes the HTML of MultiRC's passages.
     """
     columns = features if isinstance(features, Mapping) else {feature: feature for feature in features}
 
@@ -64,10 +64,7 @@ def format_similarity(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def format_record(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Builds one ReCoRD example per correct answer to a query; a query without answers has the target '<unk>'.
-
-    Highlights in the passage are converted to sentences.
-    """
+    """Builds one ReCoRD example per correct answer to a query; a query without answers has the target '<unk>'."""
 
     def split_by_answer(example):
         passage = tf.strings.regex_replace(example['passage'], r'([.?!"\'])\n@highlight\n', r'\1 ')
@@ -86,8 +83,8 @@ def format_record(dataset: tf.data.Dataset) -> tf.data.Dataset:
 def question_answering(unanswerable: str | None = None) -> Preprocessor:
     """Returns SQuAD's preprocessor, which builds 'question: ... context: ...' with spaces around punctuation.
 
-    The target is the first correct answer. `unanswerable` is the target and the only correct answer of questions
-    without an answer; None requires an answer to every question.
+    The target is the first correct answer, or `unanswerable` for a question without an answer; None requires an answer
+    to every question.
     """
 
     def format_example(example):

@@ -29,10 +29,8 @@ def row_error(path: str, number: int, reason: str) -> UserError:
 class Row(dict[str, Any]):
     """The fields of a row, or of a JSON object within a row.
 
-    Attributes:
-        path: path of the file.
-        number: line on which the row starts, from 1.
-        place: location of the object within the row, for error messages, as in 'questions 0 answers 3: '.
+    `number` is the line on which the row starts, from 1, and `place` the location of the object in the row for error
+    messages, as in 'questions 0 answers 3: '.
     """
 
     def __init__(self, values: Mapping[str, Any], path: str, number: int, place: str = ''):
@@ -43,27 +41,21 @@ class Row(dict[str, Any]):
         return row_error(self.path, self.number, f'{self.place}{reason}')
 
     def text(self, column: str) -> str:
-        """Returns the text in a column. Raises UserError if the column is missing or not a string."""
         if not isinstance(self.get(column), str):
             raise self.error(f'the field {column!r} is missing or not a string')
         return self[column]
 
     def texts(self, columns: Iterable[str]) -> dict[str, Any]:
-        """Returns a dict from column names to their texts."""
         return {column: self.text(column) for column in columns}
 
     def integer(self, column: str) -> int:
-        """Returns the integer in a column. Raises UserError if the column is missing or not an integer."""
         try:
             return int(self[column])
         except (KeyError, TypeError, ValueError) as error:
             raise self.error(f'the field {column!r} is missing or not an integer') from error
 
     def label(self, names: Sequence[str], column: str = 'label') -> int:
-        """Returns the class id of a label (a name, JSON boolean or id), or UNLABELLED if the column is missing.
-
-        Raises UserError for any other label.
-        """
+        """Returns the class id of a label (a name, JSON boolean or id), or UNLABELLED if the column is missing."""
         value = self.get(column)
         if value is None:
             return UNLABELLED
@@ -75,13 +67,11 @@ class Row(dict[str, Any]):
         raise self.error(f'the label must be one of {", ".join(names)}, got {text!r}')
 
     def object(self, column: str) -> Row:
-        """Returns the JSON object in a column. Raises UserError if the column has no object."""
         if not isinstance(self.get(column), dict):
             raise self.error(f'the field {column!r} is missing or not a JSON object')
         return Row(self[column], self.path, self.number, self.place)
 
     def objects(self, column: str) -> list[Row]:
-        """Returns the JSON objects of the list in a column. Raises UserError if the column has no such list."""
         values = self.get(column)
         if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
             raise self.error(f'the field {column!r} is missing or not a list of JSON objects')

@@ -1,9 +1,8 @@
 """Reads the examples of a labelled data set from TFDS if it is prepared, otherwise from the published files.
 
-Importing this module imports seqio. Published files are parsed once into the cache, so that errors are reported before
-training starts, and are read by index (`arrow_files.Documents.dataset`). TFDS's files are read in one thread, because
-tf.data cannot restore the position of a parallel read. In both cases examples are shuffled before they are repeated, so
-every epoch contains each example once.
+Published files are parsed once into the cache and read by index (`arrow_files.Documents.dataset`). TFDS's files are
+read in one thread, because tf.data cannot restore the position of a parallel read. In both cases examples are shuffled
+before they are repeated, so every epoch contains each example once. Importing this module imports seqio.
 """
 
 from __future__ import annotations
@@ -36,10 +35,8 @@ class LabelledSource(seqio.DataSource):
     """seqio data source of a labelled `Dataset`; files are opened at first use.
 
     The source does not report its number of examples, because seqio would cache small data sets in memory with an
-    operation whose position cannot be saved; call `count` instead.
-
-    Attributes:
-        repeats: whether a shuffled dataset repeats forever; set by `task_batches`.
+    operation whose position cannot be saved; call `count` instead. `task_batches` sets `repeats` so that a shuffled
+    dataset repeats forever.
     """
 
     repeats = False
@@ -76,10 +73,7 @@ class LabelledSource(seqio.DataSource):
         shard_info: seqio.ShardInfo | None = None,
         **_: Any,
     ) -> tf.data.Dataset:
-        """Returns examples as flat dicts; other arguments of seqio are ignored.
-
-        Raises UserError for a split that is missing, empty or malformed.
-        """
+        """Returns examples as flat dicts; other arguments of seqio are ignored."""
         if shuffle and seed is None:
             seed = np.random.default_rng().integers(2**31).item()
         folder = self._tfds_folder(split)

@@ -1,7 +1,6 @@
 """Writes predictions as files for the leaderboards of GLUE and SuperGLUE, one per task, in the order of `idx`.
 
-File names and labels are those of the leaderboards. A prediction that is not a label is counted and written as the
-first label, because every row must have a label.
+A prediction that is not a label is counted and written as the first label, because every row must have a label.
 """
 
 import json
@@ -28,10 +27,7 @@ class SubmissionFile(NamedTuple):
 
 
 def write(folder: str, task: str, rows: Sequence[Row]) -> str:
-    """Writes the leaderboard file of `task` to `folder`; returns a line with its path and invalid predictions.
-
-    Raises UserError for a task without a leaderboard, rows without `idx`, and if the file cannot be written.
-    """
+    """Writes the leaderboard file of `task` to `folder`; returns a line with its path and invalid predictions."""
     if not has_leaderboard(task):
         raise UserError(f'the task of a submission must be one of {", ".join(_FILES)}, got {task}')
     file = _FILES[task]

@@ -1,10 +1,7 @@
 """SuperGLUE (Wang et al. 2019) with T5's names and prompts, from the published JSON lines or TFDS.
 
-WSC's tasks are in `winograd`. The diagnostic data sets AX-b and AX-g use RTE's prompt. T5 has no metrics for AX-b and
-AX-g; these tasks compute the leaderboard's metrics, except gender parity, if labels are present.
-
-FewGLUE (Schick and Schuetze 2021) has the same format: 32 training and 32 validation examples of each task, drawn from
-SuperGLUE's training sets.
+WSC's tasks are in `winograd`. The diagnostic data sets AX-b and AX-g use RTE's prompt; T5 has no metrics for them.
+FewGLUE (Schick and Schuetze 2021) has the same format: 32 training and 32 validation examples of each task.
 """
 
 import functools

@@ -1,9 +1,8 @@
 """Metrics in percent: seqio metric functions (targets, predictions) -> {name: value}.
 
 Classification metrics compare class ids. A prediction that is not a label has the id INVALID, which differs from the
-ids of all labels. If the labels of a split are not public, all targets are INVALID and metrics are empty; splits never
-mix targets with and without labels. BLEU and ROUGE use T5's settings and require the libraries sacrebleu and
-rouge-score. `NAMED` contains the metrics that users can select for their own data.
+ids of all labels. If the labels of a split are not public, all targets are INVALID and metrics are empty. BLEU and
+ROUGE use T5's settings. `NAMED` contains the metrics that users can select for their own data.
 """
 
 import collections
@@ -120,7 +119,7 @@ def squad_2(unanswerable: str) -> Metric:
     """Returns SQuAD 2.0's metric: `em` and `f1` of all questions, and of questions with and without an answer.
 
     Values for questions with and without an answer have the prefixes `HasAns_` and `NoAns_`. The text `unanswerable`
-    means that there is no answer, in targets and predictions.
+    means that there is no answer.
     """
 
     def squad_with_unanswerable(targets: Sequence[Texts], predictions: Texts) -> Metrics:
@@ -232,10 +231,7 @@ def best_constant_prediction(targets: Texts, predictions: Texts) -> Metrics:
 
 
 def regression_metrics(targets: Texts, predictions: Texts) -> Metrics:
-    """Computes correlations and `mean_absolute_error` of numbers; a prediction that is not a number counts as 0.
-
-    Raises UserError if a target is not a number.
-    """
+    """Computes correlations and `mean_absolute_error` of numbers; a prediction that is not a number counts as 0."""
     numbers = [prompts.parse_number(text, default=math.nan) for text in targets]
     for text, number in zip(targets, numbers, strict=True):
         if math.isnan(number):
@@ -308,10 +304,7 @@ NAMED: dict[str, Metric] = {
 
 
 def select_metrics(names: Texts | str) -> list[Metric]:
-    """Returns the metrics with these names, given as a list or a comma-separated string.
-
-    Raises UserError for an unknown name or an empty list.
-    """
+    """Returns the metrics with these names, given as a list or a comma-separated string."""
     names = [name.strip() for name in names.split(',')] if isinstance(names, str) else list(names)
     if not names or not set(names) <= set(NAMED):
         raise UserError(

@@ -1,9 +1,8 @@
 """Winograd schemas in T5's format: the pronoun is marked with asterisks, and the target is its referent.
 
 WSC models are trained on SuperGLUE's true pairs and on DPR (Rahman and Ng 2012), and evaluated by whether they predict
-the candidate noun of a pair. GLUE's WNLI is converted to the same format: the marked pronoun is the one in the premise
-whose neighbours on both sides also occur in the hypothesis, and the candidate is the text between these neighbours in
-the hypothesis. T5's authors checked the result by hand on the published sentences.
+the candidate noun of a pair. In GLUE's WNLI, the marked pronoun is the one in the premise whose neighbours on both
+sides also occur in the hypothesis, and the candidate is the text between these neighbours in the hypothesis.
 """
 
 from __future__ import annotations
@@ -164,7 +163,7 @@ def _split_words(text: str) -> list[str]:
 def _match_context(before: list[str], after: list[str], other: list[str]) -> tuple[int, str]:
     """Finds the most words next to the pronoun, on each side, that also occur in `other`.
 
-    Returns the number of these words on both sides, and the text between the two sides in `other`.
+    Returns the number of these words, and the text between the two sides in `other`.
     """
     left = _count_prefix(other[::-1], before[::-1])
     right = _count_prefix(other, after)

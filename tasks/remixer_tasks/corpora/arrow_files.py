@@ -1,8 +1,7 @@
 """Arrow files of documents, which are memory-mapped and read by index in a seeded random order.
 
-A file has two columns: the text, and its hash as a number (see `text_corpus.hash_fraction`), which is a checksum. The
-hash also selects the held-out documents, unless a third column has the hash of each document's split key. Only
-`Documents.dataset` imports TensorFlow.
+A file has two columns: the text, and its hash (see `text_corpus.hash_fraction`), which is also a checksum. The hash
+selects the held-out documents, unless a third column contains the hash of each document's split key.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ _LOOKUP_BATCH = 64
 
 
 def write(path: Path, documents: Iterable[tuple[bytes, bytes | None]], notes: Callable[[], str]) -> None:
-    """Writes documents and the result of `notes()` to a new file; calls `notes` after the last document.
+    """Writes (text, split key) pairs to a new file, and then the result of `notes()`.
 
-    Each document is a text and its split key. All keys or none must be None; None selects the split by the text.
+    All split keys or none must be None; None selects the split by the text.
     """
     rows = iter(documents)
     first = [*itertools.islice(rows, 1)]
@@ -70,7 +69,7 @@ class Documents:
 
     Args:
         paths: files written by `write`.
-        rows: the documents to include, as indices into the concatenation of all files; None includes all.
+        rows: indices of the documents to include, into the concatenation of all files; None includes all.
         repair: advice in the error if a file is damaged.
     """
 
@@ -112,9 +111,8 @@ class Documents:
 
         A position counts documents over all shards and epochs: the epoch `position // len` and the seed determine a
         permutation, and `position % len` is an index in this permutation. All shards together therefore contain every
-        document once per epoch, in the same order for any number of shards. With `repeat`, checkpoints store the
-        position. Otherwise, only the first epoch of a shuffled dataset can be restored, because TensorFlow 2.21 does
-        not save the iteration count.
+        document once per epoch, in the same order for any number of shards. Only the first epoch of a shuffled dataset
+        without `repeat` can be restored, because TensorFlow 2.21 does not save the iteration count.
 
         Args:
             seed: seed of the order; None keeps the order of the files.

@@ -1,7 +1,6 @@
 """Reads documents from txt, JSON lines, TSV and Parquet files, plain or gzipped, local or gs://.
 
-Readers stream non-empty texts, report unreadable and empty records to `BadRecords`, and raise UserError if a whole file
-is unusable (missing, damaged, or without the field). `split_into_jobs` divides the files among processes.
+Readers report unreadable and empty records to `BadRecords`, and raise UserError if a whole file is unusable.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ class Layout:
 def split_into_jobs(files: Sequence[cache.FileState], layout: Layout) -> list[Read]:
     """Returns picklable functions that together yield all documents of the files, in order.
 
-    Small files are grouped into at most about MAX_JOBS jobs of at least JOB_BYTES each. Files are not split.
+    Each job reads one or more whole files, so that there are about MAX_JOBS jobs of at least JOB_BYTES.
     """
     total = sum(file.size for file in files)
     smallest = max(JOB_BYTES, total // MAX_JOBS)

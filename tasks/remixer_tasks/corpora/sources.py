@@ -1,4 +1,4 @@
-"""seqio data sources for parsed, streamed and TFDS corpora. Importing this module imports seqio.
+"""seqio data sources of parsed, streamed and TFDS corpora. Importing this module imports seqio.
 
 The sources do not report their number of examples, because seqio would then cache small corpora with `Dataset.cache`,
 whose position cannot be saved.
@@ -21,11 +21,7 @@ from remixer_tasks.corpora.text_corpus import TRAIN, VALIDATION, ParsedCorpus
 
 
 class TextSource(seqio.DataSource):
-    """seqio source of a `ParsedCorpus`, whose position can be saved in checkpoints.
-
-    Attributes:
-        repeats: whether a shuffled dataset repeats forever; set by `task_batches`.
-    """
+    """seqio source of a `ParsedCorpus`. `task_batches` sets `repeats` so that a shuffled dataset repeats forever."""
 
     repeats = False
     supports_arbitrary_sharding = True

@@ -1,9 +1,8 @@
 """Corpora that are read during training, without a local copy.
 
-The *position* of a reader is a short JSON list: the epoch, the number of finished shards of the epoch, and the state
-of the current shard. `Reader.after` returns the document after a position, and the position after that document. The
-position is a tensor in the tf.data pipeline (see `sources.StreamedSource`), so tf.data saves the position together with
-the documents in its buffers, and a restored pipeline continues with the next document.
+The *position* of a reader is a JSON list: the epoch, the number of finished shards of the epoch, and the state of the
+current shard. The position is a tensor in the tf.data pipeline (see `sources.StreamedSource`), so tf.data saves it
+together with the documents in its buffers, and a restored pipeline continues with the next document.
 """
 
 from __future__ import annotations
@@ -35,20 +34,15 @@ class Shards(Protocol):
         """Paths or URLs of the data, for detecting changed data when a run is resumed."""
 
     def read(self, shard: int, state: Any) -> Iterator[tuple[str, Any]]:
-        """Yields (document, state) pairs of a shard, starting after `state` or, for None, at the first document.
-
-        States are JSON values. Raises UserError if the shard cannot be read.
-        """
+        """Yields (document, state) pairs of a shard after `state`, a JSON value, or from the start if it is None."""
 
 
 class StreamedCorpus:
     """Corpus of the documents in `open_split(split)`; implements `text_corpus.Corpus`.
 
     The fraction `validation_fraction` of the training documents is held out by the hash of their text; if it is None,
-    the held-out documents are those of the separate split 'validation'.
-
-    Held-out documents stay in memory after they are first read, because every evaluation needs them and searching the
-    training shards again would be slow.
+    the documents of the split 'validation' are held out. Held-out documents stay in memory after they are first read,
+    because every evaluation needs them and searching the training shards again would be slow.
     """
 
     def __init__(
@@ -77,10 +71,7 @@ class StreamedCorpus:
         )
 
     def shards(self, split: str) -> Shards:
-        """Returns the shards of a split, or those of 'train' if 'validation' is held out of the training documents.
-
-        Raises UserError if the shards cannot be opened.
-        """
+        """Returns the shards of a split, or those of 'train' if 'validation' is held out of the training documents."""
         opened = TRAIN if self._fraction is not None else split
         if opened not in self._opened:
             self._opened[opened] = self._open_split(opened)
@@ -121,15 +112,10 @@ class StreamedCorpus:
 
 
 class Reader:
-    """Reads the training documents of a set of shards, starting from any position.
+    """Reads the training documents of the shards with indices `shards`, starting from any position.
 
-    Iterators in several threads may share a reader.
-
-    Args:
-        corpus: the corpus to read.
-        shards: indices of the shards.
-        seed: seed of the order of the shards. The shards are repeated forever, in a different order in each epoch; None
-            reads the shards once, in order.
+    Iterators in several threads may share a reader. `seed` shuffles the shards and repeats them forever, in a different
+    order in each epoch; None reads the shards once, in order.
     """
 
     def __init__(self, corpus: StreamedCorpus, shards: Sequence[int], seed: str | None):

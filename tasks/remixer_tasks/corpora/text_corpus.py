@@ -1,8 +1,8 @@
 """Text corpora with a held-out split, for tasks and for training vocabularies.
 
 `ParsedCorpus` parses its documents once into Arrow files in the cache, which need as much disk space as the text.
-Therefore errors are reported before training starts, the whole corpus is shuffled, the order of documents does not
-depend on the number of hosts, and the position of a reader is a single number.
+Errors are therefore reported before training starts, the order of documents does not depend on the number of hosts,
+and the position of a reader is a single number.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Corpus(Protocol):
         """A key that changes if the documents of the training split may have changed."""
 
     def source(self, order: int = 0) -> seqio.DataSource:
-        """Returns splits 'train' and 'validation' of examples {'text': UTF-8 scalar}, without opening a file.
+        """Returns a source of examples {'text': UTF-8 scalar} with the splits 'train' and 'validation'.
 
         `order` changes the order of shuffled examples for the same seed.
         """
@@ -69,7 +69,7 @@ class ParsedCorpus:
     Attributes:
         identity: a key that changes if the documents of `read` or `read_validation` may have changed.
         read: a function that yields all documents, or a list of functions that each yield a part. The functions run in
-            parallel processes, one per core; after an interruption, only unfinished functions are run again.
+            parallel processes; after an interruption, only unfinished functions are run again.
         read_validation: like `read`, for held-out documents; None holds out documents of `read` by their hash, or by
             the hash of their key if they are `KeyedDocument`s.
         validation_fraction: fraction of the documents to hold out; each split has at least one document.
@@ -97,10 +97,7 @@ class ParsedCorpus:
         return TextSource(self, order)
 
     def folder(self) -> Path:
-        """Returns the corpus folder in the cache; parses the text first if necessary.
-
-        Raises UserError for unusable text.
-        """
+        """Returns the corpus folder in the cache; parses the text first if necessary."""
         name = cache.key('corpus 2', self.identity, self.validation_fraction, self.strict)
         folder = cache.root() / 'corpora' / name
         if not (folder / cache.FILE_LIST).exists():
@@ -202,10 +199,7 @@ def _write_parts(
 def _write_part(
     read: Read, path: Path, strict: bool, progress: Callable[[int], Any] = lambda count: None
 ) -> dict[str, Any]:
-    """Writes the documents of `read` to `path` unless the file exists; returns the counts of skipped records.
-
-    May run in a worker process.
-    """
+    """Writes the documents of `read` to `path` unless the file exists; returns the counts of skipped records."""
     from remixer_tasks.corpora import arrow_files
 
     with contextlib.suppress(OSError, ValueError):

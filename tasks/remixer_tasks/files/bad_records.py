@@ -11,12 +11,9 @@ _MAX_SHOWN = 3
 
 
 class BadRecords:
-    """Collects malformed and empty records.
+    """Counts malformed and empty records, or raises UserError for the first one if `strict`.
 
-    Args:
-        strict: whether to raise UserError for the first malformed or empty record.
-        file_advice: advice in the error if a whole file cannot be read.
-        line_advice: advice in the error if `strict` and a record cannot be read.
+    `file_advice` is printed if a whole file cannot be read, and `line_advice` if a record cannot be read.
     """
 
     def __init__(

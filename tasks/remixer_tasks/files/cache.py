@@ -1,8 +1,8 @@
 """Manages the cache folder of derived files: parsed corpora, trained vocabularies, downloads.
 
-The name of an entry is a hash of all values that determine its content, so entries are never changed. A killed run
-leaves a temporary file that the next run removes, or an incomplete folder that the next run completes. If two runs
-create an entry at the same time, both write the same content.
+The name of an entry is a hash of all values that determine its content, so entries are never changed. If a run is
+killed, the next run removes its temporary files and completes its incomplete folders. If two runs create an entry at
+the same time, both write the same content.
 """
 
 import contextlib
@@ -59,10 +59,7 @@ def key(*parts: Any) -> str:
 
 @contextlib.contextmanager
 def add_entry(entry: Path) -> Iterator[Path]:
-    """Yields a temporary path for a file or folder, which is renamed to `entry` at the end of the block.
-
-    Raises UserError if the cache folder cannot be written or its disk is full.
-    """
+    """Yields a temporary path for a file or folder, which is renamed to `entry` at the end of the block."""
     with wrap_write_errors():
         entry.parent.mkdir(parents=True, exist_ok=True)
         with temporary.temporary_path(entry.parent, f'{entry.name}.') as path:
@@ -79,9 +76,8 @@ def add_entry(entry: Path) -> Iterator[Path]:
 def fill_entry(folder: Path, name: str) -> Iterator[bool]:
     """Locks a folder while the block adds files and calls `mark_complete`; yields whether the folder is incomplete.
 
-    Other processes wait for the lock and print a message with the entry's `name`. Files of a killed process remain for
-    the next process, but if the block raises UserError, all files except the lock, for which other processes may wait,
-    are removed. Raises UserError if the cache folder cannot be written or its disk is full.
+    Other processes wait for the lock and print a message with the entry's `name`. If the block raises UserError, all
+    files are removed except the lock, for which other processes may wait.
     """
     with wrap_write_errors():
         folder.mkdir(parents=True, exist_ok=True)

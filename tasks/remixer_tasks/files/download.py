@@ -1,7 +1,6 @@
 """Downloads or copies published files into the folder that `data_files` searches last.
 
-This package contains the SHA-256 of each file or archive. A file is moved to the folder or extracted only after its
-SHA-256 has been verified, and never replaces an existing file.
+A file is moved to the folder or extracted only if it has the expected SHA-256, and never replaces an existing file.
 """
 
 import hashlib
@@ -35,10 +34,6 @@ def download_files(name: str, source: str | None = None, data_dir: str | None = 
 
     Returns:
         Lines to print: a summary, the location of each split, and the terms of use.
-
-    Raises:
-        UserError: the name is unknown, the data set has no downloads, or a file cannot be fetched or written, or it
-            differs from the published file.
     """
     dataset = find_dataset(name)
     folder = Path(catalogue.download_folder(data_dir))

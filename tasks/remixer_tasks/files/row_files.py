@@ -105,8 +105,7 @@ class RowLayout:
     """Settings that define the rows of a file.
 
     Attributes:
-        format: one of FORMATS, or None to use each file's extension. TSV and CSV files begin with a line of column
-            names.
+        format: one of FORMATS, or None to use each file's extension.
         longest: maximum number of characters of a line; longer lines are malformed and never loaded completely.
         delimiter: delimiter of TSV and CSV; None uses a tab for TSV and a comma for CSV.
         encoding: encoding of JSON lines, TSV and CSV.
@@ -125,7 +124,7 @@ class RowLayout:
                 f'PAIRS_FORMAT must be {", ".join(FORMATS)} or None, got {self.format!r}; '
                 'None detects the format from the file extension'
             )
-        if self.delimiter is not None and len(self.delimiter) != 1:
+        if self.delimiter is not None and (len(self.delimiter) != 1 or self.delimiter in '"\r\n'):
             raise UserError(f"DELIMITER must be one character or None, got {self.delimiter!r}; set DELIMITER = ';'")
         try:
             ''.encode(self.encoding)
@@ -231,7 +230,7 @@ def _csv_cells(path: str, layout: RowLayout, malformed: BadRecords) -> Iterator[
 def _name_columns(path: str, cells: Iterator[tuple[int, list[str]]], layout: RowLayout, malformed: BadRecords) -> Rows:
     """Converts rows of cells to dicts. Keys are the names in the first line, or column numbers if it has no names.
 
-    A row without cells is a blank line, which is malformed between two rows and skipped at the start or end of a file.
+    A blank line, which has no cells, is malformed between two rows and skipped at the start or end of a file.
     """
     skipped = malformed.count
     number, names = next((row for row in cells if row[1]), (0, []))
@@ -262,10 +261,7 @@ def _name_columns(path: str, cells: Iterator[tuple[int, list[str]]], layout: Row
 def parquet_rows(
     path: str, setting: str, choose: Callable[[list[str]], Sequence[str] | None] = lambda names: None
 ) -> Rows:
-    """Yields the rows of a Parquet file, with all columns or those that `choose` returns for the column names.
-
-    Raises UserError, with advice to change `setting`, if the file is not Parquet.
-    """
+    """Yields the rows of a Parquet file, with all columns or those that `choose` returns for the column names."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

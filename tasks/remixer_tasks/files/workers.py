@@ -1,8 +1,7 @@
-"""Runs a function in parallel Python processes, because a single Python process uses only one core.
+"""Runs a function in parallel Python processes.
 
 A separate Python process forks the workers. Forks of this process could hang, because TensorFlow and JAX start threads,
-and the spawn method of `multiprocessing` would run the user's main module again. The workers end when this process
-ends.
+and the spawn method of `multiprocessing` would run the user's main module again. The workers end with this process.
 """
 
 from __future__ import annotations
@@ -35,8 +34,7 @@ def count_cores() -> int:
 def map_in_order(function: Callable[..., Any], jobs: Sequence[tuple[Any, ...]], count: int) -> Iterator[Any]:
     """Computes `function(*job)` in `count` processes and yields the results in the order of `jobs`.
 
-    The function, its arguments and its results are pickled. UserErrors of the function are raised again, a killed
-    process raises UserError, and any other error raises RuntimeError.
+    UserErrors of the function are raised again, a killed process raises UserError, and other errors raise RuntimeError.
     """
     command = [sys.executable, '-P', '-c', _START.format(path=sys.path)]
     # Workers run in a new session, so that only this process receives Ctrl-C and then kills the workers.

@@ -40,8 +40,7 @@ def causal_lm(
 ) -> tf.data.Dataset:
     """seqio preprocessor that joins documents {'targets': [n] int32 ids} and splits them into {'targets': [length]}.
 
-    Only the last example of a finite dataset may be shorter. Raises UserError if the feature length of the targets is
-    missing or below 2.
+    Only the last example of a finite dataset may be shorter.
     """
     if sequence_length is None or sequence_length['targets'] < 2:
         raise UserError("causal LM needs a length of 2 or more: set TASK_FEATURE_LENGTHS = {'targets': 512}")
@@ -71,10 +70,7 @@ class Prefix:
 
 
 def segment_length(inputs_length: int, targets_length: int, prefix: Prefix) -> int:
-    """Returns the maximum segment length for which prefix and rest, each with EOS, always fit the feature lengths.
-
-    Raises UserError if no segment of two tokens fits.
-    """
+    """Returns the maximum segment length for which prefix and rest, each with EOS, always fit the feature lengths."""
     length = inputs_length
     # The longest prefix has all tokens except one; the longest rest follows the shortest prefix.
     while length > 1 and length - min_prefix(length, prefix) + 1 > targets_length:
@@ -115,7 +111,7 @@ def prefix_lm(
     """seqio preprocessor that converts documents {'targets': [n] int32 ids} to {'inputs', 'targets'} with EOS.
 
     `prompt` is a text to prepend to every prefix. The split depends only on seqio's map seed and the position of the
-    example in the stream. Raises UserError if the feature lengths are missing or too short.
+    example in the stream.
     """
     if sequence_length is None:
         raise UserError("prefix LM got no feature lengths: set TASK_FEATURE_LENGTHS = {'inputs': 512, 'targets': 512}")

@@ -65,12 +65,8 @@ class Masking:
 def choose_tokens(words: tf.Tensor, count: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     """Selects the tokens to predict, [n] bool: `count` single tokens, or whole words of at most `count` tokens.
 
-    At least one word is always selected, even if it has more than `count` tokens.
-
-    Args:
-        words: [n] int32, the index of each token's word, from 0; if all indices differ, single tokens are selected.
-        count: maximum number of tokens to select.
-        seed: [2] integers.
+    At least one word is always selected. `words` [n] int32 is the index of each token's word, from 0; if all indices
+    differ, single tokens are selected. `seed` has [2] integers.
     """
     sizes = tf.math.bincount(words)
     order = tf.argsort(tf.random.stateless_uniform([tf.size(sizes)], seed))
@@ -104,10 +100,7 @@ def get_mask_id(vocabulary: seqio.Vocabulary) -> int:
 
 
 def word_starts(vocabulary: seqio.Vocabulary) -> np.ndarray:
-    """Returns whether each piece starts a word, [vocab_size] bool.
-
-    Raises UserError if the pieces of the vocabulary do not show where a word starts.
-    """
+    """Returns whether each piece starts a word, [vocab_size] bool."""
     if prefix := getattr(vocabulary, 'continuation_prefix', None):
         return np.array([not piece.startswith(prefix) for piece in vocabulary.words])
     texts = getattr(vocabulary, 'token_texts', ())
@@ -132,8 +125,7 @@ def masked_lm(
 ) -> tf.data.Dataset:
     """seqio preprocessor that converts documents {'targets': [n] int32 ids} to {'inputs', 'targets'}, both [length].
 
-    Inputs end with EOS; targets are the original ids of predicted tokens, and 0 elsewhere. Raises UserError if the
-    feature lengths are missing or differ, and for a vocabulary without a sentinel.
+    Inputs end with EOS; targets are the original ids of predicted tokens, and 0 elsewhere.
     """
     if (
         sequence_length is None

@@ -1,7 +1,6 @@
 """Splits the token ids of documents into segments, across documents or one document at a time.
 
-All transformations support tf.data checkpoints, so that training checkpoints can store the position in the stream;
-`Dataset.rebatch` and `Dataset.cache` would not.
+All transformations support tf.data checkpoints; `Dataset.rebatch` and `Dataset.cache` would not.
 """
 
 from __future__ import annotations
@@ -40,10 +39,7 @@ def join_and_split(documents: tf.data.Dataset, length: int) -> tf.data.Dataset:
 
 
 def split_documents(documents: tf.data.Dataset, length: int) -> tf.data.Dataset:
-    """Splits each document ([n] int32, n >= 0) into vectors of `length`; the last one may be shorter.
-
-    An empty document yields no vector.
-    """
+    """Splits each document ([n] int32, n >= 0) into vectors of `length`; the last one may be shorter."""
 
     def pieces(tokens):
         starts = tf.range(0, tf.size(tokens), length)

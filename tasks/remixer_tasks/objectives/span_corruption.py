@@ -129,8 +129,7 @@ def noise_mask(length: tf.Tensor, hidden: tf.Tensor, spans: tf.Tensor, seed: tf.
 def corrupt(tokens: tf.Tensor, mask: tf.Tensor, vocabulary: seqio.Vocabulary) -> dict[str, tf.Tensor]:
     """Builds {'inputs', 'targets'}, int32 ids with EOS, from a segment [n] and its noise mask [n].
 
-    Sentinels count down from the vocabulary's last id. mask[0] is False, so every span follows a visible token, whose
-    place in the targets the sentinel takes.
+    mask[0] is False, so every span follows a visible token, which its sentinel replaces in the targets.
     """
     last, _ = sentinels.first_and_count(vocabulary)
     eos = [vocabulary.eos_id]
@@ -152,9 +151,8 @@ def span_corruption(
 ) -> tf.data.Dataset:
     """seqio preprocessor that converts documents {'targets': [n] int32 ids} to {'inputs', 'targets'} with EOS.
 
-    Without a `prompt`, all examples have the lengths `noise.lengths(segment_length(...))`, except the last one of a
-    finite dataset, and UserError is raised if the noise does not fit the feature lengths or the vocabulary. With a
-    prompt, a text to prepend to the inputs as in UL2, segments have the length `longest_segment(...)`, because
+    All examples have the lengths `noise.lengths(segment_length(...))`, except the last one of a finite dataset. With a
+    `prompt`, a text to prepend to the inputs as in UL2, segments have the length `longest_segment(...)`, because
     denoisers with different noise share the feature lengths. The hidden spans depend only on seqio's map seed and the
     position of the example in the stream.
     """
@@ -213,8 +211,7 @@ def iid_denoising(
 ) -> tf.data.Dataset:
     """seqio preprocessor that converts documents {'targets': [n] int32 ids} to {'inputs', 'targets'} with EOS.
 
-    Targets have random lengths and are truncated to the feature length, as in t5. Raises UserError if the feature
-    lengths are missing or too short, and for a vocabulary with fewer than two sentinels.
+    Targets have random lengths and are truncated to the feature length, as in t5.
     """
     if sequence_length is None or sequence_length['inputs'] < 3:
         raise UserError("i.i.d. denoising needs lengths: set TASK_FEATURE_LENGTHS = {'inputs': 512, 'targets': 256}")

@@ -1,12 +1,9 @@
 """The denoisers of UL2 (Tay et al. 2023, arXiv:2205.05131, section 3.1.2 and table 1) and of UL2R.
 
-R, regular: span corruption as in T5, with spans of 3 or 8 tokens on average and 15% of the tokens hidden. X, extreme:
-long spans (64 tokens), many hidden tokens (50%), or both. S, sequential: a prefix LM whose targets are 25% of a segment
-on average.
-
-A prompt before the inputs identifies the denoiser: [R], [X], [S] in the paper, and [NLU], [NLG], [S2S] in UL2's
-checkpoints. All seven denoisers are equally frequent. UL2R (Tay et al. 2022, arXiv:2210.11399, section 3) continues
-training from another checkpoint with 50% S, 25% R and 25% X.
+R (regular) is span corruption as in T5. X (extreme) hides long spans (64 tokens), many tokens (50%), or both. S
+(sequential) is a prefix LM whose targets are 25% of a segment on average. A prompt before the inputs identifies the
+denoiser: [R], [X], [S] in the paper, and [NLU], [NLG], [S2S] in UL2's checkpoints. UL2R (Tay et al. 2022,
+arXiv:2210.11399, section 3) continues training from another checkpoint.
 
 As in t5, the number of spans is computed from the mean length (the paper draws lengths around the mean). Segments are
 as long as inputs, targets and the number of sentinels allow; the paper's code uses ordinary pieces as extra sentinels.

@@ -1,7 +1,6 @@
 """GPT-2's byte-level byte-pair encoding (Radford et al. 2019, section 2.2), loaded from tokenizer files.
 
-A text is split into words, each with its preceding space. Adjacent pieces of a word are merged in the order in which
-the merges were learned. Ids are GPT-2's ids plus one, because id 0 is padding.
+Ids are GPT-2's ids plus one, because id 0 is padding.
 """
 
 from __future__ import annotations
@@ -71,10 +70,8 @@ def byte_letters() -> tuple[str, ...]:
 class BytePairs(Vocabulary):
     """The vocabulary of a GPT-2 tokenizer; the files are read at first use.
 
-    Attributes:
-        folder: folder with tokenizer.json, or with vocab.json and merges.txt; added tokens and settings are also read
-            from tokenizer_config.json and added_tokens.json.
-        end_id: GPT-2's id of <|endoftext|>; `eos_id` is `end_id` + 1.
+    `folder` contains tokenizer.json, or vocab.json and merges.txt. `end_id` is GPT-2's id of <|endoftext|>; `eos_id` is
+    `end_id` + 1.
     """
 
     def __init__(self, folder: str, end_id: int):

@@ -1,8 +1,7 @@
 """Vocabulary of a Hugging Face `tokenizer.json`, which uses the library `tokenizers`.
 
 A malicious file can make the library abort, panic or hang. Therefore only components in `ALLOWED`, texts of limited
-length and known regular expressions are accepted. A child process with a time limit loads the file first. Settings for
-padding and truncation are removed.
+length and known regular expressions are accepted, and a child process with a time limit loads the file first.
 """
 
 from __future__ import annotations
@@ -205,11 +204,7 @@ class HuggingFaceTokenizer(Vocabulary):
 
 
 def load(path: str) -> tuple[Any, list[int], list[int]]:
-    """Returns the tokenizer, and the special ids that the tokenizer adds before and after a text.
-
-    Raises UserError if the library is missing, if the file has components that are not in ALLOWED, or if the library
-    cannot parse it in the child process within TIME_LIMIT seconds.
-    """
+    """Returns the tokenizer, and the special ids that the tokenizer adds before and after a text."""
     tokenizers = import_optional('tokenizers', path, 'wordpiece')
     content = untrusted_files.read_object(path)
     text = json.dumps(check_components(content, path))

@@ -1,7 +1,7 @@
 """SentencePiece vocabularies, loaded or trained at first use.
 
 A unigram model is trained once per corpus and settings, and cached. Training is deterministic. Normalization is
-SentencePiece's default (NFKC, and white space is collapsed), as in T5's model.
+SentencePiece's default, as in T5's model.
 """
 
 from __future__ import annotations
@@ -135,8 +135,7 @@ def _sample_lines(documents: Iterator[str]) -> Iterator[str]:
 class SentencePiece(Vocabulary):
     """Vocabulary of a SentencePiece model, loaded at first use, followed by `extra_ids` sentinels, <extra_id_0> last.
 
-    <extra_id_N> in a text is always a sentinel; the texts before and after it are encoded separately. Vocabularies with
-    the same file and the same number of sentinels are equal.
+    <extra_id_N> in a text is always a sentinel; the texts before and after it are encoded separately.
     """
 
     def __init__(self, sentencepiece_model_file: str, extra_ids: int = 0):
@@ -272,8 +271,7 @@ def convert_unigram(path: str) -> Path:
 def unigram_model(tokenizer: dict[str, Any], where: str) -> bytes:
     """Converts `tokenizer`, the content of the file `where`, to a SentencePiece model without sentinels.
 
-    Raises UserError if the tokenizer is not a Unigram model like T5's, or has a step that SentencePiece does not
-    support.
+    Raises UserError if the tokenizer is not a Unigram model like T5's.
     """
     settings = {'type': 'Unigram', 'byte_fallback': (None, False, True)}
     tokenizer_files.check_settings(tokenizer.get('model'), settings, f'{where}, model')

@@ -1,7 +1,6 @@
 """BERT's WordPiece vocabulary for encoders from Hugging Face, which uses the library `tokenizers`.
 
-Token ids equal those in the tokenizer's files. Each encoded text begins with `[CLS]`, as in BERT's training. Tasks
-append the end token `[SEP]`.
+Encoded texts begin with `[CLS]`, as in BERT's training. Tasks append the end token `[SEP]`.
 """
 
 from __future__ import annotations
@@ -62,8 +61,7 @@ class WordPieceVocabulary(HuggingFaceTokenizer):
 def read(path: str) -> Any:
     """Loads the tokenizer of a `tokenizer.json`, or of BERT's older `vocab.txt`.
 
-    Also applies the settings and added tokens in other files of the folder. Raises UserError if the package
-    `tokenizers` is missing, or if the files cannot be read or contradict each other.
+    Also applies the settings and added tokens in other files of the folder.
     """
     tokenizers = import_optional('tokenizers', path, 'wordpiece')
     if not os.path.isfile(path):

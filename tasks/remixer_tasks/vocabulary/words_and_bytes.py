@@ -15,10 +15,7 @@ _SPECIAL = 3
 
 
 class WordVocabulary(Vocabulary):
-    """Vocabulary of words, for small languages such as COGS: T5's special ids, then the sorted words of the texts.
-
-    The vocabulary has no sentinels. Two vocabularies with the same name and words are equal.
-    """
+    """Vocabulary of T5's special ids and the sorted words of texts, without sentinels, for small languages."""
 
     def __init__(self, name: str, texts: Callable[[], Iterable[str]]):
         """`name` identifies the texts; `texts` is called once, at first use."""
