@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from remixer_t5x import ranges
 from remixer_t5x.errors import UserError
@@ -39,8 +39,8 @@ def corpus(
         strict: whether to raise UserError for a malformed or empty record instead of skipping and counting it.
     """
     layout = documents.Layout(format, field, txt_documents, longest)
-    train = expand(files, 'FILES', layout.format_of)
-    held_out = expand_held_out(validation_files, train, 'FILES', 'VALIDATION_FILES', layout.format_of)
+    train = expand(files, 'FILES')
+    held_out = expand_held_out(validation_files, train, 'FILES', 'VALIDATION_FILES')
     states = [[cache.file_state(path) for path in group] for group in (train, held_out)]
     settings = (format, field, txt_documents, longest, documents.JOB_BYTES, documents.MAX_JOBS)
     return ParsedCorpus(
@@ -59,32 +59,22 @@ def describe(paths: Sequence[str]) -> str:
 
 
 def expand_held_out(
-    files: Files | None,
-    train: Sequence[str],
-    train_macro: str,
-    macro: str,
-    check: Callable[[str], object],
-    example: str = '*.txt',
+    files: Files | None, train: Sequence[str], train_macro: str, macro: str, example: str = '*.txt'
 ) -> list[str]:
     """Expands held-out `files` to paths; returns [] for None. Raises UserError for a file that is also in `train`."""
-    held_out = expand(files, macro, check, example) if files else []
+    held_out = expand(files, macro, example) if files else []
     if both := sorted({os.path.realpath(path) for path in train} & {os.path.realpath(path) for path in held_out}):
         raise UserError(f'{macro} and {train_macro} must not share files, got {both[0]} in both; remove it from one')
     return held_out
 
 
-def expand(files: Files, macro: str, check: Callable[[str], object], example: str = '*.txt') -> list[str]:
-    """Expands paths and globs to sorted distinct paths, and calls `check` with each path.
-
-    Raises UserError for an invalid path; the message names the setting `macro` and suggests the glob `example`.
-    """
+def expand(files: Files, macro: str, example: str = '*.txt') -> list[str]:
+    """Expands paths and globs to sorted distinct paths. Errors name the setting `macro` and the glob `example`."""
     paths: set[str] = set()
     for pattern in [files] if isinstance(files, str) else files:
         paths.update(_match_files(pattern, macro, example))
     if not paths:
         raise UserError(f"{macro} must be a path or glob, got none; pass --gin.{macro}='~/data/{example}'")
-    for path in sorted(paths):
-        check(path)
     return sorted(paths)
 
 

@@ -57,10 +57,10 @@ def corpus(
     numbered = all(template.is_numbered for template in templates)
     layout = row_files.RowLayout(format, longest, delimiter, encoding, numbered)
     if files is None and validation_files:
-        train = held_out = expand(validation_files, 'VALIDATION_PAIRS', layout.format_of, _EXAMPLE)
+        train = held_out = expand(validation_files, 'VALIDATION_PAIRS', _EXAMPLE)
     else:
-        train = expand(files or (), 'PAIRS', layout.format_of, _EXAMPLE)
-        held_out = expand_held_out(validation_files, train, 'PAIRS', 'VALIDATION_PAIRS', layout.format_of, _EXAMPLE)
+        train = expand(files or (), 'PAIRS', _EXAMPLE)
+        held_out = expand_held_out(validation_files, train, 'PAIRS', 'VALIDATION_PAIRS', _EXAMPLE)
     further = column_names(columns, metrics_by)
     read = functools.partial(_read_pairs, layout=layout, templates=templates, columns=further)
     states = [[cache.file_state(path) for path in group] for group in (train, held_out)]

@@ -130,5 +130,3 @@ def test_malformed_rows_of_published_files_are_never_skipped(tmp_path, monkeypat
     assert ':2: a NUL character' in error_message(lambda: list(raw_rows.read_jsonl(str(path))))
     monkeypatch.setattr(raw_rows.row_files, 'LONGEST', 8)
     assert ':2: the line has more than' in error_message(lambda: list(raw_rows.read_lines(str(path))))
-    monkeypatch.setattr(raw_rows, 'MAX_JSON_BYTES', 8)
-    assert 'at most 8 bytes' in error_message(raw_rows.parse_json_file, str(path))

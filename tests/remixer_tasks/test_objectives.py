@@ -217,8 +217,7 @@ def test_few_sentinels_shorten_segments():
     ('preprocessor', 'lengths', 'message'),
     [
         (language_modeling.prefix_lm, {'inputs': 2, 'targets': 9}, "T5 uses {'inputs': 512, 'targets': 512}"),
-        (language_modeling.prefix_lm, None, "set TASK_FEATURE_LENGTHS = {'inputs': 512, 'targets': 512}"),
-        (language_modeling.causal_lm, None, "set TASK_FEATURE_LENGTHS = {'targets': 512}"),
+        (language_modeling.causal_lm, {'targets': 1}, "set TASK_FEATURE_LENGTHS = {'targets': 512}"),
         (masked_lm.masked_lm, {'inputs': 16, 'targets': 8}, 'masked LM predicts in place'),
         (spans.iid_denoising, {'inputs': 2, 'targets': 8}, "{'inputs': 512, 'targets': 256}"),
     ],

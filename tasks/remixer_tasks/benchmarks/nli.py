@@ -6,7 +6,6 @@ T5 does not define these tasks. SNLI pairs without a label are excluded.
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Iterator, Sequence
 
 from remixer_t5x.lazy import tf
@@ -55,8 +54,7 @@ def _read_abductive(path: str, labels_path: str | None = None) -> Iterator[Examp
     rows = list(raw_rows.read_jsonl(path))
     labels = [label for _, label in raw_rows.read_lines(labels_path)] if labels_path else [None] * len(rows)
     if len(labels) != len(rows):
-        reason = f'the file must have {len(rows)} labels, one per line of {os.path.basename(path)}, got {len(labels)}'
-        raise raw_rows.row_error(str(labels_path), min(len(labels), len(rows)) + 1, reason)
+        raise raw_rows.row_error(str(labels_path), len(labels), f'the file must have {len(rows)} labels, one per line')
     for row, label in zip(rows, labels, strict=True):
         yield _abductive_example(row, label, labels_path or path)
 

@@ -87,11 +87,9 @@ class StreamedSource(seqio.DataSource):
     def _training_dataset(self, shard: seqio.ShardInfo, seed: str | None) -> tf.data.Dataset:
         count = self._corpus.shards(TRAIN).count
         if count < shard.num_shards:
-            fewer = max(number for number in range(1, count + 1) if shard.num_shards % number == 0)
             raise UserError(
                 f'STREAMS must be at most {count}, the number of shards of {self._corpus.name}, got {shard.num_shards} '
-                f'(the default is the number of hosts); set STREAMS = {fewer}, so that several hosts share a stream, '
-                'or write the data as more files'
+                '(the default is the number of hosts); set a smaller STREAMS, or write the data as more files'
             )
         reader = Reader(self._corpus, range(shard.index, count, shard.num_shards), seed)
 

@@ -35,14 +35,14 @@ from remixer_tasks.objectives import segments
 
 def causal_lm(
     dataset: tf.data.Dataset,
-    sequence_length: Mapping[str, int] | None,
+    sequence_length: Mapping[str, int],
     output_features: Mapping[str, seqio.Feature],
 ) -> tf.data.Dataset:
     """seqio preprocessor that joins documents {'targets': [n] int32 ids} and splits them into {'targets': [length]}.
 
     Only the last example of a finite dataset may be shorter.
     """
-    if sequence_length is None or sequence_length['targets'] < 2:
+    if sequence_length['targets'] < 2:
         raise UserError("causal LM needs a length of 2 or more: set TASK_FEATURE_LENGTHS = {'targets': 512}")
     eos = [output_features['targets'].vocabulary.eos_id]
     documents = segments.extract_tokens(dataset).filter(lambda tokens: tf.size(tokens) > 0)
@@ -103,7 +103,7 @@ def split(tokens: tf.Tensor, prefix: Prefix, seed: tf.Tensor) -> tuple[tf.Tensor
 
 def prefix_lm(
     dataset: tf.data.Dataset,
-    sequence_length: Mapping[str, int] | None,
+    sequence_length: Mapping[str, int],
     output_features: Mapping[str, seqio.Feature],
     prefix: Prefix = Prefix(),  # noqa: B008 (frozen)
     prompt: str = '',
@@ -113,8 +113,6 @@ def prefix_lm(
     `prompt` is a text to prepend to every prefix. The split depends only on seqio's map seed and the position of the
     example in the stream.
     """
-    if sequence_length is None:
-        raise UserError("prefix LM got no feature lengths: set TASK_FEATURE_LENGTHS = {'inputs': 512, 'targets': 512}")
     vocabulary = output_features['targets'].vocabulary
     front = vocabulary.encode(prompt) if prompt else []
     length = segment_length(sequence_length['inputs'] - len(front), sequence_length['targets'], prefix)

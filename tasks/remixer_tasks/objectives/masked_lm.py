@@ -119,7 +119,7 @@ def word_starts(vocabulary: seqio.Vocabulary) -> np.ndarray:
 
 def masked_lm(
     dataset: tf.data.Dataset,
-    sequence_length: Mapping[str, int] | None,
+    sequence_length: Mapping[str, int],
     output_features: Mapping[str, seqio.Feature],
     masking: Masking = Masking(),  # noqa: B008 (frozen)
 ) -> tf.data.Dataset:
@@ -127,16 +127,12 @@ def masked_lm(
 
     Inputs end with EOS; targets are the original ids of predicted tokens, and 0 elsewhere.
     """
-    if (
-        sequence_length is None
-        or sequence_length['inputs'] != sequence_length['targets']
-        or sequence_length['inputs'] < 2
-    ):
+    length = sequence_length['inputs']
+    if length != sequence_length['targets'] or length < 2:
         raise UserError(
             'masked LM predicts in place: inputs and targets of TASK_FEATURE_LENGTHS must have the same length, got '
-            f"{dict(sequence_length) if sequence_length else None}; set {{'inputs': 512, 'targets': 512}}"
+            f"{dict(sequence_length)}; set {{'inputs': 512, 'targets': 512}}"
         )
-    length = sequence_length['inputs']
     vocabulary = output_features['targets'].vocabulary
     get_mask_id(vocabulary)
     special = tf.constant(getattr(vocabulary, 'special_ids', ()), tf.int32)

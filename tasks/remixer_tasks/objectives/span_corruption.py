@@ -144,7 +144,7 @@ def corrupt(tokens: tf.Tensor, mask: tf.Tensor, vocabulary: seqio.Vocabulary) ->
 
 def span_corruption(
     dataset: tf.data.Dataset,
-    sequence_length: Mapping[str, int] | None,
+    sequence_length: Mapping[str, int],
     output_features: Mapping[str, seqio.Feature],
     noise: Noise = Noise(),  # noqa: B008 (frozen)
     prompt: str | None = None,
@@ -156,8 +156,6 @@ def span_corruption(
     denoisers with different noise share the feature lengths. The hidden spans depend only on seqio's map seed and the
     position of the example in the stream.
     """
-    if sequence_length is None:
-        raise UserError("span corruption needs lengths: set TASK_FEATURE_LENGTHS = {'inputs': 512, 'targets': 114}")
     vocabulary = output_features['targets'].vocabulary
     front = vocabulary.encode(prompt) if prompt else []
     inputs_length, targets_length = sequence_length['inputs'] - len(front), sequence_length['targets']
@@ -205,7 +203,7 @@ def _limit_runs(mask: tf.Tensor, sentinel_count: int) -> tf.Tensor:
 
 def iid_denoising(
     dataset: tf.data.Dataset,
-    sequence_length: Mapping[str, int] | None,
+    sequence_length: Mapping[str, int],
     output_features: Mapping[str, seqio.Feature],
     density: float = 0.15,
 ) -> tf.data.Dataset:
@@ -213,7 +211,7 @@ def iid_denoising(
 
     Targets have random lengths and are truncated to the feature length, as in t5.
     """
-    if sequence_length is None or sequence_length['inputs'] < 3:
+    if sequence_length['inputs'] < 3:
         raise UserError("i.i.d. denoising needs lengths: set TASK_FEATURE_LENGTHS = {'inputs': 512, 'targets': 256}")
     vocabulary = output_features['targets'].vocabulary
     last, count = sentinels.first_and_count(vocabulary)
