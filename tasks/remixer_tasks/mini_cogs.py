@@ -69,13 +69,6 @@ ACTIVE, INTRANSITIVE, UNACCUSATIVE_CLAUSE = '{agent} {past} {theme}', '{agent} {
 PASSIVE, PASSIVE_WITH_AGENT = '{theme} was {participle}', '{theme} was {participle} by {agent}'
 DOUBLE_OBJECT, TO_DATIVE = '{agent} {past} {recipient} {theme}', '{agent} {past} {theme} to {recipient}'
 PASSIVE_DATIVE, EMBEDDED = '{theme} was {participle} to {recipient}', '{agent} {past} that {ccomp}'
-VERBS = {**TRANSITIVE, **DATIVE, **UNERGATIVE, **UNACCUSATIVE, **CLAUSAL}
-ROLES = ('agent', 'theme', 'recipient', 'ccomp')
-# Templates of clauses.
-ACTIVE, INTRANSITIVE, UNACCUSATIVE_CLAUSE = '{agent} {past} {theme}', '{agent} {past}', '{theme} {past}'
-PASSIVE, PASSIVE_WITH_AGENT = '{theme} was {participle}', '{theme} was {participle} by {agent}'
-DOUBLE_OBJECT, TO_DATIVE = '{agent} {past} {recipient} {theme}', '{agent} {past} {theme} to {recipient}'
-PASSIVE_DATIVE, EMBEDDED = '{theme} was {participle} to {recipient}', '{agent} {past} that {ccomp}'
 
 
 class Pair(NamedTuple):
