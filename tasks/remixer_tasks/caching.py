@@ -77,7 +77,6 @@ def read_completed(path: str) -> str | None:
 
 
 def read_cached_splits(task: seqio.Task, directory: str) -> list[CachedSplit]:
-    """Returns the splits of a complete cache."""
     path, splits = cache_folder(task, directory), []
     for split in sorted(task.splits):
         with tf.io.gfile.GFile(seqio.get_cached_info_path(path, split)) as file:
@@ -204,7 +203,7 @@ def _register_in_worker(task: seqio.Task) -> None:
 
 
 def _summarize_error(error: BaseException) -> str:
-    """Returns the most specific line of an error, because Beam's messages contain the tracebacks of workers."""
+    """Returns the most specific line of one of Beam's messages, which contain the tracebacks of workers."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     errors = [line for line in lines if re.match(r'[\w.]*(Error|Exception): ', line)]
     line = next((line for line in errors if 'UserError: ' in line), (errors or lines or [type(error).__name__])[-1])

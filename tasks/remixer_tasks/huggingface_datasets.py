@@ -192,7 +192,7 @@ def _load_splits(builder: Any, streaming: bool) -> tuple[Mapping[str, Any], Mapp
 
 @dataclasses.dataclass(frozen=True)
 class _RowParser:
-    """Converts rows to texts with `document`, and class labels to their names; `where` is the data set in messages."""
+    """Converts rows to texts using `document`, with class labels replaced by their names. Messages contain `where`."""
 
     where: str
     features: Mapping[str, Any] | None

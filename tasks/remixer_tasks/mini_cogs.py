@@ -64,7 +64,6 @@ UNACCUSATIVE = _parse_verbs('break broke, fall fell, burn burned, float floated,
 CLAUSAL = _parse_verbs('say said, think thought, know knew, hope hoped, believe believed, dream dreamed')
 VERBS = {**TRANSITIVE, **DATIVE, **UNERGATIVE, **UNACCUSATIVE, **CLAUSAL}
 ROLES = ('agent', 'theme', 'recipient', 'ccomp')
-# Templates of clauses.
 ACTIVE, INTRANSITIVE, UNACCUSATIVE_CLAUSE = '{agent} {past} {theme}', '{agent} {past}', '{theme} {past}'
 PASSIVE, PASSIVE_WITH_AGENT = '{theme} was {participle}', '{theme} was {participle} by {agent}'
 DOUBLE_OBJECT, TO_DATIVE = '{agent} {past} {recipient} {theme}', '{agent} {past} {theme} to {recipient}'
@@ -194,7 +193,6 @@ class _Sampler:
 
 
 def training_pairs(seed: int = 0) -> list[Pair]:
-    """Returns distinct training pairs."""
     return _draw_distinct(_Sampler(seed).sentence, TRAINING_PAIRS, frozenset())
 
 
@@ -242,7 +240,6 @@ def words(seed: int = 0) -> seqio.Vocabulary:
 
 
 def task(vocabulary: seqio.Vocabulary, seed: int = 0) -> seqio.Task:
-    """Returns the task `mini_cogs`."""
     return text_pairs.task(corpus(seed=seed), vocabulary, 'mini_cogs', ('exact_match', 'best_constant_prediction'))
 
 

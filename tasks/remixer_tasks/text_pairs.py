@@ -64,7 +64,6 @@ class Template:
 
     @property
     def columns(self) -> list[str]:
-        """Returns the names of the columns, in order."""
         return [part for is_column, part in self._parts() if is_column]
 
     @property
@@ -77,7 +76,7 @@ class Template:
         return ''.join(_column_text(row, part) if is_column else part for is_column, part in self._parts())
 
     def missing_column(self, names: Iterable[str], data: str = 'the data') -> UserError:
-        """Returns the UserError for `data` whose columns `names` do not include all columns of the template."""
+        """Returns the error for data that lacks a column of the template; `names` are the columns of the data."""
         known = [*names]
         absent = next(name for name in self.columns if name not in known)
         shown = ', '.join(ascii(name)[:60] for name in known[:20]) + (', ...' if len(known) > 20 else '')

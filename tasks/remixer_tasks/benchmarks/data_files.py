@@ -34,7 +34,7 @@ def find_raw(dataset: Dataset, split: str, data_dir: str | None = None) -> tuple
 
 
 def find_tfds(dataset: Dataset, data_dir: str | None = None) -> str | None:
-    """Returns the folder of the prepared TFDS data set, in the version of `dataset.tfds` or otherwise the newest."""
+    """Returns the folder of the prepared TFDS data set: the version of `dataset.tfds`, or else the newest version."""
     if dataset.tfds is None:
         return None
     root = data_dir or os.environ.get('TFDS_DATA_DIR') or '~/tensorflow_datasets'
@@ -52,7 +52,6 @@ def find_tfds(dataset: Dataset, data_dir: str | None = None) -> str | None:
 
 
 def missing_files_message(dataset: Dataset, split: str, data_dir: str | None) -> str:
-    """Returns an error message that lists the missing files and the searched folders."""
     locations = []
     if layouts := dataset.splits[split]:
         files = ' or '.join(' + '.join(layout.paths) for layout in layouts)

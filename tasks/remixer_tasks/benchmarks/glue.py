@@ -67,7 +67,7 @@ def _make_reader(
     label: str = 'label',
     read: raw_rows.RowReader = raw_rows.read_tsv,
 ) -> Reader:
-    """Returns a reader for the data set `name`. `columns` maps feature names to columns; None if they are equal."""
+    """Returns a reader of the data set `name`. `columns` maps features to columns; None uses the features' names."""
     columns = columns or {text: text for text in _TEXTS[name]}
 
     def read_examples(*paths: str) -> Iterator[Example]:
@@ -88,7 +88,7 @@ def _read_similarity(path: str) -> Iterator[Example]:
 
 
 def read_section(first: int, last: int | None, read: Reader, path: str) -> Iterator[Example]:
-    """Yields examples `first` to `last` - 1 of a file, with an `idx` that starts at 0."""
+    """Yields the examples `first` to `last` - 1 of a file, numbered from 0 in `idx`."""
     examples = enumerate(itertools.islice(read(path), first, last))
     if (start := next(examples, None)) is None:
         raise UserError(f'{path} must contain row {first + 1}, the first row of this split; download the file again')

@@ -38,9 +38,9 @@ _ANLI_SHA256 = '16ac929a7e90ecf9093deaec89cc81fe86a379265a5320a150028efe50c5cde8
 def _read_pairs(
     read: raw_rows.RowReader, columns: Sequence[str], path: str, names: Sequence[str] = ('premise', 'hypothesis')
 ) -> Iterator[Example]:
-    """Yields pairs of texts with a label from the two text columns and the label column in `columns`.
+    """Yields text pairs with labels; `columns` names the two text columns and the label column.
 
-    A label is a class name, its first letter, or '-' for no label. `names` are the names of the texts in the examples.
+    A label is a class name, its first letter, or '-' for no label. `names` are the feature names of the two texts.
     """
     first, second, label = columns
     for row in read(path):
@@ -90,7 +90,7 @@ _SNLI = Dataset(
 
 
 def _anli_dataset(number: int) -> Dataset:
-    """Returns one round of ANLI; the authors' annotated ANLI_analysis files can replace its validation files."""
+    """Returns one round of ANLI. Its validation files can be replaced by the authors' annotated ANLI_analysis files."""
     read = functools.partial(_read_pairs, raw_rows.read_jsonl, ('context', 'hypothesis', 'label'), names=_ANLI_TEXTS)
     annotated = functools.partial(
         _read_pairs, raw_rows.read_csv, ('context', 'statement', 'gold_label'), names=_ANLI_TEXTS

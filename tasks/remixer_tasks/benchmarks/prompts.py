@@ -34,8 +34,8 @@ def classification(
 ) -> Preprocessor:
     """Returns a preprocessor that builds 'NAME feature: text feature: text ...', with the label's name as target.
 
-    `features` are the names of the features, in order, or map names in the prompt to names in the data. `markup`
-    removes the HTML of MultiRC's passages.
+    `features` lists the features, or maps their names in the prompt to their names in the data. `markup` removes the
+    HTML of MultiRC's passages.
     """
     columns = features if isinstance(features, Mapping) else {feature: feature for feature in features}
 
@@ -125,7 +125,7 @@ def parse_number(text: str, default: float = INVALID, **_: Any) -> float:
 
 
 class MultiRCLabel:
-    """Postprocessor that returns {'value': 0, 1 or INVALID}; for MultiRC's targets, also the question as `group`."""
+    """Postprocessor for MultiRC, which returns {'value': 0, 1 or INVALID}, and for targets also 'group', the question."""
 
     labels = ('False', 'True')
 
@@ -135,7 +135,7 @@ class MultiRCLabel:
 
 
 def record_answers(text: str, example: Example | None = None, is_target: bool = False) -> dict[str, Any]:
-    """Returns {'value': predicted text}; for ReCoRD targets, all correct answers and the query's key as `group`."""
+    """Postprocessor for ReCoRD, which returns {'value': text}; for targets, {'value': answers, 'group': query}."""
     if not is_target or example is None:
         return {'value': text}
     group = (int(example['idx/passage']), int(example['idx/query']))
@@ -143,7 +143,7 @@ def record_answers(text: str, example: Example | None = None, is_target: bool = 
 
 
 def squad_answers(text: str, example: Example | None = None, is_target: bool = False) -> str | list[str]:
-    """Returns a predicted text unchanged; for SQuAD targets, returns all correct answers."""
+    """Postprocessor for SQuAD, which returns a predicted text unchanged, and for targets all correct answers."""
     return [answer.decode() for answer in example['answers']] if is_target and example is not None else text
 
 

@@ -27,8 +27,8 @@ def row_error(path: str, number: int, reason: str) -> UserError:
 class Row(dict[str, Any]):
     """The fields of a row, or of a JSON object within a row.
 
-    `number` is the line on which the row starts, from 1, and `place` the location of the object in the row for error
-    messages, as in 'questions 0 answers 3: '.
+    `number` is the line on which the row starts, from 1. Error messages contain `place`, the path of the object within
+    the row, as in 'questions 0 answers 3: '.
     """
 
     def __init__(self, values: Mapping[str, Any], path: str, number: int, place: str = ''):

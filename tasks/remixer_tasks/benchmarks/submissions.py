@@ -18,7 +18,7 @@ Row = Mapping[str, Any]
 
 
 class SubmissionFile(NamedTuple):
-    """A file of a leaderboard. `label` returns the value of a row; `default` replaces None, for other predictions."""
+    """A leaderboard's file. `label` returns the value for a row; None means an invalid prediction, written as `default`."""
 
     name: str
     label: Callable[[Row], Any]
@@ -46,21 +46,20 @@ def write(folder: str, task: str, rows: Sequence[Row]) -> str:
 
 
 def has_leaderboard(task: str) -> bool:
-    """Returns whether predictions of the task can be submitted to a leaderboard."""
     return task in _FILES
 
 
 def _classification_file(
     name: str, names: Sequence[str], written: Sequence[Any] | None = None, format_lines: Any = None
 ) -> SubmissionFile:
-    """Returns the file of a classification task; labels are written as their names, or as the values in `written`."""
+    """Returns the file of a classification task. Labels are written by name, or as the values in `written`."""
     texts = dict(zip(names, written or names, strict=True))
     lines = format_lines or (_format_tsv if name.endswith('.tsv') else _format_jsonl)
     return SubmissionFile(name, lambda row: texts.get(row['prediction']), texts[names[0]], lines)
 
 
 def _winograd_file(name: str, written: Sequence[Any]) -> SubmissionFile:
-    """Returns the file of a Winograd task; a label says whether the predicted noun matches the candidate."""
+    """Returns the file of a Winograd task, whose label is whether the predicted noun matches the candidate."""
 
     def label(row: Row) -> Any:
         referent = prompts.matches_candidate(row['prediction'], example={'targets_pretokenized': row['target']})

@@ -281,7 +281,7 @@ def _entities(tags: Sequence[str]) -> set[tuple[str, int, int]]:
 
 
 def span_metrics(targets: Texts, predictions: Texts) -> Metrics:
-    """Computes SQuAD 2.0's metrics for targets {'text': [...], ...} as JSON; the prediction '' means no answer."""
+    """Computes SQuAD 2.0's metrics from JSON targets {'text': [...], ...}; an empty prediction means no answer."""
     answers = [json.loads(target)['text'] for target in targets]
     # Word F1 is undefined for texts without words, so a placeholder word replaces these texts.
     words = [[text for text in texts if normalize(text)] or ['\ue000'] for texts in answers]
@@ -315,7 +315,7 @@ def select_metrics(names: Texts | str) -> list[Metric]:
 
 @dataclasses.dataclass(frozen=True)
 class GroupedTarget:
-    """A target text, and the value of the METRICS_BY column in the target's row."""
+    """A target text, and the row's value in the METRICS_BY column."""
 
     text: str
     group: str
@@ -331,7 +331,7 @@ def keep_group(column: str) -> Callable[..., Any]:
 
 
 def metric_by_group(metric: Metric) -> Metric:
-    """Extends a metric to also return NAME/GROUP: its value over the targets of each group."""
+    """Wraps a metric to also return its value for each group of targets, as NAME/GROUP."""
 
     def grouped_metric(targets: Sequence[GroupedTarget], predictions: Texts) -> Metrics:
         rows: dict[str, tuple[list[str], list[str]]] = {}

@@ -61,7 +61,7 @@ class Dataset:
 
 
 def texts(*names: str, **others: str) -> dict[str, str]:
-    """Returns a features dict: each of `names` has the type TEXT, and `others` are copied."""
+    """Returns a features dict: TEXT for each of `names`, and the items of `others`."""
     return {**dict.fromkeys(names, TEXT), **others}
 
 

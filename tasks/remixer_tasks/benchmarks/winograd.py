@@ -51,7 +51,7 @@ def _format_true_pairs(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def _mark_pronoun(example: Example) -> tf.Tensor:
-    """Marks the pronoun with asterisks. Like T5, replaces the pronoun by X first, then each X by the marked pronoun."""
+    """Marks the pronoun with asterisks. Like T5, first replaces the pronoun with X, then all X with the marked pronoun."""
     text, index = example['text'], example['span2_index']
     words = tf.strings.split(text, sep=' ')
     before, after = (tf.strings.reduce_join(part, separator=' ') for part in (words[:index], words[index + 1 :]))
@@ -161,9 +161,9 @@ def _split_words(text: str) -> list[str]:
 
 
 def _match_context(before: list[str], after: list[str], other: list[str]) -> tuple[int, str]:
-    """Finds the most words next to the pronoun, on each side, that also occur in `other`.
+    """Matches as many words as possible before and after the pronoun with words in `other`.
 
-    Returns the number of these words, and the text between the two sides in `other`.
+    Returns the number of matched words, and the text between the two sides in `other`.
     """
     left = _count_prefix(other[::-1], before[::-1])
     right = _count_prefix(other, after)

@@ -90,7 +90,7 @@ class Documents:
         return int(self._starts[-1]) if self._rows is None else len(self._rows)
 
     def hash_fractions(self, column: int = 1) -> np.ndarray:
-        """Returns the hash fraction of every document in the files; for `column` -1, that of its split key if any."""
+        """Returns the hash fraction of each text, or for `column` -1, of each split key if the documents have any."""
         return np.concatenate([np.zeros(0), *(batch.columns[column].to_numpy() for batch, _ in self._batches)])
 
     def at(self, indices: np.ndarray) -> np.ndarray:

@@ -52,7 +52,7 @@ class TextSource(seqio.DataSource):
 class StreamedSource(seqio.DataSource):
     """seqio source of a `StreamedCorpus`; the position in the training split can be saved in checkpoints."""
 
-    # With False, seqio would let every host read all data if there are more hosts than shards.
+    # If False, seqio lets every host read all data when there are more hosts than shards.
     supports_arbitrary_sharding = True
 
     def __init__(self, corpus: StreamedCorpus, order: int = 0):
@@ -107,7 +107,7 @@ class StreamedSource(seqio.DataSource):
 
 
 class TfdsSource(seqio.TfdsDataSource):
-    """seqio's TFDS source, changed to never prepare a data set, and to raise UserError if it cannot be read."""
+    """seqio's TFDS source, which never prepares a data set and raises UserError for unreadable data."""
 
     def __init__(self, name: str, data_dir: str | None, splits: Mapping[str, str], order: int = 0):
         """`order` is added to every seed, so that two sources of the same corpus are shuffled differently."""

@@ -27,7 +27,7 @@ class BadRecords:
         self.count = self._empty_count = 0
 
     def record(self, path: str, line: int, reason: str) -> None:
-        """Records that the line or row `line` of `path`, counted from 1, cannot be read. Raises UserError if strict."""
+        """Records an unreadable line or row, counted from 1. Raises UserError if strict."""
         problem = f'{path}:{line}: {reason}'
         if self._strict:
             raise UserError(f'{problem}; {self._line_advice}')
@@ -36,7 +36,7 @@ class BadRecords:
             self._first.append(problem)
 
     def record_empty(self, path: str, line: int) -> None:
-        """Records that the record on line `line` has no text. Raises UserError if strict."""
+        """Records a line or row without text. Raises UserError if strict."""
         if self._strict:
             raise UserError(f'{path}:{line}: the text is empty; {self._line_advice}')
         self._empty_count += 1

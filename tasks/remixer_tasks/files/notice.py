@@ -18,13 +18,13 @@ class Notice:
         self._print(f'{what} ...', last=not self._terminal)
 
     def update(self, progress: Callable[[], str]) -> None:
-        """Redraws the line at most twice per second; `progress` is called only to redraw."""
+        """Redraws the line with the text that `progress` returns, at most twice per second."""
         if self._terminal and time.monotonic() - self._drawn > _REDRAW_SECONDS:
             self._drawn = time.monotonic()
             self._print(f'{self._what}: {progress()} ...', last=False)
 
     def step(self, number: int, total: int, things: str) -> None:
-        """Reports 'parsed 3 of 7 parts': redraws the line, or prints one every 10% in a log. Ignores a total of 1."""
+        """Reports 'parsed 3 of 7 parts' by redrawing the line, or in a log every 10%. Ignores a total of 1."""
         tenths = 10 * number // total
         if total > 1 and (self._terminal or tenths > self._tenths):
             self._tenths = tenths

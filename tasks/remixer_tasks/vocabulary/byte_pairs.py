@@ -50,7 +50,6 @@ def _character_class(character: str) -> str:
 
 
 def words(text: str) -> Iterator[str]:
-    """Splits a text into GPT-2's words."""
     classes, position = ''.join(map(_character_class, text)), 0
     while position < len(text):
         word = _CONTRACTION.match(text, position) or _WORD.match(classes, position)

@@ -169,7 +169,6 @@ class HuggingFaceTokenizer(Vocabulary):
         return self._tokenizer.decode(known, skip_special_tokens=True)
 
     def save(self, path: str) -> None:
-        """Writes the vocabulary as a `tokenizer.json`."""
         self._tokenizer.save(path)
 
     @property
@@ -282,7 +281,7 @@ def _nested_components(part: Any, depth: int = 0) -> Iterator[dict[str, Any]]:
 
 
 def _is_small(value: Any, depth: int = 0) -> bool:
-    """Returns whether strings and lists in a setting are at most MAX_TEXT long, and numbers at most MAX_ID."""
+    """Returns whether a setting contains only short strings and lists and small numbers (MAX_TEXT, MAX_ID)."""
     if isinstance(value, dict | list):
         items = [*value, *value.values()] if isinstance(value, dict) else value
         return depth < MAX_DEPTH and len(items) <= MAX_TEXT and all(_is_small(item, depth + 1) for item in items)
