@@ -83,24 +83,21 @@ def _match_files(pattern: str, macro: str, example: str) -> list[str]:
     path = pattern if is_remote else os.path.abspath(os.path.expanduser(pattern))
     try:
         # The path of an existing file may contain glob characters.
-        is_glob = glob.has_magic(path) and (is_remote or not os.path.exists(path))
-        if is_glob:
+        if glob.has_magic(path) and (is_remote or not os.path.exists(path)):
             matches = tf.io.gfile.glob(path) if is_remote else glob.glob(path, recursive=True)
-        elif tf.io.gfile.exists(path):
-            matches = [path]
         else:
-            raise UserError(f'{macro} must be an existing path, got {pattern}; correct the path')
+            matches = [path] if tf.io.gfile.exists(path) else []
         files = [match for match in matches if not tf.io.gfile.isdir(match)]
     except tf.errors.OpError as error:
         raise UserError(
             f'{macro}: {pattern} cannot be read ({error.message.splitlines()[0]}); use local files'
         ) from error
-    if special := [file for file in files if not is_remote and os.path.exists(file) and not os.path.isfile(file)]:
-        raise UserError(f'{macro} must be regular files, got the pipe or device {special[0]}; use files')
-    if not files and is_glob:
-        raise UserError(f'{macro} must match a file, got {pattern}; correct the path or the pattern')
-    if not files:
+    if not files and matches:
         raise UserError(
             f"{macro} must be files, got the folder {pattern}; use a glob such as '{pattern.rstrip('/')}/{example}'"
+        )
+    if not files:
+        raise UserError(
+            f'{macro} must be an existing path or match a file, got {pattern}; correct the path or the pattern'
         )
     return files

@@ -118,8 +118,6 @@ def test_pipes_folders_and_deleted_files_are_rejected(tmp_path, monkeypatch):
     assert 'cannot be read' in error_message(local_files.corpus, str(path))
     monkeypatch.undo()
     os.mkfifo(tmp_path / 'pipe.txt')
-    for name in ('pipe.txt', 'p*.txt'):
-        assert 'the pipe or device' in error_message(local_files.corpus, str(tmp_path / name))
     assert 'it is a pipe, socket or device, not a file' in error_message(read, tmp_path / 'pipe.txt')
     assert 'got the folder' in error_message(local_files.corpus, str(tmp_path))
 

@@ -145,7 +145,7 @@ def test_malformed_lines_are_skipped_and_counted_or_rejected(tmp_path, cache_fol
 @pytest.mark.parametrize(
     ('settings', 'message'),
     [
-        ({'files': 'nothing/*.txt'}, 'FILES must match a file, got nothing/'),
+        ({'files': 'nothing/*.txt'}, 'FILES must .*match a file, got nothing/'),
         ({'files': '.'}, 'FILES must be files, got the folder .;'),
         ({'files': 'a.txt', 'validation_files': 'nothing.txt'}, 'VALIDATION_FILES must be .* got nothing.txt'),
         ({'files': '*.txt', 'validation_files': 'a.txt'}, 'VALIDATION_FILES and FILES must not share files'),

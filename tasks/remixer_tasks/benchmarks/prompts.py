@@ -125,7 +125,7 @@ def parse_number(text: str, default: float = INVALID, **_: Any) -> float:
 
 
 class MultiRCLabel:
-    """Postprocessor for MultiRC, which returns {'value': 0, 1 or INVALID}, and for targets also 'group', the question."""
+    """Postprocessor for MultiRC: returns {'value': 0, 1 or INVALID}, and for targets also 'group', the question."""
 
     labels = ('False', 'True')
 
@@ -153,8 +153,7 @@ def matches_candidate(text: str, example: Example | None = None, is_target: bool
     For targets, returns the label. Case and determiners are ignored, and one name may be a part of the other: 'bunny'
     matches 'the fuzzy bunny'. A possessive matches only another possessive.
     """
-    if example is None:
-        raise ValueError('the WSC postprocessor requires the example of each prediction, got None')
+    assert example is not None
     if is_target:
         return int(example['label'])
     target = example['targets_pretokenized']

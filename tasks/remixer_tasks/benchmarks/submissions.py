@@ -18,7 +18,7 @@ Row = Mapping[str, Any]
 
 
 class SubmissionFile(NamedTuple):
-    """A leaderboard's file. `label` returns the value for a row; None means an invalid prediction, written as `default`."""
+    """A leaderboard's file. `label` returns the value for a row, or None for an invalid prediction."""
 
     name: str
     label: Callable[[Row], Any]

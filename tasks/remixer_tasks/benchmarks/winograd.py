@@ -51,7 +51,7 @@ def _format_true_pairs(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def _mark_pronoun(example: Example) -> tf.Tensor:
-    """Marks the pronoun with asterisks. Like T5, first replaces the pronoun with X, then all X with the marked pronoun."""
+    """Marks the pronoun with asterisks. Like T5, replaces the pronoun with X, then all X with the marked pronoun."""
     text, index = example['text'], example['span2_index']
     words = tf.strings.split(text, sep=' ')
     before, after = (tf.strings.reduce_join(part, separator=' ') for part in (words[:index], words[index + 1 :]))
@@ -141,8 +141,6 @@ def _convert_wnli(premise: bytes, hypothesis: bytes) -> tuple[bytes, bytes]:
     text, other = premise.decode(), hypothesis.decode()
     words, other_words = _split_words(text), _split_words(other)
     pronouns = [index for index, word in enumerate(words) if word in _PRONOUNS]
-    if not pronouns:
-        raise ValueError(f'WNLI: there is no pronoun in {text!r}')
     matches = [(*_match_context(words[:index], words[index + 1 :], other_words), index) for index in pronouns]
     _, candidate, index = max(matches, key=lambda match: match[0])
     starred = text.split(' ')
@@ -192,7 +190,6 @@ def _restore_case(candidate: str, sentence: str) -> str:
     """Restores the candidate's case and punctuation from the sentence, without final punctuation or possessive 's."""
     pattern = ' '.join(f'{re.escape(word)}[{re.escape(_MARKS)}]?' for word in candidate.split(' '))
     match = re.search(pattern, sentence, re.IGNORECASE)
-    if not match:
-        raise ValueError(f'WNLI: there is no {candidate!r} in {sentence!r}')
+    assert match, f'there is no {candidate!r} in {sentence!r}'
     written = match[0][:-1] if match[0].endswith(tuple(_MARKS)) else match[0]
     return written.removesuffix("'") if written.endswith("'") else written.removesuffix("'s")

@@ -24,10 +24,9 @@ VOCABULARY, MERGES, TOKENIZER = 'vocab.json', 'merges.txt', tokenizer_files.TOKE
 _MODEL: dict[str, Any] = {
     'type': 'BPE',
     'dropout': None,
-    'continuing_subword_prefix': (None, ''),
-    'end_of_word_suffix': (None, ''),
+    **dict.fromkeys(('continuing_subword_prefix', 'end_of_word_suffix'), (None, '')),
+    **dict.fromkeys(('byte_fallback', 'ignore_merges'), (None, False)),
 }
-_MODEL |= {'byte_fallback': (None, False), 'ignore_merges': (None, False)}
 _PRE_TOKENIZER = {'type': 'ByteLevel', 'add_prefix_space': False, 'use_regex': (None, True)}
 _CONFIG = {'add_prefix_space': (None, False), 'add_bos_token': (None, False)}
 # Matches words in a text whose characters are replaced by their classes: letters (L), numbers (N), the space (_), other
