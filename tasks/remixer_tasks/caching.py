@@ -62,7 +62,7 @@ def cache_task(
             *(f'  {part.summary_line()}' for part in read_cached_splits(task, directory)),
         ]
     if before not in (note, ''):
-        raise UserError(f'the cache {path} must have the note {note}, got {before}; use another CACHE_DIR')
+        raise UserError(f'the cache {path} was written for {before}, not for {note}; use another CACHE_DIR')
     examples = sum(part.examples for part in read_cached_splits(task, directory))
     return [f'{task.name} is already cached in {path}, {examples:,} examples; to recreate it, delete that folder']
 

@@ -106,7 +106,7 @@ class StreamedCorpus:
                     yield document
         if not self._held_out:
             raise UserError(
-                f'{self.name} has no validation documents; use a larger VALIDATION_FRACTION, HF_VALIDATION_SPLIT, or '
+                f'{self.name} has no validation documents; set a larger VALIDATION_FRACTION, HF_VALIDATION_SPLIT, or '
                 'EVAL_PERIOD = None'
             )
 

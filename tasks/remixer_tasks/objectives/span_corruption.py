@@ -212,11 +212,11 @@ def iid_denoising(
     Targets have random lengths and are truncated to the feature length, as in t5.
     """
     if sequence_length['inputs'] < 3:
-        raise UserError("i.i.d. denoising needs lengths: set TASK_FEATURE_LENGTHS = {'inputs': 512, 'targets': 256}")
+        raise UserError("i.i.d. denoising needs 3 inputs: set TASK_FEATURE_LENGTHS = {'inputs': 512, 'targets': 256}")
     vocabulary = output_features['targets'].vocabulary
     last, count = sentinels.first_and_count(vocabulary)
     if count < 2:
-        raise UserError('i.i.d. denoising needs sentinels, but the vocabulary has none; set its extra_ids to 100')
+        raise UserError(f'i.i.d. denoising needs 2 sentinels, but the vocabulary has {count}; set its extra_ids to 100')
     eos = [vocabulary.eos_id]
 
     @seqio.map_over_dataset(num_seeds=1)
