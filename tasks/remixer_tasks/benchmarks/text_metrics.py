@@ -31,10 +31,12 @@ ROUGE = ('rouge1', 'rouge2', 'rougeLsum')
 
 
 def skip_unlabelled(metric: Metric) -> Metric:
-    """Wraps `metric` to return {} if no target has a label."""
+    """Wraps `metric` to return {} if no target has a label, and to raise ValueError for lists of unequal length."""
 
     @functools.wraps(metric)
     def checked_metric(targets: Sequence[Any], predictions: Sequence[Any]) -> Metrics:
+        if len(targets) != len(predictions):
+            raise ValueError(f'{len(targets)} targets and {len(predictions)} predictions do not match')
         return {} if all(target == INVALID for target in targets) else metric(targets, predictions)
 
     return checked_metric
