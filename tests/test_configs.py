@@ -11,7 +11,6 @@ from flax import linen as nn
 
 from remixer_t5x import build_model
 from remixer_t5x.cli import train
-from remixer_t5x.cli.info import models as papers
 from remixer_t5x.config import loading
 from remixer_t5x.data import batch_formats
 from remixer_t5x.errors import UserError
@@ -21,9 +20,10 @@ from tests.support import parameters
 CONFIGS = pathlib.Path(__file__).parent.parent / 'configs'
 SHAPES = {'encoder_input_tokens': (1, 512), 'decoder_target_tokens': (1, 114)}
 
-# From T5's published v1.1 checkpoints (small to xxl), and 224M in REMIXERS, table 1 (scaled base). The others are ours:
-# `remixer-t5x info --gin_file=models/MODEL.gin --gin_file=sizes/SIZE.gin` prints them.
+# Published sizes, and one size of each of our models: `remixer-t5x info --gin_file=models/MODEL.gin
+# --gin_file=sizes/SIZE.gin` prints them.
 PARAMETERS = {
+    # From T5's v1.1 checkpoints (small to xxl).
     ('t5_1_1', 'mini'): 9_012_992,
     ('t5_1_1', 'tiny'): 22_746_880,
     ('t5_1_1', 'small'): 76_961_152,
@@ -31,94 +31,49 @@ PARAMETERS = {
     ('t5_1_1', 'large'): 783_150_080,
     ('t5_1_1', 'xl'): 2_849_757_184,
     ('t5_1_1', 'xxl'): 11_135_332_352,
-    ('t5_1_1', 'hyper_mixer_paper'): 24_319_232,
-    ('t5_1_0', 'tiny'): 13_473_536,
     # As Hugging Face publishes them: t5-base, t5-large.
     ('t5_1_0', 'base'): 222_903_552,
     ('t5_1_0', 'large'): 737_668_096,
-    ('modern_t5', 'mini'): 9_044_736,
-    ('modern_t5', 'tiny'): 22_997_504,
-    ('modern_t5', 'small'): 76_981_248,
-    ('modern_t5', 'base'): 247_623_168,
-    ('modern_t5', 'large'): 770_885_632,
-    ('remixer', 'mini'): 10_061_572,
-    ('remixer', 'tiny'): 23_271_176,
-    ('remixer', 'small'): 78_009_744,
-    ('remixer', 'base'): 253_869_336,
-    ('remixer', 'large'): 795_733_040,
-    ('remixer_scaled', 'scaled_base'): 224_012_385,
-    ('mixer_enc', 'mini'): 9_145_216,
-    ('mixer_enc', 'tiny'): 22_749_824,
-    ('mixer_enc', 'small'): 76_971_200,
-    ('mixer_enc', 'base'): 247_611_264,
-    ('mixer_enc', 'large'): 783_260_160,
-    ('mixer_enc_dec', 'mini'): 9_145_218,
-    ('mixer_enc_dec', 'tiny'): 22_737_668,
-    ('mixer_enc_dec', 'small'): 76_979_720,
-    ('mixer_enc_dec', 'base'): 247_623_948,
-    ('mixer_enc_dec', 'large'): 783_482_392,
-    ('hyper_mixer', 'mini'): 9_009_664,
-    ('hyper_mixer', 'tiny'): 22_717_952,
-    ('hyper_mixer', 'small'): 76_977_152,
-    ('hyper_mixer', 'base'): 246_729_216,
-    ('hyper_mixer', 'large'): 782_460_928,
-    ('hyper_mixer', 'hyper_mixer_paper'): 22_506_496,
-    ('linear_transformer', 'mini'): 9_012_736,
-    ('linear_transformer', 'tiny'): 22_746_624,
-    ('linear_transformer', 'small'): 76_960_768,
-    ('linear_transformer', 'base'): 247_577_088,
-    ('linear_transformer', 'large'): 783_149_056,
-    ('fnet', 'mini'): 9_010_816,
-    ('fnet', 'tiny'): 22_730_368,
-    ('fnet', 'small'): 76_960_960,
-    ('fnet', 'base'): 247_577_472,
-    ('fnet', 'large'): 783_346_176,
-    ('gmlp', 'mini'): 9_028_990,
-    ('gmlp', 'tiny'): 22_834_172,
-    ('gmlp', 'small'): 77_022_200,
-    ('gmlp', 'base'): 247_736_820,
-    ('gmlp', 'large'): 785_136_616,
-    ('gmlp', 'gmlp_paper_base'): 187_347_920,
-    ('gmlp', 'gmlp_paper_large'): 531_297_696,
-    ('gmlp_mixer', 'mini'): 8_953_342,
-    ('gmlp_mixer', 'tiny'): 22_236_668,
-    ('gmlp_mixer', 'small'): 76_997_624,
-    ('gmlp_mixer', 'base'): 247_656_948,
-    ('gmlp_mixer', 'large'): 789_637_096,
-    ('amlp', 'mini'): 9_026_430,
-    ('amlp', 'tiny'): 22_815_740,
-    ('amlp', 'small'): 76_887_032,
-    ('amlp', 'base'): 246_893_556,
-    ('amlp', 'large'): 783_351_784,
-    ('amlp', 'gmlp_paper_base'): 157_583_324,
-    ('amlp', 'gmlp_paper_large'): 455_047_608,
-    ('tim', 'mini'): 9_412_096,
-    ('tim', 'tiny'): 22_780_672,
-    ('tim', 'small'): 77_450_496,
-    ('tim', 'base'): 247_585_536,
-    ('tim', 'large'): 786_369_408,
     # As Hugging Face counts BertForMaskedLM: bert-base-uncased and bert-large-uncased.
     ('bert', 'base'): 109_514_298,
     ('bert', 'large'): 335_174_458,
-    ('modern_bert', 'base'): 124_277_440,
-    ('gpt2', 'tiny'): 15_236_864,
     # As OpenAI published them.
     ('gpt2', 'base'): 124_439_808,
     ('gpt2', 'large'): 354_823_168,
+    # 224M in REMIXERS, table 1.
+    ('remixer_scaled', 'scaled_base'): 224_012_385,
+    ('modern_bert', 'base'): 124_277_440,
+    ('t5_1_1', 'hyper_mixer_paper'): 24_319_232,
+    ('hyper_mixer', 'hyper_mixer_paper'): 22_506_496,
+    ('gmlp', 'gmlp_paper_base'): 187_347_920,
+    ('gmlp', 'gmlp_paper_large'): 531_297_696,
+    ('amlp', 'gmlp_paper_base'): 157_583_324,
+    ('amlp', 'gmlp_paper_large'): 455_047_608,
+    ('modern_t5', 'tiny'): 22_997_504,
+    ('remixer', 'tiny'): 23_271_176,
+    ('mixer_enc', 'tiny'): 22_749_824,
+    ('mixer_enc_dec', 'tiny'): 22_737_668,
+    ('hyper_mixer', 'tiny'): 22_717_952,
+    ('linear_transformer', 'tiny'): 22_746_624,
+    ('fnet', 'tiny'): 22_730_368,
+    ('gmlp', 'tiny'): 22_834_172,
+    ('gmlp_mixer', 'tiny'): 22_236_668,
+    ('amlp', 'tiny'): 22_815_740,
+    ('tim', 'tiny'): 22_780_672,
 }
 # Published sizes whose flags are in the headers of models/*.gin.
 SIZES_IN_HEADERS = [('t5_1_0', 'small', 60_506_624), ('gpt2', 'large', 774_030_080), ('gpt2', 'XL', 1_557_611_200)]
 # As transformers counts ModernBertForMaskedLM.
 SIZES_IN_HEADERS += [('modern_bert', 'base', 149_655_232)]
 # Largest relative difference from T5.1.1.
-MATCHED_SIZES = {'mini': 0.12, 'tiny': 0.03, 'small': 0.03, 'base': 0.03, 'large': 0.03}
+MATCHED_SIZES = {'mini': 0.12, 'small': 0.03, 'base': 0.03, 'large': 0.03}
 # Models that do not match the size of T5.1.1: a deeper encoder, T5 v1.0 with tied embeddings, and models of one stack
 # with other vocabularies.
 UNMATCHED_MODELS = {'remixer_scaled', 't5_1_0', 'bert', 'modern_bert', 'gpt2'}
 VOCABULARIES = {'bert': {'VOCAB_SIZE': 30522}, 'modern_bert': {'VOCAB_SIZE': 50368}, 'gpt2': {'VOCAB_SIZE': 50257}}
 
 
-MATCHED_MODELS = sorted({model for model, _ in PARAMETERS} - UNMATCHED_MODELS)
+MATCHED_MODELS = sorted({model for model, _ in PARAMETERS} - UNMATCHED_MODELS - {'t5_1_1'})
 
 
 def count_parameters(model, size, **macros):
@@ -147,18 +102,8 @@ def test_a_model_has_every_matched_size_with_the_parameters_of_t5(model):
 
 
 def test_no_model_or_size_is_left_out():
-    assert {(figure.model, figure.size) for figure in papers.FIGURES} <= {*PARAMETERS}
     assert {path.stem for path in (CONFIGS / 'models').glob('*.gin')} == {model for model, _ in PARAMETERS}
     assert {path.stem for path in (CONFIGS / 'sizes').glob('[!_]*.gin')} == {size for _, size in PARAMETERS}
-
-
-@pytest.mark.parametrize('line', ['ENCODER_FEED_FORWARD', 'DECODER_FEED_FORWARD'])
-def test_one_line_swaps_a_sublayer(line):
-    swapped = build_model('models/remixer.gin', 'sizes/tiny.gin', **{line: '@feed_forward.GatedMLP'})
-    shapes = interface.param_shapes(swapped, SHAPES)
-    side, other = ('encoder', 'decoder') if line.startswith('ENCODER') else ('decoder', 'encoder')
-    assert 'gated_mlp' in shapes[side]['run_0']['layer'] and 'remixer' not in shapes[side]['run_0']['layer']
-    assert 'remixer' in shapes[other]['run_0']['layer']
 
 
 def test_experiments_lack_only_the_settings_that_their_headers_require():
@@ -173,7 +118,7 @@ def test_experiments_lack_only_the_settings_that_their_headers_require():
         loading.load(loading.ConfigSources([str(path.relative_to(CONFIGS))], flags), train.ROOT, partial=False)
 
 
-@pytest.mark.parametrize('model', [*MATCHED_MODELS, 't5_1_0', 'gpt2'])
+@pytest.mark.parametrize('model', [*MATCHED_MODELS, 't5_1_1', 't5_1_0', 'gpt2'])
 def test_a_model_reads_all_of_its_parameters(model):
     """For example, a position bias in a stack without attention would be unused."""
     built = build_model(f'models/{model}.gin', 'sizes/tiny.gin')

@@ -1,6 +1,7 @@
 """Values of the wrong type or out of range raise a one-line error before anything is called."""
 
 import ast
+import collections
 import dataclasses
 import re
 from collections.abc import Callable
@@ -75,27 +76,25 @@ def test_a_whole_number_is_ascii_and_has_32_bits(text, number):
     assert ranges.parse_whole_number(text) == number
 
 
-def numeric_macros() -> dict[str, str]:
-    """Returns the macros with numeric values in the shipped files, and a file that reads each."""
-    macros = {}
+def numeric_macros() -> tuple[dict[str, str], dict[str, list]]:
+    """Returns a file that reads each macro with a numeric value, and the arguments that each macro sets."""
+    macros, arguments = {}, collections.defaultdict(list)
     for name, text in files.shipped().items():
         if name.startswith('experiments/'):
             continue
         for macro, value in re.findall(r'^([A-Z_0-9]+) = (.*)', text.text, re.M):
             if isinstance(_literal(value), int | float) and not isinstance(_literal(value), bool):
                 macros[macro] = [*files.find_files_with_macro(macro), name][0]
-        for first, rest, argument, macro in re.findall(
-            r'^(?:\w+/)*(\w+)\.(\w+)\.(\w+) = %([A-Z_0-9]+)$', text.text, re.M
-        ):
-            if line := text.imports.get(first):
-                annotation = ranges.get_annotation(
-                    resolved.import_by_name('.'.join([*line.split()[1::2], rest])), argument
-                )
-                if any(
-                    base in (int, float) for base, _ in map(ranges.split_annotation, ranges.union_members(annotation))
-                ):
+        bindings = re.findall(r'^(?:\w+/)*(\w+)\.(\w+)\.(\w+) = %([A-Z_0-9]+)$', text.text, re.M)
+        for module, rest, argument, macro in bindings:
+            if line := text.imports.get(module):
+                function = resolved.import_by_name('.'.join([*line.split()[1::2], rest]))
+                annotation = ranges.get_annotation(function, argument)
+                types = [base for base, _ in map(ranges.split_annotation, ranges.union_members(annotation))]
+                if int in types or float in types:
                     macros[macro] = name
-    return macros
+                    arguments[macro].append((function, argument))
+    return macros, arguments
 
 
 def _literal(text: str) -> object:
@@ -105,7 +104,7 @@ def _literal(text: str) -> object:
         return None
 
 
-MACROS = numeric_macros()
+MACROS, ARGUMENTS = numeric_macros()
 SMALL = {'EMBED_DIM': 16, 'NUM_HEADS': 2, 'HEAD_DIM': 8, 'MLP_DIM': 16}
 SMALL |= {'NUM_ENCODER_LAYERS': 1, 'NUM_DECODER_LAYERS': 1}
 SHAPES = {'inputs': 4, 'targets': 4}
@@ -116,28 +115,37 @@ def test_numeric_macros_are_found():
     assert {'DROPOUT_RATE', 'LEARNING_RATE', 'MICROBATCHES', 'NUM_HEADS', 'TOP_P', 'EVAL_PERIOD'} <= MACROS.keys()
 
 
+def matches_annotations(macro, value) -> bool:
+    try:
+        for function, argument in ARGUMENTS[macro]:
+            ranges.check_argument(function, argument, value, macro)
+    except UserError:
+        return False
+    return True
+
+
 @pytest.mark.parametrize('macro', sorted(MACROS))
 def test_any_number_is_accepted_or_rejected_with_a_user_error(macro):
+    """Builds the run with each value that the type of the setting permits."""
     file = MACROS[macro]
     first = file if file.startswith('models/') else 'models/gmlp.gin' if 'gmlp' in file else 'models/t5_1_1.gin'
     parts = ['data/python_docs.gin', 'optimizers/adamw.gin', 'hardware/cpu.gin']
     base = ['runs/infer.gin', 'runs/eval.gin'] if macro.startswith(('INFER', 'DECODER_SEED', 'FOLLOW')) else []
     gin_files = [*base, first, 'sizes/tiny.gin', *parts, 'runs/finetune.gin', *([file] if file != first else [])]
     small = {name: value for name, value in SMALL.items() if not first.endswith(('tim.gin', 'gmlp.gin'))}
-    for value in ('0', '-1', '1.5', 'None', 'fast'):
-        flags = [(macro, value), ('MODEL_DIR', 'x'), ('INITIAL_CHECKPOINT_PATH', 'x'), ('CHECKPOINT_PATH', 'x')]
-        flags += [
-            (name, 'x')
-            for name in {'FILES', 'PAIRS', 'HF_DATASET', 'INPUTS', 'TARGETS'} & _find_unset_macros(gin_files)
-        ]
+    unset = {'FILES', 'PAIRS', 'HF_DATASET', 'INPUTS', 'TARGETS'} & _find_unset_macros(gin_files)
+    for value in (0, -1, 1.5, None, 'fast'):
+        if not matches_annotations(macro, value):
+            continue
+        flags = [(macro, str(value)), ('MODEL_DIR', 'x'), ('INITIAL_CHECKPOINT_PATH', 'x'), ('CHECKPOINT_PATH', 'x')]
+        flags += [(name, 'x') for name in unset]
         try:
             loading.load(loading.ConfigSources(gin_files, flags, defaults=small), train.ROOT)
             resolved.macro(macro, None)
             run = resolved.call_configured(train.ROOT, deferred=(train.TRAINING_TASK, train.EVALUATION_TASKS))
             if file.startswith(('models/', 'sublayers/', 'sizes/')):
-                interface.param_shapes(
-                    run.step_config.model, batch_formats.batch_shapes(run.step_config.model.model_type, SHAPES)
-                )
+                model = run.step_config.model
+                interface.param_shapes(model, batch_formats.batch_shapes(model.model_type, SHAPES))
         except UserError as error:
             assert '\n' not in str(error) and 'bug' not in str(error)
 
