@@ -119,8 +119,7 @@ def test_any_order_of_the_axes_gives_the_same_configuration(files, data):
 ONE_FILE_PER_AXIS = ('models/amlp.gin', 'sizes/tiny.gin', 'data/c4.gin', 'optimizers/lion.gin', 'hardware/cpu.gin')
 
 
-@pytest.mark.parametrize('file', ['sizes/base.gin', 'sizes/small.gin', 'optimizers/adamw.gin', 'optimizers/muon.gin',
-                                  'optimizers/adafactor.gin', 'hardware/gpu.gin', 'hardware/cpu.gin'])  # fmt: skip
+@pytest.mark.parametrize('file', ['sizes/base.gin', 'optimizers/adamw.gin', 'optimizers/muon.gin', 'hardware/gpu.gin'])
 def test_a_file_overrides_all_settings_of_earlier_files_of_its_axis(file):
     axis = file.partition('/')[0]
     others = [f'{axis}/{path.name}' for path in sorted((CONFIGS / axis).glob('[!_]*.gin'))]
@@ -139,7 +138,7 @@ def test_a_model_file_keeps_other_settings_of_an_experiment():
     assert gin.query_parameter('%DTYPE') == 'bfloat16'
 
 
-@pytest.mark.parametrize('model', ['t5_1_1', 'remixer', 'tim'])
+@pytest.mark.parametrize('model', ['t5_1_1', 'tim'])
 def test_the_last_model_file_determines_the_model(model):
     others = [f'models/{path.name}' for path in (CONFIGS / 'models').glob('*.gin')]
     shapes = {'encoder_input_tokens': (1, 8), 'decoder_target_tokens': (1, 4)}

@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 from remixer_t5x.extras.reports import sweep
-from tests.support import paths, program_cache
+from tests.support import feed_forward, paths, program_cache
 
 TRAP = 'open({log!r}, "a").write(f"{{__name__}}\\n")\n'
 # Runs commands in one process, and writes a trap file for every module that Python looks for.
@@ -27,9 +27,12 @@ for command in COMMANDS:
     assert code == 0
 assert list(workers.map_in_order(len, [('abc',)], 1)) == [3]
 """
-TINY = ['--gin_file=models/t5_1_1.gin', '--gin_file=sizes/tiny.gin']
+TINY = [
+    *('--gin_file=models/t5_1_1.gin', '--gin_file=sizes/tiny.gin', '--gin.EMBED_DIM=16', '--gin.MLP_DIM=16'),
+    *('--gin.NUM_HEADS=1', '--gin.NUM_ENCODER_LAYERS=1', '--gin.NUM_DECODER_LAYERS=1'),
+]
 OWN_TEXT = [
-    *('--gin_file=experiments/own_text.gin', '--model=t5_1_1', '--gin_file=sizes/tiny.gin'),
+    *('--gin_file=experiments/own_text.gin', '--model=t5_1_1', *TINY[1:], *feed_forward.FLAGS),
     *('--gin_file=hardware/cpu.gin', '--gin.FILES=text.txt', '--gin.TXT_DOCUMENTS=line', '--gin.VOCAB_SIZE=384'),
     *('--gin.VOCABULARY=@vocabularies.byte()', "--gin.TASK_FEATURE_LENGTHS={'inputs': 32, 'targets': 16}"),
     *('--gin.BATCH_SIZE=2', '--gin.TRAIN_STEPS=1', '--gin.EVAL_PERIOD=None', '--gin.MODEL_DIR=run'),

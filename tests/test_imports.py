@@ -1,7 +1,6 @@
 """Tests which modules import TensorFlow, seqio and gin; the first two are imported on first use, without Keras."""
 
 import contextlib
-import gc
 import importlib.util
 import os
 import subprocess
@@ -63,7 +62,9 @@ HEAVY = ('tensorflow', 'seqio', 'keras', 'pandas', 'matplotlib', 'pyglove')
 loaded(*HEAVY)
 """,
     'the first use': """
+from remixer_t5x.cli import streams
 from remixer_t5x.lazy import seqio, tf
+streams.hide_logs()
 assert seqio.ByteVocabulary().eos_id == 1
 loaded(*HEAVY)
 assert tf.config.get_visible_devices('GPU') == [] and tf.data.Dataset.__name__ == 'DatasetV2'
@@ -82,9 +83,11 @@ assert seqio.dataset_providers.pg.hyper.HyperPrimitive.__name__ == 'HyperPrimiti
 
 def test_each_part_loads_only_the_libraries_that_it_needs(compiled):
     environment = paths.environment(**program_cache.cache_variables(compiled))
+    # Libraries must print nothing, even without this variable.
+    environment.pop('TF_CPP_MIN_LOG_LEVEL')
     words = [sys.executable, '-c', ''.join(PARTS.values())]
     done = subprocess.run(words, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    assert (done.returncode, done.stderr) == (0, '')
     assert done.stdout.splitlines() == ['flax jax numpy', '', '', 'seqio tensorflow', '']
 
 
@@ -120,35 +123,9 @@ def test_a_tensorflow_that_already_uses_a_gpu_raises_an_error(monkeypatch, devic
         assert module.tf.data == 'data'
 
 
-@pytest.mark.parametrize('enabled', [True, False])
-def test_an_import_is_not_interrupted_by_garbage_collection(enabled, monkeypatch):
-    """A collection would traverse all imported objects. Collection that was disabled stays disabled."""
-    enabled_during_import = []
-    monkeypatch.setattr(lazy, '_import_tensorflow', lambda: None)
-    monkeypatch.setattr(lazy, 'check_installed', lambda name: None)
-    monkeypatch.setattr(importlib, 'import_module', lambda name: enabled_during_import.append(gc.isenabled()))
-    monkeypatch.setitem(sys.modules, 'imported_late', None)
-    monkeypatch.delitem(sys.modules, 'imported_late')
-    was_enabled = gc.isenabled()
-    (gc.enable if enabled else gc.disable)()
-    try:
-        with pytest.raises(KeyError, match='imported_late'):
-            lazy._load_library('imported_late')
-        assert enabled_during_import == [False] and gc.isenabled() == enabled
-    finally:
-        (gc.enable if was_enabled else gc.disable)()
-
-
 @pytest.mark.parametrize(('error', 'shown'), [(UserError('a mistake'), ''), (ImportError('a bug'), 'the reason')])
 def test_output_of_libraries_is_shown_only_if_their_import_fails(error, shown, capfd):
     with pytest.raises(type(error)), lazy.without_stderr():
         os.write(2, b'the reason')
         raise error
     assert capfd.readouterr().err == shown
-
-
-def test_loading_tensorflow_in_a_command_prints_nothing():
-    pytest.importorskip('tensorflow')
-    code = 'from remixer_t5x import lazy\nfrom remixer_t5x.cli import streams\nstreams.hide_logs()\nlazy.tf.__version__'
-    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (0, '', '')

@@ -1,11 +1,9 @@
 """The persistent cache of compiled programs for tests."""
 
-import functools
 import os
 import time
 
 import jax
-import jax.numpy as jnp
 
 from tests.support import program_cache
 
@@ -21,15 +19,12 @@ def test_old_programs_are_removed(tmp_path):
 
 
 def test_programs_are_unloaded_before_there_are_too_many_mappings(monkeypatch):
+    cleared = []
+    monkeypatch.setattr(jax, 'clear_caches', lambda: cleared.append(True))
+    monkeypatch.setattr(program_cache, 'CHECK_PERIOD', 1)
     programs = program_cache.LoadedPrograms()
-    functions = [jax.jit(functools.partial(jnp.add, index)) for index in range(60)]
-    before = program_cache.count_mappings()
-    for function in functions:
-        function(jnp.ones(3))
-    loaded = program_cache.count_mappings()
-    assert loaded - before > 100
-    monkeypatch.setattr(program_cache, 'CHECK_PERIOD', 50)
-    # Other threads and the buffer that reads the list of mappings change their number by a few.
-    monkeypatch.setattr(program_cache, 'MAX_MAPPINGS', loaded - 50)
-    programs.unload_if_many()
-    assert program_cache.count_mappings() < loaded - 100
+    for mappings in (program_cache.MAX_MAPPINGS, program_cache.MAX_MAPPINGS + 1):
+        monkeypatch.setattr(program_cache, 'count_mappings', lambda count=mappings: count)
+        jax.jit(lambda x, number=mappings: x + number)(1.0)
+        programs.unload_if_many()
+        assert len(cleared) == mappings - program_cache.MAX_MAPPINGS

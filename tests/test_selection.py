@@ -54,13 +54,9 @@ def test_quick_has_a_run_that_trains_saves_resumes_and_evaluates():
 CHANGES = {
     'remixer_t5x/kernels/diagonals.py': ('kernels/test_diagonals', 'models/sublayers/test_contract', 'test_configs'),
     'remixer_t5x/cli/info/model.py': ('cli/test_info', 'test_docs'),
-    'configs/sizes/tiny.gin': ('cli/test_info', 'test_configs', 'test_docs'),
     'docs/guide/new_mixer.md': ('testing/test_check_sublayer', 'test_docs'),
     'tests/support/tiny_training.py': ('train/test_resume',),
-    'tests/golden/fnet.npz': ('models/sublayers/test_fnet',),
     'scripts/launch/worker.sh': ('launch/test_scripts',),
-    'scripts/studies/library/shapes.py': ('test_studies',),
-    'tests/models/layers/test_dense.py': ('models/layers/test_dense',),
 }
 
 

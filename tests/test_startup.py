@@ -17,10 +17,3 @@ def test_phases_are_printed_once_and_add_up():
     assert re.fullmatch(
         r'start-up [\d.]+ s \([\d.]+ of .*\): imports [\d.]+ s \([\d.]+\) · compile [\d.]+ s \(.*\)', line
     )
-
-
-def test_nothing_is_printed_if_the_timer_was_not_started():
-    lines = []
-    startup.end_phase('imports')
-    startup.report_phases(lines.append)
-    assert lines == []
