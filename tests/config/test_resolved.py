@@ -134,9 +134,8 @@ def test_a_deferred_value_is_created_once_at_its_first_use(garage):
 
 
 @pytest.mark.parametrize('argument', ['1', '@toy_garage.number()'])
-@pytest.mark.parametrize('scope', ['', 'fast/'])
-def test_a_factory_keeps_the_name_of_its_class(garage, scope, argument):
-    lines = [f'toy_garage.Garage.make = @{scope}toy_garage.wrap', 'toy_garage.wrap.make = @toy_garage.Motor']
+def test_a_factory_keeps_the_name_of_its_class(garage, argument):
+    lines = ['toy_garage.Garage.make = @fast/toy_garage.wrap', 'toy_garage.wrap.make = @toy_garage.Motor']
     garage('@toy_garage.Garage()', *lines, f'toy_garage.Motor.power = {argument}')
     factory = resolved.call_configured('toy_garage.open')[1].make
     while isinstance(factory, functools.partial):

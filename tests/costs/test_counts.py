@@ -37,12 +37,6 @@ def test_t5_1_1_has_the_published_parameters_and_expected_flops():
     assert counted.training_flops == 3 * counted.total_forward_flops
 
 
-def test_flops_are_counted_by_module():
-    counted = counts.count_model(build_model('models/t5_1_1.gin', 'sizes/small.gin'), LENGTHS)
-    mlp = sum(n for path, n in counted.forward_flops.items() if path[:1] == ('encoder',) and 'gated_mlp' in path)
-    assert mlp == 8 * 2 * 3 * LENGTHS['inputs'] * 512 * 1024
-
-
 def test_remat_does_not_change_forward_flops():
     plain, remat = (
         build_model('models/t5_1_1.gin', 'sizes/tiny.gin', REMAT_POLICY=policy)

@@ -12,7 +12,6 @@ from gin import config_parser
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from remixer_t5x.cli import arguments as cli_arguments
 from remixer_t5x.config import loading
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate import text_inputs
@@ -104,32 +103,6 @@ def test_any_words_survive_a_round_trip(texts, other):
     for text in texts:
         assert vocabulary.decode(vocabulary.encode(text)) == ' '.join(text.split())
     assert all(0 <= token < vocabulary.vocab_size for token in vocabulary.encode(other))
-
-
-ARGUMENT = st.text(max_size=10) | st.sampled_from(
-    [
-        '--gin.X=1',
-        '--gin.',
-        '--gin.=',
-        '--gin.X',
-        '--gin.X=',
-        '--',
-        '-',
-        '--gin_file=x',
-        '--gin.a/b.c=@d()',
-        '--gin. =1',
-    ]
-)
-
-
-@FUZZ
-@given(st.lists(ARGUMENT, max_size=6))
-def test_gin_flags_are_split(arguments):
-    result = result_or_one_line_error(lambda: cli_arguments.split_gin_flags(arguments))
-    if result:
-        rest, pairs = result
-        assert not any(argument.startswith('--gin.') for argument in rest)
-        assert set(rest) <= set(arguments) and len(rest) + len(pairs) <= len(arguments)
 
 
 VALUES = st.text(max_size=30) | st.lists(

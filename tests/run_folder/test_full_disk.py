@@ -2,9 +2,7 @@
 
 import contextlib
 import json
-import pathlib
 import threading
-import types
 
 import numpy as np
 import pytest
@@ -15,8 +13,7 @@ from remixer_t5x.evaluate import best, results
 from remixer_t5x.evaluate.task_evaluation import TaskReport
 from remixer_t5x.interop import safetensors_files
 from remixer_t5x.run_folder import metrics, model_dir, object_store, tensorboard
-from remixer_t5x.train import hooks, progress, run_log, settings
-from remixer_t5x.train.saving import Patience
+from remixer_t5x.train import progress, run_log, settings
 from remixer_t5x.train.settings import TrainResult
 from tests.run_folder import full_disks
 from tests.support.error_lines import error_message
@@ -58,7 +55,6 @@ WRITERS = {
     'best': _best,
     'configuration': lambda folder: model_dir.write_config(epath.Path(folder), 'A = 1\n'),
     'marker': lambda folder: model_dir.create_model_dir(folder),
-    'predictions': lambda folder: results.write_jsonl(epath.Path(folder) / 'x.jsonl', [{'prediction': 'a'}]),
     'results': _results,
     'safetensors': lambda folder: safetensors_files.write_params(
         str(folder / 'x'), {'a': np.ones(9, np.float32)}, 1, {}
@@ -142,25 +138,3 @@ def test_continue_warns_once_and_writes_the_lines_later(log, folder, capsys):
     assert capsys.readouterr().out.count('warning: ') == 1
     run.log_evaluation('eval', 5, LOSS, 1.0)
     assert [record['step'] for record in metrics.read_records(epath.Path(folder / 'metrics.jsonl'))] == [1, 2, 3, 4, 5]
-
-
-def test_continue_warns_about_the_best_checkpoint(log, folder, capsys):
-    state = types.SimpleNamespace(params={'a': np.ones(9)})
-    run, now = log(settings.CONTINUE), types.SimpleNamespace(step=2, train_state=state, patience=Patience())
-    best_checkpoints = best.BestCheckpoints(epath.Path(folder), {})
-    hook = hooks.EvaluateTasks(lambda params: [REPORT], best_checkpoints, run, lambda state: state.params)
-    with full_disks.full():
-        hook(now)
-    output = capsys.readouterr().out
-    assert 'best' in output and 'training continues' in output and 'step 2 · cogs' in output
-
-
-def test_safetensors_in_a_read_only_folder_raise_a_one_line_error(tmp_path, monkeypatch):
-    """On a read-only disk, removing a missing file also fails."""
-
-    def refuse(*_, **__):
-        raise OSError(30, 'Read-only file system')
-
-    monkeypatch.setattr(pathlib.Path, 'unlink', refuse)
-    with full_disks.full():
-        assert 'x cannot be written' in error_message(lambda: WRITERS['safetensors'](tmp_path))

@@ -73,16 +73,6 @@ def test_lines_after_the_restored_step_are_written_again(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ['metrics.jsonl']
 
 
-def test_lines_that_are_not_records_are_dropped(tmp_path):
-    path = epath.Path(tmp_path / 'metrics.jsonl')
-    good = '{"kind": "train", "step": 1, "loss": 2.0}\n'
-    path.write_text(
-        good + '3\n{"kind": "train"}\n{"kind": "train", "step": 1e999}\n\n\x00\x00\n' + good + '{"kind": "tr'
-    )
-    metrics.JsonlWriter(path, 5)
-    assert [json.loads(line)['step'] for line in path.read_text().splitlines()] == [1, 1]
-
-
 def test_a_flush_writes_lines_whose_first_write_failed(tmp_path):
     path = epath.Path(tmp_path / 'metrics.jsonl')
     writer = metrics.JsonlWriter(path, 0)

@@ -121,9 +121,3 @@ def test_an_id_is_created_once_for_a_folder_and_a_tracker(tmp_path):
         (tmp_path / trackers.IDS).write_text(damaged)
         with pytest.raises(UserError, match='move it away, so that the run gets a new id'):
             trackers.run_id(folder, 'wandb')
-
-
-def test_a_missing_wandb_package_is_reported(monkeypatch):
-    monkeypatch.setattr(trackers.importlib.util, 'find_spec', lambda name: None)
-    with pytest.raises(UserError, match=r"wandb must be installed .*pip install 'remixer-t5x\[wandb\]'"):
-        trackers.WandB()
