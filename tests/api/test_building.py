@@ -26,9 +26,8 @@ def shapes(model):
     return jax.tree.map(lambda leaf: leaf.shape, params)
 
 
-@pytest.mark.parametrize('name', ['t5_1_0', 'tim', 'mixer_enc_dec'])
-def test_build_model_equals_the_model_of_a_command(name):
-    files = [f'models/{name}.gin', 'sizes/tiny.gin']
+def test_build_model_equals_the_model_of_a_command():
+    files = ['models/mixer_enc_dec.gin', 'sizes/tiny.gin']
     loading.load(loading.ConfigSources(files), '%MODEL')
     expected = shapes(gin.query_parameter('%MODEL').scoped_configurable_fn())
     assert shapes(build_model(*files)) == expected
@@ -60,11 +59,8 @@ def test_a_macro_may_be_a_class_a_function_or_a_gin_reference():
         ((), {}, 'gin_files must not be empty'),
         (('models/t5_1_1.gin',), {}, 'sizes/'),
         (('models/t5_1_1.gin', 'sizes/tiny.gin'), {'EMBED_DIMM': 8}, 'did you mean EMBED_DIM'),
-        (('models/t5.gin',), {}, 'not found'),
-        (('sizes/tiny.gin',), {}, 'MODEL'),
         (('models/t5_1_1.gin', 'sizes/tiny.gin'), {'VOCAB_SIZE': 0}, 'set VOCAB_SIZE'),
         (('models/t5_1_1.gin', 'sizes/tiny.gin'), {'ENCODER_MIXER': 'fnet.FNet'}, 'pass ENCODER_MIXER=@fnet.FNet'),
-        (('models/t5_1_1.gin', 'sizes/tiny.gin'), {'ENCODER_MIXER': '@fnet.Fourier'}, 'sublayers/fnet.gin'),
     ],
 )
 def test_invalid_arguments_raise_a_one_line_error(files, macros, message):

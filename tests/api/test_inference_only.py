@@ -21,7 +21,7 @@ COMMANDS = [
     'convert --from_hf=hf --to=again',
     'convert --checkpoint=run --to_shared=shared',
     'export --checkpoint=run --to=exported --formats=stablehlo',
-    'report run --pictures --text=ab',
+    'report run',
 ]
 NEED_TASKS = [
     'train --gin_file=experiments/quickstart.gin --gin.MODEL_DIR=new',

@@ -91,15 +91,12 @@ def test_generate_follows_decoder_seed_and_number_of_answers(trained, caplog):
     beams = trained.generate(TEXTS[:1], decoder=remixer_t5x.BeamSearch(beams=4), answers=2)[0]
     assert len(beams.texts) == len(beams.scores) == 2 and beams.scores == sorted(beams.scores, reverse=True)
     assert len(trained.generate(TEXTS[:1], max_length=3)[0].text.encode()) <= 3 * 3
-    for wrong in (0, 2):
-        with pytest.raises(UserError, match='BeamSearch'):
-            trained.generate('one', answers=wrong)
-    with pytest.raises(UserError, match='max_length must be 1 or more'):
-        trained.generate('one', max_length=0)
+    with pytest.raises(UserError, match='BeamSearch'):
+        trained.generate('one', answers=2)
 
 
-@pytest.mark.parametrize('decoder', [remixer_t5x.Greedy(), remixer_t5x.Sampling(no_repeat_ngram_size=2)])
-def test_streamed_pieces_join_to_the_generated_text(trained, decoder):
+def test_streamed_pieces_join_to_the_generated_text(trained):
+    decoder = remixer_t5x.Sampling(no_repeat_ngram_size=2)
     for text in TEXTS[:2]:
         pieces = list(trained.stream(text, decoder=decoder, seed=3))
         expected = trained.generate(text, decoder=decoder, seed=3)[0].text
@@ -172,8 +169,6 @@ def test_invalid_texts_raise_an_error(trained):
     for method in (trained.score, trained.make_batch):
         with pytest.raises(UserError, match='2 inputs and 1 targets'):
             method(['a', 'b'], ['c'])
-    with pytest.raises(UserError, match='must be a str, got int 3'):
-        trained.generate([3])
     with pytest.raises(UserError, match='inputs must have at most 3 tokens, got 4'):
         remixer_t5x.make_batch([[1, 2, 3, 4]], [[1]], {'inputs': 3, 'targets': 3})
 
@@ -184,8 +179,9 @@ def test_a_loaded_model_does_not_change_when_another_is_loaded(run, trained, tmp
     np.testing.assert_array_equal(first.encode('one').hidden, trained.encode('one').hidden)
 
 
-@pytest.mark.parametrize('name', hf_folders.T5_CONFIGS)
+@pytest.mark.parametrize('name', ['t5_v1_0_tiny', 'umt5_tiny'])
 def test_a_hugging_face_folder_is_loaded_with_equal_logits_and_saved(name, tmp_path):
+    """The tests of the commands load T5 v1.1."""
     arrays = hf_folders.recorded_arrays(name)
     folder = hf_folders.write(tmp_path / 'hf', hf_folders.CONFIGS[name], hf_folders.weights_of(arrays))
     # Code in the folder is not run.
@@ -211,7 +207,6 @@ def test_folders_without_a_model_raise_an_error(run, tmp_path):
     assert 'is not a folder' in load_error(tmp_path / 'nowhere')
     assert 'does not contain a checkpoint' in load_error(tmp_path)
     assert 'contains a vocabulary' in load_error(run, vocabulary='spiece.model')
-    assert 'keys of lengths must be inputs or targets' in load_error(run, lengths={'input': 3})
     bare = shutil.copytree(run, tmp_path / 'bare')
     (bare / 'config.gin').unlink()
     assert 'neither config.gin nor model.gin' in load_error(bare)
@@ -256,22 +251,12 @@ def test_finetuned_parameters_are_saved_and_loaded_ones_unchanged(trained, tmp_p
         tuned.save(tmp_path / 'moved')
 
 
-def test_a_custom_vocabulary_cannot_be_saved(trained, tmp_path):
-    class Custom(type(VOCABULARY)):
-        pass
-
-    with pytest.raises(UserError, match='vocabulary must come from .* got Custom'):
-        dataclasses.replace(trained, vocabulary=Custom(100)).save(tmp_path / 'saved')
-
-
 def test_bfloat16_halves_the_parameters_and_changes_little(run, trained):
     low = remixer_t5x.load(str(run), dtype='bfloat16')
     assert {leaf.dtype for leaf in jax.tree.leaves(low.params)} == {jnp.dtype('bfloat16')}
     # bfloat16 has 8 bits; a target has up to 10 tokens of about 6 nats each.
     np.testing.assert_allclose(low.score(TEXTS, TARGETS), trained.score(TEXTS, TARGETS), rtol=0.02)
     assert len(low.generate(TEXTS)) == len(TEXTS)
-    with pytest.raises(UserError, match='float16'):
-        remixer_t5x.load(str(run), dtype='float16')
 
 
 ONE_EXAMPLE = """
