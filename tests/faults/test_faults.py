@@ -35,9 +35,3 @@ def test_the_comparison_detects_changed_arrays_logs_and_positions(tmp_path):
     assert compare_runs.difference(reference, run('bit', value=1.0000001), 1) == 'the array w'
     assert compare_runs.difference(reference, run('log', loss=2.5), 1) == 'the log at step 1'
     assert compare_runs.difference(reference, run('position', batches=5), 1) == 'the number of batches drawn'
-
-
-def test_the_table_counts_failures():
-    results = [faults.TrialResult(3, 1.5), faults.TrialResult(5, 2.5), faults.TrialFailed('no')]
-    table = faults.format_table({'kill': results})
-    assert table.splitlines()[-1] == '| kill | 3 | 2 | 4 (5) | 2.0 (2.5) |'

@@ -94,16 +94,6 @@ def test_shellcheck_accepts_the_launch_scripts():
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize('name', ['tpu_vm.sh', 'kubernetes.sh', 'gpu_node.sh', 'slurm.sbatch', 'worker.sh'])
-def test_help_lists_every_option_and_action(name):
-    out, error = run_script(name, '--help')
-    code = (LAUNCH / name).read_text()
-    names = {*re.findall(r'^ +(--\w+)(?:=\*)*\) ', code, re.M), *re.findall(r'^(\w+)\(\) \{', code, re.M)}
-    helpers = 'read_options state request_state on create_queued host_states settled_host_states number running attend'
-    assert not error
-    assert names - {*helpers.split(), 'pass_on_preemption'} <= {*re.findall(r'--\w+|\w+', out)}
-
-
 def test_each_type_of_tpu_has_its_software_version():
     versions = {'v4-32': 'tpu-ubuntu2204-base', 'v5litepod-16': 'v2-alpha-tpuv5-lite', 'v5p-8': 'v2-alpha-tpuv5',
                 'v6e-8': 'v2-alpha-tpuv6e', 'v9-8 --version=new': 'new'}  # fmt: skip
@@ -114,10 +104,8 @@ def test_each_type_of_tpu_has_its_software_version():
     assert error.count('\n') == 1 and '--version=' in error
 
 
-@pytest.mark.parametrize('name', ['tpu_vm.sh', 'kubernetes.sh', 'gpu_node.sh', 'slurm.sbatch'])
-def test_a_missing_command_is_reported_in_one_line(name):
-    options = ['create'] if name == 'tpu_vm.sh' else []
-    out, error = run_script(name, *options, code=2)
+def test_a_missing_command_is_reported_in_one_line():
+    out, error = run_script('gpu_node.sh', code=2)
     assert not out and error.startswith('error: ') and error.count('\n') == 1
 
 
@@ -142,13 +130,6 @@ def test_tpu_vm_dry_run_creates_copies_installs_and_runs():
     assert words(remote[1])[:2] == ['env', 'A=b c'] and words(remote[1])[-4:] == COMMAND
     wheel = next(call for call in calls if 'wheel' in call)
     assert '--wheel-dir=/tmp/remixer_t5x_mixer/dist' in wheel and 'SOURCE_DATE_EPOCH=315532800' in wheel
-
-
-@IN_GIT
-def test_a_failed_build_of_the_wheel_is_reported_in_one_line(programs):
-    python = programs('python_without_pip', '[[ "$1" == -c ]]')
-    output = run_script('tpu_vm.sh', 'install', '--name=m', '--zone=z', env={'PYTHON': str(python)}, code=2)[1]
-    assert output == 'error: the wheel could not be built, see above; --wheel=FILE installs an existing wheel\n'
 
 
 # At the first start, the slice is preempted; at the second, the run is stopped by SIGTERM; the third succeeds.
@@ -225,9 +206,7 @@ def test_worker_outlives_the_connection_and_saves_when_stopped(programs, tmp_pat
     assert log[-1] == 'saved'
 
 
-@pytest.mark.parametrize(
-    'code, restarts, requeued', [(0, 0, 0), (2, 0, 0), (1, 0, 0), (SAVED, 9, 1), (134, 2, 1), (134, 3, 0)]
-)
+@pytest.mark.parametrize('code, restarts, requeued', [(0, 0, 0), (2, 0, 0), (SAVED, 9, 1), (134, 2, 1), (134, 3, 0)])
 def test_slurm_requeues_saved_and_lost_runs(programs, code, restarts, requeued):
     programs('srun', f'exit {code}')
     programs('scontrol', '')
@@ -253,12 +232,6 @@ def test_gpu_node_dry_run():
     assert started[3:] == [*COMMAND[1:], '--gin_file=hardware/gpu.gin']
 
 
-def test_gpu_node_rejects_more_gpus_than_present(programs):
-    programs('nvidia-smi', 'echo "GPU 0"; echo "GPU 1"')
-    error = run_script('gpu_node.sh', '--gpus=3', *COMMAND, code=2)[1]
-    assert error == 'error: --gpus must be at most 2, as nvidia-smi lists, got 3; pass --gpus=2\n'
-
-
 @pytest.fixture
 def gpu_node(programs, tmp_path, monkeypatch):
     """A machine with two GPUs and an installed environment."""
@@ -269,7 +242,7 @@ def gpu_node(programs, tmp_path, monkeypatch):
     return lambda body: programs('remixer-t5x', body, path=tmp_path / 'venv' / 'bin')
 
 
-@pytest.mark.parametrize('code, starts', [(0, 1), (2, 1), (SAVED, 1), (1, 3), (139, 3)])
+@pytest.mark.parametrize('code, starts', [(0, 1), (2, 1), (SAVED, 1), (139, 3)])
 def test_gpu_node_restarts_only_after_a_crash(gpu_node, programs, code, starts):
     gpu_node(f'echo "sees $CUDA_VISIBLE_DEVICES"; exit {code}')
     out, _ = run_script('gpu_node.sh', '--restarts=2', *COMMAND, code=code)
