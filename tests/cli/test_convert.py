@@ -151,14 +151,9 @@ def test_the_average_of_checkpoints_is_their_mean(current_folder, capsys):
 @pytest.mark.parametrize(
     ('argv', 'message'),
     [
-        (('--average=ours', '--to=x'), "--average must list two or more checkpoints, got 'ours'"),
-        (('--from_hf=hf',), 'one of the arguments --to'),
         (('--from_hf=hf', '--to_hf=x'), '--from_hf must be combined with --to, got --to_hf'),
         (('--from_hf=hf', '--to=ours'), 'already contains the checkpoint of step 0'),
-        (('--from_hf=hf', '--to=x', '--dtype=bfloat16'), '--dtype'),
         (('--from_hf=google/t5', '--to=x'), 'HF_HUB_OFFLINE is set'),
-        (('--from_hf=hf', '--to=x', '--vocabulary=none.model'), 'none.model'),
-        (('--from_safetensors=hf/config.json', '--to=x'), 'cannot be read as safetensors'),
         (('--gin_file=ours/model.gin', '--checkpoint=ours', '--to_hf=hf'), 'is not empty'),
         (('--gin_file=ours/model.gin', '--checkpoint=ours', '--to_hf=x', '--gin.MLP_DIM=8'), 'relu_mlp'),
     ],

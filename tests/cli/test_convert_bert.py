@@ -41,17 +41,6 @@ def test_a_bert_goes_to_a_model_dir_and_back_bit_for_bit(folder, tmp_path, capsy
     assert hf_folders.BERT.items() <= config.items()
 
 
-@needs_tokenizers
-def test_texts_begin_with_cls_and_end_with_sep(folder):
-    from remixer_tasks import vocabularies
-
-    vocabulary = vocabularies.wordpiece(str(folder / 'vocab.txt'))
-    ids = [2, 5, 6, 7, 8, 9]
-    assert vocabulary.encode('A texts of words') == ids and vocabulary.eos_id == 3
-    assert vocabulary.decode([*ids, 3, 0]) == 'a texts of words'
-    assert vocabulary == vocabularies.wordpiece(str(folder / 'vocab.txt')) and vocabulary.vocab_size == len(PIECES)
-
-
 def test_a_missing_library_or_vocabulary_raises_a_one_line_error(folder, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, 'tokenizers', None)
     assert main(['convert', f'--from_hf={folder}', f'--to={tmp_path / "ours"}']) == 2

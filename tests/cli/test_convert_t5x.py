@@ -66,17 +66,10 @@ def test_a_checkpoint_survives_a_round_trip(folder, model_dir, tmp_path, own_nam
     jax.tree.map(np.testing.assert_array_equal, original, converted)
 
 
-def test_own_names_are_only_for_writing(folder, tmp_path, capsys):
-    assert convert(folder, f'--from_t5x={folder}/t5_1_1', f'--to={tmp_path}/new', '--own_names') == 2
-    error = capsys.readouterr().err.strip()
-    assert 'can only be used with --to_t5x' in error and '\n' not in error
-
-
 @pytest.mark.parametrize(
     ('flags', 'words'),
     [
         (['MUP_BASE_WIDTH=8', 'TIED_OUTPUT=True', 'SCALED_OUTPUT=True'], 'base_embed_dim of the model is 8'),
-        (['encoder_decoder.EncoderDecoder.logit_softcap=5.0'], 'logit_softcap of the model is 5.0'),
         (['ENCODER_POSITION_EMBEDDING=@positions.SinusoidalPositions'], 'encoder/position_embedding'),
         (['positions.RelativePositionBias.max_distance=64'], "max_distance must be 128 in T5X's network, got 64"),
     ],

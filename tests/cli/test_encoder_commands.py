@@ -106,22 +106,6 @@ def test_embeddings_are_written_to_npz_and_parquet_files(mlm):
         np.testing.assert_allclose(table['sentence'][row], tokens[0], rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ('argv', 'words'),
-    [(['infer', '--output=x.jsonl'], "for infer without --embed, got 'encoder_only'"),
-     (['infer', '--embed', '--output=x.txt'], 'must end with .npz or .parquet'),
-     (['infer', '--pooling=first'], '--pooling requires --embed')],
-    ids=['no answers', 'no such file', 'no embeddings'],
-)  # fmt: skip
-def test_unsupported_requests_raise_a_one_line_error(mlm, capsys, argv, words):
-    texts = ['--input=texts.txt'] if argv[0] == 'infer' else []
-    code = main([argv[0], '--gin_file=mlm.gin', '--checkpoint=mlm', *texts, *argv[1:]])
-    assert code == 2 and words in capsys.readouterr().err
-
-
-def test_the_report_explains_that_pictures_need_an_encoder_decoder(mlm, capsys):
-    assert main(['report', 'mlm', '--pictures', '--pictures_dir=drawn', '--out=report.html']) == 0
-    # No folder of pictures is printed, because none were drawn.
-    assert 'drawn' not in capsys.readouterr().out and not (mlm.parent / 'drawn').exists()
-    page = (mlm.parent / 'report.html').read_text()
-    assert 'No pictures of what was learned: ' in page and 'needs an encoder-decoder' in page
+def test_infer_without_embed_raises_a_one_line_error(mlm, capsys):
+    code = main(['infer', '--gin_file=mlm.gin', '--checkpoint=mlm', '--input=texts.txt', '--output=x.jsonl'])
+    assert code == 2 and "for infer without --embed, got 'encoder_only'" in capsys.readouterr().err

@@ -17,18 +17,15 @@ def parse(*argv):
     return args
 
 
-@pytest.mark.parametrize('command', [infer, evaluate], ids=['infer', 'eval'])
 @pytest.mark.parametrize(
-    ('flags', 'decoder'),
-    [((), Greedy()), (('--beams=3',), BeamSearch(beams=3)), (('--sampling',), Sampling()),
-     (('--sampling=0.5',), Sampling(temperature=0.5)),
-     (('--gin.DECODER=@beam_search.BeamSearch()',), BeamSearch(beams=4)),
-     (('--gin.DECODER=@sampling.Sampling()', '--gin.TOP_K=3'), Sampling(top_k=3)),
-     (('--no_repeat_ngram_size=2', '--repetition_penalty=1.5', '--min_new_tokens=3'),
+    ('command', 'flags', 'decoder'),
+    [(infer, (), Greedy()), (infer, ('--beams=3',), BeamSearch(beams=3)),
+     (evaluate, ('--sampling=0.5', '--min_p=0.1'), Sampling(temperature=0.5, min_p=0.1)),
+     (evaluate, ('--gin.DECODER=@sampling.Sampling()', '--gin.TOP_K=3'), Sampling(top_k=3)),
+     (infer, ('--no_repeat_ngram_size=2', '--repetition_penalty=1.5', '--min_new_tokens=3'),
       Greedy(no_repeat_ngram_size=2, repetition_penalty=1.5, min_new_tokens=3)),
-     (('--beams=3', '--bad_words_ids=[[5, 6], [7]]', '--forced_prefix=[4]'),
-      BeamSearch(beams=3, bad_words_ids=[[5, 6], [7]], forced_prefix=[4])),
-     (('--sampling', '--min_p=0.1'), Sampling(min_p=0.1))],
+     (infer, ('--beams=3', '--bad_words_ids=[[5, 6], [7]]', '--forced_prefix=[4]'),
+      BeamSearch(beams=3, bad_words_ids=[[5, 6], [7]], forced_prefix=[4]))],
 )  # fmt: skip
 def test_flags_choose_the_decoder_and_the_batch_size(command, flags, decoder):
     args = parse(command.COMMAND.name, *flags, '--batch_size=7')

@@ -105,11 +105,6 @@ def test_a_model_that_cannot_be_downloaded_raises_a_one_line_error(hub, t5, tmp_
     assert not (tmp_path / 'x').exists()
 
 
-def test_a_hub_that_does_not_answer_raises_a_one_line_error(hub, tmp_path, capsys):
-    hub.close()
-    assert 'does not respond' in convert_error(capsys, f'--from_hf={FLAN}', f'--to={tmp_path}/x')
-
-
 def test_a_t5_is_pushed_in_the_format_of_transformers(hub, t5, tmp_path, capsys):
     hub.add(FLAN, t5)
     assert main(['convert', f'--from_hf={FLAN}', f'--to={tmp_path}/ours']) == 0
@@ -165,52 +160,19 @@ def test_the_card_has_recipe_metrics_and_curve_but_no_folder_names(shared):
     assert remixer_t5x.load(str(shared)).generate('a text', max_length=3)
 
 
-def test_a_damaged_shared_folder_raises_a_one_line_error(shared, tmp_path):
-    shutil.copytree(shared, tmp_path / 'shared')
-    gin_file = tmp_path / 'shared/model.gin'
-    gin_file.write_text(gin_file.read_text().replace('MLP_DIM = 24', 'MLP_DIM = 32'))
-    with pytest.raises(UserError, match='do not fit the model in its model.gin'):
-        remixer_t5x.load(str(tmp_path / 'shared'))
-    gin_file.unlink()
-    with pytest.raises(UserError, match='has no model.gin'):
-        remixer_t5x.load(str(tmp_path / 'shared'))
-
-
-def test_a_missing_login_raises_an_error_before_any_request(hub, run, capsys, monkeypatch):
-    import huggingface_hub
-
-    monkeypatch.setattr(huggingface_hub, 'get_token', lambda: None)
-    assert 'hf auth login' in convert_error(capsys, f'--checkpoint={run}', '--push_to_hub=anna/x')
-    assert not hub.requests
-
-
-def hostile_copy(shared, folder, statement):
-    shutil.copytree(shared, folder)
-    with (folder / 'model.gin').open('a') as file:
-        file.write(f'\n{statement}\n')
-    return str(folder)
-
-
-@pytest.mark.parametrize(
-    'statement', ['import stranger_module', 'X = @os.system()', 'X = """\nimport stranger_module\n"""']
-)
-def test_a_model_gin_that_names_other_code_needs_consent(shared, tmp_path, capsys, monkeypatch, statement):
+def test_a_model_gin_that_names_other_code_needs_consent(shared, tmp_path, capsys, monkeypatch):
     """Neither `load` nor `convert` imports anything without consent."""
     (tmp_path / 'stranger_module.py').write_text('raise SystemExit("it ran")')
     monkeypatch.syspath_prepend(tmp_path)
-    folder = hostile_copy(shared, tmp_path / 'copy', statement)
+    folder = shutil.copytree(shared, tmp_path / 'copy')
+    with (folder / 'model.gin').open('a') as file:
+        file.write('\nimport stranger_module\n')
     with pytest.raises(UserError, match='trust_gin=True') as error:
-        remixer_t5x.load(folder)
+        remixer_t5x.load(str(folder))
     assert '\n' not in str(error.value)
     assert '--trust_gin' in convert_error(capsys, f'--from_hf={folder}', f'--to={tmp_path}/back')
     assert not (tmp_path / 'back').exists()
-
-
-def test_a_model_gin_is_run_with_consent(shared, tmp_path, monkeypatch):
-    (tmp_path / 'trusted_module.py').write_text('def use(number):\n    pass\n')
-    monkeypatch.syspath_prepend(tmp_path)
-    folder = hostile_copy(shared, tmp_path / 'copy', 'import trusted_module\ntrusted_module.use.number = 1')
-    remixer_t5x.load(folder, trust_gin=True)
+    (tmp_path / 'stranger_module.py').write_text('')
     assert main(['convert', f'--from_hf={folder}', f'--to={tmp_path}/back', '--trust_gin']) == 0
 
 
@@ -258,20 +220,6 @@ def test_untrusted_code_is_never_imported(shared, tmp_path):
     program = [sys.executable, '-c', LOAD.replace(', trust_gin=True', ''), str(folder)]
     done = subprocess.run(program, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-
-
-def test_an_installed_package_is_named_at_the_top_of_the_card(tmp_path, monkeypatch, capsys):
-    (tmp_path / 'src/site-packages').mkdir(parents=True)
-    monkeypatch.syspath_prepend(tmp_path / 'src/site-packages')
-    (tmp_path / 'src/site-packages/installed_mixers.py').write_text(CUSTOM_MIXER.partition('\n')[2])
-    text = MIXER.replace('from remixer_t5x.models.sublayers import fnet', 'import installed_mixers')
-    text = text.replace('fnet.FNet', 'installed_mixers.Own')
-    model = saved_run.write_run(tmp_path / 'mine', saved_run.CONFIG + text, steps=(1,))
-    assert main(['convert', f'--checkpoint={model}', f'--to_shared={tmp_path}/shared']) == 0
-    assert not (tmp_path / 'shared/code').exists()
-    card = (tmp_path / 'shared/README.md').read_text()
-    assert card.index('installed_mixers') < card.index('|')
-    assert 'installed_mixers' in capsys.readouterr().out
 
 
 def test_values_in_a_card_are_plain_text(run, monkeypatch):

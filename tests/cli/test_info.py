@@ -64,11 +64,6 @@ def test_shardings_of_a_described_slice_are_printed_without_its_devices(info):
     assert 'of 86.8 MiB in all' in out and 'heads=4 is not divisible by 8: replicated' in out
 
 
-def test_matching_parameters_are_shown_by_name(info):
-    out = info('--sharding=*/wi_0/*', *MODEL, '--gin_file=hardware/gpu.gin', '--devices=8')
-    assert out.count('wi_0') == 2 and 'embedding' not in out
-
-
 # The smallest T5.
 MINIATURE = [
     f'--gin.{name}={size}'
@@ -101,16 +96,14 @@ def parse_memory_flags(*flags):
     return args
 
 
-def test_full_recomputation_changes_the_model_and_saves_memory(clean_environment):
+def test_full_recomputation_changes_only_the_policy_of_the_model(clean_environment):
     from remixer_t5x.cli.info import memory as command
     from remixer_t5x.models.architecture import stack
 
     args = parse_memory_flags()
-    (step, _), recomputing = command.read_step(args), command.with_full_recomputation(args)
+    step, recomputing = command.read_step(args)[0], command.with_full_recomputation(args)
     assert recomputing.module.encoder_stack().remat_policy is stack.full_remat
     assert step.model.module.encoder_stack().remat_policy is not stack.full_remat
-    stored, recomputed = map(command._measure, (step, dataclasses.replace(step, model=recomputing)))
-    assert recomputed.temporaries < stored.temporaries
 
 
 def test_advised_adafactor_keeps_averages_and_trainable_parameters(clean_environment):
@@ -132,12 +125,9 @@ H100 = ('--gin_file=hardware/gpu.gin', '--gin.TOPOLOGY=h100:8')
 @pytest.mark.parametrize(
     ('arguments', 'advice'),
     [
-        (['--compare', '--memory'], 'omit them'),
         (['--speed', *MODEL, '--gin_file=optimizers/adafactor.gin', '--gin_file=hardware/cpu.gin'], 'TOPOLOGY=v5e:2x4'),
         (['--sharding', *MODEL, *H100, '--mesh=fsdp=3'], 'product is the number of devices, 8'),
-        (['--sharding', *MODEL], 'hardware/'),
         (['--sharding=zzz', *MODEL, *H100], '--sharding must match'),
-        (['--memory', *MODEL, '--gin_file=hardware/cpu.gin'], 'optimizers/'),
     ],
 )
 def test_invalid_arguments_raise_a_one_line_error(arguments, advice, capsys, clean_environment):

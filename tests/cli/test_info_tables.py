@@ -1,8 +1,6 @@
 """The tables of `info` for fixed numbers."""
 
-import pytest
-
-from remixer_t5x.cli.info import memory, model, sharding
+from remixer_t5x.cli.info import model, sharding
 from remixer_t5x.costs.counts import ModelCounts
 from remixer_t5x.costs.step_memory import StepMemory
 from remixer_t5x.devices.partition import ShardingRow
@@ -37,28 +35,6 @@ def test_a_row_of_modules_includes_everything_below_it():
         ['total', '13', '100.0', '100', '100.0'],
     ]
     assert model.cost_table(COUNTS, 1).row_count == 4
-
-
-@pytest.mark.parametrize(
-    'number, text', [(0, '0 '), (999, '999 '), (999.6, '1 k'), (1.234e12, '1.23 T'), (2.5e18, '2.5 E')]
-)
-def test_quantities_have_three_digits(number, text):
-    assert model.format_quantity(number) == text
-
-
-def test_shares_of_memory_need_the_memory_of_the_device():
-    table = rows(memory.memory_table(MEMORY, 8 * GIB))
-    assert ['optimizer state', '2,147,483,648', '2,048.0', '25.0'] in table
-    assert table[-1] == ['total', '6,442,451,968', '6,144.0', '75.0']
-    assert rows(memory.memory_table(MEMORY, None))[-1] == ['total', '6,442,451,968', '6,144.0']
-
-
-@pytest.mark.parametrize(
-    ('available', 'start'),
-    [(8 * GIB, 'fits: 2.00 GiB'), (4 * GIB, 'does not fit: 6.00 GiB'), (None, 'the hardware file')],
-)
-def test_the_verdict_names_the_missing_or_remaining_memory(available, start):
-    assert memory.describe_fit(MEMORY, available).startswith(start)
 
 
 def test_a_parameter_is_shown_with_its_axes_share_and_note():

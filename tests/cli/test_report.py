@@ -6,16 +6,11 @@ import shutil
 import pytest
 
 from remixer_t5x.cli.main import main
-from tests.support import command_folder
+from remixer_t5x.run_folder import model_dir
+from tests.support import command_folder, saved_run
 
-TRAIN = [
-    'train', '--gin_file=experiments/own_text.gin', '--gin.FILES=text.txt', '--gin.VALIDATION_FRACTION=0.5',
-    '--gin.VOCABULARY=@vocabularies.byte()', '--gin.VOCAB_SIZE=384',
-    "--gin.TASK_FEATURE_LENGTHS={'inputs': 32, 'targets': 14}",
-    '--gin.EMBED_DIM=8', '--gin.NUM_HEADS=1', '--gin.HEAD_DIM=8', '--gin.REMIXER_DIM=8', '--gin.NUM_ENCODER_LAYERS=1',
-    '--gin.NUM_DECODER_LAYERS=1', '--gin.BATCH_SIZE=2', '--gin.TRAIN_STEPS=2', '--gin.WARMUP_STEPS=1',
-    '--gin.LOG_PERIOD=1', '--gin.EVAL_PERIOD=2', '--gin.EVAL_STEPS=1', '--gin.CHECKPOINT_PERIOD=2',
-]  # fmt: skip
+CONFIG = saved_run.CONFIG.replace("include 'models/t5_1_1.gin'", "include 'models/remixer.gin'")
+CONFIG += 'REMIXER_DIM = 8\nSEED = 0\n'
 
 
 @pytest.fixture(scope='module')
@@ -24,15 +19,16 @@ def current_folder(tmp_path_factory):
     row = {'index': 0, 'input': '<script>alert(1)</script>', 'target': 'a b', 'prediction': '<script>alert(2)</script>'}
     types = {f'type_{n}': 1.5 * n for n in range(9)}
     record = {'kind': 'gen/cogs', 'step': 2, 'exact_match': 36.0, **types, 'timing': {}}
+    losses = [{'kind': 'train', 'step': step, 'loss': 6.0 / step, 'timing': {}} for step in (1, 2)]
     with command_folder.working_directory(tmp_path_factory.mktemp('report')) as folder:
-        (folder / 'text.txt').write_text('\n\n'.join(f'Paragraph {n} of a text about {n} things.' for n in range(60)))
-        assert main([*TRAIN, '--gin.MODEL_DIR=first']) == 0
+        saved_run.write_run(folder / 'first', CONFIG, steps=(2,))
+        (folder / 'first' / model_dir.METRICS).write_text(''.join(json.dumps(line) + '\n' for line in losses))
         shutil.copytree('first', 'second')
-        config = folder / 'second' / 'config.gin'
-        config.write_text(config.read_text().replace('\nSEED = 0\n', '\nSEED = 1\n'))
+        (folder / 'second' / model_dir.CONFIG).write_text(CONFIG.replace('SEED = 0', 'SEED = 1'))
         (folder / 'first' / 'eval' / 'predictions').mkdir(parents=True)
         (folder / 'first' / 'eval' / 'predictions' / 'cogs-gen-2.jsonl').write_text(json.dumps(row) + '\n')
         (folder / 'first' / 'eval' / 'metrics.jsonl').write_text(json.dumps(record) + '\n')
+        (folder / 'text.txt').write_text('a file')
         yield folder
 
 
@@ -62,9 +58,7 @@ def test_pictures_are_omitted_without_the_vocabulary(current_folder, capsys):
 @pytest.mark.parametrize(
     ('argv', 'line'),
     [
-        (['first/checkpoints'], 'is not a run (it has no remixer_t5x_run.json)'),
         (['empty'], 'empty has no metrics yet; wait for the first log (LOG_PERIOD steps)'),
-        (['first', '--text=x'], '--text requires --pictures'),
         (['first', '--out=text.txt/x.html'], 'use another file for --out'),
     ],
 )

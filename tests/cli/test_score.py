@@ -43,18 +43,3 @@ def test_each_pair_has_a_line_with_its_score(run, pairs, capsys):
     assert [row['tokens'] for row in rows] == [4, 5, 10]
     assert f'3 pairs, 19 target tokens: log-likelihood {expected.mean():.4f} per pair' in summary
     assert summary.endswith(f'perplexity {math.exp(-expected.sum() / 19):.4g}')
-
-
-@pytest.mark.parametrize(
-    ('change', 'message'),
-    [
-        (('--targets=answer', '--output=out.jsonl'), 'out.jsonl already exists'),
-        (('--targets=answer', '--max_length=4'), 'more than 4 tokens'),
-    ],
-)  # fmt: skip
-def test_invalid_arguments_raise_a_one_line_error(run, pairs, monkeypatch, capsys, change, message):
-    monkeypatch.chdir(pairs)
-    (pairs / 'out.jsonl').write_text('')
-    assert main(['score', str(run), 'pairs.jsonl', '--inputs=is {n} even?', *change]) == 2
-    error = capsys.readouterr().err
-    assert len(error.strip().splitlines()) == 1 and message in error

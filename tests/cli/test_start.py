@@ -5,7 +5,6 @@ import sys
 
 import pytest
 
-from remixer_t5x import startup
 from remixer_t5x.cli import main
 from remixer_t5x.devices import compilation_cache
 
@@ -29,14 +28,6 @@ def environment(monkeypatch, tmp_path):
 def test_a_command_keeps_compiled_programs(tmp_path, capsys):
     assert main.main(['info', '--gin_file=no_such_file.gin']) == 2
     assert (tmp_path / 'compiled' / compilation_cache.machine_name()).is_dir()
-
-
-def test_verbose_measures_the_start(capsys):
-    lines = []
-    assert main.main(['info', '--gin_file=no_such_file.gin', '--verbose']) == 2
-    startup.end_phase('flags')
-    startup.report_phases(lines.append)
-    assert len(lines) == 1 and 'flags' in lines[0]
 
 
 _TRAIN = """

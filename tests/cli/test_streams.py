@@ -107,7 +107,6 @@ def test_a_closed_terminal_saves_a_checkpoint_like_sigterm(text, tmp_path, compi
 REDIRECTIONS = {
     'no reader': ('| true', 128 + signal.SIGPIPE, ''),
     'full disk': ('> /dev/full', 2, 'error: standard output cannot be written'),
-    'closed': ('>&- 2>&-', 0, ''),
 }
 
 

@@ -12,11 +12,9 @@ import pytest
 
 from remixer_t5x import build_model
 from remixer_t5x.checkpoints import saved_params
-from remixer_t5x.cli import infer
 from remixer_t5x.cli.main import main
 from remixer_t5x.devices.partition import Partitioner
-from remixer_t5x.evaluate import checkpoint_evaluation, text_inference
-from remixer_t5x.evaluate.text_inputs import TextInputs
+from remixer_t5x.evaluate import checkpoint_evaluation
 from remixer_t5x.extras.export import int8
 from remixer_t5x.optim import train_state
 from tests.support import command_folder, toy_tasks
@@ -146,13 +144,6 @@ def test_eval_reproduces_the_metrics_of_the_training_run(finetuned, evaluated):
     assert list((finetuned / 'evaluated/tensorboard').iterdir())
 
 
-def test_following_evaluates_each_checkpoint_once(finetuned, capsys):
-    command = ('eval', '--checkpoint=first', '--follow=0', '--gin.EVAL_BATCH_SIZE=4', '--gin.EVAL_EXAMPLES=2')
-    command += ('--output=followed',)
-    assert run(*command) == 0 and run(*command) == 0
-    assert [record['step'] for record in read_records('followed/metrics.jsonl')] == [3, 4]
-
-
 def test_submission_files_and_ranked_labels(finetuned, capsys):
     flags = ('--submission=files', '--split=None', '--gin.RANK_CHOICES=True', '--gin.EVAL_BATCH_SIZE=4')
     assert run('eval', '--checkpoint=first/best/glue_cola_v002', *flags) == 0
@@ -160,14 +151,6 @@ def test_submission_files_and_ranked_labels(finetuned, capsys):
     assert lines[0] == 'index\tprediction' and [line.split('\t')[0] for line in lines[1:]] == list('01234')
     assert {line.split('\t')[1] for line in lines[1:]} <= {'0', '1'}
     assert 'CoLA.tsv: 5 predictions' in capsys.readouterr().out
-
-
-def test_summary_of_infer_counts_truncated_texts(tmp_path, capsys):
-    output = text_inference.PredictionWriter(str(tmp_path / 'out.jsonl'), {})
-    reporter = infer._Reporter(TextInputs(), output.counts)
-    output.write([{'truncated': True}, {}, {}])
-    reporter.print_end(output)
-    assert ', 1 of 3 texts truncated' in capsys.readouterr().err
 
 
 def test_infer_writes_what_eval_predicts_and_continues(finetuned, evaluated, capsys):
@@ -192,21 +175,12 @@ def test_infer_writes_what_eval_predicts_and_continues(finetuned, evaluated, cap
 
 
 EVAL = ['eval', '--gin.EVAL_BATCH_SIZE=4']
-INFER = ['infer', '--checkpoint=first', '--gin.INFER_BATCH_SIZE=4']
 FINETUNE_NEW = ['finetune', '--gin_file=runs/finetune.gin', *FINETUNE, '--gin.MODEL_DIR=new']
 MISTAKES = {
     'no such run': ([*EVAL, '--checkpoint=frist'], 'does not contain a checkpoint; did you mean first?'),
     'other sizes': ([*EVAL, '--checkpoint=first', '--gin.EMBED_DIM=8'], 'does not fit this model: '),
     'other vocabulary': ([*EVAL, '--checkpoint=first', '--gin.byte.extra_ids=5'], 'was trained with vocabulary'),
-    'unknown task': ([*EVAL, '--checkpoint=first', '--task=cb'], "EVAL_TASKS must be among glue_cola_v002, got 'cb'"),
-    'nothing to do': ([*EVAL, '--checkpoint=first', '--split=None'], 'EVAL_SPLIT or SUBMISSION_DIR must be set'),
-    'no leaderboard': (
-        [*EVAL, '--checkpoint=first', '--submission=files', '--gin.toy_tasks.labelled.name=toy'],
-        'SUBMISSION_DIR requires GLUE or SuperGLUE tasks, got toy',
-    ),
     'predictions of another input': (['eval', '--predictions=other.jsonl'], 'line 2 does not match glue_cola_v002'),
-    'invalid predictions': (['eval', '--predictions=toy.gin'], 'toy.gin line 2: invalid JSON'),
-    'no input': ([*INFER, '--input=nowhere.txt'], 'nowhere.txt cannot be read'),
     'finetune without a checkpoint': (FINETUNE_NEW, 'INITIAL_CHECKPOINT_PATH is not set'),
 }
 

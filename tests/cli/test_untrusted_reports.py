@@ -1,7 +1,6 @@
 """Reports on untrusted runs are written completely or raise a one-line error."""
 
 import json
-import os
 
 import pytest
 
@@ -46,9 +45,8 @@ def test_a_lone_surrogate_becomes_a_question_mark(run):
 
 @pytest.mark.parametrize(
     'text',
-    [{'step': 'NaN'}, {'step': '9' * 5000}, {'step': '-1'}, {'step': '9' * 30}, {'loss': '9' * 400}, {'loss': '1e999'},
-     {'loss': '[' * 9_000}, {'timing': '3'}, {'kind': 'null'}],
-)  # fmt: skip
+    [{'step': 'NaN'}, {'step': '9' * 30}, {'loss': '1e999'}, {'timing': '3'}, {'kind': 'null'}],
+)
 def test_an_invalid_record_raises_one_line_and_keeps_the_old_report(run, text):
     (run.parent / 'report.html').write_text('the old report')
     (run / model_dir.METRICS).write_text(format_record(LINE, text))
@@ -66,7 +64,7 @@ def write_metrics(run, numbers, timing):
     (run / model_dir.METRICS).write_text(3 * format_record(line, {**numbers, 'timing': inner}))
 
 
-@pytest.mark.parametrize('value', ['1e308', '-1e308', '0', 'null', '1e-320'])
+@pytest.mark.parametrize('value', ['-1e308', '0', 'null'])
 def test_any_number_is_drawn_or_omitted(run, value):
     write_metrics(run, {'loss': value, 'tokens': value}, {'clock': value, 'seconds_per_step': value})
     assert 'run' in write_report(run)
@@ -83,32 +81,8 @@ def test_a_text_instead_of_a_number_raises_an_error_if_it_is_read(run, name):
         assert 'run' in write_report(run)
 
 
-@pytest.mark.parametrize(
-    ('name', 'kind'),
-    [
-        *((model_dir.METRICS, kind) for kind in untrusted_inputs.SPECIAL_PATHS),
-        *(
-            (name, kind)
-            for name in (model_dir.CONFIG, 'eval/predictions/cogs-gen-3.jsonl')
-            for kind in ('pipe', 'folder')
-        ),
-    ],
-)
-def test_non_files_raise_a_one_line_error_or_are_omitted(run, name, kind):
-    """The report does not wait for a pipe."""
+@pytest.mark.parametrize('name', [model_dir.METRICS, model_dir.CONFIG, 'eval/predictions/cogs-gen-3.jsonl'])
+def test_the_report_does_not_wait_for_a_pipe(run, name):
     (run / name).unlink(missing_ok=True)
-    untrusted_inputs.create_special_path(kind, run / name)
+    untrusted_inputs.create_special_path('pipe', run / name)
     untrusted_inputs.result_or_one_line_error(write_report, run)
-
-
-def test_predictions_that_are_not_utf_8_raise_a_one_line_error(run):
-    (run / 'eval' / 'predictions' / 'cogs-gen-2.jsonl').write_bytes(b'{"prediction": "\xff"}\n')
-    with pytest.raises(UserError, match='line 1: invalid UTF-8'):
-        write_report(run)
-
-
-def test_a_folder_name_that_is_not_utf_8_is_accepted(run):
-    odd = os.fsdecode(os.fsencode(run.parent) + b'/\xff')
-    os.rename(run, odd)
-    write.write([odd], str(run.parent / 'report.html'))
-    assert 'loss' in (run.parent / 'report.html').read_text()
