@@ -66,6 +66,11 @@ def read_rows(path):
         assert len(skipped.summary().splitlines()) < 2
 
 
+def read_tables(path):
+    for reader in (raw_rows.read_tsv, raw_rows.read_csv, raw_rows.read_lines):
+        result_or_one_line_error(lambda: list(reader(str(path))))  # noqa: B023
+
+
 def read_checkpoint_record(folder):
     assert isinstance(saved_params.read_record(epath.Path(folder)), dict)
 
@@ -159,6 +164,7 @@ READERS = {
     'cache_file_list': folder_reader(cache.FILE_LIST, cache.check_files),
     'published_json': lambda path: raw_rows.parse_json_file(str(path)),
     'published_rows': lambda path: [str(row).encode() for row in raw_rows.read_jsonl(str(path))],
+    'published_tables': read_tables,
     'rows': read_rows,
     'saved_vocabulary': folder_reader(task_vocabulary.INDEX, lambda folder: vocabularies.saved(str(folder))),
     'saved_words': folder_reader(

@@ -2,11 +2,15 @@
 
 import csv
 import json
+import os
 import pathlib
+import shutil
 
+import numpy as np
 import pytest
 from etils import epath
 
+import remixer_t5x
 from remixer_t5x.cli.main import main
 from remixer_t5x.evaluate import results
 from remixer_t5x.evaluate.task_evaluation import TaskReport
@@ -154,3 +158,43 @@ def test_infer_warns_if_the_template_differs_from_that_of_the_run(current_folder
         line.startswith('warning: ') and "was trained with INPUTS = 'is {number} even?'" in line
         and line.endswith("""pass --gin.INPUTS="'is {number} even?'\"""") for line in lines
     )  # fmt: skip
+
+
+@pytest.fixture
+def copied_run(current_folder, tmp_path, monkeypatch):
+    """Enters another home folder with a copy of the run, `model`, and new rows; the training rows are gone."""
+    write_rows(tmp_path / 'new.csv', range(70, 80))
+    assert run('infer', '--checkpoint=run', f'--input={tmp_path}/new.csv', f'--output={tmp_path}/expected.jsonl') == 0
+    shutil.copytree('run', tmp_path / 'model')
+    monkeypatch.setenv('HOME', str(tmp_path))
+    monkeypatch.setenv('REMIXER_T5X_CACHE', str(tmp_path / 'cache'))
+    os.rename(current_folder, f'{current_folder}.gone')
+    with monkeypatch.context() as patch:
+        patch.chdir(tmp_path)
+        yield tmp_path
+    os.rename(f'{current_folder}.gone', current_folder)
+
+
+def test_infer_and_eval_need_no_training_rows(copied_run, capsys):
+    for name, flags in {'a.jsonl': [], 'b.jsonl': ['--beams=2'], 'c.npz': ['--embed']}.items():
+        assert main(['infer', '--checkpoint=model', '--input=new.csv', f'--output={name}', *flags]) == 0, flags
+    assert 'error' not in capsys.readouterr().err
+    answers, expected = ([row['prediction'] for row in read_records(name)] for name in ('a.jsonl', 'expected.jsonl'))
+    assert answers == expected
+    rows = ['--gin.VALIDATION_PAIRS=new.csv', '--gin.EVAL_PAIRS=None', '--gin.EVAL_EXAMPLES=4']
+    assert main(['eval', '--checkpoint=model/checkpoints/2', *rows, '--output=evaluated', '--sampling=0.5']) == 0
+    capsys.readouterr()
+    assert main(['eval', '--checkpoint=model']) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert 'PAIRS' in error and 'rows.csv' in error and 'existing path' in error
+
+
+def test_loading_sharing_and_export_need_no_training_rows(copied_run):
+    texts, answers = ['is 3 even?', 'is 8 even?'], ['odd', 'even']
+    expected = remixer_t5x.load('model').score(texts, answers)
+    assert main(['export', '--checkpoint=model', '--to=exported', '--functions=score']) == 0
+    assert main(['convert', '--checkpoint=model', '--to_shared=shared']) == 0
+    assert main(['convert', '--from_hf=shared', '--to=back']) == 0
+    os.rename('back', 'moved')
+    for folder in ('shared', 'moved'):
+        np.testing.assert_allclose(remixer_t5x.load(folder).score(texts, answers), expected, rtol=1e-5)

@@ -6,7 +6,7 @@ import pytest
 
 from remixer_t5x.errors import UserError
 from remixer_t5x.extras.reports import write
-from remixer_t5x.run_folder import metrics, model_dir
+from remixer_t5x.run_folder import model_dir
 from tests.support import untrusted_inputs
 
 LINE = {'kind': 'train', 'step': 1, 'loss': 2.0, 'timing': {'clock': 1.0, 'seconds_per_step': 0.5}}
@@ -55,30 +55,6 @@ def test_an_invalid_record_raises_one_line_and_keeps_the_old_report(run, text):
     assert len(str(error.value).splitlines()) == 1
     assert (run.parent / 'report.html').read_text() == 'the old report'
     assert sorted(path.name for path in run.parent.iterdir()) == ['report.html', 'run']
-
-
-def write_metrics(run, numbers, timing):
-    """Writes three metrics records with these numbers and timings."""
-    line = {name: value for name, value in LINE.items() if name != 'timing'}
-    inner = format_record({'host_mib': 9.0, **LINE['timing']}, timing).strip()
-    (run / model_dir.METRICS).write_text(3 * format_record(line, {**numbers, 'timing': inner}))
-
-
-@pytest.mark.parametrize('value', ['-1e308', '0', 'null'])
-def test_any_number_is_drawn_or_omitted(run, value):
-    write_metrics(run, {'loss': value, 'tokens': value}, {'clock': value, 'seconds_per_step': value})
-    assert 'run' in write_report(run)
-
-
-@pytest.mark.parametrize('name', ['loss', 'seconds_per_step', 'tokens'])
-def test_a_text_instead_of_a_number_raises_an_error_if_it_is_read(run, name):
-    change = {name: '"text"'}
-    write_metrics(run, *(({}, change) if name in LINE['timing'] else (change, {})))
-    if name in metrics.READ_METRICS:
-        with pytest.raises(UserError, match=f'metrics.jsonl line 1 .* `{name}` is not a number'):
-            write_report(run)
-    else:
-        assert 'run' in write_report(run)
 
 
 @pytest.mark.parametrize('name', [model_dir.METRICS, model_dir.CONFIG, 'eval/predictions/cogs-gen-3.jsonl'])

@@ -8,18 +8,14 @@ import json
 import os
 
 import pytest
-from gin import config_parser
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from remixer_t5x.config import loading
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate import text_inputs
 from remixer_tasks import vocabularies
-from remixer_tasks.benchmarks import raw_rows
 from remixer_tasks.corpora import documents
 from remixer_tasks.files import bad_records
-from remixer_tasks.vocabulary import words_and_bytes
 from tests.support.untrusted_inputs import result_or_one_line_error
 
 FUZZ = settings(max_examples=120, deadline=None)
@@ -72,20 +68,6 @@ def test_gzipped_documents_and_texts(tmp_path_factory, content):
 
 
 @FUZZ
-@given(BYTES)
-@example(LONG_NUMBER)
-@example(DEEP)
-@example(b'a,b\n"' + b'x' * 200_000)
-@example(b'a\rb\n')
-@example(b'a,b\n\0,1\n')
-def test_any_raw_rows_parse_or_raise_a_one_line_error(tmp_path_factory, content):
-    path = write_file(tmp_path_factory, content)
-    for reader in (raw_rows.read_jsonl, raw_rows.read_tsv, raw_rows.read_csv, raw_rows.read_lines):
-        result_or_one_line_error(lambda: list(reader(path)))  # noqa: B023
-    result_or_one_line_error(lambda: raw_rows.parse_json_file(path))
-
-
-@FUZZ
 @given(st.binary(max_size=200))
 @example(b'\x0a\x02\x08\x00')
 @example(b'')
@@ -94,33 +76,6 @@ def test_any_vocabulary_file_loads_or_raises_a_one_line_error(tmp_path_factory, 
     path = write_file(tmp_path_factory, content, f'{abs(hash(content))}.model')
     assert result_or_one_line_error(lambda: vocabularies.sentencepiece(path).vocab_size) is None
     os.unlink(path)
-
-
-@FUZZ
-@given(st.lists(st.text(max_size=12), max_size=4), st.text(max_size=12))
-def test_any_words_survive_a_round_trip(texts, other):
-    vocabulary = words_and_bytes.WordVocabulary('fuzz', lambda: texts)
-    for text in texts:
-        assert vocabulary.decode(vocabulary.encode(text)) == ' '.join(text.split())
-    assert all(0 <= token < vocabulary.vocab_size for token in vocabulary.encode(other))
-
-
-VALUES = st.text(max_size=30) | st.lists(
-    st.sampled_from(['[', ']', '(', ')', '{', '}', "'", '"', ',', ':', '@a', '%B', '1', '-', '\n', '#', '\\', ' ',
-                     'x=1', 'import os', '\t', '\0', '0x', '1e', "b'", 'None', '~']),
-    max_size=8,
-).map(''.join)  # fmt: skip
-
-
-@FUZZ
-@given(VALUES)
-def test_any_gin_flag_parses_or_raises_a_one_line_error(text):
-    """The result is a gin value that survives a round trip, or the text as a string."""
-    gin_text = result_or_one_line_error(lambda: loading.flag_text('X', text).text)
-    if gin_text is not None and gin_text != f'X = {text!r}\n':
-        (statement,) = config_parser.ConfigParser(gin_text, loading.References())
-        (again,) = config_parser.ConfigParser(loading.flag_text('X', repr(statement.value)).text, loading.References())
-        assert again.value == statement.value
 
 
 @pytest.mark.parametrize('text', [json.dumps({'text': 'x' * 100}), 'x' * 100])
