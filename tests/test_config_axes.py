@@ -47,11 +47,6 @@ def find_settings(path: pathlib.Path) -> set[str]:
     return names
 
 
-def find_included(path: pathlib.Path) -> list[pathlib.Path]:
-    paths = [CONFIGS / file for file in re.findall(r"^include '(.*)'", path.read_text(), re.M)]
-    return [*paths, *(inner for path in paths for inner in find_included(path))]
-
-
 @pytest.mark.parametrize('axes', [AXES, T5X_AXES], ids=['ours', 'T5X'])
 def test_every_setting_has_one_axis(axes):
     owners = collections.defaultdict(set)
@@ -68,19 +63,6 @@ def test_every_config_folder_is_an_axis_or_declares_overrides():
     assert folders == {*AXES, *OVERRIDES, 'sublayers', 't5x'}
     for folder, words in OVERRIDES.items():
         assert all(words in path.read_text() for path in (CONFIGS / folder).glob('*.gin'))
-
-
-def test_defaults_set_only_macros_that_an_axis_sets():
-    defaults = find_settings(CONFIGS / 'defaults.gin')
-    # Files of model_types/ and objectives/ override these.
-    defaults -= {'%MODEL_TYPE', '%PREFIX_LM'}
-    owners = {'VOCAB_SIZE': 'data', 'DTYPE': 'hardware', 'XLA_OPTIONS': 'hardware', 'DROPOUT_RATE': 'runs'}
-    for macro, axis in owners.items():
-        defaults.remove(f'%{macro}')
-        for path in (path for path in find_gin_files(AXES[axis]) if path.name[0] != '_'):
-            files = [path, *find_included(path)]
-            assert any(f'%{macro}' in find_settings(file) for file in files), path
-    assert not defaults
 
 
 def sample_file(folder: str, *names: str) -> st.SearchStrategy:

@@ -34,8 +34,6 @@ def test_every_model_has_a_decoder_only_form(name):
     assert model.model_type == 'decoder_only' and 'cross' not in names and "'encoder'" not in names
 
 
-
-
 @pytest.mark.parametrize('name', ['gmlp', 'mixer_enc_dec'])
 def test_sublayers_without_prefix_support_are_rejected_when_built(name):
     model = build_model(f'models/{name}.gin', 'sizes/tiny.gin', DECODER_ONLY, PREFIX_LM=True)

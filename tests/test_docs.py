@@ -245,22 +245,6 @@ def test_links_lead_to_files_and_headings(page):
             assert heading in anchors, f'{page.name} links to {target}'
 
 
-def test_every_command_of_the_command_line_is_in_the_documentation():
-    text = ' '.join(page.read_text() for page in PAGES)
-    missing = [command.name for command in COMMANDS if f'remixer-t5x {command.name}' not in text]
-    assert not missing
-
-
-def test_macros_that_the_documentation_names_are_known():
-    """Shipped gin files contain the macros in the column `here` of docs/t5x.md."""
-    page = (ROOT / 'docs/t5x.md').read_text()
-    rows = [row.split('|') for row in page.splitlines() if row.startswith('| ') and not row.startswith('|---')][1:]
-    named = {name for row in rows for name in re.findall(r'\b[A-Z][A-Z_]{3,}\b', row[2])}
-    gin = '\n'.join(path.read_text() for path in (ROOT / 'configs').rglob('*.gin'))
-    known = set(re.findall(r'^# (?:Requires|Provides).*|\b[A-Z][A-Z_]{3,}\b', gin, re.MULTILINE))
-    assert named - known - {'FILE'} == set()
-
-
 def test_the_page_about_a_new_mixer_runs(tmp_path, warm_python):
     done = run_docs.run_page(ROOT / 'docs/guide/new_mixer.md', tmp_path / 'page', shlex.join(warm_python.command))
     assert done.returncode == 0, done.stdout[-3000:]

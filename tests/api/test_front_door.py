@@ -1,9 +1,7 @@
 """The public names of `remixer_t5x`; importing it loads no library."""
 
 import ast
-import inspect
 import pathlib
-import re
 import subprocess
 import sys
 
@@ -35,31 +33,3 @@ def test_type_checkers_see_the_same_names():
     definitions = remixer_t5x._DEFINITIONS.items()
     lazy = {name: '.'.join(filter(None, ('remixer_t5x', *parts))) for name, parts in definitions}
     assert static == lazy
-
-
-# Arguments that are trees of arrays, for which JAX has no type.
-ARRAY_TREES = {'params', 'opt_state', 'boxed_params', 'param_shardings', 'init', 'optimizer', 'return'}
-
-
-def public_signatures():
-    """Yields the name and value of each public function, class and method."""
-    for name in {*remixer_t5x.__all__} - {'__version__', 'testing'}:
-        value = getattr(remixer_t5x, name)
-        yield name, value
-        for method, function in vars(value).items() if inspect.isclass(value) else ():
-            function = getattr(function, 'fget', getattr(function, 'func', getattr(function, '__func__', function)))
-            is_ours = inspect.isfunction(function) and function.__module__.startswith('remixer_t5x')
-            if is_ours and (not method.startswith('_') or method == '__call__'):
-                yield f'{name}.{method}', function
-    yield from ((name, getattr(remixer_t5x.testing, name)) for name in remixer_t5x.testing.__all__)
-
-
-def test_public_signatures_have_types():
-    """`Any` is only used for trees of arrays."""
-    for name, value in public_signatures():
-        hints = inspect.get_annotations(value)
-        vague = {hint for hint, kind in hints.items() if re.search(r'\bAny\b', str(kind))}
-        assert vague <= ARRAY_TREES, f'{name}: {sorted(vague)}'
-        if inspect.isfunction(value):
-            missing = {*inspect.signature(value).parameters, 'return'} - {'self', *hints}
-            assert not missing, f'{name}: {sorted(missing)}'

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import sys
 
 import jax
 import numpy as np
@@ -16,35 +15,17 @@ from remixer_t5x.interop import converted, safetensors_files
 from remixer_t5x.interop.huggingface import folders as huggingface
 from tests.support import command_folder, hf_folders
 
-TASK = """
-import seqio
-import tensorflow as tf
-
-
-def task(vocabulary):
-    feature = seqio.Feature(vocabulary, add_eos=True)
-    texts = {'inputs': tf.constant(['a test', 'the test'] * 4), 'targets': tf.constant(['the', 'a'] * 4)}
-    return seqio.Task(
-        'convert_toy',
-        source=seqio.FunctionDataSource(
-            lambda split, shuffle_files, seed=None: tf.data.Dataset.from_tensor_slices(texts), ['train', 'validation']
-        ),
-        preprocessors=[seqio.preprocessors.tokenize, seqio.preprocessors.append_eos_after_trim],
-        output_features={'inputs': feature, 'targets': feature},
-        metric_fns=[lambda targets, predictions: {'same': float(targets == predictions)}],
-    )
-"""
+# A toy task and all settings of a run except the model.
 DATA = """
-# The toy task and all settings of a run except the model.
 from __gin__ import dynamic_registration
-import convert_toy
+from tests.support import toy_tasks
 
 include 'optimizers/adafactor_constant.gin'
 include 'hardware/cpu.gin'
 
 TASK_FEATURE_LENGTHS = {'inputs': 8, 'targets': 4}
-MIXTURE_OR_TASK_NAME = @convert_toy.task()
-convert_toy.task.vocabulary = %VOCABULARY
+MIXTURE_OR_TASK_NAME = @toy_tasks.labelled()
+toy_tasks.labelled.vocabulary = %VOCABULARY
 """
 
 
@@ -53,12 +34,9 @@ def current_folder(tmp_path_factory):
     """Yields the current folder with a sharded T5 v1.0 in `hf` and the converted model in `ours`."""
     with command_folder.working_directory(tmp_path_factory.mktemp('convert')) as folder:
         hf_folders.write_tiny(folder / 'hf', 't5_v1_0_tiny', shards=2)
-        (folder / 'convert_toy.py').write_text(TASK)
         (folder / 'toy.gin').write_text(DATA)
-        sys.path.insert(0, str(folder))
         assert main(['convert', '--from_hf=hf', '--to=ours']) == 0
         yield folder
-        sys.path.remove(str(folder))
 
 
 def convert_error(capsys, *argv):

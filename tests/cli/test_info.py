@@ -28,15 +28,6 @@ def test_the_table_shows_modules_and_totals(info):
     assert '76,961,152 parameters (77.0M), 293.6 MiB in float32' in out
 
 
-def test_depth_and_lengths_change_the_output(info):
-    # The training configuration has no MODEL_DIR and no task, which `info` does not need.
-    arguments = [*MODEL, '--gin_file=runs/pretrain.gin', '--gin.BATCH_SIZE=8']
-    shallow = info(*arguments, '--depth', '1', "--gin.TASK_FEATURE_LENGTHS={'inputs': 32, 'targets': 8}")
-    deep = info(*arguments, '--depth=4')
-    assert 'self_attention' not in shallow and 'query' in deep
-    assert 'one example: 32 input and 8 target tokens' in shallow
-
-
 def test_settings_lists_macros_that_contain_a_word(info, capsys):
     out = info('--settings', 'lora')
     assert 'LORA_RANK' in out and 'models.lora.with_adapters' in out and 'BATCH_SIZE' not in out

@@ -98,10 +98,3 @@ def test_models_are_compared_in_one_table(compiled_steps, capsys, clean_environm
     # The ratio is to the first model of the size.
     assert [table['t5_1_1', size][6] for size in ('tiny', 'small')] == ['1.00', '1.00']
     assert [step.rows for step in compiled_steps] == [4] * 4
-
-
-def test_advised_changes_are_compiled_on_request(compiled_steps, capsys, clean_environment):
-    assert main(['info', '--speed=1', *MODEL[:3], *H100, '--gin.MICROBATCHES=4', '--gin.BATCH_SIZE=8']) == 0
-    out = capsys.readouterr().out
-    assert '--gin.MICROBATCHES=2' in out and '1.00 times the tokens per second by the bound; 1.00 GiB' in out
-    assert [step.microbatches for step in compiled_steps] == [4, 2]

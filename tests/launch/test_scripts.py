@@ -72,19 +72,6 @@ def test_launch_scripts_have_valid_syntax(path):
     subprocess.run(['bash', '-n', str(path)], check=True)
 
 
-def test_the_quickstart_suggests_another_command(programs, tmp_path):
-    programs('remixer-t5x', '', tmp_path / 'venv/bin')
-    (tmp_path / 'scripts').mkdir()
-    shutil.copy(ROOT / 'scripts/quickstart.sh', tmp_path / 'scripts')
-    (tmp_path / 'scripts/environment.sh').write_text('say() { echo "$*"; }\nprepare_environment() { :; }\n')
-    for flags, words in (([], 'scripts/quickstart.sh --model=t5_1_1'), (['--model=t5_1_1'], 'compare train')):
-        command = ['bash', str(tmp_path / 'scripts/quickstart.sh'), *flags]
-        environment = {**os.environ, 'VENV': str(tmp_path / 'venv')}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-        suggestion = done.stdout.partition('try next')[2]
-        assert words in suggestion and ' '.join(['quickstart.sh', *flags]) + '\n' not in suggestion
-
-
 def test_shellcheck_accepts_the_launch_scripts():
     program = shutil.which('shellcheck') or shutil.which('shellcheck', path=os.path.dirname(sys.executable))
     if program is None:

@@ -8,7 +8,6 @@ from etils import epath
 
 from remixer_t5x.errors import UserError
 from remixer_t5x.run_folder import trackers
-from tests.run_folder import full_disks
 
 LOSS = {'loss': 2.0}
 
@@ -100,16 +99,6 @@ def test_a_tracker_that_hangs_delays_nothing(track):
     slow.close(0.01)
     assert len(warnings) == 2 and 'has not closed within 0.01 s' in warnings[1]
     other.set()
-
-
-def test_tensorboard_warns_once_about_a_full_disk(track):
-    open_trackers, warnings = track
-    both = open_trackers(trackers.TensorBoard())
-    with full_disks.full():
-        for step in range(500):
-            both.write('train', step, LOSS, {})
-        both.close()
-    assert len(warnings) == 1 and 'tracker TensorBoard' in warnings[0] and 'cannot be written' in warnings[0]
 
 
 def test_an_id_is_created_once_for_a_folder_and_a_tracker(tmp_path):

@@ -21,11 +21,6 @@ class Turbine:
     power: int = 7
 
 
-@dataclasses.dataclass(frozen=True)
-class Trailer:
-    wheels: int = 2
-
-
 def run(engine, colour='red'):
     return engine, colour
 
