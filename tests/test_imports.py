@@ -1,6 +1,5 @@
 """Tests which modules import TensorFlow, seqio and gin; the first two are imported on first use, without Keras."""
 
-import contextlib
 import importlib.util
 import os
 import subprocess
@@ -109,18 +108,6 @@ def test_accelerators_are_hidden_if_a_library_has_imported_tensorflow(monkeypatc
     assert hidden == [([], 'GPU'), ([], 'TPU')]
     with pytest.raises(AttributeError, match='nothing_like_this'):
         module.tf.nothing_like_this  # noqa: B018
-
-
-@pytest.mark.parametrize(('devices', 'is_error'), [([], False), (['GPU:0'], True)])
-def test_a_tensorflow_that_already_uses_a_gpu_raises_an_error(monkeypatch, devices, is_error):
-    def refuse(*_):
-        raise RuntimeError('devices are initialized')
-
-    module = import_lazy_after_tensorflow(
-        monkeypatch, set_visible_devices=refuse, list_logical_devices=lambda kind: devices
-    )
-    with pytest.raises(RuntimeError, match='initialized') if is_error else contextlib.nullcontext():
-        assert module.tf.data == 'data'
 
 
 @pytest.mark.parametrize(('error', 'shown'), [(UserError('a mistake'), ''), (ImportError('a bug'), 'the reason')])

@@ -34,13 +34,6 @@ def test_every_page_is_in_the_navigation(site):
     assert {*site} - {'.'} <= linked
 
 
-def test_no_markup_is_left_in_the_text_of_a_page(site):
-    for page, text in site.items():
-        prose = re.sub(r'<(pre|code)\b.*?</\1>', '', text, flags=re.DOTALL)
-        for paragraph in re.findall(r'<(?:p|li)>(.*?)</(?:p|li)>', prose, re.DOTALL):
-            assert not re.search(r'\|--|```|\]\(|\*\*|\n\| |\n\d+\. ', paragraph), f'{page}: {paragraph}'
-
-
 def test_links_outside_the_documentation_lead_to_repository_files(site):
     links = {link for text in site.values() for link in re.findall(r'href="[^"]*/blob/main/([^"#]*)', text)}
     assert 'CONTRIBUTING.md' in links

@@ -67,15 +67,6 @@ def test_toy_task_rows_follow_the_papers_description(studies, length):
         assert min(start[0] for start in starts) == 0 and np.any(inputs[:, -1])
 
 
-def test_batches_visit_every_example_once_per_epoch(studies):
-    order = studies.toy_task.batches(np.random.default_rng(0), examples=5, batch=2)
-    drawn = np.concatenate([next(order) for _ in range(10)])
-    for epoch in drawn.reshape(4, 5):
-        assert sorted(epoch) == [0, 1, 2, 3, 4]
-    few = studies.toy_task.batches(np.random.default_rng(0), examples=2, batch=5)
-    assert sorted(np.concatenate([next(few), next(few)])) == [0] * 5 + [1] * 5
-
-
 def test_records_ignore_an_incomplete_line(studies, tmp_path):
     file = tmp_path / 'deeper' / 'results.jsonl'
     records = studies.records.Records(file)
@@ -147,12 +138,6 @@ def test_length_study_resumes(studies, tmp_path, monkeypatch, capsys):
     studies.length.main()
     assert '4 cells, 2 already done' in capsys.readouterr().out
     assert len(out.read_text().splitlines()) == 4 and figure.stat().st_size > 0
-
-
-def test_competition_is_summarized_by_token(studies):
-    ids, weights = np.array([3, 5, 3, 7]), np.array([[0.1, 0.2, 0.3, 0.4], [0.5, 0.6, 0.7, 0.8]])
-    rows = list(studies.competition.summarize_tokens(ids, weights, 2))
-    assert rows[0] == (3, 2, 0.1, pytest.approx(0.4), 0.7) and rows[1] == (5, 1, 0.2, pytest.approx(0.4), 0.6)
 
 
 def test_image_halves_have_two_sources_and_control_images_one(studies):

@@ -71,6 +71,19 @@ def test_a_link_instead_of_an_entry_is_removed_without_its_target(tmp_path):
     assert not (tmp_path / 'x.tmp').is_symlink() and (tmp_path / 'elsewhere' / 'file').read_text() == 'stays'
 
 
+def test_a_position_that_a_killed_process_left_is_removed(tmp_path, monkeypatch):
+    from remixer_t5x.data import stream
+
+    monkeypatch.setattr('tempfile.tempdir', str(tmp_path))
+    (tmp_path / 'position-1.remixer_t5x').mkdir()
+    (tmp_path / 'position-1.remixer_t5x' / 'position.index').write_text('x')
+    (tmp_path / 'position-1.remixer_t5x.lock').write_text('')
+    with stream._temporary_folder('a task') as folder:
+        assert pathlib.Path(folder).is_dir()
+        assert not (tmp_path / 'position-1.remixer_t5x').exists()
+    assert not list(tmp_path.iterdir())
+
+
 def test_folders_are_synced_before_they_are_renamed(tmp_path, monkeypatch):
     calls, replace = [], os.replace
     monkeypatch.setattr(os, 'fsync', lambda descriptor: calls.append(os.readlink(f'/proc/self/fd/{descriptor}')))

@@ -59,11 +59,6 @@ def test_an_invalid_flag_is_one_line_and_exit_code_2(argv, line, capsys, clean_e
     assert err.count('\n') == 1 and err.endswith('\n')
 
 
-def test_verbose_adds_the_traceback(capsys, clean_environment):
-    assert cli.main(['info', '--gin_file=nowhere.gin', '--verbose']) == 2
-    assert 'Traceback' in capsys.readouterr().err
-
-
 def test_a_bug_is_one_line_that_names_its_traceback(capsys, clean_environment, monkeypatch, tmp_path):
     def fail(*_):
         error = ZeroDivisionError('by\nzero')

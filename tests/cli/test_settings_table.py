@@ -28,21 +28,6 @@ def test_every_macro_has_a_meaning_and_the_default_of_its_file():
             assert float(text) == float(row.default)
 
 
-def test_default_file_and_reader_equal_those_of_the_gin_files():
-    row = TABLE['BATCH_SIZE']
-    reader = 'data.pipeline.DatasetConfig.batch_size'
-    assert (row.default, row.files[0], row.reader) == ('128', 'runs/_common.gin', reader)
-    # An experiment chooses a MODEL_DIR, which is not a default.
-    assert TABLE['MODEL_DIR'].default == 'required' and TABLE['EVAL_PAIRS'].default == 'None'
-    assert TABLE['ENCODER_MIXER'].default == '@attention.SelfAttention'
-    # No file sets these: the default is that of the argument, and a constant's value.
-    assert (TABLE['LOG_PERIOD'].default, TABLE['LOG_PERIOD'].files) == ('100', ())
-    assert (TABLE['ON_BAD_STEP'].default, TABLE['LONGEST_DOCUMENT'].default) == ("'stop'", '50000000')
-    assert (TABLE['BEAMS'].default, TABLE['TOP_P'].default) == ('4', '1.0')
-    # No comment in a gin file: the docstring of SelfAttention.
-    assert 'heads' in TABLE['NUM_HEADS'].meaning
-
-
 def test_the_defaults_for_t5x_equal_those_of_the_arguments():
     """t5x/defaults.gin sets all macros that no other file sets, except required ones."""
     lines = re.findall(r'^([A-Z_]+) = (.*)$', GIN['t5x/defaults.gin'], re.MULTILINE)

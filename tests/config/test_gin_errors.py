@@ -112,28 +112,3 @@ def test_errors_in_calls_name_the_setting(car_folder, function, setting, error, 
     loading.load(ConfigSources(['user.gin']))
     with pytest.raises(error, match=message):
         resolved.call_configured(getattr(toy_house, function))
-
-
-def test_a_bug_in_an_imported_module_keeps_its_traceback(car_folder, monkeypatch):
-    (car_folder / 'broken_module.py').write_text('undefined_name\n')
-    monkeypatch.syspath_prepend(str(car_folder))
-    (car_folder / 'user.gin').write_text(f'{IMPORTS}import broken_module\n')
-    with pytest.raises(NameError, match='undefined_name'):
-        loading.load(ConfigSources(['user.gin']))
-
-
-def test_a_name_that_another_file_imports_needs_no_import(tmp_path, monkeypatch):
-    # Modules that no other test uses: gin registers a name for the whole process.
-    (tmp_path / 'depot').mkdir()
-    (tmp_path / 'depot' / '__init__.py').write_text('')
-    (tmp_path / 'depot' / 'wagons.py').write_text('def open(load=1): return load\ndef closed(load=2): return load\n')
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / 'theirs.gin').write_text(
-        'from __gin__ import dynamic_registration\nfrom depot import wagons\nwagons.open.load = %WAGON\n'
-    )
-    (tmp_path / 'mine.gin').write_text("include 'theirs.gin'\nWAGON = @wagons.closed()\n")
-    assert loading.values(ConfigSources(['mine.gin']), 'WAGON') == [2]
-    (tmp_path / 'mine.gin').write_text("include 'theirs.gin'\n\nWAGON = @wagons.clothed()\n")
-    with pytest.raises(UserError, match='mine.gin line 3: .*clothed.*did you mean closed?'):
-        loading.load(ConfigSources(['mine.gin']))

@@ -55,6 +55,7 @@ WRITERS = {
     'best': _best,
     'configuration': lambda folder: model_dir.write_config(epath.Path(folder), 'A = 1\n'),
     'marker': lambda folder: model_dir.create_model_dir(folder),
+    'predictions': lambda folder: results.write_jsonl(epath.Path(folder) / 'x.jsonl', [{'prediction': 'a'}]),
     'results': _results,
     'safetensors': lambda folder: safetensors_files.write_params(
         str(folder / 'x'), {'a': np.ones(9, np.float32)}, 1, {}

@@ -73,6 +73,20 @@ def test_lines_after_the_restored_step_are_written_again(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ['metrics.jsonl']
 
 
+def test_a_flush_writes_lines_whose_first_write_failed(tmp_path):
+    path = epath.Path(tmp_path / 'metrics.jsonl')
+    writer = metrics.JsonlWriter(path, 0)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(object_store.CannotWrite):
+        writer.write('train', 1, {'loss': 1.0}, {})
+    with pytest.raises(object_store.CannotWrite):
+        writer.flush()
+    path.rmdir()
+    writer.flush()
+    assert [record['step'] for record in metrics.read_records(path)] == [1]
+
+
 def records_of(path):
     """Yields the payloads of a TFRecord file: length, its checksum, payload, checksum."""
     data = path.read_bytes()
