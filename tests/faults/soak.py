@@ -11,7 +11,6 @@ session and writes samples.jsonl to the folder. The exit code is 1 if something 
 """
 
 import argparse
-import dataclasses
 import json
 import pathlib
 import signal
@@ -32,23 +31,15 @@ RUN = [
 SAMPLE_SECONDS = 2.0
 # Fraction of each session to ignore, because of compilation and first allocations.
 WARMUP = 0.25
-# Allowed growth over a session: as a fraction of the median, and as a number of threads or files.
-FLAT_MEMORY, FLAT_SECONDS, FLAT_HANDLES = 0.02, 0.10, 2
-
-
-@dataclasses.dataclass(frozen=True)
-class Trend:
-    """The median of a quantity in one session, and its growth after the warmup."""
-
-    median: float
-    growth: float
-
-    @classmethod
-    def of(cls, times: list[float], values: list[float]) -> 'Trend':
-        """Computes the growth with the Theil-Sen slope, which is robust to outliers."""
-        if len(values) < 3:
-            return cls(float(np.median(values)) if values else float('nan'), 0.0)
-        return cls(float(np.median(values)), float(stats.theilslopes(values, times)[0]) * (times[-1] - times[0]))
+# The quantities: name in the records, label, and the allowed growth over a session, as a fraction of the median or as a
+# number of threads or files.
+QUANTITIES = (
+    ('host_mib', 'host MiB', 0.02, True),
+    ('device_mib', 'device MiB', 0.02, True),
+    ('seconds_per_step', 'seconds per step', 0.10, True),
+    ('threads', 'threads', 2, False),
+    ('files', 'open files', 2, False),
+)
 
 
 def main() -> int:
@@ -121,39 +112,26 @@ def _read_timings(path: pathlib.Path, begun: float) -> list[dict[str, float]]:
 
 
 def _report(session: int, samples: list[dict[str, float]], timings: list[dict[str, float]]) -> bool:
-    """Prints the results of a session, and returns whether nothing grew."""
+    """Prints the median and the growth of each quantity in a session, and returns whether nothing grew."""
     samples = [sample for sample in samples if sample['session'] == session]
     start, end = samples[0]['minutes'], samples[-1]['minutes']
     warm = start + WARMUP * (end - start)
-    samples = [sample for sample in samples if sample['minutes'] >= warm]
-    steps = [record for record in timings if warm <= record['minutes'] <= end]
-    memory, threads, files = (_trend(samples, name) for name in ('host_mib', 'threads', 'files'))
-    seconds, device = _trend(steps, 'seconds_per_step'), _trend(steps, 'device_mib')
-    text = (
-        f'session {session + 1}: {end - start:.1f} min · host {memory.median:,.0f} MiB {memory.growth:+.1f} · '
-        f'step {1000 * seconds.median:.1f} ms {1000 * seconds.growth:+.2f} · threads {threads.median:.0f} '
-        f'{threads.growth:+.1f} · files {files.median:.0f} {files.growth:+.1f}'
-    )
-    if not np.isnan(device.median):
-        text += f' · device {device.median:,.0f} MiB {device.growth:+.1f}'
-    grown = [
-        name
-        for name, trend, limit in (
-            ('host memory', memory, FLAT_MEMORY * memory.median),
-            ('device memory', device, FLAT_MEMORY * device.median),
-            ('step time', seconds, FLAT_SECONDS * seconds.median),
-            ('threads', threads, FLAT_HANDLES),
-            ('open files', files, FLAT_HANDLES),
-        )
-        if trend.growth > limit
-    ]
+    text, grown = f'session {session + 1}: {end - start:.1f} min', []
+    for name, label, limit, is_fraction in QUANTITIES:
+        records = samples if name in samples[0] else timings
+        records = [record for record in records if name in record and warm <= record['minutes'] <= end]
+        times, values = [record['minutes'] for record in records], [record[name] for record in records]
+        if not values:
+            continue
+        median, growth = float(np.median(values)), 0.0
+        if len(values) > 2:
+            # The Theil-Sen slope is robust to outliers.
+            growth = float(stats.theilslopes(values, times)[0]) * (times[-1] - times[0])
+        text += f' · {label} {median:,.4g} {growth:+.2g}'
+        if growth > limit * (median if is_fraction else 1):
+            grown.append(label)
     print(text + (f' · GROWS: {", ".join(grown)}' if grown else ''))
     return not grown
-
-
-def _trend(records: list[dict[str, float]], name: str) -> Trend:
-    records = [record for record in records if name in record]
-    return Trend.of([record['minutes'] for record in records], [record[name] for record in records])
 
 
 if __name__ == '__main__':
