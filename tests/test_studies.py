@@ -140,18 +140,6 @@ def test_length_study_resumes(studies, tmp_path, monkeypatch, capsys):
     assert len(out.read_text().splitlines()) == 4 and figure.stat().st_size > 0
 
 
-def test_image_halves_have_two_sources_and_control_images_one(studies):
-    module, rng = studies.two_sources, np.random.default_rng(0)
-    images = module.make_images(rng, 400, shuffled=False)
-    left, right = images[:, :, : module.HALF], images[:, :, module.HALF :]
-    # A digit is black with strokes of the two highest levels; a texture has all levels.
-    assert {*np.unique(left)} == {0, module.LEVELS - 2, module.LEVELS - 1} and (left > 0).any(axis=(1, 2)).all()
-    assert {*np.unique(right)} == {*range(module.LEVELS)}
-    assert abs(left.mean() - right.mean()) > 0.5
-    shuffled = module.make_images(rng, 400, shuffled=True)
-    assert abs(shuffled[:, :, : module.HALF].mean() - shuffled[:, :, module.HALF :].mean()) < 0.1
-
-
 def test_weights_belong_to_the_pixel_that_the_decoder_has_read(studies):
     module = studies.two_sources
     model, params, loss = module.train(False, seed=0, tim_layers=1, steps=1, batch_size=2, learning_rate=1e-2)

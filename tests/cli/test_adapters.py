@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 import remixer_t5x
-from remixer_t5x.cli.convert import huggingface
 from remixer_t5x.cli.main import main
 from tests.support import command_folder, compare_runs, hf_folders
 
@@ -111,9 +110,3 @@ def test_adapters_are_a_small_checkpoint_on_top_of_their_base(adapted, current_f
     file.write_text('../adapted')
     with pytest.raises(remixer_t5x.UserError, match='is not the base of the adapters'):
         score('small')
-
-
-def test_a_model_without_adapters_raises_a_one_line_error(current_folder, capsys):
-    base = huggingface.cached_model_dir('t5')
-    assert main(['convert', f'--checkpoint={base}', '--to_adapters=none', f'--base={base}']) == 2
-    assert 'so there is nothing to write' in capsys.readouterr().err

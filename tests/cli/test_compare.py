@@ -16,7 +16,6 @@ import pytest
 from remixer_t5x.cli.main import main
 from remixer_t5x.config import loading
 from remixer_t5x.costs.counts import ModelCounts
-from remixer_t5x.errors import UserError
 from remixer_t5x.extras.reports import compare as command
 from remixer_t5x.extras.reports import equal, sweep
 from remixer_t5x.models.sublayers import attention, feed_forward, fnet, hyper_mixer, remixer
@@ -46,11 +45,6 @@ def test_a_model_replaces_the_one_that_an_experiment_includes(model, sublayers):
     )
     ((layer, _),) = model.module.encoder_stack().runs
     assert [type(sublayer()) for sublayer in layer().sublayers] == sublayers and model.vocab_size == 896
-
-
-def test_an_invalid_model_raises_an_error():
-    with pytest.raises(UserError, match='replaces a file in models/.*pass --gin_file=models/remixer.gin'):
-        loading.load(loading.ConfigSources(['sizes/tiny.gin'], model=['models/remixer.gin']))
 
 
 def test_the_model_flag_accepts_shipped_and_custom_files(tmp_path, monkeypatch):

@@ -104,8 +104,3 @@ def test_embeddings_are_written_to_npz_and_parquet_files(mlm):
     for row, tokens in enumerate(table['tokens']):
         np.testing.assert_allclose(tokens, encoded.hidden[row][encoded.mask[row]], rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(table['sentence'][row], tokens[0], rtol=1e-6)
-
-
-def test_infer_without_embed_raises_a_one_line_error(mlm, capsys):
-    code = main(['infer', '--gin_file=mlm.gin', '--checkpoint=mlm', '--input=texts.txt', '--output=x.jsonl'])
-    assert code == 2 and "for infer without --embed, got 'encoder_only'" in capsys.readouterr().err

@@ -106,10 +106,6 @@ def test_an_exported_model_runs_without_this_package(outputs, name):
     np.testing.assert_allclose(means, trained.encode(TEXTS).mean, rtol=1e-4, atol=1e-4)
 
 
-def test_the_exported_program_does_not_import_this_package(outputs, current_folder):
-    assert 'remixer_t5x' not in (current_folder / 'served/run.py').read_text().partition('"""\n\nimport')[2]
-
-
 def test_a_converted_model_is_exported_with_a_single_flag(current_folder):
     assert main(['export', '--checkpoint=pieces', '--to=from_flag', '--functions=encode']) == 0
     contents = json.loads((current_folder / 'from_flag/contents.json').read_text())
