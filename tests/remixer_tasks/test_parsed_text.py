@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import operator
 import os
 import pathlib
 import signal
@@ -176,11 +177,10 @@ def test_complete_parts_of_a_killed_process_are_reused(text_folder, tmp_path, sm
     assert not list(corpus.folder().glob('*.unfinished'))
 
 
-@pytest.mark.parametrize(('fraction', 'held_out'), [(1e-9, 1), (1 - 1e-9, 2)])
-def test_each_split_of_a_small_corpus_has_a_document(tmp_path, fraction, held_out):
+def test_a_small_corpus_has_a_document_for_training(tmp_path):
     (tmp_path / 'a.txt').write_text('one\n\ntwo\n\nthree')
-    train, validation = both_splits(corpus_of(tmp_path, validation_fraction=fraction))
-    assert sorted(train + validation) == ['one', 'three', 'two'] and len(validation) == held_out
+    train, validation = both_splits(corpus_of(tmp_path, validation_fraction=1 - 1e-9))
+    assert sorted(train + validation) == ['one', 'three', 'two'] and len(validation) == 2
 
 
 @pytest.mark.parametrize('damage', ['empty', 'truncated'])
@@ -213,39 +213,39 @@ def test_a_full_disk_is_reported(text_folder, monkeypatch):
     assert '\n' not in str(error.value)
 
 
-def test_a_second_process_waits_for_the_first(tmp_path, capsys):
-    """The second process is a thread with a separate lock."""
+@contextlib.contextmanager
+def second_process(entry, capsys):
+    """Fills the entry in a thread with a separate lock; the body runs while the thread waits. Yields its results."""
     results = []
 
     def fill_again():
-        with cache.fill_entry(tmp_path / 'entry', 'some text') as is_unsealed:
-            results.append(is_unsealed)
+        with cache.fill_entry(entry, 'some text') as is_incomplete:
+            results.append((is_incomplete, sorted(path.name for path in entry.iterdir())))
 
-    with cache.fill_entry(tmp_path / 'entry', 'some text') as is_unsealed:
-        thread = threading.Thread(target=fill_again)
-        thread.start()
+    thread = threading.Thread(target=fill_again)
+    thread.start()
+    try:
         while 'waiting for another process that parses some text' not in capsys.readouterr().err:
             time.sleep(0.01)
-        cache.mark_complete(tmp_path / 'entry')
-    thread.join()
-    assert is_unsealed and results == [False]
+        yield results
+    finally:
+        thread.join()
+
+
+def test_a_second_process_waits_for_the_first(tmp_path, capsys):
+    with contextlib.ExitStack() as stack:
+        with cache.fill_entry(tmp_path / 'entry', 'some text') as is_incomplete:
+            results = stack.enter_context(second_process(tmp_path / 'entry', capsys))
+            cache.mark_complete(tmp_path / 'entry')
+    assert is_incomplete and not results[0][0]
 
 
 def test_a_second_process_continues_after_a_user_error_of_the_first(tmp_path, capsys):
-    results = []
-
-    def fill_again():
-        with cache.fill_entry(tmp_path / 'entry', 'some text') as is_incomplete:
-            results.append((is_incomplete, [path.name for path in (tmp_path / 'entry').iterdir()]))
-
-    with pytest.raises(UserError, match='a bad line'), cache.fill_entry(tmp_path / 'entry', 'some text'):
-        (tmp_path / 'entry' / 'part.arrow').write_bytes(b'')
-        thread = threading.Thread(target=fill_again)
-        thread.start()
-        while 'waiting for another process' not in capsys.readouterr().err:
-            time.sleep(0.01)
-        raise UserError('a bad line')
-    thread.join()
+    with contextlib.ExitStack() as stack:
+        with pytest.raises(UserError, match='a bad line'), cache.fill_entry(tmp_path / 'entry', 'some text'):
+            (tmp_path / 'entry' / 'part.arrow').write_bytes(b'')
+            results = stack.enter_context(second_process(tmp_path / 'entry', capsys))
+            raise UserError('a bad line')
     assert results == [(True, ['lock'])]
 
 
@@ -270,45 +270,33 @@ def test_documents_are_memory_mapped_and_not_part_of_a_position(tmp_path):
     assert [next(again).numpy() for _ in range(200)] == [next(unbroken).numpy() for _ in range(200)]
 
 
-def end_worker(outcome):
-    """Kills the worker, raises an error, or returns `outcome`."""
-    if outcome == 'killed':
-        os.kill(os.getpid(), signal.SIGKILL)
-    if outcome == 'fault':
-        raise ZeroDivisionError
-    return outcome
-
-
 def test_a_killed_or_failing_worker_raises_an_error():
-    assert list(workers.map_in_order(end_worker, [('fine',), ('well',)] * 3, 2)) == ['fine', 'well'] * 3
+    assert list(workers.map_in_order(str, [('fine',), ('well',)] * 3, 2)) == ['fine', 'well'] * 3
+    # Signal 0 has no effect.
     with pytest.raises(UserError, match='was killed; if memory ran out') as error:
-        list(workers.map_in_order(end_worker, [('fine',), ('killed',)], 2))
+        list(workers.map_in_order(signal.raise_signal, [(0,), (signal.SIGKILL,)], 2))
     assert '\n' not in str(error.value)
     with pytest.raises(RuntimeError, match='ZeroDivisionError'):
-        list(workers.map_in_order(end_worker, [('fault',)], 1))
-
-
-def write_pid_and_work(path):
-    """Writes the process id, and then computes forever without blocking."""
-    pathlib.Path(path).write_text(f'{os.getpid()}\n')
-    while True:
-        sum(range(1000))
+        list(workers.map_in_order(operator.truediv, [(1, 0)], 1))
 
 
 WORKER_PROGRAM = """
-import sys
+import runpy, sys
 from remixer_tasks.files import workers
-from tests.remixer_tasks import test_parsed_text
-list(workers.map_in_order(test_parsed_text.write_pid_and_work, [(sys.argv[1],)], 1))
+list(workers.map_in_order(runpy.run_path, [(sys.argv[1],)], 1))
 """
 
 
 def test_a_busy_worker_ends_after_its_command_is_killed(tmp_path):
-    command = [sys.executable, '-c', WORKER_PROGRAM, str(tmp_path / 'pid')]
+    pid, program = tmp_path / 'pid', tmp_path / 'busy.py'
+    program.write_text(
+        f"import os, pathlib\npathlib.Path({str(pid)!r}).write_text(f'{{os.getpid()}}!')\nwhile True: sum(range(1000))"
+    )
+    command = [sys.executable, '-c', WORKER_PROGRAM, str(program)]
     with subprocess.Popen(command, env=paths.environment()) as process:
-        while not (tmp_path / 'pid').exists() or not (tmp_path / 'pid').read_text().endswith('\n'):
+        while not pid.exists() or not pid.read_text().endswith('!'):
             assert process.poll() is None
             time.sleep(0.1)
-        worker = psutil.Process(int((tmp_path / 'pid').read_text()))
+        worker = psutil.Process(int(pid.read_text()[:-1]))
         process.kill()
     worker.wait(60)
