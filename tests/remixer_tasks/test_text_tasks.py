@@ -12,6 +12,8 @@ from remixer_t5x.errors import UserError
 from remixer_tasks import catalogue, mixtures, names, pretraining, python_docs, vocabularies
 from remixer_tasks.benchmarks import cogs, generation
 
+REAL_ROWS = json.loads((pathlib.Path(__file__).parent / 'golden' / 't5_real_rows.json').read_text())
+
 
 def write(folder, name, text):
     (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -142,8 +144,7 @@ def test_mixtures_have_the_rates_of_t5_without_excluded_tasks(tmp_path):
     assert len(rates) == len(mixtures.GLUE) + len(mixtures.SUPER_GLUE) + 2
 
 
-@pytest.mark.parametrize('maximum', [None, 300])
-@pytest.mark.parametrize('temperature', [1.0, 2.0])
+@pytest.mark.parametrize(('maximum', 'temperature'), [(None, 1.0), (300, 2.0)])
 def test_rates_equal_those_of_seqio(tmp_path, maximum, temperature):
     class Counted:
         cache_dir = None
@@ -172,8 +173,6 @@ def test_rates_equal_those_of_seqio(tmp_path, maximum, temperature):
     ('settings', 'message'),
     [
         ({'rates': {'super_glue_rte_v102': 1}}, 'RATES must contain only tasks in TASKS.* got super_glue_rte_v102'),
-        ({'rates': {'super_glue_cb_v102': -1}}, 'the rate of super_glue_cb_v102 in RATES must be .* got -1'),
-        ({'temperature': 0}, 'MIXING_TEMPERATURE must be a number above 0.* got 0'),
         ({'maximum': float('nan')}, 'MAXIMUM_RATE must be a number above 0'),
     ],
 )
@@ -214,12 +213,15 @@ def test_the_vocabulary_size_of_cogs_equals_that_in_its_gin_file(real_data):
 
 @pytest.mark.parametrize('name', sorted(catalogue.TASKS))
 def test_targets_of_real_data_score_as_correct_predictions(name, real_data):
-    """The first examples of each available split are encoded without loss, and their targets have positive scores."""
+    """The first examples of each split are encoded without loss, and their targets have positive scores.
+
+    Splits whose texts are compared with those of T5 (test_t5_semantics.py) are skipped.
+    """
     task = catalogue.task(name, vocabularies.byte(), str(real_data))
     source = catalogue.find_task(name).source(str(real_data))
-    available = [split for split in source.splits if source.origin(split)]
+    available = [split for split in source.splits if source.origin(split) and f'{name}/{split}' not in REAL_ROWS]
     if not available:
-        pytest.skip(f'no files of {name} in REMIXER_T5X_DATA')
+        pytest.skip(f'no other files of {name} in REMIXER_T5X_DATA')
     lengths = {'inputs': 4096, 'targets': 4096}
     for split in available:
         # Training runs also read tasks without AutoGraph.
