@@ -128,16 +128,6 @@ def test_existing_files_are_not_downloaded_again(kind, folder, request, server, 
     assert server.requested == requests_before
 
 
-def test_leftovers_of_a_killed_download_are_ignored(plain, server, cache_folder):
-    """SIGKILL leaves such a folder, with a part of a file."""
-    left = cache_folder / 'data' / '.get-abc' / 'a.tsv'
-    left.parent.mkdir(parents=True)
-    left.write_bytes(CONTENT['a.tsv'][:1000])
-    download.download_files('toy')
-    assert server.requested == ['a.tsv', 'b.tsv']
-    assert (cache_folder / 'data' / 'toy' / 'a.tsv').read_bytes() == CONTENT['a.tsv']
-
-
 @pytest.mark.parametrize(
     ('kind', 'fault', 'message'),
     [
@@ -180,9 +170,8 @@ def test_no_network_is_reported_with_the_offline_command(no_other_data, monkeypa
     assert all(text in str(error.value) for text in expected) and '\n' not in str(error.value)
 
 
-@pytest.mark.parametrize('subfolder', ['', 'toy'])
-def test_files_are_copied_from_a_folder(plain, server, tmp_path, cache_folder, subfolder):
-    source = tmp_path / 'source' / subfolder
+def test_files_are_copied_from_a_folder(plain, server, tmp_path, cache_folder):
+    source = tmp_path / 'source' / 'toy'
     source.mkdir(parents=True)
     for name, content in CONTENT.items():
         (source / name).write_bytes(content)
@@ -192,42 +181,22 @@ def test_files_are_copied_from_a_folder(plain, server, tmp_path, cache_folder, s
     assert tree(source) == CONTENT and server.requested == []
 
 
-@pytest.mark.parametrize(
-    ('folder', 'message'),
-    [
-        ('other', f'/a.tsv must have SHA-256 .* got {sha256(b"other")}'),
-        ('empty', 'must have the file a.tsv; get it from http://127.*/a.tsv'),
-        ('nowhere', '--from must be a folder, got .*nowhere'),
-    ],
-)
-def test_a_folder_without_the_published_file_is_rejected(folder, message, plain, tmp_path, cache_folder):
-    for name in ('other', 'empty'):
-        (tmp_path / name).mkdir()
-    (tmp_path / 'other' / 'a.tsv').write_bytes(b'other')
-    with pytest.raises(UserError, match=message):
-        download.download_files('toy', str(tmp_path / folder))
+def test_a_folder_without_the_published_file_is_rejected(plain, tmp_path, cache_folder):
+    with pytest.raises(UserError, match='must have the file a.tsv; get it from http://127.*/a.tsv'):
+        download.download_files('toy', str(tmp_path))
+    (tmp_path / 'a.tsv').write_bytes(b'other')
+    with pytest.raises(UserError, match=f'/a.tsv must have SHA-256 .* got {sha256(b"other")}'):
+        download.download_files('toy', str(tmp_path))
     assert tree(cache_folder) == {}
 
 
-@pytest.mark.parametrize('kind, path', [('plain', 'toy/a.tsv'), ('zipped', 'toy/Toy/a.tsv')])
-def test_an_existing_file_is_not_replaced(kind, path, request, cache_folder):
-    request.getfixturevalue(kind)
-    existing = cache_folder / 'data' / path
+def test_an_existing_file_is_not_replaced(zipped, cache_folder):
+    existing = cache_folder / 'data/toy/Toy/a.tsv'
     existing.parent.mkdir(parents=True)
     existing.write_bytes(b'mine')
-    with pytest.raises(UserError, match=f'{path} exists, but is not the published file'):
+    with pytest.raises(UserError, match='toy/Toy/a.tsv exists, but is not the published file'):
         download.download_files('toy')
     assert existing.read_bytes() == b'mine'
-
-
-def test_another_folder_that_is_read_first_is_reported(plain, tmp_path, monkeypatch):
-    for name, content in CONTENT.items():
-        (tmp_path / 'toy').mkdir(exist_ok=True)
-        (tmp_path / 'toy' / name).write_bytes(content)
-    monkeypatch.setenv('REMIXER_T5X_DATA', str(tmp_path))
-    assert download.download_files('toy')[0] == 'toy already exists, nothing was downloaded'
-    lines = download.download_files('toy', str(tmp_path))
-    assert lines[-1].startswith(f'tasks still read {tmp_path}/toy/a.tsv, {tmp_path}/toy/b.tsv, because')
 
 
 @pytest.mark.parametrize(

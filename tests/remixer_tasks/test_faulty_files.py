@@ -25,12 +25,8 @@ FAULTS = {
     'invalid UTF-8': (b'good\n\xff\xfe\nfine\n', 'txt', ['good', 'fine'], ':2: invalid UTF-8'),
     'UTF-16': ('good\nfine\n'.encode('utf-16'), 'txt', [], ':1: a NUL character'),
     'a line too long': (b'good\n' + b'x' * 99 + b'\nfine\n', 'txt', ['good', 'fine'], ':2: the line has more than 50'),
-    'the last line too long': (b'good\n' + b'x' * 99, 'txt', ['good'], ':2: the line has more than 50 characters'),
     'a line with 50 characters and CRLF': (b'x' * 50 + b'\r\nfine', 'txt', ['x' * 50, 'fine'], None),
     'a line with 51 characters': (b'x' * 51 + b'\r\nfine', 'txt', ['fine'], ':1: the line has more than 50'),
-    'a byte order mark': (b'\xef\xbb\xbfgood\n', 'txt', ['good'], None),
-    'no final newline': (b'good\nfine', 'txt', ['good', 'fine'], None),
-    'an empty file': (b'', 'txt', [], ', 1 empty skipped'),
     'only blank lines': (b'\n \n\t\n', 'txt', [], ', 1 empty skipped'),
     'empty JSON texts': (b'{"text": ""}\n{"text": "good"}\n{"text": " "}\n', 'jsonl', ['good'], ', 2 empty skipped'),
     'empty cells': (b'text\tx\n\t1\ngood\t2\n', 'tsv', ['good'], ', 1 empty skipped'),
@@ -96,7 +92,7 @@ def test_longest_sets_the_limit_of_a_document(tmp_path):
     assert message in error_message(lambda: local_files.corpus(str(path), longest=0))
 
 
-@pytest.mark.parametrize('length', [0, 5, 11, 200, -9, -1])
+@pytest.mark.parametrize('length', [0, 5, -1])
 def test_a_truncated_gzip_file_is_rejected(tmp_path, length):
     path = tmp_path / 'a.txt.gz'
     compressed = gzip.compress(b''.join(b'line %05d\n' % number for number in range(2000)))

@@ -42,12 +42,12 @@ def all_texts(corpus):
     return sorted(texts(corpus, 'train') + texts(corpus, 'validation'))
 
 
-@pytest.mark.parametrize('name', ['a.txt', 'a.txt.gz', 'a.jsonl', 'a.jsonl.gz', 'a.parquet', 'A.PARQUET.GZ'])
+@pytest.mark.parametrize('name', ['a.txt', 'a.jsonl.gz', 'a.parquet', 'A.PARQUET.GZ'])
 def test_every_format_gives_the_documents(tmp_path, name):
     assert all_texts(local_files.corpus(write(tmp_path, name))) == sorted(DOCUMENTS)
 
 
-@pytest.mark.parametrize(('name', 'field', 'extra'), [('a.tsv', 'text', 0), ('A.TSV.GZ', 1, 1), ('a.tsv', '1', 1)])
+@pytest.mark.parametrize(('name', 'field', 'extra'), [('a.tsv', 'text', 0), ('A.TSV.GZ', 1, 1)])
 def test_tsv_columns_are_selected_by_name_or_number(tmp_path, name, field, extra):
     actual = all_texts(local_files.corpus(write(tmp_path, name, ONE_LINE), field=field))
     assert actual == sorted(ONE_LINE + ['text'] * extra), 'a column number means that there is no header line'
@@ -94,7 +94,7 @@ def test_files_may_be_globs_lists_and_in_the_home_folder(tmp_path, monkeypatch):
     assert actual == sorted(f'{name} {number}' for name in ('a.txt', 'b.txt', 'c.jsonl') for number in range(3))
 
 
-@pytest.mark.parametrize('name', ['a b%d[1]*?.txt', 'new\nline.txt', '%s{x}$HOME.txt', 'réel 模型.txt'])
+@pytest.mark.parametrize('name', ['a b%d[1]*?{x}$HOME.txt', 'new\nline 模型.txt'])
 def test_a_file_name_may_look_like_a_pattern(tmp_path, name):
     write(tmp_path, name, ['one', 'two'])
     assert all_texts(local_files.corpus(str(tmp_path / name))) == ['one', 'two']
@@ -122,36 +122,12 @@ def test_a_changed_file_is_read_again(tmp_path):
     assert all_texts(local_files.corpus(path)) == ['new', 'text']
 
 
-MALFORMED = (
-    b'{"text": "good"}\n{"text": "cut off\n\n[1]\n{"text": 3}\n{"text": "\xff"}\n{"other": ""}\n'
-    b'{"text": ""}\n{"text": "fine"}\n'
-)
-
-
-def test_malformed_lines_are_skipped_and_counted_or_rejected(tmp_path, cache_folder, capsys):
-    (tmp_path / 'a.jsonl').write_bytes(MALFORMED)
-    corpus = local_files.corpus(str(tmp_path / 'a.jsonl'))
-    assert all_texts(corpus) == ['fine', 'good']
-    message = capsys.readouterr().err
-    assert '1 documents for training, 1 held out' in message
-    assert '5 malformed skipped' in message and ', 1 empty skipped' in message
-    assert f'{tmp_path}/a.jsonl:2: invalid JSON' in message
-    strict = local_files.corpus(str(tmp_path / 'a.jsonl'), strict=True)
-    with pytest.raises(UserError, match='a.jsonl:2: invalid JSON.*STRICT = False'):
-        all_texts(strict)
-    assert len(list(cache_folder.glob('corpora/*/files.json'))) == 1, 'an incomplete corpus was cached'
-
-
 @pytest.mark.parametrize(
     ('settings', 'message'),
     [
         ({'files': 'nothing/*.txt'}, 'FILES must .*match a file, got nothing/'),
-        ({'files': '.'}, 'FILES must be files, got the folder .;'),
-        ({'files': 'a.txt', 'validation_files': 'nothing.txt'}, 'VALIDATION_FILES must be .* got nothing.txt'),
         ({'files': '*.txt', 'validation_files': 'a.txt'}, 'VALIDATION_FILES and FILES must not share files'),
         ({'files': 'a.dat'}, 'unknown extension; set TEXT_FORMAT'),
-        ({'files': 'a.txt', 'format': 'xml'}, "TEXT_FORMAT must be txt, jsonl.* got 'xml'"),
-        ({'files': 'a.txt', 'validation_fraction': 1.0}, 'below 1, got 1.0'),
         ({'files': 'a.jsonl', 'field': 'body'}, "TEXT_FIELD must be a field .* got 'body'; .* 'id', 'text'"),
         ({'files': 'a.parquet', 'field': 'body'}, "TEXT_FIELD must be a column .* got 'body'; .* 'id', 'text'"),
         ({'files': 'a.txt', 'format': 'parquet'}, 'not a Parquet file'),
@@ -171,22 +147,15 @@ def test_wrong_settings_and_files_are_rejected(tmp_path, monkeypatch, settings, 
     assert '\n' not in str(error.value)
 
 
-def test_a_cache_that_cannot_be_written_is_reported(tmp_path, monkeypatch):
-    (tmp_path / 'file').write_text('')
-    monkeypatch.setenv('REMIXER_T5X_CACHE', str(tmp_path / 'file' / 'cache'))
-    with pytest.raises(UserError, match='set REMIXER_T5X_CACHE'):
-        all_texts(local_files.corpus(write(tmp_path, 'a.txt')))
-
-
 @pytest.mark.parametrize('pack', [False, True])
 def test_repeated_resumes_give_the_same_batches(tmp_path, pack):
     """Each saved position must include the batches before the last restored position."""
-    documents = [f'document {number} with some words of its own' for number in range(1500)]
+    documents = [f'document {number} with some words of its own' for number in range(300)]
     corpus = local_files.corpus(write(tmp_path, 'a.txt', documents))
     task = pretraining.span_corruption(corpus, vocabularies.byte(), shuffle_buffer_size=20)
     config = pipeline.DatasetConfig(task, {'inputs': 64, 'targets': 24}, batch_size=8, pack=pack)
     unbroken, state = task_batches.TrainBatches(config, threads=1), None
-    for count in (23, 3, 30):
+    for count in (11, 3, 12):
         fresh = task_batches.TrainBatches(config, threads=1)
         if state is not None:
             fresh.restore(state)

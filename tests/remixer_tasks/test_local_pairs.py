@@ -60,7 +60,7 @@ def read_pairs(folder, name, content, inputs='q', targets='a', **settings):
     return [tuple(pair.split(text_pairs.SEPARATOR)) for pair in corpus.read(skipped)], skipped.summary()
 
 
-@pytest.mark.parametrize('name', ['a.jsonl', 'a.tsv', 'a.csv', 'a.parquet', 'a.csv.gz'])
+@pytest.mark.parametrize('name', ['a.jsonl', 'a.tsv', 'a.parquet', 'a.csv.gz'])
 def test_every_format_gives_the_pairs_for_training_and_infer(tmp_path, name):
     path = write(tmp_path, name)
     task = text_pairs.task(local_pairs.corpus(path, *TEMPLATES, validation_fraction=0.2), BYTES)
@@ -115,13 +115,10 @@ def test_csv_is_read_as_python_writes_it(tmp_path_factory, rows):
     [
         (r'{"q": "\ud83d x", "a": "y"}', [('? x', 'y')], ''),
         ('{"q": "x", "a": NaN}', [], ':1: column a is empty'),
-        ('{"q": "x", "a": 1e999}', [], ':1: column a is empty'),
         ('{"q": "x", "a": [null]}', [], ':1: column a must be a string'),
         ('{"q": "x"}', [], ':1: the row has no column a'),
         ('{"q": "x", "a": "y", "other": NaN}', [('x', 'y')], ''),
         ('{"q": "x", "a": 12345678901234567890123}', [('x', '12345678901234567890123')], ''),
-        ('[1]', [], 'the line is not a JSON object'),
-        ('{"q"', [], ':1: invalid JSON'),
         ('{"q": " ", "a": "y"}', [], 'the inputs are empty'),
     ],
 )
@@ -147,16 +144,15 @@ def test_missing_values_and_bytes_of_parquet(tmp_path):
     assert ':2: column b has bytes that are not UTF-8' in skipped and ':4: column b is empty' in skipped
 
 
-@pytest.mark.parametrize('name', ['q.text', '0', 'x!r', '__class__', 'two words', 'ü'])
+@pytest.mark.parametrize('name', ['0', 'x!r', 'two words ü'])
 def test_a_column_may_have_any_name(tmp_path, name):
     row = json.dumps({name: 'x', 'a': 'y'}, ensure_ascii=False)
     assert read_pairs(tmp_path, 'a.jsonl', row, inputs=name)[0] == [('x', 'y')]
     assert read_pairs(tmp_path, 'a.jsonl', row, inputs=f'is {{{name}}} {{{{so}}}}?')[0] == [('is x {so}?', 'y')]
 
 
-@pytest.mark.parametrize('name', ['a.tsv', 'a.csv'])
-def test_columns_of_a_file_without_names_are_numbers(tmp_path, name):
-    delimiter = '\t' if name == 'a.tsv' else ','
+def test_columns_of_a_file_without_names_are_numbers(tmp_path):
+    name, delimiter = 'a.csv', ','
     content = '\n'.join(delimiter.join(cells) for cells in [('1', 'x', 'y'), ('2', 'z', 'w')])
     assert read_pairs(tmp_path, name, content, '{1}', '2')[0] == [('x', 'y'), ('z', 'w')]
     for targets in (None, '{7}'):
@@ -203,7 +199,7 @@ def test_a_csv_row_with_a_malformed_line_in_a_cell_is_skipped(tmp_path):
 
 @pytest.mark.parametrize(
     ('name', 'content'),
-    [('a.tsv', 'a\tb\n1\t2\n\t\n'), ('a.csv', 'a,b\n1,2\n,\n'), ('a.csv', 'a\n1\n""\n'), ('a.tsv', 'a\n1\n \n')],
+    [('a.csv', 'a,b\n1,2\n,\n'), ('a.tsv', 'a\n1\n \n')],
 )
 def test_infer_skips_no_row_of_a_table(tmp_path, name, content):
     """Blank lines are allowed only outside of the rows, because predictions are matched to rows by number."""
@@ -236,7 +232,6 @@ UNCLOSED = [*(f'q{i},a{i}' for i in range(30)), '"never closed,no', *(f'q{i},a{i
             'line 32: a quoted cell that starts here is never closed',
         ),
         ('a.txt', b'a', 'set PAIRS_FORMAT to one of jsonl, tsv, csv, parquet'),
-        ('a.csv.gz', b'no gzip', 'damaged gzip file'),
         ('a.parquet', b'no parquet', 'not a Parquet file'),
         ('a.jsonl', GOOD_ROW.encode() * 40, 'all 40 documents of .* are equal; set .*VALIDATION_PAIRS'),
     ],
@@ -252,17 +247,10 @@ def test_an_unusable_file_is_rejected_with_a_hint(tmp_path, name, content, messa
 @pytest.mark.parametrize(
     ('settings', 'message'),
     [
-        ({'delimiter': '"'}, 'DELIMITER'),
         ({'encoding': 'rot13'}, 'ENCODING must be a text encoding.* got .rot13.'),
-        ({'inputs': 'a}b'}, 'INPUTS must have columns in braces'),
         # Templates are not format strings.
-        *(
-            ({'inputs': text}, 'INPUTS must use columns of the data')
-            for text in ('{q.__class__}', '{q!r}', '{q:>1000000000}', '{q[0]}')
-        ),
+        *(({'inputs': text}, 'INPUTS must use columns of the data') for text in ('{q.__class__}', '{q:>1000000000}')),
         ({'files': []}, r'data/\*.jsonl'),
-        ({'files': ['.']}, r"such as './\*.jsonl'"),
-        ({'files': ['no*']}, r'PAIRS must .*match a file, got no\*'),
     ],
 )
 def test_a_wrong_setting_is_rejected(tmp_path, monkeypatch, settings, message):
@@ -281,8 +269,6 @@ def test_inputs_that_cannot_be_rows_are_rejected(tmp_path):
     table = write(tmp_path, 'a.csv')
     for inputs, template, message in (
         (TextInputs(table), None, r'is a table, which requires a template.* --gin.INPUTS='),
-        (TextInputs('-', format='jsonl'), '{id}', r'must be a file of rows, got standard input'),
-        (TextInputs(table, field='label'), '{id}', r'--field=label .* INPUTS = .*; remove --field'),
         (TextInputs(str(tmp_path / 'null.jsonl')), '{question}', r'null.jsonl:2: column question is empty'),
         (TextInputs(str(tmp_path / 'some.jsonl')), '{question}', r"some.jsonl line 2 \('id'\), got 'question'"),
     ):

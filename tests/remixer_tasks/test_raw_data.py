@@ -1,11 +1,9 @@
 """Labelled data sets from raw files: layouts, order, positions, and errors of one line."""
 
-import itertools
 import json
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from remixer_t5x.errors import UserError
 from remixer_tasks import catalogue, mixtures, names, vocabularies
@@ -30,44 +28,15 @@ def texts(name, split, folder):
     return [inputs for example in examples for inputs, _ in example.texts]
 
 
-def test_unshuffled_rows_keep_the_order_of_the_file(tmp_path):
+def test_rows_keep_the_order_of_the_file_and_become_ids_with_eos(tmp_path):
     write_rte(tmp_path)
-    expected = [f'rte hypothesis: H. premise: P {n}.' for n in range(40)]
-    assert texts('super_glue_rte_v102', 'validation', tmp_path) == expected[:7]
-    assert texts('super_glue_rte_v102', 'train', tmp_path) == expected
-
-
-def test_a_row_becomes_ids_with_eos(tmp_path):
-    write_rte(tmp_path)
+    assert texts('super_glue_rte_v102', 'train', tmp_path) == [f'rte hypothesis: H. premise: P {n}.' for n in range(40)]
     vocabulary = vocabularies.byte()
     task = catalogue.task('super_glue_rte_v102', vocabulary, str(tmp_path))
     dataset = task.get_dataset({'inputs': 64, 'targets': 8}, 'validation', shuffle=False)
     example = next(dataset.as_numpy_iterator())
     assert example['inputs'].tolist() == [*vocabulary.encode('rte hypothesis: H. premise: P 0.'), 1]
     assert example['targets'].tolist() == [*vocabulary.encode('entailment')[:7], 1], 'a truncated text ends with EOS'
-
-
-def test_the_position_of_a_mixture_is_restored(tmp_path):
-    write_rte(tmp_path)
-    write(tmp_path, 'conjnli/adversarial_train_15k.tsv', 'Premise\tHypothesis\tLabel\n' + 'a\tb\tneutral\n' * 30)
-    mixture = names.mixture(['super_glue_rte_v102', 'conj_nli_v001'], vocabularies.byte(), str(tmp_path))
-
-    def make_dataset():
-        options = tf.data.Options()
-        options.experimental_symbolic_checkpoint = False
-        dataset = mixture.get_dataset(
-            {'inputs': 64, 'targets': 16}, 'train', seed=0, num_epochs=None, try_in_mem_cache=False
-        )
-        return dataset.with_options(options)
-
-    iterator = iter(make_dataset())
-    for _ in range(12):
-        next(iterator)
-    path = tf.train.Checkpoint(iterator=iterator).save(str(tmp_path / 'position'))
-    restored = iter(make_dataset())
-    tf.train.Checkpoint(iterator=restored).restore(path)
-    for expected, actual in itertools.islice(zip(iterator, restored, strict=False), 100):
-        assert expected['inputs'].numpy().tolist() == actual['inputs'].numpy().tolist()
 
 
 def test_the_first_layout_whose_files_exist_is_read(tmp_path):
@@ -119,14 +88,11 @@ def test_folders_are_searched_in_order(tmp_path, monkeypatch):
 INVALID_FILES = {
     'super_glue/RTE/train.jsonl': [
         ('{"premise": "cut\n', ':1: invalid JSON'),
-        ('\n[1]\n', 'one JSON object on each line'),
         ('{"premise": "P", "idx": 0}\n', ":1: the field 'hypothesis' is missing or not a string"),
         (
             '{"premise": "P", "hypothesis": "H", "idx": 0, "label": "maybe"}\n',
             ":1: the label must be one of entailment, not_entailment, got 'maybe'",
         ),
-        ('{"premise": "P", "hypothesis": "H", "label": 0}\n', ":1: the field 'idx' is missing or not an integer"),
-        ('', 'has no examples; download it again'),
     ],
     'super_glue/MultiRC/train.jsonl': [
         ('{"idx": 0, "passage": {"text": "x"}}\n', ":1: the field 'questions' is missing or not a list of JSON objects")
@@ -139,23 +105,13 @@ INVALID_FILES = {
     ],
     'glue/STS-B/train.tsv': [
         ('sentence1\tsentence2\tscore\na\tb\t1.5\na\tb\tgood\n', ":3: the score 'good' is not a number"),
-        ('sentence1\tsentence2\tscore\na\tb\n', ':2: 2 columns instead of 3'),
     ],
-    'glue/SST-2/train.tsv': [
-        ('sentence\tlabel\nfine\t2\n', ":2: the label must be one of negative, positive, got '2'")
-    ],
-    'nli_datasets/wnli/train.csv': [('premise,hypothesis,label\na,b\n', ':2: 2 columns, the first line has 3')],
     'dpr_wsc/train.c.txt': [
-        ('A b c.\nb\nA,c\n\n', ':1: 3 lines instead of sentence'),
         ('A b c.\nb\nA,c\nD\n\n', ":3: the antecedent 'D' is not one of two candidates 'A,c'"),
-    ],
-    'conjnli/adversarial_train_15k.tsv': [
-        ('Premise\tHypothesis\tLabel\na\tb\tyes\n', "entailment, neutral, contradiction, got 'yes'")
     ],
     'cogs/train.tsv': [('A b .\tb ( x _ 1 )\n', ':1: 2 columns instead of 3')],
     'squad/train-v1.1.json': [
         ('{"data": [{}]}', ":1: data 0: the field 'paragraphs' is missing"),
-        ('{"data": [', ':1: invalid JSON'),
     ],
 }
 TASKS = {
@@ -163,10 +119,7 @@ TASKS = {
     'super_glue/MultiRC/train.jsonl': 'super_glue_multirc_v102',
     'super_glue/WSC/train.jsonl': 'super_glue_wsc_v102_simple_train',
     'glue/STS-B/train.tsv': 'glue_stsb_v002',
-    'glue/SST-2/train.tsv': 'glue_sst2_v002',
-    'nli_datasets/wnli/train.csv': 'glue_wnli_v002',
     'dpr_wsc/train.c.txt': 'dpr_v001_simple',
-    'conjnli/adversarial_train_15k.tsv': 'conj_nli_v001',
     'cogs/train.tsv': 'cogs_v001',
     'squad/train-v1.1.json': 'squad_v010_allanswers',
 }
@@ -201,7 +154,6 @@ def test_invalid_rows_are_rejected_with_file_and_line(tmp_path, cache_folder, fi
             lambda folder: mixtures.glue(vocabularies.byte(), folder, ['glue']),
             'EXCLUDED_TASKS must contain only tasks of .* got glue',
         ),
-        (lambda folder: names.mixture([], vocabularies.byte()), 'TASKS must contain a task'),
         (
             lambda folder: names.mixture(['cogs_v001', 'conj_nli_v001'], vocabularies.byte(), folder).get_dataset(
                 split='train'

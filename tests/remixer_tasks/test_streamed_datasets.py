@@ -125,14 +125,6 @@ def test_a_resumed_run_has_the_batches_of_an_uninterrupted_run(folders):
             assert all(np.array_equal(expected[name], batch[name]) for name in expected)
 
 
-def test_held_out_documents_are_read_once(folders, monkeypatch):
-    corpus = streamed(folders / 'jsonl', validation_fraction=0.2)
-    held_out = documents(corpus, 'validation')
-    shards = corpus.shards('validation')
-    monkeypatch.setattr(type(shards), 'read', lambda *_: pytest.fail('read again'))
-    assert documents(corpus, 'validation') == held_out != []
-
-
 def test_held_out_documents_are_complete_after_an_error(folders, monkeypatch):
     corpus = streamed(folders / 'jsonl', validation_fraction=0.2)
     read, errors = type(corpus.shards('validation')).read, [UserError('the network is down')]

@@ -76,7 +76,6 @@ def test_tasks_that_t5_lacks_have_their_text_format(tmp_path, name, split, files
     [
         ('cnn_dailymail_v002', {'article': 'It rained.', 'highlights': 'Rain.'}, 'summarize: It rained.', 'Rain.'),
         ('wmt_t2t_ende_v003', {'en': 'Good.', 'de': 'Gut.'}, 'translate English to German: Good.', 'Gut.'),
-        ('wmt15_enfr_v003', {'en': 'Yes', 'fr': 'Oui'}, 'translate English to French: Yes', 'Oui'),
         ('wmt16_enro_v003', {'en': 'Yes', 'ro': 'Da'}, 'translate English to Romanian: Yes', 'Da'),
     ],
 )
@@ -193,16 +192,9 @@ def test_a_pronoun_at_the_end_is_marked_with_asterisks(tmp_path):
     assert inputs == 'wsc: They gave it to *her* '
 
 
-@pytest.mark.parametrize(
-    ('text', 'index', 'word', 'message'),
-    [
-        ('He saw Bob now', 0, 'He', 'span2_index must be above 0'),
-        ('They gave it to\ther', 4, 'her', "span2_text is 'her', word 4 is ''"),
-    ],
-)
-def test_a_pronoun_that_t5_rejects_is_rejected(tmp_path, text, index, word, message):
-    write(tmp_path, 'super_glue/WSC/train.jsonl', wsc_row(text, index, word))
-    with pytest.raises(UserError, match=f'train.jsonl:1: .*{message}'):
+def test_a_pronoun_that_t5_rejects_is_rejected(tmp_path):
+    write(tmp_path, 'super_glue/WSC/train.jsonl', wsc_row('They gave it to\ther', 4, 'her'))
+    with pytest.raises(UserError, match="train.jsonl:1: .*span2_text is 'her', word 4 is ''"):
         pairs('super_glue_wsc_v102_simple_train', 'train', tmp_path)
 
 
