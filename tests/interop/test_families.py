@@ -21,7 +21,7 @@ from remixer_t5x.interop.huggingface import folders as huggingface
 from remixer_t5x.interop.huggingface.family import Config
 from remixer_t5x.interop.huggingface.t5 import T5
 from remixer_t5x.models import interface
-from tests.support import hf_folders, references
+from tests.support import hf_folders
 from tests.support.error_lines import error_message
 
 # `end_id` is that of the recorded GPT-2.
@@ -157,26 +157,12 @@ FNET = [('ENCODER_MIXER', '@fnet.FNet'), ('ENCODER_POSITION_BIAS', 'None')]
     [
         (['remixer'], [], 'no encoder/layer/gated_mlp .* consists of RMSNorm, SelfAttention, RMSNorm, Remixer'),
         (['t5_1_1'], [('LAYOUT', '@layer.PostNorm')], "class of encoder/layer is 'PostNorm', not 'PreNorm'"),
-        (['t5_1_1'], [('DECODER_POSITION_BIAS', 'None')], 'it has no decoder/position_bias'),
-        (
-            ['t5_1_1'],
-            [('DECODER_SUBLAYERS', '(%DECODER_MIXER, %DECODER_FEED_FORWARD)')],
-            'decoder/layer/cross_attention',
-        ),
         (['t5_1_1'], [('NUM_KV_HEADS', '2')], 'num_kv_heads of encoder/layer/self_attention is 2, not 4'),
-        (['t5_1_1'], [('ACTIVATION', '"linear"')], "ACTIVATION is 'linear'"),
         (['t5_1_1'], [BIASES], 'it has a RelativePositionBias as encoder/position_bias'),
-        (['t5_1_0'], [('DECODER_FEED_FORWARD', '@feed_forward.GatedMLP')], 'decoder/layer/gated_mlp'),
         (['t5_1_1'], [('MUP_BASE_WIDTH', '16'), ('TIED_OUTPUT', 'True')], 'base_embed_dim of the model is 16'),
-        (['t5_1_1'], [('encoder_decoder.EncoderDecoder.logit_softcap', '5.0')], 'logit_softcap of the model is 5.0'),
-        (['t5_1_1'], [('norms.RMSNorm.zero_centered', 'True')], 'zero_centered of encoder/.* is True'),
         (['t5_1_1'], [('embedding.Embed.scale', '4.0')], 'scale of token_embedder is 4.0'),
-        (['t5_1_1'], [('encoder_decoder.EncoderDecoder.shared_embedding', 'False')], 'shared_embedding of the model'),
-        (['t5_1_1'], [('ENCODER_POSITION_EMBEDDING', '@positions.SinusoidalPositions')], 'encoder/position_embedding'),
         (['bert', '../sublayers/fnet'], FNET, 'BERT cannot represent this model: .*FNet'),
-        (['bert'], [('MUP_BASE_WIDTH', '16')], 'base_embed_dim of the model is 16'),
         (['gpt2'], [('gpt2/feed_forward.GeluMLP.approximate', 'False'), BEGIN], 'approximate of decoder/layer/gelu'),
-        (['gpt2'], [('TIED_OUTPUT', 'False'), BEGIN], 'tied of the model is False'),
         (['gpt2'], [], 'begin_id of the model is 0, not 60'),
     ],
 )
@@ -192,18 +178,11 @@ def test_a_model_that_hugging_face_lacks_raises_its_difference(files, flags, wor
     ('name', 'setting', 'value'),
     [
         ('t5_v1_1_tiny', 'model_type', 'longt5'),
-        ('t5_v1_1_tiny', 'feed_forward_proj', 'gated-relu'),
-        ('t5_v1_1_tiny', 'pad_token_id', 3),
         ('t5_v1_1_tiny', 'decoder_start_token_id', 2),
         ('t5_v1_1_tiny', 'eos_token_id', [1, 2]),
-        ('t5_v1_1_tiny', 'is_encoder_decoder', False),
         ('t5_v1_1_tiny', 'd_model', None),
-        ('bert_tiny', 'hidden_act', 'relu'),
         ('bert_tiny', 'position_embedding_type', 'relative_key'),
-        ('bert_tiny', 'num_attention_heads', 5),
-        ('gpt2_tiny', 'activation_function', 'relu'),
         ('gpt2_tiny', 'tie_word_embeddings', False),
-        ('gpt2_tiny', 'n_layer', 5000),
         ('gpt2_tiny', 'eos_token_id', 60),
     ],
 )
@@ -215,7 +194,7 @@ def test_an_unsupported_setting_of_config_json_is_named(tmp_path, name, setting,
 
 @pytest.mark.parametrize(
     ('problem_type', 'labels'),
-    [('multi_label_classification', 'ab'), ('regression', 'ab'), ('single_label_classification', 'a')],
+    [('multi_label_classification', 'ab'), ('regression', 'ab')],
 )
 def test_the_problem_type_of_a_classifier_is_checked(problem_type, labels):
     config = {'problem_type': problem_type, 'id2label': {str(index): label for index, label in enumerate(labels)}}
@@ -223,10 +202,9 @@ def test_the_problem_type_of_a_classifier_is_checked(problem_type, labels):
     assert f"problem_type to '{problem_type}'" in message and f'with {len(labels)} labels' in message
 
 
-@pytest.mark.parametrize('end', ['\n', '\r\n'])
-def test_the_separator_of_bert_is_found(tmp_path, end):
+def test_the_separator_of_bert_is_found(tmp_path):
     folder = pathlib.Path(hf_folders.write_tiny(tmp_path / 'hf', 'bert_tiny'))
-    (tmp_path / 'vocab.txt').write_bytes(end.join(['[PAD]', '[UNK]', '[CLS]', '[SEP]', 'a']).encode())
+    (tmp_path / 'vocab.txt').write_bytes('\r\n'.join(['[PAD]', '[UNK]', '[CLS]', '[SEP]', 'a']).encode())
     words = error_message(lambda: huggingface.read(str(folder)).family.find_tokenizer(folder, tmp_path / 'vocab.txt'))
     assert 'copy vocab.txt' in words
     shutil.copy(tmp_path / 'vocab.txt', folder)
@@ -245,14 +223,10 @@ ONES = np.ones(60, np.float32)
     [
         ('t5_v1_1_tiny', {'d_model': 16}, 'has shape (96, 32), but config.json requires (96, 16)'),
         ('t5_v1_1_tiny', {'num_layers': 3}, 'lacks the weight encoder.block.2'),
-        ('t5_v1_1_tiny', {'num_decoder_layers': 1}, 'the weight decoder.block.1'),
         ('t5_v1_1_tiny', {'tie_word_embeddings': True}, 'weights contain lm_head.weight'),
         ('t5_v1_1_tiny', {'encoder.embed_tokens.weight': np.zeros((96, 32), np.float32)}, 'differs from shared.weight'),
-        ('t5_v1_1_tiny', {'encoder.final_layer_norm.weight': np.ones(32, np.int8)}, 'got I8'),
         ('t5_v1_1_tiny', {'encoder.block.0.layer.0.adapter.weight': ONES}, 'block.0.layer.0.adapter'),
-        ('t5_v1_0_tiny', {'shared.weight': None}, 'lacks the weight shared.weight'),
         ('bert_tiny', {'cls.predictions.bias': None}, 'lacks the weight cls.predictions.bias'),
-        ('bert_tiny', {'bert.more.weight': ONES}, 'which a BertForMaskedLM'),
         ('bert_tiny', {'cls.predictions.decoder.bias': ONES}, 'differs from cls.predictions.bias'),
         ('gpt2_tiny', {'lm_head.weight': np.zeros((60, 24), np.float32)}, 'differs from transformer.wte.weight'),
     ],
@@ -310,31 +284,3 @@ def test_folders_without_readable_weights_are_rejected(tmp_path):
     check('has neither model.safetensors nor', folder)
     (folder / 'config.json').write_text('{')
     check('config.json cannot be read', folder)
-
-
-def test_hidden_states_of_a_bert_equal_recorded_values(tmp_path):
-    arrays = hf_folders.recorded_arrays('bert_tiny')
-    source = huggingface.read(str(hf_folders.write_tiny(tmp_path / 'b', 'bert_tiny')))
-    hidden = jax.jit(hf_folders.bert_model().encode)(source.params(), arrays['inputs'], arrays['token_types'])
-    is_token = arrays['inputs'] > 0
-    expected = arrays['hidden'][is_token]
-    assert np.max(np.abs(np.asarray(hidden)[is_token] - expected)) < 1e-5 * np.max(np.abs(expected))
-
-
-def test_transformers_reads_a_bert_that_we_write(tmp_path):
-    references.require('torch', 'transformers')
-    import torch
-    import transformers
-
-    arrays = hf_folders.recorded_arrays('bert_tiny')
-    source = huggingface.read(str(hf_folders.write_tiny(tmp_path / 'b', 'bert_tiny')))
-    folder = huggingface.write(str(tmp_path / 'ours'), source.family, source.params(), source.family.default_runs())
-    theirs = transformers.BertForMaskedLM.from_pretrained(folder).eval()
-    inputs, types = (torch.from_numpy(arrays[name]).long() for name in ('inputs', 'token_types'))
-    with torch.no_grad():
-        logits = theirs(input_ids=inputs, token_type_ids=types, attention_mask=(inputs > 0).long()).logits.numpy()
-    np.testing.assert_allclose(logits, arrays['logits'], atol=1e-5)
-    # The size of the published model, counted by transformers.
-    with torch.device('meta'):
-        base = transformers.BertForMaskedLM(transformers.BertConfig())
-    assert sum(weight.numel() for weight in base.parameters()) == 109_514_298

@@ -90,8 +90,7 @@ TOKENIZERS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize('shifted', [False, True])
-@pytest.mark.parametrize('name', TOKENIZERS)
+@pytest.mark.parametrize(('name', 'shifted'), [*((name, False) for name in TOKENIZERS), ('llama_3', True)])
 def test_ids_equal_transformers(tmp_path, name, shifted):
     transformers = pytest.importorskip('transformers', reason='transformers is not installed')
     TOKENIZERS[name]().save(str(tmp_path / 'tokenizer.json'))
@@ -180,16 +179,11 @@ HOSTILE = {
         'normalizer',
     ),
     'slow regex': (set_component('pre_tokenizer', REGEX), r'\(a\+\)\+\$'),
-    'nested slow regex': (set_component('pre_tokenizer', {'type': 'Sequence', 'pretokenizers': [REGEX]}), 'regular'),
     'deep sequences': (set_component('normalizer', json.loads(SEQUENCE * 20 + ']}' * 20)), 'normalizer'),
     'huge prefix': (set_component('normalizer', {'type': 'Prepend', 'prepend': 'a' * 10**6}), 'prepend'),
-    'huge number': (set_component('decoder', {'type': 'Strip', 'content': ' ', 'start': 2**62, 'stop': 0}), 'start'),
     'huge id': (set_in_model('vocab', {'a': 2**40}), '1099511627776'),
-    'no vocabulary': (set_in_model('vocab', None), 'vocab'),
     'random merges': (set_in_model('dropout', 0.5), 'dropout'),
     'invalid merges': (set_in_model('merges', [['x', 'y']]), 'cannot be read as a tokenizer'),
-    'empty unigram': (set_component('model', {'type': 'Unigram', 'vocab': [], 'unk_id': 5}), 'cannot be read'),
-    'wrong template': (set_component('post_processor', {'type': 'TemplateProcessing', 'single': 3}), 'cannot be read'),
     'a list': (lambda content: [content], 'JSON object'),
 }
 

@@ -35,9 +35,7 @@ encoder_decoder.EncoderDecoder.tied = True
 encoder_decoder.EncoderDecoder.begin_id = 2
 encoder_decoder.EncoderDecoder.logit_softcap = 2.0
 """
-ENCODER_DECODERS = (
-    *('t5_1_1', 't5_1_0', 'remixer', 'mixer_enc_dec', 'hyper_mixer', 'gmlp', 'gmlp_mixer', 'amlp', 'tim', 'fnet'),
-)
+ENCODER_DECODERS = (*('t5_1_0', 'remixer', 'mixer_enc_dec', 'gmlp_mixer', 'amlp', 'tim', 'fnet'),)
 VARIANTS = {
     'linear_transformer, linear cross-attention': {'DECODER_CROSS': '@linear_attention.LinearCrossAttention'},
     'remixer, vector alpha, post-norm': {'COMPOSITION': '@remixer.VectorAlpha', 'LAYOUT': '@layer.PostNorm'},
@@ -62,7 +60,7 @@ VARIANTS = {
     },
     'modern_t5, short window': {'LOCAL_WINDOW': 5},
 }
-DECODERS = ('t5_1_1', 'remixer', 'mixer_enc_dec', 'hyper_mixer', 'gmlp', 'linear_transformer', 'tim', 'gpt2')
+DECODERS = ('remixer', 'mixer_enc_dec', 'hyper_mixer', 'gmlp', 'linear_transformer', 'tim', 'gpt2')
 ENCODERS = ('t5_1_1', 'fnet', 'mixer_enc', 'hyper_mixer', 'bert')
 LENGTH = 40
 

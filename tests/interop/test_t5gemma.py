@@ -8,12 +8,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from remixer_t5x import build_model
-from remixer_t5x.cli.convert.conversions import build_from_text
 from remixer_t5x.devices.partition import unbox
 from remixer_t5x.interop.huggingface import folders
-from remixer_t5x.interop.huggingface.t5gemma import T5Gemma
-from remixer_t5x.interop.huggingface.traced_modules import Refusal, TracedModules
 from remixer_t5x.models import interface
 from tests.support import hf_folders
 from tests.support.error_lines import error_message
@@ -96,11 +92,8 @@ def test_a_folder_is_written_back_bit_for_bit(tiny, tmp_path):
 @pytest.mark.parametrize(
     ('setting', 'value', 'allowed'),
     [
-        ('hidden_size', 24, 'of the encoder, 16'),
         ('query_pre_attn_scalar', 144, 'of the encoder, 16'),
         ('layer_types', ['full_attention'] * 2, 'layer'),
-        ('hidden_activation', 'relu', 'gelu_pytorch_tanh'),
-        ('final_logit_softcapping', -1, ''),
         ('rope_parameters', {'rope_type': 'yarn'}, "rope_type must be 'default'"),
     ],
 )
@@ -109,9 +102,3 @@ def test_an_unsupported_setting_of_config_json_is_named(tiny, tmp_path, setting,
     folder = hf_folders.write(tmp_path / 'hf', config, hf_folders.weights_of(tiny.arrays), tokenizer=False)
     message = error_message(folders.read, str(folder))
     assert f'{setting} to {value!r}; ' in message and allowed in message
-
-
-def test_a_model_with_one_embedding_is_not_a_t5gemma():
-    model = build_model('models/modern_t5.gin', 'sizes/tiny.gin', VOCAB_SIZE=48)
-    with pytest.raises(Refusal, match='shared_embedding of the model is True, not False'):
-        T5Gemma.describe(model, VOCABULARY, TracedModules(model), build_from_text)
