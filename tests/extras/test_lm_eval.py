@@ -264,9 +264,8 @@ def test_unsupported_operations_raise_a_one_line_error(t5):
         {'do_sample': True, 'temperature': 0.5, 'top_k': 3}, {'temperature': 0.7}, {'temperature': 0.0},
         {'do_sample': False, 'temperature': 0.7})]  # fmt: skip
     assert decoders == [remixer_t5x.Sampling(0.5, 3), remixer_t5x.Sampling(0.7), *[remixer_t5x.Greedy()] * 2]
-    for kwargs in ({'early_stopping': 'soon'}, {'do_sample': True, 'temperature': 0.5, 'num_beams': 4}):
-        with pytest.raises(UserError, match='generation_kwargs'):
-            harness_model.parse_generation_kwargs({**kwargs, 'num_beams': 2}, 8)
+    with pytest.raises(UserError, match='generation_kwargs'):
+        harness_model.parse_generation_kwargs({'early_stopping': 'soon', 'num_beams': 2}, 8)
 
 
 def test_a_continuation_within_a_piece_is_scored_by_separate_pieces(gpt2):
@@ -285,11 +284,10 @@ def test_a_continuation_within_a_piece_is_scored_by_separate_pieces(gpt2):
     assert score < 0 and joined < 0
 
 
-@pytest.mark.parametrize('context', ['a test', '', 'a '])
-def test_a_continuation_without_tokens_is_rejected(t5, context):
+def test_a_continuation_without_tokens_is_rejected(t5):
     """It would have probability 1 and win every comparison."""
     with pytest.raises(UserError, match='at least one token') as error:
-        load_ours(t5).loglikelihood(make_requests((context, ' is'), (context.strip(), '\n')))
+        load_ours(t5).loglikelihood(make_requests(('a test', ' is'), ('a test', '\n')))
     assert '\n' not in str(error.value)
 
 
@@ -323,21 +321,3 @@ def test_a_masked_language_model_scores_words_and_no_special_tokens(tmp_path):
     long = pseudo_log_likelihood('', text[:18]) + pseudo_log_likelihood(text[12:18], text[18:])
     rolled = model.loglikelihood_rolling(make_requests(('a b c',), (' '.join(text),)))
     np.testing.assert_allclose(rolled, [pseudo_log_likelihood('', 'abc'), long], rtol=1e-4)
-
-
-def test_a_masked_language_model_returns_pseudo_log_likelihoods(tmp_path_factory):
-    config = saved_run.CONFIG.replace("'targets': 12", "'targets': 40") + "include 'model_types/encoder_only.gin'\n"
-    folder = saved_run.write_run(tmp_path_factory.mktemp('masked') / 'run', config, steps=(1,))
-    model = load_ours(folder)
-    trained = model.trained
-    encode, mask = trained.vocabulary.encode, trained.vocabulary.vocab_size - 1
-    before, after = encode('ab'), encode(' cd')
-    ids = [*before, *after, 1]
-    rows = np.asarray([[*ids[:i], mask, *ids[i + 1 :]] for i in range(len(before), len(ids) - 1)], np.int32)
-    logits = jax.jit(trained.model.logits)(trained.params, {'encoder_input_tokens': rows})
-    log_probabilities = np.asarray(jax.nn.log_softmax(logits))
-    expected = sum(log_probabilities[row, len(before) + row, token] for row, token in enumerate(after))
-    ((score, _),) = model.loglikelihood(make_requests(('ab', ' cd')))
-    np.testing.assert_allclose(score, expected, rtol=1e-4)
-    with pytest.raises(UserError, match='cannot generate'):
-        model.generate_until(make_requests(('ab', {})))

@@ -28,7 +28,7 @@ def count_flops(lowered) -> float:
     return hlo_costs.computation_flops(program[program.entry], program).total()
 
 
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(b=SIZES, m=SIZES, k=SIZES, n=SIZES)
 def test_a_product_costs_a_multiply_and_an_add(b, m, k, n):
     shapes = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((b, m, k), (b, k, n))]
@@ -36,7 +36,7 @@ def test_a_product_costs_a_multiply_and_an_add(b, m, k, n):
     assert count_flops(lowered) == 2 * b * m * k * n
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(
     length=st.integers(1, 12), features=SIZES, outputs=SIZES, size=st.integers(1, 5), stride=st.integers(1, 3),
     before=st.integers(0, 6), after=st.integers(0, 6), spread=st.integers(1, 3), gap=st.integers(1, 3),
@@ -118,8 +118,6 @@ def test_on_chip_arrays_are_not_memory_traffic():
         # Tiles of 8 x 128 over the two fastest dimensions.
         ('bf16[16,12,64]{2,1,0:T(8,128)(2,1)}', 16 * 16 * 128 * 2),
         ('f32[16,12,64]{0,2,1:T(8,128)}', 128 * 12 * 64 * 4),
-        ('f32[100]{0:T(256)}', 256 * 4),
-        ('pred[3]{0}', 3),
         ('s4[3]{0}', 2),
         ('token[]', 0),
     ],
@@ -215,11 +213,8 @@ PAIRS = [(0, 2), (1, 3), (4, 6), (5, 7)]
     [
         ('{{0,2},{1,3},{4,6},{5,7}}', PAIRS),
         ('[4,2]<=[2,2,2]T(0,2,1)', PAIRS),
-        ('[4,2]<=[8]', [(0, 1), (2, 3), (4, 5), (6, 7)]),
-        ("mesh['a'=2,'b'=2,'c'=2] {'b'}", PAIRS),
         ("mesh['a'=2,'b'=4] {'b':(1)2}", PAIRS),
         ("mesh['a'=2,'b'=2,'c'=2] {'a','c'}", [(0, 1, 4, 5), (2, 3, 6, 7)]),
-        ("mesh['a'=2,'b'=4], device_ids=([4,2]T(1,0)) {'b'}", [(0, 2, 4, 6), (1, 3, 5, 7)]),
         ("mesh['a'=2,'b'=4], device_ids=(7,6,5,4,3,2,1,0) {'b'}", [(7, 6, 5, 4), (3, 2, 1, 0)]),
         ('{}', [tuple(range(8))]),
     ],

@@ -32,25 +32,19 @@ def test_the_interval_equals_that_of_a_paired_t_test():
     assert lower.model == 'b' and lower.gain == pair.gain and not lower.is_shown
 
 
-@pytest.mark.parametrize(('models', 'seeds'), [(2, 2), (2, 3), (2, 5), (4, 3)])
+@pytest.mark.parametrize(('models', 'seeds'), [(2, 2), (4, 3)])
 def test_equal_models_are_rarely_called_different(models, seeds):
     values = np.random.default_rng(0).normal(size=(10_000, models, seeds))
     pairs = np.stack([values[:, a] - values[:, b] for a, b in itertools.combinations(range(models), 2)], axis=1)
     assert excludes_zero(pairs, differences.joint_confidence(models)).any(axis=1).mean() <= 0.15
 
 
-@pytest.mark.parametrize('seeds', [2, 5])
-@pytest.mark.parametrize('deviation', [1.0, 3.0])
+@pytest.mark.parametrize(('seeds', 'deviation'), [(2, 1.0), (5, 3.0), (5, 1.0)])
 def test_a_search_with_the_first_seed_rarely_separates_equal_models(seeds, deviation):
     """The first seed of each model has the best of 8 settings."""
     values, trials = (np.random.default_rng(n).normal(size=(10_000, 2, size)) for n, size in enumerate((seeds, 8)))
     values[:, :, 0] = trials.max(axis=-1)
     assert excludes_zero(values[:, 0] - deviation * values[:, 1]).mean() <= 0.15
-
-
-def test_a_gap_of_two_deviations_is_found_with_five_seeds():
-    values = np.random.default_rng(0).normal(size=(10_000, 2, 5)) + [[2.0], [0.0]]
-    assert excludes_zero(values[:, 0] - values[:, 1]).mean() >= 0.8
 
 
 @pytest.mark.parametrize(('gap', 'most', 'least'), [(0.0, 15, 0), (2.0, 100, 80)])

@@ -63,13 +63,6 @@ def _run(name, seed, setting=0):
     return RecordedRun(name, f'/runs/{EVIL}', logged, f"SEED = {seed}\nX = '{EVIL}{setting}'\n", (), {EVIL: [row]})
 
 
-def test_the_scale_of_a_matrix_can_ignore_its_diagonal():
-    weights = np.eye(3, 4) * 9 - 0.5
-    for off_diagonal, largest in ((False, 8.5), (True, 0.5)):
-        axes = drawing.draw_matrices([[drawing.Panel('a', weights, off_diagonal=off_diagonal)]]).axes[0]
-        assert axes.images[0].get_clim() == (0, largest) and axes.get_title('left') == f'a · max. {largest}'
-
-
 @pytest.fixture(scope='module')
 def text(pictures):
     learned = [page.WeightPictures(EVIL, pictures, EVIL), page.WeightPictures('none', about=f'No pictures: {EVIL}')]
@@ -103,27 +96,6 @@ def test_text_from_files_is_escaped(text):
     assert reader.data.count(EVIL) > 5
 
 
-def test_the_page_has_memory_pictures_and_deviations(text):
-    for words in ('5 MiB', 'prefers-color-scheme: dark', 'name="viewport"', 'was learned'):
-        assert words in text, words
-    # The first two runs differ in more than their seed, the others only in their seed.
-    assert '(2)</span>' not in text
-    assert '± 0.00 (2)</span>' in page.render_page([_run('a', 1), _run('a/b', 2)])
-
-
-def test_figures_use_the_colours_of_the_page(pictures):
-    for picture in pictures:
-        svg = drawing.inline_svg(picture)
-        assert 'currentColor' in svg and drawing.INK not in svg and drawing.COLOURS[0] not in svg
-        assert re.match(r'<svg [^>]*viewBox', svg) and not re.match(r'<svg [^>]* (width|height)=', svg)
-
-
 def test_a_figure_is_saved_as_png_and_svg(pictures, tmp_path):
     for path in drawing.save(pictures[0], tmp_path / 'new'):
         assert path.read_bytes().startswith((b'\x89PNG', b'<?xml'))
-
-
-def test_one_run_of_each_model_has_no_loss_in_bold():
-    losses = [[MetricsRecord('eval/c4', 5, {'loss': loss}, {})] for loss in (2.0, 1.5)]
-    html = page.render_page([RecordedRun(name, name, records) for name, records in zip('ab', losses, strict=True)])
-    assert '>1.5</td>' in html and '>2</td>' in html

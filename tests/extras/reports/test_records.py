@@ -1,9 +1,7 @@
 """Records, settings and groups of runs, and their summaries, tables and charts."""
 
-import dataclasses
 import json
 import statistics
-import types
 
 import pytest
 from hypothesis import given
@@ -34,12 +32,6 @@ def test_runs_that_differ_only_in_seed_and_folders_are_one_group():
     assert [group.name for group in groups] == ['a × 2', 'b', 'bare', 'bare_too']
 
 
-def test_groups_with_the_same_prefix_have_distinct_names():
-    configs = {f'run_{n}': f'SEED = {n % 2}\nX = {n // 2}\n' for n in range(4)}
-    groups = records.group_by_seed([_run(name, config) for name, config in configs.items()])
-    assert [group.name for group in groups] == ['run_0 × 2', 'run_2 × 2']
-
-
 def test_of_two_runs_with_one_seed_the_last_is_used():
     runs = [_run(name, 'SEED = 0\nX = 1\n', eval__cb=(9, {'f1': value})) for name, value in (('a', 10.0), ('b', 90.0))]
     [(_, _, [cell])] = tables.build_task_table(records.group_by_seed(runs))
@@ -61,34 +53,11 @@ def test_the_newest_evaluation_is_used_and_the_later_line_of_a_step():
     assert RecordedRun('r', '/r', lines).latest()['eval/cb'].numbers == {'f1': 31.0}
 
 
-def test_many_metrics_are_shown_in_one_table_row_and_a_breakdown():
-    types = {f'type_{n}': float(n) for n in range(9)}
-    runs = [_run('r', eval__cogs=(5, types), eval__cb=(5, {'accuracy': 50.0}))]
-    groups = records.group_by_seed(runs)
-    assert [(kind, metric) for kind, metric, _ in tables.build_task_table(groups)] == [
-        ('cogs, eval', 'type_0'), ('cb, eval', 'accuracy')
-    ]  # fmt: skip
-    [(kind, rows)] = tables.build_breakdowns(groups)
-    assert kind == 'cogs, eval' and [(name, cells[0].mean) for _, name, cells in rows] == list(types.items())
-
-
 def test_differences_are_settings_other_than_folders():
     config = 'from x import y\n# a comment\nA = 1\nB = \\\n    (@m.C,\n     2)\nm.C.d = %A\n'
     assert records.RecordedRun('a', 'a', [], config).settings() == {'A': '1', 'B': '(@m.C, 2)', 'm.C.d': '%A'}
     runs = [_run('a', "A = 1\nm.C.d = 2\nMODEL_DIR = 'a'\n"), _run('b', "A = 1\nZ = 3\nm.C.d = 4\nMODEL_DIR = 'b'\n")]
     assert records.differing_settings(runs) == [('Z', [None, '3']), ('m.C.d', ['2', '4'])]
-
-
-def test_a_summary_has_steps_losses_metrics_and_warnings():
-    constant = overview.summarize_run(_run('r', eval=(2, {'loss': 2.0, 'constant_loss': 5.25})))
-    assert constant.constant == 5.25 and '5.25' in constant.summary
-    run = _run('r', 'TRAIN_STEPS = 9\n', eval=(1, {'loss': 2.0}), eval__cb=(2, {'f1': 55.5}))
-    more = [MetricsRecord('eval', 2, {'loss': 3.0}, {}), MetricsRecord('train', 3, {'loss': None}, {})]
-    numbers = overview.summarize_run(dataclasses.replace(run, records=[*run.records, *more]))
-    assert 'At step 3 of 9' in numbers.summary and 'fell from 3 to 2' in numbers.summary
-    assert 'Held-out loss is 3, 50% above its lowest, 2 at step 1.' in numbers.summary
-    assert 'cb, eval: f1 55.5%.' in numbers.summary and 'losses that are not finite: 1.' in numbers.summary
-    assert numbers.seconds == 1.0 and numbers.constant is None
 
 
 @given(st.lists(st.floats(-10, 10), min_size=1, max_size=30), st.floats(0, 0.98))
@@ -97,35 +66,6 @@ def test_smoothing_follows_its_formula(values, weight):
         powers = [weight ** (t - k) for k in range(t + 1)]
         expected = sum(p * x for p, x in zip(powers, values, strict=False)) / sum(powers)
         assert average == pytest.approx(expected, abs=1e-9)
-
-
-def test_a_long_curve_keeps_its_ends():
-    points = [(step, float(step)) for step in range(5000)]
-    thin = drawing.select_evenly_spaced(points, 400)
-    assert len(thin) == 400 and thin[0] == points[0] and thin[-1] == points[-1]
-
-
-def test_a_chart_draws_the_points_of_each_line():
-    chart = curves.Chart('loss', '', {0: [(1, 4.0), (2, 2.0)], 7: [(1, 3.0)]})
-    lines = curves.draw_chart(chart, 'a').figure.axes[0].get_lines()
-    assert [line.get_xydata().tolist() for line in lines] == [[[1, 4], [2, 2]], [[1, 3]]]
-    assert lines[0].get_linestyle() == '-' and lines[1].get_linestyle() == '--'
-    smooth = curves.draw_chart(curves.Chart('loss', '', {0: [(1, 4.0), (2, 2.0)]}, smooth=True), 'b')
-    raw, smoothed = smooth.figure.axes[0].get_lines()
-    assert raw.get_ydata()[1] == 2 and smoothed.get_ydata()[1] == curves.moving_average([4.0, 2.0], curves.SMOOTHING)[1]
-
-
-@pytest.mark.parametrize('steps', [(10, 10), (10, 7)])
-def test_one_run_of_each_model_shows_no_difference(steps):
-    runs = [
-        RecordedRun(name, f'/{name}', [MetricsRecord('eval/c4', step, {'loss': loss}, {})], '', (), {})
-        for name, step, loss in zip('ab', steps, (2.0, 1.5), strict=True)
-    ]
-    overviews = {run.name: overview.summarize_run(run) for run in runs}
-    measures = tables.collect_measures([RunGroup(run.name, [run]) for run in runs], [], overviews)
-    sentences = tables.describe_measures(measures, overviews)
-    assert all(text in sentences[0] for text in ('held-out loss', 'a 2', 'b 1.5', 'one seed'))
-    assert ('different steps' in ' '.join(sentences)) == (steps[0] != steps[1])
 
 
 def test_a_group_is_marked_best_only_if_its_difference_is_shown():
@@ -144,9 +84,7 @@ def test_a_group_is_marked_best_only_if_its_difference_is_shown():
         assert ('b is better than a by 8' in sentence) == best[1] and ('no difference shown' in sentence) != best[1]
 
 
-@pytest.mark.parametrize(
-    'line', ['{', '[]', '{"kind": "train"}', '{"kind": 3, "step": 1}', '{"kind": "train", "step": "x"}', '3']
-)
+@pytest.mark.parametrize('line', ['{', '[]', '{"kind": "train", "step": "x"}'])
 def test_an_invalid_line_is_named_in_the_error(tmp_path, line):
     file = tmp_path / 'metrics.jsonl'
     file.write_text(json.dumps({'kind': 'train', 'step': 1}) + f'\n{line}\n')
@@ -155,12 +93,3 @@ def test_an_invalid_line_is_named_in_the_error(tmp_path, line):
     # As the last one, it is unfinished.
     file.write_text(file.read_text()[: -len('\n')])
     assert records.read_records(file) == [MetricsRecord('train', 1, {}, {})]
-
-
-def test_a_task_is_shown_once_and_percentages_have_a_unit():
-    numbers = {'accuracy': 70.99, 'mean_absolute_error': 0.5}
-    kinds = ('eval/own_pairs', 'validation/own_pairs', 'validation/other')
-    run = types.SimpleNamespace(seed=0, latest=lambda: {kind: MetricsRecord(kind, 5, numbers, {}) for kind in kinds})
-    rows = [(kind, metric) for kind, metric, _ in tables.build_task_table([types.SimpleNamespace(runs=[run])])]
-    assert [kind for kind, metric in rows if metric == 'accuracy'] == ['own_pairs, eval', 'other, validation']
-    assert overview.unit('accuracy') == overview.unit('macro_f1') == '%' and overview.unit('mean_absolute_error') == ''

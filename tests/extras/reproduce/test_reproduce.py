@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import itertools
 import json
 import pathlib
 
@@ -9,7 +10,6 @@ import pytest
 
 from remixer_t5x.cli import main, train
 from remixer_t5x.config import loading
-from remixer_t5x.errors import UserError
 from remixer_t5x.extras.reports import sweep
 from remixer_t5x.extras.reproduce import runs, tables, verdicts
 from remixer_t5x.run_folder import model_dir
@@ -42,27 +42,25 @@ def test_every_table_and_figure_has_an_entry_or_a_reason():
             assert len(numbers) in (0, len(entry['columns'])), name
 
 
-@pytest.mark.parametrize('scale', tables.SCALES)
-def test_every_stage_and_model_is_a_valid_configuration(scale):
-    stages, rows = set(), set()
-    for table in load_tables(scale):
-        paper = table.name.partition('/')[0]
-        for stage in table.stages:
-            for row in table.rows:
-                # Every stage and every model is loaded at least once.
-                if (paper, stage.name) in stages and (paper, row.name) in rows:
-                    continue
-                stages.add((paper, stage.name))
-                rows.add((paper, row.name))
-                flags = {**stage.flags, **row.flags, 'MODEL_DIR': '/nowhere'}
-                if stage.after:
-                    flags['INITIAL_CHECKPOINT_PATH'] = '/nowhere'
-                files = [*stage.files, *row.files]
-                sources = loading.ConfigSources(
-                    files, [(k, str(v)) for k, v in flags.items()], model=loading.model_files(row.model)
-                )
-                loading.load(sources, train.ROOT, partial=False)
-    assert len(stages) >= (25 if scale == tables.PAPER else 4)
+def test_every_stage_and_model_is_a_valid_configuration():
+    """Every stage and every model of both scales is loaded at least once."""
+    stages, models = set(), set()
+    for table in itertools.chain(load_tables(tables.PAPER), load_tables(tables.SMALL)):
+        for stage, row in itertools.product(table.stages, table.rows):
+            stage_settings = (*stage.files, str(stage.flags), bool(stage.after))
+            model_settings = (row.model, *row.files, str(row.flags))
+            if stage_settings in stages and model_settings in models:
+                continue
+            stages.add(stage_settings)
+            models.add(model_settings)
+            flags = {**stage.flags, **row.flags, 'MODEL_DIR': '/nowhere'}
+            if stage.after:
+                flags['INITIAL_CHECKPOINT_PATH'] = '/nowhere'
+            flags = [(name, str(value)) for name, value in flags.items()]
+            files = [*stage.files, *row.files]
+            sources = loading.ConfigSources(files, flags, model=loading.model_files(row.model))
+            loading.load(sources, train.ROOT, partial=False)
+    assert len(stages) > 25 and len(models) > 75
 
 
 @pytest.mark.parametrize(
@@ -70,10 +68,7 @@ def test_every_stage_and_model_is_a_valid_configuration(scale):
     [
         ('remixers/table_1', 'Remixer base, F 3312', 324),
         ('gmlp/table_3', 'BERT base + rel pos - attn', 96),
-        ('gmlp/table_3', 'Linear gMLP', 92),
-        ('gmlp/table_4', 'gMLP 18', 59),
         ('gmlp/table_4', 'gMLP 144', 357),
-        ('gmlp/table_5', 'gMLP xlarge', 941),
         ('tim/table_2', 'BERT 130M', 130),
         ('tim/table_2', 'TIM, all layers', 110),
     ],
@@ -175,24 +170,11 @@ def test_a_stage_starts_after_all_runs_of_the_stage_before(tmp_path, monkeypatch
 @pytest.mark.parametrize(
     ('words', 'advice'),
     [
-        ([], 'remixers/table_4'),
         (['remixers/tabel_4'], 'remixers/table_4'),
         (['tim/table_1'], 'audio'),
-        (['remixers/table_3'], '--scale=paper'),
-        (['remixers/table_4', '--seeds=0,0'], '0,0'),
         (['remixers/table_4', '--gin.SEED=1'], '--seeds'),
     ],
 )
 def test_invalid_arguments_raise_a_one_line_error_with_advice(words, advice, capsys):
     assert main.main(['reproduce', *words]) == 2
     assert advice in capsys.readouterr().err.strip().splitlines()[-1]
-
-
-def test_a_missing_metric_raises_an_error_that_lists_metrics(tmp_path):
-    table = tables.load('remixers/table_4', tables.SMALL)
-    cells = runs.plan_runs(table, ARGS, [0], tmp_path)
-    for cell in cells.values():
-        write_run(cell, 1.0)
-    other = dataclasses.replace(table.columns[0], metric='f1')
-    with pytest.raises(UserError, match='f1.*eval/mini_cogs_generalization exact_match'):
-        runs.read_results(dataclasses.replace(table, columns=[other]), cells, [])
