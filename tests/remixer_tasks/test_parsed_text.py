@@ -23,8 +23,7 @@ from remixer_t5x.errors import UserError
 from remixer_tasks import local_files
 from remixer_tasks.corpora import arrow_files, documents
 from remixer_tasks.files import cache, workers
-from remixer_tasks.files.bad_records import BadRecords
-from tests.support import paths, real_processes
+from tests.support import paths
 
 DOCUMENTS = [f'the word {number * 7919 % 10007} is next to\n{number}' for number in range(240)]
 
@@ -142,41 +141,6 @@ def test_a_parse_killed_at_any_change_is_completed(tmp_path, small_jobs, monkeyp
     assert 8 < kill_at < 99
 
 
-def parse_until_the_fifth_part(text_folder, folder):
-    """Parses five parts of the corpus, and then waits to be killed."""
-    os.environ['REMIXER_T5X_CACHE'] = str(folder)
-    documents.JOB_BYTES, workers.count_cores = 200, lambda: 2
-    add_counts, parts = BadRecords.add_counts, []
-
-    def pause_at_fifth(malformed, counts):
-        add_counts(malformed, counts)
-        parts.append(counts)
-        if len(parts) == 5:
-            print('half read', flush=True)
-            signal.pause()
-
-    BadRecords.add_counts = pause_at_fifth
-    corpus_of(text_folder).files('train')
-
-
-def test_complete_parts_of_a_killed_process_are_reused(text_folder, tmp_path, small_jobs, monkeypatch):
-    expected = both_splits(corpus_of(text_folder))
-    process = real_processes.Process(
-        parse_until_the_fifth_part, text_folder, tmp_path / 'killed', output=tmp_path / 'log'
-    )
-    process.wait_until(lambda: 'half read' in process.output())
-    assert process.kill() == -signal.SIGKILL
-    (folder,) = (tmp_path / 'killed' / 'corpora').iterdir()
-    before = {path: path.stat().st_mtime_ns for path in folder.glob('*.arrow')}
-    assert len(before) >= 5
-    monkeypatch.setenv('REMIXER_T5X_CACHE', str(tmp_path / 'killed'))
-    corpus = corpus_of(text_folder)
-    assert both_splits(corpus) == expected
-    after = [corpus.folder() / path.name for path in before]
-    assert [path.stat().st_mtime_ns for path in after] == list(before.values())
-    assert not list(corpus.folder().glob('*.unfinished'))
-
-
 def test_a_small_corpus_has_a_document_for_training(tmp_path):
     (tmp_path / 'a.txt').write_text('one\n\ntwo\n\nthree')
     train, validation = both_splits(corpus_of(tmp_path, validation_fraction=1 - 1e-9))
@@ -184,16 +148,21 @@ def test_a_small_corpus_has_a_document_for_training(tmp_path):
 
 
 @pytest.mark.parametrize('damage', ['empty', 'truncated'])
-def test_a_damaged_part_is_parsed_again(text_folder, tmp_path, small_jobs, monkeypatch, damage):
+def test_after_a_kill_only_missing_and_damaged_parts_are_parsed(text_folder, tmp_path, small_jobs, monkeypatch, damage):
     monkeypatch.setattr(workers, 'map_in_order', map_in_this_process)
     expected = both_splits(corpus_of(text_folder))
     monkeypatch.setenv('REMIXER_T5X_CACHE', str(tmp_path / 'again'))
     with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Killed):
         kill_after(patch, 20)
         corpus_of(text_folder).files('train')
-    path = next((tmp_path / 'again').glob('corpora/*/documents-00003.arrow'))
+    (folder,) = (tmp_path / 'again' / 'corpora').iterdir()
+    path = folder / 'documents-00003.arrow'
     path.write_bytes(path.read_bytes()[:-30] if damage == 'truncated' else b'')
+    complete = {part: part.stat().st_mtime_ns for part in folder.glob('*.arrow') if part != path}
+    assert len(complete) >= 5
     assert both_splits(corpus_of(text_folder)) == expected
+    assert {part: part.stat().st_mtime_ns for part in complete} == complete
+    assert not list(folder.glob('*.unfinished'))
 
 
 def test_a_file_that_changes_while_it_is_parsed_is_rejected(tmp_path, small_jobs, monkeypatch):
