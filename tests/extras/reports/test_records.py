@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from remixer_t5x.errors import UserError
 from remixer_t5x.extras.reports import curves, overview, records, tables
-from remixer_t5x.extras.reports.pictures import drawing
 from remixer_t5x.extras.reports.records import MetricsRecord, RecordedRun, RunGroup
 
 
