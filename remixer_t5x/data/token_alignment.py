@@ -200,14 +200,23 @@ def span_arrays(
     }
 
 
-def encode_pair(vocabulary: Any, text: str, length: int) -> tuple[list[int], list[int], int]:
-    """Returns the token ids of two tab-separated texts, and the length of the longer one before truncation."""
+class EncodedPair(NamedTuple):
+    """The token ids of two texts, and the length of the longer text before truncation."""
+
+    first: list[int]
+    second: list[int]
+    num_tokens: int
+
+
+def encode_pair(vocabulary: Any, text: str, length: int) -> EncodedPair:
+    """Encodes two tab-separated texts, and truncates each to `length` tokens."""
     if text.count(SEPARATOR) != 1:
         raise UserError(f"INPUTS must be two texts separated by a tab, got {text!r:.60}; for example '{{a}}\\t{{b}}'")
     end = task_vocabulary.end_ids(vocabulary)
     first, second = (vocabulary.encode(part) for part in text.split(SEPARATOR))
     limit = length - len(end)
-    return [*first[:limit], *end], [*second[:limit], *end], max(len(first), len(second)) + len(end)
+    longest = max(len(first), len(second)) + len(end)
+    return EncodedPair([*first[:limit], *end], [*second[:limit], *end], longest)
 
 
 def pair_arrays(text: str, target: str, vocabulary: Any, length: int) -> dict[str, np.ndarray]:
@@ -215,13 +224,13 @@ def pair_arrays(text: str, target: str, vocabulary: Any, length: int) -> dict[st
 
     Raises ValueError if the weight is not a finite number of at least 0.
     """
-    first, second, _ = encode_pair(vocabulary, text, length)
+    pair = encode_pair(vocabulary, text, length)
     weight = float(target)
     if not 0 <= weight <= float(np.finfo(np.float32).max):
         raise ValueError('the loss weight of a pair must be finite and at least 0')
     return {
-        'encoder_input_tokens': _pad(first, length),
-        'positive_input_tokens': _pad(second, length),
+        'encoder_input_tokens': _pad(pair.first, length),
+        'positive_input_tokens': _pad(pair.second, length),
         'label_weights': np.asarray(weight, np.float32),
     }
 

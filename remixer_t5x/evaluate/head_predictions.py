@@ -9,21 +9,13 @@
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from remixer_t5x.data import batch_formats, token_alignment
-from remixer_t5x.data.token_alignment import EncodedQuestion, EncodedText
+from remixer_t5x.data.token_alignment import EncodedPair, EncodedQuestion, EncodedText
 from remixer_t5x.evaluate.predictions import Prediction, Predictor
-
-
-class EncodedPair(NamedTuple):
-    """The token ids of two texts, and the length of the longer text before truncation."""
-
-    first: list[int]
-    second: list[int]
-    num_tokens: int
 
 
 def has_head(model: Any) -> bool:
@@ -34,7 +26,7 @@ def has_head(model: Any) -> bool:
 def encode_text(model: Any, vocabulary: Any, text: str, length: int) -> EncodedText | EncodedQuestion | EncodedPair:
     """Encodes an input text as one or more sequences of at most `length` tokens."""
     if model.model_type == batch_formats.EMBEDDING:
-        return EncodedPair(*token_alignment.encode_pair(vocabulary, text, length))
+        return token_alignment.encode_pair(vocabulary, text, length)
     if model.model_type == batch_formats.SPAN:
         return token_alignment.encode_question(vocabulary, text, length, model.doc_stride)
     return token_alignment.encode_words(vocabulary, text, length)
@@ -79,10 +71,7 @@ def best_answer(windows: Sequence[EncodedText], logits: Sequence[np.ndarray], ma
     The no-answer score is the minimum over the windows, as in transformers' `compute_predictions_logits`. If no token
     belongs to the context, the answer is '' and the score difference is -inf.
 
-    Args:
-        windows: the windows into which the context is split.
-        logits: for each window, [tokens, 2] logits of the first and the last token of an answer.
-        max_length: maximum number of tokens in an answer.
+    `logits` contains, for each window, the [tokens, 2] logits of the first and the last token of an answer.
     """
     spans = [
         best_span(values, window.context_mask(), max_length) for window, values in zip(windows, logits, strict=True)
@@ -97,12 +86,8 @@ def best_answer(windows: Sequence[EncodedText], logits: Sequence[np.ndarray], ma
 def best_span(logits: np.ndarray, is_context: np.ndarray, max_length: int) -> tuple[int, int, float]:
     """Returns the positions of the first and last token of the best span in the context, and the span's score.
 
-    The score is the sum of the first and last token's logits, or -inf if no token belongs to the context.
-
-    Args:
-        logits: [tokens, 2] logits of the first and the last token of an answer.
-        is_context: [tokens] bool, True for tokens of the context.
-        max_length: maximum number of tokens in a span.
+    `logits` [tokens, 2] are those of the first and the last token of an answer; `is_context` [tokens] is True for
+    tokens of the context. The score is the sum of the two tokens' logits, or -inf if no token belongs to the context.
     """
     starts, ends = np.where(is_context[:, None], logits, -np.inf).T
     length = len(logits)
