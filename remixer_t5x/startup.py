@@ -18,11 +18,6 @@ def start_timer() -> None:
     _marks[:] = [('', time.perf_counter() - time.process_time(), 0.0)]
 
 
-def is_measuring() -> bool:
-    """Returns whether the start-up is measured (`--verbose`)."""
-    return bool(_marks)
-
-
 def end_phase(phase: str) -> None:
     """Records the end of a phase."""
     if _marks:

@@ -24,7 +24,6 @@ _RESET_ADVICE = (
 # Settings whose changes are not reported: they do not affect the results, or their content is compared instead.
 HARMLESS = ('MODEL_DIR', 'KEEP_CHECKPOINTS', 'RESTORE', 'FILES', 'DATA_DIR', 'CACHE_DIR', 'VOCABULARY_PATH')
 MAX_SHOWN = 6
-_FIXED_LENGTH_MIXERS = ('remixer', 'gmlp', 'mlp_mixer')
 
 
 def check_compatible(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
@@ -90,7 +89,5 @@ def describe_shapes(saved: Shapes, current: Shapes) -> str:
     # Prefer arrays that exist in both, and prefer parameters to optimizer moments.
     name = min(differing, key=lambda name: (not (name in saved and name in current), not name.startswith('params/')))
     more = f' (and {len(differing) - 1} more differ)' if len(differing) > 1 else ''
-    has_fixed_length = name in saved and name in current and any(mixer in name for mixer in _FIXED_LENGTH_MIXERS)
-    advice = '; set the same lengths with MAX_INPUT_LENGTH and MAX_TARGET_LENGTH' if has_fixed_length else ''
     there, here = saved.get(name, '(absent)'), current.get(name, '(absent)')
-    return f'{name} has shape {there}, expected {here}{more}{advice}'
+    return f'{name} has shape {there}, expected {here}{more}'

@@ -14,8 +14,8 @@ import itertools
 import queue
 import threading
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from remixer_t5x.errors import UserError
 
@@ -76,23 +76,11 @@ class DataPosition:
         return cls(records[0]['batches'], captured_at, states)
 
 
-class BatchSource(Protocol):
-    """An endless iterator over batches whose stream states can be captured and restored.
-
-    `task_batches.TrainBatches` implements this protocol.
-    """
-
-    def __next__(self) -> Any: ...
-    def capture(self) -> dict[int, bytes]: ...
-    def restore(self, states: Mapping[int, bytes]) -> None: ...
-    def skip(self, streams: Collection[int]) -> None: ...
-
-
 class Prefetcher:
     """Iterates over prefetched batches. As a context manager, it stops the prefetch thread on exit.
 
     Args:
-        source: iterator over batches in host memory.
+        source: a `task_batches.TrainBatches`, or another endless iterator with its methods.
         place: function that transfers a batch to the devices.
         start: the data position to start from, with a state for each stream of `source`.
         capture_period: number of batches between captures of the source's state.
@@ -102,7 +90,7 @@ class Prefetcher:
 
     def __init__(
         self,
-        source: BatchSource,
+        source: Any,
         place: Callable[[Any], Any],
         start: DataPosition,
         *,

@@ -63,18 +63,14 @@ def get_labels(task: seqio.Task) -> tuple[str, ...] | None:
     return tuple(labels) if labels else None
 
 
-def vocabulary_fingerprint(vocab: seqio.Vocabulary) -> str:
-    """Returns a hash of the vocabulary as 16 hex digits."""
+def vocabulary_record(vocab: seqio.Vocabulary) -> str:
+    """Returns a text that identifies the vocabulary in checkpoints. A run rejects checkpoints with another record."""
     model = getattr(vocab, 'sp_model', None)
     # Hash the words of a word vocabulary, because it has no model file.
     name = '\n'.join((type(vocab).__name__, *getattr(vocab, 'words', ())))
     text = model if isinstance(model, bytes) else name.encode()
-    return hashlib.sha256(text + f'|{vocab.vocab_size}|{vocab.extra_ids}'.encode()).hexdigest()[:16]
-
-
-def vocabulary_record(vocab: seqio.Vocabulary) -> str:
-    """Returns a text that identifies the vocabulary in checkpoints. A run rejects checkpoints with another record."""
-    return f'{vocabulary_fingerprint(vocab)} of {vocab.vocab_size} ids'
+    digest = hashlib.sha256(text + f'|{vocab.vocab_size}|{vocab.extra_ids}'.encode()).hexdigest()[:16]
+    return f'{digest} of {vocab.vocab_size} ids'
 
 
 def check_ids(name: str, vocab: seqio.Vocabulary, model_vocab_size: int) -> None:

@@ -45,7 +45,7 @@ class TrackerSession(Protocol):
     """A tracker that has been opened for a run. Methods may raise exceptions or be slow."""
 
     def write(self, kind: str, step: int, numbers: Mapping[str, float], timing: Mapping[str, float]) -> None:
-        """Writes metrics of `kind` ('train', or the name of an evaluation) after `step` updates."""
+        """Logs metrics of `kind` ('train', or the name of an evaluation) after `step` updates."""
 
     def rewind(self, step: int) -> None:
         """Handles a rewind of the run to `step`, after which the metrics of later steps are written again."""
@@ -73,9 +73,7 @@ Call = Callable[[TrackerSession], None]
 class TensorBoard:
     """Writes event files to MODEL_DIR/tensorboard."""
 
-    @property
-    def takes_files(self) -> bool:
-        return False
+    takes_files = False
 
     def open(self, run: TrackedRun) -> TrackerSession:
         # Import lazily, because importing tensorboardX takes half a second.
@@ -103,6 +101,7 @@ class WandB:
     name: str | None = None
     mode: str | None = None
     best_checkpoint: bool = True
+    takes_files = True
 
     def __post_init__(self) -> None:
         if self.mode not in (None, 'online', 'offline', 'disabled'):
@@ -113,10 +112,6 @@ class WandB:
             raise UserError(
                 "wandb must be installed for @trackers.WandB() in TRACKERS; run pip install 'remixer-t5x[wandb]'"
             )
-
-    @property
-    def takes_files(self) -> bool:
-        return True
 
     def open(self, run: TrackedRun) -> TrackerSession:
         return _WandBSession(self, run)

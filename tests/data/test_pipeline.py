@@ -224,9 +224,9 @@ def test_an_empty_split_raises_an_error(tiny):
     assert 'no full batch' in error_message(lambda: next(task_batches.TrainBatches(config)))
 
 
-def test_vocabulary_fingerprints_differ():
+def test_vocabulary_records_differ():
     vocabularies = (seqio.ByteVocabulary(), seqio.ByteVocabulary(100), seqio.PassThroughVocabulary(359))
-    assert len({task_vocabulary.vocabulary_fingerprint(vocabulary) for vocabulary in vocabularies}) == 3
+    assert len({task_vocabulary.vocabulary_record(vocabulary) for vocabulary in vocabularies}) == 3
 
 
 def test_saved_positions_are_small(tiny):
