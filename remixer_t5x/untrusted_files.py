@@ -142,13 +142,10 @@ def read_json_lines(path: Path, longest: int = LONGEST_LINE, odd_numbers: bool =
 
 
 def parse_json(text: str | bytes, odd_numbers: bool = False) -> Any:
-    """Parses JSON. Lone surrogates, which cannot be encoded, are replaced by question marks.
+    """Parses JSON in a string or in UTF-8 bytes. Lone surrogates, which cannot be encoded, become question marks.
 
+    If `odd_numbers` is true, NaN, Infinity and numbers beyond float64, which are invalid JSON, are parsed as None.
     Raises NotJson if the text is not JSON, is nested too deeply, or contains a whole number of more than 300 digits.
-
-    Args:
-        text: JSON as a string or as UTF-8 bytes.
-        odd_numbers: whether NaN, Infinity and numbers beyond float64, which are invalid JSON, are parsed as None.
     """
     try:
         text = _decode(text) if isinstance(text, bytes) else text

@@ -58,11 +58,9 @@ class ModelCounts:
 
 
 def count_model(model: Model, feature_lengths: Mapping[str, int] | None) -> ModelCounts:
-    """Counts the parameters and FLOPs of a model.
+    """Counts the parameters and FLOPs of a model by tracing its initialization and its loss.
 
-    Args:
-        model: any model; the model is initialized and its loss is traced.
-        feature_lengths: lengths of `inputs` and `targets` in tokens; None uses the defaults of the model type.
+    `feature_lengths` are in tokens; None uses the defaults of the model type.
     """
     return count_row(model, batch_formats.abstract_batch(model.model_type, feature_lengths))
 
@@ -95,10 +93,8 @@ def count_parameters(params: Any) -> dict[Path, int]:
 def flops_per_module(function: Callable[..., Any], *abstract_args: Any) -> dict[Path, float]:
     """Returns the FLOPs of one call of `function` by the path of the innermost Flax module, in order of first use.
 
-    Modules without counted operations are included with 0; `()` contains operations outside of modules.
-
-    Args:
-        abstract_args: arrays or `jax.ShapeDtypeStruct`s, as for `jax.eval_shape`.
+    Modules without counted operations are included with 0; `()` contains operations outside of modules. The arguments
+    are arrays or `jax.ShapeDtypeStruct`s, as for `jax.eval_shape`.
     """
     totals: dict[Path, float] = collections.defaultdict(float)
 

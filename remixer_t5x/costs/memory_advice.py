@@ -45,14 +45,9 @@ def search_changes(
 ) -> Iterator[MemoryTrial]:
     """Tries cumulative changes until the step uses at most `available` bytes. Yields each tried change.
 
-    Args:
-        step: the step to change.
-        memory: memory usage of the step.
-        available: memory of a device in bytes.
-        recomputing_model: the step's model with full rematerialization.
-        adafactor: Adafactor with the step's parameter averages and trainable parameters.
-        measure: function that compiles a step and returns its memory usage.
-        limit: maximum number of compilations.
+    `memory` is the memory usage of `step`. `recomputing_model` is the step's model with full rematerialization, and
+    `adafactor` is Adafactor with the step's parameter averages and trainable parameters. `measure` compiles a step and
+    returns its memory usage; it is called at most `limit` times.
     """
 
     def full_remat(step: StepSpec, memory: StepMemory) -> SettingChange | None:

@@ -83,11 +83,7 @@ class StepMemory:
 
 
 def measure_memory(step: StepSpec) -> StepMemory:
-    """Compiles a step and returns its memory usage.
-
-    Raises:
-        UserError: the batch cannot be divided evenly over the mesh.
-    """
+    """Compiles a step and returns its memory usage. Raises UserError if the mesh cannot divide the batch evenly."""
     try:
         return read_memory(step, compile_step(step))
     except jax.errors.JaxRuntimeError as error:
@@ -99,14 +95,8 @@ def measure_memory(step: StepSpec) -> StepMemory:
 def compile_step(step: StepSpec, for_analysis: bool = True) -> jax.stages.Compiled:
     """Compiles a step for the partitioner's devices.
 
-    Args:
-        step: the step to compile.
-        for_analysis: whether to skip optimizations that require the device or do not affect memory; False compiles as
-            in training.
-
-    Raises:
-        UserError: the batch cannot be divided evenly over the mesh.
-        JaxRuntimeError: XLA failed, for example because the memory of the TPU is too small.
+    `for_analysis` skips optimizations that require the device or do not affect memory. Raises UserError if the mesh
+    cannot divide the batch evenly, and JaxRuntimeError if XLA fails, for example because the TPU's memory is too small.
     """
     step.partitioner.check_batch_size(step.rows, step.microbatches)
     function = train_step.make_train_step(

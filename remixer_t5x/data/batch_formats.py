@@ -160,14 +160,8 @@ def abstract_batch(
 ) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns the shape and dtype of each array of a global batch.
 
-    Args:
-        model_type: the model type.
-        lengths: row length of each feature in tokens; None uses `example` of the first format.
-        batch_size: number of rows.
-        pack: whether a row may contain several short examples.
-
-    Raises:
-        UserError: the model type does not support these features, or does not support packed rows.
+    `lengths` are the row lengths of the features in tokens; None uses `example` of the first format. Raises UserError
+    if the model type does not support these features, or does not support packed rows.
     """
     if lengths is None:
         lengths = get_formats(model_type)[0].example

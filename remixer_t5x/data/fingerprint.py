@@ -35,13 +35,8 @@ URL_PREFIXES = ('hf://', 'http://', 'https://')
 def data_fingerprint(provider: seqio.Task | seqio.Mixture, split: str, use_cached: bool = False) -> dict[str, Record]:
     """Returns a dictionary that maps each task name to the task's fingerprint, a JSON value.
 
-    Args:
-        provider: a task or a mixture.
-        split: the split to fingerprint; tasks without it are skipped.
-        use_cached: whether tasks read seqio's cache instead of their source.
-
-    Raises:
-        UserError: a file is missing or cannot be read.
+    Skips tasks without the split. If `use_cached` is true, fingerprints seqio's caches instead of the tasks' sources.
+    Raises UserError if a file is missing or cannot be read.
     """
     tasks = sorted(seqio.get_subtasks(provider), key=lambda task: task.name)
     return {task.name: _task_record(task, split, use_cached) for task in tasks if split in task.splits}

@@ -111,12 +111,9 @@ def get_vocabulary(config: DatasetConfig) -> seqio.Vocabulary:
 
 @dataclasses.dataclass(frozen=True)
 class PreparedData:
-    """A dataset with its resolved task and vocabulary.
+    """A dataset configuration with its resolved task, the vocabulary of the targets, and the record for checkpoints.
 
-    Attributes:
-        config: the settings, with the resolved task as `mixture_or_task_name`.
-        vocabulary: the vocabulary of the targets.
-        record: the task name, the vocabulary record and the data fingerprint, to be stored in checkpoints.
+    `record` contains the task name, the vocabulary record and the data fingerprint.
     """
 
     config: DatasetConfig

@@ -75,13 +75,8 @@ def without_autograph(build: Callable[[], tf.data.Dataset]) -> tf.data.Dataset:
 class Stream:
     """Iterates over a tf.data dataset, and saves and restores the position of the iterator.
 
-    Args:
-        dataset: the dataset to iterate over.
-        name: name of the task, for error messages.
-        saves: whether the position can be saved; if False, the pipeline may contain any operation.
-
-    Raises:
-        UserError: the pipeline contains an operation whose position cannot be saved.
+    Raises UserError if the pipeline contains an operation whose position cannot be saved, unless `saves` is false.
+    `name` is the name of the task in error messages.
     """
 
     def __init__(self, dataset: tf.data.Dataset, name: str, saves: bool = True):

@@ -99,12 +99,8 @@ class TrainBatches:
     Arrays are [batch_size / share_count, length] int32, except for the float32 arrays in `BatchFormat.floats`. `next`
     raises UserError if the data cannot be read.
 
-    Args:
-        config: the dataset to read.
-        share_index: index of the share of rows that this host reads.
-        share_count: number of shares, usually the number of hosts.
-        threads: number of tf.data threads; None for TensorFlow's default.
-        streams: number of streams. None uses `config.streams` or, if this is None too, one stream per share.
+    This host reads the share with the index `share_index`. `threads` is the number of tf.data threads, or None for
+    TensorFlow's default. If `streams` and `config.streams` are None, there is one stream per share.
     """
 
     def __init__(

@@ -105,9 +105,7 @@ class FailureWatcher:
     A process that is killed or hangs cannot report its failure; JAX then aborts all other processes within the
     heartbeat timeout (SIGABRT, exit code 134).
 
-    Args:
-        name: name of this process in messages.
-        heartbeat_timeout: seconds, as passed to `jax.distributed.initialize`.
+    `name` is the name of this process in messages. `heartbeat_timeout` is in seconds.
     """
 
     def __init__(self, name: str, heartbeat_timeout: float):

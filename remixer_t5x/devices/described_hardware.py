@@ -159,9 +159,8 @@ class Hardware:
     def compile_devices(self) -> tuple[Sequence[jax.Device], str]:
         """Returns the target devices and the name of the compiler: 'XLA:TPU', 'XLA:GPU' or 'XLA:CPU'.
 
-        Raises:
-            UserError: the topology does not exist or has another number of devices, or this process has already
-                initialized its CPU devices.
+        Raises UserError if the topology does not exist or has another number of devices, or if this process has already
+        initialized its CPU devices.
         """
         compiler, count = self.chip_compiler(), self.count()
         if not self.topology or self.compiler == 'cpu' or not has_compiler(compiler):

@@ -39,12 +39,10 @@ _XLA_OPTIONS: Mapping[str, Mapping[str, Any]] = {
 
 
 class Topology(NamedTuple):
-    """A chip type, and the number and arrangement of the chips.
+    """A chip type, such as 'v5e' or 'h100', and the number and arrangement of the chips.
 
-    Attributes:
-        slices: number of TPU slices or GPU nodes connected by a network.
-        chip: type of the chips: 'v5e', 'h100', ...
-        shape: shape of a slice in libtpu's notation ('4x4'), or the number of GPUs of a node.
+    `slices` is the number of TPU slices or GPU nodes connected by a network. `shape` is the shape of a slice in
+    libtpu's notation ('4x4'), or the number of GPUs of a node.
     """
 
     slices: int
@@ -62,11 +60,7 @@ class Topology(NamedTuple):
 
     @staticmethod
     def parse(text: str) -> 'Topology':
-        """Parses a text such as 'v5e:4x4', '2*v5e:4x4', 'h100:8' or '2*h100:8'.
-
-        Raises:
-            UserError: the text is not a topology, or the GPU is unknown.
-        """
+        """Parses a text such as 'v5e:4x4' or '2*h100:8'. Raises UserError for any other text and for unknown GPUs."""
         match = re.fullmatch(r'(?:(\d+)\*)?(\w+):(\d+(?:x\d+)*)', text)
         chip = match[2].lower() if match else ''
         if not match or not (chip in GPUS or chip.startswith('v')):

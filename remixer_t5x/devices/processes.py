@@ -27,12 +27,8 @@ _FLAGS_ADVICE = 'pass --coordinator_address=HOST:PORT --process_count=N --proces
 class ProcessFlags:
     """The command-line flags that describe the processes of a run; unset flags are None.
 
-    Attributes:
-        address: HOST:PORT on which process 0 listens.
-        count: number of processes.
-        index: index of this process, from 0.
-        initialization_timeout: seconds to wait for the other processes to connect.
-        heartbeat_timeout: seconds without a heartbeat after which a process is considered lost.
+    `address` is the HOST:PORT on which process 0 listens. `initialization_timeout` is the maximum number of seconds to
+    wait for the other processes, and a process is considered lost after `heartbeat_timeout` seconds of silence.
     """
 
     address: str | None = None
@@ -159,11 +155,8 @@ def connected_processes(
     If the block raises an exception, the exception is printed and reported to the other processes, and this process
     exits, so that all processes end.
 
-    Args:
-        settings: the flags.
-        print_error: prints an error with the name of the process, and returns the exit code.
-        saves: whether the run saves a checkpoint and stops on SIGTERM (see `preemption`); otherwise SIGTERM ends the
-            process.
+    `print_error` prints an error with the name of the process, and returns the exit code. If `saves` is true, the run
+    saves a checkpoint and stops on SIGTERM (see `preemption`); otherwise SIGTERM ends the process.
     """
     config = resolve_config(settings)
     if config is None:

@@ -76,14 +76,11 @@ def mean_score(scores: Mapping[str, float]) -> float:
 
 
 class BestCheckpoints:
-    """Saves, for each task, the parameters with the best value of one metric of the task.
+    """Saves, for each task, the parameters with the best value of the metric that `score_metrics` selects.
 
-    Args:
-        folder: MODEL_DIR.
-        record: description of the run to store in each checkpoint.
-        metrics: a mapping from task to metric name, `MEAN`, or None for the first metric of each task.
-        is_new: whether the run starts from step 0. Its first evaluation replaces checkpoints of an earlier run in the
-            same MODEL_DIR, which had no checkpoint to resume from.
+    `record` is the description of the run to store in each checkpoint. If `is_new` is true, the run starts from step 0,
+    and its first evaluation replaces the best checkpoints of an earlier run in the same MODEL_DIR, which had no
+    checkpoint to resume from.
     """
 
     def __init__(

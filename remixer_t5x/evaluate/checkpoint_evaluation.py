@@ -58,9 +58,6 @@ class CheckpointEvaluation:
     """The settings of `remixer-t5x evaluate`.
 
     Attributes:
-        model: the model.
-        partitioner: shards the model's parameters.
-        checkpoints: the checkpoints to evaluate.
         tasks: the tasks whose metrics are computed; if `tasks.split` is None, only leaderboard files are written.
         output_dir: folder of the results; None uses `eval` in the MODEL_DIR of each checkpoint.
         submission_dir: folder of the leaderboard files; None writes no files.
@@ -88,10 +85,8 @@ class CheckpointEvaluation:
 class Evaluator:
     """Evaluates checkpoints of one model on examples that are read only once.
 
-    Attributes:
-        task_evaluator: computes task metrics; None if the split is None.
-        submission_evaluator: computes leaderboard predictions; None if `submission_dir` is None.
-        notes: messages about skipped tasks and truncated texts.
+    `task_evaluator` is None if the split is None, and `submission_evaluator` is None if `submission_dir` is None.
+    `notes` are messages about skipped tasks and truncated texts.
     """
 
     def __init__(self, settings: CheckpointEvaluation, has_leaderboard: Callable[[str], bool]):
@@ -151,10 +146,7 @@ class Evaluator:
 def write_reports(
     evaluator: TaskEvaluator | None, params: Any, folder: epath.Path, outlet: results.Results | None
 ) -> list[TaskReport]:
-    """Evaluates `params` of the checkpoint `folder`, and writes the reports to `outlet` unless it is None.
-
-    Returns the reports; an empty list if `evaluator` is None.
-    """
+    """Evaluates `params` of the checkpoint `folder`. Returns the reports and writes them to `outlet`, if not None."""
     reports = []
     for report in evaluator(params) if evaluator else ():
         reports.append(report)

@@ -166,8 +166,7 @@ class Predictor:
     def score_and_match(self, params: Any, inputs: Sequence[Ids], arrays: Mapping[str, np.ndarray]) -> np.ndarray:
         """Returns the output of the model's `score_and_match` for each example, [examples, 2] float32.
 
-        `arrays`, each [examples, ...], are additional arguments of `score_and_match`, such as the output of
-        `decoder_arrays`.
+        `arrays`, each [examples, ...], are added to the batch, such as the output of `decoder_arrays`.
         """
         return self._gather(self._score_and_match, params, inputs, arrays, (2,))
 
@@ -328,10 +327,7 @@ def bucket_length(length: int, longest: int) -> int:
 def plan_batches(lengths: Sequence[int], batch_size: int, longest: int) -> list[BatchRows]:
     """Groups examples into batches, longest first, so that out-of-memory errors occur at the start.
 
-    Args:
-        lengths: number of tokens of each example, at most `longest`.
-        batch_size: number of examples in a batch; the last batch may have fewer.
-        longest: maximum padded length of a batch.
+    `lengths` are the numbers of tokens of the examples, at most `longest`, the maximum padded length of a batch.
     """
     order = np.argsort(-np.asarray(lengths, np.int64), kind='stable')
     batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]

@@ -203,7 +203,7 @@ def format_answers(report: TaskReport, count: int) -> Iterator[str]:
     if rows := report.rows[:count]:
         yield f'{report.task}, {len(rows)} of {len(report.rows):,} examples of {report.split}:'
     for row in rows:
-        for label, name in {'input': 'input', 'answer': 'prediction', 'target': 'target'}.items():
+        for label, name in (('input', 'input'), ('answer', 'prediction'), ('target', 'target')):
             yield f'  {label:7}' + (' '.join(row[name].split())[:SHOWN_CHARACTERS] or '(empty)')
 
 

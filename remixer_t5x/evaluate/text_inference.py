@@ -182,13 +182,8 @@ def write_predictions(
 ) -> None:
     """Predicts all remaining texts and appends the predictions to `output`.
 
-    Args:
-        texts: the remaining texts.
-        output: receives the predictions.
-        codec: encodes and decodes texts.
-        predict: function from the encoded texts and the index of the first text to one `Prediction` per text.
-        window: number of texts to predict at a time.
-        after_window: called after each window with the numbers of texts written so far.
+    `predict` maps the encoded texts and the index of the first text to one `Prediction` per text. `after_window` is
+    called after each window of `window` texts with the numbers of texts written so far.
     """
     while chunk := list(itertools.islice(texts, window)):
         first = output.counts.written
@@ -272,7 +267,7 @@ class TextInference:
         return output
 
     def restore(self, folder: str) -> Any:
-        """Restores the parameters in `folder`."""
+        """Restores the parameters of the checkpoint `folder`."""
         lengths, size = self.decoding.feature_lengths, self.decoding.batch_size
         shapes = batch_formats.batch_shapes(self.model.model_type, lengths, size)
         abstract = saved_params.abstract_params(self.model, shapes, self.partitioner)

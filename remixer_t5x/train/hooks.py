@@ -53,13 +53,8 @@ class Hook:
 class EvaluateLoss:
     """Logs the held-out loss, perplexity and token accuracy of a split and of each task in it.
 
-    Attributes:
-        open_batches: returns the batches of the split and of each task, by the `kind` of their records.
-        eval_step: the evaluation step `(params, batch) -> sums`.
-        place: function that transfers a batch to the devices.
-        log: the log to which the records are written.
-        params_of: function that selects the parameters to evaluate.
-        early_stopping: the `kind` of the loss that early stopping observes, or None.
+    `open_batches` returns the batches of the split and of each task, by the `kind` of their records. `early_stopping`
+    is the `kind` of the loss that early stopping observes, or None.
     """
 
     open_batches: Callable[[], Mapping[str, task_batches.EvalBatches]]
@@ -95,14 +90,7 @@ class EvaluateLoss:
 class EvaluateTasks:
     """Logs the metrics of each task and their average, and saves the best parameters so far.
 
-    Early stopping observes the average.
-
-    Attributes:
-        evaluator: the evaluator that computes the metrics.
-        best_checkpoints: the checkpoints with the best parameters for each task and for the average.
-        log: the log to which the metrics are written.
-        params_of: function that selects the parameters to evaluate.
-        shown: number of examples per task to print with the model's answers.
+    Early stopping observes the average. `shown` is the number of examples per task to print with the model's answers.
     """
 
     evaluator: TaskEvaluator

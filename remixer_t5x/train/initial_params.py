@@ -64,15 +64,9 @@ def load_initial_params(
     INITIAL_CHECKPOINT_MAP, adapters that are not in the checkpoint, and a head (`may_be_fresh`) that is missing or has
     different shapes in the checkpoint.
 
-    Args:
-        folder: the settings with the checkpoint path and the mapping of parameter names.
-        plan: shapes and shardings of the train state.
-        vocabulary: the vocabulary of the run.
-        create: function that returns a randomly initialized train state.
-        may_be_fresh: names of the modules that belong to the head (`Model.fresh_parameters`).
-
-    Raises:
-        UserError: a parameter is missing or has another shape, or a setting matches no parameter.
+    `create` returns a randomly initialized train state. `may_be_fresh` contains the names of the modules of the head
+    (`Model.fresh_parameters`). Raises UserError if a parameter is missing or has another shape, or if a setting matches
+    no parameter.
     """
     saved = saved_params.open_checkpoint(str(folder.initial_checkpoint_path))
     targets = traverse_util.flatten_dict(plan.abstract.params, sep='/')
@@ -107,7 +101,8 @@ def _match_rows(
     saved_params.check_vocabulary(
         saved, task_vocabulary.vocabulary_record(other), 'with INITIAL_VOCABULARY, the checkpoint'
     )
-    matches = match_pieces(vocabulary, other)
+    ids = {piece: index for index, piece in enumerate(task_vocabulary.list_pieces(other)) if piece}
+    matches = np.asarray([ids.get(piece, -1) for piece in task_vocabulary.list_pieces(vocabulary)], np.int32)
     specs = traverse_util.flatten_dict(nn.get_partition_spec(plan.boxed_params), sep='/')
     return {name: (tuple(spec).index(axes.VOCAB), matches) for name, spec in specs.items() if axes.VOCAB in tuple(spec)}
 
@@ -257,12 +252,6 @@ def _parse_source(match: re.Match[str], to: str | None) -> ParamSource | None:
     except re.error as error:
         raise UserError(f'{SETTING} must map an expression to a valid replacement, got {to!r} ({error})') from error
     return ParamSource(name, (int(layers[2]), int(layers[3])) if layers else None)
-
-
-def match_pieces(vocabulary: Any, other: Any) -> np.ndarray:
-    """Returns an [ids] int32 array that maps each id of `vocabulary` to the id of the same piece in `other`, or -1."""
-    ids = {piece: index for index, piece in enumerate(task_vocabulary.list_pieces(other)) if piece}
-    return np.asarray([ids.get(piece, -1) for piece in task_vocabulary.list_pieces(vocabulary)], np.int32)
 
 
 def _copy_rows(fresh: jax.Array, other: jax.Array, matches: np.ndarray, axis: int) -> jax.Array:

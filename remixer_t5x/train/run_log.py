@@ -27,17 +27,9 @@ TRAIN = 'train'
 class RunLog:
     """Writes metrics to metrics.jsonl and the trackers, and prints progress. Only the first process writes and prints.
 
-    Removes the records of steps after `step` from metrics.jsonl, because this process repeats these steps.
-
-    Args:
-        path: MODEL_DIR.
-        step: the step at which the process starts.
-        last_step: the step at which the run ends.
-        cost: the cost of one step, used to compute the speed.
-        tolerates_failures: whether the run continues if a file cannot be written.
-        show: whether to print.
-        timeline: the timeline that measures how this process spends its time.
-        is_new: whether the run has no checkpoint; if so, all records of earlier processes are removed.
+    Removes the records of steps after `step` from metrics.jsonl, because this process repeats these steps, or all
+    records if `is_new` is true (the run has no checkpoint). If `tolerates_failures` is true, the run continues if a
+    file cannot be written.
     """
 
     def __init__(
@@ -83,10 +75,7 @@ class RunLog:
         config: str,
         notes: Sequence[str],
     ) -> None:
-        """Opens the trackers, and prints the model size, the devices, `notes` and the first step.
-
-        `config` is the operative gin configuration, which is sent to the trackers.
-        """
+        """Opens the trackers, to which `config` is sent, and prints the model size, the devices and `notes`."""
         if self._is_first_process:
             tracked = trackers.TrackedRun(self._path, self._step, changes.parse_bindings(config))
             self._trackers = trackers.Tracking(used_trackers, tracked, self.print)
@@ -137,7 +126,7 @@ class RunLog:
             try:
                 self._trackers.add_files('report', 'report', epath.Path(report(str(self._path))))
             except Exception as error:
-                # A failing report must not fail a finished run.
+                # A failed report must not fail a finished run.
                 self.print(f'warning: the report cannot be written: {error}')
 
     def write_times(self, last: int) -> dict[str, float]:

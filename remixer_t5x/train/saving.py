@@ -46,7 +46,6 @@ class Patience:
     since: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the JSON state to store in a checkpoint."""
         return {'best': self.best, 'step': self.step, 'since': self.since}
 
     def add_evaluation(self, step: int, value: float) -> None:
@@ -73,14 +72,9 @@ class Patience:
 class RunState:
     """The state of a run between two steps, which the loop and its hooks update.
 
-    Attributes:
-        train_state: parameters and optimizer state after `step` updates. Do not keep other references to it, because
-            the train step donates its buffers.
-        step: number of updates.
-        window: sums of the metrics since the last log.
-        saved_step: step of the newest checkpoint; None if there is no checkpoint.
-        position: data position at which this process started.
-        patience: number of evaluations since the best one, for early stopping.
+    Do not keep other references to `train_state`, because the train step donates its buffers. `window` contains the
+    metrics since the last log, and `position` is the data position at which this process started. `saved_step` is the
+    step of the newest checkpoint, or None.
     """
 
     train_state: TrainState
@@ -190,15 +184,8 @@ class BadSteps:
 class Saver:
     """Saves checkpoints of a run: the train state, the data position and the metrics since the last log.
 
-    Attributes:
-        recovery: settings for failed writes and bad steps.
-        last_step: the step at which the run ends.
-        checkpoints: the checkpoint manager of MODEL_DIR.
-        batches: the training batches, whose position is saved.
-        bad_steps: the handler that checks the parameters before they are saved.
-        record: the description of the run to store in each checkpoint.
-        abstract: shapes and shardings of the train state.
-        log: the log, which is flushed before each save and rewound together with the run.
+    `record` is the description of the run to store in each checkpoint, and `abstract` contains the shapes and shardings
+    of the train state. The log is flushed before each save and rewound together with the run.
     """
 
     recovery: Recovery

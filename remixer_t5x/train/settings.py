@@ -20,13 +20,11 @@ class StepConfig:
     """The settings of the train step; see `train_step.make_train_step` and `train_state.plan`.
 
     Attributes:
-        model: the model to train.
         optimizer: an `Optimizer`, or an optax transformation, which is converted to an `Optimizer`.
-        partitioner: the mesh and the sharding rules.
         microbatches: number of microbatches into which a batch is split for gradient accumulation.
         loss_normalizing_factor: divisor of the summed loss.
-        dropout_rate: determines only whether the train step creates dropout keys; the rate that the model applies is
-            one of the model's settings.
+        dropout_rate: determines only whether the train step creates dropout keys; the model's own settings determine
+            the rate that the model applies.
         seed: seed for the initial parameters and for dropout.
         xla_options: XLA options for the train step, by platform.
     """
@@ -130,21 +128,10 @@ class Recovery:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """All settings of a run.
+    """All settings of a run. `evaluation` computes the held-out loss, and `tasks` computes task metrics.
 
-    Attributes:
-        step_config: the settings of the train step.
-        dataset: the training data.
-        folder: settings of MODEL_DIR and of the initial checkpoint.
-        periods: the number of steps, and the periods of logs, evaluations and checkpoints.
-        evaluation: the held-out evaluation; None disables it.
-        tasks: the evaluation with task metrics; None disables it.
-        recovery: the reactions to bad steps, failed writes and damaged checkpoints.
-        trackers: services that receive the metrics during training.
-
-    Raises:
-        UserError: the data and the model have different model types, a batch size is not divisible by the number of
-            devices, or evaluation settings contradict each other.
+    Raises UserError if the data and the model have different model types, if a batch size is not divisible by the
+    number of devices, or if evaluation settings contradict each other.
     """
 
     step_config: StepConfig
@@ -195,14 +182,9 @@ class Run:
 class TrainResult:
     """The result of a run.
 
-    Attributes:
-        step: the last step.
-        stopped: name of the signal that ended the run early, or None.
-        train: the last training record of metrics.jsonl; {} if there is none.
-        evaluation: the last record of the held-out loss; {} if there is none.
-        folder: MODEL_DIR.
-        checkpoint: the folder of the last checkpoint.
-        seconds_by_activity: seconds that this process spent on each activity (`progress.Timeline`).
+    `stopped` is the name of the signal that ended the run early, or None. `train` and `evaluation` are the last records
+    of metrics.jsonl for training and for the held-out loss, or {}. `folder` is MODEL_DIR, and `checkpoint` the folder
+    of the last checkpoint.
     """
 
     step: int

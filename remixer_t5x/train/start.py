@@ -28,12 +28,10 @@ class RunData:
     """The training and evaluation data of a run.
 
     Attributes:
-        vocabulary: the vocabulary of the targets.
         record: the description of the data to store in each checkpoint; compared by `changes.check_compatible`.
         place: function that transfers the rows of this process to the devices.
         tokens_per_batch: number of input and target positions of a training batch.
         loss_kind: the `kind` of the held-out loss in metrics.jsonl; empty if the run does not compute it.
-        evaluator: the evaluator that computes task metrics; None for a run without tasks.
         notes: warnings for the user.
     """
 
@@ -151,18 +149,8 @@ def restore_or_create(
 ) -> tuple[saving.RunState, list[str]]:
     """Restores the newest checkpoint, or creates the state at step 0 if there is no checkpoint.
 
-    Args:
-        run: the settings of the run.
-        checkpoints: the checkpoint manager of MODEL_DIR.
-        programs: the compiled programs, which create the initial state.
-        data: the data of the run.
-        record: the description of this run; checkpoints with an incompatible record are rejected.
-
-    Returns:
-        The state, and notes for the user.
-
-    Raises:
-        UserError: the newest checkpoint is damaged or incompatible, or the initial parameters do not fit.
+    Returns the state, and notes for the user. Raises UserError if the newest checkpoint is damaged or incompatible with
+    `record`, the description of this run, or if the initial parameters do not fit the model.
     """
     notes: list[str] = []
     patience = saving.Patience(run.periods.stop_after_evaluations)
