@@ -65,7 +65,7 @@ def sync(path: str | os.PathLike[str]) -> None:
     try:
         os.fsync(descriptor)
     except OSError:
-        # Ignore errors for folders, which some network file systems cannot sync.
+        # Ignore errors for folders, because some network file systems do not support syncing them.
         if not os.path.isdir(path):
             raise
     finally:

@@ -34,7 +34,7 @@ def build_model(*gin_files: str, **macros: object) -> Model:
     try:
         return _build_model(gin_files, macros)
     except UserError as error:
-        # The messages name command-line flags.
+        # Remove command-line flags from the message.
         raise UserError(str(error).replace(loading.FLAG, '').replace('--gin_file=', '')) from error
 
 

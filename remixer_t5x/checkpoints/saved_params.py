@@ -124,10 +124,7 @@ def root_cause(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def wrap_errors(path: epath.Path, done: str) -> Iterator[None]:
-    """Converts Orbax errors to a UserError with the message that the checkpoint at `path` cannot be `done`.
-
-    `done` is a participle such as 'read' or 'written'.
-    """
+    """Converts Orbax errors to a UserError: the checkpoint at `path` cannot be 'read', 'written' etc. (`done`)."""
     try:
         yield
     except UserError:

@@ -53,10 +53,6 @@ class DataPosition:
         """Returns the streams that must skip more than `skipped` batches after their states are restored."""
         return [index for index, at in self.captured_at.items() if self.batches - at > skipped]
 
-    def with_streams_restarted(self) -> 'DataPosition':
-        """Returns a copy with the same `batches` and all streams reset to their start."""
-        return self.from_states(self.batches, dict.fromkeys(self.states, b''))
-
     def to_json(self) -> dict[str, dict[str, Any]]:
         """Returns a dictionary that maps each stream number, as text, to a JSON record of the stream."""
         return {

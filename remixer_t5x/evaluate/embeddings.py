@@ -6,8 +6,8 @@
 | `.parquet` | a row for each text: `index`, `input`, `sentence`, `truncated`; if token vectors are requested, also `ids` and `tokens` |
 
 By default, the vector of a text is the embedding that the model was trained to compute: that of a text embedding model,
-the output of a sentence projection, or otherwise the mean of the token vectors, including the end token. It can also be
-this mean, or the vector of the first token.
+the output of a sentence projection, or otherwise the mean of the token vectors, including the end token. Other options
+are this mean and the vector of the first token.
 """  # noqa: E501 (a table)
 
 import itertools

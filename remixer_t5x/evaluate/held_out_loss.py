@@ -1,7 +1,7 @@
 """Computes held-out loss, perplexity and token accuracy from sums over one pass through the data.
 
 `constant_loss` is the entropy of the frequencies of the evaluated target tokens: the lowest loss on these tokens of a
-model that predicts the same distribution for every token. Frequencies of training tokens have a higher loss.
+model that predicts the same distribution for every token. Predicting the training frequencies has a higher loss.
 """
 
 import dataclasses

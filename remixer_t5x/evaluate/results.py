@@ -24,8 +24,8 @@ PREDICTIONS = 'predictions'
 class Results:
     """Writes reports to a folder, which is created if it does not exist. Raises UserError if writing fails.
 
-    `examples_hashes` are those of the evaluations during the run (`TaskEvaluator`). `notes` lists the names of results
-    on other examples.
+    `examples_hashes` are those of the evaluations during the run (`TaskEvaluator`). `notes` lists the results
+    that were renamed because their examples differ.
     """
 
     def __init__(self, folder: str, examples_hashes: Mapping[str, str] | None = None):
@@ -46,7 +46,7 @@ class Results:
         name, digest = report.task, report.examples_hash
         if (self._hashes.setdefault(f'{report.split}/{name}', digest) or digest) != digest:
             name = f'{name}@{digest[:8]}'
-            self.notes.append(f'{report.task} has other examples than the run or an earlier result: named {name}')
+            self.notes.append(f'{report.task} has other examples than the run or an earlier result: stored as {name}')
         kind = f'{report.split}/{name}'
         record = {'kind': kind, 'step': step, 'checkpoint': str(checkpoint), 'examples_hash': digest}
         numbers = {metric: value if math.isfinite(value) else None for metric, value in report.metrics.items()}

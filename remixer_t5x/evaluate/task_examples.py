@@ -42,7 +42,7 @@ class TaskExamples:
         return hashlib.sha256(repr((self.inputs, self.targets)).encode()).hexdigest()[:16]
 
     def source_hash(self) -> str:
-        """Returns a hash of the first texts, which does not depend on the lengths and the number of examples."""
+        """Returns a hash of the first texts, which is independent of the lengths and the number of examples."""
         first = dataclasses.replace(self, examples=self.examples[:_HASHED_EXAMPLES])
         return hashlib.sha256(repr((first.texts('inputs'), first.texts('targets'))).encode()).hexdigest()[:16]
 

@@ -145,7 +145,6 @@ class PredictionWriter:
             file.flush()
 
     def close(self) -> None:
-        """Closes the file; the counts remain available."""
         if self._file is not None:
             self._file.close()
 
@@ -216,8 +215,8 @@ class TextInference:
     """The settings of `remixer-t5x infer`, configured by gin.
 
     `vocabulary` is the vocabulary used in training, `checkpoint` a checkpoint or a MODEL_DIR (selects the newest
-    checkpoint), and `output` a file or '-' for standard output. `refuse_long` is whether to raise
-    UserError instead of truncating a text that is longer than `decoding` allows.
+    checkpoint), and `output` a file or '-' for standard output. If `refuse_long` is true, a text that is
+    longer than `decoding` allows raises UserError instead of being truncated.
     """
 
     model: Any

@@ -164,7 +164,7 @@ class GrowingObject:
             self.try_flush()
 
     def try_flush(self) -> bool:
-        """Uploads new data and returns whether the upload succeeded. The next call repeats a failed upload."""
+        """Uploads new data and returns whether the upload succeeded. The next call retries a failed upload."""
         try:
             self.flush()
         except lazy.file_errors():

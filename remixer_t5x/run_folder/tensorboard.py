@@ -89,8 +89,7 @@ class TensorBoardWriter:
 class _BucketEventFile:
     """Stores an event file of tensorboardX in a bucket as a sequence of objects `path`, `path.1`, `path.2`, ...
 
-    A failed upload does not end the run, because metrics.jsonl contains the same metrics. The next flush repeats the
-    upload.
+    A failed upload does not end the run, because metrics.jsonl contains the same metrics. The next flush retries it.
     """
 
     def __init__(self, path: str):

@@ -82,7 +82,7 @@ class EvaluateLoss:
                 f'step {state.step} · {f"{task} · " if task else ""}held-out loss {numbers["loss"]:.4f}'
                 + (f' (best constant prediction {numbers["constant_loss"]:.4f})' if 'constant_loss' in numbers else '')
                 + f' · perplexity {numbers["perplexity"]:.2f} · token accuracy {100 * numbers["accuracy"]:.1f}%'
-                + (f' · {numbers["bits_per_byte"]:.3f} bits a byte' if 'bits_per_byte' in numbers else '')
+                + (f' · {numbers["bits_per_byte"]:.3f} bits per byte' if 'bits_per_byte' in numbers else '')
             )
 
 

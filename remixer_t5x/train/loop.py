@@ -49,7 +49,7 @@ def train(
     startup.end_phase('configuration')
 
     folder, checkpoints_path = run.folder, model_dir.absolute_path(run.folder.model_dir) / model_dir.CHECKPOINTS
-    # The programs and the data take longer to prepare. A resumed run does not read the initial checkpoint.
+    # Check the path before the slower preparation of programs and data. A resumed run does not read this checkpoint.
     if folder.initial_checkpoint_path and not saved_params.list_steps(checkpoints_path):
         saved_params.find_checkpoint(folder.initial_checkpoint_path)
     # XLA compiles the train step in a thread while this thread opens the data.
@@ -154,7 +154,7 @@ class Loop:
                 state.window.add(step_metrics)
                 self.bad_steps.add(state.step, step_metrics)
                 if is_first:
-                    # The first step waits for the compiler, so the speed is measured from the second step onwards.
+                    # Measure the speed from the second step onwards, because the first step waits for the compiler.
                     jax.block_until_ready(step_metrics)
                     self.log.clock.lap(state.step)
                     startup.end_phase('compiling and the first step')
@@ -176,7 +176,7 @@ class Loop:
         self.log.clock.pause(time.perf_counter() - begin)
 
     def _call_hook(self, hook: hooks.Hook, state: saving.RunState) -> None:
-        # Wait for the last step first, whose time is not part of the hook.
+        # Wait for the last step first, so that its time is not attributed to the hook.
         self.bad_steps.check_last()
         begin = time.perf_counter()
         with self._measure(hook.activity or progress.STEPS):

@@ -97,7 +97,6 @@ class RunLog:
         self._line.print(text)
 
     def show_step(self, step: int) -> None:
-        """Moves the progress bar."""
         self._line.update(step)
 
     def log_train(self, step: int, numbers: Mapping[str, float]) -> None:
@@ -162,7 +161,7 @@ class RunLog:
         try:
             self.flush()
         except object_store.CannotWrite as error:
-            # Do not raise errors here, because the error that ended the run is more useful.
+            # Only print this error, because the error that ended the run is more useful.
             if str(error) not in self._warned:
                 print(f'warning: {error}', file=sys.stderr)
         self._trackers.close()

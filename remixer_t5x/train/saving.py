@@ -49,7 +49,7 @@ class Patience:
         return {'best': self.best, 'step': self.step, 'since': self.since}
 
     def add_evaluation(self, step: int, value: float) -> None:
-        """Adds the evaluation at `step` to the count. Higher values are better, and only finite ones count."""
+        """Records the evaluation at `step`. Higher values are better, and non-finite values are no improvement."""
         value = collectives.broadcast(value)
         if math.isfinite(value) and (self.best is None or value > self.best):
             self.best, self.step, self.since = value, step, 0

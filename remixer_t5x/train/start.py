@@ -81,7 +81,7 @@ class RunData:
     def resumed_position(self, saved: prefetch.DataPosition, step: int) -> prefetch.DataPosition:
         """Returns the data position saved in the checkpoint of `step`. Raises UserError if the checkpoint has none."""
         if not self._dataset.save_position:
-            return saved.with_streams_restarted()
+            return prefetch.DataPosition.from_states(saved.batches, dict.fromkeys(saved.states, b''))
         if not saved.is_saved:
             raise UserError(
                 f'SAVE_DATA_POSITION must be False, because the checkpoint of step {step} contains no data position, '
