@@ -45,12 +45,8 @@ Arrays = dict[str, jax.Array]
 class SavedParams:
     """Provides the parameters of a checkpoint and its base by name, such as `encoder/run_0/layer/...`.
 
-    If the optimizer averages parameters (`parameter_averages`), the averages are used.
-
-    Attributes:
-        step: the folder of the checkpoint.
-        record: the run record of the checkpoint.
-        shapes: shapes of all arrays; arrays in the checkpoint take precedence over arrays in the base.
+    `step` is the folder of the checkpoint, and `record` its run record. Arrays in the checkpoint take precedence over
+    arrays in the base. If the optimizer averages parameters (`parameter_averages`), the averages are used.
     """
 
     def __init__(self, step: epath.Path, record: Mapping[str, Any], base: 'SavedParams | None' = None):

@@ -33,10 +33,9 @@ _MARK = '@module:'
 class ModelCounts:
     """Parameter and FLOP counts of a model.
 
-    Attributes:
-        parameters: number of scalars of each array, by path; the layers of one scan share an entry.
-        forward_flops: FLOPs per example by module path; `()` contains operations outside of modules, such as the loss.
-        tokens: number of tokens of one example.
+    `parameters` contains the number of scalars of each array, by path; the layers of one scan share an entry.
+    `forward_flops` contains the FLOPs per example by module path; `()` contains operations outside of modules, such as
+    the loss. `tokens` is the number of tokens of one example.
     """
 
     parameters: Mapping[Path, int]

@@ -22,12 +22,10 @@ from remixer_t5x.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class DataPosition:
-    """The position of a run in its data.
+    """The position of a run in its data after `batches` consumed batches.
 
-    Attributes:
-        batches: number of consumed batches.
-        captured_at: for each stream, the number of batches read before its state was captured.
-        states: the captured state of each stream; b'' at the start of the data.
+    `states` contains the captured state of each stream, b'' at the start of the data, and `captured_at` the number of
+    batches that were read before the stream's state was captured.
     """
 
     batches: int = 0
@@ -75,13 +73,10 @@ class DataPosition:
 class Prefetcher:
     """Iterates over prefetched batches. As a context manager, it stops the prefetch thread on exit.
 
-    Args:
-        source: a `task_batches.TrainBatches`, or another endless iterator with its methods.
-        place: function that transfers a batch to the devices.
-        start: the data position to start from, with a state for each stream of `source`.
-        capture_period: number of batches between captures of the source's state.
-        depth: maximum number of queued batches.
-        timeout: seconds to wait for a batch before an error is raised.
+    `source` is a `task_batches.TrainBatches`, or another endless iterator with its methods, and `start` contains a
+    state for each of its streams. `place` transfers a batch to the devices. The state of the source is captured every
+    `capture_period` batches, at most `depth` batches are queued, and `timeout` is the maximum number of seconds to wait
+    for a batch.
     """
 
     def __init__(

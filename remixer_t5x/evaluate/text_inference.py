@@ -36,14 +36,11 @@ _OUTPUT_ADVICE = 'use another --output, or remove it'
 
 @dataclasses.dataclass(frozen=True)
 class TextCodec:
-    """Encodes and decodes texts with a vocabulary.
+    """Encodes texts as at most `longest` tokens, including the end token.
 
-    Attributes:
-        vocabulary: a `base_vocabulary.Vocabulary` or a seqio vocabulary.
-        longest: maximum number of tokens of an input, including the end token.
-        refuse_long: whether to raise UserError for a longer text instead of truncating it.
-        ends: whether to add the end token; False for prompts that the model continues.
-        model: a model with a head, for which `head_predictions` encodes the texts; otherwise None.
+    If `refuse_long` is true, a longer text raises UserError instead of being truncated. `ends` is whether to add the
+    end token: False for prompts that the model continues. `model` is a model with a head, for which `head_predictions`
+    encodes the texts, or None.
     """
 
     vocabulary: Any

@@ -26,16 +26,11 @@ ParamsOf = Callable[[TrainState], Any]
 
 @dataclasses.dataclass(frozen=True)
 class Hook:
-    """A function that the training loop calls periodically.
+    """A function that the training loop calls every `period` steps, or never if `period` is None.
 
-    Attributes:
-        period: number of steps between calls; None disables periodic calls.
-        call: the function.
-        at_end: whether to also call the function after the last step.
-        at_start: whether to also call the function before the first step of a new run.
-        activity: the `progress.Timeline` activity to which the time of the call is attributed; None for training.
-        prepare: function that is called once after the first step of a process, so that errors appear early without
-            delaying the start; None for no preparation.
+    The function is also called after the last step (`at_end`) and before the first step of a new run (`at_start`).
+    `activity` is the `progress.Timeline` activity to which the time of the call is attributed, or None for training.
+    `prepare` is called once after the first step of a process, so that errors appear early without delaying the start.
     """
 
     period: int | None

@@ -47,13 +47,9 @@ def peak_flops(device_kind: str) -> float | None:
 
 @dataclasses.dataclass(frozen=True)
 class StepCost:
-    """The cost of one train step.
+    """The cost of one train step: the number of input and target positions and the model FLOPs of a batch.
 
-    Attributes:
-        tokens: number of input and target positions in a batch.
-        flops: model FLOPs of a batch; None if unknown.
-        peak: peak throughput of all devices in FLOP/s; None if unknown.
-        devices: number of devices.
+    `peak` is the peak throughput of all devices in FLOP/s. `flops` and `peak` are None if they are unknown.
     """
 
     tokens: float

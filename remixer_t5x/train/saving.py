@@ -31,13 +31,9 @@ MAX_REWINDS = 5
 class Patience:
     """Counts the evaluations since the best one, for early stopping.
 
-    Checkpoints contain the count, so a resumed run stops at the same step as an uninterrupted run.
-
-    Attributes:
-        limit: maximum number of consecutive evaluations without improvement; None disables early stopping.
-        best: the best (highest) value so far; None before the first evaluation.
-        step: the step of the best value.
-        since: number of evaluations after the step of the best value.
+    Checkpoints contain the count, so a resumed run stops at the same step as an uninterrupted run. `limit` is the
+    maximum number of consecutive evaluations without improvement, or None without early stopping; `best` is the highest
+    value so far, reached at `step`; and `since` is the number of evaluations after `step`.
     """
 
     limit: int | None = None
@@ -61,7 +57,6 @@ class Patience:
         return self.limit is not None and self.since >= self.limit
 
     def describe_stop(self) -> str:
-        """Returns the reason why the run stops early."""
         return (
             f'no better evaluation since step {self.step} ({self.since} without improvement, '
             f'STOP_AFTER_EVALUATIONS = {self.limit})'
