@@ -88,11 +88,7 @@ def evaluate(
     if text_bytes:
         averages['bits_per_byte'] = (totals['loss'] - totals.get('z_loss', 0.0)) / math.log(2) / text_bytes
     if counts.any():
-        averages['constant_loss'] = entropy(counts)
+        # The entropy of the token frequencies.
+        probabilities = counts[counts > 0] / counts.sum()
+        averages['constant_loss'] = float(-np.sum(probabilities * np.log(probabilities)))
     return {**averages, 'perplexity': metrics.perplexity(averages['cross_ent_loss'])}
-
-
-def entropy(counts: np.ndarray) -> float:
-    """Returns the entropy in nats of the distribution of ids with the frequencies `counts`."""
-    probabilities = counts[counts > 0] / counts.sum()
-    return float(-np.sum(probabilities * np.log(probabilities)))

@@ -131,8 +131,3 @@ def lock_model_dir(folder: epath.Path) -> Iterator[None]:
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, f'process {os.getpid()} on {socket.gethostname()}'.encode(), 0)
         yield
-        if has_lock:
-            # Remove the name of this process from the file. Closing the file releases the lock. Truncating fails if
-            # the disk has become read-only.
-            with contextlib.suppress(OSError):
-                os.ftruncate(descriptor, 0)

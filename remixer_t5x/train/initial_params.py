@@ -102,7 +102,9 @@ def _match_rows(
         saved, task_vocabulary.vocabulary_record(other), 'with INITIAL_VOCABULARY, the checkpoint'
     )
     ids = {piece: index for index, piece in enumerate(task_vocabulary.list_pieces(other)) if piece}
-    matches = np.asarray([ids.get(piece, -1) for piece in task_vocabulary.list_pieces(vocabulary)], np.int32)
+    matches: np.ndarray = np.asarray(
+        [ids.get(piece, -1) for piece in task_vocabulary.list_pieces(vocabulary)], np.int32
+    )
     specs = traverse_util.flatten_dict(nn.get_partition_spec(plan.boxed_params), sep='/')
     return {name: (tuple(spec).index(axes.VOCAB), matches) for name, spec in specs.items() if axes.VOCAB in tuple(spec)}
 
