@@ -23,8 +23,7 @@ from remixer_t5x.errors import UserError
 if TYPE_CHECKING:
     from remixer_t5x.lazy import seqio
 
-# Folder in MODEL_DIR with a copy of the vocabulary, so that a trained model can be used without the text on which its
-# vocabulary was trained.
+# Folder in MODEL_DIR with a copy of the vocabulary, so that a trained model does not need its training data.
 FOLDER = 'vocabulary'
 INDEX, PIECES, WORDS, TOKENIZER = 'vocabulary.json', 'spiece.model', 'words.txt', 'tokenizer.json'
 _BYTE_PAIR_FILES = (

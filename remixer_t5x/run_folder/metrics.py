@@ -20,7 +20,7 @@ from etils import epath
 from remixer_t5x import untrusted_files
 from remixer_t5x.run_folder import object_store
 
-# Maps sums over target tokens that a model's `loss` returns to the metrics computed from them (`compute_means`).
+# Maps each sum over target tokens in the output of a model's `loss` to the metric that `compute_means` computes.
 PER_TOKEN = {'loss': 'loss', 'z_loss': 'z_loss', 'correct': 'accuracy'}
 COUNTS = ('weights', 'sequences', 'nonfinite', 'spike')
 LAST = ('learning_rate',)

@@ -42,7 +42,7 @@ class TrackedRun:
 
 
 class TrackerSession(Protocol):
-    """A tracker that has been opened for a run. Methods may raise exceptions or be slow."""
+    """A tracker that has been opened for a run. Its methods may raise exceptions or be slow."""
 
     def write(self, kind: str, step: int, numbers: Mapping[str, float], timing: Mapping[str, float]) -> None:
         """Logs metrics of `kind` ('train', or the name of an evaluation) after `step` updates."""

@@ -37,7 +37,7 @@ class CompiledAhead:
         """Traces the function and starts its compilation. Later calls do nothing. Raises tracing errors."""
         if self._thread is None:
             lowered = self._function.lower(*self._shapes)
-            # Do not use a daemon thread, because Python must not exit while XLA compiles.
+            # This is not a daemon thread, because Python must not exit while XLA compiles.
             self._thread = threading.Thread(target=self._compile, args=(lowered,), name=startup.COMPILES)
             self._thread.start()
 

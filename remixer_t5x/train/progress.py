@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from remixer_t5x import untrusted_files
 from remixer_t5x.run_folder import object_store
 
-STEPS, DATA, COMPILE, STATE = 'steps', 'waiting for data', 'compiling', 'making or restoring the state'
+STEPS, DATA, COMPILE, STATE = 'steps', 'waiting for data', 'compiling', 'creating or restoring the state'
 EVALUATION, CHECKPOINT, OTHER = 'evaluation', 'checkpoints', 'imports and opening files'
 # Name of the file in MODEL_DIR with the times of each finished process of the run, one process per line.
 TIMES = 'goodput.jsonl'

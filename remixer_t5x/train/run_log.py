@@ -50,7 +50,7 @@ class RunLog:
         self._warned: set[str] = set()
         self._line = progress.ProgressLine(last_step, step, quiet=not (show and self._is_first_process))
         self._records: metrics.JsonlWriter | None = None
-        # `start` opens the trackers, so that a finished run does not open any.
+        # The trackers are opened in `start`, which a finished run does not call.
         self._trackers = trackers.Tracking((), trackers.TrackedRun(path, step, {}), self.print)
         self._open_records(-1 if is_new else step)
         self.clock = progress.Clock(cost, step)

@@ -235,7 +235,7 @@ class Saver:
         step = collectives.broadcast(self.checkpoints.latest_step())
         count = self.bad_steps.count_rewind(step)
         self.log.print(
-            f'{reason}: back to step {step} (rewind {count} of at most {MAX_REWINDS}), skipping the batches since then'
+            f'{reason}: rewinding to step {step} ({count} of at most {MAX_REWINDS} times) and skipping these batches'
         )
         # Delete the old state first, because the device memory may be too small for two states.
         del state.train_state

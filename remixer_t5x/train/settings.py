@@ -100,7 +100,7 @@ _CHOICES = {
 
 @dataclasses.dataclass(frozen=True)
 class Recovery:
-    """Settings that determine how a run reacts to bad steps, failed writes and damaged checkpoints.
+    """Settings for the reactions of a run to bad steps, failed writes and damaged checkpoints.
 
     Attributes:
         on_bad_step: the reaction to a loss spike, or to a loss or gradient that is not finite. 'stop' raises an error,
