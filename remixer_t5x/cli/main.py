@@ -5,7 +5,6 @@ after the flags are parsed, so `--help` and flag errors are fast.
 """
 
 import argparse
-import difflib
 import os
 import re
 import resource
@@ -158,14 +157,10 @@ def _unknown_flag_message(args: argparse.Namespace, unknown: list[str]) -> str:
     parser = getattr(args, 'own_parser', None) or _build_parser()
     flag, _, value = unknown[0].partition('=')
     name = flag.removeprefix('--')
-    alternatives = [command.name.split()[1] for command in COMMANDS if command.name.startswith(f'{args.command} ')]
-    near = difflib.get_close_matches(flag, [*re.findall(r'--\w+', parser.format_usage()), *alternatives], n=1)
     if name in files.T5X['flags']:
         message += f'; the equivalent of this T5X flag is {files.T5X["flags"][name]}'
     elif hasattr(args, 'gin_file') and value and files.find_files_with_macro(name.upper()):
         message += f'; the setting is --gin.{name.upper()}={value}'
-    elif near:
-        message += f'; did you mean {near[0]}'
     return f'{message}; see {parser.prog} --help'
 
 

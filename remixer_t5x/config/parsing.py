@@ -1,13 +1,11 @@
 """Parses gin text, and converts gin errors to one-line UserErrors with the location, the problem, and advice."""
 
 import importlib.util
-import inspect
 import pathlib
 import re
-import sys
 import tokenize
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import gin
 
@@ -87,35 +85,20 @@ def _one_line_error(error: Exception, text: GinText, before: Sequence[GinText], 
 
 
 def _suggest_name(line: str, text: GinText, before: Sequence[GinText]) -> str:
-    """Suggests a setting, class or function for the first unknown name in a statement."""
-    imports = {name: line for other in [*reversed(before), text] for name, line in other.imports.items()}
-    names = [name.split('.') for name in re.findall(r'[A-Za-z_][\w.]*\.\w+', line)]
-    for name in ('.'.join(parts[:end]) for parts in names for end in range(2, len(parts) + 1)):
-        parent, _, last = name.rpartition('.')
-        if setting := T5X['settings'].get('.'.join(name.split('.')[-2:])):
-            return f'; it is a setting of T5X; use its counterpart {setting}'
-        if f'sublayers/{parent}.gin' in files.shipped() and parent not in imports:
-            return f'; add --gin_file=sublayers/{parent}.gin'
-        if (members := _member_names(parent, imports)) and last not in members:
-            return nearest(last, members) or f'; {parent} has {", ".join(members)}'
-    unknown = [parts[0] for parts in names if parts[0] not in imports]
-    return _suggest_module(unknown[0], imports) if unknown else ''
+    """Suggests a counterpart of a setting of T5X, or a file or module for the first name that is not imported."""
+    imports = {name for other in [*before, text] for name in other.imports}
+    for name in re.findall(r'[A-Za-z_][\w.]*\.\w+', line):
+        first, *rest = name.split('.')
+        for pair in zip([first, *rest], rest, strict=False):
+            if setting := T5X['settings'].get('.'.join(pair)):
+                return f'; it is a setting of T5X; use its counterpart {setting}'
+        if first not in imports:
+            is_sublayer = f'sublayers/{first}.gin' in files.shipped()
+            return f'; add --gin_file=sublayers/{first}.gin' if is_sublayer else _suggest_module(first, imports)
+    return ''
 
 
 def _suggest_module(name: str, imports: Iterable[str]) -> str:
     """Suggests one of the imported modules or of the modules in the current folder."""
     near = nearest(name, [*imports, *(path.stem for path in pathlib.Path().glob('*.py'))])
     return near or '; check its spelling, that the package is installed, and PYTHONPATH'
-
-
-def _member_names(name: str, imports: Mapping[str, str]) -> list[str]:
-    """Returns the arguments of a class or function, or the classes and functions of a module."""
-    try:
-        function = gin.get_configurable(name)
-    except ValueError:
-        module = '.'.join(imports.get(name, f'import {name}').split()[1::2])
-        members = vars(sys.modules[module]).items() if module in sys.modules else ()
-        return [name for name, member in members if getattr(member, '__module__', '') == module]
-    # Use the signature of __init__, because gin gives classes the signature (*args, **kwargs).
-    parameters = inspect.signature(function.__init__ if inspect.isclass(function) else function).parameters
-    return [parameter for parameter in parameters if parameter not in ('self', 'parent', 'name')]
