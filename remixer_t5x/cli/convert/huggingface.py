@@ -121,10 +121,9 @@ def from_any_model(args: argparse.Namespace, model: Any, vocabulary: Any) -> Non
 def _compare_with_reference(source: folders.HuggingFaceSource, model: Any, params: Any, vocabulary: Any) -> None:
     """Compares logits and token ids with transformers, if installed. Raises UserError if the logits differ."""
     if missing := folders.missing_packages():
-        text = ' and '.join(missing) + (' are' if len(missing) > 1 else ' is')
-        print_line('check', f'{text} not installed, so logits are not compared: {INSTALL}')
+        print_line('check', f'without {" and ".join(missing)}, logits are not compared; {INSTALL}')
         return
-    difference = folders.compare_logits(source, model, params)
+    difference = folders.describe_difference(*folders.compute_both_logits(source, model, params))
     print_line('check', f"logits of Hugging Face's model and ours differ by {difference}")
     print_line('check', folders.compare_token_ids(source.folder, vocabulary))
 

@@ -1,6 +1,7 @@
 """`remixer-t5x info`: shows the parameters, FLOPs and sharding of a model, and the memory and time of a step."""
 
 import argparse
+import importlib
 import os
 
 from remixer_t5x import lazy
@@ -75,26 +76,10 @@ def run(args: argparse.Namespace) -> None:
             speed.show(args)
         else:
             speed.compare(args, args.models or models.MODELS, arguments.split_names(args.compare or 'small'))
-    elif args.settings is not None:
-        from remixer_t5x.cli.info import settings
-
-        settings.show(args.settings)
-    elif args.compare is not None:
-        from remixer_t5x.cli.info import models
-
-        models.show(args)
-    elif args.sharding is not None:
-        from remixer_t5x.cli.info import sharding
-
-        sharding.show(args)
-    elif args.memory is not None:
-        from remixer_t5x.cli.info import memory
-
-        memory.show(args)
-    else:
-        from remixer_t5x.cli.info import model
-
-        model.show(args)
+        return
+    modules = {'settings': 'settings', 'compare': 'models', 'sharding': 'sharding', 'memory': 'memory'}
+    module = next((modules[flag] for flag in modules if getattr(args, flag) is not None), 'model')
+    importlib.import_module(f'{__name__}.{module}').show(args)
 
 
 COMMAND = Command(

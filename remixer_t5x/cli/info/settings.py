@@ -1,5 +1,6 @@
 """`remixer-t5x info --settings`: lists gin macros with default value, file, reader and meaning."""
 
+import argparse
 import functools
 import importlib
 import inspect
@@ -41,12 +42,12 @@ class Macro(NamedTuple):
         return ', '.join(self.files) if len(self.files) <= 2 else f'{self.files[0]} and {len(self.files) - 1} more'
 
 
-def show(word: str) -> None:
-    """Prints the macros that contain `word`."""
-    macros = find_macros(word)
+def show(args: argparse.Namespace) -> None:
+    """Prints the macros that contain the word `--settings`."""
+    macros = find_macros(args.settings)
     if not macros:
         raise UserError(
-            f'no macro matches {word!r} by name, reader or meaning; run remixer-t5x info --settings for all'
+            f'no macro matches {args.settings!r} by name, reader or meaning; run remixer-t5x info --settings for all'
         )
     table = console.build_table('macro', 'default', 'set by', 'read by', 'meaning', wraps=True)
     for row in macros:
