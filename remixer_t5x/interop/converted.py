@@ -4,7 +4,6 @@ A converted checkpoint has the items `state` (only the parameters) and `run`, so
 load it like the checkpoint of a training run.
 """
 
-import math
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -58,14 +57,7 @@ def copy_vocabulary_files(source: epath.Path, target: epath.Path) -> bool:
 
 
 def write_checkpoint(folder: epath.Path, params: Params, step: int, run: Mapping[str, Any]) -> epath.Path:
-    """Writes a checkpoint to the MODEL_DIR `folder`, waits until it is on disk, and returns the checkpoint's folder.
-
-    Args:
-        folder: the MODEL_DIR.
-        params: the parameters.
-        step: the training step; 0 if unknown.
-        run: the record of the checkpoint.
-    """
+    """Writes a checkpoint with the record `run` to the MODEL_DIR `folder`, and returns the checkpoint's folder."""
     checkpoints = folder / model_dir.CHECKPOINTS
     manager.write_params(checkpoints, step, params, run)
     return checkpoints / str(step)
@@ -80,21 +72,10 @@ def read_checkpoint(
         path: a checkpoint, or a MODEL_DIR, whose newest checkpoint is read.
         setting: name of the setting or flag that contains the path, for error messages.
         merge: whether to merge LoRA adapters into their kernels instead of returning both separately.
-
-    Raises:
-        UserError: there is no checkpoint, or the parameters do not fit into the memory of this machine.
     """
     saved = saved_params.open_checkpoint(path, setting)
     kernels = {name for name in saved.shapes if not lora.is_adapter(name)}
     shapes = saved.shapes_for(kernels) if merge else saved.shapes
-    # Checks the size first, because the system kills a process that runs out of memory.
-    size = sum(map(math.prod, shapes.values())) * np.dtype(np.float32).itemsize
-    memory = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
-    if size > memory:
-        raise UserError(
-            f'the parameters in {saved.step} take {size / 2**30:,.1f} GiB, but this machine has '
-            f'{memory / 2**30:,.1f} GiB of memory; convert them on a larger machine'
-        )
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     arrays = saved.read({n: jax.ShapeDtypeStruct(shape, np.float32, sharding=device) for n, shape in shapes.items()})
     params = traverse_util.unflatten_dict({name: np.asarray(array) for name, array in arrays.items()}, sep='/')

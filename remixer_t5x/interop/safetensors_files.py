@@ -134,15 +134,7 @@ def write_file(path: pathlib.Path, arrays: Mapping[str, np.ndarray], metadata: M
 def write_params(
     path: str, params: Params, step: int, record: Mapping[str, Any], dtype: str = 'float32'
 ) -> pathlib.Path:
-    """Writes the parameters of a remixer_t5x model to a new file, and returns its path.
-
-    Args:
-        path: the file, which must not exist.
-        params: the parameters.
-        step: the step of the checkpoint.
-        record: the record of the checkpoint.
-        dtype: dtype of the arrays in the file.
-    """
+    """Writes a remixer_t5x checkpoint to a new file, with arrays of type `dtype`, and returns the path of the file."""
     file = pathlib.Path(path).expanduser()
     if file.exists():
         raise UserError(f'{file} already exists; use another file')
@@ -194,9 +186,7 @@ def first_difference(before: Params, after: Params) -> str | None:
     trees = [traverse_util.flatten_dict(tree, sep='/') for tree in (before, after)]
     for name in sorted({*trees[0], *trees[1]}):
         pair = [np.asarray(tree[name]) for tree in trees if name in tree]
-        if len(pair) < 2 or pair[0].shape != pair[1].shape or pair[0].dtype != pair[1].dtype:
-            return name
-        if pair[0].tobytes() != pair[1].tobytes():
+        if len({(array.shape, array.dtype, array.tobytes()) for array in pair}) != 1 or len(pair) < 2:
             return name
     return None
 

@@ -9,7 +9,7 @@ import dataclasses
 import pathlib
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -31,13 +31,9 @@ OLD_NAMES = {'LayerNorm.gamma': 'LayerNorm.weight', 'LayerNorm.beta': 'LayerNorm
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Bert(Family):
-    """A BERT masked language model.
+    """A BERT masked language model with `max_length` learned positions and `token_types` learned token types.
 
-    Attributes:
-        num_encoder_layers: number of layers.
-        max_length: number of learned positions.
-        token_types: number of learned token types.
-        separator_id: id of [SEP]; tokens after it have type 1. None if the folder has no tokenizer.
+    Tokens after [SEP], whose id is `separator_id`, have type 1. `separator_id` is None if the folder has no tokenizer.
     """
 
     kind = 'BERT'
@@ -75,9 +71,8 @@ class Bert(Family):
     separator_id: int | None = None
 
     @classmethod
-    def from_config(cls, config: Config, tensors: Tensors) -> Self:
-        tokenizer = _find_tokenizer_file(pathlib.Path(config.file).parent)
-        return cls(**cls.read_sizes(config), separator_id=_read_separator_id(tokenizer))
+    def read_head(cls, config: Config) -> dict[str, Any]:
+        return {'separator_id': _read_separator_id(_find_tokenizer_file(config.folder))}
 
     @property
     def max_lengths(self) -> dict[str, int]:
@@ -170,11 +165,7 @@ class Bert(Family):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BertClassifier(Bert):
-    """A BERT classifier or regression model with a pooler.
-
-    Attributes:
-        labels: the label names; None for regression.
-    """
+    """A BERT classifier with a pooler, or a regression model if `labels` is None."""
 
     kind = 'BertForSequenceClassification'
     hf_class = 'BertForSequenceClassification'
@@ -187,9 +178,8 @@ class BertClassifier(Bert):
     labels: tuple[str, ...] | None
 
     @classmethod
-    def from_config(cls, config: Config, tensors: Tensors) -> Self:
-        separator_id = _read_separator_id(_find_tokenizer_file(pathlib.Path(config.file).parent))
-        return cls(**cls.read_sizes(config), separator_id=separator_id, labels=read_labels(config))
+    def read_head(cls, config: Config) -> dict[str, Any]:
+        return {**super().read_head(config), 'labels': read_labels(config)}
 
     def to_config(self) -> dict[str, Any]:
         return {**super().to_config(), **labels_config(self.labels)}
@@ -200,7 +190,7 @@ class BertClassifier(Bert):
 
     @classmethod
     def read_model(cls, model: Any, vocabulary: Any, modules: TracedModules) -> dict[str, Any]:
-        return super().read_model(model, vocabulary, modules) | {'labels': read_model_labels(model)}
+        return super().read_model(model, vocabulary, modules) | {'labels': model.labels and tuple(model.labels)}
 
     def settings(self) -> dict[str, Any]:
         return {**super().settings(), 'POOLING': '@encoder_only.first_token', 'LABELS': self.labels}
@@ -223,19 +213,13 @@ def read_labels(config: Config) -> tuple[str, ...] | None:
     return labels if len(labels) > 1 else None
 
 
-def read_model_labels(model: Any) -> tuple[str, ...] | None:
-    """Returns the label names of a remixer_t5x classifier, or None for regression."""
-    return None if model.labels is None else tuple(model.labels)
-
-
 def labels_config(labels: tuple[str, ...] | None) -> dict[str, Any]:
     """Returns the label settings of config.json for a classifier, or for regression if `labels` is None."""
     names = labels or ('LABEL_0',)
-    problem = 'single_label_classification' if labels else 'regression'
     return {
         'id2label': {str(index): name for index, name in enumerate(names)},
         'label2id': {name: index for index, name in enumerate(names)},
-        'problem_type': problem,
+        'problem_type': 'single_label_classification' if labels else 'regression',
     }
 
 

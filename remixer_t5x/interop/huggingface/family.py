@@ -30,7 +30,7 @@ class Config:
     """The config.json in `folder`, which is untrusted; each value is validated when it is read."""
 
     def __init__(self, values: Mapping[str, Any], folder: str):
-        self.values, self.file = values, f'{folder}/config.json'
+        self.values, self.folder, self.file = values, pathlib.Path(folder), f'{folder}/config.json'
 
     def error(self, name: str, advice: str) -> UserError:
         """Returns a UserError for the invalid value of the setting `name`."""
@@ -97,16 +97,7 @@ class Tokenizer:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Family(abc.ABC):
-    """The sizes and settings of a Hugging Face model.
-
-    Attributes:
-        vocab_size: number of rows of Hugging Face's embedding table.
-        embed_dim: width of the residual stream.
-        mlp_dim: hidden width of the feed-forward sublayers.
-        num_heads: number of attention heads.
-        head_dim: width of each attention head.
-        epsilon: epsilon of the norms.
-    """
+    """The sizes and settings of a Hugging Face model."""
 
     kind: ClassVar[str]
     model_types: ClassVar[tuple[str, ...]]
@@ -127,6 +118,7 @@ class Family(abc.ABC):
     copies: ClassVar[Mapping[str, str]] = {}
     ignored: ClassVar[str] = ''
 
+    # Number of rows of Hugging Face's embedding table.
     vocab_size: int
     embed_dim: int
     mlp_dim: int
@@ -137,7 +129,12 @@ class Family(abc.ABC):
     @classmethod
     def from_config(cls, config: Config, tensors: Tensors) -> Self:
         """Reads config.json and checks it. Raises UserError for a feature that remixer_t5x does not support."""
-        return cls(**cls.read_sizes(config))
+        return cls(**cls.read_sizes(config), **cls.read_head(config))
+
+    @classmethod
+    def read_head(cls, config: Config) -> dict[str, Any]:
+        """Reads the fields of the class that `sizes` does not contain."""
+        return {}
 
     @classmethod
     def read_sizes(cls, config: Config, **defaults: int) -> dict[str, Any]:
@@ -221,9 +218,9 @@ class Family(abc.ABC):
     def random_inputs(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
         """Returns random arguments for the transformers model, [batch, length] int32; 0 in `input_ids` is padding."""
 
-    @abc.abstractmethod
     def our_logits(self, model: Any, params: Params, inputs: Mapping[str, np.ndarray]) -> Any:
         """Computes the logits of the remixer_t5x model for `random_inputs`, [batch, length, vocab_size]."""
+        return model.module.clone(dtype='float32').apply({'params': params}, *inputs.values(), enable_dropout=False)
 
     @property
     def max_lengths(self) -> dict[str, int] | None:
@@ -257,11 +254,8 @@ class Family(abc.ABC):
 
         Raises UserError if a weight is missing or unknown, or if its shape does not match config.json.
         """
-        rows, runs, tensors = (
-            list(self.param_rows()),
-            self.default_runs(),
-            tensors.with_names(self.canonical_names(tensors)),
-        )
+        rows, runs = list(self.param_rows()), self.default_runs()
+        tensors = tensors.with_names(self.canonical_names(tensors))
         shapes = {name: row.shape for row in rows for _, names in row.expand_runs(runs) for name in names}
         if missing := [name for name in shapes if name not in tensors]:
             raise UserError(f'{folder} lacks the weight {_format_first(missing)}; use a complete {self.hf_class}')

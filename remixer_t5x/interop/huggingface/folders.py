@@ -141,16 +141,8 @@ def check_empty(path: str) -> pathlib.Path:
 
 
 def missing_packages() -> list[str]:
-    """Returns the packages that `compare_logits` requires but that are not installed."""
+    """Returns the packages that a comparison with transformers requires but that are not installed."""
     return [name for name in ('torch', 'transformers') if importlib.util.find_spec(name) is None]
-
-
-def compare_logits(source: HuggingFaceSource, model: Any, params: Params) -> str:
-    """Describes the largest difference between our logits and those of transformers on a random batch in float32.
-
-    Raises UserError if the difference exceeds the tolerance.
-    """
-    return describe_difference(*compute_both_logits(source, model, params))
 
 
 def compute_both_logits(source: HuggingFaceSource, model: Any, params: Params) -> tuple[np.ndarray, np.ndarray]:

@@ -30,13 +30,7 @@ OPTIONAL_FILES = ('tokenizer_config.json', 'added_tokens.json')
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Gpt2(Family):
-    """A GPT-2 language model.
-
-    Attributes:
-        num_decoder_layers: number of layers.
-        max_length: number of learned positions.
-        end_id: Hugging Face id of the token that begins and ends a text.
-    """
+    """A GPT-2 language model; `end_id` is the Hugging Face id of the token that begins and ends a text."""
 
     kind = 'GPT-2'
     model_types = ('gpt2',)
@@ -157,8 +151,7 @@ class Gpt2(Family):
 
     def our_logits(self, model: LanguageModel, params: Params, inputs: Mapping[str, np.ndarray]) -> Any:
         tokens = np.pad(inputs['input_ids'][:, 1:] + 1, ((0, 0), (1, 0)))
-        module = model.module.clone(dtype='float32')
-        return module.apply({'params': params}, tokens, enable_dropout=False)[..., 1:]
+        return super().our_logits(model, params, {'tokens': tokens})[..., 1:]
 
 
 def _find_tokenizer_files(folder: pathlib.Path) -> list[pathlib.Path]:

@@ -19,15 +19,12 @@ import numpy as np
 
 from remixer_t5x import tokenizer_files
 from remixer_t5x.errors import UserError
-from remixer_t5x.interop.huggingface.bert import labels_config, read_labels, read_model_labels
+from remixer_t5x.interop.huggingface.bert import labels_config, read_labels
 from remixer_t5x.interop.huggingface.family import Config, Family, Tokenizer, expand_layers
 from remixer_t5x.interop.huggingface.parameter_table import ParamRow, Params, Runs, dense_rows, kernel_row
 from remixer_t5x.interop.huggingface.traced_modules import TracedModules
 from remixer_t5x.interop.safetensors_files import Tensors
-from remixer_t5x.models.architecture.encoder_only import (
-    first_token,
-    mean_of_tokens,
-)
+from remixer_t5x.models.architecture.encoder_only import first_token, mean_of_tokens
 from remixer_t5x.models.classifier import Classifier
 from remixer_t5x.models.masked_lm import MaskedLM
 
@@ -43,15 +40,10 @@ class ModernBert(Family):
     """A ModernBERT masked language model.
 
     Attributes:
-        num_encoder_layers: number of layers.
         window: number of tokens in the sliding window of local layers, half of them on each side.
         global_every: interval of global layers; for the value n, layers 0, n, 2n, ... attend globally.
-        global_theta: base of the rotary embedding in global layers.
-        local_theta: base of the rotary embedding in local layers.
         max_length: maximum number of tokens, used only by transformers.
-        pad_id: Hugging Face id of padding.
-        cls_id: Hugging Face id of the first token of a text.
-        sep_id: Hugging Face id of the last token of a text.
+        pad_id, cls_id, sep_id: Hugging Face ids of padding and of the first and the last token of a text.
     """
 
     kind = 'ModernBERT'
@@ -100,7 +92,7 @@ class ModernBert(Family):
         types, ropes = values.get('layer_types'), values.get('rope_parameters')
         if isinstance(types, list) and types:
             values['global_attn_every_n_layers'] = (types + [GLOBAL])[1:].index(GLOBAL) + 1
-        config = Config(values, str(pathlib.Path(config.file).parent))
+        config = Config(values, str(config.folder))
         sizes = cls.read_sizes(config)
         expected = [LOCAL if layer % sizes['global_every'] else GLOBAL for layer in range(sizes['num_encoder_layers'])]
         if types is not None and types != expected:
@@ -116,11 +108,6 @@ class ModernBert(Family):
             if sizes[f'{role}_id'] >= sizes['vocab_size']:
                 raise config.error(f'{role}_token_id', f'it must be below vocab_size, which is {sizes["vocab_size"]}')
         return cls(**thetas, **sizes, **cls.read_head(config))
-
-    @classmethod
-    def read_head(cls, config: Config) -> dict[str, Any]:
-        """Reads the fields that describe the head."""
-        return {}
 
     def to_config(self) -> dict[str, Any]:
         return {
@@ -203,8 +190,7 @@ class ModernBert(Family):
         return dict.fromkeys(('inputs', 'targets'), min(self.max_length, 512))
 
     def find_tokenizer(self, folder: pathlib.Path, file: str | None) -> Tokenizer:
-        path = find_tokenizer_json(folder, file)
-        return Tokenizer('huggingface_tokenizer', {'path': path, 'shifted': True}, path)
+        return find_tokenizer(folder, file, shifted=True)
 
     def write_tokenizer(self, vocabulary: Any, folder: pathlib.Path) -> str:
         return write_tokenizer(vocabulary, folder)
@@ -221,12 +207,7 @@ class ModernBert(Family):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModernBertClassifier(ModernBert):
-    """A ModernBERT classifier or regression model.
-
-    Attributes:
-        labels: the label names; None for regression.
-        pooling: 'cls' or 'mean'.
-    """
+    """A ModernBERT classifier, or a regression model if `labels` is None."""
 
     kind = 'ModernBertForSequenceClassification'
     hf_class = 'ModernBertForSequenceClassification'
@@ -253,8 +234,8 @@ class ModernBertClassifier(ModernBert):
     def read_model(cls, model: Any, vocabulary: Any, modules: TracedModules) -> dict[str, Any]:
         pooling = next((name for name, function in POOLINGS.items() if modules.find('head').pooling is function), None)
         modules.require(pooling is not None, 'POOLING is neither first_token nor mean_of_tokens')
-        head = {'labels': read_model_labels(model), 'pooling': pooling}
-        return super().read_model(model, vocabulary, modules) | head
+        labels = model.labels and tuple(model.labels)
+        return super().read_model(model, vocabulary, modules) | {'labels': labels, 'pooling': pooling}
 
     def settings(self) -> dict[str, Any]:
         return {
@@ -277,14 +258,14 @@ def _shift_ids(inputs: Mapping[str, np.ndarray]) -> np.ndarray:
     return np.where(tokens > 0, tokens + 1, 0)
 
 
-def find_tokenizer_json(folder: pathlib.Path, file: str | None) -> str:
-    """Returns `file`, or tokenizer.json in `folder` if `file` is None. Raises UserError if the file does not exist."""
+def find_tokenizer(folder: pathlib.Path, file: str | None, **arguments: Any) -> Tokenizer:
+    """Returns the tokenizer in `file`, by default tokenizer.json in `folder`. Raises UserError if it does not exist."""
     path = file or str(folder / tokenizer_files.TOKENIZER)
     if not pathlib.Path(path).is_file():
         raise UserError(
             f'{path} does not exist; pass vocabulary=/path/to/{tokenizer_files.TOKENIZER} (--vocabulary in commands)'
         )
-    return path
+    return Tokenizer('huggingface_tokenizer', {'path': path, **arguments}, path)
 
 
 def write_tokenizer(vocabulary: Any, folder: pathlib.Path) -> str:

@@ -71,7 +71,6 @@ def to_config(model: Model, vocabulary: Any) -> dict[str, Any]:
     if model.model_type not in CLASSES:
         raise Refusal(f'--to_hf does not support models with MODEL_TYPE = {model.model_type!r}')
     class_name, auto_class = CLASSES[model.model_type]
-    labels = getattr(model, 'labels', None)
     config = {
         'architectures': [class_name],
         'model_type': MODEL_TYPE,
@@ -90,7 +89,7 @@ def to_config(model: Model, vocabulary: Any) -> dict[str, Any]:
         'module': module_tree(model),
     }
     if model.model_type == 'classifier':
-        names = labels or ['number']
+        names = getattr(model, 'labels', None) or ['number']
         config['id2label'] = {str(index): name for index, name in enumerate(names)}
         config['label2id'] = {name: index for index, name in enumerate(names)}
     return config
@@ -184,21 +183,12 @@ def _run_sort_key(name: str) -> tuple[str, int, str]:
 
 
 def write(folder: pathlib.Path, config: Mapping[str, Any], params: Params, dtype: str = 'float32') -> None:
-    """Writes config.json, the PyTorch code and the weights to a new or empty folder.
-
-    Args:
-        folder: the folder, which is created if it does not exist.
-        config: the result of `to_config`.
-        params: the parameters of the model.
-        dtype: dtype of the weights in the file.
-    """
+    """Writes the result of `to_config`, the PyTorch code and the weights, converted to `dtype`, to an empty folder."""
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps({**config, 'dtype': dtype, 'torch_dtype': dtype}, indent=2)
     (folder / 'config.json').write_text(text + '\n', encoding='utf-8')
     (folder / CODE).write_text(read_code(), encoding='utf-8')
-    cast: dict[str, np.ndarray] = {
-        name: array.astype(np.dtype(dtype), copy=False) for name, array in convert_params(params).items()
-    }
+    cast = {name: array.astype(np.dtype(dtype), copy=False) for name, array in convert_params(params).items()}
     safetensors_files.write_file(folder / safetensors_files.WHOLE, cast, {'format': 'pt'})
 
 
@@ -215,15 +205,11 @@ def compare_logits(folder: pathlib.Path, model: Any, params: Params) -> str:
     length = min(16, max_row_length(module_tree(model)) - 1)
     tokens = np.random.default_rng(0).integers(2, model.vocab_size, (2, length), dtype=np.int32)
     shifted = np.pad(tokens, ((0, 0), (1, 0)))
-    inputs, method = {'input_ids': tokens}, '__call__'
-    arguments: tuple[np.ndarray, ...] = (tokens,)
+    inputs = {'input_ids': tokens}
     if model.model_type == 'encoder_decoder':
         inputs['decoder_input_ids'] = shifted[:, :-1]
-        arguments = (tokens, shifted[:, :-1])
-    elif model.model_type == 'decoder_only':
-        arguments = (shifted,)
-    else:
-        method = 'classify' if model.model_type == 'classifier' else 'predict_tokens'
+    arguments = [shifted] if model.model_type == 'decoder_only' else list(inputs.values())
+    method = {'classifier': 'classify', 'encoder_only': 'predict_tokens'}.get(model.model_type, '__call__')
     module = model.module.clone(dtype='float32')
     apply = jax.jit(lambda params: module.apply({'params': params}, *arguments, enable_dropout=False, method=method))
     ours = np.asarray(apply(params))

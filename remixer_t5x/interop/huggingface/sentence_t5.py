@@ -32,12 +32,7 @@ IDENTITY = 'torch.nn.modules.linear.Identity'
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SentenceT5(T5Encoder):
-    """A T5 encoder with mean pooling and a linear projection.
-
-    Attributes:
-        sentence_dim: width of the sentence embeddings.
-        max_length: maximum number of tokens in a text.
-    """
+    """A T5 encoder with mean pooling and a linear projection to `sentence_dim` features."""
 
     kind = 'sentence-T5'
 
@@ -58,7 +53,7 @@ class SentenceT5(T5Encoder):
 
     @classmethod
     def from_config(cls, config: Config, tensors: Tensors) -> Self:
-        folder = pathlib.Path(config.file).parent
+        folder = config.folder
         pooling, dense = (
             Config(untrusted_files.read_object(folder / name / CONFIG), str(folder / name)) for name in (POOLING, DENSE)
         )
@@ -75,7 +70,7 @@ class SentenceT5(T5Encoder):
             sentence_dim=dense.read_int('out_features'),
             max_length=Config(limits, str(folder)).read_int('max_seq_length', 512),
             **cls.read_sizes(config),
-            **cls.read_flags(config),
+            **cls.read_head(config),
         )
 
     def extra_files(self) -> dict[str, Any]:

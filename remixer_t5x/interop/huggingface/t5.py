@@ -22,8 +22,6 @@ from remixer_t5x.interop.huggingface.traced_modules import TracedModules
 from remixer_t5x.interop.safetensors_files import Tensors
 from remixer_t5x.models.masked_lm import MaskedLM
 from remixer_t5x.models.seq2seq import Seq2Seq
-from remixer_t5x.models.sublayers.attention import CrossAttention, SelfAttention
-from remixer_t5x.models.sublayers.feed_forward import GatedMLP, ReluMLP
 
 UMT5 = 'umt5'
 GENERATION_CONFIG = 'generation_config.json'
@@ -31,10 +29,6 @@ TABLE, OUTPUT = 'shared.weight', 'lm_head.weight'
 TABLE_COPIES = ('encoder.embed_tokens.weight', 'decoder.embed_tokens.weight')
 # Maps `feed_forward_proj` to the activation of the gate in remixer_t5x; None is a feed-forward without a gate.
 FEED_FORWARDS = {'relu': None, 'gated-gelu': 'gelu', 'gated-silu': 'silu'}
-SUBLAYERS: Mapping[str, tuple[Any, ...]] = {
-    'encoder': (SelfAttention, (GatedMLP, ReluMLP)),
-    'decoder': (SelfAttention, CrossAttention, (GatedMLP, ReluMLP)),
-}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,13 +36,9 @@ class T5Encoder(Family):
     """A T5 encoder (`T5EncoderModel`), converted to a masked language model without a head.
 
     Attributes:
-        num_encoder_layers: number of encoder layers.
         activation: activation of the feed-forward's gate ('gelu' in T5 v1.1, 'silu' in UL2); None for the original T5,
             whose feed-forward has no gate.
-        num_buckets: number of buckets of relative positions.
-        max_distance: distance beyond which all positions share a bucket.
         layer_biases: whether each layer has a separate position bias, as in umT5, instead of one per stack.
-        eos_id: id of the end-of-sequence token.
     """
 
     kind = 'T5EncoderModel'
@@ -91,12 +81,7 @@ class T5Encoder(Family):
     eos_id: int = 1
 
     @classmethod
-    def from_config(cls, config: Config, tensors: Tensors) -> Self:
-        return cls(**cls.read_sizes(config), **cls.read_flags(config))
-
-    @staticmethod
-    def read_flags(config: Config) -> dict[str, Any]:
-        """Reads the fields that `sizes` does not contain from config.json."""
+    def read_head(cls, config: Config) -> dict[str, Any]:
         values = config.values
         if not isinstance(values.get('eos_token_id'), int | None):
             raise config.error('eos_token_id', 'it must be a single id, the end token of the vocabulary')
@@ -208,13 +193,7 @@ class T5Encoder(Family):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class T5(T5Encoder):
-    """A T5 encoder-decoder.
-
-    Attributes:
-        num_decoder_layers: number of decoder layers.
-        tied: whether the output projection is tied to the embedding.
-        scaled_output: whether the decoder output is scaled by embed_dim ** -0.5.
-    """
+    """A T5 encoder-decoder; `scaled_output` is whether the decoder output is scaled by embed_dim ** -0.5."""
 
     kind = 'T5'
     hf_class = 'T5ForConditionalGeneration'
@@ -235,7 +214,7 @@ class T5(T5Encoder):
     def from_config(cls, config: Config, tensors: Tensors) -> Self:
         values, tensors = config.values, tensors.with_names(cls.canonical_names(tensors))
         sizes = cls.read_sizes(config, num_decoder_layers=config.read_int('num_layers'))
-        flags = cls.read_flags(config)
+        flags = cls.read_head(config)
         tied = OUTPUT not in tensors or TABLE in tensors and np.array_equal(tensors[OUTPUT], tensors[TABLE])
         scaled = values['model_type'] != 'mt5' and values.get('tie_word_embeddings') is not False
         # transformers 5 sets tie_word_embeddings for every umT5, even if lm_head.weight differs from the embedding.
@@ -289,8 +268,7 @@ class T5(T5Encoder):
         targets = rng.integers(2, self.vocab_size, (2, 24), dtype=np.int32)
         return {**super().random_inputs(rng), 'decoder_input_ids': np.pad(targets[:, :-1], ((0, 0), (1, 0)))}
 
-    def our_logits(self, model: Seq2Seq, params: Params, inputs: Mapping[str, np.ndarray]) -> Any:
-        return model.module.clone(dtype='float32').apply({'params': params}, *inputs.values(), enable_dropout=False)
+    our_logits = Family.our_logits
 
     def reference_settings(self) -> dict[str, Any]:
         return {'tie_word_embeddings': self.scaled_output} if self.layer_biases else {}

@@ -13,14 +13,14 @@ distance, so the window of the remixer_t5x encoder is larger by one.
 import dataclasses
 import math
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from remixer_t5x.interop.huggingface.family import Config, Family, Tokenizer, expand_layers
-from remixer_t5x.interop.huggingface.modern_bert import find_tokenizer_json, write_tokenizer
-from remixer_t5x.interop.huggingface.parameter_table import ParamRow, Params, Runs, kernel_row
+from remixer_t5x.interop.huggingface.modern_bert import find_tokenizer, write_tokenizer
+from remixer_t5x.interop.huggingface.parameter_table import ParamRow, Runs, kernel_row
 from remixer_t5x.interop.huggingface.traced_modules import TracedModules
 from remixer_t5x.interop.safetensors_files import Tensors
 from remixer_t5x.models.seq2seq import Seq2Seq
@@ -42,17 +42,10 @@ class T5Gemma(Family):
     """A T5Gemma encoder-decoder whose stacks have the same sizes.
 
     Attributes:
-        num_encoder_layers: number of encoder layers.
-        num_decoder_layers: number of decoder layers.
-        num_kv_heads: number of key and value heads.
         window: width of the sliding window (`sliding_window` in transformers).
         query_scale: power of 4; transformers divides the attention logits by its square root.
-        softcap: soft cap of the attention logits, or None.
-        final_softcap: soft cap of the output logits, or None.
-        theta: base of the rotary embedding.
+        softcap, final_softcap: soft caps of the attention logits and of the output logits, or None.
         tied: whether the output projection is tied to the decoder's embedding.
-        bos_id: id of the first token of the decoder inputs.
-        eos_id: id of the end-of-sequence token.
         max_length: maximum number of tokens, used only by transformers.
     """
 
@@ -103,13 +96,12 @@ class T5Gemma(Family):
 
     @classmethod
     def from_config(cls, config: Config, tensors: Tensors) -> Self:
-        folder = str(pathlib.Path(config.file).parent)
         fields: dict[str, Any] = {}
         for side in SIDES:
             values = config.values.get(side)
             if not isinstance(values, dict):
                 raise config.error(side, 'it must be an object with the settings of the stack')
-            stack = Config(values, folder)
+            stack = Config(values, str(config.folder))
             layers = stack.read_int('num_hidden_layers')
             expected = [GLOBAL if layer % 2 else LOCAL for layer in range(layers)]
             if values.get('layer_types', expected) != expected:
@@ -257,8 +249,7 @@ class T5Gemma(Family):
         return {'generation_config.json': {**ids, 'pad_token_id': 0}}
 
     def find_tokenizer(self, folder: pathlib.Path, file: str | None) -> Tokenizer:
-        path = find_tokenizer_json(folder, file)
-        return Tokenizer('huggingface_tokenizer', {'path': path}, path)
+        return find_tokenizer(folder, file)
 
     def write_tokenizer(self, vocabulary: Any, folder: pathlib.Path) -> str:
         return write_tokenizer(vocabulary, folder)
@@ -272,9 +263,6 @@ class T5Gemma(Family):
         inputs[-1, inputs.shape[1] // 2 :] = 0
         targets[:, 0] = self.bos_id
         return {'input_ids': inputs, 'decoder_input_ids': targets}
-
-    def our_logits(self, model: Any, params: Params, inputs: Mapping[str, np.ndarray]) -> Any:
-        return model.module.clone(dtype='float32').apply({'params': params}, *inputs.values(), enable_dropout=False)
 
 
 def _read_softcap(config: Config, name: str) -> float | None:
