@@ -17,10 +17,7 @@ class Command:
 
     Attributes:
         name: one word, or two for a subcommand, such as `data list`.
-        help: one line for the list of commands.
-        add_arguments: adds the command's arguments to a parser.
         run: runs the command and returns the exit code (None is 0).
-        examples: example command lines for `--help`.
         prints_result: whether standard output is the result of the command, so that a write error stops it. Other
             commands only print progress, and ignore write errors.
         env: environment variables to set before any library is imported.

@@ -64,9 +64,8 @@ def run(args: argparse.Namespace) -> None:
 def _score_predictions(args: argparse.Namespace) -> None:
     """Computes the metrics of a task for a file of predictions, without a model.
 
-    `args.predictions` is a JSON lines file, as written by `remixer-t5x eval` and `infer`, with one line for each
-    example of the split, in order. Each line has a string field `prediction`. If it also has a field
-    `input`, that field must equal the example's input.
+    The file contains a JSON object for each example of the split, in order, with the string `prediction` and optionally
+    the `input` of the example, which is checked. `remixer-t5x eval` and `infer` write such files.
     """
     defaults = {'EVAL_TASKS': None, 'EVAL_EXAMPLES': None}
     mixture, lengths, split, name, limit = arguments.load_values(args, *_TASK_MACROS, base=BASE, defaults=defaults)

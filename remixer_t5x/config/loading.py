@@ -124,7 +124,7 @@ def config_text(absolute_paths: bool = True) -> str:
     if not isinstance(path := paths.get('HF_DATASET'), str) or not os.path.exists(os.path.expanduser(path)):
         paths.pop('HF_DATASET', None)
     _bind({name: _make_absolute(value) for name, value in paths.items() if value is not resolved.UNDEFINED})
-    # Write the lengths as numbers, so that later data with other lengths does not change parameter shapes.
+    # Write the lengths as numbers, so that loading the model with other data does not change parameter shapes.
     lengths = ('MAX_INPUT_LENGTH', 'MAX_TARGET_LENGTH')
     _bind({name: resolved.macro(name) for name in lengths if resolved.raw_macro(name) is not resolved.UNDEFINED})
     return gin.config_str()

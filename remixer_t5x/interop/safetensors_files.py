@@ -33,8 +33,7 @@ FLOATS = ('F32', 'BF16', 'F16')
 class Tensors(Mapping[str, np.ndarray]):
     """A mapping from names to float32 arrays, which are read on demand.
 
-    Args:
-        locations: for each array, the file that contains it and its name in the file.
+    `locations` contains the file of each array and the name of the array in that file.
     """
 
     def __init__(self, locations: Mapping[str, tuple[pathlib.Path, str]]):

@@ -84,11 +84,7 @@ def _merge_only_children(node: Node) -> Node:
 
 
 def cost_table(count: ModelCounts, depth: int) -> Table:
-    """Returns a table of modules, indented by depth; each row includes all submodules.
-
-    Args:
-        depth: number of levels of modules to show, at least 1.
-    """
+    """Returns a table of the modules in the first `depth` levels; each row includes all submodules."""
     root = module_tree(count)
     table = console.build_table('module', 'parameters', '%', 'forward FLOPs', '%', words=('module',))
 

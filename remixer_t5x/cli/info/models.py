@@ -24,16 +24,9 @@ WHOLE, ENCODER = 'whole model', 'encoder and embedding'
 
 @dataclasses.dataclass(frozen=True)
 class PublishedFigure:
-    """The published number of parameters of a model, and its FLOPs if known.
+    """The number of parameters that a paper reports for a model; `part` is the part of the model that it counts.
 
-    Attributes:
-        model: gin file in models/ that configures the model.
-        size: gin file in sizes/.
-        parameters: number of parameters that the paper reports.
-        part: the part of the model that the paper counts, `WHOLE` or `ENCODER`.
-        source: paper and table.
-        flops: reported FLOPs of a forward pass for 512 tokens, in which a multiply and an add count as two; None if not
-            reported.
+    `flops` is the reported number of FLOPs of a forward pass for 512 tokens; a multiply and an add count as two.
     """
 
     model: str

@@ -214,12 +214,7 @@ class LearnedPositions(Module):
 
 
 def attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    visible: Tensor,
-    bias: Tensor | None = None,
-    softcap: float | None = None,
+    query: Tensor, key: Tensor, value: Tensor, visible: Tensor, bias: Tensor | None = None, softcap: float | None = None
 ) -> Tensor:
     """Computes attention over [batch, length, heads, head_dim] arrays without scaling the logits."""
     key, value = (array.repeat_interleave(query.shape[2] // array.shape[2], 2) for array in (key, value))
@@ -817,11 +812,7 @@ class RemixerT5xForCausalLM(RemixerT5xModel, GenerationMixin):
     """A decoder-only model, which inserts the begin token automatically. Padding may be on either side of the text."""
 
     def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        labels: Tensor | None = None,
-        **_,
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, labels: Tensor | None = None, **_
     ) -> CausalLMOutput:
         """Computes the logits of the next token at each position, [batch, length, vocab].
 
@@ -862,7 +853,7 @@ class RemixerT5xForMaskedLM(RemixerT5xModel):
         attention_mask: Tensor | None = None,
         token_type_ids: Tensor | None = None,
         labels: Tensor | None = None,
-        **unused: Any,
+        **_,
     ) -> MaskedLMOutput:
         """Computes the logits of the token at each position, [batch, length, vocab]."""
         hidden, _ = self.encode(input_ids, attention_mask, token_type_ids)

@@ -27,15 +27,7 @@ _SPECIAL_TOKENS = ('<pad>', '</s>', '<unk>', '<s>')
 
 
 def read(folder: pathlib.Path, file: str | None = None) -> Tokenizer:
-    """Finds the tokenizer in `folder`, and returns the corresponding vocabulary.
-
-    Args:
-        folder: a Hugging Face model folder.
-        file: a SentencePiece model to use instead of the tokenizer in `folder`.
-
-    Raises:
-        UserError: `file` is None and the folder has no supported tokenizer.
-    """
+    """Finds the tokenizer in `folder`, or uses the SentencePiece model `file`. Raises UserError if there is none."""
     safe_paths.check_inside(folder)
     config = tokenizer_files.read_config(folder)
     if config.get('tokenizer_class') == BYTES_TOKENIZER and file is None:

@@ -111,5 +111,5 @@ def _differing_settings(settings: dict[str, Any], expected: dict[str, Any]) -> l
             return math.isclose(first, second, rel_tol=1e-6)
         return first == second
 
-    # A module in place of None has a path of its own.
+    # If a field is a module in one model and None in the other, `require_equal` reports the path of the module.
     return [name for name in settings if name in expected and not is_equal(settings[name], expected[name])]
