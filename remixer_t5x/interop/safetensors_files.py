@@ -181,7 +181,7 @@ def round_params(params: Params, dtype: str) -> Params:
 
 
 def first_difference(before: Params, after: Params) -> str | None:
-    """Returns the path of the first array that is not bit-identical in both trees, or None if all are."""
+    """Returns the path of the first array that is not bit-identical in both trees, or None if all arrays are."""
     trees = [traverse_util.flatten_dict(tree, sep='/') for tree in (before, after)]
     for name in sorted({*trees[0], *trees[1]}):
         pair = [np.asarray(tree[name]) for tree in trees if name in tree]

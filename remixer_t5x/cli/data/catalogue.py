@@ -21,16 +21,16 @@ def list_tasks(args: argparse.Namespace) -> None:
     with arguments.hide_library_output(args):
         from remixer_tasks import catalogue
     tasks = catalogue.read_statuses(args.data_dir)
-    table = console.build_table('task', 'here', 'not here', 'where', wraps=True)
+    table = console.build_table('task', 'available', 'missing', 'location', wraps=True)
     for task in tasks:
-        here = [split for split in task.splits if split.origin]
+        available = [split for split in task.splits if split.origin]
         # Shows the folders of the task's files, or the command that downloads the files.
-        paths = [path for split in here for path in (split.origin or '').split(', ')]
-        place = ', '.join(sorted({path if os.path.isdir(path) else os.path.dirname(path) for path in paths}))
+        paths = [path for split in available for path in (split.origin or '').split(', ')]
+        location = ', '.join(sorted({path if os.path.isdir(path) else os.path.dirname(path) for path in paths}))
         get_task = f'data get {task.name}'
         advice = f'remixer-t5x {get_task}' if task.has_download else f'no download, see {get_task}'
-        amounts = ' · '.join(f'{split.name} {split.amount}'.strip() for split in here)
-        table.add_row(task.name, amounts, ', '.join(s.name for s in task.splits if not s.origin), place or advice)
+        amounts = ' · '.join(f'{split.name} {split.amount}'.strip() for split in available)
+        table.add_row(task.name, amounts, ', '.join(s.name for s in task.splits if not s.origin), location or advice)
     whole = sum(all(split.origin for split in task.splits) for task in tasks)
     summary = f'{whole} of {len(tasks)} tasks are available; downloads go to {catalogue.download_folder(args.data_dir)}'
     corpora = 'Corpora for pretraining are gin files: data/python_docs.gin, data/own_text.gin, data/c4.gin'
@@ -41,8 +41,8 @@ def add_get_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('name', metavar='NAME', help='a task or data set listed by `data list`')
     source = 'copy the published files from this folder instead of downloading them'
     parser.add_argument('--from', dest='source', metavar='DIR', help=source)
-    place = 'folder for the files (default: REMIXER_T5X_CACHE/data, or ~/.cache/remixer_t5x/data)'
-    parser.add_argument('--data_dir', metavar='DIR', help=place)
+    folder = 'folder for the files (default: REMIXER_T5X_CACHE/data, or ~/.cache/remixer_t5x/data)'
+    parser.add_argument('--data_dir', metavar='DIR', help=folder)
 
 
 def download_task_files(args: argparse.Namespace) -> None:

@@ -37,8 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         '--compare', nargs='?', const='', metavar='SIZES',
-        help='all models at these sizes, separated by commas (default tiny,small,base), and the figures in papers; '
-        'with --speed, forecasts for the models (default small)',
+        help='compare all models at these sizes (default tiny,small,base), and with the figures in papers; with '
+        '--speed, compare their forecasts (default small)',
     )  # fmt: skip
     depth = 'number of levels of modules to show (default 3)'
     parser.add_argument('--depth', metavar='N', type=arguments.whole_number(1), default=3, help=depth)

@@ -76,8 +76,8 @@ def show(args: argparse.Namespace) -> None:
 
 
 def _papers_table(feature_lengths: Mapping[str, int]) -> Table:
-    words = ('model', 'size', 'of', 'source')
-    table = console.build_table('model', 'size', 'paper', 'ours', 'ratio', 'of', 'source', words=words)
+    words = ('model', 'size', 'part', 'source')
+    table = console.build_table('model', 'size', 'paper', 'ours', 'ratio', 'part', 'source', words=words)
     for figure in FIGURES:
         count = _count(figure.model, figure.size, {**feature_lengths, 'inputs': 512})
         parameters, flops = count.total_parameters, count.total_forward_flops
@@ -87,9 +87,9 @@ def _papers_table(feature_lengths: Mapping[str, int]) -> Table:
         pairs: list[tuple[float, float, str]] = [(figure.parameters, parameters, figure.part)]
         if figure.flops:
             pairs.append((figure.flops, flops, 'forward FLOPs, 512 tokens'))
-        for paper, ours, of in pairs:
+        for paper, ours, part in pairs:
             numbers = format_quantity(paper), format_quantity(ours), f'{ours / paper:.3f}'
-            table.add_row(figure.model, figure.size, *numbers, of, figure.source)
+            table.add_row(figure.model, figure.size, *numbers, part, figure.source)
     return table
 
 

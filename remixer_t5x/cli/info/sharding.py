@@ -47,7 +47,7 @@ def show(args: argparse.Namespace) -> None:
 def sharding_table(rows: Sequence[ShardingRow]) -> Table:
     """Returns a table with a row for each parameter, followed by its note, and the total."""
     words = ('parameter', 'shape', 'logical axes', 'mesh axes')
-    table = console.build_table(*words, 'bytes per device', 'of', words=words)
+    table = console.build_table(*words, 'bytes per device', 'share', words=words)
     for row in rows:
         # An axis that is split over several mesh axes is shown as `data+fsdp`, an unnamed or unsplit axis as a dash.
         axes = [

@@ -75,7 +75,7 @@ class Config:
 
 
 def expand_layers(stack: Any) -> tuple[list[Any], list[int | tuple[int, int]]]:
-    """Returns the layers of a `Stack` in order, with blocks expanded, and its runs as in `Runs`."""
+    """Returns the layers of a `Stack`, with blocks split into layers, and its runs in the format of `Runs`."""
     layers: list[Any] = []
     runs: list[int | tuple[int, int]] = []
     for factory, count in stack.runs:
@@ -138,7 +138,7 @@ class Family(abc.ABC):
 
     @classmethod
     def read_sizes(cls, config: Config, **defaults: int) -> dict[str, Any]:
-        """Checks the values in `allowed` and returns the sizes by field. `defaults` override the field defaults."""
+        """Checks settings in `allowed`, and returns those in `sizes` by field. `defaults` override field defaults."""
         config.check_values(cls.allowed)
         fields = {field.name: field.default for field in dataclasses.fields(cls)}
         defaults = {name: value for name, value in fields.items() if value is not dataclasses.MISSING} | defaults
@@ -283,7 +283,7 @@ class Family(abc.ABC):
         return parameter_table.write(self.param_rows(), runs, params)
 
     def check_vocabulary(self, vocabulary: Any, name: str, folder: str) -> None:
-        """Raises UserError if `vocabulary` is too large or has another end token than the model in `folder`."""
+        """Raises UserError if `vocabulary` is too large or its end token differs from that of the model in `folder`."""
         advice = 'pass the vocabulary of this model'
         rows = self.settings().get('VOCAB_SIZE', self.vocab_size)
         if vocabulary.vocab_size > rows:

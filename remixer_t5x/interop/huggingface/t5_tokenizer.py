@@ -85,7 +85,7 @@ def _count_byte_sentinels(config: Mapping[str, Any], folder: pathlib.Path) -> in
 
 
 def _count_piece_sentinels(config: Mapping[str, Any], folder: pathlib.Path, path: pathlib.Path | None) -> int:
-    """Returns the number of sentinels to add to the SentencePiece model; `path` is None if `folder` lacks the model."""
+    """Returns the number of sentinels to add to the SentencePiece model; `path` is None if `folder` has no model."""
     if path is not None:
         pieces = _read_pieces(path)
         added = tokenizer_files.read_added_tokens(folder)

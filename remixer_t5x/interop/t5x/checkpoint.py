@@ -326,7 +326,7 @@ def _find_network_sources(shapes: Shapes, saved: Shapes) -> dict[str, _ParamSour
 
 
 def _convert_to_network(flat: Mapping[str, Array], model: Seq2Seq) -> dict[str, Array]:
-    """Renames parameters as in T5X's network, and splits stacked layers into separate arrays.
+    """Renames parameters to the names of T5X's network, and splits stacked layers into separate arrays.
 
     Raises UserError if T5X's network does not support the model.
     """
