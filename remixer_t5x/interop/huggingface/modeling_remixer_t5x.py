@@ -856,7 +856,7 @@ class RemixerT5xForMaskedLM(RemixerT5xModel):
         **_,
     ) -> MaskedLMOutput:
         """Computes the logits of the token at each position, [batch, length, vocab]."""
-        hidden, _ = self.encode(input_ids, attention_mask, token_type_ids)
+        hidden = self.encode(input_ids, attention_mask, token_type_ids)[0]
         if hasattr(self, 'head'):
             logits = self.token_embedder.attend(self.head(hidden)) + self.head.bias
         else:
