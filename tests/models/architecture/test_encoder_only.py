@@ -26,14 +26,10 @@ LENGTHS = {'inputs': 8, 'targets': 8}
 PARAMETERS = {
     ('t5_1_1', 'tiny'): 10_848_640,
     ('t5_1_1', 'base'): 109_628_544,
-    ('t5_1_1', 'hyper_mixer_paper'): 11_372_416,
     ('hyper_mixer', 'hyper_mixer_paper'): 10_982_144,
     ('linear_transformer', 'hyper_mixer_paper'): 11_372_288,
     ('fnet', 'hyper_mixer_paper'): 9_799_424,
-    ('gmlp', 'gmlp_paper_base'): 129_941_968,
-    ('gmlp', 'gmlp_paper_large'): 364_929_696,
     ('amlp', 'gmlp_paper_base'): 108_646_876,
-    ('amlp', 'gmlp_paper_large'): 315_255_480,
     ('tim', 'base'): 110_024_832,
 }
 

@@ -27,14 +27,6 @@ def test_transforms_equal_hugging_face(transform, size):
     np.testing.assert_allclose(transform(GOLDEN[f'x/{size}']), expected, atol=1e-5 * np.max(np.abs(expected)))
 
 
-def test_both_transforms_have_the_same_gradient():
-    """The transform is symmetric: its gradient is the transform of the gradient."""
-    x, cotangent = jax.random.normal(jax.random.key(0), (2, 1, 8, 7))
-    for transform in (fnet.fourier_real, fnet.fourier_real_by_matmul):
-        gradient = jax.vjp(transform, x)[1](cotangent)[0]
-        np.testing.assert_allclose(gradient, fnet.fourier_real(cotangent), atol=1e-4)
-
-
 @pytest.mark.parametrize('devices', [1, 4])
 def test_several_devices_transform_by_matmuls(devices, monkeypatch):
     monkeypatch.setattr(jax, 'device_count', lambda: devices)
@@ -71,19 +63,3 @@ def test_the_content_of_padding_does_not_change_the_output():
         np.testing.assert_array_equal(apply({}, noisy, ctx), apply({}, x, ctx))
 
     check()
-
-
-def test_outputs_depend_on_the_padded_length():
-    """FNet is the only sublayer with this property."""
-    x = jax.random.normal(jax.random.key(0), (1, LENGTH, WIDTH))
-    long = fnet.FNet().apply({}, x, context([4]))
-    short = fnet.FNet().apply({}, x[:, :6], context([4], length=6))
-    assert not np.allclose(long[:, :4], short[:, :4])
-
-
-def test_bfloat16_inputs_are_transformed_in_float32():
-    x = jax.random.normal(jax.random.key(0), (1, LENGTH, WIDTH)).astype(jnp.bfloat16)
-    low = fnet.FNet().apply({}, x, context([LENGTH]))
-    assert low.dtype == jnp.bfloat16
-    exact = fnet.FNet().apply({}, x.astype(jnp.float32), context([LENGTH]))
-    np.testing.assert_array_equal(low, exact.astype(jnp.bfloat16))

