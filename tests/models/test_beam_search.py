@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remixer_t5x.errors import UserError
 from remixer_t5x.models import beam_search
 from remixer_t5x.models.beam_search import BeamSearch, BrevityPenalty, PowerPenalty
 from remixer_t5x.models.decoding import Greedy
@@ -75,9 +74,8 @@ def test_beam_search_with_enough_beams_is_exhaustive(penalty):
     check()
 
 
-@pytest.mark.parametrize('kind', ['t5', 'remixer'])
-def test_decoding_equals_exhaustive_scoring(kind):
-    model, params = make_seq2seq(kind, 4)
+def test_decoding_equals_exhaustive_scoring():
+    model, params = make_seq2seq('remixer', 4)
     # With larger parameters, later tokens can change the ranking of prefixes.
     params = jax.tree.map(lambda x: 1.5 * x, params)
     inputs = jnp.asarray([[3, 2, 3, 1, 2], [2, 3, 0, 0, 0], [3, 3, 2, 0, 0]])
@@ -129,23 +127,6 @@ def test_early_stopping_does_not_change_the_result():
     check()
 
 
-@settings(max_examples=50, deadline=None, derandomize=True, database=None)
-@given(st.lists(st.lists(st.integers(0, 4), min_size=5, max_size=5), min_size=2, max_size=2))
-def test_beams_and_cache_rows_stay_in_the_slots_of_their_parents(parents):
-    parents = jnp.asarray(parents)
-    chosen, assigned = beam_search._assign_parent_slots(parents + 10, parents)
-    np.testing.assert_array_equal(chosen, assigned + 10)
-    np.testing.assert_array_equal(np.sort(assigned), np.sort(parents))
-    for row in np.asarray(assigned):
-        assert all(row[parent] == parent for parent in row)
-    leaves = [jnp.arange(10), jnp.arange(60.0).reshape(10, 2, 3)]
-    for copied, gathered in zip(
-        beam_search._copy_rows(leaves, assigned), beam_search._gather_rows(leaves, assigned), strict=True
-    ):
-        np.testing.assert_array_equal(copied, gathered)
-    np.testing.assert_array_equal(gathered[:, 0, 0] // 6, (assigned + jnp.asarray([[0], [5]])).reshape(-1))
-
-
 @pytest.mark.parametrize('decoder', [BeamSearch(2, PowerPenalty(0.0)), Greedy()])
 def test_decoding_stops_when_every_sequence_has_ended(decoder):
     tables = toy.make_tables(0, batch=2, vocab=3, length=6)
@@ -160,11 +141,6 @@ def test_decoding_stops_when_every_sequence_has_ended(decoder):
     decoder(dataclasses.replace(generation, step=counted_step))
     jax.effects_barrier()
     assert 1 <= len(steps) <= 3
-
-
-def test_zero_beams_are_rejected():
-    with pytest.raises(UserError, match='^BEAMS must be a whole number of at least 1, got 0'):
-        BeamSearch(0)
 
 
 def check_parity(arrays):

@@ -1,17 +1,13 @@
 """Distributions of samples, and scores of sequences and choices as log-likelihoods of the model."""
 
 import collections
-import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from remixer_t5x.errors import UserError
-from remixer_t5x.models.architecture.stack import unstack_layers
 from remixer_t5x.models.decoding import Greedy
 from remixer_t5x.models.sampling import Sampling
 from tests.models import toy_generation as toy
@@ -45,7 +41,6 @@ def restricted_probabilities(logits, temperature=1.0, top_k=None, top_p=1.0) -> 
     'options',
     [
         {},
-        {'temperature': 0.5},
         {'temperature': 2.0, 'top_k': 3},
         {'top_p': 0.7},
         {'temperature': 1.5, 'top_k': 5, 'top_p': 0.8},
@@ -78,31 +73,11 @@ def test_later_tokens_are_conditioned_on_earlier_tokens():
     assert not counts
 
 
-@settings(max_examples=20, deadline=None, derandomize=True, database=None)
-@given(st.integers(0, 10**6), st.floats(0.05, 1.0))
-def test_one_candidate_is_greedy(seed, temperature):
-    tables = toy.make_tables(seed, batch=2, vocab=4, length=3)
-    greedy = compiled_greedy()(tables)
-    for actual in compiled_one_candidate_samplers()(tables, jax.random.key(seed)):
-        np.testing.assert_array_equal(actual.tokens, greedy.tokens)
-        np.testing.assert_allclose(actual.scores, greedy.scores, rtol=1e-5)
-
-
-@functools.cache
-def compiled_greedy():
-    return jax.jit(lambda tables: Greedy()(toy.generation(tables, 3)))
-
-
-@functools.cache
-def compiled_one_candidate_samplers():
-    samplers = Sampling(top_k=1), Sampling(top_p=1e-6)
-    return jax.jit(lambda tables, rng: [sampling(toy.generation(tables, 3), rng) for sampling in samplers])
-
-
 def test_scores_are_log_likelihoods_under_the_model():
     tables = toy.make_tables(5, batch=2, vocab=4, length=3)
     sampling = Sampling(temperature=3.0, top_k=3, num_samples=16)
-    for actual in (compile_sampler(3, sampling)(tables, jax.random.key(0)), compiled_greedy()(tables)):
+    greedy = jax.jit(lambda tables: Greedy()(toy.generation(tables, 3)))
+    for actual in (compile_sampler(3, sampling)(tables, jax.random.key(0)), greedy(tables)):
         for row in range(2):
             expected = {
                 tuple(toy.pad(sequence, 3)): score for sequence, score in toy.log_probabilities(tables[row], 3).items()
@@ -129,8 +104,6 @@ def test_a_key_for_each_sequence_makes_samples_independent_of_the_batch():
     ('options', 'message'),
     [
         ({'temperature': 0.0}, '^TEMPERATURE must be a number above 0, got 0.0'),
-        ({'top_k': 0}, '^TOP_K must be a whole number of at least 1 or None, got 0'),
-        ({'top_p': 0.0}, '^TOP_P must be a number above 0 and at most 1, got 0.0'),
         ({'top_p': 1.5}, '^TOP_P must be .*, got 1.5'),
         ({'num_samples': 0}, '^SAMPLES must be a whole number of at least 1, got 0'),
     ],
@@ -140,7 +113,7 @@ def test_impossible_settings_are_rejected(options, message):
         Sampling(**options)
 
 
-@pytest.mark.parametrize('rng', [None, np.zeros(2, np.uint32), np.zeros((3,), np.uint32)])
+@pytest.mark.parametrize('rng', [None, np.zeros(2, np.uint32)])
 def test_sampling_without_keys_is_rejected(rng):
     tables = toy.make_tables(0, batch=2, vocab=3, length=1)
     with pytest.raises(ValueError, match='jax.random.key'):
@@ -179,13 +152,3 @@ def ended_before(tokens) -> np.ndarray:
     """Returns whether an end token precedes each token."""
     is_end = np.asarray(tokens) == 1
     return np.cumsum(is_end, axis=-1) - is_end > 0
-
-
-def test_unstacked_layers_are_slices_of_runs():
-    _, params = make_seq2seq('remixer', VOCAB, (2, 1))
-    unstacked = unstack_layers(params['decoder'])
-    assert set(unstacked['run_0']) == {'layer_0', 'layer_1'} and set(unstacked['run_1']) == {'layer_0'}
-    stacked = params['decoder']['run_0']['layer']
-    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b[1]), unstacked['run_0']['layer_1'], stacked)
-    np.testing.assert_array_equal(unstacked['final_norm']['scale'], params['decoder']['final_norm']['scale'])
-    jax.tree.map(np.testing.assert_array_equal, unstack_layers(unstacked), unstacked)

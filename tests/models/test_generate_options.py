@@ -130,7 +130,6 @@ def make_beam_search(**options):
 BEAM_OPTIONS = {'num_beams': BEAMS, 'num_return_sequences': BEAMS, 'length_penalty': ALPHA}
 OPTIONS = {
     'no_repeat_ngram_size': {'no_repeat_ngram_size': 2},
-    'no_repeat_ngram_size=1': {'no_repeat_ngram_size': 1},
     'repetition_penalty': {'repetition_penalty': 1.7},
     'min_new_tokens': {'min_new_tokens': 8},
     'all': {'no_repeat_ngram_size': 3, 'repetition_penalty': 1.2, 'min_new_tokens': 4},

@@ -163,12 +163,8 @@ def test_packing_keeps_the_loss_of_documents():
             lambda model: interface.require_method(model, 'encode', 'infer --embed'),
             "for infer --embed, got 'decoder_only'",
         ),
-        (
-            lambda model: interface.require_model_type(model, 'encoder_decoder', 'fill_in'),
-            'must be encoder_decoder for fill',
-        ),
     ],
-    ids=['prefix', 'mixer', 'method', 'type'],
+    ids=['prefix', 'mixer', 'method'],
 )
 def test_unsupported_call_raises_a_one_line_error(call, message):
     model = make_model('attention', True)

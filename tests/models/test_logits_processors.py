@@ -1,4 +1,4 @@
-"""Logits processors against their definitions in NumPy, and the cost of a decoder without processors."""
+"""Logits processors against their definitions in NumPy, and stop strings."""
 
 import itertools
 
@@ -97,23 +97,6 @@ def test_processors_read_the_prompt_and_the_generated_tokens():
     assert tokens[:, :2].tolist() == [[2, 3], [2, 3]]
 
 
-@pytest.mark.parametrize('decoder', [Greedy, BeamSearch])
-def test_constraints_hold_in_every_output(decoder):
-    decode = decoder(no_repeat_ngram_size=1, bad_words_ids=[[3]], min_new_tokens=2)
-    tokens = np.asarray(decode(toy.generation(toy.make_tables(1, 4, 6, 3), 3)).tokens).reshape(-1, 3).tolist()
-    for row in tokens:
-        generated = row[: row.index(EOS)] if EOS in row else row
-        assert len(set(generated)) == len(generated) >= 2 and 3 not in generated
-
-
-def test_sampling_of_one_candidate_is_greedy_with_processors():
-    generation, options = toy.generation(toy.make_tables(2, 4, 6, 3), 3), {'no_repeat_ngram_size': 1}
-    expected = Greedy(**options)(generation)
-    for restriction in ({'top_k': 1}, {'min_p': 1.0}):
-        sampled = Sampling(**restriction, **options)(generation, jax.random.key(0))
-        np.testing.assert_array_equal(sampled.tokens, expected.tokens)
-
-
 def test_min_p_excludes_tokens_below_a_share_of_the_largest_probability():
     logits = np.random.default_rng(0).normal(0, 2, (100, 30)).astype(np.float32)
     probabilities = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
@@ -121,41 +104,10 @@ def test_min_p_excludes_tokens_below_a_share_of_the_largest_probability():
     np.testing.assert_array_equal(Sampling(min_p=0.1).restrict(logits), np.where(excluded, -np.inf, logits))
 
 
-def test_a_decoder_without_options_compiles_to_the_greedy_program():
-
-    def plain(tables):
-        generation = toy.generation(tables, 4)
-
-        def keep_going(state):
-            return (state[0] < 4) & ~jnp.all(state[4])
-
-        def body(state):
-            index, tokens, last, scores, ended, cache = state
-            logits, cache = generation.step(last, cache)
-            token = jnp.where(ended, 0, jnp.argmax(logits, axis=-1).astype(jnp.int32))
-            chosen = jnp.take_along_axis(logits, token[:, None], axis=-1)[:, 0]
-            scores += jnp.where(ended, 0.0, chosen - jax.nn.logsumexp(logits, axis=-1))
-            tokens = jax.lax.dynamic_update_slice_in_dim(tokens, token[:, None], index, axis=1)
-            return index + 1, tokens, token, scores, ended | (token == EOS), cache
-
-        zeros = jnp.zeros((2, 4), jnp.int32), jnp.zeros((2,), jnp.int32), jnp.zeros((2,), jnp.float32)
-        start = (jnp.zeros((), jnp.int32), *zeros, jnp.zeros((2,), bool), generation.allocate(1))
-        _, tokens, _, scores, _, _ = jax.lax.while_loop(keep_going, body, start)
-        return tokens.reshape(2, 1, 4), scores.reshape(2, 1)
-
-    def cost(decode):
-        analysis = jax.jit(decode).lower(toy.make_tables(0, 2, 4, 4)).compile().cost_analysis()
-        return analysis['flops'], analysis['bytes accessed']
-
-    assert cost(lambda tables: tuple(Greedy()(toy.generation(tables, 4)))) == cost(plain)
-    options = {'no_repeat_ngram_size': 2}
-    assert cost(lambda tables: tuple(Greedy(**options)(toy.generation(tables, 4)))) > cost(plain)
-
-
 TEXTS = [b'', b'', b'a', b'b', b'ab', b'ba', b'aab', '\u00e9'.encode()[:1], '\u00e9'.encode()[1:], b'c']
 
 
-@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+@settings(max_examples=50, deadline=None, derandomize=True, database=None)
 @given(
     st.lists(st.text('ab\u00e9', min_size=1, max_size=5), min_size=1, max_size=3),
     st.lists(st.integers(-1, len(TEXTS)), min_size=1, max_size=12),
@@ -191,11 +143,8 @@ def test_generation_ends_with_a_stop_string(decoder):
     ('options', 'message'),
     [
         ({'no_repeat_ngram_size': -1}, 'NO_REPEAT_NGRAM_SIZE must be .*, got -1'),
-        ({'repetition_penalty': 0.0}, 'REPETITION_PENALTY must be a number above 0, got 0.0'),
         ({'bad_words_ids': [5]}, 'BAD_WORDS_IDS must be lists of ids, .* got .5,'),
         ({'bad_words_ids': [[9]]}, 'BAD_WORDS_IDS must contain ids from 0 to 3, got 9'),
-        ({'forced_prefix': '[5'}, 'FORCED_PREFIX must be a list'),
-        ({'forced_prefix': [4]}, 'FORCED_PREFIX must contain ids from 0 to 3, got 4'),
     ],
 )
 def test_invalid_option_raises_an_error(options, message):
