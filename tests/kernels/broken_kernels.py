@@ -24,10 +24,6 @@ def correct(query, key, value, visibility, bias):
     return dot_product_attention(query, key, value, visibility.mask(), bias)
 
 
-def ignores_padding(query, key, value, visibility, bias):
-    return dot_product_attention(query, key, value, visibility.mask() | True, bias)
-
-
 @jax.custom_vjp
 def _doubled(x):
     return x

@@ -27,9 +27,10 @@ def plain(query, key, value, mask, bias, softcap=None):
 
 
 @pytest.mark.parametrize('by_rows', [True, False])
-@pytest.mark.parametrize('with_bias', [True, False])
-@pytest.mark.parametrize('mask_shape', [(1, 1, Q, K), (B, 1, 1, K), (B, 1, Q, K)])
-@pytest.mark.parametrize(('group', 'softcap'), [(1, None), (3, 1.5)])
+@pytest.mark.parametrize(
+    ('with_bias', 'mask_shape', 'group', 'softcap'),
+    [(True, (B, 1, Q, K), 1, None), (False, (1, 1, Q, K), 3, 1.5), (True, (B, 1, 1, K), 3, 1.5)],
+)
 def test_the_formula_equals_plain_attention_with_gradients(monkeypatch, by_rows, with_bias, mask_shape, group, softcap):
     monkeypatch.setattr(module, 'on_single_cpu', lambda: by_rows)
     rng = np.random.default_rng(0)
@@ -75,10 +76,8 @@ KERNEL_CASES = {
     'cross-attention, packed': (140, 200, 1, 16, Visibility(WITHOUT_KEY, packed(2, 200)), False),
     'an encoder in one block': (24, 24, 3, 16, Visibility(None, padding(2, 24)), True),
     'an encoder, packed, of odd length': (23, 23, 2, 16, Visibility(packed(2, 23), packed(2, 23)), True),
-    'a decoder of odd length': (23, 23, 2, 16, Visibility(None, padding(2, 23), True), True),
     'cross-attention to two blocks': (24, 200, 4, 64, Visibility(None, padding(2, 200)), False),
     'grouped queries': (24, 24, 6, 16, Visibility(None, padding(2, 24), True), True, 3),
-    'a window': (24, 24, 2, 16, Visibility(None, padding(2, 24), window=5), False),
     'a window in a decoder': (300, 300, 2, 64, Visibility(None, padding(2, 300), True, window=40), True),
     'a window in packed rows': (300, 300, 4, 16, Visibility(packed(2, 300), packed(2, 300), window=9), True, 2),
 }
@@ -139,14 +138,12 @@ def test_an_unsupported_call_raises_an_error_with_the_reason():
 
     assert_rejected('cpu', 'flash', "one of auto, formula, tpu_kernel, cudnn, got 'flash'")
     assert_rejected('cpu', 'tpu_kernel', 'does not run on a cpu; set ATTENTION = .auto')
-    assert_rejected('gpu', 'tpu_kernel', 'does not run on a gpu')
     assert_rejected('tpu', 'tpu_kernel', 'requires a relative position bias', bias)
     assert_rejected('gpu', 'cudnn', 'requires bfloat16, got float32')
     low = heads.astype(jnp.bfloat16)
     assert_rejected('tpu', 'tpu_kernel', 'requires a TPU v4 or newer for bfloat16, got a v3', x=low, chip='v3')
     packed_rows = Visibility(jnp.ones((1, 4), jnp.int32), jnp.ones((1, 4), jnp.int32))
     assert_rejected('gpu', 'cudnn', 'at most 112 for packed rows, got 120', x=jnp.tile(low, 15), visibility=packed_rows)
-    assert_rejected('gpu', 'cudnn', 'at most 128 for rows of one example, got 4', x=low[..., :4])
     for visibility in (unpacked, packed_rows):
         assert cudnn.unsupported_reason(low, low, low, visibility, bias) is None
     prefix = Visibility(None, jnp.ones((1, 4), jnp.int32), True, jnp.ones((1, 4), bool))

@@ -13,10 +13,16 @@ from remixer_t5x.models import interface
 SMALL = {'EMBED_DIM': 128, 'NUM_ENCODER_LAYERS': 1, 'NUM_DECODER_LAYERS': 1, 'VOCAB_SIZE': 64, 'DTYPE': 'bfloat16'}
 
 
-@pytest.mark.parametrize(('platform', 'chip', 'lowering'), [('tpu', 'v5e', 'tpu'), ('gpu', 'h100', 'cuda')])
+TPU, GPU = ('tpu', 'v5e', 'tpu'), ('gpu', 'h100', 'cuda')
+
+
 @pytest.mark.parametrize(
-    ('name', 'options'),
-    [('t5_1_1', {}), ('modern_t5', {'LOGIT_SOFTCAP': None}), ('hyper_mixer', {}), ('mixer_enc_dec', {})],
+    ('name', 'options', 'platform', 'chip', 'lowering'),
+    [
+        ('t5_1_1', {}, *TPU),
+        ('modern_t5', {'LOGIT_SOFTCAP': None}, *GPU),
+        *((name, {}, *target) for name in ('hyper_mixer', 'mixer_enc_dec') for target in (TPU, GPU)),
+    ],
 )
 def test_a_gradient_lowers_without_a_warning(name, options, platform, chip, lowering):
     model = build_model(f'models/{name}.gin', 'sizes/tiny.gin', **SMALL, **options)

@@ -122,8 +122,7 @@ def test_padding_does_not_change_the_result(platform):
     assert np.all(np.isfinite(mixed))
 
 
-@pytest.mark.parametrize(('platform', 'rows'), [('cpu', 3), ('gpu', 4)])
-@pytest.mark.parametrize('packed', [True, False])
+@pytest.mark.parametrize(('platform', 'rows', 'packed'), [('cpu', 3, True), ('gpu', 4, False)])
 def test_memory_is_length_times_width(platform, rows, packed):
     """The memory of a token is the difference between two lengths; it is a few rows of features, not a sum."""
     batch, heads, hidden, features = 2, 2, 64, 32

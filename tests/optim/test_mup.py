@@ -68,19 +68,19 @@ def test_every_factor_is_1_at_the_base_width():
 
 @pytest.fixture(scope='module')
 def wide():
-    """Returns initial parameters of width 256, without factors and with factors for a base width of 64."""
-    model = width_transfer.build_scaled('t5_1_1', 256, None)
-    rules = optimizer.adamw(0.01), mup.scaled(optimizer.adamw(0.01), 256, 64)
+    """Returns initial parameters of width 128, without factors and with factors for a base width of 32."""
+    model = width_transfer.build_scaled('t5_1_1', 128, None)
+    rules = optimizer.adamw(0.01), mup.scaled(optimizer.adamw(0.01), 128, 32)
     return [train_state.plan(model, rule, SHAPES, Partitioner()).create(jax.random.key(0)).params for rule in rules]
 
 
 @pytest.mark.parametrize('name', OPTIMIZERS)
 def test_updates_and_initial_values_scale_with_the_width(wide, name):
-    """From width 64 to 256, updates of matrices are divided by 4, and initial values of output matrices by 2."""
-    boxed = interface.param_shapes(width_transfer.build_scaled('t5_1_1', 256, None), SHAPES)
+    """From width 32 to 128, updates of matrices are divided by 4, and initial values of output matrices by 2."""
+    boxed = interface.param_shapes(width_transfer.build_scaled('t5_1_1', 128, None), SHAPES)
     gradients = jax.tree.map(lambda leaf: leaf * leaf + 1e-3, wide[0])
     updates = []
-    for rule, params in zip((OPTIMIZERS[name](0.01), mup.scaled(OPTIMIZERS[name](0.01), 256, 64)), wide, strict=True):
+    for rule, params in zip((OPTIMIZERS[name](0.01), mup.scaled(OPTIMIZERS[name](0.01), 128, 32)), wide, strict=True):
         tx = rule.make(nn.get_partition_spec(boxed))
         updates.append(jax.jit(lambda params, tx=tx: tx.update(gradients, tx.init(params), params)[0])(params))
     relative = name != 'adamw'
@@ -99,8 +99,8 @@ def test_updates_and_initial_values_scale_with_the_width(wide, name):
 
 
 def test_activations_are_independent_of_width_only_with_mup():
-    scaled = width_transfer.width_slopes('t5_1_1', (64, 256), 64, 2**-8, steps=3)
-    standard = width_transfer.width_slopes('t5_1_1', (64, 256), None, 2**-8, steps=3)
+    scaled = width_transfer.width_slopes('t5_1_1', (32, 128), 32, 2**-8, steps=3)
+    standard = width_transfer.width_slopes('t5_1_1', (32, 128), None, 2**-8, steps=3)
     assert max(abs(slope) for key, slope in scaled.items() if key != 'logits') < 0.1
     assert standard['logits'] - scaled['logits'] > 0.3
 

@@ -67,42 +67,16 @@ def test_updates_equal_those_of_training_all_parameters(model, run):
         np.testing.assert_allclose(array, expected[name], rtol=1e-5, atol=1e-7, err_msg=name)
 
 
-def test_a_nonfinite_step_does_not_change_the_optimizer_state(run):
-    _, step, state, _, _ = run
-    nan_state = state.replace(params=jax.tree.map(lambda leaf: np.full(leaf.shape, np.nan, np.float32), state.params))
-    after, metrics = step(nan_state, make_batch())
-    assert metrics['nonfinite'] == 1 and int(after.step) == 1
-    for name, leaf in by_name(after.opt_state).items():
-        np.testing.assert_array_equal(leaf, by_name(state.opt_state)[name], name)
-
-
 def test_gradients_of_frozen_parameters_are_not_computed(model):
-    """Checks the equations of the program and the buffers of the compiler."""
-    full_plan, full_step = make_plan_and_step(model, optimizer.adamw_rms(0.1), None)
-    plan, step = make_plan_and_step(model, optimizer.adamw_rms(0.1))
-    table = plan.abstract.params['token_embedder']['embedding']
-    batch = jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), make_batch())
-
-    def scatters(step, plan):
+    def scatters(names):
         # The gradient of the embedding lookup is the only scatter in the step of this model.
-        return str(jax.make_jaxpr(step)(plan.abstract, batch)).count('scatter-add')
+        plan, step = make_plan_and_step(model, optimizer.adafactor(0.1), names)
+        return str(jax.make_jaxpr(step)(plan.abstract, make_batch())).count('scatter-add')
 
-    assert scatters(step, plan) == 0 < scatters(full_step, full_plan)
-
-    def memory(step, plan):
-        program = jax.jit(step, donate_argnums=0).lower(plan.abstract, batch).compile().memory_analysis()
-        return program.argument_size_in_bytes, program.temp_size_in_bytes
-
-    frozen = jax.tree.leaves(trainable.split_params(plan.abstract.params, NAMES)[1])
-    size = 4 * sum(leaf.size for leaf in frozen)
-    (arguments, temporaries), (all_arguments, all_temporaries) = memory(step, plan), memory(full_step, full_plan)
-    assert table.size * 4 > size / 3
-    # Two moments of AdamW and a gradient per frozen parameter; padding of small buffers is less than 1%.
-    assert all_arguments - arguments == pytest.approx(2 * size, rel=0.01)
-    assert all_temporaries - temporaries > 0.9 * size
+    assert scatters(NAMES) == 0 < scatters(None)
 
 
-@pytest.mark.parametrize('names', [NAMES, 'scale$', '.', 'encoder/run_0/layer/self_attention/query/kernel'])
+@pytest.mark.parametrize('names', [NAMES, '.'])
 def test_split_and_join_of_parameters_are_inverse(model, names):
     params = interface.param_shapes(model, batch_formats.smallest_shapes(model.model_type))
     trained, frozen = trainable.split_params(params, names)
