@@ -56,7 +56,7 @@ def test_files_are_synced_before_the_rename_and_parents_after_it(written):
     assert [call[1] for call in calls[commit + 1 :]] == [str(parent) for parent in list(folder.parents)[:3]]
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_damaged_file_is_reported(written, tmp_path, data):
     durable.check_files(written[0])
@@ -82,15 +82,6 @@ def test_any_damaged_file_is_reported(written, tmp_path, data):
     assert '\n' not in str(raised.value)
     if path.name != durable.FILE_LIST:
         assert path.relative_to(copy).as_posix() in str(raised.value)
-
-
-def test_a_changed_bit_in_a_listed_file_name_is_damage(written, tmp_path):
-    copy = tmp_path / 'copy'
-    shutil.copytree(written[0], copy)
-    path = copy / durable.FILE_LIST
-    path.write_text(path.read_text().replace('ocdbt', '\x7fcdbt', 1))
-    with pytest.raises(durable.DamagedCheckpoint, match=durable.FILE_LIST):
-        durable.check_files(copy)
 
 
 def test_a_checkpoint_with_nan_is_rejected(tmp_path):
@@ -136,13 +127,12 @@ def test_a_locked_model_dir_cannot_be_locked_again(tmp_path):
         pass
 
 
-@pytest.mark.parametrize('change', [lambda content: content[: len(content) // 2], lambda content: b'x' + content[1:]])
-def test_a_damaged_array_description_is_reported_as_damage(written, tmp_path, change):
+def test_a_damaged_array_description_is_reported_as_damage(written, tmp_path):
     """And not as a malicious checkpoint."""
     folder = epath.Path(tmp_path / 'copy')
     shutil.copytree(written[0], folder)
     (path,) = pathlib.Path(folder).glob('state/manifest.ocdbt')
-    path.write_bytes(change(path.read_bytes()))
+    path.write_bytes(b'x' + path.read_bytes()[1:])
     with pytest.raises(durable.DamagedCheckpoint, match='is damaged'):
         saved_params.verify_files(folder, listed=True)
 

@@ -95,22 +95,10 @@ def test_restoring_other_shapes_raises_an_error(saved):
     checkpoints.close()
 
 
-def test_the_most_informative_shape_difference_is_reported():
-    """A parameter rather than its moments, and an array of both rather than an absent one."""
-    moment, kernel, logits = 'opt_state/1/mu/encoder/remixer/kernel', 'params/encoder/remixer/kernel', 'params/logits'
-    saved = dict.fromkeys((moment, kernel, logits), (1,))
-    assert changes.describe_shapes(saved, saved) == ''
-    text = changes.describe_shapes(saved, {**saved, moment: (2,), kernel: (2,)})
-    assert f'{kernel} has shape (1,), expected (2,) (and 1 more differ)' in text
-    text = changes.describe_shapes(saved, {'params/encoder/gmlp/kernel': (1,), logits: (3,)})
-    assert text == f'{logits} has shape (1,), expected (3,) (and 3 more differ)'
-
-
-@pytest.mark.parametrize('file', ['_sharding', '_METADATA'])
-def test_a_damaged_description_without_file_list_raises_an_error(saved, file):
+def test_a_damaged_description_without_file_list_raises_an_error(saved):
     step = pathlib.Path(saved / 'checkpoints' / '3')
     (step / 'files.json').unlink()
-    (step / 'state' / file).write_text('[]')
+    (step / 'state' / '_METADATA').write_text('[]')
     text = error_message(lambda: saved_params.restore_params(str(saved), abstract(state_of(0)).params))
     assert 'damaged' in text and 'copy the checkpoint again, or use another' in text
 
@@ -134,7 +122,6 @@ def test_parameters_are_restored_from_a_run_or_a_checkpoint(saved, subfolder):
 @pytest.mark.parametrize(
     ('subfolder', 'embed', 'vocabulary', 'words'),
     [
-        ('..', 4, None, 'does not contain a checkpoint'),
         ('', 4, 'other', 'trained with vocabulary'),
         ('', 5, None, '(4,), expected (5,)'),
     ],
@@ -166,21 +153,10 @@ def test_model_dir_must_be_a_new_folder_or_that_of_a_run(tmp_path, monkeypatch):
     assert [p.name for p in foreign.iterdir()] == ['thesis.tex']
 
 
-@pytest.mark.parametrize('name', ['a*b', 'what?', 'run[1]'])
-def test_a_name_with_pattern_characters_is_rejected(saved, tmp_path, name):
+def test_a_name_with_pattern_characters_is_rejected(saved, tmp_path):
     """Orbax would write a checkpoint there and not find it again."""
-    path = tmp_path / name
+    path = tmp_path / 'run[1]'
     assert 'as a pattern' in error_message(lambda: model_dir.create_model_dir(path))
     assert not path.exists()
     shutil.copytree(saved, path)
     assert 'as a pattern' in error_message(lambda: saved_params.open_checkpoint(str(path)))
-
-
-def test_a_read_only_folder_raises_an_error(tmp_path, monkeypatch):
-    """The error is simulated, because root can write anywhere."""
-
-    def refuse(self, text):
-        raise PermissionError(13, 'Permission denied')
-
-    monkeypatch.setattr(type(model_dir.absolute_path(tmp_path)), 'write_text', refuse)
-    assert 'Permission denied' in error_message(lambda: model_dir.create_model_dir(tmp_path / 'run'))

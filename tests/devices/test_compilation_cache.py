@@ -21,7 +21,6 @@ def test_the_cache_is_below_the_configured_folder(tmp_path):
     'variables',
     [
         {'JAX_COMPILATION_CACHE_DIR': '/mine'},
-        {'JAX_ENABLE_COMPILATION_CACHE': 'false'},
         {'REMIXER_T5X_CACHE': '/dev/null'},
     ],
     ids=str,

@@ -24,9 +24,7 @@ def installed(monkeypatch):
     ('text', 'expected', 'is_gpu'),
     [
         ('v5e:4x4', (1, 'v5e', '4x4'), False),
-        ('2*v5e:4x4', (2, 'v5e', '4x4'), False),
         ('v5p:2x2x1', (1, 'v5p', '2x2x1'), False),
-        ('h100:8', (1, 'h100', '8'), True),
         ('2*H200:8', (2, 'h200', '8'), True),
     ],
 )
@@ -39,16 +37,10 @@ def test_topologies_are_parsed(text, expected, is_gpu):
     [
         (None, None, None, 'fsdp=-1'),
         ('h100:1', 1, 80, 'data=1'),
-        ('h200:8', 8, 140, 'fsdp=-1'),
         ('2*h100:8', 16, 80, 'data=2,fsdp=-1'),
         # A v3 chip has two devices.
         ('v3:4x4', 32, 16, 'data=-1,fsdp=2'),
-        ('v4:2x2x4', 16, 32, 'data=-1,fsdp=4'),
         ('2*v5e:4x4', 32, 16, 'data=2,fsdp=-1'),
-        ('v5p:2x2x1', 4, 95, 'fsdp=-1'),
-        # Two devices per chip.
-        ('v7x:2x2x1', 8, 96, 'fsdp=-1'),
-        ('b200:8', 8, 179, 'fsdp=-1'),
     ],
 )
 def test_a_topology_sets_devices_memory_and_mesh(topology, devices, memory, mesh):
@@ -63,9 +55,7 @@ def test_all_tables_have_the_same_chips():
     assert set(hardware_table.MEMORY) == set(machines.MACHINES)
 
 
-@pytest.mark.parametrize(
-    ('text', 'advice'), [('v5e', '2*v5e:4x4'), ('v5e:4,4', 'h100:8'), ('b300:8', 'a100, h100, h200, b200')]
-)
+@pytest.mark.parametrize(('text', 'advice'), [('v5e', '2*v5e:4x4'), ('b300:8', 'a100, h100, h200, b200')])
 def test_unknown_topologies_are_rejected(text, advice):
     with pytest.raises(UserError, match=advice.replace('*', r'\*')):
         Topology.parse(text)
@@ -89,15 +79,6 @@ def test_a_missing_compiler_is_reported_with_its_package(installed):
     assert Hardware(topology='v5e:1x1', devices=1).compile_devices()[1] == 'XLA:CPU'
 
 
-def test_a_compiler_needs_a_topology_of_its_kind(installed):
-    installed('cpu', 'gpu', 'tpu')
-    with pytest.raises(UserError, match='TOPOLOGY=v3:4x4'):
-        Hardware(compiler='tpu')
-    with pytest.raises(UserError, match='TOPOLOGY=h100:8'):
-        Hardware(compiler='gpu', topology='v5e:2x4')
-    assert Hardware(compiler='gpu', topology='h100:8').compiler == 'gpu'
-
-
 @pytest.mark.parametrize(
     ('platform', 'environment', 'gib'),
     [('gpu', {}, 60), ('gpu', {'XLA_PYTHON_CLIENT_MEM_FRACTION': '0.9'}, 72),
@@ -115,9 +96,7 @@ def test_usable_memory_is_the_fraction_that_jax_preallocates(monkeypatch, platfo
 @pytest.mark.parametrize(
     ('settings', 'message'),
     [
-        ({'platform': 'npu'}, 'cpu, gpu, tpu'),
         ({'devices': 0}, 'DEVICES must be .* got 0'),
-        ({'devices': '8 GPUs'}, "DEVICES must be .* got '8 GPUs'"),
         ({'memory': '16GB'}, "DEVICE_MEMORY must be .* got '16GB'"),
         ({}, '--devices=32'),
     ],
