@@ -77,19 +77,12 @@ def test_every_model_type_has_a_batch_format():
 
 @pytest.mark.parametrize(
     ('model_type', 'lengths', 'words'),
-    [('decoder', LENGTHS, 'decoder_only'),
-     ('encoder_decoder', {'targets': 8}, 'inputs and targets, as in'),
-     ('decoder_only', {'inputs': 8}, "of targets, as in {'targets': 512}, or inputs and targets"),
-     ('decoder_only', {'targets': 0}, 'positive')],
+    [('encoder_decoder', {'targets': 8}, 'inputs and targets, as in'),
+     ('decoder_only', {'inputs': 8}, "of targets, as in {'targets': 512}, or inputs and targets")],
 )  # fmt: skip
 def test_unsupported_features_raise_an_error(model_type, lengths, words):
     with pytest.raises(UserError, match=words):
         pipeline.DatasetConfig('any', lengths, 2, model_type=model_type)
-
-
-def test_a_task_without_a_required_feature_raises_an_error():
-    with pytest.raises(UserError, match='has no inputs'):
-        pipeline.get_provider(config_of(task_of([{'targets': [3]}]), LENGTHS, 2))
 
 
 CORRUPTED = [{'inputs': [5, 9, 7, 8], 'targets': [0, 6, 0, 0]}, {'inputs': [3, 4, 9], 'targets': [3, 0, 0]}]
@@ -161,9 +154,8 @@ def test_targets_become_numbers_without_labels():
     [(lambda: first_batch(labels_config(('yes', 'maybe'), ('no', 'yes'))), 'targets of a_task, got no, yes; add maybe'),
      *((lambda text=text: first_batch(labels_config(('3.8', text), None)),
         f'targets of a_task must be finite float32 numbers .* got {text}; set LABELS')
-       for text in ('many', 'nan', 'inf', '-1e39')),
+       for text in ('many', '-1e39')),
      (lambda: pipeline.prepare_data(labels_config(('yes',), None), 384), r'3 labels of a_task.*\("no", "not", "yes"\)'),
-     (lambda: pipeline.prepare_data(labels_config(('yes',), ('no', 'yes')), 384), "got .'no', 'yes'."),
      (lambda: labels_config(('yes',), LABELS, pack=True), 'PACK'),
      (lambda: first_batch(config_of(task_of(CORRUPTED), {'inputs': 8, 'targets': 4}, 1, model_type='encoder_only')),
       'same length for inputs and targets')],

@@ -3,19 +3,15 @@
 import dataclasses
 import functools
 import inspect
-import weakref
 
 import numpy as np
 import pytest
 import seqio
 import tensorflow as tf
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from remixer_t5x.data import pipeline, task_batches, task_vocabulary
+from remixer_t5x.data import pipeline, task_batches
 from remixer_t5x.data.prefetch import DataPosition
-from remixer_t5x.data.stream import Stream, without_autograph
-from remixer_t5x.errors import UserError
+from remixer_t5x.data.stream import without_autograph
 from tests.support.error_lines import error_message
 
 LENGTHS = {'inputs': 16, 'targets': 12}
@@ -69,10 +65,9 @@ def test_the_order_depends_on_the_seed(task):
     assert texts(other, seqio.ByteVocabulary()) != texts(ours, seqio.ByteVocabulary())
 
 
-@settings(max_examples=3, deadline=None)
-@given(st.integers(0, 40), st.booleans())
+@pytest.mark.parametrize(('drawn', 'pack'), [(19, False), (7, True)])
 def test_a_restored_position_continues_with_the_next_batch(task, drawn, pack):
-    """40 batches of 4 are more than two epochs of 60 examples, so the position includes shuffle buffer and epoch."""
+    """19 batches of 4 are more than an epoch of 60 examples, so the position includes shuffle buffer and epoch."""
     config = pipeline.DatasetConfig(task, LENGTHS, batch_size=4, pack=pack)
     source = task_batches.TrainBatches(config, threads=1)
     take(source, drawn)
@@ -91,7 +86,7 @@ def test_shares_are_disjoint_and_complete(task):
     assert len(set(seen[0]) | set(seen[1])) == 60
 
 
-@pytest.mark.parametrize(('before', 'after', 'streams'), [(1, 2, None), (2, 1, None), (2, 3, None), (1, 2, 4)])
+@pytest.mark.parametrize(('before', 'after', 'streams'), [(2, 1, None), (1, 2, 4)])
 def test_other_numbers_of_hosts_resume_with_the_same_batches(task, before, after, streams):
     """The number of streams is STREAMS, or the number of hosts at the start of the run."""
     config = pipeline.DatasetConfig(task, LENGTHS, batch_size=12, streams=streams)
@@ -135,7 +130,7 @@ def lines_task(folder, name, source=None):
     )
 
 
-@pytest.mark.parametrize('shares', [1, 2, 5])
+@pytest.mark.parametrize('shares', [1, 5])
 def test_the_position_of_a_parallel_source_is_restored(tmp_path, shares):
     """With five shares, there are fewer files than hosts."""
     config = pipeline.DatasetConfig(lines_task(tmp_path, f'parallel{shares}'), LENGTHS, batch_size=5 * shares)
@@ -176,9 +171,8 @@ def test_a_source_whose_position_cannot_be_saved_raises_an_error(tmp_path, kind)
     assert pipeline.resume_config(config, 3) == config
 
 
-@settings(max_examples=3, deadline=None)
-@given(st.integers(1, 20))
-def test_evaluation_reads_every_example_once(task, batch_size):
+def test_evaluation_reads_every_example_once(task):
+    batch_size = 5
     config = pipeline.DatasetConfig(task, LENGTHS, batch_size, split='validation', shuffle=False)
     batches = list(task_batches.EvalBatches(config))
     assert all(len(b['decoder_target_tokens']) == batch_size for b in batches)
@@ -203,15 +197,11 @@ def test_invalid_settings_raise_an_error(task):
     config = pipeline.DatasetConfig(task, LENGTHS, 4)
     change = functools.partial(dataclasses.replace, config)
     errors = {
-        "got 'wiki'": lambda: pipeline.get_provider(change(mixture_or_task_name='wiki')),
         "train, validation, got 'tset'": lambda: pipeline.get_provider(change(split='tset')),
         "{'inputs': 512, 'targets': 114}": lambda: change(task_feature_lengths={'inputs': 16}),
-        'BATCH_SIZE must be': lambda: change(batch_size=0),
         'use 6': lambda: task_batches.TrainBatches(config, 0, 3),
         'set STREAMS = 2': lambda: task_batches.TrainBatches(change(streams=4), streams=2),
         'multiple of 3, the number of streams, got 4; use 6': lambda: change(streams=3),
-        'STREAMS must be': lambda: change(streams=True),
-        'SEED must be': lambda: change(seed=None),
         'set VOCAB_SIZE to 384': lambda: pipeline.prepare_data(config, 256),
     }
     for text, call in errors.items():
@@ -224,27 +214,12 @@ def test_an_empty_split_raises_an_error(tiny):
     assert 'no full batch' in error_message(lambda: next(task_batches.TrainBatches(config)))
 
 
-def test_vocabulary_records_differ():
-    vocabularies = (seqio.ByteVocabulary(), seqio.ByteVocabulary(100), seqio.PassThroughVocabulary(359))
-    assert len({task_vocabulary.vocabulary_record(vocabulary) for vocabulary in vocabularies}) == 3
-
-
 def test_saved_positions_are_small(tiny):
     """A position contains the shuffled examples, compressed to about 100 bytes each."""
     config = pipeline.DatasetConfig(tiny.task('tiny_size', train=3000, shuffle_buffer_size=1000), LENGTHS, 4)
     source = task_batches.TrainBatches(config, threads=1)
     next(source)
     assert len(DataPosition.from_states(1, source.capture()).to_json()['0']['state']) < 150_000
-
-
-def test_an_error_does_not_keep_the_iterator_alive():
-    """Otherwise, the threads of the iterator would continue to read."""
-    stream = Stream(tf.data.Dataset.range(3).map(lambda number: 1 // (1 - number)), 'numbers', saves=False)
-    iterator = weakref.ref(stream._iterator)
-    assert next(stream) == 1
-    with pytest.raises(UserError, match='numbers failed after 1 batches') as error:
-        next(stream)
-    assert iterator() is None and error.value.__cause__ is not None
 
 
 TEXTS = ['a', 'bcd', 'ef', 'ghijk']
@@ -272,14 +247,3 @@ def test_autograph_is_only_used_for_functions_that_need_it():
     assert [*without_autograph(lambda: map_texts(upper)).as_numpy_iterator()] == [b'A', b'BCD', b'EF', b'GHIJK']
     # AutoGraph would call a function in a generated file.
     assert files == [__file__]
-
-
-def test_a_position_saved_with_autograph_is_restored_without(monkeypatch, task):
-    config = pipeline.DatasetConfig(task, LENGTHS, 4, seed=3)
-    with monkeypatch.context() as patch:
-        patch.setattr(task_batches, 'without_autograph', lambda build: build())
-        unbroken = task_batches.TrainBatches(config, threads=1)
-    take(unbroken, 3)
-    resumed = task_batches.TrainBatches(config, threads=1)
-    resumed.restore(unbroken.capture())
-    assert_same(take(resumed, 5), take(unbroken, 5))

@@ -113,15 +113,6 @@ def test_streams_captured_at_different_batches_resume_together(batches, first, s
         assert next(source) == (batches, batches)
 
 
-def test_a_position_at_a_capture_skips_no_batches():
-    with Prefetcher(Counter(), lambda n: n, START, capture_period=5) as batches:
-        for _ in range(10):
-            next(batches)
-        # The thread captures the state just before it reads batch 11.
-        wait_until(lambda: batches.position().captured_at == {0: 10})
-        assert batches.position() == DataPosition(10, {0: 10}, {0: b'10'})
-
-
 def test_an_error_in_the_thread_is_raised_at_its_batch():
     with Prefetcher(Counter(error_at=7), lambda n: n, START, depth=3) as batches:
         assert [next(batches) for _ in range(7)] == list(range(7))

@@ -44,12 +44,6 @@ def cumsum_without_prompts(self, x, ctx):
     return out(jnp.cumsum(x, axis=1))
 
 
-def cache_without_batch(self, x, ctx):
-    if ctx.decode:
-        self.variable('cache', 'sum', jnp.zeros, (3, 5))
-    return out(x)
-
-
 def tiled_memory(self, x, ctx):
     def read():
         return jnp.mean(mask(ctx.memory.hidden, ctx.memory.context), 1, keepdims=True)
@@ -85,17 +79,12 @@ VIOLATIONS = [
     ('decode', 'decoder', cumsum_with_last_token_cache, 'step 2 with the cache differs'),
     ('prefix', 'decoder', cumsum_without_prompts, 'token 0 does not read token 1'),
     ('prompt', 'decoder', cumsum_without_prompts, 'step 0 after prompts differs'),
-    ('decode', 'decoder', cache_without_batch, 'got (3, 5)'),
     ('beams', 'decoder', tiled_memory, 'two beams of a sequence differs'),
     ('bfloat16', 'encoder', lambda _, x, ctx: out((x + 1000) - 1000), 'from float32'),
-    ('bfloat16', 'encoder', lambda _, x, ctx: out(x).astype(jnp.float32), 'the output for bfloat16 is float32'),
-    ('dropout', 'encoder', lambda _, x, ctx: nn.Dropout(0.5, deterministic=False)(out(x)), 'requires a key'),
     ('dropout', 'encoder', lambda _, x, ctx: out(x), 'different keys give the same output'),
-    ('dropout', 'encoder', lambda _, x, ctx: out(x) if ctx.deterministic else jnp.zeros(3) + jnp.zeros(4), 'Error'),
     ('parameters', 'encoder', lambda self, x, ctx: x * self.param('scale', nn.initializers.ones, x.shape[-1:]),
      'broken/scale has no logical axes'),
     ('gradients', 'encoder', unused_parameter, 'scale is zero'),
-    ('gradients', 'encoder', lambda _, x, ctx: jnp.sqrt(0 * jnp.maximum(out(x), 0)), 'not finite'),
     ('remat', 'encoder', lambda _, x, ctx: out(x * np.random.default_rng().uniform(0.5, 2)), 'with full_remat differs'),
 ]  # fmt: skip
 
@@ -136,7 +125,7 @@ def test_refused_side_is_reported(capsys):
         check_sublayer(sublayer, sides=('decoder',))
 
 
-@pytest.mark.parametrize('options', [{'sides': ('middle',)}, {'without': ('paddin',)}, {'sides': 'encoder'}])
+@pytest.mark.parametrize('options', [{'sides': ('middle',)}, {'sides': 'encoder'}])
 def test_unknown_names_raise(options):
     with pytest.raises(UserError, match='must be a tuple of names'):
         check_sublayer(GatedMLP, **options)
