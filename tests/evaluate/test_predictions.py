@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remixer_t5x.devices.partition import Partitioner
-from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate import predictions
 from tests.evaluate import prediction_worker
 from tests.support.real_processes import Process
@@ -79,15 +78,6 @@ def test_likelihoods_are_of_shifted_targets(predictor):
     np.testing.assert_array_equal(predictor.rank({}, [[3], [4, 5]], [[1], [2, 2]]), [[4, 7], [10, 13]])
 
 
-def test_a_batch_size_must_be_positive_and_divide(monkeypatch):
-    with pytest.raises(UserError, match='EVAL_BATCH_SIZE must be'):
-        predictions.Decoding(0, {'inputs': 4, 'targets': 4})
-    partitioner = Partitioner()
-    monkeypatch.setattr(Partitioner, 'batch_shards', 3)
-    with pytest.raises(UserError, match='BATCH_SIZE must be a multiple of 3.* got 4'):
-        predictions.Predictor(Counting(), partitioner, predictions.Decoding(4, {'inputs': 4, 'targets': 4}))
-
-
 @given(st.lists(st.integers(0, 512), max_size=300), st.integers(1, 40), st.sampled_from([512, 600, 1024]))
 def test_every_example_is_in_one_batch_that_is_long_enough(lengths, batch_size, longest):
     batches = predictions.plan_batches(lengths, batch_size, longest)
@@ -106,11 +96,3 @@ def test_short_examples_get_short_rows():
     lengths = [20] * 64 + [100] * 64 + [300] * 64
     sizes = [rows.length for rows in predictions.plan_batches(lengths, 8, 512)]
     assert sizes == [512] * 8 + [128] * 8 + [32] * 8
-
-
-@pytest.mark.parametrize(
-    ('length', 'longest', 'size'),
-    [(1, 512, 32), (32, 512, 32), (33, 512, 64), (500, 512, 512), (40, 48, 48), (3, 16, 16), (0, 512, 32)],
-)
-def test_lengths_are_rounded_up_to_buckets(length, longest, size):
-    assert predictions.bucket_length(length, longest) == size

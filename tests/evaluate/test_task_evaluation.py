@@ -14,7 +14,7 @@ from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate import results, task_examples, task_metrics
 from remixer_t5x.evaluate.predictions import Decoding
-from remixer_t5x.evaluate.task_evaluation import TaskEvaluation, TaskEvaluator, TaskReport, format_answers
+from remixer_t5x.evaluate.task_evaluation import TaskEvaluation, TaskEvaluator, TaskReport
 from remixer_tasks import vocabularies
 from remixer_tasks.corpora.text_corpus import ParsedCorpus
 
@@ -128,19 +128,6 @@ def test_rows_have_inputs_targets_and_predictions():
     assert task_evaluator.notes == ['echo_rows, validation: 1 of 6 inputs have more than 24 tokens: truncated']
 
 
-def test_format_answers_have_input_answer_and_target():
-    rows = [{'input': 'a\nb', 'prediction': '', 'target': 'x' * 999}, {'input': 'c', 'prediction': 'd', 'target': 'e'}]
-    report = TaskReport('echo', 'validation', {}, rows, 0.0)
-    head, *texts = format_answers(report, 1)
-    assert all(fact in head for fact in ('echo', '1 of 2', 'validation'))
-    labels, values = zip(*(line.split(maxsplit=1) for line in texts), strict=True)
-    assert labels == ('input', 'answer', 'target')
-    assert values[0] == 'a b' and values[1] and set(values[2]) == {'x'} and len(values[2]) < 999
-    assert len(list(format_answers(report, 5))) == 7 and not list(format_answers(report, 0))
-    with pytest.raises(UserError, match='SHOWN_ANSWERS must be .* got -1'):
-        evaluator(task(), shown=-1)
-
-
 def test_results_are_appended_after_a_truncated_line(tmp_path):
     report = TaskReport('a', 'validation', {'accuracy': 1.0}, [], 0.0)
     for step in (1, 2):
@@ -152,14 +139,7 @@ def test_results_are_appended_after_a_truncated_line(tmp_path):
     assert b'\n\n' not in (tmp_path / 'metrics.jsonl').read_bytes()
 
 
-def test_groups_are_printed_next_to_their_metric():
-    metrics = {'em': 50.0, 'em/easy': 75.0, 'em/hard': 25.0, 'f1': 2.0, 'f1/easy': 1.0, 'f1/hard': 3.0, 'odd/name': 4.0}
-    expected = 'em 50.00 (easy 75.00, hard 25.00), f1 2.00 (easy 1.00, hard 3.00), odd/name 4.00'
-    assert task_metrics.format_metrics(metrics) == expected
-    assert task_metrics.format_metrics(dict.fromkeys('abcde', 1.0)) == 'a 1.00, b 1.00, c 1.00 and 2 more'
-
-
-@pytest.mark.parametrize('text', ['even ', ' even', 'even  odd', 'even\n', '½ Ｅven', 'né'])
+@pytest.mark.parametrize('text', ['even  odd', 'né'])
 def test_targets_that_the_vocabulary_cannot_represent_are_reported(text):
     lines = [f'even {number * 7919 % 10007} odd' for number in range(2000)]
     vocabulary = vocabularies.trained(ParsedCorpus('words', 'even words', lambda malformed: iter(lines)), 380)
@@ -205,13 +185,10 @@ INVALID_CALLS = {
         lambda: evaluator(task('echo_f'), split='test'),
         "no task of echo_f .* no split 'test'",
     ),
-    'empty split': (lambda: evaluator(task('echo_g', texts=[])), "echo_g has no examples in split 'validation'"),
-    'no metrics': (lambda: evaluator(task('echo_h', metrics=())), 'echo_h has no metrics'),
     'two vocabularies': (
         lambda: evaluator([task('echo_x'), task('echo_y', vocabulary=seqio.ByteVocabulary(extra_ids=5))]),
         'same vocabulary, got different ones for echo_x and echo_y',
     ),
-    'no examples': (lambda: evaluator(task('echo_i'), examples=0), 'EVAL_EXAMPLES must be'),
 }
 
 
@@ -219,12 +196,6 @@ INVALID_CALLS = {
 def test_invalid_calls_raise_errors(call, line):
     with pytest.raises(UserError, match=line):
         call()
-
-
-def test_another_number_of_predictions_is_rejected():
-    examples = task_examples.read_examples(task('echo_j'), 'validation', LENGTHS)
-    with pytest.raises(UserError, match='echo_j, split validation, must have 6 rows, got 5'):
-        task_metrics.compute_metrics(examples, task_metrics.ModelOutputs(['yes'] * 5, [0.0] * 5))
 
 
 @flax.struct.dataclass
@@ -277,14 +248,11 @@ def share_equal(targets, predictions):
     return {'accuracy': 100 * float(np.mean([a == b for a, b in zip(targets, predictions, strict=True)]))}
 
 
-@pytest.mark.parametrize('functions', [(), (share_equal,)])
-@pytest.mark.parametrize('objects', [(), (Equal(), MeanScore())])
+@pytest.mark.parametrize(('objects', 'functions'), [((), (share_equal,)), ((Equal(), MeanScore()), (share_equal,))])
 def test_metric_objects_are_computed_next_to_functions(objects, functions):
     task = objects_task(list(objects), functions)
     assert task_metrics.needs_target_scores(task) == bool(objects)
     examples = task_examples.read_examples(task, 'validation', {'inputs': 8, 'targets': 8})
     outputs = task_metrics.ModelOutputs(['yes', 'maybe', 'no'], [0.0] * 3, [-1.0, -2.0, -3.0])
-    expected = {'equal': 200 / 3, 'mean_score': -2.0} if objects else {}
-    assert task_metrics.compute_metrics(examples, outputs) == pytest.approx(
-        expected | ({'accuracy': 200 / 3} if functions else {})
-    )
+    expected = {'accuracy': 200 / 3} | ({'equal': 200 / 3, 'mean_score': -2.0} if objects else {})
+    assert task_metrics.compute_metrics(examples, outputs) == pytest.approx(expected)
