@@ -62,10 +62,10 @@ def test_processes_wait_for_each_other_between_compilation_and_first_call(monkey
     assert events == ['compiled', 'barrier', 'first call', 'second call']
 
 
-@pytest.mark.parametrize('options', [{'xla_cpu_of_the_moon': True}, {'xla_cpu_enable_fast_math': 'perhaps'}])
-def test_an_invalid_xla_option_is_reported(options):
+def test_an_invalid_xla_option_is_reported():
+    options = {'xla_cpu_of_the_moon': True}
     ahead = CompiledAhead(jax.jit(jnp.sin), SHAPE, options=options)
-    with pytest.raises(UserError, match=f'XLA_OPTIONS must be .*{next(iter(options))}.*--gin.XLA_OPTIONS=None'):
+    with pytest.raises(UserError, match='XLA_OPTIONS must be .*xla_cpu_of_the_moon.*--gin.XLA_OPTIONS=None'):
         ahead(jnp.ones(SHAPE.shape))
 
 

@@ -2,7 +2,6 @@
 
 import io
 
-import optax
 import pytest
 from etils import epath
 from hypothesis import given
@@ -26,38 +25,12 @@ def test_output_to_a_file_has_plain_lines():
     assert out.getvalue() == 'step 300/1000 · loss 4.8123 · rate 0.012 · 12,346 tokens/s · MFU 41% · 5m50s left\n'
 
 
-def test_a_terminal_shows_a_progress_bar():
-    out = io.StringIO()
-    console = Console(file=out, force_terminal=True, width=120, highlight=False)
-    line = progress.ProgressLine(10, console=console)
-    line.log(1, {'loss': 4.0}, TIMING)
-    line.log(2, {'loss': 3.0}, TIMING)
-    line.print('held-out loss 3.5')
-    line.close()
-    text = out.getvalue()
-    assert '\x1b[' in text and 'held-out loss 3.5' in text and 'step 2/10 · loss 3.0000' in text
-    assert text.count('\n') < 5
-
-
-def test_the_step_line_omits_unknown_times():
-    assert progress.describe_step(5, 5, {'loss': 1.0}, TIMING) == 'step 5/5 · loss 1.0000 · 12,346 tokens/s'
-    assert progress.describe_step(1, 5, {'loss': 1.0}, {}) == 'step 1/5 · loss 1.0000'
-
-
 @pytest.mark.parametrize(
     ('kind', 'peak'),
-    [('NVIDIA A100-SXM4-80GB', 312e12), ('NVIDIA H100 80GB HBM3', 989e12), ('NVIDIA H100 PCIe', 756e12),
-     ('TPU v4', 275e12), ('TPU v5 lite', 197e12), ('TPU v5p', 459e12), ('cpu', None)],
+    [('NVIDIA H100 80GB HBM3', 989e12), ('NVIDIA H100 PCIe', 756e12), ('TPU v5 lite', 197e12), ('cpu', None)],
 )  # fmt: skip
 def test_peak_flops_match_the_most_specific_device(kind, peak):
     assert progress.peak_flops(kind) == peak
-
-
-@pytest.mark.parametrize(
-    ('seconds', 'text'), [(0.4, '0s'), (59, '59s'), (200, '3m20s'), (7500, '2h05m'), (273600, '3d04h')]
-)
-def test_durations_are_formatted_with_two_units(seconds, text):
-    assert progress.format_duration(seconds) == text
 
 
 def test_the_clock_excludes_pauses(monkeypatch):
@@ -137,10 +110,4 @@ def test_notes_describe_start_peak_and_end_of_the_schedule():
 def test_a_learning_rate_far_above_published_ones_warns(make):
     too_high = schedules.rsqrt(0.14)
     assert [line.startswith('warning: the learning rate reaches 0.14. ') for line in notes(make(too_high))] == [0, 1]
-    assert len(notes(make(schedules.rsqrt()))) == len(notes(make(0.02))) == 1
-
-
-def test_no_warning_if_the_safe_learning_rate_is_unknown():
-    assert len(notes(optimizer.adafactor(1.0, multiply_by_parameter_scale=False))) == 1
-    assert len(notes(optimizer.adamw(1.0))) == 1
-    assert notes(optimizer.as_optimizer(optax.sgd(10.0))) == []
+    assert len(notes(make(schedules.rsqrt()))) == len(notes(make(0.02))) == len(notes(optimizer.adamw(1.0))) == 1

@@ -1,14 +1,12 @@
 """The first signal prints one line and stops the run, the second exits, and neither prints a traceback."""
 
-import argparse
 import os
 import signal
-import types
 
 import pytest
 
 from remixer_t5x.cli import train
-from remixer_t5x.train import loop, preemption
+from remixer_t5x.train import preemption
 from remixer_t5x.train.settings import TrainResult
 
 
@@ -54,49 +52,9 @@ def test_sighup_stops_the_run_unless_it_is_ignored_as_under_nohup():
     signal.signal(signal.SIGHUP, before)
 
 
-@pytest.fixture
-def command(monkeypatch, tmp_path):
-    """The `train` command, with a run that was stopped by a signal and has saved."""
-
-    def stopped(run, *, signals, **_):
-        stop = signals.enter_context(preemption.StopRequest())
-        signal.raise_signal(signal.SIGINT)
-        return TrainResult(3, stop.agreed_signal(3), {}, {}, str(tmp_path), '')
-
-    monkeypatch.setattr(train.arguments, 'load', lambda *_, **__: None)
-    parts = {
-        'step_config': types.SimpleNamespace(model=None),
-        'dataset': types.SimpleNamespace(pack=False),
-        'recovery': types.SimpleNamespace(on_save_failure='stop'),
-    }
-    settings = types.SimpleNamespace(tasks=1, evaluation=None, **parts)
-    monkeypatch.setattr('remixer_t5x.config.resolved.call_configured', lambda *_, **__: settings)
-    monkeypatch.setattr('remixer_t5x.testing.check.check_custom_sublayers', lambda *_: [])
-    monkeypatch.setattr('remixer_t5x.config.loading.config_text', lambda: '')
-    monkeypatch.setattr(train, '_flops_per_step', lambda _: None)
-    monkeypatch.setattr(loop, 'train', stopped)
-    flags = dict.fromkeys(('coordinator_address', 'process_count', 'process_index'))
-    timeouts = {'initialization_timeout': 300, 'heartbeat_timeout': 100}
-    args = argparse.Namespace(command='finetune', from_hf=None, report_error=print, verbose=False, **flags, **timeouts)
-    return lambda: train.run(args)
-
-
-def test_a_second_ctrl_c_during_the_summary_exits_without_traceback(command, catch_exit, monkeypatch):
-    monkeypatch.setattr(train, '_print_end', lambda result: signal.raise_signal(signal.SIGINT))
-    with pytest.raises(Exited, match='130'):
-        command()
-
-
 def test_the_summary_omits_a_loss_that_is_not_finite(capfd, tmp_path):
     """metrics.jsonl contains null instead."""
     result = TrainResult(3, None, {'loss': None}, {'loss': None, 'perplexity': None}, str(tmp_path), 'checkpoint')
     train._print_end(result)
     train._plot_loss(result, 'stop')
     assert capfd.readouterr().out.startswith('finished at step 3\n')
-
-
-def test_signal_handlers_are_restored_after_the_summary(command, capfd):
-    before = signal.getsignal(signal.SIGINT)
-    assert command() == 130
-    assert signal.getsignal(signal.SIGINT) is before
-    assert capfd.readouterr().out.splitlines()[-1] == 'run the same command again to continue'
