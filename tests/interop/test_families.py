@@ -21,7 +21,7 @@ from remixer_t5x.interop.huggingface import folders as huggingface
 from remixer_t5x.interop.huggingface.family import Config
 from remixer_t5x.interop.huggingface.t5 import T5
 from remixer_t5x.models import interface
-from tests.support import hf_folders
+from tests.support import hf_folders, references
 from tests.support.error_lines import error_message
 
 # `end_id` is that of the recorded GPT-2.
@@ -284,3 +284,31 @@ def test_folders_without_readable_weights_are_rejected(tmp_path):
     check('has neither model.safetensors nor', folder)
     (folder / 'config.json').write_text('{')
     check('config.json cannot be read', folder)
+
+
+def test_hidden_states_of_a_bert_equal_recorded_values(tmp_path):
+    arrays = hf_folders.recorded_arrays('bert_tiny')
+    source = huggingface.read(str(hf_folders.write_tiny(tmp_path / 'b', 'bert_tiny')))
+    hidden = jax.jit(hf_folders.bert_model().encode)(source.params(), arrays['inputs'], arrays['token_types'])
+    is_token = arrays['inputs'] > 0
+    expected = arrays['hidden'][is_token]
+    assert np.max(np.abs(np.asarray(hidden)[is_token] - expected)) < 1e-5 * np.max(np.abs(expected))
+
+
+def test_transformers_reads_a_bert_that_we_write(tmp_path):
+    references.require('torch', 'transformers')
+    import torch
+    import transformers
+
+    arrays = hf_folders.recorded_arrays('bert_tiny')
+    source = huggingface.read(str(hf_folders.write_tiny(tmp_path / 'b', 'bert_tiny')))
+    folder = huggingface.write(str(tmp_path / 'ours'), source.family, source.params(), source.family.default_runs())
+    theirs = transformers.BertForMaskedLM.from_pretrained(folder).eval()
+    inputs, types = (torch.from_numpy(arrays[name]).long() for name in ('inputs', 'token_types'))
+    with torch.no_grad():
+        logits = theirs(input_ids=inputs, token_type_ids=types, attention_mask=(inputs > 0).long()).logits.numpy()
+    np.testing.assert_allclose(logits, arrays['logits'], atol=1e-5)
+    # The size of the published model, counted by transformers.
+    with torch.device('meta'):
+        base = transformers.BertForMaskedLM(transformers.BertConfig())
+    assert sum(weight.numel() for weight in base.parameters()) == 109_514_298

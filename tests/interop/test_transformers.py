@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 import types
 
 import numpy as np
@@ -11,7 +12,10 @@ import remixer_t5x
 from remixer_t5x.context import describe_tokens
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop.huggingface import folders as huggingface
+from remixer_t5x.interop.huggingface.family import Config
 from remixer_t5x.interop.huggingface.sentence_t5 import SentenceT5
+from remixer_t5x.interop.huggingface.t5 import T5
+from remixer_t5x.interop.safetensors_files import Tensors
 from remixer_t5x.models.architecture import encoder_only
 from tests.support import hf_folders
 
@@ -177,6 +181,22 @@ def test_a_sentence_t5_of_other_modules_raises_a_one_line_error(tmp_path):
     (tmp_path / 'st/modules.json').write_text('[{"path": "", "type": "a.Transformer"}, {"path": "1", "type": "b.CNN"}]')
     with pytest.raises(UserError, match='Transformer, CNN'):
         huggingface.read(str(tmp_path / 'st'))
+
+
+def test_a_ul2_20b_has_the_names_and_shapes_of_transformers():
+    config = transformers.T5Config(
+        vocab_size=32128, d_model=4096, d_ff=16384, d_kv=256, num_layers=32, num_heads=16,
+        feed_forward_proj='gated-silu', tie_word_embeddings=False, decoder_start_token_id=0,
+    )  # fmt: skip
+    values = {**config.to_dict(), 'num_decoder_layers': 32}
+    family = T5.from_config(Config(values, 'memory'), Tensors(dict.fromkeys(['lm_head.weight'], ('', ''))))
+    assert family.activation == 'silu'
+    with torch.device('meta'):
+        model = transformers.T5ForConditionalGeneration(config)
+    rows = ((row, names) for row in family.param_rows() for _, names in row.expand_runs(family.default_runs()))
+    shapes = {name: row.shape for row, names in rows for name in names}
+    theirs = {name: tuple(weight.shape) for name, weight in model.state_dict().items() if 'embed_tokens' not in name}
+    assert shapes == theirs and sum(map(math.prod, shapes.values())) == 19_591_209_984
 
 
 @pytest.mark.parametrize('name', MODELS)
