@@ -100,5 +100,3 @@ def test_an_invalid_record_raises_an_error(change, record):
     folder = change({})
     (folder / 'run' / 'metadata').write_text(record)
     assert 'cannot be read' in error_message(converted.read_checkpoint, str(folder))
-
-
