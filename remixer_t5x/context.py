@@ -62,7 +62,7 @@ class Memory:
     context: SequenceContext
 
 
-def describe_tokens(
+def make_sequence_context(
     tokens: jax.Array, segment_ids: jax.Array | None = None, positions: jax.Array | None = None, **flags
 ) -> SequenceContext:
     """Returns the context of [batch, length] tokens, in which trailing zeros are padding.
@@ -77,7 +77,7 @@ def describe_tokens(
     packed = segment_ids is not None
     index = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), (batch, length))
     if segment_ids is None:
-        segment_ids = (index < token_counts(tokens)[:, None]).astype(jnp.int32)
+        segment_ids = (index < count_tokens(tokens)[:, None]).astype(jnp.int32)
         positions = index
     elif positions is None:
         is_start = jnp.pad(segment_ids[:, 1:] != segment_ids[:, :-1], ((0, 0), (1, 0)), constant_values=True)
@@ -85,7 +85,7 @@ def describe_tokens(
     return SequenceContext(segment_ids=segment_ids, positions=positions, packed=packed, **flags)
 
 
-def token_counts(tokens: jax.Array) -> jax.Array:
+def count_tokens(tokens: jax.Array) -> jax.Array:
     """Returns the length of each row of `tokens` [batch, length] without trailing zeros: [batch] int32."""
     lengths = jnp.arange(1, tokens.shape[1] + 1, dtype=jnp.int32)
     return jnp.max(jnp.where(tokens > 0, lengths, 0), axis=1, initial=0)

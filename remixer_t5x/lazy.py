@@ -25,16 +25,16 @@ from typing import TYPE_CHECKING, Any
 from remixer_t5x.errors import UserError
 
 # Libraries required only by tasks, and the installation command.
-FOR_TASKS = ('tensorflow', 'tensorflow_text', 'tensorflow_datasets', 'seqio')
-INSTALL = "pip install 'remixer-t5x[train]'"
+TASK_LIBRARIES = ('tensorflow', 'tensorflow_text', 'tensorflow_datasets', 'seqio')
+INSTALL_COMMAND = "pip install 'remixer-t5x[train]'"
 # Whether to show the standard error output of libraries during import.
 verbose = False
 # Log levels that the C++ libraries of TensorFlow, gRPC and XLA read when they are loaded.
 _ENVIRONMENT = {'TF_CPP_MIN_LOG_LEVEL': '3', 'GRPC_VERBOSITY': 'ERROR', 'GLOG_minloglevel': '3'}
 # Blocked imports: TensorFlow imports Keras through the first module, and Keras the others for plots and tables.
-_NOT_NEEDED = ('keras.src.optimizers', 'matplotlib', 'pandas')
+_BLOCKED_MODULES = ('keras.src.optimizers', 'matplotlib', 'pandas')
 # Rarely used imports of seqio: TensorFlow Text's Keras layers, and hyperparameter search.
-_RARELY_USED = ('tensorflow_text.python.keras', 'pyglove')
+_DELAYED_MODULES = ('tensorflow_text.python.keras', 'pyglove')
 
 
 class _Library:
@@ -53,25 +53,25 @@ class _Library:
 def _load_library(name: str) -> Any:
     _import_tensorflow()
     if name not in sys.modules:
-        with without_stderr(), _pause_garbage_collection(), _delay_imports(_RARELY_USED):
+        with discard_stderr(), _pause_garbage_collection(), _delay_imports(_DELAYED_MODULES):
             _import_library(name)
     return sys.modules[name]
 
 
 def _import_library(name: str) -> Any:
     """Imports a library of the extra `train`. Raises UserError if the library is not installed."""
-    check_installed(name)
+    check_libraries_installed(name)
     return importlib.import_module(name)
 
 
-def check_installed(*names: str) -> None:
+def check_libraries_installed(*names: str) -> None:
     """Raises UserError unless the given libraries of the extra `train` (by default all) are installed."""
-    for name in names or FOR_TASKS:
+    for name in names or TASK_LIBRARIES:
         if sys.modules.get(name) is None and importlib.util.find_spec(name) is None:
-            raise UserError(f'{name} must be installed; run {INSTALL}')
+            raise UserError(f'{name} must be installed; run {INSTALL_COMMAND}')
 
 
-def file_errors() -> tuple[type[BaseException], ...]:
+def file_error_types() -> tuple[type[BaseException], ...]:
     """Returns the exception types for reading and writing files and bucket objects, without importing TensorFlow."""
     tensorflow = sys.modules.get('tensorflow')
     # ImportError is raised if the package for a storage service is not installed.
@@ -83,7 +83,7 @@ def _import_tensorflow() -> Any:
     """Imports TensorFlow and hides accelerators from it, even if TensorFlow has already been imported."""
     if not verbose:
         set_environment()
-    with without_stderr(), _pause_garbage_collection(), _block_imports(_NOT_NEEDED):
+    with discard_stderr(), _pause_garbage_collection(), _block_imports(_BLOCKED_MODULES):
         tensorflow = _import_library('tensorflow')
         # Hide accelerators, because TensorFlow would allocate all GPU memory at its first operation.
         for kind in ('GPU', 'TPU'):
@@ -103,7 +103,7 @@ def set_environment() -> None:
 
 
 @contextlib.contextmanager
-def without_stderr() -> Iterator[None]:
+def discard_stderr() -> Iterator[None]:
     """Discards standard error output during the block, unless the block raises an error or `verbose` is set."""
     if verbose:
         yield
@@ -207,4 +207,4 @@ else:
     seqio, tf = _Library('seqio'), _Library('tensorflow')
     tf_text, tfds = _Library('tensorflow_text'), _Library('tensorflow_datasets')
 
-__all__ = ['file_errors', 'has_extra', 'import_extra', 'seqio', 'tf', 'tf_text', 'tfds']
+__all__ = ['file_error_types', 'has_extra', 'import_extra', 'seqio', 'tf', 'tf_text', 'tfds']

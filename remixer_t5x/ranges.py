@@ -30,11 +30,11 @@ class Range:
 Function = typing.TypeVar('Function', bound=Callable[..., Any])
 
 Count = Annotated[int, Range('a whole number of at least 1', lambda n: n >= 1)]
-Whole = Annotated[int, Range('a non-negative integer', lambda n: n >= 0)]
+NonNegativeInt = Annotated[int, Range('a non-negative integer', lambda n: n >= 0)]
 Rate = Annotated[float, Range('a number from 0 to below 1', lambda n: 0 <= n < 1)]
-Share = Annotated[float, Range('a number from 0 to 1', lambda n: 0 <= n <= 1)]
-OpenShare = Annotated[float, Range('a number above 0 and below 1', lambda n: 0 < n < 1)]
-PositiveShare = Annotated[float, Range('a number above 0 and at most 1', lambda n: 0 < n <= 1)]
+Fraction = Annotated[float, Range('a number from 0 to 1', lambda n: 0 <= n <= 1)]
+OpenFraction = Annotated[float, Range('a number above 0 and below 1', lambda n: 0 < n < 1)]
+PositiveFraction = Annotated[float, Range('a number above 0 and at most 1', lambda n: 0 < n <= 1)]
 Positive = Annotated[float, Range('a number above 0', lambda n: n > 0)]
 NonNegative = Annotated[float, Range('a non-negative number', lambda n: n >= 0)]
 AboveOne = Annotated[float, Range('a number above 1', lambda n: n > 1)]
@@ -51,8 +51,8 @@ _DESCRIPTIONS: dict[Any, str] = {
     list: 'a list',
     tuple: 'a list in parentheses',
 }
-_NAMED: dict[str, Any] = {'None': None, 'Any': Any} | {kind.__name__: kind for kind in _DESCRIPTIONS}
-_NAMED |= {name: kind for name, kind in vars().items() if isinstance(kind, type(Count))}
+_TYPES_BY_NAME: dict[str, Any] = {'None': None, 'Any': Any} | {kind.__name__: kind for kind in _DESCRIPTIONS}
+_TYPES_BY_NAME |= {name: kind for name, kind in vars().items() if isinstance(kind, type(Count))}
 _SCALARS = (bool, int, float, str, types.NoneType)
 
 
@@ -90,7 +90,9 @@ def check_value(setting: str, value: Any, kind: Any) -> None:
     kinds = [split_annotation(each) for each in union_members(kind)]
     if any(base in (Any, object) or isinstance(base, typing.TypeVar | str | typing.ForwardRef) for base, _ in kinds):
         return
-    if any(base is typing.Literal for base, _ in kinds) or any(_matches(value, base, bounds) for base, bounds in kinds):
+    if any(base is typing.Literal for base, _ in kinds) or any(
+        _value_matches_type(value, base, bounds) for base, bounds in kinds
+    ):
         return
     descriptions = [bounds.description if bounds else _DESCRIPTIONS.get(base, '') for base, bounds in kinds]
     if not any(descriptions):
@@ -102,7 +104,7 @@ def check_value(setting: str, value: Any, kind: Any) -> None:
     raise UserError(f'{setting} must be {allowed}, got {value!r}{advice}')
 
 
-def _matches(value: Any, base: Any, bounds: Range | None) -> bool:
+def _value_matches_type(value: Any, base: Any, bounds: Range | None) -> bool:
     if type(value) is not base and not (base is float and type(value) is int):
         return False
     return bounds is None or (math.isfinite(value) and bounds.contains(value))
@@ -143,7 +145,7 @@ def get_annotation(function: Callable[..., Any], argument: str) -> Any:
         kind = parameter.annotation
         if isinstance(kind, str):
             names = [name.removeprefix('ranges.').partition('[')[0] for name in kind.split(' | ')]
-            kind = functools.reduce(operator.or_, [_NAMED[name] for name in names])
+            kind = functools.reduce(operator.or_, [_TYPES_BY_NAME[name] for name in names])
     except (ValueError, KeyError, TypeError):
         return inspect.Parameter.empty
     return kind if parameter.default is not None or kind is parameter.empty else kind | None

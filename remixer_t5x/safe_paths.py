@@ -1,7 +1,7 @@
 """Checks that links and file names in an untrusted folder do not lead outside of the folder.
 
-The folder itself may be a link, because the user chose it. `check_inside` lists folders without opening files, which
-takes milliseconds for thousands of files. Buckets have no links.
+The folder itself may be a link, because the user chose it. `check_links_inside` lists folders without opening files,
+which takes milliseconds for thousands of files. Buckets have no links.
 """
 
 import os
@@ -11,7 +11,7 @@ import stat
 from remixer_t5x.errors import UserError, one_line
 
 
-def check_inside(folder: str | os.PathLike[str]) -> None:
+def check_links_inside(folder: str | os.PathLike[str]) -> None:
     """Raises UserError if `folder` contains a link to a path outside of the folder, or a pipe, socket or device.
 
     In Hugging Face's cache, links from snapshots/<revision> into the neighboring blobs folder are allowed.
@@ -28,7 +28,7 @@ def check_inside(folder: str | os.PathLike[str]) -> None:
                     if entry.is_dir(follow_symlinks=False):
                         waiting.append(entry.path)
                     elif not entry.is_file(follow_symlinks=False):
-                        _check_entry(entry.path, roots, root)
+                        _check_link_target(entry.path, roots, root)
         except OSError as error:
             raise UserError(f'{one_line(current)} cannot be read ({error.strerror}); check its permissions') from error
 
@@ -46,7 +46,7 @@ def resolve_inside(folder: str | os.PathLike[str], name: object, source: str) ->
             f'{source} names the file {name!a:.100}, which is invalid or outside of {root}; correct the name'
         )
     path = os.path.join(root, str(name))
-    _check_entry(path, _allowed_roots(root), root)
+    _check_link_target(path, _allowed_roots(root), root)
     return pathlib.Path(path)
 
 
@@ -58,7 +58,7 @@ def _allowed_roots(folder: str) -> tuple[str, ...]:
     return (real, blobs) if is_cache and not os.path.islink(blobs) else (real,)
 
 
-def _check_entry(path: str, roots: tuple[str, ...], folder: str) -> None:
+def _check_link_target(path: str, roots: tuple[str, ...], folder: str) -> None:
     target = os.path.realpath(path)
     if not any(target == root or target.startswith(root.rstrip('/') + '/') for root in roots):
         raise UserError(

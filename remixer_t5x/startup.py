@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 # Name of threads that run XLA's compiler, which cannot be interrupted.
-COMPILES = 'compile'
+COMPILE_THREAD_NAME = 'compile'
 # Tuples (phase, wall clock, CPU clock) at the end of each phase; the first entry is the start of the command.
 _marks: list[tuple[str, float, float]] = []
 
@@ -26,7 +26,7 @@ def end_phase(phase: str) -> None:
 
 def is_compiling() -> bool:
     """Returns whether a thread is running XLA's compiler."""
-    return any(thread.name == COMPILES for thread in threading.enumerate())
+    return any(thread.name == COMPILE_THREAD_NAME for thread in threading.enumerate())
 
 
 def report_phases(write: Callable[[str], None]) -> None:

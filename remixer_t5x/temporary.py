@@ -12,7 +12,7 @@ import shutil
 import uuid
 from collections.abc import Iterator
 
-_LOCK = '.lock'
+_LOCK_SUFFIX = '.lock'
 
 
 @contextlib.contextmanager
@@ -23,7 +23,7 @@ def temporary_path(folder: pathlib.Path, prefix: str, suffix: str = '.tmp') -> I
     """
     _remove_abandoned_entries(folder, suffix)
     path = folder / f'{prefix}{uuid.uuid4().hex}{suffix}'
-    lock = path.with_name(path.name + _LOCK)
+    lock = path.with_name(path.name + _LOCK_SUFFIX)
     descriptor = _open_locked(lock)
     try:
         yield path
@@ -82,7 +82,7 @@ def remove_path(path: pathlib.Path) -> None:
 
 def _remove_abandoned_entries(folder: pathlib.Path, suffix: str) -> None:
     """Removes entries with `suffix` whose processes have ended."""
-    for lock in folder.glob(f'*{suffix}{_LOCK}'):
+    for lock in folder.glob(f'*{suffix}{_LOCK_SUFFIX}'):
         # Ignore errors, because another process may hold the lock or have removed the file.
         with contextlib.suppress(OSError):
             descriptor = os.open(lock, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -90,7 +90,7 @@ def _remove_abandoned_entries(folder: pathlib.Path, suffix: str) -> None:
                 if os.fstat(descriptor).st_uid != os.getuid():
                     continue
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                remove_path(lock.with_name(lock.name.removesuffix(_LOCK)))
+                remove_path(lock.with_name(lock.name.removesuffix(_LOCK_SUFFIX)))
                 lock.unlink(missing_ok=True)
             finally:
                 os.close(descriptor)

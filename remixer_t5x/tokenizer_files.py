@@ -12,7 +12,7 @@ from remixer_t5x.errors import UserError
 
 TOKENIZER, CONFIG, ADDED_TOKENS = 'tokenizer.json', 'tokenizer_config.json', 'added_tokens.json'
 # Flags of an added token that change how the surrounding text is tokenized.
-_FLAGS = ('single_word', 'lstrip', 'rstrip')
+_TOKEN_FLAGS = ('single_word', 'lstrip', 'rstrip')
 
 
 def read_config(folder: pathlib.Path) -> Mapping[str, Any]:
@@ -45,7 +45,7 @@ def read_added_tokens(folder: pathlib.Path) -> dict[str, int]:
             raise UserError(
                 f'the token {name!r:.60} must have one id, got {tokens[name]} and {index}; correct {folder}'
             )
-        set_flags = [flag for flag in _FLAGS if entry.get(flag)]
+        set_flags = [flag for flag in _TOKEN_FLAGS if entry.get(flag)]
         if set_flags and not re.fullmatch(r'\[MASK\]|<mask>', name):
             raise UserError(
                 f'{set_flags[0]} of the token {name!r:.60} in {folder} must be false, got true; correct the folder'
@@ -53,7 +53,7 @@ def read_added_tokens(folder: pathlib.Path) -> dict[str, int]:
     return tokens
 
 
-def check_settings(settings: Any, allowed: Mapping[str, Any], where: str) -> None:
+def check_tokenizer_settings(settings: Any, allowed: Mapping[str, Any], where: str) -> None:
     """Raises UserError if a setting differs from the allowed value or values."""
     settings = settings if isinstance(settings, dict) else {}
     for name, values in allowed.items():

@@ -29,7 +29,7 @@ _DEFAULT_ADVICE = 'copy or download it again'
 _LONE_SURROGATE = re.compile(r'\\u[dD][89a-fA-F]')
 
 
-class NotJson(ValueError):
+class InvalidJsonError(ValueError):
     """Raised for invalid JSON, and for numbers that are too long or not finite. The message is one short line."""
 
 
@@ -73,7 +73,7 @@ def read_bytes(path: Path, limit: int = MAX_BYTES) -> bytes:
 
 def read_text(path: Path, advice: str = _DEFAULT_ADVICE, limit: int = MAX_BYTES) -> str:
     """Reads a UTF-8 file. Raises UserError, ending with `advice`, if the file is not readable or not UTF-8."""
-    with as_user_errors(path, advice):
+    with raise_user_errors(path, advice):
         return _decode(read_bytes(path, limit))
 
 
@@ -88,19 +88,19 @@ def read_list(path: Path, advice: str = _DEFAULT_ADVICE, limit: int = MAX_BYTES)
 
 
 def _read_json(path: Path, advice: str, limit: int, kind: type, name: str) -> Any:
-    with as_user_errors(path, advice):
+    with raise_user_errors(path, advice):
         value = parse_json(read_bytes(path, limit))
         if not isinstance(value, kind):
-            raise NotJson(f'it does not contain a JSON {name}')
+            raise InvalidJsonError(f'it does not contain a JSON {name}')
         return value
 
 
 @contextlib.contextmanager
-def as_user_errors(path: Path, advice: str = _DEFAULT_ADVICE) -> Iterator[None]:
+def raise_user_errors(path: Path, advice: str = _DEFAULT_ADVICE) -> Iterator[None]:
     """Converts OSError and NotJson about `path` to a UserError that ends with `advice`."""
     try:
         yield
-    except (OSError, NotJson) as error:
+    except (OSError, InvalidJsonError) as error:
         raise UserError(f'{one_line(os.fspath(path))} cannot be read: {reason(error)}; {advice}') from error
 
 
@@ -137,7 +137,7 @@ def read_json_lines(path: Path, longest: int = LONGEST_LINE, odd_numbers: bool =
                 return
             try:
                 yield JsonLine(number, size, parse_json(line, odd_numbers), None, ended)
-            except NotJson as error:
+            except InvalidJsonError as error:
                 yield JsonLine(number, size, None, str(error), ended, is_blank=not line.strip())
 
 
@@ -151,19 +151,19 @@ def parse_json(text: str | bytes, odd_numbers: bool = False) -> Any:
         text = _decode(text) if isinstance(text, bytes) else text
         value = _build_decoder(odd_numbers).decode(text)
         return _replace_surrogates(value) if _LONE_SURROGATE.search(text) else value
-    except NotJson:
+    except InvalidJsonError:
         raise
     except RecursionError:
-        raise NotJson('it is nested too deeply') from None
+        raise InvalidJsonError('it is nested too deeply') from None
     except ValueError as error:
-        raise NotJson(f'invalid JSON ({one_line(str(error))[:150]})') from None
+        raise InvalidJsonError(f'invalid JSON ({one_line(str(error))[:150]})') from None
 
 
 @functools.cache
 def _build_decoder(odd_numbers: bool) -> json.JSONDecoder:
     def parse_int(digits: str) -> int:
         if len(digits) > _MAX_DIGITS:
-            raise NotJson(f'it has a number of {len(digits):,} digits')
+            raise InvalidJsonError(f'it has a number of {len(digits):,} digits')
         return int(digits)
 
     def parse_float(text: str) -> float | None:
@@ -171,7 +171,7 @@ def _build_decoder(odd_numbers: bool) -> json.JSONDecoder:
             return value
         if odd_numbers:
             return None
-        raise NotJson(f'it contains the number {text[:30]}, which is not finite')
+        raise InvalidJsonError(f'it contains the number {text[:30]}, which is not finite')
 
     return json.JSONDecoder(parse_int=parse_int, parse_float=parse_float, parse_constant=parse_float)
 
@@ -180,7 +180,7 @@ def _decode(content: bytes) -> str:
     try:
         return content.decode('utf-8-sig')
     except UnicodeDecodeError as error:
-        raise NotJson(f'invalid UTF-8 at byte {error.start}') from None
+        raise InvalidJsonError(f'invalid UTF-8 at byte {error.start}') from None
 
 
 def _replace_surrogates(value: Any) -> Any:

@@ -23,10 +23,23 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 PATH_ROOTS = ('', 'configs/', 'docs/', 'docs/guide/', 'scripts/', 'scripts/studies/', 'remixer_t5x/', 'tests/')
 MODULE_ROOTS = ('', 'tasks/', 'scripts/studies/')
 # Files that every test depends on.
-EVERYTHING = {'tests/conftest.py', 'pyproject.toml', 'setup.py', 'scripts/environment.sh', 'remixer_t5x/__init__.py'}
-EVERYTHING |= {'requirements.lock', 'requirements-py311.lock'}
+AFFECTS_ALL_TESTS = {
+    'tests/conftest.py',
+    'pyproject.toml',
+    'setup.py',
+    'scripts/environment.sh',
+    'remixer_t5x/__init__.py',
+}
+AFFECTS_ALL_TESTS |= {'requirements.lock', 'requirements-py311.lock'}
 # Files that no test reads.
-UNREAD = {'LICENSE', 'SECURITY.md', '.gitignore', '.ci/run', 'scripts/test.sh', '.github/pull_request_template.md'}
+UNREAD_FILES = {
+    'LICENSE',
+    'SECURITY.md',
+    '.gitignore',
+    '.ci/run',
+    'scripts/test.sh',
+    '.github/pull_request_template.md',
+}
 
 
 def run_git(*words: str) -> list[str]:
@@ -51,7 +64,7 @@ def changed_files(since: str) -> set[str]:
     return {*known, *run_git('ls-files', '--others', '--exclude-standard')}
 
 
-class Files:
+class DependencyGraph:
     """The files of the checkout and their dependencies."""
 
     def __init__(self, names: set[str]):
@@ -160,14 +173,14 @@ class Files:
         return None
 
 
-def select_tests(files: Files, changed: set[str]) -> dict[str, str]:
+def select_tests(files: DependencyGraph, changed: set[str]) -> dict[str, str]:
     """Returns the tests to run, with reasons; all tests if the dependents of a changed file are unknown."""
-    general = sorted(changed & EVERYTHING)
+    general = sorted(changed & AFFECTS_ALL_TESTS)
     if general:
         return dict.fromkeys(files.tests, f'every test depends on {general[0]}')
     chains = {test: files.find_chain(test, changed) for test in files.tests}
     chosen = {test: ' > '.join(chain[1:]) or 'changed itself' for test, chain in chains.items() if chain}
-    for name in sorted(changed - UNREAD):
+    for name in sorted(changed - UNREAD_FILES):
         if not any(files.find_chain(test, {name}) for test in files.tests):
             return dict.fromkeys(files.tests, f'no known test reads {name}, so all tests run')
     return chosen
@@ -178,7 +191,7 @@ def main() -> int:
     parser.add_argument('--since', metavar='REV', help='the revision to compare with (default: the main branch)')
     since = parser.parse_args().since or find_branch_point()
     changed = changed_files(since)
-    files = Files({*run_git('ls-files'), *changed})
+    files = DependencyGraph({*run_git('ls-files'), *changed})
     chosen = select_tests(files, changed)
     print(f'{len(changed)} files changed since {since[:12]}:', *sorted(changed), sep='\n  ', file=sys.stderr)
     print(f'{len(chosen)} of {len(files.tests)} test files depend on them:', file=sys.stderr)

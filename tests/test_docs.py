@@ -191,7 +191,7 @@ def test_configuration_of_every_command_loads(page, words, tmp_path, monkeypatch
     # These commands have only arguments to check, and no configuration to load.
     names = ('data list', 'data get', 'data show', 'report', 'reproduce', 'score', 'serve')
     plain = dict.fromkeys(names, call)
-    plain['compare'] = lambda args: call(compare.plan(args))
+    plain['compare'] = lambda args: call(compare.build_plan(args))
     if '--settings' in words:
         plain['info'] = call
     if not any('.gin' in word for word in words):

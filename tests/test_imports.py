@@ -112,7 +112,7 @@ def test_accelerators_are_hidden_if_a_library_has_imported_tensorflow(monkeypatc
 
 @pytest.mark.parametrize(('error', 'shown'), [(UserError('a mistake'), ''), (ImportError('a bug'), 'the reason')])
 def test_output_of_libraries_is_shown_only_if_their_import_fails(error, shown, capfd):
-    with pytest.raises(type(error)), lazy.without_stderr():
+    with pytest.raises(type(error)), lazy.discard_stderr():
         os.write(2, b'the reason')
         raise error
     assert capfd.readouterr().err == shown

@@ -18,11 +18,11 @@ REASONS = {
     """,
     'written by this process': """
         data/task_vocabulary.py::save_vocabulary checkpoints/durable.py::commit_checkpoint
-        extras/forecast/hlo_costs.py::_cost_estimate extras/reports/sweep.py::_last_error_line
-        evaluate/results.py::write data/stream.py::capture devices/collectives.py::check_same train/hooks.py::_upload
+        extras/forecast/hlo_costs.py::_cost_estimate extras/reports/sweep.py::_last_line
+        evaluate/results.py::write data/stream.py::capture devices/collectives.py::check_same_on_processes train/hooks.py::_upload
     """,
     'opened but not read': """
-        cli/streams.py::protect cli/process_flags.py::_code_digests interop/t5x/checkpoint.py::_write_array
+        cli/streams.py::protect_streams cli/process_flags.py::_code_digests interop/t5x/checkpoint.py::_write_array
         run_folder/trackers.py::_run_calls temporary.py::_open_locked temporary.py::_remove_abandoned_entries
         temporary.py::sync
     """,
@@ -36,16 +36,16 @@ REASONS = {
         remixer_tasks/files/download.py::_sha256 remixer_tasks/vocabulary/sentencepiece_vocabulary.py::_load
     """,
     'sent by another process of this run': """
-        checkpoints/manager.py::_gather_stream_positions devices/collectives.py::_poll
+        checkpoints/manager.py::_gather_stream_positions devices/collectives.py::_poll_failure_key
         devices/collectives.py::_wait_for_value
     """,
     'targets that a task has written': """
-        data/token_alignment.py::span_arrays remixer_tasks/benchmarks/text_metrics.py::span_metrics
+        data/token_alignment.py::make_span_arrays remixer_tasks/benchmarks/text_metrics.py::span_metrics
     """,
     'the folder of this program, which its user trusts': """
         extras/export/run.py::__init__ extras/export/run.py::_load_function
     """,
-    'the output of our child process': 'remixer_tasks/vocabulary/huggingface_tokenizer.py::load',
+    'the output of our child process': 'remixer_tasks/vocabulary/huggingface_tokenizer.py::load_tokenizer',
     'JSON that the tokenizer returns': 'remixer_tasks/vocabulary/huggingface_tokenizer.py::token_texts',
     'written by the operating system': 'devices/compilation_cache.py::machine_name',
     'a request of at most 1 MiB; see tests/extras/test_serve.py': 'extras/serve/server.py::_read_body',

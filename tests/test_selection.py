@@ -27,7 +27,9 @@ def files(changed_tests):
     folders = ('remixer_t5x', 'tasks', 'tests', 'configs', 'docs', 'scripts')
     nested = [path for folder in folders for path in (ROOT / folder).rglob('*') if '__pycache__' not in path.parts]
     top = [path for path in ROOT.iterdir() if path.is_file()]
-    return changed_tests.Files({path.relative_to(ROOT).as_posix() for path in [*nested, *top] if path.is_file()})
+    return changed_tests.DependencyGraph(
+        {path.relative_to(ROOT).as_posix() for path in [*nested, *top] if path.is_file()}
+    )
 
 
 def test_quick_runs_each_contract_test_for_each_sublayer_module():

@@ -36,7 +36,7 @@ def test_the_temporary_path_of_a_killed_process_is_removed(tmp_path):
         assert len(list(tmp_path.glob('x.*.tmp'))) == 2
         killed.send_signal(signal.SIGKILL)
         killed.wait()
-        with cache.add_entry(tmp_path / 'entry') as path:
+        with cache.create_cache_entry(tmp_path / 'entry') as path:
             # Only the path of the running process is left.
             assert len(list(tmp_path.glob('x.*.tmp'))) == 1
             path.write_text('content')

@@ -103,7 +103,7 @@ def make_reader(read, *arguments):
 
 def make_json_reader(parse):
     def parse_file(path):
-        with contextlib.suppress(untrusted_files.NotJson):
+        with contextlib.suppress(untrusted_files.InvalidJsonError):
             parse(pathlib.Path(path).read_bytes())
 
     return parse_file
@@ -121,7 +121,7 @@ READERS = {
         f'rows of {form}': make_reader(row_files.read, row_files.RowLayout(form), MALFORMED)
         for form in ('jsonl', 'tsv', 'csv')
     },
-    'another encoding': make_reader(row_files.lines, row_files.LONGEST, MALFORMED, 'latin-1'),
+    'another encoding': make_reader(row_files.lines, row_files.MAX_CHARACTERS, MALFORMED, 'latin-1'),
     'texts of infer': make_reader(TextInputs),
     'JSON lines': make_reader(untrusted_files.read_json_lines),
     'JSON': make_json_reader(untrusted_files.parse_json),
@@ -151,11 +151,11 @@ def test_tokenizers_take_time_in_proportion_to_the_text(name, tmp_path):
     assert not find_steep(lambda text: vocabulary.decode(vocabulary.encode(text)), TEXTS)
 
 
-@pytest.mark.parametrize('name', text_metrics.NAMED)
+@pytest.mark.parametrize('name', text_metrics.METRICS_BY_NAME)
 def test_metrics_take_time_in_proportion_to_the_text(name):
     """ROUGE-L's longest common subsequence is quadratic in the number of words, by definition."""
     texts = {kind: text for kind, text in TEXTS.items() if name != 'rouge'}
     targets = (lambda text: json.dumps({'text': [text]})) if name == 'span_answers' else str
     assert not find_steep(
-        lambda text: text_metrics.NAMED[name]([targets(text), targets('a')], [text + ' b', 'b']), texts
+        lambda text: text_metrics.METRICS_BY_NAME[name]([targets(text), targets('a')], [text + ' b', 'b']), texts
     )

@@ -85,8 +85,8 @@ def lock_model_dir(folder):
 
 
 def open_shared_model(folder):
-    if shared_folder.is_shared(folder):
-        shared_folder.open_folder(folder)
+    if shared_folder.is_shared_folder(folder):
+        shared_folder.open_shared_folder(folder)
 
 
 @contextlib.contextmanager
@@ -139,17 +139,19 @@ READERS = {
     'predictions': lambda path: [row['prediction'].encode() for row in results.read_predictions(str(path))],
     'texts': read_texts,
     'output': lambda path: text_inference.PredictionWriter(str(path), {'checkpoint': 'a', 'decoder': 'b'}),
-    'checkpoint_file_list': folder_reader(durable.FILE_LIST, lambda folder: durable.check_files(epath.Path(folder))),
+    'checkpoint_file_list': folder_reader(
+        durable.FILE_LIST, lambda folder: durable.verify_file_checksums(epath.Path(folder))
+    ),
     'array_metadata': folder_reader('.zarray', untrusted.check_checkpoint),
     'checkpoint_record': folder_reader('run/metadata', read_checkpoint_record),
-    'tracker_ids': folder_reader(trackers.IDS, read_tracker_ids),
-    'run_times': folder_reader(progress.TIMES, lambda folder: progress.read_times(epath.Path(folder))),
+    'tracker_ids': folder_reader(trackers.IDS_FILE, read_tracker_ids),
+    'run_times': folder_reader(progress.TIMES_FILE, lambda folder: progress.read_times(epath.Path(folder))),
     'run_config': folder_reader(
         model_dir.CONFIG,
         lambda folder: infer.find_template_mismatch(f'{folder}/checkpoints/1', None),
-        **{model_dir.MARKER: '{}'},
+        **{model_dir.MARKER_FILE: '{}'},
     ),
-    'run_lock': folder_reader(model_dir.LOCK, lock_model_dir),
+    'run_lock': folder_reader(model_dir.LOCK_FILE, lock_model_dir),
     't5_config': config_reader('t5'),
     'bert_config': config_reader('bert'),
     'gpt2_config': config_reader('gpt2'),
@@ -158,19 +160,19 @@ READERS = {
     **{name: folder_reader(name, tokenizer_files.read_added_tokens) for name in ADDED_TOKENS},
     'unigram': lambda path: sentencepiece_vocabulary.unigram_model(untrusted_files.read_object(path), 'folder'),
     'hugging_face_tokenizer': folder_reader(t5_tokenizer.CONFIG, t5_tokenizer.read),
-    'shard_index': folder_reader(safetensors_files.INDEX, safetensors_files.read_folder),
+    'shard_index': folder_reader(safetensors_files.INDEX_FILE, safetensors_files.read_folder),
     'safetensors': lambda path: safetensors_files.read_params(str(path)),
-    'finished_commands': folder_reader(sweep.FINISHED, sweep.Sweep),
-    'cache_file_list': folder_reader(cache.FILE_LIST, cache.check_files),
+    'finished_commands': folder_reader(sweep.FINISHED_FILE, sweep.Sweep),
+    'cache_file_list': folder_reader(cache.FILE_LIST, cache.check_file_sizes),
     'published_json': lambda path: raw_rows.parse_json_file(str(path)),
     'published_rows': lambda path: [str(row).encode() for row in raw_rows.read_jsonl(str(path))],
     'published_tables': read_tables,
     'rows': read_rows,
-    'saved_vocabulary': folder_reader(task_vocabulary.INDEX, lambda folder: vocabularies.saved(str(folder))),
+    'saved_vocabulary': folder_reader(task_vocabulary.INDEX_FILE, lambda folder: vocabularies.saved(str(folder))),
     'saved_words': folder_reader(
-        task_vocabulary.WORDS,
+        task_vocabulary.WORDS_FILE,
         lambda folder: vocabularies.saved(str(folder)).encode('a'),
-        **{task_vocabulary.INDEX: '{"kind": "words"}'},
+        **{task_vocabulary.INDEX_FILE: '{"kind": "words"}'},
     ),
     'shared_model': folder_reader(shared_folder.CONFIG, open_shared_model),
 }
@@ -212,14 +214,14 @@ def test_non_files_raise_a_one_line_error(tmp_path, name, kind):
 
 @pytest.mark.parametrize('text', ['NaN', '[1e999]', '{"a": -Infinity}', '9' * 400, '[' * 100_000, '{', '', '"a\nb"'])
 def test_odd_json_is_rejected_in_one_short_line(text):
-    with pytest.raises(untrusted_files.NotJson) as error:
+    with pytest.raises(untrusted_files.InvalidJsonError) as error:
         untrusted_files.parse_json(text)
     assert len(str(error.value).splitlines()) == 1 and len(str(error.value)) < 200
 
 
 def test_numbers_that_json_lacks_can_be_read_as_none():
     assert untrusted_files.parse_json('[NaN, 1e999, -Infinity, 2, 0.5]', odd_numbers=True) == [None, None, None, 2, 0.5]
-    with pytest.raises(untrusted_files.NotJson, match='5,000 digits'):
+    with pytest.raises(untrusted_files.InvalidJsonError, match='5,000 digits'):
         untrusted_files.parse_json('9' * 5000, odd_numbers=True)
 
 

@@ -30,7 +30,7 @@ from remixer_t5x.run_folder import model_dir, object_store
 # Default maximum numbers of tokens if neither the run nor the caller sets them, as for a Hugging Face folder.
 DEFAULT_LENGTHS = {'inputs': 512, 'targets': 114}
 # The name of the `path` argument in error messages.
-SETTING = 'the path given to load'
+PATH_SETTING = 'the path given to load'
 
 
 def load(
@@ -97,8 +97,8 @@ def _load_folder(path: str, partitioner: Partitioner, vocabulary: str | None, tr
         is_hugging_face = (folder / folders.CONFIG).is_file() and not saved_params.list_steps(
             folder / model_dir.CHECKPOINTS
         )
-    if is_hugging_face and shared_folder.is_shared(pathlib.Path(folder)):
-        shared = shared_folder.open_folder(pathlib.Path(folder))
+    if is_hugging_face and shared_folder.is_shared_folder(pathlib.Path(folder)):
+        shared = shared_folder.open_shared_folder(pathlib.Path(folder))
         if not trust_gin:
             check_gin(shared, advice)
         return _load_shared(shared, partitioner, trust_gin)
@@ -118,7 +118,7 @@ def check_gin(shared: shared_folder.SharedModel, advice: str) -> None:
     `advice` is the call or command that loads the folder anyway.
     """
     file = shared.folder / shared_folder.GIN
-    if foreign := foreign_gin.first_foreign(shared.gin_text(), str(file)):
+    if foreign := foreign_gin.find_disallowed_statement(shared.gin_text(), str(file)):
         raise UserError(
             f'{file} refers to {one_line(foreign):.200}, which is not part of the models of this package, and gin can '
             f'run code; read the file, and if you trust it, use {advice}'
@@ -149,7 +149,7 @@ def _read_gin(gin_file: str, flags: Sequence[tuple[str, str]] = ()) -> tuple[Any
 def restore_params(checkpoint: str, model: Any, vocabulary: Any, partitioner: Partitioner) -> Any:
     """Restores the parameters onto the partitioner's devices. Raises UserError if they do not fit the model."""
     record = task_vocabulary.vocabulary_record(vocabulary)
-    return saved_params.restore_params(checkpoint, _abstract_params(model, partitioner), record, SETTING)
+    return saved_params.restore_params(checkpoint, _abstract_params(model, partitioner), record, PATH_SETTING)
 
 
 def _abstract_params(model: Any, partitioner: Partitioner) -> Any:
@@ -160,7 +160,7 @@ def _abstract_params(model: Any, partitioner: Partitioner) -> Any:
 def find_checkpoint(path: str) -> str:
     """Returns the newest checkpoint at `path`, or the best checkpoint of a task if there is no other checkpoint."""
     try:
-        return str(saved_params.find_checkpoint(path, SETTING))
+        return str(saved_params.find_checkpoint(path, PATH_SETTING))
     except UserError:
         if not (best_checkpoints := best.best_checkpoints(path)):
             raise
@@ -217,7 +217,7 @@ def _load_shared(shared: shared_folder.SharedModel, partitioner: Partitioner, tr
             f'{vocabulary_record}; download it again'
         )
     shapes = (shared_folder.shapes_by_name(tree) for tree in (arrays, _abstract_params(model, partitioner)))
-    if difference := changes.describe_shapes(*shapes):
+    if difference := changes.describe_shape_difference(*shapes):
         raise UserError(f'the parameters in {folder} do not fit the model in its {shared_folder.GIN}: {difference}')
     params = _put_on_devices(arrays, model, partitioner)
     saved_params.check_finite(folder, params)

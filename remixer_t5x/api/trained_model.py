@@ -228,7 +228,7 @@ class TrainedModel:
         """
         text = gin_text(self.model, self.lengths if self.ends_inputs else {'targets': sum(self.lengths.values())})
         target = converted.claim_model_dir(folder)
-        if not task_vocabulary.save_vocabulary(self.vocabulary, target / task_vocabulary.FOLDER):
+        if not task_vocabulary.save_vocabulary(self.vocabulary, target / task_vocabulary.VOCABULARY_FOLDER):
             class_name = type(self.vocabulary).__name__
             raise UserError(f'vocabulary must come from remixer_tasks.vocabularies to be saved, got {class_name}')
         text = f'{text}\n{task_vocabulary.gin_statements(target)}'

@@ -10,7 +10,7 @@ from remixer_t5x.errors import UserError
 Shapes = Mapping[str, tuple[int, ...]]
 # Settings that must not change when a run resumes, because the data position is saved as a number of batches. The keys
 # are the names of these settings in a checkpoint's run record.
-FIXED = {
+FIXED_SETTINGS = {
     'batch_size': 'BATCH_SIZE',
     'feature_lengths': 'TASK_FEATURE_LENGTHS',
     'pack': 'pack',
@@ -22,11 +22,11 @@ _RESET_ADVICE = (
     'optimizer, step and data position'
 )
 # Settings whose changes are not reported: they do not affect the results, or their content is compared instead.
-HARMLESS = ('MODEL_DIR', 'KEEP_CHECKPOINTS', 'RESTORE', 'FILES', 'DATA_DIR', 'CACHE_DIR', 'VOCABULARY_PATH')
-MAX_SHOWN = 6
+IGNORED_SETTINGS = ('MODEL_DIR', 'KEEP_CHECKPOINTS', 'RESTORE', 'FILES', 'DATA_DIR', 'CACHE_DIR', 'VOCABULARY_PATH')
+MAX_SHOWN_CHANGES = 6
 
 
-def check_compatible(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
+def check_record_compatible(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
     """Raises UserError if a run with the record `current` cannot resume from a checkpoint with the record `saved`."""
     old, new = saved.get('vocabulary'), current.get('vocabulary')
     if old != new:
@@ -34,7 +34,7 @@ def check_compatible(saved: Mapping[str, Any], current: Mapping[str, Any]) -> No
             f'the checkpoint was trained with vocabulary {old}, but this run has {new}; use the same '
             'vocabulary, or another MODEL_DIR'
         )
-    for key, setting in FIXED.items():
+    for key, setting in FIXED_SETTINGS.items():
         if saved.get(key) != current.get(key):
             raise UserError(
                 f'the checkpoint was trained with {setting} = {saved.get(key)!r}, but this run has '
@@ -63,7 +63,7 @@ def parse_bindings(config: str) -> dict[str, str]:
     return {name: ' '.join(filter(None, (line.rstrip('\\').strip() for line in values[name]))) for name in values}
 
 
-def describe_config(old: str, new: str, ignored: Collection[str] = ()) -> str:
+def describe_config_changes(old: str, new: str, ignored: Collection[str] = ()) -> str:
     """Lists changed settings that are not in `ignored`, such as `LEARNING_RATE 0.001 -> 0.01`.
 
     Returns '' if no setting has changed, or if one of the two configurations is empty.
@@ -71,14 +71,18 @@ def describe_config(old: str, new: str, ignored: Collection[str] = ()) -> str:
     before, now = parse_bindings(old), parse_bindings(new)
     if not before or not now:
         return ''
-    harmless = {*HARMLESS, *ignored, *(name for name in (*before, *now) if name.endswith(('.model_dir', '.restore')))}
+    harmless = {
+        *IGNORED_SETTINGS,
+        *ignored,
+        *(name for name in (*before, *now) if name.endswith(('.model_dir', '.restore'))),
+    }
     names = [name for name in sorted({*before, *now} - harmless) if before.get(name) != now.get(name)]
     changes = [f'{name} {before.get(name, "(absent)")} -> {now.get(name, "(absent)")}' for name in names]
-    more = [f'and {len(names) - MAX_SHOWN} more'] if len(names) > MAX_SHOWN else []
-    return ', '.join([*changes[:MAX_SHOWN], *more])
+    more = [f'and {len(names) - MAX_SHOWN_CHANGES} more'] if len(names) > MAX_SHOWN_CHANGES else []
+    return ', '.join([*changes[:MAX_SHOWN_CHANGES], *more])
 
 
-def describe_shapes(saved: Shapes, current: Shapes) -> str:
+def describe_shape_difference(saved: Shapes, current: Shapes) -> str:
     """Describes an array that differs between a checkpoint and a model, and counts the other differing arrays.
 
     Returns '' if both have the same arrays. Array names have the form `params/encoder/run_0/layer/...`.

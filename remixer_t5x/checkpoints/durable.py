@@ -115,7 +115,7 @@ def commit_checkpoint(written: pathlib.Path, final: pathlib.Path) -> None:
         temporary.sync(folder)
 
 
-def check_files(folder: epath.Path) -> None:
+def verify_file_checksums(folder: epath.Path) -> None:
     """Raises DamagedCheckpoint with the name of the first file that is missing, truncated or changed.
 
     On a disk, all files of the checkpoint are read; in a bucket, only the sizes and checksums of its objects. Raises
@@ -134,7 +134,7 @@ def check_files(folder: epath.Path) -> None:
                 path = safe_paths.resolve_inside(pathlib.Path(folder), name, str(folder / FILE_LIST))
                 with untrusted_files.open_file(path) as file:
                     size_now, digest_now = os.fstat(file.fileno()).st_size, ''
-                    if not digest.startswith(object_store.CRC32C):
+                    if not digest.startswith(object_store.CRC32C_PREFIX):
                         digest_now = hashlib.file_digest(file, 'sha256').hexdigest()
             elif name in contents:
                 size_now, digest_now = int(contents[name][0]), str(contents[name][1])
@@ -147,7 +147,9 @@ def check_files(folder: epath.Path) -> None:
             problem = f'has {size_now:,} bytes instead of {size:,}' if size_now != size else ''
             # Compare only checksums of the same algorithm. If a checkpoint was copied between a disk and a bucket, the
             # algorithms differ.
-            is_comparable = digest.startswith(object_store.CRC32C) == digest_now.startswith(object_store.CRC32C)
+            is_comparable = digest.startswith(object_store.CRC32C_PREFIX) == digest_now.startswith(
+                object_store.CRC32C_PREFIX
+            )
             if not problem and is_comparable and digest_now != digest:
                 problem = 'does not match its checksum'
         if problem:
@@ -159,10 +161,10 @@ def _read_file_list(folder: epath.Path) -> dict[str, list[Any]]:
         listed = untrusted_files.parse_json(untrusted_files.read_bytes(folder / FILE_LIST))
         entries = listed.values() if isinstance(listed, dict) else [None]
         if not all(isinstance(entry, list) and [*map(type, entry)] == [int, str] for entry in entries):
-            raise untrusted_files.NotJson('it is not a list of files')
+            raise untrusted_files.InvalidJsonError('it is not a list of files')
         if not all(name.isprintable() for name in listed):
-            raise untrusted_files.NotJson('a file name contains a control character')
-    except (OSError, untrusted_files.NotJson) as error:
+            raise untrusted_files.InvalidJsonError('a file name contains a control character')
+    except (OSError, untrusted_files.InvalidJsonError) as error:
         is_missing = isinstance(error, FileNotFoundError)
         problem = 'is missing' if is_missing else f'cannot be read ({reason(error)})'
         raise DamagedCheckpoint(f'the checkpoint at {folder} is damaged: {FILE_LIST} {problem}') from error

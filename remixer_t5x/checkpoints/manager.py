@@ -105,7 +105,7 @@ class Checkpoints:
         shapes = saved_params.saved_shapes(folder / 'state')
         changed = f' (changed: {changed})' if changed else ''
         advice = f'restore the old settings{changed}, or pass another --gin.MODEL_DIR'
-        saved_params.check_fit(folder, shapes, saved_params.array_shapes(abstract_state), advice)
+        saved_params.check_shapes_fit_model(folder, shapes, saved_params.array_shapes(abstract_state), advice)
         with saved_params.wrap_errors(folder, 'read'):
             items = self._manager.restore(
                 step,

@@ -34,11 +34,11 @@ from remixer_t5x.run_folder import model_dir, object_store
 
 # Keys in the run records of adapter checkpoints: the base's fingerprint, the hash of its parameters, and the Hugging
 # Face model from which `--from_hf` converted the base in the cache.
-BASE, BASE_PARAMS, BASE_SOURCE = 'base', 'base_params', 'base_source'
+BASE_KEY, BASE_PARAMS_KEY, BASE_SOURCE_KEY = 'base', 'base_params', 'base_source'
 # File in MODEL_DIR with the path of the base checkpoint. The path is absolute or relative to MODEL_DIR.
 BASE_FILE = 'base.txt'
 MAX_BASE_FILE_BYTES = 10_000
-UNREADABLE = 'copy the checkpoint again, or use another'
+UNREADABLE_ADVICE = 'copy the checkpoint again, or use another'
 Arrays = dict[str, jax.Array]
 
 
@@ -99,7 +99,7 @@ class SavedParams:
     def _read_arrays(self, abstract: Mapping[str, jax.ShapeDtypeStruct]) -> Arrays:
         if not abstract:
             return {}
-        item = traverse_util.unflatten_dict(parameter_averages.saved_arrays(abstract, self._state), sep='/')
+        item = traverse_util.unflatten_dict(parameter_averages.select_saved_arrays(abstract, self._state), sep='/')
         with wrap_errors(self.step, 'read'), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
             restore_args = ocp.checkpoint_utils.construct_restore_args(item)
             args = ocp.args.PyTreeRestore(item=item, restore_args=restore_args, partial_restore=True)
@@ -128,7 +128,7 @@ def wrap_errors(path: epath.Path, done: str) -> Iterator[None]:
     except Exception as error:
         reason = root_cause(error)
         if done == 'read' and isinstance(error, AttributeError | KeyError | TypeError | json.JSONDecodeError):
-            reason = f'one of its metadata files is damaged ({type(error).__name__}: {reason}); {UNREADABLE}'
+            reason = f'one of its metadata files is damaged ({type(error).__name__}: {reason}); {UNREADABLE_ADVICE}'
         raise UserError(f'the checkpoint at {path} cannot be {done}: {reason}') from error
 
 
@@ -140,12 +140,12 @@ def verify_files(folder: epath.Path, listed: bool = False) -> None:
     """
     damage = None
     if jax.process_index() == 0:
-        safe_paths.check_inside(folder)
+        safe_paths.check_links_inside(folder)
         try:
             if listed or (folder / durable.FILE_LIST).exists():
-                durable.check_files(folder)
+                durable.verify_file_checksums(folder)
             # Check the checksums first, so that a damaged array description is reported as damage.
-            untrusted.check_metadata(folder)
+            untrusted.check_array_metadata(folder)
         except durable.DamagedCheckpoint as error:
             damage = str(error)
     if damage := collectives.broadcast(damage):
@@ -176,26 +176,26 @@ def saved_shapes(path: epath.Path) -> dict[str, tuple[int, ...]]:
             # Orbax returns None and logs the reason with a traceback.
             raise UserError(
                 f'the checkpoint at {path.parent} cannot be read: _METADATA, _sharding or manifest.ocdbt in its folder '
-                f'{path.name} is missing or damaged; {UNREADABLE}'
+                f'{path.name} is missing or damaged; {UNREADABLE_ADVICE}'
             )
         return array_shapes(described.tree)
 
 
-def check_fit(
+def check_shapes_fit_model(
     checkpoint: epath.Path,
     saved: changes.Shapes,
     current: changes.Shapes,
     advice: str = 'use the same model and sizes, or another checkpoint',
 ) -> None:
     """Raises UserError if the arrays of a checkpoint and the arrays of the model differ in names or shapes."""
-    if difference := changes.describe_shapes(saved, current):
+    if difference := changes.describe_shape_difference(saved, current):
         raise UserError(f'the checkpoint at {checkpoint} does not fit this model: {difference}; {advice}')
 
 
 def read_record(step: epath.Path) -> dict[str, Any]:
     """Reads the run record from the checkpoint folder `step`, without reading arrays."""
     with wrap_errors(step, 'read'):
-        return untrusted_files.read_object(step / 'run' / 'metadata', UNREADABLE)
+        return untrusted_files.read_object(step / 'run' / 'metadata', UNREADABLE_ADVICE)
 
 
 def checkpoint_fingerprint(step: epath.Path) -> str:
@@ -240,7 +240,7 @@ def find_checkpoint(path: str, setting: str = 'INITIAL_CHECKPOINT_PATH') -> epat
     start = model_dir.absolute_path(path)
     with object_store.wrap_read_errors(start):
         for folder in (start, start / model_dir.CHECKPOINTS):
-            if is_complete(folder):
+            if is_complete_checkpoint(folder):
                 return folder
             if steps := list_steps(folder):
                 return folder / str(steps[-1])
@@ -256,11 +256,15 @@ def list_steps(folder: epath.Path) -> list[int]:
     with object_store.wrap_read_errors(folder):
         if not folder.is_dir():
             return []
-        names = [child.name for child in folder.iterdir() if durable.is_step_name(child.name) and is_complete(child)]
+        names = [
+            child.name
+            for child in folder.iterdir()
+            if durable.is_step_name(child.name) and is_complete_checkpoint(child)
+        ]
     return sorted(map(int, names))
 
 
-def is_complete(step: epath.Path) -> bool:
+def is_complete_checkpoint(step: epath.Path) -> bool:
     """Returns whether the folder `step` is a complete checkpoint."""
     # In a bucket, incomplete checkpoints already have their final name.
     return (step / 'state').exists() and ocp.utils.is_checkpoint_finalized(step)
@@ -314,13 +318,15 @@ def open_checkpoint(path: str, setting: str = 'INITIAL_CHECKPOINT_PATH') -> Save
     Raises UserError if there is no checkpoint, if it is damaged, or if the base of its adapters cannot be found.
     """
     step = find_checkpoint(path, setting)
-    model_dir.check_name(step)
+    model_dir.check_path_has_no_glob(step)
     verify_files(step)
     if collectives.is_distributed():
         listed = (step / durable.FILE_LIST).exists()
-        collectives.check_same({f'the checkpoint {step}': checkpoint_fingerprint(step) if listed else 'unlisted'})
+        collectives.check_same_on_processes(
+            {f'the checkpoint {step}': checkpoint_fingerprint(step) if listed else 'unlisted'}
+        )
     record = read_record(step)
-    if BASE not in record:
+    if BASE_KEY not in record:
         return SavedParams(step, record)
     return SavedParams(step, record, _open_base(step, record))
 
@@ -330,20 +336,20 @@ def _open_base(step: epath.Path, record: Mapping[str, Any]) -> SavedParams:
     try:
         base = find_checkpoint(str(read_base_path(step)), f'{file} refers to a base checkpoint, but')
     except UserError as error:
-        if BASE_SOURCE not in record:
+        if BASE_SOURCE_KEY not in record:
             raise
         # Quote the name, because adapters may be untrusted.
-        source = shlex.quote(one_line(str(record[BASE_SOURCE])))
+        source = shlex.quote(one_line(str(record[BASE_SOURCE_KEY])))
         command = f'remixer-t5x convert --from_hf={source} --to=MODEL_DIR'
         raise UserError(f'{error}; to convert the base again, run {command}, and write its path to {file}') from error
     verify_files(base)
     # A base is always a complete checkpoint, because `convert --to_adapters` compares complete parameters.
     saved = SavedParams(base, read_record(base))
-    if checkpoint_fingerprint(base) != record[BASE]:
+    if checkpoint_fingerprint(base) != record[BASE_KEY]:
         device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         shapes = saved.shapes_for({name for name in saved.shapes if not lora.is_adapter(name)})
         leaves = {name: jax.ShapeDtypeStruct(shape, jnp.float32, sharding=device) for name, shape in shapes.items()}
-        if hash_params(saved.read(leaves)) != record.get(BASE_PARAMS):
+        if hash_params(saved.read(leaves)) != record.get(BASE_PARAMS_KEY):
             raise UserError(f'{base} is not the base of the adapters in {step}; write the path of their base to {file}')
     return saved
 
@@ -375,5 +381,7 @@ def restore_params(
     if vocabulary is not None:
         check_vocabulary(saved, vocabulary, setting)
     abstract = traverse_util.flatten_dict(abstract_params, sep='/')
-    check_fit(saved.step, saved.shapes_for(abstract), {name: leaf.shape for name, leaf in abstract.items()})
+    check_shapes_fit_model(
+        saved.step, saved.shapes_for(abstract), {name: leaf.shape for name, leaf in abstract.items()}
+    )
     return traverse_util.unflatten_dict(saved.read(abstract), sep='/')

@@ -14,15 +14,15 @@ import tensorstore as ts
 from remixer_t5x import safe_paths, untrusted_files
 from remixer_t5x.errors import UserError, one_line
 
-DESCRIPTIONS = ('.zarray', 'zarr.json')
+DESCRIPTION_FILES = ('.zarray', 'zarr.json')
 _OCDBT_MANIFEST = 'manifest.ocdbt'
 MAX_DIMENSIONS = 32
 # Chunks up to this size in bytes are always accepted. Larger chunks must not exceed four times the size of the array,
 # because a chunk is decompressed as a whole.
 SMALL_CHUNK = 2**20
-# The arrays may have at most SMALL_STATE bytes plus MAX_RATIO times the bytes of the files. Constant chunks have no
-# file, so the arrays of an optimizer state before its first step are larger than the files.
-SMALL_STATE, MAX_RATIO = 2**30, 100
+# The arrays may have at most SMALL_STATE bytes plus MAX_SIZE_RATIO times the bytes of the files. Constant chunks have
+# no file, so the arrays of an optimizer state before its first step are larger than the files.
+SMALL_STATE, MAX_SIZE_RATIO = 2**30, 100
 # Bytes per element of the numeric dtypes of zarr 2 and 3. Other dtypes are rejected, because a structured dtype can
 # have any size.
 _ZARR2_BYTES = {f'{order}{kind}{size}': size for order in '<>|' for kind in 'fiu' for size in (1, 2, 4, 8)} | {'|b1': 1}
@@ -38,11 +38,11 @@ def check_checkpoint(folder: str | os.PathLike[str]) -> None:
     Reads file names and descriptions, but no arrays. Buckets are not checked, because all users with write access are
     trusted.
     """
-    safe_paths.check_inside(folder)
-    check_metadata(folder)
+    safe_paths.check_links_inside(folder)
+    check_array_metadata(folder)
 
 
-def check_metadata(folder: str | os.PathLike[str]) -> None:
+def check_array_metadata(folder: str | os.PathLike[str]) -> None:
     """Raises UserError if an array description is invalid, or if the described arrays are too large."""
     root = os.fspath(folder)
     if '://' in root:
@@ -54,14 +54,14 @@ def check_metadata(folder: str | os.PathLike[str]) -> None:
         file_bytes += sum(os.path.getsize(path) for path in paths if os.path.exists(path))
         for name, text in _read_array_metadata(subfolder, files):
             try:
-                described += _described_bytes(text)
+                described += _count_described_bytes(text)
             except (ValueError, KeyError, TypeError) as error:
                 path = one_line(os.path.relpath(os.path.join(subfolder, name), root))
                 raise UserError(
                     f'{path} in {root} does not describe an array of numbers '
                     f'({one_line(f"{type(error).__name__}: {error}"):.100}); {_ADVICE}'
                 ) from error
-    if described > SMALL_STATE + MAX_RATIO * file_bytes:
+    if described > SMALL_STATE + MAX_SIZE_RATIO * file_bytes:
         raise UserError(
             f'{root} describes arrays of {described / 2**30:,.1f} GiB, which are too large for its files of '
             f'{file_bytes / 2**30:,.3f} GiB; {_ADVICE}'
@@ -71,20 +71,20 @@ def check_metadata(folder: str | os.PathLike[str]) -> None:
 def _read_array_metadata(folder: str, files: list[str]) -> Iterator[tuple[str, bytes]]:
     """Yields the name and content of each array description in a folder."""
     try:
-        for name in {*files}.intersection(DESCRIPTIONS):
+        for name in {*files}.intersection(DESCRIPTION_FILES):
             yield name, untrusted_files.read_bytes(os.path.join(folder, name), MAX_DESCRIPTION_BYTES)
         # Skip the databases of individual processes, because the database of the parent folder includes their content.
         if _OCDBT_MANIFEST in files and not os.path.basename(folder).startswith('ocdbt.process_'):
             base = {'driver': 'file', 'path': folder.rstrip('/') + '/'}
             store = ts.KvStore.open({'driver': 'ocdbt', 'base': base}).result()
             for key in store.list().result():
-                if (name := key.decode('utf-8', 'replace')).rpartition('/')[2] in DESCRIPTIONS:
+                if (name := key.decode('utf-8', 'replace')).rpartition('/')[2] in DESCRIPTION_FILES:
                     yield name, store[key]
     except (ValueError, KeyError, OSError, RuntimeError) as error:
         raise UserError(f'{folder} is damaged: {untrusted_files.reason(error)}; {_ADVICE}') from error
 
 
-def _described_bytes(text: bytes) -> int:
+def _count_described_bytes(text: bytes) -> int:
     """Returns the bytes of a described array. Raises ValueError, KeyError or TypeError for an invalid description."""
     if len(text) > MAX_DESCRIPTION_BYTES:
         raise ValueError(f'the description has more than {MAX_DESCRIPTION_BYTES:,} bytes')

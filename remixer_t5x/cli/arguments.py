@@ -18,7 +18,7 @@ gin flags:
                          files; a VALUE that is not a gin value is read as text: --gin.MODEL_DIR=/tmp/x needs no quotes
 """
 MESH_HELP = 'sizes of the mesh axes, such as data=2,fsdp=4; overrides the hardware file'
-CHECKPOINT = 'CHECKPOINT_PATH'
+CHECKPOINT_MACRO = 'CHECKPOINT_PATH'
 CHECKPOINT_HELP = 'a checkpoint, or a MODEL_DIR (uses its newest checkpoint)'
 RUN_HELP = f'{CHECKPOINT_HELP}; without --gin_file, the config.gin of that run is read'
 _MODEL_HELP = (
@@ -26,7 +26,7 @@ _MODEL_HELP = (
 )
 
 
-def add_gin(parser: argparse.ArgumentParser, model: bool = True) -> None:
+def add_gin_flags(parser: argparse.ArgumentParser, model: bool = True) -> None:
     """Adds the flags for gin files to a parser, including `--model` if `model` is true."""
     parser.epilog = f'{GIN_HELP}\n{parser.epilog}'
     parser.add_argument('--gin_file', action='append', default=[], metavar='FILE', help='a gin file, repeatable')
@@ -44,7 +44,7 @@ def add_gin(parser: argparse.ArgumentParser, model: bool = True) -> None:
     )
 
 
-def add_macro(
+def add_macro_flag(
     parser: Any, flag: str, macro: str, help: str, alone: str | None = None, metavar: str | None = None
 ) -> None:
     """Adds a flag as a short form of `--gin.MACRO`; `alone` is the value of the macro if the flag has no value."""
@@ -67,22 +67,22 @@ _GENERATION_OPTIONS = {
 }
 
 
-def add_decoder(parser: argparse.ArgumentParser, batch_size: str) -> Any:
+def add_decoder_flags(parser: argparse.ArgumentParser, batch_size: str) -> Any:
     """Adds the decoder flags, and `--batch_size`, which sets the macro `batch_size`.
 
     Returns the group of mutually exclusive flags.
     """
-    add_macro(parser, '--batch_size', batch_size, 'texts per batch, over all devices', metavar='N')
+    add_macro_flag(parser, '--batch_size', batch_size, 'texts per batch, over all devices', metavar='N')
     group = parser.add_mutually_exclusive_group()
-    group.add_argument('--beams', metavar='N', type=whole_number(2), help='beam search with N beams')
+    group.add_argument('--beams', metavar='N', type=whole_number_type(2), help='beam search with N beams')
     sampling = 'sample answers at this temperature (default 1.0)'
     group.add_argument('--sampling', metavar='TEMPERATURE', nargs='?', const='1.0', help=sampling)
     for name, (metavar, help) in _GENERATION_OPTIONS.items():
-        add_macro(parser, f'--{name}', name.upper(), help, metavar=metavar)
+        add_macro_flag(parser, f'--{name}', name.upper(), help, metavar=metavar)
     return group
 
 
-def apply_decoder(args: argparse.Namespace) -> None:
+def apply_decoder_flags(args: argparse.Namespace) -> None:
     """Adds the gin macros that the flags `--beams` and `--sampling` set."""
     if args.beams is not None:
         args.gin_flags = [*args.gin_flags, ('DECODER', '@beam_search.BeamSearch()'), ('BEAMS', str(args.beams))]
@@ -155,7 +155,7 @@ def _run_sources(args: argparse.Namespace) -> tuple[list[str], list[tuple[str, s
     from remixer_t5x.run_folder import model_dir
 
     # The last flag overrides earlier ones; `eval` accepts multiple checkpoints, separated by commas.
-    macros = (value for name, value in reversed(args.gin_flags) if name == CHECKPOINT)
+    macros = (value for name, value in reversed(args.gin_flags) if name == CHECKPOINT_MACRO)
     text = getattr(args, 'checkpoint', None) or next(macros, '')
     first = text.strip('\'"').partition(',')[0].strip()
     if not first or first[0] in '%@([':
@@ -179,10 +179,10 @@ def _run_sources(args: argparse.Namespace) -> tuple[list[str], list[tuple[str, s
 
 def hide_library_output(args: argparse.Namespace) -> contextlib.AbstractContextManager[None]:
     """Hides the output of libraries during their import, unless `--verbose` is set or the import fails."""
-    return contextlib.nullcontext() if args.verbose else lazy.without_stderr()
+    return contextlib.nullcontext() if args.verbose else lazy.discard_stderr()
 
 
-def whole_number(minimum: int) -> Callable[[str], int]:
+def whole_number_type(minimum: int) -> Callable[[str], int]:
     """Returns an argparse type for integers that are at least `minimum`."""
 
     def convert(text: str) -> int:

@@ -24,19 +24,21 @@ _FOLLOW_HELP = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    arguments.add_gin(parser)
+    arguments.add_gin_flags(parser)
     several = f'{arguments.RUN_HELP}; or several checkpoints, separated by commas'
-    arguments.add_macro(parser, '--checkpoint', arguments.CHECKPOINT, several, metavar='PATH')
+    arguments.add_macro_flag(parser, '--checkpoint', arguments.CHECKPOINT_MACRO, several, metavar='PATH')
     tasks = 'tasks of the mixture to evaluate, separated by commas (default: all)'
-    arguments.add_macro(parser, '--task', 'EVAL_TASKS', tasks, metavar='NAME')
-    arguments.add_macro(parser, '--split', 'EVAL_SPLIT', "split to evaluate (default 'validation')", metavar='NAME')
-    arguments.add_decoder(parser, 'EVAL_BATCH_SIZE')
+    arguments.add_macro_flag(parser, '--task', 'EVAL_TASKS', tasks, metavar='NAME')
+    arguments.add_macro_flag(
+        parser, '--split', 'EVAL_SPLIT', "split to evaluate (default 'validation')", metavar='NAME'
+    )
+    arguments.add_decoder_flags(parser, 'EVAL_BATCH_SIZE')
     output = "folder for metrics and predictions (default 'eval' in MODEL_DIR)"
-    arguments.add_macro(parser, '--output', 'EVAL_OUTPUT_DIR', output, metavar='DIR')
-    arguments.add_macro(parser, '--follow', 'FOLLOW', _FOLLOW_HELP, alone='3600', metavar='SECONDS')
-    arguments.add_macro(parser, '--mesh', 'MESH', arguments.MESH_HELP, metavar='AXES')
+    arguments.add_macro_flag(parser, '--output', 'EVAL_OUTPUT_DIR', output, metavar='DIR')
+    arguments.add_macro_flag(parser, '--follow', 'FOLLOW', _FOLLOW_HELP, alone='3600', metavar='SECONDS')
+    arguments.add_macro_flag(parser, '--mesh', 'MESH', arguments.MESH_HELP, metavar='AXES')
     submission = 'folder for files for the leaderboards of GLUE and SuperGLUE'
-    arguments.add_macro(parser, '--submission', 'SUBMISSION_DIR', submission, metavar='DIR')
+    arguments.add_macro_flag(parser, '--submission', 'SUBMISSION_DIR', submission, metavar='DIR')
     parser.add_argument('--quantize', choices=('int8',), help='evaluate the model that export --quantize writes')
     parser.add_argument('--predictions', metavar='FILE', help='evaluate this file of predictions; needs no model')
     process_flags.add_arguments(parser)
@@ -44,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Evaluates checkpoints, prints a table, and writes metrics, predictions and submissions for leaderboards."""
-    arguments.apply_decoder(args)
+    arguments.apply_decoder_flags(args)
     defaults = {'VALIDATION_PAIRS': None}
     held_out, split = arguments.load_values(args, *defaults, 'EVAL_SPLIT', base=BASE, defaults=defaults)
     if held_out and split != 'train' and 'PAIRS' not in dict(args.gin_flags):
@@ -58,7 +60,7 @@ def run(args: argparse.Namespace) -> None:
     from remixer_t5x.config import resolved
 
     with process_flags.connect_processes(args):
-        _evaluate(resolved.call_configured(ROOT), args.quantize)
+        _evaluate_checkpoints(resolved.call_configured(ROOT), args.quantize)
 
 
 def _score_predictions(args: argparse.Namespace) -> None:
@@ -97,7 +99,7 @@ def _score_predictions(args: argparse.Namespace) -> None:
         print(f'  {metric:<24} {value:.2f}')
 
 
-def _evaluate(settings: CheckpointEvaluation, quantize: str | None = None) -> None:
+def _evaluate_checkpoints(settings: CheckpointEvaluation, quantize: str | None = None) -> None:
     """Evaluates checkpoints; with `quantize`, rounds the weights first and writes the results to a separate folder."""
     import jax
 
@@ -136,7 +138,7 @@ def _evaluate(settings: CheckpointEvaluation, quantize: str | None = None) -> No
                     _print(line)
             for report in write_reports(evaluator.submission_evaluator, params, folder, writers.get(results_folder)):
                 if jax.process_index() == 0:
-                    _print(submissions.write(settings.submission_dir or '', report.task, report.rows))
+                    _print(submissions.write_submission(settings.submission_dir or '', report.task, report.rows))
         for writer in writers.values():
             for note in dict.fromkeys(writer.notes):
                 _print(note)

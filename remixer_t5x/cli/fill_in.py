@@ -23,9 +23,9 @@ _DATA = {'SEED': 0, 'PACK': False, 'USE_CACHED_TASKS': False, 'CACHE_DIR': None}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    arguments.add_gin(parser)
+    arguments.add_gin_flags(parser)
     number = 'number of examples to show (default 3)'
-    parser.add_argument('--num_examples', metavar='N', type=arguments.whole_number(1), default=3, help=number)
+    parser.add_argument('--num_examples', metavar='N', type=arguments.whole_number_type(1), default=3, help=number)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> None:
 
     dataset = pipeline.DatasetConfig(mixture, lengths, BATCH_SIZE, 'validation', False, *data)
     vocab = pipeline.get_vocabulary(dataset)
-    if not sentinels.first_and_count(vocab)[1]:
+    if not sentinels.sentinel_range(vocab)[1]:
         raise UserError('the vocabulary has no sentinels; use a span-corruption task')
     interface.require_model_type(model, batch_formats.ENCODER_DECODER, 'fill_in')
     abstract = saved_params.abstract_params(model, pipeline.batch_shapes(dataset), partitioner)
@@ -83,7 +83,7 @@ def show(console: Console, vocab: Any, inputs: np.ndarray, targets: np.ndarray, 
 
 def split_at_sentinels(ids: Iterable[int], vocab: Any) -> Iterator[tuple[int | None, str]]:
     """Yields pairs of a sentinel's number (None before the first sentinel) and its text, up to the end token."""
-    first_sentinel, last_sentinel = sentinels.first_and_count(vocab)[0], sentinels.ordinary_ids(vocab)
+    first_sentinel, last_sentinel = sentinels.sentinel_range(vocab)[0], sentinels.count_ordinary_ids(vocab)
     number: int | None = None
     part: list[int] = []
     for token in ids:

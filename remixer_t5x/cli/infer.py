@@ -25,17 +25,17 @@ SECONDS_BETWEEN_LINES = 10.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    arguments.add_gin(parser)
-    arguments.add_macro(parser, '--checkpoint', arguments.CHECKPOINT, arguments.RUN_HELP, metavar='PATH')
+    arguments.add_gin_flags(parser)
+    arguments.add_macro_flag(parser, '--checkpoint', arguments.CHECKPOINT_MACRO, arguments.RUN_HELP, metavar='PATH')
     text = 'file with one text per line, JSON lines, or rows for the template INPUTS (default: standard input)'
-    arguments.add_macro(parser, '--input', 'INPUT', text, metavar='FILE')
-    arguments.add_macro(
+    arguments.add_macro_flag(parser, '--input', 'INPUT', text, metavar='FILE')
+    arguments.add_macro_flag(
         parser, '--field', 'INPUT_FIELD', "field of JSON lines to read (default 'text')", metavar='NAME'
     )
     output = 'output file; an existing file is continued (default: standard output)'
-    arguments.add_macro(parser, '--output', 'OUTPUT', output, metavar='FILE')
-    decoder = arguments.add_decoder(parser, 'INFER_BATCH_SIZE')
-    arguments.add_macro(parser, '--mesh', 'MESH', arguments.MESH_HELP, metavar='AXES')
+    arguments.add_macro_flag(parser, '--output', 'OUTPUT', output, metavar='FILE')
+    decoder = arguments.add_decoder_flags(parser, 'INFER_BATCH_SIZE')
+    arguments.add_macro_flag(parser, '--mesh', 'MESH', arguments.MESH_HELP, metavar='AXES')
     embed = "write the encoder's output to --output, a .npz or .parquet file: a vector per text, or also per token"
     decoder.add_argument('--embed', choices=('sentences', 'tokens'), nargs='?', const='sentences', help=embed)
     pooling = 'with --embed: mean of the tokens, or the first (default: the embedding of the model, if any, or mean)'
@@ -49,14 +49,14 @@ def run(args: argparse.Namespace) -> None:
         raise UserError('--pooling requires --embed; add --embed, or omit --pooling')
     if args.embed is not None:
         process_flags.reject_flags(args, 'embeddings are written by one process')
-    arguments.apply_decoder(args)
+    arguments.apply_decoder_flags(args)
     load(args)
     with process_flags.connect_processes(args):
         settings, template = load_settings(args)
         if args.embed is None:
-            _infer(settings, template)
+            _predict_texts(settings, template)
         else:
-            _embed(settings, template, args)
+            _embed_texts(settings, template, args)
 
 
 def load(args: argparse.Namespace) -> None:
@@ -99,7 +99,7 @@ def find_template_mismatch(checkpoint: str, template: str | None) -> str | None:
     return f'warning: {folder} was trained with INPUTS = {trained!r}, but {now}; pass --gin.INPUTS="{trained!r}"'
 
 
-def _infer(settings: TextInference, template: str | None) -> None:
+def _predict_texts(settings: TextInference, template: str | None) -> None:
     from remixer_t5x.evaluate import text_inference
 
     settings.check()
@@ -108,18 +108,18 @@ def _infer(settings: TextInference, template: str | None) -> None:
     out = settings.open_output(folder)
     inputs, decoding = settings.inputs, settings.decoding
     texts = iter(inputs)
-    text_inference.skip_done(texts, out, inputs.shown)
+    text_inference.skip_predicted_texts(texts, out, inputs.shown)
     predict = text_inference.build_predict_function(settings.predictor(), settings.restore(folder), settings.model)
     codec = settings.codec()
     # In a terminal, prints the answer to each line before reading the next line.
     window = 1 if inputs.is_stdin and sys.stdin.isatty() else decoding.batch_size * text_inference.WINDOW_BATCHES
-    reporter = _Reporter(inputs, out.counts)
+    reporter = _ProgressReporter(inputs, out.counts)
     with contextlib.closing(out):
         text_inference.write_predictions(texts, out, codec, predict, window, reporter.update)
     reporter.print_end(out)
 
 
-def _embed(settings: TextInference, template: str | None, args: argparse.Namespace) -> None:
+def _embed_texts(settings: TextInference, template: str | None, args: argparse.Namespace) -> None:
     from remixer_t5x.evaluate import embeddings, text_inference
 
     settings.check(embed=True)
@@ -131,7 +131,7 @@ def _embed(settings: TextInference, template: str | None, args: argparse.Namespa
         settings.vocabulary, settings.decoding.feature_lengths['inputs'], settings.refuse_long
     )
     window = settings.decoding.batch_size * text_inference.WINDOW_BATCHES
-    reporter = _Reporter(settings.inputs, text_inference.TextCounts())
+    reporter = _ProgressReporter(settings.inputs, text_inference.TextCounts())
     rows = embeddings.encode_rows(iter(settings.inputs), codec, settings.model, predictor, params, window)
     with_tokens = args.embed == 'tokens'
     counts = embeddings.write_embeddings(settings.output, rows, with_tokens, args.pooling, reporter.update)
@@ -139,7 +139,7 @@ def _embed(settings: TextInference, template: str | None, args: argparse.Namespa
     print(f'{counts.written:,} texts in {settings.output}{truncated}', file=sys.stderr)
 
 
-class _Reporter:
+class _ProgressReporter:
     """Prints progress to standard error, and a summary at the end."""
 
     def __init__(self, inputs: TextInputs, counts: text_inference.TextCounts):

@@ -55,8 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     own_process = argv is None
     if own_process:
-        streams.protect()
-        user_modules.install(os.getcwd())
+        streams.protect_streams()
+        user_modules.install_finder(os.getcwd())
     arguments_given = list(sys.argv[1:] if argv is None else argv)
     try:
         try:
@@ -84,7 +84,7 @@ def report_error(error: BaseException, process: str = '', verbose: bool = False)
         traceback.print_exception(error)
     if isinstance(error, MemoryError):
         error = UserError('this process is out of memory; use a smaller model or batch, or raise ulimit -v')
-    frames = user_modules.frames_of(error)
+    frames = user_modules.find_user_frames(error)
     text = str(error) if isinstance(error, UserError) else _describe_exception(error, frames)
     print(f'error{where}: {one_line(text)}', file=sys.stderr)
     return 2 if isinstance(error, UserError) or frames else 1
@@ -157,8 +157,8 @@ def _unknown_flag_message(args: argparse.Namespace, unknown: list[str]) -> str:
     parser = getattr(args, 'own_parser', None) or _build_parser()
     flag, _, value = unknown[0].partition('=')
     name = flag.removeprefix('--')
-    if name in files.T5X['flags']:
-        message += f'; the equivalent of this T5X flag is {files.T5X["flags"][name]}'
+    if name in files.T5X_NAMES['flags']:
+        message += f'; the equivalent of this T5X flag is {files.T5X_NAMES["flags"][name]}'
     elif hasattr(args, 'gin_file') and value and files.find_files_with_macro(name.upper()):
         message += f'; the setting is --gin.{name.upper()}={value}'
     return f'{message}; see {parser.prog} --help'

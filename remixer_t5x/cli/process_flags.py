@@ -63,11 +63,11 @@ def connect_processes(args: argparse.Namespace, saves: bool = False) -> Iterator
     settings = processes.ProcessFlags(**{_FLAGS[flag][0]: value for flag, value in _given_flags(args).items()})
     with processes.connected_processes(settings, functools.partial(args.report_error, verbose=args.verbose), saves):
         if collectives.is_distributed():
-            collectives.check_same(process_identity(args.command))
+            collectives.check_same_on_processes(process_identity(args.command))
             # Initializing JAX's devices waits for the other processes.
             first, *_ = devices = jax.local_devices()
             kind = f'{len(devices)} {first.device_kind} ({first.client.platform_version})'
-            collectives.check_same({'the devices of a process': kind})
+            collectives.check_same_on_processes({'the devices of a process': kind})
         yield
 
 

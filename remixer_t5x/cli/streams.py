@@ -53,7 +53,7 @@ class _Stream(io.FileIO):
             print(f'warning: {problem}; continuing', file=sys.stderr)
 
 
-def protect() -> None:
+def protect_streams() -> None:
     """Replaces the standard streams of this process with streams that ignore write errors.
 
     First opens /dev/null for closed streams, so that no other file gets their descriptors.

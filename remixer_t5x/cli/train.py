@@ -29,10 +29,10 @@ REPORT = 'report.html'
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    arguments.add_gin(parser)
-    arguments.add_macro(parser, '--mesh', 'MESH', arguments.MESH_HELP, metavar='AXES')
+    arguments.add_gin_flags(parser)
+    arguments.add_macro_flag(parser, '--mesh', 'MESH', arguments.MESH_HELP, metavar='AXES')
     restore = '`previous`: if the newest checkpoint is damaged, resume from the one before it'
-    arguments.add_macro(parser, '--restore', 'RESTORE', restore, metavar='WHICH')
+    arguments.add_macro_flag(parser, '--restore', 'RESTORE', restore, metavar='WHICH')
     hugging_face = 'start from the T5 in this Hugging Face folder; its sizes and vocabulary override the gin files'
     parser.add_argument('--from_hf', metavar='DIR', help=hugging_face)
     process_flags.add_arguments(parser)
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Trains, prints the paths of the results, and returns the exit code."""
     # Checked before MODEL_DIR is created.
-    lazy.check_installed()
+    lazy.check_libraries_installed()
     if args.from_hf is not None:
         _start_from_hugging_face(args)
     arguments.load(args, ROOT, partial=False)
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
             settings, config_text=loading.config_text(), flops_per_step=flops, signals=signals, report=_write_report
         )
         if jax.process_index() == 0:
-            _print_end(result)
+            _print_summary(result)
             _plot_loss(result, settings.recovery.on_save_failure)
             if result.stopped:
                 print('run the same command again to continue')
@@ -108,11 +108,11 @@ def _write_report(folder: str) -> str:
 
     if object_store.is_remote(folder):
         raise UserError('the report must be written to a local folder, got a bucket; run remixer-t5x report')
-    lazy.import_extra('reports.write').write([folder], f'{folder}/{REPORT}')
+    lazy.import_extra('reports.write').write_report([folder], f'{folder}/{REPORT}')
     return f'{folder}/{REPORT}'
 
 
-def _print_end(result: TrainResult) -> None:
+def _print_summary(result: TrainResult) -> None:
     from remixer_t5x.evaluate import best
     from remixer_t5x.run_folder import model_dir
     from remixer_t5x.train import progress
@@ -138,7 +138,7 @@ def _print_end(result: TrainResult) -> None:
     ranks = {
         task: best.signed_score(record['metric'], record['value'])
         for task, record in best_checkpoints.items()
-        if task != best.AVERAGE
+        if task != best.AVERAGE_TASK
     }
     if len(ranks) > 1:
         print(f'             average over {len(ranks)} tasks, each at its best step: {best.mean_score(ranks):.2f}')

@@ -10,18 +10,18 @@ from collections.abc import Iterator, Sequence
 
 from remixer_t5x.errors import UserError, nearest
 
-MODELS = 'models/'
+MODELS_FOLDER = 'models/'
 FLAG = '--gin.'
 _PACKAGE = pathlib.Path(__file__).resolve().parents[1]
 _INCLUDE = re.compile(r"""include\s+(['"])(?P<file>.+?)\1""")
 _IMPORT = re.compile(r'(?:from|import)\s')
 _QUOTED = re.compile(r"""'[^'\n]*'|"[^"\n]*"|\#.*""")
 # Files that error messages suggest first if more than one file sets a macro.
-_PREFERRED = ('models/t5_1_1.gin', 'sizes/tiny.gin', 'data/own_text.gin', 'hardware/cpu.gin', 'runs/pretrain.gin')
+_PREFERRED_FILES = ('models/t5_1_1.gin', 'sizes/tiny.gin', 'data/own_text.gin', 'hardware/cpu.gin', 'runs/pretrain.gin')
 # Maximum number of files that an error message lists.
 MAX_FILES_LISTED = 4
 # Advice for macros, settings and flags of T5X that have different names in remixer_t5x.
-T5X: dict[str, dict[str, str]] = tomllib.loads((_PACKAGE / 'config/t5x_names.toml').read_text(encoding='utf-8'))
+T5X_NAMES: dict[str, dict[str, str]] = tomllib.loads((_PACKAGE / 'config/t5x_names.toml').read_text(encoding='utf-8'))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,12 +94,12 @@ def find_files_with_macro(macro: str) -> list[str]:
     return [name for name, text in shipped().items() if macro in text.macros_read]
 
 
-def is_known(macro: str) -> bool:
+def is_known_macro(macro: str) -> bool:
     """Returns whether a shipped file reads or sets a macro."""
     return any(macro in text.macros_read or macro in text.macros_set for text in shipped().values())
 
 
-def advise_file(setting: str) -> str:
+def suggest_file(setting: str) -> str:
     """Returns `; add --gin_file=X` if a shipped file X sets the macro or configures the class `setting`.
 
     Returns '' if there is no such file.
@@ -111,7 +111,7 @@ def advise_file(setting: str) -> str:
     direct = {name for name, text in texts.items() if setting in text.macros_set or pattern.search(text.text)}
     including = {name: [match['file'] for match in _INCLUDE.finditer(text.text)] for name, text in texts.items()}
     names = [name for name, included in including.items() if not direct.isdisjoint([name, *included])]
-    first, *others = sorted(names, key=lambda name: name not in _PREFERRED) or ['']
+    first, *others = sorted(names, key=lambda name: name not in _PREFERRED_FILES) or ['']
     alternatives = ', '.join(others) if len(others) < MAX_FILES_LISTED else 'another file that sets it'
     return first and f'; add --gin_file={first}' + (f', or {alternatives}' if others else '')
 
@@ -159,7 +159,7 @@ class GinReader:
         folder = shipped_folder().resolve()
         shipped = path.is_relative_to(folder)
         file = str(path.relative_to(folder)) if shipped else name
-        if self._model and shipped and file.startswith(MODELS) and not in_model:
+        if self._model and shipped and file.startswith(MODELS_FOLDER) and not in_model:
             # Replace the first file in models/ with `model`, and skip other files in models/.
             replacement, self.model_read = () if self.model_read else self._model, True
             for other in replacement:

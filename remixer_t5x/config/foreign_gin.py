@@ -20,7 +20,7 @@ _DYNAMIC_REGISTRATION = '__gin__.dynamic_registration'
 _IMPORTING_MACRO = 'MIXTURE_OR_TASK_MODULE'
 
 
-def first_foreign(text: str, file: str) -> str:
+def find_disallowed_statement(text: str, file: str) -> str:
     """Returns the first import, include, macro, function or class that is not allowed, or '' if all are allowed.
 
     Imports only allowed modules. Raises UserError, whose message contains `file`, if the text is not valid gin.

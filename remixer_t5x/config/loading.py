@@ -20,15 +20,15 @@ import gin
 from gin import config_parser
 
 from remixer_t5x.config import files, parsing, resolved, user_modules
-from remixer_t5x.config.files import FLAG, MODELS, T5X, GinText
-from remixer_t5x.config.parsing import DYNAMIC
+from remixer_t5x.config.files import FLAG, MODELS_FOLDER, T5X_NAMES, GinText
+from remixer_t5x.config.parsing import DYNAMIC_REGISTRATION
 from remixer_t5x.errors import UserError, nearest, one_line
 
 # Default values of macros that models read and files for data, hardware or runs set. This file is loaded first.
 DEFAULTS = 'defaults.gin'
 TASK, MODULE = 'MIXTURE_OR_TASK_NAME', 'MIXTURE_OR_TASK_MODULE'
 # Macros whose values are paths. HF_DATASET is treated as a path only if the path exists.
-_PATHS = (
+_PATH_MACROS = (
     *('MODEL_DIR', 'INITIAL_CHECKPOINT_PATH', 'CHECKPOINT_PATH', 'VOCABULARY_PATH', 'CACHE_DIR', 'DATA_DIR'),
     *('FILES', 'VALIDATION_FILES', 'PAIRS', 'VALIDATION_PAIRS', 'EVAL_PAIRS', 'SUBMISSION_DIR', 'HF_DATASET'),
 )
@@ -84,10 +84,10 @@ def load(
     _check_macros(texts, sources, {name[1:] for name in roots if name[0] == '%'}, may_be_unread)
     gin.clear_config()
     with importing or contextlib.nullcontext():
-        _bind(sources.defaults)
+        _bind_macros(sources.defaults)
         for number, text in enumerate(texts):
             parsing.parse(text, texts[:number])
-        _bind(sources.objects)
+        _bind_macros(sources.objects)
         _replace_task_names()
     macros_set = {name: location for text in texts if not text.shipped for name, location in text.macros_set.items()}
     for name, location in macros_set.items():
@@ -104,12 +104,16 @@ def load(
             raise _unread_macro_error(name, location, ())
     if only or not partial:
         lines = gin.config_str().splitlines()
-        imports = [line for line in lines if line.startswith(('from ', 'import ')) and line != DYNAMIC and not only]
+        imports = [
+            line
+            for line in lines
+            if line.startswith(('from ', 'import ')) and line != DYNAMIC_REGISTRATION and not only
+        ]
         gin.clear_config()
-        gin.parse_config([DYNAMIC, *imports])
+        gin.parse_config([DYNAMIC_REGISTRATION, *imports])
         for key, value in resolver.bindings.items():
             gin.bind_parameter(key, value)
-    _bind(resolver.defaults)
+    _bind_macros(resolver.defaults)
 
 
 def values(sources: ConfigSources, *macros: str, **options: Any) -> list[Any]:
@@ -120,13 +124,13 @@ def values(sources: ConfigSources, *macros: str, **options: Any) -> list[Any]:
 
 def config_text(absolute_paths: bool = True) -> str:
     """Returns the configuration as gin text. With `absolute_paths`, the text can be loaded from any folder."""
-    paths = {name: resolved.raw_macro(name) for name in _PATHS if absolute_paths}
+    paths = {name: resolved.raw_macro(name) for name in _PATH_MACROS if absolute_paths}
     if not isinstance(path := paths.get('HF_DATASET'), str) or not os.path.exists(os.path.expanduser(path)):
         paths.pop('HF_DATASET', None)
-    _bind({name: _make_absolute(value) for name, value in paths.items() if value is not resolved.UNDEFINED})
+    _bind_macros({name: _make_absolute(value) for name, value in paths.items() if value is not resolved.UNDEFINED})
     # Write the lengths as numbers, so that loading the model with other data does not change parameter shapes.
     lengths = ('MAX_INPUT_LENGTH', 'MAX_TARGET_LENGTH')
-    _bind({name: resolved.macro(name) for name in lengths if resolved.raw_macro(name) is not resolved.UNDEFINED})
+    _bind_macros({name: resolved.macro(name) for name in lengths if resolved.raw_macro(name) is not resolved.UNDEFINED})
     return gin.config_str()
 
 
@@ -139,7 +143,7 @@ def _make_absolute(value: Any) -> Any:
     return type(value)(map(_make_absolute, value)) if isinstance(value, list | tuple) else value
 
 
-def _bind(macros: Mapping[str, Any]) -> None:
+def _bind_macros(macros: Mapping[str, Any]) -> None:
     for name, value in macros.items():
         gin.bind_parameter((name, 'gin.macro', 'value'), value)
 
@@ -159,24 +163,25 @@ def model_files(text: str, search_paths: Sequence[str] = ()) -> list[str]:
                 f'--model must be names joined by +, got {text!r}; pass --model=t5_1_1, or --model=remixer+NAME=VALUE'
             )
         is_users = any(pathlib.Path(folder).expanduser().joinpath(file).is_file() for folder in ('', *search_paths))
-        is_shipped = not is_users or (name != file and f'{MODELS}{file}' in files.shipped())
-        parts.append(name if '=' in name else f'{MODELS}{file}' if is_shipped and '/' not in file else file)
+        is_shipped = not is_users or (name != file and f'{MODELS_FOLDER}{file}' in files.shipped())
+        parts.append(name if '=' in name else f'{MODELS_FOLDER}{file}' if is_shipped and '/' not in file else file)
     return parts
 
 
 def _read_texts(sources: ConfigSources) -> list[GinText]:
     """Reads all gin texts in loading order, and lets custom gin files import modules from the current folder."""
     model = [
-        flag_text(name, value) if value else name for name, _, value in (item.partition('=') for item in sources.model)
+        parse_flag(name, value) if value else name for name, _, value in (item.partition('=') for item in sources.model)
     ]
     reader = files.GinReader(sources.search_paths, model)
     texts = [text for file in (DEFAULTS, *sources.base) for text in reader.read(file, prefer_shipped=True)]
     texts += [text for file in sources.files for text in reader.read(file)]
     if sources.model and not reader.model_read:
         raise UserError(
-            f'--model replaces a file in {MODELS}, but no gin file includes one; pass --gin_file={sources.model[0]}'
+            f'--model replaces a file in {MODELS_FOLDER}, but no gin file includes one; '
+            f'pass --gin_file={sources.model[0]}'
         )
-    texts += [flag_text(name, text) for name, text in sources.flags]
+    texts += [parse_flag(name, text) for name, text in sources.flags]
     for text in texts:
         modules = [line.split()[1] for line in text.imports.values()]
         modules += re.findall(rf"^{MODULE}\s*=\s*['\"]([\w.]+)", text.text, re.M)
@@ -184,11 +189,11 @@ def _read_texts(sources: ConfigSources) -> list[GinText]:
             raise UserError(
                 f"{text.name} configures T5X's scripts; docs/t5x.md lists the equivalent commands of remixer-t5x"
             )
-        user_modules.allowed.update(module.partition('.')[0] for module in modules if not text.shipped)
+        user_modules.importable_modules.update(module.partition('.')[0] for module in modules if not text.shipped)
     return texts
 
 
-def flag_text(name: str, value: str) -> GinText:
+def parse_flag(name: str, value: str) -> GinText:
     """Returns the gin statement for a flag `--gin.NAME=value`. A value that is not a gin value becomes a string.
 
     Raises UserError if `value` is empty, or if it starts like a gin value (quote, bracket, @, %) but is invalid and
@@ -241,7 +246,7 @@ def _check_macros(texts: Sequence[GinText], sources: ConfigSources, roots: Colle
     users = [text for text in texts if not text.shipped]
     locations = {name: location for text in users for name, location in text.macros_set.items()}
     for name, location in [*locations.items(), *((name, name) for name in sources.objects)]:
-        if name not in macros_read and not (partial and files.is_known(name)):
+        if name not in macros_read and not (partial and files.is_known_macro(name)):
             raise _unread_macro_error(name, location, macros_read)
     shipped_reads = {name for text in texts if text.shipped for name in text.macros_read}
     for name, location in (item for text in users for item in text.macros_read.items()):
@@ -251,7 +256,7 @@ def _check_macros(texts: Sequence[GinText], sources: ConfigSources, roots: Colle
 
 
 def _unread_macro_error(name: str, location: str, known: Collection[str]) -> UserError:
-    advice = T5X['macros'].get(name, '')
+    advice = T5X_NAMES['macros'].get(name, '')
     if not advice and (readers := files.find_files_with_macro(name)):
         advice = f'it is a setting of {", ".join(readers[:3])}'
     advice = f'; {advice}' if advice else nearest(name, known) or '; remove it'
@@ -291,4 +296,6 @@ def _replace_task_names() -> None:
             raise UserError(f'{MODULE} must be the name of a module, such as my_package.tasks, got {module!r}')
         lines.insert(0, f'import {module}')
     if lines:
-        parsing.parse(GinText(f'{FLAG}{MODULE}', '\n'.join([DYNAMIC, 'from remixer_tasks import names', *lines])), ())
+        parsing.parse(
+            GinText(f'{FLAG}{MODULE}', '\n'.join([DYNAMIC_REGISTRATION, 'from remixer_tasks import names', *lines])), ()
+        )

@@ -11,10 +11,10 @@ import gin
 
 from remixer_t5x import lazy
 from remixer_t5x.config import files, user_modules
-from remixer_t5x.config.files import T5X, GinText
+from remixer_t5x.config.files import T5X_NAMES, GinText
 from remixer_t5x.errors import UserError, nearest, one_line
 
-DYNAMIC = 'from __gin__ import dynamic_registration'
+DYNAMIC_REGISTRATION = 'from __gin__ import dynamic_registration'
 
 
 def parse(text: GinText, before: Sequence[GinText]) -> None:
@@ -27,13 +27,13 @@ def parse(text: GinText, before: Sequence[GinText]) -> None:
         try:
             gin.parse_config(text.text)
         except ValueError as error:
-            header = [] if DYNAMIC in text.text else _missing_imports(text, before)
+            header = [] if DYNAMIC_REGISTRATION in text.text else _missing_imports(text, before)
             if not header or not _raised_in_gin(error):
                 raise
-            gin.parse_config([DYNAMIC, *header, text.text])
+            gin.parse_config([DYNAMIC_REGISTRATION, *header, text.text])
     except Exception as error:
         missing = _missing_module(error)
-        is_in_module = user_modules.frames_of(error) and missing not in lazy.FOR_TASKS
+        is_in_module = user_modules.find_user_frames(error) and missing not in lazy.TASK_LIBRARIES
         if is_in_module or not (missing or _raised_in_gin(error)):
             raise  # The error is in an imported module.
         raise _one_line_error(error, text, before, 1 + len(header) if header else 0) from None
@@ -46,7 +46,7 @@ def _missing_imports(text: GinText, before: Sequence[GinText]) -> list[str]:
     for module in re.findall(r'(?:@|^)(?:\w+/)*([\w.]+)\.\w+(?:\.\w+\s*=)?', text.text, re.M):
         name = module.partition('.')[0]
         if name not in known and text.is_flag:
-            user_modules.allowed.add(name)
+            user_modules.importable_modules.add(name)
             known |= {name: f'import {module}'} if importlib.util.find_spec(name) else {}
         lines += [known[name]] if name in known else []
     return list(dict.fromkeys(lines))
@@ -78,7 +78,7 @@ def _one_line_error(error: Exception, text: GinText, before: Sequence[GinText], 
         number, problem = error.lineno or 1, str(error.msg).splitlines()[-1].strip(' .')
         problem += '; write NAME = value or module.name.setting = value, and close quotes and brackets'
     elif missing := _missing_module(error):
-        problem += f'; run {lazy.INSTALL}' if missing in lazy.FOR_TASKS else _suggest_module(missing, ())
+        problem += f'; run {lazy.INSTALL_COMMAND}' if missing in lazy.TASK_LIBRARIES else _suggest_module(missing, ())
     else:
         problem += _suggest_name(''.join(lines[number - 1 : number]), text, before)
     return UserError(f'{text.name if text.is_flag else f"{text.name} line {number}"}: {one_line(problem)}')
@@ -90,7 +90,7 @@ def _suggest_name(line: str, text: GinText, before: Sequence[GinText]) -> str:
     for name in re.findall(r'[A-Za-z_][\w.]*\.\w+', line):
         first, *rest = name.split('.')
         for pair in zip([first, *rest], rest, strict=False):
-            if setting := T5X['settings'].get('.'.join(pair)):
+            if setting := T5X_NAMES['settings'].get('.'.join(pair)):
                 return f'; it is a setting of T5X; use its counterpart {setting}'
         if first not in imports:
             is_sublayer = f'sublayers/{first}.gin' in files.shipped()

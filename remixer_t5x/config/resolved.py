@@ -51,7 +51,7 @@ class ReferenceResolver:
         value = raw_macro(name)
         if value is UNDEFINED:
             if name in _REQUIRED or not isinstance(default, _PLAIN_TYPES):
-                raise UserError(f'%{name} is not set{files.advise_file(name) or f"; pass {files.FLAG}{name}=VALUE"}')
+                raise UserError(f'%{name} is not set{files.suggest_file(name) or f"; pass {files.FLAG}{name}=VALUE"}')
             value = self.defaults.setdefault(name, default)
         self.bindings[name, 'gin.macro', 'value'] = value
         return value
@@ -73,8 +73,8 @@ class ReferenceResolver:
         function, scope = value.configurable.wrapped, value.scopes or (scope if value.evaluate else [])
         arguments = self.arguments(function, value.configurable.selector, scope)
         if value.evaluate:
-            return ValueMaker(lambda: _call(function, arguments, scope), fresh=True)
-        return ValueMaker(lambda: _factory(function, arguments))
+            return ValueMaker(lambda: _call_with_arguments(function, arguments, scope), fresh=True)
+        return ValueMaker(lambda: _bind_factory_arguments(function, arguments))
 
     def arguments(self, function: Callable[..., Any], selector: str, scope: Sequence[str]) -> dict[str, ValueMaker]:
         """Returns ValueMakers for the arguments bound in a gin scope. Raises UserError for values of the wrong type."""
@@ -109,7 +109,7 @@ class ReferenceResolver:
             arguments = self.arguments(import_by_name(selector), selector, scope)
         if not arguments:
             short = '.'.join(selector.split('.')[-2:])
-            raise UserError(f'a gin file must configure {selector}{files.advise_file(short)}')
+            raise UserError(f'a gin file must configure {selector}{files.suggest_file(short)}')
         return arguments
 
 
@@ -137,7 +137,7 @@ def call_configured(root: Callable[..., Any] | str, scope: str = '', deferred: C
     """
     scopes = scope.split('/') if scope else []
     selector = root if isinstance(root, str) else f'{root.__module__}.{root.__name__}'
-    return _call(import_by_name(selector), ReferenceResolver(deferred).root(selector, scopes), scopes)
+    return _call_with_arguments(import_by_name(selector), ReferenceResolver(deferred).root(selector, scopes), scopes)
 
 
 def import_by_name(name: str) -> Any:
@@ -146,7 +146,7 @@ def import_by_name(name: str) -> Any:
     return getattr(importlib.import_module(module), attribute)
 
 
-def _call(function: Callable[..., Any], arguments: dict[str, ValueMaker], scope: Sequence[str]) -> Any:
+def _call_with_arguments(function: Callable[..., Any], arguments: dict[str, ValueMaker], scope: Sequence[str]) -> Any:
     parameters = inspect.signature(function).parameters.values()
     required = [each.name for each in parameters if each.default is each.empty and each.kind not in _VARIADIC_KINDS]
     if missing := [name for name in required if name not in arguments]:
@@ -157,7 +157,7 @@ def _call(function: Callable[..., Any], arguments: dict[str, ValueMaker], scope:
         return function(**{name: maker.make() for name, maker in arguments.items()})
 
 
-def _factory(function: Callable[..., Any], arguments: dict[str, ValueMaker]) -> Callable[..., Any]:
+def _bind_factory_arguments(function: Callable[..., Any], arguments: dict[str, ValueMaker]) -> Callable[..., Any]:
     if not any(maker.fresh for maker in arguments.values()):
         values = {name: maker.make() for name, maker in arguments.items()}
         return functools.partial(function, **values) if values else function

@@ -16,26 +16,26 @@ import types
 from collections.abc import Iterator
 
 # Top-level names of the modules that may be imported from the current folder.
-allowed: set[str] = set()
+importable_modules: set[str] = set()
 
 
 class _CurrentFolderFinder(importlib.abc.MetaPathFinder):
-    """Finds the `allowed` modules in `folder` if no other finder finds them."""
+    """Finds the `importable_modules` modules in `folder` if no other finder finds them."""
 
     def __init__(self, folder: str):
         self._folder = folder
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> importlib.machinery.ModuleSpec | None:
-        if path is not None or name not in allowed:
+        if path is not None or name not in importable_modules:
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, [self._folder])
         if spec is not None:
-            allowed.update(imported_modules(spec))
+            importable_modules.update(imported_modules(spec))
         return spec
 
 
-def install(folder: str) -> None:
-    """Makes the `allowed` modules in `folder` importable. The command line calls this function."""
+def install_finder(folder: str) -> None:
+    """Makes the `importable_modules` modules in `folder` importable. The command line calls this function."""
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _CurrentFolderFinder)]
     sys.meta_path.append(_CurrentFolderFinder(folder))
 
@@ -55,7 +55,7 @@ def imported_modules(spec: importlib.machinery.ModuleSpec) -> Iterator[str]:
                 yield node.module.partition('.')[0]
 
 
-def frames_of(error: BaseException) -> traceback.StackSummary:
+def find_user_frames(error: BaseException) -> traceback.StackSummary:
     """Returns the frames of an error that are in the user's modules, or the location of a syntax error.
 
     These are the modules that gin files and flags name, and the modules that these import from the current folder,
@@ -63,7 +63,7 @@ def frames_of(error: BaseException) -> traceback.StackSummary:
     """
     if isinstance(error, SyntaxError) and error.filename and error.filename.endswith('.py'):
         return traceback.StackSummary.from_list([(error.filename, error.lineno or 1, '<module>', None)])
-    names = allowed - sys.stdlib_module_names - {'remixer_t5x', 'remixer_tasks'}
+    names = importable_modules - sys.stdlib_module_names - {'remixer_t5x', 'remixer_tasks'}
 
     def is_users(frame: types.FrameType) -> bool:
         # AutoGraph executes generated files, whose globals are those of the original module.

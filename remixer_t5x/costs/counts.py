@@ -26,7 +26,7 @@ from remixer_t5x.models.interface import Model
 Path = tuple[str, ...]
 TRAINING_FORWARD_PASSES = 3
 # Prefix of module paths in the name stacks of operations; names of modules and functions cannot contain it.
-_MARK = '@module:'
+_MODULE_MARK = '@module:'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +99,7 @@ def flops_per_module(function: Callable[..., Any], *abstract_args: Any) -> dict[
 
     def mark_module(call: Callable[..., Any], args: tuple, kwargs: Mapping[str, Any], context: Any) -> Any:
         totals[context.module.path] += 0.0
-        with jax.named_scope(_MARK + '.'.join(context.module.path)):
+        with jax.named_scope(_MODULE_MARK + '.'.join(context.module.path)):
             return call(*args, **kwargs)
 
     with nn.intercept_methods(mark_module):
@@ -118,8 +118,8 @@ def _add_flops(jaxpr: Any, times: float, outer: Path, totals: dict[Path, float])
     for eqn in jaxpr.eqns:
         where = _get_module_path(eqn, outer)
         name = eqn.primitive.name
-        if name in _COSTS:
-            totals[where] += times * _COSTS[name](eqn)
+        if name in _FLOP_COUNTERS:
+            totals[where] += times * _FLOP_COUNTERS[name](eqn)
         elif name == 'cond':
             _add_most_expensive_branch(eqn.params['branches'], times, where, totals)
         else:
@@ -130,8 +130,8 @@ def _add_flops(jaxpr: Any, times: float, outer: Path, totals: dict[Path, float])
 def _get_module_path(eqn: Any, outer: Path) -> Path:
     """Returns the module path of an operation, or `outer` if its name stack has none, as in a scan, remat or jit."""
     for scope in reversed(eqn.source_info.name_stack.stack):
-        if scope.name.startswith(_MARK):
-            return tuple(part for part in scope.name[len(_MARK) :].split('.') if part)
+        if scope.name.startswith(_MODULE_MARK):
+            return tuple(part for part in scope.name[len(_MODULE_MARK) :].split('.') if part)
     return outer
 
 
@@ -186,7 +186,7 @@ def _count_fft(eqn: Any) -> float:
     return per_point * math.prod(whole.shape)
 
 
-_COSTS: dict[str, Callable[[Any], float]] = {
+_FLOP_COUNTERS: dict[str, Callable[[Any], float]] = {
     'dot_general': _count_dot_general,
     'ragged_dot': _count_ragged_dot,
     'ragged_dot_general': _count_ragged_dot,

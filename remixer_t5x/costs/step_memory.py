@@ -40,7 +40,7 @@ class StepSpec:
     microbatches: int = 1
     loss_normalizing_factor: float | str | None = train_step.NUM_REAL_TARGET_TOKENS
     dropout: bool = False
-    xla_options: compiler_options.ByPlatform | None = None
+    xla_options: compiler_options.OptionsByPlatform | None = None
 
     @property
     def rows(self) -> int:

@@ -23,7 +23,7 @@ TOKEN_LABELS = 'token_labels'
 SPAN = 'span'
 EMBEDDING = 'embedding'
 # Model types whose predictions are not tokens of the vocabulary.
-HEADS = (CLASSIFIER, TOKEN_LABELS, SPAN, EMBEDDING)
+HEAD_MODEL_TYPES = (CLASSIFIER, TOKEN_LABELS, SPAN, EMBEDDING)
 
 Lengths: TypeAlias = Mapping[str, int]
 

@@ -36,9 +36,9 @@ class MaskedLMConverter(seqio.FeatureConverter):
     def _convert_features(self, ds: tf.data.Dataset, task_feature_lengths: Mapping[str, int]) -> tf.data.Dataset:
         # Add 1, because seqio's packing would treat zeros at the end of the targets as padding.
         ds = ds.map(lambda ex: {**ex, 'targets': ex['targets'] + 1}, num_parallel_calls=tf.data.AUTOTUNE)
-        return self._pack_or_pad(ds, task_feature_lengths).map(self._arrays, num_parallel_calls=tf.data.AUTOTUNE)
+        return self._pack_or_pad(ds, task_feature_lengths).map(self._make_arrays, num_parallel_calls=tf.data.AUTOTUNE)
 
-    def _arrays(self, features: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    def _make_arrays(self, features: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         targets = tf.maximum(features['targets'] - 1, 0)
         arrays = {
             'encoder_input_tokens': features['inputs'],
@@ -66,9 +66,9 @@ _CONVERTERS = {
 # Maps a model type to a function that converts the texts of one example to the arrays of one row or, for SPAN, of one
 # row per window.
 _TEXT_CONVERTERS: dict[str, Callable[..., dict[str, np.ndarray]]] = {
-    batch_formats.TOKEN_LABELS: token_alignment.tag_arrays,
-    batch_formats.SPAN: token_alignment.span_arrays,
-    batch_formats.EMBEDDING: token_alignment.pair_arrays,
+    batch_formats.TOKEN_LABELS: token_alignment.make_tag_arrays,
+    batch_formats.SPAN: token_alignment.make_span_arrays,
+    batch_formats.EMBEDDING: token_alignment.make_pair_arrays,
 }
 
 

@@ -20,7 +20,7 @@ from remixer_t5x.lazy import seqio, tf
 # The fingerprint of one task. `source` is the class name of the data source; `files` is the number of files, or None if
 # the source does not read files; `hash` covers all files; `each` maps each file name to the file's size and hash, and
 # is omitted for more than MAX_HASHED_FILES files.
-Record = dict[str, Any]
+FingerprintRecord = dict[str, Any]
 
 # For a task with more files, only names and sizes are fingerprinted, so a difference cannot be attributed to a file.
 MAX_HASHED_FILES = 64
@@ -32,7 +32,9 @@ END_BYTES = 1 << 16
 URL_PREFIXES = ('hf://', 'http://', 'https://')
 
 
-def data_fingerprint(provider: seqio.Task | seqio.Mixture, split: str, use_cached: bool = False) -> dict[str, Record]:
+def data_fingerprint(
+    provider: seqio.Task | seqio.Mixture, split: str, use_cached: bool = False
+) -> dict[str, FingerprintRecord]:
     """Returns a dictionary that maps each task name to the task's fingerprint, a JSON value.
 
     Skips tasks without the split. If `use_cached` is true, fingerprints seqio's caches instead of the tasks' sources.
@@ -42,9 +44,9 @@ def data_fingerprint(provider: seqio.Task | seqio.Mixture, split: str, use_cache
     return {task.name: _task_record(task, split, use_cached) for task in tasks if split in task.splits}
 
 
-def _task_record(task: seqio.Task, split: str, use_cached: bool) -> Record:
+def _task_record(task: seqio.Task, split: str, use_cached: bool) -> FingerprintRecord:
     paths = _list_files(task, split, use_cached)
-    record: Record = {'source': 'cache' if use_cached else type(task.source).__name__, 'files': None}
+    record: FingerprintRecord = {'source': 'cache' if use_cached else type(task.source).__name__, 'files': None}
     if paths is None:
         return record
     # The path of the common folder is removed from all file names.
@@ -101,7 +103,7 @@ def _short_hash(text: str | bytes) -> str:
     return hashlib.sha256(text.encode() if isinstance(text, str) else text).hexdigest()[:16]
 
 
-def describe_difference(old: Mapping[str, Record], new: Mapping[str, Record]) -> str | None:
+def describe_difference(old: Mapping[str, FingerprintRecord], new: Mapping[str, FingerprintRecord]) -> str | None:
     """Describes the first difference between two results of `data_fingerprint`. Returns None for equal results."""
     for name in sorted({*old, *new}):
         if name not in new:
@@ -113,7 +115,7 @@ def describe_difference(old: Mapping[str, Record], new: Mapping[str, Record]) ->
     return None
 
 
-def _record_difference(old: Record, new: Record) -> str:
+def _record_difference(old: FingerprintRecord, new: FingerprintRecord) -> str:
     if old.get('source') != new.get('source'):
         return f'was read by {old.get("source")} and is now read by {new.get("source")}'
     if old.get('files') != new.get('files'):

@@ -55,7 +55,7 @@ class DatasetConfig:
     batch_size: ranges.Count
     split: str = 'train'
     shuffle: bool = True
-    seed: ranges.Whole = 0
+    seed: ranges.NonNegativeInt = 0
     pack: bool = False
     use_cached: bool = False
     cache_dir: str | None = None
@@ -69,7 +69,7 @@ class DatasetConfig:
         ranges.check_fields(self)
         abstract_batch(self)
         if self.streams is not None:
-            check_divisible(self.batch_size, self.streams, 'streams')
+            check_batch_divisible(self.batch_size, self.streams, 'streams')
         if self.cache_dir and not self.use_cached:
             raise UserError(f'USE_CACHED_TASKS must be True to use CACHE_DIR = {self.cache_dir}, got False')
 
@@ -128,7 +128,7 @@ def prepare_data(config: DatasetConfig, model_vocab_size: int) -> PreparedData:
     """
     task = get_provider(config)
     vocab = task_vocabulary.get_vocabulary(task)
-    task_vocabulary.check_ids(task.name, vocab, model_vocab_size)
+    task_vocabulary.check_vocabulary_size(task.name, vocab, model_vocab_size)
     if config.model_type == batch_formats.CLASSIFIER:
         from remixer_t5x.data import converters
 
@@ -190,7 +190,7 @@ def batch_shapes(config: DatasetConfig) -> dict[str, tuple[int, ...]]:
     return {name: array.shape for name, array in abstract_batch(config).items()}
 
 
-def resume_config(config: DatasetConfig, batches: int) -> DatasetConfig:
+def reseed_resumed_config(config: DatasetConfig, batches: int) -> DatasetConfig:
     """Returns the config of a run resumed after `batches` batches, with a new seed if positions are not saved."""
     if config.save_position or not batches:
         return config
@@ -198,7 +198,7 @@ def resume_config(config: DatasetConfig, batches: int) -> DatasetConfig:
     return dataclasses.replace(config, seed=int.from_bytes(digest[:4], 'little') >> 1)
 
 
-def check_divisible(batch_size: int, count: int, kind: str = 'hosts') -> None:
+def check_batch_divisible(batch_size: int, count: int, kind: str = 'hosts') -> None:
     """Raises UserError if the batch size is not a multiple of `count`, the number of hosts or streams."""
     if batch_size % count:
         raise UserError(

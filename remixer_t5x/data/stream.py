@@ -40,10 +40,12 @@ def patch_tf_data() -> Iterator[None]:
     dataset_class: Any = tf.data.Dataset
     interleave, shard = dataset_class.interleave, dataset_class.shard
 
-    def sequential(dataset: Any, *args: Any, num_parallel_calls: Any = None, deterministic: Any = None, **kwargs: Any):
+    def interleave_sequentially(
+        dataset: Any, *args: Any, num_parallel_calls: Any = None, deterministic: Any = None, **kwargs: Any
+    ):
         return interleave(dataset, *args, **kwargs)
 
-    dataset_class.interleave, dataset_class.shard = sequential, _shard_by_filter
+    dataset_class.interleave, dataset_class.shard = interleave_sequentially, _shard_by_filter
     try:
         yield
     finally:
@@ -58,7 +60,7 @@ def _shard_by_filter(dataset: tf.data.Dataset, num_shards: int, index: int, name
     return numbered.map(plain(lambda number, element: element), name=name)
 
 
-def without_autograph(build: Callable[[], tf.data.Dataset]) -> tf.data.Dataset:
+def call_without_autograph(build: Callable[[], tf.data.Dataset]) -> tf.data.Dataset:
     """Calls `build` without AutoGraph, and falls back to AutoGraph if that fails.
 
     AutoGraph accounts for most of the time needed to open a task. Only Python control flow on tensors requires it, and
@@ -100,7 +102,7 @@ class Stream:
             self._iterator = iter(())
             raise UserError(
                 f'{self._name} failed after {self._drawn} batches of this run: {error_message(error)}'
-            ) from without_traceback(error)
+            ) from strip_traceback(error)
         self._drawn += 1
         return element
 
@@ -154,7 +156,7 @@ def _find_unsaved_operation(dataset: tf.data.Dataset) -> str | None:
     return next((name for name in UNSAVED_OPERATIONS if name in operations), None)
 
 
-def without_traceback(error: tf.errors.OpError) -> tf.errors.OpError:
+def strip_traceback(error: tf.errors.OpError) -> tf.errors.OpError:
     """Removes the traceback and context of an exception, because they keep the iterator and its threads alive."""
     error.__context__ = None
     return error.with_traceback(None)

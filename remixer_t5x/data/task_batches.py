@@ -22,10 +22,10 @@ from remixer_t5x.data import pipeline, task_vocabulary
 from remixer_t5x.data.pipeline import DatasetConfig
 from remixer_t5x.data.stream import (
     Stream,
+    call_without_autograph,
     error_message,
     patch_tf_data,
-    without_autograph,
-    without_traceback,
+    strip_traceback,
     wrap_task_errors,
 )
 from remixer_t5x.errors import UserError
@@ -66,13 +66,13 @@ def _open_examples(
         source.repeats = epochs is None
     try:
         with wrap_task_errors(task.name), patch_tf_data():
-            return without_autograph(build)
+            return call_without_autograph(build)
     finally:
         for source in sources:
             source.repeats = False
 
 
-def _with_options(dataset: tf.data.Dataset, threads: int | None) -> tf.data.Dataset:
+def _set_data_options(dataset: tf.data.Dataset, threads: int | None) -> tf.data.Dataset:
     options = tf.data.Options()
     options.deterministic = True
     options.experimental_symbolic_checkpoint = False
@@ -114,8 +114,8 @@ class TrainBatches:
         streams = streams or config.streams or share_count
         if config.streams not in (None, streams):
             raise UserError(f'STREAMS must not change during a run, got {config.streams}; set STREAMS = {streams}')
-        pipeline.check_divisible(config.batch_size, share_count)
-        pipeline.check_divisible(config.batch_size, streams, 'streams')
+        pipeline.check_batch_divisible(config.batch_size, share_count)
+        pipeline.check_batch_divisible(config.batch_size, streams, 'streams')
         # Resolve the task only once, because a task factory returns a new task in each call.
         self._task, self._config = pipeline.get_provider(config), config
         stream_rows, share_rows = config.batch_size // streams, config.batch_size // share_count
@@ -127,7 +127,7 @@ class TrainBatches:
 
         def open_stream(index: int) -> Stream:
             examples = _open_examples(self._task, config, seqio.ShardInfo(index, streams), epochs=None)
-            dataset = _with_options(examples.batch(stream_rows, drop_remainder=True), threads)
+            dataset = _set_data_options(examples.batch(stream_rows, drop_remainder=True), threads)
             return Stream(dataset, self._task.name, config.save_position)
 
         self._streams = {index: open_stream(index) for index in indices}
@@ -185,13 +185,13 @@ class EvalBatches:
         limit: int | None = None,
         threads: int | None = None,
     ):
-        pipeline.check_divisible(config.batch_size, share_count)
+        pipeline.check_batch_divisible(config.batch_size, share_count)
         self._task, self._config = pipeline.get_provider(config), config
         rows = config.batch_size // share_count
         self._rows = slice(share_index * rows, (share_index + 1) * rows)
         # Build the dataset only once, because building its graph often takes longer than one pass.
         dataset = _open_examples(self._task, config, None, epochs=1).batch(config.batch_size)
-        self._dataset = _with_options(dataset.take(-1 if limit is None else limit), threads)
+        self._dataset = _set_data_options(dataset.take(-1 if limit is None else limit), threads)
 
     def __iter__(self) -> Iterator[Batch]:
         try:
@@ -204,7 +204,7 @@ class EvalBatches:
         except tf.errors.OpError as error:
             raise UserError(
                 f'{self._task.name} failed in split {self._config.split!r}: {error_message(error)}'
-            ) from without_traceback(error)
+            ) from strip_traceback(error)
 
 
 def _to_32_bits(value: np.ndarray) -> np.ndarray:

@@ -24,14 +24,19 @@ if TYPE_CHECKING:
     from remixer_t5x.lazy import seqio
 
 # Folder in MODEL_DIR with a copy of the vocabulary, so that a trained model does not need its training data.
-FOLDER = 'vocabulary'
-INDEX, PIECES, WORDS, TOKENIZER = 'vocabulary.json', 'spiece.model', 'words.txt', 'tokenizer.json'
+VOCABULARY_FOLDER = 'vocabulary'
+INDEX_FILE, SENTENCEPIECE_FILE, WORDS_FILE, TOKENIZER_FILE = (
+    'vocabulary.json',
+    'spiece.model',
+    'words.txt',
+    'tokenizer.json',
+)
 _BYTE_PAIR_FILES = (
-    *('vocab.json', 'merges.txt', TOKENIZER),
+    *('vocab.json', 'merges.txt', TOKENIZER_FILE),
     *('tokenizer_config.json', 'special_tokens_map.json', 'added_tokens.json'),
 )
 # SentencePiece's notation for spaces and bytes.
-SPACE, BYTE = '\u2581', re.compile(r'<0x[0-9A-F]{2}>')
+SPACE, BYTE_PIECE = '\u2581', re.compile(r'<0x[0-9A-F]{2}>')
 
 
 def get_vocabulary(source: seqio.Task | seqio.Mixture) -> seqio.Vocabulary:
@@ -72,7 +77,7 @@ def vocabulary_record(vocab: seqio.Vocabulary) -> str:
     return f'{digest} of {vocab.vocab_size} ids'
 
 
-def check_ids(name: str, vocab: seqio.Vocabulary, model_vocab_size: int) -> None:
+def check_vocabulary_size(name: str, vocab: seqio.Vocabulary, model_vocab_size: int) -> None:
     """Raises UserError if the vocabulary of the task `name` is larger than the model's embedding table."""
     size = vocab.vocab_size
     if size > model_vocab_size:
@@ -94,14 +99,14 @@ def save_vocabulary(vocab: seqio.Vocabulary, folder: epath.PathLike) -> bool:
         for file in sorted(local.iterdir()):
             (target / file.name).write_bytes(file.read_bytes())
         # Write this file last: a folder without it is incomplete.
-        (target / INDEX).write_text(json.dumps(settings) + '\n')
+        (target / INDEX_FILE).write_text(json.dumps(settings) + '\n')
     return True
 
 
 def _write_files(vocab: Any, folder: pathlib.Path) -> dict[str, Any] | None:
     """Writes the vocabulary files. Returns the settings for loading them, or None for an unknown vocabulary class."""
     if hasattr(vocab, 'save'):
-        vocab.save(str(folder / TOKENIZER))
+        vocab.save(str(folder / TOKENIZER_FILE))
         settings = getattr(vocab, 'saved_settings', None)
         return {'kind': 'wordpiece'} if settings is None else {'kind': 'huggingface', **settings}
     if hasattr(vocab, 'end_id') and hasattr(vocab, 'folder'):
@@ -110,11 +115,11 @@ def _write_files(vocab: Any, folder: pathlib.Path) -> dict[str, Any] | None:
                 shutil.copyfile(file, folder / name)
         return {'kind': 'byte_pairs', 'end_id': int(vocab.end_id)}
     if hasattr(vocab, 'words'):
-        (folder / WORDS).write_text('\n'.join(vocab.words), encoding='utf-8')
+        (folder / WORDS_FILE).write_text('\n'.join(vocab.words), encoding='utf-8')
         return {'kind': 'words'}
     if model := getattr(vocab, 'sentencepiece_model_file', None):
         # Write the original model file, because seqio has added sentinels to `sp_model`.
-        (folder / PIECES).write_bytes(epath.Path(model).expanduser().read_bytes())
+        (folder / SENTENCEPIECE_FILE).write_bytes(epath.Path(model).expanduser().read_bytes())
         return {'kind': 'sentencepiece', 'extra_ids': int(vocab.extra_ids)}
     if type(vocab).__name__ == 'ByteVocabulary':
         return {'kind': 'bytes', 'extra_ids': int(vocab.extra_ids)}
@@ -131,9 +136,9 @@ vocabularies.saved.folder = {str(folder)!r}
 
 def saved_vocabulary_flags(model_dir: epath.PathLike | None) -> list[tuple[str, str]]:
     """Returns gin flags that load the vocabulary saved in MODEL_DIR, or [] if MODEL_DIR contains no vocabulary."""
-    if model_dir is None or not (epath.Path(model_dir) / FOLDER / INDEX).is_file():
+    if model_dir is None or not (epath.Path(model_dir) / VOCABULARY_FOLDER / INDEX_FILE).is_file():
         return []
-    return gin_flags('saved', folder=str(epath.Path(model_dir) / FOLDER))
+    return gin_flags('saved', folder=str(epath.Path(model_dir) / VOCABULARY_FOLDER))
 
 
 def gin_flags(function: str, **arguments: Any) -> list[tuple[str, str]]:
@@ -171,7 +176,7 @@ def token_texts(vocabulary: Any) -> list[bytes]:
     texts = []
     for index in range(count - extra):
         piece = '' if model.IsControl(index) or model.IsUnknown(index) else model.IdToPiece(index)
-        is_byte = BYTE.fullmatch(piece)
+        is_byte = BYTE_PIECE.fullmatch(piece)
         texts.append(bytes([int(piece[3:5], 16)]) if is_byte else piece.replace(SPACE, ' ').encode())
     return [*texts, *sentinels]
 

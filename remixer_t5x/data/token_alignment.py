@@ -17,11 +17,11 @@ import numpy as np
 from remixer_t5x.data import task_vocabulary
 from remixer_t5x.errors import UserError
 
-_WORD = re.compile(r'\S+')
+_WORD_PATTERN = re.compile(r'\S+')
 # Prefix of the context in input texts such as 'question: ... context: ...'.
-CONTEXT = 'context: '
+CONTEXT_PREFIX = 'context: '
 # Separates the two texts of a pair.
-SEPARATOR = '\t'
+PAIR_SEPARATOR = '\t'
 
 
 class EncodedText(NamedTuple):
@@ -70,12 +70,12 @@ def context_start(text: str) -> int:
 
     Contexts, which are long, contain CONTEXT more often than questions. Raises UserError if there is no match.
     """
-    if CONTEXT not in text:
+    if CONTEXT_PREFIX not in text:
         raise UserError(
-            f"INPUTS must contain '{CONTEXT}' before the context, got {text!r:.60}; for example "
+            f"INPUTS must contain '{CONTEXT_PREFIX}' before the context, got {text!r:.60}; for example "
             "'question: {question} context: {context}'"
         )
-    return text.index(CONTEXT) + len(CONTEXT)
+    return text.index(CONTEXT_PREFIX) + len(CONTEXT_PREFIX)
 
 
 def encode_words(vocabulary: Any, text: str, length: int) -> EncodedText:
@@ -83,7 +83,7 @@ def encode_words(vocabulary: Any, text: str, length: int) -> EncodedText:
     ids: list[int] = []
     words: list[int] = []
     offsets: list[tuple[int, int]] = []
-    for index, match in enumerate(_WORD.finditer(text)):
+    for index, match in enumerate(_WORD_PATTERN.finditer(text)):
         pieces = [int(piece) for piece in vocabulary.encode(match[0])]
         if pieces[:1] == [vocabulary.bos_id]:
             if index == 0:
@@ -141,7 +141,7 @@ def _piece_offsets(vocabulary: Any, pieces: Sequence[int], word: re.Match[str]) 
     return [(int(end) - size, int(end)) for end, size in zip(ends, sizes, strict=True)]
 
 
-def tag_arrays(
+def make_tag_arrays(
     text: str, target: str, vocabulary: Any, length: int, labels: Sequence[str], name: str
 ) -> dict[str, np.ndarray]:
     """Returns the batch arrays of a text. `target` contains one tag per word.
@@ -158,10 +158,10 @@ def tag_arrays(
     # A word of invisible characters, such as U+200B, may have no token.
     arrays[0, first] = [labels.index(tags[encoded.words[at]]) for at in first]
     arrays[1, first] = 1
-    return {'encoder_input_tokens': _pad(encoded.ids, length), 'labels': arrays[0], 'label_weights': arrays[1]}
+    return {'encoder_input_tokens': _pad_ids(encoded.ids, length), 'labels': arrays[0], 'label_weights': arrays[1]}
 
 
-def span_arrays(
+def make_span_arrays(
     text: str, target: str, vocabulary: Any, length: int, stride: int | None = None
 ) -> dict[str, np.ndarray]:
     """Returns the batch arrays of a question, with one row per window. `target` is SQuAD's `answers` field as JSON.
@@ -176,7 +176,7 @@ def span_arrays(
     if answers['text']:
         answer, offset = answers['text'][0], answers['answer_start'][0]
         # If the question contains CONTEXT, the context starts after a later match.
-        starts = [match.end() + offset for match in re.finditer(CONTEXT, text)]
+        starts = [match.end() + offset for match in re.finditer(CONTEXT_PREFIX, text)]
         first = next((start for start in starts if text.startswith(answer, start)), None)
         if first is None:
             raise UserError(
@@ -193,7 +193,7 @@ def span_arrays(
             if tokens and len(tokens) == len(all_tokens):
                 positions[:, row] = tokens[0], tokens[-1]
     return {
-        'encoder_input_tokens': np.stack([_pad(window.ids, length) for window in question.windows]),
+        'encoder_input_tokens': np.stack([_pad_ids(window.ids, length) for window in question.windows]),
         'start_positions': positions[0],
         'end_positions': positions[1],
         'label_weights': np.full(len(question.windows), weight, np.float32),
@@ -210,16 +210,16 @@ class EncodedPair(NamedTuple):
 
 def encode_pair(vocabulary: Any, text: str, length: int) -> EncodedPair:
     """Encodes two tab-separated texts, and truncates each to `length` tokens."""
-    if text.count(SEPARATOR) != 1:
+    if text.count(PAIR_SEPARATOR) != 1:
         raise UserError(f"INPUTS must be two texts separated by a tab, got {text!r:.60}; for example '{{a}}\\t{{b}}'")
     end = task_vocabulary.end_ids(vocabulary)
-    first, second = (vocabulary.encode(part) for part in text.split(SEPARATOR))
+    first, second = (vocabulary.encode(part) for part in text.split(PAIR_SEPARATOR))
     limit = length - len(end)
     longest = max(len(first), len(second)) + len(end)
     return EncodedPair([*first[:limit], *end], [*second[:limit], *end], longest)
 
 
-def pair_arrays(text: str, target: str, vocabulary: Any, length: int) -> dict[str, np.ndarray]:
+def make_pair_arrays(text: str, target: str, vocabulary: Any, length: int) -> dict[str, np.ndarray]:
     """Returns the batch arrays of a pair of texts. `target` is the pair's loss weight as text, such as '1'.
 
     Raises ValueError if the weight is not a finite number of at least 0.
@@ -229,11 +229,11 @@ def pair_arrays(text: str, target: str, vocabulary: Any, length: int) -> dict[st
     if not 0 <= weight <= float(np.finfo(np.float32).max):
         raise ValueError('the loss weight of a pair must be finite and at least 0')
     return {
-        'encoder_input_tokens': _pad(pair.first, length),
-        'positive_input_tokens': _pad(pair.second, length),
+        'encoder_input_tokens': _pad_ids(pair.first, length),
+        'positive_input_tokens': _pad_ids(pair.second, length),
         'label_weights': np.asarray(weight, np.float32),
     }
 
 
-def _pad(ids: Sequence[int], length: int) -> np.ndarray:
+def _pad_ids(ids: Sequence[int], length: int) -> np.ndarray:
     return np.pad(np.asarray(ids, np.int32), (0, length - len(ids)))

@@ -47,7 +47,7 @@ def broadcast(value: Any) -> Any:
     return _wait_for_value(key)
 
 
-def check_same(values: Mapping[str, Any]) -> None:
+def check_same_on_processes(values: Mapping[str, Any]) -> None:
     """Raises UserError on every process if any JSON value of `values` differs between processes.
 
     The error message describes the first difference in the order of `values`. All processes must call this function in
@@ -114,7 +114,7 @@ class FailureWatcher:
 
     def start(self) -> None:
         """Starts the thread that polls for failures. Must be called after `jax.distributed.initialize`."""
-        threading.Thread(target=self._poll, name='failure watcher', daemon=True).start()
+        threading.Thread(target=self._poll_failure_key, name='failure watcher', daemon=True).start()
 
     def close(self) -> None:
         self._closed.set()
@@ -137,7 +137,7 @@ class FailureWatcher:
         if is_runtime_error and any(word in str(error) for word in _CONNECTION_ERRORS):
             self._closed.wait(self._timeout + _POLL_SECONDS)
 
-    def _poll(self) -> None:
+    def _poll_failure_key(self) -> None:
         while not self._closed.wait(_POLL_SECONDS):
             try:
                 record = json.loads(coordination_state().client.key_value_try_get(_FAILURE_KEY))

@@ -12,11 +12,11 @@ import platform
 from collections.abc import MutableMapping
 from pathlib import Path
 
-FOLDER = 'compiled'
+CACHE_FOLDER = 'compiled'
 # JAX evicts the least recently used entries beyond this size; a compiled train step takes 1 to 50 MB.
 MAX_BYTES = 2 * 2**30
 # Minimum compile time of cached programs; loading a program that compiles faster would take as long as compiling it.
-MIN_SECONDS = 0.2
+MIN_COMPILE_SECONDS = 0.2
 
 
 def enable_cache(environment: MutableMapping[str, str] = os.environ) -> None:
@@ -28,7 +28,7 @@ def enable_cache(environment: MutableMapping[str, str] = os.environ) -> None:
     if 'JAX_COMPILATION_CACHE_DIR' in environment or 'JAX_ENABLE_COMPILATION_CACHE' in environment:
         return
     root = Path(environment.get('REMIXER_T5X_CACHE') or '~/.cache/remixer_t5x').expanduser()
-    folder = root / FOLDER / machine_name()
+    folder = root / CACHE_FOLDER / machine_name()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:
@@ -36,7 +36,7 @@ def enable_cache(environment: MutableMapping[str, str] = os.environ) -> None:
     if os.access(folder, os.W_OK):
         environment['JAX_COMPILATION_CACHE_DIR'] = str(folder)
         environment.setdefault('JAX_COMPILATION_CACHE_MAX_SIZE', str(MAX_BYTES))
-        environment.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', str(MIN_SECONDS))
+        environment.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', str(MIN_COMPILE_SECONDS))
 
 
 def machine_name() -> str:

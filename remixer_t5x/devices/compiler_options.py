@@ -15,7 +15,7 @@ from remixer_t5x.errors import UserError
 # decoding step.
 _GPU_DECODING_OPTIONS = {'xla_gpu_dot_merger_threshold_mb': 0}
 # Maps a platform to its XLA options.
-ByPlatform = Mapping[str, Mapping[str, Any]]
+OptionsByPlatform = Mapping[str, Mapping[str, Any]]
 
 
 def decoding_options() -> dict[str, Any] | None:
@@ -23,7 +23,7 @@ def decoding_options() -> dict[str, Any] | None:
     return _GPU_DECODING_OPTIONS if jax.default_backend() == 'gpu' else None
 
 
-def training_options(options: ByPlatform | None, device: jax.Device) -> dict[str, Any]:
+def training_options(options: OptionsByPlatform | None, device: jax.Device) -> dict[str, Any]:
     """Returns the XLA options for compiling a train step on `device`."""
     return dict((options or {}).get(device.platform, {}))
 

@@ -12,10 +12,10 @@ from remixer_t5x.errors import UserError
 
 GPUS = ('a100', 'h100', 'h200', 'b200')
 # Chips with two JAX devices each: the cores of a v3, or the chiplets of a v7x (Ironwood).
-TWO_DEVICES = ('v3', 'v7x')
+TWO_DEVICE_CHIPS = ('v3', 'v7x')
 # Memory of one device in GiB.
-MEMORY = {'v3': 16, 'v4': 32, 'v5e': 16, 'v5p': 95, 'v6e': 32, 'v7x': 96}
-MEMORY |= {'a100': 80, 'h100': 80, 'h200': 140, 'b200': 179}
+MEMORY_GIB = {'v3': 16, 'v4': 32, 'v5e': 16, 'v5p': 95, 'v6e': 32, 'v7x': 96}
+MEMORY_GIB |= {'a100': 80, 'h100': 80, 'h200': 140, 'b200': 179}
 # Size of the mesh axis `fsdp` of topologies that shard parameters over only part of a slice. By default, parameters and
 # moments are sharded over an entire slice or node, so that each device updates only its shard. docs/forecast.md reports
 # the measurements.
@@ -51,8 +51,8 @@ class Topology(NamedTuple):
 
     @property
     def devices(self) -> int:
-        """The number of JAX devices: two per chip if the chip is in TWO_DEVICES, otherwise one."""
-        return self.slices * math.prod(map(int, self.shape.split('x'))) * (2 if self.chip in TWO_DEVICES else 1)
+        """The number of JAX devices: two per chip if the chip is in TWO_DEVICE_CHIPS, otherwise one."""
+        return self.slices * math.prod(map(int, self.shape.split('x'))) * (2 if self.chip in TWO_DEVICE_CHIPS else 1)
 
     @property
     def is_gpu(self) -> bool:
@@ -78,7 +78,7 @@ def devices(topology: str | None = None) -> int | None:
 
 def memory(topology: str | None = None) -> int | None:
     """Returns the memory of one device in GiB; None if unknown."""
-    return None if topology is None else MEMORY.get(Topology.parse(topology).chip)
+    return None if topology is None else MEMORY_GIB.get(Topology.parse(topology).chip)
 
 
 def mesh(topology: str | None = None) -> str:

@@ -30,7 +30,7 @@ def cluster_types() -> Sequence[Any]:
 
 
 @contextlib.contextmanager
-def cudnn_of_described_gpu(version: int) -> Iterator[None]:
+def assume_cudnn_version(version: int) -> Iterator[None]:
     """Makes JAX assume cuDNN `version` (90800 is 9.8), for compiling attention on a machine without cuDNN.
 
     Obsolete once JAX reads the cuDNN version from the topology that it compiles for.
@@ -45,7 +45,7 @@ def cudnn_of_described_gpu(version: int) -> Iterator[None]:
         attention.check_cudnn_version = installed
 
 
-def stablehlo_for_older_readers(program: export.Exported) -> bytes:
+def serialize_older_stablehlo(program: export.Exported) -> bytes:
     """Serializes a program to a StableHLO version that readers released twelve weeks ago can parse.
 
     Obsolete once `jax.export` accepts a version: its default supports readers released four weeks ago, but TensorFlow's

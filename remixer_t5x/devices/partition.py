@@ -119,7 +119,7 @@ class Partitioner:
     @property
     def batch_axes(self) -> tuple[str, ...]:
         """The mesh axes that shard the rows of a batch."""
-        return next((_as_tuple(axes) for name, axes in self.all_rules if name == 'batch'), ())
+        return next((_axes_as_tuple(axes) for name, axes in self.all_rules if name == 'batch'), ())
 
     @property
     def batch_shards(self) -> int:
@@ -155,7 +155,7 @@ class Partitioner:
         others = [i for i in range(len(MESH_AXES)) if i not in batch_axes]
         processes = np.vectorize(lambda device: device.process_index, otypes=[int])(self.mesh.devices)
         processes = processes.transpose(*batch_axes, *others).reshape(self.batch_shards, -1)
-        return process_share(processes, jax.process_index())
+        return find_process_share(processes, jax.process_index())
 
     def shard_batch(self, host_batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
         """Creates global arrays from this process's rows of each array, [batch / data_shard()[1], ...]."""
@@ -219,7 +219,7 @@ class Partitioner:
         mesh_axes = nn.logical_to_mesh_axes(names, self.all_rules)
         spec, notes = [], []
         for name, size, axes in zip(names, shape, mesh_axes, strict=True):
-            parts = math.prod(self.mesh.shape[axis] for axis in _as_tuple(axes))
+            parts = math.prod(self.mesh.shape[axis] for axis in _axes_as_tuple(axes))
             if size % parts:
                 notes.append(f'{name}={size} is not divisible by {parts}: replicated')
                 axes = None
@@ -229,7 +229,7 @@ class Partitioner:
         return PartitionSpec(*spec), '; '.join(notes)
 
 
-def process_share(processes: np.ndarray, process: int) -> tuple[int, int]:
+def find_process_share(processes: np.ndarray, process: int) -> tuple[int, int]:
     """Returns (index, count): `process` loads part `index` of `count` equal parts of the batch rows.
 
     `processes` [batch shards, devices of the shard] contains the process of each device. Parts are numbered in the
@@ -266,7 +266,7 @@ def _logical_axis_names(leaf: Any) -> tuple[str | None, ...]:
     return tuple(leaf.names) if is_boxed(leaf) else (None,) * len(leaf.shape)
 
 
-def _as_tuple(axes: str | Sequence[str] | None) -> tuple[str, ...]:
+def _axes_as_tuple(axes: str | Sequence[str] | None) -> tuple[str, ...]:
     if axes is None:
         return ()
     return (axes,) if isinstance(axes, str) else tuple(axes)

@@ -18,8 +18,8 @@ from remixer_t5x import ranges
 from remixer_t5x.devices import collectives, jax_workarounds
 from remixer_t5x.errors import UserError, reason
 
-FLAGS = {'address': '--coordinator_address', 'count': '--process_count', 'index': '--process_index'}
-VARIABLES = {'address': 'JAX_COORDINATOR_ADDRESS', 'count': 'JAX_NUM_PROCESSES', 'index': 'JAX_PROCESS_ID'}
+PROCESS_FLAGS = {'address': '--coordinator_address', 'count': '--process_count', 'index': '--process_index'}
+PROCESS_VARIABLES = {'address': 'JAX_COORDINATOR_ADDRESS', 'count': 'JAX_NUM_PROCESSES', 'index': 'JAX_PROCESS_ID'}
 _FLAGS_ADVICE = 'pass --coordinator_address=HOST:PORT --process_count=N --process_index=I'
 
 
@@ -53,8 +53,8 @@ def resolve_config(settings: ProcessFlags, environment: Mapping[str, str] = os.e
 
     Raises UserError if flags are invalid or incomplete, or if the cluster cannot be queried.
     """
-    flags = {name: getattr(settings, name) for name in FLAGS}
-    values = {name: environment.get(VARIABLES[name]) if flag is None else flag for name, flag in flags.items()}
+    flags = {name: getattr(settings, name) for name in PROCESS_FLAGS}
+    values = {name: environment.get(PROCESS_VARIABLES[name]) if flag is None else flag for name, flag in flags.items()}
     address, devices = values['address'], None
     count, index = (
         None if values[name] is None else _parse_integer(name, values[name], minimum)
@@ -66,7 +66,7 @@ def resolve_config(settings: ProcessFlags, environment: Mapping[str, str] = os.e
     if None in values.values():
         cluster = _detect_cluster(environment)
         if cluster is None:
-            missing = ' and '.join(FLAGS[name] for name, value in values.items() if value is None)
+            missing = ' and '.join(PROCESS_FLAGS[name] for name, value in values.items() if value is None)
             if any(value is not None for value in values.values()):
                 raise UserError(f'{missing} must be set in a run with several processes; {_FLAGS_ADVICE}')
             return None
@@ -80,12 +80,12 @@ def resolve_config(settings: ProcessFlags, environment: Mapping[str, str] = os.e
         devices = _local_devices(cluster, environment)
     assert count is not None and index is not None
     if index >= count:
-        raise UserError(f'{FLAGS["index"]} must be from 0 to {count - 1}, got {index}; {_FLAGS_ADVICE}')
+        raise UserError(f'{PROCESS_FLAGS["index"]} must be from 0 to {count - 1}, got {index}; {_FLAGS_ADVICE}')
     host, _, port = str(address).rpartition(':')
     if not (host and ranges.parse_whole_number(port, 1, 65535)):
         raise UserError(
-            f'{FLAGS["address"]} must be the host of process 0 and a free port on it, got {address!r}; '
-            f'pass {FLAGS["address"]}=node1:8476'
+            f'{PROCESS_FLAGS["address"]} must be the host of process 0 and a free port on it, got {address!r}; '
+            f'pass {PROCESS_FLAGS["address"]}=node1:8476'
         )
     return DistributedConfig(str(address), count, index, devices)
 
@@ -93,8 +93,8 @@ def resolve_config(settings: ProcessFlags, environment: Mapping[str, str] = os.e
 def _parse_integer(name: str, value: Any, minimum: int) -> int:
     number = ranges.parse_whole_number(value, minimum)
     if number is None:
-        source = f'{FLAGS[name]} (or {VARIABLES[name]})' if name in FLAGS else f'--{name}'
-        advice = _FLAGS_ADVICE if name in FLAGS else f'pass seconds, as in --{name}=300'
+        source = f'{PROCESS_FLAGS[name]} (or {PROCESS_VARIABLES[name]})' if name in PROCESS_FLAGS else f'--{name}'
+        advice = _FLAGS_ADVICE if name in PROCESS_FLAGS else f'pass seconds, as in --{name}=300'
         raise UserError(f'{source} must be a whole number of at least {minimum}, got {value!r}; {advice}')
     return number
 
@@ -166,7 +166,7 @@ def connected_processes(
     heartbeat = _parse_integer('heartbeat_timeout', settings.heartbeat_timeout, 1)
     watcher = collectives.FailureWatcher(name, heartbeat)
     try:
-        _connect(config, int(settings.initialization_timeout), heartbeat, saves)
+        _connect_process(config, int(settings.initialization_timeout), heartbeat, saves)
     except BaseException as error:
         collectives.exit_process(print_error(error, name))
     watcher.start()
@@ -182,7 +182,7 @@ def connected_processes(
         collectives.exit_process(code)
 
 
-def _connect(config: DistributedConfig, timeout: int, heartbeat: int, saves: bool) -> None:
+def _connect_process(config: DistributedConfig, timeout: int, heartbeat: int, saves: bool) -> None:
     bind_address = None
     if config.index == 0:
         # Bind to the given address, because JAX does not authenticate connections and by default listens on all

@@ -22,11 +22,11 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate.task_evaluation import TaskReport
 from remixer_t5x.run_folder import model_dir, object_store
 
-BEST = 'best'
+BEST_FOLDER = 'best'
 # The value of BEST_METRICS that scores each task by the mean of its metrics.
 MEAN = 'mean'
 # Name of the average over a mixture's tasks in records and folders.
-AVERAGE = 'average'
+AVERAGE_TASK = 'average'
 BestMetrics = Mapping[str, str] | str | None
 # Name suffixes of metrics for which lower is better.
 _LOWER_IS_BETTER = re.compile(
@@ -49,7 +49,7 @@ def score_metrics(
     metric of each task. `MEAN` averages the metrics for which higher is better, or, if there are none, the negated
     metrics. Raises UserError if the task does not have the selected metric.
     """
-    if task == AVERAGE:
+    if task == AVERAGE_TASK:
         return next(iter(metrics.items()), None)
     if isinstance(best_metrics, str) and best_metrics != MEAN:
         raise UserError(
@@ -86,7 +86,7 @@ class BestCheckpoints:
     def __init__(
         self, folder: epath.Path, record: Mapping[str, Any], metrics: BestMetrics = None, is_new: bool = False
     ):
-        self._folder, self._record, self._metrics = folder / BEST, record, metrics
+        self._folder, self._record, self._metrics = folder / BEST_FOLDER, record, metrics
         self._is_new = is_new
         self._saved_tasks: set[str] = set()
 
@@ -106,7 +106,7 @@ class BestCheckpoints:
         # Reject equal values, because a resumed run may evaluate the same step again.
         if known and (known['metric'] == name and signed_score(name, known['value']) >= signed_score(name, value)):
             return False
-        record = {**self._record, BEST: {'task': report.task, 'metric': name, 'value': value, 'step': step}}
+        record = {**self._record, BEST_FOLDER: {'task': report.task, 'metric': name, 'value': value, 'step': step}}
         others = collectives.broadcast([other for other in saved_params.list_steps(folder) if other != step])
         try:
             manager.check_disk_space(self._folder.parent, params, 'the best parameters take')
@@ -123,25 +123,25 @@ class BestCheckpoints:
     def read_saved(self, task: str) -> Mapping[str, Any] | None:
         """Returns `metric`, `value` and `step` of the best checkpoint of `task`; None if none is saved."""
         steps = saved_params.list_steps(self._folder / task)
-        return read_best(self._folder / task / str(steps[-1])) if steps else None
+        return read_best_record(self._folder / task / str(steps[-1])) if steps else None
 
 
 def best_checkpoints(folder: str) -> dict[str, Mapping[str, Any]]:
     """Returns a dict from task to `metric`, `value`, `step` and `path` of its best checkpoint in MODEL_DIR `folder`."""
     checkpoints: dict[str, Mapping[str, Any]] = {}
-    best = model_dir.absolute_path(folder) / BEST
+    best = model_dir.absolute_path(folder) / BEST_FOLDER
     for task in sorted(best.iterdir()) if best.is_dir() else []:
         steps = saved_params.list_steps(task)
         with contextlib.suppress(UserError):
             if steps:
                 path = task / str(steps[-1])
-                checkpoints[task.name] = {**read_best(path), 'path': str(path)}
+                checkpoints[task.name] = {**read_best_record(path), 'path': str(path)}
     return checkpoints
 
 
-def read_best(step: epath.Path) -> dict[str, Any]:
+def read_best_record(step: epath.Path) -> dict[str, Any]:
     """Reads `metric`, `value` and `step` from the record of a checkpoint. Raises UserError if the record lacks them."""
-    record = saved_params.read_record(step).get(BEST)
+    record = saved_params.read_record(step).get(BEST_FOLDER)
     expected = {'metric': str, 'value': int | float, 'step': int}
     if not isinstance(record, dict) or not all(isinstance(record.get(name), type_) for name, type_ in expected.items()):
         raise UserError(

@@ -17,7 +17,7 @@ from remixer_t5x.evaluate.task_evaluation import TaskEvaluation, TaskEvaluator, 
 from remixer_t5x.run_folder import model_dir
 
 # Name of the folder for evaluation results in MODEL_DIR.
-EVAL = 'eval'
+EVAL_FOLDER = 'eval'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,9 +77,9 @@ class CheckpointEvaluation:
         parent = checkpoint.parent
         if parent.name == model_dir.CHECKPOINTS:
             parent = parent.parent
-        elif parent.parent.name == best.BEST:
+        elif parent.parent.name == best.BEST_FOLDER:
             parent = parent.parent.parent
-        return self.output_dir or str(parent / EVAL)
+        return self.output_dir or str(parent / EVAL_FOLDER)
 
 
 class Evaluator:
@@ -156,4 +156,4 @@ def write_reports(
 
 
 def _is_removed(folder: epath.Path) -> bool:
-    return not saved_params.is_complete(folder)
+    return not saved_params.is_complete_checkpoint(folder)

@@ -25,7 +25,7 @@ from remixer_t5x.evaluate.text_inference import TextCodec, TextCounts
 from remixer_t5x.run_folder import model_dir, object_store
 
 NPZ, PARQUET = '.npz', '.parquet'
-MEAN, FIRST = 'mean', 'first'
+MEAN_POOLING, FIRST_TOKEN_POOLING = 'mean', 'first'
 
 
 class EmbeddedText(NamedTuple):
@@ -106,7 +106,7 @@ def write_embeddings(
     counts = TextCounts()
     records: list[dict[str, Any]] = []
     for row in rows:
-        pooled = row.tokens[:1] if pooling == FIRST else row.tokens
+        pooled = row.tokens[:1] if pooling == FIRST_TOKEN_POOLING else row.tokens
         sentence = row.sentence if pooling is None else mean_vector(pooled)
         record = {'index': row.number, 'input': row.text, 'truncated': row.truncated, 'sentence': sentence}
         records.append(record | ({'ids': row.ids, 'tokens': row.tokens} if with_tokens else {}))

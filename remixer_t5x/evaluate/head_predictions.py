@@ -59,13 +59,15 @@ def _predict_spans(
     results = []
     for question in inputs:
         window_logits = list(itertools.islice(logits, len(question.windows)))
-        text, margin = best_answer(question.windows, window_logits, model.max_answer_length)
+        text, margin = find_best_answer(question.windows, window_logits, model.max_answer_length)
         has_no_answer = model.null_threshold is not None and -margin > model.null_threshold
         results.append(Prediction([], [margin], ['' if has_no_answer else text]))
     return results
 
 
-def best_answer(windows: Sequence[EncodedText], logits: Sequence[np.ndarray], max_length: int) -> tuple[str, float]:
+def find_best_answer(
+    windows: Sequence[EncodedText], logits: Sequence[np.ndarray], max_length: int
+) -> tuple[str, float]:
     """Returns the best answer over all windows of a question, and the answer's score minus the no-answer score.
 
     The no-answer score is the minimum over the windows, as in transformers' `compute_predictions_logits`. If no token
@@ -74,7 +76,8 @@ def best_answer(windows: Sequence[EncodedText], logits: Sequence[np.ndarray], ma
     `logits` contains, for each window, the [tokens, 2] logits of the first and the last token of an answer.
     """
     spans = [
-        best_span(values, window.context_mask(), max_length) for window, values in zip(windows, logits, strict=True)
+        find_best_span(values, window.context_mask(), max_length)
+        for window, values in zip(windows, logits, strict=True)
     ]
     best = int(np.argmax([score for _, _, score in spans]))
     start, end, score = spans[best]
@@ -83,7 +86,7 @@ def best_answer(windows: Sequence[EncodedText], logits: Sequence[np.ndarray], ma
     return ('' if margin == -np.inf else windows[best].text[offsets[start][0] : offsets[end][1]]), margin
 
 
-def best_span(logits: np.ndarray, is_context: np.ndarray, max_length: int) -> tuple[int, int, float]:
+def find_best_span(logits: np.ndarray, is_context: np.ndarray, max_length: int) -> tuple[int, int, float]:
     """Returns the positions of the first and last token of the best span in the context, and the span's score.
 
     `logits` [tokens, 2] are those of the first and the last token of an answer; `is_context` [tokens] is True for

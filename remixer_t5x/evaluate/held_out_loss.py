@@ -31,7 +31,7 @@ class Evaluation:
     """
 
     dataset: pipeline.DatasetConfig
-    steps: ranges.Whole | None = None
+    steps: ranges.NonNegativeInt | None = None
     name: str = 'eval'
 
     def __post_init__(self) -> None:
@@ -82,7 +82,7 @@ def evaluate(
                     totals[key] = totals.get(key, 0.0) + float(value)
     if not totals.get('weights'):
         raise UserError(f'the {name} split has no target token; use a split with text, or set EVAL_PERIOD = None')
-    totals.setdefault(metrics.STEPS, 1.0)
+    totals.setdefault(metrics.NUM_STEPS, 1.0)
     text_bytes = totals.pop('bytes', 0.0)
     averages = metrics.compute_means(totals)
     if text_bytes:

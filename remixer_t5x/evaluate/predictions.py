@@ -23,7 +23,7 @@ from remixer_t5x.models.decoding import Decoder, Greedy, RowDecoder
 from remixer_t5x.models.stop_strings import StopStrings
 from remixer_t5x.optim.train_step import CompiledStep
 
-Ids = Sequence[int]
+TokenIds = Sequence[int]
 # Number of batches in flight, so that the device and the host work in parallel.
 MAX_PENDING = 2
 # Minimum padded length of a batch.
@@ -46,7 +46,7 @@ class Decoding:
     batch_size: ranges.Count
     feature_lengths: Mapping[str, int]
     decoder: Decoder = Greedy()
-    seed: ranges.Whole = 0
+    seed: ranges.NonNegativeInt = 0
     stop_strings: str | Sequence[str] = ()
 
     def __post_init__(self) -> None:
@@ -63,7 +63,7 @@ class Prediction(NamedTuple):
     scores: list[float]
     texts: list[str] | None = None
 
-    def decoded(self, vocabulary: Any) -> list[str]:
+    def decode_texts(self, vocabulary: Any) -> list[str]:
         """Returns the answers as texts."""
         return [vocabulary.decode(ids) for ids in self.ids] if self.texts is None else self.texts
 
@@ -121,7 +121,7 @@ class Predictor:
     def predict(
         self,
         params: Any,
-        inputs: Sequence[Ids],
+        inputs: Sequence[TokenIds],
         first: int = 0,
         arrays: Mapping[str, np.ndarray] | None = None,
         seed: int | None = None,
@@ -132,7 +132,7 @@ class Predictor:
         the seed of the settings.
         """
         predictions: list[Any] = [None] * len(inputs)
-        arrays = {'seed': self._seeds(len(inputs), seed), **(arrays or {})}
+        arrays = {'seed': self._seed_rows(len(inputs), seed), **(arrays or {})}
         for rows, decoded in self._run(self._generate, params, inputs, arrays, first):
             tokens, scores = (np.asarray(part) for part in decoded)
             for row, example in enumerate(rows):
@@ -140,7 +140,7 @@ class Predictor:
                 predictions[example] = Prediction(ids, [float(score) for score in scores[row]])
         return predictions
 
-    def stream(self, params: Any, ids: Ids, seed: int | None = None) -> Iterator[list[int]]:
+    def stream(self, params: Any, ids: TokenIds, seed: int | None = None) -> Iterator[list[int]]:
         """Generates an answer to one input; yields the ids so far every STREAMED_TOKENS tokens and at the end.
 
         `seed` overrides the seed of the settings.
@@ -149,7 +149,7 @@ class Predictor:
             raise UserError(f'decoder must be Greedy() or Sampling() to stream, got {self._settings.decoder}')
         length = bucket_length(len(ids), self._longest)
         batch = self._transfer_batch(
-            {self._input: pad_ids([ids], length), 'number': np.zeros(1, np.int32), 'seed': self._seeds(1, seed)}
+            {self._input: pad_ids([ids], length), 'number': np.zeros(1, np.int32), 'seed': self._seed_rows(1, seed)}
         )
         rows, limit, is_done = None, 0, False
         while not is_done:
@@ -158,36 +158,36 @@ class Predictor:
             is_done = bool(rows.finished[0]) or limit >= self._target_length
             yield _strip_padding(np.asarray(rows.tokens[0]))
 
-    def score(self, params: Any, inputs: Sequence[Ids], targets: Sequence[Ids]) -> np.ndarray:
+    def score(self, params: Any, inputs: Sequence[TokenIds], targets: Sequence[TokenIds]) -> np.ndarray:
         """Returns log p(targets | inputs) of each example, [examples] float32."""
         arrays = decoder_arrays(targets, batch_formats.text_lengths(self._settings.feature_lengths)['targets'])
         return self._gather(self._score, params, inputs, arrays, ())
 
-    def score_and_match(self, params: Any, inputs: Sequence[Ids], arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+    def score_and_match(self, params: Any, inputs: Sequence[TokenIds], arrays: Mapping[str, np.ndarray]) -> np.ndarray:
         """Returns the output of the model's `score_and_match` for each example, [examples, 2] float32.
 
         `arrays`, each [examples, ...], are added to the batch, such as the output of `decoder_arrays`.
         """
         return self._gather(self._score_and_match, params, inputs, arrays, (2,))
 
-    def encode(self, params: Any, inputs: Sequence[Ids]) -> list[np.ndarray]:
+    def encode(self, params: Any, inputs: Sequence[TokenIds]) -> list[np.ndarray]:
         """Returns the encoder's output for each of `inputs`, [input length, embed] float32."""
         return self._gather_tokens(self._encode, params, inputs)
 
-    def token_logits(self, params: Any, inputs: Sequence[Ids]) -> list[np.ndarray]:
+    def token_logits(self, params: Any, inputs: Sequence[TokenIds]) -> list[np.ndarray]:
         """Returns the head's output per token for each of `inputs`, [input length, outputs] float32."""
         return self._gather_tokens(self._token_logits, params, inputs)
 
-    def embed(self, params: Any, inputs: Sequence[Ids]) -> np.ndarray:
+    def embed(self, params: Any, inputs: Sequence[TokenIds]) -> np.ndarray:
         """Returns the embedding of each of `inputs`, [examples, embed] float32."""
         return self._gather(self._embed, params, inputs, {}, (self._model.module.embed_dim,))
 
-    def classify(self, params: Any, inputs: Sequence[Ids]) -> np.ndarray:
+    def classify(self, params: Any, inputs: Sequence[TokenIds]) -> np.ndarray:
         """Returns log p(label) of each label, or the regression output, per input: [examples, outputs] float32."""
         return self._gather(self._classify, params, inputs, {}, (self._outputs,))
 
     def predict_labels(
-        self, params: Any, inputs: Sequence[Ids], task_labels: Sequence[str] | None = None
+        self, params: Any, inputs: Sequence[TokenIds], task_labels: Sequence[str] | None = None
     ) -> list[Prediction]:
         """Returns the labels of each text, most likely first, with their log-likelihoods.
 
@@ -205,7 +205,7 @@ class Predictor:
             for row, best in zip(scores, order, strict=True)
         ]
 
-    def score_labels(self, params: Any, inputs: Sequence[Ids], targets: Sequence[str]) -> list[float]:
+    def score_labels(self, params: Any, inputs: Sequence[TokenIds], targets: Sequence[str]) -> list[float]:
         """Returns log p(target) of each text. Raises UserError for a regression model or an unknown label."""
         if self._model.labels is None:
             raise UserError('LABELS must be set for tasks that are scored by likelihood, got None')
@@ -218,13 +218,13 @@ class Predictor:
                 raise UserError(f'LABELS must include the target {name!r:.60} of the task, got {tuple(labels)}')
         return [labels.index(name) for name in names]
 
-    def rank(self, params: Any, inputs: Sequence[Ids], choices: Sequence[Ids]) -> np.ndarray:
+    def rank(self, params: Any, inputs: Sequence[TokenIds], choices: Sequence[TokenIds]) -> np.ndarray:
         """Returns log p(choice | inputs) of every choice for each example, [examples, choices] float32."""
         ids = pad_ids(choices, max(map(len, choices)))
         arrays = {'choices': np.broadcast_to(ids, (len(inputs), *ids.shape))}
         return self._gather(self._rank, params, inputs, arrays, (len(choices),))
 
-    def _gather_tokens(self, function: CompiledStep, params: Any, inputs: Sequence[Ids]) -> list[np.ndarray]:
+    def _gather_tokens(self, function: CompiledStep, params: Any, inputs: Sequence[TokenIds]) -> list[np.ndarray]:
         outputs: list[Any] = [None] * len(inputs)
         for rows, values in self._run(function, params, inputs, {}):
             values = np.asarray(values, np.float32)
@@ -242,7 +242,7 @@ class Predictor:
         self,
         function: CompiledStep,
         params: Any,
-        inputs: Sequence[Ids],
+        inputs: Sequence[TokenIds],
         arrays: Mapping[str, np.ndarray],
         first: int = 0,
     ) -> Iterator[tuple[np.ndarray, Any]]:
@@ -260,10 +260,10 @@ class Predictor:
                 yield pending.popleft()
         yield from pending
 
-    def _seeds(self, count: int, seed: int | None) -> np.ndarray:
+    def _seed_rows(self, count: int, seed: int | None) -> np.ndarray:
         """Returns the seed of each row, an argument of the compiled functions, [count] int32."""
         seed = self._settings.seed if seed is None else seed
-        ranges.check_value('seed', seed, ranges.Whole)
+        ranges.check_value('seed', seed, ranges.NonNegativeInt)
         # As in `jax.random.key`, only 32 bits of a Python integer are used.
         return np.full(count, seed, np.int64).astype(np.int32)
 
@@ -285,7 +285,7 @@ def compile_stop_strings(stop_strings: str | Sequence[str], vocabulary: Any) -> 
     return StopStrings.compile(texts, task_vocabulary.token_texts(vocabulary)) if texts else None
 
 
-def decoder_arrays(targets: Sequence[Ids], length: int) -> dict[str, np.ndarray]:
+def decoder_arrays(targets: Sequence[TokenIds], length: int) -> dict[str, np.ndarray]:
     """Returns the decoder arrays for `targets`, each [rows, length] int32. Decoder inputs are shifted right by one."""
     ids = pad_ids(targets, length)
     return {
@@ -295,7 +295,7 @@ def decoder_arrays(targets: Sequence[Ids], length: int) -> dict[str, np.ndarray]
     }
 
 
-def pad_ids(rows: Sequence[Ids], length: int) -> np.ndarray:
+def pad_ids(rows: Sequence[TokenIds], length: int) -> np.ndarray:
     """Pads rows of ids with zeros to a [rows, length] int32 array."""
     padded: np.ndarray = np.zeros((len(rows), length), np.int32)
     for row, ids in enumerate(rows):

@@ -45,11 +45,11 @@ class TaskEvaluation:
     split: str | None = 'validation'
     examples: ranges.Count | None = None
     rank_choices: bool = False
-    shown: ranges.Whole = 0
+    shown: ranges.NonNegativeInt = 0
 
     def __post_init__(self) -> None:
         ranges.check_value('EVAL_EXAMPLES', self.examples, ranges.Count | None)
-        ranges.check_value('SHOWN_ANSWERS', self.shown, ranges.Whole)
+        ranges.check_value('SHOWN_ANSWERS', self.shown, ranges.NonNegativeInt)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +96,7 @@ class TaskEvaluator:
                     f'all tasks must have the same vocabulary, got different ones for {first.name} and {task.name}; '
                     'evaluate the tasks separately'
                 )
-        task_vocabulary.check_ids(first.name, self.vocabulary, model.vocab_size)
+        task_vocabulary.check_vocabulary_size(first.name, self.vocabulary, model.vocab_size)
         self._predictor = Predictor(model, partitioner, settings.decoding, self.vocabulary)
         lengths = settings.decoding.feature_lengths
         is_generated = not (self._classifies or self._has_head)
@@ -111,7 +111,9 @@ class TaskEvaluator:
             )
             for task in self.seqio_tasks
         ]
-        collectives.check_same({f'the examples of {each.task.name}': each.digest() for each in self._examples})
+        collectives.check_same_on_processes(
+            {f'the examples of {each.task.name}': each.digest() for each in self._examples}
+        )
         self.examples_hashes = {f'{self.split}/{each.task.name}': each.source_hash() for each in self._examples}
         self.notes += [note for examples in self._examples for note in examples.notes]
         for examples in self._examples if self._has_head else ():
@@ -131,7 +133,7 @@ class TaskEvaluator:
         for examples in self._examples:
             start = time.perf_counter()
             answers = self._predict(params, examples)
-            texts = [answer.decoded(self.vocabulary)[0] for answer in answers]
+            texts = [answer.decode_texts(self.vocabulary)[0] for answer in answers]
             outputs = task_metrics.ModelOutputs(
                 texts, [answer.scores[0] for answer in answers], self._target_scores(params, examples)
             )
@@ -182,7 +184,7 @@ class TaskEvaluator:
         for index, (prediction, example) in enumerate(zip(answers, examples.examples, strict=True)):
             alternatives: dict[str, Any] = {}
             if len(prediction.scores) > 1:
-                alternatives = {'predictions': prediction.decoded(self.vocabulary), 'scores': prediction.scores}
+                alternatives = {'predictions': prediction.decode_texts(self.vocabulary), 'scores': prediction.scores}
             yield {
                 'index': index,
                 'input': inputs[index],

@@ -101,7 +101,7 @@ def read_examples(
     """
     vocabulary = task_vocabulary.get_vocabulary(task)
     with stream.wrap_task_errors(task.name):
-        dataset = stream.without_autograph(
+        dataset = stream.call_without_autograph(
             lambda: task.get_dataset(dict(lengths), split=split, shuffle=False, num_epochs=1, try_in_mem_cache=False)
         )
         examples = list(tf_data.numpy_iterator(dataset.take(-1 if limit is None else limit)))

@@ -104,7 +104,7 @@ class PredictionWriter:
 
     def _read(self) -> None:
         """Reads the output of an interrupted run. An incomplete last line is removed when writing starts."""
-        with untrusted_files.as_user_errors(self.path, _OUTPUT_ADVICE):
+        with untrusted_files.raise_user_errors(self.path, _OUTPUT_ADVICE):
             # Accept -inf, the score of an impossible text, although it is not valid JSON.
             for line in untrusted_files.read_json_lines(self.path, odd_numbers=True):
                 if not line.ended:
@@ -151,12 +151,12 @@ def hash_text(text: str) -> str:
     return hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:16]
 
 
-def decoder_name(decoder: Any) -> str:
+def format_decoder_name(decoder: Any) -> str:
     """Returns a string that identifies the decoder and its settings, the same in every process."""
     return re.sub(r'<function (\S+) at 0x[0-9a-f]+>', r'\1', repr(decoder))
 
 
-def skip_done(texts: Iterator[str], output: PredictionWriter, source: str) -> None:
+def skip_predicted_texts(texts: Iterator[str], output: PredictionWriter, source: str) -> None:
     """Skips the texts that the output already contains. Raises UserError if `source` starts with other texts."""
     for index, digest in enumerate(output.hashes):
         text = next(texts, None)
@@ -187,7 +187,7 @@ def write_predictions(
         answers = predict([text for text, _ in encoded], first)
         rows = []
         for row, (text, (_, truncated), prediction) in enumerate(zip(chunk, encoded, answers, strict=True)):
-            decoded = prediction.decoded(codec.vocabulary)
+            decoded = prediction.decode_texts(codec.vocabulary)
             record = {'index': first + row, 'input': text, 'prediction': decoded[0], 'score': prediction.scores[0]}
             if len(decoded) > 1:
                 record |= {'predictions': decoded, 'scores': prediction.scores}
@@ -237,10 +237,10 @@ class TextInference:
                 f'--input and --output must be files that all processes share, got {self.inputs.path} and '
                 f'{self.output}; use files, or --process_count=1'
             )
-        task_vocabulary.check_ids('VOCABULARY', self.vocabulary, self.model.vocab_size)
+        task_vocabulary.check_vocabulary_size('VOCABULARY', self.vocabulary, self.model.vocab_size)
         if is_distributed:
             input_signature = fingerprint.file_signature(os.path.expanduser(self.inputs.path))
-            collectives.check_same(
+            collectives.check_same_on_processes(
                 {
                     'VOCABULARY': task_vocabulary.vocabulary_record(self.vocabulary),
                     'the texts of INPUT': input_signature,
@@ -253,7 +253,7 @@ class TextInference:
 
     def open_output(self, folder: str) -> PredictionWriter:
         """Opens the output for appending. Only the first process writes."""
-        name, stop_strings = decoder_name(self.decoding.decoder), self.decoding.stop_strings
+        name, stop_strings = format_decoder_name(self.decoding.decoder), self.decoding.stop_strings
         name += f' until {stop_strings!r}' if stop_strings else ''
         origin: dict[str, Any] = {'checkpoint': folder, 'decoder': name, 'lengths': dict(self.decoding.feature_lengths)}
         origin |= {'seed': self.decoding.seed} if isinstance(self.decoding.decoder, Sampling) else {}

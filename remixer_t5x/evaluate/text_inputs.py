@@ -15,9 +15,9 @@ from remixer_t5x.errors import UserError, one_line, reason
 
 TXT, JSONL = 'txt', 'jsonl'
 # File formats whose rows have several columns.
-ROWS = ('csv', 'tsv', 'parquet')
+TABLE_FORMATS = ('csv', 'tsv', 'parquet')
 # Maximum number of characters of a line; a longer line might not fit into memory.
-LONGEST = 50_000_000
+MAX_LINE_CHARACTERS = 50_000_000
 _FORMAT_BY_EXTENSION = {'.txt': TXT, '.jsonl': JSONL, '.ndjson': JSONL, '.json': JSONL}
 
 
@@ -40,8 +40,8 @@ class TextInputs:
     format: str | None = None
 
     def __post_init__(self) -> None:
-        if self.format not in (None, TXT, JSONL, *ROWS):
-            known = ', '.join(map(repr, (TXT, JSONL, *ROWS)))
+        if self.format not in (None, TXT, JSONL, *TABLE_FORMATS):
+            known = ', '.join(map(repr, (TXT, JSONL, *TABLE_FORMATS)))
             raise UserError(f'INPUT_FORMAT must be {known} or None, got {self.format!r}')
 
     @property
@@ -54,7 +54,7 @@ class TextInputs:
 
     def __iter__(self) -> Iterator[str]:
         extension = os.path.splitext(self.path.lower().removesuffix('.gz'))[1]
-        if (self.format or extension.removeprefix('.')) in ROWS:
+        if (self.format or extension.removeprefix('.')) in TABLE_FORMATS:
             raise UserError(
                 f'{self.shown} is a table, which requires a template; set INPUTS as in finetuning, for example '
                 "--gin.INPUTS='question: {question}', or pass --gin.INPUT_FORMAT=txt to read its lines"
@@ -62,10 +62,10 @@ class TextInputs:
         is_jsonl = (self.format or _FORMAT_BY_EXTENSION.get(extension, TXT)) == JSONL
         try:
             with self._open() as file:
-                for number, line in enumerate(iter(lambda: file.readline(LONGEST + 1), ''), 1):
-                    if len(line) > LONGEST:
+                for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_CHARACTERS + 1), ''), 1):
+                    if len(line) > MAX_LINE_CHARACTERS:
                         raise UserError(
-                            f'{self.shown} line {number} must have at most {LONGEST:,} characters; split it'
+                            f'{self.shown} line {number} must have at most {MAX_LINE_CHARACTERS:,} characters; split it'
                         )
                     if not is_jsonl:
                         yield line.rstrip('\r\n')
@@ -96,7 +96,7 @@ class TextInputs:
     def _json_field(self, line: str, number: int) -> str:
         try:
             row = untrusted_files.parse_json(line, odd_numbers=True)
-        except untrusted_files.NotJson as error:
+        except untrusted_files.InvalidJsonError as error:
             raise UserError(f'{self.shown} line {number}: {error}; set INPUT_FORMAT=txt to read plain text') from error
         text = row.get(self.field) if isinstance(row, dict) else None
         if not isinstance(text, str):

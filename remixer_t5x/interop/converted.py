@@ -43,12 +43,12 @@ def copy_vocabulary(checkpoint: str, folder: epath.Path) -> None:
     """Copies the vocabulary saved with `checkpoint`, if any, to the MODEL_DIR `folder`."""
     source = model_dir.find_model_dir(checkpoint)
     if source is not None:
-        copy_vocabulary_files(source / task_vocabulary.FOLDER, folder / task_vocabulary.FOLDER)
+        copy_vocabulary_files(source / task_vocabulary.VOCABULARY_FOLDER, folder / task_vocabulary.VOCABULARY_FOLDER)
 
 
 def copy_vocabulary_files(source: epath.Path, target: epath.Path) -> bool:
     """Copies a saved vocabulary to another folder. Returns False if `source` contains no vocabulary."""
-    if not (source / task_vocabulary.INDEX).is_file():
+    if not (source / task_vocabulary.INDEX_FILE).is_file():
         return False
     target.mkdir(parents=True, exist_ok=True)
     for file in source.iterdir():

@@ -24,10 +24,10 @@ from remixer_t5x.errors import UserError, one_line
 
 Params = Any
 FORMAT = 'remixer_t5x'
-WHOLE = 'model.safetensors'
-INDEX = 'model.safetensors.index.json'
+WEIGHTS_FILE = 'model.safetensors'
+INDEX_FILE = 'model.safetensors.index.json'
 # Dtypes that can be converted to float32 without loss; arrays of other dtypes count as quantized.
-FLOATS = ('F32', 'BF16', 'F16')
+FLOAT_DTYPES = ('F32', 'BF16', 'F16')
 
 
 class Tensors(Mapping[str, np.ndarray]):
@@ -62,10 +62,10 @@ class Tensors(Mapping[str, np.ndarray]):
         """Returns the shape of an array without reading the array. Raises UserError if the array is quantized."""
         reader, name_in_file = self._locate(name)
         part = reader.get_slice(name_in_file)
-        if part.get_dtype() not in FLOATS:
+        if part.get_dtype() not in FLOAT_DTYPES:
             raise UserError(
-                f'{name} in {self._locations[name][0]} must have dtype {", ".join(FLOATS)}, got {part.get_dtype()}; '
-                'use the unquantized model'
+                f'{name} in {self._locations[name][0]} must have dtype {", ".join(FLOAT_DTYPES)}, '
+                f'got {part.get_dtype()}; use the unquantized model'
             )
         return tuple(part.get_shape())
 
@@ -88,18 +88,18 @@ class Tensors(Mapping[str, np.ndarray]):
 
 def read_folder(folder: pathlib.Path) -> Tensors:
     """Opens the weights in a Hugging Face folder. Raises UserError if they are not in safetensors format."""
-    if (folder / INDEX).is_file():
+    if (folder / INDEX_FILE).is_file():
         return _read_shards(folder)
-    if (folder / WHOLE).is_file():
-        return _read_tensors(folder / WHOLE)
+    if (folder / WEIGHTS_FILE).is_file():
+        return _read_tensors(folder / WEIGHTS_FILE)
     pickled = next(iter(sorted([*folder.glob('*.bin'), *folder.glob('*.pt')])), None)
     if pickled:
         raise UserError(
             f'the weights in {folder} must be safetensors, got the pickle {pickled.name}, which can run code when '
-            f'loaded; if you trust the file, convert it to {WHOLE}: python -c "import transformers as t; '
+            f'loaded; if you trust the file, convert it to {WEIGHTS_FILE}: python -c "import transformers as t; '
             f't.T5ForConditionalGeneration.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"'
         )
-    raise UserError(f'{folder} has neither {WHOLE} nor {INDEX}; use the folder of a Hugging Face model')
+    raise UserError(f'{folder} has neither {WEIGHTS_FILE} nor {INDEX_FILE}; use the folder of a Hugging Face model')
 
 
 def read_file(path: str) -> tuple[Tensors, dict[str, str]]:
@@ -202,18 +202,18 @@ def _read_tensors(path: pathlib.Path) -> Tensors:
 
 
 def _read_shards(folder: pathlib.Path) -> Tensors:
-    by_name = untrusted_files.read_object(folder / INDEX).get('weight_map')
+    by_name = untrusted_files.read_object(folder / INDEX_FILE).get('weight_map')
     if not isinstance(by_name, dict):
-        raise UserError(f'{folder / INDEX} has no weight_map, which maps arrays to files; download the file again')
-    files = {name: safe_paths.resolve_inside(folder, file, str(folder / INDEX)) for name, file in by_name.items()}
+        raise UserError(f'{folder / INDEX_FILE} has no weight_map, which maps arrays to files; download the file again')
+    files = {name: safe_paths.resolve_inside(folder, file, str(folder / INDEX_FILE)) for name, file in by_name.items()}
     names: dict[pathlib.Path, set[str]] = {}
     for name, file in files.items():
         if not file.is_file():
-            raise UserError(f'{folder} lacks the shard {file.name}, listed in {INDEX}; download the folder again')
+            raise UserError(f'{folder} lacks the shard {file.name}, listed in {INDEX_FILE}; download the folder again')
         if file not in names:
             names[file] = {*_open_file(file).keys()}
         if name not in names[file]:
-            raise UserError(f'{file} lacks {name}, which {INDEX} assigns to this file; download the folder again')
+            raise UserError(f'{file} lacks {name}, which {INDEX_FILE} assigns to this file; download the folder again')
     return Tensors({name: (file, name) for name, file in files.items()})
 
 

@@ -37,13 +37,13 @@ _ADVICE = 'download it again'
 
 @dataclasses.dataclass(frozen=True)
 class SharedModel:
-    """A folder written by `write_folder`; the parameters and gin text are read on demand."""
+    """A folder written by `write_shared_folder`; the parameters and gin text are read on demand."""
 
     folder: pathlib.Path
 
     def params(self) -> tuple[Any, int, dict[str, Any]]:
         """Reads the parameters (NumPy, float32), the step and the record of the checkpoint."""
-        return safetensors_files.read_params(str(self.folder / safetensors_files.WHOLE))
+        return safetensors_files.read_params(str(self.folder / safetensors_files.WEIGHTS_FILE))
 
     @contextlib.contextmanager
     def importable_code(self) -> Iterator[None]:
@@ -68,22 +68,26 @@ class SharedModel:
 
 
 def shapes_by_name(params: Any) -> dict[str, tuple[int, ...]]:
-    """Maps parameter names to shapes, as `changes.describe_shapes` expects."""
+    """Maps parameter names to shapes, as `changes.describe_shape_difference` expects."""
     return {f'params/{name}': leaf.shape for name, leaf in traverse_util.flatten_dict(params, sep='/').items()}
 
 
-def is_shared(folder: pathlib.Path) -> bool:
+def is_shared_folder(folder: pathlib.Path) -> bool:
     """Returns whether config.json in `folder` has the model type of shared folders."""
     path = folder / CONFIG
     return path.is_file() and untrusted_files.read_object(path, _ADVICE).get('model_type') == MODEL_TYPE
 
 
-def open_folder(folder: pathlib.Path) -> SharedModel:
-    """Opens a folder written by `write_folder`. Raises UserError if it is not a shared folder or a file is missing."""
-    safe_paths.check_inside(folder)
-    if not is_shared(folder):
+def open_shared_folder(folder: pathlib.Path) -> SharedModel:
+    """Opens a folder written by `write_shared_folder`. Raises UserError for other folders and missing files."""
+    safe_paths.check_links_inside(folder)
+    if not is_shared_folder(folder):
         raise UserError(f'{folder / CONFIG} does not have the model_type {MODEL_TYPE}; {_ADVICE}')
-    for name in (GIN, safetensors_files.WHOLE, f'{task_vocabulary.FOLDER}/{task_vocabulary.INDEX}'):
+    for name in (
+        GIN,
+        safetensors_files.WEIGHTS_FILE,
+        f'{task_vocabulary.VOCABULARY_FOLDER}/{task_vocabulary.INDEX_FILE}',
+    ):
         if not (folder / name).is_file():
             raise UserError(f'{folder} has no {name}; {_ADVICE}')
     return SharedModel(folder)
@@ -115,7 +119,7 @@ def copy_code(folder: pathlib.Path, packages: Sequence[str]) -> list[str]:
     return missing
 
 
-def write_folder(
+def write_shared_folder(
     folder: pathlib.Path, model: Any, vocabulary: Any, gin_text: str, params: Any, step: int, record: Mapping[str, Any]
 ) -> None:
     """Writes all files of a shared folder, except for the model card and `code`, to an empty folder.
@@ -123,12 +127,12 @@ def write_folder(
     `gin_text` configures MODEL and TASK_FEATURE_LENGTHS, and replaces the configuration in the checkpoint's `record`.
     Raises UserError if the vocabulary is a custom class, or the files cannot be written.
     """
-    if not task_vocabulary.save_vocabulary(vocabulary, folder / task_vocabulary.FOLDER):
+    if not task_vocabulary.save_vocabulary(vocabulary, folder / task_vocabulary.VOCABULARY_FOLDER):
         raise UserError(
             f'VOCABULARY must come from remixer_tasks.vocabularies to be shared, got {type(vocabulary).__name__}'
         )
     (folder / GIN).write_text(gin_text, encoding='utf-8')
     config = {'model_type': MODEL_TYPE, 'architecture': model.model_type, 'vocab_size': model.vocab_size}
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + '\n', encoding='utf-8')
-    path = str(folder / safetensors_files.WHOLE)
+    path = str(folder / safetensors_files.WEIGHTS_FILE)
     safetensors_files.write_params(path, params, step, {**record, 'config': gin_text})

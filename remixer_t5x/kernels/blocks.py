@@ -34,7 +34,7 @@ def join_previous_blocks(array: jax.Array, block: int) -> jax.Array:
     return jnp.concatenate([earlier, here], axis=2)
 
 
-def is_same_example(ids: jax.Array, block: int) -> jax.Array:
+def mask_same_example(ids: jax.Array, block: int) -> jax.Array:
     """Returns which tokens of the previous and the current block are in the same example as each token of the block.
 
     The mask is bool, [batch, blocks, block, 2 * block], for example ids [batch, length].

@@ -25,7 +25,7 @@ class _CompileTarget(NamedTuple):
 
 
 _DEFAULT_TARGET = _CompileTarget()
-_TARGET = contextvars.ContextVar('compile_target', default=_DEFAULT_TARGET)
+_COMPILE_TARGET = contextvars.ContextVar('compile_target', default=_DEFAULT_TARGET)
 
 
 @contextlib.contextmanager
@@ -38,25 +38,25 @@ def compiling_for(platform: str, interpret: bool = False, chip: str | None = Non
         interpret: whether to run kernels in Pallas's interpreter, which works on all devices.
         chip: chip generation such as 'v3', or None if unknown.
     """
-    token = _TARGET.set(_CompileTarget(platform, interpret, chip))
+    token = _COMPILE_TARGET.set(_CompileTarget(platform, interpret, chip))
     try:
         yield
     finally:
-        _TARGET.reset(token)
+        _COMPILE_TARGET.reset(token)
 
 
 def target_platform() -> str:
     """Returns the platform for which programs are traced, such as 'cpu', 'tpu' or 'gpu'."""
-    return _TARGET.get().platform or jax.default_backend()
+    return _COMPILE_TARGET.get().platform or jax.default_backend()
 
 
 def is_cross_compiling() -> bool:
     """Returns whether programs are traced for another device, within `compiling_for`."""
-    return _TARGET.get().platform is not None
+    return _COMPILE_TARGET.get().platform is not None
 
 
 def interprets_kernels() -> bool:
-    return _TARGET.get().interpret
+    return _COMPILE_TARGET.get().interpret
 
 
 def on_cpu() -> bool:
@@ -74,7 +74,7 @@ def on_single_cpu() -> bool:
 
 def unsupported_bfloat16_reason(dtype: Any) -> str | None:
     """Returns why Pallas kernels cannot multiply arrays with this dtype on the target TPU, or None if they can."""
-    chip = _TARGET.get().chip
+    chip = _COMPILE_TARGET.get().chip
     if chip is None and not is_cross_compiling() and jax.default_backend() == 'tpu':
         chip = jax.devices()[0].device_kind.removeprefix('TPU ')
     if dtype != jnp.bfloat16 or chip not in ('v2', 'v3'):
@@ -106,7 +106,7 @@ def batch_and_head_axes(batch: int, heads: int) -> tuple[Any, Any]:
     return axes_if_divisible(names[0], batch), axes_if_divisible(names[1], heads)
 
 
-def on_each_device(run: Callable, in_specs: Any, out_specs: Any) -> Callable:
+def wrap_in_shard_map(run: Callable, in_specs: Any, out_specs: Any) -> Callable:
     """Wraps `run` in `shard_map`, or returns it unchanged if there is no mesh or the mesh has a single device."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1:

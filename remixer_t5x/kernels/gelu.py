@@ -17,19 +17,19 @@ from remixer_t5x.kernels.attention.formula import ATTENTION_OUTPUT
 from remixer_t5x.kernels.compile_target import target_platform
 
 # 2 u = x (_LINEAR + _CUBIC x^2)
-_LINEAR = 2 * (2 / math.pi) ** 0.5
-_CUBIC = 0.044715 * _LINEAR
+_GELU_LINEAR = 2 * (2 / math.pi) ** 0.5
+_GELU_CUBIC = 0.044715 * _GELU_LINEAR
 
 
 def sigmoid_gelu(x: jax.Array) -> jax.Array:
     """Computes the tanh approximation of GELU with a single exponential."""
-    return x * jax.nn.sigmoid(x * (_LINEAR + _CUBIC * (x * x)))
+    return x * jax.nn.sigmoid(x * (_GELU_LINEAR + _GELU_CUBIC * (x * x)))
 
 
 def sigmoid_gelu_and_slope(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Computes the tanh approximation of GELU and its derivative with a single exponential."""
-    gate = jax.nn.sigmoid(x * (_LINEAR + _CUBIC * (x * x)))
-    return x * gate, gate + x * gate * (1 - gate) * (_LINEAR + 3 * _CUBIC * (x * x))
+    gate = jax.nn.sigmoid(x * (_GELU_LINEAR + _GELU_CUBIC * (x * x)))
+    return x * gate, gate + x * gate * (1 - gate) * (_GELU_LINEAR + 3 * _GELU_CUBIC * (x * x))
 
 
 def gelu(x: jax.Array) -> jax.Array:
@@ -50,9 +50,9 @@ def normalized_gelu(x: jax.Array, scale: jax.Array, epsilon: float) -> jax.Array
 
 def _normalized_gelu_forward(x, scale, epsilon):
     units = sigmoid_gelu(x.astype(jnp.float32))
-    mean = _mean(units)
+    mean = _mean_over_features(units)
     # Computing the variance as E[g^2] - E[g]^2 needs only one pass over x.
-    variance = jnp.maximum(_mean(jnp.square(units)) - jnp.square(mean), 0.0)
+    variance = jnp.maximum(_mean_over_features(jnp.square(units)) - jnp.square(mean), 0.0)
     inverse = jax.lax.rsqrt(variance + epsilon)
     mean, inverse = (
         checkpoint_name(array, ATTENTION_OUTPUT) for array in jax.lax.optimization_barrier((mean, inverse))
@@ -72,7 +72,9 @@ def _normalized_gelu_backward(residuals, gradient):
     scale_gradient = jnp.sum(gradient * normalize(2)[0], tuple(range(x.ndim - 1)))
     result, _ = normalize(3)
     scaled = gradient * scale
-    scaled_mean, product_mean = jax.lax.optimization_barrier((_mean(scaled), _mean(scaled * result)))
+    scaled_mean, product_mean = jax.lax.optimization_barrier(
+        (_mean_over_features(scaled), _mean_over_features(scaled * result))
+    )
     result, slope = normalize(4)
     x_gradient = inverse * (scaled - scaled_mean - result * product_mean) * slope
     return x_gradient.astype(x.dtype), scale_gradient, None
@@ -81,19 +83,19 @@ def _normalized_gelu_backward(residuals, gradient):
 normalized_gelu.defvjp(_normalized_gelu_forward, _normalized_gelu_backward)
 
 
-def gelu_times(x: jax.Array, factor: jax.Array) -> jax.Array:
+def multiply_by_gelu(x: jax.Array, factor: jax.Array) -> jax.Array:
     """Computes `gelu(x) * factor` in x's dtype; `factor` may have a higher precision."""
     if target_platform() != 'gpu':
         return gelu(x) * factor
-    return _gelu_times(x, factor)
+    return _fused_multiply_by_gelu(x, factor)
 
 
 @jax.custom_vjp
-def _gelu_times(x: jax.Array, factor: jax.Array) -> jax.Array:
+def _fused_multiply_by_gelu(x: jax.Array, factor: jax.Array) -> jax.Array:
     return (sigmoid_gelu(x.astype(jnp.float32)) * factor.astype(jnp.float32)).astype(x.dtype)
 
 
-def _gelu_times_backward(residuals, gradient):
+def _multiply_by_gelu_backward(residuals, gradient):
     x, factor = residuals
     gradient = gradient.astype(jnp.float32)
     units, slope = sigmoid_gelu_and_slope(prevent_cse(x.astype(jnp.float32), 1))
@@ -101,10 +103,12 @@ def _gelu_times_backward(residuals, gradient):
     return x_gradient.astype(x.dtype), (gradient * units).astype(factor.dtype)
 
 
-_gelu_times.defvjp(lambda *operands: (_gelu_times(*operands), operands), _gelu_times_backward)
+_fused_multiply_by_gelu.defvjp(
+    lambda *operands: (_fused_multiply_by_gelu(*operands), operands), _multiply_by_gelu_backward
+)
 
 
-def _mean(array: jax.Array) -> jax.Array:
+def _mean_over_features(array: jax.Array) -> jax.Array:
     return jnp.mean(array, axis=-1, keepdims=True)
 
 

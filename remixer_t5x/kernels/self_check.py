@@ -27,8 +27,8 @@ from jax.experimental import multihost_utils
 
 from remixer_t5x.kernels import compile_target
 
-FOLDER = 'kernel_checks'
-ROWS = 2  # number of rows of the random operands
+CACHE_FOLDER = 'kernel_checks'
+NUM_CHECK_ROWS = 2  # number of rows of the random operands
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,7 +156,7 @@ def _run_comparison(check: KernelCheck, platform: str | None) -> KernelVerdict:
 def compute_difference(check: KernelCheck) -> float:
     """Returns the largest relative error, in the Euclidean norm, of the kernel's output and gradients."""
     operands = _random_operands(check)
-    exact = jax.tree.map(lambda array: array.astype(jnp.float32) if _is_float(array) else array, operands)
+    exact = jax.tree.map(lambda array: array.astype(jnp.float32) if _is_float_array(array) else array, operands)
     shape = jax.eval_shape(check.formula, *exact).shape
     direction = np.float32(np.random.default_rng(1).standard_normal(shape))
     actual = _value_and_gradients(check.run, operands, direction)
@@ -184,7 +184,7 @@ def _random_operands(check: KernelCheck) -> Any:
     rng = np.random.default_rng(0)
 
     def draw_array(leaf: jax.ShapeDtypeStruct) -> jax.Array:
-        if _is_float(leaf):
+        if _is_float_array(leaf):
             return jnp.asarray(0.5 * rng.standard_normal(leaf.shape), leaf.dtype)
         length = leaf.shape[1]
         index, used = np.arange(length), np.array([[length], [length - length // 4]])
@@ -193,7 +193,7 @@ def _random_operands(check: KernelCheck) -> Any:
     return jax.tree.map(draw_array, check.operands)
 
 
-def _is_float(array: Any) -> bool:
+def _is_float_array(array: Any) -> bool:
     return jnp.issubdtype(array.dtype, jnp.floating)
 
 
@@ -211,4 +211,4 @@ def _cache_path(check: KernelCheck) -> pathlib.Path | None:
     sources = b''.join(source.read_bytes() for source in sorted(pathlib.Path(__file__).parent.rglob('*.py')))
     versions = (jax.__version__, device.device_kind, device.client.platform_version, check.key)
     key = hashlib.sha256(repr(versions).encode() + sources).hexdigest()[:24]
-    return pathlib.Path(folder) / FOLDER / f'{check.kernel}-{key}.json'
+    return pathlib.Path(folder) / CACHE_FOLDER / f'{check.kernel}-{key}.json'

@@ -42,7 +42,7 @@ class BrevityPenalty:
         return ((5.0 + jnp.asarray(length, jnp.float32)) / 6.0) ** self.alpha
 
 
-def until_settled(
+def continue_until_settled(
     live: jax.Array, finished: jax.Array, length: jax.Array, max_length: int, penalty: LengthPenalty
 ) -> jax.Array:
     """Continues the search until no live beam can beat the worst finished sequence at any length, as in T5X.
@@ -54,17 +54,18 @@ def until_settled(
     return jnp.maximum(live / penalty(max_length), live / penalty(length)) > finished
 
 
-def until_unlikely(
+def continue_until_unlikely(
     live: jax.Array, finished: jax.Array, length: jax.Array, max_length: int, penalty: LengthPenalty
 ) -> jax.Array:
     """Continues the search until no live beam scores better at its current length than the worst finished sequence.
 
-    This is Hugging Face's default. Unlike `until_settled`, the search can miss beams whose score would still increase.
+    This is Hugging Face's default. Unlike with `continue_until_settled`, the search can miss beams whose score would
+    still increase.
     """
     return live / penalty(length) > finished
 
 
-def until_enough_finished(
+def continue_until_enough_finished(
     live: jax.Array, finished: jax.Array, length: jax.Array, max_length: int, penalty: LengthPenalty
 ) -> jax.Array:
     """Continues the search until `beams` sequences are finished, as with Hugging Face's `early_stopping=True`."""
@@ -105,16 +106,17 @@ class BeamSearch(LogitsOptions):
         beams: number of live beams and of returned sequences.
         length_penalty: maps the length of a finished sequence to the divisor of its score: `PowerPenalty(alpha)` or
             `BrevityPenalty(alpha)`.
-        stop: the stopping rule: `until_settled`, `until_unlikely` or `until_enough_finished`.
+        stop: the stopping rule: `continue_until_settled`, `continue_until_unlikely` or
+            `continue_until_enough_finished`.
     """
 
     beams: ranges.Count = 4
     length_penalty: LengthPenalty = PowerPenalty()
-    stop: Callable[..., jax.Array] = until_settled
+    stop: Callable[..., jax.Array] = continue_until_settled
 
     def __call__(self, generation: Generation, rng: jax.Array | None = None) -> Decoded:
         cache = generation.allocate(self.beams)
-        beam_leaves = _find_beam_leaves(cache, jax.eval_shape(lambda: generation.allocate(2 * self.beams)))
+        beam_leaves = _has_beam_rows(cache, jax.eval_shape(lambda: generation.allocate(2 * self.beams)))
 
         def should_continue(state: _SearchState) -> jax.Array:
             return (state.index < generation.max_length) & jnp.any(state.is_open)
@@ -148,26 +150,26 @@ class BeamSearch(LogitsOptions):
             generated = live.tokens.reshape(-1, generation.max_length)
             logits = generation.process_logits(processors, jax.nn.log_softmax(logits), generated, index)
         candidates = _best_extensions(live.scores, logits, 2 * self.beams, normalize=not processors)
-        tokens = _gather(live.tokens, candidates.parents)
+        tokens = _gather_beams(live.tokens, candidates.parents)
         tokens = jax.lax.dynamic_update_slice_in_dim(tokens, candidates.tokens[..., None], index, axis=2)
         length = index + 1
         ends = (candidates.tokens == generation.eos_id) | (length == generation.max_length)
         if generation.stop_strings is not None:
-            parent_states = _gather(stop_states, candidates.parents)
+            parent_states = _gather_beams(stop_states, candidates.parents)
             candidate_states, is_complete = generation.stop_strings.next_states(parent_states, candidates.tokens)
             ends |= is_complete
 
         may_end = ends & (jnp.arange(ends.shape[1]) < self.beams) & is_open[:, None]
         scores = jnp.where(may_end, candidates.scores / self.length_penalty(length), -jnp.inf)
-        finished = _select_best(self.beams, finished, _Beams(tokens, scores))
+        finished = _select_best_sequences(self.beams, finished, _Beams(tokens, scores))
 
         _, chosen = top_values(jnp.where(ends, -jnp.inf, candidates.scores), self.beams)
-        chosen, parents = _assign_parent_slots(chosen, _gather(candidates.parents, chosen))
+        chosen, parents = _assign_parent_slots(chosen, _gather_beams(candidates.parents, chosen))
         live = _Beams(
-            _gather(tokens, chosen),
-            jnp.where(_gather(ends, chosen), -jnp.inf, _gather(candidates.scores, chosen)),
+            _gather_beams(tokens, chosen),
+            jnp.where(_gather_beams(ends, chosen), -jnp.inf, _gather_beams(candidates.scores, chosen)),
         )
-        stop_states = None if stop_states is None else _gather(candidate_states, chosen)
+        stop_states = None if stop_states is None else _gather_beams(candidate_states, chosen)
         cache = _reorder_cache(cache, beam_leaves, parents)
         best_live, worst_finished = jnp.max(live.scores, axis=1), finished.scores[:, -1]
         can_improve = self.stop(best_live, worst_finished, length, generation.max_length, self.length_penalty)
@@ -176,16 +178,16 @@ class BeamSearch(LogitsOptions):
         )
 
 
-def _gather(array: jax.Array, index: jax.Array) -> jax.Array:
+def _gather_beams(array: jax.Array, index: jax.Array) -> jax.Array:
     """Gathers entries `index` [batch, m] along the second axis of an array [batch, n, ...]; returns [batch, m, ...]."""
     return jax.vmap(lambda row, index: row.at[index].get(mode='promise_in_bounds'))(array, index)
 
 
-def _select_best(count: int, *groups: _Beams) -> _Beams:
+def _select_best_sequences(count: int, *groups: _Beams) -> _Beams:
     """Returns the `count` best sequences of all groups, best first; if scores are equal, earlier groups come first."""
     tokens, scores = (jnp.concatenate(arrays, axis=1) for arrays in zip(*groups, strict=True))
     scores, index = top_values(scores, count)
-    return _Beams(_gather(tokens, index), scores)
+    return _Beams(_gather_beams(tokens, index), scores)
 
 
 def _best_extensions(scores: jax.Array, logits: jax.Array, count: int, normalize: bool = True) -> _Candidates:
@@ -201,7 +203,7 @@ def _best_extensions(scores: jax.Array, logits: jax.Array, count: int, normalize
     return _Candidates(best, index // extended.shape[-1], jnp.take_along_axis(tokens.reshape(batch, -1), index, axis=1))
 
 
-def _find_beam_leaves(cache: Cache, larger: Cache) -> list[bool]:
+def _has_beam_rows(cache: Cache, larger: Cache) -> list[bool]:
     """Returns which leaves of `cache` have rows for each beam: their shape differs in `larger`, for twice the beams."""
     pairs = zip(jax.tree.leaves(cache), jax.tree.leaves(larger), strict=True)
     return [leaf.shape != other.shape for leaf, other in pairs]
@@ -217,9 +219,9 @@ def _assign_parent_slots(chosen: jax.Array, parents: jax.Array) -> tuple[jax.Arr
     is_parent = jnp.any(parents[:, :, None] == jnp.arange(beams), axis=1)
     has_earlier_sibling = jnp.any(jnp.tril(parents[:, :, None] == parents[:, None, :], -1), axis=2)
     free = jnp.argsort(is_parent, axis=1, stable=True)
-    slots = jnp.where(has_earlier_sibling, _gather(free, jnp.cumsum(has_earlier_sibling, axis=1) - 1), parents)
+    slots = jnp.where(has_earlier_sibling, _gather_beams(free, jnp.cumsum(has_earlier_sibling, axis=1) - 1), parents)
     order = jnp.argsort(slots, axis=1)
-    return _gather(chosen, order), _gather(parents, order)
+    return _gather_beams(chosen, order), _gather_beams(parents, order)
 
 
 def _reorder_cache(cache: Cache, beam_leaves: list[bool], parents: jax.Array) -> Cache:
@@ -235,7 +237,9 @@ def _reorder_cache(cache: Cache, beam_leaves: list[bool], parents: jax.Array) ->
 
 def _gather_rows(leaves: list[jax.Array], parents: jax.Array) -> list[jax.Array]:
     """Replaces each row of the [batch * beams, ...] leaves with the row of its parent."""
-    return [_gather(leaf.reshape(*parents.shape, *leaf.shape[1:]), parents).reshape(leaf.shape) for leaf in leaves]
+    return [
+        _gather_beams(leaf.reshape(*parents.shape, *leaf.shape[1:]), parents).reshape(leaf.shape) for leaf in leaves
+    ]
 
 
 def _copy_rows(leaves: list[jax.Array], parents: jax.Array) -> list[jax.Array]:

@@ -22,11 +22,11 @@ class EncoderWithHead(Model):
 
     def encode(self, params: Params, inputs: jax.Array) -> jax.Array:
         """Returns the encoder output [batch, length, embed] for `inputs` [batch, length], one example per row."""
-        return self._apply('encode', params, inputs)
+        return self._apply_module('encode', params, inputs)
 
     def head_outputs(self, params: Params, inputs: jax.Array, rng: jax.Array | None = None) -> jax.Array:
         """Returns the head's outputs, [batch, outputs] or [batch, length, outputs] float32."""
-        return self._apply('classify', params, inputs, rng=rng)
+        return self._apply_module('classify', params, inputs, rng=rng)
 
     def _init_inputs(self, batch: Batch) -> tuple[str, dict[str, Any]]:
         return 'classify', select_arrays(batch, 'encoder_input_tokens')
@@ -58,7 +58,7 @@ class Classifier(EncoderWithHead):
         outputs = self.head_outputs(params, batch['encoder_input_tokens'], dropout_rng)
         labels, weights = batch['labels'], batch['label_weights'].astype(jnp.float32)
         if self.labels is None:
-            return weighted_sums(jnp.square(outputs[:, 0] - labels), jnp.zeros_like(weights), weights)
+            return weighted_loss_sums(jnp.square(outputs[:, 0] - labels), jnp.zeros_like(weights), weights)
         return label_loss(outputs, labels, weights, self.label_smoothing)
 
     def classify(self, params: Params, inputs: jax.Array) -> jax.Array:
@@ -80,10 +80,10 @@ def label_loss(
     target = jax.nn.one_hot(labels.astype(jnp.int32), classes)
     correct = jnp.argmax(logits, axis=-1) == labels.astype(jnp.int32)
     target = target * (1.0 - label_smoothing) + label_smoothing / classes
-    return weighted_sums(-jnp.sum(target * log_probabilities, axis=-1), correct, weights)
+    return weighted_loss_sums(-jnp.sum(target * log_probabilities, axis=-1), correct, weights)
 
 
-def weighted_sums(losses: jax.Array, correct: jax.Array, weights: jax.Array) -> tuple[jax.Array, MetricSums]:
+def weighted_loss_sums(losses: jax.Array, correct: jax.Array, weights: jax.Array) -> tuple[jax.Array, MetricSums]:
     """Returns the weighted sum of `losses` [batch, ...], and the same metric sums as `Model.loss`."""
     loss = jnp.sum(losses * weights)
     has_weight = jnp.any(weights.reshape(weights.shape[0], -1) > 0, axis=1)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from remixer_t5x import ranges
-from remixer_t5x.context import describe_tokens
+from remixer_t5x.context import make_sequence_context
 from remixer_t5x.errors import UserError
 from remixer_t5x.models.architecture.encoder_only import Pooling, mean_of_tokens
 from remixer_t5x.models.classifier import EncoderWithHead, check_labels, label_loss
@@ -67,7 +67,7 @@ class SpanExtractor(EncoderWithHead):
         """Returns the summed cross-entropies of the start and end positions, and sums of metrics."""
         inputs = batch['encoder_input_tokens']
         logits = jnp.swapaxes(self.head_outputs(params, inputs, dropout_rng), 1, 2)
-        logits = jnp.where(describe_tokens(inputs).is_token[:, None], logits, jnp.finfo(logits.dtype).min)
+        logits = jnp.where(make_sequence_context(inputs).is_token[:, None], logits, jnp.finfo(logits.dtype).min)
         labels = jnp.stack([batch['start_positions'], batch['end_positions']], axis=1)
         return label_loss(logits, labels, jnp.repeat(batch['label_weights'][:, None], 2, axis=1))
 
@@ -93,8 +93,8 @@ class TextEmbedder(EncoderWithHead):
 
     def embed(self, params: Params, inputs: jax.Array, rng: jax.Array | None = None) -> jax.Array:
         """Embeds tokenized texts [batch, length] as unit vectors, [batch, embed] float32."""
-        hidden = self._apply('encode', params, inputs, rng=rng)
-        pooled = self.pooling(hidden, describe_tokens(inputs)).astype(jnp.float32)
+        hidden = self._apply_module('encode', params, inputs, rng=rng)
+        pooled = self.pooling(hidden, make_sequence_context(inputs)).astype(jnp.float32)
         return pooled * jax.lax.rsqrt(jnp.sum(jnp.square(pooled), axis=-1, keepdims=True) + 1e-12)
 
     def loss(self, params: Params, batch: Batch, dropout_rng: jax.Array | None = None) -> tuple[jax.Array, MetricSums]:

@@ -76,7 +76,9 @@ class Model:
         """Returns the name of a module method that uses all parameters, and the arguments to call it with."""
         raise NotImplementedError
 
-    def _apply(self, method: str, params: Params, *args: Any, rng: jax.Array | None = None, **kwargs: Any) -> jax.Array:
+    def _apply_module(
+        self, method: str, params: Params, *args: Any, rng: jax.Array | None = None, **kwargs: Any
+    ) -> jax.Array:
         """Calls a method of the module; dropout is enabled if `rng` is not None."""
         return self.module.apply(
             {'params': params},
@@ -125,7 +127,7 @@ def param_shapes(model: Model, batch_shapes: Mapping[str, tuple[int, ...]]) -> P
 
 
 # Maps each optional method of models to its description in error messages and the model types that implement it.
-ABILITIES = {
+OPTIONAL_MODEL_METHODS = {
     'generate': ('generates text', ('encoder_decoder', 'decoder_only')),
     'score': ('scores one text given another', ('encoder_decoder', 'decoder_only')),
     'score_choices': ('ranks choices', ('encoder_decoder', 'decoder_only')),
@@ -137,7 +139,7 @@ ABILITIES = {
 def require_method(model: Model, ability: str, reader: str) -> None:
     """Raises UserError if the model does not implement the method `ability`, which the command `reader` calls."""
     if not callable(getattr(model, ability, None)):
-        description, model_types = ABILITIES[ability]
+        description, model_types = OPTIONAL_MODEL_METHODS[ability]
         raise UserError(
             f'MODEL_TYPE must be {" or ".join(model_types)} for {reader}, got {model.model_type!r}; '
             f'use a model that {description}'

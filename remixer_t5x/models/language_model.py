@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from remixer_t5x.context import token_counts
+from remixer_t5x.context import count_tokens
 from remixer_t5x.errors import UserError
 from remixer_t5x.models import decoding
 from remixer_t5x.models.architecture.decoder_only import DecoderOnly
@@ -51,9 +51,9 @@ class LanguageModel(GenerativeModel):
 
     def _compute_hidden(self, params: Params, batch: Batch, rng: jax.Array | None = None) -> jax.Array:
         arrays = select_arrays(batch, 'decoder_input_tokens', 'decoder_segment_ids', 'decoder_positions')
-        return self._apply('decode_hidden', params, **arrays, prefix=self._prefix(batch), rng=rng)
+        return self._apply_module('decode_hidden', params, **arrays, prefix=self._prefix_mask(batch), rng=rng)
 
-    def _prefix(self, batch: Batch) -> jax.Array | None:
+    def _prefix_mask(self, batch: Batch) -> jax.Array | None:
         if not self.prefix:
             return None
         if 'decoder_causal_attention' not in batch:
@@ -69,7 +69,7 @@ class LanguageModel(GenerativeModel):
         params = self._decoding_params(params)
         slots = prompts.shape[1] + max_length
         # Prepend the start token, id 0, as in training.
-        tokens, count = jnp.pad(prompts, ((0, 0), (1, 0))), token_counts(prompts)
+        tokens, count = jnp.pad(prompts, ((0, 0), (1, 0))), count_tokens(prompts)
         is_token = jnp.arange(tokens.shape[1]) <= count[:, None]
 
         def apply(method: str, *args: Any, **cache: Any) -> tuple[jax.Array, decoding.Cache]:
@@ -98,7 +98,7 @@ def join_prompts(prompts: jax.Array, targets: jax.Array) -> dict[str, jax.Array]
 
     Loss weights are nonzero only for the targets.
     """
-    count = token_counts(prompts)[:, None]
+    count = count_tokens(prompts)[:, None]
     tokens = jnp.concatenate([prompts, targets], axis=1)
     position = jnp.arange(tokens.shape[1])
     # Positions after the targets read the 0 that `jnp.pad` appends to each row.

@@ -120,10 +120,10 @@ class LogitsOptions:
         logits_processor: custom processors (`LogitsProcessor`), called after those of the other options.
     """
 
-    no_repeat_ngram_size: ranges.Whole = 0
+    no_repeat_ngram_size: ranges.NonNegativeInt = 0
     repetition_penalty: ranges.Positive = 1.0
     bad_words_ids: Sequence[Sequence[int]] = ()
-    min_new_tokens: ranges.Whole = 0
+    min_new_tokens: ranges.NonNegativeInt = 0
     forced_prefix: Sequence[int] = ()
     logits_processor: Sequence[LogitsProcessor] = ()
 

@@ -59,7 +59,7 @@ def _one_hot_mask(targets: jax.Array, vocab_size: int) -> jax.Array:
     return targets[..., None] == jnp.arange(vocab_size, dtype=targets.dtype)
 
 
-def _chunk_sums(
+def _sum_chunk_losses(
     config: CrossEntropy, logits: jax.Array, targets: jax.Array, weights: jax.Array
 ) -> tuple[MetricSums, jax.Array]:
     """Returns the loss and metrics summed over one chunk, and the log-partition function log Z, [batch, length]."""
@@ -132,14 +132,14 @@ def cross_entropy(
     def body(total: MetricSums, chunk) -> tuple[MetricSums, None]:
         hidden, targets, weights = chunk
         with jax.named_scope('logits'):
-            sums, _ = _chunk_sums(config, token_logits(hidden, kernel, softcap), targets, weights)
+            sums, _ = _sum_chunk_losses(config, token_logits(hidden, kernel, softcap), targets, weights)
         return jax.tree.map(jnp.add, total, sums), None
 
-    sums, _ = jax.lax.scan(body, _zero_sums(), _split_into_chunks(config.chunk_length, hidden, targets, weights))
+    sums, _ = jax.lax.scan(body, _zero_metric_sums(), _split_into_chunks(config.chunk_length, hidden, targets, weights))
     return sums['loss'], sums
 
 
-def _zero_sums() -> MetricSums:
+def _zero_metric_sums() -> MetricSums:
     return {name: jnp.zeros((), jnp.float32) for name in ('loss', 'z_loss', 'weights', 'correct')}
 
 
@@ -152,7 +152,7 @@ def _cross_entropy_forward(config, hidden, kernel, targets, weights, softcap):
         hidden, targets, weights = chunk
         with jax.named_scope('logits'):
             logits = token_logits(hidden, cast_kernel, softcap)
-            sums, log_z = _chunk_sums(config, logits, targets, weights)
+            sums, log_z = _sum_chunk_losses(config, logits, targets, weights)
             logits_gradient = _chunk_logits_gradient(config, logits, targets, weights, log_z)
             if softcap is not None:
                 logits_gradient *= 1.0 - jnp.square(logits / softcap)
@@ -162,7 +162,7 @@ def _cross_entropy_forward(config, hidden, kernel, targets, weights, softcap):
             kernel_gradient += jnp.dot(tokens.T, flat_gradient, preferred_element_type=jnp.float32)
         return (jax.tree.map(jnp.add, total, sums), kernel_gradient), hidden_gradient
 
-    start = (_zero_sums(), jnp.zeros_like(kernel, dtype=jnp.float32))
+    start = (_zero_metric_sums(), jnp.zeros_like(kernel, dtype=jnp.float32))
     (sums, kernel_gradient), hidden_gradients = jax.lax.scan(
         body, start, _split_into_chunks(config.chunk_length, hidden, targets, weights)
     )

@@ -38,7 +38,7 @@ class MaskedLM(Model):
 
     module: EncoderOnly
     loss_function: losses.CrossEntropy = losses.CrossEntropy()
-    predicted_share: ranges.PositiveShare = 0.25
+    predicted_share: ranges.PositiveFraction = 0.25
 
     model_type = 'encoder_only'
 
@@ -69,15 +69,15 @@ class MaskedLM(Model):
 
     def encode(self, params: Params, inputs: jax.Array, token_types: jax.Array | None = None) -> jax.Array:
         """Returns the encoder output [batch, length, embed] for `inputs` [batch, length], one example per row."""
-        return self._apply('encode', params, inputs, encoder_token_types=token_types)
+        return self._apply_module('encode', params, inputs, encoder_token_types=token_types)
 
     def project_sentence(self, params: Params, mean: jax.Array) -> jax.Array:
         """Computes text embeddings, [texts, outputs], from mean-pooled encoder outputs, [texts, embed]."""
-        return self._apply('project_sentence', params, mean)
+        return self._apply_module('project_sentence', params, mean)
 
     def logits(self, params: Params, batch: Batch) -> jax.Array:
         """Returns the logits at each position, [batch, length, vocab], in the module's dtype."""
-        return self._apply('predict_tokens', params, **select_arrays(batch, *_INPUT_ARRAYS))
+        return self._apply_module('predict_tokens', params, **select_arrays(batch, *_INPUT_ARRAYS))
 
     def score_and_match(self, params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
         """Returns the log-probability of one token per row, [batch] float32, and whether the token is the argmax.
@@ -96,7 +96,7 @@ class MaskedLM(Model):
         return 'predict_tokens', select_arrays(batch, 'encoder_input_tokens', 'encoder_segment_ids')
 
     def _compute_hidden(self, params: Params, batch: Batch, rng: jax.Array | None = None) -> jax.Array:
-        return self._apply('encode', params, **select_arrays(batch, *_INPUT_ARRAYS), rng=rng)
+        return self._apply_module('encode', params, **select_arrays(batch, *_INPUT_ARRAYS), rng=rng)
 
     def _output_projection(self, params: Params, hidden: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Returns the input and the kernel of the output projection."""

@@ -32,9 +32,9 @@ class Sampling(RowDecoder):
 
     temperature: ranges.Positive = 1.0
     top_k: ranges.Count | None = None
-    top_p: ranges.PositiveShare = 1.0
+    top_p: ranges.PositiveFraction = 1.0
     num_samples: ranges.Count = 1
-    min_p: ranges.Share = 0.0
+    min_p: ranges.Fraction = 0.0
 
     def __post_init__(self) -> None:
         ranges.check_fields(self, num_samples='SAMPLES')
@@ -63,12 +63,12 @@ class Sampling(RowDecoder):
         keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, index)
         logits = logits / self.temperature
         if self.top_k is None or self.top_k >= logits.shape[-1]:
-            return _sample_each_row(keys, self.restrict(logits))
+            return _sample_each_row(keys, self.exclude_unlikely_tokens(logits))
         largest, tokens = top_values(logits, self.top_k)
-        sampled = _sample_each_row(keys, self.restrict(largest))
+        sampled = _sample_each_row(keys, self.exclude_unlikely_tokens(largest))
         return jnp.take_along_axis(tokens, sampled[:, None], axis=-1)[:, 0]
 
-    def restrict(self, logits: jax.Array) -> jax.Array:
+    def exclude_unlikely_tokens(self, logits: jax.Array) -> jax.Array:
         """Returns `logits` with tokens excluded by top-p and min-p set to -inf."""
         if self.top_p < 1:
             ordered = jnp.sort(logits, axis=-1, descending=True)

@@ -32,7 +32,7 @@ class Seq2Seq(GenerativeModel):
 
     def encode(self, params: Params, inputs: jax.Array) -> jax.Array:
         """Returns the encoder output [batch, length, embed] for `inputs` [batch, length], one example per row."""
-        return self._apply('encode', params, inputs)
+        return self._apply_module('encode', params, inputs)
 
     def _init_inputs(self, batch: Batch) -> tuple[str, dict[str, Any]]:
         arrays = select_arrays(batch, 'encoder_input_tokens', 'encoder_segment_ids', 'decoder_segment_ids')
@@ -40,10 +40,10 @@ class Seq2Seq(GenerativeModel):
 
     def _compute_hidden(self, params: Params, batch: Batch, rng: jax.Array | None = None) -> jax.Array:
         inputs = select_arrays(batch, 'encoder_input_tokens', 'encoder_segment_ids', 'encoder_positions')
-        encoded = self._apply('encode', params, **inputs, rng=rng)
+        encoded = self._apply_module('encode', params, **inputs, rng=rng)
         names = ('encoder_input_tokens', 'decoder_input_tokens')
         packed = ('encoder_segment_ids', 'decoder_segment_ids', 'decoder_positions')
-        return self._apply('decode_hidden', params, encoded, **select_arrays(batch, *names, *packed), rng=rng)
+        return self._apply_module('decode_hidden', params, encoded, **select_arrays(batch, *names, *packed), rng=rng)
 
     def _encode_for_generation(
         self, params: Params, inputs: jax.Array, max_length: int, eos_id: int = 1

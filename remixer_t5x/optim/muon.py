@@ -12,12 +12,12 @@ import optax
 from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
 from remixer_t5x import axes, ranges
-from remixer_t5x.optim.optimizer import Optimizer, with_decay
+from remixer_t5x.optim.optimizer import Optimizer, build_optimizer_with_decay
 from remixer_t5x.optim.per_layer import is_partition_spec
 from remixer_t5x.optim.schedules import Schedule
 
 # Typical RMS of AdamW's updates, as measured by Liu et al. (2025).
-_ADAMW_UPDATE_RMS = 0.2
+_TYPICAL_ADAMW_UPDATE_RMS = 0.2
 
 
 @ranges.checked
@@ -56,9 +56,11 @@ def muon(
 
         orthogonal = optax.chain(
             scale_by_muon(ns_steps=ns_steps, beta=beta, mu_dtype=dtype, weight_dimension_numbers=matrix_dimensions),
-            optax.stateless_with_tree_map(lambda step, _: _ADAMW_UPDATE_RMS * math.sqrt(max(step.shape[-2:])) * step),
+            optax.stateless_with_tree_map(
+                lambda step, _: _TYPICAL_ADAMW_UPDATE_RMS * math.sqrt(max(step.shape[-2:])) * step
+            ),
         )
         adam = optax.scale_by_adam(b1=b1, b2=b2, mu_dtype=dtype)
         return optax.partition({'muon': orthogonal, 'adam': adam}, labels)
 
-    return with_decay(rule, learning_rate, weight_decay, max_grad_norm)
+    return build_optimizer_with_decay(rule, learning_rate, weight_decay, max_grad_norm)

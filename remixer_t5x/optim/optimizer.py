@@ -57,7 +57,7 @@ class Optimizer:
         return self.make(logical_axes)
 
     @property
-    def highest_rate(self) -> float | None:
+    def max_recommended_rate(self) -> float | None:
         """Returns the learning rate above which a run prints a warning; None if unknown."""
         return HIGHEST_RELATIVE_RATE if self.relative else None
 
@@ -93,8 +93,8 @@ def adafactor(
     of a parameter's update before it is multiplied by the learning rate. The arguments have the same names as in T5X.
 
     Unlike in T5X, second moments are factored only if both dimensions of a layer's matrix are at least
-    `min_dim_size_to_factor`, and parameters that may be initialized near zero (`per_layer.starts_near_zero`), which T5
-    does not have, use the minimum RMS `min_rms_near_zero`.
+    `min_dim_size_to_factor`, and parameters that may be initialized near zero (`per_layer.find_params_near_zero`),
+    which T5 does not have, use the minimum RMS `min_rms_near_zero`.
     """
     schedule = as_schedule(learning_rate)
     block_steps = [
@@ -132,15 +132,17 @@ def adamw_rms(
     The defaults are nanoT5's settings for T5.1.1-base (Nawrot 2023, arXiv:2309.02373). Gradients are first clipped to
     the global norm `max_grad_norm` (None disables clipping). `weight_decay` is decoupled, is multiplied only by the
     learning rate, and is not applied to vectors, scalars and relative position biases. Parameters that may be
-    initialized near zero (`per_layer.starts_near_zero`), which T5 does not have, use `min_rms_near_zero` instead of
-    `min_rms`. `epsilon` is added after the bias correction, as in the Adam paper, whereas nanoT5 adds it before.
+    initialized near zero (`per_layer.find_params_near_zero`), which T5 does not have, use `min_rms_near_zero` instead
+    of `min_rms`. `epsilon` is added after the bias correction, as in the Adam paper, whereas nanoT5 adds it before.
     """
 
     def rule(logical_axes):
         adam = optax.scale_by_adam(b1=b1, b2=b2, eps=epsilon, mu_dtype=jnp.dtype(momentum_dtype))
         return optax.chain(adam, scale_by_parameter_rms(logical_axes, min_rms, min_rms_near_zero))
 
-    return with_decay(rule, learning_rate, weight_decay, max_grad_norm, relative=True, takes_multipliers=True)
+    return build_optimizer_with_decay(
+        rule, learning_rate, weight_decay, max_grad_norm, relative=True, takes_multipliers=True
+    )
 
 
 @ranges.checked
@@ -158,7 +160,9 @@ def adamw(
     Gradient clipping and `weight_decay` work as in `adamw_rms`, but updates are not scaled by the parameter RMS.
     """
     adam = optax.scale_by_adam(b1=b1, b2=b2, eps=epsilon, mu_dtype=jnp.dtype(momentum_dtype))
-    return with_decay(lambda logical_axes: adam, learning_rate, weight_decay, max_grad_norm, takes_multipliers=True)
+    return build_optimizer_with_decay(
+        lambda logical_axes: adam, learning_rate, weight_decay, max_grad_norm, takes_multipliers=True
+    )
 
 
 @ranges.checked
@@ -177,10 +181,12 @@ def lion(
     as in `adamw_rms`.
     """
     rule = optax.scale_by_lion(b1=b1, b2=b2, mu_dtype=jnp.dtype(momentum_dtype))
-    return with_decay(lambda logical_axes: rule, learning_rate, weight_decay, max_grad_norm, takes_multipliers=True)
+    return build_optimizer_with_decay(
+        lambda logical_axes: rule, learning_rate, weight_decay, max_grad_norm, takes_multipliers=True
+    )
 
 
-def with_decay(
+def build_optimizer_with_decay(
     rule: Callable[[Any], optax.GradientTransformation],
     learning_rate: ranges.Positive | Schedule,
     weight_decay: ranges.NonNegative,
@@ -199,7 +205,7 @@ def with_decay(
         steps = [optax.clip_by_global_norm(max_grad_norm)] if max_grad_norm is not None else []
         steps += [rule(logical_axes), *_scale_updates(multipliers)]
         if weight_decay:
-            steps.append(optax.add_decayed_weights(weight_decay, mask=decay_mask(logical_axes)))
+            steps.append(optax.add_decayed_weights(weight_decay, mask=weight_decay_mask(logical_axes)))
         return optax.chain(*steps, optax.scale_by_learning_rate(schedule))
 
     return Optimizer(schedule, make_transformation, relative=relative, takes_multipliers=takes_multipliers)
@@ -212,7 +218,7 @@ def _scale_updates(factors: Any) -> list[optax.GradientTransformation]:
     return [optax.stateless(lambda updates, params: jax.tree.map(lambda step, factor: factor * step, updates, factors))]
 
 
-def decay_mask(logical_axes: Any) -> Any:
+def weight_decay_mask(logical_axes: Any) -> Any:
     """Returns a tree of bool: True for parameters with weight decay, that is, all matrices except position biases."""
 
     def is_decayed(axes):

@@ -15,7 +15,7 @@ from optax.contrib import schedule_free, schedule_free_eval_params
 
 from remixer_t5x import ranges
 from remixer_t5x.errors import UserError
-from remixer_t5x.optim.optimizer import Optimizer, as_optimizer, with_decay
+from remixer_t5x.optim.optimizer import Optimizer, as_optimizer, build_optimizer_with_decay
 from remixer_t5x.optim.schedules import Schedule, as_schedule
 
 AVERAGE = 'average'
@@ -32,7 +32,7 @@ def averaged(optimizer: Any, decay: float | None) -> Optimizer:
     optimizer = as_optimizer(optimizer)
     if decay is None:
         return optimizer
-    ranges.check_value('EMA_DECAY', decay, ranges.OpenShare | None)
+    ranges.check_value('EMA_DECAY', decay, ranges.OpenFraction | None)
     if optimizer.evaluated is not None:
         raise UserError(
             f'EMA_DECAY must be None for an optimizer that already averages parameters, got {decay}; '
@@ -63,7 +63,7 @@ def averaged(optimizer: Any, decay: float | None) -> Optimizer:
 @ranges.checked
 def schedule_free_adamw(
     learning_rate: ranges.Positive | Schedule,
-    b1: ranges.OpenShare = 0.9,
+    b1: ranges.OpenFraction = 0.9,
     b2: ranges.Rate = 0.999,
     epsilon: ranges.Positive = 1e-8,
     weight_decay: ranges.NonNegative = 0.0,
@@ -79,7 +79,7 @@ def schedule_free_adamw(
     """
     schedule = as_schedule(learning_rate)
     rule = optax.scale_by_rms(decay=b2, eps=epsilon, eps_in_sqrt=False, bias_correction=True)
-    iterates = with_decay(lambda logical_axes: rule, schedule, weight_decay, max_grad_norm)
+    iterates = build_optimizer_with_decay(lambda logical_axes: rule, schedule, weight_decay, max_grad_norm)
 
     def make_transformation(logical_axes):
         inner = schedule_free(iterates(logical_axes), schedule, b1=b1)
@@ -88,7 +88,7 @@ def schedule_free_adamw(
     return Optimizer(schedule, make_transformation, evaluated=schedule_free_eval_params)
 
 
-def saved_arrays(params: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+def select_saved_arrays(params: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
     """Returns the names and shapes of the arrays in a saved train state that `params_from_saved` requires.
 
     Args:
@@ -108,7 +108,7 @@ def saved_arrays(params: Mapping[str, Any], names: Collection[str]) -> dict[str,
 
 
 def params_from_saved(arrays: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-    """Returns the parameters to evaluate, computed from the arrays selected by `saved_arrays`."""
+    """Returns the parameters to evaluate, computed from the arrays selected by `select_saved_arrays`."""
     params, averages, iterates = (
         {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
         for prefix in (PARAMS, _AVERAGES, _ITERATES)

@@ -25,7 +25,7 @@ def per_layer(inner: optax.GradientTransformation, logical_axes: Any) -> optax.G
     maps each group of parameters with the same number of layers ('single', 'layers_3', ...) to the state of `inner`,
     whose arrays have a leading layers axis, except step counters, which are scalars.
     """
-    stacked = is_stacked(logical_axes)
+    stacked = find_stacked_params(logical_axes)
 
     def count_layers(params):
         return jax.tree.map(lambda has_layers, leaf: leaf.shape[0] if has_layers else 0, stacked, params)
@@ -77,7 +77,7 @@ def _state_axes(inner: optax.GradientTransformation, members: Any) -> Any:
     return jax.tree.map(lambda leaf: None if leaf.ndim == 0 and jnp.issubdtype(leaf.dtype, jnp.integer) else 0, state)
 
 
-def is_stacked(logical_axes: Any) -> Any:
+def find_stacked_params(logical_axes: Any) -> Any:
     """Returns a tree of bool that is True for parameters whose first axis is the layers axis.
 
     Raises ValueError if a layers axis is repeated or is not the first axis.
@@ -97,7 +97,7 @@ def is_partition_spec(leaf: Any) -> bool:
     return isinstance(leaf, PartitionSpec)
 
 
-def starts_near_zero(logical_axes: Any) -> Any:
+def find_params_near_zero(logical_axes: Any) -> Any:
     """Returns a tree of bool that is True for parameters that may start near zero and grow large during training.
 
     Such parameters have no axis for features, hidden units, heads or vocabulary entries: scalars (Remixer's alpha,
@@ -116,12 +116,13 @@ def starts_near_zero(logical_axes: Any) -> Any:
 def scale_by_parameter_rms(logical_axes: Any, min_rms: float, min_rms_near_zero: float) -> optax.GradientTransformation:
     """Multiplies each update by the RMS of its parameter in the layer, as in Adafactor with relative steps.
 
-    A smaller RMS is replaced by `min_rms`, or by `min_rms_near_zero` for parameters that `starts_near_zero` selects.
+    A smaller RMS is replaced by `min_rms`, or by `min_rms_near_zero` for the parameters of
+    `find_params_near_zero`.
     """
-    stacked, near_zero = is_stacked(logical_axes), starts_near_zero(logical_axes)
+    stacked, near_zero = find_stacked_params(logical_axes), find_params_near_zero(logical_axes)
 
-    def scale(is_stacked: bool, is_near_zero: bool, update: jax.Array, param: jax.Array) -> jax.Array:
-        axes_of_layer = tuple(range(1 if is_stacked else 0, param.ndim))
+    def scale(find_stacked_params: bool, is_near_zero: bool, update: jax.Array, param: jax.Array) -> jax.Array:
+        axes_of_layer = tuple(range(1 if find_stacked_params else 0, param.ndim))
         rms = jnp.sqrt(jnp.mean(jnp.square(param), axis=axes_of_layer, keepdims=True))
         return update * jnp.maximum(rms, min_rms_near_zero if is_near_zero else min_rms)
 

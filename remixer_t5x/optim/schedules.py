@@ -18,7 +18,7 @@ Schedule = Callable[[jax.typing.ArrayLike], jax.Array]
 
 
 @ranges.checked
-def constant(value: ranges.Positive, warmup_steps: ranges.Whole = 0) -> Schedule:
+def constant(value: ranges.Positive, warmup_steps: ranges.NonNegativeInt = 0) -> Schedule:
     """Creates a schedule with the constant learning rate `value` after a linear warmup from 0 over `warmup_steps`."""
     if not warmup_steps:
         return _as_float32(optax.constant_schedule(value))
@@ -27,7 +27,7 @@ def constant(value: ranges.Positive, warmup_steps: ranges.Whole = 0) -> Schedule
 
 @ranges.checked
 def rsqrt(
-    peak: ranges.Positive = 0.01, constant_steps: ranges.Count = 10_000, warmup_steps: ranges.Whole = 0
+    peak: ranges.Positive = 0.01, constant_steps: ranges.Count = 10_000, warmup_steps: ranges.NonNegativeInt = 0
 ) -> Schedule:
     """Creates T5's inverse square root schedule (Raffel et al. 2019, section 3.1.2).
 
@@ -50,10 +50,10 @@ WARMUP_SHARE = 0.05
 @ranges.checked
 def cosine(
     peak: ranges.Positive,
-    warmup_steps: ranges.Whole | None,
+    warmup_steps: ranges.NonNegativeInt | None,
     total_steps: ranges.Count,
     final: ranges.NonNegative = 0.0,
-    warmup_start: ranges.Share = 0.0,
+    warmup_start: ranges.Fraction = 0.0,
 ) -> Schedule:
     """Creates a schedule with a linear warmup from `warmup_start * peak` to `peak` and a cosine decay to `final`.
 
@@ -69,10 +69,10 @@ def cosine(
 @ranges.checked
 def linear(
     peak: ranges.Positive,
-    warmup_steps: ranges.Whole,
+    warmup_steps: ranges.NonNegativeInt,
     total_steps: ranges.Count,
     final: ranges.NonNegative = 0.0,
-    warmup_start: ranges.Share = 0.0,
+    warmup_start: ranges.Fraction = 0.0,
 ) -> Schedule:
     """Linear warmup from `warmup_start * peak` to `peak`, then linear decay to `final` at step `total_steps`."""
     _check_decay(warmup_steps, total_steps)
@@ -84,11 +84,11 @@ def linear(
 @ranges.checked
 def wsd(
     peak: ranges.Positive,
-    warmup_steps: ranges.Whole,
+    warmup_steps: ranges.NonNegativeInt,
     total_steps: ranges.Count,
-    decay_share: ranges.Share = 0.2,
+    decay_share: ranges.Fraction = 0.2,
     final: ranges.NonNegative = 0.0,
-    warmup_start: ranges.Share = 0.0,
+    warmup_start: ranges.Fraction = 0.0,
 ) -> Schedule:
     """Warmup-stable-decay schedule: warmup from `warmup_start * peak`, constant rate `peak`, then decay to `final`.
 

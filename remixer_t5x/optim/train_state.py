@@ -49,9 +49,9 @@ class StatePlan:
 
     def create(self, rng: jax.Array) -> TrainState:
         """Creates an initial state; each device computes its shards, whose values do not depend on the mesh."""
-        return self.jit_init()(rng)
+        return self.jitted_init()(rng)
 
-    def jit_init(self) -> jax.stages.Wrapped:
+    def jitted_init(self) -> jax.stages.Wrapped:
         """Returns `init` as a jitted function."""
         return jax.jit(self.init, out_shardings=self.shardings)
 

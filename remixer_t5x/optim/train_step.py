@@ -29,7 +29,7 @@ NUM_REAL_TARGET_TOKENS = 'NUM_REAL_TARGET_TOKENS'
 # Name of the evaluation sum that counts the occurrences of each id in the targets.
 TARGET_COUNTS = 'target_counts'
 # Names of the token id arrays of a batch, with 0 as padding.
-TOKENS = ('encoder_input_tokens', 'decoder_target_tokens')
+TOKEN_ARRAYS = ('encoder_input_tokens', 'decoder_target_tokens')
 StepFn = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
 
 
@@ -163,7 +163,7 @@ def update_loss_ema(
 
 def non_padding_fraction(batch: Batch) -> jax.Array | None:
     """Returns the fraction of input and target positions that are not padding; None if the batch has no token ids."""
-    tokens = [batch[name] for name in TOKENS if name in batch]
+    tokens = [batch[name] for name in TOKEN_ARRAYS if name in batch]
     if not tokens:
         return None
     count = sum(jnp.sum(array != 0, dtype=jnp.float32) for array in tokens)

@@ -18,7 +18,7 @@ from remixer_t5x.models.lora import check_pattern
 from remixer_t5x.optim.optimizer import Optimizer, as_optimizer
 
 Tree = Any
-LORA_MATRICES = f'/({LORA_IN}|{LORA_OUT})$'
+LORA_PATTERN = f'/({LORA_IN}|{LORA_OUT})$'
 
 
 def only(optimizer: Any, trainable: str | None = None, lora: str | None = None) -> Optimizer:
@@ -28,7 +28,7 @@ def only(optimizer: Any, trainable: str | None = None, lora: str | None = None) 
     None, all parameters are trained. Raises UserError if the expression is invalid or matches no parameter.
     """
     optimizer = as_optimizer(optimizer)
-    pattern = LORA_MATRICES if trainable is None and lora is not None else trainable
+    pattern = LORA_PATTERN if trainable is None and lora is not None else trainable
     if pattern is None:
         return optimizer
     check_pattern('TRAINABLE', pattern, 'encoder/.*/kernel')

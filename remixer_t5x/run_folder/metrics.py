@@ -21,10 +21,10 @@ from remixer_t5x import untrusted_files
 from remixer_t5x.run_folder import object_store
 
 # Maps each sum over target tokens in the output of a model's `loss` to the metric that `compute_means` computes.
-PER_TOKEN = {'loss': 'loss', 'z_loss': 'z_loss', 'correct': 'accuracy'}
-COUNTS = ('weights', 'sequences', 'nonfinite', 'spike')
-LAST = ('learning_rate',)
-STEPS = 'steps'
+PER_TOKEN_METRICS = {'loss': 'loss', 'z_loss': 'z_loss', 'correct': 'accuracy'}
+COUNT_METRICS = ('weights', 'sequences', 'nonfinite', 'spike')
+LAST_VALUE_METRICS = ('learning_rate',)
+NUM_STEPS = 'steps'
 # Key of the number of steps whose update was skipped. The metrics of these steps are excluded from the means.
 SKIPPED = 'skipped'
 # Metrics that commands read from metrics.jsonl.
@@ -53,9 +53,9 @@ class MetricsWindow:
                 self._totals[SKIPPED] = self._totals.get(SKIPPED, 0.0) + 1.0
                 continue
             for name, value in metrics.items():
-                previous = 0.0 if name in LAST else self._totals.get(name, 0.0)
+                previous = 0.0 if name in LAST_VALUE_METRICS else self._totals.get(name, 0.0)
                 self._totals[name] = previous + float(value)
-            self._totals[STEPS] = self._totals.get(STEPS, 0.0) + 1.0
+            self._totals[NUM_STEPS] = self._totals.get(NUM_STEPS, 0.0) + 1.0
         self._pending = []
         return dict(self._totals)
 
@@ -68,13 +68,13 @@ def compute_means(totals: Mapping[str, float]) -> dict[str, float]:
     weights = totals.get('weights', 0.0)
     averages = {}
     for name, value in totals.items():
-        if name in PER_TOKEN:
-            averages[PER_TOKEN[name]] = value / weights if weights else math.nan
-        elif name not in (*COUNTS, *LAST, STEPS, SKIPPED):
-            averages[name] = value / totals[STEPS]
-    averages.setdefault(PER_TOKEN['loss'], math.nan)
+        if name in PER_TOKEN_METRICS:
+            averages[PER_TOKEN_METRICS[name]] = value / weights if weights else math.nan
+        elif name not in (*COUNT_METRICS, *LAST_VALUE_METRICS, NUM_STEPS, SKIPPED):
+            averages[name] = value / totals[NUM_STEPS]
+    averages.setdefault(PER_TOKEN_METRICS['loss'], math.nan)
     averages['cross_ent_loss'] = averages['loss'] - averages.get('z_loss', 0.0)
-    averages.update({name: totals[name] for name in (*LAST, SKIPPED) if name in totals})
+    averages.update({name: totals[name] for name in (*LAST_VALUE_METRICS, SKIPPED) if name in totals})
     return {**averages, 'tokens': weights}
 
 
@@ -151,7 +151,10 @@ def read_records(path: epath.Path) -> list[dict[str, Any]]:
     A record has a string `kind`, a non-negative integer `step`, and metrics, whose values are numbers or None. Raises
     UserError if the file cannot be read.
     """
-    with object_store.wrap_read_errors(path), untrusted_files.as_user_errors(path, 'pass the metrics.jsonl of a run'):
+    with (
+        object_store.wrap_read_errors(path),
+        untrusted_files.raise_user_errors(path, 'pass the metrics.jsonl of a run'),
+    ):
         return _iterate_records(path)
 
 

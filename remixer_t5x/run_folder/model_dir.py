@@ -15,8 +15,8 @@ from remixer_t5x import lazy
 from remixer_t5x.errors import UserError, one_line
 from remixer_t5x.run_folder import object_store
 
-MARKER = 'remixer_t5x_run.json'
-LOCK = 'run.lock'
+MARKER_FILE = 'remixer_t5x_run.json'
+LOCK_FILE = 'run.lock'
 CHECKPOINTS = 'checkpoints'
 TENSORBOARD = 'tensorboard'
 METRICS = 'metrics.jsonl'
@@ -34,13 +34,13 @@ def absolute_path(path: str | os.PathLike[str]) -> epath.Path:
     text = os.fspath(path)
     if not object_store.is_remote(text):
         return epath.Path(os.path.abspath(os.path.expanduser(text)))
-    if not text.startswith(object_store.GOOGLE):
+    if not text.startswith(object_store.GOOGLE_SCHEME):
         scheme = text.partition('://')[0]
         raise UserError(f'{text} must be a local folder or in gs://, got {scheme}://; use gs://bucket/folder')
     return epath.Path(text)
 
 
-def check_name(folder: epath.Path) -> None:
+def check_path_has_no_glob(folder: epath.Path) -> None:
     """Raises UserError if Orbax would interpret the path `folder` as a glob pattern when it restores checkpoints."""
     if re.search(r'[*?[]', os.fspath(folder)):
         raise UserError(f'{folder} must not contain *, ? or [, which Orbax interprets as a pattern; rename the folder')
@@ -49,7 +49,7 @@ def check_name(folder: epath.Path) -> None:
 def find_model_dir(path: str | os.PathLike[str]) -> epath.Path | None:
     """Returns the MODEL_DIR that equals or contains `path`, or None if there is none."""
     start = absolute_path(path)
-    return next((folder for folder in (start, *start.parents) if (folder / MARKER).is_file()), None)
+    return next((folder for folder in (start, *start.parents) if (folder / MARKER_FILE).is_file()), None)
 
 
 def find_gin_file(folder: epath.Path) -> epath.Path | None:
@@ -65,19 +65,19 @@ def create_model_dir(path: str | os.PathLike[str]) -> epath.Path:
     if not os.fspath(path):
         raise UserError("MODEL_DIR must be a folder for this run, got ''; pass --gin.MODEL_DIR=runs/first")
     folder = absolute_path(path)
-    check_name(folder)
+    check_path_has_no_glob(folder)
     object_store.check_bucket(folder)
     try:
         if folder.exists() and not folder.is_dir():
             raise UserError(f'MODEL_DIR must be a folder, got the file {folder}; use a new or empty folder')
-        if folder.exists() and not (folder / MARKER).exists() and any(folder.iterdir()):
+        if folder.exists() and not (folder / MARKER_FILE).exists() and any(folder.iterdir()):
             raise UserError(
-                f'MODEL_DIR must be the folder of a run, got {folder} without {MARKER}; use a new or empty folder'
+                f'MODEL_DIR must be the folder of a run, got {folder} without {MARKER_FILE}; use a new or empty folder'
             )
         folder.mkdir(parents=True, exist_ok=True)
         # Always write the marker, to check that the folder is writable.
-        (folder / MARKER).write_text(json.dumps({'format': 'remixer_t5x', 'version': 1}) + '\n')
-    except lazy.file_errors() as error:
+        (folder / MARKER_FILE).write_text(json.dumps({'format': 'remixer_t5x', 'version': 1}) + '\n')
+    except lazy.file_error_types() as error:
         raise UserError(
             f'MODEL_DIR {folder} cannot be written ({object_store.describe_error(error)}); use another folder'
         ) from error
@@ -110,10 +110,10 @@ def lock_model_dir(folder: epath.Path) -> Iterator[None]:
         yield
         return
     with contextlib.ExitStack() as stack:
-        with object_store.wrap_write_errors(folder / LOCK):
+        with object_store.wrap_write_errors(folder / LOCK_FILE):
             # Without O_NONBLOCK, opening a named pipe would block.
             flags = os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
-            descriptor = os.open(folder / LOCK, flags, 0o666)
+            descriptor = os.open(folder / LOCK_FILE, flags, 0o666)
             stack.callback(os.close, descriptor)
             has_lock = False
             # Ignore errors, because some file systems do not support locks.

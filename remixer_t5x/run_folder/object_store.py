@@ -20,14 +20,14 @@ from etils import epath
 from remixer_t5x import lazy, temporary
 from remixer_t5x.errors import UserError
 
-GOOGLE = 'gs://'
-LIBRARY = 'google.cloud.storage'
+GOOGLE_SCHEME = 'gs://'
+STORAGE_LIBRARY = 'google.cloud.storage'
 # Timeout in seconds for checking a bucket before a run starts.
-TIMEOUT = 30.0
+BUCKET_CHECK_SECONDS = 30.0
 # Seconds between uploads of a growing object.
 UPLOAD_SECONDS = 10.0
 # Prefix of CRC32C checksums, which the bucket computes. Checksums without a prefix are SHA-256.
-CRC32C = 'crc32c='
+CRC32C_PREFIX = 'crc32c='
 
 
 class CannotWrite(UserError):
@@ -54,15 +54,15 @@ def check_bucket(folder: epath.Path) -> None:
     if not is_remote(folder):
         return
     try:
-        retry = importlib.import_module(f'{LIBRARY}.retry').DEFAULT_RETRY.with_timeout(TIMEOUT)
-        _storage_client().get_bucket(_bucket_name(folder), retry=retry, timeout=TIMEOUT)
+        retry = importlib.import_module(f'{STORAGE_LIBRARY}.retry').DEFAULT_RETRY.with_timeout(BUCKET_CHECK_SECONDS)
+        _storage_client().get_bucket(_bucket_name(folder), retry=retry, timeout=BUCKET_CHECK_SECONDS)
     except ImportError as error:
         raise UserError(
             f'google-cloud-storage must be installed for {folder} ({describe_error(error)}); '
             "run pip install 'remixer-t5x[gcs]'"
         ) from error
     except Exception as error:
-        raise UserError(f'{GOOGLE}{_bucket_name(folder)} cannot be used: {describe_error(error)}') from error
+        raise UserError(f'{GOOGLE_SCHEME}{_bucket_name(folder)} cannot be used: {describe_error(error)}') from error
 
 
 def list_objects(folder: epath.Path) -> dict[str, list[Any]] | None:
@@ -71,7 +71,7 @@ def list_objects(folder: epath.Path) -> dict[str, list[Any]] | None:
     Returns None if google-cloud-storage or credentials are missing on this machine. Raises UserError if the bucket
     cannot be read.
     """
-    prefix = os.fspath(folder).removeprefix(GOOGLE).partition('/')[2].rstrip('/') + '/'
+    prefix = os.fspath(folder).removeprefix(GOOGLE_SCHEME).partition('/')[2].rstrip('/') + '/'
     try:
         blobs = list(_storage_client().list_blobs(_bucket_name(folder), prefix=prefix))
     except Exception as error:
@@ -80,7 +80,7 @@ def list_objects(folder: epath.Path) -> dict[str, list[Any]] | None:
         raise UserError(f'{os.fspath(folder)} cannot be read: {describe_error(error)}') from error
     # Skip names that end with a slash, which represent folders.
     objects = (blob for blob in blobs if not blob.name.endswith('/'))
-    return {blob.name.removeprefix(prefix): [int(blob.size), f'{CRC32C}{blob.crc32c}'] for blob in objects}
+    return {blob.name.removeprefix(prefix): [int(blob.size), f'{CRC32C_PREFIX}{blob.crc32c}'] for blob in objects}
 
 
 @contextlib.contextmanager
@@ -88,7 +88,7 @@ def wrap_read_errors(path: str | os.PathLike[str]) -> Iterator[None]:
     """Converts errors of a disk or bucket to a UserError that explains why `path` cannot be read."""
     try:
         yield
-    except lazy.file_errors() as error:
+    except lazy.file_error_types() as error:
         raise UserError(f'{os.fspath(path)} cannot be read: {describe_error(error)}') from error
 
 
@@ -97,7 +97,7 @@ def wrap_write_errors(path: epath.Path) -> Iterator[None]:
     """Converts errors of a disk or bucket to a CannotWrite error that explains why `path` cannot be written."""
     try:
         yield
-    except lazy.file_errors() as error:
+    except lazy.file_error_types() as error:
         advice = 'run' if is_remote(path) else 'free disk space or check the permissions of its folder, and run'
         raise CannotWrite(
             f'{path} cannot be written ({describe_error(error)}); {advice} the same command again'
@@ -132,18 +132,18 @@ _ADVICE = {
 
 
 def _storage_client() -> Any:
-    return importlib.import_module(LIBRARY).Client()
+    return importlib.import_module(STORAGE_LIBRARY).Client()
 
 
 def _bucket_name(folder: epath.Path) -> str:
-    return os.fspath(folder).removeprefix(GOOGLE).partition('/')[0]
+    return os.fspath(folder).removeprefix(GOOGLE_SCHEME).partition('/')[0]
 
 
 class GrowingObject:
     """Buffers the data of a growing object in memory, and uploads the whole object to a bucket.
 
     `upload_if_due` uploads at most once every UPLOAD_SECONDS seconds. `flush` uploads new data, and raises one of
-    `lazy.file_errors()` on failure.
+    `lazy.file_error_types()` on failure.
     """
 
     def __init__(self, path: epath.Path, data: bytes = b''):
@@ -167,7 +167,7 @@ class GrowingObject:
         """Uploads new data and returns whether the upload succeeded. The next call retries a failed upload."""
         try:
             self.flush()
-        except lazy.file_errors():
+        except lazy.file_error_types():
             self._last_attempt_time = time.monotonic()
             return False
         return True

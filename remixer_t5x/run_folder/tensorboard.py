@@ -46,24 +46,24 @@ class TensorBoardWriter:
             self._file = record_writer.RecordWriter(os.path.join(str(self._folder), name))
         self._file_count += 1
         self._broken = False
-        self._add(file_version='brain.Event:2')
+        self._add_event(file_version='brain.Event:2')
 
     def rewind(self, step: int) -> None:
         """Makes TensorBoard hide the metrics after `step`, because the run computes them again."""
         session_log = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-        self._add(step=step + 1, session_log=session_log)
+        self._add_event(step=step + 1, session_log=session_log)
 
     def write(self, kind: str, step: int, numbers: Mapping[str, float], timing: Mapping[str, float]) -> None:
         for name, value in {**numbers, **timing}.items():
             # TensorBoard cannot plot NaN and infinity.
             if math.isfinite(value):
-                self._add(step=step, summary=summary.scalar(f'{kind}/{name}', value))
+                self._add_event(step=step, summary=summary.scalar(f'{kind}/{name}', value))
         if time.monotonic() - self._last_flush_time > FLUSH_SECONDS:
             with self._wrap_write_errors():
                 self._file.flush()
             self._last_flush_time = time.monotonic()
 
-    def _add(self, **event: Any) -> None:
+    def _add_event(self, **event: Any) -> None:
         if self._broken:
             with contextlib.suppress(Exception):
                 self._file.close()

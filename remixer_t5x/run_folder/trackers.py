@@ -25,9 +25,9 @@ from remixer_t5x.errors import UserError, reason
 from remixer_t5x.run_folder import model_dir, object_store
 
 # File in MODEL_DIR that maps the name of a tracker to the id by which it identifies the run.
-IDS = 'trackers.json'
+IDS_FILE = 'trackers.json'
 # Maximum number of queued calls to a slow tracker; further calls are dropped.
-MAX_WAITING = 1000
+MAX_QUEUED_CALLS = 1000
 # Maximum number of seconds to wait for each tracker at the end of a run, for example for uploads.
 CLOSE_SECONDS = float(os.environ.get('REMIXER_T5X_TRACKER_SECONDS', '120'))
 
@@ -66,7 +66,7 @@ class Tracker(Protocol):
     def open(self, run: TrackedRun) -> TrackerSession: ...
 
 
-Call = Callable[[TrackerSession], None]
+TrackerCall = Callable[[TrackerSession], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,7 +176,7 @@ def run_id(folder: epath.Path, tracker: str) -> str:
 
     Raises UserError if the file with the ids is damaged or not writable.
     """
-    path = folder / IDS
+    path = folder / IDS_FILE
     advice = 'move it away, so that the run gets a new id'
     with object_store.wrap_read_errors(path):
         ids = untrusted_files.read_object(path, advice) if path.exists() else {}
@@ -217,7 +217,7 @@ class Tracking:
         for thread in self._threads:
             thread.wait(CLOSE_SECONDS if seconds is None else seconds)
 
-    def _call_all(self, call: Call) -> None:
+    def _call_all(self, call: TrackerCall) -> None:
         for thread in self._threads:
             thread.enqueue_call(call)
 
@@ -228,17 +228,17 @@ class _TrackerThread:
     def __init__(self, tracker: Tracker, run: TrackedRun, warn: Callable[[str], None]):
         self._tracker, self._run, self._warn_user = tracker, run, warn
         self._name = type(tracker).__name__
-        self._waiting: queue.Queue[Call | None] = queue.Queue(MAX_WAITING)
+        self._waiting: queue.Queue[TrackerCall | None] = queue.Queue(MAX_QUEUED_CALLS)
         self._warned = threading.Lock()
         self._thread = threading.Thread(target=self._run_calls, name=f'tracker {self._name}', daemon=True)
         self._thread.start()
 
-    def enqueue_call(self, call: Call) -> None:
+    def enqueue_call(self, call: TrackerCall) -> None:
         if self._thread.is_alive():
             try:
                 self._waiting.put_nowait(call)
             except queue.Full:
-                self._warn(f'is {MAX_WAITING} records behind, and further records are dropped until it catches up')
+                self._warn(f'is {MAX_QUEUED_CALLS} records behind, and further records are dropped until it catches up')
 
     def end(self) -> None:
         while self._thread.is_alive():
@@ -261,7 +261,7 @@ class _TrackerThread:
             self._call(call, session)
         self._call(lambda session: session.close(), session)
 
-    def _call(self, call: Call, session: TrackerSession) -> None:
+    def _call(self, call: TrackerCall, session: TrackerSession) -> None:
         try:
             call(session)
         except BaseException as error:

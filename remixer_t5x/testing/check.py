@@ -131,11 +131,11 @@ def check_custom_sublayers(model: interface.Model, packed: bool = False) -> list
         for name, factory in {_unwrap_partial(factory).__name__: factory for factory in factories}.items():
             if not _unwrap_partial(factory).__module__.startswith('remixer_t5x.'):
                 fixture = SublayerFixture((factory,), side, position_bias=bias, embed=model.module.embed_dim)
-                lines.append(f'{name} in the {side}: {_check_reads(name, fixture, packed)}')
+                lines.append(f'{name} in the {side}: {_describe_read_tokens(name, fixture, packed)}')
     return lines
 
 
-def _check_reads(name: str, fixture: SublayerFixture, packed: bool) -> str:
+def _describe_read_tokens(name: str, fixture: SublayerFixture, packed: bool) -> str:
     """Describes which tokens a custom sublayer reads; raises UserError if a decoder's sublayer reads later tokens."""
     advice = f'remixer_t5x.testing.check_sublayer({name})'
     leaks: Any = []

@@ -32,7 +32,7 @@ from remixer_t5x.testing.fixture import LENGTH, MEMORY, ROWS, SublayerFixture, f
 
 # Maximum difference relative to the largest output. Rounding is far below this value, and the effect of bugs far above.
 TOLERANCE = 1e-4
-SHORT = 7
+SHORT_LENGTH = 7
 LAYOUTS = (layer.PreNorm, layer.PostNorm, layer.SandwichNorm, layer.ReZero, layer.Parallel, layer.Serialized)
 
 
@@ -52,7 +52,7 @@ def require_equal(actual: Any, expected: Any, actual_name: str, expected_name: s
     require(error < TOLERANCE, f'{actual_name} differs by {error:.1%} from {expected_name}')
 
 
-def require_none(pairs: np.ndarray, message: str) -> None:
+def require_no_pairs(pairs: np.ndarray, message: str) -> None:
     """Raises ContractViolation if any entry of `pairs` [output, input] is True. Formats `message` with its indices."""
     if np.any(pairs):
         raise ContractViolation(message.format(*np.argwhere(pairs)[0]))
@@ -68,16 +68,18 @@ def relative_difference(actual: Any, expected: Any) -> float:
 
 
 def check_padding(fixture: SublayerFixture) -> None:
-    lengths = np.random.default_rng(0).integers(1, SHORT + 1, ROWS)
+    lengths = np.random.default_rng(0).integers(1, SHORT_LENGTH + 1, ROWS)
     x, memory, segments = fixture.features(21), fixture.features(22, MEMORY), [[int(n)] for n in lengths]
     long = fixture.trace(x, fixture.context(segments, memory)).outputs
-    short = np.asarray(fixture.forward(fixture.params, x[:, :SHORT], fixture.context(segments, memory, length=SHORT)))
+    short = np.asarray(
+        fixture.forward(fixture.params, x[:, :SHORT_LENGTH], fixture.context(segments, memory, length=SHORT_LENGTH))
+    )
     for row, n in enumerate(lengths):
         long_name = f'the output at {n} tokens with {LENGTH - n} positions of padding'
-        require_equal(long[row, :n], short[row, :n], long_name, f'that with {SHORT - n} positions')
-    influence = fixture.influence([SHORT])
-    influence[:, :SHORT] = influence[SHORT:] = 0
-    require_none(influence, 'token {} reads padding at position {}')
+        require_equal(long[row, :n], short[row, :n], long_name, f'that with {SHORT_LENGTH - n} positions')
+    influence = fixture.influence([SHORT_LENGTH])
+    influence[:, :SHORT_LENGTH] = influence[SHORT_LENGTH:] = 0
+    require_no_pairs(influence, 'token {} reads padding at position {}')
 
 
 def check_packing(fixture: SublayerFixture) -> None:
@@ -104,7 +106,7 @@ def check_packing(fixture: SublayerFixture) -> None:
             require_equal(tokens, separate[row, :count], packed_name, 'its output in a separate row')
     if fixture.is_decoder:
         leaks = fixture.influence([5, 4])[:5, 5:9]
-        require_none(leaks, 'token {} of one example reads token {} of another example in the same row')
+        require_no_pairs(leaks, 'token {} of one example reads token {} of another example in the same row')
 
 
 def _move_to_front(x: np.ndarray, starts: np.ndarray) -> np.ndarray:
@@ -120,19 +122,19 @@ def check_causality(fixture: SublayerFixture, segments: tuple[int, ...] = (LENGT
     ids, _ = layout_rows([segments], LENGTH)
     are_tokens = (ids.T > 0) & (ids > 0)
     may_read = are_tokens & (ids == ids.T) & np.tri(LENGTH, dtype=bool)
-    require_none(
+    require_no_pairs(
         (influence != 0) & ~may_read & are_tokens, f'token {{}} reads token {{}} of a row of {list(segments)} tokens'
     )
     unread = (influence == 0) & are_tokens & np.eye(LENGTH, dtype=bool)
-    require_none(unread, 'the output at token {} does not depend on that token')
+    require_no_pairs(unread, 'the output at token {} does not depend on that token')
     if fixture.reach is not None:
         within_reach = may_read & ~np.tri(LENGTH, k=-fixture.reach, dtype=bool)
         message = f'token {{}} and token {{}}: reach must be {fixture.reach}'
-        require_none(((influence > 0) != within_reach) & are_tokens, message)
+        require_no_pairs(((influence > 0) != within_reach) & are_tokens, message)
 
 
 def check_prefix(fixture: SublayerFixture) -> None:
-    for segments, prefixes in (((SHORT,), (4,)), ((5, 4), (3, 2))):
+    for segments, prefixes in (((SHORT_LENGTH,), (4,)), ((5, 4), (3, 2))):
         ids, positions = layout_rows([list(segments)] * ROWS, LENGTH)
         is_prefix = (ids > 0) & (positions < np.asarray((0, *prefixes))[ids])
         influence = fixture.influence(segments, prefix=is_prefix)
@@ -140,28 +142,28 @@ def check_prefix(fixture: SublayerFixture) -> None:
         same_example = (ids[0][:, None] == ids[0][None, :]) & is_token[:, None]
         may_read = same_example & (np.tri(LENGTH, dtype=bool) | in_prefix[None, :])
         row = f'of a row of {list(segments)} tokens with prefixes of {list(prefixes)}'
-        require_none((influence != 0) & ~may_read & is_token[:, None], f'token {{}} reads token {{}} {row}')
+        require_no_pairs((influence != 0) & ~may_read & is_token[:, None], f'token {{}} reads token {{}} {row}')
         if np.any(influence[~np.eye(LENGTH, dtype=bool)]):
             unread = same_example & in_prefix[:, None] & in_prefix[None, :] & (influence == 0)
             advice = 'read ctx.prefix, or call checks.refuse_prefix'
-            require_none(unread, f'token {{}} does not read token {{}} {row}; {advice}')
+            require_no_pairs(unread, f'token {{}} does not read token {{}} {row}; {advice}')
 
 
 def check_prompt(fixture: SublayerFixture, bidirectional: bool = False) -> None:
     """If `bidirectional` is set, prompts are prefixes, for which a sublayer may raise UserError."""
     x = fixture.features(26)
-    counts = np.random.default_rng(3).integers(1, SHORT + 1, ROWS)
-    counts[:2] = 1, SHORT
+    counts = np.random.default_rng(3).integers(1, SHORT_LENGTH + 1, ROWS)
+    counts[:2] = 1, SHORT_LENGTH
     is_prefix = np.arange(LENGTH) < counts[:, None] if bidirectional else None
     expected = np.asarray(fixture.trace(x, fixture.context([[LENGTH]] * ROWS, prefix=is_prefix)).outputs)
     step = _decoding_step(fixture)
-    prompt_prefix = None if is_prefix is None else is_prefix[:, :SHORT]
+    prompt_prefix = None if is_prefix is None else is_prefix[:, :SHORT_LENGTH]
     segments = [[int(n)] for n in counts]
-    ctx = fixture.context(segments, length=SHORT, decode=True, cache_slots=LENGTH, prefix=prompt_prefix)
-    _, variables = step({'params': fixture.params}, x[:, :SHORT], ctx)
+    ctx = fixture.context(segments, length=SHORT_LENGTH, decode=True, cache_slots=LENGTH, prefix=prompt_prefix)
+    _, variables = step({'params': fixture.params}, x[:, :SHORT_LENGTH], ctx)
     ctx = fixture.context([[1]] * ROWS, length=1, decode=True)
     rows = np.arange(ROWS)
-    for t in range(LENGTH - SHORT):
+    for t in range(LENGTH - SHORT_LENGTH):
         positions = counts - 1 + t
         y, variables = step({'params': fixture.params, **variables}, x[rows, positions][:, None], ctx)
         step_name = f'step {t} after {"bidirectional " if bidirectional else ""}prompts'

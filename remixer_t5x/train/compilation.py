@@ -38,7 +38,7 @@ class CompiledAhead:
         if self._thread is None:
             lowered = self._function.lower(*self._shapes)
             # This is not a daemon thread, because Python must not exit while XLA compiles.
-            self._thread = threading.Thread(target=self._compile, args=(lowered,), name=startup.COMPILES)
+            self._thread = threading.Thread(target=self._compile, args=(lowered,), name=startup.COMPILE_THREAD_NAME)
             self._thread.start()
 
     def _compile(self, lowered: jax.stages.Lowered) -> None:
@@ -98,7 +98,7 @@ class Programs:
         options = compiler_options.training_options(config.xla_options, config.partitioner.mesh.devices.flat[0])
         self.train_step = CompiledAhead(jitted, self.plan.abstract, batch, options=options)
         self.train_step.start()
-        self._init = CompiledAhead(self.plan.jit_init(), jax.random.key(config.seed))
+        self._init = CompiledAhead(self.plan.jitted_init(), jax.random.key(config.seed))
         checkpoints = model_dir.absolute_path(folder.model_dir) / model_dir.CHECKPOINTS
         # Do not look for checkpoints in a bucket here, because it may be slow or unavailable.
         if not (folder.initial_checkpoint_path or object_store.is_remote(checkpoints) or checkpoints.exists()):
@@ -126,7 +126,9 @@ class Programs:
         model, token_bytes = self._config.model, None
         if model.model_type == batch_formats.DECODER_ONLY:
             token_bytes = task_vocabulary.token_bytes(vocabulary)
-        step = train_step.make_eval_step(model, token_bytes, count_targets=model.model_type not in batch_formats.HEADS)
+        step = train_step.make_eval_step(
+            model, token_bytes, count_targets=model.model_type not in batch_formats.HEAD_MODEL_TYPES
+        )
         return train_step.jit_eval_step(step, self.plan.shardings, self._config.partitioner)
 
     def evaluated_params(self) -> Callable[[TrainState], Any]:

@@ -21,7 +21,7 @@ from remixer_t5x.train.saving import RunState
 
 PROFILED_STEPS = 3
 # Function that returns the parameters to evaluate: either averaged or latest parameters.
-ParamsOf = Callable[[TrainState], Any]
+ParamsSelector = Callable[[TrainState], Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +56,7 @@ class EvaluateLoss:
     eval_step: held_out_loss.EvalStep
     place: Callable[[Any], Any]
     log: RunLog
-    params_of: ParamsOf
+    params_of: ParamsSelector
     early_stopping: str | None = None
 
     @functools.cached_property
@@ -91,7 +91,7 @@ class EvaluateTasks:
     evaluator: TaskEvaluator
     best_checkpoints: best.BestCheckpoints
     log: RunLog
-    params_of: ParamsOf
+    params_of: ParamsSelector
     shown: int = 0
 
     def __call__(self, state: RunState) -> None:
@@ -102,8 +102,8 @@ class EvaluateTasks:
             if (metric := self.best_checkpoints.score(report)) is not None:
                 scores[report.task] = best.signed_score(*metric)
         if len(scores) > 1:
-            metrics = {best.AVERAGE: best.mean_score(scores)}
-            self._log_report(state, params, TaskReport(best.AVERAGE, self.evaluator.split, metrics, (), 0.0))
+            metrics = {best.AVERAGE_TASK: best.mean_score(scores)}
+            self._log_report(state, params, TaskReport(best.AVERAGE_TASK, self.evaluator.split, metrics, (), 0.0))
         if scores:
             state.patience.add_evaluation(state.step, best.mean_score(scores))
 

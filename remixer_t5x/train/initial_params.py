@@ -26,10 +26,10 @@ from remixer_t5x.models import lora
 from remixer_t5x.optim import train_state
 from remixer_t5x.train.settings import Folder
 
-SETTING = 'INITIAL_CHECKPOINT_MAP'
-_LAYERS = re.compile(r'(.*)\[(\d+):(\d+)\]')
+MAP_SETTING = 'INITIAL_CHECKPOINT_MAP'
+_LAYER_RANGE_PATTERN = re.compile(r'(.*)\[(\d+):(\d+)\]')
 # Maximum number of rows to print for each status: taken, fresh and left.
-MAX_ROWS = 12
+MAX_TABLE_ROWS = 12
 Shapes = Mapping[str, tuple[int, ...]]
 Targets = Mapping[str, jax.ShapeDtypeStruct]
 
@@ -70,7 +70,7 @@ def load_initial_params(
     """
     saved = saved_params.open_checkpoint(str(folder.initial_checkpoint_path))
     targets = traverse_util.flatten_dict(plan.abstract.params, sep='/')
-    rows = _match_rows(folder, plan, saved, vocabulary)
+    rows = _match_vocabulary_rows(folder, plan, saved, vocabulary)
     shapes = saved.shapes_for(targets)
     sources = find_sources(targets, folder.checkpoint_map or {}, folder.fresh_parameters)
     _mark_fresh_sources(sources, targets, shapes, may_be_fresh)
@@ -87,7 +87,7 @@ def load_initial_params(
     return traverse_util.unflatten_dict(params, sep='/'), description
 
 
-def _match_rows(
+def _match_vocabulary_rows(
     folder: Folder, plan: train_state.StatePlan, saved: SavedParams, vocabulary: Any
 ) -> dict[str, tuple[int, Any]]:
     """Returns the vocabulary axis of each parameter with such an axis, and the checkpoint's id for each of its rows.
@@ -130,7 +130,7 @@ def _check_sources(
             continue
         if source.name != name and source.name not in saved:
             raise UserError(
-                f'{SETTING} maps {name} to {source.name}, which is not in {checkpoint.step}; '
+                f'{MAP_SETTING} maps {name} to {source.name}, which is not in {checkpoint.step}; '
                 f'its arrays have names like {next(iter(saved))}'
             )
         expected[name] = targets[name].shape
@@ -143,7 +143,7 @@ def _check_sources(
             available[name] = shape
     same_names = all(source == ParamSource(name) or lora.is_adapter(name) for name, source in sources.items())
     left = {name: shape for name, shape in saved.items() if name not in _source_names(sources)}
-    saved_params.check_fit(checkpoint.step, {**available, **(left if same_names else {})}, expected)
+    saved_params.check_shapes_fit_model(checkpoint.step, {**available, **(left if same_names else {})}, expected)
 
 
 def _source_names(sources: Sources) -> set[str]:
@@ -175,7 +175,7 @@ def _read_sources(
             params[name] = jax.jit(lambda a, b=source.layers: a[slice(*b)], out_shardings=targets[name].sharding)(array)
         elif name in rows:
             axis, matches = rows[name]
-            params[name] = _copy_rows(created[name], array, matches, axis)
+            params[name] = _copy_matched_rows(created[name], array, matches, axis)
         else:
             # Copy an array with several uses, because the train step donates its state, so no buffer may occur twice.
             params[name] = array.copy() if uses.count(source.name) > 1 else array
@@ -190,7 +190,7 @@ def _describe_sources(
     left = {name: shape for name, shape in saved.items() if name not in _source_names(sources)}
     lines = [f'parameters of {folder.initial_checkpoint_path}']
     if fresh or left or rows or any(source and source.name != name for name, source in sources.items()):
-        lines += _table_rows(taken, fresh, left)
+        lines += _format_table_rows(taken, fresh, left)
     for name, matches in rows.items():
         known = int((matches >= 0).sum())
         lines.append(f'  {name}: {known:,} of {len(matches):,} pieces are in the checkpoint, the others are fresh')
@@ -227,7 +227,7 @@ def find_sources(
     for pattern in renamed:
         if pattern not in used:
             raise UserError(
-                f'each entry of {SETTING} must match a parameter that no earlier entry matches, got {pattern!r}; '
+                f'each entry of {MAP_SETTING} must match a parameter that no earlier entry matches, got {pattern!r}; '
                 f'match full names, such as {next(iter(names))}'
             )
     return sources
@@ -236,27 +236,27 @@ def find_sources(
 def _compile_rule(pattern: Any, to: Any) -> re.Pattern[str]:
     if not isinstance(pattern, str) or not (to is None or isinstance(to, str)):
         raise UserError(
-            f'{SETTING} must map regular expressions to names in the checkpoint, or to None for fresh parameters, as '
-            f"in {{'.*/hyper_mixer/.*': None}}, got {pattern!r}: {to!r}"
+            f'{MAP_SETTING} must map regular expressions to names in the checkpoint, or to None for fresh parameters, '
+            f"as in {{'.*/hyper_mixer/.*': None}}, got {pattern!r}: {to!r}"
         )
     try:
         return re.compile(pattern)
     except re.error as error:
-        raise UserError(f'{SETTING} must map regular expressions, got {pattern!r} ({error})') from error
+        raise UserError(f'{MAP_SETTING} must map regular expressions, got {pattern!r} ({error})') from error
 
 
 def _parse_source(match: re.Match[str], to: str | None) -> ParamSource | None:
     if to is None:
         return None
-    layers = _LAYERS.fullmatch(to)
+    layers = _LAYER_RANGE_PATTERN.fullmatch(to)
     try:
         name = match.expand(layers[1] if layers else to)
     except re.error as error:
-        raise UserError(f'{SETTING} must map an expression to a valid replacement, got {to!r} ({error})') from error
+        raise UserError(f'{MAP_SETTING} must map an expression to a valid replacement, got {to!r} ({error})') from error
     return ParamSource(name, (int(layers[2]), int(layers[3])) if layers else None)
 
 
-def _copy_rows(fresh: jax.Array, other: jax.Array, matches: np.ndarray, axis: int) -> jax.Array:
+def _copy_matched_rows(fresh: jax.Array, other: jax.Array, matches: np.ndarray, axis: int) -> jax.Array:
     """Replaces row i of `fresh` along `axis` with row `matches[i]` of `other`, unless `matches[i]` is -1."""
     index = np.full(fresh.shape[axis], -1, np.int32)
     index[: len(matches)] = np.where(matches < other.shape[axis], matches, -1)[: len(index)]
@@ -268,7 +268,7 @@ def _copy_rows(fresh: jax.Array, other: jax.Array, matches: np.ndarray, axis: in
     return jax.jit(choose_rows, out_shardings=fresh.sharding)(fresh, other)
 
 
-def _table_rows(taken: Shapes, fresh: Shapes, left: Shapes) -> Iterator[str]:
+def _format_table_rows(taken: Shapes, fresh: Shapes, left: Shapes) -> Iterator[str]:
     """Yields a line for each group of parameters: status, name prefix, number of arrays and number of parameters.
 
     A group consists of the arrays below a name prefix, all of which have the same status (taken, fresh or left).
@@ -281,8 +281,8 @@ def _table_rows(taken: Shapes, fresh: Shapes, left: Shapes) -> Iterator[str]:
         for name, prefix in shortest_prefixes(shapes.keys(), everything - shapes.keys()).items():
             sizes_of.setdefault(prefix, []).append(math.prod(shapes[name]))
         ordered = sorted(sizes_of.items(), key=lambda item: -sum(item[1]))
-        if rest := ordered[MAX_ROWS:]:
-            ordered[MAX_ROWS:] = [(f'{len(rest)} more groups', [size for _, sizes in rest for size in sizes])]
+        if rest := ordered[MAX_TABLE_ROWS:]:
+            ordered[MAX_TABLE_ROWS:] = [(f'{len(rest)} more groups', [size for _, sizes in rest for size in sizes])]
         for prefix, sizes in ordered:
             arrays = f'{len(sizes):>4} {"array " if len(sizes) == 1 else "arrays"}'
             yield f'  {kind:<5}  {prefix:<44}  {arrays}  {sum(sizes):>14,} parameters'

@@ -64,7 +64,7 @@ def train(
         if jax.process_index() == 0:
             stack.enter_context(model_dir.lock_model_dir(path))
         checkpoints = stack.enter_context(saving.open_checkpoints(path, run.folder.keep_checkpoints))
-        with timeline.measure(progress.STATE):
+        with timeline.measure(progress.RESTORING_STATE):
             state, notes = start.restore_or_create(run, checkpoints, programs, data, record)
         startup.end_phase('state')
 
@@ -128,8 +128,8 @@ class Loop:
         while state.step < last and not signal_name and not state.patience.is_exhausted:
             try:
                 self._step(state, first, last)
-            except saving.Rewind as reason:
-                with self._measure(progress.STATE):
+            except saving.RewindRequested as reason:
+                with self._measure(progress.RESTORING_STATE):
                     self.saver.rewind(state, reason)
             signal_name = stop.agreed_signal(state.step)
         self.profiler.close()
@@ -144,7 +144,7 @@ class Loop:
     def _step(self, state: saving.RunState, first: int, last: int) -> None:
         with self._measure(progress.STEPS):
             begin = time.perf_counter()
-            with self._measure(progress.DATA):
+            with self._measure(progress.WAITING_FOR_DATA):
                 batch = next(self.batches)
             self.log.clock.wait_for_data(time.perf_counter() - begin)
             is_first = state.step + 1 == first
@@ -227,5 +227,5 @@ def _build_result(
     last = {record['kind']: record for record in metrics.read_records(path / model_dir.METRICS)}
     checkpoint = str(path / model_dir.CHECKPOINTS / str(step))
     return settings.TrainResult(
-        step, stopped, last.get(run_log.TRAIN, {}), last.get(loss_kind, {}), str(path), checkpoint, seconds or {}
+        step, stopped, last.get(run_log.TRAIN_KIND, {}), last.get(loss_kind, {}), str(path), checkpoint, seconds or {}
     )

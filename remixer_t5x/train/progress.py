@@ -15,10 +15,15 @@ from rich.progress import BarColumn, Progress, TextColumn
 from remixer_t5x import untrusted_files
 from remixer_t5x.run_folder import object_store
 
-STEPS, DATA, COMPILE, STATE = 'steps', 'waiting for data', 'compiling', 'creating or restoring the state'
-EVALUATION, CHECKPOINT, OTHER = 'evaluation', 'checkpoints', 'imports and opening files'
+STEPS, WAITING_FOR_DATA, COMPILE, RESTORING_STATE = (
+    'steps',
+    'waiting for data',
+    'compiling',
+    'creating or restoring the state',
+)
+EVALUATION, CHECKPOINT, OTHER_ACTIVITIES = 'evaluation', 'checkpoints', 'imports and opening files'
 # Name of the file in MODEL_DIR with the times of each finished process of the run, one process per line.
-TIMES = 'goodput.jsonl'
+TIMES_FILE = 'goodput.jsonl'
 # Peak dense bfloat16 FLOP/s of one device according to its data sheet, by prefix of JAX's `device_kind`.
 PEAK_FLOPS = {
     'TPU v2': 45e12 / 2,
@@ -106,7 +111,7 @@ class Timeline:
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter):
-        self._clock, self._name, self._since = clock, OTHER, clock()
+        self._clock, self._name, self._since = clock, OTHER_ACTIVITIES, clock()
         self._seconds: dict[str, float] = {}
 
     @contextlib.contextmanager
@@ -144,7 +149,7 @@ def append_times(folder: epath.Path, first: int, last: int, seconds: Mapping[str
 
     Raises object_store.CannotWrite if the file cannot be written.
     """
-    path = folder / TIMES
+    path = folder / TIMES_FILE
     line = json.dumps({'first': first, 'last': last, 'seconds': {name: round(s, 3) for name, s in seconds.items()}})
     with object_store.wrap_write_errors(path):
         known = untrusted_files.read_text(path, 'move it away') if path.exists() else ''
@@ -153,7 +158,7 @@ def append_times(folder: epath.Path, first: int, last: int, seconds: Mapping[str
 
 def read_times(folder: epath.Path) -> dict[str, float]:
     """Returns the seconds of each activity, summed over the finished processes of a run; {} if there are none."""
-    path, total = folder / TIMES, dict[str, float]()
+    path, total = folder / TIMES_FILE, dict[str, float]()
     if not path.exists():
         return {}
     with object_store.wrap_read_errors(path):

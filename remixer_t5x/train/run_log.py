@@ -21,7 +21,7 @@ from remixer_t5x.train.settings import StepConfig
 # Maximum number of steps at which `learning_rate_notes` evaluates the schedule.
 _NUM_SCHEDULE_SAMPLES = 1000
 # The `kind` of training records in metrics.jsonl.
-TRAIN = 'train'
+TRAIN_KIND = 'train'
 
 
 class RunLog:
@@ -102,7 +102,7 @@ class RunLog:
     def log_train(self, step: int, numbers: Mapping[str, float]) -> None:
         """Logs `numbers`, the mean metrics of the steps since the last log, and the speed of these steps."""
         timing = self.clock.lap(step)
-        self._write_record(TRAIN, step, numbers, timing)
+        self._write_record(TRAIN_KIND, step, numbers, timing)
         self._line.log(step, numbers, timing)
 
     def log_evaluation(self, kind: str, step: int, numbers: Mapping[str, float], seconds: float) -> None:
@@ -168,7 +168,7 @@ class RunLog:
 
 
 def learning_rate_notes(optimizer: Optimizer, steps: int) -> Iterator[str]:
-    """Describes the first, highest and last learning rate, and warns if the highest exceeds `optimizer.highest_rate`.
+    """Describes the first, highest and last learning rate, and warns if the highest is above `max_recommended_rate`.
 
     Yields no lines if the optimizer's learning rate is unknown.
     """
@@ -184,7 +184,7 @@ def learning_rate_notes(optimizer: Optimizer, steps: int) -> Iterator[str]:
         parts.append(f'{rates[-1]:.3g} at step {steps:,}')
     constant = rates.min() == rates.max()
     yield f'learning rate: {rates[0]:.3g}' if constant else f'learning rate: {", ".join(parts)}'
-    highest = optimizer.highest_rate
+    highest = optimizer.max_recommended_rate
     if highest is not None and rates[peak] > highest:
         yield (
             f'warning: the learning rate reaches {rates[peak]:.3g}. This optimizer changes a parameter by about that '

@@ -99,7 +99,7 @@ def restore_state(
     return RunState(restored, step, metrics.MetricsWindow(record['window']), step, position, patience)
 
 
-class Rewind(Exception):
+class RewindRequested(Exception):
     """Signals that the run must return to its last checkpoint; the message contains the reason."""
 
 
@@ -160,7 +160,7 @@ class BadSteps:
 
     def _rewind_or_stop(self, problem: str, step: int) -> None:
         if self._policy == REWIND:
-            raise Rewind(f'{problem} at step {step}')
+            raise RewindRequested(f'{problem} at step {step}')
         self._stop_run(problem, step)
 
     def _stop_run(self, problem: str, step: int) -> None:
@@ -217,7 +217,7 @@ class Saver:
     def save_last(self, state: RunState) -> None:
         """Saves the last state unless it is already saved, and waits until it is on disk."""
         if state.saved_step != state.step:
-            with contextlib.suppress(Rewind):
+            with contextlib.suppress(RewindRequested):
                 self(state, is_last=True)
         self.checkpoints.wait()
 
@@ -229,7 +229,7 @@ class Saver:
         with self._tolerate_failure():
             self.checkpoints.check_for_errors()
 
-    def rewind(self, state: RunState, reason: Rewind) -> None:
+    def rewind(self, state: RunState, reason: RewindRequested) -> None:
         """Restores the newest checkpoint and rewinds the log. Training continues with the data after the bad batch."""
         self.checkpoints.wait()
         step = collectives.broadcast(self.checkpoints.latest_step())

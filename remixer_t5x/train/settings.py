@@ -35,8 +35,8 @@ class StepConfig:
     microbatches: ranges.Count = 1
     loss_normalizing_factor: ranges.Positive | str | None = NUM_REAL_TARGET_TOKENS
     dropout_rate: ranges.Rate = 0.0
-    seed: ranges.Whole = 0
-    xla_options: compiler_options.ByPlatform | None = None
+    seed: ranges.NonNegativeInt = 0
+    xla_options: compiler_options.OptionsByPlatform | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, 'optimizer', as_optimizer(self.optimizer))
@@ -91,7 +91,7 @@ class Periods:
 
 STOP, SKIP, REWIND, CONTINUE = 'stop', 'skip', 'rewind', 'continue'
 NEWEST, PREVIOUS = 'newest', 'previous'
-_CHOICES = {
+_RECOVERY_CHOICES = {
     'on_bad_step': ('ON_BAD_STEP', (STOP, SKIP, REWIND)),
     'on_save_failure': ('ON_SAVE_FAILURE', (STOP, CONTINUE)),
     'restore': ('RESTORE', (NEWEST, PREVIOUS)),
@@ -119,7 +119,7 @@ class Recovery:
     restore: str = NEWEST
 
     def __post_init__(self) -> None:
-        for field, (macro, allowed) in _CHOICES.items():
+        for field, (macro, allowed) in _RECOVERY_CHOICES.items():
             if getattr(self, field) not in allowed:
                 options = ' or '.join(repr(choice) for choice in allowed)
                 raise UserError(f'{macro} must be {options}, got {getattr(self, field)!r}')

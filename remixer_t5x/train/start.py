@@ -28,7 +28,7 @@ class RunData:
     """The training and evaluation data of a run.
 
     Attributes:
-        record: the description of the data to store in each checkpoint; compared by `changes.check_compatible`.
+        record: the description of the data to store in each checkpoint; compared by `changes.check_record_compatible`.
         place: function that transfers the rows of this process to the devices.
         tokens_per_batch: number of input and target positions of a training batch.
         loss_kind: the `kind` of the held-out loss in metrics.jsonl; empty if the run does not compute it.
@@ -59,7 +59,7 @@ class RunData:
         records = {'training': prepared.record}
         if evaluation is not None and tasks is None:
             records['evaluation'] = pipeline.prepare_data(evaluation.dataset, model.vocab_size).record
-        collectives.check_same(
+        collectives.check_same_on_processes(
             {f'the {part} for {use}': records[use][part] for use in records for part in ('vocabulary', 'data')}
         )
         self.evaluator: task_evaluation.TaskEvaluator | None = None
@@ -91,7 +91,7 @@ class RunData:
 
     def open_batches(self, start: prefetch.DataPosition, checkpoint_period: int) -> prefetch.Prefetcher:
         """Opens the training batches at the position `start`. Returns a context manager that prefetches them."""
-        dataset = pipeline.resume_config(self._dataset, start.batches)
+        dataset = pipeline.reseed_resumed_config(self._dataset, start.batches)
         source = task_batches.TrainBatches(dataset, *self._partitioner.data_shard(), self._threads, len(start.states))
         period = min(checkpoint_period, MAX_BATCHES_DRAWN_AGAIN)
         return prefetch.Prefetcher(source, self.place, start, capture_period=period)
@@ -137,7 +137,7 @@ def write_run_files(
 ) -> None:
     """Writes the configuration and vocabulary to MODEL_DIR, so that the model can be used without its training data."""
     model_dir.write_config(path, config_text)
-    folder = path / task_vocabulary.FOLDER
+    folder = path / task_vocabulary.VOCABULARY_FOLDER
     if is_new or not task_vocabulary.saved_vocabulary_flags(path):
         with object_store.wrap_write_errors(folder):
             if not task_vocabulary.save_vocabulary(vocabulary, folder):
@@ -159,8 +159,8 @@ def restore_or_create(
         try:
             saved_params.verify_files(folder, listed=True)
             saved_record = saved_params.read_record(folder)
-            changes.check_compatible(saved_record, record)
-            changed = changes.describe_config(saved_record.get('config', ''), record['config'])
+            changes.check_record_compatible(saved_record, record)
+            changed = changes.describe_config_changes(saved_record.get('config', ''), record['config'])
             state = saving.restore_state(checkpoints, step, programs.plan.abstract, saved_record, patience, changed)
         except durable.DamagedCheckpoint as error:
             notes.append(_move_damaged_checkpoint(run.recovery.restore, checkpoints, step, error))

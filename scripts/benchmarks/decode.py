@@ -26,7 +26,7 @@ PEER = 'Hugging Face'
 NO_EOS = -1
 
 
-def our_calls(model_name: str, args: argparse.Namespace) -> tuple[dict[int, Callable[[], Any]], str]:
+def build_our_calls(model_name: str, args: argparse.Namespace) -> tuple[dict[int, Callable[[], Any]], str]:
     """Returns a decoding function for each number of beams (1 is greedy), and the compilation time."""
     import jax
     import numpy as np
@@ -63,8 +63,8 @@ def _call_and_wait(compiled: Callable[..., Any], *arguments: Any) -> Any:
     return jax.block_until_ready(compiled(*arguments))
 
 
-def peer_calls(args: argparse.Namespace) -> tuple[dict[int, Callable[[], Any]], str]:
-    """Builds the decoding functions of Hugging Face's T5 v1.1; see `our_calls`."""
+def build_peer_calls(args: argparse.Namespace) -> tuple[dict[int, Callable[[], Any]], str]:
+    """Builds the decoding functions of Hugging Face's T5 v1.1; see `build_our_calls`."""
     import torch
 
     model = model_process.build_huggingface_t5(args.size).eval()
@@ -100,14 +100,14 @@ def main() -> None:
                 times.setdefault((name, beams), []).append(process.call(beams))
     for process in processes.values():
         process.stop()
-    report(times, args)
+    print_times(times, args)
 
 
 def _serve_calls(pipe, name: str, args: argparse.Namespace) -> None:
     """Decodes once for each received number of beams, and sends wall and CPU time."""
     command.keep_buffers()
     pipe.recv()
-    calls, facts = peer_calls(args) if name == PEER else our_calls(name, args)
+    calls, facts = build_peer_calls(args) if name == PEER else build_our_calls(name, args)
     for call in calls.values():
         call()  # Not timed: the first call allocates memory.
     pipe.send(facts)
@@ -117,7 +117,7 @@ def _serve_calls(pipe, name: str, args: argparse.Namespace) -> None:
         pipe.send((time.perf_counter() - start, time.process_time() - used))
 
 
-def report(times: dict[tuple[str, int], list[tuple[float, float]]], args: argparse.Namespace) -> None:
+def print_times(times: dict[tuple[str, int], list[tuple[float, float]]], args: argparse.Namespace) -> None:
     tokens = args.batch * args.outputs
     best = {key: [min(column) for column in zip(*taken, strict=True)] for key, taken in times.items()}
     for (name, beams), (fastest, processor) in best.items():

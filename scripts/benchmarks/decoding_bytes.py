@@ -18,7 +18,7 @@ from flax.core import meta
 from jax.sharding import SingleDeviceSharding
 
 import remixer_t5x
-from remixer_t5x.cli.info.memory import tracing_for
+from remixer_t5x.cli.info.memory import trace_for_hardware
 from remixer_t5x.devices.described_hardware import Hardware
 from remixer_t5x.devices.hardware_table import Topology
 from remixer_t5x.extras.forecast import compiled_program, machines, roofline
@@ -57,7 +57,7 @@ def report(model: Seq2Seq, hardware: Hardware, machine: machines.Machine, rows: 
     def generate(params, inputs):
         return model.generate(params, {'encoder_input_tokens': inputs}, args.targets)
 
-    with tracing_for(hardware, compiler):
+    with trace_for_hardware(hardware, compiler):
         compiled = jax.jit(generate).lower(params, inputs).compile()
     program = compiled_program.parse_program(compiled.as_text())
     # The kernels of the loop over tokens.

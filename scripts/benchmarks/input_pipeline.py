@@ -33,7 +33,7 @@ BATCH_SIZE = 32
 TARGET_SPEED = 300_000
 
 
-def measure(dataset: tf.data.Dataset, tokens: int) -> tuple[float, float]:
+def measure_speed(dataset: tf.data.Dataset, tokens: int) -> tuple[float, float]:
     """Returns tokens per second of CPU time and of wall time.
 
     Elements are counted inside TensorFlow, which excludes Python's overhead per element.
@@ -130,8 +130,8 @@ def main() -> None:
     print(f'{"":<50}{"tokens/s per core":>18}{"tokens/s wall":>15}{"us/example":>12}')
     results = {}
     for name, dataset in {**pipeline_stages(documents, vocabulary), **baseline_pipelines(documents)}.items():
-        results[name] = report(name, measure(dataset, once * repeats))
-    results['tokenize'] = report('tokenize (SentencePiece), before all this', measure(tokenized, once))
+        results[name] = report(name, measure_speed(dataset, once * repeats))
+    results['tokenize'] = report('tokenize (SentencePiece), before all this', measure_speed(tokenized, once))
     print_conclusion(results)
 
 

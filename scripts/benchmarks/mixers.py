@@ -25,7 +25,7 @@ from remixer_t5x.context import SequenceContext
 from remixer_t5x.models.sublayers import attention, fnet, gmlp, hyper_mixer, linear_attention, mlp_mixer, remixer, tim
 
 # Number of decoding steps per timed call, to amortize the overhead of the call.
-STEPS = 50
+DECODING_STEPS = 50
 
 
 def build_mixers(
@@ -70,7 +70,9 @@ def fastest_seconds(call: Callable[[], Any], rounds: int, clock: Callable[[], fl
     return min(seconds)
 
 
-def measure(module: nn.Module, length: int, embed: int, causal: bool, rounds: int, limit: float) -> tuple[float, float]:
+def measure_gradient(
+    module: nn.Module, length: int, embed: int, causal: bool, rounds: int, limit: float
+) -> tuple[float, float]:
     """Returns the time of the fastest gradient in seconds (infinity above the memory limit) and gigabytes of memory."""
     ctx = make_context(length, causal)
     x = jax.random.normal(jax.random.key(0), (1, length, embed))
@@ -97,15 +99,15 @@ def decode_seconds(module: nn.Module, length: int, embed: int, rounds: int) -> f
     def steps(cache, x):
         def step(index, carry):
             cache, x = carry
-            at = jnp.asarray(length - 1 - STEPS, jnp.int32) + index
+            at = jnp.asarray(length - 1 - DECODING_STEPS, jnp.int32) + index
             facts = dataclasses.replace(make_context(1, causal=True, decode=True), step=at, positions=at[None, None])
             x, variables = module.apply({'params': params, 'cache': cache}, x, facts, mutable=['cache'])
             return variables['cache'], x / (1 + jnp.max(jnp.abs(x)))
 
-        return jax.lax.fori_loop(0, STEPS, step, (cache, x))
+        return jax.lax.fori_loop(0, DECODING_STEPS, step, (cache, x))
 
     token = x[:, :1]
-    return fastest_seconds(lambda: steps(cache, token), rounds) / STEPS
+    return fastest_seconds(lambda: steps(cache, token), rounds) / DECODING_STEPS
 
 
 Results = dict[str, dict[int, tuple[float, float]]]
@@ -121,7 +123,7 @@ def run_side(side: str, lengths: list[int], args: argparse.Namespace) -> Results
         for length in lengths:
             module = build_mixers(args.embed, args.hidden, args.heads, length, args.window)[side][name]()
             causal = side == 'causal'
-            seconds, gigabytes = measure(module, length, args.embed, causal, args.rounds, args.memory_gb)
+            seconds, gigabytes = measure_gradient(module, length, args.embed, causal, args.rounds, args.memory_gb)
             results[name][length] = seconds, gigabytes
             ratio = seconds / results['attention'][length][0]
             speed = f'{1e3 * seconds:9.1f} ({ratio:5.2f})' if math.isfinite(seconds) else 'too large'
@@ -174,7 +176,7 @@ def main() -> None:
         for side, results in by_side.items():
             print_growth(side, results, lengths)
     if 'decoding' in parts:
-        run_decoding([n for n in lengths if n > STEPS], args)
+        run_decoding([n for n in lengths if n > DECODING_STEPS], args)
 
 
 if __name__ == '__main__':

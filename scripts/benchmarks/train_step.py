@@ -24,7 +24,7 @@ from remixer_t5x.cli import command
 PEER = 'PyTorch T5'
 
 
-def our_step(model_name: str, args: argparse.Namespace) -> tuple[Callable[[], None], dict[str, Any]]:
+def build_our_step(model_name: str, args: argparse.Namespace) -> tuple[Callable[[], None], dict[str, Any]]:
     """Returns a function that runs a step, the number of parameters, the training FLOPs, and the compilation time."""
     import jax
     import numpy as np
@@ -66,7 +66,7 @@ def our_step(model_name: str, args: argparse.Namespace) -> tuple[Callable[[], No
     return step, facts
 
 
-def torch_step(args: argparse.Namespace) -> tuple[Callable[[], None], dict[str, Any]]:
+def build_torch_step(args: argparse.Namespace) -> tuple[Callable[[], None], dict[str, Any]]:
     """Builds a training step of Hugging Face's T5 v1.1 of the same size, with torch's Adafactor."""
     import torch
 
@@ -118,14 +118,14 @@ def main() -> None:
             times[name].append(process.call())
     for process in processes.values():
         process.stop()
-    report(times, facts, args)
+    print_times(times, facts, args)
 
 
 def _serve_calls(pipe, name: str, args: argparse.Namespace) -> None:
     """Sends the properties of the model for the first request, and the time of a step for each later request."""
     command.keep_buffers()
     pipe.recv()
-    step, facts = torch_step(args) if name == PEER else our_step(name, args)
+    step, facts = build_torch_step(args) if name == PEER else build_our_step(name, args)
     if facts:
         import jax
 
@@ -140,7 +140,7 @@ def _serve_calls(pipe, name: str, args: argparse.Namespace) -> None:
         pipe.send(time.perf_counter() - start)
 
 
-def report(times: dict[str, list[float]], facts: dict[str, dict], args: argparse.Namespace) -> None:
+def print_times(times: dict[str, list[float]], facts: dict[str, dict], args: argparse.Namespace) -> None:
     tokens = args.batch * (args.inputs + args.targets)
     fastest = {name: min(seconds) for name, seconds in times.items()}
     for name, seconds in times.items():

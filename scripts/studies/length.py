@@ -100,7 +100,7 @@ def run_cell(side: str, name: str, length: int, args: argparse.Namespace) -> dic
     result: dict[str, float | None] = {'flops': forward_flops(module, length, args.embed, causal)}
     result['forward'] = forward_seconds(module, length, args.embed, causal, args)
     if args.backward:
-        seconds, _ = benchmark.measure(module, length, args.embed, causal, args.rounds, args.memory_gb)
+        seconds, _ = benchmark.measure_gradient(module, length, args.embed, causal, args.rounds, args.memory_gb)
         result['backward'] = seconds if seconds != float('inf') else None
     return result
 
@@ -181,9 +181,9 @@ def plot_figure(results: Results, file: str, args: argparse.Namespace, note: str
         panel.grid(color=drawing.GRID, linewidth=0.5)
         drawing.style_axes(panel, f'Forward pass of one example, {label}', 'length [tokens]', label)
     formula = [count_by_formula(length, args)['appendix D: HyperMixing'] / 1e6 for length in args.lengths]
-    panels[1].plot(args.lengths, formula, ':', color=drawing.INK, label='appendix D: HyperMixing')
+    panels[1].plot(args.lengths, formula, ':', color=drawing.TEXT_COLOUR, label='appendix D: HyperMixing')
     panels[1].legend(frameon=False, fontsize=8, handlelength=4, loc='upper left', bbox_to_anchor=(1.01, 1.02))
-    figure.suptitle(note, x=0.01, ha='left', fontsize=8, color=drawing.INK)
+    figure.suptitle(note, x=0.01, ha='left', fontsize=8, color=drawing.TEXT_COLOUR)
     figure.savefig(file, dpi=150, facecolor='white')
     print(f'figure: {file}')
 

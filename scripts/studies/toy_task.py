@@ -24,7 +24,7 @@ import numpy as np
 import optax
 from flax import linen as nn
 from library import shapes, toy_model
-from library.records import Records, sorted_integers, summary
+from library.records import Records, format_summary, sorted_integers
 
 from remixer_t5x.extras.reports.pictures import drawing
 
@@ -56,7 +56,7 @@ def compile_training(mixer: str, settings: Settings) -> tuple[Callable, Callable
         train(carry, rows [steps, batch, length]) -> carry, mean loss of the steps; donates the carry
         predict(parameters, inputs [batch, length]) -> outputs [batch, length]
     """
-    mixers = toy_model.mixers(settings.width, settings.hidden, settings.length)
+    mixers = toy_model.build_mixer_factories(settings.width, settings.hidden, settings.length)
     network = toy_model.ShapesNetwork(mixers[mixer], settings.width)
     adam = optax.adam(optax.cosine_decay_schedule(settings.learning_rate, settings.steps))
 
@@ -80,7 +80,7 @@ def compile_training(mixer: str, settings: Settings) -> tuple[Callable, Callable
     return jax.jit(init), jax.jit(train, donate_argnums=0), jax.jit(network.apply)
 
 
-def batches(rng: np.random.Generator, examples: int, batch: int) -> Iterator[np.ndarray]:
+def draw_batches(rng: np.random.Generator, examples: int, batch: int) -> Iterator[np.ndarray]:
     """Yields the example indices of batches for successive epochs; a batch repeats examples if there are too few."""
     waiting: np.ndarray = np.empty(0, np.int64)
     while True:
@@ -99,7 +99,7 @@ def run_cell(mixer: str, examples: int, seed: int, settings: Settings) -> dict[s
     init, train, predict = compile_training(mixer, settings)
     rng = np.random.default_rng([seed, examples])
     inputs, targets, _ = shapes.make_rows(rng, examples, settings.length)
-    order = batches(rng, examples, settings.batch)
+    order = draw_batches(rng, examples, settings.batch)
     carry, error = init(jax.random.key(seed)), float('nan')
     for first in range(0, settings.steps, CHUNK):
         indices = np.stack(list(itertools.islice(order, min(CHUNK, settings.steps - first))))
@@ -164,7 +164,7 @@ def print_table(errors: Errors, sizes: list[int], references: dict[str, float]) 
     print('\ntest mean squared error per token: mean over seeds, their standard deviation, [seeds]')
     print(f'{"training examples":18s}' + ''.join(f'{size:>22,}' for size in sizes))
     for mixer, by_size in errors.items():
-        cells = (summary(by_size.get(size, []), digits=3) for size in sizes)
+        cells = (format_summary(by_size.get(size, []), digits=3) for size in sizes)
         print(f'{mixer:18s}' + ''.join(f'{cell:>22s}' for cell in cells))
     for name, value in references.items():
         print(f'{name:18s}{value:22.3f}')
@@ -184,7 +184,9 @@ def plot_figure(errors: Errors, references: dict[str, float], file: str, note: s
         # cannot show.
         ranges = [means - [min(by_size[size]) for size in sizes], [max(by_size[size]) for size in sizes] - means]
         axes.errorbar(sizes, means, ranges, marker='o', markersize=4, capsize=3, color=colour, label=mixer)
-    axes.axhline(references['own shape alone'], color=drawing.INK, linestyle=':', linewidth=1, label='own shape alone')
+    axes.axhline(
+        references['own shape alone'], color=drawing.TEXT_COLOUR, linestyle=':', linewidth=1, label='own shape alone'
+    )
     axes.set_xscale('log')
     axes.set_yscale('log')
     # Errors may span less than a power of ten, and an axis with ticks at powers of ten only would have no labels.
@@ -201,7 +203,7 @@ def plot_figure(errors: Errors, references: dict[str, float], file: str, note: s
 
 def parse_arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    known = list(toy_model.mixers(1, 1, 1))
+    known = list(toy_model.build_mixer_factories(1, 1, 1))
     parser.add_argument('--mixers', default=','.join(known), help='separated by commas')
     examples = 'numbers of training examples, separated by commas'
     parser.add_argument('--examples', type=sorted_integers, default='100,1000,10000', help=examples)

@@ -104,7 +104,7 @@ def compute_weights(model, params, images: np.ndarray) -> list[np.ndarray]:
     # Input position i + 1 corresponds to pixel i.
     inputs = np.pad(batch['decoder_target_tokens'], ((0, 0), (1, 0)))
     _, sown = model.module.apply({'params': params}, inputs, enable_dropout=False, mutable=['intermediates'])
-    layers = learned.by_layer(jax.device_get(sown['intermediates']), params, 'competition', 'competition')
+    layers = learned.collect_layer_arrays(jax.device_get(sown['intermediates']), params, 'competition', 'competition')
     return [layer.array[0, :, 1:, 0].reshape(images.shape) for layer in layers]
 
 
@@ -118,7 +118,7 @@ def plot_figure(images: np.ndarray, weights: dict[str, np.ndarray], file: str) -
             axes.imshow(array, cmap=colours, vmin=0, vmax=largest, interpolation='nearest')
             axes.set_xticks([])
             axes.set_yticks([])
-        axes_row[0].set_ylabel(name, color=drawing.INK, fontsize=8, rotation=0, ha='right', va='center')
+        axes_row[0].set_ylabel(name, color=drawing.TEXT_COLOUR, fontsize=8, rotation=0, ha='right', va='center')
     figure.savefig(file, dpi=150, facecolor='white')
     print(f'figure: {file}')
 

@@ -116,7 +116,7 @@ def write(task: seqio.Task, directory: str, note: str, shards: int = 64, beam_op
     for split in task.splits:
         task.source.list_shards(split)
     notice = Notice(f'caching {task.name}')
-    with _temporarily_registered(task):
+    with _register_temporarily(task):
         outputs = [
             output for split in sorted(task.splits) for output in _cache_split(pipeline, task, split, path, shards)
         ]
@@ -183,7 +183,7 @@ def _remove_incomplete_cache(path: str) -> None:
 
 
 @contextlib.contextmanager
-def _temporarily_registered(task: seqio.Task) -> Iterator[None]:
+def _register_temporarily(task: seqio.Task) -> Iterator[None]:
     """Temporarily registers the task under its name, because `seqio.beam_utils` looks up tasks by name."""
     registry = seqio.TaskRegistry
     before = registry.get(task.name) if task.name in registry.names() else None

@@ -46,7 +46,7 @@ def locate_splits(dataset: Dataset, data_dir: str | None = None) -> dict[str, st
 
 def download_folder(data_dir: str | None = None) -> str:
     """Returns the folder for downloads, which `data_files` searches last."""
-    return str(data_files.raw_folders(data_dir)[-1])
+    return str(data_files.published_file_folders(data_dir)[-1])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,8 +85,8 @@ def _describe_size(dataset: Dataset, split: str, data_dir: str | None) -> str:
     from remixer_tasks.benchmarks.sources import LabelledSource
 
     try:
-        raw = data_files.find_raw(dataset, split, data_dir)
-        if raw is None or data_files.find_tfds(dataset, data_dir):
+        raw = data_files.find_published_files(dataset, split, data_dir)
+        if raw is None or data_files.find_tfds_folder(dataset, data_dir):
             return f'{LabelledSource(dataset, tuple(dataset.splits), data_dir).count(split):,}'
         layout, paths = raw
         size = sum(os.path.getsize(path) for path in paths)

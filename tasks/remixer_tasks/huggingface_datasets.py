@@ -24,7 +24,7 @@ from remixer_tasks.text_pairs import Template, fill_pair
 
 Row = dict[str, Any]
 # Number of shards of a streamed data set from `save_to_disk`, enough for the hosts of a large pod.
-_SHARDS = 64
+_MAX_SHARDS = 64
 # Names of readers in `datasets`, by file extension. Other readers are unsafe: they open files that the data refers to,
 # or unpickle objects.
 _READERS = {
@@ -63,7 +63,7 @@ class HubDataset:
         read = functools.partial(self._read_documents, document)
         return ParsedCorpus(
             name=f'{self.path}, split {self.train_split}',
-            identity=cache.key('hugging face', self._fingerprint(), *kind),
+            identity=cache.hash_values('hugging face', self._fingerprint(), *kind),
             read=functools.partial(read, self.train_split),
             read_validation=functools.partial(read, self.validation_split) if self.validation_split else None,
             validation_fraction=self.validation_fraction,
@@ -74,7 +74,7 @@ class HubDataset:
         """Returns a corpus that reads the documents during training; has the same arguments as `corpus`."""
         return StreamedCorpus(
             name=f'{self.path}, split {self.train_split}',
-            identity=cache.key('streamed hugging face', self._fingerprint(), *kind),
+            identity=cache.hash_values('streamed hugging face', self._fingerprint(), *kind),
             open_split=functools.partial(self._open_shards, document),
             validation_fraction=None if self.validation_split else self.validation_fraction,
         )
@@ -137,7 +137,7 @@ def _load_folder(folder: Path, name: str | None, streaming: bool) -> tuple[Mappi
     data_folder = folder / (name or '')
     if not data_folder.is_dir():
         raise UserError(f'HF_NAME must be the name of a folder in {folder}, got {name!r}')
-    safe_paths.check_inside(folder)
+    safe_paths.check_links_inside(folder)
     saved = {part.name: part for part in sorted(data_folder.iterdir()) if (part / 'state.json').exists()}
     if (data_folder / 'state.json').exists():
         saved = {'train': data_folder}
@@ -154,7 +154,7 @@ def _load_folder(folder: Path, name: str | None, streaming: bool) -> tuple[Mappi
         }
         if streaming:
             splits = {
-                split: rows.to_iterable_dataset(num_shards=max(1, min(_SHARDS, len(rows))))
+                split: rows.to_iterable_dataset(num_shards=max(1, min(_MAX_SHARDS, len(rows))))
                 for split, rows in splits.items()
             }
         return splits, files

@@ -12,7 +12,7 @@ from remixer_t5x.lazy import tf
 from remixer_tasks.corpora import documents
 from remixer_tasks.corpora.text_corpus import ParsedCorpus
 from remixer_tasks.files import cache
-from remixer_tasks.files.row_files import LONGEST
+from remixer_tasks.files.row_files import MAX_CHARACTERS
 
 Files = str | Sequence[str]
 
@@ -25,7 +25,7 @@ def corpus(
     txt_documents: str = 'paragraph',
     validation_fraction: float = 0.01,
     strict: bool = False,
-    longest: ranges.Count = LONGEST,
+    longest: ranges.Count = MAX_CHARACTERS,
 ) -> ParsedCorpus:
     """Returns a corpus of text files, which are parsed at first use.
 
@@ -39,13 +39,13 @@ def corpus(
         strict: whether to raise UserError for a malformed or empty record instead of skipping and counting it.
     """
     layout = documents.Layout(format, field, txt_documents, longest)
-    train = expand(files, 'FILES')
-    held_out = expand_held_out(validation_files, train, 'FILES', 'VALIDATION_FILES')
+    train = expand_paths(files, 'FILES')
+    held_out = expand_held_out_paths(validation_files, train, 'FILES', 'VALIDATION_FILES')
     states = [[cache.file_state(path) for path in group] for group in (train, held_out)]
     settings = (format, field, txt_documents, longest, documents.JOB_BYTES, documents.MAX_JOBS)
     return ParsedCorpus(
-        name=describe(train),
-        identity=cache.key('local files 2', states, *settings),
+        name=describe_files(train),
+        identity=cache.hash_values('local files 2', states, *settings),
         read=documents.split_into_jobs(states[0], layout),
         read_validation=documents.split_into_jobs(states[1], layout) if held_out else None,
         validation_fraction=validation_fraction,
@@ -53,22 +53,22 @@ def corpus(
     )
 
 
-def describe(paths: Sequence[str]) -> str:
+def describe_files(paths: Sequence[str]) -> str:
     """Returns the name of a corpus of these files in messages."""
     return paths[0] if len(paths) == 1 else f'{len(paths)} files ({paths[0]}, ...)'
 
 
-def expand_held_out(
+def expand_held_out_paths(
     files: Files | None, train: Sequence[str], train_macro: str, macro: str, example: str = '*.txt'
 ) -> list[str]:
     """Expands held-out `files` to paths; returns [] for None. Raises UserError for a file that is also in `train`."""
-    held_out = expand(files, macro, example) if files else []
+    held_out = expand_paths(files, macro, example) if files else []
     if both := sorted({os.path.realpath(path) for path in train} & {os.path.realpath(path) for path in held_out}):
         raise UserError(f'{macro} and {train_macro} must not share files, got {both[0]} in both; remove it from one')
     return held_out
 
 
-def expand(files: Files, macro: str, example: str = '*.txt') -> list[str]:
+def expand_paths(files: Files, macro: str, example: str = '*.txt') -> list[str]:
     """Expands paths and globs to sorted distinct paths. Errors name the setting `macro` and the glob `example`."""
     paths: set[str] = set()
     for pattern in [files] if isinstance(files, str) else files:

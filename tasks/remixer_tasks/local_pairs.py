@@ -13,8 +13,8 @@ from remixer_t5x.lazy import seqio
 from remixer_tasks.corpora.text_corpus import ParsedCorpus
 from remixer_tasks.files import cache, row_files
 from remixer_tasks.files.bad_records import BadRecords
-from remixer_tasks.files.row_files import LONGEST
-from remixer_tasks.local_files import Files, describe, expand, expand_held_out
+from remixer_tasks.files.row_files import MAX_CHARACTERS
+from remixer_tasks.local_files import Files, describe_files, expand_held_out_paths, expand_paths
 from remixer_tasks.text_pairs import MissingColumn, PairTexts, Template, column_names, fill_pair
 
 _EXAMPLE = '*.jsonl'
@@ -30,7 +30,7 @@ def corpus(
     encoding: str = 'utf-8',
     validation_fraction: float = 0.01,
     strict: bool = False,
-    longest: ranges.Count = LONGEST,
+    longest: ranges.Count = MAX_CHARACTERS,
     columns: Sequence[str] = (),
     metrics_by: str | None = None,
 ) -> ParsedCorpus:
@@ -57,17 +57,17 @@ def corpus(
     numbered = all(template.is_numbered for template in templates)
     layout = row_files.RowLayout(format, longest, delimiter, encoding, numbered)
     if files is None and validation_files:
-        train = held_out = expand(validation_files, 'VALIDATION_PAIRS', _EXAMPLE)
+        train = held_out = expand_paths(validation_files, 'VALIDATION_PAIRS', _EXAMPLE)
     else:
-        train = expand(files or (), 'PAIRS', _EXAMPLE)
-        held_out = expand_held_out(validation_files, train, 'PAIRS', 'VALIDATION_PAIRS', _EXAMPLE)
+        train = expand_paths(files or (), 'PAIRS', _EXAMPLE)
+        held_out = expand_held_out_paths(validation_files, train, 'PAIRS', 'VALIDATION_PAIRS', _EXAMPLE)
     further = column_names(columns, metrics_by)
     read = functools.partial(_read_pairs, layout=layout, templates=templates, columns=further)
     states = [[cache.file_state(path) for path in group] for group in (train, held_out)]
     settings = (format, inputs, targets, longest, delimiter, encoding)
     return ParsedCorpus(
-        name=describe(train),
-        identity=cache.key('local pairs 3', states, *settings, *([further] if further else [])),
+        name=describe_files(train),
+        identity=cache.hash_values('local pairs 3', states, *settings, *([further] if further else [])),
         read=functools.partial(read, train),
         read_validation=functools.partial(read, held_out) if held_out else None,
         validation_fraction=validation_fraction,
@@ -134,7 +134,7 @@ def evaluated(
     for name, paths in files.items():
         rows = read(files=paths, validation_files=None)
         held_out = dataclasses.replace(
-            rows, identity=cache.key('all held out', rows.identity), read_validation=rows.read
+            rows, identity=cache.hash_values('all held out', rows.identity), read_validation=rows.read
         )
         tasks.append(make(corpus=held_out, name=f'{task.name}_{name}'))
     return tasks

@@ -224,7 +224,7 @@ def corpus(generalization: bool = False, seed: int = 0) -> ParsedCorpus:
     held_out = generalization_pairs if generalization else held_out_pairs
     return ParsedCorpus(
         name='mini COGS' + (' (generalization)' if generalization else ''),
-        identity=cache.key('mini cogs 1', generalization, seed),
+        identity=cache.hash_values('mini cogs 1', generalization, seed),
         read=lambda malformed: _encode_pairs(training_pairs(seed)),
         read_validation=lambda malformed: _encode_pairs(held_out(seed)),
     )

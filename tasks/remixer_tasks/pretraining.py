@@ -140,7 +140,7 @@ def _build_task(
         name,
         source=corpus.source(order),
         preprocessors=[
-            text_as_targets,
+            rename_text_to_targets,
             functools.partial(seqio.preprocessors.tokenize, copy_pretokenized=False),
             seqio.CacheDatasetPlaceholder(),
             objective,
@@ -150,6 +150,6 @@ def _build_task(
     )
 
 
-def text_as_targets(dataset: tf.data.Dataset, output_features: Mapping[str, seqio.Feature]) -> tf.data.Dataset:
+def rename_text_to_targets(dataset: tf.data.Dataset, output_features: Mapping[str, seqio.Feature]) -> tf.data.Dataset:
     """Renames 'text' to 'targets', to be tokenized with the targets' vocabulary, and loads this vocabulary."""
     return load_vocabulary(dataset, output_features).map(lambda example: {'targets': example['text']})

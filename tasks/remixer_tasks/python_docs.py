@@ -27,7 +27,7 @@ def corpus(validation_fraction: float = 0.05) -> ParsedCorpus:
     """Returns a corpus of the running Python's documentation, with `validation_fraction` of the documents held out."""
     return ParsedCorpus(
         name=f'the documentation of Python {sys.version.split()[0]}',
-        identity=cache.key('python docs 1', sys.version, sysconfig.get_path('stdlib')),
+        identity=cache.hash_values('python docs 1', sys.version, sysconfig.get_path('stdlib')),
         read=read,
         validation_fraction=validation_fraction,
     )

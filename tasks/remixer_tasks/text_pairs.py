@@ -52,7 +52,7 @@ class Template:
         if re.search('[{}]', ''.join(between)) or '' in self.columns:
             raise UserError(f"{self.macro} must have columns in braces, as in 'answer: {{label}}', got {self.text!r}")
 
-    def _parts(self) -> Iterator[tuple[bool, str]]:
+    def _split_parts(self) -> Iterator[tuple[bool, str]]:
         """Yields (is_column, column name or literal text) for each part of the template."""
         if not set(self.text) & set('{}'):
             yield True, self.text
@@ -64,7 +64,7 @@ class Template:
 
     @property
     def columns(self) -> list[str]:
-        return [part for is_column, part in self._parts() if is_column]
+        return [part for is_column, part in self._split_parts() if is_column]
 
     @property
     def is_numbered(self) -> bool:
@@ -73,7 +73,7 @@ class Template:
 
     def fill(self, row: Mapping[str, Any]) -> str:
         """Fills the template with a row. Raises UnusableRow, or MissingColumn if a column is missing."""
-        return ''.join(_column_text(row, part) if is_column else part for is_column, part in self._parts())
+        return ''.join(_column_text(row, part) if is_column else part for is_column, part in self._split_parts())
 
     def missing_column(self, names: Iterable[str], data: str = 'the data') -> UserError:
         """Returns the error for data that lacks a column of the template; `names` are the columns of the data."""
@@ -180,12 +180,12 @@ def task(
     """Returns a task with the splits `train` and `validation`, whose inputs and targets end with EOS.
 
     Args:
-        metrics: names of metrics in `text_metrics.NAMED`.
+        metrics: names of metrics in `text_metrics.METRICS_BY_NAME`.
         columns: additional columns of the rows, which are written with the predictions.
         metrics_by: name of a column; each metric is also computed for each value of this column.
     """
     metric_fns, names = text_metrics.select_metrics(metrics), column_names(columns, metrics_by)
-    postprocess = text_metrics.keep_group(metrics_by) if metrics_by else None
+    postprocess = text_metrics.make_group_postprocessor(metrics_by) if metrics_by else None
     metric_fns = [text_metrics.metric_by_group(metric) for metric in metric_fns] if metrics_by else metric_fns
     to_text = functools.partial(decode_pair, columns=names)
     return text_task.build_task(name, corpus.source(), to_text, vocabulary, metric_fns, postprocess)

@@ -28,12 +28,12 @@ from remixer_tasks.vocabulary.wordpiece import WordPieceVocabulary
 from remixer_tasks.vocabulary.words_and_bytes import ByteVocabulary, WordVocabulary
 
 T5_MODEL = 'gs://t5-data/vocabs/cc_all.32000/sentencepiece.model'
-SENTINELS = 100
+NUM_SENTINELS = 100
 # Maximum number of sentinels in a saved vocabulary; a larger number means a damaged file.
 MAX_SENTINELS = 10_000
 
 
-def sentencepiece(path: str = T5_MODEL, extra_ids: int = SENTINELS) -> SentencePiece:
+def sentencepiece(path: str = T5_MODEL, extra_ids: int = NUM_SENTINELS) -> SentencePiece:
     """Returns the vocabulary of the SentencePiece model at `path` (local or gs://) with `extra_ids` sentinels.
 
     The default is T5's vocabulary: 32,000 pieces and 100 sentinels. If `path` is the tokenizer.json of a T5 model, it
@@ -46,7 +46,7 @@ def sentencepiece(path: str = T5_MODEL, extra_ids: int = SENTINELS) -> SentenceP
     return SentencePiece(path, extra_ids=extra_ids)
 
 
-def byte(extra_ids: int = SENTINELS) -> ByteVocabulary:
+def byte(extra_ids: int = NUM_SENTINELS) -> ByteVocabulary:
     """Returns ByT5's byte vocabulary (Xue et al. 2022): 3 special ids, 256 UTF-8 bytes, `extra_ids` sentinels.
 
     With `extra_ids` = 0, the 11 bytes that do not occur in UTF-8 are the sentinels, as in ByT5's pretraining.
@@ -84,7 +84,7 @@ def byte_pairs(folder: str, end_id: int = 50256) -> BytePairs:
 
 
 def trained(
-    corpus: Corpus, vocab_size: ranges.Count, extra_ids: int = SENTINELS, at_most: bool = False
+    corpus: Corpus, vocab_size: ranges.Count, extra_ids: int = NUM_SENTINELS, at_most: bool = False
 ) -> SentencePiece:
     """Returns a SentencePiece vocabulary of `vocab_size` ids, with sentinels, trained on `corpus` and cached.
 

@@ -31,7 +31,7 @@ NEED_TASKS = [
 ]
 PROGRAM = f"""
 import json, sys
-sys.modules.update(dict.fromkeys({lazy.FOR_TASKS!r}))
+sys.modules.update(dict.fromkeys({lazy.TASK_LIBRARIES!r}))
 import remixer_t5x
 from remixer_t5x.cli.main import main
 
@@ -58,7 +58,9 @@ def test_trained_models_run_without_tensorflow(tmp_path, compiled):
     done = subprocess.run([sys.executable, '-c', PROGRAM], cwd=tmp_path, env=variables, capture_output=True, text=True)
     codes = [line.split()[2] for line in done.stderr.splitlines() if line.startswith('exit code')]
     assert codes == ['0'] * len(COMMANDS) + ['2'] * len(NEED_TASKS), done.stderr
-    assert done.stderr.count(lazy.INSTALL) == len(NEED_TASKS) and not {'new', 'served'} & {*os.listdir(tmp_path)}
+    assert done.stderr.count(lazy.INSTALL_COMMAND) == len(NEED_TASKS) and not {'new', 'served'} & {
+        *os.listdir(tmp_path)
+    }
     trained = remixer_t5x.load(str(run))
     answers, scores, means = json.loads(done.stdout.splitlines()[0])
     assert answers == [answer.text for answer in trained.generate(['ab', 'c'], max_length=4)]

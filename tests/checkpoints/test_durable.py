@@ -59,7 +59,7 @@ def test_files_are_synced_before_the_rename_and_parents_after_it(written):
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_damaged_file_is_reported(written, tmp_path, data):
-    durable.check_files(written[0])
+    durable.verify_file_checksums(written[0])
     copy = tmp_path / 'copy'
     shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(written[0], copy)
@@ -78,7 +78,7 @@ def test_any_damaged_file_is_reported(written, tmp_path, data):
     else:
         path.unlink()
     with pytest.raises(durable.DamagedCheckpoint) as raised:
-        durable.check_files(copy)
+        durable.verify_file_checksums(copy)
     assert '\n' not in str(raised.value)
     if path.name != durable.FILE_LIST:
         assert path.relative_to(copy).as_posix() in str(raised.value)
@@ -109,7 +109,7 @@ def test_a_failed_background_write_keeps_the_previous_checkpoint(tmp_path, monke
         with pytest.raises(manager.SaveFailed, match='no space left on the disk'):
             checkpoints.save(3, STATE, DataPosition(), {'window': {}})
     assert checkpoints.latest_step() == 1
-    durable.check_files(checkpoints.folder / '1')
+    durable.verify_file_checksums(checkpoints.folder / '1')
     checkpoints.reopen()
     checkpoints.save(4, STATE, DataPosition(), {'window': {}})
     checkpoints.close()

@@ -104,11 +104,11 @@ def test_a_damaged_description_without_file_list_raises_an_error(saved):
 
 
 def test_resuming_with_other_settings_raises_an_error():
-    changes.check_compatible(RUN, RUN)
+    changes.check_record_compatible(RUN, RUN)
     assert 'vocabulary ab12 of 384 ids' in error_message(
-        lambda: changes.check_compatible(RUN, {**RUN, 'vocabulary': 'other'})
+        lambda: changes.check_record_compatible(RUN, {**RUN, 'vocabulary': 'other'})
     )
-    text = error_message(lambda: changes.check_compatible(RUN, {**RUN, 'batch_size': 16}))
+    text = error_message(lambda: changes.check_record_compatible(RUN, {**RUN, 'batch_size': 16}))
     assert 'BATCH_SIZE = 8' in text and '16' in text and 'INITIAL_CHECKPOINT_PATH' in text
     assert 'keep only the parameters and reset optimizer, step and data position' in text
 
@@ -146,7 +146,7 @@ def test_model_dir_must_be_a_new_folder_or_that_of_a_run(tmp_path, monkeypatch):
     foreign = tmp_path / 'foreign'
     foreign.mkdir()
     (foreign / 'thesis.tex').write_text('')
-    assert f'without {model_dir.MARKER}' in error_message(lambda: model_dir.create_model_dir(foreign))
+    assert f'without {model_dir.MARKER_FILE}' in error_message(lambda: model_dir.create_model_dir(foreign))
     assert 'must be a folder, got the file' in error_message(lambda: model_dir.create_model_dir(foreign / 'thesis.tex'))
     assert 'cannot be written' in error_message(lambda: model_dir.create_model_dir(foreign / 'thesis.tex' / 'run'))
     assert "MODEL_DIR must be a folder for this run, got ''" in error_message(lambda: model_dir.create_model_dir(''))

@@ -24,7 +24,7 @@ def test_a_link_out_of_its_folder_is_rejected(folder, tmp_path, target):
     """This includes links to a folder whose name has the folder's name as a prefix, and broken links."""
     (tmp_path / 'given_too').mkdir()
     (folder / 'deep' / 'deeper' / 'link').symlink_to(target)
-    assert 'deeper/link is a link to ' in error_message(safe_paths.check_inside, folder)
+    assert 'deeper/link is a link to ' in error_message(safe_paths.check_links_inside, folder)
 
 
 def test_links_inside_the_folder_and_to_the_folder_are_allowed(folder, tmp_path):
@@ -32,21 +32,21 @@ def test_links_inside_the_folder_and_to_the_folder_are_allowed(folder, tmp_path)
     (folder / 'deep' / 'loop').symlink_to('..')
     (folder / 'absolute').symlink_to(folder / 'file')
     (tmp_path / 'chosen by the user ü').symlink_to(folder)
-    safe_paths.check_inside(folder)
-    safe_paths.check_inside(tmp_path / 'chosen by the user ü')
+    safe_paths.check_links_inside(folder)
+    safe_paths.check_links_inside(tmp_path / 'chosen by the user ü')
     assert safe_paths.resolve_inside(folder, 'deep/link', 'an index').read_text() == 'x'
 
 
 def test_a_chain_of_links_is_followed_to_its_end(folder, tmp_path):
     (folder / 'a').symlink_to('b')
     (folder / 'b').symlink_to(tmp_path / 'secret')
-    assert 'is a link to ' in error_message(safe_paths.check_inside, folder)
+    assert 'is a link to ' in error_message(safe_paths.check_links_inside, folder)
     assert 'is a link to ' in error_message(safe_paths.resolve_inside, folder, 'a', 'an index')
 
 
 def test_a_pipe_is_rejected_without_opening_it(folder):
     os.mkfifo(folder / 'deep' / 'pipe')
-    assert 'is a pipe, socket or device' in error_message(safe_paths.check_inside, folder)
+    assert 'is a pipe, socket or device' in error_message(safe_paths.check_links_inside, folder)
     assert 'is a pipe, socket or device' in error_message(safe_paths.resolve_inside, folder, 'deep/pipe', 'an index')
 
 
@@ -56,9 +56,9 @@ def test_links_to_the_blobs_of_a_hugging_face_cache_are_allowed(tmp_path):
     (tmp_path / 'models--x' / 'blobs').mkdir()
     (tmp_path / 'models--x' / 'blobs' / 'abc').write_text('x')
     (snapshot / 'config.json').symlink_to('../../blobs/abc')
-    safe_paths.check_inside(snapshot)
+    safe_paths.check_links_inside(snapshot)
     (snapshot / 'other').symlink_to('../../refs')
-    assert 'is a link to ' in error_message(safe_paths.check_inside, snapshot)
+    assert 'is a link to ' in error_message(safe_paths.check_links_inside, snapshot)
 
 
 @pytest.mark.parametrize('name', ['/etc/passwd', 'a/../../x', '', 'a\0b', 7, '..\\x', '\x1b[31m'])

@@ -71,7 +71,7 @@ def make_plan(*arguments):
     command.add_arguments(parser)
     args = parser.parse_args(['train', '--models=t5_1_1', '--folder=f', *arguments])
     args.gin_flags = ()
-    return command.plan(args)
+    return command.build_plan(args)
 
 
 def plan_settings(*arguments):

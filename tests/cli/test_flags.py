@@ -29,7 +29,7 @@ def parse(*argv):
 )  # fmt: skip
 def test_flags_choose_the_decoder_and_the_batch_size(command, flags, decoder):
     args = parse(command.COMMAND.name, *flags, '--batch_size=7')
-    arguments.apply_decoder(args)
+    arguments.apply_decoder_flags(args)
     macro = {'infer': 'INFER_BATCH_SIZE', 'eval': 'EVAL_BATCH_SIZE'}[command.COMMAND.name]
     assert arguments.load_values(args, 'DECODER', macro, base=command.BASE) == [decoder, 7]
     gin.clear_config()
@@ -41,6 +41,6 @@ def test_two_decoders_are_rejected():
             parse('infer', *flags)
     for temperature in ('hot', '0'):
         args = parse('infer', f'--sampling={temperature}')
-        arguments.apply_decoder(args)
+        arguments.apply_decoder_flags(args)
         with pytest.raises(UserError, match=f'TEMPERATURE must be .*{temperature}'):
             arguments.load_values(args, 'DECODER', base=infer.BASE)

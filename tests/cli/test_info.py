@@ -89,7 +89,7 @@ def test_full_recomputation_changes_only_the_policy_of_the_model(clean_environme
     from remixer_t5x.models.architecture import stack
 
     args = parse_memory_flags()
-    step, recomputing = command.read_step(args)[0], command.with_full_recomputation(args)
+    step, recomputing = command.read_step(args)[0], command.build_recomputing_model(args)
     assert recomputing.module.encoder_stack().remat_policy is stack.full_remat
     assert step.model.module.encoder_stack().remat_policy is not stack.full_remat
 

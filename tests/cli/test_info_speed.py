@@ -83,7 +83,7 @@ def compiled_steps(monkeypatch):
         return Forecast(step, bound, StepMemory(0, 0, 0, 0, 2**30, 0, 0, 2**30), 1e12, 1000, 1)
 
     monkeypatch.setattr(speed, '_build_step', memory.read_step)
-    monkeypatch.setattr(speed, '_forecast', forecast)
+    monkeypatch.setattr(speed, '_forecast_step', forecast)
     return steps
 
 

@@ -68,7 +68,7 @@ def test_a_bug_is_one_line_that_names_its_traceback(capsys, clean_environment, m
     monkeypatch.setattr('tempfile.tempdir', str(tmp_path))
     monkeypatch.setattr(cli, '_run_command', fail)
     # An earlier test in this process may have made the modules of `tests` modules of the user.
-    monkeypatch.setattr(user_modules, 'allowed', set())
+    monkeypatch.setattr(user_modules, 'importable_modules', set())
     assert cli.main(['info']) == 1
     [line] = capsys.readouterr().err.splitlines()
     [file] = tmp_path.iterdir()

@@ -47,7 +47,7 @@ def run_with_streams(targets, argv):
             os.dup2(os.open(target, os.O_WRONLY), descriptor)
     if targets == (None, None):
         sys.stdout = sys.stderr = sys.__stdout__ = sys.__stderr__ = None
-    streams.protect()
+    streams.protect_streams()
     return main.main(argv)
 
 
@@ -91,7 +91,7 @@ def run_on_terminal(argv, run):
     threading.Thread(target=close, daemon=True).start()
     # The tests may run under nohup, which ignores SIGHUP.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    streams.protect()
+    streams.protect_streams()
     return main.main(argv)
 
 

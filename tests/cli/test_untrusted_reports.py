@@ -17,14 +17,14 @@ ROW = {'index': 0, 'input': 'a', 'target': 'b', 'prediction': 'c', 'metrics': {}
 def run(tmp_path):
     folder = tmp_path / 'run'
     (folder / 'eval' / 'predictions').mkdir(parents=True)
-    (folder / model_dir.MARKER).write_text('{}')
+    (folder / model_dir.MARKER_FILE).write_text('{}')
     (folder / model_dir.METRICS).write_text(json.dumps(LINE) + '\n')
     (folder / 'eval' / 'predictions' / 'cogs-gen-2.jsonl').write_text(json.dumps(ROW) + '\n')
     return folder
 
 
 def write_report(run):
-    write.write([str(run)], str(run.parent / 'report.html'))
+    write.write_report([str(run)], str(run.parent / 'report.html'))
     return (run.parent / 'report.html').read_text()
 
 

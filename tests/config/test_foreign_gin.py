@@ -28,7 +28,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize('text', HOSTILE.values(), ids=HOSTILE)
 def test_code_outside_of_the_allow_list_is_reported(text):
-    assert foreign_gin.first_foreign(f'{text}\n', 'model.gin')
+    assert foreign_gin.find_disallowed_statement(f'{text}\n', 'model.gin')
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_code_outside_of_the_allow_list_is_reported(text):
 )
 def test_ambiguous_or_invalid_gin_text_is_rejected(text):
     with pytest.raises(UserError, match='model.gin') as error:
-        foreign_gin.first_foreign(f'{text}\n', 'model.gin')
+        foreign_gin.find_disallowed_statement(f'{text}\n', 'model.gin')
     assert str(error.value).isprintable()
 
 
@@ -49,4 +49,4 @@ VOCABULARY = @vocabularies.sentencepiece()
 decoder/attention.SelfAttention.num_heads = \\
     4
 """
-    assert foreign_gin.first_foreign(text, 'model.gin') == ''
+    assert foreign_gin.find_disallowed_statement(text, 'model.gin') == ''

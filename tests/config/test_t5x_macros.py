@@ -62,7 +62,7 @@ def find_error(command, macro):
 def test_macros_of_t5x_scripts_work_or_have_advice(command):
     errors = {macro: find_error(command, macro) for macro in THEIRS['macros'][command]}
     unexpected = {
-        macro: line for macro, line in errors.items() if line and files.T5X['macros'].get(macro, '?') not in line
+        macro: line for macro, line in errors.items() if line and files.T5X_NAMES['macros'].get(macro, '?') not in line
     }
     assert unexpected == {macro: UNREAD for name, macro in IGNORED if name == command}
     assert errors['TASK_FEATURE_LENGTHS'] == '' and 'use MESH' in errors['NUM_MODEL_PARTITIONS']
@@ -71,12 +71,14 @@ def test_macros_of_t5x_scripts_work_or_have_advice(command):
 def test_macros_of_t5x_examples_work_or_have_advice():
     for macro in THEIRS['macros']['any']:
         is_read = any(not find_error(command, macro) for command in COMMANDS)
-        assert is_read or all(files.T5X['macros'][macro] in find_error(command, macro) for command in COMMANDS), macro
+        assert is_read or all(files.T5X_NAMES['macros'][macro] in find_error(command, macro) for command in COMMANDS), (
+            macro
+        )
 
 
 def test_advice_names_existing_macros():
     known = {name for text in files.shipped().values() for name in (*text.macros_set, *text.macros_read)}
-    advice = ' '.join(text for table in files.T5X.values() for text in table.values())
+    advice = ' '.join(text for table in files.T5X_NAMES.values() for text in table.values())
     named = set(re.findall(r'\b[A-Z]{2,}(?:_[A-Z]+)+\b', advice))
     assert named - known == set()
     assert len(named) > 15
@@ -108,4 +110,6 @@ def test_flags_of_t5x_work_or_have_advice(capsys):
     for flag in THEIRS['flags']:
         assert main(['train', '--gin_file=models/none.gin', f'--{flag}=x']) == 2
         error = capsys.readouterr().err
-        assert 'models/none.gin' in error or (flag in files.T5X['flags'] and files.T5X['flags'][flag] in error), error
+        assert 'models/none.gin' in error or (
+            flag in files.T5X_NAMES['flags'] and files.T5X_NAMES['flags'][flag] in error
+        ), error

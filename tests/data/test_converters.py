@@ -70,9 +70,9 @@ def test_a_decoder_batch_has_the_arrays_of_its_format(model_type, features, pack
 
 
 def test_every_model_type_has_a_batch_format():
-    assert {model_type for _, model_types in interface.ABILITIES.values() for model_type in model_types} <= set(
-        batch_formats.FORMATS
-    )
+    assert {
+        model_type for _, model_types in interface.OPTIONAL_MODEL_METHODS.values() for model_type in model_types
+    } <= set(batch_formats.FORMATS)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_windows_of_long_contexts_are_rows_with_an_exact_position():
     task = seqio.Task('spans', seqio.FunctionDataSource(read, ['train']), features, preprocessors=[])
     config = config_of(task, {'inputs': 30, 'targets': 30}, 2, model_type='span', doc_stride=4)
     rows = [
-        token_alignment.span_arrays(text, answer, VOCABULARY, 30, 4)
+        token_alignment.make_span_arrays(text, answer, VOCABULARY, 30, 4)
         for text, answer in zip(texts, answers, strict=True)
     ]
     expected = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}

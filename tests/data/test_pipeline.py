@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from remixer_t5x.data import pipeline, task_batches
 from remixer_t5x.data.prefetch import DataPosition
-from remixer_t5x.data.stream import without_autograph
+from remixer_t5x.data.stream import call_without_autograph
 from tests.support.error_lines import error_message
 
 LENGTHS = {'inputs': 16, 'targets': 12}
@@ -164,11 +164,11 @@ def test_a_source_whose_position_cannot_be_saved_raises_an_error(tmp_path, kind)
     without_position = dataclasses.replace(config, save_position=False)
 
     def first_batch(batches_before):
-        resumed = pipeline.resume_config(without_position, batches_before)
+        resumed = pipeline.reseed_resumed_config(without_position, batches_before)
         return next(task_batches.TrainBatches(resumed))['encoder_input_tokens'].tolist()
 
     assert first_batch(3) == first_batch(3) != first_batch(0)
-    assert pipeline.resume_config(config, 3) == config
+    assert pipeline.reseed_resumed_config(config, 3) == config
 
 
 def test_evaluation_reads_every_example_once(task):
@@ -242,8 +242,8 @@ def test_autograph_is_only_used_for_functions_that_need_it():
         files.append(inspect.currentframe().f_code.co_filename)
         return tf.strings.upper(text)
 
-    converted = without_autograph(lambda: map_texts(double_long))
+    converted = call_without_autograph(lambda: map_texts(double_long))
     assert [*converted.as_numpy_iterator()] == [b'a', b'bcdbcd', b'ef', b'ghijkghijk'] and len(calls) == 2
-    assert [*without_autograph(lambda: map_texts(upper)).as_numpy_iterator()] == [b'A', b'BCD', b'EF', b'GHIJK']
+    assert [*call_without_autograph(lambda: map_texts(upper)).as_numpy_iterator()] == [b'A', b'BCD', b'EF', b'GHIJK']
     # AutoGraph would call a function in a generated file.
     assert files == [__file__]

@@ -41,17 +41,17 @@ def test_each_token_has_its_word_and_characters(vocabulary):
 
 
 def test_labels_are_at_the_first_token_of_each_word():
-    arrays = token_alignment.tag_arrays('ab c def', 'O X O', BYTES, 6, ('O', 'X'), 'task')
+    arrays = token_alignment.make_tag_arrays('ab c def', 'O X O', BYTES, 6, ('O', 'X'), 'task')
     assert arrays['label_weights'].tolist() == [1, 0, 1, 1, 0, 0]
     assert arrays['labels'].tolist() == [0, 0, 1, 0, 0, 0]
     # U+200B has no tokens.
-    arrays = token_alignment.tag_arrays('\u200b it is', 'X O X', PIECES, 8, ('O', 'X'), 'task')
+    arrays = token_alignment.make_tag_arrays('\u200b it is', 'X O X', PIECES, 8, ('O', 'X'), 'task')
     encoded = token_alignment.encode_words(PIECES, '\u200b it is', 8)
     assert [encoded.words[at] for at in encoded.first_tokens()] == [1, 2]
     assert arrays['labels'][encoded.first_tokens()].tolist() == [0, 1]
     for target, message in (('O X', 'one tag per word'), ('O Y O', 'LABELS must include .* add Y')):
         with pytest.raises(UserError, match=message):
-            token_alignment.tag_arrays('ab c def', target, BYTES, 6, ('O', 'X'), 'task')
+            token_alignment.make_tag_arrays('ab c def', target, BYTES, 6, ('O', 'X'), 'task')
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_the_span_of_an_answer_covers_its_tokens(vocabulary, answer, span):
     answers = (
         {'text': [answer], 'answer_start': [context.index(answer)]} if answer else {'text': [], 'answer_start': []}
     )
-    arrays = token_alignment.span_arrays(SQUAD, json.dumps(answers), vocabulary, length)
+    arrays = token_alignment.make_span_arrays(SQUAD, json.dumps(answers), vocabulary, length)
     encoded = token_alignment.encode_words(vocabulary, SQUAD, length)
     start, end = int(arrays['start_positions'][0]), int(arrays['end_positions'][0])
     assert arrays['label_weights'].tolist() == [1]
@@ -128,7 +128,7 @@ def test_windows_with_the_answer_are_labelled(answer, vocabulary):
     length = token_alignment.encode_words(vocabulary, SQUAD.partition('it is Ada')[0], 99).num_tokens + 14
     first = SQUAD.index(answer, SQUAD.index('context: '))
     target = json.dumps({'text': [answer], 'answer_start': [first - SQUAD.index('it is Ada')]})
-    arrays = token_alignment.span_arrays(SQUAD, target, vocabulary, length, stride=3)
+    arrays = token_alignment.make_span_arrays(SQUAD, target, vocabulary, length, stride=3)
     windows = token_alignment.encode_question(vocabulary, SQUAD, length, stride=3).windows
     assert arrays['encoder_input_tokens'].shape == (len(windows), length)
     labels = np.stack([arrays['start_positions'], arrays['end_positions']], axis=1).tolist()
@@ -151,7 +151,7 @@ def test_long_questions_are_truncated_to_half_of_the_length():
 @pytest.mark.parametrize('text', ['question: which context: this? context: a Paris', 'context: a Paris context: b'])
 def test_question_and_context_may_contain_the_prefix_of_the_context(text):
     target = json.dumps({'text': ['Paris'], 'answer_start': [2]})
-    arrays = token_alignment.span_arrays(text, target, BYTES, 60)
+    arrays = token_alignment.make_span_arrays(text, target, BYTES, 60)
     first, last = (int(arrays[f'{name}_positions'][0]) for name in ('start', 'end'))
     assert BYTES.decode(arrays['encoder_input_tokens'][0, first : last + 1]) == 'Paris'
     encoded = token_alignment.encode_question(BYTES, text, 60).whole
@@ -162,7 +162,7 @@ def test_question_and_context_may_contain_the_prefix_of_the_context(text):
 def test_a_wrong_start_of_an_answer_raises_an_error(start):
     assert SQUAD.partition('context: ')[2].index('Ada') == 6
     with pytest.raises(UserError, match=f"answer_start must .* got {start} for 'Ada' in 'question: .*;") as error:
-        token_alignment.span_arrays(SQUAD, json.dumps({'text': ['Ada'], 'answer_start': [start]}), BYTES, 60)
+        token_alignment.make_span_arrays(SQUAD, json.dumps({'text': ['Ada'], 'answer_start': [start]}), BYTES, 60)
     assert '\n' not in str(error.value)
 
 
@@ -172,4 +172,4 @@ def test_invalid_texts_raise_an_error():
     with pytest.raises(UserError, match='INPUTS must be two texts separated by a tab'):
         token_alignment.encode_pair(BYTES, 'one text', 8)
     with pytest.raises(ValueError, match='finite and at least 0'):
-        token_alignment.pair_arrays('a\tb', 'nan', BYTES, 4)
+        token_alignment.make_pair_arrays('a\tb', 'nan', BYTES, 4)

@@ -52,7 +52,7 @@ def test_a_topology_sets_devices_memory_and_mesh(topology, devices, memory, mesh
 
 def test_all_tables_have_the_same_chips():
     assert set(hardware_table.GPUS) == set(described_hardware.GPUS)
-    assert set(hardware_table.MEMORY) == set(machines.MACHINES)
+    assert set(hardware_table.MEMORY_GIB) == set(machines.MACHINES)
 
 
 @pytest.mark.parametrize(('text', 'advice'), [('v5e', '2*v5e:4x4'), ('b300:8', 'a100, h100, h200, b200')])

@@ -129,12 +129,12 @@ def test_logical_constraints_apply_only_inside_activate():
     ],
 )
 def test_processes_read_the_rows_of_their_devices(processes, expected):
-    assert {p: partition.process_share(np.array(processes), p) for p in expected} == expected
+    assert {p: partition.find_process_share(np.array(processes), p) for p in expected} == expected
 
 
 def test_processes_with_overlapping_rows_are_rejected():
     with pytest.raises(UserError, match='tensor in MESH'):
-        partition.process_share(np.array([[0, 0], [0, 1], [1, 1]]), 0)
+        partition.find_process_share(np.array([[0, 0], [0, 1], [1, 1]]), 0)
 
 
 def test_batch_size_must_divide():

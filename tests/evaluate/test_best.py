@@ -96,7 +96,7 @@ def test_a_record_without_a_valid_best_metric_is_reported(tmp_path, record):
     (step / 'run').mkdir()
     (step / 'run' / 'metadata').write_text(f'{{"best": {record}}}')
     with pytest.raises(UserError, match='no record of the best metric'):
-        best.read_best(step)
+        best.read_best_record(step)
     assert best.best_checkpoints(str(tmp_path)) == {}
 
 

@@ -63,7 +63,7 @@ def test_best_span_is_the_best_of_all_pairs():
             for end in range(start, min(length, start + longest))
             if is_context[start] and is_context[end]
         }
-        start, end, score = head_predictions.best_span(logits, is_context, longest)
+        start, end, score = head_predictions.find_best_span(logits, is_context, longest)
         if not scores:
             assert score == -np.inf
             continue
@@ -98,7 +98,7 @@ def test_best_answer_is_the_best_of_all_windows():
             for end in np.flatnonzero(window.context_mask())
             if start <= end < start + 5
         )
-        answer, margin = head_predictions.best_answer(windows, logits, 5)
+        answer, margin = head_predictions.find_best_answer(windows, logits, 5)
         assert answer == text_of_best
         assert margin == pytest.approx(best - min(values[0].sum() for values in logits))
 

@@ -31,7 +31,7 @@ def run(path, texts=TEXTS, origin=ORIGIN, window=3, **codec):
     output = text_inference.PredictionWriter(str(path), origin)
     rest = iter(texts)
     with contextlib.closing(output):
-        text_inference.skip_done(rest, output, 'in.txt')
+        text_inference.skip_predicted_texts(rest, output, 'in.txt')
         text_inference.write_predictions(rest, output, text_inference.TextCodec(BYTES, 16, **codec), echo, window)
     return output
 
@@ -99,8 +99,8 @@ def test_long_texts_can_be_rejected(tmp_path):
 
 
 def test_the_name_of_a_decoder_has_no_addresses():
-    assert text_inference.decoder_name(Greedy()) == 'Greedy()'
-    name = text_inference.decoder_name(BeamSearch(beams=2))
+    assert text_inference.format_decoder_name(Greedy()) == 'Greedy()'
+    name = text_inference.format_decoder_name(BeamSearch(beams=2))
     assert ' at 0x' not in name and 'beams=2' in name
 
 

@@ -80,7 +80,7 @@ def test_any_vocabulary_file_loads_or_raises_a_one_line_error(tmp_path_factory, 
 
 @pytest.mark.parametrize('text', [json.dumps({'text': 'x' * 100}), 'x' * 100])
 def test_a_line_longer_than_the_limit_raises_a_one_line_error(tmp_path, monkeypatch, text):
-    monkeypatch.setattr(text_inputs, 'LONGEST', 50)
+    monkeypatch.setattr(text_inputs, 'MAX_LINE_CHARACTERS', 50)
     (tmp_path / 'a').write_text('short\n' + text)
     with pytest.raises(UserError, match='line 2 must have at most 50 characters'):
         list(text_inputs.TextInputs(str(tmp_path / 'a')))

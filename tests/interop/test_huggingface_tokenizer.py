@@ -146,7 +146,7 @@ def test_whole_words_of_every_tokenizer(tmp_path, name):
     ours = vocabularies.huggingface_tokenizer(str(tmp_path / 'tokenizer.json'), end='</s>')
     # The trained tokenizers split these words into several pieces.
     ids = ours.encode('wor tor wod')
-    first_of_words = np.flatnonzero(masked_lm.word_starts(ours)[ids])
+    first_of_words = np.flatnonzero(masked_lm.find_word_starts(ours)[ids])
     texts = [ours.token_texts[index] for index in ids]
     words = [b''.join(part).strip() for part in np.split(np.array(texts, object), first_of_words)]
     assert [word for word in words if word] == [b'wor', b'tor', b'wod'] and len(ids) > 5
@@ -156,7 +156,7 @@ def test_whole_words_of_a_tokenizer_without_word_starts_are_rejected(tmp_path):
     tokenizer = train(models.BPE(), trainers.BpeTrainer, pre_tokenizer=pre_tokenizers.Whitespace())
     tokenizer.save(str(tmp_path / 'tokenizer.json'))
     ours = vocabularies.huggingface_tokenizer(str(tmp_path / 'tokenizer.json'), end='</s>')
-    assert 'WHOLE_WORDS = False' in error_message(lambda: masked_lm.word_starts(ours))
+    assert 'WHOLE_WORDS = False' in error_message(lambda: masked_lm.find_word_starts(ours))
 
 
 def set_component(name, value):

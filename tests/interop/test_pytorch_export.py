@@ -12,7 +12,7 @@ from flax import linen as nn
 from remixer_t5x import build_model
 from remixer_t5x.data import batch_formats
 from remixer_t5x.interop.huggingface import pytorch_export
-from remixer_t5x.interop.huggingface.traced_modules import Refusal
+from remixer_t5x.interop.huggingface.traced_modules import UnsupportedModelError
 from remixer_t5x.models import lora
 from tests.support import references, shipped_models
 
@@ -81,7 +81,7 @@ def export(folder, model, params):
 
     config = pytorch_export.to_config(model, types.SimpleNamespace(eos_id=1))
     pytorch_export.write(folder, config, params)
-    auto = getattr(transformers, pytorch_export.CLASSES[model.model_type][1])
+    auto = getattr(transformers, pytorch_export.MODEL_CLASSES[model.model_type][1])
     return auto.from_pretrained(folder, trust_remote_code=True).eval()
 
 
@@ -202,8 +202,8 @@ class CustomMixer(nn.Module):
 
 def test_a_custom_sublayer_is_rejected_by_name():
     model, _ = make_model('t5_1_1', ENCODER_MIXER=CustomMixer)
-    with pytest.raises(Refusal, match=r'CustomMixer.*--to_shared'):
+    with pytest.raises(UnsupportedModelError, match=r'CustomMixer.*--to_shared'):
         pytorch_export.module_tree(model)
     model, _ = make_model('t5_1_1', 'model_types/decoder_only.gin', PREFIX_LM=True)
-    with pytest.raises(Refusal, match='PREFIX_LM'):
+    with pytest.raises(UnsupportedModelError, match='PREFIX_LM'):
         pytorch_export.to_config(model, types.SimpleNamespace(eos_id=1))

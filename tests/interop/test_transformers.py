@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import remixer_t5x
-from remixer_t5x.context import describe_tokens
+from remixer_t5x.context import make_sequence_context
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop.huggingface import folders as huggingface
 from remixer_t5x.interop.huggingface.family import Config
@@ -139,7 +139,7 @@ def test_pairs_have_the_ids_and_logits_of_transformers(tmp_path, head):
 def test_token_types_of_packed_pairs_begin_with_each_example():
     tokens = np.asarray([[2, 5, 3, 6, 3, 2, 7, 8, 3, 9, 3, 0]])
     segments = np.asarray([[1] * 5 + [2] * 6 + [0]])
-    types = encoder_only.pair_token_types(tokens, describe_tokens(tokens, segments), 3)
+    types = encoder_only.pair_token_types(tokens, make_sequence_context(tokens, segments), 3)
     assert types.tolist() == [[0, 0, 0, 1, 1, 0, 0, 0, 0, 1, 1, 0]]
 
 

@@ -97,9 +97,9 @@ def test_an_index_cannot_name_files_outside_of_its_folder(tmp_path, name, reason
     for parent in (tmp_path, folder):
         save_file(GOOD, parent / 'x.safetensors')
     (folder / 'leaving.safetensors').symlink_to(tmp_path / 'x.safetensors')
-    (folder / safetensors_files.INDEX).write_text(json.dumps({'weight_map': {'a': name}}))
+    (folder / safetensors_files.INDEX_FILE).write_text(json.dumps({'weight_map': {'a': name}}))
     assert reason in error_message(safetensors_files.read_folder, folder)
-    (folder / safetensors_files.INDEX).write_text(json.dumps({'weight_map': {'a': 'x.safetensors'}}))
+    (folder / safetensors_files.INDEX_FILE).write_text(json.dumps({'weight_map': {'a': 'x.safetensors'}}))
     assert list(safetensors_files.read_folder(folder)) == ['a']
 
 

@@ -120,7 +120,7 @@ def test_segment_features_separate_the_segments_of_packed_rows():
     products = jnp.einsum(
         'qf,kf->qk',
         sets.astype(jnp.bfloat16),
-        (cudnn._PENALTY * (sets - 1)).astype(jnp.bfloat16),
+        (cudnn._OTHER_SEGMENT_PENALTY * (sets - 1)).astype(jnp.bfloat16),
         preferred_element_type=jnp.float32,
     )
     assert np.all(np.diagonal(products) == 0)

@@ -74,7 +74,7 @@ def test_a_correct_kernel_is_checked_once_and_used(monkeypatch, empty_cache, cap
     check = broken_kernels.check(broken_kernels.correct)
     first = self_check.run_check(check)
     assert first.difference < 1e-5 and first.failure_reason(check) is None
-    assert len(list((empty_cache / self_check.FOLDER).glob('*.json'))) == 1
+    assert len(list((empty_cache / self_check.CACHE_FOLDER).glob('*.json'))) == 1
     # A later start reads the cached result.
     monkeypatch.setattr(self_check, 'compute_difference', None)
     assert self_check.run_check(check) == first

@@ -20,9 +20,9 @@ from tests.support.paths import GOLDEN
 
 # Values of `early_stopping` in Hugging Face's `generate`.
 STOP_RULES = {
-    'never': beam_search.until_settled,
-    'False': beam_search.until_unlikely,
-    'True': beam_search.until_enough_finished,
+    'never': beam_search.continue_until_settled,
+    'False': beam_search.continue_until_unlikely,
+    'True': beam_search.continue_until_enough_finished,
 }
 seeds = st.integers(0, 10**6)
 examples = settings(max_examples=20, deadline=None, derandomize=True, database=None)
@@ -45,7 +45,7 @@ def assert_equals_exhaustive(actual, log_probabilities, penalty):
     np.testing.assert_array_equal(tokens[is_untied], np.asarray(expected_tokens)[is_untied])
 
 
-def compile_search(length, beams, penalty=PowerPenalty, stop=beam_search.until_settled):
+def compile_search(length, beams, penalty=PowerPenalty, stop=beam_search.continue_until_settled):
     """Returns a compiled beam search (tables, alpha) -> Decoded."""
 
     @jax.jit
@@ -95,7 +95,7 @@ def test_decoding_equals_exhaustive_scoring():
 
 
 def test_one_beam_that_stops_at_the_first_end_token_is_greedy():
-    search = compile_search(4, 1, stop=beam_search.until_enough_finished)
+    search = compile_search(4, 1, stop=beam_search.continue_until_enough_finished)
     greedy = jax.jit(lambda tables: Greedy()(toy.generation(tables, 4)))
 
     @examples

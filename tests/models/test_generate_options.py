@@ -124,7 +124,7 @@ def pair(request):
 
 
 def make_beam_search(**options):
-    return BeamSearch(BEAMS, PowerPenalty(ALPHA), beam_search.until_unlikely, **options)
+    return BeamSearch(BEAMS, PowerPenalty(ALPHA), beam_search.continue_until_unlikely, **options)
 
 
 BEAM_OPTIONS = {'num_beams': BEAMS, 'num_return_sequences': BEAMS, 'length_penalty': ALPHA}
@@ -225,6 +225,6 @@ def test_sampling_distribution_equals_transformers(options):
     sampling = Sampling(**options)
     largest, tokens = jax.lax.top_k(logits / sampling.temperature, sampling.top_k or 50)
     actual = np.full(logits.shape, -np.inf, np.float32)
-    np.put_along_axis(actual, np.asarray(tokens), np.asarray(sampling.restrict(largest)), axis=1)
+    np.put_along_axis(actual, np.asarray(tokens), np.asarray(sampling.exclude_unlikely_tokens(largest)), axis=1)
     np.testing.assert_allclose(actual, expected.numpy(), rtol=1e-6)
     assert np.any(np.isneginf(actual))

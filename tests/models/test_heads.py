@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from remixer_t5x import build_model
-from remixer_t5x.context import describe_tokens
+from remixer_t5x.context import make_sequence_context
 from remixer_t5x.devices.partition import unbox
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop.huggingface import folders
@@ -60,7 +60,7 @@ def test_classifier_loss_is_the_cross_entropy_or_the_squared_error(labels):
 
 @pytest.mark.parametrize('pool', [encoder_only.mean_of_tokens, encoder_only.first_token])
 def test_poolings_ignore_padding(pool):
-    ctx = describe_tokens(np.asarray([[1, 1, 1, 0]], np.int32))
+    ctx = make_sequence_context(np.asarray([[1, 1, 1, 0]], np.int32))
     hidden = np.arange(8, dtype=np.float32).reshape(1, 4, 2)
     expected = hidden[:, :3].mean(1) if pool is encoder_only.mean_of_tokens else hidden[:, 0]
     np.testing.assert_allclose(pool(hidden, ctx), expected)

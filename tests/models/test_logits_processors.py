@@ -101,7 +101,9 @@ def test_min_p_excludes_tokens_below_a_share_of_the_largest_probability():
     logits = np.random.default_rng(0).normal(0, 2, (100, 30)).astype(np.float32)
     probabilities = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     excluded = probabilities < 0.1 * probabilities.max(axis=1, keepdims=True)
-    np.testing.assert_array_equal(Sampling(min_p=0.1).restrict(logits), np.where(excluded, -np.inf, logits))
+    np.testing.assert_array_equal(
+        Sampling(min_p=0.1).exclude_unlikely_tokens(logits), np.where(excluded, -np.inf, logits)
+    )
 
 
 TEXTS = [b'', b'', b'a', b'b', b'ab', b'ba', b'aab', '\u00e9'.encode()[:1], '\u00e9'.encode()[1:], b'c']

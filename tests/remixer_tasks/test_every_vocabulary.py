@@ -258,7 +258,7 @@ def test_a_process_without_tensorflow_computes_the_same_ids(get_vocabulary, tmp_
         assert task_vocabulary.save_vocabulary(get_vocabulary(name), tmp_path / name)
     program = f"""if True:
         import json, sys
-        sys.modules.update(dict.fromkeys({lazy.FOR_TASKS!r}))
+        sys.modules.update(dict.fromkeys({lazy.TASK_LIBRARIES!r}))
         from remixer_tasks import vocabularies
         saved = [vocabularies.saved(f'{tmp_path}/{{name}}') for name in {names!r}]
         print(json.dumps([[[v.encode(text) for text in {texts!r}], v.decode({ids!r})] for v in saved]))
@@ -286,7 +286,7 @@ def test_sentinels_have_no_bytes(get_vocabulary, name, count):
 @pytest.mark.parametrize('name', ['sentencepiece', 'bytes', 'byt5'])
 def test_a_sentinel_is_found_next_to_any_character(get_vocabulary, name):
     vocabulary = get_vocabulary(name)
-    first, _ = sentinels.first_and_count(vocabulary)
+    first, _ = sentinels.sentinel_range(vocabulary)
     for text in ('the <extra_id_0> word', 'the(<extra_id_0>)', 'un<extra_id_0>able', 'a,<extra_id_0>\n'):
         assert list(vocabulary.encode(text)).count(first) == 1, text
     assert vocabulary.encode('<extra_id_0><extra_id_3>') == [first, first - 3]

@@ -75,7 +75,9 @@ def test_a_passage_consists_of_adjacent_paragraphs(tmp_path):
         [text for text in documents_and_rows if ':' in text],
     )
     assert sorted(rows) == ['a row', 'another']
-    min_size = sum((tmp_path / name).stat().st_size for name in ('a.txt', 'b.txt', 'c.jsonl')) // documents.PASSAGES
+    min_size = (
+        sum((tmp_path / name).stat().st_size for name in ('a.txt', 'b.txt', 'c.jsonl')) // documents.PASSAGES_PER_CORPUS
+    )
     sizes = [sum(map(len, passage.split('\n\n'))) for passage in passages]
     # The last passage of a file may be shorter.
     assert sum(size < min_size for size in sizes) <= 2 and max(sizes) < min_size + 50 and len(sizes) > 80

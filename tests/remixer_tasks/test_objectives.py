@@ -54,9 +54,9 @@ def test_segments_of_a_prefix_lm_equal_those_of_t5():
 def test_iid_denoising_hides_the_tokens_of_t5():
     for case in T5['iid_denoising']:
         tokens = tf.constant(random_tokens(case['size']))
-        mask = spans.iid_noise_mask(case['size'], 0.15, tf.constant(case['seed']))
+        mask = spans.draw_iid_noise_mask(case['size'], 0.15, tf.constant(case['seed']))
         for hidden, name in ((mask, 'inputs'), (~mask, 'targets')):
-            assert spans.runs_to_sentinels(tokens, hidden, MASK).numpy().tolist() == case[name]
+            assert spans.replace_runs(tokens, hidden, MASK).numpy().tolist() == case[name]
 
 
 def noise_mask(case):
@@ -76,7 +76,7 @@ def test_corrupted_spans_equal_those_of_t5():
     for case in T5['span_corruption']:
         mask = noise_mask(case)
         assert spans.Noise(case['density'], case['mean_span']).counts(case['size'])[0] == mask.sum()
-        corrupted = spans.corrupt(tf.constant(random_tokens(case['size'])), tf.constant(mask), VOCABULARY)
+        corrupted = spans.corrupt_spans(tf.constant(random_tokens(case['size'])), tf.constant(mask), VOCABULARY)
         assert corrupted['inputs'].numpy().tolist() == [*case['inputs'], EOS]
         assert corrupted['targets'].numpy().tolist() == [*case['targets'], EOS]
 
@@ -167,11 +167,11 @@ def corpus(tmp_path):
 
 def test_word_starts_are_the_pieces_that_begin_a_word(corpus):
     vocabulary = vocabularies.trained(corpus, 300)
-    starts = masked_lm.word_starts(vocabulary)
+    starts = masked_lm.find_word_starts(vocabulary)
     ids = vocabulary.encode('abcde fghij klmno')
     assert starts[ids].sum() == 3 < len(ids) and starts[ids[0]]
     with pytest.raises(UserError, match='ByteVocabulary: set WHOLE_WORDS = False'):
-        masked_lm.word_starts(VOCABULARY)
+        masked_lm.find_word_starts(VOCABULARY)
 
 
 def config(task, lengths=None, **options):

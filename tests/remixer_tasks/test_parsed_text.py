@@ -137,7 +137,7 @@ def test_a_parse_killed_at_any_change_is_completed(tmp_path, small_jobs, monkeyp
                 corpus_of(text_folder, **held_out).files('train')
                 break
         assert both_splits(corpus_of(text_folder, **held_out)) == expected
-        assert len(os.listdir(cache.root() / 'corpora')) == 1
+        assert len(os.listdir(cache.cache_root() / 'corpora')) == 1
     assert 8 < kill_at < 99
 
 
@@ -188,7 +188,7 @@ def second_process(entry, capsys):
     results = []
 
     def fill_again():
-        with cache.fill_entry(entry, 'some text') as is_incomplete:
+        with cache.lock_cache_entry(entry, 'some text') as is_incomplete:
             results.append((is_incomplete, sorted(path.name for path in entry.iterdir())))
 
     thread = threading.Thread(target=fill_again)
@@ -203,7 +203,7 @@ def second_process(entry, capsys):
 
 def test_a_second_process_waits_for_the_first(tmp_path, capsys):
     with contextlib.ExitStack() as stack:
-        with cache.fill_entry(tmp_path / 'entry', 'some text') as is_incomplete:
+        with cache.lock_cache_entry(tmp_path / 'entry', 'some text') as is_incomplete:
             results = stack.enter_context(second_process(tmp_path / 'entry', capsys))
             cache.mark_complete(tmp_path / 'entry')
     assert is_incomplete and not results[0][0]
@@ -211,7 +211,7 @@ def test_a_second_process_waits_for_the_first(tmp_path, capsys):
 
 def test_a_second_process_continues_after_a_user_error_of_the_first(tmp_path, capsys):
     with contextlib.ExitStack() as stack:
-        with pytest.raises(UserError, match='a bad line'), cache.fill_entry(tmp_path / 'entry', 'some text'):
+        with pytest.raises(UserError, match='a bad line'), cache.lock_cache_entry(tmp_path / 'entry', 'some text'):
             (tmp_path / 'entry' / 'part.arrow').write_bytes(b'')
             results = stack.enter_context(second_process(tmp_path / 'entry', capsys))
             raise UserError('a bad line')

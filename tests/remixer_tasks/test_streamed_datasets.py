@@ -17,7 +17,7 @@ from remixer_t5x.data.pipeline import DatasetConfig
 from remixer_t5x.data.task_batches import EvalBatches, TrainBatches
 from remixer_t5x.errors import UserError
 from remixer_tasks import caching, huggingface_datasets, pretraining, vocabularies
-from remixer_tasks.corpora.streamed_text import START, Reader
+from remixer_tasks.corpora.streamed_text import START_POSITION, Reader
 from tests.support import feed_forward
 from tests.support.command_without_autograph import main
 from tests.support.compare_runs import difference as difference_of_runs
@@ -63,7 +63,7 @@ def documents(corpus, split):
     return [example['text'].decode() for example in dataset.as_numpy_iterator()]
 
 
-def read(reader, count, position=START):
+def read(reader, count, position=START_POSITION):
     """Returns the documents after a position, each with the position after it."""
     results = []
     for _ in range(count):

@@ -17,7 +17,7 @@ def rows(*predictions, idx=None, target='the cat', **fields):
 
 def write(tmp_path, task, predictions):
     """Writes a submission; returns the name and the lines of its file, and the message."""
-    message = submissions.write(str(tmp_path / 'files'), task, predictions)
+    message = submissions.write_submission(str(tmp_path / 'files'), task, predictions)
     (path,) = (tmp_path / 'files').iterdir()
     return path.name, path.read_text().splitlines(), message
 

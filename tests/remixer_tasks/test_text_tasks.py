@@ -217,7 +217,7 @@ def test_targets_of_real_data_score_as_correct_predictions(name, real_data):
     lengths = {'inputs': 4096, 'targets': 4096}
     for split in available:
         # Training runs also read tasks without AutoGraph.
-        dataset = stream.without_autograph(
+        dataset = stream.call_without_autograph(
             lambda split=split: task.get_dataset(lengths, split, shuffle=False, try_in_mem_cache=False)
         )
         examples = list(dataset.take(50).as_numpy_iterator())

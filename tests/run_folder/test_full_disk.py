@@ -67,7 +67,7 @@ WRITERS = {
 def folder(tmp_path):
     record = {'kind': 'train', 'step': 1, **LOSS, 'timing': {}}
     (tmp_path / model_dir.METRICS).write_text(json.dumps(record) + '\n')
-    (tmp_path / model_dir.MARKER).write_text('{}')
+    (tmp_path / model_dir.MARKER_FILE).write_text('{}')
     return tmp_path
 
 

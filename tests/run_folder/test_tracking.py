@@ -89,10 +89,10 @@ def test_a_tracker_that_hangs_delays_nothing(track):
     open_trackers, warnings = track
     forever = threading.Event()
     hanging = open_trackers(Recorder(forever.wait))
-    for step in range(2 * trackers.MAX_WAITING):
+    for step in range(2 * trackers.MAX_QUEUED_CALLS):
         hanging.write('train', step, LOSS, {})
     hanging.close(0.01)
-    assert len(warnings) == 1 and f'is {trackers.MAX_WAITING} records behind' in warnings[0]
+    assert len(warnings) == 1 and f'is {trackers.MAX_QUEUED_CALLS} records behind' in warnings[0]
     forever.set()
     slow = open_trackers(Recorder((other := threading.Event()).wait))
     slow.write('train', 1, LOSS, {})
@@ -105,8 +105,8 @@ def test_an_id_is_created_once_for_a_folder_and_a_tracker(tmp_path):
     folder = epath.Path(tmp_path)
     first = trackers.run_id(folder, 'wandb')
     assert trackers.run_id(folder, 'wandb') == first != trackers.run_id(folder, 'other')
-    assert json.loads((tmp_path / trackers.IDS).read_text())['wandb'] == first
+    assert json.loads((tmp_path / trackers.IDS_FILE).read_text())['wandb'] == first
     for damaged in ('{', '[]', '{"wandb": "../x"}', '{"wandb": 3.5}'):
-        (tmp_path / trackers.IDS).write_text(damaged)
+        (tmp_path / trackers.IDS_FILE).write_text(damaged)
         with pytest.raises(UserError, match='move it away, so that the run gets a new id'):
             trackers.run_id(folder, 'wandb')

@@ -68,7 +68,7 @@ def test_a_resumed_run_continues_the_same_wandb_run_with_its_files(tmp_path, com
     assert 'wandb:' not in child.output()
     records = [list(records_of(path)) for path in sorted(folder.glob('wandb/offline-run-*/*.wandb'))]
     assert len(records) == 2
-    identity = json.loads((folder / trackers.IDS).read_text())['wandb']
+    identity = json.loads((folder / trackers.IDS_FILE).read_text())['wandb']
     history, artifacts = [], set()
     for part in records:
         (run,) = {(r.run.run_id, r.run.project, r.run.display_name, *r.run.tags) for r in part if r.HasField('run')}

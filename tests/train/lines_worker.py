@@ -72,7 +72,7 @@ def compare_identities(gin_files, flags, join):
         for name in [*identity, None]:
             values = {**identity, name: 'changed'} if name and join['index'] else identity
             try:
-                collectives.check_same(values)
+                collectives.check_same_on_processes(values)
                 error = None
             except UserError as raised:
                 error = str(raised)

@@ -40,8 +40,15 @@ def test_a_run_learns_and_writes_its_folder(training, tmp_path):
         result['seconds_by_activity'], abs=1e-3
     )
     assert set(goodput['seconds']) == {
-        *(progress.STEPS, progress.DATA, progress.COMPILE, progress.STATE, progress.EVALUATION, progress.CHECKPOINT),
-        progress.OTHER,
+        *(
+            progress.STEPS,
+            progress.WAITING_FOR_DATA,
+            progress.COMPILE,
+            progress.RESTORING_STATE,
+            progress.EVALUATION,
+            progress.CHECKPOINT,
+        ),
+        progress.OTHER_ACTIVITIES,
     }
 
     code, output = training.run(model_dir=str(folder), train_steps=30, quiet=False)

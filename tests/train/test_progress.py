@@ -50,7 +50,7 @@ def test_the_clock_excludes_pauses(monkeypatch):
     assert (last := clock.lap(13))['seconds_per_step'] == 1.0 and last['data_wait_seconds'] == 0.0
 
 
-NAMES = st.sampled_from([progress.STEPS, progress.DATA, progress.EVALUATION])
+NAMES = st.sampled_from([progress.STEPS, progress.WAITING_FOR_DATA, progress.EVALUATION])
 # A block: its name, seconds before its inner blocks, inner blocks, seconds after them.
 BLOCKS = st.recursive(
     st.tuples(NAMES, st.integers(0, 9), st.just([]), st.integers(0, 9)),
@@ -61,7 +61,7 @@ BLOCKS = st.recursive(
 
 @given(st.lists(BLOCKS, max_size=4))
 def test_each_moment_belongs_to_the_innermost_block(blocks):
-    now, expected = [0.0], {progress.OTHER: 0.0}
+    now, expected = [0.0], {progress.OTHER_ACTIVITIES: 0.0}
     timeline = progress.Timeline(lambda: now[0])
 
     def run(block):
@@ -76,7 +76,7 @@ def test_each_moment_belongs_to_the_innermost_block(blocks):
     for block in blocks:
         run(block)
     now[0] += 1.0
-    expected[progress.OTHER] += 1.0
+    expected[progress.OTHER_ACTIVITIES] += 1.0
     seconds = timeline.seconds()
     assert seconds == pytest.approx(expected) and sum(seconds.values()) == pytest.approx(now[0])
 
@@ -85,7 +85,7 @@ def test_times_of_processes_add_up_and_invalid_lines_are_skipped(tmp_path):
     folder = epath.Path(tmp_path)
     assert progress.read_times(folder) == {}
     progress.append_times(folder, 0, 5, {'steps': 3.0, 'idle': 1.0})
-    with (folder / progress.TIMES).open('a') as file:
+    with (folder / progress.TIMES_FILE).open('a') as file:
         file.write('3\n{"seconds": {"steps": "x", "idle": -1}}\n{"sec\n')
     progress.append_times(folder, 5, 9, {'steps': 2.0, 'compile': 4.0})
     assert progress.read_times(folder) == {'steps': 5.0, 'compile': 4.0, 'idle': 1.0}

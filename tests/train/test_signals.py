@@ -55,6 +55,6 @@ def test_sighup_stops_the_run_unless_it_is_ignored_as_under_nohup():
 def test_the_summary_omits_a_loss_that_is_not_finite(capfd, tmp_path):
     """metrics.jsonl contains null instead."""
     result = TrainResult(3, None, {'loss': None}, {'loss': None, 'perplexity': None}, str(tmp_path), 'checkpoint')
-    train._print_end(result)
+    train._print_summary(result)
     train._plot_loss(result, 'stop')
     assert capfd.readouterr().out.startswith('finished at step 3\n')

@@ -31,7 +31,7 @@ READERS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    arguments.add_gin(parser)
+    arguments.add_gin_flags(parser)
     sources = parser.add_mutually_exclusive_group(required=True)
     sources.add_argument('--from_hf', metavar='NAME', help='a model on the Hugging Face Hub, or a local folder')
     sources.add_argument('--from_safetensors', metavar='FILE', help='a file that --to_safetensors wrote')
@@ -74,7 +74,11 @@ def run(args: argparse.Namespace) -> None:
         model, vocabulary = arguments.load_values(args, 'MODEL', 'VOCABULARY')
         from remixer_t5x.cli.convert import conversions, huggingface
 
-        convert = {'from_t5x': conversions.from_t5x, 'to_hf': huggingface.from_any_model, 'to_t5x': conversions.to_t5x}
+        convert = {
+            'from_t5x': conversions.from_t5x,
+            'to_hf': huggingface.export_any_model,
+            'to_t5x': conversions.to_t5x,
+        }
         convert[source if source in convert else target](args, model, vocabulary)
         return
     if args.gin_file or args.gin_flags or args.model:
@@ -82,7 +86,7 @@ def run(args: argparse.Namespace) -> None:
     with arguments.hide_library_output(args):
         from remixer_t5x.cli.convert import conversions, huggingface
     if source == 'from_hf':
-        huggingface.to_model_dir(args)
+        huggingface.convert_to_model_dir(args)
     elif source == 'from_safetensors':
         conversions.from_safetensors(args)
     elif source == 'average':

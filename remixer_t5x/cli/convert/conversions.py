@@ -21,7 +21,7 @@ from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop import converted, safetensors_files, shared_folder
 from remixer_t5x.interop.huggingface.t5 import T5
-from remixer_t5x.interop.huggingface.traced_modules import Refusal, TracedModules
+from remixer_t5x.interop.huggingface.traced_modules import TracedModules, UnsupportedModelError
 from remixer_t5x.interop.t5x import checkpoint as t5x_checkpoint
 from remixer_t5x.models import interface
 from remixer_t5x.models.interface import Model
@@ -61,7 +61,7 @@ def abstract_params(model: Model) -> Any:
 
 def restore_params(args: argparse.Namespace, model: Model, vocabulary: Any) -> Any:
     """Reads the parameters of `--checkpoint`, after checking the vocabulary size."""
-    task_vocabulary.check_ids('VOCABULARY', vocabulary, model.vocab_size)
+    task_vocabulary.check_vocabulary_size('VOCABULARY', vocabulary, model.vocab_size)
     print_line('reading', str(saved_params.find_checkpoint(args.checkpoint, '--checkpoint')))
     record = task_vocabulary.vocabulary_record(vocabulary)
     params = saved_params.restore_params(args.checkpoint, abstract_params(model), record, '--checkpoint')
@@ -69,7 +69,7 @@ def restore_params(args: argparse.Namespace, model: Model, vocabulary: Any) -> A
     return params
 
 
-def check_equal(before: Any, after: Any, output: str | os.PathLike[str]) -> None:
+def check_params_equal(before: Any, after: Any, output: str | os.PathLike[str]) -> None:
     """Raises UserError unless two parameter trees are bit-identical."""
     check_no_difference(safetensors_files.first_difference(before, after), output)
     print_line('check', 'all parameters in the output are bit-identical to the input')
@@ -88,10 +88,10 @@ def from_safetensors(args: argparse.Namespace) -> None:
     origin = pathlib.Path(args.from_safetensors).expanduser().resolve()
     vocabulary = _vocabulary_folder(origin)
     write_model_dir(folder, params, step, {**record, 'converted_from': str(origin)}, record['config'])
-    if not converted.copy_vocabulary_files(vocabulary, folder / task_vocabulary.FOLDER):
+    if not converted.copy_vocabulary_files(vocabulary, folder / task_vocabulary.VOCABULARY_FOLDER):
         advice = 'copy it next to the file and convert again, or pass VOCABULARY to each command'
         print_line('warning', f'{vocabulary} was not found, so {folder} contains no vocabulary; {advice}')
-    check_equal(params, converted.read_checkpoint(str(folder))[0], folder)
+    check_params_equal(params, converted.read_checkpoint(str(folder))[0], folder)
 
 
 def to_safetensors(args: argparse.Namespace) -> None:
@@ -102,11 +102,11 @@ def to_safetensors(args: argparse.Namespace) -> None:
     print_line('read', f'{describe_size(params)}, step {step}')
     print_line('wrote', f'{file}, {dtype}, {file.stat().st_size / 2**20:,.1f} MiB')
     source, vocabulary = model_dir.find_model_dir(args.checkpoint), _vocabulary_folder(file)
-    if source is not None and converted.copy_vocabulary_files(source / task_vocabulary.FOLDER, vocabulary):
+    if source is not None and converted.copy_vocabulary_files(source / task_vocabulary.VOCABULARY_FOLDER, vocabulary):
         print_line('vocabulary', f'{vocabulary}; keep it next to the file for --from_safetensors')
     else:
         print_line('warning', 'the checkpoint contains no vocabulary; keep the files that VOCABULARY reads')
-    check_equal(safetensors_files.round_params(params, dtype), safetensors_files.read_params(str(file))[0], file)
+    check_params_equal(safetensors_files.round_params(params, dtype), safetensors_files.read_params(str(file))[0], file)
 
 
 def _vocabulary_folder(file: pathlib.Path) -> epath.Path:
@@ -119,11 +119,11 @@ def merge_adapters(args: argparse.Namespace) -> None:
     params, record, step = converted.read_checkpoint(args.checkpoint, '--checkpoint')
     folder = converted.claim_model_dir(args.to)
     source = str(saved_params.find_checkpoint(args.checkpoint, '--checkpoint'))
-    base_keys = (saved_params.BASE, saved_params.BASE_PARAMS, saved_params.BASE_SOURCE)
+    base_keys = (saved_params.BASE_KEY, saved_params.BASE_PARAMS_KEY, saved_params.BASE_SOURCE_KEY)
     record = {name: value for name, value in record.items() if name not in base_keys} | {'converted_from': source}
     converted.copy_vocabulary(source, folder)
     write_model_dir(folder, params, step, record, str(record.get('config') or ''))
-    check_equal(params, converted.read_checkpoint(str(folder))[0], folder)
+    check_params_equal(params, converted.read_checkpoint(str(folder))[0], folder)
 
 
 def average_checkpoints(args: argparse.Namespace) -> None:
@@ -135,7 +135,9 @@ def average_checkpoints(args: argparse.Namespace) -> None:
     total, record, step = converted.read_checkpoint(checkpoints[0], '--average')
     for checkpoint in checkpoints[1:]:
         params, other, other_step = converted.read_checkpoint(checkpoint, '--average')
-        difference = changes.describe_shapes(shared_folder.shapes_by_name(params), shared_folder.shapes_by_name(total))
+        difference = changes.describe_shape_difference(
+            shared_folder.shapes_by_name(params), shared_folder.shapes_by_name(total)
+        )
         if not difference and other.get('vocabulary') != record.get('vocabulary'):
             difference = f'the vocabulary is {other.get("vocabulary")}, expected {record.get("vocabulary")}'
         if difference:
@@ -150,7 +152,7 @@ def average_checkpoints(args: argparse.Namespace) -> None:
     print_line('averaged', f'{len(paths)} checkpoints: {", ".join(checkpoints)}')
     record = {**record, 'converted_from': ','.join(checkpoints)}
     write_model_dir(folder, mean, step, record, str(record.get('config') or ''))
-    check_equal(mean, converted.read_checkpoint(str(folder))[0], folder)
+    check_params_equal(mean, converted.read_checkpoint(str(folder))[0], folder)
 
 
 def to_adapters(args: argparse.Namespace) -> None:
@@ -176,28 +178,28 @@ def to_adapters(args: argparse.Namespace) -> None:
     print_line('differing', f'{describe_size(changed)}, of {describe_size(params)}')
     converted.copy_vocabulary(args.checkpoint, folder)
     (folder / saved_params.BASE_FILE).write_text(f'{base}\n')
-    record[saved_params.BASE] = saved_params.checkpoint_fingerprint(base)
-    record[saved_params.BASE_PARAMS] = saved_params.hash_params(base_arrays)
+    record[saved_params.BASE_KEY] = saved_params.checkpoint_fingerprint(base)
+    record[saved_params.BASE_PARAMS_KEY] = saved_params.hash_params(base_arrays)
     # The user may remove the cache, to which --from_hf converts the base.
-    if base.is_relative_to(model_dir.absolute_path(cache.root())):
-        record[saved_params.BASE_SOURCE] = lazy.import_extra('hub.client').model_name(base_record['converted_from'])
+    if base.is_relative_to(model_dir.absolute_path(cache.cache_root())):
+        record[saved_params.BASE_SOURCE_KEY] = lazy.import_extra('hub.client').model_name(base_record['converted_from'])
     write_model_dir(folder, traverse_util.unflatten_dict(changed, sep='/'), step, record, config)
     print_line('base', f'{base}; if you move it, write its new path to {folder / saved_params.BASE_FILE}')
-    check_equal(converted.read_checkpoint(args.checkpoint)[0], converted.read_checkpoint(str(folder))[0], folder)
+    check_params_equal(converted.read_checkpoint(args.checkpoint)[0], converted.read_checkpoint(str(folder))[0], folder)
 
 
 def from_t5x(args: argparse.Namespace, model: Seq2Seq, vocabulary: Any) -> None:
     """Converts a T5X checkpoint to a MODEL_DIR (`--from_t5x=DIR --to=MODEL_DIR`)."""
     interface.require_model_type(model, batch_formats.ENCODER_DECODER, '--from_t5x')
-    task_vocabulary.check_ids('VOCABULARY', vocabulary, model.vocab_size)
+    task_vocabulary.check_vocabulary_size('VOCABULARY', vocabulary, model.vocab_size)
     folder = converted.claim_model_dir(args.to)
     print_line('reading', args.from_t5x)
     params, step = t5x_checkpoint.read(args.from_t5x, abstract_params(model))
     config = loading.config_text()
-    task_vocabulary.save_vocabulary(vocabulary, folder / task_vocabulary.FOLDER)
+    task_vocabulary.save_vocabulary(vocabulary, folder / task_vocabulary.VOCABULARY_FOLDER)
     record = converted.build_record(task_vocabulary.vocabulary_record(vocabulary), config, args.from_t5x)
     write_model_dir(folder, params, step, record, config)
-    check_equal(params, converted.read_checkpoint(str(folder))[0], folder)
+    check_params_equal(params, converted.read_checkpoint(str(folder))[0], folder)
 
 
 def build_from_text(gin_text: str) -> Any:
@@ -217,7 +219,7 @@ def to_t5x(args: argparse.Namespace, model: Seq2Seq, vocabulary: Any) -> None:
     step = int(saved_params.find_checkpoint(args.checkpoint, '--checkpoint').name)
     checkpoint = t5x_checkpoint.write(args.to_t5x, params, step, model, bool(args.own_names))
     print_line('checkpoint', checkpoint)
-    check_equal(params, t5x_checkpoint.read(checkpoint, abstract_params(model))[0], checkpoint)
+    check_params_equal(params, t5x_checkpoint.read(checkpoint, abstract_params(model))[0], checkpoint)
 
 
 def _check_t5x_network(model: Seq2Seq, vocabulary: Any) -> None:
@@ -225,7 +227,7 @@ def _check_t5x_network(model: Seq2Seq, vocabulary: Any) -> None:
     advice = t5x_checkpoint.KEEP_NAMES_ADVICE
     try:
         t5, _ = T5.describe(model, vocabulary, TracedModules(model), build_from_text)
-    except Refusal as refusal:
+    except UnsupportedModelError as refusal:
         raise UserError(f"T5X's network cannot represent this model: {refusal.reason}; {advice}") from refusal
     for name, value in {'epsilon': 1e-6, 'num_buckets': 32, 'max_distance': 128}.items():
         if getattr(t5, name) != value:

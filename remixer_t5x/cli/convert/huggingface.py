@@ -15,7 +15,7 @@ from remixer_t5x.data import task_vocabulary
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop import converted, safetensors_files, shared_folder
 from remixer_t5x.interop.huggingface import folders, pytorch_export
-from remixer_t5x.interop.huggingface.traced_modules import Refusal
+from remixer_t5x.interop.huggingface.traced_modules import UnsupportedModelError
 from remixer_t5x.run_folder import model_dir
 from remixer_tasks import vocabularies
 from remixer_tasks.files import cache
@@ -23,10 +23,10 @@ from remixer_tasks.files import cache
 INSTALL = "pip install 'remixer-t5x[hf]'"
 
 
-def to_model_dir(args: argparse.Namespace) -> None:
+def convert_to_model_dir(args: argparse.Namespace) -> None:
     """Converts a Hugging Face model or a shared folder to a MODEL_DIR (`--from_hf=NAME --to=MODEL_DIR`)."""
     folder = lazy.import_extra('hub.client').resolve_folder(args.from_hf, print_line)
-    if shared_folder.is_shared(folder):
+    if shared_folder.is_shared_folder(folder):
         _shared_to_model_dir(args, folder)
         return
     source = folders.read(str(folder))
@@ -36,7 +36,7 @@ def to_model_dir(args: argparse.Namespace) -> None:
     target = converted.claim_model_dir(args.to)
     print_line('reading', str(source.folder))
     params, origin = source.params(), str(source.folder.resolve())
-    task_vocabulary.save_vocabulary(vocabulary, target / task_vocabulary.FOLDER)
+    task_vocabulary.save_vocabulary(vocabulary, target / task_vocabulary.VOCABULARY_FOLDER)
     text = source.family.gin_text(f'Converted from the Hugging Face folder {origin}.')
     text = f'{text}\n{task_vocabulary.gin_statements(target)}'
     record = task_vocabulary.vocabulary_record(vocabulary)
@@ -60,13 +60,13 @@ def _shared_to_model_dir(args: argparse.Namespace, folder: pathlib.Path) -> None
         raise UserError(
             f'--vocabulary is only for Hugging Face models, but {folder} contains its vocabulary; omit --vocabulary'
         )
-    shared = shared_folder.open_folder(folder)
+    shared = shared_folder.open_shared_folder(folder)
     if not args.trust_gin:
         saved_models.check_gin(shared, f'remixer-t5x convert --from_hf={folder} --to={args.to} --trust_gin')
     target = converted.claim_model_dir(args.to)
     print_line('reading', str(folder))
     params, step, record = shared.params()
-    shutil.copytree(folder / task_vocabulary.FOLDER, target / task_vocabulary.FOLDER)
+    shutil.copytree(folder / task_vocabulary.VOCABULARY_FOLDER, target / task_vocabulary.VOCABULARY_FOLDER)
     if args.trust_gin and (folder / shared_folder.CODE).is_dir():
         code = target / shared_folder.CODE
         shutil.copytree(folder / shared_folder.CODE, code)
@@ -74,13 +74,13 @@ def _shared_to_model_dir(args: argparse.Namespace, folder: pathlib.Path) -> None
     text = f'{shared.gin_text()}\n{task_vocabulary.gin_statements(target)}'
     run = {**record, 'config': text, 'converted_from': str(folder)}
     conversions.write_model_dir(target, params, step, run, text, model_dir.CONVERTED)
-    conversions.check_equal(params, converted.read_checkpoint(str(target))[0], target)
+    conversions.check_params_equal(params, converted.read_checkpoint(str(target))[0], target)
 
 
-def from_model(args: argparse.Namespace, model: Any, vocabulary: Any) -> None:
+def export_transformers_model(args: argparse.Namespace, model: Any, vocabulary: Any) -> None:
     """Writes a transformers model. Raises Refusal before writing any file if transformers has no equivalent."""
     family, runs = folders.describe(model, vocabulary, conversions.build_from_text)
-    folders.check_empty(args.to_hf)
+    folders.check_folder_is_empty(args.to_hf)
     params = conversions.restore_params(args, model, vocabulary)
     dtype = args.dtype or 'float32'
     folder = folders.write(args.to_hf, family, params, runs, dtype)
@@ -92,18 +92,18 @@ def from_model(args: argparse.Namespace, model: Any, vocabulary: Any) -> None:
     _compare_with_reference(source, model, params, vocabulary)
 
 
-def from_any_model(args: argparse.Namespace, model: Any, vocabulary: Any) -> None:
+def export_any_model(args: argparse.Namespace, model: Any, vocabulary: Any) -> None:
     """Writes a transformers model, or weights and PyTorch code as a fallback (`--checkpoint=PATH --to_hf=DIR`).
 
     Raises Refusal before writing any file if a part of the model has no PyTorch code.
     """
     try:
-        from_model(args, model, vocabulary)
+        export_transformers_model(args, model, vocabulary)
         return
-    except Refusal as refusal:
+    except UnsupportedModelError as refusal:
         config = pytorch_export.to_config(model, vocabulary)
         print_line('code', f'{refusal.reason}, so PyTorch code is written next to the weights')
-    folder = folders.check_empty(args.to_hf)
+    folder = folders.check_folder_is_empty(args.to_hf)
     params = conversions.restore_params(args, model, vocabulary)
     dtype = args.dtype or 'float32'
     pytorch_export.write(folder, config, params, dtype)
@@ -114,7 +114,7 @@ def from_any_model(args: argparse.Namespace, model: Any, vocabulary: Any) -> Non
     else:
         difference = pytorch_export.compare_logits(folder, model, safetensors_files.round_params(params, dtype))
         print_line('check', f'logits of the PyTorch code and ours differ by {difference}')
-    auto_class = pytorch_export.CLASSES[model.model_type][1]
+    auto_class = pytorch_export.MODEL_CLASSES[model.model_type][1]
     print_line('load', f'transformers.{auto_class}.from_pretrained({str(folder)!r}, trust_remote_code=True)')
 
 
@@ -132,7 +132,7 @@ def cached_model_dir(path: str) -> pathlib.Path:
     """Returns the cached MODEL_DIR of the Hugging Face model in `path`, which is converted on first use."""
     source = pathlib.Path(path).expanduser().resolve()
     files = sorted((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in source.glob('*.*'))
-    folder = cache.root() / 'huggingface' / cache.key(str(source), files)
+    folder = cache.cache_root() / 'huggingface' / cache.hash_values(str(source), files)
     if not saved_params.list_steps(model_dir.absolute_path(str(folder)) / model_dir.CHECKPOINTS):
-        to_model_dir(argparse.Namespace(from_hf=path, to=str(folder), vocabulary=None, trust_gin=None))
+        convert_to_model_dir(argparse.Namespace(from_hf=path, to=str(folder), vocabulary=None, trust_gin=None))
     return folder

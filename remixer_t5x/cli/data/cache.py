@@ -10,11 +10,11 @@ from remixer_t5x.errors import UserError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    arguments.add_gin(parser)
+    arguments.add_gin_flags(parser)
     folder = 'folder for cached tasks, local or in gs://, with a subfolder for each task (default: CACHE_DIR)'
     parser.add_argument('--output_dir', metavar='DIR', help=folder)
     shards = 'number of files per split, at least the number of source files; hosts share the files (default 64)'
-    parser.add_argument('--shards', metavar='N', type=arguments.whole_number(1), default=64, help=shards)
+    parser.add_argument('--shards', metavar='N', type=arguments.whole_number_type(1), default=64, help=shards)
     parser.add_argument(
         '--beam_options',
         metavar='FLAGS',

@@ -56,7 +56,7 @@ def add_show_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('name', metavar='NAME', help='a task listed by `data list`')
     parser.add_argument('--split', metavar='NAME', help='split to read (default: the first with data)')
     number = 'number of examples to show (default 2)'
-    parser.add_argument('--num_examples', metavar='N', type=arguments.whole_number(1), default=2, help=number)
+    parser.add_argument('--num_examples', metavar='N', type=arguments.whole_number_type(1), default=2, help=number)
     parser.add_argument('--data_dir', metavar='DIR', help=_DATA_DIR_HELP)
 
 

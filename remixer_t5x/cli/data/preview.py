@@ -29,10 +29,10 @@ _IN_PLACE = 'encoder_target_tokens'
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    arguments.add_gin(parser)
+    arguments.add_gin_flags(parser)
     parser.add_argument('--split', metavar='NAME', default='train', help="split to read (default 'train')")
     number = 'number of examples to show (default 2)'
-    parser.add_argument('--num_examples', metavar='N', type=arguments.whole_number(0), default=2, help=number)
+    parser.add_argument('--num_examples', metavar='N', type=arguments.whole_number_type(0), default=2, help=number)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -110,7 +110,7 @@ def _print_tokens(side: str, tokens: np.ndarray, vocabulary: seqio.Vocabulary) -
 
 def decode_ids(ids: list[int], vocabulary: seqio.Vocabulary) -> str:
     """Decodes ids, with sentinels as <extra_id_0>, ... and </s> for EOS."""
-    ordinary = sentinels.ordinary_ids(vocabulary)
+    ordinary = sentinels.count_ordinary_ids(vocabulary)
     parts = []
     for is_special, group in itertools.groupby(ids, lambda token: token >= ordinary or token == vocabulary.eos_id):
         if not is_special:

@@ -16,7 +16,7 @@ TEXT = 'Thank you for inviting me to your party last week.'
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    arguments.add_gin(parser)
+    arguments.add_gin_flags(parser)
     parser.add_argument('--text', metavar='WORDS', default=TEXT, help='text to split into pieces')
 
 
@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> None:
     Raises UserError if the model of the vocabulary cannot be read or trained.
     """
     (vocabulary,) = arguments.load_values(args, 'VOCABULARY')
-    first, count = sentinels.first_and_count(vocabulary)
+    first, count = sentinels.sentinel_range(vocabulary)
     print(f'ids          {vocabulary.vocab_size} (VOCAB_SIZE must be at least this)')
     print(f'padding {vocabulary.pad_id}, EOS {vocabulary.eos_id}, unknown {vocabulary.unk_id}')
     sentinel_ids = f': <extra_id_0> is {first}, <extra_id_{count - 1}> is {first + 1 - count}'

@@ -11,18 +11,18 @@ from remixer_t5x.errors import UserError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    arguments.add_gin(parser)
+    arguments.add_gin_flags(parser)
     kinds = parser.add_mutually_exclusive_group()
     kinds.add_argument(
         '--sharding', nargs='?', const='*', metavar='NAMES',
         help="how each parameter is sharded over the mesh of a hardware file; 'encoder/*' shows parameters by name",
     )  # fmt: skip
     kinds.add_argument(
-        '--memory', nargs='?', const=8, type=arguments.whole_number(0), metavar='CHANGES',
+        '--memory', nargs='?', const=8, type=arguments.whole_number_type(0), metavar='CHANGES',
         help='memory of a training step on a device; CHANGES: how many changes to try if it does not fit (default 8)',
     )  # fmt: skip
     kinds.add_argument(
-        '--speed', nargs='?', const=0, type=arguments.whole_number(0), metavar='CHANGES',
+        '--speed', nargs='?', const=0, type=arguments.whole_number_type(0), metavar='CHANGES',
         help='minimum time of a training step on the machine of a hardware file, bottlenecks, and possible changes; '
         'CHANGES: how many of the changes to compile too (default 0)',
     )  # fmt: skip
@@ -41,16 +41,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         '--speed, compare their forecasts (default small)',
     )  # fmt: skip
     depth = 'number of levels of modules to show (default 3)'
-    parser.add_argument('--depth', metavar='N', type=arguments.whole_number(1), default=3, help=depth)
+    parser.add_argument('--depth', metavar='N', type=arguments.whole_number_type(1), default=3, help=depth)
     parser.add_argument(
         '--models',
         metavar='NAMES',
         type=arguments.split_names,
         help='with --compare: models, separated by commas (default: all)',
     )
-    arguments.add_macro(parser, '--mesh', 'MESH', f'with --sharding, --memory or --speed: {arguments.MESH_HELP}')
+    arguments.add_macro_flag(parser, '--mesh', 'MESH', f'with --sharding, --memory or --speed: {arguments.MESH_HELP}')
     number = 'with --sharding, --memory or --speed: number of devices; overrides the hardware file'
-    parser.add_argument('--devices', metavar='N', type=arguments.whole_number(1), help=number)
+    parser.add_argument('--devices', metavar='N', type=arguments.whole_number_type(1), help=number)
     parser.add_argument(
         '--device_memory', metavar='GIB', type=float, help='with --memory or --speed: memory of one device, in GiB'
     )

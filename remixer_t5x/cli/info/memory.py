@@ -11,7 +11,7 @@ from rich.table import Table
 
 from remixer_t5x import lazy
 from remixer_t5x.cli import arguments, console
-from remixer_t5x.cli.info.model import checked_lengths
+from remixer_t5x.cli.info.model import check_lengths
 from remixer_t5x.costs import memory_advice, step_memory
 from remixer_t5x.costs.step_memory import StepMemory, StepSpec, format_gibibytes
 from remixer_t5x.data import batch_formats
@@ -58,7 +58,7 @@ def read_step(args: argparse.Namespace) -> tuple[StepSpec, Hardware]:
     """Reads the training step and its hardware from the gin files and flags of the command line."""
     values = dict(zip(_MACROS, arguments.load_values(args, *_MACROS, defaults=_DEFAULTS), strict=True))
     model, size = values['MODEL'], values['BATCH_SIZE']
-    lengths = checked_lengths(model.model_type, values['TASK_FEATURE_LENGTHS'])
+    lengths = check_lengths(model.model_type, values['TASK_FEATURE_LENGTHS'])
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise UserError(f'BATCH_SIZE must be a positive integer, got {size!r}; pass --gin.BATCH_SIZE=128')
     step = StepSpec(
@@ -76,7 +76,7 @@ def read_step(args: argparse.Namespace) -> tuple[StepSpec, Hardware]:
     return step, Hardware(values['PLATFORM'], devices, memory, values['TOPOLOGY'], args.compiler)
 
 
-def with_full_recomputation(args: argparse.Namespace) -> Any:
+def build_recomputing_model(args: argparse.Namespace) -> Any:
     """Returns the model of the step, configured to recompute all activations in the backward pass."""
     remat = {'REMAT_POLICY': stack.full_remat}
     return lora.with_adapters(
@@ -84,7 +84,7 @@ def with_full_recomputation(args: argparse.Namespace) -> Any:
     )
 
 
-def with_adafactor(args: argparse.Namespace) -> Optimizer:
+def build_adafactor(args: argparse.Namespace) -> Optimizer:
     """Returns Adafactor with the parameter averages and trainable parameters of the step."""
     decay, pattern, adapted = arguments.load_values(args, 'EMA_DECAY', 'TRAINABLE', 'LORA', defaults=_DEFAULTS)
     return trainable.only(averaged(adafactor(learning_rate=1e-3), decay), pattern, adapted)
@@ -93,17 +93,17 @@ def with_adafactor(args: argparse.Namespace) -> Optimizer:
 def show(args: argparse.Namespace) -> None:
     """Prints the memory table, and suggests changes if the step does not fit into memory."""
     step, hardware = read_step(args)
-    recomputing_model, smaller_optimizer = with_full_recomputation(args), with_adafactor(args)
-    with lazy.without_stderr():
+    recomputing_model, smaller_optimizer = build_recomputing_model(args), build_adafactor(args)
+    with lazy.discard_stderr():
         devices, compiler = hardware.compile_devices()
     step, available = place_on_devices(step, hardware, devices), hardware.memory_bytes
     _print(describe_step(step, hardware, compiler))
-    with tracing_for(hardware, compiler):
+    with trace_for_hardware(hardware, compiler):
         memory = _measure(step)
         _print(memory_table(memory, available))
         if compiler == 'XLA:CPU' and hardware.platform != 'cpu':
             _print(_CPU_NOTE)
-        _print(describe_fit(memory, available))
+        _print(describe_memory_fit(memory, available))
         if available is not None and hardware.memory_share < 1:
             _print(
                 f'JAX uses {hardware.memory_share:.0%} of a GPU: {format_gibibytes(available)} of '
@@ -118,7 +118,7 @@ def show(args: argparse.Namespace) -> None:
 
 def _measure(step: StepSpec) -> StepMemory:
     # XLA prints warnings about slow compilations to standard error.
-    with lazy.without_stderr():
+    with lazy.discard_stderr():
         return step_memory.measure_memory(step)
 
 
@@ -155,7 +155,7 @@ def memory_table(memory: StepMemory, available: int | None) -> Table:
     return table
 
 
-def describe_fit(memory: StepMemory, available: int | None) -> str:
+def describe_memory_fit(memory: StepMemory, available: int | None) -> str:
     """Describes whether the step fits into `available` bytes of a device."""
     if available is None:
         return 'the hardware file does not specify the memory of a device; pass it in GiB, such as --device_memory=16'
@@ -175,7 +175,7 @@ def place_on_devices(step: StepSpec, hardware: Hardware, devices: Sequence[Any])
 
 
 @contextlib.contextmanager
-def tracing_for(hardware: Hardware, compiler: str) -> Iterator[None]:
+def trace_for_hardware(hardware: Hardware, compiler: str) -> Iterator[None]:
     """Returns a context in which models are traced for the described devices and this compiler."""
     # XLA:CPU, which is used if the compiler of the accelerator is not available, cannot compile custom kernels.
     platform = 'accelerator' if compiler == 'XLA:CPU' and hardware.platform != 'cpu' else hardware.platform
@@ -183,7 +183,7 @@ def tracing_for(hardware: Hardware, compiler: str) -> Iterator[None]:
     with contextlib.ExitStack() as contexts:
         contexts.enter_context(compiling_for(platform, chip=chip))
         if compiler == 'XLA:GPU':
-            contexts.enter_context(jax_workarounds.cudnn_of_described_gpu(CUDNN_VERSION))
+            contexts.enter_context(jax_workarounds.assume_cudnn_version(CUDNN_VERSION))
         yield
 
 

@@ -15,13 +15,13 @@ from remixer_t5x.data import batch_formats
 
 _FLOAT32_BYTES = 4
 # None selects the default lengths of the model type.
-LENGTHS = {'TASK_FEATURE_LENGTHS': None}
+LENGTHS_MACRO = {'TASK_FEATURE_LENGTHS': None}
 
 
 def show(args: argparse.Namespace) -> None:
     """Prints the costs of modules down to level `--depth`, and the totals with the conventions for counting FLOPs."""
-    model, feature_lengths = arguments.load_values(args, 'MODEL', *LENGTHS, defaults=LENGTHS)
-    lengths = checked_lengths(model.model_type, feature_lengths)
+    model, feature_lengths = arguments.load_values(args, 'MODEL', *LENGTHS_MACRO, defaults=LENGTHS_MACRO)
+    lengths = check_lengths(model.model_type, feature_lengths)
     count = counts.count_model(model, lengths)
     parameters, training = count.total_parameters, count.training_flops
     console.print_items(
@@ -36,7 +36,7 @@ def show(args: argparse.Namespace) -> None:
     )
 
 
-def checked_lengths(model_type: str, feature_lengths: Mapping[str, int] | None) -> Mapping[str, int]:
+def check_lengths(model_type: str, feature_lengths: Mapping[str, int] | None) -> Mapping[str, int]:
     """Returns the lengths, or default lengths for None. Raises UserError if the model type has other features."""
     if feature_lengths is None:
         return batch_formats.get_formats(model_type)[0].example
@@ -45,18 +45,18 @@ def checked_lengths(model_type: str, feature_lengths: Mapping[str, int] | None) 
 
 
 @dataclasses.dataclass
-class Node:
+class ModuleNode:
     """A module of the model, with the parameters and FLOPs of the module and its submodules."""
 
     name: str
     parameters: int = 0
     flops: float = 0.0
-    children: dict[str, Node] = dataclasses.field(default_factory=dict)
+    children: dict[str, ModuleNode] = dataclasses.field(default_factory=dict)
 
 
-def module_tree(count: ModelCounts) -> Node:
+def module_tree(count: ModelCounts) -> ModuleNode:
     """Returns the modules in order of first use. The only child of a module is merged into its parent."""
-    root = Node('')
+    root = ModuleNode('')
     for path, flops in count.forward_flops.items():
         for node in _path_nodes(root, path):
             node.flops += flops
@@ -67,15 +67,15 @@ def module_tree(count: ModelCounts) -> Node:
     return root
 
 
-def _path_nodes(root: Node, path: tuple[str, ...]) -> Iterator[Node]:
+def _path_nodes(root: ModuleNode, path: tuple[str, ...]) -> Iterator[ModuleNode]:
     node = root
     yield node
     for name in path:
-        node = node.children.setdefault(name, Node(name))
+        node = node.children.setdefault(name, ModuleNode(name))
         yield node
 
 
-def _merge_only_children(node: Node) -> Node:
+def _merge_only_children(node: ModuleNode) -> ModuleNode:
     children = [_merge_only_children(child) for child in node.children.values()]
     node.children = {child.name: child for child in children}
     if len(children) == 1 and (node.parameters, node.flops) == (children[0].parameters, children[0].flops):
@@ -88,7 +88,7 @@ def cost_table(count: ModelCounts, depth: int) -> Table:
     root = module_tree(count)
     table = console.build_table('module', 'parameters', '%', 'forward FLOPs', '%', words=('module',))
 
-    def add_rows(node: Node, level: int) -> None:
+    def add_rows(node: ModuleNode, level: int) -> None:
         shares = [
             f'{100 * part / whole:.1f}' if whole else '-'
             for part, whole in ((node.parameters, root.parameters), (node.flops, root.flops))
@@ -102,9 +102,9 @@ def cost_table(count: ModelCounts, depth: int) -> Table:
     for node in root.children.values():
         add_rows(node, 0)
     if outside := count.forward_flops.get(()):
-        add_rows(Node('loss (outside modules)', 0, outside), 0)
+        add_rows(ModuleNode('loss (outside modules)', 0, outside), 0)
     table.add_section()
-    add_rows(Node('total', root.parameters, root.flops), 0)
+    add_rows(ModuleNode('total', root.parameters, root.flops), 0)
     return table
 
 

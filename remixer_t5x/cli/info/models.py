@@ -8,7 +8,7 @@ from rich.table import Table
 
 from remixer_t5x.api.building import build_model
 from remixer_t5x.cli import arguments, console
-from remixer_t5x.cli.info.model import LENGTHS, checked_lengths, describe_lengths, format_quantity
+from remixer_t5x.cli.info.model import LENGTHS_MACRO, check_lengths, describe_lengths, format_quantity
 from remixer_t5x.costs import counts
 from remixer_t5x.costs.counts import ModelCounts
 from remixer_t5x.data.batch_formats import ENCODER_DECODER
@@ -19,7 +19,7 @@ MODELS = (
     *('gmlp', 'gmlp_mixer', 'amlp', 'tim'),
 )
 # Parts whose parameters a paper may count: the encoder-decoder, or the encoder with its embedding (BERT, classifiers).
-WHOLE, ENCODER = 'whole model', 'encoder and embedding'
+WHOLE_MODEL, ENCODER_PART = 'whole model', 'encoder and embedding'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,32 +37,32 @@ class PublishedFigure:
     flops: float | None = None
 
 
-FIGURES = (
-    PublishedFigure('t5_1_1', 'base', 248e6, WHOLE, 'REMIXERS, table 1'),
+PUBLISHED_FIGURES = (
+    PublishedFigure('t5_1_1', 'base', 248e6, WHOLE_MODEL, 'REMIXERS, table 1'),
     # The table calls this row T5.1.1, but its number of parameters is that of the original T5-large; T5.1.1 has 783M.
-    PublishedFigure('t5_1_0', 'large', 738e6, WHOLE, 'REMIXERS, table 4 (there T5.1.1)'),
-    PublishedFigure('remixer_scaled', 'scaled_base', 224e6, WHOLE, 'REMIXERS, table 1'),
-    PublishedFigure('remixer', 'base', 324e6, WHOLE, 'REMIXERS, table 1 (302M in table 4)'),
-    PublishedFigure('mixer_enc', 'base', 212e6, WHOLE, 'REMIXERS, table 4'),
-    PublishedFigure('mixer_enc_dec', 'base', 212e6, WHOLE, 'REMIXERS, table 4'),
-    PublishedFigure('t5_1_1', 'hyper_mixer_paper', 11e6, ENCODER, 'HyperMixer, appendix B.2'),
-    PublishedFigure('hyper_mixer', 'hyper_mixer_paper', 11e6, ENCODER, 'HyperMixer, appendix B.2'),
-    PublishedFigure('gmlp', 'gmlp_paper_base', 130e6, ENCODER, 'gMLP, table 5', 158.0e9),
-    PublishedFigure('gmlp', 'gmlp_paper_large', 365e6, ENCODER, 'gMLP, table 5', 430.1e9),
-    PublishedFigure('amlp', 'gmlp_paper_base', 109e6, ENCODER, 'gMLP, table 5', 128.9e9),
-    PublishedFigure('amlp', 'gmlp_paper_large', 316e6, ENCODER, 'gMLP, table 5', 370.3e9),
+    PublishedFigure('t5_1_0', 'large', 738e6, WHOLE_MODEL, 'REMIXERS, table 4 (there T5.1.1)'),
+    PublishedFigure('remixer_scaled', 'scaled_base', 224e6, WHOLE_MODEL, 'REMIXERS, table 1'),
+    PublishedFigure('remixer', 'base', 324e6, WHOLE_MODEL, 'REMIXERS, table 1 (302M in table 4)'),
+    PublishedFigure('mixer_enc', 'base', 212e6, WHOLE_MODEL, 'REMIXERS, table 4'),
+    PublishedFigure('mixer_enc_dec', 'base', 212e6, WHOLE_MODEL, 'REMIXERS, table 4'),
+    PublishedFigure('t5_1_1', 'hyper_mixer_paper', 11e6, ENCODER_PART, 'HyperMixer, appendix B.2'),
+    PublishedFigure('hyper_mixer', 'hyper_mixer_paper', 11e6, ENCODER_PART, 'HyperMixer, appendix B.2'),
+    PublishedFigure('gmlp', 'gmlp_paper_base', 130e6, ENCODER_PART, 'gMLP, table 5', 158.0e9),
+    PublishedFigure('gmlp', 'gmlp_paper_large', 365e6, ENCODER_PART, 'gMLP, table 5', 430.1e9),
+    PublishedFigure('amlp', 'gmlp_paper_base', 109e6, ENCODER_PART, 'gMLP, table 5', 128.9e9),
+    PublishedFigure('amlp', 'gmlp_paper_large', 316e6, ENCODER_PART, 'gMLP, table 5', 370.3e9),
 )
 
 
 def show(args: argparse.Namespace) -> None:
     """Prints the models with ratios relative to the first model, and the published sizes."""
-    (feature_lengths,) = arguments.load_values(args, *LENGTHS, defaults=LENGTHS)
+    (feature_lengths,) = arguments.load_values(args, *LENGTHS_MACRO, defaults=LENGTHS_MACRO)
     sizes, models = arguments.split_names(args.compare or 'tiny,small,base'), args.models or MODELS
-    lengths = checked_lengths(ENCODER_DECODER, feature_lengths)
+    lengths = check_lengths(ENCODER_DECODER, feature_lengths)
     words = ('model', 'size')
     table = console.build_table(*words, 'parameters', 'ratio', 'forward FLOPs', 'ratio', words=words)
     for size in sizes:
-        rows = {model: _count(model, size, lengths) for model in models}
+        rows = {model: _count_model_costs(model, size, lengths) for model in models}
         first = rows[models[0]]
         for model, count in rows.items():
             parameters, flops = count.total_parameters, count.total_forward_flops
@@ -78,10 +78,10 @@ def show(args: argparse.Namespace) -> None:
 def _papers_table(feature_lengths: Mapping[str, int]) -> Table:
     words = ('model', 'size', 'part', 'source')
     table = console.build_table('model', 'size', 'paper', 'ours', 'ratio', 'part', 'source', words=words)
-    for figure in FIGURES:
-        count = _count(figure.model, figure.size, {**feature_lengths, 'inputs': 512})
+    for figure in PUBLISHED_FIGURES:
+        count = _count_model_costs(figure.model, figure.size, {**feature_lengths, 'inputs': 512})
         parameters, flops = count.total_parameters, count.total_forward_flops
-        if figure.part == ENCODER:
+        if figure.part == ENCODER_PART:
             parameters = sum(n for path, n in count.parameters.items() if path[0] in ('encoder', 'token_embedder'))
             flops = sum(flops for path, flops in count.forward_flops.items() if path[:1] == ('encoder',))
         pairs: list[tuple[float, float, str]] = [(figure.parameters, parameters, figure.part)]
@@ -93,5 +93,5 @@ def _papers_table(feature_lengths: Mapping[str, int]) -> Table:
     return table
 
 
-def _count(model: str, size: str, feature_lengths: Mapping[str, int]) -> ModelCounts:
+def _count_model_costs(model: str, size: str, feature_lengths: Mapping[str, int]) -> ModelCounts:
     return counts.count_model(build_model(f'models/{model}.gin', f'sizes/{size}.gin'), feature_lengths)

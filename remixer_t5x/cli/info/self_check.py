@@ -11,7 +11,7 @@ from flax import linen as nn
 from remixer_t5x import lazy
 from remixer_t5x.api.building import build_model
 from remixer_t5x.cli import arguments, console
-from remixer_t5x.cli.info.model import checked_lengths
+from remixer_t5x.cli.info.model import check_lengths
 from remixer_t5x.data import batch_formats
 from remixer_t5x.kernels import self_check
 from remixer_t5x.kernels.compile_target import compiling_for
@@ -60,19 +60,19 @@ def _models_to_check(args: argparse.Namespace) -> Iterator[tuple[Model, Mapping[
     if args.gin_file:
         defaults = {'TASK_FEATURE_LENGTHS': None, 'PACK': False}
         model, lengths, pack = arguments.load_values(args, 'MODEL', *defaults, defaults=defaults)
-        yield model, checked_lengths(model.model_type, lengths), pack
+        yield model, check_lengths(model.model_type, lengths), pack
         return
     for name in _MODELS:
         model = build_model(f'models/{name}.gin', 'sizes/tiny.gin', DTYPE='bfloat16')
         for pack in (False, True):
-            yield model, checked_lengths(model.model_type, None), pack
+            yield model, check_lengths(model.model_type, None), pack
 
 
 def _collect_checks(
     model: Model, lengths: Mapping[str, int], pack: bool, interpreted: str | None
 ) -> dict[str, self_check.KernelCheck]:
     """Returns the checks of the kernels that a train step of the model uses."""
-    batch = batch_formats.abstract_batch(model.model_type, lengths, self_check.ROWS, pack)
+    batch = batch_formats.abstract_batch(model.model_type, lengths, self_check.NUM_CHECK_ROWS, pack)
     params = interface.param_shapes(model, {name: array.shape for name, array in batch.items()})
     target = compiling_for(interpreted, interpret=True) if interpreted else contextlib.nullcontext()
     with target, self_check.record_checks() as checks:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from remixer_t5x.cli import arguments, console
-from remixer_t5x.cli.info.model import LENGTHS, checked_lengths
+from remixer_t5x.cli.info.model import LENGTHS_MACRO, check_lengths
 from remixer_t5x.data import batch_formats
 from remixer_t5x.devices import mesh
 from remixer_t5x.devices.described_hardware import Hardware
@@ -22,10 +22,10 @@ _FLOAT32_BYTES = 4
 
 def show(args: argparse.Namespace) -> None:
     """Prints the sharding of the parameters whose names match `--sharding`. The devices need not be present."""
-    macros = ('MODEL', 'PARTITIONER', 'DEVICES', *LENGTHS)
-    model, partitioner, devices, lengths = arguments.load_values(args, *macros, defaults=LENGTHS)
+    macros = ('MODEL', 'PARTITIONER', 'DEVICES', *LENGTHS_MACRO)
+    model, partitioner, devices, lengths = arguments.load_values(args, *macros, defaults=LENGTHS_MACRO)
     described = dataclasses.replace(partitioner, devices=Hardware(devices=args.devices or devices).count())
-    shapes = batch_formats.batch_shapes(model.model_type, checked_lengths(model.model_type, lengths))
+    shapes = batch_formats.batch_shapes(model.model_type, check_lengths(model.model_type, lengths))
     rows = described.sharding_table(interface.param_shapes(model, shapes))
     shown = [row for row in rows if fnmatch.fnmatch(row.name, args.sharding)]
     if not shown:

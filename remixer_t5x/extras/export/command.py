@@ -24,8 +24,8 @@ SENTENCEPIECE, BYTES, IDS = 'sentencepiece', 'bytes', 'ids'
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    arguments.add_gin(parser)
-    arguments.add_macro(parser, '--checkpoint', arguments.CHECKPOINT, arguments.RUN_HELP)
+    arguments.add_gin_flags(parser)
+    arguments.add_macro_flag(parser, '--checkpoint', arguments.CHECKPOINT_MACRO, arguments.RUN_HELP)
     parser.add_argument('--to', metavar='DIR', required=True, help='output folder, which must not exist')
     names = 'comma-separated: generate, score, encode, classify (default: all that the model supports)'
     parser.add_argument('--functions', type=arguments.split_names, metavar='NAMES', help=names)
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> None:
     if not args.formats or not set(args.formats) <= {STABLEHLO, SAVED_MODEL}:
         raise UserError(f'--formats must be {STABLEHLO}, {SAVED_MODEL} or both, got {",".join(args.formats)}')
     if SAVED_MODEL in args.formats:
-        lazy.check_installed()
+        lazy.check_libraries_installed()
     folder = pathlib.Path(args.to).expanduser()
     if folder.exists():
         raise UserError(f'--to must be a new folder, got {folder}, which exists')
@@ -62,7 +62,7 @@ def _export(args: argparse.Namespace, settings: TextInference, folder: pathlib.P
     from remixer_t5x.run_folder import model_dir
 
     model, vocabulary, decoder = settings.model, settings.vocabulary, settings.decoding.decoder
-    task_vocabulary.check_ids('VOCABULARY', vocabulary, model.vocab_size)
+    task_vocabulary.check_vocabulary_size('VOCABULARY', vocabulary, model.vocab_size)
     lengths = batch_formats.text_lengths(settings.decoding.feature_lengths)
     eos_id = None if vocabulary.eos_id is None else int(vocabulary.eos_id)
     names = args.functions or functions.supported_names(model)
@@ -73,7 +73,7 @@ def _export(args: argparse.Namespace, settings: TextInference, folder: pathlib.P
     step = settings.step_folder()
     _print('reading', step)
     exact = int8.flatten_params(settings.restore(step))
-    weights = int8.quantize(model, exact) if args.quantize else exact
+    weights = int8.quantize_weights(model, exact) if args.quantize else exact
     folder.mkdir(parents=True)
     kind = _write_vocabulary(vocabulary, folder)
     contents = {
@@ -86,7 +86,7 @@ def _export(args: argparse.Namespace, settings: TextInference, folder: pathlib.P
             # Vocabularies of remixer_tasks replace sentinels in texts by their ids, those of seqio do not.
             'sentinel_pattern': getattr(vocabulary, 'sentinel_pattern', None),
         },
-        'decoder': text_inference.decoder_name(decoder),
+        'decoder': text_inference.format_decoder_name(decoder),
         'labels': list(getattr(model, 'labels', None) or ()),
         'weights': args.quantize or 'float32',
         'checkpoint': step,
@@ -98,7 +98,7 @@ def _export(args: argparse.Namespace, settings: TextInference, folder: pathlib.P
     if SAVED_MODEL in args.formats:
         from remixer_t5x.extras.export import saved_model
 
-        signatures = saved_model.write(folder / SAVED_MODEL, programs, weights, vocabulary, contents)
+        signatures = saved_model.write_saved_model(folder / SAVED_MODEL, programs, weights, vocabulary, contents)
         _print_file(folder / SAVED_MODEL, f'signatures {", ".join(signatures)}')
 
 

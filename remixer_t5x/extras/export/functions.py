@@ -23,7 +23,7 @@ from remixer_t5x.models.decoding import Decoder
 from remixer_t5x.models.stop_strings import StopStrings
 
 # The functions that can be exported, in the default order.
-NAMES = ('generate', 'score', 'encode', 'classify')
+FUNCTION_NAMES = ('generate', 'score', 'encode', 'classify')
 PLATFORMS = ('cpu', 'cuda', 'tpu')
 Outputs = dict[str, jax.Array]
 
@@ -33,9 +33,9 @@ class ExportedFunction:
     """A function `(weights, *inputs) -> outputs` to export.
 
     Attributes:
-        name: one of NAMES.
-        call: the function. `weights` maps names to arrays, which may be quantized by `int8.quantize`. The inputs are
-            int32 arrays in the order of `inputs`, and the outputs map names to arrays.
+        name: one of FUNCTION_NAMES.
+        call: the function. `weights` maps names to arrays, which may be quantized by `int8.quantize_weights`. The
+            inputs are int32 arrays in the order of `inputs`, and the outputs map names to arrays.
         inputs: maps the name of each input to its shape without the batch dimension.
     """
 
@@ -53,7 +53,7 @@ class ExportedFunction:
 
 def supported_names(model: Any) -> list[str]:
     """Returns the names of the functions that the model supports."""
-    return [name for name in NAMES if callable(getattr(model, name, None))]
+    return [name for name in FUNCTION_NAMES if callable(getattr(model, name, None))]
 
 
 def build_functions(
@@ -75,7 +75,7 @@ def build_functions(
     Raises UserError for a function that the model does not support.
     """
     for name in names:
-        if name not in NAMES:
+        if name not in FUNCTION_NAMES:
             raise UserError(f'--functions must be names from {", ".join(supported_names(model))}, got {name!r}')
         interface.require_method(model, name, f'export --functions={name}')
     array = batch_formats.input_array_name(model.model_type)
@@ -83,7 +83,7 @@ def build_functions(
     def generate(weights: Weights, inputs: jax.Array, seed: jax.Array) -> Outputs:
         # With one seed per row, an answer does not depend on the other rows of the batch.
         keys = jax.vmap(jax.random.key)(seed)
-        params = int8.dequantize(weights)
+        params = int8.dequantize_weights(weights)
         answers = model.generate(params, {array: inputs}, lengths['targets'], eos_id, decoder, keys, stop_strings)
         return {'tokens': answers.tokens, 'scores': answers.scores}
 
@@ -94,16 +94,16 @@ def build_functions(
             'decoder_target_tokens': targets,
             'decoder_loss_weights': (targets > 0).astype(jnp.int32),
         }
-        return {'scores': model.score(int8.dequantize(weights), batch)}
+        return {'scores': model.score(int8.dequantize_weights(weights), batch)}
 
     def encode(weights: Weights, inputs: jax.Array) -> Outputs:
-        hidden = model.encode(int8.dequantize(weights), inputs).astype(jnp.float32)
+        hidden = model.encode(int8.dequantize_weights(weights), inputs).astype(jnp.float32)
         mask = (inputs > 0).astype(jnp.float32)[..., None]
         mean = jnp.sum(hidden * mask, 1) / jnp.maximum(jnp.sum(mask, 1), 1)
         return {'hidden': hidden * mask, 'mean': mean}
 
     def classify(weights: Weights, inputs: jax.Array) -> Outputs:
-        return {'scores': model.classify(int8.dequantize(weights), inputs)}
+        return {'scores': model.classify(int8.dequantize_weights(weights), inputs)}
 
     inputs: dict[str, tuple[int, ...]] = {'inputs': (lengths['inputs'],)}
     functions = {

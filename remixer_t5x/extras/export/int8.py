@@ -23,11 +23,11 @@ from remixer_t5x.models import interface
 
 Params = Any
 Weights = Mapping[str, Any]
-LARGEST = 127
+MAX_INT8 = 127
 # The scales of a quantized array are stored under its name with this suffix.
-SCALE = '.scale'
+SCALE_SUFFIX = '.scale'
 # Arrays with fewer elements are not quantized.
-_SMALLEST = 1024
+_MIN_QUANTIZED_SIZE = 1024
 
 
 def flatten_params(params: Params) -> dict[str, np.ndarray]:
@@ -36,7 +36,7 @@ def flatten_params(params: Params) -> dict[str, np.ndarray]:
     return {name: np.asarray(array, np.float32) for name, array in arrays.items()}
 
 
-def quantize(model: interface.Model, weights: Weights) -> dict[str, np.ndarray]:
+def quantize_weights(model: interface.Model, weights: Weights) -> dict[str, np.ndarray]:
     """Quantizes matrices to int8 arrays with float32 scales, and returns the other arrays in float32.
 
     Args:
@@ -47,14 +47,14 @@ def quantize(model: interface.Model, weights: Weights) -> dict[str, np.ndarray]:
     arrays: dict[str, np.ndarray] = {}
     for name, array in weights.items():
         axis = _shared_scale_axis(tuple(logical_axes[name]))
-        if axis is None or array.size < _SMALLEST:
+        if axis is None or array.size < _MIN_QUANTIZED_SIZE:
             arrays[name] = array
             continue
-        scale = np.abs(array).max(axis=axis, keepdims=True) / LARGEST
+        scale = np.abs(array).max(axis=axis, keepdims=True) / MAX_INT8
         # A channel of zeros may have any scale except 0.
         scale = np.where(scale > 0, scale, 1).astype(np.float32)
-        arrays[name] = np.clip(np.rint(array / scale), -LARGEST, LARGEST).astype(np.int8)
-        arrays[name + SCALE] = scale
+        arrays[name] = np.clip(np.rint(array / scale), -MAX_INT8, MAX_INT8).astype(np.int8)
+        arrays[name + SCALE_SUFFIX] = scale
     return arrays
 
 
@@ -65,19 +65,21 @@ def _shared_scale_axis(names: tuple[str | None, ...]) -> int | None:
     return -2 if names == (axes.EMBED, axes.VOCAB) or axes.is_hidden_matrix(names) else None
 
 
-def dequantize(weights: Weights) -> Params:
+def dequantize_weights(weights: Weights) -> Params:
     """Converts weights, which may be quantized, to nested float32 parameters."""
     params = {
-        name: jnp.asarray(array, jnp.float32) * weights[name + SCALE] if name + SCALE in weights else array
+        name: jnp.asarray(array, jnp.float32) * weights[name + SCALE_SUFFIX]
+        if name + SCALE_SUFFIX in weights
+        else array
         for name, array in weights.items()
-        if not name.endswith(SCALE)
+        if not name.endswith(SCALE_SUFFIX)
     }
     return traverse_util.unflatten_dict(params, sep='/')
 
 
 def round_params(model: interface.Model, params: Params) -> Params:
     """Rounds parameters to the values of the quantized model, in float32."""
-    return jax.device_get(dequantize(quantize(model, flatten_params(params))))
+    return jax.device_get(dequantize_weights(quantize_weights(model, flatten_params(params))))
 
 
 def round_on_devices(model: interface.Model, params: Params) -> Params:

@@ -20,9 +20,9 @@ import numpy as np
 from jax import export
 from safetensors.numpy import load_file
 
-BATCH = 16
+MAX_BATCH_SIZE = 16
 # The outputs of a function that is called with an empty list of texts.
-EMPTY: dict[str, np.ndarray] = collections.defaultdict(lambda: np.zeros(0, np.float32))
+EMPTY_OUTPUTS: dict[str, np.ndarray] = collections.defaultdict(lambda: np.zeros(0, np.float32))
 
 
 class Model:
@@ -107,13 +107,13 @@ class Model:
     def _run(self, name, *inputs):
         """Runs a function in batches padded to powers of two, because each batch size is compiled separately."""
         call, parts = self._load_function(name).call, []
-        for first in range(0, len(inputs[0]), BATCH):
-            rows = [array[first : first + BATCH] for array in inputs]
+        for first in range(0, len(inputs[0]), MAX_BATCH_SIZE):
+            rows = [array[first : first + MAX_BATCH_SIZE] for array in inputs]
             count = len(rows[0])
-            size = min(BATCH, 1 << (count - 1).bit_length())
+            size = min(MAX_BATCH_SIZE, 1 << (count - 1).bit_length())
             filled = [np.concatenate([array, np.repeat(array[-1:], size - count, 0)]) for array in rows]
             parts.append({key: np.asarray(value)[:count] for key, value in call(self.weights, *filled).items()})
-        return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]} if parts else EMPTY
+        return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]} if parts else EMPTY_OUTPUTS
 
 
 def main():

@@ -24,7 +24,7 @@ Call = Callable[..., Any]
 _SPECIAL_IDS = 3
 
 
-def write(
+def write_saved_model(
     folder: str | os.PathLike[str],
     functions: Sequence[ExportedFunction],
     weights: Mapping[str, np.ndarray],
@@ -43,7 +43,7 @@ def write(
     if contents['vocabulary']['kind'] != IDS:
         is_bytes = contents['vocabulary']['kind'] == BYTES
         module.tokenizer = None if is_bytes else vocabulary.tf_tokenizer
-        codec = _Codec(vocabulary, module.tokenizer, contents['vocabulary']['sentinel_pattern'])
+        codec = _TensorFlowTokenizer(vocabulary, module.tokenizer, contents['vocabulary']['sentinel_pattern'])
     signatures: dict[str, Any] = {}
     for function in functions:
         call = _build_ids_call(function.to_stablehlo(weights), module.weights)
@@ -65,7 +65,7 @@ def _build_ids_call(exported: jax.export.Exported, weights: Mapping[str, Any]) -
     """
     from tensorflow.compiler.tf2xla.python import xla
 
-    module = jax_workarounds.stablehlo_for_older_readers(exported)
+    module = jax_workarounds.serialize_older_stablehlo(exported)
     types = [tf.as_dtype(aval.dtype) for aval in exported.out_avals]
     shapes = [[size if isinstance(size, int) else None for size in aval.shape] for aval in exported.out_avals]
 
@@ -85,7 +85,9 @@ def _build_ids_call(exported: jax.export.Exported, weights: Mapping[str, Any]) -
     return call
 
 
-def _build_text_call(call: Call, function: ExportedFunction, codec: _Codec, contents: Mapping[str, Any]) -> Call:
+def _build_text_call(
+    call: Call, function: ExportedFunction, codec: _TensorFlowTokenizer, contents: Mapping[str, Any]
+) -> Call:
     lengths, ends_inputs = contents['lengths'], contents['vocabulary']['ends_inputs']
 
     def call_with_texts(*texts: Any) -> dict[str, Any]:
@@ -106,7 +108,7 @@ def _build_text_call(call: Call, function: ExportedFunction, codec: _Codec, cont
     return call_with_texts
 
 
-class _Codec:
+class _TensorFlowTokenizer:
     """Converts texts [rows] to ids [rows, length] and back with TensorFlow operations.
 
     Args:

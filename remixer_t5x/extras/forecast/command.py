@@ -18,7 +18,7 @@ from remixer_t5x.costs.step_memory import StepSpec
 from remixer_t5x.devices.described_hardware import Hardware
 from remixer_t5x.devices.hardware_table import Topology
 from remixer_t5x.extras.forecast import forecast, machines, speed_table
-from remixer_t5x.extras.forecast.forecast import Advice, Forecast
+from remixer_t5x.extras.forecast.forecast import Forecast, RecommendedChange
 
 # Number of measured steps, after two warm-up steps.
 _MEASURED_STEPS = 10
@@ -30,18 +30,18 @@ def show(args: argparse.Namespace) -> None:
     """Prints the forecast of one configuration, then compiles the first N recommended changes of `--speed=N`."""
     step, hardware = _build_step(args)
     _print(memory.describe_step(step, hardware, _compiler(hardware)))
-    current = _forecast(step, hardware)
-    tables = speed_table.work_table(current), speed_table.time_table(current, args.price)
+    current = _forecast_step(step, hardware)
+    tables = speed_table.build_work_table(current), speed_table.build_time_table(current, args.price)
     _print(*tables, *forecast.describe_uncounted(current))
-    _print('most expensive operations:', speed_table.operations_table(current))
+    _print('most expensive operations:', speed_table.build_operations_table(current))
     if current.bound.exchanges:
         _print(speed_table.build_collectives_table(current))
     _print('what limits the step:', *(f'  {line}' for line in forecast.describe_limits(current)))
-    changes = list(forecast.advise(current, hardware.memory_bytes))
+    changes = list(forecast.recommend_changes(current, hardware.memory_bytes))
     _print('what to change:' if changes else 'no known change of mesh, batch, remat or dtype would help')
     _print(*(f'  {change.flag:<32} {change.reason}' for change in changes))
     _compile_changes(args, current, changes[: args.speed])
-    _print(memory.describe_fit(current.memory, hardware.memory_bytes), _NOTE)
+    _print(memory.describe_memory_fit(current.memory, hardware.memory_bytes), _NOTE)
 
 
 def compare(args: argparse.Namespace, models: Sequence[str], sizes: Sequence[str]) -> None:
@@ -55,9 +55,9 @@ def compare(args: argparse.Namespace, models: Sequence[str], sizes: Sequence[str
             step, hardware = _build_step(changed)
             if not forecasts:
                 _print(memory.describe_step(step, hardware, _compiler(hardware)))
-            forecasts.append((model, size, _forecast(step, hardware)))
+            forecasts.append((model, size, _forecast_step(step, hardware)))
             _print(f'  compiled {model} {size} ({len(forecasts)} of {len(models) * len(sizes)})')
-    _print(speed_table.comparison_table(forecasts), _NOTE)
+    _print(speed_table.build_comparison_table(forecasts), _NOTE)
 
 
 def print_measured_step(args: argparse.Namespace) -> None:
@@ -70,7 +70,7 @@ def print_measured_step(args: argparse.Namespace) -> None:
     if chip:
         step, _ = memory.read_step(args)
         bound = forecast.forecast_step(step, chip, [getattr(device, 'slice_index', 0) or 0 for device in devices])
-        _print(speed_table.time_table(bound, args.price, measure_step(step)))
+        _print(speed_table.build_time_table(bound, args.price, measure_step(step)))
 
 
 def measure_step(step: StepSpec) -> float:
@@ -94,28 +94,28 @@ def _build_step(args: argparse.Namespace) -> tuple[StepSpec, Hardware]:
     """Builds the training step that the command line describes, for the devices in TOPOLOGY."""
     step, hardware = memory.read_step(args)
     hardware.require_chip_compiler()
-    with lazy.without_stderr():
+    with lazy.discard_stderr():
         devices, _ = hardware.compile_devices()
     return memory.place_on_devices(step, hardware, devices), hardware
 
 
-def _forecast(step: StepSpec, hardware: Hardware) -> Forecast:
+def _forecast_step(step: StepSpec, hardware: Hardware) -> Forecast:
     chip = Topology.parse(hardware.topology or '').chip
     slice_of = 'process_index' if hardware.platform == 'gpu' else 'slice_index'
     slices = [getattr(device, slice_of, None) or 0 for device in step.partitioner.mesh.devices.flat]
     # XLA prints warnings about slow compilations to stderr.
-    with lazy.without_stderr(), memory.tracing_for(hardware, _compiler(hardware)):
+    with lazy.discard_stderr(), memory.trace_for_hardware(hardware, _compiler(hardware)):
         return forecast.forecast_step(step, chip, slices)
 
 
-def _compile_changes(args: argparse.Namespace, current: Forecast, changes: Sequence[Advice]) -> None:
+def _compile_changes(args: argparse.Namespace, current: Forecast, changes: Sequence[RecommendedChange]) -> None:
     """Compiles each recommended change separately, and prints its tokens per second relative to the current step."""
     if changes:
         _print('compiled separately:')
     for change in changes:
         changed = copy.copy(args)
         changed.gin_flags = [*args.gin_flags, (change.macro, change.value)]
-        after = _forecast(*_build_step(changed))
+        after = _forecast_step(*_build_step(changed))
         more_tokens = after.tokens / current.tokens
         gain = more_tokens * current.bound.serial_seconds / after.bound.serial_seconds
         line = f'{gain:.2f} times the tokens per second by the bound'

@@ -89,7 +89,7 @@ def parse_program(text: str, devices: int = 1) -> CompiledProgram:
 
     Raises ValueError if the text is not an HLO module.
     """
-    program = hlo.parse(text)
+    program = hlo.parse_hlo(text)
     runs = list(_iterate_operations(program, program.entry, 1, devices))
     return CompiledProgram(
         kernels=tuple(run for run in runs if isinstance(run, Kernel)),
@@ -208,19 +208,21 @@ def count_iterations(loop: Instruction, outside: Computation, program: HloProgra
     if compare.op != 'compare' or 'direction=LT' not in compare.attributes:
         return 1
     elements = outside.operands(state) if state.op == 'tuple' else []
-    first = {index: _evaluate(element, outside, {}) for index, element in enumerate(elements)}
+    first = {index: _evaluate_integer(element, outside, {}) for index, element in enumerate(elements)}
     counter, bound = condition.operands(compare)
-    last = _evaluate(bound, condition, first)
+    last = _evaluate_integer(bound, condition, first)
     while counter.op in _ALIASES:
         (counter,) = condition.operands(counter)
     if counter.op != 'get-tuple-element' or last is None:
         return 1
     index = _element_index(counter)
-    step = _evaluate(body.operands(body.root)[index], body, {index: 0}) or 1
+    step = _evaluate_integer(body.operands(body.root)[index], body, {index: 0}) or 1
     return max(1, math.ceil((last - (first.get(index) or 0)) / step))
 
 
-def _evaluate(instruction: Instruction, computation: Computation, state: Mapping[int, int | None]) -> int | None:
+def _evaluate_integer(
+    instruction: Instruction, computation: Computation, state: Mapping[int, int | None]
+) -> int | None:
     """Evaluates an integer instruction from the known elements of the loop state; returns None for an unknown value."""
     if instruction.op == 'constant':
         return int(instruction.arguments) if instruction.arguments.lstrip('-').isdecimal() else None
@@ -228,7 +230,7 @@ def _evaluate(instruction: Instruction, computation: Computation, state: Mapping
         return state.get(_element_index(instruction))
     if instruction.op not in (*_ALIASES, 'add'):
         return None
-    values = [_evaluate(operand, computation, state) for operand in computation.operands(instruction)]
+    values = [_evaluate_integer(operand, computation, state) for operand in computation.operands(instruction)]
     return None if None in values else sum(value for value in values if value is not None)
 
 

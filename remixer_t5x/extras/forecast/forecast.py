@@ -79,7 +79,7 @@ def forecast_step(step: StepSpec, chip: str, slices: Sequence[int]) -> Forecast:
 
 
 @dataclasses.dataclass(frozen=True)
-class Advice:
+class RecommendedChange:
     """A recommended change: the macro, its new value, and the reason."""
 
     macro: str
@@ -123,7 +123,7 @@ def describe_uncounted(forecast: Forecast) -> list[str]:
     return lines
 
 
-def advise(forecast: Forecast, available: int | None) -> Iterator[Advice]:
+def recommend_changes(forecast: Forecast, available: int | None) -> Iterator[RecommendedChange]:
     """Yields recommended changes, starting with those that have no drawback.
 
     Args:
@@ -133,27 +133,27 @@ def advise(forecast: Forecast, available: int | None) -> Iterator[Advice]:
     float32 = (bound.flops['f32'] + bound.flops['f32 exact']) / max(bound.flops.total(), 1)
     if float32 >= 0.5:
         reason = f'{float32:.0%} of the FLOPs are products in float32, and activations take twice the bytes'
-        yield Advice('DTYPE', 'bfloat16', reason)
+        yield RecommendedChange('DTYPE', 'bfloat16', reason)
     yield from _advise_mesh(forecast, available)
     if available is not None and memory.total + memory.temporaries > available:
         return
     # The following changes may double the memory of activations.
     if step.microbatches % 2 == 0:
         reason = f'each step reads the weights and adds gradients {step.microbatches} times'
-        yield Advice('MICROBATCHES', str(step.microbatches // 2), reason)
+        yield RecommendedChange('MICROBATCHES', str(step.microbatches // 2), reason)
     recomputing = bound.phase_seconds(RECOMPUTED)
     share, repeated = recomputing / bound.serial_seconds, bound.flops.total() * forecast.devices / forecast.model_flops
     if max(share, repeated - 1) >= _MIN_SAVING:
         reason = f'recomputation takes {format_milliseconds(recomputing)} ({share:.0%}), and '
-        yield Advice('REMAT_POLICY', 'None', f'{reason}the step has {repeated:.2f} times the model FLOPs')
+        yield RecommendedChange('REMAT_POLICY', 'None', f'{reason}the step has {repeated:.2f} times the model FLOPs')
     constant = bound.phase_seconds(UPDATE) + bound.gap_seconds
     share = constant / (bound.serial_seconds + bound.gap_seconds)
     if share >= _MIN_SAVING:
         reason = f'the optimizer and gaps take {format_milliseconds(constant)} ({share:.0%}) for any batch size'
-        yield Advice('BATCH_SIZE', str(2 * step.rows), reason)
+        yield RecommendedChange('BATCH_SIZE', str(2 * step.rows), reason)
 
 
-def _advise_mesh(forecast: Forecast, available: int | None) -> Iterator[Advice]:
+def _advise_mesh(forecast: Forecast, available: int | None) -> Iterator[RecommendedChange]:
     """Recommends data parallelism if the mesh shards the parameters, otherwise FSDP, if it would save time."""
     bound, memory = forecast.bound, forecast.memory
     data, fsdp, tensor = forecast.step.partitioner.mesh.shape.values()
@@ -177,7 +177,9 @@ def _advise_mesh(forecast: Forecast, available: int | None) -> Iterator[Advice]:
         else:
             return
         limit = f' of {format_gibibytes(available)}' if available else ''
-        yield Advice('MESH', 'data=-1', f'{reason}; unsharded, a step would take {format_gibibytes(needed)}{limit}')
+        yield RecommendedChange(
+            'MESH', 'data=-1', f'{reason}; unsharded, a step would take {format_gibibytes(needed)}{limit}'
+        )
     elif data > 1 and not any(exchange.link == roofline.NETWORK for exchange in bound.exchanges):
         # FSDP gathers the parameters twice, so each device sends about twice the bytes, half of them during kernels.
         saved = update * (1 - 1 / data) - bound.exchange_seconds / 2
@@ -187,7 +189,7 @@ def _advise_mesh(forecast: Forecast, available: int | None) -> Iterator[Advice]:
                 f'sharded, each updates 1/{data} of them'
             )
             freed = format_gibibytes(int((1 - 1 / data) * state))
-            yield Advice('MESH', 'fsdp=-1', f'{reason}, and a step takes {freed} less')
+            yield RecommendedChange('MESH', 'fsdp=-1', f'{reason}, and a step takes {freed} less')
 
 
 def format_milliseconds(seconds: float) -> str:

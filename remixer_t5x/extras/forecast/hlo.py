@@ -133,7 +133,7 @@ class HloProgram:
         return self.computations[name]
 
 
-def parse(text: str) -> HloProgram:
+def parse_hlo(text: str) -> HloProgram:
     """Parses the text of an HLO module.
 
     Raises:

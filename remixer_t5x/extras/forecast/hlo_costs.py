@@ -23,7 +23,7 @@ from remixer_t5x.extras.forecast.hlo import Computation, HloProgram, Instruction
 # Maps the dtype of matrix products (XLA's name, or EXACT) to FLOPs.
 Flops = collections.Counter
 # The dtype of float32 matrix products with a higher precision than the default.
-EXACT = 'f32 exact'
+EXACT_FLOAT32 = 'f32 exact'
 # Operations that read only those elements of their first operand that they return.
 _SLICING_OPS = ('dynamic-slice', 'slice', 'gather')
 # Dtypes of the results of an asynchronous copy that are not data.
@@ -78,7 +78,7 @@ def _product_dtype(instruction: Instruction, computation: Computation) -> str:
     """Returns the wider dtype of the operands, or EXACT for float32 with a higher precision than the default."""
     widest = max(computation.operand_arrays(instruction)[:2], key=lambda array: array.bytes / math.prod(array.shape))
     precise = re.search(r'operand_precision"?[=:][\[{][^\]}]*high', instruction.attributes, re.IGNORECASE)
-    return EXACT if widest.dtype == 'f32' and precise else widest.dtype
+    return EXACT_FLOAT32 if widest.dtype == 'f32' and precise else widest.dtype
 
 
 def _product_flops(instruction: Instruction, computation: Computation, contracting: list[int]) -> int:
@@ -247,15 +247,15 @@ def device_groups(instruction: Instruction, devices: int) -> tuple[tuple[int, ..
     text = instruction.find_attribute(r'source_target_pairs=\{(\{.*?\})\}')
     text = text or instruction.find_attribute(rf'replica_groups=({_MESH}|\{{\{{.*?\}}\}}|\S+)')
     if text.startswith('mesh'):
-        groups = _mesh_groups(text)
+        groups = _parse_mesh_groups(text)
     elif '<=' in text:
-        groups = _iota_groups(text)
+        groups = _parse_iota_groups(text)
     else:
         groups = [[int(number) for number in group.split(',')] for group in re.findall(r'\{([\d, ]+)\}', text)]
     return tuple(map(tuple, groups)) or (tuple(range(devices)),)
 
 
-def _iota_groups(text: str) -> list[list[int]]:
+def _parse_iota_groups(text: str) -> list[list[int]]:
     """Parses `[4,2]<=[2,4]T(1,0)`: devices 0 to 7 in an array [2, 4], transposed and reshaped to 4 groups of 2."""
     match = re.match(r'\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?', text)
     if not match:
@@ -265,7 +265,7 @@ def _iota_groups(text: str) -> list[list[int]]:
     return ids.reshape(shape).tolist()
 
 
-def _mesh_groups(text: str) -> list[list[int]]:
+def _parse_mesh_groups(text: str) -> list[list[int]]:
     """Parses `mesh['a'=2,'b'=4] {'b'}`: groups of devices along the named mesh axes; `'b':(2)2` is a sub-axis of 'b'.
 
     By default, devices fill the mesh in order. `device_ids=([4,2]T(1,0))` reshapes devices 0 to 7 to [4, 2] and

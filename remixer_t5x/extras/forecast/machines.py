@@ -15,7 +15,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from remixer_t5x.errors import UserError
-from remixer_t5x.extras.forecast.hlo_costs import EXACT
+from remixer_t5x.extras.forecast.hlo_costs import EXACT_FLOAT32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,13 +53,13 @@ def _make_tpu(
     name: str, peak: float, bandwidth: float, link: float, network: float | None, clock: float, cores: int = 1
 ):
     # By default, a TPU rounds float32 operands to bfloat16; the highest precision needs six bfloat16 products.
-    peaks = {'bf16': peak, 'f16': peak, 'f32': peak, 's8': peak, EXACT: peak / 6}
+    peaks = {'bf16': peak, 'f16': peak, 'f32': peak, 's8': peak, EXACT_FLOAT32: peak / 6}
     return Machine(name, peaks, bandwidth, link, 'ICI', network, clock, cores)
 
 
 def _make_gpu(name: str, bfloat16: float, tf32: float, float32: float, bandwidth: float, link: float, network: float):
     # By default, JAX multiplies float32 matrices in TF32 on these GPUs.
-    peaks = {'bf16': bfloat16, 'f16': bfloat16, 'f32': tf32, EXACT: float32}
+    peaks = {'bf16': bfloat16, 'f16': bfloat16, 'f32': tf32, EXACT_FLOAT32: float32}
     return Machine(name, peaks, bandwidth, link, 'NVLink', network, gap=1e-6)
 
 

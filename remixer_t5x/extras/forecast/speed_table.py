@@ -11,7 +11,7 @@ from remixer_t5x.extras.forecast.roofline import KernelCosts
 _SHOWN_OPERATIONS = 10
 
 
-def work_table(forecast: Forecast) -> Table:
+def build_work_table(forecast: Forecast) -> Table:
     """Builds a table of the FLOPs and bytes of a step on one device, with the time that each takes at peak rates."""
     bound, machine = forecast.bound, forecast.bound.machine
     first = 'work of a step on a device'
@@ -28,7 +28,7 @@ def work_table(forecast: Forecast) -> Table:
     return table
 
 
-def time_table(forecast: Forecast, price: float | None, measured: float | None = None) -> Table:
+def build_time_table(forecast: Forecast, price: float | None, measured: float | None = None) -> Table:
     """Builds a table of step times, with utilization, throughput and cost.
 
     Args:
@@ -52,7 +52,7 @@ def time_table(forecast: Forecast, price: float | None, measured: float | None =
     return table
 
 
-def operations_table(forecast: Forecast) -> Table:
+def build_operations_table(forecast: Forecast) -> Table:
     """Builds a table of the most expensive operations by module."""
     bound = forecast.bound
     words = ('module', 'phase', 'operation')
@@ -90,7 +90,7 @@ def build_collectives_table(forecast: Forecast) -> Table:
     return table
 
 
-def comparison_table(forecasts: Sequence[tuple[str, str, Forecast]]) -> Table:
+def build_comparison_table(forecasts: Sequence[tuple[str, str, Forecast]]) -> Table:
     """Builds a table that compares models; ratios are relative to the first model of each size.
 
     Args:

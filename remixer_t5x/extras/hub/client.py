@@ -21,7 +21,7 @@ _OTHER_FILES = (
     *('2_Dense/config.json', '2_Dense/model.safetensors'),
 )
 # The Hub's bot that opens pull requests with safetensors for models that have only pickles.
-CONVERTER = 'SFconvertbot'
+CONVERSION_BOT = 'SFconvertbot'
 # Matches NAMESPACE/NAME, or NAME for old models such as gpt2, optionally followed by @ and a branch, tag, commit or
 # refs/pr/N.
 _HUB_NAME = re.compile(r'(?P<name>\w[\w.-]*(/\w[\w.-]*)?)(@(?P<revision>[\w./-]+))?')
@@ -60,8 +60,8 @@ def resolve_folder(path: str, print_line: Callable[[str, str], None] = lambda la
             snapshot = download(revision)
     if not has_weights(snapshot):
         raise UserError(
-            f'{name} has no safetensors on the Hub, in main or in a pull request by {CONVERTER}, and loading a pickle '
-            'can run code; if you trust the model, run python -c "import transformers as t; '
+            f'{name} has no safetensors on the Hub, in main or in a pull request by {CONVERSION_BOT}, and loading a '
+            'pickle can run code; if you trust the model, run python -c "import transformers as t; '
             f"t.AutoModelForSeq2SeqLM.from_pretrained({name!r}).save_pretrained('DIR')\" to write a folder with "
             'safetensors'
         )
@@ -82,7 +82,7 @@ def describe_origin(folder: str) -> str:
     return '{} of the Hugging Face Hub, commit {}'.format(*model_name(folder).split('@'))
 
 
-def check_upload(name: str) -> str:
+def check_upload_name(name: str) -> str:
     """Returns the Hub name without `hf://`. Raises UserError if it is invalid or the user is not logged in."""
     parsed = _parse_name(name)
     if parsed is None or parsed[1] is not None:
@@ -92,7 +92,7 @@ def check_upload(name: str) -> str:
     return parsed[0]
 
 
-def upload(folder: pathlib.Path, name: str, private: bool, message: str) -> str:
+def upload_model(folder: pathlib.Path, name: str, private: bool, message: str) -> str:
     """Commits the files of `folder` to the Hub model `name`, and returns its URL.
 
     Creates the model if it does not exist. Raises UserError if the Hub returns an error or does not respond.
@@ -113,9 +113,9 @@ def _parse_name(text: str) -> tuple[str, str | None] | None:
 def _find_converted_revision(hub: Any, name: str) -> str | None:
     """Returns refs/pr/N of the pull request in which the Hub's conversion bot adds safetensors, or None."""
     try:
-        requests = hub.HfApi().get_repo_discussions(name, author=CONVERTER, discussion_type='pull_request')
+        requests = hub.HfApi().get_repo_discussions(name, author=CONVERSION_BOT, discussion_type='pull_request')
         for request in requests:
-            if request.author == CONVERTER and request.is_pull_request and request.status in ('open', 'draft'):
+            if request.author == CONVERSION_BOT and request.is_pull_request and request.status in ('open', 'draft'):
                 return f'refs/pr/{request.num}'
         return None
     except Exception as error:

@@ -15,7 +15,7 @@ from remixer_t5x.extras.reports import curves, overview
 from remixer_t5x.extras.reports.records import FOLDER_MACROS, TRAIN, RecordedRun
 from remixer_t5x.run_folder import model_dir
 
-FILE, CURVE, TEMPLATE = 'README.md', 'loss.png', 'model_card.md.jinja'
+CARD_FILE, LOSS_CURVE_FILE, TEMPLATE = 'README.md', 'loss.png', 'model_card.md.jinja'
 
 
 class TypeTexts(NamedTuple):
@@ -86,12 +86,12 @@ class ModelCard:
     missing: Sequence[str] = ()
 
 
-def write(folder: pathlib.Path, card: ModelCard, run: RecordedRun | None) -> None:
+def write_model_card(folder: pathlib.Path, card: ModelCard, run: RecordedRun | None) -> None:
     """Writes README.md, and the loss curve if available, into `folder`; `run` is None for a model without metrics."""
     has_curve = run is not None and bool(run.metric_points(TRAIN, 'loss'))
     if run is not None and has_curve:
-        curves.plot_loss(f'{run.folder}/{model_dir.METRICS}', folder / CURVE, card.name)
-    (folder / FILE).write_text(render(card, run, CURVE if has_curve else ''), encoding='utf-8')
+        curves.plot_loss(f'{run.folder}/{model_dir.METRICS}', folder / LOSS_CURVE_FILE, card.name)
+    (folder / CARD_FILE).write_text(render(card, run, LOSS_CURVE_FILE if has_curve else ''), encoding='utf-8')
 
 
 def render(card: ModelCard, run: RecordedRun | None, curve: str = '') -> str:
@@ -148,7 +148,7 @@ def _macro_cells(run: RecordedRun | None) -> dict[str, str]:
     return settings
 
 
-def _escape(value: Any) -> str:
+def _escape_markdown(value: Any) -> str:
     """Converts a value to one line of Markdown without markup, HTML or links; returns Markup unchanged."""
     if isinstance(value, Markup):
         return value
@@ -160,7 +160,7 @@ def _iterate_metrics(run: RecordedRun | None) -> Iterator[tuple[str, int, str, f
         numbers = {name: record.numbers.get(name) for name in overview.LOSS_METRICS}
         losses = {name: value for name, value in numbers.items() if value is not None}
         for name, value in (overview.task_metrics(record) or losses).items():
-            yield overview.readable_kind(kind), record.step, name, value
+            yield overview.format_evaluation_name(kind), record.step, name, value
 
 
 def _load_template() -> Any:
@@ -172,7 +172,7 @@ def _load_template() -> Any:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        finalize=_escape,
+        finalize=_escape_markdown,
     )
     # JSON is valid YAML.
     environment.filters['json'] = lambda value: Markup(json.dumps(value))

@@ -16,25 +16,25 @@ from remixer_t5x.extras.hub import client, model_card
 from remixer_t5x.extras.reports import records
 from remixer_t5x.interop import converted, safetensors_files, shared_folder
 from remixer_t5x.interop.huggingface import folders
-from remixer_t5x.interop.huggingface.traced_modules import Refusal
+from remixer_t5x.interop.huggingface.traced_modules import UnsupportedModelError
 from remixer_t5x.models import interface
 from remixer_t5x.run_folder import model_dir
 
 
 def to_folder(args: argparse.Namespace) -> None:
     """Writes the shared folder for `--checkpoint=PATH --to_shared=DIR`."""
-    folder = folders.check_empty(args.to_shared)
+    folder = folders.check_folder_is_empty(args.to_shared)
     _write(args, folder, folder.name, str(folder))
-    print_line('wrote', f'{folder}, with its model card: {folder / model_card.FILE}')
+    print_line('wrote', f'{folder}, with its model card: {folder / model_card.CARD_FILE}')
 
 
 def push(args: argparse.Namespace) -> None:
     """Uploads the model for `--checkpoint=PATH --push_to_hub=NAME`."""
-    name = client.check_upload(args.push_to_hub)
+    name = client.check_upload_name(args.push_to_hub)
     with tempfile.TemporaryDirectory() as temporary:
         folder = pathlib.Path(temporary, 'model')
         step = _write(args, folder, name, name)
-        address = client.upload(folder, name, bool(args.private), f'Upload the checkpoint of step {step}')
+        address = client.upload_model(folder, name, bool(args.private), f'Upload the checkpoint of step {step}')
     print_line('pushed', address)
 
 
@@ -43,18 +43,18 @@ def _write(args: argparse.Namespace, folder: pathlib.Path, name: str, address: s
     checkpoint = saved_models.find_checkpoint(args.checkpoint)
     model, vocabulary, lengths = saved_models.read_model(checkpoint)
     gin_text = trained_model.gin_text(model, lengths)
-    task_vocabulary.check_ids('VOCABULARY', vocabulary, model.vocab_size)
+    task_vocabulary.check_vocabulary_size('VOCABULARY', vocabulary, model.vocab_size)
     print_line('reading', checkpoint)
     params, record, step = converted.read_checkpoint(checkpoint)
     library, packages, missing = 'transformers', [], []
     try:
         target = {**vars(args), 'checkpoint': checkpoint, 'to_hf': str(folder)}
-        huggingface.from_model(argparse.Namespace(**target), model, vocabulary)
-    except Refusal as refusal:
+        huggingface.export_transformers_model(argparse.Namespace(**target), model, vocabulary)
+    except UnsupportedModelError as refusal:
         library = 'remixer_t5x'
         print_line('format', f'{library}, because {refusal.reason}')
         _write_shared(folder, model, vocabulary, gin_text, params, step, record)
-        if foreign_gin.first_foreign(gin_text, checkpoint):
+        if foreign_gin.find_disallowed_statement(gin_text, checkpoint):
             packages = foreign_gin.imported_packages(gin_text)
             missing = shared_folder.copy_code(folder, packages)
             for package in missing:
@@ -81,7 +81,7 @@ def _write(args: argparse.Namespace, folder: pathlib.Path, name: str, address: s
     run = saved_models.containing_model_dir(checkpoint)
     # Converted models have no metrics.jsonl.
     runs = records.read_runs([str(run)]) if (run / model_dir.METRICS).exists() else [None]
-    model_card.write(folder, card, runs[0])
+    model_card.write_model_card(folder, card, runs[0])
     return step
 
 
@@ -91,9 +91,9 @@ def _write_shared(
     """Writes the folder in the format of this package, and verifies the weights by reading them back."""
     folder.mkdir(parents=True, exist_ok=True)
     record = {**record, 'vocabulary': task_vocabulary.vocabulary_record(vocabulary)}
-    shared_folder.write_folder(folder, model, vocabulary, gin_text, params, step, record)
+    shared_folder.write_shared_folder(folder, model, vocabulary, gin_text, params, step, record)
     print_line('wrote', describe_size(params))
     check_no_difference(
-        safetensors_files.first_difference(params, shared_folder.open_folder(folder).params()[0]), folder
+        safetensors_files.first_difference(params, shared_folder.open_shared_folder(folder).params()[0]), folder
     )
     print_line('check', 'the parameters in the folder are bit-identical to those of the checkpoint')

@@ -33,7 +33,7 @@ from remixer_t5x.models.sampling import Sampling
 Ids = list[int]
 Likelihood = tuple[float, bool]
 # The batch size for --batch_size=auto.
-AUTO = 32
+DEFAULT_BATCH_SIZE = 32
 GREEDY = Greedy()
 # Device that lm_eval passes if --device is not set.
 DEFAULT_DEVICE = 'cuda:0'
@@ -42,9 +42,9 @@ _LENGTH_SETTINGS = ('max_gen_toks', 'max_new_tokens', 'max_tokens', 'max_complet
 _OTHER_SETTINGS = ('do_sample', 'temperature', 'top_k', 'top_p', 'num_beams', 'early_stopping', 'length_penalty')
 # Maps values of transformers' `early_stopping` to stopping conditions; the default is False.
 _STOPPING_CONDITIONS = {
-    False: beam_search.until_unlikely,
-    True: beam_search.until_enough_finished,
-    'never': beam_search.until_settled,
+    False: beam_search.continue_until_unlikely,
+    True: beam_search.continue_until_enough_finished,
+    'never': beam_search.continue_until_settled,
 }
 
 
@@ -64,7 +64,7 @@ class RemixerLM(LM):
     def __init__(
         self,
         path: str,
-        batch_size: int | str = AUTO,
+        batch_size: int | str = DEFAULT_BATCH_SIZE,
         max_length: int | None = None,
         trust_gin: bool = False,
         seed: int = 0,
@@ -74,10 +74,11 @@ class RemixerLM(LM):
         super().__init__()
         if device not in (None, DEFAULT_DEVICE):
             raise UserError(f'--device must not be set, got {device}; set JAX_PLATFORMS to select the device')
-        size = AUTO if str(batch_size).startswith('auto') else ranges.parse_whole_number(batch_size)
+        size = DEFAULT_BATCH_SIZE if str(batch_size).startswith('auto') else ranges.parse_whole_number(batch_size)
         if size is None:
             raise UserError(
-                f'--batch_size must be a number of texts or auto, got {batch_size}; pass --batch_size={AUTO}'
+                f'--batch_size must be a number of texts or auto, got {batch_size}; '
+                f'pass --batch_size={DEFAULT_BATCH_SIZE}'
             )
         lengths = None if max_length is None else {'inputs': int(max_length), 'targets': int(max_length)}
         self.trained = saved_models.load(str(path), lengths=lengths, trust_gin=trust_gin)

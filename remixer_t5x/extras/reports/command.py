@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> None:
     with arguments.hide_library_output(args):
         from remixer_t5x.extras.reports import write
 
-    write.write(args.folders, args.out, args.text or write.TEXT, args.pictures, args.pictures_dir)
+    write.write_report(args.folders, args.out, args.text or write.DEFAULT_TEXT, args.pictures, args.pictures_dir)
 
 
 COMMAND = Command(

@@ -17,10 +17,18 @@ from remixer_t5x.cli import arguments, console, train
 from remixer_t5x.cli.command import Command
 from remixer_t5x.errors import UserError
 from remixer_t5x.extras.reports import equal
-from remixer_t5x.extras.reports.sweep import Setting, Stopped, Sweep, SweepCell, parse_seeds, print_line, setting_text
+from remixer_t5x.extras.reports.sweep import (
+    Setting,
+    Sweep,
+    SweepCell,
+    SweepStopped,
+    format_setting,
+    parse_seeds,
+    print_line,
+)
 
 COMMANDS = (train.TRAIN.name, train.FINETUNE.name)
-REPORT, TABLE, PARAGRAPH, FIGURES = 'report.html', 'runs.csv', 'comparison.txt', 'figures'
+REPORT_FILE, CSV_FILE, PARAGRAPH_FILE, FIGURES = 'report.html', 'runs.csv', 'comparison.txt', 'figures'
 # Macros that the sweep sets for each run, and the flags to use instead.
 _SWEEP_MACROS = {'MODEL_DIR': '--folder=DIR', 'SEED': '--seeds=0,1,2'}
 # Macros that may differ from those of an existing run, because a run can be continued with other values.
@@ -28,7 +36,7 @@ _CHANGEABLE = ('SEED', 'TRAIN_STEPS', 'LOG_PERIOD', 'EVAL_PERIOD', 'CHECKPOINT_P
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class ComparisonPlan:
     """The runs of a comparison.
 
     Attributes:
@@ -51,7 +59,7 @@ class Plan:
         """Builds a run in `<model>/[<setting>/]<name>`. The default name is `seed_<n>`; `extra` overrides settings."""
         components = [
             model.replace('/', '_'),
-            re.sub(r'[^\w.=,+-]+', '_', setting_text(setting)),
+            re.sub(r'[^\w.=,+-]+', '_', format_setting(setting)),
             name or f'seed_{seed}',
         ]
         folder = self.folder.joinpath(*filter(None, components))
@@ -61,7 +69,7 @@ class Plan:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    arguments.add_gin(parser, model=False)
+    arguments.add_gin_flags(parser, model=False)
     parser.add_argument('compared', metavar='COMMAND', choices=COMMANDS, help='train or finetune')
     models = (
         'comma-separated names of files in models/, or paths such as mine.gin; remixer+NAME=VALUE overrides a setting'
@@ -76,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument('--over', action='append', default=[], metavar='NAME=VALUES', help=over)
     over_random = 'try only N random settings of the grid, the same for all models'
-    parser.add_argument('--over_random', type=arguments.whole_number(1), metavar='N', help=over_random)
+    parser.add_argument('--over_random', type=arguments.whole_number_type(1), metavar='N', help=over_random)
     make_equal = (
         'match the parameters or FLOPs of the first model within 1%% by changing the feed-forward width of the others, '
         'or its training time by changing TRAIN_STEPS'
@@ -90,8 +98,8 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         UserError: a flag is invalid, or the first run reports an invalid setting.
     """
-    runs = plan(args)
-    equal.import_on_cpu(args)
+    runs = build_plan(args)
+    equal.import_jax_on_cpu(args)
     best = dict.fromkeys(runs.models, runs.settings[0])
     # Counts costs first, so that an invalid model is reported before any other model is trained for hours.
     all_counts = _count_costs(args, runs, check_runs=not args.equal)
@@ -99,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         notes: list[str] = []
         if args.equal:
-            runs, notes = _make_equal(args, runs, sweep, {model: all_counts[model, best[model]] for model in best})
+            runs, notes = _equalize_costs(args, runs, sweep, {model: all_counts[model, best[model]] for model in best})
             all_counts = _count_costs(args, runs, check_runs=True)
         counts = {model: all_counts[model, setting] for model, setting in best.items()}
         for model, count in counts.items():
@@ -112,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
         # Runs are ordered by seed, so that a stopped sweep has the same number of runs for each model.
         cells = [runs.build_cell(model, setting, seed) for seed in runs.seeds for model, setting in best.items()]
         sweep.run(cells)
-    except Stopped as stop:
+    except SweepStopped as stop:
         return stop.args[0]
     if any(cell not in sweep.failed for cell in cells):
         with arguments.hide_library_output(args):
@@ -122,12 +130,12 @@ def run(args: argparse.Namespace) -> int:
     return int(bool(sweep.failed))
 
 
-def plan(args: argparse.Namespace) -> Plan:
+def build_plan(args: argparse.Namespace) -> ComparisonPlan:
     """Builds the plan from the flags. Raises UserError for an invalid flag."""
     for name, _ in args.gin_flags:
         if name in _SWEEP_MACROS:
             raise UserError(f'--gin.{name} is set for each run; use {_SWEEP_MACROS[name]} instead')
-    models = {_label(model): model for model in args.models}
+    models = {_model_label(model): model for model in args.models}
     if len(models) < len(args.models):
         raise UserError(f'--models must not name a model twice, got {",".join(args.models)}; use distinct file names')
     recipe = (
@@ -136,10 +144,10 @@ def plan(args: argparse.Namespace) -> Plan:
         *(f'--gin.{name}={value}' for name, value in args.gin_flags),
     )
     folder = pathlib.Path(args.folder).expanduser().absolute()
-    return Plan(models, _build_grid(args), parse_seeds(args.seeds), folder, recipe)
+    return ComparisonPlan(models, _build_grid(args), parse_seeds(args.seeds), folder, recipe)
 
 
-def _label(model: str) -> str:
+def _model_label(model: str) -> str:
     """Returns the name of a model in tables and folders: `mine+fnet` for `path/mine.gin+sublayers/fnet`."""
     parts = [part.strip().removesuffix('.gin') for part in model.split('+')]
     return '+'.join(part if '=' in part else part.rpartition('/')[2] for part in parts)
@@ -180,9 +188,9 @@ def _split_values(text: str) -> list[str]:
     return [value.strip() for value in values if value.strip()]
 
 
-def _make_equal(
-    args: argparse.Namespace, runs: Plan, sweep: Sweep, counts: Mapping[str, Any]
-) -> tuple[Plan, list[str]]:
+def _equalize_costs(
+    args: argparse.Namespace, runs: ComparisonPlan, sweep: Sweep, counts: Mapping[str, Any]
+) -> tuple[ComparisonPlan, list[str]]:
     """Changes the other models to match the cost of the first model, and returns a sentence about each change."""
     from remixer_t5x.config import resolved
 
@@ -207,15 +215,15 @@ def _make_equal(
                 f'of {first}: a step takes {ratio:.2f} times as long.'
             )
     else:
-        target = equal.cost(counts[first], args.equal)
+        target = equal.get_cost(counts[first], args.equal)
         for label, model in others:
 
             def cost_of(widths: Mapping[str, int], label: str = label, model: str = model) -> float:
                 flags = [*setting, *((name, str(width)) for name, width in widths.items())]
-                return equal.cost(equal.count_cost(args, label, model, flags), args.equal)
+                return equal.get_cost(equal.count_cost(args, label, model, flags), args.equal)
 
             before = cost_of({}) / target - 1
-            start = equal.find_widths()
+            start = equal.find_feed_forward_widths()
             if abs(before) > equal.TOLERANCE:
                 widths = equal.match_widths(cost_of, start, target)
                 changes[label] = tuple((name, str(width)) for name, width in widths.items())
@@ -229,7 +237,7 @@ def _make_equal(
     return dataclasses.replace(runs, changes=changes), notes
 
 
-def _count_costs(args: argparse.Namespace, runs: Plan, check_runs: bool) -> dict[tuple[str, Setting], Any]:
+def _count_costs(args: argparse.Namespace, runs: ComparisonPlan, check_runs: bool) -> dict[tuple[str, Setting], Any]:
     """Counts the parameters and FLOPs of each model at each setting.
 
     With `check_runs`, raises UserError if a run in the folder was started with other settings.
@@ -241,12 +249,12 @@ def _count_costs(args: argparse.Namespace, runs: Plan, check_runs: bool) -> dict
     counts = {}
     for label, setting in itertools.product(runs.models, runs.settings):
         flags = [*runs.changes.get(label, ()), *setting]
-        name = ', '.join(filter(None, (label, setting_text(setting))))
+        name = ', '.join(filter(None, (label, format_setting(setting))))
         counts[label, setting] = equal.count_cost(args, name, runs.models[label], flags)
         folders = [runs.build_cell(label, setting, seed).folder for seed in runs.seeds] if check_runs else []
         for config in (folder / model_dir.CONFIG for folder in folders):
             text = untrusted_files.read_text(config, 'restore it, or remove it') if config.is_file() else ''
-            if changed := changes.describe_config(text, loading.config_text(), _CHANGEABLE):
+            if changed := changes.describe_config_changes(text, loading.config_text(), _CHANGEABLE):
                 raise UserError(
                     f'{config.parent} was started with other settings ({changed}); restore them, or use another '
                     '--folder'
@@ -254,7 +262,7 @@ def _count_costs(args: argparse.Namespace, runs: Plan, check_runs: bool) -> dict
     return counts
 
 
-def _run_search(runs: Plan, sweep: Sweep) -> Any:
+def _run_search(runs: ComparisonPlan, sweep: Sweep) -> Any:
     """Runs all settings with the first seed, and returns a `comparison.SettingSearch`."""
     print_line(f'search: {len(runs.settings)} settings of each model with seed {runs.seeds[0]}')
     cells = [runs.build_cell(model, setting, runs.seeds[0]) for setting in runs.settings for model in runs.models]
@@ -263,7 +271,7 @@ def _run_search(runs: Plan, sweep: Sweep) -> Any:
         raise UserError(f'every run of the search failed: {sweep.failed[cells[0]]}')
     from remixer_t5x.extras.reports import comparison
 
-    return comparison.search_results(cells, _read_runs(cells, sweep))
+    return comparison.collect_search_results(cells, _read_runs(cells, sweep))
 
 
 def _read_runs(cells: Sequence[SweepCell], sweep: Sweep) -> dict[SweepCell, Any]:
@@ -299,14 +307,14 @@ def _show_results(
             for name, texts in rows:
                 tables[-1].add_row(name, *texts)
     console.print_items(*tables, *result.difference_sentences, '', result.paragraph, '')
-    comparison.write_csv(runs, sweep.failed, all_counts, sweep.folder / TABLE)
-    (sweep.folder / PARAGRAPH).write_text(result.paragraph + '\n', encoding='utf-8')
+    comparison.write_csv(runs, sweep.failed, all_counts, sweep.folder / CSV_FILE)
+    (sweep.folder / PARAGRAPH_FILE).write_text(result.paragraph + '\n', encoding='utf-8')
     pictures = result.pictures()
     for picture in pictures:
-        drawing.save(picture, sweep.folder / FIGURES)
-    print(f'files        {sweep.folder}: {TABLE}, {PARAGRAPH}, {FIGURES}/')
+        drawing.save_picture(picture, sweep.folder / FIGURES)
+    print(f'files        {sweep.folder}: {CSV_FILE}, {PARAGRAPH_FILE}, {FIGURES}/')
     write.write_page(
-        page.render_page([run for group in groups for run in group.runs], comparison=result), sweep.folder / REPORT
+        page.render_page([run for group in groups for run in group.runs], comparison=result), sweep.folder / REPORT_FILE
     )
 
 

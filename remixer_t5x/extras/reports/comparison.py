@@ -20,7 +20,7 @@ from remixer_t5x.extras.reports.overview import Overview
 from remixer_t5x.extras.reports.pictures import drawing
 from remixer_t5x.extras.reports.pictures.drawing import Picture
 from remixer_t5x.extras.reports.records import RecordedRun, RunGroup
-from remixer_t5x.extras.reports.sweep import Setting, SweepCell, setting_text
+from remixer_t5x.extras.reports.sweep import Setting, SweepCell, format_setting
 from remixer_t5x.train import progress
 
 _FIGURE_WIDTH = 4.4
@@ -56,7 +56,7 @@ class SettingSearch:
         return (self.sign * differences.expected_best(values)).tolist()
 
 
-def search_results(cells: Sequence[SweepCell], runs: Mapping[SweepCell, RecordedRun]) -> SettingSearch:
+def collect_search_results(cells: Sequence[SweepCell], runs: Mapping[SweepCell, RecordedRun]) -> SettingSearch:
     """Collects the measure of each run of a search: the mean of the tasks' main metrics, or without tasks the held-out
     loss.
 
@@ -101,7 +101,7 @@ class Comparison:
         return {run.name: overview.summarize_run(run) for group in self.groups for run in group.runs}
 
     @functools.cached_property
-    def rows(self) -> list[tables.Row]:
+    def rows(self) -> list[tables.MetricRow]:
         return tables.build_task_table(self.groups)
 
     @functools.cached_property
@@ -125,19 +125,19 @@ class Comparison:
     @property
     def table(self) -> list[tuple[str, list[str]]]:
         """The rows of the table as (heading, text for each model)."""
-        columns = [self._column(index) for index in range(len(self.groups))]
+        columns = [self._build_column(index) for index in range(len(self.groups))]
         names = dict.fromkeys(name for column in columns for name in column)
         return [(name, [column.get(name, '-') for column in columns]) for name in names]
 
-    def _column(self, index: int) -> dict[str, str]:
+    def _build_column(self, index: int) -> dict[str, str]:
         group = self.groups[index]
         runs = [self.overviews[run.name] for run in group.runs]
         speeds = [run.tokens_per_second for run in runs if run.tokens_per_second]
         train_losses = [run.train_loss for run in runs if run.train_loss is not None]
-        texts = {'best setting': setting_text(self.search.best(group.name))} if self.search else {}
+        texts = {'best setting': format_setting(self.search.best(group.name))} if self.search else {}
         texts |= {
             'parameters': f'{self.counts[group.name].total_parameters:,}',
-            'forward FLOPs per token': self._flops(group.name),
+            'forward FLOPs per token': self._format_flops(group.name),
             'steps': _format_range([run.step for run in runs]),
             'seeds': str(len(runs)),
             'time in steps, mean': progress.format_duration(statistics.fmean(run.seconds for run in runs)),
@@ -157,7 +157,7 @@ class Comparison:
         texts['E x D x H'] = self._cost(group)
         return texts
 
-    def _flops(self, model: str) -> str:
+    def _format_flops(self, model: str) -> str:
         return format_quantity(self.counts[model].total_forward_flops / self.counts[model].tokens)
 
     def _cost(self, group: RunGroup) -> str:
@@ -173,7 +173,7 @@ class Comparison:
             return []
         values = [self.search.values[group.name] for group in self.groups]
         lines = [
-            (setting_text(setting), [_format_value(column.get(setting)) for column in values])
+            (format_setting(setting), [_format_value(column.get(setting)) for column in values])
             for setting in self.search.settings
         ]
         curves = [dict(enumerate(self.search.expected(group.name), 1)) for group in self.groups]
@@ -185,7 +185,8 @@ class Comparison:
         names = [group.name for group in self.groups]
         seeds = [len(group.runs) for group in self.groups]
         sizes = _join_words(
-            f'{name} ({self.counts[name].total_parameters:,} parameters, {self._flops(name)} forward FLOPs per token)'
+            f'{name} ({self.counts[name].total_parameters:,} parameters, '
+            f'{self._format_flops(name)} forward FLOPs per token)'
             for name in names
         )
         steps = _format_range([numbers.step for numbers in self.overviews.values()])
@@ -195,7 +196,7 @@ class Comparison:
         ]
         if search := self.search:
             macros = _join_words(name for name, _ in search.cells[0].setting)
-            best = _join_words(f'{setting_text(search.best(name))} for {name}' for name in names)
+            best = _join_words(f'{format_setting(search.best(name))} for {name}' for name in names)
             first = _join_words(f'{search.expected(name)[0]:.4g} for {name}' for name in names)
             sentences.append(
                 f'The best of {self.num_trials} settings of {macros} was chosen for each model by the {search.measure} '
@@ -206,7 +207,9 @@ class Comparison:
             digits, models = _decimal_places(measure.name), measure.models.items()
             means = _join_words(f'{_format_mean(by_seed.values(), digits)} for {name}' for name, by_seed in models)
             spread = ' (mean ± standard deviation over seeds)' if max(seeds) > 1 else ''
-            result = f'; {differences.conclude(measure).partition(": ")[2]}' if len(measure.models) > 1 else '.'
+            result = (
+                f'; {differences.describe_differences(measure).partition(": ")[2]}' if len(measure.models) > 1 else '.'
+            )
             sentences.append(f'The {measure.name} was {means}{spread}{result}')
         if max(seeds) > 1 and len(names) > 1:
             bonferroni = ", with Bonferroni's correction over all pairs of models" if len(names) > 2 else ''
@@ -228,7 +231,7 @@ class Comparison:
             pictures.append(Picture(f'comparison-{number}', measure.name, note, figure))
         if search := self.search:
             points = {
-                setting_text(each): {
+                format_setting(each): {
                     name: [search.values[name][each]] for name in models if each in search.values[name]
                 }
                 for each in search.settings
@@ -239,7 +242,7 @@ class Comparison:
             axes = figure.add_subplot()
             for index, name in enumerate(models):
                 curve = search.expected(name)
-                axes.plot(range(1, len(curve) + 1), curve, 'o-', color=_colour(index), markersize=3, label=name)
+                axes.plot(range(1, len(curve) + 1), curve, 'o-', color=_model_colour(index), markersize=3, label=name)
             axes.locator_params(axis='x', integer=True)
             axes.grid(axis='y', color=drawing.GRID, linewidth=0.5)
             drawing.style_axes(axes, '', 'settings tried', f'expected best {search.measure}')
@@ -299,7 +302,7 @@ def write_csv(
     """Writes one line per run: setting, parameters, FLOPs, losses, metrics, and the error if any."""
     lines: list[dict[str, Any]] = []
     for cell in (*runs, *failed):
-        line = {'model': cell.model, 'setting': setting_text(cell.setting), 'seed': cell.seed, 'folder': cell.folder}
+        line = {'model': cell.model, 'setting': format_setting(cell.setting), 'seed': cell.seed, 'folder': cell.folder}
         count = counts[cell.model, cell.setting]
         line |= {'parameters': count.total_parameters}
         line |= {'forward_flops_per_token': count.total_forward_flops / count.tokens}
@@ -324,7 +327,7 @@ def draw_dots(
     axes = figure.add_subplot()
     for height, by_model in enumerate(rows.values()):
         for name, values in by_model.items():
-            colour = _colour(models.index(name))
+            colour = _model_colour(models.index(name))
             axes.plot(values, [height] * len(values), 'o', color=colour, markersize=5, alpha=0.75)
             if show_mean:
                 axes.plot([statistics.fmean(values)] * 2, [height - 0.3, height + 0.3], color=colour, linewidth=1.6)
@@ -335,17 +338,17 @@ def draw_dots(
     drawing.style_axes(axes, '', unit)
     if not show_mean:
         for index, name in enumerate(models):
-            axes.plot([], [], 'o', color=_colour(index), markersize=5, label=name)
+            axes.plot([], [], 'o', color=_model_colour(index), markersize=5, label=name)
         _add_legend(figure, models)
     return figure
 
 
 def _add_legend(figure: Any, models: Sequence[str]) -> None:
     columns = 1 if max(map(len, models)) > 24 else 3
-    figure.legend(loc='outside lower left', ncols=columns, frameon=False, fontsize=7, labelcolor=drawing.INK)
+    figure.legend(loc='outside lower left', ncols=columns, frameon=False, fontsize=7, labelcolor=drawing.TEXT_COLOUR)
 
 
-def _colour(index: int) -> str:
+def _model_colour(index: int) -> str:
     return drawing.COLOURS[index % len(drawing.COLOURS)]
 
 

@@ -18,7 +18,7 @@ from remixer_t5x.run_folder import object_store
 Points = Sequence[tuple[int, float]]
 SMOOTHING = 0.6
 # More points would not be visible in a plot, and would increase the size of the page.
-MOST_POINTS = 400
+MAX_POINTS = 400
 _FEW_POINTS = 20
 _TRAIN, _HELD_OUT = '#8fb3d9', '#c0392b'
 
@@ -51,7 +51,7 @@ def draw_chart(chart: Chart, name: str) -> Picture:
     axes.locator_params(nbins=6)
     axes.ticklabel_format(axis='both', style='sci', scilimits=(-4, 6), useOffset=False)
     for run, points in chart.lines.items():
-        steps, values = map(list, zip(*drawing.select_evenly_spaced(points, MOST_POINTS), strict=True))
+        steps, values = map(list, zip(*drawing.select_evenly_spaced(points, MAX_POINTS), strict=True))
         colour = drawing.COLOURS[run % len(drawing.COLOURS)]
         dashes = '--' if run >= len(drawing.COLOURS) else '-'
         if chart.smooth:
@@ -87,17 +87,19 @@ def plot_loss(metrics_file: str | os.PathLike, png_file: str | os.PathLike, titl
     # The dotted line shows the latest loss of the best constant prediction in the first evaluation that reports it.
     constants = (run.metric_points(kind, 'constant_loss') for kind in run.kinds())
     if constant := next(filter(None, constants), None):
-        axes.axhline(constant[-1][1], color=drawing.INK, linewidth=1.2, linestyle=':', label='best constant prediction')
+        axes.axhline(
+            constant[-1][1], color=drawing.TEXT_COLOUR, linewidth=1.2, linestyle=':', label='best constant prediction'
+        )
     drawing.style_axes(axes, title, 'step', 'cross-entropy per target token [nats]')
     axes.title.set_fontsize(13)
     axes.grid(axis='y', color=drawing.GRID, linewidth=0.8)
-    figure.legend(loc='outside lower center', ncols=4, frameon=False, labelcolor=drawing.INK)
+    figure.legend(loc='outside lower center', ncols=4, frameon=False, labelcolor=drawing.TEXT_COLOUR)
     target, png = epath.Path(png_file), io.BytesIO()
     figure.savefig(png, format='png', dpi=150, facecolor='white')
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(png.getvalue())
-    except lazy.file_errors() as error:
+    except lazy.file_error_types() as error:
         raise UserError(
             f'{target} cannot be written ({object_store.describe_error(error)}); use a path in another folder'
         ) from None

@@ -13,7 +13,7 @@ CONFIDENCE = 0.9
 BOOTSTRAP_SAMPLES = 2000
 
 # Maps seeds to values of a measure.
-BySeed = Mapping[int, float]
+ValueBySeed = Mapping[int, float]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Measure:
     """A measure for comparing models, with the values by model and seed."""
 
     name: str
-    models: Mapping[str, BySeed]
+    models: Mapping[str, ValueBySeed]
     higher_is_better: bool
 
 
@@ -104,7 +104,7 @@ def expected_best(values: Sequence[float] | np.ndarray) -> np.ndarray:
     return np.sum(ordered * ((rank / n) ** k - ((rank - 1) / n) ** k), axis=1)
 
 
-def compare_models(models: Mapping[str, BySeed], higher_is_better: bool) -> list[Difference]:
+def compare_models(models: Mapping[str, ValueBySeed], higher_is_better: bool) -> list[Difference]:
     """Compares all pairs of models with paired Student's intervals over seeds; skips pairs without a common seed.
 
     Runs with the same seed share the data order and held-out rows, whose effects cancel in the difference.
@@ -122,7 +122,7 @@ def compare_models(models: Mapping[str, BySeed], higher_is_better: bool) -> list
     return differences
 
 
-def conclude(measure: Measure) -> str:
+def describe_differences(measure: Measure) -> str:
     """Describes the differences between the best model and all other models; empty if no models share a seed."""
     means = {name: statistics.fmean(by_seed.values()) for name, by_seed in measure.models.items()}
     best = (max if measure.higher_is_better else min)(means, key=means.__getitem__)

@@ -16,14 +16,14 @@ _ATTRIBUTES = {'parameters': 'total_parameters', 'flops': 'total_forward_flops'}
 # Maximum relative difference between matched costs, and maximum relative difference without a warning.
 TOLERANCE, WARNING = 0.01, 0.05
 # The range of factors for scaling widths.
-_SMALLEST, _LARGEST = 1 / 16, 16
+_MIN_FACTOR, _MAX_FACTOR = 1 / 16, 16
 # Widths of at least 32 units are scaled to multiples of this unit, for speed on accelerators.
 _UNIT = 8
 
 Flags = Sequence[tuple[str, str]]
 
 
-def import_on_cpu(args: argparse.Namespace) -> None:
+def import_jax_on_cpu(args: argparse.Namespace) -> None:
     """Imports JAX with the CPU as its platform, because the runs need the accelerator, and restores JAX_PLATFORMS."""
     platforms = os.environ.get('JAX_PLATFORMS')
     os.environ['JAX_PLATFORMS'] = 'cpu'
@@ -57,12 +57,12 @@ def count_cost(args: argparse.Namespace, label: str, model: str, flags: Flags) -
         raise UserError(f'{label}: {error}') from error
 
 
-def cost(counts: Any, measure: str) -> float:
+def get_cost(counts: Any, measure: str) -> float:
     """Returns the number of parameters, or the FLOPs of a forward pass for one example."""
     return getattr(counts, _ATTRIBUTES[measure])
 
 
-def find_widths() -> dict[str, int]:
+def find_feed_forward_widths() -> dict[str, int]:
     """Returns the feed-forward widths of the loaded model by macro, or EMBED_DIM if there are none."""
     from remixer_t5x.checkpoints import changes
     from remixer_t5x.config import loading
@@ -97,9 +97,11 @@ def match_widths(
         # `brentq` stops as soon as the function returns 0.
         return 0.0 if abs(difference) <= TOLERANCE / 4 else difference
 
-    low, high = (f'{" and ".join(f"{n}={w}" for n, w in scale(factor).items())}' for factor in (_SMALLEST, _LARGEST))
+    low, high = (
+        f'{" and ".join(f"{n}={w}" for n, w in scale(factor).items())}' for factor in (_MIN_FACTOR, _MAX_FACTOR)
+    )
     try:
-        widths = scale(optimize.brentq(excess, _SMALLEST, _LARGEST, xtol=unit / (4 * largest)))
+        widths = scale(optimize.brentq(excess, _MIN_FACTOR, _MAX_FACTOR, xtol=unit / (4 * largest)))
     except ValueError:
         widths = dict(start)
     if abs(cost_of(widths) / target - 1) > TOLERANCE:
@@ -114,7 +116,7 @@ def cost_warnings(costs: Mapping[str, Any]) -> list[str]:
     """Returns warnings if parameters or FLOPs differ by more than `WARNING` between models."""
     lines = []
     for measure in _ATTRIBUTES:
-        values = {model: cost(counts, measure) for model, counts in costs.items()}
+        values = {model: get_cost(counts, measure) for model, counts in costs.items()}
         smallest, largest = min(values, key=values.__getitem__), max(values, key=values.__getitem__)
         if (excess := values[largest] / values[smallest] - 1) > WARNING:
             name = f'{excess:.0%} more {COST_NAMES[measure]} than {smallest}'

@@ -11,10 +11,10 @@ from remixer_t5x.extras.reports.records import TRAIN, MetricsRecord, RecordedRun
 # Metrics of evaluations on held-out text. All other metrics belong to a task.
 LOSS_METRICS = ('loss', 'cross_ent_loss', 'constant_loss', 'perplexity', 'accuracy', 'z_loss', 'tokens')
 # The metrics of evaluations with more metrics than this, such as COGS, are listed in a separate table.
-MOST_METRICS = 6
-MEMORY = {'host_mib': 'host memory', 'device_mib': 'device memory', 'device_peak_mib': 'device memory, peak'}
+MAX_TABLE_METRICS = 6
+MEMORY_TITLES = {'host_mib': 'host memory', 'device_mib': 'device memory', 'device_peak_mib': 'device memory, peak'}
 # The summary warns if the last held-out loss exceeds the lowest one by more than this fraction.
-_OVERFITTING = 0.01
+_MAX_RELATIVE_RISE = 0.01
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +63,7 @@ def summarize_run(run: RecordedRun) -> Overview:
         sentences.append(f'Training loss {verb} from {losses[0][1]:.4g} to {losses[-1][1]:.4g}.')
     if held_out:
         last, (best_step, best) = held_out[-1][1], min(held_out, key=lambda point: point[1])
-        rise = last / best - 1 if best > 0 and last > best * (1 + _OVERFITTING) else 0
+        rise = last / best - 1 if best > 0 and last > best * (1 + _MAX_RELATIVE_RISE) else 0
         warning = f', {rise:.0%} above its lowest, {best:.4g} at step {best_step:,}' if rise else ''
         sentences.append(f'Held-out loss is {last:.4g}{warning}.')
     if constant:
@@ -73,7 +73,7 @@ def summarize_run(run: RecordedRun) -> Overview:
         )
     for kind, record in run.latest().items():
         for name, value in list(task_metrics(record).items())[:1]:
-            sentences.append(f'{readable_kind(kind)}: {name} {value:.4g}{unit(name)}.')
+            sentences.append(f'{format_evaluation_name(kind)}: {name} {value:.4g}{unit(name)}.')
     if lost := sum(record.numbers.get('loss', 0.0) is None for record in run.records):
         sentences.append(f'Number of logged losses that are not finite: {lost}.')
     return Overview(
@@ -86,13 +86,15 @@ def summarize_run(run: RecordedRun) -> Overview:
         tokens_per_second=statistics.median(speeds) if speeds else None,
         seconds=seconds,
         memory={
-            name: max(value for _, value in series) for name in MEMORY if (series := run.metric_points(TRAIN, name))
+            name: max(value for _, value in series)
+            for name in MEMORY_TITLES
+            if (series := run.metric_points(TRAIN, name))
         },
         summary=' '.join(sentences),
     )
 
 
-def readable_kind(kind: str) -> str:
+def format_evaluation_name(kind: str) -> str:
     """Formats 'eval/cogs' as 'cogs, eval'; returns names of held-out evaluations unchanged."""
     split, slash, task = kind.partition('/')
     return f'{task}, {split}' if slash else kind
@@ -119,11 +121,13 @@ def build_charts(runs: Sequence[RecordedRun]) -> dict[str, list[Chart]]:
 
     held_out, tasks = [], []
     for kind in dict.fromkeys(kind for run in runs for kind in run.kinds()):
-        title = 'Held-out loss' + (f', {readable_kind(kind)}' if kind != 'eval' else '')
+        title = 'Held-out loss' + (f', {format_evaluation_name(kind)}' if kind != 'eval' else '')
         held_out.append(chart(title, 'nats per token', kind, 'loss'))
         of_kind = (record for run in runs for record in run.records if record.kind == kind)
         names = list(dict.fromkeys(name for record in of_kind for name in task_metrics(record)))
-        tasks += [chart(f'{readable_kind(kind)}: {name}', '', kind, name) for name in names[:MOST_METRICS]]
+        tasks += [
+            chart(f'{format_evaluation_name(kind)}: {name}', '', kind, name) for name in names[:MAX_TABLE_METRICS]
+        ]
     by_heading = {
         'curves': [
             chart('Training loss', 'nats per token', TRAIN, 'loss', smooth=True),
@@ -140,7 +144,7 @@ def build_charts(runs: Sequence[RecordedRun]) -> dict[str, list[Chart]]:
             chart('Tokens', 'per second', TRAIN, 'tokens_per_second', smooth=True),
             chart('Model FLOPs utilisation', 'share of the peak', TRAIN, 'mfu', smooth=True),
             chart('Waiting for data', 'seconds between logs', TRAIN, 'data_wait_seconds'),
-            *(chart(title.capitalize(), 'MiB', TRAIN, name) for name, title in MEMORY.items()),
+            *(chart(title.capitalize(), 'MiB', TRAIN, name) for name, title in MEMORY_TITLES.items()),
         ],
     }
     return {heading: [chart for chart in charts if chart.lines] for heading, charts in by_heading.items()}

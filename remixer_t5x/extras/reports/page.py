@@ -60,7 +60,7 @@ def render_page(
             for heading, charts in overview.build_charts(runs).items()
         },
         smoothing=curves.SMOOTHING,
-        memory={name: title for name, title in overview.MEMORY.items() if name in memory},
+        memory={name: title for name, title in overview.MEMORY_TITLES.items() if name in memory},
         tasks=rows,
         main_rows=main_rows,
         breakdowns=tables.build_breakdowns(groups),

@@ -12,7 +12,7 @@ from remixer_t5x import untrusted_files
 from remixer_t5x.checkpoints import changes
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate import results
-from remixer_t5x.evaluate.checkpoint_evaluation import EVAL
+from remixer_t5x.evaluate.checkpoint_evaluation import EVAL_FOLDER
 from remixer_t5x.run_folder import metrics, model_dir, object_store
 from remixer_t5x.train import progress
 
@@ -108,7 +108,7 @@ def read_records(metrics_file: str | os.PathLike[str]) -> list[MetricsRecord]:
     """
     advice = 'use the metrics.jsonl of a run'
     records = []
-    with untrusted_files.as_user_errors(metrics_file, advice):
+    with untrusted_files.raise_user_errors(metrics_file, advice):
         for line in untrusted_files.read_json_lines(metrics_file):
             if not line.ended or line.is_blank:
                 continue
@@ -152,20 +152,20 @@ def read_runs(folders: Sequence[str]) -> list[RecordedRun]:
 def _read_run(folder: epath.Path, name: str) -> RecordedRun:
     if not folder.is_dir():
         raise UserError(f'{folder} is not a folder; pass the MODEL_DIR of a run')
-    if not (folder / model_dir.MARKER).exists():
-        raise UserError(f'{folder} is not a run (it has no {model_dir.MARKER}); pass the MODEL_DIR of a run')
+    if not (folder / model_dir.MARKER_FILE).exists():
+        raise UserError(f'{folder} is not a run (it has no {model_dir.MARKER_FILE}); pass the MODEL_DIR of a run')
     path = folder / model_dir.METRICS
     logged = read_records(path) if path.exists() else []
     if not logged:
         raise UserError(f'{folder} has no metrics yet; wait for the first log (LOG_PERIOD steps), or use another run')
-    config, evaluations = folder / model_dir.CONFIG, folder / EVAL / model_dir.METRICS
+    config, evaluations = folder / model_dir.CONFIG, folder / EVAL_FOLDER / model_dir.METRICS
     return RecordedRun(
         name=name,
         folder=os.fspath(folder),
         records=logged,
         config=untrusted_files.read_text(config, 'restore it, or remove it') if config.exists() else '',
         evaluations=read_records(evaluations) if evaluations.exists() else (),
-        predictions=dict(_read_predictions(folder / EVAL / results.PREDICTIONS)),
+        predictions=dict(_read_predictions(folder / EVAL_FOLDER / results.PREDICTIONS)),
         seconds_by_activity=progress.read_times(folder),
     )
 

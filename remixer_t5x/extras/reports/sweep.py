@@ -21,7 +21,7 @@ from remixer_t5x.run_folder import model_dir
 # Without -P, modules in the current folder would take precedence over installed modules.
 PROGRAM = (sys.executable, '-P', '-m', 'remixer_t5x.cli.main')
 # Name of the file in the sweep's folder that lists the finished commands.
-FINISHED = 'finished.jsonl'
+FINISHED_FILE = 'finished.jsonl'
 # Pairs of a macro and its value as text.
 Setting = tuple[tuple[str, str], ...]
 _USER_ERROR_CODE = 2
@@ -41,14 +41,14 @@ class SweepCell:
 
     @property
     def name(self) -> str:
-        return ', '.join(filter(None, (self.model, setting_text(self.setting), self.folder.name.replace('_', ' '))))
+        return ', '.join(filter(None, (self.model, format_setting(self.setting), self.folder.name.replace('_', ' '))))
 
     @property
     def log(self) -> pathlib.Path:
         return self.folder.parent / f'{self.folder.name}.log'
 
 
-def setting_text(setting: Setting) -> str:
+def format_setting(setting: Setting) -> str:
     """Formats a setting, as in `LEARNING_RATE=1e-3, DROPOUT_RATE=0.1`."""
     return ', '.join(f'{name}={value}' for name, value in setting)
 
@@ -62,7 +62,7 @@ def parse_seeds(text: str) -> list[int]:
     return seeds
 
 
-class Stopped(Exception):
+class SweepStopped(Exception):
     """Raised when a sweep is stopped; the argument is the exit code."""
 
 
@@ -77,8 +77,8 @@ class Sweep:
         except OSError as error:
             raise UserError(f'{folder} cannot be created ({error.strerror}); use another --folder') from None
         self._finished: list[list[str]] = []
-        path = folder / FINISHED
-        with untrusted_files.as_user_errors(path, 'remove it, and every run starts again from its last checkpoint'):
+        path = folder / FINISHED_FILE
+        with untrusted_files.raise_user_errors(path, 'remove it, and every run starts again from its last checkpoint'):
             for line in untrusted_files.read_json_lines(path) if path.exists() else ():
                 if isinstance(line.value, list):
                     self._finished.append(line.value)
@@ -129,13 +129,13 @@ class Sweep:
             raise mistake
         if stop_signal:
             print_line('stopped; run the same command again to continue')
-            raise Stopped(128 + stop_signal)
+            raise SweepStopped(128 + stop_signal)
 
     def _record(self, process: '_RunProcess', stopped: bool, can_raise: bool) -> None:
         """Records whether a run finished or failed. With `can_raise`, raises UserError for a user error."""
         cell, code = process.cell, process.returncode
         if code == 0:
-            with (self.folder / FINISHED).open('a') as file:
+            with (self.folder / FINISHED_FILE).open('a') as file:
                 file.write(json.dumps(list(cell.command)) + '\n')
             self._finished.append(list(cell.command))
             print_line(f'{cell.name}: finished in {time.monotonic() - process.start:,.0f} s')

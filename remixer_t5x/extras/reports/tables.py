@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from remixer_t5x.evaluate.best import signed_score
-from remixer_t5x.extras.reports.differences import BySeed, Measure, compare_models, conclude
-from remixer_t5x.extras.reports.overview import MOST_METRICS, Overview, readable_kind, task_metrics
+from remixer_t5x.extras.reports.differences import Measure, ValueBySeed, compare_models, describe_differences
+from remixer_t5x.extras.reports.overview import MAX_TABLE_METRICS, Overview, format_evaluation_name, task_metrics
 from remixer_t5x.extras.reports.records import RecordedRun, RunGroup
 
 HELD_OUT = 'held-out loss'
@@ -20,7 +20,7 @@ _LONGEST_TEXT = 600
 class TableCell:
     """A metric of a group of runs; `best` marks a group that is significantly better than every other group."""
 
-    by_seed: BySeed
+    by_seed: ValueBySeed
     best: bool = False
 
     @property
@@ -34,25 +34,25 @@ class TableCell:
 
 
 # A table row: (evaluation name, metric name, cell for each group of runs).
-Row = tuple[str, str, list[TableCell | None]]
+MetricRow = tuple[str, str, list[TableCell | None]]
 
 
-def build_task_table(groups: Sequence[RunGroup]) -> list[Row]:
+def build_task_table(groups: Sequence[RunGroup]) -> list[MetricRow]:
     """Builds a table of the newest value of each metric, and marks groups that are significantly better than all
     others. For evaluations with many metrics, the table contains only the first metric; see `build_breakdowns`.
     """
     rows = []
     for kind, names in _list_metrics(groups):
-        rows += [_build_row(groups, kind, name) for name in (names[:1] if len(names) > MOST_METRICS else names)]
+        rows += [_build_row(groups, kind, name) for name in (names[:1] if len(names) > MAX_TABLE_METRICS else names)]
     return rows
 
 
-def build_breakdowns(groups: Sequence[RunGroup]) -> list[tuple[str, list[Row]]]:
+def build_breakdowns(groups: Sequence[RunGroup]) -> list[tuple[str, list[MetricRow]]]:
     """Builds a table of all metrics for each evaluation with many metrics, such as COGS by type."""
     return [
-        (readable_kind(kind), [_build_row(groups, kind, name) for name in names])
+        (format_evaluation_name(kind), [_build_row(groups, kind, name) for name in names])
         for kind, names in _list_metrics(groups)
-        if len(names) > MOST_METRICS
+        if len(names) > MAX_TABLE_METRICS
     ]
 
 
@@ -70,7 +70,7 @@ def _list_metrics(groups: Sequence[RunGroup]) -> list[tuple[str, list[str]]]:
     return [(kind, list(metrics)) for kind, metrics in names.items() if kind in unique.values()]
 
 
-def _build_row(groups: Sequence[RunGroup], kind: str, name: str) -> Row:
+def _build_row(groups: Sequence[RunGroup], kind: str, name: str) -> MetricRow:
     cells: dict[str, TableCell] = {}
     keys = [str(index) for index in range(len(groups))]
     for key, group in zip(keys, groups, strict=True):
@@ -86,19 +86,19 @@ def _build_row(groups: Sequence[RunGroup], kind: str, name: str) -> Row:
     for key in cells:
         if 0 < wins[key] == len(cells) - 1:
             cells[key] = dataclasses.replace(cells[key], best=True)
-    return readable_kind(kind), name, [cells.get(key) for key in keys]
+    return format_evaluation_name(kind), name, [cells.get(key) for key in keys]
 
 
-def select_main_rows(rows: Sequence[Row]) -> list[Row]:
+def select_main_rows(rows: Sequence[MetricRow]) -> list[MetricRow]:
     """Selects the row of the main metric of each evaluation, which is the first row."""
     return list({row[0]: row for row in reversed(rows)}.values())[::-1]
 
 
 def collect_measures(
-    groups: Sequence[RunGroup], rows: Sequence[Row], overviews: Mapping[str, Overview]
+    groups: Sequence[RunGroup], rows: Sequence[MetricRow], overviews: Mapping[str, Overview]
 ) -> list[Measure]:
     """Collects the held-out loss and the main metric of each evaluation, if any group has a value."""
-    losses: dict[str, BySeed] = {
+    losses: dict[str, ValueBySeed] = {
         group.name: {run.seed: loss for run in group.runs if (loss := overviews[run.name].held_out) is not None}
         for group in groups
     }
@@ -111,13 +111,13 @@ def collect_measures(
 
 def describe_measures(measures: Sequence[Measure], overviews: Mapping[str, Overview]) -> list[str]:
     """Returns sentences about the differences between groups in each measure."""
-    sentences = [conclude(measure) for measure in measures if len(measure.models) > 1]
+    sentences = [describe_differences(measure) for measure in measures if len(measure.models) > 1]
     if sentences and len({overview.step for overview in overviews.values()}) > 1:
         sentences.append('The runs are at different steps.')
     return sentences
 
 
-class Sample(NamedTuple):
+class PredictionSample(NamedTuple):
     """An evaluation example with the prediction of each run, or None for a run without the example."""
 
     input: str
@@ -125,7 +125,7 @@ class Sample(NamedTuple):
     predictions: Sequence[str | None]
 
 
-def select_samples(runs: Sequence[RecordedRun]) -> list[tuple[str, list[Sample], list[str]]]:
+def select_samples(runs: Sequence[RecordedRun]) -> list[tuple[str, list[PredictionSample], list[str]]]:
     """Returns (task and split, selected examples, accuracy of each run as text) for each prediction file.
 
     Examples that the first run predicts incorrectly come first.
@@ -140,7 +140,7 @@ def select_samples(runs: Sequence[RecordedRun]) -> list[tuple[str, list[Sample],
             for rows in by_index
         ]
         samples = [
-            Sample(
+            PredictionSample(
                 _truncate(first[index].get('input', '')),
                 _truncate(first[index].get('target', '')),
                 [_truncate(rows[index]['prediction']) if index in rows else None for rows in by_index],

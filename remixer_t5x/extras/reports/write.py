@@ -23,13 +23,13 @@ from remixer_t5x.extras.reports.pictures import drawing, gallery
 from remixer_t5x.extras.reports.records import RecordedRun
 from remixer_t5x.models.decoding import Greedy
 
-TEXT = 'The small dog that the children found in the park did not bark, but it followed them home.'
+DEFAULT_TEXT = 'The small dog that the children found in the park did not bark, but it followed them home.'
 # Maximum number of tokens of the model's answer in the decoder's pictures.
-MOST_TARGETS = 24
+MAX_ANSWER_TOKENS = 24
 
 
-def write(
-    folders: Sequence[str], out: str, text: str = TEXT, pictures: bool = False, pictures_dir: str | None = None
+def write_report(
+    folders: Sequence[str], out: str, text: str = DEFAULT_TEXT, pictures: bool = False, pictures_dir: str | None = None
 ) -> None:
     """Writes the report about runs and prints the path of the report.
 
@@ -41,7 +41,7 @@ def write(
         pictures_dir: folder for the pictures as PNG and SVG, or None.
     """
     runs = records.read_runs(folders)
-    learned = _draw_learned(runs, text, pictures_dir) if pictures else []
+    learned = _draw_learned_weights(runs, text, pictures_dir) if pictures else []
     write_page(page.render_page(runs, learned), pathlib.Path(out).expanduser())
     if pictures_dir and any(run.pictures for run in learned):
         print(f'pictures     {pictures_dir}')
@@ -60,7 +60,7 @@ def write_page(html: str, target: pathlib.Path) -> None:
     print(f'report       {target}  ({len(html) / 1e6:.1f} MB, one file; open it in any browser)')
 
 
-def _draw_learned(runs: Sequence[RecordedRun], text: str, folder: str | None) -> list[page.WeightPictures]:
+def _draw_learned_weights(runs: Sequence[RecordedRun], text: str, folder: str | None) -> list[page.WeightPictures]:
     """Draws the pictures of the first run in each group of seeds; if that fails, the caption states the reason."""
     learned = []
     for group in records.group_by_seed(runs):
@@ -74,7 +74,7 @@ def _draw_learned(runs: Sequence[RecordedRun], text: str, folder: str | None) ->
             learned.append(page.WeightPictures(run.name, about=reason))
         for picture in learned[-1].pictures if folder else ():
             stem = re.sub(r'[^\w.-]+', '_', f'{run.name}-{picture.name}')
-            drawing.save(dataclasses.replace(picture, name=stem), folder or '')
+            drawing.save_picture(dataclasses.replace(picture, name=stem), folder or '')
     return learned
 
 
@@ -85,7 +85,7 @@ def _draw_run(run: RecordedRun, text: str) -> page.WeightPictures:
     ids, _ = TextCodec(trained.vocabulary, trained.lengths['inputs']).encode(text, 0)
     inputs, targets = np.asarray(ids, np.int32), _decode_answer(trained, ids)
     pieces = [[vocab.decode_piece(trained.vocabulary, int(token)) for token in ids] for ids in (inputs, targets)]
-    trained_text = gallery.TrainedText(
+    trained_text = gallery.ModelWithText(
         model=trained.model,
         params=trained.params,
         inputs=(inputs, pieces[0]),
@@ -94,12 +94,12 @@ def _draw_run(run: RecordedRun, text: str) -> page.WeightPictures:
         initial=_restore_initial_params(trained),
     )
     about = f'The model of {trained.source} reads “{text}”; its decoder is shown with the model’s answer.'
-    return page.WeightPictures(run.name, gallery.draw_all(trained_text), about)
+    return page.WeightPictures(run.name, gallery.draw_all_pictures(trained_text), about)
 
 
 def _decode_answer(trained: TrainedModel, inputs: list[int]) -> np.ndarray:
-    """Returns the token ids of the model's greedy answer, [length] int32 (1 to MOST_TARGETS tokens)."""
-    lengths = {**trained.lengths, 'targets': min(MOST_TARGETS, trained.lengths['targets'])}
+    """Returns the token ids of the model's greedy answer, [length] int32 (1 to MAX_ANSWER_TOKENS tokens)."""
+    lengths = {**trained.lengths, 'targets': min(MAX_ANSWER_TOKENS, trained.lengths['targets'])}
     settings = predictions.Decoding(trained.partitioner.batch_shards, lengths, Greedy())
     predictor = predictions.Predictor(trained.model, trained.partitioner, settings, trained.vocabulary)
     ids = predictor.predict(trained.params, [inputs])[0].ids[0]

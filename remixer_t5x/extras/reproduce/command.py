@@ -17,7 +17,7 @@ _RUN_MACROS = ('MODEL_DIR', 'SEED', 'INITIAL_CHECKPOINT_PATH')
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    arguments.add_gin(parser, model=False)
+    arguments.add_gin_flags(parser, model=False)
     parser.add_argument(
         'table',
         nargs='?',
@@ -57,9 +57,9 @@ def run(args: argparse.Namespace) -> int:
     for name, _ in args.gin_flags:
         if name in _RUN_MACROS:
             raise UserError(f'--gin.{name} is set for each run; use --seeds or --folder instead')
-    table = tables.load(args.table, args.scale)
+    table = tables.load_table(args.table, args.scale)
     seeds = sweep.parse_seeds(args.seeds or _SEEDS[args.scale])
-    equal.import_on_cpu(args)
+    equal.import_jax_on_cpu(args)
     from remixer_t5x.extras.reproduce import runs, verdicts
 
     costs = {(stage.name, row.name): runs.count_cost(stage, row, args) for stage in table.stages for row in table.rows}
@@ -77,13 +77,13 @@ def run(args: argparse.Namespace) -> int:
                 # A run may start from the checkpoint of a run of an earlier stage.
                 stage_cells = [cell for (name, _, _), cell in cells.items() if name == stage.name]
                 runner.run(stage_cells, parallel)
-        except sweep.Stopped as stop:
+        except sweep.SweepStopped as stop:
             return stop.args[0]
         failed = runner.failed
         results |= runs.read_results(table, cells, failed)
     legend = _COUNTED_LEGEND if table.is_counted else _LEGEND.format(table.baseline)
     console.print_items(
-        f'{args.table}: {table.title}', *_result_tables(table, verdicts.judge_table(table, results)), legend
+        f'{args.table}: {table.title}', *_result_tables(table, verdicts.compare_with_paper(table, results)), legend
     )
     if table.note:
         console.print_items(table.note)
@@ -128,7 +128,7 @@ def _cost_table(table: Any, costs: Mapping[tuple[str, str], Any], chip: str, see
     from remixer_t5x.extras.forecast import machines
     from remixer_t5x.extras.reproduce import runs
 
-    peaks = machines.find_machine(chip).peak('bf16'), runs.measure_peak()
+    peaks = machines.find_machine(chip).peak('bf16'), runs.measure_cpu_flops_per_second()
 
     def hours(flops: float) -> list[str]:
         values = [flops / (runs.UTILIZATION * peak) / 3600 for peak in peaks]

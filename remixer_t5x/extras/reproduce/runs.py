@@ -15,14 +15,21 @@ from remixer_t5x.costs import counts
 from remixer_t5x.errors import UserError
 from remixer_t5x.extras.reports import equal, records
 from remixer_t5x.extras.reports.sweep import SweepCell
-from remixer_t5x.extras.reproduce.tables import COUNTED, PARAMETERS, Column, Row, Stage, Table
+from remixer_t5x.extras.reproduce.tables import (
+    COUNTED_METRICS,
+    PARAMETERS,
+    PaperTable,
+    TableColumn,
+    TableRow,
+    TrainingStage,
+)
 
 # Assumed fraction of the device's peak matrix-product rate that a run reaches.
 UTILIZATION = 0.3
 
 
 def plan_runs(
-    table: Table, args: argparse.Namespace, seeds: Sequence[int], folder: pathlib.Path
+    table: PaperTable, args: argparse.Namespace, seeds: Sequence[int], folder: pathlib.Path
 ) -> dict[tuple[str, str, int], SweepCell]:
     """Returns the runs by (stage, row, seed), sorted in training order, by stage and then by seed."""
     cells: dict[tuple[str, str, int], SweepCell] = {}
@@ -46,7 +53,7 @@ def plan_runs(
     return cells
 
 
-def _gin_sources(stage: Stage, row: Row, args: argparse.Namespace) -> tuple[list[str], dict[str, object]]:
+def _gin_sources(stage: TrainingStage, row: TableRow, args: argparse.Namespace) -> tuple[list[str], dict[str, object]]:
     """Returns the gin files and the settings of a run."""
     return [*stage.files, *row.files, *args.gin_file], {**stage.flags, **row.flags, **dict(args.gin_flags)}
 
@@ -65,7 +72,7 @@ class RunCost:
 Costs = Mapping[tuple[str, str], RunCost]
 
 
-def count_cost(stage: Stage, row: Row, args: argparse.Namespace) -> RunCost:
+def count_cost(stage: TrainingStage, row: TableRow, args: argparse.Namespace) -> RunCost:
     """Counts the cost of a run from array shapes. Raises UserError for an invalid setting."""
     files, settings = _gin_sources(stage, row, args)
     flags = [(name, str(value)) for name, value in settings.items()]
@@ -81,12 +88,12 @@ def count_cost(stage: Stage, row: Row, args: argparse.Namespace) -> RunCost:
     return RunCost(counted.total_parameters, counted.total_forward_flops, steps, flops)
 
 
-def parameter_and_flop_results(table: Table, costs: Costs) -> dict[tuple[str, str], dict[int, float]]:
+def parameter_and_flop_results(table: PaperTable, costs: Costs) -> dict[tuple[str, str], dict[int, float]]:
     """Computes the columns that require no training, by (row, column); the results have the seed 0."""
     results = {}
     for column in table.columns:
         base = costs[column.stage.name, table.baseline]
-        for row in table.rows if column.metric in COUNTED else ():
+        for row in table.rows if column.metric in COUNTED_METRICS else ():
             cost = costs[column.stage.name, row.name]
             relative_flops = cost.example_flops / base.example_flops
             results[row.name, column.name] = {
@@ -95,7 +102,7 @@ def parameter_and_flop_results(table: Table, costs: Costs) -> dict[tuple[str, st
     return results
 
 
-def measure_peak() -> float:
+def measure_cpu_flops_per_second() -> float:
     """Measures the FLOP/s of float32 matrix products on the local CPU."""
     matrix, repeats = jnp.ones((1024, 1024)), 10
     multiply = jax.jit(lambda x: x @ x)
@@ -107,7 +114,7 @@ def measure_peak() -> float:
 
 
 def read_results(
-    table: Table, cells: Mapping[tuple[str, str, int], SweepCell], failed: Collection[SweepCell]
+    table: PaperTable, cells: Mapping[tuple[str, str, int], SweepCell], failed: Collection[SweepCell]
 ) -> dict[tuple[str, str], dict[int, float]]:
     """Reads the newest value of each column that requires training, by (row, column) and seed, except for failed runs.
 
@@ -116,12 +123,12 @@ def read_results(
     results: dict[tuple[str, str], dict[int, float]] = {}
     for column in table.columns:
         for (stage, row, seed), cell in cells.items():
-            if column.metric not in COUNTED and stage == column.stage.name and cell not in failed:
+            if column.metric not in COUNTED_METRICS and stage == column.stage.name and cell not in failed:
                 results.setdefault((row, column.name), {})[seed] = _read_value(column, cell)
     return results
 
 
-def _read_value(column: Column, cell: SweepCell) -> float:
+def _read_value(column: TableColumn, cell: SweepCell) -> float:
     (run,) = records.read_runs([str(cell.folder)])
     latest = run.latest()
     record = latest.get(column.evaluation)

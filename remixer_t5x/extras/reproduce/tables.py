@@ -17,12 +17,12 @@ PAPER, SMALL = 'paper', 'small'
 SCALES = (SMALL, PAPER)
 # Metrics that are counted without training. FLOPs are relative to the FLOPs of the baseline.
 PARAMETERS, FLOPS = 'parameters', 'relative FLOPs'
-COUNTED = (PARAMETERS, FLOPS)
+COUNTED_METRICS = (PARAMETERS, FLOPS)
 _FOLDER = pathlib.Path(__file__).parent / 'papers'
 
 
 @dataclasses.dataclass(frozen=True)
-class Stage:
+class TrainingStage:
     """A training stage, with one run for each model of a table.
 
     Attributes:
@@ -39,7 +39,7 @@ class Stage:
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class TableRow:
     """A table row, with the results of one model.
 
     Attributes:
@@ -57,17 +57,17 @@ class Row:
 
 
 @dataclasses.dataclass(frozen=True)
-class Column:
+class TableColumn:
     """A table column: a metric in COUNTED, or a metric that an evaluation reports at the end of a stage."""
 
     name: str
-    stage: Stage
+    stage: TrainingStage
     evaluation: str
     metric: str
 
 
 @dataclasses.dataclass(frozen=True)
-class Table:
+class PaperTable:
     """A table or figure of a paper at one scale.
 
     Attributes:
@@ -80,17 +80,17 @@ class Table:
 
     name: str
     title: str
-    columns: Sequence[Column]
-    rows: Sequence[Row]
+    columns: Sequence[TableColumn]
+    rows: Sequence[TableRow]
     baseline: str
-    stages: Sequence[Stage]
+    stages: Sequence[TrainingStage]
     cited: Mapping[str, Sequence[float | None]]
     note: str = ''
 
     @property
     def is_counted(self) -> bool:
         """Whether all columns can be counted without a training run."""
-        return all(column.metric in COUNTED for column in self.columns)
+        return all(column.metric in COUNTED_METRICS for column in self.columns)
 
 
 @functools.cache
@@ -108,7 +108,7 @@ def list_tables() -> dict[str, dict[str, Any]]:
     }
 
 
-def load(name: str, scale: str) -> Table:
+def load_table(name: str, scale: str) -> PaperTable:
     """Loads a table at a scale. Tables that contain only COUNTED metrics always use the paper's scale.
 
     Raises UserError for an unknown table, a table that cannot be reproduced, or a missing small scale.
@@ -119,14 +119,14 @@ def load(name: str, scale: str) -> Table:
     entry, paper = entries[name], read_papers()[name.partition('/')[0]]
     if reason := entry.get('reason'):
         raise UserError(f'{name} cannot be reproduced: {reason}')
-    if all(column['metric'] in COUNTED for column in entry['columns'].values()):
+    if all(column['metric'] in COUNTED_METRICS for column in entry['columns'].values()):
         scale = PAPER
-    columns: list[Column] = []
+    columns: list[TableColumn] = []
     indices: list[int] = []
     for index, (label, column) in enumerate(entry['columns'].items()):
         if text := column['metric'] if scale == PAPER else column.get('small'):
-            evaluation, metric = ('', text) if text in COUNTED else text.split()
-            columns.append(Column(label, _load_stage(paper, column['stage'], scale), evaluation, metric))
+            evaluation, metric = ('', text) if text in COUNTED_METRICS else text.split()
+            columns.append(TableColumn(label, _load_stage(paper, column['stage'], scale), evaluation, metric))
             indices.append(index)
     if not columns:
         raise UserError(f'{name} has no small-scale version; pass --scale=paper --dry_run to estimate its cost')
@@ -140,8 +140,8 @@ def load(name: str, scale: str) -> Table:
         # `small = false` excludes the model from the small scale.
         if (settings := model.get(scale, {})) is not False:
             flags = {**model.get('flags', {}), **settings.get('flags', {})}
-            rows.append(Row(label, model['model'], settings.get('files', ()), flags, select_columns(numbers)))
-    stages: dict[str, Stage] = {}
+            rows.append(TableRow(label, model['model'], settings.get('files', ()), flags, select_columns(numbers)))
+    stages: dict[str, TrainingStage] = {}
     for column in columns:
         chain = [column.stage]
         while chain[0].after:
@@ -149,10 +149,12 @@ def load(name: str, scale: str) -> Table:
         stages |= {stage.name: stage for stage in chain}
     cited = {label: select_columns(numbers) for label, numbers in entry.get('cited', {}).items()}
     baseline, note = entry.get('baseline', rows[0].name), entry.get('note', '')
-    return Table(name, entry['title'], columns, rows, baseline, list(stages.values()), cited, note)
+    return PaperTable(name, entry['title'], columns, rows, baseline, list(stages.values()), cited, note)
 
 
-def _load_stage(paper: Mapping[str, Any], name: str, scale: str) -> Stage:
+def _load_stage(paper: Mapping[str, Any], name: str, scale: str) -> TrainingStage:
     entry = paper['stages'][name]
     settings = entry[scale]
-    return Stage(name, entry['command'], settings['files'], settings.get('flags', {}), settings.get('after', ''))
+    return TrainingStage(
+        name, entry['command'], settings['files'], settings.get('flags', {}), settings.get('after', '')
+    )

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from remixer_t5x.evaluate.best import signed_score
 from remixer_t5x.extras.reports.differences import compare_models
-from remixer_t5x.extras.reproduce.tables import COUNTED, Column, Row, Table
+from remixer_t5x.extras.reproduce.tables import COUNTED_METRICS, PaperTable, TableColumn, TableRow
 
 REPRODUCED, CONTRADICTED, NOT_SHOWN, DIFFERENT = 'reproduced', 'contradicted', 'not shown', 'different'
 # Relative tolerance for counts (parameters, FLOPs), because papers report only two or three digits.
@@ -14,7 +14,7 @@ COUNT_TOLERANCE = 0.05
 
 
 @dataclasses.dataclass(frozen=True)
-class Finding:
+class ComparedNumber:
     """The comparison of a published number with our result.
 
     Attributes:
@@ -37,9 +37,9 @@ class Finding:
     verdict: str = ''
 
 
-def judge_table(
-    table: Table, results: Mapping[tuple[str, str], Mapping[int, float]]
-) -> Iterator[tuple[Column, Row, Finding]]:
+def compare_with_paper(
+    table: PaperTable, results: Mapping[tuple[str, str], Mapping[int, float]]
+) -> Iterator[tuple[TableColumn, TableRow, ComparedNumber]]:
     """Compares every number of the table with the paper, and yields (column, row, finding).
 
     A difference is reproduced if its interval excludes zero and its sign equals that of the published difference,
@@ -51,12 +51,12 @@ def judge_table(
         base = results.get((table.baseline, column.name), {})
         for row in table.rows:
             by_seed = results.get((row.name, column.name), {})
-            finding = Finding(published[row.name])
+            finding = ComparedNumber(published[row.name])
             if by_seed:
                 values = list(by_seed.values())
                 deviation = statistics.stdev(values) if len(values) > 1 else None
                 finding = dataclasses.replace(finding, ours=statistics.fmean(values), deviation=deviation)
-                if column.metric in COUNTED:
+                if column.metric in COUNTED_METRICS:
                     if finding.published is not None:
                         is_close = abs(values[0] / finding.published - 1) <= COUNT_TOLERANCE
                         finding = dataclasses.replace(finding, verdict=REPRODUCED if is_close else DIFFERENT)
@@ -66,8 +66,12 @@ def judge_table(
 
 
 def _compare_with_baseline(
-    finding: Finding, ours: Mapping[int, float], base: Mapping[int, float], published_base: float | None, metric: str
-) -> Finding:
+    finding: ComparedNumber,
+    ours: Mapping[int, float],
+    base: Mapping[int, float],
+    published_base: float | None,
+    metric: str,
+) -> ComparedNumber:
     higher_is_better = signed_score(metric, 1.0) > 0
     pairs = compare_models({'ours': ours, 'baseline': base}, higher_is_better)
     if not pairs:

@@ -33,8 +33,8 @@ BATCH_WAIT_SECONDS = 0.004
 NO_TOP_K = 2**31 - 1
 # The dtype of each decoding setting of a row. `number` is folded into the random key, as `infer` does with the index of
 # a text.
-SETTINGS: dict[str, Any] = dict.fromkeys(('number', 'max_tokens', 'top_k'), np.int32)
-SETTINGS |= dict.fromkeys(('temperature', 'top_p'), np.float32)
+SETTING_DTYPES: dict[str, Any] = dict.fromkeys(('number', 'max_tokens', 'top_k'), np.int32)
+SETTING_DTYPES |= dict.fromkeys(('temperature', 'top_p'), np.float32)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -154,7 +154,7 @@ class Engine:
                 return predictor.score(params, inputs, [row.targets for row in rows]).tolist()
             if rows[0].operation == 'encode':
                 return list(embeddings.sentence_vectors(self.trained.model, predictor, params, inputs))
-            settings = [(name, [row.settings[name] for row in rows], dtype) for name, dtype in SETTINGS.items()]
+            settings = [(name, [row.settings[name] for row in rows], dtype) for name, dtype in SETTING_DTYPES.items()]
             return predictor.predict(params, inputs, arrays={name: np.asarray(*values) for name, *values in settings})
         except Exception as error:
             log(f'error: {type(error).__name__}: {reason(error)}')
@@ -166,7 +166,9 @@ class Engine:
             length = predictions.bucket_length(length + 1, longest)
             for operation, size in itertools.product(('generate', 'score', 'encode'), self._predictors):
                 if hasattr(self.trained.model, operation) and self.state != 'stopping':
-                    row = GenerationRow(operation, [self.eos_id] * length, [self.eos_id], dict.fromkeys(SETTINGS, 1))
+                    row = GenerationRow(
+                        operation, [self.eos_id] * length, [self.eos_id], dict.fromkeys(SETTING_DTYPES, 1)
+                    )
                     [result] = self._compute([row], size)
                     if isinstance(result, Exception):
                         raise result

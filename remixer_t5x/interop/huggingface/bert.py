@@ -24,9 +24,9 @@ from remixer_t5x.models.masked_lm import MaskedLM
 
 # Tokenizer files in order of preference.
 TOKENIZERS = ('tokenizer.json', 'vocab.txt')
-TABLE, HEAD = 'bert.embeddings.word_embeddings.weight', 'cls.predictions'
+EMBEDDING_TABLE, HEAD = 'bert.embeddings.word_embeddings.weight', 'cls.predictions'
 # Published BERT models use TensorFlow's names for the parameters of norms.
-OLD_NAMES = {'LayerNorm.gamma': 'LayerNorm.weight', 'LayerNorm.beta': 'LayerNorm.bias'}
+OLD_NORM_NAMES = {'LayerNorm.gamma': 'LayerNorm.weight', 'LayerNorm.beta': 'LayerNorm.bias'}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ class Bert(Family):
         'pad_token_id': (0,),
     }
     constants = {'hidden_dropout_prob': 0.1, 'attention_probs_dropout_prob': 0.1, 'initializer_range': 0.02}
-    copies = {f'{HEAD}.decoder.weight': TABLE, f'{HEAD}.decoder.bias': f'{HEAD}.bias'}
+    copies = {f'{HEAD}.decoder.weight': EMBEDDING_TABLE, f'{HEAD}.decoder.bias': f'{HEAD}.bias'}
     ignored = r'bert\.pooler\..*|cls\.seq_relationship\..*|bert\.embeddings\.position_ids'
 
     num_encoder_layers: int
@@ -71,7 +71,7 @@ class Bert(Family):
     separator_id: int | None = None
 
     @classmethod
-    def read_head(cls, config: Config) -> dict[str, Any]:
+    def read_other_fields(cls, config: Config) -> dict[str, Any]:
         return {'separator_id': _read_separator_id(_find_tokenizer_file(config.folder))}
 
     @property
@@ -80,7 +80,7 @@ class Bert(Family):
 
     def param_rows(self) -> Iterator[ParamRow]:
         dim, hidden = self.embed_dim, self.mlp_dim
-        yield ParamRow('token_embedder/embedding', TABLE, (self.vocab_size, dim))
+        yield ParamRow('token_embedder/embedding', EMBEDDING_TABLE, (self.vocab_size, dim))
         yield ParamRow('input/positions/table', 'bert.embeddings.position_embeddings.weight', (self.max_length, dim))
         yield ParamRow('input/token_types', 'bert.embeddings.token_type_embeddings.weight', (self.token_types, dim))
         yield from layer_norm_rows('input/norm', 'bert.embeddings.LayerNorm', dim)
@@ -102,8 +102,8 @@ class Bert(Family):
 
     @staticmethod
     def canonical_names(tensors: Tensors) -> dict[str, str]:
-        pattern = re.compile('|'.join(map(re.escape, OLD_NAMES)) + '$')
-        return {pattern.sub(lambda match: OLD_NAMES[match[0]], name): name for name in tensors}
+        pattern = re.compile('|'.join(map(re.escape, OLD_NORM_NAMES)) + '$')
+        return {pattern.sub(lambda match: OLD_NORM_NAMES[match[0]], name): name for name in tensors}
 
     @classmethod
     def read_model(cls, model: Any, vocabulary: Any, modules: TracedModules) -> dict[str, Any]:
@@ -178,8 +178,8 @@ class BertClassifier(Bert):
     labels: tuple[str, ...] | None
 
     @classmethod
-    def read_head(cls, config: Config) -> dict[str, Any]:
-        return {**super().read_head(config), 'labels': read_labels(config)}
+    def read_other_fields(cls, config: Config) -> dict[str, Any]:
+        return {**super().read_other_fields(config), 'labels': read_labels(config)}
 
     def to_config(self) -> dict[str, Any]:
         return {**super().to_config(), **labels_config(self.labels)}

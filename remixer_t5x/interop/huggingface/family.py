@@ -129,10 +129,10 @@ class Family(abc.ABC):
     @classmethod
     def from_config(cls, config: Config, tensors: Tensors) -> Self:
         """Reads config.json and checks it. Raises UserError for a feature that remixer_t5x does not support."""
-        return cls(**cls.read_sizes(config), **cls.read_head(config))
+        return cls(**cls.read_sizes(config), **cls.read_other_fields(config))
 
     @classmethod
-    def read_head(cls, config: Config) -> dict[str, Any]:
+    def read_other_fields(cls, config: Config) -> dict[str, Any]:
         """Reads the fields of the class that `sizes` does not contain."""
         return {}
 
@@ -185,7 +185,7 @@ class Family(abc.ABC):
             runs[side] = tuple(runs_of_side)
             fields[f'num_{side}_layers'] = len(layers)
         described = cls(**fields)
-        modules.require_equal(build(described.gin_text('')))
+        modules.require_same_modules(build(described.gin_text('')))
         return described, runs
 
     @property
@@ -258,7 +258,7 @@ class Family(abc.ABC):
         tensors = tensors.with_names(self.canonical_names(tensors))
         shapes = {name: row.shape for row in rows for _, names in row.expand_runs(runs) for name in names}
         if missing := [name for name in shapes if name not in tensors]:
-            raise UserError(f'{folder} lacks the weight {_format_first(missing)}; use a complete {self.hf_class}')
+            raise UserError(f'{folder} lacks the weight {_format_first_name(missing)}; use a complete {self.hf_class}')
         if differing := [name for name, shape in shapes.items() if tensors.shape(name) != shape]:
             name = differing[0]
             raise UserError(
@@ -268,8 +268,8 @@ class Family(abc.ABC):
         extra = [name for name in sorted({*tensors} - {*shapes, *self.copies}) if not re.fullmatch(self.ignored, name)]
         if extra:
             raise UserError(
-                f'{folder} contains the weight {_format_first(extra)}, which a {self.hf_class} with this config.json '
-                'does not have; use the config.json that belongs to the weights'
+                f'{folder} contains the weight {_format_first_name(extra)}, which a {self.hf_class} with this '
+                'config.json does not have; use the config.json that belongs to the weights'
             )
         for copy, name in self.copies.items():
             if copy in tensors and copy not in shapes and not np.array_equal(tensors[copy], tensors[name]):
@@ -325,5 +325,5 @@ class Family(abc.ABC):
         ])  # fmt: skip
 
 
-def _format_first(names: Sequence[str]) -> str:
+def _format_first_name(names: Sequence[str]) -> str:
     return names[0] + (f' (and {len(names) - 1} more)' if len(names) > 1 else '')

@@ -26,7 +26,7 @@ from remixer_t5x.interop.huggingface.parameter_table import Params, Runs
 from remixer_t5x.interop.huggingface.sentence_t5 import MODULES, SentenceT5
 from remixer_t5x.interop.huggingface.t5 import T5, T5Encoder
 from remixer_t5x.interop.huggingface.t5gemma import T5Gemma
-from remixer_t5x.interop.huggingface.traced_modules import Refusal, TracedModules
+from remixer_t5x.interop.huggingface.traced_modules import TracedModules, UnsupportedModelError
 
 FAMILIES: tuple[type[Family], ...] = (
     *(T5, Bert, Gpt2, T5Encoder, SentenceT5, BertClassifier),
@@ -36,13 +36,13 @@ CONFIG = 'config.json'
 # Maximum difference between logits, as a fraction of the largest absolute logit.
 TOLERANCE = 1e-3
 # Texts for comparing tokenizers; `compare_token_ids` adds a text for each added token of the tokenizer.
-TEXTS = (
+TOKENIZER_TEXTS = (
     'Thank you for inviting me to your party last week.',
     'Ça va? Über 1,234.50 €; "quoted" (x_1 = 2).',
     " Tabs\tand\u00a0\u2028lines\n\n e\u0301 ﬁ ｗｉｄｅ 你好 don't  ",
 )
 MAX_ADDED_TOKENS = 200
-LOCAL = {'local_files_only': True, 'trust_remote_code': False}
+LOCAL_OPTIONS = {'local_files_only': True, 'trust_remote_code': False}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +73,7 @@ def read(path: str) -> HuggingFaceSource:
     if not folder.is_dir():
         hint = 'for a model on the Hub, use hf://NAME' if '/' in path else f'use a folder with {CONFIG}'
         raise UserError(f'{path} is not a folder; {hint}')
-    safe_paths.check_inside(folder)
+    safe_paths.check_links_inside(folder)
     if not (folder / CONFIG).is_file():
         raise UserError(f'{folder} has no {CONFIG}; use the folder of a Hugging Face model')
     config = Config(untrusted_files.read_object(folder / CONFIG), str(folder))
@@ -100,20 +100,22 @@ def describe(model: Any, vocabulary: Any, build: Callable[[str], Any]) -> tuple[
     families = [family for family in FAMILIES if isinstance(model, family.model_class)]
     if not families:
         kinds = ', '.join(family.kind for family in FAMILIES)
-        raise Refusal(f'no Hugging Face model corresponds to MODEL_TYPE = {model.model_type!r} (supported: {kinds})')
+        raise UnsupportedModelError(
+            f'no Hugging Face model corresponds to MODEL_TYPE = {model.model_type!r} (supported: {kinds})'
+        )
     modules, refusals = TracedModules(model), []
     for family in families:
         try:
             return family.describe(model, vocabulary, modules, build)
-        except Refusal as refusal:
+        except UnsupportedModelError as refusal:
             reason = f"Hugging Face's {family.kind} cannot represent this model: {refusal.reason}"
-            refusals.append(Refusal(reason))
+            refusals.append(UnsupportedModelError(reason))
     raise refusals[0]
 
 
 def write(path: str, family: Family, params: Params, runs: Runs, dtype: str = 'float32') -> pathlib.Path:
     """Writes config.json and the weights, converted to `dtype`, to a new or empty folder, and returns its path."""
-    folder = check_empty(path)
+    folder = check_folder_is_empty(path)
     files = {CONFIG: {**family.to_config(), 'dtype': dtype, 'torch_dtype': dtype}, **family.extra_files()}
     try:
         for name, content in files.items():
@@ -128,11 +130,11 @@ def write(path: str, family: Family, params: Params, runs: Runs, dtype: str = 'f
         subfolder, _, name_in_file = name.rpartition('/')
         arrays.setdefault(subfolder, {})[name_in_file] = array.astype(np.dtype(dtype), copy=False)
     for subfolder, contents in arrays.items():
-        safetensors_files.write_file(folder / subfolder / safetensors_files.WHOLE, contents, {'format': 'pt'})
+        safetensors_files.write_file(folder / subfolder / safetensors_files.WEIGHTS_FILE, contents, {'format': 'pt'})
     return folder
 
 
-def check_empty(path: str) -> pathlib.Path:
+def check_folder_is_empty(path: str) -> pathlib.Path:
     """Returns the expanded path of an output folder. Raises UserError if the folder is not empty."""
     folder = pathlib.Path(path).expanduser()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -160,7 +162,7 @@ def compute_both_logits(source: HuggingFaceSource, model: Any, params: Params) -
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter('ignore')
         auto_class = getattr(transformers, family.auto_class)
-        reference = auto_class.from_pretrained(source.folder, use_safetensors=True, **LOCAL)
+        reference = auto_class.from_pretrained(source.folder, use_safetensors=True, **LOCAL_OPTIONS)
         for name, value in family.reference_settings().items():
             setattr(reference.config, name, value)
         output = reference.float().eval()(attention_mask=(tensors['input_ids'] > 0).long(), **tensors)
@@ -192,7 +194,7 @@ def compare_token_ids(folder: pathlib.Path, vocabulary: Any) -> str:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter('ignore')
-            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **LOCAL)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **LOCAL_OPTIONS)
     except Exception as error:
         # transformers raises various exceptions for missing or unknown files.
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
@@ -204,7 +206,7 @@ def compare_token_ids(folder: pathlib.Path, vocabulary: Any) -> str:
     added = tokenizer.get_added_vocab()
     if type(vocabulary).__name__ == 'ByteVocabulary' and not vocabulary.extra_ids:
         skipped |= {name for name in added if name.startswith('<extra_id_')}
-    texts = [*TEXTS, *[f'to ({name}) {name}s' for name in added if name not in skipped][:MAX_ADDED_TOKENS]]
+    texts = [*TOKENIZER_TEXTS, *[f'to ({name}) {name}s' for name in added if name not in skipped][:MAX_ADDED_TOKENS]]
     ids_of = getattr(vocabulary, 'huggingface_ids', vocabulary.encode)
     for text in texts:
         if tokenizer(text, add_special_tokens=False).input_ids != [int(token) for token in ids_of(text)]:

@@ -22,7 +22,7 @@ from remixer_t5x.interop.huggingface.traced_modules import TracedModules
 from remixer_t5x.interop.safetensors_files import Tensors
 from remixer_t5x.models.language_model import LanguageModel
 
-PREFIX, TABLE = 'transformer.', 'transformer.wte.weight'
+PREFIX, EMBEDDING_TABLE = 'transformer.', 'transformer.wte.weight'
 # A tokenizer consists of one of these sets of files (in transformers' order of preference) and the optional files.
 TOKENIZER_FILES = (('tokenizer.json',), ('vocab.json', 'merges.txt'))
 OPTIONAL_FILES = ('tokenizer_config.json', 'added_tokens.json')
@@ -58,7 +58,7 @@ class Gpt2(Family):
         'add_cross_attention': (False,),
     }
     constants = {'initializer_range': 0.02, **dict.fromkeys(('resid_pdrop', 'embd_pdrop', 'attn_pdrop'), 0.1)}
-    copies = {'lm_head.weight': TABLE}
+    copies = {'lm_head.weight': EMBEDDING_TABLE}
     # Older checkpoints contain the causal masks.
     ignored = r'transformer\.h\.\d+\.attn\.(masked_)?bias'
 
@@ -79,7 +79,7 @@ class Gpt2(Family):
 
     def param_rows(self) -> Iterator[ParamRow]:
         dim, hidden = self.embed_dim, self.mlp_dim
-        yield ParamRow('token_embedder/embedding', TABLE, (self.vocab_size, dim), zero_rows=1)
+        yield ParamRow('token_embedder/embedding', EMBEDDING_TABLE, (self.vocab_size, dim), zero_rows=1)
         yield ParamRow('decoder/position_embedding/table', 'transformer.wpe.weight', (self.max_length, dim))
         yield from layer_norm_rows('decoder/final_norm', 'transformer.ln_f', dim)
         ours, theirs = 'decoder/run/layer', 'transformer.h.{}'

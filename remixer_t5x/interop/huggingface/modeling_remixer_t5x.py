@@ -71,7 +71,7 @@ class Module(nn.Module):
         for name, shape in spec.get('params', {}).items():
             self.register_parameter(name, nn.Parameter(torch.zeros(shape)))
         for name, child in spec.get('children', {}).items():
-            self.add_module(name, build(child))
+            self.add_module(name, build_module(child))
 
     def check_length(self, length: int) -> None:
         limit = self.settings['max_length']
@@ -79,7 +79,7 @@ class Module(nn.Module):
             raise ValueError(f'{type(self).__name__} accepts rows of at most {limit} tokens, got {length}')
 
 
-def build(spec: dict) -> Module:
+def build_module(spec: dict) -> Module:
     """Creates the module described by an entry of config.json."""
     return CLASSES[spec['class']](spec)
 
@@ -351,19 +351,19 @@ class LearnedMixing(Module):
         return weights.to(hidden.dtype) @ hidden
 
 
-def compose(alpha: Tensor | float, mixed: Tensor, unmixed: Tensor) -> Tensor:
+def compose_with_alpha(alpha: Tensor | float, mixed: Tensor, unmixed: Tensor) -> Tensor:
     """Computes alpha (S * X') + (1 - alpha) (X' - S)."""
     return alpha * (mixed * unmixed) + (1 - alpha) * (unmixed - mixed)
 
 
 class FixedAlpha(Module):
     def forward(self, mixed: Tensor, unmixed: Tensor) -> Tensor:
-        return compose(self.settings['value'], mixed, unmixed)
+        return compose_with_alpha(self.settings['value'], mixed, unmixed)
 
 
 class ScalarAlpha(Module):
     def forward(self, mixed: Tensor, unmixed: Tensor) -> Tensor:
-        return compose(self.alpha.sigmoid(), mixed, unmixed)
+        return compose_with_alpha(self.alpha.sigmoid(), mixed, unmixed)
 
 
 class VectorAlpha(ScalarAlpha):
@@ -382,7 +382,7 @@ class ElementwiseGate(Module):
 
 class GatedAlpha(Module):
     def forward(self, mixed: Tensor, unmixed: Tensor) -> Tensor:
-        return compose(self.gating(unmixed), mixed, unmixed)
+        return compose_with_alpha(self.gating(unmixed), mixed, unmixed)
 
 
 class GatedComposition(Module):
@@ -652,7 +652,7 @@ class Stack(Module):
 
     def __init__(self, spec: dict):
         super().__init__(spec)
-        self.layers = nn.ModuleList(build(run['layer']) for run in spec['runs'] for _ in range(run['count']))
+        self.layers = nn.ModuleList(build_module(run['layer']) for run in spec['runs'] for _ in range(run['count']))
 
     def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
         if hasattr(self, 'position_bias'):
@@ -713,7 +713,7 @@ class RemixerT5xModel(PreTrainedModel):
         super().__init__(config)
         self.settings = config.module
         for name, spec in config.module['children'].items():
-            self.add_module(name, build(spec))
+            self.add_module(name, build_module(spec))
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -821,13 +821,13 @@ class RemixerT5xForCausalLM(RemixerT5xModel, GenerationMixin):
         # Moves leading padding to the end of each row, because positions are counted from the first token.
         shift = torch.zeros_like(input_ids[:, :1]) if attention_mask is None else first_token_index(attention_mask)
         begin = self.settings.get('begin_id', 0)
-        ids = functional.pad(roll_left(input_ids, shift), (1, 0), value=begin)
+        ids = functional.pad(roll_rows_left(input_ids, shift), (1, 0), value=begin)
         tokens = Tokens(torch.ones_like(ids, dtype=torch.bool), causal=True)
         logits = self.compute_logits(self.decoder(self.token_embedder(ids), tokens))
         if begin:
             logits[..., 0] = PADDING_LOGIT
-        loss = None if labels is None else token_loss(logits[:, :-1], roll_left(labels, shift))
-        return CausalLMOutput(loss=loss, logits=roll_left(logits[:, 1:], -shift))
+        loss = None if labels is None else token_loss(logits[:, :-1], roll_rows_left(labels, shift))
+        return CausalLMOutput(loss=loss, logits=roll_rows_left(logits[:, 1:], -shift))
 
     def prepare_inputs_for_generation(self, input_ids: Tensor, attention_mask=None, **_) -> dict:
         return {'input_ids': input_ids, 'attention_mask': attention_mask}
@@ -838,7 +838,7 @@ def first_token_index(attention_mask: Tensor) -> Tensor:
     return (attention_mask > 0).long().argmax(1, keepdim=True)
 
 
-def roll_left(rows: Tensor, shifts: Tensor) -> Tensor:
+def roll_rows_left(rows: Tensor, shifts: Tensor) -> Tensor:
     """Rolls each row of a [batch, length, ...] array to the left by its entry in `shifts` [batch, 1]."""
     index = (torch.arange(rows.shape[1], device=rows.device) + shifts) % rows.shape[1]
     return torch.take_along_dim(rows, index.reshape(*index.shape, *(1,) * (rows.ndim - 2)), 1)

@@ -28,10 +28,10 @@ from remixer_t5x.models.architecture.encoder_only import first_token, mean_of_to
 from remixer_t5x.models.classifier import Classifier
 from remixer_t5x.models.masked_lm import MaskedLM
 
-TABLE = 'model.embeddings.tok_embeddings.weight'
-GLOBAL, LOCAL = 'full_attention', 'sliding_attention'
+EMBEDDING_TABLE = 'model.embeddings.tok_embeddings.weight'
+GLOBAL_ATTENTION, LOCAL_ATTENTION = 'full_attention', 'sliding_attention'
 ROTARY = 'encoder/layer/self_attention/rotary'
-ROLES = ('pad', 'cls', 'sep')
+SPECIAL_TOKENS = ('pad', 'cls', 'sep')
 POOLINGS = {'cls': first_token, 'mean': mean_of_tokens}
 
 
@@ -63,7 +63,7 @@ class ModernBert(Family):
         'local_attention': 'window',
         'global_attn_every_n_layers': 'global_every',
         'norm_eps': 'epsilon',
-        **{f'{role}_token_id': f'{role}_id' for role in ROLES},
+        **{f'{role}_token_id': f'{role}_id' for role in SPECIAL_TOKENS},
     }
     allowed = {
         **dict.fromkeys(('hidden_activation', 'classifier_activation'), ('gelu',)),
@@ -71,7 +71,7 @@ class ModernBert(Family):
         **dict.fromkeys(('decoder_bias', 'tie_word_embeddings'), (True,)),
     }
     constants = {'initializer_range': 0.02}
-    copies = {'decoder.weight': TABLE}
+    copies = {'decoder.weight': EMBEDDING_TABLE}
 
     num_encoder_layers: int
     # Excluded from equality comparisons, because the remixer_t5x model has no maximum length.
@@ -91,23 +91,26 @@ class ModernBert(Family):
         values = dict(config.values)
         types, ropes = values.get('layer_types'), values.get('rope_parameters')
         if isinstance(types, list) and types:
-            values['global_attn_every_n_layers'] = (types + [GLOBAL])[1:].index(GLOBAL) + 1
+            values['global_attn_every_n_layers'] = (types + [GLOBAL_ATTENTION])[1:].index(GLOBAL_ATTENTION) + 1
         config = Config(values, str(config.folder))
         sizes = cls.read_sizes(config)
-        expected = [LOCAL if layer % sizes['global_every'] else GLOBAL for layer in range(sizes['num_encoder_layers'])]
+        expected = [
+            LOCAL_ATTENTION if layer % sizes['global_every'] else GLOBAL_ATTENTION
+            for layer in range(sizes['num_encoder_layers'])
+        ]
         if types is not None and types != expected:
             raise config.error('layer_types', 'layers 0, n, 2n, ... must be full_attention, others sliding_attention')
         thetas: dict[str, Any] = {}
-        for field, kind in (('global_theta', GLOBAL), ('local_theta', LOCAL)):
+        for field, kind in (('global_theta', GLOBAL_ATTENTION), ('local_theta', LOCAL_ATTENTION)):
             rope = ropes.get(kind) if isinstance(ropes, dict) else None
             theta = config.read_rope_theta(rope if isinstance(rope, dict) else {}, field.replace('_', '_rope_'))
             thetas |= {} if theta is None else {field: theta}
         if math.log2(sizes['head_dim']) % 2:
             raise config.error('num_attention_heads', 'hidden_size / num_attention_heads must be 4, 16, 64 or 256')
-        for role in ROLES:
+        for role in SPECIAL_TOKENS:
             if sizes[f'{role}_id'] >= sizes['vocab_size']:
                 raise config.error(f'{role}_token_id', f'it must be below vocab_size, which is {sizes["vocab_size"]}')
-        return cls(**thetas, **sizes, **cls.read_head(config))
+        return cls(**thetas, **sizes, **cls.read_other_fields(config))
 
     def to_config(self) -> dict[str, Any]:
         return {
@@ -126,7 +129,7 @@ class ModernBert(Family):
 
     def param_rows(self) -> Iterator[ParamRow]:
         dim, hidden = self.embed_dim, self.mlp_dim
-        yield ParamRow('token_embedder/embedding', TABLE, (self.vocab_size, dim), zero_rows=1)
+        yield ParamRow('token_embedder/embedding', EMBEDDING_TABLE, (self.vocab_size, dim), zero_rows=1)
         yield ParamRow('input/norm/scale', 'model.embeddings.norm.weight', (dim,))
         ours, theirs = 'encoder/run/layer', 'model.layers.{}'
         yield ParamRow(f'{ours}/self_attention_norm/scale', f'{theirs}.attn_norm.weight', (dim,), first_layer=1)
@@ -172,7 +175,7 @@ class ModernBert(Family):
             'window': 2 * (local - 1),
             'global_every': every,
             'global_theta': rotaries[None].theta,
-            **{f'{role}_id': special[role] for role in ROLES},
+            **{f'{role}_id': special[role] for role in SPECIAL_TOKENS},
         }
 
     def settings(self) -> dict[str, Any]:
@@ -220,7 +223,7 @@ class ModernBertClassifier(ModernBert):
     pooling: str = 'cls'
 
     @classmethod
-    def read_head(cls, config: Config) -> dict[str, Any]:
+    def read_other_fields(cls, config: Config) -> dict[str, Any]:
         config.check_values({'classifier_pooling': tuple(POOLINGS)})
         return {'labels': read_labels(config), 'pooling': config.values.get('classifier_pooling', 'cls')}
 

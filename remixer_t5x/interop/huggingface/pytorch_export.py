@@ -25,24 +25,24 @@ from flax import traverse_util
 
 from remixer_t5x.interop import safetensors_files
 from remixer_t5x.interop.huggingface import bert, folders, t5_tokenizer, traced_modules
-from remixer_t5x.interop.huggingface.traced_modules import Refusal
+from remixer_t5x.interop.huggingface.traced_modules import UnsupportedModelError
 from remixer_t5x.models import lora
 from remixer_t5x.models.architecture import stack
 from remixer_t5x.models.interface import Model, Params
 from remixer_t5x.models.layers import dense
 
-CODE = 'modeling_remixer_t5x.py'
+CODE_FILE = 'modeling_remixer_t5x.py'
 # Must differ from `shared_folder.MODEL_TYPE`, because shared folders contain gin text instead of PyTorch code.
 MODEL_TYPE = 'remixer_t5x_pytorch'
-# Maps each model type to the class in `CODE`, and to the auto class of transformers that loads it.
-CLASSES = {
+# Maps each model type to the class in `CODE_FILE`, and to the auto class of transformers that loads it.
+MODEL_CLASSES = {
     'encoder_decoder': ('RemixerT5xForConditionalGeneration', 'AutoModelForSeq2SeqLM'),
     'decoder_only': ('RemixerT5xForCausalLM', 'AutoModelForCausalLM'),
     'encoder_only': ('RemixerT5xForMaskedLM', 'AutoModelForMaskedLM'),
     'classifier': ('RemixerT5xForSequenceClassification', 'AutoModelForSequenceClassification'),
 }
 # Flax modules without a PyTorch class: the root modules, and the body of the scan over layers.
-WITHOUT_CLASS = ('EncoderDecoder', 'DecoderOnly', 'EncoderOnly', '_ScanBody')
+CLASSES_WITHOUT_CODE = ('EncoderDecoder', 'DecoderOnly', 'EncoderOnly', '_ScanBody')
 # Fields of Flax modules that the PyTorch classes use; the other fields only affect training, or are factories.
 SETTINGS = (
     *('activation', 'approximate', 'begin_id', 'epsilon', 'fraction', 'gate', 'length_scale', 'logit_softcap'),
@@ -55,7 +55,7 @@ SETTINGS = (
 @functools.cache
 def read_code() -> str:
     """Reads the source code of the PyTorch classes."""
-    return importlib.resources.files(__package__).joinpath(CODE).read_text(encoding='utf-8')
+    return importlib.resources.files(__package__).joinpath(CODE_FILE).read_text(encoding='utf-8')
 
 
 @functools.cache
@@ -67,16 +67,16 @@ def supported_classes() -> frozenset[str]:
 def to_config(model: Model, vocabulary: Any) -> dict[str, Any]:
     """Returns the content of config.json. Raises Refusal if a module has no PyTorch class."""
     if getattr(model, 'prefix', False):
-        raise Refusal('--to_hf does not support prefix language models; set PREFIX_LM = False')
-    if model.model_type not in CLASSES:
-        raise Refusal(f'--to_hf does not support models with MODEL_TYPE = {model.model_type!r}')
-    class_name, auto_class = CLASSES[model.model_type]
+        raise UnsupportedModelError('--to_hf does not support prefix language models; set PREFIX_LM = False')
+    if model.model_type not in MODEL_CLASSES:
+        raise UnsupportedModelError(f'--to_hf does not support models with MODEL_TYPE = {model.model_type!r}')
+    class_name, auto_class = MODEL_CLASSES[model.model_type]
     config = {
         'architectures': [class_name],
         'model_type': MODEL_TYPE,
         'auto_map': {
-            'AutoConfig': f'{pathlib.Path(CODE).stem}.RemixerT5xConfig',
-            auto_class: f'{pathlib.Path(CODE).stem}.{class_name}',
+            'AutoConfig': f'{pathlib.Path(CODE_FILE).stem}.RemixerT5xConfig',
+            auto_class: f'{pathlib.Path(CODE_FILE).stem}.{class_name}',
         },
         'vocab_size': model.vocab_size,
         'hidden_size': model.module.embed_dim,
@@ -116,8 +116,10 @@ def _find_or_add_entry(tree: dict[str, Any], path: tuple[str, ...]) -> dict[str,
 def _describe_module(module: nn.Module) -> dict[str, Any]:
     kind = type(module)
     is_ours = kind.__module__.startswith('remixer_t5x.models.')
-    if not (is_ours and (kind.__name__ in supported_classes() or kind.__name__ in WITHOUT_CLASS)):
-        raise Refusal(f'--to_hf has no PyTorch code for {kind.__module__}.{kind.__name__}; use --to_shared=DIR')
+    if not (is_ours and (kind.__name__ in supported_classes() or kind.__name__ in CLASSES_WITHOUT_CODE)):
+        raise UnsupportedModelError(
+            f'--to_hf has no PyTorch code for {kind.__module__}.{kind.__name__}; use --to_shared=DIR'
+        )
     values = {field.name: getattr(module, field.name) for field in dataclasses.fields(module)}
     names = {name: value.__name__ if inspect.isfunction(value) else value for name, value in values.items()}
     settings = {name: names[name] for name in SETTINGS if isinstance(names.get(name), bool | int | float | str)}
@@ -187,9 +189,11 @@ def write(folder: pathlib.Path, config: Mapping[str, Any], params: Params, dtype
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps({**config, 'dtype': dtype, 'torch_dtype': dtype}, indent=2)
     (folder / 'config.json').write_text(text + '\n', encoding='utf-8')
-    (folder / CODE).write_text(read_code(), encoding='utf-8')
-    cast = {name: array.astype(np.dtype(dtype), copy=False) for name, array in convert_params(params).items()}
-    safetensors_files.write_file(folder / safetensors_files.WHOLE, cast, {'format': 'pt'})
+    (folder / CODE_FILE).write_text(read_code(), encoding='utf-8')
+    cast: dict[str, Any] = {
+        name: array.astype(np.dtype(dtype), copy=False) for name, array in convert_params(params).items()
+    }
+    safetensors_files.write_file(folder / safetensors_files.WEIGHTS_FILE, cast, {'format': 'pt'})
 
 
 def compare_logits(folder: pathlib.Path, model: Any, params: Params) -> str:
@@ -215,7 +219,7 @@ def compare_logits(folder: pathlib.Path, model: Any, params: Params) -> str:
     ours = np.asarray(apply(params))
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter('ignore')
-        auto_class = getattr(transformers, CLASSES[model.model_type][1])
+        auto_class = getattr(transformers, MODEL_CLASSES[model.model_type][1])
         reference = auto_class.from_pretrained(folder, local_files_only=True, trust_remote_code=True).float().eval()
         theirs = reference(**{name: torch.from_numpy(array).long() for name, array in inputs.items()}).logits.numpy()
     return folders.describe_difference(ours[:, 1:] if model.model_type == 'decoder_only' else ours, theirs)

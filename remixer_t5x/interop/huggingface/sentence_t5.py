@@ -70,7 +70,7 @@ class SentenceT5(T5Encoder):
             sentence_dim=dense.read_int('out_features'),
             max_length=Config(limits, str(folder)).read_int('max_seq_length', 512),
             **cls.read_sizes(config),
-            **cls.read_head(config),
+            **cls.read_other_fields(config),
         )
 
     def extra_files(self) -> dict[str, Any]:

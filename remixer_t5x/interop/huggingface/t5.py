@@ -25,7 +25,7 @@ from remixer_t5x.models.seq2seq import Seq2Seq
 
 UMT5 = 'umt5'
 GENERATION_CONFIG = 'generation_config.json'
-TABLE, OUTPUT = 'shared.weight', 'lm_head.weight'
+EMBEDDING_TABLE, OUTPUT_WEIGHT = 'shared.weight', 'lm_head.weight'
 TABLE_COPIES = ('encoder.embed_tokens.weight', 'decoder.embed_tokens.weight')
 # Maps `feed_forward_proj` to the activation of the gate in remixer_t5x; None is a feed-forward without a gate.
 FEED_FORWARDS = {'relu': None, 'gated-gelu': 'gelu', 'gated-silu': 'silu'}
@@ -70,7 +70,7 @@ class T5Encoder(Family):
     }
     # T5's dropout rate for finetuning, which is only used when training with transformers.
     constants = {'dropout_rate': 0.1, 'initializer_factor': 1.0, 'use_cache': True}
-    copies = dict.fromkeys(TABLE_COPIES[:1], TABLE)
+    copies = dict.fromkeys(TABLE_COPIES[:1], EMBEDDING_TABLE)
 
     num_encoder_layers: int
     activation: str | None
@@ -81,7 +81,7 @@ class T5Encoder(Family):
     eos_id: int = 1
 
     @classmethod
-    def read_head(cls, config: Config) -> dict[str, Any]:
+    def read_other_fields(cls, config: Config) -> dict[str, Any]:
         values = config.values
         if not isinstance(values.get('eos_token_id'), int | None):
             raise config.error('eos_token_id', 'it must be a single id, the end token of the vocabulary')
@@ -104,7 +104,7 @@ class T5Encoder(Family):
     def param_rows(self) -> Iterator[ParamRow]:
         dim, hidden, joined = self.embed_dim, self.mlp_dim, self.num_heads * self.head_dim
         buckets, feed_forward = (self.num_buckets, self.num_heads), 'gated_mlp' if self.activation else 'relu_mlp'
-        yield ParamRow('token_embedder/embedding', TABLE, (self.vocab_size, dim))
+        yield ParamRow('token_embedder/embedding', EMBEDDING_TABLE, (self.vocab_size, dim))
         for side in self.layer_counts:
             ours, theirs = f'{side}/run/layer', f'{side}.block.{{}}.layer'
             attentions = {'self_attention': f'{theirs}.0.SelfAttention'}
@@ -130,8 +130,8 @@ class T5Encoder(Family):
         names = {name: name for name in tensors}
         # Some files contain the embedding table only as an array of the encoder or decoder.
         for copy in TABLE_COPIES:
-            if TABLE not in names and copy in names:
-                names[TABLE] = copy
+            if EMBEDDING_TABLE not in names and copy in names:
+                names[EMBEDDING_TABLE] = copy
         return names
 
     @classmethod
@@ -202,7 +202,7 @@ class T5(T5Encoder):
     sides = ('encoder', 'decoder')
     sizes = {**T5Encoder.sizes, 'num_decoder_layers': 'num_decoder_layers'}
     allowed = {**T5Encoder.allowed, 'is_encoder_decoder': (True,)}
-    copies = dict.fromkeys((*TABLE_COPIES, OUTPUT), TABLE)
+    copies = dict.fromkeys((*TABLE_COPIES, OUTPUT_WEIGHT), EMBEDDING_TABLE)
     # Ignores an unused array that Hugging Face's original T5 converter wrote.
     ignored = r'decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight'
 
@@ -214,14 +214,19 @@ class T5(T5Encoder):
     def from_config(cls, config: Config, tensors: Tensors) -> Self:
         values, tensors = config.values, tensors.with_names(cls.canonical_names(tensors))
         sizes = cls.read_sizes(config, num_decoder_layers=config.read_int('num_layers'))
-        flags = cls.read_head(config)
-        tied = OUTPUT not in tensors or TABLE in tensors and np.array_equal(tensors[OUTPUT], tensors[TABLE])
+        flags = cls.read_other_fields(config)
+        tied = (
+            OUTPUT_WEIGHT not in tensors
+            or EMBEDDING_TABLE in tensors
+            and np.array_equal(tensors[OUTPUT_WEIGHT], tensors[EMBEDDING_TABLE])
+        )
         scaled = values['model_type'] != 'mt5' and values.get('tie_word_embeddings') is not False
         # transformers 5 sets tie_word_embeddings for every umT5, even if lm_head.weight differs from the embedding.
         if not tied and scaled and 'scale_decoder_outputs' not in values and not flags['layer_biases']:
             raise UserError(
                 f'{config.file} ties the output to the embedding (tie_word_embeddings), but the weights contain '
-                f'{OUTPUT}; set tie_word_embeddings to false if the model uses this array, otherwise remove the array'
+                f'{OUTPUT_WEIGHT}; set tie_word_embeddings to false if the model uses this array, otherwise '
+                'remove the array'
             )
         return cls(tied=tied, scaled_output=bool(values.get('scale_decoder_outputs', scaled)), **flags, **sizes)
 
@@ -238,13 +243,13 @@ class T5(T5Encoder):
     def param_rows(self) -> Iterator[ParamRow]:
         yield from super().param_rows()
         if not self.tied:
-            yield ParamRow('logits/kernel', OUTPUT, (self.vocab_size, self.embed_dim), transposed=True)
+            yield ParamRow('logits/kernel', OUTPUT_WEIGHT, (self.vocab_size, self.embed_dim), transposed=True)
 
     def write(self, params: Params, runs: Runs) -> dict[str, np.ndarray]:
         arrays = super().write(params, runs)
         if self.tied and not self.scaled_output:
             # transformers 4 cannot tie the output without scaling it, and version 5 ties equal arrays.
-            arrays[OUTPUT] = arrays[TABLE]
+            arrays[OUTPUT_WEIGHT] = arrays[EMBEDDING_TABLE]
         return arrays
 
     @classmethod

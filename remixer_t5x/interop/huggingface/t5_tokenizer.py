@@ -28,7 +28,7 @@ _SPECIAL_TOKENS = ('<pad>', '</s>', '<unk>', '<s>')
 
 def read(folder: pathlib.Path, file: str | None = None) -> Tokenizer:
     """Finds the tokenizer in `folder`, or uses the SentencePiece model `file`. Raises UserError if there is none."""
-    safe_paths.check_inside(folder)
+    safe_paths.check_links_inside(folder)
     config = tokenizer_files.read_config(folder)
     if config.get('tokenizer_class') == BYTES_TOKENIZER and file is None:
         return Tokenizer('byte', {'extra_ids': _count_byte_sentinels(config, folder)}, 'the vocabulary of bytes')
@@ -81,7 +81,7 @@ def _count_byte_sentinels(config: Mapping[str, Any], folder: pathlib.Path) -> in
     _check_added_tokens(set(names) - set(tokens), folder)
     if not tokens or tokens == {f'<extra_id_{index}>': index for index in range(len(tokens))}:
         return 0
-    return _count_descending(tokens, 0, folder)
+    return _count_descending_ids(tokens, 0, folder)
 
 
 def _count_piece_sentinels(config: Mapping[str, Any], folder: pathlib.Path, path: pathlib.Path | None) -> int:
@@ -94,7 +94,7 @@ def _count_piece_sentinels(config: Mapping[str, Any], folder: pathlib.Path, path
         if any(_SENTINEL.fullmatch(piece.lstrip('▁')) for piece in pieces):
             return 0
         if sentinels:
-            return _count_descending(sentinels, len(pieces), folder)
+            return _count_descending_ids(sentinels, len(pieces), folder)
     count = config.get('extra_ids')
     if count is None:
         return len(set(_SENTINEL.findall(json.dumps(config)))) or DEFAULT_SENTINELS
@@ -130,7 +130,7 @@ def _check_added_tokens(names: Iterable[str], folder: pathlib.Path) -> None:
         )
 
 
-def _count_descending(sentinels: Mapping[str, int], first: int, folder: pathlib.Path) -> int:
+def _count_descending_ids(sentinels: Mapping[str, int], first: int, folder: pathlib.Path) -> int:
     """Counts the sentinels. Raises UserError if their ids do not descend from <extra_id_0> to the id `first`."""
     count = len(sentinels)
     for name, index in sentinels.items():

@@ -25,11 +25,11 @@ from remixer_t5x.interop.huggingface.traced_modules import TracedModules
 from remixer_t5x.interop.safetensors_files import Tensors
 from remixer_t5x.models.seq2seq import Seq2Seq
 
-SIDES = ('encoder', 'decoder')
-LOCAL, GLOBAL = 'sliding_attention', 'full_attention'
-OUTPUT = 'lm_head.out_proj.weight'
+STACKS = ('encoder', 'decoder')
+LOCAL_ATTENTION, GLOBAL_ATTENTION = 'sliding_attention', 'full_attention'
+OUTPUT_WEIGHT = 'lm_head.out_proj.weight'
 # Maps each sublayer to its Hugging Face module name, and to X in the norm names pre_X_layernorm, post_X_layernorm.
-NAMES = {
+SUBLAYER_NAMES = {
     'self_attention': ('self_attn', 'self_attn'),
     'cross_attention': ('cross_attn', 'cross_attn'),
     'gated_mlp': ('mlp', 'feedforward'),
@@ -54,7 +54,7 @@ class T5Gemma(Family):
     hf_class = 'T5GemmaForConditionalGeneration'
     auto_class = 'AutoModelForSeq2SeqLM'
     model_class: ClassVar[type] = Seq2Seq
-    sides = SIDES
+    sides = STACKS
     gin_files: ClassVar[tuple[str, ...]] = ('models/modern_t5.gin',)
     gin_modules = (
         *('architecture.encoder_decoder', 'layers.embedding', 'layers.norms', 'layers.positions'),
@@ -97,13 +97,13 @@ class T5Gemma(Family):
     @classmethod
     def from_config(cls, config: Config, tensors: Tensors) -> Self:
         fields: dict[str, Any] = {}
-        for side in SIDES:
+        for side in STACKS:
             values = config.values.get(side)
             if not isinstance(values, dict):
                 raise config.error(side, 'it must be an object with the settings of the stack')
             stack = Config(values, str(config.folder))
             layers = stack.read_int('num_hidden_layers')
-            expected = [GLOBAL if layer % 2 else LOCAL for layer in range(layers)]
+            expected = [GLOBAL_ATTENTION if layer % 2 else LOCAL_ATTENTION for layer in range(layers)]
             if values.get('layer_types', expected) != expected:
                 raise stack.error('layer_types', 'it must alternate between sliding_attention and full_attention')
             rope = values.get('rope_parameters')
@@ -140,7 +140,7 @@ class T5Gemma(Family):
                 **stack,
                 'model_type': 't5_gemma_module',
                 'num_hidden_layers': count,
-                'layer_types': [GLOBAL if layer % 2 else LOCAL for layer in range(count)],
+                'layer_types': [GLOBAL_ATTENTION if layer % 2 else LOCAL_ATTENTION for layer in range(count)],
                 'is_decoder': side == 'decoder',
             }
             for side, count in self.layer_counts.items()
@@ -167,11 +167,11 @@ class T5Gemma(Family):
 
     def param_rows(self) -> Iterator[ParamRow]:
         dim = self.embed_dim
-        for side in SIDES:
+        for side in STACKS:
             table = 'token_embedder' if side == 'encoder' else 'decoder_token_embedder'
             yield ParamRow(f'{table}/embedding', f'model.{side}.embed_tokens.weight', (self.vocab_size, dim))
             yield ParamRow(f'{side}/final_norm/scale', f'model.{side}.norm.weight', (dim,))
-            for name, (module, norm) in NAMES.items():
+            for name, (module, norm) in SUBLAYER_NAMES.items():
                 if name == 'cross_attention' and side == 'encoder':
                     continue
                 ours, theirs = f'{side}/run/layer/{name}', f'model.{side}.layers.{{}}'
@@ -179,7 +179,7 @@ class T5Gemma(Family):
                 yield ParamRow(f'{ours}_post_norm/scale', f'{theirs}.post_{norm}_layernorm.weight', (dim,))
                 yield from self._sublayer_rows(ours, f'{theirs}.{module}', name)
         if not self.tied:
-            yield ParamRow('logits/kernel', OUTPUT, (self.vocab_size, dim), transposed=True)
+            yield ParamRow('logits/kernel', OUTPUT_WEIGHT, (self.vocab_size, dim), transposed=True)
 
     def _sublayer_rows(self, ours: str, theirs: str, name: str) -> Iterator[ParamRow]:
         dim = self.embed_dim
@@ -200,7 +200,7 @@ class T5Gemma(Family):
         module, attention = model.module, modules.find('encoder/layer/self_attention')
         modules.require(not math.log2(attention.head_dim) % 2, 'HEAD_DIM is not a power of 4')
         local = []
-        for side in SIDES:
+        for side in STACKS:
             layers, _ = expand_layers(getattr(module, f'{side}_stack')())
             windows = [getattr(layer.sublayers[0](), 'sliding_window', None) for layer in layers]
             alternate = all((window is None) == bool(index % 2) for index, window in enumerate(windows))

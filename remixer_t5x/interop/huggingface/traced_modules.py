@@ -22,7 +22,7 @@ _TRAINING_FIELDS = (
 )
 
 
-class Refusal(UserError):
+class UnsupportedModelError(UserError):
     """Raised if another format cannot represent a model; `reason` describes the first difference."""
 
     def __init__(self, reason: str):
@@ -60,7 +60,7 @@ class TracedModules:
     def require(self, holds: bool, difference: str) -> None:
         """Raises Refusal with the text `difference` unless `holds` is true."""
         if not holds:
-            raise Refusal(difference)
+            raise UnsupportedModelError(difference)
 
     def __contains__(self, path: str) -> bool:
         return path in self._modules
@@ -79,7 +79,7 @@ class TracedModules:
         """Returns the first module at the first of the paths that exists. Raises Refusal if there is none."""
         return self.find_all(*paths)[0]
 
-    def require_equal(self, expected: Model) -> None:
+    def require_same_modules(self, expected: Model) -> None:
         """Raises Refusal for the first module or setting that differs from those of `expected`."""
         ours, theirs = self._modules, TracedModules(expected)._modules
         for path, modules in ours.items():
@@ -111,5 +111,5 @@ def _differing_settings(settings: dict[str, Any], expected: dict[str, Any]) -> l
             return math.isclose(first, second, rel_tol=1e-6)
         return first == second
 
-    # If a field is a module in one model and None in the other, `require_equal` reports the path of the module.
+    # If a field is a module in one model and None in the other, `require_same_modules` reports the path of the module.
     return [name for name in settings if name in expected and not is_equal(settings[name], expected[name])]

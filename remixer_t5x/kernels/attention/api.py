@@ -87,7 +87,7 @@ def _build_check(
         call += f', a window of {visibility.window}'
         run, formula = (functools.partial(_mask_queries_without_keys, attend) for attend in (run, formula))
     operands = (
-        *self_check.operand_shapes((query, key, key, visibility), self_check.ROWS),
+        *self_check.operand_shapes((query, key, key, visibility), self_check.NUM_CHECK_ROWS),
         self_check.operand_shapes(bias),
     )
     return self_check.KernelCheck(name, call, run, formula, operands)

@@ -18,13 +18,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from remixer_t5x.kernels.attention.formula import MASKED, Bias, Visibility, expand_bias, is_within_window
+from remixer_t5x.kernels.attention.formula import MASKED_LOGIT, Bias, Visibility, expand_bias, is_within_window
 from remixer_t5x.kernels.compile_target import interprets_kernels
 
 _MAX_HEAD_DIM = 128
 _SEGMENT_FEATURES = 16
 # The penalty exceeds any difference between logits. Powers of two are exact in bfloat16.
-_PENALTY = 2.0**20
+_OTHER_SEGMENT_PENALTY = 2.0**20
 
 
 def unsupported_reason(
@@ -48,7 +48,7 @@ def attend(query: jax.Array, key: jax.Array, value: jax.Array, visibility: Visib
     query_segments, key_segments = visibility.query_segments, visibility.key_segments
     window = visibility.window
     if window is not None and not visibility.causal:
-        window_bias = jnp.where(is_within_window(num_queries, window), 0.0, MASKED)
+        window_bias = jnp.where(is_within_window(num_queries, window), 0.0, MASKED_LOGIT)
         window_bias = jnp.broadcast_to(window_bias, (1, query.shape[2], *window_bias.shape))
         full = window_bias if full is None else full + window_bias
     if full is not None:
@@ -93,7 +93,11 @@ def _append_segment_features(
         spread = jnp.broadcast_to(features[:, :, None], (*array.shape[:3], _SEGMENT_FEATURES))
         return jnp.concatenate([array, spread], axis=-1)
 
-    return append(query, query_sets), append(key, _PENALTY * (key_sets - 1)), append(value, jnp.zeros_like(key_sets))
+    return (
+        append(query, query_sets),
+        append(key, _OTHER_SEGMENT_PENALTY * (key_sets - 1)),
+        append(value, jnp.zeros_like(key_sets)),
+    )
 
 
 @functools.cache

@@ -12,7 +12,7 @@ feature-packed  [batch, length, heads * kv], on TPUs, whose tiles have 128 lanes
 import jax
 import jax.numpy as jnp
 
-from remixer_t5x.kernels.attention.formula import MASKED, cap_logits, group_queries, ungroup_queries
+from remixer_t5x.kernels.attention.formula import MASKED_LOGIT, cap_logits, group_queries, ungroup_queries
 from remixer_t5x.kernels.compile_target import batch_and_head_axes, target_platform
 
 
@@ -58,7 +58,7 @@ def attend_step(
     shape, is_packed = query.shape, key.ndim == 3
     kv_heads = key.shape[2] // query.shape[3] if is_packed else key.shape[1]
     query, mask, bias = group_queries(query, kv_heads, mask, bias)
-    offset = jnp.where(mask, 0.0, MASKED)
+    offset = jnp.where(mask, 0.0, MASKED_LOGIT)
     offset = offset if bias is None else offset + bias
     attend = _attend_feature_packed if is_packed else _attend_heads_first
     return ungroup_queries(attend(query, key, value, offset, softcap), shape)

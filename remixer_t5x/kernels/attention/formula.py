@@ -20,7 +20,7 @@ from remixer_t5x.kernels.diagonals import spread_over_diagonals
 ATTENTION_OUTPUT = 'attention_output'
 
 # Logit of masked keys. The value is finite, because with -inf, queries without visible keys (padding) would yield NaN.
-MASKED = -1e10
+MASKED_LOGIT = -1e10
 
 
 @struct.dataclass
@@ -102,7 +102,7 @@ def dot_product_attention(
     `mask` is bool, broadcastable to [batch, 1, q, k], and `bias` is [1, heads, q, k] float32 or None.
     """
     grouped = group_queries(query, key.shape[2], mask, bias)
-    return ungroup_queries(_attention(grouped[0], key, value, *grouped[1:], softcap), query.shape)
+    return ungroup_queries(_recomputing_attention(grouped[0], key, value, *grouped[1:], softcap), query.shape)
 
 
 def group_queries(
@@ -151,7 +151,7 @@ def attention_weights(
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
-def _attention(query, key, value, mask, bias, softcap):
+def _recomputing_attention(query, key, value, mask, bias, softcap):
     """Computes attention for equal numbers of query and key heads."""
     return _forward_rule(query, key, value, mask, bias, softcap)[0]
 
@@ -182,13 +182,13 @@ def _backward_rule(softcap, residuals, gradient):
     return *gradients, None, jax.tree.map(lambda array: array[None], bias_gradient)
 
 
-_attention.defvjp(_forward_rule, _backward_rule)
+_recomputing_attention.defvjp(_forward_rule, _backward_rule)
 
 
 def _row_logits(query, key, mask, bias, softcap) -> tuple[jax.Array, jax.Array]:
     """Returns the logits of one row with and without the mask and the bias, both [heads, q, k] float32."""
     logits = cap_logits(jnp.einsum('qhd,khd->hqk', query, key, preferred_element_type=jnp.float32), softcap)
-    offset = jnp.where(mask, 0.0, MASKED)
+    offset = jnp.where(mask, 0.0, MASKED_LOGIT)
     return logits + (offset if bias is None else offset + bias), logits
 
 

@@ -11,8 +11,8 @@ from jax.sharding import PartitionSpec
 from remixer_t5x.kernels import compile_target
 from remixer_t5x.kernels.attention import tpu_kernel
 from remixer_t5x.kernels.attention.formula import ATTENTION_OUTPUT, Bias, DistanceBias, Visibility
-from remixer_t5x.kernels.attention.tpu_kernel import Operands, Plan
-from remixer_t5x.kernels.compile_target import batch_and_head_axes, on_each_device
+from remixer_t5x.kernels.attention.tpu_kernel import AttentionPlan, Operands
+from remixer_t5x.kernels.compile_target import batch_and_head_axes, wrap_in_shard_map
 
 
 def unsupported_reason(
@@ -22,7 +22,7 @@ def unsupported_reason(
     if isinstance(bias, jax.Array):
         return 'requires a relative position bias (DistanceBias), got an array'
     _, length, heads, head_dim = query.shape
-    needed = Plan(length, key.shape[1], heads, head_dim, visibility.causal).memory
+    needed = AttentionPlan(length, key.shape[1], heads, head_dim, visibility.causal).memory
     available = compile_target.vmem_bytes(default=needed)
     if needed > available:
         return (
@@ -39,13 +39,13 @@ def attend(query: jax.Array, key: jax.Array, value: jax.Array, visibility: Visib
         key, value = (jnp.repeat(array, query.shape[2] // array.shape[2], axis=2) for array in (key, value))
     joined = (array.reshape(*array.shape[:2], -1) for array in (query, key, value))
     segments = visibility.query_segments, visibility.key_segments
-    return _attend(query.shape[-1], visibility.causal, visibility.window, *joined, *segments, by_distance).reshape(
-        query.shape
-    )
+    return _differentiable_attention(
+        query.shape[-1], visibility.causal, visibility.window, *joined, *segments, by_distance
+    ).reshape(query.shape)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def _attend(head_dim: int, causal: bool, window: int | None, *arrays: Any) -> jax.Array:
+def _differentiable_attention(head_dim: int, causal: bool, window: int | None, *arrays: Any) -> jax.Array:
     """Computes softmax(query key^T + bias) value, [batch, queries, heads * kv].
 
     The arrays are query, key and value, [batch, length, heads * kv]; query segments, [batch, queries] or None; key
@@ -62,7 +62,7 @@ def _forward_rule(head_dim: int, causal: bool, window: int | None, *arrays: Any)
         mixed, log_total = tpu_kernel.forward(plan, operands)
         return mixed, log_total.reshape(mixed.shape[0], plan.heads, -1)
 
-    results = on_each_device(forward, (*specs,), (specs[0], log_total_spec))(*arrays)
+    results = wrap_in_shard_map(forward, (*specs,), (specs[0], log_total_spec))(*arrays)
     mixed, log_total = (checkpoint_name(array, ATTENTION_OUTPUT) for array in results)
     return mixed, (arrays, mixed, log_total)
 
@@ -86,13 +86,13 @@ def _backward_rule(
     query_spec, key_spec, *_, bias_spec = specs
     bias_spec = None if bias_spec is None else PartitionSpec(query_spec[0], *bias_spec)
     in_specs = (*specs, query_spec, log_total_spec, query_spec)
-    run = on_each_device(backward, in_specs, (query_spec, key_spec, key_spec, bias_spec))
+    run = wrap_in_shard_map(backward, in_specs, (query_spec, key_spec, key_spec, bias_spec))
     *gradients, bias_gradient = run(*arrays, mixed, log_total, gradient)
     # Sum the bias gradients of all batch shards.
     return *gradients, None, None, None if bias_gradient is None else bias_gradient.sum(axis=0)
 
 
-_attend.defvjp(_forward_rule, _backward_rule)
+_differentiable_attention.defvjp(_forward_rule, _backward_rule)
 
 
 def _partition_specs(head_dim: int, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -106,7 +106,7 @@ def _partition_specs(head_dim: int, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _plan_and_operands(head_dim, causal, window, query, key, value, query_segments, key_segments, by_distance):
     """Builds the arguments of the kernels from the shards of one device."""
-    plan = Plan(query.shape[1], key.shape[1], query.shape[2] // head_dim, head_dim, causal, window)
+    plan = AttentionPlan(query.shape[1], key.shape[1], query.shape[2] // head_dim, head_dim, causal, window)
     segments = None if query_segments is None else query_segments[:, None, :]
     bias = None if by_distance is None else tpu_kernel.shift_bias(plan, by_distance)
     return plan, Operands(query, key, value, segments, key_segments[:, :, None], bias)

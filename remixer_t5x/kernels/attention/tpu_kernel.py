@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from remixer_t5x.kernels.attention.formula import MASKED
+from remixer_t5x.kernels.attention.formula import MASKED_LOGIT
 from remixer_t5x.kernels.compile_target import interprets_kernels
 
 _FLOAT32 = jnp.float32
@@ -40,7 +40,7 @@ class Operands(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class AttentionPlan:
     """Sizes and flags (`Visibility`) of an attention call, and its division into kernel programs."""
 
     queries: int
@@ -88,7 +88,7 @@ def _block_length(length: int) -> int:
     return pl.cdiv(pl.cdiv(length, blocks), _LANES) * _LANES
 
 
-def shift_bias(plan: Plan, by_distance: jax.Array) -> jax.Array:
+def shift_bias(plan: AttentionPlan, by_distance: jax.Array) -> jax.Array:
     """Creates eight copies of a bias, shifted by 0 to 7 positions, one for each sublane of a register.
 
     Maps the bias for each distance `key - query`, [heads, 2 * length - 1], to [groups, group, 8, distances]. From these
@@ -125,7 +125,7 @@ def _sum_over_diagonals(block: jax.Array) -> jax.Array:
 class _BlockSpecs:
     """Block specs for a grid over groups of heads, rows of the batch, and blocks of queries and keys in any order."""
 
-    def __init__(self, plan: Plan, q_axis: int, k_axis: int):
+    def __init__(self, plan: AttentionPlan, q_axis: int, k_axis: int):
         def q_block(*ids):
             # Programs skip blocks that the causal mask excludes; returning the block already in VMEM avoids a load.
             first = plan.first_query_block(ids[k_axis]) if plan.causal and q_axis == 3 else 0
@@ -150,7 +150,7 @@ class _BlockSpecs:
         return Operands(*(None if array is None else spec for array, spec in zip(operands, specs, strict=True)))
 
 
-def _call_options(plan: Plan, operands: Operands, matmuls: int, reads: int) -> dict:
+def _pallas_call_options(plan: AttentionPlan, operands: Operands, matmuls: int, reads: int) -> dict:
     batch = operands.query.shape[0]
     pairs = batch * plan.heads * plan.queries * plan.keys // (2 if plan.causal else 1)
     sizes = [array.size * array.dtype.itemsize for array in operands[:3]]
@@ -169,7 +169,7 @@ def _call_options(plan: Plan, operands: Operands, matmuls: int, reads: int) -> d
     }
 
 
-def forward(plan: Plan, operands: Operands) -> tuple[jax.Array, jax.Array]:
+def forward(plan: AttentionPlan, operands: Operands) -> tuple[jax.Array, jax.Array]:
     """Returns the attention output, [batch, queries, heads * kv], and the log-sum-exp of each query's logits.
 
     The log-sum-exp is [batch, groups, group, queries] float32.
@@ -193,12 +193,12 @@ def forward(plan: Plan, operands: Operands) -> tuple[jax.Array, jax.Array]:
             pltpu.VMEM((plan.width, plan.block_q), _FLOAT32),
         ],
         name='attention_forward',
-        **_call_options(plan, operands, matmuls=2, reads=1),
+        **_pallas_call_options(plan, operands, matmuls=2, reads=1),
     )(operands)
 
 
 def backward(
-    plan: Plan, operands: Operands, mixed: jax.Array, log_total: jax.Array, gradient: jax.Array
+    plan: AttentionPlan, operands: Operands, mixed: jax.Array, log_total: jax.Array, gradient: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
     """Computes the gradients of query, key, value and bias from the results of `forward` and the output's gradient."""
     batch, groups = operands.query.shape[0], plan.heads // plan.group
@@ -220,11 +220,11 @@ def backward(
             key_sum,
         ],
         name='attention_backward',
-        **_call_options(plan, operands, matmuls=5, reads=2),
+        **_pallas_call_options(plan, operands, matmuls=5, reads=2),
     )(operands, mixed, log_total, gradient)
 
 
-def _logits_scratch(plan: Plan):
+def _logits_scratch(plan: AttentionPlan):
     return pltpu.VMEM((plan.group, plan.block_k, plan.block_q), _FLOAT32)
 
 
@@ -233,13 +233,13 @@ def _forward_kernel(plan, operands, mixed_ref, log_total_ref, bias_block, larges
 
     @pl.when(k_block == 0)
     def initialize_sums():
-        largest_ref[...] = jnp.full_like(largest_ref, 4 * MASKED)
+        largest_ref[...] = jnp.full_like(largest_ref, 4 * MASKED_LOGIT)
         total_ref[...] = jnp.zeros_like(total_ref)
         mixed_sum[...] = jnp.zeros_like(mixed_sum)
 
     @pl.when(_is_visible_block(plan, q_block, k_block))
     def add_block():
-        _prepare_bias(plan, operands.bias, bias_block, row, q_block, k_block)
+        _expand_bias_if_needed(plan, operands.bias, bias_block, row, q_block, k_block)
         query = operands.query[0]
         key = _load_rows(operands.key, k_block, plan.keys)
         value = _load_rows(operands.value, k_block, plan.keys).T
@@ -265,7 +265,7 @@ def _forward_kernel(plan, operands, mixed_ref, log_total_ref, bias_block, larges
 
 
 def _backward_kernel(
-    plan: Plan,
+    plan: AttentionPlan,
     operands: Operands,
     mixed_ref,
     log_total_ref,
@@ -301,7 +301,7 @@ def _backward_kernel(
 
     @pl.when(_is_visible_block(plan, q_block, k_block))
     def add_block():
-        _prepare_bias(plan, operands.bias, bias_block, row, q_block, k_block)
+        _expand_bias_if_needed(plan, operands.bias, bias_block, row, q_block, k_block)
         query, mixed, gradient = (
             _load_rows(ref, q_block, plan.queries) for ref in (operands.query, mixed_ref, gradient_ref)
         )
@@ -347,7 +347,7 @@ def _backward_kernel(
                 bias_gradient_ref[0, head] = _sum_over_diagonals(bias_sum[head])
 
 
-def _prepare_bias(plan: Plan, bias_ref, block_ref, row, q_block, k_block) -> None:
+def _expand_bias_if_needed(plan: AttentionPlan, bias_ref, block_ref, row, q_block, k_block) -> None:
     """Expands the bias of each head to the size of a block of logits, unless an earlier row has expanded it."""
     if bias_ref is None:
         return
@@ -359,13 +359,13 @@ def _prepare_bias(plan: Plan, bias_ref, block_ref, row, q_block, k_block) -> Non
             block_ref[head] = _expand_bias(window, plan.block_k, plan.block_q)
 
 
-def _distance_slice(plan: Plan, q_block, k_block):
+def _distance_slice(plan: AttentionPlan, q_block, k_block):
     """Returns the slice of the bias for the distances between a block of queries and a block of keys."""
     start = q_block * plan.block_q + (plan.blocks_k - 1 - k_block) * plan.block_k
     return pl.ds(pl.multiple_of(start, _LANES), plan.block_q + plan.block_k)
 
 
-def _is_visible_block(plan: Plan, q_block, k_block):
+def _is_visible_block(plan: AttentionPlan, q_block, k_block):
     is_visible = k_block <= plan.last_key_block(q_block) if plan.causal else True
     if plan.window is None:
         return is_visible
@@ -373,19 +373,19 @@ def _is_visible_block(plan: Plan, q_block, k_block):
     return is_visible & (ahead - plan.block_q + 1 < plan.window) & (-ahead - plan.block_k + 1 < plan.window)
 
 
-def _compute_logits(plan: Plan, query, key, bias_block, visible, k_block, head: int) -> jax.Array:
+def _compute_logits(plan: AttentionPlan, query, key, bias_block, visible, k_block, head: int) -> jax.Array:
     """Computes the logits of one head, [keys, queries] float32."""
     logits = _dot_transposed(_select_head(plan, key, head), query)
     if bias_block is not None:
         logits += bias_block[head]
-    logits = jnp.where(visible, logits, MASKED)
+    logits = jnp.where(visible, logits, MASKED_LOGIT)
     if plan.keys % plan.block_k:
         # Queries without visible keys average all keys, but not those after the end of the row.
-        logits = jnp.where(_token_index(plan, k_block, 0) < plan.keys, logits, 2 * MASKED)
+        logits = jnp.where(_token_index(plan, k_block, 0) < plan.keys, logits, 2 * MASKED_LOGIT)
     return logits
 
 
-def _visibility_mask(plan: Plan, operands: Operands, q_block, k_block) -> jax.Array:
+def _visibility_mask(plan: AttentionPlan, operands: Operands, q_block, k_block) -> jax.Array:
     """Returns the attention mask of a block of logits, bool, broadcastable to [keys, queries]."""
     keys = operands.key_segments[0]
     visible = keys > 0 if operands.query_segments is None else keys == operands.query_segments[0]
@@ -397,7 +397,7 @@ def _visibility_mask(plan: Plan, operands: Operands, q_block, k_block) -> jax.Ar
     return visible
 
 
-def _token_index(plan: Plan, block, axis: int) -> jax.Array:
+def _token_index(plan: AttentionPlan, block, axis: int) -> jax.Array:
     """Returns the position of each key (axis 0) or query (axis 1) of a block, [keys, queries] int32."""
     shape = plan.block_k, plan.block_q
     return block * shape[axis] + jax.lax.broadcasted_iota(jnp.int32, shape, axis)
@@ -412,7 +412,7 @@ def _load_rows(ref, block, length: int) -> jax.Array:
     return jnp.where(index < length, rows, jnp.zeros_like(rows))
 
 
-def _select_head(plan: Plan, features: jax.Array, head: int) -> jax.Array:
+def _select_head(plan: AttentionPlan, features: jax.Array, head: int) -> jax.Array:
     """Zeroes the features of other heads, because the matrix unit always multiplies all 128 lanes."""
     if plan.group == 1:
         return features

@@ -68,5 +68,5 @@ def _build_check(packed: bool, w_in, value, w_out, ids, scale) -> self_check.Ker
         f'{length} tokens, {heads} heads of {hidden} units and {value.shape[-1]} features{", packed" * packed}',
         functools.partial(_mix_with_kernel, tpu, packed),
         functools.partial(_mix_with_kernel, token_loop, packed),
-        self_check.operand_shapes((w_in, value, w_out, ids, scale), self_check.ROWS),
+        self_check.operand_shapes((w_in, value, w_out, ids, scale), self_check.NUM_CHECK_ROWS),
     )

@@ -14,10 +14,10 @@ from jax.sharding import PartitionSpec
 
 from remixer_t5x.kernels.attention.formula import ATTENTION_OUTPUT
 from remixer_t5x.kernels.blocks import join_blocks, split_blocks
-from remixer_t5x.kernels.compile_target import batch_and_head_axes, on_each_device
+from remixer_t5x.kernels.compile_target import batch_and_head_axes, wrap_in_shard_map
 
 
-class Tokens(NamedTuple):
+class TokenArrays(NamedTuple):
     """Weights and values of the tokens of whole rows or of one block."""
 
     w_in: jax.Array  # [batch, tokens, heads, hidden]
@@ -48,47 +48,48 @@ def mix_by_blocks(
 ) -> jax.Array:
     """Mixes each token with the preceding tokens of its example; w_in and value must be zero at padding.
 
-    `kernel` is the module that computes blocks: `token_loop`, `tpu` or `unrolled`. The arrays are those of `Tokens`.
+    `kernel` is the module that computes blocks: `token_loop`, `tpu` or `unrolled`. The arrays are fields
+    of `TokenArrays`.
     """
     return _forward_rule(kernel, w_in, value, w_out, keep, scale)[0]
 
 
 def _forward_rule(kernel, *arrays):
-    tokens = Tokens(*arrays)
+    tokens = TokenArrays(*arrays)
     specs = _partition_specs(tokens)
-    mixed = on_each_device(functools.partial(_forward, kernel), (specs,), specs.value)(tokens)
+    mixed = wrap_in_shard_map(functools.partial(_forward, kernel), (specs,), specs.value)(tokens)
     return checkpoint_name(mixed, ATTENTION_OUTPUT), tokens
 
 
 def _backward_rule(kernel, tokens, gradient):
     specs = _partition_specs(tokens)
-    run = on_each_device(functools.partial(_backward, kernel), (specs, specs.value), specs[:3])
+    run = wrap_in_shard_map(functools.partial(_backward, kernel), (specs, specs.value), specs[:3])
     return *run(tokens, gradient), None, None
 
 
 mix_by_blocks.defvjp(_forward_rule, _backward_rule)
 
 
-def _partition_specs(tokens: Tokens) -> Tokens:
+def _partition_specs(tokens: TokenArrays) -> TokenArrays:
     rows, heads = batch_and_head_axes(tokens.value.shape[0], tokens.value.shape[2])
     by_head, by_row = PartitionSpec(rows, None, heads, None), PartitionSpec(rows, None)
     specs = (by_head, by_head, by_head, by_row, by_row)
-    return Tokens(*(None if array is None else spec for array, spec in zip(tokens, specs, strict=True)))
+    return TokenArrays(*(None if array is None else spec for array, spec in zip(tokens, specs, strict=True)))
 
 
-def _forward(kernel: ModuleType, tokens: Tokens) -> jax.Array:
+def _forward(kernel: ModuleType, tokens: TokenArrays) -> jax.Array:
     length, block = tokens.value.shape[1], kernel.block_length(tokens.w_in, tokens.value)
     if block == length:
         return kernel.forward(tokens, None)
 
     def mix_block(start, tokens):
-        return _add_block(start, tokens), kernel.forward(tokens, start)
+        return _add_block_to_state(start, tokens), kernel.forward(tokens, start)
 
-    _, mixed = jax.lax.scan(mix_block, initial_state(tokens), split_blocks(tokens, block))
+    _, mixed = jax.lax.scan(mix_block, zero_state(tokens), split_blocks(tokens, block))
     return join_blocks(mixed, length)
 
 
-def _backward(kernel: ModuleType, tokens: Tokens, gradient: jax.Array) -> tuple[jax.Array, ...]:
+def _backward(kernel: ModuleType, tokens: TokenArrays, gradient: jax.Array) -> tuple[jax.Array, ...]:
     length, block = tokens.value.shape[1], kernel.block_length(tokens.w_in, tokens.value)
     if block == length:
         return tuple(kernel.backward(tokens, None, None, gradient)[:3])
@@ -98,20 +99,20 @@ def _backward(kernel: ModuleType, tokens: Tokens, gradient: jax.Array) -> tuple[
         *gradients, later = kernel.backward(tokens, start, later, gradient)
         return later, gradients
 
-    zeros, blocks = initial_state(tokens), split_blocks(tokens, block)
-    _, starts = jax.lax.scan(lambda start, tokens: (_add_block(start, tokens), start), zeros, blocks)
+    zeros, blocks = zero_state(tokens), split_blocks(tokens, block)
+    _, starts = jax.lax.scan(lambda start, tokens: (_add_block_to_state(start, tokens), start), zeros, blocks)
     inputs = blocks, starts, split_blocks(gradient, block)
     _, gradients = jax.lax.scan(block_gradients, zeros, inputs, reverse=True)
     return tuple(join_blocks(array, length) for array in gradients)
 
 
-def initial_state(tokens: Tokens) -> jax.Array:
+def zero_state(tokens: TokenArrays) -> jax.Array:
     """Returns the state A before the first token of a row, zeros [batch, heads, hidden, features]."""
     batch, _, heads, hidden = tokens.w_in.shape
     return jnp.zeros((batch, heads, hidden, tokens.value.shape[-1]), jnp.float32)
 
 
-def _add_block(start: jax.Array, tokens: Tokens) -> jax.Array:
+def _add_block_to_state(start: jax.Array, tokens: TokenArrays) -> jax.Array:
     """Computes the state A after a block: the sum over the tokens of the last example in the block."""
     w_in = tokens.w_in
     if tokens.keep is not None:

@@ -7,15 +7,15 @@ accumulating, A is recomputed at the end of each example and block.
 import jax
 import jax.numpy as jnp
 
-from remixer_t5x.kernels.running_token_mlp.block_loop import BlockGradients, Tokens, initial_state
+from remixer_t5x.kernels.running_token_mlp.block_loop import BlockGradients, TokenArrays, zero_state
 
 
-def add_token(hidden: jax.Array, w_in: jax.Array, value: jax.Array) -> jax.Array:
+def add_token_to_state(hidden: jax.Array, w_in: jax.Array, value: jax.Array) -> jax.Array:
     """Adds a token to the state A: the outer product of w_in [..., hidden] and value [..., features]."""
     return hidden + _outer_product(w_in.astype(jnp.float32), value.astype(jnp.float32))
 
 
-def compute_output(w_out: jax.Array, hidden: jax.Array, scale: jax.Array | None) -> jax.Array:
+def compute_token_output(w_out: jax.Array, hidden: jax.Array, scale: jax.Array | None) -> jax.Array:
     """Computes the output of a token, `w_out . gelu(scale A)`, [batch, heads, features]."""
     units = jax.nn.gelu(hidden if scale is None else hidden * _expand_per_row(scale)).astype(w_out.dtype)
     return jnp.einsum('bhk,bhkf->bhf', w_out, units)
@@ -27,21 +27,23 @@ def block_length(w_in: jax.Array, value: jax.Array) -> int:
     return -(-length // -(-length // hidden))
 
 
-def forward(tokens: Tokens, start: jax.Array | None) -> jax.Array:
+def forward(tokens: TokenArrays, start: jax.Array | None) -> jax.Array:
     """Computes the outputs of a block; see `tpu.forward`."""
 
-    def mix_token(hidden: jax.Array, token: Tokens) -> tuple[jax.Array, jax.Array]:
-        hidden = add_token(_reset_state(hidden, token.keep), token.w_in, token.value)
-        return hidden, compute_output(token.w_out, hidden, token.scale)
+    def mix_token(hidden: jax.Array, token: TokenArrays) -> tuple[jax.Array, jax.Array]:
+        hidden = add_token_to_state(_reset_state(hidden, token.keep), token.w_in, token.value)
+        return hidden, compute_token_output(token.w_out, hidden, token.scale)
 
-    first = initial_state(tokens) if start is None else start
+    first = zero_state(tokens) if start is None else start
     _, mixed = jax.lax.scan(mix_token, first, jax.tree.map(_swap_axes, tokens))
     return _swap_axes(mixed).astype(tokens.value.dtype)
 
 
-def backward(tokens: Tokens, start: jax.Array | None, later: jax.Array | None, gradient: jax.Array) -> BlockGradients:
+def backward(
+    tokens: TokenArrays, start: jax.Array | None, later: jax.Array | None, gradient: jax.Array
+) -> BlockGradients:
     """Computes the gradients of a block; see `tpu.backward`."""
-    first = initial_state(tokens) if start is None else start
+    first = zero_state(tokens) if start is None else start
     index = jnp.arange(tokens.value.shape[1])
     # Number of examples that start in the block at or before each token.
     starts = None if tokens.keep is None else jnp.cumsum(tokens.keep == 0, axis=1)

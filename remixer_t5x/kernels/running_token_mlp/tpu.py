@@ -14,7 +14,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from remixer_t5x.kernels import compile_target
 from remixer_t5x.kernels.compile_target import interprets_kernels
-from remixer_t5x.kernels.running_token_mlp.block_loop import BlockGradients, Tokens
+from remixer_t5x.kernels.running_token_mlp.block_loop import BlockGradients, TokenArrays
 
 _LANES = 128
 _FLOAT32 = jnp.float32
@@ -47,7 +47,7 @@ def _vmem_limit() -> int:
 
 
 class _Operands(NamedTuple):
-    """The fields of `Tokens` and the state A before the block, as operands of the kernels; None if unused."""
+    """The fields of `TokenArrays` and the state A before the block, as operands of the kernels; None if unused."""
 
     w_in: Any  # [hidden, tokens, lanes]
     value: Any  # [tokens, features, lanes]
@@ -57,13 +57,13 @@ class _Operands(NamedTuple):
     start: Any  # [hidden, features, lanes] float32
 
 
-def forward(tokens: Tokens, start: jax.Array | None) -> jax.Array:
+def forward(tokens: TokenArrays, start: jax.Array | None) -> jax.Array:
     """Computes the outputs of a block, [batch, tokens, heads, features], in value's dtype.
 
     `start` is the state A before the block, or None for zeros.
     """
     operands = _build_operands(tokens, start)
-    plan = _Plan(operands)
+    plan = _KernelPlan(operands)
     mixed = pl.pallas_call(
         _forward_kernel,
         grid=plan.grid,
@@ -74,10 +74,12 @@ def forward(tokens: Tokens, start: jax.Array | None) -> jax.Array:
         name='running_token_mlp_forward',
         **plan.call_options(operations=12, arrays=operands),
     )(operands)
-    return _from_lanes(mixed, _FEATURE_AXES, tokens.value)
+    return _lanes_to_heads(mixed, _FEATURE_AXES, tokens.value)
 
 
-def backward(tokens: Tokens, start: jax.Array | None, later: jax.Array | None, gradient: jax.Array) -> BlockGradients:
+def backward(
+    tokens: TokenArrays, start: jax.Array | None, later: jax.Array | None, gradient: jax.Array
+) -> BlockGradients:
     """Computes the gradients of a block.
 
     Args:
@@ -87,8 +89,8 @@ def backward(tokens: Tokens, start: jax.Array | None, later: jax.Array | None, g
         gradient: gradient with respect to the output of the block.
     """
     operands = _build_operands(tokens, start)
-    plan = _Plan(operands)
-    later = None if later is None else _to_lanes(later, _STATE_AXES)
+    plan = _KernelPlan(operands)
+    later = None if later is None else _heads_to_lanes(later, _STATE_AXES)
     state = None if start is None else plan.state
     # The gradient of `value` is float32, because several programs add to it.
     dtypes = operands.w_in.dtype, _FLOAT32, operands.w_out.dtype, _FLOAT32
@@ -105,16 +107,16 @@ def backward(tokens: Tokens, start: jax.Array | None, later: jax.Array | None, g
         scratch_shapes=[*[plan.row_scratch] * 4, pltpu.VMEM(plan.tile, _FLOAT32)],
         name='running_token_mlp_backward',
         **plan.call_options(operations=30, arrays=(operands, operands)),
-    )(operands, later, _to_lanes(gradient, _FEATURE_AXES))
+    )(operands, later, _heads_to_lanes(gradient, _FEATURE_AXES))
     return BlockGradients(
-        _from_lanes(w_in_gradient, _HIDDEN_AXES, tokens.w_in),
-        _from_lanes(value_gradient, _FEATURE_AXES, tokens.value),
-        _from_lanes(w_out_gradient, _HIDDEN_AXES, tokens.w_out),
-        None if start is None else _from_lanes(start_gradient, _STATE_AXES, start),
+        _lanes_to_heads(w_in_gradient, _HIDDEN_AXES, tokens.w_in),
+        _lanes_to_heads(value_gradient, _FEATURE_AXES, tokens.value),
+        _lanes_to_heads(w_out_gradient, _HIDDEN_AXES, tokens.w_out),
+        None if start is None else _lanes_to_heads(start_gradient, _STATE_AXES, start),
     )
 
 
-class _Plan:
+class _KernelPlan:
     """Division of the computation into kernel programs, each for at most 128 lanes and a few hidden units."""
 
     def __init__(self, operands: _Operands):
@@ -155,12 +157,12 @@ def _forward_kernel(operands: _Operands, mixed_ref, w_in_rows, w_out_rows):
         mixed_ref[...] = jnp.zeros_like(mixed_ref)
 
     def add_hidden_unit(unit, _):
-        first = _load_unit(operands, w_in_rows, w_out_rows, unit)
+        first = _load_hidden_unit(operands, w_in_rows, w_out_rows, unit)
 
         def add_token(token, hidden):
             row = pl.ds(token, 1)
             hidden = _add_token(operands, w_in_rows, hidden, token)
-            mixed_ref[token] += w_out_rows[row] * jax.nn.gelu(_apply_scale(operands, hidden, row))
+            mixed_ref[token] += w_out_rows[row] * jax.nn.gelu(_scale_state(operands, hidden, row))
             return hidden
 
         jax.lax.fori_loop(0, operands.value.shape[0], add_token, first)
@@ -190,7 +192,7 @@ def _backward_kernel(
         value_gradient_ref[...] = jnp.zeros_like(value_gradient_ref)
 
     def add_hidden_unit(unit, _):
-        first = _load_unit(operands, w_in_rows, w_out_rows, unit)
+        first = _load_hidden_unit(operands, w_in_rows, w_out_rows, unit)
 
         def update_state(token, hidden):
             states[token] = _add_token(operands, w_in_rows, hidden, token)
@@ -200,7 +202,7 @@ def _backward_kernel(
             token = length - 1 - back
             row = pl.ds(token, 1)
             gradient = gradient_ref[token].astype(_FLOAT32)
-            units, pull_back = jax.vjp(lambda hidden: jax.nn.gelu(_apply_scale(operands, hidden, row)), states[token])
+            units, pull_back = jax.vjp(lambda hidden: jax.nn.gelu(_scale_state(operands, hidden, row)), states[token])
             w_out_gradient_rows[row] = jnp.sum(units * gradient, axis=0, keepdims=True)
             later = later + pull_back(w_out_rows[row] * gradient)[0]
             w_in_gradient_rows[row] = jnp.sum(later * operands.value[token].astype(_FLOAT32), axis=0, keepdims=True)
@@ -219,7 +221,7 @@ def _backward_kernel(
     jax.lax.fori_loop(0, operands.w_in.shape[0], add_hidden_unit, 0)
 
 
-def _load_unit(operands: _Operands, w_in_rows, w_out_rows, unit) -> jax.Array:
+def _load_hidden_unit(operands: _Operands, w_in_rows, w_out_rows, unit) -> jax.Array:
     """Copies a hidden unit's weights to scratch memory, and returns the unit's state before the block."""
     w_in_rows[...] = operands.w_in[unit].astype(_FLOAT32)
     w_out_rows[...] = operands.w_out[unit].astype(_FLOAT32)
@@ -233,29 +235,29 @@ def _add_token(operands: _Operands, w_in_rows, hidden: jax.Array, token) -> jax.
     return hidden_before + w_in_rows[row] * operands.value[token].astype(_FLOAT32)
 
 
-def _apply_scale(operands: _Operands, hidden: jax.Array, row) -> jax.Array:
+def _scale_state(operands: _Operands, hidden: jax.Array, row) -> jax.Array:
     return hidden if operands.scale is None else hidden * operands.scale[row]
 
 
-def _build_operands(tokens: Tokens, start: jax.Array | None) -> _Operands:
+def _build_operands(tokens: TokenArrays, start: jax.Array | None) -> _Operands:
     heads = tokens.value.shape[2]
     return _Operands(
-        _to_lanes(tokens.w_in, _HIDDEN_AXES),
-        _to_lanes(tokens.value, _FEATURE_AXES),
-        _to_lanes(tokens.w_out, _HIDDEN_AXES),
+        _heads_to_lanes(tokens.w_in, _HIDDEN_AXES),
+        _heads_to_lanes(tokens.value, _FEATURE_AXES),
+        _heads_to_lanes(tokens.w_out, _HIDDEN_AXES),
         None if tokens.keep is None else jnp.repeat(tokens.keep.T, heads, axis=1),
         None if tokens.scale is None else jnp.repeat(tokens.scale.T, heads, axis=1),
-        None if start is None else _to_lanes(start, _STATE_AXES),
+        None if start is None else _heads_to_lanes(start, _STATE_AXES),
     )
 
 
-def _to_lanes(array: jax.Array, axes: tuple[int, ...]) -> jax.Array:
+def _heads_to_lanes(array: jax.Array, axes: tuple[int, ...]) -> jax.Array:
     """Transposes an array to the axis order `axes`, and merges the last two axes into lanes."""
     array = array.transpose(axes)
     return array.reshape(*array.shape[:2], -1)
 
 
-def _from_lanes(lanes: jax.Array, axes: tuple[int, ...], like: jax.Array) -> jax.Array:
-    """Inverts `_to_lanes`; the result has the shape and dtype of `like`."""
+def _lanes_to_heads(lanes: jax.Array, axes: tuple[int, ...], like: jax.Array) -> jax.Array:
+    """Inverts `_heads_to_lanes`; the result has the shape and dtype of `like`."""
     transposed = lanes.reshape([like.shape[axis] for axis in axes])
     return transposed.transpose([axes.index(axis) for axis in range(4)]).astype(like.dtype)

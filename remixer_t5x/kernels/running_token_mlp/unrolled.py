@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from remixer_t5x.kernels.blocks import join_blocks, split_blocks
 from remixer_t5x.kernels.gelu import sigmoid_gelu, sigmoid_gelu_and_slope
-from remixer_t5x.kernels.running_token_mlp.block_loop import BlockGradients, Tokens, initial_state
+from remixer_t5x.kernels.running_token_mlp.block_loop import BlockGradients, TokenArrays, zero_state
 
 # Number of tokens in a segment. With more tokens, XLA:GPU would write intermediate values of A to memory.
 _SEGMENT_LENGTH = 5
@@ -26,7 +26,7 @@ def block_length(w_in: jax.Array, value: jax.Array) -> int:
     return length if blocks == 1 else -(-length // (blocks * _SEGMENT_LENGTH)) * _SEGMENT_LENGTH
 
 
-def forward(tokens: Tokens, start: jax.Array | None) -> jax.Array:
+def forward(tokens: TokenArrays, start: jax.Array | None) -> jax.Array:
     """Computes the outputs of a block; see `tpu.forward`."""
     segments = split_blocks(tokens, _SEGMENT_LENGTH)
     # Transpose A, because XLA can fuse more sums over the last axis than over other axes.
@@ -38,7 +38,9 @@ def forward(tokens: Tokens, start: jax.Array | None) -> jax.Array:
     return join_blocks(jnp.stack(mixed, axis=2), tokens.value.shape[1]).astype(tokens.value.dtype)
 
 
-def backward(tokens: Tokens, start: jax.Array | None, later: jax.Array | None, gradient: jax.Array) -> BlockGradients:
+def backward(
+    tokens: TokenArrays, start: jax.Array | None, later: jax.Array | None, gradient: jax.Array
+) -> BlockGradients:
     """Computes the gradients of a block; see `tpu.backward`."""
     length, dtype = tokens.value.shape[1], tokens.value.dtype
 
@@ -77,13 +79,13 @@ def backward(tokens: Tokens, start: jax.Array | None, later: jax.Array | None, g
     # Index this array in the loop. To scan it, segments would have to be its first axis, and XLA would copy the array.
     starts = _states_before_segments('bhknf', tokens, start)
     inputs = jnp.arange(starts.shape[3]), split_blocks(tokens, _SEGMENT_LENGTH), split_blocks(gradient, _SEGMENT_LENGTH)
-    parts = split_state(initial_state(tokens) if later is None else later)
+    parts = split_state(zero_state(tokens) if later is None else later)
     parts, gradients = jax.lax.scan(segment_gradients, parts, inputs, reverse=True)
     w_in, value, w_out = (join_blocks(array, length) for array in gradients)
     return BlockGradients(w_in, value, w_out, None if start is None else join_state(*parts))
 
 
-def _states_before_segments(axes: str, tokens: Tokens, start: jax.Array | None) -> jax.Array:
+def _states_before_segments(axes: str, tokens: TokenArrays, start: jax.Array | None) -> jax.Array:
     """Computes the state A before each segment, in the dtype of the tokens.
 
     `axes` orders the axes of the result: segments (n), batch (b), heads (h), hidden (k) and features (f).
@@ -113,7 +115,7 @@ def _states_before_segments(axes: str, tokens: Tokens, start: jax.Array | None) 
     return jax.lax.optimization_barrier(starts.astype(dtype))
 
 
-def _states_after_tokens(rows: jax.Array, columns: jax.Array, tokens: Tokens, start: jax.Array) -> list[jax.Array]:
+def _states_after_tokens(rows: jax.Array, columns: jax.Array, tokens: TokenArrays, start: jax.Array) -> list[jax.Array]:
     """Computes A after each token of a segment, multiplied by `scale`, [..., heads, rows, columns] float32.
 
     `rows` and `columns` are `w_in` and `value`, or the reverse for the transpose of A.

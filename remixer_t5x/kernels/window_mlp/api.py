@@ -66,7 +66,10 @@ def _build_check(wi, bias, out, tokens, ids) -> self_check.KernelCheck:
         ones, zero = jnp.ones(hidden, wi.dtype), jnp.zeros((), wi.dtype)
         return _mix_by_formula(TokenMLP(wi, bias, ones, zero), tokens, out, ids)
 
-    shapes = *self_check.operand_shapes((wi, bias)), *self_check.operand_shapes((out, tokens, ids), self_check.ROWS)
+    shapes = (
+        *self_check.operand_shapes((wi, bias)),
+        *self_check.operand_shapes((out, tokens, ids), self_check.NUM_CHECK_ROWS),
+    )
     call = f'{length} tokens, window {window}, {hidden} units, {features} features{", packed" * packed}'
     return self_check.KernelCheck('window_mlp_tpu', call, tpu.mix, formula, shapes)
 

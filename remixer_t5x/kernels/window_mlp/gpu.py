@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from remixer_t5x.kernels.attention.formula import ATTENTION_OUTPUT
-from remixer_t5x.kernels.blocks import expand_window_weights, is_same_example, join_previous_blocks, split_blocks
+from remixer_t5x.kernels.blocks import expand_window_weights, join_previous_blocks, mask_same_example, split_blocks
 from remixer_t5x.kernels.gelu import prevent_cse, sigmoid_gelu, sigmoid_gelu_and_slope
 
 _FLOAT32 = jnp.float32
@@ -88,7 +88,7 @@ def _input_gradients(
     # Broadcast the weights to all blocks, because XLA would copy `hidden_gradient` for a matmul with unbatched weights.
     hidden_gradient = split_blocks(hidden_gradient, block, axis=1)
     weights = jnp.broadcast_to(expand_weights(wi), (*hidden_gradient.shape[:4], 2 * block))
-    same_example = True if ids is None else is_same_example(ids, block)[:, :, :, None]
+    same_example = True if ids is None else mask_same_example(ids, block)[:, :, :, None]
     product = functools.partial(jnp.einsum, preferred_element_type=_FLOAT32)
     joined_gradient = product('bntsf,bntsr->bnrf', hidden_gradient, jnp.where(same_example, weights, 0))
     # Append a token of ones; the gradient of its weight is the gradient of the bias.

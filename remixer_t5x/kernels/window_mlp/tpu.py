@@ -18,8 +18,8 @@ from jax.sharding import PartitionSpec
 
 from remixer_t5x.kernels import compile_target
 from remixer_t5x.kernels.attention.formula import ATTENTION_OUTPUT
-from remixer_t5x.kernels.blocks import expand_window_weights, is_same_example
-from remixer_t5x.kernels.compile_target import batch_and_head_axes, interprets_kernels, on_each_device
+from remixer_t5x.kernels.blocks import expand_window_weights, mask_same_example
+from remixer_t5x.kernels.compile_target import batch_and_head_axes, interprets_kernels, wrap_in_shard_map
 from remixer_t5x.kernels.gelu import sigmoid_gelu, sigmoid_gelu_and_slope
 
 _FLOAT32 = jnp.float32
@@ -69,31 +69,31 @@ def mix(wi: jax.Array, bias: jax.Array, out: jax.Array, tokens: jax.Array, ids: 
     tokens = jnp.pad(tokens, (*fill, (0, 0)))
     same_example = None
     if ids is not None:
-        same_example = is_same_example(jnp.pad(ids, fill), BLOCK).reshape(*tokens.shape[:2], -1).astype(tokens.dtype)
+        same_example = mask_same_example(jnp.pad(ids, fill), BLOCK).reshape(*tokens.shape[:2], -1).astype(tokens.dtype)
     operands = _Operands(tokens, weights, same_example, bias.astype(_FLOAT32), out.astype(_FLOAT32))
-    return _mix(operands)[:, :length]
+    return _differentiable_window_mlp(operands)[:, :length]
 
 
 @jax.custom_vjp
-def _mix(operands: _Operands) -> jax.Array:
+def _differentiable_window_mlp(operands: _Operands) -> jax.Array:
     return _forward_rule(operands)[0]
 
 
 def _forward_rule(operands: _Operands) -> tuple[jax.Array, _Operands]:
     by_row, specs = _partition_specs(operands)
-    return checkpoint_name(on_each_device(_forward, (specs,), by_row)(operands), ATTENTION_OUTPUT), operands
+    return checkpoint_name(wrap_in_shard_map(_forward, (specs,), by_row)(operands), ATTENTION_OUTPUT), operands
 
 
 def _backward_rule(operands: _Operands, gradient: jax.Array) -> tuple[_Operands]:
     by_row, specs = _partition_specs(operands)
     # Each device returns the gradients of the weights and the bias for its rows; their sums are computed below.
-    run = on_each_device(_backward, (specs, by_row), (by_row, by_row, by_row, by_row))
+    run = wrap_in_shard_map(_backward, (specs, by_row), (by_row, by_row, by_row, by_row))
     tokens, weights, bias, out = run(operands, gradient)
     weights, bias = jnp.sum(weights, axis=0).astype(operands.weights.dtype), jnp.sum(bias, axis=0)
     return (_Operands(tokens, weights, None, bias, out),)
 
 
-_mix.defvjp(_forward_rule, _backward_rule)
+_differentiable_window_mlp.defvjp(_forward_rule, _backward_rule)
 
 
 def _partition_specs(operands: _Operands) -> tuple[PartitionSpec, _Operands]:
@@ -104,7 +104,7 @@ def _partition_specs(operands: _Operands) -> tuple[PartitionSpec, _Operands]:
 
 
 def _forward(operands: _Operands) -> jax.Array:
-    plan = _Plan(operands)
+    plan = _KernelPlan(operands)
     return pl.pallas_call(
         functools.partial(_forward_kernel, plan),
         grid=plan.grid,
@@ -120,7 +120,7 @@ def _forward(operands: _Operands) -> jax.Array:
 
 def _backward(operands: _Operands, gradient: jax.Array) -> tuple[jax.Array, ...]:
     """Returns the gradients of tokens, weights [1, ...], bias [1, ...] and out for the rows of one device."""
-    plan = _Plan(operands)
+    plan = _KernelPlan(operands)
     token_shape, bias_shape = operands.tokens.shape, (plan.hidden, plan.tile)
     shapes = token_shape, token_shape, operands.weights.shape, bias_shape, (plan.batch, *bias_shape)
     before, current, weights, bias, out = pl.pallas_call(
@@ -145,7 +145,7 @@ def _backward(operands: _Operands, gradient: jax.Array) -> tuple[jax.Array, ...]
     return (earlier + current).astype(operands.tokens.dtype), weights[None], bias.sum(axis=-1)[None], out.sum(axis=-1)
 
 
-class _Plan:
+class _KernelPlan:
     """Division of the computation into kernel programs, each for one block of tokens and one tile of features."""
 
     def __init__(self, operands: _Operands):
@@ -175,7 +175,7 @@ class _Plan:
         return pl.CostEstimate(flops=products * 4 * BLOCK * units, transcendentals=units, bytes_accessed=moved)
 
 
-def _load_weights_and_tokens(plan: _Plan, before_ref, operands: _Operands) -> tuple[jax.Array, jax.Array]:
+def _load_weights_and_tokens(plan: _KernelPlan, before_ref, operands: _Operands) -> tuple[jax.Array, jax.Array]:
     """Loads the weights, masked in packed rows, and the tokens of both blocks, [2 * BLOCK, tile]."""
     weights, before = operands.weights[...], before_ref[...]
     if operands.same_example is not None:
@@ -191,7 +191,7 @@ def _dot(a: jax.Array, b: jax.Array, contracted: tuple[int, int] = (1, 0)) -> ja
     )
 
 
-def _forward_kernel(plan: _Plan, before_ref, operands: _Operands, mixed_ref, hidden_ref):
+def _forward_kernel(plan: _KernelPlan, before_ref, operands: _Operands, mixed_ref, hidden_ref):
     row = pl.program_id(0)
     hidden_ref[...] = _dot(*_load_weights_and_tokens(plan, before_ref, operands))
 
@@ -204,7 +204,7 @@ def _forward_kernel(plan: _Plan, before_ref, operands: _Operands, mixed_ref, hid
 
 
 def _backward_kernel(
-    plan: _Plan,
+    plan: _KernelPlan,
     before_ref,
     operands: _Operands,
     gradient_ref,

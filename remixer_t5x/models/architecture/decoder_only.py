@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from remixer_t5x import axes, ranges
-from remixer_t5x.context import describe_tokens
+from remixer_t5x.context import make_sequence_context
 from remixer_t5x.models.architecture.encoder_decoder import parse_dtype
 from remixer_t5x.models.architecture.stack import Stack
 from remixer_t5x.models.layers.dense import Dense
@@ -86,7 +86,7 @@ class DecoderOnly(nn.Module):
             decoder_positions: [batch, length] int32, position of each token in its example, or None.
             prefix: [batch, length] bool, True for tokens with bidirectional attention, or None.
         """
-        ctx = describe_tokens(
+        ctx = make_sequence_context(
             jnp.ones_like(decoder_input_tokens),
             decoder_segment_ids,
             decoder_positions,
@@ -105,7 +105,7 @@ class DecoderOnly(nn.Module):
             slots: number of positions to allocate for the prompt and the generated tokens.
             bidirectional: whether attention is bidirectional over the prompt.
         """
-        ctx = describe_tokens(
+        ctx = make_sequence_context(
             is_token.astype(jnp.int32),
             causal=True,
             decode=True,
@@ -119,7 +119,7 @@ class DecoderOnly(nn.Module):
 
         `slots` is the number of positions of the caches.
         """
-        ctx = describe_tokens(jnp.ones_like(tokens), causal=True, decode=True)
+        ctx = make_sequence_context(jnp.ones_like(tokens), causal=True, decode=True)
         return self._prepare_output_input(self.decoder(self._embed(tokens), ctx, slots))
 
     def _embed(self, tokens: jax.Array) -> jax.Array:

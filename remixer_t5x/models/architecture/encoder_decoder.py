@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from remixer_t5x import axes, ranges
-from remixer_t5x.context import Memory, describe_tokens
+from remixer_t5x.context import Memory, make_sequence_context
 from remixer_t5x.errors import UserError
 from remixer_t5x.kernels.attention.formula import cap_logits
 from remixer_t5x.models.architecture.stack import Stack
@@ -97,7 +97,7 @@ class EncoderDecoder(nn.Module):
         enable_dropout: bool = True,
     ) -> jax.Array:
         """Returns the encoder output, [batch, input_length, embed]."""
-        ctx = describe_tokens(
+        ctx = make_sequence_context(
             encoder_input_tokens, encoder_segment_ids, encoder_positions, deterministic=not enable_dropout
         )
         return self.encoder(self.token_embedder(encoder_input_tokens), ctx)
@@ -140,9 +140,11 @@ class EncoderDecoder(nn.Module):
         call processes one token per row, [batch, 1], and requires the number of positions, `max_decode_length`.
         Decoding does not support packed rows.
         """
-        memory = Memory(encoded, describe_tokens(encoder_input_tokens, encoder_segment_ids))
+        memory = Memory(encoded, make_sequence_context(encoder_input_tokens, encoder_segment_ids))
         flags = {'causal': True, 'decode': decode, 'deterministic': not enable_dropout, 'memory': memory}
-        ctx = describe_tokens(jnp.ones_like(decoder_input_tokens), decoder_segment_ids, decoder_positions, **flags)
+        ctx = make_sequence_context(
+            jnp.ones_like(decoder_input_tokens), decoder_segment_ids, decoder_positions, **flags
+        )
         if self.begin_id:
             decoder_input_tokens = jnp.where(decoder_input_tokens == 0, self.begin_id, decoder_input_tokens)
         hidden = self.decoder(self._decoder_embedder()(decoder_input_tokens), ctx, max_decode_length)

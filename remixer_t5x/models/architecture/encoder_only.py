@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from remixer_t5x import axes, ranges
-from remixer_t5x.context import SequenceContext, describe_tokens
+from remixer_t5x.context import SequenceContext, make_sequence_context
 from remixer_t5x.models.architecture.encoder_decoder import parse_dtype
 from remixer_t5x.models.architecture.stack import Stack
 from remixer_t5x.models.layers.dense import Dense
@@ -71,7 +71,7 @@ class EncoderOnly(nn.Module):
         enable_dropout: bool = True,
     ) -> jax.Array:
         """Returns the encoder output, [batch, length, embed]; `encoder_token_types` requires an input layer."""
-        ctx = describe_tokens(
+        ctx = make_sequence_context(
             encoder_input_tokens, encoder_segment_ids, encoder_positions, deterministic=not enable_dropout
         )
         x = self.token_embedder(encoder_input_tokens)
@@ -117,7 +117,7 @@ class EncoderOnly(nn.Module):
     ) -> jax.Array:
         """Returns the output of the classification head in float32; each row must contain a single example."""
         hidden = self.encode(encoder_input_tokens, None, None, encoder_token_types, enable_dropout)
-        return self.head(hidden, describe_tokens(encoder_input_tokens, deterministic=not enable_dropout))
+        return self.head(hidden, make_sequence_context(encoder_input_tokens, deterministic=not enable_dropout))
 
 
 def pair_token_types(tokens: jax.Array, ctx: SequenceContext, separator_id: int) -> jax.Array:

@@ -42,7 +42,7 @@ def dots_remat(prim, *args, **params) -> bool:
     return _DOTS_AND_ATTENTION(prim, *args, **params) or prim.name == _CUDNN_ATTENTION_PRIMITIVE
 
 
-_TRACE_ONCE = contextvars.ContextVar('trace_layers_once', default=False)
+_TRACE_LAYERS_ONCE = contextvars.ContextVar('trace_layers_once', default=False)
 
 
 @contextlib.contextmanager
@@ -52,11 +52,11 @@ def trace_layers_once() -> Iterator[None]:
     Use the context only to compute shapes, or if the values of parameters do not matter: a seed generates different
     initial parameters than outside.
     """
-    token = _TRACE_ONCE.set(True)
+    token = _TRACE_LAYERS_ONCE.set(True)
     try:
         yield
     finally:
-        _TRACE_ONCE.reset(token)
+        _TRACE_LAYERS_ONCE.reset(token)
 
 
 class _ScanBody(nn.Module):
@@ -181,7 +181,7 @@ class Stack(nn.Module):
         split = {'params': True, 'dropout': True}
         # Flax's check of loop invariants traces the layer twice, and both traces draw random numbers. Without the
         # check, a seed would generate other random numbers, so it is disabled only if none are drawn.
-        draws_random_numbers = any(self.has_rng(name) for name in split) and not _TRACE_ONCE.get()
+        draws_random_numbers = any(self.has_rng(name) for name in split) and not _TRACE_LAYERS_ONCE.get()
         run = nn.scan(
             body,
             variable_axes={'params': 0, 'intermediates': 0},

@@ -44,16 +44,16 @@ def attend_to_sequence(
     """
     dropped_value = dropout(dropout_rate, value, -1, deterministic=ctx.deterministic)
     if not ctx.decode:
-        visibility = visible_in_sequence(ctx, window)
+        visibility = sequence_visibility(ctx, window)
         _sow_weights(module, query, key, visibility, bias, softcap)
         return attention(query, key, dropped_value, visibility, bias, ctx.attention, softcap)
     (key_slots, axis), (value_slots, _) = to_cache_layout(key), to_cache_layout(dropped_value)
     key_slots = cache.update_cache(module, 'cached_key', key_slots, ctx, axis)
     value_slots = cache.update_cache(module, 'cached_value', value_slots, ctx, axis)
     if ctx.step is None and ctx.cache_slots is not None:
-        return attention(query, key, value, visible_in_sequence(ctx, window), bias, ctx.attention, softcap)
+        return attention(query, key, value, sequence_visibility(ctx, window), bias, ctx.attention, softcap)
     if ctx.step is None:
-        mask = visible_in_sequence(ctx, window).mask()
+        mask = sequence_visibility(ctx, window).mask()
     else:
         mask = jnp.atleast_2d(cache.visible_positions(key_slots.shape[axis], ctx, window))[:, None, None]
     key_slots = key_slots if key_slots.ndim == 3 else jnp.swapaxes(key_slots, 2, 3)
@@ -98,6 +98,6 @@ def _sow_weights(
         module.sow('intermediates', 'attention_weights', weights)
 
 
-def visible_in_sequence(ctx: SequenceContext, window: int | None = None) -> Visibility:
+def sequence_visibility(ctx: SequenceContext, window: int | None = None) -> Visibility:
     """Describes the attention mask between the tokens of a sequence."""
     return Visibility(ctx.segment_ids if ctx.packed else None, ctx.segment_ids, ctx.causal, ctx.prefix, window)

@@ -2,7 +2,7 @@
 
 The first call with `ctx.decode` allocates the buffers (the allocating call); each later call receives the token at
 `ctx.step`. If the first call receives a prompt (`ctx.cache_slots`), the second call processes the last token of each
-row again, so running sums over the prompt must exclude this token (`is_before_last`).
+row again, so running sums over the prompt must exclude this token (`mask_before_last_token`).
 """
 
 import jax
@@ -37,7 +37,24 @@ def _allocate_buffer(value: jax.Array, slots: int | None, axis: int) -> jax.Arra
     return jnp.pad(value, [(0, slots - value.shape[axis] if index == axis else 0) for index in range(value.ndim)])
 
 
-def is_before_last(ctx: SequenceContext) -> jax.Array:
+def values_at_prompt_end(values: jax.Array, ctx: SequenceContext) -> jax.Array:
+    """Returns the initial cache of a sublayer that caches a single token: the second-to-last token of each prompt.
+
+    Args:
+        values: values of the allocating call, [batch, length, ...].
+        ctx: context of the tokens of the allocating call.
+
+    Returns:
+        [batch, 1, ...], zeros for prompts with a single token, or without a prompt.
+    """
+    if ctx.cache_slots is None:
+        return jnp.zeros_like(values[:, :1])
+    index = jnp.sum(ctx.is_token, axis=1) - 2
+    tokens = jax.vmap(lambda row, index: jax.lax.dynamic_slice_in_dim(row, index, 1))(values, jnp.maximum(index, 0))
+    return jnp.where((index >= 0).reshape(-1, *(1,) * (values.ndim - 1)), tokens, 0)
+
+
+def mask_before_last_token(ctx: SequenceContext) -> jax.Array:
     """Returns a mask of all tokens except the last token of each row, [batch, length] bool; rows must not be packed."""
     count = jnp.sum(ctx.is_token, axis=1, keepdims=True)
     return jnp.arange(ctx.segment_ids.shape[1]) < count - 1
@@ -56,7 +73,7 @@ def decoding_step(ctx: SequenceContext) -> jax.Array:
     return ctx.step
 
 
-def beams_as_queries(x: jax.Array, memory_rows: int) -> jax.Array:
+def reshape_beams_to_queries(x: jax.Array, memory_rows: int) -> jax.Array:
     """Reshapes [memory_rows * beams, length, embed] to [memory_rows, beams * length, embed] for cross-attention.
 
     The beams of a sequence are adjacent and share its memory. Treating them as queries of one row avoids repeating the

@@ -13,7 +13,7 @@ def check_length(owner: str, max_length: int, length: int) -> None:
         )
 
 
-def refuse_prefix(ctx: SequenceContext, owner: str) -> None:
+def check_no_prefix(ctx: SequenceContext, owner: str) -> None:
     """Raises UserError if `ctx` has a prefix, because the class named `owner` supports only causal mixing."""
     if ctx.prefix is not None:
         raise UserError(

@@ -120,10 +120,10 @@ def split_heads(x: jax.Array, num_heads: int) -> jax.Array:
 
 
 # Feature groups as one array [groups, ..., width], or as several arrays that each contain some of the groups.
-Groups: TypeAlias = tuple[jax.Array, ...]
+FeatureGroups: TypeAlias = tuple[jax.Array, ...]
 
 
-def split_groups(x: jax.Array, num_groups: int, num_arrays: int = 1) -> Groups:
+def split_groups(x: jax.Array, num_groups: int, num_arrays: int = 1) -> FeatureGroups:
     """Splits [..., groups * width] into `num_arrays` arrays [groups / num_arrays, ..., width] for `GroupDense`.
 
     With the leading groups axis, each layer is one batched matmul. On a TPU, this layout would require a copy of every
@@ -133,7 +133,7 @@ def split_groups(x: jax.Array, num_groups: int, num_arrays: int = 1) -> Groups:
     return tuple(jnp.moveaxis(part.reshape(*x.shape[:-1], num_groups // num_arrays, -1), -2, 0) for part in parts)
 
 
-def join_groups(groups: Groups) -> jax.Array:
+def join_groups(groups: FeatureGroups) -> jax.Array:
     """Inverts `split_groups`: joins arrays [groups, ..., width] into one array [..., features]."""
     joined = [jnp.moveaxis(array, 0, -2) for array in groups]
     return jnp.concatenate([array.reshape(*array.shape[:-2], -1) for array in joined], axis=-1)
@@ -153,7 +153,7 @@ class GroupDense(nn.Module):
     kernel_init: nn.initializers.Initializer = group_fan_in_normal()
 
     @nn.compact
-    def __call__(self, x: Groups) -> Groups:
+    def __call__(self, x: FeatureGroups) -> FeatureGroups:
         init = nn.with_logical_partitioning(self.kernel_init, self.axes)
         shape = (sum(array.shape[0] for array in x), x[0].shape[-1], self.features)
         kernel = self.param('kernel', init, shape, jnp.float32)
@@ -163,7 +163,7 @@ class GroupDense(nn.Module):
         return jax.tree.map(jnp.add, y, _lora_update(self, x, _group_matmul))
 
 
-def _group_matmul(x: Groups, kernel: jax.Array) -> Groups:
+def _group_matmul(x: FeatureGroups, kernel: jax.Array) -> FeatureGroups:
     ends = itertools.accumulate(array.shape[0] for array in x)
     return tuple(_batched_matmul(array, kernel[end - array.shape[0] : end]) for array, end in zip(x, ends, strict=True))
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 # Number of tokens in a block. Smaller blocks need less padding for short examples, but more steps for long examples.
-BLOCK = 64
+BLOCK_LENGTH = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,16 +41,16 @@ class TokenOrder:
         With the padding, the last block does not extend beyond the array.
         """
         rest = ((0, 0),) * (array.ndim - 2)
-        return jnp.pad(_take_tokens(array, self.order), ((0, 0), (0, BLOCK), *rest))
+        return jnp.pad(_take_tokens(array, self.order), ((0, 0), (0, BLOCK_LENGTH), *rest))
 
     def unsort(self, array: jax.Array) -> jax.Array:
         """Inverts `sort`, and zeroes the tokens of examples without a rank."""
         return jnp.where(_append_axes(self.is_used, array), _take_tokens(array, self.inverse), 0)
 
-    def sorted_zeros(self, like: jax.Array) -> jax.Array:
+    def zeros_in_sorted_order(self, like: jax.Array) -> jax.Array:
         """Returns zeros with the shape and dtype of `sort(like)`."""
         batch, length = self.order.shape
-        return jnp.zeros((batch, length + BLOCK, *like.shape[2:]), like.dtype)
+        return jnp.zeros((batch, length + BLOCK_LENGTH, *like.shape[2:]), like.dtype)
 
     def loop_over_blocks(
         self, rank: jax.Array, body: Callable[[Callable, Callable, jax.Array, Any], Any], start: Any
@@ -65,11 +65,11 @@ class TokenOrder:
         length = self.order.shape[1]
 
         def run_block(index, carry):
-            position = jnp.minimum(first + index * BLOCK, length)
-            is_member = position[:, None] + jnp.arange(BLOCK) < (first + count)[:, None]
+            position = jnp.minimum(first + index * BLOCK_LENGTH, length)
+            is_member = position[:, None] + jnp.arange(BLOCK_LENGTH) < (first + count)[:, None]
 
             def read(array):
-                return jax.vmap(lambda row, at: jax.lax.dynamic_slice_in_dim(row, at, BLOCK))(array, position)
+                return jax.vmap(lambda row, at: jax.lax.dynamic_slice_in_dim(row, at, BLOCK_LENGTH))(array, position)
 
             def write(array, values):
                 put = jax.vmap(lambda row, values, at: jax.lax.dynamic_update_slice_in_dim(row, values, at, 0))
@@ -88,7 +88,7 @@ class TokenOrder:
             return body(lambda array: array[:, :length], write, is_member, carry)
 
         longest = jnp.max(count)
-        blocks = (longest + BLOCK - 1) // BLOCK
+        blocks = (longest + BLOCK_LENGTH - 1) // BLOCK_LENGTH
         # One matmul for the whole row is faster than one for each of many blocks.
         return jax.lax.cond(
             2 * longest > length, run_whole_row, lambda carry: jax.lax.fori_loop(0, blocks, run_block, carry), start

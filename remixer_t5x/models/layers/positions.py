@@ -123,7 +123,7 @@ class RotaryEmbedding(nn.Module):
     """
 
     theta: ranges.Positive = 10_000.0
-    fraction: ranges.PositiveShare = 1.0
+    fraction: ranges.PositiveFraction = 1.0
     scaling_factor: ranges.Positive = 1.0
 
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:

@@ -130,7 +130,7 @@ def _mix_sorted_examples(activation, in_order, out_order, ranks, w_in, value, w_
         return out_order.loop_over_blocks(rank, project_block, mixed)
 
     shape = jax.ShapeDtypeStruct((*w_out.shape[:-1], value.shape[-1]), value.dtype)
-    return out_order.unsort(jax.lax.fori_loop(0, ranks, mix_rank, out_order.sorted_zeros(shape)))
+    return out_order.unsort(jax.lax.fori_loop(0, ranks, mix_rank, out_order.zeros_in_sorted_order(shape)))
 
 
 def _sum_examples_of_rank(in_order, rank, w_in, value, hidden_bias):
@@ -194,7 +194,12 @@ def _sorted_example_gradients(activation, blocks, weights, gradient):
         return [*grad_in, grad_w_out, grad_bias]
 
     grad_bias = None if hidden_bias is None else jnp.zeros(hidden_bias.shape, jnp.float32)
-    zeros = [in_order.sorted_zeros(w_in), in_order.sorted_zeros(value), out_order.sorted_zeros(w_out), grad_bias]
+    zeros = [
+        in_order.zeros_in_sorted_order(w_in),
+        in_order.zeros_in_sorted_order(value),
+        out_order.zeros_in_sorted_order(w_out),
+        grad_bias,
+    ]
     grad_w_in, grad_value, grad_w_out, grad_bias = jax.lax.fori_loop(0, ranks, add_rank_gradients, zeros)
     if hidden_bias is not None:
         grad_bias = grad_bias.astype(hidden_bias.dtype)

@@ -35,7 +35,7 @@ _IN_AXES, _OUT_AXES = (axes.EMBED, axes.JOINED_KV), (axes.JOINED_KV, axes.EMBED)
 _BERT_INIT = nn.initializers.normal(stddev=0.02)
 
 
-def non_t5_options(sublayer: nn.Module) -> list[str]:
+def enabled_non_t5_options(sublayer: nn.Module) -> list[str]:
     """Returns the names of the sublayer's enabled options that T5 and most checkpoint formats do not support."""
     defaults: dict[str, Any] = dict.fromkeys(('num_kv_heads', 'logit_softcap', 'rotary', 'sliding_window'))
     defaults |= {'qk_norm': False, 'activation': 'gelu'}
@@ -79,7 +79,7 @@ class _T5Attention(_MultiHeadAttention):
         """Returns the queries, [batch, length, heads, kv]."""
         init = nn.initializers.variance_scaling(1.0 / self.head_dim, 'fan_in', 'normal')
         query = Dense(self.num_heads * self.head_dim, _IN_AXES, kernel_init=init, name='query')(x)
-        query = self._norm('query', split_heads(query, self.num_heads))
+        query = self._normalize_heads('query', split_heads(query, self.num_heads))
         # QK norm would cancel the factor 1/sqrt(d) in the initializer.
         return query * self.head_dim**-0.5 if self.qk_norm else query
 
@@ -87,9 +87,9 @@ class _T5Attention(_MultiHeadAttention):
         """Returns the keys (`name` is 'key') or values (`name` is 'value') of x, [..., kv_heads, kv]."""
         num_heads = self.num_kv_heads or self.num_heads
         heads = split_heads(Dense(num_heads * self.head_dim, _IN_AXES, name=name)(x), num_heads)
-        return self._norm(name, heads) if name == 'key' else heads
+        return self._normalize_heads(name, heads) if name == 'key' else heads
 
-    def _norm(self, name: str, heads: jax.Array) -> jax.Array:
+    def _normalize_heads(self, name: str, heads: jax.Array) -> jax.Array:
         return RMSNorm(axis=axes.KV, name=f'{name}_norm')(heads) if self.qk_norm else heads
 
 
@@ -135,7 +135,7 @@ class CrossAttention(_T5Attention):
         memory = require_memory(ctx, 'CrossAttention', 'SelfAttention')
         shape = x.shape
         if ctx.decode:
-            x = cache.beams_as_queries(x, memory.hidden.shape[0])
+            x = cache.reshape_beams_to_queries(x, memory.hidden.shape[0])
         query = self._project_query(x)
 
         def project_memory(name: str) -> jax.Array:
@@ -156,9 +156,9 @@ class ScaledAttention(_MultiHeadAttention):
 
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
-        return self._attend(x, ctx, None)
+        return self._attend_with_bias(x, ctx, None)
 
-    def _attend(self, x: jax.Array, ctx: SequenceContext, bias: Bias, content: bool = True) -> jax.Array:
+    def _attend_with_bias(self, x: jax.Array, ctx: SequenceContext, bias: Bias, content: bool = True) -> jax.Array:
         width = self.num_heads * self.head_dim
 
         def project(name: str) -> jax.Array:
@@ -188,4 +188,4 @@ class RelativeAttention(ScaledAttention):
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
         bias = self.position_bias(num_heads=self.num_heads, name='position_bias')(ctx.num_keys, ctx)
-        return self._attend(x, ctx, bias, self.content)
+        return self._attend_with_bias(x, ctx, bias, self.content)

@@ -24,43 +24,43 @@ from remixer_t5x.context import SequenceContext
 from remixer_t5x.errors import UserError
 from remixer_t5x.kernels.compile_target import target_platform
 from remixer_t5x.kernels.diagonals import gather_by_positions, spread_over_diagonals
-from remixer_t5x.kernels.gelu import gelu, gelu_times, normalized_gelu
+from remixer_t5x.kernels.gelu import gelu, multiply_by_gelu, normalized_gelu
 from remixer_t5x.models.layers import cache
-from remixer_t5x.models.layers.attend import attend_to_sequence, visible_in_sequence
-from remixer_t5x.models.layers.checks import check_length, refuse_prefix
+from remixer_t5x.models.layers.attend import attend_to_sequence, sequence_visibility
+from remixer_t5x.models.layers.checks import check_length, check_no_prefix
 from remixer_t5x.models.layers.dense import Dense, LazyProduct, matmul
 from remixer_t5x.models.layers.dropout import dropout
 from remixer_t5x.models.layers.norms import LayerNorm
 
 # Function (name, features) -> X U, the input of the GELU.
-Expansion = Callable[[str, int], jax.Array]
+ExpandFunction = Callable[[str, int], jax.Array]
 # Function (X U) -> f(Z) or (X U_2, X U_1) -> Z_1 * f(Z_2). On GPUs, one kernel computes the second form.
 SpatialProjection = Callable[..., jax.Array]
 
 # cuBLAS loads 16 bytes at a time, so the contracted dimension of a bfloat16 matmul should be a multiple of 8.
-_DEPTH_MULTIPLE = 8
+_MATMUL_DEPTH_MULTIPLE = 8
 # Initializes W near zero, so that f(Z) starts near 1, with Adafactor's minimum parameter scale.
 SPATIAL_INIT = nn.initializers.normal(stddev=1e-3)
 
 
-def linear_gate(expand: Expansion, project: SpatialProjection, hidden_dim: ranges.Count) -> jax.Array:
+def linear_gate(expand: ExpandFunction, project: SpatialProjection, hidden_dim: ranges.Count) -> jax.Array:
     """Computes the gate `s(Z) = f(Z)`."""
     return project(expand('wi', hidden_dim))
 
 
-def additive_gate(expand: Expansion, project: SpatialProjection, hidden_dim: ranges.Count) -> jax.Array:
+def additive_gate(expand: ExpandFunction, project: SpatialProjection, hidden_dim: ranges.Count) -> jax.Array:
     """Computes the gate `s(Z) = Z + f(Z)`."""
     inputs = expand('wi', hidden_dim)
     return gelu(inputs) + project(inputs)
 
 
-def multiplicative_gate(expand: Expansion, project: SpatialProjection, hidden_dim: ranges.Count) -> jax.Array:
+def multiplicative_gate(expand: ExpandFunction, project: SpatialProjection, hidden_dim: ranges.Count) -> jax.Array:
     """Computes the gate `s(Z) = Z * f(Z)`."""
     inputs = expand('wi', hidden_dim)
     return project(inputs, inputs)
 
 
-def split_gate(expand: Expansion, project: SpatialProjection, hidden_dim: ranges.Count) -> jax.Array:
+def split_gate(expand: ExpandFunction, project: SpatialProjection, hidden_dim: ranges.Count) -> jax.Array:
     """Computes the paper's spatial gating unit `s(Z) = Z_1 * f(Z_2)`, where Z_1 and Z_2 are the halves of Z.
 
     U is stored as two matrices, because sharding F would place the halves of one matrix on different devices.
@@ -104,7 +104,7 @@ class ToeplitzSpatial(nn.Module):
     @nn.compact
     def __call__(self, length: int, ctx: SequenceContext) -> jax.Array:
         """Returns W, float32 [length, length], or one row of W in a decoding step, as `FreeSpatial` does."""
-        refuse_prefix(ctx, 'ToeplitzSpatial')
+        check_no_prefix(ctx, 'ToeplitzSpatial')
         count = self.max_length if ctx.causal else 2 * self.max_length - 1
         init = nn.with_logical_partitioning(SPATIAL_INIT, (axes.RELPOS_BUCKETS,))
         values = self.param('kernel', init, (count,), jnp.float32)
@@ -201,7 +201,7 @@ class SpatialMixing(nn.Module):
         if isinstance(added, LazyProduct):
             columns.append(added.left)
             rows.append(added.right)
-        num_zeros = -sum(part.shape[-1] for part in columns) % _DEPTH_MULTIPLE
+        num_zeros = -sum(part.shape[-1] for part in columns) % _MATMUL_DEPTH_MULTIPLE
         columns.append(jnp.zeros((*inputs.shape[:2], num_zeros)))
         rows.append(jnp.zeros((num_zeros, inputs.shape[-1])))
         left = jnp.concatenate([part.astype(inputs.dtype) for part in columns], axis=-1)
@@ -213,7 +213,7 @@ class SpatialMixing(nn.Module):
         if added is not None and not isinstance(added, LazyProduct):
             mixed = mixed + added
         factor = mixed.astype(jnp.float32) + bias
-        return factor.astype(inputs.dtype) if gated is None else gelu_times(gated, factor)
+        return factor.astype(inputs.dtype) if gated is None else multiply_by_gelu(gated, factor)
 
     def _weights_and_bias(self, length: int, ctx: SequenceContext) -> tuple[jax.Array, jax.Array]:
         """Returns W, and the bias b broadcastable to [batch, length, features]."""
@@ -231,7 +231,7 @@ def _mask_weights(weights: jax.Array, ctx: SequenceContext) -> jax.Array:
 
     If the hidden units were masked instead, XLA:GPU would merge the batch into one matmul and transpose the units.
     """
-    return jnp.where(visible_in_sequence(ctx).mask()[:, 0], weights, 0.0)
+    return jnp.where(sequence_visibility(ctx).mask()[:, 0], weights, 0.0)
 
 
 class GMLP(nn.Module):

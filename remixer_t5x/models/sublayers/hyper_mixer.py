@@ -26,7 +26,7 @@ from remixer_t5x import axes, ranges
 from remixer_t5x.context import Memory, SequenceContext
 from remixer_t5x.errors import UserError
 from remixer_t5x.kernels.running_token_mlp.api import mix_through_running_hidden
-from remixer_t5x.kernels.running_token_mlp.token_loop import add_token, compute_output
+from remixer_t5x.kernels.running_token_mlp.token_loop import add_token_to_state, compute_token_output
 from remixer_t5x.models.layers import cache, token_mlp
 from remixer_t5x.models.layers.checks import require_memory
 from remixer_t5x.models.layers.dense import GroupDense, split_groups
@@ -161,8 +161,8 @@ class HyperMixer(_HyperMixerBase):
         if ctx.decode:
             state = self.variable('cache', 'hidden', _initial_state, w_in, value, ctx)
             if ctx.step is not None:
-                state.value = add_token(state.value, w_in[:, 0], value[:, 0])
-                return compute_output(w_out[:, 0], state.value, None if scale is None else scale[:, 0])[:, None]
+                state.value = add_token_to_state(state.value, w_in[:, 0], value[:, 0])
+                return compute_token_output(w_out[:, 0], state.value, None if scale is None else scale[:, 0])[:, None]
         mixed = mix_through_running_hidden(w_in, value, w_out, ctx.segment_ids, packed=ctx.packed, hidden_scale=scale)
         if ctx.prefix is None:
             return mixed
@@ -187,7 +187,7 @@ class HyperMixerCross(_HyperMixerBase):
         shape = x.shape
         inputs = self._add_token_information(x, ctx, 'query_information')
         if ctx.decode:
-            inputs = cache.beams_as_queries(inputs, memory.hidden.shape[0])
+            inputs = cache.reshape_beams_to_queries(inputs, memory.hidden.shape[0])
         w_out = self._drop_units(self._generate_weights(inputs, 'w_out'), ctx)
         if ctx.decode:
             units = self.variable('cache', 'memory_units', self._compute_memory_units, memory)
@@ -218,7 +218,7 @@ def _initial_state(w_in: jax.Array, value: jax.Array, ctx: SequenceContext) -> j
     """Returns the state before the first decoding step: zeros, or the sum over a prompt without its last token."""
     if ctx.cache_slots is None:
         return jnp.zeros((*w_in.shape[:1], *w_in.shape[2:], value.shape[-1]), jnp.float32)
-    return token_mlp.sum_outer_products(w_in, value, cache.is_before_last(ctx))
+    return token_mlp.sum_outer_products(w_in, value, cache.mask_before_last_token(ctx))
 
 
 def _divide_by_length(w_in: jax.Array, ctx: SequenceContext) -> jax.Array:

@@ -27,7 +27,7 @@ from remixer_t5x.models.layers.dropout import dropout
 from remixer_t5x.models.layers.token_mlp import mix_through_hidden
 
 # The pair `sum_j phi(k_j) v_j^T` [..., heads, kv, kv] and `sum_j phi(k_j)` [..., heads, kv], both float32.
-Sums = tuple[jax.Array, jax.Array]
+KeyValueSums = tuple[jax.Array, jax.Array]
 
 # Number of tokens in a chunk, within which attention is quadratic.
 CHUNK = 128
@@ -46,14 +46,17 @@ def linear_attention(query: jax.Array, key: jax.Array, value: jax.Array, ctx: Se
     """Computes linear attention (equation 5) within each example; causal if `ctx.causal` is True.
 
     Args:
-        query, key: phi(q) and phi(k), [batch, length, heads, kv].
+        query: phi(q), [batch, length, heads, kv].
+        key: phi(k), [batch, length, heads, kv].
         value: v, [batch, length, heads, kv].
         ctx: context of the tokens; examples of a packed row must be contiguous.
     """
     key = jnp.where(ctx.is_token[..., None, None], key, 0)
     value = jnp.where(ctx.is_token[..., None, None], value, 0)
     if not (ctx.causal or ctx.packed):
-        return _normalize(*_query_sums(query, _sum_tokens(key, value, query.dtype)), value.dtype)
+        return _divide_by_denominators(
+            *_multiply_queries_by_sums(query, _sum_tokens(key, value, query.dtype)), value.dtype
+        )
     length = query.shape[1]
     ids = ctx.segment_ids if ctx.packed else jnp.ones_like(ctx.segment_ids)
     # Split the tokens into chunks, [batch, chunks, chunk, ...], padded with zeros.
@@ -63,15 +66,15 @@ def linear_attention(query: jax.Array, key: jax.Array, value: jax.Array, ctx: Se
     for reverse in directions if query.shape[1] > 1 else ():
         more_mixed, more_total = _attend_across_chunks(query, key, value, ids, reverse)
         mixed, total = mixed + more_mixed, total + more_total
-    out = _normalize(mixed, total, value.dtype)
+    out = _divide_by_denominators(mixed, total, value.dtype)
     return out.reshape(out.shape[0], -1, *out.shape[3:])[:, :length]
 
 
-def _normalize(mixed: jax.Array, total: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
+def _divide_by_denominators(mixed: jax.Array, total: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
     return (mixed / (total + EPSILON)[..., None]).astype(dtype)
 
 
-def _sum_tokens(key: jax.Array, value: jax.Array, dtype: jax.typing.DTypeLike = jnp.float32) -> Sums:
+def _sum_tokens(key: jax.Array, value: jax.Array, dtype: jax.typing.DTypeLike = jnp.float32) -> KeyValueSums:
     """Computes the sums over the token axis of keys and values [..., tokens, heads, kv].
 
     If the sums are later cast to a smaller dtype, pass it as `dtype`, so that the backward pass also multiplies in this
@@ -82,7 +85,7 @@ def _sum_tokens(key: jax.Array, value: jax.Array, dtype: jax.typing.DTypeLike = 
     return state, jnp.sum(key.astype(jnp.float32), axis=-3)
 
 
-def _query_sums(query: jax.Array, sums: Sums) -> tuple[jax.Array, jax.Array]:
+def _multiply_queries_by_sums(query: jax.Array, sums: KeyValueSums) -> tuple[jax.Array, jax.Array]:
     """Returns numerators [..., tokens, heads, kv] and denominators [..., tokens, heads] of equation 5, float32."""
     state, total = (array.astype(query.dtype) for array in sums)
     # Cast afterwards, because XLA:CPU does not support preferred_element_type=float32 for this bfloat16 einsum.
@@ -114,7 +117,7 @@ def _attend_across_chunks(query, key, value, ids, reverse: bool) -> tuple[jax.Ar
     carried_id = jnp.roll(edge_id, -1 if reverse else 1, axis=1)
     keep = (edge_id == carried_id).astype(jnp.float32)
 
-    def accumulate(carried: Sums, chunk) -> tuple[Sums, Sums]:
+    def accumulate(carried: KeyValueSums, chunk) -> tuple[KeyValueSums, KeyValueSums]:
         keep, (state, total) = chunk
         return (
             keep[:, None, None, None] * carried[0] + state,
@@ -126,7 +129,7 @@ def _attend_across_chunks(query, key, value, ids, reverse: bool) -> tuple[jax.Ar
     _, carried = jax.lax.scan(accumulate, zeros, by_chunk, reverse=reverse)
     carried = jax.tree.map(lambda array: jnp.moveaxis(array, 0, 1), carried)
     reads_carried = ids == carried_id[:, :, None]
-    return _query_sums(jnp.where(reads_carried[..., None, None], query, 0), carried)
+    return _multiply_queries_by_sums(jnp.where(reads_carried[..., None, None], query, 0), carried)
 
 
 class _LinearAttentionBase(nn.Module):
@@ -161,7 +164,7 @@ class LinearAttention(_LinearAttentionBase):
             cached_sums = self.variable('cache', 'cached_sums', _initial_sums, key, value, ctx)
             if ctx.step is not None:
                 cached_sums.value = jax.tree.map(jnp.add, cached_sums.value, _sum_tokens(key, value))
-                mixed = _normalize(*_query_sums(query, cached_sums.value), value.dtype)
+                mixed = _divide_by_denominators(*_multiply_queries_by_sums(query, cached_sums.value), value.dtype)
                 return self._project_out(mixed, x.shape)
         mixed = linear_attention(query, key, value, ctx)
         if ctx.prefix is not None:
@@ -172,9 +175,9 @@ class LinearAttention(_LinearAttentionBase):
         return self._project_out(mixed, x.shape)
 
 
-def _initial_sums(key: jax.Array, value: jax.Array, ctx: SequenceContext) -> Sums:
+def _initial_sums(key: jax.Array, value: jax.Array, ctx: SequenceContext) -> KeyValueSums:
     """Returns the sums before the first decoding step: zeros, or the sums over a prompt without its last token."""
-    is_summed = False if ctx.cache_slots is None else cache.is_before_last(ctx)[..., None, None]
+    is_summed = False if ctx.cache_slots is None else cache.mask_before_last_token(ctx)[..., None, None]
     return _sum_tokens(jnp.where(is_summed, key, 0), jnp.where(is_summed, value, 0))
 
 
@@ -189,12 +192,14 @@ class LinearCrossAttention(_LinearAttentionBase):
         memory = require_memory(ctx, 'LinearCrossAttention', 'LinearAttention')
         shape = x.shape
         if ctx.decode:
-            x = cache.beams_as_queries(x, memory.hidden.shape[0])
+            x = cache.reshape_beams_to_queries(x, memory.hidden.shape[0])
         query = feature_map(self._project('query', x))
         if ctx.packed:
             mixed = self._attend_packed(query, memory, ctx)
         else:
-            mixed = _normalize(*_query_sums(query, self._memory_sums(memory, ctx)), query.dtype)
+            mixed = _divide_by_denominators(
+                *_multiply_queries_by_sums(query, self._memory_sums(memory, ctx)), query.dtype
+            )
         return self._project_out(mixed, shape)
 
     def _keys_and_values(self, memory: Memory, ctx: SequenceContext) -> tuple[jax.Array, jax.Array]:
@@ -204,7 +209,7 @@ class LinearCrossAttention(_LinearAttentionBase):
         value = jnp.where(is_token, self._project('value', memory.hidden), 0)
         return key, dropout(self.dropout_rate, value, -1, deterministic=ctx.deterministic)
 
-    def _memory_sums(self, memory: Memory, ctx: SequenceContext) -> Sums:
+    def _memory_sums(self, memory: Memory, ctx: SequenceContext) -> KeyValueSums:
         if not ctx.decode:
             key, value = self._keys_and_values(memory, ctx)
             return _sum_tokens(key, value, key.dtype)
@@ -227,4 +232,4 @@ class LinearCrossAttention(_LinearAttentionBase):
             packed=True,
             activation=lambda total: total,
         )
-        return _normalize(mixed[..., :-1], mixed[..., -1], query.dtype)
+        return _divide_by_denominators(mixed[..., :-1], mixed[..., -1], query.dtype)

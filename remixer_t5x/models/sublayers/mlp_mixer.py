@@ -19,7 +19,7 @@ from remixer_t5x.context import SequenceContext
 from remixer_t5x.errors import UserError
 from remixer_t5x.kernels.window_mlp.api import TokenMLP, mix_window, mix_windows
 from remixer_t5x.models.layers import cache
-from remixer_t5x.models.layers.checks import check_length, refuse_prefix
+from remixer_t5x.models.layers.checks import check_length, check_no_prefix
 from remixer_t5x.models.layers.dense import FAN_IN_NORMAL
 from remixer_t5x.models.layers.dropout import dropout
 from remixer_t5x.models.layers.token_mlp import mix_through_hidden
@@ -118,7 +118,7 @@ class WindowMixer(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
-        refuse_prefix(ctx, 'WindowMixer')
+        check_no_prefix(ctx, 'WindowMixer')
         weights = _create_token_mlp(self, self.window, self.hidden_dim, None, x.dtype)
         if ctx.decode:
             inputs = self.variable('cache', 'cached_inputs', _initial_window, x, self.window, ctx)
@@ -134,6 +134,6 @@ def _initial_window(x: jax.Array, window: int, ctx: SequenceContext) -> jax.Arra
     """Returns the window cache before the first decoding step, [batch, window, embed]: zeros or the end of a prompt."""
     if ctx.cache_slots is None:
         return jnp.zeros((x.shape[0], window, x.shape[-1]), x.dtype)
-    before = jnp.pad(jnp.where(cache.is_before_last(ctx)[..., None], x, 0), ((0, 0), (window, 0), (0, 0)))
+    before = jnp.pad(jnp.where(cache.mask_before_last_token(ctx)[..., None], x, 0), ((0, 0), (window, 0), (0, 0)))
     first = jnp.sum(ctx.is_token, axis=1) - 1
     return jax.vmap(lambda row, start: jax.lax.dynamic_slice_in_dim(row, start, window))(before, first)

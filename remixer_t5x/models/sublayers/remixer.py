@@ -29,9 +29,9 @@ from remixer_t5x.context import SequenceContext
 from remixer_t5x.errors import UserError
 from remixer_t5x.kernels.compile_target import target_platform
 from remixer_t5x.kernels.diagonals import gather_by_positions
-from remixer_t5x.kernels.gelu import gelu_times
+from remixer_t5x.kernels.gelu import multiply_by_gelu
 from remixer_t5x.models.layers import cache
-from remixer_t5x.models.layers.attend import visible_in_sequence
+from remixer_t5x.models.layers.attend import sequence_visibility
 from remixer_t5x.models.layers.checks import check_length
 from remixer_t5x.models.layers.dense import Dense
 from remixer_t5x.models.layers.dropout import dropout
@@ -52,7 +52,7 @@ def compose(alpha: jax.Array | float, mixed: jax.Array, unmixed: jax.Array) -> j
 class FixedAlpha(nn.Module):
     """Composition with a fixed alpha, a hyperparameter in [0, 1]."""
 
-    value: ranges.Share = 0.5
+    value: ranges.Fraction = 0.5
 
     @nn.compact
     def __call__(self, mixed: jax.Array, unmixed: jax.Array) -> jax.Array:
@@ -218,7 +218,7 @@ class LearnedMixing(nn.Module):
         """Mixes rows that are packed or have a prefix, with separate [length, length] weights for each row."""
         weights = weights.astype(hidden.dtype)
         placed = gather_by_positions(weights, ctx.positions) if ctx.packed else weights
-        weights = jnp.where(visible_in_sequence(ctx).mask()[:, 0], placed, 0).astype(jnp.float32)
+        weights = jnp.where(sequence_visibility(ctx).mask()[:, 0], placed, 0).astype(jnp.float32)
         weights = weights * _safe_inverse(jnp.sum(weights, axis=-1, keepdims=True))
         weights = nn.Dropout(self.dropout_rate)(weights, deterministic=ctx.deterministic)
         return jnp.einsum('bqk,bkf->bqf', weights.astype(hidden.dtype), hidden)
@@ -259,7 +259,7 @@ class Remixer(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
         gate, units = (Dense(self.hidden_dim, (axes.EMBED, axes.MLP), name=name)(x) for name in ('wi_0', 'wi_1'))
-        hidden = gelu_times(gate, units)
+        hidden = multiply_by_gelu(gate, units)
         mixed = LearnedMixing(self.max_length, self.mixing_dropout_rate, name='mixing')(hidden, ctx)
         composed = self.composition(name='composition')(mixed, hidden)
         project = Dense(x.shape[-1], (axes.MLP, axes.EMBED), name='wo')

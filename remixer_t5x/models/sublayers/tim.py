@@ -34,8 +34,8 @@ from remixer_t5x.models.layers import cache
 from remixer_t5x.models.layers.attend import attend_to_memory, attend_to_sequence
 from remixer_t5x.models.layers.checks import require_memory
 from remixer_t5x.models.layers.dense import (
+    FeatureGroups,
     GroupDense,
-    Groups,
     group_fan_in_normal,
     join_groups,
     split_groups,
@@ -52,7 +52,7 @@ def _check_num_mechanisms(num_mechanisms: int, size: int, setting: str) -> None:
         raise UserError(f'num_mechanisms must divide {setting} = {size}, got {num_mechanisms}; use a divisor of {size}')
 
 
-def _split_mechanisms(module: nn.Module, x: jax.Array, num_mechanisms: int, ctx: SequenceContext) -> Groups:
+def _split_mechanisms(module: nn.Module, x: jax.Array, num_mechanisms: int, ctx: SequenceContext) -> FeatureGroups:
     """Splits [batch, length, embed] into mechanisms [mechanisms, batch, length, embed / mechanisms].
 
     On TPUs, each mechanism is a separate array, unless caches or intermediates are stored, which contain the heads of
@@ -67,16 +67,16 @@ class Competition(nn.Module):
     """Computes the weights c of step 1, which scale the update of each mechanism of a token."""
 
     @nn.compact
-    def __call__(self, mechanisms: Groups) -> Groups:
+    def __call__(self, mechanisms: FeatureGroups) -> FeatureGroups:
         """Returns weights [mechanisms, batch, length, 1] that sum to 1 over all mechanisms."""
         scores = GroupDense(1, (axes.MECHANISMS, axes.EMBED, axes.OUTPUTS), name='score')(mechanisms)
-        weights = _softmax([score.astype(jnp.float32) for array in scores for score in array])
+        weights = _softmax_over_arrays([score.astype(jnp.float32) for array in scores for score in array])
         if self.is_mutable_collection('intermediates'):
             self.sow('intermediates', 'competition', jnp.stack(weights))
-        return _stack_like(scores, [weight.astype(scores[0].dtype) for weight in weights])
+        return _stack_mechanisms_like(scores, [weight.astype(scores[0].dtype) for weight in weights])
 
 
-def _softmax(logits: Sequence[jax.Array]) -> list[jax.Array]:
+def _softmax_over_arrays(logits: Sequence[jax.Array]) -> list[jax.Array]:
     """Computes an element-wise softmax over a list of arrays."""
     largest = jax.lax.stop_gradient(functools.reduce(jnp.maximum, logits))
     exponentials = [jnp.exp(array - largest) for array in logits]
@@ -84,7 +84,7 @@ def _softmax(logits: Sequence[jax.Array]) -> list[jax.Array]:
     return [array / total for array in exponentials]
 
 
-def _stack_like(groups: Groups, mechanisms: Sequence[jax.Array]) -> Groups:
+def _stack_mechanisms_like(groups: FeatureGroups, mechanisms: Sequence[jax.Array]) -> FeatureGroups:
     """Stacks the arrays of all mechanisms as in `groups`."""
     remaining = iter(mechanisms)
     return tuple(jnp.stack(list(itertools.islice(remaining, array.shape[0]))) for array in groups)
@@ -104,7 +104,7 @@ class _MechanismAttention(nn.Module):
     head_dim: ranges.Count
     dropout_rate: ranges.Rate = 0.0
 
-    def _project(self, name: str, mechanisms: Groups) -> list[jax.Array]:
+    def _project(self, name: str, mechanisms: FeatureGroups) -> list[jax.Array]:
         """Projects each array [mechanisms, batch, length, width] to heads [batch, length, heads, kv], by mechanism."""
         _check_num_mechanisms(self.num_mechanisms, self.num_heads, 'NUM_HEADS')
         init = group_fan_in_normal(1.0 / self.head_dim if name == 'query' else 1.0)
@@ -112,7 +112,7 @@ class _MechanismAttention(nn.Module):
         heads = GroupDense(width, _IN_AXES, kernel_init=init, name=name)(mechanisms)
         return [join_groups((array,)).reshape(*array.shape[1:-1], -1, self.head_dim) for array in heads]
 
-    def _project_out(self, mixed: Sequence[jax.Array], width: int) -> Groups:
+    def _project_out(self, mixed: Sequence[jax.Array], width: int) -> FeatureGroups:
         """Projects heads [batch, length, heads, kv] to mechanisms [mechanisms, batch, length, width]."""
         count = self.num_mechanisms // len(mixed)
         mechanisms = [split_groups(array.reshape(*array.shape[:2], -1), count)[0] for array in mixed]
@@ -154,7 +154,7 @@ class TimCrossAttention(_MechanismAttention):
         memory = require_memory(ctx, 'TimCrossAttention', 'TimAttention')
         shape = x.shape
         if ctx.decode:
-            x = cache.beams_as_queries(x, memory.hidden.shape[0])
+            x = cache.reshape_beams_to_queries(x, memory.hidden.shape[0])
         queries = self._project('query', _split_mechanisms(self, x, self.num_mechanisms, ctx))
 
         @functools.cache
@@ -194,7 +194,7 @@ class InterMechanismAttention(nn.Module):
 
         query, key, value = project('query', 1.0 / self.head_dim), project('key'), project('value')
         mixed = [_attend_to_mechanisms(mechanism, key, value) for mechanism in query]
-        joined = _stack_like(mechanisms, [heads.reshape(*heads.shape[:-2], -1) for heads in mixed])
+        joined = _stack_mechanisms_like(mechanisms, [heads.reshape(*heads.shape[:-2], -1) for heads in mixed])
         return join_groups(GroupDense(mechanisms[0].shape[-1], _OUT_AXES, name='out')(joined))
 
 
@@ -205,7 +205,9 @@ def _attend_to_mechanisms(query: jax.Array, key: Sequence[jax.Array], value: Seq
     crashes XLA:CPU in the backward pass (jaxlib 0.10.2).
     """
     query32 = query.astype(jnp.float32)
-    weights = _softmax([jnp.sum(query32 * other.astype(jnp.float32), axis=-1, keepdims=True) for other in key])
+    weights = _softmax_over_arrays(
+        [jnp.sum(query32 * other.astype(jnp.float32), axis=-1, keepdims=True) for other in key]
+    )
     mixed = sum(weight * other.astype(jnp.float32) for weight, other in zip(weights, value, strict=True))
     return mixed.astype(value[0].dtype)
 

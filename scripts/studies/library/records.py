@@ -28,13 +28,13 @@ class Records:
     def _read_line(self, line: str) -> None:
         try:
             record = json.loads(line)
-            self._results[_key(record['cell'])] = record['result']
+            self._results[_cell_key(record['cell'])] = record['result']
         except (ValueError, KeyError, TypeError):
             self.ignored += 1
 
     def find_result(self, cell: Cell) -> dict[str, Any] | None:
         """Returns the result of `cell`, or None if it is not finished."""
-        return self._results.get(_key(cell))
+        return self._results.get(_cell_key(cell))
 
     def add(self, cell: Cell, result: Mapping[str, Any]) -> None:
         """Appends a result to the file."""
@@ -43,14 +43,14 @@ class Records:
         cut = self._file.exists() and not self._file.read_bytes().endswith(b'\n')
         with open(self._file, 'a', encoding='utf-8') as file:
             file.write('\n' * cut + json.dumps({'cell': cell, 'result': result}) + '\n')
-        self._results[_key(cell)] = dict(result)
+        self._results[_cell_key(cell)] = dict(result)
 
 
-def _key(cell: Cell) -> str:
+def _cell_key(cell: Cell) -> str:
     return json.dumps(cell, sort_keys=True)
 
 
-def summary(values: Sequence[float], digits: int = 2) -> str:
+def format_summary(values: Sequence[float], digits: int = 2) -> str:
     """Formats the mean, sample standard deviation and number of values from several seeds."""
     if not values:
         return 'not yet run'

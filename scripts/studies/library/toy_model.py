@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from remixer_t5x import axes
-from remixer_t5x.context import SequenceContext, describe_tokens
+from remixer_t5x.context import SequenceContext, make_sequence_context
 from remixer_t5x.models.architecture.layer import PreNorm
 from remixer_t5x.models.layers.dense import Dense
 from remixer_t5x.models.sublayers.attention import SelfAttention
@@ -24,7 +24,7 @@ from remixer_t5x.models.sublayers.mlp_mixer import MLPMixer
 
 KERNEL = 5
 # The network computes heights, which are at most 25, in this unit.
-UNIT = 10.0
+HEIGHT_UNIT = 10.0
 
 
 class Convolution(nn.Module):
@@ -44,7 +44,7 @@ class Convolution(nn.Module):
         return Dense(self.features, (axes.EMBED, axes.MLP), name='kernel')(seen) + bias
 
 
-def mixers(width: int, hidden: int, length: int) -> dict[str, Callable[..., nn.Module]]:
+def build_mixer_factories(width: int, hidden: int, length: int) -> dict[str, Callable[..., nn.Module]]:
     """Returns factories of the four token mixers that the paper compares."""
     return {
         'none': functools.partial(Convolution, width),
@@ -67,10 +67,10 @@ class ShapesNetwork(nn.Module):
 
     @nn.compact
     def __call__(self, rows: jax.Array) -> jax.Array:
-        ctx = describe_tokens(jnp.ones(rows.shape, jnp.int32))
-        x = rows[..., None] / UNIT
+        ctx = make_sequence_context(jnp.ones(rows.shape, jnp.int32))
+        x = rows[..., None] / HEIGHT_UNIT
         for _ in range(2):
             x = nn.relu(Convolution(self.width)(x))
         x = PreNorm([self.mixer])(x, ctx)
         x = nn.relu(Convolution(self.width)(x))
-        return UNIT * Convolution(1)(x)[..., 0]
+        return HEIGHT_UNIT * Convolution(1)(x)[..., 0]

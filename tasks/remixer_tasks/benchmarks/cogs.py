@@ -33,7 +33,7 @@ from remixer_tasks.files import cache
 from remixer_tasks.files.bad_records import BadRecords
 from remixer_tasks.vocabulary.words_and_bytes import WordVocabulary
 
-GEN = 'gen'
+GENERALIZATION_SPLIT = 'gen'
 IN_DISTRIBUTION = 'in_distribution'
 STRUCTURAL = ('cp_recursion', 'obj_pp_to_subj_pp', 'pp_recursion')
 # fmt: off
@@ -51,7 +51,7 @@ _FILES = {
     TRAIN: ('train', '220b3804b562c0156ee986eff1bdd15c27e52142549362a64f57baf86e304c78'),
     VALIDATION: ('dev', 'ab66388a309c7ac1ad210c781a6a0ce12281a9ef24619a12422a752cef61bc21'),
     TEST: ('test', '68f8e51e9f6d9cd22d64efe68dd21d7ea5ba327e9a2359481030161aea757035'),
-    GEN: ('gen', 'd013d9eee0bafc153f8decc85f42814ac97260f84964d980e1e2b84577b82361'),
+    GENERALIZATION_SPLIT: ('gen', 'd013d9eee0bafc153f8decc85f42814ac97260f84964d980e1e2b84577b82361'),
 }
 _read = functools.partial(raw_rows.read_tsv, columns=_COLUMNS)
 DATA = Dataset(
@@ -102,7 +102,7 @@ def corpus(data_dir: str | None = None) -> ParsedCorpus:
     paths = {split: _find_split_file(split, data_dir) for split in (TRAIN, VALIDATION)}
     return ParsedCorpus(
         name='COGS',
-        identity=cache.key('cogs 1', [cache.file_state(path) for path in paths.values()]),
+        identity=cache.hash_values('cogs 1', [cache.file_state(path) for path in paths.values()]),
         read=functools.partial(_read_texts, paths[TRAIN]),
         read_validation=functools.partial(_read_texts, paths[VALIDATION]),
     )
@@ -129,7 +129,7 @@ def _read_texts(path: str, malformed: BadRecords) -> Iterator[str]:
 
 
 def _find_split_file(split: str, data_dir: str | None) -> str:
-    raw = data_files.find_raw(DATA, split, data_dir)
+    raw = data_files.find_published_files(DATA, split, data_dir)
     if raw is None:
         raise UserError(data_files.missing_files_message(DATA, split, data_dir))
     return raw[1][0]

@@ -15,17 +15,17 @@ from remixer_tasks.benchmarks.text_task import Dataset, Layout
 from remixer_tasks.files import cache
 
 
-def raw_folders(data_dir: str | None = None) -> list[Path]:
+def published_file_folders(data_dir: str | None = None) -> list[Path]:
     """Returns the folders to search for published files, in order."""
     if data_dir:
         return [Path(data_dir).expanduser()]
     named = os.environ.get('REMIXER_T5X_DATA')
-    return [*([Path(named).expanduser()] if named else []), cache.root() / 'data']
+    return [*([Path(named).expanduser()] if named else []), cache.cache_root() / 'data']
 
 
-def find_raw(dataset: Dataset, split: str, data_dir: str | None = None) -> tuple[Layout, list[str]] | None:
+def find_published_files(dataset: Dataset, split: str, data_dir: str | None = None) -> tuple[Layout, list[str]] | None:
     """Returns the first layout of the split whose files all exist, and their paths."""
-    for folder in raw_folders(data_dir):
+    for folder in published_file_folders(data_dir):
         for layout in dataset.splits[split]:
             paths = [folder / path for path in layout.paths]
             if all(path.is_file() for path in paths):
@@ -33,7 +33,7 @@ def find_raw(dataset: Dataset, split: str, data_dir: str | None = None) -> tuple
     return None
 
 
-def find_tfds(dataset: Dataset, data_dir: str | None = None) -> str | None:
+def find_tfds_folder(dataset: Dataset, data_dir: str | None = None) -> str | None:
     """Returns the folder of the prepared TFDS data set: the version of `dataset.tfds`, or else the newest version."""
     if dataset.tfds is None:
         return None
@@ -55,7 +55,7 @@ def missing_files_message(dataset: Dataset, split: str, data_dir: str | None) ->
     locations = []
     if layouts := dataset.splits[split]:
         files = ' or '.join(' + '.join(layout.paths) for layout in layouts)
-        locations.append(f'{files} in {" and ".join(map(str, raw_folders(data_dir)))}')
+        locations.append(f'{files} in {" and ".join(map(str, published_file_folders(data_dir)))}')
     if dataset.tfds:
         locations.append(f'TFDS data set {dataset.tfds} in {data_dir or "TFDS_DATA_DIR"}')
     get = f', or run remixer-t5x data get {dataset.name}' if dataset.downloads else ''

@@ -97,15 +97,15 @@ TASKS = (
     TextTask(
         'squad_v010_allanswers',
         _squad_dataset('v1.1', has_unanswerable=False),
-        prompts.question_answering(),
-        prompts.squad_answers,
+        prompts.squad_preprocessor(),
+        prompts.postprocess_squad,
         (text_metrics.squad,),
     ),
     TextTask(
         'squad2_v001_allanswers',
         _squad_dataset('v2.0', has_unanswerable=True),
-        prompts.question_answering(UNANSWERABLE),
-        prompts.squad_answers,
+        prompts.squad_preprocessor(UNANSWERABLE),
+        prompts.postprocess_squad,
         (text_metrics.squad_2(UNANSWERABLE),),
     ),
     TextTask(

@@ -87,7 +87,7 @@ def _read_similarity(path: str) -> Iterator[Example]:
         yield {**row.texts(_TEXTS['stsb']), 'idx': index, 'label': score}
 
 
-def read_section(first: int, last: int | None, read: Reader, path: str) -> Iterator[Example]:
+def read_row_range(first: int, last: int | None, read: Reader, path: str) -> Iterator[Example]:
     """Yields the examples `first` to `last` - 1 of a file, numbered from 0 in `idx`."""
     examples = enumerate(itertools.islice(read(path), first, last))
     if (start := next(examples, None)) is None:
@@ -128,7 +128,7 @@ def _mnli_layouts() -> dict[str, list[Layout]]:
     for kind, bounds in rows.items():
         layouts[f'validation_{kind}'] = [
             Layout((f'glue/MNLI/dev_{kind}.tsv',), read),
-            Layout(('nli_datasets/mnli/dev.csv',), functools.partial(read_section, *bounds, both)),
+            Layout(('nli_datasets/mnli/dev.csv',), functools.partial(read_row_range, *bounds, both)),
         ]
     return layouts | {f'test_{kind}': [Layout((f'glue/MNLI/test_{kind}.tsv',), read)] for kind in rows}
 

@@ -80,7 +80,7 @@ def format_record(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return dataset.flat_map(split_by_answer)
 
 
-def question_answering(unanswerable: str | None = None) -> Preprocessor:
+def squad_preprocessor(unanswerable: str | None = None) -> Preprocessor:
     """Returns SQuAD's preprocessor, which builds 'question: ... context: ...' with spaces around punctuation.
 
     The target is the first correct answer, or `unanswerable` for a question without an answer; None requires an answer
@@ -134,7 +134,7 @@ class MultiRCLabel:
         return {**answer, 'group': int(example['idx/question'])} if is_target and example is not None else answer
 
 
-def record_answers(text: str, example: Example | None = None, is_target: bool = False) -> dict[str, Any]:
+def postprocess_record(text: str, example: Example | None = None, is_target: bool = False) -> dict[str, Any]:
     """Postprocessor for ReCoRD, which returns {'value': text}; for targets, {'value': answers, 'group': query}."""
     if not is_target or example is None:
         return {'value': text}
@@ -142,7 +142,7 @@ def record_answers(text: str, example: Example | None = None, is_target: bool = 
     return {'value': [answer.decode() for answer in example['answers']], 'group': group}
 
 
-def squad_answers(text: str, example: Example | None = None, is_target: bool = False) -> str | list[str]:
+def postprocess_squad(text: str, example: Example | None = None, is_target: bool = False) -> str | list[str]:
     """Postprocessor for SQuAD, which returns a predicted text unchanged, and for targets all correct answers."""
     return [answer.decode() for answer in example['answers']] if is_target and example is not None else text
 

@@ -83,7 +83,7 @@ RowReader = Callable[..., Rows]
 
 def read_jsonl(path: str) -> Rows:
     """Yields JSON objects, one per line; blank lines are skipped."""
-    return (Row(row, path, number) for number, row in row_files.json_rows(path, row_files.LONGEST, _STRICT))
+    return (Row(row, path, number) for number, row in row_files.json_rows(path, row_files.MAX_CHARACTERS, _STRICT))
 
 
 def read_tsv(path: str, columns: Sequence[str] | None = None, skip_short: bool = False) -> Rows:
@@ -112,10 +112,10 @@ def parse_json_file(path: str) -> Any:
         content = file.read()
     try:
         return untrusted_files.parse_json(content)
-    except untrusted_files.NotJson as error:
+    except untrusted_files.InvalidJsonError as error:
         raise row_error(path, 1, str(error)) from error
 
 
 def read_lines(path: str) -> Iterator[tuple[int, str]]:
     """Yields (line number, line) for each line, without line ends and the byte order mark."""
-    return row_files.lines(path, row_files.LONGEST, _STRICT)
+    return row_files.lines(path, row_files.MAX_CHARACTERS, _STRICT)

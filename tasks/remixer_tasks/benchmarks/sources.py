@@ -26,7 +26,7 @@ from remixer_tasks.files.notice import Notice
 SHUFFLE_BUFFER = 256
 # If a TFDS data set has at most this number of examples, every stream reads all of its files, so that all streams
 # together contain each example once per epoch.
-_MAX_WHOLE = 1_000_000
+_MAX_UNSHARDED_EXAMPLES = 1_000_000
 _ROWS = 'rows.arrow'
 _DTYPES = {TEXT: tf.string, TEXTS: tf.string, INTEGER: tf.int64, REAL: tf.float32}
 
@@ -51,7 +51,7 @@ class LabelledSource(seqio.DataSource):
         folder = self._tfds_folder(split)
         if folder:
             return folder
-        raw = data_files.find_raw(self._dataset, split, self._data_dir)
+        raw = data_files.find_published_files(self._dataset, split, self._data_dir)
         return ', '.join(raw[1]) if raw else None
 
     def count(self, split: str) -> int:
@@ -86,7 +86,7 @@ class LabelledSource(seqio.DataSource):
         self, folder: str, split: str, shuffle: bool, seed: int | None, shard: seqio.ShardInfo
     ) -> tf.data.Dataset:
         info = self._tfds_info(folder, split)
-        is_whole = shuffle and self.repeats and shard.num_shards > 1 and info.num_examples <= _MAX_WHOLE
+        is_whole = shuffle and self.repeats and shard.num_shards > 1 and info.num_examples <= _MAX_UNSHARDED_EXAMPLES
         has_enough_files = len(info.filepaths) >= shard.num_shards and not is_whole
         config = tfds.ReadConfig(
             shuffle_seed=seed,
@@ -112,7 +112,7 @@ class LabelledSource(seqio.DataSource):
     def _tfds_folder(self, split: str) -> str | None:
         if split not in self.splits:
             raise UserError(f'the split of {self._dataset.name} must be one of {", ".join(self.splits)}, got {split!r}')
-        return data_files.find_tfds(self._dataset, self._data_dir)
+        return data_files.find_tfds_folder(self._dataset, self._data_dir)
 
     def _tfds_info(self, folder: str, split: str) -> tfds.core.SplitInfo:
         splits = tfds.builder_from_directory(folder).info.splits
@@ -138,15 +138,15 @@ class LabelledSource(seqio.DataSource):
 
     def _parse_files(self, split: str) -> Path:
         """Returns the cache folder of the split's parsed rows; parses the published files if necessary."""
-        raw = data_files.find_raw(self._dataset, split, self._data_dir)
+        raw = data_files.find_published_files(self._dataset, split, self._data_dir)
         if raw is None:
             raise UserError(data_files.missing_files_message(self._dataset, split, self._data_dir))
         layout, paths = raw
         states = [cache.file_state(path) for path in paths]
-        name = cache.key('rows 3', self._dataset.name, split, sorted(self._dataset.features), states)
-        folder = cache.root() / 'rows' / name
+        name = cache.hash_values('rows 3', self._dataset.name, split, sorted(self._dataset.features), states)
+        folder = cache.cache_root() / 'rows' / name
         if not folder.exists():
-            with cache.add_entry(folder) as temporary:
+            with cache.create_cache_entry(folder) as temporary:
                 temporary.mkdir()
                 notice = Notice(f'reading {self._dataset.name}, split {split}')
                 records = [self._serialize(example) for example in layout.read(*paths)]
@@ -155,12 +155,12 @@ class LabelledSource(seqio.DataSource):
                 arrow_files.write(temporary / _ROWS, ((record, None) for record in records), lambda: '')
                 notice.done(f'{len(records):,} examples')
                 cache.mark_complete(temporary)
-        cache.check_files(folder)
+        cache.check_file_sizes(folder)
         return folder
 
     def _open_rows(self, split: str) -> arrow_files.Documents:
         folder = self._parse_files(split)
-        return arrow_files.Documents([folder / _ROWS], repair=cache.advise_repair(folder))
+        return arrow_files.Documents([folder / _ROWS], repair=cache.repair_advice(folder))
 
     def _serialize(self, example: Example) -> bytes:
         features = {name: _encode_feature(kind, example[name]) for name, kind in self._dataset.features.items()}

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from remixer_t5x.errors import UserError
 from remixer_tasks.benchmarks import glue, prompts
-from remixer_tasks.benchmarks.super_glue import BOOLEAN, CHOICES, COMMITMENT, ENTAILMENT
+from remixer_tasks.benchmarks.super_glue import BOOLEAN_LABELS, CB_LABELS, COPA_LABELS, ENTAILMENT_LABELS
 
 # A row of the predictions of `remixer-t5x eval`, with 'prediction', 'target' and 'example'; an example has 'idx' or
 # 'idx/...'.
@@ -26,7 +26,7 @@ class SubmissionFile(NamedTuple):
     format_lines: Callable[[Sequence[tuple[Row, Any]]], list[str]]
 
 
-def write(folder: str, task: str, rows: Sequence[Row]) -> str:
+def write_submission(folder: str, task: str, rows: Sequence[Row]) -> str:
     """Writes the leaderboard file of `task` to `folder`; returns a line with its path and invalid predictions."""
     if not has_leaderboard(task):
         raise UserError(f'the task of a submission must be one of {", ".join(_FILES)}, got {task}')
@@ -117,15 +117,15 @@ def _format_record(pairs: Sequence[tuple[Row, Any]]) -> list[str]:
 _LOWER_CASE_BOOLEANS = ('false', 'true')
 _FILES_WITH_NAMES = {'qnli': 'QNLI', 'rte': 'RTE', 'ax': 'AX', 'mnli_matched': 'MNLI-m', 'mnli_mismatched': 'MNLI-mm'}
 _SUPER_GLUE = {
-    'boolq': _classification_file('BoolQ.jsonl', BOOLEAN, _LOWER_CASE_BOOLEANS),
-    'cb': _classification_file('CB.jsonl', COMMITMENT),
-    'copa': _classification_file('COPA.jsonl', CHOICES, (0, 1)),
-    'multirc': _classification_file('MultiRC.jsonl', BOOLEAN, (0, 1), _format_multirc),
+    'boolq': _classification_file('BoolQ.jsonl', BOOLEAN_LABELS, _LOWER_CASE_BOOLEANS),
+    'cb': _classification_file('CB.jsonl', CB_LABELS),
+    'copa': _classification_file('COPA.jsonl', COPA_LABELS, (0, 1)),
+    'multirc': _classification_file('MultiRC.jsonl', BOOLEAN_LABELS, (0, 1), _format_multirc),
     'record': SubmissionFile('ReCoRD.jsonl', lambda row: row['prediction'], '', _format_record),
-    'rte': _classification_file('RTE.jsonl', ENTAILMENT),
-    'wic': _classification_file('WiC.jsonl', BOOLEAN, _LOWER_CASE_BOOLEANS),
-    'axb': _classification_file('AX-b.jsonl', ENTAILMENT),
-    'axg': _classification_file('AX-g.jsonl', ENTAILMENT),
+    'rte': _classification_file('RTE.jsonl', ENTAILMENT_LABELS),
+    'wic': _classification_file('WiC.jsonl', BOOLEAN_LABELS, _LOWER_CASE_BOOLEANS),
+    'axb': _classification_file('AX-b.jsonl', ENTAILMENT_LABELS),
+    'axg': _classification_file('AX-g.jsonl', ENTAILMENT_LABELS),
 }
 _GLUE = {
     **{
@@ -137,7 +137,7 @@ _GLUE = {
 }
 _FILES = {
     **{f'super_glue_{name}_v102': file for name, file in _SUPER_GLUE.items()},
-    'super_glue_wsc_v102_simple_eval': _winograd_file('WSC.jsonl', BOOLEAN),
+    'super_glue_wsc_v102_simple_eval': _winograd_file('WSC.jsonl', BOOLEAN_LABELS),
     **{f'glue_{name}_v002': file for name, file in _GLUE.items()},
     'glue_wnli_v002_simple_eval': _winograd_file('WNLI.tsv', (0, 1)),
 }

@@ -24,10 +24,10 @@ from remixer_tasks.benchmarks.text_task import (
     texts,
 )
 
-BOOLEAN = ('False', 'True')
-ENTAILMENT = ('entailment', 'not_entailment')
-COMMITMENT = ('entailment', 'contradiction', 'neutral')
-CHOICES = ('choice1', 'choice2')
+BOOLEAN_LABELS = ('False', 'True')
+ENTAILMENT_LABELS = ('entailment', 'not_entailment')
+CB_LABELS = ('entailment', 'contradiction', 'neutral')
+COPA_LABELS = ('choice1', 'choice2')
 _URL = 'https://dl.fbaipublicfiles.com/glue/superglue/data/v2/{}.zip'
 # SHA-256 of the archives under _URL, as published by TFDS.
 _SHA256 = {
@@ -45,13 +45,13 @@ _SHA256 = {
 _TFDS_CONFIGS = {'AX-b': 'axb', 'AX-g': 'axg', 'WSC': 'wsc.fixed'}
 # Text columns, in the order of T5's prompts, and labels of the tasks whose files have one example per line.
 _CLASSIFICATION = {
-    'BoolQ': (('passage', 'question'), BOOLEAN),
-    'CB': (('hypothesis', 'premise'), COMMITMENT),
-    'COPA': (('choice1', 'choice2', 'premise', 'question'), CHOICES),
-    'RTE': (('hypothesis', 'premise'), ENTAILMENT),
-    'WiC': (('sentence1', 'sentence2', 'word'), BOOLEAN),
-    'AX-b': (('sentence1', 'sentence2'), ENTAILMENT),
-    'AX-g': (('hypothesis', 'premise'), ENTAILMENT),
+    'BoolQ': (('passage', 'question'), BOOLEAN_LABELS),
+    'CB': (('hypothesis', 'premise'), CB_LABELS),
+    'COPA': (('choice1', 'choice2', 'premise', 'question'), COPA_LABELS),
+    'RTE': (('hypothesis', 'premise'), ENTAILMENT_LABELS),
+    'WiC': (('sentence1', 'sentence2', 'word'), BOOLEAN_LABELS),
+    'AX-b': (('sentence1', 'sentence2'), ENTAILMENT_LABELS),
+    'AX-g': (('hypothesis', 'premise'), ENTAILMENT_LABELS),
 }
 
 
@@ -73,7 +73,7 @@ def _read_multirc(path: str) -> Iterator[Example]:
                     'idx/paragraph': row.integer('idx'),
                     'idx/question': question.integer('idx'),
                     'idx/answer': answer.integer('idx'),
-                    'label': answer.label(BOOLEAN),
+                    'label': answer.label(BOOLEAN_LABELS),
                 }
 
 
@@ -99,7 +99,7 @@ def _read_wsc(path: str) -> Iterator[Example]:
     """Yields WSC's examples; corrects case, line breaks and final periods of spans, as TFDS's `wsc.fixed` does."""
     for row in raw_rows.read_jsonl(path):
         text, target = row.text('text'), row.object('target')
-        example: Example = {'text': text, 'idx': row.integer('idx'), 'label': row.label(BOOLEAN)}
+        example: Example = {'text': text, 'idx': row.integer('idx'), 'label': row.label(BOOLEAN_LABELS)}
         for span in ('span1', 'span2'):
             index = target.integer(f'{span}_index')
             example[f'{span}_index'] = index
@@ -111,7 +111,7 @@ def _read_wsc(path: str) -> Iterator[Example]:
 
 
 # Two published texts in which span2_index is not the index of the pronoun.
-PRONOUN_ELSEWHERE = (
+TEXTS_WITH_WRONG_INDEX = (
     'The boy continued to whip the pony , and eventually the pony threw him over. John laughed out quite loud. '
     '"Good for him," he said. ',
     'When they had eventually calmed down a bit , and had gotten home, Mr. Farley put the magic pebble in an iron safe '
@@ -127,7 +127,7 @@ def _check_pronoun(example: Example, row: raw_rows.Row) -> None:
     if index == 0:
         raise row.error('span2_index must be above 0, got 0')
     word = words[index] if index < len(words) else ''
-    if word != example['span2_text'] and text not in PRONOUN_ELSEWHERE:
+    if word != example['span2_text'] and text not in TEXTS_WITH_WRONG_INDEX:
         raise row.error(f'span2_text is {example["span2_text"]!a:.60}, word {index} is {word!a:.60}')
 
 
@@ -206,12 +206,16 @@ def _build_tasks(data: Callable[[str], Dataset], name: str) -> tuple[TextTask, .
         TextTask(
             name.format('multirc'),
             data('MultiRC'),
-            prompts.classification('multirc', ('question', 'answer', 'paragraph'), BOOLEAN, markup=True),
+            prompts.classification('multirc', ('question', 'answer', 'paragraph'), BOOLEAN_LABELS, markup=True),
             prompts.MultiRCLabel(),
             (text_metrics.multirc_f1, text_metrics.multirc_exact_match),
         ),
         TextTask(
-            name.format('record'), data('ReCoRD'), prompts.format_record, prompts.record_answers, (text_metrics.record,)
+            name.format('record'),
+            data('ReCoRD'),
+            prompts.format_record,
+            prompts.postprocess_record,
+            (text_metrics.record,),
         ),
         classification_task('RTE'),
         classification_task('WiC'),
@@ -219,8 +223,8 @@ def _build_tasks(data: Callable[[str], Dataset], name: str) -> tuple[TextTask, .
 
 
 def _diagnostic_task(name: str, folder: str, columns: Mapping[str, str], metric: text_metrics.Metric) -> TextTask:
-    to_text = prompts.classification('rte', columns, ENTAILMENT)
-    return TextTask(name, dataset(folder), to_text, prompts.ClassId(ENTAILMENT), (metric,))
+    to_text = prompts.classification('rte', columns, ENTAILMENT_LABELS)
+    return TextTask(name, dataset(folder), to_text, prompts.ClassId(ENTAILMENT_LABELS), (metric,))
 
 
 _AXB = {'hypothesis': 'sentence2', 'premise': 'sentence1'}

@@ -2,7 +2,7 @@
 
 Classification metrics compare class ids. A prediction that is not a label has the id INVALID, which differs from the
 ids of all labels. If the labels of a split are not public, all targets are INVALID and metrics are empty. BLEU and
-ROUGE use T5's settings. `NAMED` contains the metrics that users can select for their own data.
+ROUGE use T5's settings. `METRICS_BY_NAME` contains the metrics that users can select for their own data.
 """
 
 import collections
@@ -91,23 +91,23 @@ def matthews_corrcoef(targets: Sequence[int], predictions: Sequence[int]) -> Met
 @skip_unlabelled
 def pearson_corrcoef(targets: Sequence[float], predictions: Sequence[float]) -> Metrics:
     """Computes the Pearson correlation; returns 0 if the targets or the predictions are constant."""
-    return {'pearson_corrcoef': 100 * _correlation(scipy.stats.pearsonr, targets, predictions)}
+    return {'pearson_corrcoef': 100 * _compute_correlation(scipy.stats.pearsonr, targets, predictions)}
 
 
 @skip_unlabelled
 def spearman_corrcoef(targets: Sequence[float], predictions: Sequence[float]) -> Metrics:
     """Computes the Spearman correlation, with mean ranks for ties; returns 0 for constant targets or predictions."""
-    return {'spearman_corrcoef': 100 * _correlation(scipy.stats.spearmanr, targets, predictions)}
+    return {'spearman_corrcoef': 100 * _compute_correlation(scipy.stats.spearmanr, targets, predictions)}
 
 
-def _correlation(function: Callable[..., Any], targets: Sequence[float], predictions: Sequence[float]) -> float:
+def _compute_correlation(function: Callable[..., Any], targets: Sequence[float], predictions: Sequence[float]) -> float:
     # SciPy warns and returns NaN for constant values.
     if not np.ptp(targets) or not np.ptp(predictions):
         return 0.0
     return float(function(np.asarray(targets, float), np.asarray(predictions, float)).statistic)
 
 
-def normalize(answer: str) -> str:
+def normalize_answer(answer: str) -> str:
     """Lower-cases a text and removes ASCII punctuation, the articles a, an and the, and repeated white space."""
     return ' '.join(re.sub(r'\b(a|an|the)\b', ' ', answer.lower().translate(_PUNCTUATION)).split())
 
@@ -125,8 +125,8 @@ def squad_2(unanswerable: str) -> Metric:
     """
 
     def squad_with_unanswerable(targets: Sequence[Texts], predictions: Texts) -> Metrics:
-        nothing = normalize(unanswerable)
-        has_answer = np.array([all(normalize(text) != nothing for text in answers) for answers in targets])
+        nothing = normalize_answer(unanswerable)
+        has_answer = np.array([all(normalize_answer(text) != nothing for text in answers) for answers in targets])
         return _em_and_f1_by_answer(_score_answers(targets, predictions), has_answer)
 
     return squad_with_unanswerable
@@ -136,7 +136,7 @@ def _score_answers(targets: Sequence[Texts], predictions: Texts) -> np.ndarray:
     """Returns the maximum exact match and word F1 over the answers to each question, [questions, 2]."""
     scores = []
     for answers, prediction in zip(targets, predictions, strict=True):
-        text, normalized = normalize(prediction), [normalize(answer) for answer in answers]
+        text, normalized = normalize_answer(prediction), [normalize_answer(answer) for answer in answers]
         f1 = max((_word_f1(answer.split(), text.split()) for answer in normalized), default=0.0)
         scores.append((text in normalized, f1))
     return np.array(scores, float)
@@ -244,8 +244,8 @@ def regression_metrics(targets: Texts, predictions: Texts) -> Metrics:
     predicted = [prompts.parse_number(text, default=0.0) for text in predictions]
     # Unlike `pearson_corrcoef`, the target -1 is a number, not a missing label.
     return {
-        'pearson_corrcoef': 100 * _correlation(scipy.stats.pearsonr, numbers, predicted),
-        'spearman_corrcoef': 100 * _correlation(scipy.stats.spearmanr, numbers, predicted),
+        'pearson_corrcoef': 100 * _compute_correlation(scipy.stats.pearsonr, numbers, predicted),
+        'spearman_corrcoef': 100 * _compute_correlation(scipy.stats.spearmanr, numbers, predicted),
         'mean_absolute_error': float(np.mean(np.abs(np.subtract(numbers, predicted)))),
     }
 
@@ -259,7 +259,7 @@ def entity_f1(targets: Texts, predictions: Texts) -> Metrics:
     for pair in zip(targets, predictions, strict=True):
         target, prediction = (text.split() for text in pair)
         tags += [a == b for a, b in itertools.zip_longest(target, prediction)]
-        entities, predicted = _entities(target), _entities(prediction)
+        entities, predicted = _find_entities(target), _find_entities(prediction)
         correct += len(entities & predicted)
         num_predicted, num_targets = num_predicted + len(predicted), num_targets + len(entities)
     precision, recall = (correct / count if count else 0.0 for count in (num_predicted, num_targets))
@@ -268,7 +268,7 @@ def entity_f1(targets: Texts, predictions: Texts) -> Metrics:
     return {name: 100 * value for name, value in values.items()}
 
 
-def _entities(tags: Sequence[str]) -> set[tuple[str, int, int]]:
+def _find_entities(tags: Sequence[str]) -> set[tuple[str, int, int]]:
     """Returns (type, index of the first word, index of the last word) for each entity."""
     entities, start, previous_prefix, previous_type = set(), 0, 'O', ''
     for index, tag in enumerate([*tags, 'O']):
@@ -286,12 +286,12 @@ def span_metrics(targets: Texts, predictions: Texts) -> Metrics:
     """Computes SQuAD 2.0's metrics from JSON targets {'text': [...], ...}; an empty prediction means no answer."""
     answers = [json.loads(target)['text'] for target in targets]
     # Word F1 is undefined for texts without words, so a placeholder word replaces these texts.
-    words = [[text for text in texts if normalize(text)] or ['\ue000'] for texts in answers]
-    scores = _score_answers(words, [text if normalize(text) else '\ue000' for text in predictions])
+    words = [[text for text in texts if normalize_answer(text)] or ['\ue000'] for texts in answers]
+    scores = _score_answers(words, [text if normalize_answer(text) else '\ue000' for text in predictions])
     return _em_and_f1_by_answer(scores, np.array([bool(texts) for texts in answers]))
 
 
-NAMED: dict[str, Metric] = {
+METRICS_BY_NAME: dict[str, Metric] = {
     'accuracy': accuracy,
     'exact_match': exact_match,
     'macro_f1': macro_f1,
@@ -308,11 +308,12 @@ NAMED: dict[str, Metric] = {
 def select_metrics(names: Texts | str) -> list[Metric]:
     """Returns the metrics with these names, given as a list or a comma-separated string."""
     names = [name.strip() for name in names.split(',')] if isinstance(names, str) else list(names)
-    if not names or not set(names) <= set(NAMED):
+    if not names or not set(names) <= set(METRICS_BY_NAME):
         raise UserError(
-            f"METRICS must be a list of names from {', '.join(NAMED)}, got {names}; set METRICS = ['accuracy']"
+            f'METRICS must be a list of names from {", ".join(METRICS_BY_NAME)}, got {names}; '
+            "set METRICS = ['accuracy']"
         )
-    return [NAMED[name] for name in names]
+    return [METRICS_BY_NAME[name] for name in names]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -323,7 +324,7 @@ class GroupedTarget:
     group: str
 
 
-def keep_group(column: str) -> Callable[..., Any]:
+def make_group_postprocessor(column: str) -> Callable[..., Any]:
     """Returns a seqio postprocessor that converts targets to `GroupedTarget` and returns predictions unchanged."""
 
     def postprocess(text: str, example: dict[str, Any] | None = None, is_target: bool = False) -> Any:

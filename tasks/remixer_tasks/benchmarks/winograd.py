@@ -29,7 +29,7 @@ from remixer_tasks.benchmarks.text_task import (
 
 # Replacements for the texts in which span2_index is not the index of the pronoun.
 _CORRECTIONS = dict(
-    zip(super_glue.PRONOUN_ELSEWHERE, (('him," he said. ', 'X ," he said.'), (' it ', ' X ')), strict=True)
+    zip(super_glue.TEXTS_WITH_WRONG_INDEX, (('him," he said. ', 'X ," he said.'), (' it ', ' X ')), strict=True)
 )
 _PRONOUNS = frozenset(['he', 'she', 'they', 'it', 'her', 'his', 'their', 'them', 'him'])
 _ARTICLES = ('a', 'an', 'the')

@@ -24,10 +24,10 @@ _EXTENSIONS |= {format: format for format in FORMATS}
 JOB_BYTES, MAX_JOBS = 16 << 20, 64
 # Minimum size of a passage in bytes (about 2,000 tokens), so that few training examples contain parts of two passages.
 # A small corpus is split into about 100 shorter passages, so that some can be held out.
-PASSAGE, PASSAGES = 8_000, 100
+MIN_PASSAGE_BYTES, PASSAGES_PER_CORPUS = 8_000, 100
 # Yields (number, text) pairs, where `number` is the 1-based line or row number.
 Documents = Iterator[tuple[int, str]]
-Read = Callable[[BadRecords], Iterator[str]]
+DocumentReader = Callable[[BadRecords], Iterator[str]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Layout:
     format: str | None = None
     field: str | int = 'text'
     txt_documents: str = 'paragraph'
-    longest: int = row_files.LONGEST
+    longest: int = row_files.MAX_CHARACTERS
 
     def __post_init__(self):
         if self.format not in (None, *FORMATS):
@@ -62,7 +62,7 @@ class Layout:
         return self.format or row_files.format_by_extension(path, _EXTENSIONS, 'TEXT_FORMAT')
 
 
-def split_into_jobs(files: Sequence[cache.FileState], layout: Layout) -> list[Read]:
+def split_into_jobs(files: Sequence[cache.FileState], layout: Layout) -> list[DocumentReader]:
     """Returns picklable functions that together yield all documents of the files, in order.
 
     Each job reads one or more whole files, so that there are about MAX_JOBS jobs of at least JOB_BYTES.
@@ -71,7 +71,7 @@ def split_into_jobs(files: Sequence[cache.FileState], layout: Layout) -> list[Re
     smallest = max(JOB_BYTES, total // MAX_JOBS)
     # Gzipped files and files in buckets are assumed to be large.
     is_size_known = not any(file.path.lower().endswith('.gz') or '://' in file.path for file in files)
-    passage = min(PASSAGE, total // PASSAGES) if is_size_known else PASSAGE
+    passage = min(MIN_PASSAGE_BYTES, total // PASSAGES_PER_CORPUS) if is_size_known else MIN_PASSAGE_BYTES
     groups: list[list[cache.FileState]] = [[]]
     for file in files:
         if sum(other.size for other in groups[-1]) + file.size // 2 >= smallest:

@@ -16,7 +16,7 @@ import numpy as np
 
 from remixer_t5x.errors import UserError
 from remixer_t5x.lazy import seqio, tf, tfds
-from remixer_tasks.corpora.streamed_text import START, Reader, StreamedCorpus
+from remixer_tasks.corpora.streamed_text import START_POSITION, Reader, StreamedCorpus
 from remixer_tasks.corpora.text_corpus import TRAIN, VALIDATION, ParsedCorpus
 
 
@@ -102,7 +102,7 @@ class StreamedSource(seqio.DataSource):
                 tensor.set_shape([])
             return after, (text, is_end)
 
-        documents = tf.data.Dataset.counter().scan(START, read_next).take_while(lambda text, is_end: ~is_end)
+        documents = tf.data.Dataset.counter().scan(START_POSITION, read_next).take_while(lambda text, is_end: ~is_end)
         return documents.map(lambda text, is_end: {'text': text})
 
 

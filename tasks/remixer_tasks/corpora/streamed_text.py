@@ -19,7 +19,7 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.lazy import seqio
 from remixer_tasks.corpora.text_corpus import TRAIN, VALIDATION, hash_fraction
 
-START = b''
+START_POSITION = b''
 
 
 class Shards(Protocol):
@@ -49,7 +49,7 @@ class StreamedCorpus:
         self, name: str, identity: str, open_split: Callable[[str], Shards], validation_fraction: float | None
     ):
         if validation_fraction is not None:
-            ranges.check_value('validation_fraction', validation_fraction, ranges.OpenShare)
+            ranges.check_value('validation_fraction', validation_fraction, ranges.OpenFraction)
         self.name, self.training_identity = name, identity
         self._open_split, self._fraction = open_split, validation_fraction
         self._opened: dict[str, Shards] = {}
@@ -139,7 +139,7 @@ class Reader:
         return after, document or b'', document is None
 
     def _read(self, position: bytes) -> Iterator[tuple[bytes, bytes]]:
-        epoch, finished, state = json.loads(position) if position != START else (0, 0, None)
+        epoch, finished, state = json.loads(position) if position != START_POSITION else (0, 0, None)
         shards = self._corpus.shards(TRAIN)
         while True:
             is_whole, is_empty = not finished and state is None, True

@@ -32,7 +32,7 @@ _HOLD_OUT_ADVICE = (
     "TXT_DOCUMENTS = 'line')"
 )
 # A function that yields documents and reports unreadable records to `BadRecords`.
-Read = Callable[[BadRecords], Iterator[str]]
+DocumentReader = Callable[[BadRecords], Iterator[str]]
 
 
 class KeyedDocument(str):
@@ -77,18 +77,18 @@ class ParsedCorpus:
 
     name: str
     identity: str
-    read: Read | Sequence[Read] = dataclasses.field(compare=False)
-    read_validation: Read | Sequence[Read] | None = dataclasses.field(default=None, compare=False)
+    read: DocumentReader | Sequence[DocumentReader] = dataclasses.field(compare=False)
+    read_validation: DocumentReader | Sequence[DocumentReader] | None = dataclasses.field(default=None, compare=False)
     validation_fraction: float = 0.01
     strict: bool = False
 
     def __post_init__(self):
         if self.read_validation is None:
-            ranges.check_value('validation_fraction', self.validation_fraction, ranges.OpenShare)
+            ranges.check_value('validation_fraction', self.validation_fraction, ranges.OpenFraction)
 
     @property
     def training_identity(self) -> str:
-        return cache.key(self.identity, self.validation_fraction)
+        return cache.hash_values(self.identity, self.validation_fraction)
 
     def source(self, order: int = 0) -> seqio.DataSource:
         # Imported lazily, because `sources` imports seqio.
@@ -98,13 +98,13 @@ class ParsedCorpus:
 
     def folder(self) -> Path:
         """Returns the corpus folder in the cache; parses the text first if necessary."""
-        name = cache.key('corpus 2', self.identity, self.validation_fraction, self.strict)
-        folder = cache.root() / 'corpora' / name
+        name = cache.hash_values('corpus 2', self.identity, self.validation_fraction, self.strict)
+        folder = cache.cache_root() / 'corpora' / name
         if not (folder / cache.FILE_LIST).exists():
-            with cache.fill_entry(folder, self.name) as is_incomplete:
+            with cache.lock_cache_entry(folder, self.name) as is_incomplete:
                 if is_incomplete:
                     _parse_corpus(self, folder)
-        cache.check_files(folder)
+        cache.check_file_sizes(folder)
         return folder
 
     def files(self, split: str) -> list[str]:
@@ -127,7 +127,7 @@ def _open_documents(files: tuple[str, ...]) -> Any:
     from remixer_tasks.corpora import arrow_files
 
     *paths, rows = map(Path, files)
-    repair = cache.advise_repair(rows.parent)
+    repair = cache.repair_advice(rows.parent)
     try:
         numbers = np.load(rows, mmap_mode='r', allow_pickle=False)
     except (OSError, ValueError) as error:
@@ -180,7 +180,12 @@ def _parse_corpus(corpus: ParsedCorpus, folder: Path) -> None:
 
 
 def _write_parts(
-    corpus: ParsedCorpus, read: Read | Sequence[Read], name: str, folder: Path, malformed: BadRecords, notice: Notice
+    corpus: ParsedCorpus,
+    read: DocumentReader | Sequence[DocumentReader],
+    name: str,
+    folder: Path,
+    malformed: BadRecords,
+    notice: Notice,
 ) -> list[Path]:
     """Writes the documents that each function yields to a separate file; returns the paths of the files."""
     functions = [read] if callable(read) else read
@@ -197,7 +202,7 @@ def _write_parts(
 
 
 def _write_part(
-    read: Read, path: Path, strict: bool, progress: Callable[[int], Any] = lambda count: None
+    read: DocumentReader, path: Path, strict: bool, progress: Callable[[int], Any] = lambda count: None
 ) -> dict[str, Any]:
     """Writes the documents of `read` to `path` unless the file exists; returns the counts of skipped records."""
     from remixer_tasks.corpora import arrow_files

@@ -42,23 +42,23 @@ def file_state(path: str) -> FileState:
             return FileState(path, remote.length, remote.mtime_nsec)
         local = os.stat(path)
         return FileState(path, local.st_size, local.st_mtime_ns)
-    except lazy.file_errors() as error:
+    except lazy.file_error_types() as error:
         raise UserError(f'{path} cannot be read ({reason(error)}); restore it and run the command again') from error
 
 
-def root() -> Path:
+def cache_root() -> Path:
     """Returns the cache folder: $REMIXER_T5X_CACHE, or ~/.cache/remixer_t5x."""
     return Path(os.environ.get('REMIXER_T5X_CACHE') or '~/.cache/remixer_t5x').expanduser()
 
 
-def key(*parts: Any) -> str:
+def hash_values(*parts: Any) -> str:
     """Hashes `parts` (JSON values) to the name of an entry: 32 hexadecimal digits of a SHA-256."""
     text = json.dumps(parts, sort_keys=True, ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 @contextlib.contextmanager
-def add_entry(entry: Path) -> Iterator[Path]:
+def create_cache_entry(entry: Path) -> Iterator[Path]:
     """Yields a temporary path for a file or folder, which is renamed to `entry` at the end of the block."""
     with wrap_write_errors():
         entry.parent.mkdir(parents=True, exist_ok=True)
@@ -73,7 +73,7 @@ def add_entry(entry: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def fill_entry(folder: Path, name: str) -> Iterator[bool]:
+def lock_cache_entry(folder: Path, name: str) -> Iterator[bool]:
     """Locks a folder while the block adds files and calls `mark_complete`; yields whether the folder is incomplete.
 
     Other processes wait for the lock and print a message with the entry's `name`. If the block raises UserError, all
@@ -91,7 +91,7 @@ def fill_entry(folder: Path, name: str) -> Iterator[bool]:
             if getattr(error, 'errno', errno.ENOLCK) not in (errno.ENOLCK, errno.ENOTSUP):
                 raise
             raise UserError(
-                f'the cache {root()} must support file locks ({error}); set REMIXER_T5X_CACHE to a local folder'
+                f'the cache {cache_root()} must support file locks ({error}); set REMIXER_T5X_CACHE to a local folder'
             ) from error
         try:
             yield not (folder / FILE_LIST).exists()
@@ -113,14 +113,14 @@ def wrap_write_errors() -> Iterator[None]:
         full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         if error.errno in (*full, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR):
             raise UserError(
-                f'cannot write to the cache {root()} ({os.strerror(error.errno)}); set REMIXER_T5X_CACHE to a writable '
-                'folder with free space'
+                f'cannot write to the cache {cache_root()} ({os.strerror(error.errno)}); set REMIXER_T5X_CACHE to a '
+                'writable folder with free space'
             ) from error
         raise
 
 
 def mark_complete(folder: Path) -> None:
-    """Marks a cache folder as complete: writes a list of its files and their sizes, which `check_files` reads."""
+    """Marks a cache folder as complete: writes a list of its files and their sizes, which `check_file_sizes` reads."""
     # Excludes partial files that a killed run may have left.
     files = [
         path for path in sorted(folder.iterdir()) if path.name not in (FILE_LIST, _LOCK) and path.suffix != _UNFINISHED
@@ -130,7 +130,7 @@ def mark_complete(folder: Path) -> None:
     temporary.sync_and_rename(unfinished, folder / FILE_LIST)
 
 
-def check_files(folder: Path) -> None:
+def check_file_sizes(folder: Path) -> None:
     """Raises UserError if a file that `mark_complete` listed in `folder` is missing or has a different size."""
     try:
         sizes = untrusted_files.parse_json(untrusted_files.read_bytes(folder / FILE_LIST))
@@ -138,11 +138,11 @@ def check_files(folder: Path) -> None:
     except (OSError, ValueError, AttributeError) as error:
         # A damaged list may contain another JSON type, or names that are too long for the file system.
         name = getattr(error, 'filename', None) or folder / FILE_LIST
-        raise UserError(f'{name} is missing or damaged ({reason(error)}); {advise_repair(folder)}') from error
+        raise UserError(f'{name} is missing or damaged ({reason(error)}); {repair_advice(folder)}') from error
     if damaged:
-        raise UserError(f'{folder / damaged[0]} was truncated or changed; {advise_repair(folder)}')
+        raise UserError(f'{folder / damaged[0]} was truncated or changed; {repair_advice(folder)}')
 
 
-def advise_repair(folder: Path) -> str:
+def repair_advice(folder: Path) -> str:
     """Returns the advice to print if a cache entry is damaged."""
     return f'delete the folder {folder} to recreate it'

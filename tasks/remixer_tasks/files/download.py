@@ -77,7 +77,9 @@ def _fetch_file(dataset: Dataset, download: Download, folder: Path, source: str 
     file_name, target = os.path.basename(urllib.parse.urlparse(download.url).path), folder / download.folder
     if download.unzip:
         is_there = all(
-            data_files.find_raw(dataset, split, str(folder)) for split, files in dataset.splits.items() if files
+            data_files.find_published_files(dataset, split, str(folder))
+            for split, files in dataset.splits.items()
+            if files
         )
     else:
         is_there = (target / file_name).is_file() and _sha256(target / file_name) == download.sha256

@@ -30,7 +30,7 @@ Row = dict[str, Any]
 # Yields (number, row) pairs, where `number` is the 1-based line or row number.
 Rows = Iterator[tuple[int, Row]]
 # Default for the maximum number of characters of a line or document: longer than a book, but small enough for memory.
-LONGEST = 50_000_000
+MAX_CHARACTERS = 50_000_000
 _CHUNK = 1 << 20
 # Python decodes invalid UTF-8 to these characters (PEP 383).
 _NOT_UTF_8 = re.compile('[\udc80-\udcff]')
@@ -48,7 +48,7 @@ def open_bytes(path: str, advice: str) -> Iterator[Any]:
                 yield file
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise UserError(f'{path}: damaged gzip file ({error}); compress it again, or rename it') from error
-    except lazy.file_errors() as error:
+    except lazy.file_error_types() as error:
         raise UserError(f'{path}: {reason(error)}; {advice}') from error
 
 
@@ -113,7 +113,7 @@ class RowLayout:
     """
 
     format: str | None = None
-    longest: int = LONGEST
+    longest: int = MAX_CHARACTERS
     delimiter: str | None = None
     encoding: str = 'utf-8'
     numbered: bool = False
@@ -167,7 +167,7 @@ def json_rows(path: str, longest: int, malformed: BadRecords, encoding: str = 'u
         try:
             # Some programs write NaN for missing values.
             row, problem = untrusted_files.parse_json(line, odd_numbers=True), 'the line is not a JSON object'
-        except untrusted_files.NotJson as error:
+        except untrusted_files.InvalidJsonError as error:
             row, problem = None, str(error)
         if isinstance(row, dict):
             yield number, row

@@ -73,7 +73,7 @@ def segment_length(inputs_length: int, targets_length: int, prefix: Prefix) -> i
     """Returns the maximum segment length for which prefix and rest, each with EOS, always fit the feature lengths."""
     length = inputs_length
     # The longest prefix has all tokens except one; the longest rest follows the shortest prefix.
-    while length > 1 and length - min_prefix(length, prefix) + 1 > targets_length:
+    while length > 1 and length - min_prefix_length(length, prefix) + 1 > targets_length:
         length -= 1
     length = min(length, inputs_length - 1)
     if length < 2:
@@ -84,7 +84,7 @@ def segment_length(inputs_length: int, targets_length: int, prefix: Prefix) -> i
     return length
 
 
-def min_prefix(length: int, prefix: Prefix) -> int:
+def min_prefix_length(length: int, prefix: Prefix) -> int:
     """Returns the minimum number of prefix tokens in a segment of `length` tokens, rounded in float32 as in `split`."""
     share = np.float32(1 - 2 * prefix.density) * np.float32(length - 1)
     return min(length - 1, max(1, round(float(share))))

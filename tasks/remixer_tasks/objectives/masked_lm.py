@@ -82,7 +82,7 @@ def replace_tokens(
     """Masks, randomly replaces or keeps the chosen tokens in a segment of [n] ids. `seed` has [2] integers."""
     which, ids = tf.unstack(tf.random.experimental.stateless_split(seed, 2))
     draw = tf.random.stateless_uniform(tf.shape(tokens), which)
-    ordinary = sentinels.ordinary_ids(vocabulary)
+    ordinary = sentinels.count_ordinary_ids(vocabulary)
     random = tf.random.stateless_uniform(tf.shape(tokens), ids, _SPECIAL, ordinary, tf.int32)
     replaced = tf.where(draw < masking.masked + masking.random, random, tokens)
     replaced = tf.where(draw < masking.masked, get_mask_id(vocabulary), replaced)
@@ -93,13 +93,13 @@ def get_mask_id(vocabulary: seqio.Vocabulary) -> int:
     """Returns the id of the mask token. Raises UserError if the vocabulary has none."""
     if hasattr(vocabulary, 'mask_id'):
         return int(vocabulary.mask_id)
-    first, count = sentinels.first_and_count(vocabulary)
+    first, count = sentinels.sentinel_range(vocabulary)
     if count < 1:
         raise UserError('masked LM uses a sentinel as its mask, but the vocabulary has none; set its extra_ids to 100')
     return first
 
 
-def word_starts(vocabulary: seqio.Vocabulary) -> np.ndarray:
+def find_word_starts(vocabulary: seqio.Vocabulary) -> np.ndarray:
     """Returns whether each piece starts a word, [vocab_size] bool."""
     if prefix := getattr(vocabulary, 'continuation_prefix', None):
         return np.array([not piece.startswith(prefix) for piece in vocabulary.words])
@@ -112,7 +112,7 @@ def word_starts(vocabulary: seqio.Vocabulary) -> np.ndarray:
             'whole-word masking needs a SentencePiece, WordPiece or byte-level vocabulary, got a '
             f'{type(vocabulary).__name__}: set WHOLE_WORDS = False'
         )
-    ordinary = sentinels.ordinary_ids(vocabulary)
+    ordinary = sentinels.count_ordinary_ids(vocabulary)
     starts = [vocabulary.tokenizer.IdToPiece(index).startswith(_WORD_START) for index in range(ordinary)]
     return np.array(starts + [True] * (vocabulary.vocab_size - ordinary))
 
@@ -137,7 +137,7 @@ def masked_lm(
     get_mask_id(vocabulary)
     special = tf.constant(getattr(vocabulary, 'special_ids', ()), tf.int32)
     counts = [masking.count(size) for size in range(length)]
-    starts = word_starts(vocabulary) if masking.whole_words else None
+    starts = find_word_starts(vocabulary) if masking.whole_words else None
 
     @seqio.map_over_dataset(num_seeds=2)
     def mask(tokens, seeds):

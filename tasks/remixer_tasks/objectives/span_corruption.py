@@ -113,7 +113,7 @@ def _divide_randomly(items: tf.Tensor, parts: tf.Tensor, scores: tf.Tensor) -> t
     return bounds[1:] - bounds[:-1]
 
 
-def noise_mask(length: tf.Tensor, hidden: tf.Tensor, spans: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+def draw_noise_mask(length: tf.Tensor, hidden: tf.Tensor, spans: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     """Draws a mask with `spans` spans of `hidden` tokens in total, [length] bool.
 
     The first token is never hidden. Requires 1 <= spans <= min(hidden, length - hidden). `seed` has [2] integers.
@@ -126,18 +126,18 @@ def noise_mask(length: tf.Tensor, hidden: tf.Tensor, spans: tf.Tensor, seed: tf.
     return tf.repeat(tf.range(2 * spans) % 2 == 1, lengths)
 
 
-def corrupt(tokens: tf.Tensor, mask: tf.Tensor, vocabulary: seqio.Vocabulary) -> dict[str, tf.Tensor]:
+def corrupt_spans(tokens: tf.Tensor, mask: tf.Tensor, vocabulary: seqio.Vocabulary) -> dict[str, tf.Tensor]:
     """Builds {'inputs', 'targets'}, int32 ids with EOS, from a segment [n] and its noise mask [n].
 
     mask[0] is False, so every span follows a visible token, which its sentinel replaces in the targets.
     """
-    last, _ = sentinels.first_and_count(vocabulary)
+    last, _ = sentinels.sentinel_range(vocabulary)
     eos = [vocabulary.eos_id]
     # True for tokens directly before a span.
     before = ~mask & tf.concat([mask[1:], [False]], 0)
     targets = tf.where(before, last + 1 - tf.cumsum(tf.cast(before, tf.int32)), tokens)
     return {
-        'inputs': tf.concat([runs_to_sentinels(tokens, mask, last), eos], 0),
+        'inputs': tf.concat([replace_runs(tokens, mask, last), eos], 0),
         'targets': tf.concat([tf.boolean_mask(targets, before | mask), eos], 0),
     }
 
@@ -161,34 +161,34 @@ def span_corruption(
     inputs_length, targets_length = sequence_length['inputs'] - len(front), sequence_length['targets']
     if prompt is None:
         length = segment_length(inputs_length, targets_length, noise)
-        spans, count = noise.counts(length)[1], sentinels.first_and_count(vocabulary)[1]
+        spans, count = noise.counts(length)[1], sentinels.sentinel_range(vocabulary)[1]
         if spans > count:
             raise UserError(
                 f'segments of {length} tokens hide {spans} spans, but the vocabulary has {count} '
                 f'sentinels; set its extra_ids to {spans}, or use longer spans or shorter inputs'
             )
     else:
-        length = longest_segment(inputs_length, targets_length, noise, sentinels.first_and_count(vocabulary)[1])
+        length = longest_segment(inputs_length, targets_length, noise, sentinels.sentinel_range(vocabulary)[1])
     counts = [noise.counts(size) for size in range(length + 1)]
 
     @seqio.map_over_dataset(num_seeds=1)
     def hide(tokens, seed):
         size = tf.size(tokens)
         hidden, spans = tf.unstack(tf.constant(counts)[size])
-        mask = tf.cond(spans > 0, lambda: noise_mask(size, hidden, spans, seed), lambda: tf.zeros([size], tf.bool))
-        example = corrupt(tokens, mask, vocabulary)
+        mask = tf.cond(spans > 0, lambda: draw_noise_mask(size, hidden, spans, seed), lambda: tf.zeros([size], tf.bool))
+        example = corrupt_spans(tokens, mask, vocabulary)
         return {**example, 'inputs': tf.concat([front, example['inputs']], 0)} if front else example
 
     return hide(segments.join_and_split(segments.extract_tokens(dataset), length))
 
 
-def iid_noise_mask(length: tf.Tensor, density: float, seed: tf.Tensor) -> tf.Tensor:
+def draw_iid_noise_mask(length: tf.Tensor, density: float, seed: tf.Tensor) -> tf.Tensor:
     """Draws a mask of hidden tokens, [length] bool. As in t5, `seed` ([2] integers) is split into six seeds."""
     draw = tf.random.experimental.stateless_split(seed, 6)[0]
     return tf.random.stateless_uniform([length], draw) < density
 
 
-def runs_to_sentinels(tokens: tf.Tensor, mask: tf.Tensor, last_id: int) -> tf.Tensor:
+def replace_runs(tokens: tf.Tensor, mask: tf.Tensor, last_id: int) -> tf.Tensor:
     """Replaces each run of masked tokens by one sentinel, counted down from `last_id`; returns [m <= n] ids."""
     starts = mask & ~tf.concat([[False], mask[:-1]], 0)
     marked = tf.where(starts, last_id + 1 - tf.cumsum(tf.cast(starts, tf.int32)), tokens)
@@ -214,17 +214,17 @@ def iid_denoising(
     if sequence_length['inputs'] < 3:
         raise UserError("i.i.d. denoising needs 3 inputs: set TASK_FEATURE_LENGTHS = {'inputs': 512, 'targets': 256}")
     vocabulary = output_features['targets'].vocabulary
-    last, count = sentinels.first_and_count(vocabulary)
+    last, count = sentinels.sentinel_range(vocabulary)
     if count < 2:
         raise UserError(f'i.i.d. denoising needs 2 sentinels, but the vocabulary has {count}; set its extra_ids to 100')
     eos = [vocabulary.eos_id]
 
     @seqio.map_over_dataset(num_seeds=1)
     def hide(tokens, seed):
-        mask = _limit_runs(iid_noise_mask(tf.size(tokens), density, seed), count)
-        targets = runs_to_sentinels(tokens, ~mask, last)[: sequence_length['targets'] - 1]
+        mask = _limit_runs(draw_iid_noise_mask(tf.size(tokens), density, seed), count)
+        targets = replace_runs(tokens, ~mask, last)[: sequence_length['targets'] - 1]
         return {
-            'inputs': tf.concat([runs_to_sentinels(tokens, mask, last), eos], 0),
+            'inputs': tf.concat([replace_runs(tokens, mask, last), eos], 0),
             'targets': tf.concat([targets, eos], 0),
         }
 

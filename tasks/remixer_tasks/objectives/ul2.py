@@ -44,7 +44,7 @@ class Denoiser:
         return f'{self.kind}_{span}{density}'
 
 
-SEVEN = (
+UL2_DENOISERS = (
     Denoiser(REGULAR, Noise(0.15, 3)),
     Denoiser(REGULAR, Noise(0.15, 8)),
     Denoiser(SEQUENTIAL, Prefix(0.25, join_documents=True)),
@@ -67,7 +67,7 @@ def denoisers(rows: Any = None) -> tuple[Denoiser, ...]:
     The mean span of kind 's' is None, as in [('r', 3, 0.15, 1), ('s', None, 0.25, 1)]. Invalid rows raise UserError.
     """
     if rows is None or rows == 'ul2':
-        return SEVEN
+        return UL2_DENOISERS
     if rows == 'ul2r':
         return UL2R
     hint = "use 'ul2', 'ul2r', or rows such as ('r', 3, 0.15, 1.0) and ('s', None, 0.25, 1.0)"

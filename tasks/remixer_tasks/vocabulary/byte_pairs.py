@@ -83,9 +83,11 @@ class BytePairs(Vocabulary):
         if (folder / TOKENIZER).is_file():
             tokenizer = untrusted_files.read_object(folder / TOKENIZER)
             where = str(folder / TOKENIZER)
-            tokenizer_files.check_settings(tokenizer.get('model'), _MODEL, f'{where}, model')
-            tokenizer_files.check_settings(tokenizer.get('pre_tokenizer'), _PRE_TOKENIZER, f'{where}, pre_tokenizer')
-            tokenizer_files.check_settings(tokenizer, {'normalizer': None}, where)
+            tokenizer_files.check_tokenizer_settings(tokenizer.get('model'), _MODEL, f'{where}, model')
+            tokenizer_files.check_tokenizer_settings(
+                tokenizer.get('pre_tokenizer'), _PRE_TOKENIZER, f'{where}, pre_tokenizer'
+            )
+            tokenizer_files.check_tokenizer_settings(tokenizer, {'normalizer': None}, where)
             pieces: Any = tokenizer['model'].get('vocab')
             merges: Any = tokenizer['model'].get('merges')
         elif (folder / VOCABULARY).is_file() and (folder / MERGES).is_file():
@@ -97,7 +99,7 @@ class BytePairs(Vocabulary):
             raise UserError(
                 f'the tokenizer in {folder} does not use byte-pair encoding; use the folder of a GPT-2 model'
             )
-        tokenizer_files.check_settings(
+        tokenizer_files.check_tokenizer_settings(
             tokenizer_files.read_config(folder), _CONFIG, str(folder / tokenizer_files.CONFIG)
         )
         added = tokenizer_files.read_added_tokens(folder)

@@ -1,7 +1,7 @@
 """Vocabulary of a Hugging Face `tokenizer.json`, which uses the library `tokenizers`.
 
-A malicious file can make the library abort, panic or hang. Therefore only components in `ALLOWED`, texts of limited
-length and known regular expressions are accepted, and a child process with a time limit loads the file first.
+A malicious file can make the library abort, panic or hang. Therefore only components in `ALLOWED_COMPONENTS`, texts of
+limited length and known regular expressions are accepted, and a child process with a time limit loads the file first.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from remixer_t5x.errors import UserError, import_optional
 from remixer_tasks.vocabulary.byte_pairs import byte_letters
 
 # Accepted types of each component of a tokenizer.json.
-ALLOWED = {
+ALLOWED_COMPONENTS = {
     'model': 'BPE Unigram WordPiece WordLevel',
     'normalizer': 'Sequence NFC NFD NFKC NFKD Lowercase Strip StripAccents Prepend Replace BertNormalizer',
     'pre_tokenizer': 'Sequence Split ByteLevel Metaspace BertPreTokenizer Whitespace WhitespaceSplit Digits '
@@ -46,7 +46,7 @@ MAX_TEXT, MAX_ID, MAX_DEPTH = 1000, 10_000_000, 8
 MAX_GROWTH = 1000
 TIME_LIMIT = 60
 # The child process prints the ids of a text with and without the special tokens that the file adds.
-_TRIAL = """
+_TRIAL_SCRIPT = """
 import json, sys
 from tokenizers import Tokenizer
 tokenizer = Tokenizer.from_str(sys.stdin.read())
@@ -77,7 +77,7 @@ class HuggingFaceTokenizer(Vocabulary):
 
     @functools.cached_property
     def _loaded(self) -> tuple[Any, list[int], list[int]]:
-        return load(self._path)
+        return load_tokenizer(self._path)
 
     @property
     def _tokenizer(self) -> Any:
@@ -202,14 +202,19 @@ class HuggingFaceTokenizer(Vocabulary):
         return hash((type(self), self._path))
 
 
-def load(path: str) -> tuple[Any, list[int], list[int]]:
+def load_tokenizer(path: str) -> tuple[Any, list[int], list[int]]:
     """Returns the tokenizer, and the special ids that the tokenizer adds before and after a text."""
     tokenizers = import_optional('tokenizers', path, 'wordpiece')
     content = untrusted_files.read_object(path)
     text = json.dumps(check_components(content, path))
     try:
         trial = subprocess.run(
-            [sys.executable, '-c', _TRIAL], input=text, capture_output=True, text=True, timeout=TIME_LIMIT, check=True
+            [sys.executable, '-c', _TRIAL_SCRIPT],
+            input=text,
+            capture_output=True,
+            text=True,
+            timeout=TIME_LIMIT,
+            check=True,
         )
         whole, plain = json.loads(trial.stdout)
         tokenizer = tokenizers.Tokenizer.from_str(text)
@@ -227,7 +232,7 @@ def load(path: str) -> tuple[Any, list[int], list[int]]:
 
 def check_components(content: dict[str, Any], path: str) -> dict[str, Any]:
     """Returns the supported components of a tokenizer.json. Raises UserError if a component is not allowed."""
-    for section, allowed in ALLOWED.items():
+    for section, allowed in ALLOWED_COMPONENTS.items():
         growth = 1.0
         for component in _nested_components(content.get(section)):
             kind = component.get('type')
@@ -265,7 +270,7 @@ def check_components(content: dict[str, Any], path: str) -> dict[str, Any]:
                 f'{path}: {piece!a:.60} with id {index!a:.60} is not a valid vocabulary entry; download it again'
             )
     return {'version': '1.0', 'truncation': None, 'padding': None, 'added_tokens': added} | {
-        section: content.get(section) for section in ALLOWED
+        section: content.get(section) for section in ALLOWED_COMPONENTS
     }
 
 

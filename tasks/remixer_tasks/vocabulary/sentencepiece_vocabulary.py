@@ -57,11 +57,11 @@ _NORMALIZERS = (
 def model_path(corpus: Corpus, pieces: int, at_most: bool) -> Path:
     """Returns the path of the trained model in the cache."""
     values = (pieces, CHARACTER_COVERAGE, *([True] if at_most else []))
-    name = cache.key('vocabulary 2', corpus.training_identity, values, SAMPLE_CHARACTERS)
-    return cache.root() / 'vocabularies' / f'{name}.model'
+    name = cache.hash_values('vocabulary 2', corpus.training_identity, values, SAMPLE_CHARACTERS)
+    return cache.cache_root() / 'vocabularies' / f'{name}.model'
 
 
-def ensure_trained(corpus: Corpus, pieces: int, at_most: bool) -> Path:
+def train_if_missing(corpus: Corpus, pieces: int, at_most: bool) -> Path:
     """Trains a model of `pieces` ids, without sentinels, unless it is in the cache; returns its path.
 
     Raises UserError if the text is too small for `pieces` ids, unless `at_most` allows fewer ids.
@@ -74,13 +74,13 @@ def ensure_trained(corpus: Corpus, pieces: int, at_most: bool) -> Path:
             f'training a vocabulary of {pieces} pieces on {characters / 1e6:.1f} M characters of {corpus.name}'
         )
         model = _train_model(sample, pieces, at_most)
-        with cache.add_entry(path) as temporary:
+        with cache.create_cache_entry(path) as temporary:
             temporary.write_bytes(model)
         notice.done(f'saved to {path}')
     return path
 
 
-def sentinels_in(model: bytes) -> int:
+def count_model_sentinels(model: bytes) -> int:
     """Returns the number of sentinels among the last pieces of a SentencePiece model."""
     return sentinels.count_trailing([piece.piece for piece in _PROTO.FromString(model).pieces[-1000:]])
 
@@ -158,7 +158,7 @@ class SentencePiece(Vocabulary):
     @property
     def sentinels(self) -> int:
         """The number of sentinels: `extra_ids`, or the number of sentinels among the pieces of the model, as in mT5."""
-        return self.extra_ids or sentinels_in(self.sp_model)
+        return self.extra_ids or count_model_sentinels(self.sp_model)
 
     @property
     def bos_id(self) -> int | None:
@@ -195,7 +195,7 @@ class SentencePiece(Vocabulary):
     @property
     def sentinel_pattern(self) -> str | None:
         """A regular expression that matches the names of the `extra_ids` sentinels; None if there are none."""
-        return sentinels.pattern(self.extra_ids) if self.extra_ids else None
+        return sentinels.sentinel_regex(self.extra_ids) if self.extra_ids else None
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, SentencePiece) and self._key == other._key
@@ -219,7 +219,7 @@ class TrainedPieces(SentencePiece):
         if not os.path.exists(self.sentencepiece_model_file):
             # seqio needs the model while tracing a graph, but reading the documents requires eager execution.
             with tf.init_scope():
-                ensure_trained(*self._training)
+                train_if_missing(*self._training)
         return super()._loaded_model()
 
 
@@ -232,7 +232,7 @@ def _load(path: str, extra_ids: int) -> tuple[sentencepiece.SentencePieceProcess
     hint = 'use a local file: --gin.vocabularies.sentencepiece.path=/path/to/sentencepiece.model'
     try:
         model = epath.Path(path).read_bytes()
-    except lazy.file_errors() as error:
+    except lazy.file_error_types() as error:
         raise UserError(f'vocabulary {path}: {reason(error)}; {hint}') from error
     try:
         proto = _PROTO.FromString(model)
@@ -247,7 +247,7 @@ def _load(path: str, extra_ids: int) -> tuple[sentencepiece.SentencePieceProcess
             f'vocabulary {path}: id 0 must be padding and eos_id above 0, got {processor.IdToPiece(0)!a:.40} and '
             f'{processor.eos_id()}; train the model with --pad_id=0 --eos_id=1 --unk_id=2'
         )
-    if extra_ids and (count := sentinels_in(model)):
+    if extra_ids and (count := count_model_sentinels(model)):
         raise UserError(
             f'vocabulary {path}: extra_ids must be 0, because the model has {count} sentinels, got {extra_ids}; '
             'set extra_ids to 0'
@@ -261,9 +261,9 @@ def _load(path: str, extra_ids: int) -> tuple[sentencepiece.SentencePieceProcess
 def convert_unigram(path: str) -> Path:
     """Converts the tokenizer.json of a T5 model to a SentencePiece model; returns its path in the cache."""
     model = unigram_model(untrusted_files.read_object(Path(path)), path)
-    file = cache.root() / 'vocabularies' / f'{cache.key("tokenizer.json", model.hex())}.model'
+    file = cache.cache_root() / 'vocabularies' / f'{cache.hash_values("tokenizer.json", model.hex())}.model'
     if not file.exists():
-        with cache.add_entry(file) as temporary:
+        with cache.create_cache_entry(file) as temporary:
             temporary.write_bytes(model)
     return file
 
@@ -274,7 +274,7 @@ def unigram_model(tokenizer: dict[str, Any], where: str) -> bytes:
     Raises UserError if the tokenizer is not a Unigram model like T5's.
     """
     settings = {'type': 'Unigram', 'byte_fallback': (None, False, True)}
-    tokenizer_files.check_settings(tokenizer.get('model'), settings, f'{where}, model')
+    tokenizer_files.check_tokenizer_settings(tokenizer.get('model'), settings, f'{where}, model')
     rows, unk_id = tokenizer['model'].get('vocab'), tokenizer['model'].get('unk_id')
     is_pieces = isinstance(rows, list) and all(
         isinstance(row, list) and len(row) == 2 and isinstance(row[0], str) and isinstance(row[1], int | float)
@@ -282,9 +282,9 @@ def unigram_model(tokenizer: dict[str, Any], where: str) -> bytes:
     )
     if not is_pieces or not isinstance(unk_id, int):
         raise UserError(f'{where} has no pieces with scores and an unk_id; download it again')
-    steps = _steps(tokenizer.get('pre_tokenizer'), 'pretokenizers')
+    steps = _list_steps(tokenizer.get('pre_tokenizer'), 'pretokenizers')
     steps = steps[1:] if steps[:1] == [{'type': 'WhitespaceSplit'}] else steps
-    tokenizer_files.check_settings(steps[0] if steps else None, _METASPACE, f'{where}, pre_tokenizer')
+    tokenizer_files.check_tokenizer_settings(steps[0] if steps else None, _METASPACE, f'{where}, pre_tokenizer')
     if len(steps) > 1:
         raise UserError(f'{where} has the pre_tokenizer {steps[1]!r:.80}, which SentencePiece does not support')
     proto = _PROTO()
@@ -307,7 +307,7 @@ def unigram_model(tokenizer: dict[str, Any], where: str) -> bytes:
     return proto.SerializeToString(deterministic=True)
 
 
-def _steps(component: Any, name: str) -> list[Any]:
+def _list_steps(component: Any, name: str) -> list[Any]:
     """Returns the steps of a normalizer or pre-tokenizer; `name` is the key of the list of steps in a Sequence."""
     if not isinstance(component, dict):
         return []
@@ -316,7 +316,7 @@ def _steps(component: Any, name: str) -> list[Any]:
 
 def _read_charsmap(normalizer: Any, where: str) -> bytes:
     charsmap = b''
-    for step in _steps(normalizer, 'normalizers'):
+    for step in _list_steps(normalizer, 'normalizers'):
         if isinstance(step, dict) and step.get('type') == 'Precompiled':
             try:
                 charsmap = base64.b64decode(step.get('precompiled_charsmap') or '', validate=True)

@@ -13,18 +13,18 @@ from typing import Any
 UNUSED_BYTES = 11
 
 
-def first_and_count(vocabulary: Any) -> tuple[int, int]:
+def sentinel_range(vocabulary: Any) -> tuple[int, int]:
     """Returns the id of <extra_id_0>, from which the other sentinels count down, and the number of sentinels."""
     return vocabulary.vocab_size - 1, getattr(vocabulary, 'sentinels', vocabulary.extra_ids)
 
 
-def ordinary_ids(vocabulary: Any) -> int:
+def count_ordinary_ids(vocabulary: Any) -> int:
     """Returns the number of ids below the sentinels."""
-    first, count = first_and_count(vocabulary)
+    first, count = sentinel_range(vocabulary)
     return first + 1 - count
 
 
-def pattern(count: int) -> str:
+def sentinel_regex(count: int) -> str:
     """Returns a regular expression, for Python and TensorFlow, that matches the names of `count` sentinels."""
     return f'<extra_id_({"|".join(map(str, range(count)))})>'
 

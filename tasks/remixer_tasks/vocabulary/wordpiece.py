@@ -81,7 +81,7 @@ def read(path: str) -> Any:
             # `tokenizers` raises plain Exceptions.
             raise UserError(f'{path} cannot be read as a tokenizer ({reason(error)})') from error
     else:
-        tokenizer, _, _ = huggingface_tokenizer.load(path)
+        tokenizer, _, _ = huggingface_tokenizer.load_tokenizer(path)
     if missing := [piece for piece in (UNKNOWN, CLS, SEP) if tokenizer.token_to_id(piece) is None]:
         raise UserError(f'{path} has no {missing[0]}, which BERT requires; use the tokenizer of a BERT model')
     if tokenizer.token_to_id(PAD) != 0:

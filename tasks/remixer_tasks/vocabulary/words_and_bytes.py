@@ -71,7 +71,7 @@ class ByteVocabulary(Vocabulary):
     @property
     def sentinel_pattern(self) -> str:
         """A regular expression that matches the names of the sentinels."""
-        return sentinels.pattern(self.sentinels)
+        return sentinels.sentinel_regex(self.sentinels)
 
     def encode(self, text: str) -> list[int]:
         # Every second part is a sentinel's number, which the pattern captures.

@@ -24,7 +24,7 @@ PRODUCT = 2 * ROWS * WIDTH * WIDTH
 
 def count_flops(lowered) -> float:
     """Counts the FLOPs of a program before optimization."""
-    program = hlo.parse(lowered.as_text('hlo'))
+    program = hlo.parse_hlo(lowered.as_text('hlo'))
     return hlo_costs.computation_flops(program[program.entry], program).total()
 
 

@@ -12,7 +12,7 @@ from remixer_t5x.extras.forecast import forecast as forecasts
 from remixer_t5x.extras.forecast import roofline
 from remixer_t5x.extras.forecast.compiled_program import Collective, CompiledProgram, Kernel
 from remixer_t5x.extras.forecast.forecast import Forecast
-from remixer_t5x.extras.forecast.hlo_costs import EXACT, Flops
+from remixer_t5x.extras.forecast.hlo_costs import EXACT_FLOAT32, Flops
 from remixer_t5x.extras.forecast.machines import MACHINES, Machine
 from remixer_t5x.extras.forecast.roofline import BACKWARD, FORWARD, RECOMPUTED, UPDATE
 
@@ -40,7 +40,7 @@ def test_a_kernel_takes_the_longer_of_compute_and_memory_time():
 
 def test_an_unknown_dtype_has_the_lowest_peak():
     assert bound(kernel(flops={'c64': 100})).seconds == 2
-    assert all(machine.peak(EXACT) == min(machine.peaks.values()) for machine in MACHINES.values())
+    assert all(machine.peak(EXACT_FLOAT32) == min(machine.peaks.values()) for machine in MACHINES.values())
 
 
 def test_kernels_are_grouped_by_module_and_phase_and_sorted_by_cost():
@@ -107,7 +107,7 @@ MESHES = {'data': Partitioner(devices=1), 'four': Partitioner(devices=4), 'fsdp'
 
 
 def list_advice(forecast, available=100 * GIB):
-    return list(forecasts.advise(forecast, available))
+    return list(forecasts.recommend_changes(forecast, available))
 
 
 def forecast(*operations, mesh='data', microbatches=1, temporaries=GIB, state=GIB, model_flops=1000.0):

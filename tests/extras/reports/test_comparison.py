@@ -40,7 +40,7 @@ def groups(**options):
 
 def search(values, **options):
     runs = {cell(model, rate): run(f'{model}{rate}', 0, loss, **options) for (model, rate), loss in values.items()}
-    return comparison.search_results([*runs, cell('t5', '9e-1')], runs)
+    return comparison.collect_search_results([*runs, cell('t5', '9e-1')], runs)
 
 
 VALUES = {('t5', '1e-3'): 2.0, ('t5', '3e-3'): 2.5, ('remixer', '1e-3'): 1.5, ('remixer', '3e-3'): 1.0}
@@ -60,13 +60,13 @@ def test_task_settings_are_selected_by_the_mean_validation_metric():
     }
     test = MetricsRecord('test/cb', 10, {'accuracy': 100.0}, {})
     runs[cell('t5', '1')] = dataclasses.replace(runs[cell('t5', '1')], evaluations=[test])
-    results = comparison.search_results(list(runs), runs)
+    results = comparison.collect_search_results(list(runs), runs)
     assert list(results.values['t5'].values()) == [55.0, 60.0] and results.best('t5') == (('LEARNING_RATE', '2'),)
 
 
 def test_a_setting_whose_task_metric_is_not_finite_is_not_selected():
     runs = {cell('t5', rate): run(rate, 0, 99.0, cb=cb, rte=80.0) for rate, cb in (('1', 50.0), ('2', None))}
-    results = comparison.search_results(list(runs), runs)
+    results = comparison.collect_search_results(list(runs), runs)
     assert results.values == {'t5': {(('LEARNING_RATE', '1'),): 65.0}}
 
 

@@ -14,7 +14,7 @@ from flax import linen as nn
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remixer_t5x.context import describe_tokens
+from remixer_t5x.context import make_sequence_context
 from remixer_t5x.devices.partition import unbox
 from remixer_t5x.extras.reports.pictures import learned
 from remixer_t5x.extras.reports.pictures.learned import DECODER, ENCODER, LayerArray
@@ -92,7 +92,7 @@ def test_sown_weights_times_the_values_are_the_output():
     """The value and output projections of the single head are identities, so its output equals its weights."""
     module = attention.SelfAttention(num_heads=1, head_dim=LENGTH)
     x = jnp.eye(LENGTH)[None]
-    ctx = describe_tokens(jnp.ones((1, LENGTH), jnp.int32), causal=True)
+    ctx = make_sequence_context(jnp.ones((1, LENGTH), jnp.int32), causal=True)
     params = _randomize(unbox(module.init(jax.random.key(0), x, ctx)['params']))
     for name in ('value', 'out'):
         params[name]['kernel'] = jnp.eye(LENGTH)
@@ -107,7 +107,7 @@ def test_mixing_weights_of_the_layer_are_the_softmax_of_h(causal):
     """Mixing one-hot tokens gives the rows of softmax(H), as SciPy's softmax does."""
     module = remixer.LearnedMixing(max_length=9)
     x = jnp.eye(LENGTH)[None]
-    ctx = describe_tokens(jnp.ones((1, LENGTH), jnp.int32), causal=causal)
+    ctx = make_sequence_context(jnp.ones((1, LENGTH), jnp.int32), causal=causal)
     params = _randomize(unbox(module.init(jax.random.key(0), x, ctx)['params']))
     logits = np.asarray(params['logits'])
     weights = learned.softmax_rows(logits, LENGTH, causal)
@@ -137,7 +137,7 @@ def test_layers_near_zero_have_a_small_spread():
 @pytest.mark.parametrize(('weights', 'stack'), [(gmlp.ToeplitzSpatial, DECODER), (gmlp.FreeSpatial, ENCODER)])
 def test_spatial_weights_equal_those_of_the_layer(weights, stack):
     module = weights(max_length=9)
-    ctx = describe_tokens(jnp.ones((1, LENGTH), jnp.int32), causal=stack == DECODER)
+    ctx = make_sequence_context(jnp.ones((1, LENGTH), jnp.int32), causal=stack == DECODER)
     params = _randomize(unbox(module.init(jax.random.key(0), LENGTH, ctx)['params']))
     tree = {'run_0': {'layer': {'gmlp': {'mixing': {'weights': jax.tree.map(lambda leaf: leaf[None], params)}}}}}
     (layer,) = learned.spatial_weights({stack: tree}, {stack: LENGTH})

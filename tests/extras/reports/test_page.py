@@ -97,5 +97,5 @@ def test_text_from_files_is_escaped(text):
 
 
 def test_a_figure_is_saved_as_png_and_svg(pictures, tmp_path):
-    for path in drawing.save(pictures[0], tmp_path / 'new'):
+    for path in drawing.save_picture(pictures[0], tmp_path / 'new'):
         assert path.read_bytes().startswith((b'\x89PNG', b'<?xml'))

@@ -73,7 +73,7 @@ def test_wide_tokens_are_estimated_from_random_signs():
 
 def test_the_whole_encoder_agrees_with_finite_differences(trained):
     model, params = trained
-    actual = pseudo_attention.encoder(model, params, INPUTS)
+    actual = pseudo_attention.encoder_map(model, params, INPUTS)
     embedding = params['token_embedder']['embedding']
 
     def encode(x):
@@ -89,7 +89,7 @@ def test_the_whole_encoder_agrees_with_finite_differences(trained):
 
 def test_the_map_of_a_layer_agrees_with_finite_differences(trained):
     model, params = trained
-    maps = pseudo_attention.encoder_layers(model, params, INPUTS)
+    maps = pseudo_attention.encoder_layer_maps(model, params, INPUTS)
     assert [array.shape for array in maps] == [(3, 3)] * 3
     stack = model.module.encoder_stack()
     encoder = params['encoder']
@@ -107,7 +107,7 @@ def test_the_map_of_a_layer_agrees_with_finite_differences(trained):
 
 def test_the_decoder_depends_on_the_text_through_the_encoder(trained):
     model, params = trained
-    actual = pseudo_attention.decoder_to_text(model, params, INPUTS, TARGETS)
+    actual = pseudo_attention.decoder_to_input_map(model, params, INPUTS, TARGETS)
     embedding = params['token_embedder']['embedding']
 
     def decode(x):
@@ -124,5 +124,5 @@ def test_the_decoder_depends_on_the_text_through_the_encoder(trained):
 def test_the_residual_is_not_part_of_the_map_of_a_layer(trained):
     model, params = trained
     zeroed = {**params, 'encoder': jax.tree.map(jnp.zeros_like, params['encoder'])}
-    for array in pseudo_attention.encoder_layers(model, zeroed, INPUTS):
+    for array in pseudo_attention.encoder_layer_maps(model, zeroed, INPUTS):
         np.testing.assert_array_equal(array, 0)

@@ -31,7 +31,7 @@ def test_parallel_cells_fail_separately_and_stop_together(action, tmp_path, monk
     runner = sweep.Sweep(tmp_path)
     handler = signal.getsignal(signal.SIGTERM)
     if action == 'stops':
-        with pytest.raises(sweep.Stopped, match=str(128 + signal.SIGTERM)):
+        with pytest.raises(sweep.SweepStopped, match=str(128 + signal.SIGTERM)):
             runner.run(cells, parallel=2)
         assert not runner.failed and not folders[2].exists()
     else:

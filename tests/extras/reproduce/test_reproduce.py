@@ -29,7 +29,7 @@ def load_tables(scale):
     for name, entry in tables.list_tables().items():
         small = [column for column in entry.get('columns', {}).values() if 'small' in column]
         if 'reason' not in entry and (scale == tables.PAPER or small):
-            yield tables.load(name, scale)
+            yield tables.load_table(name, scale)
 
 
 def test_every_table_and_figure_has_an_entry_or_a_reason():
@@ -74,7 +74,7 @@ def test_every_stage_and_model_is_a_valid_configuration():
     ],
 )
 def test_models_have_the_papers_number_of_parameters(table, row, published):
-    loaded_table = tables.load(table, tables.PAPER)
+    loaded_table = tables.load_table(table, tables.PAPER)
     (model,) = [model for model in loaded_table.rows if model.name == row]
     (column,) = [column for column in loaded_table.columns if column.metric == tables.PARAMETERS]
     assert model.numbers[loaded_table.columns.index(column)] == published
@@ -82,9 +82,11 @@ def test_models_have_the_papers_number_of_parameters(table, row, published):
 
 
 def small_table(metric='accuracy', numbers=(70.0, 72.0, 69.0, None)):
-    stage = tables.Stage('task', 'finetune', ['experiments/quickstart.gin'])
-    rows = [tables.Row(name, 't5_1_1', (), {}, [n]) for name, n in zip('abcd', numbers, strict=True)]
-    return tables.Table('x/table_1', 'x', [tables.Column('x', stage, 'eval/x', metric)], rows, 'a', [stage], {})
+    stage = tables.TrainingStage('task', 'finetune', ['experiments/quickstart.gin'])
+    rows = [tables.TableRow(name, 't5_1_1', (), {}, [n]) for name, n in zip('abcd', numbers, strict=True)]
+    return tables.PaperTable(
+        'x/table_1', 'x', [tables.TableColumn('x', stage, 'eval/x', metric)], rows, 'a', [stage], {}
+    )
 
 
 @pytest.mark.parametrize(
@@ -101,7 +103,7 @@ def small_table(metric='accuracy', numbers=(70.0, 72.0, 69.0, None)):
 def test_verdict_is_the_sign_of_the_interval(metric, ours, expected):
     base = {seed: 10.0 + seed for seed in range(len(ours))}
     results = {('a', 'x'): base, ('b', 'x'): {seed: base[seed] + value for seed, value in enumerate(ours)}}
-    findings = {row.name: finding for _, row, finding in verdicts.judge_table(small_table(metric), results)}
+    findings = {row.name: finding for _, row, finding in verdicts.compare_with_paper(small_table(metric), results)}
     assert (findings['b'].difference, findings['b'].margin, findings['b'].verdict) == (
         pytest.approx(expected[0]), pytest.approx(expected[1], rel=1e-4), expected[2],
     )  # fmt: skip
@@ -109,7 +111,7 @@ def test_verdict_is_the_sign_of_the_interval(metric, ours, expected):
 
 
 def test_finetuning_starts_from_the_pretraining_of_its_model_and_seed(tmp_path):
-    table = tables.load('remixers/table_4', tables.PAPER)
+    table = tables.load_table('remixers/table_4', tables.PAPER)
     cells = runs.plan_runs(
         table, argparse.Namespace(**{**vars(ARGS), 'gin_flags': [('BATCH_SIZE', '8')]}), [0, 1], tmp_path
     )
@@ -125,7 +127,7 @@ def test_finetuning_starts_from_the_pretraining_of_its_model_and_seed(tmp_path):
 def write_run(cell, value):
     """Writes the marker and the metrics of a finished run."""
     cell.folder.mkdir(parents=True)
-    (cell.folder / model_dir.MARKER).write_text('{}')
+    (cell.folder / model_dir.MARKER_FILE).write_text('{}')
     record = {'kind': 'eval/mini_cogs_generalization', 'step': 300, 'exact_match': value}
     (cell.folder / 'metrics.jsonl').write_text(json.dumps(record) + '\n')
 
@@ -140,8 +142,10 @@ def test_the_table_shows_our_numbers_next_to_those_of_the_paper(tmp_path, monkey
         return 0
 
     monkeypatch.setattr(sweep.Sweep, 'run', run_cells)
-    load = tables.load
-    monkeypatch.setattr(tables, 'load', lambda *names: dataclasses.replace(load(*names), rows=load(*names).rows[1:]))
+    load = tables.load_table
+    monkeypatch.setattr(
+        tables, 'load_table', lambda *names: dataclasses.replace(load(*names), rows=load(*names).rows[1:])
+    )
     assert main.main(['reproduce', 'remixers/table_4', f'--folder={tmp_path}']) == 0
     lines = capsys.readouterr().out.splitlines()
     (row,) = [line.split() for line in lines if 'Remixer base' in line and '79.2' in line]
@@ -160,7 +164,7 @@ def test_a_stage_starts_after_all_runs_of_the_stage_before(tmp_path, monkeypatch
             assert bool(starts) == bool(calls)
         calls.append(cells)
         if len(calls) == 2:
-            raise sweep.Stopped(130)
+            raise sweep.SweepStopped(130)
 
     monkeypatch.setattr(sweep.Sweep, 'run', run_cells)
     assert main.main(['reproduce', 'remixers/table_4', '--scale=paper', f'--folder={tmp_path}']) == 130

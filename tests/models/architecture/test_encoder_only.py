@@ -10,7 +10,7 @@ from flax import linen as nn
 
 from remixer_t5x import build_model
 from remixer_t5x.cli.info import models as papers
-from remixer_t5x.context import describe_tokens
+from remixer_t5x.context import make_sequence_context
 from remixer_t5x.data import batch_formats
 from remixer_t5x.models import interface
 from remixer_t5x.models.architecture import encoder_only
@@ -56,7 +56,9 @@ def test_mlp_mixer_with_250_tokens_has_11_million_parameters():
 
 
 @pytest.mark.parametrize(
-    'figure', [f for f in papers.FIGURES if f.part == papers.ENCODER], ids=lambda f: f'{f.model}-{f.size}'
+    'figure',
+    [f for f in papers.PUBLISHED_FIGURES if f.part == papers.ENCODER_PART],
+    ids=lambda f: f'{f.model}-{f.size}',
 )
 def test_parameter_counts_are_close_to_those_of_the_papers(figure):
     """The papers count an encoder with its embedding."""
@@ -84,7 +86,7 @@ def test_a_model_uses_all_parameters(name, model_type):
 
 def test_a_single_token_type_is_used_for_all_tokens():
     layer, x = encoder_only.BertInput(max_length=4, token_types=1), jnp.ones((1, 4, 8))
-    ctx = describe_tokens(jnp.asarray([[5, 3, 6, 3]]))
+    ctx = make_sequence_context(jnp.asarray([[5, 3, 6, 3]]))
     params = layer.init(jax.random.key(0), x, ctx)
     output = np.asarray(layer.apply(params, x, ctx, jnp.asarray([[0, 0, 1, 1]])))
     np.testing.assert_array_equal(output, layer.apply(params, x, ctx))

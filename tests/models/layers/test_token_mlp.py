@@ -45,7 +45,7 @@ def ours_packed(block, ids_in, ids_out, *weights):
 
     # BLOCK is read while tracing, once for each value of `block`.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(example_blocks, 'BLOCK', block)
+        patch.setattr(example_blocks, 'BLOCK_LENGTH', block)
         return value_and_gradients(mix, ids_out, weights)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from remixer_t5x.context import describe_tokens
+from remixer_t5x.context import make_sequence_context
 from remixer_t5x.models.sublayers.attention import RelativeAttention
 
 HEADS, HEAD_DIM, EMBED, LENGTH = 2, 4, 6, 5
@@ -18,7 +18,7 @@ def test_relative_attention_equals_its_equation(content):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(2, LENGTH, EMBED)).astype(np.float32)
     tokens = np.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]], np.int32)
-    ctx = dataclasses.replace(describe_tokens(tokens), num_keys=LENGTH)
+    ctx = dataclasses.replace(make_sequence_context(tokens), num_keys=LENGTH)
     module = RelativeAttention(HEADS, HEAD_DIM, content=content)
     params = nn.unbox(module.init(jax.random.key(0), x, ctx))['params']
     params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32), params)

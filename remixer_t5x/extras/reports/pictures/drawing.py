@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 T = TypeVar('T')
-INK, GRID = '#1d2733', '#c9d1d9'
+TEXT_COLOUR, GRID = '#1d2733', '#c9d1d9'
 # Okabe and Ito's palette, ordered so that neighbours also differ in lightness.
 COLOURS = ('#0072b2', '#d55e00', '#009e73', '#cc79a7', '#56b4e9', '#e69f00')
 # Heat maps vary only the opacity of this colour, so that high values stand out on white and black backgrounds.
-HEAT = '#1f78c8'
+HEAT_MAP_COLOUR = '#1f78c8'
 # If a text has more tokens than this, their labels would overlap, so the axes show indices instead.
-MOST_LABELS = 48
+MAX_TICK_LABELS = 48
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,10 +64,10 @@ def new_figure(width: float, height: float) -> Figure:
 def style_axes(axes: Axes, title: str = '', x: str = '', y: str = '') -> None:
     """Sets the title (left-aligned) and labels of axes, and removes the box and fill."""
     axes.set_facecolor('none')
-    axes.set_title(title, loc='left', color=INK, fontsize=9, parse_math=False)
-    axes.set_xlabel(x, color=INK, fontsize=8, parse_math=False)
-    axes.set_ylabel(y, color=INK, fontsize=8, parse_math=False)
-    axes.tick_params(colors=INK, labelsize=7, length=2)
+    axes.set_title(title, loc='left', color=TEXT_COLOUR, fontsize=9, parse_math=False)
+    axes.set_xlabel(x, color=TEXT_COLOUR, fontsize=8, parse_math=False)
+    axes.set_ylabel(y, color=TEXT_COLOUR, fontsize=8, parse_math=False)
+    axes.tick_params(colors=TEXT_COLOUR, labelsize=7, length=2)
     axes.spines[['top', 'right']].set_visible(False)
     axes.spines[['left', 'bottom']].set_color(GRID)
 
@@ -76,11 +76,13 @@ def draw_heat_map(axes: Axes, values: np.ndarray, largest: float) -> None:
     """Draws a matrix with colours from transparent at 0 to opaque at `largest`."""
     from matplotlib.colors import LinearSegmentedColormap, to_rgb
 
-    colours = LinearSegmentedColormap.from_list('heat', [(*to_rgb(HEAT), 0.0), (*to_rgb(HEAT), 1.0)])
+    colours = LinearSegmentedColormap.from_list(
+        'heat', [(*to_rgb(HEAT_MAP_COLOUR), 0.0), (*to_rgb(HEAT_MAP_COLOUR), 1.0)]
+    )
     axes.imshow(values, cmap=colours, vmin=0, vmax=largest, interpolation='nearest', aspect='auto')
 
 
-def token_ticks(axes: Axes, x: list[str] | None = None, y: list[str] | None = None) -> None:
+def label_token_ticks(axes: Axes, x: list[str] | None = None, y: list[str] | None = None) -> None:
     """Labels ticks with tokens. `$` characters are not interpreted as math text."""
     for axis, labels in ((axes.xaxis, x), (axes.yaxis, y)):
         if labels is not None:
@@ -121,7 +123,7 @@ def draw_matrices(grid: Sequence[Sequence[Panel]], row_names: Sequence[str] = ()
             else:
                 axes.set_axis_off()
         if row < len(row_names):
-            row_axes[0].set_ylabel(row_names[row], color=INK, fontsize=9, parse_math=False)
+            row_axes[0].set_ylabel(row_names[row], color=TEXT_COLOUR, fontsize=9, parse_math=False)
     return figure
 
 
@@ -132,9 +134,10 @@ def _draw_panel(axes: Axes, panel: Panel, is_first: bool) -> None:
     draw_heat_map(axes, magnitude, largest or 1.0)
     style_axes(axes, ' · '.join(filter(None, (panel.title, f'max. {largest:.2g}'))))
     rows, columns = (
-        None if pieces is None or len(pieces) > MOST_LABELS else list(pieces) for pieces in (panel.rows, panel.columns)
+        None if pieces is None or len(pieces) > MAX_TICK_LABELS else list(pieces)
+        for pieces in (panel.rows, panel.columns)
     )
-    token_ticks(axes, columns, rows if is_first else None)
+    label_token_ticks(axes, columns, rows if is_first else None)
     if rows and not is_first:
         axes.set_yticks([])
     axes.spines[['top', 'right']].set_visible(True)
@@ -158,7 +161,7 @@ def inline_svg(picture: Picture) -> str:
         return '' if is_repeated else match[0]
 
     text = re.sub(r' id="([^"]*)"', without_repeated_id, text)
-    text = text.replace(INK, 'currentColor').replace(GRID, 'var(--line)')
+    text = text.replace(TEXT_COLOUR, 'currentColor').replace(GRID, 'var(--line)')
     for index, colour in enumerate(COLOURS):
         text = text.replace(colour, f'var(--c{index})')
     text = text.replace('<svg ', '<svg preserveAspectRatio="xMinYMin meet" ', 1)
@@ -186,7 +189,7 @@ def _ignore_missing_glyphs() -> Iterator[None]:
         yield
 
 
-def save(picture: Picture, folder: str | os.PathLike[str]) -> list[pathlib.Path]:
+def save_picture(picture: Picture, folder: str | os.PathLike[str]) -> list[pathlib.Path]:
     """Writes `<folder>/<name>.png` and `.svg`. Raises UserError if they cannot be written."""
     target_folder = pathlib.Path(folder)
     paths = [target_folder / f'{picture.name}.{kind}' for kind in ('png', 'svg')]

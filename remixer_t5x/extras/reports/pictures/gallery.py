@@ -11,11 +11,11 @@ from remixer_t5x.extras.reports.pictures.drawing import Panel, Picture
 from remixer_t5x.extras.reports.pictures.learned import DECODER, ENCODER, LayerArray
 
 # Maximum number of layers to draw side by side.
-MOST_LAYERS = 4
+MAX_DRAWN_LAYERS = 4
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainedText:
+class ModelWithText:
     """A trained model, with a text and the model's answer.
 
     Attributes:
@@ -39,7 +39,7 @@ class TrainedText:
         return [(ENCODER, *self.inputs), (DECODER, *self.targets)]
 
 
-def draw_all(text: TrainedText) -> list[Picture]:
+def draw_all_pictures(text: ModelWithText) -> list[Picture]:
     """Draws all pictures in page order."""
     intermediates = learned.read_intermediates(text.model, text.params, text.inputs[0], text.targets[0])
     kinds = (
@@ -56,7 +56,7 @@ def _in_stack(layers: Iterable[LayerArray], stack: str, sublayer: str = '') -> l
     return [layer for layer in layers if layer.stack == stack and sublayer in layer.sublayer]
 
 
-def _draw_remixer(text: TrainedText, intermediates: Mapping[str, Any]) -> Iterator[Picture]:
+def _draw_remixer(text: ModelWithText, intermediates: Mapping[str, Any]) -> Iterator[Picture]:
     """Draws softmax(H) of Remixer layers, and the mean self-attention and the initial softmax(H) if available."""
     logits = learned.remixer_logits(text.params)
     initial = [] if text.initial is None else learned.remixer_logits(text.initial)
@@ -67,7 +67,7 @@ def _draw_remixer(text: TrainedText, intermediates: Mapping[str, Any]) -> Iterat
         layers = _in_stack(logits, stack)
         if not layers:
             continue
-        shown = drawing.select_evenly_spaced(layers, MOST_LAYERS)
+        shown = drawing.select_evenly_spaced(layers, MAX_DRAWN_LAYERS)
         means = {layer.layer: layer.array.mean(axis=0) for layer in _in_stack(attention, stack)}
         before = {layer.layer: layer for layer in _in_stack(initial, stack)}
         rows: dict[str, list[Panel]] = {}
@@ -98,7 +98,7 @@ def _near_zero_note(layers: Sequence[LayerArray], lengths: Mapping[str, int]) ->
     return f'{count}: root mean square deviation from the row means below {learned.NEAR_ZERO} ({texts}).'
 
 
-def _draw_tim(text: TrainedText, intermediates: Mapping[str, Any]) -> Iterator[Picture]:
+def _draw_tim(text: ModelWithText, intermediates: Mapping[str, Any]) -> Iterator[Picture]:
     competition = learned.competition_weights(intermediates, text.params)
     for stack, _, pieces in text.stacks:
         layers = _in_stack(competition, stack)
@@ -120,20 +120,22 @@ def draw_competition(layers: Sequence[LayerArray], pieces: Sequence[str]) -> Any
     for index, axes in enumerate(figure.subplots(count, 1, squeeze=False)[:, 0]):
         drawing.draw_heat_map(axes, np.stack([layer.array[index] for layer in layers]), 1.0)
         drawing.style_axes(axes, f'mechanism {index + 1} · 0 to 1')
-        drawing.token_ticks(axes, list(pieces), [layer.title for layer in layers])
+        drawing.label_token_ticks(axes, list(pieces), [layer.title for layer in layers])
     return figure
 
 
-def _draw_gmlp(text: TrainedText) -> Iterator[Picture]:
+def _draw_gmlp(text: ModelWithText) -> Iterator[Picture]:
     weights = learned.spatial_weights(text.params, text.lengths)
     for stack in (ENCODER, DECODER):
         if layers := _in_stack(weights, stack):
-            panels = [Panel(layer.title, layer.array) for layer in drawing.select_evenly_spaced(layers, MOST_LAYERS)]
+            panels = [
+                Panel(layer.title, layer.array) for layer in drawing.select_evenly_spaced(layers, MAX_DRAWN_LAYERS)
+            ]
             note = 'Magnitude of W at the trained length: rows are output tokens, columns are input tokens.'
             yield Picture(f'gmlp-weights-{stack}', f'Spatial weights, {stack}', note, drawing.draw_matrices([panels]))
 
 
-def _draw_attention(text: TrainedText, intermediates: Mapping[str, Any]) -> Iterator[Picture]:
+def _draw_attention(text: ModelWithText, intermediates: Mapping[str, Any]) -> Iterator[Picture]:
     maps = learned.attention_maps(intermediates, text.params)
     cross = [layer for layer in maps if 'cross' in layer.sublayer]
     inner = [layer for layer in maps if 'cross' not in layer.sublayer]
@@ -146,20 +148,20 @@ def _draw_attention(text: TrainedText, intermediates: Mapping[str, Any]) -> Iter
         if layers:
             panels = [
                 Panel(layer.title, layer.array.mean(axis=0), rows, columns)
-                for layer in drawing.select_evenly_spaced(layers, MOST_LAYERS)
+                for layer in drawing.select_evenly_spaced(layers, MAX_DRAWN_LAYERS)
             ]
             note = 'Mean over heads; rows are queries, columns are keys.'
             yield Picture(name, title, note, drawing.draw_matrices([panels]))
 
 
-def _draw_pseudo_attention(text: TrainedText) -> Iterator[Picture]:
+def _draw_pseudo_attention(text: ModelWithText) -> Iterator[Picture]:
     (ids, pieces), (target_ids, target_pieces) = text.inputs, text.targets
-    arrays = pseudo_attention.encoder_layers(text.model, text.params, ids)
+    arrays = pseudo_attention.encoder_layer_maps(text.model, text.params, ids)
     layers = [(f'{ENCODER} {number}', array) for number, array in enumerate(arrays, 1)]
-    whole = pseudo_attention.encoder(text.model, text.params, ids)
-    maps = [*drawing.select_evenly_spaced(layers, MOST_LAYERS), ('whole encoder', whole)]
+    whole = pseudo_attention.encoder_map(text.model, text.params, ids)
+    maps = [*drawing.select_evenly_spaced(layers, MAX_DRAWN_LAYERS), ('whole encoder', whole)]
     panels = [Panel(title, array, pieces, pieces, off_diagonal=True) for title, array in maps]
-    cross = pseudo_attention.decoder_to_text(text.model, text.params, ids, target_ids)
+    cross = pseudo_attention.decoder_to_input_map(text.model, text.params, ids, target_ids)
     note = 'Norm of the gradient of each output token (rows) with respect to each input token (columns)'
     yield Picture(
         'pseudo-attention-encoder',

@@ -56,7 +56,7 @@ def read_intermediates(model: Any, params: Any, inputs: np.ndarray, targets: np.
     return jax.device_get(run(params)).get('intermediates', {})
 
 
-def by_layer(tree: Mapping[str, Any], params: Mapping[str, Any], *names: str) -> list[LayerArray]:
+def collect_layer_arrays(tree: Mapping[str, Any], params: Mapping[str, Any], *names: str) -> list[LayerArray]:
     """Returns the arrays whose path in `tree` ends with `names`: those of the encoder, then those of the decoder.
 
     `tree` has the structure of the parameters or of `intermediates`, whose leaves are tuples of one array. The first
@@ -68,7 +68,7 @@ def by_layer(tree: Mapping[str, Any], params: Mapping[str, Any], *names: str) ->
         runs = [name for name in params.get(stack, {}) if name.startswith('run_')]
         for run in sorted(runs, key=lambda name: int(name.removeprefix('run_'))):
             count = jax.tree.leaves(params[stack][run])[0].shape[0]
-            for sublayer, stacked in _leaves_named(tree.get(stack, {}).get(run, {}), names):
+            for sublayer, stacked in _find_named_arrays(tree.get(stack, {}).get(run, {}), names):
                 arrays += [
                     LayerArray(stack, first + index, sublayer, np.asarray(stacked[index], np.float32))
                     for index in range(count)
@@ -77,11 +77,11 @@ def by_layer(tree: Mapping[str, Any], params: Mapping[str, Any], *names: str) ->
     return sorted(arrays, key=lambda layer: (layer.stack != ENCODER, layer.layer))
 
 
-def _leaves_named(tree: Any, names: tuple[str, ...], path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+def _find_named_arrays(tree: Any, names: tuple[str, ...], path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
     """Yields (sublayer name, array) for each array in the layers of a stack whose path ends with `names`."""
     if isinstance(tree, Mapping):
         for name, child in tree.items():
-            yield from _leaves_named(child, names, (*path, name))
+            yield from _find_named_arrays(child, names, (*path, name))
     elif path[-len(names) :] == names:
         # The first name after 'layer' (or 'layer_N' in a `Block`) is the sublayer name.
         yield (
@@ -92,7 +92,7 @@ def _leaves_named(tree: Any, names: tuple[str, ...], path: tuple[str, ...] = ())
 
 def remixer_logits(params: Mapping[str, Any]) -> list[LayerArray]:
     """Returns the mixing logits H of every Remixer layer, each [max_length, max_length]."""
-    layers = by_layer(params, params, 'mixing', 'logits')
+    layers = collect_layer_arrays(params, params, 'mixing', 'logits')
     return [
         dataclasses.replace(layer, array=np.asarray(remixer.bound_logits(jnp.asarray(layer.array)))) for layer in layers
     ]
@@ -119,7 +119,7 @@ def row_spread(logits: np.ndarray, length: int, causal: bool) -> float:
 def spatial_weights(params: Mapping[str, Any], lengths: Mapping[str, int]) -> list[LayerArray]:
     """Returns W of every gMLP layer, [length, length] at the training length; zero above the diagonal in a decoder."""
     layers = []
-    for layer in by_layer(params, params, 'mixing', 'weights', 'kernel'):
+    for layer in collect_layer_arrays(params, params, 'mixing', 'weights', 'kernel'):
         length, causal = lengths[layer.stack], layer.stack == DECODER
         matrix = layer.array[:length, :length] if layer.array.ndim == 2 else _toeplitz(layer.array, length, causal)
         layers.append(dataclasses.replace(layer, array=np.tril(matrix) if causal else matrix))
@@ -135,13 +135,13 @@ def _toeplitz(values: np.ndarray, length: int, causal: bool) -> np.ndarray:
 
 def attention_maps(intermediates: Mapping[str, Any], params: Mapping[str, Any]) -> list[LayerArray]:
     """Returns the attention weights [heads, queries, keys] of every layer; `sublayer` names the attention sublayer."""
-    layers = by_layer(intermediates, params, 'attention_weights')
+    layers = collect_layer_arrays(intermediates, params, 'attention_weights')
     return [dataclasses.replace(layer, array=layer.array[0]) for layer in layers]
 
 
 def competition_weights(intermediates: Mapping[str, Any], params: Mapping[str, Any]) -> list[LayerArray]:
     """Returns TIM's competition weights [mechanisms, tokens] of every TIM layer; they sum to 1 over mechanisms."""
-    layers = by_layer(intermediates, params, 'competition', 'competition')
+    layers = collect_layer_arrays(intermediates, params, 'competition', 'competition')
     return [dataclasses.replace(layer, array=layer.array[:, 0, :, 0]) for layer in layers]
 
 

@@ -11,13 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from remixer_t5x.context import Memory, describe_tokens
+from remixer_t5x.context import Memory, make_sequence_context
 
 # If tokens have more features than this, random sign vectors replace the unit vectors.
 MOST_EXACT = 64
 PROBES = 32
 # Number of rows per backward pass.
-ROWS = 32
+BATCH_ROWS = 32
 
 
 class JacobianNorms:
@@ -63,14 +63,14 @@ def _projection_vectors(features: int, seed: int) -> np.ndarray:
 def _batches(outputs: int, directions: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yields all pairs of output position and direction in batches, as (positions [ROWS], vectors [ROWS, features])."""
     total = outputs * len(directions)
-    for first in range(0, total, ROWS):
-        number = np.arange(first, first + ROWS)
+    for first in range(0, total, BATCH_ROWS):
+        number = np.arange(first, first + BATCH_ROWS)
         # Zero vectors pad the last batch without changing the sums.
         vectors = directions[number % len(directions)] * (number < total)[:, None]
         yield np.minimum(number // len(directions), outputs - 1), vectors
 
 
-def encoder_layers(model: Any, params: Mapping[str, Any], inputs: np.ndarray) -> list[np.ndarray]:
+def encoder_layer_maps(model: Any, params: Mapping[str, Any], inputs: np.ndarray) -> list[np.ndarray]:
     """Computes the pseudo-attention [length, length] of each encoder layer without its residual connection."""
     stack, stack_params = model.module.encoder_stack(), params['encoder']
     shared = {name: child for name, child in stack_params.items() if not name.startswith(('run_', 'final_norm'))}
@@ -93,22 +93,24 @@ def encoder_layers(model: Any, params: Mapping[str, Any], inputs: np.ndarray) ->
     return maps
 
 
-def encoder(model: Any, params: Mapping[str, Any], inputs: np.ndarray) -> np.ndarray:
+def encoder_map(model: Any, params: Mapping[str, Any], inputs: np.ndarray) -> np.ndarray:
     """Computes the pseudo-attention of the encoder outputs to the input embeddings."""
     stack = model.module.encoder_stack()
     norms = JacobianNorms(lambda x, stack_params: _apply_stack(stack, stack_params, x, inputs))
     return norms(_embed_tokens(model, params, inputs), params['encoder'])
 
 
-def decoder_to_text(model: Any, params: Mapping[str, Any], inputs: np.ndarray, targets: np.ndarray) -> np.ndarray:
+def decoder_to_input_map(model: Any, params: Mapping[str, Any], inputs: np.ndarray, targets: np.ndarray) -> np.ndarray:
     """Computes the pseudo-attention of the decoder outputs to the encoder's input embeddings, through all layers."""
     encoder_stack, decoder_stack = model.module.encoder_stack(), model.module.decoder_stack()
     decoder_inputs = _embed_tokens(model, params, np.concatenate([[0], targets[:-1]]).astype(np.int32))
 
     def function(x: jax.Array, params: Any, decoder_inputs: jax.Array) -> jax.Array:
         rows = x.shape[0]
-        memory = Memory(_apply_stack(encoder_stack, params[0], x, inputs), describe_tokens(_repeat_rows(inputs, rows)))
-        ctx = describe_tokens(_repeat_rows(targets, rows), causal=True, memory=memory)
+        memory = Memory(
+            _apply_stack(encoder_stack, params[0], x, inputs), make_sequence_context(_repeat_rows(inputs, rows))
+        )
+        ctx = make_sequence_context(_repeat_rows(targets, rows), causal=True, memory=memory)
         rows_of_inputs = jnp.broadcast_to(decoder_inputs, (rows, *decoder_inputs.shape))
         return decoder_stack.apply({'params': params[1]}, rows_of_inputs, ctx)
 
@@ -118,7 +120,7 @@ def decoder_to_text(model: Any, params: Mapping[str, Any], inputs: np.ndarray, t
 
 def _apply_stack(stack: Any, params: Mapping[str, Any], x: jax.Array, tokens: np.ndarray) -> jax.Array:
     """Applies the stack to x, [rows, length, embed]; all rows share the masks and positions of `tokens`."""
-    return stack.apply({'params': params}, x, describe_tokens(_repeat_rows(tokens, x.shape[0])))
+    return stack.apply({'params': params}, x, make_sequence_context(_repeat_rows(tokens, x.shape[0])))
 
 
 def _repeat_rows(tokens: np.ndarray, count: int) -> jax.Array:
