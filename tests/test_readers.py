@@ -19,7 +19,8 @@ REASONS = {
     'written by this process': """
         data/task_vocabulary.py::save_vocabulary checkpoints/durable.py::commit_checkpoint
         extras/forecast/hlo_costs.py::_cost_estimate extras/reports/sweep.py::_last_line
-        evaluate/results.py::write data/stream.py::capture devices/collectives.py::check_same_on_processes train/hooks.py::_upload
+        evaluate/results.py::write data/stream.py::capture train/hooks.py::_upload
+        devices/collectives.py::check_same_on_processes
     """,
     'opened but not read': """
         cli/streams.py::protect_streams cli/process_flags.py::_code_digests interop/t5x/checkpoint.py::_write_array
