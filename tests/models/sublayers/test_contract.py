@@ -120,7 +120,7 @@ _hyper_cross = functools.partial(hyper_mixer.HyperMixerCross, HIDDEN, num_heads=
 _hyper_cross_scaled = functools.partial(hyper_mixer.HyperMixerCross, HIDDEN, **_hyper_options)
 _hyper_shared = functools.partial(_hyper_tied, tied=False, weights=hyper_mixer.SharedWeightVector)
 SUBLAYERS['hyper_mixer'] = Case((_hyper_tied,), (_hyper_tied, _hyper_cross))
-SUBLAYERS['hyper_mixer_variants'] = Case((_hyper_shared,), (_hyper, _hyper_cross_scaled))
+SUBLAYERS['hyper_mixer_variants'] = Case((_hyper, _hyper_shared), (_hyper, _hyper_shared, _hyper_cross_scaled))
 
 _linear = functools.partial(linear_attention.LinearAttention, num_heads=2, head_dim=8, dropout_rate=DROPOUT)
 _linear_cross = functools.partial(linear_attention.LinearCrossAttention, num_heads=2, head_dim=8, dropout_rate=DROPOUT)
