@@ -72,6 +72,7 @@ def corpus(
         read_validation=functools.partial(read, held_out) if held_out else None,
         validation_fraction=validation_fraction,
         strict=strict,
+        unit='row',
     )
 
 

@@ -27,10 +27,10 @@ from remixer_tasks.files.bad_records import BadRecords
 from remixer_tasks.files.notice import Notice
 
 TRAIN, VALIDATION = 'train', 'validation'
-_HOLD_OUT_ADVICE = (
-    'set VALIDATION_FILES or VALIDATION_PAIRS, or use more documents, which blank lines separate in txt files (or set '
-    "TXT_DOCUMENTS = 'line')"
-)
+_HOLD_OUT_ADVICE = {
+    'document': "set VALIDATION_FILES, or split the text into documents (blank lines, or TXT_DOCUMENTS = 'line')",
+    'row': 'set VALIDATION_PAIRS, or add rows',
+}
 # A function that yields documents and reports unreadable records to `BadRecords`.
 DocumentReader = Callable[[BadRecords], Iterator[str]]
 
@@ -73,6 +73,7 @@ class ParsedCorpus:
         read_validation: like `read`, for held-out documents; None holds out documents of `read` by their hash, or by
             the hash of their key if they are `KeyedDocument`s.
         validation_fraction: fraction of the documents to hold out; each split has at least one document.
+        unit: what messages call a document, 'document' or 'row'.
     """
 
     name: str
@@ -81,6 +82,7 @@ class ParsedCorpus:
     read_validation: DocumentReader | Sequence[DocumentReader] | None = dataclasses.field(default=None, compare=False)
     validation_fraction: float = 0.01
     strict: bool = False
+    unit: str = 'document'
 
     def __post_init__(self):
         if self.read_validation is None:
@@ -149,14 +151,15 @@ def _parse_corpus(corpus: ParsedCorpus, folder: Path) -> None:
     shares = arrow_files.Documents(paths).hash_fractions()
     if corpus.read_validation is None:
         if len(shares) == 1:
-            raise UserError(f'{corpus.name} is a single document; {_HOLD_OUT_ADVICE}')
+            raise UserError(f'{corpus.name} is a single {corpus.unit}; {_HOLD_OUT_ADVICE[corpus.unit]}')
         split_shares = arrow_files.Documents(paths).hash_fractions(-1)
         is_held_out = split_shares < corpus.validation_fraction
         if len(shares):
             # The document with the smallest hash is always held out, and the one with the largest hash is not.
             is_held_out = (is_held_out & (split_shares < split_shares.max())) | (split_shares == split_shares.min())
             if is_held_out.all():
-                raise UserError(f'all {len(shares):,} documents of {corpus.name} are equal; {_HOLD_OUT_ADVICE}')
+                advice = _HOLD_OUT_ADVICE[corpus.unit]
+                raise UserError(f'all {len(shares):,} {corpus.unit}s of {corpus.name} are equal; {advice}')
     else:
         paths = _write_parts(corpus, corpus.read_validation, 'held_out', folder, malformed, notice)
         held_out = arrow_files.Documents(paths).hash_fractions()
@@ -167,7 +170,7 @@ def _parse_corpus(corpus: ParsedCorpus, folder: Path) -> None:
     for split, numbers in {TRAIN: np.flatnonzero(~is_held_out), VALIDATION: np.flatnonzero(is_held_out)}.items():
         if not len(numbers):
             raise UserError(
-                f'{corpus.name} has no {split} documents{malformed.summary()}; check the files and settings'
+                f'{corpus.name} has no {split} {corpus.unit}s{malformed.summary()}; check the files and settings'
             )
         np.save(folder / 'rows.tmp.npy', numbers)
         temporary.sync_and_rename(folder / 'rows.tmp.npy', folder / f'{split}-{digest}.npy')
@@ -175,7 +178,7 @@ def _parse_corpus(corpus: ParsedCorpus, folder: Path) -> None:
         # Left by a killed process.
         path.unlink(missing_ok=True)
     count = int(is_held_out.sum())
-    notice.done(f'{len(shares) - count:,} documents for training, {count:,} held out{malformed.summary()}')
+    notice.done(f'{len(shares) - count:,} {corpus.unit}s for training, {count:,} held out{malformed.summary()}')
     cache.mark_complete(folder)
 
 
@@ -192,7 +195,7 @@ def _write_parts(
     paths = [folder / f'{name}-{number:05d}.arrow' for number in range(len(functions))]
     jobs = [(function, path, corpus.strict) for function, path in zip(functions, paths, strict=True)]
     if len(jobs) == 1:
-        results = iter([_write_part(*jobs[0], lambda count: notice.update(lambda: f'{count:,} documents'))])
+        results = iter([_write_part(*jobs[0], lambda count: notice.update(lambda: f'{count:,} {corpus.unit}s'))])
     else:
         results = workers.map_in_order(_write_part, jobs, workers.count_cores())
     for number, counts in enumerate(results, 1):
