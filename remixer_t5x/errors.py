@@ -47,7 +47,7 @@ def nearest(name: str, known: Iterable[str], key: Callable[[str], str] = str) ->
     Compares `key(name)` with the keys of the known names. If the keys of one to three known names start with it,
     suggests those instead of the most similar name: for `t5`, `t5_1_1` instead of `tim`.
     """
-    # If keys are equal or differ only in case, `by_key` keeps the name with the most letters in the same case.
+    # If the keys of several names differ only in case, `by_key` keeps the one that shares the most letters with `name`.
     known = sorted({*known} - {name}, key=lambda candidate: (sum(map(str.__eq__, candidate, name)), candidate))
     by_key, word = {key(candidate).lower(): candidate for candidate in known}, key(name).lower()
     longer = sorted(by_key[candidate] for candidate in by_key if candidate.startswith(word))

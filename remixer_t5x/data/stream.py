@@ -84,9 +84,9 @@ class Stream:
     def __init__(self, dataset: tf.data.Dataset, name: str, saves: bool = True):
         if saves and (unsaved := _find_unsaved_operation(dataset)):
             raise UserError(
-                f'{name} uses a {unsaved}, whose position cannot be saved; read files with seqio.TextLineDataSource, '
-                'call Python with tf.numpy_function(..., stateful=False), or set SAVE_DATA_POSITION=False (a resumed '
-                'run then reads the data from the beginning, in another order)'
+                f'{name} uses a {unsaved}, whose position cannot be saved; use seqio.TextLineDataSource to read files '
+                'and tf.numpy_function(..., stateful=False) to call Python code, or set SAVE_DATA_POSITION=False (a '
+                'resumed run then reads the data from the beginning, in another order)'
             )
         self._name, self._saves = name, saves
         self._iterator = iter(dataset)

@@ -90,7 +90,7 @@ device_description_str: "{name}"
 def target_config(chip: str) -> str:
     """Returns XLA's `GpuTargetConfigProto` of a GPU in text format."""
     gpu = GPUS[chip]
-    # CUDA reserves 1 KiB of the shared memory of each core.
+    # CUDA reserves 1 KiB of shared memory per thread block.
     return _TARGET_CONFIG.format(**gpu, block_memory=gpu['shared_memory'] - 1024)
 
 

@@ -62,7 +62,7 @@ def score_metrics(
         return (MEAN, statistics.fmean(values)) if values else None
     name = best_metrics.get(task) if isinstance(best_metrics, Mapping) else None
     if name is not None and name.removeprefix('-') not in metrics:
-        raise UserError(f'BEST_METRICS of {task} must be one of {", ".join(metrics) or "no metrics"}, got {name!r}')
+        raise UserError(f'BEST_METRICS of {task} must be one of its metrics ({", ".join(metrics)}), got {name!r}')
     name = name or next(iter(metrics), None)
     return None if name is None else (name, metrics[name.removeprefix('-')])
 

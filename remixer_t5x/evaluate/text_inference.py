@@ -179,7 +179,7 @@ def write_predictions(
     """Predicts all remaining texts and appends the predictions to `output`.
 
     `predict` maps the encoded texts and the index of the first text to one `Prediction` per text. `after_window` is
-    called after each window of `window` texts with the numbers of texts written so far.
+    called after each window of `window` texts with the counts of texts written so far.
     """
     while chunk := list(itertools.islice(texts, window)):
         first = output.counts.written

@@ -61,7 +61,7 @@ class Model:
         pattern = self.vocabulary['sentinel_pattern']
         if self.vocabulary['kind'] != 'bytes':
             return self._tokenizer.EncodeAsIds(re.sub(pattern, r' <extra_id_\1> ', text) if pattern else text)
-        # Every second part is the number of a sentinel, which the pattern captures.
+        # `re.split` returns captured sentinel numbers at the odd positions.
         first, *parts = re.split(pattern, text) if pattern else [text]
         ids = [byte + 3 for byte in first.encode()]
         for number, part in zip(parts[::2], parts[1::2], strict=True):

@@ -138,7 +138,10 @@ class Family(abc.ABC):
 
     @classmethod
     def read_sizes(cls, config: Config, **defaults: int) -> dict[str, Any]:
-        """Checks settings in `allowed`, and returns those in `sizes` by field. `defaults` override field defaults."""
+        """Checks the settings in `allowed`, and returns the values of the fields in `sizes`.
+
+        `defaults` override the defaults of fields.
+        """
         config.check_values(cls.allowed)
         fields = {field.name: field.default for field in dataclasses.fields(cls)}
         defaults = {name: value for name, value in fields.items() if value is not dataclasses.MISSING} | defaults

@@ -105,7 +105,10 @@ class _MechanismAttention(nn.Module):
     dropout_rate: ranges.Rate = 0.0
 
     def _project(self, name: str, mechanisms: FeatureGroups) -> list[jax.Array]:
-        """Projects each array [mechanisms, batch, length, width] to heads [batch, length, heads, kv], by mechanism."""
+        """Projects each array [mechanisms, batch, length, width] to heads [batch, length, heads, kv].
+
+        The heads are ordered by mechanism.
+        """
         _check_num_mechanisms(self.num_mechanisms, self.num_heads, 'NUM_HEADS')
         init = group_fan_in_normal(1.0 / self.head_dim if name == 'query' else 1.0)
         width = self.num_heads * self.head_dim // self.num_mechanisms

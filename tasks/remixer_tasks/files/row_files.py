@@ -230,7 +230,7 @@ def _csv_cells(path: str, layout: RowLayout, malformed: BadRecords) -> Iterator[
 def _name_columns(path: str, cells: Iterator[tuple[int, list[str]]], layout: RowLayout, malformed: BadRecords) -> Rows:
     """Converts rows of cells to dicts. Keys are the names in the first line, or column numbers if it has no names.
 
-    A blank line, which has no cells, is malformed between two rows and skipped at the start or end of a file.
+    A blank line between two rows is malformed; blank lines at the start or end of a file are skipped.
     """
     skipped = malformed.count
     number, names = next((row for row in cells if row[1]), (0, []))

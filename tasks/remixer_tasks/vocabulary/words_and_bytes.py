@@ -74,7 +74,7 @@ class ByteVocabulary(Vocabulary):
         return sentinels.sentinel_regex(self.sentinels)
 
     def encode(self, text: str) -> list[int]:
-        # Every second part is a sentinel's number, which the pattern captures.
+        # `re.split` returns captured sentinel numbers at the odd positions.
         parts = re.split(self.sentinel_pattern, text)
         ids = [byte + _SPECIAL for byte in parts[0].encode()]
         for number, part in zip(parts[1::2], parts[2::2], strict=True):
