@@ -37,7 +37,7 @@ _STACKING_AXES = {axes.LAYERS, axes.MECHANISMS}
 
 
 @ranges.checked
-def scaled(optimizer: Any, width: ranges.Count, base_width: ranges.Count | None = None) -> Optimizer:
+def scale_by_width(optimizer: Any, width: ranges.Count, base_width: ranges.Count | None = None) -> Optimizer:
     """Scales learning rates and initial values, so that a learning rate tuned at `base_width` can be used at `width`.
 
     Args:

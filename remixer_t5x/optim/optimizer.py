@@ -42,7 +42,7 @@ class Optimizer:
         initial: function that maps boxed parameters to a tree of factors for their initial values; None leaves the
             initial values unchanged.
         trainable: regular expression for the names of the parameters to train; all other parameters are frozen
-            (`trainable.only`). None trains all parameters.
+            (`trainable.restrict_to_trainable`). None trains all parameters.
     """
 
     learning_rate: Schedule | None

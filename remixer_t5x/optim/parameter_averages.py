@@ -23,7 +23,7 @@ AVERAGE = 'average'
 PARAMS, _AVERAGES, _ITERATES, _B1 = 'params/', f'opt_state/{AVERAGE}/', 'opt_state/z/', 'opt_state/b1'
 
 
-def averaged(optimizer: Any, decay: float | None) -> Optimizer:
+def average_params(optimizer: Any, decay: float | None) -> Optimizer:
     """Adds a float32 exponential moving average (EMA) of the parameters, unless `decay` is None.
 
     After t steps, the decay is min(decay, (1 + t) / (10 + t)), which reduces the bias towards the initial parameters.

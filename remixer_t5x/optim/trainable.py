@@ -21,7 +21,7 @@ Tree = Any
 LORA_PATTERN = f'/({LORA_IN}|{LORA_OUT})$'
 
 
-def only(optimizer: Any, trainable: str | None = None, lora: str | None = None) -> Optimizer:
+def restrict_to_trainable(optimizer: Any, trainable: str | None = None, lora: str | None = None) -> Optimizer:
     """Restricts `optimizer` to the parameters whose names match the regular expression `trainable`.
 
     If `trainable` is None and `lora` is set (`lora.with_adapters`), only the LoRA matrices are trained; if both are

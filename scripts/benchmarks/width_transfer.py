@@ -52,7 +52,7 @@ def train(
     model: Model, width: int, base_width: int | None, rate: float, data: Sequence[Mapping[str, jax.Array]]
 ) -> tuple[train_state.Params, list[float]]:
     """Trains for one step per batch, and returns the parameters and the losses."""
-    rule = mup.scaled(optimizer.adamw(rate), width, base_width)
+    rule = mup.scale_by_width(optimizer.adamw(rate), width, base_width)
     plan = train_state.plan(model, rule, {name: array.shape for name, array in data[0].items()}, Partitioner())
     state, losses = plan.create(jax.random.key(0)), []
     step = jax.jit(train_step.make_train_step(model, plan.tx))

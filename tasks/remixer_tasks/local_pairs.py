@@ -107,12 +107,12 @@ def _read_pairs(
             raise UserError(f'COLUMNS and METRICS_BY must be columns of {path} ({", ".join(names)}), got {absent[0]!r}')
 
 
-def texts(pairs: ParsedCorpus) -> PairTexts:
+def pair_texts(pairs: ParsedCorpus) -> PairTexts:
     """Returns a corpus whose documents are the inputs and targets of `pairs`, for training a vocabulary."""
     return PairTexts(pairs)
 
 
-def evaluated(
+def evaluation_tasks(
     task: seqio.Task,
     files: Mapping[str, Files] | None,
     read: Callable[..., ParsedCorpus],

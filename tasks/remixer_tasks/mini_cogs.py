@@ -243,7 +243,7 @@ def task(vocabulary: seqio.Vocabulary, seed: int = 0) -> seqio.Task:
     return text_pairs.task(corpus(seed=seed), vocabulary, 'mini_cogs', ('exact_match', 'best_constant_prediction'))
 
 
-def evaluated(vocabulary: seqio.Vocabulary, seed: int = 0) -> list[seqio.Task]:
+def evaluation_tasks(vocabulary: seqio.Vocabulary, seed: int = 0) -> list[seqio.Task]:
     """Returns the tasks `mini_cogs` and `mini_cogs_generalization` (with metrics for each generalization type)."""
     generalization = text_pairs.task(
         corpus(generalization=True, seed=seed),

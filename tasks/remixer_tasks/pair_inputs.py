@@ -16,7 +16,7 @@ from remixer_tasks.text_pairs import MissingColumn, Template, UnusableRow
 _AS_TEXT = 'or, for complete input texts, --gin.INPUT_TEMPLATE=None'
 
 
-def texts(
+def fill_template(
     lines: Any,
     template: str | None,
     delimiter: str | None = None,

@@ -32,7 +32,7 @@ OPTIMIZERS = {
     'lion': optimizer.lion(RATE, weight_decay=0.1, momentum_dtype='bfloat16'),
     'muon': muon.muon(RATE, weight_decay=0.1),
     'schedule_free': parameter_averages.schedule_free_adamw(RATE, weight_decay=0.1),
-    'average': parameter_averages.averaged(optimizer.adamw(RATE), 0.9),
+    'average': parameter_averages.average_params(optimizer.adamw(RATE), 0.9),
 }
 
 

@@ -39,7 +39,7 @@ def parameter_kinds(name):
 def test_factors_equal_those_of_the_mup_package():
     """Compares factors of initial values and of Adam's learning rate in T5's decoder, except for position biases."""
     boxed = interface.param_shapes(width_transfer.build_scaled('t5_1_1', GOLDEN['width'], None), SHAPES)
-    scaled = mup.scaled(FACTORS_ONLY, GOLDEN['width'], GOLDEN['base_width'])
+    scaled = mup.scale_by_width(FACTORS_ONLY, GOLDEN['width'], GOLDEN['base_width'])
     rates = by_name(scaled.make(nn.get_partition_spec(boxed)))
     compared = set()
     for name, initial in by_name(scaled.initial(boxed)).items():
@@ -61,7 +61,7 @@ def test_parameters_are_classified_as_in_the_paper():
 
 def test_every_factor_is_1_at_the_base_width():
     boxed = interface.param_shapes(width_transfer.build_scaled('t5_1_1', 64, None), SHAPES)
-    scaled = mup.scaled(FACTORS_ONLY, 64, 64)
+    scaled = mup.scale_by_width(FACTORS_ONLY, 64, 64)
     factors = scaled.initial(boxed), scaled.make(nn.get_partition_spec(boxed))
     assert set(jax.tree.leaves(factors)) == {1.0}
 
@@ -70,7 +70,7 @@ def test_every_factor_is_1_at_the_base_width():
 def wide():
     """Returns initial parameters of width 128, without factors and with factors for a base width of 32."""
     model = width_transfer.build_scaled('t5_1_1', 128, None)
-    rules = optimizer.adamw(0.01), mup.scaled(optimizer.adamw(0.01), 128, 32)
+    rules = optimizer.adamw(0.01), mup.scale_by_width(optimizer.adamw(0.01), 128, 32)
     return [train_state.plan(model, rule, SHAPES, Partitioner()).create(jax.random.key(0)).params for rule in rules]
 
 
@@ -80,7 +80,9 @@ def test_updates_and_initial_values_scale_with_the_width(wide, name):
     boxed = interface.param_shapes(width_transfer.build_scaled('t5_1_1', 128, None), SHAPES)
     gradients = jax.tree.map(lambda leaf: leaf * leaf + 1e-3, wide[0])
     updates = []
-    for rule, params in zip((OPTIMIZERS[name](0.01), mup.scaled(OPTIMIZERS[name](0.01), 128, 32)), wide, strict=True):
+    for rule, params in zip(
+        (OPTIMIZERS[name](0.01), mup.scale_by_width(OPTIMIZERS[name](0.01), 128, 32)), wide, strict=True
+    ):
         tx = rule.make(nn.get_partition_spec(boxed))
         updates.append(jax.jit(lambda params, tx=tx: tx.update(gradients, tx.init(params), params)[0])(params))
     relative = name != 'adamw'
@@ -114,4 +116,4 @@ def test_tied_logits_have_the_scale_of_the_base_width():
 
 def test_an_optimizer_without_factors_is_rejected():
     with pytest.raises(UserError, match='MUP_BASE_WIDTH requires the optimizer adamw'):
-        mup.scaled(muon.muon(0.01), 256, 64)
+        mup.scale_by_width(muon.muon(0.01), 256, 64)

@@ -30,7 +30,7 @@ def states(rule, steps=3):
 
 
 def test_the_average_follows_its_formula_and_does_not_change_updates():
-    rule = parameter_averages.averaged(optimizer.adamw(0.1), DECAY)
+    rule = parameter_averages.average_params(optimizer.adamw(0.1), DECAY)
     expected = states(rule).send(None)[0].create(jax.random.key(0)).params['wi']
     plain = states(optimizer.adamw(0.1))
     for step, (_, state) in enumerate(states(rule), 1):
@@ -43,17 +43,17 @@ def test_the_average_follows_its_formula_and_does_not_change_updates():
 
 def test_decay_none_returns_the_optimizer_unchanged():
     rule = optimizer.adamw(0.1)
-    assert parameter_averages.averaged(rule, None) is rule
+    assert parameter_averages.average_params(rule, None) is rule
 
 
 @pytest.mark.parametrize(
     'rule',
     [
         optimizer.adamw(0.1),
-        parameter_averages.averaged(optax.sgd(0.1), DECAY),
+        parameter_averages.average_params(optax.sgd(0.1), DECAY),
         parameter_averages.schedule_free_adamw(0.1),
-        trainable.only(parameter_averages.averaged(optax.sgd(0.1), DECAY), 'wi'),
-        trainable.only(parameter_averages.schedule_free_adamw(0.1), 'wi'),
+        trainable.restrict_to_trainable(parameter_averages.average_params(optax.sgd(0.1), DECAY), 'wi'),
+        trainable.restrict_to_trainable(parameter_averages.schedule_free_adamw(0.1), 'wi'),
     ],
     ids=['no average', 'average', 'schedule-free', 'average of a subset', 'schedule-free of a subset'],
 )
@@ -73,9 +73,9 @@ def test_checkpoints_contain_the_evaluated_parameters(rule, tmp_path):
 @pytest.mark.parametrize('decay', [0, 1, True])
 def test_a_decay_outside_of_its_range_is_rejected(decay):
     with pytest.raises(UserError, match=f'EMA_DECAY must be .* above 0 and below 1.* got {decay!r}; '):
-        parameter_averages.averaged(optimizer.adamw(0.1), decay)
+        parameter_averages.average_params(optimizer.adamw(0.1), decay)
 
 
 def test_ema_of_schedule_free_is_rejected():
     with pytest.raises(UserError, match='EMA_DECAY must be None .* got 0.9; pass --gin.EMA_DECAY=None'):
-        parameter_averages.averaged(parameter_averages.schedule_free_adamw(0.1), 0.9)
+        parameter_averages.average_params(parameter_averages.schedule_free_adamw(0.1), 0.9)

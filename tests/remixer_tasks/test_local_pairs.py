@@ -66,7 +66,7 @@ def test_every_format_gives_the_pairs_for_training_and_infer(tmp_path, name):
     task = text_pairs.task(local_pairs.corpus(path, *TEMPLATES, validation_fraction=0.2), BYTES)
     train, held_out = texts(task, 'train'), texts(task, 'validation')
     assert held_out and not train & held_out and train | held_out == PAIRS
-    inputs = pair_inputs.texts(TextInputs(path), TEMPLATES[0])
+    inputs = pair_inputs.fill_template(TextInputs(path), TEMPLATES[0])
     assert list(inputs) == list(inputs) == [TEMPLATES[0].format(**row) for row in ROWS]
     assert set(inputs) == {text for text, _ in PAIRS} and inputs.shown == path and not inputs.is_stdin
 
@@ -156,7 +156,7 @@ def test_columns_of_a_file_without_names_are_numbers(tmp_path):
     content = '\n'.join(delimiter.join(cells) for cells in [('1', 'x', 'y'), ('2', 'z', 'w')])
     assert read_pairs(tmp_path, name, content, '{1}', '2')[0] == [('x', 'y'), ('z', 'w')]
     for targets in (None, '{7}'):
-        assert list(pair_inputs.texts(TextInputs(str(tmp_path / name)), '{1}', targets=targets)) == ['x', 'z']
+        assert list(pair_inputs.fill_template(TextInputs(str(tmp_path / name)), '{1}', targets=targets)) == ['x', 'z']
     # A line with exactly these numbers is a header, as pandas writes it.
     assert read_pairs(tmp_path, name, f'0{delimiter}1{delimiter}2\n{content}', '{1}', '2')[0] == [
         ('x', 'y'),
@@ -164,14 +164,14 @@ def test_columns_of_a_file_without_names_are_numbers(tmp_path):
     ]
     # A column name in either template means that the file has names.
     assert read_pairs(tmp_path, name, f'1{delimiter}a\nx{delimiter}y\n', '{1}')[0] == [('x', 'y')]
-    assert list(pair_inputs.texts(TextInputs(str(tmp_path / name)), '{1}', targets='a')) == ['x']
+    assert list(pair_inputs.fill_template(TextInputs(str(tmp_path / name)), '{1}', targets='a')) == ['x']
     with pytest.raises(UserError, match="data .'0', '1', '2'., got '7'"):
         read_pairs(tmp_path, name, content, '{1}', '7')
 
 
 def test_other_delimiters_and_encodings(tmp_path):
     assert read_pairs(tmp_path, 'a.csv', 'q;a\n"x;1";y\n', delimiter=';')[0] == [('x;1', 'y')]
-    assert list(pair_inputs.texts(TextInputs(str(tmp_path / 'a.csv')), 'is {q}', ';')) == ['is x;1']
+    assert list(pair_inputs.fill_template(TextInputs(str(tmp_path / 'a.csv')), 'is {q}', ';')) == ['is x;1']
     assert read_pairs(tmp_path, 'a.tsv', 'q|a\nx|y\n', delimiter='|')[0] == [('x', 'y')]
     text = 'q\ta\ncaf\u00e9\u2028\toui\n'
     assert read_pairs(tmp_path, 'a.tsv', text.encode('utf-16'), encoding='utf-16')[0] == [('caf\u00e9\u2028', 'oui')]
@@ -204,7 +204,7 @@ def test_a_csv_row_with_a_malformed_line_in_a_cell_is_skipped(tmp_path):
 def test_infer_skips_no_row_of_a_table(tmp_path, name, content):
     """Blank lines are allowed only outside of the rows, because predictions are matched to rows by number."""
     path, last = tmp_path / name, content.splitlines()[-1]
-    inputs = pair_inputs.texts(TextInputs(str(path)), 'is {a}?')
+    inputs = pair_inputs.fill_template(TextInputs(str(path)), 'is {a}?')
     path.write_text(f'\n{content}\n\n')
     assert [text.split() for text in inputs] == [['is', '1?'], ['is', '?']]
     path.write_text(f'{content}\n\n{last}\n')
@@ -263,7 +263,7 @@ def test_a_wrong_setting_is_rejected(tmp_path, monkeypatch, settings, message):
 
 def test_inputs_that_cannot_be_rows_are_rejected(tmp_path):
     lines = TextInputs(str(tmp_path / 'a.txt'))
-    assert pair_inputs.texts(lines, None) is lines
+    assert pair_inputs.fill_template(lines, None) is lines
     (tmp_path / 'null.jsonl').write_text('{"id": 3, "question": "x"}\n{"id": 3, "question": null}\n')
     (tmp_path / 'some.jsonl').write_text('{"id": 3, "question": "x"}\n{"id": 3}\n')
     table = write(tmp_path, 'a.csv')
@@ -273,7 +273,7 @@ def test_inputs_that_cannot_be_rows_are_rejected(tmp_path):
         (TextInputs(str(tmp_path / 'some.jsonl')), '{question}', r"some.jsonl line 2 \('id'\), got 'question'"),
     ):
         with pytest.raises(UserError, match=message) as error:
-            list(pair_inputs.texts(inputs, template))
+            list(pair_inputs.fill_template(inputs, template))
         assert '\n' not in str(error.value)
 
 

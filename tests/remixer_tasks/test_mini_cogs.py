@@ -118,7 +118,7 @@ def test_pairs_depend_only_on_the_seed(splits):
 
 def test_tasks_contain_the_pairs(monkeypatch):
     monkeypatch.setattr(mini_cogs, 'TRAINING_PAIRS', 2000)
-    held_out, generalization = mini_cogs.evaluated(mini_cogs.words())
+    held_out, generalization = mini_cogs.evaluation_tasks(mini_cogs.words())
     for task, pairs in ((held_out, mini_cogs.held_out_pairs()), (generalization, mini_cogs.generalization_pairs())):
         rows = task.get_dataset({'inputs': 24, 'targets': 28}, split='validation', shuffle=False)
         texts = [(row['inputs_pretokenized'], row['targets_pretokenized']) for row in rows.as_numpy_iterator()]

@@ -128,7 +128,7 @@ def test_columns_are_part_of_the_identity_but_not_of_the_texts(tmp_path):
     assert without_column.identity != with_column.identity
     document = next(iter(without_column.training_documents()))
     assert document.count(text_pairs.SEPARATOR) == 1
-    texts = list(local_pairs.texts(with_column).training_documents())
+    texts = list(local_pairs.pair_texts(with_column).training_documents())
     assert {'yes', 'no'} < set(texts) and not any(text_pairs.SEPARATOR in text for text in texts)
 
 
@@ -137,15 +137,15 @@ def test_each_set_of_evaluation_files_is_a_task(tmp_path):
     read = functools.partial(local_pairs.corpus, files=write_rows(tmp_path), inputs='q', targets='a')
     make = functools.partial(text_pairs.task, vocabulary=BYTES, name='mine')
     task = make(corpus=read())
-    assert local_pairs.evaluated(task, None, read, make) is task
-    _, *tasks = local_pairs.evaluated(task, files, read, make)
+    assert local_pairs.evaluation_tasks(task, None, read, make) is task
+    _, *tasks = local_pairs.evaluation_tasks(task, files, read, make)
     assert [task.name for task in tasks] == ['mine_dev', 'mine_hard']
     counts = [len(list(task.get_dataset({'inputs': 32, 'targets': 8}, 'validation', shuffle=False))) for task in tasks]
     assert counts == [4, 7]
 
 
 def test_a_word_vocabulary_contains_the_words_of_all_rows(tmp_path):
-    texts = local_pairs.texts(
+    texts = local_pairs.pair_texts(
         local_pairs.corpus(write_rows(tmp_path), 'q', 'a', validation_files=write_rows(tmp_path, 'b.jsonl', 2))
     )
     vocabulary, again = vocabularies.words(texts), vocabularies.words(texts)

@@ -24,7 +24,7 @@ from remixer_t5x.models import lora
 from remixer_t5x.models.architecture import stack
 from remixer_t5x.optim import trainable
 from remixer_t5x.optim.optimizer import Optimizer, adafactor
-from remixer_t5x.optim.parameter_averages import averaged
+from remixer_t5x.optim.parameter_averages import average_params
 from remixer_t5x.optim.train_step import NUM_REAL_TARGET_TOKENS
 
 _CPU_NOTE = (
@@ -63,7 +63,9 @@ def read_step(args: argparse.Namespace) -> tuple[StepSpec, Hardware]:
         raise UserError(f'BATCH_SIZE must be a positive integer, got {size!r}; pass --gin.BATCH_SIZE=128')
     step = StepSpec(
         lora.with_adapters(model, values['LORA'], values['LORA_RANK']),
-        trainable.only(averaged(values['OPTIMIZER'], values['EMA_DECAY']), values['TRAINABLE'], values['LORA']),
+        trainable.restrict_to_trainable(
+            average_params(values['OPTIMIZER'], values['EMA_DECAY']), values['TRAINABLE'], values['LORA']
+        ),
         values['PARTITIONER'],
         batch_formats.abstract_batch(model.model_type, lengths, size, values['PACK']),
         values['MICROBATCHES'],
@@ -87,7 +89,7 @@ def build_recomputing_model(args: argparse.Namespace) -> Any:
 def build_adafactor(args: argparse.Namespace) -> Optimizer:
     """Returns Adafactor with the parameter averages and trainable parameters of the step."""
     decay, pattern, adapted = arguments.load_values(args, 'EMA_DECAY', 'TRAINABLE', 'LORA', defaults=_DEFAULTS)
-    return trainable.only(averaged(adafactor(learning_rate=1e-3), decay), pattern, adapted)
+    return trainable.restrict_to_trainable(average_params(adafactor(learning_rate=1e-3), decay), pattern, adapted)
 
 
 def show(args: argparse.Namespace) -> None:
