@@ -130,6 +130,10 @@ def has_checkpoint(folder):
     return lambda: compare_runs.checkpoint_steps(folder)
 
 
+def has_text(path):
+    return lambda: path.exists() and path.read_text()
+
+
 def assert_resumed(folder, uninterrupted_run):
     assert compare_runs.difference(folder, uninterrupted_run, harness.STEPS) is None
 
@@ -170,7 +174,7 @@ def test_a_jobset_is_restarted_and_resumes(cluster, tmp_path, files_flag, uninte
     fake_commands.wait_until(has_checkpoint(run), 'a checkpoint')
     for pod in (tmp_path / 'pods').read_text().split():
         fake_commands.kill_group(int(pod))
-    fake_commands.wait_until((tmp_path / 'ended').exists, 'the end of the JobSet')
+    fake_commands.wait_until(has_text(tmp_path / 'ended'), 'the end of the JobSet')
     assert (tmp_path / 'ended').read_text() == 'Completed', (tmp_path / 'pod_0.log').read_text()
     assert (tmp_path / 'attempts').read_text().splitlines()[1:] == ['[0, 0]']
     harness.run_script('kubernetes.sh', 'fetch', *options, '--from=/data/run', f'--to={tmp_path}/mine', env=cluster)
@@ -189,7 +193,7 @@ def test_a_slurm_job_is_requeued_and_resumes(cluster, tmp_path, files_flag, unin
     # Simulates the loss of a node, after which Slurm requeues the job.
     (tmp_path / 'requeue').touch()
     fake_commands.kill_group(int((tmp_path / 'job').read_text()))
-    fake_commands.wait_until((tmp_path / 'ended').exists, 'the end of the job')
+    fake_commands.wait_until(has_text(tmp_path / 'ended'), 'the end of the job')
     assert (tmp_path / 'ended').read_text() == '0', (tmp_path / 'detached.log').read_text()
     assert_resumed(run, uninterrupted(2))
 
