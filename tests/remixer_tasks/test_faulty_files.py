@@ -122,5 +122,5 @@ def test_malformed_rows_of_published_files_are_never_skipped(tmp_path, monkeypat
     path = tmp_path / 'a'
     path.write_bytes(b'{"a": 1}\n{"a": "\0"}\n')
     assert ':2: a NUL character' in error_message(lambda: list(raw_rows.read_jsonl(str(path))))
-    monkeypatch.setattr(raw_rows.row_files, 'LONGEST', 8)
+    monkeypatch.setattr(raw_rows.row_files, 'MAX_CHARACTERS', 8)
     assert ':2: the line has more than' in error_message(lambda: list(raw_rows.read_lines(str(path))))

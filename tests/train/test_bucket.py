@@ -162,7 +162,7 @@ def test_bucket_errors_are_one_line_with_advice(local_store, monkeypatch, tmp_pa
         patch.setenv('CLOUDSDK_CONFIG', str(tmp_path))
         assert 'run gcloud auth application-default login' in message()
     with monkeypatch.context() as patch:
-        patch.setattr('remixer_t5x.run_folder.object_store.TIMEOUT', 0.1)
+        patch.setattr('remixer_t5x.run_folder.object_store.BUCKET_CHECK_SECONDS', 0.1)
         patch.setenv('STORAGE_EMULATOR_HOST', 'http://127.0.0.1:9')
         assert 'does not answer; check the network' in message()
     # Reading requires the network but not the library.
