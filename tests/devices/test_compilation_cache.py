@@ -34,7 +34,7 @@ def test_the_environment_is_unchanged_if_the_cache_is_set_or_not_writable(tmp_pa
 
 _PROGRAM = """
 from remixer_t5x.devices import compilation_cache
-compilation_cache.MIN_SECONDS = 0
+compilation_cache.MIN_COMPILE_SECONDS = 0
 compilation_cache.enable_cache()
 import jax, jax.numpy as jnp
 events = []

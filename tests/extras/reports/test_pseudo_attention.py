@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from remixer_t5x.context import make_sequence_context
 from remixer_t5x.devices.partition import unbox
 from remixer_t5x.extras.reports.pictures import pseudo_attention
 from remixer_t5x.models.architecture.encoder_decoder import EncoderDecoder
@@ -100,7 +101,7 @@ def test_the_map_of_a_layer_agrees_with_finite_differences(trained):
     )[0]  # fmt: skip
     first = jax.tree.map(lambda leaf: leaf[0], encoder['run_1']['layer'])
     layer = stack.runs[1][0]()
-    ctx = pseudo_attention.describe_tokens(jnp.asarray(INPUTS)[None])
+    ctx = make_sequence_context(jnp.asarray(INPUTS)[None])
     added = _difference_norms(lambda x: layer.apply({'params': first}, x[None], ctx)[0] - x, hidden)
     np.testing.assert_allclose(maps[1], added, rtol=0.02, atol=2e-3)
 
