@@ -1,14 +1,14 @@
 """Pretrains, finetunes, evaluates and runs T5-style encoder-decoders with any token mixer.
 
-The names in `__all__` are the public Python API (docs/guide/python.md). Each name is imported at its first use, so that
-`import remixer_t5x` loads neither JAX nor TensorFlow.
+The names in `__all__` are the public Python API (docs/guide/python.md). Each name is imported when it is first used, so
+that `import remixer_t5x` loads neither JAX nor TensorFlow.
 """
 
 import importlib
 
 __version__ = '0.1.0'
 
-# Maps each public name to its module and its name in that module; None means the module itself.
+# Maps each public name to a module and a name in that module, or to a module and None for the module itself.
 _DEFINITIONS: dict[str, tuple[str, str | None]] = {
     'build_model': ('api.building', 'build_model'),
     'load': ('api.saved_models', 'load'),

@@ -1,6 +1,6 @@
-"""The base class of vocabularies with the interface of seqio. Encoding and decoding do not import TensorFlow.
+"""Defines the base class of vocabularies with seqio's interface. Encoding and decoding do not import TensorFlow.
 
-A seqio feature accepts any object with these methods, so tasks and inference use the same vocabulary object.
+A seqio feature accepts any object with the methods of this class, so tasks and inference share a vocabulary object.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Vocabulary(abc.ABC):
     """Converts texts to token ids and back. Id 0 is padding.
 
     Attributes:
-        extra_ids: number of sentinel ids after the last id of the tokenizer.
+        extra_ids: number of sentinel ids, which follow the last id of the tokenizer.
     """
 
     pad_id = 0
@@ -33,12 +33,12 @@ class Vocabulary(abc.ABC):
 
     @property
     def eos_id(self) -> int:
-        """The id of the end token; the default is T5's id."""
+        """The id of the end token; by default 1, as in T5."""
         return 1
 
     @property
     def unk_id(self) -> int:
-        """The id of the unknown token; the default is T5's id."""
+        """The id of the unknown token; by default 2, as in T5."""
         return 2
 
     @property
@@ -52,17 +52,17 @@ class Vocabulary(abc.ABC):
 
     @abc.abstractmethod
     def _decode(self, ids: Sequence[int]) -> str:
-        """Decodes ids below `vocab_size`, of which only the last may be the end token."""
+        """Decodes ids below `vocab_size`. Only the last id may be the end token."""
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Decodes ids up to the first end token; ids of `vocab_size` or more are decoded as the unknown token."""
+        """Decodes ids up to the first end token. Decodes ids of `vocab_size` or more as the unknown token."""
         known = [index if index < self.vocab_size else self.unk_id for index in map(int, ids)]
         if self.eos_id in known:
             known = known[: known.index(self.eos_id) + 1]
         return self._decode(known)
 
     def encode_tf(self, text: tf.Tensor) -> tf.Tensor:
-        """Returns the ids of a scalar string tensor, [ids] int32.
+        """Returns the token ids of a scalar string tensor as an [ids] int32 tensor.
 
         The TensorFlow function is stateless, because TensorFlow cannot save the position of a stateful pipeline.
         """
@@ -76,7 +76,7 @@ class Vocabulary(abc.ABC):
         return tf.ensure_shape(tf.numpy_function(call, [tf.convert_to_tensor(text)], tf.int32, stateful=False), [None])
 
     def decode_tf(self, ids: tf.Tensor) -> tf.Tensor:
-        """Decodes [..., ids] int32 to [...] string."""
+        """Decodes a [..., ids] int32 tensor to a [...] string tensor."""
 
         def call(ids: np.ndarray) -> np.ndarray:
             *rows, length = ids.shape

@@ -1,4 +1,4 @@
-"""Defines SequenceContext, which describes the tokens of a batch and from which sublayers derive their masks."""
+"""Defines `SequenceContext`, a description of the tokens of a batch from which sublayers derive their masks."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class SequenceContext:
         memory: the encoder output, for cross-attention; None in an encoder or a decoder-only model.
         step: int32, index of the token that a decoding step processes: a scalar, or [batch] if prompts have different
             lengths; None in other calls.
-        prefix: [batch, length] bool, marks tokens at the start of an example that are visible to all tokens of the
+        prefix: [batch, length] bool, True for tokens at the start of an example that are visible to all tokens of the
             example even if `causal` is set, or None. A causal sublayer that mixes tokens either supports prefixes or
-            raises UserError (`layers.checks.refuse_prefix`).
-        causal: whether a token sees only itself and earlier tokens.
+            raises UserError (`layers.checks.check_no_prefix`).
+        causal: whether each token attends only to itself and earlier tokens.
         decode: whether caches in the `cache` collection are allocated (first call) or extended (later calls).
         cache_slots: number of cache positions to allocate if the first call contains a prompt; None if it contains one
             dummy token per position.

@@ -9,14 +9,14 @@ from typing import Any
 class UserError(ValueError):
     """An error that the user caused and can correct.
 
-    The message is one line with the constraint, the value, and the command or setting to use instead.
+    The message is one line that states the constraint, the value, and the command or setting to use instead.
     """
 
 
 def reason(error: BaseException) -> str:
     """Returns the message of the root cause of an error, as one line of at most 300 characters.
 
-    Follows `raise ... from`, because some libraries wrap errors in less informative ones.
+    Follows the chain of `raise ... from` causes, because some libraries wrap errors in less informative ones.
     """
     while error.__cause__ is not None and not isinstance(error, UserError):
         error = error.__cause__
@@ -44,10 +44,11 @@ def one_line(text: str) -> str:
 def nearest(name: str, known: Iterable[str], key: Callable[[str], str] = str) -> str:
     """Returns `; did you mean X?`, or an empty string if no known name is similar. Ignores case.
 
-    Compares `key(name)` with the keys of the known names. If the keys of one to three known names start with it,
-    suggests those instead of the most similar name: for `t5`, `t5_1_1` instead of `tim`.
+    Compares `key(name)` with the keys of the known names. If it is a prefix of the keys of one to three known names,
+    suggests these names instead of the most similar name: for `t5`, suggests `t5_1_1` instead of `tim`.
     """
-    # If the keys of several names differ only in case, `by_key` keeps the one that shares the most letters with `name`.
+    # If several names have keys that differ only in case, `by_key` keeps the name that shares the most letters with
+    # `name`.
     known = sorted({*known} - {name}, key=lambda candidate: (sum(map(str.__eq__, candidate, name)), candidate))
     by_key, word = {key(candidate).lower(): candidate for candidate in known}, key(name).lower()
     longer = sorted(by_key[candidate] for candidate in by_key if candidate.startswith(word))

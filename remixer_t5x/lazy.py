@@ -2,10 +2,10 @@
 
     from remixer_t5x.lazy import seqio, tf
 
-Only tasks require these libraries. Inference-only installations lack them, and importing them takes longer than all
-other imports together. Modules that use these libraries require `from __future__ import annotations`, because
-evaluating annotations would import the libraries. Subclasses of the libraries' classes are in separate modules, which
-are imported when needed.
+Only tasks require these libraries. Inference-only installations lack these libraries, and importing them takes longer
+than all other imports combined. Modules that use these libraries require `from __future__ import annotations`, because
+evaluating annotations would import the libraries. Subclasses of the libraries' classes are defined in separate modules,
+which are imported only when they are needed.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from typing import TYPE_CHECKING, Any
 
 from remixer_t5x.errors import UserError
 
-# Libraries required only by tasks, and the installation command.
+# Libraries that only tasks require, and the command that installs them.
 TASK_LIBRARIES = ('tensorflow', 'tensorflow_text', 'tensorflow_datasets', 'seqio')
 INSTALL_COMMAND = "pip install 'remixer-t5x[train]'"
 # Whether to show the standard error output of libraries during import.
 verbose = False
 # Log levels that the C++ libraries of TensorFlow, gRPC and XLA read when they are loaded.
 _ENVIRONMENT = {'TF_CPP_MIN_LOG_LEVEL': '3', 'GRPC_VERBOSITY': 'ERROR', 'GLOG_minloglevel': '3'}
-# Blocked imports: TensorFlow imports Keras through the first module, and Keras the others for plots and tables.
+# Modules to block: TensorFlow imports Keras through the first, and Keras imports the others for plots and tables.
 _BLOCKED_MODULES = ('keras.src.optimizers', 'matplotlib', 'pandas')
-# Rarely used imports of seqio: TensorFlow Text's Keras layers, and hyperparameter search.
+# Modules that seqio imports but rarely uses: Keras layers of TensorFlow Text, and hyperparameter search.
 _DELAYED_MODULES = ('tensorflow_text.python.keras', 'pyglove')
 
 
@@ -45,7 +45,7 @@ class _Library:
 
     def __getattr__(self, attribute: str) -> Any:
         value = getattr(_load_library(self._name), attribute)
-        # Cache the attribute, because parsing a file accesses attributes a million times.
+        # Cache the attribute, because parsing one data file can access attributes a million times.
         setattr(self, attribute, value)
         return value
 
@@ -59,22 +59,22 @@ def _load_library(name: str) -> Any:
 
 
 def _import_library(name: str) -> Any:
-    """Imports a library of the extra `train`. Raises UserError if the library is not installed."""
+    """Imports a library that the extra `train` installs. Raises UserError if the library is not installed."""
     check_libraries_installed(name)
     return importlib.import_module(name)
 
 
 def check_libraries_installed(*names: str) -> None:
-    """Raises UserError unless the given libraries of the extra `train` (by default all) are installed."""
+    """Raises UserError if one of the libraries `names` (by default all that tasks require) is not installed."""
     for name in names or TASK_LIBRARIES:
         if sys.modules.get(name) is None and importlib.util.find_spec(name) is None:
             raise UserError(f'{name} must be installed; run {INSTALL_COMMAND}')
 
 
 def file_error_types() -> tuple[type[BaseException], ...]:
-    """Returns the exception types for reading and writing files and bucket objects, without importing TensorFlow."""
+    """Returns the exception types that file and bucket access can raise. Does not import TensorFlow."""
     tensorflow = sys.modules.get('tensorflow')
-    # ImportError is raised if the package for a storage service is not installed.
+    # Opening a bucket raises ImportError if the package for its storage service is not installed.
     return (OSError, ImportError, *([] if tensorflow is None else [tensorflow.errors.OpError]))
 
 
@@ -90,7 +90,7 @@ def _import_tensorflow() -> Any:
             try:
                 tensorflow.config.set_visible_devices([], kind)
             except RuntimeError:
-                # TensorFlow cannot hide devices after initializing them, which only matters if there are any.
+                # TensorFlow cannot hide devices after initializing them. Ignore the error if there are no devices.
                 if tensorflow.config.list_logical_devices(kind):
                     raise
     return tensorflow
@@ -104,7 +104,7 @@ def set_environment() -> None:
 
 @contextlib.contextmanager
 def discard_stderr() -> Iterator[None]:
-    """Discards standard error output during the block, unless the block raises an error or `verbose` is set."""
+    """Discards standard error output of the block, unless the block raises an error or `verbose` is set."""
     if verbose:
         yield
         return
@@ -130,7 +130,7 @@ def discard_stderr() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _pause_garbage_collection():
-    """Pauses garbage collection, which takes a fifth of the import time of TensorFlow and seqio."""
+    """Pauses garbage collection, which accounts for a fifth of the time to import TensorFlow and seqio."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -144,7 +144,7 @@ def _pause_garbage_collection():
 def _block_imports(names: tuple[str, ...]):
     """Makes imports of these packages fail as if they were not installed, unless they are already loaded."""
     hidden = [name for name in names if name not in sys.modules]
-    # Python raises ModuleNotFoundError for modules that are None.
+    # Python raises ModuleNotFoundError when a module whose entry in `sys.modules` is None is imported.
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
     try:
         yield
@@ -155,7 +155,7 @@ def _block_imports(names: tuple[str, ...]):
 
 @contextlib.contextmanager
 def _delay_imports(names: tuple[str, ...]):
-    """Delays imports of these packages: a placeholder module imports the package at the first attribute access."""
+    """Delays imports of these packages. A placeholder module imports a package when its first attribute is accessed."""
     absent = [name for name in names if name not in sys.modules]
     placeholders = {name: types.ModuleType(name) for name in absent}
     for name, module in placeholders.items():
@@ -169,7 +169,7 @@ def _delay_imports(names: tuple[str, ...]):
 
 
 def _import_attribute(placeholder: types.ModuleType, name: str, attribute: str) -> Any:
-    # Do not import the package for names such as __path__, which the import system accesses.
+    # Do not import the package when the import system accesses an attribute such as __path__.
     if attribute.startswith('__') or sys.modules.get(name) is placeholder:
         raise AttributeError(f'module {name!r} has no attribute {attribute!r}')
     return getattr(importlib.import_module(name), attribute)
@@ -186,7 +186,8 @@ def has_extra(name: str) -> bool:
 def import_extra(name: str) -> Any:
     """Imports `remixer_t5x.extras.NAME`.
 
-    The core must not import extras in any other way. Raises UserError if the extra is not installed.
+    Other packages of `remixer_t5x` must import extras only with this function. Raises UserError if the extra is not
+    installed.
     """
     module = f'remixer_t5x.extras.{name}'
     try:

@@ -127,7 +127,7 @@ def split_annotation(kind: Any) -> tuple[Any, Range | None]:
 def parse_whole_number(text: object, least: int = 0, most: int = 2**31 - 1) -> int | None:
     """Parses a whole number in a range; returns None for any other value.
 
-    The default range is that of 32-bit integers, which C++ code accepts.
+    The default range is the range of 32-bit integers, which C++ code accepts.
     """
     if not re.fullmatch('[+-]?[0-9]{1,18}', str(text).strip()) or not least <= int(str(text)) <= most:
         return None
@@ -137,7 +137,7 @@ def parse_whole_number(text: object, least: int = 0, most: int = 2**31 - 1) -> i
 def get_annotation(function: Callable[..., Any], argument: str) -> Any:
     """Returns the annotation of an argument; `Parameter.empty` if there is none.
 
-    A string annotation (`from __future__ import annotations`) is resolved only if it consists of types of this module,
+    A string annotation (`from __future__ import annotations`) is resolved only if it consists of types in this module,
     built-in types and containers, because evaluating other names could import TensorFlow.
     """
     try:

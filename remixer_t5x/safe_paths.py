@@ -1,7 +1,7 @@
 """Checks that links and file names in an untrusted folder do not lead outside of the folder.
 
-The folder itself may be a link, because the user chose it. `check_links_inside` lists folders without opening files,
-which takes milliseconds for thousands of files. Buckets have no links.
+The folder itself may be a link, because the user chose it. `check_links_inside` takes milliseconds for thousands of
+files, because it lists folders without opening files. Buckets have no links.
 """
 
 import os
@@ -36,8 +36,8 @@ def check_links_inside(folder: str | os.PathLike[str]) -> None:
 def resolve_inside(folder: str | os.PathLike[str], name: object, source: str) -> pathlib.Path:
     """Returns the path of a file in `folder` whose `name` comes from an untrusted file.
 
-    Raises UserError naming the untrusted file `source` if `name` is not a string, is absolute, contains '..' or a
-    forbidden character, or is a link to a path outside of `folder`.
+    Raises UserError if `name` is not a string, is absolute, contains '..' or a forbidden character, or is a link to a
+    path outside of `folder`. The error message names the untrusted file, `source`.
     """
     root = os.fspath(folder)
     parts = name.replace('\\', '/').split('/') if isinstance(name, str) and name.isprintable() else []
@@ -51,7 +51,7 @@ def resolve_inside(folder: str | os.PathLike[str], name: object, source: str) ->
 
 
 def _allowed_roots(folder: str) -> tuple[str, ...]:
-    """Returns the allowed target folders of links: `folder`, and the blobs folder of Hugging Face's cache."""
+    """Returns the folders into which links may point: `folder`, and the blobs folder of Hugging Face's cache."""
     real = os.path.realpath(folder)
     blobs = os.path.join(os.path.dirname(os.path.dirname(real)), 'blobs')
     is_cache = os.path.basename(os.path.dirname(real)) == 'snapshots' and os.path.isdir(blobs)

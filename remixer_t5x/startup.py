@@ -1,15 +1,16 @@
 """Measures the phases of a command's start-up for `--verbose`.
 
-Reports wall time in seconds, and CPU time in parentheses. A phase starts at the end of the previous phase.
+Prints each phase's wall time in seconds, followed by its CPU time in parentheses. A phase starts when the previous one
+ends.
 """
 
 import threading
 import time
 from collections.abc import Callable
 
-# Name of threads that run XLA's compiler, which cannot be interrupted.
+# Name of the threads that run XLA's compiler, which cannot be interrupted.
 COMPILE_THREAD_NAME = 'compile'
-# Tuples (phase, wall clock, CPU clock) at the end of each phase; the first entry is the start of the command.
+# A tuple (phase, wall clock, CPU clock) for the end of each phase. The first tuple is for the start of the command.
 _marks: list[tuple[str, float, float]] = []
 
 
@@ -19,7 +20,7 @@ def start_timer() -> None:
 
 
 def end_phase(phase: str) -> None:
-    """Records the end of a phase."""
+    """Records that the phase named `phase` has ended."""
     if _marks:
         _marks.append((phase, time.perf_counter(), time.process_time()))
 

@@ -1,7 +1,7 @@
-"""Creates temporary files and folders that are removed even if the process is killed, and renames them atomically.
+"""Creates temporary files and folders, renames them atomically, and removes those of killed processes.
 
-Each temporary entry has a lock file, `NAME.lock`. The kernel releases the lock when the process ends, and the process
-that creates the next temporary entry in the same folder removes all entries whose locks are free.
+Each temporary entry has a lock file, `NAME.lock`. The kernel releases the lock when the process ends. The next process
+that creates a temporary entry in the same folder removes all entries whose locks are free.
 """
 
 import contextlib
@@ -19,7 +19,8 @@ _LOCK_SUFFIX = '.lock'
 def temporary_path(folder: pathlib.Path, prefix: str, suffix: str = '.tmp') -> Iterator[pathlib.Path]:
     """Yields a new path in `folder` for a file or folder, and removes the path at the end of the block.
 
-    First removes entries with `suffix` that killed processes have left. Raises OSError if `folder` is not writable.
+    First removes entries with `suffix` that killed processes have left behind. Raises OSError if `folder` is not
+    writable.
     """
     _remove_abandoned_entries(folder, suffix)
     path = folder / f'{prefix}{uuid.uuid4().hex}{suffix}'
@@ -37,7 +38,7 @@ def _open_locked(lock: pathlib.Path) -> int:
     """Opens a file, and locks it if the file system supports locks."""
     while True:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        # Without support for locks, other processes never remove the entry.
+        # If the file system does not support locks, other processes never remove the entry.
         with contextlib.suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         # Retry if another process removed the file before it was locked.
@@ -48,7 +49,7 @@ def _open_locked(lock: pathlib.Path) -> int:
 
 
 def sync_and_rename(written: str | os.PathLike[str], final: str | os.PathLike[str]) -> None:
-    """Syncs a file, or a folder with its contents, and renames it to `final`, so that it survives a power loss."""
+    """Syncs a file or a folder with its contents, and renames it to `final`. The new entry survives a power loss."""
     for folder, _, names in os.walk(written, topdown=False):
         for name in names:
             sync(os.path.join(folder, name))

@@ -21,9 +21,9 @@ def read_config(folder: pathlib.Path) -> Mapping[str, Any]:
 
 
 def read_added_tokens(folder: pathlib.Path) -> dict[str, int]:
-    """Returns the ids of added tokens, by token. Added tokens are matched before the rest of the text is tokenized.
+    """Maps each added token to its id. Added tokens are matched before the rest of the text is tokenized.
 
-    Raises UserError for unsupported options of a token: stripping of surrounding spaces, or matching only whole words.
+    Raises UserError if a token has an unsupported option: stripping surrounding spaces, or matching only whole words.
     """
     entries: list[Any] = []
     by_id = read_config(folder).get('added_tokens_decoder')
@@ -54,7 +54,7 @@ def read_added_tokens(folder: pathlib.Path) -> dict[str, int]:
 
 
 def check_tokenizer_settings(settings: Any, allowed: Mapping[str, Any], where: str) -> None:
-    """Raises UserError if a setting differs from the allowed value or values."""
+    """Raises UserError if a tokenizer setting does not have an allowed value."""
     settings = settings if isinstance(settings, dict) else {}
     for name, values in allowed.items():
         values = values if isinstance(values, tuple) else (values,)
@@ -63,7 +63,7 @@ def check_tokenizer_settings(settings: Any, allowed: Mapping[str, Any], where: s
 
 
 def make_splitter(tokens: Iterable[str]) -> Callable[[str], list[str]]:
-    """Returns a function that splits a text into tokens and the text between tokens. Longer tokens match first."""
+    """Returns a function that splits a text into `tokens` and the text between them. Longer tokens match first."""
     ordered = sorted(tokens, key=len, reverse=True)
     pattern = re.compile('(' + '|'.join(map(re.escape, ordered)) + ')') if ordered else None
     return lambda text: [part for part in (pattern.split(text) if pattern else [text]) if part]

@@ -21,9 +21,9 @@ from remixer_t5x.errors import UserError, one_line, reason
 Path = str | os.PathLike[str]
 # Maximum size of a file in bytes; the largest published configurations and indices have a few megabytes.
 MAX_BYTES = 100_000_000
-# Maximum size of one JSON line in bytes, such as a prediction with its input.
+# Maximum size in bytes of one line of a JSON lines file, such as a prediction with its input.
 LONGEST_LINE = 50_000_000
-# Maximum number of digits of a whole number. Longer numbers may exceed float64, and parsing takes quadratic time.
+# Maximum number of digits of a whole number. Longer numbers may exceed float64, and parsing them takes quadratic time.
 _MAX_DIGITS = 300
 _DEFAULT_ADVICE = 'copy or download it again'
 _LONE_SURROGATE = re.compile(r'\\u[dD][89a-fA-F]')
@@ -38,7 +38,7 @@ def open_file(path: Path) -> io.BufferedReader:
     name = os.fspath(path)
     if '://' in name:
         return _open_object(name)  # type: ignore[return-value]
-    # Without O_NONBLOCK, opening a pipe would block until another process opens the pipe for writing.
+    # Without O_NONBLOCK, opening a pipe would block until another process opened it for writing.
     descriptor = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return open(descriptor, 'rb')
@@ -49,7 +49,7 @@ def open_file(path: Path) -> io.BufferedReader:
 
 @contextlib.contextmanager
 def _open_object(name: str) -> Iterator[Any]:
-    # Only buckets need this library.
+    # Import lazily, because only buckets need this library.
     from etils import epath
 
     try:
@@ -97,7 +97,7 @@ def _read_json(path: Path, advice: str, limit: int, kind: type, name: str) -> An
 
 @contextlib.contextmanager
 def raise_user_errors(path: Path, advice: str = _DEFAULT_ADVICE) -> Iterator[None]:
-    """Converts OSError and NotJson about `path` to a UserError that ends with `advice`."""
+    """Converts OSError and InvalidJsonError to a UserError that names `path` and ends with `advice`."""
     try:
         yield
     except (OSError, InvalidJsonError) as error:
@@ -107,8 +107,8 @@ def raise_user_errors(path: Path, advice: str = _DEFAULT_ADVICE) -> Iterator[Non
 class JsonLine(NamedTuple):
     """A line of a JSON lines file: the 1-based number, the size in bytes, and either a value or an error.
 
-    `ended` is False if the last line has no line end, because a killed process may have truncated the line. `is_blank`
-    is True for a line that contains only white space, which is also an error.
+    `ended` is False if the line has no line end; a killed process may have truncated such a line. `is_blank` is True if
+    the line contains only white space, which is also an error.
     """
 
     number: int
@@ -122,10 +122,11 @@ class JsonLine(NamedTuple):
 def read_json_lines(path: Path, longest: int = LONGEST_LINE, odd_numbers: bool = False) -> Iterator[JsonLine]:
     """Yields the lines of a JSON lines file. Stops after the first line of more than `longest` bytes.
 
-    Raises OSError if the file cannot be opened. `odd_numbers` is passed to `parse_json`.
+    Raises OSError if the file cannot be opened. If `odd_numbers` is true, numbers that are invalid JSON are parsed as
+    None.
     """
     with open_file(path) as file:
-        # Read objects in buckets as a whole, because they have no `readline` with a limit.
+        # Read a bucket object as a whole, because its `readline` does not support a limit.
         lines = file if '://' not in os.fspath(path) else io.BytesIO(file.read(10 * MAX_BYTES))
         number = 0
         while line := lines.readline(longest + 1):
@@ -142,10 +143,11 @@ def read_json_lines(path: Path, longest: int = LONGEST_LINE, odd_numbers: bool =
 
 
 def parse_json(text: str | bytes, odd_numbers: bool = False) -> Any:
-    """Parses JSON in a string or in UTF-8 bytes. Lone surrogates, which cannot be encoded, become question marks.
+    """Parses JSON in a string or in UTF-8 bytes. Replaces lone surrogates, which cannot be encoded, by question marks.
 
     If `odd_numbers` is true, NaN, Infinity and numbers beyond float64, which are invalid JSON, are parsed as None.
-    Raises NotJson if the text is not JSON, is nested too deeply, or contains a whole number of more than 300 digits.
+    Raises InvalidJsonError if the text is not JSON, is nested too deeply, or contains a whole number of more than 300
+    digits.
     """
     try:
         text = _decode(text) if isinstance(text, bytes) else text

@@ -72,7 +72,7 @@ class DependencyGraph:
         self.tests = sorted(name for name in names if re.search(r'^tests/(.*/)?test_\w+\.py$', name))
 
     def module_files(self, dotted: str) -> Iterator[str]:
-        """Returns the files of the module that is the longest prefix of a dotted name, and of its parent packages."""
+        """Returns the files of a module and its parent packages; the module is the longest prefix of a dotted name."""
         parts = dotted.split('.')
         for root in MODULE_ROOTS:
             for end in range(len(parts), 0, -1):
@@ -174,7 +174,7 @@ class DependencyGraph:
 
 
 def select_tests(files: DependencyGraph, changed: set[str]) -> dict[str, str]:
-    """Returns the tests to run, with reasons; all tests if the dependents of a changed file are unknown."""
+    """Returns a dict from tests to reasons to run them; all tests if the dependents of a changed file are unknown."""
     general = sorted(changed & AFFECTS_ALL_TESTS)
     if general:
         return dict.fromkeys(files.tests, f'every test depends on {general[0]}')

@@ -46,7 +46,7 @@ def heredoc_content(page: str, name: str) -> str:
 
 
 def find_missing_module(path: pathlib.Path) -> str | None:
-    """Returns the first required module of the page that is not installed."""
+    """Returns the first module that the page requires but that is not installed, or None."""
     needed = re.findall(r'<!-- needs: (\w+) -->', path.read_text())
     return next((name for name in needed if importlib.util.find_spec(name) is None), None)
 

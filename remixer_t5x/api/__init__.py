@@ -1,1 +1,1 @@
-"""The public API of remixer_t5x: functions that build and load models, and the building blocks of models."""
+"""Implements the public API of remixer_t5x, which builds models and loads, runs and saves trained models."""

@@ -10,18 +10,18 @@ from remixer_t5x.models.interface import Model
 
 
 def build_model(*gin_files: str, **macros: object) -> Model:
-    """Builds the model configured by gin files and macros. `model.init` creates its parameters.
+    """Builds the model that gin files and macros configure. `model.init` creates the model's parameters.
 
     For example, `build_model('models/remixer.gin', 'sizes/tiny.gin', VOCAB_SIZE=384)` builds a small Remixer, and
     `build_model('models/t5_1_1.gin', 'sizes/tiny.gin', ENCODER_MIXER=MyMixer, ENCODER_POSITION_BIAS=None)` builds a T5
     with a custom mixer.
 
     Args:
-        *gin_files: shipped or custom gin files, which can run any code. Later files override earlier files.
-        **macros: values of macros, which override the files. A string that starts with `@` or `%` is a gin reference,
-            such as `'@fnet.FNet'`; any other value, including classes and functions, is used directly.
+        *gin_files: shipped or custom gin files. A gin file can run any code. Later files override earlier files.
+        **macros: values of macros, which override values in the files. A string that starts with `@` or `%` is a gin
+            reference, such as `'@fnet.FNet'`. Any other value, including a class or function, is used directly.
 
-    Replaces gin's global configuration. Configurations that are loaded later do not change the model.
+    Replaces gin's global configuration. Loading another configuration later does not change the model.
 
     Raises:
         UserError: a file does not exist, a name is unknown, a value is invalid, or a setting of the model is missing,
@@ -48,14 +48,14 @@ def _build_model(gin_files: Sequence[str], macros: Mapping[str, object]) -> Mode
     try:
         flags = [*sources.flags, *((name, _to_gin_text(value)) for name, value in objects.items())]
     except ValueError:
-        # Gin cannot refer to one of the values, such as a lambda, so the model has no gin text.
+        # The model has no gin text if gin cannot refer to one of the values, such as a lambda.
         return dataclasses.replace(model, config='')
     loading.load(dataclasses.replace(sources, flags=flags, objects={}), '%MODEL', only=True)
     return dataclasses.replace(model, config=loading.config_text())
 
 
 def _to_gin_text(value: Any) -> str:
-    """Formats `value` as gin text. Raises ValueError if gin cannot refer to it."""
+    """Formats `value` as gin text. Raises ValueError if gin text cannot refer to the value."""
     if value is None or isinstance(value, str | int | float):
         return repr(value)
     if isinstance(value, tuple | list):

@@ -27,7 +27,7 @@ from remixer_t5x.models.architecture.encoder_decoder import parse_dtype
 from remixer_t5x.models.interface import Model
 from remixer_t5x.run_folder import model_dir, object_store
 
-# Default maximum numbers of tokens if neither the run nor the caller sets them, as for a Hugging Face folder.
+# Maximum numbers of tokens if neither the run nor the caller sets them, for example for a Hugging Face folder.
 DEFAULT_LENGTHS = {'inputs': 512, 'targets': 114}
 # The name of the `path` argument in error messages.
 PATH_SETTING = 'the path given to load'
@@ -53,12 +53,12 @@ def load(
             folder with a T5, BERT or GPT-2 model in safetensors, or a shared folder written by `convert --to_shared`.
             For a MODEL_DIR, the newest checkpoint is loaded, or the best checkpoint of a task if there is no other.
             `hf://NAME` downloads a Hugging Face folder or a shared folder from the Hub.
-        lengths: maximum numbers of tokens of `inputs` and `targets`, which override the run's TASK_FEATURE_LENGTHS.
+        lengths: maximum number of tokens of `inputs` and of `targets`; overrides the run's TASK_FEATURE_LENGTHS.
         partitioner: shards arrays across devices; None replicates the parameters on all devices of this machine.
-        vocabulary: path of a SentencePiece model or of BERT's tokenizer.json, if a Hugging Face folder contains no
+        vocabulary: path of a SentencePiece model or of BERT's tokenizer.json, for a Hugging Face folder without a
             vocabulary.
-        trust_gin: whether to load a shared model whose model.gin refers to modules other than this package's models,
-            and to import modules from its subfolder `code`.
+        trust_gin: whether to load a shared folder whose model.gin refers to modules other than this package's models,
+            and to import modules from the subfolder `code` of the shared folder.
         dtype: dtype of activations and parameters; 'bfloat16' halves the memory. None uses the run's DTYPE for
             activations and float32 for parameters.
 
@@ -115,7 +115,7 @@ def _load_folder(path: str, partitioner: Partitioner, vocabulary: str | None, tr
 def check_gin(shared: shared_folder.SharedModel, advice: str) -> None:
     """Raises UserError if the gin text of a shared folder refers to code other than this package's models.
 
-    `advice` is the call or command that loads the folder anyway.
+    `advice` is the call or command that loads the folder anyway, for the error message.
     """
     file = shared.folder / shared_folder.GIN
     if foreign := foreign_gin.find_disallowed_statement(shared.gin_text(), str(file)):
@@ -132,7 +132,7 @@ def read_model(checkpoint: str) -> tuple[Any, Any, Mapping[str, int]]:
 
 
 def _read_gin(gin_file: str, flags: Sequence[tuple[str, str]] = ()) -> tuple[Any, Any, Mapping[str, int]]:
-    """Returns the model (with its gin text in `config`), the vocabulary and the lengths configured by a gin file."""
+    """Returns the model (with its gin text in `config`), the vocabulary and the lengths that a gin file configures."""
     sources = loading.ConfigSources(
         [gin_file], flags, defaults={'VOCABULARY': None, 'TASK_FEATURE_LENGTHS': DEFAULT_LENGTHS}
     )
@@ -153,7 +153,7 @@ def restore_params(checkpoint: str, model: Any, vocabulary: Any, partitioner: Pa
 
 
 def _abstract_params(model: Any, partitioner: Partitioner) -> Any:
-    # Use the smallest batch shapes, because parameter shapes do not depend on them.
+    # Use the smallest batch shapes, because parameter shapes do not depend on batch shapes.
     return saved_params.abstract_params(model, batch_formats.smallest_shapes(model.model_type), partitioner)
 
 
@@ -169,7 +169,7 @@ def find_checkpoint(path: str) -> str:
 
 @contextlib.contextmanager
 def saved_gin(checkpoint: str) -> Iterator[str]:
-    """Yields the local path of the gin file in the MODEL_DIR of `checkpoint`. A file in a bucket is first copied."""
+    """Yields the local path of the gin file in the MODEL_DIR of `checkpoint`. Copies a file in a bucket to the disk."""
     run = containing_model_dir(checkpoint)
     file = model_dir.find_gin_file(run)
     if file is None:

@@ -9,7 +9,7 @@ from remixer_t5x.errors import UserError
 
 Shapes = Mapping[str, tuple[int, ...]]
 # Settings that must not change when a run resumes, because the data position is saved as a number of batches. The keys
-# are the names of these settings in a checkpoint's run record.
+# are the names under which a checkpoint's run record stores these settings.
 FIXED_SETTINGS = {
     'batch_size': 'BATCH_SIZE',
     'feature_lengths': 'TASK_FEATURE_LENGTHS',
@@ -21,7 +21,7 @@ _RESET_ADVICE = (
     'train in another MODEL_DIR with INITIAL_CHECKPOINT_PATH set to this one, to keep only the parameters and reset '
     'optimizer, step and data position'
 )
-# Settings whose changes are not reported: they do not affect the results, or their content is compared instead.
+# Settings whose changes are not reported, because they do not affect the run or because file contents are compared.
 IGNORED_SETTINGS = ('MODEL_DIR', 'KEEP_CHECKPOINTS', 'RESTORE', 'FILES', 'DATA_DIR', 'CACHE_DIR', 'VOCABULARY_PATH')
 MAX_SHOWN_CHANGES = 6
 
@@ -48,7 +48,7 @@ def check_record_compatible(saved: Mapping[str, Any], current: Mapping[str, Any]
 
 
 def parse_bindings(config: str) -> dict[str, str]:
-    """Parses an operative gin config, in which continuation lines are indented. Returns the values by setting name."""
+    """Parses an operative gin config, in which continuation lines are indented. Maps setting names to values."""
     values: dict[str, list[str]] = {}
     name = None
     for line in config.splitlines():
@@ -85,12 +85,13 @@ def describe_config_changes(old: str, new: str, ignored: Collection[str] = ()) -
 def describe_shape_difference(saved: Shapes, current: Shapes) -> str:
     """Describes an array that differs between a checkpoint and a model, and counts the other differing arrays.
 
-    Returns '' if both have the same arrays. Array names have the form `params/encoder/run_0/layer/...`.
+    Returns '' if the checkpoint and the model have the same arrays. Array names have the form
+    `params/encoder/run_0/layer/...`.
     """
     differing = [name for name in sorted({*saved, *current}) if saved.get(name) != current.get(name)]
     if not differing:
         return ''
-    # Prefer arrays that exist in both, and prefer parameters to optimizer moments.
+    # Prefer arrays that exist in both the checkpoint and the model, and prefer parameters to optimizer moments.
     name = min(differing, key=lambda name: (not (name in saved and name in current), not name.startswith('params/')))
     more = f' (and {len(differing) - 1} more differ)' if len(differing) > 1 else ''
     there, here = saved.get(name, '(absent)'), current.get(name, '(absent)')

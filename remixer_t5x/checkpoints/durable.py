@@ -27,7 +27,7 @@ from remixer_t5x.errors import UserError, reason
 from remixer_t5x.run_folder import object_store
 
 FILE_LIST = 'files.json'
-# Objects that FILE_LIST omits, because Orbax writes or changes them after FILE_LIST is written.
+# Files that FILE_LIST omits, because Orbax writes or changes them after FILE_LIST is written.
 _UNLISTED_OBJECTS = ('_CHECKPOINT_METADATA', 'commit_success.txt')
 
 
@@ -36,15 +36,15 @@ class DamagedCheckpoint(UserError):
 
 
 class DurableFolder(ocp.path.atomicity.AtomicRenameTemporaryPath):
-    """Orbax's temporary folder on a disk, whose files are listed and synced before the rename that commits it."""
+    """Orbax's temporary folder on a disk. Lists and syncs all files before a rename commits the folder."""
 
     async def finalize(self) -> None:
         final: epath.Path = self.get_final()
         if ocp.path.atomicity.TMP_DIR_SUFFIX in final.parent.name:
             # Do not commit an item of a checkpoint separately, because the checkpoint is committed as a whole.
             return await super().finalize()
-        # Orbax writes its last files and renames the folder in one call, so make it rename the folder to a second
-        # temporary name. After a crash, the next start also removes folders with this name.
+        # Orbax writes its last files and renames the folder in one call, so let it rename the folder to a second
+        # temporary name. If the process crashes, the next start also removes folders with this name.
         written = final.parent / f'{self._tmp_path.name}.written'
         self._final_path = written
         try:
@@ -55,11 +55,11 @@ class DurableFolder(ocp.path.atomicity.AtomicRenameTemporaryPath):
 
 
 class ManifestCommit(ocp.path.atomicity.CommitFileTemporaryPath):
-    """Orbax's folder in a bucket; its objects are listed before the commit marker is written."""
+    """Orbax's checkpoint folder in a bucket. Lists all objects before the commit marker is written."""
 
     async def finalize(self) -> None:
         final: epath.Path = self.get_final()
-        # Write the list only for the folder of the step, which contains the items `state`, `data` and `run`.
+        # Write the file list only to the folder of the step, which contains the items `state`, `data` and `run`.
         if is_step_name(final.name):
             contents = object_store.list_objects(final) or {}
             listed = {name: entry for name, entry in contents.items() if name not in _UNLISTED_OBJECTS}
@@ -70,7 +70,7 @@ class ManifestCommit(ocp.path.atomicity.CommitFileTemporaryPath):
 def manager_options(
     folder: epath.Path, keep: int | None = None, background: bool = False
 ) -> ocp.CheckpointManagerOptions:
-    """Returns Orbax's options for checkpoints in `folder`. Only the newest `keep` are retained; None retains all."""
+    """Returns Orbax's options for checkpoints in `folder`. Keeps the newest `keep` checkpoints; None keeps all."""
     return ocp.CheckpointManagerOptions(
         max_to_keep=keep,
         cleanup_tmp_directories=True,
@@ -97,7 +97,7 @@ def _build_barrier() -> Callable[..., None]:
 
 
 def is_step_name(name: str) -> bool:
-    """Returns whether a folder name is a step number, such as `20`, but not `020` or `²`."""
+    """Returns whether a folder name is a step number. `20` is a step number; `020` and `²` are not."""
     return re.fullmatch('0|[1-9][0-9]{0,17}', name) is not None
 
 
@@ -118,7 +118,7 @@ def commit_checkpoint(written: pathlib.Path, final: pathlib.Path) -> None:
 def verify_file_checksums(folder: epath.Path) -> None:
     """Raises DamagedCheckpoint with the name of the first file that is missing, truncated or changed.
 
-    On a disk, all files of the checkpoint are read; in a bucket, only the sizes and checksums of its objects. Raises
+    On a disk, reads all files of the checkpoint; in a bucket, reads only the sizes and checksums of the objects. Raises
     UserError if FILE_LIST contains files outside of the folder.
     """
     listed = _read_file_list(folder)
@@ -145,8 +145,8 @@ def verify_file_checksums(folder: epath.Path) -> None:
             problem = 'is missing' if is_missing else f'cannot be read ({reason(error)})'
         else:
             problem = f'has {size_now:,} bytes instead of {size:,}' if size_now != size else ''
-            # Compare only checksums of the same algorithm. If a checkpoint was copied between a disk and a bucket, the
-            # algorithms differ.
+            # Compare checksums only if both use the same algorithm. If a checkpoint was copied between a disk and a
+            # bucket, the algorithms differ.
             is_comparable = digest.startswith(object_store.CRC32C_PREFIX) == digest_now.startswith(
                 object_store.CRC32C_PREFIX
             )

@@ -1,9 +1,9 @@
-"""Writes and restores checkpoints with Orbax, in the background.
+"""Writes checkpoints with Orbax in the background, and restores them.
 
 `MODEL_DIR/checkpoints/<step>` contains three items. `state` contains sharded arrays, which can be restored on any mesh;
 `data` is JSON with the position of each data stream; `run` is JSON with the operative gin config, the vocabulary record
-and package versions. Orbax writes to a temporary folder, which `durable` syncs and renames, so folders with step
-numbers are complete. When a run starts, it removes the temporary folders of interrupted writes.
+and package versions. Orbax writes to a temporary folder, which `durable` syncs and renames, so a folder with a step
+number is always complete. When a run starts, it removes the temporary folders of interrupted writes.
 """
 
 import contextlib
@@ -48,8 +48,8 @@ class Checkpoints:
         """Waits for a pending write, and returns the steps of the complete checkpoints in ascending order."""
         with contextlib.suppress(Exception):
             self._manager.wait_until_finished()
-        # List the folder instead of asking the manager, which forgets the previous checkpoint when a write starts, even
-        # if the write fails.
+        # List the folder instead of asking Orbax's manager, which forgets the previous checkpoint when a write starts,
+        # even if the write fails.
         return sorted(ocp.utils.checkpoint_steps(self.folder))
 
     def latest_step(self) -> int | None:
@@ -70,7 +70,7 @@ class Checkpoints:
         return target
 
     def reopen(self) -> None:
-        """Reopens the checkpoint folder after a failed write or a change of its files. Removes unfinished writes."""
+        """Reopens the checkpoint folder after a failed write or a change to its files. Removes unfinished writes."""
         with contextlib.suppress(Exception):
             self._manager.close()
         self._open_manager()
@@ -78,12 +78,12 @@ class Checkpoints:
     def save(self, step: int, state: State, position: DataPosition, record: dict[str, Any]) -> None:
         """Starts writing a checkpoint, and returns once the arrays are copied to the host.
 
-        Raises SaveFailed if this or the previous write failed. Complete checkpoints are not affected.
+        Raises SaveFailed if this or the previous write failed. A failed write does not affect complete checkpoints.
         """
         try:
             check_disk_space(self.folder, state, 'a checkpoint takes')
         except UserError as error:
-            # Wait for the pending write, because the run can resume from this checkpoint if the write succeeds.
+            # Wait for the pending write, because the run can resume from its checkpoint if the write succeeds.
             self.steps()
             raise SaveFailed(f'{error} ({self._describe_newest()})') from None
         items = ocp.args.Composite(
@@ -97,9 +97,9 @@ class Checkpoints:
     def restore(self, step: int, abstract_state: State, changed: str = '') -> tuple[State, DataPosition]:
         """Restores the state with the shapes and shardings of `abstract_state`, and the data position.
 
-        `changed` lists the settings that have changed since the checkpoint, for the error message. Raises UserError if
-        the checkpoint does not fit or cannot be read, and durable.DamagedCheckpoint if an array contains NaN or
-        infinity.
+        `changed` lists, for error messages, the settings that have changed since the checkpoint. Raises UserError if
+        the checkpoint does not fit the model or cannot be read, and durable.DamagedCheckpoint if an array contains NaN
+        or infinity.
         """
         folder = self.folder / str(step)
         shapes = saved_params.saved_shapes(folder / 'state')
@@ -154,8 +154,8 @@ class Checkpoints:
 def check_disk_space(folder: epath.Path, arrays: Any, what: str) -> None:
     """Raises UserError if the disk has too little free space for this process's shards of `arrays`.
 
-    Called before writing, because a full disk would also affect the log and other programs. `what` precedes the
-    required size in the message, such as 'a checkpoint takes'.
+    Call this function before writing, because a full disk would also affect the log and other programs. `what` precedes
+    the required size in the error message, such as 'a checkpoint takes'.
     """
     if object_store.is_remote(folder):
         return
@@ -171,7 +171,7 @@ def check_disk_space(folder: epath.Path, arrays: Any, what: str) -> None:
 def write_params(
     folder: epath.Path, step: int, params: Any, record: Mapping[str, Any], replaced: Sequence[int] = ()
 ) -> None:
-    """Writes a checkpoint of parameters and the run record, and then deletes the checkpoints of steps `replaced`.
+    """Writes a checkpoint with parameters and the run record, and then deletes the checkpoints of steps `replaced`.
 
     Waits until the checkpoint is on disk. Raises UserError if it cannot be written.
     """
@@ -184,7 +184,7 @@ def write_params(
         if step in writer.all_steps():
             writer.delete(step)
         writer.save(step, args=items, force=True)
-        # Remove the replaced checkpoints last, so that a complete checkpoint always exists.
+        # Remove the replaced checkpoints last, so that there is always a complete checkpoint.
         for other in replaced:
             writer.delete(other)
 

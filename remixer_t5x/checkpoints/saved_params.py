@@ -2,8 +2,8 @@
 
 LoRA checkpoints (`models.lora`) contain adapters, which are merged into the kernels if the model has no adapters. A
 checkpoint written by `convert --to_adapters` contains only the parameters that differ from another checkpoint, its
-base. Its run record contains the base's fingerprint and a hash of the base's parameters, and `base.txt` in MODEL_DIR
-contains the base's path.
+base. The run record of such a checkpoint contains the fingerprint and a parameter hash of the base, and `base.txt` in
+MODEL_DIR contains the path of the base.
 """
 
 import contextlib
@@ -32,8 +32,8 @@ from remixer_t5x.models.layers import dense
 from remixer_t5x.optim import parameter_averages, train_state
 from remixer_t5x.run_folder import model_dir, object_store
 
-# Keys in the run records of adapter checkpoints: the base's fingerprint, the hash of its parameters, and the Hugging
-# Face model from which `--from_hf` converted the base in the cache.
+# Keys in the run records of adapter checkpoints for the fingerprint of the base, the hash of its parameters, and the
+# Hugging Face model that `--from_hf` converted to the base in the cache.
 BASE_KEY, BASE_PARAMS_KEY, BASE_SOURCE_KEY = 'base', 'base_params', 'base_source'
 # File in MODEL_DIR with the path of the base checkpoint. The path is absolute or relative to MODEL_DIR.
 BASE_FILE = 'base.txt'
@@ -43,10 +43,10 @@ Arrays = dict[str, jax.Array]
 
 
 class SavedParams:
-    """Provides the parameters of a checkpoint and its base by name, such as `encoder/run_0/layer/...`.
+    """Reads the parameters of a checkpoint and its base by name, such as `encoder/run_0/layer/...`.
 
-    `step` is the folder of the checkpoint, and `record` its run record. Arrays in the checkpoint take precedence over
-    arrays in the base. If the optimizer averages parameters (`parameter_averages`), the averages are used.
+    `step` is the folder of the checkpoint, and `record` is its run record. Arrays in the checkpoint take precedence
+    over arrays in the base. If the optimizer averages parameters (`parameter_averages`), the averages are used.
     """
 
     def __init__(self, step: epath.Path, record: Mapping[str, Any], base: 'SavedParams | None' = None):
@@ -60,7 +60,7 @@ class SavedParams:
         self.shapes: dict[str, tuple[int, ...]] = {**(base.shapes if base else {}), **self.saved_shapes}
 
     def shapes_for(self, names: Any) -> dict[str, tuple[int, ...]]:
-        """Returns `shapes` without adapters that are not in `names`, because loading merges them into kernels."""
+        """Returns `shapes` without adapters that are not in `names`. Loading merges these adapters into kernels."""
         return {
             name: shape
             for name, shape in self.shapes.items()
@@ -68,7 +68,7 @@ class SavedParams:
         }
 
     def read(self, abstract: Mapping[str, jax.ShapeDtypeStruct]) -> Arrays:
-        """Reads the arrays in `abstract` with its shapes and shardings. All names must be in `shapes`.
+        """Reads the arrays named in `abstract`, with its shapes and shardings. All names must be in `shapes`.
 
         Raises UserError if an array cannot be read, and durable.DamagedCheckpoint if it contains NaN or infinity.
         """
@@ -85,7 +85,7 @@ class SavedParams:
             ):
                 continue
             merged[kernel] = pair
-            # Replicate adapter matrices on all devices of the kernel, because they are small.
+            # Replicate adapter matrices on all devices that hold the kernel, because the matrices are small.
             if isinstance(sharding, NamedSharding):
                 sharding = NamedSharding(sharding.mesh, PartitionSpec())
             for name in pair:
@@ -110,7 +110,7 @@ class SavedParams:
 
 
 def root_cause(error: BaseException) -> str:
-    """Describes the original exception of a chain of exceptions."""
+    """Describes the first exception in a chain of exceptions."""
     while error.__cause__ is not None:
         error = error.__cause__
     if 'No space left' in str(error):
@@ -120,7 +120,7 @@ def root_cause(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def wrap_errors(path: epath.Path, done: str) -> Iterator[None]:
-    """Converts Orbax errors to a UserError: the checkpoint at `path` cannot be 'read', 'written' etc. (`done`)."""
+    """Converts Orbax errors to a UserError with `path` and the failed operation `done`, such as 'read' or 'written'."""
     try:
         yield
     except UserError:
@@ -162,13 +162,13 @@ def check_finite(folder: epath.Path, tree: Any) -> None:
 
 
 def array_shapes(tree: Any) -> dict[str, tuple[int, ...]]:
-    """Returns the shape of each array of a tree by name, such as `params/encoder/run_0/layer/...`."""
+    """Maps the name of each array in a tree, such as `params/encoder/run_0/layer/...`, to the array's shape."""
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
     return {jax.tree_util.keystr(path, simple=True, separator='/'): tuple(leaf.shape) for path, leaf in leaves}
 
 
 def saved_shapes(path: epath.Path) -> dict[str, tuple[int, ...]]:
-    """Returns the shape of each array in the saved state at `path` by name, such as `params/encoder/run_0/...`."""
+    """Maps the name of each array in the saved state at `path`, such as `params/encoder/run_0/...`, to its shape."""
     with wrap_errors(path, 'read'):
         metadata = ocp.StandardCheckpointer().metadata(path)
         described = getattr(metadata, 'item_metadata', metadata)
@@ -187,7 +187,7 @@ def check_shapes_fit_model(
     current: changes.Shapes,
     advice: str = 'use the same model and sizes, or another checkpoint',
 ) -> None:
-    """Raises UserError if the arrays of a checkpoint and the arrays of the model differ in names or shapes."""
+    """Raises UserError if the arrays of a checkpoint and of the model differ in their names or shapes."""
     if difference := changes.describe_shape_difference(saved, current):
         raise UserError(f'the checkpoint at {checkpoint} does not fit this model: {difference}; {advice}')
 
@@ -199,13 +199,13 @@ def read_record(step: epath.Path) -> dict[str, Any]:
 
 
 def checkpoint_fingerprint(step: epath.Path) -> str:
-    """Returns the SHA-256 of a checkpoint's file list, which is equal for copies of the checkpoint."""
+    """Returns the SHA-256 of a checkpoint's file list. Copies of the checkpoint have the same fingerprint."""
     with wrap_errors(step, 'read'):
         return hashlib.sha256(untrusted_files.read_bytes(step / durable.FILE_LIST)).hexdigest()
 
 
 def hash_params(arrays: Mapping[str, Any]) -> str:
-    """Returns the SHA-256 of parameters by name, which is equal after another conversion of the same weights."""
+    """Returns a SHA-256 hash of named parameters. Converting the same weights again results in the same hash."""
     digest = hashlib.sha256()
     for name in sorted(arrays):
         digest.update(name.encode())
@@ -214,7 +214,7 @@ def hash_params(arrays: Mapping[str, Any]) -> str:
 
 
 def read_base_path(step: epath.Path) -> epath.Path:
-    """Reads the path of the base checkpoint from BASE_FILE of the adapters in `step`, or raises UserError."""
+    """Reads the path of the base of the adapter checkpoint `step` from BASE_FILE. Raises UserError if it is missing."""
     file, advice = step.parent.parent / BASE_FILE, 'write the path of the base checkpoint into it'
     text = untrusted_files.read_text(file, advice, limit=MAX_BASE_FILE_BYTES).strip()
     if not text or not text.isprintable():
@@ -235,7 +235,7 @@ def abstract_params(model: Any, batch_shapes: Any, partitioner: Partitioner) -> 
 def find_checkpoint(path: str, setting: str = 'INITIAL_CHECKPOINT_PATH') -> epath.Path:
     """Returns `path` if it is a checkpoint folder, or the newest checkpoint in a MODEL_DIR or its `checkpoints` folder.
 
-    Raises UserError if there is no checkpoint; `setting` precedes the path in the message.
+    Raises UserError if there is no checkpoint. `setting` precedes the path in the error message.
     """
     start = model_dir.absolute_path(path)
     with object_store.wrap_read_errors(start):
@@ -273,7 +273,7 @@ def is_complete_checkpoint(step: epath.Path) -> bool:
 def find_checkpoints(paths: str) -> list[epath.Path]:
     """Returns the checkpoint folder of each path in the comma-separated list `paths`.
 
-    Raises UserError if two checkpoints have the same step, because their evaluation results could not be distinguished.
+    Raises UserError if two checkpoints have the same step, because their evaluation results would be indistinguishable.
     """
     checkpoints = [find_checkpoint(path.strip(), 'CHECKPOINT_PATH') for path in paths.split(',') if path.strip()]
     steps = [folder.name for folder in checkpoints]
@@ -313,7 +313,7 @@ def follow_checkpoints(
 
 
 def open_checkpoint(path: str, setting: str = 'INITIAL_CHECKPOINT_PATH') -> SavedParams:
-    """Verifies the checkpoint at `path`, or the newest one in a MODEL_DIR, and reads its run record, but no arrays.
+    """Verifies the checkpoint at `path`, or the newest one in a MODEL_DIR. Reads its run record, but no arrays.
 
     Raises UserError if there is no checkpoint, if it is damaged, or if the base of its adapters cannot be found.
     """
@@ -343,7 +343,7 @@ def _open_base(step: epath.Path, record: Mapping[str, Any]) -> SavedParams:
         command = f'remixer-t5x convert --from_hf={source} --to=MODEL_DIR'
         raise UserError(f'{error}; to convert the base again, run {command}, and write its path to {file}') from error
     verify_files(base)
-    # A base is always a complete checkpoint, because `convert --to_adapters` compares complete parameters.
+    # A base has no base itself, because `convert --to_adapters` compares complete sets of parameters.
     saved = SavedParams(base, read_record(base))
     if checkpoint_fingerprint(base) != record[BASE_KEY]:
         device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
@@ -375,7 +375,7 @@ def restore_params(
     `abstract_params` are merged into their kernels.
 
     Raises UserError if `path` contains no checkpoint, or if the checkpoint is damaged or has a different vocabulary or
-    different shapes. `setting` precedes the path in the message.
+    different shapes. `setting` precedes the path in error messages.
     """
     saved = open_checkpoint(path, setting)
     if vocabulary is not None:

@@ -1,8 +1,8 @@
 """Checks the array descriptions in an untrusted checkpoint before TensorStore opens it.
 
 TensorStore aborts the process if opening an array requires more memory than is available, and a few bytes of JSON can
-describe an array of any size. The descriptions are zarr's `.zarray` or `zarr.json`, in separate files or in the OCDBT
-database that Orbax writes.
+describe an array of any size. The descriptions are zarr's `.zarray` or `zarr.json`, stored as separate files or in the
+OCDBT database that Orbax writes.
 """
 
 import math
@@ -20,8 +20,8 @@ MAX_DIMENSIONS = 32
 # Chunks up to this size in bytes are always accepted. Larger chunks must not exceed four times the size of the array,
 # because a chunk is decompressed as a whole.
 SMALL_CHUNK = 2**20
-# The arrays may have at most SMALL_STATE bytes plus MAX_SIZE_RATIO times the bytes of the files. Constant chunks have
-# no file, so the arrays of an optimizer state before its first step are larger than the files.
+# The total size of the arrays is limited to SMALL_STATE bytes plus MAX_SIZE_RATIO times the size of the files. Constant
+# chunks are not stored, so the arrays of an optimizer state before the first step are larger than the files.
 SMALL_STATE, MAX_SIZE_RATIO = 2**30, 100
 # Bytes per element of the numeric dtypes of zarr 2 and 3. Other dtypes are rejected, because a structured dtype can
 # have any size.
@@ -35,8 +35,8 @@ _ADVICE = 'copy the checkpoint again, or use another'
 def check_checkpoint(folder: str | os.PathLike[str]) -> None:
     """Raises UserError if a link points outside of `folder`, or if an array description is invalid or too large.
 
-    Reads file names and descriptions, but no arrays. Buckets are not checked, because all users with write access are
-    trusted.
+    Reads file names and array descriptions, but no arrays. Does not check buckets, because all users with write access
+    to a bucket are trusted.
     """
     safe_paths.check_links_inside(folder)
     check_array_metadata(folder)
@@ -49,7 +49,7 @@ def check_array_metadata(folder: str | os.PathLike[str]) -> None:
         return
     described = file_bytes = 0
     for subfolder, _, files in os.walk(root):
-        # Skip broken links here, because reading them later raises an error.
+        # Skip broken links here; reading them later raises an error.
         paths = (os.path.join(subfolder, name) for name in files)
         file_bytes += sum(os.path.getsize(path) for path in paths if os.path.exists(path))
         for name, text in _read_array_metadata(subfolder, files):
@@ -85,7 +85,7 @@ def _read_array_metadata(folder: str, files: list[str]) -> Iterator[tuple[str, b
 
 
 def _count_described_bytes(text: bytes) -> int:
-    """Returns the bytes of a described array. Raises ValueError, KeyError or TypeError for an invalid description."""
+    """Returns the size of a described array in bytes. Raises ValueError, KeyError or TypeError if it is invalid."""
     if len(text) > MAX_DESCRIPTION_BYTES:
         raise ValueError(f'the description has more than {MAX_DESCRIPTION_BYTES:,} bytes')
     described = untrusted_files.parse_json(text)

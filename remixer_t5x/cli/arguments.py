@@ -1,4 +1,4 @@
-"""Command-line arguments shared by commands: gin files, macros, decoders, and argument types."""
+"""Defines command-line arguments that commands share: flags for gin files, macros and decoders, and argument types."""
 
 import argparse
 import contextlib
@@ -47,7 +47,7 @@ def add_gin_flags(parser: argparse.ArgumentParser, model: bool = True) -> None:
 def add_macro_flag(
     parser: Any, flag: str, macro: str, help: str, alone: str | None = None, metavar: str | None = None
 ) -> None:
-    """Adds a flag as a short form of `--gin.MACRO`; `alone` is the value of the macro if the flag has no value."""
+    """Adds a flag as a short form of `--gin.MACRO`. A flag that is passed without a value sets the macro to `alone`."""
     optional: dict[str, Any] = {} if alone is None else {'nargs': '?', 'const': (macro, alone)}
     parser.add_argument(
         flag, dest='macros', action='append', type=lambda text: (macro, text), default=[], help=help,
@@ -55,7 +55,7 @@ def add_macro_flag(
     )  # fmt: skip
 
 
-# Named as in transformers' GenerationConfig, except `forced_prefix`; the flags accept gin values.
+# These flags accept gin values. Except for `forced_prefix`, they are named as in transformers' GenerationConfig.
 _GENERATION_OPTIONS = {
     'no_repeat_ngram_size': ('N', 'n-grams of this size occur at most once'),
     'repetition_penalty': ('X', 'above 1 makes earlier tokens less likely (default 1.0)'),
@@ -68,9 +68,9 @@ _GENERATION_OPTIONS = {
 
 
 def add_decoder_flags(parser: argparse.ArgumentParser, batch_size: str) -> Any:
-    """Adds the decoder flags, and `--batch_size`, which sets the macro `batch_size`.
+    """Adds the decoder flags, and `--batch_size`, which sets the macro named by `batch_size`.
 
-    Returns the group of mutually exclusive flags.
+    Returns the mutually exclusive group that contains `--beams` and `--sampling`.
     """
     add_macro_flag(parser, '--batch_size', batch_size, 'texts per batch, over all devices', metavar='N')
     group = parser.add_mutually_exclusive_group()
@@ -83,7 +83,7 @@ def add_decoder_flags(parser: argparse.ArgumentParser, batch_size: str) -> Any:
 
 
 def apply_decoder_flags(args: argparse.Namespace) -> None:
-    """Adds the gin macros that the flags `--beams` and `--sampling` set."""
+    """Converts the flags `--beams` and `--sampling` to gin flags in `args.gin_flags`."""
     if args.beams is not None:
         args.gin_flags = [*args.gin_flags, ('DECODER', '@beam_search.BeamSearch()'), ('BEAMS', str(args.beams))]
     if args.sampling is not None:
@@ -111,10 +111,10 @@ def split_gin_flags(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, str
 
 
 def load(args: argparse.Namespace, root: str, partial: bool = True, **sources: Any) -> None:
-    """Loads the gin files and flags of the command line, and checks the settings that `root` requires.
+    """Loads the gin files and flags of the command line, and checks the settings that the class `root` requires.
 
-    `partial` is whether the command reads only a part of the configuration, so that unread macros are allowed.
-    `sources` are further fields of `config.loading.ConfigSources`: `base`, `defaults` and `objects`.
+    With `partial`, the command reads only some settings of the configuration, and unread macros are allowed.
+    `sources` sets the optional fields `base`, `defaults` and `objects` of `config.loading.ConfigSources`.
     """
     from remixer_t5x.config import loading
 
@@ -123,7 +123,10 @@ def load(args: argparse.Namespace, root: str, partial: bool = True, **sources: A
 
 
 def load_values(args: argparse.Namespace, *macros: str, **sources: Any) -> list[Any]:
-    """Loads the gin files and flags of the command line, and returns the values of macros. See `load` for `sources`."""
+    """Loads the gin files and flags of the command line, and returns the values of macros.
+
+    `sources` sets the optional fields `base`, `defaults` and `objects` of `config.loading.ConfigSources`.
+    """
     from remixer_t5x.config import loading
 
     return loading.values(_config_sources(args, **sources), *macros, importing=hide_library_output(args))
@@ -148,8 +151,8 @@ def _config_sources(args: argparse.Namespace, **sources: Any) -> Any:
 def _run_sources(args: argparse.Namespace) -> tuple[list[str], list[tuple[str, str]]]:
     """Returns the gin file and the vocabulary flags of the run that wrote the checkpoint on the command line.
 
-    Returns no gin file if --gin_file is set. gin files are not read from buckets, so the command line must name one for
-    a run in a bucket.
+    Returns no gin file if --gin_file is set. gin files are not read from buckets, so a run in a bucket requires the
+    flag --gin_file.
     """
     from remixer_t5x.data import task_vocabulary
     from remixer_t5x.run_folder import model_dir
@@ -169,7 +172,7 @@ def _run_sources(args: argparse.Namespace) -> tuple[list[str], list[tuple[str, s
         with hide_library_output(args):
             from remixer_t5x.checkpoints import saved_params
 
-        # If there is no checkpoint, raises a UserError that suggests the most similar path.
+        # Raises a UserError that suggests the most similar path if there is no checkpoint.
         saved_params.find_checkpoint(first, '--checkpoint')
         return [], flags
     if not getattr(args, 'process_index', None):
@@ -195,5 +198,5 @@ def whole_number_type(minimum: int) -> Callable[[str], int]:
 
 
 def split_names(text: str) -> list[str]:
-    """Splits a comma-separated list; used as an argparse type."""
+    """Splits a comma-separated string into a list of names. Also used as an argparse type."""
     return [item.strip() for item in text.split(',') if item.strip()]

@@ -1,4 +1,4 @@
-"""Defines `Command`: the name, arguments and environment variables of a command."""
+"""Defines the class `Command`, which describes a command of `remixer-t5x`."""
 
 import argparse
 import contextlib
@@ -13,15 +13,15 @@ M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """A command of `remixer-t5x`. Its module imports no library at top level, so `--help` and flag errors are fast.
+    """A command of `remixer-t5x`. Its module imports libraries lazily, so that `--help` and flag errors appear at once.
 
     Attributes:
-        name: one word, or two for a subcommand, such as `data list`.
-        run: runs the command and returns the exit code (None is 0).
-        prints_result: whether standard output is the result of the command, so that a write error stops it. Other
-            commands only print progress, and ignore write errors.
+        name: one word, or two words for a subcommand such as `data list`.
+        run: runs the command and returns the exit code (None means 0).
+        prints_result: whether the command prints its result to standard output, so that a write error must stop it.
+            Other commands only print progress, and ignore write errors.
         env: environment variables to set before any library is imported.
-        keeps_buffers: whether to call `keep_buffers` first.
+        keeps_buffers: whether to call `keep_buffers` before the command runs.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Command:
 
 
 def keep_buffers() -> None:
-    """Stops glibc from returning large buffers to the system after every step, to avoid page faults."""
+    """Prevents glibc from returning large buffers to the operating system after every step, to avoid page faults."""
     # C libraries other than glibc do not provide mallopt.
     with contextlib.suppress(AttributeError):
         for option, value in ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, -1), (M_TOP_PAD, 256 << 20)):

@@ -5,14 +5,14 @@ from typing import Any
 
 
 def print_items(*parts: Any, pipe_width: int = 150) -> None:
-    """Prints rich tables and unwrapped texts; `pipe_width` is the width if the output is not a terminal."""
+    """Prints rich tables and unwrapped strings. `pipe_width` is the table width if the output is not a terminal."""
     from rich.console import Console
 
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else pipe_width, highlight=False)
     for part in parts:
         text = isinstance(part, str)
         if not text:
-            # Lets the terminal wrap wide tables, so numbers are never truncated.
+            # Prints wide tables at full width and lets the terminal wrap them, so that numbers are never truncated.
             widest = console.measure(part, options=console.options.update(width=10_000)).maximum
             console.width = max(console.width, widest)
         console.print(part, soft_wrap=text, markup=not text)
@@ -22,8 +22,8 @@ def print_items(*parts: Any, pipe_width: int = 150) -> None:
 def build_table(*headings: str, words: tuple[str, ...] = (), wraps: bool = False, **options: Any) -> Any:
     """Returns a rich table without a frame.
 
-    The columns `words` are left-aligned, and the others right-aligned. With `wraps`, all columns are left-aligned, and
-    all but the first are wrapped.
+    Columns whose heading is in `words` are left-aligned, and all others are right-aligned. With `wraps`, all columns
+    are left-aligned, and all columns except the first are wrapped.
     """
     from rich import box
     from rich.table import Table

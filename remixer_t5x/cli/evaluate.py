@@ -1,4 +1,4 @@
-"""`remixer-t5x eval`: computes the metrics of tasks for checkpoints or predictions (configs/runs/eval.gin)."""
+"""`remixer-t5x eval`: computes task metrics for checkpoints or saved predictions (configs/runs/eval.gin)."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Evaluates checkpoints, prints a table, and writes metrics, predictions and submissions for leaderboards."""
+    """Evaluates checkpoints, prints a table of metrics, and writes metrics, predictions and leaderboard submissions."""
     arguments.apply_decoder_flags(args)
     defaults = {'VALIDATION_PAIRS': None}
     held_out, split = arguments.load_values(args, *defaults, 'EVAL_SPLIT', base=BASE, defaults=defaults)
@@ -64,10 +64,11 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _score_predictions(args: argparse.Namespace) -> None:
-    """Computes the metrics of a task for a file of predictions, without a model.
+    """Computes the metrics of a task for the predictions in a file, without a model.
 
-    The file contains a JSON object for each example of the split, in order, with the string `prediction` and optionally
-    the `input` of the example, which is checked. `remixer-t5x eval` and `infer` write such files.
+    Each line of the file is a JSON object for one example of the split, in order. The object contains the string
+    `prediction` and optionally the example's `input`, which must match the data. `remixer-t5x eval` and `infer` write
+    such files.
     """
     defaults = {'EVAL_TASKS': None, 'EVAL_EXAMPLES': None}
     mixture, lengths, split, name, limit = arguments.load_values(args, *_TASK_MACROS, base=BASE, defaults=defaults)
@@ -100,7 +101,7 @@ def _score_predictions(args: argparse.Namespace) -> None:
 
 
 def _evaluate_checkpoints(settings: CheckpointEvaluation, quantize: str | None = None) -> None:
-    """Evaluates checkpoints; with `quantize`, rounds the weights first and writes the results to a separate folder."""
+    """Evaluates checkpoints. With `quantize`, rounds the weights first, and writes the results to a separate folder."""
     import jax
 
     from remixer_t5x.checkpoints import saved_params
@@ -115,7 +116,7 @@ def _evaluate_checkpoints(settings: CheckpointEvaluation, quantize: str | None =
     evaluator = Evaluator(settings, submissions.has_leaderboard)
     for note in evaluator.notes:
         _print(note)
-    # Only the first process writes.
+    # Only the first process writes results.
     writers: dict[str, results.Results] = {}
     try:
         for folder in settings.checkpoints.find(evaluator.evaluated_steps()):
@@ -178,7 +179,7 @@ COMMAND = Command(
         'remixer-t5x eval --checkpoint=runs/super_glue',
         'remixer-t5x eval --gin_file=data/cogs.gin --predictions=cogs_test.jsonl --split=test',
     ),
-    # TensorFlow caches for five seconds that a bucket object exists, but --follow must notice deleted checkpoints.
+    # TensorFlow caches the existence of bucket objects for five seconds, but --follow must notice deleted checkpoints.
     {'GCS_STAT_CACHE_MAX_AGE': '0'},
     keeps_buffers=True,
 )

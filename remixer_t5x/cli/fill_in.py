@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
     from rich.console import Console
 
-# Maximum number of tokens to show of each example, because whole examples do not fit on the screen.
+# Maximum number of tokens to show per example, because whole examples do not fit on the screen.
 TOKENS_SHOWN = 80
 BATCH_SIZE = 32
 # Macros that configure the training data, and their defaults.
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Prints the first validation examples, truncated, with the true and the predicted text of each gap."""
+    """Prints the beginning of the first validation examples, with the true and predicted text of each gap."""
     macros = ('MODEL', 'PARTITIONER', 'MODEL_DIR', 'MIXTURE_OR_TASK_NAME', 'TASK_FEATURE_LENGTHS', *_DATA)
     model, partitioner, folder, mixture, lengths, *data = arguments.load_values(args, *macros, defaults=_DATA)
     import jax
@@ -82,7 +82,7 @@ def show(console: Console, vocab: Any, inputs: np.ndarray, targets: np.ndarray, 
 
 
 def split_at_sentinels(ids: Iterable[int], vocab: Any) -> Iterator[tuple[int | None, str]]:
-    """Yields pairs of a sentinel's number (None before the first sentinel) and its text, up to the end token."""
+    """Yields each sentinel's number (None before the first sentinel) and the text after it, up to the end token."""
     first_sentinel, last_sentinel = sentinels.sentinel_range(vocab)[0], sentinels.count_ordinary_ids(vocab)
     number: int | None = None
     part: list[int] = []

@@ -60,12 +60,12 @@ def run(args: argparse.Namespace) -> None:
 
 
 def load(args: argparse.Namespace) -> None:
-    """Reads the gin files and flags."""
+    """Loads the gin files and flags of the `infer` command."""
     arguments.load(args, ROOT, base=BASE, defaults=DEFAULTS)
 
 
 def load_settings(args: argparse.Namespace) -> tuple[TextInference, str | None]:
-    """Returns the loaded settings and the template INPUTS. The default vocabulary is that of the task."""
+    """Returns the inference settings and the template INPUTS. If VOCABULARY is unset, uses the task's vocabulary."""
     from remixer_t5x.config import resolved
     from remixer_t5x.data import pipeline, task_vocabulary
 
@@ -140,7 +140,7 @@ def _embed_texts(settings: TextInference, template: str | None, args: argparse.N
 
 
 class _ProgressReporter:
-    """Prints progress to standard error, and a summary at the end."""
+    """Prints the number of predictions to standard error during inference, and a summary at the end."""
 
     def __init__(self, inputs: TextInputs, counts: text_inference.TextCounts):
         self._start, self._last_time = time.monotonic(), time.monotonic()

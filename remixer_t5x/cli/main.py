@@ -1,7 +1,7 @@
-"""The console script `remixer-t5x`: parses the command line, runs one command, and prints user errors in one line.
+"""The console script `remixer-t5x`: parses the command line, runs one command, and prints user errors on one line.
 
-The gin flags are those of T5X: `--gin_file`, `--gin.NAME=value`, `--gin_search_paths`. Libraries are imported only
-after the flags are parsed, so `--help` and flag errors are fast.
+The gin flags are named as in T5X: `--gin_file`, `--gin.NAME=value` and `--gin_search_paths`. Libraries are imported
+only after the flags are parsed, so `--help` and flag errors appear at once.
 """
 
 import argparse
@@ -37,7 +37,7 @@ COMMANDS = (
     *(*_extra_command('reports', 'command'), *_extra_command('serve', 'command')),
 )
 
-# Number of threads of a small training run on two cores.
+# Number of threads that a small training run on two cores starts.
 THREADS = 40
 # Bytes of address space that TensorFlow, JAX and a tiny model reserve.
 ADDRESS_SPACE = 6 << 30
@@ -47,11 +47,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns the exit code.
 
     The exit code is 0 on success, 1 for a bug and 2 for a user error. It is 129 after SIGHUP, 130 after Ctrl-C and 143
-    after SIGTERM, even if the run saved its state, and 141 if the reader of the output closed the pipe (`| head`). In a
-    run of several processes, JAX aborts a process with 134 if another one dies or never connects.
+    after SIGTERM, even if the run saved its state. It is 141 if the program that reads the output, such as `head`,
+    closed the pipe. JAX aborts a process with exit code 134 if another process of the run dies or never connects.
 
     Args:
-        argv: arguments without the program's name; None uses those of this process.
+        argv: arguments without the program name; None uses the arguments of this process.
     """
     own_process = argv is None
     if own_process:
@@ -66,14 +66,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (Exception, KeyboardInterrupt) as error:
         code = report_error(error, verbose='--verbose' in arguments_given)
     if own_process and startup.is_compiling():
-        # Exits immediately, because Python would otherwise wait for XLA, for example after an error in the data.
+        # Exits immediately, for example after an error in the data, because Python would otherwise wait for XLA.
         sys.stderr.flush()
         os._exit(code)
     return code
 
 
 def report_error(error: BaseException, process: str = '', verbose: bool = False) -> int:
-    """Prints an error on standard error, with the index of the process if there are several; returns the exit code."""
+    """Prints an error to standard error, with the string `process` if it is not empty, and returns the exit code."""
     where = f' ({process})' if process else ''
     if isinstance(error, KeyboardInterrupt):
         print(f'interrupted{where}', file=sys.stderr)
@@ -91,13 +91,13 @@ def report_error(error: BaseException, process: str = '', verbose: bool = False)
 
 
 def _describe_exception(error: BaseException, frames: traceback.StackSummary) -> str:
-    """Describes an unexpected error in one line, with its notes.
+    """Describes an unexpected error and its notes on one line.
 
-    If the error has `frames` in the user's modules, prints them and names the innermost one; otherwise, the error is
-    reported as a bug, and its traceback is written to a file.
+    If `frames` contains frames of the user's modules, prints them, and starts the description with the innermost one.
+    Otherwise, describes the error as a bug, and writes its traceback to a file.
     """
     line = one_line(f'{type(error).__name__}: {error}')[:500]
-    # JAX adds a long note about its internal frames, which is removed here.
+    # Removes the long note that JAX adds about its internal frames.
     notes = ''.join(f'; {note}' for note in getattr(error, '__notes__', ()) if '\n' not in note)
     if frames:
         print(*frames.format(), sep='', end='', file=sys.stderr)
@@ -119,7 +119,7 @@ def _run_command(argv: Sequence[str], own_process: bool) -> int:
     words = {command.name.partition(' ')[0] for command in COMMANDS}
     if rest and rest[0][0:1] not in ('-', '') and rest[0] not in words:
         raise UserError(f'{rest[0]!a} is not a command{nearest(rest[0], words)}; see {parser.prog} --help')
-    # COMMANDS contains names of two words, such as `data list`.
+    # Some command names consist of two words, such as `data list`.
     if (name := ' '.join(rest[:2])) in {command.name for command in COMMANDS}:
         rest = [name, *rest[2:]]
     args, unknown = parser.parse_known_args(rest)
@@ -150,7 +150,7 @@ def _run_command(argv: Sequence[str], own_process: bool) -> int:
 
 
 def _unknown_flag_message(args: argparse.Namespace, unknown: list[str]) -> str:
-    """Returns the error for unknown arguments of a command, with a suggestion for the first one."""
+    """Returns the error message for unknown arguments, with the equivalent of the first one if it is known."""
     from remixer_t5x.config import files
 
     message = f'unrecognized arguments: {" ".join(unknown)}'
@@ -168,7 +168,7 @@ class _Parser(argparse.ArgumentParser):
     """Argument parser that raises UserError for invalid flags."""
 
     def error(self, message: str):
-        # The placeholder COMMAND is padded to the longest command name, to align the help.
+        # Removes the padding of the placeholder COMMAND, which aligns the help.
         message = re.sub(r'(?<=COMMAND) +', '', message)
         raise UserError(f'{message}; see {self.prog} --help')
 

@@ -1,7 +1,7 @@
 """Defines flags that identify a process of a run, and checks that all processes have the same configuration.
 
-The flags are not gin macros, because they differ between processes. The command, configuration, code and kind of
-devices must be the same in all processes, which is checked before any operation that waits for another process.
+The flags are not gin macros, because they differ between processes. The command, configuration, code and device type
+must be the same in all processes. This is checked before any operation that waits for another process.
 """
 
 import argparse
@@ -29,9 +29,9 @@ _FLAGS = {
     'heartbeat_timeout': ('heartbeat_timeout', 'SECONDS', 'without a heartbeat until a process is lost (default 100)'),
 }
 # Settings that may differ between processes: the paths of MODEL_DIR and its vocabulary, and profiling. `start.claim`
-# checks that all processes share MODEL_DIR, and the ids of the vocabulary are compared later.
+# checks that all processes share MODEL_DIR, and the vocabulary ids are compared later.
 MAY_DIFFER = ('MODEL_DIR', 'PROFILE_PERIOD', 'remixer_tasks.vocabularies.saved.folder')
-# Prefixes of environment variables that change what JAX compiles, and of exceptions that may differ between processes.
+# Prefixes of environment variables that affect compilation by JAX, and of those that may differ between processes.
 _COMPILER_VARIABLES = ('JAX_', 'XLA_', 'LIBTPU_')
 _PROCESS_VARIABLES = (
     *('JAX_COORDINATOR_', 'JAX_NUM_PROCESSES', 'JAX_PROCESS_ID', 'JAX_LOCAL_DEVICE_IDS', 'JAX_COMPILATION_CACHE_DIR'),
@@ -40,7 +40,7 @@ _PROCESS_VARIABLES = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags to a parser as an argument group."""
+    """Adds the flags for runs with several processes to a parser, as an argument group."""
     group = parser.add_argument_group(
         'several processes',
         'detected on TPU, Slurm, Open MPI and Kubernetes; otherwise, set all of the first three flags',
@@ -53,8 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def connect_processes(args: argparse.Namespace, saves: bool = False) -> Iterator[None]:
     """Connects the processes of a run within a `with` block. With `saves`, the block can save its state after SIGTERM.
 
-    Must be called after gin is loaded. Raises UserError on all processes if their command, code, settings or devices
-    differ.
+    Must be called after the gin files are loaded. Raises UserError in all processes if their command, code, settings or
+    devices differ.
     """
     import jax
 
@@ -96,7 +96,7 @@ def process_identity(command: str) -> dict[str, Any]:
 
 
 def _code_digests() -> dict[str, str]:
-    """Returns digests of our packages and of each module that is loaded from outside the installed packages."""
+    """Returns digests of this project's packages, and of all loaded modules that are not in installed packages."""
     packages = (remixer_t5x, remixer_tasks)
     files = {package.__name__: sorted(pathlib.Path(package.__path__[0]).rglob('*.py')) for package in packages}
     elsewhere = tuple(f'{folder}/' for folder in (sysconfig.get_paths()['stdlib'], *(p.__path__[0] for p in packages)))
@@ -112,11 +112,11 @@ def _code_digests() -> dict[str, str]:
 
 
 def _given_flags(args: argparse.Namespace) -> dict[str, str]:
-    """Returns the flags that the user has set."""
+    """Returns the values of the flags in `_FLAGS` that the user has passed."""
     return {flag: value for flag in _FLAGS if (value := getattr(args, flag)) is not None}
 
 
 def reject_flags(args: argparse.Namespace, reason: str) -> None:
-    """Raises UserError if one of the flags is set."""
+    """Raises UserError with `reason` if the user has passed a flag in `_FLAGS`."""
     for flag in _given_flags(args):
         raise UserError(f'--{flag} cannot be used here ({reason}); omit it')

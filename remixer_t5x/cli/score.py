@@ -1,4 +1,4 @@
-"""`remixer-t5x score`: computes log p(target | input) of each pair in a file, and writes JSON lines."""
+"""`remixer-t5x score`: computes log p(target | input) for each pair in a file, and writes JSON lines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from remixer_t5x.cli import arguments
 from remixer_t5x.cli.command import Command
 from remixer_t5x.errors import UserError
 
-# Number of pairs in a batch, and number of batches that are sorted by length together.
+# Number of pairs per batch, and number of batches whose pairs are sorted by length together.
 BATCH_SIZE, WINDOW_BATCHES = 32, 16
 
 
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Writes a line for each pair, in order, and prints the means at the end."""
+    """Writes a JSON line with the score of each pair, in order, and prints mean log-likelihoods at the end."""
     if args.output is not None and os.path.exists(os.path.expanduser(args.output)):
         raise UserError(f'{args.output} already exists; use another --output, or remove it')
     with arguments.hide_library_output(args):
@@ -58,7 +58,7 @@ def _read_pairs(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
     templates = Template(args.inputs, '--inputs'), Template(args.targets, '--targets')
     numbered = all(template.is_numbered for template in templates)
     path = os.path.expanduser(args.pairs)
-    # Malformed rows raise an error, because skipping a row would change the numbers of all later rows.
+    # Malformed rows raise an error, because skipping a row would change the index of all later rows.
     for number, row in row_files.read(path, row_files.RowLayout(numbered=numbered), BadRecords(strict=True)):
         for template in templates:
             if not set(template.columns) <= row.keys():

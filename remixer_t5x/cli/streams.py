@@ -16,7 +16,7 @@ from typing import Any
 from remixer_t5x import lazy
 from remixer_t5x.errors import UserError
 
-# asyncio and Orbax (through absl) log tracebacks of failed writes, which the checkpoint manager reports in one line.
+# asyncio and Orbax (through absl) log tracebacks of failed writes. The checkpoint manager reports these errors itself.
 _REPORTED_ELSEWHERE = ('absl', 'asyncio')
 _LOGGERS = ('jax', 'orbax', 'tensorflow', 'datasets', 'matplotlib')
 
@@ -24,8 +24,8 @@ _LOGGERS = ('jax', 'orbax', 'tensorflow', 'datasets', 'matplotlib')
 class _Stream(io.FileIO):
     """A standard stream that ignores write errors.
 
-    With `is_result`, the first error ends the command: with the shell's exit code for SIGPIPE if the reader closed the
-    pipe, otherwise with a UserError.
+    If `is_result` is true, the first write error ends the command: if the reader closed the pipe, with the exit code
+    that shells report for SIGPIPE; otherwise, with a UserError.
     """
 
     is_result = False
@@ -66,7 +66,7 @@ def protect_streams() -> None:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     if sys.stdin is None:
         sys.stdin = open(0, closefd=False)  # noqa: SIM115 (lives as long as the process)
-    # Keeps streams that the caller has replaced, as pytest does.
+    # Leaves streams alone that the caller has replaced (for example, pytest).
     if sys.stdout is sys.__stdout__:
         sys.stdout = _text_stream(1, sys.stdout)
     if sys.stderr is sys.__stderr__:

@@ -39,8 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Trains, prints the paths of the results, and returns the exit code."""
-    # Checked before MODEL_DIR is created.
+    """Trains a model, prints the paths of the results, and returns the exit code."""
+    # Report missing libraries before MODEL_DIR is created.
     lazy.check_libraries_installed()
     if args.from_hf is not None:
         _start_from_hugging_face(args)
@@ -57,9 +57,9 @@ def run(args: argparse.Namespace) -> int:
             f'TRAIN_STEPS is {steps} and INITIAL_CHECKPOINT_PATH is set; in T5X, TRAIN_STEPS includes the steps of '
             'that checkpoint, but a run here counts only its own steps; pass --gin.TRAIN_STEPS_RELATIVE=10000'
         )
-    # Our signal handlers stay installed until the summary is printed.
+    # Keep our signal handlers installed until the summary is printed.
     with process_flags.connect_processes(args, saves=True), contextlib.ExitStack() as signals:
-        # Starts compiling the step before creating the tasks, because tasks import TensorFlow.
+        # The train step starts compiling before the tasks are created, because creating tasks imports TensorFlow.
         settings: Run = resolved.call_configured(ROOT, deferred=(TRAINING_TASK, EVALUATION_TASKS))
         _check_command(args.command, settings)
         lines = check_custom_sublayers(settings.step_config.model, settings.dataset.pack)
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _start_from_hugging_face(args: argparse.Namespace) -> None:
-    """Adds the gin file and the checkpoint converted from the Hugging Face folder; other flags override both."""
+    """Converts the Hugging Face folder, and adds its gin file and checkpoint to `args`. gin flags override both."""
     process_flags.reject_flags(args, f'run remixer-t5x convert --from_hf={args.from_hf} --to=MODEL_DIR first')
     with arguments.hide_library_output(args):
         from remixer_t5x.cli.convert import huggingface
@@ -148,7 +148,7 @@ def _print_summary(result: TrainResult) -> None:
 
 
 def _plot_loss(result: TrainResult, on_save_failure: str) -> None:
-    """Plots the loss curve of the run to a PNG file, and prints the path of the file."""
+    """Saves a plot of the loss curve as a PNG file, and prints the path of the file."""
     from remixer_t5x.run_folder import model_dir
     from remixer_t5x.train import settings
 

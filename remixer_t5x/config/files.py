@@ -28,8 +28,8 @@ T5X_NAMES: dict[str, dict[str, str]] = tomllib.loads((_PACKAGE / 'config/t5x_nam
 class GinText:
     """The text of a gin file, of a section of a file between two include statements, or of a `--gin.` flag.
 
-    In a section, earlier lines of the file other than imports are blank, which keeps the line numbers. If the text is
-    from a flag, `name` starts with `--gin.`.
+    In a section, all earlier lines of the file except imports are blank, so that line numbers are those of the file. If
+    the text is from a flag, `name` starts with `--gin.`.
     """
 
     name: str
@@ -42,13 +42,13 @@ class GinText:
 
     @functools.cached_property
     def macros_set(self) -> dict[str, str]:
-        """Maps each macro that the text sets to its location for error messages."""
+        """Maps each macro that the text sets to the location that error messages show for it."""
         locations = self._find_locations(r'^([\w/]+)\s*=')
         return {name: self.name if self.is_flag else f'{location}{name}' for name, location in locations.items()}
 
     @functools.cached_property
     def macros_read(self) -> dict[str, str]:
-        """Maps each macro that the text reads to its location for error messages."""
+        """Maps each macro that the text reads to the location that error messages show for it."""
         return {name: f'{location}%{name}' for name, location in self._find_locations(r'%([\w/.]+)').items()}
 
     def _find_locations(self, pattern: str) -> dict[str, str]:
@@ -61,7 +61,7 @@ class GinText:
 
     @functools.cached_property
     def imports(self) -> dict[str, str]:
-        """Maps each name that is bound by an import statement to this statement."""
+        """Maps each name that an import statement binds to the import statement."""
         lines = [line.partition('#')[0].strip() for line in self.text.splitlines() if _IMPORT.match(line)]
         words = [(line, re.split(r'[\s.]+', line)) for line in lines if '__gin__' not in line]
         return {parts[1] if parts[0] == 'import' and 'as' not in parts else parts[-1]: line for line, parts in words}
@@ -75,7 +75,7 @@ def shipped_folder() -> pathlib.Path:
 
 @functools.cache
 def shipped() -> dict[str, GinText]:
-    """Returns the shipped gin files by name, except for the files for T5X's scripts.
+    """Returns the shipped gin files, keyed by name, except for the files for T5X's scripts.
 
     The text of a private file, whose name starts with `_`, is appended to each file that includes it.
     """
@@ -104,7 +104,7 @@ def suggest_file(setting: str) -> str:
 
     Returns '' if there is no such file.
     """
-    # An experiment file configures a complete run, and commands add the other files themselves.
+    # An experiment file configures a complete run, and commands load the other excluded files by default.
     excluded = ('experiments/', 'defaults', 'runs/eval', 'runs/infer')
     texts = {name: text for name, text in shipped().items() if not name.startswith(excluded)}
     pattern = re.compile(rf'^{setting}\.', re.M)
@@ -121,8 +121,8 @@ def find_file(
 ) -> pathlib.Path:
     """Finds a gin file in the current folder, the search paths, or the shipped configs, in this order.
 
-    With `prefer_shipped`, shipped configs are searched first. Commands and shipped files use this, because gin executes
-    code, so a file in the current folder must not replace a shipped file. Raises UserError if the file does not exist.
+    With `prefer_shipped`, shipped configs are searched first. Commands and shipped files use this option, because gin
+    executes code and a file in the current folder must not replace a shipped file. Raises UserError if no file exists.
     """
     bare = name.removeprefix('configs/')
     folders = [pathlib.Path(folder).expanduser() for folder in ('', *search_paths)]
@@ -133,7 +133,7 @@ def find_file(
         return path
     known = [file for file in shipped() if os.path.dirname(file) == (os.path.dirname(bare) or None)] or [*shipped()]
     known += [str(path) for folder in folders for path in folder.glob('*.gin')]
-    # Compares names without folders and extension, which would make any two short names similar.
+    # Compares names without folders and extensions, because these would make any two short names similar.
     advice = nearest(bare, known, lambda file: pathlib.Path(file).stem)
     advice = advice or f'; shipped configs are in {shipped_folder()}'
     if 't5x/' in name:

@@ -16,14 +16,14 @@ from remixer_t5x.errors import UserError, one_line
 _ALLOWED_PACKAGES = ('remixer_t5x.models.',)
 _ALLOWED_MODULES = ('remixer_tasks.vocabularies',)
 _DYNAMIC_REGISTRATION = '__gin__.dynamic_registration'
-# The macro whose value is the name of a module to import.
+# The macro that names a module to import.
 _IMPORTING_MACRO = 'MIXTURE_OR_TASK_MODULE'
 
 
 def find_disallowed_statement(text: str, file: str) -> str:
     """Returns the first import, include, macro, function or class that is not allowed, or '' if all are allowed.
 
-    Imports only allowed modules. Raises UserError, whose message contains `file`, if the text is not valid gin.
+    Imports only allowed modules. Raises UserError with the name `file` if the text is not valid gin.
     """
     references, imports, statement_lines = loading.References(), {}, set()
     lines = text.split('\n')

@@ -1,8 +1,8 @@
 """Loads gin files and `--gin.` flags.
 
 gin parses the configuration. This module adds four rules. Setting a macro that nothing reads is an error. A flag value
-that is not valid gin is treated as a string. An unset macro takes the default value of the argument to which it is
-bound. Only macros that the caller reads must be set.
+that is not valid gin is treated as a string. An unset macro defaults to the default value of the argument that uses
+it. Only macros that the caller reads must be set.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from remixer_t5x.config.files import FLAG, MODELS_FOLDER, T5X_NAMES, GinText
 from remixer_t5x.config.parsing import DYNAMIC_REGISTRATION
 from remixer_t5x.errors import UserError, nearest, one_line
 
-# Default values of macros that models read and files for data, hardware or runs set. This file is loaded first.
+# File with default values of macros that models read but files for data, hardware or runs set. It is loaded first.
 DEFAULTS = 'defaults.gin'
 TASK, MODULE = 'MIXTURE_OR_TASK_NAME', 'MIXTURE_OR_TASK_MODULE'
 # Macros whose values are paths. HF_DATASET is treated as a path only if the path exists.
@@ -39,11 +39,11 @@ _PYTHON_LITERALS = {'true': 'True', 'false': 'False', 'none': 'None', 'null': 'N
 class ConfigSources:
     """The sources of a gin configuration.
 
-    Each source overrides the sources before it in the order `defaults`, `base`, `files`, `flags`, `objects`.
+    In the order `defaults`, `base`, `files`, `flags`, `objects`, each source overrides the previous ones.
 
     Attributes:
         files: gin files in the current folder, in `search_paths`, or among the shipped configs.
-        flags: pairs of a macro or setting and its value as text.
+        flags: (name, value) pairs of strings; the name is a macro or a setting.
         search_paths: additional folders to search for gin files.
         model: gin files, and settings of the form NAME=VALUE, that replace all files in models/.
         base: shipped gin files that a command reads by default.
@@ -71,7 +71,7 @@ def load(
 
     Args:
         sources: the files, flags and Python values to load.
-        roots: macros, such as `%MODEL`, and full names of classes or functions that the caller reads. They must be set.
+        roots: macros (such as `%MODEL`), and full names of classes or functions, that `sources` must set.
         importing: context manager that is active while gin imports modules. It is entered after all checks that need
             no imports.
         partial: whether the caller reads only some settings of a training configuration. If True, macros of other
@@ -117,7 +117,10 @@ def load(
 
 
 def values(sources: ConfigSources, *macros: str, **options: Any) -> list[Any]:
-    """Calls `load` with `options`, and returns the values of `macros`, which later calls of `load` do not change."""
+    """Loads `sources` with the `options` of `load`, and returns the values of `macros`.
+
+    Later calls of `load` do not change the returned values.
+    """
     load(sources, *(f'%{name}' for name in macros), **options)
     return [resolved.macro(name) for name in macros]
 
@@ -196,8 +199,9 @@ def _read_texts(sources: ConfigSources) -> list[GinText]:
 def parse_flag(name: str, value: str) -> GinText:
     """Returns the gin statement for a flag `--gin.NAME=value`. A value that is not a gin value becomes a string.
 
-    Raises UserError if `value` is empty, or if it starts like a gin value (quote, bracket, @, %) but is invalid and
-    is not a template with a column in braces.
+    Raises UserError if `value` is empty or a literal such as `true`, which gin spells differently. Also raises
+    UserError if `value` starts like a gin value (quote, bracket, @, %) but is neither valid nor a template with a
+    column in braces.
     """
     flag, bare = f'{FLAG}{name}', value.strip()
     if not bare:
@@ -222,7 +226,7 @@ class References(config_parser.ParserDelegate):
     """Collects the references and macros in parsed values, without importing modules."""
 
     class Reference(str):
-        """A reference or macro as gin text. Its repr has no quotes, so the repr of any value is gin text."""
+        """A reference or macro as gin text. Its repr has no quotes, so the repr of a list of references is gin text."""
 
         __repr__ = str.__str__
 
@@ -278,7 +282,7 @@ def _check_reference(macro: str, location: str) -> None:
 
 
 def _replace_task_names() -> None:
-    """Replaces task names with calls of functions in `remixer_tasks.names`. Imports the MIXTURE_OR_TASK_MODULE."""
+    """Replaces task names with calls of functions in `remixer_tasks.names`, and imports any MIXTURE_OR_TASK_MODULE."""
     options = [name for name in ('VOCABULARY', 'DATA_DIR') if resolved.raw_macro(name) is not resolved.UNDEFINED]
     lines = []
     for macro in (TASK, f'EVAL_{TASK}'):

@@ -20,7 +20,7 @@ DYNAMIC_REGISTRATION = 'from __gin__ import dynamic_registration'
 def parse(text: GinText, before: Sequence[GinText]) -> None:
     """Parses a gin text. Raises a one-line UserError if gin reports an error.
 
-    A text without dynamic registration may use the imports of earlier files. A flag may use any module.
+    A text without dynamic registration may use the imports of the texts in `before`. A flag may use any module.
     """
     header: list[str] = []
     try:
@@ -58,7 +58,7 @@ def _raised_in_gin(error: Exception) -> bool:
 
 
 def _missing_module(error: Exception) -> str:
-    """Returns the name of the module that a ModuleNotFoundError names; '' for other errors."""
+    """Returns the name of the missing module if the error is a ModuleNotFoundError, or '' for other errors."""
     # gin raises a copy of the error, whose attribute `name` is None.
     original = error.__context__ if isinstance(error.__context__, ModuleNotFoundError) else error
     return (original.name or '') if isinstance(original, ModuleNotFoundError) else ''
@@ -85,7 +85,7 @@ def _one_line_error(error: Exception, text: GinText, before: Sequence[GinText], 
 
 
 def _suggest_name(line: str, text: GinText, before: Sequence[GinText]) -> str:
-    """Suggests a counterpart of a setting of T5X, or a file or module for the first name that is not imported."""
+    """Suggests the counterpart of a T5X setting, or a file or module to add for the first name that is not imported."""
     imports = {name for other in [*before, text] for name in other.imports}
     for name in re.findall(r'[A-Za-z_][\w.]*\.\w+', line):
         first, *rest = name.split('.')
@@ -99,6 +99,6 @@ def _suggest_name(line: str, text: GinText, before: Sequence[GinText]) -> str:
 
 
 def _suggest_module(name: str, imports: Iterable[str]) -> str:
-    """Suggests one of the imported modules or of the modules in the current folder."""
+    """Suggests the imported module, or module in the current folder, whose name is most similar to `name`."""
     near = nearest(name, [*imports, *(path.stem for path in pathlib.Path().glob('*.py'))])
     return near or '; check its spelling, that the package is installed, and PYTHONPATH'

@@ -1,7 +1,7 @@
 """Evaluates the gin configuration to Python values, which do not change when another configuration is loaded.
 
 gin evaluates the arguments of a factory when the factory is called. Models call factories while they are traced, so a
-model created by gin would change with the configuration. Therefore, this module resolves references to
+model created by gin would change with the configuration. Therefore, this module replaces references with
 `functools.partial` objects of the original functions and classes. Scopes work as in gin, except that a factory is
 always called in the scope of its reference.
 """
@@ -37,8 +37,8 @@ class ReferenceResolver:
     """Resolves gin references, checks the arguments that they bind, and collects the bindings that they read.
 
     Attributes:
-        bindings: bound values by (scope, selector, argument). The key of a macro is (name, 'gin.macro', 'value').
-        defaults: values of unset macros by name. A value is the default of the first argument that the macro sets.
+        bindings: bound values keyed by (scope, selector, argument). The key of a macro is (name, 'gin.macro', 'value').
+        defaults: maps each unset macro to its value, the default of the first argument that is bound to the macro.
     """
 
     def __init__(self, deferred: Collection[str] = ()):
@@ -47,7 +47,7 @@ class ReferenceResolver:
         self.defaults: dict[str, Any] = {}
 
     def macro(self, name: str, default: Any = UNDEFINED) -> Any:
-        """Returns the value of a macro, possibly a reference. Raises UserError if it is unset and has no default."""
+        """Returns the value of a macro, which may be a reference. Raises UserError if it is unset without a default."""
         value = raw_macro(name)
         if value is UNDEFINED:
             if name in _REQUIRED or not isinstance(default, _PLAIN_TYPES):
@@ -100,7 +100,7 @@ class ReferenceResolver:
         return makers
 
     def root(self, selector: str, scope: Sequence[str] = ()) -> dict[str, ValueMaker]:
-        """Returns ValueMakers for the bound arguments of the function or class `selector`. Raises UserError if none."""
+        """Returns ValueMakers for the bound arguments of `selector`. Raises UserError if gin binds no argument."""
         try:
             gin.get_bindings(selector, resolve_references=False)
         except ValueError:
@@ -114,7 +114,7 @@ class ReferenceResolver:
 
 
 def raw_macro(name: str) -> Any:
-    """Returns the unevaluated value of a macro, possibly a reference, or UNDEFINED."""
+    """Returns the unevaluated value of a macro, which may be a reference, or UNDEFINED if the macro is not set."""
     try:
         return gin.query_parameter(f'%{name}')
     except ValueError:
@@ -130,7 +130,7 @@ def macro(name: str, default: Any = UNDEFINED) -> Any:
 
 
 def call_configured(root: Callable[..., Any] | str, scope: str = '', deferred: Collection[str] = ()) -> Any:
-    """Calls a function or class with the arguments that gin binds to it. `root` may be its full name.
+    """Calls the function or class `root`, which may be a full name, with the arguments that gin binds to it.
 
     Arguments in `deferred`, such as 'module.Class.argument', are passed as functions that create the value when they
     are first called. Raises UserError if an argument is invalid, or if gin binds none.

@@ -20,7 +20,7 @@ importable_modules: set[str] = set()
 
 
 class _CurrentFolderFinder(importlib.abc.MetaPathFinder):
-    """Finds the `importable_modules` modules in `folder` if no other finder finds them."""
+    """Finds the modules named in `importable_modules` in `folder`, if no other finder finds them."""
 
     def __init__(self, folder: str):
         self._folder = folder
@@ -35,7 +35,7 @@ class _CurrentFolderFinder(importlib.abc.MetaPathFinder):
 
 
 def install_finder(folder: str) -> None:
-    """Makes the `importable_modules` modules in `folder` importable. The command line calls this function."""
+    """Makes the modules named in `importable_modules` importable from `folder`. Called by the console script."""
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _CurrentFolderFinder)]
     sys.meta_path.append(_CurrentFolderFinder(folder))
 
@@ -58,8 +58,8 @@ def imported_modules(spec: importlib.machinery.ModuleSpec) -> Iterator[str]:
 def find_user_frames(error: BaseException) -> traceback.StackSummary:
     """Returns the frames of an error that are in the user's modules, or the location of a syntax error.
 
-    These are the modules that gin files and flags name, and the modules that these import from the current folder,
-    except for installed ones.
+    The user's modules are those that gin files and flags name, and those that these modules import from the current
+    folder, except for installed modules.
     """
     if isinstance(error, SyntaxError) and error.filename and error.filename.endswith('.py'):
         return traceback.StackSummary.from_list([(error.filename, error.lineno or 1, '<module>', None)])

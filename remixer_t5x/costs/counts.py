@@ -1,12 +1,12 @@
-"""Counts the parameters and FLOPs of each module from shapes, without a device or a compilation.
+"""Counts the parameters and FLOPs of each module from array shapes, without using a device or compiling.
 
 FLOPs are counted for one forward pass of one example. A training step costs as much as three forward passes: one
 for the loss and two for the gradients of inputs and weights (Kaplan et al. 2020), without recomputation under remat.
 
-The counts include matrix products, convolutions and Fourier transforms. A multiply-add counts as two operations. A
-complex transform counts as 5 n log2 n operations and a real transform as half of that, as is usual in benchmarks.
+The counts include matrix products, convolutions and Fourier transforms. A multiply-add counts as two operations. As is
+usual in benchmarks, a complex transform counts as 5 n log2 n operations, and a real transform as half of that.
 Elementwise operations are not counted. The cost of a scan is the cost of its body times its length, and the cost of a
-`cond` is that of its most expensive branch. A `while` loop is counted as one iteration, because the number of
+`cond` is the cost of its most expensive branch. A `while` loop is counted as one iteration, because the number of
 iterations is unknown.
 """
 
@@ -25,7 +25,7 @@ from remixer_t5x.models.interface import Model
 
 Path = tuple[str, ...]
 TRAINING_FORWARD_PASSES = 3
-# Prefix of module paths in the name stacks of operations; names of modules and functions cannot contain it.
+# Marks module paths in the name stacks of operations. Names of modules and functions cannot contain this prefix.
 _MODULE_MARK = '@module:'
 
 
@@ -33,9 +33,9 @@ _MODULE_MARK = '@module:'
 class ModelCounts:
     """Parameter and FLOP counts of a model.
 
-    `parameters` contains the number of scalars of each array, by path; the layers of one scan share an entry.
-    `forward_flops` contains the FLOPs per example by module path; `()` contains operations outside of modules, such as
-    the loss. `tokens` is the number of tokens of one example.
+    `parameters` maps the path of each array to its number of scalars; the layers of a scan share an entry.
+    `forward_flops` maps each module path to FLOPs per example; the path `()` stands for operations outside of modules,
+    such as the loss. `tokens` is the number of tokens in one example.
     """
 
     parameters: Mapping[Path, int]
@@ -59,7 +59,7 @@ class ModelCounts:
 def count_model(model: Model, feature_lengths: Mapping[str, int] | None) -> ModelCounts:
     """Counts the parameters and FLOPs of a model by tracing its initialization and its loss.
 
-    `feature_lengths` are in tokens; None uses the defaults of the model type.
+    `feature_lengths` maps each feature to its length in tokens; None uses the defaults of the model type.
     """
     return count_row(model, batch_formats.abstract_batch(model.model_type, feature_lengths))
 
@@ -81,7 +81,7 @@ def count_row(model: Model, batch: Mapping[str, jax.ShapeDtypeStruct]) -> ModelC
 
 
 def count_parameters(params: Any) -> dict[Path, int]:
-    """Counts the scalars of each array of an unboxed parameter tree (arrays or shapes), by path."""
+    """Maps the path of each array in an unboxed parameter tree (of arrays or shapes) to its number of scalars."""
     sizes = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         names = tuple(str(getattr(key, 'key', getattr(key, 'name', key))) for key in path)
@@ -90,10 +90,11 @@ def count_parameters(params: Any) -> dict[Path, int]:
 
 
 def flops_per_module(function: Callable[..., Any], *abstract_args: Any) -> dict[Path, float]:
-    """Returns the FLOPs of one call of `function` by the path of the innermost Flax module, in order of first use.
+    """Maps the path of each Flax module to the FLOPs that it computes in one call of `function`, in order of first use.
 
-    Modules without counted operations are included with 0; `()` contains operations outside of modules. The arguments
-    are arrays or `jax.ShapeDtypeStruct`s, as for `jax.eval_shape`.
+    FLOPs count towards the innermost module, and operations outside of modules count towards the path `()`. Modules
+    without counted operations have 0 FLOPs. The arguments are arrays or `jax.ShapeDtypeStruct`s, as for
+    `jax.eval_shape`.
     """
     totals: dict[Path, float] = collections.defaultdict(float)
 
@@ -180,7 +181,7 @@ def _count_convolution(eqn: Any) -> float:
 
 def _count_fft(eqn: Any) -> float:
     kind = jax.lax.FftType(eqn.params['fft_type']).name
-    # A real transform returns only half of the spectrum, so take the full length from the real-valued array.
+    # A real transform returns only half of the spectrum, so read the full length from the real-valued array.
     whole = eqn.outvars[0].aval if 'IRFFT' in kind else eqn.invars[0].aval
     per_point = (2.5 if 'RFFT' in kind else 5.0) * math.log2(max(math.prod(eqn.params['fft_lengths']), 2))
     return per_point * math.prod(whole.shape)

@@ -1,9 +1,9 @@
-"""Searches for changes that make a training step fit into a device's memory, by compiling each changed step.
+"""Searches for settings with which a training step fits into a device's memory. Compiles each changed step.
 
-Changes are tried in order of their cost: microbatches add a few small kernels, recomputation adds a third of the FLOPs,
-and sharded parameters add network traffic; a smaller batch and another optimizer change the training. If parameters,
-gradients and optimizer state alone exceed the memory, reducing activations does not help, so changes that shard or
-shrink the state are tried first.
+Changes are tried in order of their cost. Microbatches add a few small kernels, recomputation adds a third of the FLOPs,
+and sharding the parameters adds network traffic. A smaller batch or a different optimizer changes the training. If
+parameters, gradients and optimizer state alone exceed the memory, reducing activations does not help, so changes that
+shard or shrink the state are tried first.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ _MAX_REPETITIONS = 3
 
 
 class SettingChange(NamedTuple):
-    """A changed training step, and the flag and value that make the change."""
+    """A changed training step, and the command-line flag and value that make the change."""
 
     flag: str
     value: str | int
@@ -26,7 +26,7 @@ class SettingChange(NamedTuple):
 
 
 class MemoryTrial(NamedTuple):
-    """The result of compiling a change. If the change saves memory, later changes are added to it."""
+    """The memory usage of a changed training step. If a change saves memory, later changes are added to it."""
 
     flag: str
     value: str | int
@@ -43,11 +43,11 @@ def search_changes(
     measure: Callable[[StepSpec], StepMemory],
     limit: int,
 ) -> Iterator[MemoryTrial]:
-    """Tries cumulative changes until the step uses at most `available` bytes. Yields each tried change.
+    """Adds one change after another until the step uses at most `available` bytes. Yields each change that was tried.
 
-    `memory` is the memory usage of `step`. `recomputing_model` is the step's model with full rematerialization, and
-    `adafactor` is Adafactor with the step's parameter averages and trainable parameters. `measure` compiles a step and
-    returns its memory usage; it is called at most `limit` times.
+    `memory` is the memory usage of `step`. `recomputing_model` is the step's model with full rematerialization.
+    `adafactor` is an Adafactor optimizer that averages and trains the same parameters as the step's optimizer.
+    `measure` compiles a step and returns its memory usage; it is called at most `limit` times.
     """
 
     def full_remat(step: StepSpec, memory: StepMemory) -> SettingChange | None:
@@ -60,7 +60,7 @@ def search_changes(
 
     def use_adafactor(step: StepSpec, memory: StepMemory) -> SettingChange | None:
         changed = dataclasses.replace(step, optimizer=adafactor)
-        # Skip the compilation if the state would not shrink, for example if the step already uses Adafactor.
+        # Skip the compilation if the optimizer state would not shrink, for example if the step already uses Adafactor.
         if bytes_per_device(changed.plan.abstract.opt_state) > 0.9 * memory.optimizer_state:
             return None
         return SettingChange('--gin_file', 'optimizers/adafactor.gin', changed)
@@ -86,7 +86,7 @@ def search_changes(
 
 def _double_microbatches(step: StepSpec, memory: StepMemory) -> SettingChange | None:
     microbatches = 2 * step.microbatches
-    # The negatives of an embedding model are the other rows of a microbatch.
+    # Do not split the batch of an embedding model, because its negatives are the other rows of a microbatch.
     if step.model.model_type == 'embedding' or step.rows % (step.partitioner.batch_shards * microbatches):
         return None
     return SettingChange('--gin.MICROBATCHES', microbatches, dataclasses.replace(step, microbatches=microbatches))
@@ -97,7 +97,7 @@ def _double_fsdp(step: StepSpec, memory: StepMemory) -> SettingChange | None:
     if data % 2:
         return None
     text = mesh.format_sizes((data // 2, fsdp * 2, tensor))
-    # Reset the axis sizes to their defaults, because other values cannot be combined with `sizes`.
+    # Reset `data`, `fsdp` and `tensor` to their defaults, because other values cannot be combined with `sizes`.
     partitioner = dataclasses.replace(step.partitioner, data=-1, fsdp=1, tensor=1, sizes=text)
     return SettingChange('--mesh', text, dataclasses.replace(step, partitioner=partitioner))
 

@@ -1,4 +1,4 @@
-"""Computes the memory usage of a training step on each device, as reported by the compiler.
+"""Computes a training step's memory usage per device, as reported by the compiler.
 
 The step is compiled but not run.
 """
@@ -27,10 +27,10 @@ _COMPILER_OPTIONS = {
 
 @dataclasses.dataclass(frozen=True)
 class StepSpec:
-    """The model, optimizer, mesh and batch of a training step to compile.
+    """Specifies a training step to compile: its model, optimizer, mesh and batch.
 
     `batch` contains the shapes and dtypes of a global batch. The step is compiled for the partitioner's devices, with
-    the XLA options of their platform.
+    the XLA options for their platform.
     """
 
     model: Any
@@ -64,11 +64,11 @@ class StepMemory:
     """The memory usage of a training step on one device, in bytes.
 
     Attributes:
-        parameters, optimizer_state, batch: sizes of the inputs of the step, computed from shapes and shardings.
-        padding: additional memory for the device layout of the inputs (TPU tiles).
+        parameters, optimizer_state, batch: sizes of the step's inputs, computed from shapes and shardings.
+        padding: additional memory that the device layout of the inputs requires (TPU tiles).
         temporaries: peak memory of gradients, activations and all other arrays during the step.
-        results: outputs except for the train state, which is updated in place.
-        program: compiled code.
+        results: size of the outputs, except for the train state, which is updated in place.
+        program: size of the compiled code.
         total: sum of the other fields, or the memory reported by the compiler if it ran out of memory.
     """
 
@@ -142,7 +142,7 @@ def _input_bytes(step: StepSpec) -> dict[str, int]:
 
 
 def bytes_per_device(tree: Any) -> int:
-    """Returns the number of bytes on one device for a tree of ShapeDtypeStructs with shardings."""
+    """Returns the number of bytes that a tree of ShapeDtypeStructs with shardings occupies on one device."""
     return sum(
         math.prod(leaf.sharding.shard_shape(leaf.shape)) * np.dtype(leaf.dtype).itemsize
         for leaf in jax.tree.leaves(tree)
@@ -150,7 +150,7 @@ def bytes_per_device(tree: Any) -> int:
 
 
 def format_gibibytes(size: int) -> str:
-    """Formats bytes as `1.23 GiB`."""
+    """Formats a number of bytes in the form `1.23 GiB`."""
     return f'{size / 2**30:,.2f} GiB'
 
 

@@ -1,7 +1,7 @@
-"""Defines the batch formats of each model type: the task features to read and the arrays of a batch.
+"""Defines the batch formats of each model type. A format lists the task features to read and the arrays of a batch.
 
 The model types are `encoder_decoder`, `decoder_only`, `encoder_only` (a masked language model), and encoders with a
-head: `classifier`, `token_labels`, `span` and `embedding`. A model type may accept several formats; the features in
+head: `classifier`, `token_labels`, `span` and `embedding`. If a model type accepts several formats, the features in
 TASK_FEATURE_LENGTHS select one of them. The module `converters` converts examples to these arrays.
 """
 
@@ -34,9 +34,9 @@ class BatchFormat:
 
     Attributes:
         example: maps each feature name to a typical length in tokens, used as a default and in error messages.
-        arrays: maps each array name to the features whose lengths add up to the row length; () for arrays of shape
-            [batch].
-        packed: like `arrays`, for the additional arrays of packed rows; None if the format does not support packing.
+        arrays: maps each array name to the features whose lengths add up to the array's row length, or to () if the
+            array has shape [batch].
+        packed: like `arrays`, but for the arrays that packing adds; None if the format does not support packing.
         floats: names of the float32 arrays; all other arrays are int32.
     """
 
@@ -91,7 +91,8 @@ FORMATS: dict[str, tuple[BatchFormat, ...]] = {
         ),
     ),
     CLASSIFIER: (
-        # The target text is converted to a label index or, for regression, parsed as a number.
+        # The label is the index of the target text in the list of labels or, for regression, the target parsed as a
+        # number.
         BatchFormat(
             {'inputs': 512, 'targets': 114},
             {'encoder_input_tokens': ('inputs',), 'labels': (), 'label_weights': ()},
@@ -100,7 +101,7 @@ FORMATS: dict[str, tuple[BatchFormat, ...]] = {
         ),
     ),
     TOKEN_LABELS: (
-        # The target of the first token of each word is the label index of that word.
+        # At the first token of each word, `labels` contains the index of the word's label.
         BatchFormat(
             {'inputs': 512, 'targets': 512},
             dict.fromkeys(('encoder_input_tokens', 'labels', 'label_weights'), ('inputs',)),
@@ -133,7 +134,7 @@ FORMATS: dict[str, tuple[BatchFormat, ...]] = {
 
 
 def get_formats(model_type: str) -> tuple[BatchFormat, ...]:
-    """Returns the batch formats of a model type. Raises UserError for an unknown model type."""
+    """Returns the batch formats that a model type supports. Raises UserError for an unknown model type."""
     if model_type not in FORMATS:
         raise UserError(
             f'MODEL_TYPE must be one of {", ".join(FORMATS)}, got {model_type!r}; pass --gin_file=model_types/NAME.gin'
@@ -142,7 +143,7 @@ def get_formats(model_type: str) -> tuple[BatchFormat, ...]:
 
 
 def select_format(model_type: str, lengths: Any) -> BatchFormat:
-    """Returns the format whose features are the keys of `lengths`. Raises UserError if there is no such format."""
+    """Returns the batch format whose features are the keys of `lengths`. Raises UserError if there is none."""
     formats = get_formats(model_type)
     if isinstance(lengths, Mapping) and all(type(length) is int and length > 0 for length in lengths.values()):
         for candidate in formats:
@@ -160,8 +161,8 @@ def abstract_batch(
 ) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns the shape and dtype of each array of a global batch.
 
-    `lengths` are the row lengths of the features in tokens; None uses `example` of the first format. Raises UserError
-    if the model type does not support these features, or does not support packed rows.
+    `lengths` maps each feature to its row length in tokens; None uses the `example` lengths of the first format. Raises
+    UserError if the model type does not support these features, or if `pack` is true and it does not support packing.
     """
     if lengths is None:
         lengths = get_formats(model_type)[0].example
@@ -179,7 +180,7 @@ def abstract_batch(
 
 
 def batch_shapes(model_type: str, lengths: Lengths | None = None, batch_size: int = 1) -> dict[str, tuple[int, ...]]:
-    """Returns the shape of each array of a global batch, as input to `Model.init`."""
+    """Returns the shape of each array of a global batch, the argument of `Model.init`."""
     return {name: array.shape for name, array in abstract_batch(model_type, lengths, batch_size).items()}
 
 
@@ -189,7 +190,7 @@ def smallest_shapes(model_type: str) -> dict[str, tuple[int, ...]]:
 
 
 def text_lengths(lengths: Lengths) -> dict[str, int]:
-    """Returns the maximum number of input tokens and the maximum number of generated tokens for inference.
+    """Returns the maximum number of input tokens and of generated tokens for inference.
 
     For a causal language model, which has no `inputs` feature, half of the row length is reserved for the prompt.
     """
@@ -200,12 +201,12 @@ def text_lengths(lengths: Lengths) -> dict[str, int]:
 
 
 def input_array_name(model_type: str) -> str:
-    """Returns the name of the array that contains the input tokens of an inference batch."""
+    """Returns the name of the array of input tokens in an inference batch."""
     return 'prompt_tokens' if model_type == DECODER_ONLY else 'encoder_input_tokens'
 
 
 def token_lengths(shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
-    """Returns the row lengths of the encoder and the decoder in tokens, omitting a stack that the model lacks."""
+    """Returns the row lengths of the encoder and decoder in tokens. Omits a stack that the model lacks."""
     return tuple(
         shapes[f'{side}_input_tokens'][1] for side in ('encoder', 'decoder') if f'{side}_input_tokens' in shapes
     )

@@ -1,4 +1,4 @@
-"""Converts task features to the arrays of a batch, for each format in `batch_formats`.
+"""Converts task features to the arrays of a batch in each of the formats in `batch_formats`.
 
 Other modules must import this module inside functions, because importing it also imports seqio.
 """
@@ -34,7 +34,7 @@ class MaskedLMConverter(seqio.FeatureConverter):
     PACKING_FEATURE_DTYPES = {'encoder_segment_ids': tf.int32, 'encoder_positions': tf.int32}
 
     def _convert_features(self, ds: tf.data.Dataset, task_feature_lengths: Mapping[str, int]) -> tf.data.Dataset:
-        # Add 1, because seqio's packing would treat zeros at the end of the targets as padding.
+        # Add 1 to the targets, because seqio's packing would treat zeros at their end as padding.
         ds = ds.map(lambda ex: {**ex, 'targets': ex['targets'] + 1}, num_parallel_calls=tf.data.AUTOTUNE)
         return self._pack_or_pad(ds, task_feature_lengths).map(self._make_arrays, num_parallel_calls=tf.data.AUTOTUNE)
 
@@ -63,8 +63,8 @@ _CONVERTERS = {
     ),
     (batch_formats.ENCODER_ONLY, 'inputs', 'targets'): MaskedLMConverter,
 }
-# Maps a model type to a function that converts the texts of one example to the arrays of one row or, for SPAN, of one
-# row per window.
+# Maps a model type to a function that converts the texts of one example to the arrays of one batch row or, for SPAN, of
+# one batch row per window.
 _TEXT_CONVERTERS: dict[str, Callable[..., dict[str, np.ndarray]]] = {
     batch_formats.TOKEN_LABELS: token_alignment.make_tag_arrays,
     batch_formats.SPAN: token_alignment.make_span_arrays,
@@ -73,7 +73,7 @@ _TEXT_CONVERTERS: dict[str, Callable[..., dict[str, np.ndarray]]] = {
 
 
 def convert_examples(config: DatasetConfig, dataset: tf.data.Dataset, source: Any) -> tf.data.Dataset:
-    """Converts each example of the task or mixture `source` to a row of each array in `pipeline.abstract_batch`."""
+    """Converts each example of the task or mixture `source` to one row of each array in `pipeline.abstract_batch`."""
     model_type, lengths = config.model_type, config.task_feature_lengths
     if model_type == batch_formats.CLASSIFIER:
         return _classification_arrays(config, dataset, source)
@@ -84,8 +84,8 @@ def convert_examples(config: DatasetConfig, dataset: tf.data.Dataset, source: An
             f'TASK_FEATURE_LENGTHS must have the same length for inputs and targets, got {dict(lengths)}; a masked '
             'language model predicts each token at its input position'
         )
-    # seqio's length check is disabled, because the task truncates each feature and the check accounts for 20% of the
-    # time needed to open a dataset.
+    # Disable seqio's length check, because the task already truncates each feature and the check takes 20% of the time
+    # needed to open a dataset.
     converter = _CONVERTERS[model_type, *sorted(lengths)](pack=config.pack, apply_length_check=False)
     return converter(dataset, task_feature_lengths=dict(lengths))
 
@@ -94,8 +94,8 @@ def _classification_arrays(config: DatasetConfig, dataset: tf.data.Dataset, sour
     """Converts each target to its index in `config.labels`, or parses it as a number if there are no labels."""
     labels, length = config.labels, config.task_feature_lengths['inputs']
     vocabulary, name = source.output_features['targets'].vocabulary, source.name
-    # A text may change when it is encoded and decoded again. If the original texts are unavailable, compare decoded
-    # targets with labels that were also encoded and decoded.
+    # Encoding and decoding may change a text. If the original texts are unavailable, compare the decoded targets with
+    # labels that have also been encoded and decoded.
     has_texts = getattr(dataset.element_spec.get('targets_pretokenized'), 'dtype', None) == tf.string
     label_texts = [label if has_texts else vocabulary.decode(vocabulary.encode(label)) for label in labels or ()]
 
@@ -139,7 +139,7 @@ def _text_arrays(config: DatasetConfig, dataset: tf.data.Dataset, source: Any) -
 
     def compute_arrays(example: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         texts = [example[f'{feature}_pretokenized'] for feature in ('inputs', 'targets')]
-        # TensorFlow cannot save the position of a pipeline that contains a stateful Python call.
+        # Use a stateless call, because TensorFlow cannot save the position of a pipeline with a stateful Python call.
         dtypes = [tf.as_dtype(array.dtype) for array in shapes.values()]
         rows = tf.numpy_function(convert_row, texts, dtypes, stateful=False)
         return {
@@ -161,7 +161,7 @@ def _label_index(text: tf.Tensor, labels: Sequence[str], name: str) -> tf.Tensor
 
 def _parse_number(text: tf.Tensor, name: str) -> tf.Tensor:
     is_number = tf.strings.regex_full_match(text, r'\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*')
-    # A number beyond float32, such as 1e39, is parsed as infinity.
+    # A number beyond the float32 range, such as 1e39, is parsed as infinity.
     number = tf.strings.to_number(tf.where(is_number, tf.strings.strip(text), 'inf'), tf.float32)
     message = f'UserError: the targets of {name} must be finite float32 numbers if LABELS is None, got '
     message = tf.strings.join([message, tf.strings.regex_replace(text, r'\s', ' '), '; set LABELS'])
@@ -170,7 +170,7 @@ def _parse_number(text: tf.Tensor, name: str) -> tf.Tensor:
 
 
 def check_labels(source: Any, labels: Sequence[str] | None) -> None:
-    """Raises UserError unless `labels` includes the labels of every task in the task or mixture `source`."""
+    """Raises UserError unless `labels` includes all labels of every task in the task or mixture `source`."""
     known = dict.fromkeys(
         label for task in seqio.get_subtasks(source) for label in task_vocabulary.get_labels(task) or ()
     )

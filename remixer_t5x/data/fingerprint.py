@@ -1,4 +1,4 @@
-"""Fingerprints the data of a task or mixture, so that a resumed run detects changed data and reports the changed file.
+"""Fingerprints the data of a task or mixture, so that a resumed run can detect changed data and name the changed file.
 
 A fingerprint is computed from the file names relative to their common folder, the file sizes, and the first and last
 bytes of each file, so it does not change when the folder is moved or copied. A change in the middle of a large file is
@@ -22,7 +22,7 @@ from remixer_t5x.lazy import seqio, tf
 # is omitted for more than MAX_HASHED_FILES files.
 FingerprintRecord = dict[str, Any]
 
-# For a task with more files, only names and sizes are fingerprinted, so a difference cannot be attributed to a file.
+# If a task has more files, only their names and sizes are hashed, and a change cannot be attributed to a file.
 MAX_HASHED_FILES = 64
 # Files of at most WHOLE_BYTES bytes are hashed completely. For a larger file, only the first END_BYTES bytes and the
 # last END_BYTES bytes are hashed.
@@ -73,7 +73,7 @@ def _list_files(task: seqio.Task, split: str, use_cached: bool) -> list[str] | N
 
 
 def file_signature(path: str, reads_content: bool = True) -> str:
-    """Returns a file's size as text, followed by a content hash if the file is local and `reads_content` is true.
+    """Returns a file's size as a string, followed by a content hash if the file is local and `reads_content` is true.
 
     If the path starts with one of URL_PREFIXES, returns a hash of the URL. For other remote files, returns the size, or
     '' if `reads_content` is false.
@@ -104,7 +104,7 @@ def _short_hash(text: str | bytes) -> str:
 
 
 def describe_difference(old: Mapping[str, FingerprintRecord], new: Mapping[str, FingerprintRecord]) -> str | None:
-    """Describes the first difference between two results of `data_fingerprint`. Returns None for equal results."""
+    """Describes the first difference between two data fingerprints. Returns None if they are equal."""
     for name in sorted({*old, *new}):
         if name not in new:
             return f'task {name} was removed'

@@ -22,7 +22,7 @@ from remixer_t5x.data import batch_formats, fingerprint, task_vocabulary
 from remixer_t5x.errors import UserError, nearest
 from remixer_t5x.lazy import seqio
 
-# May be a function, so that seqio is imported only when the function is called.
+# A task or mixture may be passed as a function, so that seqio is imported only when the function is called.
 TaskOrName: TypeAlias = 'str | seqio.Task | seqio.Mixture | Callable[[], str | seqio.Task | seqio.Mixture]'
 
 
@@ -41,13 +41,13 @@ class DatasetConfig:
         use_cached: whether to read the output of `remixer-t5x data cache` in `cache_dir`.
         cache_dir: the folder of the caches; None for seqio's folders.
         model_type: the model type, which determines the arrays of a batch.
-        labels: the label texts of a classifier or of a token tagger; None for regression and for other model types.
-        doc_stride: for the model type 'span', number of tokens between the starts of consecutive windows of a long
-            context; None for windows without overlap.
-        streams: total number of streams into which the data is split, which determines the order of the examples; None
-            for one stream per host at the start of the run.
-        save_position: whether checkpoints contain the data position. False allows any source, including Python
-            generators, but a resumed run reads the data from the beginning, in another order.
+        labels: the label strings of a classifier or token tagger; None for regression and for other model types.
+        doc_stride: for the model type 'span', the number of tokens between the starts of consecutive windows of a long
+            context; None disables overlap.
+        streams: number of streams into which the data is split, over all hosts; it determines the order of the
+            examples. None creates one stream per host when the run starts.
+        save_position: whether checkpoints contain the data position. False allows any data source, including Python
+            generators, but a resumed run then reads the data from the beginning, in a different order.
     """
 
     mixture_or_task_name: TaskOrName
@@ -105,7 +105,7 @@ def get_task(name: TaskOrName) -> seqio.Task | seqio.Mixture:
 
 
 def get_vocabulary(config: DatasetConfig) -> seqio.Vocabulary:
-    """Returns the vocabulary of the configured task. Raises UserError if inputs and targets have different ones."""
+    """Returns the vocabulary of a task. Raises UserError if inputs and targets have different vocabularies."""
     return task_vocabulary.get_vocabulary(get_provider(config))
 
 

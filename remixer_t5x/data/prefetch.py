@@ -1,9 +1,9 @@
 """Prefetches batches in a background thread, and tracks the exact position of the last consumed batch.
 
-Because the thread runs ahead of the training loop, it captures the state of the source periodically. A position
-consists of a captured state and the number of batches consumed after the capture. These batches are skipped when the
-position is restored; if the capture period equals the checkpoint period, there are usually none. Each process may
-capture its state at a different batch.
+Because the thread runs ahead of the training loop, it periodically captures the state of the batch source. A position
+consists of a captured state and the number of batches consumed after the capture. When the position is restored, these
+batches are skipped; usually there are none if the capture period equals the checkpoint period. Each process may capture
+its state at a different batch.
 
 This module must not import TensorFlow, because the checkpoint code imports this module.
 """
@@ -22,10 +22,10 @@ from remixer_t5x.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class DataPosition:
-    """The position of a run in its data after `batches` consumed batches.
+    """The data position of a run after it has consumed `batches` batches.
 
-    `states` contains the captured state of each stream, b'' at the start of the data, and `captured_at` the number of
-    batches that were read before the stream's state was captured.
+    `states` contains the captured state of each stream (b'' at the start of the data). `captured_at` contains, for each
+    stream, the number of batches that were read before its state was captured.
     """
 
     batches: int = 0
@@ -34,17 +34,17 @@ class DataPosition:
 
     @classmethod
     def from_states(cls, batches: int, states: Mapping[int, bytes]) -> 'DataPosition':
-        """Returns a position with the stream states that were captured after `batches` batches."""
+        """Returns the position after `batches` batches, where `states` are the stream states at this position."""
         return cls(batches, dict.fromkeys(states, batches), states)
 
     @classmethod
     def start(cls, streams: int) -> 'DataPosition':
-        """Returns the position before the first batch, for this number of streams."""
+        """Returns the position before the first batch of data that is split into `streams` streams."""
         return cls.from_states(0, dict.fromkeys(range(streams), b''))
 
     @property
     def is_saved(self) -> bool:
-        """Whether stream states were saved; False if batches were read with SAVE_DATA_POSITION=False."""
+        """Whether the position contains stream states; False if batches were read with SAVE_DATA_POSITION=False."""
         return all(self.states[index] or not at for index, at in self.captured_at.items())
 
     def streams_to_skip(self, skipped: int) -> list[int]:
@@ -52,7 +52,7 @@ class DataPosition:
         return [index for index, at in self.captured_at.items() if self.batches - at > skipped]
 
     def to_json(self) -> dict[str, dict[str, Any]]:
-        """Returns a dictionary that maps each stream number, as text, to a JSON record of the stream."""
+        """Returns a dictionary that maps each stream number (as a string) to the stream's JSON record."""
         return {
             str(index): {
                 'batches': self.batches,
@@ -73,9 +73,9 @@ class DataPosition:
 class Prefetcher:
     """Iterates over prefetched batches. As a context manager, it stops the prefetch thread on exit.
 
-    `source` is a `task_batches.TrainBatches`, or another endless iterator with its methods, and `start` contains a
+    `source` is a `task_batches.TrainBatches` or another endless iterator with the same methods, and `start` contains a
     state for each of its streams. `place` transfers a batch to the devices. The state of the source is captured every
-    `capture_period` batches, at most `depth` batches are queued, and `timeout` is the maximum number of seconds to wait
+    `capture_period` batches. At most `depth` batches are queued, and `timeout` is the maximum number of seconds to wait
     for a batch.
     """
 
@@ -94,7 +94,7 @@ class Prefetcher:
         self._queue: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(depth)
         self._stop = threading.Event()
         self._lock = threading.Lock()
-        # Captured positions, sorted by the number of batches.
+        # Captured positions in ascending order.
         self._captures = [start]
         # The error of the last capture; None if the capture succeeded.
         self._failure: UserError | None = None
@@ -163,13 +163,13 @@ class Prefetcher:
         with self._lock:
             if self._failure is not None:
                 raise self._failure
-            # Drop captures older than the one that this position uses.
+            # Drop captured positions that are older than the one used here.
             while len(self._captures) > 1 and self._captures[1].batches <= self._consumed:
                 del self._captures[0]
             return dataclasses.replace(self._captures[0], batches=self._consumed)
 
     def close(self) -> None:
-        """Stops the thread. Waits at most ten seconds for the batch that the thread is reading."""
+        """Stops the thread. Waits up to ten seconds for the batch that the thread is reading."""
         self._stop.set()
         self._thread.join(timeout=10.0)
 

@@ -31,7 +31,7 @@ UNSAVED_OPERATIONS = (
 
 @contextlib.contextmanager
 def patch_tf_data() -> Iterator[None]:
-    """Patches the tf.data methods `interleave` and `shard`, which TensorFlow 2.21 does not restore exactly.
+    """Patches the tf.data methods `interleave` and `shard`, whose positions TensorFlow 2.21 cannot restore exactly.
 
     seqio and TFDS use a parallel `interleave`, which hangs when it is restored, so `interleave` becomes sequential.
     `shard` becomes a filter, because TensorFlow's `shard` loses elements at the end of an interleave block. The order
@@ -63,8 +63,8 @@ def _shard_by_filter(dataset: tf.data.Dataset, num_shards: int, index: int, name
 def call_without_autograph(build: Callable[[], tf.data.Dataset]) -> tf.data.Dataset:
     """Calls `build` without AutoGraph, and falls back to AutoGraph if that fails.
 
-    AutoGraph accounts for most of the time needed to open a task. Only Python control flow on tensors requires it, and
-    such control flow raises an error without AutoGraph, so a successful call builds the same operations.
+    AutoGraph takes most of the time needed to open a task. It is required only for Python control flow on tensors,
+    which raises an error without AutoGraph, so a successful call builds the same operations.
     """
     try:
         return tf.autograph.experimental.do_not_convert(build)()
@@ -77,8 +77,8 @@ def call_without_autograph(build: Callable[[], tf.data.Dataset]) -> tf.data.Data
 class Stream:
     """Iterates over a tf.data dataset, and saves and restores the position of the iterator.
 
-    Raises UserError if the pipeline contains an operation whose position cannot be saved, unless `saves` is false.
-    `name` is the name of the task in error messages.
+    Unless `saves` is false, raises UserError if the pipeline contains an operation whose position cannot be saved.
+    `name` is the task name in error messages.
     """
 
     def __init__(self, dataset: tf.data.Dataset, name: str, saves: bool = True):
@@ -148,7 +148,7 @@ def _find_unsaved_operation(dataset: tf.data.Dataset) -> str | None:
 
     TensorFlow would raise an error only when saving the position, and then hang at the end of the iterator.
     """
-    # Policy 1 is IGNORE. External state is not needed, because the graph is only searched for operations.
+    # Policy 1 (IGNORE) omits external state, because the graph is only searched for operations.
     text = tf.raw_ops.DatasetToGraphV2(input_dataset=tf.data.experimental.to_variant(dataset), external_state_policy=1)
     graph = tf.compat.v1.GraphDef.FromString(text.numpy())
     operations = {node.op for node in graph.node}
@@ -164,7 +164,7 @@ def strip_traceback(error: tf.errors.OpError) -> tf.errors.OpError:
 
 @contextlib.contextmanager
 def wrap_task_errors(name: str) -> Iterator[None]:
-    """Converts seqio, tf.data and file errors to a UserError, which says that the task `name` cannot be read."""
+    """Converts seqio, tf.data and file errors to a UserError with the message that the task `name` cannot be read."""
     try:
         yield
     except UserError:

@@ -4,8 +4,8 @@ tf.data shuffles, packs and batches the examples. A data position is a checkpoin
 contains the state of all operations, including the shuffle buffer. `DatasetConfig` determines the order of the
 examples. A restored iterator returns the same batches as an uninterrupted iterator, even after repeated restores.
 
-TensorFlow's smaller *symbolic* checkpoints are not exact: if an iterator was restored, its next checkpoint omits the
-offsets of files that were not read after the restore.
+TensorFlow's smaller *symbolic* checkpoints are not exact: the next checkpoint of a restored iterator omits the offsets
+of files that have not been read since the restore.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def _open_examples(
         )
         return converters.convert_examples(config, dataset, task)
 
-    # Sources with the attribute `repeats` repeat their examples themselves. If seqio repeated them, each stream would
-    # be repeated separately, so epochs would not be exact for streams of unequal length.
+    # Data sources with the attribute `repeats` repeat their examples themselves. If seqio repeated the examples, it
+    # would repeat each stream separately, so epochs would not be exact for streams of unequal length.
     sources = [part.source for part in seqio.get_subtasks(task) if hasattr(part.source, 'repeats')]
     for source in sources:
         source.repeats = epochs is None
@@ -84,23 +84,23 @@ def _set_data_options(dataset: tf.data.Dataset, threads: int | None) -> tf.data.
 
 
 def tf_data_threads(backend: str) -> int | None:
-    """Returns the number of tf.data threads during training: a quarter of the cores for 'cpu', otherwise None."""
+    """Returns the number of tf.data threads for training: a quarter of the cores for 'cpu', otherwise None."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
     return max(1, cores // 4) if backend == 'cpu' else None
 
 
 class TrainBatches:
-    """Iterates endlessly over training batches. Each host reads one of `share_count` equal shares of the rows.
+    """Iterates endlessly over training batches. Each host reads one of `share_count` equal shares of each batch.
 
     A batch concatenates rows from several streams, each of which reads a different subset of the data. The number of
-    streams is fixed for a run. If the number of hosts changes, a share contains the rows of several streams or some
-    rows of one stream, so every batch contains the same rows for any number of hosts.
+    streams is fixed for a run. If the number of hosts changes, a share contains the rows of several streams, or some of
+    the rows of one stream, so a batch contains the same rows for any number of hosts.
 
     Arrays are [batch_size / share_count, length] int32, except for the float32 arrays in `BatchFormat.floats`. `next`
     raises UserError if the data cannot be read.
 
-    This host reads the share with the index `share_index`. `threads` is the number of tf.data threads, or None for
-    TensorFlow's default. If `streams` and `config.streams` are None, there is one stream per share.
+    This host reads share `share_index`. `threads` is the number of tf.data threads, or None for TensorFlow's default.
+    If `streams` and `config.streams` are None, there is one stream per share.
     """
 
     def __init__(
@@ -144,11 +144,11 @@ class TrainBatches:
         }
 
     def skip(self, streams: Collection[int]) -> None:
-        """Skips one batch in each of the given streams; ignores streams that this share does not read."""
+        """Skips one batch in each of the given streams. Ignores streams that this host does not read."""
         self._next_elements([self._streams[index] for index in streams if index in self._streams])
 
     def _next_elements(self, streams: Iterable[Stream]) -> list[Any]:
-        """Returns the next element of each stream. Raises UserError if a stream has no full batch."""
+        """Returns the next element of each stream. Raises UserError if a stream does not contain a full batch."""
         parallel_map = self._executor.map if self._executor else map
         parts: list[Any] = list(parallel_map(lambda stream: next(stream, None), streams))
         if None in parts:
@@ -159,11 +159,11 @@ class TrainBatches:
         return parts
 
     def capture(self) -> dict[int, bytes]:
-        """Returns the current state of each stream that this share reads."""
+        """Returns the current state of each stream that this host reads."""
         return {index: stream.capture() for index, stream in self._streams.items()}
 
     def restore(self, states: Mapping[int, bytes]) -> None:
-        """Restores stream states returned by `capture` for an equal config. A state b'' leaves its stream unchanged."""
+        """Restores stream states that `capture` returned for an equal config. Ignores streams with the state b''."""
         for index, stream in self._streams.items():
             if states[index]:
                 stream.restore(states[index])
@@ -172,9 +172,9 @@ class TrainBatches:
 class EvalBatches:
     """Iterates over the first `limit` batches of a split, in the same order each time.
 
-    The last batch is padded with rows of weight zero. Every host reads all examples, but returns only its share of the
-    rows (`share_index` of `share_count`), so the number of batches and the metrics summed over all batches do not
-    depend on the number of hosts. Iteration raises UserError if the data cannot be read.
+    The last batch is padded with rows of weight zero. Every host reads all examples, but yields only share
+    `share_index` of `share_count` equal shares of each batch, so the number of batches and the metrics summed over all
+    batches do not depend on the number of hosts. Iteration raises UserError if the data cannot be read.
     """
 
     def __init__(

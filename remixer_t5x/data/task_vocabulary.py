@@ -1,8 +1,8 @@
-"""Identifies the vocabulary of a task in checkpoints, saves it to MODEL_DIR, and returns the text of each token id.
+"""Identifies a task's vocabulary in checkpoints, saves vocabularies to MODEL_DIR, and returns the text of each token.
 
 The number of bytes of each token is used to compute bits per byte, which can be compared between vocabularies, unlike
 the loss per token. Padding, the end token, sentinels and the unknown token have 0 bytes. The space before a word is
-counted, even the space that SentencePiece adds before the first word of a text.
+counted, including the space that SentencePiece inserts before the first word of a text.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from remixer_t5x.errors import UserError
 if TYPE_CHECKING:
     from remixer_t5x.lazy import seqio
 
-# Folder in MODEL_DIR with a copy of the vocabulary, so that a trained model does not need its training data.
+# Folder in MODEL_DIR with a copy of the vocabulary, so that a trained model can be used without its training data.
 VOCABULARY_FOLDER = 'vocabulary'
 INDEX_FILE, SENTENCEPIECE_FILE, WORDS_FILE, TOKENIZER_FILE = (
     'vocabulary.json',
@@ -57,7 +57,7 @@ def end_id(vocab: seqio.Vocabulary | None) -> int:
 
 
 def end_ids(vocab: seqio.Vocabulary) -> list[int]:
-    """Returns a list with the id of the end token; [] for a vocabulary without an end token."""
+    """Returns a list with the id of the end token, or [] for a vocabulary without an end token."""
     return [] if vocab.eos_id is None else [int(vocab.eos_id)]
 
 
@@ -68,9 +68,9 @@ def get_labels(task: seqio.Task) -> tuple[str, ...] | None:
 
 
 def vocabulary_record(vocab: seqio.Vocabulary) -> str:
-    """Returns a text that identifies the vocabulary in checkpoints. A run rejects checkpoints with another record."""
+    """Returns a string that identifies the vocabulary in checkpoints. A run rejects checkpoints with another string."""
     model = getattr(vocab, 'sp_model', None)
-    # Hash the words of a word vocabulary, because it has no model file.
+    # Hash the list of words if the vocabulary has one, because a word vocabulary has no model file.
     name = '\n'.join((type(vocab).__name__, *getattr(vocab, 'words', ())))
     text = model if isinstance(model, bytes) else name.encode()
     digest = hashlib.sha256(text + f'|{vocab.vocab_size}|{vocab.extra_ids}'.encode()).hexdigest()[:16]
@@ -88,7 +88,7 @@ def check_vocabulary_size(name: str, vocab: seqio.Vocabulary, model_vocab_size: 
 
 
 def save_vocabulary(vocab: seqio.Vocabulary, folder: epath.PathLike) -> bool:
-    """Writes a vocabulary to `folder`. Returns False without writing files if the vocabulary has a custom class."""
+    """Writes a vocabulary to `folder`. If the vocabulary has a custom class, returns False without writing files."""
     with tempfile.TemporaryDirectory() as temporary:
         local = pathlib.Path(temporary)
         settings = _write_files(vocab, local)
@@ -104,7 +104,7 @@ def save_vocabulary(vocab: seqio.Vocabulary, folder: epath.PathLike) -> bool:
 
 
 def _write_files(vocab: Any, folder: pathlib.Path) -> dict[str, Any] | None:
-    """Writes the vocabulary files. Returns the settings for loading them, or None for an unknown vocabulary class."""
+    """Writes the vocabulary files. Returns the settings to load them with, or None for an unknown vocabulary class."""
     if hasattr(vocab, 'save'):
         vocab.save(str(folder / TOKENIZER_FILE))
         settings = getattr(vocab, 'saved_settings', None)
@@ -127,7 +127,7 @@ def _write_files(vocab: Any, folder: pathlib.Path) -> dict[str, Any] | None:
 
 
 def gin_statements(folder: epath.PathLike) -> str:
-    """Returns gin statements that load the vocabulary saved in `folder`, a MODEL_DIR."""
+    """Returns gin statements that load the vocabulary saved in the MODEL_DIR `folder`."""
     return f"""from remixer_tasks import vocabularies
 VOCABULARY = @vocabularies.saved()
 vocabularies.saved.folder = {str(folder)!r}
@@ -142,20 +142,20 @@ def saved_vocabulary_flags(model_dir: epath.PathLike | None) -> list[tuple[str, 
 
 
 def gin_flags(function: str, **arguments: Any) -> list[tuple[str, str]]:
-    """Returns gin flags that set VOCABULARY to a call of a function in `remixer_tasks.vocabularies`."""
+    """Returns gin flags that set VOCABULARY to the result of a function in `remixer_tasks.vocabularies`."""
     path = f'remixer_tasks.vocabularies.{function}'
     return [('VOCABULARY', f'@{path}()'), *((f'{path}.{name}', repr(value)) for name, value in arguments.items())]
 
 
 def token_bytes(vocabulary: Any) -> np.ndarray:
-    """Returns an [ids] int32 array with the number of bytes of each token's text; 0 for sentinels."""
+    """Returns the number of bytes in the text of each token, 0 for sentinels, as an [ids] int32 array."""
     counts: np.ndarray = np.asarray([len(text) for text in token_texts(vocabulary)], np.int32)
     counts[vocabulary.vocab_size - _count_sentinels(vocabulary) :] = 0
     return counts
 
 
 def _count_sentinels(vocabulary: Any) -> int:
-    """Returns the number of sentinels at the end of the vocabulary; those of mT5 and ByT5 are not in `extra_ids`."""
+    """Returns the number of sentinels at the end of the vocabulary; `extra_ids` omits those of mT5 and ByT5."""
     return int(getattr(vocabulary, 'sentinels', vocabulary.extra_ids))
 
 
@@ -182,7 +182,7 @@ def token_texts(vocabulary: Any) -> list[bytes]:
 
 
 def list_pieces(vocabulary: Any) -> list[str]:
-    """Returns the piece of each id in SentencePiece notation: U+2581 is a space, `<extra_id_0>` a sentinel.
+    """Returns the piece of each id in SentencePiece notation: U+2581 is a space, and `<extra_id_0>` is a sentinel.
 
     Raises UserError unless the vocabulary is a SentencePiece or byte vocabulary.
     """

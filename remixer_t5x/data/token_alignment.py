@@ -1,7 +1,7 @@
-"""Aligns the words and characters of a text with its tokens, for models with per-token outputs.
+"""Aligns the words and characters of a text with its tokens, for models that return an output for each token.
 
-Each word is encoded separately, as in transformers with `is_split_into_words=True`, so each token belongs to exactly
-one word.
+Each word is encoded separately, as transformers tokenizers do with `is_split_into_words=True`, so each token belongs to
+exactly one word.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class EncodedText(NamedTuple):
     """A text and its tokens.
 
     Attributes:
-        text: the text.
+        text: the original text.
         ids: the truncated token ids, including the end token.
         words: for each token, the index of its word; -1 for special tokens.
         offsets: for each token, its character range in `text`; (0, 0) for special tokens.
@@ -42,7 +42,7 @@ class EncodedText(NamedTuple):
     num_tokens: int
 
     def first_tokens(self) -> list[int]:
-        """Returns the position of the first token of each word that is left after truncation."""
+        """Returns the position of the first token of each word that remains after truncation."""
         return [at for at, word in enumerate(self.words) if word >= 0 and (at == 0 or self.words[at - 1] != word)]
 
     def context_mask(self) -> np.ndarray:
@@ -56,8 +56,8 @@ class EncodedQuestion(NamedTuple):
 
     Attributes:
         whole: the question and the full context, not truncated.
-        windows: for each window, the tokens of the question and the tokens of one section of the context.
-        num_tokens: number of tokens of the longest window before the question was truncated.
+        windows: the windows; each consists of the tokens of the question and of one section of the context.
+        num_tokens: number of tokens in the longest window before the question was truncated.
     """
 
     whole: EncodedText
@@ -66,9 +66,10 @@ class EncodedQuestion(NamedTuple):
 
 
 def context_start(text: str) -> int:
-    """Returns the index of the first character after the first match of CONTEXT.
+    """Returns the index of the first character after the first occurrence of CONTEXT_PREFIX.
 
-    Contexts, which are long, contain CONTEXT more often than questions. Raises UserError if there is no match.
+    Later occurrences are more likely to belong to the long context than to the question. Raises UserError if there is
+    no occurrence.
     """
     if CONTEXT_PREFIX not in text:
         raise UserError(
@@ -99,15 +100,15 @@ def encode_words(vocabulary: Any, text: str, length: int) -> EncodedText:
 
 
 def encode_question(vocabulary: Any, text: str, length: int, stride: int | None = None) -> EncodedQuestion:
-    """Encodes a question and overlapping windows of its context, like BERT's run_squad.py.
+    """Encodes a question and overlapping windows of its context, as BERT's run_squad.py does.
 
     Args:
         vocabulary: the vocabulary that encodes each word.
         text: the input text, in the format `question: ... context: ...`.
         length: maximum number of tokens of a window, including the end token. If the text is longer, the question is
             truncated to half of this length.
-        stride: number of context tokens between the starts of two windows; None or a value larger than the window
-            disables overlap.
+        stride: number of context tokens between the starts of consecutive windows; None or a value larger than the
+            window disables overlap.
     """
     whole = encode_words(vocabulary, text, sys.maxsize)
     is_context = whole.context_mask()
@@ -167,15 +168,15 @@ def make_span_arrays(
     """Returns the batch arrays of a question, with one row per window. `target` is SQuAD's `answers` field as JSON.
 
     The labels of a window are the positions of the first and last token of the first answer, or 0 if the window does
-    not contain the complete answer. If the answer matches no token, the loss weight is 0. Raises UserError if the
-    answer is not at `answer_start` of the context.
+    not contain the complete answer. If no token overlaps the answer, the loss weight is 0. Raises UserError if the
+    context does not contain the answer at `answer_start`.
     """
     question, answers = encode_question(vocabulary, text, length, stride), json.loads(target)
     positions: np.ndarray = np.zeros((2, len(question.windows)), np.int32)
     weight = 1.0
     if answers['text']:
         answer, offset = answers['text'][0], answers['answer_start'][0]
-        # If the question contains CONTEXT, the context starts after a later match.
+        # If the question also contains CONTEXT_PREFIX, the context starts after a later occurrence.
         starts = [match.end() + offset for match in re.finditer(CONTEXT_PREFIX, text)]
         first = next((start for start in starts if text.startswith(answer, start)), None)
         if first is None:
@@ -220,7 +221,7 @@ def encode_pair(vocabulary: Any, text: str, length: int) -> EncodedPair:
 
 
 def make_pair_arrays(text: str, target: str, vocabulary: Any, length: int) -> dict[str, np.ndarray]:
-    """Returns the batch arrays of a pair of texts. `target` is the pair's loss weight as text, such as '1'.
+    """Returns the batch arrays of a pair of texts. `target` is the pair's loss weight as a string, such as '1'.
 
     Raises ValueError if the weight is not a finite number of at least 0.
     """

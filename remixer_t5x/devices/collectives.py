@@ -24,7 +24,7 @@ _POLL_SECONDS = 1.0
 _EXIT_SECONDS = 5.0
 # Substrings that identify messages of connection errors.
 _CONNECTION_ERRORS = ('Gloo', 'NCCL', 'UNAVAILABLE', 'coordination')
-# Makes the keys of messages unique. All processes make their calls in the same order.
+# Numbers the calls, so that message keys are unique. All processes make their calls in the same order.
 _call_numbers = itertools.count()
 
 
@@ -34,7 +34,7 @@ def is_distributed() -> bool:
 
 
 def broadcast(value: Any) -> Any:
-    """Returns the JSON value of process 0 on every process. All processes must call this in the same order.
+    """Returns process 0's JSON `value` on every process. All processes must call this function in the same order.
 
     Use `broadcast` for values that may differ between processes, such as the step of the latest checkpoint.
     """
@@ -71,7 +71,7 @@ def check_same_on_processes(values: Mapping[str, Any]) -> None:
 def barrier() -> None:
     """Waits until all processes have called this function."""
     if is_distributed():
-        # One hour is effectively no limit, because the heartbeat ends all processes if a process is lost.
+        # One hour is effectively no timeout, because missing heartbeats end all processes if a process is lost.
         coordination_state().client.wait_at_barrier(f'remixer_t5x/{next(_call_numbers)}', 3_600_000)
 
 
@@ -80,7 +80,7 @@ def _wait_for_value(key: str) -> Any:
         try:
             return json.loads(coordination_state().client.blocking_key_value_get(key, 10_000))
         except jax.errors.JaxRuntimeError as error:
-            # Retry, because the other process may be slow; if it is lost, the heartbeat ends this process.
+            # Retry, because the other process may be slow. If it is lost, missing heartbeats end this process.
             if 'DEADLINE_EXCEEDED' not in str(error):
                 raise
 
@@ -105,7 +105,7 @@ class FailureWatcher:
     A process that is killed or hangs cannot report its failure; JAX then aborts all other processes within the
     heartbeat timeout (SIGABRT, exit code 134).
 
-    `name` is the name of this process in messages. `heartbeat_timeout` is in seconds.
+    `name` is the name of this process in error messages. `heartbeat_timeout` is in seconds.
     """
 
     def __init__(self, name: str, heartbeat_timeout: float):
@@ -120,7 +120,7 @@ class FailureWatcher:
         self._closed.set()
 
     def report_failure(self, code: int, text: str) -> None:
-        """Sends this process's exit code and error message to the others, and waits up to 5 s for them to read it."""
+        """Sends this process's exit code and error message to all other processes, and waits up to 5 s for them."""
         self.close()
         record = {'process': coordination_state().process_id, 'code': code, 'text': text}
         # Setting the key fails if another process has already reported a failure, or if the coordinator is lost.
@@ -131,7 +131,7 @@ class FailureWatcher:
     def wait_for_reason(self, error: BaseException) -> None:
         """Waits for another process's failure report if `error` indicates a lost connection between processes.
 
-        Other processes detect the broken connection before the failed process reports its failure.
+        Other processes may detect the broken connection before the failed process reports its failure.
         """
         is_runtime_error = isinstance(error, jax.errors.JaxRuntimeError | ValueError)
         if is_runtime_error and any(word in str(error) for word in _CONNECTION_ERRORS):

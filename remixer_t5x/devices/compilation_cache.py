@@ -1,4 +1,4 @@
-"""Enables JAX's persistent compilation cache, so that commands reuse programs compiled by earlier commands.
+"""Enables JAX's persistent compilation cache, so that a command can reuse programs compiled by earlier commands.
 
 The key of a cache entry is a hash of the program, the compiler's version and options, and the devices. Code compiled
 for a CPU uses the instructions of that CPU, so each type of machine has a separate folder in the cache. This module
@@ -13,9 +13,10 @@ from collections.abc import MutableMapping
 from pathlib import Path
 
 CACHE_FOLDER = 'compiled'
-# JAX evicts the least recently used entries beyond this size; a compiled train step takes 1 to 50 MB.
+# Maximum size of the cache, beyond which JAX evicts the least recently used entries. A compiled train step takes 1 to
+# 50 MB.
 MAX_BYTES = 2 * 2**30
-# Minimum compile time of cached programs; loading a program that compiles faster would take as long as compiling it.
+# Minimum compile time of programs to cache. Loading a program that compiles faster would take as long as compiling it.
 MIN_COMPILE_SECONDS = 0.2
 
 
@@ -40,7 +41,7 @@ def enable_cache(environment: MutableMapping[str, str] = os.environ) -> None:
 
 
 def machine_name() -> str:
-    """Returns a name for machines with the same CPU instruction set: the architecture and 8 hex digits."""
+    """Returns a name shared by machines with the same CPU instruction set: the architecture and 8 hex digits."""
     text = platform.processor()
     with contextlib.suppress(OSError):
         lines = Path('/proc/cpuinfo').read_text(encoding='utf-8').splitlines()

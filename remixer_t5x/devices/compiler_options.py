@@ -1,7 +1,8 @@
 """Selects XLA options for individual programs.
 
-Options are passed to the compiler instead of through XLA_FLAGS or LIBTPU_INIT_ARGS, because an unknown flag in these
-variables aborts the process when JAX starts, and because programs compiled for absent hardware also need the options.
+Options are passed directly to the compiler instead of through the environment variables XLA_FLAGS or LIBTPU_INIT_ARGS.
+An unknown flag in these variables would abort the process when JAX starts, and programs that are compiled for absent
+hardware also need the options.
 """
 
 from collections.abc import Mapping
@@ -11,15 +12,15 @@ import jax
 
 from remixer_t5x.errors import UserError
 
-# Disable merging of matmuls with a common input (query, key, value) in XLA:GPU, which would copy their kernels in every
-# decoding step.
+# Prevent XLA:GPU from merging matmuls with a common input, such as query, key and value, because it would copy their
+# kernels in every decoding step.
 _GPU_DECODING_OPTIONS = {'xla_gpu_dot_merger_threshold_mb': 0}
 # Maps a platform to its XLA options.
 OptionsByPlatform = Mapping[str, Mapping[str, Any]]
 
 
 def decoding_options() -> dict[str, Any] | None:
-    """Returns the argument `compiler_options` of `jax.jit` for a program that generates tokens."""
+    """Returns the `compiler_options` to pass to `jax.jit` for a program that generates tokens."""
     return _GPU_DECODING_OPTIONS if jax.default_backend() == 'gpu' else None
 
 

@@ -1,7 +1,7 @@
 """Describes hardware, so that programs can be compiled for devices that are absent.
 
-The TPU compiler requires `libtpu`, and the GPU compiler requires JAX's CUDA plugin. Without these packages, programs
-are compiled for virtual CPU devices, for which XLA partitions programs in the same way.
+The TPU compiler requires `libtpu`, and the GPU compiler requires JAX's CUDA plugin. If these packages are missing,
+programs are compiled for virtual CPU devices, over which XLA partitions programs in the same way.
 """
 
 import contextlib
@@ -25,24 +25,24 @@ _INSTALL_COMMANDS = {
     'gpu': "pip install 'remixer-t5x[forecast-gpu]', which includes JAX's CUDA plugin",
 }
 _EXAMPLE_TOPOLOGIES = {'tpu': 'v3:4x4', 'gpu': 'h100:8'}
-# Environment variable for the fraction of GPU memory that JAX preallocates, and its default
+# Environment variable for the fraction of GPU memory that JAX preallocates, and the default fraction
 # (docs.jax.dev/en/latest/gpu_memory_allocation.html).
 GPU_SHARE, DEFAULT_GPU_SHARE = 'XLA_PYTHON_CLIENT_MEM_FRACTION', '0.75'
-# Without these variables, libtpu would query the metadata server of a TPU host, with long timeouts.
+# Without these environment variables, libtpu would query the metadata server of a TPU host, with long timeouts.
 _TPU_ENV = {
     'TPU_SKIP_MDS_QUERY': '1',
     'TPU_ACCELERATOR_TYPE': 'v5litepod-8',
     'TPU_WORKER_HOSTNAMES': 'localhost',
     'TPU_MIN_LOG_LEVEL': '3',
-    # Allows concurrent compilation by multiple processes, because none of them uses a TPU.
+    # Allow several processes to load libtpu at the same time, because none of them uses a TPU.
     'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',
 }
-# cuDNN 9.8 in JAX's version format.
+# cuDNN 9.8, in JAX's version format.
 CUDNN_VERSION = 90800
 
 
-# Properties of GPUs (SXM form factor) as CUDA reports them: `memory`, `shared_memory` and `l2_cache` in bytes,
-# `bandwidth` in bytes per second, `clock` in GHz, `fpus` in float32 units per core.
+# GPU properties (SXM form factor) as CUDA reports them. `memory`, `shared_memory` and `l2_cache` are in bytes,
+# `bandwidth` is in bytes per second, `clock` is in GHz, and `fpus` is the number of float32 units per core.
 _H100: dict[str, Any] = dict(
     name='NVIDIA H100 80GB HBM3', capability=9, cores=132, memory=84_978_434_048, bandwidth=3_352_320_000_000,
     shared_memory=233_472, l2_cache=52_428_800, clock=1.98, fpus=128,
@@ -88,7 +88,7 @@ device_description_str: "{name}"
 
 
 def target_config(chip: str) -> str:
-    """Returns XLA's `GpuTargetConfigProto` of a GPU in text format."""
+    """Returns XLA's `GpuTargetConfigProto` for a GPU, in text format."""
     gpu = GPUS[chip]
     # CUDA reserves 1 KiB of shared memory per thread block.
     return _TARGET_CONFIG.format(**gpu, block_memory=gpu['shared_memory'] - 1024)
@@ -96,13 +96,13 @@ def target_config(chip: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Hardware:
-    """A description of devices that may be absent, configured by a file in configs/hardware and a topology.
+    """A description of devices that may be absent. A file in configs/hardware and a topology configure it.
 
     Attributes:
         platform: 'cpu', 'gpu' or 'tpu'.
         devices: number of devices; None if not configured.
         memory: memory of one device in GiB; None if unknown.
-        topology: text for `Topology.parse` ('v3:4x4', 'h100:8'); None if unknown.
+        topology: a string that `Topology.parse` can parse, such as 'v3:4x4' or 'h100:8'; None if unknown.
         compiler: the XLA compiler to use, 'tpu', 'gpu' or 'cpu'; None selects the compiler of the chip if it is
             installed.
     """
@@ -139,7 +139,7 @@ class Hardware:
 
     @property
     def memory_share(self) -> float:
-        """The fraction of device memory that JAX can use: 1 on a TPU; configured by environment variables on a GPU."""
+        """The fraction of device memory that JAX can use: 1 for a TPU; environment variables configure it for a GPU."""
         if self.platform != 'gpu' or os.environ.get('XLA_PYTHON_CLIENT_ALLOCATOR') == 'platform':
             return 1.0
         return float(os.environ.get(GPU_SHARE) or DEFAULT_GPU_SHARE)
@@ -208,10 +208,10 @@ def _tpu_devices(topology: str) -> Sequence[jax.Device]:
     slices, chip, shape = Topology.parse(topology)
     options: dict[str, object] = {'num_slices': slices} if slices > 1 else {}
     if chip == 'v4':
-        # In megacore mode, the default on a TPU host, a v4 chip is a single device.
+        # As on a TPU host, use megacore mode, in which a v4 chip is a single device.
         options['chip_config_name'] = 'megacore'
     if set(shape.split('x')) == {'1'}:
-        # Select a host with a single chip; libtpu's default is a host with multiple chips.
+        # Select a host with a single chip, because libtpu assumes a host with multiple chips by default.
         options['chips_per_host_bounds'] = (1, 1, 1)
     try:
         name = 'tpu7x' if chip == 'v7x' else chip

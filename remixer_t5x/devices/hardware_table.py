@@ -1,6 +1,6 @@
 """Maps a topology such as 'v5e:4x4' or '2*h100:8' to a mesh, the memory of a device, and XLA options.
 
-gin calls these functions with the macro TOPOLOGY (configs/hardware/gpu.gin), which is None for unknown hardware.
+gin passes the macro TOPOLOGY to these functions (configs/hardware/gpu.gin). TOPOLOGY is None for unknown hardware.
 """
 
 import math
@@ -11,16 +11,16 @@ from typing import Any, NamedTuple
 from remixer_t5x.errors import UserError
 
 GPUS = ('a100', 'h100', 'h200', 'b200')
-# Chips with two JAX devices each: the cores of a v3, or the chiplets of a v7x (Ironwood).
+# Chips with two JAX devices each: the two cores of a v3, or the two chiplets of a v7x (Ironwood).
 TWO_DEVICE_CHIPS = ('v3', 'v7x')
 # Memory of one device in GiB.
 MEMORY_GIB = {'v3': 16, 'v4': 32, 'v5e': 16, 'v5p': 95, 'v6e': 32, 'v7x': 96}
 MEMORY_GIB |= {'a100': 80, 'h100': 80, 'h200': 140, 'b200': 179}
-# Size of the mesh axis `fsdp` of topologies that shard parameters over only part of a slice. By default, parameters and
-# moments are sharded over an entire slice or node, so that each device updates only its shard. docs/forecast.md reports
-# the measurements.
+# Maps each topology that shards parameters over only a fraction of a slice to the size of its mesh axis `fsdp`. By
+# default, parameters and moments are sharded over an entire slice or node, so that each device updates only its shard.
+# docs/forecast.md reports the measurements.
 _FSDP_SIZES = {'v3:2x2': 2, 'v3:2x4': 2, 'v3:4x4': 2, 'v4:2x2x4': 4, 'v5e:4x4': 8}
-# XLA options of the train step, by platform; most overlap collectives with computation. Sources:
+# XLA options for compiling the train step on each platform; most of them overlap collectives with computation. Sources:
 # docs.jax.dev/en/latest/gpu_performance_tips.html for GPUs, benchmarks/xla_flags_library.py of
 # github.com/AI-Hypercomputer/maxtext (CF_FOR_ALL_GATHER) for TPUs. Most options are XLA's current defaults.
 # The dot merger is disabled, because it would copy the operands of the gradient matmuls to concatenate them.
@@ -51,7 +51,7 @@ class Topology(NamedTuple):
 
     @property
     def devices(self) -> int:
-        """The number of JAX devices: two per chip if the chip is in TWO_DEVICE_CHIPS, otherwise one."""
+        """The number of JAX devices: two per chip for TWO_DEVICE_CHIPS, otherwise one per chip."""
         return self.slices * math.prod(map(int, self.shape.split('x'))) * (2 if self.chip in TWO_DEVICE_CHIPS else 1)
 
     @property
@@ -60,7 +60,7 @@ class Topology(NamedTuple):
 
     @staticmethod
     def parse(text: str) -> 'Topology':
-        """Parses a text such as 'v5e:4x4' or '2*h100:8'. Raises UserError for any other text and for unknown GPUs."""
+        """Parses a string such as 'v5e:4x4' or '2*h100:8'. Raises UserError for other formats and for unknown GPUs."""
         match = re.fullmatch(r'(?:(\d+)\*)?(\w+):(\d+(?:x\d+)*)', text)
         chip = match[2].lower() if match else ''
         if not match or not (chip in GPUS or chip.startswith('v')):
@@ -72,12 +72,12 @@ class Topology(NamedTuple):
 
 
 def devices(topology: str | None = None) -> int | None:
-    """Returns the number of devices; None if unknown."""
+    """Returns the number of devices of a topology, or None if it is unknown."""
     return None if topology is None else Topology.parse(topology).devices
 
 
 def memory(topology: str | None = None) -> int | None:
-    """Returns the memory of one device in GiB; None if unknown."""
+    """Returns the memory of one device in GiB, or None if it is unknown."""
     return None if topology is None else MEMORY_GIB.get(Topology.parse(topology).chip)
 
 
@@ -94,7 +94,7 @@ def mesh(topology: str | None = None) -> str:
 
 
 def xla_options(topology: str | None = None) -> Mapping[str, Mapping[str, Any]] | None:
-    """Returns XLA options of the train step by platform; a single device needs no options for collectives."""
+    """Maps platforms to XLA options for the train step. A single device needs no options for collectives."""
     if devices(topology) == 1:
         return {'gpu': _NO_DOT_MERGER} if Topology.parse(topology or '').is_gpu else None
     return _XLA_OPTIONS

@@ -1,4 +1,4 @@
-"""Contains all uses of JAX's private API (JAX 0.10.2 and 0.12.0); describes when each becomes obsolete."""
+"""Contains all uses of JAX's private API (JAX 0.10.2 and 0.12.0), and describes when each one becomes obsolete."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -10,8 +10,8 @@ from jax import export
 def coordination_state() -> Any:
     """Returns the state of `jax.distributed`: `client` (the coordination service), `process_id`, `num_processes`.
 
-    Obsolete once the key-value store is public. `multihost_utils` uses the devices, so it cannot reach a process that
-    waits in a collective operation.
+    Obsolete once JAX's key-value store has a public API. `multihost_utils` cannot replace it: its functions run on the
+    devices, so they cannot reach a process that is waiting in a collective operation.
     """
     from jax._src import distributed
 
@@ -19,7 +19,7 @@ def coordination_state() -> Any:
 
 
 def cluster_types() -> Sequence[Any]:
-    """Returns the `ClusterEnv` classes of the clusters that JAX detects, in order of precedence.
+    """Returns the `ClusterEnv` classes of the cluster types that JAX can detect, in order of precedence.
 
     Obsolete once `jax.distributed.initialize` accepts a single process and can assign all devices of a machine to one
     process.
@@ -48,8 +48,8 @@ def assume_cudnn_version(version: int) -> Iterator[None]:
 def serialize_older_stablehlo(program: export.Exported) -> bytes:
     """Serializes a program to a StableHLO version that readers released twelve weeks ago can parse.
 
-    Obsolete once `jax.export` accepts a version: its default supports readers released four weeks ago, but TensorFlow's
-    reader is older.
+    Obsolete once `jax.export` has an argument for the version. By default, it supports readers released four weeks ago,
+    but TensorFlow's reader is older.
     """
     from jax.extend.mlir.dialects import stablehlo
 

@@ -1,7 +1,7 @@
 """Builds the device mesh `data` x `fsdp` x `tensor`: parses its sizes and arranges the devices.
 
-A slice is a group of devices with fast links: a TPU slice (ICI), or the GPUs of a node (NVLink). With multiple slices,
-the axes with the least communication span slices: first `data`, then `fsdp`, but never `tensor`. JAX arranges the
+A slice is a group of devices with fast links: a TPU slice (ICI), or the GPUs of a node (NVLink). If there are multiple
+slices, the axes with the least communication span them: first `data`, then `fsdp`, but never `tensor`. JAX arranges the
 devices of one slice (`jax.make_mesh`) or of multiple slices (`create_hybrid_device_mesh`).
 """
 
@@ -18,15 +18,15 @@ from remixer_t5x import ranges
 from remixer_t5x.errors import UserError, nearest
 
 MESH_AXES = ('data', 'fsdp', 'tensor')
-# Device kinds on which a mesh axis may span parts of several physical axes, as in jax.make_mesh.
+# Device kinds for which a mesh axis may span fractions of several physical axes, as in `jax.make_mesh`.
 _SPLIT_AXES_KINDS = ('TPU v5 lite', 'TPU v5e')
 
 
 def parse_sizes(text: str) -> tuple[int, int, int]:
     """Parses `'data=2,fsdp=4'` into (data, fsdp, tensor); -1 means all remaining devices.
 
-    The size of an omitted axis is 1, except that `data` defaults to -1 if no other axis is -1. Raises UserError if
-    `text` is not a list of distinct axes with whole numbers.
+    An omitted axis has size 1, except that `data` defaults to -1 if no other axis is -1. Raises UserError if `text` is
+    not a comma-separated list of distinct axes with whole numbers.
     """
     sizes: dict[str, int] = {}
     for part in str(text).rstrip(', ').split(','):
@@ -43,7 +43,7 @@ def parse_sizes(text: str) -> tuple[int, int, int]:
 
 
 def mesh_shape(sizes: Sequence[int], num_devices: int) -> tuple[int, ...]:
-    """Replaces -1 in `sizes` by the remaining devices. Raises UserError unless the product is `num_devices`."""
+    """Replaces -1 in `sizes` by the number of remaining devices. Raises UserError if the sizes do not match."""
     fixed = abs(math.prod(sizes)) or 1
     shape = tuple(num_devices // fixed if size == -1 else size for size in sizes)
     if min(shape) < 1 or math.prod(shape) != num_devices or list(sizes).count(-1) > 1:
@@ -75,8 +75,8 @@ def abstract_mesh(shape: Sequence[int], axis_type: AxisType = AxisType.Auto) -> 
 def identify_slices(devices: Sequence[Any], slices: int | None = None) -> tuple[str, int]:
     """Returns the name of the device attribute that identifies the slice, and the number of slices.
 
-    `slices` must be None, the number of slices that the devices report, or, for devices that do not report slices (CPU
-    hosts), the number of processes. Raises UserError for any other number.
+    `slices` must be None or the number of slices that the devices report. For devices that do not report slices (CPU
+    hosts), it may also be the number of processes. Raises UserError for any other number.
     """
     reported = {getattr(device, 'slice_index', None) for device in devices}
     processes = {device.process_index for device in devices}
@@ -104,7 +104,7 @@ def arrange_over_slices(shape: Sequence[int], devices: Sequence[Any], attribute:
 
 
 def split_over_slices(shape: Sequence[int], slices: int) -> tuple[int, int, int]:
-    """Returns the number of slices that each axis spans; their product is `slices`.
+    """Returns the number of slices that each mesh axis spans. The product of these numbers is `slices`.
 
     Raises UserError if `data` x `fsdp` is not a multiple of `slices`.
     """

@@ -1,8 +1,8 @@
 """Shards arrays over a mesh of `data` x `fsdp` x `tensor` using rules that map logical axis names to mesh axes.
 
-`data` shards the rows of a batch and replicates parameters; `fsdp` shards both (parameters are gathered before use);
-`tensor` shards the hidden axes of a layer. The rules have the semantics of `flax.linen.logical_axis_rules`: pairs
-(logical name, mesh axes), earlier pairs take precedence, and a mesh axis is used at most once per array.
+`data` shards the rows of a batch and replicates parameters. `fsdp` shards the rows and the parameters, which are
+gathered before use. `tensor` shards the hidden axes of a layer. As in `flax.linen.logical_axis_rules`, the rules are
+pairs (logical name, mesh axes), earlier pairs take precedence, and each array uses a mesh axis at most once.
 """
 
 import contextlib
@@ -23,8 +23,8 @@ from remixer_t5x.errors import UserError
 
 Rules = Sequence[tuple[str, str | tuple[str, ...] | None]]
 
-# Axes without a rule are replicated. In activations, the rows of a batch already use `fsdp`, so `activation_embed`
-# differs from `embed`.
+# Axes without a rule are replicated. `activation_embed` has a different rule than `embed`, because the batch rows of
+# activations already use `fsdp`.
 DEFAULT_RULES: Rules = (
     ('batch', ('data', 'fsdp')),
     ('vocab', 'tensor'),
@@ -47,7 +47,7 @@ DEFAULT_RULES: Rules = (
 
 
 class ShardingRow(NamedTuple):
-    """A parameter's row in `Partitioner.sharding_table`; `note` states why an axis is replicated, or is empty."""
+    """A parameter's row in `Partitioner.sharding_table`. `note` states why an axis is replicated, or is ''."""
 
     name: str
     shape: tuple[int, ...]
@@ -62,11 +62,12 @@ class Partitioner:
     """A mesh and the rules that map logical axes onto it.
 
     Attributes:
-        data, fsdp, tensor: sizes of the mesh axes; at most one may be -1, which stands for all remaining devices.
-        sizes: the three sizes as one string, 'data=2,fsdp=4' (`mesh.parse_sizes`), instead of the three fields.
+        data, fsdp, tensor: sizes of the mesh axes. At most one may be -1, which means all remaining devices.
+        sizes: the mesh sizes as a string, such as 'data=2,fsdp=4', instead of `data`, `fsdp` and `tensor`.
         slices: number of TPU slices or GPU nodes; None uses the number that the devices report.
-        rules: pairs (logical axis, mesh axis or axes or None); earlier pairs take precedence.
-        extra_rules: pairs that take precedence over `rules`, for changing individual rules in gin.
+        rules: pairs (logical axis, mesh axes), where the mesh axes are a name, several names or None. Earlier pairs
+            take precedence.
+        extra_rules: pairs that take precedence over `rules`, so that gin can change individual rules.
         devices: the devices to use, in JAX's order; None uses all. A number creates an abstract mesh of this size,
             which supports shardings and tables but cannot run programs. The first use of the mesh raises UserError if
             the mesh sizes do not match the devices or slices.
@@ -104,7 +105,7 @@ class Partitioner:
 
     @functools.cached_property
     def mesh(self) -> Mesh | AbstractMesh:
-        """The device mesh, axes `data`, `fsdp`, `tensor`; abstract if `devices` is a number."""
+        """The device mesh with the axes `data`, `fsdp` and `tensor`. It is abstract if `devices` is a number."""
         if isinstance(self.devices, int):
             return meshes.abstract_mesh(meshes.mesh_shape(self.axis_sizes, self.devices))
         devices = list(jax.devices() if self.devices is None else self.devices)
@@ -112,7 +113,7 @@ class Partitioner:
 
     @contextlib.contextmanager
     def activate(self) -> Iterator[Mesh]:
-        """Context manager for using this mesh in logical constraints and PartitionSpecs. Enter it outside of jit."""
+        """Makes logical constraints and PartitionSpecs in the block use this mesh. Must be entered outside of jit."""
         with jax.set_mesh(self.mesh), nn.logical_axis_rules(self.all_rules):
             yield self.mesh
 
@@ -146,7 +147,7 @@ class Partitioner:
             )
 
     def data_shard(self) -> tuple[int, int]:
-        """Returns (index, count): this process passes part `index` of `count` of each global batch to `shard_batch`.
+        """Returns (index, count): this process passes share `index` of `count` of each global batch to `shard_batch`.
 
         Processes that differ only along `tensor` load the same rows, so `count` may be less than the number of
         processes.
@@ -158,15 +159,15 @@ class Partitioner:
         return find_process_share(processes, jax.process_index())
 
     def shard_batch(self, host_batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
-        """Creates global arrays from this process's rows of each array, [batch / data_shard()[1], ...]."""
+        """Creates global arrays from this process's rows of each array, of shape [batch / data_shard()[1], ...]."""
         sharding = self.batch_sharding
         return {name: jax.make_array_from_process_local_data(sharding, rows) for name, rows in host_batch.items()}
 
     def param_shardings(self, boxed_params: Any) -> Any:
-        """Returns a tree of NamedSharding for the unboxed parameters.
+        """Returns a tree with the NamedSharding of each unboxed parameter.
 
-        `boxed_params` contains arrays or ShapeDtypeStructs in flax's `Partitioned` boxes. Unboxed leaves and axes that
-        are not divisible by their mesh axes are replicated; `sharding_table` lists these axes.
+        `boxed_params` contains arrays or ShapeDtypeStructs in flax's `Partitioned` boxes. Leaves without a box are
+        replicated, and so are axes that are not divisible by their mesh axes; `sharding_table` lists these axes.
         """
         return jax.tree.map(
             lambda leaf: NamedSharding(self.mesh, self._partition_spec(leaf)[0]), boxed_params, is_leaf=is_boxed
@@ -175,9 +176,9 @@ class Partitioner:
     def state_shardings(self, init: Callable[[Any], Any], params: Any, param_shardings: Any) -> Any:
         """Returns the shardings of the optimizer state `init(params)`; `params` contains shapes.
 
-        A leaf is a moment, sharded like its parameter, if its path ends with the path of a parameter of the same shape.
-        JAX's sharding types determine the sharding of all other leaves: factored moments retain the sharding of their
-        remaining axes, and counters are replicated.
+        If the path of a leaf ends with the path of a parameter of the same shape, the leaf is a moment and is sharded
+        like the parameter. JAX's sharding types determine the sharding of all other leaves: factored moments keep the
+        sharding of their remaining axes, and counters are replicated.
         """
         explicit = meshes.abstract_mesh(tuple(self.mesh.shape.values()), AxisType.Explicit)
 
@@ -202,7 +203,7 @@ class Partitioner:
         return jax.tree_util.tree_map_with_path(get_sharding, typed)
 
     def sharding_table(self, boxed_params: Any) -> list[ShardingRow]:
-        """Returns a table row for each parameter: its shape, mesh axes, bytes per device and a note."""
+        """Returns a table row for each parameter with its shape, mesh axes, bytes per device and a note."""
         rows = []
         for path, leaf in jax.tree_util.tree_flatten_with_path(boxed_params, is_leaf=is_boxed)[0]:
             spec, note = self._partition_spec(leaf)
@@ -230,10 +231,10 @@ class Partitioner:
 
 
 def find_process_share(processes: np.ndarray, process: int) -> tuple[int, int]:
-    """Returns (index, count): `process` loads part `index` of `count` equal parts of the batch rows.
+    """Returns (index, count): `process` loads share `index` of `count` equal shares of the batch rows.
 
-    `processes` [batch shards, devices of the shard] contains the process of each device. Parts are numbered in the
-    order of their rows in the global array.
+    `processes` [batch shards, devices per shard] contains the process of each device. Shares are numbered in the order
+    of their rows in the global array.
     """
     shards_by_process: dict[int, list[int]] = {}
     for shard, owners in enumerate(processes.tolist()):
@@ -254,7 +255,7 @@ def is_boxed(leaf: Any) -> bool:
 
 
 def unbox(tree: Any) -> Any:
-    """Removes flax boxes. Unlike flax's `unbox`, adds no sharding constraints, because axes may be indivisible."""
+    """Removes flax boxes. Unlike flax's `unbox`, does not add sharding constraints, because axes may be indivisible."""
     return jax.tree.map(
         lambda leaf: leaf.unbox(apply_constraint=False) if isinstance(leaf, nn.Partitioned) else leaf,
         tree,

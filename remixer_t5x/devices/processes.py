@@ -1,6 +1,6 @@
 """Connects the processes of a run through `jax.distributed`, and ends all of them if a process fails.
 
-Every process connects to the coordinator, process 0; JAX then sees the devices of all processes. The coordinator's
+Every process connects to process 0, the coordinator. JAX can then use the devices of all processes. The coordinator's
 address, the number of processes and the index of this process come from flags, environment variables, or the cluster
 that JAX detects (TPU pods, Slurm, Open MPI, Kubernetes). A single process does not connect.
 """
@@ -27,8 +27,8 @@ _FLAGS_ADVICE = 'pass --coordinator_address=HOST:PORT --process_count=N --proces
 class ProcessFlags:
     """The command-line flags that describe the processes of a run; unset flags are None.
 
-    `address` is the HOST:PORT on which process 0 listens. `initialization_timeout` is the maximum number of seconds to
-    wait for the other processes, and a process is considered lost after `heartbeat_timeout` seconds of silence.
+    Process 0 listens on `address` (HOST:PORT). `initialization_timeout` is the maximum number of seconds to wait for
+    the other processes. A process is considered lost if it sends no heartbeat for `heartbeat_timeout` seconds.
     """
 
     address: str | None = None
@@ -40,7 +40,7 @@ class ProcessFlags:
 
 @dataclasses.dataclass(frozen=True)
 class DistributedConfig:
-    """The arguments of `jax.distributed.initialize`; `devices` are local device ids, or None for all devices."""
+    """The arguments of `jax.distributed.initialize`. `devices` contains local device ids; None selects all devices."""
 
     address: str
     count: int
@@ -102,7 +102,7 @@ def _parse_integer(name: str, value: Any, minimum: int) -> int:
 def _detect_cluster(environment: Mapping[str, str]) -> Any:
     """Returns JAX's class for the cluster that started this process, or None outside of clusters.
 
-    JAX's automatic detection would raise an error for a single process and assign one GPU to each process.
+    JAX's automatic detection would raise an error for a single process, and would assign one GPU to each process.
     """
     is_numbered_pod = 'KUBERNETES_SERVICE_HOST' in environment and 'JOB_COMPLETION_INDEX' in environment
     for cluster in jax_workarounds.cluster_types():
@@ -131,7 +131,7 @@ def _wrap_cluster_errors(cluster: Any) -> Iterator[None]:
 
 
 def _local_devices(cluster: Any, environment: Mapping[str, str]) -> tuple[int, ...] | None:
-    """Returns the GPU of the local rank if the machine runs several processes, or None for all devices.
+    """Returns the GPU of the local rank if the machine runs several processes, or None to use all devices.
 
     JAX always assigns one GPU, so a single process on a machine with eight GPUs would use only one GPU.
     """
@@ -141,7 +141,7 @@ def _local_devices(cluster: Any, environment: Mapping[str, str]) -> tuple[int, .
     text = next((environment[name] for name in names if environment.get(name)), '0')
     per_machine = max(int(count.partition('(')[0]) for count in text.split(','))
     visible = environment.get('CUDA_VISIBLE_DEVICES', ',' * per_machine)
-    # With fewer visible GPUs than processes, the scheduler has assigned a GPU to each process.
+    # If a process sees fewer GPUs than the machine has processes, the scheduler has assigned a GPU to each process.
     is_assigned = 'JAX_LOCAL_DEVICE_IDS' in environment or len(visible.split(',')) < per_machine
     return None if local is None or per_machine == 1 or is_assigned else (int(local),)
 
@@ -150,7 +150,7 @@ def _local_devices(cluster: Any, environment: Mapping[str, str]) -> tuple[int, .
 def connected_processes(
     settings: ProcessFlags, print_error: Callable[[BaseException, str], int], saves: bool = False
 ) -> Iterator[None]:
-    """Connects the processes of a run for the duration of the block; does nothing for a single process.
+    """Connects the processes of a run for the duration of the block. Does nothing for a single process.
 
     If the block raises an exception, the exception is printed and reported to the other processes, and this process
     exits, so that all processes end.
@@ -173,7 +173,7 @@ def connected_processes(
     try:
         yield
         watcher.close()
-        # The shutdown includes a barrier, so that the coordinator, process 0, exits last.
+        # The shutdown waits at a barrier, so that process 0, the coordinator, exits last.
         jax.distributed.shutdown()
     except BaseException as error:
         watcher.wait_for_reason(error)
@@ -190,7 +190,7 @@ def _connect_process(config: DistributedConfig, timeout: int, heartbeat: int, sa
         host, _, port = config.address.rpartition(':')
         if host in ('localhost', '127.0.0.1') and 'JAX_COORDINATOR_BIND_ADDRESS' not in os.environ:
             bind_address = f'127.0.0.1:{port}'
-        # Print the address first, because JAX aborts without printing it if a process does not connect.
+        # Print the address first, because JAX aborts without printing the address if a process does not connect.
         line = f'process 0 waits up to {timeout} s for {config.count} processes at {config.address}'
         print(f'{line} (--initialization_timeout)', file=sys.stderr, flush=True)
     jax.config.update('jax_enable_preemption_service', saves)

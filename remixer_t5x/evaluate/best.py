@@ -1,10 +1,10 @@
 """Saves the best parameters of each task separately from the regular checkpoints.
 
-`MODEL_DIR/best/<task>/<step>` contains the checkpoint items `state` (only parameters) and `run`, so it can be used as a
-checkpoint. The item `run` also records the name and value of the metric that ranks the parameters.
+`MODEL_DIR/best/<task>/<step>` contains the checkpoint items `state` (only parameters) and `run`, so the folder can be
+used as a checkpoint. The item `run` also records the name and value of the metric that ranks the parameters.
 
 The score of a mixture is the mean score of its tasks, as in T5's `eval_utils`; the matched and mismatched examples of
-MNLI count as one task. T5's score of a task, the mean of its metrics, is used with `BEST_METRICS = 'mean'`.
+MNLI count as one task. `BEST_METRICS = 'mean'` scores a task as T5 does, by the mean of its metrics.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from remixer_t5x.run_folder import model_dir, object_store
 BEST_FOLDER = 'best'
 # The value of BEST_METRICS that scores each task by the mean of its metrics.
 MEAN = 'mean'
-# Name of the average over a mixture's tasks in records and folders.
+# Name under which records and folders store the average over a mixture's tasks.
 AVERAGE_TASK = 'average'
 BestMetrics = Mapping[str, str] | str | None
 # Name suffixes of metrics for which lower is better.
@@ -36,7 +36,7 @@ _LOWER_IS_BETTER = re.compile(
 
 
 def signed_score(name: str, value: float) -> float:
-    """Returns `value`, negated if lower values are better (errors, losses, and `-NAME` in BEST_METRICS)."""
+    """Returns `value`, negated if lower is better for the metric (errors, losses, and `-NAME` in BEST_METRICS)."""
     return -value if _LOWER_IS_BETTER.fullmatch(name) else value
 
 
@@ -45,9 +45,9 @@ def score_metrics(
 ) -> tuple[str, float] | None:
     """Returns the name and value of the metric that ranks a task's checkpoints; None if there are no metrics.
 
-    `best_metrics` is a mapping from task to metric name (`-NAME` if lower is better), `MEAN`, or None for the first
-    metric of each task. `MEAN` averages the metrics for which higher is better, or, if there are none, the negated
-    metrics. Raises UserError if the task does not have the selected metric.
+    `best_metrics` maps a task to the name of its metric (`-NAME` if lower is better). None selects the first metric of
+    each task. `MEAN` averages all metrics for which higher is better or, if there are none, all negated metrics. Raises
+    UserError if the task does not have the selected metric.
     """
     if task == AVERAGE_TASK:
         return next(iter(metrics.items()), None)
@@ -68,7 +68,7 @@ def score_metrics(
 
 
 def mean_score(scores: Mapping[str, float]) -> float:
-    """Returns the mean of the tasks' scores (see `signed_score`)."""
+    """Returns the mean of the tasks' scores, for which higher is better."""
     parts: dict[str, list[float]] = {}
     for task, value in scores.items():
         parts.setdefault(re.sub(r'_(mis)?matched(?=_|$)', '', task), []).append(value)
@@ -78,9 +78,9 @@ def mean_score(scores: Mapping[str, float]) -> float:
 class BestCheckpoints:
     """Saves, for each task, the parameters with the best value of the metric that `score_metrics` selects.
 
-    `record` is the description of the run to store in each checkpoint. If `is_new` is true, the run starts from step 0,
-    and its first evaluation replaces the best checkpoints of an earlier run in the same MODEL_DIR, which had no
-    checkpoint to resume from.
+    `record` is a description of the run that each checkpoint stores. If `is_new` is true, the run starts from step 0,
+    because MODEL_DIR has no checkpoint to resume from; the first evaluation then replaces the best checkpoints that an
+    earlier run may have left in MODEL_DIR.
     """
 
     def __init__(
@@ -93,8 +93,8 @@ class BestCheckpoints:
     def save_if_best(self, report: TaskReport, step: int, params: Any) -> bool:
         """Saves `params` if they are the best so far, and returns whether they were saved.
 
-        A NaN value is never the best. Raises UserError if the task does not have the metric, and CannotWrite if the
-        parameters cannot be written.
+        A metric value of NaN is never the best. Raises UserError if the task does not have the selected metric, and
+        CannotWrite if the parameters cannot be written.
         """
         metric = self.score(report)
         if metric is None or math.isnan(metric[1]):
@@ -117,7 +117,7 @@ class BestCheckpoints:
         return True
 
     def score(self, report: TaskReport) -> tuple[str, float] | None:
-        """Returns the name and value of the metric that ranks `report`; None if it has no metrics."""
+        """Returns the name and value of the metric that ranks `report`, or None if the report has no metrics."""
         return score_metrics(report.task, report.metrics, self._metrics)
 
     def read_saved(self, task: str) -> Mapping[str, Any] | None:
@@ -127,7 +127,7 @@ class BestCheckpoints:
 
 
 def best_checkpoints(folder: str) -> dict[str, Mapping[str, Any]]:
-    """Returns a dict from task to `metric`, `value`, `step` and `path` of its best checkpoint in MODEL_DIR `folder`."""
+    """Maps each task to the `metric`, `value`, `step` and `path` of its best checkpoint in the MODEL_DIR `folder`."""
     checkpoints: dict[str, Mapping[str, Any]] = {}
     best = model_dir.absolute_path(folder) / BEST_FOLDER
     for task in sorted(best.iterdir()) if best.is_dir() else []:

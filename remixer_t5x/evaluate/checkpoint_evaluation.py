@@ -1,4 +1,4 @@
-"""Computes task metrics and leaderboard predictions for checkpoints. Reads each example only once."""
+"""Computes task metrics and leaderboard predictions for several checkpoints. Reads each example only once."""
 
 import dataclasses
 from collections.abc import Callable, Collection, Iterator
@@ -42,7 +42,7 @@ class Checkpoints:
             saved_params.find_checkpoints(self.path)
 
     def find(self, done: Collection[int]) -> Iterator[epath.Path]:
-        """Yields the checkpoint folders, the same on every process. Skips steps in `done` if `follow` is set."""
+        """Yields the same checkpoint folders on every process. Skips steps in `done` if `follow` is set."""
         if self.follow is None:
             folders = iter(saved_params.find_checkpoints(self.path))
         else:
@@ -59,8 +59,8 @@ class CheckpointEvaluation:
 
     Attributes:
         tasks: the tasks whose metrics are computed; if `tasks.split` is None, only leaderboard files are written.
-        output_dir: folder of the results; None uses `eval` in the MODEL_DIR of each checkpoint.
-        submission_dir: folder of the leaderboard files; None writes no files.
+        output_dir: folder for the results; None uses the folder `eval` in the MODEL_DIR of each checkpoint.
+        submission_dir: folder for the leaderboard files; None writes no leaderboard files.
         submission_split: the split whose predictions are written to the leaderboard files.
     """
 
@@ -85,8 +85,8 @@ class CheckpointEvaluation:
 class Evaluator:
     """Evaluates checkpoints of one model on examples that are read only once.
 
-    `task_evaluator` is None if the split is None, and `submission_evaluator` is None if `submission_dir` is None.
-    `notes` are messages about skipped tasks and truncated texts.
+    `task_evaluator` is None if no split is evaluated, and `submission_evaluator` is None if no leaderboard files are
+    written. `notes` are messages about skipped tasks and truncated texts.
     """
 
     def __init__(self, settings: CheckpointEvaluation, has_leaderboard: Callable[[str], bool]):
@@ -122,7 +122,7 @@ class Evaluator:
         return TaskEvaluator(submission, settings.model, settings.partitioner)
 
     def evaluated_steps(self) -> set[int]:
-        """Returns the steps that an earlier command has evaluated; an empty set if `follow` is None."""
+        """Returns the steps that an earlier command has evaluated, or an empty set if `follow` is None."""
         checkpoints = self._settings.checkpoints
         if checkpoints.follow is None or self.task_evaluator is None:
             return set()
@@ -130,14 +130,14 @@ class Evaluator:
         return results.evaluated_steps(folder, self.task_evaluator.examples_hashes)
 
     def restore(self, folder: epath.Path) -> Any:
-        """Restores parameters. Returns None if `follow` is set and the training run has removed the checkpoint."""
+        """Restores the parameters of a checkpoint. Returns None if `follow` is set and the run has removed it."""
         may_disappear = self._settings.checkpoints.follow is not None
         if may_disappear and collectives.broadcast(_is_removed(folder)):
             return None
         try:
             return saved_params.restore_params(str(folder), self._abstract, self._vocabulary, 'CHECKPOINT_PATH')
         except UserError:
-            # With several processes, raise the error, because the other processes may have read the checkpoint.
+            # With several processes, raise the error, because other processes may have read the checkpoint.
             if may_disappear and jax.process_count() == 1 and _is_removed(folder):
                 return None
             raise
@@ -146,7 +146,7 @@ class Evaluator:
 def write_reports(
     evaluator: TaskEvaluator | None, params: Any, folder: epath.Path, outlet: results.Results | None
 ) -> list[TaskReport]:
-    """Evaluates `params` of the checkpoint `folder`. Returns the reports and writes them to `outlet`, if not None."""
+    """Evaluates `params` of the checkpoint `folder`. Returns the reports. If `outlet` is not None, also writes them."""
     reports = []
     for report in evaluator(params) if evaluator else ():
         reports.append(report)

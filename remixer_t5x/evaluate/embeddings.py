@@ -5,9 +5,9 @@
 | `.npz` | `sentences` [texts, embed] float32; if token vectors are requested, also `tokens` [all tokens, embed], `ids` [all tokens] and `offsets` [texts + 1]: the tokens of text i are `tokens[offsets[i]:offsets[i + 1]]` |
 | `.parquet` | a row for each text: `index`, `input`, `sentence`, `truncated`; if token vectors are requested, also `ids` and `tokens` |
 
-By default, the vector of a text is the embedding that the model was trained to compute: that of a text embedding model,
-the output of a sentence projection, or otherwise the mean of the token vectors, including the end token. Other options
-are this mean and the vector of the first token.
+By default, the vector of a text is the embedding computed by a text embedding model, or the output of the model's
+sentence projection. For other models, it is the mean of the token vectors, including the end token. The mean and the
+vector of the first token can be selected for all models.
 """  # noqa: E501 (a table)
 
 import itertools
@@ -53,7 +53,7 @@ def check_output(path: str) -> None:
 
 
 def mean_vector(tokens: np.ndarray) -> np.ndarray:
-    """Returns the mean of token vectors [tokens, embed] as [embed] float32; zero for a text without tokens."""
+    """Averages token vectors [tokens, embed] to an [embed] float32 vector. Returns zeros for a text without tokens."""
     return tokens.sum(axis=0, dtype=np.float32) / np.float32(max(1, len(tokens)))
 
 
@@ -64,10 +64,10 @@ def sentence_vectors(
     ids: Sequence[Sequence[int]],
     mean: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Returns the embeddings of texts, [texts, outputs] float32.
+    """Returns the embeddings of texts as a [texts, outputs] float32 array.
 
-    `ids` are the token ids of each text. `mean` are the means of the token vectors, [texts, embed]; None computes them
-    if they are needed.
+    `ids` contains the token ids of each text. `mean` [texts, embed] contains the mean of each text's token vectors; if
+    it is None, the means are computed when they are needed.
     """
     if model.model_type == batch_formats.EMBEDDING:
         return predictor.embed(params, ids)
@@ -99,9 +99,10 @@ def write_embeddings(
     pooling: str | None = None,
     after_row: Callable[[TextCounts], None] = lambda counts: None,
 ) -> TextCounts:
-    """Writes all rows to a file, which is created atomically, and returns the numbers of written and truncated texts.
+    """Writes all rows to a file atomically. Returns how many texts were written and how many were truncated.
 
-    `pooling` is MEAN (the mean of the token vectors), FIRST (the vector of the first token), or None (the embedding).
+    `pooling` is MEAN_POOLING (the mean of the token vectors), FIRST_TOKEN_POOLING (the vector of the first token), or
+    None (the embedding).
     """
     counts = TextCounts()
     records: list[dict[str, Any]] = []

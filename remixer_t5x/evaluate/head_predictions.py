@@ -1,4 +1,4 @@
-"""Converts model outputs per token or per pair of texts to text predictions, for metrics and JSON lines.
+"""Converts the outputs of models with a head to text predictions, for metrics and JSON lines.
 
 | model type | input | prediction | score |
 |---|---|---|---|
@@ -19,7 +19,7 @@ from remixer_t5x.evaluate.predictions import Prediction, Predictor
 
 
 def has_head(model: Any) -> bool:
-    """Returns whether the model has outputs per token or per pair of texts."""
+    """Returns whether the model computes an output for each token or for each pair of texts."""
     return model.model_type in _PREDICTIONS
 
 
@@ -43,7 +43,7 @@ def _predict_labels(predictor: Predictor, params: Any, model: Any, inputs: Seque
         first = encoded.first_tokens()
         logits = logits[first]
         log_probabilities = logits - np.logaddexp.reduce(logits, axis=1, keepdims=True)
-        # Words without tokens or beyond the maximum length get the label O, or the first label if there is no O.
+        # Words without tokens or beyond the maximum length get the label 'O', or the first label if 'O' is not a label.
         tags = ['O' if 'O' in model.labels else model.labels[0]] * len(encoded.text.split())
         for at, index in zip(first, np.argmax(logits, axis=1), strict=True):
             tags[encoded.words[at]] = model.labels[index]
@@ -70,10 +70,11 @@ def find_best_answer(
 ) -> tuple[str, float]:
     """Returns the best answer over all windows of a question, and the answer's score minus the no-answer score.
 
-    The no-answer score is the minimum over the windows, as in transformers' `compute_predictions_logits`. If no token
+    The no-answer score is its minimum over the windows, as in transformers' `compute_predictions_logits`. If no token
     belongs to the context, the answer is '' and the score difference is -inf.
 
-    `logits` contains, for each window, the [tokens, 2] logits of the first and the last token of an answer.
+    For each window, `logits` contains a [tokens, 2] array: the logits that a token is the first or the last token of
+    the answer.
     """
     spans = [
         find_best_span(values, window.context_mask(), max_length)
@@ -89,8 +90,9 @@ def find_best_answer(
 def find_best_span(logits: np.ndarray, is_context: np.ndarray, max_length: int) -> tuple[int, int, float]:
     """Returns the positions of the first and last token of the best span in the context, and the span's score.
 
-    `logits` [tokens, 2] are those of the first and the last token of an answer; `is_context` [tokens] is True for
-    tokens of the context. The score is the sum of the two tokens' logits, or -inf if no token belongs to the context.
+    `logits` [tokens, 2] contains the logits that a token is the first or the last token of the answer. `is_context`
+    [tokens] is True for tokens of the context. The score is the logit of the first token plus that of the last token,
+    or -inf if no token belongs to the context.
     """
     starts, ends = np.where(is_context[:, None], logits, -np.inf).T
     length = len(logits)

@@ -1,7 +1,8 @@
-"""Computes held-out loss, perplexity and token accuracy from sums over one pass through the data.
+"""Computes the held-out loss, perplexity and token accuracy from sums over one pass through the data.
 
-`constant_loss` is the entropy of the frequencies of the evaluated target tokens: the lowest loss on these tokens of a
-model that predicts the same distribution for every token. Predicting the training frequencies has a higher loss.
+`constant_loss` is the entropy of the frequencies of the evaluated target tokens. A model that predicts the same
+distribution at every position cannot reach a lower loss on these tokens. Predicting the token frequencies of the
+training data results in a higher loss.
 """
 
 import dataclasses
@@ -38,11 +39,11 @@ class Evaluation:
         ranges.check_fields(self, steps='EVAL_STEPS')
 
     def batches(self, share: tuple[int, int] = (0, 1), threads: int | None = None) -> task_batches.EvalBatches:
-        """Returns batches with part `index` of `count` equal parts of the rows, for `share` = (index, count)."""
+        """Returns batches with share `index` of `count` equal shares of the rows; `share` is (index, count)."""
         return task_batches.EvalBatches(self.dataset, *share, self.steps, threads)
 
     def split_by_task(self) -> tuple['Evaluation', ...]:
-        """Returns an evaluation named NAME/TASK for each mixture task with this split; () if only one task has it."""
+        """Returns an evaluation NAME/TASK for each task in the mixture with this split; () if only one task has it."""
         tasks = seqio.get_subtasks(pipeline.get_provider(self.dataset))
         tasks = [task for task in tasks if self.dataset.split in task.splits]
         return self.for_tasks(tasks) if len(tasks) > 1 else ()
@@ -65,8 +66,8 @@ def evaluate(
     """Returns `loss`, `cross_ent_loss` (without z-loss), `perplexity`, `accuracy` and `tokens` for `params`.
 
     Also returns `bits_per_byte` if the sums contain `bytes` (the bytes of the target texts), and `constant_loss` in
-    nats per token if the sums contain target counts. `eval_step(params, batch)` returns the sums over a batch; `place`
-    transfers a batch to the devices. Raises UserError if there is no target token.
+    nats per token if they contain the count of each target token. `eval_step(params, batch)` returns the sums over a
+    batch, and `place` transfers a batch to the devices. Raises UserError if there is no target token.
     """
     totals: dict[str, float] = {}
     counts: np.ndarray = np.zeros(1)
@@ -88,7 +89,7 @@ def evaluate(
     if text_bytes:
         averages['bits_per_byte'] = (totals['loss'] - totals.get('z_loss', 0.0)) / math.log(2) / text_bytes
     if counts.any():
-        # The entropy of the token frequencies.
+        # Compute the entropy of the token frequencies.
         probabilities = counts[counts > 0] / counts.sum()
         averages['constant_loss'] = float(-np.sum(probabilities * np.log(probabilities)))
     return {**averages, 'perplexity': metrics.perplexity(averages['cross_ent_loss'])}

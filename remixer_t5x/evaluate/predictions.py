@@ -1,8 +1,8 @@
-"""Runs a model over any number of examples: generates, scores, ranks, encodes and classifies texts.
+"""Runs a model on any number of examples to generate, score, rank, encode or classify texts.
 
-Examples of similar length share a batch. Batches have few different shapes, because each shape requires a
-compilation. The last batch is padded with copies of its last example. The result of an example does not depend on the
-batch size, the mesh or the number of hosts; its sampling key is derived from its index.
+Examples of similar length share a batch. Batches have few different shapes, because each shape requires a compilation.
+The last batch is padded with copies of its last example. The prediction for an example does not depend on the batch
+size, the mesh or the number of hosts; the sampling key is derived from the index of the example.
 """
 
 import collections
@@ -24,13 +24,13 @@ from remixer_t5x.models.stop_strings import StopStrings
 from remixer_t5x.optim.train_step import CompiledStep
 
 TokenIds = Sequence[int]
-# Number of batches in flight, so that the device and the host work in parallel.
+# Maximum number of batches in flight. More than one lets the device and the host work in parallel.
 MAX_PENDING = 2
 # Minimum padded length of a batch.
 MIN_PADDED_LENGTH = 32
-# Minimum number of batches of one shape; compiling a shape takes about as long as running this number of batches.
+# Minimum number of batches per shape. Compiling a shape takes about as long as running this number of batches.
 MIN_BATCHES_PER_SHAPE = 4
-# Number of tokens generated per call when streaming; each call casts the parameters once.
+# Number of tokens generated per call when streaming. Each call casts all parameters once.
 STREAMED_TOKENS = 8
 
 
@@ -38,9 +38,9 @@ STREAMED_TOKENS = 8
 class Decoding:
     """Settings for generating predictions.
 
-    `batch_size` is the number of examples in a batch over all devices; `feature_lengths` limits the lengths of `inputs`
-    and `targets`, including the end token; `seed` is used for sampling; generation stops at the first match of
-    `stop_strings` (a string or a sequence).
+    `batch_size` is the number of examples in a batch over all devices. `feature_lengths` limits the lengths of `inputs`
+    and `targets`, including the end token. `seed` is used for sampling. Generation stops at the first match of a string
+    in `stop_strings`, a string or a sequence of strings.
     """
 
     batch_size: ranges.Count
@@ -54,7 +54,7 @@ class Decoding:
 
 
 class Prediction(NamedTuple):
-    """The answers to one example and their scores, sorted by score or in sampling order.
+    """The answers to one example and their scores, sorted by score or in the order of sampling.
 
     The `ids` of a complete answer end with the end token. A classifier sets `texts` instead of `ids`.
     """
@@ -64,15 +64,15 @@ class Prediction(NamedTuple):
     texts: list[str] | None = None
 
     def decode_texts(self, vocabulary: Any) -> list[str]:
-        """Returns the answers as texts."""
+        """Returns the text of each answer."""
         return [vocabulary.decode(ids) for ids in self.ids] if self.texts is None else self.texts
 
 
 class Predictor:
-    """Runs the inference functions of the model on one mesh; each function is compiled once per shape.
+    """Runs the inference functions of a model on a mesh. Each function is compiled once per batch shape.
 
-    `vocabulary` defines the end token (id 1 if `vocabulary` is None) and is used to match stop strings. Raises
-    UserError if the batch size is not divisible by the number of batch shards.
+    `vocabulary` defines the end token and is used to match stop strings. If `vocabulary` is None, the end token has id
+    1. Raises UserError if the batch size is not divisible by the number of batch shards.
     """
 
     def __init__(self, model: Any, partitioner: Partitioner, settings: Decoding, vocabulary: Any = None):
@@ -126,10 +126,10 @@ class Predictor:
         arrays: Mapping[str, np.ndarray] | None = None,
         seed: int | None = None,
     ) -> list[Prediction]:
-        """Generates answers to each of `inputs`; `first` is the index of the first example.
+        """Generates answers to each of `inputs`. `first` is the index of the first example.
 
-        `arrays`, each [examples], override fields of the decoder or the example indices (`number`). `seed` overrides
-        the seed of the settings.
+        `arrays` maps names to [examples] arrays, which override fields of the decoder or the example indices
+        (`number`). `seed` overrides the seed of the settings.
         """
         predictions: list[Any] = [None] * len(inputs)
         arrays = {'seed': self._seed_rows(len(inputs), seed), **(arrays or {})}
@@ -141,7 +141,7 @@ class Predictor:
         return predictions
 
     def stream(self, params: Any, ids: TokenIds, seed: int | None = None) -> Iterator[list[int]]:
-        """Generates an answer to one input; yields the ids so far every STREAMED_TOKENS tokens and at the end.
+        """Generates an answer to one input. Yields all ids so far every STREAMED_TOKENS tokens and at the end.
 
         `seed` overrides the seed of the settings.
         """
@@ -159,31 +159,31 @@ class Predictor:
             yield _strip_padding(np.asarray(rows.tokens[0]))
 
     def score(self, params: Any, inputs: Sequence[TokenIds], targets: Sequence[TokenIds]) -> np.ndarray:
-        """Returns log p(targets | inputs) of each example, [examples] float32."""
+        """Returns log p(targets | inputs) of each example as an [examples] float32 array."""
         arrays = decoder_arrays(targets, batch_formats.text_lengths(self._settings.feature_lengths)['targets'])
         return self._gather(self._score, params, inputs, arrays, ())
 
     def score_and_match(self, params: Any, inputs: Sequence[TokenIds], arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Returns the output of the model's `score_and_match` for each example, [examples, 2] float32.
+        """Returns the outputs of the model's `score_and_match` as an [examples, 2] float32 array.
 
-        `arrays`, each [examples, ...], are added to the batch, such as the output of `decoder_arrays`.
+        `arrays` contains [examples, ...] arrays to add to the batch, such as those returned by `decoder_arrays`.
         """
         return self._gather(self._score_and_match, params, inputs, arrays, (2,))
 
     def encode(self, params: Any, inputs: Sequence[TokenIds]) -> list[np.ndarray]:
-        """Returns the encoder's output for each of `inputs`, [input length, embed] float32."""
+        """Returns the encoder's output for each of `inputs` as an [input length, embed] float32 array."""
         return self._gather_tokens(self._encode, params, inputs)
 
     def token_logits(self, params: Any, inputs: Sequence[TokenIds]) -> list[np.ndarray]:
-        """Returns the head's output per token for each of `inputs`, [input length, outputs] float32."""
+        """Returns the head's outputs at each token for each of `inputs` as an [input length, outputs] float32 array."""
         return self._gather_tokens(self._token_logits, params, inputs)
 
     def embed(self, params: Any, inputs: Sequence[TokenIds]) -> np.ndarray:
-        """Returns the embedding of each of `inputs`, [examples, embed] float32."""
+        """Returns the embeddings of `inputs` as an [examples, embed] float32 array."""
         return self._gather(self._embed, params, inputs, {}, (self._model.module.embed_dim,))
 
     def classify(self, params: Any, inputs: Sequence[TokenIds]) -> np.ndarray:
-        """Returns log p(label) of each label, or the regression output, per input: [examples, outputs] float32."""
+        """Returns log p(label) for each input and label, or the regression outputs, as an [examples, outputs] array."""
         return self._gather(self._classify, params, inputs, {}, (self._outputs,))
 
     def predict_labels(
@@ -191,8 +191,8 @@ class Predictor:
     ) -> list[Prediction]:
         """Returns the labels of each text, most likely first, with their log-likelihoods.
 
-        `task_labels` are the candidate labels; None for all labels. For a regression model, the text and the score are
-        the predicted number.
+        `task_labels` are the candidate labels; None uses all labels of the model. For a regression model, the text and
+        the score are both the predicted number.
         """
         labels, outputs = self._model.labels, self.classify(params, inputs)
         if labels is None:
@@ -206,7 +206,7 @@ class Predictor:
         ]
 
     def score_labels(self, params: Any, inputs: Sequence[TokenIds], targets: Sequence[str]) -> list[float]:
-        """Returns log p(target) of each text. Raises UserError for a regression model or an unknown label."""
+        """Returns log p(target | input) of each text. Raises UserError for a regression model or an unknown label."""
         if self._model.labels is None:
             raise UserError('LABELS must be set for tasks that are scored by likelihood, got None')
         return self.classify(params, inputs)[np.arange(len(inputs)), self._label_indices(targets)].tolist()
@@ -219,7 +219,7 @@ class Predictor:
         return [labels.index(name) for name in names]
 
     def rank(self, params: Any, inputs: Sequence[TokenIds], choices: Sequence[TokenIds]) -> np.ndarray:
-        """Returns log p(choice | inputs) of every choice for each example, [examples, choices] float32."""
+        """Returns log p(choice | inputs) for each example and choice as an [examples, choices] float32 array."""
         ids = pad_ids(choices, max(map(len, choices)))
         arrays = {'choices': np.broadcast_to(ids, (len(inputs), *ids.shape))}
         return self._gather(self._rank, params, inputs, arrays, (len(choices),))
@@ -246,7 +246,7 @@ class Predictor:
         arrays: Mapping[str, np.ndarray],
         first: int = 0,
     ) -> Iterator[tuple[np.ndarray, Any]]:
-        """Runs `function` on batches of all `inputs` and `arrays`. Yields (example indices, results) for each batch."""
+        """Runs `function` on batches of all `inputs` and `arrays`. Yields (example indices, outputs) for each batch."""
         lengths = [len(ids) for ids in inputs]
         pending: collections.deque = collections.deque()
         for rows in plan_batches(lengths, self._settings.batch_size, self._longest):
@@ -261,14 +261,14 @@ class Predictor:
         yield from pending
 
     def _seed_rows(self, count: int, seed: int | None) -> np.ndarray:
-        """Returns the seed of each row, an argument of the compiled functions, [count] int32."""
+        """Returns a [count] int32 array with the seed of each row, an argument of the compiled functions."""
         seed = self._settings.seed if seed is None else seed
         ranges.check_value('seed', seed, ranges.NonNegativeInt)
         # As in `jax.random.key`, only 32 bits of a Python integer are used.
         return np.full(count, seed, np.int64).astype(np.int32)
 
     def _transfer_batch(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
-        """Transfers a batch to the devices, padded with copies of its last row. Every host transfers its share."""
+        """Pads a batch with copies of its last row and transfers it to the devices. Each host transfers its share."""
         size = self._settings.batch_size
         index, count = self._partitioner.data_shard()
         share = slice(index * (size // count), (index + 1) * (size // count))
@@ -280,13 +280,13 @@ class Predictor:
 
 
 def compile_stop_strings(stop_strings: str | Sequence[str], vocabulary: Any) -> StopStrings | None:
-    """Compiles stop strings to an automaton; returns None if there are no stop strings."""
+    """Compiles stop strings to an automaton. Returns None if there are no stop strings."""
     texts = [stop_strings] if isinstance(stop_strings, str) else list(stop_strings)
     return StopStrings.compile(texts, task_vocabulary.token_texts(vocabulary)) if texts else None
 
 
 def decoder_arrays(targets: Sequence[TokenIds], length: int) -> dict[str, np.ndarray]:
-    """Returns the decoder arrays for `targets`, each [rows, length] int32. Decoder inputs are shifted right by one."""
+    """Returns the decoder arrays for `targets`, each [rows, length] int32. Shifts the decoder inputs right by one."""
     ids = pad_ids(targets, length)
     return {
         'decoder_input_tokens': np.pad(ids, ((0, 0), (1, 0)))[:, :-1],
@@ -310,14 +310,14 @@ def _strip_padding(tokens: np.ndarray) -> list[int]:
 
 
 class BatchRows(NamedTuple):
-    """The indices of the examples in a batch, and the length to which they are padded."""
+    """The indices of the examples in a batch, and the length to which the examples are padded."""
 
     examples: np.ndarray
     length: int
 
 
 def bucket_length(length: int, longest: int) -> int:
-    """Rounds a length up to a power of two that is at least MIN_PADDED_LENGTH; returns at most `longest`."""
+    """Rounds a length up to a power of two, at least MIN_PADDED_LENGTH and at most `longest`."""
     size = min(MIN_PADDED_LENGTH, longest)
     while size < min(length, longest):
         size *= 2
@@ -325,14 +325,15 @@ def bucket_length(length: int, longest: int) -> int:
 
 
 def plan_batches(lengths: Sequence[int], batch_size: int, longest: int) -> list[BatchRows]:
-    """Groups examples into batches, longest first, so that out-of-memory errors occur at the start.
+    """Groups examples into batches, longest examples first, so that out-of-memory errors occur at the start.
 
-    `lengths` are the numbers of tokens of the examples, at most `longest`, the maximum padded length of a batch.
+    `lengths` contains the number of tokens in each example. `longest` is the maximum padded length of a batch, which no
+    example may exceed.
     """
     order = np.argsort(-np.asarray(lengths, np.int64), kind='stable')
     batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
     padded = [bucket_length(lengths[int(rows[0])], longest) for rows in batches]
-    # Merge padded lengths that have few batches into the next larger padded length.
+    # If a padded length has few batches, merge it into the next larger padded length.
     for length in sorted(set(padded))[:-1]:
         if padded.count(length) < MIN_BATCHES_PER_SHAPE:
             larger = min(other for other in padded if other > length)

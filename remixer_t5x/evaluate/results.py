@@ -1,9 +1,9 @@
-"""Writes the results of an evaluation: `metrics.jsonl`, TensorBoard files, and predictions with their targets.
+"""Writes the results of an evaluation: `metrics.jsonl`, TensorBoard files, and predictions with targets.
 
 `metrics.jsonl` contains one object per task and checkpoint: `kind` ('<split>/<task>'), `step`, `checkpoint`,
 `examples_hash`, the metrics, and `timing`. Repeated evaluations append lines. `predictions/<task>-<split>-<step>.jsonl`
-contains the rows of a `TaskReport`. If the examples differ from those that the run or an earlier evaluation used, the
-beginning of their hash is appended to the name of the task, as in `own_pairs@1a2b3c4d`.
+contains the rows of a `TaskReport`. If the run or an earlier evaluation used different examples, the beginning of the
+examples' hash is appended to the task name, as in `own_pairs@1a2b3c4d`.
 """
 
 import json
@@ -22,17 +22,17 @@ PREDICTIONS = 'predictions'
 
 
 class Results:
-    """Writes reports to a folder, which is created if it does not exist. Raises UserError if writing fails.
+    """Writes task reports to a folder, which is created if it does not exist. Raises UserError if writing fails.
 
-    `examples_hashes` are those of the evaluations during the run (`TaskEvaluator`). `notes` lists the results
-    that were renamed because their examples differ.
+    `examples_hashes` contains the hashes of the examples that the training run evaluated (`TaskEvaluator`). `notes`
+    lists the results that were renamed because their examples differ.
     """
 
     def __init__(self, folder: str, examples_hashes: Mapping[str, str] | None = None):
         self.folder, self.notes = model_dir.absolute_path(folder), list[str]()
         with object_store.wrap_write_errors(self.folder):
             (self.folder / PREDICTIONS).mkdir(parents=True, exist_ok=True)
-        # The first record of each kind determines its examples.
+        # The first record of each kind determines which examples keep the original name.
         records = metrics.read_records(self.folder / model_dir.METRICS)[::-1]
         self._hashes: dict[str, str] = {record['kind']: record.get('examples_hash', '') for record in records}
         self._hashes.update(examples_hashes or {})
@@ -42,7 +42,7 @@ class Results:
         self._tensorboard = tensorboard.TensorBoardWriter(self.folder / model_dir.TENSORBOARD, None)
 
     def write(self, report: TaskReport, step: int, checkpoint: epath.Path) -> epath.Path:
-        """Writes a report and returns the path of its predictions."""
+        """Writes a report and returns the path of the file with its predictions."""
         name, digest = report.task, report.examples_hash
         if (self._hashes.setdefault(f'{report.split}/{name}', digest) or digest) != digest:
             name = f'{name}@{digest[:8]}'
@@ -55,7 +55,7 @@ class Results:
         write_jsonl(predictions, report.rows)
         path = self.folder / model_dir.METRICS
         with object_store.wrap_write_errors(self.folder):
-            # Keep the incomplete last line of a killed evaluation separate from the new line.
+            # A killed evaluation may have left an incomplete last line. Start a new line after it.
             start = '\n' if path.exists() and path.read_bytes()[-1:] not in (b'', b'\n') else ''
             with path.open('a') as file:
                 file.write(start + json.dumps({**record, **numbers, 'timing': {'seconds': report.seconds}}) + '\n')
@@ -67,7 +67,7 @@ class Results:
 
 
 def evaluated_steps(folder: str, examples_hashes: Mapping[str, str]) -> set[int]:
-    """Returns the steps for which `folder` contains results on all of these examples (`TaskEvaluator`)."""
+    """Returns the steps for which `folder` contains results on all examples with these hashes."""
     steps: dict[str, set[int]] = {kind: set() for kind in examples_hashes}
     for record in metrics.read_records(model_dir.absolute_path(folder) / model_dir.METRICS):
         kind = record['kind'].partition('@')[0]
@@ -77,7 +77,7 @@ def evaluated_steps(folder: str, examples_hashes: Mapping[str, str]) -> set[int]
 
 
 def write_jsonl(path: epath.Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Writes one JSON object per line to a file, which is created atomically."""
+    """Atomically writes a file with one JSON object per line."""
     with object_store.wrap_write_errors(path):
         object_store.write_atomically(path, ''.join(json.dumps(row, ensure_ascii=False) + '\n' for row in rows))
 
@@ -90,7 +90,7 @@ def read_predictions(path: str) -> list[dict[str, Any]]:
     advice = 'use a file that evaluate or infer has written'
     rows = []
     with untrusted_files.raise_user_errors(path, advice):
-        # Accept -inf, the score of an impossible text, although it is not valid JSON.
+        # Accept the score -inf of an impossible text, although -inf is not valid JSON.
         for line in untrusted_files.read_json_lines(model_dir.absolute_path(path), odd_numbers=True):
             row, reason = line.value, line.error
             if not reason and not (isinstance(row, dict) and isinstance(row.get('prediction'), str)):

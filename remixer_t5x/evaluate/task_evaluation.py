@@ -20,7 +20,7 @@ from remixer_t5x.evaluate.task_examples import TaskExamples
 from remixer_t5x.lazy import seqio
 from remixer_t5x.models import interface
 
-# Maximum number of characters that are printed for each text.
+# Maximum number of characters to print of each text.
 SHOWN_CHARACTERS = 200
 
 
@@ -30,12 +30,12 @@ class TaskEvaluation:
 
     Attributes:
         mixture_or_task_name: a mixture or task, its name, or a comma-separated list of names.
-        decoding: settings of generation.
+        decoding: settings for generating answers.
         tasks: comma-separated names of the tasks to evaluate; None for all tasks.
-        split: the split to evaluate; tasks without this split are skipped. None if only submissions are written.
+        split: the split to evaluate; tasks without this split are skipped. None computes no metrics.
         examples: maximum number of examples of each task; None for all examples.
-        shown: number of examples per task to print with their answers.
-        rank_choices: whether to choose the most likely label instead of generating an answer, if the task's
+        shown: number of examples per task to print with the model's answers.
+        rank_choices: whether to choose the most likely label instead of generating an answer for a task whose
             postprocessor has `labels`.
     """
 
@@ -54,7 +54,7 @@ class TaskEvaluation:
 
 @dataclasses.dataclass(frozen=True)
 class TaskReport:
-    """The metrics of a task, in the order defined by the task, and the input and prediction of each example.
+    """The metrics of a task, in the order that the task defines, and a row for each evaluated example.
 
     A row contains `index`, `input`, `target`, `prediction` and `score`, the lists `predictions` and `scores` if there
     are several predictions, and `example`, a dict of all other features of the example. `examples_hash` identifies the
@@ -72,8 +72,8 @@ class TaskReport:
 class TaskEvaluator:
     """Evaluates any number of checkpoints of one model on examples that are read only once.
 
-    `notes` are messages about skipped tasks and truncated texts. `examples_hashes` maps '<split>/<task>' to a hash of
-    the task's examples. Raises UserError if a task is unknown, if the split is None, missing or empty, or if the
+    `notes` contains messages about skipped tasks and truncated texts. `examples_hashes` maps '<split>/<task>' to a hash
+    of the task's examples. Raises UserError if a task is unknown, if the split is None, missing or empty, or if the
     vocabulary is larger than the model's embedding table.
     """
 
@@ -210,7 +210,7 @@ def format_answers(report: TaskReport, count: int) -> Iterator[str]:
 
 
 def _to_json_value(value: Any) -> Any:
-    """Converts the value of a feature to a value that JSON supports; bytes are decoded."""
+    """Converts the value of a feature to a value that JSON supports. Decodes bytes to strings."""
     if isinstance(value, bytes):
         return value.decode(errors='replace')
     if isinstance(value, np.ndarray):

@@ -1,4 +1,4 @@
-"""Reads the examples of a seqio task's split into memory, as ids and as texts."""
+"""Reads the examples in a split of a seqio task into memory, as token ids and as texts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from remixer_t5x.errors import UserError, nearest
 from remixer_t5x.lazy import seqio
 
 Example = Mapping[str, Any]
-# Number of examples that identify the data of a task.
+# Number of examples from which the hash that identifies a task's data is computed.
 _HASHED_EXAMPLES = 4
 
 
@@ -21,7 +21,7 @@ _HASHED_EXAMPLES = 4
 class TaskExamples:
     """The preprocessed NumPy examples of a split, in the order of the data.
 
-    `notes` are warnings about truncated texts, and about targets that the model cannot generate.
+    `notes` contains warnings about truncated texts and about targets that the model cannot generate.
     """
 
     task: seqio.Task
@@ -42,7 +42,7 @@ class TaskExamples:
         return hashlib.sha256(repr((self.inputs, self.targets)).encode()).hexdigest()[:16]
 
     def source_hash(self) -> str:
-        """Returns a hash of the first texts, which is independent of the lengths and the number of examples."""
+        """Returns a hash of the first texts, which does not depend on the maximum lengths or the number of examples."""
         first = dataclasses.replace(self, examples=self.examples[:_HASHED_EXAMPLES])
         return hashlib.sha256(repr((first.texts('inputs'), first.texts('targets'))).encode()).hexdigest()[:16]
 
@@ -60,8 +60,8 @@ def find_tasks(
 ) -> tuple[list[seqio.Task], list[str]]:
     """Returns the tasks that have metrics and this split, and a note about each skipped task.
 
-    `names` may contain comma-separated tasks or mixtures; `only` is a comma-separated selection of their tasks. Raises
-    UserError for an unknown name or if no task remains.
+    `names` may contain comma-separated tasks or mixtures. `only` contains the comma-separated names of the tasks to
+    select from them. Raises UserError if a name is unknown or if no task remains.
     """
     names = names() if callable(names) else names
     if isinstance(names, str):
@@ -95,8 +95,8 @@ def read_examples(
 ) -> TaskExamples:
     """Reads the first `limit` examples (None for all), truncated to `lengths` tokens.
 
-    `generated` is whether the model generates answers; if so, `notes` also report targets that it cannot generate.
-    Raises UserError if there are no examples, if they cannot be read, or if inputs and targets use different
+    `generated` states whether the model generates answers. If it does, `notes` also reports targets that it cannot
+    generate. Raises UserError if there are no examples, if they cannot be read, or if inputs and targets use different
     vocabularies.
     """
     vocabulary = task_vocabulary.get_vocabulary(task)
@@ -123,7 +123,7 @@ def _describe_truncated(
         count = sum(
             len(feature.vocabulary.encode(text)) + feature.add_eos > length
             for example, text in zip(examples, _original_texts(examples, name), strict=True)
-            # Only check examples of maximum length, because shorter ones were not truncated.
+            # Check only examples of maximum length, because shorter examples were not truncated.
             if len(example[name]) >= length and text is not None
         )
         if count:
@@ -131,7 +131,7 @@ def _describe_truncated(
 
 
 def _describe_changed_targets(examples: Sequence[Example], vocabulary: seqio.Vocabulary) -> Iterator[str]:
-    """Yields a note about targets that the vocabulary cannot represent, except '<unk>', which marks hidden labels."""
+    """Yields a note about targets that the vocabulary cannot represent. Ignores '<unk>', which marks hidden labels."""
     changed = [
         (row, text, decoded)
         for row, text in enumerate(_original_texts(examples, 'targets'), 1)

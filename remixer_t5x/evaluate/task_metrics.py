@@ -1,4 +1,4 @@
-"""Computes task metrics like seqio's Evaluator: applies a task's postprocessor, metric functions and metric objects."""
+"""Computes task metrics as seqio's Evaluator does: with a task's postprocessor, metric functions and metric objects."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ Metrics = dict[str, float]
 class ModelOutputs:
     """The outputs of a model for each example of a split, in order.
 
-    `predictions` are texts and `scores` their log-likelihoods. `target_scores` are the log-likelihoods of the targets,
-    set only if `needs_target_scores` is true for the task.
+    `predictions` contains texts, and `scores` their log-likelihoods. `target_scores` contains the log-likelihoods of
+    the targets and is set only if `needs_target_scores` returns true for the task.
     """
 
     predictions: Sequence[str]
@@ -38,7 +38,7 @@ def needs_target_scores(task: seqio.Task) -> bool:
 def compute_metrics(examples: TaskExamples, outputs: ModelOutputs) -> Metrics:
     """Evaluates the task's metric functions and then its metric objects. Returns only metrics that are numbers.
 
-    Raises UserError if the numbers of outputs and examples differ.
+    Raises UserError if the number of outputs differs from the number of examples.
     """
     task, count = examples.task, len(examples.examples)
     if len(outputs.predictions) != count:
@@ -85,7 +85,7 @@ def _metric_objects(task: seqio.Task) -> list[Any]:
 
 
 def _compute_metric_objects(task: seqio.Task, examples: Sequence[Any], outputs: ModelOutputs) -> dict[str, Any]:
-    """Evaluates the task's metric objects like seqio's Evaluator.
+    """Evaluates the task's metric objects as seqio's Evaluator does.
 
     Metric objects require token ids, so the predicted texts are encoded again. Raises UserError for a metric object
     that requires activations.

@@ -1,9 +1,9 @@
-"""Runs a model on windows of texts and writes the results in order; resumes an interrupted run.
+"""Runs a model on windows of texts and writes the predictions in order. Resumes an interrupted run.
 
 The output contains one JSON object per text: `index`, `input`, `prediction`, `score`, lists of `predictions` and
 `scores` if the decoder returns several, and `truncated` if the text was truncated. The first line also contains the
-`checkpoint`, `decoder` and `lengths` of all predictions, and the `seed` of sampling. The output of an interrupted run
-is a prefix of the complete output.
+`checkpoint`, `decoder` and `lengths` used for all predictions, and the sampling `seed`. The output of an interrupted
+run is a prefix of the complete output.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ from remixer_t5x.models import interface
 from remixer_t5x.models.sampling import Sampling
 from remixer_t5x.run_folder import model_dir, object_store
 
-# Number of batches in a window; the texts of a window are sorted by length.
+# Number of batches in a window. The texts of a window are sorted by length before they are batched.
 WINDOW_BATCHES = 16
 _OUTPUT_ADVICE = 'use another --output, or remove it'
 
@@ -38,9 +38,9 @@ _OUTPUT_ADVICE = 'use another --output, or remove it'
 class TextCodec:
     """Encodes texts as at most `longest` tokens, including the end token.
 
-    If `refuse_long` is true, a longer text raises UserError instead of being truncated. `ends` is whether to add the
-    end token: False for prompts that the model continues. `model` is a model with a head, for which `head_predictions`
-    encodes the texts, or None.
+    If `refuse_long` is true, a longer text raises UserError instead of being truncated. If `ends` is true, the end
+    token is appended; it is false for prompts that the model continues. `model` is None unless the model has a head, in
+    which case `head_predictions` encodes the texts.
     """
 
     vocabulary: Any
@@ -50,7 +50,7 @@ class TextCodec:
     model: Any = None
 
     def encode(self, text: str, index: int) -> tuple[Any, bool]:
-        """Returns the encoded text and whether it was truncated. Errors contain `index`, which starts at 0."""
+        """Returns the encoded text and whether it was truncated. Error messages contain the text's `index`."""
         if self.model is not None:
             encoded: Any = head_predictions.encode_text(self.model, self.vocabulary, text, self.longest)
             count = encoded.num_tokens
@@ -68,7 +68,7 @@ class TextCodec:
 
 @dataclasses.dataclass
 class TextCounts:
-    """Numbers of written and truncated texts; `before` is the number written by earlier, interrupted runs."""
+    """Counts of written and truncated texts. `before` is the number of texts that earlier, interrupted runs wrote."""
 
     written: int = 0
     truncated: int = 0
@@ -83,8 +83,8 @@ class PredictionWriter:
     """Writes predictions to a file or standard output.
 
     `origin` contains the `checkpoint`, `decoder`, `lengths` and `seed` of the predictions. If `writes` is False, as in
-    all processes but the first, predictions are only counted. Raises UserError if the file contains predictions of
-    another origin, or cannot be read or written.
+    all processes except the first, predictions are only counted. Raises UserError if the file contains predictions with
+    a different origin, or cannot be read or written.
     """
 
     def __init__(self, path: str, origin: Mapping[str, Any], writes: bool = True):
@@ -105,7 +105,7 @@ class PredictionWriter:
     def _read(self) -> None:
         """Reads the output of an interrupted run. An incomplete last line is removed when writing starts."""
         with untrusted_files.raise_user_errors(self.path, _OUTPUT_ADVICE):
-            # Accept -inf, the score of an impossible text, although it is not valid JSON.
+            # Accept the score -inf of an impossible text, although -inf is not valid JSON.
             for line in untrusted_files.read_json_lines(self.path, odd_numbers=True):
                 if not line.ended:
                     break
@@ -152,12 +152,12 @@ def hash_text(text: str) -> str:
 
 
 def format_decoder_name(decoder: Any) -> str:
-    """Returns a string that identifies the decoder and its settings, the same in every process."""
+    """Returns a string that identifies a decoder and its settings. The string is the same in every process."""
     return re.sub(r'<function (\S+) at 0x[0-9a-f]+>', r'\1', repr(decoder))
 
 
 def skip_predicted_texts(texts: Iterator[str], output: PredictionWriter, source: str) -> None:
-    """Skips the texts that the output already contains. Raises UserError if `source` starts with other texts."""
+    """Skips the texts that the output already contains. Raises UserError if `source` starts with different texts."""
     for index, digest in enumerate(output.hashes):
         text = next(texts, None)
         if text is None or hash_text(text) != digest:
@@ -178,8 +178,8 @@ def write_predictions(
 ) -> None:
     """Predicts all remaining texts and appends the predictions to `output`.
 
-    `predict` maps the encoded texts and the index of the first text to one `Prediction` per text. `after_window` is
-    called after each window of `window` texts with the counts of texts written so far.
+    `predict` is called with encoded texts and the index of the first text, and returns one `Prediction` per text.
+    `after_window` is called after each window of `window` texts with the counts of texts written so far.
     """
     while chunk := list(itertools.islice(texts, window)):
         first = output.counts.written
@@ -211,9 +211,9 @@ def build_predict_function(
 class TextInference:
     """The settings of `remixer-t5x infer`, configured by gin.
 
-    `vocabulary` is the vocabulary used in training, `checkpoint` a checkpoint or a MODEL_DIR (selects the newest
-    checkpoint), and `output` a file or '-' for standard output. If `refuse_long` is true, a text that is
-    longer than `decoding` allows raises UserError instead of being truncated.
+    `vocabulary` is the vocabulary used in training. `checkpoint` is a checkpoint, or a MODEL_DIR to use its newest
+    checkpoint. `output` is a file, or '-' for standard output. If `refuse_long` is true, a text that is longer than
+    `decoding` allows raises UserError instead of being truncated.
     """
 
     model: Any
@@ -226,7 +226,7 @@ class TextInference:
     refuse_long: bool = False
 
     def check(self, embed: bool = False) -> None:
-        """Raises UserError if several processes use standard streams, or if the model or vocabulary is unsuitable."""
+        """Raises UserError for standard streams with several processes, or for an unsuitable model or vocabulary."""
         if embed:
             interface.require_method(self.model, 'encode', 'infer --embed')
         elif not (predictions.is_classifier(self.model) or head_predictions.has_head(self.model)):
@@ -248,7 +248,7 @@ class TextInference:
             )
 
     def step_folder(self) -> str:
-        """Returns the folder of the checkpoint to use, the same on every process."""
+        """Returns the folder of the checkpoint to use. All processes return the same folder."""
         return collectives.broadcast(str(saved_params.find_checkpoint(self.checkpoint, 'CHECKPOINT_PATH')))
 
     def open_output(self, folder: str) -> PredictionWriter:
@@ -272,7 +272,7 @@ class TextInference:
         )
 
     def codec(self) -> TextCodec:
-        """Returns the codec of input texts. If the task has no `inputs`, texts are prompts without an end token."""
+        """Returns the codec for input texts. If the task has no `inputs`, texts are prompts without an end token."""
         lengths = self.decoding.feature_lengths
         longest = batch_formats.text_lengths(lengths)['inputs']
         model = self.model if head_predictions.has_head(self.model) else None

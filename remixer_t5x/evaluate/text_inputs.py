@@ -1,4 +1,4 @@
-"""Reads texts for inference: lines of a file or of standard input, or one field of JSON lines."""
+"""Reads texts for inference from the lines of a file or standard input, or from one field of JSON lines."""
 
 import contextlib
 import dataclasses
@@ -14,7 +14,7 @@ from remixer_t5x import untrusted_files
 from remixer_t5x.errors import UserError, one_line, reason
 
 TXT, JSONL = 'txt', 'jsonl'
-# File formats whose rows have several columns.
+# File formats for tables, in which each row has several columns.
 TABLE_FORMATS = ('csv', 'tsv', 'parquet')
 # Maximum number of characters of a line; a longer line might not fit into memory.
 MAX_LINE_CHARACTERS = 50_000_000
@@ -23,7 +23,7 @@ _FORMAT_BY_EXTENSION = {'.txt': TXT, '.jsonl': JSONL, '.ndjson': JSONL, '.json':
 
 @dataclasses.dataclass(frozen=True)
 class TextInputs:
-    """Iterates over texts: any number of times for a file, once for standard input.
+    """Iterates over texts. A file can be iterated over repeatedly, but standard input only once.
 
     Attributes:
         path: a file, possibly gzipped (`.gz`), or '-' for standard input.

@@ -1,1 +1,1 @@
-"""Optional features. Each folder can be deleted, because the core imports it by name with `lazy.import_extra`."""
+"""Optional features. Any folder can be deleted, because the core package imports it with `lazy.import_extra`."""

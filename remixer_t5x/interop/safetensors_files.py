@@ -1,7 +1,7 @@
 """Reads and writes safetensors files with Hugging Face weights (a single file or shards) or a remixer_t5x model.
 
-A safetensors file starts with 8 bytes (the length N of the header, little endian), followed by N bytes of JSON and the
-bytes of the arrays. In files of remixer_t5x models, layers are stacked, and the name of an array is its path in
+A safetensors file starts with the header length N as 8 little-endian bytes, followed by N bytes of JSON and the bytes
+of the arrays. In files of remixer_t5x models, layers are stacked, and the name of an array is its path in
 the parameter tree, such as `encoder/run_0/layer/...`. The metadata contains `format`, `step`, `config` (the gin text of
 the run), `vocabulary` (as in a checkpoint) and `versions` (package versions as JSON).
 """
@@ -33,7 +33,7 @@ FLOAT_DTYPES = ('F32', 'BF16', 'F16')
 class Tensors(Mapping[str, np.ndarray]):
     """A mapping from names to float32 arrays, which are read on demand.
 
-    `locations` contains the file of each array and the name of the array in that file.
+    `locations` maps the name of each array to its file and its name in that file.
     """
 
     def __init__(self, locations: Mapping[str, tuple[pathlib.Path, str]]):
@@ -74,7 +74,7 @@ class Tensors(Mapping[str, np.ndarray]):
         return Tensors({new: self._locations[name] for new, name in names.items()})
 
     def join_folder(self, folder: str, tensors: 'Tensors') -> 'Tensors':
-        """Returns these arrays, and those of `tensors` with the prefix `folder`/ added to their names."""
+        """Returns these arrays and the arrays of `tensors`, whose names get the prefix `folder`/."""
         return Tensors(
             self._locations | {f'{folder}/{name}': location for name, location in tensors._locations.items()}
         )
@@ -133,7 +133,7 @@ def write_file(path: pathlib.Path, arrays: Mapping[str, np.ndarray], metadata: M
 def write_params(
     path: str, params: Params, step: int, record: Mapping[str, Any], dtype: str = 'float32'
 ) -> pathlib.Path:
-    """Writes a remixer_t5x checkpoint to a new file, with arrays of type `dtype`, and returns the path of the file."""
+    """Writes a remixer_t5x checkpoint, converted to `dtype`, to a new file, and returns the path of the file."""
     file = pathlib.Path(path).expanduser()
     if file.exists():
         raise UserError(f'{file} already exists; use another file')
@@ -218,7 +218,7 @@ def _read_shards(folder: pathlib.Path) -> Tensors:
 
 
 def _unreadable_error(path: pathlib.Path, reason: str) -> UserError:
-    """Returns the error for a file that is damaged or not in safetensors format; `reason` is untrusted text."""
+    """Returns the error for a file that is damaged or not in safetensors format; `reason` is an untrusted string."""
     text = ascii(reason)[1:-1]
     text = text if len(text) <= 200 else f'{text[:200]}...'
     return UserError(f'{path} cannot be read as safetensors: {text}; copy or download it again')

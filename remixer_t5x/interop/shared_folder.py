@@ -2,7 +2,7 @@
 
     model.safetensors   the parameters, in the format of --to_safetensors
     model.gin           the gin statements that configure MODEL and TASK_FEATURE_LENGTHS
-    config.json         model_type 'remixer_t5x', and the value of MODEL_TYPE as `architecture`
+    config.json         model_type 'remixer_t5x', `architecture` (such as 'encoder_decoder') and vocab_size
     vocabulary/         the vocabulary files, as in a MODEL_DIR
     code/               the custom modules that model.gin imports
 
@@ -68,7 +68,7 @@ class SharedModel:
 
 
 def shapes_by_name(params: Any) -> dict[str, tuple[int, ...]]:
-    """Maps parameter names to shapes, as `changes.describe_shape_difference` expects."""
+    """Maps parameter names with the prefix `params/` to shapes, for `changes.describe_shape_difference`."""
     return {f'params/{name}': leaf.shape for name, leaf in traverse_util.flatten_dict(params, sep='/').items()}
 
 
@@ -94,7 +94,7 @@ def open_shared_folder(folder: pathlib.Path) -> SharedModel:
 
 
 def copy_code(folder: pathlib.Path, packages: Sequence[str]) -> list[str]:
-    """Copies custom modules and packages to `folder`/code, with the modules that they import from the same folder.
+    """Copies custom modules and packages to `folder`/code, including modules that they import from their own folder.
 
     Returns the names of packages that were not copied because they are installed or cannot be found.
     """

@@ -11,7 +11,7 @@ from remixer_t5x.kernels.diagonals import spread_over_diagonals
 def split_blocks(tree: Any, block: int, axis: int = 0) -> Any:
     """Splits arrays [batch, length, ...] into blocks of `block` tokens, and pads the last block with zeros.
 
-    Inserts the axis of blocks at `axis`; with 0, the results are [blocks, batch, block, ...].
+    Inserts the block axis at `axis`; if `axis` is 0, the results are [blocks, batch, block, ...].
     """
 
     def split(array: jax.Array) -> jax.Array:
@@ -22,7 +22,7 @@ def split_blocks(tree: Any, block: int, axis: int = 0) -> Any:
 
 
 def join_blocks(blocks: jax.Array, length: int) -> jax.Array:
-    """Joins blocks [blocks, batch, block, ...] into rows [batch, length, ...], without the padding."""
+    """Joins blocks [blocks, batch, block, ...] into rows [batch, length, ...], and removes the padding."""
     rows = jnp.moveaxis(blocks, 0, 1)
     return rows.reshape(rows.shape[0], -1, *rows.shape[3:])[:, :length]
 

@@ -33,8 +33,8 @@ def compiling_for(platform: str, interpret: bool = False, chip: str | None = Non
     """Traces programs for `platform` in this context, even if this process has no such device.
 
     Args:
-        platform: 'tpu', 'gpu', or 'accelerator' for programs for a TPU or GPU that are compiled with XLA:CPU instead
-            and therefore cannot contain kernels.
+        platform: 'tpu', 'gpu', or 'accelerator'. The last value is for programs that are written for a TPU or GPU but
+            compiled with XLA:CPU, so they cannot contain kernels.
         interpret: whether to run kernels in Pallas's interpreter, which works on all devices.
         chip: chip generation such as 'v3', or None if unknown.
     """

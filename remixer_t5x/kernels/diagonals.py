@@ -21,7 +21,7 @@ def spread_over_diagonals(values: jax.Array, length: int) -> jax.Array:
 
 
 def gather_by_positions(matrix: jax.Array, positions: jax.Array) -> jax.Array:
-    """Gathers, for each pair of tokens in packed rows, the entry of `matrix` at their positions in their example.
+    """Gathers, for each pair of tokens in packed rows, the entry of `matrix` at their positions in the example.
 
     Returns `out[b, i, j] = matrix[positions[b, i], positions[b, j]]` for tokens i and j of the same example; the caller
     must mask all other entries. The tokens of an example must be contiguous, so `positions[b, j] - positions[b, i]`

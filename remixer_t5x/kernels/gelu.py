@@ -16,7 +16,7 @@ from jax.ad_checkpoint import checkpoint_name
 from remixer_t5x.kernels.attention.formula import ATTENTION_OUTPUT
 from remixer_t5x.kernels.compile_target import target_platform
 
-# 2 u = x (_LINEAR + _CUBIC x^2)
+# 2 u = x (_GELU_LINEAR + _GELU_CUBIC x^2)
 _GELU_LINEAR = 2 * (2 / math.pi) ** 0.5
 _GELU_CUBIC = 0.044715 * _GELU_LINEAR
 

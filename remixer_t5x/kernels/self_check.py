@@ -39,7 +39,7 @@ class KernelCheck:
         kernel: name of the kernel, such as 'cudnn'.
         call: description of the call for messages: lengths, heads and flags.
         run, formula: the kernel and its plain-JAX implementation, functions of the operands.
-        operands: trees of `jax.ShapeDtypeStruct`. Integer arrays are segment ids, [ROWS, length].
+        operands: trees of `jax.ShapeDtypeStruct`. Integer arrays are segment ids, [NUM_CHECK_ROWS, length].
     """
 
     kernel: str
@@ -62,7 +62,7 @@ class KernelVerdict(NamedTuple):
 
     def failure_reason(self, check: KernelCheck) -> str | None:
         """Returns why the check failed, or None if it passed."""
-        # A check with the difference NaN fails.
+        # A check fails if the difference is NaN.
         if self.difference is not None and self.difference <= check.tolerance:
             return None
         reason = self.error or f'the relative error must be at most {check.tolerance:g}, got {self.difference:.2g}'
@@ -96,7 +96,7 @@ _failures: dict[str, str | None] = {}
 
 
 def failure_reason(check: KernelCheck) -> str | None:
-    """Returns why the kernel fails its check on this device, or None if it passes, or if the check is not run."""
+    """Returns why the kernel fails its check on this device, or None if it passes or the check is not run."""
     record = _RECORDED_CHECKS.get()
     if record is not None:
         record[check.key] = check
@@ -114,7 +114,7 @@ def failure_reason(check: KernelCheck) -> str | None:
 
 @functools.cache
 def log_fallback(operation: str, kernel: str, unsupported_reason: str) -> None:
-    """Logs once for each reason that an operation uses its plain-JAX implementation."""
+    """Logs, once for each reason, that an operation uses its plain-JAX implementation."""
     logging.getLogger('remixer_t5x').warning(
         '%s falls back to its plain-JAX implementation: %s %s', operation, kernel, unsupported_reason
     )

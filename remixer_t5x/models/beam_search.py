@@ -204,7 +204,10 @@ def _best_extensions(scores: jax.Array, logits: jax.Array, count: int, normalize
 
 
 def _has_beam_rows(cache: Cache, larger: Cache) -> list[bool]:
-    """Returns which leaves of `cache` have rows for each beam: their shape differs in `larger`, for twice the beams."""
+    """Returns which leaves of `cache` have rows for each beam.
+
+    The shapes of these leaves differ in `larger`, the cache for twice as many beams.
+    """
     pairs = zip(jax.tree.leaves(cache), jax.tree.leaves(larger), strict=True)
     return [leaf.shape != other.shape for leaf, other in pairs]
 

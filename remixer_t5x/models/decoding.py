@@ -22,10 +22,9 @@ class Decoded(NamedTuple):
 
     Attributes:
         tokens: token ids [batch, n, length] int32; 0 after the end token.
-        scores: [batch, n] float32, the sum of the log-probabilities of the tokens, including the end token. In greedy
-            decoding and sampling, logits processors do not affect scores. In beam search, they do, and the sum is
-            divided by the length penalty, as in Hugging Face's transformers. As in T5X, id 0 counts here, whereas
-            `score` omits targets with id 0.
+        scores: [batch, n] float32, the sum of the log-probabilities of the tokens, including the end token. Logits
+            processors affect scores only in beam search, which also divides the sum by the length penalty, as in
+            Hugging Face's transformers. As in T5X, tokens with id 0 are included here, but not in `score`.
     """
 
     tokens: jax.Array

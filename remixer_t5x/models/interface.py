@@ -110,7 +110,7 @@ def count_sequences(batch: Batch, tokens: str) -> jax.Array:
 
 
 def sublayer_factories(model: Model) -> dict[str, list[Callable[..., nn.Module]]]:
-    """Returns the sublayer factories of the stacks 'encoder' and 'decoder', in the order of their layers."""
+    """Returns the sublayer factories of the encoder and decoder stacks, in layer order."""
     stacks = {side: getattr(model.module, f'{side}_stack', None) for side in ('encoder', 'decoder')}
     return {
         side: [sublayer for layer, _ in stack_factory().runs for sublayer in layer().sublayers]

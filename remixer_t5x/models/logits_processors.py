@@ -49,7 +49,7 @@ class NoRepeatNGram:
 
 @dataclasses.dataclass(frozen=True)
 class NoBadWords:
-    """Forbids the token sequences in `words`: after all but the last token of a sequence, the last one is forbidden."""
+    """Forbids the token sequences in `words` by forbidding the last token of a sequence after its other tokens."""
 
     words: Sequence[Sequence[int]]
 

@@ -1,4 +1,4 @@
-"""Stop strings, which end generation as soon as they occur in the text, as in Hugging Face's `StopStringCriteria`.
+"""Stop strings, which end generation as soon as they occur in the output, as in Hugging Face's `StopStringCriteria`.
 
 They are compiled into an automaton over tokens (Aho and Corasick 1975), so they may begin and end within tokens. Each
 state represents the longest suffix of the text that is a proper prefix of a stop string.
@@ -21,8 +21,8 @@ class StopStrings:
     """Automaton that detects stop strings in a sequence of token ids.
 
     Attributes:
-        next_state: [states, vocab] int32, the state after each state and token id. State 0 means that the text does not
-            end with the beginning of a stop string.
+        next_state: [states, vocab] int32, the next state for each current state and token id. In state 0, the text does
+            not end with the beginning of a stop string.
         completes: [states, vocab] bool, whether a token id completes a stop string in a state.
     """
 

@@ -31,10 +31,11 @@ def muon(
     max_grad_norm: ranges.Positive | None = 1.0,
     momentum_dtype: str = 'float32',
 ) -> Optimizer:
-    """Muon for hidden matrices (`axes.is_hidden_matrix`), and AdamW with `b1` and `b2` for all other parameters.
+    """Creates an optimizer that updates hidden matrices with Muon and all other parameters with AdamW.
 
-    AdamW also updates position embeddings (which have no gradient at unused positions), Remixer's H (logits), and LoRA
-    adapters (whose two matrices are factors of one matrix).
+    `axes.is_hidden_matrix` selects the matrices, and `b1` and `b2` are settings of AdamW. AdamW also updates position
+    embeddings (which have no gradient at unused positions), Remixer's H (logits), and LoRA adapters (whose two matrices
+    are factors of one matrix).
 
     The Nesterov momentum (decay `beta`) of each matrix [in, out] is orthogonalized by `ns_steps` Newton-Schulz
     iterations and scaled by 0.2 sqrt(max(in, out)) (Liu et al. 2025, arXiv:2502.16982, equation 4). Its RMS then equals

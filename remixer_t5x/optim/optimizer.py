@@ -155,7 +155,7 @@ def adamw(
     max_grad_norm: ranges.Positive | None = 1.0,
     momentum_dtype: str = 'float32',
 ) -> Optimizer:
-    """AdamW (Loshchilov and Hutter 2019).
+    """Creates an AdamW optimizer (Loshchilov and Hutter 2019).
 
     Gradient clipping and `weight_decay` work as in `adamw_rms`, but updates are not scaled by the parameter RMS.
     """
@@ -174,11 +174,11 @@ def lion(
     max_grad_norm: ranges.Positive | None = 1.0,
     momentum_dtype: str = 'float32',
 ) -> Optimizer:
-    """Lion (Chen et al. 2023, arXiv:2302.06675), which updates every element by plus or minus the learning rate.
+    """Creates a Lion optimizer (Chen et al. 2023), which changes every element by plus or minus the learning rate.
 
-    The optimizer state contains one running mean of the gradients. The paper recommends a learning rate 3 to 10 times
-    smaller than for AdamW, and a `weight_decay` larger by the same factor. Gradient clipping and `weight_decay` work
-    as in `adamw_rms`.
+    The optimizer state contains one running mean of the gradients. The paper (arXiv:2302.06675) recommends a
+    learning rate 3 to 10 times smaller than for AdamW, and a `weight_decay` larger by the same factor. Gradient
+    clipping and `weight_decay` work as in `adamw_rms`.
     """
     rule = optax.scale_by_lion(b1=b1, b2=b2, mu_dtype=jnp.dtype(momentum_dtype))
     return build_optimizer_with_decay(
@@ -219,7 +219,7 @@ def _scale_updates(factors: Any) -> list[optax.GradientTransformation]:
 
 
 def weight_decay_mask(logical_axes: Any) -> Any:
-    """Returns a tree of bool: True for parameters with weight decay, that is, all matrices except position biases."""
+    """Returns a tree of booleans, True for parameters with weight decay: all matrices except position biases."""
 
     def is_decayed(axes):
         names = [name for name in axes if name != LAYERS_AXIS]

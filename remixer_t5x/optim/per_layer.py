@@ -78,7 +78,7 @@ def _state_axes(inner: optax.GradientTransformation, members: Any) -> Any:
 
 
 def find_stacked_params(logical_axes: Any) -> Any:
-    """Returns a tree of bool that is True for parameters whose first axis is the layers axis.
+    """Returns a tree of booleans, True for parameters whose first axis is the layers axis.
 
     Raises ValueError if a layers axis is repeated or is not the first axis.
     """
@@ -98,7 +98,7 @@ def is_partition_spec(leaf: Any) -> bool:
 
 
 def find_params_near_zero(logical_axes: Any) -> Any:
-    """Returns a tree of bool that is True for parameters that may start near zero and grow large during training.
+    """Returns a tree of booleans, True for parameters that may start near zero and grow large during training.
 
     Such parameters have no axis for features, hidden units, heads or vocabulary entries: scalars (Remixer's alpha,
     ReZero's scales), matrices between positions (Remixer's H, gMLP's free W), vectors over distances (gMLP's Toeplitz

@@ -74,7 +74,10 @@ def linear(
     final: ranges.NonNegative = 0.0,
     warmup_start: ranges.Fraction = 0.0,
 ) -> Schedule:
-    """Linear warmup from `warmup_start * peak` to `peak`, then linear decay to `final` at step `total_steps`."""
+    """Creates a schedule with a linear warmup to `peak` and a linear decay to `final` at step `total_steps`.
+
+    The warmup starts at `warmup_start * peak`.
+    """
     _check_decay(warmup_steps, total_steps)
     warmup = optax.linear_schedule(warmup_start * peak, peak, warmup_steps)
     decay = optax.linear_schedule(peak, final, total_steps - warmup_steps)
@@ -90,7 +93,7 @@ def wsd(
     final: ranges.NonNegative = 0.0,
     warmup_start: ranges.Fraction = 0.0,
 ) -> Schedule:
-    """Warmup-stable-decay schedule: warmup from `warmup_start * peak`, constant rate `peak`, then decay to `final`.
+    """Creates a warmup-stable-decay schedule: warmup from `warmup_start * peak`, constant `peak`, decay to `final`.
 
     Over the last fraction `decay_share` of `total_steps`, the rate decays as 1 - sqrt(x) for x from 0 to 1 (Haegele et
     al. 2024, arXiv:2405.18392, section 3). A run can resume from a checkpoint saved before the decay with any larger

@@ -48,7 +48,7 @@ class StatePlan:
         return jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
 
     def create(self, rng: jax.Array) -> TrainState:
-        """Creates an initial state; each device computes its shards, whose values do not depend on the mesh."""
+        """Creates an initial state; each device computes its shards, and the values do not depend on the mesh."""
         return self.jitted_init()(rng)
 
     def jitted_init(self) -> jax.stages.Wrapped:

@@ -1,7 +1,7 @@
 """Accumulates training and evaluation metrics, and writes them to metrics.jsonl.
 
 Each line of `metrics.jsonl` is a JSON record of a training log or an evaluation. Its keys are `kind` ('train' or the
-name of an evaluation), `step`, the metrics, and `timing`, which contains the machine-dependent numbers `clock`,
+name of an evaluation), `step`, the metrics, and `timing`, which contains machine-dependent numbers such as `clock`,
 `seconds`, `tokens_per_second` and `host_mib`. Except for `timing`, a killed and resumed run writes the same records as
 an uninterrupted run.
 """
@@ -20,23 +20,24 @@ from etils import epath
 from remixer_t5x import untrusted_files
 from remixer_t5x.run_folder import object_store
 
-# Maps each sum over target tokens in the output of a model's `loss` to the metric that `compute_means` computes.
+# Maps each sum over target tokens returned by a model's `loss` to the metric that `compute_means` computes from it.
 PER_TOKEN_METRICS = {'loss': 'loss', 'z_loss': 'z_loss', 'correct': 'accuracy'}
 COUNT_METRICS = ('weights', 'sequences', 'nonfinite', 'spike')
 LAST_VALUE_METRICS = ('learning_rate',)
 NUM_STEPS = 'steps'
-# Key of the number of steps whose update was skipped. The metrics of these steps are excluded from the means.
+# Key for the number of steps whose update was skipped. The metrics of these steps are excluded from the means.
 SKIPPED = 'skipped'
 # Metrics that commands read from metrics.jsonl.
 READ_METRICS = ('loss', 'perplexity', 'accuracy')
-# Exclusive upper limit of `step` in a record. A larger step indicates a damaged file.
+# Exclusive upper limit for `step` in a record. A larger value indicates a damaged file.
 MAX_STEP = 10**15
 
 
 class MetricsWindow:
     """Accumulates metrics since the last log. `add` stores device arrays without waiting; `totals` fetches them.
 
-    Sums are Python floats that are added in step order, so a saved and restored window computes bit-identical sums.
+    Values are added as Python floats in the order of the steps, so a window that is saved and restored computes
+    bit-identical sums.
     """
 
     def __init__(self, totals: Mapping[str, float] | None = None):
@@ -86,10 +87,10 @@ def perplexity(loss: float) -> float:
 class JsonlWriter:
     """Writes records to metrics.jsonl, one JSON object per line.
 
-    On a disk, `write` returns after the line is synced. In a bucket, `flush` returns after all lines are uploaded.
+    On a disk, `write` returns once the line is synced. For a bucket, `flush` returns once all lines are uploaded.
 
-    The constructor removes lines that are not records, and records of steps after `restored_step`, because the resumed
-    run writes them again.
+    The constructor removes lines that are not records. It also removes records of steps after `restored_step`, because
+    the resumed run writes these records again.
     """
 
     def __init__(self, path: epath.Path, restored_step: int):

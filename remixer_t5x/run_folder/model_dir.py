@@ -29,7 +29,7 @@ PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'seqio', 'tens
 def absolute_path(path: str | os.PathLike[str]) -> epath.Path:
     """Returns the absolute path with `~` expanded; `gs://` paths are unchanged.
 
-    Raises UserError for other URLs.
+    Raises UserError for any other URL.
     """
     text = os.fspath(path)
     if not object_store.is_remote(text):
@@ -103,8 +103,8 @@ def package_versions() -> dict[str, str]:
 def lock_model_dir(folder: epath.Path) -> Iterator[None]:
     """Holds a lock on `folder` during the `with` block. The kernel releases the lock if the process is killed.
 
-    On NFS, the lock also works across machines. Buckets are not locked, because they do not support locks. If another
-    run uses the folder, raises a UserError that names the process that holds the lock.
+    On NFS, the lock also works across machines. Buckets do not support locks, so they are not locked. If another run is
+    using the folder, raises UserError with the name of the process that holds the lock.
     """
     if object_store.is_remote(folder):
         yield

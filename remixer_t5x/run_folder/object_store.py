@@ -2,8 +2,8 @@
 
 Three libraries access buckets: etils reads and writes small files through TensorFlow, TensorStore reads and writes
 arrays, and Orbax lists and deletes checkpoints through google-cloud-storage. An object in a bucket is written
-atomically, but it cannot be locked, renamed atomically or appended to, and can be written only about once per second. A
-growing file is therefore buffered in memory, and the whole file is uploaded periodically (`GrowingObject`).
+atomically, but it cannot be locked, renamed atomically or appended to, and it can be overwritten only about once per
+second. `GrowingObject` therefore buffers a growing file in memory and periodically uploads the whole file.
 """
 
 import contextlib
@@ -22,11 +22,11 @@ from remixer_t5x.errors import UserError
 
 GOOGLE_SCHEME = 'gs://'
 STORAGE_LIBRARY = 'google.cloud.storage'
-# Timeout in seconds for checking a bucket before a run starts.
+# Timeout in seconds for the check whether a bucket is accessible, before a run starts.
 BUCKET_CHECK_SECONDS = 30.0
 # Seconds between uploads of a growing object.
 UPLOAD_SECONDS = 10.0
-# Prefix of CRC32C checksums, which the bucket computes. Checksums without a prefix are SHA-256.
+# Prefix of CRC32C checksums, which buckets compute. Checksums without this prefix are SHA-256 checksums.
 CRC32C_PREFIX = 'crc32c='
 
 
@@ -66,7 +66,7 @@ def check_bucket(folder: epath.Path) -> None:
 
 
 def list_objects(folder: epath.Path) -> dict[str, list[Any]] | None:
-    """Maps the relative name of each object in `folder` to [size in bytes, checksum with prefix].
+    """Maps the name of each object, relative to `folder`, to [size in bytes, checksum with prefix].
 
     Returns None if google-cloud-storage or credentials are missing on this machine. Raises UserError if the bucket
     cannot be read.
@@ -85,7 +85,7 @@ def list_objects(folder: epath.Path) -> dict[str, list[Any]] | None:
 
 @contextlib.contextmanager
 def wrap_read_errors(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Converts errors of a disk or bucket to a UserError that explains why `path` cannot be read."""
+    """Converts disk and bucket errors to a UserError that explains why `path` cannot be read."""
     try:
         yield
     except lazy.file_error_types() as error:
@@ -94,7 +94,7 @@ def wrap_read_errors(path: str | os.PathLike[str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def wrap_write_errors(path: epath.Path) -> Iterator[None]:
-    """Converts errors of a disk or bucket to a CannotWrite error that explains why `path` cannot be written."""
+    """Converts disk and bucket errors to a CannotWrite error that explains why `path` cannot be written."""
     try:
         yield
     except lazy.file_error_types() as error:
@@ -105,17 +105,17 @@ def wrap_write_errors(path: epath.Path) -> Iterator[None]:
 
 
 def describe_error(error: BaseException) -> str:
-    """Describes an error of a disk or bucket in one line."""
+    """Describes a disk or bucket error in one line."""
     text = getattr(error, 'message', None) or getattr(error, 'strerror', None) or str(error)
     text = ' '.join(str(text).split('\n\t')[0].split()) or type(error).__name__
     for words, advice in _ADVICE.items():
         if any(word in f'{type(error).__name__}: {text}' for word in words):
             return advice
-    # Omit the middle of a long message, which starts with the failed operation and ends with the system's error.
+    # Omit the middle of a long message: the failed operation is at the start, and the system's error is at the end.
     return text if len(text) <= 200 else f'{text[:80]} ... {text[-110:]}'
 
 
-# Maps exception names or parts of messages to a description and advice.
+# Maps exception names and substrings of error messages to a description and advice.
 _ADVICE = {
     ('DefaultCredentialsError', 'RefreshError', 'Unauthorized', 'UNAUTHENTICATED', 'response code 401'): (
         'there are no valid credentials; run gcloud auth application-default login, or set '

@@ -1,4 +1,4 @@
-"""Writes TensorBoard event files through tensorboardX, whose import takes half a second."""
+"""Writes TensorBoard event files with tensorboardX. Import it lazily, because the import takes half a second."""
 
 import contextlib
 import math
@@ -16,16 +16,17 @@ from remixer_t5x.run_folder import object_store
 
 # Seconds between two flushes of an event file.
 FLUSH_SECONDS = 30
-# Size in bytes at which an event file in a bucket is continued in a new object.
+# Size in bytes of an object beyond which an event file in a bucket continues in a new object.
 PART_BYTES = 1 << 20
 
 
 class TensorBoardWriter:
     """Writes TensorBoard event files to `folder`. The tag of a metric is `kind/name`.
 
-    Events are written in the caller's thread. tensorboardX's writer thread would end when the disk is full, and its
-    queue would then block the caller forever. After a failed write, which may leave a partial event, a new file is
-    started. `restored_step` hides the metrics of later steps in earlier files; None hides none.
+    Events are written in the caller's thread, because tensorboardX's writer thread would end when the disk is full, and
+    its full queue would then block the caller forever. After a failed write, which may leave a partial event, a new
+    file is started. Unless `restored_step` is None, TensorBoard hides the metrics that earlier files contain for later
+    steps.
     """
 
     def __init__(self, folder: epath.Path, restored_step: int | None):
@@ -49,7 +50,7 @@ class TensorBoardWriter:
         self._add_event(file_version='brain.Event:2')
 
     def rewind(self, step: int) -> None:
-        """Makes TensorBoard hide the metrics after `step`, because the run computes them again."""
+        """Makes TensorBoard hide the metrics of steps after `step`, because the run computes them again."""
         session_log = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
         self._add_event(step=step + 1, session_log=session_log)
 
@@ -89,7 +90,8 @@ class TensorBoardWriter:
 class _BucketEventFile:
     """Stores an event file of tensorboardX in a bucket as a sequence of objects `path`, `path.1`, `path.2`, ...
 
-    A failed upload does not end the run, because metrics.jsonl contains the same metrics. The next flush retries it.
+    A failed upload does not end the run, because metrics.jsonl contains the same metrics. The next flush retries the
+    upload.
     """
 
     def __init__(self, path: str):

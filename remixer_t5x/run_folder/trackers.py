@@ -24,9 +24,9 @@ from remixer_t5x import untrusted_files
 from remixer_t5x.errors import UserError, reason
 from remixer_t5x.run_folder import model_dir, object_store
 
-# File in MODEL_DIR that maps the name of a tracker to the id by which it identifies the run.
+# File in MODEL_DIR that maps the name of each tracker to the id by which the tracker identifies the run.
 IDS_FILE = 'trackers.json'
-# Maximum number of queued calls to a slow tracker; further calls are dropped.
+# Maximum number of queued calls to a slow tracker. Further calls are dropped.
 MAX_QUEUED_CALLS = 1000
 # Maximum number of seconds to wait for each tracker at the end of a run, for example for uploads.
 CLOSE_SECONDS = float(os.environ.get('REMIXER_T5X_TRACKER_SECONDS', '120'))
@@ -34,7 +34,7 @@ CLOSE_SECONDS = float(os.environ.get('REMIXER_T5X_TRACKER_SECONDS', '120'))
 
 @dataclasses.dataclass(frozen=True)
 class TrackedRun:
-    """A run to track: MODEL_DIR, the step at which this process starts, and settings by name."""
+    """A run to track: its MODEL_DIR, the step at which this process starts, and its named settings."""
 
     folder: epath.Path
     step: int
@@ -48,7 +48,7 @@ class TrackerSession(Protocol):
         """Logs metrics of `kind` ('train', or the name of an evaluation) after `step` updates."""
 
     def rewind(self, step: int) -> None:
-        """Handles a rewind of the run to `step`, after which the metrics of later steps are written again."""
+        """Handles a rewind of the run to `step`. The run then writes the metrics of later steps again."""
 
     def add_files(self, name: str, kind: str, path: epath.Path) -> None:
         """Uploads the file or folder `path`. `kind` is 'config', 'report' or 'model'."""
@@ -61,7 +61,7 @@ class Tracker(Protocol):
 
     @property
     def takes_files(self) -> bool:
-        """Whether `add_files` stores files; if not, no report is written for the tracker."""
+        """Whether `add_files` stores files. If False, no report is written for the tracker."""
 
     def open(self, run: TrackedRun) -> TrackerSession: ...
 
@@ -107,7 +107,8 @@ class WandB:
         if self.mode not in (None, 'online', 'offline', 'disabled'):
             raise UserError(f"WandB.mode must be 'online', 'offline', 'disabled' or None, got {self.mode!r}")
         spec = importlib.util.find_spec('wandb')
-        # A module without an origin is only a folder, such as the folder `wandb/` in which W&B stores runs.
+        # If the module has no origin, Python has found a plain folder, such as the folder `wandb/` in which W&B stores
+        # runs.
         if spec is None or spec.origin is None:
             raise UserError(
                 "wandb must be installed for @trackers.WandB() in TRACKERS; run pip install 'remixer-t5x[wandb]'"
@@ -174,7 +175,7 @@ class _WandBSession:
 def run_id(folder: epath.Path, tracker: str) -> str:
     """Returns the id by which `tracker` identifies the run in `folder`. The first call creates the id.
 
-    Raises UserError if the file with the ids is damaged or not writable.
+    Raises UserError if the file that stores the ids is damaged or not writable.
     """
     path = folder / IDS_FILE
     advice = 'move it away, so that the run gets a new id'
@@ -192,8 +193,8 @@ def run_id(folder: epath.Path, tracker: str) -> str:
 class Tracking:
     """Calls each tracker in a separate thread.
 
-    If a tracker fails or hangs, one warning is printed, and only metrics sent to this tracker are lost. The methods do
-    not raise errors, and only `close` waits for the trackers.
+    If a tracker fails or hangs, one warning is printed, and only the metrics sent to this tracker are lost. The methods
+    never raise errors, and only `close` waits for the trackers.
     """
 
     def __init__(self, trackers: Sequence[Tracker], run: TrackedRun, warn: Callable[[str], None]):
@@ -211,7 +212,7 @@ class Tracking:
         self._call_all(lambda session: session.add_files(name, kind, path))
 
     def close(self, seconds: float | None = None) -> None:
-        """Closes all trackers, and waits at most `seconds` for each tracker; None uses CLOSE_SECONDS."""
+        """Closes all trackers. Waits at most `seconds` for each tracker; None uses CLOSE_SECONDS."""
         for thread in self._threads:
             thread.end()
         for thread in self._threads:

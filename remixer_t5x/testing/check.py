@@ -38,7 +38,7 @@ DECODER_CHECKS = ('causality', 'prefix', 'decode', 'prompt', 'beams')
 
 
 class CheckResult(NamedTuple):
-    """A check result: `passed`, `FAILED`, `refused` (the sublayer raised UserError) or `skipped`, with the reason."""
+    """Result of a check and its reason: `passed`, `FAILED`, `refused` (the sublayer raised UserError) or `skipped`."""
 
     check: str
     side: str
@@ -79,7 +79,7 @@ def check_sublayer(
 
     Args:
         sublayer: an unbound Flax module `(x, ctx) -> y`, its class, or another factory that accepts `name`.
-        sides: the sides to check, 'encoder', 'decoder' or both.
+        sides: which stacks to check: 'encoder', 'decoder' or both.
         without: names of checks to skip, such as `('padding', 'packing')` for a mixer that mixes complete rows.
         companions: factories of additional sublayers in each layer, if the sublayer requires them.
         norm: factory of the norm in each layer; None uses the default of `layout`.
@@ -119,7 +119,7 @@ def check_sublayer(
 
 
 def check_custom_sublayers(model: interface.Model, packed: bool = False) -> list[str]:
-    """Checks within seconds that a model's custom sublayers ignore padding and, in a decoder, later tokens.
+    """Runs a quick check that a model's custom sublayers ignore padding and, in a decoder, later tokens.
 
     If `packed` is set, also checks that packing an example with others does not change its outputs.
 

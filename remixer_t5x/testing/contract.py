@@ -9,10 +9,10 @@
 | prefix | attention is bidirectional within a prefix and causal after it, or the sublayer raises `UserError` |
 | prompt | filling the caches with prompts of any length in one call equals computing all tokens at once |
 | beams | beams that share one encoder output decode like separate sequences with copies of it |
-| bfloat16 | bfloat16 inputs give bfloat16 outputs, close to float32 |
-| dropout | `deterministic` disables dropout; otherwise the key determines it |
-| parameters | float32, with logical axes, initialised separately for each layer |
-| gradients | finite, and nonzero for every parameter |
+| bfloat16 | for bfloat16 inputs, outputs are bfloat16 and close to the float32 outputs |
+| dropout | `deterministic` disables dropout; otherwise the PRNG key determines the dropout masks |
+| parameters | parameters are float32, have logical axes, and are initialized separately for each layer |
+| gradients | gradients are finite, and nonzero for every parameter |
 | remat | rematerialization and unrolling do not change the gradients |
 | layouts | every layout of a layer preserves shape and dtype |
 """
@@ -145,12 +145,12 @@ def check_prefix(fixture: SublayerFixture) -> None:
         require_no_pairs((influence != 0) & ~may_read & is_token[:, None], f'token {{}} reads token {{}} {row}')
         if np.any(influence[~np.eye(LENGTH, dtype=bool)]):
             unread = same_example & in_prefix[:, None] & in_prefix[None, :] & (influence == 0)
-            advice = 'read ctx.prefix, or call checks.refuse_prefix'
+            advice = 'read ctx.prefix, or call checks.check_no_prefix'
             require_no_pairs(unread, f'token {{}} does not read token {{}} {row}; {advice}')
 
 
 def check_prompt(fixture: SublayerFixture, bidirectional: bool = False) -> None:
-    """If `bidirectional` is set, prompts are prefixes, for which a sublayer may raise UserError."""
+    """Checks prompts; if `bidirectional` is set, prompts are prefixes, for which a sublayer may raise UserError."""
     x = fixture.features(26)
     counts = np.random.default_rng(3).integers(1, SHORT_LENGTH + 1, ROWS)
     counts[:2] = 1, SHORT_LENGTH

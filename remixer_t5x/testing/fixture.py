@@ -1,6 +1,6 @@
 """Builds a two-layer encoder or decoder with the sublayers to check, and the compiled programs shared by the checks.
 
-`trace` computes outputs and gradients with one program of a fixed shape; checks select gradients by cotangents.
+`trace` computes outputs and gradients with one program of a fixed shape; checks pass cotangents to select gradients.
 """
 
 import dataclasses

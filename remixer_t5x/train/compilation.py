@@ -1,6 +1,6 @@
 """Compiles the train step and evaluation step of a run, and creates its initial state.
 
-The train step and the parameter initialization are compiled in threads while the data is opened.
+Background threads compile the train step and the parameter initialization while the data is being opened.
 """
 
 import threading
@@ -22,8 +22,8 @@ from remixer_t5x.train.settings import Run
 class CompiledAhead:
     """A jitted function that is compiled in a background thread for fixed argument shapes.
 
-    The first call waits until all processes have compiled the function, and raises compilation errors. `function` is
-    the result of `jax.jit`, or a `train_step.CompiledStep`; `options` are XLA options.
+    The first call waits until all processes have compiled the function, and raises compilation errors. `function` is a
+    function returned by `jax.jit`, or a `train_step.CompiledStep`. `options` maps XLA option names to values.
     """
 
     def __init__(self, function: Any, *shapes: Any, options: Mapping[str, Any] | None = None):
@@ -37,7 +37,7 @@ class CompiledAhead:
         """Traces the function and starts its compilation. Later calls do nothing. Raises tracing errors."""
         if self._thread is None:
             lowered = self._function.lower(*self._shapes)
-            # This is not a daemon thread, because Python must not exit while XLA compiles.
+            # Do not use a daemon thread, because Python must not exit while XLA is compiling.
             self._thread = threading.Thread(target=self._compile, args=(lowered,), name=startup.COMPILE_THREAD_NAME)
             self._thread.start()
 
@@ -122,7 +122,7 @@ class Programs:
         return self._init(jax.random.key(self._config.seed))
 
     def eval_step(self, vocabulary: Any) -> train_step.CompiledStep:
-        """Returns the evaluation step `(params, batch) -> sums`, which is compiled when it is first called."""
+        """Returns the evaluation step `(params, batch) -> sums`. Its first call compiles it."""
         model, token_bytes = self._config.model, None
         if model.model_type == batch_formats.DECODER_ONLY:
             token_bytes = task_vocabulary.token_bytes(vocabulary)
@@ -132,9 +132,9 @@ class Programs:
         return train_step.jit_eval_step(step, self.plan.shardings, self._config.partitioner)
 
     def evaluated_params(self) -> Callable[[TrainState], Any]:
-        """Returns a function that selects the parameters to evaluate from a train state.
+        """Returns a function that maps a train state to the parameters to evaluate.
 
-        These are the optimizer's averaged parameters, if it computes an average, and otherwise the latest parameters.
+        These are the averaged parameters if the optimizer averages parameters, and otherwise the latest parameters.
         """
         average = self._config.optimizer.evaluated
         if average is None:

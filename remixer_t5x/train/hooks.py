@@ -1,4 +1,4 @@
-"""Defines the hooks that the training loop calls periodically: held-out loss, task metrics and profiles."""
+"""Defines hooks that the training loop calls periodically: for held-out loss, task metrics and profiles."""
 
 import dataclasses
 import functools
@@ -20,7 +20,7 @@ from remixer_t5x.train.run_log import RunLog
 from remixer_t5x.train.saving import RunState
 
 PROFILED_STEPS = 3
-# Function that returns the parameters to evaluate: either averaged or latest parameters.
+# A function that maps a train state to the parameters to evaluate: the averaged or the latest parameters.
 ParamsSelector = Callable[[TrainState], Any]
 
 
@@ -29,8 +29,8 @@ class Hook:
     """A function that the training loop calls every `period` steps, or never if `period` is None.
 
     The function is also called after the last step (`at_end`) and before the first step of a new run (`at_start`).
-    `activity` is the `progress.Timeline` activity to which the time of the call is attributed, or None for training.
-    `prepare` is called once after the first step of a process, so that errors appear early without delaying the start.
+    `progress.Timeline` attributes the duration of the call to `activity`; None attributes it to training. `prepare` is
+    called once after the first step of a process, so that errors appear early without delaying the start.
     """
 
     period: int | None
@@ -48,8 +48,8 @@ class Hook:
 class EvaluateLoss:
     """Logs the held-out loss, perplexity and token accuracy of a split and of each task in it.
 
-    `open_batches` returns the batches of the split and of each task, by the `kind` of their records. `early_stopping`
-    is the `kind` of the loss that early stopping observes, or None.
+    `open_batches` maps the `kind` of each loss record to the batches of the split or task. `early_stopping` is the
+    `kind` of the loss that early stopping observes; None if it does not observe a loss.
     """
 
     open_batches: Callable[[], Mapping[str, task_batches.EvalBatches]]
@@ -85,7 +85,7 @@ class EvaluateLoss:
 class EvaluateTasks:
     """Logs the metrics of each task and their average, and saves the best parameters so far.
 
-    Early stopping observes the average. `shown` is the number of examples per task to print with the model's answers.
+    Early stopping observes the average. For each task, prints the model's answers to the first `shown` examples.
     """
 
     evaluator: TaskEvaluator
@@ -137,7 +137,7 @@ class Profiler:
             self._until = state.step + PROFILED_STEPS
 
     def after_step(self, step: int, result: Any) -> None:
-        """Waits for the `result` of the last traced step and ends the trace; does nothing after other steps."""
+        """After the last traced step, waits for its `result` and ends the trace. Does nothing after other steps."""
         if self._until is not None and step >= self._until:
             jax.block_until_ready(result)
             self.close()

@@ -1,8 +1,8 @@
 """Loads the initial parameters of a run from INITIAL_CHECKPOINT_PATH, the checkpoint of a possibly different model.
 
-INITIAL_CHECKPOINT_MAP maps parameters to other names in the checkpoint. If the checkpoint has another vocabulary
-(INITIAL_VOCABULARY), each row of a parameter with the logical axis `vocab` is copied from the row of the same piece, or
-initialized randomly if the other vocabulary does not contain the piece.
+INITIAL_CHECKPOINT_MAP maps parameters to different names in the checkpoint. If the checkpoint has a different
+vocabulary (INITIAL_VOCABULARY), each row of a parameter with the logical axis `vocab` is copied from the checkpoint's
+row for the same vocabulary piece, or initialized randomly if the checkpoint's vocabulary lacks the piece.
 """
 
 import math
@@ -28,20 +28,20 @@ from remixer_t5x.train.settings import Folder
 
 MAP_SETTING = 'INITIAL_CHECKPOINT_MAP'
 _LAYER_RANGE_PATTERN = re.compile(r'(.*)\[(\d+):(\d+)\]')
-# Maximum number of rows to print for each status: taken, fresh and left.
+# Maximum number of table rows to print for each status: taken, fresh or left.
 MAX_TABLE_ROWS = 12
 Shapes = Mapping[str, tuple[int, ...]]
 Targets = Mapping[str, jax.ShapeDtypeStruct]
 
 
 class ParamSource(NamedTuple):
-    """The source of a parameter: the name of an array in the checkpoint, and the range of layers to read (or None)."""
+    """The source of a parameter: the name of an array in the checkpoint, and the layers to read (None reads all)."""
 
     name: str
     layers: tuple[int, int] | None = None
 
     def sliced_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Returns the shape that an array of shape `shape` has after selecting `layers`."""
+        """Returns the shape of `array[layers]` for an array of shape `shape`."""
         if self.layers is None:
             return shape
         first, last = self.layers
@@ -58,15 +58,15 @@ def load_initial_params(
     create: Callable[[], train_state.TrainState],
     may_be_fresh: Sequence[str] = (),
 ) -> tuple[Any, str]:
-    """Loads the initial parameters. Returns them with a printable table of their sources.
+    """Loads the initial parameters. Returns the parameters and a printable table of their sources.
 
     All parameters are loaded from the checkpoint, except for parameters excluded by FRESH_PARAMETERS or
     INITIAL_CHECKPOINT_MAP, adapters that are not in the checkpoint, and a head (`may_be_fresh`) that is missing or has
     different shapes in the checkpoint.
 
-    `create` returns a randomly initialized train state. `may_be_fresh` contains the names of the modules of the head
-    (`Model.fresh_parameters`). Raises UserError if a parameter is missing or has another shape, or if a setting matches
-    no parameter.
+    `create` returns a randomly initialized train state. `may_be_fresh` contains the names of the head's modules
+    (`Model.fresh_parameters`). Raises UserError if a parameter is missing from the checkpoint or has a different shape
+    there, or if a setting matches no parameter.
     """
     saved = saved_params.open_checkpoint(str(folder.initial_checkpoint_path))
     targets = traverse_util.flatten_dict(plan.abstract.params, sep='/')
@@ -90,7 +90,7 @@ def load_initial_params(
 def _match_vocabulary_rows(
     folder: Folder, plan: train_state.StatePlan, saved: SavedParams, vocabulary: Any
 ) -> dict[str, tuple[int, Any]]:
-    """Returns the vocabulary axis of each parameter with such an axis, and the checkpoint's id for each of its rows.
+    """Maps each parameter that has a vocabulary axis to this axis and to the checkpoint's token id for each row.
 
     Returns {} if the checkpoint has the same vocabulary as the run.
     """
@@ -110,7 +110,7 @@ def _match_vocabulary_rows(
 
 
 def _mark_fresh_sources(sources: Sources, targets: Targets, saved: Mapping[str, Any], heads: Sequence[str]) -> None:
-    """Marks adapters that are not in the checkpoint, and a head with different shapes, to be initialized randomly."""
+    """Marks missing adapters, and a head whose shapes differ in the checkpoint, for random initialization."""
     head = [name for name in targets if name.split('/')[0] in heads]
     head_differs = any((source := sources[name]) and saved.get(source.name) != targets[name].shape for name in head)
     for name in targets:
@@ -123,7 +123,7 @@ def _mark_fresh_sources(sources: Sources, targets: Targets, saved: Mapping[str, 
 def _check_sources(
     sources: Sources, targets: Targets, saved: Mapping[str, Any], checkpoint: SavedParams, rows: Mapping[str, Any]
 ) -> None:
-    """Raises UserError if the checkpoint lacks an array, has another shape for it, or has an unexpected array."""
+    """Raises UserError if the checkpoint lacks an array, has a different shape for it, or has an unexpected array."""
     expected, available = {}, {}
     for name, source in sources.items():
         if source is None:
@@ -153,13 +153,13 @@ def _source_names(sources: Sources) -> set[str]:
 def _read_sources(
     sources: Sources, targets: Targets, saved: SavedParams, rows: Mapping[str, Any], created: Mapping[str, Any]
 ) -> Any:
-    """Reads the arrays to load from the checkpoint. Returns them by their parameter name in the model."""
+    """Reads arrays from the checkpoint. Returns a dictionary that maps parameter names of the model to the arrays."""
     taken = {name: source for name, source in sources.items() if source is not None}
     shapes: dict[str, jax.ShapeDtypeStruct] = {}
     for name, source in taken.items():
         leaf, shape = targets[name], saved.shapes[source.name]
         if name in rows:
-            # Do not shard the vocabulary axis of another vocabulary, because its size may not divide evenly.
+            # Do not shard the vocabulary axis if the vocabularies differ, because the size may not divide evenly.
             spec = [*leaf.sharding.spec, *[None] * (len(shape) - len(leaf.sharding.spec))]
             spec[rows[name][0]] = None
             sharding = NamedSharding(leaf.sharding.mesh, PartitionSpec(*spec))
@@ -177,7 +177,7 @@ def _read_sources(
             axis, matches = rows[name]
             params[name] = _copy_matched_rows(created[name], array, matches, axis)
         else:
-            # Copy an array with several uses, because the train step donates its state, so no buffer may occur twice.
+            # Copy an array that several parameters use, because a donated train state must not contain a buffer twice.
             params[name] = array.copy() if uses.count(source.name) > 1 else array
     return params
 
@@ -200,12 +200,12 @@ def _describe_sources(
 def find_sources(
     names: Mapping[str, Any], renamed: Mapping[str, str | None], fresh: str | None = None
 ) -> dict[str, ParamSource | None]:
-    """Returns a dictionary that maps each parameter name to the parameter's source, or to None if it is fresh.
+    """Maps each parameter name to the parameter's source, or to None if the parameter is initialized randomly.
 
     `renamed` (INITIAL_CHECKPOINT_MAP) maps regular expressions for full parameter names to names in the checkpoint, or
-    to None for fresh parameters. The first matching expression applies. A name in the checkpoint may refer to groups of
-    the expression (`\\1`), and `NAME[4:8]` selects layers of a stacked array. Parameters that match no expression have
-    the same name in the checkpoint.
+    to None for random initialization. The first matching expression applies. A name in the checkpoint may refer to
+    groups of the expression (`\\1`), and `NAME[4:8]` selects layers of a stacked array. A parameter that matches no
+    expression has the same name in the checkpoint.
 
     Raises UserError if an expression is invalid or matches no parameter.
     """
@@ -269,9 +269,9 @@ def _copy_matched_rows(fresh: jax.Array, other: jax.Array, matches: np.ndarray, 
 
 
 def _format_table_rows(taken: Shapes, fresh: Shapes, left: Shapes) -> Iterator[str]:
-    """Yields a line for each group of parameters: status, name prefix, number of arrays and number of parameters.
+    """Yields a line for each group of arrays with its status, name prefix, array count and parameter count.
 
-    A group consists of the arrays below a name prefix, all of which have the same status (taken, fresh or left).
+    All arrays in a group have the same name prefix and the same status (taken, fresh or left).
     """
     kinds = {'taken': taken, 'fresh': fresh, 'left': left}
     everything = {name for shapes in kinds.values() for name in shapes}
@@ -289,7 +289,7 @@ def _format_table_rows(taken: Shapes, fresh: Shapes, left: Shapes) -> Iterator[s
 
 
 def shortest_prefixes(names: Collection[str], others: Collection[str]) -> dict[str, str]:
-    """Returns, for each name, its shortest prefix (such as `encoder/run_0`) that is not a prefix of any of `others`."""
+    """Maps each name to its shortest prefix (such as `encoder/run_0`) that is not a prefix of any of `others`."""
     known = {'/'.join(parts[:depth]) for parts in (name.split('/') for name in others) for depth in range(len(parts))}
     prefixes = {}
     for name in names:

@@ -35,12 +35,14 @@ def train(
 
     Args:
         run: the settings.
-        config_text: the operative gin, written to MODEL_DIR/config.gin and into each checkpoint.
-        flops_per_step: returns the model FLOPs of one step on the global batch; None omits the utilization (MFU).
+        config_text: the operative gin config, which is written to MODEL_DIR/config.gin and to each checkpoint.
+        flops_per_step: function that returns the model FLOPs of one step on the global batch; None omits the model
+            FLOPs utilization (MFU) from the logs.
         show_progress: whether to print progress.
-        signals: an exit stack that restores the caller's signal handlers; None restores them on return.
-        report: function that writes a report on a MODEL_DIR and returns the report's path; only called if a tracker
-            stores files.
+        signals: an exit stack that restores the caller's signal handlers when it is closed; None restores them when
+            `train` returns.
+        report: function that writes a report about a MODEL_DIR and returns the report's path. It is called only if a
+            tracker stores files.
 
     Raises:
         UserError: a setting is invalid, the disk is full, or the loss is not finite.
@@ -49,7 +51,7 @@ def train(
     startup.end_phase('configuration')
 
     folder, checkpoints_path = run.folder, model_dir.absolute_path(run.folder.model_dir) / model_dir.CHECKPOINTS
-    # Check the path before the slower preparation of programs and data. A resumed run does not read this checkpoint.
+    # Check the path first, because preparing programs and data is slow. A resumed run does not read this checkpoint.
     if folder.initial_checkpoint_path and not saved_params.list_steps(checkpoints_path):
         saved_params.find_checkpoint(folder.initial_checkpoint_path)
     # XLA compiles the train step in a thread while this thread opens the data.
@@ -114,7 +116,7 @@ class Loop:
         self._measure = self.log.timeline.measure
 
     def run(self, state: saving.RunState, last: int, stop: preemption.StopRequest) -> str | None:
-        """Trains until step `last`, early stopping or a signal. Saves the last state.
+        """Trains until step `last`, early stopping or a signal, and saves the final state.
 
         Returns the name of the signal, or None if there was no signal.
         """

@@ -1,7 +1,7 @@
 """Handles SIGTERM, Ctrl-C and SIGHUP: the run finishes the current step and saves a checkpoint.
 
-A second signal exits immediately. A second SIGHUP is ignored, because closing a terminal may send two of them, one by
-the shell and one by the kernel.
+A second signal ends the process immediately. A second SIGHUP is ignored, because both the shell and the kernel may send
+one when a terminal is closed.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from jax.experimental import multihost_utils
 
 
 def stop_signals() -> list[signal.Signals]:
-    """Returns the signals that make a run save and stop. Omits SIGHUP if it is ignored, for example with nohup."""
+    """Returns the signals that make a run save and stop. Omits SIGHUP if the process ignores it, as under nohup."""
     hang_up = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]
     return [signal.SIGTERM, signal.SIGINT, *hang_up]
 
@@ -64,6 +64,6 @@ class StopRequest:
 
 
 def _print_in_handler(text: str) -> None:
-    # `print` is not reentrant, and the handler may have interrupted it.
+    # Do not call `print`, because it is not reentrant and the signal may have interrupted it.
     with contextlib.suppress(OSError):
         os.write(2, f'\n{text}\n'.encode())

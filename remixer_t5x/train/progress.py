@@ -22,9 +22,9 @@ STEPS, WAITING_FOR_DATA, COMPILE, RESTORING_STATE = (
     'creating or restoring the state',
 )
 EVALUATION, CHECKPOINT, OTHER_ACTIVITIES = 'evaluation', 'checkpoints', 'imports and opening files'
-# Name of the file in MODEL_DIR with the times of each finished process of the run, one process per line.
+# File in MODEL_DIR with the seconds that each finished process of the run spent on each activity, one process per line.
 TIMES_FILE = 'goodput.jsonl'
-# Peak dense bfloat16 FLOP/s of one device according to its data sheet, by prefix of JAX's `device_kind`.
+# Maps a prefix of JAX's `device_kind` to the peak dense bfloat16 FLOP/s of one device, from its data sheet.
 PEAK_FLOPS = {
     'TPU v2': 45e12 / 2,
     'TPU v3': 123e12 / 2,
@@ -52,7 +52,7 @@ def peak_flops(device_kind: str) -> float | None:
 
 @dataclasses.dataclass(frozen=True)
 class StepCost:
-    """The cost of one train step: the number of input and target positions and the model FLOPs of a batch.
+    """The cost of one train step: `tokens` input and target positions and `flops` model FLOPs per batch.
 
     `peak` is the peak throughput of all devices in FLOP/s. `flops` and `peak` are None if they are unknown.
     """
@@ -81,11 +81,11 @@ class Clock:
         self._paused += seconds
 
     def wait_for_data(self, seconds: float) -> None:
-        """Adds to the total time that the host waited for batches. The device may have been busy during this time."""
+        """Adds `seconds` to the time that the host has waited for batches. Meanwhile, the device may have been busy."""
         self._waited += seconds
 
     def lap(self, step: int) -> dict[str, float]:
-        """Returns the speed since the last call and the `memory_usage`, or {} if there were no steps.
+        """Returns the training speed since the last call and the `memory_usage`, or {} if no step has run since.
 
         The speed consists of seconds per step, tokens per second (total and per device), seconds spent waiting for
         data, and the model FLOPs utilization (`mfu`, 0 to 1) if it is known.
@@ -104,10 +104,10 @@ class Clock:
 
 
 class Timeline:
-    """Measures the time that a process spends on each activity, such as steps, waiting for data or compilation.
+    """Measures the time that a process spends on each activity, such as training steps, data loading or compilation.
 
-    Activities do not overlap, so their seconds add up to the time since construction. The activity OTHER is the time
-    outside of `measure` blocks, for example imports.
+    Activities do not overlap, so their seconds add up to the time since construction. Time outside of `measure` blocks,
+    such as the time for imports, is attributed to the activity OTHER_ACTIVITIES.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter):
@@ -157,7 +157,7 @@ def append_times(folder: epath.Path, first: int, last: int, seconds: Mapping[str
 
 
 def read_times(folder: epath.Path) -> dict[str, float]:
-    """Returns the seconds of each activity, summed over the finished processes of a run; {} if there are none."""
+    """Returns the seconds spent on each activity, summed over all finished processes of a run; {} if there are none."""
     path, total = folder / TIMES_FILE, dict[str, float]()
     if not path.exists():
         return {}
@@ -231,7 +231,7 @@ class ProgressLine:
             self._bar.update(self._bar.task_ids[0], completed=step)
 
     def log(self, step: int, numbers: Mapping[str, float], timing: Mapping[str, float]) -> None:
-        """Shows the metrics in `numbers`, which include `loss`, and the `timing` returned by `Clock.lap`."""
+        """Displays the metrics `numbers`, which must include `loss`, and the `timing` returned by `Clock.lap`."""
         text = describe_step(step, self._total, numbers, timing)
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=step, description=text)
@@ -241,7 +241,7 @@ class ProgressLine:
     def print(self, text: str) -> None:
         if not self._quiet:
             self._console.print(text, markup=False)
-            # Flush the output, because a pipe would otherwise show lines only once the buffer is full.
+            # Flush the output, because lines written to a pipe would otherwise stay in the buffer until it is full.
             self._console.file.flush()
 
     def close(self) -> None:

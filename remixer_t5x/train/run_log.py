@@ -27,8 +27,8 @@ TRAIN_KIND = 'train'
 class RunLog:
     """Writes metrics to metrics.jsonl and the trackers, and prints progress. Only the first process writes and prints.
 
-    Removes the records of steps after `step` from metrics.jsonl, because this process repeats these steps, or all
-    records if `is_new` is true (the run has no checkpoint). If `tolerates_failures` is true, the run continues if a
+    Removes the records of steps after `step` from metrics.jsonl, because this process repeats these steps. If `is_new`
+    is true (the run has no checkpoint), removes all records. If `tolerates_failures` is true, the run continues if a
     file cannot be written.
     """
 
@@ -50,7 +50,7 @@ class RunLog:
         self._warned: set[str] = set()
         self._line = progress.ProgressLine(last_step, step, quiet=not (show and self._is_first_process))
         self._records: metrics.JsonlWriter | None = None
-        # The trackers are opened in `start`, which a finished run does not call.
+        # `start` opens the trackers. If the run is already finished, `start` is not called.
         self._trackers = trackers.Tracking((), trackers.TrackedRun(path, step, {}), self.print)
         self._open_records(-1 if is_new else step)
         self.clock = progress.Clock(cost, step)
@@ -75,7 +75,7 @@ class RunLog:
         config: str,
         notes: Sequence[str],
     ) -> None:
-        """Opens the trackers, to which `config` is sent, and prints the model size, the devices and `notes`."""
+        """Opens the trackers, sends them `config`, and prints the model size, the devices and `notes`."""
         if self._is_first_process:
             tracked = trackers.TrackedRun(self._path, self._step, changes.parse_bindings(config))
             self._trackers = trackers.Tracking(used_trackers, tracked, self.print)
@@ -125,7 +125,7 @@ class RunLog:
             try:
                 self._trackers.add_files('report', 'report', epath.Path(report(str(self._path))))
             except Exception as error:
-                # A failed report must not fail a finished run.
+                # A finished run must not fail because its report cannot be written.
                 self.print(f'warning: the report cannot be written: {error}')
 
     def write_times(self, last: int) -> dict[str, float]:
@@ -140,7 +140,7 @@ class RunLog:
 
     @contextlib.contextmanager
     def tolerate_write_errors(self) -> Iterator[None]:
-        """Prints one warning per file that cannot be written. Without `tolerates_failures`, raises CannotWrite."""
+        """Prints one warning per file that cannot be written. If `tolerates_failures` is false, raises CannotWrite."""
         try:
             yield
         except object_store.CannotWrite as error:
@@ -161,14 +161,14 @@ class RunLog:
         try:
             self.flush()
         except object_store.CannotWrite as error:
-            # Only print this error, because the error that ended the run is more useful.
+            # Print this error instead of raising it, because the error that ended the run is more useful.
             if str(error) not in self._warned:
                 print(f'warning: {error}', file=sys.stderr)
         self._trackers.close()
 
 
 def learning_rate_notes(optimizer: Optimizer, steps: int) -> Iterator[str]:
-    """Describes the first, highest and last learning rate, and warns if the highest is above `max_recommended_rate`.
+    """Describes the first, highest and last learning rate. Warns if the highest exceeds `max_recommended_rate`.
 
     Yields no lines if the optimizer's learning rate is unknown.
     """

@@ -1,4 +1,4 @@
-"""Saves and restores the state of a run, and handles bad steps by stopping, skipping the update or rewinding."""
+"""Saves and restores the state of a run. Handles a bad step by stopping, skipping the update or rewinding."""
 
 import contextlib
 import dataclasses
@@ -19,7 +19,7 @@ from remixer_t5x.run_folder import metrics
 from remixer_t5x.train.run_log import RunLog
 from remixer_t5x.train.settings import CONTINUE, REWIND, SKIP, STOP, Recovery
 
-# Maximum number of seconds to wait for a pending checkpoint if one of several processes fails.
+# Maximum number of seconds to wait for a pending checkpoint write if one of several processes fails.
 CLOSING_SECONDS = 20.0
 # Maximum number of consecutive skipped steps.
 MAX_SKIPPED_IN_A_ROW = 20
@@ -45,7 +45,7 @@ class Patience:
         return {'best': self.best, 'step': self.step, 'since': self.since}
 
     def add_evaluation(self, step: int, value: float) -> None:
-        """Records the evaluation at `step`. Higher values are better, and non-finite values are no improvement."""
+        """Records the evaluation at `step`. Higher values are better; a non-finite value is never the best."""
         value = collectives.broadcast(value)
         if math.isfinite(value) and (self.best is None or value > self.best):
             self.best, self.step, self.since = value, step, 0
@@ -68,8 +68,8 @@ class RunState:
     """The state of a run between two steps, which the loop and its hooks update.
 
     Do not keep other references to `train_state`, because the train step donates its buffers. `window` contains the
-    metrics since the last log, and `position` is the data position at which this process started. `saved_step` is the
-    step of the newest checkpoint, or None.
+    metrics of the steps since the last log, and `position` is the data position at which this process started.
+    `saved_step` is the step of the newest checkpoint, or None.
     """
 
     train_state: TrainState
@@ -90,8 +90,8 @@ def restore_state(
 ) -> RunState:
     """Restores the state that `Saver` saved at `step`, with the shapes and shardings of `abstract`.
 
-    `record` is the checkpoint's record, which includes the metrics window and the state of `patience`. `changed` lists
-    the changed settings for the error message. Raises UserError if the checkpoint does not fit, and
+    `record` is the checkpoint's run record, which includes the metrics window and the state of `patience`. `changed`
+    lists the changed settings for error messages. Raises UserError if the checkpoint does not fit the model, and
     durable.DamagedCheckpoint if it is damaged.
     """
     restored, position = checkpoints.restore(step, abstract, changed)
@@ -104,11 +104,11 @@ class RewindRequested(Exception):
 
 
 class BadSteps:
-    """Handles bad steps, in which the loss or gradient is not finite or the loss spikes.
+    """Handles bad steps: steps in which the loss or gradient is not finite, or the loss spikes.
 
     In a bad step, the train step leaves the parameters and the optimizer state unchanged. `add` checks the metrics of
-    the previous step, so that the device never waits for the host. The methods raise Rewind if the run must rewind, and
-    UserError if it must stop. `policy` is the setting `Recovery.on_bad_step`.
+    the previous step, so that the device never waits for the host. The methods raise RewindRequested if the run must
+    rewind, and UserError if it must stop. `policy` is the value of `Recovery.on_bad_step`.
     """
 
     def __init__(self, policy: str, checkpoints: manager.Checkpoints):
@@ -123,7 +123,7 @@ class BadSteps:
         self._unchecked = (step, step_metrics)
 
     def check_last(self) -> None:
-        """Waits for the metrics of the step that was added last, and checks them."""
+        """Waits for the metrics of the most recently added step, and checks them."""
         unchecked, self._unchecked = self._unchecked, None
         if unchecked is None:
             return
@@ -142,7 +142,7 @@ class BadSteps:
             self._stop_run(f'{MAX_SKIPPED_IN_A_ROW} steps in a row were skipped: {problem}', step)
 
     def check_params(self, step: int, params: Any) -> None:
-        """Rewinds or stops the run unless all parameters are finite.
+        """Rewinds or stops the run if a parameter is not finite.
 
         A finite gradient can make a parameter infinite, and skipping later updates cannot undo this.
         """
@@ -151,7 +151,7 @@ class BadSteps:
             self._rewind_or_stop('a parameter is not finite', step)
 
     def count_rewind(self, step: int) -> int:
-        """Counts a rewind to the checkpoint of `step`, and returns the count. Raises UserError after MAX_REWINDS."""
+        """Counts a rewind to the checkpoint of `step`, and returns the count. Raises UserError beyond MAX_REWINDS."""
         self._unchecked = None
         self._rewinds[step] = self._rewinds.get(step, 0) + 1
         if self._rewinds[step] > MAX_REWINDS:
@@ -177,10 +177,10 @@ class BadSteps:
 
 @dataclasses.dataclass
 class Saver:
-    """Saves checkpoints of a run: the train state, the data position and the metrics since the last log.
+    """Saves checkpoints of a run, with the train state, the data position and the metrics since the last log.
 
-    `record` is the description of the run to store in each checkpoint, and `abstract` contains the shapes and shardings
-    of the train state. The log is flushed before each save and rewound together with the run.
+    `record` is a description of the run that each checkpoint stores, and `abstract` contains the shapes and shardings
+    of the train state. The log is flushed before each checkpoint, and rewound when the run is rewound.
     """
 
     recovery: Recovery
@@ -196,12 +196,12 @@ class Saver:
         """Starts saving the state. Raises UserError if this or the previous checkpoint cannot be written."""
         self.bad_steps.check_params(state.step, state.train_state.params)
         with self._tolerate_failure():
-            # Wait here for the previous write, for which Orbax would also wait, to handle its failure separately.
+            # Wait for the previous write here, although Orbax would also wait, to handle its failure separately.
             self.checkpoints.wait()
         record = {**self.record, 'window': state.window.totals(), 'patience': state.patience.to_json()}
         with self._tolerate_failure(another_follows=not is_last and state.step < self.last_step):
             try:
-                # Flush the log first, because a resumed run does not repeat the records before its checkpoint.
+                # Flush the log first, because a resumed run does not write the records before its checkpoint again.
                 self.log.flush()
                 position = self.batches.position()
             except UserError as error:
@@ -210,12 +210,12 @@ class Saver:
             state.saved_step = state.step
 
     def save_first(self, state: RunState) -> None:
-        """Saves the initial state if a rewind could need it."""
+        """Saves the initial state if the run might rewind to it."""
         if self.recovery.on_bad_step == REWIND and state.saved_step is None:
             self(state)
 
     def save_last(self, state: RunState) -> None:
-        """Saves the last state unless it is already saved, and waits until it is on disk."""
+        """Saves the final state unless it is already saved, and waits until it is on disk."""
         if state.saved_step != state.step:
             with contextlib.suppress(RewindRequested):
                 self(state, is_last=True)
@@ -230,7 +230,7 @@ class Saver:
             self.checkpoints.check_for_errors()
 
     def rewind(self, state: RunState, reason: RewindRequested) -> None:
-        """Restores the newest checkpoint and rewinds the log. Training continues with the data after the bad batch."""
+        """Restores the newest checkpoint and rewinds the log. Training continues after the bad batch."""
         self.checkpoints.wait()
         step = collectives.broadcast(self.checkpoints.latest_step())
         count = self.bad_steps.count_rewind(step)
@@ -247,9 +247,9 @@ class Saver:
 
     @contextlib.contextmanager
     def _tolerate_failure(self, another_follows: bool = True) -> Iterator[None]:
-        """Handles a failed write: warns if ON_SAVE_FAILURE is 'continue' and another write follows, otherwise raises.
+        """Warns about a failed write if ON_SAVE_FAILURE is 'continue' and another write follows, or raises an error.
 
-        A run with several processes always raises the error, because the other processes wait for this process.
+        In a run with several processes, always raises the error, because the other processes wait for this process.
         """
         try:
             yield
@@ -275,7 +275,7 @@ def open_checkpoints(path: epath.Path, keep: int | None) -> Iterator[manager.Che
 
         closing = threading.Thread(target=close, daemon=True)
         closing.start()
-        # Limit the waiting time, because the other processes may wait for this process at another point.
+        # Limit the time to wait, because other processes may be waiting for this process elsewhere.
         closing.join(None if jax.process_count() == 1 else CLOSING_SECONDS)
         raise
     checkpoints.close()

@@ -1,4 +1,4 @@
-"""Defines dataclasses with the settings of a training run, which gin configures (configs/runs/pretrain.gin)."""
+"""Defines dataclasses for the settings of a training run. configs/runs/pretrain.gin configures them."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -17,16 +17,16 @@ from remixer_t5x.run_folder.trackers import TensorBoard, Tracker
 
 @dataclasses.dataclass(frozen=True)
 class StepConfig:
-    """The settings of the train step; see `train_step.make_train_step` and `train_state.plan`.
+    """Settings of the train step, which `train_step.make_train_step` and `train_state.plan` create.
 
     Attributes:
-        optimizer: an `Optimizer`, or an optax transformation, which is converted to an `Optimizer`.
+        optimizer: an `Optimizer`, or an optax gradient transformation to convert to one.
         microbatches: number of microbatches into which a batch is split for gradient accumulation.
         loss_normalizing_factor: divisor of the summed loss.
-        dropout_rate: determines only whether the train step creates dropout keys; the model's own settings determine
-            the rate that the model applies.
+        dropout_rate: if it is not 0, the train step creates dropout keys; the model's settings determine the dropout
+            rate that is applied.
         seed: seed for the initial parameters and for dropout.
-        xla_options: XLA options for the train step, by platform.
+        xla_options: maps each platform to the XLA options for the train step.
     """
 
     model: Any
@@ -69,7 +69,7 @@ class Folder:
 
 @dataclasses.dataclass(frozen=True)
 class Periods:
-    """The number of train steps, and the periods in steps of logs, evaluations, checkpoints and profiles.
+    """The number of train steps, and the periods (in steps) of logs, evaluations, checkpoints and profiles.
 
     A period of None disables the activity. A run also logs, evaluates and saves a checkpoint after its last step. If
     `eval_at_start` is true, a new run also evaluates its initial parameters. `stop_after_evaluations` is the patience
@@ -100,7 +100,7 @@ _RECOVERY_CHOICES = {
 
 @dataclasses.dataclass(frozen=True)
 class Recovery:
-    """Settings for the reactions of a run to bad steps, failed writes and damaged checkpoints.
+    """Settings for how a run reacts to bad steps, failed writes and damaged checkpoints.
 
     Attributes:
         on_bad_step: the reaction to a loss spike, or to a loss or gradient that is not finite. 'stop' raises an error,
@@ -128,7 +128,7 @@ class Recovery:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """All settings of a run. `evaluation` computes the held-out loss, and `tasks` computes task metrics.
+    """All settings of a run. `evaluation` configures the held-out loss, and `tasks` configures task metrics.
 
     Raises UserError if the data and the model have different model types, if a batch size is not divisible by the
     number of devices, or if evaluation settings contradict each other.
@@ -180,11 +180,11 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class TrainResult:
-    """The result of a run.
+    """The result of a training run.
 
-    `stopped` is the name of the signal that ended the run early, or None. `train` and `evaluation` are the last records
-    of metrics.jsonl for training and for the held-out loss, or {}. `folder` is MODEL_DIR, and `checkpoint` the folder
-    of the last checkpoint.
+    `stopped` is the name of the signal that ended the run early, or None. `train` is the last training record in
+    metrics.jsonl, and `evaluation` the last record of the held-out loss; each is {} if there is none. `folder` is
+    MODEL_DIR, and `checkpoint` is the folder of the last checkpoint.
     """
 
     step: int

@@ -16,7 +16,7 @@ from remixer_t5x.run_folder import model_dir, object_store
 from remixer_t5x.train import compilation, saving
 from remixer_t5x.train.settings import PREVIOUS, Run
 
-# Maximum number of batches between two captured data positions. A resumed run may read these batches again.
+# Maximum number of batches between two captured data positions. A resumed run may read and skip these batches.
 MAX_BATCHES_DRAWN_AGAIN = 100
 NO_POSITION = (
     'warning: the data position is not saved (SAVE_DATA_POSITION=False), so a resumed run reads the data from the '
@@ -28,15 +28,15 @@ class RunData:
     """The training and evaluation data of a run.
 
     Attributes:
-        record: the description of the data to store in each checkpoint; compared by `changes.check_record_compatible`.
+        record: a description of the data that each checkpoint stores, for `changes.check_record_compatible`.
         place: function that transfers the rows of this process to the devices.
         tokens_per_batch: number of input and target positions of a training batch.
         loss_kind: the `kind` of the held-out loss in metrics.jsonl; empty if the run does not compute it.
-        notes: warnings for the user.
+        notes: warnings to print.
     """
 
     def __init__(self, run: Run):
-        """Parses the texts and trains the vocabulary, unless they are cached.
+        """Reads and parses the training texts and trains the vocabulary, unless both are cached.
 
         Raises UserError if the data cannot be read, or if the vocabulary does not fit the model.
         """
@@ -64,7 +64,7 @@ class RunData:
         )
         self.evaluator: task_evaluation.TaskEvaluator | None = None
         if tasks is not None:
-            # The constructor reads the examples, and checks that they are the same on all processes.
+            # The constructor reads the examples, and checks that all processes read the same examples.
             self.evaluator = task_evaluation.TaskEvaluator(tasks, model, partitioner)
             self.record['examples_hashes'] = self.evaluator.examples_hashes
         self.notes = [
@@ -75,7 +75,7 @@ class RunData:
         self._threads = task_batches.tf_data_threads(jax.default_backend())
 
     def first_position(self) -> prefetch.DataPosition:
-        """Returns the position before the first batch of a new run; resumed runs keep its number of streams."""
+        """Returns the position before the first batch of a new run. A resumed run keeps its number of data streams."""
         return prefetch.DataPosition.start(self._dataset.streams or self._partitioner.data_shard()[1])
 
     def resumed_position(self, saved: prefetch.DataPosition, step: int) -> prefetch.DataPosition:
@@ -90,17 +90,17 @@ class RunData:
         return saved
 
     def open_batches(self, start: prefetch.DataPosition, checkpoint_period: int) -> prefetch.Prefetcher:
-        """Opens the training batches at the position `start`. Returns a context manager that prefetches them."""
+        """Opens the training batches at the data position `start`. Returns a context manager that prefetches them."""
         dataset = pipeline.reseed_resumed_config(self._dataset, start.batches)
         source = task_batches.TrainBatches(dataset, *self._partitioner.data_shard(), self._threads, len(start.states))
         period = min(checkpoint_period, MAX_BATCHES_DRAWN_AGAIN)
         return prefetch.Prefetcher(source, self.place, start, capture_period=period)
 
     def open_held_out(self) -> dict[str, task_batches.EvalBatches]:
-        """Opens the held-out batches. Returns them by the `kind` of their records in metrics.jsonl.
+        """Opens the held-out batches. Maps each `kind` of held-out loss record in metrics.jsonl to its batches.
 
-        For a run with tasks, these are the batches of each task; otherwise, the batches of the whole split and, for a
-        mixture, of each of its tasks.
+        For a run with task metrics, these are the batches of each task. Otherwise, they are the batches of the whole
+        split and, for a mixture, also the batches of each of its tasks.
         """
         split = self._evaluation
         if split is None:
@@ -110,8 +110,8 @@ class RunData:
 
 
 def create_shared_model_dir(path: str) -> epath.Path:
-    """Creates MODEL_DIR in the first process. Raises UserError if it is not visible to another process."""
-    # Use a random file name, because a local folder with the same path may contain the file of an earlier run.
+    """Creates MODEL_DIR in the first process. Raises UserError if another process cannot see the folder."""
+    # Use a random file name, because a local folder with the same path may contain the file from an earlier run.
     token = collectives.broadcast(secrets.token_hex(8))
     is_first = jax.process_index() == 0
     folder = model_dir.create_model_dir(path) if is_first else model_dir.absolute_path(path)
@@ -176,7 +176,7 @@ def restore_or_create(
 def _move_damaged_checkpoint(
     restore: str, checkpoints: manager.Checkpoints, step: int, error: durable.DamagedCheckpoint
 ) -> str:
-    """Moves a damaged checkpoint away and returns a note. Raises UserError unless `restore` is PREVIOUS."""
+    """Moves a damaged checkpoint to another folder. Returns a note. Raises UserError unless `restore` is PREVIOUS."""
     if restore != PREVIOUS:
         others = [other for other in checkpoints.steps() if other != step]
         advice = (

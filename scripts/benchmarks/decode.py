@@ -64,7 +64,7 @@ def _call_and_wait(compiled: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def build_peer_calls(args: argparse.Namespace) -> tuple[dict[int, Callable[[], Any]], str]:
-    """Builds the decoding functions of Hugging Face's T5 v1.1; see `build_our_calls`."""
+    """Builds the decoding functions of Hugging Face's T5 v1.1, in the format of `build_our_calls`."""
     import torch
 
     model = model_process.build_huggingface_t5(args.size).eval()

@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def report(model: Seq2Seq, hardware: Hardware, machine: machines.Machine, rows: int, args: Any) -> None:
-    """Compiles generation for a number of rows, and prints the bytes, the minimum, and the time."""
+    """Compiles generation for `rows` rows, and prints a decoding step's memory traffic, its minimum, and the time."""
     (device,), compiler = hardware.compile_devices()
     sharding = SingleDeviceSharding(device)
     names = {'encoder_input_tokens': args.inputs, 'decoder_input_tokens': args.targets}
@@ -60,7 +60,7 @@ def report(model: Seq2Seq, hardware: Hardware, machine: machines.Machine, rows: 
     with trace_for_hardware(hardware, compiler):
         compiled = jax.jit(generate).lower(params, inputs).compile()
     program = compiled_program.parse_program(compiled.as_text())
-    # The kernels of the loop over tokens.
+    # Selects the kernels in the loop over tokens.
     step = [kernel for kernel in program.kernels if kernel.op_name.startswith('jit(generate)/while')]
     moved = sum(kernel.times * kernel.bytes for kernel in step)
     seconds = sum(kernel.times * max(roofline.kernel_seconds(kernel, machine)) for kernel in step)

@@ -49,7 +49,7 @@ def measure_speed(dataset: tf.data.Dataset, tokens: int) -> tuple[float, float]:
 
 
 def pipeline_stages(documents: tf.data.Dataset, vocabulary: seqio.Vocabulary) -> dict[str, tf.data.Dataset]:
-    """Returns datasets that each add a pipeline stage, from tokenized documents in memory to batches."""
+    """Returns one dataset per pipeline stage, from tokenized documents in memory to batches."""
     features = {name: seqio.Feature(vocabulary, add_eos=True) for name in LENGTHS}
     with seqio.map_seed_manager(0):
         corrupted = span_corruption.span_corruption(documents, LENGTHS, features)
@@ -79,7 +79,7 @@ def baseline_pipelines(documents: tf.data.Dataset) -> dict[str, tf.data.Dataset]
 def run_batches(
     corpus: ParsedCorpus, vocabulary: seqio.Vocabulary, counts: list[int], needed: int, tokens: int
 ) -> None:
-    """Prints the speed of a training run's batches for each number of streams, measured over `tokens` tokens."""
+    """Prints how fast a training run produces batches with each number of streams, measured over `tokens` tokens."""
     print(f'{"batches of a run":<34}{"tokens/s per core":>18}{"tokens/s wall":>15}{"device waits":>14}')
     task = pretraining.span_corruption(corpus, vocabulary)
     for streams in counts:

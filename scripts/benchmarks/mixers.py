@@ -31,7 +31,7 @@ DECODING_STEPS = 50
 def build_mixers(
     embed: int, hidden: int, heads: int, length: int, window: int
 ) -> dict[str, dict[str, functools.partial]]:
-    """Returns mixer factories by side ('bidirectional' or 'causal') and name."""
+    """Returns {side: {mixer name: factory}}, where the side is 'bidirectional' or 'causal'."""
     part = functools.partial
     both: dict[str, functools.partial] = {
         'attention': part(attention.SelfAttention, heads, embed // heads),
@@ -73,7 +73,7 @@ def fastest_seconds(call: Callable[[], Any], rounds: int, clock: Callable[[], fl
 def measure_gradient(
     module: nn.Module, length: int, embed: int, causal: bool, rounds: int, limit: float
 ) -> tuple[float, float]:
-    """Returns the time of the fastest gradient in seconds (infinity above the memory limit) and gigabytes of memory."""
+    """Returns the fastest gradient's time in seconds (infinity above the memory limit) and temporary memory in GiB."""
     ctx = make_context(length, causal)
     x = jax.random.normal(jax.random.key(0), (1, length, embed))
     variables = jax.jit(lambda key: nn.unbox(module.init(key, x, ctx)))(jax.random.key(1))
@@ -89,7 +89,7 @@ def measure_gradient(
 
 
 def decode_seconds(module: nn.Module, length: int, embed: int, rounds: int) -> float:
-    """Returns the time of a decoding step in seconds, with a nearly full cache for `length` tokens."""
+    """Returns the time of a decoding step in seconds, with a nearly full cache of `length` tokens."""
     x = jnp.ones((1, length, embed))
     ctx = make_context(length, causal=True, decode=True)
     params = nn.unbox(module.init(jax.random.key(0), x, make_context(length, causal=True)))['params']
@@ -133,8 +133,8 @@ def run_side(side: str, lengths: list[int], args: argparse.Namespace) -> Results
 
 
 def print_growth(side: str, results: Results, lengths: list[int]) -> None:
-    """Prints the growth of the time from the second-largest to the largest length, and the length from which a mixer is
-    faster than attention.
+    """Prints how much the time grows from the second-largest to the largest length, and the length from which each
+    mixer is faster than attention.
     """
     first, last = lengths[-2:]
     print(f'{side}: time at {last:,} over {first:,} (linear would be {last / first:.1f}), faster than attention from')

@@ -1,4 +1,4 @@
-"""Runs benchmarked models in separate processes that take turns, next to Hugging Face's T5 v1.1 of the same size."""
+"""Runs our models and Hugging Face's T5 v1.1 of the same size in separate processes that take turns."""
 
 import argparse
 import importlib.util
@@ -6,7 +6,7 @@ import multiprocessing
 from collections.abc import Callable
 from typing import Any
 
-# Width, hidden size, layers and heads of each size.
+# Maps each size to (width, hidden size, number of layers, number of heads).
 _SIZES = {'tiny': (256, 512, 4, 4), 'small': (512, 1024, 8, 6), 'base': (768, 2048, 12, 12)}
 
 

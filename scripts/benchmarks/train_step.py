@@ -25,7 +25,7 @@ PEER = 'PyTorch T5'
 
 
 def build_our_step(model_name: str, args: argparse.Namespace) -> tuple[Callable[[], None], dict[str, Any]]:
-    """Returns a function that runs a step, the number of parameters, the training FLOPs, and the compilation time."""
+    """Returns a function that runs a step, and a dict with parameter count, training FLOPs and compilation time."""
     import jax
     import numpy as np
 

@@ -30,7 +30,7 @@ def build_scaled(name: str, width: int, base_width: int | None, layers: int = 1)
     macros: dict[str, int | None] = {'EMBED_DIM': width, 'TIM_EMBED_DIM': width, 'REMIXER_DIM': width, 'HEAD_DIM': 32}
     macros |= dict.fromkeys(('MLP_DIM', 'TIM_MLP_DIM', 'WIDER_MLP_DIM', 'HYPER_MIXER_MLP_DIM'), 2 * width)
     macros |= {'GMLP_DIM': 4 * width, 'NUM_HEADS': width // 32, 'TIM_NUM_HEADS': width // 32}
-    # Hidden units of token mixing, and sequence lengths.
+    # Sets the hidden sizes of the token mixers and the sequence lengths.
     macros |= {'HYPER_MIXER_DIM': 64, 'MIXER_DIM': 64, 'MAX_INPUT_LENGTH': INPUTS, 'MAX_TARGET_LENGTH': TARGETS}
     macros |= {'VOCAB_SIZE': VOCAB_SIZE, 'NUM_ENCODER_LAYERS': layers, 'NUM_DECODER_LAYERS': layers}
     macros |= {'TIM_NUM_ENCODER_LAYERS': 1, 'TIM_NUM_DECODER_LAYERS': 1, 'MUP_BASE_WIDTH': base_width}
@@ -79,7 +79,7 @@ def activation_rms(model: Model, params: train_state.Params, batch: Mapping[str,
 
 
 def width_slopes(name: str, widths: Sequence[int], base_width: int | None, rate: float, steps: int) -> dict[str, float]:
-    """Returns the slope of log RMS against log width for each layer and the logits, after `steps` on one batch."""
+    """Returns the slope of log RMS against log width for each layer and the logits after `steps` steps on a batch."""
     batch = next(batches(2))
     values = []
     for width in widths:

@@ -47,7 +47,7 @@ def attention_operations_per_token(length: int, embed: int, heads: int) -> int:
 
 
 def count_by_formula(length: int, args: argparse.Namespace) -> dict[str, int]:
-    """Returns the number of operations according to the formulas of appendix D."""
+    """Returns the number of operations of each mixer according to the formulas in HyperMixer's appendix D."""
     return {
         'appendix D: HyperMixing': hyper_mixing_operations(length, args.embed, args.hidden),
         'appendix D: attention': attention_operations(length, args.embed, args.heads),
@@ -71,7 +71,7 @@ def variable_shapes(module: nn.Module, length: int, embed: int, causal: bool) ->
 
 
 def forward_flops(module: nn.Module, length: int, embed: int, causal: bool) -> float:
-    """Counts the FLOPs of one example by tracing the module."""
+    """Traces the module to count its forward FLOPs for one example."""
     ctx = benchmark.make_context(length, causal)
     x = jax.ShapeDtypeStruct((1, length, embed), jnp.float32)
     variables = variable_shapes(module, length, embed, causal)
@@ -128,7 +128,7 @@ def run_missing(records: Records, args: argparse.Namespace) -> None:
 
 
 def collect_results(records: Records, side: str, args: argparse.Namespace) -> Results:
-    """Returns the available results by mixer and length."""
+    """Returns the results of the finished cells for each mixer and length."""
     results: Results = {}
     for name in mixer_names(side, args):
         found = {length: records.find_result(build_cell(side, name, length, args)) for length in args.lengths}

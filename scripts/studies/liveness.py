@@ -55,8 +55,9 @@ def ablation_effects(model: Model, inputs: np.ndarray, targets: np.ndarray, seed
 
 
 def _compute_outputs(model: Model, inputs: Any, targets: Any, seed: int) -> tuple[list[Kind], dict[str, Any]]:
-    """Returns the kinds of sublayers and, by stack, outputs [1 + kinds, batch, length, embed]: first of the complete
-    stack, then without each kind.
+    """Returns the kinds of sublayers, and a dict from stacks to outputs [1 + kinds, batch, length, embed].
+
+    The first output is that of the complete stack; each other output omits one kind of sublayer.
     """
     kinds: list[Kind] = []
 

@@ -105,7 +105,7 @@ def run_cell(mixer: str, examples: int, seed: int, settings: Settings) -> dict[s
         indices = np.stack(list(itertools.islice(order, min(CHUNK, settings.steps - first))))
         carry, error = train(carry, (inputs[indices], targets[indices]))
     test_inputs, test_targets, _ = test_rows(settings)
-    # Test rows are evaluated in parts, because attention over all rows at once would need gigabytes of memory.
+    # Test rows are evaluated in chunks, because attention over all rows at once would need gigabytes of memory.
     parts = np.array_split(test_inputs, max(1, len(test_inputs) // 100))
     predicted = np.concatenate([predict(carry[0], part) for part in parts])
     test = float(np.mean(np.square(predicted - test_targets)))
@@ -140,7 +140,7 @@ def run_missing(records: Records, args: argparse.Namespace, settings: Settings) 
 
 
 def collect_results(records: Records, args: argparse.Namespace, settings: Settings) -> Errors:
-    """Returns the available test errors over seeds, by mixer and number of examples."""
+    """Returns, for each mixer and number of training examples, the test errors of the finished seeds."""
     errors: Errors = {mixer: {} for mixer in args.mixers}
     for mixer in args.mixers:
         for examples in args.examples:

@@ -99,7 +99,7 @@ def train(shuffled: bool, seed: int, tim_layers: int, steps: int, batch_size: in
 
 
 def compute_weights(model, params, images: np.ndarray) -> list[np.ndarray]:
-    """Returns the weight of mechanism 1 at each pixel for each TIM layer, [count, HEIGHT, 2 * HALF]."""
+    """Returns, for each TIM layer, the weight of mechanism 1 at each pixel, [count, HEIGHT, 2 * HALF]."""
     batch = make_batch(images)
     # Input position i + 1 corresponds to pixel i.
     inputs = np.pad(batch['decoder_target_tokens'], ((0, 0), (1, 0)))

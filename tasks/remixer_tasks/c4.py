@@ -12,7 +12,7 @@ from remixer_tasks.corpora.text_corpus import TRAIN, VALIDATION
 
 @dataclasses.dataclass(frozen=True)
 class TfdsCorpus:
-    """A prepared TensorFlow Dataset with a feature 'text'; `train` and `validation` are splits or TFDS slices."""
+    """A prepared TensorFlow Dataset with a feature 'text'; `train` and `validation` are TFDS splits or slices."""
 
     name: str
     data_dir: str | None

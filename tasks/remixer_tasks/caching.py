@@ -2,7 +2,7 @@
 
 The pipeline consists of seqio's Apache Beam transforms. It writes the file COMPLETED last; readers ignore folders
 without this file. Unlike seqio's script, this module also caches unregistered tasks (workers receive the task itself),
-first removes the files of a killed job, and writes a note about the vocabulary to COMPLETED.
+removes the files of a killed job first, and writes a note about the vocabulary to COMPLETED.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LOCAL_RUNNER = 'FnApiRunner'
 
 @dataclasses.dataclass(frozen=True)
 class CachedSplit:
-    """Statistics of a cached split: the number of `tokens` of each feature, without EOS, and the `size` in bytes."""
+    """Statistics of a cached split; `tokens` maps features to token counts without EOS, and `size` is in bytes."""
 
     split: str
     examples: int
@@ -49,7 +49,7 @@ def cache_folder(task: seqio.Task, directory: str) -> str:
 def cache_task(
     task: seqio.Task, directory: str, note: str, shards: int = 64, beam_options: str | None = None
 ) -> list[str]:
-    """Caches the examples of a task unless they are already cached; returns the lines of a summary.
+    """Caches the examples of a task unless they are already cached; returns summary lines.
 
     Raises UserError if the existing cache has a different `note` about the vocabulary.
     """
@@ -68,7 +68,7 @@ def cache_task(
 
 
 def read_completed(path: str) -> str | None:
-    """Returns the note in COMPLETED, or None if the cache is incomplete."""
+    """Returns the vocabulary note in COMPLETED, or None if the cache is incomplete."""
     name = os.path.join(path, COMPLETED)
     if not tf.io.gfile.exists(name):
         return None
@@ -93,11 +93,11 @@ def read_cached_splits(task: seqio.Task, directory: str) -> list[CachedSplit]:
 def write(task: seqio.Task, directory: str, note: str, shards: int = 64, beam_options: str | None = None) -> None:
     """Caches every split of the task in `directory`, a local or gs:// path that all workers can write.
 
-    Raises UserError if the task cannot be cached, the folder contains other files, or the pipeline fails.
+    Raises UserError if the task cannot be cached, if the folder contains other files, or if the pipeline fails.
 
     Args:
-        note: one line to write to COMPLETED, which describes the vocabulary.
-        shards: number of files per split; a source with more files is cached in as many files.
+        note: one-line description of the vocabulary, written to COMPLETED.
+        shards: number of files per split; a source with more files is cached in that many files.
         beam_options: Beam's pipeline options as a command line; None runs the pipeline in this process.
     """
     from remixer_tasks.corpora import sources
@@ -112,7 +112,7 @@ def write(task: seqio.Task, directory: str, note: str, shards: int = 64, beam_op
     pipeline = _create_pipeline(beam_options)
     path = cache_folder(task, directory)
     _remove_incomplete_cache(path)
-    # Parses the source files in this process, not in the workers.
+    # Makes this process parse the source files, instead of the workers.
     for split in task.splits:
         task.source.list_shards(split)
     notice = Notice(f'caching {task.name}')
@@ -131,7 +131,7 @@ def write(task: seqio.Task, directory: str, note: str, shards: int = 64, beam_op
 
 
 def _cache_split(pipeline: Any, task: seqio.Task, split: str, path: str, shards: int) -> list[Any]:
-    """Adds a split to the pipeline; returns the outputs of its writers."""
+    """Adds the steps for a split to the pipeline; returns the outputs of the steps that write files."""
     import apache_beam as beam
     from seqio import beam_utils
 
@@ -203,7 +203,7 @@ def _register_in_worker(task: seqio.Task) -> None:
 
 
 def _summarize_error(error: BaseException) -> str:
-    """Returns the most specific line of one of Beam's messages, which contain the tracebacks of workers."""
+    """Returns the most specific line of an error message from Beam, which may contain tracebacks of workers."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     errors = [line for line in lines if re.match(r'[\w.]*(Error|Exception): ', line)]
     line = next((line for line in errors if 'UserError: ' in line), (errors or lines or [type(error).__name__])[-1])

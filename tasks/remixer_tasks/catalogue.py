@@ -1,4 +1,4 @@
-"""Lists all text-to-text tasks by name, with the location and size of their data, and loads examples."""
+"""Lists the names of all text-to-text tasks, locates and measures their data, and loads examples."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SUITES = (super_glue, winograd, glue, nli, cogs, generation)
 _ALL = (*(task for suite in _SUITES for task in suite.TASKS), *super_glue.FEW_SHOT, *winograd.FEW_SHOT)
 TASKS: dict[str, TextTask] = {task.name: task for task in _ALL}
 DATASETS: dict[str, Dataset] = {task.dataset.name: task.dataset for task in TASKS.values()}
-# Maximum size of published files whose examples are counted.
+# Maximum total size, in bytes, of the published files of a split for which examples are counted.
 _MAX_COUNTED_BYTES = 1_000_000
 
 
@@ -51,7 +51,7 @@ def download_folder(data_dir: str | None = None) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class SplitStatus:
-    """A split of a task, its TFDS folder or files, and its number of examples ('250') or file size ('12 MB')."""
+    """A split of a task; `origin` is its TFDS folder or files, and `amount` is '250' (examples) or '12 MB'."""
 
     name: str
     origin: str | None
@@ -60,7 +60,7 @@ class SplitStatus:
 
 @dataclasses.dataclass(frozen=True)
 class TaskStatus:
-    """A task, its splits, and whether `download.download_files` can fetch its data."""
+    """The splits of a task, and whether `download.download_files` can fetch its data."""
 
     name: str
     splits: Sequence[SplitStatus]
@@ -97,7 +97,7 @@ def _describe_size(dataset: Dataset, split: str, data_dir: str | None) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class ShownExample:
-    """A row of a data set, and the (inputs, targets) pairs that a task creates from this row."""
+    """A row of a data set (`raw`), and the (inputs, targets) pairs that a task creates from this row (`texts`)."""
 
     raw: dict[str, Any]
     texts: Sequence[tuple[str, str]]

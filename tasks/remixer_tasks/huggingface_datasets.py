@@ -23,10 +23,10 @@ from remixer_tasks.files.bad_records import BadRecords
 from remixer_tasks.text_pairs import Template, fill_pair
 
 Row = dict[str, Any]
-# Number of shards of a streamed data set from `save_to_disk`, enough for the hosts of a large pod.
+# Maximum number of shards of a streamed data set from `save_to_disk`; enough for the hosts of a large pod.
 _MAX_SHARDS = 64
-# Names of readers in `datasets`, by file extension. Other readers are unsafe: they open files that the data refers to,
-# or unpickle objects.
+# Maps file extensions to readers of `datasets`. Other readers are unsafe: they open files to which the data refers, or
+# unpickle objects.
 _READERS = {
     **{'.parquet': 'parquet', '.jsonl': 'json', '.ndjson': 'json', '.json': 'json'},
     **{'.csv': 'csv', '.tsv': 'csv', '.txt': 'text'},
@@ -41,10 +41,10 @@ class HubDataset:
 
     Attributes:
         path: a folder, or a name on the Hub.
-        name: configuration on the Hub, or subfolder; None if there is only one.
-        revision: revision of the repository on the Hub; None uses the newest, which may change.
+        name: name of the configuration on the Hub or of the subfolder; None if there is only one.
+        revision: revision of the repository on the Hub; None uses the newest revision, which may change.
         train_split: the training split.
-        validation_split: the held-out split; None holds out `validation_fraction` of the rows by their hash.
+        validation_split: the held-out split; None holds out `validation_fraction` of the training rows by their hash.
     """
 
     path: str
@@ -71,7 +71,7 @@ class HubDataset:
         )
 
     def streamed_corpus(self, kind: tuple[str, ...], document: Callable[[Row], str]) -> StreamedCorpus:
-        """Returns a corpus that reads the documents during training; has the same arguments as `corpus`."""
+        """Returns a corpus that reads the documents during training; the arguments are those of `corpus`."""
         return StreamedCorpus(
             name=f'{self.path}, split {self.train_split}',
             identity=cache.hash_values('streamed hugging face', self._fingerprint(), *kind),
@@ -101,7 +101,7 @@ class HubDataset:
         return shards
 
     def _load_split(self, split: str, streaming: bool = False) -> tuple[Any, Sequence[str]]:
-        """Returns the rows of a split, and with `streaming` the paths or URLs of its files."""
+        """Returns the rows of a split, and the paths or URLs of its files if they are known."""
         datasets = import_optional('datasets', self.path, 'hf-datasets')
         folder = Path(self.path).expanduser()
         try:
@@ -129,7 +129,7 @@ class HubDataset:
 def _load_folder(folder: Path, name: str | None, streaming: bool) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """Returns the splits of a local folder, and their files.
 
-    README.md and the folders in state.json are ignored, because they can refer to any file or URL, and links that point
+    README.md and the folders in state.json are ignored, because they can refer to any file or URL. Links that point
     outside the folder raise UserError.
     """
     import datasets
@@ -142,7 +142,7 @@ def _load_folder(folder: Path, name: str | None, streaming: bool) -> tuple[Mappi
     if (data_folder / 'state.json').exists():
         saved = {'train': data_folder}
     if saved:
-        # The folder may also contain shards of an earlier `save_to_disk`, and files that `datasets` caches.
+        # Reads only the files in state.json: others may be caches, or shards of an earlier `save_to_disk`.
         states = {split: untrusted_files.read_object(part / 'state.json') for split, part in saved.items()}
         files = {
             split: [str(saved[split] / Path(file['filename']).name) for file in state['_data_files']]
@@ -192,7 +192,7 @@ def _load_splits(builder: Any, streaming: bool) -> tuple[Mapping[str, Any], Mapp
 
 @dataclasses.dataclass(frozen=True)
 class _RowParser:
-    """Converts rows to texts using `document`, with class labels replaced by their names. Messages contain `where`."""
+    """Converts rows to texts with `document`, after replacing class labels by their names; messages contain `where`."""
 
     where: str
     features: Mapping[str, Any] | None
@@ -232,7 +232,7 @@ class _MalformedWithWarning(BadRecords):
 
 @dataclasses.dataclass(frozen=True)
 class _Shards:
-    """Shards of an `IterableDataset`, with its `state_dict` as the state; implements `streamed_text.Shards`."""
+    """Shards of an `IterableDataset`; states contain its `state_dict`. Implements `streamed_text.Shards`."""
 
     rows: Any
     files: Sequence[str]
@@ -262,9 +262,9 @@ class _Shards:
 
 
 def corpus(dataset: HubDataset, field: str = 'text', streaming: bool = False) -> ParsedCorpus | StreamedCorpus:
-    """Returns a corpus with the texts of the column `field`, for pretraining.
+    """Returns a pretraining corpus with the texts of the column `field`.
 
-    With `streaming`, the texts are read during training, without a local copy.
+    If `streaming` is True, the texts are read during training, without a local copy.
     """
 
     def get_text(row: Row) -> str:

@@ -1,4 +1,4 @@
-"""Corpora of local text files, configured with gin macros or flags (FILES, VALIDATION_FILES, TEXT_FIELD, ...)."""
+"""Builds corpora from local text files, set up with gin macros or flags (FILES, VALIDATION_FILES, TEXT_FIELD, ...)."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def corpus(
     """Returns a corpus of text files, which are parsed at first use.
 
     Args:
-        files: a path or glob, or a list of them, which may begin with `~` or gs://.
+        files: a path or glob, or a list of paths and globs, which may begin with `~` or gs://.
         validation_files: files with held-out documents; None holds out `validation_fraction` of all documents by hash.
-        format: one of `documents.FORMATS`; None uses the file extensions.
+        format: one of `documents.FORMATS`; None detects the format from the file extension.
         field: JSON field, column name or column number that contains the text.
-        txt_documents: unit of a document in txt files, one of `documents.TXT_DOCUMENTS`.
+        txt_documents: what a document in a txt file is, one of `documents.TXT_DOCUMENTS`.
         longest: maximum number of characters of a line or document.
         strict: whether to raise UserError for a malformed or empty record instead of skipping and counting it.
     """
@@ -54,7 +54,7 @@ def corpus(
 
 
 def describe_files(paths: Sequence[str]) -> str:
-    """Returns the name of a corpus of these files in messages."""
+    """Returns a name for these files, to print in messages."""
     return paths[0] if len(paths) == 1 else f'{len(paths)} files ({paths[0]}, ...)'
 
 
@@ -69,7 +69,7 @@ def expand_held_out_paths(
 
 
 def expand_paths(files: Files, macro: str, example: str = '*.txt') -> list[str]:
-    """Expands paths and globs to sorted distinct paths. Errors name the setting `macro` and the glob `example`."""
+    """Expands paths and globs to sorted distinct paths. Error messages use the setting `macro` and glob `example`."""
     paths: set[str] = set()
     for pattern in [files] if isinstance(files, str) else files:
         paths.update(_match_files(pattern, macro, example))

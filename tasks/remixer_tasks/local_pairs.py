@@ -1,4 +1,4 @@
-"""Pairs of texts from labelled rows in local files, configured with gin macros or flags (PAIRS, INPUTS, ...)."""
+"""Builds text pairs from labelled rows in local files, configured with gin macros or flags (PAIRS, INPUTS, ...)."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ def corpus(
     """Returns a corpus of pairs for `text_pairs.task` from the rows of files, which are read at first use.
 
     Args:
-        files: a path or glob, or a list of them; None if there are only `validation_files`, which are evaluated.
+        files: a path or glob, or a list of them; None if there are only `validation_files` to evaluate.
         inputs: a column (a field of JSON lines), or a template with columns in braces, as in
             'premise: {premise} hypothesis: {hypothesis}'. A column may contain a list of words. Columns of TSV and CSV
             without a header are numbered: '{0}' is the first column.
         targets: column or template of the targets, with the same syntax as `inputs`.
-        validation_files: files with held-out rows; None holds out `validation_fraction` of the rows by the hash of
-            their values in the columns of `inputs` and `targets`, whatever the text of the templates.
-        format: one of `row_files.FORMATS`; None uses the file extensions.
+        validation_files: files with held-out rows; None holds out `validation_fraction` of the rows. These are selected
+            by the hash of the columns of `inputs` and `targets`, independently of other text in the templates.
+        format: one of `row_files.FORMATS`; None detects the format from the file extension.
         delimiter: delimiter of columns in TSV and CSV files; None uses a tab or a comma.
         encoding: text encoding of the files.
         strict: whether to raise UserError for a row that cannot be read or lacks a value, instead of skipping and
             counting it. Null and NaN count as missing in JSON and Parquet; in TSV and CSV, `null` is ordinary text.
         longest: maximum number of characters of a line or a text.
-        columns: additional columns to write with the predictions, as '' if a row lacks the column.
+        columns: additional columns to write with the predictions; missing values are written as ''.
         metrics_by: a column; each metric is also computed for each value of this column.
     """
     templates = Template(inputs, 'INPUTS'), Template(targets, 'TARGETS')
@@ -84,7 +84,7 @@ def _read_pairs(
     columns: Sequence[str],
 ) -> Iterator[str]:
     for path in paths:
-        # `names` are the columns of the first row, and `seen` the columns of all rows.
+        # `names` contains the columns of the first row, and `seen` those of all rows read so far.
         names: list[str] = []
         seen: set[str] = set()
         for number, row in row_files.read(path, layout, malformed):
@@ -108,7 +108,7 @@ def _read_pairs(
 
 
 def pair_texts(pairs: ParsedCorpus) -> PairTexts:
-    """Returns a corpus whose documents are the inputs and targets of `pairs`, for training a vocabulary."""
+    """Returns a corpus whose documents are the inputs and targets of `pairs`, to train a vocabulary."""
     return PairTexts(pairs)
 
 
@@ -120,9 +120,9 @@ def evaluation_tasks(
 ) -> seqio.Task | list[seqio.Task]:
     """Returns `task` and an evaluation task for each entry of `files`, as in {'dev': 'dev.tsv', 'hard': 'hard/*.tsv'}.
 
-    The entry 'dev' adds the task NAME_dev, whose split `validation` contains all rows of its files. If `files` is None
-    or empty, only `task` is returned. `read` is `corpus` and `make` is `text_pairs.task`, both with the settings of the
-    training task.
+    For example, the entry 'dev' adds the task NAME_dev, whose split `validation` contains all rows of its files. If
+    `files` is None or empty, only `task` is returned. `read` is `corpus` and `make` is `text_pairs.task`, both with the
+    settings of the training task.
     """
     if not files:
         return task

@@ -1,4 +1,4 @@
-"""Mini COGS: generated English sentences and their logical forms, in the style of COGS (Kim and Linzen 2020).
+"""Generates Mini COGS: English sentences and their logical forms, in the style of COGS (Kim and Linzen 2020).
 
 The sentence 'Emma said that the cake was eaten by a fox .' has the logical form `say ( agent Emma , ccomp eat ( agent
 fox , theme * cake ) )`; `*` marks a definite noun. The task `mini_cogs_generalization` evaluates sentences of three
@@ -58,7 +58,7 @@ DATIVE = _parse_verbs(
     'give gave given, send sent sent, show showed shown, sell sold sold, lend lent lent, '
     'bring brought brought, throw threw thrown'
 )
-# The subject of an unergative verb acts (`sleep`); that of an unaccusative verb undergoes a change (`break`).
+# The subject of an unergative verb (`sleep`) acts; the subject of an unaccusative verb (`break`) undergoes a change.
 UNERGATIVE = _parse_verbs('sleep slept, laugh laughed, run ran, dance danced, sing sang, wait waited, cry cried')
 UNACCUSATIVE = _parse_verbs('break broke, fall fell, burn burned, float floated, vanish vanished')
 CLAUSAL = _parse_verbs('say said, think thought, know knew, hope hoped, believe believed, dream dreamed')
@@ -86,7 +86,7 @@ class Phrase(NamedTuple):
 
 
 def noun(name: str, definite: bool = True) -> Phrase:
-    """Returns a phrase for a name ('Emma'), or for a noun with an article."""
+    """Returns the phrase for a proper name such as 'Emma', or for a noun with an article."""
     if name[0].isupper():
         return Phrase(name, name)
     return Phrase(f'the {name}', f'* {name}') if definite else Phrase(f'a {name}', name)
@@ -111,7 +111,7 @@ def pair(clause: Phrase, kind: str = '') -> Pair:
 
 
 class _Sampler:
-    """Draws phrases and sentences with a seeded random generator."""
+    """Samples phrases and sentences with a seeded random generator."""
 
     def __init__(self, seed: int):
         self._random = random.Random(seed)
@@ -132,7 +132,7 @@ class _Sampler:
         return self.noun(*NAMES, *ANIMATE)
 
     def object(self) -> Phrase:
-        """Draws a direct object; adds a prepositional phrase to a third of the objects that are not names."""
+        """Samples a direct object; unless it is a name, adds a prepositional phrase with probability 1/3."""
         head = self.noun(*NAMES, *ANIMATE, *THINGS, *ONLY_OBJECTS * 4)
         return self.with_location(head) if head.form not in NAMES and self._random.random() < 1 / 3 else head
 
@@ -144,7 +144,7 @@ class _Sampler:
         return modify_noun(head, preposition, self.with_location(self.noun(*PLACES[preposition]), depth - 1))
 
     def clause(self) -> Phrase:
-        """Draws a clause that contains no other clause."""
+        """Samples a clause that contains no other clause."""
         verb, dative_verb = self.choice(TRANSITIVE), self.choice(DATIVE)
         return self._random.choice(
             [
@@ -165,7 +165,7 @@ class _Sampler:
         )()
 
     def sentence(self) -> Pair:
-        """Draws a training sentence, which has a nested clause with probability 1/3."""
+        """Samples a training sentence, which has a nested clause with probability 1/3."""
         clause = self.clause()
         if self._random.random() < 1 / 3:
             clause = make_clause(EMBEDDED, self.choice(CLAUSAL), agent=self.agent(), ccomp=clause)
@@ -197,13 +197,13 @@ def training_pairs(seed: int = 0) -> list[Pair]:
 
 
 def held_out_pairs(seed: int = 0) -> list[Pair]:
-    """Draws pairs from the training distribution whose sentences and logical forms do not occur in training."""
+    """Samples pairs from the training distribution, excluding sentences and logical forms that occur in training."""
     known = frozenset(text for pair in training_pairs(seed) for text in (pair.sentence, pair.form))
     return _draw_distinct(_Sampler(seed + 1).sentence, HELD_OUT_PAIRS, known)
 
 
 def generalization_pairs(seed: int = 0) -> list[Pair]:
-    """Draws pairs that alternate between the three generalization types."""
+    """Samples pairs that alternate between the three generalization types."""
     sampler = _Sampler(seed + 2)
     draws = (sampler.new_passive, sampler.new_agent, sampler.deeper)
     types = [_draw_distinct(draw, PAIRS_PER_TYPE, frozenset()) for draw in draws]

@@ -1,4 +1,4 @@
-"""Mixtures of tasks: GLUE and SuperGLUE with T5's rates, five entailment tasks, and multi-task (MT) pretraining.
+"""Builds mixtures of tasks: GLUE and SuperGLUE with T5's rates, five entailment tasks, and multi-task pretraining.
 
 The mixing rate of a task is its number of training examples, as counted by T5. A task with rate 0 is only evaluated.
 In all functions, `data_dir` is the folder of the data (see `data_files`), and `excluded` lists tasks to exclude.
@@ -14,7 +14,7 @@ from remixer_t5x.lazy import seqio
 from remixer_tasks import catalogue
 from remixer_tasks.benchmarks.text_task import TRAIN
 
-# T5's numbers of training examples: ReCoRD has one example per answer, and WSC only the true pairs.
+# Maps each task to T5's count of training examples: ReCoRD has one example per answer, WSC has only the true pairs.
 SUPER_GLUE = {
     'dpr_v001_simple': 1_322,
     'super_glue_wsc_v102_simple_train': 259,
@@ -85,11 +85,11 @@ def multi_task(
     data_dir: str | None = None,
     excluded: Sequence[str] = (),
 ) -> seqio.Mixture:
-    """Returns the mixture for MT pretraining, T5's en_mix: span corruption, GLUE, SuperGLUE and SQuAD.
+    """Returns the mixture for multi-task pretraining (T5's en_mix): span corruption, GLUE, SuperGLUE and SQuAD.
 
     Args:
         unsupervised: the span corruption task.
-        unsupervised_rate: mixing rate of this task; 2,620,000 for the final T5 Base.
+        unsupervised_rate: mixing rate of the span corruption task; the final T5 Base used 2,620,000.
         maximum: maximum mixing rate of the other tasks.
         vocabulary: vocabulary of the other tasks; None uses the vocabulary of `unsupervised`.
     """
@@ -99,7 +99,7 @@ def multi_task(
 
 
 def count_examples(task: seqio.Task) -> float:
-    """Returns the number of training examples, T5's if known; 0 for a task without a training split."""
+    """Returns the number of training examples, as counted by T5 if known; returns 0 without a training split."""
     if TRAIN not in task.splits:
         return 0.0
     known = {**GLUE, **SUPER_GLUE, **ENTAILMENT, **SQUAD}

@@ -1,7 +1,7 @@
 """Builds tasks and mixtures by name. T5's tasks keep their names.
 
-This module does not register names with seqio, so that `import t5.data.mixtures` still works;
-`remixer_tasks.registered` does. Tasks in seqio's registry take precedence.
+This module does not register names with seqio, so that `import t5.data.mixtures` still works; to register them, import
+`remixer_tasks.registered`. Tasks in seqio's registry take precedence.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from remixer_t5x.lazy import seqio
 from remixer_tasks import c4, catalogue, mixtures, pretraining, python_docs, vocabularies
 
 Provider: TypeAlias = 'seqio.Task | seqio.Mixture'
-# A function (vocabulary, data folder) -> task or mixture.
+# A function that maps a vocabulary and a data folder to a task or mixture.
 Maker: TypeAlias = 'Callable[[Any, str | None], Provider]'
 
 UNSUPERVISED = 'c4_v020_unsupervised'
@@ -33,7 +33,7 @@ _WSC = ('dpr_v001_simple', 'super_glue_wsc_v102_simple_train', 'super_glue_wsc_v
 
 
 def _text_task_maker(objective: Callable[..., Provider], tfds: str, name: str | None = None, data: str = '') -> Maker:
-    """Returns a function that builds a pretraining task: `objective` applied to the TFDS data set `tfds`."""
+    """Returns a function that builds a pretraining task, which applies `objective` to the TFDS data set `tfds`."""
     names = {'name': name} if name else {'data': data}
     return lambda vocabulary, data_dir: objective(c4.corpus(tfds, data_dir), vocabulary, **names)
 
@@ -44,7 +44,7 @@ def _count_with_halved_rte(task: seqio.Task) -> float:
 
 
 def _mixture_maker(name: str, tasks: Sequence[str], rate: Any, unsupervised: Any = None) -> Maker:
-    """Returns a function that mixes tasks with rate `rate` and, unless `unsupervised` is None, C4 with that rate."""
+    """Returns a function that mixes `tasks` with rate `rate`, and C4 with rate `unsupervised` unless that is None."""
 
     def make(vocabulary: seqio.Vocabulary, data_dir: str | None) -> seqio.Mixture:
         rates = [(catalogue.task(task, vocabulary, data_dir), rate) for task in tasks]
@@ -56,7 +56,7 @@ def _mixture_maker(name: str, tasks: Sequence[str], rate: Any, unsupervised: Any
 
 
 def _leave_one_out_makers() -> dict[str, Maker]:
-    """Returns functions that build T5's leave-one-out mixtures. Without GLUE or SuperGLUE, RTE's rate is not halved."""
+    """Returns functions that build T5's leave-one-out mixtures; RTE's rate is halved only if RTE is in two suites."""
     suites = {'glue_v002_proportional': _GLUE, 'super_glue_v102_proportional': _SUPER_GLUE}
     makers: dict[str, Maker] = {}
     for left_out in (*suites, 'cnn_dailymail_v002', _SQUAD, *_WMT):
@@ -107,7 +107,7 @@ MAKERS: dict[str, Maker] = {
 
 @functools.cache
 def _python_docs_task() -> seqio.Task:
-    """Returns the span corruption task on Python's documentation, with a vocabulary trained on the same text."""
+    """Returns a span corruption task for Python's documentation, with a vocabulary trained on the same text."""
     corpus = python_docs.corpus()
     vocabulary = vocabularies.trained(corpus, PYTHON_DOCS_VOCAB_SIZE)
     return pretraining.span_corruption(corpus, vocabulary, data='python_docs_v001')
@@ -156,13 +156,13 @@ def mixture(
     temperature: ranges.Positive = 1.0,
     name: str = 'mixture',
 ) -> seqio.Mixture:
-    """Mixes tasks in proportion to their numbers of training examples, like seqio's `mixing_rate_num_examples`.
+    """Mixes tasks in proportion to their training set sizes, like seqio's `mixing_rate_num_examples`.
 
     Args:
         tasks: tasks, or names of tasks and mixtures; a mixture adds all of its tasks.
-        rates: mixing rates by task name, used instead of numbers of examples.
+        rates: maps task names to mixing rates, which replace the number of examples.
         maximum: upper limit on the number of examples of each task.
-        temperature: numbers of examples are raised to the power 1 / temperature; values above 1 reduce differences.
+        temperature: each number of examples is raised to the power 1 / temperature; values above 1 equalize rates.
     """
     if not tasks:
         raise UserError("TASKS must contain a task, got none; set TASKS = ['super_glue_rte_v102', 'conj_nli_v001']")
@@ -191,6 +191,6 @@ def mixture(
 
 
 def vocabulary_of(task: str | seqio.Task | seqio.Mixture) -> seqio.Vocabulary:
-    """Returns the target vocabulary of a task or mixture, given as an object or a name in seqio's registry."""
+    """Returns the target vocabulary of a task or mixture, which is an object or a name in seqio's registry."""
     resolved = seqio.get_mixture_or_task(task) if isinstance(task, str) else task
     return resolved.output_features['targets'].vocabulary

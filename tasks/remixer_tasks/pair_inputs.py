@@ -23,17 +23,17 @@ def fill_template(
     encoding: str = 'utf-8',
     targets: str | None = None,
 ) -> Any:
-    """Returns `lines` unchanged, or an iterable of texts: the template INPUTS filled with each row of the file.
+    """Returns the input texts: `template` filled with each row of a file, or `lines` unchanged.
 
-    If the template is a single column, each line of a text file or of standard input is an input text. Other templates
-    require rows, and raise UserError for a file of plain lines.
+    `lines` is returned if `template` is None, or if it is a single column and the input is plain text. Each line is
+    then an input text. Other templates require rows, and raise UserError for plain text.
 
     Args:
-        lines: the input file, a `text_inputs.TextInputs`.
+        lines: the input file or standard input, as a `text_inputs.TextInputs`.
         template: the template, or None if the lines are complete texts.
         delimiter: delimiter of columns in TSV and CSV files; None uses a tab or a comma.
         encoding: text encoding of the file.
-        targets: the template of the targets in finetuning, if any. As in finetuning, columns of TSV and CSV files are
+        targets: the targets' template in finetuning, if any. As in finetuning, columns of TSV and CSV files are
             numbered only if all columns of both templates are numbers.
     """
     if template is None:
@@ -57,7 +57,7 @@ def fill_template(
 
 @dataclasses.dataclass(frozen=True)
 class RowTexts:
-    """Input texts, which can be iterated repeatedly: the template filled with each row of the input file.
+    """A re-iterable collection of input texts, built by filling the template with each row of the input file.
 
     Predictions are matched to rows by number, so an unusable row raises UserError instead of being skipped.
     """

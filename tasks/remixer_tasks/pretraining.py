@@ -1,10 +1,10 @@
 """Builds pretraining tasks from a corpus, a vocabulary and one of the objectives in `objectives/`.
 
-Tasks are named after their data and objective, as in `own_text_prefix_lm`, unless the argument `name` is set.
+Unless `name` is set, a task is named after its data and objective, as in `own_text_prefix_lm`.
 
-`shuffle_buffer_size` is a number of examples. Documents are already in random order, so the shuffle buffer only
-separates the segments of one document. It is small, because TensorFlow saves its content (2 kB per example) with the
-position of the input pipeline.
+`shuffle_buffer_size` is the number of examples in the shuffle buffer. Documents are already in random order, so the
+buffer only separates the segments of one document. It is small, because TensorFlow saves its content (2 kB per
+example) with the position of the input pipeline.
 
 No file is opened and no vocabulary is trained before the first dataset is created. Features are int32 token ids.
 """
@@ -106,8 +106,8 @@ def ul2(
 ) -> seqio.Mixture:
     """Returns UL2's mixture, which has a task for each denoiser; see `objectives/ul2.py`.
 
-    `denoisers` is 'ul2', 'ul2r', or a list of rows (see `ul2.denoisers`). `prompts` maps 'r', 'x' and 's' to texts;
-    None selects UL2's prompts. Each denoiser reads the corpus in a different order.
+    `denoisers` is 'ul2', 'ul2r', or a list of rows (see `ul2.denoisers`). `prompts` maps 'r', 'x' and 's' to
+    prompts; UL2's prompts are the defaults. Each denoiser reads the corpus in a different order.
     """
     chosen = ul2_denoisers.denoisers(denoisers)
     prompts = {**ul2_denoisers.PROMPTS, **(prompts or {})}

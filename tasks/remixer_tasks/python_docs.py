@@ -1,6 +1,6 @@
-"""A corpus of Python's documentation (2 MB): pydoc's topics and the docstrings of the standard library.
+"""Builds a corpus of Python's documentation (2 MB) from pydoc's topics and the standard library's docstrings.
 
-Python files are parsed, not imported.
+The library's files are parsed, not imported.
 """
 
 import ast
@@ -24,7 +24,7 @@ _DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def corpus(validation_fraction: float = 0.05) -> ParsedCorpus:
-    """Returns a corpus of the running Python's documentation, with `validation_fraction` of the documents held out."""
+    """Returns a corpus of this Python version's documentation; holds out `validation_fraction` of the documents."""
     return ParsedCorpus(
         name=f'the documentation of Python {sys.version.split()[0]}',
         identity=cache.hash_values('python docs 1', sys.version, sysconfig.get_path('stdlib')),
@@ -35,7 +35,7 @@ def corpus(validation_fraction: float = 0.05) -> ParsedCorpus:
 
 def read(malformed: BadRecords) -> Iterator[str]:
     """Yields pydoc's topics, then the docstrings of every module and of its top-level classes and functions."""
-    # Some slim installations have no topics, which are chapters of the language reference.
+    # The topics, chapters of the language reference, are missing from some slim installations.
     with contextlib.suppress(ImportError):
         from pydoc_data.topics import topics
 

@@ -18,7 +18,7 @@ from remixer_t5x.lazy import seqio, tf
 from remixer_tasks.benchmarks import text_metrics, text_task
 from remixer_tasks.corpora.text_corpus import Corpus, KeyedDocument
 
-# Separates the texts in a document; `encode_pair` rejects texts that contain this character.
+# Separates the input, target and columns in a document; `encode_pair` rejects inputs and targets that contain it.
 SEPARATOR = '\x1f'
 _PARTS = re.compile(r'(\{\{|\}\}|\{[^{}]*\})')
 
@@ -35,8 +35,8 @@ class MissingColumn(UnusableRow):
 class Template:
     """A template that builds a text from the columns of a row; `text` is the value of the setting `macro`.
 
-    A template is the name of a column, or a text with column names in braces; `{{` and `}}` are literal braces.
-    Python's format strings are not used, because they allow access to attributes (`{a.__class__}`) and texts of
+    A template is the name of a column, or a string with column names in braces; `{{` and `}}` are literal braces.
+    Python's format strings are not used, because they can access attributes (`{a.__class__}`) and create texts of
     gigabytes (`{a:>1000000000}`).
     """
 
@@ -53,13 +53,13 @@ class Template:
             raise UserError(f"{self.macro} must have columns in braces, as in 'answer: {{label}}', got {self.text!r}")
 
     def _split_parts(self) -> Iterator[tuple[bool, str]]:
-        """Yields (is_column, column name or literal text) for each part of the template."""
+        """Splits the template; yields (True, column name) and (False, literal text) pairs in order."""
         if not set(self.text) & set('{}'):
             yield True, self.text
             return
         for number, part in enumerate(_PARTS.split(self.text)):
             is_column = number % 2 == 1 and part not in ('{{', '}}')
-            # The text between the matches contains no braces.
+            # `__post_init__` rejects other braces in the literal text.
             yield is_column, part[1:-1] if is_column else part.replace('{{', '{').replace('}}', '}')
 
     @property
@@ -68,7 +68,7 @@ class Template:
 
     @property
     def is_numbered(self) -> bool:
-        """Whether all columns are numbers. If all templates are numbered, TSV and CSV files have no column names."""
+        """Whether all columns are numbers. If so in all templates, TSV and CSV files have no line of column names."""
         return all(name.isdecimal() for name in self.columns)
 
     def fill(self, row: Mapping[str, Any]) -> str:
@@ -107,7 +107,7 @@ def _column_text(row: Mapping[str, Any], name: str) -> str:
 
 
 def encode_pair(inputs: str, targets: str, longest: int | None = None, columns: Sequence[str] = ()) -> str:
-    """Joins a pair and the values of additional columns to one document; replaces separators in the values by spaces.
+    """Joins a pair and additional column values into one document; replaces separators in these values by spaces.
 
     Raises ValueError if the input or target is empty, contains the separator, or has more than `longest` characters.
     """
@@ -127,10 +127,10 @@ def fill_pair(
     longest: int | None = None,
     columns: Sequence[str] = (),
 ) -> KeyedDocument:
-    """Encodes the pair of a row. The split depends on the values in the columns, not on the text of the templates."""
+    """Encodes a row as a pair, whose split depends on the values in the columns, not on the templates' text."""
     pair = KeyedDocument(encode_pair(templates[0].fill(row), templates[1].fill(row), longest, columns))
     names = sorted({name for template in templates for name in template.columns})
-    # Rows that differ only in other columns have the same text, so they must be in the same split.
+    # Rows that differ only in columns outside the templates give equal pairs, which must be in the same split.
     pair.split_key = json.dumps([_column_text(row, name) for name in names])
     return pair
 
@@ -149,7 +149,7 @@ def column_names(columns: Sequence[str], metrics_by: str | None) -> tuple[str, .
 
 @dataclasses.dataclass(frozen=True)
 class PairTexts:
-    """A corpus in which the inputs and targets of pairs are separate documents, for training a vocabulary."""
+    """A corpus for vocabulary training, in which the inputs and targets of pairs are separate documents."""
 
     corpus: Corpus
 

@@ -1,7 +1,7 @@
-"""Builds vocabularies: SentencePiece (loaded or trained), bytes, words, Hugging Face, BERT's WordPiece, GPT-2's BPE.
+"""Builds SentencePiece, byte, word, Hugging Face, BERT (WordPiece) and GPT-2 (BPE) vocabularies.
 
 SentencePiece, byte and word vocabularies reserve T5's ids (0 padding, 1 EOS, 2 unknown). SentencePiece and byte
-vocabularies end with `extra_ids` sentinels, <extra_id_0> last. Files are read at first use.
+vocabularies end with `extra_ids` sentinels, <extra_id_0> last. Files are read when a vocabulary is first used.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from remixer_tasks.vocabulary.words_and_bytes import ByteVocabulary, WordVocabul
 
 T5_MODEL = 'gs://t5-data/vocabs/cc_all.32000/sentencepiece.model'
 NUM_SENTINELS = 100
-# Maximum number of sentinels in a saved vocabulary; a larger number means a damaged file.
+# Maximum number of sentinels in a saved vocabulary; a file with a larger number is treated as damaged.
 MAX_SENTINELS = 10_000
 
 
@@ -47,9 +47,9 @@ def sentencepiece(path: str = T5_MODEL, extra_ids: int = NUM_SENTINELS) -> Sente
 
 
 def byte(extra_ids: int = NUM_SENTINELS) -> ByteVocabulary:
-    """Returns ByT5's byte vocabulary (Xue et al. 2022): 3 special ids, 256 UTF-8 bytes, `extra_ids` sentinels.
+    """Returns ByT5's vocabulary (Xue et al. 2022) with 3 special ids, 256 byte values, and `extra_ids` sentinels.
 
-    With `extra_ids` = 0, the 11 bytes that do not occur in UTF-8 are the sentinels, as in ByT5's pretraining.
+    If `extra_ids` is 0, the 11 highest bytes, which do not occur in UTF-8, are the sentinels, as in ByT5's pretraining.
     """
     return ByteVocabulary(extra_ids=extra_ids)
 
@@ -68,7 +68,7 @@ def huggingface_tokenizer(path: str, end: str | None = None, shifted: bool = Fal
     """Loads the vocabulary of a `tokenizer.json`, such as Llama's; requires the package tokenizers.
 
     Args:
-        path: the tokenizer.json.
+        path: path of the tokenizer.json.
         end: the end token, such as '</s>'; None uses the end token that the files specify.
         shifted: whether to add 1 to the ids, for files in which id 0 is not padding.
     """
@@ -86,7 +86,7 @@ def byte_pairs(folder: str, end_id: int = 50256) -> BytePairs:
 def trained(
     corpus: Corpus, vocab_size: ranges.Count, extra_ids: int = NUM_SENTINELS, at_most: bool = False
 ) -> SentencePiece:
-    """Returns a SentencePiece vocabulary of `vocab_size` ids, with sentinels, trained on `corpus` and cached.
+    """Returns a SentencePiece vocabulary that is trained on `corpus` at first use, and cached.
 
     Args:
         corpus: the documents to train on.
@@ -141,7 +141,7 @@ def saved(folder: str) -> Vocabulary:
 
 
 def load_vocabulary(dataset: tf.data.Dataset, output_features: Mapping[str, seqio.Feature]) -> tf.data.Dataset:
-    """Loads or trains the vocabularies before a graph is traced, so that TensorFlow does not wrap their errors."""
+    """Loads or trains all vocabularies before a graph is traced, so that TensorFlow does not wrap the errors raised."""
     for feature in output_features.values():
         feature.vocabulary.vocab_size  # noqa: B018 (the property loads the vocabulary)
     return dataset

@@ -1,7 +1,8 @@
 """`remixer-t5x convert`: converts, merges and averages weights.
 
-Converts between checkpoints, Hugging Face and its Hub, T5X and safetensors; separates adapters from their base model or
-merges them; and averages checkpoints. Each conversion reads its output back and compares it with the input.
+Converts between checkpoints of remixer_t5x and models in the formats of Hugging Face, T5X and safetensors. Also
+extracts and merges adapters, and averages checkpoints. Each conversion reads its output back and compares it with
+the input.
 """
 
 import argparse
@@ -11,7 +12,7 @@ from remixer_t5x.cli import arguments
 from remixer_t5x.cli.command import ON_CPU, Command
 from remixer_t5x.errors import UserError
 
-# The targets of each source; either the source or the target is a checkpoint or MODEL_DIR of remixer_t5x.
+# Maps each source flag to its target flags. The source or the target is a checkpoint or MODEL_DIR of remixer_t5x.
 TARGETS = {
     'from_hf': ('to',),
     'from_safetensors': ('to',),
@@ -19,7 +20,7 @@ TARGETS = {
     'average': ('to',),
     'checkpoint': ('to', 'to_adapters', 'to_hf', 'to_safetensors', 'to_t5x', 'to_shared', 'push_to_hub'),
 }
-# Maps each other flag to the sources and targets that use it.
+# Maps each further flag to the source and target flags that use it.
 READERS = {
     'dtype': ('to_hf', 'to_safetensors'),
     'vocabulary': ('from_hf',),

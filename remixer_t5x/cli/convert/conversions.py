@@ -1,4 +1,4 @@
-"""Converts between MODEL_DIRs, safetensors, T5X checkpoints and adapters, and defines steps shared by conversions."""
+"""Converts between MODEL_DIRs, safetensors files, T5X checkpoints and adapters, and defines shared helpers."""
 
 import argparse
 import os
@@ -31,7 +31,7 @@ from remixer_tasks.files import cache
 
 
 def print_line(label: str, text: str) -> None:
-    """Prints and flushes a line of progress, because converting a large model takes minutes."""
+    """Prints a progress line and flushes standard output, because converting a large model takes minutes."""
     print(f'{label:<12} {text}', flush=True)
 
 
@@ -44,7 +44,7 @@ def describe_size(params: Any) -> str:
 def write_model_dir(
     folder: epath.Path, params: Any, step: int, record: Mapping[str, Any], gin_text: str, name: str = model_dir.CONFIG
 ) -> None:
-    """Writes a checkpoint to a MODEL_DIR, and `gin_text` to the file `name` if it is not empty; prints their paths."""
+    """Writes a checkpoint, and any `gin_text` as a file with this `name`, to a MODEL_DIR, and prints their paths."""
     if gin_text:
         (folder / name).write_text(gin_text)
     checkpoint = converted.write_checkpoint(folder, params, step, record)
@@ -76,7 +76,7 @@ def check_params_equal(before: Any, after: Any, output: str | os.PathLike[str]) 
 
 
 def check_no_difference(name: str | None, output: str | os.PathLike[str]) -> None:
-    """Raises UserError if an array in `output` differs from the input; `name` is the first such array, or None."""
+    """Raises UserError unless `name`, the first array in `output` that differs from the input, is None."""
     if name:
         raise UserError(f'{name} in {output} differs from the input; do not use the output, and report the problem')
 
@@ -110,7 +110,7 @@ def to_safetensors(args: argparse.Namespace) -> None:
 
 
 def _vocabulary_folder(file: pathlib.Path) -> epath.Path:
-    """Returns the folder next to a safetensors file for the vocabulary of its model."""
+    """Returns the path of the vocabulary folder, which is next to the safetensors file."""
     return epath.Path(file.with_suffix('.vocabulary'))
 
 
@@ -156,7 +156,7 @@ def average_checkpoints(args: argparse.Namespace) -> None:
 
 
 def to_adapters(args: argparse.Namespace) -> None:
-    """Writes the arrays that differ from the base, and the base path (`--checkpoint=PATH --to_adapters=MODEL_DIR`)."""
+    """Writes the arrays that differ from the base model, and its path (`--checkpoint=PATH --to_adapters=MODEL_DIR`)."""
     params, record, step = converted.read_checkpoint(args.checkpoint, '--checkpoint', merge=False)
     config = str(record.get('config') or '')
     path = args.base or changes.parse_bindings(config).get('INITIAL_CHECKPOINT_PATH', 'None').strip('\'"')
@@ -180,7 +180,7 @@ def to_adapters(args: argparse.Namespace) -> None:
     (folder / saved_params.BASE_FILE).write_text(f'{base}\n')
     record[saved_params.BASE_KEY] = saved_params.checkpoint_fingerprint(base)
     record[saved_params.BASE_PARAMS_KEY] = saved_params.hash_params(base_arrays)
-    # The user may remove the cache, to which --from_hf converts the base.
+    # If --from_hf converted the base model to the cache, record its Hugging Face name: the cache may be removed.
     if base.is_relative_to(model_dir.absolute_path(cache.cache_root())):
         record[saved_params.BASE_SOURCE_KEY] = lazy.import_extra('hub.client').model_name(base_record['converted_from'])
     write_model_dir(folder, traverse_util.unflatten_dict(changed, sep='/'), step, record, config)
@@ -203,7 +203,7 @@ def from_t5x(args: argparse.Namespace, model: Seq2Seq, vocabulary: Any) -> None:
 
 
 def build_from_text(gin_text: str) -> Any:
-    """Builds the model of a gin text."""
+    """Builds the model that `gin_text` configures."""
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder, 'model.gin')
         file.write_text(gin_text, encoding='utf-8')
@@ -223,7 +223,7 @@ def to_t5x(args: argparse.Namespace, model: Seq2Seq, vocabulary: Any) -> None:
 
 
 def _check_t5x_network(model: Seq2Seq, vocabulary: Any) -> None:
-    """Raises UserError if T5X's network, which has fixed norms and position biases, computes something else."""
+    """Raises UserError if the model differs from T5X's network, whose norms and position biases are fixed."""
     advice = t5x_checkpoint.KEEP_NAMES_ADVICE
     try:
         t5, _ = T5.describe(model, vocabulary, TracedModules(model), build_from_text)

@@ -54,7 +54,7 @@ def convert_to_model_dir(args: argparse.Namespace) -> None:
 def _shared_to_model_dir(args: argparse.Namespace, folder: pathlib.Path) -> None:
     """Converts the shared model in `folder` to a MODEL_DIR.
 
-    The gin text must be checked or trusted: later commands load it from MODEL_DIR, and gin can run code.
+    The gin text must be checked or trusted, because later commands load it from MODEL_DIR and gin can run code.
     """
     if args.vocabulary is not None:
         raise UserError(
@@ -78,7 +78,7 @@ def _shared_to_model_dir(args: argparse.Namespace, folder: pathlib.Path) -> None
 
 
 def export_transformers_model(args: argparse.Namespace, model: Any, vocabulary: Any) -> None:
-    """Writes a transformers model. Raises Refusal before writing any file if transformers has no equivalent."""
+    """Writes a transformers model, or raises UnsupportedModelError and writes no file if there is no equivalent."""
     family, runs = folders.describe(model, vocabulary, conversions.build_from_text)
     folders.check_folder_is_empty(args.to_hf)
     params = conversions.restore_params(args, model, vocabulary)
@@ -95,7 +95,7 @@ def export_transformers_model(args: argparse.Namespace, model: Any, vocabulary: 
 def export_any_model(args: argparse.Namespace, model: Any, vocabulary: Any) -> None:
     """Writes a transformers model, or weights and PyTorch code as a fallback (`--checkpoint=PATH --to_hf=DIR`).
 
-    Raises Refusal before writing any file if a part of the model has no PyTorch code.
+    Raises UnsupportedModelError before writing any file if a module of the model has no PyTorch code.
     """
     try:
         export_transformers_model(args, model, vocabulary)
@@ -119,7 +119,7 @@ def export_any_model(args: argparse.Namespace, model: Any, vocabulary: Any) -> N
 
 
 def _compare_with_reference(source: folders.HuggingFaceSource, model: Any, params: Any, vocabulary: Any) -> None:
-    """Compares logits and token ids with transformers, if installed. Raises UserError if the logits differ."""
+    """Compares logits and token ids with transformers, if it is installed. Raises UserError if the logits differ."""
     if missing := folders.missing_packages():
         print_line('check', f'without {" and ".join(missing)}, logits are not compared; {INSTALL}')
         return
@@ -129,7 +129,7 @@ def _compare_with_reference(source: folders.HuggingFaceSource, model: Any, param
 
 
 def cached_model_dir(path: str) -> pathlib.Path:
-    """Returns the cached MODEL_DIR of the Hugging Face model in `path`, which is converted on first use."""
+    """Returns the cached MODEL_DIR of the Hugging Face model in `path`. Converts the model on first use."""
     source = pathlib.Path(path).expanduser().resolve()
     files = sorted((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in source.glob('*.*'))
     folder = cache.cache_root() / 'huggingface' / cache.hash_values(str(source), files)

@@ -1,4 +1,4 @@
-"""`remixer-t5x data cache`: writes a task's tokenized examples once, for `USE_CACHED_TASKS = True`."""
+"""`remixer-t5x data cache`: tokenizes the examples of a task once, and caches them for `USE_CACHED_TASKS = True`."""
 
 import argparse
 import os

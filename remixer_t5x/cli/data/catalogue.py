@@ -17,7 +17,7 @@ def add_list_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def list_tasks(args: argparse.Namespace) -> None:
-    """Prints a row for each task: its splits, and the path of its data if it has been downloaded."""
+    """Prints a table row for each task, with its splits and the path of its data if it has been downloaded."""
     with arguments.hide_library_output(args):
         from remixer_tasks import catalogue
     tasks = catalogue.read_statuses(args.data_dir)
@@ -61,7 +61,7 @@ def add_show_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def show_examples(args: argparse.Namespace) -> None:
-    """Prints the first examples of a split, in the order of the data."""
+    """Prints the first examples of a split, in the order of the data files."""
     with arguments.hide_library_output(args):
         from remixer_tasks import catalogue
     split, examples = catalogue.read_examples(args.name, args.split, args.num_examples, args.data_dir)

@@ -1,4 +1,4 @@
-"""`remixer-t5x data`: shows the first examples of a task as text and as ids, and the packing efficiency."""
+"""`remixer-t5x data`: shows the first examples of a task as text and as token ids, and the packing efficiency."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 # Number of rows used to measure the packing efficiency.
 MEASURED_ROWS = 300
 _SEED = 0
-# Token and segment arrays of a batch, by title.
+# Maps 'inputs' and 'targets' to the names of their token and segment arrays in a batch.
 _SIDES = {
     'inputs': ('encoder_input_tokens', 'encoder_segment_ids'),
     'targets': ('decoder_target_tokens', 'decoder_segment_ids'),
 }
-# A model type without a decoder predicts tokens in place; 0 marks positions without a prediction.
+# Array of the tokens that encoder-only models predict in place; 0 marks positions without a prediction.
 _IN_PLACE = 'encoder_target_tokens'
 
 
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def packing_efficiency(rows: Iterable[Mapping[str, np.ndarray]]) -> list[str]:
-    """Computes the fraction of non-padding tokens and the examples per row, separately for inputs and targets."""
+    """Describes the fraction of non-padding tokens and the examples per row, separately for inputs and targets."""
     import numpy as np
 
     rows = list(rows)
@@ -87,7 +87,7 @@ def _print_row(row: Mapping[str, np.ndarray], vocabulary: seqio.Vocabulary) -> N
         for example in range(1, int(examples.max()) + 1):
             here = examples == example
             if 'decoder_causal_attention' in row:
-                # For prefix language models, the inputs are the tokens without a loss weight.
+                # For prefix language models, the inputs are the tokens whose loss weight is 0.
                 weights = row['decoder_loss_weights']
                 _print_tokens('inputs', row[tokens][here & (weights == 0)], vocabulary)
                 here &= weights > 0
@@ -109,7 +109,7 @@ def _print_tokens(side: str, tokens: np.ndarray, vocabulary: seqio.Vocabulary) -
 
 
 def decode_ids(ids: list[int], vocabulary: seqio.Vocabulary) -> str:
-    """Decodes ids, with sentinels as <extra_id_0>, ... and </s> for EOS."""
+    """Decodes token ids to text that shows sentinels as <extra_id_0>, <extra_id_1>, ... and the end token as </s>."""
     ordinary = sentinels.count_ordinary_ids(vocabulary)
     parts = []
     for is_special, group in itertools.groupby(ids, lambda token: token >= ordinary or token == vocabulary.eos_id):

@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Prints the size and special ids of the vocabulary, and the ids and pieces of the text.
 
-    Raises UserError if the model of the vocabulary cannot be read or trained.
+    Raises UserError if the tokenizer model of the vocabulary cannot be read or trained.
     """
     (vocabulary,) = arguments.load_values(args, 'VOCABULARY')
     first, count = sentinels.sentinel_range(vocabulary)
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def decode_piece(vocabulary: seqio.Vocabulary, token: int) -> str:
-    """Returns the SentencePiece piece of an id, with the word-start marker, or its decoded text if there is none."""
+    """Returns the SentencePiece piece of an id with its word-start marker, or the decoded id if it has no piece."""
     tokenizer = getattr(vocabulary, 'tokenizer', None)
     if tokenizer is not None and token < tokenizer.GetPieceSize():
         return tokenizer.IdToPiece(token)

@@ -1,4 +1,4 @@
-"""`remixer-t5x info --memory`: forecasts the memory of a training step on a device, which need not be present."""
+"""`remixer-t5x info --memory`: forecasts the device memory of a training step, without needing the device."""
 
 import argparse
 import contextlib
@@ -87,7 +87,7 @@ def build_recomputing_model(args: argparse.Namespace) -> Any:
 
 
 def build_adafactor(args: argparse.Namespace) -> Optimizer:
-    """Returns Adafactor with the parameter averages and trainable parameters of the step."""
+    """Returns an Adafactor optimizer with the step's settings for averaging, freezing and adapting parameters."""
     decay, pattern, adapted = arguments.load_values(args, 'EMA_DECAY', 'TRAINABLE', 'LORA', defaults=_DEFAULTS)
     return trainable.restrict_to_trainable(average_params(adafactor(learning_rate=1e-3), decay), pattern, adapted)
 
@@ -144,7 +144,7 @@ def _try_changes(trials: Iterator[memory_advice.MemoryTrial], available: int) ->
 
 
 def memory_table(memory: StepMemory, available: int | None) -> Table:
-    """Returns a table of the memory of each part and the total, with percentages if `available` bytes are known."""
+    """Returns a table of the memory by component and in total. The table has percentages if `available` is not None."""
     first = 'on each device'
     shares = [] if available is None else [f'% of {format_gibibytes(available)}']
     table = console.build_table(first, 'bytes', 'MiB', *shares, words=(first,))
@@ -158,7 +158,7 @@ def memory_table(memory: StepMemory, available: int | None) -> Table:
 
 
 def describe_memory_fit(memory: StepMemory, available: int | None) -> str:
-    """Describes whether the step fits into `available` bytes of a device."""
+    """Describes whether the training step fits into `available` bytes of device memory."""
     if available is None:
         return 'the hardware file does not specify the memory of a device; pass it in GiB, such as --device_memory=16'
     if memory.total > available:
@@ -171,14 +171,14 @@ def place_on_devices(step: StepSpec, hardware: Hardware, devices: Sequence[Any])
     partitioner = dataclasses.replace(step.partitioner, devices=devices)
     nodes = len({device.process_index for device in devices})
     if hardware.platform == 'gpu' and nodes > 1:
-        # JAX does not assign GPUs that are only described to nodes.
+        # JAX does not assign GPUs to nodes if the GPUs are only described, not present.
         partitioner = dataclasses.replace(partitioner, slices=nodes)
     return dataclasses.replace(step, partitioner=partitioner)
 
 
 @contextlib.contextmanager
 def trace_for_hardware(hardware: Hardware, compiler: str) -> Iterator[None]:
-    """Returns a context in which models are traced for the described devices and this compiler."""
+    """Returns a context manager within which models are traced for the described devices and `compiler`."""
     # XLA:CPU, which is used if the compiler of the accelerator is not available, cannot compile custom kernels.
     platform = 'accelerator' if compiler == 'XLA:CPU' and hardware.platform != 'cpu' else hardware.platform
     chip = Topology.parse(hardware.topology).chip if hardware.topology else None
@@ -190,7 +190,7 @@ def trace_for_hardware(hardware: Hardware, compiler: str) -> Iterator[None]:
 
 
 def describe_step(step: StepSpec, hardware: Hardware, compiler: str) -> str:
-    """Describes the compiled step and the hardware."""
+    """Describes the training step to compile, the hardware, and the compiler."""
     lengths = batch_formats.token_lengths({name: array.shape for name, array in step.batch.items()})
     target = 'on virtual CPU devices' if compiler == 'XLA:CPU' else f'for {hardware.topology}'
     shape = step.partitioner.mesh.shape

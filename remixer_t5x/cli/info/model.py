@@ -19,7 +19,7 @@ LENGTHS_MACRO = {'TASK_FEATURE_LENGTHS': None}
 
 
 def show(args: argparse.Namespace) -> None:
-    """Prints the costs of modules down to level `--depth`, and the totals with the conventions for counting FLOPs."""
+    """Prints the costs of modules down to level `--depth`, the total costs, and the conventions for counting FLOPs."""
     model, feature_lengths = arguments.load_values(args, 'MODEL', *LENGTHS_MACRO, defaults=LENGTHS_MACRO)
     lengths = check_lengths(model.model_type, feature_lengths)
     count = counts.count_model(model, lengths)
@@ -37,7 +37,7 @@ def show(args: argparse.Namespace) -> None:
 
 
 def check_lengths(model_type: str, feature_lengths: Mapping[str, int] | None) -> Mapping[str, int]:
-    """Returns the lengths, or default lengths for None. Raises UserError if the model type has other features."""
+    """Returns the feature lengths, by default those of the model type. Raises UserError for any other features."""
     if feature_lengths is None:
         return batch_formats.get_formats(model_type)[0].example
     batch_formats.select_format(model_type, feature_lengths)
@@ -55,7 +55,7 @@ class ModuleNode:
 
 
 def module_tree(count: ModelCounts) -> ModuleNode:
-    """Returns the modules in order of first use. The only child of a module is merged into its parent."""
+    """Returns the tree of modules in order of first use. If a module has a single child, merges the child into it."""
     root = ModuleNode('')
     for path, flops in count.forward_flops.items():
         for node in _path_nodes(root, path):
@@ -84,7 +84,7 @@ def _merge_only_children(node: ModuleNode) -> ModuleNode:
 
 
 def cost_table(count: ModelCounts, depth: int) -> Table:
-    """Returns a table of the modules in the first `depth` levels; each row includes all submodules."""
+    """Returns a table of the modules in the first `depth` levels; each row includes the costs of submodules."""
     root = module_tree(count)
     table = console.build_table('module', 'parameters', '%', 'forward FLOPs', '%', words=('module',))
 
@@ -109,7 +109,7 @@ def cost_table(count: ModelCounts, depth: int) -> Table:
 
 
 def describe_lengths(feature_lengths: Mapping[str, int]) -> str:
-    """Formats lengths as, for example, `512 input and 114 target tokens`."""
+    """Formats feature lengths, for example as `512 input and 114 target tokens`."""
     parts = (f'{length} {name.removesuffix("s")}' for name, length in sorted(feature_lengths.items()))
     return ' and '.join(parts) + ' tokens'
 

@@ -1,4 +1,4 @@
-"""`remixer-t5x info --compare`: compares shipped models, and the sizes published in papers with computed sizes."""
+"""`remixer-t5x info --compare`: compares shipped models with each other, and published sizes with computed sizes."""
 
 import argparse
 import dataclasses
@@ -18,15 +18,15 @@ MODELS = (
     *('t5_1_1', 'modern_t5', 'remixer', 'mixer_enc', 'mixer_enc_dec', 'hyper_mixer', 'linear_transformer', 'fnet'),
     *('gmlp', 'gmlp_mixer', 'amlp', 'tim'),
 )
-# Parts whose parameters a paper may count: the encoder-decoder, or the encoder with its embedding (BERT, classifiers).
+# Papers count the parameters of the whole encoder-decoder, or of the encoder and its embedding (BERT, classifiers).
 WHOLE_MODEL, ENCODER_PART = 'whole model', 'encoder and embedding'
 
 
 @dataclasses.dataclass(frozen=True)
 class PublishedFigure:
-    """The number of parameters that a paper reports for a model; `part` is the part of the model that it counts.
+    """The number of parameters that a paper reports for a model; `part` is WHOLE_MODEL or ENCODER_PART.
 
-    `flops` is the reported number of FLOPs of a forward pass for 512 tokens; a multiply and an add count as two.
+    `flops` is the reported number of FLOPs of a forward pass over 512 tokens; a multiply and an add count as two.
     """
 
     model: str
@@ -55,7 +55,7 @@ PUBLISHED_FIGURES = (
 
 
 def show(args: argparse.Namespace) -> None:
-    """Prints the models with ratios relative to the first model, and the published sizes."""
+    """Prints a table of models with their costs relative to the first model, and a table of published sizes."""
     (feature_lengths,) = arguments.load_values(args, *LENGTHS_MACRO, defaults=LENGTHS_MACRO)
     sizes, models = arguments.split_names(args.compare or 'tiny,small,base'), args.models or MODELS
     lengths = check_lengths(ENCODER_DECODER, feature_lengths)

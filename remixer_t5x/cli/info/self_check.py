@@ -1,4 +1,4 @@
-"""`remixer-t5x info --self_check`: compares kernels with plain JAX code, and the time of a step with its forecast."""
+"""`remixer-t5x info --self_check`: compares kernels with plain JAX code, and the measured step time with a forecast."""
 
 import argparse
 import contextlib
@@ -19,12 +19,12 @@ from remixer_t5x.models import interface
 from remixer_t5x.models.interface import Model
 from remixer_t5x.run_folder import model_dir
 
-# Together, these models use all kernels, for sequences of a single block and of several blocks.
+# Together, these models use all kernels, on sequences that fit into one block and on longer sequences.
 _MODELS = ('t5_1_1', 'hyper_mixer', 'mixer_enc_dec')
 
 
 def show(args: argparse.Namespace) -> None:
-    """Prints the result of each check, for the model in the gin files or for models that use all kernels."""
+    """Checks the model in the gin files, or models that together use all kernels, and prints the results."""
     device = jax.devices()[0]
     versions = {**model_dir.package_versions(), 'python': python_platform.python_version()}
     console.print_items(
@@ -56,7 +56,7 @@ def show(args: argparse.Namespace) -> None:
 
 
 def _models_to_check(args: argparse.Namespace) -> Iterator[tuple[Model, Mapping[str, int], bool]]:
-    """Yields models, the lengths of their features, and whether their rows are packed."""
+    """Yields each model to check, with its feature lengths and whether its rows are packed."""
     if args.gin_file:
         defaults = {'TASK_FEATURE_LENGTHS': None, 'PACK': False}
         model, lengths, pack = arguments.load_values(args, 'MODEL', *defaults, defaults=defaults)
@@ -71,7 +71,7 @@ def _models_to_check(args: argparse.Namespace) -> Iterator[tuple[Model, Mapping[
 def _collect_checks(
     model: Model, lengths: Mapping[str, int], pack: bool, interpreted: str | None
 ) -> dict[str, self_check.KernelCheck]:
-    """Returns the checks of the kernels that a train step of the model uses."""
+    """Returns checks of the kernels that a train step of the model uses."""
     batch = batch_formats.abstract_batch(model.model_type, lengths, self_check.NUM_CHECK_ROWS, pack)
     params = interface.param_shapes(model, {name: array.shape for name, array in batch.items()})
     target = compiling_for(interpreted, interpret=True) if interpreted else contextlib.nullcontext()

@@ -1,4 +1,4 @@
-"""`remixer-t5x info --settings`: lists gin macros with default value, file, reader and meaning."""
+"""`remixer-t5x info --settings`: lists gin macros with their default values, files, readers and meanings."""
 
 import argparse
 import functools
@@ -18,7 +18,7 @@ _FILE_ORDER = (
     *('models/t5_1_1', 'models', 'model_types'),
     *('sublayers', 'sizes/base.gin', 'sizes', 'defaults', 'objectives', 't5x', 'experiments'),
 )
-# Files that are excluded, because they set values that are not defaults.
+# Folders of files to exclude, because the values that these files set are not defaults.
 _RECIPES = ('experiments/',)
 # Files whose comments explain why a value was chosen, but do not describe the macro.
 _FILES_WITHOUT_MEANINGS = ('sizes/', 'defaults')
@@ -28,7 +28,7 @@ _LONGEST_VALUE = 60
 
 
 class Macro(NamedTuple):
-    """A gin macro; `default` is 'required' if there is none, and 'depends on the file' if files disagree."""
+    """A gin macro; `default` is 'required' if there is no default, or 'depends on the file' if the defaults differ."""
 
     name: str
     default: str
@@ -38,12 +38,12 @@ class Macro(NamedTuple):
 
     @property
     def where(self) -> str:
-        """Returns the file that sets the default, and the number of other files that set the macro."""
+        """Returns up to two files that set the macro, or the first file and the number of other files."""
         return ', '.join(self.files) if len(self.files) <= 2 else f'{self.files[0]} and {len(self.files) - 1} more'
 
 
 def show(args: argparse.Namespace) -> None:
-    """Prints the macros that contain the word `--settings`."""
+    """Prints the macros whose name, reader or meaning contains the value of `--settings`."""
     macros = find_macros(args.settings)
     if not macros:
         raise UserError(
@@ -67,7 +67,7 @@ def _all_macros() -> list[Macro]:
     values: dict[str, dict[str, tuple[str, str]]] = defaultdict(dict)  # macro -> file -> (value, comment)
     readers: dict[str, dict[str, tuple[str, str]]] = defaultdict(dict)  # macro -> argument or macro -> (file, comment)
     folder = files.shipped_folder()
-    # Skip t5x/defaults.gin, which only repeats the default values of arguments for configurations that T5X loads.
+    # Skip t5x/defaults.gin, which repeats the default values of arguments for use by T5X.
     names = [
         str(path.relative_to(folder))
         for path in folder.rglob('*.gin')

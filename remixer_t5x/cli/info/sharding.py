@@ -45,11 +45,11 @@ def show(args: argparse.Namespace) -> None:
 
 
 def sharding_table(rows: Sequence[ShardingRow]) -> Table:
-    """Returns a table with a row for each parameter, followed by its note, and the total."""
+    """Returns a table with a row for each parameter, followed by the parameter's note, and a row for the total."""
     words = ('parameter', 'shape', 'logical axes', 'mesh axes')
     table = console.build_table(*words, 'bytes per device', 'share', words=words)
     for row in rows:
-        # An axis that is split over several mesh axes is shown as `data+fsdp`, an unnamed or unsplit axis as a dash.
+        # Shows an axis that is split over two mesh axes as `data+fsdp`, and an unnamed or unsplit axis as a dash.
         axes = [
             ', '.join('+'.join(axis) if isinstance(axis, tuple) else axis or '-' for axis in names)
             for names in (row.logical_axes, row.mesh_axes)

@@ -83,7 +83,7 @@ def _export(args: argparse.Namespace, settings: TextInference, folder: pathlib.P
         'vocabulary': {
             **{'kind': kind, 'ids': int(vocabulary.vocab_size), 'eos_id': eos_id},
             'ends_inputs': settings.codec().ends,
-            # Vocabularies of remixer_tasks replace sentinels in texts by their ids, those of seqio do not.
+            # Vocabularies of remixer_tasks convert sentinels in texts to ids; vocabularies of seqio do not.
             'sentinel_pattern': getattr(vocabulary, 'sentinel_pattern', None),
         },
         'decoder': text_inference.format_decoder_name(decoder),

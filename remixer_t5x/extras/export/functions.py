@@ -67,7 +67,7 @@ def build_functions(
     """Builds the exported functions with the given names.
 
     Args:
-        lengths: lengths to which the ids of `inputs` and `targets` are padded with 0.
+        lengths: maps 'inputs' and 'targets' to the lengths to which their ids are padded with 0.
         decoder: the decoder of `generate`.
         eos_id: id of the token that ends a sequence.
         stop_strings: texts that end a sequence, in addition to `eos_id`.

@@ -31,7 +31,7 @@ _MIN_QUANTIZED_SIZE = 1024
 
 
 def flatten_params(params: Params) -> dict[str, np.ndarray]:
-    """Returns the unquantized parameters by name."""
+    """Flattens unquantized parameters to a dict from names to arrays."""
     arrays = traverse_util.flatten_dict(params, sep='/')
     return {name: np.asarray(array, np.float32) for name, array in arrays.items()}
 

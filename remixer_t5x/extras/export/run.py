@@ -57,7 +57,7 @@ class Model:
         return [labels[int(np.argmax(row))] if labels else float(row[0]) for row in scores]
 
     def ids(self, text):
-        """Tokenizes a text without an end token; <extra_id_N> is a sentinel."""
+        """Tokenizes a text without adding an end token; <extra_id_N> is parsed as a sentinel."""
         pattern = self.vocabulary['sentinel_pattern']
         if self.vocabulary['kind'] != 'bytes':
             return self._tokenizer.EncodeAsIds(re.sub(pattern, r' <extra_id_\1> ', text) if pattern else text)
@@ -105,7 +105,7 @@ class Model:
         return rows
 
     def _run(self, name, *inputs):
-        """Runs a function in batches padded to powers of two, because each batch size is compiled separately."""
+        """Runs a function in batches padded to power-of-two sizes, because each batch size is compiled separately."""
         call, parts = self._load_function(name).call, []
         for first in range(0, len(inputs[0]), MAX_BATCH_SIZE):
             rows = [array[first : first + MAX_BATCH_SIZE] for array in inputs]

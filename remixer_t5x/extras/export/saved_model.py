@@ -1,4 +1,4 @@
-"""Writes a TensorFlow SavedModel that includes the tokenizer, so it accepts texts, in batches of any size.
+"""Writes a TensorFlow SavedModel that includes the tokenizer and accepts any number of texts.
 
 Each function has two signatures: `NAME` for texts and `NAME_ids` for token ids. TensorFlow runs the function's
 StableHLO program with XLA, without converting it to TensorFlow operations. Tokenizers consist of TensorFlow operations
@@ -61,7 +61,7 @@ def write_saved_model(
 def _build_ids_call(exported: jax.export.Exported, weights: Mapping[str, Any]) -> Call:
     """Returns a function that takes token ids and runs the program as one TensorFlow operation, XlaCallModule.
 
-    jax2tf is not used, because TensorFlow releases older than a month cannot read the StableHLO that it writes.
+    jax2tf is not used, because TensorFlow releases older than a month cannot read the StableHLO that jax2tf writes.
     """
     from tensorflow.compiler.tf2xla.python import xla
 

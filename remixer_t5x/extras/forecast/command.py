@@ -27,7 +27,7 @@ _print = functools.partial(console.print_items, pipe_width=150)
 
 
 def show(args: argparse.Namespace) -> None:
-    """Prints the forecast of one configuration, then compiles the first N recommended changes of `--speed=N`."""
+    """Prints the forecast of one configuration, then compiles the first N recommended changes (`--speed=N`)."""
     step, hardware = _build_step(args)
     _print(memory.describe_step(step, hardware, _compiler(hardware)))
     current = _forecast_step(step, hardware)
@@ -61,7 +61,7 @@ def compare(args: argparse.Namespace, models: Sequence[str], sizes: Sequence[str
 
 
 def print_measured_step(args: argparse.Namespace) -> None:
-    """Prints the measured median time of a train step on the local devices next to its forecast.
+    """Measures the median time of a train step on the local devices, and prints it next to the forecast.
 
     Prints nothing if the peak rates of the device are unknown.
     """

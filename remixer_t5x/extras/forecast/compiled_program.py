@@ -1,6 +1,6 @@
 """Lists the kernels and collectives that a compiled program runs on each device, and how often each one runs.
 
-XLA's `cost_analysis()` counts the body of a loop once, so it misses most of a model with scanned layers.
+XLA's `cost_analysis()` counts the body of a loop once, so it misses most of the cost of a model with scanned layers.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ _OPS_WITHOUT_KERNEL = {
 }
 # Custom calls that only annotate a value and do not launch a kernel.
 _ANNOTATIONS = {'Sharding', 'AllocateBuffer', 'AssumeGatherIndicesInBound', 'ConcatBitcast'}
-# Operations whose result has the value of their operand.
+# Operations whose result has the same value as the operand.
 _ALIASES = ('copy', 'bitcast', 'convert')
 # Maximum number of users to search for an `op_name` if an instruction has none.
 _MAX_SEARCHED_USERS = 8
@@ -32,7 +32,7 @@ class Kernel:
         op: opcode, such as 'fusion' or 'dot', or the target of a custom call.
         op_name: JAX's name stack of the instruction, from the HLO metadata.
         times: how often the kernel runs in one execution of the program.
-        flops: FLOPs per run, by dtype.
+        flops: maps dtypes to FLOPs per run.
         bytes: HBM traffic per run, in bytes.
         cycles: clock cycles per run, as estimated by the TPU compiler, or None without an estimate.
         is_opaque: whether the kernel is a custom call without a FLOP estimate; only its operands and results are
@@ -57,7 +57,7 @@ class Collective:
         kind: opcode, such as 'all-gather' or 'all-reduce'.
         times: how often the collective runs in one execution of the program.
         operand_bytes: size of the operands on one device, per run.
-        groups: groups of devices that exchange data, as positions in the program's device assignment.
+        groups: groups of devices that exchange data; devices are positions in the program's device assignment.
     """
 
     kind: str
@@ -85,7 +85,7 @@ class CompiledProgram:
 
 
 def parse_program(text: str, devices: int = 1) -> CompiledProgram:
-    """Parses the kernels and collectives in `compiled.as_text()` of a program for a number of devices.
+    """Parses the kernels and collectives in the text (`compiled.as_text()`) of a program for `devices` devices.
 
     Raises ValueError if the text is not an HLO module.
     """
@@ -159,7 +159,7 @@ def _build_kernel(
 
 
 def _find_op_name(instruction: Instruction, computation: Computation, program: HloProgram) -> str:
-    """Returns the JAX name stack of an instruction, or that of a user for instructions added by XLA (copies)."""
+    """Returns the JAX name stack of an instruction. For copies added by XLA, returns the name stack of a user."""
     readers = [instruction]
     for reader in readers:
         op_name = reader.op_name
@@ -181,7 +181,7 @@ def _build_collective(instruction: Instruction, computation: Computation, times:
 def _iterate_fused_collectives(
     instruction: Instruction, program: HloProgram, times: int, devices: int
 ) -> Iterator[Collective]:
-    """Yields the collectives inside a fusion, which the TPU compiler creates."""
+    """Yields the collectives inside a fusion created by the TPU compiler."""
     fused = program[instruction.called_computation()] if instruction.op == 'fusion' else Computation()
     for inner in fused:
         if hlo_costs.collective_kind(inner):
@@ -192,8 +192,8 @@ def _iterate_fused_collectives(
 def count_iterations(loop: Instruction, outside: Computation, program: HloProgram) -> int:
     """Returns the trip count of a `while` loop, or 1 if it cannot be determined.
 
-    Most loops have XLA's `known_trip_count`. For loops that the TPU compiler has unrolled or pipelined, the trip count
-    is computed from the counter's initial value, its increment and the loop bound.
+    XLA annotates most loops with `known_trip_count`. For loops that the TPU compiler has unrolled or pipelined, the
+    trip count is computed from the counter's initial value, its increment and the loop bound.
 
     Args:
         loop: a `while` instruction.

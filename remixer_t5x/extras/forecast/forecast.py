@@ -12,7 +12,7 @@ from remixer_t5x.kernels.compile_target import compiling_for
 
 # Changes that save less than this fraction of the step time are not recommended.
 _MIN_SAVING = 0.03
-# A higher number of collective-permutes indicates windowed einsums, which are matrix products that XLA has split.
+# More collective-permutes than this indicate windowed einsums, which are matrix products that XLA has split.
 _MAX_PERMUTES = 100
 
 
@@ -23,7 +23,7 @@ class Forecast:
     Attributes:
         bound: minimum time of the step on one device.
         memory: memory of the step on one device.
-        model_flops: model FLOPs of a step on all devices, which are three times those of the forward pass.
+        model_flops: model FLOPs of a step, summed over all devices: three times the FLOPs of the forward pass.
         tokens: input and target tokens of a global batch, including padding.
     """
 
@@ -45,11 +45,11 @@ class Forecast:
 
 
 def forecast_step(step: StepSpec, chip: str, slices: Sequence[int]) -> Forecast:
-    """Compiles a training step for the devices of its partitioner, and bounds the step time.
+    """Compiles a training step for the devices of its partitioner, and computes a lower bound on the step time.
 
     Args:
         chip: name of the chip, as in TOPOLOGY, such as 'v5e'.
-        slices: for each device in mesh order, the index of its slice or node.
+        slices: index of the slice or node of each device, in mesh order.
 
     Raises:
         UserError: the chip is unknown, or its memory is too small for the step.
@@ -154,7 +154,7 @@ def recommend_changes(forecast: Forecast, available: int | None) -> Iterator[Rec
 
 
 def _advise_mesh(forecast: Forecast, available: int | None) -> Iterator[RecommendedChange]:
-    """Recommends data parallelism if the mesh shards the parameters, otherwise FSDP, if it would save time."""
+    """Recommends another mesh if it saves time: data parallelism if parameters are sharded now, otherwise FSDP."""
     bound, memory = forecast.bound, forecast.memory
     data, fsdp, tensor = forecast.step.partitioner.mesh.shape.values()
     parts, update = fsdp * tensor, bound.phase_seconds(UPDATE)
@@ -167,7 +167,7 @@ def _advise_mesh(forecast: Forecast, available: int | None) -> Iterator[Recommen
         permutes = sum(exchange.times for exchange in bound.exchanges if exchange.kind == 'collective-permute')
         # Data parallelism still all-reduces the gradients.
         reduced = 2 * (1 - 1 / forecast.devices) * memory.parameters * parts
-        # Assumes that half of the collectives overlap with kernels, and that each device then updates all parameters.
+        # Assumes that half of the collectives overlap with kernels. Unsharded, each device updates all parameters.
         saved = (1 - reduced / (bound.bytes_sent or 1)) * bound.exchange_seconds / 2 - (parts - 1) * update
         if permutes > _MAX_PERMUTES:
             reason = f'{permutes:,} collective-permutes split the matrix products into small pieces'

@@ -44,10 +44,10 @@ class Instruction:
 
     Attributes:
         op: opcode, such as 'fusion', 'dot' or 'while'.
-        results: the result array, or all arrays of a tuple.
-        operands: names of the instructions whose results are the operands.
-        arguments: text between the parentheses, such as the value of a constant.
-        attributes: text after the parentheses.
+        results: the result array, or all arrays of a result tuple.
+        operands: names of the instructions that compute the operands.
+        arguments: text between the parentheses after the opcode, such as the value of a constant.
+        attributes: text after the closing parenthesis.
     """
 
     name: str
@@ -107,7 +107,7 @@ class Computation:
 
     @functools.cached_property
     def users(self) -> dict[str, list[tuple[Instruction, int]]]:
-        """Maps each instruction to its users, as (user, operand index)."""
+        """Maps the name of each instruction to its users, as pairs (user, operand index)."""
         users: dict[str, list[tuple[Instruction, int]]] = {}
         for user in self:
             for position, name in enumerate(user.operands):
@@ -124,7 +124,7 @@ class Computation:
 
 @dataclasses.dataclass(frozen=True)
 class HloProgram:
-    """An HLO module: its computations by name, and the name of the entry computation."""
+    """An HLO module: a mapping from names to computations, and the name of the entry computation."""
 
     computations: Mapping[str, Computation]
     entry: str
@@ -157,7 +157,7 @@ def parse_hlo(text: str) -> HloProgram:
 
 
 def parse_arrays(kind: str) -> tuple[HloArray, ...]:
-    """Parses the arrays of a type such as `(bf16[8,128]{1,0:T(8,128)(2,1)S(1)}, u32[])`."""
+    """Parses the arrays in an HLO type such as `(bf16[8,128]{1,0:T(8,128)(2,1)S(1)}, u32[])`."""
     return tuple(_parse_array(*match.groups()) for match in _ARRAY.finditer(kind))
 
 
@@ -171,7 +171,7 @@ def _parse_array(dtype: str, dimensions: str, layout: str | None) -> HloArray:
 
 
 def _tiled_shape(shape: tuple[int, ...], layout: str) -> list[int]:
-    """Rounds `shape` up to whole tiles; `2,1,0:T(8,128)` means tiles of 8 x 128 in the two minor dimensions."""
+    """Rounds `shape` up to whole tiles; the layout `2,1,0:T(8,128)` has 8 x 128 tiles in the two minor dimensions."""
     order, _, tiling = layout.partition(':')
     tile = re.match(r'T\(([\d,]+)\)', tiling)
     sizes = list(shape)

@@ -1,8 +1,8 @@
 """Computes the costs of HLO instructions: FLOPs, HBM traffic in bytes, and bytes sent to other devices.
 
 FLOPs are counted for matrix products, convolutions and Fourier transforms; a multiply-add counts as two. Elementwise
-operations are not counted, because memory traffic hides them. TPU programs express matrix products as convolutions with
-padded windows, so only window positions that overlap an element are counted.
+operations are not counted, because memory traffic hides their time. TPU programs express matrix products as
+convolutions with padded windows, so only window positions that overlap an element are counted.
 
 A fusion reads each operand once and writes its results once; intermediate values stay in registers. If a fusion only
 slices or gathers an operand, only the slices are counted; if it updates a result in place, only the update is counted.
@@ -20,13 +20,13 @@ import numpy as np
 
 from remixer_t5x.extras.forecast.hlo import Computation, HloProgram, Instruction
 
-# Maps the dtype of matrix products (XLA's name, or EXACT) to FLOPs.
+# Maps the dtype of matrix products (XLA's name, or EXACT_FLOAT32) to FLOPs.
 Flops = collections.Counter
-# The dtype of float32 matrix products with a higher precision than the default.
+# The key in `Flops` for float32 matrix products whose precision is higher than the default.
 EXACT_FLOAT32 = 'f32 exact'
-# Operations that read only those elements of their first operand that they return.
+# Operations that read only the returned elements of their first operand.
 _SLICING_OPS = ('dynamic-slice', 'slice', 'gather')
-# Dtypes of the results of an asynchronous copy that are not data.
+# Results of an asynchronous copy with these dtypes are not data.
 _CONTEXT_DTYPES = ('u32', 'token')
 
 # Maps the number of devices n to the bytes that each device sends, relative to the size of its operands.
@@ -75,7 +75,7 @@ def computation_flops(computation: Computation, program: HloProgram) -> Flops:
 
 
 def _product_dtype(instruction: Instruction, computation: Computation) -> str:
-    """Returns the wider dtype of the operands, or EXACT for float32 with a higher precision than the default."""
+    """Returns the wider operand dtype, or EXACT_FLOAT32 for float32 with a precision higher than the default."""
     widest = max(computation.operand_arrays(instruction)[:2], key=lambda array: array.bytes / math.prod(array.shape))
     precise = re.search(r'operand_precision"?[=:][\[{][^\]}]*high', instruction.attributes, re.IGNORECASE)
     return EXACT_FLOAT32 if widest.dtype == 'f32' and precise else widest.dtype
@@ -89,7 +89,7 @@ def _product_flops(instruction: Instruction, computation: Computation, contracti
 def _convolution_flops(instruction: Instruction, computation: Computation) -> int:
     left, right = computation.operand_arrays(instruction)[:2]
     out = instruction.results[0]
-    # `dim_labels=b0f_0io->b0f`: the axes of the operands and the result; digits are spatial dimensions.
+    # `dim_labels=b0f_0io->b0f` names the axes of both operands and of the result; digits are spatial dimensions.
     left_axes, right_axes, out_axes = re.split('_|->', instruction.find_attribute(r'dim_labels=(\w+->\w+)'))
     groups = int(instruction.find_attribute(r'batch_group_count=(\d+)') or 1)
     # XLA has already divided the kernel's input features by the number of feature groups.
@@ -102,7 +102,7 @@ def _convolution_flops(instruction: Instruction, computation: Computation) -> in
 
 
 def _count_taps(instruction: Instruction, dimension: int, length: int, outputs: int) -> int:
-    """Counts the pairs (output, window position) that read an element, not padding or a gap from dilation."""
+    """Counts the pairs (output, window position) that read an input element, not padding or a dilation gap."""
     # `window={size=8x1 pad=0_0x7_7}` has two dimensions.
     settings = dict(word.split('=') for word in instruction.find_attribute(r'window=\{([^}]*)\}').split())
     window = {name: _find_integers(values.split('x')[dimension])[0] for name, values in settings.items()}
@@ -125,7 +125,7 @@ def _custom_call_flops(instruction: Instruction, computation: Computation) -> fl
     """Computes FLOPs of cuBLAS and cuDNN calls from shapes, and FLOPs of other kernels from their cost estimates."""
     if 'cudnn$fmha' in instruction.target:
         logits = instruction.find_attribute(r'"intermediate_tensor_shape": ?\{.*?"dimensions": ?\[([^\]]*)\]')
-        # Attention has two products. Its gradient has five, one of which recomputes the logits.
+        # Attention consists of two matrix products, and its gradient of five, one of which recomputes the logits.
         products = 5 if instruction.target.endswith('Backward') else 2
         head_dim = computation.operand_arrays(instruction)[0].shape[-1]
         return products * 2 * math.prod(_find_integers(logits)) * head_dim
@@ -160,7 +160,7 @@ def count_bytes(instruction: Instruction, computation: Computation, program: Hlo
     if instruction.op in _SLICING_OPS:
         return 2 * instruction.result_bytes
     if instruction.op == 'custom-call':
-        # The results exclude the scratch memory that libraries return as an 8-bit array.
+        # Results exclude the scratch buffer, an 8-bit array that library custom calls also return.
         scratch = sum(array.hbm_bytes for array in instruction.results if array.dtype in ('u8', 's8'))
         results = instruction.result_bytes - (scratch if len(instruction.results) > 1 else 0)
         return _cost_estimate(instruction).get('bytes_accessed') or operands + results
@@ -222,7 +222,7 @@ def bytes_sent(kind: str, operand_bytes: float, members: int, slices: int = 1) -
     """Returns the bytes that each device sends over the slowest link of its group.
 
     Args:
-        operand_bytes: bytes of the device's operands.
+        operand_bytes: size of the operands on one device, in bytes.
         members: number of devices in the group.
         slices: number of slices that the group spans; if above 1, only bytes sent between slices are counted.
     """
@@ -236,7 +236,7 @@ def bytes_sent(kind: str, operand_bytes: float, members: int, slices: int = 1) -
 
 
 def device_groups(instruction: Instruction, devices: int) -> tuple[tuple[int, ...], ...]:
-    """Returns the groups of devices that exchange data, as positions in the program's device assignment.
+    """Returns the groups of devices that exchange data; devices are positions in the program's device assignment.
 
     Args:
         devices: number of devices that run the program.
@@ -256,7 +256,10 @@ def device_groups(instruction: Instruction, devices: int) -> tuple[tuple[int, ..
 
 
 def _parse_iota_groups(text: str) -> list[list[int]]:
-    """Parses `[4,2]<=[2,4]T(1,0)`: devices 0 to 7 in an array [2, 4], transposed and reshaped to 4 groups of 2."""
+    """Parses device groups such as `[4,2]<=[2,4]T(1,0)`.
+
+    This example arranges devices 0 to 7 as [2, 4], transposes the array, and reshapes it to 4 groups of 2.
+    """
     match = re.match(r'\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?', text)
     if not match:
         raise ValueError(f'unknown format of replica groups: {text}')
@@ -266,7 +269,7 @@ def _parse_iota_groups(text: str) -> list[list[int]]:
 
 
 def _parse_mesh_groups(text: str) -> list[list[int]]:
-    """Parses `mesh['a'=2,'b'=4] {'b'}`: groups of devices along the named mesh axes; `'b':(2)2` is a sub-axis of 'b'.
+    """Parses device groups along mesh axes, such as `mesh['a'=2,'b'=4] {'b'}`; `'b':(2)2` is a sub-axis of 'b'.
 
     By default, devices fill the mesh in order. `device_ids=([4,2]T(1,0))` reshapes devices 0 to 7 to [4, 2] and
     transposes them.

@@ -1,4 +1,4 @@
-"""Published peak rates of accelerators, for a roofline (Williams et al. 2009).
+"""Lists published peak rates of accelerators for a roofline model (Williams et al. 2009).
 
 TPUs: docs.cloud.google.com/tpu/docs/ (v3, v4, v5e, v5p, v6e, tpu7x) lists the peak FLOP/s and HBM bandwidth of a chip.
 The bandwidth of a link in one direction is half of the listed bidirectional bandwidth. The pages of v3 and v4 do not
@@ -7,8 +7,9 @@ listed values for v5e and v6e. The network bandwidth of a chip is the data cente
 by its number of chips. Clock rates are computed from the peak rate and the number of matrix units, each with 128 x 128
 multiply-adds per cycle. We assume four units of 256 x 256 for v6e, and four for each of the two devices of tpu7x.
 
-GPUs: rates without sparsity from NVIDIA's data sheets, for the SXM form factor. The network bandwidth is that of DGX
-systems, with one network adapter per GPU. The gap of one microsecond between consecutive kernels is an assumption.
+For GPUs, the rates are from NVIDIA's data sheets, without sparsity, for the SXM form factor. The network bandwidth is
+that of DGX systems, with one network adapter per GPU. The gap of one microsecond between consecutive kernels is an
+assumption.
 """
 
 import dataclasses
@@ -29,7 +30,7 @@ class Machine:
         link: bytes per second that a device can send within its slice or node.
         link_name: 'ICI' or 'NVLink'.
         network: bytes per second that a device can send to other slices or nodes; None if unknown.
-        clock: clock rate of a TPU in Hz, which converts the compiler's estimates from cycles to seconds; None for GPUs.
+        clock: clock rate of a TPU in Hz, to convert the compiler's estimates from cycles to seconds; None for GPUs.
         devices_per_chip: number of JAX devices per chip; prices are per chip.
         gap: seconds between consecutive kernels; 0 for a TPU, which runs a single program.
     """

@@ -76,7 +76,7 @@ class KernelCosts:
 
     @property
     def flops(self) -> Flops:
-        """FLOPs by dtype."""
+        """A mapping from dtypes to total FLOPs."""
         total: Flops = Flops()
         for kernel in self.kernels:
             total.update({dtype: kernel.times * flops for dtype, flops in kernel.flops.items()})
@@ -105,7 +105,7 @@ class KernelCosts:
 
     @property
     def limit(self) -> str:
-        """COMPUTE or HBM, whichever limits more than half of the minimum time."""
+        """The bottleneck: COMPUTE if compute-bound kernels use more than half of the minimum time, otherwise HBM."""
         return COMPUTE if 2 * self.compute_seconds > self.seconds else HBM
 
     @property
@@ -115,7 +115,7 @@ class KernelCosts:
         return cycles / self.machine.clock if self.machine.clock else 0.0
 
     def unestimated_seconds(self) -> collections.Counter[str]:
-        """Returns the minimum time of the kernels without an estimate from the TPU compiler, by operation."""
+        """Returns, for each opcode, the minimum time of the kernels that the TPU compiler does not estimate."""
         total: collections.Counter[str] = collections.Counter()
         for kernel in self.kernels:
             if kernel.cycles is None:
@@ -152,7 +152,7 @@ class CollectiveCost:
 
 @dataclasses.dataclass(frozen=True)
 class StepBound(KernelCosts):
-    """The minimum time of a training step on a machine; operations and exchanges are in decreasing order of cost."""
+    """The minimum time of a training step on a machine; `operations` and `exchanges` are sorted by decreasing cost."""
 
     operations: tuple[OperationCosts, ...]
     exchanges: tuple[CollectiveCost, ...]
@@ -188,7 +188,7 @@ def bound_time(program: CompiledProgram, machine: Machine, slices: Sequence[int]
     """Computes the minimum time of a program.
 
     Args:
-        slices: for each device in the program's device assignment, the index of its slice or node.
+        slices: index of the slice or node of each device in the program's device assignment.
     """
     kernels_by_location: dict[StepLocation, list[Kernel]] = {}
     for kernel in program.kernels:

@@ -53,7 +53,7 @@ def build_time_table(forecast: Forecast, price: float | None, measured: float | 
 
 
 def build_operations_table(forecast: Forecast) -> Table:
-    """Builds a table of the most expensive operations by module."""
+    """Builds a table of the most expensive operations and their Flax modules."""
     bound = forecast.bound
     words = ('module', 'phase', 'operation')
     estimate = ['est. ms'] if bound.estimated_seconds else []
@@ -80,7 +80,7 @@ def build_operations_table(forecast: Forecast) -> Table:
 
 
 def build_collectives_table(forecast: Forecast) -> Table:
-    """Builds a table of collectives by kind and link."""
+    """Builds a table with a row for each kind of collective and type of link."""
     words = ('collective', 'link')
     table = console.build_table(*words, 'devices', 'times', 'MB sent by each device', 'ms', words=words)
     for exchange in forecast.bound.exchanges:

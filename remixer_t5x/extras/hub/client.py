@@ -34,7 +34,7 @@ def resolve_folder(path: str, print_line: Callable[[str, str], None] = lambda la
 
     Args:
         path: a folder, or a Hub model as `NAME`, `NAME@REVISION` or `hf://NAME`. Existing folders take precedence.
-        print_line: called with 'hub' and a description of the downloaded model.
+        print_line: callback for progress lines; receives the label 'hub' and a description of the downloaded model.
 
     Raises:
         UserError: `path` is neither a folder nor a downloadable model, or the model has no safetensors.
@@ -83,7 +83,7 @@ def describe_origin(folder: str) -> str:
 
 
 def check_upload_name(name: str) -> str:
-    """Returns the Hub name without `hf://`. Raises UserError if it is invalid or the user is not logged in."""
+    """Removes `hf://` from a Hub name. Raises UserError if the name is invalid or the user is not logged in."""
     parsed = _parse_name(name)
     if parsed is None or parsed[1] is not None:
         raise UserError(f'{name} is not a valid Hub name; use NAME or USER/NAME with only letters, digits, -, _ and .')

@@ -19,8 +19,10 @@ CARD_FILE, LOSS_CURVE_FILE, TEMPLATE = 'README.md', 'loss.png', 'model_card.md.j
 
 
 class TypeTexts(NamedTuple):
-    """Texts for a model type: the Hub's `pipeline_tag`, a description, the auto class in transformers, and example code
-    that uses the variable `model`.
+    """Model card strings for one model type.
+
+    Contains the Hub's `pipeline_tag`, a description, the name of the auto class in transformers, and example code that
+    uses the variable `model`.
     """
 
     pipeline: str
@@ -63,7 +65,7 @@ class ModelCard:
     Attributes:
         address: the Hub name or folder to pass to `convert --from_hf`.
         library: format of the folder, 'transformers' or 'remixer_t5x'.
-        sublayers: names of the sublayers of a layer, by stack.
+        sublayers: maps the name of each stack to the names of the sublayers in its layers.
         versions: versions of packages, from the checkpoint.
         origin: source of the weights if they were converted, otherwise empty.
         needs_trust: whether `load` requires trust_gin=True, because model.gin imports modules outside this package.
@@ -133,7 +135,7 @@ def _example_code(card: ModelCard, kind: TypeTexts) -> str:
 
 
 def _macro_cells(run: RecordedRun | None) -> dict[str, str]:
-    """Returns the values of the macros as table cells. For privacy, absolute paths become their last component."""
+    """Returns the values of the macros as table cells. For privacy, shortens absolute paths to their last component."""
     settings: dict[str, str] = {}
     for name, value in sorted(run.settings().items()) if run is not None else ():
         if (
@@ -149,7 +151,7 @@ def _macro_cells(run: RecordedRun | None) -> dict[str, str]:
 
 
 def _escape_markdown(value: Any) -> str:
-    """Converts a value to one line of Markdown without markup, HTML or links; returns Markup unchanged."""
+    """Escapes a value as one line of plain Markdown text without HTML or links; returns Markup unchanged."""
     if isinstance(value, Markup):
         return value
     return re.sub(r'([\\`*\[\]<>|]|(?<=:)/(?=/))', r'\\\1', one_line(str(value)))

@@ -39,7 +39,7 @@ def push(args: argparse.Namespace) -> None:
 
 
 def _write(args: argparse.Namespace, folder: pathlib.Path, name: str, address: str) -> int:
-    """Writes weights, configuration, vocabulary and model card. Returns the step of the checkpoint."""
+    """Writes a checkpoint's weights, configuration, vocabulary and model card to `folder`, and returns its step."""
     checkpoint = saved_models.find_checkpoint(args.checkpoint)
     model, vocabulary, lengths = saved_models.read_model(checkpoint)
     gin_text = trained_model.gin_text(model, lengths)
@@ -88,7 +88,7 @@ def _write(args: argparse.Namespace, folder: pathlib.Path, name: str, address: s
 def _write_shared(
     folder: pathlib.Path, model: Any, vocabulary: Any, gin_text: str, params: Any, step: int, record: dict[str, Any]
 ) -> None:
-    """Writes the folder in the format of this package, and verifies the weights by reading them back."""
+    """Writes a shared folder in this package's format, and verifies the weights by reading them back."""
     folder.mkdir(parents=True, exist_ok=True)
     record = {**record, 'vocabulary': task_vocabulary.vocabulary_record(vocabulary)}
     shared_folder.write_shared_folder(folder, model, vocabulary, gin_text, params, step, record)

@@ -2,7 +2,7 @@
 
 Each type of model processes a request as follows:
 
-    encoder-decoder    the context is the encoder input, the continuation the decoder target, as in lm_eval's `hf`
+    encoder-decoder    the context is the encoder input; the continuation is the decoder target, as in lm_eval's `hf`
     decoder-only       the context is the prompt, followed by the continuation; without a context, rows start with id 0
     masked LM          pseudo-log-likelihood (Salazar et al. 2020): masks one token of the continuation at a time
     classifier         the continuation is a label
@@ -54,8 +54,8 @@ class RemixerLM(LM):
     Args:
         path: path to load with `remixer_t5x.load`: a MODEL_DIR, a checkpoint, a Hugging Face folder or hf://NAME.
         batch_size: texts per batch; 'auto' means 32.
-        max_length: maximum number of tokens of a context and of a continuation; None uses the model's lengths.
-        trust_gin: passed to `remixer_t5x.load`.
+        max_length: maximum length of each context and each continuation in tokens; None uses the model's lengths.
+        trust_gin: whether to load a shared model whose model.gin refers to modules outside this package.
         seed: random seed for sampled answers.
         max_batch_size: unused, but lm_eval passes it to every model.
         device: must be None or lm_eval's default, because JAX selects the device (JAX_PLATFORMS).
@@ -91,7 +91,7 @@ class RemixerLM(LM):
         # Ids that start each row and are not scored, such as BERT's [CLS].
         self._begin = [int(token) for token in vocabulary.encode('')]
         self._end = task_vocabulary.end_ids(vocabulary)
-        # As in objectives/masked_lm.gin, the last id is the mask if the vocabulary does not define a mask token.
+        # If the vocabulary defines no mask token, the last id is the mask, as in objectives/masked_lm.gin.
         self._mask = int(getattr(vocabulary, 'mask_id', vocabulary.vocab_size - 1))
         self._predictors: dict[Any, predictions.Predictor] = {}
 
@@ -116,10 +116,10 @@ class RemixerLM(LM):
         return likelihoods
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
-        """Returns the log-probability of each text, split into windows that do not overlap, as in lm_eval's `hf`.
+        """Returns the log-probability of each text, summed over non-overlapping windows as in lm_eval's `hf`.
 
-        The context of a window is as much of the preceding text as fits; encoder-decoders read it as the encoder input.
-        For a masked language model, returns the pseudo-log-likelihood.
+        The context of a window is as much of the preceding text as fits. Encoder-decoder models receive it as the
+        encoder input. For a masked language model, returns the pseudo-log-likelihood.
         """
         if self.model_type == batch_formats.CLASSIFIER:
             raise UserError(
@@ -194,7 +194,7 @@ class RemixerLM(LM):
         return likelihoods
 
     def _score_masked(self, pairs: Sequence[tuple[Ids, Ids]]) -> list[Likelihood]:
-        """Scores pairs with a masked language model, with one row per token of a continuation."""
+        """Scores (context, continuation) pairs with a masked language model, using one row per continuation token."""
         rows, positions, tokens, pair_indices = [], [], [], []
         longest = self.trained.lengths['inputs'] - len(self._begin) - len(self._end)
         for index, (context, continuation) in enumerate(pairs):
@@ -235,7 +235,7 @@ class RemixerLM(LM):
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[Ids, Ids]:
         if self.model_type == batch_formats.ENCODER_DECODER:
-            # Context and continuation are tokenized separately, with the white space between them in the continuation.
+            # Context and continuation are tokenized separately; white space between them belongs to the continuation.
             stripped = context.rstrip()
             return [*self._tokenize(stripped), *self._end], self._tokenize_continuation(
                 context[len(stripped) :] + continuation
@@ -243,7 +243,7 @@ class RemixerLM(LM):
         return self._tokenize_and_split(context, continuation)
 
     def _tokenize_and_split(self, context: str, continuation: str) -> tuple[Ids, Ids]:
-        """Tokenizes a text and splits it after the context; prompts of prefix language models receive an end token."""
+        """Tokenizes a text and splits it after the context, to which prefix language models add an end token."""
         stripped = context.rstrip()
         continuation, context = context[len(stripped) :] + continuation, stripped
         if self.model_type == batch_formats.DECODER_ONLY and self.trained.ends_inputs:
@@ -307,7 +307,7 @@ class RemixerLM(LM):
 def parse_generation_kwargs(kwargs: Mapping[str, Any], default_length: int) -> tuple[list[str], int, Decoder]:
     """Parses lm_eval's `gen_kwargs` into stop strings, the maximum length of an answer in tokens, and a decoder.
 
-    The defaults of beam search are those of transformers' `generate`, which lm_eval's `hf` uses. Raises UserError for a
+    Beam search has the same defaults as transformers' `generate`, which lm_eval's `hf` calls. Raises UserError for a
     setting that no decoder supports.
     """
     settings = {name: value for name, value in kwargs.items() if value is not None}
@@ -322,7 +322,7 @@ def parse_generation_kwargs(kwargs: Mapping[str, Any], default_length: int) -> t
     if early_stopping not in _STOPPING_CONDITIONS:
         raise UserError(f"early_stopping of generation_kwargs must be False, True or 'never', got {early_stopping!r}")
     decoder: Decoder = Greedy()
-    # As in lm_eval's `normalize_gen_kwargs`, a temperature without `do_sample` means sampling.
+    # As in lm_eval's `normalize_gen_kwargs`, a temperature without `do_sample` enables sampling.
     if settings.get('do_sample', True) and temperature > 0:
         if beams > 1:
             raise UserError(

@@ -1,4 +1,5 @@
-"""`remixer-t5x compare`: trains multiple models and seeds with one recipe, and reports significant differences.
+"""`remixer-t5x compare`: trains several models with one recipe and several seeds, and reports significant
+differences.
 
 With `--over`, the first seed is used to search over settings, and the other seeds use the best setting of each model.
 """
@@ -31,7 +32,7 @@ COMMANDS = (train.TRAIN.name, train.FINETUNE.name)
 REPORT_FILE, CSV_FILE, PARAGRAPH_FILE, FIGURES = 'report.html', 'runs.csv', 'comparison.txt', 'figures'
 # Macros that the sweep sets for each run, and the flags to use instead.
 _SWEEP_MACROS = {'MODEL_DIR': '--folder=DIR', 'SEED': '--seeds=0,1,2'}
-# Macros that may differ from those of an existing run, because a run can be continued with other values.
+# Macros whose values may differ from an existing run, because a run can be continued with other values.
 _CHANGEABLE = ('SEED', 'TRAIN_STEPS', 'LOG_PERIOD', 'EVAL_PERIOD', 'CHECKPOINT_PERIOD')
 
 
@@ -45,7 +46,7 @@ class ComparisonPlan:
         seeds: seeds of the runs at the best setting; the search uses the first seed.
         folder: parent folder of all runs.
         recipe: the command and the flags that all runs share.
-        changes: settings that match the cost of a model to that of the first model.
+        changes: maps each model to the settings that match its cost to the cost of the first model.
     """
 
     models: Mapping[str, str]
@@ -56,7 +57,10 @@ class ComparisonPlan:
     changes: Mapping[str, Setting] = dataclasses.field(default_factory=dict)
 
     def build_cell(self, model: str, setting: Setting, seed: int, extra: Setting = (), name: str = '') -> SweepCell:
-        """Builds a run in `<model>/[<setting>/]<name>`. The default name is `seed_<n>`; `extra` overrides settings."""
+        """Builds a run in the folder `<model>/[<setting>/]<name>`, with name `seed_<n>` by default.
+
+        The macros in `extra` override `setting`.
+        """
         components = [
             model.replace('/', '_'),
             re.sub(r'[^\w.=,+-]+', '_', format_setting(setting)),
@@ -148,13 +152,13 @@ def build_plan(args: argparse.Namespace) -> ComparisonPlan:
 
 
 def _model_label(model: str) -> str:
-    """Returns the name of a model in tables and folders: `mine+fnet` for `path/mine.gin+sublayers/fnet`."""
+    """Returns a model's label in tables and folders, such as `mine+fnet` for `path/mine.gin+sublayers/fnet`."""
     parts = [part.strip().removesuffix('.gin') for part in model.split('+')]
     return '+'.join(part if '=' in part else part.rpartition('/')[2] for part in parts)
 
 
 def _build_grid(args: argparse.Namespace) -> list[Setting]:
-    """Builds the grid of `--over`, or with `--over_random` the first settings of the shuffled grid."""
+    """Builds the grid of settings for `--over`; with `--over_random`, returns the start of the shuffled grid."""
     axes: dict[str, list[str]] = {}
     for text in args.over:
         name, _, values = text.partition('=')
@@ -191,7 +195,7 @@ def _split_values(text: str) -> list[str]:
 def _equalize_costs(
     args: argparse.Namespace, runs: ComparisonPlan, sweep: Sweep, counts: Mapping[str, Any]
 ) -> tuple[ComparisonPlan, list[str]]:
-    """Changes the other models to match the cost of the first model, and returns a sentence about each change."""
+    """Returns a plan in which all models match the cost of the first model, and a sentence about each change."""
     from remixer_t5x.config import resolved
 
     (first, model), *others = runs.models.items()
@@ -201,7 +205,7 @@ def _equalize_costs(
         equal.count_cost(args, first, model, ())
         steps, timed = resolved.macro('TRAIN_STEPS'), str(3 * resolved.macro('LOG_PERIOD', 100))
         short = (('TRAIN_STEPS', timed), ('WARMUP_STEPS', '1'), ('CHECKPOINT_PERIOD', timed))
-        # The timing runs do not use the settings of the search, because a setting may fail (a high learning rate).
+        # The timing runs do not use the search's settings, because a setting such as a high learning rate may fail.
         cells = [runs.build_cell(label, (), runs.seeds[0], short, 'timing') for label in runs.models]
         sweep.run(cells)
         for cell, line in sweep.failed.items():

@@ -24,7 +24,7 @@ from remixer_t5x.extras.reports.sweep import Setting, SweepCell, format_setting
 from remixer_t5x.train import progress
 
 _FIGURE_WIDTH = 4.4
-# The numbers of trials for which the expected best value is printed.
+# The tables show the expected best value after each of these numbers of trials.
 _TRIALS = (1, 2, 3, 5, 10, 20, 50, 100, 200, 500)
 
 
@@ -35,7 +35,7 @@ class SettingSearch:
     Attributes:
         measure: name of the measure that selects the best setting.
         sign: 1 if a higher value of the measure is better, otherwise -1.
-        values: the measure by model and setting, excluding failed runs.
+        values: the value of the measure for each model and setting, excluding failed runs.
     """
 
     measure: str
@@ -57,8 +57,9 @@ class SettingSearch:
 
 
 def collect_search_results(cells: Sequence[SweepCell], runs: Mapping[SweepCell, RecordedRun]) -> SettingSearch:
-    """Collects the measure of each run of a search: the mean of the tasks' main metrics, or without tasks the held-out
-    loss.
+    """Collects the measure of each run of a search.
+
+    The measure is the mean of the tasks' main metrics, or the held-out loss if there are no tasks.
 
     Only uses evaluations during training, which use the validation split. `runs` contains only the runs that succeeded.
     """
@@ -85,7 +86,7 @@ class Comparison:
     """The results of all models and seeds, at the best settings if there was a search.
 
     Attributes:
-        counts: parameters and FLOPs by model.
+        counts: maps each model to its parameter and FLOP counts.
         changes: sentences about the changes that match the costs of the models.
         failed: maps the name of each failed run to the last error in its log.
     """
@@ -124,7 +125,7 @@ class Comparison:
 
     @property
     def table(self) -> list[tuple[str, list[str]]]:
-        """The rows of the table as (heading, text for each model)."""
+        """The table rows, as (row label, one cell per model)."""
         columns = [self._build_column(index) for index in range(len(self.groups))]
         names = dict.fromkeys(name for column in columns for name in column)
         return [(name, [column.get(name, '-') for column in columns]) for name in names]
@@ -161,14 +162,14 @@ class Comparison:
         return format_quantity(self.counts[model].total_forward_flops / self.counts[model].tokens)
 
     def _cost(self, group: RunGroup) -> str:
-        """Formats the cost E x D x H (HyperMixer): training FLOPs per example x examples per run x settings tried."""
+        """Formats HyperMixer's cost E x D x H: training FLOPs per example x examples per run x settings tried."""
         examples = max(self.overviews[run.name].step for run in group.runs)
         examples *= int(group.runs[0].settings().get('BATCH_SIZE', '1'))
         return f'{format_quantity(self.counts[group.name].training_flops * examples * self.num_trials)}FLOPs'
 
     @property
     def search_table(self) -> list[tuple[str, list[str]]]:
-        """The rows (setting, measure of each model), followed by the expected best value of k settings."""
+        """Rows (setting, measure of each model), followed by rows with the expected best value of k settings."""
         if self.search is None:
             return []
         values = [self.search.values[group.name] for group in self.groups]
@@ -221,7 +222,7 @@ class Comparison:
         return ' '.join([*sentences, *self.bootstrap])
 
     def pictures(self) -> list[Picture]:
-        """Plots the values of all seeds, and after a search the value of each setting and the expected best value."""
+        """Plots the metrics of all seeds and, after a search, each setting's measure and the expected best value."""
         models = [group.name for group in self.groups]
         pictures = []
         for number, measure in enumerate(self.compared_metrics, 1):
@@ -322,7 +323,7 @@ def write_csv(
 def draw_dots(
     rows: Mapping[str, Mapping[str, Sequence[float]]], models: Sequence[str], unit: str, show_mean: bool = False
 ) -> Any:
-    """Draws a row of dots for each key of `rows`, with one colour per model."""
+    """Plots a row of dots for each key of `rows`, with one colour per model."""
     figure = drawing.new_figure(_FIGURE_WIDTH, 0.9 + 0.3 * len(rows) + 0.2 * (not show_mean) * len(models))
     axes = figure.add_subplot()
     for height, by_model in enumerate(rows.values()):

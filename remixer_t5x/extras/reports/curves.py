@@ -63,7 +63,7 @@ def draw_chart(chart: Chart, name: str) -> Picture:
 
 
 def plot_loss(metrics_file: str | os.PathLike, png_file: str | os.PathLike, title: str = 'Loss') -> epath.Path:
-    """Plots training and held-out loss by step, and returns the path of the PNG, which may be in a bucket.
+    """Plots training and held-out loss against the step. Returns the PNG's path, which may be in a bucket.
 
     Args:
         metrics_file: JSON lines with `kind` ('train' or the name of an evaluation), `step` and `loss`.
@@ -84,7 +84,7 @@ def plot_loss(metrics_file: str | os.PathLike, png_file: str | os.PathLike, titl
         label += f' (last: {points[-1][1]:.3f})'
         colour = _HELD_OUT if index == 0 else f'C{index}'
         axes.plot(*zip(*points, strict=True), color=colour, linewidth=2, marker='o', markersize=4, label=label)
-    # The dotted line shows the latest loss of the best constant prediction in the first evaluation that reports it.
+    # The dotted line is the latest loss of the best constant prediction, from the first evaluation that reports it.
     constants = (run.metric_points(kind, 'constant_loss') for kind in run.kinds())
     if constant := next(filter(None, constants), None):
         axes.axhline(

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from scipy import special
 
-# Joint confidence of all intervals of a measure, assuming normally distributed differences between seeds.
+# Joint confidence level of all intervals for a measure, assuming normally distributed differences between seeds.
 CONFIDENCE = 0.9
 BOOTSTRAP_SAMPLES = 2000
 
@@ -18,7 +18,7 @@ ValueBySeed = Mapping[int, float]
 
 @dataclasses.dataclass(frozen=True)
 class Measure:
-    """A measure for comparing models, with the values by model and seed."""
+    """A measure for comparing models, and its value for each model and seed."""
 
     name: str
     models: Mapping[str, ValueBySeed]
@@ -98,7 +98,7 @@ def bootstrap_interval(
 
 
 def expected_best(values: Sequence[float] | np.ndarray) -> np.ndarray:
-    """Computes the expected maximum of k draws with replacement, k = 1, ..., n (Dodge et al. 2019, equation 2), [n]."""
+    """Computes the expected maximum of k draws with replacement, for k = 1, ..., n (Dodge et al. 2019, equation 2)."""
     ordered, n = np.sort(values), len(values)
     k, rank = np.arange(1, n + 1)[:, None], np.arange(1, n + 1)
     return np.sum(ordered * ((rank / n) ** k - ((rank - 1) / n) ** k), axis=1)

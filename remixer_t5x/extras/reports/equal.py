@@ -1,4 +1,4 @@
-"""Counts the costs of compared models, and scales the widths of models to match their costs."""
+"""Computes the cost of each compared model, and scales model widths to match costs."""
 
 import argparse
 import os
@@ -10,21 +10,21 @@ from typing import Any
 from remixer_t5x.cli import arguments, train
 from remixer_t5x.errors import UserError
 
-# Maps the values of `--equal` to their names in messages, and to attributes of `counts.ModelCounts`.
+# Maps each value of `--equal` to its name in messages, and to an attribute of `counts.ModelCounts`.
 COST_NAMES = {'parameters': 'parameters', 'flops': 'FLOPs', 'time': 'training time'}
 _ATTRIBUTES = {'parameters': 'total_parameters', 'flops': 'total_forward_flops'}
-# Maximum relative difference between matched costs, and maximum relative difference without a warning.
+# Maximum relative difference between matched costs, and the largest relative difference without a warning.
 TOLERANCE, WARNING = 0.01, 0.05
-# The range of factors for scaling widths.
+# Widths are scaled by a factor in this range.
 _MIN_FACTOR, _MAX_FACTOR = 1 / 16, 16
-# Widths of at least 32 units are scaled to multiples of this unit, for speed on accelerators.
+# If the largest width is at least 32 times this number, widths are scaled to multiples of it for speed.
 _UNIT = 8
 
 Flags = Sequence[tuple[str, str]]
 
 
 def import_jax_on_cpu(args: argparse.Namespace) -> None:
-    """Imports JAX with the CPU as its platform, because the runs need the accelerator, and restores JAX_PLATFORMS."""
+    """Imports JAX on the CPU, so that the runs can use the accelerator, and then restores JAX_PLATFORMS."""
     platforms = os.environ.get('JAX_PLATFORMS')
     os.environ['JAX_PLATFORMS'] = 'cpu'
     try:
@@ -63,7 +63,7 @@ def get_cost(counts: Any, measure: str) -> float:
 
 
 def find_feed_forward_widths() -> dict[str, int]:
-    """Returns the feed-forward widths of the loaded model by macro, or EMBED_DIM if there are none."""
+    """Returns a dict from macros to feed-forward widths of the loaded model, or only EMBED_DIM if it has none."""
     from remixer_t5x.checkpoints import changes
     from remixer_t5x.config import loading
 
@@ -79,7 +79,7 @@ def match_widths(
     """Scales the widths `start` by a common factor, so that the cost is within `TOLERANCE` of `target`.
 
     Args:
-        cost_of: function from widths to a cost, which must increase with the widths.
+        cost_of: function that computes the cost for given widths; the cost must increase with the widths.
 
     Raises:
         UserError: no width reaches the target.

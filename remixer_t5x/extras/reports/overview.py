@@ -10,7 +10,7 @@ from remixer_t5x.extras.reports.records import TRAIN, MetricsRecord, RecordedRun
 
 # Metrics of evaluations on held-out text. All other metrics belong to a task.
 LOSS_METRICS = ('loss', 'cross_ent_loss', 'constant_loss', 'perplexity', 'accuracy', 'z_loss', 'tokens')
-# The metrics of evaluations with more metrics than this, such as COGS, are listed in a separate table.
+# An evaluation with more metrics than this, such as COGS, has a separate table.
 MAX_TABLE_METRICS = 6
 MEMORY_TITLES = {'host_mib': 'host memory', 'device_mib': 'device memory', 'device_peak_mib': 'device memory, peak'}
 # The summary warns if the last held-out loss exceeds the lowest one by more than this fraction.
@@ -113,7 +113,7 @@ def unit(metric: str) -> str:
 
 
 def build_charts(runs: Sequence[RecordedRun]) -> dict[str, list[Chart]]:
-    """Builds the charts of the page by heading: 'curves', 'optimization', and 'speed'."""
+    """Returns the page's charts, keyed by the heading 'curves', 'optimization' or 'speed'."""
 
     def chart(title: str, unit: str, kind: str, number: str, smooth: bool = False) -> Chart:
         lines = {index: points for index, run in enumerate(runs) if (points := run.metric_points(kind, number))}

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class WeightPictures:
-    """The pictures of learned weights of a run. `about` is a caption, or the reason why there are no pictures."""
+    """Pictures of the learned weights of a run. `about` is a caption, or the reason why there are no pictures."""
 
     run: str
     pictures: Sequence[Picture] = ()
@@ -41,7 +41,7 @@ def render_page(
     Args:
         runs: all runs.
         learned: pictures of learned parameters, in the order of the runs.
-        comparison: results of `compare`, which determine the groups of runs; None groups runs by settings.
+        comparison: results of `compare`, which define groups of runs; if None, runs are grouped by their settings.
     """
     groups = comparison.groups if comparison else records.group_by_seed(runs)
     overviews = comparison.overviews if comparison else {run.name: overview.summarize_run(run) for run in runs}
@@ -77,7 +77,7 @@ def _load_template() -> jinja2.Template:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader('remixer_t5x.extras.reports', '.'),
         autoescape=True,
-        # An undefined name raises an error instead of rendering as empty text.
+        # An undefined template variable raises an error instead of rendering as an empty string.
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -92,7 +92,7 @@ def _load_template() -> jinja2.Template:
 def _inline_svg(picture: Picture, prefix: str = '') -> markupsafe.Markup:
     """Returns the figure as SVG with a title for screen readers; matplotlib has escaped the text.
 
-    The ids of the figure start with `prefix` and the name of the picture, and must be unique on the page.
+    Element ids in the SVG start with `prefix` and the picture's name, and must be unique on the page.
     """
     svg = drawing.inline_svg(dataclasses.replace(picture, name=prefix + picture.name))
     return markupsafe.Markup(svg.replace('<svg ', f'<svg role="img" aria-label="{html.escape(picture.title)}" ', 1))

@@ -28,7 +28,7 @@ class MetricsRecord:
 
     Attributes:
         kind: 'train', or the name of an evaluation.
-        numbers, timing: values by name; None represents values that are not finite.
+        numbers, timing: map metric names to values; None replaces values that are not finite.
     """
 
     kind: str
@@ -46,8 +46,8 @@ class RecordedRun:
         folder: MODEL_DIR.
         records: metrics that were logged during training.
         config: the operative gin configuration.
-        evaluations: metrics of `remixer-t5x eval`.
-        predictions: rows of the newest prediction file for each '<task>-<split>'.
+        evaluations: metrics from `remixer-t5x eval`.
+        predictions: maps each '<task>-<split>' to the rows of the newest prediction file.
         seconds_by_activity: total time of each activity of the run in seconds, in decreasing order.
     """
 
@@ -81,7 +81,7 @@ class RecordedRun:
         return newest
 
     def settings(self) -> dict[str, str]:
-        """Returns gin values as text, by macro or `module.Class.argument`."""
+        """Returns a dict from macros and names `module.Class.argument` to gin values as strings."""
         return changes.parse_bindings(self.config)
 
     @property
@@ -129,7 +129,7 @@ def _is_number(value: Any) -> bool:
 
 
 def read_runs(folders: Sequence[str]) -> list[RecordedRun]:
-    """Reads runs. Run names are the shortest distinct suffixes of the paths.
+    """Reads the runs in `folders`. Run names are the shortest path suffixes that distinguish all runs.
 
     Raises UserError for a folder that is not a run, a run without metrics, or an unreadable file.
     """

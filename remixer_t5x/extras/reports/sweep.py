@@ -22,10 +22,10 @@ from remixer_t5x.run_folder import model_dir
 PROGRAM = (sys.executable, '-P', '-m', 'remixer_t5x.cli.main')
 # Name of the file in the sweep's folder that lists the finished commands.
 FINISHED_FILE = 'finished.jsonl'
-# Pairs of a macro and its value as text.
+# Pairs (macro, value), with the value as a string.
 Setting = tuple[tuple[str, str], ...]
 _USER_ERROR_CODE = 2
-# Seconds between progress lines of a run, and between checks whether runs have ended.
+# Seconds between progress lines of a run, and between checks for ended runs.
 _PROGRESS_PERIOD, _POLL_PERIOD = 30.0, 0.1
 
 
@@ -67,7 +67,7 @@ class SweepStopped(Exception):
 
 
 class Sweep:
-    """Runs cells in `folder`; `failed` maps each failed cell to the last error in its log."""
+    """Runs sweep cells in `folder`; `failed` maps each failed cell to the last error in its log."""
 
     def __init__(self, folder: pathlib.Path):
         self.folder = folder
@@ -87,7 +87,7 @@ class Sweep:
         """Runs the cells that have not finished, up to `parallel` of them at the same time.
 
         Raises:
-            Stopped: a signal stopped the sweep; the exit code is 128 plus the signal number.
+            SweepStopped: a signal stopped the sweep; the exit code is 128 plus the signal number.
             UserError: a run outside a search reported a user error before its first log in this sweep, and none of
                 the cells has finished.
         """
@@ -185,5 +185,5 @@ def _last_line(log: pathlib.Path, prefix: str = '') -> str:
 
 
 def print_line(line: str) -> None:
-    """Prints progress on standard error, so that standard output contains only results."""
+    """Prints progress to standard error, so that standard output contains only results."""
     print(line, file=sys.stderr, flush=True)

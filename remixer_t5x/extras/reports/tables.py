@@ -48,7 +48,7 @@ def build_task_table(groups: Sequence[RunGroup]) -> list[MetricRow]:
 
 
 def build_breakdowns(groups: Sequence[RunGroup]) -> list[tuple[str, list[MetricRow]]]:
-    """Builds a table of all metrics for each evaluation with many metrics, such as COGS by type."""
+    """Builds, for each evaluation with many metrics (such as COGS by type), a table of all metrics."""
     return [
         (format_evaluation_name(kind), [_build_row(groups, kind, name) for name in names])
         for kind, names in _list_metrics(groups)
@@ -118,7 +118,7 @@ def describe_measures(measures: Sequence[Measure], overviews: Mapping[str, Overv
 
 
 class PredictionSample(NamedTuple):
-    """An evaluation example with the prediction of each run, or None for a run without the example."""
+    """An evaluation example and the prediction of each run (None if the run lacks the example)."""
 
     input: str
     target: str
@@ -126,7 +126,7 @@ class PredictionSample(NamedTuple):
 
 
 def select_samples(runs: Sequence[RecordedRun]) -> list[tuple[str, list[PredictionSample], list[str]]]:
-    """Returns (task and split, selected examples, accuracy of each run as text) for each prediction file.
+    """Returns (task and split, selected examples, accuracy string of each run) for each prediction file.
 
     Examples that the first run predicts incorrectly come first.
     """
@@ -152,7 +152,7 @@ def select_samples(runs: Sequence[RecordedRun]) -> list[tuple[str, list[Predicti
 
 
 def index_predictions(run: RecordedRun, name: str) -> dict[Any, Mapping[str, Any]]:
-    """Returns the rows of a prediction file by the index of their example."""
+    """Returns a dict from example indices to the rows of a prediction file."""
     return {row.get('index', position): row for position, row in enumerate(run.predictions.get(name, ()))}
 
 

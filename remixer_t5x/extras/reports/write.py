@@ -1,4 +1,4 @@
-"""Writes the report: reads runs, draws learned parameters, and renders the page."""
+"""Writes the HTML report: reads runs, plots learned parameters, and renders the page."""
 
 import dataclasses
 import pathlib
@@ -24,7 +24,7 @@ from remixer_t5x.extras.reports.records import RecordedRun
 from remixer_t5x.models.decoding import Greedy
 
 DEFAULT_TEXT = 'The small dog that the children found in the park did not bark, but it followed them home.'
-# Maximum number of tokens of the model's answer in the decoder's pictures.
+# Maximum number of answer tokens in the decoder's pictures.
 MAX_ANSWER_TOKENS = 24
 
 
@@ -36,8 +36,8 @@ def write_report(
     Args:
         folders: the MODEL_DIR of each run.
         out: the HTML file.
-        text: the input text of the pictures.
-        pictures: whether to draw learned parameters, which runs the code in each config.gin.
+        text: the input text for the pictures.
+        pictures: whether to plot learned parameters; this runs the code in each config.gin.
         pictures_dir: folder for the pictures as PNG and SVG, or None.
     """
     runs = records.read_runs(folders)
@@ -61,7 +61,7 @@ def write_page(html: str, target: pathlib.Path) -> None:
 
 
 def _draw_learned_weights(runs: Sequence[RecordedRun], text: str, folder: str | None) -> list[page.WeightPictures]:
-    """Draws the pictures of the first run in each group of seeds; if that fails, the caption states the reason."""
+    """Plots the learned weights of the first run of each seed group; if that fails, the caption gives the reason."""
     learned = []
     for group in records.group_by_seed(runs):
         run = group.runs[0]

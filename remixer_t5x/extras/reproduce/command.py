@@ -11,7 +11,7 @@ from remixer_t5x.cli.command import Command
 from remixer_t5x.errors import UserError
 
 _SEEDS = {'small': '0,1,2', 'paper': '0'}
-# Each small run uses about 1.8 GB of memory.
+# Each run at small scale uses about 1.8 GB of memory.
 _MAX_PARALLEL_RUNS = 4
 _RUN_MACROS = ('MODEL_DIR', 'SEED', 'INITIAL_CHECKPOINT_PATH')
 
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
         parallel = _parallel_runs() if args.scale == tables.SMALL else 1
         try:
             for stage in table.stages:
-                # A run may start from the checkpoint of a run of an earlier stage.
+                # Stages run in order, because a run may start from a checkpoint of an earlier stage.
                 stage_cells = [cell for (name, _, _), cell in cells.items() if name == stage.name]
                 runner.run(stage_cells, parallel)
         except sweep.SweepStopped as stop:
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
 def _parallel_runs() -> int:
     """Returns the number of small runs to train in parallel: one per CPU core, at most 4, or 1 on an accelerator.
 
-    Selects the CPU unless JAX_PLATFORMS is set, because the first run would reserve the memory of a GPU.
+    Selects the CPU unless JAX_PLATFORMS is set, because the first run would reserve a GPU's memory.
     """
     is_cpu = os.environ.setdefault('JAX_PLATFORMS', 'cpu') == 'cpu'
     return min(os.cpu_count() or 1, _MAX_PARALLEL_RUNS) if is_cpu else 1
@@ -147,7 +147,7 @@ def _cost_table(table: Any, costs: Mapping[tuple[str, str], Any], chip: str, see
 
 
 def _result_tables(table: Any, findings: Iterable[tuple[Any, Any, Any]]) -> Sequence[Any]:
-    """Builds a table for each column of the paper's table."""
+    """Builds one table per column of the paper's table, to compare our results with the published numbers."""
 
     def number(value: float | None, signed: bool = False) -> str:
         return '' if value is None else f'{value:{"+" if signed else ""},.4g}'
@@ -155,7 +155,7 @@ def _result_tables(table: Any, findings: Iterable[tuple[Any, Any, Any]]) -> Sequ
     results: dict[str, Any] = {}
     for column, row, finding in findings:
         if column.name not in results:
-            # The heading includes the evaluation, because small-scale runs use different data than the paper.
+            # The heading names the evaluation data, because small-scale runs use different data than the paper.
             heading = f'{column.name} ({column.evaluation} {column.metric})' if column.evaluation else column.name
             differences = () if table.is_counted else ("paper's difference", 'our difference')
             results[column.name] = console.build_table(

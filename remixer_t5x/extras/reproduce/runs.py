@@ -24,14 +24,14 @@ from remixer_t5x.extras.reproduce.tables import (
     TrainingStage,
 )
 
-# Assumed fraction of the device's peak matrix-product rate that a run reaches.
+# Fraction of the device's peak matrix-multiplication rate that a run is assumed to reach.
 UTILIZATION = 0.3
 
 
 def plan_runs(
     table: PaperTable, args: argparse.Namespace, seeds: Sequence[int], folder: pathlib.Path
 ) -> dict[tuple[str, str, int], SweepCell]:
-    """Returns the runs by (stage, row, seed), sorted in training order, by stage and then by seed."""
+    """Returns a dict from (stage, row, seed) to the run, in training order: by stage, and then by seed."""
     cells: dict[tuple[str, str, int], SweepCell] = {}
     for stage in table.stages:
         for seed in seeds:
@@ -60,7 +60,7 @@ def _gin_sources(stage: TrainingStage, row: TableRow, args: argparse.Namespace) 
 
 @dataclasses.dataclass(frozen=True)
 class RunCost:
-    """The cost of a run: `example_flops` are those of a forward pass for one example, `flops` those of all steps."""
+    """The cost of a run. `example_flops` counts the forward pass for one example; `flops` counts all training steps."""
 
     parameters: int
     example_flops: float
@@ -68,7 +68,7 @@ class RunCost:
     flops: float
 
 
-# Costs by (stage, row).
+# Maps (stage, row) to the cost of the run.
 Costs = Mapping[tuple[str, str], RunCost]
 
 
@@ -89,7 +89,7 @@ def count_cost(stage: TrainingStage, row: TableRow, args: argparse.Namespace) ->
 
 
 def parameter_and_flop_results(table: PaperTable, costs: Costs) -> dict[tuple[str, str], dict[int, float]]:
-    """Computes the columns that require no training, by (row, column); the results have the seed 0."""
+    """Computes the columns that require no training, as {(row, column): {seed: value}} with 0 as the only seed."""
     results = {}
     for column in table.columns:
         base = costs[column.stage.name, table.baseline]
@@ -116,7 +116,7 @@ def measure_cpu_flops_per_second() -> float:
 def read_results(
     table: PaperTable, cells: Mapping[tuple[str, str, int], SweepCell], failed: Collection[SweepCell]
 ) -> dict[tuple[str, str], dict[int, float]]:
-    """Reads the newest value of each column that requires training, by (row, column) and seed, except for failed runs.
+    """Reads the columns that require training, as {(row, column): {seed: newest value}}, except for failed runs.
 
     Raises UserError for a missing metric.
     """

@@ -40,7 +40,7 @@ class TrainingStage:
 
 @dataclasses.dataclass(frozen=True)
 class TableRow:
-    """A table row, with the results of one model.
+    """A table row, which defines one model and contains its published numbers.
 
     Attributes:
         model: value of `--model`.
@@ -58,7 +58,7 @@ class TableRow:
 
 @dataclasses.dataclass(frozen=True)
 class TableColumn:
-    """A table column: a metric in COUNTED, or a metric that an evaluation reports at the end of a stage."""
+    """A table column: a metric in COUNTED_METRICS, or a metric that an evaluation reports at the end of a stage."""
 
     name: str
     stage: TrainingStage
@@ -71,10 +71,10 @@ class PaperTable:
     """A table or figure of a paper at one scale.
 
     Attributes:
-        name: such as 'remixers/table_4'.
+        name: name of the paper and the table, such as 'remixers/table_4'.
         baseline: name of the row that all other rows are compared to.
-        stages: the training stages of `columns`, in the order of training.
-        cited: numbers that the paper quotes from other papers, by model.
+        stages: the training stages of `columns`, in training order.
+        cited: maps model names to numbers that the paper quotes from other papers.
         note: known differences from the paper.
     """
 
@@ -95,12 +95,12 @@ class PaperTable:
 
 @functools.cache
 def read_papers() -> dict[str, dict[str, Any]]:
-    """Parses all files in `papers`, and returns their contents by paper name."""
+    """Parses all files in `papers`, and returns a dict from paper names to file contents."""
     return {path.stem: tomllib.loads(path.read_text(encoding='utf-8')) for path in sorted(_FOLDER.glob('*.toml'))}
 
 
 def list_tables() -> dict[str, dict[str, Any]]:
-    """Returns all tables by name, such as 'remixers/table_4'. Tables that cannot be reproduced have a `reason`."""
+    """Returns a dict from names such as 'remixers/table_4' to tables. Only unreproducible tables have a `reason`."""
     return {
         f'{paper}/{name}': entry
         for paper, content in read_papers().items()
@@ -109,7 +109,7 @@ def list_tables() -> dict[str, dict[str, Any]]:
 
 
 def load_table(name: str, scale: str) -> PaperTable:
-    """Loads a table at a scale. Tables that contain only COUNTED metrics always use the paper's scale.
+    """Loads a table at the given scale. Tables that contain only COUNTED_METRICS always use the paper's scale.
 
     Raises UserError for an unknown table, a table that cannot be reproduced, or a missing small scale.
     """

@@ -22,7 +22,7 @@ class ComparedNumber:
         ours: mean of our results over seeds, or None if no run has finished.
         deviation: standard deviation of our results over seeds, or None for fewer than two seeds.
         published_difference: published difference from the baseline.
-        difference: our mean difference from the baseline over common seeds.
+        difference: our mean difference from the baseline, over the seeds that both models have.
         margin: half-width of the 90% confidence interval of `difference`; infinity for one seed.
         verdict: REPRODUCED, CONTRADICTED, NOT_SHOWN, DIFFERENT (only for parameters and FLOPs), or '' if a number is
             missing.
@@ -40,11 +40,11 @@ class ComparedNumber:
 def compare_with_paper(
     table: PaperTable, results: Mapping[tuple[str, str], Mapping[int, float]]
 ) -> Iterator[tuple[TableColumn, TableRow, ComparedNumber]]:
-    """Compares every number of the table with the paper, and yields (column, row, finding).
+    """Compares every number of the table with the paper, and yields (column, row, comparison).
 
-    A difference is reproduced if its interval excludes zero and its sign equals that of the published difference,
-    contradicted if its interval excludes zero and its sign is opposite, and otherwise not shown. A counted number is
-    reproduced if it is within COUNT_TOLERANCE of the published number, and otherwise different.
+    If the confidence interval of our difference excludes zero, the published difference is reproduced if both have the
+    same sign, and contradicted otherwise. If the interval includes zero, the difference is not shown. A counted number
+    is reproduced if it is within COUNT_TOLERANCE of the published number, and otherwise different.
     """
     for index, column in enumerate(table.columns):
         published = {row.name: row.numbers[index] for row in table.rows}

@@ -1,8 +1,8 @@
 """Runs a model for concurrent requests: queues texts, forms batches, and computes the batches in one thread.
 
 Each text is a row of a batch. Decoding settings are arrays with one value per row, so that requests with different
-settings share batches and compiled programs. Before the first request, programs are compiled for the smallest batch
-and for `batch_size` rows, with each input length that `predictions.bucket_length` returns.
+settings share batches and compiled programs. Before the first request, programs are compiled for two batch sizes,
+the smallest one and `batch_size`, and for each input length that `predictions.bucket_length` returns.
 """
 
 import asyncio
@@ -31,20 +31,19 @@ log = functools.partial(print, file=sys.stderr, flush=True)
 BATCH_WAIT_SECONDS = 0.004
 # The value of `top_k` for rows that sample from all tokens.
 NO_TOP_K = 2**31 - 1
-# The dtype of each decoding setting of a row. `number` is folded into the random key, as `infer` does with the index of
-# a text.
+# Maps each per-row decoding setting to its dtype. `number` is folded into the random key, as `infer` does with the
+# index of a text.
 SETTING_DTYPES: dict[str, Any] = dict.fromkeys(('number', 'max_tokens', 'top_k'), np.int32)
 SETTING_DTYPES |= dict.fromkeys(('temperature', 'top_p'), np.float32)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class PerRequestDecoder(decoding.RowDecoder):
-    """Decodes each sequence with separate settings, given as arrays [batch]; temperature 0 selects the most likely
-    token.
+    """Decodes each sequence of a batch with separate settings, which are arrays [batch].
 
-    Generates the same tokens as `Greedy` or `Sampling` with the same key, and end tokens after `max_tokens`. The only
-    exception is `top_k`, for which `Sampling` draws other random numbers and drops tokens that are exactly as likely as
-    the k-th token.
+    Temperature 0 selects the most likely token. Generates the same tokens as `Greedy`, or as `Sampling` with the same
+    random key, and then end tokens after `max_tokens`. The only exception is `top_k`, for which `Sampling` draws other
+    random numbers and drops tokens that are exactly as likely as the k-th token.
     """
 
     max_tokens: Any = None
@@ -93,7 +92,7 @@ class GenerationRow:
 
 
 class Engine:
-    """A model with a request queue and a thread that runs the model. Its methods are called in the event loop's thread.
+    """A model with a request queue and a thread that runs the model. Call public methods in the event loop's thread.
 
     Attributes:
         trained: the model.

@@ -1,7 +1,6 @@
-"""Implements the HTTP API: completions, embeddings and errors in OpenAI's format, scores, health, and Prometheus
-metrics.
+"""Implements the HTTP API: OpenAI-compatible completions, embeddings and errors, scores, health, Prometheus metrics.
 
-Formats: https://platform.openai.com/docs/api-reference/completions and /embeddings.
+OpenAI documents the formats at https://platform.openai.com/docs/api-reference/completions and /embeddings.
 """
 
 import asyncio
@@ -36,7 +35,7 @@ from remixer_t5x.extras.serve.engine import NO_TOP_K, Engine, GenerationRow, log
 MAX_BYTES, MAX_SAMPLES = 1 << 20, 128
 METRICS_TYPE = prometheus.CONTENT_TYPE_LATEST
 ERROR_TYPES = {429: 'rate_limit_error', 500: 'server_error', 503: 'server_error'}
-# The operation of each endpoint and its supported fields. Other fields must be null, false, 0 or empty.
+# Maps each endpoint to its operation and the supported request fields. Other fields must be null, false, 0 or empty.
 ENDPOINTS = {
     '/v1/completions': ('generate', 'prompt max_tokens temperature top_p top_k n seed stop'),
     '/v1/score': ('score', 'inputs targets'),
@@ -227,7 +226,7 @@ async def _read_body(request: Request) -> dict[str, Any]:
 
 
 def _read_texts(body: dict[str, Any], field: str) -> list[Any]:
-    """Reads a text or a list of texts as a list. Raises HTTPException for other values or unpaired surrogates."""
+    """Reads a text or a list of texts from a field. Raises HTTPException for other values or unpaired surrogates."""
     value = body.get(field)
     texts = value if isinstance(value, list) else [value]
     if not texts or not all(isinstance(text, str) and not re.search('[\ud800-\udfff]', text) for text in texts):
@@ -236,7 +235,7 @@ def _read_texts(body: dict[str, Any], field: str) -> list[Any]:
 
 
 def _read_number(body: dict[str, Any], field: str, default: Any, least: float, most: float) -> Any:
-    """Reads a number of the same type as `default`. Raises HTTPException for other types and values out of range."""
+    """Reads a number, or an integer if `default` is an int. Raises HTTPException if the type or range is wrong."""
     value = default if body.get(field) is None else body[field]
     if type(value) not in (int, type(default)) or not least <= value <= most:
         kind = 'a number' if isinstance(default, float) else 'a whole number'

@@ -1,8 +1,8 @@
 """Converts BERT masked language models and classifiers between Hugging Face and models/bert.gin.
 
 Source: `BertConfig`, `BertForMaskedLM` and `BertForSequenceClassification` of transformers 4 and 5. Layers have
-post-norm, biases and the exact GELU. A masked language model has an output projection tied to the embedding, but no
-pooler and no next-sentence head, whose weights in published BERT models are ignored.
+post-norm, biases and the exact GELU. A masked language model has an output projection tied to the embedding. It has no
+pooler and no next-sentence head; weights of these modules in published BERT models are ignored.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ OLD_NORM_NAMES = {'LayerNorm.gamma': 'LayerNorm.weight', 'LayerNorm.beta': 'Laye
 class Bert(Family):
     """A BERT masked language model with `max_length` learned positions and `token_types` learned token types.
 
-    Tokens after [SEP], whose id is `separator_id`, have type 1. `separator_id` is None if the folder has no tokenizer.
+    Tokens after [SEP] have type 1. `separator_id` is the id of [SEP], or None if the folder has no tokenizer.
     """
 
     kind = 'BERT'
@@ -200,7 +200,7 @@ class BertClassifier(Bert):
 
 
 def read_labels(config: Config) -> tuple[str, ...] | None:
-    """Returns the label names of a classifier by index, or None for regression."""
+    """Returns the label names of a classifier in index order, or None for a regression model."""
     names = config.values.get('id2label', {'0': 'LABEL_0', '1': 'LABEL_1'})
     if not isinstance(names, dict) or set(names) != {str(index) for index in range(len(names))}:
         raise config.error('id2label', 'it must map 0, 1, 2 ... to label names')
@@ -214,7 +214,7 @@ def read_labels(config: Config) -> tuple[str, ...] | None:
 
 
 def labels_config(labels: tuple[str, ...] | None) -> dict[str, Any]:
-    """Returns the label settings of config.json for a classifier, or for regression if `labels` is None."""
+    """Returns the label settings of config.json for a classifier, or for a regression model if `labels` is None."""
     names = labels or ('LABEL_0',)
     return {
         'id2label': {str(index): name for index, name in enumerate(names)},
@@ -228,7 +228,7 @@ def _find_tokenizer_file(folder: pathlib.Path) -> pathlib.Path | None:
 
 
 def _read_separator_id(tokenizer: pathlib.Path | None) -> int | None:
-    """Returns the id of [SEP] in a tokenizer file or the added tokens of its folder, or None if there is none."""
+    """Returns the id of [SEP] from a tokenizer file or the added tokens in its folder, or None if neither has [SEP]."""
     if tokenizer is None:
         return None
     index: Any = None

@@ -1,6 +1,6 @@
-"""The base class of Hugging Face model families, which convert config.json, parameters and tokenizers.
+"""Defines `Family`, the base class for converting config.json, parameters and tokenizers of Hugging Face models.
 
-To add a family, subclass `Family` in a file of this folder, add the class to `folders.FAMILIES`, and add a tiny model
+To add a family, subclass `Family` in a file in this folder, add the class to `folders.FAMILIES`, and add a tiny model
 to `tests/support/hf_folders.py`, which tests/interop/test_families.py uses.
 """
 
@@ -27,7 +27,7 @@ MAX_NUMBER = 2**31 - 1
 
 
 class Config:
-    """The config.json in `folder`, which is untrusted; each value is validated when it is read."""
+    """The untrusted config.json in `folder`. Each value is validated when it is read."""
 
     def __init__(self, values: Mapping[str, Any], folder: str):
         self.values, self.folder, self.file = values, pathlib.Path(folder), f'{folder}/config.json'
@@ -38,7 +38,7 @@ class Config:
         return UserError(f'{self.file} sets {name} to {value if len(value) <= 60 else value[:60] + "..."}; {advice}')
 
     def read_int(self, name: str, default: int | None = None) -> int:
-        """Reads a positive integer, or a non-negative token id. Raises UserError for any other value."""
+        """Reads a positive integer, or a non-negative integer for a token id. Raises UserError for any other value."""
         value = default if self.values.get(name) is None else self.values[name]
         lowest, limit = int(not name.endswith('token_id')), MAX_LAYERS if 'layer' in name else MAX_NUMBER
         if not isinstance(value, int) or isinstance(value, bool) or not lowest <= value <= limit:
@@ -55,8 +55,8 @@ class Config:
     def read_rope_theta(self, parameters: Mapping[str, Any], name: str) -> float | None:
         """Reads the base of the rotary embedding from `rope_theta` in `parameters`, or from the setting `name`.
 
-        transformers 5 writes `parameters`, and version 4 writes `name`. Returns None if both are missing. Raises
-        UserError if the base is invalid or the type of the rotary embedding is not supported.
+        transformers 5 writes `rope_theta`, and version 4 writes the setting `name`. Returns None if both are missing.
+        Raises UserError if the base is invalid or the type of the rotary embedding is not supported.
         """
         if parameters.get('rope_type', 'default') != 'default':
             raise self.error('rope_parameters', "rope_type must be 'default'")
@@ -75,7 +75,7 @@ class Config:
 
 
 def expand_layers(stack: Any) -> tuple[list[Any], list[int | tuple[int, int]]]:
-    """Returns the layers of a `Stack`, with blocks split into layers, and its runs in the format of `Runs`."""
+    """Returns the layers of a `Stack`, including the layers in its blocks, and its runs in the format of `Runs`."""
     layers: list[Any] = []
     runs: list[int | tuple[int, int]] = []
     for factory, count in stack.runs:
@@ -88,7 +88,7 @@ def expand_layers(stack: Any) -> tuple[list[Any], list[int | tuple[int, int]]]:
 
 @dataclasses.dataclass(frozen=True)
 class Tokenizer:
-    """A function in `remixer_tasks.vocabularies`, its arguments, and the vocabulary's name for error messages."""
+    """A vocabulary, created by `function` in `remixer_tasks.vocabularies`. Error messages refer to it by `name`."""
 
     function: str
     arguments: Mapping[str, Any]
@@ -97,7 +97,7 @@ class Tokenizer:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Family(abc.ABC):
-    """The sizes and settings of a Hugging Face model."""
+    """The sizes and settings of a Hugging Face model, and its conversion to and from remixer_t5x."""
 
     kind: ClassVar[str]
     model_types: ClassVar[tuple[str, ...]]
@@ -107,10 +107,10 @@ class Family(abc.ABC):
     # The remixer_t5x model class, and the modules of remixer_t5x.models to import in the gin text.
     model_class: ClassVar[type]
     gin_modules: ClassVar[tuple[str, ...]]
-    # Names of the stacks; the fields `num_encoder_layers` and `num_decoder_layers` contain their numbers of layers.
+    # Names of the stacks; the fields `num_encoder_layers` and `num_decoder_layers` contain their layer counts.
     sides: ClassVar[tuple[str, ...]] = ('encoder',)
     # Dicts keyed by the settings of config.json. `sizes` maps settings to field names. `allowed` maps settings to their
-    # supported values; the first is the default, and is written. `constants` contains additional settings to write.
+    # supported values; the first value is the default and is written. `constants` contains further settings to write.
     sizes: ClassVar[Mapping[str, str]]
     allowed: ClassVar[Mapping[str, Sequence[Any]]]
     constants: ClassVar[Mapping[str, Any]] = {}
@@ -133,14 +133,14 @@ class Family(abc.ABC):
 
     @classmethod
     def read_other_fields(cls, config: Config) -> dict[str, Any]:
-        """Reads the fields of the class that `sizes` does not contain."""
+        """Reads the values of the dataclass fields that `sizes` does not contain."""
         return {}
 
     @classmethod
     def read_sizes(cls, config: Config, **defaults: int) -> dict[str, Any]:
         """Checks the settings in `allowed`, and returns the values of the fields in `sizes`.
 
-        `defaults` override the defaults of fields.
+        `defaults` override the default values of the fields.
         """
         config.check_values(cls.allowed)
         fields = {field.name: field.default for field in dataclasses.fields(cls)}
@@ -170,16 +170,17 @@ class Family(abc.ABC):
     def read_model(cls, model: Any, vocabulary: Any, modules: TracedModules) -> dict[str, Any]:
         """Returns the fields of the equivalent Hugging Face model, except for the numbers of layers.
 
-        `describe` checks all other settings. Raises Refusal if a required module is missing.
+        `describe` checks all other settings. Raises UnsupportedModelError if a required module is missing.
         """
 
     @classmethod
     def describe(
         cls, model: Any, vocabulary: Any, modules: TracedModules, build: Callable[[str], Any]
     ) -> tuple[Self, Runs]:
-        """Returns the equivalent Hugging Face model and the runs of layers. Raises Refusal if there is no equivalent.
+        """Returns the equivalent Hugging Face model and the runs of layers in `model`.
 
-        `build` builds the model of a gin text. All `modules` of the model must equal those of the equivalent model.
+        `build` builds a model from gin text. Raises UnsupportedModelError if `modules` differ from those of the model
+        that `build` creates.
         """
         fields = cls.read_model(model, vocabulary, modules)
         runs = {}
@@ -207,7 +208,7 @@ class Family(abc.ABC):
 
     @abc.abstractmethod
     def settings(self) -> dict[str, Any]:
-        """Returns the gin settings that override `gin_files`, except for common sizes. Strings are gin expressions."""
+        """Returns gin settings, except common sizes, that override `gin_files`. String values are gin expressions."""
 
     @abc.abstractmethod
     def find_tokenizer(self, folder: pathlib.Path, file: str | None) -> Tokenizer:
@@ -219,10 +220,10 @@ class Family(abc.ABC):
 
     @abc.abstractmethod
     def random_inputs(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """Returns random arguments for the transformers model, [batch, length] int32; 0 in `input_ids` is padding."""
+        """Returns random [batch, length] int32 arguments for the transformers model; 0 in `input_ids` is padding."""
 
     def our_logits(self, model: Any, params: Params, inputs: Mapping[str, np.ndarray]) -> Any:
-        """Computes the logits of the remixer_t5x model for `random_inputs`, [batch, length, vocab_size]."""
+        """Computes the logits [batch, length, vocab_size] of the remixer_t5x model for inputs from `random_inputs`."""
         return model.module.clone(dtype='float32').apply({'params': params}, *inputs.values(), enable_dropout=False)
 
     @property
@@ -241,7 +242,7 @@ class Family(abc.ABC):
         return safetensors_files.read_folder(folder)
 
     def extra_files(self) -> dict[str, Any]:
-        """Returns the contents of additional JSON files by path."""
+        """Returns additional JSON files as a dict from paths to contents."""
         return {}
 
     def reference_settings(self) -> dict[str, Any]:
@@ -282,7 +283,7 @@ class Family(abc.ABC):
         return parameter_table.read(rows, runs, tensors)
 
     def write(self, params: Params, runs: Runs) -> dict[str, np.ndarray]:
-        """Converts `params` to Hugging Face arrays by name, as views if possible."""
+        """Converts `params` to a dict of named Hugging Face arrays, which are views if possible."""
         return parameter_table.write(self.param_rows(), runs, params)
 
     def check_vocabulary(self, vocabulary: Any, name: str, folder: str) -> None:
@@ -298,7 +299,7 @@ class Family(abc.ABC):
             )
 
     def gin_text(self, origin: str) -> str:
-        """Returns the gin file of the model, with `origin` as a comment on the source of the weights."""
+        """Returns the text of the model's gin file. The first line is a comment with `origin`, the weights' source."""
         depth = max(self.layer_counts.values())
         settings = {
             'VOCAB_SIZE': self.vocab_size,

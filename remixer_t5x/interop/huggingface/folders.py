@@ -94,8 +94,8 @@ def read(path: str) -> HuggingFaceSource:
 def describe(model: Any, vocabulary: Any, build: Callable[[str], Any]) -> tuple[Family, Runs]:
     """Returns the equivalent Hugging Face model and the runs of layers in `model`.
 
-    `build` builds the model of a gin text. Raises Refusal if no family has an equivalent; the reason describes the
-    first difference.
+    `build` builds a model from gin text. Raises UnsupportedModelError, with the first difference as the reason, if no
+    family has an equivalent.
     """
     families = [family for family in FAMILIES if isinstance(model, family.model_class)]
     if not families:
@@ -148,7 +148,7 @@ def missing_packages() -> list[str]:
 
 
 def compute_both_logits(source: HuggingFaceSource, model: Any, params: Params) -> tuple[np.ndarray, np.ndarray]:
-    """Returns our logits and those of transformers for a random batch in float32.
+    """Returns the float32 logits of the remixer_t5x model and of the transformers model for a random batch.
 
     transformers loads only safetensors files, and neither accesses the network nor runs code from the folder.
     """

@@ -23,7 +23,7 @@ from remixer_t5x.interop.safetensors_files import Tensors
 from remixer_t5x.models.language_model import LanguageModel
 
 PREFIX, EMBEDDING_TABLE = 'transformer.', 'transformer.wte.weight'
-# A tokenizer consists of one of these sets of files (in transformers' order of preference) and the optional files.
+# A tokenizer consists of the optional files and one of these sets of files, in transformers' order of preference.
 TOKENIZER_FILES = (('tokenizer.json',), ('vocab.json', 'merges.txt'))
 OPTIONAL_FILES = ('tokenizer_config.json', 'added_tokens.json')
 
@@ -144,7 +144,7 @@ class Gpt2(Family):
         return ' and '.join(file.name for file in files)
 
     def random_inputs(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        # Excludes GPT-2's token 0, because 0 means padding in the result of `random_inputs`.
+        # Excludes GPT-2's token 0, because 0 means padding in the returned array.
         tokens = rng.integers(1, self.vocab_size, (2, min(64, self.max_length)), dtype=np.int32)
         tokens[:, 0] = self.end_id
         return {'input_ids': tokens}

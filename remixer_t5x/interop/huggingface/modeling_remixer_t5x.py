@@ -25,7 +25,7 @@ from transformers.modeling_outputs import (
     SequenceClassifierOutput,
 )
 
-# The logit of padding, which must never be predicted.
+# Logit of the padding token, which must never be predicted.
 PADDING_LOGIT = -1e3
 
 
@@ -36,7 +36,7 @@ class Tokens:
     Attributes:
         mask: [batch, length] bool, False at padding.
         causal: whether each token attends only to itself and earlier tokens.
-        bias: [1, heads, query, key], added to the self-attention logits, or None.
+        bias: position bias [1, heads, query, key] to add to the self-attention logits, or None.
         memory: the encoder's output [batch, memory_length, embed] and its mask, or None.
     """
 
@@ -63,7 +63,7 @@ class Tokens:
 
 
 class Module(nn.Module):
-    """A module created from its entry in config.json, with the settings in `settings`."""
+    """A module created from its entry in config.json; `settings` contains the settings in that entry."""
 
     def __init__(self, spec: dict):
         super().__init__()
@@ -85,7 +85,7 @@ def build_module(spec: dict) -> Module:
 
 
 def gelu(x: Tensor) -> Tensor:
-    """The tanh approximation of GELU."""
+    """Computes the tanh approximation of GELU."""
     return functional.gelu(x, approximate='tanh')
 
 
@@ -339,7 +339,7 @@ class Remixer(Module):
 
 
 class LearnedMixing(Module):
-    """Computes softmax(H) X' over the visible tokens; logits H with absolute values above 20 saturate at 30."""
+    """Computes softmax(H) X' over the visible tokens. Logits H outside [-20, 20] are compressed into [-30, 30]."""
 
     def forward(self, hidden: Tensor, tokens: Tokens) -> Tensor:
         length = hidden.shape[1]
@@ -585,7 +585,7 @@ class TimMLP(TimModule):
 
 
 class Layer(Module):
-    """Base class of the layer layouts."""
+    """Base class for layer layouts."""
 
     def sublayers(self) -> list[tuple[str, nn.Module]]:
         names = [name for name, _ in self.named_children() if name != 'norm' and not name.endswith('_norm')]
@@ -695,7 +695,7 @@ CLASSES = {kind.__name__: kind for kind in globals().values() if isinstance(kind
 
 
 class RemixerT5xConfig(PretrainedConfig):
-    """Configuration with the vocabulary and hidden sizes, and the tree of modules in `module`."""
+    """Configuration of a model, with the vocabulary size, the hidden size, and the module tree `module`."""
 
     model_type = 'remixer_t5x_pytorch'
 
@@ -705,7 +705,7 @@ class RemixerT5xConfig(PretrainedConfig):
 
 
 class RemixerT5xModel(PreTrainedModel):
-    """Base class of the four models, with the embedding, stacks and output projection described by config.json."""
+    """Base class for the four models. Creates the embedding, stacks and output projection described in config.json."""
 
     config_class = RemixerT5xConfig
 
@@ -816,7 +816,7 @@ class RemixerT5xForCausalLM(RemixerT5xModel, GenerationMixin):
     ) -> CausalLMOutput:
         """Computes the logits of the next token at each position, [batch, length, vocab].
 
-        `labels` are not shifted: pass the same ids as in `input_ids`.
+        `labels` must not be shifted relative to `input_ids`; for language modeling, pass the same ids for both.
         """
         # Moves leading padding to the end of each row, because positions are counted from the first token.
         shift = torch.zeros_like(input_ids[:, :1]) if attention_mask is None else first_token_index(attention_mask)

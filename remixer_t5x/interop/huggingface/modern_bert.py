@@ -41,7 +41,7 @@ class ModernBert(Family):
 
     Attributes:
         window: number of tokens in the sliding window of local layers, half of them on each side.
-        global_every: interval of global layers; for the value n, layers 0, n, 2n, ... attend globally.
+        global_every: interval between global layers; if it is n, layers 0, n, 2n, ... attend globally.
         max_length: maximum number of tokens, used only by transformers.
         pad_id, cls_id, sep_id: Hugging Face ids of padding and of the first and the last token of a text.
     """
@@ -122,7 +122,7 @@ class ModernBert(Family):
         }
 
     def default_runs(self) -> Runs:
-        # Runs: layer 0, then blocks that consist of local layers and a final global layer, then the remaining layers.
+        # The runs are layer 0, blocks of local layers that end with a global layer, and the remaining layers.
         blocks, rest = divmod(self.num_encoder_layers - 1, self.global_every)
         shapes = ((blocks, self.global_every), (1, rest))
         return {'encoder': (1, *(shape for shape in shapes if all(shape)))}

@@ -12,7 +12,7 @@ import numpy as np
 from flax import traverse_util
 
 Params = Any
-# Maps each stack to its runs: a number of layers, or (blocks, layers per block) for a run of blocks.
+# Maps each stack to its runs. A run is a number of layers, or (blocks, layers per block) for a run of blocks.
 Runs = Mapping[str, Sequence[int | tuple[int, int]]]
 
 
@@ -21,12 +21,12 @@ class ParamRow:
     """A remixer_t5x parameter and the corresponding Hugging Face array.
 
     Attributes:
-        path: path in the remixer_t5x tree; in `encoder/run/layer/...`, `run` stands for run_0, run_1, ...
-        name: Hugging Face name; `{}` stands for the index of the layer.
-        shape: Hugging Face shape of a single layer.
+        path: path in the remixer_t5x parameter tree; in `encoder/run/layer/...`, `run` means run_0, run_1, ...
+        name: name of the Hugging Face array, in which `{}` is replaced with the index of the layer.
+        shape: shape of the Hugging Face array of a single layer.
         transposed: whether to swap the last two axes.
-        part: (index, count): splitting the Hugging Face array into `count` equal parts along the parameter's last axis
-            yields this parameter at `index`. Rows with the same name are listed in the order of their parts.
+        part: (index, count): the parameter is the array at `index` after splitting the Hugging Face array into `count`
+            equal arrays along the parameter's last axis. Rows with the same name are listed in the order of `index`.
         zero_rows: number of rows of zeros to insert before the rows of the Hugging Face array.
         factor: factor by which Hugging Face values are multiplied; a power of two, so that the product is exact.
         first_layer: index of the first layer that has this parameter.
@@ -100,7 +100,7 @@ def read(rows: Iterable[ParamRow], runs: Runs, tensors: Mapping[str, np.ndarray]
 
 
 def write(rows: Iterable[ParamRow], runs: Runs, params: Params) -> dict[str, np.ndarray]:
-    """Converts remixer_t5x `params` to Hugging Face arrays by name, as views if possible."""
+    """Converts remixer_t5x `params` to a dict of named Hugging Face arrays, which are views if possible."""
     flat = traverse_util.flatten_dict(params, sep='/')
     parts: dict[str, list[np.ndarray]] = {}
     axes: dict[str, int] = {}

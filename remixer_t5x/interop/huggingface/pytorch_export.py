@@ -43,7 +43,7 @@ MODEL_CLASSES = {
 }
 # Flax modules without a PyTorch class: the root modules, and the body of the scan over layers.
 CLASSES_WITHOUT_CODE = ('EncoderDecoder', 'DecoderOnly', 'EncoderOnly', '_ScanBody')
-# Fields of Flax modules that the PyTorch classes use; the other fields only affect training, or are factories.
+# Fields of Flax modules that the PyTorch classes use. All other fields only affect training or are factories.
 SETTINGS = (
     *('activation', 'approximate', 'begin_id', 'epsilon', 'fraction', 'gate', 'length_scale', 'logit_softcap'),
     *('max_distance', 'max_length', 'num_buckets', 'num_groups', 'num_heads', 'num_kv_heads', 'num_mechanisms'),
@@ -65,7 +65,7 @@ def supported_classes() -> frozenset[str]:
 
 
 def to_config(model: Model, vocabulary: Any) -> dict[str, Any]:
-    """Returns the content of config.json. Raises Refusal if a module has no PyTorch class."""
+    """Returns the content of config.json. Raises UnsupportedModelError if a module has no PyTorch class."""
     if getattr(model, 'prefix', False):
         raise UnsupportedModelError('--to_hf does not support prefix language models; set PREFIX_LM = False')
     if model.model_type not in MODEL_CLASSES:
@@ -96,7 +96,7 @@ def to_config(model: Model, vocabulary: Any) -> dict[str, Any]:
 
 
 def module_tree(model: Model) -> dict[str, Any]:
-    """Returns the modules as nested dicts: class, settings, `params` (shapes by name), `children`, `runs` (stacks)."""
+    """Returns the modules as nested dicts, which contain the class, settings, parameter shapes and submodules."""
     modules, shapes = traced_modules.record_modules(model)
     tree: dict[str, Any] = {}
     for path, module in modules.items():
@@ -129,7 +129,7 @@ def _describe_module(module: nn.Module) -> dict[str, Any]:
 
 
 def _group_runs(tree: dict[str, Any]) -> dict[str, Any]:
-    """Replaces the children run_0, run_1, ... of stacks with `runs`: the layer and the number of layers of each run."""
+    """Replaces the children run_0, run_1, ... of each stack with `runs`, a list of layers and their layer counts."""
     children = {name: _group_runs(child) for name, child in tree.get('children', {}).items()}
     rest = {name: value for name, value in tree.items() if name not in ('children', 'counts')}
     if 'counts' in tree:

@@ -3,7 +3,7 @@
 The model consists of a T5 encoder, mean pooling over tokens, a linear projection, and L2 normalization.
 
     modules.json             the list of modules, in order
-    config.json, tokenizer   `T5EncoderModel` and its weights
+    config.json, ...         the T5 encoder (`T5EncoderModel`), including its weights and tokenizer
     1_Pooling, 2_Dense       config.json of each module, and model.safetensors with the projection
 
 Source: `Pooling`, `Dense` and `Normalize` of sentence-transformers 2 to 6.
@@ -25,7 +25,7 @@ from remixer_t5x.interop.safetensors_files import Tensors
 
 MODULES, SETTINGS, CONFIG = 'modules.json', 'sentence_bert_config.json', 'config.json'
 POOLING, DENSE = '1_Pooling', '2_Dense'
-# Maps module folders to class names.
+# Maps the folder of each module in modules.json to its class name.
 LAYOUT = {'': 'Transformer', POOLING: 'Pooling', DENSE: 'Dense', '3_Normalize': 'Normalize'}
 IDENTITY = 'torch.nn.modules.linear.Identity'
 

@@ -27,7 +27,7 @@ UMT5 = 'umt5'
 GENERATION_CONFIG = 'generation_config.json'
 EMBEDDING_TABLE, OUTPUT_WEIGHT = 'shared.weight', 'lm_head.weight'
 TABLE_COPIES = ('encoder.embed_tokens.weight', 'decoder.embed_tokens.weight')
-# Maps `feed_forward_proj` to the activation of the gate in remixer_t5x; None is a feed-forward without a gate.
+# Maps `feed_forward_proj` to the activation of the gate in remixer_t5x, or to None for a feed-forward without a gate.
 FEED_FORWARDS = {'relu': None, 'gated-gelu': 'gelu', 'gated-silu': 'silu'}
 
 
@@ -128,7 +128,7 @@ class T5Encoder(Family):
     @staticmethod
     def canonical_names(tensors: Tensors) -> dict[str, str]:
         names = {name: name for name in tensors}
-        # Some files contain the embedding table only as an array of the encoder or decoder.
+        # Some files contain the embedding table only under its name in the encoder or decoder.
         for copy in TABLE_COPIES:
             if EMBEDDING_TABLE not in names and copy in names:
                 names[EMBEDDING_TABLE] = copy
@@ -193,7 +193,7 @@ class T5Encoder(Family):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class T5(T5Encoder):
-    """A T5 encoder-decoder; `scaled_output` is whether the decoder output is scaled by embed_dim ** -0.5."""
+    """A T5 encoder-decoder; if `scaled_output` is true, the decoder output is multiplied by embed_dim ** -0.5."""
 
     kind = 'T5'
     hf_class = 'T5ForConditionalGeneration'

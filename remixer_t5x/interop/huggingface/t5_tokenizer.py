@@ -68,7 +68,7 @@ def write(vocabulary: Any, folder: pathlib.Path) -> str:
 
 
 def _count_byte_sentinels(config: Mapping[str, Any], folder: pathlib.Path) -> int:
-    """Returns the number of extra ids of a ByT5 tokenizer.
+    """Returns the number of sentinels to add to the ByT5 vocabulary.
 
     Returns 0 for the default tokenizer, whose sentinel ids ascend from the first id after the bytes. Published ByT5
     models were instead pretrained with the last byte ids as sentinels, as in `vocabularies.byte` without extra ids.

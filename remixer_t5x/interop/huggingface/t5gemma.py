@@ -28,7 +28,7 @@ from remixer_t5x.models.seq2seq import Seq2Seq
 STACKS = ('encoder', 'decoder')
 LOCAL_ATTENTION, GLOBAL_ATTENTION = 'sliding_attention', 'full_attention'
 OUTPUT_WEIGHT = 'lm_head.out_proj.weight'
-# Maps each sublayer to its Hugging Face module name, and to X in the norm names pre_X_layernorm, post_X_layernorm.
+# Maps each sublayer to its Hugging Face module name, and to the X in its norms pre_X_layernorm and post_X_layernorm.
 SUBLAYER_NAMES = {
     'self_attention': ('self_attn', 'self_attn'),
     'cross_attention': ('cross_attn', 'cross_attn'),
@@ -43,7 +43,7 @@ class T5Gemma(Family):
 
     Attributes:
         window: width of the sliding window (`sliding_window` in transformers).
-        query_scale: power of 4; transformers divides the attention logits by its square root.
+        query_scale: a power of 4, by whose square root transformers divides the attention logits.
         softcap, final_softcap: soft caps of the attention logits and of the output logits, or None.
         tied: whether the output projection is tied to the decoder's embedding.
         max_length: maximum number of tokens, used only by transformers.

@@ -31,7 +31,7 @@ class UnsupportedModelError(UserError):
 
 
 def record_modules(model: Model) -> tuple[dict[Path, nn.Module], dict[Path, tuple[int, ...]]]:
-    """Returns the modules of a model, except for dropout, and the shapes of its parameters, by path."""
+    """Returns the modules of a model (except for dropout) and its parameter shapes, both keyed by path."""
     modules: dict[Path, nn.Module] = {}
 
     def record_module(call: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
@@ -45,9 +45,9 @@ def record_modules(model: Model) -> tuple[dict[Path, nn.Module], dict[Path, tupl
 
 
 class TracedModules:
-    """The modules of a model by path, such as `encoder/layer/self_attention`.
+    """The modules of a model, keyed by paths such as `encoder/layer/self_attention`.
 
-    The layers of a stack have the same path, because the same layers can be grouped into different runs.
+    All layers of a stack share a path, because the same layers can be grouped into different runs.
     """
 
     def __init__(self, model: Model):
@@ -58,7 +58,7 @@ class TracedModules:
                 self._modules.setdefault(name, []).append(module)
 
     def require(self, holds: bool, difference: str) -> None:
-        """Raises Refusal with the text `difference` unless `holds` is true."""
+        """Raises UnsupportedModelError with the reason `difference` unless `holds` is true."""
         if not holds:
             raise UnsupportedModelError(difference)
 
@@ -66,7 +66,7 @@ class TracedModules:
         return path in self._modules
 
     def find_all(self, *paths: str) -> list[Any]:
-        """Returns the modules at the first of the paths that exists. Raises Refusal if there are none."""
+        """Returns the modules at the first path that exists. Raises UnsupportedModelError if no path exists."""
         modules = next((self._modules[path] for path in paths if path in self._modules), None)
         if modules is None:
             layer = paths[0].rpartition('/')[0]
@@ -76,11 +76,11 @@ class TracedModules:
         return modules or []
 
     def find(self, *paths: str) -> Any:
-        """Returns the first module at the first of the paths that exists. Raises Refusal if there is none."""
+        """Returns the first module at the first path that exists. Raises UnsupportedModelError if no path exists."""
         return self.find_all(*paths)[0]
 
     def require_same_modules(self, expected: Model) -> None:
-        """Raises Refusal for the first module or setting that differs from those of `expected`."""
+        """Raises UnsupportedModelError for the first module or setting that differs from those of `expected`."""
         ours, theirs = self._modules, TracedModules(expected)._modules
         for path, modules in ours.items():
             self.require(path in theirs, f'it has a {type(modules[0]).__name__} as {path}')

@@ -43,7 +43,7 @@ _FORMAT_VERSION = 3
 _CHUNK_BYTES = 2**26
 _STEP_FOLDER = re.compile(r'checkpoint_(\d+)')
 
-# Maps the names of parameters and sublayers in remixer_t5x to those of T5X's network.
+# Maps the names of parameters and sublayers in remixer_t5x to the corresponding names in T5X's network.
 _OUTSIDE_LAYERS = {
     'token_embedder/embedding': 'token_embedder/embedding',
     'logits/kernel': 'decoder/logits_dense/kernel',
@@ -74,7 +74,7 @@ KEEP_NAMES_ADVICE = 'pass --own_names to keep the parameter names of remixer_t5x
 
 
 class _SavedParams(NamedTuple):
-    """The parameters of a checkpoint: their shapes by name, a function that reads arrays by name, and the step."""
+    """The parameter shapes of a checkpoint, keyed by name, its step, and a function that reads arrays by name."""
 
     shapes: Shapes
     read: Callable[[Sequence[str]], dict[str, Array]]
@@ -87,7 +87,7 @@ class _ParamSource(NamedTuple):
     Attributes:
         names: the name of a single array, or one name for each layer.
         per_layer: whether each array in `names` is a single layer.
-        axis: the layer axis of a single array, or None if it has no layer axis.
+        axis: the index of the layer axis in a single array, or None if the array has no layer axis.
         shared: whether the layers share the parameter; all layers of the array must be equal, and the first is used.
     """
 
@@ -99,7 +99,7 @@ class _ParamSource(NamedTuple):
     def gather(self, arrays: Mapping[str, Array], shape: tuple[int, ...]) -> Array:
         """Returns the parameter in float32. Merges the head axis of attention kernels if it is separate.
 
-        Raises ValueError if layers that must be equal are not.
+        Raises ValueError if the layers of a shared parameter differ.
         """
         parts = [np.asarray(arrays[name]).astype(np.float32) for name in self.names]
         value = np.stack(parts) if self.per_layer else parts[0]
@@ -354,7 +354,7 @@ def _convert_to_network(flat: Mapping[str, Array], model: Seq2Seq) -> dict[str, 
 
 
 def _network_name(name: str, advice: str) -> tuple[str, str]:
-    """Returns a parameter's stack and its name within a layer of T5X's network. Raises UserError if there is none."""
+    """Returns a parameter's stack and name in a layer of T5X's network. Raises UserError if there is no equivalent."""
     match = _LAYER_PARAM.fullmatch(name)
     if match is None or match[2] not in _SUBLAYERS[match[1]]:
         raise UserError(f"T5X's network has no parameter that corresponds to {name}; {advice}")

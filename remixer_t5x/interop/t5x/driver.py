@@ -22,7 +22,7 @@ from remixer_t5x.models.architecture.stack import unstack_layers
 
 
 class _T5XModule(EncoderDecoder):
-    """An `EncoderDecoder` with T5X's arguments.
+    """An `EncoderDecoder` that accepts the arguments of T5X's modules.
 
     The logits are float32, because T5X computes the loss in the dtype of the logits. T5X also passes the decoder
     targets, so that the module can find padding; this module ignores them.

@@ -1,14 +1,15 @@
 """Attention on GPUs with cuDNN's fused kernel, which does not write the logits to memory.
 
-All rows of the batch share the bias, over which the kernel sums the gradient. The length of each row specifies its
-padding, so tokens must precede padding. cuDNN supports windows only in causal attention; in bidirectional attention,
-the mask of the window is added to the bias.
+All rows of the batch share the bias, so the kernel sums its gradient over the rows. The length of each row specifies
+its padding, so tokens must precede padding. cuDNN supports windows only in causal attention; in bidirectional
+attention, the mask of the window is added to the bias.
 
 cuDNN does not support segment masks, and computes no gradient of a bias [batch, heads, q, k] that could contain such a
 mask. For packed rows, 16 additional features of each head therefore encode the segments. Each segment has a different
-set of 8 of these features. Queries are 1 for the features in the set of their segment and 0 otherwise; keys are 0 for
-the features in the set and `-_PENALTY` otherwise. Because no set contains another, the inner product of these features
-is 0 within a segment and at most `-_PENALTY` between segments.
+set of 8 of these features. A query has the value 1 at each feature in its segment's set, and 0 at the other features. A
+key has the value 0 at each feature in its segment's set, and `-_OTHER_SEGMENT_PENALTY` at the other features. Because
+no set contains another, the inner product of these features is 0 within a segment and at most `-_OTHER_SEGMENT_PENALTY`
+between segments.
 """
 
 import functools

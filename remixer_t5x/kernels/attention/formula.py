@@ -152,7 +152,7 @@ def attention_weights(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
 def _recomputing_attention(query, key, value, mask, bias, softcap):
-    """Computes attention for equal numbers of query and key heads."""
+    """Computes attention if there are as many query heads as key heads."""
     return _forward_rule(query, key, value, mask, bias, softcap)[0]
 
 
@@ -203,7 +203,7 @@ def _row_forward(softcap, bias, query, key, value, mask) -> tuple[jax.Array, jax
 
 
 def _row_backward(softcap, bias, query, key, value, mask, mixed, log_total, gradient):
-    """Computes the gradients of one row's query, key and value, and its part of the gradient of the bias."""
+    """Computes the gradients of one row's query, key and value, and its contribution to the bias gradient."""
     logits, capped = _row_logits(query, key, mask, bias, softcap)
     weights = jnp.exp(logits - log_total[..., None])
     value_gradient = jnp.einsum('hqk,qhd->khd', weights.astype(value.dtype), gradient)

@@ -52,7 +52,7 @@ class AttentionPlan:
 
     @property
     def group(self) -> int:
-        """The number of heads per program: the fewest heads that fill whole registers, otherwise all heads."""
+        """Number of heads per program: the smallest number that fills whole registers, otherwise all heads."""
         whole = (g for g in range(1, self.heads) if self.heads % g == 0 and g * self.head_dim % _LANES == 0)
         return next(whole, self.heads)
 
@@ -102,7 +102,7 @@ def shift_bias(plan: AttentionPlan, by_distance: jax.Array) -> jax.Array:
 
 
 def _expand_bias(window: jax.Array, num_keys: int, num_queries: int) -> jax.Array:
-    """Expands eight shifted rows [8, num_keys + num_queries] to a bias [num_keys, num_queries].
+    """Expands eight shifted copies of a bias, [8, num_keys + num_queries], to a block [num_keys, num_queries].
 
     Each row equals the next row shifted by one, so prepending a shifted copy of all rows doubles their number.
     """

@@ -18,7 +18,7 @@ from remixer_t5x.kernels.compile_target import batch_and_head_axes, wrap_in_shar
 
 
 class TokenArrays(NamedTuple):
-    """Weights and values of the tokens of whole rows or of one block."""
+    """Weights and values of the tokens in whole rows or in one block."""
 
     w_in: jax.Array  # [batch, tokens, heads, hidden]
     value: jax.Array  # [batch, tokens, heads, features]

@@ -36,7 +36,7 @@ def unsupported_reason(w_in: jax.Array, value: jax.Array) -> str | None:
 def block_length(w_in: jax.Array, value: jax.Array) -> int:
     """Returns the number of tokens per block: a multiple of 8, or the whole row; 0 if no block fits into VMEM."""
     _, length, _, features = value.shape
-    # VMEM per token: a float32 copy of A, a double-buffered float32 output and two double-buffered inputs.
+    # Each token needs VMEM for a float32 copy of A, a double-buffered float32 output and two double-buffered inputs.
     bytes_per_token = _LANES * features * (4 + 2 * 4 + 4 * value.dtype.itemsize)
     available = _vmem_limit() - _STATE_BYTES - _WEIGHT_BYTES
     return min(length, available // bytes_per_token // 8 * 8, _MAX_BLOCK_LENGTH)

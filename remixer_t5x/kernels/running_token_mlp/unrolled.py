@@ -88,7 +88,7 @@ def backward(
 def _states_before_segments(axes: str, tokens: TokenArrays, start: jax.Array | None) -> jax.Array:
     """Computes the state A before each segment, in the dtype of the tokens.
 
-    `axes` orders the axes of the result: segments (n), batch (b), heads (h), hidden (k) and features (f).
+    `axes` specifies the axis order of the result: segments (n), batch (b), heads (h), hidden (k) and features (f).
     """
     length, dtype = tokens.value.shape[1], tokens.value.dtype
     first = jnp.arange(0, length, _SEGMENT_LENGTH)

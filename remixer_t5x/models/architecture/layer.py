@@ -74,7 +74,7 @@ def _call_sublayer(sublayer: nn.Module, x: jax.Array, ctx: SequenceContext) -> j
 
 
 class NormedLayer(Layer):
-    """Base class of layouts with norms; `norm` is a factory of the norm."""
+    """Base class for layer layouts with normalization; `norm` creates the norm module."""
 
     norm: Callable[..., nn.Module] = RMSNorm
 

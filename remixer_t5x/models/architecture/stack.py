@@ -49,8 +49,8 @@ _TRACE_LAYERS_ONCE = contextvars.ContextVar('trace_layers_once', default=False)
 def trace_layers_once() -> Iterator[None]:
     """Traces the layers of each run only once instead of twice in this context, to reduce the tracing time.
 
-    Use the context only to compute shapes, or if the values of parameters do not matter: a seed generates different
-    initial parameters than outside.
+    Use the context only to compute shapes, or if the values of parameters do not matter, because a seed generates
+    other initial parameters in this context than outside it.
     """
     token = _TRACE_LAYERS_ONCE.set(True)
     try:

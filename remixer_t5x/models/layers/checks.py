@@ -5,7 +5,7 @@ from remixer_t5x.errors import UserError
 
 
 def check_length(owner: str, max_length: int, length: int) -> None:
-    """Raises UserError if `length` exceeds `max_length`, a setting of the class named `owner`."""
+    """Raises UserError if `length` exceeds `max_length`, which is a setting of the class named `owner`."""
     if length > max_length:
         raise UserError(
             f'{owner}.max_length must be at least the sequence length of {length} tokens, got {max_length}; '

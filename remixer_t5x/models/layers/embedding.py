@@ -53,7 +53,7 @@ class Embed(nn.Module):
 def scale_output(hidden: jax.Array, scaled: bool, base_width: int | None) -> jax.Array:
     """Multiplies the input of a tied output projection, [..., width], by T5's `width ** -0.5` if `scaled`.
 
-    If muP's base width is set (`optim.mup`), the logits have the same scale as with this width.
+    If the base width of muP is set (`optim.mup`), the logits have the same scale as in a model of the base width.
     """
     width = hidden.shape[-1]
     scale = width**-0.5 if scaled else 1.0

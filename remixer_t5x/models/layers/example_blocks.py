@@ -1,9 +1,9 @@
-"""Splits packed rows into blocks with tokens of one example, for computations that process one example at a time.
+"""Splits packed rows into blocks with tokens of a single example, for computations on one example at a time.
 
 The tokens of a row are sorted by example, starting with the longest example (rank 0). Step k of a loop processes the
 example of rank k in every row, in as many blocks as the longest of these examples requires. The k-th longest example of
-a row of n tokens has at most n / k tokens, so the loop processes at most `n (1 + 1/2 + ... + 1/E) + E * BLOCK` tokens
-for E examples, instead of `n E` in a separate pass over the row for each example.
+a row of n tokens has at most n / k tokens, so the loop processes at most `n (1 + 1/2 + ... + 1/E) + E * BLOCK_LENGTH`
+tokens for E examples, instead of `n E` in a separate pass over the row for each example.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ class TokenOrder:
     count: jax.Array
 
     def sort(self, array: jax.Array) -> jax.Array:
-        """Sorts the tokens of an array [batch, n, ...] by example, and pads it to [batch, n + BLOCK, ...].
+        """Sorts the tokens of an array [batch, n, ...] by example, and pads it to [batch, n + BLOCK_LENGTH, ...].
 
         With the padding, the last block does not extend beyond the array.
         """

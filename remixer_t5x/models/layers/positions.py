@@ -86,7 +86,7 @@ class AlibiBias(nn.Module):
     num_heads: ranges.Count
 
     def __call__(self, length: int, ctx: SequenceContext) -> jax.Array | DistanceBias:
-        """Returns the bias in the form that `RelativePositionBias` returns."""
+        """Returns the bias in the same form as `RelativePositionBias`."""
         power = 2 ** int(math.log2(self.num_heads))
         slopes = [2 ** (-8 * head / power) for head in range(1, power + 1)]
         slopes += [2 ** (-4 * head / power) for head in range(1, 2 * (self.num_heads - power), 2)]
@@ -118,7 +118,7 @@ class RotaryEmbedding(nn.Module):
 
     Attributes:
         theta: base of the wavelengths.
-        fraction: fraction of the features of each head that are rotated, n / head_dim.
+        fraction: fraction of each head's features to rotate, n / head_dim.
         scaling_factor: divisor of the positions, which extends a model to longer sequences (Chen et al. 2023).
     """
 
@@ -140,7 +140,7 @@ class RotaryEmbedding(nn.Module):
 
 
 def example_lengths(ctx: SequenceContext) -> jax.Array:
-    """Returns the length of each token's example, float32 [batch, length]; undefined but at least 1 at padding."""
+    """Returns the length of each token's example, float32 [batch, length]; at padding, any value of at least 1."""
     if not ctx.packed:
         count = jnp.sum(ctx.is_token, axis=1, keepdims=True)
         return jnp.broadcast_to(jnp.maximum(count, 1), ctx.positions.shape).astype(jnp.float32)

@@ -134,7 +134,7 @@ def _mix_sorted_examples(activation, in_order, out_order, ranks, w_in, value, w_
 
 
 def _sum_examples_of_rank(in_order, rank, w_in, value, hidden_bias):
-    """Returns the pre-activations of the example of `rank` in each row, [batch, heads, hidden, features]."""
+    """Returns the pre-activations of the example with rank `rank` in each row, [batch, heads, hidden, features]."""
     batch, _, heads, hidden = w_in.shape
     start = jnp.zeros((batch, heads, hidden, value.shape[-1]), jnp.float32)
     if hidden_bias is not None:

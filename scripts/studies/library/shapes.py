@@ -39,9 +39,9 @@ def make_rows(rng: np.random.Generator, count: int, length: int) -> tuple[np.nda
 
 
 def _draw_unit_shapes(rng: np.random.Generator, widths: np.ndarray, is_triangle: np.ndarray, length: int) -> np.ndarray:
-    """Returns each shape with height 1 at its position, [count, shapes, length]."""
+    """Returns one row per shape, with height 1 at a random position, [count, shapes, length]."""
     room = length - widths.sum(axis=1) - (NUM_SHAPES - 1)
-    # If each shape and the free token after it are shrunk to one token, any set of four tokens is a placement.
+    # If each shape and the free token after it are shrunk to one token, any four distinct tokens are a valid placement.
     keys = rng.random((len(widths), length))
     keys[np.arange(length) >= (room + NUM_SHAPES)[:, None]] = np.inf
     chosen = np.sort(np.argpartition(keys, NUM_SHAPES, axis=1)[:, :NUM_SHAPES], axis=1)

@@ -4,7 +4,7 @@
 
 The convolutions have a kernel of five tokens and zero padding. `none` uses a fifth convolution instead of the mixer.
 The paper does not specify the width, or whether the mixer has a residual connection and a norm; we use a pre-norm layer
-(`models/architecture/layer.py`). Only MLP-Mixer has weights for positions.
+(`models/architecture/layer.py`). Only MLP-Mixer has position-specific weights.
 """
 
 import functools
@@ -23,7 +23,7 @@ from remixer_t5x.models.sublayers.hyper_mixer import HyperMixer
 from remixer_t5x.models.sublayers.mlp_mixer import MLPMixer
 
 KERNEL = 5
-# The network computes heights, which are at most 25, in this unit.
+# The network represents heights, which are at most 25, as multiples of this unit.
 HEIGHT_UNIT = 10.0
 
 

@@ -1,7 +1,7 @@
-"""COGS (Kim and Linzen 2020): English sentences and their logical forms, with exact match by generalization type.
+"""COGS (Kim and Linzen 2020): a benchmark that maps English sentences to their logical forms.
 
-The split `gen` has 1,000 sentences of each of 21 types that do not occur in training: 18 lexical (a known word in a new
-grammatical context) and 3 structural.
+The split `gen` tests 21 types of generalization that do not occur in training, with 1,000 sentences each. 18 types are
+lexical (a known word in a new grammatical context) and 3 are structural.
 """
 
 from __future__ import annotations
@@ -68,15 +68,15 @@ def _format_rows(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def _normalize_form(text: str, example: dict[str, Any] | None = None, is_target: bool = False) -> Any:
-    """Returns a logical form with normalized white space; for a target, returns (form, type of the sentence)."""
+    """Normalizes the white space of a logical form; for a target, returns the form and the type of the sentence."""
     form = ' '.join(text.split())
     return (form, example['type'].decode()) if is_target and example is not None else form
 
 
 def exact_match(targets: Sequence[tuple[str, str]], predictions: Sequence[str]) -> Metrics:
-    """Computes `exact_match` over all examples, for each generalization type, and for groups of types.
+    """Computes the exact match in percent over all examples, for each generalization type, and for groups of types.
 
-    The groups are `lexical`, `structural` and `generalization`; `in_distribution` covers all other examples.
+    The groups are `lexical`, `structural` and `generalization`; `in_distribution` covers all examples of other types.
     """
     right = collections.defaultdict(list)
     for (form, kind), prediction in zip(targets, predictions, strict=True):
@@ -98,7 +98,7 @@ TASKS = (TextTask('cogs_v001', DATA, _format_rows, _normalize_form, (exact_match
 
 
 def corpus(data_dir: str | None = None) -> ParsedCorpus:
-    """Returns the sentences and logical forms of the training split, for training a vocabulary; dev is held out."""
+    """Returns the sentences and logical forms of the training split to train a vocabulary; holds out the dev split."""
     paths = {split: _find_split_file(split, data_dir) for split in (TRAIN, VALIDATION)}
     return ParsedCorpus(
         name='COGS',
@@ -109,9 +109,10 @@ def corpus(data_dir: str | None = None) -> ParsedCorpus:
 
 
 def words(data_dir: str | None = None, positions: int = 64) -> Vocabulary:
-    """Returns a vocabulary of the words in the training split and the numbers below `positions`.
+    """Returns a vocabulary of the words in the training split and of the integers from 0 to `positions` - 1.
 
-    Logical forms refer to words by their position in the sentence. Sentences in `gen` are longer than in training.
+    Logical forms refer to words by their position in the sentence. The split `gen` has longer sentences than the
+    training split.
     """
     return WordVocabulary('COGS', functools.partial(_read_vocabulary_texts, data_dir, positions))
 

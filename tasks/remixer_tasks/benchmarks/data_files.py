@@ -1,7 +1,7 @@
 """Locates the files of a labelled data set, either prepared by TFDS or as published.
 
-If `data_dir` is given, only that folder is searched, first for a prepared TFDS data set. Otherwise the folders are
-TFDS_DATA_DIR or ~/tensorflow_datasets, then REMIXER_T5X_DATA, then the folder `data` of the cache.
+If `data_dir` is set, only that folder is searched, first for a prepared TFDS data set and then for published files.
+Otherwise the search order is TFDS_DATA_DIR (or ~/tensorflow_datasets), REMIXER_T5X_DATA, and `data` in the cache.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def published_file_folders(data_dir: str | None = None) -> list[Path]:
 
 
 def find_published_files(dataset: Dataset, split: str, data_dir: str | None = None) -> tuple[Layout, list[str]] | None:
-    """Returns the first layout of the split whose files all exist, and their paths."""
+    """Returns the first file layout of a split for which all files exist, and the paths of these files."""
     for folder in published_file_folders(data_dir):
         for layout in dataset.splits[split]:
             paths = [folder / path for path in layout.paths]
@@ -34,7 +34,7 @@ def find_published_files(dataset: Dataset, split: str, data_dir: str | None = No
 
 
 def find_tfds_folder(dataset: Dataset, data_dir: str | None = None) -> str | None:
-    """Returns the folder of the prepared TFDS data set: the version of `dataset.tfds`, or else the newest version."""
+    """Returns the folder of the prepared TFDS data set, in the version of `dataset.tfds` or else the newest version."""
     if dataset.tfds is None:
         return None
     root = data_dir or os.environ.get('TFDS_DATA_DIR') or '~/tensorflow_datasets'

@@ -1,6 +1,7 @@
 """Text generation tasks with T5's names and prompts: SQuAD, CNN/DailyMail and WMT.
 
-SQuAD is read from the published JSON files or TFDS, the other data sets from TFDS. T5 has no task for SQuAD 2.0.
+SQuAD is read from the published JSON files or from TFDS; the other data sets are read only from TFDS. T5 has no task
+for SQuAD 2.0.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def _squad_dataset(version: str, has_unanswerable: bool) -> Dataset:
 
 
 def _add_prompt(prompt: str, source: str, target: str) -> Preprocessor:
-    """Returns a preprocessor that puts `prompt` before the text of the feature `source`."""
+    """Returns a preprocessor that prepends `prompt` to the feature `source` and uses the feature `target` as target."""
 
     def format_example(example):
         return {'inputs': tf.strings.join([prompt, example[source]], separator=' '), 'targets': example[target]}

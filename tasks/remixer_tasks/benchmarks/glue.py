@@ -1,8 +1,8 @@
-"""GLUE (Wang et al. 2018) with T5's names and prompts, from the published TSV files or TFDS's `glue`.
+"""GLUE (Wang et al. 2018) with T5's task names and prompts, read from the published TSV files or TFDS's `glue`.
 
 Also reads CoLA as published by its authors, AX with labels, and the CSV files of
 github.com/felipessalvatore/NLI_datasets. The feature `idx` is the row index. AX uses MNLI's prompt; T5 has no metric
-for AX. WNLI has two tasks: classification, and T5's evaluation of the noun predicted by models trained on WSC.
+for AX. WNLI has two tasks: classification, and T5's task for models trained on WSC, which predict a noun.
 """
 
 import functools
@@ -45,7 +45,7 @@ _TEXTS = {
     'qqp': ('question1', 'question2'),
     'qnli': ('question', 'sentence'),
 }
-# The archive name of each data set at _URL and its SHA-256, as published by TFDS.
+# Maps each data set to the name of its archive in _URL, and to the SHA-256 published by TFDS.
 _URL = 'https://dl.fbaipublicfiles.com/glue/data/{}.zip'
 _ARCHIVES = {
     'cola': ('CoLA', 'f212fcd832b8f7b435fb991f101abf89f96b933ab400603bf198960dfc32cbff'),
@@ -57,7 +57,7 @@ _ARCHIVES = {
     'rte': ('RTE', '6bf86de103ecd335f3441bd43574d23fef87ecc695977a63b82d5efb206556ee'),
     'wnli': ('WNLI', 'ae0e8e4d16f4d46d4a0a566ec7ecceccfd3fbfaa4a7a4b4e02848c0f2561ac46'),
 }
-# Number of rows of MNLI's matched validation set, which precede the mismatched rows in a file with both sets.
+# Number of rows in MNLI's matched validation set. A file with both sets contains these rows first.
 _NUM_MATCHED = 9815
 
 
@@ -67,7 +67,7 @@ def _make_reader(
     label: str = 'label',
     read: raw_rows.RowReader = raw_rows.read_tsv,
 ) -> Reader:
-    """Returns a reader of the data set `name`. `columns` maps features to columns; None uses the features' names."""
+    """Returns a reader of a GLUE data set; `columns` maps features to columns, or is None if their names are equal."""
     columns = columns or {text: text for text in _TEXTS[name]}
 
     def read_examples(*paths: str) -> Iterator[Example]:
@@ -88,7 +88,7 @@ def _read_similarity(path: str) -> Iterator[Example]:
 
 
 def read_row_range(first: int, last: int | None, read: Reader, path: str) -> Iterator[Example]:
-    """Yields the examples `first` to `last` - 1 of a file, numbered from 0 in `idx`."""
+    """Yields the examples `first` to `last` - 1 of a file, and renumbers their feature `idx` from 0."""
     examples = enumerate(itertools.islice(read(path), first, last))
     if (start := next(examples, None)) is None:
         raise UserError(f'{path} must contain row {first + 1}, the first row of this split; download the file again')
@@ -120,7 +120,7 @@ def _rte_or_wnli_layouts(name: str) -> dict[str, list[Layout]]:
 
 
 def _mnli_layouts() -> dict[str, list[Layout]]:
-    """Returns MNLI's file layouts by split, with TFDS's split names."""
+    """Returns MNLI's file layouts, keyed by TFDS's split names."""
     read = _make_reader('mnli', {'premise': 'sentence1', 'hypothesis': 'sentence2'}, 'gold_label')
     both = _make_reader('mnli', read=raw_rows.read_csv)
     rows = {'matched': (0, _NUM_MATCHED), 'mismatched': (_NUM_MATCHED, None)}
@@ -143,7 +143,7 @@ _SPLITS = {
     'cola': _cola_layouts(),
     'sst2': _tsv_layouts('SST-2', _make_reader('sst2')),
     'mrpc': _tsv_layouts('MRPC', _make_reader('mrpc', {'sentence1': '#1 String', 'sentence2': '#2 String'}, 'Quality')),
-    # Some published rows lack cells.
+    # Skips published rows with missing cells.
     'qqp': _tsv_layouts(
         'QQP', _make_reader('qqp', None, 'is_duplicate', functools.partial(raw_rows.read_tsv, skip_short=True))
     ),

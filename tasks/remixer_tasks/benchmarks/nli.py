@@ -50,7 +50,7 @@ def _read_pairs(
 
 
 def _read_abductive(path: str, labels_path: str | None = None) -> Iterator[Example]:
-    """Yields examples from a file of texts and a file with the number of the correct hypothesis on each line."""
+    """Yields examples from a JSON lines file and a file whose lines contain the number of the correct hypothesis."""
     rows = list(raw_rows.read_jsonl(path))
     labels = [label for _, label in raw_rows.read_lines(labels_path)] if labels_path else [None] * len(rows)
     if len(labels) != len(rows):
@@ -60,7 +60,7 @@ def _read_abductive(path: str, labels_path: str | None = None) -> Iterator[Examp
 
 
 def _read_chaosnli(path: str) -> Iterator[Example]:
-    """Yields the validation examples in ChaosNLI's file, with their original labels."""
+    """Yields the Abductive NLI validation examples in ChaosNLI's file, with their original labels."""
     for row in raw_rows.read_jsonl(path):
         yield _abductive_example(row.object('example'), str(row.get('old_label')), path)
 
@@ -90,7 +90,7 @@ _SNLI = Dataset(
 
 
 def _anli_dataset(number: int) -> Dataset:
-    """Returns one round of ANLI. Its validation files can be replaced by the authors' annotated ANLI_analysis files."""
+    """Returns one round of ANLI, validated on `dev` or else on the authors' annotated ANLI_analysis file."""
     read = functools.partial(_read_pairs, raw_rows.read_jsonl, ('context', 'hypothesis', 'label'), names=_ANLI_TEXTS)
     annotated = functools.partial(
         _read_pairs, raw_rows.read_csv, ('context', 'statement', 'gold_label'), names=_ANLI_TEXTS
@@ -133,7 +133,7 @@ def _abductive_layout(file: str) -> Layout:
     return Layout((f'abductive_nli/{file}.jsonl', f'abductive_nli/{file}-labels.lst'), _read_abductive)
 
 
-# Has no download, because the checksum of the archive (storage.googleapis.com/ai2-mosaic, anli.zip) is unknown.
+# No download is defined, because the checksum of anli.zip (in storage.googleapis.com/ai2-mosaic) is unknown.
 _ABDUCTIVE = Dataset(
     name='abductive_nli',
     features=texts(*_HYPOTHESES, label=INTEGER),

@@ -1,8 +1,8 @@
 """T5's prompts (Raffel et al. 2020, appendix D): preprocessors that build inputs and targets, and postprocessors.
 
 Postprocessors convert texts to the values that metrics compare. seqio calls them as f(text, example=...,
-is_target=...), with is_target=True for the target and False for each prediction; `example` is the preprocessed example
-as NumPy values (texts are bytes).
+is_target=...), with is_target=True for the target and False for a prediction; `example` is the preprocessed example,
+with NumPy values and strings as bytes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from remixer_t5x.lazy import tf
 from remixer_tasks.benchmarks.text_task import Preprocessor
 
-# The class id of unlabelled examples and of predicted texts that are not a label.
+# Class id of an unlabelled example, and of a predicted text that is not a label.
 UNLABELLED = INVALID = -1
 NO_LABEL = '<unk>'
 # fmt: off
@@ -32,10 +32,10 @@ Example = Mapping[str, Any]
 def classification(
     name: str, features: Sequence[str] | Mapping[str, str], labels: Sequence[str], markup: bool = False
 ) -> Preprocessor:
-    """Returns a preprocessor that builds 'NAME feature: text feature: text ...', with the label's name as target.
+    """Returns a preprocessor that builds 'NAME feature: text feature: text ...', with the label's name as the target.
 
-    `features` lists the features, or maps their names in the prompt to their names in the data. `markup` removes the
-    HTML of MultiRC's passages.
+    `features` lists the features, or maps their names in the prompt to their names in the data. If `markup` is True,
+    the HTML tags of MultiRC's passages are removed.
     """
     columns = features if isinstance(features, Mapping) else {feature: feature for feature in features}
 
@@ -64,7 +64,7 @@ def format_similarity(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def format_record(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Builds one ReCoRD example per correct answer to a query; a query without answers has the target '<unk>'."""
+    """Builds one ReCoRD example per correct answer to a query; for a query without answers, the target is '<unk>'."""
 
     def split_by_answer(example):
         passage = tf.strings.regex_replace(example['passage'], r'([.?!"\'])\n@highlight\n', r'\1 ')
@@ -83,8 +83,8 @@ def format_record(dataset: tf.data.Dataset) -> tf.data.Dataset:
 def squad_preprocessor(unanswerable: str | None = None) -> Preprocessor:
     """Returns SQuAD's preprocessor, which builds 'question: ... context: ...' with spaces around punctuation.
 
-    The target is the first correct answer, or `unanswerable` for a question without an answer; None requires an answer
-    to every question.
+    The target is the first correct answer, or `unanswerable` for a question without an answer. If `unanswerable` is
+    None, every question must have an answer.
     """
 
     def format_example(example):
@@ -125,7 +125,7 @@ def parse_number(text: str, default: float = INVALID, **_: Any) -> float:
 
 
 class MultiRCLabel:
-    """Postprocessor for MultiRC: returns {'value': 0, 1 or INVALID}, and for targets also 'group', the question."""
+    """Postprocessor for MultiRC: returns the class id as 'value', and for targets also the question id as 'group'."""
 
     labels = ('False', 'True')
 
@@ -135,7 +135,7 @@ class MultiRCLabel:
 
 
 def postprocess_record(text: str, example: Example | None = None, is_target: bool = False) -> dict[str, Any]:
-    """Postprocessor for ReCoRD, which returns {'value': text}; for targets, {'value': answers, 'group': query}."""
+    """Postprocessor for ReCoRD: returns {'value': text}, or for targets {'value': answers, 'group': query id}."""
     if not is_target or example is None:
         return {'value': text}
     group = (int(example['idx/passage']), int(example['idx/query']))
@@ -143,14 +143,14 @@ def postprocess_record(text: str, example: Example | None = None, is_target: boo
 
 
 def postprocess_squad(text: str, example: Example | None = None, is_target: bool = False) -> str | list[str]:
-    """Postprocessor for SQuAD, which returns a predicted text unchanged, and for targets all correct answers."""
+    """Postprocessor for SQuAD: returns a prediction unchanged; for a target, returns all correct answers."""
     return [answer.decode() for answer in example['answers']] if is_target and example is not None else text
 
 
 def matches_candidate(text: str, example: Example | None = None, is_target: bool = False) -> int:
     """Returns 1 if a WSC prediction names the candidate of the example, 0 if not, and INVALID if it is empty.
 
-    For targets, returns the label. Case and determiners are ignored, and one name may be a part of the other: 'bunny'
+    For targets, returns the label. Case and determiners are ignored, and one name may contain the other: 'bunny'
     matches 'the fuzzy bunny'. A possessive matches only another possessive.
     """
     assert example is not None

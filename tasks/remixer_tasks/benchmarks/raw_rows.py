@@ -1,6 +1,6 @@
 """Reads the rows of published data sets: JSON lines, TSV, CSV and SQuAD's JSON.
 
-An unreadable record raises UserError with file and line, because metrics on an incomplete data set are not comparable.
+An unreadable record raises UserError with its file and line, because metrics on incomplete data are not comparable.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def row_error(path: str, number: int, reason: str) -> UserError:
 class Row(dict[str, Any]):
     """The fields of a row, or of a JSON object within a row.
 
-    `number` is the line on which the row starts, from 1. Error messages contain `place`, the path of the object within
-    the row, as in 'questions 0 answers 3: '.
+    `number` is the 1-based number of the row's first line. Error messages contain `place`, the path of the object
+    within the row, as in 'questions 0 answers 3: '.
     """
 
     def __init__(self, values: Mapping[str, Any], path: str, number: int, place: str = ''):
@@ -89,7 +89,8 @@ def read_jsonl(path: str) -> Rows:
 def read_tsv(path: str, columns: Sequence[str] | None = None, skip_short: bool = False) -> Rows:
     """Yields the rows of a tab-separated file; quotes are ordinary characters.
 
-    If `columns` is None, the first line has their names. `skip_short` skips rows with missing cells, as TFDS does.
+    If `columns` is None, the first line contains the column names. If `skip_short` is True, rows with missing cells are
+    skipped, as in TFDS.
     """
     for number, line in read_lines(path):
         cells = line.split('\t')
@@ -117,5 +118,5 @@ def parse_json_file(path: str) -> Any:
 
 
 def read_lines(path: str) -> Iterator[tuple[int, str]]:
-    """Yields (line number, line) for each line, without line ends and the byte order mark."""
+    """Yields (line number, line) for each line, without line ends and without a byte order mark."""
     return row_files.lines(path, row_files.MAX_CHARACTERS, _STRICT)

@@ -1,7 +1,7 @@
-"""Reads the examples of a labelled data set from TFDS if it is prepared, otherwise from the published files.
+"""Reads the examples of a labelled data set from a prepared TFDS data set, or else from the published files.
 
-Published files are parsed once into the cache and read by index (`arrow_files.Documents.dataset`). TFDS's files are
-read in one thread, because tf.data cannot restore the position of a parallel read. In both cases examples are shuffled
+Published files are parsed once; the cached rows are read by index (`arrow_files.Documents.dataset`). TFDS's files are
+read in one thread, because tf.data cannot restore the position of a parallel read. In both cases, examples are shuffled
 before they are repeated, so every epoch contains each example once. Importing this module imports seqio.
 """
 
@@ -22,21 +22,21 @@ from remixer_tasks.corpora import arrow_files
 from remixer_tasks.files import cache
 from remixer_tasks.files.notice import Notice
 
-# Number of TFDS examples in the shuffle buffer, which TensorFlow saves with every position (a few kB per example).
+# Number of TFDS examples in the shuffle buffer. Every saved position contains this buffer (a few kB per example).
 SHUFFLE_BUFFER = 256
-# If a TFDS data set has at most this number of examples, every stream reads all of its files, so that all streams
-# together contain each example once per epoch.
+# Every stream reads all files of a TFDS data set with at most this number of examples, so that all streams together
+# yield each example once per epoch.
 _MAX_UNSHARDED_EXAMPLES = 1_000_000
 _ROWS = 'rows.arrow'
 _DTYPES = {TEXT: tf.string, TEXTS: tf.string, INTEGER: tf.int64, REAL: tf.float32}
 
 
 class LabelledSource(seqio.DataSource):
-    """seqio data source of a labelled `Dataset`; files are opened at first use.
+    """seqio data source of a labelled `Dataset`; files are opened when they are first needed.
 
-    The source does not report its number of examples, because seqio would cache small data sets in memory with an
-    operation whose position cannot be saved; call `count` instead. `task_batches` sets `repeats` so that a shuffled
-    dataset repeats forever.
+    The source does not report its number of examples, because seqio would then cache small data sets with
+    `Dataset.cache`, whose position cannot be saved; call `count` instead. `task_batches` sets `repeats` so that a
+    shuffled dataset repeats forever.
     """
 
     repeats = False
@@ -73,7 +73,7 @@ class LabelledSource(seqio.DataSource):
         shard_info: seqio.ShardInfo | None = None,
         **_: Any,
     ) -> tf.data.Dataset:
-        """Returns examples as flat dicts; other arguments of seqio are ignored."""
+        """Returns a dataset of examples as flat dicts; ignores seqio's other arguments."""
         if shuffle and seed is None:
             seed = np.random.default_rng().integers(2**31).item()
         folder = self._tfds_folder(split)

@@ -1,4 +1,4 @@
-"""Writes predictions as files for the leaderboards of GLUE and SuperGLUE, one per task, in the order of `idx`.
+"""Writes one file of predictions per task for the leaderboards of GLUE and SuperGLUE, sorted by `idx`.
 
 A prediction that is not a label is counted and written as the first label, because every row must have a label.
 """
@@ -12,13 +12,13 @@ from remixer_t5x.errors import UserError
 from remixer_tasks.benchmarks import glue, prompts
 from remixer_tasks.benchmarks.super_glue import BOOLEAN_LABELS, CB_LABELS, COPA_LABELS, ENTAILMENT_LABELS
 
-# A row of the predictions of `remixer-t5x eval`, with 'prediction', 'target' and 'example'; an example has 'idx' or
-# 'idx/...'.
+# A prediction written by `remixer-t5x eval`, with the keys 'prediction', 'target' and 'example'. The example has the
+# key 'idx' or keys such as 'idx/query'.
 Row = Mapping[str, Any]
 
 
 class SubmissionFile(NamedTuple):
-    """A leaderboard's file. `label` returns the value for a row, or None for an invalid prediction."""
+    """A file to submit to a leaderboard. `label` returns the label to write for a row (None: invalid prediction)."""
 
     name: str
     label: Callable[[Row], Any]
@@ -27,7 +27,7 @@ class SubmissionFile(NamedTuple):
 
 
 def write_submission(folder: str, task: str, rows: Sequence[Row]) -> str:
-    """Writes the leaderboard file of `task` to `folder`; returns a line with its path and invalid predictions."""
+    """Writes the leaderboard file of `task` to `folder`; returns a line that describes the file."""
     if not has_leaderboard(task):
         raise UserError(f'the task of a submission must be one of {", ".join(_FILES)}, got {task}')
     file = _FILES[task]
@@ -52,14 +52,14 @@ def has_leaderboard(task: str) -> bool:
 def _classification_file(
     name: str, names: Sequence[str], written: Sequence[Any] | None = None, format_lines: Any = None
 ) -> SubmissionFile:
-    """Returns the file of a classification task. Labels are written by name, or as the values in `written`."""
+    """Returns the file of a classification task, which contains the label names or the values in `written`."""
     texts = dict(zip(names, written or names, strict=True))
     lines = format_lines or (_format_tsv if name.endswith('.tsv') else _format_jsonl)
     return SubmissionFile(name, lambda row: texts.get(row['prediction']), texts[names[0]], lines)
 
 
 def _winograd_file(name: str, written: Sequence[Any]) -> SubmissionFile:
-    """Returns the file of a Winograd task, whose label is whether the predicted noun matches the candidate."""
+    """Returns the file of a Winograd task; a label states whether the predicted noun matches the candidate."""
 
     def label(row: Row) -> Any:
         referent = prompts.matches_candidate(row['prediction'], example={'targets_pretokenized': row['target']})

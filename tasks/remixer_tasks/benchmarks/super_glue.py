@@ -1,7 +1,7 @@
-"""SuperGLUE (Wang et al. 2019) with T5's names and prompts, from the published JSON lines or TFDS.
+"""SuperGLUE (Wang et al. 2019) with T5's task names and prompts, read from the published JSON lines or TFDS.
 
 WSC's tasks are in `winograd`. The diagnostic data sets AX-b and AX-g use RTE's prompt; T5 has no metrics for them.
-FewGLUE (Schick and Schuetze 2021) has the same format: 32 training and 32 validation examples of each task.
+FewGLUE (Schick and Schuetze 2021) has the same format, with 32 training and 32 validation examples of each task.
 """
 
 import functools
@@ -43,7 +43,7 @@ _SHA256 = {
     'WiC': 'ee7e67f4ae9eafbf533780faa198e62167f3cda54256cdf261877be3c0e90900',
 }
 _TFDS_CONFIGS = {'AX-b': 'axb', 'AX-g': 'axg', 'WSC': 'wsc.fixed'}
-# Text columns, in the order of T5's prompts, and labels of the tasks whose files have one example per line.
+# For tasks with one example per line: the text columns, in the order of T5's prompts, and the label names.
 _CLASSIFICATION = {
     'BoolQ': (('passage', 'question'), BOOLEAN_LABELS),
     'CB': (('hypothesis', 'premise'), CB_LABELS),
@@ -96,7 +96,7 @@ def _read_record(path: str) -> Iterator[Example]:
 
 
 def _read_wsc(path: str) -> Iterator[Example]:
-    """Yields WSC's examples; corrects case, line breaks and final periods of spans, as TFDS's `wsc.fixed` does."""
+    """Yields WSC's examples; like TFDS's `wsc.fixed`, corrects the case, line breaks and final periods of spans."""
     for row in raw_rows.read_jsonl(path):
         text, target = row.text('text'), row.object('target')
         example: Example = {'text': text, 'idx': row.integer('idx'), 'label': row.label(BOOLEAN_LABELS)}
@@ -122,7 +122,7 @@ _SCATTERED = ('Kamenev and Zinoviev', 'Kamenev, Zinoviev, and Stalin')
 
 
 def _check_pronoun(example: Example, row: raw_rows.Row) -> None:
-    """Raises UserError for rows that T5 rejects: the pronoun is the first word, or is not at its index."""
+    """Raises UserError for rows that T5 rejects, in which the pronoun is the first word or is not at its index."""
     index, text, words = example['span2_index'], example['text'], example['text'].split(' ')
     if index == 0:
         raise row.error('span2_index must be above 0, got 0')
@@ -161,7 +161,7 @@ _READERS: dict[str, tuple[Mapping[str, str], Reader]] = {
 
 
 def dataset(folder: str) -> Dataset:
-    """Returns the SuperGLUE data set published as `folder`, such as 'BoolQ' or 'AX-b'."""
+    """Returns the SuperGLUE data set that is published in `folder`, such as 'BoolQ' or 'AX-b'."""
     features, read = _READERS[folder]
     if folder.startswith('AX'):
         files = {TEST: f'{folder}.jsonl'}

@@ -1,4 +1,4 @@
-"""Metrics in percent: seqio metric functions (targets, predictions) -> {name: value}.
+"""seqio metric functions, which map (targets, predictions) to {name: value in percent}.
 
 Classification metrics compare class ids. A prediction that is not a label has the id INVALID, which differs from the
 ids of all labels. If the labels of a split are not public, all targets are INVALID and metrics are empty. BLEU and
@@ -31,7 +31,7 @@ ROUGE = ('rouge1', 'rouge2', 'rougeLsum')
 
 
 def skip_unlabelled(metric: Metric) -> Metric:
-    """Wraps `metric` to return {} if no target has a label, and to raise ValueError for lists of unequal length."""
+    """Wraps `metric` to return {} if no target has a label, and to raise ValueError if the lengths differ."""
 
     @functools.wraps(metric)
     def checked_metric(targets: Sequence[Any], predictions: Sequence[Any]) -> Metrics:
@@ -108,20 +108,20 @@ def _compute_correlation(function: Callable[..., Any], targets: Sequence[float],
 
 
 def normalize_answer(answer: str) -> str:
-    """Lower-cases a text and removes ASCII punctuation, the articles a, an and the, and repeated white space."""
+    """Lower-cases an answer and removes ASCII punctuation, the articles a, an and the, and repeated white space."""
     return ' '.join(re.sub(r'\b(a|an|the)\b', ' ', answer.lower().translate(_PUNCTUATION)).split())
 
 
 def squad(targets: Sequence[Texts], predictions: Texts) -> Metrics:
-    """Computes `em` and `f1` with each question's best-matching answer; returns {} if no question has an answer."""
+    """Computes exact match and word F1 with the best answer to each question; returns {} if there are no answers."""
     return _em_and_f1(_score_answers(targets, predictions)) if any(targets) else {}
 
 
 def squad_2(unanswerable: str) -> Metric:
-    """Returns SQuAD 2.0's metric: `em` and `f1` of all questions, and of questions with and without an answer.
+    """Returns SQuAD 2.0's metric, which computes exact match (`em`) and word F1 (`f1`) over all questions.
 
-    Values for questions with and without an answer have the prefixes `HasAns_` and `NoAns_`. The text `unanswerable`
-    means that there is no answer.
+    Also computes them for questions with an answer (prefix `HasAns_`) and without an answer (prefix `NoAns_`). The
+    string `unanswerable` means that there is no answer.
     """
 
     def squad_with_unanswerable(targets: Sequence[Texts], predictions: Texts) -> Metrics:
@@ -133,7 +133,7 @@ def squad_2(unanswerable: str) -> Metric:
 
 
 def _score_answers(targets: Sequence[Texts], predictions: Texts) -> np.ndarray:
-    """Returns the maximum exact match and word F1 over the answers to each question, [questions, 2]."""
+    """Returns the maximum exact match and word F1 over the answers to each question, as an array [questions, 2]."""
     scores = []
     for answers, prediction in zip(targets, predictions, strict=True):
         text, normalized = normalize_answer(prediction), [normalize_answer(answer) for answer in answers]
@@ -189,7 +189,7 @@ def bleu(targets: Texts | Sequence[Texts], predictions: Texts) -> Metrics:
     """Computes sacrebleu's corpus BLEU with the `intl` tokenizer; a target is one reference or a list of them."""
     if not targets:
         return {}
-    # sacrebleu expects a list for each reference, not for each example.
+    # sacrebleu expects one list per reference, not per example.
     references = [list(targets)] if isinstance(targets[0], str) else [list(each) for each in zip(*targets, strict=True)]
     score = import_optional('sacrebleu', 'BLEU', 'generation').corpus_bleu(
         list(predictions), references, smooth_method='exp', smooth_value=0.0, tokenize='intl'
@@ -200,7 +200,7 @@ def bleu(targets: Texts | Sequence[Texts], predictions: Texts) -> Metrics:
 def rouge(targets: Texts, predictions: Texts) -> Metrics:
     """Computes the mean F-measure of `rouge1`, `rouge2` and `rougeLsum` over the examples, without stemming.
 
-    T5 reports the median of bootstrap samples of this mean, which varies randomly in the second decimal.
+    T5 reports the median of bootstrap samples of this mean, so its values vary randomly in the second decimal.
     """
     if not targets:
         return {}
@@ -227,13 +227,13 @@ def macro_f1(targets: Texts, predictions: Texts) -> Metrics:
 
 
 def best_constant_prediction(targets: Texts, predictions: Texts) -> Metrics:
-    """Computes the accuracy of always predicting the most frequent target of the evaluated examples."""
+    """Computes the accuracy of always predicting the most frequent target among the evaluated examples."""
     del predictions
     return {'best_constant_prediction': 100 * max(collections.Counter(targets).values()) / len(targets)}
 
 
 def regression_metrics(targets: Texts, predictions: Texts) -> Metrics:
-    """Computes correlations and `mean_absolute_error` of numbers; a prediction that is not a number counts as 0."""
+    """Computes the correlations and the mean absolute error of numbers; a non-numeric prediction counts as 0."""
     numbers = [prompts.parse_number(text, default=math.nan) for text in targets]
     for text, number in zip(targets, numbers, strict=True):
         if math.isnan(number):
@@ -251,9 +251,9 @@ def regression_metrics(targets: Texts, predictions: Texts) -> Metrics:
 
 
 def entity_f1(targets: Texts, predictions: Texts) -> Metrics:
-    """Computes precision, recall and F1 of entities, and the accuracy of tags, from texts with one tag per word.
+    """Computes the precision, recall and F1 of entities, and the tag accuracy, from strings with one tag per word.
 
-    As in seqeval's default mode, an entity begins at a tag B- or S-, after a tag O, E- or S-, and if the type changes.
+    As in seqeval's default mode, an entity begins at a tag B- or S-, after a tag O, E- or S-, or at a new type.
     """
     correct, num_predicted, num_targets, tags = 0, 0, 0, []
     for pair in zip(targets, predictions, strict=True):
@@ -269,7 +269,7 @@ def entity_f1(targets: Texts, predictions: Texts) -> Metrics:
 
 
 def _find_entities(tags: Sequence[str]) -> set[tuple[str, int, int]]:
-    """Returns (type, index of the first word, index of the last word) for each entity."""
+    """Returns the type and the indices of the first and the last word of each entity."""
     entities, start, previous_prefix, previous_type = set(), 0, 'O', ''
     for index, tag in enumerate([*tags, 'O']):
         prefix, kind = tag[0], tag[1:].split('-', 1)[-1] or '_'
@@ -306,7 +306,7 @@ METRICS_BY_NAME: dict[str, Metric] = {
 
 
 def select_metrics(names: Texts | str) -> list[Metric]:
-    """Returns the metrics with these names, given as a list or a comma-separated string."""
+    """Returns the metrics that a list or a comma-separated string names."""
     names = [name.strip() for name in names.split(',')] if isinstance(names, str) else list(names)
     if not names or not set(names) <= set(METRICS_BY_NAME):
         raise UserError(
@@ -318,7 +318,7 @@ def select_metrics(names: Texts | str) -> list[Metric]:
 
 @dataclasses.dataclass(frozen=True)
 class GroupedTarget:
-    """A target text, and the row's value in the METRICS_BY column."""
+    """A target text, and the value of the METRICS_BY column in the same row."""
 
     text: str
     group: str
@@ -334,7 +334,7 @@ def make_group_postprocessor(column: str) -> Callable[..., Any]:
 
 
 def metric_by_group(metric: Metric) -> Metric:
-    """Wraps a metric to also return its value for each group of targets, as NAME/GROUP."""
+    """Wraps a metric to also return one value per group of targets, with the key NAME/GROUP."""
 
     def grouped_metric(targets: Sequence[GroupedTarget], predictions: Texts) -> Metrics:
         rows: dict[str, tuple[list[str], list[str]]] = {}

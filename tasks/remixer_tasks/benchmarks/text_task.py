@@ -1,4 +1,4 @@
-"""Dataclasses that describe text-to-text tasks: a labelled data set, a prompt, and metrics.
+"""Defines dataclasses for text-to-text tasks, which combine a labelled data set, a prompt, and metrics.
 
 A data set is read from TFDS or the published files. Both sources yield the same examples: flat dicts with the keys of
 `Dataset.features`; nested names are joined by '/', as in 'idx/question'.
@@ -24,7 +24,7 @@ Preprocessor: TypeAlias = 'Callable[[tf.data.Dataset], tf.data.Dataset]'
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Files that contain a published split: `paths` relative to the data folder, and a function that reads them."""
+    """The files of a published split (`paths` are relative to the data folder), and a function that reads them."""
 
     paths: tuple[str, ...]
     read: Reader
@@ -32,7 +32,7 @@ class Layout:
 
 @dataclasses.dataclass(frozen=True)
 class Download:
-    """A public file with its SHA-256, saved (if `unzip`, extracted) to `folder` below the data folder."""
+    """A public file and its SHA-256; it is saved, or extracted if `unzip`, to `folder` in the data folder."""
 
     url: str
     sha256: str
@@ -46,10 +46,10 @@ class Dataset:
 
     Attributes:
         features: maps feature names to TEXT, TEXTS (a list of any length), INTEGER or REAL.
-        splits: the layouts of each split; the first layout whose files exist is read. A split without layouts is read
-            only from TFDS.
-        tfds: TFDS's name and version, as in 'super_glue/cb:1.0.2', or None.
-        terms: licence or terms, and homepage.
+        splits: maps each split to its file layouts; the first layout whose files all exist is read. A split without
+            layouts is read only from TFDS.
+        tfds: name and version of the TFDS data set, as in 'super_glue/cb:1.0.2', or None if TFDS does not have it.
+        terms: licence or terms of use, and homepage.
     """
 
     name: str
@@ -61,12 +61,12 @@ class Dataset:
 
 
 def texts(*names: str, **others: str) -> dict[str, str]:
-    """Returns a features dict: TEXT for each of `names`, and the items of `others`."""
+    """Returns a features dict that maps each of `names` to TEXT and contains the items of `others`."""
     return {**dict.fromkeys(names, TEXT), **others}
 
 
 def single_file_layouts(files: Mapping[str, str], read: Reader) -> dict[str, list[Layout]]:
-    """Returns the layouts of splits, each published as a single file."""
+    """Returns the file layouts of a data set with a single file per split."""
     return {split: [Layout((path,), read)] for split, path in files.items()}
 
 
@@ -76,9 +76,9 @@ class TextTask:
 
     Attributes:
         to_text: maps examples of `dataset` to inputs and targets.
-        postprocess: maps predicted and target texts to the values that `metrics` compare (see `prompts`); None keeps
+        postprocess: maps predicted and target texts to the values that `metrics` compare (see `prompts`); None compares
             the texts.
-        splits: the splits of the data set to use; None uses all.
+        splits: splits of the data set to use; None uses all splits.
     """
 
     name: str
@@ -96,7 +96,7 @@ class TextTask:
         return LabelledSource(self.dataset, self.splits or tuple(self.dataset.splits), data_dir)
 
     def build(self, vocabulary: seqio.Vocabulary, data_dir: str | None = None) -> seqio.Task:
-        """Returns the seqio task; files are opened when its first dataset is created."""
+        """Returns the seqio task; no file is opened before the first dataset is created."""
         return build_task(
             self.name, self.source(data_dir), self.to_text, vocabulary, list(self.metrics), self.postprocess
         )

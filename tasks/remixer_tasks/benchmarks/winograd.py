@@ -1,8 +1,8 @@
 """Winograd schemas in T5's format: the pronoun is marked with asterisks, and the target is its referent.
 
-WSC models are trained on SuperGLUE's true pairs and on DPR (Rahman and Ng 2012), and evaluated by whether they predict
-the candidate noun of a pair. In GLUE's WNLI, the marked pronoun is the one in the premise whose neighbours on both
-sides also occur in the hypothesis, and the candidate is the text between these neighbours in the hypothesis.
+WSC models are trained on SuperGLUE's true pairs and on DPR (Rahman and Ng 2012). The evaluation checks whether they
+predict the candidate noun of a pair. In GLUE's WNLI, the marked pronoun is the one whose neighbouring words in the
+premise best match the hypothesis, and the candidate is the text between these words in the hypothesis.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _format_true_pairs(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def _mark_pronoun(example: Example) -> tf.Tensor:
-    """Marks the pronoun with asterisks. Like T5, replaces the pronoun with X, then all X with the marked pronoun."""
+    """Marks the pronoun with asterisks. Like T5, inserts X for it first, then replaces every X."""
     text, index = example['text'], example['span2_index']
     words = tf.strings.split(text, sep=' ')
     before, after = (tf.strings.reduce_join(part, separator=' ') for part in (words[:index], words[index + 1 :]))
@@ -63,7 +63,7 @@ def _mark_pronoun(example: Example) -> tf.Tensor:
 
 
 def _format_dpr(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Formats DPR's rows and marks the first occurrence of the pronoun in the sentence."""
+    """Formats the rows of DPR; the input marks the first occurrence of the pronoun in the sentence."""
 
     def format_example(example):
         pronoun = tf.strings.join([' (', example['pronoun'], r')( |\.|,)'])
@@ -75,7 +75,7 @@ def _format_dpr(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def _read_dpr(path: str) -> Iterator[Example]:
-    """Parses examples of five lines: sentence, pronoun, candidates, antecedent, and a blank line."""
+    """Parses DPR examples, which have five lines: sentence, pronoun, candidates, antecedent, and a blank line."""
     for has_text, numbered in itertools.groupby(raw_rows.read_lines(path), lambda row: bool(row[1].strip())):
         if not has_text:
             continue
@@ -109,7 +109,7 @@ _DPR = Dataset(
 
 
 def _wsc_tasks(name: str, data: Dataset, splits: tuple[str, ...]) -> tuple[TextTask, TextTask]:
-    """Returns the training task, which has only true pairs, and the evaluation task."""
+    """Returns a training task, which contains only true pairs, and an evaluation task."""
     accuracy = (text_metrics.accuracy,)
     return (
         TextTask(f'{name}_simple_train', data, _format_true_pairs, splits=(TRAIN,)),
@@ -125,7 +125,7 @@ FEW_SHOT = _wsc_tasks('fewglue_wsc_v001', super_glue.few_shot_dataset('WSC'), (V
 
 
 def format_wnli(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Formats WNLI's rows; the input marks the pronoun, and the target is the candidate, whether correct or not."""
+    """Formats WNLI's rows; the input marks the pronoun, and the target is the candidate, correct or not."""
 
     def format_example(example):
         premise, hypothesis = example['sentence1'], example['sentence2']
@@ -153,15 +153,15 @@ def _convert_wnli(premise: bytes, hypothesis: bytes) -> tuple[bytes, bytes]:
 
 
 def _split_words(text: str) -> list[str]:
-    """Splits a text into lower-case words and strips a trailing punctuation mark from each."""
+    """Splits a string into lower-case words and strips one trailing punctuation mark from each word."""
     words = (word[:-1] if word.endswith(tuple(_MARKS)) else word for word in text.strip().lower().split(' '))
     return [word for word in words if word]
 
 
 def _match_context(before: list[str], after: list[str], other: list[str]) -> tuple[int, str]:
-    """Matches as many words as possible before and after the pronoun with words in `other`.
+    """Matches as many words as possible before and after the pronoun with the words of the sentence `other`.
 
-    Returns the number of matched words, and the text between the two sides in `other`.
+    Returns the number of matched words, and the text of `other` between the matches.
     """
     left = _count_prefix(other[::-1], before[::-1])
     right = _count_prefix(other, after)
@@ -178,7 +178,7 @@ def _match_context(before: list[str], after: list[str], other: list[str]) -> tup
 
 
 def _count_prefix(sentence: Sequence[str], words: Sequence[str]) -> int:
-    """Returns the number of words in the longest prefix of `words` that occurs in the text of `sentence`."""
+    """Returns the number of words in the longest prefix of `words` that occurs in `sentence`."""
     text = ' '.join(sentence)
     size = 0
     while size < len(words) and ' '.join(words[: size + 1]) in text:

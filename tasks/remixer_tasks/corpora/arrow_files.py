@@ -1,4 +1,4 @@
-"""Arrow files of documents, which are memory-mapped and read by index in a seeded random order.
+"""Writes documents to Arrow files, and reads them by index from memory-mapped files in a seeded random order.
 
 A file has two columns: the text, and its hash (see `text_corpus.hash_fraction`), which is also a checksum. The hash
 selects the held-out documents, unless a third column contains the hash of each document's split key.
@@ -21,16 +21,16 @@ from remixer_tasks.corpora.text_corpus import hash_fraction
 _SCHEMA = pa.schema([('text', pa.large_binary()), ('share', pa.float64())])
 _KEYED_SCHEMA = _SCHEMA.append(pa.field('key_share', pa.float64()))
 _NOTES = b'notes'
-# Number of bytes of text in a record batch.
+# Minimum size in bytes of the text in a record batch, except in the last batch.
 _BATCH_BYTES = 4 << 20
 # Number of documents per call from tf.data to Python, to amortize the overhead of the call.
 _LOOKUP_BATCH = 64
 
 
 def write(path: Path, documents: Iterable[tuple[bytes, bytes | None]], notes: Callable[[], str]) -> None:
-    """Writes (text, split key) pairs to a new file, and then the result of `notes()`.
+    """Writes (text, split key) pairs to a new file, followed by the string that `notes()` returns.
 
-    All split keys or none must be None; None selects the split by the text.
+    Either all split keys or none must be None. A document without a key is assigned to a split by the hash of its text.
     """
     rows = iter(documents)
     first = [*itertools.islice(rows, 1)]
@@ -70,7 +70,7 @@ class Documents:
     Args:
         paths: files written by `write`.
         rows: indices of the documents to include, into the concatenation of all files; None includes all.
-        repair: advice in the error if a file is damaged.
+        repair: advice to print in the error message if a file is damaged.
     """
 
     def __init__(self, paths: Sequence[Path], rows: np.ndarray | None = None, repair: str = 'write it again'):
@@ -90,7 +90,7 @@ class Documents:
         return int(self._starts[-1]) if self._rows is None else len(self._rows)
 
     def hash_fractions(self, column: int = 1) -> np.ndarray:
-        """Returns the hash fraction of each text, or for `column` -1, of each split key if the documents have any."""
+        """Returns the hash fraction of each text, or of each split key if `column` is -1 and the files have keys."""
         return np.concatenate([np.zeros(0), *(batch.columns[column].to_numpy() for batch, _ in self._batches)])
 
     def at(self, indices: np.ndarray) -> np.ndarray:
@@ -109,7 +109,7 @@ class Documents:
     def dataset(self, seed: int | None, shard: seqio.ShardInfo | None = None, repeat: bool = False) -> tf.data.Dataset:
         """Returns a dataset of the documents of a shard, as scalar strings.
 
-        A position counts documents over all shards and epochs: the epoch `position // len` and the seed determine a
+        A position counts documents across all shards and epochs. The epoch `position // len` and the seed determine a
         permutation, and `position % len` is an index in this permutation. All shards together therefore contain every
         document once per epoch, in the same order for any number of shards. Only the first epoch of a shuffled dataset
         without `repeat` can be restored, because TensorFlow 2.21 does not save the iteration count.

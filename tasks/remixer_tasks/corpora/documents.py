@@ -1,4 +1,4 @@
-"""Reads documents from txt, JSON lines, TSV and Parquet files, plain or gzipped, local or gs://.
+"""Reads documents from local or gs:// files in txt, JSON lines, TSV or Parquet format, which may be gzipped.
 
 Readers report unreadable and empty records to `BadRecords`, and raise UserError if a whole file is unusable.
 """
@@ -20,25 +20,25 @@ FORMATS = ('txt', 'jsonl', 'tsv', 'parquet')
 TXT_DOCUMENTS = ('passage', 'paragraph', 'line', 'file')
 _EXTENSIONS = {'txt': 'txt', 'text': 'txt', 'md': 'txt', 'json': 'jsonl', 'ndjson': 'jsonl'}
 _EXTENSIONS |= {format: format for format in FORMATS}
-# Minimum number of bytes per job, and maximum number of jobs per corpus (each job writes a file that stays open).
+# Minimum number of bytes per job, and approximate maximum number of jobs (the file of each job stays open).
 JOB_BYTES, MAX_JOBS = 16 << 20, 64
 # Minimum size of a passage in bytes (about 2,000 tokens), so that few training examples contain parts of two passages.
-# A small corpus is split into about 100 shorter passages, so that some can be held out.
+# A small corpus is split into about 100 shorter passages, so that some of them can be held out.
 MIN_PASSAGE_BYTES, PASSAGES_PER_CORPUS = 8_000, 100
-# Yields (number, text) pairs, where `number` is the 1-based line or row number.
+# Iterator over (number, text) pairs, where `number` is the 1-based line or row number.
 Documents = Iterator[tuple[int, str]]
 DocumentReader = Callable[[BadRecords], Iterator[str]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Settings that define the documents of a file.
+    """Settings that determine how files are parsed into documents.
 
     Attributes:
-        format: one of FORMATS, or None to use each file's extension.
-        field: JSON field or column name; for TSV without a header line, a column number from 0.
-        txt_documents: the unit of a document in a txt file. Blank lines delimit paragraphs, and a passage consists of
-            several paragraphs.
+        format: one of FORMATS; None detects the format from each file's extension.
+        field: JSON field or column name; for TSV without a header line, a 0-based column number.
+        txt_documents: what a document in a txt file is, one of TXT_DOCUMENTS. Blank lines delimit paragraphs, and a
+            passage consists of adjacent paragraphs.
         longest: maximum number of characters of a line or document. Longer ones are malformed and not loaded.
     """
 
@@ -65,7 +65,7 @@ class Layout:
 def split_into_jobs(files: Sequence[cache.FileState], layout: Layout) -> list[DocumentReader]:
     """Returns picklable functions that together yield all documents of the files, in order.
 
-    Each job reads one or more whole files, so that there are about MAX_JOBS jobs of at least JOB_BYTES.
+    Each job reads one or more whole files, usually at least JOB_BYTES in total. There are at most about MAX_JOBS jobs.
     """
     total = sum(file.size for file in files)
     smallest = max(JOB_BYTES, total // MAX_JOBS)
@@ -136,7 +136,7 @@ def _join_lines(path: str, layout: Layout, malformed: BadRecords) -> Documents:
         if line is not None and (layout.txt_documents == 'file' or line.strip()):
             start = start if size else number
             size += len(line) + 1
-            # Lines of a document that is already too long are not stored.
+            # Does not store further lines of a document that is already too long.
             if size <= layout.longest:
                 document.append(line)
             else:

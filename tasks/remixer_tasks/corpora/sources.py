@@ -42,7 +42,7 @@ class TextSource(seqio.DataSource):
         shard_info: seqio.ShardInfo | None = None,
         **_: Any,
     ) -> tf.data.Dataset:
-        """Returns a dataset of {'text': UTF-8 scalar}, infinite if `repeats`; other arguments of seqio are ignored."""
+        """Returns a dataset of {'text': UTF-8 scalar}, infinite if `repeats`; ignores seqio's other arguments."""
         if shuffle:
             seed = (np.random.default_rng().integers(2**31).item() if seed is None else seed) + self._order
         dataset = self._corpus.documents(split).dataset(seed if shuffle else None, shard_info, shuffle and self.repeats)
@@ -52,11 +52,11 @@ class TextSource(seqio.DataSource):
 class StreamedSource(seqio.DataSource):
     """seqio source of a `StreamedCorpus`; the position in the training split can be saved in checkpoints."""
 
-    # If False, seqio lets every host read all data when there are more hosts than shards.
+    # If this is False and there are more hosts than shards, seqio makes every host read all data.
     supports_arbitrary_sharding = True
 
     def __init__(self, corpus: StreamedCorpus, order: int = 0):
-        """`order` changes the order of the shards for the same seed."""
+        """Sources with different values of `order` read the shards in different orders for the same seed."""
         self._corpus, self._order = corpus, order
         super().__init__((TRAIN, VALIDATION))
 
@@ -71,9 +71,9 @@ class StreamedSource(seqio.DataSource):
         shard_info: seqio.ShardInfo | None = None,
         **_: Any,
     ) -> tf.data.Dataset:
-        """Returns a dataset of {'text': UTF-8 scalar}; other arguments of seqio are ignored.
+        """Returns a dataset of {'text': UTF-8 scalar}; ignores seqio's other arguments.
 
-        With `shuffle`, the training documents repeat forever, with a different order of the shards in each epoch.
+        If `shuffle` is True, the training documents repeat forever, with a new order of the shards in each epoch.
         """
         shard = shard_info or seqio.ShardInfo(0, 1)
         if split == TRAIN:
@@ -107,7 +107,7 @@ class StreamedSource(seqio.DataSource):
 
 
 class TfdsSource(seqio.TfdsDataSource):
-    """seqio's TFDS source, which never prepares a data set and raises UserError for unreadable data."""
+    """TFDS data source of seqio that never prepares a data set, and raises UserError if data cannot be read."""
 
     def __init__(self, name: str, data_dir: str | None, splits: Mapping[str, str], order: int = 0):
         """`order` is added to every seed, so that two sources of the same corpus are shuffled differently."""
@@ -146,7 +146,7 @@ class TfdsSource(seqio.TfdsDataSource):
 
 
 class _SequentialLoader(seqio.LazyTfdsLoader):
-    """seqio's TFDS loader that reads in one thread without a memory cache, so tf.data can save its position."""
+    """TFDS loader of seqio that reads in one thread without a memory cache, so that tf.data can save its position."""
 
     @property
     def read_config(self) -> tfds.ReadConfig:

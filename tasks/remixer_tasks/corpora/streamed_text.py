@@ -1,8 +1,8 @@
-"""Corpora that are read during training, without a local copy.
+"""Defines corpora that are read during training, without a local copy.
 
-The *position* of a reader is a JSON list: the epoch, the number of finished shards of the epoch, and the state of the
+The *position* of a reader is a JSON list: the epoch, the number of shards finished in this epoch, and the state of the
 current shard. The position is a tensor in the tf.data pipeline (see `sources.StreamedSource`), so tf.data saves it
-together with the documents in its buffers, and a restored pipeline continues with the next document.
+together with the buffered documents, and a restored pipeline continues with the next document.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ class Shards(Protocol):
 
     @property
     def files(self) -> Sequence[str]:
-        """Paths or URLs of the data, for detecting changed data when a run is resumed."""
+        """Paths or URLs of the data, which reveal changed data when a run is resumed."""
 
     def read(self, shard: int, state: Any) -> Iterator[tuple[str, Any]]:
-        """Yields (document, state) pairs of a shard after `state`, a JSON value, or from the start if it is None."""
+        """Yields (document, JSON state) pairs of a shard, starting after `state`, or at the start if it is None."""
 
 
 class StreamedCorpus:
-    """Corpus of the documents in `open_split(split)`; implements `text_corpus.Corpus`.
+    """A corpus that streams the documents of `open_split(split)`; implements `text_corpus.Corpus`.
 
-    The fraction `validation_fraction` of the training documents is held out by the hash of their text; if it is None,
-    the documents of the split 'validation' are held out. Held-out documents stay in memory after they are first read,
-    because every evaluation needs them and searching the training shards again would be slow.
+    A fraction `validation_fraction` of the training documents is held out, selected by the hash of their text. If the
+    fraction is None, the split 'validation' is held out instead. Held-out documents stay in memory after they are first
+    read, because every evaluation needs them and searching the training shards again would be slow.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class StreamedCorpus:
         return self._opened[opened]
 
     def is_held_out(self, document: bytes) -> bool:
-        """Returns whether a document in the training shards belongs to the held-out split."""
+        """Returns whether a document in the training shards is held out."""
         return self._fraction is not None and hash_fraction(document) < self._fraction
 
     def held_out(self) -> Iterator[bytes]:
@@ -89,7 +89,7 @@ class StreamedCorpus:
                     try:
                         document = next(self._more_held_out, None)
                     except BaseException:
-                        # A generator ends if it raises an error, so the next call reads the shards again.
+                        # A generator cannot continue after an error, so the next call reads the shards again.
                         self._more_held_out = itertools.islice(self._find_held_out(), number, None)
                         raise
                     if document is None:
@@ -114,8 +114,8 @@ class StreamedCorpus:
 class Reader:
     """Reads the training documents of the shards with indices `shards`, starting from any position.
 
-    Iterators in several threads may share a reader. `seed` shuffles the shards and repeats them forever, in a different
-    order in each epoch; None reads the shards once, in order.
+    Iterators in several threads may share a reader. If `seed` is set, the shards are repeated forever, shuffled anew in
+    each epoch; if it is None, they are read once, in order.
     """
 
     def __init__(self, corpus: StreamedCorpus, shards: Sequence[int], seed: str | None):

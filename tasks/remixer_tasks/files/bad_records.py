@@ -6,7 +6,7 @@ from typing import Any
 
 from remixer_t5x.errors import UserError
 
-# Maximum number of records whose locations `summary` contains.
+# Maximum number of records to locate in `summary`.
 _MAX_SHOWN = 3
 
 
@@ -46,7 +46,7 @@ class BadRecords:
         return {'skipped': self.count, 'empty': self._empty_count, 'first': self._first}
 
     def add_counts(self, counts: dict[str, Any]) -> None:
-        """Adds the result of `counts` for another part of the data."""
+        """Adds the counts of another `BadRecords` object, as returned by its method `counts`."""
         self.count += counts['skipped']
         self._empty_count += counts['empty']
         self._first = [*self._first, *counts['first']][:_MAX_SHOWN]

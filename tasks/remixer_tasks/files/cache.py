@@ -1,4 +1,4 @@
-"""Manages the cache folder of derived files: parsed corpora, trained vocabularies, downloads.
+"""Manages the cache folder, which contains parsed corpora, trained vocabularies and downloads.
 
 The name of an entry is a hash of all values that determine its content, so entries are never changed. If a run is
 killed, the next run removes its temporary files and completes its incomplete folders. If two runs create an entry at
@@ -21,13 +21,13 @@ from remixer_t5x.errors import UserError, reason
 from remixer_t5x.lazy import tf
 from remixer_tasks.files.notice import Notice
 
-# File that lists the names and sizes of an entry's files; see `mark_complete`.
+# Name of the file in which `mark_complete` lists the names and sizes of an entry's files.
 FILE_LIST = 'files.json'
 _LOCK, _UNFINISHED = 'lock', '.tmp'
 
 
 class FileState(NamedTuple):
-    """Path, size in bytes and modification time in nanoseconds of a file, which identify its content."""
+    """A file's path, size in bytes and modification time in nanoseconds, which together identify its content."""
 
     path: str
     size: int
@@ -52,14 +52,14 @@ def cache_root() -> Path:
 
 
 def hash_values(*parts: Any) -> str:
-    """Hashes `parts` (JSON values) to the name of an entry: 32 hexadecimal digits of a SHA-256."""
+    """Returns a cache entry's name: the first 32 hexadecimal digits of the SHA-256 of `parts` (JSON values)."""
     text = json.dumps(parts, sort_keys=True, ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 @contextlib.contextmanager
 def create_cache_entry(entry: Path) -> Iterator[Path]:
-    """Yields a temporary path for a file or folder, which is renamed to `entry` at the end of the block."""
+    """Yields a temporary path, and renames its file or folder to `entry` at the end of the block."""
     with wrap_write_errors():
         entry.parent.mkdir(parents=True, exist_ok=True)
         with temporary.temporary_path(entry.parent, f'{entry.name}.') as path:
@@ -77,7 +77,7 @@ def lock_cache_entry(folder: Path, name: str) -> Iterator[bool]:
     """Locks a folder while the block adds files and calls `mark_complete`; yields whether the folder is incomplete.
 
     Other processes wait for the lock and print a message with the entry's `name`. If the block raises UserError, all
-    files are removed except the lock, for which other processes may wait.
+    files are removed except the lock file, because other processes may be waiting for it.
     """
     with wrap_write_errors():
         folder.mkdir(parents=True, exist_ok=True)
@@ -120,7 +120,7 @@ def wrap_write_errors() -> Iterator[None]:
 
 
 def mark_complete(folder: Path) -> None:
-    """Marks a cache folder as complete: writes a list of its files and their sizes, which `check_file_sizes` reads."""
+    """Marks a cache folder as complete by writing the names and sizes of its files, which `check_file_sizes` reads."""
     # Excludes partial files that a killed run may have left.
     files = [
         path for path in sorted(folder.iterdir()) if path.name not in (FILE_LIST, _LOCK) and path.suffix != _UNFINISHED

@@ -1,6 +1,6 @@
 """Downloads or copies published files into the folder that `data_files` searches last.
 
-A file is moved to the folder or extracted only if it has the expected SHA-256, and never replaces an existing file.
+Only a file with the expected SHA-256 is moved to the folder or extracted. Existing files are never replaced.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from remixer_tasks.benchmarks.text_task import Dataset, Download
 from remixer_tasks.files.notice import Notice
 
 _CHUNK = 1 << 20
-# Maximum time in seconds without data from the server.
+# Maximum time in seconds to wait for data from the server.
 _TIMEOUT_SECONDS = 30
 
 
@@ -29,7 +29,7 @@ def download_files(name: str, source: str | None = None, data_dir: str | None = 
     """Downloads or copies the files of a task or data set into `catalogue.download_folder(data_dir)`.
 
     Args:
-        name: a task, as in 'cogs_v001', or a data set, as in 'super_glue/CB'.
+        name: name of a task, such as 'cogs_v001', or of a data set, such as 'super_glue/CB'.
         source: a folder that contains the published files; None downloads them.
 
     Returns:
@@ -73,7 +73,7 @@ def _describe_splits(dataset: Dataset, origins: dict[str, str | None]) -> list[s
 
 
 def _fetch_file(dataset: Dataset, download: Download, folder: Path, source: str | None, name: str) -> bool:
-    """Downloads or copies one file unless it is in `folder`; returns whether the file is new."""
+    """Downloads or copies one file unless its data is already in `folder`; returns whether the file is new."""
     file_name, target = os.path.basename(urllib.parse.urlparse(download.url).path), folder / download.folder
     if download.unzip:
         is_there = all(
@@ -153,7 +153,7 @@ def _megabytes(count: int) -> str:
 
 
 def _find_copy(source: Path, name: str, download: Download) -> Path:
-    """Returns the path of the file in `source` or its subfolder. Raises UserError if the file is missing."""
+    """Returns the path of the file `name` in `source` or in its subfolder. Raises UserError if the file is missing."""
     if not source.is_dir():
         raise UserError(f'--from must be a folder, got {source}; use the folder with {name}')
     for path in (source / name, source / download.folder / name):

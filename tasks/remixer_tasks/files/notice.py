@@ -1,4 +1,4 @@
-"""Progress lines on standard error."""
+"""Prints progress to standard error."""
 
 import sys
 import time
@@ -18,13 +18,13 @@ class Notice:
         self._print(f'{what} ...', last=not self._terminal)
 
     def update(self, progress: Callable[[], str]) -> None:
-        """Redraws the line with the text that `progress` returns, at most twice per second."""
+        """Redraws the line with the string that `progress` returns, at most twice per second; does nothing in a log."""
         if self._terminal and time.monotonic() - self._drawn > _REDRAW_SECONDS:
             self._drawn = time.monotonic()
             self._print(f'{self._what}: {progress()} ...', last=False)
 
     def step(self, number: int, total: int, things: str) -> None:
-        """Reports 'parsed 3 of 7 parts' by redrawing the line, or in a log every 10%. Ignores a total of 1."""
+        """Reports progress as in 'parsed 3 of 7 parts', in a log only every 10%. Prints nothing if `total` is 1."""
         tenths = 10 * number // total
         if total > 1 and (self._terminal or tenths > self._tenths):
             self._tenths = tenths
@@ -32,7 +32,7 @@ class Notice:
             self._print(f'{text} ...' if self._terminal else text, last=not self._terminal)
 
     def done(self, result: str) -> None:
-        """Ends the line with the result and the elapsed seconds."""
+        """Prints the final line, with `result` and the elapsed seconds."""
         self._print(f'{self._what}: {result} ({time.monotonic() - self._start:.1f} s)', last=True)
 
     def _print(self, text: str, last: bool) -> None:

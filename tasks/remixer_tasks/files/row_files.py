@@ -1,4 +1,4 @@
-"""Reads lines and rows of text, JSON lines, TSV, CSV and Parquet files, plain or gzipped, local or in a bucket.
+"""Reads lines and rows from text, JSON lines, TSV, CSV and Parquet files, which may be gzipped or in a bucket.
 
 Readers stream in bounded memory, report unreadable records to `BadRecords`, and raise UserError if a whole file is
 unusable.
@@ -27,18 +27,18 @@ from remixer_tasks.files.bad_records import BadRecords
 FORMATS = ('jsonl', 'tsv', 'csv', 'parquet')
 EXTENSIONS = {'json': 'jsonl', 'ndjson': 'jsonl', **{name: name for name in FORMATS}}
 Row = dict[str, Any]
-# Yields (number, row) pairs, where `number` is the 1-based line or row number.
+# Iterator over (number, row) pairs, where `number` is the 1-based line or row number.
 Rows = Iterator[tuple[int, Row]]
-# Default for the maximum number of characters of a line or document: longer than a book, but small enough for memory.
+# Default maximum number of characters of a line or document: more than a book has, but few enough for memory.
 MAX_CHARACTERS = 50_000_000
 _CHUNK = 1 << 20
-# Python decodes invalid UTF-8 to these characters (PEP 383).
+# Characters to which Python's 'surrogateescape' decodes invalid UTF-8 (PEP 383).
 _NOT_UTF_8 = re.compile('[\udc80-\udcff]')
 
 
 @contextlib.contextmanager
 def open_bytes(path: str, advice: str) -> Iterator[Any]:
-    """Opens a file for reading bytes, and decompresses .gz files. Read errors raise UserError with `advice`."""
+    """Opens a file to read bytes, and decompresses it if it ends in .gz. Read errors raise UserError with `advice`."""
     try:
         with io.BufferedReader(_RemoteFile(path), _CHUNK) if '://' in path else untrusted_files.open_file(path) as file:
             if path.lower().endswith('.gz'):
@@ -53,7 +53,7 @@ def open_bytes(path: str, advice: str) -> Iterator[Any]:
 
 
 class _RemoteFile(io.RawIOBase):
-    """A file in a bucket. `io.BufferedReader` adds `readline(size)`, which TensorFlow's file objects lack."""
+    """A file in a bucket, to be wrapped in `io.BufferedReader`: TensorFlow's file objects lack `readline(size)`."""
 
     def __init__(self, path: str):
         self._file = tf.io.gfile.GFile(path, 'rb')
@@ -73,8 +73,8 @@ class _RemoteFile(io.RawIOBase):
 def lines(path: str, longest: int, malformed: BadRecords, encoding: str = 'utf-8') -> Iterator[tuple[int, str]]:
     """Yields (line number, line) for each valid line. Numbers start at 1, and line ends are removed.
 
-    A line is malformed if it has more than `longest` characters, a NUL, or invalid UTF-8. With an `encoding` other
-    than UTF-8, invalid text raises UserError.
+    A line is malformed if it has more than `longest` characters, a NUL, or invalid UTF-8. If `encoding` is not
+    UTF-8, text that cannot be decoded raises UserError.
     """
     is_utf_8 = codecs.lookup(encoding).name == 'utf-8'
     codec, errors = ('utf-8-sig', 'surrogateescape') if is_utf_8 else (encoding, 'strict')
@@ -86,7 +86,7 @@ def lines(path: str, longest: int, malformed: BadRecords, encoding: str = 'utf-8
                 while line := text.readline(longest + 2):
                     number += 1
                     if len(line.removesuffix('\n').removesuffix('\r')) > longest:
-                        # Records the line before skipping the rest of it, because skipping may take minutes.
+                        # Records the error before skipping the rest of the line, because skipping may take minutes.
                         malformed.record(path, number, f'the line has more than {longest:,} characters')
                         while line and not line.endswith('\n'):
                             line = text.readline(_CHUNK)
@@ -102,14 +102,14 @@ def lines(path: str, longest: int, malformed: BadRecords, encoding: str = 'utf-8
 
 @dataclasses.dataclass(frozen=True)
 class RowLayout:
-    """Settings that define the rows of a file.
+    """Settings that determine how files are parsed into rows.
 
     Attributes:
-        format: one of FORMATS, or None to use each file's extension.
+        format: one of FORMATS; None detects the format from each file's extension.
         longest: maximum number of characters of a line; longer lines are malformed and never loaded completely.
-        delimiter: delimiter of TSV and CSV; None uses a tab for TSV and a comma for CSV.
-        encoding: encoding of JSON lines, TSV and CSV.
-        numbered: whether TSV and CSV files have no line of column names; the columns are then named 0, 1, 2, ...
+        delimiter: column delimiter of TSV and CSV; None uses a tab for TSV and a comma for CSV.
+        encoding: text encoding of JSON lines, TSV and CSV files.
+        numbered: whether TSV and CSV files lack a line of column names; their columns are then named 0, 1, 2, ...
     """
 
     format: str | None = None
@@ -139,7 +139,7 @@ class RowLayout:
 
 
 def format_by_extension(path: str, formats: Mapping[str, str], setting: str) -> str:
-    """Returns the format for the extension of a file, ignoring .gz. An unknown extension raises UserError."""
+    """Returns the format for a file's extension, ignoring .gz. Raises UserError for an unknown extension."""
     name = path.lower().removesuffix('.gz').rsplit('/', 1)[-1]
     extension = name.rpartition('.')[2] if '.' in name else ''
     if extension not in formats:
@@ -195,7 +195,7 @@ def _csv_rows(path: str, layout: RowLayout, malformed: BadRecords) -> Rows:
 
 
 def _csv_cells(path: str, layout: RowLayout, malformed: BadRecords) -> Iterator[tuple[int, list[str]]]:
-    # First and last line number of the current row, and the number of malformed lines before the row.
+    # Numbers of the first and last line of the current row, and number of malformed lines up to its first line.
     first = last = skipped = 0
 
     def read_lines() -> Iterator[str]:
@@ -228,7 +228,7 @@ def _csv_cells(path: str, layout: RowLayout, malformed: BadRecords) -> Iterator[
 
 
 def _name_columns(path: str, cells: Iterator[tuple[int, list[str]]], layout: RowLayout, malformed: BadRecords) -> Rows:
-    """Converts rows of cells to dicts. Keys are the names in the first line, or column numbers if it has no names.
+    """Converts rows of cells to dicts, keyed by the column names in the first line, or by column numbers.
 
     A blank line between two rows is malformed; blank lines at the start or end of a file are skipped.
     """
@@ -261,13 +261,13 @@ def _name_columns(path: str, cells: Iterator[tuple[int, list[str]]], layout: Row
 def parquet_rows(
     path: str, setting: str, choose: Callable[[list[str]], Sequence[str] | None] = lambda names: None
 ) -> Rows:
-    """Yields the rows of a Parquet file, with all columns or those that `choose` returns for the column names."""
+    """Yields the rows of a Parquet file; `choose` selects from its column names (None: all columns)."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     with open_bytes(path, f'correct the file, or set {setting}') as file:
         try:
-            # Parquet is read from its end, which a gzip stream does not support.
+            # Parquet is read from the end of the file, so a gzipped file is decompressed first.
             table = pq.ParquetFile(pa.BufferReader(file.read()) if path.lower().endswith('.gz') else file)
             batches = table.iter_batches(batch_size=1024, columns=choose(table.schema_arrow.names))
             yield from enumerate((row for batch in batches for row in batch.to_pylist()), 1)

@@ -1,7 +1,7 @@
 """Runs a function in parallel Python processes.
 
-A separate Python process forks the workers. Forks of this process could hang, because TensorFlow and JAX start threads,
-and the spawn method of `multiprocessing` would run the user's main module again. The workers end with this process.
+A separate Python process forks the workers. Forks of this process could hang, because TensorFlow and JAX start threads;
+the spawn method of `multiprocessing` would run the user's main module again. The workers end when this process ends.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ def count_cores() -> int:
 def map_in_order(function: Callable[..., Any], jobs: Sequence[tuple[Any, ...]], count: int) -> Iterator[Any]:
     """Computes `function(*job)` in `count` processes and yields the results in the order of `jobs`.
 
-    UserErrors of the function are raised again, a killed process raises UserError, and other errors raise RuntimeError.
+    A UserError in `function` is raised again, a killed process raises UserError, and other errors raise RuntimeError.
     """
     command = [sys.executable, '-P', '-c', _START.format(path=sys.path)]
-    # Workers run in a new session, so that only this process receives Ctrl-C and then kills the workers.
+    # Workers run in a new session, so that Ctrl-C interrupts only this process, which then kills the workers.
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
     assert process.stdin and process.stdout
     try:
@@ -60,7 +60,7 @@ def map_in_order(function: Callable[..., Any], jobs: Sequence[tuple[Any, ...]], 
 def main() -> None:
     """Runs jobs from standard input and writes their results to standard output."""
     results = os.fdopen(os.dup(1), 'wb', 0)
-    # Redirects standard output to standard error, so that library output does not mix with results.
+    # Redirects standard output to standard error, so that libraries cannot print between the results.
     os.dup2(2, 1)
     function, jobs, count = pickle.load(sys.stdin.buffer)
     with ProcessPoolExecutor(min(count, len(jobs)), multiprocessing.get_context('fork')) as pool:

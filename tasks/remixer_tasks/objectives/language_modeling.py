@@ -1,7 +1,7 @@
-"""Causal and prefix language modelling.
+"""Implements causal and prefix language modelling.
 
 Causal language modelling (t5's `full_lm`) predicts every token from the preceding tokens. Documents, each followed by
-EOS, are concatenated and split into segments as long as the targets. The first token of a segment is also predicted.
+EOS, are concatenated and split into segments of the targets' length. The first token of a segment is also predicted.
 In contrast, t5 splits each group of 128 documents separately.
 
     documents  [Thank you] [for inviting me to your party]
@@ -56,7 +56,7 @@ class Prefix:
 
     Attributes:
         density: mean fraction of the tokens of a segment in the targets, above 0 and at most 0.5.
-        join_documents: whether segments are joined across documents.
+        join_documents: whether a segment may contain tokens of several documents.
     """
 
     density: float = 0.5
@@ -72,7 +72,7 @@ class Prefix:
 def segment_length(inputs_length: int, targets_length: int, prefix: Prefix) -> int:
     """Returns the maximum segment length for which prefix and rest, each with EOS, always fit the feature lengths."""
     length = inputs_length
-    # The longest prefix has all tokens except one; the longest rest follows the shortest prefix.
+    # The longest prefix has all tokens except one; the rest is longest after the shortest prefix.
     while length > 1 and length - min_prefix_length(length, prefix) + 1 > targets_length:
         length -= 1
     length = min(length, inputs_length - 1)
@@ -110,7 +110,7 @@ def prefix_lm(
 ) -> tf.data.Dataset:
     """seqio preprocessor that converts documents {'targets': [n] int32 ids} to {'inputs', 'targets'} with EOS.
 
-    `prompt` is a text to prepend to every prefix. The split depends only on seqio's map seed and the position of the
+    `prompt` is prepended to every prefix. The split depends only on seqio's map seed and the position of the
     example in the stream.
     """
     vocabulary = output_features['targets'].vocabulary

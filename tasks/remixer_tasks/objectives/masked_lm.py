@@ -1,4 +1,4 @@
-"""Masked language modelling (Devlin et al. 2019, section 3.1, task 1), for encoders.
+"""Implements masked language modelling for encoders (Devlin et al. 2019, section 3.1, task 1).
 
     text     Thank you for inviting me to your party last week
     inputs   Thank you <M> inviting me to apple party last week </s>
@@ -27,7 +27,7 @@ from remixer_t5x.lazy import seqio, tf
 from remixer_tasks.objectives import segments
 from remixer_tasks.vocabulary import sentinels
 
-# Number of special ids in T5's vocabularies: padding, EOS and unknown.
+# Number of special ids in T5's vocabularies (padding, EOS and unknown).
 _SPECIAL = 3
 _WORD_START = '▁'
 
@@ -58,15 +58,15 @@ class Masking:
             )
 
     def count(self, length: int) -> int:
-        """Returns the number of predicted tokens in a segment of `length` tokens, an upper bound for whole words."""
+        """Returns the number of tokens to predict in a segment of `length` tokens (for whole words, an upper bound)."""
         return min(max(round(length * self.rate), 1), length)
 
 
 def choose_tokens(words: tf.Tensor, count: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-    """Selects the tokens to predict, [n] bool: `count` single tokens, or whole words of at most `count` tokens.
+    """Selects `count` single tokens, or whole words of at most `count` tokens, to predict; returns an [n] bool mask.
 
-    At least one word is always selected. `words` [n] int32 is the index of each token's word, from 0; if all indices
-    differ, single tokens are selected. `seed` has [2] integers.
+    At least one word is always selected. `words` [n] int32 contains the 0-based index of each token's word; if all
+    indices differ, single tokens are selected. `seed` has [2] integers.
     """
     sizes = tf.math.bincount(words)
     order = tf.argsort(tf.random.stateless_uniform([tf.size(sizes)], seed))
@@ -79,7 +79,7 @@ def choose_tokens(words: tf.Tensor, count: tf.Tensor, seed: tf.Tensor) -> tf.Ten
 def replace_tokens(
     tokens: tf.Tensor, chosen: tf.Tensor, masking: Masking, vocabulary: seqio.Vocabulary, seed: tf.Tensor
 ):
-    """Masks, randomly replaces or keeps the chosen tokens in a segment of [n] ids. `seed` has [2] integers."""
+    """Masks, randomly replaces or keeps each chosen token in a segment of [n] ids. `seed` has [2] integers."""
     which, ids = tf.unstack(tf.random.experimental.stateless_split(seed, 2))
     draw = tf.random.stateless_uniform(tf.shape(tokens), which)
     ordinary = sentinels.count_ordinary_ids(vocabulary)
@@ -100,11 +100,11 @@ def get_mask_id(vocabulary: seqio.Vocabulary) -> int:
 
 
 def find_word_starts(vocabulary: seqio.Vocabulary) -> np.ndarray:
-    """Returns whether each piece starts a word, [vocab_size] bool."""
+    """Returns a [vocab_size] bool array that marks the pieces that start a word."""
     if prefix := getattr(vocabulary, 'continuation_prefix', None):
         return np.array([not piece.startswith(prefix) for piece in vocabulary.words])
     texts = getattr(vocabulary, 'token_texts', ())
-    # A byte-level or Metaspace tokenizer has pieces of a space and letters. Special tokens have no text.
+    # A byte-level or Metaspace tokenizer has pieces that begin with a space. Special tokens have no text.
     if any(re.match(rb' \S', text) for text in texts):
         return np.array([not text or text[:1].isspace() for text in texts])
     if not hasattr(vocabulary, 'tokenizer'):

@@ -1,18 +1,18 @@
-"""Splits the token ids of documents into segments, across documents or one document at a time.
+"""Splits the token ids of documents into segments, either after joining the documents or within each document.
 
-All transformations support tf.data checkpoints; `Dataset.rebatch` and `Dataset.cache` would not.
+All transformations support tf.data checkpoints, unlike `Dataset.rebatch` and `Dataset.cache`.
 """
 
 from __future__ import annotations
 
 from remixer_t5x.lazy import tf
 
-# Number of documents per graph call when joining; larger groups are faster if documents are single lines.
+# Number of documents that one graph call joins. Larger groups are faster if documents are single lines.
 DOCUMENTS_PER_GROUP = 32
 
 
 def extract_tokens(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Maps examples {'targets': [n] ids} to [n] ids."""
+    """Maps each example {'targets': [n] ids} to its [n] ids."""
     return dataset.map(lambda example: example['targets'])
 
 
@@ -39,7 +39,7 @@ def join_and_split(documents: tf.data.Dataset, length: int) -> tf.data.Dataset:
 
 
 def split_documents(documents: tf.data.Dataset, length: int) -> tf.data.Dataset:
-    """Splits each document ([n] int32, n >= 0) into vectors of `length`; the last one may be shorter."""
+    """Splits each document ([n] int32, n >= 0) into vectors of `length`; a document's last vector may be shorter."""
 
     def pieces(tokens):
         starts = tf.range(0, tf.size(tokens), length)

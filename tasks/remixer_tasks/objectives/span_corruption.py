@@ -1,4 +1,4 @@
-"""T5's denoising objectives (Raffel et al. 2020), as tf.data transformations.
+"""Implements T5's denoising objectives (Raffel et al. 2020) as tf.data transformations.
 
 Span corruption (section 3.1.4; t5's `span_corruption`): documents are joined without a separator and split into
 segments. In each segment, random spans are selected that are 3 tokens long on average and contain 15% of the
@@ -54,7 +54,7 @@ class Noise:
             raise UserError(f'mean noise span must be at least 1 token, got {self.mean_span}; T5 uses 3.0')
 
     def counts(self, length: int) -> tuple[int, int]:
-        """Returns the numbers of (hidden tokens, spans) in a segment of `length` tokens; (0, 0) below 2 tokens."""
+        """Returns how many tokens and how many spans are hidden in a segment; (0, 0) if `length` is below 2 tokens."""
         if length < 2:
             return 0, 0
         hidden = min(max(round(length * self.density), 1), length - 1)
@@ -62,15 +62,16 @@ class Noise:
         return hidden, min(spans, hidden, length - hidden)
 
     def lengths(self, length: int) -> tuple[int, int]:
-        """Returns the lengths of (inputs, targets), with EOS, for a segment of `length` tokens."""
+        """Returns the lengths of the inputs and of the targets, with EOS, for a segment of `length` tokens."""
         hidden, spans = self.counts(length)
         return length - hidden + spans + 1, hidden + spans + 1
 
 
 def segment_length(inputs_length: int, targets_length: int, noise: Noise) -> int:
-    """Returns the maximum segment length for which inputs with EOS fit: 568 tokens for T5's 512 inputs, 114 targets.
+    """Returns the maximum length of a segment whose inputs, with EOS, fit `inputs_length`.
 
-    Raises UserError if the targets of such a segment do not fit `targets_length`.
+    T5's inputs of 512 tokens allow segments of 568 tokens, whose targets have 114 tokens. Raises UserError
+    if the targets of such a segment do not fit `targets_length`.
     """
     length = longest_segment(inputs_length, math.inf, noise, math.inf)
     needed = noise.lengths(length)[1]
@@ -104,9 +105,9 @@ def longest_segment(inputs_length: int, targets_length: float, noise: Noise, sen
 
 
 def _divide_randomly(items: tf.Tensor, parts: tf.Tensor, scores: tf.Tensor) -> tf.Tensor:
-    """Randomly divides `items` items into `parts` non-empty parts, and returns the lengths of the parts, [parts] int32.
+    """Randomly divides `items` items into `parts` non-empty parts; returns their lengths as a [parts] int32 vector.
 
-    `scores` are [items - 1] independent uniform numbers, one for each possible split point.
+    `scores` contains [items - 1] independent uniform numbers, one for each possible split point.
     """
     cuts = tf.sort(tf.argsort(scores)[: parts - 1]) + 1
     bounds = tf.concat([[0], cuts, [items]], 0)
@@ -114,7 +115,7 @@ def _divide_randomly(items: tf.Tensor, parts: tf.Tensor, scores: tf.Tensor) -> t
 
 
 def draw_noise_mask(length: tf.Tensor, hidden: tf.Tensor, spans: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-    """Draws a mask with `spans` spans of `hidden` tokens in total, [length] bool.
+    """Samples a [length] bool mask with `spans` spans, which contain `hidden` tokens in total.
 
     The first token is never hidden. Requires 1 <= spans <= min(hidden, length - hidden). `seed` has [2] integers.
     """
@@ -127,9 +128,9 @@ def draw_noise_mask(length: tf.Tensor, hidden: tf.Tensor, spans: tf.Tensor, seed
 
 
 def corrupt_spans(tokens: tf.Tensor, mask: tf.Tensor, vocabulary: seqio.Vocabulary) -> dict[str, tf.Tensor]:
-    """Builds {'inputs', 'targets'}, int32 ids with EOS, from a segment [n] and its noise mask [n].
+    """Builds inputs and targets, int32 ids with EOS, from a segment [n] and its noise mask [n].
 
-    mask[0] is False, so every span follows a visible token, which its sentinel replaces in the targets.
+    mask[0] is False, so every span follows a visible token. In the targets, the span's sentinel replaces this token.
     """
     last, _ = sentinels.sentinel_range(vocabulary)
     eos = [vocabulary.eos_id]
@@ -151,8 +152,8 @@ def span_corruption(
 ) -> tf.data.Dataset:
     """seqio preprocessor that converts documents {'targets': [n] int32 ids} to {'inputs', 'targets'} with EOS.
 
-    All examples have the lengths `noise.lengths(segment_length(...))`, except the last one of a finite dataset. With a
-    `prompt`, a text to prepend to the inputs as in UL2, segments have the length `longest_segment(...)`, because
+    All examples have the lengths `noise.lengths(segment_length(...))`, except the last one of a finite dataset. If a
+    `prompt` is prepended to the inputs, as in UL2, segments have the length `longest_segment(...)` instead, because
     denoisers with different noise share the feature lengths. The hidden spans depend only on seqio's map seed and the
     position of the example in the stream.
     """
@@ -183,7 +184,7 @@ def span_corruption(
 
 
 def draw_iid_noise_mask(length: tf.Tensor, density: float, seed: tf.Tensor) -> tf.Tensor:
-    """Draws a mask of hidden tokens, [length] bool. As in t5, `seed` ([2] integers) is split into six seeds."""
+    """Samples a [length] bool mask of hidden tokens. As in t5, `seed` ([2] integers) is split into six seeds."""
     draw = tf.random.experimental.stateless_split(seed, 6)[0]
     return tf.random.stateless_uniform([length], draw) < density
 

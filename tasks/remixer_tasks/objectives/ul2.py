@@ -1,4 +1,4 @@
-"""The denoisers of UL2 (Tay et al. 2023, arXiv:2205.05131, section 3.1.2 and table 1) and of UL2R.
+"""Defines the denoisers of UL2 (Tay et al. 2023, arXiv:2205.05131, section 3.1.2 and table 1) and of UL2R.
 
 R (regular) is span corruption as in T5. X (extreme) hides long spans (64 tokens), many tokens (50%), or both. S
 (sequential) is a prefix LM whose targets are 25% of a segment on average. A prompt before the inputs identifies the
@@ -6,7 +6,8 @@ denoiser: [R], [X], [S] in the paper, and [NLU], [NLG], [S2S] in UL2's checkpoin
 arXiv:2210.11399, section 3) continues training from another checkpoint.
 
 As in t5, the number of spans is computed from the mean length (the paper draws lengths around the mean). Segments are
-as long as inputs, targets and the number of sentinels allow; the paper's code uses ordinary pieces as extra sentinels.
+as long as the feature lengths and the number of sentinels allow; the paper's code also uses ordinary pieces as
+sentinels.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Denoiser:
 
     @property
     def name(self) -> str:
-        """Name used in tasks, metrics and files, such as r_span3_rate15."""
+        """The denoiser's name in tasks, metrics and files, such as r_span3_rate15."""
         density = f'rate{100 * self.settings.density:g}'.replace('.', '_')
         span = '' if isinstance(self.settings, Prefix) else f'span{self.settings.mean_span:g}_'.replace('.', '_')
         return f'{self.kind}_{span}{density}'
@@ -62,9 +63,9 @@ UL2R = (
 
 
 def denoisers(rows: Any = None) -> tuple[Denoiser, ...]:
-    """Returns UL2's denoisers for None or 'ul2', UL2R's for 'ul2r', or those in rows (kind, mean span, density, rate).
+    """Returns UL2's denoisers for None or 'ul2', UL2R's for 'ul2r', or one for each (kind, mean span, density, rate).
 
-    The mean span of kind 's' is None, as in [('r', 3, 0.15, 1), ('s', None, 0.25, 1)]. Invalid rows raise UserError.
+    For kind 's', the mean span is None, as in [('r', 3, 0.15, 1), ('s', None, 0.25, 1)]. Invalid rows raise UserError.
     """
     if rows is None or rows == 'ul2':
         return UL2_DENOISERS

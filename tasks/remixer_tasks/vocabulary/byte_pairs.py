@@ -1,4 +1,4 @@
-"""GPT-2's byte-level byte-pair encoding (Radford et al. 2019, section 2.2), loaded from tokenizer files.
+"""Implements GPT-2's byte-level byte-pair encoding (Radford et al. 2019, section 2.2), loaded from tokenizer files.
 
 Ids are GPT-2's ids plus one, because id 0 is padding.
 """
@@ -20,7 +20,7 @@ from remixer_t5x.base_vocabulary import Vocabulary
 from remixer_t5x.errors import UserError
 
 VOCABULARY, MERGES, TOKENIZER = 'vocab.json', 'merges.txt', tokenizer_files.TOKENIZER
-# The settings in tokenizer.json that this module supports, by component.
+# Supported settings of the components in tokenizer.json.
 _MODEL: dict[str, Any] = {
     'type': 'BPE',
     'dropout': None,
@@ -29,8 +29,8 @@ _MODEL: dict[str, Any] = {
 }
 _PRE_TOKENIZER = {'type': 'ByteLevel', 'add_prefix_space': False, 'use_regex': (None, True)}
 _CONFIG = {'add_prefix_space': (None, False), 'add_bos_token': (None, False)}
-# Matches words in a text whose characters are replaced by their classes: letters (L), numbers (N), the space (_), other
-# white space (S), and others (O).
+# Matches a word in a string in which each character is replaced by its class: letter (L), number (N), space (_), other
+# white space (S), or any other character (O).
 _WORD = re.compile(r'_?L+|_?N+|_?O+|[_S]+(?![^_S])|[_S]+')
 _CONTRACTION = re.compile(r"'(?:s|t|re|ve|m|ll|d)")
 
@@ -59,7 +59,7 @@ def words(text: str) -> Iterator[str]:
 
 @functools.cache
 def byte_letters() -> tuple[str, ...]:
-    """Returns the character that represents each byte in the tokenizer's files; printable bytes are unchanged."""
+    """Returns the characters that represent the 256 bytes in tokenizer files; a printable byte represents itself."""
     printed = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = iter(range(256, 512))
     return tuple(chr(byte) if byte in printed else chr(next(others)) for byte in range(256))
@@ -78,7 +78,7 @@ class BytePairs(Vocabulary):
 
     @functools.cached_property
     def _file_contents(self) -> tuple[dict[str, int], dict[tuple[str, ...], int], dict[str, int]]:
-        """Returns GPT-2's id of each piece, the rank of each pair, and GPT-2's id of each added token."""
+        """Returns three dicts: GPT-2's ids of the pieces, the ranks of pairs, and GPT-2's ids of the added tokens."""
         folder = pathlib.Path(self.folder)
         if (folder / TOKENIZER).is_file():
             tokenizer = untrusted_files.read_object(folder / TOKENIZER)
@@ -152,7 +152,7 @@ class BytePairs(Vocabulary):
         return ids
 
     def huggingface_ids(self, text: str) -> list[int]:
-        """Returns GPT-2's original ids of a text, which are not shifted."""
+        """Encodes a text with GPT-2's original ids, which are not shifted."""
         return [index - 1 for index in self.encode(text)]
 
     @functools.cached_property
@@ -161,7 +161,7 @@ class BytePairs(Vocabulary):
 
     @functools.lru_cache(maxsize=2**16)  # noqa: B019 (a vocabulary lives as long as its process)
     def _merge(self, word: str) -> list[str]:
-        """Splits a word into pieces in O(n log n), with a heap of pairs by rank and position, and linked lists."""
+        """Splits a word into pieces in O(n log n), with linked lists and a heap of pairs ordered by rank."""
         ranks, parts = self._file_contents[1], list(word)
         before, after = list(range(-1, len(word) - 1)), list(range(1, len(word) + 1))
         heap = [(ranks[pair], position) for position, pair in enumerate(itertools.pairwise(parts)) if pair in ranks]
@@ -169,7 +169,7 @@ class BytePairs(Vocabulary):
         while heap:
             rank, left = heapq.heappop(heap)
             right = after[left]
-            # Skips outdated pairs, in which a piece has since been merged.
+            # Skips an outdated pair, one of whose pieces has since been merged.
             if not parts[left] or right == len(parts) or ranks.get((parts[left], parts[right])) != rank:
                 continue
             parts[left], parts[right] = parts[left] + parts[right], ''

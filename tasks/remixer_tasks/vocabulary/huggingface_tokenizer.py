@@ -1,7 +1,8 @@
-"""Vocabulary of a Hugging Face `tokenizer.json`, which uses the library `tokenizers`.
+"""Loads the vocabulary of a Hugging Face `tokenizer.json` with the library `tokenizers`.
 
-A malicious file can make the library abort, panic or hang. Therefore only components in `ALLOWED_COMPONENTS`, texts of
-limited length and known regular expressions are accepted, and a child process with a time limit loads the file first.
+A malicious file can make the library abort, panic or hang. Therefore only components in `ALLOWED_COMPONENTS`, strings
+of limited length and known regular expressions are accepted, and a child process with a time limit loads the file
+first.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ REGEXES = frozenset({
     rf'{_SUFFIXES}|{_WORDS}|\p{{N}}|{_REST}',
     *(r'\p{N}{1,3}', r'\p{N}', r'\s+', r'[0-9]', r'\d'),
 })  # fmt: skip
-# Limits for a tokenizer.json: length of strings and lists, size of numbers, and nesting depth.
+# Limits in a tokenizer.json on the length of strings and lists, the size of numbers, and the nesting depth.
 MAX_TEXT, MAX_ID, MAX_DEPTH = 1000, 10_000_000, 8
-# Maximum factor by which the Replace components of a section can lengthen a text.
+# Maximum factor by which the Replace components in a section of tokenizer.json may lengthen a text.
 MAX_GROWTH = 1000
 TIME_LIMIT = 60
 # The child process prints the ids of a text with and without the special tokens that the file adds.
@@ -67,8 +68,8 @@ class HuggingFaceTokenizer(Vocabulary):
 
         Args:
             path: a tokenizer.json; tokenizer_config.json is read from the same folder.
-            end: the end token, such as '</s>'; None uses the token that the file adds after a text, or `eos_token` of
-                tokenizer_config.json.
+            end: the end token, such as '</s>'; None uses the last token that the file adds after a text, or `eos_token`
+                in tokenizer_config.json.
             shifted: whether to add 1 to the ids, for files in which id 0 is not padding. Otherwise, the token with id 0
                 would have no weight in the loss.
         """
@@ -94,7 +95,7 @@ class HuggingFaceTokenizer(Vocabulary):
 
     @functools.cached_property
     def _special_tokens(self) -> dict[str, int]:
-        """The ids of the special tokens, by token."""
+        """Maps each special token to its id."""
         added = self._tokenizer.get_added_tokens_decoder()
         return {token.content: index + self._shift for index, token in added.items() if token.special}
 
@@ -126,7 +127,7 @@ class HuggingFaceTokenizer(Vocabulary):
 
     @property
     def special_ids(self) -> tuple[int, ...]:
-        """The ids of pieces without text. The file need not flag the end token and padding as special."""
+        """The ids of padding, the end token, and the tokens that the file flags as special."""
         return tuple({self.pad_id, self.eos_id, *self._special_tokens.values()})
 
     @property
@@ -173,7 +174,7 @@ class HuggingFaceTokenizer(Vocabulary):
 
     @property
     def special_ids_in_file(self) -> dict[str, int] | None:
-        """The file's ids of padding and of the first and last token of a text; None if ids are not shifted."""
+        """The file's ids of the padding, first and last token; None if ids are not shifted or a token is missing."""
         roles = {
             'pad': self._special_tokens.get('[PAD]', self._special_tokens.get('<pad>')),
             'cls': self.bos_id,
@@ -184,7 +185,7 @@ class HuggingFaceTokenizer(Vocabulary):
 
     @property
     def special_names(self) -> dict[str, str]:
-        """The special tokens, by their keys in tokenizer_config.json."""
+        """Maps keys of tokenizer_config.json, such as `pad_token`, to special tokens."""
         roles = {'pad_token': ('[PAD]', '<pad>'), 'unk_token': ('[UNK]', '<unk>'), 'mask_token': ('[MASK]', '<mask>')}
         names = {role: name for role, choices in roles.items() for name in choices if name in self._special_tokens}
         first = {} if self.bos_id is None else {'cls_token': self.words[self.bos_id]}

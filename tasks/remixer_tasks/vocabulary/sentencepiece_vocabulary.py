@@ -1,4 +1,4 @@
-"""SentencePiece vocabularies, loaded or trained at first use.
+"""Defines SentencePiece vocabularies, which are loaded or trained at first use.
 
 A unigram model is trained once per corpus and settings, and cached. Training is deterministic. Normalization is
 SentencePiece's default, as in T5's model.
@@ -32,16 +32,16 @@ from remixer_tasks.vocabulary import sentinels
 
 # Number of characters to train on, which is enough for about 10,000 pieces.
 SAMPLE_CHARACTERS = 20_000_000
-# Maximum number of characters of a training line; SentencePiece skips lines of more than 4,192 bytes.
+# Maximum number of characters in a training line; SentencePiece skips lines of more than 4,192 bytes.
 LINE_CHARACTERS = 1000
 # Fraction of the text's characters that the vocabulary covers; other characters are encoded as the unknown id.
 CHARACTER_COVERAGE = 0.9995
-# Number of training threads. The sums in the EM steps depend on this number, so it is fixed.
+# Number of training threads. It is fixed, because the sums in the EM steps depend on it.
 THREADS = 4
 # Every trained vocabulary contains these characters, because labels of tasks use them ('not_entailment').
 REQUIRED = string.digits + string.ascii_letters + string.punctuation
-# Replacement for matches of `sentinel_pattern`. The first space is part of the sentinel's piece. After the second
-# space, SentencePiece starts a word.
+# Replacement for matches of `sentinel_pattern`. The first space belongs to the sentinel's piece. SentencePiece treats
+# the text after the second space as a new word.
 SPACED_SENTINEL = r' <extra_id_\1> '
 _PROTO: Any = sentencepiece_model_pb2.ModelProto  # type: ignore[attr-defined]  # made at run time
 _PIECE = _PROTO.SentencePiece
@@ -62,7 +62,7 @@ def model_path(corpus: Corpus, pieces: int, at_most: bool) -> Path:
 
 
 def train_if_missing(corpus: Corpus, pieces: int, at_most: bool) -> Path:
-    """Trains a model of `pieces` ids, without sentinels, unless it is in the cache; returns its path.
+    """Trains a model with `pieces` ids and no sentinels, unless it is in the cache; returns its path.
 
     Raises UserError if the text is too small for `pieces` ids, unless `at_most` allows fewer ids.
     """
@@ -103,7 +103,7 @@ def _train_model(sample: list[str], pieces: int, at_most: bool) -> bytes:
             minloglevel=2,
         )
     except RuntimeError as error:
-        # SentencePiece's message contains the largest number of pieces that the text allows.
+        # The error message contains the largest number of pieces that the text allows.
         limit = re.search(r'<= ?(\d+)', str(error))
         if limit is None:
             raise UserError(
@@ -135,7 +135,7 @@ def _sample_lines(documents: Iterator[str]) -> Iterator[str]:
 class SentencePiece(Vocabulary):
     """Vocabulary of a SentencePiece model, loaded at first use, followed by `extra_ids` sentinels, <extra_id_0> last.
 
-    <extra_id_N> in a text is always a sentinel; the texts before and after it are encoded separately.
+    The string <extra_id_N> always encodes to a sentinel; the text before and after it is encoded separately.
     """
 
     def __init__(self, sentencepiece_model_file: str, extra_ids: int = 0):
@@ -308,7 +308,7 @@ def unigram_model(tokenizer: dict[str, Any], where: str) -> bytes:
 
 
 def _list_steps(component: Any, name: str) -> list[Any]:
-    """Returns the steps of a normalizer or pre-tokenizer; `name` is the key of the list of steps in a Sequence."""
+    """Lists the steps of a normalizer or pre-tokenizer; a Sequence stores its list of steps under the key `name`."""
     if not isinstance(component, dict):
         return []
     return component.get(name) or [] if component.get('type') == 'Sequence' else [component]

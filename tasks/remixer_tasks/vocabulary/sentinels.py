@@ -1,4 +1,4 @@
-"""Ids and texts of the sentinels <extra_id_0>, <extra_id_1>, ... of a vocabulary.
+"""Finds the sentinels <extra_id_0>, <extra_id_1>, ... of a vocabulary.
 
 T5 counts sentinels down from the last id. mT5's sentinels are the last pieces of its SentencePiece model; ByT5's are
 the last byte values, which do not occur in UTF-8.
@@ -14,7 +14,7 @@ UNUSED_BYTES = 11
 
 
 def sentinel_range(vocabulary: Any) -> tuple[int, int]:
-    """Returns the id of <extra_id_0>, from which the other sentinels count down, and the number of sentinels."""
+    """Returns the id of <extra_id_0> and the number of sentinels; the ids of the others count down from this id."""
     return vocabulary.vocab_size - 1, getattr(vocabulary, 'sentinels', vocabulary.extra_ids)
 
 

@@ -1,4 +1,4 @@
-"""BERT's WordPiece vocabulary for encoders from Hugging Face, which uses the library `tokenizers`.
+"""Loads BERT's WordPiece vocabulary, for encoders from Hugging Face, with the library `tokenizers`.
 
 Encoded texts begin with `[CLS]`, as in BERT's training. Tasks append the end token `[SEP]`.
 """
@@ -16,7 +16,7 @@ from remixer_tasks.vocabulary import huggingface_tokenizer
 from remixer_tasks.vocabulary.huggingface_tokenizer import HuggingFaceTokenizer
 
 CLS, SEP, UNKNOWN, PAD, MASK = '[CLS]', '[SEP]', '[UNK]', '[PAD]', '[MASK]'
-# Maps attributes of the normalizer to their names in tokenizer_config.json.
+# Maps attributes of the normalizer to the corresponding keys of tokenizer_config.json.
 SETTINGS = {
     'lowercase': 'do_lower_case',
     'strip_accents': 'strip_accents',
@@ -27,7 +27,7 @@ SETTINGS = {
 class WordPieceVocabulary(HuggingFaceTokenizer):
     """BERT's vocabulary in a `tokenizer.json`. Two vocabularies with the same pieces are equal."""
 
-    # None, because the path alone restores the vocabulary.
+    # No settings are saved, because the path alone restores the vocabulary.
     saved_settings: Any = None
 
     @functools.cached_property
@@ -54,7 +54,7 @@ class WordPieceVocabulary(HuggingFaceTokenizer):
         return self._piece_id(UNKNOWN)
 
     def huggingface_ids(self, text: str) -> list[int]:
-        """Returns the ids of a text without [CLS] and [PAD]."""
+        """Encodes a text without [CLS] and [PAD]."""
         return [token for token in self._tokenizer.encode(text, add_special_tokens=False).ids if token]
 
 

@@ -1,4 +1,4 @@
-"""Vocabularies without a tokenizer file: words between spaces, and UTF-8 bytes with sentinels."""
+"""Defines vocabularies that need no tokenizer file: words separated by white space, and UTF-8 bytes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SPECIAL = 3
 
 
 class WordVocabulary(Vocabulary):
-    """Vocabulary of T5's special ids and the sorted words of texts, without sentinels, for small languages."""
+    """Vocabulary for small languages: T5's special ids and the sorted words of texts, without sentinels."""
 
     def __init__(self, name: str, texts: Callable[[], Iterable[str]]):
         """`name` identifies the texts; `texts` is called once, at first use."""

@@ -36,7 +36,7 @@ MAX_TICK_LABELS = 48
 
 @dataclasses.dataclass(frozen=True)
 class Picture:
-    """A figure with a title, an explanatory `note`, and the `name` of the files that it is saved to."""
+    """A figure with a title, an explanatory `note`, and the `name` of its files."""
 
     name: str
     title: str
@@ -51,7 +51,7 @@ def select_evenly_spaced(items: Sequence[T], most: int) -> list[T]:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Creates an empty figure; its size is in inches."""
+    """Creates an empty figure of `width` x `height` inches."""
     # pyplot is not used, because it has global state and may require a display.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -109,7 +109,7 @@ class Panel:
 
 
 def draw_matrices(grid: Sequence[Sequence[Panel]], row_names: Sequence[str] = ()) -> Figure:
-    """Draws a grid of matrices whose rows have the labels `row_names`, as in figure 2 of REMIXERS.
+    """Plots a grid of matrices, as in figure 2 of REMIXERS; `row_names` labels the rows of the grid.
 
     The colours of each matrix are scaled to its maximum. Values beyond the scale use the darkest colour.
     """
@@ -152,7 +152,7 @@ def inline_svg(picture: Picture) -> str:
     text = re.sub(r'<metadata>.*?</metadata>', '', text, flags=re.DOTALL)
     for pattern in (r'( id=")', r'(url\(#)', r'(href="#)'):
         text = re.sub(pattern, rf'\g<1>{picture.name}-', text)
-    # Repeated images and markers have identical ids, but ids must be unique on a page. References use the first one.
+    # Repeated images and markers have identical ids. Only the first keeps its id, because ids must be unique on a page.
     seen: set[str] = set()
 
     def without_repeated_id(match: re.Match[str]) -> str:

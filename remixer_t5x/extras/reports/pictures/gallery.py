@@ -1,4 +1,4 @@
-"""Draws all pictures of a trained model and a text."""
+"""Plots all pictures of a trained model for one text."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -35,7 +35,7 @@ class ModelWithText:
 
     @property
     def stacks(self) -> list[tuple[str, np.ndarray, Sequence[str]]]:
-        """Each stack with its token ids and the text of each token."""
+        """The stacks as (stack name, token ids, text of each token)."""
         return [(ENCODER, *self.inputs), (DECODER, *self.targets)]
 
 
@@ -57,7 +57,7 @@ def _in_stack(layers: Iterable[LayerArray], stack: str, sublayer: str = '') -> l
 
 
 def _draw_remixer(text: ModelWithText, intermediates: Mapping[str, Any]) -> Iterator[Picture]:
-    """Draws softmax(H) of Remixer layers, and the mean self-attention and the initial softmax(H) if available."""
+    """Plots softmax(H) of Remixer layers, and if available, the mean self-attention and the initial softmax(H)."""
     logits = learned.remixer_logits(text.params)
     initial = [] if text.initial is None else learned.remixer_logits(text.initial)
     attention = [
@@ -114,7 +114,7 @@ def _draw_tim(text: ModelWithText, intermediates: Mapping[str, Any]) -> Iterator
 
 
 def draw_competition(layers: Sequence[LayerArray], pieces: Sequence[str]) -> Any:
-    """Draws a panel for each TIM mechanism, as in figure 1: layers from top to bottom, tokens from left to right."""
+    """Plots a panel per TIM mechanism, as in figure 1: layers from top to bottom, tokens from left to right."""
     count = layers[0].array.shape[0]
     figure = drawing.new_figure(max(5.0, 0.24 * len(pieces) + 1.6), count * (0.28 * len(layers) + 1.25))
     for index, axes in enumerate(figure.subplots(count, 1, squeeze=False)[:, 0]):

@@ -1,4 +1,4 @@
-"""Extracts learned parameters and intermediate arrays of a trained model by layer, for the papers' figures.
+"""Extracts the learned parameters and intermediate arrays of each layer for the papers' figures.
 
 Matrices such as Remixer's H and gMLP's spatial weights are parameters. Arrays that depend on a text, such as attention
 weights and TIM's competition weights, are sown by sublayers into the collection `intermediates`.
@@ -57,7 +57,7 @@ def read_intermediates(model: Any, params: Any, inputs: np.ndarray, targets: np.
 
 
 def collect_layer_arrays(tree: Mapping[str, Any], params: Mapping[str, Any], *names: str) -> list[LayerArray]:
-    """Returns the arrays whose path in `tree` ends with `names`: those of the encoder, then those of the decoder.
+    """Returns the arrays whose path in `tree` ends with `names`: encoder arrays, then decoder arrays.
 
     `tree` has the structure of the parameters or of `intermediates`, whose leaves are tuples of one array. The first
     axis of every array is the layer in a scanned run; `params` determines the number of layers of each run.
@@ -78,7 +78,7 @@ def collect_layer_arrays(tree: Mapping[str, Any], params: Mapping[str, Any], *na
 
 
 def _find_named_arrays(tree: Any, names: tuple[str, ...], path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """Yields (sublayer name, array) for each array in the layers of a stack whose path ends with `names`."""
+    """Yields (sublayer name, array) for each array in a stack's layers if the array's path ends with `names`."""
     if isinstance(tree, Mapping):
         for name, child in tree.items():
             yield from _find_named_arrays(child, names, (*path, name))
@@ -117,7 +117,10 @@ def row_spread(logits: np.ndarray, length: int, causal: bool) -> float:
 
 
 def spatial_weights(params: Mapping[str, Any], lengths: Mapping[str, int]) -> list[LayerArray]:
-    """Returns W of every gMLP layer, [length, length] at the training length; zero above the diagonal in a decoder."""
+    """Returns the spatial weights W of every gMLP layer, [length, length], where `length` is the training length.
+
+    In a decoder, weights above the diagonal are 0.
+    """
     layers = []
     for layer in collect_layer_arrays(params, params, 'mixing', 'weights', 'kernel'):
         length, causal = lengths[layer.stack], layer.stack == DECODER
@@ -127,7 +130,10 @@ def spatial_weights(params: Mapping[str, Any], lengths: Mapping[str, int]) -> li
 
 
 def _toeplitz(values: np.ndarray, length: int, causal: bool) -> np.ndarray:
-    """Expands w to W[i, j] = w[j - i]; `values` starts at the most negative distance, and ends at 0 in a decoder."""
+    """Expands weights w by distance to a matrix W[i, j] = w[j - i].
+
+    `values` starts at the most negative distance; in a decoder, it ends at distance 0.
+    """
     zero = len(values) - 1 if causal else (len(values) - 1) // 2
     distance = np.arange(length)[None, :] - np.arange(length)[:, None]
     return values[np.clip(zero + distance, 0, len(values) - 1)]

@@ -13,7 +13,7 @@ import numpy as np
 
 from remixer_t5x.context import Memory, make_sequence_context
 
-# If tokens have more features than this, random sign vectors replace the unit vectors.
+# With more features per token than this, Jacobian norms are estimated with random sign vectors.
 MOST_EXACT = 64
 PROBES = 32
 # Number of rows per backward pass.
@@ -37,7 +37,10 @@ class JacobianNorms:
         self._compiled_squares = jax.jit(self._squared_norms)
 
     def __call__(self, x: jax.Array, *others: Any) -> np.ndarray:
-        """Returns the Jacobian norms, [outputs, inputs] float32, for x [inputs, embed]."""
+        """Returns the norm of each output token's Jacobian for each input token, [outputs, inputs] float32.
+
+        `x` contains the input tokens, [inputs, embed].
+        """
         _, outputs, features = jax.eval_shape(self._function, x[None], *others).shape
         squares = np.zeros((outputs, x.shape[0]), np.float64)
         for positions, vectors in _batches(outputs, _projection_vectors(features, self._seed)):
@@ -61,7 +64,10 @@ def _projection_vectors(features: int, seed: int) -> np.ndarray:
 
 
 def _batches(outputs: int, directions: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields all pairs of output position and direction in batches, as (positions [ROWS], vectors [ROWS, features])."""
+    """Yields all pairs of output position and direction in batches.
+
+    Each batch is (positions [BATCH_ROWS], vectors [BATCH_ROWS, features]).
+    """
     total = outputs * len(directions)
     for first in range(0, total, BATCH_ROWS):
         number = np.arange(first, first + BATCH_ROWS)
@@ -79,7 +85,7 @@ def encoder_layer_maps(model: Any, params: Mapping[str, Any], inputs: np.ndarray
     )[0]
     maps = []
     for index, (factory, count) in enumerate(stack.runs):
-        # A stack with a single layer prepares the inputs of the layer as in the model.
+        # A one-layer stack prepares the layer's inputs in the same way as the full model.
         single = stack.clone(runs=((factory, 1),), final_norm=None, position_embedding=None, remat_policy=None)
 
         def layer(x: jax.Array, layer_params: Any, single: Any = single) -> jax.Array:
