@@ -85,7 +85,7 @@ class Checkpoints:
         except UserError as error:
             # Wait for the pending write, because the run can resume from its checkpoint if the write succeeds.
             self.steps()
-            raise SaveFailed(f'{error} ({self._describe_newest()})') from None
+            raise SaveFailed(f'{error} ({self._describe_newest_checkpoint()})') from None
         items = ocp.args.Composite(
             state=ocp.args.StandardSave(state),
             data=ocp.args.JsonSave({'positions': _gather_stream_positions(position)}),
@@ -131,7 +131,7 @@ class Checkpoints:
         with self._wrap_save_errors():
             self._manager.close()
 
-    def _describe_newest(self) -> str:
+    def _describe_newest_checkpoint(self) -> str:
         with contextlib.suppress(Exception):
             # List only complete checkpoints, because a failed write to a bucket may leave a folder with a step number.
             if steps := ocp.utils.checkpoint_steps(self.folder):
@@ -147,7 +147,8 @@ class Checkpoints:
         except Exception as error:
             raise SaveFailed(
                 f'{what} could not be written to {self.folder}: {saved_params.root_cause(error)}; free disk '
-                f'space or change the permissions, and run the same command again ({self._describe_newest()})'
+                f'space or change the permissions, and run the same command again '
+                f'({self._describe_newest_checkpoint()})'
             ) from error
 
 

@@ -115,7 +115,7 @@ def build_cell(side: str, name: str, length: int, args: argparse.Namespace) -> d
 Results = dict[str, dict[int, dict[str, float | None]]]
 
 
-def run_missing(records: Records, args: argparse.Namespace) -> None:
+def measure_missing_lengths(records: Records, args: argparse.Namespace) -> None:
     """Runs the missing cells in order of length, so that compared mixers run at about the same time."""
     cells = [(side, name, n) for n in args.lengths for side in args.sides for name in mixer_names(side, args)]
     missing = [cell for cell in cells if records.find_result(build_cell(*cell, args)) is None]
@@ -221,7 +221,7 @@ def main() -> None:
     if records.ignored:
         print(f'{records.ignored} unreadable lines of {args.out} are ignored; their cells are computed again')
     if not args.show:
-        run_missing(records, args)
+        measure_missing_lengths(records, args)
     by_side = {side: collect_results(records, side, args) for side in args.sides}
     for side, results in by_side.items():
         print_table(f'{side}, forward, milliseconds', results, 'forward', 1e3, args)

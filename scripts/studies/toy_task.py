@@ -124,7 +124,7 @@ def build_cell(mixer: str, examples: int, seed: int, settings: Settings) -> dict
 Errors = dict[str, dict[int, list[float]]]
 
 
-def run_missing(records: Records, args: argparse.Namespace, settings: Settings) -> None:
+def train_missing_models(records: Records, args: argparse.Namespace, settings: Settings) -> None:
     """Runs the missing cells in order of seed, so that an interrupted study has results for all mixers."""
     cells = [(m, n, seed) for seed in range(args.seeds) for m in args.mixers for n in args.examples]
     missing = [cell for cell in cells if records.find_result(build_cell(*cell, settings)) is None]
@@ -234,7 +234,7 @@ def main() -> None:
     if records.ignored:
         print(f'{records.ignored} unreadable lines of {args.out} are ignored; their cells are computed again')
     if not args.show:
-        run_missing(records, args, settings)
+        train_missing_models(records, args, settings)
     errors, references = collect_results(records, args, settings), reference_errors(settings)
     print_table(errors, args.examples, references)
     if args.figure:

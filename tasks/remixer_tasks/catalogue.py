@@ -46,7 +46,7 @@ def locate_splits(dataset: Dataset, data_dir: str | None = None) -> dict[str, st
 
 def download_folder(data_dir: str | None = None) -> str:
     """Returns the folder for downloads, which `data_files` searches last."""
-    return str(data_files.published_file_folders(data_dir)[-1])
+    return str(data_files.published_folders(data_dir)[-1])
 
 
 @dataclasses.dataclass(frozen=True)

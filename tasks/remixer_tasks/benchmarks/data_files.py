@@ -15,7 +15,7 @@ from remixer_tasks.benchmarks.text_task import Dataset, Layout
 from remixer_tasks.files import cache
 
 
-def published_file_folders(data_dir: str | None = None) -> list[Path]:
+def published_folders(data_dir: str | None = None) -> list[Path]:
     """Returns the folders to search for published files, in order."""
     if data_dir:
         return [Path(data_dir).expanduser()]
@@ -25,7 +25,7 @@ def published_file_folders(data_dir: str | None = None) -> list[Path]:
 
 def find_published_files(dataset: Dataset, split: str, data_dir: str | None = None) -> tuple[Layout, list[str]] | None:
     """Returns the first file layout of a split for which all files exist, and the paths of these files."""
-    for folder in published_file_folders(data_dir):
+    for folder in published_folders(data_dir):
         for layout in dataset.splits[split]:
             paths = [folder / path for path in layout.paths]
             if all(path.is_file() for path in paths):
@@ -55,7 +55,7 @@ def missing_files_message(dataset: Dataset, split: str, data_dir: str | None) ->
     locations = []
     if layouts := dataset.splits[split]:
         files = ' or '.join(' + '.join(layout.paths) for layout in layouts)
-        locations.append(f'{files} in {" and ".join(map(str, published_file_folders(data_dir)))}')
+        locations.append(f'{files} in {" and ".join(map(str, published_folders(data_dir)))}')
     if dataset.tfds:
         locations.append(f'TFDS data set {dataset.tfds} in {data_dir or "TFDS_DATA_DIR"}')
     get = f', or run remixer-t5x data get {dataset.name}' if dataset.downloads else ''
