@@ -86,6 +86,3 @@ class Malicious:
 
     def __reduce__(self):
         return pathlib.Path.touch, (pathlib.Path(self.path),)
-
-
-SPECIAL_PATHS = ('pipe', 'folder', 'sparse', 'device', 'nowhere', 'itself')

@@ -14,7 +14,6 @@ from typing import Any
 from remixer_t5x.errors import UserError, nearest
 
 PAPER, SMALL = 'paper', 'small'
-SCALES = (SMALL, PAPER)
 # Metrics that are counted without training. FLOPs are relative to the FLOPs of the baseline.
 PARAMETERS, FLOPS = 'parameters', 'relative FLOPs'
 COUNTED_METRICS = (PARAMETERS, FLOPS)
