@@ -47,8 +47,8 @@ class Sampling(RowDecoder):
     def build_token_selector(self, rng: jax.Array | None, batch: int) -> Callable[[jax.Array, jax.Array], jax.Array]:
         """Returns a function that samples a token for each row from the processed logits.
 
-        `rng` is a PRNG key, from which sequence i of the batch uses `fold_in(rng, i)`, or an array of keys, one per
-        sequence, so that samples do not depend on a sequence's position in the batch.
+        `rng` is a single PRNG key or an array with one key per sequence. With a single key, sequence i of the batch
+        uses `fold_in(rng, i)`; with an array, samples do not depend on a sequence's position in the batch.
         """
         if rng is None or not jnp.issubdtype(rng.dtype, jax.dtypes.prng_key) or rng.shape not in ((), (batch,)):
             description = None if rng is None else f'{rng.dtype}{list(rng.shape)}'

@@ -1,7 +1,7 @@
 """Stop strings, which end generation as soon as they occur in the output, as in Hugging Face's `StopStringCriteria`.
 
-They are compiled into an automaton over tokens (Aho and Corasick 1975), so they may begin and end within tokens. Each
-state represents the longest suffix of the text that is a proper prefix of a stop string.
+Stop strings are compiled into an automaton over tokens (Aho and Corasick 1975), so a stop string may begin and end
+within a token. Each state represents the longest suffix of the text that is a proper prefix of a stop string.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ def _append_segment_features(
 
 @functools.cache
 def _segment_sets() -> np.ndarray:
-    """Returns the feature set of each segment as zeros and ones, [segments, features]."""
+    """Returns a mask of the features in each segment's set, [segments, features], with zeros and ones."""
     members = itertools.combinations(range(_SEGMENT_FEATURES), _SEGMENT_FEATURES // 2)
     return np.eye(_SEGMENT_FEATURES)[np.array(list(members))].sum(axis=1)
 

@@ -98,7 +98,10 @@ TASKS = (TextTask('cogs_v001', DATA, _format_rows, _normalize_form, (exact_match
 
 
 def corpus(data_dir: str | None = None) -> ParsedCorpus:
-    """Returns the sentences and logical forms of the training split to train a vocabulary; holds out the dev split."""
+    """Returns a corpus of the training split's sentences and logical forms, to train a vocabulary.
+
+    The dev split is held out.
+    """
     paths = {split: _find_split_file(split, data_dir) for split in (TRAIN, VALIDATION)}
     return ParsedCorpus(
         name='COGS',
