@@ -18,7 +18,7 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate.text_inputs import TextInputs
 from remixer_tasks.benchmarks import text_metrics
 from remixer_tasks.corpora import documents
-from remixer_tasks.files import bad_records, row_files
+from remixer_tasks.files import row_files
 from tests.remixer_tasks.test_every_vocabulary import VOCABULARIES
 
 SIZES = (3_000, 30_000, 300_000)
@@ -109,7 +109,7 @@ def make_json_reader(parse):
     return parse_file
 
 
-MALFORMED = bad_records.BadRecords(False)
+MALFORMED = row_files.BadRecords(False)
 READERS = {
     **{
         f'{kind} of txt': make_reader(documents.read_documents, documents.Layout('txt', txt_documents=kind), MALFORMED)

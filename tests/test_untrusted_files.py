@@ -26,7 +26,7 @@ from remixer_t5x.train import progress
 from remixer_tasks import vocabularies
 from remixer_tasks.benchmarks import raw_rows
 from remixer_tasks.files import cache, row_files
-from remixer_tasks.files.bad_records import BadRecords
+from remixer_tasks.files.row_files import BadRecords
 from remixer_tasks.vocabulary import byte_pairs, sentencepiece_vocabulary
 from tests.support import untrusted_inputs
 from tests.support.untrusted_inputs import result_or_one_line_error

@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> None:
 
 def _read_pairs(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
     from remixer_tasks.files import row_files
-    from remixer_tasks.files.bad_records import BadRecords
+    from remixer_tasks.files.row_files import BadRecords
     from remixer_tasks.text_pairs import Template
 
     templates = Template(args.inputs, '--inputs'), Template(args.targets, '--targets')

@@ -19,7 +19,7 @@ from typing import Any
 
 from remixer_t5x.errors import UserError, import_optional
 from remixer_t5x.lazy import seqio, tf
-from remixer_tasks.files.notice import Notice
+from remixer_tasks.files.cache import Notice
 
 COMPLETED = 'COMPLETED'
 # Beam's DirectRunner is not used, because it would first download another runner.

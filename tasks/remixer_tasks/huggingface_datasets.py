@@ -19,7 +19,7 @@ from remixer_t5x.errors import UserError, import_optional, reason
 from remixer_tasks.corpora.streamed_text import StreamedCorpus
 from remixer_tasks.corpora.text_corpus import TRAIN, ParsedCorpus
 from remixer_tasks.files import cache
-from remixer_tasks.files.bad_records import BadRecords
+from remixer_tasks.files.row_files import BadRecords
 from remixer_tasks.text_pairs import Template, fill_pair
 
 Row = dict[str, Any]

@@ -12,8 +12,7 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.lazy import seqio
 from remixer_tasks.corpora.text_corpus import ParsedCorpus
 from remixer_tasks.files import cache, row_files
-from remixer_tasks.files.bad_records import BadRecords
-from remixer_tasks.files.row_files import MAX_CHARACTERS
+from remixer_tasks.files.row_files import MAX_CHARACTERS, BadRecords
 from remixer_tasks.local_files import Files, describe_files, expand_held_out_paths, expand_paths
 from remixer_tasks.text_pairs import MissingColumn, PairTexts, Template, column_names, fill_pair
 

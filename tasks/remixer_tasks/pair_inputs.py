@@ -10,7 +10,7 @@ from typing import Any
 
 from remixer_t5x.errors import UserError
 from remixer_tasks.files import row_files
-from remixer_tasks.files.bad_records import BadRecords
+from remixer_tasks.files.row_files import BadRecords
 from remixer_tasks.text_pairs import MissingColumn, Template, UnusableRow
 
 _AS_TEXT = 'or, for complete input texts, --gin.INPUT_TEMPLATE=None'

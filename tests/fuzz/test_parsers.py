@@ -15,7 +15,7 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate import text_inputs
 from remixer_tasks import vocabularies
 from remixer_tasks.corpora import documents
-from remixer_tasks.files import bad_records
+from remixer_tasks.files import row_files
 from tests.support.untrusted_inputs import result_or_one_line_error
 
 FUZZ = settings(max_examples=120, deadline=None)
@@ -47,7 +47,7 @@ def test_any_document_parses_or_raises_a_one_line_error(tmp_path_factory, conten
     path = write_file(tmp_path_factory, content)
     for field in ('text', 1):
         layout = documents.Layout(kind, field, txt_documents, longest=40)
-        skipped = bad_records.BadRecords(strict)
+        skipped = row_files.BadRecords(strict)
         texts = result_or_one_line_error(lambda: list(documents.read_documents(path, layout, skipped)))  # noqa: B023
         assert len(skipped.summary().splitlines()) < 2
         for document in texts or ():
@@ -62,7 +62,7 @@ def test_any_document_parses_or_raises_a_one_line_error(tmp_path_factory, conten
 def test_gzipped_documents_and_texts(tmp_path_factory, content):
     for data in (content, gzip.compress(content)):
         path = write_file(tmp_path_factory, data, 'fuzz.txt.gz')
-        skipped = bad_records.BadRecords(False)
+        skipped = row_files.BadRecords(False)
         result_or_one_line_error(lambda: list(documents.read_documents(path, documents.Layout(), skipped)))  # noqa: B023
         result_or_one_line_error(lambda: list(text_inputs.TextInputs(path)))  # noqa: B023
 

@@ -9,7 +9,7 @@ import pytest
 from remixer_tasks import local_files
 from remixer_tasks.benchmarks import raw_rows
 from remixer_tasks.corpora import documents
-from remixer_tasks.files.bad_records import BadRecords
+from remixer_tasks.files.row_files import BadRecords
 from tests.support.error_lines import error_message
 
 

@@ -9,7 +9,7 @@ import seqio
 
 from remixer_t5x.errors import UserError
 from remixer_tasks import huggingface_datasets, text_pairs
-from remixer_tasks.files.bad_records import BadRecords
+from remixer_tasks.files.row_files import BadRecords
 
 datasets = pytest.importorskip('datasets', reason='datasets is not installed: pip install datasets')
 from remixer_tasks.huggingface_datasets import HubDataset  # noqa: E402 (after the skip)

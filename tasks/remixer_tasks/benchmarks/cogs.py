@@ -30,7 +30,7 @@ from remixer_tasks.benchmarks.text_task import (
 )
 from remixer_tasks.corpora.text_corpus import ParsedCorpus
 from remixer_tasks.files import cache
-from remixer_tasks.files.bad_records import BadRecords
+from remixer_tasks.files.row_files import BadRecords
 from remixer_tasks.vocabulary.words_and_bytes import WordVocabulary
 
 GENERALIZATION_SPLIT = 'gen'

@@ -12,7 +12,7 @@ from remixer_t5x import untrusted_files
 from remixer_t5x.errors import UserError
 from remixer_tasks.benchmarks.prompts import UNLABELLED
 from remixer_tasks.files import row_files
-from remixer_tasks.files.bad_records import BadRecords
+from remixer_tasks.files.row_files import BadRecords
 
 _FILE_ADVICE = 'set DATA_DIR to the folder that contains the published files'
 _LINE_ADVICE = 'correct the line, or download the file again'

@@ -20,7 +20,7 @@ from remixer_tasks.benchmarks import data_files
 from remixer_tasks.benchmarks.text_task import INTEGER, REAL, TEXT, TEXTS, TRAIN, Dataset, Example
 from remixer_tasks.corpora import arrow_files
 from remixer_tasks.files import cache
-from remixer_tasks.files.notice import Notice
+from remixer_tasks.files.cache import Notice
 
 # Number of TFDS examples in the shuffle buffer. Every saved position contains this buffer (a few kB per example).
 SHUFFLE_BUFFER = 256

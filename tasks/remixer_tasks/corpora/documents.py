@@ -14,7 +14,7 @@ from typing import Any
 from remixer_t5x import ranges
 from remixer_t5x.errors import UserError
 from remixer_tasks.files import cache, row_files
-from remixer_tasks.files.bad_records import BadRecords
+from remixer_tasks.files.row_files import BadRecords
 
 FORMATS = ('txt', 'jsonl', 'tsv', 'parquet')
 TXT_DOCUMENTS = ('passage', 'paragraph', 'line', 'file')

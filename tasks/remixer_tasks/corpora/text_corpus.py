@@ -23,8 +23,8 @@ from remixer_t5x import ranges, temporary, tf_data, untrusted_files
 from remixer_t5x.errors import UserError, reason
 from remixer_t5x.lazy import seqio
 from remixer_tasks.files import cache, workers
-from remixer_tasks.files.bad_records import BadRecords
-from remixer_tasks.files.notice import Notice
+from remixer_tasks.files.cache import Notice
+from remixer_tasks.files.row_files import BadRecords
 
 TRAIN, VALIDATION = 'train', 'validation'
 _HOLD_OUT_ADVICE = {

@@ -10,7 +10,9 @@ import errno
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,11 +21,11 @@ import filelock
 from remixer_t5x import lazy, temporary, untrusted_files
 from remixer_t5x.errors import UserError, reason
 from remixer_t5x.lazy import tf
-from remixer_tasks.files.notice import Notice
 
 # Name of the file in which `mark_complete` lists the names and sizes of an entry's files.
 FILE_LIST = 'files.json'
 _LOCK, _UNFINISHED = 'lock', '.tmp'
+_REDRAW_SECONDS = 0.5
 
 
 class FileState(NamedTuple):
@@ -146,3 +148,36 @@ def check_file_sizes(folder: Path) -> None:
 def repair_advice(folder: Path) -> str:
     """Returns the advice to print if a cache entry is damaged."""
     return f'delete the folder {folder} to recreate it'
+
+
+class Notice:
+    """Reports progress on standard error by redrawing a line on a terminal, or by printing lines in a log."""
+
+    def __init__(self, what: str):
+        self._what = what
+        self._tenths = 0
+        self._start = self._drawn = time.monotonic()
+        self._terminal = sys.stderr.isatty()
+        self._print(f'{what} ...', last=not self._terminal)
+
+    def update(self, progress: Callable[[], str]) -> None:
+        """Redraws the line with the string that `progress` returns, at most twice per second; does nothing in a log."""
+        if self._terminal and time.monotonic() - self._drawn > _REDRAW_SECONDS:
+            self._drawn = time.monotonic()
+            self._print(f'{self._what}: {progress()} ...', last=False)
+
+    def step(self, number: int, total: int, things: str) -> None:
+        """Reports progress as in 'parsed 3 of 7 parts', in a log only every 10%. Prints nothing if `total` is 1."""
+        tenths = 10 * number // total
+        if total > 1 and (self._terminal or tenths > self._tenths):
+            self._tenths = tenths
+            text = f'{self._what}: parsed {number} of {total} {things}'
+            self._print(f'{text} ...' if self._terminal else text, last=not self._terminal)
+
+    def done(self, result: str) -> None:
+        """Prints the final line, with `result` and the elapsed seconds."""
+        self._print(f'{self._what}: {result} ({time.monotonic() - self._start:.1f} s)', last=True)
+
+    def _print(self, text: str, last: bool) -> None:
+        start = '\r\x1b[2K' if self._terminal else ''
+        print(start + text, end='\n' if last else '', file=sys.stderr, flush=True)

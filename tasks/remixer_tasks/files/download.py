@@ -18,7 +18,7 @@ from remixer_t5x.errors import UserError, nearest
 from remixer_tasks import catalogue
 from remixer_tasks.benchmarks import data_files
 from remixer_tasks.benchmarks.text_task import Dataset, Download
-from remixer_tasks.files.notice import Notice
+from remixer_tasks.files.cache import Notice
 
 _CHUNK = 1 << 20
 # Maximum time in seconds to wait for data from the server.

@@ -27,7 +27,7 @@ from remixer_t5x.errors import UserError, reason
 from remixer_t5x.lazy import tf, tf_text
 from remixer_tasks.corpora.text_corpus import Corpus
 from remixer_tasks.files import cache
-from remixer_tasks.files.notice import Notice
+from remixer_tasks.files.cache import Notice
 from remixer_tasks.vocabulary import sentinels
 
 # Number of characters to train on, which is enough for about 10,000 pieces.
