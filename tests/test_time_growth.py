@@ -16,8 +16,8 @@ from remixer_t5x import untrusted_files
 from remixer_t5x.checkpoints import changes
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate.text_inputs import TextInputs
+from remixer_tasks import local_files
 from remixer_tasks.benchmarks import text_metrics
-from remixer_tasks.corpora import documents
 from remixer_tasks.files import row_files
 from tests.remixer_tasks.test_every_vocabulary import VOCABULARIES
 
@@ -112,11 +112,13 @@ def make_json_reader(parse):
 MALFORMED = row_files.BadRecords(False)
 READERS = {
     **{
-        f'{kind} of txt': make_reader(documents.read_documents, documents.Layout('txt', txt_documents=kind), MALFORMED)
+        f'{kind} of txt': make_reader(
+            local_files.read_documents, local_files.Layout('txt', txt_documents=kind), MALFORMED
+        )
         for kind in ('paragraph', 'line', 'file')
     },
-    'jsonl': make_reader(documents.read_documents, documents.Layout('jsonl'), MALFORMED),
-    'tsv of texts': make_reader(documents.read_documents, documents.Layout('tsv'), MALFORMED),
+    'jsonl': make_reader(local_files.read_documents, local_files.Layout('jsonl'), MALFORMED),
+    'tsv of texts': make_reader(local_files.read_documents, local_files.Layout('tsv'), MALFORMED),
     **{
         f'rows of {form}': make_reader(row_files.read, row_files.RowLayout(form), MALFORMED)
         for form in ('jsonl', 'tsv', 'csv')

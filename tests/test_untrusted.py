@@ -13,9 +13,8 @@ import pytest
 from remixer_t5x.checkpoints import saved_params
 from remixer_t5x.data import task_vocabulary
 from remixer_t5x.evaluate import results, text_inputs
-from remixer_tasks import vocabularies
+from remixer_tasks import local_files, vocabularies
 from remixer_tasks.benchmarks import raw_rows
-from remixer_tasks.corpora import documents
 from remixer_tasks.files import row_files
 from tests.support.error_lines import error_message
 from tests.support.untrusted_inputs import Malicious
@@ -51,8 +50,8 @@ def test_no_call_could_run_code_in_a_file():
 
 
 def document_reader(extension):
-    layout = documents.Layout(extension)
-    return lambda path: list(documents.read_documents(str(path), layout, row_files.BadRecords(strict=True)))
+    layout = local_files.Layout(extension)
+    return lambda path: list(local_files.read_documents(str(path), layout, row_files.BadRecords(strict=True)))
 
 
 READERS = {

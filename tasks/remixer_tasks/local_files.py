@@ -1,19 +1,37 @@
-"""Builds corpora from local text files, set up with gin macros or flags (FILES, VALIDATION_FILES, TEXT_FIELD, ...)."""
+"""Builds corpora from local text files, set up with gin macros or flags (FILES, VALIDATION_FILES, TEXT_FIELD, ...).
+
+Reads documents from local or gs:// files in txt, JSON lines, TSV or Parquet format, which may be gzipped.
+Readers report unreadable and empty records to `BadRecords`, and raise UserError if a whole file is unusable.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import glob
+import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from remixer_t5x import ranges
 from remixer_t5x.errors import UserError
 from remixer_t5x.lazy import tf
-from remixer_tasks.corpora import documents
-from remixer_tasks.corpora.text_corpus import ParsedCorpus
-from remixer_tasks.files import cache
-from remixer_tasks.files.row_files import MAX_CHARACTERS
+from remixer_tasks.corpora.text_corpus import DocumentReader, ParsedCorpus
+from remixer_tasks.files import cache, row_files
+from remixer_tasks.files.row_files import BadRecords
 
+FORMATS = ('txt', 'jsonl', 'tsv', 'parquet')
+TXT_DOCUMENTS = ('passage', 'paragraph', 'line', 'file')
+_EXTENSIONS = {'txt': 'txt', 'text': 'txt', 'md': 'txt', 'json': 'jsonl', 'ndjson': 'jsonl'}
+_EXTENSIONS |= {format: format for format in FORMATS}
+# Minimum number of bytes per job, and approximate maximum number of jobs (the file of each job stays open).
+JOB_BYTES, MAX_JOBS = 16 << 20, 64
+# Minimum size of a passage in bytes (about 2,000 tokens), so that few training examples contain parts of two passages.
+# A small corpus is split into about 100 shorter passages, so that some of them can be held out.
+MIN_PASSAGE_BYTES, PASSAGES_PER_CORPUS = 8_000, 100
+# Iterator over (number, text) pairs, where `number` is the 1-based line or row number.
+Documents = Iterator[tuple[int, str]]
 Files = str | Sequence[str]
 
 
@@ -25,29 +43,29 @@ def corpus(
     txt_documents: str = 'paragraph',
     validation_fraction: float = 0.01,
     strict: bool = False,
-    longest: ranges.Count = MAX_CHARACTERS,
+    longest: ranges.Count = row_files.MAX_CHARACTERS,
 ) -> ParsedCorpus:
     """Returns a corpus of text files, which are parsed at first use.
 
     Args:
         files: a path or glob, or a list of paths and globs, which may begin with `~` or gs://.
         validation_files: files with held-out documents; None holds out `validation_fraction` of all documents by hash.
-        format: one of `documents.FORMATS`; None detects the format from the file extension.
+        format: one of `FORMATS`; None detects the format from the file extension.
         field: JSON field, column name or column number that contains the text.
-        txt_documents: what a document in a txt file is, one of `documents.TXT_DOCUMENTS`.
+        txt_documents: what a document in a txt file is, one of `TXT_DOCUMENTS`.
         longest: maximum number of characters of a line or document.
         strict: whether to raise UserError for a malformed or empty record instead of skipping and counting it.
     """
-    layout = documents.Layout(format, field, txt_documents, longest)
+    layout = Layout(format, field, txt_documents, longest)
     train = expand_paths(files, 'FILES')
     held_out = expand_held_out_paths(validation_files, train, 'FILES', 'VALIDATION_FILES')
     states = [[cache.file_state(path) for path in group] for group in (train, held_out)]
-    settings = (format, field, txt_documents, longest, documents.JOB_BYTES, documents.MAX_JOBS)
+    settings = (format, field, txt_documents, longest, JOB_BYTES, MAX_JOBS)
     return ParsedCorpus(
         name=describe_files(train),
         identity=cache.hash_values('local files 2', states, *settings),
-        read=documents.split_into_jobs(states[0], layout),
-        read_validation=documents.split_into_jobs(states[1], layout) if held_out else None,
+        read=split_into_jobs(states[0], layout),
+        read_validation=split_into_jobs(states[1], layout) if held_out else None,
         validation_fraction=validation_fraction,
         strict=strict,
     )
@@ -101,3 +119,173 @@ def _match_files(pattern: str, macro: str, example: str) -> list[str]:
             f'{macro} must be an existing path or match a file, got {pattern}; correct the path or the pattern'
         )
     return files
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Settings that determine how files are parsed into documents.
+
+    Attributes:
+        format: one of FORMATS; None detects the format from each file's extension.
+        field: JSON field or column name; for TSV without a header line, a 0-based column number.
+        txt_documents: what a document in a txt file is, one of TXT_DOCUMENTS. Blank lines delimit paragraphs, and a
+            passage consists of adjacent paragraphs.
+        longest: maximum number of characters of a line or document. Longer ones are malformed and not loaded.
+    """
+
+    format: str | None = None
+    field: str | int = 'text'
+    txt_documents: str = 'paragraph'
+    longest: int = row_files.MAX_CHARACTERS
+
+    def __post_init__(self):
+        if self.format not in (None, *FORMATS):
+            raise UserError(
+                f'TEXT_FORMAT must be {", ".join(FORMATS)} or None, got {self.format!r}; '
+                'None detects the format from the file extension'
+            )
+        if self.txt_documents not in TXT_DOCUMENTS:
+            raise UserError(f'TXT_DOCUMENTS must be one of {", ".join(TXT_DOCUMENTS)}, got {self.txt_documents!r}')
+        ranges.check_value('LONGEST_DOCUMENT', self.longest, ranges.Count)
+
+    def format_of(self, path: str) -> str:
+        """Returns the format of this file. Raises UserError if `format` is None and the extension is unknown."""
+        return self.format or row_files.format_by_extension(path, _EXTENSIONS, 'TEXT_FORMAT')
+
+
+def split_into_jobs(files: Sequence[cache.FileState], layout: Layout) -> list[DocumentReader]:
+    """Returns picklable functions that together yield all documents of the files, in order.
+
+    Each job reads one or more whole files, usually at least JOB_BYTES in total. There are at most about MAX_JOBS jobs.
+    """
+    total = sum(file.size for file in files)
+    smallest = max(JOB_BYTES, total // MAX_JOBS)
+    # Gzipped files and files in buckets are assumed to be large.
+    is_size_known = not any(file.path.lower().endswith('.gz') or '://' in file.path for file in files)
+    passage = min(MIN_PASSAGE_BYTES, total // PASSAGES_PER_CORPUS) if is_size_known else MIN_PASSAGE_BYTES
+    groups: list[list[cache.FileState]] = [[]]
+    for file in files:
+        if sum(other.size for other in groups[-1]) + file.size // 2 >= smallest:
+            groups.append([])
+        groups[-1].append(file)
+    return [functools.partial(_read_files, group, layout, passage) for group in groups if group]
+
+
+def _read_files(files: Sequence[cache.FileState], layout: Layout, passage: int, malformed: BadRecords) -> Iterator[str]:
+    """Yields the documents of the files. Raises UserError if a file has changed since its size was read."""
+    for file in files:
+        texts = read_documents(file.path, layout, malformed)
+        is_passages = layout.txt_documents == 'passage' and layout.format_of(file.path) == 'txt'
+        yield from _join_paragraphs(texts, passage) if is_passages else texts
+        if cache.file_state(file.path) != file:
+            raise UserError(f'{file.path} changed while it was read; run the command again')
+
+
+def _join_paragraphs(paragraphs: Iterable[str], min_bytes: int) -> Iterator[str]:
+    """Joins adjacent paragraphs, separated by blank lines, into passages of at least `min_bytes`."""
+    passage: list[str] = []
+    size = 0
+    for paragraph in paragraphs:
+        passage.append(paragraph)
+        size += len(paragraph.encode())
+        if size >= min_bytes:
+            yield '\n\n'.join(passage)
+            passage, size = [], 0
+    if passage:
+        yield '\n\n'.join(passage)
+
+
+def read_documents(path: str, layout: Layout, malformed: BadRecords) -> Iterator[str]:
+    """Yields the non-empty documents of one file, in order. Raises UserError if the whole file is unusable."""
+    readers = {'txt': _read_txt, 'jsonl': _read_jsonl, 'tsv': _read_tsv, 'parquet': _read_parquet}
+    for number, document in readers[layout.format_of(path)](path, layout, malformed):
+        if document.strip():
+            yield document
+        else:
+            malformed.record_empty(path, number)
+
+
+def _read_txt(path: str, layout: Layout, malformed: BadRecords) -> Documents:
+    """Yields the non-empty documents of a text file, or a single '' if the file has no text."""
+    is_empty = True
+    for number, document in _join_lines(path, layout, malformed):
+        if document.strip():
+            is_empty = False
+            yield number, document
+    if is_empty:
+        yield 1, ''
+
+
+def _join_lines(path: str, layout: Layout, malformed: BadRecords) -> Documents:
+    numbered = row_files.lines(path, layout.longest, malformed)
+    if layout.txt_documents == 'line':
+        yield from numbered
+        return
+    document: list[str] = []
+    start, size = 1, 0
+    for number, line in itertools.chain(numbered, [(0, None)]):
+        if line is not None and (layout.txt_documents == 'file' or line.strip()):
+            start = start if size else number
+            size += len(line) + 1
+            # Does not store further lines of a document that is already too long.
+            if size <= layout.longest:
+                document.append(line)
+            else:
+                document.clear()
+        elif size:
+            if size <= layout.longest:
+                yield start, '\n'.join(document)
+            else:
+                reason = f'the document that begins here has more than {layout.longest:,} characters'
+                malformed.record(path, start, reason)
+            document, size = [], 0
+
+
+def _read_jsonl(path: str, layout: Layout, malformed: BadRecords) -> Documents:
+    is_first = True
+    for number, record in row_files.json_rows(path, layout.longest, malformed):
+        if is_first and layout.field not in record:
+            raise _missing_field_error(path, layout.field, 'field', list(record))
+        is_first = False
+        text = record.get(layout.field)  # type: ignore[arg-type]
+        if isinstance(text, str):
+            yield number, text
+        else:
+            malformed.record(path, number, f"the field '{layout.field}' is missing or not a string")
+
+
+def _read_tsv(path: str, layout: Layout, malformed: BadRecords) -> Documents:
+    field: Any = layout.field
+    column = ranges.parse_whole_number(field)
+    for number, line in row_files.lines(path, layout.longest, malformed):
+        cells = line.split('\t')
+        if column is None:
+            if field not in cells:
+                raise _missing_field_error(path, field, 'column', cells)
+            column = cells.index(field)
+        elif column < len(cells) and line:
+            yield number, cells[column]
+        elif line.strip():
+            malformed.record(path, number, f'{len(cells)} columns, but the text must be in column {column} (from 0)')
+
+
+def _read_parquet(path: str, layout: Layout, malformed: BadRecords) -> Documents:
+    field = str(layout.field)
+
+    def select_field(names: list[str]) -> list[str]:
+        if field not in names:
+            raise _missing_field_error(path, field, 'column', names)
+        return [field]
+
+    for number, row in row_files.parquet_rows(path, 'TEXT_FORMAT', select_field):
+        if not isinstance(row[field], str):
+            malformed.record(path, number, f"the column '{field}' is empty or not a string")
+        elif len(row[field]) > layout.longest:
+            malformed.record(path, number, f'the text has more than {layout.longest:,} characters')
+        else:
+            yield number, row[field]
+
+
+def _missing_field_error(path: str, field: str | int, kind: str, names: Sequence[str]) -> UserError:
+    shown = ', '.join(ascii(name)[:60] for name in names[:10]) + (', ...' if len(names) > 10 else '')
+    return UserError(f"TEXT_FIELD must be a {kind} of {path}, got '{field}'; set it to one of {shown}")

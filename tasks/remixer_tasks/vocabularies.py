@@ -22,9 +22,8 @@ from remixer_t5x.lazy import seqio, tf
 from remixer_tasks.corpora.text_corpus import Corpus
 from remixer_tasks.vocabulary import sentencepiece_vocabulary
 from remixer_tasks.vocabulary.byte_pairs import BytePairs
-from remixer_tasks.vocabulary.huggingface_tokenizer import HuggingFaceTokenizer
+from remixer_tasks.vocabulary.huggingface_tokenizer import HuggingFaceTokenizer, WordPieceVocabulary
 from remixer_tasks.vocabulary.sentencepiece_vocabulary import SentencePiece
-from remixer_tasks.vocabulary.wordpiece import WordPieceVocabulary
 from remixer_tasks.vocabulary.words_and_bytes import ByteVocabulary, WordVocabulary
 
 T5_MODEL = 'gs://t5-data/vocabs/cc_all.32000/sentencepiece.model'

@@ -8,7 +8,7 @@ import seqio
 
 from remixer_t5x.data import token_alignment
 from remixer_t5x.errors import UserError
-from remixer_tasks.vocabulary.wordpiece import WordPieceVocabulary
+from remixer_tasks.vocabulary.huggingface_tokenizer import WordPieceVocabulary
 from tests.support import references
 from tests.support.hf_folders import SPIECE
 

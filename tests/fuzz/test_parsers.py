@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate import text_inputs
-from remixer_tasks import vocabularies
-from remixer_tasks.corpora import documents
+from remixer_tasks import local_files, vocabularies
 from remixer_tasks.files import row_files
 from tests.support.untrusted_inputs import result_or_one_line_error
 
@@ -37,7 +36,7 @@ def write_file(tmp_path_factory, content, name='fuzz'):
 
 
 @FUZZ
-@given(BYTES, st.sampled_from(documents.FORMATS), st.sampled_from(documents.TXT_DOCUMENTS), st.booleans())
+@given(BYTES, st.sampled_from(local_files.FORMATS), st.sampled_from(local_files.TXT_DOCUMENTS), st.booleans())
 @example(LONG_NUMBER, 'jsonl', 'line', True)
 @example(LONG_NUMBER, 'jsonl', 'line', False)
 @example(DEEP, 'jsonl', 'line', False)
@@ -46,9 +45,9 @@ def write_file(tmp_path_factory, content, name='fuzz'):
 def test_any_document_parses_or_raises_a_one_line_error(tmp_path_factory, content, kind, txt_documents, strict):
     path = write_file(tmp_path_factory, content)
     for field in ('text', 1):
-        layout = documents.Layout(kind, field, txt_documents, longest=40)
+        layout = local_files.Layout(kind, field, txt_documents, longest=40)
         skipped = row_files.BadRecords(strict)
-        texts = result_or_one_line_error(lambda: list(documents.read_documents(path, layout, skipped)))  # noqa: B023
+        texts = result_or_one_line_error(lambda: list(local_files.read_documents(path, layout, skipped)))  # noqa: B023
         assert len(skipped.summary().splitlines()) < 2
         for document in texts or ():
             assert document.strip() and document.encode()
@@ -63,7 +62,7 @@ def test_gzipped_documents_and_texts(tmp_path_factory, content):
     for data in (content, gzip.compress(content)):
         path = write_file(tmp_path_factory, data, 'fuzz.txt.gz')
         skipped = row_files.BadRecords(False)
-        result_or_one_line_error(lambda: list(documents.read_documents(path, documents.Layout(), skipped)))  # noqa: B023
+        result_or_one_line_error(lambda: list(local_files.read_documents(path, local_files.Layout(), skipped)))  # noqa: B023
         result_or_one_line_error(lambda: list(text_inputs.TextInputs(path)))  # noqa: B023
 
 

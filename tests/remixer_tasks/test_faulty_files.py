@@ -8,14 +8,13 @@ import pytest
 
 from remixer_tasks import local_files
 from remixer_tasks.benchmarks import raw_rows
-from remixer_tasks.corpora import documents
 from remixer_tasks.files.row_files import BadRecords
 from tests.support.error_lines import error_message
 
 
 def read(path, strict=False, **layout):
     skipped = BadRecords(strict)
-    return list(documents.read_documents(str(path), documents.Layout(**layout), skipped)), skipped.summary()
+    return list(local_files.read_documents(str(path), local_files.Layout(**layout), skipped)), skipped.summary()
 
 
 # Content, format, expected documents, and the expected message about the skipped text.

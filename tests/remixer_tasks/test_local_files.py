@@ -11,7 +11,6 @@ import pytest
 from remixer_t5x.data import pipeline, task_batches
 from remixer_t5x.errors import UserError
 from remixer_tasks import local_files, pretraining, vocabularies
-from remixer_tasks.corpora import documents
 
 DOCUMENTS = [f'Document {number} says:\n"tabs or spaces", naïvely — 你好 {"x" * number}.' for number in range(40)]
 ONE_LINE = [document.replace('\n', ' ') for document in DOCUMENTS]
@@ -76,7 +75,8 @@ def test_a_passage_consists_of_adjacent_paragraphs(tmp_path):
     )
     assert sorted(rows) == ['a row', 'another']
     min_size = (
-        sum((tmp_path / name).stat().st_size for name in ('a.txt', 'b.txt', 'c.jsonl')) // documents.PASSAGES_PER_CORPUS
+        sum((tmp_path / name).stat().st_size for name in ('a.txt', 'b.txt', 'c.jsonl'))
+        // local_files.PASSAGES_PER_CORPUS
     )
     sizes = [sum(map(len, passage.split('\n\n'))) for passage in passages]
     # The last passage of a file may be shorter.

@@ -21,7 +21,7 @@ from remixer_t5x import temporary, tf_data
 from remixer_t5x.data import stream
 from remixer_t5x.errors import UserError
 from remixer_tasks import local_files
-from remixer_tasks.corpora import arrow_files, documents
+from remixer_tasks.corpora import arrow_files
 from remixer_tasks.files import cache, workers
 from tests.support import paths
 
@@ -45,7 +45,7 @@ def text_folder(tmp_path_factory):
 @pytest.fixture
 def small_jobs(monkeypatch):
     """Parses the files with many small jobs in two processes."""
-    monkeypatch.setattr(documents, 'JOB_BYTES', 200)
+    monkeypatch.setattr(local_files, 'JOB_BYTES', 200)
     monkeypatch.setattr(workers, 'count_cores', lambda: 2)
     # Syncing files to the disk would take most of the time.
     monkeypatch.setattr(temporary, 'sync', lambda path: None)

@@ -50,11 +50,11 @@ def content(**flags):
 
 @pytest.mark.parametrize('flags', [{}, {'lowercase': False}, {'strip_accents': False}, {'clean_text': False}])
 def test_ids_and_texts_equal_those_of_the_library(tmp_path, flags):
-    from remixer_tasks.vocabulary import wordpiece
+    from remixer_tasks.vocabulary import huggingface_tokenizer
 
     path = tmp_path / 'tokenizer.json'
     path.write_text(json.dumps(content(**flags)))
-    ours, theirs = wordpiece.read(str(path)), tokenizers.Tokenizer.from_file(str(path))
+    ours, theirs = huggingface_tokenizer.read_wordpiece(str(path)), tokenizers.Tokenizer.from_file(str(path))
     for text in TEXTS:
         ids = theirs.encode(text, add_special_tokens=False).ids
         assert ours.encode(text, add_special_tokens=False).ids == ids
@@ -65,11 +65,11 @@ def test_ids_and_texts_equal_those_of_the_library(tmp_path, flags):
 
 def read_and_encode(path):
     """Reads a tokenizer and encodes a long word, or checks the error; limits the time."""
-    from remixer_tasks.vocabulary import wordpiece
+    from remixer_tasks.vocabulary import huggingface_tokenizer
 
     start = time.monotonic()
     try:
-        tokenizer = wordpiece.read(path)
+        tokenizer = huggingface_tokenizer.read_wordpiece(path)
         for text in ('a' * 200_000, 'a text of words'):
             tokenizer.encode(text, add_special_tokens=False)
     except UserError as error:
