@@ -12,7 +12,7 @@ import numpy as np
 from remixer_t5x import tf_data
 from remixer_t5x.errors import UserError, nearest
 from remixer_t5x.lazy import seqio
-from remixer_tasks.benchmarks import cogs, data_files, generation, glue, nli, super_glue, winograd
+from remixer_tasks.benchmarks import cogs, generation, glue, nli, super_glue, text_task, winograd
 from remixer_tasks.benchmarks.text_task import Dataset, TextTask
 
 _SUITES = (super_glue, winograd, glue, nli, cogs, generation)
@@ -38,15 +38,15 @@ def find_task(name: str) -> TextTask:
 
 def locate_splits(dataset: Dataset, data_dir: str | None = None) -> dict[str, str | None]:
     """Returns the files or the TFDS folder of each split, or None for a split without data."""
-    from remixer_tasks.benchmarks.sources import LabelledSource
+    from remixer_tasks.corpora.sources import LabelledSource
 
     source = LabelledSource(dataset, tuple(dataset.splits), data_dir)
     return {split: source.origin(split) for split in source.splits}
 
 
 def download_folder(data_dir: str | None = None) -> str:
-    """Returns the folder for downloads, which `data_files` searches last."""
-    return str(data_files.published_folders(data_dir)[-1])
+    """Returns the folder for downloads, which `text_task` searches last."""
+    return str(text_task.published_folders(data_dir)[-1])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,11 +82,11 @@ def read_statuses(data_dir: str | None = None) -> list[TaskStatus]:
 
 def _describe_size(dataset: Dataset, split: str, data_dir: str | None) -> str:
     """Returns the number of examples or the file size of a split, or '' if the data cannot be read."""
-    from remixer_tasks.benchmarks.sources import LabelledSource
+    from remixer_tasks.corpora.sources import LabelledSource
 
     try:
-        raw = data_files.find_published_files(dataset, split, data_dir)
-        if raw is None or data_files.find_tfds_folder(dataset, data_dir):
+        raw = text_task.find_published_files(dataset, split, data_dir)
+        if raw is None or text_task.find_tfds_folder(dataset, data_dir):
             return f'{LabelledSource(dataset, tuple(dataset.splits), data_dir).count(split):,}'
         layout, paths = raw
         size = sum(os.path.getsize(path) for path in paths)
@@ -111,7 +111,7 @@ def read_examples(
     source = task.source(data_dir)
     split = split or next((split for split in source.splits if source.origin(split)), source.splits[0])
     if source.origin(split) is None:
-        raise UserError(data_files.missing_files_message(task.dataset, split, data_dir))
+        raise UserError(text_task.missing_files_message(task.dataset, split, data_dir))
     dataset = source.get_dataset(split, shuffle=False).take(n)
     shown = []
     for index, row in enumerate(tf_data.numpy_iterator(dataset)):

@@ -1,7 +1,7 @@
 """Builds mixtures of tasks: GLUE and SuperGLUE with T5's rates, five entailment tasks, and multi-task pretraining.
 
 The mixing rate of a task is its number of training examples, as counted by T5. A task with rate 0 is only evaluated.
-In all functions, `data_dir` is the folder of the data (see `data_files`), and `excluded` lists tasks to exclude.
+In all functions, `data_dir` is the folder of the data (see `text_task`), and `excluded` lists tasks to exclude.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def count_examples(task: seqio.Task) -> float:
     known = {**GLUE, **SUPER_GLUE, **ENTAILMENT, **SQUAD}
     if task.name in known and known[task.name]:
         return float(known[task.name])
-    from remixer_tasks.benchmarks.sources import LabelledSource
+    from remixer_tasks.corpora.sources import LabelledSource
 
     is_labelled = isinstance(task.source, LabelledSource)
     number = task.source.count(TRAIN) if is_labelled else task.source.num_input_examples(TRAIN)

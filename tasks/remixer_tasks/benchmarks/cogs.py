@@ -16,7 +16,7 @@ import numpy as np
 from remixer_t5x.base_vocabulary import Vocabulary
 from remixer_t5x.errors import UserError
 from remixer_t5x.lazy import tf
-from remixer_tasks.benchmarks import data_files, raw_rows
+from remixer_tasks.benchmarks import raw_rows, text_task
 from remixer_tasks.benchmarks.text_metrics import Metrics
 from remixer_tasks.benchmarks.text_task import (
     TEST,
@@ -133,7 +133,7 @@ def _read_texts(path: str, malformed: BadRecords) -> Iterator[str]:
 
 
 def _find_split_file(split: str, data_dir: str | None) -> str:
-    raw = data_files.find_published_files(DATA, split, data_dir)
+    raw = text_task.find_published_files(DATA, split, data_dir)
     if raw is None:
-        raise UserError(data_files.missing_files_message(DATA, split, data_dir))
+        raise UserError(text_task.missing_files_message(DATA, split, data_dir))
     return raw[1][0]

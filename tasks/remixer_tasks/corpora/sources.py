@@ -1,7 +1,12 @@
-"""seqio data sources of parsed, streamed and TFDS corpora. Importing this module imports seqio.
+"""seqio data sources of corpora and of labelled data sets. Importing this module imports seqio.
 
 The sources do not report their number of examples, because seqio would then cache small corpora with `Dataset.cache`,
 whose position cannot be saved.
+
+The examples of a labelled data set are read from a prepared TFDS data set, or else from the published files.
+Published files are parsed once; the cached rows are read by index (`arrow_files.Documents.dataset`). TFDS's files are
+read in one thread, because tf.data cannot restore the position of a parallel read. In both cases, examples are shuffled
+before they are repeated, so every epoch contains each example once.
 """
 
 from __future__ import annotations
@@ -10,14 +15,28 @@ import dataclasses
 import os
 import warnings
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from remixer_t5x.errors import UserError
 from remixer_t5x.lazy import seqio, tf, tfds
+from remixer_tasks.benchmarks import text_task
+from remixer_tasks.benchmarks.text_task import INTEGER, REAL, TEXT, TEXTS, Dataset, Example
+from remixer_tasks.corpora import arrow_files
 from remixer_tasks.corpora.streamed_text import START_POSITION, Reader, StreamedCorpus
 from remixer_tasks.corpora.text_corpus import TRAIN, VALIDATION, ParsedCorpus
+from remixer_tasks.files import cache
+from remixer_tasks.files.cache import Notice
+
+# Number of TFDS examples in the shuffle buffer. Every saved position contains this buffer (a few kB per example).
+SHUFFLE_BUFFER = 256
+# Every stream reads all files of a TFDS data set with at most this number of examples, so that all streams together
+# yield each example once per epoch.
+_MAX_UNSHARDED_EXAMPLES = 1_000_000
+_ROWS = 'rows.arrow'
+_DTYPES = {TEXT: tf.string, TEXTS: tf.string, INTEGER: tf.int64, REAL: tf.float32}
 
 
 class TextSource(seqio.DataSource):
@@ -153,3 +172,146 @@ class _SequentialLoader(seqio.LazyTfdsLoader):
         return dataclasses.replace(
             super().read_config, num_parallel_calls_for_interleave_files=None, try_autocache=False
         )
+
+
+class LabelledSource(seqio.DataSource):
+    """seqio data source of a labelled `Dataset`; files are opened when they are first needed.
+
+    Call `count` for its number of examples. `task_batches` sets `repeats` so that a shuffled dataset repeats forever.
+    """
+
+    repeats = False
+    supports_arbitrary_sharding = True
+
+    def __init__(self, dataset: Dataset, splits: tuple[str, ...], data_dir: str | None = None):
+        self._dataset, self._data_dir = dataset, data_dir
+        super().__init__(splits, performs_internal_shuffling=True)
+
+    def origin(self, split: str) -> str | None:
+        """Returns the TFDS folder or the files of the split, or None if the split has no data."""
+        folder = self._tfds_folder(split)
+        if folder:
+            return folder
+        raw = text_task.find_published_files(self._dataset, split, self._data_dir)
+        return ', '.join(raw[1]) if raw else None
+
+    def count(self, split: str) -> int:
+        """Returns the number of examples before preprocessing. Raises UserError if there are none."""
+        folder = self._tfds_folder(split)
+        return self._tfds_info(folder, split).num_examples if folder else len(self._open_rows(split))
+
+    def list_shards(self, split: str) -> list[str]:
+        folder = self._tfds_folder(split)
+        if folder:
+            return [os.fspath(path) for path in self._tfds_info(folder, split).filepaths]
+        return [str(self._parse_files(split) / _ROWS)]
+
+    def get_dataset(
+        self,
+        split: str = TRAIN,
+        shuffle: bool = True,
+        seed: int | None = None,
+        shard_info: seqio.ShardInfo | None = None,
+        **_: Any,
+    ) -> tf.data.Dataset:
+        """Returns a dataset of examples as flat dicts; ignores seqio's other arguments."""
+        if shuffle and seed is None:
+            seed = np.random.default_rng().integers(2**31).item()
+        folder = self._tfds_folder(split)
+        if folder:
+            return self._tfds_dataset(folder, split, shuffle, seed, shard_info or seqio.ShardInfo(0, 1))
+        rows = self._open_rows(split).dataset(seed if shuffle else None, shard_info, shuffle and self.repeats)
+        return rows.map(self._parse)
+
+    def _tfds_dataset(
+        self, folder: str, split: str, shuffle: bool, seed: int | None, shard: seqio.ShardInfo
+    ) -> tf.data.Dataset:
+        info = self._tfds_info(folder, split)
+        is_whole = shuffle and self.repeats and shard.num_shards > 1 and info.num_examples <= _MAX_UNSHARDED_EXAMPLES
+        has_enough_files = len(info.filepaths) >= shard.num_shards and not is_whole
+        config = tfds.ReadConfig(
+            shuffle_seed=seed,
+            interleave_cycle_length=16,
+            num_parallel_calls_for_decode=1,
+            num_parallel_calls_for_interleave_files=None,
+            try_autocache=False,
+            input_context=tf.distribute.InputContext(shard.num_shards, shard.index) if has_enough_files else None,
+        )
+        builder = tfds.builder_from_directory(folder)
+        with warnings.catch_warnings():
+            # The warning is irrelevant, because an interleave in one thread is always deterministic.
+            warnings.filterwarnings('ignore', 'The `deterministic` argument has no effect')
+            examples = builder.as_dataset(split=split, shuffle_files=shuffle, read_config=config)
+        if shuffle and is_whole:
+            examples = examples.shuffle(SHUFFLE_BUFFER, seed=seed).repeat()
+        if not has_enough_files:
+            examples = examples.shard(shard.num_shards, shard.index)
+        if shuffle and not is_whole:
+            examples = examples.shuffle(SHUFFLE_BUFFER, seed=seed)
+        return examples.map(self._flatten)
+
+    def _tfds_folder(self, split: str) -> str | None:
+        if split not in self.splits:
+            raise UserError(f'the split of {self._dataset.name} must be one of {", ".join(self.splits)}, got {split!r}')
+        return text_task.find_tfds_folder(self._dataset, self._data_dir)
+
+    def _tfds_info(self, folder: str, split: str) -> tfds.core.SplitInfo:
+        splits = tfds.builder_from_directory(folder).info.splits
+        if split not in splits or not splits[split].num_examples:
+            raise UserError(f'{folder} has no examples of split {split!r}; prepare the TFDS data set again')
+        return splits[split]
+
+    def _flatten(self, example: Example) -> Example:
+        flat = {}
+        for name, kind in self._dataset.features.items():
+            value = example
+            for part in name.split('/'):
+                value = value[part]
+            flat[name] = tf.cast(value, _DTYPES[kind]) if kind in (INTEGER, REAL) else value
+        return flat
+
+    def _parse(self, record: tf.Tensor) -> Example:
+        spec = {
+            name: tf.io.RaggedFeature(tf.string) if kind == TEXTS else tf.io.FixedLenFeature([], _DTYPES[kind])
+            for name, kind in self._dataset.features.items()
+        }
+        return tf.io.parse_single_example(record, spec)
+
+    def _parse_files(self, split: str) -> Path:
+        """Returns the cache folder of the split's parsed rows; parses the published files if necessary."""
+        raw = text_task.find_published_files(self._dataset, split, self._data_dir)
+        if raw is None:
+            raise UserError(text_task.missing_files_message(self._dataset, split, self._data_dir))
+        layout, paths = raw
+        states = [cache.file_state(path) for path in paths]
+        name = cache.hash_values('rows 3', self._dataset.name, split, sorted(self._dataset.features), states)
+        folder = cache.cache_root() / 'rows' / name
+        if not folder.exists():
+            with cache.create_cache_entry(folder) as temporary:
+                temporary.mkdir()
+                notice = Notice(f'reading {self._dataset.name}, split {split}')
+                records = [self._serialize(example) for example in layout.read(*paths)]
+                if not records:
+                    raise UserError(f'{", ".join(paths)} has no examples; download it again, or choose another split')
+                arrow_files.write(temporary / _ROWS, ((record, None) for record in records), lambda: '')
+                notice.done(f'{len(records):,} examples')
+                cache.mark_complete(temporary)
+        cache.check_file_sizes(folder)
+        return folder
+
+    def _open_rows(self, split: str) -> arrow_files.Documents:
+        folder = self._parse_files(split)
+        return arrow_files.Documents([folder / _ROWS], repair=cache.repair_advice(folder))
+
+    def _serialize(self, example: Example) -> bytes:
+        features = {name: _encode_feature(kind, example[name]) for name, kind in self._dataset.features.items()}
+        return tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString(deterministic=True)
+
+
+def _encode_feature(kind: str, value: Any) -> tf.train.Feature:
+    if kind == INTEGER:
+        return tf.train.Feature(int64_list=tf.train.Int64List(value=[value]))
+    if kind == REAL:
+        return tf.train.Feature(float_list=tf.train.FloatList(value=[value]))
+    texts = value if kind == TEXTS else [value]
+    return tf.train.Feature(bytes_list=tf.train.BytesList(value=[text.encode('utf-8', 'replace') for text in texts]))

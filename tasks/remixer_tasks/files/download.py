@@ -1,4 +1,4 @@
-"""Downloads or copies published files into the folder that `data_files` searches last.
+"""Downloads or copies published files into the folder that `text_task` searches last.
 
 Only a file with the expected SHA-256 is moved to the folder or extracted. Existing files are never replaced.
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 from remixer_t5x import temporary
 from remixer_t5x.errors import UserError, nearest
 from remixer_tasks import catalogue
-from remixer_tasks.benchmarks import data_files
+from remixer_tasks.benchmarks import text_task
 from remixer_tasks.benchmarks.text_task import Dataset, Download
 from remixer_tasks.files.cache import Notice
 
@@ -77,7 +77,7 @@ def _fetch_file(dataset: Dataset, download: Download, folder: Path, source: str 
     file_name, target = os.path.basename(urllib.parse.urlparse(download.url).path), folder / download.folder
     if download.unzip:
         is_there = all(
-            data_files.find_published_files(dataset, split, str(folder))
+            text_task.find_published_files(dataset, split, str(folder))
             for split, files in dataset.splits.items()
             if files
         )
