@@ -19,7 +19,7 @@ REASONS = {
     'written by this process': """
         data/task_vocabulary.py::save_vocabulary checkpoints/durable.py::commit_checkpoint
         extras/forecast/hlo_costs.py::_cost_estimate extras/reports/sweep.py::_last_line
-        evaluate/results.py::write data/stream.py::capture train/hooks.py::_upload
+        evaluate/checkpoint_evaluation.py::write data/stream.py::capture train/hooks.py::_upload
         devices/collectives.py::check_same_on_processes
     """,
     'opened but not read': """

@@ -16,7 +16,7 @@ from remixer_t5x.checkpoints import durable, saved_params, untrusted
 from remixer_t5x.cli import infer
 from remixer_t5x.data import task_vocabulary
 from remixer_t5x.errors import UserError
-from remixer_t5x.evaluate import results, text_inference, text_inputs
+from remixer_t5x.evaluate import checkpoint_evaluation, text_inference, text_inputs
 from remixer_t5x.extras.reports import overview, records, sweep
 from remixer_t5x.interop import safetensors_files, shared_folder
 from remixer_t5x.interop.huggingface import folders, t5_tokenizer
@@ -136,7 +136,9 @@ READERS = {
     'run_metrics': read_metrics,
     'resumed_metrics': resume_metrics,
     'report_metrics': summarize_metrics,
-    'predictions': lambda path: [row['prediction'].encode() for row in results.read_predictions(str(path))],
+    'predictions': lambda path: [
+        row['prediction'].encode() for row in checkpoint_evaluation.read_predictions(str(path))
+    ],
     'texts': read_texts,
     'output': lambda path: text_inference.PredictionWriter(str(path), {'checkpoint': 'a', 'decoder': 'b'}),
     'checkpoint_file_list': folder_reader(

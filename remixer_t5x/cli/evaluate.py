@@ -72,19 +72,19 @@ def _score_predictions(args: argparse.Namespace) -> None:
     """
     defaults = {'EVAL_TASKS': None, 'EVAL_EXAMPLES': None}
     mixture, lengths, split, name, limit = arguments.load_values(args, *_TASK_MACROS, base=BASE, defaults=defaults)
-    from remixer_t5x.evaluate import results, task_examples, task_metrics
+    from remixer_t5x.evaluate import checkpoint_evaluation, task_evaluation, task_examples
 
     path = args.predictions
     tasks, _ = task_examples.find_tasks(mixture, split, name)
     if len(tasks) > 1:
         names = ', '.join(task.name for task in tasks)
         raise UserError(f'{path} must be the predictions for one task, got tasks {names}; select one with --task')
-    if task_metrics.needs_target_scores(tasks[0]):
+    if task_evaluation.needs_target_scores(tasks[0]):
         raise UserError(
             f'{tasks[0].name} is scored by likelihood, but the file has no likelihoods; evaluate a checkpoint instead'
         )
     examples = task_examples.read_examples(tasks[0], split, lengths, limit)
-    rows = results.read_predictions(path)
+    rows = checkpoint_evaluation.read_predictions(path)
     for number, (row, text) in enumerate(zip(rows, examples.texts('inputs'), strict=False), 1):
         if row.get('input', text) != text:
             raise UserError(
@@ -92,8 +92,8 @@ def _score_predictions(args: argparse.Namespace) -> None:
                 f'its input is {row["input"][:40]!r}, and the input of the example is {text[:40]!r}'
             )
     scores = [row.get('score') or 0.0 for row in rows]
-    metrics = task_metrics.compute_metrics(
-        examples, task_metrics.ModelOutputs([row['prediction'] for row in rows], scores)
+    metrics = task_evaluation.compute_metrics(
+        examples, task_evaluation.ModelOutputs([row['prediction'] for row in rows], scores)
     )
     print(f'{tasks[0].name}, {split}, {len(rows):,} predictions of {path}')
     for metric, value in metrics.items():
@@ -105,8 +105,8 @@ def _evaluate_checkpoints(settings: CheckpointEvaluation, quantize: str | None =
     import jax
 
     from remixer_t5x.checkpoints import saved_params
-    from remixer_t5x.evaluate import results, task_evaluation
-    from remixer_t5x.evaluate.checkpoint_evaluation import Evaluator, write_reports
+    from remixer_t5x.evaluate import task_evaluation
+    from remixer_t5x.evaluate.checkpoint_evaluation import PREDICTIONS, Evaluator, Results, write_reports
     from remixer_t5x.run_folder import model_dir
     from remixer_tasks.benchmarks import submissions
 
@@ -117,7 +117,7 @@ def _evaluate_checkpoints(settings: CheckpointEvaluation, quantize: str | None =
     for note in evaluator.notes:
         _print(note)
     # Only the first process writes results.
-    writers: dict[str, results.Results] = {}
+    writers: dict[str, Results] = {}
     try:
         for folder in settings.checkpoints.find(evaluator.evaluated_steps()):
             params = evaluator.restore(folder)
@@ -130,7 +130,7 @@ def _evaluate_checkpoints(settings: CheckpointEvaluation, quantize: str | None =
                 results_folder = f'{results_folder}_{quantize}'
             if results_folder not in writers and jax.process_index() == 0:
                 run_record = saved_params.read_record(folder)
-                writers[results_folder] = results.Results(results_folder, run_record.get('examples_hashes'))
+                writers[results_folder] = Results(results_folder, run_record.get('examples_hashes'))
             reports = write_reports(evaluator.task_evaluator, params, folder, writers.get(results_folder))
             if reports:
                 _print(_build_table(reports, f'step {folder.name}, {reports[0].split}'))
@@ -144,7 +144,7 @@ def _evaluate_checkpoints(settings: CheckpointEvaluation, quantize: str | None =
             for note in dict.fromkeys(writer.notes):
                 _print(note)
             _print(f'metrics      {writer.folder / model_dir.METRICS}')
-            _print(f'predictions  {writer.folder / results.PREDICTIONS}')
+            _print(f'predictions  {writer.folder / PREDICTIONS}')
     finally:
         for writer in writers.values():
             writer.close()

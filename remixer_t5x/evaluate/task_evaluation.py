@@ -1,4 +1,7 @@
-"""Evaluates a model with the metrics of seqio tasks. Generates answers, ranks labels or classifies texts."""
+"""Evaluates a model with the metrics of seqio tasks. Generates answers, ranks labels or classifies texts.
+
+Computes task metrics as seqio's Evaluator does: with a task's postprocessor, metric functions and metric objects.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,13 @@ from remixer_t5x.data import pipeline, task_vocabulary
 from remixer_t5x.devices import collectives
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
-from remixer_t5x.evaluate import head_predictions, predictions, task_examples, task_metrics
-from remixer_t5x.evaluate.predictions import Decoding, Prediction, Predictor
+from remixer_t5x.evaluate import head_predictions, predictions, task_examples
+from remixer_t5x.evaluate.predictions import Decoding, Prediction, Predictor, pad_ids
 from remixer_t5x.evaluate.task_examples import TaskExamples
 from remixer_t5x.lazy import seqio
 from remixer_t5x.models import interface
 
+Metrics = dict[str, float]
 # Maximum number of characters to print of each text.
 SHOWN_CHARACTERS = 200
 
@@ -63,7 +67,7 @@ class TaskReport:
 
     task: str
     split: str
-    metrics: task_metrics.Metrics
+    metrics: Metrics
     rows: Sequence[Mapping[str, Any]]
     seconds: float
     examples_hash: str = ''
@@ -134,10 +138,10 @@ class TaskEvaluator:
             start = time.perf_counter()
             answers = self._predict(params, examples)
             texts = [answer.decode_texts(self.vocabulary)[0] for answer in answers]
-            outputs = task_metrics.ModelOutputs(
+            outputs = ModelOutputs(
                 texts, [answer.scores[0] for answer in answers], self._target_scores(params, examples)
             )
-            metrics = task_metrics.compute_metrics(examples, outputs)
+            metrics = compute_metrics(examples, outputs)
             rows = list(self._build_rows(examples, texts, answers))
             digest = self.examples_hashes[f'{self.split}/{examples.task.name}']
             yield TaskReport(examples.task.name, self.split, metrics, rows, time.perf_counter() - start, digest)
@@ -171,7 +175,7 @@ class TaskEvaluator:
         ]
 
     def _target_scores(self, params: Any, examples: TaskExamples) -> list[float] | None:
-        if not task_metrics.needs_target_scores(examples.task):
+        if not needs_target_scores(examples.task):
             return None
         if self._classifies:
             return self._predictor.score_labels(params, examples.inputs, examples.texts('targets'))
@@ -216,3 +220,100 @@ def _to_json_value(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return [_to_json_value(item) for item in value.tolist()]
     return value.item() if isinstance(value, np.generic) else value
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelOutputs:
+    """The outputs of a model for each example of a split, in order.
+
+    `predictions` contains texts, and `scores` their log-likelihoods. `target_scores` contains the log-likelihoods of
+    the targets and is set only if `needs_target_scores` returns true for the task.
+    """
+
+    predictions: Sequence[str]
+    scores: Sequence[float]
+    target_scores: Sequence[float] | None = None
+
+
+def needs_target_scores(task: seqio.Task) -> bool:
+    """Returns whether a metric of the task uses the log-likelihoods of the targets."""
+    kind = seqio.metrics.ModelOutputType.SCORE
+    return bool(task.score_metric_fns) or any(each.model_output_type == kind for each in _metric_objects(task))
+
+
+def compute_metrics(examples: TaskExamples, outputs: ModelOutputs) -> Metrics:
+    """Evaluates the task's metric functions and then its metric objects. Returns only metrics that are numbers.
+
+    Raises UserError if the number of outputs differs from the number of examples.
+    """
+    task, count = examples.task, len(examples.examples)
+    if len(outputs.predictions) != count:
+        raise UserError(
+            f'predictions of {task.name}, split {examples.split}, must have {count:,} rows, got '
+            f'{len(outputs.predictions):,}; use the predictions of this split'
+        )
+
+    def postprocess(texts: Sequence[str], is_target: bool) -> list[Any]:
+        pairs = zip(texts, examples.examples, strict=True)
+        return [task.postprocess_fn(text, example=example, is_target=is_target) for text, example in pairs]
+
+    targets = postprocess(examples.texts('targets'), is_target=True)
+    metrics: dict[str, Any] = {}
+    if task.predict_metric_fns or task.predict_with_aux_metric_fns:
+        predictions = postprocess(outputs.predictions, is_target=False)
+        for metric in task.predict_metric_fns:
+            metrics.update(metric(targets, predictions))
+        for metric in task.predict_with_aux_metric_fns:
+            metrics.update(metric(targets, predictions, {'scores': list(outputs.scores)}))
+    for metric in task.score_metric_fns:
+        metrics.update(metric(targets, outputs.target_scores))
+    metrics.update(_compute_metric_objects(task, examples.examples, outputs))
+    arrays = {name: np.asarray(getattr(value, 'value', value)) for name, value in metrics.items()}
+    return {name: float(x) for name, x in arrays.items() if x.ndim == 0 and np.issubdtype(x.dtype, np.number)}
+
+
+def format_metrics(metrics: Mapping[str, float], most: int = 3) -> str:
+    """Formats metrics as in `accuracy 55.20 (easy 60.40), f1 48.11`, where 60.40 is the metric `accuracy/easy`."""
+    groups: dict[str, dict[str, float]] = {}
+    for name, value in metrics.items():
+        metric, _, group = name.partition('/')
+        if metric in metrics and group:
+            groups[metric][group] = value
+        else:
+            groups[name] = {}
+    shown = [f'{name} {metrics[name]:.2f}' + (f' ({format_metrics(of)})' if of else '') for name, of in groups.items()]
+    return ', '.join(shown[:most]) + (f' and {len(shown) - most} more' if len(shown) > most else '')
+
+
+def _metric_objects(task: seqio.Task) -> list[Any]:
+    """Returns the task's metric objects, without the metric functions that seqio appends to them."""
+    return list(task.metric_objs)[: len(task.metric_objs) - len(task.metric_fns)]
+
+
+def _compute_metric_objects(task: seqio.Task, examples: Sequence[Any], outputs: ModelOutputs) -> dict[str, Any]:
+    """Evaluates the task's metric objects as seqio's Evaluator does.
+
+    Metric objects require token ids, so the predicted texts are encoded again. Raises UserError for a metric object
+    that requires activations.
+    """
+    objects = _metric_objects(task)
+    encoded = [task.output_features['targets'].vocabulary.encode(text) for text in outputs.predictions if objects]
+    ids = pad_ids(encoded, max([1, *map(len, encoded)]))
+    kinds = seqio.metrics.ModelOutputType
+    model_outputs = {
+        kinds.SCORE: np.asarray(outputs.target_scores),
+        kinds.PREDICTION: ids,
+        kinds.PREDICTION_WITH_AUX: (ids, {'scores': list(outputs.scores)}),
+    }
+    metrics: dict[str, Any] = {}
+    for metric in objects:
+        kind = metric.model_output_type
+        if kind not in model_outputs:
+            raise UserError(f'the metrics of {task.name} must use predictions or scores, got {kinds.to_str(kind)}')
+        state = metric.from_model_output(examples, model_outputs[kind], task.output_features)
+        if isinstance(state, seqio.metrics.CollectingMetric):
+            values, _ = state.actual_compute(examples, task.output_features)
+        else:
+            values = state.compute()
+        metrics.update(values)
+    return metrics

@@ -12,7 +12,7 @@ import jax
 from etils import epath
 
 from remixer_t5x.data import task_batches
-from remixer_t5x.evaluate import best, held_out_loss, task_evaluation, task_metrics
+from remixer_t5x.evaluate import best, held_out_loss, task_evaluation
 from remixer_t5x.evaluate.task_evaluation import TaskEvaluator, TaskReport
 from remixer_t5x.optim.train_state import TrainState
 from remixer_t5x.run_folder import object_store
@@ -114,7 +114,7 @@ class EvaluateTasks:
         is_best = False
         with self.log.tolerate_write_errors():
             is_best = self.best_checkpoints.save_if_best(report, state.step, params)
-        text = task_metrics.format_metrics(report.metrics) + (' · the best so far' if is_best else '')
+        text = task_evaluation.format_metrics(report.metrics) + (' · the best so far' if is_best else '')
         self.log.print(f'step {state.step} · {report.task} · {text}')
 
 

@@ -12,7 +12,7 @@ from etils import epath
 
 import remixer_t5x
 from remixer_t5x.cli.main import main
-from remixer_t5x.evaluate import results
+from remixer_t5x.evaluate import checkpoint_evaluation
 from remixer_t5x.evaluate.task_evaluation import TaskReport
 from tests.support import command_folder, feed_forward
 
@@ -120,14 +120,14 @@ def test_results_on_other_rows_have_separate_names(current_folder, capsys):
     files = {path.name: read_records(path) for path in (current_folder / 'separate/predictions').iterdir()}
     assert len(files) == 2 and len(files['own_pairs-validation-2.jsonl']) != 8
     # A folder without results of the run: the first evaluation determines the examples.
-    separate = results.Results('unknown_run')
+    separate = checkpoint_evaluation.Results('unknown_run')
     for digest in ('a' * 16, 'b' * 16, 'a' * 16):
         separate.write(TaskReport('cogs', 'test', {}, [], 0.0, digest), 1, epath.Path('1'))
     separate.close()
     kinds = [record['kind'] for record in read_records('unknown_run/metrics.jsonl')]
     assert kinds == ['test/cogs', 'test/cogs@bbbbbbbb', 'test/cogs']
-    assert results.evaluated_steps('unknown_run', {'test/cogs': 'b' * 16}) == {1}
-    assert results.evaluated_steps('unknown_run', {'test/cogs': 'c' * 16}) == set()
+    assert checkpoint_evaluation.evaluated_steps('unknown_run', {'test/cogs': 'b' * 16}) == {1}
+    assert checkpoint_evaluation.evaluated_steps('unknown_run', {'test/cogs': 'c' * 16}) == set()
 
 
 def test_predictions_are_scored_without_the_training_rows(current_folder, capsys):

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
-from remixer_t5x.evaluate import results, task_examples, task_metrics
+from remixer_t5x.evaluate import checkpoint_evaluation, task_evaluation, task_examples
 from remixer_t5x.evaluate.predictions import Decoding
 from remixer_t5x.evaluate.task_evaluation import TaskEvaluation, TaskEvaluator, TaskReport
 from remixer_tasks import vocabularies
@@ -131,11 +131,11 @@ def test_rows_have_inputs_targets_and_predictions():
 def test_results_are_appended_after_a_truncated_line(tmp_path):
     report = TaskReport('a', 'validation', {'accuracy': 1.0}, [], 0.0)
     for step in (1, 2):
-        with contextlib.closing(results.Results(str(tmp_path))) as writer:
+        with contextlib.closing(checkpoint_evaluation.Results(str(tmp_path))) as writer:
             writer.write(report, step, tmp_path)
         with (tmp_path / 'metrics.jsonl').open('a') as file:
             file.write('{"kind": "val')
-    assert results.evaluated_steps(str(tmp_path), {'validation/a': ''}) == {1, 2}
+    assert checkpoint_evaluation.evaluated_steps(str(tmp_path), {'validation/a': ''}) == {1, 2}
     assert b'\n\n' not in (tmp_path / 'metrics.jsonl').read_bytes()
 
 
@@ -251,8 +251,8 @@ def share_equal(targets, predictions):
 @pytest.mark.parametrize(('objects', 'functions'), [((), (share_equal,)), ((Equal(), MeanScore()), (share_equal,))])
 def test_metric_objects_are_computed_next_to_functions(objects, functions):
     task = objects_task(list(objects), functions)
-    assert task_metrics.needs_target_scores(task) == bool(objects)
+    assert task_evaluation.needs_target_scores(task) == bool(objects)
     examples = task_examples.read_examples(task, 'validation', {'inputs': 8, 'targets': 8})
-    outputs = task_metrics.ModelOutputs(['yes', 'maybe', 'no'], [0.0] * 3, [-1.0, -2.0, -3.0])
+    outputs = task_evaluation.ModelOutputs(['yes', 'maybe', 'no'], [0.0] * 3, [-1.0, -2.0, -3.0])
     expected = {'accuracy': 200 / 3} | ({'equal': 200 / 3, 'mean_score': -2.0} if objects else {})
-    assert task_metrics.compute_metrics(examples, outputs) == pytest.approx(expected)
+    assert task_evaluation.compute_metrics(examples, outputs) == pytest.approx(expected)

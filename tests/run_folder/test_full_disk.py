@@ -9,7 +9,7 @@ import pytest
 from etils import epath
 
 from remixer_t5x.cli import train as train_command
-from remixer_t5x.evaluate import best, results
+from remixer_t5x.evaluate import best, checkpoint_evaluation
 from remixer_t5x.evaluate.task_evaluation import TaskReport
 from remixer_t5x.interop import safetensors_files
 from remixer_t5x.run_folder import metrics, model_dir, object_store, tensorboard
@@ -39,7 +39,7 @@ def _loss_png(folder):
 
 
 def _results(folder):
-    with contextlib.closing(results.Results(str(folder))) as writer:
+    with contextlib.closing(checkpoint_evaluation.Results(str(folder))) as writer:
         writer.write(REPORT, 1, epath.Path(folder))
 
 
@@ -55,7 +55,9 @@ WRITERS = {
     'best': _best,
     'configuration': lambda folder: model_dir.write_config(epath.Path(folder), 'A = 1\n'),
     'marker': lambda folder: model_dir.create_model_dir(folder),
-    'predictions': lambda folder: results.write_jsonl(epath.Path(folder) / 'x.jsonl', [{'prediction': 'a'}]),
+    'predictions': lambda folder: checkpoint_evaluation.write_jsonl(
+        epath.Path(folder) / 'x.jsonl', [{'prediction': 'a'}]
+    ),
     'results': _results,
     'safetensors': lambda folder: safetensors_files.write_params(
         str(folder / 'x'), {'a': np.ones(9, np.float32)}, 1, {}

@@ -11,7 +11,7 @@ from etils import epath
 from remixer_t5x import untrusted_files
 from remixer_t5x.checkpoints import changes
 from remixer_t5x.errors import UserError
-from remixer_t5x.evaluate import results
+from remixer_t5x.evaluate import checkpoint_evaluation
 from remixer_t5x.evaluate.checkpoint_evaluation import EVAL_FOLDER
 from remixer_t5x.run_folder import metrics, model_dir, object_store
 from remixer_t5x.train import progress
@@ -165,7 +165,7 @@ def _read_run(folder: epath.Path, name: str) -> RecordedRun:
         records=logged,
         config=untrusted_files.read_text(config, 'restore it, or remove it') if config.exists() else '',
         evaluations=read_records(evaluations) if evaluations.exists() else (),
-        predictions=dict(_read_predictions(folder / EVAL_FOLDER / results.PREDICTIONS)),
+        predictions=dict(_read_predictions(folder / EVAL_FOLDER / checkpoint_evaluation.PREDICTIONS)),
         seconds_by_activity=progress.read_times(folder),
     )
 
@@ -179,7 +179,7 @@ def _read_predictions(folder: epath.Path) -> Iterator[tuple[str, Sequence[Mappin
             newest[match[1]] = int(match[2]), path
     for name, (_, path) in sorted(newest.items()):
         # Tasks without examples have empty files.
-        rows = results.read_predictions(os.fspath(path))
+        rows = checkpoint_evaluation.read_predictions(os.fspath(path))
         if rows:
             yield name, rows
 
