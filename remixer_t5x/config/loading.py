@@ -3,25 +3,29 @@
 gin parses the configuration. This module adds four rules. Setting a macro that nothing reads is an error. A flag value
 that is not valid gin is treated as a string. An unset macro defaults to the default value of the argument that uses
 it. Only macros that the caller reads must be set.
+
+Parses gin text, and converts gin errors to one-line UserErrors with the location, the problem, and advice.
 """
 
 import contextlib
 import dataclasses
 import difflib
+import importlib.util
 import os
 import pathlib
 import re
 import shlex
 import tokenize
-from collections.abc import Collection, Mapping, Sequence
+import traceback
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import gin
 from gin import config_parser
 
-from remixer_t5x.config import files, parsing, resolved, user_modules
+from remixer_t5x import lazy
+from remixer_t5x.config import files, resolved, user_modules
 from remixer_t5x.config.files import FLAG, MODELS_FOLDER, T5X_NAMES, GinText
-from remixer_t5x.config.parsing import DYNAMIC_REGISTRATION
 from remixer_t5x.errors import UserError, nearest, one_line
 
 # File with default values of macros that models read but files for data, hardware or runs set. It is loaded first.
@@ -33,6 +37,7 @@ _PATH_MACROS = (
     *('FILES', 'VALIDATION_FILES', 'PAIRS', 'VALIDATION_PAIRS', 'EVAL_PAIRS', 'SUBMISSION_DIR', 'HF_DATASET'),
 )
 _PYTHON_LITERALS = {'true': 'True', 'false': 'False', 'none': 'None', 'null': 'None'}
+DYNAMIC_REGISTRATION = 'from __gin__ import dynamic_registration'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +91,7 @@ def load(
     with importing or contextlib.nullcontext():
         _bind_macros(sources.defaults)
         for number, text in enumerate(texts):
-            parsing.parse(text, texts[:number])
+            parse(text, texts[:number])
         _bind_macros(sources.objects)
         _replace_task_names()
     macros_set = {name: location for text in texts if not text.shipped for name, location in text.macros_set.items()}
@@ -225,21 +230,14 @@ def parse_flag(name: str, value: str) -> GinText:
 class References(config_parser.ParserDelegate):
     """Collects the references and macros in parsed values, without importing modules."""
 
-    class Reference(str):
-        """A reference or macro as gin text. Its repr has no quotes, so the repr of a list of references is gin text."""
-
-        __repr__ = str.__str__
-
     def __init__(self) -> None:
         self.names: list[str] = []
 
-    def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> Reference:
+    def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> None:
         self.names.append(f'@{scoped_configurable_name}')
-        return self.Reference(f'@{scoped_configurable_name}{"()" if evaluate else ""}')
 
-    def macro(self, macro_name: str) -> Reference:
+    def macro(self, macro_name: str) -> None:
         self.names.append(f'%{macro_name}')
-        return self.Reference(f'%{macro_name}')
 
 
 def _check_macros(texts: Sequence[GinText], sources: ConfigSources, roots: Collection[str], partial: bool) -> None:
@@ -300,6 +298,93 @@ def _replace_task_names() -> None:
             raise UserError(f'{MODULE} must be the name of a module, such as my_package.tasks, got {module!r}')
         lines.insert(0, f'import {module}')
     if lines:
-        parsing.parse(
+        parse(
             GinText(f'{FLAG}{MODULE}', '\n'.join([DYNAMIC_REGISTRATION, 'from remixer_tasks import names', *lines])), ()
         )
+
+
+def parse(text: GinText, before: Sequence[GinText]) -> None:
+    """Parses a gin text. Raises a one-line UserError if gin reports an error.
+
+    A text without dynamic registration may use the imports of the texts in `before`. A flag may use any module.
+    """
+    header: list[str] = []
+    try:
+        try:
+            gin.parse_config(text.text)
+        except ValueError as error:
+            header = [] if DYNAMIC_REGISTRATION in text.text else _missing_imports(text, before)
+            if not header or not _raised_in_gin(error):
+                raise
+            gin.parse_config([DYNAMIC_REGISTRATION, *header, text.text])
+    except Exception as error:
+        missing = _missing_module(error)
+        is_in_module = user_modules.find_user_frames(error) and missing not in lazy.TASK_LIBRARIES
+        if is_in_module or not (missing or _raised_in_gin(error)):
+            raise  # The error is in an imported module.
+        raise _one_line_error(error, text, before, 1 + len(header) if header else 0) from None
+
+
+def _missing_imports(text: GinText, before: Sequence[GinText]) -> list[str]:
+    """Returns import statements for the modules that a gin text uses without importing them."""
+    known = {name: line for other in reversed(before) for name, line in other.imports.items()}
+    lines = []
+    for module in re.findall(r'(?:@|^)(?:\w+/)*([\w.]+)\.\w+(?:\.\w+\s*=)?', text.text, re.M):
+        name = module.partition('.')[0]
+        if name not in known and text.is_flag:
+            user_modules.importable_modules.add(name)
+            known |= {name: f'import {module}'} if importlib.util.find_spec(name) else {}
+        lines += [known[name]] if name in known else []
+    return list(dict.fromkeys(lines))
+
+
+def _raised_in_gin(error: Exception) -> bool:
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return frame.f_globals.get('__name__', '').partition('.')[0] in ('gin', 'tokenize')
+
+
+def _missing_module(error: Exception) -> str:
+    """Returns the name of the missing module if the error is a ModuleNotFoundError, or '' for other errors."""
+    # gin raises a copy of the error, whose attribute `name` is None.
+    original = error.__context__ if isinstance(error.__context__, ModuleNotFoundError) else error
+    return (original.name or '') if isinstance(original, ModuleNotFoundError) else ''
+
+
+def _one_line_error(error: Exception, text: GinText, before: Sequence[GinText], header: int) -> UserError:
+    """Converts gin's error to a UserError with the message `file line N: problem; advice`."""
+    lines, (problem, *rest) = text.text.splitlines(), str(error).strip('"').splitlines()
+    problem = problem.rstrip('.')
+    match = re.search(r'line (\d+)', ' '.join(rest))
+    number = int(match[1]) - header if match else 1
+    if isinstance(error, tokenize.TokenError):
+        # gin detects an unclosed bracket only at the end of the file. The statement starts at the last unindented line.
+        number = max((number for number, line in enumerate(lines, 1) if line[:1].isalpha()), default=1)
+        problem = 'a bracket or quote is not closed; close it'
+    elif isinstance(error, SyntaxError):
+        number, problem = error.lineno or 1, str(error.msg).splitlines()[-1].strip(' .')
+        problem += '; write NAME = value or module.name.setting = value, and close quotes and brackets'
+    elif missing := _missing_module(error):
+        problem += f'; run {lazy.INSTALL_COMMAND}' if missing in lazy.TASK_LIBRARIES else _suggest_module(missing, ())
+    else:
+        problem += _suggest_name(''.join(lines[number - 1 : number]), text, before)
+    return UserError(f'{text.name if text.is_flag else f"{text.name} line {number}"}: {one_line(problem)}')
+
+
+def _suggest_name(line: str, text: GinText, before: Sequence[GinText]) -> str:
+    """Suggests the counterpart of a T5X setting, or a file or module to add for the first name that is not imported."""
+    imports = {name for other in [*before, text] for name in other.imports}
+    for name in re.findall(r'[A-Za-z_][\w.]*\.\w+', line):
+        first, *rest = name.split('.')
+        for pair in zip([first, *rest], rest, strict=False):
+            if setting := T5X_NAMES['settings'].get('.'.join(pair)):
+                return f'; it is a setting of T5X; use its counterpart {setting}'
+        if first not in imports:
+            is_sublayer = f'sublayers/{first}.gin' in files.shipped()
+            return f'; add --gin_file=sublayers/{first}.gin' if is_sublayer else _suggest_module(first, imports)
+    return ''
+
+
+def _suggest_module(name: str, imports: Iterable[str]) -> str:
+    """Suggests the imported module, or module in the current folder, whose name is most similar to `name`."""
+    near = nearest(name, [*imports, *(path.stem for path in pathlib.Path().glob('*.py'))])
+    return near or '; check its spelling, that the package is installed, and PYTHONPATH'
