@@ -24,9 +24,8 @@ import tensorflow as tf  # noqa: E402
 
 from remixer_t5x import tf_data
 from remixer_t5x.data import pipeline, task_batches
-from remixer_tasks import local_files, pretraining, python_docs, vocabularies
+from remixer_tasks import language_modeling, local_files, pretraining, python_docs, span_corruption, vocabularies
 from remixer_tasks.corpora.text_corpus import ParsedCorpus
-from remixer_tasks.objectives import segments, span_corruption  # noqa: E402
 
 LENGTHS = {'inputs': 512, 'targets': 114}
 BATCH_SIZE = 32
@@ -57,7 +56,7 @@ def pipeline_stages(documents: tf.data.Dataset, vocabulary: seqio.Vocabulary) ->
     tokens = documents.map(lambda example: example['targets'])
     return {
         'read tokenized documents': documents,
-        'join and split': segments.join_and_split(tokens, 568),
+        'join and split': language_modeling.join_and_split(tokens, 568),
         'corrupt spans': corrupted,
         'trim, pad, shift (seqio)': converter(corrupted, task_feature_lengths=LENGTHS),
         'shuffle and batch': converter(corrupted, task_feature_lengths=LENGTHS).shuffle(1000).batch(BATCH_SIZE),

@@ -1,4 +1,4 @@
-"""Builds pretraining tasks from a corpus, a vocabulary and one of the objectives in `objectives/`.
+"""Builds pretraining tasks from a corpus, a vocabulary and an objective.
 
 Unless `name` is set, a task is named after its data and objective, as in `own_text_prefix_lm`.
 
@@ -16,11 +16,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from remixer_t5x.lazy import seqio, tf
+from remixer_tasks import language_modeling
+from remixer_tasks import span_corruption as spans
 from remixer_tasks.corpora.text_corpus import Corpus
-from remixer_tasks.objectives import language_modeling
-from remixer_tasks.objectives import masked_lm as masked
-from remixer_tasks.objectives import span_corruption as spans
-from remixer_tasks.objectives import ul2 as ul2_denoisers
 from remixer_tasks.vocabularies import load_vocabulary
 
 SHUFFLE_BUFFER = 128
@@ -36,7 +34,7 @@ def span_corruption(
     shuffle_buffer_size: int = SHUFFLE_BUFFER,
     name: str | None = None,
 ) -> seqio.Task:
-    """Returns a span corruption task, whose inputs and targets end with EOS; see `objectives/span_corruption.py`."""
+    """Returns a span corruption task, whose inputs and targets end with EOS; see `span_corruption.py`."""
     noise = spans.Noise(noise_density, mean_noise_span_length)
     objective = functools.partial(spans.span_corruption, noise=noise)
     return _build_task(name or f'{data}_span_corruption', corpus, vocabulary, objective, shuffle_buffer_size)
@@ -50,7 +48,7 @@ def prefix_lm(
     join_documents: bool = False,
     shuffle_buffer_size: int = SHUFFLE_BUFFER,
 ) -> seqio.Task:
-    """Returns a prefix LM task, whose inputs and targets end with EOS; see `objectives/language_modeling.py`."""
+    """Returns a prefix LM task, whose inputs and targets end with EOS; see `language_modeling.py`."""
     objective = functools.partial(language_modeling.prefix_lm, prefix=language_modeling.Prefix(density, join_documents))
     return _build_task(f'{data}_prefix_lm', corpus, vocabulary, objective, shuffle_buffer_size)
 
@@ -62,7 +60,7 @@ def causal_lm(
     shuffle_buffer_size: int = SHUFFLE_BUFFER,
     name: str | None = None,
 ) -> seqio.Task:
-    """Returns a causal LM task, which has targets but no inputs; see `objectives/language_modeling.py`."""
+    """Returns a causal LM task, which has targets but no inputs; see `language_modeling.py`."""
     return _build_task(
         name or f'{data}_causal_lm', corpus, vocabulary, language_modeling.causal_lm, shuffle_buffer_size, ('targets',)
     )
@@ -78,9 +76,9 @@ def masked_lm(
     whole_words: bool = False,
     shuffle_buffer_size: int = SHUFFLE_BUFFER,
 ) -> seqio.Task:
-    """Returns a masked LM task, in which inputs and targets are aligned; see `objectives/masked_lm.py`."""
-    masking = masked.Masking(rate, masked_share, random_share, whole_words)
-    objective = functools.partial(masked.masked_lm, masking=masking)
+    """Returns a masked LM task, in which inputs and targets are aligned; see `language_modeling.py`."""
+    masking = language_modeling.Masking(rate, masked_share, random_share, whole_words)
+    objective = functools.partial(language_modeling.masked_lm, masking=masking)
     return _build_task(f'{data}_masked_lm', corpus, vocabulary, objective, shuffle_buffer_size, eos=False)
 
 
@@ -91,7 +89,7 @@ def iid_denoising(
     density: float = 0.15,
     shuffle_buffer_size: int = SHUFFLE_BUFFER,
 ) -> seqio.Task:
-    """Returns a task that hides each token independently; see `objectives/span_corruption.py`."""
+    """Returns a task that hides each token independently; see `span_corruption.py`."""
     objective = functools.partial(spans.iid_denoising, density=spans.Noise(density).density)
     return _build_task(f'{data}_iid_denoising', corpus, vocabulary, objective, shuffle_buffer_size)
 
@@ -104,13 +102,13 @@ def ul2(
     prompts: Mapping[str, str] | None = None,
     shuffle_buffer_size: int = SHUFFLE_BUFFER,
 ) -> seqio.Mixture:
-    """Returns UL2's mixture, which has a task for each denoiser; see `objectives/ul2.py`.
+    """Returns UL2's mixture, which has a task for each denoiser; see `span_corruption.py`.
 
-    `denoisers` is 'ul2', 'ul2r', or a list of rows (see `ul2.denoisers`). `prompts` maps 'r', 'x' and 's' to
-    prompts; UL2's prompts are the defaults. Each denoiser reads the corpus in a different order.
+    `denoisers` is 'ul2', 'ul2r', or a list of rows (see `span_corruption.denoisers`). `prompts` maps 'r', 'x' and 's'
+    to prompts; UL2's prompts are the defaults. Each denoiser reads the corpus in a different order.
     """
-    chosen = ul2_denoisers.denoisers(denoisers)
-    prompts = {**ul2_denoisers.PROMPTS, **(prompts or {})}
+    chosen = spans.denoisers(denoisers)
+    prompts = {**spans.PROMPTS, **(prompts or {})}
     tasks = []
     for order, denoiser in enumerate(chosen):
         name, prompt = f'{data}_ul2_{denoiser.name}', prompts[denoiser.kind]

@@ -64,8 +64,7 @@ def test_masked_tokens_are_the_mask_piece_of_a_bert(folder):
     import seqio
     import tensorflow as tf
 
-    from remixer_tasks import vocabularies
-    from remixer_tasks.objectives import masked_lm
+    from remixer_tasks import language_modeling, vocabularies
 
     vocabulary = vocabularies.wordpiece(str(folder / 'vocab.txt'))
     mask, cls = PIECES.index('[MASK]'), PIECES.index('[CLS]')
@@ -74,9 +73,9 @@ def test_masked_tokens_are_the_mask_piece_of_a_bert(folder):
     text = vocabulary.encode('a texts of words a texts of words')
     signature = {'targets': tf.TensorSpec([None], tf.int32)}
     documents = tf.data.Dataset.from_generator(lambda: iter([{'targets': text}] * 40), output_signature=signature)
-    masking = masked_lm.Masking(rate=0.5, masked=1.0, random=0.0, whole_words=True)
+    masking = language_modeling.Masking(rate=0.5, masked=1.0, random=0.0, whole_words=True)
     length = {'inputs': 32, 'targets': 32}
-    rows = list(masked_lm.masked_lm(documents, length, features, masking).as_numpy_iterator())
+    rows = list(language_modeling.masked_lm(documents, length, features, masking).as_numpy_iterator())
     inputs, targets = (np.stack([row[name] for row in rows[:-1]]) for name in ('inputs', 'targets'))
     assert (inputs[targets > 0] == mask).all() and (targets > 0).sum() > 20
     assert cls not in targets and (inputs == cls).any()

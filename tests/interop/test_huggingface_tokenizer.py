@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from remixer_t5x.data import task_vocabulary
 from remixer_t5x.errors import UserError
-from remixer_tasks import vocabularies
-from remixer_tasks.objectives import masked_lm
+from remixer_tasks import language_modeling, vocabularies
 from remixer_tasks.vocabulary import huggingface_tokenizer
 from tests.support.error_lines import error_message
 from tests.support.untrusted_inputs import ODD_CHARACTERS
@@ -146,7 +145,7 @@ def test_whole_words_of_every_tokenizer(tmp_path, name):
     ours = vocabularies.huggingface_tokenizer(str(tmp_path / 'tokenizer.json'), end='</s>')
     # The trained tokenizers split these words into several pieces.
     ids = ours.encode('wor tor wod')
-    first_of_words = np.flatnonzero(masked_lm.find_word_starts(ours)[ids])
+    first_of_words = np.flatnonzero(language_modeling.find_word_starts(ours)[ids])
     texts = [ours.token_texts[index] for index in ids]
     words = [b''.join(part).strip() for part in np.split(np.array(texts, object), first_of_words)]
     assert [word for word in words if word] == [b'wor', b'tor', b'wod'] and len(ids) > 5
@@ -156,7 +155,7 @@ def test_whole_words_of_a_tokenizer_without_word_starts_are_rejected(tmp_path):
     tokenizer = train(models.BPE(), trainers.BpeTrainer, pre_tokenizer=pre_tokenizers.Whitespace())
     tokenizer.save(str(tmp_path / 'tokenizer.json'))
     ours = vocabularies.huggingface_tokenizer(str(tmp_path / 'tokenizer.json'), end='</s>')
-    assert 'WHOLE_WORDS = False' in error_message(lambda: masked_lm.find_word_starts(ours))
+    assert 'WHOLE_WORDS = False' in error_message(lambda: language_modeling.find_word_starts(ours))
 
 
 def set_component(name, value):

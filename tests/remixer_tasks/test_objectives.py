@@ -10,9 +10,8 @@ import tensorflow as tf
 
 from remixer_t5x.data import pipeline, task_batches
 from remixer_t5x.errors import UserError
-from remixer_tasks import local_files, pretraining, vocabularies
-from remixer_tasks.objectives import language_modeling, masked_lm, segments, ul2
-from remixer_tasks.objectives import span_corruption as spans
+from remixer_tasks import language_modeling, local_files, pretraining, vocabularies
+from remixer_tasks import span_corruption as spans
 
 T5 = json.loads((pathlib.Path(__file__).parent / 'golden' / 't5_objectives.json').read_text())
 VOCABULARY = seqio.ByteVocabulary(extra_ids=100)
@@ -98,7 +97,7 @@ def test_causal_text_equals_that_of_t5():
 def masked_examples(size=2000, count=4, **options):
     lengths = {'inputs': size + 1, 'targets': size + 1}
     documents = [random_tokens(size).tolist()] * count
-    ours = examples(masked_lm.masked_lm, documents, lengths, masking=masked_lm.Masking(**options))
+    ours = examples(language_modeling.masked_lm, documents, lengths, masking=language_modeling.Masking(**options))
     return np.array([e['inputs'] for e in ours]), np.array([e['targets'] for e in ours]), random_tokens(size)
 
 
@@ -122,19 +121,19 @@ def test_masked_tokens_have_the_statistics_of_bert():
 def test_whole_words_are_predicted_together():
     words = np.repeat(np.arange(120), np.random.default_rng(0).integers(1, 5, 120))
     for seed in range(20):
-        chosen = masked_lm.choose_tokens(tf.constant(words), 40, tf.constant([seed, 1])).numpy()
+        chosen = language_modeling.choose_tokens(tf.constant(words), 40, tf.constant([seed, 1])).numpy()
         by_word = [set(chosen[words == word]) for word in range(120)]
         assert all(len(values) == 1 for values in by_word)
         assert 36 < chosen.sum() <= 40
 
 
 def test_a_word_longer_than_the_number_of_tokens_is_predicted():
-    assert masked_lm.choose_tokens(tf.zeros([9], tf.int32), 1, tf.constant([0, 1])).numpy().all()
+    assert language_modeling.choose_tokens(tf.zeros([9], tf.int32), 1, tf.constant([0, 1])).numpy().all()
 
 
 def test_the_seven_denoisers_of_ul2():
     actual = {
-        d.name: (d.kind, d.settings.density, getattr(d.settings, 'mean_span', None), d.rate) for d in ul2.denoisers()
+        d.name: (d.kind, d.settings.density, getattr(d.settings, 'mean_span', None), d.rate) for d in spans.denoisers()
     }
     assert actual == {
         'r_span3_rate15': ('r', 0.15, 3, 1),
@@ -145,9 +144,9 @@ def test_the_seven_denoisers_of_ul2():
         'x_span64_rate15': ('x', 0.15, 64, 1),
         'x_span64_rate50': ('x', 0.5, 64, 1),
     }
-    assert sum(denoiser.rate for denoiser in ul2.denoisers('ul2r')) == 1
+    assert sum(denoiser.rate for denoiser in spans.denoisers('ul2r')) == 1
     rows = [('r', 3, 0.15, 1), ('s', None, 0.25, 2)]
-    assert [(d.name, d.rate) for d in ul2.denoisers(rows)] == [('r_span3_rate15', 1.0), ('s_rate25', 2.0)]
+    assert [(d.name, d.rate) for d in spans.denoisers(rows)] == [('r_span3_rate15', 1.0), ('s_rate25', 2.0)]
 
 
 @pytest.mark.parametrize(('inputs', 'hidden', 'count'), [(512, 89, 1), (548, 96, 2), (1024, 179, 3)])
@@ -167,11 +166,11 @@ def corpus(tmp_path):
 
 def test_word_starts_are_the_pieces_that_begin_a_word(corpus):
     vocabulary = vocabularies.trained(corpus, 300)
-    starts = masked_lm.find_word_starts(vocabulary)
+    starts = language_modeling.find_word_starts(vocabulary)
     ids = vocabulary.encode('abcde fghij klmno')
     assert starts[ids].sum() == 3 < len(ids) and starts[ids[0]]
     with pytest.raises(UserError, match='ByteVocabulary: set WHOLE_WORDS = False'):
-        masked_lm.find_word_starts(VOCABULARY)
+        language_modeling.find_word_starts(VOCABULARY)
 
 
 def config(task, lengths=None, **options):
@@ -218,7 +217,7 @@ def test_few_sentinels_shorten_segments():
     [
         (language_modeling.prefix_lm, {'inputs': 2, 'targets': 9}, "T5 uses {'inputs': 512, 'targets': 512}"),
         (language_modeling.causal_lm, {'targets': 1}, "set TASK_FEATURE_LENGTHS = {'targets': 512}"),
-        (masked_lm.masked_lm, {'inputs': 16, 'targets': 8}, 'masked LM predicts in place'),
+        (language_modeling.masked_lm, {'inputs': 16, 'targets': 8}, 'masked LM predicts in place'),
     ],
 )
 def test_unusable_lengths_are_rejected(preprocessor, lengths, message):
@@ -246,7 +245,7 @@ def test_the_targets_of_a_prefix_lm_fit_with_eos(density, targets):
     ('make', 'value', 'message'),
     [
         (language_modeling.Prefix, 0.6, 'uses 0'),
-        (ul2.denoisers, [('s', 3, 0.25, 1)], "DENOISERS must .*'ul2', 'ul2r', or rows"),
+        (spans.denoisers, [('s', 3, 0.25, 1)], "DENOISERS must .*'ul2', 'ul2r', or rows"),
     ],
 )
 def test_rates_out_of_range_and_invalid_denoisers_are_rejected(make, value, message):
@@ -256,5 +255,5 @@ def test_rates_out_of_range_and_invalid_denoisers_are_rejected(make, value, mess
 
 def test_documents_are_split_separately():
     documents = dataset([list(range(3, 3 + size)) for size in (0, 5, 2, 4)]).map(lambda example: example['targets'])
-    actual = [segment.tolist() for segment in segments.split_documents(documents, 4).as_numpy_iterator()]
+    actual = [segment.tolist() for segment in language_modeling.split_documents(documents, 4).as_numpy_iterator()]
     assert actual == [[3, 4, 5, 6], [7], [3, 4], [3, 4, 5, 6]]

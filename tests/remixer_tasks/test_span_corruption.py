@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remixer_t5x.errors import UserError
-from remixer_tasks.objectives import span_corruption as spans
+from remixer_tasks import span_corruption as spans
 
 VOCABULARY = seqio.ByteVocabulary(extra_ids=100)
 FEATURES = {name: seqio.Feature(VOCABULARY, add_eos=True) for name in ('inputs', 'targets')}
