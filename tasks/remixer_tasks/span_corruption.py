@@ -1,4 +1,4 @@
-"""Implements T5's denoising objectives (Raffel et al. 2020) as tf.data transformations, and the denoisers of UL2.
+"""Implements T5's denoising objectives (Raffel et al. 2020) as tf.data transformations.
 
 Span corruption (section 3.1.4; t5's `span_corruption`): documents are joined without a separator and split into
 segments. In each segment, random spans are selected that are 3 tokens long on average and contain 15% of the
@@ -22,7 +22,8 @@ With the same segment and seed, independent masks are bit-identical to t5's. Dif
 - If a segment has more independent runs than the vocabulary has sentinels, later runs stay visible; t5 would use
   ordinary pieces as sentinels.
 
-The denoisers of UL2 (Tay et al. 2023, arXiv:2205.05131, section 3.1.2 and table 1) and of UL2R are of three kinds.
+Defines the denoisers of UL2 (Tay et al. 2023, arXiv:2205.05131, section 3.1.2 and table 1) and of UL2R.
+
 R (regular) is span corruption as in T5. X (extreme) hides long spans (64 tokens), many tokens (50%), or both. S
 (sequential) is a prefix LM whose targets are 25% of a segment on average. A prompt before the inputs identifies the
 denoiser: [R], [X], [S] in the paper, and [NLU], [NLG], [S2S] in UL2's checkpoints. UL2R (Tay et al. 2022,

@@ -3,7 +3,8 @@
 The sources do not report their number of examples, because seqio would then cache small corpora with `Dataset.cache`,
 whose position cannot be saved.
 
-The examples of a labelled data set are read from a prepared TFDS data set, or else from the published files.
+Reads the examples of a labelled data set from a prepared TFDS data set, or else from the published files.
+
 Published files are parsed once; the cached rows are read by index (`arrow_files.Documents.dataset`). TFDS's files are
 read in one thread, because tf.data cannot restore the position of a parallel read. In both cases, examples are shuffled
 before they are repeated, so every epoch contains each example once.

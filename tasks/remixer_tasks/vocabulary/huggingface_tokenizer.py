@@ -4,7 +4,8 @@ A malicious file can make the library abort, panic or hang. Therefore only compo
 of limited length and known regular expressions are accepted, and a child process with a time limit loads the file
 first.
 
-Also loads BERT's WordPiece vocabulary, for encoders from Hugging Face.
+Loads BERT's WordPiece vocabulary, for encoders from Hugging Face, with the library `tokenizers`.
+
 Encoded texts begin with `[CLS]`, as in BERT's training. Tasks append the end token `[SEP]`.
 """
 
