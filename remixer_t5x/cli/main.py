@@ -16,9 +16,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from remixer_t5x import __version__, lazy, startup
-from remixer_t5x.cli import arguments, convert, evaluate, fill_in, infer, info, score, streams, train
+from remixer_t5x.cli import arguments, convert, data, evaluate, fill_in, infer, info, score, streams, train
 from remixer_t5x.cli.command import Command, keep_buffers
-from remixer_t5x.cli.data import cache, catalogue, preview, vocab
 from remixer_t5x.config import user_modules
 from remixer_t5x.devices import compilation_cache
 from remixer_t5x.errors import UserError, nearest, one_line
@@ -32,7 +31,7 @@ def _extra_command(extra: str, module: str) -> tuple[Command, ...]:
 COMMANDS = (
     *(train.TRAIN, train.FINETUNE, *_extra_command('reports', 'compare'), *_extra_command('reproduce', 'command')),
     *(evaluate.COMMAND, infer.COMMAND, info.COMMAND),
-    *(preview.COMMAND, catalogue.LIST, catalogue.GET, catalogue.SHOW, cache.COMMAND, vocab.COMMAND),
+    *(data.PREVIEW, data.LIST, data.GET, data.SHOW, data.CACHE, data.VOCABULARY),
     *(score.COMMAND, fill_in.COMMAND, convert.COMMAND, *_extra_command('export', 'command')),
     *(*_extra_command('reports', 'command'), *_extra_command('serve', 'command')),
 )

@@ -18,7 +18,7 @@ import numpy as np
 
 import remixer_t5x
 from remixer_t5x.api.trained_model import TrainedModel
-from remixer_t5x.cli.data import vocab
+from remixer_t5x.cli import data
 from remixer_t5x.data.batch_formats import ENCODER_DECODER
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate.text_inference import TextCodec
@@ -77,9 +77,7 @@ def main() -> None:
     print(f'{len(ids):,} tokens, {len(layers)} TIM layers; weight of mechanism 1')
     print('| token | occurrences | minimum | mean | maximum |\n|---|---|---|---|---|')
     for token, count, low, mean, high in summarize_tokens(ids, weights, args.tokens):
-        print(
-            f'| {vocab.decode_piece(trained.vocabulary, token)!r} | {count:,} | {low:.3f} | {mean:.3f} | {high:.3f} |'
-        )
+        print(f'| {data.decode_piece(trained.vocabulary, token)!r} | {count:,} | {low:.3f} | {mean:.3f} | {high:.3f} |')
     print('\n| correlation | ' + ' | '.join(layers) + ' |\n|---' + '|---' * len(layers) + '|')
     for name, row in zip(layers, np.atleast_2d(np.corrcoef(weights)), strict=True):
         print(f'| {name} | ' + ' | '.join(f'{value:.2f}' for value in row) + ' |')

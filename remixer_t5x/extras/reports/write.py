@@ -12,7 +12,7 @@ import numpy as np
 from remixer_t5x import temporary
 from remixer_t5x.api import saved_models
 from remixer_t5x.api.trained_model import TrainedModel
-from remixer_t5x.cli.data import vocab
+from remixer_t5x.cli import data
 from remixer_t5x.config import loading
 from remixer_t5x.data import batch_formats, task_vocabulary
 from remixer_t5x.errors import UserError
@@ -84,7 +84,7 @@ def _draw_run(run: RecordedRun, text: str) -> page.WeightPictures:
         raise UserError(f'--pictures needs an encoder-decoder, but MODEL_TYPE is {trained.model.model_type!r}')
     ids, _ = TextCodec(trained.vocabulary, trained.lengths['inputs']).encode(text, 0)
     inputs, targets = np.asarray(ids, np.int32), _decode_answer(trained, ids)
-    pieces = [[vocab.decode_piece(trained.vocabulary, int(token)) for token in ids] for ids in (inputs, targets)]
+    pieces = [[data.decode_piece(trained.vocabulary, int(token)) for token in ids] for ids in (inputs, targets)]
     trained_text = gallery.ModelWithText(
         model=trained.model,
         params=trained.params,
