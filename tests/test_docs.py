@@ -204,7 +204,7 @@ def test_configuration_of_every_command_loads(page, words, tmp_path, monkeypatch
     monkeypatch.setattr(resolved, 'call_configured', call)
     monkeypatch.setattr(resolved, 'macro', call)
     monkeypatch.setattr(processes, 'connected_processes', lambda *args, **kwargs: contextlib.nullcontext())
-    monkeypatch.setattr(main.streams, 'hide_logs', lambda: None)
+    monkeypatch.setattr(main.console, 'hide_logs', lambda: None)
     if words == ['--version'] or '--help' in words:
         with pytest.raises(SystemExit):
             main._run_command(words, own_process=False)

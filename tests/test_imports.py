@@ -61,9 +61,9 @@ HEAVY = ('tensorflow', 'seqio', 'keras', 'pandas', 'matplotlib', 'pyglove')
 loaded(*HEAVY)
 """,
     'the first use': """
-from remixer_t5x.cli import streams
+from remixer_t5x.cli import console
 from remixer_t5x.lazy import seqio, tf
-streams.hide_logs()
+console.hide_logs()
 assert seqio.ByteVocabulary().eos_id == 1
 loaded(*HEAVY)
 assert tf.config.get_visible_devices('GPU') == [] and tf.data.Dataset.__name__ == 'DatasetV2'

@@ -23,7 +23,7 @@ REASONS = {
         devices/collectives.py::check_same_on_processes
     """,
     'opened but not read': """
-        cli/streams.py::protect_streams cli/process_flags.py::_code_digests interop/t5x/checkpoint.py::_write_array
+        cli/console.py::protect_streams cli/process_flags.py::_code_digests interop/t5x/checkpoint.py::_write_array
         run_folder/trackers.py::_run_calls temporary.py::_open_locked temporary.py::_remove_abandoned_entries
         temporary.py::sync
     """,

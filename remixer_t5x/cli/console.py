@@ -1,7 +1,25 @@
-"""Prints tables and lines to standard output, using the width of the terminal or a fixed width for pipes."""
+"""Prints tables and lines to standard output, using the width of the terminal or a fixed width for pipes.
 
+Also protects commands from write errors of standard streams, for example if a pipe is closed or a disk is full, and
+hides log lines and warnings of libraries.
+"""
+
+import errno
+import io
+import logging
+import os
+import select
+import signal
 import sys
+import warnings
 from typing import Any
+
+from remixer_t5x import lazy
+from remixer_t5x.errors import UserError
+
+# asyncio and Orbax (through absl) log tracebacks of failed writes. The checkpoint manager reports these errors itself.
+_REPORTED_ELSEWHERE = ('absl', 'asyncio')
+_LOGGERS = ('jax', 'orbax', 'tensorflow', 'datasets', 'matplotlib')
 
 
 def print_items(*parts: Any, pipe_width: int = 150) -> None:
@@ -33,3 +51,88 @@ def build_table(*headings: str, words: tuple[str, ...] = (), wraps: bool = False
         justify: Any = 'left' if wraps or heading in words else 'right'
         result.add_column(heading, justify=justify, overflow='fold', no_wrap=not wraps or heading == headings[0])
     return result
+
+
+class _Stream(io.FileIO):
+    """A standard stream that ignores write errors.
+
+    If `is_result` is true, the first write error ends the command: if the reader closed the pipe, with the exit code
+    that shells report for SIGPIPE; otherwise, with a UserError.
+    """
+
+    is_result = False
+    _has_failed = False
+
+    def write(self, data):
+        try:
+            while (count := super().write(data)) is None:
+                # `write` returns None if another program has set the terminal to non-blocking mode.
+                select.select([], [self], [])
+            return count
+        except OSError as error:
+            is_first, self._has_failed = not self._has_failed, True
+            if is_first:
+                self._report_error(error)
+        return len(data)
+
+    def _report_error(self, error: OSError) -> None:
+        if self.is_result and error.errno == errno.EPIPE:
+            raise SystemExit(128 + signal.SIGPIPE)
+        problem = f'standard output cannot be written ({error.strerror})'
+        if self.is_result:
+            raise UserError(f'{problem}; write to a file on another disk')
+        if self.fileno() == 1:
+            print(f'warning: {problem}; continuing', file=sys.stderr)
+
+
+def protect_streams() -> None:
+    """Replaces the standard streams of this process with streams that ignore write errors.
+
+    First opens /dev/null for closed streams, so that no other file gets their descriptors.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            # `open` returns the lowest free descriptor, which is the closed one.
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    if sys.stdin is None:
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115 (lives as long as the process)
+    # Leaves streams alone that the caller has replaced (for example, pytest).
+    if sys.stdout is sys.__stdout__:
+        sys.stdout = _text_stream(1, sys.stdout)
+    if sys.stderr is sys.__stderr__:
+        sys.stderr = _text_stream(2, sys.stderr)
+
+
+def _text_stream(descriptor: int, before: Any) -> io.TextIOWrapper:
+    raw = _Stream(descriptor, 'w', closefd=False)
+    raw.is_result = descriptor == 1
+    return io.TextIOWrapper(
+        io.BufferedWriter(raw),
+        # Escapes characters that the locale cannot encode, for example in file names.
+        encoding='utf-8' if before is None else before.encoding,
+        errors='backslashreplace',
+        line_buffering=before is None or before.line_buffering or before.write_through,
+    )
+
+
+def continue_without_stdout() -> None:
+    """Ignores write errors of standard output from now on."""
+    raw = getattr(getattr(sys.stdout, 'buffer', None), 'raw', None)
+    if isinstance(raw, _Stream):
+        raw.is_result = False
+
+
+def hide_logs() -> None:
+    """Hides library warnings and log lines below ERROR from now on."""
+    lazy.set_environment()
+    warnings.simplefilter('ignore')
+    logging.basicConfig(level=logging.ERROR, format='%(name)s: %(message)s')
+    for name in _LOGGERS:
+        logging.getLogger(name).setLevel(logging.ERROR)
+    for name in _REPORTED_ELSEWHERE:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    # Hide errors of TensorStore's threads, which report failed writes to an event loop that is already closed.
+    sys.unraisablehook = lambda unraisable: None
+    logging.getLogger('remixer_t5x').setLevel(logging.WARNING)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from remixer_t5x import __version__, lazy, startup
-from remixer_t5x.cli import arguments, convert, data, evaluate, fill_in, infer, info, score, streams, train
+from remixer_t5x.cli import arguments, console, convert, data, evaluate, fill_in, infer, info, score, train
 from remixer_t5x.cli.command import Command, keep_buffers
 from remixer_t5x.config import user_modules
 from remixer_t5x.devices import compilation_cache
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     own_process = argv is None
     if own_process:
-        streams.protect_streams()
+        console.protect_streams()
         user_modules.install_finder(os.getcwd())
     arguments_given = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -142,9 +142,9 @@ def _run_command(argv: Sequence[str], own_process: bool) -> int:
     if args.verbose:
         startup.start_timer()
     else:
-        streams.hide_logs()
+        console.hide_logs()
     if not command.prints_result:
-        streams.continue_without_stdout()
+        console.continue_without_stdout()
     return command.run(args) or 0
 
 

@@ -25,7 +25,7 @@ import statistics
 import sys
 from collections.abc import Iterator, Sequence
 
-from remixer_t5x.cli import streams
+from remixer_t5x.cli import console
 from tests.faults.bench import TRAIN_STEPS, Bench, TrialFailed, TrialResult
 from tests.faults.kinds import FAULTS, KILLS
 from tests.support import compare_runs
@@ -59,7 +59,7 @@ def trials(bench: Bench, name: str, count: int) -> Iterator[TrialResult | TrialF
 def main(argv: Sequence[str] | None = None, compiled: pathlib.Path | None = None) -> int:
     """Runs the trials, and returns the exit code. `compiled` is passed to `Bench`."""
     args = _arguments(argv)
-    streams.hide_logs()
+    console.hide_logs()
     folder = pathlib.Path(args.folder).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.glob('uninterrupted_*')):

@@ -21,7 +21,7 @@ import seqio
 import tensorflow as tf
 from flax import linen as nn
 
-from remixer_t5x.cli import streams
+from remixer_t5x.cli import console
 from remixer_t5x.data import pipeline
 from remixer_t5x.devices import partition
 from remixer_t5x.errors import UserError
@@ -195,7 +195,7 @@ def run(
 
 def main(settings: dict[str, Any]) -> int:
     """Calls `run`, prints the result as JSON, and returns the exit code that the command line would return."""
-    streams.hide_logs()
+    console.hide_logs()
     try:
         # AutoGraph takes seconds to rewrite the functions of seqio, none of which requires it.
         result = tf.autograph.experimental.do_not_convert(run)(**settings)
