@@ -18,7 +18,7 @@ from mkdocs.structure.pages import Page
 
 import remixer_t5x
 from remixer_t5x.cli import arguments, main
-from remixer_t5x.cli.command import Command
+from remixer_t5x.cli.arguments import Command
 from remixer_t5x.cli.info import settings
 from remixer_t5x.models import sublayers
 

@@ -1,15 +1,20 @@
-"""Defines command-line arguments that commands share: flags for gin files, macros and decoders, and argument types."""
+"""Defines the class `Command`, and command-line arguments that commands share.
+
+The shared arguments are flags for gin files, macros and decoders, and argument types.
+"""
 
 import argparse
 import contextlib
+import dataclasses
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from remixer_t5x import lazy, ranges, startup
 from remixer_t5x.errors import UserError
 
+ON_CPU = {'JAX_PLATFORMS': 'cpu'}
 GIN_HELP = """\
 gin flags:
   --gin_file=FILE        a gin file, repeatable, later files override; looked up in the current folder, then in
@@ -24,6 +29,29 @@ RUN_HELP = f'{CHECKPOINT_HELP}; without --gin_file, the config.gin of that run i
 _MODEL_HELP = (
     'use models/NAME.gin instead of the model file in a gin file; append +NAME=VALUE to change a setting of it'
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """A command of `remixer-t5x`. Its module imports libraries lazily, so that `--help` and flag errors appear at once.
+
+    Attributes:
+        name: one word, or two words for a subcommand such as `data list`.
+        run: runs the command and returns the exit code (None means 0).
+        prints_result: whether the command prints its result to standard output, so that a write error must stop it.
+            Other commands only print progress, and ignore write errors.
+        env: environment variables to set before any library is imported.
+        keeps_buffers: whether to call `main.keep_buffers` before the command runs.
+    """
+
+    name: str
+    help: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int | None]
+    examples: tuple[str, ...]
+    env: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    prints_result: bool = False
+    keeps_buffers: bool = False
 
 
 def add_gin_flags(parser: argparse.ArgumentParser, model: bool = True) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from remixer_t5x.cli import arguments, console
-from remixer_t5x.cli.command import ON_CPU, Command
+from remixer_t5x.cli.arguments import ON_CPU, Command
 from remixer_t5x.errors import UserError
 from remixer_tasks.vocabulary import sentinels
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from remixer_t5x import lazy
 from remixer_t5x.cli import arguments, console, process_flags
-from remixer_t5x.cli.command import Command
+from remixer_t5x.cli.arguments import Command
 from remixer_t5x.errors import UserError
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from remixer_t5x.cli import arguments
-from remixer_t5x.cli.command import Command
+from remixer_t5x.cli.arguments import Command
 from remixer_t5x.errors import UserError
 from remixer_tasks.vocabulary import sentinels
 

@@ -5,6 +5,8 @@ only after the flags are parsed, so `--help` and flag errors appear at once.
 """
 
 import argparse
+import contextlib
+import ctypes
 import os
 import re
 import resource
@@ -17,7 +19,7 @@ from typing import Any
 
 from remixer_t5x import __version__, lazy, startup
 from remixer_t5x.cli import arguments, console, convert, data, evaluate, fill_in, infer, info, score, train
-from remixer_t5x.cli.command import Command, keep_buffers
+from remixer_t5x.cli.arguments import Command
 from remixer_t5x.config import user_modules
 from remixer_t5x.devices import compilation_cache
 from remixer_t5x.errors import UserError, nearest, one_line
@@ -40,6 +42,8 @@ COMMANDS = (
 THREADS = 40
 # Bytes of address space that TensorFlow, JAX and a tiny model reserve.
 ADDRESS_SPACE = 6 << 30
+# Options of mallopt(3).
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -222,6 +226,14 @@ def _check_limits() -> None:
         ) from error
     finally:
         end.set()
+
+
+def keep_buffers() -> None:
+    """Prevents glibc from returning large buffers to the operating system after every step, to avoid page faults."""
+    # C libraries other than glibc do not provide mallopt.
+    with contextlib.suppress(AttributeError):
+        for option, value in ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, -1), (M_TOP_PAD, 256 << 20)):
+            ctypes.CDLL(None).mallopt(option, value)
 
 
 if __name__ == '__main__':

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from remixer_t5x.cli import arguments
-from remixer_t5x.cli.command import Command
+from remixer_t5x.cli.arguments import Command
 from remixer_t5x.errors import UserError
 
 # Number of pairs per batch, and number of batches whose pairs are sorted by length together.

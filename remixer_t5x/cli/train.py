@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from remixer_t5x import lazy
 from remixer_t5x.cli import arguments, process_flags
-from remixer_t5x.cli.command import Command
+from remixer_t5x.cli.arguments import Command
 from remixer_t5x.errors import UserError
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from typing import Any
 
 import model_process
 
-from remixer_t5x.cli import command
+from remixer_t5x.cli.main import keep_buffers
 
 PEER = 'Hugging Face'
 NO_EOS = -1
@@ -105,7 +105,7 @@ def main() -> None:
 
 def _serve_calls(pipe, name: str, args: argparse.Namespace) -> None:
     """Decodes once for each received number of beams, and sends wall and CPU time."""
-    command.keep_buffers()
+    keep_buffers()
     pipe.recv()
     calls, facts = build_peer_calls(args) if name == PEER else build_our_calls(name, args)
     for call in calls.values():

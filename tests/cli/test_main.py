@@ -148,15 +148,15 @@ def test_freed_buffers_are_reused_without_page_faults():
     """Allocates a buffer of 64 MiB repeatedly, which glibc returns to the system by default."""
     code = (
         'import resource\n'
-        'from remixer_t5x.cli import command\n'
-        'command.keep_buffers()\n'
+        'from remixer_t5x.cli import main\n'
+        'main.keep_buffers()\n'
         'for _ in range(3):\n'
         '    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n'
         '    bytearray(b"1") * 2**26\n'
         'print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)\n'
     )
     reused, returned = (
-        int(run_python(['-c', text]).stdout) for text in (code, code.replace('command.keep_buffers()\n', ''))
+        int(run_python(['-c', text]).stdout) for text in (code, code.replace('main.keep_buffers()\n', ''))
     )
     assert reused < 100 < 10_000 < returned
 

@@ -9,7 +9,7 @@ import argparse
 
 from remixer_t5x import lazy
 from remixer_t5x.cli import arguments
-from remixer_t5x.cli.command import ON_CPU, Command
+from remixer_t5x.cli.arguments import ON_CPU, Command
 from remixer_t5x.errors import UserError
 
 # Maps each source flag to its target flags. The source or the target is a checkpoint or MODEL_DIR of remixer_t5x.

@@ -6,7 +6,7 @@ import os
 
 from remixer_t5x import lazy
 from remixer_t5x.cli import arguments
-from remixer_t5x.cli.command import ON_CPU, Command
+from remixer_t5x.cli.arguments import ON_CPU, Command
 from remixer_t5x.errors import UserError
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from remixer_t5x import lazy
 from remixer_t5x.cli import arguments
-from remixer_t5x.cli.command import ON_CPU, Command
+from remixer_t5x.cli.arguments import ON_CPU, Command
 from remixer_t5x.errors import UserError
 
 if TYPE_CHECKING:

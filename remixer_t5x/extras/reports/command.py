@@ -3,7 +3,7 @@
 import argparse
 
 from remixer_t5x.cli import arguments
-from remixer_t5x.cli.command import ON_CPU, Command
+from remixer_t5x.cli.arguments import ON_CPU, Command
 from remixer_t5x.errors import UserError
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from remixer_t5x import untrusted_files
 from remixer_t5x.cli import arguments, console, train
-from remixer_t5x.cli.command import Command
+from remixer_t5x.cli.arguments import Command
 from remixer_t5x.errors import UserError
 from remixer_t5x.extras.reports import equal
 from remixer_t5x.extras.reports.sweep import (

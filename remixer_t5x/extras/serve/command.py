@@ -9,7 +9,7 @@ import socket
 from typing import Any
 
 from remixer_t5x.cli import arguments
-from remixer_t5x.cli.command import Command
+from remixer_t5x.cli.arguments import Command
 from remixer_t5x.errors import UserError, import_optional, reason
 
 
