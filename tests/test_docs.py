@@ -16,8 +16,7 @@ import tomllib
 import pytest
 from gin import config_parser
 
-from remixer_t5x.cli import convert, main
-from remixer_t5x.cli.convert import huggingface
+from remixer_t5x.cli import conversions, convert, main
 from remixer_t5x.cli.info import settings
 from remixer_t5x.cli.main import COMMANDS
 from remixer_t5x.config import loading, resolved
@@ -183,7 +182,7 @@ def test_configuration_of_every_command_loads(page, words, tmp_path, monkeypatch
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(run_docs.heredoc_content(page.read_text(), name))
     _write_user_files(tmp_path, words)
-    monkeypatch.setattr(huggingface, 'cached_model_dir', lambda path: tmp_path / 'kept')
+    monkeypatch.setattr(conversions, 'cached_model_dir', lambda path: tmp_path / 'kept')
 
     def call(root, *args, **options):
         raise ConfigurationLoaded

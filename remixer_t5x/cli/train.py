@@ -83,10 +83,10 @@ def _start_from_hugging_face(args: argparse.Namespace) -> None:
     """Converts the Hugging Face folder, and adds its gin file and checkpoint to `args`. gin flags override both."""
     process_flags.reject_flags(args, f'run remixer-t5x convert --from_hf={args.from_hf} --to=MODEL_DIR first')
     with arguments.hide_library_output(args):
-        from remixer_t5x.cli.convert import huggingface
+        from remixer_t5x.cli import conversions
         from remixer_t5x.run_folder import model_dir
 
-    folder = huggingface.cached_model_dir(args.from_hf)
+    folder = conversions.cached_model_dir(args.from_hf)
     args.gin_file = [*args.gin_file, f'{folder}/{model_dir.CONVERTED}']
     args.gin_flags = [('INITIAL_CHECKPOINT_PATH', str(folder)), *args.gin_flags]
 

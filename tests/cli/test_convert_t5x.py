@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from remixer_t5x import build_model
-from remixer_t5x.cli.convert.conversions import abstract_params
+from remixer_t5x.cli.conversions import abstract_params
 from remixer_t5x.cli.main import main
 from remixer_t5x.interop.t5x import checkpoint as t5x_checkpoint
 from tests.support.paths import GOLDEN

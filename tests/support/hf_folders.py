@@ -8,7 +8,7 @@ import seqio
 from safetensors.numpy import save_file
 
 from remixer_t5x import build_model
-from remixer_t5x.cli.convert.conversions import build_from_text
+from remixer_t5x.cli.conversions import build_from_text
 from remixer_t5x.interop.huggingface import folders
 from tests.support.paths import GOLDEN
 

@@ -8,8 +8,7 @@ from typing import Any
 import jax
 
 from remixer_t5x.api import saved_models, trained_model
-from remixer_t5x.cli.convert import huggingface
-from remixer_t5x.cli.convert.conversions import check_no_difference, describe_size, print_line
+from remixer_t5x.cli.conversions import check_no_difference, describe_size, export_transformers_model, print_line
 from remixer_t5x.config import foreign_gin
 from remixer_t5x.data import task_vocabulary
 from remixer_t5x.extras.hub import client, model_card
@@ -49,7 +48,7 @@ def _write(args: argparse.Namespace, folder: pathlib.Path, name: str, address: s
     library, packages, missing = 'transformers', [], []
     try:
         target = {**vars(args), 'checkpoint': checkpoint, 'to_hf': str(folder)}
-        huggingface.export_transformers_model(argparse.Namespace(**target), model, vocabulary)
+        export_transformers_model(argparse.Namespace(**target), model, vocabulary)
     except UnsupportedModelError as refusal:
         library = 'remixer_t5x'
         print_line('format', f'{library}, because {refusal.reason}')

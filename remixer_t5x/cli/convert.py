@@ -73,11 +73,11 @@ def run(args: argparse.Namespace) -> None:
     # These conversions require gin files from the user, because their inputs do not configure the model.
     if {'from_t5x', 'to_hf', 'to_t5x'} & {source, target}:
         model, vocabulary = arguments.load_values(args, 'MODEL', 'VOCABULARY')
-        from remixer_t5x.cli.convert import conversions, huggingface
+        from remixer_t5x.cli import conversions
 
         convert = {
             'from_t5x': conversions.from_t5x,
-            'to_hf': huggingface.export_any_model,
+            'to_hf': conversions.export_any_model,
             'to_t5x': conversions.to_t5x,
         }
         convert[source if source in convert else target](args, model, vocabulary)
@@ -85,9 +85,9 @@ def run(args: argparse.Namespace) -> None:
     if args.gin_file or args.gin_flags or args.model:
         raise UserError(f'--{source} with --{target} reads no gin files, because the input configures the model')
     with arguments.hide_library_output(args):
-        from remixer_t5x.cli.convert import conversions, huggingface
+        from remixer_t5x.cli import conversions
     if source == 'from_hf':
-        huggingface.convert_to_model_dir(args)
+        conversions.convert_to_model_dir(args)
     elif source == 'from_safetensors':
         conversions.from_safetensors(args)
     elif source == 'average':

@@ -1,8 +1,12 @@
-"""Converts between MODEL_DIRs, safetensors files, T5X checkpoints and adapters, and defines shared helpers."""
+"""Converts between MODEL_DIRs, safetensors files, T5X checkpoints, adapters and Hugging Face folders.
+
+Also defines helpers that are shared with `convert --to_shared`.
+"""
 
 import argparse
 import os
 import pathlib
+import shutil
 import tempfile
 from collections.abc import Mapping
 from typing import Any
@@ -13,6 +17,7 @@ from etils import epath
 from flax import traverse_util
 
 from remixer_t5x import lazy
+from remixer_t5x.api import saved_models
 from remixer_t5x.api.building import build_model
 from remixer_t5x.checkpoints import changes, saved_params
 from remixer_t5x.config import loading
@@ -20,6 +25,7 @@ from remixer_t5x.data import batch_formats, task_vocabulary
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop import converted, safetensors_files, shared_folder
+from remixer_t5x.interop.huggingface import folders, pytorch_export
 from remixer_t5x.interop.huggingface.t5 import T5
 from remixer_t5x.interop.huggingface.traced_modules import TracedModules, UnsupportedModelError
 from remixer_t5x.interop.t5x import checkpoint as t5x_checkpoint
@@ -27,7 +33,10 @@ from remixer_t5x.models import interface
 from remixer_t5x.models.interface import Model
 from remixer_t5x.models.seq2seq import Seq2Seq
 from remixer_t5x.run_folder import model_dir
+from remixer_tasks import vocabularies
 from remixer_tasks.files import cache
+
+INSTALL = "pip install 'remixer-t5x[hf]'"
 
 
 def print_line(label: str, text: str) -> None:
@@ -232,3 +241,118 @@ def _check_t5x_network(model: Seq2Seq, vocabulary: Any) -> None:
     for name, value in {'epsilon': 1e-6, 'num_buckets': 32, 'max_distance': 128}.items():
         if getattr(t5, name) != value:
             raise UserError(f"{name} must be {value} in T5X's network, got {getattr(t5, name)}; {advice}")
+
+
+def convert_to_model_dir(args: argparse.Namespace) -> None:
+    """Converts a Hugging Face model or a shared folder to a MODEL_DIR (`--from_hf=NAME --to=MODEL_DIR`)."""
+    folder = lazy.import_extra('hub.client').resolve_folder(args.from_hf, print_line)
+    if shared_folder.is_shared_folder(folder):
+        _shared_to_model_dir(args, folder)
+        return
+    source = folders.read(str(folder))
+    tokenizer = source.family.find_tokenizer(source.folder, args.vocabulary)
+    vocabulary = getattr(vocabularies, tokenizer.function)(**tokenizer.arguments)
+    source.family.check_vocabulary(vocabulary, tokenizer.name, str(source.folder))
+    target = converted.claim_model_dir(args.to)
+    print_line('reading', str(source.folder))
+    params, origin = source.params(), str(source.folder.resolve())
+    task_vocabulary.save_vocabulary(vocabulary, target / task_vocabulary.VOCABULARY_FOLDER)
+    text = source.family.gin_text(f'Converted from the Hugging Face folder {origin}.')
+    text = f'{text}\n{task_vocabulary.gin_statements(target)}'
+    record = task_vocabulary.vocabulary_record(vocabulary)
+    run = converted.build_record(record, text, origin)
+    write_model_dir(target, params, 0, run, text, model_dir.CONVERTED)
+    del params
+    # Loads the gin file in the same way as other commands.
+    model: Any = build_model(str(target / model_dir.CONVERTED))
+    params = saved_params.restore_params(str(target), abstract_params(model), record)
+    check_no_difference(source.first_difference(params), target)
+    print_line('check', 'all weights in the output equal those in the input')
+    _compare_with_reference(source, model, params, vocabulary)
+
+
+def _shared_to_model_dir(args: argparse.Namespace, folder: pathlib.Path) -> None:
+    """Converts the shared model in `folder` to a MODEL_DIR.
+
+    The gin text must be checked or trusted, because later commands load it from MODEL_DIR and gin can run code.
+    """
+    if args.vocabulary is not None:
+        raise UserError(
+            f'--vocabulary is only for Hugging Face models, but {folder} contains its vocabulary; omit --vocabulary'
+        )
+    shared = shared_folder.open_shared_folder(folder)
+    if not args.trust_gin:
+        saved_models.check_gin(shared, f'remixer-t5x convert --from_hf={folder} --to={args.to} --trust_gin')
+    target = converted.claim_model_dir(args.to)
+    print_line('reading', str(folder))
+    params, step, record = shared.params()
+    shutil.copytree(folder / task_vocabulary.VOCABULARY_FOLDER, target / task_vocabulary.VOCABULARY_FOLDER)
+    if args.trust_gin and (folder / shared_folder.CODE).is_dir():
+        code = target / shared_folder.CODE
+        shutil.copytree(folder / shared_folder.CODE, code)
+        print_line('code', f'{code}; set PYTHONPATH={code} for commands that use it')
+    text = f'{shared.gin_text()}\n{task_vocabulary.gin_statements(target)}'
+    run = {**record, 'config': text, 'converted_from': str(folder)}
+    write_model_dir(target, params, step, run, text, model_dir.CONVERTED)
+    check_params_equal(params, converted.read_checkpoint(str(target))[0], target)
+
+
+def export_transformers_model(args: argparse.Namespace, model: Any, vocabulary: Any) -> None:
+    """Writes a transformers model, or raises UnsupportedModelError and writes no file if there is no equivalent."""
+    family, runs = folders.describe(model, vocabulary, build_from_text)
+    folders.check_folder_is_empty(args.to_hf)
+    params = restore_params(args, model, vocabulary)
+    dtype = args.dtype or 'float32'
+    folder = folders.write(args.to_hf, family, params, runs, dtype)
+    print_line('wrote', f'{folder}, {dtype}')
+    print_line('tokenizer', family.write_tokenizer(vocabulary, folder))
+    params, source = safetensors_files.round_params(params, dtype), folders.read(str(folder))
+    check_no_difference(source.first_difference(params, runs), folder)
+    print_line('check', 'all weights, read back from the output, equal those written')
+    _compare_with_reference(source, model, params, vocabulary)
+
+
+def export_any_model(args: argparse.Namespace, model: Any, vocabulary: Any) -> None:
+    """Writes a transformers model, or weights and PyTorch code as a fallback (`--checkpoint=PATH --to_hf=DIR`).
+
+    Raises UnsupportedModelError before writing any file if a module of the model has no PyTorch code.
+    """
+    try:
+        export_transformers_model(args, model, vocabulary)
+        return
+    except UnsupportedModelError as refusal:
+        config = pytorch_export.to_config(model, vocabulary)
+        print_line('code', f'{refusal.reason}, so PyTorch code is written next to the weights')
+    folder = folders.check_folder_is_empty(args.to_hf)
+    params = restore_params(args, model, vocabulary)
+    dtype = args.dtype or 'float32'
+    pytorch_export.write(folder, config, params, dtype)
+    print_line('wrote', f'{folder}, {dtype}')
+    print_line('tokenizer', pytorch_export.write_tokenizer(vocabulary, folder))
+    if missing := folders.missing_packages():
+        print_line('check', f'without {" and ".join(missing)}, logits are not compared; {INSTALL}')
+    else:
+        difference = pytorch_export.compare_logits(folder, model, safetensors_files.round_params(params, dtype))
+        print_line('check', f'logits of the PyTorch code and ours differ by {difference}')
+    auto_class = pytorch_export.MODEL_CLASSES[model.model_type][1]
+    print_line('load', f'transformers.{auto_class}.from_pretrained({str(folder)!r}, trust_remote_code=True)')
+
+
+def _compare_with_reference(source: folders.HuggingFaceSource, model: Any, params: Any, vocabulary: Any) -> None:
+    """Compares logits and token ids with transformers, if it is installed. Raises UserError if the logits differ."""
+    if missing := folders.missing_packages():
+        print_line('check', f'without {" and ".join(missing)}, logits are not compared; {INSTALL}')
+        return
+    difference = folders.describe_difference(*folders.compute_both_logits(source, model, params))
+    print_line('check', f"logits of Hugging Face's model and ours differ by {difference}")
+    print_line('check', folders.compare_token_ids(source.folder, vocabulary))
+
+
+def cached_model_dir(path: str) -> pathlib.Path:
+    """Returns the cached MODEL_DIR of the Hugging Face model in `path`. Converts the model on first use."""
+    source = pathlib.Path(path).expanduser().resolve()
+    files = sorted((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in source.glob('*.*'))
+    folder = cache.cache_root() / 'huggingface' / cache.hash_values(str(source), files)
+    if not saved_params.list_steps(model_dir.absolute_path(str(folder)) / model_dir.CHECKPOINTS):
+        convert_to_model_dir(argparse.Namespace(from_hf=path, to=str(folder), vocabulary=None, trust_gin=None))
+    return folder
