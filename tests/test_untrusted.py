@@ -86,7 +86,7 @@ def test_a_pickle_is_not_run(tmp_path, kind):
 # written from validated numbers; files that the caller of `build_model` names; and the configuration of a run, as
 # documented for `load` and `report --pictures`.
 LOADERS = {
-    *('remixer_t5x/cli/arguments.py', 'remixer_t5x/cli/info/models.py', 'remixer_t5x/cli/info/self_check.py'),
+    *('remixer_t5x/cli/arguments.py', 'remixer_t5x/cli/info/model.py', 'remixer_t5x/cli/info/self_check.py'),
     'remixer_t5x/cli/conversions.py',
     *('remixer_t5x/extras/reports/write.py', 'remixer_t5x/api/building.py', 'remixer_t5x/api/saved_models.py'),
 }

@@ -1,7 +1,6 @@
 """`remixer-t5x info`: shows the parameters, FLOPs and sharding of a model, and the memory and time of a step."""
 
 import argparse
-import importlib
 import os
 
 from remixer_t5x import lazy
@@ -68,18 +67,30 @@ def run(args: argparse.Namespace) -> None:
         self_check.show(args)
         return
     os.environ.update({**ON_CPU, **os.environ})
-    if args.speed is not None:
-        from remixer_t5x.cli.info import models
+    if args.settings is not None:
+        from remixer_t5x.cli.info import settings
 
+        settings.show(args)
+        return
+    if args.memory is not None:
+        from remixer_t5x.cli.info import memory
+
+        memory.show(args)
+        return
+    from remixer_t5x.cli.info import model
+
+    if args.speed is not None:
         speed = lazy.import_extra('forecast.command')
         if args.compare is None:
             speed.show(args)
         else:
-            speed.compare(args, args.models or models.MODELS, arguments.split_names(args.compare or 'small'))
-        return
-    modules = {'settings': 'settings', 'compare': 'models', 'sharding': 'sharding', 'memory': 'memory'}
-    module = next((modules[flag] for flag in modules if getattr(args, flag) is not None), 'model')
-    importlib.import_module(f'{__name__}.{module}').show(args)
+            speed.compare(args, args.models or model.MODELS, arguments.split_names(args.compare or 'small'))
+    elif args.compare is not None:
+        model.show_comparison(args)
+    elif args.sharding is not None:
+        model.show_sharding(args)
+    else:
+        model.show(args)
 
 
 COMMAND = Command(

@@ -1,21 +1,40 @@
-"""`remixer-t5x info`: shows the parameters and FLOPs of each module, and their percentages."""
+"""`remixer-t5x info`: shows the parameters and FLOPs of each module, and their percentages.
+
+`--compare` compares shipped models with each other, and published sizes with computed sizes. `--sharding` shows how
+each parameter is sharded over the device mesh.
+"""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Iterator, Mapping
+import fnmatch
+import math
+from collections.abc import Iterator, Mapping, Sequence
 
 from rich.table import Table
 
+from remixer_t5x.api.building import build_model
 from remixer_t5x.cli import arguments, console
 from remixer_t5x.costs import counts
 from remixer_t5x.costs.counts import TRAINING_FORWARD_PASSES, ModelCounts
 from remixer_t5x.data import batch_formats
+from remixer_t5x.devices import mesh
+from remixer_t5x.devices.described_hardware import Hardware
+from remixer_t5x.devices.partition import ShardingRow
+from remixer_t5x.errors import UserError
+from remixer_t5x.models import interface
 
 _FLOAT32_BYTES = 4
 # None selects the default lengths of the model type.
 LENGTHS_MACRO = {'TASK_FEATURE_LENGTHS': None}
+# Names of the files in models/ to compare; ratios are relative to the first model.
+MODELS = (
+    *('t5_1_1', 'modern_t5', 'remixer', 'mixer_enc', 'mixer_enc_dec', 'hyper_mixer', 'linear_transformer', 'fnet'),
+    *('gmlp', 'gmlp_mixer', 'amlp', 'tim'),
+)
+# Papers count the parameters of the whole encoder-decoder, or of the encoder and its embedding (BERT, classifiers).
+WHOLE_MODEL, ENCODER_PART = 'whole model', 'encoder and embedding'
 
 
 def show(args: argparse.Namespace) -> None:
@@ -121,3 +140,133 @@ def format_quantity(number: float) -> str:
             return f'{number:.3g} {prefix}'
         number /= 1000
     return f'{number:.3g} E'
+
+
+@dataclasses.dataclass(frozen=True)
+class PublishedFigure:
+    """The number of parameters that a paper reports for a model; `part` is WHOLE_MODEL or ENCODER_PART.
+
+    `flops` is the reported number of FLOPs of a forward pass over 512 tokens; a multiply and an add count as two.
+    """
+
+    model: str
+    size: str
+    parameters: float
+    part: str
+    source: str
+    flops: float | None = None
+
+
+PUBLISHED_FIGURES = (
+    PublishedFigure('t5_1_1', 'base', 248e6, WHOLE_MODEL, 'REMIXERS, table 1'),
+    # The table calls this row T5.1.1, but its number of parameters is that of the original T5-large; T5.1.1 has 783M.
+    PublishedFigure('t5_1_0', 'large', 738e6, WHOLE_MODEL, 'REMIXERS, table 4 (there T5.1.1)'),
+    PublishedFigure('remixer_scaled', 'scaled_base', 224e6, WHOLE_MODEL, 'REMIXERS, table 1'),
+    PublishedFigure('remixer', 'base', 324e6, WHOLE_MODEL, 'REMIXERS, table 1 (302M in table 4)'),
+    PublishedFigure('mixer_enc', 'base', 212e6, WHOLE_MODEL, 'REMIXERS, table 4'),
+    PublishedFigure('mixer_enc_dec', 'base', 212e6, WHOLE_MODEL, 'REMIXERS, table 4'),
+    PublishedFigure('t5_1_1', 'hyper_mixer_paper', 11e6, ENCODER_PART, 'HyperMixer, appendix B.2'),
+    PublishedFigure('hyper_mixer', 'hyper_mixer_paper', 11e6, ENCODER_PART, 'HyperMixer, appendix B.2'),
+    PublishedFigure('gmlp', 'gmlp_paper_base', 130e6, ENCODER_PART, 'gMLP, table 5', 158.0e9),
+    PublishedFigure('gmlp', 'gmlp_paper_large', 365e6, ENCODER_PART, 'gMLP, table 5', 430.1e9),
+    PublishedFigure('amlp', 'gmlp_paper_base', 109e6, ENCODER_PART, 'gMLP, table 5', 128.9e9),
+    PublishedFigure('amlp', 'gmlp_paper_large', 316e6, ENCODER_PART, 'gMLP, table 5', 370.3e9),
+)
+
+
+def show_comparison(args: argparse.Namespace) -> None:
+    """Prints a table of models with their costs relative to the first model, and a table of published sizes."""
+    (feature_lengths,) = arguments.load_values(args, *LENGTHS_MACRO, defaults=LENGTHS_MACRO)
+    sizes, models = arguments.split_names(args.compare or 'tiny,small,base'), args.models or MODELS
+    lengths = check_lengths(batch_formats.ENCODER_DECODER, feature_lengths)
+    words = ('model', 'size')
+    table = console.build_table(*words, 'parameters', 'ratio', 'forward FLOPs', 'ratio', words=words)
+    for size in sizes:
+        rows = {model: _count_model_costs(model, size, lengths) for model in models}
+        first = rows[models[0]]
+        for model, count in rows.items():
+            parameters, flops = count.total_parameters, count.total_forward_flops
+            parameters_ratio = f'{parameters / first.total_parameters:.3f}'
+            flops_ratio = f'{flops / first.total_forward_flops:.3f}'
+            table.add_row(model, size, f'{parameters:,}', parameters_ratio, format_quantity(flops), flops_ratio)
+        table.add_section()
+    counted = 'matrix products and Fourier transforms; a multiply and an add count as two'
+    note = f'ratios to {models[0]}; one example of {describe_lengths(lengths)}; {counted}'
+    console.print_items(table, note, _papers_table(lengths))
+
+
+def _papers_table(feature_lengths: Mapping[str, int]) -> Table:
+    words = ('model', 'size', 'part', 'source')
+    table = console.build_table('model', 'size', 'paper', 'ours', 'ratio', 'part', 'source', words=words)
+    for figure in PUBLISHED_FIGURES:
+        count = _count_model_costs(figure.model, figure.size, {**feature_lengths, 'inputs': 512})
+        parameters, flops = count.total_parameters, count.total_forward_flops
+        if figure.part == ENCODER_PART:
+            parameters = sum(n for path, n in count.parameters.items() if path[0] in ('encoder', 'token_embedder'))
+            flops = sum(flops for path, flops in count.forward_flops.items() if path[:1] == ('encoder',))
+        pairs: list[tuple[float, float, str]] = [(figure.parameters, parameters, figure.part)]
+        if figure.flops:
+            pairs.append((figure.flops, flops, 'forward FLOPs, 512 tokens'))
+        for paper, ours, part in pairs:
+            numbers = format_quantity(paper), format_quantity(ours), f'{ours / paper:.3f}'
+            table.add_row(figure.model, figure.size, *numbers, part, figure.source)
+    return table
+
+
+def _count_model_costs(model: str, size: str, feature_lengths: Mapping[str, int]) -> ModelCounts:
+    return counts.count_model(build_model(f'models/{model}.gin', f'sizes/{size}.gin'), feature_lengths)
+
+
+def show_sharding(args: argparse.Namespace) -> None:
+    """Prints the sharding of the parameters whose names match `--sharding`. The devices need not be present."""
+    macros = ('MODEL', 'PARTITIONER', 'DEVICES', *LENGTHS_MACRO)
+    model, partitioner, devices, lengths = arguments.load_values(args, *macros, defaults=LENGTHS_MACRO)
+    described = dataclasses.replace(partitioner, devices=Hardware(devices=args.devices or devices).count())
+    shapes = batch_formats.batch_shapes(model.model_type, check_lengths(model.model_type, lengths))
+    rows = described.sharding_table(interface.param_shapes(model, shapes))
+    shown = [row for row in rows if fnmatch.fnmatch(row.name, args.sharding)]
+    if not shown:
+        raise UserError(
+            f'--sharding must match the name of a parameter, got {args.sharding!r}; pass a pattern such as '
+            f"'*', or a name such as '{rows[0].name}'"
+        )
+    local, total = sum(row.bytes_per_device for row in rows), sum(map(_total_bytes, rows))
+    split = sum(_total_bytes(row) for row in rows if row.bytes_per_device < _total_bytes(row))
+    console.print_items(
+        f'{described.mesh.size} devices, {mesh.format_shape(described.mesh.shape)}',
+        sharding_table(shown),
+        f'parameters in float32: {local / 2**20:,.1f} MiB on each device of {total / 2**20:,.1f} MiB in all; '
+        f'{100 * split / total:.1f}% of them are split',
+        pipe_width=160,
+    )
+
+
+def sharding_table(rows: Sequence[ShardingRow]) -> Table:
+    """Returns a table with a row for each parameter, followed by the parameter's note, and a row for the total."""
+    words = ('parameter', 'shape', 'logical axes', 'mesh axes')
+    table = console.build_table(*words, 'bytes per device', 'share', words=words)
+    for row in rows:
+        # Shows an axis that is split over two mesh axes as `data+fsdp`, and an unnamed or unsplit axis as a dash.
+        axes = [
+            ', '.join('+'.join(axis) if isinstance(axis, tuple) else axis or '-' for axis in names)
+            for names in (row.logical_axes, row.mesh_axes)
+        ]
+        size = f'{row.bytes_per_device:,}', _share(row.bytes_per_device, _total_bytes(row))
+        table.add_row(row.name, ' x '.join(map(str, row.shape)), *axes, *size)
+        if row.note:
+            table.add_row(f'  {row.note}')
+    table.add_section()
+    local = sum(row.bytes_per_device for row in rows)
+    table.add_row('total', '', '', '', f'{local:,}', _share(local, sum(map(_total_bytes, rows))))
+    return table
+
+
+def _total_bytes(row: ShardingRow) -> int:
+    return math.prod(row.shape) * _FLOAT32_BYTES
+
+
+def _share(part: int, whole: int) -> str:
+    """Formats a fraction as `1/8`, or as a percentage if it is not the reciprocal of an integer."""
+    if whole % part == 0:
+        return f'1/{whole // part}' if whole != part else 'all'
+    return f'{100 * part / whole:.1f}%'

@@ -9,7 +9,7 @@ import pytest
 from flax import linen as nn
 
 from remixer_t5x import build_model
-from remixer_t5x.cli.info import models as papers
+from remixer_t5x.cli.info import model as papers
 from remixer_t5x.context import make_sequence_context
 from remixer_t5x.data import batch_formats
 from remixer_t5x.models import interface
