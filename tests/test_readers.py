@@ -44,7 +44,7 @@ REASONS = {
         data/token_alignment.py::make_span_arrays remixer_tasks/benchmarks/text_metrics.py::span_metrics
     """,
     'the folder of this program, which its user trusts': """
-        extras/export/run.py::__init__ extras/export/run.py::_load_function
+        extras/export/standalone.py::__init__ extras/export/standalone.py::_load_function
     """,
     'the output of our child process': 'remixer_tasks/vocabulary/huggingface_tokenizer.py::load_tokenizer',
     'JSON that the tokenizer returns': 'remixer_tasks/vocabulary/huggingface_tokenizer.py::token_texts',

@@ -25,17 +25,17 @@ from remixer_t5x.devices import compilation_cache
 from remixer_t5x.errors import UserError, nearest, one_line
 
 
-def _extra_command(extra: str, module: str) -> tuple[Command, ...]:
+def _extra_command(module: str) -> tuple[Command, ...]:
     """Returns a tuple with the command of an optional extra, or an empty tuple if the extra is not installed."""
-    return (lazy.import_extra(f'{extra}.{module}').COMMAND,) if lazy.has_extra(extra) else ()
+    return (lazy.import_extra(module).COMMAND,) if lazy.has_extra(module.partition('.')[0]) else ()
 
 
 COMMANDS = (
-    *(train.TRAIN, train.FINETUNE, *_extra_command('reports', 'compare'), *_extra_command('reproduce', 'command')),
+    *(train.TRAIN, train.FINETUNE, *_extra_command('reports.compare'), *_extra_command('reproduce')),
     *(evaluate.COMMAND, infer.COMMAND, info.COMMAND),
     *(data.PREVIEW, data.LIST, data.GET, data.SHOW, data.CACHE, data.VOCABULARY),
-    *(score.COMMAND, fill_in.COMMAND, convert.COMMAND, *_extra_command('export', 'command')),
-    *(*_extra_command('reports', 'command'), *_extra_command('serve', 'command')),
+    *(score.COMMAND, fill_in.COMMAND, convert.COMMAND, *_extra_command('export')),
+    *(*_extra_command('reports'), *_extra_command('serve')),
 )
 
 # Number of threads that a small training run on two cores starts.

@@ -1,1 +1,172 @@
-"""Exports trained models to files that run without this package."""
+"""`remixer-t5x export`: exports a trained model to files that run without this package."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import shutil
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from remixer_t5x import lazy
+from remixer_t5x.cli import arguments
+from remixer_t5x.cli.arguments import ON_CPU, Command
+from remixer_t5x.errors import UserError
+
+if TYPE_CHECKING:
+    from remixer_t5x.evaluate.text_inference import TextInference
+    from remixer_t5x.extras.export.functions import ExportedFunction
+
+STABLEHLO, SAVED_MODEL = 'stablehlo', 'saved_model'
+# Kinds of vocabularies. IDS means that the exported functions accept and return token ids instead of texts.
+SENTENCEPIECE, BYTES, IDS = 'sentencepiece', 'bytes', 'ids'
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    arguments.add_gin_flags(parser)
+    arguments.add_macro_flag(parser, '--checkpoint', arguments.CHECKPOINT_MACRO, arguments.RUN_HELP)
+    parser.add_argument('--to', metavar='DIR', required=True, help='output folder, which must not exist')
+    names = 'comma-separated: generate, score, encode, classify (default: all that the model supports)'
+    parser.add_argument('--functions', type=arguments.split_names, metavar='NAMES', help=names)
+    formats = 'comma-separated: stablehlo (default), saved_model'
+    parser.add_argument('--formats', type=arguments.split_names, metavar='NAMES', default=[STABLEHLO], help=formats)
+    parser.add_argument('--quantize', choices=('int8',), help='store matrices as 8-bit integers with scales')
+
+
+def run(args: argparse.Namespace) -> None:
+    """Exports the model to a new folder, and compares the outputs of the exported programs with those of the model."""
+    if not args.formats or not set(args.formats) <= {STABLEHLO, SAVED_MODEL}:
+        raise UserError(f'--formats must be {STABLEHLO}, {SAVED_MODEL} or both, got {",".join(args.formats)}')
+    if SAVED_MODEL in args.formats:
+        lazy.check_libraries_installed()
+    folder = pathlib.Path(args.to).expanduser()
+    if folder.exists():
+        raise UserError(f'--to must be a new folder, got {folder}, which exists')
+    from remixer_t5x.cli import infer
+
+    # The input template is not applied, because exported functions accept complete input texts.
+    args.gin_flags = [('INPUT_TEMPLATE', 'None'), *args.gin_flags]
+    infer.load(args)
+    settings, template = infer.load_settings(args)
+    if template is not None:
+        _print('inputs', f'texts formatted with the template {template!r}')
+    with arguments.hide_library_output(args):
+        _export(args, settings, folder)
+
+
+def _export(args: argparse.Namespace, settings: TextInference, folder: pathlib.Path) -> None:
+    from remixer_t5x.data import batch_formats, task_vocabulary
+    from remixer_t5x.evaluate import predictions, text_inference
+    from remixer_t5x.extras.export import functions, int8
+    from remixer_t5x.run_folder import model_dir
+
+    model, vocabulary, decoder = settings.model, settings.vocabulary, settings.decoding.decoder
+    task_vocabulary.check_vocabulary_size('VOCABULARY', vocabulary, model.vocab_size)
+    lengths = batch_formats.text_lengths(settings.decoding.feature_lengths)
+    eos_id = None if vocabulary.eos_id is None else int(vocabulary.eos_id)
+    names = args.functions or functions.supported_names(model)
+    stop_strings = predictions.compile_stop_strings(settings.decoding.stop_strings, vocabulary)
+    programs = functions.build_functions(
+        model, names, lengths, decoder, task_vocabulary.end_id(vocabulary), stop_strings
+    )
+    step = settings.step_folder()
+    _print('reading', step)
+    exact = int8.flatten_params(settings.restore(step))
+    weights = int8.quantize_weights(model, exact) if args.quantize else exact
+    folder.mkdir(parents=True)
+    kind = _write_vocabulary(vocabulary, folder)
+    contents = {
+        'format': 1,
+        'functions': {f.name: {name: ['rows', *shape] for name, shape in f.inputs.items()} for f in programs},
+        'lengths': dict(lengths),
+        'vocabulary': {
+            **{'kind': kind, 'ids': int(vocabulary.vocab_size), 'eos_id': eos_id},
+            'ends_inputs': settings.codec().ends,
+            # Vocabularies of remixer_tasks convert sentinels in texts to ids; vocabularies of seqio do not.
+            'sentinel_pattern': getattr(vocabulary, 'sentinel_pattern', None),
+        },
+        'decoder': text_inference.format_decoder_name(decoder),
+        'labels': list(getattr(model, 'labels', None) or ()),
+        'weights': args.quantize or 'float32',
+        'checkpoint': step,
+        'versions': model_dir.package_versions(),
+    }
+    (folder / 'contents.json').write_text(json.dumps(contents, indent=2) + '\n')
+    if STABLEHLO in args.formats:
+        _write_stablehlo(folder, programs, weights, exact)
+    if SAVED_MODEL in args.formats:
+        from remixer_t5x.extras.export import saved_model
+
+        signatures = saved_model.write_saved_model(folder / SAVED_MODEL, programs, weights, vocabulary, contents)
+        _print_file(folder / SAVED_MODEL, f'signatures {", ".join(signatures)}')
+
+
+def _write_vocabulary(vocabulary: Any, folder: pathlib.Path) -> str:
+    """Writes the SentencePiece model, if the vocabulary has one, and returns the kind of vocabulary."""
+    if isinstance(getattr(vocabulary, 'sp_model', None), bytes):
+        # The serialized SentencePiece model contains the sentinel tokens as pieces.
+        (folder / 'vocabulary.model').write_bytes(vocabulary.sp_model)
+        return SENTENCEPIECE
+    name = type(vocabulary).__name__
+    if name == 'ByteVocabulary':
+        return BYTES
+    _print('vocabulary', f'none: {name} cannot be exported, so the functions accept and return token ids')
+    return IDS
+
+
+def _write_stablehlo(
+    folder: pathlib.Path, programs: Sequence[ExportedFunction], weights: Mapping[str, Any], exact: Mapping[str, Any]
+) -> None:
+    from remixer_t5x.extras.export import standalone
+    from remixer_t5x.interop import safetensors_files
+
+    safetensors_files.write_file(folder / 'weights.safetensors', weights, {})
+    _print_file(folder / 'weights.safetensors')
+    shutil.copyfile(standalone.__file__, folder / 'run.py')
+    for function in programs:
+        file, program = folder / f'{function.name}.stablehlo', function.to_stablehlo(weights).serialize()
+        file.write_bytes(program)
+        _print_file(file, _describe_difference(program, function, weights, exact))
+
+
+def _describe_difference(
+    program: bytearray, function: ExportedFunction, weights: Mapping[str, Any], exact: Mapping[str, Any]
+) -> str:
+    """Describes the largest difference between the outputs of the program and the model on two rows of random ids."""
+    import jax
+    import numpy as np
+    from jax import export
+
+    rng = np.random.default_rng(0)
+    inputs = [rng.integers(3, 100, (2, *shape)).astype(np.int32) for shape in function.inputs.values()]
+    exported = export.deserialize(program).call(weights, *inputs)
+    original = jax.jit(function.call)(exact, *inputs)
+    name = 'hidden' if 'hidden' in original else 'scores'
+    difference = float(np.abs(np.asarray(exported[name]) - np.asarray(original[name])).max())
+    largest = float(np.abs(np.asarray(original[name])).max())
+    return f'for random ids, {name} differ from the model by up to {difference:.2g} (largest value: {largest:.3g})'
+
+
+def _print_file(path: pathlib.Path, note: str = '') -> None:
+    files = [path] if path.is_file() else [file for file in path.rglob('*') if file.is_file()]
+    size = sum(file.stat().st_size for file in files) / 2**20
+    _print('wrote', f'{path}, {size:,.1f} MiB{"; " if note else ""}{note}')
+
+
+def _print(label: str, text: str) -> None:
+    print(f'{label:<12} {text}', flush=True)
+
+
+COMMAND = Command(
+    'export',
+    'export a model as StableHLO or a SavedModel, for programs without this package',
+    add_arguments,
+    run,
+    (
+        'remixer-t5x export --checkpoint=runs/questions --to=served/questions',
+        'remixer-t5x export --checkpoint=runs/questions --to=served/small '
+        '--quantize=int8 --formats=saved_model --functions=generate',
+    ),
+    ON_CPU,
+)

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from remixer_t5x.devices import jax_workarounds
-from remixer_t5x.extras.export.command import BYTES, IDS
+from remixer_t5x.extras.export import BYTES, IDS
 from remixer_t5x.extras.export.functions import ExportedFunction
 from remixer_t5x.lazy import tf
 

@@ -1,1 +1,48 @@
+"""`remixer-t5x report`: writes an HTML report about runs."""
 
+import argparse
+
+from remixer_t5x.cli import arguments
+from remixer_t5x.cli.arguments import ON_CPU, Command
+from remixer_t5x.errors import UserError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument('folders', nargs='+', metavar='MODEL_DIR', help='folders of runs')
+    parser.add_argument('--out', metavar='FILE', default='report.html', help='output HTML file (default report.html)')
+    pictures = 'draw what the models learned; executes the config.gin of each run and takes about a minute per run'
+    parser.add_argument('--pictures', action='store_true', help=pictures)
+    text = 'input text for the pictures (default: a short sentence)'
+    parser.add_argument('--text', metavar='WORDS', help=text)
+    parser.add_argument('--pictures_dir', metavar='DIR', help='also write each picture as PNG and SVG to this folder')
+
+
+def run(args: argparse.Namespace) -> None:
+    """Writes the report and prints its path.
+
+    Raises:
+        UserError: a folder is not a run, a run has no metrics, or a file cannot be read or written.
+    """
+    for flag in ('text', 'pictures_dir'):
+        if getattr(args, flag) is not None and not args.pictures:
+            raise UserError(f'--{flag} requires --pictures, which runs the gin code in each config.gin; add --pictures')
+    if args.text is not None and not args.text.strip():
+        raise UserError('--text must not be empty; pass a sentence, such as --text="A dog barks."')
+    with arguments.hide_library_output(args):
+        from remixer_t5x.extras.reports import write
+
+    write.write_report(args.folders, args.out, args.text or write.DEFAULT_TEXT, args.pictures, args.pictures_dir)
+
+
+COMMAND = Command(
+    'report',
+    'one HTML file about runs: curves, tasks, predictions, settings, and pictures of what was learned',
+    add_arguments,
+    run,
+    (
+        'remixer-t5x report runs/quickstart',
+        "remixer-t5x report runs/remixer runs/t5 --out=compared.html --pictures --text='What does it look at?'",
+    ),
+    # The report uses the CPU, because a run that is still training may occupy the accelerator.
+    ON_CPU,
+)

@@ -1,1 +1,190 @@
-"""`remixer-t5x reproduce`: trains the models of a paper's table and compares the results with the published ones."""
+"""`remixer-t5x reproduce`: trains the models of a paper's table and prints the results next to the published ones."""
+
+import argparse
+import os
+import pathlib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from remixer_t5x.cli import arguments, console
+from remixer_t5x.cli.arguments import Command
+from remixer_t5x.errors import UserError
+
+_SEEDS = {'small': '0,1,2', 'paper': '0'}
+# Each run at small scale uses about 1.8 GB of memory.
+_MAX_PARALLEL_RUNS = 4
+_RUN_MACROS = ('MODEL_DIR', 'SEED', 'INITIAL_CHECKPOINT_PATH')
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    arguments.add_gin_flags(parser, model=False)
+    parser.add_argument(
+        'table',
+        nargs='?',
+        metavar='PAPER/TABLE',
+        help='name of a table, such as remixers/table_4; --list prints all names',
+    )
+    parser.add_argument(
+        '--list', action='store_true', help='list all tables and figures, with the reason if one cannot be reproduced'
+    )
+    scale = 'small (default): models that train in minutes on two CPU cores; paper: models and data of the paper'
+    parser.add_argument('--scale', choices=('small', 'paper'), default='small', help=scale)
+    parser.add_argument(
+        '--seeds', metavar='NUMBERS', help='comma-separated seeds (default 0,1,2 for small, 0 for paper)'
+    )
+    folder = 'folder for the runs (default runs/reproduce/PAPER/TABLE/SCALE)'
+    parser.add_argument('--folder', metavar='DIR', help=folder)
+    parser.add_argument(
+        '--chip', default='h100', metavar='NAME', help='chip for the estimated hours in the cost table (default h100)'
+    )
+    parser.add_argument('--dry_run', action='store_true', help='print the cost of each run without training')
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the cost of each run, starts the runs that have not finished, and prints the table; returns the exit code.
+
+    Raises:
+        UserError: a flag is invalid, or a run reports an invalid setting.
+    """
+    from remixer_t5x.extras.reports import equal, sweep
+    from remixer_t5x.extras.reproduce import tables
+
+    if args.list:
+        console.print_items(_list_table(tables.list_tables()))
+        return 0
+    if not args.table:
+        raise UserError('reproduce needs a table, such as remixers/table_4; run reproduce --list to list all tables')
+    for name, _ in args.gin_flags:
+        if name in _RUN_MACROS:
+            raise UserError(f'--gin.{name} is set for each run; use --seeds or --folder instead')
+    table = tables.load_table(args.table, args.scale)
+    seeds = sweep.parse_seeds(args.seeds or _SEEDS[args.scale])
+    equal.import_jax_on_cpu(args)
+    from remixer_t5x.extras.reproduce import runs, verdicts
+
+    costs = {(stage.name, row.name): runs.count_cost(stage, row, args) for stage in table.stages for row in table.rows}
+    results = runs.parameter_and_flop_results(table, costs)
+    failed: Collection[sweep.SweepCell] = ()
+    if not table.is_counted:
+        console.print_items(f'{args.table}: {table.title}', _cost_table(table, costs, args.chip, len(seeds)))
+        if args.dry_run:
+            return 0
+        folder = pathlib.Path(args.folder or f'runs/reproduce/{args.table}/{args.scale}').expanduser().absolute()
+        cells, runner = runs.plan_runs(table, args, seeds, folder), sweep.Sweep(folder)
+        parallel = _parallel_runs() if args.scale == tables.SMALL else 1
+        try:
+            for stage in table.stages:
+                # Stages run in order, because a run may start from a checkpoint of an earlier stage.
+                stage_cells = [cell for (name, _, _), cell in cells.items() if name == stage.name]
+                runner.run(stage_cells, parallel)
+        except sweep.SweepStopped as stop:
+            return stop.args[0]
+        failed = runner.failed
+        results |= runs.read_results(table, cells, failed)
+    legend = _COUNTED_LEGEND if table.is_counted else _LEGEND.format(table.baseline)
+    console.print_items(
+        f'{args.table}: {table.title}', *_result_tables(table, verdicts.compare_with_paper(table, results)), legend
+    )
+    if table.note:
+        console.print_items(table.note)
+    return int(bool(failed))
+
+
+def _parallel_runs() -> int:
+    """Returns the number of small runs to train in parallel: one per CPU core, at most 4, or 1 on an accelerator.
+
+    Selects the CPU unless JAX_PLATFORMS is set, because the first run would reserve a GPU's memory.
+    """
+    is_cpu = os.environ.setdefault('JAX_PLATFORMS', 'cpu') == 'cpu'
+    return min(os.cpu_count() or 1, _MAX_PARALLEL_RUNS) if is_cpu else 1
+
+
+_LEGEND = (
+    'mean ± standard deviation over seeds; differences from {} are paired by seed, ± half of the 90% interval.\n'
+    'reproduced: the same sign as in the paper, and the interval excludes 0; '
+    'contradicted: the opposite sign, and the interval excludes 0.'
+)
+
+
+_COUNTED_LEGEND = 'reproduced: within 5% of the paper; counted from shapes, without training'
+
+
+def _list_table(entries: Mapping[str, Mapping[str, Any]]) -> Any:
+    headings = 'table', 'what it shows', 'at small scale'
+    result = console.build_table(*headings, words=headings)
+    for name, entry in entries.items():
+        if 'reason' in entry:
+            result.add_row(name, entry['title'], f'not available: {entry["reason"]}')
+            continue
+        counted = all(column['metric'] in ('parameters', 'relative FLOPs') for column in entry['columns'].values())
+        small = [label for label, column in entry['columns'].items() if column.get('small')]
+        result.add_row(name, entry['title'], 'counted' if counted else ', '.join(small) or 'only --scale=paper')
+    return result
+
+
+def _cost_table(table: Any, costs: Mapping[tuple[str, str], Any], chip: str, seeds: int) -> Any:
+    """Builds a table with the cost of each run for one seed, and the total for all seeds."""
+    from remixer_t5x.cli.info.model import format_quantity
+    from remixer_t5x.extras.forecast import machines
+    from remixer_t5x.extras.reproduce import runs
+
+    peaks = machines.find_machine(chip).peak('bf16'), runs.measure_cpu_flops_per_second()
+
+    def hours(flops: float) -> list[str]:
+        values = [flops / (runs.UTILIZATION * peak) / 3600 for peak in peaks]
+        return [f'{value:,.2g}' if value < 10 else f'{value:,.0f}' for value in values]
+
+    headings = ['model', 'stage', 'parameters', 'steps', 'FLOPs', f'{chip} hours', 'hours on this CPU']
+    result = console.build_table(*headings, words=('model', 'stage'))
+    for (stage, row), cost in costs.items():
+        result.add_row(
+            row, stage, f'{cost.parameters:,}', f'{cost.steps:,}', format_quantity(cost.flops), *hours(cost.flops)
+        )
+    result.add_section()
+    total = seeds * sum(cost.flops for cost in costs.values())
+    result.add_row('all seeds', f'{seeds} x {len(costs)} runs', '', '', format_quantity(total), *hours(total))
+    return result
+
+
+def _result_tables(table: Any, findings: Iterable[tuple[Any, Any, Any]]) -> Sequence[Any]:
+    """Builds one table per column of the paper's table, to compare our results with the published numbers."""
+
+    def number(value: float | None, signed: bool = False) -> str:
+        return '' if value is None else f'{value:{"+" if signed else ""},.4g}'
+
+    results: dict[str, Any] = {}
+    for column, row, finding in findings:
+        if column.name not in results:
+            # The heading names the evaluation data, because small-scale runs use different data than the paper.
+            heading = f'{column.name} ({column.evaluation} {column.metric})' if column.evaluation else column.name
+            differences = () if table.is_counted else ("paper's difference", 'our difference')
+            results[column.name] = console.build_table(
+                heading, 'paper', 'ours', *differences, 'verdict', words=(heading, 'verdict')
+            )
+        ours = number(finding.ours) + (f' ± {finding.deviation:.2g}' if finding.deviation is not None else '')
+        cells = [number(finding.published), ours]
+        if not table.is_counted:
+            difference = number(finding.difference, signed=True)
+            if finding.margin is not None:
+                difference += f' ± {finding.margin:.2g}' if finding.margin < float('inf') else ' (one seed)'
+            cells += [number(finding.published_difference, signed=True), difference]
+        verdict = 'baseline' if row.name == table.baseline and not table.is_counted else finding.verdict
+        results[column.name].add_row(row.name, *cells, verdict)
+    for index, column in enumerate(table.columns):
+        for name, numbers in table.cited.items():
+            if numbers[index] is not None:
+                results[column.name].add_row(name, number(numbers[index]), '', '', '', 'cited, not trained')
+    return list(results.values())
+
+
+COMMAND = Command(
+    'reproduce',
+    "trains the models of a paper's table and prints our numbers next to the paper's; run it again to continue",
+    add_arguments,
+    run,
+    (
+        'remixer-t5x reproduce --list',
+        'remixer-t5x reproduce remixers/table_4',
+        'remixer-t5x reproduce remixers/table_4 --scale=paper --dry_run',
+    ),
+)

@@ -1,4 +1,6 @@
-"""Runs an exported model. `export` copies this file into the model's folder, so it must not import remixer_t5x.
+"""Runs an exported model.
+
+`export` copies this file into the model's folder as run.py, so it must not import remixer_t5x.
 
     python run.py generate < texts.txt        an answer for each line
     python run.py score < pairs.tsv           log p(target | input) for each line INPUT<tab>TARGET
