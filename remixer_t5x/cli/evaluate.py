@@ -126,7 +126,7 @@ def _evaluate_checkpoints(settings: CheckpointEvaluation, quantize: str | None =
                 continue
             results_folder = settings.results_folder(folder)
             if quantize:
-                params = lazy.import_extra('export.int8').round_on_devices(settings.model, params)
+                params = lazy.import_extra('export.functions').round_on_devices(settings.model, params)
                 results_folder = f'{results_folder}_{quantize}'
             if results_folder not in writers and jax.process_index() == 0:
                 run_record = saved_params.read_record(folder)

@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> None:
 def _export(args: argparse.Namespace, settings: TextInference, folder: pathlib.Path) -> None:
     from remixer_t5x.data import batch_formats, task_vocabulary
     from remixer_t5x.evaluate import predictions, text_inference
-    from remixer_t5x.extras.export import functions, int8
+    from remixer_t5x.extras.export import functions
     from remixer_t5x.run_folder import model_dir
 
     model, vocabulary, decoder = settings.model, settings.vocabulary, settings.decoding.decoder
@@ -72,8 +72,8 @@ def _export(args: argparse.Namespace, settings: TextInference, folder: pathlib.P
     )
     step = settings.step_folder()
     _print('reading', step)
-    exact = int8.flatten_params(settings.restore(step))
-    weights = int8.quantize_weights(model, exact) if args.quantize else exact
+    exact = functions.flatten_params(settings.restore(step))
+    weights = functions.quantize_weights(model, exact) if args.quantize else exact
     folder.mkdir(parents=True)
     kind = _write_vocabulary(vocabulary, folder)
     contents = {

@@ -3,6 +3,16 @@
 A StableHLO program (`jax.export`) runs on CPUs, GPUs and TPUs, without this package. The weights are arguments of the
 program, because all functions of a model share them. JAX guarantees that releases of at least the next six months can
 load the program.
+
+Weights can be quantized symmetrically to 8-bit integers with one scale per output channel; activations are not
+quantized.
+
+    W[..., i, o] ~ q[..., i, o] s[..., o]      s = max over i of |W[..., i, o]| / 127
+
+The hidden matrices, token embedding and output projection, which contain nearly all parameters, are quantized.
+Kernels have one scale per column of each layer and group. Embeddings have one scale per row, so that rare words do not
+share a scale with frequent words. Norms, biases, heads and weights over positions or distances stay in float32. The
+exported program dequantizes the weights in each call, so storage and memory between calls shrink to a quarter.
 """
 
 import dataclasses
@@ -12,20 +22,86 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import linen as nn
+from flax import traverse_util
 from jax import export
 
+from remixer_t5x import axes
 from remixer_t5x.data import batch_formats
 from remixer_t5x.errors import UserError
-from remixer_t5x.extras.export import int8
-from remixer_t5x.extras.export.int8 import Weights
 from remixer_t5x.models import interface
 from remixer_t5x.models.decoding import Decoder
 from remixer_t5x.models.stop_strings import StopStrings
 
+Params = Any
+Weights = Mapping[str, Any]
+MAX_INT8 = 127
+# The scales of a quantized array are stored under its name with this suffix.
+SCALE_SUFFIX = '.scale'
+# Arrays with fewer elements are not quantized.
+_MIN_QUANTIZED_SIZE = 1024
 # The functions that can be exported, in the default order.
 FUNCTION_NAMES = ('generate', 'score', 'encode', 'classify')
 PLATFORMS = ('cpu', 'cuda', 'tpu')
 Outputs = dict[str, jax.Array]
+
+
+def flatten_params(params: Params) -> dict[str, np.ndarray]:
+    """Flattens unquantized parameters to a dict from names to arrays."""
+    arrays = traverse_util.flatten_dict(params, sep='/')
+    return {name: np.asarray(array, np.float32) for name, array in arrays.items()}
+
+
+def quantize_weights(model: interface.Model, weights: Weights) -> dict[str, np.ndarray]:
+    """Quantizes matrices to int8 arrays with float32 scales, and returns the other arrays in float32.
+
+    Args:
+        weights: all parameters of the model, from `flatten_params`.
+    """
+    boxes = interface.param_shapes(model, batch_formats.smallest_shapes(model.model_type))
+    logical_axes = traverse_util.flatten_dict(nn.get_partition_spec(boxes), sep='/')
+    arrays: dict[str, np.ndarray] = {}
+    for name, array in weights.items():
+        axis = _shared_scale_axis(tuple(logical_axes[name]))
+        if axis is None or array.size < _MIN_QUANTIZED_SIZE:
+            arrays[name] = array
+            continue
+        scale = np.abs(array).max(axis=axis, keepdims=True) / MAX_INT8
+        # A channel of zeros may have any scale except 0.
+        scale = np.where(scale > 0, scale, 1).astype(np.float32)
+        arrays[name] = np.clip(np.rint(array / scale), -MAX_INT8, MAX_INT8).astype(np.int8)
+        arrays[name + SCALE_SUFFIX] = scale
+    return arrays
+
+
+def _shared_scale_axis(names: tuple[str | None, ...]) -> int | None:
+    """Returns the axis along which values share a scale, or None for a parameter that is not quantized."""
+    if names == (axes.VOCAB, axes.EMBED):
+        return -1
+    return -2 if names == (axes.EMBED, axes.VOCAB) or axes.is_hidden_matrix(names) else None
+
+
+def dequantize_weights(weights: Weights) -> Params:
+    """Converts weights, which may be quantized, to nested float32 parameters."""
+    params = {
+        name: jnp.asarray(array, jnp.float32) * weights[name + SCALE_SUFFIX]
+        if name + SCALE_SUFFIX in weights
+        else array
+        for name, array in weights.items()
+        if not name.endswith(SCALE_SUFFIX)
+    }
+    return traverse_util.unflatten_dict(params, sep='/')
+
+
+def round_params(model: interface.Model, params: Params) -> Params:
+    """Rounds parameters to the values of the quantized model, in float32."""
+    return jax.device_get(dequantize_weights(quantize_weights(model, flatten_params(params))))
+
+
+def round_on_devices(model: interface.Model, params: Params) -> Params:
+    """Rounds device arrays as in `round_params` without changing their shardings."""
+    values = round_params(model, jax.device_get(params))
+    return jax.tree.map(lambda value, array: jax.device_put(value, array.sharding), values, params)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +110,7 @@ class ExportedFunction:
 
     Attributes:
         name: one of FUNCTION_NAMES.
-        call: the function. `weights` maps names to arrays, which may be quantized by `int8.quantize_weights`. The
+        call: the function. `weights` maps names to arrays, which may be quantized by `quantize_weights`. The
             inputs are int32 arrays in the order of `inputs`, and the outputs map names to arrays.
         inputs: maps the name of each input to its shape without the batch dimension.
     """
@@ -83,7 +159,7 @@ def build_functions(
     def generate(weights: Weights, inputs: jax.Array, seed: jax.Array) -> Outputs:
         # With one seed per row, an answer does not depend on the other rows of the batch.
         keys = jax.vmap(jax.random.key)(seed)
-        params = int8.dequantize_weights(weights)
+        params = dequantize_weights(weights)
         answers = model.generate(params, {array: inputs}, lengths['targets'], eos_id, decoder, keys, stop_strings)
         return {'tokens': answers.tokens, 'scores': answers.scores}
 
@@ -94,16 +170,16 @@ def build_functions(
             'decoder_target_tokens': targets,
             'decoder_loss_weights': (targets > 0).astype(jnp.int32),
         }
-        return {'scores': model.score(int8.dequantize_weights(weights), batch)}
+        return {'scores': model.score(dequantize_weights(weights), batch)}
 
     def encode(weights: Weights, inputs: jax.Array) -> Outputs:
-        hidden = model.encode(int8.dequantize_weights(weights), inputs).astype(jnp.float32)
+        hidden = model.encode(dequantize_weights(weights), inputs).astype(jnp.float32)
         mask = (inputs > 0).astype(jnp.float32)[..., None]
         mean = jnp.sum(hidden * mask, 1) / jnp.maximum(jnp.sum(mask, 1), 1)
         return {'hidden': hidden * mask, 'mean': mean}
 
     def classify(weights: Weights, inputs: jax.Array) -> Outputs:
-        return {'scores': model.classify(int8.dequantize_weights(weights), inputs)}
+        return {'scores': model.classify(dequantize_weights(weights), inputs)}
 
     inputs: dict[str, tuple[int, ...]] = {'inputs': (lengths['inputs'],)}
     functions = {
