@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     table = tables.load_table(args.table, args.scale)
     seeds = sweep.parse_seeds(args.seeds or _SEEDS[args.scale])
     equal.import_jax_on_cpu(args)
-    from remixer_t5x.extras.reproduce import runs, verdicts
+    from remixer_t5x.extras.reproduce import runs
 
     costs = {(stage.name, row.name): runs.count_cost(stage, row, args) for stage in table.stages for row in table.rows}
     results = runs.parameter_and_flop_results(table, costs)
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
         results |= runs.read_results(table, cells, failed)
     legend = _COUNTED_LEGEND if table.is_counted else _LEGEND.format(table.baseline)
     console.print_items(
-        f'{args.table}: {table.title}', *_result_tables(table, verdicts.compare_with_paper(table, results)), legend
+        f'{args.table}: {table.title}', *_result_tables(table, runs.compare_with_paper(table, results)), legend
     )
     if table.note:
         console.print_items(table.note)

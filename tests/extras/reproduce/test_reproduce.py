@@ -11,7 +11,7 @@ import pytest
 from remixer_t5x.cli import main, train
 from remixer_t5x.config import loading
 from remixer_t5x.extras.reports import sweep
-from remixer_t5x.extras.reproduce import runs, tables, verdicts
+from remixer_t5x.extras.reproduce import runs, tables
 from remixer_t5x.run_folder import model_dir
 
 ARGS = argparse.Namespace(gin_file=[], gin_flags=[], gin_search_paths=[], tfds_data_dir=None, verbose=True)
@@ -93,17 +93,17 @@ def small_table(metric='accuracy', numbers=(70.0, 72.0, 69.0, None)):
     ('metric', 'ours', 'expected'),
     [
         # Student's quantile for two degrees of freedom is 2.91999; differences of 1, 2 and 3 have mean 2, deviation 1.
-        ('accuracy', [1, 2, 3], (2.0, 2.91999 / 3**0.5, verdicts.REPRODUCED)),
-        ('accuracy', [-1, -2, -3], (-2.0, 2.91999 / 3**0.5, verdicts.CONTRADICTED)),
-        ('accuracy', [-2, 2, 4], (4 / 3, 2.91999 * (28 / 9) ** 0.5, verdicts.NOT_SHOWN)),
-        ('perplexity', [1, 2, 3], (2.0, 2.91999 / 3**0.5, verdicts.REPRODUCED)),
-        ('accuracy', [2], (2.0, float('inf'), verdicts.NOT_SHOWN)),
+        ('accuracy', [1, 2, 3], (2.0, 2.91999 / 3**0.5, runs.REPRODUCED)),
+        ('accuracy', [-1, -2, -3], (-2.0, 2.91999 / 3**0.5, runs.CONTRADICTED)),
+        ('accuracy', [-2, 2, 4], (4 / 3, 2.91999 * (28 / 9) ** 0.5, runs.NOT_SHOWN)),
+        ('perplexity', [1, 2, 3], (2.0, 2.91999 / 3**0.5, runs.REPRODUCED)),
+        ('accuracy', [2], (2.0, float('inf'), runs.NOT_SHOWN)),
     ],
 )
 def test_verdict_is_the_sign_of_the_interval(metric, ours, expected):
     base = {seed: 10.0 + seed for seed in range(len(ours))}
     results = {('a', 'x'): base, ('b', 'x'): {seed: base[seed] + value for seed, value in enumerate(ours)}}
-    findings = {row.name: finding for _, row, finding in verdicts.compare_with_paper(small_table(metric), results)}
+    findings = {row.name: finding for _, row, finding in runs.compare_with_paper(small_table(metric), results)}
     assert (findings['b'].difference, findings['b'].margin, findings['b'].verdict) == (
         pytest.approx(expected[0]), pytest.approx(expected[1], rel=1e-4), expected[2],
     )  # fmt: skip
