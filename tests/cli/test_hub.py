@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 import remixer_t5x
 from remixer_t5x import UserError
 from remixer_t5x.cli.main import main
-from remixer_t5x.extras.hub import client, model_card
+from remixer_t5x.extras.hub import client, share
 from remixer_t5x.extras.reports import records
 from remixer_t5x.interop import converted, safetensors_files
 from tests.support import hf_folders, saved_run
@@ -225,7 +225,7 @@ def test_untrusted_code_is_never_imported(shared, tmp_path):
 def test_values_in_a_card_are_plain_text(run, monkeypatch):
     """Names of evaluations and folders, and the source of weights, may be untrusted."""
     hostile = '\n# heading\n[link](https://evil.example) <img src=x onerror=y> https://evil.example `code` | cell'
-    card = model_card.ModelCard(
+    card = share.ModelCard(
         name=f'x;touch y{hostile}',
         address=f"x;touch y'{hostile}\n```",
         library='transformers',
@@ -240,7 +240,7 @@ def test_values_in_a_card_are_plain_text(run, monkeypatch):
     (finished,) = records.read_runs([str(run)])
     latest = {hostile: finished.latest()['held_out']}
     monkeypatch.setattr(type(finished), 'latest', lambda self: latest)
-    text = model_card.render(card, finished).split('---\n', 2)[2]
+    text = share.render(card, finished).split('---\n', 2)[2]
     assert text.count('heading') > 5
     html = markdown_it.MarkdownIt('commonmark').enable('table').render(text)
     outside = re.sub(r'<pre>.*?</pre>', '', html, flags=re.DOTALL)

@@ -1,30 +1,206 @@
-"""Implements `convert --to_shared` and `--push_to_hub`: writes a self-contained folder with a model card."""
+"""Implements `convert --to_shared` and `--push_to_hub`: writes a self-contained folder with a model card.
+
+The model card (README.md) is generated from the records of the model's run.
+"""
 
 import argparse
+import dataclasses
+import json
 import pathlib
+import re
+import shlex
 import tempfile
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
+from markupsafe import Markup
 
 from remixer_t5x.api import saved_models, trained_model
 from remixer_t5x.cli.conversions import check_no_difference, describe_size, export_transformers_model, print_line
 from remixer_t5x.config import foreign_gin
 from remixer_t5x.data import task_vocabulary
-from remixer_t5x.extras.hub import client, model_card
-from remixer_t5x.extras.reports import records
+from remixer_t5x.errors import one_line
+from remixer_t5x.extras.hub import client
+from remixer_t5x.extras.reports import curves, overview, records
+from remixer_t5x.extras.reports.records import FOLDER_MACROS, TRAIN, RecordedRun
 from remixer_t5x.interop import converted, safetensors_files, shared_folder
 from remixer_t5x.interop.huggingface import folders
 from remixer_t5x.interop.huggingface.traced_modules import UnsupportedModelError
 from remixer_t5x.models import interface
 from remixer_t5x.run_folder import model_dir
 
+CARD_FILE, LOSS_CURVE_FILE, TEMPLATE = 'README.md', 'loss.png', 'model_card.md.jinja'
+
+
+class TypeTexts(NamedTuple):
+    """Model card strings for one model type.
+
+    Contains the Hub's `pipeline_tag`, a description, the name of the auto class in transformers, and example code that
+    uses the variable `model`.
+    """
+
+    pipeline: str
+    description: str
+    auto_class: str
+    code: str
+
+
+_ENCODE = "print(model.encode(['The cat is on the mat.']).mean.shape)"
+TYPE_TEXTS = {
+    'encoder_decoder': TypeTexts(
+        'text2text-generation', 'An encoder-decoder', 'AutoModelForSeq2SeqLM',
+        "print(model.generate('The cat <extra_id_0> on the mat.')[0].text)",
+    ),
+    'decoder_only': TypeTexts(
+        'text-generation', 'A decoder-only model', 'AutoModelForCausalLM', "print(model.generate('The cat')[0].text)"
+    ),
+    'encoder_only': TypeTexts('fill-mask', 'A masked language model', 'AutoModelForMaskedLM', _ENCODE),
+    'classifier': TypeTexts(
+        'text-classification', 'A classifier', '', "print(model.classify('The cat is on the mat.')[0].texts)"
+    ),
+    'token_labels': TypeTexts('token-classification', 'A token classifier', '', _ENCODE),
+    'span': TypeTexts('question-answering', 'A model for extractive question answering', '', _ENCODE),
+    'embedding': TypeTexts('sentence-similarity', 'A text embedding', '', _ENCODE),
+}  # fmt: skip
+# Macros to list first in the table of settings.
+_FIRST_MACROS = (
+    *('MIXTURE_OR_TASK_NAME', 'TASK', 'FILES', 'TASK_FEATURE_LENGTHS', 'PACK', 'TRAIN_STEPS', 'BATCH_SIZE'),
+    *('OPTIMIZER', 'LEARNING_RATE', 'SCHEDULE', 'DROPOUT_RATE', 'LABEL_SMOOTHING', 'DTYPE', 'SEED'),
+    *('INITIAL_CHECKPOINT_PATH',),
+)
+_DATA_MACROS = ('MIXTURE_OR_TASK_NAME', 'TASK', 'FILES', 'HF_DATASET')
+_MAX_CELL_LENGTH = 120
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelCard:
+    """The content of a model card, except for the settings and metrics of the run.
+
+    Attributes:
+        address: the Hub name or folder to pass to `convert --from_hf`.
+        library: format of the folder, 'transformers' or 'remixer_t5x'.
+        sublayers: maps the name of each stack to the names of the sublayers in its layers.
+        versions: versions of packages, from the checkpoint.
+        origin: source of the weights if they were converted, otherwise empty.
+        needs_trust: whether `load` requires trust_gin=True, because model.gin imports modules outside this package.
+        code: names of the modules in the subfolder `code`.
+        missing: names of packages that model.gin imports but the folder does not contain.
+    """
+
+    name: str
+    address: str
+    library: str
+    model_type: str
+    parameters: int
+    sublayers: Mapping[str, Sequence[str]]
+    vocabulary: str
+    step: int
+    versions: Mapping[str, str]
+    origin: str = ''
+    needs_trust: bool = False
+    code: Sequence[str] = ()
+    missing: Sequence[str] = ()
+
+
+def write_model_card(folder: pathlib.Path, card: ModelCard, run: RecordedRun | None) -> None:
+    """Writes README.md, and the loss curve if available, into `folder`; `run` is None for a model without metrics."""
+    has_curve = run is not None and bool(run.metric_points(TRAIN, 'loss'))
+    if run is not None and has_curve:
+        curves.plot_loss(f'{run.folder}/{model_dir.METRICS}', folder / LOSS_CURVE_FILE, card.name)
+    (folder / CARD_FILE).write_text(render(card, run, LOSS_CURVE_FILE if has_curve else ''), encoding='utf-8')
+
+
+def render(card: ModelCard, run: RecordedRun | None, curve: str = '') -> str:
+    """Renders README.md; `curve` is the file name of the loss curve, or empty."""
+    settings, kind = _macro_cells(run), TYPE_TEXTS[card.model_type]
+    numbers = overview.summarize_run(run) if run is not None else None
+    first = {name: settings[name] for name in _FIRST_MACROS if name in settings}
+    command = ['remixer-t5x', 'convert', f'--from_hf={card.address}', f'--to=runs/{card.name.rpartition("/")[2]}']
+    command += ['--trust_gin'] if card.needs_trust else []
+    sublayers = sorted({name.lower() for names in card.sublayers.values() for name in names})
+    metadata = {'library_name': card.library, 'pipeline_tag': kind.pipeline, 'tags': ['remixer_t5x', *sublayers]}
+    return _load_template().render(
+        card=card,
+        command=Markup(shlex.join(map(one_line, command))),
+        metadata=metadata,
+        summary=f'{kind.description} with {card.parameters:,} parameters, trained with remixer_t5x.',
+        code=Markup(_example_code(card, kind)),
+        numbers=numbers,
+        settings=first,
+        others={name: value for name, value in settings.items() if name not in first},
+        data=next((Markup(f'`{settings[name]}`') for name in _DATA_MACROS if name in settings), 'unnamed data'),
+        results=list(_iterate_metrics(run)),
+        curve=curve,
+        versions=', '.join(f'{name} {version}' for name, version in card.versions.items()),
+    )
+
+
+def _example_code(card: ModelCard, kind: TypeTexts) -> str:
+    # The path of a local folder has no scheme such as `hf://`.
+    name = card.address if '://' in card.address or card.address[:1] in '/.~' else f'hf://{card.address}'
+    arguments = f'{name!r}{", trust_gin=True" if card.needs_trust else ""}'
+    ours = f'import remixer_t5x\n\nmodel = remixer_t5x.load({arguments})\n{kind.code}'
+    if card.library == 'remixer_t5x':
+        return ours
+    return (
+        f'import transformers\n\nmodel = transformers.{kind.auto_class}.from_pretrained({card.address!r})\n'
+        f'tokenizer = transformers.AutoTokenizer.from_pretrained({card.address!r})\n\n# or\n{ours}'
+    )
+
+
+def _macro_cells(run: RecordedRun | None) -> dict[str, str]:
+    """Returns the values of the macros as table cells. For privacy, shortens absolute paths to their last component."""
+    settings: dict[str, str] = {}
+    for name, value in sorted(run.settings().items()) if run is not None else ():
+        if (
+            re.fullmatch('[A-Z][A-Z0-9_]*', name)
+            and name not in FOLDER_MACROS
+            and value not in ('None', 'True', 'False')
+        ):
+            paths = r'(?<![\w/:.])(~|/)[\w.@%+~-]*(/[\w.@%+*?~-]+)+'
+            text = re.sub(paths, lambda path: path[0].rpartition('/')[2], value)
+            text = one_line(text.replace('`', "'").replace('|', '\\|'))
+            settings[name] = Markup(text if len(text) <= _MAX_CELL_LENGTH else f'{text[:_MAX_CELL_LENGTH]}...')
+    return settings
+
+
+def _escape_markdown(value: Any) -> str:
+    """Escapes a value as one line of plain Markdown text without HTML or links; returns Markup unchanged."""
+    if isinstance(value, Markup):
+        return value
+    return re.sub(r'([\\`*\[\]<>|]|(?<=:)/(?=/))', r'\\\1', one_line(str(value)))
+
+
+def _iterate_metrics(run: RecordedRun | None) -> Iterator[tuple[str, int, str, float]]:
+    for kind, record in (run.latest() if run is not None else {}).items():
+        numbers = {name: record.numbers.get(name) for name in overview.LOSS_METRICS}
+        losses = {name: value for name, value in numbers.items() if value is not None}
+        for name, value in (overview.task_metrics(record) or losses).items():
+            yield overview.format_evaluation_name(kind), record.step, name, value
+
+
+def _load_template() -> Any:
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader('remixer_t5x.extras.hub', '.'),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        finalize=_escape_markdown,
+    )
+    # JSON is valid YAML.
+    environment.filters['json'] = lambda value: Markup(json.dumps(value))
+    return environment.get_template(TEMPLATE)
+
 
 def to_folder(args: argparse.Namespace) -> None:
     """Writes the shared folder for `--checkpoint=PATH --to_shared=DIR`."""
     folder = folders.check_folder_is_empty(args.to_shared)
     _write(args, folder, folder.name, str(folder))
-    print_line('wrote', f'{folder}, with its model card: {folder / model_card.CARD_FILE}')
+    print_line('wrote', f'{folder}, with its model card: {folder / CARD_FILE}')
 
 
 def push(args: argparse.Namespace) -> None:
@@ -62,7 +238,7 @@ def _write(args: argparse.Namespace, folder: pathlib.Path, name: str, address: s
         side: list(dict.fromkeys(type(factory()).__name__ for factory in factories))
         for side, factories in interface.sublayer_factories(model).items()
     }
-    card = model_card.ModelCard(
+    card = ModelCard(
         name=name,
         address=address,
         library=library,
@@ -80,7 +256,7 @@ def _write(args: argparse.Namespace, folder: pathlib.Path, name: str, address: s
     run = saved_models.containing_model_dir(checkpoint)
     # Converted models have no metrics.jsonl.
     runs = records.read_runs([str(run)]) if (run / model_dir.METRICS).exists() else [None]
-    model_card.write_model_card(folder, card, runs[0])
+    write_model_card(folder, card, runs[0])
     return step
 
 
