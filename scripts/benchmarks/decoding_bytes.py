@@ -21,7 +21,7 @@ import remixer_t5x
 from remixer_t5x.cli.info.memory import trace_for_hardware
 from remixer_t5x.devices.described_hardware import Hardware
 from remixer_t5x.devices.hardware_table import Topology
-from remixer_t5x.extras.forecast import compiled_program, machines, roofline
+from remixer_t5x.extras.forecast import compiled_program, roofline
 from remixer_t5x.models.seq2seq import Seq2Seq
 
 GB = 1e9
@@ -41,10 +41,10 @@ def main() -> None:
     hardware.require_chip_compiler()
     model: Any = remixer_t5x.build_model(f'models/{args.model}.gin', f'sizes/{args.size}.gin', DTYPE='bfloat16')
     for rows in args.rows:
-        report(model, hardware, machines.find_machine(topology.chip), rows, args)
+        report(model, hardware, roofline.find_machine(topology.chip), rows, args)
 
 
-def report(model: Seq2Seq, hardware: Hardware, machine: machines.Machine, rows: int, args: Any) -> None:
+def report(model: Seq2Seq, hardware: Hardware, machine: roofline.Machine, rows: int, args: Any) -> None:
     """Compiles generation for `rows` rows, and prints a decoding step's memory traffic, its minimum, and the time."""
     (device,), compiler = hardware.compile_devices()
     sharding = SingleDeviceSharding(device)

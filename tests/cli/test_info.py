@@ -123,8 +123,8 @@ def test_kernels_of_both_accelerators_are_compared_on_a_cpu(info):
 def test_a_step_is_timed(clean_environment):
     """Runs on any device; `info --self_check` times steps on accelerators whose speed is known."""
     from remixer_t5x.cli.info import memory
-    from remixer_t5x.extras.forecast import command, machines
+    from remixer_t5x.extras.forecast import command, roofline
 
     step, _ = memory.read_step(parse_memory_flags('--gin.PACK=True'))
     assert 0 < command.measure_step(step) < 60
-    assert machines.chip_name('NVIDIA H100 80GB HBM3') == 'h100' and machines.chip_name('TPU v5 lite') == 'v5e'
+    assert roofline.chip_name('NVIDIA H100 80GB HBM3') == 'h100' and roofline.chip_name('TPU v5 lite') == 'v5e'

@@ -13,7 +13,7 @@ from remixer_t5x.cli.main import main
 from remixer_t5x.costs.step_memory import StepMemory
 from remixer_t5x.devices.described_hardware import has_compiler
 from remixer_t5x.extras.forecast import command as speed
-from remixer_t5x.extras.forecast import compiled_program, machines, roofline
+from remixer_t5x.extras.forecast import compiled_program, roofline
 from remixer_t5x.extras.forecast.forecast import Forecast
 from tests.support import paths
 from tests.support.real_processes import Process
@@ -79,7 +79,7 @@ def compiled_steps(monkeypatch):
         parameters = sum(array.size for array in jax.tree.leaves(step.plan.abstract.params))
         program = compiled_program.parse_program(PRODUCT)
         program = dataclasses.replace(program, kernels=program.kernels * (parameters // 10**6))
-        bound = roofline.bound_time(program, machines.find_machine('h100'), [0])
+        bound = roofline.bound_time(program, roofline.find_machine('h100'), [0])
         return Forecast(step, bound, StepMemory(0, 0, 0, 0, 2**30, 0, 0, 2**30), 1e12, 1000, 1)
 
     monkeypatch.setattr(speed, '_build_step', memory.read_step)

@@ -7,7 +7,7 @@ from remixer_t5x.devices import described_hardware, hardware_table
 from remixer_t5x.devices.described_hardware import Hardware
 from remixer_t5x.devices.hardware_table import Topology
 from remixer_t5x.errors import UserError
-from remixer_t5x.extras.forecast import machines
+from remixer_t5x.extras.forecast import roofline
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def test_a_topology_sets_devices_memory_and_mesh(topology, devices, memory, mesh
 
 def test_all_tables_have_the_same_chips():
     assert set(hardware_table.GPUS) == set(described_hardware.GPUS)
-    assert set(hardware_table.MEMORY_GIB) == set(machines.MACHINES)
+    assert set(hardware_table.MEMORY_GIB) == set(roofline.MACHINES)
 
 
 @pytest.mark.parametrize(('text', 'advice'), [('v5e', '2*v5e:4x4'), ('b300:8', 'a100, h100, h200, b200')])

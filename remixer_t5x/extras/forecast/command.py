@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import jax
 import numpy as np
+from rich.table import Table
 
 from remixer_t5x import lazy
 from remixer_t5x.cli import console
@@ -17,13 +18,22 @@ from remixer_t5x.costs import step_memory
 from remixer_t5x.costs.step_memory import StepSpec
 from remixer_t5x.devices.described_hardware import Hardware
 from remixer_t5x.devices.hardware_table import Topology
-from remixer_t5x.extras.forecast import forecast, machines, speed_table
-from remixer_t5x.extras.forecast.forecast import Forecast, RecommendedChange
+from remixer_t5x.extras.forecast import roofline
+from remixer_t5x.extras.forecast.forecast import (
+    Forecast,
+    RecommendedChange,
+    describe_limits,
+    describe_uncounted,
+    forecast_step,
+    recommend_changes,
+)
+from remixer_t5x.extras.forecast.roofline import KernelCosts
 
 # Number of measured steps, after two warm-up steps.
 _MEASURED_STEPS = 10
 _NOTE = 'The bound is a lower limit and not a prediction: compare ratios of bounds or of estimates, not milliseconds.'
 _print = functools.partial(console.print_items, pipe_width=150)
+_SHOWN_OPERATIONS = 10
 
 
 def show(args: argparse.Namespace) -> None:
@@ -31,13 +41,13 @@ def show(args: argparse.Namespace) -> None:
     step, hardware = _build_step(args)
     _print(memory.describe_step(step, hardware, _compiler(hardware)))
     current = _forecast_step(step, hardware)
-    tables = speed_table.build_work_table(current), speed_table.build_time_table(current, args.price)
-    _print(*tables, *forecast.describe_uncounted(current))
-    _print('most expensive operations:', speed_table.build_operations_table(current))
+    tables = build_work_table(current), build_time_table(current, args.price)
+    _print(*tables, *describe_uncounted(current))
+    _print('most expensive operations:', build_operations_table(current))
     if current.bound.exchanges:
-        _print(speed_table.build_collectives_table(current))
-    _print('what limits the step:', *(f'  {line}' for line in forecast.describe_limits(current)))
-    changes = list(forecast.recommend_changes(current, hardware.memory_bytes))
+        _print(build_collectives_table(current))
+    _print('what limits the step:', *(f'  {line}' for line in describe_limits(current)))
+    changes = list(recommend_changes(current, hardware.memory_bytes))
     _print('what to change:' if changes else 'no known change of mesh, batch, remat or dtype would help')
     _print(*(f'  {change.flag:<32} {change.reason}' for change in changes))
     _compile_changes(args, current, changes[: args.speed])
@@ -57,7 +67,7 @@ def compare(args: argparse.Namespace, models: Sequence[str], sizes: Sequence[str
                 _print(memory.describe_step(step, hardware, _compiler(hardware)))
             forecasts.append((model, size, _forecast_step(step, hardware)))
             _print(f'  compiled {model} {size} ({len(forecasts)} of {len(models) * len(sizes)})')
-    _print(speed_table.build_comparison_table(forecasts), _NOTE)
+    _print(build_comparison_table(forecasts), _NOTE)
 
 
 def print_measured_step(args: argparse.Namespace) -> None:
@@ -66,11 +76,11 @@ def print_measured_step(args: argparse.Namespace) -> None:
     Prints nothing if the peak rates of the device are unknown.
     """
     devices = jax.devices()
-    chip = machines.chip_name(devices[0].device_kind)
+    chip = roofline.chip_name(devices[0].device_kind)
     if chip:
         step, _ = memory.read_step(args)
-        bound = forecast.forecast_step(step, chip, [getattr(device, 'slice_index', 0) or 0 for device in devices])
-        _print(speed_table.build_time_table(bound, args.price, measure_step(step)))
+        bound = forecast_step(step, chip, [getattr(device, 'slice_index', 0) or 0 for device in devices])
+        _print(build_time_table(bound, args.price, measure_step(step)))
 
 
 def measure_step(step: StepSpec) -> float:
@@ -105,7 +115,7 @@ def _forecast_step(step: StepSpec, hardware: Hardware) -> Forecast:
     slices = [getattr(device, slice_of, None) or 0 for device in step.partitioner.mesh.devices.flat]
     # XLA prints warnings about slow compilations to stderr.
     with lazy.discard_stderr(), memory.trace_for_hardware(hardware, _compiler(hardware)):
-        return forecast.forecast_step(step, chip, slices)
+        return forecast_step(step, chip, slices)
 
 
 def _compile_changes(args: argparse.Namespace, current: Forecast, changes: Sequence[RecommendedChange]) -> None:
@@ -127,3 +137,122 @@ def _compile_changes(args: argparse.Namespace, current: Forecast, changes: Seque
 
 def _compiler(hardware: Hardware) -> str:
     return f'XLA:{hardware.chip_compiler().upper()}'
+
+
+def build_work_table(forecast: Forecast) -> Table:
+    """Builds a table of the FLOPs and bytes of a step on one device, with the time that each takes at peak rates."""
+    bound, machine = forecast.bound, forecast.bound.machine
+    first = 'work of a step on a device'
+    table = console.build_table(first, '', 'at', 'ms', words=(first,))
+    for dtype, flops in bound.flops.most_common():
+        peak = machine.peak(dtype)
+        cells = f'{flops / 1e12:,.3f} TFLOP', f'{peak / 1e12:,.4g} TFLOP/s', _format_ms(flops / peak)
+        table.add_row(f'products in {dtype}', *cells)
+    rate = f'{machine.bandwidth / 1e9:,.0f} GB/s'
+    table.add_row('HBM traffic', f'{bound.bytes / 1e9:,.2f} GB', rate, _format_ms(bound.bytes / machine.bandwidth))
+    table.add_row(
+        'collectives, bytes sent', f'{bound.bytes_sent / 1e9:,.3f} GB', '', _format_ms(bound.exchange_seconds)
+    )
+    return table
+
+
+def build_time_table(forecast: Forecast, price: float | None, measured: float | None = None) -> Table:
+    """Builds a table of step times, with utilization, throughput and cost.
+
+    Args:
+        price: dollars per chip-hour, or None to omit the cost.
+        measured: measured seconds per step, or None to omit the row.
+    """
+    bound = forecast.bound
+    dollars = ['$ per M tokens'] if price is not None else []
+    table = console.build_table('step time', 'ms', 'MFU', 'sequences/s', 'tokens/s', *dollars, words=('step time',))
+    times = [
+        ('measured', measured),
+        ('at least' + (', collectives overlapped' if bound.exchanges else ''), bound.overlapped_seconds),
+        ('at least, collectives after kernels', bound.serial_seconds if bound.exchanges else None),
+        ("the TPU compiler's estimate", bound.estimated_seconds),
+    ]
+    for name, seconds in times:
+        if seconds:
+            cost = [f'{forecast.dollars_per_million_tokens(seconds, price):.3g}'] if price is not None else []
+            rates = f'{forecast.step.rows / seconds:,.0f}', f'{forecast.tokens / seconds:,.0f}'
+            table.add_row(name, _format_ms(seconds), f'{forecast.mfu(seconds):.1%}', *rates, *cost)
+    return table
+
+
+def build_operations_table(forecast: Forecast) -> Table:
+    """Builds a table of the most expensive operations and their Flax modules."""
+    bound = forecast.bound
+    words = ('module', 'phase', 'operation')
+    estimate = ['est. ms'] if bound.estimated_seconds else []
+    table = console.build_table(*words, 'ms', '%', *estimate, 'GFLOP', 'GB', 'kernels', 'limit', words=words)
+
+    def add_row(names: Sequence[str], work: KernelCosts, limit: str) -> None:
+        table.add_row(
+            *names,
+            _format_ms(work.seconds),
+            f'{100 * work.seconds / bound.seconds:.1f}',
+            *([_format_ms(work.estimated_seconds)] if estimate else []),
+            f'{work.flops.total() / 1e9:,.0f}',
+            f'{work.bytes / 1e9:,.2f}',
+            f'{work.count:,}',
+            limit,
+        )
+
+    for operation in bound.operations[:_SHOWN_OPERATIONS]:
+        add_row(operation.location, operation, operation.limit)
+    if others := bound.operations[_SHOWN_OPERATIONS:]:
+        work = KernelCosts(bound.machine, [kernel for operation in others for kernel in operation.kernels])
+        add_row((f'{len(others)} others', '', ''), work, '')
+    return table
+
+
+def build_collectives_table(forecast: Forecast) -> Table:
+    """Builds a table with a row for each kind of collective and type of link."""
+    words = ('collective', 'link')
+    table = console.build_table(*words, 'devices', 'times', 'MB sent by each device', 'ms', words=words)
+    for exchange in forecast.bound.exchanges:
+        time = '?' if exchange.seconds is None else _format_ms(exchange.seconds)
+        counts = str(exchange.group_size), f'{exchange.times:,}', f'{exchange.bytes_sent / 1e6:,.1f}'
+        table.add_row(exchange.kind, exchange.link, *counts, time)
+    return table
+
+
+def build_comparison_table(forecasts: Sequence[tuple[str, str, Forecast]]) -> Table:
+    """Builds a table that compares models; ratios are relative to the first model of each size.
+
+    Args:
+        forecasts: tuples (model name, size name, forecast).
+    """
+    estimate = ['est. ms', 'ratio'] if any(forecast.bound.estimated_seconds for _, _, forecast in forecasts) else []
+    headings = ('TFLOP', 'GB', 'GB sent', 'at least, ms', 'ratio', *estimate, 'MFU', 'memory GiB', 'ratio')
+    table = console.build_table('model', 'size', *headings, words=('model', 'size'))
+    first_of_size: dict[str, Forecast] = {}
+    for model, size, forecast in forecasts:
+        first, bound = first_of_size.setdefault(size, forecast), forecast.bound
+        estimated = [
+            _format_ms(bound.estimated_seconds),
+            _format_ratio(bound.estimated_seconds, first.bound.estimated_seconds),
+        ]
+        table.add_row(
+            model,
+            size,
+            f'{bound.flops.total() / 1e12:,.3f}',
+            f'{bound.bytes / 1e9:,.2f}',
+            f'{bound.bytes_sent / 1e9:,.3f}',
+            _format_ms(bound.serial_seconds),
+            _format_ratio(bound.serial_seconds, first.bound.serial_seconds),
+            *(estimated if estimate else []),
+            f'{forecast.mfu(bound.serial_seconds):.1%}',
+            f'{forecast.memory.total / 2**30:,.2f}',
+            _format_ratio(forecast.memory.total, first.memory.total),
+        )
+    return table
+
+
+def _format_ratio(value: float, base: float) -> str:
+    return f'{value / base:.2f}' if base else '-'
+
+
+def _format_ms(seconds: float) -> str:
+    return f'{1e3 * seconds:,.2f}'

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from remixer_t5x.costs import counts, step_memory
 from remixer_t5x.costs.step_memory import StepMemory, StepSpec, format_gibibytes
 from remixer_t5x.errors import UserError
-from remixer_t5x.extras.forecast import compiled_program, machines, roofline
+from remixer_t5x.extras.forecast import compiled_program, roofline
 from remixer_t5x.extras.forecast.roofline import RECOMPUTED, UPDATE, StepBound
 from remixer_t5x.kernels.compile_target import compiling_for
 
@@ -54,7 +54,7 @@ def forecast_step(step: StepSpec, chip: str, slices: Sequence[int]) -> Forecast:
     Raises:
         UserError: the chip is unknown, or its memory is too small for the step.
     """
-    machine = machines.find_machine(chip)
+    machine = roofline.find_machine(chip)
     try:
         compiled = step_memory.compile_step(step)
     except Exception as error:

@@ -125,10 +125,10 @@ def _list_table(entries: Mapping[str, Mapping[str, Any]]) -> Any:
 def _cost_table(table: Any, costs: Mapping[tuple[str, str], Any], chip: str, seeds: int) -> Any:
     """Builds a table with the cost of each run for one seed, and the total for all seeds."""
     from remixer_t5x.cli.info.model import format_quantity
-    from remixer_t5x.extras.forecast import machines
+    from remixer_t5x.extras.forecast import roofline
     from remixer_t5x.extras.reproduce import runs
 
-    peaks = machines.find_machine(chip).peak('bf16'), runs.measure_cpu_flops_per_second()
+    peaks = roofline.find_machine(chip).peak('bf16'), runs.measure_cpu_flops_per_second()
 
     def hours(flops: float) -> list[str]:
         values = [flops / (runs.UTILIZATION * peak) / 3600 for peak in peaks]
