@@ -14,7 +14,7 @@ from remixer_t5x.cli.info.model import format_quantity
 from remixer_t5x.costs.counts import ModelCounts
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate.best import signed_score
-from remixer_t5x.extras.reports import differences, overview, tables
+from remixer_t5x.extras.reports import differences, overview
 from remixer_t5x.extras.reports.differences import CONFIDENCE, Measure
 from remixer_t5x.extras.reports.overview import Overview
 from remixer_t5x.extras.reports.pictures import drawing
@@ -63,7 +63,7 @@ def collect_search_results(cells: Sequence[SweepCell], runs: Mapping[SweepCell, 
 
     Only uses evaluations during training, which use the validation split. `runs` contains only the runs that succeeded.
     """
-    measure, sign = tables.HELD_OUT, -1
+    measure, sign = overview.HELD_OUT, -1
     values: dict[str, dict[Setting, float]] = {}
     for cell, run in runs.items():
         latest = dataclasses.replace(run, evaluations=()).latest().values()
@@ -102,13 +102,13 @@ class Comparison:
         return {run.name: overview.summarize_run(run) for group in self.groups for run in group.runs}
 
     @functools.cached_property
-    def rows(self) -> list[tables.MetricRow]:
-        return tables.build_task_table(self.groups)
+    def rows(self) -> list[overview.MetricRow]:
+        return overview.build_task_table(self.groups)
 
     @functools.cached_property
     def compared_metrics(self) -> list[Measure]:
         """The held-out loss and the main metric of each task."""
-        return tables.collect_measures(self.groups, tables.select_main_rows(self.rows), self.overviews)
+        return overview.collect_measures(self.groups, overview.select_main_rows(self.rows), self.overviews)
 
     @functools.cached_property
     def bootstrap(self) -> list[str]:
@@ -116,7 +116,7 @@ class Comparison:
 
     @property
     def difference_sentences(self) -> list[str]:
-        return [*tables.describe_measures(self.compared_metrics, self.overviews), *self.bootstrap]
+        return [*overview.describe_measures(self.compared_metrics, self.overviews), *self.bootstrap]
 
     @property
     def num_trials(self) -> int:
@@ -261,7 +261,7 @@ def bootstrap_sentences(groups: Sequence[RunGroup]) -> list[str]:
     sentences = []
     for task in dict.fromkeys(name for group in groups for run in group.runs for name in run.predictions):
         rows = {
-            (group.name, run.seed): tables.index_predictions(run, task)
+            (group.name, run.seed): overview.index_predictions(run, task)
             for group in groups
             for run in group.runs
             if task in run.predictions
@@ -275,7 +275,7 @@ def bootstrap_sentences(groups: Sequence[RunGroup]) -> list[str]:
             continue
         right = {
             name: np.asarray(
-                [[100.0 * tables.equals_target(rows[name, seed][index]) for index in examples] for seed in seeds]
+                [[100.0 * overview.equals_target(rows[name, seed][index]) for index in examples] for seed in seeds]
             )
             for name in names
         }
@@ -354,12 +354,12 @@ def _model_colour(index: int) -> str:
 
 
 def _decimal_places(measure: str) -> int:
-    return 4 if measure == tables.HELD_OUT else 2
+    return 4 if measure == overview.HELD_OUT else 2
 
 
 def _format_mean(values: Iterable[float], digits: int) -> str:
     """Formats the mean and sample standard deviation as `5.12 ± 0.03`, or only the mean for a single value."""
-    cell = tables.TableCell(dict(enumerate(values)))
+    cell = overview.TableCell(dict(enumerate(values)))
     return ' ± '.join(f'{value:,.{digits}f}' for value in (cell.mean, cell.deviation) if value is not None)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import jinja2
 import markupsafe
 
-from remixer_t5x.extras.reports import curves, overview, records, tables
+from remixer_t5x.extras.reports import curves, overview, records
 from remixer_t5x.extras.reports.pictures import drawing
 from remixer_t5x.extras.reports.pictures.drawing import Picture
 from remixer_t5x.extras.reports.records import RecordedRun
@@ -45,9 +45,9 @@ def render_page(
     """
     groups = comparison.groups if comparison else records.group_by_seed(runs)
     overviews = comparison.overviews if comparison else {run.name: overview.summarize_run(run) for run in runs}
-    rows = tables.build_task_table(groups)
-    main_rows = tables.select_main_rows(rows)
-    headline = tables.describe_measures(tables.collect_measures(groups, main_rows, overviews), overviews)
+    rows = overview.build_task_table(groups)
+    main_rows = overview.select_main_rows(rows)
+    headline = overview.describe_measures(overview.collect_measures(groups, main_rows, overviews), overviews)
     memory = {name for numbers in overviews.values() for name in numbers.memory}
     return _load_template().render(
         runs=runs,
@@ -63,8 +63,8 @@ def render_page(
         memory={name: title for name, title in overview.MEMORY_TITLES.items() if name in memory},
         tasks=rows,
         main_rows=main_rows,
-        breakdowns=tables.build_breakdowns(groups),
-        samples=tables.select_samples(runs),
+        breakdowns=overview.build_breakdowns(groups),
+        samples=overview.select_samples(runs),
         learned=learned,
         differences=records.differing_settings(runs),
         created=datetime.datetime.now().strftime('%Y-%m-%d %H:%M'),

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remixer_t5x.errors import UserError
-from remixer_t5x.extras.reports import curves, overview, records, tables
+from remixer_t5x.extras.reports import curves, overview, records
 from remixer_t5x.extras.reports.records import MetricsRecord, RecordedRun, RunGroup
 
 
@@ -33,14 +33,14 @@ def test_runs_that_differ_only_in_seed_and_folders_are_one_group():
 
 def test_of_two_runs_with_one_seed_the_last_is_used():
     runs = [_run(name, 'SEED = 0\nX = 1\n', eval__cb=(9, {'f1': value})) for name, value in (('a', 10.0), ('b', 90.0))]
-    [(_, _, [cell])] = tables.build_task_table(records.group_by_seed(runs))
+    [(_, _, [cell])] = overview.build_task_table(records.group_by_seed(runs))
     assert (cell.mean, cell.deviation, cell.by_seed) == (90.0, None, {0: 90.0})
 
 
 @given(st.lists(st.floats(0, 100), min_size=1, max_size=5))
 def test_the_table_has_mean_and_sample_deviation_over_seeds(values):
     runs = [_run(f'r{n}', f'SEED = {n}\nX = 1\n', eval__cb=(9, {'f1': value})) for n, value in enumerate(values)]
-    [(kind, metric, [cell])] = tables.build_task_table(records.group_by_seed(runs))
+    [(kind, metric, [cell])] = overview.build_task_table(records.group_by_seed(runs))
     assert (kind, metric, len(cell.by_seed)) == ('cb, eval', 'f1', len(values))
     assert cell.mean == pytest.approx(statistics.mean(values))
     assert cell.deviation == (pytest.approx(statistics.stdev(values)) if len(values) > 1 else None)
@@ -76,10 +76,10 @@ def test_a_group_is_marked_best_only_if_its_difference_is_shown():
 
     apart, close = [group('a', [1.0, 1.1]), group('b', [9.0, 9.1])], [group('a', [1.0, 9.0]), group('b', [2.0, 7.0])]
     for groups, best in ((apart, [False, True]), (close, [False, False])):
-        ((_, _, cells),) = rows = tables.build_task_table(groups)
+        ((_, _, cells),) = rows = overview.build_task_table(groups)
         assert [cell.best for cell in cells] == best
         overviews = {run.name: overview.summarize_run(run) for group in groups for run in group.runs}
-        (sentence,) = tables.describe_measures(tables.collect_measures(groups, rows, overviews), overviews)
+        (sentence,) = overview.describe_measures(overview.collect_measures(groups, rows, overviews), overviews)
         assert ('b is better than a by 8' in sentence) == best[1] and ('no difference shown' in sentence) != best[1]
 
 
