@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from remixer_t5x.extras.reports.pictures import drawing, learned, pseudo_attention
+from remixer_t5x.extras.reports.pictures import drawing, learned
 from remixer_t5x.extras.reports.pictures.drawing import Panel, Picture
 from remixer_t5x.extras.reports.pictures.learned import DECODER, ENCODER, LayerArray
 
@@ -156,12 +156,12 @@ def _draw_attention(text: ModelWithText, intermediates: Mapping[str, Any]) -> It
 
 def _draw_pseudo_attention(text: ModelWithText) -> Iterator[Picture]:
     (ids, pieces), (target_ids, target_pieces) = text.inputs, text.targets
-    arrays = pseudo_attention.encoder_layer_maps(text.model, text.params, ids)
+    arrays = learned.encoder_layer_maps(text.model, text.params, ids)
     layers = [(f'{ENCODER} {number}', array) for number, array in enumerate(arrays, 1)]
-    whole = pseudo_attention.encoder_map(text.model, text.params, ids)
+    whole = learned.encoder_map(text.model, text.params, ids)
     maps = [*drawing.select_evenly_spaced(layers, MAX_DRAWN_LAYERS), ('whole encoder', whole)]
     panels = [Panel(title, array, pieces, pieces, off_diagonal=True) for title, array in maps]
-    cross = pseudo_attention.decoder_to_input_map(text.model, text.params, ids, target_ids)
+    cross = learned.decoder_to_input_map(text.model, text.params, ids, target_ids)
     note = 'Norm of the gradient of each output token (rows) with respect to each input token (columns)'
     yield Picture(
         'pseudo-attention-encoder',
