@@ -13,8 +13,7 @@ from remixer_t5x.context import make_sequence_context
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop.huggingface import folders as huggingface
 from remixer_t5x.interop.huggingface.family import Config
-from remixer_t5x.interop.huggingface.sentence_t5 import SentenceT5
-from remixer_t5x.interop.huggingface.t5 import T5
+from remixer_t5x.interop.huggingface.t5 import T5, SentenceT5
 from remixer_t5x.interop.safetensors_files import Tensors
 from remixer_t5x.models.architecture import encoder_only
 from tests.support import hf_folders

@@ -23,8 +23,7 @@ from remixer_t5x.interop.huggingface.family import Config, Family
 from remixer_t5x.interop.huggingface.gpt2 import Gpt2
 from remixer_t5x.interop.huggingface.modern_bert import ModernBert, ModernBertClassifier
 from remixer_t5x.interop.huggingface.parameter_table import Params, Runs
-from remixer_t5x.interop.huggingface.sentence_t5 import MODULES, SentenceT5
-from remixer_t5x.interop.huggingface.t5 import T5, T5Encoder
+from remixer_t5x.interop.huggingface.t5 import SENTENCE_MODULES, T5, SentenceT5, T5Encoder
 from remixer_t5x.interop.huggingface.t5gemma import T5Gemma
 from remixer_t5x.interop.huggingface.traced_modules import TracedModules, UnsupportedModelError
 
@@ -86,7 +85,7 @@ def read(path: str) -> HuggingFaceSource:
     architectures = config.values.get('architectures')
     names = tuple(str(name) for name in architectures) if isinstance(architectures, list) else ()
     named = [family for family in families if any(name.endswith(family.hf_class) for name in names)]
-    family = SentenceT5 if (folder / MODULES).is_file() else [*named, *families][0]
+    family = SentenceT5 if (folder / SENTENCE_MODULES).is_file() else [*named, *families][0]
     tensors = family.read_tensors(folder)
     return HuggingFaceSource(folder, family.from_config(config, tensors), tensors)
 
