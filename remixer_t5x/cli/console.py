@@ -37,6 +37,11 @@ def print_items(*parts: Any, pipe_width: int = 150) -> None:
     sys.stdout.flush()
 
 
+def print_line(label: str, text: str) -> None:
+    """Prints a progress line and flushes standard output, because converting a large model takes minutes."""
+    print(f'{label:<12} {text}', flush=True)
+
+
 def build_table(*headings: str, words: tuple[str, ...] = (), wraps: bool = False, **options: Any) -> Any:
     """Returns a rich table without a frame.
 

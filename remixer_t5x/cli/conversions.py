@@ -20,6 +20,7 @@ from remixer_t5x import lazy
 from remixer_t5x.api import saved_models
 from remixer_t5x.api.building import build_model
 from remixer_t5x.checkpoints import changes, saved_params
+from remixer_t5x.cli.console import print_line
 from remixer_t5x.config import loading
 from remixer_t5x.data import batch_formats, task_vocabulary
 from remixer_t5x.devices.partition import Partitioner
@@ -37,11 +38,6 @@ from remixer_tasks import vocabularies
 from remixer_tasks.files import cache
 
 INSTALL = "pip install 'remixer-t5x[hf]'"
-
-
-def print_line(label: str, text: str) -> None:
-    """Prints a progress line and flushes standard output, because converting a large model takes minutes."""
-    print(f'{label:<12} {text}', flush=True)
 
 
 def describe_size(params: Any) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from remixer_t5x import lazy
 from remixer_t5x.cli import arguments
 from remixer_t5x.cli.arguments import ON_CPU, Command
+from remixer_t5x.cli.console import print_line
 from remixer_t5x.errors import UserError
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def run(args: argparse.Namespace) -> None:
     infer.load(args)
     settings, template = infer.load_settings(args)
     if template is not None:
-        _print('inputs', f'texts formatted with the template {template!r}')
+        print_line('inputs', f'texts formatted with the template {template!r}')
     with arguments.hide_library_output(args):
         _export(args, settings, folder)
 
@@ -71,7 +72,7 @@ def _export(args: argparse.Namespace, settings: TextInference, folder: pathlib.P
         model, names, lengths, decoder, task_vocabulary.end_id(vocabulary), stop_strings
     )
     step = settings.step_folder()
-    _print('reading', step)
+    print_line('reading', step)
     exact = functions.flatten_params(settings.restore(step))
     weights = functions.quantize_weights(model, exact) if args.quantize else exact
     folder.mkdir(parents=True)
@@ -111,7 +112,7 @@ def _write_vocabulary(vocabulary: Any, folder: pathlib.Path) -> str:
     name = type(vocabulary).__name__
     if name == 'ByteVocabulary':
         return BYTES
-    _print('vocabulary', f'none: {name} cannot be exported, so the functions accept and return token ids')
+    print_line('vocabulary', f'none: {name} cannot be exported, so the functions accept and return token ids')
     return IDS
 
 
@@ -151,11 +152,7 @@ def _describe_difference(
 def _print_file(path: pathlib.Path, note: str = '') -> None:
     files = [path] if path.is_file() else [file for file in path.rglob('*') if file.is_file()]
     size = sum(file.stat().st_size for file in files) / 2**20
-    _print('wrote', f'{path}, {size:,.1f} MiB{"; " if note else ""}{note}')
-
-
-def _print(label: str, text: str) -> None:
-    print(f'{label:<12} {text}', flush=True)
+    print_line('wrote', f'{path}, {size:,.1f} MiB{"; " if note else ""}{note}')
 
 
 COMMAND = Command(

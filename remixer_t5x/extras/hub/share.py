@@ -17,7 +17,8 @@ import jax
 from markupsafe import Markup
 
 from remixer_t5x.api import saved_models, trained_model
-from remixer_t5x.cli.conversions import check_no_difference, describe_size, export_transformers_model, print_line
+from remixer_t5x.cli.console import print_line
+from remixer_t5x.cli.conversions import check_no_difference, describe_size, export_transformers_model
 from remixer_t5x.config import foreign_gin
 from remixer_t5x.data import task_vocabulary
 from remixer_t5x.errors import one_line
