@@ -33,13 +33,15 @@ _MODEL_HELP = (
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """A command of `remixer-t5x`. Its module imports libraries lazily, so that `--help` and flag errors appear at once.
+    """A command of `remixer-t5x`.
+
+    The module of a command imports libraries lazily, so that `--help` and flag errors appear at once.
 
     Attributes:
         name: one word, or two words for a subcommand such as `data list`.
         run: runs the command and returns the exit code (None means 0).
         prints_result: whether the command prints its result to standard output, so that a write error must stop it.
-            Other commands only print progress, and ignore write errors.
+            Commands without a result print only progress, and ignore write errors.
         env: environment variables to set before any library is imported.
         keeps_buffers: whether to call `main.keep_buffers` before the command runs.
     """
@@ -83,7 +85,7 @@ def add_macro_flag(
     )  # fmt: skip
 
 
-# These flags accept gin values. Except for `forced_prefix`, they are named as in transformers' GenerationConfig.
+# These flags accept gin values. All flags except `forced_prefix` are named as in transformers' GenerationConfig.
 _GENERATION_OPTIONS = {
     'no_repeat_ngram_size': ('N', 'n-grams of this size occur at most once'),
     'repetition_penalty': ('X', 'above 1 makes earlier tokens less likely (default 1.0)'),
@@ -96,7 +98,7 @@ _GENERATION_OPTIONS = {
 
 
 def add_decoder_flags(parser: argparse.ArgumentParser, batch_size: str) -> Any:
-    """Adds the decoder flags, and `--batch_size`, which sets the macro named by `batch_size`.
+    """Adds the decoder flags, and the flag `--batch_size`, which sets the macro with the name in `batch_size`.
 
     Returns the mutually exclusive group that contains `--beams` and `--sampling`.
     """
@@ -226,5 +228,5 @@ def whole_number_type(minimum: int) -> Callable[[str], int]:
 
 
 def split_names(text: str) -> list[str]:
-    """Splits a comma-separated string into a list of names. Also used as an argparse type."""
+    """Splits a comma-separated string into a list of names. The function is also used as an argparse type."""
     return [item.strip() for item in text.split(',') if item.strip()]

@@ -23,7 +23,10 @@ _LOGGERS = ('jax', 'orbax', 'tensorflow', 'datasets', 'matplotlib')
 
 
 def print_items(*parts: Any, pipe_width: int = 150) -> None:
-    """Prints rich tables and unwrapped strings. `pipe_width` is the table width if the output is not a terminal."""
+    """Prints rich tables, and strings without line wrapping.
+
+    `pipe_width` is the table width if the output is not a terminal.
+    """
     from rich.console import Console
 
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else pipe_width, highlight=False)
@@ -61,8 +64,8 @@ def build_table(*headings: str, words: tuple[str, ...] = (), wraps: bool = False
 class _Stream(io.FileIO):
     """A standard stream that ignores write errors.
 
-    If `is_result` is true, the first write error ends the command: if the reader closed the pipe, with the exit code
-    that shells report for SIGPIPE; otherwise, with a UserError.
+    If `is_result` is true, the first write error ends the command. The command exits with the code that shells report
+    for SIGPIPE if the reader closed the pipe, and raises a UserError for any other write error.
     """
 
     is_result = False
@@ -103,7 +106,7 @@ def protect_streams() -> None:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     if sys.stdin is None:
         sys.stdin = open(0, closefd=False)  # noqa: SIM115 (lives as long as the process)
-    # Leaves streams alone that the caller has replaced (for example, pytest).
+    # Streams that the caller (for example, pytest) has replaced are not changed.
     if sys.stdout is sys.__stdout__:
         sys.stdout = _text_stream(1, sys.stdout)
     if sys.stderr is sys.__stderr__:

@@ -41,7 +41,7 @@ INSTALL = "pip install 'remixer-t5x[hf]'"
 
 
 def describe_size(params: Any) -> str:
-    """Describes the number of parameters and arrays."""
+    """Describes the number of parameters and the number of arrays in a tree."""
     leaves = jax.tree.leaves(params)
     return f'{sum(leaf.size for leaf in leaves):,} parameters in {len(leaves)} arrays'
 
@@ -49,7 +49,7 @@ def describe_size(params: Any) -> str:
 def write_model_dir(
     folder: epath.Path, params: Any, step: int, record: Mapping[str, Any], gin_text: str, name: str = model_dir.CONFIG
 ) -> None:
-    """Writes a checkpoint, and any `gin_text` as a file with this `name`, to a MODEL_DIR, and prints their paths."""
+    """Writes a checkpoint to a MODEL_DIR, and `gin_text`, unless empty, to the file `name`; prints their paths."""
     if gin_text:
         (folder / name).write_text(gin_text)
     checkpoint = converted.write_checkpoint(folder, params, step, record)
@@ -60,7 +60,7 @@ def write_model_dir(
 
 
 def abstract_params(model: Model) -> Any:
-    """Returns the shapes of the model's parameters, placed on a single device."""
+    """Returns the shapes of the model's parameters, with shardings for a single device."""
     return saved_params.abstract_params(model, batch_formats.smallest_shapes(model.model_type), Partitioner())
 
 
@@ -81,7 +81,7 @@ def check_params_equal(before: Any, after: Any, output: str | os.PathLike[str]) 
 
 
 def check_no_difference(name: str | None, output: str | os.PathLike[str]) -> None:
-    """Raises UserError unless `name`, the first array in `output` that differs from the input, is None."""
+    """Raises UserError if an array in `output` differs from the input; `name` is its name, or None if all are equal."""
     if name:
         raise UserError(f'{name} in {output} differs from the input; do not use the output, and report the problem')
 
@@ -161,7 +161,10 @@ def average_checkpoints(args: argparse.Namespace) -> None:
 
 
 def to_adapters(args: argparse.Namespace) -> None:
-    """Writes the arrays that differ from the base model, and its path (`--checkpoint=PATH --to_adapters=MODEL_DIR`)."""
+    """Writes the arrays that differ from the base model, and the base model's path.
+
+    Implements `--checkpoint=PATH --to_adapters=MODEL_DIR`.
+    """
     params, record, step = converted.read_checkpoint(args.checkpoint, '--checkpoint', merge=False)
     config = str(record.get('config') or '')
     path = args.base or changes.parse_bindings(config).get('INITIAL_CHECKPOINT_PATH', 'None').strip('\'"')

@@ -20,7 +20,7 @@ TARGETS = {
     'average': ('to',),
     'checkpoint': ('to', 'to_adapters', 'to_hf', 'to_safetensors', 'to_t5x', 'to_shared', 'push_to_hub'),
 }
-# Maps each further flag to the source and target flags that use it.
+# Maps each additional flag to the source and target flags that it can be combined with.
 READERS = {
     'dtype': ('to_hf', 'to_safetensors'),
     'vocabulary': ('from_hf',),

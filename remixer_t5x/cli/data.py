@@ -29,7 +29,7 @@ _SIDES = {
 }
 # Array of the tokens that encoder-only models predict in place; 0 marks positions without a prediction.
 _IN_PLACE = 'encoder_target_tokens'
-# Wide enough that paths are not wrapped if the output is a file.
+# Width of a table in a file or pipe, at which paths are not wrapped.
 _PIPE_WIDTH = 1000
 _DATA_DIR_HELP = 'search only this folder (default: TFDS_DATA_DIR, then REMIXER_T5X_DATA, then downloads)'
 DEFAULT_TEXT = 'Thank you for inviting me to your party last week.'
@@ -149,7 +149,7 @@ def add_list_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def list_tasks(args: argparse.Namespace) -> None:
-    """Prints a table row for each task, with its splits and the path of its data if it has been downloaded."""
+    """Prints a table of the tasks, with the splits of each task and the path of its data if downloaded."""
     with arguments.hide_library_output(args):
         from remixer_tasks import catalogue
     tasks = catalogue.read_statuses(args.data_dir)

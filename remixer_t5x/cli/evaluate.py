@@ -68,7 +68,7 @@ def _score_predictions(args: argparse.Namespace) -> None:
 
     Each line of the file is a JSON object for one example of the split, in order. The object contains the string
     `prediction` and optionally the example's `input`, which must match the data. `remixer-t5x eval` and `infer` write
-    such files.
+    files in this format.
     """
     defaults = {'EVAL_TASKS': None, 'EVAL_EXAMPLES': None}
     mixture, lengths, split, name, limit = arguments.load_values(args, *_TASK_MACROS, base=BASE, defaults=defaults)

@@ -65,7 +65,7 @@ def load(args: argparse.Namespace) -> None:
 
 
 def load_settings(args: argparse.Namespace) -> tuple[TextInference, str | None]:
-    """Returns the inference settings and the template INPUTS. If VOCABULARY is unset, uses the task's vocabulary."""
+    """Returns the inference settings and the INPUTS template. If VOCABULARY is unset, uses the task's vocabulary."""
     from remixer_t5x.config import resolved
     from remixer_t5x.data import pipeline, task_vocabulary
 
@@ -79,7 +79,7 @@ def load_settings(args: argparse.Namespace) -> tuple[TextInference, str | None]:
 
 
 def find_template_mismatch(checkpoint: str, template: str | None) -> str | None:
-    """Returns a warning if the checkpoint was trained with a different template INPUTS."""
+    """Returns a warning if the checkpoint was trained with a different INPUTS template."""
     import ast
 
     from remixer_t5x import untrusted_files

@@ -49,9 +49,9 @@ M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns the exit code.
 
-    The exit code is 0 on success, 1 for a bug and 2 for a user error. It is 129 after SIGHUP, 130 after Ctrl-C and 143
-    after SIGTERM, even if the run saved its state. It is 141 if the program that reads the output, such as `head`,
-    closed the pipe. JAX aborts a process with exit code 134 if another process of the run dies or never connects.
+    The exit code is 0 on success, 1 for a bug and 2 for a user error. After SIGHUP, Ctrl-C or SIGTERM, the exit code is
+    129, 130 or 143, even if the run saved its state. If the program that reads the output, such as `head`, closed the
+    pipe, the exit code is 141. JAX aborts a process with 134 if another process of the run dies or never connects.
 
     Args:
         argv: arguments without the program name; None uses the arguments of this process.
@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def report_error(error: BaseException, process: str = '', verbose: bool = False) -> int:
-    """Prints an error to standard error, with the string `process` if it is not empty, and returns the exit code."""
+    """Prints an error message, with `process` unless it is empty, to standard error; returns the exit code."""
     where = f' ({process})' if process else ''
     if isinstance(error, KeyboardInterrupt):
         print(f'interrupted{where}', file=sys.stderr)
@@ -153,7 +153,7 @@ def _run_command(argv: Sequence[str], own_process: bool) -> int:
 
 
 def _unknown_flag_message(args: argparse.Namespace, unknown: list[str]) -> str:
-    """Returns the error message for unknown arguments, with the equivalent of the first one if it is known."""
+    """Returns the error message for unknown arguments, and suggests the equivalent of the first argument if known."""
     from remixer_t5x.config import files
 
     message = f'unrecognized arguments: {" ".join(unknown)}'

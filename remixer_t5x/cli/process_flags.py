@@ -1,7 +1,7 @@
 """Defines flags that identify a process of a run, and checks that all processes have the same configuration.
 
 The flags are not gin macros, because they differ between processes. The command, configuration, code and device type
-must be the same in all processes. This is checked before any operation that waits for another process.
+must be the same in all processes, and are compared before any operation that waits for another process.
 """
 
 import argparse

@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _start_from_hugging_face(args: argparse.Namespace) -> None:
-    """Converts the Hugging Face folder, and adds its gin file and checkpoint to `args`. gin flags override both."""
+    """Converts the model of `--from_hf`, and adds the gin file and checkpoint to `args`; gin flags override both."""
     process_flags.reject_flags(args, f'run remixer-t5x convert --from_hf={args.from_hf} --to=MODEL_DIR first')
     with arguments.hide_library_output(args):
         from remixer_t5x.cli import conversions

@@ -74,7 +74,7 @@ class Tensors(Mapping[str, np.ndarray]):
         return Tensors({new: self._locations[name] for new, name in names.items()})
 
     def join_folder(self, folder: str, tensors: 'Tensors') -> 'Tensors':
-        """Returns these arrays and the arrays of `tensors`, whose names get the prefix `folder`/."""
+        """Returns these arrays and the arrays of `tensors`, with the prefix `folder`/ added to the latter's names."""
         return Tensors(
             self._locations | {f'{folder}/{name}': location for name, location in tensors._locations.items()}
         )
@@ -87,7 +87,7 @@ class Tensors(Mapping[str, np.ndarray]):
 
 
 def read_folder(folder: pathlib.Path) -> Tensors:
-    """Opens the weights in a Hugging Face folder. Raises UserError if they are not in safetensors format."""
+    """Opens the weights in a Hugging Face folder. Raises UserError if the weights are not in safetensors format."""
     if (folder / INDEX_FILE).is_file():
         return _read_shards(folder)
     if (folder / WEIGHTS_FILE).is_file():

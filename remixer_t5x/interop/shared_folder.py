@@ -6,7 +6,7 @@
     vocabulary/         the vocabulary files, as in a MODEL_DIR
     code/               the custom modules that model.gin imports
 
-model.gin can execute code, like every gin file. It does not contain the path of the vocabulary, because the folder can
+model.gin can execute code, like every gin file. The path of the vocabulary is not in model.gin, because the folder can
 be moved.
 """
 

@@ -1,4 +1,4 @@
-"""`remixer-t5x info --memory`: forecasts the device memory of a training step, without needing the device."""
+"""`remixer-t5x info --memory`: forecasts the device memory of a training step, without access to the device."""
 
 import argparse
 import contextlib
@@ -178,7 +178,7 @@ def place_on_devices(step: StepSpec, hardware: Hardware, devices: Sequence[Any])
 
 @contextlib.contextmanager
 def trace_for_hardware(hardware: Hardware, compiler: str) -> Iterator[None]:
-    """Returns a context manager within which models are traced for the described devices and `compiler`."""
+    """Returns a context manager in which JAX traces models for `compiler` and the devices that `hardware` describes."""
     # XLA:CPU, which is used if the compiler of the accelerator is not available, cannot compile custom kernels.
     platform = 'accelerator' if compiler == 'XLA:CPU' and hardware.platform != 'cpu' else hardware.platform
     chip = Topology.parse(hardware.topology).chip if hardware.topology else None

@@ -56,7 +56,7 @@ def show(args: argparse.Namespace) -> None:
 
 
 def check_lengths(model_type: str, feature_lengths: Mapping[str, int] | None) -> Mapping[str, int]:
-    """Returns the feature lengths, by default those of the model type. Raises UserError for any other features."""
+    """Returns the feature lengths, by default those of the model type. Raises UserError for unsupported features."""
     if feature_lengths is None:
         return batch_formats.get_formats(model_type)[0].example
     batch_formats.select_format(model_type, feature_lengths)
@@ -242,7 +242,7 @@ def show_sharding(args: argparse.Namespace) -> None:
 
 
 def sharding_table(rows: Sequence[ShardingRow]) -> Table:
-    """Returns a table with a row for each parameter, followed by the parameter's note, and a row for the total."""
+    """Returns a table with a row for each parameter, a row for each note about a parameter, and a total."""
     words = ('parameter', 'shape', 'logical axes', 'mesh axes')
     table = console.build_table(*words, 'bytes per device', 'share', words=words)
     for row in rows:

@@ -1,4 +1,4 @@
-"""`remixer-t5x info --settings`: lists gin macros with their default values, files, readers and meanings."""
+"""`remixer-t5x info --settings`: lists gin macros with their defaults, meanings, files and configured arguments."""
 
 import argparse
 import functools
@@ -38,12 +38,12 @@ class Macro(NamedTuple):
 
     @property
     def where(self) -> str:
-        """Returns up to two files that set the macro, or the first file and the number of other files."""
+        """The files that set the macro, or the first file and the number of other files if there are more than two."""
         return ', '.join(self.files) if len(self.files) <= 2 else f'{self.files[0]} and {len(self.files) - 1} more'
 
 
 def show(args: argparse.Namespace) -> None:
-    """Prints the macros whose name, reader or meaning contains the value of `--settings`."""
+    """Prints the macros whose name, meaning or configured argument contains the value of `--settings`."""
     macros = find_macros(args.settings)
     if not macros:
         raise UserError(
@@ -58,7 +58,7 @@ def show(args: argparse.Namespace) -> None:
 
 
 def find_macros(word: str = '') -> list[Macro]:
-    """Returns the macros whose name, reader or meaning contains `word` (ignoring case), sorted by name."""
+    """Returns the macros whose name, meaning or `reader` contains `word` (ignoring case), sorted by name."""
     return [row for row in _all_macros() if word.lower() in ' '.join((row.name, row.reader, row.meaning)).lower()]
 
 

@@ -1,8 +1,8 @@
 """Builds the functions of an exported model, and converts them to StableHLO programs for any batch size.
 
 A StableHLO program (`jax.export`) runs on CPUs, GPUs and TPUs, without this package. The weights are arguments of the
-program, because all functions of a model share them. JAX guarantees that releases of at least the next six months can
-load the program.
+program, because all functions of a model share them. JAX guarantees that a program can be loaded by all JAX releases
+of at least the next six months.
 
 Weights can be quantized symmetrically to 8-bit integers with one scale per output channel; activations are not
 quantized.
@@ -11,8 +11,8 @@ quantized.
 
 The hidden matrices, token embedding and output projection, which contain nearly all parameters, are quantized.
 Kernels have one scale per column of each layer and group. Embeddings have one scale per row, so that rare words do not
-share a scale with frequent words. Norms, biases, heads and weights over positions or distances stay in float32. The
-exported program dequantizes the weights in each call, so storage and memory between calls shrink to a quarter.
+share a scale with frequent words. Norms, biases, heads and weights indexed by position or distance stay in float32.
+The exported program dequantizes the weights in each call, so storage and memory between calls shrink to a quarter.
 """
 
 import dataclasses
@@ -99,7 +99,7 @@ def round_params(model: interface.Model, params: Params) -> Params:
 
 
 def round_on_devices(model: interface.Model, params: Params) -> Params:
-    """Rounds device arrays as in `round_params` without changing their shardings."""
+    """Rounds device arrays to the values of the quantized model, in float32, without changing their shardings."""
     values = round_params(model, jax.device_get(params))
     return jax.tree.map(lambda value, array: jax.device_put(value, array.sharding), values, params)
 

@@ -159,7 +159,7 @@ def _build_kernel(
 
 
 def _find_op_name(instruction: Instruction, computation: Computation, program: HloProgram) -> str:
-    """Returns the JAX name stack of an instruction. For copies added by XLA, returns the name stack of a user."""
+    """Returns an instruction's JAX name stack or, for a copy added by XLA, that of an instruction reading the copy."""
     readers = [instruction]
     for reader in readers:
         op_name = reader.op_name

@@ -167,7 +167,8 @@ def _advise_mesh(forecast: Forecast, available: int | None) -> Iterator[Recommen
         permutes = sum(exchange.times for exchange in bound.exchanges if exchange.kind == 'collective-permute')
         # Data parallelism still all-reduces the gradients.
         reduced = 2 * (1 - 1 / forecast.devices) * memory.parameters * parts
-        # Assumes that half of the collectives overlap with kernels. Unsharded, each device updates all parameters.
+        # Half of the collectives are assumed to overlap with kernels. Without sharding, each device updates all
+        # parameters.
         saved = (1 - reduced / (bound.bytes_sent or 1)) * bound.exchange_seconds / 2 - (parts - 1) * update
         if permutes > _MAX_PERMUTES:
             reason = f'{permutes:,} collective-permutes split the matrix products into small pieces'

@@ -26,7 +26,7 @@ Flops = collections.Counter
 EXACT_FLOAT32 = 'f32 exact'
 # Operations that read only the returned elements of their first operand.
 _SLICING_OPS = ('dynamic-slice', 'slice', 'gather')
-# Results of an asynchronous copy with these dtypes are not data.
+# An asynchronous copy also returns values of these dtypes, which are not part of the copied data.
 _CONTEXT_DTYPES = ('u32', 'token')
 
 # Maps the number of devices n to the bytes that each device sends, relative to the size of its operands.
@@ -102,7 +102,7 @@ def _convolution_flops(instruction: Instruction, computation: Computation) -> in
 
 
 def _count_taps(instruction: Instruction, dimension: int, length: int, outputs: int) -> int:
-    """Counts the pairs (output, window position) that read an input element, not padding or a dilation gap."""
+    """Counts the pairs (output, window position) that read an input element rather than padding or a dilation gap."""
     # `window={size=8x1 pad=0_0x7_7}` has two dimensions.
     settings = dict(word.split('=') for word in instruction.find_attribute(r'window=\{([^}]*)\}').split())
     window = {name: _find_integers(values.split('x')[dimension])[0] for name, values in settings.items()}

@@ -208,7 +208,7 @@ class KernelCosts:
         return cycles / self.machine.clock if self.machine.clock else 0.0
 
     def unestimated_seconds(self) -> collections.Counter[str]:
-        """Returns, for each opcode, the minimum time of the kernels that the TPU compiler does not estimate."""
+        """Returns, for each opcode, the minimum time of the kernels without a time estimate from the TPU compiler."""
         total: collections.Counter[str] = collections.Counter()
         for kernel in self.kernels:
             if kernel.cycles is None:

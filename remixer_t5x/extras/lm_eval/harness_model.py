@@ -118,8 +118,8 @@ class RemixerLM(LM):
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
         """Returns the log-probability of each text, summed over non-overlapping windows as in lm_eval's `hf`.
 
-        The context of a window is as much of the preceding text as fits. Encoder-decoder models receive it as the
-        encoder input. For a masked language model, returns the pseudo-log-likelihood.
+        The context of a window is as much of the preceding text as fits. Encoder-decoder models receive the context as
+        the encoder input. For a masked language model, returns the pseudo-log-likelihood.
         """
         if self.model_type == batch_formats.CLASSIFIER:
             raise UserError(
@@ -255,7 +255,7 @@ class RemixerLM(LM):
         return prefix, self._tokenize_continuation(continuation)
 
     def _tokenize_continuation(self, continuation: str) -> Ids:
-        """Tokenizes a continuation. Raises UserError if it has no tokens, because its probability would be 1."""
+        """Tokenizes a continuation. Raises UserError if there are no tokens, because the probability would be 1."""
         ids = self._tokenize(continuation)
         if not ids:
             raise UserError(

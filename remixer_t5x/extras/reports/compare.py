@@ -57,7 +57,7 @@ class ComparisonPlan:
     changes: Mapping[str, Setting] = dataclasses.field(default_factory=dict)
 
     def build_cell(self, model: str, setting: Setting, seed: int, extra: Setting = (), name: str = '') -> SweepCell:
-        """Builds a run in the folder `<model>/[<setting>/]<name>`, with name `seed_<n>` by default.
+        """Builds a run in the folder `<model>/[<setting>/]<name>`, where the default of `name` is `seed_<n>`.
 
         The macros in `extra` override `setting`.
         """
@@ -279,7 +279,7 @@ def _run_search(runs: ComparisonPlan, sweep: Sweep) -> Any:
 
 
 def _read_runs(cells: Sequence[SweepCell], sweep: Sweep) -> dict[SweepCell, Any]:
-    """Reads the runs of the cells that have not failed."""
+    """Reads the results of the runs in `cells` that have not failed."""
     from remixer_t5x.extras.reports import records
 
     cells = [cell for cell in dict.fromkeys(cells) if cell not in sweep.failed]

@@ -65,7 +65,7 @@ def joint_confidence(models: int) -> float:
 
 
 def t_interval(gains: np.ndarray | Sequence[float], confidence: float = CONFIDENCE) -> tuple[np.ndarray, np.ndarray]:
-    """Computes Student's confidence interval of the mean: [..., seeds] -> (mean [...], half-width [...]).
+    """Computes Student's t confidence interval of the mean: [..., seeds] -> (mean [...], half-width [...]).
 
     The half-width is infinite for one seed.
     """
@@ -105,7 +105,7 @@ def expected_best(values: Sequence[float] | np.ndarray) -> np.ndarray:
 
 
 def compare_models(models: Mapping[str, ValueBySeed], higher_is_better: bool) -> list[Difference]:
-    """Compares all pairs of models with paired Student's intervals over seeds; skips pairs without a common seed.
+    """Compares all pairs of models with paired t intervals over seeds; skips pairs of models without a common seed.
 
     Runs with the same seed share the data order and held-out rows, whose effects cancel in the difference.
     """

@@ -63,7 +63,7 @@ def get_cost(counts: Any, measure: str) -> float:
 
 
 def find_feed_forward_widths() -> dict[str, int]:
-    """Returns a dict from macros to feed-forward widths of the loaded model, or only EMBED_DIM if it has none."""
+    """Maps the macros of the loaded model's feed-forward widths to their values; uses EMBED_DIM if there are none."""
     from remixer_t5x.checkpoints import changes
     from remixer_t5x.config import loading
 
@@ -125,6 +125,6 @@ def cost_warnings(costs: Mapping[str, Any]) -> list[str]:
 
 
 def seconds_per_step(run: Any) -> float:
-    """Returns the median step time of a short run, excluding the first log, which includes the compilation."""
+    """Returns the median step time of a short run, excluding the first logged time, which includes the compilation."""
     times = [seconds for _, seconds in run.metric_points('train', 'seconds_per_step')]
     return statistics.median(times[1:] or times)

@@ -90,7 +90,7 @@ def _load_template() -> jinja2.Template:
 
 
 def _inline_svg(picture: Picture, prefix: str = '') -> markupsafe.Markup:
-    """Returns the figure as SVG with a title for screen readers; matplotlib has escaped the text.
+    """Returns the picture as SVG with a title for screen readers. matplotlib escapes the texts in the SVG.
 
     Element ids in the SVG start with `prefix` and the picture's name, and must be unique on the page.
     """

@@ -67,7 +67,7 @@ class SweepStopped(Exception):
 
 
 class Sweep:
-    """Runs sweep cells in `folder`; `failed` maps each failed cell to the last error in its log."""
+    """Runs the cells of a sweep in `folder`; `failed` maps each failed cell to the last error in the cell's log."""
 
     def __init__(self, folder: pathlib.Path):
         self.folder = folder
@@ -88,8 +88,8 @@ class Sweep:
 
         Raises:
             SweepStopped: a signal stopped the sweep; the exit code is 128 plus the signal number.
-            UserError: a run outside a search reported a user error before its first log in this sweep, and none of
-                the cells has finished.
+            UserError: no cell has finished, and a run that is not part of a search reported a user error before
+                logging metrics in this sweep.
         """
         from remixer_t5x.train import preemption
 
@@ -132,7 +132,7 @@ class Sweep:
             raise SweepStopped(128 + stop_signal)
 
     def _record(self, process: '_RunProcess', stopped: bool, can_raise: bool) -> None:
-        """Records whether a run finished or failed. With `can_raise`, raises UserError for a user error."""
+        """Records whether a run finished or failed. With `can_raise`, raises the run's user error, if any."""
         cell, code = process.cell, process.returncode
         if code == 0:
             with (self.folder / FINISHED_FILE).open('a') as file:
@@ -153,7 +153,7 @@ class Sweep:
 
 
 class _RunProcess(subprocess.Popen):
-    """The process of a running cell."""
+    """The process of a `SweepCell` that is running."""
 
     def __init__(self, cell: SweepCell):
         self.cell, self.start, self.bytes_before = cell, time.monotonic(), _count_bytes_logged(cell)

@@ -61,7 +61,7 @@ def write_page(html: str, target: pathlib.Path) -> None:
 
 
 def _draw_learned_weights(runs: Sequence[RecordedRun], text: str, folder: str | None) -> list[page.WeightPictures]:
-    """Plots the learned weights of the first run of each seed group; if that fails, the caption gives the reason."""
+    """Plots the learned weights of the first run of each `RunGroup`; if a plot fails, the caption gives the reason."""
     learned = []
     for group in records.group_by_seed(runs):
         run = group.runs[0]

@@ -178,7 +178,7 @@ def compare_with_paper(
     """Compares every number of the table with the paper, and yields (column, row, comparison).
 
     If the confidence interval of our difference excludes zero, the published difference is reproduced if both have the
-    same sign, and contradicted otherwise. If the interval includes zero, the difference is not shown. A counted number
+    same sign, and contradicted otherwise. If the interval includes zero, the verdict is 'not shown'. A counted number
     is reproduced if it is within COUNT_TOLERANCE of the published number, and otherwise different.
     """
     for index, column in enumerate(table.columns):

@@ -99,7 +99,7 @@ def read_papers() -> dict[str, dict[str, Any]]:
 
 
 def list_tables() -> dict[str, dict[str, Any]]:
-    """Returns a dict from names such as 'remixers/table_4' to tables. Only unreproducible tables have a `reason`."""
+    """Returns a dict from names such as 'remixers/table_4' to tables; irreproducible tables have a `reason`."""
     return {
         f'{paper}/{name}': entry
         for paper, content in read_papers().items()
@@ -108,9 +108,10 @@ def list_tables() -> dict[str, dict[str, Any]]:
 
 
 def load_table(name: str, scale: str) -> PaperTable:
-    """Loads a table at the given scale. Tables that contain only COUNTED_METRICS always use the paper's scale.
+    """Loads a paper's results table at the given scale.
 
-    Raises UserError for an unknown table, a table that cannot be reproduced, or a missing small scale.
+    Tables that contain only COUNTED_METRICS always use the paper's scale. Raises UserError for an unknown table, a
+    table that cannot be reproduced, or a missing small scale.
     """
     entries = list_tables()
     if name not in entries:

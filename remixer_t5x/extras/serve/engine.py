@@ -31,8 +31,8 @@ log = functools.partial(print, file=sys.stderr, flush=True)
 BATCH_WAIT_SECONDS = 0.004
 # The value of `top_k` for rows that sample from all tokens.
 NO_TOP_K = 2**31 - 1
-# Maps each per-row decoding setting to its dtype. `number` is folded into the random key, as `infer` does with the
-# index of a text.
+# Maps each per-row decoding setting to its dtype. `number` is folded into the random key, like the index of a text in
+# `infer`.
 SETTING_DTYPES: dict[str, Any] = dict.fromkeys(('number', 'max_tokens', 'top_k'), np.int32)
 SETTING_DTYPES |= dict.fromkeys(('temperature', 'top_p'), np.float32)
 
@@ -41,9 +41,9 @@ SETTING_DTYPES |= dict.fromkeys(('temperature', 'top_p'), np.float32)
 class PerRequestDecoder(decoding.RowDecoder):
     """Decodes each sequence of a batch with separate settings, which are arrays [batch].
 
-    Temperature 0 selects the most likely token. Generates the same tokens as `Greedy`, or as `Sampling` with the same
-    random key, and then end tokens after `max_tokens`. The only exception is `top_k`, for which `Sampling` draws other
-    random numbers and drops tokens that are exactly as likely as the k-th token.
+    Temperature 0 selects the most likely token. Up to `max_tokens`, generates the same tokens as `Greedy`, or as
+    `Sampling` with the same random key; all later tokens are end tokens. With `top_k`, the samples differ from those of
+    `Sampling`, which draws other random numbers and drops tokens that are exactly as likely as the k-th token.
     """
 
     max_tokens: Any = None

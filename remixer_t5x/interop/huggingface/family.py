@@ -88,7 +88,7 @@ def expand_layers(stack: Any) -> tuple[list[Any], list[int | tuple[int, int]]]:
 
 @dataclasses.dataclass(frozen=True)
 class Tokenizer:
-    """A vocabulary, created by `function` in `remixer_tasks.vocabularies`. Error messages refer to it by `name`."""
+    """A vocabulary, created by `function` in `remixer_tasks.vocabularies`; `name` identifies it in error messages."""
 
     function: str
     arguments: Mapping[str, Any]
@@ -212,7 +212,7 @@ class Family(abc.ABC):
 
     @abc.abstractmethod
     def find_tokenizer(self, folder: pathlib.Path, file: str | None) -> Tokenizer:
-        """Finds the tokenizer in `folder`, or uses `file` if it is set. Raises UserError if there is none."""
+        """Finds the tokenizer in `folder`, or uses `file` if it is set. Raises UserError if no tokenizer is found."""
 
     @abc.abstractmethod
     def write_tokenizer(self, vocabulary: Any, folder: pathlib.Path) -> str:

@@ -59,7 +59,7 @@ class HuggingFaceSource:
     def first_difference(self, params: Params, runs: Runs | None = None) -> str | None:
         """Returns the name of a weight that differs from `params`, or None if all weights are equal.
 
-        `runs` describes the runs of layers in `params`. By default, these are the runs in models/*.gin.
+        `runs` describes the runs of layers in `params`, by default those in models/*.gin.
         """
         tensors = self.tensors.with_names(self.family.canonical_names(self.tensors))
         arrays = parameter_table.write(self.family.param_rows(), runs or self.family.default_runs(), params)
@@ -67,7 +67,7 @@ class HuggingFaceSource:
 
 
 def read(path: str) -> HuggingFaceSource:
-    """Opens the folder `path`. Raises UserError if it does not contain a supported model."""
+    """Opens the folder `path`. Raises UserError if the folder has no supported model."""
     folder = pathlib.Path(path).expanduser()
     if not folder.is_dir():
         hint = 'for a model on the Hub, use hf://NAME' if '/' in path else f'use a folder with {CONFIG}'

@@ -531,7 +531,7 @@ class TimModule(Module):
         return x.unflatten(-1, (self.settings['num_mechanisms'], -1))
 
     def project(self, name: str, x: Tensor) -> Tensor:
-        """Projects to the heads of all mechanisms, [batch, length, heads, head_dim]."""
+        """Projects the input to the heads of every mechanism; returns [batch, length, heads, head_dim]."""
         projected = getattr(self, name)(self.split_mechanisms(x))
         return projected.flatten(-2).unflatten(-1, (self.settings['num_heads'], -1))
 

@@ -74,7 +74,7 @@ class ModernBert(Family):
     copies = {'decoder.weight': EMBEDDING_TABLE}
 
     num_encoder_layers: int
-    # Excluded from equality comparisons, because the remixer_t5x model has no maximum length.
+    # `max_length` is not compared for equality, because the remixer_t5x model has no maximum length.
     max_length: int = dataclasses.field(default=8192, compare=False)
     window: int = 128
     global_every: int = 3
@@ -199,7 +199,7 @@ class ModernBert(Family):
         return write_tokenizer(vocabulary, folder)
 
     def random_inputs(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        # The inputs are longer than the window. They exclude id 0, which marks padding in the returned array.
+        # The inputs are longer than the window and exclude id 0, which marks padding in the returned array.
         tokens = rng.integers(1, self.vocab_size, (2, min(self.max_length, 2 * self.window)), dtype=np.int32)
         tokens[-1, tokens.shape[1] // 2 :] = 0
         return {'input_ids': tokens}
@@ -262,7 +262,7 @@ def _shift_ids(inputs: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def find_tokenizer(folder: pathlib.Path, file: str | None, **arguments: Any) -> Tokenizer:
-    """Returns the tokenizer in `file`, by default tokenizer.json in `folder`. Raises UserError if it does not exist."""
+    """Returns the tokenizer in `file`, by default tokenizer.json in `folder`. Raises UserError for a missing file."""
     path = file or str(folder / tokenizer_files.TOKENIZER)
     if not pathlib.Path(path).is_file():
         raise UserError(

@@ -1,7 +1,7 @@
 """Maps remixer_t5x parameters to Hugging Face arrays, and converts arrays in both directions.
 
 Hugging Face stores a separate array for each layer. remixer_t5x stacks the arrays of a run of identical layers as
-[layers, ...]. For a run of identical blocks, it stacks the arrays of each layer of the block as [blocks, ...].
+[layers, ...]. For a run of identical blocks, the arrays of each layer of the block are stacked as [blocks, ...].
 """
 
 import dataclasses

@@ -27,7 +27,7 @@ _SPECIAL_TOKENS = ('<pad>', '</s>', '<unk>', '<s>')
 
 
 def read(folder: pathlib.Path, file: str | None = None) -> Tokenizer:
-    """Finds the tokenizer in `folder`, or uses the SentencePiece model `file`. Raises UserError if there is none."""
+    """Finds the tokenizer in `folder`, or uses the SentencePiece model `file`. Raises UserError if both are missing."""
     safe_paths.check_links_inside(folder)
     config = tokenizer_files.read_config(folder)
     if config.get('tokenizer_class') == BYTES_TOKENIZER and file is None:
@@ -85,7 +85,7 @@ def _count_byte_sentinels(config: Mapping[str, Any], folder: pathlib.Path) -> in
 
 
 def _count_piece_sentinels(config: Mapping[str, Any], folder: pathlib.Path, path: pathlib.Path | None) -> int:
-    """Returns the number of sentinels to add to the SentencePiece model; `path` is None if `folder` has no model."""
+    """Counts the sentinels to add to the SentencePiece model; `path` is None if the model is not in `folder`."""
     if path is not None:
         pieces = _read_pieces(path)
         added = tokenizer_files.read_added_tokens(folder)
@@ -131,7 +131,7 @@ def _check_added_tokens(names: Iterable[str], folder: pathlib.Path) -> None:
 
 
 def _count_descending_ids(sentinels: Mapping[str, int], first: int, folder: pathlib.Path) -> int:
-    """Counts the sentinels. Raises UserError if their ids do not descend from <extra_id_0> to the id `first`."""
+    """Counts the sentinels. Raises UserError unless the sentinel ids descend, from <extra_id_0> to the id `first`."""
     count = len(sentinels)
     for name, index in sentinels.items():
         expected = first + count - 1 - int(name[len('<extra_id_') : -1])

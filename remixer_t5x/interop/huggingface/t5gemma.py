@@ -6,8 +6,8 @@ logits, and sliding-window attention in layers 0, 2, 4, ... Each stack has a sep
 multiplied by sqrt(hidden_size). The norms multiply their input by 1 + weight.
 
 The query kernels include the factor query_pre_attn_scalar ** -0.5, because `SelfAttention` does not scale the logits.
-In transformers, the encoder attends up to and including the distance `sliding_window`. `SelfAttention` excludes that
-distance, so the window of the remixer_t5x encoder is larger by one.
+In local encoder layers of transformers, tokens attend to tokens at a distance of at most `sliding_window`. For
+`SelfAttention`, the distance must be less than the window, so the window of the remixer_t5x encoder is larger by one.
 """
 
 import dataclasses
@@ -82,7 +82,7 @@ class T5Gemma(Family):
     num_encoder_layers: int
     num_decoder_layers: int
     num_kv_heads: int
-    # Excluded from equality comparisons, because the remixer_t5x model has no maximum length.
+    # `max_length` is not compared for equality, because the remixer_t5x model has no maximum length.
     max_length: int = dataclasses.field(default=8192, compare=False)
     window: int = 4096
     query_scale: int = 256

@@ -1,13 +1,13 @@
 """Reads and writes T5X checkpoints without requiring T5X.
 
 A T5X checkpoint, `checkpoint_<step>`, has one of two formats. In the original format, the msgpack file `checkpoint`
-contains 'version' and 'optimizer'. Its arrays are TensorStore specs, which refer to zarr folders next to the file.
-Published checkpoints use this format, all versions of T5X can read it, and `write` writes it. Newer versions of T5X
-write Orbax checkpoints to the subfolder `state`.
+contains 'version' and 'optimizer'. The file stores arrays as TensorStore specs, which refer to zarr folders in the same
+folder. Published checkpoints use this format, all versions of T5X can read it, and this module writes it. Newer
+versions of T5X write Orbax checkpoints to the subfolder `state`.
 
 In both formats, `target` contains the parameters, with the names that the trained module uses. Models trained with
 configs/t5x have the parameter names of remixer_t5x. T5X's network (t5x/examples/t5/network.py) stores each layer
-separately, as `encoder/layers_0`. Its scalable variant stacks the layers in `encoder/encoder`, by default along the
+separately, as `encoder/layers_0`. T5X's scalable network stacks the layers in `encoder/encoder`, by default along the
 second axis. The shapes equal those of remixer_t5x, but some versions use a separate head axis in attention kernels.
 """
 
@@ -74,7 +74,7 @@ KEEP_NAMES_ADVICE = 'pass --own_names to keep the parameter names of remixer_t5x
 
 
 class _SavedParams(NamedTuple):
-    """The parameter shapes of a checkpoint, keyed by name, its step, and a function that reads arrays by name."""
+    """A checkpoint: a dict from parameter names to shapes, a function that reads arrays by name, and the step."""
 
     shapes: Shapes
     read: Callable[[Sequence[str]], dict[str, Array]]

@@ -109,7 +109,7 @@ class Panel:
 
 
 def draw_matrices(grid: Sequence[Sequence[Panel]], row_names: Sequence[str] = ()) -> Figure:
-    """Plots a grid of matrices, as in figure 2 of REMIXERS; `row_names` labels the rows of the grid.
+    """Plots a grid of matrices, as in figure 2 of the Remixers paper; `row_names` labels the rows of the grid.
 
     The colours of each matrix are scaled to its maximum. Values beyond the scale use the darkest colour.
     """
@@ -152,7 +152,7 @@ def inline_svg(picture: Picture) -> str:
     text = re.sub(r'<metadata>.*?</metadata>', '', text, flags=re.DOTALL)
     for pattern in (r'( id=")', r'(url\(#)', r'(href="#)'):
         text = re.sub(pattern, rf'\g<1>{picture.name}-', text)
-    # Repeated images and markers have identical ids. Only the first keeps its id, because ids must be unique on a page.
+    # Repeated images and markers have identical ids. All but the first id are removed, because ids must be unique.
     seen: set[str] = set()
 
     def without_repeated_id(match: re.Match[str]) -> str:
@@ -190,7 +190,7 @@ def _ignore_missing_glyphs() -> Iterator[None]:
 
 
 def save_picture(picture: Picture, folder: str | os.PathLike[str]) -> list[pathlib.Path]:
-    """Writes `<folder>/<name>.png` and `.svg`. Raises UserError if they cannot be written."""
+    """Writes `<folder>/<name>.png` and `.svg`. Raises UserError if a file cannot be written."""
     target_folder = pathlib.Path(folder)
     paths = [target_folder / f'{picture.name}.{kind}' for kind in ('png', 'svg')]
     try:

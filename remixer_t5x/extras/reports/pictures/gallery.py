@@ -114,7 +114,7 @@ def _draw_tim(text: ModelWithText, intermediates: Mapping[str, Any]) -> Iterator
 
 
 def draw_competition(layers: Sequence[LayerArray], pieces: Sequence[str]) -> Any:
-    """Plots a panel per TIM mechanism, as in figure 1: layers from top to bottom, tokens from left to right."""
+    """Plots a panel for each TIM mechanism (figure 1 of TIM): layers from top to bottom, tokens from left to right."""
     count = layers[0].array.shape[0]
     figure = drawing.new_figure(max(5.0, 0.24 * len(pieces) + 1.6), count * (0.28 * len(layers) + 1.25))
     for index, axes in enumerate(figure.subplots(count, 1, squeeze=False)[:, 0]):

@@ -174,8 +174,8 @@ class JacobianNorms:
 
     Attributes:
         function: ([rows, inputs, embed], *others) -> [rows, outputs, features]; rows are independent.
-        seed: seed of the random sign vectors v. For more than MOST_EXACT features, the squared norm of J is estimated
-            as the mean square of `v . J`.
+        seed: seed of the random sign vectors v. For more than MOST_EXACT features, the squared norm of the Jacobian J
+            is estimated as the mean squared norm of v^T J.
     """
 
     def __init__(self, function: Callable[..., jax.Array], seed: int = 0):
@@ -202,7 +202,7 @@ class JacobianNorms:
 
 
 def _projection_vectors(features: int, seed: int) -> np.ndarray:
-    """Returns vectors v for which the sum of `(v . J)^2` is the squared norm of J, exactly or in expectation."""
+    """Returns vectors v for which the sum of |v^T J|^2 is the squared norm of a matrix J, exactly or in expectation."""
     if features <= MOST_EXACT:
         return np.eye(features, dtype=np.float32)
     signs = np.random.default_rng(seed).choice((-1.0, 1.0), size=(PROBES, features))
