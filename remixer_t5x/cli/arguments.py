@@ -171,14 +171,14 @@ def _config_sources(args: argparse.Namespace, **sources: Any) -> Any:
     search_paths = split_names(','.join(args.gin_search_paths))
     model = loading.model_files(args.model, search_paths) if args.model else ()
     if not hasattr(args, 'run_sources'):
-        args.run_sources = _run_sources(args)
+        args.run_sources = _find_checkpoint_config(args)
     run_files, run_flags = args.run_sources
     return loading.ConfigSources(
         [*run_files, *args.gin_file], [*run_flags, *args.gin_flags], search_paths, model, **sources
     )
 
 
-def _run_sources(args: argparse.Namespace) -> tuple[list[str], list[tuple[str, str]]]:
+def _find_checkpoint_config(args: argparse.Namespace) -> tuple[list[str], list[tuple[str, str]]]:
     """Returns the gin file and the vocabulary flags of the run that wrote the checkpoint on the command line.
 
     Returns no gin file if --gin_file is set. gin files are not read from buckets, so a run in a bucket requires the

@@ -61,7 +61,7 @@ def build_table(*headings: str, words: tuple[str, ...] = (), wraps: bool = False
     return result
 
 
-class _Stream(io.FileIO):
+class _ErrorTolerantStream(io.FileIO):
     """A standard stream that ignores write errors.
 
     If `is_result` is true, the first write error ends the command. The command exits with the code that shells report
@@ -108,13 +108,13 @@ def protect_streams() -> None:
         sys.stdin = open(0, closefd=False)  # noqa: SIM115 (lives as long as the process)
     # Streams that the caller (for example, pytest) has replaced are not changed.
     if sys.stdout is sys.__stdout__:
-        sys.stdout = _text_stream(1, sys.stdout)
+        sys.stdout = _build_text_stream(1, sys.stdout)
     if sys.stderr is sys.__stderr__:
-        sys.stderr = _text_stream(2, sys.stderr)
+        sys.stderr = _build_text_stream(2, sys.stderr)
 
 
-def _text_stream(descriptor: int, before: Any) -> io.TextIOWrapper:
-    raw = _Stream(descriptor, 'w', closefd=False)
+def _build_text_stream(descriptor: int, before: Any) -> io.TextIOWrapper:
+    raw = _ErrorTolerantStream(descriptor, 'w', closefd=False)
     raw.is_result = descriptor == 1
     return io.TextIOWrapper(
         io.BufferedWriter(raw),
@@ -128,7 +128,7 @@ def _text_stream(descriptor: int, before: Any) -> io.TextIOWrapper:
 def continue_without_stdout() -> None:
     """Ignores write errors of standard output from now on."""
     raw = getattr(getattr(sys.stdout, 'buffer', None), 'raw', None)
-    if isinstance(raw, _Stream):
+    if isinstance(raw, _ErrorTolerantStream):
         raw.is_result = False
 
 

@@ -40,7 +40,7 @@ from remixer_tasks.files import cache
 INSTALL = "pip install 'remixer-t5x[hf]'"
 
 
-def describe_size(params: Any) -> str:
+def describe_params(params: Any) -> str:
     """Describes the number of parameters and the number of arrays in a tree."""
     leaves = jax.tree.leaves(params)
     return f'{sum(leaf.size for leaf in leaves):,} parameters in {len(leaves)} arrays'
@@ -53,7 +53,7 @@ def write_model_dir(
     if gin_text:
         (folder / name).write_text(gin_text)
     checkpoint = converted.write_checkpoint(folder, params, step, record)
-    print_line('read', describe_size(params))
+    print_line('read', describe_params(params))
     print_line('checkpoint', str(checkpoint))
     if gin_text:
         print_line('model', str(folder / name))
@@ -70,7 +70,7 @@ def restore_params(args: argparse.Namespace, model: Model, vocabulary: Any) -> A
     print_line('reading', str(saved_params.find_checkpoint(args.checkpoint, '--checkpoint')))
     record = task_vocabulary.vocabulary_record(vocabulary)
     params = saved_params.restore_params(args.checkpoint, abstract_params(model), record, '--checkpoint')
-    print_line('read', describe_size(params))
+    print_line('read', describe_params(params))
     return params
 
 
@@ -104,7 +104,7 @@ def to_safetensors(args: argparse.Namespace) -> None:
     params, record, step = converted.read_checkpoint(args.checkpoint, '--checkpoint')
     dtype = args.dtype or 'float32'
     file = safetensors_files.write_params(args.to_safetensors, params, step, record, dtype)
-    print_line('read', f'{describe_size(params)}, step {step}')
+    print_line('read', f'{describe_params(params)}, step {step}')
     print_line('wrote', f'{file}, {dtype}, {file.stat().st_size / 2**20:,.1f} MiB')
     source, vocabulary = model_dir.find_model_dir(args.checkpoint), _vocabulary_folder(file)
     if source is not None and converted.copy_vocabulary_files(source / task_vocabulary.VOCABULARY_FOLDER, vocabulary):
@@ -183,7 +183,7 @@ def to_adapters(args: argparse.Namespace) -> None:
             f'{args.checkpoint} has the same parameters as {base}, so there is nothing to write; use another checkpoint'
         )
     folder = converted.claim_model_dir(args.to_adapters)
-    print_line('differing', f'{describe_size(changed)}, of {describe_size(params)}')
+    print_line('differing', f'{describe_params(changed)}, of {describe_params(params)}')
     converted.copy_vocabulary(args.checkpoint, folder)
     (folder / saved_params.BASE_FILE).write_text(f'{base}\n')
     record[saved_params.BASE_KEY] = saved_params.checkpoint_fingerprint(base)
@@ -210,7 +210,7 @@ def from_t5x(args: argparse.Namespace, model: Seq2Seq, vocabulary: Any) -> None:
     check_params_equal(params, converted.read_checkpoint(str(folder))[0], folder)
 
 
-def build_from_text(gin_text: str) -> Any:
+def build_model_from_gin(gin_text: str) -> Any:
     """Builds the model that `gin_text` configures."""
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder, 'model.gin')
@@ -234,7 +234,7 @@ def _check_t5x_network(model: Seq2Seq, vocabulary: Any) -> None:
     """Raises UserError if the model differs from T5X's network, whose norms and position biases are fixed."""
     advice = t5x_checkpoint.KEEP_NAMES_ADVICE
     try:
-        t5, _ = T5.describe(model, vocabulary, TracedModules(model), build_from_text)
+        t5, _ = T5.describe(model, vocabulary, TracedModules(model), build_model_from_gin)
     except UnsupportedModelError as refusal:
         raise UserError(f"T5X's network cannot represent this model: {refusal.reason}; {advice}") from refusal
     for name, value in {'epsilon': 1e-6, 'num_buckets': 32, 'max_distance': 128}.items():
@@ -246,7 +246,7 @@ def convert_to_model_dir(args: argparse.Namespace) -> None:
     """Converts a Hugging Face model or a shared folder to a MODEL_DIR (`--from_hf=NAME --to=MODEL_DIR`)."""
     folder = lazy.import_extra('hub.client').resolve_folder(args.from_hf, print_line)
     if shared_folder.is_shared_folder(folder):
-        _shared_to_model_dir(args, folder)
+        _convert_shared_folder(args, folder)
         return
     source = folders.read(str(folder))
     tokenizer = source.family.find_tokenizer(source.folder, args.vocabulary)
@@ -270,7 +270,7 @@ def convert_to_model_dir(args: argparse.Namespace) -> None:
     _compare_with_reference(source, model, params, vocabulary)
 
 
-def _shared_to_model_dir(args: argparse.Namespace, folder: pathlib.Path) -> None:
+def _convert_shared_folder(args: argparse.Namespace, folder: pathlib.Path) -> None:
     """Converts the shared model in `folder` to a MODEL_DIR.
 
     The gin text must be checked or trusted, because later commands load it from MODEL_DIR and gin can run code.
@@ -298,7 +298,7 @@ def _shared_to_model_dir(args: argparse.Namespace, folder: pathlib.Path) -> None
 
 def export_transformers_model(args: argparse.Namespace, model: Any, vocabulary: Any) -> None:
     """Writes a transformers model, or raises UnsupportedModelError and writes no file if there is no equivalent."""
-    family, runs = folders.describe(model, vocabulary, build_from_text)
+    family, runs = folders.describe(model, vocabulary, build_model_from_gin)
     folders.check_folder_is_empty(args.to_hf)
     params = restore_params(args, model, vocabulary)
     dtype = args.dtype or 'float32'

@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> None:
         conversions.average_checkpoints(args)
     elif target in ('to_shared', 'push_to_hub'):
         share = lazy.import_extra('hub.share')
-        (share.to_folder if target == 'to_shared' else share.push)(args)
+        (share.write_shared_model if target == 'to_shared' else share.push_shared_model)(args)
     elif target == 'to_safetensors':
         conversions.to_safetensors(args)
     else:

@@ -115,14 +115,16 @@ def _evaluate_checkpoints(settings: CheckpointEvaluation, quantize: str | None =
     settings.checkpoints.check()
     evaluator = Evaluator(settings, submissions.has_leaderboard)
     for note in evaluator.notes:
-        _print(note)
+        _print_on_first_process(note)
     # Only the first process writes results.
     writers: dict[str, Results] = {}
     try:
         for folder in settings.checkpoints.find(evaluator.evaluated_steps()):
             params = evaluator.restore(folder)
             if params is None:
-                _print(f'step {folder.name} was removed before it was evaluated; increase KEEP_CHECKPOINTS')
+                _print_on_first_process(
+                    f'step {folder.name} was removed before it was evaluated; increase KEEP_CHECKPOINTS'
+                )
                 continue
             results_folder = settings.results_folder(folder)
             if quantize:
@@ -133,24 +135,26 @@ def _evaluate_checkpoints(settings: CheckpointEvaluation, quantize: str | None =
                 writers[results_folder] = Results(results_folder, run_record.get('examples_hashes'))
             reports = write_reports(evaluator.task_evaluator, params, folder, writers.get(results_folder))
             if reports:
-                _print(_build_table(reports, f'step {folder.name}, {reports[0].split}'))
+                _print_on_first_process(_build_table(reports, f'step {folder.name}, {reports[0].split}'))
             for report in reports:
                 for line in task_evaluation.format_answers(report, settings.tasks.shown):
-                    _print(line)
+                    _print_on_first_process(line)
             for report in write_reports(evaluator.submission_evaluator, params, folder, writers.get(results_folder)):
                 if jax.process_index() == 0:
-                    _print(submissions.write_submission(settings.submission_dir or '', report.task, report.rows))
+                    _print_on_first_process(
+                        submissions.write_submission(settings.submission_dir or '', report.task, report.rows)
+                    )
         for writer in writers.values():
             for note in dict.fromkeys(writer.notes):
-                _print(note)
-            _print(f'metrics      {writer.folder / model_dir.METRICS}')
-            _print(f'predictions  {writer.folder / PREDICTIONS}')
+                _print_on_first_process(note)
+            _print_on_first_process(f'metrics      {writer.folder / model_dir.METRICS}')
+            _print_on_first_process(f'predictions  {writer.folder / PREDICTIONS}')
     finally:
         for writer in writers.values():
             writer.close()
 
 
-def _print(part: Any) -> None:
+def _print_on_first_process(part: Any) -> None:
     import jax
 
     if jax.process_index() == 0:

@@ -104,7 +104,7 @@ def _predict_texts(settings: TextInference, template: str | None) -> None:
 
     settings.check()
     folder = settings.step_folder()
-    _print(find_template_mismatch(folder, template))
+    _print_on_first_process(find_template_mismatch(folder, template))
     out = settings.open_output(folder)
     inputs, decoding = settings.inputs, settings.decoding
     texts = iter(inputs)
@@ -116,7 +116,7 @@ def _predict_texts(settings: TextInference, template: str | None) -> None:
     reporter = _ProgressReporter(inputs, out.counts)
     with contextlib.closing(out):
         text_inference.write_predictions(texts, out, codec, predict, window, reporter.update)
-    reporter.print_end(out)
+    reporter.print_summary(out)
 
 
 def _embed_texts(settings: TextInference, template: str | None, args: argparse.Namespace) -> None:
@@ -125,7 +125,7 @@ def _embed_texts(settings: TextInference, template: str | None, args: argparse.N
     settings.check(embed=True)
     embeddings.check_output(settings.output)
     folder = settings.step_folder()
-    _print(find_template_mismatch(folder, template))
+    _print_on_first_process(find_template_mismatch(folder, template))
     params, predictor = settings.restore(folder), settings.predictor()
     codec = text_inference.TextCodec(
         settings.vocabulary, settings.decoding.feature_lengths['inputs'], settings.refuse_long
@@ -146,25 +146,25 @@ class _ProgressReporter:
         self._start, self._last_time = time.monotonic(), time.monotonic()
         self._total = '' if inputs.is_stdin else f' of {sum(1 for _ in inputs):,}'
         if counts.before:
-            _print(f'continuing after {counts.before:,} predictions')
+            _print_on_first_process(f'continuing after {counts.before:,} predictions')
 
     def update(self, counts: text_inference.TextCounts) -> None:
         if (now := time.monotonic()) - self._last_time >= SECONDS_BETWEEN_LINES:
             self._last_time = now
             rate = (counts.written - counts.before) / max(now - self._start, 1e-9)
-            _print(f'{counts.written:,}{self._total} predictions · {rate:.1f} per second')
+            _print_on_first_process(f'{counts.written:,}{self._total} predictions · {rate:.1f} per second')
 
-    def print_end(self, output: text_inference.PredictionWriter) -> None:
+    def print_summary(self, output: text_inference.PredictionWriter) -> None:
         from remixer_t5x.train import progress
 
         counts, seconds = output.counts, time.monotonic() - self._start
         truncated = f', {counts.truncated:,} of {counts.written:,} texts truncated' if counts.truncated else ''
         location = '' if output.is_stdout else f', {counts.written:,} in {output.path}'
         new = counts.written - counts.before
-        _print(f'{new:,} predictions in {progress.format_duration(seconds)}{location}{truncated}')
+        _print_on_first_process(f'{new:,} predictions in {progress.format_duration(seconds)}{location}{truncated}')
 
 
-def _print(text: str | None) -> None:
+def _print_on_first_process(text: str | None) -> None:
     import jax
 
     if text and jax.process_index() == 0:

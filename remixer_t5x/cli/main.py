@@ -137,7 +137,7 @@ def _run_command(argv: Sequence[str], own_process: bool) -> int:
         raise UserError(f'--gin.{gin_flags[0][0]} is set, but {prog} reads no gin files; see {prog} --help')
     args.gin_flags = [*gin_flags, *getattr(args, 'macros', ())]
     args.report_error = report_error
-    _check_limits()
+    _check_ulimits()
     compilation_cache.enable_cache()
     os.environ.update({name: value for name, value in command.env.items() if name not in os.environ})
     if command.keeps_buffers and own_process:
@@ -206,7 +206,7 @@ def _format_examples(examples) -> str:
     return ''.join(f'  {example}\n' for example in examples)
 
 
-def _check_limits() -> None:
+def _check_ulimits() -> None:
     """Raises UserError if ulimit -v or -u is too low for XLA and TensorFlow, which would abort the process."""
     addresses = resource.getrlimit(resource.RLIMIT_AS)[0]
     if addresses != resource.RLIM_INFINITY and addresses < ADDRESS_SPACE:

@@ -63,7 +63,7 @@ def connect_processes(args: argparse.Namespace, saves: bool = False) -> Iterator
     settings = processes.ProcessFlags(**{_FLAGS[flag][0]: value for flag, value in _given_flags(args).items()})
     with processes.connected_processes(settings, functools.partial(args.report_error, verbose=args.verbose), saves):
         if collectives.is_distributed():
-            collectives.check_same_on_processes(process_identity(args.command))
+            collectives.check_same_on_processes(process_independent_values(args.command))
             # Initializing JAX's devices waits for the other processes.
             first, *_ = devices = jax.local_devices()
             kind = f'{len(devices)} {first.device_kind} ({first.client.platform_version})'
@@ -71,7 +71,7 @@ def connect_processes(args: argparse.Namespace, saves: bool = False) -> Iterator
         yield
 
 
-def process_identity(command: str) -> dict[str, Any]:
+def process_independent_values(command: str) -> dict[str, Any]:
     """Returns the values that must be equal in all processes, in the order in which they are compared."""
     from remixer_t5x.checkpoints import changes
     from remixer_t5x.config import loading

@@ -42,7 +42,7 @@ class Tensors(Mapping[str, np.ndarray]):
 
     def __getitem__(self, name: str) -> np.ndarray:
         self.shape(name)
-        reader, name_in_file = self._locate(name)
+        reader, name_in_file = self._locate_array(name)
         try:
             return np.asarray(reader.get_tensor(name_in_file), np.float32)
         except (ValueError, SafetensorError) as error:
@@ -60,7 +60,7 @@ class Tensors(Mapping[str, np.ndarray]):
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Returns the shape of an array without reading the array. Raises UserError if the array is quantized."""
-        reader, name_in_file = self._locate(name)
+        reader, name_in_file = self._locate_array(name)
         part = reader.get_slice(name_in_file)
         if part.get_dtype() not in FLOAT_DTYPES:
             raise UserError(
@@ -73,13 +73,13 @@ class Tensors(Mapping[str, np.ndarray]):
         """Returns the arrays with new names: `names` maps new names to current names."""
         return Tensors({new: self._locations[name] for new, name in names.items()})
 
-    def join_folder(self, folder: str, tensors: 'Tensors') -> 'Tensors':
+    def merge_with_prefix(self, folder: str, tensors: 'Tensors') -> 'Tensors':
         """Returns these arrays and the arrays of `tensors`, with the prefix `folder`/ added to the latter's names."""
         return Tensors(
             self._locations | {f'{folder}/{name}': location for name, location in tensors._locations.items()}
         )
 
-    def _locate(self, name: str) -> tuple[safe_open, str]:
+    def _locate_array(self, name: str) -> tuple[safe_open, str]:
         file, name_in_file = self._locations[name]
         if file not in self._readers:
             self._readers[file] = _open_file(file)

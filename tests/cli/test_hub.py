@@ -238,7 +238,7 @@ def test_values_in_a_card_are_plain_text(run, monkeypatch):
         origin=hostile,
     )
     (finished,) = records.read_runs([str(run)])
-    latest = {hostile: finished.latest()['held_out']}
+    latest = {hostile: finished.latest_evaluations()['held_out']}
     monkeypatch.setattr(type(finished), 'latest', lambda self: latest)
     text = share.render(card, finished).split('---\n', 2)[2]
     assert text.count('heading') > 5

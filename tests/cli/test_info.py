@@ -89,7 +89,7 @@ def test_full_recomputation_changes_only_the_policy_of_the_model(clean_environme
     from remixer_t5x.models.architecture import stack
 
     args = parse_memory_flags()
-    step, recomputing = command.read_step(args)[0], command.build_recomputing_model(args)
+    step, recomputing = command.read_step_spec(args)[0], command.build_recomputing_model(args)
     assert recomputing.module.encoder_stack().remat_policy is stack.full_remat
     assert step.model.module.encoder_stack().remat_policy is not stack.full_remat
 
@@ -125,6 +125,6 @@ def test_a_step_is_timed(clean_environment):
     from remixer_t5x.cli.info import memory
     from remixer_t5x.extras.forecast import command, roofline
 
-    step, _ = memory.read_step(parse_memory_flags('--gin.PACK=True'))
+    step, _ = memory.read_step_spec(parse_memory_flags('--gin.PACK=True'))
     assert 0 < command.measure_step(step) < 60
     assert roofline.chip_name('NVIDIA H100 80GB HBM3') == 'h100' and roofline.chip_name('TPU v5 lite') == 'v5e'

@@ -8,7 +8,7 @@ import seqio
 from safetensors.numpy import save_file
 
 from remixer_t5x import build_model
-from remixer_t5x.cli.conversions import build_from_text
+from remixer_t5x.cli.conversions import build_model_from_gin
 from remixer_t5x.interop.huggingface import folders
 from tests.support.paths import GOLDEN
 
@@ -78,7 +78,7 @@ def write_gpt2(folder, **settings):
 
 def describe(model, vocabulary):
     """Returns the Hugging Face model that `model` corresponds to, and its runs of layers."""
-    return folders.describe(model, vocabulary, build_from_text)
+    return folders.describe(model, vocabulary, build_model_from_gin)
 
 
 def bert_model(*files, **macros):

@@ -54,7 +54,7 @@ _ROWS = {
 _print = functools.partial(console.print_items, pipe_width=110)
 
 
-def read_step(args: argparse.Namespace) -> tuple[StepSpec, Hardware]:
+def read_step_spec(args: argparse.Namespace) -> tuple[StepSpec, Hardware]:
     """Reads the training step and its hardware from the gin files and flags of the command line."""
     values = dict(zip(_MACROS, arguments.load_values(args, *_MACROS, defaults=_DEFAULTS), strict=True))
     model, size = values['MODEL'], values['BATCH_SIZE']
@@ -94,14 +94,14 @@ def build_adafactor(args: argparse.Namespace) -> Optimizer:
 
 def show(args: argparse.Namespace) -> None:
     """Prints the memory table, and suggests changes if the step does not fit into memory."""
-    step, hardware = read_step(args)
+    step, hardware = read_step_spec(args)
     recomputing_model, smaller_optimizer = build_recomputing_model(args), build_adafactor(args)
     with lazy.discard_stderr():
         devices, compiler = hardware.compile_devices()
     step, available = place_on_devices(step, hardware, devices), hardware.memory_bytes
     _print(describe_step(step, hardware, compiler))
     with trace_for_hardware(hardware, compiler):
-        memory = _measure(step)
+        memory = _measure_memory(step)
         _print(memory_table(memory, available))
         if compiler == 'XLA:CPU' and hardware.platform != 'cpu':
             _print(_CPU_NOTE)
@@ -113,12 +113,12 @@ def show(args: argparse.Namespace) -> None:
             )
         if available is not None and memory.total > available and args.memory:
             trials = memory_advice.search_changes(
-                step, memory, available, recomputing_model, smaller_optimizer, _measure, args.memory
+                step, memory, available, recomputing_model, smaller_optimizer, _measure_memory, args.memory
             )
             _try_changes(trials, available)
 
 
-def _measure(step: StepSpec) -> StepMemory:
+def _measure_memory(step: StepSpec) -> StepMemory:
     # XLA prints warnings about slow compilations to standard error.
     with lazy.discard_stderr():
         return step_memory.measure_memory(step)

@@ -192,10 +192,10 @@ def show_comparison(args: argparse.Namespace) -> None:
         table.add_section()
     counted = 'matrix products and Fourier transforms; a multiply and an add count as two'
     note = f'ratios to {models[0]}; one example of {describe_lengths(lengths)}; {counted}'
-    console.print_items(table, note, _papers_table(lengths))
+    console.print_items(table, note, _build_published_table(lengths))
 
 
-def _papers_table(feature_lengths: Mapping[str, int]) -> Table:
+def _build_published_table(feature_lengths: Mapping[str, int]) -> Table:
     words = ('model', 'size', 'part', 'source')
     table = console.build_table('model', 'size', 'paper', 'ours', 'ratio', 'part', 'source', words=words)
     for figure in PUBLISHED_FIGURES:
@@ -251,13 +251,13 @@ def sharding_table(rows: Sequence[ShardingRow]) -> Table:
             ', '.join('+'.join(axis) if isinstance(axis, tuple) else axis or '-' for axis in names)
             for names in (row.logical_axes, row.mesh_axes)
         ]
-        size = f'{row.bytes_per_device:,}', _share(row.bytes_per_device, _total_bytes(row))
+        size = f'{row.bytes_per_device:,}', _format_fraction(row.bytes_per_device, _total_bytes(row))
         table.add_row(row.name, ' x '.join(map(str, row.shape)), *axes, *size)
         if row.note:
             table.add_row(f'  {row.note}')
     table.add_section()
     local = sum(row.bytes_per_device for row in rows)
-    table.add_row('total', '', '', '', f'{local:,}', _share(local, sum(map(_total_bytes, rows))))
+    table.add_row('total', '', '', '', f'{local:,}', _format_fraction(local, sum(map(_total_bytes, rows))))
     return table
 
 
@@ -265,7 +265,7 @@ def _total_bytes(row: ShardingRow) -> int:
     return math.prod(row.shape) * _FLOAT32_BYTES
 
 
-def _share(part: int, whole: int) -> str:
+def _format_fraction(part: int, whole: int) -> str:
     """Formats a fraction as `1/8`, or as a percentage if it is not the reciprocal of an integer."""
     if whole % part == 0:
         return f'1/{whole // part}' if whole != part else 'all'

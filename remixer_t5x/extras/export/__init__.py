@@ -53,10 +53,10 @@ def run(args: argparse.Namespace) -> None:
     if template is not None:
         print_line('inputs', f'texts formatted with the template {template!r}')
     with arguments.hide_library_output(args):
-        _export(args, settings, folder)
+        _export_model(args, settings, folder)
 
 
-def _export(args: argparse.Namespace, settings: TextInference, folder: pathlib.Path) -> None:
+def _export_model(args: argparse.Namespace, settings: TextInference, folder: pathlib.Path) -> None:
     from remixer_t5x.data import batch_formats, task_vocabulary
     from remixer_t5x.evaluate import predictions, text_inference
     from remixer_t5x.extras.export import functions
@@ -66,7 +66,7 @@ def _export(args: argparse.Namespace, settings: TextInference, folder: pathlib.P
     task_vocabulary.check_vocabulary_size('VOCABULARY', vocabulary, model.vocab_size)
     lengths = batch_formats.text_lengths(settings.decoding.feature_lengths)
     eos_id = None if vocabulary.eos_id is None else int(vocabulary.eos_id)
-    names = args.functions or functions.supported_names(model)
+    names = args.functions or functions.supported_functions(model)
     stop_strings = predictions.compile_stop_strings(settings.decoding.stop_strings, vocabulary)
     programs = functions.build_functions(
         model, names, lengths, decoder, task_vocabulary.end_id(vocabulary), stop_strings

@@ -127,7 +127,7 @@ class ExportedFunction:
         return export.export(jax.jit(self.call), platforms=PLATFORMS)(shapes, *inputs)
 
 
-def supported_names(model: Any) -> list[str]:
+def supported_functions(model: Any) -> list[str]:
     """Returns the names of the functions that the model supports."""
     return [name for name in FUNCTION_NAMES if callable(getattr(model, name, None))]
 
@@ -152,7 +152,7 @@ def build_functions(
     """
     for name in names:
         if name not in FUNCTION_NAMES:
-            raise UserError(f'--functions must be names from {", ".join(supported_names(model))}, got {name!r}')
+            raise UserError(f'--functions must be names from {", ".join(supported_functions(model))}, got {name!r}')
         interface.require_method(model, name, f'export --functions={name}')
     array = batch_formats.input_array_name(model.model_type)
 

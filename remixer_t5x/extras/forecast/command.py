@@ -22,8 +22,8 @@ from remixer_t5x.extras.forecast import roofline
 from remixer_t5x.extras.forecast.forecast import (
     Forecast,
     RecommendedChange,
-    describe_limits,
-    describe_uncounted,
+    describe_bottlenecks,
+    describe_uncounted_kernels,
     forecast_step,
     recommend_changes,
 )
@@ -39,14 +39,14 @@ _SHOWN_OPERATIONS = 10
 def show(args: argparse.Namespace) -> None:
     """Prints the forecast of one configuration, then compiles the first N recommended changes (`--speed=N`)."""
     step, hardware = _build_step(args)
-    _print(memory.describe_step(step, hardware, _compiler(hardware)))
+    _print(memory.describe_step(step, hardware, _compiler_name(hardware)))
     current = _forecast_step(step, hardware)
     tables = build_work_table(current), build_time_table(current, args.price)
-    _print(*tables, *describe_uncounted(current))
+    _print(*tables, *describe_uncounted_kernels(current))
     _print('most expensive operations:', build_operations_table(current))
     if current.bound.exchanges:
         _print(build_collectives_table(current))
-    _print('what limits the step:', *(f'  {line}' for line in describe_limits(current)))
+    _print('what limits the step:', *(f'  {line}' for line in describe_bottlenecks(current)))
     changes = list(recommend_changes(current, hardware.memory_bytes))
     _print('what to change:' if changes else 'no known change of mesh, batch, remat or dtype would help')
     _print(*(f'  {change.flag:<32} {change.reason}' for change in changes))
@@ -64,7 +64,7 @@ def compare(args: argparse.Namespace, models: Sequence[str], sizes: Sequence[str
             changed.model = model
             step, hardware = _build_step(changed)
             if not forecasts:
-                _print(memory.describe_step(step, hardware, _compiler(hardware)))
+                _print(memory.describe_step(step, hardware, _compiler_name(hardware)))
             forecasts.append((model, size, _forecast_step(step, hardware)))
             _print(f'  compiled {model} {size} ({len(forecasts)} of {len(models) * len(sizes)})')
     _print(build_comparison_table(forecasts), _NOTE)
@@ -78,7 +78,7 @@ def print_measured_step(args: argparse.Namespace) -> None:
     devices = jax.devices()
     chip = roofline.chip_name(devices[0].device_kind)
     if chip:
-        step, _ = memory.read_step(args)
+        step, _ = memory.read_step_spec(args)
         bound = forecast_step(step, chip, [getattr(device, 'slice_index', 0) or 0 for device in devices])
         _print(build_time_table(bound, args.price, measure_step(step)))
 
@@ -102,7 +102,7 @@ def measure_step(step: StepSpec) -> float:
 
 def _build_step(args: argparse.Namespace) -> tuple[StepSpec, Hardware]:
     """Builds the training step that the command line describes, for the devices in TOPOLOGY."""
-    step, hardware = memory.read_step(args)
+    step, hardware = memory.read_step_spec(args)
     hardware.require_chip_compiler()
     with lazy.discard_stderr():
         devices, _ = hardware.compile_devices()
@@ -114,7 +114,7 @@ def _forecast_step(step: StepSpec, hardware: Hardware) -> Forecast:
     slice_of = 'process_index' if hardware.platform == 'gpu' else 'slice_index'
     slices = [getattr(device, slice_of, None) or 0 for device in step.partitioner.mesh.devices.flat]
     # XLA prints warnings about slow compilations to stderr.
-    with lazy.discard_stderr(), memory.trace_for_hardware(hardware, _compiler(hardware)):
+    with lazy.discard_stderr(), memory.trace_for_hardware(hardware, _compiler_name(hardware)):
         return forecast_step(step, chip, slices)
 
 
@@ -135,7 +135,7 @@ def _compile_changes(args: argparse.Namespace, current: Forecast, changes: Seque
         _print(f'  {change.flag:<32} {line}; {step_memory.format_gibibytes(after.memory.total)}')
 
 
-def _compiler(hardware: Hardware) -> str:
+def _compiler_name(hardware: Hardware) -> str:
     return f'XLA:{hardware.chip_compiler().upper()}'
 
 
@@ -151,7 +151,7 @@ def build_work_table(forecast: Forecast) -> Table:
     rate = f'{machine.bandwidth / 1e9:,.0f} GB/s'
     table.add_row('HBM traffic', f'{bound.bytes / 1e9:,.2f} GB', rate, _format_ms(bound.bytes / machine.bandwidth))
     table.add_row(
-        'collectives, bytes sent', f'{bound.bytes_sent / 1e9:,.3f} GB', '', _format_ms(bound.exchange_seconds)
+        'collectives, bytes sent', f'{bound.bytes_sent / 1e9:,.3f} GB', '', _format_ms(bound.collective_seconds)
     )
     return table
 

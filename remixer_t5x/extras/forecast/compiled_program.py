@@ -121,7 +121,8 @@ def _iterate_operations(
             )
         elif instruction.op == 'conditional':
             branches = (
-                list(_iterate_operations(program, branch, times, devices, loop)) for branch in instruction.branches()
+                list(_iterate_operations(program, branch, times, devices, loop))
+                for branch in instruction.branch_computations()
             )
             yield from max(branches, key=_total_work)
         elif instruction.op in ('call', 'async-start'):

@@ -70,7 +70,7 @@ def forecast_step(step: StepSpec, chip: str, slices: Sequence[int]) -> Forecast:
         row_counts = counts.count_row(step.model, step.batch)
     return Forecast(
         step=step,
-        bound=roofline.bound_time(program, machine, slices),
+        bound=roofline.compute_step_bound(program, machine, slices),
         memory=step_memory.read_memory(step, compiled),
         model_flops=step.rows * row_counts.training_flops,
         tokens=step.rows * row_counts.tokens,
@@ -92,13 +92,13 @@ class RecommendedChange:
         return f'--mesh={self.value}' if self.macro == 'MESH' else f'--gin.{self.macro}={self.value}'
 
 
-def describe_limits(forecast: Forecast) -> list[str]:
+def describe_bottlenecks(forecast: Forecast) -> list[str]:
     """Describes the bottlenecks of the step, in decreasing order of time."""
     bound = forecast.bound
     parts = [
         ('compute', 'in kernels that fill the matrix units', bound.compute_seconds),
         ('HBM', 'in kernels that wait for memory', bound.seconds - bound.compute_seconds),
-        ('interconnect', 'of collectives, which may overlap with the kernels', bound.exchange_seconds),
+        ('interconnect', 'of collectives, which may overlap with the kernels', bound.collective_seconds),
         (f'gaps between {bound.count:,} kernels', '(a guess, not in the bound)', bound.gap_seconds),
     ]
     return [
@@ -108,7 +108,7 @@ def describe_limits(forecast: Forecast) -> list[str]:
     ]
 
 
-def describe_uncounted(forecast: Forecast) -> list[str]:
+def describe_uncounted_kernels(forecast: Forecast) -> list[str]:
     """Describes the kernels without a FLOP count, and those without a time estimate from the TPU compiler."""
     lines, bound = [], forecast.bound
     names = sorted({kernel.op for kernel in bound.kernels if kernel.is_opaque})
@@ -134,7 +134,7 @@ def recommend_changes(forecast: Forecast, available: int | None) -> Iterator[Rec
     if float32 >= 0.5:
         reason = f'{float32:.0%} of the FLOPs are products in float32, and activations take twice the bytes'
         yield RecommendedChange('DTYPE', 'bfloat16', reason)
-    yield from _advise_mesh(forecast, available)
+    yield from _recommend_mesh(forecast, available)
     if available is not None and memory.total + memory.temporaries > available:
         return
     # The following changes may double the memory of activations.
@@ -153,7 +153,7 @@ def recommend_changes(forecast: Forecast, available: int | None) -> Iterator[Rec
         yield RecommendedChange('BATCH_SIZE', str(2 * step.rows), reason)
 
 
-def _advise_mesh(forecast: Forecast, available: int | None) -> Iterator[RecommendedChange]:
+def _recommend_mesh(forecast: Forecast, available: int | None) -> Iterator[RecommendedChange]:
     """Recommends another mesh if it saves time: data parallelism if parameters are sharded now, otherwise FSDP."""
     bound, memory = forecast.bound, forecast.memory
     data, fsdp, tensor = forecast.step.partitioner.mesh.shape.values()
@@ -169,7 +169,7 @@ def _advise_mesh(forecast: Forecast, available: int | None) -> Iterator[Recommen
         reduced = 2 * (1 - 1 / forecast.devices) * memory.parameters * parts
         # Half of the collectives are assumed to overlap with kernels. Without sharding, each device updates all
         # parameters.
-        saved = (1 - reduced / (bound.bytes_sent or 1)) * bound.exchange_seconds / 2 - (parts - 1) * update
+        saved = (1 - reduced / (bound.bytes_sent or 1)) * bound.collective_seconds / 2 - (parts - 1) * update
         if permutes > _MAX_PERMUTES:
             reason = f'{permutes:,} collective-permutes split the matrix products into small pieces'
         elif bound.bytes_sent > 1.2 * reduced and saved > _MIN_SAVING * bound.serial_seconds:
@@ -183,7 +183,7 @@ def _advise_mesh(forecast: Forecast, available: int | None) -> Iterator[Recommen
         )
     elif data > 1 and not any(exchange.link == roofline.NETWORK for exchange in bound.exchanges):
         # FSDP gathers the parameters twice, so each device sends about twice the bytes, half of them during kernels.
-        saved = update * (1 - 1 / data) - bound.exchange_seconds / 2
+        saved = update * (1 - 1 / data) - bound.collective_seconds / 2
         if saved >= _MIN_SAVING * bound.serial_seconds:
             reason = (
                 f'each device updates all parameters, {format_milliseconds(update)}; '

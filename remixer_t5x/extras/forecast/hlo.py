@@ -81,7 +81,7 @@ class Instruction:
         """Returns the computation name in the attribute `role` ('calls', 'to_apply', 'body' or 'condition'), or ''."""
         return self.find_attribute(rf'\b{role}=%?([\w.\-]+)')
 
-    def branches(self) -> list[str]:
+    def branch_computations(self) -> list[str]:
         """Returns the names of the branch computations of a conditional."""
         listed = _NAME.findall(self.find_attribute(r'branch_computations=\{([^}]*)\}'))
         return listed or [self.called_computation('true_computation'), self.called_computation('false_computation')]

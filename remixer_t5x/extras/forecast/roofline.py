@@ -255,18 +255,18 @@ class StepBound(KernelCosts):
         return sum(exchange.bytes_sent for exchange in self.exchanges)
 
     @property
-    def exchange_seconds(self) -> float:
+    def collective_seconds(self) -> float:
         return sum(exchange.seconds or 0.0 for exchange in self.exchanges)
 
     @property
     def overlapped_seconds(self) -> float:
         """The minimum time if all collectives overlap with kernels."""
-        return max(self.seconds, self.exchange_seconds)
+        return max(self.seconds, self.collective_seconds)
 
     @property
     def serial_seconds(self) -> float:
         """The minimum time if no collective overlaps with a kernel."""
-        return self.seconds + self.exchange_seconds
+        return self.seconds + self.collective_seconds
 
     @property
     def gap_seconds(self) -> float:
@@ -277,7 +277,7 @@ class StepBound(KernelCosts):
         return sum(operation.seconds for operation in self.operations if operation.location.phase == phase)
 
 
-def bound_time(program: CompiledProgram, machine: Machine, slices: Sequence[int]) -> StepBound:
+def compute_step_bound(program: CompiledProgram, machine: Machine, slices: Sequence[int]) -> StepBound:
     """Computes the minimum time of a program.
 
     Args:

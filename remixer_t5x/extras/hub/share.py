@@ -18,7 +18,7 @@ from markupsafe import Markup
 
 from remixer_t5x.api import saved_models, trained_model
 from remixer_t5x.cli.console import print_line
-from remixer_t5x.cli.conversions import check_no_difference, describe_size, export_transformers_model
+from remixer_t5x.cli.conversions import check_no_difference, describe_params, export_transformers_model
 from remixer_t5x.config import foreign_gin
 from remixer_t5x.data import task_vocabulary
 from remixer_t5x.errors import one_line
@@ -34,7 +34,7 @@ from remixer_t5x.run_folder import model_dir
 CARD_FILE, LOSS_CURVE_FILE, TEMPLATE = 'README.md', 'loss.png', 'model_card.md.jinja'
 
 
-class TypeTexts(NamedTuple):
+class ModelTypeTexts(NamedTuple):
     """Model card strings for one model type.
 
     Contains the Hub's `pipeline_tag`, a description, the name of the auto class in transformers, and example code that
@@ -49,20 +49,20 @@ class TypeTexts(NamedTuple):
 
 _ENCODE = "print(model.encode(['The cat is on the mat.']).mean.shape)"
 TYPE_TEXTS = {
-    'encoder_decoder': TypeTexts(
+    'encoder_decoder': ModelTypeTexts(
         'text2text-generation', 'An encoder-decoder', 'AutoModelForSeq2SeqLM',
         "print(model.generate('The cat <extra_id_0> on the mat.')[0].text)",
     ),
-    'decoder_only': TypeTexts(
+    'decoder_only': ModelTypeTexts(
         'text-generation', 'A decoder-only model', 'AutoModelForCausalLM', "print(model.generate('The cat')[0].text)"
     ),
-    'encoder_only': TypeTexts('fill-mask', 'A masked language model', 'AutoModelForMaskedLM', _ENCODE),
-    'classifier': TypeTexts(
+    'encoder_only': ModelTypeTexts('fill-mask', 'A masked language model', 'AutoModelForMaskedLM', _ENCODE),
+    'classifier': ModelTypeTexts(
         'text-classification', 'A classifier', '', "print(model.classify('The cat is on the mat.')[0].texts)"
     ),
-    'token_labels': TypeTexts('token-classification', 'A token classifier', '', _ENCODE),
-    'span': TypeTexts('question-answering', 'A model for extractive question answering', '', _ENCODE),
-    'embedding': TypeTexts('sentence-similarity', 'A text embedding', '', _ENCODE),
+    'token_labels': ModelTypeTexts('token-classification', 'A token classifier', '', _ENCODE),
+    'span': ModelTypeTexts('question-answering', 'A model for extractive question answering', '', _ENCODE),
+    'embedding': ModelTypeTexts('sentence-similarity', 'A text embedding', '', _ENCODE),
 }  # fmt: skip
 # Macros to list first in the table of settings.
 _FIRST_MACROS = (
@@ -137,7 +137,7 @@ def render(card: ModelCard, run: RecordedRun | None, curve: str = '') -> str:
     )
 
 
-def _example_code(card: ModelCard, kind: TypeTexts) -> str:
+def _example_code(card: ModelCard, kind: ModelTypeTexts) -> str:
     # The path of a local folder has no scheme such as `hf://`.
     name = card.address if '://' in card.address or card.address[:1] in '/.~' else f'hf://{card.address}'
     arguments = f'{name!r}{", trust_gin=True" if card.needs_trust else ""}'
@@ -174,7 +174,7 @@ def _escape_markdown(value: Any) -> str:
 
 
 def _iterate_metrics(run: RecordedRun | None) -> Iterator[tuple[str, int, str, float]]:
-    for kind, record in (run.latest() if run is not None else {}).items():
+    for kind, record in (run.latest_evaluations() if run is not None else {}).items():
         numbers = {name: record.numbers.get(name) for name in overview.LOSS_METRICS}
         losses = {name: value for name, value in numbers.items() if value is not None}
         for name, value in (overview.task_metrics(record) or losses).items():
@@ -197,24 +197,24 @@ def _load_template() -> Any:
     return environment.get_template(TEMPLATE)
 
 
-def to_folder(args: argparse.Namespace) -> None:
+def write_shared_model(args: argparse.Namespace) -> None:
     """Writes the shared folder for `--checkpoint=PATH --to_shared=DIR`."""
     folder = folders.check_folder_is_empty(args.to_shared)
-    _write(args, folder, folder.name, str(folder))
+    _write_model_folder(args, folder, folder.name, str(folder))
     print_line('wrote', f'{folder}, with its model card: {folder / CARD_FILE}')
 
 
-def push(args: argparse.Namespace) -> None:
+def push_shared_model(args: argparse.Namespace) -> None:
     """Uploads the model for `--checkpoint=PATH --push_to_hub=NAME`."""
     name = client.check_upload_name(args.push_to_hub)
     with tempfile.TemporaryDirectory() as temporary:
         folder = pathlib.Path(temporary, 'model')
-        step = _write(args, folder, name, name)
+        step = _write_model_folder(args, folder, name, name)
         address = client.upload_model(folder, name, bool(args.private), f'Upload the checkpoint of step {step}')
     print_line('pushed', address)
 
 
-def _write(args: argparse.Namespace, folder: pathlib.Path, name: str, address: str) -> int:
+def _write_model_folder(args: argparse.Namespace, folder: pathlib.Path, name: str, address: str) -> int:
     """Writes a checkpoint's weights, configuration, vocabulary and model card to `folder`, and returns its step."""
     checkpoint = saved_models.find_checkpoint(args.checkpoint)
     model, vocabulary, lengths = saved_models.read_model(checkpoint)
@@ -268,7 +268,7 @@ def _write_shared(
     folder.mkdir(parents=True, exist_ok=True)
     record = {**record, 'vocabulary': task_vocabulary.vocabulary_record(vocabulary)}
     shared_folder.write_shared_folder(folder, model, vocabulary, gin_text, params, step, record)
-    print_line('wrote', describe_size(params))
+    print_line('wrote', describe_params(params))
     check_no_difference(
         safetensors_files.first_difference(params, shared_folder.open_shared_folder(folder).params()[0]), folder
     )

@@ -129,7 +129,7 @@ class RemixerLM(LM):
         longest = lengths['targets']
         if self.model_type == batch_formats.ENCODER_ONLY:
             longest = lengths['inputs'] - len(self._begin) - len(self._end)
-        windows = [list(self._windows(request.args[0], longest)) for request in requests]
+        windows = [list(self._split_windows(request.args[0], longest)) for request in requests]
         pairs = [pair for text in windows for pair in text]
         if self.model_type == batch_formats.ENCODER_ONLY:
             scores = iter(self._score_masked(pairs))
@@ -159,7 +159,7 @@ class RemixerLM(LM):
 
     def _generate(self, contexts: Sequence[str], kwargs: Mapping[str, Any]) -> list[str]:
         until, length, decoder = parse_generation_kwargs(kwargs, self.trained.lengths['targets'])
-        lengths = self._fit_lengths(length)
+        lengths = self._lengths_for_answer(length)
         end = self._end if self.trained.ends_inputs else []
         inputs = [[*self._tokenize(context), *end][-lengths['inputs'] :] for context in contexts]
         answers = self._build_predictor(lengths, decoder).predict(self.trained.params, inputs)
@@ -185,7 +185,7 @@ class RemixerLM(LM):
                 room = max(len(continuation), room + 1 - max(len(context), 1))
             groups.setdefault(predictions.bucket_length(len(continuation), room), []).append(index)
         for length, group in tqdm(sorted(groups.items()), disable=disable_tqdm, desc='Lengths of loglikelihood'):
-            lengths = self._fit_lengths(length)
+            lengths = self._lengths_for_answer(length)
             contexts = [pairs[index][0][-lengths['inputs'] :] for index in group]
             arrays = predictions.decoder_arrays([pairs[index][1] for index in group], length)
             results = self._build_predictor(lengths).score_and_match(self.trained.params, contexts, arrays)
@@ -267,7 +267,7 @@ class RemixerLM(LM):
     def _tokenize(self, text: str) -> Ids:
         return [int(token) for token in self.trained.vocabulary.encode(text)][len(self._begin) :]
 
-    def _windows(self, text: str, length: int) -> Iterator[tuple[Ids, Ids]]:
+    def _split_windows(self, text: str, length: int) -> Iterator[tuple[Ids, Ids]]:
         # The first window has no context, because decoder-only models start each row with id 0. For encoder-decoders,
         # the end token is appended to the text, as in lm_eval's `hf`.
         end = self._end if self.model_type == batch_formats.ENCODER_DECODER else []
@@ -283,7 +283,7 @@ class RemixerLM(LM):
         row = lengths['inputs'] + lengths['targets']
         return {'inputs': row, 'targets': row - 1}
 
-    def _fit_lengths(self, length: int) -> dict[str, int]:
+    def _lengths_for_answer(self, length: int) -> dict[str, int]:
         """Returns input and target lengths for `length` answer tokens; decoder-only prompts use the rest of the row."""
         lengths = self.trained.lengths
         if self.model_type != batch_formats.DECODER_ONLY:

@@ -53,7 +53,7 @@ class SettingSearch:
     def expected(self, model: str) -> list[float]:
         """Returns the expected best value of k random settings, for k = 1, ..., n."""
         values: np.ndarray = self.sign * np.asarray(list(self.values[model].values()))
-        return (self.sign * differences.expected_best(values)).tolist()
+        return (self.sign * differences.expected_maximum(values)).tolist()
 
 
 def collect_search_results(cells: Sequence[SweepCell], runs: Mapping[SweepCell, RecordedRun]) -> SettingSearch:
@@ -66,7 +66,7 @@ def collect_search_results(cells: Sequence[SweepCell], runs: Mapping[SweepCell, 
     measure, sign = overview.HELD_OUT, -1
     values: dict[str, dict[Setting, float]] = {}
     for cell, run in runs.items():
-        latest = dataclasses.replace(run, evaluations=()).latest().values()
+        latest = dataclasses.replace(run, evaluations=()).latest_evaluations().values()
         # The first number of a task's evaluation is the main metric, or None if the metric is not finite.
         metrics = [next(iter(record.numbers.items())) for record in latest if 'loss' not in record.numbers]
         value = overview.summarize_run(run).held_out
@@ -311,7 +311,7 @@ def write_csv(
             numbers = overview.summarize_run(runs[cell])
             line |= {'steps': numbers.step, 'seconds': numbers.seconds, 'tokens_per_second': numbers.tokens_per_second}
             line |= {'training_loss': numbers.train_loss, 'held_out_loss': numbers.held_out}
-            for kind, record in runs[cell].latest().items():
+            for kind, record in runs[cell].latest_evaluations().items():
                 line |= {f'{kind}/{name}': value for name, value in overview.task_metrics(record).items()}
         lines.append(line | {'error': failed.get(cell, '')})
     with path.open('w', encoding='utf-8', newline='') as file:

@@ -46,13 +46,13 @@ class Difference:
     seeds: int
 
     @property
-    def is_shown(self) -> bool:
+    def is_significant(self) -> bool:
         """Whether the interval excludes zero."""
         return self.low > 0
 
     def __str__(self) -> str:
         claim = f'{self.model} is better than {self.other} by {self.gain:.4g}'
-        if not self.is_shown:
+        if not self.is_significant:
             claim = f'no difference shown between {self.model} and {self.other}'
         if self.seeds < 2:
             return f'{claim} (one seed: no interval)'
@@ -97,7 +97,7 @@ def bootstrap_interval(
     return float(low), float(high)
 
 
-def expected_best(values: Sequence[float] | np.ndarray) -> np.ndarray:
+def expected_maximum(values: Sequence[float] | np.ndarray) -> np.ndarray:
     """Computes the expected maximum of k draws with replacement, for k = 1, ..., n (Dodge et al. 2019, equation 2)."""
     ordered, n = np.sort(values), len(values)
     k, rank = np.arange(1, n + 1)[:, None], np.arange(1, n + 1)

@@ -81,7 +81,7 @@ def summarize_run(run: RecordedRun) -> Overview:
             f'Always predicting the frequencies of the evaluated tokens has a loss of {constant[-1][1]:.4g}; '
             'a model with a lower loss uses its context.'
         )
-    for kind, record in run.latest().items():
+    for kind, record in run.latest_evaluations().items():
         for name, value in list(task_metrics(record).items())[:1]:
             sentences.append(f'{format_evaluation_name(kind)}: {name} {value:.4g}{unit(name)}.')
     if lost := sum(record.numbers.get('loss', 0.0) is None for record in run.records):
@@ -202,7 +202,7 @@ def build_breakdowns(groups: Sequence[RunGroup]) -> list[tuple[str, list[MetricR
 
 def _list_metrics(groups: Sequence[RunGroup]) -> list[tuple[str, list[str]]]:
     """Returns all evaluations and the names of their metrics, in order of first appearance in the runs."""
-    latest = [run.latest() for group in groups for run in group.runs]
+    latest = [run.latest_evaluations() for group in groups for run in group.runs]
     names: dict[str, dict[str, None]] = {}
     for kind, record in (item for records in latest for item in records.items()):
         names.setdefault(kind, {}).update(dict.fromkeys(task_metrics(record)))
@@ -221,12 +221,13 @@ def _build_row(groups: Sequence[RunGroup], kind: str, name: str) -> MetricRow:
         by_seed = {
             run.seed: value
             for run in group.runs
-            if kind in (latest := run.latest()) and (value := task_metrics(latest[kind]).get(name)) is not None
+            if kind in (latest := run.latest_evaluations())
+            and (value := task_metrics(latest[kind]).get(name)) is not None
         }
         if by_seed:
             cells[key] = TableCell(by_seed)
     pairs = compare_models({key: cell.by_seed for key, cell in cells.items()}, signed_score(name, 1.0) > 0)
-    wins = collections.Counter(pair.model for pair in pairs if pair.is_shown)
+    wins = collections.Counter(pair.model for pair in pairs if pair.is_significant)
     for key in cells:
         if 0 < wins[key] == len(cells) - 1:
             cells[key] = dataclasses.replace(cells[key], best=True)
@@ -285,9 +286,9 @@ def select_samples(runs: Sequence[RecordedRun]) -> list[tuple[str, list[Predicti
         ]
         samples = [
             PredictionSample(
-                _truncate(first[index].get('input', '')),
-                _truncate(first[index].get('target', '')),
-                [_truncate(rows[index]['prediction']) if index in rows else None for rows in by_index],
+                _truncate_text(first[index].get('input', '')),
+                _truncate_text(first[index].get('target', '')),
+                [_truncate_text(rows[index]['prediction']) if index in rows else None for rows in by_index],
             )
             for index in indices
         ]
@@ -304,6 +305,6 @@ def equals_target(row: Mapping[str, Any]) -> bool:
     return str(row['prediction']).split() == str(row.get('target', '')).split()
 
 
-def _truncate(value: Any) -> str:
+def _truncate_text(value: Any) -> str:
     text = str(value)
     return text if len(text) <= _LONGEST_TEXT else text[:_LONGEST_TEXT] + ' …'

@@ -72,7 +72,7 @@ class RecordedRun:
         """Returns the names of the evaluations during training, in order of first appearance."""
         return list(dict.fromkeys(record.kind for record in self.records if record.kind != TRAIN))
 
-    def latest(self) -> dict[str, MetricsRecord]:
+    def latest_evaluations(self) -> dict[str, MetricsRecord]:
         """Returns the newest record of each evaluation, during or after training."""
         newest: dict[str, MetricsRecord] = {}
         for record in (*self.records, *self.evaluations):

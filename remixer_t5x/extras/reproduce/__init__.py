@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     from remixer_t5x.extras.reproduce import tables
 
     if args.list:
-        console.print_items(_list_table(tables.list_tables()))
+        console.print_items(_build_list_of_tables(tables.list_tables()))
         return 0
     if not args.table:
         raise UserError('reproduce needs a table, such as remixers/table_4; run reproduce --list to list all tables')
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
             return 0
         folder = pathlib.Path(args.folder or f'runs/reproduce/{args.table}/{args.scale}').expanduser().absolute()
         cells, runner = runs.plan_runs(table, args, seeds, folder), sweep.Sweep(folder)
-        parallel = _parallel_runs() if args.scale == tables.SMALL else 1
+        parallel = _num_parallel_runs() if args.scale == tables.SMALL else 1
         try:
             for stage in table.stages:
                 # Stages run in order, because a run may start from a checkpoint of an earlier stage.
@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
     return int(bool(failed))
 
 
-def _parallel_runs() -> int:
+def _num_parallel_runs() -> int:
     """Returns the number of small runs to train in parallel: one per CPU core, at most 4, or 1 on an accelerator.
 
     Selects the CPU unless JAX_PLATFORMS is set, because the first run would reserve a GPU's memory.
@@ -109,7 +109,7 @@ _LEGEND = (
 _COUNTED_LEGEND = 'reproduced: within 5% of the paper; counted from shapes, without training'
 
 
-def _list_table(entries: Mapping[str, Mapping[str, Any]]) -> Any:
+def _build_list_of_tables(entries: Mapping[str, Mapping[str, Any]]) -> Any:
     headings = 'table', 'what it shows', 'at small scale'
     result = console.build_table(*headings, words=headings)
     for name, entry in entries.items():

@@ -139,7 +139,7 @@ def read_results(
 
 def _read_value(column: TableColumn, cell: SweepCell) -> float:
     (run,) = records.read_runs([str(cell.folder)])
-    latest = run.latest()
+    latest = run.latest_evaluations()
     record = latest.get(column.evaluation)
     value = record.numbers.get(column.metric) if record else None
     if value is None:
@@ -220,7 +220,7 @@ def _compare_with_baseline(
     verdict = ''
     if published_difference:
         agrees = published_difference * sign > 0
-        verdict = NOT_SHOWN if not pair.is_shown else REPRODUCED if agrees else CONTRADICTED
+        verdict = NOT_SHOWN if not pair.is_significant else REPRODUCED if agrees else CONTRADICTED
     return dataclasses.replace(
         finding,
         published_difference=published_difference,

@@ -316,7 +316,7 @@ class SentenceT5(T5Encoder):
                 f'{folder / SENTENCE_MODULES} must list the modules {", ".join(SENTENCE_LAYOUT.values())}, got '
                 f'{", ".join(classes):.100}; use the folder of a sentence-T5 model'
             )
-        return super().read_tensors(folder).join_folder(DENSE, safetensors_files.read_folder(folder / DENSE))
+        return super().read_tensors(folder).merge_with_prefix(DENSE, safetensors_files.read_folder(folder / DENSE))
 
     @classmethod
     def from_config(cls, config: Config, tensors: Tensors) -> Self:

@@ -125,7 +125,7 @@ def read(path: str, abstract: Params) -> tuple[Params, int]:
     """
     folder = _find_checkpoint(path)
     untrusted.check_checkpoint(folder)
-    expected = {name: tuple(leaf.shape) for name, leaf in _flatten(abstract).items()}
+    expected = {name: tuple(leaf.shape) for name, leaf in _flatten_params(abstract).items()}
     with saved_params.wrap_errors(folder, 'read'):
         saved = _open_orbax(folder / _ORBAX_FOLDER) if (folder / _ORBAX_FOLDER).is_dir() else _open_msgpack(folder)
         has_our_names = any('/run_0/' in name for name in saved.shapes)
@@ -140,7 +140,7 @@ def read(path: str, abstract: Params) -> tuple[Params, int]:
             raise UserError(f'{folder} does not fit this model: {problem}; use the same architecture and size')
         arrays = {}
         for name, source in sources.items():
-            _check_size(folder, name, expected[name], source, saved.shapes)
+            _check_stored_size(folder, name, expected[name], source, saved.shapes)
             arrays[name] = source.gather(saved.read(source.names), expected[name])
             if arrays[name].shape != expected[name]:
                 raise _shape_error(folder, name, arrays[name].shape, expected[name])
@@ -156,7 +156,7 @@ def write(path: str, params: Params, step: int, model: Seq2Seq, own_names: bool 
     Raises:
         UserError: the folder exists or cannot be written, or T5X's network does not support the model.
     """
-    flat = _flatten(params)
+    flat = _flatten_params(params)
     arrays = flat if own_names else _convert_to_network(flat, model)
     folder = model_dir.absolute_path(path) / f'checkpoint_{step}'
     if folder.exists():
@@ -177,7 +177,7 @@ def write(path: str, params: Params, step: int, model: Seq2Seq, own_names: bool 
     return str(folder)
 
 
-def _flatten(tree: Params) -> dict[str, Any]:
+def _flatten_params(tree: Params) -> dict[str, Any]:
     return traverse_util.flatten_dict(tree, sep='/')
 
 
@@ -265,14 +265,14 @@ def _open_orbax(folder: epath.Path) -> _SavedParams:
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
         metadata = reader.metadata(folder)
         tree = getattr(metadata, 'item_metadata', metadata).tree
-    shapes = {name: tuple(leaf.shape) for name, leaf in _flatten(tree['target']).items()}
+    shapes = {name: tuple(leaf.shape) for name, leaf in _flatten_params(tree['target']).items()}
 
     def restore(flat: dict[str, Array]) -> dict[str, Array]:
         item = traverse_util.unflatten_dict(flat, sep='/')
         restore_args = ocp.checkpoint_utils.construct_restore_args(item)
         args = ocp.args.PyTreeRestore(item=item, restore_args=restore_args, partial_restore=True)
         with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
-            return _flatten(reader.restore(folder, args=args))
+            return _flatten_params(reader.restore(folder, args=args))
 
     def read_arrays(names: Sequence[str]) -> dict[str, Array]:
         arrays = restore({f'target/{name}': np.zeros(shapes[name], np.float32) for name in names})
@@ -281,7 +281,9 @@ def _open_orbax(folder: epath.Path) -> _SavedParams:
     return _SavedParams(shapes, read_arrays, int(restore({'state/step': np.zeros((), np.int32)})['state/step']))
 
 
-def _check_size(folder: epath.Path, name: str, shape: tuple[int, ...], source: _ParamSource, saved: Shapes) -> None:
+def _check_stored_size(
+    folder: epath.Path, name: str, shape: tuple[int, ...], source: _ParamSource, saved: Shapes
+) -> None:
     """Raises UserError if the stored arrays have the wrong size. Must be called before decompressing the arrays."""
     shapes = [saved[part] for part in source.names]
     copies = shapes[0][source.axis] if source.shared and source.axis is not None and shapes[0] else 1

@@ -27,7 +27,7 @@ def kernel(op_name='jit(step_fn)/jvp(f)/encoder/mlp/dot_general', times=1, flops
 def bound(*operations, machine=MACHINE, slices=(0, 0, 1, 1)):
     kernels = tuple(operation for operation in operations if isinstance(operation, Kernel))
     collectives = tuple(operation for operation in operations if operation not in kernels)
-    return roofline.bound_time(CompiledProgram(kernels, collectives), machine, slices)
+    return roofline.compute_step_bound(CompiledProgram(kernels, collectives), machine, slices)
 
 
 def test_a_kernel_takes_the_longer_of_compute_and_memory_time():

@@ -29,7 +29,7 @@ def test_the_interval_equals_that_of_a_paired_t_test():
     interval = scipy.stats.ttest_rel(a, b).confidence_interval(0.9)
     assert (pair.low, pair.high) == pytest.approx((interval.low, interval.high)) and pair.model == 'a'
     (lower,) = differences.compare_models(models, higher_is_better=False)
-    assert lower.model == 'b' and lower.gain == pair.gain and not lower.is_shown
+    assert lower.model == 'b' and lower.gain == pair.gain and not lower.is_significant
 
 
 @pytest.mark.parametrize(('models', 'seeds'), [(2, 2), (4, 3)])
@@ -74,7 +74,7 @@ def test_the_bootstrap_draws_seeds_and_examples_independently():
 
 def test_the_expected_best_is_the_mean_over_all_draws():
     values = [3.0, 1.0, 2.0, 2.0]
-    for k, expected in enumerate(differences.expected_best(values), 1):
+    for k, expected in enumerate(differences.expected_maximum(values), 1):
         assert expected == pytest.approx(np.mean([max(draw) for draw in itertools.product(values, repeat=k)]))
 
 
@@ -90,7 +90,7 @@ def test_a_conclusion_names_the_best_model_and_each_other():
     models = {name: dict(enumerate(row)) for name, row in values.items()}
     line = differences.describe_differences(Measure('accuracy', models, higher_is_better=True))
     assert 'b is better than a' in line and '3 seeds' in line and 'between a' not in line
-    assert ('b is better than c' in line) == differences.compare_models(models, True)[2].is_shown
+    assert ('b is better than c' in line) == differences.compare_models(models, True)[2].is_significant
 
 
 def test_a_pair_with_one_common_seed_has_no_interval():

@@ -49,7 +49,7 @@ def test_the_table_has_mean_and_sample_deviation_over_seeds(values):
 def test_the_newest_evaluation_is_used_and_the_later_line_of_a_step():
     values = ((1, 10.0), (3, 30.0), (2, 20.0), (3, 31.0))
     lines = [MetricsRecord('eval/cb', step, {'f1': value}, {}) for step, value in values]
-    assert RecordedRun('r', '/r', lines).latest()['eval/cb'].numbers == {'f1': 31.0}
+    assert RecordedRun('r', '/r', lines).latest_evaluations()['eval/cb'].numbers == {'f1': 31.0}
 
 
 def test_differences_are_settings_other_than_folders():

@@ -52,7 +52,7 @@ def draw_all_pictures(text: ModelWithText) -> list[Picture]:
     return [picture for kind in kinds for picture in kind]
 
 
-def _in_stack(layers: Iterable[LayerArray], stack: str, sublayer: str = '') -> list[LayerArray]:
+def _select_stack_layers(layers: Iterable[LayerArray], stack: str, sublayer: str = '') -> list[LayerArray]:
     return [layer for layer in layers if layer.stack == stack and sublayer in layer.sublayer]
 
 
@@ -64,12 +64,12 @@ def _draw_remixer(text: ModelWithText, intermediates: Mapping[str, Any]) -> Iter
         layer for layer in learned.attention_maps(intermediates, text.params) if 'self_attention' in layer.sublayer
     ]
     for stack, ids, pieces in text.stacks:
-        layers = _in_stack(logits, stack)
+        layers = _select_stack_layers(logits, stack)
         if not layers:
             continue
         shown = drawing.select_evenly_spaced(layers, MAX_DRAWN_LAYERS)
-        means = {layer.layer: layer.array.mean(axis=0) for layer in _in_stack(attention, stack)}
-        before = {layer.layer: layer for layer in _in_stack(initial, stack)}
+        means = {layer.layer: layer.array.mean(axis=0) for layer in _select_stack_layers(attention, stack)}
+        before = {layer.layer: layer for layer in _select_stack_layers(initial, stack)}
         rows: dict[str, list[Panel]] = {}
         # Self-attention is drawn only if all shown layers have it.
         if all(layer.layer in means for layer in shown):
@@ -101,7 +101,7 @@ def _near_zero_note(layers: Sequence[LayerArray], lengths: Mapping[str, int]) ->
 def _draw_tim(text: ModelWithText, intermediates: Mapping[str, Any]) -> Iterator[Picture]:
     competition = learned.competition_weights(intermediates, text.params)
     for stack, _, pieces in text.stacks:
-        layers = _in_stack(competition, stack)
+        layers = _select_stack_layers(competition, stack)
         if not layers:
             continue
         bits = ', '.join(f'{layer.title}: {learned.entropy(layer.array).mean():.2f}' for layer in layers)
@@ -127,7 +127,7 @@ def draw_competition(layers: Sequence[LayerArray], pieces: Sequence[str]) -> Any
 def _draw_gmlp(text: ModelWithText) -> Iterator[Picture]:
     weights = learned.spatial_weights(text.params, text.lengths)
     for stack in (ENCODER, DECODER):
-        if layers := _in_stack(weights, stack):
+        if layers := _select_stack_layers(weights, stack):
             panels = [
                 Panel(layer.title, layer.array) for layer in drawing.select_evenly_spaced(layers, MAX_DRAWN_LAYERS)
             ]
@@ -141,9 +141,15 @@ def _draw_attention(text: ModelWithText, intermediates: Mapping[str, Any]) -> It
     inner = [layer for layer in maps if 'cross' not in layer.sublayer]
     read, written = text.inputs[1], text.targets[1]
     for name, title, layers, rows, columns in (
-        ('attention-encoder', 'Self-attention, encoder', _in_stack(inner, ENCODER), read, read),
-        ('attention-decoder', 'Self-attention, decoder', _in_stack(inner, DECODER, 'attention'), written, written),
-        ('attention-cross', 'Cross-attention', _in_stack(cross, DECODER), written, read),
+        ('attention-encoder', 'Self-attention, encoder', _select_stack_layers(inner, ENCODER), read, read),
+        (
+            'attention-decoder',
+            'Self-attention, decoder',
+            _select_stack_layers(inner, DECODER, 'attention'),
+            written,
+            written,
+        ),
+        ('attention-cross', 'Cross-attention', _select_stack_layers(cross, DECODER), written, read),
     ):
         if layers:
             panels = [

@@ -27,7 +27,7 @@ ENCODER, DECODER = 'encoder', 'decoder'
 # of 0.02.
 NEAR_ZERO = 0.1
 # With more features per token than this, Jacobian norms are estimated with random sign vectors.
-MOST_EXACT = 64
+MAX_EXACT_FEATURES = 64
 PROBES = 32
 # Number of rows per backward pass.
 BATCH_ROWS = 32
@@ -134,12 +134,14 @@ def spatial_weights(params: Mapping[str, Any], lengths: Mapping[str, int]) -> li
     layers = []
     for layer in collect_layer_arrays(params, params, 'mixing', 'weights', 'kernel'):
         length, causal = lengths[layer.stack], layer.stack == DECODER
-        matrix = layer.array[:length, :length] if layer.array.ndim == 2 else _toeplitz(layer.array, length, causal)
+        matrix = (
+            layer.array[:length, :length] if layer.array.ndim == 2 else _toeplitz_matrix(layer.array, length, causal)
+        )
         layers.append(dataclasses.replace(layer, array=np.tril(matrix) if causal else matrix))
     return layers
 
 
-def _toeplitz(values: np.ndarray, length: int, causal: bool) -> np.ndarray:
+def _toeplitz_matrix(values: np.ndarray, length: int, causal: bool) -> np.ndarray:
     """Expands weights w by distance to a matrix W[i, j] = w[j - i].
 
     `values` starts at the most negative distance; in a decoder, it ends at distance 0.
@@ -174,8 +176,8 @@ class JacobianNorms:
 
     Attributes:
         function: ([rows, inputs, embed], *others) -> [rows, outputs, features]; rows are independent.
-        seed: seed of the random sign vectors v. For more than MOST_EXACT features, the squared norm of the Jacobian J
-            is estimated as the mean squared norm of v^T J.
+        seed: seed of the random sign vectors v. For more than MAX_EXACT_FEATURES features, the squared norm of the
+            Jacobian J is estimated as the mean squared norm of v^T J.
     """
 
     def __init__(self, function: Callable[..., jax.Array], seed: int = 0):
@@ -189,7 +191,7 @@ class JacobianNorms:
         """
         _, outputs, features = jax.eval_shape(self._function, x[None], *others).shape
         squares = np.zeros((outputs, x.shape[0]), np.float64)
-        for positions, vectors in _batches(outputs, _projection_vectors(features, self._seed)):
+        for positions, vectors in _iterate_batches(outputs, _projection_vectors(features, self._seed)):
             cotangents = (positions[:, None] == np.arange(outputs))[:, :, None] * vectors[:, None]
             np.add.at(squares, positions, np.asarray(self._compiled_squares(x, others, cotangents), np.float64))
         return np.sqrt(squares).astype(np.float32)
@@ -203,13 +205,13 @@ class JacobianNorms:
 
 def _projection_vectors(features: int, seed: int) -> np.ndarray:
     """Returns vectors v for which the sum of |v^T J|^2 is the squared norm of a matrix J, exactly or in expectation."""
-    if features <= MOST_EXACT:
+    if features <= MAX_EXACT_FEATURES:
         return np.eye(features, dtype=np.float32)
     signs = np.random.default_rng(seed).choice((-1.0, 1.0), size=(PROBES, features))
     return (signs / np.sqrt(PROBES)).astype(np.float32)
 
 
-def _batches(outputs: int, directions: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _iterate_batches(outputs: int, directions: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yields all pairs of output position and direction in batches.
 
     Each batch is (positions [BATCH_ROWS], vectors [BATCH_ROWS, features]).
