@@ -19,7 +19,7 @@ import sys
 from collections.abc import Iterator
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-# Folders that paths and module names are relative to.
+# Folders to which a path or a module name may be relative.
 PATH_ROOTS = ('', 'configs/', 'docs/', 'docs/guide/', 'scripts/', 'scripts/studies/', 'remixer_t5x/', 'tests/')
 MODULE_ROOTS = ('', 'tasks/', 'scripts/studies/')
 # Files that every test depends on.
@@ -72,7 +72,7 @@ class DependencyGraph:
         self.tests = sorted(name for name in names if re.search(r'^tests/(.*/)?test_\w+\.py$', name))
 
     def module_files(self, dotted: str) -> Iterator[str]:
-        """Returns the files of a module and its parent packages; the module is the longest prefix of a dotted name."""
+        """Returns the files of the module that the longest prefix of a dotted name refers to, and of its packages."""
         parts = dotted.split('.')
         for root in MODULE_ROOTS:
             for end in range(len(parts), 0, -1):
@@ -174,7 +174,7 @@ class DependencyGraph:
 
 
 def select_tests(files: DependencyGraph, changed: set[str]) -> dict[str, str]:
-    """Returns a dict from tests to reasons to run them; all tests if the dependents of a changed file are unknown."""
+    """Maps each test to run to the reason; selects all tests if the dependents of a changed file are unknown."""
     general = sorted(changed & AFFECTS_ALL_TESTS)
     if general:
         return dict.fromkeys(files.tests, f'every test depends on {general[0]}')

@@ -52,7 +52,7 @@ def find_missing_module(path: pathlib.Path) -> str | None:
 
 
 def run_page(page: pathlib.Path, folder: pathlib.Path, python: str = sys.executable) -> subprocess.CompletedProcess:
-    """Runs all blocks of a page in one shell and captures the output. `python` is the command that starts Python."""
+    """Runs all blocks of a page in one shell and captures the output. `python` is the Python command to use."""
     programs = folder / '.bin'
     programs.mkdir(parents=True)
     # Wrapper scripts are used instead of symlinks, because Python would not find its virtual environment through a

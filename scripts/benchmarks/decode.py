@@ -4,10 +4,11 @@
     python scripts/benchmarks/decode.py --models remixer --size tiny --peer none
 
 Each call encodes a batch of random tokens and generates `--outputs` tokens for each sequence; no sequence ends early.
-Tokens/s counts one sequence per input, not all beams. Each model runs in a separate process, and the processes take
-turns, so that other load on the machine affects all models equally. The table shows the fastest and the median call,
-and the lowest CPU time, which depends less on other processes. Set OMP_WAIT_POLICY=passive to exclude busy waiting in
-PyTorch's threads. Hugging Face's model requires torch and transformers, and is skipped if they are not installed.
+The rate in tokens/s counts one output sequence per input, not all beams. Each model runs in a separate process, and the
+processes take turns, so that other load on the machine affects all models equally. The table shows the fastest and the
+median call, and the lowest CPU time, which depends less on other processes. Set OMP_WAIT_POLICY=passive to exclude the
+busy waiting of PyTorch's threads from the CPU time. Hugging Face's model requires torch and transformers, and is
+skipped if they are not installed.
 """
 
 import argparse
@@ -104,7 +105,7 @@ def main() -> None:
 
 
 def _serve_calls(pipe, name: str, args: argparse.Namespace) -> None:
-    """Decodes once for each received number of beams, and sends wall and CPU time."""
+    """Receives numbers of beams; decodes once for each, and sends back the wall time and the CPU time."""
     keep_buffers()
     pipe.recv()
     calls, facts = build_peer_calls(args) if name == PEER else build_our_calls(name, args)

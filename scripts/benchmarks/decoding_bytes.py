@@ -1,11 +1,11 @@
-"""Compares the memory traffic of a decoding step with the minimum, on a device that need not be present.
+"""Compares the memory traffic of a decoding step with a lower bound, for a device that need not be attached.
 
     python scripts/benchmarks/decoding_bytes.py --topology v5e:1x1 --rows 8 64
 
-Compiles greedy generation with the machine's compiler (`pip install 'remixer-t5x[forecast]'` for TPUs, `[forecast-gpu]`
-for GPUs) and analyzes the optimized program without running it. The minimum is to read each decoder parameter once in
-the dtype of the activations, and the unpadded caches once. The cross-attention keys and values are computed before the
-first step.
+Compiles greedy generation with the device's compiler (`pip install 'remixer-t5x[forecast]'` for TPUs, `[forecast-gpu]`
+for GPUs) and analyzes the optimized program without running it. The lower bound is the size of the decoder parameters
+in the dtype of the activations, plus the size of the unpadded caches. This bound excludes the key and value projections
+of the cross-attention, which run before the first step.
 """
 
 import argparse
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def report(model: Seq2Seq, hardware: Hardware, machine: roofline.Machine, rows: int, args: Any) -> None:
-    """Compiles generation for `rows` rows, and prints a decoding step's memory traffic, its minimum, and the time."""
+    """Compiles generation for `rows` rows; prints a decoding step's memory traffic, the lower bound, and the time."""
     (device,), compiler = hardware.compile_devices()
     sharding = SingleDeviceSharding(device)
     names = {'encoder_input_tokens': args.inputs, 'decoder_input_tokens': args.targets}
@@ -81,7 +81,7 @@ def report(model: Seq2Seq, hardware: Hardware, machine: roofline.Machine, rows: 
 
 
 def minimum_bytes(model: Seq2Seq, params: Any, inputs: Any, length: int) -> tuple[int, int]:
-    """Returns the size in bytes of the parameters that a step reads, and of the full caches."""
+    """Returns the sizes in bytes of the parameters that a decoding step reads, and of the full caches."""
 
     def allocate(params, inputs):
         return model._encode_for_generation(params, inputs, length).allocate(1)

@@ -35,7 +35,7 @@ TARGET_SPEED = 300_000
 def measure_speed(dataset: tf.data.Dataset, tokens: int) -> tuple[float, float]:
     """Returns tokens per second of CPU time and of wall time.
 
-    Elements are counted inside TensorFlow, which excludes Python's overhead per element.
+    Elements are counted inside TensorFlow, to exclude the overhead of a Python loop.
     """
 
     def count(number, _):
@@ -140,7 +140,7 @@ def report(name: str, speeds: tuple[float, float]) -> float:
 
 
 def print_conclusion(results: dict[str, float]) -> None:
-    """Prints the speed relative to the target, and the slowest stage."""
+    """Prints the ratio of the pipeline's speed to the target speed, and the slowest stage."""
     names = [name for name in results if name != 'tokenize' and not name.startswith('baseline')]
     speed = results[names[-1]]
     seconds = {

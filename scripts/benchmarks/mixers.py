@@ -3,10 +3,10 @@
     python scripts/benchmarks/mixers.py --lengths 128,512,1024,2048,4096,16384
 
 The input is one row of random float32 features; mixers are bidirectional as in an encoder, then causal as in a decoder.
-Memory is XLA's temporary memory, without parameters, inputs and gradients. Programs that need more than --memory_gb are
-not run, and the table shows "too large". The last table shows the time of a decoding step by number of previous tokens.
-As in configs/, HyperMixer has one head if bidirectional and twice as many heads as attention if causal, and the window
-mixer has as many hidden units as its window has tokens.
+The memory is XLA's temporary memory, which excludes parameters, inputs and gradients. Programs that need more than
+--memory_gb are not run, and the table shows "too large". The last table shows the time of a decoding step by number of
+previous tokens. As in configs/, HyperMixer has one head if bidirectional and twice as many heads as attention if
+causal, and the window mixer has as many hidden units as its window has tokens.
 """
 
 import argparse
@@ -73,7 +73,7 @@ def fastest_seconds(call: Callable[[], Any], rounds: int, clock: Callable[[], fl
 def measure_gradient(
     module: nn.Module, length: int, embed: int, causal: bool, rounds: int, limit: float
 ) -> tuple[float, float]:
-    """Returns the fastest gradient's time in seconds (infinity above the memory limit) and temporary memory in GiB."""
+    """Times the gradient; returns the fastest time in seconds (inf above the memory limit) and the memory in GiB."""
     ctx = make_context(length, causal)
     x = jax.random.normal(jax.random.key(0), (1, length, embed))
     variables = jax.jit(lambda key: nn.unbox(module.init(key, x, ctx)))(jax.random.key(1))

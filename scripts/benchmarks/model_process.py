@@ -30,7 +30,7 @@ class ModelProcess:
 
 
 def build_parser(description: str, models: str) -> argparse.ArgumentParser:
-    """Returns a parser of the flags that both benchmarks share."""
+    """Returns a parser for the flags that the decoding and training benchmarks share."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--models', default=models, help='files in configs/models, separated by commas')
     parser.add_argument('--size', default='small', choices=_SIZES)
@@ -44,7 +44,7 @@ def build_parser(description: str, models: str) -> argparse.ArgumentParser:
 
 
 def start_processes(serve: Callable[..., None], peer: str, args: argparse.Namespace) -> dict[str, ModelProcess]:
-    """Starts a process for each model, and for the peer if torch and transformers are installed."""
+    """Starts a process for each of our models, and for `peer` if torch and transformers are installed."""
     names = args.models.split(',')
     missing = [package for package in ('torch', 'transformers') if importlib.util.find_spec(package) is None]
     if args.peer != 'none' and missing:

@@ -79,7 +79,7 @@ def activation_rms(model: Model, params: train_state.Params, batch: Mapping[str,
 
 
 def width_slopes(name: str, widths: Sequence[int], base_width: int | None, rate: float, steps: int) -> dict[str, float]:
-    """Returns the slope of log RMS against log width for each layer and the logits after `steps` steps on a batch."""
+    """Returns the slope of log RMS against log width, for each layer and the logits, after `steps` training steps."""
     batch = next(batches(2))
     values = []
     for width in widths:

@@ -26,7 +26,7 @@ from remixer_t5x.extras.reports.pictures import learned
 
 
 def summarize_tokens(ids: np.ndarray, weights: np.ndarray, most: int) -> Iterator[tuple[int, int, float, float, float]]:
-    """Yields (id, count, minimum, mean, maximum) of the most frequent ids.
+    """Yields (id, count, minimum weight, mean weight, maximum weight) for the most frequent ids.
 
     Args:
         ids: [tokens] int32.
@@ -40,7 +40,7 @@ def summarize_tokens(ids: np.ndarray, weights: np.ndarray, most: int) -> Iterato
 
 
 def compute_weights(trained: TrainedModel, texts: list[str]) -> tuple[np.ndarray, np.ndarray, list[str]]:
-    """Returns ids of all texts [tokens], weights of the first mechanism [layers, tokens], and layer names."""
+    """Returns the ids of all texts [tokens], the first mechanism's weights [layers, tokens], and the layer names."""
     length = trained.lengths['inputs']
     encoder = TextCodec(trained.vocabulary, length)
     rows: list[np.ndarray] = [np.asarray(encoder.encode(text, 0)[0], np.int32)[:length] for text in texts]

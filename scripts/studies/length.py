@@ -3,10 +3,10 @@
     python scripts/studies/length.py --lengths 64,256,1024 --figure length.png
 
 Mixers and dimensions are those of scripts/benchmarks/mixers.py (width d = 256, hidden size d' = 512 as in appendix
-B.3), with batch size 1, in float32. The forward pass is timed; --backward also times gradients, as in that benchmark.
-FLOPs count matrix products and Fourier transforms (`costs/counts.py`), and are printed next to the values of appendix
-D's formulas. Results are appended to --out; running the same command again computes only missing results. --show only
-prints the results in --out.
+B.3), with batch size 1, in float32. The forward pass is timed; --backward also times the gradients, as in
+scripts/benchmarks/mixers.py. FLOPs count matrix products and Fourier transforms (`costs/counts.py`), and are printed
+next to the values of appendix D's formulas. Results are appended to --out; running the same command again computes only
+missing results. --show only prints the results in --out.
 """
 
 import argparse
@@ -31,17 +31,17 @@ CLOCKS = {'wall': time.perf_counter, 'cpu': time.process_time}
 
 
 def hyper_mixing_operations(length: int, embed: int, hidden: int) -> int:
-    """Computes the operations of HyperMixing, `d (4 N d' + 9 d') + N (2 d^2 + 2 d' d + 9 d)`, with tied weights."""
+    """Computes HyperMixing's operation count with tied weights, `d (4 N d' + 9 d') + N (2 d^2 + 2 d' d + 9 d)`."""
     return embed * (4 * length * hidden + 9 * hidden) + length * (2 * embed**2 + 2 * hidden * embed + 9 * embed)
 
 
 def attention_operations(length: int, embed: int, heads: int) -> int:
-    """Computes the operations of attention in appendix D.3, `6 h (d/h)^2 + h N^2 2 (d/h) + 3 N + 2 d N^2`."""
+    """Computes appendix D.3's operation count of attention, `6 h (d/h)^2 + h N^2 2 (d/h) + 3 N + 2 d N^2`."""
     return 6 * heads * (embed // heads) ** 2 + 2 * embed * length**2 + 3 * length + 2 * embed * length**2
 
 
 def attention_operations_per_token(length: int, embed: int, heads: int) -> int:
-    """Computes the operations of attention, corrected to project all N tokens, with a softmax per token and head."""
+    """Computes attention's operation count, where all N tokens are projected, with a softmax per token and head."""
     projections = 6 * heads * (embed // heads) ** 2 * length
     return projections + 4 * embed * length**2 + 3 * heads * length**2
 
@@ -79,7 +79,7 @@ def forward_flops(module: nn.Module, length: int, embed: int, causal: bool) -> f
 
 
 def forward_seconds(module: nn.Module, length: int, embed: int, causal: bool, args: argparse.Namespace) -> float | None:
-    """Returns the seconds of the fastest of --rounds forward passes, or None if XLA needs more than --memory_gb."""
+    """Times --rounds forward passes; returns the fastest time in seconds, or None if XLA needs over --memory_gb."""
     ctx = benchmark.make_context(length, causal)
     rng = np.random.default_rng(0)
 

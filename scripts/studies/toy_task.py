@@ -180,8 +180,8 @@ def plot_figure(errors: Errors, references: dict[str, float], file: str, note: s
             continue
         sizes = list(by_size)
         means = np.asarray([np.mean(by_size[size]) for size in sizes])
-        # The band is the range over seeds, because mean minus deviation can be negative, which a logarithmic axis
-        # cannot show.
+        # The band is the range over seeds. The mean minus the standard deviation can be negative, which a logarithmic
+        # axis cannot show.
         ranges = [means - [min(by_size[size]) for size in sizes], [max(by_size[size]) for size in sizes] - means]
         axes.errorbar(sizes, means, ranges, marker='o', markersize=4, capsize=3, color=colour, label=mixer)
     axes.axhline(
@@ -189,7 +189,7 @@ def plot_figure(errors: Errors, references: dict[str, float], file: str, note: s
     )
     axes.set_xscale('log')
     axes.set_yscale('log')
-    # Errors may span less than a power of ten, and an axis with ticks at powers of ten only would have no labels.
+    # If the errors span less than a power of ten, an axis with ticks only at powers of ten may have no labels.
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter(FormatStrFormatter('%g'))
     axes.yaxis.set_minor_formatter(NullFormatter())

@@ -31,7 +31,7 @@ DEPTH = {'HEAD_DIM': 16, 'NUM_ENCODER_LAYERS': 0, 'TIM_NUM_ENCODER_LAYERS': 0}
 
 
 def draw_digits(rng: np.random.Generator, count: int) -> np.ndarray:
-    """Returns digits at random positions, [count, HEIGHT, HALF], with strokes of the two highest grey levels."""
+    """Returns digits at random positions, [count, HEIGHT, HALF], drawn in one of the two highest grey levels."""
     images: np.ndarray = np.zeros((count, HEIGHT, HALF), np.int32)
     for image, digit in zip(images, rng.integers(0, 10, count), strict=True):
         height, width = rng.integers(3, 5), rng.integers(4, 6)

@@ -1,8 +1,8 @@
 """Caches the tokenized examples of a task in the format of `seqio_cache_tasks`.
 
-The pipeline consists of seqio's Apache Beam transforms. It writes the file COMPLETED last; readers ignore folders
-without this file. Unlike seqio's script, this module also caches unregistered tasks (workers receive the task itself),
-removes the files of a killed job first, and writes a note about the vocabulary to COMPLETED.
+The pipeline consists of seqio's Apache Beam transforms. The pipeline writes the file COMPLETED last; readers ignore
+folders without this file. Unlike seqio's script, this module also caches unregistered tasks (workers receive the task
+itself), removes the files of a killed job first, and writes a note about the vocabulary to COMPLETED.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def read_cached_splits(task: seqio.Task, directory: str) -> list[CachedSplit]:
 
 
 def write(task: seqio.Task, directory: str, note: str, shards: int = 64, beam_options: str | None = None) -> None:
-    """Caches every split of the task in `directory`, a local or gs:// path that all workers can write.
+    """Caches every split of the task in `directory`, a local or gs:// path to which all workers can write.
 
     Raises UserError if the task cannot be cached, if the folder contains other files, or if the pipeline fails.
 
@@ -172,7 +172,7 @@ def _create_pipeline(beam_options: str | None) -> Any:
 
 
 def _remove_incomplete_cache(path: str) -> None:
-    """Removes the folder of an incomplete cache. Raises UserError if it contains other files."""
+    """Removes the folder of an incomplete cache. Raises UserError if the folder contains other files."""
     if not tf.io.gfile.exists(path):
         return
     names = [name.rstrip('/') for name in tf.io.gfile.listdir(path)]

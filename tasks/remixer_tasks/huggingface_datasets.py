@@ -192,7 +192,7 @@ def _load_splits(builder: Any, streaming: bool) -> tuple[Mapping[str, Any], Mapp
 
 @dataclasses.dataclass(frozen=True)
 class _RowParser:
-    """Converts rows to texts with `document`, after replacing class labels by their names; messages contain `where`."""
+    """Converts rows to texts with `document`, after replacing class labels by names; error messages contain `where`."""
 
     where: str
     features: Mapping[str, Any] | None

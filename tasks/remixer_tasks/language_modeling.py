@@ -134,7 +134,7 @@ class Prefix:
 
 
 def segment_length(inputs_length: int, targets_length: int, prefix: Prefix) -> int:
-    """Returns the maximum segment length for which prefix and rest, each with EOS, always fit the feature lengths."""
+    """Returns the maximum segment length such that prefix and rest, each with EOS, always fit the feature lengths."""
     length = inputs_length
     # The longest prefix has all tokens except one; the rest is longest after the shortest prefix.
     while length > 1 and length - min_prefix_length(length, prefix) + 1 > targets_length:
@@ -198,7 +198,7 @@ class Masking:
     Attributes:
         rate: fraction of tokens that are predicted, above 0 and below 1.
         masked: fraction of predicted tokens that are replaced by the mask.
-        random: fraction of predicted tokens that are replaced by a random token; the rest is unchanged.
+        random: fraction of predicted tokens that are replaced by a random token; the others are unchanged.
         whole_words: whether to select all pieces of a word together.
     """
 

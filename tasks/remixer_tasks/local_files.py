@@ -52,7 +52,7 @@ def corpus(
         validation_files: files with held-out documents; None holds out `validation_fraction` of all documents by hash.
         format: one of `FORMATS`; None detects the format from the file extension.
         field: JSON field, column name or column number that contains the text.
-        txt_documents: what a document in a txt file is, one of `TXT_DOCUMENTS`.
+        txt_documents: the part of a txt file that forms a document, one of `TXT_DOCUMENTS`.
         longest: maximum number of characters of a line or document.
         strict: whether to raise UserError for a malformed or empty record instead of skipping and counting it.
     """
@@ -87,7 +87,7 @@ def expand_held_out_paths(
 
 
 def expand_paths(files: Files, macro: str, example: str = '*.txt') -> list[str]:
-    """Expands paths and globs to sorted distinct paths. Error messages use the setting `macro` and glob `example`."""
+    """Expands paths and globs to sorted distinct paths. Error messages contain `macro` (the setting) and `example`."""
     paths: set[str] = set()
     for pattern in [files] if isinstance(files, str) else files:
         paths.update(_match_files(pattern, macro, example))
@@ -128,9 +128,10 @@ class Layout:
     Attributes:
         format: one of FORMATS; None detects the format from each file's extension.
         field: JSON field or column name; for TSV without a header line, a 0-based column number.
-        txt_documents: what a document in a txt file is, one of TXT_DOCUMENTS. Blank lines delimit paragraphs, and a
-            passage consists of adjacent paragraphs.
-        longest: maximum number of characters of a line or document. Longer ones are malformed and not loaded.
+        txt_documents: the part of a txt file that forms a document, one of TXT_DOCUMENTS. Blank lines delimit
+            paragraphs, and a passage consists of adjacent paragraphs.
+        longest: maximum number of characters of a line or document. Longer lines and documents are malformed and not
+            loaded.
     """
 
     format: str | None = None
@@ -149,7 +150,7 @@ class Layout:
         ranges.check_value('LONGEST_DOCUMENT', self.longest, ranges.Count)
 
     def format_of(self, path: str) -> str:
-        """Returns the format of this file. Raises UserError if `format` is None and the extension is unknown."""
+        """Returns the format of the file `path`. Raises UserError if `format` is None and the extension is unknown."""
         return self.format or row_files.format_by_extension(path, _EXTENSIONS, 'TEXT_FORMAT')
 
 

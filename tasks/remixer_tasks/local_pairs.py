@@ -41,8 +41,8 @@ def corpus(
             'premise: {premise} hypothesis: {hypothesis}'. A column may contain a list of words. Columns of TSV and CSV
             without a header are numbered: '{0}' is the first column.
         targets: column or template of the targets, with the same syntax as `inputs`.
-        validation_files: files with held-out rows; None holds out `validation_fraction` of the rows. These are selected
-            by the hash of the columns of `inputs` and `targets`, independently of other text in the templates.
+        validation_files: files with held-out rows; None holds out `validation_fraction` of the rows. These rows are
+            selected by the hash of the columns of `inputs` and `targets`, independently of other text in the templates.
         format: one of `row_files.FORMATS`; None detects the format from the file extension.
         delimiter: delimiter of columns in TSV and CSV files; None uses a tab or a comma.
         encoding: text encoding of the files.
@@ -94,7 +94,7 @@ def _read_pairs(
                 pair = fill_pair(templates, row, layout.longest, further)
             except ValueError as error:
                 if isinstance(error, MissingColumn) and layout.format_of(path) != 'jsonl':
-                    # In this format, all rows have the same columns.
+                    # In all formats except JSON lines, all rows have the same columns.
                     break
                 malformed.record(path, number, str(error))
                 continue

@@ -98,7 +98,7 @@ def modify_noun(head: Phrase, preposition: str, place: Phrase) -> Phrase:
 
 
 def make_clause(template: str, verb: str, **roles: Phrase) -> Phrase:
-    """Builds a clause such as 'Emma gave the boy a cake'. Its logical form lists the roles in the order of ROLES."""
+    """Builds a clause such as 'Emma gave the boy a cake'. The logical form lists the roles in the order of ROLES."""
     past, participle = (*VERBS[verb], '')[:2]
     words = template.format(past=past, participle=participle, **{role: phrase.words for role, phrase in roles.items()})
     arguments = ' , '.join(f'{role} {roles[role].form}' for role in ROLES if role in roles)

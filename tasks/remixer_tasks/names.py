@@ -44,7 +44,7 @@ def _count_with_halved_rte(task: seqio.Task) -> float:
 
 
 def _mixture_maker(name: str, tasks: Sequence[str], rate: Any, unsupervised: Any = None) -> Maker:
-    """Returns a function that mixes `tasks` with rate `rate`, and C4 with rate `unsupervised` unless that is None."""
+    """Returns a function that mixes `tasks` with rate `rate`, and C4 with rate `unsupervised` unless it is None."""
 
     def make(vocabulary: seqio.Vocabulary, data_dir: str | None) -> seqio.Mixture:
         rates = [(catalogue.task(task, vocabulary, data_dir), rate) for task in tasks]
@@ -160,7 +160,7 @@ def mixture(
 
     Args:
         tasks: tasks, or names of tasks and mixtures; a mixture adds all of its tasks.
-        rates: maps task names to mixing rates, which replace the number of examples.
+        rates: maps task names to mixing rates, to be used instead of the numbers of examples.
         maximum: upper limit on the number of examples of each task.
         temperature: each number of examples is raised to the power 1 / temperature; values above 1 equalize rates.
     """
@@ -191,6 +191,6 @@ def mixture(
 
 
 def vocabulary_of(task: str | seqio.Task | seqio.Mixture) -> seqio.Vocabulary:
-    """Returns the target vocabulary of a task or mixture, which is an object or a name in seqio's registry."""
+    """Returns the target vocabulary of a task or mixture, given as an object or as a name in seqio's registry."""
     resolved = seqio.get_mixture_or_task(task) if isinstance(task, str) else task
     return resolved.output_features['targets'].vocabulary

@@ -91,7 +91,7 @@ class RowTexts:
                 yield self.template.fill(row)
             except UnusableRow as error:
                 if isinstance(error, MissingColumn):
-                    # In other formats, all rows have the same columns.
+                    # In all formats except JSON lines, all rows have the same columns.
                     data = f'{self.shown} line {number}' if self.layout.format == 'jsonl' else 'the data'
                     raise self.template.missing_column(row, data) from error
                 malformed.record(self.shown, number, str(error))

@@ -3,8 +3,8 @@
 Unless `name` is set, a task is named after its data and objective, as in `own_text_prefix_lm`.
 
 `shuffle_buffer_size` is the number of examples in the shuffle buffer. Documents are already in random order, so the
-buffer only separates the segments of one document. It is small, because TensorFlow saves its content (2 kB per
-example) with the position of the input pipeline.
+buffer only separates the segments of one document. The buffer is small, because TensorFlow saves the buffered examples
+(2 kB each) with the position of the input pipeline.
 
 No file is opened and no vocabulary is trained before the first dataset is created. Features are int32 token ids.
 """

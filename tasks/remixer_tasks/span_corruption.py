@@ -100,7 +100,7 @@ def segment_length(inputs_length: int, targets_length: int, noise: Noise) -> int
 
 
 def longest_segment(inputs_length: int, targets_length: float, noise: Noise, sentinels: float) -> int:
-    """Returns the maximum segment length whose inputs, targets and spans fit. Raises UserError if it is below 2."""
+    """Returns the maximum length of a segment whose inputs, targets and spans fit. Raises UserError if below 2."""
     if sentinels < 1:
         raise UserError('span corruption needs sentinels, but the vocabulary has none; set its extra_ids to 100')
 

@@ -68,7 +68,7 @@ class Template:
 
     @property
     def is_numbered(self) -> bool:
-        """Whether all columns are numbers. If so in all templates, TSV and CSV files have no line of column names."""
+        """Whether all columns are numbers. If this holds for all templates, TSV and CSV files have no header line."""
         return all(name.isdecimal() for name in self.columns)
 
     def fill(self, row: Mapping[str, Any]) -> str:

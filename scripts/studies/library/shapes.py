@@ -19,8 +19,8 @@ SHORTEST = NUM_SHAPES * int(WIDTHS.max()) + NUM_SHAPES - 1
 def make_rows(rng: np.random.Generator, count: int, length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns inputs, targets, and the best guess from each shape's height alone: float32 [count, length] each.
 
-    The guess assumes that the other shape has the mean of all heights. Its error is the lowest possible error of a
-    model without token mixing whose receptive field contains no other shape.
+    The guess assumes that the other shape of the same kind has the mean of all heights. The error of this guess is the
+    lowest possible error of a model without token mixing whose receptive field contains no other shape.
 
     Raises:
         ValueError: `length` is less than `SHORTEST`.
@@ -39,7 +39,7 @@ def make_rows(rng: np.random.Generator, count: int, length: int) -> tuple[np.nda
 
 
 def _draw_unit_shapes(rng: np.random.Generator, widths: np.ndarray, is_triangle: np.ndarray, length: int) -> np.ndarray:
-    """Returns one row per shape, with height 1 at a random position, [count, shapes, length]."""
+    """Draws shapes of height 1 at random positions; returns one row per shape, [count, shapes, length]."""
     room = length - widths.sum(axis=1) - (NUM_SHAPES - 1)
     # If each shape and the free token after it are shrunk to one token, any four distinct tokens are a valid placement.
     keys = rng.random((len(widths), length))

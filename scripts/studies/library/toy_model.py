@@ -2,9 +2,9 @@
 
     x -> conv -> relu -> conv -> relu -> y -> y + mixer(norm(y)) -> conv -> relu -> conv -> row of heights
 
-The convolutions have a kernel of five tokens and zero padding. `none` uses a fifth convolution instead of the mixer.
-The paper does not specify the width, or whether the mixer has a residual connection and a norm; we use a pre-norm layer
-(`models/architecture/layer.py`). Only MLP-Mixer has position-specific weights.
+The convolutions have a kernel of five tokens and zero padding. The variant `none` replaces the mixer by a fifth
+convolution. The paper does not specify the width, or whether the mixer has a residual connection and a norm; we use a
+pre-norm layer (`models/architecture/layer.py`). Only MLP-Mixer has position-specific weights.
 """
 
 import functools

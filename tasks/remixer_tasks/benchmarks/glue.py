@@ -2,7 +2,7 @@
 
 Also reads CoLA as published by its authors, AX with labels, and the CSV files of
 github.com/felipessalvatore/NLI_datasets. The feature `idx` is the row index. AX uses MNLI's prompt; T5 has no metric
-for AX. WNLI has two tasks: classification, and T5's task for models trained on WSC, which predict a noun.
+for AX. WNLI has two tasks: classification, and T5's task for models that were trained on WSC to predict a noun.
 """
 
 import functools

@@ -90,7 +90,7 @@ _SNLI = Dataset(
 
 
 def _anli_dataset(number: int) -> Dataset:
-    """Returns one round of ANLI, validated on `dev` or else on the authors' annotated ANLI_analysis file."""
+    """Returns an ANLI round's data set; its validation split is `dev`, or else the annotated ANLI_analysis file."""
     read = functools.partial(_read_pairs, raw_rows.read_jsonl, ('context', 'hypothesis', 'label'), names=_ANLI_TEXTS)
     annotated = functools.partial(
         _read_pairs, raw_rows.read_csv, ('context', 'statement', 'gold_label'), names=_ANLI_TEXTS

@@ -52,14 +52,14 @@ def has_leaderboard(task: str) -> bool:
 def _classification_file(
     name: str, names: Sequence[str], written: Sequence[Any] | None = None, format_lines: Any = None
 ) -> SubmissionFile:
-    """Returns the file of a classification task, which contains the label names or the values in `written`."""
+    """Returns a classification task's submission file, which contains the label names or the values in `written`."""
     texts = dict(zip(names, written or names, strict=True))
     lines = format_lines or (_format_tsv if name.endswith('.tsv') else _format_jsonl)
     return SubmissionFile(name, lambda row: texts.get(row['prediction']), texts[names[0]], lines)
 
 
 def _winograd_file(name: str, written: Sequence[Any]) -> SubmissionFile:
-    """Returns the file of a Winograd task; a label states whether the predicted noun matches the candidate."""
+    """Returns a Winograd task's submission file; a label states whether the predicted noun is the candidate."""
 
     def label(row: Row) -> Any:
         referent = prompts.matches_candidate(row['prediction'], example={'targets_pretokenized': row['target']})
@@ -94,7 +94,7 @@ def _format_tsv(pairs: Sequence[tuple[Row, Any]]) -> list[str]:
 
 
 def _format_multirc(pairs: Sequence[tuple[Row, Any]]) -> list[str]:
-    """Formats one line per paragraph, with its answers grouped by question."""
+    """Formats MultiRC's labels as one line per paragraph, in which answers are grouped by question."""
     parts = ('idx/paragraph', 'idx/question', 'idx/answer')
     paragraphs: dict[int, dict[int, list[dict[str, int]]]] = {}
     for row, label in sorted(pairs, key=lambda pair: [_get_index(pair[0], part) for part in parts]):
@@ -107,7 +107,7 @@ def _format_multirc(pairs: Sequence[tuple[Row, Any]]) -> list[str]:
 
 
 def _format_record(pairs: Sequence[tuple[Row, Any]]) -> list[str]:
-    """Formats one line per query, because labelled data repeats a query for each of its answers."""
+    """Formats ReCoRD's predictions as one line per query; labelled data repeats a query for each answer."""
     first: dict[int, str] = {}
     for row, label in pairs:
         first.setdefault(_get_index(row, 'idx/query'), label)

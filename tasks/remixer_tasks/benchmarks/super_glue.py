@@ -122,7 +122,7 @@ _SCATTERED = ('Kamenev and Zinoviev', 'Kamenev, Zinoviev, and Stalin')
 
 
 def _check_pronoun(example: Example, row: raw_rows.Row) -> None:
-    """Raises UserError for rows that T5 rejects, in which the pronoun is the first word or is not at its index."""
+    """Raises UserError for rows that T5 rejects: the pronoun is the first word, or is not at `span2_index`."""
     index, text, words = example['span2_index'], example['text'], example['text'].split(' ')
     if index == 0:
         raise row.error('span2_index must be above 0, got 0')

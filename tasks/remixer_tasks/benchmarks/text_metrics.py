@@ -120,8 +120,8 @@ def squad(targets: Sequence[Texts], predictions: Texts) -> Metrics:
 def squad_2(unanswerable: str) -> Metric:
     """Returns SQuAD 2.0's metric, which computes exact match (`em`) and word F1 (`f1`) over all questions.
 
-    Also computes them for questions with an answer (prefix `HasAns_`) and without an answer (prefix `NoAns_`). The
-    string `unanswerable` means that there is no answer.
+    Also computes `em` and `f1` for questions with an answer (prefix `HasAns_`) and without an answer (prefix `NoAns_`).
+    A target equal to `unanswerable` means that there is no answer.
     """
 
     def squad_with_unanswerable(targets: Sequence[Texts], predictions: Texts) -> Metrics:
@@ -163,7 +163,7 @@ def _em_and_f1(scores: np.ndarray) -> Metrics:
 
 
 def record(targets: Sequence[dict[str, Any]], predictions: Sequence[dict[str, Any]]) -> Metrics:
-    """Computes SQuAD's metrics over the first example of each query; ReCoRD repeats a query for each answer."""
+    """Computes SQuAD's metrics over ReCoRD's queries, each of which is repeated for every answer but counted once."""
     first: dict[Any, tuple[Texts, str]] = {}
     for target, prediction in zip(targets, predictions, strict=True):
         first.setdefault(target['group'], (target['value'], prediction['value']))
@@ -253,7 +253,8 @@ def regression_metrics(targets: Texts, predictions: Texts) -> Metrics:
 def entity_f1(targets: Texts, predictions: Texts) -> Metrics:
     """Computes the precision, recall and F1 of entities, and the tag accuracy, from strings with one tag per word.
 
-    As in seqeval's default mode, an entity begins at a tag B- or S-, after a tag O, E- or S-, or at a new type.
+    As in seqeval's default mode, an entity begins at a B- or S- tag, after an O, E- or S- tag, or when the type
+    changes.
     """
     correct, num_predicted, num_targets, tags = 0, 0, 0, []
     for pair in zip(targets, predictions, strict=True):
@@ -306,7 +307,7 @@ METRICS_BY_NAME: dict[str, Metric] = {
 
 
 def select_metrics(names: Texts | str) -> list[Metric]:
-    """Returns the metrics that a list or a comma-separated string names."""
+    """Returns the metric functions named in a list or a comma-separated string."""
     names = [name.strip() for name in names.split(',')] if isinstance(names, str) else list(names)
     if not names or not set(names) <= set(METRICS_BY_NAME):
         raise UserError(

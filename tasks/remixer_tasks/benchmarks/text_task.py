@@ -41,7 +41,7 @@ class Layout:
 
 @dataclasses.dataclass(frozen=True)
 class Download:
-    """A public file and its SHA-256; it is saved, or extracted if `unzip`, to `folder` in the data folder."""
+    """A public file and its SHA-256; the file is saved to (or if `unzip`, extracted to) `folder` in the data folder."""
 
     url: str
     sha256: str
@@ -70,7 +70,7 @@ class Dataset:
 
 
 def texts(*names: str, **others: str) -> dict[str, str]:
-    """Returns a features dict that maps each of `names` to TEXT and contains the items of `others`."""
+    """Returns a dict of features, in which each of `names` maps to TEXT, and `others` are included as they are."""
     return {**dict.fromkeys(names, TEXT), **others}
 
 

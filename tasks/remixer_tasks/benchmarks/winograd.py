@@ -1,8 +1,8 @@
 """Winograd schemas in T5's format: the pronoun is marked with asterisks, and the target is its referent.
 
-WSC models are trained on SuperGLUE's true pairs and on DPR (Rahman and Ng 2012). The evaluation checks whether they
-predict the candidate noun of a pair. In GLUE's WNLI, the marked pronoun is the one whose neighbouring words in the
-premise best match the hypothesis, and the candidate is the text between these words in the hypothesis.
+WSC models are trained on SuperGLUE's true pairs and on DPR (Rahman and Ng 2012). The evaluation checks whether these
+models predict the candidate noun of a pair. In GLUE's WNLI, the marked pronoun is the one whose neighbouring words in
+the premise best match the hypothesis, and the candidate is the text between these words in the hypothesis.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _format_true_pairs(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def _mark_pronoun(example: Example) -> tf.Tensor:
-    """Marks the pronoun with asterisks. Like T5, inserts X for it first, then replaces every X."""
+    """Marks the pronoun with asterisks. Like T5, first replaces the pronoun by X, then every X."""
     text, index = example['text'], example['span2_index']
     words = tf.strings.split(text, sep=' ')
     before, after = (tf.strings.reduce_join(part, separator=' ') for part in (words[:index], words[index + 1 :]))

@@ -69,7 +69,7 @@ class Documents:
 
     Args:
         paths: files written by `write`.
-        rows: indices of the documents to include, into the concatenation of all files; None includes all.
+        rows: indices of the documents to include, counted across all files; None includes all.
         repair: advice to print in the error message if a file is damaged.
     """
 
@@ -107,7 +107,7 @@ class Documents:
         return documents
 
     def dataset(self, seed: int | None, shard: seqio.ShardInfo | None = None, repeat: bool = False) -> tf.data.Dataset:
-        """Returns a dataset of the documents of a shard, as scalar strings.
+        """Returns a dataset of a shard's documents as scalar strings.
 
         A position counts documents across all shards and epochs. The epoch `position // len` and the seed determine a
         permutation, and `position % len` is an index in this permutation. All shards together therefore contain every

@@ -115,8 +115,8 @@ class StreamedSource(seqio.DataSource):
 
         def read_next(position: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, tuple[tf.Tensor, tf.Tensor]]:
             kinds = [tf.string, tf.string, tf.bool]
-            # The operation is stateless, because the next document depends only on `position`. tf.data can therefore
-            # save its state.
+            # The operation is declared stateless, because the next document depends only on `position`. tf.data can
+            # save only such operations.
             after, text, is_end = tf.numpy_function(reader.after, [position], kinds, stateful=False)
             for tensor in (after, text, is_end):
                 tensor.set_shape([])
@@ -127,7 +127,7 @@ class StreamedSource(seqio.DataSource):
 
 
 class TfdsSource(seqio.TfdsDataSource):
-    """TFDS data source of seqio that never prepares a data set, and raises UserError if data cannot be read."""
+    """seqio's TFDS data source, changed to never prepare a data set, and to raise UserError for unreadable data."""
 
     def __init__(self, name: str, data_dir: str | None, splits: Mapping[str, str], order: int = 0):
         """`order` is added to every seed, so that two sources of the same corpus are shuffled differently."""
@@ -166,7 +166,7 @@ class TfdsSource(seqio.TfdsDataSource):
 
 
 class _SequentialLoader(seqio.LazyTfdsLoader):
-    """TFDS loader of seqio that reads in one thread without a memory cache, so that tf.data can save its position."""
+    """seqio's TFDS loader without parallel reads and memory cache, so that tf.data can save its position."""
 
     @property
     def read_config(self) -> tfds.ReadConfig:
@@ -178,7 +178,7 @@ class _SequentialLoader(seqio.LazyTfdsLoader):
 class LabelledSource(seqio.DataSource):
     """seqio data source of a labelled `Dataset`; files are opened when they are first needed.
 
-    Call `count` for its number of examples. `task_batches` sets `repeats` so that a shuffled dataset repeats forever.
+    Call `count` for the number of examples. `task_batches` sets `repeats` so that a shuffled dataset repeats forever.
     """
 
     repeats = False

@@ -31,10 +31,10 @@ class Shards(Protocol):
 
     @property
     def files(self) -> Sequence[str]:
-        """Paths or URLs of the data, which reveal changed data when a run is resumed."""
+        """Paths or URLs of the data, by which a resumed run detects that the data has changed."""
 
     def read(self, shard: int, state: Any) -> Iterator[tuple[str, Any]]:
-        """Yields (document, JSON state) pairs of a shard, starting after `state`, or at the start if it is None."""
+        """Yields (document, JSON state) pairs of a shard, after `state`, or from the start if `state` is None."""
 
 
 class StreamedCorpus:
@@ -71,7 +71,7 @@ class StreamedCorpus:
         )
 
     def shards(self, split: str) -> Shards:
-        """Returns the shards of a split, or those of 'train' if 'validation' is held out of the training documents."""
+        """Returns the shards of a split, or those of 'train' if validation documents are held out from 'train'."""
         opened = TRAIN if self._fraction is not None else split
         if opened not in self._opened:
             self._opened[opened] = self._open_split(opened)

@@ -1,4 +1,4 @@
-"""Defines text corpora with a held-out split, which tasks and vocabulary training read.
+"""Defines text corpora with a held-out split, for tasks and for training vocabularies.
 
 `ParsedCorpus` parses its documents once and caches them as Arrow files, which need as much disk space as the text.
 Errors are therefore reported before training starts, the order of documents does not depend on the number of hosts,

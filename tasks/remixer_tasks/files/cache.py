@@ -167,7 +167,7 @@ class Notice:
             self._print(f'{self._what}: {progress()} ...', last=False)
 
     def step(self, number: int, total: int, things: str) -> None:
-        """Reports progress as in 'parsed 3 of 7 parts', in a log only every 10%. Prints nothing if `total` is 1."""
+        """Reports progress, such as 'parsed 3 of 7 parts' (in a log, every 10%). Prints nothing if `total` is 1."""
         tenths = 10 * number // total
         if total > 1 and (self._terminal or tenths > self._tenths):
             self._tenths = tenths

@@ -28,12 +28,12 @@ EXTENSIONS = {'json': 'jsonl', 'ndjson': 'jsonl', **{name: name for name in FORM
 Row = dict[str, Any]
 # Iterator over (number, row) pairs, where `number` is the 1-based line or row number.
 Rows = Iterator[tuple[int, Row]]
-# Default maximum number of characters of a line or document: more than a book has, but few enough for memory.
+# Default maximum number of characters of a line or document: longer than a book, but small enough for memory.
 MAX_CHARACTERS = 50_000_000
 _CHUNK = 1 << 20
-# Characters to which Python's 'surrogateescape' decodes invalid UTF-8 (PEP 383).
+# Characters that Python's error handler 'surrogateescape' substitutes for invalid UTF-8 (PEP 383).
 _NOT_UTF_8 = re.compile('[\udc80-\udcff]')
-# Maximum number of records to locate in `summary`.
+# Maximum number of records whose locations are listed in `summary`.
 _MAX_SHOWN = 3
 
 
@@ -54,7 +54,7 @@ class BadRecords:
         self.count = self._empty_count = 0
 
     def record(self, path: str, line: int, reason: str) -> None:
-        """Records an unreadable line or row, counted from 1. Raises UserError if strict."""
+        """Records an unreadable line or row; `line` is its 1-based number. Raises UserError if strict."""
         problem = f'{path}:{line}: {reason}'
         if self._strict:
             raise UserError(f'{problem}; {self._line_advice}')
@@ -87,7 +87,7 @@ class BadRecords:
 
 @contextlib.contextmanager
 def open_bytes(path: str, advice: str) -> Iterator[Any]:
-    """Opens a file to read bytes, and decompresses it if it ends in .gz. Read errors raise UserError with `advice`."""
+    """Opens a file for reading bytes; decompresses a file named *.gz. Read errors raise UserError with `advice`."""
     try:
         with io.BufferedReader(_RemoteFile(path), _CHUNK) if '://' in path else untrusted_files.open_file(path) as file:
             if path.lower().endswith('.gz'):
@@ -102,7 +102,7 @@ def open_bytes(path: str, advice: str) -> Iterator[Any]:
 
 
 class _RemoteFile(io.RawIOBase):
-    """A file in a bucket, to be wrapped in `io.BufferedReader`: TensorFlow's file objects lack `readline(size)`."""
+    """A file in a bucket, for `io.BufferedReader`, because TensorFlow's file objects lack `readline(size)`."""
 
     def __init__(self, path: str):
         self._file = tf.io.gfile.GFile(path, 'rb')
@@ -158,7 +158,7 @@ class RowLayout:
         longest: maximum number of characters of a line; longer lines are malformed and never loaded completely.
         delimiter: column delimiter of TSV and CSV; None uses a tab for TSV and a comma for CSV.
         encoding: text encoding of JSON lines, TSV and CSV files.
-        numbered: whether TSV and CSV files lack a line of column names; their columns are then named 0, 1, 2, ...
+        numbered: whether TSV and CSV files have no header line; their columns are then named 0, 1, 2, ...
     """
 
     format: str | None = None
@@ -183,7 +183,7 @@ class RowLayout:
             ) from error
 
     def format_of(self, path: str) -> str:
-        """Returns the format of this file. Raises UserError if `format` is None and the extension is unknown."""
+        """Returns the format of the file `path`. Raises UserError if `format` is None and the extension is unknown."""
         return self.format or format_by_extension(path, EXTENSIONS, 'PAIRS_FORMAT')
 
 
@@ -244,7 +244,7 @@ def _csv_rows(path: str, layout: RowLayout, malformed: BadRecords) -> Rows:
 
 
 def _csv_cells(path: str, layout: RowLayout, malformed: BadRecords) -> Iterator[tuple[int, list[str]]]:
-    # Numbers of the first and last line of the current row, and number of malformed lines up to its first line.
+    # The current row's first and last line number, and the number of malformed lines before this row.
     first = last = skipped = 0
 
     def read_lines() -> Iterator[str]:
@@ -310,7 +310,7 @@ def _name_columns(path: str, cells: Iterator[tuple[int, list[str]]], layout: Row
 def parquet_rows(
     path: str, setting: str, choose: Callable[[list[str]], Sequence[str] | None] = lambda names: None
 ) -> Rows:
-    """Yields the rows of a Parquet file; `choose` selects from its column names (None: all columns)."""
+    """Yields the rows of a Parquet file; `choose` maps the column names to those to read (None reads all columns)."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

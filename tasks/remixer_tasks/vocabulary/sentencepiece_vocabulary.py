@@ -36,7 +36,7 @@ SAMPLE_CHARACTERS = 20_000_000
 LINE_CHARACTERS = 1000
 # Fraction of the text's characters that the vocabulary covers; other characters are encoded as the unknown id.
 CHARACTER_COVERAGE = 0.9995
-# Number of training threads. It is fixed, because the sums in the EM steps depend on it.
+# Number of training threads, which is fixed because it affects the sums in the EM steps.
 THREADS = 4
 # Every trained vocabulary contains these characters, because labels of tasks use them ('not_entailment').
 REQUIRED = string.digits + string.ascii_letters + string.punctuation
