@@ -88,7 +88,7 @@ class DependencyGraph:
         yield from (root + word for root in PATH_ROOTS if root + word in self.names)
 
     @functools.cache  # noqa: B019 (there is one object, which lives as long as the process)
-    def depends_on(self, name: str) -> set[str]:
+    def find_dependencies(self, name: str) -> set[str]:
         """Returns the files that the file `name` imports or mentions."""
         path = ROOT / name
         if not path.is_file() or path.suffix not in ('.py', '.gin', '.md', '.ipynb', '.sh', '.sbatch', '.toml'):
@@ -99,7 +99,7 @@ class DependencyGraph:
         if path.suffix != '.md':
             text = re.sub(r'^\s*#[^!].*', '', text, flags=re.MULTILINE)
         if path.suffix != '.py':
-            return {*self._statement_files(text), *self._mentioned_files(text)} - {name}
+            return {*self._files_in_import_lines(text), *self._mentioned_files(text)} - {name}
         tree = ast.parse(text)
         if name.startswith(('remixer_t5x/', 'tasks/')):
             # Only strings that consist of a path are dependencies, because messages also name files as examples.
@@ -129,7 +129,7 @@ class DependencyGraph:
                 for alias in node.names:
                     yield from self.module_files(f'{node.module}.{alias.name}')
 
-    def _statement_files(self, text: str) -> Iterator[str]:
+    def _files_in_import_lines(self, text: str) -> Iterator[str]:
         for module, name in re.findall(r'^\s*from ([\w.]+) import (\w+)', text, re.MULTILINE):
             yield from self.module_files(f'{module}.{name}')
 
@@ -166,7 +166,7 @@ class DependencyGraph:
             for chain in chains:
                 if chain[-1] in changed:
                     return chain
-                for name in sorted(self.depends_on(chain[-1]) - seen):
+                for name in sorted(self.find_dependencies(chain[-1]) - seen):
                     seen.add(name)
                     reached.append([*chain, name])
             chains = reached

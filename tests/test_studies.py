@@ -146,7 +146,7 @@ def test_weights_belong_to_the_pixel_that_the_decoder_has_read(studies):
     images = module.make_images(np.random.default_rng(1), 2, shuffled=False)
     changed = images.copy()
     changed[0, -1, -1] = (changed[0, -1, -1] + 3) % module.LEVELS
-    (before,), (after,) = (module.compute_weights(model, params, batch) for batch in (images, changed))
+    (before,), (after,) = (module.compute_competition_weights(model, params, batch) for batch in (images, changed))
     assert before.shape == images.shape and np.all((before > 0) & (before < 1)) and 1 < loss < 4
     differs = np.abs(before - after) > 1e-6
     assert differs[0, -1, -1] and differs.sum() == 1

@@ -152,7 +152,7 @@ def list_tasks(args: argparse.Namespace) -> None:
     """Prints a table of the tasks, with the splits of each task and the path of its data if downloaded."""
     with arguments.hide_library_output(args):
         from remixer_tasks import catalogue
-    tasks = catalogue.read_statuses(args.data_dir)
+    tasks = catalogue.read_task_statuses(args.data_dir)
     table = console.build_table('task', 'available', 'missing', 'location', wraps=True)
     for task in tasks:
         available = [split for split in task.splits if split.origin]

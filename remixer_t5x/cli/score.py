@@ -62,7 +62,7 @@ def _read_pairs(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
     for number, row in row_files.read(path, row_files.RowLayout(numbered=numbered), BadRecords(strict=True)):
         for template in templates:
             if not set(template.columns) <= row.keys():
-                raise template.missing_column(list(row))
+                raise template.missing_column_error(list(row))
         try:
             yield templates[0].fill(row), templates[1].fill(row)
         except ValueError as error:

@@ -41,10 +41,10 @@ def main() -> None:
     hardware.require_chip_compiler()
     model: Any = remixer_t5x.build_model(f'models/{args.model}.gin', f'sizes/{args.size}.gin', DTYPE='bfloat16')
     for rows in args.rows:
-        report(model, hardware, roofline.find_machine(topology.chip), rows, args)
+        print_memory_traffic(model, hardware, roofline.find_machine(topology.chip), rows, args)
 
 
-def report(model: Seq2Seq, hardware: Hardware, machine: roofline.Machine, rows: int, args: Any) -> None:
+def print_memory_traffic(model: Seq2Seq, hardware: Hardware, machine: roofline.Machine, rows: int, args: Any) -> None:
     """Compiles generation for `rows` rows; prints a decoding step's memory traffic, the lower bound, and the time."""
     (device,), compiler = hardware.compile_devices()
     sharding = SingleDeviceSharding(device)

@@ -56,7 +56,7 @@ def pipeline_stages(documents: tf.data.Dataset, vocabulary: seqio.Vocabulary) ->
     tokens = documents.map(lambda example: example['targets'])
     return {
         'read tokenized documents': documents,
-        'join and split': language_modeling.join_and_split(tokens, 568),
+        'join and split': language_modeling.join_and_split_documents(tokens, 568),
         'corrupt spans': corrupted,
         'trim, pad, shift (seqio)': converter(corrupted, task_feature_lengths=LENGTHS),
         'shuffle and batch': converter(corrupted, task_feature_lengths=LENGTHS).shuffle(1000).batch(BATCH_SIZE),
@@ -75,7 +75,7 @@ def baseline_pipelines(documents: tf.data.Dataset) -> dict[str, tf.data.Dataset]
     }
 
 
-def run_batches(
+def print_batch_speeds(
     corpus: ParsedCorpus, vocabulary: seqio.Vocabulary, counts: list[int], needed: int, tokens: int
 ) -> None:
     """Prints how fast a training run produces batches with each number of streams, measured over `tokens` tokens."""
@@ -115,7 +115,7 @@ def main() -> None:
     vocabulary = vocabularies.sentencepiece(args.model) if args.model else vocabularies.trained(corpus, 4096)
     vocabulary.sp_model  # noqa: B018 (loads the model)
     if args.streams:
-        return run_batches(corpus, vocabulary, args.streams, args.device_tokens, args.tokens)
+        return print_batch_speeds(corpus, vocabulary, args.streams, args.device_tokens, args.tokens)
 
     text = corpus.source().get_dataset('train', shuffle=False)
     tokenized = text.map(lambda example: {'targets': vocabulary.encode_tf(example['text'])})
@@ -129,12 +129,12 @@ def main() -> None:
     print(f'{"":<50}{"tokens/s per core":>18}{"tokens/s wall":>15}{"us/example":>12}')
     results = {}
     for name, dataset in {**pipeline_stages(documents, vocabulary), **baseline_pipelines(documents)}.items():
-        results[name] = report(name, measure_speed(dataset, once * repeats))
-    results['tokenize'] = report('tokenize (SentencePiece), before all this', measure_speed(tokenized, once))
+        results[name] = print_stage_speed(name, measure_speed(dataset, once * repeats))
+    results['tokenize'] = print_stage_speed('tokenize (SentencePiece), before all this', measure_speed(tokenized, once))
     print_conclusion(results)
 
 
-def report(name: str, speeds: tuple[float, float]) -> float:
+def print_stage_speed(name: str, speeds: tuple[float, float]) -> float:
     print(f'{name:<50}{speeds[0]:>18,.0f}{speeds[1]:>15,.0f}{568e6 / speeds[0]:>12,.0f}', flush=True)
     return speeds[0]
 

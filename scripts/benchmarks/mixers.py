@@ -113,7 +113,7 @@ def decode_seconds(module: nn.Module, length: int, embed: int, rounds: int) -> f
 Results = dict[str, dict[int, tuple[float, float]]]
 
 
-def run_side(side: str, lengths: list[int], args: argparse.Namespace) -> Results:
+def measure_mixers(side: str, lengths: list[int], args: argparse.Namespace) -> Results:
     print(f'\n{side}: milliseconds (times attention) and megabytes of temporary memory')
     print(f'{"":18s}' + ''.join(f'{length:>26,}' for length in lengths))
     results: Results = {}
@@ -132,7 +132,7 @@ def run_side(side: str, lengths: list[int], args: argparse.Namespace) -> Results
     return results
 
 
-def print_growth(side: str, results: Results, lengths: list[int]) -> None:
+def print_time_growth(side: str, results: Results, lengths: list[int]) -> None:
     """Prints how much the time grows from the second-largest to the largest length, and the length from which each
     mixer is faster than attention.
     """
@@ -145,7 +145,7 @@ def print_growth(side: str, results: Results, lengths: list[int]) -> None:
         print(f'  {name:18s} {growth:6.2f}   {f"{since:,}" if since else "no length here"}')
 
 
-def run_decoding(lengths: list[int], args: argparse.Namespace) -> None:
+def print_decoding_times(lengths: list[int], args: argparse.Namespace) -> None:
     print('\none decoding step, microseconds, by tokens in the cache')
     print(f'{"":18s}' + ''.join(f'{length:>10,}' for length in lengths))
     for name in build_mixers(args.embed, args.hidden, args.heads, lengths[0], args.window)['causal']:
@@ -171,12 +171,12 @@ def main() -> None:
     print(f'{device}; {shape}; best of {args.rounds}')
     parts = args.parts.split(',')
     if 'training' in parts:
-        by_side = {side: run_side(side, lengths, args) for side in ('bidirectional', 'causal')}
+        by_side = {side: measure_mixers(side, lengths, args) for side in ('bidirectional', 'causal')}
         print()
         for side, results in by_side.items():
-            print_growth(side, results, lengths)
+            print_time_growth(side, results, lengths)
     if 'decoding' in parts:
-        run_decoding([n for n in lengths if n > DECODING_STEPS], args)
+        print_decoding_times([n for n in lengths if n > DECODING_STEPS], args)
 
 
 if __name__ == '__main__':

@@ -25,7 +25,7 @@ MODELS = ('t5_1_1', 'remixer', 'mixer_enc_dec', 'hyper_mixer', 'gmlp', 'tim', 'f
 VOCAB_SIZE, INPUTS, TARGETS = 64, 16, 8
 
 
-def build_scaled(name: str, width: int, base_width: int | None, layers: int = 1) -> Model:
+def build_scaled_model(name: str, width: int, base_width: int | None, layers: int = 1) -> Model:
     """Builds a model whose hidden widths and number of heads are proportional to `width`."""
     macros: dict[str, int | None] = {'EMBED_DIM': width, 'TIM_EMBED_DIM': width, 'REMIXER_DIM': width, 'HEAD_DIM': 32}
     macros |= dict.fromkeys(('MLP_DIM', 'TIM_MLP_DIM', 'WIDER_MLP_DIM', 'HYPER_MIXER_MLP_DIM'), 2 * width)
@@ -78,12 +78,14 @@ def activation_rms(model: Model, params: train_state.Params, batch: Mapping[str,
     }
 
 
-def width_slopes(name: str, widths: Sequence[int], base_width: int | None, rate: float, steps: int) -> dict[str, float]:
+def rms_slopes_by_width(
+    name: str, widths: Sequence[int], base_width: int | None, rate: float, steps: int
+) -> dict[str, float]:
     """Returns the slope of log RMS against log width, for each layer and the logits, after `steps` training steps."""
     batch = next(batches(2))
     values = []
     for width in widths:
-        model = build_scaled(name, width, base_width)
+        model = build_scaled_model(name, width, base_width)
         params, _ = train(model, width, base_width, rate, [batch] * steps)
         values.append(activation_rms(model, params, batch))
     return {key: float(np.polyfit(np.log(widths), np.log([value[key] for value in values]), 1)[0]) for key in values[0]}
@@ -101,12 +103,12 @@ def main() -> None:
     for name in args.models.split(','):
         for label, base_width in (('muP', widths[0]), ('standard', None)):
             if not args.rates:
-                fitted = width_slopes(name, widths, base_width, args.rate, args.steps or 10)
+                fitted = rms_slopes_by_width(name, widths, base_width, args.rate, args.steps or 10)
                 print(f'{name:20s} {label:9s}', '  '.join(f'{key} {slope:+.3f}' for key, slope in fitted.items()))
                 continue
             data = [batch for batch, _ in zip(batches(32), range(args.steps or 200), strict=False)]
             for width in widths:
-                model = build_scaled(name, width, base_width)
+                model = build_scaled_model(name, width, base_width)
                 losses = {
                     power: float(np.mean(train(model, width, base_width, 2.0**power, data)[1][-20:]))
                     for power in range(-11, -3)

@@ -39,7 +39,7 @@ def summarize_tokens(ids: np.ndarray, weights: np.ndarray, most: int) -> Iterato
         yield int(values[index]), int(counts[index]), of_token.min(), of_token.mean(), of_token.max()
 
 
-def compute_weights(trained: TrainedModel, texts: list[str]) -> tuple[np.ndarray, np.ndarray, list[str]]:
+def compute_competition_weights(trained: TrainedModel, texts: list[str]) -> tuple[np.ndarray, np.ndarray, list[str]]:
     """Returns the ids of all texts [tokens], the first mechanism's weights [layers, tokens], and the layer names."""
     length = trained.lengths['inputs']
     encoder = TextCodec(trained.vocabulary, length)
@@ -73,7 +73,7 @@ def main() -> None:
     args = parser.parse_args()
     trained = remixer_t5x.load(args.run)
     texts = [line for line in pathlib.Path(args.text).read_text(encoding='utf-8').splitlines() if line.strip()]
-    ids, weights, layers = compute_weights(trained, texts[: args.lines])
+    ids, weights, layers = compute_competition_weights(trained, texts[: args.lines])
     print(f'{len(ids):,} tokens, {len(layers)} TIM layers; weight of mechanism 1')
     print('| token | occurrences | minimum | mean | maximum |\n|---|---|---|---|---|')
     for token, count, low, mean, high in summarize_tokens(ids, weights, args.tokens):

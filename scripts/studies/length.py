@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
-from library.records import Records, sorted_integers
+from library.records import ResultsFile, sorted_integers
 
 from remixer_t5x.costs import counts
 from remixer_t5x.extras.reports.pictures import drawing
@@ -46,7 +46,7 @@ def attention_operations_per_token(length: int, embed: int, heads: int) -> int:
     return projections + 4 * embed * length**2 + 3 * heads * length**2
 
 
-def count_by_formula(length: int, args: argparse.Namespace) -> dict[str, int]:
+def count_operations_by_formula(length: int, args: argparse.Namespace) -> dict[str, int]:
     """Returns the number of operations of each mixer according to the formulas in HyperMixer's appendix D."""
     return {
         'appendix D: HyperMixing': hyper_mixing_operations(length, args.embed, args.hidden),
@@ -95,7 +95,7 @@ def forward_seconds(module: nn.Module, length: int, embed: int, causal: bool, ar
     return benchmark.fastest_seconds(lambda: run(variables, x), args.rounds, CLOCKS[args.clock])
 
 
-def run_cell(side: str, name: str, length: int, args: argparse.Namespace) -> dict[str, float | None]:
+def measure_cell(side: str, name: str, length: int, args: argparse.Namespace) -> dict[str, float | None]:
     module, causal = build_mixer(side, name, length, args), side == 'causal'
     result: dict[str, float | None] = {'flops': forward_flops(module, length, args.embed, causal)}
     result['forward'] = forward_seconds(module, length, args.embed, causal, args)
@@ -105,7 +105,7 @@ def run_cell(side: str, name: str, length: int, args: argparse.Namespace) -> dic
     return result
 
 
-def build_cell(side: str, name: str, length: int, args: argparse.Namespace) -> dict[str, Any]:
+def cell_settings(side: str, name: str, length: int, args: argparse.Namespace) -> dict[str, Any]:
     shared = ('embed', 'hidden', 'heads', 'window', 'rounds', 'memory_gb', 'backward', 'clock')
     device = f'{jax.devices()[0].device_kind} x {jax.device_count()}'
     settings = {option: getattr(args, option) for option in shared}
@@ -115,23 +115,23 @@ def build_cell(side: str, name: str, length: int, args: argparse.Namespace) -> d
 Results = dict[str, dict[int, dict[str, float | None]]]
 
 
-def measure_missing_lengths(records: Records, args: argparse.Namespace) -> None:
+def measure_missing_lengths(records: ResultsFile, args: argparse.Namespace) -> None:
     """Runs the missing cells in order of length, so that compared mixers run at about the same time."""
     cells = [(side, name, n) for n in args.lengths for side in args.sides for name in mixer_names(side, args)]
-    missing = [cell for cell in cells if records.find_result(build_cell(*cell, args)) is None]
+    missing = [cell for cell in cells if records.find_result(cell_settings(*cell, args)) is None]
     print(f'{len(cells)} cells, {len(cells) - len(missing)} already done', flush=True)
     for number, cell in enumerate(missing, 1):
-        result = run_cell(*cell, args)
-        records.add(build_cell(*cell, args), result)
+        result = measure_cell(*cell, args)
+        records.add(cell_settings(*cell, args), result)
         time_taken = 'too large' if result['forward'] is None else f'{1e3 * result["forward"]:.3f} ms'
         print(f'{number:3d} of {len(missing)}  {cell[0]} {cell[1]} at {cell[2]:,}: {time_taken}', flush=True)
 
 
-def collect_results(records: Records, side: str, args: argparse.Namespace) -> Results:
+def collect_results(records: ResultsFile, side: str, args: argparse.Namespace) -> Results:
     """Returns the results of the finished cells for each mixer and length."""
     results: Results = {}
     for name in mixer_names(side, args):
-        found = {length: records.find_result(build_cell(side, name, length, args)) for length in args.lengths}
+        found = {length: records.find_result(cell_settings(side, name, length, args)) for length in args.lengths}
         results[name] = {length: result for length, result in found.items() if result is not None}
     return results
 
@@ -157,7 +157,7 @@ def print_formulas(args: argparse.Namespace) -> None:
     print(
         f"\noperations by the formulas of appendix D, millions (d {args.embed}, d' {args.hidden}, {args.heads} heads)"
     )
-    by_length = [count_by_formula(length, args) for length in args.lengths]
+    by_length = [count_operations_by_formula(length, args) for length in args.lengths]
     for name in by_length[0]:
         print(f'{name:26s}' + ''.join(f'{counted[name] / 1e6:20,.2f}' for counted in by_length))
 
@@ -180,7 +180,7 @@ def plot_figure(results: Results, file: str, args: argparse.Namespace, note: str
         panel.set_xticks(args.lengths, labels=[f'{length:,}' for length in args.lengths])
         panel.grid(color=drawing.GRID, linewidth=0.5)
         drawing.style_axes(panel, f'Forward pass of one example, {label}', 'length [tokens]', label)
-    formula = [count_by_formula(length, args)['appendix D: HyperMixing'] / 1e6 for length in args.lengths]
+    formula = [count_operations_by_formula(length, args)['appendix D: HyperMixing'] / 1e6 for length in args.lengths]
     panels[1].plot(args.lengths, formula, ':', color=drawing.TEXT_COLOUR, label='appendix D: HyperMixing')
     panels[1].legend(frameon=False, fontsize=8, handlelength=4, loc='upper left', bbox_to_anchor=(1.01, 1.02))
     figure.suptitle(note, x=0.01, ha='left', fontsize=8, color=drawing.TEXT_COLOUR)
@@ -217,7 +217,7 @@ def main() -> None:
     shape = f"batch 1, d {args.embed}, d' {args.hidden}, {args.heads} heads, float32"
     note = f'{jax.devices()[0].device_kind} x {jax.device_count()}; {shape}; best of {args.rounds}, {args.clock} time'
     print(f'{note}; results in {args.out}')
-    records = Records(args.out)
+    records = ResultsFile(args.out)
     if records.ignored:
         print(f'{records.ignored} unreadable lines of {args.out} are ignored; their cells are computed again')
     if not args.show:

@@ -27,10 +27,10 @@ from remixer_t5x.testing.fixture import fast_key
 
 MODELS = sorted(path.stem for path in (pathlib.Path(__file__).parents[2] / 'configs' / 'models').glob('*.gin'))
 VOCAB = 512
-Kind = tuple[str, str]
+SublayerKind = tuple[str, str]
 
 
-def ablation_effects(model: Model, inputs: np.ndarray, targets: np.ndarray, seed: int = 0) -> dict[Kind, float]:
+def ablation_effects(model: Model, inputs: np.ndarray, targets: np.ndarray, seed: int = 0) -> dict[SublayerKind, float]:
     """Computes the effect of each kind of sublayer on the output y of its stack: `norm(y - y_ablated) / norm(y)`.
 
     For y_ablated, the sublayer's output is set to zero in every layer of the stack. The decoder always uses the
@@ -54,16 +54,16 @@ def ablation_effects(model: Model, inputs: np.ndarray, targets: np.ndarray, seed
     return result
 
 
-def _compute_outputs(model: Model, inputs: Any, targets: Any, seed: int) -> tuple[list[Kind], dict[str, Any]]:
+def _compute_outputs(model: Model, inputs: Any, targets: Any, seed: int) -> tuple[list[SublayerKind], dict[str, Any]]:
     """Returns the kinds of sublayers, and a dict from stacks to outputs [1 + kinds, batch, length, embed].
 
     The first output is that of the complete stack; each other output omits one kind of sublayer.
     """
-    kinds: list[Kind] = []
+    kinds: list[SublayerKind] = []
 
     def ablate_sublayers(stack: str, keep: jax.Array) -> Any:
         def ablate_sublayer(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
-            y, kind = call(*args, **kwargs), _find_kind(args, context)
+            y, kind = call(*args, **kwargs), _find_sublayer_kind(args, context)
             return y * keep[kinds.index(kind)].astype(y.dtype) if kind is not None and kind[0] == stack else y
 
         return nn.intercept_methods(ablate_sublayer)
@@ -91,11 +91,11 @@ def _compute_outputs(model: Model, inputs: Any, targets: Any, seed: int) -> tupl
     return kinds, {stack: np.asarray(y, np.float64) for stack, y in outputs.items()}
 
 
-def _init_params(model: Model, kinds: list[Kind], key: jax.Array, inputs: Any, targets: Any) -> Any:
+def _init_params(model: Model, kinds: list[SublayerKind], key: jax.Array, inputs: Any, targets: Any) -> Any:
     """Returns initial parameters, and appends the kinds of sublayers to `kinds` in call order."""
 
     def record_kind(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
-        kind = _find_kind(args, context)
+        kind = _find_sublayer_kind(args, context)
         if kind is not None and kind not in kinds:
             kinds.append(kind)
         return call(*args, **kwargs)
@@ -104,7 +104,7 @@ def _init_params(model: Model, kinds: list[Kind], key: jax.Array, inputs: Any, t
         return model.init(key, {'encoder_input_tokens': inputs.shape, 'decoder_target_tokens': targets.shape})
 
 
-def _find_kind(args: Any, context: Any) -> Kind | None:
+def _find_sublayer_kind(args: Any, context: Any) -> SublayerKind | None:
     """Returns (stack, sublayer name) for a sublayer call, or None for other modules such as norms."""
     module = context.module
     is_sublayer = isinstance(module.parent, Layer) and len(args) == 2 and isinstance(args[1], SequenceContext)

@@ -24,7 +24,7 @@ import numpy as np
 import optax
 from flax import linen as nn
 from library import shapes, toy_model
-from library.records import Records, format_summary, sorted_integers
+from library.records import ResultsFile, format_summary, sorted_integers
 
 from remixer_t5x.extras.reports.pictures import drawing
 
@@ -90,7 +90,7 @@ def draw_batches(rng: np.random.Generator, examples: int, batch: int) -> Iterato
         waiting = waiting[batch:]
 
 
-def run_cell(mixer: str, examples: int, seed: int, settings: Settings) -> dict[str, float]:
+def train_and_test(mixer: str, examples: int, seed: int, settings: Settings) -> dict[str, float]:
     """Trains one model, and returns the mean squared errors per token on the last chunk of steps and on the test rows.
 
     The seed determines the rows, their order and the initial parameters.
@@ -117,21 +117,21 @@ def test_rows(settings: Settings) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return shapes.make_rows(np.random.default_rng(TEST_SEED), settings.test_examples, settings.length)
 
 
-def build_cell(mixer: str, examples: int, seed: int, settings: Settings) -> dict[str, Any]:
+def cell_settings(mixer: str, examples: int, seed: int, settings: Settings) -> dict[str, Any]:
     return {'mixer': mixer, 'examples': examples, 'seed': seed, **dataclasses.asdict(settings)}
 
 
 Errors = dict[str, dict[int, list[float]]]
 
 
-def train_missing_models(records: Records, args: argparse.Namespace, settings: Settings) -> None:
+def train_missing_models(records: ResultsFile, args: argparse.Namespace, settings: Settings) -> None:
     """Runs the missing cells in order of seed, so that an interrupted study has results for all mixers."""
     cells = [(m, n, seed) for seed in range(args.seeds) for m in args.mixers for n in args.examples]
-    missing = [cell for cell in cells if records.find_result(build_cell(*cell, settings)) is None]
+    missing = [cell for cell in cells if records.find_result(cell_settings(*cell, settings)) is None]
     print(f'{len(cells)} cells, {len(cells) - len(missing)} already done', flush=True)
     for number, (mixer, examples, seed) in enumerate(missing, 1):
-        result = run_cell(mixer, examples, seed, settings)
-        records.add(build_cell(mixer, examples, seed, settings), result)
+        result = train_and_test(mixer, examples, seed, settings)
+        records.add(cell_settings(mixer, examples, seed, settings), result)
         print(
             f'{number:3d} of {len(missing)}  {mixer:12s}{examples:>8,} examples, seed {seed}: '
             f'test {result["test_mse"]:.3f}, training {result["train_mse"]:.3f}, {result["seconds"]:.0f} s',
@@ -139,19 +139,19 @@ def train_missing_models(records: Records, args: argparse.Namespace, settings: S
         )
 
 
-def collect_results(records: Records, args: argparse.Namespace, settings: Settings) -> Errors:
+def collect_results(records: ResultsFile, args: argparse.Namespace, settings: Settings) -> Errors:
     """Returns, for each mixer and number of training examples, the test errors of the finished seeds."""
     errors: Errors = {mixer: {} for mixer in args.mixers}
     for mixer in args.mixers:
         for examples in args.examples:
-            found = [records.find_result(build_cell(mixer, examples, seed, settings)) for seed in range(args.seeds)]
+            found = [records.find_result(cell_settings(mixer, examples, seed, settings)) for seed in range(args.seeds)]
             done = [result['test_mse'] for result in found if result is not None]
             if done:
                 errors[mixer][examples] = done
     return errors
 
 
-def reference_errors(settings: Settings) -> dict[str, float]:
+def baseline_errors(settings: Settings) -> dict[str, float]:
     """Returns the errors of two untrained baselines: the unchanged input, and the best guess from a shape's height."""
     inputs, targets, local = test_rows(settings)
     return {
@@ -230,12 +230,12 @@ def main() -> None:
     settings = Settings(**{field.name: getattr(args, field.name) for field in dataclasses.fields(Settings)})
     note = f'length {args.length}, width {args.width}, {args.steps:,} steps of {args.batch}, float32'
     print(f'{jax.devices()[0].device_kind} x {jax.device_count()}; {note}, hidden {args.hidden}; results in {args.out}')
-    records = Records(args.out)
+    records = ResultsFile(args.out)
     if records.ignored:
         print(f'{records.ignored} unreadable lines of {args.out} are ignored; their cells are computed again')
     if not args.show:
         train_missing_models(records, args, settings)
-    errors, references = collect_results(records, args, settings), reference_errors(settings)
+    errors, references = collect_results(records, args, settings), baseline_errors(settings)
     print_table(errors, args.examples, references)
     if args.figure:
         plot_figure(errors, references, args.figure, note)

@@ -98,7 +98,7 @@ def train(shuffled: bool, seed: int, tim_layers: int, steps: int, batch_size: in
     return model, jax.device_get(state.params), float(np.mean(losses[-100:]))
 
 
-def compute_weights(model, params, images: np.ndarray) -> list[np.ndarray]:
+def compute_competition_weights(model, params, images: np.ndarray) -> list[np.ndarray]:
     """Returns, for each TIM layer, the weight of mechanism 1 at each pixel, [count, HEIGHT, 2 * HALF]."""
     batch = make_batch(images)
     # Input position i + 1 corresponds to pixel i.
@@ -139,7 +139,7 @@ def main() -> None:
             start = time.perf_counter()
             model, params, loss = train(shuffled, seed, args.tim_layers, args.steps, args.batch, args.learning_rate)
             held_out = make_images(np.random.default_rng([seed, 1]), args.images, shuffled)
-            weights = compute_weights(model, params, held_out)
+            weights = compute_competition_weights(model, params, held_out)
             for number, layer in enumerate(weights, 1):
                 left, right = (float(half.mean()) for half in (layer[:, :, :HALF], layer[:, :, HALF:]))
                 name = 'shuffled' if shuffled else 'two sources'

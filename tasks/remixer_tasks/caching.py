@@ -19,7 +19,7 @@ from typing import Any
 
 from remixer_t5x.errors import UserError, import_optional
 from remixer_t5x.lazy import seqio, tf
-from remixer_tasks.files.cache import Notice
+from remixer_tasks.files.cache import ProgressNotice
 
 COMPLETED = 'COMPLETED'
 # Beam's DirectRunner is not used, because it would first download another runner.
@@ -115,7 +115,7 @@ def write(task: seqio.Task, directory: str, note: str, shards: int = 64, beam_op
     # Makes this process parse the source files, instead of the workers.
     for split in task.splits:
         task.source.list_shards(split)
-    notice = Notice(f'caching {task.name}')
+    notice = ProgressNotice(f'caching {task.name}')
     with _register_temporarily(task):
         outputs = [
             output for split in sorted(task.splits) for output in _cache_split(pipeline, task, split, path, shards)

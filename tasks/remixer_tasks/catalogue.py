@@ -67,7 +67,7 @@ class TaskStatus:
     has_download: bool
 
 
-def read_statuses(data_dir: str | None = None) -> list[TaskStatus]:
+def read_task_statuses(data_dir: str | None = None) -> list[TaskStatus]:
     """Returns the status of every labelled task, in the order of the catalogue."""
     statuses = []
     for task in TASKS.values():
@@ -96,7 +96,7 @@ def _describe_size(dataset: Dataset, split: str, data_dir: str | None) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class ShownExample:
+class ExamplePreview:
     """A row of a data set (`raw`), and the (inputs, targets) pairs that a task creates from this row (`texts`)."""
 
     raw: dict[str, Any]
@@ -105,7 +105,7 @@ class ShownExample:
 
 def read_examples(
     name: str, split: str | None = None, n: int = 2, data_dir: str | None = None
-) -> tuple[str, list[ShownExample]]:
+) -> tuple[str, list[ExamplePreview]]:
     """Returns the name of a split and its first `n` examples. If `split` is None, uses the first split with data."""
     task = find_task(name)
     source = task.source(data_dir)
@@ -120,12 +120,12 @@ def read_examples(
             (example['inputs'].decode(), example['targets'].decode())
             for example in tf_data.numpy_iterator(task.to_text(dataset.skip(index).take(1)))
         ]
-        columns = {column: _decode(np.asarray(value).tolist()) for column, value in row.items()}
-        shown.append(ShownExample(columns, texts))
+        columns = {column: _decode_bytes(np.asarray(value).tolist()) for column, value in row.items()}
+        shown.append(ExamplePreview(columns, texts))
     return split, shown
 
 
-def _decode(value: Any) -> Any:
+def _decode_bytes(value: Any) -> Any:
     if isinstance(value, list):
-        return [_decode(item) for item in value]
+        return [_decode_bytes(item) for item in value]
     return value.decode() if isinstance(value, bytes) else value

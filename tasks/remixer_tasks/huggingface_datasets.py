@@ -20,7 +20,7 @@ from remixer_tasks.corpora.streamed_text import StreamedCorpus
 from remixer_tasks.corpora.text_corpus import TRAIN, ParsedCorpus
 from remixer_tasks.files import cache
 from remixer_tasks.files.row_files import BadRecords
-from remixer_tasks.text_pairs import Template, fill_pair
+from remixer_tasks.text_pairs import Template, encode_row_as_pair
 
 Row = dict[str, Any]
 # Maximum number of shards of a streamed data set from `save_to_disk`; enough for the hosts of a large pod.
@@ -94,7 +94,7 @@ class HubDataset:
     def _open_shards(self, document: Callable[[Row], str], split: str) -> _Shards:
         name = self.train_split if split == TRAIN else str(self.validation_split)
         rows, files = self._load_split(name, streaming=True)
-        parser = _RowParser(f'{self.path}, split {name}', rows.features, document, _MalformedWithWarning(self.strict))
+        parser = _RowParser(f'{self.path}, split {name}', rows.features, document, _BadRecordsWithWarning(self.strict))
         shards = _Shards(rows, files, parser)
         # Reads one row, so that a wrong TEXT_FIELD is reported before a pipeline runs.
         next(shards.read(0, None), None)
@@ -160,7 +160,9 @@ def _load_folder(folder: Path, name: str | None, streaming: bool) -> tuple[Mappi
         return splits, files
     patterns = datasets.data_files.get_data_patterns(str(data_folder))
     listed = datasets.data_files.DataFilesDict.from_patterns(patterns, base_path=str(data_folder))
-    extensions = collections.Counter(kind for paths in listed.values() for file in paths if (kind := _extension(file)))
+    extensions = collections.Counter(
+        kind for paths in listed.values() for file in paths if (kind := _data_file_extension(file))
+    )
     if not extensions:
         raise UserError(
             f'{data_folder} must have files with the extension {", ".join(_READERS)} (may be gzipped), or be written '
@@ -168,15 +170,15 @@ def _load_folder(folder: Path, name: str | None, streaming: bool) -> tuple[Mappi
         )
     ((extension, _),) = extensions.most_common(1)
     chosen = {
-        split: [glob.escape(file) for file in paths if _extension(file) == extension]
+        split: [glob.escape(file) for file in paths if _data_file_extension(file) == extension]
         for split, paths in listed.items()
-        if any(_extension(file) == extension for file in paths)
+        if any(_data_file_extension(file) == extension for file in paths)
     }
     options = {'sep': '\t'} if extension == '.tsv' else {}
     return _load_splits(datasets.load_dataset_builder(_READERS[extension], data_files=chosen, **options), streaming)
 
 
-def _extension(file: str) -> str | None:
+def _data_file_extension(file: str) -> str | None:
     path = Path(file)
     extension = Path(path.stem).suffix if path.suffix in _COMPRESSIONS else path.suffix
     return extension if extension in _READERS else None
@@ -217,7 +219,7 @@ class _RowParser:
         return text
 
 
-class _MalformedWithWarning(BadRecords):
+class _BadRecordsWithWarning(BadRecords):
     """Warns about the first malformed row immediately, because a stream never prints a summary."""
 
     def record(self, path: str, line: int, reason: str) -> None:
@@ -287,7 +289,7 @@ def pairs(dataset: HubDataset, inputs: str, targets: str) -> ParsedCorpus:
     def pair(row: Row) -> str:
         for template in templates:
             if not set(template.columns) <= row.keys():
-                raise template.missing_column(row)
-        return fill_pair(templates, row)
+                raise template.missing_column_error(row)
+        return encode_row_as_pair(templates, row)
 
     return dataset.corpus(('pairs 2', inputs, targets), pair)

@@ -64,7 +64,7 @@ def extract_tokens(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return dataset.map(lambda example: example['targets'])
 
 
-def join_and_split(documents: tf.data.Dataset, length: int) -> tf.data.Dataset:
+def join_and_split_documents(documents: tf.data.Dataset, length: int) -> tf.data.Dataset:
     """Joins token vectors ([n] int32, n >= 0) across the whole stream and splits them into vectors of `length`.
 
     All tokens are used in order; the last vector of the stream may be shorter.
@@ -111,7 +111,7 @@ def causal_lm(
     eos = [output_features['targets'].vocabulary.eos_id]
     documents = extract_tokens(dataset).filter(lambda tokens: tf.size(tokens) > 0)
     documents = documents.map(lambda tokens: tf.concat([tokens, eos], 0))
-    return join_and_split(documents, sequence_length['targets']).map(lambda tokens: {'targets': tokens})
+    return join_and_split_documents(documents, sequence_length['targets']).map(lambda tokens: {'targets': tokens})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,7 +187,7 @@ def prefix_lm(
         start, rest = split(tokens, prefix, seed)
         return {'inputs': tf.concat([front, start, eos], 0), 'targets': tf.concat([rest, eos], 0)}
 
-    cut = join_and_split if prefix.join_documents else split_documents
+    cut = join_and_split_documents if prefix.join_documents else split_documents
     return split_segment(cut(extract_tokens(dataset), length))
 
 
@@ -312,4 +312,4 @@ def masked_lm(
             'targets': tf.concat([tf.where(chosen, tokens, 0), [0]], 0),
         }
 
-    return mask(join_and_split(extract_tokens(dataset), length - 1))
+    return mask(join_and_split_documents(extract_tokens(dataset), length - 1))

@@ -244,7 +244,7 @@ def _join_lines(path: str, layout: Layout, malformed: BadRecords) -> Documents:
 
 def _read_jsonl(path: str, layout: Layout, malformed: BadRecords) -> Documents:
     is_first = True
-    for number, record in row_files.json_rows(path, layout.longest, malformed):
+    for number, record in row_files.read_json_rows(path, layout.longest, malformed):
         if is_first and layout.field not in record:
             raise _missing_field_error(path, layout.field, 'field', list(record))
         is_first = False
@@ -278,7 +278,7 @@ def _read_parquet(path: str, layout: Layout, malformed: BadRecords) -> Documents
             raise _missing_field_error(path, field, 'column', names)
         return [field]
 
-    for number, row in row_files.parquet_rows(path, 'TEXT_FORMAT', select_field):
+    for number, row in row_files.read_parquet_rows(path, 'TEXT_FORMAT', select_field):
         if not isinstance(row[field], str):
             malformed.record(path, number, f"the column '{field}' is empty or not a string")
         elif len(row[field]) > layout.longest:

@@ -14,7 +14,7 @@ from remixer_tasks.corpora.text_corpus import ParsedCorpus
 from remixer_tasks.files import cache, row_files
 from remixer_tasks.files.row_files import MAX_CHARACTERS, BadRecords
 from remixer_tasks.local_files import Files, describe_files, expand_held_out_paths, expand_paths
-from remixer_tasks.text_pairs import MissingColumn, PairTexts, Template, column_names, fill_pair
+from remixer_tasks.text_pairs import MissingColumn, PairTexts, Template, column_names, encode_row_as_pair
 
 _EXAMPLE = '*.jsonl'
 
@@ -91,7 +91,7 @@ def _read_pairs(
             seen.update(row)
             try:
                 further = ['' if row.get(name) is None else str(row[name]) for name in columns]
-                pair = fill_pair(templates, row, layout.longest, further)
+                pair = encode_row_as_pair(templates, row, layout.longest, further)
             except ValueError as error:
                 if isinstance(error, MissingColumn) and layout.format_of(path) != 'jsonl':
                     # In all formats except JSON lines, all rows have the same columns.
@@ -101,7 +101,7 @@ def _read_pairs(
             yield pair
         for template in templates:
             if names and not set(template.columns) <= seen:
-                raise template.missing_column(names)
+                raise template.missing_column_error(names)
         if absent := [name for name in columns if names and name not in seen]:
             raise UserError(f'COLUMNS and METRICS_BY must be columns of {path} ({", ".join(names)}), got {absent[0]!r}')
 

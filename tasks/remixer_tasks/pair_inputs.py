@@ -93,5 +93,5 @@ class RowTexts:
                 if isinstance(error, MissingColumn):
                     # In all formats except JSON lines, all rows have the same columns.
                     data = f'{self.shown} line {number}' if self.layout.format == 'jsonl' else 'the data'
-                    raise self.template.missing_column(row, data) from error
+                    raise self.template.missing_column_error(row, data) from error
                 malformed.record(self.shown, number, str(error))

@@ -196,7 +196,7 @@ def span_corruption(
         example = corrupt_spans(tokens, mask, vocabulary)
         return {**example, 'inputs': tf.concat([front, example['inputs']], 0)} if front else example
 
-    return hide(language_modeling.join_and_split(language_modeling.extract_tokens(dataset), length))
+    return hide(language_modeling.join_and_split_documents(language_modeling.extract_tokens(dataset), length))
 
 
 def draw_iid_noise_mask(length: tf.Tensor, density: float, seed: tf.Tensor) -> tf.Tensor:
@@ -246,7 +246,9 @@ def iid_denoising(
         }
 
     return hide(
-        language_modeling.join_and_split(language_modeling.extract_tokens(dataset), sequence_length['inputs'] - 1)
+        language_modeling.join_and_split_documents(
+            language_modeling.extract_tokens(dataset), sequence_length['inputs'] - 1
+        )
     )
 
 

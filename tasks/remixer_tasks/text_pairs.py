@@ -75,7 +75,7 @@ class Template:
         """Fills the template with a row. Raises UnusableRow, or MissingColumn if a column is missing."""
         return ''.join(_column_text(row, part) if is_column else part for is_column, part in self._split_parts())
 
-    def missing_column(self, names: Iterable[str], data: str = 'the data') -> UserError:
+    def missing_column_error(self, names: Iterable[str], data: str = 'the data') -> UserError:
         """Returns the error for data that lacks a column of the template; `names` are the columns of the data."""
         known = [*names]
         absent = next(name for name in self.columns if name not in known)
@@ -121,7 +121,7 @@ def encode_pair(inputs: str, targets: str, longest: int | None = None, columns: 
     return SEPARATOR.join([inputs, targets, *(value.replace(SEPARATOR, ' ') for value in columns)])
 
 
-def fill_pair(
+def encode_row_as_pair(
     templates: tuple[Template, Template],
     row: Mapping[str, Any],
     longest: int | None = None,

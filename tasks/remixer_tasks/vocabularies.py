@@ -99,7 +99,7 @@ def trained(
             f'VOCAB_SIZE must be at least {smallest} for a trained vocabulary with {extra_ids} sentinels, got '
             f'{vocab_size}; use {smallest} or more, or VOCABULARY = @vocabularies.byte()'
         )
-    return sentencepiece_vocabulary.TrainedPieces(corpus, vocab_size - extra_ids, at_most, extra_ids)
+    return sentencepiece_vocabulary.TrainedSentencePiece(corpus, vocab_size - extra_ids, at_most, extra_ids)
 
 
 def saved(folder: str) -> Vocabulary:

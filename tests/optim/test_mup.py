@@ -32,13 +32,13 @@ def by_name(tree):
 
 
 def parameter_kinds(name):
-    specs = nn.get_partition_spec(interface.param_shapes(width_transfer.build_scaled(name, 64, None), SHAPES))
+    specs = nn.get_partition_spec(interface.param_shapes(width_transfer.build_scaled_model(name, 64, None), SHAPES))
     return {name: mup.parameter_kind(spec) for name, spec in by_name(specs).items()}
 
 
 def test_factors_equal_those_of_the_mup_package():
     """Compares factors of initial values and of Adam's learning rate in T5's decoder, except for position biases."""
-    boxed = interface.param_shapes(width_transfer.build_scaled('t5_1_1', GOLDEN['width'], None), SHAPES)
+    boxed = interface.param_shapes(width_transfer.build_scaled_model('t5_1_1', GOLDEN['width'], None), SHAPES)
     scaled = mup.scale_by_width(FACTORS_ONLY, GOLDEN['width'], GOLDEN['base_width'])
     rates = by_name(scaled.make(nn.get_partition_spec(boxed)))
     compared = set()
@@ -60,7 +60,7 @@ def test_parameters_are_classified_as_in_the_paper():
 
 
 def test_every_factor_is_1_at_the_base_width():
-    boxed = interface.param_shapes(width_transfer.build_scaled('t5_1_1', 64, None), SHAPES)
+    boxed = interface.param_shapes(width_transfer.build_scaled_model('t5_1_1', 64, None), SHAPES)
     scaled = mup.scale_by_width(FACTORS_ONLY, 64, 64)
     factors = scaled.initial(boxed), scaled.make(nn.get_partition_spec(boxed))
     assert set(jax.tree.leaves(factors)) == {1.0}
@@ -69,7 +69,7 @@ def test_every_factor_is_1_at_the_base_width():
 @pytest.fixture(scope='module')
 def wide():
     """Returns initial parameters of width 128, without factors and with factors for a base width of 32."""
-    model = width_transfer.build_scaled('t5_1_1', 128, None)
+    model = width_transfer.build_scaled_model('t5_1_1', 128, None)
     rules = optimizer.adamw(0.01), mup.scale_by_width(optimizer.adamw(0.01), 128, 32)
     return [train_state.plan(model, rule, SHAPES, Partitioner()).create(jax.random.key(0)).params for rule in rules]
 
@@ -77,7 +77,7 @@ def wide():
 @pytest.mark.parametrize('name', OPTIMIZERS)
 def test_updates_and_initial_values_scale_with_the_width(wide, name):
     """From width 32 to 128, updates of matrices are divided by 4, and initial values of output matrices by 2."""
-    boxed = interface.param_shapes(width_transfer.build_scaled('t5_1_1', 128, None), SHAPES)
+    boxed = interface.param_shapes(width_transfer.build_scaled_model('t5_1_1', 128, None), SHAPES)
     gradients = jax.tree.map(lambda leaf: leaf * leaf + 1e-3, wide[0])
     updates = []
     for rule, params in zip(
@@ -101,8 +101,8 @@ def test_updates_and_initial_values_scale_with_the_width(wide, name):
 
 
 def test_activations_are_independent_of_width_only_with_mup():
-    scaled = width_transfer.width_slopes('t5_1_1', (32, 128), 32, 2**-8, steps=3)
-    standard = width_transfer.width_slopes('t5_1_1', (32, 128), None, 2**-8, steps=3)
+    scaled = width_transfer.rms_slopes_by_width('t5_1_1', (32, 128), 32, 2**-8, steps=3)
+    standard = width_transfer.rms_slopes_by_width('t5_1_1', (32, 128), None, 2**-8, steps=3)
     assert max(abs(slope) for key, slope in scaled.items() if key != 'logits') < 0.1
     assert standard['logits'] - scaled['logits'] > 0.3
 

@@ -38,7 +38,7 @@ def labelled(vocabulary: seqio.Vocabulary, name: str = 'labelled', labels: Seque
         source=source(labels, EXAMPLES),
         preprocessors=[seqio.preprocessors.tokenize, seqio.preprocessors.append_eos_after_trim],
         output_features={'inputs': feature, 'targets': feature},
-        postprocess_fn=prompts.ClassId(labels),
+        postprocess_fn=prompts.ClassIdPostprocessor(labels),
         metric_fns=[accuracy],
     )
 

@@ -18,7 +18,7 @@ PUBLISHED = {'EMBED_DIM': 768, 'MLP_DIM': 3072, 'NUM_HEADS': 12, 'HEAD_DIM': 64}
 SIZES |= {'NUM_ENCODER_LAYERS': 2, 'NUM_DECODER_LAYERS': 2, 'VOCAB_SIZE': VOCAB, 'REMAT_POLICY': None}
 
 
-def compute_effects(model: str, dtype: str, **macros: str) -> dict[liveness.Kind, float]:
+def compute_effects(model: str, dtype: str, **macros: str) -> dict[liveness.SublayerKind, float]:
     rng = np.random.default_rng(0)
     inputs, targets = (rng.integers(1, VOCAB, (2, n)).astype(np.int32) for n in (LENGTH, TARGETS))
     inputs[1, -4:] = 0
@@ -28,7 +28,7 @@ def compute_effects(model: str, dtype: str, **macros: str) -> dict[liveness.Kind
     )
 
 
-def too_small(effects: dict[liveness.Kind, float]) -> list[liveness.Kind]:
+def too_small(effects: dict[liveness.SublayerKind, float]) -> list[liveness.SublayerKind]:
     """Returns the sublayers with an effect below 0.05 or NaN. Rounding to bfloat16 alone has an effect of 0.01."""
     return [sublayer for sublayer, effect in effects.items() if not effect >= 0.05]
 

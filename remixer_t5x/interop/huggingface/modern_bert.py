@@ -274,6 +274,6 @@ def find_tokenizer(folder: pathlib.Path, file: str | None, **arguments: Any) -> 
 def write_tokenizer(vocabulary: Any, folder: pathlib.Path) -> str:
     """Writes tokenizer.json and tokenizer_config.json, and returns a description of the files."""
     vocabulary.save(str(folder / tokenizer_files.TOKENIZER))
-    config = {'tokenizer_class': 'PreTrainedTokenizerFast', **vocabulary.special_names}
+    config = {'tokenizer_class': 'PreTrainedTokenizerFast', **vocabulary.special_token_names}
     (folder / tokenizer_files.CONFIG).write_text(json.dumps(config, indent=2) + '\n', encoding='utf-8')
     return f'{tokenizer_files.TOKENIZER} and {tokenizer_files.CONFIG}'

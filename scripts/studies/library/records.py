@@ -10,7 +10,7 @@ import numpy as np
 Cell = Mapping[str, Any]
 
 
-class Records:
+class ResultsFile:
     """A JSON lines file with the results of the finished cells of a study.
 
     A cell is a mapping with all settings that affect a result. An incomplete line from a killed process is ignored, and

@@ -78,7 +78,7 @@ def _make_reader(
     return read_examples
 
 
-def _read_similarity(path: str) -> Iterator[Example]:
+def _read_stsb(path: str) -> Iterator[Example]:
     for index, row in enumerate(raw_rows.read_tsv(path)):
         try:
             score = float(row.get('score', prompts.UNLABELLED))
@@ -147,7 +147,7 @@ _SPLITS = {
     'qqp': _tsv_layouts(
         'QQP', _make_reader('qqp', None, 'is_duplicate', functools.partial(raw_rows.read_tsv, skip_short=True))
     ),
-    'stsb': _tsv_layouts('STS-B', _read_similarity),
+    'stsb': _tsv_layouts('STS-B', _read_stsb),
     'mnli': _mnli_layouts(),
     **{
         f'mnli_{kind}': {VALIDATION: _mnli_layouts()[f'validation_{kind}'], TEST: _mnli_layouts()[f'test_{kind}']}
@@ -178,7 +178,7 @@ def _classification_task(name: str, *metrics: text_metrics.Metric) -> TextTask:
         f'glue_{name}_v002',
         _build_dataset(name),
         prompts.classification(wording, _TEXTS[name], LABELS[name]),
-        prompts.ClassId(LABELS[name]),
+        prompts.ClassIdPostprocessor(LABELS[name]),
         metrics or (text_metrics.accuracy,),
     )
 
@@ -191,7 +191,7 @@ TASKS = (
     TextTask(
         'glue_stsb_v002',
         _build_dataset('stsb'),
-        prompts.format_similarity,
+        prompts.format_stsb,
         prompts.parse_number,
         (text_metrics.pearson_corrcoef, text_metrics.spearman_corrcoef),
     ),

@@ -149,7 +149,7 @@ _ABDUCTIVE = Dataset(
 def _classification_task(
     name: str, dataset: Dataset, to_text: Preprocessor, labels: Sequence[str] = _LABELS
 ) -> TextTask:
-    return TextTask(name, dataset, to_text, prompts.ClassId(tuple(labels)), (text_metrics.accuracy,))
+    return TextTask(name, dataset, to_text, prompts.ClassIdPostprocessor(tuple(labels)), (text_metrics.accuracy,))
 
 
 def _pair_prompt(wording: str, premise: str = 'premise') -> Preprocessor:

@@ -47,18 +47,18 @@ def classification(
         if markup:
             inputs = tf.strings.regex_replace(tf.strings.regex_replace(inputs, '<br>', ' '), '</?b>', '')
         target = tf.gather(tf.constant([NO_LABEL, *labels]), example['label'] - UNLABELLED)
-        return {**_select_index(example), 'inputs': inputs, 'targets': target}
+        return {**_select_index_features(example), 'inputs': inputs, 'targets': target}
 
     return lambda dataset: dataset.map(format_example)
 
 
-def format_similarity(dataset: tf.data.Dataset) -> tf.data.Dataset:
+def format_stsb(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Builds STS-B's inputs and targets; a target is the score rounded to a multiple of 0.2, as in '3.8'."""
 
     def format_example(example):
         parts = ['stsb sentence1:', example['sentence1'], 'sentence2:', example['sentence2']]
         score = tf.as_string(tf.round(example['label'] * 5) / 5, precision=1)
-        return {**_select_index(example), 'inputs': tf.strings.join(parts, separator=' '), 'targets': score}
+        return {**_select_index_features(example), 'inputs': tf.strings.join(parts, separator=' '), 'targets': score}
 
     return dataset.map(format_example)
 
@@ -72,7 +72,11 @@ def format_record(dataset: tf.data.Dataset) -> tf.data.Dataset:
         entities = tf.strings.reduce_join(example['entities'], separator=', ')
         parts = ['record query:', example['query'], 'entities:', entities, 'passage:', passage]
         answers = example['answers']
-        shared = {**_select_index(example), 'inputs': tf.strings.join(parts, separator=' '), 'answers': answers}
+        shared = {
+            **_select_index_features(example),
+            'inputs': tf.strings.join(parts, separator=' '),
+            'answers': answers,
+        }
         targets = tf.cond(tf.size(answers) > 0, lambda: answers, lambda: tf.constant([NO_LABEL]))
         each = tf.data.Dataset.from_tensor_slices(targets)
         return each.map(lambda target: {**shared, 'targets': target})
@@ -104,12 +108,12 @@ def _pad_punctuation(text: tf.Tensor) -> tf.Tensor:
     return tf.strings.regex_replace(text, r'\s+', ' ')
 
 
-def _select_index(example):
+def _select_index_features(example):
     return {name: value for name, value in example.items() if name.split('/')[0] == 'idx'}
 
 
 @dataclasses.dataclass(frozen=True)
-class ClassId:
+class ClassIdPostprocessor:
     """Postprocessor that converts a text to its index in `labels`, or to INVALID if the text is not a label."""
 
     labels: tuple[str, ...]
@@ -124,13 +128,13 @@ def parse_number(text: str, default: float = INVALID, **_: Any) -> float:
     return value if math.isfinite(value) else float(default)
 
 
-class MultiRCLabel:
+class MultiRCPostprocessor:
     """Postprocessor for MultiRC: returns the class id as 'value', and for targets also the question id as 'group'."""
 
     labels = ('False', 'True')
 
     def __call__(self, text: str, example: Example | None = None, is_target: bool = False) -> dict[str, Any]:
-        answer = {'value': ClassId(self.labels)(text)}
+        answer = {'value': ClassIdPostprocessor(self.labels)(text)}
         return {**answer, 'group': int(example['idx/question'])} if is_target and example is not None else answer
 
 

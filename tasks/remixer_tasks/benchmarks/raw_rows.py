@@ -83,7 +83,7 @@ RowReader = Callable[..., Rows]
 
 def read_jsonl(path: str) -> Rows:
     """Yields JSON objects, one per line; blank lines are skipped."""
-    return (Row(row, path, number) for number, row in row_files.json_rows(path, row_files.MAX_CHARACTERS, _STRICT))
+    return (Row(row, path, number) for number, row in row_files.read_json_rows(path, row_files.MAX_CHARACTERS, _STRICT))
 
 
 def read_tsv(path: str, columns: Sequence[str] | None = None, skip_short: bool = False) -> Rows:

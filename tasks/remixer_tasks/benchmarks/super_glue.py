@@ -197,7 +197,7 @@ def _build_tasks(data: Callable[[str], Dataset], name: str) -> tuple[TextTask, .
         columns, names = _CLASSIFICATION[folder]
         to_text = prompts.classification(task, columns, names)
         metrics = metrics or (text_metrics.accuracy,)
-        return TextTask(name.format(task), data(folder), to_text, prompts.ClassId(names), metrics)
+        return TextTask(name.format(task), data(folder), to_text, prompts.ClassIdPostprocessor(names), metrics)
 
     return (
         classification_task('BoolQ'),
@@ -207,7 +207,7 @@ def _build_tasks(data: Callable[[str], Dataset], name: str) -> tuple[TextTask, .
             name.format('multirc'),
             data('MultiRC'),
             prompts.classification('multirc', ('question', 'answer', 'paragraph'), BOOLEAN_LABELS, markup=True),
-            prompts.MultiRCLabel(),
+            prompts.MultiRCPostprocessor(),
             (text_metrics.multirc_f1, text_metrics.multirc_exact_match),
         ),
         TextTask(
@@ -224,7 +224,7 @@ def _build_tasks(data: Callable[[str], Dataset], name: str) -> tuple[TextTask, .
 
 def _diagnostic_task(name: str, folder: str, columns: Mapping[str, str], metric: text_metrics.Metric) -> TextTask:
     to_text = prompts.classification('rte', columns, ENTAILMENT_LABELS)
-    return TextTask(name, dataset(folder), to_text, prompts.ClassId(ENTAILMENT_LABELS), (metric,))
+    return TextTask(name, dataset(folder), to_text, prompts.ClassIdPostprocessor(ENTAILMENT_LABELS), (metric,))
 
 
 _AXB = {'hypothesis': 'sentence2', 'premise': 'sentence1'}

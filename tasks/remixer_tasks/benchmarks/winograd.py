@@ -163,8 +163,8 @@ def _match_context(before: list[str], after: list[str], other: list[str]) -> tup
 
     Returns the number of matched words, and the text of `other` between the matches.
     """
-    left = _count_prefix(other[::-1], before[::-1])
-    right = _count_prefix(other, after)
+    left = _matching_prefix_length(other[::-1], before[::-1])
+    right = _matching_prefix_length(other, after)
     if not left + right:
         return 0, ''
     left_words, right_words = before[len(before) - left :], after[:right]
@@ -177,7 +177,7 @@ def _match_context(before: list[str], after: list[str], other: list[str]) -> tup
     return left + right, ''
 
 
-def _count_prefix(sentence: Sequence[str], words: Sequence[str]) -> int:
+def _matching_prefix_length(sentence: Sequence[str], words: Sequence[str]) -> int:
     """Returns the number of words in the longest prefix of `words` that occurs in `sentence`."""
     text = ' '.join(sentence)
     size = 0

@@ -29,7 +29,7 @@ from remixer_tasks.corpora import arrow_files
 from remixer_tasks.corpora.streamed_text import START_POSITION, Reader, StreamedCorpus
 from remixer_tasks.corpora.text_corpus import TRAIN, VALIDATION, ParsedCorpus
 from remixer_tasks.files import cache
-from remixer_tasks.files.cache import Notice
+from remixer_tasks.files.cache import ProgressNotice
 
 # Number of TFDS examples in the shuffle buffer. Every saved position contains this buffer (a few kB per example).
 SHUFFLE_BUFFER = 256
@@ -222,7 +222,7 @@ class LabelledSource(seqio.DataSource):
         if folder:
             return self._tfds_dataset(folder, split, shuffle, seed, shard_info or seqio.ShardInfo(0, 1))
         rows = self._open_rows(split).dataset(seed if shuffle else None, shard_info, shuffle and self.repeats)
-        return rows.map(self._parse)
+        return rows.map(self._parse_example)
 
     def _tfds_dataset(
         self, folder: str, split: str, shuffle: bool, seed: int | None, shard: seqio.ShardInfo
@@ -249,7 +249,7 @@ class LabelledSource(seqio.DataSource):
             examples = examples.shard(shard.num_shards, shard.index)
         if shuffle and not is_whole:
             examples = examples.shuffle(SHUFFLE_BUFFER, seed=seed)
-        return examples.map(self._flatten)
+        return examples.map(self._flatten_example)
 
     def _tfds_folder(self, split: str) -> str | None:
         if split not in self.splits:
@@ -262,7 +262,7 @@ class LabelledSource(seqio.DataSource):
             raise UserError(f'{folder} has no examples of split {split!r}; prepare the TFDS data set again')
         return splits[split]
 
-    def _flatten(self, example: Example) -> Example:
+    def _flatten_example(self, example: Example) -> Example:
         flat = {}
         for name, kind in self._dataset.features.items():
             value = example
@@ -271,7 +271,7 @@ class LabelledSource(seqio.DataSource):
             flat[name] = tf.cast(value, _DTYPES[kind]) if kind in (INTEGER, REAL) else value
         return flat
 
-    def _parse(self, record: tf.Tensor) -> Example:
+    def _parse_example(self, record: tf.Tensor) -> Example:
         spec = {
             name: tf.io.RaggedFeature(tf.string) if kind == TEXTS else tf.io.FixedLenFeature([], _DTYPES[kind])
             for name, kind in self._dataset.features.items()
@@ -290,8 +290,8 @@ class LabelledSource(seqio.DataSource):
         if not folder.exists():
             with cache.create_cache_entry(folder) as temporary:
                 temporary.mkdir()
-                notice = Notice(f'reading {self._dataset.name}, split {split}')
-                records = [self._serialize(example) for example in layout.read(*paths)]
+                notice = ProgressNotice(f'reading {self._dataset.name}, split {split}')
+                records = [self._serialize_example(example) for example in layout.read(*paths)]
                 if not records:
                     raise UserError(f'{", ".join(paths)} has no examples; download it again, or choose another split')
                 arrow_files.write(temporary / _ROWS, ((record, None) for record in records), lambda: '')
@@ -304,7 +304,7 @@ class LabelledSource(seqio.DataSource):
         folder = self._parse_files(split)
         return arrow_files.Documents([folder / _ROWS], repair=cache.repair_advice(folder))
 
-    def _serialize(self, example: Example) -> bytes:
+    def _serialize_example(self, example: Example) -> bytes:
         features = {name: _encode_feature(kind, example[name]) for name, kind in self._dataset.features.items()}
         return tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString(deterministic=True)
 

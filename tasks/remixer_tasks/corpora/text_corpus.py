@@ -23,7 +23,7 @@ from remixer_t5x import ranges, temporary, tf_data, untrusted_files
 from remixer_t5x.errors import UserError, reason
 from remixer_t5x.lazy import seqio
 from remixer_tasks.files import cache, workers
-from remixer_tasks.files.cache import Notice
+from remixer_tasks.files.cache import ProgressNotice
 from remixer_tasks.files.row_files import BadRecords
 
 TRAIN, VALIDATION = 'train', 'validation'
@@ -147,8 +147,8 @@ def _parse_corpus(corpus: ParsedCorpus, folder: Path) -> None:
     """Writes the missing Arrow files and the row numbers of both splits to `folder`, and marks it as complete."""
     from remixer_tasks.corpora import arrow_files
 
-    notice, malformed = Notice(f'reading {corpus.name}'), BadRecords(corpus.strict)
-    paths = _write_parts(corpus, corpus.read, 'documents', folder, malformed, notice)
+    notice, malformed = ProgressNotice(f'reading {corpus.name}'), BadRecords(corpus.strict)
+    paths = _write_arrow_files(corpus, corpus.read, 'documents', folder, malformed, notice)
     shares = arrow_files.Documents(paths).hash_fractions()
     if corpus.read_validation is None:
         if len(shares) == 1:
@@ -162,7 +162,7 @@ def _parse_corpus(corpus: ParsedCorpus, folder: Path) -> None:
                 advice = _HOLD_OUT_ADVICE[corpus.unit]
                 raise UserError(f'all {len(shares):,} {corpus.unit}s of {corpus.name} are equal; {advice}')
     else:
-        paths = _write_parts(corpus, corpus.read_validation, 'held_out', folder, malformed, notice)
+        paths = _write_arrow_files(corpus, corpus.read_validation, 'held_out', folder, malformed, notice)
         held_out = arrow_files.Documents(paths).hash_fractions()
         is_held_out = np.repeat([False, True], [len(shares), len(held_out)])
         shares = np.concatenate([shares, held_out])
@@ -183,29 +183,29 @@ def _parse_corpus(corpus: ParsedCorpus, folder: Path) -> None:
     cache.mark_complete(folder)
 
 
-def _write_parts(
+def _write_arrow_files(
     corpus: ParsedCorpus,
     read: DocumentReader | Sequence[DocumentReader],
     name: str,
     folder: Path,
     malformed: BadRecords,
-    notice: Notice,
+    notice: ProgressNotice,
 ) -> list[Path]:
     """Calls each function of `read` and writes its documents to a separate file; returns the paths of the files."""
     functions = [read] if callable(read) else read
     paths = [folder / f'{name}-{number:05d}.arrow' for number in range(len(functions))]
     jobs = [(function, path, corpus.strict) for function, path in zip(functions, paths, strict=True)]
     if len(jobs) == 1:
-        results = iter([_write_part(*jobs[0], lambda count: notice.update(lambda: f'{count:,} {corpus.unit}s'))])
+        results = iter([_write_arrow_file(*jobs[0], lambda count: notice.update(lambda: f'{count:,} {corpus.unit}s'))])
     else:
-        results = workers.map_in_order(_write_part, jobs, workers.count_cores())
+        results = workers.map_in_order(_write_arrow_file, jobs, workers.count_cores())
     for number, counts in enumerate(results, 1):
         malformed.add_counts(counts)
         notice.step(number, len(jobs), 'parts')
     return paths
 
 
-def _write_part(
+def _write_arrow_file(
     read: DocumentReader, path: Path, strict: bool, progress: Callable[[int], Any] = lambda count: None
 ) -> dict[str, Any]:
     """Writes the documents of `read` to `path` unless the file exists; returns the counts of skipped records."""

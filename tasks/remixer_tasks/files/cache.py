@@ -87,7 +87,7 @@ def lock_cache_entry(folder: Path, name: str) -> Iterator[bool]:
         try:
             lock.acquire(blocking=False)
         except filelock.Timeout:
-            Notice(f'waiting for another process that parses {name}')
+            ProgressNotice(f'waiting for another process that parses {name}')
             lock.acquire()
         except (NotImplementedError, OSError) as error:
             if getattr(error, 'errno', errno.ENOLCK) not in (errno.ENOLCK, errno.ENOTSUP):
@@ -150,7 +150,7 @@ def repair_advice(folder: Path) -> str:
     return f'delete the folder {folder} to recreate it'
 
 
-class Notice:
+class ProgressNotice:
     """Reports progress on standard error by redrawing a line on a terminal, or by printing lines in a log."""
 
     def __init__(self, what: str):

@@ -18,7 +18,7 @@ from remixer_t5x.errors import UserError, nearest
 from remixer_tasks import catalogue
 from remixer_tasks.benchmarks import text_task
 from remixer_tasks.benchmarks.text_task import Dataset, Download
-from remixer_tasks.files.cache import Notice
+from remixer_tasks.files.cache import ProgressNotice
 
 _CHUNK = 1 << 20
 # Maximum time in seconds to wait for data from the server.
@@ -82,7 +82,7 @@ def _fetch_file(dataset: Dataset, download: Download, folder: Path, source: str 
             if files
         )
     else:
-        is_there = (target / file_name).is_file() and _sha256(target / file_name) == download.sha256
+        is_there = (target / file_name).is_file() and _file_sha256(target / file_name) == download.sha256
     if is_there:
         return False
     try:
@@ -96,11 +96,11 @@ def _fetch_file(dataset: Dataset, download: Download, folder: Path, source: str 
                     f'if a folder DIR contains a copy of the file, run remixer-t5x data get {name} --from DIR '
                     f'(the file is {file_name}, SHA-256 {download.sha256})'
                 )
-                _download(download.url, file, offline)
+                _download_file(download.url, file, offline)
             else:
                 origin = str(_find_copy(Path(source).expanduser(), file_name, download))
                 shutil.copyfile(origin, file)
-            if (actual := _sha256(file)) != download.sha256:
+            if (actual := _file_sha256(file)) != download.sha256:
                 raise UserError(
                     f'{origin} must have SHA-256 {download.sha256}, got {actual}: it is damaged or another version; '
                     f'get it from {download.url} again'
@@ -125,20 +125,20 @@ def _move_into_place(file: Path, target_file: Path) -> None:
     target_file.parent.mkdir(parents=True, exist_ok=True)
     if not target_file.exists():
         temporary.sync_and_rename(file, target_file)
-    elif not target_file.is_file() or _sha256(target_file) != _sha256(file):
+    elif not target_file.is_file() or _file_sha256(target_file) != _file_sha256(file):
         raise UserError(f'{target_file} exists, but is not the published file; move it and run the command again')
 
 
-def _download(url: str, file: Path, offline: str) -> None:
-    notice, result = Notice(f'downloading {file.name}'), 'stopped'
+def _download_file(url: str, file: Path, offline: str) -> None:
+    notice, result = ProgressNotice(f'downloading {file.name}'), 'stopped'
     request = urllib.request.Request(url, headers={'User-Agent': 'remixer-t5x'})
     try:
         with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS) as response, open(file, 'wb') as out:
             length = int(response.headers.get('Content-Length') or 0)
             while chunk := response.read(_CHUNK):
                 out.write(chunk)
-                notice.update(lambda: f'{_megabytes(out.tell())} of {_megabytes(length)}')
-            result = _megabytes(out.tell())
+                notice.update(lambda: f'{_format_megabytes(out.tell())} of {_format_megabytes(length)}')
+            result = _format_megabytes(out.tell())
     except (urllib.error.URLError, TimeoutError, ConnectionError, http.client.HTTPException) as error:
         cause = getattr(error, 'reason', error)
         raise UserError(
@@ -148,7 +148,7 @@ def _download(url: str, file: Path, offline: str) -> None:
         notice.done(result)
 
 
-def _megabytes(count: int) -> str:
+def _format_megabytes(count: int) -> str:
     return f'{count / 1e6:.1f} MB'
 
 
@@ -162,6 +162,6 @@ def _find_copy(source: Path, name: str, download: Download) -> Path:
     raise UserError(f'{source} must have the file {name}; get it from {download.url} (SHA-256 {download.sha256})')
 
 
-def _sha256(path: Path) -> str:
+def _file_sha256(path: Path) -> str:
     with open(path, 'rb') as file:
         return hashlib.file_digest(file, 'sha256').hexdigest()

@@ -201,13 +201,13 @@ def read(path: str, layout: RowLayout, malformed: BadRecords) -> Rows:
     """Returns an iterator over the rows of one file. Raises UserError if the whole file is unusable."""
     format = layout.format_of(path)
     if format == 'parquet':
-        return parquet_rows(path, 'PAIRS_FORMAT')
+        return read_parquet_rows(path, 'PAIRS_FORMAT')
     if format == 'jsonl':
-        return json_rows(path, layout.longest, malformed, layout.encoding)
-    return (_tsv_rows if format == 'tsv' else _csv_rows)(path, layout, malformed)
+        return read_json_rows(path, layout.longest, malformed, layout.encoding)
+    return (_read_tsv_rows if format == 'tsv' else _read_csv_rows)(path, layout, malformed)
 
 
-def json_rows(path: str, longest: int, malformed: BadRecords, encoding: str = 'utf-8') -> Rows:
+def read_json_rows(path: str, longest: int, malformed: BadRecords, encoding: str = 'utf-8') -> Rows:
     """Yields (line number, object) from a JSON lines file; blank lines are skipped."""
     is_first = True
     for number, line in lines(path, longest, malformed, encoding):
@@ -228,22 +228,22 @@ def json_rows(path: str, longest: int, malformed: BadRecords, encoding: str = 'u
         is_first = False
 
 
-def _tsv_rows(path: str, layout: RowLayout, malformed: BadRecords) -> Rows:
+def _read_tsv_rows(path: str, layout: RowLayout, malformed: BadRecords) -> Rows:
     numbered = lines(path, layout.longest, malformed, layout.encoding)
     cells = ((number, line.split(layout.delimiter or '\t') if line else []) for number, line in numbered)
-    yield from _name_columns(path, cells, layout, malformed)
+    yield from _convert_cells_to_rows(path, cells, layout, malformed)
 
 
-def _csv_rows(path: str, layout: RowLayout, malformed: BadRecords) -> Rows:
+def _read_csv_rows(path: str, layout: RowLayout, malformed: BadRecords) -> Rows:
     """Reads CSV as in RFC 4180: quoted cells may contain commas, quotes and line breaks."""
     before = csv.field_size_limit(min(layout.longest, 2**31 - 1))
     try:
-        yield from _name_columns(path, _csv_cells(path, layout, malformed), layout, malformed)
+        yield from _convert_cells_to_rows(path, _read_csv_cells(path, layout, malformed), layout, malformed)
     finally:
         csv.field_size_limit(before)
 
 
-def _csv_cells(path: str, layout: RowLayout, malformed: BadRecords) -> Iterator[tuple[int, list[str]]]:
+def _read_csv_cells(path: str, layout: RowLayout, malformed: BadRecords) -> Iterator[tuple[int, list[str]]]:
     # The current row's first and last line number, and the number of malformed lines before this row.
     first = last = skipped = 0
 
@@ -276,7 +276,9 @@ def _csv_cells(path: str, layout: RowLayout, malformed: BadRecords) -> Iterator[
             yield last, cells
 
 
-def _name_columns(path: str, cells: Iterator[tuple[int, list[str]]], layout: RowLayout, malformed: BadRecords) -> Rows:
+def _convert_cells_to_rows(
+    path: str, cells: Iterator[tuple[int, list[str]]], layout: RowLayout, malformed: BadRecords
+) -> Rows:
     """Converts rows of cells to dicts, keyed by the column names in the first line, or by column numbers.
 
     A blank line between two rows is malformed; blank lines at the start or end of a file are skipped.
@@ -307,7 +309,7 @@ def _name_columns(path: str, cells: Iterator[tuple[int, list[str]]], layout: Row
             malformed.record(path, number, f'{len(row)} columns, the first line has {len(names)}')
 
 
-def parquet_rows(
+def read_parquet_rows(
     path: str, setting: str, choose: Callable[[list[str]], Sequence[str] | None] = lambda names: None
 ) -> Rows:
     """Yields the rows of a Parquet file; `choose` maps the column names to those to read (None reads all columns)."""

@@ -142,7 +142,7 @@ class BytePairs(Vocabulary):
     def encode(self, text: str) -> list[int]:
         letters, (pieces, _, added) = byte_letters(), self._file_contents
         ids: list[int] = []
-        for part in self._split_added(text):
+        for part in self._split_at_added_tokens(text):
             if part in added:
                 ids.append(added[part] + 1)
                 continue
@@ -156,7 +156,7 @@ class BytePairs(Vocabulary):
         return [index - 1 for index in self.encode(text)]
 
     @functools.cached_property
-    def _split_added(self) -> Callable[[str], list[str]]:
+    def _split_at_added_tokens(self) -> Callable[[str], list[str]]:
         return tokenizer_files.make_splitter(self._file_contents[2])
 
     @functools.lru_cache(maxsize=2**16)  # noqa: B019 (a vocabulary lives as long as its process)

@@ -88,12 +88,12 @@ class HuggingFaceTokenizer(Vocabulary):
         self._path, self._end, self._shift = os.path.expanduser(path), end, int(shifted)
 
     @functools.cached_property
-    def _loaded(self) -> tuple[Any, list[int], list[int]]:
+    def _loaded_tokenizer(self) -> tuple[Any, list[int], list[int]]:
         return load_tokenizer(self._path)
 
     @property
     def _tokenizer(self) -> Any:
-        return self._loaded[0]
+        return self._loaded_tokenizer[0]
 
     @functools.cached_property
     def words(self) -> tuple[str, ...]:
@@ -112,7 +112,7 @@ class HuggingFaceTokenizer(Vocabulary):
 
     @functools.cached_property
     def eos_id(self) -> int:
-        _, _, after = self._loaded
+        _, _, after = self._loaded_tokenizer
         if self._end is None and after:
             return after[-1] + self._shift
         end = self._end or tokenizer_files.read_config(pathlib.Path(self._path).parent).get('eos_token')
@@ -124,7 +124,7 @@ class HuggingFaceTokenizer(Vocabulary):
 
     @property
     def bos_id(self) -> int | None:
-        _, before, _ = self._loaded
+        _, before, _ = self._loaded_tokenizer
         return before[0] + self._shift if before else None
 
     @property
@@ -167,7 +167,7 @@ class HuggingFaceTokenizer(Vocabulary):
         return len(self.words)
 
     def encode(self, text: str) -> list[int]:
-        _, before, _ = self._loaded
+        _, before, _ = self._loaded_tokenizer
         ids = [*before, *self.huggingface_ids(text)]
         # Removes id 0, which is padding.
         return [index + self._shift for index in ids if index + self._shift]
@@ -195,7 +195,7 @@ class HuggingFaceTokenizer(Vocabulary):
         return {role: index - 1 for role, index in roles.items() if index} if is_complete else None
 
     @property
-    def special_names(self) -> dict[str, str]:
+    def special_token_names(self) -> dict[str, str]:
         """Maps keys of tokenizer_config.json, such as `pad_token`, to special tokens."""
         roles = {'pad_token': ('[PAD]', '<pad>'), 'unk_token': ('[UNK]', '<unk>'), 'mask_token': ('[MASK]', '<mask>')}
         names = {role: name for role, choices in roles.items() for name in choices if name in self._special_tokens}
@@ -262,7 +262,7 @@ def check_components(content: dict[str, Any], path: str) -> dict[str, Any]:
                 if growth > MAX_GROWTH:
                     raise UserError(f'{path}: {section} replaces texts by much longer ones; download it again')
             for name, value in component.items():
-                if name not in ('vocab', 'merges') and not _is_small(value):
+                if name not in ('vocab', 'merges') and not _is_small_setting(value):
                     raise UserError(f'{path}: {name} of {section} must be short, got {value!a:.60}; download it again')
     model: Any = content.get('model')
     added = content.get('added_tokens') or []
@@ -297,11 +297,13 @@ def _nested_components(part: Any, depth: int = 0) -> Iterator[dict[str, Any]]:
             yield from _nested_components(item, depth + 1)
 
 
-def _is_small(value: Any, depth: int = 0) -> bool:
+def _is_small_setting(value: Any, depth: int = 0) -> bool:
     """Returns whether a setting contains only short strings and lists and small numbers (MAX_TEXT, MAX_ID)."""
     if isinstance(value, dict | list):
         items = [*value, *value.values()] if isinstance(value, dict) else value
-        return depth < MAX_DEPTH and len(items) <= MAX_TEXT and all(_is_small(item, depth + 1) for item in items)
+        return (
+            depth < MAX_DEPTH and len(items) <= MAX_TEXT and all(_is_small_setting(item, depth + 1) for item in items)
+        )
     return len(value) <= MAX_TEXT if isinstance(value, str) else value is None or abs(value) <= MAX_ID
 
 
@@ -312,7 +314,7 @@ class WordPieceVocabulary(HuggingFaceTokenizer):
     saved_settings: Any = None
 
     @functools.cached_property
-    def _loaded(self) -> tuple[Any, list[int], list[int]]:
+    def _loaded_tokenizer(self) -> tuple[Any, list[int], list[int]]:
         tokenizer = read_wordpiece(self._path)
         return tokenizer, [tokenizer.token_to_id(CLS)], [tokenizer.token_to_id(SEP)]
 

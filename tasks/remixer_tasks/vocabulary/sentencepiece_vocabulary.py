@@ -27,7 +27,7 @@ from remixer_t5x.errors import UserError, reason
 from remixer_t5x.lazy import tf, tf_text
 from remixer_tasks.corpora.text_corpus import Corpus
 from remixer_tasks.files import cache
-from remixer_tasks.files.cache import Notice
+from remixer_tasks.files.cache import ProgressNotice
 from remixer_tasks.vocabulary import sentinels
 
 # Number of characters to train on, which is enough for about 10,000 pieces.
@@ -61,7 +61,7 @@ def model_path(corpus: Corpus, pieces: int, at_most: bool) -> Path:
     return cache.cache_root() / 'vocabularies' / f'{name}.model'
 
 
-def train_if_missing(corpus: Corpus, pieces: int, at_most: bool) -> Path:
+def train_missing_model(corpus: Corpus, pieces: int, at_most: bool) -> Path:
     """Trains a model with `pieces` ids and no sentinels, unless it is in the cache; returns its path.
 
     Raises UserError if the text is too small for `pieces` ids, unless `at_most` allows fewer ids.
@@ -70,7 +70,7 @@ def train_if_missing(corpus: Corpus, pieces: int, at_most: bool) -> Path:
     if not path.exists():
         sample = list(_sample_lines(corpus.training_documents()))
         characters = sum(map(len, sample))
-        notice = Notice(
+        notice = ProgressNotice(
             f'training a vocabulary of {pieces} pieces on {characters / 1e6:.1f} M characters of {corpus.name}'
         )
         model = _train_model(sample, pieces, at_most)
@@ -82,7 +82,7 @@ def train_if_missing(corpus: Corpus, pieces: int, at_most: bool) -> Path:
 
 def count_model_sentinels(model: bytes) -> int:
     """Returns the number of sentinels among the last pieces of a SentencePiece model."""
-    return sentinels.count_trailing([piece.piece for piece in _PROTO.FromString(model).pieces[-1000:]])
+    return sentinels.count_trailing_sentinels([piece.piece for piece in _PROTO.FromString(model).pieces[-1000:]])
 
 
 def _train_model(sample: list[str], pieces: int, at_most: bool) -> bytes:
@@ -143,7 +143,7 @@ class SentencePiece(Vocabulary):
         self.sentencepiece_model_file = sentencepiece_model_file
 
     def _loaded_model(self) -> tuple[sentencepiece.SentencePieceProcessor, bytes]:
-        return _load(self.sentencepiece_model_file, self.extra_ids)
+        return _load_model(self.sentencepiece_model_file, self.extra_ids)
 
     @property
     def tokenizer(self) -> sentencepiece.SentencePieceProcessor:
@@ -198,17 +198,17 @@ class SentencePiece(Vocabulary):
         return sentinels.sentinel_regex(self.extra_ids) if self.extra_ids else None
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, SentencePiece) and self._key == other._key
+        return isinstance(other, SentencePiece) and self._path_and_extra_ids == other._path_and_extra_ids
 
     def __hash__(self) -> int:
-        return hash(self._key)
+        return hash(self._path_and_extra_ids)
 
     @property
-    def _key(self) -> tuple[str, int]:
+    def _path_and_extra_ids(self) -> tuple[str, int]:
         return self.sentencepiece_model_file, self.extra_ids
 
 
-class TrainedPieces(SentencePiece):
+class TrainedSentencePiece(SentencePiece):
     """A SentencePiece vocabulary whose model is trained on a corpus at first use."""
 
     def __init__(self, corpus: Corpus, pieces: int, at_most: bool, extra_ids: int):
@@ -219,12 +219,12 @@ class TrainedPieces(SentencePiece):
         if not os.path.exists(self.sentencepiece_model_file):
             # seqio needs the model while tracing a graph, but reading the documents requires eager execution.
             with tf.init_scope():
-                train_if_missing(*self._training)
+                train_missing_model(*self._training)
         return super()._loaded_model()
 
 
 @functools.lru_cache(maxsize=16)
-def _load(path: str, extra_ids: int) -> tuple[sentencepiece.SentencePieceProcessor, bytes]:
+def _load_model(path: str, extra_ids: int) -> tuple[sentencepiece.SentencePieceProcessor, bytes]:
     """Returns the processor and the serialized model at `path`, both with `extra_ids` sentinels added as pieces.
 
     Raises UserError for an invalid model, or for a model with sentinels if `extra_ids` is not 0.

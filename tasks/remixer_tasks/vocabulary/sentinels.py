@@ -29,7 +29,7 @@ def sentinel_regex(count: int) -> str:
     return f'<extra_id_({"|".join(map(str, range(count)))})>'
 
 
-def count_trailing(pieces: list[str]) -> int:
+def count_trailing_sentinels(pieces: list[str]) -> int:
     """Returns the number of sentinels at the end of `pieces`, in T5's order with <extra_id_0> last."""
     count = 0
     while count < len(pieces) and re.fullmatch(f'▁?<extra_id_{count}>', pieces[-1 - count]):

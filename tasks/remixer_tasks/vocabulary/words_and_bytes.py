@@ -29,7 +29,7 @@ class WordVocabulary(Vocabulary):
         return tuple(sorted({word for text in self._texts() for word in text.split()}))
 
     @functools.cached_property
-    def _ids(self) -> dict[str, int]:
+    def _id_by_word(self) -> dict[str, int]:
         return {word: index for index, word in enumerate(self.words, _SPECIAL)}
 
     @property
@@ -37,7 +37,7 @@ class WordVocabulary(Vocabulary):
         return _SPECIAL + len(self.words)
 
     def encode(self, text: str) -> list[int]:
-        return [self._ids.get(word, self.unk_id) for word in text.split()]
+        return [self._id_by_word.get(word, self.unk_id) for word in text.split()]
 
     def _decode(self, ids: Sequence[int]) -> str:
         """Decodes ids; omits padding and the end token, and decodes the unknown id as '<unk>'."""
