@@ -27,7 +27,7 @@ REASONS = {
         run_folder/trackers.py::_run_calls temporary.py::_open_locked temporary.py::_remove_abandoned_entries
         temporary.py::sync
     """,
-    'validated by safe_paths; tests/interop and tests/checkpoints test damaged files': """
+    'validated by untrusted_files; tests/interop and tests/checkpoints test damaged files': """
         checkpoints/untrusted.py::_read_array_metadata interop/huggingface/t5_tokenizer.py::_read_pieces
         interop/huggingface/t5_tokenizer.py::write interop/t5x/checkpoint.py::_open_msgpack
         interop/t5x/checkpoint.py::_read_leaf

@@ -22,7 +22,7 @@ from etils import epath
 from flax import traverse_util
 from jax.sharding import NamedSharding, PartitionSpec
 
-from remixer_t5x import safe_paths, untrusted_files
+from remixer_t5x import untrusted_files
 from remixer_t5x.checkpoints import changes, durable, untrusted
 from remixer_t5x.devices import collectives
 from remixer_t5x.devices.partition import Partitioner, unbox
@@ -140,7 +140,7 @@ def verify_files(folder: epath.Path, listed: bool = False) -> None:
     """
     damage = None
     if jax.process_index() == 0:
-        safe_paths.check_links_inside(folder)
+        untrusted_files.check_links_inside(folder)
         try:
             if listed or (folder / durable.FILE_LIST).exists():
                 durable.verify_file_checksums(folder)

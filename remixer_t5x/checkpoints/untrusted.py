@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import tensorstore as ts
 
-from remixer_t5x import safe_paths, untrusted_files
+from remixer_t5x import untrusted_files
 from remixer_t5x.errors import UserError, one_line
 
 DESCRIPTION_FILES = ('.zarray', 'zarr.json')
@@ -38,7 +38,7 @@ def check_checkpoint(folder: str | os.PathLike[str]) -> None:
     Reads file names and array descriptions, but no arrays. Does not check buckets, because all users with write access
     to a bucket are trusted.
     """
-    safe_paths.check_links_inside(folder)
+    untrusted_files.check_links_inside(folder)
     check_array_metadata(folder)
 
 

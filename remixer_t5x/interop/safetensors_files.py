@@ -19,7 +19,7 @@ from flax import traverse_util
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from remixer_t5x import safe_paths, temporary, untrusted_files
+from remixer_t5x import temporary, untrusted_files
 from remixer_t5x.errors import UserError, one_line
 
 Params = Any
@@ -205,7 +205,9 @@ def _read_shards(folder: pathlib.Path) -> Tensors:
     by_name = untrusted_files.read_object(folder / INDEX_FILE).get('weight_map')
     if not isinstance(by_name, dict):
         raise UserError(f'{folder / INDEX_FILE} has no weight_map, which maps arrays to files; download the file again')
-    files = {name: safe_paths.resolve_inside(folder, file, str(folder / INDEX_FILE)) for name, file in by_name.items()}
+    files = {
+        name: untrusted_files.resolve_inside(folder, file, str(folder / INDEX_FILE)) for name, file in by_name.items()
+    }
     names: dict[pathlib.Path, set[str]] = {}
     for name, file in files.items():
         if not file.is_file():

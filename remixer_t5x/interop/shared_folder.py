@@ -22,7 +22,7 @@ from typing import Any
 
 from flax import traverse_util
 
-from remixer_t5x import safe_paths, untrusted_files
+from remixer_t5x import untrusted_files
 from remixer_t5x.config import user_modules
 from remixer_t5x.data import task_vocabulary
 from remixer_t5x.errors import UserError
@@ -80,7 +80,7 @@ def is_shared_folder(folder: pathlib.Path) -> bool:
 
 def open_shared_folder(folder: pathlib.Path) -> SharedModel:
     """Opens a folder written by `write_shared_folder`. Raises UserError for other folders and missing files."""
-    safe_paths.check_links_inside(folder)
+    untrusted_files.check_links_inside(folder)
     if not is_shared_folder(folder):
         raise UserError(f'{folder / CONFIG} does not have the model_type {MODEL_TYPE}; {_ADVICE}')
     for name in (

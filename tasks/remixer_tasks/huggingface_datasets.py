@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from remixer_t5x import safe_paths, untrusted_files
+from remixer_t5x import untrusted_files
 from remixer_t5x.errors import UserError, import_optional, reason
 from remixer_tasks.corpora.streamed_text import StreamedCorpus
 from remixer_tasks.corpora.text_corpus import TRAIN, ParsedCorpus
@@ -137,7 +137,7 @@ def _load_folder(folder: Path, name: str | None, streaming: bool) -> tuple[Mappi
     data_folder = folder / (name or '')
     if not data_folder.is_dir():
         raise UserError(f'HF_NAME must be the name of a folder in {folder}, got {name!r}')
-    safe_paths.check_links_inside(folder)
+    untrusted_files.check_links_inside(folder)
     saved = {part.name: part for part in sorted(data_folder.iterdir()) if (part / 'state.json').exists()}
     if (data_folder / 'state.json').exists():
         saved = {'train': data_folder}

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from remixer_t5x import safe_paths, untrusted_files
+from remixer_t5x import untrusted_files
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop import safetensors_files
 from remixer_t5x.interop.huggingface import parameter_table
@@ -72,7 +72,7 @@ def read(path: str) -> HuggingFaceSource:
     if not folder.is_dir():
         hint = 'for a model on the Hub, use hf://NAME' if '/' in path else f'use a folder with {CONFIG}'
         raise UserError(f'{path} is not a folder; {hint}')
-    safe_paths.check_links_inside(folder)
+    untrusted_files.check_links_inside(folder)
     if not (folder / CONFIG).is_file():
         raise UserError(f'{folder} has no {CONFIG}; use the folder of a Hugging Face model')
     config = Config(untrusted_files.read_object(folder / CONFIG), str(folder))

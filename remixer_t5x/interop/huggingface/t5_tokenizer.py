@@ -11,7 +11,7 @@ from typing import Any
 
 from etils import epath
 
-from remixer_t5x import safe_paths, tokenizer_files, untrusted_files
+from remixer_t5x import tokenizer_files, untrusted_files
 from remixer_t5x.errors import UserError, reason
 from remixer_t5x.interop.huggingface.family import Tokenizer
 
@@ -28,7 +28,7 @@ _SPECIAL_TOKENS = ('<pad>', '</s>', '<unk>', '<s>')
 
 def read(folder: pathlib.Path, file: str | None = None) -> Tokenizer:
     """Finds the tokenizer in `folder`, or uses the SentencePiece model `file`. Raises UserError if both are missing."""
-    safe_paths.check_links_inside(folder)
+    untrusted_files.check_links_inside(folder)
     config = tokenizer_files.read_config(folder)
     if config.get('tokenizer_class') == BYTES_TOKENIZER and file is None:
         return Tokenizer('byte', {'extra_ids': _count_byte_sentinels(config, folder)}, 'the vocabulary of bytes')

@@ -23,7 +23,7 @@ import tensorstore as ts
 from etils import epath
 from flax import serialization, traverse_util
 
-from remixer_t5x import safe_paths, temporary
+from remixer_t5x import temporary, untrusted_files
 from remixer_t5x.checkpoints import saved_params, untrusted
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop.huggingface.family import MAX_LAYERS
@@ -234,7 +234,7 @@ def _read_leaf(folder: epath.Path, leaf: Any) -> Array:
         return np.asarray(leaf)
     # Before TensorStore 0.1.14, the path was not in kvstore.
     name = leaf['kvstore'].get('path') or leaf['path']
-    array_folder = safe_paths.resolve_inside(folder, name.rstrip('/'), str(folder / _MSGPACK_FILE))
+    array_folder = untrusted_files.resolve_inside(folder, name.rstrip('/'), str(folder / _MSGPACK_FILE))
     if leaf['driver'] != 'zarr':
         raise UserError(
             f'the driver of {array_folder.name} in {folder / _MSGPACK_FILE} must be zarr, got {leaf["driver"]!a:.60}'
