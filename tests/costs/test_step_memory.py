@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 from flax import linen as nn
 
-from remixer_t5x.costs import memory_advice, step_memory
+from remixer_t5x.costs import step_memory
 from remixer_t5x.costs.step_memory import StepMemory, StepSpec
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.optim import optimizer
@@ -95,7 +95,7 @@ def estimate_memory(step: StepSpec) -> StepMemory:
 def search(start, available, limit=20, measure=estimate_memory):
     """Returns the flag, the total bytes and whether it saves memory of each trial."""
     alternatives = REMAT_MODEL, ADAFACTOR
-    trials = memory_advice.search_changes(start, estimate_memory(start), available, *alternatives, measure, limit)
+    trials = step_memory.search_changes(start, estimate_memory(start), available, *alternatives, measure, limit)
     return [(f'{trial.flag}={trial.value}', trial.memory.total, trial.saves_memory) for trial in trials]
 
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from remixer_t5x import lazy
 from remixer_t5x.cli import arguments, console
 from remixer_t5x.cli.info.model import check_lengths
-from remixer_t5x.costs import memory_advice, step_memory
+from remixer_t5x.costs import step_memory
 from remixer_t5x.costs.step_memory import StepMemory, StepSpec, format_gibibytes
 from remixer_t5x.data import batch_formats
 from remixer_t5x.devices import jax_workarounds, mesh
@@ -112,7 +112,7 @@ def show(args: argparse.Namespace) -> None:
                 f'{hardware.memory:g} GiB; set {GPU_SHARE}=0.95 to use more'
             )
         if available is not None and memory.total > available and args.memory:
-            trials = memory_advice.search_changes(
+            trials = step_memory.search_changes(
                 step, memory, available, recomputing_model, smaller_optimizer, _measure_memory, args.memory
             )
             _try_changes(trials, available)
@@ -124,7 +124,7 @@ def _measure_memory(step: StepSpec) -> StepMemory:
         return step_memory.measure_memory(step)
 
 
-def _try_changes(trials: Iterator[memory_advice.MemoryTrial], available: int) -> None:
+def _try_changes(trials: Iterator[step_memory.MemoryTrial], available: int) -> None:
     _print('changes, each added to the previous ones and compiled:')
     # A dict keyed by flag, so later values replace earlier values.
     useful: dict[str, str] = {}
