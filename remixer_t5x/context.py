@@ -1,4 +1,7 @@
-"""Defines `SequenceContext`, a description of the tokens of a batch from which sublayers derive their masks."""
+"""Defines `SequenceContext`, a description of the tokens of a batch from which sublayers derive their masks.
+
+Also checks the inputs and settings of sublayers.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import struct
+
+from remixer_t5x.errors import UserError
 
 
 @struct.dataclass
@@ -24,7 +29,7 @@ class SequenceContext:
             lengths; None in other calls.
         prefix: [batch, length] bool, True for tokens at the start of an example that are visible to all tokens of the
             example even if `causal` is set, or None. A causal sublayer that mixes tokens either supports prefixes or
-            raises UserError (`layers.checks.check_no_prefix`).
+            raises UserError (`check_no_prefix`).
         causal: whether each token attends only to itself and earlier tokens.
         decode: whether caches in the `cache` collection are allocated (first call) or extended (later calls).
         cache_slots: number of cache positions to allocate if the first call contains a prompt; None if it contains one
@@ -89,3 +94,35 @@ def count_tokens(tokens: jax.Array) -> jax.Array:
     """Returns the length of each row of `tokens` [batch, length] without trailing zeros: [batch] int32."""
     lengths = jnp.arange(1, tokens.shape[1] + 1, dtype=jnp.int32)
     return jnp.max(jnp.where(tokens > 0, lengths, 0), axis=1, initial=0)
+
+
+def check_length(owner: str, max_length: int, length: int) -> None:
+    """Raises UserError if `length` exceeds `max_length`, which is a setting of the class named `owner`."""
+    if length > max_length:
+        raise UserError(
+            f'{owner}.max_length must be at least the sequence length of {length} tokens, got {max_length}; '
+            f'set {owner}.max_length = {length} or reduce TASK_FEATURE_LENGTHS'
+        )
+
+
+def check_no_prefix(ctx: SequenceContext, owner: str) -> None:
+    """Raises UserError if `ctx` has a prefix, because the class named `owner` supports only causal mixing."""
+    if ctx.prefix is not None:
+        raise UserError(
+            f'{owner} does not support bidirectional attention to a prefix; set PREFIX_LM = False to process '
+            'the prefix from left to right, or use @attention.SelfAttention, @hyper_mixer.HyperMixer or '
+            '@linear_attention.LinearAttention'
+        )
+
+
+def require_memory(ctx: SequenceContext, owner: str, alternative: str) -> Memory:
+    """Returns the encoder output, `ctx.memory`.
+
+    Raises UserError if there is no encoder; the message suggests the class named `alternative` instead of `owner`.
+    """
+    if ctx.memory is None:
+        raise UserError(
+            f'{owner} requires an encoder; use it in DECODER_SUBLAYERS of an encoder-decoder, or use '
+            f'{alternative} instead'
+        )
+    return ctx.memory

@@ -145,7 +145,7 @@ def check_prefix(fixture: SublayerFixture) -> None:
         require_no_pairs((influence != 0) & ~may_read & is_token[:, None], f'token {{}} reads token {{}} {row}')
         if np.any(influence[~np.eye(LENGTH, dtype=bool)]):
             unread = same_example & in_prefix[:, None] & in_prefix[None, :] & (influence == 0)
-            advice = 'read ctx.prefix, or call checks.check_no_prefix'
+            advice = 'read ctx.prefix, or call context.check_no_prefix'
             require_no_pairs(unread, f'token {{}} does not read token {{}} {row}; {advice}')
 
 

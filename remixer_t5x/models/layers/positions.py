@@ -8,10 +8,9 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from remixer_t5x import axes, ranges
-from remixer_t5x.context import SequenceContext
+from remixer_t5x.context import SequenceContext, check_length
 from remixer_t5x.kernels.attention.formula import DistanceBias
 from remixer_t5x.kernels.compile_target import target_platform
-from remixer_t5x.models.layers.checks import check_length
 
 # Sequence length of models that are built without data, as in T5.
 DEFAULT_MAX_LENGTH = 512

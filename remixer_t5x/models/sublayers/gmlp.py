@@ -20,14 +20,13 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from remixer_t5x import axes, ranges
-from remixer_t5x.context import SequenceContext
+from remixer_t5x.context import SequenceContext, check_length, check_no_prefix
 from remixer_t5x.errors import UserError
 from remixer_t5x.kernels.compile_target import target_platform
 from remixer_t5x.kernels.diagonals import gather_by_positions, spread_over_diagonals
 from remixer_t5x.kernels.gelu import gelu, multiply_by_gelu, normalized_gelu
 from remixer_t5x.models.layers import cache
 from remixer_t5x.models.layers.attend import attend_to_sequence, sequence_visibility
-from remixer_t5x.models.layers.checks import check_length, check_no_prefix
 from remixer_t5x.models.layers.dense import Dense, LazyProduct, matmul
 from remixer_t5x.models.layers.dropout import dropout
 from remixer_t5x.models.layers.norms import LayerNorm

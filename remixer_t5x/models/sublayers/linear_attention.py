@@ -17,11 +17,10 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from remixer_t5x import axes, ranges
-from remixer_t5x.context import Memory, SequenceContext
+from remixer_t5x.context import Memory, SequenceContext, require_memory
 from remixer_t5x.kernels.blocks import split_blocks
 from remixer_t5x.kernels.compile_target import on_cpu
 from remixer_t5x.models.layers import cache
-from remixer_t5x.models.layers.checks import require_memory
 from remixer_t5x.models.layers.dense import Dense, split_heads
 from remixer_t5x.models.layers.dropout import dropout
 from remixer_t5x.models.layers.token_mlp import mix_through_hidden

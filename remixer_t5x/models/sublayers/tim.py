@@ -26,13 +26,12 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from remixer_t5x import axes, ranges
-from remixer_t5x.context import SequenceContext
+from remixer_t5x.context import SequenceContext, require_memory
 from remixer_t5x.errors import UserError
 from remixer_t5x.kernels.attention.formula import split_bias
 from remixer_t5x.kernels.compile_target import target_platform
 from remixer_t5x.models.layers import cache
 from remixer_t5x.models.layers.attend import attend_to_memory, attend_to_sequence
-from remixer_t5x.models.layers.checks import require_memory
 from remixer_t5x.models.layers.dense import (
     FeatureGroups,
     GroupDense,
