@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remixer_t5x.kernels.compile_target import compiling_for
-from remixer_t5x.models.layers import example_blocks, token_mlp
+from remixer_t5x.models.layers import token_mlp
 
 HEADS, HIDDEN, FEATURES, N, M = 2, 3, 4, 9, 7
 # The first is shorter than most examples.
@@ -45,7 +45,7 @@ def ours_packed(block, ids_in, ids_out, *weights):
 
     # BLOCK is read while tracing, once for each value of `block`.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(example_blocks, 'BLOCK_LENGTH', block)
+        patch.setattr(token_mlp, 'BLOCK_LENGTH', block)
         return value_and_gradients(mix, ids_out, weights)
 
 
