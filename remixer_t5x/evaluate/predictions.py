@@ -19,8 +19,7 @@ from remixer_t5x.data import batch_formats, task_vocabulary
 from remixer_t5x.devices import compiler_options
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
-from remixer_t5x.models.decoding import Decoder, Greedy, RowDecoder
-from remixer_t5x.models.stop_strings import StopStrings
+from remixer_t5x.models.decoding import Decoder, Greedy, RowDecoder, StopStrings
 from remixer_t5x.optim.train_step import CompiledStep
 
 TokenIds = Sequence[int]

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 
 from remixer_t5x.models import decoding, losses
 from remixer_t5x.models.architecture.stack import unstack_layers
+from remixer_t5x.models.decoding import StopStrings
 from remixer_t5x.models.interface import Batch, MetricSums, Model, Params, count_sequences, targets_and_weights
-from remixer_t5x.models.stop_strings import StopStrings
 
 _GREEDY = decoding.Greedy()
 

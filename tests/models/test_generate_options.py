@@ -13,9 +13,8 @@ import remixer_t5x
 from remixer_t5x.data import task_vocabulary
 from remixer_t5x.models import beam_search
 from remixer_t5x.models.beam_search import BeamSearch, PowerPenalty
-from remixer_t5x.models.decoding import Greedy
+from remixer_t5x.models.decoding import Greedy, StopStrings
 from remixer_t5x.models.sampling import Sampling
-from remixer_t5x.models.stop_strings import StopStrings
 from remixer_tasks import vocabularies
 from remixer_tasks.vocabulary import byte_pairs
 from tests.models.tiny_models import make_t5, t5_params

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from remixer_t5x.errors import UserError
 from remixer_t5x.models import logits_processors
 from remixer_t5x.models.beam_search import BeamSearch
-from remixer_t5x.models.decoding import Greedy
+from remixer_t5x.models.decoding import Greedy, StopStrings
 from remixer_t5x.models.sampling import Sampling
-from remixer_t5x.models.stop_strings import StopStrings
 from tests.models import toy_generation as toy
 
 VOCAB, EOS = 5, 1

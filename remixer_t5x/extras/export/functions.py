@@ -30,8 +30,7 @@ from remixer_t5x import axes
 from remixer_t5x.data import batch_formats
 from remixer_t5x.errors import UserError
 from remixer_t5x.models import interface
-from remixer_t5x.models.decoding import Decoder
-from remixer_t5x.models.stop_strings import StopStrings
+from remixer_t5x.models.decoding import Decoder, StopStrings
 
 Params = Any
 Weights = Mapping[str, Any]
