@@ -10,8 +10,7 @@ from remixer_t5x.context import count_tokens
 from remixer_t5x.errors import UserError
 from remixer_t5x.models import decoding
 from remixer_t5x.models.architecture.decoder_only import DecoderOnly
-from remixer_t5x.models.generative_model import GenerativeModel
-from remixer_t5x.models.interface import Batch, Params, select_arrays
+from remixer_t5x.models.interface import Batch, GenerativeModel, Params, select_arrays
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 
 from remixer_t5x.models import decoding
 from remixer_t5x.models.architecture.encoder_decoder import EncoderDecoder
-from remixer_t5x.models.generative_model import GenerativeModel
-from remixer_t5x.models.interface import Batch, Params, select_arrays
+from remixer_t5x.models.interface import Batch, GenerativeModel, Params, select_arrays
 
 
 @dataclasses.dataclass(frozen=True)
