@@ -21,7 +21,7 @@ from flax import linen as nn
 from remixer_t5x import ranges
 from remixer_t5x.context import SequenceContext
 from remixer_t5x.errors import UserError
-from remixer_t5x.models.layers.dropout import dropout
+from remixer_t5x.models.layers.dense import dropout
 from remixer_t5x.models.layers.norms import RMSNorm
 
 SublayerFactory = Callable[..., nn.Module]

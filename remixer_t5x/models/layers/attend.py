@@ -15,7 +15,7 @@ from remixer_t5x.kernels.attention.api import attention
 from remixer_t5x.kernels.attention.decoding import attend_step, memory_key_to_cache_layout, to_cache_layout
 from remixer_t5x.kernels.attention.formula import Bias, Visibility, attention_weights, expand_bias
 from remixer_t5x.models.layers import cache
-from remixer_t5x.models.layers.dropout import dropout
+from remixer_t5x.models.layers.dense import dropout
 
 
 def attend_to_sequence(

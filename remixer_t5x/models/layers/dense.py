@@ -1,4 +1,4 @@
-"""Dense layers with optional LoRA adapters: `Dense`, and `GroupDense` with one kernel per feature group."""
+"""Dense layers with optional LoRA adapters, `Dense` and `GroupDense` with one kernel per feature group, and dropout."""
 
 import itertools
 from collections.abc import Callable
@@ -179,3 +179,15 @@ def _batched_matmul(x: jax.Array, kernel: jax.Array) -> jax.Array:
         return jnp.einsum('g...d,gdf->g...f', x, kernel)
     tokens = x.reshape(x.shape[0], -1, x.shape[-1])
     return (tokens @ kernel).reshape(*x.shape[:-1], kernel.shape[-1])
+
+
+def dropout(rate: float, x: jax.Array, shared_axis: int = -2, *, deterministic: bool) -> jax.Array:
+    """Zeroes elements of `x` with probability `rate` and scales up the others; call within an `nn.compact` method.
+
+    All elements along `shared_axis` share one mask. For features [batch, length, features], the default axis drops the
+    same features of all tokens of a row, which needs fewer random values than a mask for each token. For attention
+    values [..., kv], -1 drops whole vectors, which is dropout on attention weights with one mask for all queries.
+    """
+    if rate == 0.0 or deterministic:
+        return x
+    return nn.Dropout(rate, broadcast_dims=(shared_axis,))(x, deterministic=False)

@@ -16,8 +16,7 @@ from flax import linen as nn
 from remixer_t5x import axes, ranges
 from remixer_t5x.context import SequenceContext
 from remixer_t5x.errors import UserError
-from remixer_t5x.models.layers.dense import Dense
-from remixer_t5x.models.layers.dropout import dropout
+from remixer_t5x.models.layers.dense import Dense, dropout
 
 _IN_AXES, _OUT_AXES = (axes.EMBED, axes.MLP), (axes.MLP, axes.EMBED)
 _BERT_INIT = nn.initializers.normal(stddev=0.02)

@@ -27,8 +27,7 @@ from remixer_t5x.kernels.diagonals import gather_by_positions, spread_over_diago
 from remixer_t5x.kernels.gelu import gelu, multiply_by_gelu, normalized_gelu
 from remixer_t5x.models.layers import cache
 from remixer_t5x.models.layers.attend import attend_to_sequence, sequence_visibility
-from remixer_t5x.models.layers.dense import Dense, LazyProduct, matmul
-from remixer_t5x.models.layers.dropout import dropout
+from remixer_t5x.models.layers.dense import Dense, LazyProduct, dropout, matmul
 from remixer_t5x.models.layers.norms import LayerNorm
 
 # Function (name, features) -> X U, the input of the GELU.

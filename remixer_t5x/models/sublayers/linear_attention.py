@@ -21,8 +21,7 @@ from remixer_t5x.context import Memory, SequenceContext, require_memory
 from remixer_t5x.kernels.blocks import split_blocks
 from remixer_t5x.kernels.compile_target import on_cpu
 from remixer_t5x.models.layers import cache
-from remixer_t5x.models.layers.dense import Dense, split_heads
-from remixer_t5x.models.layers.dropout import dropout
+from remixer_t5x.models.layers.dense import Dense, dropout, split_heads
 from remixer_t5x.models.layers.token_mlp import mix_through_hidden
 
 # The pair `sum_j phi(k_j) v_j^T` [..., heads, kv, kv] and `sum_j phi(k_j)` [..., heads, kv], both float32.

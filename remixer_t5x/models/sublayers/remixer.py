@@ -32,8 +32,7 @@ from remixer_t5x.kernels.diagonals import gather_by_positions
 from remixer_t5x.kernels.gelu import multiply_by_gelu
 from remixer_t5x.models.layers import cache
 from remixer_t5x.models.layers.attend import sequence_visibility
-from remixer_t5x.models.layers.dense import Dense
-from remixer_t5x.models.layers.dropout import dropout
+from remixer_t5x.models.layers.dense import Dense, dropout
 
 Projection = Callable[[jax.Array], jax.Array]
 

@@ -35,12 +35,12 @@ from remixer_t5x.models.layers.attend import attend_to_memory, attend_to_sequenc
 from remixer_t5x.models.layers.dense import (
     FeatureGroups,
     GroupDense,
+    dropout,
     group_fan_in_normal,
     join_groups,
     split_groups,
     split_heads,
 )
-from remixer_t5x.models.layers.dropout import dropout
 
 _IN_AXES = (axes.MECHANISMS, axes.EMBED, axes.JOINED_KV)
 _OUT_AXES = (axes.MECHANISMS, axes.JOINED_KV, axes.EMBED)

@@ -10,7 +10,7 @@ from flax import linen as nn
 
 from remixer_t5x.context import SequenceContext
 from remixer_t5x.models.architecture import layer, stack
-from remixer_t5x.models.layers.dropout import dropout
+from remixer_t5x.models.layers.dense import dropout
 
 calls = []
 
