@@ -14,7 +14,7 @@ from flax import struct
 from jax.ad_checkpoint import checkpoint_name
 
 from remixer_t5x.kernels.compile_target import on_single_cpu
-from remixer_t5x.kernels.diagonals import spread_over_diagonals
+from remixer_t5x.kernels.reshaping import spread_over_diagonals
 
 # Checkpoint name of the arrays that the remat policy `dots_remat` saves instead of recomputing.
 ATTENTION_OUTPUT = 'attention_output'

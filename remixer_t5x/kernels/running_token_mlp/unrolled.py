@@ -10,8 +10,8 @@ docs/forecast.md lists the costs of alternatives.
 import jax
 import jax.numpy as jnp
 
-from remixer_t5x.kernels.blocks import join_blocks, split_blocks
 from remixer_t5x.kernels.gelu import sigmoid_gelu, sigmoid_gelu_and_slope
+from remixer_t5x.kernels.reshaping import join_blocks, split_blocks
 from remixer_t5x.kernels.running_token_mlp.block_loop import BlockGradients, TokenArrays, zero_state
 
 # Number of tokens in a segment. With more tokens, XLA:GPU would write intermediate values of A to memory.

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from remixer_t5x.kernels.attention.formula import ATTENTION_OUTPUT
-from remixer_t5x.kernels.blocks import expand_window_weights, join_previous_blocks, mask_same_example, split_blocks
 from remixer_t5x.kernels.gelu import prevent_cse, sigmoid_gelu, sigmoid_gelu_and_slope
+from remixer_t5x.kernels.reshaping import expand_window_weights, join_previous_blocks, mask_same_example, split_blocks
 
 _FLOAT32 = jnp.float32
 # The compiled program contains a multiplication for each token of the window.

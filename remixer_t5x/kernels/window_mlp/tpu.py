@@ -18,9 +18,9 @@ from jax.sharding import PartitionSpec
 
 from remixer_t5x.kernels import compile_target
 from remixer_t5x.kernels.attention.formula import ATTENTION_OUTPUT
-from remixer_t5x.kernels.blocks import expand_window_weights, mask_same_example
 from remixer_t5x.kernels.compile_target import batch_and_head_axes, interprets_kernels, wrap_in_shard_map
 from remixer_t5x.kernels.gelu import sigmoid_gelu, sigmoid_gelu_and_slope
+from remixer_t5x.kernels.reshaping import expand_window_weights, mask_same_example
 
 _FLOAT32 = jnp.float32
 _LANES = 128

@@ -23,8 +23,8 @@ from remixer_t5x import axes, ranges
 from remixer_t5x.context import SequenceContext, check_length, check_no_prefix
 from remixer_t5x.errors import UserError
 from remixer_t5x.kernels.compile_target import target_platform
-from remixer_t5x.kernels.diagonals import gather_by_positions, spread_over_diagonals
 from remixer_t5x.kernels.gelu import gelu, multiply_by_gelu, normalized_gelu
+from remixer_t5x.kernels.reshaping import gather_by_positions, spread_over_diagonals
 from remixer_t5x.models.layers import cache
 from remixer_t5x.models.layers.attend import attend_to_sequence, sequence_visibility
 from remixer_t5x.models.layers.dense import Dense, LazyProduct, dropout, matmul

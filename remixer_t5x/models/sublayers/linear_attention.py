@@ -18,8 +18,8 @@ from flax import linen as nn
 
 from remixer_t5x import axes, ranges
 from remixer_t5x.context import Memory, SequenceContext, require_memory
-from remixer_t5x.kernels.blocks import split_blocks
 from remixer_t5x.kernels.compile_target import on_cpu
+from remixer_t5x.kernels.reshaping import split_blocks
 from remixer_t5x.models.layers import cache
 from remixer_t5x.models.layers.dense import Dense, dropout, split_heads
 from remixer_t5x.models.layers.token_mlp import mix_through_hidden

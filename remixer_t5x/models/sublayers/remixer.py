@@ -28,8 +28,8 @@ from remixer_t5x import axes, ranges
 from remixer_t5x.context import SequenceContext, check_length
 from remixer_t5x.errors import UserError
 from remixer_t5x.kernels.compile_target import target_platform
-from remixer_t5x.kernels.diagonals import gather_by_positions
 from remixer_t5x.kernels.gelu import multiply_by_gelu
+from remixer_t5x.kernels.reshaping import gather_by_positions
 from remixer_t5x.models.layers import cache
 from remixer_t5x.models.layers.attend import sequence_visibility
 from remixer_t5x.models.layers.dense import Dense, dropout
