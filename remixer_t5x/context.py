@@ -36,7 +36,7 @@ class SequenceContext:
             dummy token per position.
         deterministic: whether dropout is disabled.
         packed: whether a row may contain several examples.
-        attention: one of `kernels.attention.api.IMPLEMENTATIONS`; set by a stack.
+        attention: one of `kernels.attention.IMPLEMENTATIONS`; set by a stack.
     """
 
     segment_ids: jax.Array

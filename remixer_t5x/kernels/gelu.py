@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
-from remixer_t5x.kernels.attention.formula import ATTENTION_OUTPUT
+from remixer_t5x.kernels.attention_formula import ATTENTION_OUTPUT
 from remixer_t5x.kernels.compile_target import target_platform
 
 # 2 u = x (_GELU_LINEAR + _GELU_CUBIC x^2)

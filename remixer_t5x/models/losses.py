@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from remixer_t5x import axes, ranges
-from remixer_t5x.kernels.attention.formula import cap_logits
+from remixer_t5x.kernels.attention_formula import cap_logits
 from remixer_t5x.kernels.reshaping import join_blocks, split_blocks
 from remixer_t5x.models.layers.dense import cast_and_gather
 

@@ -6,11 +6,11 @@ import signal
 import jax
 
 from remixer_t5x.kernels import self_check
-from remixer_t5x.kernels.attention.formula import Visibility, dot_product_attention
+from remixer_t5x.kernels.attention_formula import Visibility, dot_product_attention
 
 
 class Kernel:
-    """An attention kernel that calls a function, with the interface of the modules in `api.KERNELS`."""
+    """An attention kernel that calls a function, with the interface of the modules in `attention.KERNELS`."""
 
     def __init__(self, attend):
         self.attend = attend

@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 
 from remixer_t5x.errors import UserError
-from remixer_t5x.kernels import self_check
-from remixer_t5x.kernels.attention import api, cudnn, decoding, tpu_kernel
-from remixer_t5x.kernels.attention import formula as module
-from remixer_t5x.kernels.attention.formula import DistanceBias, Visibility
+from remixer_t5x.kernels import attention, attention_cudnn, attention_formula, attention_tpu_kernel, self_check
+from remixer_t5x.kernels.attention_formula import DistanceBias, Visibility
 from remixer_t5x.kernels.compile_target import compiling_for
 
 B, Q, K, H, D = 3, 5, 7, 2, 4
@@ -32,7 +30,7 @@ def plain(query, key, value, mask, bias, softcap=None):
     [(True, (B, 1, Q, K), 1, None), (False, (1, 1, Q, K), 3, 1.5), (True, (B, 1, 1, K), 3, 1.5)],
 )
 def test_the_formula_equals_plain_attention_with_gradients(monkeypatch, by_rows, with_bias, mask_shape, group, softcap):
-    monkeypatch.setattr(module, 'on_single_cpu', lambda: by_rows)
+    monkeypatch.setattr(attention_formula, 'on_single_cpu', lambda: by_rows)
     rng = np.random.default_rng(0)
     sizes = (Q, group * H), (K, H), (K, H)
     query, key, value = (jnp.asarray(rng.normal(size=(B, *size, D)), jnp.float32) for size in sizes)
@@ -47,14 +45,16 @@ def test_the_formula_equals_plain_attention_with_gradients(monkeypatch, by_rows,
         arguments = (query, key, value, bias)
         return jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2, 3)))(*arguments)
 
-    actual, expected = value_and_gradients(module.dot_product_attention), value_and_gradients(plain)
+    actual, expected = value_and_gradients(attention_formula.dot_product_attention), value_and_gradients(plain)
     jax.tree.map(lambda a, e: np.testing.assert_allclose(a, e, rtol=1e-4, atol=1e-5), actual, expected)
 
 
 def test_a_query_without_a_visible_key_stays_finite():
     query = key = value = jnp.ones((1, 2, 1, 4))
     mask = jnp.zeros((1, 1, 2, 2), bool)
-    out, gradient = jax.value_and_grad(lambda q: module.dot_product_attention(q, key, value, mask, None).sum())(query)
+    out, gradient = jax.value_and_grad(
+        lambda q: attention_formula.dot_product_attention(q, key, value, mask, None).sum()
+    )(query)
     assert np.isfinite(out) and np.all(np.isfinite(gradient))
 
 
@@ -83,11 +83,11 @@ KERNEL_CASES = {
 }
 
 
-@pytest.mark.parametrize('platform', api.KERNELS)
+@pytest.mark.parametrize('platform', attention.KERNELS)
 @pytest.mark.parametrize('case', KERNEL_CASES)
 def test_a_kernel_equals_the_formula_with_gradients(case, platform, monkeypatch):
     """In float32; JAX's XLA attention with the same arguments replaces cuDNN."""
-    monkeypatch.setattr(tpu_kernel, '_MAX_BLOCK_LENGTH', 128)
+    monkeypatch.setattr(attention_tpu_kernel, '_MAX_BLOCK_LENGTH', 128)
     queries, keys, heads, width, visibility, with_bias, *group = KERNEL_CASES[case]
     rng = np.random.default_rng(0)
     query_size, key_size = (queries, heads), (keys, heads // sum(group or [1]))
@@ -109,18 +109,18 @@ def test_a_kernel_equals_the_formula_with_gradients(case, platform, monkeypatch)
         arguments = (0.3 * query, key, value, by_distance)
         return jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2, 3), has_aux=True))(*arguments)
 
-    expected = value_and_gradients(functools.partial(api.attention, implementation='formula'))
+    expected = value_and_gradients(functools.partial(attention.attention, implementation='formula'))
     with compiling_for(platform, interpret=True):
-        actual = value_and_gradients(api.KERNELS[platform][1].attend)
+        actual = value_and_gradients(attention.KERNELS[platform][1].attend)
     jax.tree.map(lambda a, e: np.testing.assert_allclose(a, e, rtol=2e-4, atol=2e-4), actual, expected)
 
 
 def test_segment_features_separate_the_segments_of_packed_rows():
-    sets = cudnn._segment_sets()[:600]
+    sets = attention_cudnn._segment_sets()[:600]
     products = jnp.einsum(
         'qf,kf->qk',
         sets.astype(jnp.bfloat16),
-        (cudnn._OTHER_SEGMENT_PENALTY * (sets - 1)).astype(jnp.bfloat16),
+        (attention_cudnn._OTHER_SEGMENT_PENALTY * (sets - 1)).astype(jnp.bfloat16),
         preferred_element_type=jnp.float32,
     )
     assert np.all(np.diagonal(products) == 0)
@@ -134,7 +134,7 @@ def test_an_unsupported_call_raises_an_error_with_the_reason():
 
     def assert_rejected(platform, implementation, reason, bias=None, visibility=unpacked, x=heads, chip=None):
         with compiling_for(platform, chip=chip), pytest.raises(UserError, match=reason):
-            api.attention(x, x, x, visibility, bias, implementation)
+            attention.attention(x, x, x, visibility, bias, implementation)
 
     assert_rejected('cpu', 'flash', "one of auto, formula, tpu_kernel, cudnn, got 'flash'")
     assert_rejected('cpu', 'tpu_kernel', 'does not run on a cpu; set ATTENTION = .auto')
@@ -145,9 +145,9 @@ def test_an_unsupported_call_raises_an_error_with_the_reason():
     packed_rows = Visibility(jnp.ones((1, 4), jnp.int32), jnp.ones((1, 4), jnp.int32))
     assert_rejected('gpu', 'cudnn', 'at most 112 for packed rows, got 120', x=jnp.tile(low, 15), visibility=packed_rows)
     for visibility in (unpacked, packed_rows):
-        assert cudnn.unsupported_reason(low, low, low, visibility, bias) is None
+        assert attention_cudnn.unsupported_reason(low, low, low, visibility, bias) is None
     prefix = Visibility(None, jnp.ones((1, 4), jnp.int32), True, jnp.ones((1, 4), bool))
-    for platform, (name, _) in api.KERNELS.items():
+    for platform, (name, _) in attention.KERNELS.items():
         assert_rejected(platform, name, 'does not support a bidirectional prefix', x=low, visibility=prefix)
 
 
@@ -157,7 +157,7 @@ def test_auto_falls_back_to_the_formula_and_logs_it_once(caplog):
     self_check.log_fallback.cache_clear()
     for _ in range(2):
         with compiling_for('gpu'):
-            np.testing.assert_allclose(api.attention(heads, heads, heads, unpacked), heads, rtol=1e-6)
+            np.testing.assert_allclose(attention.attention(heads, heads, heads, unpacked), heads, rtol=1e-6)
     [record] = caplog.records
     assert 'cudnn' in record.message and 'float32' in record.message
 
@@ -169,8 +169,11 @@ def test_a_decoding_step_equals_plain_attention_in_both_cache_layouts(monkeypatc
     bias = jnp.asarray(rng.normal(size=(1, H, 2, K)), jnp.float32)
     expected = plain(query, key, value, mask, bias)
     for platform, dimensions in (('cpu', 4), ('tpu', 3)):
-        monkeypatch.setattr(decoding, 'target_platform', lambda platform=platform: platform)
-        cached_key, cached_value = decoding.memory_key_to_cache_layout(key), decoding.to_cache_layout(value)[0]
+        monkeypatch.setattr(attention_formula, 'target_platform', lambda platform=platform: platform)
+        cached_key, cached_value = (
+            attention_formula.memory_key_to_cache_layout(key),
+            attention_formula.to_cache_layout(value)[0],
+        )
         assert cached_key.ndim == cached_value.ndim == dimensions
-        mixed = decoding.attend_step(query, cached_key, cached_value, mask, bias)
+        mixed = attention_formula.attend_step(query, cached_key, cached_value, mask, bias)
         np.testing.assert_allclose(mixed, expected, rtol=1e-5, atol=1e-6)

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from remixer_t5x.errors import UserError
-from remixer_t5x.kernels import self_check
-from remixer_t5x.kernels.attention import api
-from remixer_t5x.kernels.attention.formula import Visibility
+from remixer_t5x.kernels import attention, self_check
+from remixer_t5x.kernels.attention_formula import Visibility
 from remixer_t5x.kernels.compile_target import compiling_for
 from tests.kernels import broken_kernels
 
@@ -32,14 +31,14 @@ def empty_cache(monkeypatch, tmp_path):
 
 def run_attention(monkeypatch, kernel, implementation='auto'):
     """Returns the outputs of attention with `kernel` as the CPU's kernel, and of the formula."""
-    monkeypatch.setitem(api.KERNELS, 'cpu', ('tpu_kernel', broken_kernels.Kernel(kernel)))
+    monkeypatch.setitem(attention.KERNELS, 'cpu', ('tpu_kernel', broken_kernels.Kernel(kernel)))
     rng = np.random.default_rng(0)
     query, key, value = (jnp.asarray(rng.normal(size=(2, 6, 2, 4)), jnp.float32) for _ in range(3))
     visibility = Visibility(None, jnp.asarray([[1] * 6, [1] * 3 + [0] * 3]))
 
     @jax.jit  # The check must not become part of the trace.
     def mixed(query, key, value):
-        return api.attention(query, key, value, visibility, None, implementation)
+        return attention.attention(query, key, value, visibility, None, implementation)
 
     return mixed(query, key, value), broken_kernels.correct(query, key, value, visibility, None)
 

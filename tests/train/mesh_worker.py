@@ -16,8 +16,8 @@ from flax import linen as nn
 from remixer_t5x.context import SequenceContext
 from remixer_t5x.costs import step_memory
 from remixer_t5x.devices.partition import Partitioner
-from remixer_t5x.kernels.attention import api
-from remixer_t5x.kernels.attention.formula import DistanceBias, Visibility
+from remixer_t5x.kernels import attention
+from remixer_t5x.kernels.attention_formula import DistanceBias, Visibility
 from remixer_t5x.kernels.compile_target import compiling_for
 from remixer_t5x.kernels.running_token_mlp.api import mix_through_running_hidden
 from remixer_t5x.models.architecture.encoder_decoder import EncoderDecoder
@@ -128,7 +128,7 @@ def attend(implementation, partitioner):
     visibility = Visibility(None, token_ids(), causal=True)
 
     def compute(query, key, value, by_distance):
-        return api.attention(query, key, value, visibility, DistanceBias(by_distance), implementation)
+        return attention.attention(query, key, value, visibility, DistanceBias(by_distance), implementation)
 
     return projections(
         compute, [*rng.normal(size=(3, ROWS, LENGTH, 2, 16)).astype(np.float32), by_distance], partitioner

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
-from remixer_t5x.kernels.attention.formula import ATTENTION_OUTPUT
+from remixer_t5x.kernels.attention_formula import ATTENTION_OUTPUT
 from remixer_t5x.kernels.compile_target import batch_and_head_axes, wrap_in_shard_map
 from remixer_t5x.kernels.reshaping import join_blocks, split_blocks
 

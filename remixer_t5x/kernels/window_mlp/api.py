@@ -12,7 +12,7 @@ from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
 from remixer_t5x.kernels import self_check
-from remixer_t5x.kernels.attention.formula import ATTENTION_OUTPUT
+from remixer_t5x.kernels.attention_formula import ATTENTION_OUTPUT
 from remixer_t5x.kernels.compile_target import on_single_cpu, target_platform
 from remixer_t5x.kernels.reshaping import join_blocks, split_blocks
 from remixer_t5x.kernels.window_mlp import gpu, tpu

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from remixer_t5x.kernels.attention.formula import ATTENTION_OUTPUT
+from remixer_t5x.kernels.attention_formula import ATTENTION_OUTPUT
 from remixer_t5x.kernels.gelu import prevent_cse, sigmoid_gelu, sigmoid_gelu_and_slope
 from remixer_t5x.kernels.reshaping import expand_window_weights, join_previous_blocks, mask_same_example, split_blocks
 

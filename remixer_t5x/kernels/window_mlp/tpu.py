@@ -17,7 +17,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import PartitionSpec
 
 from remixer_t5x.kernels import compile_target
-from remixer_t5x.kernels.attention.formula import ATTENTION_OUTPUT
+from remixer_t5x.kernels.attention_formula import ATTENTION_OUTPUT
 from remixer_t5x.kernels.compile_target import batch_and_head_axes, interprets_kernels, wrap_in_shard_map
 from remixer_t5x.kernels.gelu import sigmoid_gelu, sigmoid_gelu_and_slope
 from remixer_t5x.kernels.reshaping import expand_window_weights, mask_same_example

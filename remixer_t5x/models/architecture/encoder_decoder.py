@@ -15,7 +15,7 @@ from flax import linen as nn
 from remixer_t5x import axes, ranges
 from remixer_t5x.context import Memory, make_sequence_context
 from remixer_t5x.errors import UserError
-from remixer_t5x.kernels.attention.formula import cap_logits
+from remixer_t5x.kernels.attention_formula import cap_logits
 from remixer_t5x.models.architecture.stack import Stack
 from remixer_t5x.models.layers.dense import Dense
 from remixer_t5x.models.layers.embedding import Embed, scale_output

@@ -17,7 +17,7 @@ from flax import linen as nn
 
 from remixer_t5x import axes, ranges
 from remixer_t5x.context import SequenceContext
-from remixer_t5x.kernels.attention.formula import ATTENTION_OUTPUT
+from remixer_t5x.kernels.attention_formula import ATTENTION_OUTPUT
 from remixer_t5x.models.layers.dense import dropout
 from remixer_t5x.models.layers.norms import RMSNorm
 

@@ -11,9 +11,16 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from remixer_t5x.context import Memory, SequenceContext
-from remixer_t5x.kernels.attention.api import attention
-from remixer_t5x.kernels.attention.decoding import attend_step, memory_key_to_cache_layout, to_cache_layout
-from remixer_t5x.kernels.attention.formula import Bias, Visibility, attention_weights, expand_bias
+from remixer_t5x.kernels.attention import attention
+from remixer_t5x.kernels.attention_formula import (
+    Bias,
+    Visibility,
+    attend_step,
+    attention_weights,
+    expand_bias,
+    memory_key_to_cache_layout,
+    to_cache_layout,
+)
 from remixer_t5x.models.layers import cache
 from remixer_t5x.models.layers.dense import dropout
 

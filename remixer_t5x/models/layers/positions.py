@@ -9,7 +9,7 @@ from flax import linen as nn
 
 from remixer_t5x import axes, ranges
 from remixer_t5x.context import SequenceContext, check_length
-from remixer_t5x.kernels.attention.formula import DistanceBias
+from remixer_t5x.kernels.attention_formula import DistanceBias
 from remixer_t5x.kernels.compile_target import target_platform
 
 # Sequence length of models that are built without data, as in T5.

@@ -23,7 +23,7 @@ from flax import linen as nn
 from remixer_t5x import axes, ranges
 from remixer_t5x.context import SequenceContext, require_memory
 from remixer_t5x.errors import UserError
-from remixer_t5x.kernels.attention.formula import Bias
+from remixer_t5x.kernels.attention_formula import Bias
 from remixer_t5x.models.layers import cache
 from remixer_t5x.models.layers.attend import attend_to_memory, attend_to_sequence
 from remixer_t5x.models.layers.dense import Dense, split_heads

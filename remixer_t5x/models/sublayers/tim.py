@@ -28,7 +28,7 @@ from flax import linen as nn
 from remixer_t5x import axes, ranges
 from remixer_t5x.context import SequenceContext, require_memory
 from remixer_t5x.errors import UserError
-from remixer_t5x.kernels.attention.formula import split_bias
+from remixer_t5x.kernels.attention_formula import split_bias
 from remixer_t5x.kernels.compile_target import target_platform
 from remixer_t5x.models.layers import cache
 from remixer_t5x.models.layers.attend import attend_to_memory, attend_to_sequence

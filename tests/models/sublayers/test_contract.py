@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from remixer_t5x.errors import UserError
-from remixer_t5x.kernels.attention import decoding as attention_decoding
+from remixer_t5x.kernels import attention_formula
 from remixer_t5x.models.architecture import encoder_only, layer, stack
 from remixer_t5x.models.layers.norms import GroupedRMSNorm, LayerNorm
 from remixer_t5x.models.layers.positions import AlibiBias, LearnedPositions, RelativePositionBias, RotaryEmbedding
@@ -218,7 +218,7 @@ def test_decoding_equals_all_tokens_at_once(name):
 
 
 def test_decoding_with_tpu_caches_equals_all_tokens_at_once(monkeypatch):
-    monkeypatch.setattr(attention_decoding, 'target_platform', lambda: 'tpu')
+    monkeypatch.setattr(attention_formula, 'target_platform', lambda: 'tpu')
     contract.check_decode(make_fixture('modern', 'decoder'))
     contract.check_beams(make_fixture('modern', 'decoder'))
     contract.check_prompt(make_fixture_without_memory('modern'))

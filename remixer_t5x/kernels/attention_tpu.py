@@ -1,4 +1,4 @@
-"""Attention on TPUs: makes the Pallas kernels in `tpu_kernel` a differentiable function of sharded arrays."""
+"""Attention on TPUs: makes the Pallas kernels in `attention_tpu_kernel` a differentiable function of sharded arrays."""
 
 import functools
 from typing import Any
@@ -8,10 +8,9 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
-from remixer_t5x.kernels import compile_target
-from remixer_t5x.kernels.attention import tpu_kernel
-from remixer_t5x.kernels.attention.formula import ATTENTION_OUTPUT, Bias, DistanceBias, Visibility
-from remixer_t5x.kernels.attention.tpu_kernel import AttentionPlan, Operands
+from remixer_t5x.kernels import attention_tpu_kernel, compile_target
+from remixer_t5x.kernels.attention_formula import ATTENTION_OUTPUT, Bias, DistanceBias, Visibility
+from remixer_t5x.kernels.attention_tpu_kernel import AttentionPlan, Operands
 from remixer_t5x.kernels.compile_target import batch_and_head_axes, wrap_in_shard_map
 
 
@@ -33,7 +32,7 @@ def unsupported_reason(
 
 
 def attend(query: jax.Array, key: jax.Array, value: jax.Array, visibility: Visibility, bias: Bias) -> jax.Array:
-    """Computes attention as in `api.attention`; `unsupported_reason` must return None for this call."""
+    """Computes attention as in `attention.attention`; `unsupported_reason` must return None for this call."""
     by_distance = bias.by_distance if isinstance(bias, DistanceBias) else None
     if query.shape[2] != key.shape[2]:
         key, value = (jnp.repeat(array, query.shape[2] // array.shape[2], axis=2) for array in (key, value))
@@ -59,7 +58,7 @@ def _forward_rule(head_dim: int, causal: bool, window: int | None, *arrays: Any)
 
     def forward(*arrays: Any) -> tuple[jax.Array, jax.Array]:
         plan, operands = _plan_and_operands(head_dim, causal, window, *arrays)
-        mixed, log_total = tpu_kernel.forward(plan, operands)
+        mixed, log_total = attention_tpu_kernel.forward(plan, operands)
         return mixed, log_total.reshape(mixed.shape[0], plan.heads, -1)
 
     results = wrap_in_shard_map(forward, (*specs,), (specs[0], log_total_spec))(*arrays)
@@ -77,9 +76,9 @@ def _backward_rule(
         *arrays, mixed, log_total, gradient = inputs
         plan, operands = _plan_and_operands(head_dim, causal, window, *arrays)
         log_total = log_total.reshape(mixed.shape[0], -1, plan.group, plan.queries)
-        *gradients, bias_gradient = tpu_kernel.backward(plan, operands, mixed, log_total, gradient)
+        *gradients, bias_gradient = attention_tpu_kernel.backward(plan, operands, mixed, log_total, gradient)
         if bias_gradient is not None:
-            spread = functools.partial(tpu_kernel.shift_bias, plan)
+            spread = functools.partial(attention_tpu_kernel.shift_bias, plan)
             bias_gradient = jax.linear_transpose(spread, arrays[-1])(bias_gradient)[0][None]
         return *gradients, bias_gradient
 
@@ -108,5 +107,5 @@ def _plan_and_operands(head_dim, causal, window, query, key, value, query_segmen
     """Builds the arguments of the kernels from the shards of one device."""
     plan = AttentionPlan(query.shape[1], key.shape[1], query.shape[2] // head_dim, head_dim, causal, window)
     segments = None if query_segments is None else query_segments[:, None, :]
-    bias = None if by_distance is None else tpu_kernel.shift_bias(plan, by_distance)
+    bias = None if by_distance is None else attention_tpu_kernel.shift_bias(plan, by_distance)
     return plan, Operands(query, key, value, segments, key_segments[:, :, None], bias)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from remixer_t5x.kernels.attention.formula import MASKED_LOGIT
+from remixer_t5x.kernels.attention_formula import MASKED_LOGIT
 from remixer_t5x.kernels.compile_target import interprets_kernels
 
 _FLOAT32 = jnp.float32

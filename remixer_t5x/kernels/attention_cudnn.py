@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from remixer_t5x.kernels.attention.formula import MASKED_LOGIT, Bias, Visibility, expand_bias, is_within_window
+from remixer_t5x.kernels.attention_formula import MASKED_LOGIT, Bias, Visibility, expand_bias, is_within_window
 from remixer_t5x.kernels.compile_target import interprets_kernels
 
 _MAX_HEAD_DIM = 128
@@ -44,7 +44,7 @@ def unsupported_reason(
 
 
 def attend(query: jax.Array, key: jax.Array, value: jax.Array, visibility: Visibility, bias: Bias) -> jax.Array:
-    """Computes attention as in `api.attention`; `unsupported_reason` must return None for this call."""
+    """Computes attention as in `attention.attention`; `unsupported_reason` must return None for this call."""
     full, (batch, num_queries, _, head_dim) = expand_bias(bias), query.shape
     query_segments, key_segments = visibility.query_segments, visibility.key_segments
     window = visibility.window

@@ -2,8 +2,8 @@
 
 auto        the device's kernel if it supports the call; otherwise logs the reason and uses `formula`
 formula     the plain-JAX implementation, which stores the logits in the device's memory
-tpu_kernel  Pallas kernels for TPUs (`tpu.py`)
-cudnn       cuDNN's fused attention for NVIDIA GPUs (`cudnn.py`)
+tpu_kernel  Pallas kernels for TPUs (`attention_tpu.py`)
+cudnn       cuDNN's fused attention for NVIDIA GPUs (`attention_cudnn.py`)
 """
 
 import functools
@@ -13,13 +13,12 @@ import jax
 import jax.numpy as jnp
 
 from remixer_t5x.errors import UserError
-from remixer_t5x.kernels import self_check
-from remixer_t5x.kernels.attention import cudnn, tpu
-from remixer_t5x.kernels.attention.formula import Bias, Visibility, dot_product_attention, expand_bias
+from remixer_t5x.kernels import attention_cudnn, attention_tpu, self_check
+from remixer_t5x.kernels.attention_formula import Bias, Visibility, dot_product_attention, expand_bias
 from remixer_t5x.kernels.compile_target import target_platform
 
 # Maps each platform to the name of its kernel, a value of the setting ATTENTION, and the module with the kernel.
-KERNELS = {'tpu': ('tpu_kernel', tpu), 'gpu': ('cudnn', cudnn)}
+KERNELS = {'tpu': ('tpu_kernel', attention_tpu), 'gpu': ('cudnn', attention_cudnn)}
 IMPLEMENTATIONS = ('auto', 'formula', *(name for name, _ in KERNELS.values()))
 
 
