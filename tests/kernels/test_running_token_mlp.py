@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from remixer_t5x.kernels import running_token_mlp, running_token_mlp_tpu, running_token_mlp_unrolled
 from remixer_t5x.kernels.compile_target import compiling_for
-from remixer_t5x.kernels.running_token_mlp import api, tpu, unrolled
 
 HEADS, HIDDEN, FEATURES, LENGTH = 2, 4, 3, 13
 few_examples = settings(max_examples=10, deadline=None, derandomize=True, database=None)
@@ -19,9 +19,9 @@ every_platform = pytest.mark.parametrize('platform', ['cpu', 'gpu', 'tpu'])
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(tpu, '_MAX_BLOCK_LENGTH', 8)
-    monkeypatch.setattr(unrolled, '_MAX_BLOCK_LENGTH', 8)
-    monkeypatch.setattr(unrolled, '_SEGMENT_LENGTH', 3)
+    monkeypatch.setattr(running_token_mlp_tpu, '_MAX_BLOCK_LENGTH', 8)
+    monkeypatch.setattr(running_token_mlp_unrolled, '_MAX_BLOCK_LENGTH', 8)
+    monkeypatch.setattr(running_token_mlp_unrolled, '_SEGMENT_LENGTH', 3)
 
 
 def plain(w_in, value, w_out, ids, scale):
@@ -40,7 +40,7 @@ def value_and_gradients(mix, ids, weights):
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def actual(platform, packed, blocks, ids, scale, *weights):
-    mix = functools.partial(api.mix_through_running_hidden, ids=ids, packed=packed, hidden_scale=scale)
+    mix = functools.partial(running_token_mlp.mix_through_running_hidden, ids=ids, packed=packed, hidden_scale=scale)
     with compiling_for(platform, interpret=True):
         return value_and_gradients(mix, ids, weights)
 
@@ -90,7 +90,7 @@ def test_gradients_stay_exact_for_large_sums(platform):
     )
     ids = jnp.ones((1, length), jnp.int32)
     scale = 1.0 / (jnp.arange(length)[None] + 1.0)
-    mix = functools.partial(api.mix_through_running_hidden, ids=ids, packed=False, hidden_scale=scale)
+    mix = functools.partial(running_token_mlp.mix_through_running_hidden, ids=ids, packed=False, hidden_scale=scale)
     with compiling_for(platform, interpret=True):
         actual = jax.jit(functools.partial(value_and_gradients, mix))(ids, (w_in, value, w_out))
     with jax.enable_x64(True):
@@ -116,8 +116,8 @@ def test_padding_does_not_change_the_result(platform):
     ids = jnp.asarray([[1] * 6 + [0] * (LENGTH - 6)])
     padded_with_nan = [array.at[:, 6:].set(jnp.nan) for array in weights]
     with compiling_for(platform, interpret=True):
-        expected = api.mix_through_running_hidden(*weights, w_out, ids, packed=False)
-        mixed = api.mix_through_running_hidden(*padded_with_nan, w_out, ids, packed=False)
+        expected = running_token_mlp.mix_through_running_hidden(*weights, w_out, ids, packed=False)
+        mixed = running_token_mlp.mix_through_running_hidden(*padded_with_nan, w_out, ids, packed=False)
     np.testing.assert_array_equal(mixed[:, :6], expected[:, :6])
     assert np.all(np.isfinite(mixed))
 
@@ -131,7 +131,7 @@ def test_memory_is_length_times_width(platform, rows, packed):
         ids = jnp.ones((batch, length), jnp.int32)
 
         def loss(*weights):
-            return jnp.sum(api.mix_through_running_hidden(*weights, ids, packed=packed))
+            return jnp.sum(running_token_mlp.mix_through_running_hidden(*weights, ids, packed=packed))
 
         shapes = [
             jax.ShapeDtypeStruct((batch, length, heads, width), jnp.float32) for width in (hidden, features, hidden)

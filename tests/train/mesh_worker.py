@@ -19,7 +19,7 @@ from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.kernels import attention
 from remixer_t5x.kernels.attention_formula import DistanceBias, Visibility
 from remixer_t5x.kernels.compile_target import compiling_for
-from remixer_t5x.kernels.running_token_mlp.api import mix_through_running_hidden
+from remixer_t5x.kernels.running_token_mlp import mix_through_running_hidden
 from remixer_t5x.models.architecture.encoder_decoder import EncoderDecoder
 from remixer_t5x.models.architecture.layer import make_layer
 from remixer_t5x.models.architecture.stack import Stack

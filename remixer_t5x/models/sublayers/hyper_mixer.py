@@ -25,8 +25,8 @@ from flax import linen as nn
 from remixer_t5x import axes, ranges
 from remixer_t5x.context import Memory, SequenceContext, require_memory
 from remixer_t5x.errors import UserError
-from remixer_t5x.kernels.running_token_mlp.api import mix_through_running_hidden
-from remixer_t5x.kernels.running_token_mlp.token_loop import add_token_to_state, compute_token_output
+from remixer_t5x.kernels.running_token_mlp import mix_through_running_hidden
+from remixer_t5x.kernels.running_token_mlp_loop import add_token_to_state, compute_token_output
 from remixer_t5x.models.layers import cache, token_mlp
 from remixer_t5x.models.layers.dense import GroupDense, dropout, split_groups
 from remixer_t5x.models.layers.norms import LayerNorm

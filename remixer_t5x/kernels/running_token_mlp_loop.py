@@ -4,10 +4,36 @@ The backward pass restores A_{t-1} from A_t by subtracting the outer product of 
 accumulating, A is recomputed at the end of each example and block.
 """
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 
-from remixer_t5x.kernels.running_token_mlp.block_loop import BlockGradients, TokenArrays, zero_state
+
+class TokenArrays(NamedTuple):
+    """Weights and values of the tokens in whole rows or in one block."""
+
+    w_in: jax.Array  # [batch, tokens, heads, hidden]
+    value: jax.Array  # [batch, tokens, heads, features]
+    w_out: jax.Array  # [batch, tokens, heads, hidden]
+    # [batch, tokens] float32, 0 at the first token of an example, otherwise 1; None if rows are not packed
+    keep: jax.Array | None
+    scale: jax.Array | None  # [batch, tokens] float32, factor of the state A before the activation; None for 1
+
+
+class BlockGradients(NamedTuple):
+    """Gradients with respect to the tokens of a block and the state A before the block."""
+
+    w_in: jax.Array
+    value: jax.Array
+    w_out: jax.Array
+    start: jax.Array | None  # None if there is no preceding block
+
+
+def zero_state(tokens: TokenArrays) -> jax.Array:
+    """Returns the state A before the first token of a row, zeros [batch, heads, hidden, features]."""
+    batch, _, heads, hidden = tokens.w_in.shape
+    return jnp.zeros((batch, heads, hidden, tokens.value.shape[-1]), jnp.float32)
 
 
 def add_token_to_state(hidden: jax.Array, w_in: jax.Array, value: jax.Array) -> jax.Array:
@@ -28,7 +54,7 @@ def block_length(w_in: jax.Array, value: jax.Array) -> int:
 
 
 def forward(tokens: TokenArrays, start: jax.Array | None) -> jax.Array:
-    """Computes the outputs of a block; see `tpu.forward`."""
+    """Computes the outputs of a block; see `running_token_mlp_tpu.forward`."""
 
     def mix_token(hidden: jax.Array, token: TokenArrays) -> tuple[jax.Array, jax.Array]:
         hidden = add_token_to_state(_reset_state(hidden, token.keep), token.w_in, token.value)
@@ -42,7 +68,7 @@ def forward(tokens: TokenArrays, start: jax.Array | None) -> jax.Array:
 def backward(
     tokens: TokenArrays, start: jax.Array | None, later: jax.Array | None, gradient: jax.Array
 ) -> BlockGradients:
-    """Computes the gradients of a block; see `tpu.backward`."""
+    """Computes the gradients of a block; see `running_token_mlp_tpu.backward`."""
     first = zero_state(tokens) if start is None else start
     index = jnp.arange(tokens.value.shape[1])
     # For each token, the number of examples that start in the block at or before it.

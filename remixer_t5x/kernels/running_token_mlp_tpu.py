@@ -14,7 +14,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from remixer_t5x.kernels import compile_target
 from remixer_t5x.kernels.compile_target import interprets_kernels
-from remixer_t5x.kernels.running_token_mlp.block_loop import BlockGradients, TokenArrays
+from remixer_t5x.kernels.running_token_mlp_loop import BlockGradients, TokenArrays
 
 _LANES = 128
 _FLOAT32 = jnp.float32

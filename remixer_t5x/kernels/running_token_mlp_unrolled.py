@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from remixer_t5x.kernels.gelu import sigmoid_gelu, sigmoid_gelu_and_slope
 from remixer_t5x.kernels.reshaping import join_blocks, split_blocks
-from remixer_t5x.kernels.running_token_mlp.block_loop import BlockGradients, TokenArrays, zero_state
+from remixer_t5x.kernels.running_token_mlp_loop import BlockGradients, TokenArrays, zero_state
 
 # Number of tokens in a segment. With more tokens, XLA:GPU would write intermediate values of A to memory.
 _SEGMENT_LENGTH = 5
@@ -27,7 +27,7 @@ def block_length(w_in: jax.Array, value: jax.Array) -> int:
 
 
 def forward(tokens: TokenArrays, start: jax.Array | None) -> jax.Array:
-    """Computes the outputs of a block; see `tpu.forward`."""
+    """Computes the outputs of a block; see `running_token_mlp_tpu.forward`."""
     segments = split_blocks(tokens, _SEGMENT_LENGTH)
     # Transpose A, because XLA can fuse more sums over the last axis than over other axes.
     starts = _states_before_segments('nbhfk', tokens, start)
@@ -41,7 +41,7 @@ def forward(tokens: TokenArrays, start: jax.Array | None) -> jax.Array:
 def backward(
     tokens: TokenArrays, start: jax.Array | None, later: jax.Array | None, gradient: jax.Array
 ) -> BlockGradients:
-    """Computes the gradients of a block; see `tpu.backward`."""
+    """Computes the gradients of a block; see `running_token_mlp_tpu.backward`."""
     length, dtype = tokens.value.shape[1], tokens.value.dtype
 
     def split_state(state: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -1,40 +1,80 @@
-"""Loop over blocks of tokens for the running token MLP, which stores the state A only between blocks.
+"""A causal MLP along the tokens of an example: `y_t = w_out[t] . gelu(c_t A_t)`, `A_t = sum_{j <= t} w_in[j] (x) v[j]`.
 
-A matmul computes the contribution of a block to A; the kernel module computes outputs and gradients within a block.
+The output of a token depends on the preceding tokens only through the state A [heads, hidden, features], a sum of
+outer products. Storing A for every token would take too much memory, so the backward pass recomputes A one block at a
+time, and the loop over blocks stores A only between blocks. A matmul computes the contribution of a block to A; the
+kernel module computes outputs and gradients within a block. Blocks are computed with a loop over tokens on CPUs
+(`running_token_mlp_loop`), Pallas kernels on TPUs (`running_token_mlp_tpu`), and operations that XLA fuses on GPUs
+(`running_token_mlp_unrolled`).
 """
 
 import functools
 from types import ModuleType
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
+from remixer_t5x.kernels import running_token_mlp_loop, running_token_mlp_tpu, running_token_mlp_unrolled, self_check
 from remixer_t5x.kernels.attention_formula import ATTENTION_OUTPUT
-from remixer_t5x.kernels.compile_target import batch_and_head_axes, wrap_in_shard_map
+from remixer_t5x.kernels.compile_target import batch_and_head_axes, on_cpu, target_platform, wrap_in_shard_map
 from remixer_t5x.kernels.reshaping import join_blocks, split_blocks
+from remixer_t5x.kernels.running_token_mlp_loop import TokenArrays, zero_state
 
 
-class TokenArrays(NamedTuple):
-    """Weights and values of the tokens in whole rows or in one block."""
+def mix_through_running_hidden(
+    w_in: jax.Array,
+    value: jax.Array,
+    w_out: jax.Array,
+    ids: jax.Array,
+    *,
+    packed: bool,
+    hidden_scale: jax.Array | None = None,
+) -> jax.Array:
+    """Mixes each token with the preceding tokens of its example through hidden units.
 
-    w_in: jax.Array  # [batch, tokens, heads, hidden]
-    value: jax.Array  # [batch, tokens, heads, features]
-    w_out: jax.Array  # [batch, tokens, heads, hidden]
-    # [batch, tokens] float32, 0 at the first token of an example, otherwise 1; None if rows are not packed
-    keep: jax.Array | None
-    scale: jax.Array | None  # [batch, tokens] float32, factor of the state A before the activation; None for 1
+    Args:
+        w_in, w_out: [batch, length, heads, hidden], input and output weights of each token; w_in is ignored at padding.
+        value: [batch, length, heads, features], values of each token; ignored at padding.
+        ids: [batch, length] int32, the example id of each token, starting with 1; 0 is padding.
+        packed: whether rows may contain more than one example.
+        hidden_scale: [batch, length] float32, factor c_t of each token, treated as a constant; None for 1.
+
+    Returns:
+        [batch, length, heads, features] in value's dtype; the state A is computed in float32.
+    """
+    is_token = (ids > 0)[..., None, None]
+    operands = jnp.where(is_token, w_in, 0), jnp.where(is_token, value, 0), w_out, ids, hidden_scale
+    kernel = running_token_mlp_loop if on_cpu() else running_token_mlp_unrolled
+    if target_platform() == 'tpu':
+        unsupported_reason = running_token_mlp_tpu.unsupported_reason(w_in, value)
+        if unsupported_reason is None:
+            unsupported_reason = self_check.failure_reason(_build_check(packed, *operands))
+        if unsupported_reason is None:
+            kernel = running_token_mlp_tpu
+        else:
+            self_check.log_fallback('the running token MLP', 'the tpu kernel', unsupported_reason)
+    return _mix_with_kernel(kernel, packed, *operands)
 
 
-class BlockGradients(NamedTuple):
-    """Gradients with respect to the tokens of a block and the state A before the block."""
+def _mix_with_kernel(kernel: ModuleType, packed: bool, w_in, value, w_out, ids, scale) -> jax.Array:
+    keep = None
+    if packed:
+        is_continued = jnp.pad(ids[:, 1:] == ids[:, :-1], ((0, 0), (1, 0)), constant_values=True)
+        keep = is_continued.astype(jnp.float32)
+    return mix_by_blocks(kernel, w_in, value, w_out, keep, scale)
 
-    w_in: jax.Array
-    value: jax.Array
-    w_out: jax.Array
-    start: jax.Array | None  # None if there is no preceding block
+
+def _build_check(packed: bool, w_in, value, w_out, ids, scale) -> self_check.KernelCheck:
+    _, length, heads, hidden = w_in.shape
+    return self_check.KernelCheck(
+        'running_token_mlp_tpu',
+        f'{length} tokens, {heads} heads of {hidden} units and {value.shape[-1]} features{", packed" * packed}',
+        functools.partial(_mix_with_kernel, running_token_mlp_tpu, packed),
+        functools.partial(_mix_with_kernel, running_token_mlp_loop, packed),
+        self_check.operand_shapes((w_in, value, w_out, ids, scale), self_check.NUM_CHECK_ROWS),
+    )
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -48,8 +88,7 @@ def mix_by_blocks(
 ) -> jax.Array:
     """Mixes each token with the preceding tokens of its example; w_in and value must be zero at padding.
 
-    `kernel` is the module that computes blocks: `token_loop`, `tpu` or `unrolled`. The arrays are fields
-    of `TokenArrays`.
+    `kernel` is the module that computes blocks. The arrays are fields of `TokenArrays`.
     """
     return _forward_rule(kernel, w_in, value, w_out, keep, scale)[0]
 
@@ -104,12 +143,6 @@ def _backward(kernel: ModuleType, tokens: TokenArrays, gradient: jax.Array) -> t
     inputs = blocks, starts, split_blocks(gradient, block)
     _, gradients = jax.lax.scan(block_gradients, zeros, inputs, reverse=True)
     return tuple(join_blocks(array, length) for array in gradients)
-
-
-def zero_state(tokens: TokenArrays) -> jax.Array:
-    """Returns the state A before the first token of a row, zeros [batch, heads, hidden, features]."""
-    batch, _, heads, hidden = tokens.w_in.shape
-    return jnp.zeros((batch, heads, hidden, tokens.value.shape[-1]), jnp.float32)
 
 
 def _add_block_to_state(start: jax.Array, tokens: TokenArrays) -> jax.Array:
