@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 
 from remixer_t5x.context import SequenceContext
+from remixer_t5x.kernels import window_mlp, window_mlp_gpu, window_mlp_tpu
 from remixer_t5x.kernels.compile_target import compiling_for
-from remixer_t5x.kernels.window_mlp import api, gpu, tpu
 from remixer_t5x.models.sublayers import mlp_mixer
 
-KERNELS = {'gpu': gpu, 'tpu': tpu}
+KERNELS = {'gpu': window_mlp_gpu, 'tpu': window_mlp_tpu}
 WIDTH, HIDDEN = 128, 3
 
 
 def formula(wi, bias, out, tokens, ids):
     """Calls `mix_windows`, which the tests of the sublayer compare with its equation."""
-    weights = api.TokenMLP(wi, bias, jnp.ones(HIDDEN), jnp.zeros(()))
-    return api.mix_windows(weights, tokens, out, ids)
+    weights = window_mlp.TokenMLP(wi, bias, jnp.ones(HIDDEN), jnp.zeros(()))
+    return window_mlp.mix_windows(weights, tokens, out, ids)
 
 
 def value_and_gradients(mix, arrays, ids):
@@ -66,7 +66,7 @@ def test_the_sublayer_uses_the_kernel_with_the_same_dropout(platform, monkeypatc
     params = mixer.init({'params': jax.random.key(0), 'dropout': jax.random.key(1)}, x, ctx)
     apply = functools.partial(mixer.apply, params, x, ctx, rngs={'dropout': jax.random.key(2)})
     expected = apply()
-    monkeypatch.setattr(api, '_mix_by_formula', None)
+    monkeypatch.setattr(window_mlp, '_mix_by_formula', None)
     with compiling_for(platform, interpret=True):
         np.testing.assert_allclose(apply(), expected, rtol=1e-4, atol=1e-4)
 

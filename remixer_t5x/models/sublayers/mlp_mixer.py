@@ -17,7 +17,7 @@ from flax import linen as nn
 from remixer_t5x import axes, ranges
 from remixer_t5x.context import SequenceContext, check_length, check_no_prefix
 from remixer_t5x.errors import UserError
-from remixer_t5x.kernels.window_mlp.api import TokenMLP, mix_window, mix_windows
+from remixer_t5x.kernels.window_mlp import TokenMLP, mix_window, mix_windows
 from remixer_t5x.models.layers import cache
 from remixer_t5x.models.layers.dense import FAN_IN_NORMAL, dropout
 from remixer_t5x.models.layers.token_mlp import mix_through_hidden

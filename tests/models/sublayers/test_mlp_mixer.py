@@ -11,7 +11,7 @@ from flax import linen as nn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remixer_t5x.kernels.window_mlp import api as window_mlp
+from remixer_t5x.kernels import window_mlp
 from remixer_t5x.models.architecture import stack
 from remixer_t5x.models.sublayers import mlp_mixer
 from tests.models.sublayers.formulas import gelu

@@ -11,13 +11,12 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
-from remixer_t5x.kernels import self_check
+from remixer_t5x.kernels import self_check, window_mlp_gpu, window_mlp_tpu
 from remixer_t5x.kernels.attention_formula import ATTENTION_OUTPUT
 from remixer_t5x.kernels.compile_target import on_single_cpu, target_platform
 from remixer_t5x.kernels.reshaping import join_blocks, split_blocks
-from remixer_t5x.kernels.window_mlp import gpu, tpu
 
-_KERNELS = {'gpu': gpu, 'tpu': tpu}
+_KERNELS = {'gpu': window_mlp_gpu, 'tpu': window_mlp_tpu}
 
 # Number of tokens per row in a chunk of the plain-JAX implementation.
 CHUNK = 32
@@ -71,7 +70,7 @@ def _build_check(wi, bias, out, tokens, ids) -> self_check.KernelCheck:
         *self_check.operand_shapes((out, tokens, ids), self_check.NUM_CHECK_ROWS),
     )
     call = f'{length} tokens, window {window}, {hidden} units, {features} features{", packed" * packed}'
-    return self_check.KernelCheck('window_mlp_tpu', call, tpu.mix, formula, shapes)
+    return self_check.KernelCheck('window_mlp_tpu', call, window_mlp_tpu.mix, formula, shapes)
 
 
 @jax.custom_vjp

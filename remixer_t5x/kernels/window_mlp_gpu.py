@@ -29,7 +29,7 @@ def unsupported_reason(wi: jax.Array, tokens: jax.Array) -> str | None:
 
 @jax.custom_vjp
 def mix(wi: jax.Array, bias: jax.Array, out: jax.Array, tokens: jax.Array, ids: jax.Array | None) -> jax.Array:
-    """Computes the window MLP without the output bias; see `tpu.mix` for the arguments."""
+    """Computes the window MLP without the output bias; see `window_mlp_tpu.mix` for the arguments."""
     return _forward_rule(wi, bias, out, tokens, ids)[0]
 
 
