@@ -74,10 +74,6 @@ class AttentionPlan:
         bias = 4 * self.group * _SUBLANES * self.distances * 4
         return _BLOCK_BYTES + gradient + bias
 
-    def first_query_block(self, k_block):
-        """Returns the first query block that attends to a key block in causal attention."""
-        return jax.lax.div(k_block * self.block_k, self.block_q)
-
     def last_key_block(self, q_block):
         """Returns the last key block that is visible to a query block in causal attention."""
         return jax.lax.div((q_block + 1) * self.block_q - 1, self.block_k)
@@ -128,7 +124,8 @@ class _BlockSpecs:
     def __init__(self, plan: AttentionPlan, q_axis: int, k_axis: int):
         def q_block(*ids):
             # Programs skip blocks that the causal mask excludes; returning the block already in VMEM avoids a load.
-            first = plan.first_query_block(ids[k_axis]) if plan.causal and q_axis == 3 else 0
+            is_causal_over_queries = plan.causal and q_axis == 3
+            first = jax.lax.div(ids[k_axis] * plan.block_k, plan.block_q) if is_causal_over_queries else 0
             return jnp.maximum(ids[q_axis], first)
 
         def k_block(*ids):

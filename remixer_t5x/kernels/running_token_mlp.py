@@ -49,8 +49,7 @@ def mix_through_running_hidden(
     kernel = running_token_mlp_loop if on_cpu() else running_token_mlp_unrolled
     if target_platform() == 'tpu':
         unsupported_reason = running_token_mlp_tpu.unsupported_reason(w_in, value)
-        if unsupported_reason is None:
-            unsupported_reason = self_check.failure_reason(_build_check(packed, *operands))
+        unsupported_reason = unsupported_reason or self_check.failure_reason(_build_check(packed, *operands))
         if unsupported_reason is None:
             kernel = running_token_mlp_tpu
         else:
@@ -63,7 +62,7 @@ def _mix_with_kernel(kernel: ModuleType, packed: bool, w_in, value, w_out, ids, 
     if packed:
         is_continued = jnp.pad(ids[:, 1:] == ids[:, :-1], ((0, 0), (1, 0)), constant_values=True)
         keep = is_continued.astype(jnp.float32)
-    return mix_by_blocks(kernel, w_in, value, w_out, keep, scale)
+    return mix_by_blocks(kernel, TokenArrays(w_in, value, w_out, keep, scale))
 
 
 def _build_check(packed: bool, w_in, value, w_out, ids, scale) -> self_check.KernelCheck:
@@ -78,23 +77,15 @@ def _build_check(packed: bool, w_in, value, w_out, ids, scale) -> self_check.Ker
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def mix_by_blocks(
-    kernel: ModuleType,
-    w_in: jax.Array,
-    value: jax.Array,
-    w_out: jax.Array,
-    keep: jax.Array | None,
-    scale: jax.Array | None,
-) -> jax.Array:
+def mix_by_blocks(kernel: ModuleType, tokens: TokenArrays) -> jax.Array:
     """Mixes each token with the preceding tokens of its example; w_in and value must be zero at padding.
 
-    `kernel` is the module that computes blocks. The arrays are fields of `TokenArrays`.
+    `kernel` is the module that computes blocks.
     """
-    return _forward_rule(kernel, w_in, value, w_out, keep, scale)[0]
+    return _forward_rule(kernel, tokens)[0]
 
 
-def _forward_rule(kernel, *arrays):
-    tokens = TokenArrays(*arrays)
+def _forward_rule(kernel, tokens):
     specs = _partition_specs(tokens)
     mixed = wrap_in_shard_map(functools.partial(_forward, kernel), (specs,), specs.value)(tokens)
     return checkpoint_name(mixed, ATTENTION_OUTPUT), tokens
@@ -103,7 +94,8 @@ def _forward_rule(kernel, *arrays):
 def _backward_rule(kernel, tokens, gradient):
     specs = _partition_specs(tokens)
     run = wrap_in_shard_map(functools.partial(_backward, kernel), (specs, specs.value), specs[:3])
-    return *run(tokens, gradient), None, None
+    w_in, value, w_out = run(tokens, gradient)
+    return (TokenArrays(w_in, value, w_out, None, None),)
 
 
 mix_by_blocks.defvjp(_forward_rule, _backward_rule)

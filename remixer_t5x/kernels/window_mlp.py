@@ -45,10 +45,10 @@ def mix_windows(weights: TokenMLP, tokens: jax.Array, scale: jax.Array | None, i
     """
     platform = target_platform()
     if kernel := _KERNELS.get(platform):
-        unsupported_reason = kernel.unsupported_reason(weights.wi, tokens)
         shape = len(tokens), weights.wi.shape[1]
         out = jnp.broadcast_to(weights.wo, shape) if scale is None else weights.wo * scale
         operands = weights.wi, weights.wi_bias, out, tokens, ids
+        unsupported_reason = kernel.unsupported_reason(weights.wi, tokens)
         # The GPU kernel needs no check, because XLA generates it.
         if unsupported_reason is None and platform == 'tpu':
             unsupported_reason = self_check.failure_reason(_build_check(*operands))
