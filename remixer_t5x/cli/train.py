@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     import jax
 
     from remixer_t5x.config import loading, resolved
-    from remixer_t5x.testing.check import check_custom_sublayers
+    from remixer_t5x.testing import check_custom_sublayers
     from remixer_t5x.train import loop
 
     steps, start = (resolved.raw_macro(name) for name in ('TRAIN_STEPS', 'INITIAL_CHECKPOINT_PATH'))

@@ -1,7 +1,212 @@
-"""Contract tests for a custom sublayer: `check_sublayer(MyMixer)`."""
+"""Contract tests for a custom sublayer: `check_sublayer(MyMixer)`.
 
-from remixer_t5x.testing.check import Report as Report
-from remixer_t5x.testing.check import check_sublayer as check_sublayer
-from remixer_t5x.testing.contract import ContractViolation as ContractViolation
+Runs all checks of `contract` on a sublayer, prints a table of the results, and raises the first violation.
+"""
+
+import dataclasses
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from flax import linen as nn
+
+from remixer_t5x.errors import UserError, one_line
+from remixer_t5x.models import interface
+from remixer_t5x.models.architecture import layer
+from remixer_t5x.testing import contract
+from remixer_t5x.testing.contract import ContractViolation
+from remixer_t5x.testing.fixture import DECODER, ENCODER, LENGTH, MEMORY, ROWS, SublayerFixture
 
 __all__ = ['ContractViolation', 'Report', 'check_sublayer']
+
+PASSED, FAILED, REFUSED, SKIPPED = 'passed', 'FAILED', 'refused', 'skipped'
+# The order matters: a bug that one check detects often explains the failures of later checks.
+CHECKS: dict[str, Callable[..., None]] = {
+    'dropout': contract.check_dropout,
+    'parameters': contract.check_parameters,
+    'padding': contract.check_padding,
+    'packing': contract.check_packing,
+    'causality': contract.check_causality,
+    'prefix': contract.check_prefix,
+    'decode': contract.check_decode,
+    'prompt': contract.check_prompt,
+    'beams': contract.check_beams,
+    'bfloat16': contract.check_bfloat16,
+    'gradients': contract.check_gradients,
+    'remat': contract.check_remat,
+    'layouts': contract.check_layouts,
+}
+DECODER_CHECKS = ('causality', 'prefix', 'decode', 'prompt', 'beams')
+
+
+class CheckResult(NamedTuple):
+    """Result of a check and its reason: `passed`, `FAILED`, `refused` (the sublayer raised UserError) or `skipped`."""
+
+    check: str
+    side: str
+    result: str
+    reason: str = ''
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """The results of all checks, which `str(report)` formats as a table."""
+
+    name: str
+    rows: tuple[CheckResult, ...]
+
+    def __str__(self) -> str:
+        lines = [f'{self.name}: {len(self.rows)} checks']
+        lines += [f'  {row.check:<10}  {row.side:<7}  {row.result:<7}  {row.reason}'.rstrip() for row in self.rows]
+        return '\n'.join(lines)
+
+
+def check_sublayer(
+    sublayer: nn.Module | Callable[..., nn.Module],
+    *,
+    sides: Sequence[str] = (ENCODER, DECODER),
+    without: Sequence[str] = (),
+    companions: Sequence[Callable[..., nn.Module]] = (),
+    layout: Callable[..., layer.Layer] = layer.PreNorm,
+    norm: Callable[..., nn.Module] | None = None,
+    position_bias: Callable[..., nn.Module] | None = None,
+    embed_dim: int = 16,
+    show: bool = True,
+) -> Report:
+    """Checks that a sublayer fulfils the contract of all shipped sublayers (see `remixer_t5x.testing.contract`).
+
+    Builds two layers with the sublayer, in an encoder and in a decoder, for rows of 12 tokens with `embed_dim`
+    features. A sublayer may raise `UserError` at tracing time for unsupported features; the table lists these checks as
+    refused.
+
+    Args:
+        sublayer: an unbound Flax module `(x, ctx) -> y`, its class, or another factory that accepts `name`.
+        sides: which stacks to check: 'encoder', 'decoder' or both.
+        without: names of checks to skip, such as `('padding', 'packing')` for a mixer that mixes complete rows.
+        companions: factories of additional sublayers in each layer, if the sublayer requires them.
+        norm: factory of the norm in each layer; None uses the default of `layout`.
+        position_bias: factory of the stack's position bias, for a sublayer that reads `ctx.position_bias`.
+        embed_dim: number of features of a token, which must be a multiple of the sublayer's number of heads.
+
+    Returns:
+        The results of all checks.
+
+    Raises:
+        ContractViolation: an AssertionError with one line about the first failed check.
+        UserError: a name in `sides` or `without` is unknown, or the sublayer refuses every side.
+    """
+    for option, names, known in (('sides', sides, (ENCODER, DECODER)), ('without', without, tuple(CHECKS))):
+        if isinstance(names, str) or not set(names) <= set(known):
+            raise UserError(f'{option} must be a tuple of names from {", ".join(known)}, got {names!r}')
+    factory: Any = sublayer
+    if isinstance(sublayer, nn.Module):
+        fields = {field.name: getattr(sublayer, field.name) for field in dataclasses.fields(sublayer) if field.init}
+        kind: Any = type(sublayer)
+        factory = functools.partial(kind, **{k: v for k, v in fields.items() if k not in ('name', 'parent')})
+    rows: list[CheckResult] = []
+    for side in sides:
+        fixture = SublayerFixture((factory, *companions), side, layout, norm, position_bias, embed=embed_dim)
+        rows += _check_side(fixture, without)
+    report = Report(_unwrap_partial(factory).__name__, tuple(rows))
+    if show:
+        sys.stdout.write(f'{report}\n')
+    failed = [f'{row.check} in the {row.side}' for row in rows if row.result == FAILED]
+    if failed:
+        reason = next(row.reason for row in rows if row.result == FAILED)
+        others = f' (also failed: {", ".join(failed[1:])})' if failed[1:] else ''
+        raise ContractViolation(f'{report.name} fails {failed[0]}: {reason}{others}')
+    if not any(row.result == PASSED for row in rows):
+        raise UserError(f'{report.name} was not checked: {rows[0].reason}')
+    return report
+
+
+def check_custom_sublayers(model: interface.Model, packed: bool = False) -> list[str]:
+    """Runs a quick check that a model's custom sublayers ignore padding and, in a decoder, later tokens.
+
+    If `packed` is set, also checks that packing an example with others does not change its outputs.
+
+    Returns one line per sublayer; raises UserError if a sublayer of a decoder reads later tokens.
+    """
+    lines = []
+    for side, factories in interface.sublayer_factories(model).items():
+        bias = getattr(model.module, f'{side}_stack')().position_bias
+        for name, factory in {_unwrap_partial(factory).__name__: factory for factory in factories}.items():
+            if not _unwrap_partial(factory).__module__.startswith('remixer_t5x.'):
+                fixture = SublayerFixture((factory,), side, position_bias=bias, embed=model.module.embed_dim)
+                lines.append(f'{name} in the {side}: {_describe_read_tokens(name, fixture, packed)}')
+    return lines
+
+
+def _describe_read_tokens(name: str, fixture: SublayerFixture, packed: bool) -> str:
+    """Describes which tokens a custom sublayer reads; raises UserError if a decoder's sublayer reads later tokens."""
+    advice = f'remixer_t5x.testing.check_sublayer({name})'
+    leaks: Any = []
+    try:
+        if fixture.is_decoder:
+            leaks = np.argwhere(np.triu(fixture.influence((LENGTH,)), 1))
+        if not len(leaks):
+            if packed:
+                contract.check_packing(fixture)
+            contract.check_padding(fixture)
+    except ContractViolation as error:
+        return f'warning: {error}; read {"ctx.segment_ids" if packed else "ctx.is_token"}, and test it with {advice}'
+    except Exception as error:
+        # Do not raise other errors here: if they affect the model, the run itself raises them.
+        return f'could not be checked ({one_line(str(error)):.100}); test it with {advice}'
+    if len(leaks):
+        raise UserError(
+            f'{name} must not read later tokens in a decoder, got token {leaks[0][0]} reading token {leaks[0][1]}; '
+            f'read ctx.causal, and test it with {advice}'
+        )
+    later, other = 'a later token or ' * fixture.is_decoder, ' or another example of a packed row' * packed
+    return f'no token reads {later}padding{other}'
+
+
+def _check_side(fixture: SublayerFixture, without: Sequence[str]) -> list[CheckResult]:
+    ctx, side = fixture.context([[LENGTH]] * ROWS), fixture.side
+    try:
+        jax.eval_shape(fixture.stack().init, jax.random.key(0), fixture.features(0), ctx)
+    except UserError as error:
+        return [CheckResult('all', side, REFUSED, one_line(str(error)))]
+    rows = []
+    for name, check in CHECKS.items():
+        if name in DECODER_CHECKS and not fixture.is_decoder:
+            continue
+        if name in without:
+            rows.append(CheckResult(name, side, SKIPPED))
+        elif name != 'beams' or _depends_on_memory(fixture):
+            rows.append(CheckResult(name, side, *_run_check(check, fixture)))
+            if rows[-1].result == FAILED and name == 'dropout' and 'requires a key' in rows[-1].reason:
+                # Skip the remaining checks, which pass no dropout key to the sublayer.
+                break
+    return rows
+
+
+def _run_check(check: Callable[[SublayerFixture], None], fixture: SublayerFixture) -> tuple[str, str]:
+    """Returns the result of a check and the reason."""
+    try:
+        check(fixture)
+    except ContractViolation as error:
+        return FAILED, str(error)
+    except UserError as error:
+        return REFUSED, one_line(str(error))
+    except Exception as error:
+        # The sublayer raised this error; its first line describes the cause.
+        first = one_line((str(error).splitlines() or [''])[0])
+        return FAILED, f'{type(error).__name__}: {first:.200}'
+    return PASSED, ''
+
+
+def _depends_on_memory(fixture: SublayerFixture) -> bool:
+    x, rows = fixture.features(16), [[LENGTH]] * ROWS
+    memories = (fixture.features(seed, MEMORY) for seed in (17, 18))
+    return not np.array_equal(*(fixture.trace(x, fixture.context(rows, memory)).outputs for memory in memories))
+
+
+def _unwrap_partial(factory: Any) -> Any:
+    while isinstance(factory, functools.partial):
+        factory = factory.func
+    return factory

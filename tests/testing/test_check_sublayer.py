@@ -13,8 +13,7 @@ from remixer_t5x import axes
 from remixer_t5x.errors import UserError
 from remixer_t5x.models.layers.dense import Dense
 from remixer_t5x.models.sublayers.feed_forward import GatedMLP
-from remixer_t5x.testing import ContractViolation, check_sublayer
-from remixer_t5x.testing.check import CHECKS
+from remixer_t5x.testing import CHECKS, ContractViolation, check_sublayer
 from tests.support.paths import ROOT
 
 

@@ -9,7 +9,7 @@ from flax import linen as nn
 from remixer_t5x import UserError, axes, build_model
 from remixer_t5x.cli.main import main
 from remixer_t5x.models.layers.dense import Dense
-from remixer_t5x.testing.check import check_custom_sublayers
+from remixer_t5x.testing import check_custom_sublayers
 
 SMALL = {'VOCAB_SIZE': 64, 'EMBED_DIM': 16, 'NUM_HEADS': 2, 'HEAD_DIM': 8, 'MLP_DIM': 24}
 NO_POSITION_BIAS = {'ENCODER_POSITION_BIAS': None, 'DECODER_POSITION_BIAS': None}
