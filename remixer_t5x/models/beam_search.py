@@ -116,7 +116,10 @@ class BeamSearch(LogitsOptions):
 
     def __call__(self, generation: Generation, rng: jax.Array | None = None) -> Decoded:
         cache = generation.allocate(self.beams)
-        beam_leaves = _has_beam_rows(cache, jax.eval_shape(lambda: generation.allocate(2 * self.beams)))
+        # A leaf of the cache has rows for each beam if its shape depends on the number of beams.
+        larger = jax.eval_shape(lambda: generation.allocate(2 * self.beams))
+        pairs = zip(jax.tree.leaves(cache), jax.tree.leaves(larger), strict=True)
+        beam_leaves = [leaf.shape != other.shape for leaf, other in pairs]
 
         def should_continue(state: _SearchState) -> jax.Array:
             return (state.index < generation.max_length) & jnp.any(state.is_open)
@@ -201,15 +204,6 @@ def _best_extensions(scores: jax.Array, logits: jax.Array, count: int, normalize
     extended = scores[..., None] + (largest - log_total)
     best, index = top_values(extended.reshape(batch, -1), count)
     return _Candidates(best, index // extended.shape[-1], jnp.take_along_axis(tokens.reshape(batch, -1), index, axis=1))
-
-
-def _has_beam_rows(cache: Cache, larger: Cache) -> list[bool]:
-    """Returns which leaves of `cache` have rows for each beam.
-
-    The shapes of these leaves differ in `larger`, the cache for twice as many beams.
-    """
-    pairs = zip(jax.tree.leaves(cache), jax.tree.leaves(larger), strict=True)
-    return [leaf.shape != other.shape for leaf, other in pairs]
 
 
 def _assign_parent_slots(chosen: jax.Array, parents: jax.Array) -> tuple[jax.Array, jax.Array]:

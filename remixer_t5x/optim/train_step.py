@@ -87,7 +87,9 @@ def make_train_step(
         new_state = jax.tree.map(lambda new, old: jnp.where(good, new, old), updated, before)
         new_state = new_state.replace(step=state.step + 1, params=trainables.join_params(new_state.params, frozen))
         if learning_rate is not None:
-            metrics['learning_rate'] = learning_rate(_count_updates(state.opt_state, state.step))
+            # Use the number of updates that the optimizer has counted, or the step if it does not count them.
+            counts = optax.tree.get_all_with_path(state.opt_state, 'count')
+            metrics['learning_rate'] = learning_rate(jnp.max(counts[0][1]) if counts else state.step)
         return new_state, metrics
 
     return step_fn
@@ -112,12 +114,6 @@ def _build_gradient_fn(model: Model, seed: int | None) -> Callable:
         return grads, sums
 
     return compute_gradients
-
-
-def _count_updates(opt_state: Any, step: jax.Array) -> jax.Array:
-    """Returns the number of updates that the optimizer has counted, or `step` if it does not count them."""
-    counts = optax.tree.get_all_with_path(opt_state, 'count')
-    return jnp.max(counts[0][1]) if counts else step
 
 
 def _count_target_tokens(sums: Metrics) -> jax.Array:

@@ -155,10 +155,6 @@ def _sum_examples_of_rank(in_order, rank, w_in, value, hidden_bias):
     return in_order.loop_over_blocks(rank, add_block, start)
 
 
-def _mix_examples_forward(activation, *arguments):
-    return _mix_examples(activation, *arguments), arguments
-
-
 def _mix_examples_backward(activation, arguments, gradient):
     *weights, ids_in, ids_out = arguments
 
@@ -215,7 +211,9 @@ def _sorted_example_gradients(activation, blocks, weights, gradient):
     return in_order.unsort(grad_w_in), in_order.unsort(grad_value), out_order.unsort(grad_w_out), grad_bias
 
 
-_mix_examples.defvjp(_mix_examples_forward, _mix_examples_backward)
+_mix_examples.defvjp(
+    lambda activation, *arguments: (_mix_examples(activation, *arguments), arguments), _mix_examples_backward
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -188,8 +188,11 @@ class HyperMixerCross(_HyperMixerBase):
             inputs = cache.reshape_beams_to_queries(inputs, memory.hidden.shape[0])
         w_out = self._drop_units(self._generate_weights(inputs, 'w_out'), ctx)
         if ctx.decode:
-            units = self.variable('cache', 'memory_units', self._compute_memory_units, memory)
-            mixed = token_mlp.project_hidden_units(w_out, units.value)
+
+            def compute_units() -> jax.Array:
+                return token_mlp.compute_hidden_units(*self._project_memory(memory), memory.context.is_token)
+
+            mixed = token_mlp.project_hidden_units(w_out, self.variable('cache', 'memory_units', compute_units).value)
         else:
             w_in, value = self._project_memory(memory)
             ids = memory.context.segment_ids
@@ -201,10 +204,6 @@ class HyperMixerCross(_HyperMixerBase):
         hidden = _zero_padding(memory.hidden, memory.context)
         w_in = self._generate_weights(self._add_token_information(hidden, memory.context, 'key_information'), 'w_in')
         return _divide_by_length(w_in, memory.context) if self.length_scale else w_in, self._split_heads(hidden)
-
-    def _compute_memory_units(self, memory: Memory) -> jax.Array:
-        w_in, value = self._project_memory(memory)
-        return token_mlp.compute_hidden_units(w_in, value, memory.context.is_token)
 
 
 def _zero_padding(x: jax.Array, ctx: SequenceContext) -> jax.Array:
