@@ -1,16 +1,27 @@
 """Maps a topology such as 'v5e:4x4' or '2*h100:8' to a mesh, the memory of a device, and XLA options.
 
 gin passes the macro TOPOLOGY to these functions (configs/hardware/gpu.gin). TOPOLOGY is None for unknown hardware.
+
+`Hardware` describes hardware, so that programs can be compiled for devices that are absent. The TPU compiler requires
+`libtpu`, and the GPU compiler requires JAX's CUDA plugin. If these packages are missing, programs are compiled for
+virtual CPU devices, over which XLA partitions programs in the same way.
 """
 
+import contextlib
+import dataclasses
+import importlib.metadata
 import math
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from remixer_t5x.errors import UserError
+import jax
+from jax.experimental import topologies
 
-GPUS = ('a100', 'h100', 'h200', 'b200')
+from remixer_t5x import ranges
+from remixer_t5x.errors import UserError, reason
+
 # Chips with two JAX devices each: the two cores of a v3, or the two chiplets of a v7x (Ironwood).
 TWO_DEVICE_CHIPS = ('v3', 'v7x')
 # Memory of one device in GiB.
@@ -36,6 +47,71 @@ _XLA_OPTIONS: Mapping[str, Mapping[str, Any]] = {
         'xla_enable_async_all_gather': True,
     },
 }
+PLATFORMS = ('cpu', 'gpu', 'tpu')
+# Installation command and example topology of each compiler.
+_INSTALL_COMMANDS = {
+    'tpu': "pip install 'remixer-t5x[forecast]', which includes libtpu",
+    'gpu': "pip install 'remixer-t5x[forecast-gpu]', which includes JAX's CUDA plugin",
+}
+_EXAMPLE_TOPOLOGIES = {'tpu': 'v3:4x4', 'gpu': 'h100:8'}
+# Environment variable for the fraction of GPU memory that JAX preallocates, and the default fraction
+# (docs.jax.dev/en/latest/gpu_memory_allocation.html).
+GPU_SHARE, DEFAULT_GPU_SHARE = 'XLA_PYTHON_CLIENT_MEM_FRACTION', '0.75'
+# Without these environment variables, libtpu would query the metadata server of a TPU host, with long timeouts.
+_TPU_ENV = {
+    'TPU_SKIP_MDS_QUERY': '1',
+    'TPU_ACCELERATOR_TYPE': 'v5litepod-8',
+    'TPU_WORKER_HOSTNAMES': 'localhost',
+    'TPU_MIN_LOG_LEVEL': '3',
+    # Allow several processes to load libtpu at the same time, because none of them uses a TPU.
+    'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',
+}
+# cuDNN 9.8, in JAX's version format.
+CUDNN_VERSION = 90800
+# GPU properties (SXM form factor) as CUDA reports them. `memory`, `shared_memory` and `l2_cache` are in bytes,
+# `bandwidth` is in bytes per second, `clock` is in GHz, and `fpus` is the number of float32 units per core.
+_H100: dict[str, Any] = dict(
+    name='NVIDIA H100 80GB HBM3', capability=9, cores=132, memory=84_978_434_048, bandwidth=3_352_320_000_000,
+    shared_memory=233_472, l2_cache=52_428_800, clock=1.98, fpus=128,
+)  # fmt: skip
+GPUS: dict[str, dict[str, Any]] = {
+    'a100': dict(
+        name='NVIDIA A100-SXM4-80GB', capability=8, cores=108, memory=85_097_971_712, bandwidth=2_039_000_000_000,
+        shared_memory=167_936, l2_cache=41_943_040, clock=1.41, fpus=64,
+    ),
+    'h100': _H100,
+    'h200': {**_H100, 'name': 'NVIDIA H200', 'memory': 150_754_820_096, 'bandwidth': 4_800_000_000_000},
+    # The memory size is from nvidia-smi; the other numbers are from NVIDIA's data sheet and compute capability 10.0.
+    'b200': dict(
+        name='NVIDIA B200', capability=10, cores=148, memory=192_265_846_784, bandwidth=8_000_000_000_000,
+        shared_memory=233_472, l2_cache=132_644_864, clock=1.965, fpus=128,
+    ),
+}  # fmt: skip
+_TARGET_CONFIG = """
+gpu_device_info {{
+  cuda_compute_capability {{ major: {capability} minor: 0 }}
+  core_count: {cores}
+  clock_rate_ghz: {clock}
+  device_memory_size: {memory}
+  memory_bandwidth: {bandwidth}
+  l2_cache_size: {l2_cache}
+  shared_memory_per_core: {shared_memory}
+  shared_memory_per_block: 49152
+  shared_memory_per_block_optin: {block_memory}
+  threads_per_warp: 32
+  threads_per_block_limit: 1024
+  threads_per_core_limit: 2048
+  fpus_per_core: {fpus}
+  registers_per_core_limit: 65536
+  registers_per_block_limit: 65536
+  block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535
+  block_dim_limit_z: 65535
+}}
+platform_name: "CUDA"
+dnn_version_info {{ major: 9 minor: 8 patch: 0 }}
+device_description_str: "{name}"
+"""
 
 
 class Topology(NamedTuple):
@@ -98,3 +174,148 @@ def xla_options(topology: str | None = None) -> Mapping[str, Mapping[str, Any]] 
     if devices(topology) == 1:
         return {'gpu': _NO_DOT_MERGER} if Topology.parse(topology or '').is_gpu else None
     return _XLA_OPTIONS
+
+
+def target_config(chip: str) -> str:
+    """Returns XLA's `GpuTargetConfigProto` for a GPU, in text format."""
+    gpu = GPUS[chip]
+    # CUDA reserves 1 KiB of shared memory per thread block.
+    return _TARGET_CONFIG.format(**gpu, block_memory=gpu['shared_memory'] - 1024)
+
+
+@dataclasses.dataclass(frozen=True)
+class Hardware:
+    """A description of devices that may be absent. A file in configs/hardware and a topology configure it.
+
+    Attributes:
+        platform: 'cpu', 'gpu' or 'tpu'.
+        devices: number of devices; None if not configured.
+        memory: memory of one device in GiB; None if unknown.
+        topology: a string that `Topology.parse` can parse, such as 'v3:4x4' or 'h100:8'; None if unknown.
+        compiler: the XLA compiler to use, 'tpu', 'gpu' or 'cpu'; None selects the compiler of the chip if it is
+            installed.
+    """
+
+    platform: str = 'cpu'
+    devices: ranges.Count | None = None
+    memory: ranges.Positive | None = None
+    topology: str | None = None
+    compiler: str | None = None
+
+    def __post_init__(self):
+        if self.platform not in PLATFORMS:
+            raise UserError(f'PLATFORM must be one of {", ".join(PLATFORMS)}, got {self.platform!r}')
+        ranges.check_fields(self, memory='DEVICE_MEMORY')
+        if self.compiler in _INSTALL_COMMANDS:
+            self._check_compiler(self.compiler)
+
+    def _check_compiler(self, compiler: str) -> None:
+        if not has_compiler(compiler):
+            raise UserError(
+                f'the {compiler.upper()} compiler must be installed; run {_INSTALL_COMMANDS[compiler]}, or pass '
+                '--compiler=cpu'
+            )
+        if self.chip_compiler() != compiler:
+            raise UserError(
+                f'TOPOLOGY must name {compiler.upper()}s for --compiler={compiler}, got {self.topology!r}; '
+                f'pass --gin.TOPOLOGY={_EXAMPLE_TOPOLOGIES[compiler]}'
+            )
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """The device memory in bytes that JAX can use; None if unknown."""
+        return None if self.memory is None else int(self.memory * self.memory_share * 2**30)
+
+    @property
+    def memory_share(self) -> float:
+        """The fraction of device memory that JAX can use: 1 for a TPU; environment variables configure it for a GPU."""
+        if self.platform != 'gpu' or os.environ.get('XLA_PYTHON_CLIENT_ALLOCATOR') == 'platform':
+            return 1.0
+        return float(os.environ.get(GPU_SHARE) or DEFAULT_GPU_SHARE)
+
+    def count(self) -> int:
+        """Returns the number of devices. Raises UserError if the number is not set."""
+        if self.devices is None:
+            raise UserError('DEVICES must be set to the number of devices, got None; pass --devices=32')
+        return self.devices
+
+    def chip_compiler(self) -> str:
+        """Returns the compiler for the described chip, 'tpu' or 'gpu'; 'cpu' if the chip is unknown."""
+        if not self.topology:
+            return 'cpu'
+        return 'gpu' if Topology.parse(self.topology).is_gpu else 'tpu'
+
+    def compile_devices(self) -> tuple[Sequence[jax.Device], str]:
+        """Returns the target devices and the name of the compiler: 'XLA:TPU', 'XLA:GPU' or 'XLA:CPU'.
+
+        Raises UserError if the topology does not exist or has another number of devices, or if this process has already
+        initialized its CPU devices.
+        """
+        compiler, count = self.chip_compiler(), self.count()
+        if not self.topology or self.compiler == 'cpu' or not has_compiler(compiler):
+            return _cpu_devices(count), 'XLA:CPU'
+        devices = _tpu_devices(self.topology) if compiler == 'tpu' else _gpu_devices(self.topology)
+        if len(devices) != count:
+            raise UserError(
+                f'DEVICES must be {len(devices)}, the number of devices in TOPOLOGY {self.topology!r}, got {count}; '
+                f'pass --devices={len(devices)}, or another --gin.TOPOLOGY'
+            )
+        return devices, f'XLA:{compiler.upper()}'
+
+    def require_chip_compiler(self) -> None:
+        """Raises UserError unless the compiler for the described chip is installed."""
+        if not self.topology:
+            raise UserError('TOPOLOGY must be a chip and a shape, got None; pass --gin.TOPOLOGY=v5e:2x4')
+        self._check_compiler(self.chip_compiler())
+
+
+def has_compiler(name: str) -> bool:
+    """Returns whether the compiler 'tpu', 'gpu' or 'cpu' is installed."""
+    packages = {'tpu': ('libtpu',), 'gpu': ('jax-cuda12-plugin', 'jax-cuda13-plugin'), 'cpu': ('jaxlib',)}
+    for package in packages[name]:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return bool(importlib.metadata.version(package))
+    return False
+
+
+def _cpu_devices(count: int) -> Sequence[jax.Device]:
+    """Creates `count` virtual CPU devices. Works only once, before the process initializes JAX's devices."""
+    with contextlib.suppress(RuntimeError):
+        jax.config.update('jax_num_cpu_devices', count)
+    devices = jax.devices('cpu')
+    if len(devices) < count:
+        raise UserError(
+            f'this process must have at least {count} virtual CPU devices, got {len(devices)}; run the command in a '
+            'new process, without XLA_FLAGS=--xla_force_host_platform_device_count'
+        )
+    return devices[:count]
+
+
+def _tpu_devices(topology: str) -> Sequence[jax.Device]:
+    for name, value in _TPU_ENV.items():
+        os.environ.setdefault(name, value)
+    slices, chip, shape = Topology.parse(topology)
+    options: dict[str, object] = {'num_slices': slices} if slices > 1 else {}
+    if chip == 'v4':
+        # As on a TPU host, use megacore mode, in which a v4 chip is a single device.
+        options['chip_config_name'] = 'megacore'
+    if set(shape.split('x')) == {'1'}:
+        # Select a host with a single chip, because libtpu assumes a host with multiple chips by default.
+        options['chips_per_host_bounds'] = (1, 1, 1)
+    try:
+        name = 'tpu7x' if chip == 'v7x' else chip
+        return topologies.get_topology_desc(f'{name}:{shape}', platform='tpu', **options).devices
+    except Exception as error:
+        raise UserError(
+            f'TOPOLOGY must be supported by libtpu, got {topology!r} ({reason(error)}); use one such as v5e:4x4'
+        ) from error
+
+
+def _gpu_devices(topology: str) -> Sequence[jax.Device]:
+    nodes, chip, shape = Topology.parse(topology)
+    if not shape.isdecimal():
+        raise UserError(
+            f'TOPOLOGY must end with the number of GPUs per node, got {topology!r}; use {chip}:8 or 2*{chip}:8'
+        )
+    config, layout = target_config(chip), f'{nodes}x1x{shape}'
+    return topologies.get_topology_desc('', platform='cuda', target_config=config, topology=layout).devices

@@ -19,8 +19,7 @@ from jax.sharding import SingleDeviceSharding
 
 import remixer_t5x
 from remixer_t5x.cli.info.memory import trace_for_hardware
-from remixer_t5x.devices.described_hardware import Hardware
-from remixer_t5x.devices.hardware_table import Topology
+from remixer_t5x.devices.hardware_table import Hardware, Topology
 from remixer_t5x.extras.forecast import compiled_program, roofline
 from remixer_t5x.models.seq2seq import Seq2Seq
 

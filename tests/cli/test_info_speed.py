@@ -11,7 +11,7 @@ import pytest
 from remixer_t5x.cli.info import memory
 from remixer_t5x.cli.main import main
 from remixer_t5x.costs.step_memory import StepMemory
-from remixer_t5x.devices.described_hardware import has_compiler
+from remixer_t5x.devices.hardware_table import has_compiler
 from remixer_t5x.extras.forecast import command as speed
 from remixer_t5x.extras.forecast import compiled_program, roofline
 from remixer_t5x.extras.forecast.forecast import Forecast

@@ -11,7 +11,7 @@ import pytest
 from remixer_t5x import startup
 from remixer_t5x.config import loading
 from remixer_t5x.devices import collectives, compiler_options
-from remixer_t5x.devices.described_hardware import PLATFORMS
+from remixer_t5x.devices.hardware_table import PLATFORMS
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
 from remixer_t5x.optim.train_step import CompiledStep

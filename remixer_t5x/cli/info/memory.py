@@ -16,8 +16,7 @@ from remixer_t5x.costs import step_memory
 from remixer_t5x.costs.step_memory import StepMemory, StepSpec, format_gibibytes
 from remixer_t5x.data import batch_formats
 from remixer_t5x.devices import jax_workarounds, mesh
-from remixer_t5x.devices.described_hardware import CUDNN_VERSION, GPU_SHARE, Hardware
-from remixer_t5x.devices.hardware_table import Topology
+from remixer_t5x.devices.hardware_table import CUDNN_VERSION, GPU_SHARE, Hardware, Topology
 from remixer_t5x.errors import UserError
 from remixer_t5x.kernels.compile_target import compiling_for
 from remixer_t5x.models import lora

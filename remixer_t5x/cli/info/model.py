@@ -20,7 +20,7 @@ from remixer_t5x.costs import counts
 from remixer_t5x.costs.counts import TRAINING_FORWARD_PASSES, ModelCounts
 from remixer_t5x.data import batch_formats
 from remixer_t5x.devices import mesh
-from remixer_t5x.devices.described_hardware import Hardware
+from remixer_t5x.devices.hardware_table import Hardware
 from remixer_t5x.devices.partition import ShardingRow
 from remixer_t5x.errors import UserError
 from remixer_t5x.models import interface

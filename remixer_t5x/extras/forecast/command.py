@@ -16,8 +16,7 @@ from remixer_t5x.cli import console
 from remixer_t5x.cli.info import memory
 from remixer_t5x.costs import step_memory
 from remixer_t5x.costs.step_memory import StepSpec
-from remixer_t5x.devices.described_hardware import Hardware
-from remixer_t5x.devices.hardware_table import Topology
+from remixer_t5x.devices.hardware_table import Hardware, Topology
 from remixer_t5x.extras.forecast import roofline
 from remixer_t5x.extras.forecast.forecast import (
     Forecast,

@@ -3,9 +3,8 @@
 import jax
 import pytest
 
-from remixer_t5x.devices import described_hardware, hardware_table
-from remixer_t5x.devices.described_hardware import Hardware
-from remixer_t5x.devices.hardware_table import Topology
+from remixer_t5x.devices import hardware_table
+from remixer_t5x.devices.hardware_table import Hardware, Topology
 from remixer_t5x.errors import UserError
 from remixer_t5x.extras.forecast import roofline
 
@@ -15,7 +14,7 @@ def installed(monkeypatch):
     """Pretends that exactly these compilers are installed."""
 
     def pretend(*names):
-        monkeypatch.setattr(described_hardware, 'has_compiler', lambda name: name in names)
+        monkeypatch.setattr(hardware_table, 'has_compiler', lambda name: name in names)
 
     return pretend
 
@@ -51,7 +50,6 @@ def test_a_topology_sets_devices_memory_and_mesh(topology, devices, memory, mesh
 
 
 def test_all_tables_have_the_same_chips():
-    assert set(hardware_table.GPUS) == set(described_hardware.GPUS)
     assert set(hardware_table.MEMORY_GIB) == set(roofline.MACHINES)
 
 
@@ -89,7 +87,7 @@ def test_usable_memory_is_the_fraction_that_jax_preallocates(monkeypatch, platfo
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    hardware = described_hardware.Hardware(platform, devices=1, memory=80.0)
+    hardware = hardware_table.Hardware(platform, devices=1, memory=80.0)
     assert hardware.memory_bytes == gib * 2**30
 
 
