@@ -313,7 +313,7 @@ def _backward_kernel(
             weights = jnp.exp(logits - log_total_ref[0, 0, head : head + 1])
             if plan.queries % plan.block_q:
                 weights = jnp.where(_token_index(plan, q_block, 1) < plan.queries, weights, 0.0)
-            weights_gradient = _dot_transposed(_select_head(plan, value, head), gradient)
+            weights_gradient = _dot(_select_head(plan, value, head), gradient, 1)
             delta = jnp.sum(product[rows], axis=0, keepdims=True)
             logits_gradient = weights * (weights_gradient - delta)
             cast_gradient = logits_gradient.astype(query.dtype)
@@ -372,7 +372,7 @@ def _is_visible_block(plan: AttentionPlan, q_block, k_block):
 
 def _compute_logits(plan: AttentionPlan, query, key, bias_block, visible, k_block, head: int) -> jax.Array:
     """Computes the logits of one head, [keys, queries] float32."""
-    logits = _dot_transposed(_select_head(plan, key, head), query)
+    logits = _dot(_select_head(plan, key, head), query, 1)
     if bias_block is not None:
         logits += bias_block[head]
     logits = jnp.where(visible, logits, MASKED_LOGIT)
@@ -418,10 +418,6 @@ def _select_head(plan: AttentionPlan, features: jax.Array, head: int) -> jax.Arr
     return jnp.where(in_head, features, jnp.zeros_like(features))
 
 
-def _dot(a: jax.Array, b: jax.Array) -> jax.Array:
-    return jax.lax.dot(a, b, preferred_element_type=_FLOAT32)
-
-
-def _dot_transposed(a: jax.Array, b: jax.Array) -> jax.Array:
-    """Computes a b^T."""
-    return jax.lax.dot_general(a, b, (((1,), (1,)), ((), ())), preferred_element_type=_FLOAT32)
+def _dot(a: jax.Array, b: jax.Array, b_axis: int = 0) -> jax.Array:
+    """Computes a b, or a b^T if `b_axis` is 1."""
+    return jax.lax.dot_general(a, b, (((1,), (b_axis,)), ((), ())), preferred_element_type=_FLOAT32)
