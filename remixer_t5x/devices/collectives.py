@@ -34,7 +34,7 @@ def is_distributed() -> bool:
 
 
 def broadcast(value: Any) -> Any:
-    """Returns process 0's JSON `value` on every process. All processes must call this function in the same order.
+    """Returns the JSON value of process 0 on every process. All processes must call this function in the same order.
 
     Use `broadcast` for values that may differ between processes, such as the step of the latest checkpoint.
     """

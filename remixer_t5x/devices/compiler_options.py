@@ -1,7 +1,7 @@
 """Selects XLA options for individual programs.
 
 Options are passed directly to the compiler instead of through the environment variables XLA_FLAGS or LIBTPU_INIT_ARGS.
-An unknown flag in these variables would abort the process when JAX starts, and programs that are compiled for absent
+An unknown flag in these variables would abort the process when JAX starts. Programs that are compiled for absent
 hardware also need the options.
 """
 

@@ -185,7 +185,7 @@ def target_config(chip: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Hardware:
-    """A description of devices that may be absent. A file in configs/hardware and a topology configure it.
+    """A description of devices that may be absent. A file in configs/hardware and a topology configure the description.
 
     Attributes:
         platform: 'cpu', 'gpu' or 'tpu'.
@@ -228,13 +228,13 @@ class Hardware:
 
     @property
     def memory_share(self) -> float:
-        """The fraction of device memory that JAX can use: 1 for a TPU; environment variables configure it for a GPU."""
+        """The fraction of device memory that JAX can use: 1 for a TPU; for a GPU, set by environment variables."""
         if self.platform != 'gpu' or os.environ.get('XLA_PYTHON_CLIENT_ALLOCATOR') == 'platform':
             return 1.0
         return float(os.environ.get(GPU_SHARE) or DEFAULT_GPU_SHARE)
 
     def count(self) -> int:
-        """Returns the number of devices. Raises UserError if the number is not set."""
+        """Returns the number of devices. Raises UserError if DEVICES is not set."""
         if self.devices is None:
             raise UserError('DEVICES must be set to the number of devices, got None; pass --devices=32')
         return self.devices
@@ -279,7 +279,7 @@ def has_compiler(name: str) -> bool:
 
 
 def _cpu_devices(count: int) -> Sequence[jax.Device]:
-    """Creates `count` virtual CPU devices. Works only once, before the process initializes JAX's devices."""
+    """Creates `count` virtual CPU devices. Can be called only once, before the process initializes JAX's devices."""
     with contextlib.suppress(RuntimeError):
         jax.config.update('jax_num_cpu_devices', count)
     devices = jax.devices('cpu')

@@ -48,8 +48,8 @@ def assume_cudnn_version(version: int) -> Iterator[None]:
 def serialize_older_stablehlo(program: export.Exported) -> bytes:
     """Serializes a program to a StableHLO version that readers released twelve weeks ago can parse.
 
-    Obsolete once `jax.export` has an argument for the version. By default, it supports readers released four weeks ago,
-    but TensorFlow's reader is older.
+    Obsolete once `jax.export` has an argument for the version. By default, `jax.export` supports readers released four
+    weeks ago, but TensorFlow's reader is older.
     """
     from jax.extend.mlir.dialects import stablehlo
 

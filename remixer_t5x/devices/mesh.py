@@ -76,7 +76,7 @@ def identify_slices(devices: Sequence[Any], slices: int | None = None) -> tuple[
     """Returns the name of the device attribute that identifies the slice, and the number of slices.
 
     `slices` must be None or the number of slices that the devices report. For devices that do not report slices (CPU
-    hosts), it may also be the number of processes. Raises UserError for any other number.
+    hosts), `slices` may also be the number of processes. Raises UserError for any other number.
     """
     reported = {getattr(device, 'slice_index', None) for device in devices}
     processes = {device.process_index for device in devices}

@@ -47,7 +47,7 @@ DEFAULT_RULES: Rules = (
 
 
 class ShardingRow(NamedTuple):
-    """A parameter's row in `Partitioner.sharding_table`. `note` states why an axis is replicated, or is ''."""
+    """A parameter's row in `Partitioner.sharding_table`. `note` states why an axis is replicated, or is empty."""
 
     name: str
     shape: tuple[int, ...]
@@ -59,7 +59,7 @@ class ShardingRow(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Partitioner:
-    """A mesh and the rules that map logical axes onto it.
+    """A device mesh and the rules that map logical axes to mesh axes.
 
     Attributes:
         data, fsdp, tensor: sizes of the mesh axes. At most one may be -1, which means all remaining devices.
@@ -105,7 +105,7 @@ class Partitioner:
 
     @functools.cached_property
     def mesh(self) -> Mesh | AbstractMesh:
-        """The device mesh with the axes `data`, `fsdp` and `tensor`. It is abstract if `devices` is a number."""
+        """The device mesh with the axes `data`, `fsdp` and `tensor`. The mesh is abstract if `devices` is a number."""
         if isinstance(self.devices, int):
             return meshes.abstract_mesh(meshes.mesh_shape(self.axis_sizes, self.devices))
         devices = list(jax.devices() if self.devices is None else self.devices)
@@ -113,7 +113,7 @@ class Partitioner:
 
     @contextlib.contextmanager
     def activate(self) -> Iterator[Mesh]:
-        """Makes logical constraints and PartitionSpecs in the block use this mesh. Must be entered outside of jit."""
+        """Makes logical constraints and PartitionSpecs in the block use this mesh. Enter the context outside of jit."""
         with jax.set_mesh(self.mesh), nn.logical_axis_rules(self.all_rules):
             yield self.mesh
 
@@ -255,7 +255,7 @@ def is_boxed(leaf: Any) -> bool:
 
 
 def unbox(tree: Any) -> Any:
-    """Removes flax boxes. Unlike flax's `unbox`, does not add sharding constraints, because axes may be indivisible."""
+    """Removes flax boxes. Unlike Flax's `unbox`, adds no sharding constraints, as axes may be indivisible."""
     return jax.tree.map(
         lambda leaf: leaf.unbox(apply_constraint=False) if isinstance(leaf, nn.Partitioned) else leaf,
         tree,

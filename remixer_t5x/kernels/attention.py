@@ -17,7 +17,7 @@ from remixer_t5x.kernels import attention_cudnn, attention_tpu, self_check
 from remixer_t5x.kernels.attention_formula import Bias, Visibility, dot_product_attention, expand_bias
 from remixer_t5x.kernels.compile_target import target_platform
 
-# Maps each platform to the name of its kernel, a value of the setting ATTENTION, and the module with the kernel.
+# Maps each platform to the name of its kernel (a value of the setting ATTENTION) and the kernel's module.
 KERNELS = {'tpu': ('tpu_kernel', attention_tpu), 'gpu': ('cudnn', attention_cudnn)}
 IMPLEMENTATIONS = ('auto', 'formula', *(name for name, _ in KERNELS.values()))
 

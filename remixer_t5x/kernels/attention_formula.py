@@ -11,7 +11,7 @@ heads first     [batch, heads, length, kv], on CPUs and GPUs. The operands of ea
                 XLA:CPU reads the cache at full memory bandwidth, 6 times as fast as [batch, length, heads, kv].
 feature-packed  [batch, length, heads * kv], on TPUs, whose tiles have 128 lanes: if the last axis were the 64 features
                 of one head, half of the bytes would be padding. A single matmul computes all heads, with queries that
-                are zero for the features of other heads. It still takes less time than reading the cache.
+                are zero for the features of other heads. This matmul still takes less time than reading the cache.
 """
 
 import functools
@@ -119,7 +119,7 @@ def group_queries(
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
     """Turns query heads that share a key head into additional queries, for grouped-query attention.
 
-    Returns queries [batch, q * group, kv_heads, kv], with a mask and a bias that match.
+    Returns queries [batch, q * group, kv_heads, kv], with a matching mask and bias.
     """
     batch, length, heads, width = query.shape
     group = heads // kv_heads
@@ -161,7 +161,7 @@ def attention_weights(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
 def _recomputing_attention(query, key, value, mask, bias, softcap):
-    """Computes attention if there are as many query heads as key heads."""
+    """Computes attention for equal numbers of query heads and key heads."""
     return _forward_rule(query, key, value, mask, bias, softcap)[0]
 
 

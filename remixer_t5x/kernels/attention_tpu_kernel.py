@@ -52,7 +52,7 @@ class AttentionPlan:
 
     @property
     def group(self) -> int:
-        """Number of heads per program: the smallest number that fills whole registers, otherwise all heads."""
+        """Number of heads per program: the smallest number that fills whole registers, or all if none does."""
         whole = (g for g in range(1, self.heads) if self.heads % g == 0 and g * self.head_dim % _LANES == 0)
         return next(whole, self.heads)
 
@@ -345,7 +345,7 @@ def _backward_kernel(
 
 
 def _expand_bias_if_needed(plan: AttentionPlan, bias_ref, block_ref, row, q_block, k_block) -> None:
-    """Expands the bias of each head to the size of a block of logits, unless an earlier row has expanded it."""
+    """Expands the bias of each head to the size of a block of logits, unless this was done for an earlier row."""
     if bias_ref is None:
         return
 

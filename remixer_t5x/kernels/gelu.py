@@ -113,7 +113,7 @@ def _mean_over_features(array: jax.Array) -> jax.Array:
 
 
 def prevent_cse(x: jax.Array, variant: int) -> jax.Array:
-    """Returns x in a form that XLA's common subexpression elimination (CSE) does not merge with other variants.
+    """Returns x in a form that XLA's common subexpression elimination (CSE) keeps separate for each `variant`.
 
     Otherwise, XLA would compute values used by several kernels only once and write them to memory, which is slower.
     """

@@ -71,7 +71,7 @@ def join_previous_blocks(array: jax.Array, block: int) -> jax.Array:
 def mask_same_example(ids: jax.Array, block: int) -> jax.Array:
     """Returns which tokens of the previous and the current block are in the same example as each token of the block.
 
-    The mask is bool, [batch, blocks, block, 2 * block], for example ids [batch, length].
+    Maps example ids [batch, length] to a bool mask [batch, blocks, block, 2 * block].
     """
     return split_blocks(ids, block, axis=1)[..., None] == join_previous_blocks(ids, block)[:, :, None]
 

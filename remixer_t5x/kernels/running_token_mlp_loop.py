@@ -71,7 +71,7 @@ def backward(
     """Computes the gradients of a block; see `running_token_mlp_tpu.backward`."""
     first = zero_state(tokens) if start is None else start
     index = jnp.arange(tokens.value.shape[1])
-    # For each token, the number of examples that start in the block at or before it.
+    # Number of examples that start in the block, up to and including each token.
     starts = None if tokens.keep is None else jnp.cumsum(tokens.keep == 0, axis=1)
     exact, gradient = jax.tree.map(lambda array: array.astype(jnp.float32), (tokens, gradient))
 

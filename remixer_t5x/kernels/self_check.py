@@ -168,7 +168,7 @@ def compute_difference(check: KernelCheck) -> float:
 
 
 def _value_and_gradients(function: Callable[..., jax.Array], operands: Any, direction: Any) -> list[jax.Array]:
-    """Returns the output of `function` and the gradients of its product with `direction` for all float operands."""
+    """Returns the output y of `function`, and the gradients of `y . direction` for all float operands."""
 
     @jax.jit
     def compute(*operands: Any) -> list[jax.Array]:

@@ -1,6 +1,6 @@
 """The window MLP for GPUs, with operations that XLA fuses so that hidden units remain in registers.
 
-XLA generates one GPU kernel each for the forward pass, the gradient of `out` and the gradient of the hidden units.
+XLA generates three GPU kernels: for the forward pass, the gradient of `out` and the gradient of the hidden units.
 These kernels compute the hidden units from the tokens. Only the gradient of the hidden units is written to memory,
 [batch, blocks, block * hidden, features] in the dtype of the tokens, because two matmuls read it. Blocks are at least
 as long as the window, so a window lies within a block and the previous block.
@@ -18,7 +18,7 @@ from remixer_t5x.kernels.gelu import prevent_cse, sigmoid_gelu, sigmoid_gelu_and
 from remixer_t5x.kernels.reshaping import expand_window_weights, join_previous_blocks, mask_same_example, split_blocks
 
 _FLOAT32 = jnp.float32
-# The compiled program contains a multiplication for each token of the window.
+# Limit on the program size, because the program contains a multiplication for each token of the window.
 _MAX_WINDOW_LENGTH = 64
 
 

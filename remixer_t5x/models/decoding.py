@@ -25,7 +25,8 @@ class Decoded(NamedTuple):
         tokens: token ids [batch, n, length] int32; 0 after the end token.
         scores: [batch, n] float32, the sum of the log-probabilities of the tokens, including the end token. Logits
             processors affect scores only in beam search, which also divides the sum by the length penalty, as in
-            Hugging Face's transformers. As in T5X, tokens with id 0 are included here, but not in `score`.
+            Hugging Face's transformers. As in T5X, `scores` include tokens with id 0, but the results of
+            `GenerativeModel.score` do not.
     """
 
     tokens: jax.Array

@@ -168,7 +168,7 @@ class GenerativeModel(Model):
         decoder: decoding.Decoder = _GREEDY,
         rng: jax.Array | None = None,
     ) -> jax.Array:
-        """Generates a sequence for each row, [batch, max_decode_length] int32: the first sequence of `generate`."""
+        """Generates one sequence per row, [batch, max_decode_length] int32: the first that `generate` returns."""
         return self.generate(params, batch, max_decode_length, eos_id, decoder, rng).tokens[:, 0]
 
     def generate(
@@ -221,7 +221,7 @@ def select_arrays(batch: Batch, *names: str) -> dict[str, jax.Array]:
 
 
 def targets_and_weights(batch: Batch, side: str) -> tuple[jax.Array, jax.Array]:
-    """Returns the targets and the float32 loss weights of 'encoder' or 'decoder', both [batch, length]."""
+    """Returns the targets and float32 loss weights of the 'encoder' or 'decoder', both [batch, length]."""
     targets, weights = batch[f'{side}_target_tokens'], batch.get(f'{side}_loss_weights')
     return targets, (targets > 0 if weights is None else weights).astype(jnp.float32)
 
@@ -262,7 +262,7 @@ OPTIONAL_MODEL_METHODS = {
 
 
 def require_method(model: Model, ability: str, reader: str) -> None:
-    """Raises UserError if the model does not implement the method `ability`, which the command `reader` calls."""
+    """Raises UserError if the model does not implement the method named `ability`, called by the command `reader`."""
     if not callable(getattr(model, ability, None)):
         description, model_types = OPTIONAL_MODEL_METHODS[ability]
         raise UserError(

@@ -49,7 +49,7 @@ class NoRepeatNGram:
 
 @dataclasses.dataclass(frozen=True)
 class NoBadWords:
-    """Forbids the token sequences in `words` by forbidding the last token of a sequence after its other tokens."""
+    """Forbids each token sequence in `words` by forbidding its last token after its other tokens."""
 
     words: Sequence[Sequence[int]]
 
@@ -83,7 +83,7 @@ class MinNewTokens:
 
 @dataclasses.dataclass(frozen=True)
 class ForcedPrefix:
-    """Forces the first generated tokens to be `prefix`, even if their logit is -inf."""
+    """Forces the first generated tokens to be `prefix`, even if their logits are -inf."""
 
     prefix: Sequence[int]
 

@@ -32,8 +32,8 @@ class MaskedLM(Model):
 
     Attributes:
         predicted_share: fraction of each row's tokens for which logits are computed, at least the fraction of tokens to
-            predict (15% in BERT). The logits of all tokens would take three quarters of a small model's FLOPs; they are
-            computed if any row has more tokens to predict, so this setting does not change the loss.
+            predict (15% in BERT). Computing the logits of all tokens takes three quarters of a small model's FLOPs, and
+            is done only if a row has more tokens to predict, so this setting does not change the loss.
     """
 
     module: EncoderOnly

@@ -71,6 +71,6 @@ class Seq2Seq(GenerativeModel):
             hidden, cache = decode(tokens[:, None], cache=cache)
             return self._next_logits(params, hidden), cache
 
-        # The start token of the step input is id 0, for which the module uses the embedding of `begin_id`.
+        # In the step input, the start token has id 0, for which the module uses the embedding of `begin_id`.
         prompt = jnp.full((inputs.shape[0], 1), self.module.begin_id, jnp.int32)
         return decoding.Generation(inputs.shape[0], allocate, step, max_length, eos_id, prompt=prompt)

@@ -38,9 +38,9 @@ def muon(
     are factors of one matrix).
 
     The Nesterov momentum (decay `beta`) of each matrix [in, out] is orthogonalized by `ns_steps` Newton-Schulz
-    iterations and scaled by 0.2 sqrt(max(in, out)) (Liu et al. 2025, arXiv:2502.16982, equation 4). Its RMS then equals
-    that of AdamW's updates, so that both can share a learning rate and `weight_decay`. Gradient clipping and
-    `weight_decay` work as in `optimizer.adamw_rms`; orthogonalized updates do not depend on the gradient norm.
+    iterations and scaled by 0.2 sqrt(max(in, out)) (Liu et al. 2025, arXiv:2502.16982, equation 4). The RMS of these
+    updates then equals that of AdamW's updates, so both can share a learning rate and `weight_decay`. Gradient clipping
+    and `weight_decay` work as in `optimizer.adamw_rms`; orthogonalized updates do not depend on the gradient norm.
     """
     dtype = jnp.dtype(momentum_dtype)
 

@@ -93,8 +93,8 @@ def adafactor(
     of a parameter's update before it is multiplied by the learning rate. The arguments have the same names as in T5X.
 
     Unlike in T5X, second moments are factored only if both dimensions of a layer's matrix are at least
-    `min_dim_size_to_factor`, and parameters that may be initialized near zero (`per_layer.find_params_near_zero`),
-    which T5 does not have, use the minimum RMS `min_rms_near_zero`.
+    `min_dim_size_to_factor`. Parameters that may be initialized near zero (`per_layer.find_params_near_zero`), which T5
+    does not have, use the minimum RMS `min_rms_near_zero`.
     """
     schedule = as_schedule(learning_rate)
     block_steps = [
@@ -212,7 +212,7 @@ def build_optimizer_with_decay(
 
 
 def _scale_updates(factors: Any) -> list[optax.GradientTransformation]:
-    """Returns a list with a transformation that multiplies updates by `factors`; an empty list for None."""
+    """Returns a list with a transformation that multiplies updates by `factors`; the list is empty if they are None."""
     if factors is None:
         return []
     return [optax.stateless(lambda updates, params: jax.tree.map(lambda step, factor: factor * step, updates, factors))]

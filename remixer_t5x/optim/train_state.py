@@ -1,4 +1,4 @@
-"""Plans a train state (step, float32 parameters, optimizer state) from shapes and creates it sharded."""
+"""Plans a train state (step, float32 parameters, optimizer state) from shapes, and creates its sharded arrays."""
 
 import dataclasses
 from collections.abc import Callable, Mapping

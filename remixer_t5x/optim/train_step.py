@@ -22,7 +22,7 @@ from remixer_t5x.optim.schedules import Schedule
 from remixer_t5x.optim.train_state import TrainState
 
 Metrics = dict[str, jax.Array]
-# Weight of the latest loss in the running mean of the loss, which averages about fifty steps.
+# Weight of the latest loss in the running mean of the loss, so that it averages about fifty steps.
 USUAL_LOSS_SHARE = 0.02
 # Value of LOSS_NORMALIZING_FACTOR that divides the loss by the number of target tokens; the name is T5X's.
 NUM_REAL_TARGET_TOKENS = 'NUM_REAL_TARGET_TOKENS'
@@ -145,7 +145,7 @@ def update_loss_ema(
 ) -> tuple[jax.Array, jax.Array, Metrics]:
     """Updates the running mean of the loss per token and detects loss spikes.
 
-    Returns the updated mean, whether the step is `good` and its loss is not a spike, and a dictionary with the metric
+    Returns the updated mean, whether `good` is True and the loss is not a spike, and a dictionary with the metric
     `spike`, which is empty if `spike_factor` is None.
     """
     loss, metrics = sums['loss'] / _count_target_tokens(sums), {}

@@ -27,8 +27,8 @@ _FORBIDDEN_LOGIT = -1e3
 class DecoderOnly(nn.Module):
     """Decoder-only Transformer that maps tokens [batch, length] to the logits of the next tokens.
 
-    Sequences start with id 0. The input needs no mask of padding, because the decoder is causal.
-    The attributes not listed here are those of `EncoderDecoder`.
+    Sequences start with id 0. Padding in the input need not be masked, because the decoder is causal.
+    The other attributes are documented in `EncoderDecoder`.
 
     Attributes:
         begin_id: id whose embedding is used for the start token, such as GPT-2's end token. Unless it is 0, the model
@@ -117,7 +117,7 @@ class DecoderOnly(nn.Module):
     def next_hidden(self, tokens: jax.Array, slots: int) -> jax.Array:
         """Returns the input of the output projection, [batch, 1, embed], for one token per row, [batch, 1].
 
-        `slots` is the number of positions of the caches.
+        `slots` is the number of positions in the caches.
         """
         ctx = make_sequence_context(jnp.ones_like(tokens), causal=True, decode=True)
         return self._prepare_output_input(self.decoder(self._embed(tokens), ctx, slots))

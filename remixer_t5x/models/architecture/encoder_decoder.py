@@ -22,7 +22,7 @@ from remixer_t5x.models.layers.embedding import Embed, scale_output
 
 
 def parse_dtype(name: str) -> jnp.dtype:
-    """Returns the dtype float32 or bfloat16; raises UserError for others. In float16, T5's activations overflow."""
+    """Parses 'float32' or 'bfloat16'; raises UserError for other dtypes. In float16, T5's activations overflow."""
     if str(name) not in ('float32', 'bfloat16'):
         raise UserError(f"DTYPE must be 'bfloat16' or 'float32', got {name!r}; set DTYPE = 'bfloat16'")
     return jnp.dtype(name)
@@ -31,7 +31,8 @@ def parse_dtype(name: str) -> jnp.dtype:
 class EncoderDecoder(nn.Module):
     """Encoder-decoder that maps input and decoder tokens [batch, length] to the logits of the next decoder tokens.
 
-    Trailing zeros of the inputs are padding. The decoder input needs no mask of padding, because the decoder is causal.
+    Trailing zeros of the inputs are padding. Padding in the decoder input need not be masked, because the decoder is
+    causal.
 
     Attributes:
         embed_dim: width of the residual stream, D.

@@ -30,7 +30,7 @@ _BERT_INIT = nn.initializers.normal(stddev=0.02)
 class EncoderOnly(nn.Module):
     """Encoder that maps tokens [batch, length] to features [batch, length, embed]; id 0 is padding.
 
-    The attributes not listed here are those of `EncoderDecoder`.
+    The other attributes are documented in `EncoderDecoder`.
 
     Attributes:
         input_layer: factory of a module (x, ctx, token_types) -> x before the stack, such as `BertInput`, or None.

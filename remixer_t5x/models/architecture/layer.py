@@ -160,7 +160,7 @@ def make_layer(
     norm: Callable[..., nn.Module] | None = None,
     name: str | None = None,
 ) -> Layer:
-    """Builds a layer with the given layout and norm, by default the layout's, skipping sublayers that are None."""
+    """Builds a layer from the sublayers that are not None; if `norm` is None, uses the layout's default norm."""
     sublayers = tuple(sublayer for sublayer in sublayers if sublayer is not None)
     options = {} if norm is None else {'norm': norm}
     return layout(sublayers=sublayers, dropout_rate=dropout_rate, name=name, **options)

@@ -49,8 +49,8 @@ _TRACE_LAYERS_ONCE = contextvars.ContextVar('trace_layers_once', default=False)
 def trace_layers_once() -> Iterator[None]:
     """Traces the layers of each run only once instead of twice in this context, to reduce the tracing time.
 
-    Use the context only to compute shapes, or if the values of parameters do not matter, because a seed generates
-    other initial parameters in this context than outside it.
+    Use this context only if the values of parameters do not matter, for example to compute shapes, because a seed
+    generates different initial parameters inside and outside of this context.
     """
     token = _TRACE_LAYERS_ONCE.set(True)
     try:
@@ -179,8 +179,8 @@ class Stack(nn.Module):
             # Without unrolling, XLA cannot undo rematerialization by common subexpression elimination (CSE).
             body = nn.remat(body, policy=self.remat_policy, prevent_cse=unroll > 1)
         split = {'params': True, 'dropout': True}
-        # Flax's check of loop invariants traces the layer twice, and both traces draw random numbers. Without the
-        # check, a seed would generate other random numbers, so it is disabled only if none are drawn.
+        # Flax's check of loop invariants traces the layer twice, and both traces draw random numbers. Disabling the
+        # check changes the random numbers of a seed, so it is disabled only if none are drawn.
         draws_random_numbers = any(self.has_rng(name) for name in split) and not _TRACE_LAYERS_ONCE.get()
         run = nn.scan(
             body,

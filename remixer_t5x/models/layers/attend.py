@@ -78,8 +78,8 @@ def attend_to_memory(
 ) -> jax.Array:
     """Computes cross-attention to the encoder output in `memory`; see `attend_to_sequence` for the other arguments.
 
-    `project` returns the 'key' or 'value' projection of the memory, [batch, keys, kv_heads, kv]. When decoding, it is
-    called only in the first call, which caches the keys and values.
+    `project` returns the 'key' or 'value' projection of the memory, [batch, keys, kv_heads, kv]. While decoding,
+    `project` is called only in the first call, which caches the keys and values.
     """
     visibility = Visibility(ctx.segment_ids if ctx.packed else None, memory.context.segment_ids)
 

@@ -15,8 +15,9 @@ from remixer_t5x.context import SequenceContext
 def update_cache(module: nn.Module, name: str, value: jax.Array, ctx: SequenceContext, axis: int = 1) -> jax.Array:
     """Writes `value` into the cache variable `name`; call within the `nn.compact` method of `module`.
 
-    `value` is [batch, length, ...] in the allocating call, which returns it unchanged, and [batch, 1, ...] in later
-    calls, which return the buffer [batch, max_length, ...], filled up to `ctx.step`. The length axis is `axis`.
+    In the allocating call, `value` is [batch, length, ...] and is returned unchanged. In later calls, `value` is
+    [batch, 1, ...], and the buffer [batch, max_length, ...] is returned, filled up to `ctx.step`. The length axis is
+    `axis`.
     """
     is_allocated = module.has_variable('cache', name)
     buffer = module.variable('cache', name, _allocate_buffer, value, ctx.cache_slots, axis)

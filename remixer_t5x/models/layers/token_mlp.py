@@ -123,7 +123,7 @@ def _mix_examples(activation, w_in, value, w_out, hidden_bias, ids_in, ids_out):
     def mix_sorted_examples():
         return _mix_sorted_examples(activation, *sort_by_example(ids_in, ids_out), *weights)
 
-    # If every row contains only one example, skip sorting, which would take a third longer.
+    # If every row contains one example, skip the sort, which would increase the run time by a third.
     return jax.lax.cond(jnp.max(ids_out) > 1, mix_sorted_examples, mix_single_example)
 
 
@@ -218,7 +218,7 @@ _mix_examples.defvjp(
 
 @dataclasses.dataclass(frozen=True)
 class TokenOrder:
-    """Order of each row's input or output tokens, sorted by the rank of their example.
+    """Indices that sort each row's input or output tokens by the rank of their example.
 
     Attributes:
         order: [batch, n] int32, the row position of each sorted token.
@@ -295,7 +295,7 @@ class TokenOrder:
 
 
 def sort_by_example(ids_in: jax.Array, ids_out: jax.Array) -> tuple[TokenOrder, TokenOrder, jax.Array]:
-    """Returns the orders of the input and output tokens, and the number of ranks.
+    """Returns a `TokenOrder` of the input tokens, one of the output tokens, and the number of ranks.
 
     `ids_in` [batch, n] and `ids_out` [batch, m] are example ids starting with 1; 0 is padding. The tokens of an example
     need not be contiguous.

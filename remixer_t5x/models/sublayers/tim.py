@@ -84,7 +84,7 @@ def _softmax_over_arrays(logits: Sequence[jax.Array]) -> list[jax.Array]:
 
 
 def _stack_mechanisms_like(groups: FeatureGroups, mechanisms: Sequence[jax.Array]) -> FeatureGroups:
-    """Stacks the arrays of all mechanisms as in `groups`."""
+    """Stacks the arrays of mechanisms into groups of the same sizes as those in `groups`."""
     remaining = iter(mechanisms)
     return tuple(jnp.stack(list(itertools.islice(remaining, array.shape[0]))) for array in groups)
 
