@@ -40,7 +40,9 @@ def read_added_tokens(folder: pathlib.Path) -> dict[str, int]:
     for entry in entries:
         name, index = (entry.get('content'), entry.get('id')) if isinstance(entry, dict) else (None, None)
         if not isinstance(name, str) or not name or not isinstance(index, int) or isinstance(index, bool):
-            raise UserError(f'added tokens in {folder} must have content and id, got {entry!r:.80}; download it again')
+            raise UserError(
+                f'each added token in {folder} must have content and id, got {entry!r:.80}; download the folder again'
+            )
         if tokens.setdefault(name, index) != index:
             raise UserError(
                 f'the token {name!r:.60} must have one id, got {tokens[name]} and {index}; correct {folder}'

@@ -87,7 +87,7 @@ def main() -> int:
         type=pathlib.Path,
         default=[*sorted([*GUIDE.glob('*.md'), *GUIDE.glob('*.ipynb')]), GUIDE.parent / 'interop.md'],
     )
-    parser.add_argument('--keep', type=pathlib.Path, help='create the folders of the pages here, and keep them')
+    parser.add_argument('--keep', type=pathlib.Path, help='folder in which to create and keep the folders of the pages')
     args = parser.parse_args()
     failed = []
     with tempfile.TemporaryDirectory() as temporary:

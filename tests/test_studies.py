@@ -102,7 +102,7 @@ def test_toy_study_resumes_after_a_kill(studies, tmp_path, monkeypatch, capsys):
     run_toy(studies, monkeypatch, out, '--seeds=2', '--show')
     assert 'not yet run' in capsys.readouterr().out
     run_toy(studies, monkeypatch, out, '--seeds=2')
-    assert '4 cells, 1 already done' in capsys.readouterr().out
+    assert '4 runs, 1 already done' in capsys.readouterr().out
     second = out.read_text().splitlines()
     assert second[0] == first[0]
     numbers = [json.loads(line)['result']['test_mse'] for line in first[1:]]
@@ -136,7 +136,7 @@ def test_length_study_resumes(studies, tmp_path, monkeypatch, capsys):
     studies.length.main()
     monkeypatch.setattr(sys, 'argv', ['length.py', *words, '--lengths=4,8', f'--figure={figure}'])
     studies.length.main()
-    assert '4 cells, 2 already done' in capsys.readouterr().out
+    assert '4 measurements, 2 already done' in capsys.readouterr().out
     assert len(out.read_text().splitlines()) == 4 and figure.stat().st_size > 0
 
 

@@ -120,8 +120,8 @@ def check_gin(shared: shared_folder.SharedModel, advice: str) -> None:
     file = shared.folder / shared_folder.GIN
     if foreign := foreign_gin.find_disallowed_statement(shared.gin_text(), str(file)):
         raise UserError(
-            f'{file} refers to {one_line(foreign):.200}, which is not part of the models of this package, and gin can '
-            f'run code; read the file, and if you trust it, use {advice}'
+            f'{file} refers to {one_line(foreign):.200}, which is not part of the models of this package, and gin '
+            f'files can run code; read the file and, if you trust it, use {advice}'
         )
 
 
@@ -173,8 +173,8 @@ def saved_gin(checkpoint: str) -> Iterator[str]:
     run = containing_model_dir(checkpoint)
     file = model_dir.find_gin_file(run)
     if file is None:
-        names = f'{model_dir.CONFIG} nor {model_dir.CONVERTED}'
-        raise UserError(f'{run} contains neither {names}, one of which is needed to build the model')
+        names = f'{model_dir.CONFIG} or {model_dir.CONVERTED}'
+        raise UserError(f'{run} must contain {names}, which describes the model, got neither; copy the whole folder')
     if not object_store.is_remote(file):
         yield str(file)
         return
@@ -189,8 +189,8 @@ def containing_model_dir(checkpoint: str) -> epath.Path:
     folder = model_dir.find_model_dir(checkpoint)
     if folder is None:
         raise UserError(
-            f'{checkpoint} is not in a MODEL_DIR, so there is no {model_dir.CONFIG} that describes its model; copy the '
-            'whole MODEL_DIR'
+            f'{checkpoint} must be inside a MODEL_DIR, whose {model_dir.CONFIG} describes the model; copy the whole '
+            'MODEL_DIR'
         )
     return folder
 

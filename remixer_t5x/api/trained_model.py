@@ -232,7 +232,7 @@ class TrainedModel:
         target = converted.claim_model_dir(folder)
         if not task_vocabulary.save_vocabulary(self.vocabulary, target / task_vocabulary.VOCABULARY_FOLDER):
             class_name = type(self.vocabulary).__name__
-            raise UserError(f'vocabulary must come from remixer_tasks.vocabularies to be saved, got {class_name}')
+            raise UserError(f'to save a model, vocabulary must come from remixer_tasks.vocabularies, got {class_name}')
         text = f'{text}\n{task_vocabulary.gin_statements(target)}'
         (target / model_dir.CONVERTED).write_text(text)
         params = jax.tree.map(lambda array: np.asarray(array, np.float32), self.params)

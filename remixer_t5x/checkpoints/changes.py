@@ -18,8 +18,8 @@ FIXED_SETTINGS = {
     'seed': 'SEED',
 }
 _RESET_ADVICE = (
-    'train in another MODEL_DIR with INITIAL_CHECKPOINT_PATH set to this one, to keep only the parameters and reset '
-    'optimizer, step and data position'
+    'train in another MODEL_DIR with INITIAL_CHECKPOINT_PATH set to this one, which keeps the parameters and resets '
+    'the optimizer, the step and the data position'
 )
 # Settings whose changes are not reported, because they do not affect the run or because file contents are compared.
 IGNORED_SETTINGS = ('MODEL_DIR', 'KEEP_CHECKPOINTS', 'RESTORE', 'FILES', 'DATA_DIR', 'CACHE_DIR', 'VOCABULARY_PATH')
@@ -31,13 +31,13 @@ def check_record_compatible(saved: Mapping[str, Any], current: Mapping[str, Any]
     old, new = saved.get('vocabulary'), current.get('vocabulary')
     if old != new:
         raise UserError(
-            f'the checkpoint was trained with vocabulary {old}, but this run has {new}; use the same '
+            f'the checkpoint was trained with vocabulary {old}, but this run uses {new}; use the same '
             'vocabulary, or another MODEL_DIR'
         )
     for key, setting in FIXED_SETTINGS.items():
         if saved.get(key) != current.get(key):
             raise UserError(
-                f'the checkpoint was trained with {setting} = {saved.get(key)!r}, but this run has '
+                f'the checkpoint was trained with {setting} = {saved.get(key)!r}, but this run uses '
                 f'{current.get(key)!r}; use the same value, or {_RESET_ADVICE}'
             )
     changed = fingerprint.describe_difference(saved.get('data') or {}, current.get('data') or {})

@@ -147,7 +147,7 @@ class Checkpoints:
         except Exception as error:
             raise SaveFailed(
                 f'{what} could not be written to {self.folder}: {saved_params.root_cause(error)}; free disk '
-                f'space or change the permissions, and run the same command again '
+                f'space or correct the permissions, and run the same command again '
                 f'({self._describe_newest_checkpoint()})'
             ) from error
 
@@ -164,8 +164,8 @@ def check_disk_space(folder: epath.Path, arrays: Any, what: str) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise UserError(
-            f'the disk of {folder} has {free / 2**20:.1f} MiB left, but {what} {needed / 2**20:.1f} MiB; free disk '
-            'space, and run the same command again'
+            f'the disk that contains {folder} has {free / 2**20:.1f} MiB left, but {what} {needed / 2**20:.1f} MiB; '
+            'free disk space, and run the same command again'
         )
 
 

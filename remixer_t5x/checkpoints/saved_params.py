@@ -157,7 +157,7 @@ def check_finite(folder: epath.Path, tree: Any) -> None:
     name = train_state.first_nonfinite(tree)
     if name:
         raise durable.DamagedCheckpoint(
-            f'the checkpoint at {folder} contains numbers that are not finite, first in {name}'
+            f'the checkpoint at {folder} contains non-finite values, first in the array {name}'
         )
 
 
@@ -278,7 +278,7 @@ def find_checkpoints(paths: str) -> list[epath.Path]:
     checkpoints = [find_checkpoint(path.strip(), 'CHECKPOINT_PATH') for path in paths.split(',') if path.strip()]
     steps = [folder.name for folder in checkpoints]
     if not steps or len({*steps}) < len(steps):
-        raise UserError(f'CHECKPOINT_PATH must name one or more checkpoints of different steps, got {paths!r}')
+        raise UserError(f'CHECKPOINT_PATH must list one or more checkpoints, each of a different step, got {paths!r}')
     return checkpoints
 
 
@@ -341,7 +341,9 @@ def _open_base(step: epath.Path, record: Mapping[str, Any]) -> SavedParams:
         # Quote the name, because adapters may be untrusted.
         source = shlex.quote(one_line(str(record[BASE_SOURCE_KEY])))
         command = f'remixer-t5x convert --from_hf={source} --to=MODEL_DIR'
-        raise UserError(f'{error}; to convert the base again, run {command}, and write its path to {file}') from error
+        raise UserError(
+            f'{error}; to convert the base model again, run {command}, and write the path of that MODEL_DIR to {file}'
+        ) from error
     verify_files(base)
     # A base has no base itself, because `convert --to_adapters` compares complete sets of parameters.
     saved = SavedParams(base, read_record(base))
@@ -350,7 +352,10 @@ def _open_base(step: epath.Path, record: Mapping[str, Any]) -> SavedParams:
         shapes = saved.shapes_for({name for name in saved.shapes if not lora.is_adapter(name)})
         leaves = {name: jax.ShapeDtypeStruct(shape, jnp.float32, sharding=device) for name, shape in shapes.items()}
         if hash_params(saved.read(leaves)) != record.get(BASE_PARAMS_KEY):
-            raise UserError(f'{base} is not the base of the adapters in {step}; write the path of their base to {file}')
+            raise UserError(
+                f'{base} is not the base checkpoint of the adapters in {step}; write the path of the correct base '
+                f'checkpoint to {file}'
+            )
     return saved
 
 
@@ -358,7 +363,7 @@ def check_vocabulary(saved: SavedParams, vocabulary: str, setting: str = 'INITIA
     """Raises UserError if the vocabulary record of the checkpoint differs from `vocabulary`."""
     if saved.record.get('vocabulary') != vocabulary:
         raise UserError(
-            f'{setting} {saved.step} was trained with vocabulary {saved.record.get("vocabulary")}, but this run has '
+            f'{setting} {saved.step} was trained with vocabulary {saved.record.get("vocabulary")}, but this run uses '
             f'{vocabulary}; use the vocabulary of the checkpoint'
         )
 

@@ -58,12 +58,12 @@ def check_array_metadata(folder: str | os.PathLike[str]) -> None:
             except (ValueError, KeyError, TypeError) as error:
                 path = one_line(os.path.relpath(os.path.join(subfolder, name), root))
                 raise UserError(
-                    f'{path} in {root} does not describe an array of numbers '
+                    f'{path} in {root} does not describe a numeric array '
                     f'({one_line(f"{type(error).__name__}: {error}"):.100}); {_ADVICE}'
                 ) from error
     if described > SMALL_STATE + MAX_SIZE_RATIO * file_bytes:
         raise UserError(
-            f'{root} describes arrays of {described / 2**30:,.1f} GiB, which are too large for its files of '
+            f'{root} describes {described / 2**30:,.1f} GiB of arrays, but its files contain only '
             f'{file_bytes / 2**30:,.3f} GiB; {_ADVICE}'
         )
 
@@ -102,5 +102,5 @@ def _count_described_bytes(text: bytes) -> int:
             raise ValueError(f'{name} is {ascii(sizes)[:60]}')
     array, largest = (math.prod(sizes) * ITEM_BYTES[dtype] for sizes in (shape, chunk))
     if largest > max(SMALL_CHUNK, 4 * array):
-        raise ValueError(f'chunks of {str(chunk):.40} do not fit an array of {str(shape):.40}')
+        raise ValueError(f'chunks of shape {str(chunk):.40} do not fit an array of shape {str(shape):.40}')
     return array

@@ -17,8 +17,8 @@ from remixer_t5x.errors import UserError
 ON_CPU = {'JAX_PLATFORMS': 'cpu'}
 GIN_HELP = """\
 gin flags:
-  --gin_file=FILE        a gin file, repeatable, later files override; looked up in the current folder, then in
-                         --gin_search_paths, then among the configs shipped with the package
+  --gin_file=FILE        a gin file; repeatable: later files override earlier ones; looked up in the current folder,
+                         then in --gin_search_paths, then among the configs shipped with the package
   --gin.NAME=VALUE       sets a macro (--gin.TRAIN_STEPS=1000) or a setting (--gin.adafactor.decay_rate=0.8) after all
                          files; a VALUE that is not a gin value is read as text: --gin.MODEL_DIR=/tmp/x needs no quotes
 """
@@ -27,7 +27,7 @@ CHECKPOINT_MACRO = 'CHECKPOINT_PATH'
 CHECKPOINT_HELP = 'a checkpoint, or a MODEL_DIR (uses its newest checkpoint)'
 RUN_HELP = f'{CHECKPOINT_HELP}; without --gin_file, the config.gin of that run is read'
 _MODEL_HELP = (
-    'use models/NAME.gin instead of the model file in a gin file; append +NAME=VALUE to change a setting of it'
+    'use models/NAME.gin instead of the model file that a gin file includes; append +SETTING=VALUE to change a setting'
 )
 
 
@@ -59,18 +59,18 @@ class Command:
 def add_gin_flags(parser: argparse.ArgumentParser, model: bool = True) -> None:
     """Adds the flags for gin files to a parser, including `--model` if `model` is true."""
     parser.epilog = f'{GIN_HELP}\n{parser.epilog}'
-    parser.add_argument('--gin_file', action='append', default=[], metavar='FILE', help='a gin file, repeatable')
+    parser.add_argument('--gin_file', action='append', default=[], metavar='FILE', help='a gin file (repeatable)')
     if model:
         parser.add_argument('--model', metavar='NAME', help=_MODEL_HELP)
     parser.add_argument(
-        '--tfds_data_dir', metavar='DIR', help='folder of prepared TFDS data sets; overrides TFDS_DATA_DIR'
+        '--tfds_data_dir', metavar='DIR', help='folder with prepared TFDS data sets; overrides TFDS_DATA_DIR'
     )
     parser.add_argument(
         '--gin_search_paths',
         action='append',
         default=[],
         metavar='DIRS',
-        help='more folders with gin files, comma-separated',
+        help='comma-separated folders in which to look up gin files',
     )
 
 
@@ -88,7 +88,7 @@ def add_macro_flag(
 # These flags accept gin values. All flags except `forced_prefix` are named as in transformers' GenerationConfig.
 _GENERATION_OPTIONS = {
     'no_repeat_ngram_size': ('N', 'n-grams of this size occur at most once'),
-    'repetition_penalty': ('X', 'above 1 makes earlier tokens less likely (default 1.0)'),
+    'repetition_penalty': ('X', 'values above 1 make earlier tokens less likely (default 1.0)'),
     'min_new_tokens': ('N', 'minimum number of tokens before the end token'),
     'min_p': ('P', 'with --sampling: sample only tokens at least P times as likely as the most likely one'),
     'bad_words_ids': ('IDS', "token ids that are never generated, as in '[[5, 6], [7]]'"),
@@ -135,7 +135,7 @@ def split_gin_flags(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, str
             if value.startswith('--'):
                 raise UserError(f'{argument} has no value; pass {argument}=VALUE')
         if not name:
-            raise UserError(f'{argument} names no macro or setting; pass --gin.NAME=VALUE')
+            raise UserError(f'{argument} does not name a macro or setting; pass --gin.NAME=VALUE')
         pairs.append((name.strip(), value))
     return rest, pairs
 

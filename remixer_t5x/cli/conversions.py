@@ -169,7 +169,7 @@ def to_adapters(args: argparse.Namespace) -> None:
     config = str(record.get('config') or '')
     path = args.base or changes.parse_bindings(config).get('INITIAL_CHECKPOINT_PATH', 'None').strip('\'"')
     if path == 'None':
-        raise UserError('the run started from random parameters; pass --base=PATH with the checkpoint to compare with')
+        raise UserError('the run started from random parameters, not from a checkpoint; pass --base=CHECKPOINT')
     base = saved_params.find_checkpoint(path, '--base')
     base_params, base_record, _ = converted.read_checkpoint(str(base), '--base')
     base_arrays = traverse_util.flatten_dict(base_params, sep='/')
@@ -277,7 +277,7 @@ def _convert_shared_folder(args: argparse.Namespace, folder: pathlib.Path) -> No
     """
     if args.vocabulary is not None:
         raise UserError(
-            f'--vocabulary is only for Hugging Face models, but {folder} contains its vocabulary; omit --vocabulary'
+            f'--vocabulary must be omitted, because {folder} was shared by this package and contains its own vocabulary'
         )
     shared = shared_folder.open_shared_folder(folder)
     if not args.trust_gin:

@@ -83,7 +83,9 @@ def run(args: argparse.Namespace) -> None:
         convert[source if source in convert else target](args, model, vocabulary)
         return
     if args.gin_file or args.gin_flags or args.model:
-        raise UserError(f'--{source} with --{target} reads no gin files, because the input configures the model')
+        raise UserError(
+            f'gin files and --model must be omitted with --{source} and --{target}, because the input defines the model'
+        )
     with arguments.hide_library_output(args):
         from remixer_t5x.cli import conversions
     if source == 'from_hf':

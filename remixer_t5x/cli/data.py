@@ -294,7 +294,7 @@ def show_vocabulary(args: argparse.Namespace) -> None:
     print(f'ids          {vocabulary.vocab_size} (VOCAB_SIZE must be at least this)')
     print(f'padding {vocabulary.pad_id}, EOS {vocabulary.eos_id}, unknown {vocabulary.unk_id}')
     sentinel_ids = f': <extra_id_0> is {first}, <extra_id_{count - 1}> is {first + 1 - count}'
-    print(f'sentinels    {count}{sentinel_ids if count else ", span corruption needs some"}')
+    print(f'sentinels    {count}{sentinel_ids if count else "; span corruption requires sentinels"}')
     if model := getattr(vocabulary, 'sentencepiece_model_file', None):
         print(f'model        {model}')
     if args.text:

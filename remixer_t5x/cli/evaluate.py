@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     submission = 'folder for files for the leaderboards of GLUE and SuperGLUE'
     arguments.add_macro_flag(parser, '--submission', 'SUBMISSION_DIR', submission, metavar='DIR')
     parser.add_argument('--quantize', choices=('int8',), help='evaluate the model that export --quantize writes')
-    parser.add_argument('--predictions', metavar='FILE', help='evaluate this file of predictions; needs no model')
+    parser.add_argument('--predictions', metavar='FILE', help='evaluate the predictions in this file, without a model')
     process_flags.add_arguments(parser)
 
 
@@ -78,7 +78,7 @@ def _score_predictions(args: argparse.Namespace) -> None:
     tasks, _ = task_examples.find_tasks(mixture, split, name)
     if len(tasks) > 1:
         names = ', '.join(task.name for task in tasks)
-        raise UserError(f'{path} must be the predictions for one task, got tasks {names}; select one with --task')
+        raise UserError(f'{path} must contain the predictions of one task, got {names}; select one with --task')
     if task_evaluation.needs_target_scores(tasks[0]):
         raise UserError(
             f'{tasks[0].name} is scored by likelihood, but the file has no likelihoods; evaluate a checkpoint instead'

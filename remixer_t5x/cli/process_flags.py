@@ -25,8 +25,16 @@ _FLAGS = {
     'coordinator_address': ('address', 'HOST:PORT', 'address of process 0'),
     'process_count': ('count', 'N', 'number of processes; 1 runs this process alone, even on a cluster'),
     'process_index': ('index', 'N', 'index of this process, from 0'),
-    'initialization_timeout': ('initialization_timeout', 'SECONDS', 'to wait for the other processes (default 300)'),
-    'heartbeat_timeout': ('heartbeat_timeout', 'SECONDS', 'without a heartbeat until a process is lost (default 100)'),
+    'initialization_timeout': (
+        'initialization_timeout',
+        'SECONDS',
+        'maximum time to wait for the other processes (default 300)',
+    ),
+    'heartbeat_timeout': (
+        'heartbeat_timeout',
+        'SECONDS',
+        'time without a heartbeat after which a process counts as lost (default 100)',
+    ),
 }
 # Settings that may differ between processes: the paths of MODEL_DIR and its vocabulary, and profiling. `start.claim`
 # checks that all processes share MODEL_DIR, and the vocabulary ids are compared later.

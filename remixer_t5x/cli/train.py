@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     if args.command == 'finetune' and isinstance(steps, int) and isinstance(start, str):
         raise UserError(
             f'TRAIN_STEPS is {steps} and INITIAL_CHECKPOINT_PATH is set; in T5X, TRAIN_STEPS includes the steps of '
-            'that checkpoint, but a run here counts only its own steps; pass --gin.TRAIN_STEPS_RELATIVE=10000'
+            'that checkpoint, but here it counts only the steps of this run; pass --gin.TRAIN_STEPS_RELATIVE=10000'
         )
     # Keep our signal handlers installed until the summary is printed.
     with process_flags.connect_processes(args, saves=True), contextlib.ExitStack() as signals:

@@ -138,7 +138,9 @@ def find_file(
     advice = advice or f'; shipped configs are in {shipped_folder()}'
     if 't5x/' in name:
         advice = "; T5X's gin files configure T5X's classes: docs/t5x.md lists their counterparts"
-    raise UserError(f'{included_by}gin file {name!r} not found here or among the shipped configs{advice}')
+    raise UserError(
+        f'{included_by}gin file {name!r} is not in the current folder, --gin_search_paths or shipped configs{advice}'
+    )
 
 
 class GinReader:

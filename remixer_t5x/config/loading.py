@@ -168,7 +168,8 @@ def model_files(text: str, search_paths: Sequence[str] = ()) -> list[str]:
         file = f'{name.removesuffix(".gin")}.gin'
         if file == '.gin':
             raise UserError(
-                f'--model must be names joined by +, got {text!r}; pass --model=t5_1_1, or --model=remixer+NAME=VALUE'
+                f'--model must be one or more names joined by +, got {text!r}; pass --model=t5_1_1, or '
+                '--model=remixer+NAME=VALUE'
             )
         is_users = any(pathlib.Path(folder).expanduser().joinpath(file).is_file() for folder in ('', *search_paths))
         is_shipped = not is_users or (name != file and f'{MODELS_FOLDER}{file}' in files.shipped())

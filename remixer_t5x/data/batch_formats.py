@@ -152,7 +152,7 @@ def select_format(model_type: str, lengths: Any) -> BatchFormat:
     value = dict(lengths) if isinstance(lengths, Mapping) else lengths
     choices = ', or '.join(f'{" and ".join(each.features)}, as in {dict(each.example)}' for each in formats)
     raise UserError(
-        f'TASK_FEATURE_LENGTHS must be positive lengths of {choices}, got {value} (MODEL_TYPE = {model_type!r})'
+        f'TASK_FEATURE_LENGTHS must be positive lengths for {choices}, got {value} with MODEL_TYPE = {model_type!r}'
     )
 
 

@@ -85,7 +85,7 @@ def get_provider(config: DatasetConfig) -> seqio.Task | seqio.Mixture:
     if missing:
         raise UserError(
             f'{task.name} has no {" and no ".join(missing)}, which MODEL_TYPE = {config.model_type!r} needs; '
-            f'use another task, or a MODEL_TYPE and TASK_FEATURE_LENGTHS for {" and ".join(task.output_features)}'
+            f'use another task, or set MODEL_TYPE and TASK_FEATURE_LENGTHS for {" and ".join(task.output_features)}'
         )
     return task
 

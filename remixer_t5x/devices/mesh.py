@@ -34,7 +34,7 @@ def parse_sizes(text: str) -> tuple[int, int, int]:
         size = ranges.parse_whole_number(value, -1)
         if name not in MESH_AXES or name in sizes or size is None:
             raise UserError(
-                f'MESH must be sizes of {", ".join(MESH_AXES)}, each at most once, got {text!r}'
+                f'MESH must assign a size to each axis at most once (axes: {", ".join(MESH_AXES)}), got {text!r}'
                 f'{nearest(name, MESH_AXES)}; use, for example, data=2,fsdp=4'
             )
         sizes[name] = size
@@ -49,7 +49,7 @@ def mesh_shape(sizes: Sequence[int], num_devices: int) -> tuple[int, ...]:
     if min(shape) < 1 or math.prod(shape) != num_devices or list(sizes).count(-1) > 1:
         raise UserError(
             f'MESH must have sizes whose product is the number of devices, {num_devices}, got {format_sizes(sizes)}; '
-            'use -1 for one of them, as in data=-1,fsdp=1,tensor=1'
+            'use -1 for one size, as in data=-1,fsdp=1,tensor=1'
         )
     return shape
 
@@ -85,8 +85,8 @@ def identify_slices(devices: Sequence[Any], slices: int | None = None) -> tuple[
     if slices == len(processes):
         return 'process_index', slices
     raise UserError(
-        f'Partitioner.slices must be None, {len(reported)} (the slices that the devices report) or '
-        f'{len(processes)} (the processes), got {slices}; set Partitioner.slices = {len(reported)}'
+        f'Partitioner.slices must be None, {len(reported)} (the number of slices that the devices report) or '
+        f'{len(processes)} (the number of processes), got {slices}; set Partitioner.slices = {len(reported)}'
     )
 
 
@@ -113,7 +113,7 @@ def split_over_slices(shape: Sequence[int], slices: int) -> tuple[int, int, int]
     over_fsdp = slices // over_data
     if fsdp % over_fsdp:
         raise UserError(
-            f'data x fsdp in MESH must be a multiple of {slices}, the number of slices, got '
+            f'the product of data and fsdp in MESH must be a multiple of {slices}, the number of slices, got '
             f'{format_sizes(shape)}; use data={slices},fsdp=-1'
         )
     return over_data, over_fsdp, 1

@@ -142,8 +142,8 @@ class Partitioner:
         if batch_size < 1 or batch_size % multiple:
             sizes = ' x '.join(f'{axis}={self.mesh.shape[axis]}' for axis in self.batch_axes)
             raise UserError(
-                f'BATCH_SIZE must be a multiple of {multiple}, because of the mesh ({sizes}) and {microbatches} '
-                f'microbatch(es), got {batch_size}; use {multiple * max(1, round(batch_size / multiple))}'
+                f'BATCH_SIZE must be a multiple of {multiple} for a mesh of {sizes} and MICROBATCHES = {microbatches}, '
+                f'got {batch_size}; use {multiple * max(1, round(batch_size / multiple))}'
             )
 
     def data_shard(self) -> tuple[int, int]:
@@ -243,8 +243,8 @@ def find_process_share(processes: np.ndarray, process: int) -> tuple[int, int]:
     shares = sorted({tuple(shards) for shards in shards_by_process.values()})
     if sum(map(len, shares)) != len(processes):
         raise UserError(
-            'tensor in MESH must divide the number of devices of a process or be a multiple of it, got a mesh in which '
-            f'{len(shards_by_process)} processes hold overlapping parts of the batch; use another size'
+            'the size of tensor in MESH must divide the number of devices per process or be a multiple of it, got a '
+            f'mesh in which {len(shards_by_process)} processes hold overlapping parts of the batch; use another size'
         )
     return shares.index(tuple(shards_by_process[process])), len(shares)
 

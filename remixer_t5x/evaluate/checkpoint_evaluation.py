@@ -182,7 +182,9 @@ class Results:
         name, digest = report.task, report.examples_hash
         if (self._hashes.setdefault(f'{report.split}/{name}', digest) or digest) != digest:
             name = f'{name}@{digest[:8]}'
-            self.notes.append(f'{report.task} has other examples than the run or an earlier result: stored as {name}')
+            self.notes.append(
+                f'{report.task} was evaluated on other examples than in the run or earlier; its results are in {name}'
+            )
         kind = f'{report.split}/{name}'
         record = {'kind': kind, 'step': step, 'checkpoint': str(checkpoint), 'examples_hash': digest}
         numbers = {metric: value if math.isfinite(value) else None for metric, value in report.metrics.items()}

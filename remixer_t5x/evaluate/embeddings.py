@@ -46,7 +46,7 @@ def check_output(path: str) -> None:
     """Raises UserError unless `path` ends with .npz or .parquet and does not exist yet."""
     if pathlib.PurePath(path).suffix not in (NPZ, PARQUET):
         raise UserError(
-            f'--output of --embed must end with .npz or .parquet, got {path!r}; pass --output=embeddings.npz'
+            f'with --embed, --output must end with .npz or .parquet, got {path!r}; pass --output=embeddings.npz'
         )
     if model_dir.absolute_path(path).exists():
         raise UserError(f'{path} already exists; use another --output, or remove it')

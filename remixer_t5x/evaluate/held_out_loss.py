@@ -82,7 +82,9 @@ def evaluate(
                 else:
                     totals[key] = totals.get(key, 0.0) + float(value)
     if not totals.get('weights'):
-        raise UserError(f'the {name} split has no target token; use a split with text, or set EVAL_PERIOD = None')
+        raise UserError(
+            f'the {name} split must contain target tokens, got none; use another split, or set EVAL_PERIOD = None'
+        )
     totals.setdefault(metrics.NUM_STEPS, 1.0)
     text_bytes = totals.pop('bytes', 0.0)
     averages = metrics.compute_means(totals)

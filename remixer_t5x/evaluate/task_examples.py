@@ -73,7 +73,8 @@ def find_tasks(
         for name in selected:
             if name not in tasks:
                 raise UserError(
-                    f'EVAL_TASKS must be among {", ".join(tasks)}, got {name!r}{nearest(name, tasks)}; use another task'
+                    f'EVAL_TASKS must contain only {", ".join(tasks)}, got {name!r}{nearest(name, tasks)}; use another '
+                    'task'
                 )
         tasks = {name: tasks[name] for name in selected}
     notes, usable = [], []

@@ -161,7 +161,7 @@ def read_params(path: str) -> tuple[Params, int, dict[str, Any]]:
     parents = {name[: match.start()] for name in tensors for match in re.finditer('/', name)}
     if nested := sorted(parents & tensors.keys()):
         raise UserError(
-            f'{path} has the array {ascii(nested[0])[:80]} and also arrays nested under that name; copy the file again'
+            f'{path} contains the array {ascii(nested[0])[:80]} and arrays nested under its name; copy the file again'
         )
     try:
         if not re.fullmatch('[0-9]{1,18}', metadata['step']):

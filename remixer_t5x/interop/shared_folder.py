@@ -129,7 +129,7 @@ def write_shared_folder(
     """
     if not task_vocabulary.save_vocabulary(vocabulary, folder / task_vocabulary.VOCABULARY_FOLDER):
         raise UserError(
-            f'VOCABULARY must come from remixer_tasks.vocabularies to be shared, got {type(vocabulary).__name__}'
+            f'to share a model, VOCABULARY must come from remixer_tasks.vocabularies, got {type(vocabulary).__name__}'
         )
     (folder / GIN).write_text(gin_text, encoding='utf-8')
     config = {'model_type': MODEL_TYPE, 'architecture': model.model_type, 'vocab_size': model.vocab_size}

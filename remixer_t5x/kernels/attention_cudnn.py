@@ -44,7 +44,7 @@ def unsupported_reason(
 
 
 def attend(query: jax.Array, key: jax.Array, value: jax.Array, visibility: Visibility, bias: Bias) -> jax.Array:
-    """Computes attention as in `attention.attention`; `unsupported_reason` must return None for this call."""
+    """Computes the same result as `attention.attention`; `unsupported_reason` must return None for this call."""
     full, (batch, num_queries, _, head_dim) = expand_bias(bias), query.shape
     query_segments, key_segments = visibility.query_segments, visibility.key_segments
     window = visibility.window

@@ -32,7 +32,7 @@ def unsupported_reason(
 
 
 def attend(query: jax.Array, key: jax.Array, value: jax.Array, visibility: Visibility, bias: Bias) -> jax.Array:
-    """Computes attention as in `attention.attention`; `unsupported_reason` must return None for this call."""
+    """Computes the same result as `attention.attention`; `unsupported_reason` must return None for this call."""
     by_distance = bias.by_distance if isinstance(bias, DistanceBias) else None
     if query.shape[2] != key.shape[2]:
         key, value = (jnp.repeat(array, query.shape[2] // array.shape[2], axis=2) for array in (key, value))

@@ -54,7 +54,7 @@ def block_length(w_in: jax.Array, value: jax.Array) -> int:
 
 
 def forward(tokens: TokenArrays, start: jax.Array | None) -> jax.Array:
-    """Computes the outputs of a block; see `running_token_mlp_tpu.forward`."""
+    """Computes the outputs of a block; has the same interface as `running_token_mlp_tpu.forward`."""
 
     def mix_token(hidden: jax.Array, token: TokenArrays) -> tuple[jax.Array, jax.Array]:
         hidden = add_token_to_state(_reset_state(hidden, token.keep), token.w_in, token.value)
@@ -68,7 +68,7 @@ def forward(tokens: TokenArrays, start: jax.Array | None) -> jax.Array:
 def backward(
     tokens: TokenArrays, start: jax.Array | None, later: jax.Array | None, gradient: jax.Array
 ) -> BlockGradients:
-    """Computes the gradients of a block; see `running_token_mlp_tpu.backward`."""
+    """Computes the gradients of a block; has the same interface as `running_token_mlp_tpu.backward`."""
     first = zero_state(tokens) if start is None else start
     index = jnp.arange(tokens.value.shape[1])
     # Number of examples that start in the block, up to and including each token.

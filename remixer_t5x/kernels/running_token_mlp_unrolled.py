@@ -27,7 +27,7 @@ def block_length(w_in: jax.Array, value: jax.Array) -> int:
 
 
 def forward(tokens: TokenArrays, start: jax.Array | None) -> jax.Array:
-    """Computes the outputs of a block; see `running_token_mlp_tpu.forward`."""
+    """Computes the outputs of a block; has the same interface as `running_token_mlp_tpu.forward`."""
     segments = split_blocks(tokens, _SEGMENT_LENGTH)
     # Transpose A, because XLA can fuse more sums over the last axis than over other axes.
     starts = _states_before_segments('nbhfk', tokens, start)
@@ -41,7 +41,7 @@ def forward(tokens: TokenArrays, start: jax.Array | None) -> jax.Array:
 def backward(
     tokens: TokenArrays, start: jax.Array | None, later: jax.Array | None, gradient: jax.Array
 ) -> BlockGradients:
-    """Computes the gradients of a block; see `running_token_mlp_tpu.backward`."""
+    """Computes the gradients of a block; has the same interface as `running_token_mlp_tpu.backward`."""
     length, dtype = tokens.value.shape[1], tokens.value.dtype
 
     def split_state(state: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -52,7 +52,9 @@ class Sampling(RowDecoder):
         """
         if rng is None or not jnp.issubdtype(rng.dtype, jax.dtypes.prng_key) or rng.shape not in ((), (batch,)):
             description = None if rng is None else f'{rng.dtype}{list(rng.shape)}'
-            raise ValueError(f'rng must be a typed key or {batch} keys, got {description}; use jax.random.key(seed)')
+            raise ValueError(
+                f'rng must be one typed key or an array of {batch} keys, got {description}; use jax.random.key(seed)'
+            )
         fold = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
         keys = fold(rng, jnp.arange(batch)) if rng.ndim == 0 else rng
         keys = jax.vmap(fold, in_axes=(0, None))(keys, jnp.arange(self.num_samples)).reshape(-1)

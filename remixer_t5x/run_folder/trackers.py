@@ -178,7 +178,7 @@ def run_id(folder: epath.Path, tracker: str) -> str:
     Raises UserError if the file that stores the ids is damaged or not writable.
     """
     path = folder / IDS_FILE
-    advice = 'move it away, so that the run gets a new id'
+    advice = 'move it to another folder, so that the run gets a new id'
     with object_store.wrap_read_errors(path):
         ids = untrusted_files.read_object(path, advice) if path.exists() else {}
     if not re.fullmatch(r'[\w-]{1,64}', str(ids.get(tracker, 'new'))):

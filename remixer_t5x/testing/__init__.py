@@ -158,8 +158,8 @@ def _describe_read_tokens(name: str, fixture: SublayerFixture, packed: bool) -> 
         return f'could not be checked ({one_line(str(error)):.100}); test it with {advice}'
     if len(leaks):
         raise UserError(
-            f'{name} must not read later tokens in a decoder, got token {leaks[0][0]} reading token {leaks[0][1]}; '
-            f'read ctx.causal, and test it with {advice}'
+            f'{name} must not read later tokens in a decoder, but token {leaks[0][0]} reads token {leaks[0][1]}; '
+            f'mask later tokens if ctx.causal is True, and test the sublayer with {advice}'
         )
     later, other = 'a later token or ' * fixture.is_decoder, ' or another example of a packed row' * packed
     return f'no token reads {later}padding{other}'

@@ -242,7 +242,7 @@ def _compile_rule(pattern: Any, to: Any) -> re.Pattern[str]:
     try:
         return re.compile(pattern)
     except re.error as error:
-        raise UserError(f'{MAP_SETTING} must map regular expressions, got {pattern!r} ({error})') from error
+        raise UserError(f'{MAP_SETTING} must have regular expressions as keys, got {pattern!r} ({error})') from error
 
 
 def _parse_source(match: re.Match[str], to: str | None) -> ParamSource | None:
@@ -252,7 +252,7 @@ def _parse_source(match: re.Match[str], to: str | None) -> ParamSource | None:
     try:
         name = match.expand(layers[1] if layers else to)
     except re.error as error:
-        raise UserError(f'{MAP_SETTING} must map an expression to a valid replacement, got {to!r} ({error})') from error
+        raise UserError(f'{MAP_SETTING} must have valid replacements as values, got {to!r} ({error})') from error
     return ParamSource(name, (int(layers[2]), int(layers[3])) if layers else None)
 
 

@@ -187,8 +187,8 @@ def learning_rate_notes(optimizer: Optimizer, steps: int) -> Iterator[str]:
     highest = optimizer.max_recommended_rate
     if highest is not None and rates[peak] > highest:
         yield (
-            f'warning: the learning rate reaches {rates[peak]:.3g}. This optimizer changes a parameter by about that '
-            f'fraction of its magnitude at each step, and T5 is trained with 0.01 to 0.02; lower LEARNING_RATE to at '
+            f'warning: the learning rate reaches {rates[peak]:.3g}; with this optimizer, each step changes a parameter '
+            f'by about that fraction of its magnitude, and T5 is trained with 0.01 to 0.02; lower LEARNING_RATE to at '
             f'most {highest:g}'
         )
 

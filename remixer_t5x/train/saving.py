@@ -155,7 +155,7 @@ class BadSteps:
         self._unchecked = None
         self._rewinds[step] = self._rewinds.get(step, 0) + 1
         if self._rewinds[step] > MAX_REWINDS:
-            self._stop_run(f'the run went back to step {step} {MAX_REWINDS} times and failed again each time', step)
+            self._stop_run(f'the run was rewound to step {step} {MAX_REWINDS} times and failed again each time', step)
         return self._rewinds[step]
 
     def _rewind_or_stop(self, problem: str, step: int) -> None:

@@ -153,7 +153,9 @@ class Run:
         if self.evaluation is not None and self.evaluation.steps == 0:
             object.__setattr__(self, 'evaluation', None)
         if self.evaluation is None and self.tasks is None and period is not None:
-            raise UserError(f'EVAL_PERIOD must be None without an evaluation, got {period}; set EVAL_PERIOD = None')
+            raise UserError(
+                f'EVAL_PERIOD must be None for a run without evaluations, got {period}; set EVAL_PERIOD = None'
+            )
         if self.periods.stop_after_evaluations is not None and period is None:
             raise UserError('STOP_AFTER_EVALUATIONS requires evaluations; set EVAL_PERIOD to a number of steps')
         if self.periods.eval_at_start and period is None:
@@ -162,7 +164,7 @@ class Run:
         for dataset in [self.dataset] if self.evaluation is None else [self.dataset, self.evaluation.dataset]:
             if dataset.model_type != model_type:
                 raise UserError(
-                    f"MODEL_TYPE must be MODEL's type {model_type!r}, got {dataset.model_type!r}; pass "
+                    f'MODEL_TYPE must be {model_type!r}, the type of MODEL, got {dataset.model_type!r}; pass '
                     f"--gin_file=model_types/{model_type}.gin after the model's file, or --gin.MODEL_TYPE={model_type}"
                 )
         if model_type == 'embedding' and self.step_config.microbatches > 1:

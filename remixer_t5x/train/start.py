@@ -20,7 +20,7 @@ from remixer_t5x.train.settings import PREVIOUS, Run
 MAX_BATCHES_DRAWN_AGAIN = 100
 NO_POSITION = (
     'warning: the data position is not saved (SAVE_DATA_POSITION=False), so a resumed run reads the data from the '
-    'beginning, in another order'
+    'beginning, in a different order'
 )
 
 

@@ -137,16 +137,18 @@ def print_time_growth(side: str, results: Results, lengths: list[int]) -> None:
     mixer is faster than attention.
     """
     first, last = lengths[-2:]
-    print(f'{side}: time at {last:,} over {first:,} (linear would be {last / first:.1f}), faster than attention from')
+    print(
+        f'{side}: time at {last:,} / time at {first:,} (linear: {last / first:.1f}), faster than attention from length'
+    )
     for name, times in results.items():
         growth = times[last][0] / times[first][0]
         ahead = [n for n in lengths if times[n][0] < results['attention'][n][0]]
         since = next((n for n in ahead if all(m in ahead for m in lengths if m >= n)), None)
-        print(f'  {name:18s} {growth:6.2f}   {f"{since:,}" if since else "no length here"}')
+        print(f'  {name:18s} {growth:6.2f}   {f"{since:,}" if since else "none measured"}')
 
 
 def print_decoding_times(lengths: list[int], args: argparse.Namespace) -> None:
-    print('\none decoding step, microseconds, by tokens in the cache')
+    print('\nmicroseconds per decoding step, by number of tokens in the cache')
     print(f'{"":18s}' + ''.join(f'{length:>10,}' for length in lengths))
     for name in build_mixers(args.embed, args.hidden, args.heads, lengths[0], args.window)['causal']:
         modules = [build_mixers(args.embed, args.hidden, args.heads, n, args.window)['causal'][name]() for n in lengths]

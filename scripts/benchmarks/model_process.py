@@ -39,7 +39,9 @@ def build_parser(description: str, models: str) -> argparse.ArgumentParser:
     parser.add_argument('--dtype', default='float32', choices=['float32', 'bfloat16'])
     parser.add_argument('--rounds', type=int, default=5)
     parser.add_argument('--peer', default='torch', choices=['torch', 'none'], help="whether to time Hugging Face's T5")
-    parser.add_argument('--gin_file', action='append', default=[], help='more gin files, loaded after model and size')
+    parser.add_argument(
+        '--gin_file', action='append', default=[], help='additional gin file, loaded after the model and size files'
+    )
     return parser
 
 
@@ -48,7 +50,7 @@ def start_processes(serve: Callable[..., None], peer: str, args: argparse.Namesp
     names = args.models.split(',')
     missing = [package for package in ('torch', 'transformers') if importlib.util.find_spec(package) is None]
     if args.peer != 'none' and missing:
-        print(f'no peer: {" and ".join(missing)} not installed (pip install "remixer-t5x[hf]")')
+        print(f'Hugging Face is not measured: {" and ".join(missing)} not installed (pip install "remixer-t5x[hf]")')
     elif args.peer != 'none':
         names.append(peer)
     return {name: ModelProcess(serve, name, args) for name in names}

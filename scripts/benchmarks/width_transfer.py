@@ -94,9 +94,16 @@ def rms_slopes_by_width(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--models', default=','.join(MODELS), help='names of models, separated by commas')
-    parser.add_argument('--widths', default='128,256,512,1024', help='the first is the base width')
+    parser.add_argument(
+        '--widths', default='128,256,512,1024', help='comma-separated widths; the first is the base width of muP'
+    )
     parser.add_argument('--rate', type=float, default=2**-9, help='learning rate of the coordinate check')
-    parser.add_argument('--steps', type=int, default=None, help='10 for the coordinate check, 200 for --rates')
+    parser.add_argument(
+        '--steps',
+        type=int,
+        default=None,
+        help='training steps (default: 10 for the coordinate check, 200 with --rates)',
+    )
     parser.add_argument('--rates', action='store_true', help='train with learning rates from 2^-11 to 2^-4')
     args = parser.parse_args()
     widths = [int(width) for width in args.widths.split(',')]

@@ -119,7 +119,7 @@ def measure_missing_lengths(records: ResultsFile, args: argparse.Namespace) -> N
     """Runs the missing cells in order of length, so that compared mixers run at about the same time."""
     cells = [(side, name, n) for n in args.lengths for side in args.sides for name in mixer_names(side, args)]
     missing = [cell for cell in cells if records.find_result(cell_settings(*cell, args)) is None]
-    print(f'{len(cells)} cells, {len(cells) - len(missing)} already done', flush=True)
+    print(f'{len(cells)} measurements, {len(cells) - len(missing)} already done', flush=True)
     for number, cell in enumerate(missing, 1):
         result = measure_cell(*cell, args)
         records.add(cell_settings(*cell, args), result)
@@ -155,7 +155,8 @@ def _format_cell(results: Results, name: str, length: int, what: str, scale: flo
 
 def print_formulas(args: argparse.Namespace) -> None:
     print(
-        f"\noperations by the formulas of appendix D, millions (d {args.embed}, d' {args.hidden}, {args.heads} heads)"
+        '\nmillions of operations according to the formulas in appendix D '
+        f"(d {args.embed}, d' {args.hidden}, {args.heads} heads)"
     )
     by_length = [count_operations_by_formula(length, args) for length in args.lengths]
     for name in by_length[0]:
@@ -190,19 +191,19 @@ def plot_figure(results: Results, file: str, args: argparse.Namespace, note: str
 
 def parse_arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--lengths', type=sorted_integers, default='64,256,1024,4096', help='separated by commas')
+    parser.add_argument('--lengths', type=sorted_integers, default='64,256,1024,4096', help='comma-separated lengths')
     parser.add_argument('--sides', type=lambda text: text.split(','), default='bidirectional,causal')
-    parser.add_argument('--embed', type=int, default=256, help='d')
+    parser.add_argument('--embed', type=int, default=256, help='model width d')
     parser.add_argument('--hidden', type=int, default=512, help="d' of HyperMixer, F of Remixer, S of MLP-Mixer")
     parser.add_argument('--heads', type=int, default=4)
     parser.add_argument('--window', type=int, default=32)
     parser.add_argument('--rounds', type=int, default=10, help='number of forward passes; the fastest is reported')
     parser.add_argument('--memory_gb', type=float, default=4.0)
-    parser.add_argument('--backward', action='store_true', help='time gradients too')
+    parser.add_argument('--backward', action='store_true', help='also time the backward pass')
     clock = 'wall time, or CPU time of all threads for a shared machine'
     parser.add_argument('--clock', choices=CLOCKS, default='wall', help=clock)
-    parser.add_argument('--out', default='runs/studies/length.jsonl', help='results, one line each')
-    parser.add_argument('--figure', default='', help='write a PNG here')
+    parser.add_argument('--out', default='runs/studies/length.jsonl', help='JSON lines file for the results')
+    parser.add_argument('--figure', default='', help='PNG file to write')
     parser.add_argument('--show', action='store_true', help='only print the results in --out')
     args = parser.parse_args(given)
     if args.backward and args.clock != 'wall':
@@ -219,7 +220,7 @@ def main() -> None:
     print(f'{note}; results in {args.out}')
     records = ResultsFile(args.out)
     if records.ignored:
-        print(f'{records.ignored} unreadable lines of {args.out} are ignored; their cells are computed again')
+        print(f'{records.ignored} unreadable lines of {args.out} are ignored; their measurements are repeated')
     if not args.show:
         measure_missing_lengths(records, args)
     by_side = {side: collect_results(records, side, args) for side in args.sides}

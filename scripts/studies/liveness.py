@@ -113,8 +113,8 @@ def _find_sublayer_kind(args: Any, context: Any) -> SublayerKind | None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--models', default=','.join(MODELS), help='separated by commas')
-    parser.add_argument('--size', default='tiny', help='a file in configs/sizes')
+    parser.add_argument('--models', default=','.join(MODELS), help='comma-separated models')
+    parser.add_argument('--size', default='tiny', help='name of a file in configs/sizes')
     parser.add_argument('--inputs', type=int, default=256, help='number of input tokens')
     parser.add_argument('--targets', type=int, default=58, help='number of target tokens')
     parser.add_argument(

@@ -128,7 +128,7 @@ def train_missing_models(records: ResultsFile, args: argparse.Namespace, setting
     """Runs the missing cells in order of seed, so that an interrupted study has results for all mixers."""
     cells = [(m, n, seed) for seed in range(args.seeds) for m in args.mixers for n in args.examples]
     missing = [cell for cell in cells if records.find_result(cell_settings(*cell, settings)) is None]
-    print(f'{len(cells)} cells, {len(cells) - len(missing)} already done', flush=True)
+    print(f'{len(cells)} runs, {len(cells) - len(missing)} already done', flush=True)
     for number, (mixer, examples, seed) in enumerate(missing, 1):
         result = train_and_test(mixer, examples, seed, settings)
         records.add(cell_settings(mixer, examples, seed, settings), result)
@@ -161,7 +161,7 @@ def baseline_errors(settings: Settings) -> dict[str, float]:
 
 
 def print_table(errors: Errors, sizes: list[int], references: dict[str, float]) -> None:
-    print('\ntest mean squared error per token: mean over seeds, their standard deviation, [seeds]')
+    print('\nmean squared test error per token: mean over seeds, standard deviation, [seeds]')
     print(f'{"training examples":18s}' + ''.join(f'{size:>22,}' for size in sizes))
     for mixer, by_size in errors.items():
         cells = (format_summary(by_size.get(size, []), digits=3) for size in sizes)
@@ -204,19 +204,21 @@ def plot_figure(errors: Errors, references: dict[str, float], file: str, note: s
 def parse_arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     known = list(toy_model.build_mixer_factories(1, 1, 1))
-    parser.add_argument('--mixers', default=','.join(known), help='separated by commas')
+    parser.add_argument('--mixers', default=','.join(known), help='comma-separated mixers')
     examples = 'numbers of training examples, separated by commas'
     parser.add_argument('--examples', type=sorted_integers, default='100,1000,10000', help=examples)
-    parser.add_argument('--seeds', type=int, default=3, help='number of runs of each cell')
+    parser.add_argument('--seeds', type=int, default=3, help='number of runs per mixer and training set size')
     parser.add_argument('--steps', type=int, default=2000)
     parser.add_argument('--batch', type=int, default=16)
-    parser.add_argument('--width', type=int, default=32, help='channels')
+    parser.add_argument('--width', type=int, default=32, help='model width')
     parser.add_argument('--hidden', type=int, default=64, help='hidden units of MLP-Mixer and HyperMixer')
     parser.add_argument('--length', type=int, default=100, help=f'tokens in a row, at least {shapes.SHORTEST}')
-    parser.add_argument('--learning_rate', type=float, default=3e-3, help='of Adam, with cosine decay to 0')
+    parser.add_argument(
+        '--learning_rate', type=float, default=3e-3, help='peak learning rate of Adam, with cosine decay to 0'
+    )
     parser.add_argument('--test_examples', type=int, default=1000)
-    parser.add_argument('--out', default='runs/studies/toy_task.jsonl', help='results, one line each')
-    parser.add_argument('--figure', default='', help='write a PNG here')
+    parser.add_argument('--out', default='runs/studies/toy_task.jsonl', help='JSON lines file for the results')
+    parser.add_argument('--figure', default='', help='PNG file to write')
     parser.add_argument('--show', action='store_true', help='only print the results in --out')
     args = parser.parse_args(given)
     args.mixers = args.mixers.split(',')
@@ -232,7 +234,7 @@ def main() -> None:
     print(f'{jax.devices()[0].device_kind} x {jax.device_count()}; {note}, hidden {args.hidden}; results in {args.out}')
     records = ResultsFile(args.out)
     if records.ignored:
-        print(f'{records.ignored} unreadable lines of {args.out} are ignored; their cells are computed again')
+        print(f'{records.ignored} unreadable lines of {args.out} are ignored; their runs are repeated')
     if not args.show:
         train_missing_models(records, args, settings)
     errors, references = collect_results(records, args, settings), baseline_errors(settings)

@@ -131,7 +131,7 @@ def main() -> None:
     parser.add_argument('--learning_rate', type=float, default=1e-2)
     parser.add_argument('--seeds', type=int, default=1)
     parser.add_argument('--images', type=int, default=200, help='number of held-out images')
-    parser.add_argument('--figure', default='', help='write a PNG of the first seed here')
+    parser.add_argument('--figure', default='', help='PNG file to write for the first seed')
     args = parser.parse_args()
     print('| images | seed | loss | layer | left half | right half | difference |\n|---|---|---|---|---|---|---|')
     for shuffled in (False, True):

@@ -165,8 +165,8 @@ def _load_folder(folder: Path, name: str | None, streaming: bool) -> tuple[Mappi
     )
     if not extensions:
         raise UserError(
-            f'{data_folder} must have files with the extension {", ".join(_READERS)} (may be gzipped), or be written '
-            'by save_to_disk, got none; use another HF_DATASET'
+            f'{data_folder} must contain files with the extension {", ".join(_READERS)} (may be gzipped), or be '
+            'written by save_to_disk, got neither; use another HF_DATASET'
         )
     ((extension, _),) = extensions.most_common(1)
     chosen = {

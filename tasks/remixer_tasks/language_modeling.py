@@ -107,7 +107,7 @@ def causal_lm(
     Only the last example of a finite dataset may be shorter.
     """
     if sequence_length['targets'] < 2:
-        raise UserError("causal LM needs a length of 2 or more: set TASK_FEATURE_LENGTHS = {'targets': 512}")
+        raise UserError("causal LM requires at least 2 target tokens; set TASK_FEATURE_LENGTHS = {'targets': 512}")
     eos = [output_features['targets'].vocabulary.eos_id]
     documents = extract_tokens(dataset).filter(lambda tokens: tf.size(tokens) > 0)
     documents = documents.map(lambda tokens: tf.concat([tokens, eos], 0))
@@ -142,8 +142,8 @@ def segment_length(inputs_length: int, targets_length: int, prefix: Prefix) -> i
     length = min(length, inputs_length - 1)
     if length < 2:
         raise UserError(
-            f"TASK_FEATURE_LENGTHS has 'inputs': {inputs_length} and 'targets': {targets_length}, too short for a "
-            "prefix LM: T5 uses {'inputs': 512, 'targets': 512}"
+            f"TASK_FEATURE_LENGTHS has 'inputs': {inputs_length} and 'targets': {targets_length}, which is too "
+            "short for a prefix LM; T5 uses {'inputs': 512, 'targets': 512}"
         )
     return length
 
@@ -289,7 +289,7 @@ def masked_lm(
     length = sequence_length['inputs']
     if length != sequence_length['targets'] or length < 2:
         raise UserError(
-            'masked LM predicts in place: inputs and targets of TASK_FEATURE_LENGTHS must have the same length, got '
+            'TASK_FEATURE_LENGTHS must have the same length, 2 or more, for inputs and targets in masked LM, got '
             f"{dict(sequence_length)}; set {{'inputs': 512, 'targets': 512}}"
         )
     vocabulary = output_features['targets'].vocabulary

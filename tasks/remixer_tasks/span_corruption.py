@@ -93,8 +93,8 @@ def segment_length(inputs_length: int, targets_length: int, noise: Noise) -> int
     needed = noise.lengths(length)[1]
     if needed > targets_length:
         raise UserError(
-            f"TASK_FEATURE_LENGTHS has 'targets': {targets_length}, but span corruption of {inputs_length} inputs "
-            f"needs {needed}: use {{'inputs': {inputs_length}, 'targets': {needed}}}"
+            f"TASK_FEATURE_LENGTHS has 'targets': {targets_length}, but span corruption of {inputs_length} "
+            f"input tokens needs {needed} target tokens; use {{'inputs': {inputs_length}, 'targets': {needed}}}"
         )
     return length
 
@@ -229,7 +229,9 @@ def iid_denoising(
     Targets have random lengths and are truncated to the feature length, as in t5.
     """
     if sequence_length['inputs'] < 3:
-        raise UserError("i.i.d. denoising needs 3 inputs: set TASK_FEATURE_LENGTHS = {'inputs': 512, 'targets': 256}")
+        raise UserError(
+            "i.i.d. denoising needs at least 3 input tokens; set TASK_FEATURE_LENGTHS = {'inputs': 512, 'targets': 256}"
+        )
     vocabulary = output_features['targets'].vocabulary
     last, count = sentinels.sentinel_range(vocabulary)
     if count < 2:
@@ -308,7 +310,7 @@ def denoisers(rows: Any = None) -> tuple[Denoiser, ...]:
             raise
         raise UserError(f'DENOISERS must be a sequence of rows, one per denoiser, got {rows!r}; {hint}') from error
     if not chosen or len({denoiser.name for denoiser in chosen}) < len(chosen):
-        raise UserError(f'DENOISERS must have one or more different denoisers, got {rows!r}; {hint}')
+        raise UserError(f'DENOISERS must contain one or more distinct denoisers, got {rows!r}; {hint}')
     return chosen
 
 

@@ -89,7 +89,7 @@ def test_a_checkpoint_with_nan_is_rejected(tmp_path):
     bad = {**STATE, 'w': STATE['w'].at[7].set(jnp.nan)}
     checkpoints.save(1, bad, DataPosition(), {'window': {}})
     checkpoints.wait()
-    with pytest.raises(durable.DamagedCheckpoint, match='not finite, first in w'):
+    with pytest.raises(durable.DamagedCheckpoint, match='non-finite values, first in the array w'):
         checkpoints.restore(1, bad)
     checkpoints.close()
 

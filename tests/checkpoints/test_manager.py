@@ -110,7 +110,7 @@ def test_resuming_with_other_settings_raises_an_error():
     )
     text = error_message(lambda: changes.check_record_compatible(RUN, {**RUN, 'batch_size': 16}))
     assert 'BATCH_SIZE = 8' in text and '16' in text and 'INITIAL_CHECKPOINT_PATH' in text
-    assert 'keep only the parameters and reset optimizer, step and data position' in text
+    assert 'keeps the parameters and resets the optimizer, the step and the data position' in text
 
 
 @pytest.mark.parametrize('subfolder', ['', 'checkpoints', 'checkpoints/2'])

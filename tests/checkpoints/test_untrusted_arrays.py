@@ -52,7 +52,7 @@ def test_a_description_that_would_abort_the_process_is_rejected(change, kind):
     """`convert` calls the first function; `infer`, `eval` and INITIAL_CHECKPOINT_PATH call the second."""
     folder = change(HOSTILE[kind])
     error = error_message(converted.read_checkpoint, str(folder))
-    assert 'are too large for its files' in error or 'does not describe an array of numbers' in error
+    assert 'but its files contain only' in error or 'does not describe a numeric array' in error
     abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), np.float32), PARAMS)
     assert error_message(saved_params.restore_params, str(folder), abstract) == error
 
@@ -80,7 +80,7 @@ def test_arrays_of_zeros_may_be_larger_than_their_files(tmp_path):
     (tmp_path / '.zarray').write_text(json.dumps(metadata))
     untrusted.check_checkpoint(tmp_path)
     (tmp_path / '.zarray').write_text(json.dumps({**metadata, 'shape': [2**29], 'chunks': [2**27]}))
-    assert 'arrays of 2.0 GiB' in error_message(untrusted.check_checkpoint, tmp_path)
+    assert '2.0 GiB of arrays' in error_message(untrusted.check_checkpoint, tmp_path)
     with (tmp_path / '0').open('wb') as file:
         file.truncate(2**25)
     untrusted.check_checkpoint(tmp_path)

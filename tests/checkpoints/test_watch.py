@@ -34,7 +34,7 @@ def test_an_incomplete_checkpoint_is_ignored(tmp_path):
     [
         ('runn', 'did you mean run?'),
         ('run/checkpoints/90', 'use the MODEL_DIR of a run that has saved a checkpoint'),
-        ('run,run/checkpoints/100', 'of different steps'),
+        ('run,run/checkpoints/100', 'each of a different step'),
     ],
 )
 def test_a_wrong_path_raises_an_error(tmp_path, path, line):

@@ -108,5 +108,5 @@ def test_adapters_are_a_small_checkpoint_on_top_of_their_base(adapted, current_f
     file.write_text('../base_again\n')
     np.testing.assert_array_equal(score('small'), expected)
     file.write_text('../adapted')
-    with pytest.raises(remixer_t5x.UserError, match='is not the base of the adapters'):
+    with pytest.raises(remixer_t5x.UserError, match='is not the base checkpoint of the adapters'):
         score('small')

@@ -43,7 +43,8 @@ MISTAKES = {
     ),
     'missing file': (
         ['info', '--gin_file=sizes/bse.gin'],
-        "error: gin file 'sizes/bse.gin' not found here or among the shipped configs; did you mean sizes/base.gin?",
+        "error: gin file 'sizes/bse.gin' is not in the current folder, --gin_search_paths or shipped configs; "
+        'did you mean sizes/base.gin?',
     ),
 }
 

@@ -66,7 +66,7 @@ def test_steps_limit_the_batches(setting):
 
 def test_a_split_without_targets_is_reported(setting, tiny):
     config = dataclasses.replace(setting[1], mixture_or_task_name=tiny.task('tiny_no_text', validation=0))
-    with pytest.raises(UserError, match='no target token'):
+    with pytest.raises(UserError, match='must contain target tokens'):
         held_out_loss.evaluate(setting[2], task_batches.EvalBatches(config), setting[3], lambda batch: batch)
 
 

@@ -179,7 +179,7 @@ INVALID_CALLS = {
     'unknown task': (lambda: evaluator('echp'), "MIXTURE_OR_TASK_NAME must be .* got 'echp'"),
     'not in the mixture': (
         lambda: evaluator([task('echo_d')], tasks='echo_e'),
-        "EVAL_TASKS must be among echo_d, got 'echo_e'",
+        "EVAL_TASKS must contain only echo_d, got 'echo_e'",
     ),
     'missing split': (
         lambda: evaluator(task('echo_f'), split='test'),

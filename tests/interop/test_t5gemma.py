@@ -92,7 +92,7 @@ def test_a_folder_is_written_back_bit_for_bit(tiny, tmp_path):
 @pytest.mark.parametrize(
     ('setting', 'value', 'allowed'),
     [
-        ('query_pre_attn_scalar', 144, 'of the encoder, 16'),
+        ('query_pre_attn_scalar', 144, 'in the encoder, 16'),
         ('layer_types', ['full_attention'] * 2, 'layer'),
         ('rope_parameters', {'rope_type': 'yarn'}, "rope_type must be 'default'"),
     ],

@@ -123,7 +123,7 @@ def test_models_that_t5xs_network_lacks_are_only_written_with_our_names(tmp_path
     others = (
         (model, 'corresponds to .*remixer.*--own_names'),
         (make_model(layout=PostNorm), 'PreNorm'),
-        (make_model(tied=True, scaled_output=False), 'scales the output'),
+        (make_model(tied=True, scaled_output=False), 'the output must be scaled'),
     )
     for other, message in others:
         with pytest.raises(UserError, match=message):

@@ -182,7 +182,7 @@ def test_files_are_copied_from_a_folder(plain, server, tmp_path, cache_folder):
 
 
 def test_a_folder_without_the_published_file_is_rejected(plain, tmp_path, cache_folder):
-    with pytest.raises(UserError, match='must have the file a.tsv; get it from http://127.*/a.tsv'):
+    with pytest.raises(UserError, match='must contain the file a.tsv; get it from http://127.*/a.tsv'):
         download.download_files('toy', str(tmp_path))
     (tmp_path / 'a.tsv').write_bytes(b'other')
     with pytest.raises(UserError, match=f'/a.tsv must have SHA-256 .* got {sha256(b"other")}'):

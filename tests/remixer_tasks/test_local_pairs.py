@@ -233,7 +233,7 @@ UNCLOSED = [*(f'q{i},a{i}' for i in range(30)), '"never closed,no', *(f'q{i},a{i
         ),
         ('a.txt', b'a', 'set PAIRS_FORMAT to one of jsonl, tsv, csv, parquet'),
         ('a.parquet', b'no parquet', 'not a Parquet file'),
-        ('a.jsonl', GOOD_ROW.encode() * 40, 'all 40 rows of .* are equal; set VALIDATION_PAIRS'),
+        ('a.jsonl', GOOD_ROW.encode() * 40, 'all 40 rows of .* are identical; set VALIDATION_PAIRS'),
     ],
 )
 def test_an_unusable_file_is_rejected_with_a_hint(tmp_path, name, content, message):

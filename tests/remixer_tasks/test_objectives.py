@@ -217,7 +217,7 @@ def test_few_sentinels_shorten_segments():
     [
         (language_modeling.prefix_lm, {'inputs': 2, 'targets': 9}, "T5 uses {'inputs': 512, 'targets': 512}"),
         (language_modeling.causal_lm, {'targets': 1}, "set TASK_FEATURE_LENGTHS = {'targets': 512}"),
-        (language_modeling.masked_lm, {'inputs': 16, 'targets': 8}, 'masked LM predicts in place'),
+        (language_modeling.masked_lm, {'inputs': 16, 'targets': 8}, 'must have the same length, 2 or more'),
     ],
 )
 def test_unusable_lengths_are_rejected(preprocessor, lengths, message):

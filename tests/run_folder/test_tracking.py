@@ -108,5 +108,5 @@ def test_an_id_is_created_once_for_a_folder_and_a_tracker(tmp_path):
     assert json.loads((tmp_path / trackers.IDS_FILE).read_text())['wandb'] == first
     for damaged in ('{', '[]', '{"wandb": "../x"}', '{"wandb": 3.5}'):
         (tmp_path / trackers.IDS_FILE).write_text(damaged)
-        with pytest.raises(UserError, match='move it away, so that the run gets a new id'):
+        with pytest.raises(UserError, match='move it to another folder, so that the run gets a new id'):
             trackers.run_id(folder, 'wandb')

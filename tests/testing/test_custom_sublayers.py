@@ -53,7 +53,7 @@ def test_shipped_sublayers_are_not_checked():
 
 
 def test_decoder_that_reads_later_tokens_raises():
-    with pytest.raises(UserError, match=r'Sum must not read later tokens in a decoder, got token 0 reading token \d'):
+    with pytest.raises(UserError, match=r'Sum must not read later tokens in a decoder, but token 0 reads token \d'):
         check_custom_sublayers(make_model(DECODER_MIXER=Sum, **NO_POSITION_BIAS))
     with pytest.raises(UserError, match='later tokens'):
         check_custom_sublayers(make_model('model_types/decoder_only.gin', DECODER_MIXER=Sum, **NO_POSITION_BIAS))
@@ -99,5 +99,5 @@ def test_run_stops_before_it_reads_data(tmp_path, monkeypatch, capsys):
     flags = ('FILES=text.txt', 'MODEL_DIR=run', 'VOCAB_SIZE=384', 'EMBED_DIM=16')
     assert main(['train', *gin, *(f'--gin.{flag}' for flag in flags)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert 'Leaky must not read later tokens in a decoder, got token 0 reading token 1' in line
+    assert 'Leaky must not read later tokens in a decoder, but token 0 reads token 1' in line
     assert not (tmp_path / 'run').exists()

@@ -62,7 +62,7 @@ def test_a_run_learns_and_writes_its_folder(training, tmp_path):
     assert first['step'] == 3 and first['loss'] < train[-1]['loss'] + 0.5
 
     code, output = training.run(model_dir=str(folder), train_steps=60, batch_size=4)
-    assert code == 2 and 'BATCH_SIZE = 8, but this run has 4' in printed_error(output)
+    assert code == 2 and 'BATCH_SIZE = 8, but this run uses 4' in printed_error(output)
     assert records(folder) == train
 
 

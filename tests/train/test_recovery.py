@@ -57,7 +57,7 @@ def test_a_bad_step_stops_a_run_by_default_and_many_always_do(training, tmp_path
     code, output = train(training, tmp_path / 'skip', nan_below=384, recovery={'on_bad_step': 'skip'})
     assert code == 2 and '20 steps in a row were skipped' in printed_error(output)
     code, output = train(training, tmp_path / 'rewind', nan_below=384, recovery={'on_bad_step': 'rewind'})
-    assert code == 2 and 'went back to step 0 5 times' in printed_error(output)
+    assert code == 2 and 'was rewound to step 0 5 times' in printed_error(output)
 
 
 def test_a_failed_save_stops_the_run_or_is_retried(training, tmp_path):

@@ -14,16 +14,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     kinds = parser.add_mutually_exclusive_group()
     kinds.add_argument(
         '--sharding', nargs='?', const='*', metavar='NAMES',
-        help="how each parameter is sharded over the mesh of a hardware file; 'encoder/*' shows parameters by name",
+        help="how each parameter is sharded over the mesh of a hardware file; NAMES is a pattern such as 'encoder/*'",
     )  # fmt: skip
     kinds.add_argument(
         '--memory', nargs='?', const=8, type=arguments.whole_number_type(0), metavar='CHANGES',
-        help='memory of a training step on a device; CHANGES: how many changes to try if it does not fit (default 8)',
+        help='memory of a training step per device; CHANGES: number of changes to try if it does not fit (default 8)',
     )  # fmt: skip
     kinds.add_argument(
         '--speed', nargs='?', const=0, type=arguments.whole_number_type(0), metavar='CHANGES',
         help='minimum time of a training step on the machine of a hardware file, bottlenecks, and possible changes; '
-        'CHANGES: how many of the changes to compile too (default 0)',
+        'CHANGES: number of changes to compile as well (default 0)',
     )  # fmt: skip
     kinds.add_argument(
         '--self_check', action='store_true',
@@ -32,11 +32,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     kinds.add_argument(
         '--settings', nargs='?', const='', metavar='WORD',
-        help='all gin macros with default, file, reader and meaning; WORD shows only those that contain it',
+        help='list all gin macros with default, file, reader and meaning, or only those that contain WORD',
     )  # fmt: skip
     parser.add_argument(
         '--compare', nargs='?', const='', metavar='SIZES',
-        help='compare all models at these sizes (default tiny,small,base), and with the figures in papers; with '
+        help='compare all models at these sizes (default tiny,small,base) with each other and with the papers; with '
         '--speed, compare their forecasts (default small)',
     )  # fmt: skip
     depth = 'number of levels of modules to show (default 3)'
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         '--device_memory', metavar='GIB', type=float, help='with --memory or --speed: memory of one device, in GiB'
     )
     parser.add_argument('--compiler', choices=('cpu', 'gpu', 'tpu'), help='with --memory: XLA compiler for the step')
-    parser.add_argument('--price', metavar='DOLLARS', type=float, help='with --speed: dollars per chip and hour')
+    parser.add_argument('--price', metavar='DOLLARS', type=float, help='with --speed: dollars per chip-hour')
 
 
 def run(args: argparse.Namespace) -> None:

@@ -47,7 +47,7 @@ def show(args: argparse.Namespace) -> None:
     macros = find_macros(args.settings)
     if not macros:
         raise UserError(
-            f'no macro matches {args.settings!r} by name, reader or meaning; run remixer-t5x info --settings for all'
+            f'no macro contains {args.settings!r} in name, reader or meaning; run remixer-t5x info --settings for all'
         )
     table = console.build_table('macro', 'default', 'set by', 'read by', 'meaning', wraps=True)
     for row in macros:

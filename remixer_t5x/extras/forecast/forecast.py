@@ -113,12 +113,12 @@ def describe_uncounted_kernels(forecast: Forecast) -> list[str]:
     lines, bound = [], forecast.bound
     names = sorted({kernel.op for kernel in bound.kernels if kernel.is_opaque})
     if names:
-        lines.append(f'{", ".join(names)} report no FLOPs: only their operands and results are in the bound')
+        lines.append(f'{", ".join(names)} report no FLOPs: the bound counts only the bytes that they read and write')
     missing = bound.unestimated_seconds()
     if bound.estimated_seconds and missing.total() > 0:
         listed = ', '.join(f'{op} {format_milliseconds(seconds)}' for op, seconds in missing.most_common(4))
         lines.append(
-            f"without the compiler's estimate, by the bound: {format_milliseconds(missing.total())} ({listed})"
+            f'lower bound of kernels without a compiler estimate: {format_milliseconds(missing.total())} ({listed})'
         )
     return lines
 
@@ -132,14 +132,14 @@ def recommend_changes(forecast: Forecast, available: int | None) -> Iterator[Rec
     bound, memory, step = forecast.bound, forecast.memory, forecast.step
     float32 = (bound.flops['f32'] + bound.flops['f32 exact']) / max(bound.flops.total(), 1)
     if float32 >= 0.5:
-        reason = f'{float32:.0%} of the FLOPs are products in float32, and activations take twice the bytes'
+        reason = f'{float32:.0%} of the FLOPs are float32 matrix products, and activations take twice the memory'
         yield RecommendedChange('DTYPE', 'bfloat16', reason)
     yield from _recommend_mesh(forecast, available)
     if available is not None and memory.total + memory.temporaries > available:
         return
     # The following changes may double the memory of activations.
     if step.microbatches % 2 == 0:
-        reason = f'each step reads the weights and adds gradients {step.microbatches} times'
+        reason = f'each step reads the weights and accumulates gradients {step.microbatches} times'
         yield RecommendedChange('MICROBATCHES', str(step.microbatches // 2), reason)
     recomputing = bound.phase_seconds(RECOMPUTED)
     share, repeated = recomputing / bound.serial_seconds, bound.flops.total() * forecast.devices / forecast.model_flops
@@ -149,7 +149,7 @@ def recommend_changes(forecast: Forecast, available: int | None) -> Iterator[Rec
     constant = bound.phase_seconds(UPDATE) + bound.gap_seconds
     share = constant / (bound.serial_seconds + bound.gap_seconds)
     if share >= _MIN_SAVING:
-        reason = f'the optimizer and gaps take {format_milliseconds(constant)} ({share:.0%}) for any batch size'
+        reason = f'the optimizer and the gaps take {format_milliseconds(constant)} ({share:.0%}) at any batch size'
         yield RecommendedChange('BATCH_SIZE', str(2 * step.rows), reason)
 
 
@@ -179,18 +179,20 @@ def _recommend_mesh(forecast: Forecast, available: int | None) -> Iterator[Recom
             return
         limit = f' of {format_gibibytes(available)}' if available else ''
         yield RecommendedChange(
-            'MESH', 'data=-1', f'{reason}; unsharded, a step would take {format_gibibytes(needed)}{limit}'
+            'MESH',
+            'data=-1',
+            f'{reason}; without sharding, the memory of a step would be {format_gibibytes(needed)}{limit}',
         )
     elif data > 1 and not any(exchange.link == roofline.NETWORK for exchange in bound.exchanges):
         # FSDP gathers the parameters twice, so each device sends about twice the bytes, half of them during kernels.
         saved = update * (1 - 1 / data) - bound.collective_seconds / 2
         if saved >= _MIN_SAVING * bound.serial_seconds:
             reason = (
-                f'each device updates all parameters, {format_milliseconds(update)}; '
-                f'sharded, each updates 1/{data} of them'
+                f'each device updates all parameters, which takes {format_milliseconds(update)}; with fsdp, it updates '
+                f'1/{data} of them'
             )
             freed = format_gibibytes(int((1 - 1 / data) * state))
-            yield RecommendedChange('MESH', 'fsdp=-1', f'{reason}, and a step takes {freed} less')
+            yield RecommendedChange('MESH', 'fsdp=-1', f'{reason}, and a step needs {freed} less memory')
 
 
 def format_milliseconds(seconds: float) -> str:

@@ -60,8 +60,8 @@ def resolve_folder(path: str, print_line: Callable[[str, str], None] = lambda la
             snapshot = download(revision)
     if not has_weights(snapshot):
         raise UserError(
-            f'{name} has no safetensors on the Hub, in main or in a pull request by {CONVERSION_BOT}, and loading a '
-            'pickle can run code; if you trust the model, run python -c "import transformers as t; '
+            f'{name} has no safetensors on the Hub, neither in main nor in a pull request by {CONVERSION_BOT}, and '
+            'loading a pickle can run code; if you trust the model, run python -c "import transformers as t; '
             f"t.AutoModelForSeq2SeqLM.from_pretrained({name!r}).save_pretrained('DIR')\" to write a folder with "
             'safetensors'
         )
@@ -88,7 +88,7 @@ def check_upload_name(name: str) -> str:
     if parsed is None or parsed[1] is not None:
         raise UserError(f'{name} is not a valid Hub name; use NAME or USER/NAME with only letters, digits, -, _ and .')
     if import_optional('huggingface_hub', '--push_to_hub', 'hub').get_token() is None:
-        raise UserError(f'uploading {name} needs a login to the Hub; run hf auth login, or set HF_TOKEN')
+        raise UserError(f'you must be logged in to the Hub to upload {name}; run hf auth login, or set HF_TOKEN')
     return parsed[0]
 
 

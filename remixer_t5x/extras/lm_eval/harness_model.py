@@ -290,7 +290,7 @@ class RemixerLM(LM):
             return {'inputs': lengths['inputs'], 'targets': length}
         row = lengths['inputs'] + lengths['targets']
         if length >= row:
-            raise UserError(f'max_gen_toks must be less than the {row} tokens of a row, got {length}')
+            raise UserError(f'max_gen_toks must be less than {row}, the number of tokens in a row, got {length}')
         return {'inputs': row - length, 'targets': length}
 
     def _build_predictor(self, lengths: Mapping[str, int], decoder: Decoder = GREEDY) -> predictions.Predictor:

@@ -138,7 +138,9 @@ def build_plan(args: argparse.Namespace) -> ComparisonPlan:
     """Builds the plan from the flags. Raises UserError for an invalid flag."""
     for name, _ in args.gin_flags:
         if name in _SWEEP_MACROS:
-            raise UserError(f'--gin.{name} is set for each run; use {_SWEEP_MACROS[name]} instead')
+            raise UserError(
+                f'--gin.{name} must be omitted, because each run has its own value; use {_SWEEP_MACROS[name]}'
+            )
     models = {_model_label(model): model for model in args.models}
     if len(models) < len(args.models):
         raise UserError(f'--models must not name a model twice, got {",".join(args.models)}; use distinct file names')
@@ -237,7 +239,7 @@ def _equalize_costs(
                     f'{cost_of(widths) / target - 1:+.1%} instead of {before:+.1%}.'
                 )
     for name in {name for change in changes.values() for name, _ in change} & {name for name, _ in setting}:
-        raise UserError(f'--over={name} must not set what --equal={args.equal} changes; remove one of them')
+        raise UserError(f'--over must not set {name}, which --equal={args.equal} changes; remove one of the two flags')
     return dataclasses.replace(runs, changes=changes), notes
 
 

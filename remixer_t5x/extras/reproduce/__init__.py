@@ -56,7 +56,9 @@ def run(args: argparse.Namespace) -> int:
         raise UserError('reproduce needs a table, such as remixers/table_4; run reproduce --list to list all tables')
     for name, _ in args.gin_flags:
         if name in _RUN_MACROS:
-            raise UserError(f'--gin.{name} is set for each run; use --seeds or --folder instead')
+            raise UserError(
+                f'--gin.{name} must be omitted, because each run has its own value; use --seeds or --folder'
+            )
     table = tables.load_table(args.table, args.scale)
     seeds = sweep.parse_seeds(args.seeds or _SEEDS[args.scale])
     equal.import_jax_on_cpu(args)

@@ -262,7 +262,9 @@ class Family(abc.ABC):
         tensors = tensors.with_names(self.canonical_names(tensors))
         shapes = {name: row.shape for row in rows for _, names in row.expand_runs(runs) for name in names}
         if missing := [name for name in shapes if name not in tensors]:
-            raise UserError(f'{folder} lacks the weight {_format_first_name(missing)}; use a complete {self.hf_class}')
+            raise UserError(
+                f'{folder} lacks the weight {_format_first_name(missing)}; use a complete checkpoint of {self.hf_class}'
+            )
         if differing := [name for name, shape in shapes.items() if tensors.shape(name) != shape]:
             name = differing[0]
             raise UserError(

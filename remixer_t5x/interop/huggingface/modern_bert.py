@@ -99,7 +99,9 @@ class ModernBert(Family):
             for layer in range(sizes['num_encoder_layers'])
         ]
         if types is not None and types != expected:
-            raise config.error('layer_types', 'layers 0, n, 2n, ... must be full_attention, others sliding_attention')
+            raise config.error(
+                'layer_types', 'it must be full_attention for layers 0, n, 2n, ... and sliding_attention for all others'
+            )
         thetas: dict[str, Any] = {}
         for field, kind in (('global_theta', GLOBAL_ATTENTION), ('local_theta', LOCAL_ATTENTION)):
             rope = ropes.get(kind) if isinstance(ropes, dict) else None

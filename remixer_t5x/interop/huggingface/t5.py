@@ -100,7 +100,7 @@ class T5Encoder(Family):
     def read_other_fields(cls, config: Config) -> dict[str, Any]:
         values = config.values
         if not isinstance(values.get('eos_token_id'), int | None):
-            raise config.error('eos_token_id', 'it must be a single id, the end token of the vocabulary')
+            raise config.error('eos_token_id', 'it must be a single integer, the id of the end token')
         return {
             'activation': FEED_FORWARDS[values.get('feed_forward_proj', 'relu')],
             'layer_biases': values['model_type'] == UMT5,

@@ -116,7 +116,7 @@ class T5Gemma(Family):
             if differing := [name for name, value in sizes.items() if fields.get(name, value) != value]:
                 names = {field: name for name, field in cls.sizes.items()}
                 name = names.get(differing[0], differing[0])
-                raise stack.error(name, f'it must equal the value of the encoder, {fields[differing[0]]}')
+                raise stack.error(name, f'it must equal the value in the encoder, {fields[differing[0]]}')
             fields |= {**sizes, f'num_{side}_layers': layers}
             if math.log2(fields['query_scale']) % 2:
                 raise stack.error('query_pre_attn_scalar', 'it must be a power of 4, such as 64 or 256')

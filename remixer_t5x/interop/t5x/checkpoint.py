@@ -70,7 +70,7 @@ _SUBLAYERS = {
     },
 }
 _LAYER_PARAM = re.compile(r'(encoder|decoder)/run_0/layer/([^/]+)/(.+)')
-KEEP_NAMES_ADVICE = 'pass --own_names to keep the parameter names of remixer_t5x, for configs/t5x/*.gin'
+KEEP_NAMES_ADVICE = 'pass --own_names to keep the parameter names of remixer_t5x, which configs/t5x/*.gin read'
 
 
 class _SavedParams(NamedTuple):
@@ -336,14 +336,15 @@ def _convert_to_network(flat: Mapping[str, Array], model: Seq2Seq) -> dict[str, 
     for stack in (module.encoder_stack(), module.decoder_stack()):
         if len(stack.runs) != 1 or not isinstance(stack.runs[0][0](), PreNorm):
             raise UserError(
-                f"T5X's network only supports models with a single run of PreNorm layers; {KEEP_NAMES_ADVICE}"
+                f'cannot export to T5X: T5X supports only stacks of identical PreNorm layers; {KEEP_NAMES_ADVICE}'
             )
     sublayers = [factory() for factories in interface.sublayer_factories(model).values() for factory in factories]
     if unsupported := sorted({name for sublayer in sublayers for name in enabled_non_t5_options(sublayer)}):
-        raise UserError(f"T5X's network does not support {', '.join(unsupported)}; {KEEP_NAMES_ADVICE}")
+        raise UserError(f'cannot export to T5X: T5X does not support {", ".join(unsupported)}; {KEEP_NAMES_ADVICE}')
     if module.tied != module.scaled_output:
         raise UserError(
-            f"T5X's network scales the output if and only if it is tied to the embedding; {KEEP_NAMES_ADVICE}"
+            'cannot export to T5X: the output must be scaled if it is tied to the embedding, and unscaled otherwise; '
+            f'{KEEP_NAMES_ADVICE}'
         )
     arrays: dict[str, Array] = {}
     for name, value in flat.items():

@@ -77,7 +77,9 @@ def _format_score(row: Row) -> str | None:
 def _get_index(row: Row, name: str = 'idx') -> int:
     number = row.get('example', {}).get(name)
     if not isinstance(number, int):
-        raise UserError(f'predictions of a submission must have {name!r}, got {number!r}; predict the test split')
+        raise UserError(
+            f'each prediction in a submission must have an integer {name!r}, got {number!r}; evaluate the test split'
+        )
     return number
 
 

@@ -67,7 +67,7 @@ class StreamedCorpus:
         raise UserError(
             f'a vocabulary cannot be trained on {self.name}, which is streamed (HF_STREAMING=True); pass '
             "--gin.VOCABULARY='@vocabularies.sentencepiece()' --gin.VOCABULARY_PATH=/path/to/spiece.model "
-            '--gin.VOCAB_SIZE=32128, or @vocabularies.byte() and 384'
+            "--gin.VOCAB_SIZE=32128, or --gin.VOCABULARY='@vocabularies.byte()' --gin.VOCAB_SIZE=384"
         )
 
     def shards(self, split: str) -> Shards:

@@ -160,7 +160,7 @@ def _parse_corpus(corpus: ParsedCorpus, folder: Path) -> None:
             is_held_out = (is_held_out & (split_shares < split_shares.max())) | (split_shares == split_shares.min())
             if is_held_out.all():
                 advice = _HOLD_OUT_ADVICE[corpus.unit]
-                raise UserError(f'all {len(shares):,} {corpus.unit}s of {corpus.name} are equal; {advice}')
+                raise UserError(f'all {len(shares):,} {corpus.unit}s of {corpus.name} are identical; {advice}')
     else:
         paths = _write_arrow_files(corpus, corpus.read_validation, 'held_out', folder, malformed, notice)
         held_out = arrow_files.Documents(paths).hash_fractions()

@@ -93,7 +93,8 @@ def lock_cache_entry(folder: Path, name: str) -> Iterator[bool]:
             if getattr(error, 'errno', errno.ENOLCK) not in (errno.ENOLCK, errno.ENOTSUP):
                 raise
             raise UserError(
-                f'the cache {cache_root()} must support file locks ({error}); set REMIXER_T5X_CACHE to a local folder'
+                f'the disk of the cache {cache_root()} must support file locks ({error}); set REMIXER_T5X_CACHE to a '
+                'local folder'
             ) from error
         try:
             yield not (folder / FILE_LIST).exists()

@@ -45,8 +45,8 @@ def download_files(name: str, source: str | None = None, data_dir: str | None = 
         parts = [f'put {files} into {folder}'] if files else []
         parts += [f'prepare TFDS data set {dataset.tfds}'] if dataset.tfds else []
         raise UserError(
-            f'{dataset.name} has no download with a known SHA-256 ({dataset.terms}); {", or ".join(parts)}, '
-            'which are not verified'
+            f'{dataset.name} cannot be downloaded, because no SHA-256 is known ({dataset.terms}); '
+            f'{", or ".join(parts)} (the files are not verified)'
         )
     new = sum(_fetch_file(dataset, download, folder, source, name) for download in dataset.downloads)
     done = f'is now in {folder}, SHA-256 verified' if new else f'is already in {folder}, nothing was copied'
@@ -159,7 +159,7 @@ def _find_copy(source: Path, name: str, download: Download) -> Path:
     for path in (source / name, source / download.folder / name):
         if path.is_file():
             return path
-    raise UserError(f'{source} must have the file {name}; get it from {download.url} (SHA-256 {download.sha256})')
+    raise UserError(f'{source} must contain the file {name}; get it from {download.url} (SHA-256 {download.sha256})')
 
 
 def _file_sha256(path: Path) -> str:

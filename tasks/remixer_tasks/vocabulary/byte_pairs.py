@@ -94,7 +94,9 @@ class BytePairs(Vocabulary):
             pieces = untrusted_files.read_object(folder / VOCABULARY)
             merges = untrusted_files.read_text(folder / MERGES).replace('\r\n', '\n').split('\n')
         else:
-            raise UserError(f'{folder} must contain {TOKENIZER}, or {VOCABULARY} and {MERGES}; use the folder of GPT-2')
+            raise UserError(
+                f'{folder} must contain {TOKENIZER}, or {VOCABULARY} and {MERGES}; use the folder of a GPT-2 model'
+            )
         if not isinstance(pieces, dict) or not isinstance(merges, list) or not pieces:
             raise UserError(
                 f'the tokenizer in {folder} does not use byte-pair encoding; use the folder of a GPT-2 model'

@@ -232,7 +232,7 @@ def load_tokenizer(path: str) -> tuple[Any, list[int], list[int]]:
         tokenizer = tokenizers.Tokenizer.from_str(text)
     except subprocess.TimeoutExpired as error:
         raise UserError(
-            f'parsing {path} with the package tokenizers takes more than {TIME_LIMIT} seconds; download it again'
+            f'the package tokenizers took more than {TIME_LIMIT} seconds to parse {path}; download the file again'
         ) from error
     except Exception as error:
         # `tokenizers` raises plain Exceptions.
@@ -260,10 +260,12 @@ def check_components(content: dict[str, Any], path: str) -> dict[str, Any]:
                 replaced = pattern.get('String') if isinstance(pattern, dict) else None
                 growth *= max(1.0, len(str(component.get('content'))) / max(1, len(str(replaced or ' '))))
                 if growth > MAX_GROWTH:
-                    raise UserError(f'{path}: {section} replaces texts by much longer ones; download it again')
+                    raise UserError(f'{path}: {section} replaces text with much longer text; download the file again')
             for name, value in component.items():
                 if name not in ('vocab', 'merges') and not _is_small_setting(value):
-                    raise UserError(f'{path}: {name} of {section} must be short, got {value!a:.60}; download it again')
+                    raise UserError(
+                        f'{path}: {name} in {section} is too long, got {value!a:.60}; download the file again'
+                    )
     model: Any = content.get('model')
     added = content.get('added_tokens') or []
     vocab = model.get('vocab') if isinstance(model, dict) else None
@@ -348,7 +350,7 @@ def read_wordpiece(path: str) -> Any:
     """
     tokenizers = import_optional('tokenizers', path, 'wordpiece')
     if not os.path.isfile(path):
-        raise UserError(f'{path} must be an existing file; use a tokenizer.json or vocab.txt of a BERT model')
+        raise UserError(f'{path} must be an existing file; use the tokenizer.json or vocab.txt of a BERT model')
     folder = pathlib.Path(path).parent
     config = tokenizer_files.read_config(folder)
     if path.endswith('.txt'):

@@ -249,7 +249,7 @@ def _load_model(path: str, extra_ids: int) -> tuple[sentencepiece.SentencePieceP
         )
     if extra_ids and (count := count_model_sentinels(model)):
         raise UserError(
-            f'vocabulary {path}: extra_ids must be 0, because the model has {count} sentinels, got {extra_ids}; '
+            f'vocabulary {path}: extra_ids must be 0, got {extra_ids}: the model already has {count} sentinels; '
             'set extra_ids to 0'
         )
     for index in reversed(range(extra_ids)):

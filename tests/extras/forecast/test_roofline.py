@@ -138,7 +138,11 @@ REMAT = kernel(op_name=f'jit(step_fn)/transpose(jvp(f))/{LAYER}/checkpoint/remat
 @pytest.mark.parametrize(
     ('current', 'flag', 'reason'),
     [
-        (forecast(kernel(flops={'f32': 1000})), '--gin.DTYPE=bfloat16', '100% of the FLOPs are products in float32'),
+        (
+            forecast(kernel(flops={'f32': 1000})),
+            '--gin.DTYPE=bfloat16',
+            '100% of the FLOPs are float32 matrix products',
+        ),
         (forecast(WORK, GATHER, mesh='fsdp', model_flops=4000.0, state=1), '--mesh=data=-1', 'sends 0 MB, and 0 MB'),
         (forecast(WORK, PERMUTE, mesh='fsdp', model_flops=4000.0), '--mesh=data=-1', '200 collective-permutes'),
         (forecast(WORK, microbatches=4), '--gin.MICROBATCHES=2', 'gradients 4 times'),
@@ -156,8 +160,8 @@ def test_advice_states_its_reason_with_numbers(current, flag, reason):
 def test_fsdp_is_advised_if_updates_cost_more_than_gathers():
     reduced = Collective('all-reduce', 5, 0.1, ((0, 1, 2, 3),))
     change = list_advice(forecast(WORK, UPDATED, reduced, mesh='four', model_flops=4000.0))[0]
-    assert change.flag == '--mesh=fsdp=-1' and 'each updates 1/4 of them' in change.reason
-    assert 'a step takes 2.25 GiB less' in change.reason
+    assert change.flag == '--mesh=fsdp=-1' and 'it updates 1/4 of them' in change.reason
+    assert 'a step needs 2.25 GiB less memory' in change.reason
     # The same step with sharded parameters is not advised to change back, and slow links prevent the advice.
     sharded = forecast(WORK, UPDATED, GATHER, mesh='fsdp', model_flops=4000.0, state=1)
     slow = Collective('all-reduce', 5, 100.0, ((0, 1, 2, 3),))
