@@ -58,7 +58,7 @@ class StepSpec:
     def plan(self) -> train_state.StatePlan:
         """The shapes and shardings of the train state, cached because tracing the model takes seconds."""
         shapes = {name: array.shape for name, array in self.batch.items()}
-        return train_state.plan(self.model, self.optimizer, shapes, self.partitioner)
+        return train_state.plan_train_state(self.model, self.optimizer, shapes, self.partitioner)
 
     def sharded_batch(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Returns the arrays of a global batch with their shardings."""

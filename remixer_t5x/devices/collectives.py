@@ -128,7 +128,7 @@ class FailureWatcher:
             coordination_state().client.key_value_set(_FAILURE_KEY, json.dumps(record))
         self._wait_before_exit()
 
-    def wait_for_reason(self, error: BaseException) -> None:
+    def wait_for_failure_report(self, error: BaseException) -> None:
         """Waits for another process's failure report if `error` indicates a lost connection between processes.
 
         Other processes may detect the broken connection before the failed process reports its failure.

@@ -176,7 +176,7 @@ def connected_processes(
         # The shutdown waits at a barrier, so that process 0, the coordinator, exits last.
         jax.distributed.shutdown()
     except BaseException as error:
-        watcher.wait_for_reason(error)
+        watcher.wait_for_failure_report(error)
         code = print_error(error, name)
         watcher.report_failure(code, str(error) or type(error).__name__)
         collectives.exit_process(code)

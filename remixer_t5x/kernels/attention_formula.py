@@ -111,7 +111,7 @@ def dot_product_attention(
     `mask` is bool, broadcastable to [batch, 1, q, k], and `bias` is [1, heads, q, k] float32 or None.
     """
     grouped = group_queries(query, key.shape[2], mask, bias)
-    return ungroup_queries(_recomputing_attention(grouped[0], key, value, *grouped[1:], softcap), query.shape)
+    return ungroup_queries(_attention_with_recomputation(grouped[0], key, value, *grouped[1:], softcap), query.shape)
 
 
 def group_queries(
@@ -160,7 +160,7 @@ def attention_weights(
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
-def _recomputing_attention(query, key, value, mask, bias, softcap):
+def _attention_with_recomputation(query, key, value, mask, bias, softcap):
     """Computes attention for equal numbers of query heads and key heads."""
     return _forward_rule(query, key, value, mask, bias, softcap)[0]
 
@@ -191,7 +191,7 @@ def _backward_rule(softcap, residuals, gradient):
     return *gradients, None, jax.tree.map(lambda array: array[None], bias_gradient)
 
 
-_recomputing_attention.defvjp(_forward_rule, _backward_rule)
+_attention_with_recomputation.defvjp(_forward_rule, _backward_rule)
 
 
 def _row_logits(query, key, mask, bias, softcap) -> tuple[jax.Array, jax.Array]:

@@ -68,7 +68,7 @@ def join_previous_blocks(array: jax.Array, block: int) -> jax.Array:
     return jnp.concatenate([earlier, here], axis=2)
 
 
-def mask_same_example(ids: jax.Array, block: int) -> jax.Array:
+def same_example_mask(ids: jax.Array, block: int) -> jax.Array:
     """Returns which tokens of the previous and the current block are in the same example as each token of the block.
 
     Maps example ids [batch, length] to a bool mask [batch, blocks, block, 2 * block].

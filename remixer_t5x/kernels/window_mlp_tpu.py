@@ -20,7 +20,7 @@ from remixer_t5x.kernels import compile_target
 from remixer_t5x.kernels.attention_formula import ATTENTION_OUTPUT
 from remixer_t5x.kernels.compile_target import batch_and_head_axes, interprets_kernels, wrap_in_shard_map
 from remixer_t5x.kernels.gelu import sigmoid_gelu, sigmoid_gelu_and_slope
-from remixer_t5x.kernels.reshaping import expand_window_weights, mask_same_example
+from remixer_t5x.kernels.reshaping import expand_window_weights, same_example_mask
 
 _FLOAT32 = jnp.float32
 _LANES = 128
@@ -69,7 +69,7 @@ def mix(wi: jax.Array, bias: jax.Array, out: jax.Array, tokens: jax.Array, ids: 
     tokens = jnp.pad(tokens, (*fill, (0, 0)))
     same_example = None
     if ids is not None:
-        same_example = mask_same_example(jnp.pad(ids, fill), BLOCK).reshape(*tokens.shape[:2], -1).astype(tokens.dtype)
+        same_example = same_example_mask(jnp.pad(ids, fill), BLOCK).reshape(*tokens.shape[:2], -1).astype(tokens.dtype)
     operands = _Operands(tokens, weights, same_example, bias.astype(_FLOAT32), out.astype(_FLOAT32))
     return _differentiable_window_mlp(operands)[:, :length]
 

@@ -152,7 +152,7 @@ class BeamSearch(LogitsOptions):
         if processors:
             generated = live.tokens.reshape(-1, generation.max_length)
             logits = generation.process_logits(processors, jax.nn.log_softmax(logits), generated, index)
-        candidates = _best_extensions(live.scores, logits, 2 * self.beams, normalize=not processors)
+        candidates = _select_best_extensions(live.scores, logits, 2 * self.beams, normalize=not processors)
         tokens = _gather_beams(live.tokens, candidates.parents)
         tokens = jax.lax.dynamic_update_slice_in_dim(tokens, candidates.tokens[..., None], index, axis=2)
         length = index + 1
@@ -193,7 +193,7 @@ def _select_best_sequences(count: int, *groups: _Beams) -> _Beams:
     return _Beams(_gather_beams(tokens, index), scores)
 
 
-def _best_extensions(scores: jax.Array, logits: jax.Array, count: int, normalize: bool = True) -> _Candidates:
+def _select_best_extensions(scores: jax.Array, logits: jax.Array, count: int, normalize: bool = True) -> _Candidates:
     """Returns the `count` best extensions of all beams, given beam scores [batch, beams] and logits [rows, vocab].
 
     Selects the best extensions of each beam first. Set `normalize` to False if `logits` are log-probabilities.

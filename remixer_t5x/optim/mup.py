@@ -58,7 +58,7 @@ def scale_by_width(optimizer: Any, width: ranges.Count, base_width: ranges.Count
 
     def make_transformation(logical_axes: Any) -> optax.GradientTransformation:
         factors = jax.tree.map(
-            lambda spec: _learning_rate_factor(parameter_kind(spec), ratio, optimizer.relative),
+            lambda spec: _learning_rate_factor(parameter_class(spec), ratio, optimizer.relative),
             logical_axes,
             is_leaf=is_partition_spec,
         )
@@ -76,7 +76,7 @@ def _initial_value_factor(names: tuple[str | None, ...], shape: tuple[int, ...],
     if axes.RELPOS_BUCKETS in names:
         heads, buckets = shape[-2:]
         return ((heads + buckets) / (heads / ratio + buckets)) ** 0.5
-    return ratio**-0.5 if parameter_kind(PartitionSpec(*names)) == 'output' else 1.0
+    return ratio**-0.5 if parameter_class(PartitionSpec(*names)) == 'output' else 1.0
 
 
 def _learning_rate_factor(kind: str, ratio: float, relative: bool) -> float:
@@ -87,7 +87,7 @@ def _learning_rate_factor(kind: str, ratio: float, relative: bool) -> float:
     return 1 / ratio / (rms if relative else 1.0)
 
 
-def parameter_kind(spec: PartitionSpec) -> str:
+def parameter_class(spec: PartitionSpec) -> str:
     """Returns the muP class of a parameter with the logical axes `spec`.
 
     'hidden': matrices from features to features; 'output': other matrices whose input axis is a feature axis;

@@ -69,7 +69,7 @@ class StatePlan:
         return jax.jit(init_from_copy, out_shardings=self.shardings, donate_argnums=0 if donate else ())(params)
 
 
-def plan(
+def plan_train_state(
     model: Model,
     optimizer: optax.GradientTransformation | Callable[[Any], optax.GradientTransformation],
     batch_shapes: Mapping[str, tuple[int, ...]],

@@ -77,7 +77,7 @@ class Programs:
         """Starts compiling the train step and, if the run has no initial checkpoint, the random initialization."""
         self._config, self._folder = config, folder = run.step_config, run.folder
         shapes = pipeline.batch_shapes(run.dataset)
-        self.plan = train_state.plan(config.model, config.optimizer, shapes, config.partitioner)
+        self.plan = train_state.plan_train_state(config.model, config.optimizer, shapes, config.partitioner)
         step = train_step.make_train_step(
             config.model,
             self.plan.tx,

@@ -45,7 +45,7 @@ def build_our_step(model_name: str, args: argparse.Namespace) -> tuple[Callable[
     }
     rng = np.random.default_rng(0)
     partitioner = partition.Partitioner()
-    plan = train_state.plan(model, optimizer.adafactor(schedules.rsqrt()), batch, partitioner)
+    plan = train_state.plan_train_state(model, optimizer.adafactor(schedules.rsqrt()), batch, partitioner)
     state = plan.create(jax.random.key(0))
     arrays = {name: rng.integers(1, model.vocab_size, shape, np.int32) for name, shape in batch.items()}
     data = partitioner.shard_batch(arrays)

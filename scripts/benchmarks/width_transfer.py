@@ -53,7 +53,9 @@ def train(
 ) -> tuple[train_state.Params, list[float]]:
     """Trains for one step per batch, and returns the parameters and the losses."""
     rule = mup.scale_by_width(optimizer.adamw(rate), width, base_width)
-    plan = train_state.plan(model, rule, {name: array.shape for name, array in data[0].items()}, Partitioner())
+    plan = train_state.plan_train_state(
+        model, rule, {name: array.shape for name, array in data[0].items()}, Partitioner()
+    )
     state, losses = plan.create(jax.random.key(0)), []
     step = jax.jit(train_step.make_train_step(model, plan.tx))
     for batch in data:

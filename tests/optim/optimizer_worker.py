@@ -74,7 +74,7 @@ def all_optimizers(axes):
 
 def start_training(partitioner):
     """Returns the plan, a function that takes a train step, and the initial state."""
-    plan = train_state.plan(LayersPerOptimizer(), all_optimizers, None, partitioner)
+    plan = train_state.plan_train_state(LayersPerOptimizer(), all_optimizers, None, partitioner)
     step = train_step.jit_train_step(
         train_step.make_train_step(LayersPerOptimizer(), plan.tx), plan.shardings, partitioner, donate=True
     )

@@ -33,7 +33,7 @@ def by_name(tree):
 
 def parameter_kinds(name):
     specs = nn.get_partition_spec(interface.param_shapes(width_transfer.build_scaled_model(name, 64, None), SHAPES))
-    return {name: mup.parameter_kind(spec) for name, spec in by_name(specs).items()}
+    return {name: mup.parameter_class(spec) for name, spec in by_name(specs).items()}
 
 
 def test_factors_equal_those_of_the_mup_package():
@@ -71,7 +71,10 @@ def wide():
     """Returns initial parameters of width 128, without factors and with factors for a base width of 32."""
     model = width_transfer.build_scaled_model('t5_1_1', 128, None)
     rules = optimizer.adamw(0.01), mup.scale_by_width(optimizer.adamw(0.01), 128, 32)
-    return [train_state.plan(model, rule, SHAPES, Partitioner()).create(jax.random.key(0)).params for rule in rules]
+    return [
+        train_state.plan_train_state(model, rule, SHAPES, Partitioner()).create(jax.random.key(0)).params
+        for rule in rules
+    ]
 
 
 @pytest.mark.parametrize('name', OPTIMIZERS)

@@ -18,7 +18,7 @@ DECAY = 0.5
 
 def states(rule, steps=3):
     """Yields the plan and the train state after each step."""
-    plan = train_state.plan(Layers(), rule, None, Partitioner())
+    plan = train_state.plan_train_state(Layers(), rule, None, Partitioner())
     state = plan.create(jax.random.key(0))
     update = jax.jit(plan.tx.update)
     for _ in range(steps):

@@ -179,7 +179,7 @@ def test_a_skipped_step_does_not_advance_the_reported_learning_rate():
 @pytest.mark.parametrize('donate', [False, True])
 def test_the_compiled_step_equals_the_plain_step_and_can_donate(donate):
     partitioner, batch = Partitioner(), make_batch()
-    plan = train_state.plan(Bigrams(), optax.adam(0.1), None, partitioner)
+    plan = train_state.plan_train_state(Bigrams(), optax.adam(0.1), None, partitioner)
     step = train_step.make_train_step(Bigrams(), plan.tx)
     expected, _ = step(plan.create(jax.random.key(0)), batch)
     state = plan.create(jax.random.key(0))

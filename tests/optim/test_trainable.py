@@ -26,7 +26,7 @@ def model(tmp_path_factory):
 
 def make_plan_and_step(model, rule, names=NAMES):
     rule = trainable.restrict_to_trainable(rule, names)
-    plan = train_state.plan(model, rule, SHAPES, Partitioner())
+    plan = train_state.plan_train_state(model, rule, SHAPES, Partitioner())
     return plan, train_step.make_train_step(model, plan.tx, trainable=rule.trainable)
 
 
@@ -97,7 +97,7 @@ def test_moments_are_sharded_like_trained_parameters(model):
     """Uses an abstract mesh of eight devices, adapters of all dense layers, and a trained sublayer."""
     adapted = lora.with_adapters(model, '.', 4)
     rule = trainable.restrict_to_trainable(optimizer.adamw_rms(0.1), 'lora_|gated_mlp')
-    plan = train_state.plan(adapted, rule, SHAPES, Partitioner(data=2, fsdp=2, tensor=2, devices=8))
+    plan = train_state.plan_train_state(adapted, rule, SHAPES, Partitioner(data=2, fsdp=2, tensor=2, devices=8))
     params = {name: leaf.sharding.spec for name, leaf in by_name(plan.abstract.params).items()}
     moments = {name: leaf for name, leaf in by_name(plan.abstract.opt_state).items() if leaf.ndim}
     assert len(moments) == 2 * len(by_name(trainable.split_params(plan.abstract.params, rule.trainable)[0]))

@@ -75,7 +75,7 @@ def batches(steps):
 def train(make_optimizer, partitioner, microbatches=1, dropout=False, heads=TWO_HEADS, steps=3):
     model = make_model(heads)
     shapes = {name: array.shape for name, array in next(batches(1)).items()}
-    plan = train_state.plan(model, make_optimizer, shapes, partitioner)
+    plan = train_state.plan_train_state(model, make_optimizer, shapes, partitioner)
     state = plan.create(jax.random.key(0))
     step = train_step.make_train_step(model, plan.tx, microbatches=microbatches, dropout=dropout)
     step = train_step.jit_train_step(step, plan.shardings, partitioner, donate=True)

@@ -30,7 +30,7 @@ def load(folder, model_type, fresh=None, renamed=None, vocabularies=None, gin=''
     type_file = '' if model_type == 'encoder_decoder' else f"include 'model_types/{model_type}.gin'\n"
     (folder.parent / f'{model_type}.gin').write_text(f'{saved_run.CONFIG}NUM_ENCODER_LAYERS = 4\n{type_file}{gin}')
     model = build_model(str(folder.parent / f'{model_type}.gin'), **macros)
-    plan = train_state.plan(
+    plan = train_state.plan_train_state(
         model, lambda axes: optax.sgd(1.0), batch_formats.smallest_shapes(model_type), Partitioner()
     )
     ours, theirs = vocabularies or (saved_run.VOCABULARY, None)

@@ -120,7 +120,7 @@ class _HyperMixerBase(nn.Module):
     def _generate_weights(self, x: jax.Array, name: str) -> jax.Array:
         return self.weights(hidden_dim=self.hidden_dim, num_heads=self.num_heads, name=name)(x)
 
-    def _drop_units(self, w_out: jax.Array, ctx: SequenceContext) -> jax.Array:
+    def _drop_hidden_units(self, w_out: jax.Array, ctx: SequenceContext) -> jax.Array:
         """Applies dropout to the hidden units by zeroing their output weights in `w_out`."""
         units = w_out.reshape(*w_out.shape[:2], -1)
         return dropout(self.dropout_rate, units, deterministic=ctx.deterministic).reshape(w_out.shape)
@@ -146,7 +146,7 @@ class HyperMixer(_HyperMixerBase):
         value = self._split_heads(x)
         inputs = self._add_token_information(x, ctx, 'token_information')
         w_in = self._generate_weights(inputs, 'w_in')
-        w_out = self._drop_units(w_in if self.tied else self._generate_weights(inputs, 'w_out'), ctx)
+        w_out = self._drop_hidden_units(w_in if self.tied else self._generate_weights(inputs, 'w_out'), ctx)
         if ctx.causal:
             return self._join_heads(self._mix_causally(w_in, value, w_out, ctx))
         if self.length_scale:
@@ -186,7 +186,7 @@ class HyperMixerCross(_HyperMixerBase):
         inputs = self._add_token_information(x, ctx, 'query_information')
         if ctx.decode:
             inputs = cache.reshape_beams_to_queries(inputs, memory.hidden.shape[0])
-        w_out = self._drop_units(self._generate_weights(inputs, 'w_out'), ctx)
+        w_out = self._drop_hidden_units(self._generate_weights(inputs, 'w_out'), ctx)
         if ctx.decode:
 
             def compute_units() -> jax.Array:
