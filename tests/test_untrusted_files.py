@@ -161,7 +161,7 @@ READERS = {
     'gpt2_vocabulary': folder_reader(byte_pairs.VOCABULARY, encode_byte_pairs, **{byte_pairs.MERGES: 'a b'}),
     **{name: folder_reader(name, tokenizer_files.read_added_tokens) for name in ADDED_TOKENS},
     'unigram': lambda path: sentencepiece_vocabulary.unigram_model(untrusted_files.read_object(path), 'folder'),
-    'hugging_face_tokenizer': folder_reader(t5_tokenizer.CONFIG, t5_tokenizer.read),
+    'hugging_face_tokenizer': folder_reader(t5_tokenizer.CONFIG, t5_tokenizer.find_t5_tokenizer),
     'shard_index': folder_reader(safetensors_files.INDEX_FILE, safetensors_files.read_folder),
     'safetensors': lambda path: safetensors_files.read_params(str(path)),
     'finished_commands': folder_reader(sweep.FINISHED_FILE, sweep.Sweep),

@@ -225,7 +225,7 @@ def _load_shared(shared: shared_folder.SharedModel, partitioner: Partitioner, tr
 
 
 def _load_hugging_face(path: str, partitioner: Partitioner, vocabulary_path: str | None) -> TrainedModel:
-    source = folders.read(path)
+    source = folders.open_model_folder(path)
     tokenizer = source.family.find_tokenizer(source.folder, vocabulary_path)
     flags = task_vocabulary.gin_flags(tokenizer.function, **tokenizer.arguments)
     model, vocabulary, run_lengths = _read_gin_text(source.family.gin_text(f'Made from {path}.'), flags)

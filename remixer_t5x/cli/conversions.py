@@ -202,7 +202,7 @@ def from_t5x(args: argparse.Namespace, model: Seq2Seq, vocabulary: Any) -> None:
     task_vocabulary.check_vocabulary_size('VOCABULARY', vocabulary, model.vocab_size)
     folder = converted.claim_model_dir(args.to)
     print_line('reading', args.from_t5x)
-    params, step = t5x_checkpoint.read(args.from_t5x, abstract_params(model))
+    params, step = t5x_checkpoint.read_t5x_checkpoint(args.from_t5x, abstract_params(model))
     config = loading.config_text()
     task_vocabulary.save_vocabulary(vocabulary, folder / task_vocabulary.VOCABULARY_FOLDER)
     record = converted.build_record(task_vocabulary.vocabulary_record(vocabulary), config, args.from_t5x)
@@ -225,16 +225,16 @@ def to_t5x(args: argparse.Namespace, model: Seq2Seq, vocabulary: Any) -> None:
         _check_t5x_network(model, vocabulary)
     params = restore_params(args, model, vocabulary)
     step = int(saved_params.find_checkpoint(args.checkpoint, '--checkpoint').name)
-    checkpoint = t5x_checkpoint.write(args.to_t5x, params, step, model, bool(args.own_names))
+    checkpoint = t5x_checkpoint.write_t5x_checkpoint(args.to_t5x, params, step, model, bool(args.own_names))
     print_line('checkpoint', checkpoint)
-    check_params_equal(params, t5x_checkpoint.read(checkpoint, abstract_params(model))[0], checkpoint)
+    check_params_equal(params, t5x_checkpoint.read_t5x_checkpoint(checkpoint, abstract_params(model))[0], checkpoint)
 
 
 def _check_t5x_network(model: Seq2Seq, vocabulary: Any) -> None:
     """Raises UserError if the model differs from T5X's network, whose norms and position biases are fixed."""
     advice = t5x_checkpoint.KEEP_NAMES_ADVICE
     try:
-        t5, _ = T5.describe(model, vocabulary, TracedModules(model), build_model_from_gin)
+        t5, _ = T5.from_model(model, vocabulary, TracedModules(model), build_model_from_gin)
     except UnsupportedModelError as refusal:
         raise UserError(f"T5X's network cannot represent this model: {refusal.reason}; {advice}") from refusal
     for name, value in {'epsilon': 1e-6, 'num_buckets': 32, 'max_distance': 128}.items():
@@ -248,7 +248,7 @@ def convert_to_model_dir(args: argparse.Namespace) -> None:
     if shared_folder.is_shared_folder(folder):
         _convert_shared_folder(args, folder)
         return
-    source = folders.read(str(folder))
+    source = folders.open_model_folder(str(folder))
     tokenizer = source.family.find_tokenizer(source.folder, args.vocabulary)
     vocabulary = getattr(vocabularies, tokenizer.function)(**tokenizer.arguments)
     source.family.check_vocabulary(vocabulary, tokenizer.name, str(source.folder))
@@ -298,14 +298,14 @@ def _convert_shared_folder(args: argparse.Namespace, folder: pathlib.Path) -> No
 
 def export_transformers_model(args: argparse.Namespace, model: Any, vocabulary: Any) -> None:
     """Writes a transformers model, or raises UnsupportedModelError and writes no file if there is no equivalent."""
-    family, runs = folders.describe(model, vocabulary, build_model_from_gin)
+    family, runs = folders.find_equivalent_model(model, vocabulary, build_model_from_gin)
     folders.check_folder_is_empty(args.to_hf)
     params = restore_params(args, model, vocabulary)
     dtype = args.dtype or 'float32'
-    folder = folders.write(args.to_hf, family, params, runs, dtype)
+    folder = folders.write_model_folder(args.to_hf, family, params, runs, dtype)
     print_line('wrote', f'{folder}, {dtype}')
     print_line('tokenizer', family.write_tokenizer(vocabulary, folder))
-    params, source = safetensors_files.round_params(params, dtype), folders.read(str(folder))
+    params, source = safetensors_files.round_params(params, dtype), folders.open_model_folder(str(folder))
     check_no_difference(source.first_difference(params, runs), folder)
     print_line('check', 'all weights, read back from the output, equal those written')
     _compare_with_reference(source, model, params, vocabulary)
@@ -325,7 +325,7 @@ def export_any_model(args: argparse.Namespace, model: Any, vocabulary: Any) -> N
     folder = folders.check_folder_is_empty(args.to_hf)
     params = restore_params(args, model, vocabulary)
     dtype = args.dtype or 'float32'
-    pytorch_export.write(folder, config, params, dtype)
+    pytorch_export.write_pytorch_model(folder, config, params, dtype)
     print_line('wrote', f'{folder}, {dtype}')
     print_line('tokenizer', pytorch_export.write_tokenizer(vocabulary, folder))
     if missing := folders.missing_packages():

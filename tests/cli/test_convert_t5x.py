@@ -60,7 +60,7 @@ def test_a_checkpoint_survives_a_round_trip(folder, model_dir, tmp_path, own_nam
     assert ('target.encoder.layers_0.mlp.wo.kernel' in names) != own_names
     abstract = abstract_params(build_model('models/t5_1_1.gin', str(folder / 'sizes.gin')))
     (original, step), (converted, converted_step) = (
-        t5x_checkpoint.read(str(path), abstract) for path in (folder / 't5_1_1', tmp_path)
+        t5x_checkpoint.read_t5x_checkpoint(str(path), abstract) for path in (folder / 't5_1_1', tmp_path)
     )
     assert step == converted_step == 7
     jax.tree.map(np.testing.assert_array_equal, original, converted)

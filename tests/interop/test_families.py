@@ -35,7 +35,7 @@ class Tiny:
     def __init__(self, name, path):
         self.name, self.arrays = name, hf_folders.recorded_arrays(name)
         self.config, self.weights = hf_folders.CONFIGS[name], hf_folders.weights_of(self.arrays)
-        self.source = huggingface.read(str(hf_folders.write_tiny(path / name, name, shards=3)))
+        self.source = huggingface.open_model_folder(str(hf_folders.write_tiny(path / name, name, shards=3)))
         self.family, self.params = self.source.family, self.source.params()
         self.model = hf_folders.model_from_source(self.source, path)
 
@@ -72,12 +72,12 @@ def test_our_model_has_the_parameters_and_description_of_the_family(tiny):
 
 
 def test_a_folder_is_written_back_bit_for_bit(tiny, tmp_path):
-    back = huggingface.write(str(tmp_path / 'back'), tiny.family, tiny.params, tiny.family.default_runs())
+    back = huggingface.write_model_folder(str(tmp_path / 'back'), tiny.family, tiny.params, tiny.family.default_runs())
     written = load_file(back / 'model.safetensors')
     assert set(written) == set(tiny.weights)
     for name, array in tiny.weights.items():
         assert written[name].dtype == np.float32 and np.array_equal(written[name], array), name
-    assert huggingface.read(str(back)).family == tiny.family
+    assert huggingface.open_model_folder(str(back)).family == tiny.family
     config = json.loads((back / 'config.json').read_text())
     assert {**tiny.config, 'tie_word_embeddings': config['tie_word_embeddings']}.items() <= config.items()
     if isinstance(tiny.family, T5):
@@ -99,7 +99,7 @@ def split_runs(params, lengths):
 
 def test_layers_in_several_runs_are_written_in_their_order(tiny):
     runs = {side: (1, count - 1) for side, count in tiny.family.layer_counts.items()}
-    written = tiny.family.write(split_runs(tiny.params, runs), runs)
+    written = tiny.family.convert_params(split_runs(tiny.params, runs), runs)
     assert set(written) == set(tiny.weights)
     assert all(np.array_equal(written[name], array) for name, array in tiny.weights.items())
     assert tiny.source.first_difference(split_runs(tiny.params, runs), runs) is None
@@ -108,7 +108,7 @@ def test_layers_in_several_runs_are_written_in_their_order(tiny):
 def test_half_precision_files_are_read_without_loss(tiny, tmp_path):
     for dtype in ('bfloat16', 'float16'):
         low = {name: array.astype(np.dtype(dtype)) for name, array in tiny.weights.items()}
-        read = huggingface.read(str(hf_folders.write(tmp_path / dtype, tiny.config, low))).params()
+        read = huggingface.open_model_folder(str(hf_folders.write(tmp_path / dtype, tiny.config, low))).params()
         assert safetensors_files.first_difference(read, safetensors_files.round_params(tiny.params, dtype)) is None
 
 
@@ -136,9 +136,9 @@ def test_any_t5_is_read_and_written_back(sizes, gated, tied, scaled, layer_biase
     rng, runs = np.random.default_rng(seed), {'encoder': tuple(encoder_runs), 'decoder': (sizes[-1],)}
     rows = [(row, name) for row in t5.param_rows() for _, names in row.expand_runs(runs) for name in names]
     theirs = InMemory({name: rng.standard_normal(row.shape, np.float32) for row, name in rows})
-    params = t5.read(theirs, 'memory')
+    params = t5.read_params(theirs, 'memory')
     for lengths, tree in ((t5.default_runs(), params), (runs, split_runs(params, runs))):
-        back = parameter_table.write(t5.param_rows(), lengths, tree)
+        back = parameter_table.convert_from_params(t5.param_rows(), lengths, tree)
         assert set(back) == set(theirs) and all(np.array_equal(back[name], theirs[name]) for name in theirs)
     assert T5.from_config(Config(t5.to_config(), 'memory'), theirs) == t5
 
@@ -189,7 +189,9 @@ def test_a_model_that_hugging_face_lacks_raises_its_difference(files, flags, wor
 def test_an_unsupported_setting_of_config_json_is_named(tmp_path, name, setting, value):
     config = {**hf_folders.CONFIGS[name], setting: value}
     folder = hf_folders.write(tmp_path / 'hf', config, hf_folders.weights(name), tokenizer=False)
-    assert f'{setting} to {value!r}; it must ' in error_message(lambda: huggingface.read(str(folder)).params())
+    assert f'{setting} to {value!r}; it must ' in error_message(
+        lambda: huggingface.open_model_folder(str(folder)).params()
+    )
 
 
 @pytest.mark.parametrize(
@@ -205,14 +207,16 @@ def test_the_problem_type_of_a_classifier_is_checked(problem_type, labels):
 def test_the_separator_of_bert_is_found(tmp_path):
     folder = pathlib.Path(hf_folders.write_tiny(tmp_path / 'hf', 'bert_tiny'))
     (tmp_path / 'vocab.txt').write_bytes('\r\n'.join(['[PAD]', '[UNK]', '[CLS]', '[SEP]', 'a']).encode())
-    words = error_message(lambda: huggingface.read(str(folder)).family.find_tokenizer(folder, tmp_path / 'vocab.txt'))
+    words = error_message(
+        lambda: huggingface.open_model_folder(str(folder)).family.find_tokenizer(folder, tmp_path / 'vocab.txt')
+    )
     assert 'copy vocab.txt' in words
     shutil.copy(tmp_path / 'vocab.txt', folder)
-    family = huggingface.read(str(folder)).family
+    family = huggingface.open_model_folder(str(folder)).family
     assert family.separator_id == 3 and family.find_tokenizer(folder, None).name == str(folder / 'vocab.txt')
     (folder / 'vocab.txt').write_text('[PAD]\n[UNK]')
     (folder / 'added_tokens.json').write_text('{"[SEP]": 2}')
-    assert huggingface.read(str(folder)).family.separator_id == 2
+    assert huggingface.open_model_folder(str(folder)).family.separator_id == 2
 
 
 ONES = np.ones(60, np.float32)
@@ -237,7 +241,7 @@ def test_weights_that_do_not_fit_config_json_are_named(tmp_path, name, changes, 
     config = {key: value for key, value in contents.items() if '.' not in key}
     weights = {key: value for key, value in contents.items() if '.' in key and value is not None}
     folder = hf_folders.write(tmp_path / 'hf', config, weights, tokenizer=False)
-    assert words in error_message(lambda: huggingface.read(str(folder)).params())
+    assert words in error_message(lambda: huggingface.open_model_folder(str(folder)).params())
 
 
 def published(name, weights):
@@ -262,7 +266,7 @@ def test_names_and_arrays_of_published_files_are_read(tmp_path, name):
     weights, config = hf_folders.weights(name), hf_folders.CONFIGS[name]
     paths = [hf_folders.write(tmp_path / 'plain', config, weights)]
     paths += [hf_folders.write(tmp_path / 'published', config, published(name, weights))]
-    plain, other = (huggingface.read(str(path)) for path in paths)
+    plain, other = (huggingface.open_model_folder(str(path)) for path in paths)
     assert other.family == plain.family
     assert safetensors_files.first_difference(other.params(), plain.params()) is None
     assert other.first_difference(plain.params()) is None
@@ -270,7 +274,7 @@ def test_names_and_arrays_of_published_files_are_read(tmp_path, name):
 
 def test_folders_without_readable_weights_are_rejected(tmp_path):
     def check(words, folder):
-        assert re.search(words, error_message(lambda: huggingface.read(str(folder)).params()))
+        assert re.search(words, error_message(lambda: huggingface.open_model_folder(str(folder)).params()))
 
     folder = hf_folders.write_tiny(tmp_path / 'shards', 't5_v1_1_tiny', shards=2)
     (folder / 'model-00002-of-00002.safetensors').unlink()
@@ -288,7 +292,7 @@ def test_folders_without_readable_weights_are_rejected(tmp_path):
 
 def test_hidden_states_of_a_bert_equal_recorded_values(tmp_path):
     arrays = hf_folders.recorded_arrays('bert_tiny')
-    source = huggingface.read(str(hf_folders.write_tiny(tmp_path / 'b', 'bert_tiny')))
+    source = huggingface.open_model_folder(str(hf_folders.write_tiny(tmp_path / 'b', 'bert_tiny')))
     hidden = jax.jit(hf_folders.bert_model().encode)(source.params(), arrays['inputs'], arrays['token_types'])
     is_token = arrays['inputs'] > 0
     expected = arrays['hidden'][is_token]
@@ -301,8 +305,10 @@ def test_transformers_reads_a_bert_that_we_write(tmp_path):
     import transformers
 
     arrays = hf_folders.recorded_arrays('bert_tiny')
-    source = huggingface.read(str(hf_folders.write_tiny(tmp_path / 'b', 'bert_tiny')))
-    folder = huggingface.write(str(tmp_path / 'ours'), source.family, source.params(), source.family.default_runs())
+    source = huggingface.open_model_folder(str(hf_folders.write_tiny(tmp_path / 'b', 'bert_tiny')))
+    folder = huggingface.write_model_folder(
+        str(tmp_path / 'ours'), source.family, source.params(), source.family.default_runs()
+    )
     theirs = transformers.BertForMaskedLM.from_pretrained(folder).eval()
     inputs, types = (torch.from_numpy(arrays[name]).long() for name in ('inputs', 'token_types'))
     with torch.no_grad():

@@ -80,7 +80,7 @@ def export(folder, model, params):
     import transformers
 
     config = pytorch_export.to_config(model, types.SimpleNamespace(eos_id=1))
-    pytorch_export.write(folder, config, params)
+    pytorch_export.write_pytorch_model(folder, config, params)
     auto = getattr(transformers, pytorch_export.MODEL_CLASSES[model.model_type][1])
     return auto.from_pretrained(folder, trust_remote_code=True).eval()
 

@@ -65,7 +65,7 @@ def assert_same_logits(model, params, arrays, tolerance=1e-5) -> None:
 def test_a_umt5_generates_the_recorded_answers(tmp_path):
     """Each layer has a position bias, in the decoding caches too."""
     arrays = hf_folders.recorded_arrays('umt5_tiny')
-    source = huggingface.read(str(hf_folders.write_tiny(tmp_path / 'hf', 'umt5_tiny')))
+    source = huggingface.open_model_folder(str(hf_folders.write_tiny(tmp_path / 'hf', 'umt5_tiny')))
     model, params = hf_folders.model_from_source(source, tmp_path), source.params()
     assert params['decoder']['run_0']['layer']['self_attention']['position_bias']['embedding'].shape == (2, 2, 32)
     length = arrays['greedy'].shape[1]
@@ -78,7 +78,7 @@ class TinyT5V10:
 
     def __init__(self, path):
         self.arrays = hf_folders.recorded_arrays('t5_v1_0_tiny')
-        source = huggingface.read(str(hf_folders.write_tiny(path / 'hf', 't5_v1_0_tiny')))
+        source = huggingface.open_model_folder(str(hf_folders.write_tiny(path / 'hf', 't5_v1_0_tiny')))
         mlp = functools.partial(ReluMLP, hidden_dim=40)
         self.model = small_models.t5(mlp, mlp, (3, 2), 64, 24, head_dim=8, tied=True, scaled_output=True)
         self.params = source.params()
@@ -170,13 +170,13 @@ def test_variants_compute_the_same_after_a_round_trip(name, v1_0_maker, tmp_path
     arrays['targets'][1, 40:] = 0
     arrays |= outputs(model, arrays)
     model.save_pretrained(tmp_path / 'hf')
-    source, back = huggingface.read(str(tmp_path / 'hf')), tmp_path / 'back'
+    source, back = huggingface.open_model_folder(str(tmp_path / 'hf')), tmp_path / 'back'
     params = source.params()
     assert_same_logits(hf_folders.model_from_source(source, tmp_path), params, arrays)
-    huggingface.write(str(back), source.family, params, source.family.default_runs())
+    huggingface.write_model_folder(str(back), source.family, params, source.family.default_runs())
     logits = outputs(transformers.T5ForConditionalGeneration.from_pretrained(back).eval(), arrays)['logits']
     np.testing.assert_array_equal(logits, arrays['logits'])
-    assert huggingface.read(str(back)).family == source.family
+    assert huggingface.open_model_folder(str(back)).family == source.family
     # If the output is not scaled, transformers 4 would initialise a missing lm_head randomly.
     assert ('lm_head.weight' in load_file(back / 'model.safetensors')) == (
         not (source.family.tied and source.family.scaled_output)
@@ -187,7 +187,7 @@ def test_variants_compute_the_same_after_a_round_trip(name, v1_0_maker, tmp_path
         config = {**json.loads(file.read_text()), 'tie_word_embeddings': changes['tie_word_embeddings']}
         del config['scale_decoder_outputs']
         file.write_text(json.dumps(config))
-        assert huggingface.read(str(tmp_path / 'hf')).family == source.family
+        assert huggingface.open_model_folder(str(tmp_path / 'hf')).family == source.family
 
 
 def outputs(model, arrays):
@@ -212,7 +212,7 @@ def test_our_model_loads_in_transformers(v1_0_maker, tmp_path):
     assert runs == {'encoder': (1, 2), 'decoder': (2,)}
     assert (t5.activation, t5.tied, t5.scaled_output) == ('gelu', False, False)
     params = small_models.random_params(model)
-    huggingface.write(str(tmp_path / 'hf'), t5, params, runs, 'bfloat16')
+    huggingface.write_model_folder(str(tmp_path / 'hf'), t5, params, runs, 'bfloat16')
     rng = np.random.default_rng(0)
     arrays = {'inputs': rng.integers(2, 48, (2, 9)), 'targets': rng.integers(2, 48, (2, 7))}
     theirs = transformers.T5ForConditionalGeneration.from_pretrained(tmp_path / 'hf').float().eval()
@@ -229,17 +229,17 @@ def test_the_number_of_sentinels_is_read_from_the_tokenizer(tmp_path):
     tokenizer = folder / 'tokenizer_config.json'
     model = str(folder / 'spiece.model')
     expected = Tokenizer('sentencepiece', {'path': model, 'extra_ids': 10}, model)
-    assert t5_tokenizer.read(folder) == expected
-    assert t5_tokenizer.read(folder, '/other.model').arguments['path'] == '/other.model'
+    assert t5_tokenizer.find_t5_tokenizer(folder) == expected
+    assert t5_tokenizer.find_t5_tokenizer(folder, '/other.model').arguments['path'] == '/other.model'
     names = [f'<extra_id_{i}>' for i in range(7)]
     # ByT5 was pretrained with the last bytes as sentinels.
     byt5 = {'tokenizer_class': 'ByT5Tokenizer', 'extra_ids': 125}
     for config, extra_ids in (({'additional_special_tokens': names}, 7), ({'extra_ids': 0}, 0), (byt5, 0), ({}, 100)):
         tokenizer.write_text(json.dumps(config))
-        assert t5_tokenizer.read(folder).arguments['extra_ids'] == extra_ids
+        assert t5_tokenizer.find_t5_tokenizer(folder).arguments['extra_ids'] == extra_ids
     (folder / 'spiece.model').unlink()
     with pytest.raises(UserError, match='--vocabulary'):
-        t5_tokenizer.read(folder)
+        t5_tokenizer.find_t5_tokenizer(folder)
 
 
 def test_any_model_is_written_to_safetensors_and_read(tmp_path):

@@ -34,7 +34,9 @@ def tiny(tmp_path_factory):
     """Returns the recorded arrays, the opened folder, and our model with its parameters."""
     path = tmp_path_factory.mktemp('t5gemma')
     arrays = hf_folders.recorded_arrays('t5gemma_tiny')
-    source = folders.read(str(hf_folders.write(path / 'hf', CONFIG, hf_folders.weights_of(arrays), tokenizer=False)))
+    source = folders.open_model_folder(
+        str(hf_folders.write(path / 'hf', CONFIG, hf_folders.weights_of(arrays), tokenizer=False))
+    )
     model = hf_folders.model_from_source(source, path)
     return types.SimpleNamespace(arrays=arrays, source=source, model=model, params=source.params())
 
@@ -79,14 +81,14 @@ def test_a_folder_is_written_back_bit_for_bit(tiny, tmp_path):
     assert jax.tree.map(np.shape, tiny.params) == jax.tree.map(np.shape, ours)
     family, runs = hf_folders.describe(tiny.model, VOCABULARY)
     assert (family, dict(runs)) == (tiny.source.family, tiny.source.family.default_runs())
-    back = folders.write(str(tmp_path / 'back'), family, tiny.params, runs)
+    back = folders.write_model_folder(str(tmp_path / 'back'), family, tiny.params, runs)
     written, weights = load_file(back / 'model.safetensors'), hf_folders.weights_of(tiny.arrays)
     assert written.keys() == weights.keys()
     assert all(np.array_equal(written[name], array) for name, array in weights.items())
     config = json.loads((back / 'config.json').read_text())
     for side in ('encoder', 'decoder'):
         assert CONFIG[side].items() <= config[side].items()
-    assert folders.read(str(back)).family == family
+    assert folders.open_model_folder(str(back)).family == family
 
 
 @pytest.mark.parametrize(
@@ -100,5 +102,5 @@ def test_a_folder_is_written_back_bit_for_bit(tiny, tmp_path):
 def test_an_unsupported_setting_of_config_json_is_named(tiny, tmp_path, setting, value, allowed):
     config = {**CONFIG, 'decoder': {**CONFIG['decoder'], setting: value}}
     folder = hf_folders.write(tmp_path / 'hf', config, hf_folders.weights_of(tiny.arrays), tokenizer=False)
-    message = error_message(folders.read, str(folder))
+    message = error_message(folders.open_model_folder, str(folder))
     assert f'{setting} to {value!r}; ' in message and allowed in message

@@ -240,8 +240,8 @@ class TestUnderT5X:
         model = build_model(*files[:2], VOCAB_SIZE=4096, NUM_ENCODER_LAYERS=1, NUM_DECODER_LAYERS=2, **lengths)
         shapes = {'encoder_input_tokens': (1, 8), 'decoder_target_tokens': (1, 8)}
         abstract = nn.unbox(jax.eval_shape(lambda key: model.init(key, shapes), jax.random.key(0)))
-        trained, step = t5x_checkpoint.read(str(tmp_path), abstract)
-        first, _ = t5x_checkpoint.read(str(tmp_path / 'checkpoint_0'), abstract)
+        trained, step = t5x_checkpoint.read_t5x_checkpoint(str(tmp_path), abstract)
+        first, _ = t5x_checkpoint.read_t5x_checkpoint(str(tmp_path / 'checkpoint_0'), abstract)
         assert step == 2
         changed = [np.any(a != b) for a, b in zip(jax.tree.leaves(trained), jax.tree.leaves(first), strict=True)]
         assert all(changed)

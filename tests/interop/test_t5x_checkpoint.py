@@ -55,7 +55,7 @@ def golden(tmp_path_factory) -> pathlib.Path:
 
 def check_logits(folder: pathlib.Path, kind: str) -> None:
     model = model_of(kind)
-    params, step = t5x_checkpoint.read(str(folder), abstract_params(model))
+    params, step = t5x_checkpoint.read_t5x_checkpoint(str(folder), abstract_params(model))
     assert step == STEP
     assert {leaf.dtype.name for leaf in jax.tree.leaves(params)} == {'float32'}
     with np.load(folder / 'outputs.npz') as arrays:
@@ -79,7 +79,7 @@ def test_t5x_reads_what_is_written(tmp_path, own_names):
 
     model = make_model()
     params = random_params(model)
-    folder = t5x_checkpoint.write(str(tmp_path), params, STEP, model, own_names)
+    folder = t5x_checkpoint.write_t5x_checkpoint(str(tmp_path), params, STEP, model, own_names)
     loaded = checkpoints.load_t5x_checkpoint(folder)
     assert int(loaded['state']['step']) == STEP
     ours, theirs = (tree['decoder'] for tree in (params, loaded['target']))
@@ -96,9 +96,9 @@ def test_a_written_checkpoint_reads_back_bit_for_bit(tmp_path, kind, own_names):
     model = model_of(kind)
     params = random_params(model)
     for step in (3, 12):
-        folder = t5x_checkpoint.write(str(tmp_path / 'run'), params, step, model, own_names)
+        folder = t5x_checkpoint.write_t5x_checkpoint(str(tmp_path / 'run'), params, step, model, own_names)
         assert pathlib.Path(folder).name == f'checkpoint_{step}'
-    read, step = t5x_checkpoint.read(str(tmp_path / 'run'), abstract_params(model))
+    read, step = t5x_checkpoint.read_t5x_checkpoint(str(tmp_path / 'run'), abstract_params(model))
     assert step == 12
     jax.tree.map(np.testing.assert_array_equal, read, params)
 
@@ -106,7 +106,7 @@ def test_a_written_checkpoint_reads_back_bit_for_bit(tmp_path, kind, own_names):
 @pytest.mark.parametrize('kind', ['t5_1_1', 't5_1_0'])
 def test_a_written_checkpoint_has_t5xs_names_and_format(golden, tmp_path, kind):
     model = model_of(kind)
-    folder = pathlib.Path(t5x_checkpoint.write(str(tmp_path), random_params(model), STEP, model))
+    folder = pathlib.Path(t5x_checkpoint.write_t5x_checkpoint(str(tmp_path), random_params(model), STEP, model))
     theirs = serialization.msgpack_restore((golden / kind / 'checkpoint_7' / 'checkpoint').read_bytes())
     ours = serialization.msgpack_restore((folder / 'checkpoint').read_bytes())
     assert ours['version'] == theirs['version']
@@ -127,9 +127,13 @@ def test_models_that_t5xs_network_lacks_are_only_written_with_our_names(tmp_path
     )
     for other, message in others:
         with pytest.raises(UserError, match=message):
-            t5x_checkpoint.write(str(tmp_path), random_params(other), 1, other)
-    t5x_checkpoint.write(str(tmp_path), params, 1, model, own_names=True)
-    jax.tree.map(np.testing.assert_array_equal, t5x_checkpoint.read(str(tmp_path), abstract_params(model))[0], params)
+            t5x_checkpoint.write_t5x_checkpoint(str(tmp_path), random_params(other), 1, other)
+    t5x_checkpoint.write_t5x_checkpoint(str(tmp_path), params, 1, model, own_names=True)
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        t5x_checkpoint.read_t5x_checkpoint(str(tmp_path), abstract_params(model))[0],
+        params,
+    )
 
 
 def copy_and_change(golden, tmp_path, change, kind='t5_1_1'):
@@ -146,7 +150,7 @@ def test_a_checkpoint_in_bfloat16_is_read(golden, tmp_path):
     """Published T5.1.1 checkpoints are float32; users of T5X save bfloat16 for inference."""
     value = np.arange(EMBED * VOCAB, dtype=np.float32).reshape(VOCAB, EMBED).astype(jnp.bfloat16)
     copy = copy_and_change(golden, tmp_path, lambda target: target['token_embedder'].update(embedding=value))
-    params, _ = t5x_checkpoint.read(str(copy), abstract_params(make_model()))
+    params, _ = t5x_checkpoint.read_t5x_checkpoint(str(copy), abstract_params(make_model()))
     np.testing.assert_array_equal(params['token_embedder']['embedding'], value.astype(np.float32))
 
 
@@ -158,7 +162,7 @@ def test_layers_with_different_position_biases_raise_an_error(golden, tmp_path):
 
     copy = copy_and_change(golden, tmp_path, change, 't5_1_1_scanned')
     with pytest.raises(UserError, match='different position bias'):
-        t5x_checkpoint.read(str(copy), abstract_params(make_model()))
+        t5x_checkpoint.read_t5x_checkpoint(str(copy), abstract_params(make_model()))
 
 
 @pytest.mark.parametrize(
@@ -172,13 +176,15 @@ def test_layers_with_different_position_biases_raise_an_error(golden, tmp_path):
     ids=['fewer layers', 'more layers', 'other feed-forward', 'wider'],
 )
 def test_a_checkpoint_of_another_model_raises_a_one_line_error(golden, model, message):
-    assert re.search(message, error_message(t5x_checkpoint.read, str(golden / 't5_1_1'), abstract_params(model)))
+    assert re.search(
+        message, error_message(t5x_checkpoint.read_t5x_checkpoint, str(golden / 't5_1_1'), abstract_params(model))
+    )
 
 
 def test_folders_without_a_checkpoint_raise_an_error(golden, tmp_path):
     def check(words, path=tmp_path):
         with pytest.raises(UserError, match=words):
-            t5x_checkpoint.read(str(path), abstract_params(make_model()))
+            t5x_checkpoint.read_t5x_checkpoint(str(path), abstract_params(make_model()))
 
     check('does not contain a T5X checkpoint', tmp_path / 'nowhere')
     (tmp_path / 'checkpoint_3.tmp').mkdir()
@@ -190,7 +196,7 @@ def test_folders_without_a_checkpoint_raise_an_error(golden, tmp_path):
     (tmp_path / 'checkpoint_4' / 'checkpoint').write_bytes(b'\x81\xa1')
     check('cannot be read')
     with pytest.raises(UserError, match='already exists'):
-        t5x_checkpoint.write(str(golden / 't5_1_1'), random_params(make_model()), STEP, make_model())
+        t5x_checkpoint.write_t5x_checkpoint(str(golden / 't5_1_1'), random_params(make_model()), STEP, make_model())
 
 
 TABLE = 'target.token_embedder.embedding'
@@ -211,7 +217,9 @@ def test_a_checkpoint_with_invalid_specs_raises_a_one_line_error(golden, tmp_pat
     shutil.copytree(copy / TABLE, tmp_path / 'elsewhere')
     if 'link' in message:
         (copy / 'link').symlink_to(tmp_path / 'elsewhere')
-    assert re.search(message, error_message(t5x_checkpoint.read, str(copy), abstract_params(make_model())))
+    assert re.search(
+        message, error_message(t5x_checkpoint.read_t5x_checkpoint, str(copy), abstract_params(make_model()))
+    )
 
 
 @pytest.mark.parametrize(
@@ -233,14 +241,14 @@ def test_an_array_with_invalid_metadata_raises_a_one_line_error(golden, tmp_path
         store = ts.KvStore.open({'driver': 'ocdbt', 'base': f'file://{copy}/state/'}).result()
         key = next(key for key in store.list().result() if key.startswith(b'target.token_embedder') and b'.z' in key)
         store.write(key, json.dumps({**json.loads(store[key]), **change})).result()
-    error_message(t5x_checkpoint.read, str(copy), abstract_params(make_model()))
+    error_message(t5x_checkpoint.read_t5x_checkpoint, str(copy), abstract_params(make_model()))
 
 
 def test_a_pickle_as_a_checkpoint_is_never_loaded(tmp_path):
     (tmp_path / 'checkpoint_7').mkdir()
     (tmp_path / 'checkpoint_7' / 'checkpoint').write_bytes(pickle.dumps(Malicious(tmp_path / 'ran')))
     with pytest.raises(UserError, match='cannot be read'):
-        t5x_checkpoint.read(str(tmp_path), abstract_params(make_model()))
+        t5x_checkpoint.read_t5x_checkpoint(str(tmp_path), abstract_params(make_model()))
     assert not (tmp_path / 'ran').exists()
 
 
@@ -259,4 +267,4 @@ def test_any_bytes_as_a_checkpoint_raise_a_one_line_error(tmp_path_factory, cont
     folder = tmp_path_factory.getbasetemp() / 'checkpoint_1'
     folder.mkdir(exist_ok=True)
     (folder / 'checkpoint').write_bytes(content)
-    error_message(t5x_checkpoint.read, str(folder), {'a': jax.ShapeDtypeStruct((1,), np.float32)})
+    error_message(t5x_checkpoint.read_t5x_checkpoint, str(folder), {'a': jax.ShapeDtypeStruct((1,), np.float32)})

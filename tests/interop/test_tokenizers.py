@@ -69,7 +69,7 @@ def mt5(folder):
 
 def byt5(folder, extra_ids):
     folder.mkdir()
-    t5_tokenizer.write(vocabularies.byte(extra_ids), folder)
+    t5_tokenizer.write_t5_tokenizer(vocabularies.byte(extra_ids), folder)
     return folder
 
 
@@ -149,7 +149,7 @@ def test_added_tokens_and_reordered_sentinels_raise_a_one_line_error(tmp_path, a
     folder = t5(tmp_path / 't5')
     (folder / 'added_tokens.json').write_text(json.dumps(added))
     with pytest.raises(UserError, match=words) as error:
-        t5_tokenizer.read(folder)
+        t5_tokenizer.find_t5_tokenizer(folder)
     assert '\n' not in str(error.value)
 
 

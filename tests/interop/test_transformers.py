@@ -104,7 +104,9 @@ def save_random(make, folder):
 def check_round_trip(source, model, vocabulary, tmp_path):
     family, runs = hf_folders.describe(model, vocabulary)
     assert family == source.family
-    back = huggingface.read(str(huggingface.write(str(tmp_path / 'back'), family, source.params(), runs)))
+    back = huggingface.open_model_folder(
+        str(huggingface.write_model_folder(str(tmp_path / 'back'), family, source.params(), runs))
+    )
     assert back.family == source.family
     for name in source.tensors:
         assert name in family.copies or np.array_equal(back.tensors[name], source.tensors[name]), name
@@ -161,11 +163,16 @@ def test_a_sentence_t5_gives_the_embeddings_of_sentence_transformers(tmp_path):
 
 def test_a_sentence_t5_is_written_as_it_was_read(tmp_path):
     save_random(encoder('T5'), tmp_path / 'hf')
-    family = huggingface.read(str(tmp_path / 'hf')).family
+    family = huggingface.open_model_folder(str(tmp_path / 'hf')).family
     family = SentenceT5(**dataclasses.asdict(family), sentence_dim=16, max_length=32)
     projection = np.random.default_rng(0).standard_normal((24, 16), np.float32)
-    params = {**huggingface.read(str(tmp_path / 'hf')).params(), 'sentence': {'dense': {'kernel': projection}}}
-    source = huggingface.read(str(huggingface.write(str(tmp_path / 'st'), family, params, family.default_runs())))
+    params = {
+        **huggingface.open_model_folder(str(tmp_path / 'hf')).params(),
+        'sentence': {'dense': {'kernel': projection}},
+    }
+    source = huggingface.open_model_folder(
+        str(huggingface.write_model_folder(str(tmp_path / 'st'), family, params, family.default_runs()))
+    )
     assert source.family == family and np.array_equal(source.tensors['2_Dense/linear.weight'], projection.T)
     model = hf_folders.model_from_source(source, tmp_path)
     check_round_trip(source, model, VOCABULARY, tmp_path)
@@ -179,7 +186,7 @@ def test_a_sentence_t5_of_other_modules_raises_a_one_line_error(tmp_path):
     save_random(encoder('T5'), tmp_path / 'st')
     (tmp_path / 'st/modules.json').write_text('[{"path": "", "type": "a.Transformer"}, {"path": "1", "type": "b.CNN"}]')
     with pytest.raises(UserError, match='Transformer, CNN'):
-        huggingface.read(str(tmp_path / 'st'))
+        huggingface.open_model_folder(str(tmp_path / 'st'))
 
 
 def test_a_ul2_20b_has_the_names_and_shapes_of_transformers():
@@ -201,7 +208,7 @@ def test_a_ul2_20b_has_the_names_and_shapes_of_transformers():
 @pytest.mark.parametrize('name', MODELS)
 def test_outputs_and_files_equal_transformers(name, tmp_path):
     save_random(MODELS[name], tmp_path / 'hf')
-    source = huggingface.read(str(tmp_path / 'hf'))
+    source = huggingface.open_model_folder(str(tmp_path / 'hf'))
     model = hf_folders.model_from_source(source, tmp_path)
     ours, theirs = huggingface.compute_both_logits(source, model, source.params())
     print(f'{name}: n = {theirs.size}, largest difference {np.max(np.abs(ours - theirs)):.2g}')

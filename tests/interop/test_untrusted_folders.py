@@ -121,7 +121,7 @@ def test_an_odd_config_is_read_or_raises_a_one_line_error(hf, change):
     """tests/test_untrusted_files.py reads random configs."""
     (hf / 'config.json').write_text(json.dumps({**hf_folders.V1_0, **change}))
     try:
-        huggingface.read(str(hf)).params()
+        huggingface.open_model_folder(str(hf)).params()
     except UserError as error:
         assert len(str(error).splitlines()) == 1 and len(str(error)) < 1000
 
@@ -132,7 +132,7 @@ def test_a_link_out_of_the_folder_raises_a_one_line_error(tmp_path, name):
     (folder / 'deep').mkdir()
     (folder / name).unlink(missing_ok=True)
     (folder / name).symlink_to('/etc/passwd')
-    assert f'{name} is a link to ' in error_message(huggingface.read, str(folder))
+    assert f'{name} is a link to ' in error_message(huggingface.open_model_folder, str(folder))
 
 
 @pytest.mark.parametrize('name', ['pytorch_model.bin', 'model.safetensors'])
@@ -140,7 +140,7 @@ def test_a_pickle_is_never_loaded(tmp_path, name):
     folder = hf_folders.write_tiny(tmp_path / 'hf', 't5_v1_0_tiny')
     (folder / 'model.safetensors').unlink()
     (folder / name).write_bytes(pickle.dumps(Malicious(tmp_path / 'ran')))
-    error_message(lambda: huggingface.read(str(folder)).params())
+    error_message(lambda: huggingface.open_model_folder(str(folder)).params())
     error_message(safetensors_files.read_params, str(folder / name))
     assert not (tmp_path / 'ran').exists()
     pickle.loads((folder / name).read_bytes())

@@ -78,7 +78,7 @@ def write_gpt2(folder, **settings):
 
 def describe(model, vocabulary):
     """Returns the Hugging Face model that `model` corresponds to, and its runs of layers."""
-    return folders.describe(model, vocabulary, build_model_from_gin)
+    return folders.find_equivalent_model(model, vocabulary, build_model_from_gin)
 
 
 def bert_model(*files, **macros):

@@ -170,11 +170,11 @@ class Family(abc.ABC):
     def read_model(cls, model: Any, vocabulary: Any, modules: TracedModules) -> dict[str, Any]:
         """Returns the fields of the equivalent Hugging Face model, except for the numbers of layers.
 
-        `describe` checks all other settings. Raises UnsupportedModelError if a required module is missing.
+        `from_model` checks all other settings. Raises UnsupportedModelError if a required module is missing.
         """
 
     @classmethod
-    def describe(
+    def from_model(
         cls, model: Any, vocabulary: Any, modules: TracedModules, build: Callable[[str], Any]
     ) -> tuple[Self, Runs]:
         """Returns the equivalent Hugging Face model and the runs of layers in `model`.
@@ -253,7 +253,7 @@ class Family(abc.ABC):
         """Returns the runs of layers in models/*.gin; by default, a single run for each stack."""
         return {stack: (count,) for stack, count in self.layer_counts.items()}
 
-    def read(self, tensors: Tensors, folder: str) -> Params:
+    def read_params(self, tensors: Tensors, folder: str) -> Params:
         """Converts Hugging Face weights to remixer_t5x parameters in float32.
 
         Raises UserError if a weight is missing or unknown, or if its shape does not match config.json.
@@ -282,11 +282,11 @@ class Family(abc.ABC):
                 raise UserError(
                     f'{copy} differs from {name} in {folder}; {self.hf_class} ties these arrays, so they must be equal'
                 )
-        return parameter_table.read(rows, runs, tensors)
+        return parameter_table.convert_to_params(rows, runs, tensors)
 
-    def write(self, params: Params, runs: Runs) -> dict[str, np.ndarray]:
+    def convert_params(self, params: Params, runs: Runs) -> dict[str, np.ndarray]:
         """Converts `params` to a dict of named Hugging Face arrays, which are views if possible."""
-        return parameter_table.write(self.param_rows(), runs, params)
+        return parameter_table.convert_from_params(self.param_rows(), runs, params)
 
     def check_vocabulary(self, vocabulary: Any, name: str, folder: str) -> None:
         """Raises UserError if `vocabulary` is too large or its end token differs from that of the model in `folder`."""

@@ -54,7 +54,7 @@ class HuggingFaceSource:
 
     def params(self) -> Params:
         """Reads the parameters (NumPy, float32). Raises UserError for a missing, unknown or misshapen weight."""
-        return self.family.read(self.tensors, str(self.folder))
+        return self.family.read_params(self.tensors, str(self.folder))
 
     def first_difference(self, params: Params, runs: Runs | None = None) -> str | None:
         """Returns the name of a weight that differs from `params`, or None if all weights are equal.
@@ -62,11 +62,13 @@ class HuggingFaceSource:
         `runs` describes the runs of layers in `params`, by default those in models/*.gin.
         """
         tensors = self.tensors.with_names(self.family.canonical_names(self.tensors))
-        arrays = parameter_table.write(self.family.param_rows(), runs or self.family.default_runs(), params)
+        arrays = parameter_table.convert_from_params(
+            self.family.param_rows(), runs or self.family.default_runs(), params
+        )
         return next((name for name, array in arrays.items() if not np.array_equal(array, tensors[name])), None)
 
 
-def read(path: str) -> HuggingFaceSource:
+def open_model_folder(path: str) -> HuggingFaceSource:
     """Opens the folder `path`. Raises UserError if the folder has no supported model."""
     folder = pathlib.Path(path).expanduser()
     if not folder.is_dir():
@@ -90,7 +92,7 @@ def read(path: str) -> HuggingFaceSource:
     return HuggingFaceSource(folder, family.from_config(config, tensors), tensors)
 
 
-def describe(model: Any, vocabulary: Any, build: Callable[[str], Any]) -> tuple[Family, Runs]:
+def find_equivalent_model(model: Any, vocabulary: Any, build: Callable[[str], Any]) -> tuple[Family, Runs]:
     """Returns the equivalent Hugging Face model and the runs of layers in `model`.
 
     `build` builds a model from gin text. Raises UnsupportedModelError, with the first difference as the reason, if no
@@ -105,14 +107,14 @@ def describe(model: Any, vocabulary: Any, build: Callable[[str], Any]) -> tuple[
     modules, refusals = TracedModules(model), []
     for family in families:
         try:
-            return family.describe(model, vocabulary, modules, build)
+            return family.from_model(model, vocabulary, modules, build)
         except UnsupportedModelError as refusal:
             reason = f"Hugging Face's {family.kind} cannot represent this model: {refusal.reason}"
             refusals.append(UnsupportedModelError(reason))
     raise refusals[0]
 
 
-def write(path: str, family: Family, params: Params, runs: Runs, dtype: str = 'float32') -> pathlib.Path:
+def write_model_folder(path: str, family: Family, params: Params, runs: Runs, dtype: str = 'float32') -> pathlib.Path:
     """Writes config.json and the weights, converted to `dtype`, to a new or empty folder, and returns its path."""
     folder = check_folder_is_empty(path)
     files = {CONFIG: {**family.to_config(), 'dtype': dtype, 'torch_dtype': dtype}, **family.extra_files()}
@@ -125,7 +127,7 @@ def write(path: str, family: Family, params: Params, runs: Runs, dtype: str = 'f
             f'{folder} cannot be written ({error.strerror}); check free disk space and permissions'
         ) from error
     arrays: dict[str, dict[str, np.ndarray]] = {}
-    for name, array in family.write(params, runs).items():
+    for name, array in family.convert_params(params, runs).items():
         subfolder, _, name_in_file = name.rpartition('/')
         arrays.setdefault(subfolder, {})[name_in_file] = array.astype(np.dtype(dtype), copy=False)
     for subfolder, contents in arrays.items():

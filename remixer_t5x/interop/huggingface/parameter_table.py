@@ -89,7 +89,7 @@ def layer_norm_rows(path: str, name: str, width: int) -> list[ParamRow]:
     return [ParamRow(f'{path}/scale', f'{name}.weight', (width,)), ParamRow(f'{path}/bias', f'{name}.bias', (width,))]
 
 
-def read(rows: Iterable[ParamRow], runs: Runs, tensors: Mapping[str, np.ndarray]) -> Params:
+def convert_to_params(rows: Iterable[ParamRow], runs: Runs, tensors: Mapping[str, np.ndarray]) -> Params:
     """Converts Hugging Face `tensors` to remixer_t5x parameters in float32. The caller must check names and shapes."""
     flat = {}
     for row in rows:
@@ -99,7 +99,7 @@ def read(rows: Iterable[ParamRow], runs: Runs, tensors: Mapping[str, np.ndarray]
     return traverse_util.unflatten_dict(flat, sep='/')
 
 
-def write(rows: Iterable[ParamRow], runs: Runs, params: Params) -> dict[str, np.ndarray]:
+def convert_from_params(rows: Iterable[ParamRow], runs: Runs, params: Params) -> dict[str, np.ndarray]:
     """Converts remixer_t5x `params` to a dict of named Hugging Face arrays, which are views if possible."""
     flat = traverse_util.flatten_dict(params, sep='/')
     parts: dict[str, list[np.ndarray]] = {}

@@ -184,7 +184,9 @@ def _run_sort_key(name: str) -> tuple[str, int, str]:
     return side, int(rest.partition('/')[0]) if rest else 0, name
 
 
-def write(folder: pathlib.Path, config: Mapping[str, Any], params: Params, dtype: str = 'float32') -> None:
+def write_pytorch_model(
+    folder: pathlib.Path, config: Mapping[str, Any], params: Params, dtype: str = 'float32'
+) -> None:
     """Writes the result of `to_config`, the PyTorch code and the weights, converted to `dtype`, to an empty folder."""
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps({**config, 'dtype': dtype, 'torch_dtype': dtype}, indent=2)
@@ -236,4 +238,4 @@ def write_tokenizer(vocabulary: Any, folder: pathlib.Path) -> str:
     if type(vocabulary).__name__ == 'WordPieceVocabulary':
         vocabulary.save(str(folder / bert.TOKENIZERS[0]))
         return bert.TOKENIZERS[0]
-    return t5_tokenizer.write(vocabulary, folder)
+    return t5_tokenizer.write_t5_tokenizer(vocabulary, folder)

@@ -192,10 +192,10 @@ class T5Encoder(Family):
         return settings
 
     def find_tokenizer(self, folder: pathlib.Path, file: str | None) -> Tokenizer:
-        return t5_tokenizer.read(folder, file)
+        return t5_tokenizer.find_t5_tokenizer(folder, file)
 
     def write_tokenizer(self, vocabulary: Any, folder: pathlib.Path) -> str:
-        return t5_tokenizer.write(vocabulary, folder)
+        return t5_tokenizer.write_t5_tokenizer(vocabulary, folder)
 
     def random_inputs(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
         # The inputs are longer than the default max_distance.
@@ -261,8 +261,8 @@ class T5(T5Encoder):
         if not self.tied:
             yield ParamRow('logits/kernel', OUTPUT_WEIGHT, (self.vocab_size, self.embed_dim), transposed=True)
 
-    def write(self, params: Params, runs: Runs) -> dict[str, np.ndarray]:
-        arrays = super().write(params, runs)
+    def convert_params(self, params: Params, runs: Runs) -> dict[str, np.ndarray]:
+        arrays = super().convert_params(params, runs)
         if self.tied and not self.scaled_output:
             # transformers 4 cannot tie the output without scaling it, and version 5 ties equal arrays.
             arrays[OUTPUT_WEIGHT] = arrays[EMBEDDING_TABLE]

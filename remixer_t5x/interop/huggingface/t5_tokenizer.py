@@ -26,7 +26,7 @@ _SENTINEL = re.compile(r'<extra_id_(\d+)>')
 _SPECIAL_TOKENS = ('<pad>', '</s>', '<unk>', '<s>')
 
 
-def read(folder: pathlib.Path, file: str | None = None) -> Tokenizer:
+def find_t5_tokenizer(folder: pathlib.Path, file: str | None = None) -> Tokenizer:
     """Finds the tokenizer in `folder`, or uses the SentencePiece model `file`. Raises UserError if both are missing."""
     untrusted_files.check_links_inside(folder)
     config = tokenizer_files.read_config(folder)
@@ -43,7 +43,7 @@ def read(folder: pathlib.Path, file: str | None = None) -> Tokenizer:
     return Tokenizer('sentencepiece', {'path': path, 'extra_ids': extra_ids}, path)
 
 
-def write(vocabulary: Any, folder: pathlib.Path) -> str:
+def write_t5_tokenizer(vocabulary: Any, folder: pathlib.Path) -> str:
     """Writes the tokenizer files for `vocabulary`, and returns a description of the files.
 
     Writes no files if `vocabulary` is neither a SentencePiece nor a byte vocabulary.

@@ -113,7 +113,7 @@ class _ParamSource(NamedTuple):
         return np.ascontiguousarray(value.reshape(shape) if has_heads else value)
 
 
-def read(path: str, abstract: Params) -> tuple[Params, int]:
+def read_t5x_checkpoint(path: str, abstract: Params) -> tuple[Params, int]:
     """Reads the parameters (NumPy, float32) and the step of a T5X checkpoint.
 
     Args:
@@ -147,7 +147,7 @@ def read(path: str, abstract: Params) -> tuple[Params, int]:
     return traverse_util.unflatten_dict(arrays, sep='/'), saved.step
 
 
-def write(path: str, params: Params, step: int, model: Seq2Seq, own_names: bool = False) -> str:
+def write_t5x_checkpoint(path: str, params: Params, step: int, model: Seq2Seq, own_names: bool = False) -> str:
     """Writes `params` to `path`/checkpoint_<step> in the msgpack format of T5X, and returns the folder.
 
     The optimizer state is not written. With `own_names`, the checkpoint keeps the parameter names of remixer_t5x, which
