@@ -20,7 +20,7 @@ from remixer_t5x.evaluate import checkpoint_evaluation, text_inference, text_inp
 from remixer_t5x.extras.reports import overview, records, sweep
 from remixer_t5x.interop import safetensors_files, shared_folder
 from remixer_t5x.interop.huggingface import folders, t5_tokenizer
-from remixer_t5x.interop.huggingface.family import Config
+from remixer_t5x.interop.huggingface.family import HuggingFaceConfig
 from remixer_t5x.run_folder import metrics, model_dir, trackers
 from remixer_t5x.train import progress
 from remixer_tasks import vocabularies
@@ -118,7 +118,7 @@ def folder_reader(name, read, **others):
 def config_reader(model_type):
     def read(path):
         *others, last = [family for family in folders.FAMILIES if model_type in family.model_types]
-        config = Config({'model_type': model_type, **untrusted_files.read_object(path)}, 'folder')
+        config = HuggingFaceConfig({'model_type': model_type, **untrusted_files.read_object(path)}, 'folder')
         for family in others:
             with contextlib.suppress(UserError):
                 family.from_config(config, safetensors_files.Tensors({}))

@@ -18,7 +18,7 @@ from remixer_t5x.devices.partition import unbox
 from remixer_t5x.interop import safetensors_files
 from remixer_t5x.interop.huggingface import bert, parameter_table
 from remixer_t5x.interop.huggingface import folders as huggingface
-from remixer_t5x.interop.huggingface.family import Config
+from remixer_t5x.interop.huggingface.family import HuggingFaceConfig
 from remixer_t5x.interop.huggingface.t5 import T5
 from remixer_t5x.models import interface
 from tests.support import hf_folders, references
@@ -58,7 +58,7 @@ def tiny(request, tmp_path_factory):
 
 def test_logits_equal_recorded_values(tiny):
     inputs, is_recorded = tiny.inputs()
-    ours = jax.jit(lambda params: tiny.family.our_logits(tiny.model, params, inputs))(tiny.params)
+    ours = jax.jit(lambda params: tiny.family.compute_remixer_logits(tiny.model, params, inputs))(tiny.params)
     theirs = tiny.arrays['logits'][is_recorded]
     assert np.max(np.abs(np.asarray(ours)[is_recorded] - theirs)) < 1e-5 * np.max(np.abs(theirs))
 
@@ -140,7 +140,7 @@ def test_any_t5_is_read_and_written_back(sizes, gated, tied, scaled, layer_biase
     for lengths, tree in ((t5.default_runs(), params), (runs, split_runs(params, runs))):
         back = parameter_table.convert_from_params(t5.param_rows(), lengths, tree)
         assert set(back) == set(theirs) and all(np.array_equal(back[name], theirs[name]) for name in theirs)
-    assert T5.from_config(Config(t5.to_config(), 'memory'), theirs) == t5
+    assert T5.from_config(HuggingFaceConfig(t5.to_config(), 'memory'), theirs) == t5
 
 
 def shipped(*files, flags=()):
@@ -200,7 +200,7 @@ def test_an_unsupported_setting_of_config_json_is_named(tmp_path, name, setting,
 )
 def test_the_problem_type_of_a_classifier_is_checked(problem_type, labels):
     config = {'problem_type': problem_type, 'id2label': {str(index): label for index, label in enumerate(labels)}}
-    message = error_message(lambda: bert.read_labels(Config(config, 'hf')))
+    message = error_message(lambda: bert.read_labels(HuggingFaceConfig(config, 'hf')))
     assert f"problem_type to '{problem_type}'" in message and f'with {len(labels)} labels' in message
 
 

@@ -46,7 +46,7 @@ def test_logits_equal_recorded_values(tiny):
     # Our decoder inputs begin with id 0, which the model replaces with T5Gemma's begin token.
     shifted = np.pad(targets[:, :-1], ((0, 0), (1, 0)))
     batch = {'input_ids': tiny.arrays['inputs'], 'decoder_input_ids': shifted}
-    ours = np.asarray(jax.jit(lambda p: tiny.source.family.our_logits(tiny.model, p, batch))(tiny.params))
+    ours = np.asarray(jax.jit(lambda p: tiny.source.family.compute_remixer_logits(tiny.model, p, batch))(tiny.params))
     expected = tiny.arrays['logits']
     assert np.max(np.abs(ours - expected)[targets > 0]) < 1e-5 * np.max(np.abs(expected))
     assert 2 < np.max(np.abs(expected)) < 3  # the softcap

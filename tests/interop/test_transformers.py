@@ -12,7 +12,7 @@ import remixer_t5x
 from remixer_t5x.context import make_sequence_context
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop.huggingface import folders as huggingface
-from remixer_t5x.interop.huggingface.family import Config
+from remixer_t5x.interop.huggingface.family import HuggingFaceConfig
 from remixer_t5x.interop.huggingface.t5 import T5, SentenceT5
 from remixer_t5x.interop.safetensors_files import Tensors
 from remixer_t5x.models.architecture import encoder_only
@@ -195,7 +195,7 @@ def test_a_ul2_20b_has_the_names_and_shapes_of_transformers():
         feed_forward_proj='gated-silu', tie_word_embeddings=False, decoder_start_token_id=0,
     )  # fmt: skip
     values = {**config.to_dict(), 'num_decoder_layers': 32}
-    family = T5.from_config(Config(values, 'memory'), Tensors(dict.fromkeys(['lm_head.weight'], ('', ''))))
+    family = T5.from_config(HuggingFaceConfig(values, 'memory'), Tensors(dict.fromkeys(['lm_head.weight'], ('', ''))))
     assert family.activation == 'silu'
     with torch.device('meta'):
         model = transformers.T5ForConditionalGeneration(config)

@@ -15,7 +15,7 @@ import numpy as np
 
 from remixer_t5x import tokenizer_files, untrusted_files
 from remixer_t5x.errors import UserError
-from remixer_t5x.interop.huggingface.family import Config, Family, Tokenizer
+from remixer_t5x.interop.huggingface.family import Family, HuggingFaceConfig, Tokenizer
 from remixer_t5x.interop.huggingface.parameter_table import ParamRow, Params, dense_rows, layer_norm_rows
 from remixer_t5x.interop.huggingface.traced_modules import TracedModules
 from remixer_t5x.interop.safetensors_files import Tensors
@@ -36,7 +36,7 @@ class Bert(Family):
     Tokens after [SEP] have type 1. `separator_id` is the id of [SEP], or None if the folder has no tokenizer.
     """
 
-    kind = 'BERT'
+    display_name = 'BERT'
     model_types = ('bert',)
     hf_class = 'BertForMaskedLM'
     auto_class = 'AutoModelForMaskedLM'
@@ -71,7 +71,7 @@ class Bert(Family):
     separator_id: int | None = None
 
     @classmethod
-    def read_other_fields(cls, config: Config) -> dict[str, Any]:
+    def read_other_fields(cls, config: HuggingFaceConfig) -> dict[str, Any]:
         return {'separator_id': _read_separator_id(_find_tokenizer_file(config.folder))}
 
     @property
@@ -120,7 +120,7 @@ class Bert(Family):
             'separator_id': model.module.separator_id,
         }
 
-    def settings(self) -> dict[str, Any]:
+    def gin_settings(self) -> dict[str, Any]:
         settings = {
             'MAX_INPUT_LENGTH': self.max_length,
             'encoder_only.BertInput.token_types': self.token_types,
@@ -158,7 +158,7 @@ class Bert(Family):
         types[:, length // 3 :] = min(1, self.token_types - 1)
         return {'input_ids': tokens, 'token_type_ids': types}
 
-    def our_logits(self, model: Any, params: Params, inputs: Mapping[str, np.ndarray]) -> Any:
+    def compute_remixer_logits(self, model: Any, params: Params, inputs: Mapping[str, np.ndarray]) -> Any:
         names = ('encoder_input_tokens', 'encoder_token_types')
         return model.logits(params, dict(zip(names, inputs.values(), strict=True)))
 
@@ -167,7 +167,7 @@ class Bert(Family):
 class BertClassifier(Bert):
     """A BERT classifier with a pooler, or a regression model if `labels` is None."""
 
-    kind = 'BertForSequenceClassification'
+    display_name = 'BertForSequenceClassification'
     hf_class = 'BertForSequenceClassification'
     auto_class = 'AutoModelForSequenceClassification'
     model_class = Classifier
@@ -178,7 +178,7 @@ class BertClassifier(Bert):
     labels: tuple[str, ...] | None
 
     @classmethod
-    def read_other_fields(cls, config: Config) -> dict[str, Any]:
+    def read_other_fields(cls, config: HuggingFaceConfig) -> dict[str, Any]:
         return {**super().read_other_fields(config), 'labels': read_labels(config)}
 
     def to_config(self) -> dict[str, Any]:
@@ -192,14 +192,14 @@ class BertClassifier(Bert):
     def read_model(cls, model: Any, vocabulary: Any, modules: TracedModules) -> dict[str, Any]:
         return super().read_model(model, vocabulary, modules) | {'labels': model.labels and tuple(model.labels)}
 
-    def settings(self) -> dict[str, Any]:
-        return {**super().settings(), 'POOLING': '@encoder_only.first_token', 'LABELS': self.labels}
+    def gin_settings(self) -> dict[str, Any]:
+        return {**super().gin_settings(), 'POOLING': '@encoder_only.first_token', 'LABELS': self.labels}
 
-    def our_logits(self, model: Any, params: Params, inputs: Mapping[str, np.ndarray]) -> Any:
+    def compute_remixer_logits(self, model: Any, params: Params, inputs: Mapping[str, np.ndarray]) -> Any:
         return model.module.apply({'params': params}, *inputs.values(), enable_dropout=False, method='classify')
 
 
-def read_labels(config: Config) -> tuple[str, ...] | None:
+def read_labels(config: HuggingFaceConfig) -> tuple[str, ...] | None:
     """Returns the label names of a classifier in index order, or None for a regression model."""
     names = config.values.get('id2label', {'0': 'LABEL_0', '1': 'LABEL_1'})
     if not isinstance(names, dict) or set(names) != {str(index) for index in range(len(names))}:

@@ -26,7 +26,7 @@ MAX_LAYERS = 4096
 MAX_NUMBER = 2**31 - 1
 
 
-class Config:
+class HuggingFaceConfig:
     """The untrusted config.json in `folder`. Each value is validated when it is read."""
 
     def __init__(self, values: Mapping[str, Any], folder: str):
@@ -99,7 +99,7 @@ class Tokenizer:
 class Family(abc.ABC):
     """The sizes and settings of a Hugging Face model, and its conversion to and from remixer_t5x."""
 
-    kind: ClassVar[str]
+    display_name: ClassVar[str]
     model_types: ClassVar[tuple[str, ...]]
     # The model class in transformers, and the auto class that loads it.
     hf_class: ClassVar[str]
@@ -107,8 +107,8 @@ class Family(abc.ABC):
     # The remixer_t5x model class, and the modules of remixer_t5x.models to import in the gin text.
     model_class: ClassVar[type]
     gin_modules: ClassVar[tuple[str, ...]]
-    # Names of the stacks; the fields `num_encoder_layers` and `num_decoder_layers` contain their layer counts.
-    sides: ClassVar[tuple[str, ...]] = ('encoder',)
+    # The fields `num_encoder_layers` and `num_decoder_layers` contain the layer counts of the stacks.
+    stack_names: ClassVar[tuple[str, ...]] = ('encoder',)
     # Dicts keyed by the settings of config.json. `sizes` maps settings to field names. `allowed` maps settings to their
     # supported values; the first value is the default and is written. `constants` contains further settings to write.
     sizes: ClassVar[Mapping[str, str]]
@@ -127,17 +127,17 @@ class Family(abc.ABC):
     epsilon: float
 
     @classmethod
-    def from_config(cls, config: Config, tensors: Tensors) -> Self:
+    def from_config(cls, config: HuggingFaceConfig, tensors: Tensors) -> Self:
         """Reads config.json and checks it. Raises UserError for a feature that remixer_t5x does not support."""
         return cls(**cls.read_sizes(config), **cls.read_other_fields(config))
 
     @classmethod
-    def read_other_fields(cls, config: Config) -> dict[str, Any]:
+    def read_other_fields(cls, config: HuggingFaceConfig) -> dict[str, Any]:
         """Reads the values of the dataclass fields that `sizes` does not contain."""
         return {}
 
     @classmethod
-    def read_sizes(cls, config: Config, **defaults: int) -> dict[str, Any]:
+    def read_sizes(cls, config: HuggingFaceConfig, **defaults: int) -> dict[str, Any]:
         """Checks the settings in `allowed`, and returns the values of the fields in `sizes`.
 
         `defaults` override the default values of the fields.
@@ -184,18 +184,18 @@ class Family(abc.ABC):
         """
         fields = cls.read_model(model, vocabulary, modules)
         runs = {}
-        for side in cls.sides:
-            layers, runs_of_side = expand_layers(getattr(model.module, f'{side}_stack')())
-            runs[side] = tuple(runs_of_side)
-            fields[f'num_{side}_layers'] = len(layers)
-        described = cls(**fields)
-        modules.require_same_modules(build(described.gin_text('')))
-        return described, runs
+        for stack in cls.stack_names:
+            layers, runs_of_stack = expand_layers(getattr(model.module, f'{stack}_stack')())
+            runs[stack] = tuple(runs_of_stack)
+            fields[f'num_{stack}_layers'] = len(layers)
+        family = cls(**fields)
+        modules.require_same_modules(build(family.gin_text('')))
+        return family, runs
 
     @property
     def layer_counts(self) -> dict[str, int]:
         """The number of layers of each stack ('encoder' or 'decoder')."""
-        return {side: getattr(self, f'num_{side}_layers') for side in self.sides}
+        return {stack: getattr(self, f'num_{stack}_layers') for stack in self.stack_names}
 
     @abc.abstractmethod
     def param_rows(self) -> Iterator[ParamRow]:
@@ -207,7 +207,7 @@ class Family(abc.ABC):
         """The shipped gin files that configure the model, in order."""
 
     @abc.abstractmethod
-    def settings(self) -> dict[str, Any]:
+    def gin_settings(self) -> dict[str, Any]:
         """Returns gin settings, except common sizes, that override `gin_files`. String values are gin expressions."""
 
     @abc.abstractmethod
@@ -222,13 +222,13 @@ class Family(abc.ABC):
     def random_inputs(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
         """Returns random [batch, length] int32 arguments for the transformers model; 0 in `input_ids` is padding."""
 
-    def our_logits(self, model: Any, params: Params, inputs: Mapping[str, np.ndarray]) -> Any:
+    def compute_remixer_logits(self, model: Any, params: Params, inputs: Mapping[str, np.ndarray]) -> Any:
         """Computes the logits [batch, length, vocab_size] of the remixer_t5x model for inputs from `random_inputs`."""
         return model.module.clone(dtype='float32').apply({'params': params}, *inputs.values(), enable_dropout=False)
 
     @property
     def max_lengths(self) -> dict[str, int] | None:
-        """The maximum lengths of inputs and targets, or None if the model has no limit or `settings` sets them."""
+        """The maximum lengths of inputs and targets, or None if the model has no limit or `gin_settings` sets them."""
         return None
 
     @staticmethod
@@ -291,7 +291,7 @@ class Family(abc.ABC):
     def check_vocabulary(self, vocabulary: Any, name: str, folder: str) -> None:
         """Raises UserError if `vocabulary` is too large or its end token differs from that of the model in `folder`."""
         advice = 'pass the vocabulary of this model'
-        rows = self.settings().get('VOCAB_SIZE', self.vocab_size)
+        rows = self.gin_settings().get('VOCAB_SIZE', self.vocab_size)
         if vocabulary.vocab_size > rows:
             raise UserError(f'{name} has {vocabulary.vocab_size} ids, but the model in {folder} has {rows}; {advice}')
         eos_id = getattr(self, 'eos_id', vocabulary.eos_id)
@@ -312,7 +312,7 @@ class Family(abc.ABC):
             # sizes/_common.gin sets both macros, even for models with a single stack.
             'NUM_ENCODER_LAYERS': self.layer_counts.get('encoder', depth),
             'NUM_DECODER_LAYERS': self.layer_counts.get('decoder', depth),
-            **self.settings(),
+            **self.gin_settings(),
         }
         lines = [f'{name} = {value if isinstance(value, str) else repr(value)}' for name, value in settings.items()]
         modules = [name for name in self.gin_modules if f'{name.rpartition(".")[2]}.' in ' '.join(lines)]

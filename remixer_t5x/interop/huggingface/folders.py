@@ -19,7 +19,7 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.interop import safetensors_files
 from remixer_t5x.interop.huggingface import parameter_table
 from remixer_t5x.interop.huggingface.bert import Bert, BertClassifier
-from remixer_t5x.interop.huggingface.family import Config, Family
+from remixer_t5x.interop.huggingface.family import Family, HuggingFaceConfig
 from remixer_t5x.interop.huggingface.gpt2 import Gpt2
 from remixer_t5x.interop.huggingface.modern_bert import ModernBert, ModernBertClassifier
 from remixer_t5x.interop.huggingface.parameter_table import Params, Runs
@@ -77,7 +77,7 @@ def open_model_folder(path: str) -> HuggingFaceSource:
     untrusted_files.check_links_inside(folder)
     if not (folder / CONFIG).is_file():
         raise UserError(f'{folder} has no {CONFIG}; use the folder of a Hugging Face model')
-    config = Config(untrusted_files.read_object(folder / CONFIG), str(folder))
+    config = HuggingFaceConfig(untrusted_files.read_object(folder / CONFIG), str(folder))
     model_type = config.values.get('model_type')
     families = [family for family in FAMILIES if model_type in family.model_types]
     if not families:
@@ -100,16 +100,16 @@ def find_equivalent_model(model: Any, vocabulary: Any, build: Callable[[str], An
     """
     families = [family for family in FAMILIES if isinstance(model, family.model_class)]
     if not families:
-        kinds = ', '.join(family.kind for family in FAMILIES)
+        supported = ', '.join(family.display_name for family in FAMILIES)
         raise UnsupportedModelError(
-            f'no Hugging Face model corresponds to MODEL_TYPE = {model.model_type!r} (supported: {kinds})'
+            f'no Hugging Face model corresponds to MODEL_TYPE = {model.model_type!r} (supported: {supported})'
         )
     modules, refusals = TracedModules(model), []
     for family in families:
         try:
             return family.from_model(model, vocabulary, modules, build)
         except UnsupportedModelError as refusal:
-            reason = f"Hugging Face's {family.kind} cannot represent this model: {refusal.reason}"
+            reason = f"Hugging Face's {family.display_name} cannot represent this model: {refusal.reason}"
             refusals.append(UnsupportedModelError(reason))
     raise refusals[0]
 
@@ -169,7 +169,7 @@ def compute_both_logits(source: HuggingFaceSource, model: Any, params: Params) -
         output = reference.float().eval()(attention_mask=(tensors['input_ids'] > 0).long(), **tensors)
     # The first output is the logits, or the hidden states if the model has no head.
     theirs = output[0].numpy()
-    ours = np.asarray(jax.jit(lambda params: family.our_logits(model, params, inputs))(params))
+    ours = np.asarray(jax.jit(lambda params: family.compute_remixer_logits(model, params, inputs))(params))
     if ours.shape[:2] == inputs['input_ids'].shape:
         ours, theirs = (logits[inputs['input_ids'] > 0] for logits in (ours, theirs))
     return ours, theirs

@@ -16,7 +16,7 @@ from typing import Any, Self
 import numpy as np
 
 from remixer_t5x.errors import UserError
-from remixer_t5x.interop.huggingface.family import Config, Family, Tokenizer
+from remixer_t5x.interop.huggingface.family import Family, HuggingFaceConfig, Tokenizer
 from remixer_t5x.interop.huggingface.parameter_table import ParamRow, Params, layer_norm_rows
 from remixer_t5x.interop.huggingface.traced_modules import TracedModules
 from remixer_t5x.interop.safetensors_files import Tensors
@@ -32,12 +32,12 @@ OPTIONAL_FILES = ('tokenizer_config.json', 'added_tokens.json')
 class Gpt2(Family):
     """A GPT-2 language model; `end_id` is the Hugging Face id of the token that begins and ends a text."""
 
-    kind = 'GPT-2'
+    display_name = 'GPT-2'
     model_types = ('gpt2',)
     hf_class = 'GPT2LMHeadModel'
     auto_class = 'AutoModelForCausalLM'
     model_class = LanguageModel
-    sides = ('decoder',)
+    stack_names = ('decoder',)
     gin_files = ('models/gpt2.gin',)
     gin_modules = ('architecture.decoder_only', 'layers.norms')
     sizes = {
@@ -68,7 +68,7 @@ class Gpt2(Family):
     epsilon: float = 1e-5
 
     @classmethod
-    def from_config(cls, config: Config, tensors: Tensors) -> Self:
+    def from_config(cls, config: HuggingFaceConfig, tensors: Tensors) -> Self:
         gpt2 = cls(**cls.read_sizes(config, mlp_dim=4 * config.read_int('n_embd')))
         if gpt2.end_id >= gpt2.vocab_size:
             raise config.error('eos_token_id', f'it must be less than vocab_size, which is {gpt2.vocab_size}')
@@ -107,7 +107,9 @@ class Gpt2(Family):
     @classmethod
     def read_model(cls, model: Any, vocabulary: Any, modules: TracedModules) -> dict[str, Any]:
         attention, vocabulary_type = modules.find('decoder/layer/scaled_attention'), type(vocabulary).__name__
-        modules.require(hasattr(vocabulary, 'end_id'), f'VOCABULARY is a {vocabulary_type}, not a byte-pair vocabulary')
+        modules.raise_unless(
+            hasattr(vocabulary, 'end_id'), f'VOCABULARY is a {vocabulary_type}, not a byte-pair vocabulary'
+        )
         return {
             'vocab_size': model.module.vocab_size - 1,
             'embed_dim': model.module.embed_dim,
@@ -119,7 +121,7 @@ class Gpt2(Family):
             'end_id': vocabulary.end_id,
         }
 
-    def settings(self) -> dict[str, Any]:
+    def gin_settings(self) -> dict[str, Any]:
         return {
             'VOCAB_SIZE': self.vocab_size + 1,
             'decoder_only.DecoderOnly.begin_id': self.end_id + 1,
@@ -149,9 +151,9 @@ class Gpt2(Family):
         tokens[:, 0] = self.end_id
         return {'input_ids': tokens}
 
-    def our_logits(self, model: LanguageModel, params: Params, inputs: Mapping[str, np.ndarray]) -> Any:
+    def compute_remixer_logits(self, model: LanguageModel, params: Params, inputs: Mapping[str, np.ndarray]) -> Any:
         tokens = np.pad(inputs['input_ids'][:, 1:] + 1, ((0, 0), (1, 0)))
-        return super().our_logits(model, params, {'tokens': tokens})[..., 1:]
+        return super().compute_remixer_logits(model, params, {'tokens': tokens})[..., 1:]
 
 
 def _find_tokenizer_files(folder: pathlib.Path) -> list[pathlib.Path]:

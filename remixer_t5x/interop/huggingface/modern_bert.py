@@ -20,7 +20,7 @@ import numpy as np
 from remixer_t5x import tokenizer_files
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop.huggingface.bert import labels_config, read_labels
-from remixer_t5x.interop.huggingface.family import Config, Family, Tokenizer, expand_layers
+from remixer_t5x.interop.huggingface.family import Family, HuggingFaceConfig, Tokenizer, expand_layers
 from remixer_t5x.interop.huggingface.parameter_table import ParamRow, Params, Runs, dense_rows, kernel_row
 from remixer_t5x.interop.huggingface.traced_modules import TracedModules
 from remixer_t5x.interop.safetensors_files import Tensors
@@ -46,7 +46,7 @@ class ModernBert(Family):
         pad_id, cls_id, sep_id: Hugging Face ids of padding and of the first and the last token of a text.
     """
 
-    kind = 'ModernBERT'
+    display_name = 'ModernBERT'
     model_types = ('modernbert',)
     hf_class = 'ModernBertForMaskedLM'
     auto_class = 'AutoModelForMaskedLM'
@@ -86,13 +86,13 @@ class ModernBert(Family):
     sep_id: int = 50282
 
     @classmethod
-    def from_config(cls, config: Config, tensors: Tensors) -> Self:
+    def from_config(cls, config: HuggingFaceConfig, tensors: Tensors) -> Self:
         # In transformers 5, layer_types and rope_parameters replace global_attn_every_n_layers and *_rope_theta.
         values = dict(config.values)
         types, ropes = values.get('layer_types'), values.get('rope_parameters')
         if isinstance(types, list) and types:
             values['global_attn_every_n_layers'] = (types + [GLOBAL_ATTENTION])[1:].index(GLOBAL_ATTENTION) + 1
-        config = Config(values, str(config.folder))
+        config = HuggingFaceConfig(values, str(config.folder))
         sizes = cls.read_sizes(config)
         expected = [
             LOCAL_ATTENTION if layer % sizes['global_every'] else GLOBAL_ATTENTION
@@ -157,14 +157,14 @@ class ModernBert(Family):
     @classmethod
     def read_model(cls, model: Any, vocabulary: Any, modules: TracedModules) -> dict[str, Any]:
         special, kind = getattr(vocabulary, 'special_ids_in_file', None) or {}, type(vocabulary).__name__
-        modules.require(bool(special), f'VOCABULARY is a {kind}, not a shifted vocabularies.huggingface_tokenizer')
+        modules.raise_unless(bool(special), f'VOCABULARY is a {kind}, not a shifted vocabularies.huggingface_tokenizer')
         attentions = modules.find_all('encoder/layer/self_attention')
         layers, _ = expand_layers(model.module.encoder_stack())
         windows = [getattr(layer.sublayers[0](), 'sliding_window', None) for layer in layers]
         local = next((window for window in windows if window is not None), 65)
         every = [*windows[1:], None].index(None) + 1
         alternates = windows == [local if layer % every else None for layer in range(len(layers))]
-        modules.require(alternates, 'windows do not alternate')
+        modules.raise_unless(alternates, 'windows do not alternate')
         rotaries = dict(zip((each.sliding_window for each in attentions), modules.find_all(ROTARY), strict=True))
         thetas = {'local_theta': rotaries[local].theta} if local in rotaries else {}
         return thetas | {
@@ -180,7 +180,7 @@ class ModernBert(Family):
             **{f'{role}_id': special[role] for role in SPECIAL_TOKENS},
         }
 
-    def settings(self) -> dict[str, Any]:
+    def gin_settings(self) -> dict[str, Any]:
         return {
             'VOCAB_SIZE': self.vocab_size + 1,
             'LOCAL_WINDOW': self.window // 2 + 1,
@@ -206,7 +206,7 @@ class ModernBert(Family):
         tokens[-1, tokens.shape[1] // 2 :] = 0
         return {'input_ids': tokens}
 
-    def our_logits(self, model: Any, params: Params, inputs: Mapping[str, np.ndarray]) -> Any:
+    def compute_remixer_logits(self, model: Any, params: Params, inputs: Mapping[str, np.ndarray]) -> Any:
         return model.logits(params, {'encoder_input_tokens': _shift_ids(inputs)})[..., 1:]
 
 
@@ -214,7 +214,7 @@ class ModernBert(Family):
 class ModernBertClassifier(ModernBert):
     """A ModernBERT classifier, or a regression model if `labels` is None."""
 
-    kind = 'ModernBertForSequenceClassification'
+    display_name = 'ModernBertForSequenceClassification'
     hf_class = 'ModernBertForSequenceClassification'
     auto_class = 'AutoModelForSequenceClassification'
     model_class = Classifier
@@ -225,7 +225,7 @@ class ModernBertClassifier(ModernBert):
     pooling: str = 'cls'
 
     @classmethod
-    def read_other_fields(cls, config: Config) -> dict[str, Any]:
+    def read_other_fields(cls, config: HuggingFaceConfig) -> dict[str, Any]:
         config.check_values({'classifier_pooling': tuple(POOLINGS)})
         return {'labels': read_labels(config), 'pooling': config.values.get('classifier_pooling', 'cls')}
 
@@ -238,13 +238,13 @@ class ModernBertClassifier(ModernBert):
     @classmethod
     def read_model(cls, model: Any, vocabulary: Any, modules: TracedModules) -> dict[str, Any]:
         pooling = next((name for name, function in POOLINGS.items() if modules.find('head').pooling is function), None)
-        modules.require(pooling is not None, 'POOLING is neither first_token nor mean_of_tokens')
+        modules.raise_unless(pooling is not None, 'POOLING is neither first_token nor mean_of_tokens')
         labels = model.labels and tuple(model.labels)
         return super().read_model(model, vocabulary, modules) | {'labels': labels, 'pooling': pooling}
 
-    def settings(self) -> dict[str, Any]:
+    def gin_settings(self) -> dict[str, Any]:
         return {
-            **super().settings(),
+            **super().gin_settings(),
             'POOLING': f'@encoder_only.{POOLINGS[self.pooling].__name__}',
             'LABELS': self.labels,
             'classifier/encoder_only.EncoderOnly.head_layer': '@encoder_only.TransformedClassifierHead',
@@ -253,7 +253,7 @@ class ModernBertClassifier(ModernBert):
             'encoder_only.TransformedClassifierHead.norm': '@modern_bert/norms.LayerNorm',
         }
 
-    def our_logits(self, model: Any, params: Params, inputs: Mapping[str, np.ndarray]) -> Any:
+    def compute_remixer_logits(self, model: Any, params: Params, inputs: Mapping[str, np.ndarray]) -> Any:
         return model.module.apply({'params': params}, _shift_ids(inputs), enable_dropout=False, method='classify')
 
 

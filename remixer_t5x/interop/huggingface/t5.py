@@ -27,7 +27,7 @@ from remixer_t5x import tokenizer_files, untrusted_files
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop import safetensors_files
 from remixer_t5x.interop.huggingface import t5_tokenizer
-from remixer_t5x.interop.huggingface.family import MAX_NUMBER, Config, Family, Tokenizer
+from remixer_t5x.interop.huggingface.family import MAX_NUMBER, Family, HuggingFaceConfig, Tokenizer
 from remixer_t5x.interop.huggingface.parameter_table import ParamRow, Params, Runs, kernel_row
 from remixer_t5x.interop.huggingface.traced_modules import TracedModules
 from remixer_t5x.interop.safetensors_files import Tensors
@@ -57,7 +57,7 @@ class T5Encoder(Family):
         layer_biases: whether each layer has a separate position bias, as in umT5, instead of one per stack.
     """
 
-    kind = 'T5EncoderModel'
+    display_name = 'T5EncoderModel'
     model_types = ('t5', 'mt5', UMT5)
     hf_class = 'T5EncoderModel'
     auto_class = 'AutoModelForTextEncoding'
@@ -97,7 +97,7 @@ class T5Encoder(Family):
     eos_id: int = 1
 
     @classmethod
-    def read_other_fields(cls, config: Config) -> dict[str, Any]:
+    def read_other_fields(cls, config: HuggingFaceConfig) -> dict[str, Any]:
         values = config.values
         if not isinstance(values.get('eos_token_id'), int | None):
             raise config.error('eos_token_id', 'it must be a single integer, the id of the end token')
@@ -155,7 +155,7 @@ class T5Encoder(Family):
         attention = modules.find('encoder/layer/self_attention')
         feed_forward = modules.find('encoder/layer/gated_mlp', 'encoder/layer/relu_mlp')
         activation = getattr(feed_forward, 'activation', None)
-        modules.require(activation in FEED_FORWARDS.values(), f'ACTIVATION is {activation!r}')
+        modules.raise_unless(activation in FEED_FORWARDS.values(), f'ACTIVATION is {activation!r}')
         layer_biases = 'encoder/layer/self_attention/position_bias' in modules
         bias = modules.find('encoder/layer/self_attention/position_bias' if layer_biases else 'encoder/position_bias')
         return {
@@ -176,7 +176,7 @@ class T5Encoder(Family):
     def gin_files(self) -> tuple[str, ...]:
         return ('models/t5_1_1.gin' if self.activation else 'models/t5_1_0.gin', 'model_types/encoder_only.gin')
 
-    def settings(self) -> dict[str, Any]:
+    def gin_settings(self) -> dict[str, Any]:
         settings: dict[str, Any] = {}
         if self.activation not in (None, 'gelu'):
             settings['ACTIVATION'] = repr(self.activation)
@@ -203,7 +203,7 @@ class T5Encoder(Family):
         inputs[-1, 80:] = 0
         return {'input_ids': inputs}
 
-    def our_logits(self, model: Any, params: Params, inputs: Mapping[str, np.ndarray]) -> Any:
+    def compute_remixer_logits(self, model: Any, params: Params, inputs: Mapping[str, np.ndarray]) -> Any:
         return model.encode(params, inputs['input_ids'])
 
 
@@ -211,11 +211,11 @@ class T5Encoder(Family):
 class T5(T5Encoder):
     """A T5 encoder-decoder; if `scaled_output` is true, the decoder output is multiplied by embed_dim ** -0.5."""
 
-    kind = 'T5'
+    display_name = 'T5'
     hf_class = 'T5ForConditionalGeneration'
     auto_class = 'AutoModelForSeq2SeqLM'
     model_class = Seq2Seq
-    sides = ('encoder', 'decoder')
+    stack_names = ('encoder', 'decoder')
     sizes = {**T5Encoder.sizes, 'num_decoder_layers': 'num_decoder_layers'}
     allowed = {**T5Encoder.allowed, 'is_encoder_decoder': (True,)}
     copies = dict.fromkeys((*TABLE_COPIES, OUTPUT_WEIGHT), EMBEDDING_TABLE)
@@ -227,7 +227,7 @@ class T5(T5Encoder):
     scaled_output: bool
 
     @classmethod
-    def from_config(cls, config: Config, tensors: Tensors) -> Self:
+    def from_config(cls, config: HuggingFaceConfig, tensors: Tensors) -> Self:
         values, tensors = config.values, tensors.with_names(cls.canonical_names(tensors))
         sizes = cls.read_sizes(config, num_decoder_layers=config.read_int('num_layers'))
         flags = cls.read_other_fields(config)
@@ -277,8 +277,8 @@ class T5(T5Encoder):
     def gin_files(self) -> tuple[str, ...]:
         return super().gin_files[:1]
 
-    def settings(self) -> dict[str, Any]:
-        settings = super().settings()
+    def gin_settings(self) -> dict[str, Any]:
+        settings = super().gin_settings()
         # The gin files tie and scale the output for the original T5, but not for T5.1.1.
         if (self.tied, self.scaled_output) != (self.activation is None, self.activation is None):
             settings['encoder_decoder.EncoderDecoder.tied'] = self.tied
@@ -289,7 +289,7 @@ class T5(T5Encoder):
         targets = rng.integers(2, self.vocab_size, (2, 24), dtype=np.int32)
         return {**super().random_inputs(rng), 'decoder_input_ids': np.pad(targets[:, :-1], ((0, 0), (1, 0)))}
 
-    our_logits = Family.our_logits
+    compute_remixer_logits = Family.compute_remixer_logits
 
     def reference_settings(self) -> dict[str, Any]:
         return {'tie_word_embeddings': self.scaled_output} if self.layer_biases else {}
@@ -299,7 +299,7 @@ class T5(T5Encoder):
 class SentenceT5(T5Encoder):
     """A T5 encoder with mean pooling and a linear projection to `sentence_dim` features."""
 
-    kind = 'sentence-T5'
+    display_name = 'sentence-T5'
 
     sentence_dim: int
     max_length: int = 512
@@ -319,10 +319,10 @@ class SentenceT5(T5Encoder):
         return super().read_tensors(folder).merge_with_prefix(DENSE, safetensors_files.read_folder(folder / DENSE))
 
     @classmethod
-    def from_config(cls, config: Config, tensors: Tensors) -> Self:
+    def from_config(cls, config: HuggingFaceConfig, tensors: Tensors) -> Self:
         folder = config.folder
         pooling, dense = (
-            Config(untrusted_files.read_object(folder / name / MODULE_CONFIG), str(folder / name))
+            HuggingFaceConfig(untrusted_files.read_object(folder / name / MODULE_CONFIG), str(folder / name))
             for name in (POOLING, DENSE)
         )
         # Before version 6, sentence-transformers used a separate flag for each pooling mode.
@@ -338,7 +338,7 @@ class SentenceT5(T5Encoder):
         limits = {} if isinstance(longest, int) and longest > MAX_NUMBER else {'max_seq_length': longest}
         return cls(
             sentence_dim=dense.read_int('out_features'),
-            max_length=Config(limits, str(folder)).read_int('max_seq_length', 512),
+            max_length=HuggingFaceConfig(limits, str(folder)).read_int('max_seq_length', 512),
             **cls.read_sizes(config),
             **cls.read_other_fields(config),
         )
@@ -376,9 +376,9 @@ class SentenceT5(T5Encoder):
         sizes = {'sentence_dim': projection.outputs, 'max_length': projection.max_length}
         return super().read_model(model, vocabulary, modules) | sizes
 
-    def settings(self) -> dict[str, Any]:
+    def gin_settings(self) -> dict[str, Any]:
         return {
-            **super().settings(),
+            **super().gin_settings(),
             'TASK_FEATURE_LENGTHS': self.max_lengths,
             'encoder_only.EncoderOnly.sentence_layer': '@encoder_only.SentenceProjection',
             'encoder_only.SentenceProjection.outputs': self.sentence_dim,

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from remixer_t5x.interop.huggingface.family import Config, Family, Tokenizer, expand_layers
+from remixer_t5x.interop.huggingface.family import Family, HuggingFaceConfig, Tokenizer, expand_layers
 from remixer_t5x.interop.huggingface.modern_bert import find_tokenizer, write_tokenizer
 from remixer_t5x.interop.huggingface.parameter_table import ParamRow, Runs, kernel_row
 from remixer_t5x.interop.huggingface.traced_modules import TracedModules
@@ -49,12 +49,12 @@ class T5Gemma(Family):
         max_length: maximum number of tokens, used only by transformers.
     """
 
-    kind = 'T5Gemma'
+    display_name = 'T5Gemma'
     model_types = ('t5gemma',)
     hf_class = 'T5GemmaForConditionalGeneration'
     auto_class = 'AutoModelForSeq2SeqLM'
     model_class: ClassVar[type] = Seq2Seq
-    sides = STACKS
+    stack_names = STACKS
     gin_files: ClassVar[tuple[str, ...]] = ('models/modern_t5.gin',)
     gin_modules = (
         *('architecture.encoder_decoder', 'layers.embedding', 'layers.norms', 'layers.positions'),
@@ -95,13 +95,13 @@ class T5Gemma(Family):
     eos_id: int = 1
 
     @classmethod
-    def from_config(cls, config: Config, tensors: Tensors) -> Self:
+    def from_config(cls, config: HuggingFaceConfig, tensors: Tensors) -> Self:
         fields: dict[str, Any] = {}
         for side in STACKS:
             values = config.values.get(side)
             if not isinstance(values, dict):
                 raise config.error(side, 'it must be an object with the settings of the stack')
-            stack = Config(values, str(config.folder))
+            stack = HuggingFaceConfig(values, str(config.folder))
             layers = stack.read_int('num_hidden_layers')
             expected = [GLOBAL_ATTENTION if layer % 2 else LOCAL_ATTENTION for layer in range(layers)]
             if values.get('layer_types', expected) != expected:
@@ -198,13 +198,13 @@ class T5Gemma(Family):
     @classmethod
     def read_model(cls, model: Any, vocabulary: Any, modules: TracedModules) -> dict[str, Any]:
         module, attention = model.module, modules.find('encoder/layer/self_attention')
-        modules.require(not math.log2(attention.head_dim) % 2, 'HEAD_DIM is not a power of 4')
+        modules.raise_unless(not math.log2(attention.head_dim) % 2, 'HEAD_DIM is not a power of 4')
         local = []
         for side in STACKS:
             layers, _ = expand_layers(getattr(module, f'{side}_stack')())
             windows = [getattr(layer.sublayers[0](), 'sliding_window', None) for layer in layers]
             alternate = all((window is None) == bool(index % 2) for index, window in enumerate(windows))
-            modules.require(alternate, f'the windows of the {side} do not alternate')
+            modules.raise_unless(alternate, f'the windows of the {side} do not alternate')
             local += [window - (side == 'encoder') for window in windows if window is not None]
         return {
             'vocab_size': module.vocab_size,
@@ -225,7 +225,7 @@ class T5Gemma(Family):
             'query_scale': attention.head_dim,
         }
 
-    def settings(self) -> dict[str, Any]:
+    def gin_settings(self) -> dict[str, Any]:
         return {
             'WIDER_MLP_DIM': self.mlp_dim,
             'NUM_KV_HEADS': self.num_kv_heads,
@@ -265,7 +265,7 @@ class T5Gemma(Family):
         return {'input_ids': inputs, 'decoder_input_ids': targets}
 
 
-def _read_softcap(config: Config, name: str) -> float | None:
+def _read_softcap(config: HuggingFaceConfig, name: str) -> float | None:
     value = config.values.get(name)
     if value is not None and (not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < 1e6):
         raise config.error(name, 'it must be a positive number or null')

@@ -57,7 +57,7 @@ class TracedModules:
                 name = re.sub(r'/run_\d+/layer(/layer_\d+)?', '/layer', '/'.join(path))
                 self._modules.setdefault(name, []).append(module)
 
-    def require(self, holds: bool, difference: str) -> None:
+    def raise_unless(self, holds: bool, difference: str) -> None:
         """Raises UnsupportedModelError with the reason `difference` unless `holds` is true."""
         if not holds:
             raise UnsupportedModelError(difference)
@@ -72,7 +72,9 @@ class TracedModules:
             layer = paths[0].rpartition('/')[0]
             children = [each for name, each in self._modules.items() if name.rpartition('/')[0] == layer]
             names = ', '.join(type(each[0]).__name__ for each in children)
-            self.require(False, f'it has no {" or ".join(paths)}; {layer or "it"} consists of {names or "nothing"}')
+            self.raise_unless(
+                False, f'it has no {" or ".join(paths)}; {layer or "it"} consists of {names or "nothing"}'
+            )
         return modules or []
 
     def find(self, *paths: str) -> Any:
@@ -83,14 +85,14 @@ class TracedModules:
         """Raises UnsupportedModelError for the first module or setting that differs from those of `expected`."""
         ours, theirs = self._modules, TracedModules(expected)._modules
         for path, modules in ours.items():
-            self.require(path in theirs, f'it has a {type(modules[0]).__name__} as {path}')
+            self.raise_unless(path in theirs, f'it has a {type(modules[0]).__name__} as {path}')
             others = [_read_settings(module) for module in theirs[path]]
             for settings in map(_read_settings, modules):
                 for name in min((_differing_settings(settings, each) for each in others), key=len):
                     values = f'{settings[name]!r}, not {others[0][name]!r}'
-                    self.require(False, f'{name} of {path or "the model"} is {values}')
+                    self.raise_unless(False, f'{name} of {path or "the model"} is {values}')
         for path in theirs:
-            self.require(path in ours, f'it has no {path}')
+            self.raise_unless(path in ours, f'it has no {path}')
 
 
 def _read_settings(module: nn.Module) -> dict[str, Any]:
