@@ -128,7 +128,7 @@ def _macros_page() -> str:
     for row in settings.find_macros():
         folder = row.files[0].partition('/')[0] if row.files else 'No default'
         name = f'`{row.name}`{{ .name #{row.name} }}<br>{_breakable_code(row.default)}'
-        place = '<br>'.join([*filter(None, [_escape_cell(row.where)]), _breakable_code(row.reader)])
+        place = '<br>'.join([*filter(None, [_escape_cell(row.files_summary)]), _breakable_code(row.reader)])
         sections[folder].append(f'| {name} | {_escape_cell(row.meaning)} | {place} |')
     parts = [
         '# gin macros',

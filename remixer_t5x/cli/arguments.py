@@ -140,7 +140,7 @@ def split_gin_flags(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, str
     return rest, pairs
 
 
-def load(args: argparse.Namespace, root: str, partial: bool = True, **sources: Any) -> None:
+def load_config(args: argparse.Namespace, root: str, partial: bool = True, **sources: Any) -> None:
     """Loads the gin files and flags of the command line, and checks the settings that the class `root` requires.
 
     With `partial`, the command reads only some settings of the configuration, and unread macros are allowed.
@@ -218,13 +218,13 @@ def hide_library_output(args: argparse.Namespace) -> contextlib.AbstractContextM
 def whole_number_type(minimum: int) -> Callable[[str], int]:
     """Returns an argparse type for integers that are at least `minimum`."""
 
-    def convert(text: str) -> int:
+    def parse_integer(text: str) -> int:
         number = ranges.parse_whole_number(text, minimum)
         if number is None:
             raise argparse.ArgumentTypeError(f'must be an integer of at least {minimum}, got {text!r}')
         return number
 
-    return convert
+    return parse_integer
 
 
 def split_names(text: str) -> list[str]:

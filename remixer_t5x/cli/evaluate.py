@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> None:
         process_flags.reject_flags(args, 'predictions are scored by one process')
         _score_predictions(args)
         return
-    arguments.load(args, ROOT, base=BASE)
+    arguments.load_config(args, ROOT, base=BASE)
     from remixer_t5x.config import resolved
 
     with process_flags.connect_processes(args):

@@ -60,11 +60,15 @@ def run(args: argparse.Namespace) -> None:
         predicted = np.asarray(predict(params, partitioner.shard_batch(batch)))
     console = Console(highlight=False)
     for row in range(min(args.num_examples, BATCH_SIZE)):
-        show(console, vocab, batch['encoder_input_tokens'][row], batch['decoder_target_tokens'][row], predicted[row])
+        print_filled_gaps(
+            console, vocab, batch['encoder_input_tokens'][row], batch['decoder_target_tokens'][row], predicted[row]
+        )
     console.print(f'from the newest checkpoint in {folder}/{model_dir.CHECKPOINTS}', style='dim')
 
 
-def show(console: Console, vocab: Any, inputs: np.ndarray, targets: np.ndarray, predicted: np.ndarray) -> None:
+def print_filled_gaps(
+    console: Console, vocab: Any, inputs: np.ndarray, targets: np.ndarray, predicted: np.ndarray
+) -> None:
     """Prints the beginning of an example with numbered gaps, followed by the true and predicted text of each gap."""
     from rich.text import Text
 

@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> None:
     if args.embed is not None:
         process_flags.reject_flags(args, 'embeddings are written by one process')
     arguments.apply_decoder_flags(args)
-    load(args)
+    load_config(args)
     with process_flags.connect_processes(args):
         settings, template = load_settings(args)
         if args.embed is None:
@@ -59,9 +59,9 @@ def run(args: argparse.Namespace) -> None:
             _embed_texts(settings, template, args)
 
 
-def load(args: argparse.Namespace) -> None:
+def load_config(args: argparse.Namespace) -> None:
     """Loads the gin files and flags of the `infer` command."""
-    arguments.load(args, ROOT, base=BASE, defaults=DEFAULTS)
+    arguments.load_config(args, ROOT, base=BASE, defaults=DEFAULTS)
 
 
 def load_settings(args: argparse.Namespace) -> tuple[TextInference, str | None]:

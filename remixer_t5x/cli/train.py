@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     lazy.check_libraries_installed()
     if args.from_hf is not None:
         _start_from_hugging_face(args)
-    arguments.load(args, ROOT, partial=False)
+    arguments.load_config(args, ROOT, partial=False)
     import jax
 
     from remixer_t5x.config import loading, resolved

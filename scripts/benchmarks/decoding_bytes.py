@@ -61,19 +61,19 @@ def print_memory_traffic(model: Seq2Seq, hardware: Hardware, machine: roofline.M
     program = compiled_program.parse_program(compiled.as_text())
     # Selects the kernels in the loop over tokens.
     step = [kernel for kernel in program.kernels if kernel.op_name.startswith('jit(generate)/while')]
-    moved = sum(kernel.times * kernel.bytes for kernel in step)
-    seconds = sum(kernel.times * max(roofline.kernel_seconds(kernel, machine)) for kernel in step)
+    moved = sum(kernel.num_runs * kernel.bytes for kernel in step)
+    seconds = sum(kernel.num_runs * max(roofline.kernel_seconds(kernel, machine)) for kernel in step)
     weights, caches = minimum_bytes(model, params, inputs, args.targets)
     estimate = ''
     if machine.clock:
-        cycles = sum(kernel.times * (kernel.cycles or 0) for kernel in step)
+        cycles = sum(kernel.num_runs * (kernel.cycles or 0) for kernel in step)
         estimate = f", the compiler's estimate {cycles / machine.clock * 1e3:.2f} ms"
     minimum = weights + caches
     print(
         f'{machine.name}, {args.model} {args.size}, {rows} rows of {args.inputs} to {args.targets}, bfloat16: '
         f'a step moves {moved / GB:.3f} GB, {moved / minimum:.2f} times the {minimum / GB:.3f} GB that it must read '
         f'(parameters {weights / GB:.3f}, caches {caches / GB:.3f}); at least {seconds * 1e3:.2f} ms{estimate}; '
-        f'{sum(kernel.times for kernel in step):,} kernels; temporaries '
+        f'{sum(kernel.num_runs for kernel in step):,} kernels; temporaries '
         f'{compiled.memory_analysis().temp_size_in_bytes / 2**20:,.0f} MiB',
         flush=True,
     )

@@ -239,8 +239,8 @@ def test_values_in_a_card_are_plain_text(run, monkeypatch):
     )
     (finished,) = records.read_runs([str(run)])
     latest = {hostile: finished.latest_evaluations()['held_out']}
-    monkeypatch.setattr(type(finished), 'latest', lambda self: latest)
-    text = share.render(card, finished).split('---\n', 2)[2]
+    monkeypatch.setattr(type(finished), 'latest_evaluations', lambda self: latest)
+    text = share.render_model_card(card, finished).split('---\n', 2)[2]
     assert text.count('heading') > 5
     html = markdown_it.MarkdownIt('commonmark').enable('table').render(text)
     outside = re.sub(r'<pre>.*?</pre>', '', html, flags=re.DOTALL)

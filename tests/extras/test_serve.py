@@ -220,7 +220,7 @@ def test_embeddings_are_those_of_an_embedding_model(tmp_path):
     np.testing.assert_allclose(encoded.sentence, expected, rtol=1e-4, atol=1e-5)
 
     rows = [GenerationRow('encode', [*trained.vocabulary.encode(text), 1]) for text in texts]
-    np.testing.assert_allclose(Engine(trained, 4, 4)._compute(rows), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(Engine(trained, 4, 4)._compute_rows(rows), expected, rtol=1e-4, atol=1e-5)
 
     (tmp_path / 'texts.txt').write_text('\n'.join(texts) + '\n')
     flags = [f'--input={tmp_path}/texts.txt', '--embed', f'--output={tmp_path}/vectors.npz']

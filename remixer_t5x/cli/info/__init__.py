@@ -64,33 +64,33 @@ def run(args: argparse.Namespace) -> None:
     if args.self_check:
         from remixer_t5x.cli.info import self_check
 
-        self_check.show(args)
+        self_check.print_tables(args)
         return
     os.environ.update({**ON_CPU, **os.environ})
     if args.settings is not None:
         from remixer_t5x.cli.info import settings
 
-        settings.show(args)
+        settings.print_tables(args)
         return
     if args.memory is not None:
         from remixer_t5x.cli.info import memory
 
-        memory.show(args)
+        memory.print_tables(args)
         return
     from remixer_t5x.cli.info import model
 
     if args.speed is not None:
         speed = lazy.import_extra('forecast.command')
         if args.compare is None:
-            speed.show(args)
+            speed.print_forecast(args)
         else:
-            speed.compare(args, args.models or model.MODELS, arguments.split_names(args.compare or 'small'))
+            speed.print_comparison(args, args.models or model.MODELS, arguments.split_names(args.compare or 'small'))
     elif args.compare is not None:
-        model.show_comparison(args)
+        model.print_comparison(args)
     elif args.sharding is not None:
-        model.show_sharding(args)
+        model.print_sharding(args)
     else:
-        model.show(args)
+        model.print_tables(args)
 
 
 COMMAND = Command(

@@ -91,7 +91,7 @@ def build_adafactor(args: argparse.Namespace) -> Optimizer:
     return trainable.restrict_to_trainable(average_params(adafactor(learning_rate=1e-3), decay), pattern, adapted)
 
 
-def show(args: argparse.Namespace) -> None:
+def print_tables(args: argparse.Namespace) -> None:
     """Prints the memory table, and suggests changes if the step does not fit into memory."""
     step, hardware = read_step_spec(args)
     recomputing_model, smaller_optimizer = build_recomputing_model(args), build_adafactor(args)

@@ -37,7 +37,7 @@ MODELS = (
 WHOLE_MODEL, ENCODER_PART = 'whole model', 'encoder and embedding'
 
 
-def show(args: argparse.Namespace) -> None:
+def print_tables(args: argparse.Namespace) -> None:
     """Prints the costs of modules down to level `--depth`, the total costs, and the conventions for counting FLOPs."""
     model, feature_lengths = arguments.load_values(args, 'MODEL', *LENGTHS_MACRO, defaults=LENGTHS_MACRO)
     lengths = check_lengths(model.model_type, feature_lengths)
@@ -174,7 +174,7 @@ PUBLISHED_FIGURES = (
 )
 
 
-def show_comparison(args: argparse.Namespace) -> None:
+def print_comparison(args: argparse.Namespace) -> None:
     """Prints a table of models with their costs relative to the first model, and a table of published sizes."""
     (feature_lengths,) = arguments.load_values(args, *LENGTHS_MACRO, defaults=LENGTHS_MACRO)
     sizes, models = arguments.split_names(args.compare or 'tiny,small,base'), args.models or MODELS
@@ -217,7 +217,7 @@ def _count_model_costs(model: str, size: str, feature_lengths: Mapping[str, int]
     return counts.count_model(build_model(f'models/{model}.gin', f'sizes/{size}.gin'), feature_lengths)
 
 
-def show_sharding(args: argparse.Namespace) -> None:
+def print_sharding(args: argparse.Namespace) -> None:
     """Prints the sharding of the parameters whose names match `--sharding`. The devices need not be present."""
     macros = ('MODEL', 'PARTITIONER', 'DEVICES', *LENGTHS_MACRO)
     model, partitioner, devices, lengths = arguments.load_values(args, *macros, defaults=LENGTHS_MACRO)

@@ -37,12 +37,12 @@ class Macro(NamedTuple):
     meaning: str
 
     @property
-    def where(self) -> str:
+    def files_summary(self) -> str:
         """The files that set the macro, or the first file and the number of other files if there are more than two."""
         return ', '.join(self.files) if len(self.files) <= 2 else f'{self.files[0]} and {len(self.files) - 1} more'
 
 
-def show(args: argparse.Namespace) -> None:
+def print_tables(args: argparse.Namespace) -> None:
     """Prints the macros whose name, meaning or configured argument contains the value of `--settings`."""
     macros = find_macros(args.settings)
     if not macros:
@@ -52,7 +52,7 @@ def show(args: argparse.Namespace) -> None:
     table = console.build_table('macro', 'default', 'set by', 'read by', 'meaning', wraps=True)
     for row in macros:
         # rich would interpret brackets in a cell as styles.
-        cells = (row.name, row.default, row.where, row.reader, row.meaning)
+        cells = (row.name, row.default, row.files_summary, row.reader, row.meaning)
         table.add_row(*(cell.replace('[', r'\[') for cell in cells))
     console.print_items(table, f'{len(macros)} macros; set one with --gin.NAME=VALUE', pipe_width=200)
 

@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> None:
 
     # The input template is not applied, because exported functions accept complete input texts.
     args.gin_flags = [('INPUT_TEMPLATE', 'None'), *args.gin_flags]
-    infer.load(args)
+    infer.load_config(args)
     settings, template = infer.load_settings(args)
     if template is not None:
         print_line('inputs', f'texts formatted with the template {template!r}')

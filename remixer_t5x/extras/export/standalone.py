@@ -58,7 +58,7 @@ class Model:
         scores, labels = self._run('classify', self._tokenize(texts, 'inputs'))['scores'], self.contents['labels']
         return [labels[int(np.argmax(row))] if labels else float(row[0]) for row in scores]
 
-    def ids(self, text):
+    def tokenize_text(self, text):
         """Tokenizes a text without adding an end token; <extra_id_N> is parsed as a sentinel."""
         pattern = self.vocabulary['sentinel_pattern']
         if self.vocabulary['kind'] != 'bytes':
@@ -102,7 +102,7 @@ class Model:
         ends = eos is not None and (self.vocabulary['ends_inputs'] or side == 'targets')
         rows = np.zeros((len(texts), length), np.int32)
         for row, text in zip(rows, texts, strict=True):
-            ids = self.ids(text)[: length - ends] + [eos] * ends
+            ids = self.tokenize_text(text)[: length - ends] + [eos] * ends
             row[: len(ids)] = ids
         return rows
 

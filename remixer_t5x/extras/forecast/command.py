@@ -35,7 +35,7 @@ _print = functools.partial(console.print_items, pipe_width=150)
 _SHOWN_OPERATIONS = 10
 
 
-def show(args: argparse.Namespace) -> None:
+def print_forecast(args: argparse.Namespace) -> None:
     """Prints the forecast of one configuration, then compiles the first N recommended changes (`--speed=N`)."""
     step, hardware = _build_step(args)
     _print(memory.describe_step(step, hardware, _compiler_name(hardware)))
@@ -43,7 +43,7 @@ def show(args: argparse.Namespace) -> None:
     tables = build_work_table(current), build_time_table(current, args.price)
     _print(*tables, *describe_uncounted_kernels(current))
     _print('most expensive operations:', build_operations_table(current))
-    if current.bound.exchanges:
+    if current.bound.collectives:
         _print(build_collectives_table(current))
     _print('what limits the step:', *(f'  {line}' for line in describe_bottlenecks(current)))
     changes = list(recommend_changes(current, hardware.memory_bytes))
@@ -53,7 +53,7 @@ def show(args: argparse.Namespace) -> None:
     _print(memory.describe_memory_fit(current.memory, hardware.memory_bytes), _NOTE)
 
 
-def compare(args: argparse.Namespace, models: Sequence[str], sizes: Sequence[str]) -> None:
+def print_comparison(args: argparse.Namespace, models: Sequence[str], sizes: Sequence[str]) -> None:
     """Prints a table of forecasts for all `models` at all `sizes`; other settings come from the command line."""
     forecasts: list[tuple[str, str, Forecast]] = []
     for size in sizes:
@@ -144,7 +144,7 @@ def build_work_table(forecast: Forecast) -> Table:
     first = 'work of a step on a device'
     table = console.build_table(first, '', 'at', 'ms', words=(first,))
     for dtype, flops in bound.flops.most_common():
-        peak = machine.peak(dtype)
+        peak = machine.peak_flops_per_second(dtype)
         cells = f'{flops / 1e12:,.3f} TFLOP', f'{peak / 1e12:,.4g} TFLOP/s', _format_ms(flops / peak)
         table.add_row(f'products in {dtype}', *cells)
     rate = f'{machine.bandwidth / 1e9:,.0f} GB/s'
@@ -167,8 +167,8 @@ def build_time_table(forecast: Forecast, price: float | None, measured: float | 
     table = console.build_table('step time', 'ms', 'MFU', 'sequences/s', 'tokens/s', *dollars, words=('step time',))
     times = [
         ('measured', measured),
-        ('at least' + (', collectives overlapped' if bound.exchanges else ''), bound.overlapped_seconds),
-        ('at least, collectives after kernels', bound.serial_seconds if bound.exchanges else None),
+        ('at least' + (', collectives overlapped' if bound.collectives else ''), bound.overlapped_seconds),
+        ('at least, collectives after kernels', bound.serial_seconds if bound.collectives else None),
         ("the TPU compiler's estimate", bound.estimated_seconds),
     ]
     for name, seconds in times:
@@ -199,7 +199,7 @@ def build_operations_table(forecast: Forecast) -> Table:
         )
 
     for operation in bound.operations[:_SHOWN_OPERATIONS]:
-        add_row(operation.location, operation, operation.limit)
+        add_row(operation.location, operation, operation.bottleneck)
     if others := bound.operations[_SHOWN_OPERATIONS:]:
         work = KernelCosts(bound.machine, [kernel for operation in others for kernel in operation.kernels])
         add_row((f'{len(others)} others', '', ''), work, '')
@@ -210,10 +210,10 @@ def build_collectives_table(forecast: Forecast) -> Table:
     """Builds a table with a row for each kind of collective and type of link."""
     words = ('collective', 'link')
     table = console.build_table(*words, 'devices', 'times', 'MB sent by each device', 'ms', words=words)
-    for exchange in forecast.bound.exchanges:
-        time = '?' if exchange.seconds is None else _format_ms(exchange.seconds)
-        counts = str(exchange.group_size), f'{exchange.times:,}', f'{exchange.bytes_sent / 1e6:,.1f}'
-        table.add_row(exchange.kind, exchange.link, *counts, time)
+    for collective in forecast.bound.collectives:
+        time = '?' if collective.seconds is None else _format_ms(collective.seconds)
+        counts = str(collective.group_size), f'{collective.num_runs:,}', f'{collective.bytes_sent / 1e6:,.1f}'
+        table.add_row(collective.kind, collective.link, *counts, time)
     return table
 
 

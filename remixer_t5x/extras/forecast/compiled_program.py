@@ -31,7 +31,7 @@ class Kernel:
     Attributes:
         op: opcode, such as 'fusion' or 'dot', or the target of a custom call.
         op_name: JAX's name stack of the instruction, from the HLO metadata.
-        times: how often the kernel runs in one execution of the program.
+        num_runs: how often the kernel runs in one execution of the program.
         flops: maps dtypes to FLOPs per run.
         bytes: HBM traffic per run, in bytes.
         cycles: clock cycles per run, as estimated by the TPU compiler, or None without an estimate.
@@ -42,7 +42,7 @@ class Kernel:
     name: str
     op: str
     op_name: str
-    times: int
+    num_runs: int
     flops: Flops
     bytes: float
     cycles: int | None
@@ -55,13 +55,13 @@ class Collective:
 
     Attributes:
         kind: opcode, such as 'all-gather' or 'all-reduce'.
-        times: how often the collective runs in one execution of the program.
+        num_runs: how often the collective runs in one execution of the program.
         operand_bytes: size of the operands on one device, per run.
         groups: groups of devices that exchange data; devices are positions in the program's device assignment.
     """
 
     kind: str
-    times: int
+    num_runs: int
     operand_bytes: float
     groups: tuple[tuple[int, ...], ...]
 
@@ -98,12 +98,12 @@ def parse_program(text: str, devices: int = 1) -> CompiledProgram:
 
 
 def _iterate_operations(
-    program: HloProgram, name: str, times: int, devices: int, loop: str = ''
+    program: HloProgram, name: str, num_runs: int, devices: int, loop: str = ''
 ) -> Iterator[Kernel | Collective]:
     """Yields the kernels and collectives of the computation `name`.
 
     Args:
-        times: number of runs of the computation.
+        num_runs: number of runs of the computation.
         loop: JAX's name stack of the innermost loop that contains the computation.
     """
     computation = program[name]
@@ -111,51 +111,51 @@ def _iterate_operations(
         if (
             instruction.op in _OPS_WITHOUT_KERNEL
             or instruction.op.endswith(('-done', '-update'))
-            or instruction.target in _ANNOTATIONS
+            or instruction.custom_call_target in _ANNOTATIONS
         ):
             continue
         if instruction.op == 'while':
-            repeats = times * count_iterations(instruction, computation, program)
+            repeats = num_runs * count_iterations(instruction, computation, program)
             yield from _iterate_operations(
                 program, instruction.called_computation('body'), repeats, devices, instruction.op_name or loop
             )
         elif instruction.op == 'conditional':
             branches = (
-                list(_iterate_operations(program, branch, times, devices, loop))
+                list(_iterate_operations(program, branch, num_runs, devices, loop))
                 for branch in instruction.branch_computations()
             )
             yield from max(branches, key=_total_work)
         elif instruction.op in ('call', 'async-start'):
             called = instruction.called_computation('to_apply') or instruction.called_computation()
-            yield from _iterate_operations(program, called, times, devices, loop)
+            yield from _iterate_operations(program, called, num_runs, devices, loop)
         elif hlo_costs.collective_kind(instruction):
-            yield _build_collective(instruction, computation, times, devices)
+            yield _build_collective(instruction, computation, num_runs, devices)
         else:
-            yield from _iterate_fused_collectives(instruction, program, times, devices)
-            yield _build_kernel(instruction, computation, program, times, loop)
+            yield from _iterate_fused_collectives(instruction, program, num_runs, devices)
+            yield _build_kernel(instruction, computation, program, num_runs, loop)
 
 
 def _total_work(runs: list[Kernel | Collective]) -> float:
     """Returns the sum of all bytes and FLOPs, which is used to find the most expensive branch of a conditional."""
     return sum(
-        run.times * (run.bytes + run.flops.total() if isinstance(run, Kernel) else run.bytes_sent) for run in runs
+        run.num_runs * (run.bytes + run.flops.total() if isinstance(run, Kernel) else run.bytes_sent) for run in runs
     )
 
 
 def _build_kernel(
-    instruction: Instruction, computation: Computation, program: HloProgram, times: int, loop: str
+    instruction: Instruction, computation: Computation, program: HloProgram, num_runs: int, loop: str
 ) -> Kernel:
     cycles = instruction.find_attribute(r'"estimated_cycles": ?"(\d+)"')
     flops = hlo_costs.count_flops(instruction, computation, program)
     return Kernel(
         name=instruction.name,
-        op=instruction.target or instruction.op,
+        op=instruction.custom_call_target or instruction.op,
         op_name=_find_op_name(instruction, computation, program) or loop,
-        times=times,
+        num_runs=num_runs,
         flops=flops,
         bytes=hlo_costs.count_bytes(instruction, computation, program),
         cycles=int(cycles) if cycles else None,
-        is_opaque=bool(instruction.target) and not flops,
+        is_opaque=bool(instruction.custom_call_target) and not flops,
     )
 
 
@@ -173,21 +173,21 @@ def _find_op_name(instruction: Instruction, computation: Computation, program: H
     return ''
 
 
-def _build_collective(instruction: Instruction, computation: Computation, times: int, devices: int) -> Collective:
+def _build_collective(instruction: Instruction, computation: Computation, num_runs: int, devices: int) -> Collective:
     operand_bytes = sum(array.bytes for array in computation.operand_arrays(instruction))
     groups = hlo_costs.device_groups(instruction, devices)
-    return Collective(hlo_costs.collective_kind(instruction), times, operand_bytes, groups)
+    return Collective(hlo_costs.collective_kind(instruction), num_runs, operand_bytes, groups)
 
 
 def _iterate_fused_collectives(
-    instruction: Instruction, program: HloProgram, times: int, devices: int
+    instruction: Instruction, program: HloProgram, num_runs: int, devices: int
 ) -> Iterator[Collective]:
     """Yields the collectives inside a fusion created by the TPU compiler."""
     fused = program[instruction.called_computation()] if instruction.op == 'fusion' else Computation()
     for inner in fused:
         if hlo_costs.collective_kind(inner):
-            yield _build_collective(inner, fused, times, devices)
-        yield from _iterate_fused_collectives(inner, program, times, devices)
+            yield _build_collective(inner, fused, num_runs, devices)
+        yield from _iterate_fused_collectives(inner, program, num_runs, devices)
 
 
 def count_iterations(loop: Instruction, outside: Computation, program: HloProgram) -> int:

@@ -36,7 +36,7 @@ class Forecast:
 
     def mfu(self, seconds: float) -> float:
         """Returns the model FLOPs utilization (Chowdhery et al. 2022, "PaLM") if a step takes `seconds`."""
-        return self.model_flops / (seconds * self.devices * self.bound.machine.peak('bf16'))
+        return self.model_flops / (seconds * self.devices * self.bound.machine.peak_flops_per_second('bf16'))
 
     def dollars_per_million_tokens(self, seconds: float, price: float) -> float:
         """Returns the cost of a million tokens in dollars, for a step time in seconds and a price per chip-hour."""
@@ -164,7 +164,9 @@ def _recommend_mesh(forecast: Forecast, available: int | None) -> Iterator[Recom
         needed = memory.total + (parts - 1) * state
         if available is not None and needed > available:
             return
-        permutes = sum(exchange.times for exchange in bound.exchanges if exchange.kind == 'collective-permute')
+        permutes = sum(
+            collective.num_runs for collective in bound.collectives if collective.kind == 'collective-permute'
+        )
         # Data parallelism still all-reduces the gradients.
         reduced = 2 * (1 - 1 / forecast.devices) * memory.parameters * parts
         # Half of the collectives are assumed to overlap with kernels. Without sharding, each device updates all
@@ -183,7 +185,7 @@ def _recommend_mesh(forecast: Forecast, available: int | None) -> Iterator[Recom
             'data=-1',
             f'{reason}; without sharding, the memory of a step would be {format_gibibytes(needed)}{limit}',
         )
-    elif data > 1 and not any(exchange.link == roofline.NETWORK for exchange in bound.exchanges):
+    elif data > 1 and not any(collective.link == roofline.NETWORK for collective in bound.collectives):
         # FSDP gathers the parameters twice, so each device sends about twice the bytes, half of them during kernels.
         saved = update * (1 - 1 / data) - bound.collective_seconds / 2
         if saved >= _MIN_SAVING * bound.serial_seconds:

@@ -64,7 +64,7 @@ class Instruction:
         return self.find_attribute(r'op_name="([^"]*)"')
 
     @property
-    def target(self) -> str:
+    def custom_call_target(self) -> str:
         """The target of a custom call."""
         return self.find_attribute(r'custom_call_target="([^"]*)"')
 

@@ -123,14 +123,14 @@ def _fft_flops(instruction: Instruction, computation: Computation) -> float:
 
 def _custom_call_flops(instruction: Instruction, computation: Computation) -> float:
     """Computes FLOPs of cuBLAS and cuDNN calls from shapes, and FLOPs of other kernels from their cost estimates."""
-    if 'cudnn$fmha' in instruction.target:
+    if 'cudnn$fmha' in instruction.custom_call_target:
         logits = instruction.find_attribute(r'"intermediate_tensor_shape": ?\{.*?"dimensions": ?\[([^\]]*)\]')
         # Attention consists of two matrix products, and its gradient of five, one of which recomputes the logits.
-        products = 5 if instruction.target.endswith('Backward') else 2
+        products = 5 if instruction.custom_call_target.endswith('Backward') else 2
         head_dim = computation.operand_arrays(instruction)[0].shape[-1]
         return products * 2 * math.prod(_find_integers(logits)) * head_dim
     contracting = instruction.find_attribute(r'"lhs_contracting_dimensions": ?\[([^\]]*)\]')
-    if contracting and 'cublas' in instruction.target:
+    if contracting and 'cublas' in instruction.custom_call_target:
         return _product_flops(instruction, computation, _find_integers(contracting))
     return _cost_estimate(instruction).get('flops', 0)
 

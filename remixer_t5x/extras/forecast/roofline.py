@@ -69,7 +69,7 @@ class Machine:
     devices_per_chip: int = 1
     gap: float = 0.0
 
-    def peak(self, dtype: str) -> float:
+    def peak_flops_per_second(self, dtype: str) -> float:
         """Returns the FLOP/s of matrix products in a dtype."""
         return self.peaks.get(dtype, min(self.peaks.values()))
 
@@ -172,39 +172,39 @@ class KernelCosts:
         """A mapping from dtypes to total FLOPs."""
         total: Flops = Flops()
         for kernel in self.kernels:
-            total.update({dtype: kernel.times * flops for dtype, flops in kernel.flops.items()})
+            total.update({dtype: kernel.num_runs * flops for dtype, flops in kernel.flops.items()})
         return total
 
     @property
     def bytes(self) -> float:
         """HBM traffic in bytes."""
-        return sum(kernel.times * kernel.bytes for kernel in self.kernels)
+        return sum(kernel.num_runs * kernel.bytes for kernel in self.kernels)
 
     @property
     def count(self) -> int:
         """The number of kernel runs."""
-        return sum(kernel.times for kernel in self.kernels)
+        return sum(kernel.num_runs for kernel in self.kernels)
 
     @property
     def seconds(self) -> float:
         """The minimum time of the kernels, without collectives."""
-        return sum(kernel.times * max(kernel_seconds(kernel, self.machine)) for kernel in self.kernels)
+        return sum(kernel.num_runs * max(kernel_seconds(kernel, self.machine)) for kernel in self.kernels)
 
     @property
     def compute_seconds(self) -> float:
         """The minimum time of the compute-bound kernels; all other kernels are memory-bound."""
-        times = ((kernel.times, *kernel_seconds(kernel, self.machine)) for kernel in self.kernels)
-        return sum(count * compute for count, compute, memory in times if compute > memory)
+        seconds = ((kernel.num_runs, *kernel_seconds(kernel, self.machine)) for kernel in self.kernels)
+        return sum(num_runs * compute for num_runs, compute, memory in seconds if compute > memory)
 
     @property
-    def limit(self) -> str:
+    def bottleneck(self) -> str:
         """The bottleneck: COMPUTE if compute-bound kernels use more than half of the minimum time, otherwise HBM."""
         return COMPUTE if 2 * self.compute_seconds > self.seconds else HBM
 
     @property
     def estimated_seconds(self) -> float:
         """The TPU compiler's time estimate, summed over the kernels that have one."""
-        cycles = sum(kernel.times * (kernel.cycles or 0) for kernel in self.kernels)
+        cycles = sum(kernel.num_runs * (kernel.cycles or 0) for kernel in self.kernels)
         return cycles / self.machine.clock if self.machine.clock else 0.0
 
     def unestimated_seconds(self) -> collections.Counter[str]:
@@ -212,7 +212,7 @@ class KernelCosts:
         total: collections.Counter[str] = collections.Counter()
         for kernel in self.kernels:
             if kernel.cycles is None:
-                total.update({kernel.op: kernel.times * max(kernel_seconds(kernel, self.machine))})
+                total.update({kernel.op: kernel.num_runs * max(kernel_seconds(kernel, self.machine))})
         return total
 
 
@@ -230,7 +230,7 @@ class CollectiveCost:
     Attributes:
         kind: opcode, such as 'all-gather'.
         link: 'ICI' or 'NVLink' within a slice or node, otherwise NETWORK.
-        times: number of runs in a step.
+        num_runs: number of runs in a step.
         bytes_sent: bytes that each device sends in a step.
         seconds: time at the link bandwidth, or None if the bandwidth is unknown.
     """
@@ -238,25 +238,25 @@ class CollectiveCost:
     kind: str
     link: str
     group_size: int
-    times: int
+    num_runs: int
     bytes_sent: float
     seconds: float | None
 
 
 @dataclasses.dataclass(frozen=True)
 class StepBound(KernelCosts):
-    """The minimum time of a training step on a machine; `operations` and `exchanges` are sorted by decreasing cost."""
+    """The minimum time of a step on a machine; `operations` and `collectives` are sorted by decreasing cost."""
 
     operations: tuple[OperationCosts, ...]
-    exchanges: tuple[CollectiveCost, ...]
+    collectives: tuple[CollectiveCost, ...]
 
     @property
     def bytes_sent(self) -> float:
-        return sum(exchange.bytes_sent for exchange in self.exchanges)
+        return sum(collective.bytes_sent for collective in self.collectives)
 
     @property
     def collective_seconds(self) -> float:
-        return sum(exchange.seconds or 0.0 for exchange in self.exchanges)
+        return sum(collective.seconds or 0.0 for collective in self.collectives)
 
     @property
     def overlapped_seconds(self) -> float:
@@ -288,20 +288,20 @@ def compute_step_bound(program: CompiledProgram, machine: Machine, slices: Seque
         kernels_by_location.setdefault(parse_op_name(kernel.op_name), []).append(kernel)
     operations = [OperationCosts(machine, kernels, location) for location, kernels in kernels_by_location.items()]
     operations.sort(key=lambda operation: -operation.seconds)
-    exchanges = _sum_collectives(program.collectives, machine, slices)
-    return StepBound(machine, program.kernels, tuple(operations), exchanges)
+    collectives = _sum_collectives(program.collectives, machine, slices)
+    return StepBound(machine, program.kernels, tuple(operations), collectives)
 
 
 def kernel_seconds(kernel: Kernel, machine: Machine) -> tuple[float, float]:
     """Returns the compute time and the memory time of one run of a kernel, in seconds."""
-    compute = sum(flops / machine.peak(dtype) for dtype, flops in kernel.flops.items())
+    compute = sum(flops / machine.peak_flops_per_second(dtype) for dtype, flops in kernel.flops.items())
     return compute, kernel.bytes / machine.bandwidth
 
 
 def _sum_collectives(
     collectives: Iterable[Collective], machine: Machine, slices: Sequence[int]
 ) -> tuple[CollectiveCost, ...]:
-    times: collections.Counter[tuple[str, str, int]] = collections.Counter()
+    num_runs: collections.Counter[tuple[str, str, int]] = collections.Counter()
     sent: dict[tuple[str, str, int], float] = collections.defaultdict(float)
     for collective in collectives:
         kind, members = collective.kind, collective.group_size
@@ -310,14 +310,14 @@ def _sum_collectives(
         # The slowest link of a group limits the collective.
         crossed = max(len({slices[device] for device in group}) for group in collective.groups)
         key = kind, machine.link_name if crossed == 1 else NETWORK, members
-        times[key] += collective.times
+        num_runs[key] += collective.num_runs
         size = hlo_costs.bytes_sent(kind, collective.operand_bytes, members, crossed)
-        sent[key] += collective.times * size
+        sent[key] += collective.num_runs * size
     rates = {machine.link_name: machine.link, NETWORK: machine.network}
-    exchanges = []
+    costs = []
     for (kind, link, members), size in sent.items():
         rate = rates[link]
-        exchanges.append(
-            CollectiveCost(kind, link, members, times[kind, link, members], size, size / rate if rate else None)
+        costs.append(
+            CollectiveCost(kind, link, members, num_runs[kind, link, members], size, size / rate if rate else None)
         )
-    return tuple(sorted(exchanges, key=lambda exchange: -exchange.bytes_sent))
+    return tuple(sorted(costs, key=lambda cost: -cost.bytes_sent))

@@ -109,10 +109,12 @@ def write_model_card(folder: pathlib.Path, card: ModelCard, run: RecordedRun | N
     has_curve = run is not None and bool(run.metric_points(TRAIN, 'loss'))
     if run is not None and has_curve:
         curves.plot_loss(f'{run.folder}/{model_dir.METRICS}', folder / LOSS_CURVE_FILE, card.name)
-    (folder / CARD_FILE).write_text(render(card, run, LOSS_CURVE_FILE if has_curve else ''), encoding='utf-8')
+    (folder / CARD_FILE).write_text(
+        render_model_card(card, run, LOSS_CURVE_FILE if has_curve else ''), encoding='utf-8'
+    )
 
 
-def render(card: ModelCard, run: RecordedRun | None, curve: str = '') -> str:
+def render_model_card(card: ModelCard, run: RecordedRun | None, curve: str = '') -> str:
     """Renders README.md; `curve` is the file name of the loss curve, or empty."""
     settings, kind = _macro_cells(run), TYPE_TEXTS[card.model_type]
     numbers = overview.summarize_run(run) if run is not None else None

@@ -120,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
             print_line(line)
         search = _run_search(runs, sweep) if len(runs.settings) > 1 else None
         if search:
-            best = {model: search.best(model) for model in search.values}
+            best = {model: search.best_setting(model) for model in search.values}
         # Runs are ordered by seed, so that a stopped sweep has the same number of runs for each model.
         cells = [runs.build_cell(model, setting, seed) for seed in runs.seeds for model, setting in best.items()]
         sweep.run(cells)

@@ -47,10 +47,10 @@ class SettingSearch:
     def settings(self) -> list[Setting]:
         return list(dict.fromkeys(cell.setting for cell in self.cells))
 
-    def best(self, model: str) -> Setting:
+    def best_setting(self, model: str) -> Setting:
         return max(self.values[model], key=lambda setting: self.sign * self.values[model][setting])
 
-    def expected(self, model: str) -> list[float]:
+    def expected_best_values(self, model: str) -> list[float]:
         """Returns the expected best value of k random settings, for k = 1, ..., n."""
         values: np.ndarray = self.sign * np.asarray(list(self.values[model].values()))
         return (self.sign * differences.expected_maximum(values)).tolist()
@@ -111,12 +111,12 @@ class Comparison:
         return overview.collect_measures(self.groups, overview.select_main_rows(self.rows), self.overviews)
 
     @functools.cached_property
-    def bootstrap(self) -> list[str]:
+    def bootstrap_results(self) -> list[str]:
         return bootstrap_sentences(self.groups)
 
     @property
     def difference_sentences(self) -> list[str]:
-        return [*overview.describe_measures(self.compared_metrics, self.overviews), *self.bootstrap]
+        return [*overview.describe_measures(self.compared_metrics, self.overviews), *self.bootstrap_results]
 
     @property
     def num_trials(self) -> int:
@@ -135,7 +135,7 @@ class Comparison:
         runs = [self.overviews[run.name] for run in group.runs]
         speeds = [run.tokens_per_second for run in runs if run.tokens_per_second]
         train_losses = [run.train_loss for run in runs if run.train_loss is not None]
-        texts = {'best setting': format_setting(self.search.best(group.name))} if self.search else {}
+        texts = {'best setting': format_setting(self.search.best_setting(group.name))} if self.search else {}
         texts |= {
             'parameters': f'{self.counts[group.name].total_parameters:,}',
             'forward FLOPs per token': self._format_flops(group.name),
@@ -155,13 +155,13 @@ class Comparison:
         for kind, metric, cells in self.rows:
             if cell := cells[index]:
                 texts.setdefault(f'{metric} of {kind}', _format_mean(cell.by_seed.values(), _decimal_places(metric)))
-        texts['E x D x H'] = self._cost(group)
+        texts['E x D x H'] = self._format_cost(group)
         return texts
 
     def _format_flops(self, model: str) -> str:
         return format_quantity(self.counts[model].total_forward_flops / self.counts[model].tokens)
 
-    def _cost(self, group: RunGroup) -> str:
+    def _format_cost(self, group: RunGroup) -> str:
         """Formats HyperMixer's cost E x D x H: training FLOPs per example x examples per run x settings tried."""
         examples = max(self.overviews[run.name].step for run in group.runs)
         examples *= int(group.runs[0].settings().get('BATCH_SIZE', '1'))
@@ -177,7 +177,7 @@ class Comparison:
             (format_setting(setting), [_format_value(column.get(setting)) for column in values])
             for setting in self.search.settings
         ]
-        curves = [dict(enumerate(self.search.expected(group.name), 1)) for group in self.groups]
+        curves = [dict(enumerate(self.search.expected_best_values(group.name), 1)) for group in self.groups]
         shown = [k for k in range(1, self.num_trials + 1) if k in _TRIALS or k == self.num_trials]
         return lines + [(f'expected best of {k}', [_format_value(curve.get(k)) for curve in curves]) for k in shown]
 
@@ -197,8 +197,8 @@ class Comparison:
         ]
         if search := self.search:
             macros = _join_words(name for name, _ in search.cells[0].setting)
-            best = _join_words(f'{format_setting(search.best(name))} for {name}' for name in names)
-            first = _join_words(f'{search.expected(name)[0]:.4g} for {name}' for name in names)
+            best = _join_words(f'{format_setting(search.best_setting(name))} for {name}' for name in names)
+            first = _join_words(f'{search.expected_best_values(name)[0]:.4g} for {name}' for name in names)
             sentences.append(
                 f'The best of {self.num_trials} settings of {macros} was chosen for each model by the {search.measure} '
                 f'on validation data with seed {search.cells[0].seed}: {best}. The expected {search.measure} of one '
@@ -215,11 +215,11 @@ class Comparison:
         if max(seeds) > 1 and len(names) > 1:
             bonferroni = ", with Bonferroni's correction over all pairs of models" if len(names) > 2 else ''
             sentences.append(f"Intervals are Student's t-intervals of differences paired by seed{bonferroni}.")
-        costs = _join_words(f'{self._cost(group)} for {group.name}' for group in self.groups)
+        costs = _join_words(f'{self._format_cost(group)} for {group.name}' for group in self.groups)
         sentences.append(f'E x D x H (training FLOPs of an example, examples of a run, settings tried) was {costs}.')
         if self.failed:
             sentences.append(f'{len(self.failed)} run{_plural_s(len(self.failed))} failed.')
-        return ' '.join([*sentences, *self.bootstrap])
+        return ' '.join([*sentences, *self.bootstrap_results])
 
     def pictures(self) -> list[Picture]:
         """Plots the metrics of all seeds and, after a search, each setting's measure and the expected best value."""
@@ -242,7 +242,7 @@ class Comparison:
             figure = drawing.new_figure(_FIGURE_WIDTH, 3.0)
             axes = figure.add_subplot()
             for index, name in enumerate(models):
-                curve = search.expected(name)
+                curve = search.expected_best_values(name)
                 axes.plot(range(1, len(curve) + 1), curve, 'o-', color=_model_colour(index), markersize=3, label=name)
             axes.locator_params(axis='x', integer=True)
             axes.grid(axis='y', color=drawing.GRID, linewidth=0.5)

@@ -75,7 +75,7 @@ def plot_loss(metrics_file: str | os.PathLike, png_file: str | os.PathLike, titl
     train = run.metric_points(records.TRAIN, 'loss')
     if not train:
         raise UserError(f'{metrics_file} has no training loss; choose a run that has logged at least one step')
-    held_out = {kind: points for kind in run.kinds() if (points := run.metric_points(kind, 'loss'))}
+    held_out = {kind: points for kind in run.evaluation_names() if (points := run.metric_points(kind, 'loss'))}
     figure = drawing.new_figure(8, 4.5)
     axes = figure.add_subplot()
     axes.plot(*zip(*train, strict=True), color=_TRAIN, marker='.' if len(train) < 60 else None, label='training')
@@ -85,7 +85,7 @@ def plot_loss(metrics_file: str | os.PathLike, png_file: str | os.PathLike, titl
         colour = _HELD_OUT if index == 0 else f'C{index}'
         axes.plot(*zip(*points, strict=True), color=colour, linewidth=2, marker='o', markersize=4, label=label)
     # The dotted line is the latest loss of the best constant prediction, from the first evaluation that reports it.
-    constants = (run.metric_points(kind, 'constant_loss') for kind in run.kinds())
+    constants = (run.metric_points(kind, 'constant_loss') for kind in run.evaluation_names())
     if constant := next(filter(None, constants), None):
         axes.axhline(
             constant[-1][1], color=drawing.TEXT_COLOUR, linewidth=1.2, linestyle=':', label='best constant prediction'

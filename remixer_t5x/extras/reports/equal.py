@@ -51,7 +51,7 @@ def count_cost(args: argparse.Namespace, label: str, model: str, flags: Flags) -
     flags = [*args.gin_flags, *flags, ('SEED', '0'), ('MODEL_DIR', args.folder)]
     try:
         sources = argparse.Namespace(**{**vars(args), 'model': model, 'gin_flags': flags})
-        arguments.load(sources, train.ROOT, partial=False)
+        arguments.load_config(sources, train.ROOT, partial=False)
         return counts.count_model(resolved.macro('MODEL'), resolved.macro('TASK_FEATURE_LENGTHS'))
     except UserError as error:
         raise UserError(f'{label}: {error}') from error

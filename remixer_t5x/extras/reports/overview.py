@@ -36,7 +36,7 @@ class Overview:
     steps: int | None
     train_loss: float | None
     held_out: float | None
-    constant: float | None
+    constant_loss: float | None
     tokens_per_second: float | None
     seconds: float
     memory: Mapping[str, float]
@@ -51,7 +51,7 @@ def summarize_run(run: RecordedRun) -> Overview:
     )
     # Both losses are read from the first evaluation that reports them.
     held_out, constant = (
-        next((points for kind in run.kinds() if (points := run.metric_points(kind, number))), [])
+        next((points for kind in run.evaluation_names() if (points := run.metric_points(kind, number))), [])
         for number in ('loss', 'constant_loss')
     )
     step = max((record.step for record in run.records), default=0)
@@ -83,7 +83,7 @@ def summarize_run(run: RecordedRun) -> Overview:
         )
     for kind, record in run.latest_evaluations().items():
         for name, value in list(task_metrics(record).items())[:1]:
-            sentences.append(f'{format_evaluation_name(kind)}: {name} {value:.4g}{unit(name)}.')
+            sentences.append(f'{format_evaluation_name(kind)}: {name} {value:.4g}{metric_unit(name)}.')
     if lost := sum(record.numbers.get('loss', 0.0) is None for record in run.records):
         sentences.append(f'Number of logged losses that are not finite: {lost}.')
     return Overview(
@@ -92,7 +92,7 @@ def summarize_run(run: RecordedRun) -> Overview:
         steps=steps,
         train_loss=losses[-1][1] if losses else None,
         held_out=held_out[-1][1] if held_out else None,
-        constant=constant[-1][1] if constant else None,
+        constant_loss=constant[-1][1] if constant else None,
         tokens_per_second=statistics.median(speeds) if speeds else None,
         seconds=seconds,
         memory={
@@ -117,7 +117,7 @@ def task_metrics(record: MetricsRecord) -> dict[str, float]:
     return {name: value for name, value in record.numbers.items() if value is not None}
 
 
-def unit(metric: str) -> str:
+def metric_unit(metric: str) -> str:
     """Returns '%' for metrics in percent, such as accuracy, or '' for other metrics."""
     return '%' if metric.rpartition('_')[2] in ('accuracy', 'match', 'majority', 'f1', 'em') else ''
 
@@ -130,7 +130,7 @@ def build_charts(runs: Sequence[RecordedRun]) -> dict[str, list[Chart]]:
         return Chart(title, unit, lines, smooth)
 
     held_out, tasks = [], []
-    for kind in dict.fromkeys(kind for run in runs for kind in run.kinds()):
+    for kind in dict.fromkeys(kind for run in runs for kind in run.evaluation_names()):
         title = 'Held-out loss' + (f', {format_evaluation_name(kind)}' if kind != 'eval' else '')
         held_out.append(chart(title, 'nats per token', kind, 'loss'))
         of_kind = (record for run in runs for record in run.records if record.kind == kind)

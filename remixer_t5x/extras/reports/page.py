@@ -84,7 +84,7 @@ def _load_template() -> jinja2.Template:
     )
     short, count = '{:.4g}'.format, '{:,.0f}'.format
     environment.filters.update(
-        duration=progress.format_duration, short=short, count=count, svg=_inline_svg, unit=overview.unit
+        duration=progress.format_duration, short=short, count=count, svg=_inline_svg, unit=overview.metric_unit
     )
     return environment.get_template('report.html.jinja')
 

@@ -68,7 +68,7 @@ class RecordedRun:
                 values[record.step] = value
         return sorted(values.items())
 
-    def kinds(self) -> list[str]:
+    def evaluation_names(self) -> list[str]:
         """Returns the names of the evaluations during training, in order of first appearance."""
         return list(dict.fromkeys(record.kind for record in self.records if record.kind != TRAIN))
 

@@ -44,7 +44,7 @@ class SweepCell:
         return ', '.join(filter(None, (self.model, format_setting(self.setting), self.folder.name.replace('_', ' '))))
 
     @property
-    def log(self) -> pathlib.Path:
+    def log_path(self) -> pathlib.Path:
         return self.folder.parent / f'{self.folder.name}.log'
 
 
@@ -112,7 +112,7 @@ class Sweep:
                         process.send_signal(stop_signal)
                 while len(running) < parallel and started < len(todo) and not stop_signal:
                     cell, started = todo[started], started + 1
-                    print_line(f'{started} of {len(todo)}: {cell.name}; {cell.log}')
+                    print_line(f'{started} of {len(todo)}: {cell.name}; {cell.log_path}')
                     running.append(_RunProcess(cell))
                 time.sleep(_POLL_PERIOD)
                 for process in tuple(running):
@@ -121,7 +121,9 @@ class Sweep:
                         continue
                     running.remove(process)
                     try:
-                        self._record(process, bool(stop_signal), can_raise=not any(map(self._is_finished, cells)))
+                        self._record_outcome(
+                            process, bool(stop_signal), can_raise=not any(map(self._is_finished, cells))
+                        )
                     except UserError as error:
                         mistake = error
                         received.append(signal.SIGTERM)
@@ -131,7 +133,7 @@ class Sweep:
             print_line('stopped; run the same command again to continue')
             raise SweepStopped(128 + stop_signal)
 
-    def _record(self, process: '_RunProcess', stopped: bool, can_raise: bool) -> None:
+    def _record_outcome(self, process: '_RunProcess', stopped: bool, can_raise: bool) -> None:
         """Records whether a run finished or failed. With `can_raise`, raises the run's user error, if any."""
         cell, code = process.cell, process.returncode
         if code == 0:
@@ -140,7 +142,7 @@ class Sweep:
             self._finished.append(list(cell.command))
             print_line(f'{cell.name}: finished in {time.monotonic() - process.start:,.0f} s')
         elif not stopped:
-            line = _last_line(cell.log, 'error')
+            line = _last_line(cell.log_path, 'error')
             is_mistake = code == _USER_ERROR_CODE and _count_bytes_logged(cell) == process.bytes_before
             # A run of a search may fail because of its setting, such as a learning rate that is too high.
             if is_mistake and not cell.setting and can_raise:
@@ -159,7 +161,7 @@ class _RunProcess(subprocess.Popen):
         self.cell, self.start, self.bytes_before = cell, time.monotonic(), _count_bytes_logged(cell)
         self._next_progress, self._shown_line = self.start + _PROGRESS_PERIOD, ''
         cell.folder.parent.mkdir(parents=True, exist_ok=True)
-        with cell.log.open('ab') as log:
+        with cell.log_path.open('ab') as log:
             # In a new process group, the child receives only the SIGINT that the sweep forwards.
             super().__init__([*PROGRAM, *cell.command], stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
 
@@ -167,7 +169,7 @@ class _RunProcess(subprocess.Popen):
         """Prints the last line of the log every `_PROGRESS_PERIOD`, if it has changed."""
         if time.monotonic() >= self._next_progress:
             self._next_progress = time.monotonic() + _PROGRESS_PERIOD
-            line = _last_line(self.cell.log)
+            line = _last_line(self.cell.log_path)
             if line != self._shown_line:
                 print_line(f'{self.cell.name}: {line}')
                 self._shown_line = line

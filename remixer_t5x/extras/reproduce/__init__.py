@@ -130,28 +130,27 @@ def _cost_table(table: Any, costs: Mapping[tuple[str, str], Any], chip: str, see
     from remixer_t5x.extras.forecast import roofline
     from remixer_t5x.extras.reproduce import runs
 
-    peaks = roofline.find_machine(chip).peak('bf16'), runs.measure_cpu_flops_per_second()
+    peaks = roofline.find_machine(chip).peak_flops_per_second('bf16'), runs.measure_cpu_flops_per_second()
 
-    def hours(flops: float) -> list[str]:
+    def format_hours(flops: float) -> list[str]:
         values = [flops / (runs.UTILIZATION * peak) / 3600 for peak in peaks]
         return [f'{value:,.2g}' if value < 10 else f'{value:,.0f}' for value in values]
 
     headings = ['model', 'stage', 'parameters', 'steps', 'FLOPs', f'{chip} hours', 'hours on this CPU']
     result = console.build_table(*headings, words=('model', 'stage'))
     for (stage, row), cost in costs.items():
-        result.add_row(
-            row, stage, f'{cost.parameters:,}', f'{cost.steps:,}', format_quantity(cost.flops), *hours(cost.flops)
-        )
+        sizes = f'{cost.parameters:,}', f'{cost.steps:,}', format_quantity(cost.flops)
+        result.add_row(row, stage, *sizes, *format_hours(cost.flops))
     result.add_section()
     total = seeds * sum(cost.flops for cost in costs.values())
-    result.add_row('all seeds', f'{seeds} x {len(costs)} runs', '', '', format_quantity(total), *hours(total))
+    result.add_row('all seeds', f'{seeds} x {len(costs)} runs', '', '', format_quantity(total), *format_hours(total))
     return result
 
 
 def _result_tables(table: Any, findings: Iterable[tuple[Any, Any, Any]]) -> Sequence[Any]:
     """Builds one table per column of the paper's table, to compare our results with the published numbers."""
 
-    def number(value: float | None, signed: bool = False) -> str:
+    def format_number(value: float | None, signed: bool = False) -> str:
         return '' if value is None else f'{value:{"+" if signed else ""},.4g}'
 
     results: dict[str, Any] = {}
@@ -163,19 +162,19 @@ def _result_tables(table: Any, findings: Iterable[tuple[Any, Any, Any]]) -> Sequ
             results[column.name] = console.build_table(
                 heading, 'paper', 'ours', *differences, 'verdict', words=(heading, 'verdict')
             )
-        ours = number(finding.ours) + (f' ± {finding.deviation:.2g}' if finding.deviation is not None else '')
-        cells = [number(finding.published), ours]
+        ours = format_number(finding.ours) + (f' ± {finding.deviation:.2g}' if finding.deviation is not None else '')
+        cells = [format_number(finding.published), ours]
         if not table.is_counted:
-            difference = number(finding.difference, signed=True)
+            difference = format_number(finding.difference, signed=True)
             if finding.margin is not None:
                 difference += f' ± {finding.margin:.2g}' if finding.margin < float('inf') else ' (one seed)'
-            cells += [number(finding.published_difference, signed=True), difference]
+            cells += [format_number(finding.published_difference, signed=True), difference]
         verdict = 'baseline' if row.name == table.baseline and not table.is_counted else finding.verdict
         results[column.name].add_row(row.name, *cells, verdict)
     for index, column in enumerate(table.columns):
         for name, numbers in table.cited.items():
             if numbers[index] is not None:
-                results[column.name].add_row(name, number(numbers[index]), '', '', '', 'cited, not trained')
+                results[column.name].add_row(name, format_number(numbers[index]), '', '', '', 'cited, not trained')
     return list(results.values())
 
 

@@ -49,8 +49,8 @@ def plan_runs(
                 run_folder = folder / stage.name / name / f'seed_{seed}'
                 files, settings = _gin_sources(stage, row, args)
                 flags = {**settings, 'SEED': seed, 'MODEL_DIR': run_folder}
-                if stage.after:
-                    flags['INITIAL_CHECKPOINT_PATH'] = cells[stage.after, row.name, seed].folder
+                if stage.previous_stage:
+                    flags['INITIAL_CHECKPOINT_PATH'] = cells[stage.previous_stage, row.name, seed].folder
                 command = (
                     stage.command,
                     *equal.config_flags(args, files),

@@ -27,14 +27,14 @@ class TrainingStage:
     Attributes:
         command: 'train' or 'finetune'.
         flags: gin settings, applied after the files.
-        after: name of the stage whose checkpoint initializes this stage; '' for random parameters.
+        previous_stage: name of the stage whose checkpoint initializes this stage; '' for random parameters.
     """
 
     name: str
     command: str
     files: Sequence[str]
     flags: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    after: str = ''
+    previous_stage: str = ''
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,8 +144,8 @@ def load_table(name: str, scale: str) -> PaperTable:
     stages: dict[str, TrainingStage] = {}
     for column in columns:
         chain = [column.stage]
-        while chain[0].after:
-            chain.insert(0, _load_stage(paper, chain[0].after, scale))
+        while chain[0].previous_stage:
+            chain.insert(0, _load_stage(paper, chain[0].previous_stage, scale))
         stages |= {stage.name: stage for stage in chain}
     cited = {label: select_columns(numbers) for label, numbers in entry.get('cited', {}).items()}
     baseline, note = entry.get('baseline', rows[0].name), entry.get('note', '')

@@ -57,12 +57,12 @@ class PerRequestDecoder(decoding.RowDecoder):
         fold = jax.vmap(jax.random.fold_in, in_axes=(0, None))
         keys, is_sampled = fold(rng, 0), self.temperature > 0
 
-        def choose(logits: jax.Array, index: jax.Array) -> jax.Array:
+        def select_tokens(logits: jax.Array, index: jax.Array) -> jax.Array:
             tokens = jnp.argmax(logits, axis=-1)
             draw = jax.lax.cond(jnp.any(is_sampled), self._sample_tokens, lambda *_: tokens, logits, fold(keys, index))
             return jnp.where(index < self.max_tokens, jnp.where(is_sampled, draw, tokens), self.end_id)
 
-        return choose
+        return select_tokens
 
     def _sample_tokens(self, logits: jax.Array, keys: jax.Array) -> jax.Array:
         """Samples a token for each row, [rows], from logits [rows, vocab]."""
@@ -135,7 +135,7 @@ class Engine:
                     await asyncio.sleep(BATCH_WAIT_SECONDS)
                 operation = self.waiting[0][0].operation
                 batch = [pair for pair in self.waiting if pair[0].operation == operation][: self._batch_size]
-                results = await loop.run_in_executor(thread, self._compute, [row for row, _ in batch])
+                results = await loop.run_in_executor(thread, self._compute_rows, [row for row, _ in batch])
                 for (_, future), result in zip(batch, results, strict=True):
                     # The future is already done if the request was cancelled.
                     if not future.done():
@@ -144,7 +144,7 @@ class Engine:
                 if not self.waiting:
                     self._rows_arrived.clear()
 
-    def _compute(self, rows: Sequence[GenerationRow], batch_size: int | None = None) -> list[Any]:
+    def _compute_rows(self, rows: Sequence[GenerationRow], batch_size: int | None = None) -> list[Any]:
         """Returns the result of each row, or an exception for each row if the model fails."""
         size = batch_size or min(size for size in self._predictors if size >= len(rows))
         predictor, params, inputs = self._predictors[size], self.trained.params, [row.inputs for row in rows]
@@ -168,6 +168,6 @@ class Engine:
                     row = GenerationRow(
                         operation, [self.eos_id] * length, [self.eos_id], dict.fromkeys(SETTING_DTYPES, 1)
                     )
-                    [result] = self._compute([row], size)
+                    [result] = self._compute_rows([row], size)
                     if isinstance(result, Exception):
                         raise result

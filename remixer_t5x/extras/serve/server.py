@@ -113,7 +113,7 @@ class Api:
             GenerationRow('generate', ids, settings={**settings, 'number': seed + i}) for i, ids in enumerate(texts)
         ]
         choices, generated = [], 0
-        for index, prediction in enumerate(await self._compute(rows)):
+        for index, prediction in enumerate(await self._compute_rows(rows)):
             ids = prediction.ids[0][:max_tokens]
             generated += len(ids)
             text = self._engine.trained.vocabulary.decode(ids)
@@ -130,7 +130,7 @@ class Api:
         if len(inputs) != len(targets):
             raise HTTPException(400, f'targets must have as many texts as inputs ({len(inputs)}), got {len(targets)}')
         pairs = zip(inputs, targets, strict=True)
-        scores = await self._compute([GenerationRow('score', ids, target_ids) for ids, target_ids in pairs])
+        scores = await self._compute_rows([GenerationRow('score', ids, target_ids) for ids, target_ids in pairs])
         # JSON cannot represent -inf, which is the score of a text with probability 0.
         scores = [score if math.isfinite(score) else None for score in scores]
         data = [{'index': i, 'score': scores[i], 'tokens': len(ids)} for i, ids in enumerate(targets)]
@@ -143,7 +143,7 @@ class Api:
         texts, data = self._tokenize(body, 'input', 'inputs'), []
         if not all(texts):
             raise HTTPException(400, 'each text in input must have at least 1 token; omit empty texts')
-        for index, vector in enumerate(await self._compute([GenerationRow('encode', ids) for ids in texts])):
+        for index, vector in enumerate(await self._compute_rows([GenerationRow('encode', ids) for ids in texts])):
             values = np.asarray(vector, '<f4')
             embedding = values.tolist() if encoding == 'float' else base64.b64encode(values.tobytes()).decode()
             data.append({'object': 'embedding', 'index': index, 'embedding': embedding})
@@ -157,7 +157,7 @@ class Api:
             raise HTTPException(400, f'each text in {field} must have at most {texts.longest} tokens; shorten it')
         return [ids for ids, _ in encoded]
 
-    async def _compute(self, rows: list[GenerationRow]) -> list[Any]:
+    async def _compute_rows(self, rows: list[GenerationRow]) -> list[Any]:
         waiting, most = len(self._engine.waiting), self._engine.max_queue
         if self._engine.state != 'ready':
             raise HTTPException(503, f'the server is {self._engine.state}; try again later')

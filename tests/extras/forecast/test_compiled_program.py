@@ -68,10 +68,10 @@ def test_a_loop_counts_all_iterations_of_its_body():
     shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((8, 16), (5, 16, 16))]
     compiled = jax.jit(both).lower(*shapes).compile()
     program = compiled_program.parse_program(compiled.as_text())
-    assert sum(kernel.times * kernel.flops.total() for kernel in program.kernels) == 3 * 5 * 2 * 8 * 16 * 16
+    assert sum(kernel.num_runs * kernel.flops.total() for kernel in program.kernels) == 3 * 5 * 2 * 8 * 16 * 16
     # An iteration reads only its slice of the stacked weights.
     sliced = [kernel for kernel in program.kernels if 'dynamic-slice' in kernel.name or 'dynamic_slice' in kernel.name]
-    assert [kernel.times for kernel in sliced] == [15] and sliced[0].bytes < 3 * 16 * 16 * 4
+    assert [kernel.num_runs for kernel in sliced] == [15] and sliced[0].bytes < 3 * 16 * 16 * 4
 
 
 def test_a_conditional_counts_its_most_expensive_branch():
@@ -91,14 +91,13 @@ def test_a_fourier_transform_counts_n_log_n():
 @pytest.mark.parametrize('name', ['scan_tpu_v5e_8', 'scan_h100_8'])
 def test_flops_and_collectives_of_an_accelerator_program_are_counted(name):
     program = compiled_program.parse_program((PROGRAMS / f'{name}.hlo').read_text(), devices=8)
-    assert sum(kernel.times * kernel.flops['bf16'] for kernel in program.kernels) == LAYERS * PRODUCT
+    assert sum(kernel.num_runs * kernel.flops['bf16'] for kernel in program.kernels) == LAYERS * PRODUCT
     collectives = {collective.kind: collective for collective in program.collectives}
     assert set(collectives) == {'all-gather', 'all-reduce'}
     assert all(collective.groups == (tuple(range(8)),) for collective in collectives.values())
     # Each device sends its eighth of a layer's matrix to 7 others.
-    assert (
-        collectives['all-gather'].times == LAYERS and collectives['all-gather'].bytes_sent == 7 * WIDTH * WIDTH * 2 / 8
-    )
+    assert collectives['all-gather'].num_runs == LAYERS
+    assert collectives['all-gather'].bytes_sent == 7 * WIDTH * WIDTH * 2 / 8
     assert collectives['all-reduce'].bytes_sent == 2 * 7 / 8 * WIDTH * (2 if 'tpu' in name else 4)
 
 
@@ -195,7 +194,7 @@ ENTRY %main (x: f32[8]) -> (u32[], f32[8]) {
 def test_iterations_without_a_known_trip_count_follow_from_the_counter():
     # From 2 to 8 in steps of 2, as in loops that the TPU compiler has unrolled.
     program = compiled_program.parse_program(LOOP)
-    assert {kernel.name: kernel.times for kernel in program.kernels}['y'] == 4
+    assert {kernel.name: kernel.num_runs for kernel in program.kernels}['y'] == 4
 
 
 COLLECTIVE = """HloModule collective

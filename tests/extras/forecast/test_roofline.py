@@ -20,8 +20,8 @@ MACHINE = Machine('toy', {'bf16': 100.0, 'f32': 50.0}, 10.0, 5.0, 'link', 1.0, c
 LAYER = 'encoder/encoder._run/while/body/closed_call'
 
 
-def kernel(op_name='jit(step_fn)/jvp(f)/encoder/mlp/dot_general', times=1, flops=(), size=0.0, cycles=None, **other):
-    return Kernel('fusion.1', 'fusion', op_name, times, Flops(dict(flops)), size, cycles, **other)
+def kernel(op_name='jit(step_fn)/jvp(f)/encoder/mlp/dot_general', num_runs=1, flops=(), size=0.0, cycles=None, **other):
+    return Kernel('fusion.1', 'fusion', op_name, num_runs, Flops(dict(flops)), size, cycles, **other)
 
 
 def bound(*operations, machine=MACHINE, slices=(0, 0, 1, 1)):
@@ -31,7 +31,7 @@ def bound(*operations, machine=MACHINE, slices=(0, 0, 1, 1)):
 
 
 def test_a_kernel_takes_the_longer_of_compute_and_memory_time():
-    result = bound(kernel(flops={'bf16': 400}, size=10), kernel(flops={'f32': 50}, size=30, times=2))
+    result = bound(kernel(flops={'bf16': 400}, size=10), kernel(flops={'f32': 50}, size=30, num_runs=2))
     # 4 s of products and 1 s of traffic; twice 1 s of products and 3 s of traffic.
     assert result.seconds == 4 + 2 * 3 and result.compute_seconds == 4
     assert (result.flops, result.bytes, result.count) == ({'bf16': 400, 'f32': 100}, 70, 3)
@@ -39,7 +39,9 @@ def test_a_kernel_takes_the_longer_of_compute_and_memory_time():
 
 def test_an_unknown_dtype_has_the_lowest_peak():
     assert bound(kernel(flops={'c64': 100})).seconds == 2
-    assert all(machine.peak(EXACT_FLOAT32) == min(machine.peaks.values()) for machine in MACHINES.values())
+    assert all(
+        machine.peak_flops_per_second(EXACT_FLOAT32) == min(machine.peaks.values()) for machine in MACHINES.values()
+    )
 
 
 def test_kernels_are_grouped_by_module_and_phase_and_sorted_by_cost():
@@ -57,13 +59,13 @@ def test_a_collective_takes_the_time_of_its_slowest_link():
     across = Collective('all-reduce', 1, 4.0, ((0, 2), (1, 3)))
     alone = Collective('all-reduce', 1, 4.0, ((0,), (1,), (2,), (3,)))
     result = bound(kernel(size=50), inside, across, alone)
-    assert [(each.link, each.bytes_sent, each.seconds) for each in result.exchanges] == [
+    assert [(each.link, each.bytes_sent, each.seconds) for each in result.collectives] == [
         ('link', 30, 6),
         ('network', 4, 4),
     ]
     assert (result.overlapped_seconds, result.serial_seconds) == (10, 15)
     unknown = dataclasses.replace(MACHINE, network=None)
-    assert bound(across, machine=unknown).exchanges[0].seconds is None
+    assert bound(across, machine=unknown).collectives[0].seconds is None
 
 
 @pytest.mark.parametrize(
@@ -71,7 +73,7 @@ def test_a_collective_takes_the_time_of_its_slowest_link():
 )
 def test_a_device_sends_its_part_between_slices(kind, sent):
     # With two slices of two devices, each device reduces half of the array within its slice first.
-    (result,) = bound(Collective(kind, 1, 8.0, ((0, 1, 2, 3),))).exchanges
+    (result,) = bound(Collective(kind, 1, 8.0, ((0, 1, 2, 3),))).collectives
     assert (result.link, result.group_size, result.bytes_sent) == ('network', 4, sent)
 
 

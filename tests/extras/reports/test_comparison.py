@@ -49,9 +49,10 @@ VALUES = {('t5', '1e-3'): 2.0, ('t5', '3e-3'): 2.5, ('remixer', '1e-3'): 1.5, ('
 def test_the_best_setting_has_the_lowest_held_out_loss():
     results = search(VALUES)
     assert results.measure == 'held-out loss' and results.settings[-1] == (('LEARNING_RATE', '9e-1'),)
-    assert (results.best('t5'), results.best('remixer')) == ((('LEARNING_RATE', '1e-3'),), (('LEARNING_RATE', '3e-3'),))
+    best = [results.best_setting(model) for model in ('t5', 'remixer')]
+    assert best == [(('LEARNING_RATE', '1e-3'),), (('LEARNING_RATE', '3e-3'),)]
     # The expected minimum of two draws from 2.0 and 2.5 is 2.0 in three of four cases.
-    assert results.expected('t5') == pytest.approx([2.25, 2.125])
+    assert results.expected_best_values('t5') == pytest.approx([2.25, 2.125])
 
 
 def test_task_settings_are_selected_by_the_mean_validation_metric():
@@ -61,7 +62,8 @@ def test_task_settings_are_selected_by_the_mean_validation_metric():
     test = MetricsRecord('test/cb', 10, {'accuracy': 100.0}, {})
     runs[cell('t5', '1')] = dataclasses.replace(runs[cell('t5', '1')], evaluations=[test])
     results = comparison.collect_search_results(list(runs), runs)
-    assert list(results.values['t5'].values()) == [55.0, 60.0] and results.best('t5') == (('LEARNING_RATE', '2'),)
+    assert list(results.values['t5'].values()) == [55.0, 60.0]
+    assert results.best_setting('t5') == (('LEARNING_RATE', '2'),)
 
 
 def test_a_setting_whose_task_metric_is_not_finite_is_not_selected():

@@ -47,14 +47,14 @@ def test_every_stage_and_model_is_a_valid_configuration():
     stages, models = set(), set()
     for table in itertools.chain(load_tables(tables.PAPER), load_tables(tables.SMALL)):
         for stage, row in itertools.product(table.stages, table.rows):
-            stage_settings = (*stage.files, str(stage.flags), bool(stage.after))
+            stage_settings = (*stage.files, str(stage.flags), bool(stage.previous_stage))
             model_settings = (row.model, *row.files, str(row.flags))
             if stage_settings in stages and model_settings in models:
                 continue
             stages.add(stage_settings)
             models.add(model_settings)
             flags = {**stage.flags, **row.flags, 'MODEL_DIR': '/nowhere'}
-            if stage.after:
+            if stage.previous_stage:
                 flags['INITIAL_CHECKPOINT_PATH'] = '/nowhere'
             flags = [(name, str(value)) for name, value in flags.items()]
             files = [*stage.files, *row.files]
