@@ -18,7 +18,7 @@ from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate import embeddings, held_out_loss, predictions
 from remixer_t5x.evaluate.text_inference import TextCodec
-from remixer_t5x.interop import converted
+from remixer_t5x.interop import converted_checkpoint
 from remixer_t5x.models import interface
 from remixer_t5x.models.decoding import Decoder, Greedy
 from remixer_t5x.models.language_model import join_prompts
@@ -229,15 +229,17 @@ class TrainedModel:
                 the vocabulary is a custom class.
         """
         text = gin_text(self.model, self.lengths if self.ends_inputs else {'targets': sum(self.lengths.values())})
-        target = converted.claim_model_dir(folder)
+        target = converted_checkpoint.claim_model_dir(folder)
         if not task_vocabulary.save_vocabulary(self.vocabulary, target / task_vocabulary.VOCABULARY_FOLDER):
             class_name = type(self.vocabulary).__name__
             raise UserError(f'to save a model, vocabulary must come from remixer_tasks.vocabularies, got {class_name}')
         text = f'{text}\n{task_vocabulary.gin_statements(target)}'
         (target / model_dir.CONVERTED).write_text(text)
         params = jax.tree.map(lambda array: np.asarray(array, np.float32), self.params)
-        record = converted.build_record(task_vocabulary.vocabulary_record(self.vocabulary), text, self.source)
-        converted.write_checkpoint(target, params, step, record)
+        record = converted_checkpoint.build_record(
+            task_vocabulary.vocabulary_record(self.vocabulary), text, self.source
+        )
+        converted_checkpoint.write_checkpoint(target, params, step, record)
         return str(target)
 
     @functools.cached_property

@@ -25,7 +25,7 @@ from remixer_t5x.config import loading
 from remixer_t5x.data import batch_formats, task_vocabulary
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
-from remixer_t5x.interop import converted, safetensors_files, shared_folder
+from remixer_t5x.interop import converted_checkpoint, safetensors_files, shared_folder
 from remixer_t5x.interop.huggingface import folders, pytorch_export
 from remixer_t5x.interop.huggingface.t5 import T5
 from remixer_t5x.interop.huggingface.traced_modules import TracedModules, UnsupportedModelError
@@ -52,7 +52,7 @@ def write_model_dir(
     """Writes a checkpoint to a MODEL_DIR, and `gin_text`, unless empty, to the file `name`; prints their paths."""
     if gin_text:
         (folder / name).write_text(gin_text)
-    checkpoint = converted.write_checkpoint(folder, params, step, record)
+    checkpoint = converted_checkpoint.write_checkpoint(folder, params, step, record)
     print_line('read', describe_params(params))
     print_line('checkpoint', str(checkpoint))
     if gin_text:
@@ -89,25 +89,27 @@ def check_no_difference(name: str | None, output: str | os.PathLike[str]) -> Non
 def from_safetensors(args: argparse.Namespace) -> None:
     """Converts a safetensors file to a MODEL_DIR (`--from_safetensors=FILE --to=MODEL_DIR`)."""
     params, step, record = safetensors_files.read_params(args.from_safetensors)
-    folder = converted.claim_model_dir(args.to)
+    folder = converted_checkpoint.claim_model_dir(args.to)
     origin = pathlib.Path(args.from_safetensors).expanduser().resolve()
     vocabulary = _vocabulary_folder(origin)
     write_model_dir(folder, params, step, {**record, 'converted_from': str(origin)}, record['config'])
-    if not converted.copy_vocabulary_files(vocabulary, folder / task_vocabulary.VOCABULARY_FOLDER):
+    if not converted_checkpoint.copy_vocabulary_files(vocabulary, folder / task_vocabulary.VOCABULARY_FOLDER):
         advice = 'copy it next to the file and convert again, or pass VOCABULARY to each command'
         print_line('warning', f'{vocabulary} was not found, so {folder} contains no vocabulary; {advice}')
-    check_params_equal(params, converted.read_checkpoint(str(folder))[0], folder)
+    check_params_equal(params, converted_checkpoint.read_checkpoint(str(folder))[0], folder)
 
 
 def to_safetensors(args: argparse.Namespace) -> None:
     """Converts a checkpoint to a safetensors file (`--checkpoint=PATH --to_safetensors=FILE`)."""
-    params, record, step = converted.read_checkpoint(args.checkpoint, '--checkpoint')
+    params, record, step = converted_checkpoint.read_checkpoint(args.checkpoint, '--checkpoint')
     dtype = args.dtype or 'float32'
     file = safetensors_files.write_params(args.to_safetensors, params, step, record, dtype)
     print_line('read', f'{describe_params(params)}, step {step}')
     print_line('wrote', f'{file}, {dtype}, {file.stat().st_size / 2**20:,.1f} MiB')
     source, vocabulary = model_dir.find_model_dir(args.checkpoint), _vocabulary_folder(file)
-    if source is not None and converted.copy_vocabulary_files(source / task_vocabulary.VOCABULARY_FOLDER, vocabulary):
+    if source is not None and converted_checkpoint.copy_vocabulary_files(
+        source / task_vocabulary.VOCABULARY_FOLDER, vocabulary
+    ):
         print_line('vocabulary', f'{vocabulary}; keep it next to the file for --from_safetensors')
     else:
         print_line('warning', 'the checkpoint contains no vocabulary; keep the files that VOCABULARY reads')
@@ -121,14 +123,14 @@ def _vocabulary_folder(file: pathlib.Path) -> epath.Path:
 
 def merge_adapters(args: argparse.Namespace) -> None:
     """Merges adapters into their base model (`--checkpoint=PATH --to=MODEL_DIR`)."""
-    params, record, step = converted.read_checkpoint(args.checkpoint, '--checkpoint')
-    folder = converted.claim_model_dir(args.to)
+    params, record, step = converted_checkpoint.read_checkpoint(args.checkpoint, '--checkpoint')
+    folder = converted_checkpoint.claim_model_dir(args.to)
     source = str(saved_params.find_checkpoint(args.checkpoint, '--checkpoint'))
     base_keys = (saved_params.BASE_KEY, saved_params.BASE_PARAMS_KEY, saved_params.BASE_SOURCE_KEY)
     record = {name: value for name, value in record.items() if name not in base_keys} | {'converted_from': source}
-    converted.copy_vocabulary(source, folder)
+    converted_checkpoint.copy_vocabulary(source, folder)
     write_model_dir(folder, params, step, record, str(record.get('config') or ''))
-    check_params_equal(params, converted.read_checkpoint(str(folder))[0], folder)
+    check_params_equal(params, converted_checkpoint.read_checkpoint(str(folder))[0], folder)
 
 
 def average_checkpoints(args: argparse.Namespace) -> None:
@@ -137,9 +139,9 @@ def average_checkpoints(args: argparse.Namespace) -> None:
     if len(paths) < 2:
         raise UserError(f'--average must list two or more checkpoints, got {args.average!r}; pass --average=A,B')
     checkpoints = [str(saved_params.find_checkpoint(path, '--average')) for path in paths]
-    total, record, step = converted.read_checkpoint(checkpoints[0], '--average')
+    total, record, step = converted_checkpoint.read_checkpoint(checkpoints[0], '--average')
     for checkpoint in checkpoints[1:]:
-        params, other, other_step = converted.read_checkpoint(checkpoint, '--average')
+        params, other, other_step = converted_checkpoint.read_checkpoint(checkpoint, '--average')
         difference = changes.describe_shape_difference(
             shared_folder.shapes_by_name(params), shared_folder.shapes_by_name(total)
         )
@@ -152,12 +154,12 @@ def average_checkpoints(args: argparse.Namespace) -> None:
             )
         total, step = jax.tree.map(np.add, total, params), max(step, other_step)
     mean = jax.tree.map(lambda array: array / np.float32(len(paths)), total)
-    folder = converted.claim_model_dir(args.to)
-    converted.copy_vocabulary(checkpoints[0], folder)
+    folder = converted_checkpoint.claim_model_dir(args.to)
+    converted_checkpoint.copy_vocabulary(checkpoints[0], folder)
     print_line('averaged', f'{len(paths)} checkpoints: {", ".join(checkpoints)}')
     record = {**record, 'converted_from': ','.join(checkpoints)}
     write_model_dir(folder, mean, step, record, str(record.get('config') or ''))
-    check_params_equal(mean, converted.read_checkpoint(str(folder))[0], folder)
+    check_params_equal(mean, converted_checkpoint.read_checkpoint(str(folder))[0], folder)
 
 
 def to_adapters(args: argparse.Namespace) -> None:
@@ -165,13 +167,13 @@ def to_adapters(args: argparse.Namespace) -> None:
 
     Implements `--checkpoint=PATH --to_adapters=MODEL_DIR`.
     """
-    params, record, step = converted.read_checkpoint(args.checkpoint, '--checkpoint', merge=False)
+    params, record, step = converted_checkpoint.read_checkpoint(args.checkpoint, '--checkpoint', merge=False)
     config = str(record.get('config') or '')
     path = args.base or changes.parse_bindings(config).get('INITIAL_CHECKPOINT_PATH', 'None').strip('\'"')
     if path == 'None':
         raise UserError('the run started from random parameters, not from a checkpoint; pass --base=CHECKPOINT')
     base = saved_params.find_checkpoint(path, '--base')
-    base_params, base_record, _ = converted.read_checkpoint(str(base), '--base')
+    base_params, base_record, _ = converted_checkpoint.read_checkpoint(str(base), '--base')
     base_arrays = traverse_util.flatten_dict(base_params, sep='/')
     changed = {
         name: array
@@ -182,9 +184,9 @@ def to_adapters(args: argparse.Namespace) -> None:
         raise UserError(
             f'{args.checkpoint} has the same parameters as {base}, so there is nothing to write; use another checkpoint'
         )
-    folder = converted.claim_model_dir(args.to_adapters)
+    folder = converted_checkpoint.claim_model_dir(args.to_adapters)
     print_line('differing', f'{describe_params(changed)}, of {describe_params(params)}')
-    converted.copy_vocabulary(args.checkpoint, folder)
+    converted_checkpoint.copy_vocabulary(args.checkpoint, folder)
     (folder / saved_params.BASE_FILE).write_text(f'{base}\n')
     record[saved_params.BASE_KEY] = saved_params.checkpoint_fingerprint(base)
     record[saved_params.BASE_PARAMS_KEY] = saved_params.hash_params(base_arrays)
@@ -193,21 +195,22 @@ def to_adapters(args: argparse.Namespace) -> None:
         record[saved_params.BASE_SOURCE_KEY] = lazy.import_extra('hub.client').model_name(base_record['converted_from'])
     write_model_dir(folder, traverse_util.unflatten_dict(changed, sep='/'), step, record, config)
     print_line('base', f'{base}; if you move it, write its new path to {folder / saved_params.BASE_FILE}')
-    check_params_equal(converted.read_checkpoint(args.checkpoint)[0], converted.read_checkpoint(str(folder))[0], folder)
+    merged, _, _ = converted_checkpoint.read_checkpoint(args.checkpoint)
+    check_params_equal(merged, converted_checkpoint.read_checkpoint(str(folder))[0], folder)
 
 
 def from_t5x(args: argparse.Namespace, model: Seq2Seq, vocabulary: Any) -> None:
     """Converts a T5X checkpoint to a MODEL_DIR (`--from_t5x=DIR --to=MODEL_DIR`)."""
     interface.require_model_type(model, batch_formats.ENCODER_DECODER, '--from_t5x')
     task_vocabulary.check_vocabulary_size('VOCABULARY', vocabulary, model.vocab_size)
-    folder = converted.claim_model_dir(args.to)
+    folder = converted_checkpoint.claim_model_dir(args.to)
     print_line('reading', args.from_t5x)
     params, step = t5x_checkpoint.read_t5x_checkpoint(args.from_t5x, abstract_params(model))
     config = loading.config_text()
     task_vocabulary.save_vocabulary(vocabulary, folder / task_vocabulary.VOCABULARY_FOLDER)
-    record = converted.build_record(task_vocabulary.vocabulary_record(vocabulary), config, args.from_t5x)
+    record = converted_checkpoint.build_record(task_vocabulary.vocabulary_record(vocabulary), config, args.from_t5x)
     write_model_dir(folder, params, step, record, config)
-    check_params_equal(params, converted.read_checkpoint(str(folder))[0], folder)
+    check_params_equal(params, converted_checkpoint.read_checkpoint(str(folder))[0], folder)
 
 
 def build_model_from_gin(gin_text: str) -> Any:
@@ -252,14 +255,14 @@ def convert_to_model_dir(args: argparse.Namespace) -> None:
     tokenizer = source.family.find_tokenizer(source.folder, args.vocabulary)
     vocabulary = getattr(vocabularies, tokenizer.function)(**tokenizer.arguments)
     source.family.check_vocabulary(vocabulary, tokenizer.name, str(source.folder))
-    target = converted.claim_model_dir(args.to)
+    target = converted_checkpoint.claim_model_dir(args.to)
     print_line('reading', str(source.folder))
     params, origin = source.params(), str(source.folder.resolve())
     task_vocabulary.save_vocabulary(vocabulary, target / task_vocabulary.VOCABULARY_FOLDER)
     text = source.family.gin_text(f'Converted from the Hugging Face folder {origin}.')
     text = f'{text}\n{task_vocabulary.gin_statements(target)}'
     record = task_vocabulary.vocabulary_record(vocabulary)
-    run = converted.build_record(record, text, origin)
+    run = converted_checkpoint.build_record(record, text, origin)
     write_model_dir(target, params, 0, run, text, model_dir.CONVERTED)
     del params
     # Loads the gin file in the same way as other commands.
@@ -282,7 +285,7 @@ def _convert_shared_folder(args: argparse.Namespace, folder: pathlib.Path) -> No
     shared = shared_folder.open_shared_folder(folder)
     if not args.trust_gin:
         saved_models.check_gin(shared, f'remixer-t5x convert --from_hf={folder} --to={args.to} --trust_gin')
-    target = converted.claim_model_dir(args.to)
+    target = converted_checkpoint.claim_model_dir(args.to)
     print_line('reading', str(folder))
     params, step, record = shared.params()
     shutil.copytree(folder / task_vocabulary.VOCABULARY_FOLDER, target / task_vocabulary.VOCABULARY_FOLDER)
@@ -293,7 +296,7 @@ def _convert_shared_folder(args: argparse.Namespace, folder: pathlib.Path) -> No
     text = f'{shared.gin_text()}\n{task_vocabulary.gin_statements(target)}'
     run = {**record, 'config': text, 'converted_from': str(folder)}
     write_model_dir(target, params, step, run, text, model_dir.CONVERTED)
-    check_params_equal(params, converted.read_checkpoint(str(target))[0], target)
+    check_params_equal(params, converted_checkpoint.read_checkpoint(str(target))[0], target)
 
 
 def export_transformers_model(args: argparse.Namespace, model: Any, vocabulary: Any) -> None:

@@ -108,7 +108,7 @@ def _write_report(folder: str) -> str:
 
     if object_store.is_remote(folder):
         raise UserError('the report must be written to a local folder, got a bucket; run remixer-t5x report')
-    lazy.import_extra('reports.write').write_report([folder], f'{folder}/{REPORT}')
+    lazy.import_extra('reports.report_writer').write_report([folder], f'{folder}/{REPORT}')
     return f'{folder}/{REPORT}'
 
 

@@ -11,7 +11,7 @@ import tensorstore as ts
 from etils import epath
 
 from remixer_t5x.checkpoints import durable, saved_params, untrusted
-from remixer_t5x.interop import converted
+from remixer_t5x.interop import converted_checkpoint
 from tests.support.error_lines import error_message
 
 PARAMS = {'scale': np.arange(6, dtype=np.float32).reshape(2, 3), 'scalar': np.float32(3)}
@@ -26,8 +26,10 @@ HOSTILE = {
 
 @pytest.fixture(scope='module')
 def saved(tmp_path_factory):
-    folder = converted.claim_model_dir(tmp_path_factory.mktemp('saved') / 'run')
-    return converted.write_checkpoint(folder, PARAMS, 7, converted.build_record('v', '', 'a test'))
+    folder = converted_checkpoint.claim_model_dir(tmp_path_factory.mktemp('saved') / 'run')
+    return converted_checkpoint.write_checkpoint(
+        folder, PARAMS, 7, converted_checkpoint.build_record('v', '', 'a test')
+    )
 
 
 @pytest.fixture
@@ -51,7 +53,7 @@ def change(saved, tmp_path):
 def test_a_description_that_would_abort_the_process_is_rejected(change, kind):
     """`convert` calls the first function; `infer`, `eval` and INITIAL_CHECKPOINT_PATH call the second."""
     folder = change(HOSTILE[kind])
-    error = error_message(converted.read_checkpoint, str(folder))
+    error = error_message(converted_checkpoint.read_checkpoint, str(folder))
     assert 'but its files contain only' in error or 'does not describe a numeric array' in error
     abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), np.float32), PARAMS)
     assert error_message(saved_params.restore_params, str(folder), abstract) == error
@@ -59,7 +61,7 @@ def test_a_description_that_would_abort_the_process_is_rejected(change, kind):
 
 def test_a_checkpoint_with_valid_descriptions_is_read(saved, change):
     for folder in (saved, change({})):
-        params, _, step = converted.read_checkpoint(str(folder))
+        params, _, step = converted_checkpoint.read_checkpoint(str(folder))
         assert step == 7
         np.testing.assert_array_equal(params['scale'], PARAMS['scale'])
         assert params['scalar'] == 3 and np.ndim(params['scalar']) == 0
@@ -92,11 +94,11 @@ def test_a_folder_with_a_noncanonical_number_is_not_a_step(saved, tmp_path, name
     shutil.copytree(saved.parent.parent, folder)
     (folder / 'checkpoints' / name / 'state').mkdir(parents=True)
     assert saved_params.list_steps(folder / 'checkpoints') == [7]
-    assert converted.read_checkpoint(str(folder))[2] == 7
+    assert converted_checkpoint.read_checkpoint(str(folder))[2] == 7
 
 
 @pytest.mark.parametrize('record', ['[]', '[' * 100_000, ''])
 def test_an_invalid_record_raises_an_error(change, record):
     folder = change({})
     (folder / 'run' / 'metadata').write_text(record)
-    assert 'cannot be read' in error_message(converted.read_checkpoint, str(folder))
+    assert 'cannot be read' in error_message(converted_checkpoint.read_checkpoint, str(folder))

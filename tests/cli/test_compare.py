@@ -17,7 +17,7 @@ from remixer_t5x.cli.main import main
 from remixer_t5x.config import loading
 from remixer_t5x.costs.counts import ModelCounts
 from remixer_t5x.extras.reports import compare as command
-from remixer_t5x.extras.reports import equal, sweep
+from remixer_t5x.extras.reports import cost_matching, sweep
 from remixer_t5x.models.sublayers import attention, feed_forward, fnet, hyper_mixer, remixer
 
 SMALL = [
@@ -111,7 +111,7 @@ def test_a_sweep_prints_a_table_writes_a_report_and_is_not_repeated(tmp_path, ca
     assert '2 runs, 0 finished before' in output.err and 'mine has REMIXER_DIM' in output.err
     rows = table_rows(output.out)
     parameters = [int(text.replace(',', '')) for text in rows['parameters']]
-    assert abs(parameters[1] / parameters[0] - 1) <= equal.TOLERANCE
+    assert abs(parameters[1] / parameters[0] - 1) <= cost_matching.TOLERANCE
     losses = [json.loads(line) for line in (tmp_path / 'runs/mine/seed_0/metrics.jsonl').read_text().splitlines()]
     held_out = [record['loss'] for record in losses if record['kind'] != 'train'][-1]
     assert rows['held-out loss'][1] == f'{held_out:.4f}' and rows['seeds'] == ['1', '1']
@@ -131,7 +131,7 @@ def use_program(tmp_path, monkeypatch, text):
     (tmp_path / 'program.py').write_text(text)
     monkeypatch.setattr(sweep, 'PROGRAM', (sys.executable, str(tmp_path / 'program.py')))
     # These runs have no gin files.
-    monkeypatch.setattr(equal, 'count_cost', lambda *args: ModelCounts({('a',): 1000}, {(): 2e6}, tokens=100))
+    monkeypatch.setattr(cost_matching, 'count_cost', lambda *args: ModelCounts({('a',): 1000}, {(): 2e6}, tokens=100))
 
 
 def test_a_failed_run_does_not_stop_the_others_and_is_retried(tmp_path, monkeypatch, capsys):

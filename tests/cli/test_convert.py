@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from remixer_t5x.cli.main import main
-from remixer_t5x.interop import converted, safetensors_files
+from remixer_t5x.interop import converted_checkpoint, safetensors_files
 from remixer_t5x.interop.huggingface import folders as huggingface
 from tests.support import command_folder, hf_folders
 
@@ -78,7 +78,7 @@ def test_finetuning_starts_from_a_converted_checkpoint(current_folder, capsys):
     assert main(['finetune', *files, *flags]) == 0
     records = [json.loads(line) for line in (current_folder / 'tuned/metrics.jsonl').read_text().splitlines()]
     (trained,) = [record for record in records if record['kind'] == 'train']
-    params, record, step = converted.read_checkpoint('ours')
+    params, record, step = converted_checkpoint.read_checkpoint('ours')
     assert trained['param_norm'] == pytest.approx(float(optax.global_norm(params)), rel=1e-5)
     assert step == 0 and record['vocabulary'].endswith('of 36 ids') and 'VOCAB_SIZE = 64' in record['config']
     # A finetuned model is exported with the gin file of the model alone.
@@ -95,7 +95,7 @@ def test_safetensors_survive_a_round_trip(current_folder, capsys):
     assert capsys.readouterr().out.count('bit-identical') == 2
     for file in (current_folder / 'ours/vocabulary').iterdir():
         assert (current_folder / 'again/vocabulary' / file.name).read_bytes() == file.read_bytes()
-    first, second = converted.read_checkpoint('ours'), converted.read_checkpoint('again')
+    first, second = converted_checkpoint.read_checkpoint('ours'), converted_checkpoint.read_checkpoint('again')
     assert safetensors_files.first_difference(first[0], second[0]) is None
     assert second[1]['vocabulary'] == first[1]['vocabulary'] and second[2] == first[2]
     assert (current_folder / 'again/config.gin').read_text() == first[1]['config']
@@ -109,18 +109,20 @@ def test_safetensors_survive_a_round_trip(current_folder, capsys):
 
 
 def test_the_average_of_checkpoints_is_their_mean(current_folder, capsys):
-    params, record, _ = converted.read_checkpoint('ours')
+    params, record, _ = converted_checkpoint.read_checkpoint('ours')
     trees = [params]
     for step in (3, 7):
         trees.append(jax.tree.map(lambda array, step=step: array * np.float32(step) + np.float32(0.1), params))
-        converted.write_checkpoint(converted.claim_model_dir(f'copy_{step}'), trees[-1], step, record)
+        converted_checkpoint.write_checkpoint(
+            converted_checkpoint.claim_model_dir(f'copy_{step}'), trees[-1], step, record
+        )
     assert main(['convert', '--average=ours,copy_3,copy_7/checkpoints/7', '--to=mean']) == 0
-    mean, _, step = converted.read_checkpoint('mean')
+    mean, _, step = converted_checkpoint.read_checkpoint('mean')
     expected = jax.tree.map(lambda *arrays: np.mean(np.stack(arrays), axis=0, dtype=np.float32), *trees)
     assert safetensors_files.first_difference(mean, expected) is None and step == 7
     assert (current_folder / 'mean/vocabulary/vocabulary.json').exists()
-    converted.write_checkpoint(
-        converted.claim_model_dir('wider'), {'logits': {'kernel': np.ones((3, 3), np.float32)}}, 0, record
+    converted_checkpoint.write_checkpoint(
+        converted_checkpoint.claim_model_dir('wider'), {'logits': {'kernel': np.ones((3, 3), np.float32)}}, 0, record
     )
     message = convert_error(capsys, '--average=ours,wider', '--to=x')
     assert 'ours/checkpoints/0' in message and 'wider/checkpoints/0' in message and 'params/' in message

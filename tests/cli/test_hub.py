@@ -18,7 +18,7 @@ from remixer_t5x import UserError
 from remixer_t5x.cli.main import main
 from remixer_t5x.extras.hub import client, share
 from remixer_t5x.extras.reports import records
-from remixer_t5x.interop import converted, safetensors_files
+from remixer_t5x.interop import converted_checkpoint, safetensors_files
 from tests.support import hf_folders, saved_run
 from tests.support.fake_hub import FakeHub
 
@@ -67,7 +67,7 @@ def test_a_model_is_downloaded_once_and_available_offline(hub, t5, tmp_path, mon
     assert main(['convert', f'--from_hf={FLAN}', f'--to={tmp_path}/ours']) == 0
     assert f'hub          {FLAN}' in capsys.readouterr().out
     weights = load_file(t5 / 'model.safetensors')
-    params, record, _ = converted.read_checkpoint(str(tmp_path / 'ours'))
+    params, record, _ = converted_checkpoint.read_checkpoint(str(tmp_path / 'ours'))
     np.testing.assert_array_equal(params['token_embedder']['embedding'], weights['shared.weight'])
     assert not [name for name in hub.requests if name.endswith('.bin')]
     monkeypatch.setattr('huggingface_hub.constants.HF_HUB_OFFLINE', True)
@@ -117,7 +117,7 @@ def test_a_t5_is_pushed_in_the_format_of_transformers(hub, t5, tmp_path, capsys)
     assert 'library_name: "transformers"' in card and "from_pretrained('anna/copy')" in card
     assert f'converted from {FLAN} of the Hugging Face Hub' in card
     assert main(['convert', '--from_hf=anna/copy', f'--to={tmp_path}/back']) == 0
-    first, second = (converted.read_checkpoint(str(tmp_path / name))[0] for name in ('ours', 'back'))
+    first, second = (converted_checkpoint.read_checkpoint(str(tmp_path / name))[0] for name in ('ours', 'back'))
     assert safetensors_files.first_difference(first, second) is None
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from remixer_t5x.errors import UserError
-from remixer_t5x.extras.reports import write
+from remixer_t5x.extras.reports import report_writer
 from remixer_t5x.run_folder import model_dir
 from tests.support import untrusted_inputs
 
@@ -24,7 +24,7 @@ def run(tmp_path):
 
 
 def write_report(run):
-    write.write_report([str(run)], str(run.parent / 'report.html'))
+    report_writer.write_report([str(run)], str(run.parent / 'report.html'))
     return (run.parent / 'report.html').read_text()
 
 

@@ -5,7 +5,7 @@ from flax import linen as nn
 
 import remixer_t5x
 from remixer_t5x.data import task_vocabulary
-from remixer_t5x.interop import converted
+from remixer_t5x.interop import converted_checkpoint
 from remixer_tasks import vocabularies
 
 CONFIG = """from __gin__ import dynamic_registration
@@ -33,10 +33,10 @@ def write_run(folder, config=CONFIG, steps=(1, 2)):
     config_file.write_text(config)
     model = remixer_t5x.build_model(str(config_file))
     shapes = {'encoder_input_tokens': (1, 2), 'decoder_target_tokens': (1, 2)}
-    claimed = converted.claim_model_dir(folder)
+    claimed = converted_checkpoint.claim_model_dir(folder)
     for step in steps:
         params = jax.jit(lambda rng: nn.unbox(model.init(rng, shapes)))(jax.random.key(step))
-        record = converted.build_record(task_vocabulary.vocabulary_record(VOCABULARY), config, 'a test')
-        converted.write_checkpoint(claimed, jax.device_get(params), step, record)
+        record = converted_checkpoint.build_record(task_vocabulary.vocabulary_record(VOCABULARY), config, 'a test')
+        converted_checkpoint.write_checkpoint(claimed, jax.device_get(params), step, record)
     (folder / 'config.gin').write_text(config)
     return folder

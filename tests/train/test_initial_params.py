@@ -12,7 +12,7 @@ from remixer_t5x import build_model
 from remixer_t5x.data import batch_formats
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
-from remixer_t5x.interop import converted
+from remixer_t5x.interop import converted_checkpoint
 from remixer_t5x.optim import train_state
 from remixer_t5x.train import initial_params
 from tests.support import hf_folders, saved_run
@@ -53,7 +53,7 @@ def array_counts(description):
 
 def test_a_classifier_loads_the_encoder_of_an_encoder_decoder(seq2seq):
     params, description = load(seq2seq, 'classifier', LABELS=('no', 'yes'))
-    before, _, _ = converted.read_checkpoint(str(seq2seq))
+    before, _, _ = converted_checkpoint.read_checkpoint(str(seq2seq))
     assert set(params) == {'token_embedder', 'encoder', 'head'}
     for name in ('token_embedder', 'encoder'):
         for ours, theirs in zip(jax.tree.leaves(params[name]), jax.tree.leaves(before[name]), strict=True):
@@ -86,7 +86,7 @@ SPLIT_LAYERS = {
 
 def test_layers_of_a_run_can_be_split_over_other_runs(seq2seq):
     params, description = load(seq2seq, 'encoder_decoder', renamed=SPLIT_LAYERS, gin=RUNS)
-    before, _, _ = converted.read_checkpoint(str(seq2seq))
+    before, _, _ = converted_checkpoint.read_checkpoint(str(seq2seq))
     kernel = before['encoder']['run_0']['layer']['self_attention']['query']['kernel']
     for run, layers in ((0, slice(0, 1)), (1, slice(1, 3)), (2, slice(3, 4))):
         ours = params['encoder'][f'run_{run}']['layer']['self_attention']['query']['kernel']
@@ -120,7 +120,7 @@ def test_embedding_rows_are_copied_from_the_same_pieces(seq2seq):
     with pytest.raises(UserError, match='was trained with vocabulary'):
         load(seq2seq, 'encoder_decoder', vocabularies=(pieces, None), VOCAB_SIZE=48)
     params, description = load(seq2seq, 'encoder_decoder', vocabularies=(pieces, saved_run.VOCABULARY), VOCAB_SIZE=48)
-    before, _, _ = converted.read_checkpoint(str(seq2seq))
+    before, _, _ = converted_checkpoint.read_checkpoint(str(seq2seq))
     fresh, _ = load(seq2seq, 'encoder_decoder', fresh='e', vocabularies=(pieces, saved_run.VOCABULARY), VOCAB_SIZE=48)
     # <pad>, </s>, <unk>, and the sentinels: <extra_id_0> is the last id of each.
     known = {0: 0, 1: 1, 2: 2, **{pieces.vocab_size - 1 - i: 358 - i for i in range(10)}}

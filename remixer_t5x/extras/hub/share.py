@@ -25,7 +25,7 @@ from remixer_t5x.errors import one_line
 from remixer_t5x.extras.hub import client
 from remixer_t5x.extras.reports import curves, overview, records
 from remixer_t5x.extras.reports.records import FOLDER_MACROS, TRAIN, RecordedRun
-from remixer_t5x.interop import converted, safetensors_files, shared_folder
+from remixer_t5x.interop import converted_checkpoint, safetensors_files, shared_folder
 from remixer_t5x.interop.huggingface import folders
 from remixer_t5x.interop.huggingface.traced_modules import UnsupportedModelError
 from remixer_t5x.models import interface
@@ -223,7 +223,7 @@ def _write_model_folder(args: argparse.Namespace, folder: pathlib.Path, name: st
     gin_text = trained_model.gin_text(model, lengths)
     task_vocabulary.check_vocabulary_size('VOCABULARY', vocabulary, model.vocab_size)
     print_line('reading', checkpoint)
-    params, record, step = converted.read_checkpoint(checkpoint)
+    params, record, step = converted_checkpoint.read_checkpoint(checkpoint)
     library, packages, missing = 'transformers', [], []
     try:
         target = {**vars(args), 'checkpoint': checkpoint, 'to_hf': str(folder)}

@@ -29,9 +29,11 @@ def run(args: argparse.Namespace) -> None:
     if args.text is not None and not args.text.strip():
         raise UserError('--text must not be empty; pass a sentence, such as --text="A dog barks."')
     with arguments.hide_library_output(args):
-        from remixer_t5x.extras.reports import write
+        from remixer_t5x.extras.reports import report_writer
 
-    write.write_report(args.folders, args.out, args.text or write.DEFAULT_TEXT, args.pictures, args.pictures_dir)
+    report_writer.write_report(
+        args.folders, args.out, args.text or report_writer.DEFAULT_TEXT, args.pictures, args.pictures_dir
+    )
 
 
 COMMAND = Command(

@@ -17,7 +17,7 @@ from remixer_t5x import untrusted_files
 from remixer_t5x.cli import arguments, console, train
 from remixer_t5x.cli.arguments import Command
 from remixer_t5x.errors import UserError
-from remixer_t5x.extras.reports import equal
+from remixer_t5x.extras.reports import cost_matching
 from remixer_t5x.extras.reports.sweep import (
     Setting,
     Sweep,
@@ -93,7 +93,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         'match the parameters or FLOPs of the first model within 1%% by changing the feed-forward width of the others, '
         'or its training time by changing TRAIN_STEPS'
     )
-    parser.add_argument('--equal', choices=tuple(equal.COST_NAMES), help=make_equal)
+    parser.add_argument('--equal', choices=tuple(cost_matching.COST_NAMES), help=make_equal)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
         UserError: a flag is invalid, or the first run reports an invalid setting.
     """
     runs = build_plan(args)
-    equal.import_jax_on_cpu(args)
+    cost_matching.import_jax_on_cpu(args)
     best = dict.fromkeys(runs.models, runs.settings[0])
     # Counts costs first, so that an invalid model is reported before any other model is trained for hours.
     all_counts = _count_costs(args, runs, check_runs=not args.equal)
@@ -116,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
         counts = {model: all_counts[model, setting] for model, setting in best.items()}
         for model, count in counts.items():
             print_line(f'{model}: {count.total_parameters:,} parameters')
-        for line in [*notes, *equal.cost_warnings(counts)]:
+        for line in [*notes, *cost_matching.cost_warnings(counts)]:
             print_line(line)
         search = _run_search(runs, sweep) if len(runs.settings) > 1 else None
         if search:
@@ -146,7 +146,7 @@ def build_plan(args: argparse.Namespace) -> ComparisonPlan:
         raise UserError(f'--models must not name a model twice, got {",".join(args.models)}; use distinct file names')
     recipe = (
         args.compared,
-        *equal.config_flags(args, args.gin_file),
+        *cost_matching.config_flags(args, args.gin_file),
         *(f'--gin.{name}={value}' for name, value in args.gin_flags),
     )
     folder = pathlib.Path(args.folder).expanduser().absolute()
@@ -204,7 +204,7 @@ def _equalize_costs(
     setting, notes = runs.settings[0], []
     changes: dict[str, Setting] = {}
     if args.equal == 'time':
-        equal.count_cost(args, first, model, ())
+        cost_matching.count_cost(args, first, model, ())
         steps, timed = resolved.macro('TRAIN_STEPS'), str(3 * resolved.macro('LOG_PERIOD', 100))
         short = (('TRAIN_STEPS', timed), ('WARMUP_STEPS', '1'), ('CHECKPOINT_PERIOD', timed))
         # The timing runs do not use the search's settings, because a setting such as a high learning rate may fail.
@@ -212,7 +212,7 @@ def _equalize_costs(
         sweep.run(cells)
         for cell, line in sweep.failed.items():
             raise UserError(f'--equal=time needs the step time of each model, but {cell.name} failed: {line}')
-        seconds = {cell.model: equal.seconds_per_step(run) for cell, run in _read_runs(cells, sweep).items()}
+        seconds = {cell.model: cost_matching.seconds_per_step(run) for cell, run in _read_runs(cells, sweep).items()}
         for label, _ in others:
             ratio = seconds[label] / seconds[first]
             changes[label] = (('TRAIN_STEPS', str(max(1, round(steps / ratio)))),)
@@ -221,22 +221,22 @@ def _equalize_costs(
                 f'of {first}: a step takes {ratio:.2f} times as long.'
             )
     else:
-        target = equal.get_cost(counts[first], args.equal)
+        target = cost_matching.get_cost(counts[first], args.equal)
         for label, model in others:
 
             def cost_of(widths: Mapping[str, int], label: str = label, model: str = model) -> float:
                 flags = [*setting, *((name, str(width)) for name, width in widths.items())]
-                return equal.get_cost(equal.count_cost(args, label, model, flags), args.equal)
+                return cost_matching.get_cost(cost_matching.count_cost(args, label, model, flags), args.equal)
 
             before = cost_of({}) / target - 1
-            start = equal.find_feed_forward_widths()
-            if abs(before) > equal.TOLERANCE:
-                widths = equal.match_widths(cost_of, start, target)
+            start = cost_matching.find_feed_forward_widths()
+            if abs(before) > cost_matching.TOLERANCE:
+                widths = cost_matching.match_widths(cost_of, start, target)
                 changes[label] = tuple((name, str(width)) for name, width in widths.items())
                 words = ' and '.join(f'{name} {widths[name]} instead of {start[name]}' for name in start)
                 notes.append(
-                    f'{label} has {words}, to equal the {equal.COST_NAMES[args.equal]} of {first}: the difference is '
-                    f'{cost_of(widths) / target - 1:+.1%} instead of {before:+.1%}.'
+                    f'{label} has {words}, to equal the {cost_matching.COST_NAMES[args.equal]} of {first}: '
+                    f'the difference is {cost_of(widths) / target - 1:+.1%} instead of {before:+.1%}.'
                 )
     for name in {name for change in changes.values() for name, _ in change} & {name for name, _ in setting}:
         raise UserError(f'--over must not set {name}, which --equal={args.equal} changes; remove one of the two flags')
@@ -256,7 +256,7 @@ def _count_costs(args: argparse.Namespace, runs: ComparisonPlan, check_runs: boo
     for label, setting in itertools.product(runs.models, runs.settings):
         flags = [*runs.changes.get(label, ()), *setting]
         name = ', '.join(filter(None, (label, format_setting(setting))))
-        counts[label, setting] = equal.count_cost(args, name, runs.models[label], flags)
+        counts[label, setting] = cost_matching.count_cost(args, name, runs.models[label], flags)
         folders = [runs.build_cell(label, setting, seed).folder for seed in runs.seeds] if check_runs else []
         for config in (folder / model_dir.CONFIG for folder in folders):
             text = untrusted_files.read_text(config, 'restore it, or remove it') if config.is_file() else ''
@@ -296,7 +296,7 @@ def _show_results(
     notes: Sequence[str],
 ) -> None:
     """Prints the tables and conclusions, and writes the report, figures, CSV file and paragraph."""
-    from remixer_t5x.extras.reports import comparison, page, write
+    from remixer_t5x.extras.reports import comparison, page, report_writer
     from remixer_t5x.extras.reports.pictures import drawing
     from remixer_t5x.extras.reports.records import RunGroup
 
@@ -319,7 +319,7 @@ def _show_results(
     for picture in pictures:
         drawing.save_picture(picture, sweep.folder / FIGURES)
     print(f'files        {sweep.folder}: {CSV_FILE}, {PARAGRAPH_FILE}, {FIGURES}/')
-    write.write_page(
+    report_writer.write_page(
         page.render_page([run for group in groups for run in group.runs], comparison=result), sweep.folder / REPORT_FILE
     )
 

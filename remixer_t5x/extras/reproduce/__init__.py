@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         UserError: a flag is invalid, or a run reports an invalid setting.
     """
-    from remixer_t5x.extras.reports import equal, sweep
+    from remixer_t5x.extras.reports import cost_matching, sweep
     from remixer_t5x.extras.reproduce import tables
 
     if args.list:
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
             )
     table = tables.load_table(args.table, args.scale)
     seeds = sweep.parse_seeds(args.seeds or _SEEDS[args.scale])
-    equal.import_jax_on_cpu(args)
+    cost_matching.import_jax_on_cpu(args)
     from remixer_t5x.extras.reproduce import runs
 
     costs = {(stage.name, row.name): runs.count_cost(stage, row, args) for stage in table.stages for row in table.rows}

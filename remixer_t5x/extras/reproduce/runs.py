@@ -18,7 +18,7 @@ from remixer_t5x.cli import arguments
 from remixer_t5x.costs import counts
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate.best import signed_score
-from remixer_t5x.extras.reports import equal, records
+from remixer_t5x.extras.reports import cost_matching, records
 from remixer_t5x.extras.reports.differences import compare_models
 from remixer_t5x.extras.reports.sweep import SweepCell
 from remixer_t5x.extras.reproduce.tables import (
@@ -53,7 +53,7 @@ def plan_runs(
                     flags['INITIAL_CHECKPOINT_PATH'] = cells[stage.previous_stage, row.name, seed].folder
                 command = (
                     stage.command,
-                    *equal.config_flags(args, files),
+                    *cost_matching.config_flags(args, files),
                     f'--model={row.model}',
                     *(f'--gin.{flag}={value}' for flag, value in flags.items()),
                 )

@@ -9,7 +9,7 @@ import pytest
 
 from remixer_t5x.costs.counts import ModelCounts
 from remixer_t5x.errors import UserError
-from remixer_t5x.extras.reports import comparison, equal, page
+from remixer_t5x.extras.reports import comparison, cost_matching, page
 from remixer_t5x.extras.reports.records import MetricsRecord, RecordedRun, RunGroup
 from remixer_t5x.extras.reports.sweep import SweepCell
 
@@ -109,25 +109,25 @@ def test_widths_are_scaled_until_costs_are_within_one_percent(target, power):
         calls.append(widths)
         return 20_000 + 100 * widths['A'] ** power / 64 ** (power - 1) + 50 * widths['B']
 
-    widths = equal.match_widths(cost_of, {'A': 128, 'B': 64}, target)
-    assert abs(cost_of(widths) / target - 1) <= equal.TOLERANCE and len(calls) < 20
+    widths = cost_matching.match_widths(cost_of, {'A': 128, 'B': 64}, target)
+    assert abs(cost_of(widths) / target - 1) <= cost_matching.TOLERANCE and len(calls) < 20
     assert widths['A'] / widths['B'] == pytest.approx(2, rel=0.2)
 
 
 def test_a_cost_that_no_width_reaches_raises_an_error():
     with pytest.raises(UserError, match='no width from A=8 to A=2048 has a cost within 1% of 1,000'):
-        equal.match_widths(lambda widths: 20_000 + widths['A'], {'A': 128}, 1000)
+        cost_matching.match_widths(lambda widths: 20_000 + widths['A'], {'A': 128}, 1000)
 
 
 def test_cost_differences_above_five_percent_cause_a_warning():
     more = dataclasses.replace(COUNTS, parameters={('a',): 1100})
-    (line,) = equal.cost_warnings({'t5': COUNTS, 'remixer': more})
+    (line,) = cost_matching.cost_warnings({'t5': COUNTS, 'remixer': more})
     assert 'remixer has 10% more parameters than t5' in line and '--equal=parameters' in line
-    assert equal.cost_warnings({'t5': COUNTS, 'remixer': COUNTS}) == []
+    assert cost_matching.cost_warnings({'t5': COUNTS, 'remixer': COUNTS}) == []
 
 
 def test_the_step_time_excludes_the_log_that_compiles():
     times = ((1, 9.0), (2, 1.0), (3, 2.0))
     logged = [MetricsRecord('train', step, {}, {'seconds_per_step': time}) for step, time in times]
-    assert equal.seconds_per_step(RecordedRun('r', '/r', logged)) == 1.5
-    assert np.isclose(equal.seconds_per_step(RecordedRun('r', '/r', logged[:1])), 9.0)
+    assert cost_matching.seconds_per_step(RecordedRun('r', '/r', logged)) == 1.5
+    assert np.isclose(cost_matching.seconds_per_step(RecordedRun('r', '/r', logged[:1])), 9.0)
