@@ -21,7 +21,7 @@ _DEFINITIONS: dict[str, tuple[str, str | None]] = {
     'adafactor': ('optim.optimizer', 'adafactor'),
     'adamw_rms': ('optim.optimizer', 'adamw_rms'),
     'TrainState': ('optim.train_state', 'TrainState'),
-    'plan_train_state': ('optim.train_state', 'plan'),
+    'plan_train_state': ('optim.train_state', 'plan_train_state'),
     'make_train_step': ('optim.train_step', 'make_train_step'),
     'jit_train_step': ('optim.train_step', 'jit_train_step'),
     'UserError': ('errors', 'UserError'),

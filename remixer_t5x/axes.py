@@ -26,9 +26,9 @@ LAYERS = 'layers'  # identical layers stacked by scan; never sharded
 
 
 def is_hidden_matrix(names: tuple[str | None, ...]) -> bool:
-    """Returns whether a parameter with these axes is a matrix, or stacked matrices, between features or hidden units.
+    """Returns whether a parameter with these axes is a weight matrix, or a stack of matrices, of a hidden layer.
 
-    Returns False for embeddings, output projections, adapters, and parameters along positions or distances.
+    Returns False for embeddings, output projections, adapters, and parameters with an axis of positions or distances.
     """
     # None is an axis that is never sharded; (None, EMBED) is the embedding of token types.
     features = {EMBED, MLP, JOINED_KV, TOKEN_MLP, None}

@@ -52,10 +52,10 @@ class Vocabulary(abc.ABC):
 
     @abc.abstractmethod
     def _decode(self, ids: Sequence[int]) -> str:
-        """Decodes ids below `vocab_size`. Only the last id may be the end token."""
+        """Decodes ids below `vocab_size`, of which only the last may be the end token."""
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Decodes ids up to the first end token. Decodes ids of `vocab_size` or more as the unknown token."""
+        """Decodes ids up to the first end token. Decodes ids outside the vocabulary as the unknown token."""
         known = [index if index < self.vocab_size else self.unk_id for index in map(int, ids)]
         if self.eos_id in known:
             known = known[: known.index(self.eos_id) + 1]

@@ -91,7 +91,7 @@ def make_sequence_context(
 
 
 def count_tokens(tokens: jax.Array) -> jax.Array:
-    """Returns the length of each row of `tokens` [batch, length] without trailing zeros: [batch] int32."""
+    """Counts the tokens in each row of `tokens` [batch, length], excluding trailing zeros; returns [batch] int32."""
     lengths = jnp.arange(1, tokens.shape[1] + 1, dtype=jnp.int32)
     return jnp.max(jnp.where(tokens > 0, lengths, 0), axis=1, initial=0)
 

@@ -25,7 +25,7 @@ def reason(error: BaseException) -> str:
 
 
 def import_optional(module: str, user: str, extra: str) -> Any:
-    """Imports an optional dependency of the feature `user`. Raises UserError with the installation command."""
+    """Imports an optional dependency of the feature `user`, or raises UserError with the installation command."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -44,8 +44,8 @@ def one_line(text: str) -> str:
 def nearest(name: str, known: Iterable[str], key: Callable[[str], str] = str) -> str:
     """Returns `; did you mean X?`, or an empty string if no known name is similar. Ignores case.
 
-    Compares `key(name)` with the keys of the known names. If it is a prefix of the keys of one to three known names,
-    suggests these names instead of the most similar name: for `t5`, suggests `t5_1_1` instead of `tim`.
+    Compares `key(name)` with the keys of the known names. If `key(name)` is a prefix of the keys of one to three known
+    names, suggests these names instead of the most similar name: for `t5`, suggests `t5_1_1` instead of `tim`.
     """
     # If several names have keys that differ only in case, `by_key` keeps the name that shares the most letters with
     # `name`.

@@ -21,7 +21,7 @@ from remixer_t5x.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """Range of the numbers allowed for a setting, with a description for error messages."""
+    """The range of numbers allowed for a setting, and a description of the range for error messages."""
 
     description: str
     contains: Callable[[float], bool]

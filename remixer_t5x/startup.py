@@ -15,7 +15,7 @@ _marks: list[tuple[str, float, float]] = []
 
 
 def start_timer() -> None:
-    """Starts measuring. Without this call, the other functions do nothing."""
+    """Starts measuring. The other functions of this module do nothing unless this function has been called."""
     _marks[:] = [('', time.perf_counter() - time.process_time(), 0.0)]
 
 

@@ -20,5 +20,5 @@ def without_autotune(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def numpy_iterator(dataset: tf.data.Dataset) -> Iterator[Any]:
-    """Yields the elements of a dataset as NumPy arrays. Raises tf.errors.OpError if they cannot be read."""
+    """Yields the elements of a dataset as NumPy arrays. Raises tf.errors.OpError if an element cannot be read."""
     return without_autotune(dataset).as_numpy_iterator()

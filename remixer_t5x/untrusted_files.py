@@ -77,18 +77,18 @@ def read_bytes(path: Path, limit: int = MAX_BYTES) -> bytes:
 
 
 def read_text(path: Path, advice: str = _DEFAULT_ADVICE, limit: int = MAX_BYTES) -> str:
-    """Reads a UTF-8 file. Raises UserError, ending with `advice`, if the file is not readable or not UTF-8."""
+    """Reads a UTF-8 file. Raises UserError with `advice` if the file is not readable or not UTF-8."""
     with raise_user_errors(path, advice):
         return _decode(read_bytes(path, limit))
 
 
 def read_object(path: Path, advice: str = _DEFAULT_ADVICE, limit: int = MAX_BYTES) -> dict[str, Any]:
-    """Reads a file with one JSON object. Raises UserError, ending with `advice`, for any other file."""
+    """Reads a file with one JSON object. Raises UserError with `advice` for any other file."""
     return _read_json(path, advice, limit, dict, 'object')
 
 
 def read_list(path: Path, advice: str = _DEFAULT_ADVICE, limit: int = MAX_BYTES) -> list[Any]:
-    """Reads a file with one JSON array. Raises UserError, ending with `advice`, for any other file."""
+    """Reads a file with one JSON array. Raises UserError with `advice` for any other file."""
     return _read_json(path, advice, limit, list, 'array')
 
 
@@ -102,7 +102,7 @@ def _read_json(path: Path, advice: str, limit: int, kind: type, name: str) -> An
 
 @contextlib.contextmanager
 def raise_user_errors(path: Path, advice: str = _DEFAULT_ADVICE) -> Iterator[None]:
-    """Converts OSError and InvalidJsonError to a UserError that names `path` and ends with `advice`."""
+    """Converts OSError and InvalidJsonError to a UserError whose message names `path` and ends with `advice`."""
     try:
         yield
     except (OSError, InvalidJsonError) as error:
@@ -127,8 +127,8 @@ class JsonLine(NamedTuple):
 def read_json_lines(path: Path, longest: int = LONGEST_LINE, odd_numbers: bool = False) -> Iterator[JsonLine]:
     """Yields the lines of a JSON lines file. Stops after the first line of more than `longest` bytes.
 
-    Raises OSError if the file cannot be opened. If `odd_numbers` is true, numbers that are invalid JSON are parsed as
-    None.
+    Raises OSError if the file cannot be opened. If `odd_numbers` is true, NaN, Infinity and numbers
+    beyond float64 are parsed as None.
     """
     with open_file(path) as file:
         # Read a bucket object as a whole, because its `readline` does not support a limit.
@@ -148,7 +148,7 @@ def read_json_lines(path: Path, longest: int = LONGEST_LINE, odd_numbers: bool =
 
 
 def parse_json(text: str | bytes, odd_numbers: bool = False) -> Any:
-    """Parses JSON in a string or in UTF-8 bytes. Replaces lone surrogates, which cannot be encoded, by question marks.
+    """Parses JSON in a string or in UTF-8 bytes. Replaces lone surrogates, which UTF-8 cannot encode, with '?'.
 
     If `odd_numbers` is true, NaN, Infinity and numbers beyond float64, which are invalid JSON, are parsed as None.
     Raises InvalidJsonError if the text is not JSON, is nested too deeply, or contains a whole number of more than 300

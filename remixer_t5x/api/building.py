@@ -55,7 +55,7 @@ def _build_model(gin_files: Sequence[str], macros: Mapping[str, object]) -> Mode
 
 
 def _to_gin_text(value: Any) -> str:
-    """Formats `value` as gin text. Raises ValueError if gin text cannot refer to the value."""
+    """Formats `value` as gin text. Raises ValueError if gin text cannot express `value`."""
     if value is None or isinstance(value, str | int | float):
         return repr(value)
     if isinstance(value, tuple | list):

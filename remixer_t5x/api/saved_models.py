@@ -44,8 +44,8 @@ def load(
     """Loads a trained model with its parameters and vocabulary.
 
     **Loading a MODEL_DIR or a checkpoint runs code**: the model is rebuilt from the gin text that was saved with the
-    run (`config.gin` or `model.gin` in MODEL_DIR), which can import any module and call any function. Read this file
-    before you load a folder that someone else wrote. Loading a Hugging Face folder never runs code, and loading a
+    run (`config.gin` or `model.gin` in MODEL_DIR), which can import any module and call any function. Read the gin
+    file before you load a folder that someone else wrote. Loading a Hugging Face folder never runs code, and loading a
     shared folder runs code only with `trust_gin`. Replaces gin's global configuration.
 
     Args:
@@ -115,7 +115,7 @@ def _load_folder(path: str, partitioner: Partitioner, vocabulary: str | None, tr
 def check_gin(shared: shared_folder.SharedModel, advice: str) -> None:
     """Raises UserError if the gin text of a shared folder refers to code other than this package's models.
 
-    `advice` is the call or command that loads the folder anyway, for the error message.
+    The error message ends with `advice`: the call or command that loads the folder despite this code.
     """
     file = shared.folder / shared_folder.GIN
     if foreign := foreign_gin.find_disallowed_statement(shared.gin_text(), str(file)):
@@ -132,7 +132,7 @@ def read_model(checkpoint: str) -> tuple[Any, Any, Mapping[str, int]]:
 
 
 def _read_gin(gin_file: str, flags: Sequence[tuple[str, str]] = ()) -> tuple[Any, Any, Mapping[str, int]]:
-    """Returns the model (with its gin text in `config`), the vocabulary and the lengths that a gin file configures."""
+    """Returns the model (with gin text in `config`), vocabulary and feature lengths configured by a gin file."""
     sources = loading.ConfigSources(
         [gin_file], flags, defaults={'VOCABULARY': None, 'TASK_FEATURE_LENGTHS': DEFAULT_LENGTHS}
     )
@@ -147,7 +147,7 @@ def _read_gin(gin_file: str, flags: Sequence[tuple[str, str]] = ()) -> tuple[Any
 
 
 def restore_params(checkpoint: str, model: Any, vocabulary: Any, partitioner: Partitioner) -> Any:
-    """Restores the parameters onto the partitioner's devices. Raises UserError if they do not fit the model."""
+    """Restores parameters to the partitioner's devices. Raises UserError if the parameters do not fit the model."""
     record = task_vocabulary.vocabulary_record(vocabulary)
     return saved_params.restore_params(checkpoint, _abstract_params(model, partitioner), record, PATH_SETTING)
 
@@ -169,7 +169,7 @@ def find_checkpoint(path: str) -> str:
 
 @contextlib.contextmanager
 def saved_gin(checkpoint: str) -> Iterator[str]:
-    """Yields the local path of the gin file in the MODEL_DIR of `checkpoint`. Copies a file in a bucket to the disk."""
+    """Yields the path of the gin file in the MODEL_DIR of `checkpoint` or, for a bucket, the path of a local copy."""
     run = containing_model_dir(checkpoint)
     file = model_dir.find_gin_file(run)
     if file is None:
@@ -185,7 +185,7 @@ def saved_gin(checkpoint: str) -> Iterator[str]:
 
 
 def containing_model_dir(checkpoint: str) -> epath.Path:
-    """Returns the MODEL_DIR that contains `checkpoint`. Raises UserError if there is none."""
+    """Returns the MODEL_DIR that contains `checkpoint`. Raises UserError if the checkpoint is not in a MODEL_DIR."""
     folder = model_dir.find_model_dir(checkpoint)
     if folder is None:
         raise UserError(
@@ -236,7 +236,7 @@ def _load_hugging_face(path: str, partitioner: Partitioner, vocabulary_path: str
 
 
 def _read_gin_text(text: str, flags: Sequence[tuple[str, str]] = ()) -> tuple[Any, Any, Mapping[str, int]]:
-    """Returns the model, vocabulary and lengths that trusted gin text configures."""
+    """Returns the model, vocabulary and feature lengths configured by trusted gin text."""
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder, model_dir.CONVERTED)
         file.write_text(text, encoding='utf-8')

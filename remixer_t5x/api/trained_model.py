@@ -57,8 +57,8 @@ class EncodedTexts(NamedTuple):
         mask: True at each token and False at padding. [texts, length] bool.
         mean: mean of `hidden` over the tokens of each text. [texts, embed] float32.
         truncated: whether each text was truncated. [texts] bool.
-        sentence: the embedding of each text. It is the output of a text embedding model, the normalized projection of
-            `mean` if the model has a sentence projection, or otherwise `mean`. [texts, outputs] float32.
+        sentence: the embedding of each text: the output of a text embedding model, the normalized projection of `mean`
+            if the model has a sentence projection, or otherwise `mean`. [texts, outputs] float32.
     """
 
     hidden: np.ndarray

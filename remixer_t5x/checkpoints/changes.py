@@ -21,7 +21,7 @@ _RESET_ADVICE = (
     'train in another MODEL_DIR with INITIAL_CHECKPOINT_PATH set to this one, which keeps the parameters and resets '
     'the optimizer, the step and the data position'
 )
-# Settings whose changes are not reported, because they do not affect the run or because file contents are compared.
+# Settings whose changes are not reported: they do not affect the run, or the contents of their files are compared.
 IGNORED_SETTINGS = ('MODEL_DIR', 'KEEP_CHECKPOINTS', 'RESTORE', 'FILES', 'DATA_DIR', 'CACHE_DIR', 'VOCABULARY_PATH')
 MAX_SHOWN_CHANGES = 6
 

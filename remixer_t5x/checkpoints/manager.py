@@ -97,7 +97,7 @@ class Checkpoints:
     def restore(self, step: int, abstract_state: State, changed: str = '') -> tuple[State, DataPosition]:
         """Restores the state with the shapes and shardings of `abstract_state`, and the data position.
 
-        `changed` lists, for error messages, the settings that have changed since the checkpoint. Raises UserError if
+        `changed` lists the settings that have changed since the checkpoint, for error messages. Raises UserError if
         the checkpoint does not fit the model or cannot be read, and durable.DamagedCheckpoint if an array contains NaN
         or infinity.
         """
@@ -121,7 +121,7 @@ class Checkpoints:
             self._manager.check_for_errors()
 
     def wait(self) -> None:
-        """Waits until the last checkpoint is complete. Raises SaveFailed if it cannot be written."""
+        """Waits until the last checkpoint is complete. Raises SaveFailed if the checkpoint cannot be written."""
         with self._wrap_save_errors():
             self._manager.wait_until_finished()
             self._manager.check_for_errors()
@@ -155,8 +155,8 @@ class Checkpoints:
 def check_disk_space(folder: epath.Path, arrays: Any, what: str) -> None:
     """Raises UserError if the disk has too little free space for this process's shards of `arrays`.
 
-    Call this function before writing, because a full disk would also affect the log and other programs. `what` precedes
-    the required size in the error message, such as 'a checkpoint takes'.
+    Call this function before writing, because a full disk would also affect the log and other programs. `what`, such as
+    'a checkpoint takes', precedes the required size in the error message.
     """
     if object_store.is_remote(folder):
         return
@@ -174,7 +174,7 @@ def write_params(
 ) -> None:
     """Writes a checkpoint with parameters and the run record, and then deletes the checkpoints of steps `replaced`.
 
-    Waits until the checkpoint is on disk. Raises UserError if it cannot be written.
+    Waits until the checkpoint is on disk. Raises UserError if the checkpoint cannot be written.
     """
     items = ocp.args.Composite(state=ocp.args.StandardSave({'params': params}), run=ocp.args.JsonSave(dict(record)))
     options = durable.manager_options(folder)
@@ -191,7 +191,7 @@ def write_params(
 
 
 def _gather_stream_positions(position: DataPosition) -> list[dict[str, Any]]:
-    """Gathers the positions of all data streams by index, because Orbax writes JSON only on the first host."""
+    """Gathers the positions of all data streams from all hosts, because Orbax writes JSON only on the first host."""
     local_json = json.dumps(position.to_json()).encode()
     records = json.loads(local_json)
     if jax.process_count() > 1:

@@ -60,7 +60,7 @@ class SavedParams:
         self.shapes: dict[str, tuple[int, ...]] = {**(base.shapes if base else {}), **self.saved_shapes}
 
     def shapes_for(self, names: Any) -> dict[str, tuple[int, ...]]:
-        """Returns `shapes` without adapters that are not in `names`. Loading merges these adapters into kernels."""
+        """Returns `shapes` without adapters that are not in `names`. Loading merges the omitted adapters."""
         return {
             name: shape
             for name, shape in self.shapes.items()
@@ -120,7 +120,7 @@ def root_cause(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def wrap_errors(path: epath.Path, done: str) -> Iterator[None]:
-    """Converts Orbax errors to a UserError with `path` and the failed operation `done`, such as 'read' or 'written'."""
+    """Converts Orbax errors to a UserError that `path` cannot be `done`, a participle such as 'read' or 'written'."""
     try:
         yield
     except UserError:
@@ -214,7 +214,7 @@ def hash_params(arrays: Mapping[str, Any]) -> str:
 
 
 def read_base_path(step: epath.Path) -> epath.Path:
-    """Reads the path of the base of the adapter checkpoint `step` from BASE_FILE. Raises UserError if it is missing."""
+    """Reads the base path of the adapter checkpoint `step` from BASE_FILE. Raises UserError if the file is missing."""
     file, advice = step.parent.parent / BASE_FILE, 'write the path of the base checkpoint into it'
     text = untrusted_files.read_text(file, advice, limit=MAX_BASE_FILE_BYTES).strip()
     if not text or not text.isprintable():
@@ -313,9 +313,9 @@ def follow_checkpoints(
 
 
 def open_checkpoint(path: str, setting: str = 'INITIAL_CHECKPOINT_PATH') -> SavedParams:
-    """Verifies the checkpoint at `path`, or the newest one in a MODEL_DIR. Reads its run record, but no arrays.
+    """Verifies the checkpoint at `path`, or the newest one in a MODEL_DIR, and reads the run record, but no arrays.
 
-    Raises UserError if there is no checkpoint, if it is damaged, or if the base of its adapters cannot be found.
+    Raises UserError if the checkpoint is missing or damaged, or if the base of its adapters cannot be found.
     """
     step = find_checkpoint(path, setting)
     model_dir.check_path_has_no_glob(step)

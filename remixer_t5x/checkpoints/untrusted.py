@@ -85,7 +85,10 @@ def _read_array_metadata(folder: str, files: list[str]) -> Iterator[tuple[str, b
 
 
 def _count_described_bytes(text: bytes) -> int:
-    """Returns the size of a described array in bytes. Raises ValueError, KeyError or TypeError if it is invalid."""
+    """Returns the size in bytes of an array that JSON `text` describes.
+
+    Raises ValueError, KeyError or TypeError if the description is invalid.
+    """
     if len(text) > MAX_DESCRIPTION_BYTES:
         raise ValueError(f'the description has more than {MAX_DESCRIPTION_BYTES:,} bytes')
     described = untrusted_files.parse_json(text)

@@ -42,13 +42,13 @@ class GinText:
 
     @functools.cached_property
     def macros_set(self) -> dict[str, str]:
-        """Maps each macro that the text sets to the location that error messages show for it."""
+        """Maps each macro set by the text to its location, for error messages."""
         locations = self._find_locations(r'^([\w/]+)\s*=')
         return {name: self.name if self.is_flag else f'{location}{name}' for name, location in locations.items()}
 
     @functools.cached_property
     def macros_read(self) -> dict[str, str]:
-        """Maps each macro that the text reads to the location that error messages show for it."""
+        """Maps each macro read by the text to its location, for error messages."""
         return {name: f'{location}%{name}' for name, location in self._find_locations(r'%([\w/.]+)').items()}
 
     def _find_locations(self, pattern: str) -> dict[str, str]:
@@ -61,7 +61,7 @@ class GinText:
 
     @functools.cached_property
     def imports(self) -> dict[str, str]:
-        """Maps each name that an import statement binds to the import statement."""
+        """Maps each name bound by an import statement to that statement."""
         lines = [line.partition('#')[0].strip() for line in self.text.splitlines() if _IMPORT.match(line)]
         words = [(line, re.split(r'[\s.]+', line)) for line in lines if '__gin__' not in line]
         return {parts[1] if parts[0] == 'import' and 'as' not in parts else parts[-1]: line for line, parts in words}

@@ -28,7 +28,7 @@ from remixer_t5x.config import files, resolved, user_modules
 from remixer_t5x.config.files import FLAG, MODELS_FOLDER, T5X_NAMES, GinText
 from remixer_t5x.errors import UserError, nearest, one_line
 
-# File with default values of macros that models read but files for data, hardware or runs set. It is loaded first.
+# Default values of macros that models read but other files (for data, hardware or runs) set. This file is loaded first.
 DEFAULTS = 'defaults.gin'
 TASK, MODULE = 'MIXTURE_OR_TASK_NAME', 'MIXTURE_OR_TASK_MODULE'
 # Macros whose values are paths. HF_DATASET is treated as a path only if the path exists.
@@ -77,7 +77,7 @@ def load(
     Args:
         sources: the files, flags and Python values to load.
         roots: macros (such as `%MODEL`), and full names of classes or functions, that `sources` must set.
-        importing: context manager that is active while gin imports modules. It is entered after all checks that need
+        importing: context manager that is active while gin imports modules, and is entered after all checks that need
             no imports.
         partial: whether the caller reads only some settings of a training configuration. If True, macros of other
             shipped files may be set but unread. If False, `config_text` contains only settings that `roots` read.
@@ -281,7 +281,7 @@ def _check_reference(macro: str, location: str) -> None:
 
 
 def _replace_task_names() -> None:
-    """Replaces task names with calls of functions in `remixer_tasks.names`, and imports any MIXTURE_OR_TASK_MODULE."""
+    """Replaces task names with calls of functions in `remixer_tasks.names`, and imports MIXTURE_OR_TASK_MODULE."""
     options = [name for name in ('VOCABULARY', 'DATA_DIR') if resolved.raw_macro(name) is not resolved.UNDEFINED]
     lines = []
     for macro in (TASK, f'EVAL_{TASK}'):

@@ -47,7 +47,10 @@ class ReferenceResolver:
         self.defaults: dict[str, Any] = {}
 
     def macro(self, name: str, default: Any = UNDEFINED) -> Any:
-        """Returns the value of a macro, which may be a reference. Raises UserError if it is unset without a default."""
+        """Returns the value of a macro, which may be a reference.
+
+        Raises UserError if the macro is not set and has no default value.
+        """
         value = raw_macro(name)
         if value is UNDEFINED:
             if name in _REQUIRED or not isinstance(default, _PLAIN_TYPES):
@@ -133,7 +136,7 @@ def call_configured(root: Callable[..., Any] | str, scope: str = '', deferred: C
     """Calls the function or class `root`, which may be a full name, with the arguments that gin binds to it.
 
     Arguments in `deferred`, such as 'module.Class.argument', are passed as functions that create the value when they
-    are first called. Raises UserError if an argument is invalid, or if gin binds none.
+    are first called. Raises UserError if an argument is invalid, or if gin binds no argument.
     """
     scopes = scope.split('/') if scope else []
     selector = root if isinstance(root, str) else f'{root.__module__}.{root.__name__}'

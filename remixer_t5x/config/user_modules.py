@@ -1,8 +1,8 @@
 """Allows gin to import the user's modules from the current folder, which is not on `sys.path`.
 
 Libraries try to import optional packages, which may not be installed. If the current folder were on `sys.path`, files
-with the names of these packages would be executed, although the folder may be untrusted. Therefore, only modules that
-the user's gin files and flags name, and modules that these modules import, can be imported from it.
+with the names of these packages would be executed, although the folder may be untrusted. Therefore, the only
+modules that can be imported from this folder are those that the user's gin files and flags name, and their imports.
 """
 
 import ast

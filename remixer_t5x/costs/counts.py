@@ -92,7 +92,7 @@ def count_parameters(params: Any) -> dict[Path, int]:
 def flops_per_module(function: Callable[..., Any], *abstract_args: Any) -> dict[Path, float]:
     """Maps the path of each Flax module to the FLOPs that it computes in one call of `function`, in order of first use.
 
-    FLOPs count towards the innermost module, and operations outside of modules count towards the path `()`. Modules
+    FLOPs are attributed to the innermost module, or to the path `()` for operations outside of modules. Modules
     without counted operations have 0 FLOPs. The arguments are arrays or `jax.ShapeDtypeStruct`s, as for
     `jax.eval_shape`.
     """

@@ -143,7 +143,7 @@ def get_formats(model_type: str) -> tuple[BatchFormat, ...]:
 
 
 def select_format(model_type: str, lengths: Any) -> BatchFormat:
-    """Returns the batch format whose features are the keys of `lengths`. Raises UserError if there is none."""
+    """Returns the batch format with the features in `lengths`. Raises UserError if no format has these features."""
     formats = get_formats(model_type)
     if isinstance(lengths, Mapping) and all(type(length) is int and length > 0 for length in lengths.values()):
         for candidate in formats:
@@ -162,7 +162,7 @@ def abstract_batch(
     """Returns the shape and dtype of each array of a global batch.
 
     `lengths` maps each feature to its row length in tokens; None uses the `example` lengths of the first format. Raises
-    UserError if the model type does not support these features, or if `pack` is true and it does not support packing.
+    UserError if the model type does not support these features or, if `pack` is true, packing.
     """
     if lengths is None:
         lengths = get_formats(model_type)[0].example

@@ -104,7 +104,7 @@ def _short_hash(text: str | bytes) -> str:
 
 
 def describe_difference(old: Mapping[str, FingerprintRecord], new: Mapping[str, FingerprintRecord]) -> str | None:
-    """Describes the first difference between two data fingerprints. Returns None if they are equal."""
+    """Describes the first difference between two data fingerprints. Returns None if the fingerprints are equal."""
     for name in sorted({*old, *new}):
         if name not in new:
             return f'task {name} was removed'

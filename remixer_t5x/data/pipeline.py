@@ -44,8 +44,8 @@ class DatasetConfig:
         labels: the label strings of a classifier or token tagger; None for regression and for other model types.
         doc_stride: for the model type 'span', the number of tokens between the starts of consecutive windows of a long
             context; None disables overlap.
-        streams: number of streams into which the data is split, over all hosts; it determines the order of the
-            examples. None creates one stream per host when the run starts.
+        streams: number of streams into which the data is split, over all hosts; the number determines the order of
+            the examples. None creates one stream per host when the run starts.
         save_position: whether checkpoints contain the data position. False allows any data source, including Python
             generators, but a resumed run then reads the data from the beginning, in a different order.
     """
@@ -122,7 +122,7 @@ class PreparedData:
 
 
 def prepare_data(config: DatasetConfig, model_vocab_size: int) -> PreparedData:
-    """Resolves the task. Parses its texts and trains its vocabulary unless both are cached.
+    """Resolves the task, and parses the task's texts and trains its vocabulary unless both are cached.
 
     Raises UserError if text cannot be read, or if the vocabulary is larger than `model_vocab_size`.
     """

@@ -1,6 +1,6 @@
 """Prefetches batches in a background thread, and tracks the exact position of the last consumed batch.
 
-Because the thread runs ahead of the training loop, it periodically captures the state of the batch source. A position
+The thread runs ahead of the training loop, and periodically captures the state of the batch source. A data position
 consists of a captured state and the number of batches consumed after the capture. When the position is restored, these
 batches are skipped; usually there are none if the capture period equals the checkpoint period. Each process may capture
 its state at a different batch.
@@ -71,7 +71,7 @@ class DataPosition:
 
 
 class Prefetcher:
-    """Iterates over prefetched batches. As a context manager, it stops the prefetch thread on exit.
+    """Iterates over prefetched batches. On exit, the context manager stops the prefetch thread.
 
     `source` is a `task_batches.TrainBatches` or another endless iterator with the same methods, and `start` contains a
     state for each of its streams. `place` transfers a batch to the devices. The state of the source is captured every

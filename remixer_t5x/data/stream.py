@@ -63,8 +63,8 @@ def _shard_by_filter(dataset: tf.data.Dataset, num_shards: int, index: int, name
 def call_without_autograph(build: Callable[[], tf.data.Dataset]) -> tf.data.Dataset:
     """Calls `build` without AutoGraph, and falls back to AutoGraph if that fails.
 
-    AutoGraph takes most of the time needed to open a task. It is required only for Python control flow on tensors,
-    which raises an error without AutoGraph, so a successful call builds the same operations.
+    AutoGraph takes most of the time needed to open a task. Only Python control flow on tensors requires
+    AutoGraph, and raises an error without it, so a call that succeeds without AutoGraph builds the same operations.
     """
     try:
         return tf.autograph.experimental.do_not_convert(build)()
@@ -116,7 +116,7 @@ class Stream:
         return len(parts[0]).to_bytes(8, 'little') + parts[0] + parts[1]
 
     def restore(self, state: bytes) -> None:
-        """Restores a position returned by `capture`. Raises UserError if the pipeline has changed since then."""
+        """Restores a position returned by `capture`. Raises UserError if the pipeline has changed."""
         split = 8 + int.from_bytes(state[:8], 'little')
         with _temporary_folder(self._name) as folder:
             (folder / 'position.index').write_bytes(state[8:split])
@@ -164,7 +164,7 @@ def strip_traceback(error: tf.errors.OpError) -> tf.errors.OpError:
 
 @contextlib.contextmanager
 def wrap_task_errors(name: str) -> Iterator[None]:
-    """Converts seqio, tf.data and file errors to a UserError with the message that the task `name` cannot be read."""
+    """Converts seqio, tf.data and file errors to a UserError that says why the task `name` cannot be read."""
     try:
         yield
     except UserError:

@@ -163,7 +163,7 @@ class TrainBatches:
         return {index: stream.capture() for index, stream in self._streams.items()}
 
     def restore(self, states: Mapping[int, bytes]) -> None:
-        """Restores stream states that `capture` returned for an equal config. Ignores streams with the state b''."""
+        """Restores stream states that `capture` returned for the same config. Ignores streams with the state b''."""
         for index, stream in self._streams.items():
             if states[index]:
                 stream.restore(states[index])

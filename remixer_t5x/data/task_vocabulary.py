@@ -68,7 +68,7 @@ def get_labels(task: seqio.Task) -> tuple[str, ...] | None:
 
 
 def vocabulary_record(vocab: seqio.Vocabulary) -> str:
-    """Returns a string that identifies the vocabulary in checkpoints. A run rejects checkpoints with another string."""
+    """Returns a string that identifies the vocabulary. A run rejects checkpoints with a different vocabulary record."""
     model = getattr(vocab, 'sp_model', None)
     # Hash the list of words if the vocabulary has one, because a word vocabulary has no model file.
     name = '\n'.join((type(vocab).__name__, *getattr(vocab, 'words', ())))
@@ -104,7 +104,7 @@ def save_vocabulary(vocab: seqio.Vocabulary, folder: epath.PathLike) -> bool:
 
 
 def _write_files(vocab: Any, folder: pathlib.Path) -> dict[str, Any] | None:
-    """Writes the vocabulary files. Returns the settings to load them with, or None for an unknown vocabulary class."""
+    """Writes the vocabulary files. Returns the settings for loading the files; None for an unknown vocabulary class."""
     if hasattr(vocab, 'save'):
         vocab.save(str(folder / TOKENIZER_FILE))
         settings = getattr(vocab, 'saved_settings', None)
@@ -155,7 +155,7 @@ def token_bytes(vocabulary: Any) -> np.ndarray:
 
 
 def _count_sentinels(vocabulary: Any) -> int:
-    """Returns the number of sentinels at the end of the vocabulary; `extra_ids` omits those of mT5 and ByT5."""
+    """Counts the sentinels at the end of the vocabulary, including those of mT5 and ByT5 (unlike `extra_ids`)."""
     return int(getattr(vocabulary, 'sentinels', vocabulary.extra_ids))
 
 

@@ -121,7 +121,7 @@ class BestCheckpoints:
         return score_metrics(report.task, report.metrics, self._metrics)
 
     def read_saved(self, task: str) -> Mapping[str, Any] | None:
-        """Returns `metric`, `value` and `step` of the best checkpoint of `task`; None if none is saved."""
+        """Returns `metric`, `value` and `step` of the best checkpoint of `task`; None if no checkpoint is saved."""
         steps = saved_params.list_steps(self._folder / task)
         return read_best_record(self._folder / task / str(steps[-1])) if steps else None
 
@@ -140,7 +140,7 @@ def best_checkpoints(folder: str) -> dict[str, Mapping[str, Any]]:
 
 
 def read_best_record(step: epath.Path) -> dict[str, Any]:
-    """Reads `metric`, `value` and `step` from the record of a checkpoint. Raises UserError if the record lacks them."""
+    """Reads `metric`, `value` and `step` from a checkpoint's record. Raises UserError if a key is missing."""
     record = saved_params.read_record(step).get(BEST_FOLDER)
     expected = {'metric': str, 'value': int | float, 'step': int}
     if not isinstance(record, dict) or not all(isinstance(record.get(name), type_) for name, type_ in expected.items()):

@@ -140,7 +140,7 @@ class Evaluator:
         return evaluated_steps(folder, self.task_evaluator.examples_hashes)
 
     def restore(self, folder: epath.Path) -> Any:
-        """Restores the parameters of a checkpoint. Returns None if `follow` is set and the run has removed it."""
+        """Restores the parameters of a checkpoint. With `follow`, returns None if the checkpoint was removed."""
         may_disappear = self._settings.checkpoints.follow is not None
         if may_disappear and collectives.broadcast(_is_removed(folder)):
             return None
@@ -168,7 +168,7 @@ class Results:
         self.folder, self.notes = model_dir.absolute_path(folder), list[str]()
         with object_store.wrap_write_errors(self.folder):
             (self.folder / PREDICTIONS).mkdir(parents=True, exist_ok=True)
-        # The first record of each kind determines which examples keep the original name.
+        # A result keeps its name only if the examples are those of the first record of the same kind.
         records = metrics.read_records(self.folder / model_dir.METRICS)[::-1]
         self._hashes: dict[str, str] = {record['kind']: record.get('examples_hash', '') for record in records}
         self._hashes.update(examples_hashes or {})
@@ -207,7 +207,7 @@ class Results:
 def write_reports(
     evaluator: TaskEvaluator | None, params: Any, folder: epath.Path, outlet: Results | None
 ) -> list[TaskReport]:
-    """Evaluates `params` of the checkpoint `folder`. Returns the reports. If `outlet` is not None, also writes them."""
+    """Evaluates `params` of the checkpoint `folder`; returns the reports and, if `outlet` is not None, writes them."""
     reports = []
     for report in evaluator(params) if evaluator else ():
         reports.append(report)

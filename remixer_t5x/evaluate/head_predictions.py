@@ -70,7 +70,7 @@ def find_best_answer(
 ) -> tuple[str, float]:
     """Returns the best answer over all windows of a question, and the answer's score minus the no-answer score.
 
-    The no-answer score is its minimum over the windows, as in transformers' `compute_predictions_logits`. If no token
+    The no-answer score is the minimum over the windows, as in transformers' `compute_predictions_logits`. If no token
     belongs to the context, the answer is '' and the score difference is -inf.
 
     For each window, `logits` contains a [tokens, 2] array: the logits that a token is the first or the last token of

@@ -28,7 +28,7 @@ EvalStep = Callable[[Any, Any], Mapping[str, jax.Array]]
 class Evaluation:
     """A held-out evaluation on the first `steps` batches of `dataset`, or on all batches if `steps` is None.
 
-    `name` is the `kind` of the evaluation's records in metrics.jsonl.
+    `name` is written to the `kind` field of the evaluation's records in metrics.jsonl.
     """
 
     dataset: pipeline.DatasetConfig
@@ -39,11 +39,11 @@ class Evaluation:
         ranges.check_fields(self, steps='EVAL_STEPS')
 
     def batches(self, share: tuple[int, int] = (0, 1), threads: int | None = None) -> task_batches.EvalBatches:
-        """Returns batches with share `index` of `count` equal shares of the rows; `share` is (index, count)."""
+        """Returns batches with one of `count` equal shares of the rows of each batch; `share` is (index, count)."""
         return task_batches.EvalBatches(self.dataset, *share, self.steps, threads)
 
     def split_by_task(self) -> tuple['Evaluation', ...]:
-        """Returns an evaluation NAME/TASK for each task in the mixture with this split; () if only one task has it."""
+        """Returns an evaluation, named NAME/TASK, for each task with this split; () if only one task has the split."""
         tasks = seqio.get_subtasks(pipeline.get_provider(self.dataset))
         tasks = [task for task in tasks if self.dataset.split in task.splits]
         return self.for_tasks(tasks) if len(tasks) > 1 else ()
@@ -67,7 +67,7 @@ def evaluate(
 
     Also returns `bits_per_byte` if the sums contain `bytes` (the bytes of the target texts), and `constant_loss` in
     nats per token if they contain the count of each target token. `eval_step(params, batch)` returns the sums over a
-    batch, and `place` transfers a batch to the devices. Raises UserError if there is no target token.
+    batch, and `place` transfers a batch to the devices. Raises UserError if no batch has a target token.
     """
     totals: dict[str, float] = {}
     counts: np.ndarray = np.zeros(1)

@@ -1,6 +1,6 @@
 """Runs a model on any number of examples to generate, score, rank, encode or classify texts.
 
-Examples of similar length share a batch. Batches have few different shapes, because each shape requires a compilation.
+Examples of similar length share a batch. Batches have only a few shapes, because each shape requires a compilation.
 The last batch is padded with copies of its last example. The prediction for an example does not depend on the batch
 size, the mesh or the number of hosts; the sampling key is derived from the index of the example.
 """
@@ -140,7 +140,7 @@ class Predictor:
         return predictions
 
     def stream(self, params: Any, ids: TokenIds, seed: int | None = None) -> Iterator[list[int]]:
-        """Generates an answer to one input. Yields all ids so far every STREAMED_TOKENS tokens and at the end.
+        """Generates an answer to one input. Every STREAMED_TOKENS tokens and at the end, yields all ids so far.
 
         `seed` overrides the seed of the settings.
         """
@@ -260,7 +260,7 @@ class Predictor:
         yield from pending
 
     def _seed_rows(self, count: int, seed: int | None) -> np.ndarray:
-        """Returns a [count] int32 array with the seed of each row, an argument of the compiled functions."""
+        """Returns the seed of each row, an argument of the compiled functions, as a [count] int32 array."""
         seed = self._settings.seed if seed is None else seed
         ranges.check_value('seed', seed, ranges.NonNegativeInt)
         # As in `jax.random.key`, only 32 bits of a Python integer are used.
@@ -285,7 +285,7 @@ def compile_stop_strings(stop_strings: str | Sequence[str], vocabulary: Any) -> 
 
 
 def decoder_arrays(targets: Sequence[TokenIds], length: int) -> dict[str, np.ndarray]:
-    """Returns the decoder arrays for `targets`, each [rows, length] int32. Shifts the decoder inputs right by one."""
+    """Returns the decoder's inputs, `targets` shifted right by one, and its other arrays, each [rows, length] int32."""
     ids = pad_ids(targets, length)
     return {
         'decoder_input_tokens': np.pad(ids, ((0, 0), (1, 0)))[:, :-1],

@@ -61,7 +61,7 @@ def find_tasks(
     """Returns the tasks that have metrics and this split, and a note about each skipped task.
 
     `names` may contain comma-separated tasks or mixtures. `only` contains the comma-separated names of the tasks to
-    select from them. Raises UserError if a name is unknown or if no task remains.
+    select; None selects all. Raises UserError if a name is unknown or if no task remains.
     """
     names = names() if callable(names) else names
     if isinstance(names, str):
@@ -96,7 +96,7 @@ def read_examples(
 ) -> TaskExamples:
     """Reads the first `limit` examples (None for all), truncated to `lengths` tokens.
 
-    `generated` states whether the model generates answers. If it does, `notes` also reports targets that it cannot
+    `generated` states whether the model generates answers; if so, `notes` also reports targets that the model cannot
     generate. Raises UserError if there are no examples, if they cannot be read, or if inputs and targets use different
     vocabularies.
     """

@@ -38,9 +38,9 @@ _OUTPUT_ADVICE = 'use another --output, or remove it'
 class TextCodec:
     """Encodes texts as at most `longest` tokens, including the end token.
 
-    If `refuse_long` is true, a longer text raises UserError instead of being truncated. If `ends` is true, the end
-    token is appended; it is false for prompts that the model continues. `model` is None unless the model has a head, in
-    which case `head_predictions` encodes the texts.
+    If `refuse_long` is true, a longer text raises UserError instead of being truncated. `ends` states whether
+    the end token is appended: False for prompts that the model continues. `model` is None unless the model has a head,
+    in which case `head_predictions` encodes the texts.
     """
 
     vocabulary: Any
@@ -226,7 +226,7 @@ class TextInference:
     refuse_long: bool = False
 
     def check(self, embed: bool = False) -> None:
-        """Raises UserError for standard streams with several processes, or for an unsuitable model or vocabulary."""
+        """Raises UserError if several processes use standard streams, or if the model or vocabulary is unsuitable."""
         if embed:
             interface.require_method(self.model, 'encode', 'infer --embed')
         elif not (predictions.is_classifier(self.model) or head_predictions.has_head(self.model)):
@@ -248,7 +248,7 @@ class TextInference:
             )
 
     def step_folder(self) -> str:
-        """Returns the folder of the checkpoint to use. All processes return the same folder."""
+        """Returns the folder of the checkpoint whose parameters are used, the same folder in all processes."""
         return collectives.broadcast(str(saved_params.find_checkpoint(self.checkpoint, 'CHECKPOINT_PATH')))
 
     def open_output(self, folder: str) -> PredictionWriter:

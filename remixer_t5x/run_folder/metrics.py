@@ -89,8 +89,8 @@ class JsonlWriter:
 
     On a disk, `write` returns once the line is synced. For a bucket, `flush` returns once all lines are uploaded.
 
-    The constructor removes lines that are not records. It also removes records of steps after `restored_step`, because
-    the resumed run writes these records again.
+    The constructor removes lines that are not records, and also records of steps after `restored_step`, because the
+    resumed run writes these records again.
     """
 
     def __init__(self, path: epath.Path, restored_step: int):

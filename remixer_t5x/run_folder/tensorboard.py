@@ -1,4 +1,4 @@
-"""Writes TensorBoard event files with tensorboardX. Import it lazily, because the import takes half a second."""
+"""Writes TensorBoard event files with tensorboardX. Import this module lazily: the import takes 0.5 seconds."""
 
 import contextlib
 import math
@@ -16,7 +16,7 @@ from remixer_t5x.run_folder import object_store
 
 # Seconds between two flushes of an event file.
 FLUSH_SECONDS = 30
-# Size in bytes of an object beyond which an event file in a bucket continues in a new object.
+# Size in bytes at which an event file in a bucket is continued in a new object.
 PART_BYTES = 1 << 20
 
 
@@ -50,7 +50,7 @@ class TensorBoardWriter:
         self._add_event(file_version='brain.Event:2')
 
     def rewind(self, step: int) -> None:
-        """Makes TensorBoard hide the metrics of steps after `step`, because the run computes them again."""
+        """Makes TensorBoard hide the metrics of steps after `step`, because the run repeats these steps."""
         session_log = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
         self._add_event(step=step + 1, session_log=session_log)
 

@@ -43,7 +43,7 @@ DECODER_CHECKS = ('causality', 'prefix', 'decode', 'prompt', 'beams')
 
 
 class CheckResult(NamedTuple):
-    """Result of a check and its reason: `passed`, `FAILED`, `refused` (the sublayer raised UserError) or `skipped`."""
+    """Result of a check: `passed`, `FAILED`, `refused` (the sublayer raised UserError) or `skipped`, with a reason."""
 
     check: str
     side: str
@@ -79,8 +79,8 @@ def check_sublayer(
     """Checks that a sublayer fulfils the contract of all shipped sublayers (see `remixer_t5x.testing.contract`).
 
     Builds two layers with the sublayer, in an encoder and in a decoder, for rows of 12 tokens with `embed_dim`
-    features. A sublayer may raise `UserError` at tracing time for unsupported features; the table lists these checks as
-    refused.
+    features. A sublayer may raise `UserError` at tracing time for unsupported features; the table marks the
+    corresponding checks as `refused`.
 
     Args:
         sublayer: an unbound Flax module `(x, ctx) -> y`, its class, or another factory that accepts `name`.

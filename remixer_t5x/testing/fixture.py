@@ -1,6 +1,6 @@
 """Builds a two-layer encoder or decoder with the sublayers to check, and the compiled programs shared by the checks.
 
-`trace` computes outputs and gradients with one program of a fixed shape; checks pass cotangents to select gradients.
+`trace` computes outputs and gradients with one program of a fixed shape; the cotangents select the gradients.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ DROPOUT = 0.5
 
 
 def fast_key(seed: int) -> jax.Array:
-    """Returns a key for a generator that is a single XLA operation and compiles faster than the default."""
+    """Returns a key for a PRNG that is a single XLA operation and compiles faster than JAX's default PRNG."""
     return jax.random.key(seed, impl='unsafe_rbg')
 
 
@@ -115,7 +115,7 @@ class SublayerFixture:
         return jax.device_get(self._compile_trace()(self.params if params is None else params, x, ctx, cotangents))
 
     def gradients(self, **options: Any) -> Any:
-        """Returns the gradients of the parameters for random cotangents at tokens; rows have one of two lengths."""
+        """Returns the parameter gradients for random cotangents at all tokens of rows of two different lengths."""
         ctx = self.context([[LENGTH], [8]] * (ROWS // 2), self.features(11, MEMORY))
         cotangents = self.features(12) * (np.asarray(ctx.segment_ids) > 0)[..., None]
         return jax.device_get(self._compile_trace(**options)(self.params, self.features(10), ctx, cotangents).params)

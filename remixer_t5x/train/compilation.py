@@ -100,7 +100,7 @@ class Programs:
         self.train_step.start()
         self._init = CompiledAhead(self.plan.jitted_init(), jax.random.key(config.seed))
         checkpoints = model_dir.absolute_path(folder.model_dir) / model_dir.CHECKPOINTS
-        # Do not look for checkpoints in a bucket here, because it may be slow or unavailable.
+        # Do not look for checkpoints in a bucket here, because the bucket may be slow or unavailable.
         if not (folder.initial_checkpoint_path or object_store.is_remote(checkpoints) or checkpoints.exists()):
             self._init.start()
 
@@ -134,7 +134,7 @@ class Programs:
     def evaluated_params(self) -> Callable[[TrainState], Any]:
         """Returns a function that maps a train state to the parameters to evaluate.
 
-        These are the averaged parameters if the optimizer averages parameters, and otherwise the latest parameters.
+        If the optimizer averages parameters, the averages are evaluated, and otherwise the latest parameters.
         """
         average = self._config.optimizer.evaluated
         if average is None:

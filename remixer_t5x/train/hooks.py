@@ -28,7 +28,7 @@ ParamsSelector = Callable[[TrainState], Any]
 class Hook:
     """A function that the training loop calls every `period` steps, or never if `period` is None.
 
-    The function is also called after the last step (`at_end`) and before the first step of a new run (`at_start`).
+    `at_end` also calls the function after the last step, and `at_start` before the first step of a new run.
     `progress.Timeline` attributes the duration of the call to `activity`; None attributes it to training. `prepare` is
     called once after the first step of a process, so that errors appear early without delaying the start.
     """
@@ -61,7 +61,7 @@ class EvaluateLoss:
 
     @functools.cached_property
     def batches(self) -> Mapping[str, task_batches.EvalBatches]:
-        """The held-out batches. They are opened only once, because opening often takes longer than an evaluation."""
+        """The held-out batches, which are opened only once, because opening often takes longer than an evaluation."""
         return self.open_batches()
 
     def __call__(self, state: RunState) -> None:

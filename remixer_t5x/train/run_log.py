@@ -152,7 +152,7 @@ class RunLog:
                 self.print(f'warning: {error}; training continues (ON_SAVE_FAILURE)')
 
     def flush(self) -> None:
-        """Waits until all records are stored. Raises UserError if they cannot be written."""
+        """Waits until all records are stored. Raises UserError if a record cannot be written."""
         if self._records is not None:
             self._records.flush()
 
@@ -168,7 +168,7 @@ class RunLog:
 
 
 def learning_rate_notes(optimizer: Optimizer, steps: int) -> Iterator[str]:
-    """Describes the first, highest and last learning rate. Warns if the highest exceeds `max_recommended_rate`.
+    """Describes the first, highest and last learning rate, and warns about a rate above `max_recommended_rate`.
 
     Yields no lines if the optimizer's learning rate is unknown.
     """

@@ -17,7 +17,7 @@ from remixer_t5x.run_folder.trackers import TensorBoard, Tracker
 
 @dataclasses.dataclass(frozen=True)
 class StepConfig:
-    """Settings of the train step, which `train_step.make_train_step` and `train_state.plan_train_state` create.
+    """Settings of the train step, which `train_step.make_train_step` creates, and of the train state.
 
     Attributes:
         optimizer: an `Optimizer`, or an optax gradient transformation to convert to one.

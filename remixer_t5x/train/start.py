@@ -79,7 +79,7 @@ class RunData:
         return prefetch.DataPosition.start(self._dataset.streams or self._partitioner.data_shard()[1])
 
     def resumed_position(self, saved: prefetch.DataPosition, step: int) -> prefetch.DataPosition:
-        """Returns the data position saved in the checkpoint of `step`. Raises UserError if the checkpoint has none."""
+        """Returns the data position saved in the checkpoint of `step`. Raises UserError if it was not saved."""
         if not self._dataset.save_position:
             return prefetch.DataPosition.from_states(saved.batches, dict.fromkeys(saved.states, b''))
         if not saved.is_saved:
@@ -90,7 +90,7 @@ class RunData:
         return saved
 
     def open_batches(self, start: prefetch.DataPosition, checkpoint_period: int) -> prefetch.Prefetcher:
-        """Opens the training batches at the data position `start`. Returns a context manager that prefetches them."""
+        """Opens the training data at the position `start`. Returns a context manager that prefetches the batches."""
         dataset = pipeline.reseed_resumed_config(self._dataset, start.batches)
         source = task_batches.TrainBatches(dataset, *self._partitioner.data_shard(), self._threads, len(start.states))
         period = min(checkpoint_period, MAX_BATCHES_DRAWN_AGAIN)
@@ -99,8 +99,8 @@ class RunData:
     def open_held_out(self) -> dict[str, task_batches.EvalBatches]:
         """Opens the held-out batches. Maps each `kind` of held-out loss record in metrics.jsonl to its batches.
 
-        For a run with task metrics, these are the batches of each task. Otherwise, they are the batches of the whole
-        split and, for a mixture, also the batches of each of its tasks.
+        A run with task metrics evaluates the loss of each task. Other runs evaluate the loss of the whole split and,
+        for a mixture, also the loss of each task.
         """
         split = self._evaluation
         if split is None:
