@@ -42,7 +42,7 @@ class SequenceContext:
     segment_ids: jax.Array
     positions: jax.Array
     position_bias: Any = None
-    memory: Memory | None = None
+    memory: EncoderMemory | None = None
     step: jax.Array | None = None
     prefix: jax.Array | None = None
     causal: bool = struct.field(pytree_node=False, default=False)
@@ -60,7 +60,7 @@ class SequenceContext:
 
 
 @struct.dataclass
-class Memory:
+class EncoderMemory:
     """The encoder output `hidden`, [batch, memory_length, embed], and the context of the input tokens."""
 
     hidden: jax.Array
@@ -115,7 +115,7 @@ def check_no_prefix(ctx: SequenceContext, owner: str) -> None:
         )
 
 
-def require_memory(ctx: SequenceContext, owner: str, alternative: str) -> Memory:
+def require_memory(ctx: SequenceContext, owner: str, alternative: str) -> EncoderMemory:
     """Returns the encoder output, `ctx.memory`.
 
     Raises UserError if there is no encoder; the message suggests the class named `alternative` instead of `owner`.

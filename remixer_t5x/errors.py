@@ -41,7 +41,7 @@ def one_line(text: str) -> str:
     return ''.join(character if character.isprintable() else '\N{REPLACEMENT CHARACTER}' for character in line)
 
 
-def nearest(name: str, known: Iterable[str], key: Callable[[str], str] = str) -> str:
+def suggest_similar_name(name: str, known: Iterable[str], key: Callable[[str], str] = str) -> str:
     """Returns `; did you mean X?`, or an empty string if no known name is similar. Ignores case.
 
     Compares `key(name)` with the keys of the known names. If `key(name)` is a prefix of the keys of one to three known

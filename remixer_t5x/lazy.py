@@ -37,7 +37,7 @@ _BLOCKED_MODULES = ('keras.src.optimizers', 'matplotlib', 'pandas')
 _DELAYED_MODULES = ('tensorflow_text.python.keras', 'pyglove')
 
 
-class _Library:
+class _LazyLibrary:
     """A proxy for the module `name`, which is imported when an attribute is first accessed."""
 
     def __init__(self, name: str):
@@ -82,7 +82,7 @@ def file_error_types() -> tuple[type[BaseException], ...]:
 def _import_tensorflow() -> Any:
     """Imports TensorFlow and hides accelerators from it, even if TensorFlow has already been imported."""
     if not verbose:
-        set_environment()
+        set_log_levels()
     with discard_stderr(), _pause_garbage_collection(), _block_imports(_BLOCKED_MODULES):
         tensorflow = _import_library('tensorflow')
         # Hide accelerators, because TensorFlow would allocate all GPU memory at its first operation.
@@ -96,7 +96,7 @@ def _import_tensorflow() -> Any:
     return tensorflow
 
 
-def set_environment() -> None:
+def set_log_levels() -> None:
     """Sets environment variables for the log levels of C++ libraries, which read them only once."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -205,7 +205,7 @@ if TYPE_CHECKING:
     import tensorflow_datasets as tfds
     import tensorflow_text as tf_text
 else:
-    seqio, tf = _Library('seqio'), _Library('tensorflow')
-    tf_text, tfds = _Library('tensorflow_text'), _Library('tensorflow_datasets')
+    seqio, tf = _LazyLibrary('seqio'), _LazyLibrary('tensorflow')
+    tf_text, tfds = _LazyLibrary('tensorflow_text'), _LazyLibrary('tensorflow_datasets')
 
 __all__ = ['file_error_types', 'has_extra', 'import_extra', 'seqio', 'tf', 'tf_text', 'tfds']

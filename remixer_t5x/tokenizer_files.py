@@ -15,9 +15,9 @@ TOKENIZER, CONFIG, ADDED_TOKENS = 'tokenizer.json', 'tokenizer_config.json', 'ad
 _TOKEN_FLAGS = ('single_word', 'lstrip', 'rstrip')
 
 
-def read_config(folder: pathlib.Path) -> Mapping[str, Any]:
+def read_tokenizer_config(folder: pathlib.Path) -> Mapping[str, Any]:
     """Returns the content of tokenizer_config.json in `folder`, or an empty mapping if the file does not exist."""
-    return untrusted_files.read_object(folder / CONFIG) if (folder / CONFIG).is_file() else {}
+    return untrusted_files.read_json_object(folder / CONFIG) if (folder / CONFIG).is_file() else {}
 
 
 def read_added_tokens(folder: pathlib.Path) -> dict[str, int]:
@@ -26,15 +26,16 @@ def read_added_tokens(folder: pathlib.Path) -> dict[str, int]:
     Raises UserError if a token has an unsupported option: stripping surrounding spaces, or matching only whole words.
     """
     entries: list[Any] = []
-    by_id = read_config(folder).get('added_tokens_decoder')
+    by_id = read_tokenizer_config(folder).get('added_tokens_decoder')
     for index, entry in (by_id if isinstance(by_id, dict) else {}).items():
         entries.append({**(entry if isinstance(entry, dict) else {}), 'id': int(index) if index.isdecimal() else None})
     if (folder / TOKENIZER).is_file():
-        listed = untrusted_files.read_object(folder / TOKENIZER).get('added_tokens')
+        listed = untrusted_files.read_json_object(folder / TOKENIZER).get('added_tokens')
         entries += listed if isinstance(listed, list) else []
     if (folder / ADDED_TOKENS).is_file():
         entries += [
-            {'content': name, 'id': index} for name, index in untrusted_files.read_object(folder / ADDED_TOKENS).items()
+            {'content': name, 'id': index}
+            for name, index in untrusted_files.read_json_object(folder / ADDED_TOKENS).items()
         ]
     tokens: dict[str, int] = {}
     for entry in entries:
@@ -64,7 +65,7 @@ def check_tokenizer_settings(settings: Any, allowed: Mapping[str, Any], where: s
             raise UserError(f'{name} in {where} must be {values[-1]!r}, got {settings.get(name)!r:.60}')
 
 
-def make_splitter(tokens: Iterable[str]) -> Callable[[str], list[str]]:
+def make_token_splitter(tokens: Iterable[str]) -> Callable[[str], list[str]]:
     """Returns a function that splits a text into `tokens` and the text between them. Longer tokens match first."""
     ordered = sorted(tokens, key=len, reverse=True)
     pattern = re.compile('(' + '|'.join(map(re.escape, ordered)) + ')') if ordered else None

@@ -79,15 +79,15 @@ def read_bytes(path: Path, limit: int = MAX_BYTES) -> bytes:
 def read_text(path: Path, advice: str = _DEFAULT_ADVICE, limit: int = MAX_BYTES) -> str:
     """Reads a UTF-8 file. Raises UserError with `advice` if the file is not readable or not UTF-8."""
     with raise_user_errors(path, advice):
-        return _decode(read_bytes(path, limit))
+        return _decode_utf8(read_bytes(path, limit))
 
 
-def read_object(path: Path, advice: str = _DEFAULT_ADVICE, limit: int = MAX_BYTES) -> dict[str, Any]:
+def read_json_object(path: Path, advice: str = _DEFAULT_ADVICE, limit: int = MAX_BYTES) -> dict[str, Any]:
     """Reads a file with one JSON object. Raises UserError with `advice` for any other file."""
     return _read_json(path, advice, limit, dict, 'object')
 
 
-def read_list(path: Path, advice: str = _DEFAULT_ADVICE, limit: int = MAX_BYTES) -> list[Any]:
+def read_json_list(path: Path, advice: str = _DEFAULT_ADVICE, limit: int = MAX_BYTES) -> list[Any]:
     """Reads a file with one JSON array. Raises UserError with `advice` for any other file."""
     return _read_json(path, advice, limit, list, 'array')
 
@@ -155,7 +155,7 @@ def parse_json(text: str | bytes, odd_numbers: bool = False) -> Any:
     digits.
     """
     try:
-        text = _decode(text) if isinstance(text, bytes) else text
+        text = _decode_utf8(text) if isinstance(text, bytes) else text
         value = _build_decoder(odd_numbers).decode(text)
         return _replace_surrogates(value) if _LONE_SURROGATE.search(text) else value
     except InvalidJsonError:
@@ -183,7 +183,7 @@ def _build_decoder(odd_numbers: bool) -> json.JSONDecoder:
     return json.JSONDecoder(parse_int=parse_int, parse_float=parse_float, parse_constant=parse_float)
 
 
-def _decode(content: bytes) -> str:
+def _decode_utf8(content: bytes) -> str:
     try:
         return content.decode('utf-8-sig')
     except UnicodeDecodeError as error:

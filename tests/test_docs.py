@@ -66,7 +66,7 @@ def python_sources(page):
     for text in fenced_blocks(page, 'python'):
         # gin is highlighted as Python.
         if 'dynamic_registration' in text:
-            list(config_parser.ConfigParser(text, loading.References()))
+            list(config_parser.ConfigParser(text, loading.ReferenceCollector()))
         else:
             yield text
     for text in fenced_blocks(page):

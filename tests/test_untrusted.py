@@ -108,7 +108,9 @@ def test_values_of_a_hugging_face_folder_cannot_inject_gin():
     hostile = "x'\nimport os\rX = @os.system()\u2028Y = 1\x85include 'evil.gin'\x0b"
     names = []
     for name in (hostile, 'x'):
-        text = Bert(**sizes, max_length=8).gin_text(f'Converted from {name}') + task_vocabulary.gin_statements(name)
-        text += '\n'.join(' = '.join(flag) for flag in task_vocabulary.gin_flags('wordpiece', path=name))
+        text = Bert(**sizes, max_length=8).gin_text(
+            f'Converted from {name}'
+        ) + task_vocabulary.vocabulary_gin_statements(name)
+        text += '\n'.join(' = '.join(flag) for flag in task_vocabulary.vocabulary_gin_flags('wordpiece', path=name))
         names.append([line.split('=')[0].split('#')[0] for line in text.splitlines()])
     assert names[0] == names[1]

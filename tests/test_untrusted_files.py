@@ -118,7 +118,7 @@ def folder_reader(name, read, **others):
 def config_reader(model_type):
     def read(path):
         *others, last = [family for family in folders.FAMILIES if model_type in family.model_types]
-        config = HuggingFaceConfig({'model_type': model_type, **untrusted_files.read_object(path)}, 'folder')
+        config = HuggingFaceConfig({'model_type': model_type, **untrusted_files.read_json_object(path)}, 'folder')
         for family in others:
             with contextlib.suppress(UserError):
                 family.from_config(config, safetensors_files.Tensors({}))
@@ -147,7 +147,7 @@ READERS = {
     'array_metadata': folder_reader('.zarray', untrusted.check_checkpoint),
     'checkpoint_record': folder_reader('run/metadata', read_checkpoint_record),
     'tracker_ids': folder_reader(trackers.IDS_FILE, read_tracker_ids),
-    'run_times': folder_reader(progress.TIMES_FILE, lambda folder: progress.read_times(epath.Path(folder))),
+    'run_times': folder_reader(progress.TIMES_FILE, lambda folder: progress.read_activity_times(epath.Path(folder))),
     'run_config': folder_reader(
         model_dir.CONFIG,
         lambda folder: infer.find_template_mismatch(f'{folder}/checkpoints/1', None),
@@ -160,7 +160,7 @@ READERS = {
     'gpt2_tokenizer': folder_reader(byte_pairs.TOKENIZER, encode_byte_pairs),
     'gpt2_vocabulary': folder_reader(byte_pairs.VOCABULARY, encode_byte_pairs, **{byte_pairs.MERGES: 'a b'}),
     **{name: folder_reader(name, tokenizer_files.read_added_tokens) for name in ADDED_TOKENS},
-    'unigram': lambda path: sentencepiece_vocabulary.unigram_model(untrusted_files.read_object(path), 'folder'),
+    'unigram': lambda path: sentencepiece_vocabulary.unigram_model(untrusted_files.read_json_object(path), 'folder'),
     'hugging_face_tokenizer': folder_reader(t5_tokenizer.CONFIG, t5_tokenizer.find_t5_tokenizer),
     'shard_index': folder_reader(safetensors_files.INDEX_FILE, safetensors_files.read_folder),
     'safetensors': lambda path: safetensors_files.read_params(str(path)),
@@ -244,6 +244,6 @@ def test_reading_stops_after_a_line_that_is_too_long(tmp_path):
 
 def test_a_file_is_not_read_beyond_its_limit(tmp_path):
     (tmp_path / 'a').write_bytes(b'{"a": 1}')
-    assert untrusted_files.read_object(tmp_path / 'a', limit=8) == {'a': 1}
+    assert untrusted_files.read_json_object(tmp_path / 'a', limit=8) == {'a': 1}
     with pytest.raises(UserError, match='more than 7 bytes; try again'):
-        untrusted_files.read_object(tmp_path / 'a', 'try again', limit=7)
+        untrusted_files.read_json_object(tmp_path / 'a', 'try again', limit=7)

@@ -100,10 +100,10 @@ def _load_folder(path: str, partitioner: Partitioner, vocabulary: str | None, tr
     if is_hugging_face and shared_folder.is_shared_folder(pathlib.Path(folder)):
         shared = shared_folder.open_shared_folder(pathlib.Path(folder))
         if not trust_gin:
-            check_gin(shared, advice)
-        return _load_shared(shared, partitioner, trust_gin)
+            check_gin_is_safe(shared, advice)
+        return _load_shared_folder(shared, partitioner, trust_gin)
     if is_hugging_face:
-        return _load_hugging_face(str(folder), partitioner, vocabulary)
+        return _load_hugging_face_folder(str(folder), partitioner, vocabulary)
     if vocabulary is not None:
         raise UserError(f'{folder} contains a vocabulary, so vocabulary must be None, got {vocabulary}; omit it')
     checkpoint = find_checkpoint(str(folder))
@@ -112,7 +112,7 @@ def _load_folder(path: str, partitioner: Partitioner, vocabulary: str | None, tr
     return _build_trained_model(model, params, vocab, checkpoint, partitioner, run_lengths)
 
 
-def check_gin(shared: shared_folder.SharedModel, advice: str) -> None:
+def check_gin_is_safe(shared: shared_folder.SharedModel, advice: str) -> None:
     """Raises UserError if the gin text of a shared folder refers to code other than this package's models.
 
     The error message ends with `advice`: the call or command that loads the folder despite this code.
@@ -127,7 +127,7 @@ def check_gin(shared: shared_folder.SharedModel, advice: str) -> None:
 
 def read_model(checkpoint: str) -> tuple[Any, Any, Mapping[str, int]]:
     """Reads the model, vocabulary and TASK_FEATURE_LENGTHS from the gin file of the run that wrote `checkpoint`."""
-    with saved_gin(checkpoint) as gin_file:
+    with local_gin_file(checkpoint) as gin_file:
         return _read_gin(gin_file, task_vocabulary.saved_vocabulary_flags(containing_model_dir(checkpoint)))
 
 
@@ -154,7 +154,7 @@ def restore_params(checkpoint: str, model: Any, vocabulary: Any, partitioner: Pa
 
 def _abstract_params(model: Any, partitioner: Partitioner) -> Any:
     # Use the smallest batch shapes, because parameter shapes do not depend on batch shapes.
-    return saved_params.abstract_params(model, batch_formats.smallest_shapes(model.model_type), partitioner)
+    return saved_params.abstract_params(model, batch_formats.smallest_batch_shapes(model.model_type), partitioner)
 
 
 def find_checkpoint(path: str) -> str:
@@ -162,13 +162,13 @@ def find_checkpoint(path: str) -> str:
     try:
         return str(saved_params.find_checkpoint(path, PATH_SETTING))
     except UserError:
-        if not (best_checkpoints := best.best_checkpoints(path)):
+        if not (best_checkpoints := best.find_best_checkpoints(path)):
             raise
         return str(next(iter(best_checkpoints.values()))['path'])
 
 
 @contextlib.contextmanager
-def saved_gin(checkpoint: str) -> Iterator[str]:
+def local_gin_file(checkpoint: str) -> Iterator[str]:
     """Yields the path of the gin file in the MODEL_DIR of `checkpoint` or, for a bucket, the path of a local copy."""
     run = containing_model_dir(checkpoint)
     file = model_dir.find_gin_file(run)
@@ -198,11 +198,11 @@ def containing_model_dir(checkpoint: str) -> epath.Path:
 def _build_trained_model(
     model: Any, params: Any, vocabulary: Any, source: str, partitioner: Partitioner, run_lengths: Mapping[str, int]
 ) -> TrainedModel:
-    lengths = batch_formats.text_lengths(run_lengths)
+    lengths = batch_formats.max_inference_lengths(run_lengths)
     return TrainedModel(model, params, vocabulary, lengths, source, partitioner, ends_inputs='inputs' in run_lengths)
 
 
-def _load_shared(shared: shared_folder.SharedModel, partitioner: Partitioner, trust_gin: bool) -> TrainedModel:
+def _load_shared_folder(shared: shared_folder.SharedModel, partitioner: Partitioner, trust_gin: bool) -> TrainedModel:
     folder = shared.folder
     arrays, _, record = shared.params()
     # Without `trust_gin`, the modules in `code` must not be importable.
@@ -224,10 +224,10 @@ def _load_shared(shared: shared_folder.SharedModel, partitioner: Partitioner, tr
     return _build_trained_model(model, params, vocabulary, str(folder), partitioner, run_lengths)
 
 
-def _load_hugging_face(path: str, partitioner: Partitioner, vocabulary_path: str | None) -> TrainedModel:
+def _load_hugging_face_folder(path: str, partitioner: Partitioner, vocabulary_path: str | None) -> TrainedModel:
     source = folders.open_model_folder(path)
     tokenizer = source.family.find_tokenizer(source.folder, vocabulary_path)
-    flags = task_vocabulary.gin_flags(tokenizer.function, **tokenizer.arguments)
+    flags = task_vocabulary.vocabulary_gin_flags(tokenizer.function, **tokenizer.arguments)
     model, vocabulary, run_lengths = _read_gin_text(source.family.gin_text(f'Made from {path}.'), flags)
     source.family.check_vocabulary(vocabulary, tokenizer.name, path)
     params = _put_on_devices(source.params(), model, partitioner)

@@ -121,7 +121,7 @@ class TrainedModel:
             UserError: `answers` is not between 1 and the decoder's number of answers, or `max_length` is not positive.
         """
         rows, truncated = self._encode_inputs(texts)
-        predictor = self._generation_predictor(len(rows), max_length, decoder, stop_strings)
+        predictor = self._build_generation_predictor(len(rows), max_length, decoder, stop_strings)
         decoded = predictor.predict(self.params, rows, seed=seed) if rows else []
         if decoded and answers is not None and not 1 <= answers <= len(decoded[0].ids):
             raise UserError(
@@ -147,7 +147,7 @@ class TrainedModel:
         decoder is `Greedy(...)` or `Sampling(...)`.
         """
         (ids,), _ = self._encode_inputs(text)
-        predictor, answer, yielded = self._generation_predictor(1, max_length, decoder, stop_strings), '', ''
+        predictor, answer, yielded = self._build_generation_predictor(1, max_length, decoder, stop_strings), '', ''
         for answer_ids in predictor.stream(self.params, ids, seed):
             answer = self.vocabulary.decode(answer_ids)
             # An incomplete UTF-8 character is decoded as U+FFFD.
@@ -233,7 +233,7 @@ class TrainedModel:
         if not task_vocabulary.save_vocabulary(self.vocabulary, target / task_vocabulary.VOCABULARY_FOLDER):
             class_name = type(self.vocabulary).__name__
             raise UserError(f'to save a model, vocabulary must come from remixer_tasks.vocabularies, got {class_name}')
-        text = f'{text}\n{task_vocabulary.gin_statements(target)}'
+        text = f'{text}\n{task_vocabulary.vocabulary_gin_statements(target)}'
         (target / model_dir.CONVERTED).write_text(text)
         params = jax.tree.map(lambda array: np.asarray(array, np.float32), self.params)
         record = converted_checkpoint.build_record(
@@ -272,7 +272,7 @@ class TrainedModel:
             rows.append(ids)
         return rows
 
-    def _generation_predictor(
+    def _build_generation_predictor(
         self, count: int, max_length: int | None, decoder: Decoder, stop_strings: Strings
     ) -> predictions.Predictor:
         interface.require_method(self.model, 'generate', 'generate')

@@ -54,7 +54,7 @@ class DurableFolder(ocp.path.atomicity.AtomicRenameTemporaryPath):
         commit_checkpoint(pathlib.Path(written), pathlib.Path(final))
 
 
-class ManifestCommit(ocp.path.atomicity.CommitFileTemporaryPath):
+class BucketFolder(ocp.path.atomicity.CommitFileTemporaryPath):
     """Orbax's checkpoint folder in a bucket. Lists all objects before the commit marker is written."""
 
     async def finalize(self) -> None:
@@ -76,7 +76,7 @@ def manager_options(
         cleanup_tmp_directories=True,
         enable_async_checkpointing=background,
         async_options=ocp.options.AsyncOptions(barrier_sync_fn=_build_barrier()),
-        temporary_path_class=ManifestCommit if object_store.is_remote(folder) else DurableFolder,
+        temporary_path_class=BucketFolder if object_store.is_remote(folder) else DurableFolder,
     )
 
 

@@ -39,7 +39,7 @@ class Checkpoints:
         self._open_manager()
 
     def _open_manager(self) -> None:
-        with saved_params.wrap_errors(self.folder, 'opened'):
+        with saved_params.wrap_checkpoint_errors(self.folder, 'opened'):
             self._manager = ocp.CheckpointManager(
                 self.folder, options=self._options, item_names=('state', 'data', 'run')
             )
@@ -62,7 +62,7 @@ class Checkpoints:
         Call this method in one process, and then `reopen` in all processes.
         """
         target = self.folder.parent / 'damaged' / str(step)
-        with saved_params.wrap_errors(self.folder / str(step), 'moved away'):
+        with saved_params.wrap_checkpoint_errors(self.folder / str(step), 'moved away'):
             target.parent.mkdir(exist_ok=True)
             if target.exists():
                 target.rmtree()
@@ -106,7 +106,7 @@ class Checkpoints:
         changed = f' (changed: {changed})' if changed else ''
         advice = f'restore the old settings{changed}, or pass another --gin.MODEL_DIR'
         saved_params.check_shapes_fit_model(folder, shapes, saved_params.array_shapes(abstract_state), advice)
-        with saved_params.wrap_errors(folder, 'read'):
+        with saved_params.wrap_checkpoint_errors(folder, 'read'):
             items = self._manager.restore(
                 step,
                 args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract_state), data=ocp.args.JsonRestore()),
@@ -179,7 +179,7 @@ def write_params(
     items = ocp.args.Composite(state=ocp.args.StandardSave({'params': params}), run=ocp.args.JsonSave(dict(record)))
     options = durable.manager_options(folder)
     with (
-        saved_params.wrap_errors(folder / str(step), 'written'),
+        saved_params.wrap_checkpoint_errors(folder / str(step), 'written'),
         ocp.CheckpointManager(folder, options=options, item_names=('state', 'run')) as writer,
     ):
         if step in writer.all_steps():

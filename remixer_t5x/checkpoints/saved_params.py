@@ -26,7 +26,7 @@ from remixer_t5x import untrusted_files
 from remixer_t5x.checkpoints import changes, durable, untrusted
 from remixer_t5x.devices import collectives
 from remixer_t5x.devices.partition import Partitioner, unbox
-from remixer_t5x.errors import UserError, nearest, one_line
+from remixer_t5x.errors import UserError, one_line, suggest_similar_name
 from remixer_t5x.models import interface, lora
 from remixer_t5x.models.layers import dense
 from remixer_t5x.optim import parameter_averages, train_state
@@ -59,7 +59,7 @@ class SavedParams:
         }
         self.shapes: dict[str, tuple[int, ...]] = {**(base.shapes if base else {}), **self.saved_shapes}
 
-    def shapes_for(self, names: Any) -> dict[str, tuple[int, ...]]:
+    def select_shapes(self, names: Any) -> dict[str, tuple[int, ...]]:
         """Returns `shapes` without adapters that are not in `names`. Loading merges the omitted adapters."""
         return {
             name: shape
@@ -100,7 +100,7 @@ class SavedParams:
         if not abstract:
             return {}
         item = traverse_util.unflatten_dict(parameter_averages.select_saved_arrays(abstract, self._state), sep='/')
-        with wrap_errors(self.step, 'read'), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+        with wrap_checkpoint_errors(self.step, 'read'), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
             restore_args = ocp.checkpoint_utils.construct_restore_args(item)
             args = ocp.args.PyTreeRestore(item=item, restore_args=restore_args, partial_restore=True)
             arrays = traverse_util.flatten_dict(reader.restore(self.step / 'state', args=args), sep='/')
@@ -119,7 +119,7 @@ def root_cause(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def wrap_errors(path: epath.Path, done: str) -> Iterator[None]:
+def wrap_checkpoint_errors(path: epath.Path, done: str) -> Iterator[None]:
     """Converts Orbax errors to a UserError that `path` cannot be `done`, a participle such as 'read' or 'written'."""
     try:
         yield
@@ -132,7 +132,7 @@ def wrap_errors(path: epath.Path, done: str) -> Iterator[None]:
         raise UserError(f'the checkpoint at {path} cannot be {done}: {reason}') from error
 
 
-def verify_files(folder: epath.Path, listed: bool = False) -> None:
+def verify_checkpoint_files(folder: epath.Path, listed: bool = False) -> None:
     """Checks the files of a checkpoint in the first process, before any process reads them.
 
     Raises durable.DamagedCheckpoint if a file is damaged, or if `listed` is True and `files.json` is missing. Raises
@@ -169,7 +169,7 @@ def array_shapes(tree: Any) -> dict[str, tuple[int, ...]]:
 
 def saved_shapes(path: epath.Path) -> dict[str, tuple[int, ...]]:
     """Maps the name of each array in the saved state at `path`, such as `params/encoder/run_0/...`, to its shape."""
-    with wrap_errors(path, 'read'):
+    with wrap_checkpoint_errors(path, 'read'):
         metadata = ocp.StandardCheckpointer().metadata(path)
         described = getattr(metadata, 'item_metadata', metadata)
         if described is None:
@@ -194,13 +194,13 @@ def check_shapes_fit_model(
 
 def read_record(step: epath.Path) -> dict[str, Any]:
     """Reads the run record from the checkpoint folder `step`, without reading arrays."""
-    with wrap_errors(step, 'read'):
-        return untrusted_files.read_object(step / 'run' / 'metadata', UNREADABLE_ADVICE)
+    with wrap_checkpoint_errors(step, 'read'):
+        return untrusted_files.read_json_object(step / 'run' / 'metadata', UNREADABLE_ADVICE)
 
 
 def checkpoint_fingerprint(step: epath.Path) -> str:
     """Returns the SHA-256 of a checkpoint's file list. Copies of the checkpoint have the same fingerprint."""
-    with wrap_errors(step, 'read'):
+    with wrap_checkpoint_errors(step, 'read'):
         return hashlib.sha256(untrusted_files.read_bytes(step / durable.FILE_LIST)).hexdigest()
 
 
@@ -246,8 +246,8 @@ def find_checkpoint(path: str, setting: str = 'INITIAL_CHECKPOINT_PATH') -> epat
                 return folder / str(steps[-1])
     siblings = [child.name for child in (start.parent.iterdir() if start.parent.is_dir() else ()) if child.is_dir()]
     raise UserError(
-        f'{setting} {start} does not contain a checkpoint{nearest(start.name, siblings)}; use the MODEL_DIR of a run '
-        'that has saved a checkpoint, or one of the folders in its `checkpoints` folder'
+        f'{setting} {start} does not contain a checkpoint{suggest_similar_name(start.name, siblings)}; use the '
+        'MODEL_DIR of a run that has saved a checkpoint, or one of the folders in its `checkpoints` folder'
     )
 
 
@@ -319,7 +319,7 @@ def open_checkpoint(path: str, setting: str = 'INITIAL_CHECKPOINT_PATH') -> Save
     """
     step = find_checkpoint(path, setting)
     model_dir.check_path_has_no_glob(step)
-    verify_files(step)
+    verify_checkpoint_files(step)
     if collectives.is_distributed():
         listed = (step / durable.FILE_LIST).exists()
         collectives.check_same_on_processes(
@@ -344,12 +344,12 @@ def _open_base(step: epath.Path, record: Mapping[str, Any]) -> SavedParams:
         raise UserError(
             f'{error}; to convert the base model again, run {command}, and write the path of that MODEL_DIR to {file}'
         ) from error
-    verify_files(base)
+    verify_checkpoint_files(base)
     # A base has no base itself, because `convert --to_adapters` compares complete sets of parameters.
     saved = SavedParams(base, read_record(base))
     if checkpoint_fingerprint(base) != record[BASE_KEY]:
         device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-        shapes = saved.shapes_for({name for name in saved.shapes if not lora.is_adapter(name)})
+        shapes = saved.select_shapes({name for name in saved.shapes if not lora.is_adapter(name)})
         leaves = {name: jax.ShapeDtypeStruct(shape, jnp.float32, sharding=device) for name, shape in shapes.items()}
         if hash_params(saved.read(leaves)) != record.get(BASE_PARAMS_KEY):
             raise UserError(
@@ -387,6 +387,6 @@ def restore_params(
         check_vocabulary(saved, vocabulary, setting)
     abstract = traverse_util.flatten_dict(abstract_params, sep='/')
     check_shapes_fit_model(
-        saved.step, saved.shapes_for(abstract), {name: leaf.shape for name, leaf in abstract.items()}
+        saved.step, saved.select_shapes(abstract), {name: leaf.shape for name, leaf in abstract.items()}
     )
     return traverse_util.unflatten_dict(saved.read(abstract), sep='/')

@@ -134,7 +134,7 @@ def continue_without_stdout() -> None:
 
 def hide_logs() -> None:
     """Hides library warnings and log lines below ERROR from now on."""
-    lazy.set_environment()
+    lazy.set_log_levels()
     warnings.simplefilter('ignore')
     logging.basicConfig(level=logging.ERROR, format='%(name)s: %(message)s')
     for name in _LOGGERS:

@@ -61,7 +61,7 @@ def write_model_dir(
 
 def abstract_params(model: Model) -> Any:
     """Returns the shapes of the model's parameters, with shardings for a single device."""
-    return saved_params.abstract_params(model, batch_formats.smallest_shapes(model.model_type), Partitioner())
+    return saved_params.abstract_params(model, batch_formats.smallest_batch_shapes(model.model_type), Partitioner())
 
 
 def restore_params(args: argparse.Namespace, model: Model, vocabulary: Any) -> Any:
@@ -260,7 +260,7 @@ def convert_to_model_dir(args: argparse.Namespace) -> None:
     params, origin = source.params(), str(source.folder.resolve())
     task_vocabulary.save_vocabulary(vocabulary, target / task_vocabulary.VOCABULARY_FOLDER)
     text = source.family.gin_text(f'Converted from the Hugging Face folder {origin}.')
-    text = f'{text}\n{task_vocabulary.gin_statements(target)}'
+    text = f'{text}\n{task_vocabulary.vocabulary_gin_statements(target)}'
     record = task_vocabulary.vocabulary_record(vocabulary)
     run = converted_checkpoint.build_record(record, text, origin)
     write_model_dir(target, params, 0, run, text, model_dir.CONVERTED)
@@ -284,7 +284,7 @@ def _convert_shared_folder(args: argparse.Namespace, folder: pathlib.Path) -> No
         )
     shared = shared_folder.open_shared_folder(folder)
     if not args.trust_gin:
-        saved_models.check_gin(shared, f'remixer-t5x convert --from_hf={folder} --to={args.to} --trust_gin')
+        saved_models.check_gin_is_safe(shared, f'remixer-t5x convert --from_hf={folder} --to={args.to} --trust_gin')
     target = converted_checkpoint.claim_model_dir(args.to)
     print_line('reading', str(folder))
     params, step, record = shared.params()
@@ -293,7 +293,7 @@ def _convert_shared_folder(args: argparse.Namespace, folder: pathlib.Path) -> No
         code = target / shared_folder.CODE
         shutil.copytree(folder / shared_folder.CODE, code)
         print_line('code', f'{code}; set PYTHONPATH={code} for commands that use it')
-    text = f'{shared.gin_text()}\n{task_vocabulary.gin_statements(target)}'
+    text = f'{shared.gin_text()}\n{task_vocabulary.vocabulary_gin_statements(target)}'
     run = {**record, 'config': text, 'converted_from': str(folder)}
     write_model_dir(target, params, step, run, text, model_dir.CONVERTED)
     check_params_equal(params, converted_checkpoint.read_checkpoint(str(target))[0], target)

@@ -106,18 +106,23 @@ def _evaluate_checkpoints(settings: CheckpointEvaluation, quantize: str | None =
 
     from remixer_t5x.checkpoints import saved_params
     from remixer_t5x.evaluate import task_evaluation
-    from remixer_t5x.evaluate.checkpoint_evaluation import PREDICTIONS, Evaluator, Results, write_reports
+    from remixer_t5x.evaluate.checkpoint_evaluation import (
+        PREDICTIONS,
+        CheckpointEvaluator,
+        ReportWriter,
+        evaluate_and_write_reports,
+    )
     from remixer_t5x.run_folder import model_dir
     from remixer_tasks.benchmarks import submissions
 
     if quantize and jax.process_count() > 1:
         raise UserError('--quantize works only in a single process; omit it, or use --process_count=1')
     settings.checkpoints.check()
-    evaluator = Evaluator(settings, submissions.has_leaderboard)
+    evaluator = CheckpointEvaluator(settings, submissions.has_leaderboard)
     for note in evaluator.notes:
         _print_on_first_process(note)
     # Only the first process writes results.
-    writers: dict[str, Results] = {}
+    writers: dict[str, ReportWriter] = {}
     try:
         for folder in settings.checkpoints.find(evaluator.evaluated_steps()):
             params = evaluator.restore(folder)
@@ -132,14 +137,16 @@ def _evaluate_checkpoints(settings: CheckpointEvaluation, quantize: str | None =
                 results_folder = f'{results_folder}_{quantize}'
             if results_folder not in writers and jax.process_index() == 0:
                 run_record = saved_params.read_record(folder)
-                writers[results_folder] = Results(results_folder, run_record.get('examples_hashes'))
-            reports = write_reports(evaluator.task_evaluator, params, folder, writers.get(results_folder))
+                writers[results_folder] = ReportWriter(results_folder, run_record.get('examples_hashes'))
+            reports = evaluate_and_write_reports(evaluator.task_evaluator, params, folder, writers.get(results_folder))
             if reports:
                 _print_on_first_process(_build_table(reports, f'step {folder.name}, {reports[0].split}'))
             for report in reports:
                 for line in task_evaluation.format_answers(report, settings.tasks.shown):
                     _print_on_first_process(line)
-            for report in write_reports(evaluator.submission_evaluator, params, folder, writers.get(results_folder)):
+            for report in evaluate_and_write_reports(
+                evaluator.submission_evaluator, params, folder, writers.get(results_folder)
+            ):
                 if jax.process_index() == 0:
                     _print_on_first_process(
                         submissions.write_submission(settings.submission_dir or '', report.task, report.rows)

@@ -103,14 +103,16 @@ def _predict_texts(settings: TextInference, template: str | None) -> None:
     from remixer_t5x.evaluate import text_inference
 
     settings.check()
-    folder = settings.step_folder()
+    folder = settings.find_step_folder()
     _print_on_first_process(find_template_mismatch(folder, template))
     out = settings.open_output(folder)
     inputs, decoding = settings.inputs, settings.decoding
     texts = iter(inputs)
     text_inference.skip_predicted_texts(texts, out, inputs.shown)
-    predict = text_inference.build_predict_function(settings.predictor(), settings.restore(folder), settings.model)
-    codec = settings.codec()
+    predict = text_inference.build_predict_function(
+        settings.build_predictor(), settings.restore(folder), settings.model
+    )
+    codec = settings.build_codec()
     # In a terminal, prints the answer to each line before reading the next line.
     window = 1 if inputs.is_stdin and sys.stdin.isatty() else decoding.batch_size * text_inference.WINDOW_BATCHES
     reporter = _ProgressReporter(inputs, out.counts)
@@ -123,16 +125,16 @@ def _embed_texts(settings: TextInference, template: str | None, args: argparse.N
     from remixer_t5x.evaluate import embeddings, text_inference
 
     settings.check(embed=True)
-    embeddings.check_output(settings.output)
-    folder = settings.step_folder()
+    embeddings.check_output_path(settings.output)
+    folder = settings.find_step_folder()
     _print_on_first_process(find_template_mismatch(folder, template))
-    params, predictor = settings.restore(folder), settings.predictor()
+    params, predictor = settings.restore(folder), settings.build_predictor()
     codec = text_inference.TextCodec(
         settings.vocabulary, settings.decoding.feature_lengths['inputs'], settings.refuse_long
     )
     window = settings.decoding.batch_size * text_inference.WINDOW_BATCHES
     reporter = _ProgressReporter(settings.inputs, text_inference.TextCounts())
-    rows = embeddings.encode_rows(iter(settings.inputs), codec, settings.model, predictor, params, window)
+    rows = embeddings.embed_texts(iter(settings.inputs), codec, settings.model, predictor, params, window)
     with_tokens = args.embed == 'tokens'
     counts = embeddings.write_embeddings(settings.output, rows, with_tokens, args.pooling, reporter.update)
     truncated = f', {counts.truncated:,} truncated' if counts.truncated else ''

@@ -22,7 +22,7 @@ from remixer_t5x.cli import arguments, console, convert, data, evaluate, fill_in
 from remixer_t5x.cli.arguments import Command
 from remixer_t5x.config import user_modules
 from remixer_t5x.devices import compilation_cache
-from remixer_t5x.errors import UserError, nearest, one_line
+from remixer_t5x.errors import UserError, one_line, suggest_similar_name
 
 
 def _extra_command(module: str) -> tuple[Command, ...]:
@@ -121,7 +121,7 @@ def _run_command(argv: Sequence[str], own_process: bool) -> int:
     parser = _build_parser()
     words = {command.name.partition(' ')[0] for command in COMMANDS}
     if rest and rest[0][0:1] not in ('-', '') and rest[0] not in words:
-        raise UserError(f'{rest[0]!a} is not a command{nearest(rest[0], words)}; see {parser.prog} --help')
+        raise UserError(f'{rest[0]!a} is not a command{suggest_similar_name(rest[0], words)}; see {parser.prog} --help')
     # Some command names consist of two words, such as `data list`.
     if (name := ' '.join(rest[:2])) in {command.name for command in COMMANDS}:
         rest = [name, *rest[2:]]

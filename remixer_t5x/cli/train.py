@@ -130,9 +130,9 @@ def _print_summary(result: TrainResult) -> None:
     print(' · '.join(numbers))
     if result.seconds_by_activity:
         duration = progress.format_duration(sum(result.seconds_by_activity.values()))
-        print(f'time         {duration}: {progress.describe_times(result.seconds_by_activity)}')
+        print(f'time         {duration}: {progress.format_activity_shares(result.seconds_by_activity)}')
     print(f'checkpoint   {result.checkpoint}')
-    best_checkpoints = best.best_checkpoints(result.folder)
+    best_checkpoints = best.find_best_checkpoints(result.folder)
     for task, record in best_checkpoints.items():
         print(f'best         {task}: {record["metric"]} {record["value"]:.2f} at {record["path"]}')
     ranks = {

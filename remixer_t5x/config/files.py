@@ -8,7 +8,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Sequence
 
-from remixer_t5x.errors import UserError, nearest
+from remixer_t5x.errors import UserError, suggest_similar_name
 
 MODELS_FOLDER = 'models/'
 FLAG = '--gin.'
@@ -134,7 +134,7 @@ def find_file(
     known = [file for file in shipped() if os.path.dirname(file) == (os.path.dirname(bare) or None)] or [*shipped()]
     known += [str(path) for folder in folders for path in folder.glob('*.gin')]
     # Compares names without folders and extensions, because these would make any two short names similar.
-    advice = nearest(bare, known, lambda file: pathlib.Path(file).stem)
+    advice = suggest_similar_name(bare, known, lambda file: pathlib.Path(file).stem)
     advice = advice or f'; shipped configs are in {shipped_folder()}'
     if 't5x/' in name:
         advice = "; T5X's gin files configure T5X's classes: docs/t5x.md lists their counterparts"

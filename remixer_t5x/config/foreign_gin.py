@@ -25,7 +25,7 @@ def find_disallowed_statement(text: str, file: str) -> str:
 
     Imports only allowed modules. Raises UserError with the name `file` if the text is not valid gin.
     """
-    references, imports, statement_lines = loading.References(), {}, set()
+    references, imports, statement_lines = loading.ReferenceCollector(), {}, set()
     lines = text.split('\n')
     # Parsers disagree on which control characters end a line, so one parser's comment could be another's statement.
     if unprintable := next((line for line in lines if not line.replace('\t', ' ').isprintable()), None):
@@ -59,7 +59,7 @@ def find_disallowed_statement(text: str, file: str) -> str:
 
 def imported_packages(text: str) -> list[str]:
     """Returns the top-level packages that the gin text imports, except for the packages of this project."""
-    statements = config_parser.ConfigParser(text, loading.References())
+    statements = config_parser.ConfigParser(text, loading.ReferenceCollector())
     imports = [item.module for item in statements if isinstance(item, config_parser.ImportStatement)]
     packages = dict.fromkeys(module.partition('.')[0] for module in imports)
     return [name for name in packages if name not in ('remixer_t5x', 'remixer_tasks', '__gin__')]

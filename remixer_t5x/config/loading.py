@@ -26,7 +26,7 @@ from gin import config_parser
 from remixer_t5x import lazy
 from remixer_t5x.config import files, resolved, user_modules
 from remixer_t5x.config.files import FLAG, MODELS_FOLDER, T5X_NAMES, GinText
-from remixer_t5x.errors import UserError, nearest, one_line
+from remixer_t5x.errors import UserError, one_line, suggest_similar_name
 
 # Default values of macros that models read but other files (for data, hardware or runs) set. This file is loaded first.
 DEFAULTS = 'defaults.gin'
@@ -96,11 +96,11 @@ def load(
         _replace_task_names()
     macros_set = {name: location for text in texts if not text.shipped for name, location in text.macros_set.items()}
     for name, location in macros_set.items():
-        _check_reference(name, location)
+        _check_macro_is_reference(name, location)
     resolver = resolved.ReferenceResolver()
     for root in roots:
         if root[0] == '%':
-            resolver.maker(resolver.macro(root[1:]))
+            resolver.create_maker(resolver.macro(root[1:]))
         else:
             resolver.root(root)
     for name, location in macros_set.items():
@@ -156,7 +156,7 @@ def _bind_macros(macros: Mapping[str, Any]) -> None:
         gin.bind_parameter((name, 'gin.macro', 'value'), value)
 
 
-def model_files(text: str, search_paths: Sequence[str] = ()) -> list[str]:
+def parse_model_flag(text: str, search_paths: Sequence[str] = ()) -> list[str]:
     """Splits the value of --model, such as `bert+sublayers/fnet+ENCODER_MIXER=@fnet.FNet`, into gin files and settings.
 
     A name without a folder refers to a file in models/, the current folder or `search_paths`. If both models/ and
@@ -217,7 +217,7 @@ def parse_flag(name: str, value: str) -> GinText:
             f'{flag} must be a gin value, got {value}; pass {flag}={literal}, or {flag}="\'{value}\'" for the string'
         )
     try:
-        (_,) = config_parser.ConfigParser(f'{name} = {bare}\n', References())
+        (_,) = config_parser.ConfigParser(f'{name} = {bare}\n', ReferenceCollector())
     except (SyntaxError, ValueError, tokenize.TokenError):
         if bare[0] in '\'"[({@%' and not re.search(r'\{\w+\}', bare):
             raise UserError(
@@ -228,7 +228,7 @@ def parse_flag(name: str, value: str) -> GinText:
     return GinText(flag, f'{name} = {bare}\n')
 
 
-class References(config_parser.ParserDelegate):
+class ReferenceCollector(config_parser.ParserDelegate):
     """Collects the references and macros in parsed values, without importing modules."""
 
     def __init__(self) -> None:
@@ -254,7 +254,7 @@ def _check_macros(texts: Sequence[GinText], sources: ConfigSources, roots: Colle
     shipped_reads = {name for text in texts if text.shipped for name in text.macros_read}
     for name, location in (item for text in users for item in text.macros_read.items()):
         if name not in macros_set and not (files.find_files_with_macro(name) if partial else name in shipped_reads):
-            suggestion = '' if files.find_files_with_macro(name) else nearest(name, macros_set)
+            suggestion = '' if files.find_files_with_macro(name) else suggest_similar_name(name, macros_set)
             raise UserError(f'{location} is not set{suggestion or f"; pass {FLAG}{name}=VALUE"}')
 
 
@@ -262,11 +262,11 @@ def _unread_macro_error(name: str, location: str, known: Collection[str]) -> Use
     advice = T5X_NAMES['macros'].get(name, '')
     if not advice and (readers := files.find_files_with_macro(name)):
         advice = f'it is a setting of {", ".join(readers[:3])}'
-    advice = f'; {advice}' if advice else nearest(name, known) or '; remove it'
+    advice = f'; {advice}' if advice else suggest_similar_name(name, known) or '; remove it'
     return UserError(f'{location} is set, but nothing reads it{advice}')
 
 
-def _check_reference(macro: str, location: str) -> None:
+def _check_macro_is_reference(macro: str, location: str) -> None:
     """Raises UserError if the user sets a macro to a string, but shipped files set it only to references."""
     if not isinstance(value := resolved.raw_macro(macro), str):
         return
@@ -314,19 +314,19 @@ def parse(text: GinText, before: Sequence[GinText]) -> None:
         try:
             gin.parse_config(text.text)
         except ValueError as error:
-            header = [] if DYNAMIC_REGISTRATION in text.text else _missing_imports(text, before)
-            if not header or not _raised_in_gin(error):
+            header = [] if DYNAMIC_REGISTRATION in text.text else _find_missing_imports(text, before)
+            if not header or not _is_raised_in_gin(error):
                 raise
             gin.parse_config([DYNAMIC_REGISTRATION, *header, text.text])
     except Exception as error:
-        missing = _missing_module(error)
+        missing = _find_missing_module(error)
         is_in_module = user_modules.find_user_frames(error) and missing not in lazy.TASK_LIBRARIES
-        if is_in_module or not (missing or _raised_in_gin(error)):
+        if is_in_module or not (missing or _is_raised_in_gin(error)):
             raise  # The error is in an imported module.
         raise _one_line_error(error, text, before, 1 + len(header) if header else 0) from None
 
 
-def _missing_imports(text: GinText, before: Sequence[GinText]) -> list[str]:
+def _find_missing_imports(text: GinText, before: Sequence[GinText]) -> list[str]:
     """Returns import statements for the modules that a gin text uses without importing them."""
     known = {name: line for other in reversed(before) for name, line in other.imports.items()}
     lines = []
@@ -339,12 +339,12 @@ def _missing_imports(text: GinText, before: Sequence[GinText]) -> list[str]:
     return list(dict.fromkeys(lines))
 
 
-def _raised_in_gin(error: Exception) -> bool:
+def _is_raised_in_gin(error: Exception) -> bool:
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
     return frame.f_globals.get('__name__', '').partition('.')[0] in ('gin', 'tokenize')
 
 
-def _missing_module(error: Exception) -> str:
+def _find_missing_module(error: Exception) -> str:
     """Returns the name of the missing module if the error is a ModuleNotFoundError, or '' for other errors."""
     # gin raises a copy of the error, whose attribute `name` is None.
     original = error.__context__ if isinstance(error.__context__, ModuleNotFoundError) else error
@@ -364,7 +364,7 @@ def _one_line_error(error: Exception, text: GinText, before: Sequence[GinText], 
     elif isinstance(error, SyntaxError):
         number, problem = error.lineno or 1, str(error.msg).splitlines()[-1].strip(' .')
         problem += '; write NAME = value or module.name.setting = value, and close quotes and brackets'
-    elif missing := _missing_module(error):
+    elif missing := _find_missing_module(error):
         problem += f'; run {lazy.INSTALL_COMMAND}' if missing in lazy.TASK_LIBRARIES else _suggest_module(missing, ())
     else:
         problem += _suggest_name(''.join(lines[number - 1 : number]), text, before)
@@ -387,5 +387,5 @@ def _suggest_name(line: str, text: GinText, before: Sequence[GinText]) -> str:
 
 def _suggest_module(name: str, imports: Iterable[str]) -> str:
     """Suggests the imported module, or module in the current folder, whose name is most similar to `name`."""
-    near = nearest(name, [*imports, *(path.stem for path in pathlib.Path().glob('*.py'))])
+    near = suggest_similar_name(name, [*imports, *(path.stem for path in pathlib.Path().glob('*.py'))])
     return near or '; check its spelling, that the package is installed, and PYTHONPATH'

@@ -59,18 +59,18 @@ class ReferenceResolver:
         self.bindings[name, 'gin.macro', 'value'] = value
         return value
 
-    def maker(self, value: Any, scope: Sequence[str] = ()) -> ValueMaker:
+    def create_maker(self, value: Any, scope: Sequence[str] = ()) -> ValueMaker:
         """Returns a ValueMaker for a value, with references resolved in the current configuration."""
         if isinstance(value, dict):
-            items = self.maker(list(value.items()), scope)
+            items = self.create_maker(list(value.items()), scope)
             return ValueMaker(lambda: dict(items.make()), items.fresh)
         if isinstance(value, list | tuple):
-            parts = [self.maker(part, scope) for part in value]
+            parts = [self.create_maker(part, scope) for part in value]
             return ValueMaker(lambda: type(value)(part.make() for part in parts), any(part.fresh for part in parts))
         if not isinstance(value, ConfigurableReference):
             return ValueMaker(lambda: value)
         if _is_macro(value):
-            return self.maker(self.macro('/'.join(value.scopes)), value.scopes)
+            return self.create_maker(self.macro('/'.join(value.scopes)), value.scopes)
         if value.configurable.selector == 'gin.constant':
             return ValueMaker(value.scoped_configurable_fn)
         function, scope = value.configurable.wrapped, value.scopes or (scope if value.evaluate else [])
@@ -96,7 +96,7 @@ class ReferenceResolver:
                 value = self.macro(setting, parameters[name].default if name in parameters else UNDEFINED)
             if not isinstance(value, ConfigurableReference):
                 ranges.check_argument(function, name, value, setting)
-            maker = self.maker(value, inner)
+            maker = self.create_maker(value, inner)
             makers[name] = (
                 ValueMaker(functools.partial(functools.cache, maker.make)) if full in self._deferred else maker
             )
@@ -129,7 +129,7 @@ def macro(name: str, default: Any = UNDEFINED) -> Any:
     if default is not UNDEFINED and raw_macro(name) is UNDEFINED:
         return default
     resolver = ReferenceResolver()
-    return resolver.maker(resolver.macro(name)).make()
+    return resolver.create_maker(resolver.macro(name)).make()
 
 
 def call_configured(root: Callable[..., Any] | str, scope: str = '', deferred: Collection[str] = ()) -> Any:

@@ -65,11 +65,11 @@ def find_user_frames(error: BaseException) -> traceback.StackSummary:
         return traceback.StackSummary.from_list([(error.filename, error.lineno or 1, '<module>', None)])
     names = importable_modules - sys.stdlib_module_names - {'remixer_t5x', 'remixer_tasks'}
 
-    def is_users(frame: types.FrameType) -> bool:
+    def is_user_module(frame: types.FrameType) -> bool:
         # AutoGraph executes generated files, whose globals are those of the original module.
         path, module = frame.f_code.co_filename, frame.f_globals.get('__name__', '')
         is_file = path == frame.f_globals.get('__file__') and f'-packages{os.sep}' not in path
         return is_file and module.partition('.')[0] in names
 
     frames = traceback.walk_tb(error.__traceback__)
-    return traceback.StackSummary.extract((frame, line) for frame, line in frames if is_users(frame))
+    return traceback.StackSummary.extract((frame, line) for frame, line in frames if is_user_module(frame))

@@ -61,10 +61,10 @@ def count_model(model: Model, feature_lengths: Mapping[str, int] | None) -> Mode
 
     `feature_lengths` maps each feature to its length in tokens; None uses the defaults of the model type.
     """
-    return count_row(model, batch_formats.abstract_batch(model.model_type, feature_lengths))
+    return count_model_for_row(model, batch_formats.abstract_batch(model.model_type, feature_lengths))
 
 
-def count_row(model: Model, batch: Mapping[str, jax.ShapeDtypeStruct]) -> ModelCounts:
+def count_model_for_row(model: Model, batch: Mapping[str, jax.ShapeDtypeStruct]) -> ModelCounts:
     """Counts the parameters and FLOPs of a model for one row of a batch, treated as one example."""
     row = {
         name: jax.ShapeDtypeStruct((1, *array.shape[1:]), array.dtype)
@@ -76,7 +76,7 @@ def count_row(model: Model, batch: Mapping[str, jax.ShapeDtypeStruct]) -> ModelC
     return ModelCounts(
         parameters=count_parameters(params),
         forward_flops=flops_per_module(model.loss, params, row),
-        tokens=sum(batch_formats.token_lengths(shapes)),
+        tokens=sum(batch_formats.stack_row_lengths(shapes)),
     )
 
 
@@ -162,24 +162,24 @@ def _count_repetitions(eqn: Any) -> int:
     return 1
 
 
-def _count_dot_general(eqn: Any) -> float:
+def _count_dot_general_flops(eqn: Any) -> float:
     (contracting, _), _ = eqn.params['dimension_numbers']
     shape = eqn.invars[0].aval.shape
     return 2.0 * math.prod(eqn.outvars[0].aval.shape) * math.prod(shape[axis] for axis in contracting)
 
 
-def _count_ragged_dot(eqn: Any) -> float:
+def _count_ragged_dot_flops(eqn: Any) -> float:
     rows, depth = eqn.invars[0].aval.shape[-2:]
     return 2.0 * rows * depth * eqn.invars[1].aval.shape[-1]
 
 
-def _count_convolution(eqn: Any) -> float:
+def _count_convolution_flops(eqn: Any) -> float:
     kernel, numbers = eqn.invars[1].aval.shape, eqn.params['dimension_numbers']
     taps = math.prod(kernel) / kernel[numbers.rhs_spec[0]]
     return 2.0 * math.prod(eqn.outvars[0].aval.shape) * taps
 
 
-def _count_fft(eqn: Any) -> float:
+def _count_fft_flops(eqn: Any) -> float:
     kind = jax.lax.FftType(eqn.params['fft_type']).name
     # A real transform returns only half of the spectrum, so read the full length from the real-valued array.
     whole = eqn.outvars[0].aval if 'IRFFT' in kind else eqn.invars[0].aval
@@ -188,9 +188,9 @@ def _count_fft(eqn: Any) -> float:
 
 
 _FLOP_COUNTERS: dict[str, Callable[[Any], float]] = {
-    'dot_general': _count_dot_general,
-    'ragged_dot': _count_ragged_dot,
-    'ragged_dot_general': _count_ragged_dot,
-    'conv_general_dilated': _count_convolution,
-    'fft': _count_fft,
+    'dot_general': _count_dot_general_flops,
+    'ragged_dot': _count_ragged_dot_flops,
+    'ragged_dot_general': _count_ragged_dot_flops,
+    'conv_general_dilated': _count_convolution_flops,
+    'fft': _count_fft_flops,
 }

@@ -1,6 +1,6 @@
 """Computes a training step's memory usage per device, as reported by the compiler.
 
-The step is compiled but not run. `search_changes` searches for settings with which a step fits into the memory.
+The step is compiled but not run. `search_memory_savings` searches for settings with which a step fits into the memory.
 
 Changes are tried in order of their cost. Microbatches add a few small kernels, recomputation adds a third of the FLOPs,
 and sharding the parameters adds network traffic. A smaller batch or a different optimizer changes the training. If
@@ -29,7 +29,7 @@ _COMPILER_OPTIONS = {
     # Disable autotuning, which requires the GPU, and Triton GEMMs, which require autotuning.
     'gpu': {'xla_gpu_autotune_level': 0, 'xla_gpu_enable_triton_gemm': False},
 }
-_MAX_REPETITIONS = 3  # of each kind of change in `search_changes`
+_MAX_REPETITIONS = 3  # of each kind of change in `search_memory_savings`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +92,7 @@ class StepMemory:
 def measure_memory(step: StepSpec) -> StepMemory:
     """Compiles a step and returns its memory usage. Raises UserError if the mesh cannot divide the batch evenly."""
     try:
-        return read_memory(step, compile_step(step))
+        return read_memory_usage(step, compile_step(step))
     except jax.errors.JaxRuntimeError as error:
         if not is_out_of_memory(error):
             raise
@@ -121,7 +121,7 @@ def compile_step(step: StepSpec, for_analysis: bool = True) -> jax.stages.Compil
     return compiler_options.compile_with_options(jitted.lower(step.plan.abstract, step.sharded_batch()), options)
 
 
-def read_memory(step: StepSpec, program: jax.stages.Compiled) -> StepMemory:
+def read_memory_usage(step: StepSpec, program: jax.stages.Compiled) -> StepMemory:
     """Returns the memory usage of the program that `compile_step` returned for `step`."""
     inputs, analysis = _input_bytes(step), program.memory_analysis()
     parts = dict(
@@ -186,7 +186,7 @@ class MemoryTrial(NamedTuple):
     saves_memory: bool
 
 
-def search_changes(
+def search_memory_savings(
     step: StepSpec,
     memory: StepMemory,
     available: int,

@@ -184,12 +184,12 @@ def batch_shapes(model_type: str, lengths: Lengths | None = None, batch_size: in
     return {name: array.shape for name, array in abstract_batch(model_type, lengths, batch_size).items()}
 
 
-def smallest_shapes(model_type: str) -> dict[str, tuple[int, ...]]:
+def smallest_batch_shapes(model_type: str) -> dict[str, tuple[int, ...]]:
     """Returns small batch shapes that every model of this type accepts, for initializing parameters."""
     return batch_shapes(model_type, dict.fromkeys(get_formats(model_type)[0].features, 2))
 
 
-def text_lengths(lengths: Lengths) -> dict[str, int]:
+def max_inference_lengths(lengths: Lengths) -> dict[str, int]:
     """Returns the maximum number of input tokens and of generated tokens for inference.
 
     For a causal language model, which has no `inputs` feature, half of the row length is reserved for the prompt.
@@ -205,7 +205,7 @@ def input_array_name(model_type: str) -> str:
     return 'prompt_tokens' if model_type == DECODER_ONLY else 'encoder_input_tokens'
 
 
-def token_lengths(shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
+def stack_row_lengths(shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
     """Returns the row lengths of the encoder and decoder in tokens. Omits a stack that the model lacks."""
     return tuple(
         shapes[f'{side}_input_tokens'][1] for side in ('encoder', 'decoder') if f'{side}_input_tokens' in shapes

@@ -41,10 +41,10 @@ def data_fingerprint(
     Raises UserError if a file is missing or cannot be read.
     """
     tasks = sorted(seqio.get_subtasks(provider), key=lambda task: task.name)
-    return {task.name: _task_record(task, split, use_cached) for task in tasks if split in task.splits}
+    return {task.name: _fingerprint_task(task, split, use_cached) for task in tasks if split in task.splits}
 
 
-def _task_record(task: seqio.Task, split: str, use_cached: bool) -> FingerprintRecord:
+def _fingerprint_task(task: seqio.Task, split: str, use_cached: bool) -> FingerprintRecord:
     paths = _list_files(task, split, use_cached)
     record: FingerprintRecord = {'source': 'cache' if use_cached else type(task.source).__name__, 'files': None}
     if paths is None:
@@ -111,11 +111,11 @@ def describe_difference(old: Mapping[str, FingerprintRecord], new: Mapping[str, 
         if name not in old:
             return f'task {name} was added'
         if old[name] != new[name]:
-            return f'task {name} {_record_difference(old[name], new[name])}'
+            return f'task {name} {_describe_record_difference(old[name], new[name])}'
     return None
 
 
-def _record_difference(old: FingerprintRecord, new: FingerprintRecord) -> str:
+def _describe_record_difference(old: FingerprintRecord, new: FingerprintRecord) -> str:
     if old.get('source') != new.get('source'):
         return f'was read by {old.get("source")} and is now read by {new.get("source")}'
     if old.get('files') != new.get('files'):

@@ -19,7 +19,7 @@ from etils import epath
 
 from remixer_t5x import ranges
 from remixer_t5x.data import batch_formats, fingerprint, task_vocabulary
-from remixer_t5x.errors import UserError, nearest
+from remixer_t5x.errors import UserError, suggest_similar_name
 from remixer_t5x.lazy import seqio
 
 # A task or mixture may be passed as a function, so that seqio is imported only when the function is called.
@@ -98,8 +98,9 @@ def get_task(name: TaskOrName) -> seqio.Task | seqio.Mixture:
     known = sorted({*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()})
     if name not in known:
         raise UserError(
-            f'MIXTURE_OR_TASK_NAME must be a registered task or mixture, got {name!r}{nearest(name, known)}; import '
-            'the module that registers it, as the gin files in configs/data do'
+            f'MIXTURE_OR_TASK_NAME must be a registered task or mixture, got {name!r}'
+            f'{suggest_similar_name(name, known)}; import the module that registers it, as the gin files in '
+            'configs/data do'
         )
     return seqio.get_mixture_or_task(name)
 

@@ -91,7 +91,7 @@ def save_vocabulary(vocab: seqio.Vocabulary, folder: epath.PathLike) -> bool:
     """Writes a vocabulary to `folder`. If the vocabulary has a custom class, returns False without writing files."""
     with tempfile.TemporaryDirectory() as temporary:
         local = pathlib.Path(temporary)
-        settings = _write_files(vocab, local)
+        settings = _write_vocabulary_files(vocab, local)
         if settings is None:
             return False
         target = epath.Path(folder)
@@ -103,7 +103,7 @@ def save_vocabulary(vocab: seqio.Vocabulary, folder: epath.PathLike) -> bool:
     return True
 
 
-def _write_files(vocab: Any, folder: pathlib.Path) -> dict[str, Any] | None:
+def _write_vocabulary_files(vocab: Any, folder: pathlib.Path) -> dict[str, Any] | None:
     """Writes the vocabulary files. Returns the settings for loading the files; None for an unknown vocabulary class."""
     if hasattr(vocab, 'save'):
         vocab.save(str(folder / TOKENIZER_FILE))
@@ -126,7 +126,7 @@ def _write_files(vocab: Any, folder: pathlib.Path) -> dict[str, Any] | None:
     return None
 
 
-def gin_statements(folder: epath.PathLike) -> str:
+def vocabulary_gin_statements(folder: epath.PathLike) -> str:
     """Returns gin statements that load the vocabulary saved in the MODEL_DIR `folder`."""
     return f"""from remixer_tasks import vocabularies
 VOCABULARY = @vocabularies.saved()
@@ -138,16 +138,16 @@ def saved_vocabulary_flags(model_dir: epath.PathLike | None) -> list[tuple[str, 
     """Returns gin flags that load the vocabulary saved in MODEL_DIR, or [] if MODEL_DIR contains no vocabulary."""
     if model_dir is None or not (epath.Path(model_dir) / VOCABULARY_FOLDER / INDEX_FILE).is_file():
         return []
-    return gin_flags('saved', folder=str(epath.Path(model_dir) / VOCABULARY_FOLDER))
+    return vocabulary_gin_flags('saved', folder=str(epath.Path(model_dir) / VOCABULARY_FOLDER))
 
 
-def gin_flags(function: str, **arguments: Any) -> list[tuple[str, str]]:
+def vocabulary_gin_flags(function: str, **arguments: Any) -> list[tuple[str, str]]:
     """Returns gin flags that set VOCABULARY to the result of a function in `remixer_tasks.vocabularies`."""
     path = f'remixer_tasks.vocabularies.{function}'
     return [('VOCABULARY', f'@{path}()'), *((f'{path}.{name}', repr(value)) for name, value in arguments.items())]
 
 
-def token_bytes(vocabulary: Any) -> np.ndarray:
+def bytes_per_token(vocabulary: Any) -> np.ndarray:
     """Returns the number of bytes in the text of each token, 0 for sentinels, as an [ids] int32 array."""
     counts: np.ndarray = np.asarray([len(text) for text in token_texts(vocabulary)], np.int32)
     counts[vocabulary.vocab_size - _count_sentinels(vocabulary) :] = 0

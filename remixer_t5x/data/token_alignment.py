@@ -47,7 +47,7 @@ class EncodedText(NamedTuple):
 
     def context_mask(self) -> np.ndarray:
         """Returns a [tokens] bool array that is True for tokens of the context."""
-        start = context_start(self.text)
+        start = find_context_start(self.text)
         return np.asarray([end > begin >= start for begin, end in self.offsets], bool)
 
 
@@ -65,7 +65,7 @@ class EncodedQuestion(NamedTuple):
     num_tokens: int
 
 
-def context_start(text: str) -> int:
+def find_context_start(text: str) -> int:
     """Returns the index of the first character after the first occurrence of CONTEXT_PREFIX.
 
     Later occurrences are more likely to belong to the long context than to the question. Raises UserError if there is

@@ -15,7 +15,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from remixer_t5x import ranges
-from remixer_t5x.errors import UserError, nearest
+from remixer_t5x.errors import UserError, suggest_similar_name
 
 MESH_AXES = ('data', 'fsdp', 'tensor')
 # Device kinds for which a mesh axis may span fractions of several physical axes, as in `jax.make_mesh`.
@@ -35,7 +35,7 @@ def parse_sizes(text: str) -> tuple[int, int, int]:
         if name not in MESH_AXES or name in sizes or size is None:
             raise UserError(
                 f'MESH must assign a size to each axis at most once (axes: {", ".join(MESH_AXES)}), got {text!r}'
-                f'{nearest(name, MESH_AXES)}; use, for example, data=2,fsdp=4'
+                f'{suggest_similar_name(name, MESH_AXES)}; use, for example, data=2,fsdp=4'
             )
         sizes[name] = size
     default_data = 1 if -1 in (sizes.get('fsdp'), sizes.get('tensor')) else -1

@@ -40,7 +40,7 @@ def signed_score(name: str, value: float) -> float:
     return -value if _LOWER_IS_BETTER.fullmatch(name) else value
 
 
-def score_metrics(
+def select_ranking_metric(
     task: str, metrics: Mapping[str, float], best_metrics: BestMetrics = None
 ) -> tuple[str, float] | None:
     """Returns the name and value of the metric that ranks a task's checkpoints; None if there are no metrics.
@@ -76,7 +76,7 @@ def mean_score(scores: Mapping[str, float]) -> float:
 
 
 class BestCheckpoints:
-    """Saves, for each task, the parameters with the best value of the metric that `score_metrics` selects.
+    """Saves, for each task, the parameters with the best value of the metric that `select_ranking_metric` selects.
 
     `record` is a description of the run that each checkpoint stores. If `is_new` is true, the run starts from step 0,
     because MODEL_DIR has no checkpoint to resume from; the first evaluation then replaces the best checkpoints that an
@@ -94,7 +94,7 @@ class BestCheckpoints:
         """Saves `params` if they are the best so far, and returns whether they were saved.
 
         A metric value of NaN is never the best. Raises UserError if the task does not have the selected metric, and
-        CannotWrite if the parameters cannot be written.
+        WriteError if the parameters cannot be written.
         """
         metric = self.score(report)
         if metric is None or math.isnan(metric[1]):
@@ -112,13 +112,13 @@ class BestCheckpoints:
             manager.check_disk_space(self._folder.parent, params, 'the best parameters take')
             manager.write_params(folder, step, params, record, others)
         except UserError as error:
-            raise object_store.CannotWrite(str(error)) from error
+            raise object_store.WriteError(str(error)) from error
         self._saved_tasks.add(report.task)
         return True
 
     def score(self, report: TaskReport) -> tuple[str, float] | None:
         """Returns the name and value of the metric that ranks `report`, or None if the report has no metrics."""
-        return score_metrics(report.task, report.metrics, self._metrics)
+        return select_ranking_metric(report.task, report.metrics, self._metrics)
 
     def read_saved(self, task: str) -> Mapping[str, Any] | None:
         """Returns `metric`, `value` and `step` of the best checkpoint of `task`; None if no checkpoint is saved."""
@@ -126,7 +126,7 @@ class BestCheckpoints:
         return read_best_record(self._folder / task / str(steps[-1])) if steps else None
 
 
-def best_checkpoints(folder: str) -> dict[str, Mapping[str, Any]]:
+def find_best_checkpoints(folder: str) -> dict[str, Mapping[str, Any]]:
     """Maps each task to the `metric`, `value`, `step` and `path` of its best checkpoint in the MODEL_DIR `folder`."""
     checkpoints: dict[str, Mapping[str, Any]] = {}
     best = model_dir.absolute_path(folder) / BEST_FOLDER

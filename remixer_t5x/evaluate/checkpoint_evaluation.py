@@ -92,7 +92,7 @@ class CheckpointEvaluation:
         return self.output_dir or str(parent / EVAL_FOLDER)
 
 
-class Evaluator:
+class CheckpointEvaluator:
     """Evaluates checkpoints of one model on examples that are read only once.
 
     `task_evaluator` is None if no split is evaluated, and `submission_evaluator` is None if no leaderboard files are
@@ -142,22 +142,22 @@ class Evaluator:
     def restore(self, folder: epath.Path) -> Any:
         """Restores the parameters of a checkpoint. With `follow`, returns None if the checkpoint was removed."""
         may_disappear = self._settings.checkpoints.follow is not None
-        if may_disappear and collectives.broadcast(_is_removed(folder)):
+        if may_disappear and collectives.broadcast(_is_checkpoint_removed(folder)):
             return None
         try:
             return saved_params.restore_params(str(folder), self._abstract, self._vocabulary, 'CHECKPOINT_PATH')
         except UserError:
             # With several processes, raise the error, because other processes may have read the checkpoint.
-            if may_disappear and jax.process_count() == 1 and _is_removed(folder):
+            if may_disappear and jax.process_count() == 1 and _is_checkpoint_removed(folder):
                 return None
             raise
 
 
-def _is_removed(folder: epath.Path) -> bool:
+def _is_checkpoint_removed(folder: epath.Path) -> bool:
     return not saved_params.is_complete_checkpoint(folder)
 
 
-class Results:
+class ReportWriter:
     """Writes task reports to a folder, which is created if it does not exist. Raises UserError if writing fails.
 
     `examples_hashes` contains the hashes of the examples that the training run evaluated (`TaskEvaluator`). `notes`
@@ -204,8 +204,8 @@ class Results:
         self._tensorboard.close()
 
 
-def write_reports(
-    evaluator: TaskEvaluator | None, params: Any, folder: epath.Path, outlet: Results | None
+def evaluate_and_write_reports(
+    evaluator: TaskEvaluator | None, params: Any, folder: epath.Path, outlet: ReportWriter | None
 ) -> list[TaskReport]:
     """Evaluates `params` of the checkpoint `folder`; returns the reports and, if `outlet` is not None, writes them."""
     reports = []

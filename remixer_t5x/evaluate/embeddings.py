@@ -42,7 +42,7 @@ class EmbeddedText(NamedTuple):
     sentence: np.ndarray
 
 
-def check_output(path: str) -> None:
+def check_output_path(path: str) -> None:
     """Raises UserError unless `path` ends with .npz or .parquet and does not exist yet."""
     if pathlib.PurePath(path).suffix not in (NPZ, PARQUET):
         raise UserError(
@@ -77,7 +77,7 @@ def sentence_vectors(
     return mean if project is None else np.asarray(project(params, mean), np.float32)
 
 
-def encode_rows(
+def embed_texts(
     texts: Iterator[str], codec: TextCodec, model: Any, predictor: predictions.Predictor, params: Any, window: int
 ) -> Iterator[EmbeddedText]:
     """Yields each of `texts` with its vectors. The model runs on up to `window` texts at a time."""

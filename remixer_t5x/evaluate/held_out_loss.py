@@ -46,9 +46,9 @@ class Evaluation:
         """Returns an evaluation, named NAME/TASK, for each task with this split; () if only one task has the split."""
         tasks = seqio.get_subtasks(pipeline.get_provider(self.dataset))
         tasks = [task for task in tasks if self.dataset.split in task.splits]
-        return self.for_tasks(tasks) if len(tasks) > 1 else ()
+        return self.create_task_evaluations(tasks) if len(tasks) > 1 else ()
 
-    def for_tasks(self, tasks: Sequence[Any]) -> tuple['Evaluation', ...]:
+    def create_task_evaluations(self, tasks: Sequence[Any]) -> tuple['Evaluation', ...]:
         """Returns an evaluation named NAME/TASK for each of the given seqio tasks."""
         return tuple(
             dataclasses.replace(

@@ -77,7 +77,7 @@ class Predictor:
     def __init__(self, model: Any, partitioner: Partitioner, settings: Decoding, vocabulary: Any = None):
         partitioner.check_batch_size(settings.batch_size)
         self._model, self._partitioner, self._settings = model, partitioner, settings
-        lengths = batch_formats.text_lengths(settings.feature_lengths)
+        lengths = batch_formats.max_inference_lengths(settings.feature_lengths)
         self._longest, self._target_length = lengths['inputs'], lengths['targets']
         self._input = batch_formats.input_array_name(model.model_type)
 
@@ -99,20 +99,26 @@ class Predictor:
                 generation, decoder.start(generation) if rows is None else rows, limit, keys(batch)
             )
 
-        self._generate = self._jit(generate, compiler_options.decoding_options())
-        self._continue_rows = self._jit(continue_rows, compiler_options.decoding_options())
-        self._score = self._jit(lambda params, batch: model.score(params, batch))
-        self._score_and_match = self._jit(
+        self._generate = self._jit_replicated(generate, compiler_options.decoding_options())
+        self._continue_rows = self._jit_replicated(continue_rows, compiler_options.decoding_options())
+        self._score = self._jit_replicated(lambda params, batch: model.score(params, batch))
+        self._score_and_match = self._jit_replicated(
             lambda params, batch: jnp.stack(model.score_and_match(params, batch), axis=-1)
         )
-        self._encode = self._jit(lambda params, batch: model.encode(params, batch['encoder_input_tokens']))
-        self._token_logits = self._jit(lambda params, batch: model.head_outputs(params, batch['encoder_input_tokens']))
-        self._embed = self._jit(lambda params, batch: model.embed(params, batch['encoder_input_tokens']))
-        self._classify = self._jit(lambda params, batch: model.classify(params, batch['encoder_input_tokens']))
+        self._encode = self._jit_replicated(lambda params, batch: model.encode(params, batch['encoder_input_tokens']))
+        self._token_logits = self._jit_replicated(
+            lambda params, batch: model.head_outputs(params, batch['encoder_input_tokens'])
+        )
+        self._embed = self._jit_replicated(lambda params, batch: model.embed(params, batch['encoder_input_tokens']))
+        self._classify = self._jit_replicated(
+            lambda params, batch: model.classify(params, batch['encoder_input_tokens'])
+        )
         self._outputs = len(getattr(model, 'labels', None) or ' ')
-        self._rank = self._jit(lambda params, batch: model.score_choices(params, batch[self._input], batch['choices']))
+        self._rank = self._jit_replicated(
+            lambda params, batch: model.score_choices(params, batch[self._input], batch['choices'])
+        )
 
-    def _jit(self, function: Callable[..., Any], options: dict[str, Any] | None = None) -> CompiledStep:
+    def _jit_replicated(self, function: Callable[..., Any], options: dict[str, Any] | None = None) -> CompiledStep:
         # Replicate the outputs, so that every host can read all results.
         jitted = jax.jit(function, out_shardings=self._partitioner.replicated, compiler_options=options)
         return CompiledStep(jitted, self._partitioner)
@@ -159,31 +165,31 @@ class Predictor:
 
     def score(self, params: Any, inputs: Sequence[TokenIds], targets: Sequence[TokenIds]) -> np.ndarray:
         """Returns log p(targets | inputs) of each example as an [examples] float32 array."""
-        arrays = decoder_arrays(targets, batch_formats.text_lengths(self._settings.feature_lengths)['targets'])
-        return self._gather(self._score, params, inputs, arrays, ())
+        arrays = decoder_arrays(targets, batch_formats.max_inference_lengths(self._settings.feature_lengths)['targets'])
+        return self._collect_outputs(self._score, params, inputs, arrays, ())
 
     def score_and_match(self, params: Any, inputs: Sequence[TokenIds], arrays: Mapping[str, np.ndarray]) -> np.ndarray:
         """Returns the outputs of the model's `score_and_match` as an [examples, 2] float32 array.
 
         `arrays` contains [examples, ...] arrays to add to the batch, such as those returned by `decoder_arrays`.
         """
-        return self._gather(self._score_and_match, params, inputs, arrays, (2,))
+        return self._collect_outputs(self._score_and_match, params, inputs, arrays, (2,))
 
     def encode(self, params: Any, inputs: Sequence[TokenIds]) -> list[np.ndarray]:
         """Returns the encoder's output for each of `inputs` as an [input length, embed] float32 array."""
-        return self._gather_tokens(self._encode, params, inputs)
+        return self._collect_token_outputs(self._encode, params, inputs)
 
     def token_logits(self, params: Any, inputs: Sequence[TokenIds]) -> list[np.ndarray]:
         """Returns the head's outputs at each token for each of `inputs` as an [input length, outputs] float32 array."""
-        return self._gather_tokens(self._token_logits, params, inputs)
+        return self._collect_token_outputs(self._token_logits, params, inputs)
 
     def embed(self, params: Any, inputs: Sequence[TokenIds]) -> np.ndarray:
         """Returns the embeddings of `inputs` as an [examples, embed] float32 array."""
-        return self._gather(self._embed, params, inputs, {}, (self._model.module.embed_dim,))
+        return self._collect_outputs(self._embed, params, inputs, {}, (self._model.module.embed_dim,))
 
     def classify(self, params: Any, inputs: Sequence[TokenIds]) -> np.ndarray:
         """Returns log p(label) for each input and label, or the regression outputs, as an [examples, outputs] array."""
-        return self._gather(self._classify, params, inputs, {}, (self._outputs,))
+        return self._collect_outputs(self._classify, params, inputs, {}, (self._outputs,))
 
     def predict_labels(
         self, params: Any, inputs: Sequence[TokenIds], task_labels: Sequence[str] | None = None
@@ -221,9 +227,11 @@ class Predictor:
         """Returns log p(choice | inputs) for each example and choice as an [examples, choices] float32 array."""
         ids = pad_ids(choices, max(map(len, choices)))
         arrays = {'choices': np.broadcast_to(ids, (len(inputs), *ids.shape))}
-        return self._gather(self._rank, params, inputs, arrays, (len(choices),))
+        return self._collect_outputs(self._rank, params, inputs, arrays, (len(choices),))
 
-    def _gather_tokens(self, function: CompiledStep, params: Any, inputs: Sequence[TokenIds]) -> list[np.ndarray]:
+    def _collect_token_outputs(
+        self, function: CompiledStep, params: Any, inputs: Sequence[TokenIds]
+    ) -> list[np.ndarray]:
         outputs: list[Any] = [None] * len(inputs)
         for rows, values in self._run(function, params, inputs, {}):
             values = np.asarray(values, np.float32)
@@ -231,7 +239,7 @@ class Predictor:
                 outputs[example] = values[row, : len(inputs[example])]
         return outputs
 
-    def _gather(self, function, params, inputs, arrays, shape: tuple[int, ...]) -> np.ndarray:
+    def _collect_outputs(self, function, params, inputs, arrays, shape: tuple[int, ...]) -> np.ndarray:
         results: np.ndarray = np.zeros((len(inputs), *shape), np.float32)
         for rows, values in self._run(function, params, inputs, arrays):
             results[rows] = np.asarray(values)[: len(rows)]

@@ -9,7 +9,7 @@ from typing import Any
 
 from remixer_t5x import tf_data
 from remixer_t5x.data import pipeline, stream, task_vocabulary
-from remixer_t5x.errors import UserError, nearest
+from remixer_t5x.errors import UserError, suggest_similar_name
 from remixer_t5x.lazy import seqio
 
 Example = Mapping[str, Any]
@@ -73,8 +73,8 @@ def find_tasks(
         for name in selected:
             if name not in tasks:
                 raise UserError(
-                    f'EVAL_TASKS must contain only {", ".join(tasks)}, got {name!r}{nearest(name, tasks)}; use another '
-                    'task'
+                    f'EVAL_TASKS must contain only {", ".join(tasks)}, got {name!r}'
+                    f'{suggest_similar_name(name, tasks)}; use another task'
                 )
         tasks = {name: tasks[name] for name in selected}
     notes, usable = [], []

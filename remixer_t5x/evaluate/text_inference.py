@@ -247,7 +247,7 @@ class TextInference:
                 }
             )
 
-    def step_folder(self) -> str:
+    def find_step_folder(self) -> str:
         """Returns the folder of the checkpoint whose parameters are used, the same folder in all processes."""
         return collectives.broadcast(str(saved_params.find_checkpoint(self.checkpoint, 'CHECKPOINT_PATH')))
 
@@ -271,12 +271,12 @@ class TextInference:
             folder, abstract, task_vocabulary.vocabulary_record(self.vocabulary), 'CHECKPOINT_PATH'
         )
 
-    def codec(self) -> TextCodec:
+    def build_codec(self) -> TextCodec:
         """Returns the codec for input texts. If the task has no `inputs`, texts are prompts without an end token."""
         lengths = self.decoding.feature_lengths
-        longest = batch_formats.text_lengths(lengths)['inputs']
+        longest = batch_formats.max_inference_lengths(lengths)['inputs']
         model = self.model if head_predictions.has_head(self.model) else None
         return TextCodec(self.vocabulary, longest, self.refuse_long, 'inputs' in lengths, model)
 
-    def predictor(self) -> predictions.Predictor:
+    def build_predictor(self) -> predictions.Predictor:
         return predictions.Predictor(self.model, self.partitioner, self.decoding, self.vocabulary)

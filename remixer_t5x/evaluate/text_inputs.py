@@ -70,7 +70,7 @@ class TextInputs:
                     if not is_jsonl:
                         yield line.rstrip('\r\n')
                     elif line.strip():
-                        yield self._json_field(line, number)
+                        yield self._read_json_field(line, number)
         except UserError:
             raise
         except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
@@ -93,7 +93,7 @@ class TextInputs:
                 with io.TextIOWrapper(content, encoding='utf-8-sig', newline='\n') as text:  # type: ignore[type-var]
                     yield text
 
-    def _json_field(self, line: str, number: int) -> str:
+    def _read_json_field(self, line: str, number: int) -> str:
         try:
             row = untrusted_files.parse_json(line, odd_numbers=True)
         except untrusted_files.InvalidJsonError as error:

@@ -75,7 +75,7 @@ def read_checkpoint(
     """
     saved = saved_params.open_checkpoint(path, setting)
     kernels = {name for name in saved.shapes if not lora.is_adapter(name)}
-    shapes = saved.shapes_for(kernels) if merge else saved.shapes
+    shapes = saved.select_shapes(kernels) if merge else saved.shapes
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     arrays = saved.read({n: jax.ShapeDtypeStruct(shape, np.float32, sharding=device) for n, shape in shapes.items()})
     params = traverse_util.unflatten_dict({name: np.asarray(array) for name, array in arrays.items()}, sep='/')

@@ -202,7 +202,7 @@ def _read_tensors(path: pathlib.Path) -> Tensors:
 
 
 def _read_shards(folder: pathlib.Path) -> Tensors:
-    by_name = untrusted_files.read_object(folder / INDEX_FILE).get('weight_map')
+    by_name = untrusted_files.read_json_object(folder / INDEX_FILE).get('weight_map')
     if not isinstance(by_name, dict):
         raise UserError(f'{folder / INDEX_FILE} has no weight_map, which maps arrays to files; download the file again')
     files = {

@@ -75,7 +75,7 @@ def shapes_by_name(params: Any) -> dict[str, tuple[int, ...]]:
 def is_shared_folder(folder: pathlib.Path) -> bool:
     """Returns whether config.json in `folder` has the model type of shared folders."""
     path = folder / CONFIG
-    return path.is_file() and untrusted_files.read_object(path, _ADVICE).get('model_type') == MODEL_TYPE
+    return path.is_file() and untrusted_files.read_json_object(path, _ADVICE).get('model_type') == MODEL_TYPE
 
 
 def open_shared_folder(folder: pathlib.Path) -> SharedModel:

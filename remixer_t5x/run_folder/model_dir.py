@@ -66,7 +66,7 @@ def create_model_dir(path: str | os.PathLike[str]) -> epath.Path:
         raise UserError("MODEL_DIR must be a folder for this run, got ''; pass --gin.MODEL_DIR=runs/first")
     folder = absolute_path(path)
     check_path_has_no_glob(folder)
-    object_store.check_bucket(folder)
+    object_store.check_bucket_accessible(folder)
     try:
         if folder.exists() and not folder.is_dir():
             raise UserError(f'MODEL_DIR must be a folder, got the file {folder}; use a new or empty folder')

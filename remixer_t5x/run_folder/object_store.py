@@ -30,7 +30,7 @@ UPLOAD_SECONDS = 10.0
 CRC32C_PREFIX = 'crc32c='
 
 
-class CannotWrite(UserError):
+class WriteError(UserError):
     """Raised if a file of a run cannot be written because the disk is full, read-only or broken."""
 
 
@@ -49,7 +49,7 @@ def write_atomically(path: epath.Path, text: str) -> None:
     temporary.sync_and_rename(new_file, path)
 
 
-def check_bucket(folder: epath.Path) -> None:
+def check_bucket_accessible(folder: epath.Path) -> None:
     """Raises UserError if `folder` is in a bucket that is not accessible. Does not check local folders."""
     if not is_remote(folder):
         return
@@ -94,12 +94,12 @@ def wrap_read_errors(path: str | os.PathLike[str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def wrap_write_errors(path: epath.Path) -> Iterator[None]:
-    """Converts disk and bucket errors to a CannotWrite error that explains why `path` cannot be written."""
+    """Converts disk and bucket errors to a WriteError that explains why `path` cannot be written."""
     try:
         yield
     except lazy.file_error_types() as error:
         advice = 'run' if is_remote(path) else 'free disk space or check the permissions of its folder, and run'
-        raise CannotWrite(
+        raise WriteError(
             f'{path} cannot be written ({describe_error(error)}); {advice} the same command again'
         ) from error
 

@@ -1,7 +1,7 @@
 """Implements the experiment trackers TensorBoard and Weights & Biases, and defines the methods of custom trackers.
 
-`Tracking` calls each tracker in a separate thread, so that no tracker can stop or delay a run. Commands and resumed
-runs read only `metrics.jsonl`, never the files of a tracker.
+`BackgroundTrackers` calls each tracker in a separate thread, so that no tracker can stop or delay a run. Commands and
+resumed runs read only `metrics.jsonl`, never the files of a tracker.
 """
 
 import contextlib
@@ -180,7 +180,7 @@ def run_id(folder: epath.Path, tracker: str) -> str:
     path = folder / IDS_FILE
     advice = 'move it to another folder, so that the run gets a new id'
     with object_store.wrap_read_errors(path):
-        ids = untrusted_files.read_object(path, advice) if path.exists() else {}
+        ids = untrusted_files.read_json_object(path, advice) if path.exists() else {}
     if not re.fullmatch(r'[\w-]{1,64}', str(ids.get(tracker, 'new'))):
         raise UserError(f'{path} is damaged; {advice}')
     if tracker not in ids:
@@ -190,7 +190,7 @@ def run_id(folder: epath.Path, tracker: str) -> str:
     return str(ids[tracker])
 
 
-class Tracking:
+class BackgroundTrackers:
     """Calls each tracker in a separate thread.
 
     If a tracker fails or hangs, one warning is printed, and only the metrics sent to this tracker are lost. The methods
@@ -239,7 +239,9 @@ class _TrackerThread:
             try:
                 self._waiting.put_nowait(call)
             except queue.Full:
-                self._warn(f'is {MAX_QUEUED_CALLS} records behind, and further records are dropped until it catches up')
+                self._warn_once(
+                    f'is {MAX_QUEUED_CALLS} records behind, and further records are dropped until it catches up'
+                )
 
     def end(self) -> None:
         while self._thread.is_alive():
@@ -251,13 +253,13 @@ class _TrackerThread:
     def wait(self, seconds: float) -> None:
         self._thread.join(seconds)
         if self._thread.is_alive():
-            self._warn(f'has not closed within {seconds:g} s; metrics that it has not sent are lost')
+            self._warn_once(f'has not closed within {seconds:g} s; metrics that it has not sent are lost')
 
     def _run_calls(self) -> None:
         try:
             session = self._tracker.open(self._run)
         except BaseException as error:
-            return self._warn(f'could not start ({reason(error)})')
+            return self._warn_once(f'could not start ({reason(error)})')
         while (call := self._waiting.get()) is not None:
             self._call(call, session)
         self._call(lambda session: session.close(), session)
@@ -266,9 +268,9 @@ class _TrackerThread:
         try:
             call(session)
         except BaseException as error:
-            self._warn(f'failed ({reason(error)})')
+            self._warn_once(f'failed ({reason(error)})')
 
-    def _warn(self, what: str) -> None:
+    def _warn_once(self, what: str) -> None:
         """Prints the tracker's first failure as one line, and ignores later failures."""
         if self._warned.acquire(blocking=False):
             self._warn_user(f'warning: the tracker {self._name} {what}; training continues')

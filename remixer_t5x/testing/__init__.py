@@ -109,7 +109,7 @@ def check_sublayer(
     rows: list[CheckResult] = []
     for side in sides:
         fixture = SublayerFixture((factory, *companions), side, layout, norm, position_bias, embed=embed_dim)
-        rows += _check_side(fixture, without)
+        rows += _check_stack(fixture, without)
     report = Report(_unwrap_partial(factory).__name__, tuple(rows))
     if show:
         sys.stdout.write(f'{report}\n')
@@ -146,7 +146,7 @@ def _describe_read_tokens(name: str, fixture: SublayerFixture, packed: bool) -> 
     leaks: Any = []
     try:
         if fixture.is_decoder:
-            leaks = np.argwhere(np.triu(fixture.influence((LENGTH,)), 1))
+            leaks = np.argwhere(np.triu(fixture.position_gradients((LENGTH,)), 1))
         if not len(leaks):
             if packed:
                 contract.check_packing(fixture)
@@ -165,7 +165,7 @@ def _describe_read_tokens(name: str, fixture: SublayerFixture, packed: bool) -> 
     return f'no token reads {later}padding{other}'
 
 
-def _check_side(fixture: SublayerFixture, without: Sequence[str]) -> list[CheckResult]:
+def _check_stack(fixture: SublayerFixture, without: Sequence[str]) -> list[CheckResult]:
     ctx, side = fixture.context([[LENGTH]] * ROWS), fixture.side
     try:
         jax.eval_shape(fixture.stack().init, jax.random.key(0), fixture.features(0), ctx)

@@ -28,7 +28,7 @@ from flax import linen as nn
 
 from remixer_t5x import axes
 from remixer_t5x.models.architecture import layer, stack
-from remixer_t5x.testing.fixture import LENGTH, MEMORY, ROWS, SublayerFixture, fast_key, layout_rows
+from remixer_t5x.testing.fixture import LENGTH, MEMORY, ROWS, SublayerFixture, fast_prng_key, make_segments
 
 # Maximum difference relative to the largest output. Rounding is far below this value, and the effect of bugs far above.
 TOLERANCE = 1e-4
@@ -77,7 +77,7 @@ def check_padding(fixture: SublayerFixture) -> None:
     for row, n in enumerate(lengths):
         long_name = f'the output at {n} tokens with {LENGTH - n} positions of padding'
         require_equal(long[row, :n], short[row, :n], long_name, f'that with {SHORT_LENGTH - n} positions')
-    influence = fixture.influence([SHORT_LENGTH])
+    influence = fixture.position_gradients([SHORT_LENGTH])
     influence[:, :SHORT_LENGTH] = influence[SHORT_LENGTH:] = 0
     require_no_pairs(influence, 'token {} reads padding at position {}')
 
@@ -105,7 +105,7 @@ def check_packing(fixture: SublayerFixture) -> None:
             packed_name = f'the output of example {example + 1} in a row of {pairs[row]} tokens'
             require_equal(tokens, separate[row, :count], packed_name, 'its output in a separate row')
     if fixture.is_decoder:
-        leaks = fixture.influence([5, 4])[:5, 5:9]
+        leaks = fixture.position_gradients([5, 4])[:5, 5:9]
         require_no_pairs(leaks, 'token {} of one example reads token {} of another example in the same row')
 
 
@@ -118,8 +118,8 @@ def _move_to_front(x: np.ndarray, starts: np.ndarray) -> np.ndarray:
 
 
 def check_causality(fixture: SublayerFixture, segments: tuple[int, ...] = (LENGTH,)) -> None:
-    influence = fixture.influence(segments)
-    ids, _ = layout_rows([segments], LENGTH)
+    influence = fixture.position_gradients(segments)
+    ids, _ = make_segments([segments], LENGTH)
     are_tokens = (ids.T > 0) & (ids > 0)
     may_read = are_tokens & (ids == ids.T) & np.tri(LENGTH, dtype=bool)
     require_no_pairs(
@@ -135,9 +135,9 @@ def check_causality(fixture: SublayerFixture, segments: tuple[int, ...] = (LENGT
 
 def check_prefix(fixture: SublayerFixture) -> None:
     for segments, prefixes in (((SHORT_LENGTH,), (4,)), ((5, 4), (3, 2))):
-        ids, positions = layout_rows([list(segments)] * ROWS, LENGTH)
+        ids, positions = make_segments([list(segments)] * ROWS, LENGTH)
         is_prefix = (ids > 0) & (positions < np.asarray((0, *prefixes))[ids])
-        influence = fixture.influence(segments, prefix=is_prefix)
+        influence = fixture.position_gradients(segments, prefix=is_prefix)
         is_token, in_prefix = ids[0] > 0, is_prefix[0]
         same_example = (ids[0][:, None] == ids[0][None, :]) & is_token[:, None]
         may_read = same_example & (np.tri(LENGTH, dtype=bool) | in_prefix[None, :])
@@ -261,7 +261,7 @@ def check_dropout(fixture: SublayerFixture) -> None:
     train_ctx = dataclasses.replace(ctx, deterministic=False)
     train = jax.jit(lambda params, key: model.apply({'params': params}, x, train_ctx, rngs={'dropout': key}))
     with stack.trace_layers_once():
-        trained = [np.asarray(train(fixture.params, fast_key(seed))) for seed in (1, 1, 2)]
+        trained = [np.asarray(train(fixture.params, fast_prng_key(seed))) for seed in (1, 1, 2)]
     require(np.array_equal(trained[0], trained[1]), 'the same key gives different outputs')
     require(not np.allclose(trained[0], trained[2]), 'different keys give the same output')
     require(not np.allclose(trained[0], evaluated), 'deterministic=False does not enable dropout')

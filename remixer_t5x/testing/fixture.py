@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from flax import linen as nn
 
-from remixer_t5x.context import Memory, SequenceContext
+from remixer_t5x.context import EncoderMemory, SequenceContext
 from remixer_t5x.models.architecture import layer, stack
 
 Segments = Sequence[Sequence[int]]
@@ -25,7 +25,7 @@ LAYERS = 2
 DROPOUT = 0.5
 
 
-def fast_key(seed: int) -> jax.Array:
+def fast_prng_key(seed: int) -> jax.Array:
     """Returns a key for a PRNG that is a single XLA operation and compiles faster than JAX's default PRNG."""
     return jax.random.key(seed, impl='unsafe_rbg')
 
@@ -77,14 +77,14 @@ class SublayerFixture:
     ) -> SequenceContext:
         """Returns the context of packed rows; `segments` lists the example lengths of each row, as in [[3, 4], [5]]."""
         packed = any(len(row) > 1 for row in segments)
-        ids, positions = layout_rows(segments, flags.pop('length', LENGTH))
+        ids, positions = make_segments(segments, flags.pop('length', LENGTH))
         ctx = SequenceContext(ids, positions, causal=self.is_decoder, packed=packed, num_keys=ids.shape[1], **flags)
         if not self.is_decoder:
             return ctx
         memory = self.features(9, MEMORY, len(segments)) if memory is None else memory
-        memory_ids, memory_positions = layout_rows(memory_segments or [[MEMORY]] * len(memory), memory.shape[1])
+        memory_ids, memory_positions = make_segments(memory_segments or [[MEMORY]] * len(memory), memory.shape[1])
         memory_ctx = SequenceContext(memory_ids, memory_positions, packed=packed)
-        return dataclasses.replace(ctx, memory=Memory(memory, memory_ctx))
+        return dataclasses.replace(ctx, memory=EncoderMemory(memory, memory_ctx))
 
     @functools.cached_property
     def boxed_params(self) -> Any:
@@ -92,7 +92,7 @@ class SublayerFixture:
         init = jax.jit(self.stack().init)
         # Cache arrays rather than tracers, even if the first call is inside `jax.jit`.
         with jax.ensure_compile_time_eval(), stack.trace_layers_once():
-            return init(fast_key(0), self.features(0), self.context([[LENGTH]] * ROWS)).get('params', {})
+            return init(fast_prng_key(0), self.features(0), self.context([[LENGTH]] * ROWS)).get('params', {})
 
     @functools.cached_property
     def params(self) -> Any:
@@ -120,7 +120,7 @@ class SublayerFixture:
         cotangents = self.features(12) * (np.asarray(ctx.segment_ids) > 0)[..., None]
         return jax.device_get(self._compile_trace(**options)(self.params, self.features(10), ctx, cotangents).params)
 
-    def influence(self, segments: Sequence[int], **flags: Any) -> np.ndarray:
+    def position_gradients(self, segments: Sequence[int], **flags: Any) -> np.ndarray:
         """Returns the largest gradient of each output position with respect to each input position, [output, input].
 
         The row contains examples of lengths `segments`; `flags` are fields of its context.
@@ -142,7 +142,7 @@ class SublayerFixture:
         return jax.jit(traced)
 
 
-def layout_rows(segments: Segments, length: int) -> tuple[np.ndarray, np.ndarray]:
+def make_segments(segments: Segments, length: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns segment ids and positions, [rows, length] int32, for rows specified as lists of example lengths."""
     ids: np.ndarray = np.zeros((len(segments), length), np.int32)
     positions = np.tile(np.arange(length, dtype=np.int32), (len(segments), 1))

@@ -19,7 +19,7 @@ from remixer_t5x.train import initial_params
 from remixer_t5x.train.settings import Run
 
 
-class CompiledAhead:
+class AheadOfTimeFunction:
     """A jitted function that is compiled in a background thread for fixed argument shapes.
 
     The first call waits until all processes have compiled the function, and raises compilation errors. `function` is a
@@ -65,7 +65,7 @@ class CompiledAhead:
         return self._program(*args)
 
 
-class Programs:
+class CompiledPrograms:
     """The compiled programs of a run, and its initial state.
 
     Attributes:
@@ -96,9 +96,9 @@ class Programs:
             for name, array in pipeline.abstract_batch(run.dataset).items()
         }
         options = compiler_options.training_options(config.xla_options, config.partitioner.mesh.devices.flat[0])
-        self.train_step = CompiledAhead(jitted, self.plan.abstract, batch, options=options)
+        self.train_step = AheadOfTimeFunction(jitted, self.plan.abstract, batch, options=options)
         self.train_step.start()
-        self._init = CompiledAhead(self.plan.jitted_init(), jax.random.key(config.seed))
+        self._init = AheadOfTimeFunction(self.plan.jitted_init(), jax.random.key(config.seed))
         checkpoints = model_dir.absolute_path(folder.model_dir) / model_dir.CHECKPOINTS
         # Do not look for checkpoints in a bucket here, because the bucket may be slow or unavailable.
         if not (folder.initial_checkpoint_path or object_store.is_remote(checkpoints) or checkpoints.exists()):
@@ -125,7 +125,7 @@ class Programs:
         """Returns the evaluation step `(params, batch) -> sums`. Its first call compiles it."""
         model, token_bytes = self._config.model, None
         if model.model_type == batch_formats.DECODER_ONLY:
-            token_bytes = task_vocabulary.token_bytes(vocabulary)
+            token_bytes = task_vocabulary.bytes_per_token(vocabulary)
         step = train_step.make_eval_step(
             model, token_bytes, count_targets=model.model_type not in batch_formats.HEAD_MODEL_TYPES
         )

@@ -29,8 +29,8 @@ class Hook:
     """A function that the training loop calls every `period` steps, or never if `period` is None.
 
     `at_end` also calls the function after the last step, and `at_start` before the first step of a new run.
-    `progress.Timeline` attributes the duration of the call to `activity`; None attributes it to training. `prepare` is
-    called once after the first step of a process, so that errors appear early without delaying the start.
+    `progress.ActivityTimer` attributes the duration of the call to `activity`; None attributes it to training.
+    `prepare` is called once after the first step of a process, so that errors appear early without delaying the start.
     """
 
     period: int | None
@@ -147,9 +147,9 @@ class Profiler:
             jax.profiler.stop_trace()
             self._until = None
             if self._local is not None:
-                self._upload(self._local)
+                self._upload_trace(self._local)
 
-    def _upload(self, traced: epath.Path) -> None:
+    def _upload_trace(self, traced: epath.Path) -> None:
         for file in pathlib.Path(traced).rglob('*'):
             if file.is_file():
                 target = self._folder / file.relative_to(traced)

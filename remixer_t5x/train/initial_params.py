@@ -71,7 +71,7 @@ def load_initial_params(
     saved = saved_params.open_checkpoint(str(folder.initial_checkpoint_path))
     targets = traverse_util.flatten_dict(plan.abstract.params, sep='/')
     rows = _match_vocabulary_rows(folder, plan, saved, vocabulary)
-    shapes = saved.shapes_for(targets)
+    shapes = saved.select_shapes(targets)
     sources = find_sources(targets, folder.checkpoint_map or {}, folder.fresh_parameters)
     _mark_fresh_sources(sources, targets, shapes, may_be_fresh)
     _check_sources(sources, targets, shapes, saved, rows)

@@ -1,4 +1,4 @@
-"""Trains a model: `train` prepares a run, and `Loop` runs its steps.
+"""Trains a model: `train` prepares a run, and `TrainingLoop` runs its steps.
 
 The host never waits for the current step: metrics stay on the device until they are logged, and the NaN check reads the
 metrics of the previous step.
@@ -47,7 +47,7 @@ def train(
     Raises:
         UserError: a setting is invalid, the disk is full, or the loss is not finite.
     """
-    timeline = progress.Timeline()
+    timeline = progress.ActivityTimer()
     startup.end_phase('configuration')
 
     folder, checkpoints_path = run.folder, model_dir.absolute_path(run.folder.model_dir) / model_dir.CHECKPOINTS
@@ -55,7 +55,7 @@ def train(
     if folder.initial_checkpoint_path and not saved_params.list_steps(checkpoints_path):
         saved_params.find_checkpoint(folder.initial_checkpoint_path)
     # XLA compiles the train step in a thread while this thread opens the data.
-    programs = compilation.Programs(run)
+    programs = compilation.CompiledPrograms(run)
     startup.end_phase('model')
     data = start.RunData(run)
     startup.end_phase('data')
@@ -67,7 +67,7 @@ def train(
             stack.enter_context(model_dir.lock_model_dir(path))
         checkpoints = stack.enter_context(saving.open_checkpoints(path, run.folder.keep_checkpoints))
         with timeline.measure(progress.RESTORING_STATE):
-            state, notes = start.restore_or_create(run, checkpoints, programs, data, record)
+            state, notes = start.restore_or_create_state(run, checkpoints, programs, data, record)
         startup.end_phase('state')
 
         first, last, is_new = state.step, run.periods.train_steps, state.saved_step is None
@@ -91,7 +91,7 @@ def train(
         startup.end_phase('opening the data')
         try:
             stopped = loop.run(state, last, stop)
-            seconds = log.write_times(state.step)
+            seconds = log.write_activity_times(state.step)
             log.add_files(report)
         except Exception as error:
             latest = state.saved_step
@@ -101,14 +101,14 @@ def train(
 
 
 @dataclasses.dataclass
-class Loop:
+class TrainingLoop:
     """The training loop: reads a batch, runs the train step, checks for a bad step, and calls the hooks."""
 
-    train_step: compilation.CompiledAhead
+    train_step: compilation.AheadOfTimeFunction
     batches: prefetch.Prefetcher
     run_hooks: Sequence[hooks.Hook]
-    bad_steps: saving.BadSteps
-    saver: saving.Saver
+    bad_steps: saving.BadStepHandler
+    saver: saving.CheckpointSaver
     profiler: hooks.Profiler
     log: run_log.RunLog
 
@@ -126,7 +126,7 @@ class Loop:
                 if hook.at_start:
                     self._call_hook(hook, state)
         with self._measure(progress.CHECKPOINT):
-            self.saver.save_first(state)
+            self.saver.save_initial_state(state)
         while state.step < last and not signal_name and not state.patience.is_exhausted:
             try:
                 self._step(state, first, last)
@@ -138,7 +138,7 @@ class Loop:
         if state.patience.is_exhausted and state.window.totals():
             self.saver.log_window(state)
         with self._measure(progress.CHECKPOINT):
-            self.saver.save_last(state)
+            self.saver.save_final_state(state)
         if state.patience.is_exhausted:
             self.log.print(f'stopping early at step {state.step}: {state.patience.describe_stop()}')
         return signal_name
@@ -179,7 +179,7 @@ class Loop:
 
     def _call_hook(self, hook: hooks.Hook, state: saving.RunState) -> None:
         # Wait for the last step first, so that its time is not attributed to the hook.
-        self.bad_steps.check_last()
+        self.bad_steps.check_last_step()
         begin = time.perf_counter()
         with self._measure(hook.activity or progress.STEPS):
             hook.call(state)
@@ -189,7 +189,7 @@ class Loop:
 
 def _build_loop(
     run: settings.Run,
-    programs: compilation.Programs,
+    programs: compilation.CompiledPrograms,
     data: start.RunData,
     batches: prefetch.Prefetcher,
     checkpoints: manager.Checkpoints,
@@ -197,10 +197,10 @@ def _build_loop(
     path: epath.Path,
     log: run_log.RunLog,
     is_new: bool,
-) -> Loop:
-    bad_steps = saving.BadSteps(run.recovery.on_bad_step, checkpoints)
+) -> TrainingLoop:
+    bad_steps = saving.BadStepHandler(run.recovery.on_bad_step, checkpoints)
     last, abstract = run.periods.train_steps, programs.plan.abstract
-    saver = saving.Saver(run.recovery, last, checkpoints, batches, bad_steps, record, abstract, log)
+    saver = saving.CheckpointSaver(run.recovery, last, checkpoints, batches, bad_steps, record, abstract, log)
     profiler = hooks.Profiler(path / 'profile')
     best_checkpoints = best.BestCheckpoints(path, record, run.folder.best_metrics, is_new)
     params_of, period = programs.evaluated_params(), run.periods.eval_period
@@ -210,7 +210,7 @@ def _build_loop(
         # If the run evaluates tasks, early stopping uses their metrics instead.
         early_stopping = None if data.evaluator else data.loss_kind
         eval_step = programs.eval_step(data.vocabulary)
-        loss = hooks.EvaluateLoss(data.open_held_out, eval_step, data.place, log, params_of, early_stopping)
+        loss = hooks.EvaluateLoss(data.open_held_out_batches, eval_step, data.place, log, params_of, early_stopping)
         run_hooks.append(new_hook(loss, prepare=lambda: loss.batches))
     if data.evaluator is not None:
         shown_answers = run.tasks.shown if run.tasks else 0
@@ -220,7 +220,7 @@ def _build_loop(
         hooks.Hook(run.periods.checkpoint_period, saver, activity=progress.CHECKPOINT),
         hooks.Hook(run.periods.profile_period, profiler.start, at_end=False),
     ]
-    return Loop(programs.train_step, batches, run_hooks, bad_steps, saver, profiler, log)
+    return TrainingLoop(programs.train_step, batches, run_hooks, bad_steps, saver, profiler, log)
 
 
 def _build_result(

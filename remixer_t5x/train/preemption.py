@@ -47,11 +47,13 @@ class StopRequest:
         if self._name is not None and number == signal.SIGHUP:
             return
         if self._name is not None:
-            _print_in_handler('exiting without saving')
+            _print_in_signal_handler('exiting without saving')
             os._exit(128 + number)
         self._name = signal.Signals(number).name
         again = 'press again' if number == signal.SIGINT else 'send it again'
-        _print_in_handler(f'{self._name}: finishing step {self._step + 1}, then saving; {again} to quit without saving')
+        _print_in_signal_handler(
+            f'{self._name}: finishing step {self._step + 1}, then saving; {again} to quit without saving'
+        )
         if jax.process_count() > 1:
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -63,7 +65,7 @@ class StopRequest:
         return 'SIGTERM' if multihost_utils.reached_preemption_sync_point(step) else None
 
 
-def _print_in_handler(text: str) -> None:
+def _print_in_signal_handler(text: str) -> None:
     # Do not call `print`, because it is not reentrant and the signal may have interrupted it.
     with contextlib.suppress(OSError):
         os.write(2, f'\n{text}\n'.encode())

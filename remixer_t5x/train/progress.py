@@ -69,7 +69,7 @@ class StepCost:
         return cls(tokens, flops() if flops and peak else None, peak and peak * devices, devices)
 
 
-class Clock:
+class SpeedMeter:
     """Measures the training speed between two logs. `pause` excludes the time of evaluations and checkpoints."""
 
     def __init__(self, cost: StepCost, step: int):
@@ -103,7 +103,7 @@ class Clock:
         return {**timing, **memory_usage()}
 
 
-class Timeline:
+class ActivityTimer:
     """Measures the time that a process spends on each activity, such as training steps, data loading or compilation.
 
     Activities do not overlap, so their seconds add up to the time since construction. Time outside of `measure` blocks,
@@ -135,7 +135,7 @@ class Timeline:
         self._name, self._since = name, now
 
 
-def describe_times(seconds: Mapping[str, float]) -> str:
+def format_activity_shares(seconds: Mapping[str, float]) -> str:
     """Formats each activity's share of the total time, as in `steps 93.1% · compiling 4.0% · checkpoints 2.9%`.
 
     Omits shares below 0.1%.
@@ -144,10 +144,10 @@ def describe_times(seconds: Mapping[str, float]) -> str:
     return ' · '.join(f'{name} {100 * part / total:.1f}%' for name, part in seconds.items() if part >= total / 1000)
 
 
-def append_times(folder: epath.Path, first: int, last: int, seconds: Mapping[str, float]) -> None:
+def append_activity_times(folder: epath.Path, first: int, last: int, seconds: Mapping[str, float]) -> None:
     """Appends a record of the activity times of a process that ran from step `first` to step `last`.
 
-    Raises object_store.CannotWrite if the file cannot be written.
+    Raises object_store.WriteError if the file cannot be written.
     """
     path = folder / TIMES_FILE
     line = json.dumps({'first': first, 'last': last, 'seconds': {name: round(s, 3) for name, s in seconds.items()}})
@@ -156,7 +156,7 @@ def append_times(folder: epath.Path, first: int, last: int, seconds: Mapping[str
         object_store.write_atomically(path, f'{known}{line}\n')
 
 
-def read_times(folder: epath.Path) -> dict[str, float]:
+def read_activity_times(folder: epath.Path) -> dict[str, float]:
     """Returns the seconds spent on each activity, summed over all finished processes of a run; {} if there are none."""
     path, total = folder / TIMES_FILE, dict[str, float]()
     if not path.exists():
@@ -195,7 +195,7 @@ def format_duration(seconds: float) -> str:
     return f'{whole // 86400}d{whole // 3600 % 24:02d}h'
 
 
-def describe_step(step: int, total: int, numbers: Mapping[str, float], timing: Mapping[str, float]) -> str:
+def format_progress(step: int, total: int, numbers: Mapping[str, float], timing: Mapping[str, float]) -> str:
     """Formats a progress line: `step 300/1000 · loss 4.8120 · rate 0.01 · 12,345 tokens/s · MFU 41% · 3m20s left`."""
     parts = [f'step {step}/{total}', f'loss {numbers["loss"]:.4f}']
     if 'learning_rate' in numbers:
@@ -231,8 +231,8 @@ class ProgressLine:
             self._bar.update(self._bar.task_ids[0], completed=step)
 
     def log(self, step: int, numbers: Mapping[str, float], timing: Mapping[str, float]) -> None:
-        """Displays the metrics `numbers`, which must include `loss`, and the `timing` returned by `Clock.lap`."""
-        text = describe_step(step, self._total, numbers, timing)
+        """Displays the metrics `numbers`, which must include `loss`, and the `timing` returned by `SpeedMeter.lap`."""
+        text = format_progress(step, self._total, numbers, timing)
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=step, description=text)
         else:

@@ -40,27 +40,27 @@ class RunLog:
         cost: progress.StepCost,
         tolerates_failures: bool,
         show: bool,
-        timeline: progress.Timeline | None = None,
+        timeline: progress.ActivityTimer | None = None,
         is_new: bool = False,
     ):
         self._path, self._step, self._last_step, self._cost = path, step, last_step, cost
         self._tolerates_failures = tolerates_failures
-        self.timeline = timeline or progress.Timeline()
+        self.timeline = timeline or progress.ActivityTimer()
         self._is_first_process = jax.process_index() == 0
         self._warned: set[str] = set()
         self._line = progress.ProgressLine(last_step, step, quiet=not (show and self._is_first_process))
         self._records: metrics.JsonlWriter | None = None
         # `start` opens the trackers. If the run is already finished, `start` is not called.
-        self._trackers = trackers.Tracking((), trackers.TrackedRun(path, step, {}), self.print)
+        self._trackers = trackers.BackgroundTrackers((), trackers.TrackedRun(path, step, {}), self.print)
         self._open_records(-1 if is_new else step)
-        self.clock = progress.Clock(cost, step)
+        self.clock = progress.SpeedMeter(cost, step)
 
     def rewind(self, step: int) -> None:
         """Removes the records after `step`, and restarts the clock."""
         with self.tolerate_write_errors():
             self.flush()
         self._open_records(step)
-        self.clock = progress.Clock(self._cost, step)
+        self.clock = progress.SpeedMeter(self._cost, step)
         self._trackers.rewind(step)
 
     def _open_records(self, step: int) -> None:
@@ -78,7 +78,7 @@ class RunLog:
         """Opens the trackers, sends them `config`, and prints the model size, the devices and `notes`."""
         if self._is_first_process:
             tracked = trackers.TrackedRun(self._path, self._step, changes.parse_bindings(config))
-            self._trackers = trackers.Tracking(used_trackers, tracked, self.print)
+            self._trackers = trackers.BackgroundTrackers(used_trackers, tracked, self.print)
         optimizer, parameters = step_config.optimizer, _num_parameters(plan.abstract.params)
         mesh = ' x '.join(f'{name} {size}' for name, size in step_config.partitioner.mesh.shape.items())
         self.print(f'{parameters:,} parameters · {jax.devices()[0].device_kind} · mesh {mesh}')
@@ -119,7 +119,7 @@ class RunLog:
         if not self._trackers.takes_files:
             return
         self._trackers.add_files(model_dir.CONFIG, 'config', self._path / model_dir.CONFIG)
-        for task, record in best.best_checkpoints(str(self._path)).items():
+        for task, record in best.find_best_checkpoints(str(self._path)).items():
             self._trackers.add_files(f'best-{task}', 'model', epath.Path(record['path']))
         if report is not None:
             try:
@@ -128,22 +128,22 @@ class RunLog:
                 # A finished run must not fail because its report cannot be written.
                 self.print(f'warning: the report cannot be written: {error}')
 
-    def write_times(self, last: int) -> dict[str, float]:
+    def write_activity_times(self, last: int) -> dict[str, float]:
         """Appends the seconds that this process spent on each activity to goodput.jsonl, and returns them."""
         seconds = self.timeline.seconds()
         if self._is_first_process:
             try:
-                progress.append_times(self._path, self._step, last, seconds)
-            except object_store.CannotWrite as error:
+                progress.append_activity_times(self._path, self._step, last, seconds)
+            except object_store.WriteError as error:
                 self.print(f'warning: {error}')
         return seconds
 
     @contextlib.contextmanager
     def tolerate_write_errors(self) -> Iterator[None]:
-        """Prints one warning per file that cannot be written. If `tolerates_failures` is false, raises CannotWrite."""
+        """Prints one warning per file that cannot be written. If `tolerates_failures` is false, raises WriteError."""
         try:
             yield
-        except object_store.CannotWrite as error:
+        except object_store.WriteError as error:
             is_new = str(error) not in self._warned
             self._warned.add(str(error))
             if not self._tolerates_failures:
@@ -160,7 +160,7 @@ class RunLog:
         self._line.close()
         try:
             self.flush()
-        except object_store.CannotWrite as error:
+        except object_store.WriteError as error:
             # Print this error instead of raising it, because the error that ended the run is more useful.
             if str(error) not in self._warned:
                 print(f'warning: {error}', file=sys.stderr)

@@ -88,7 +88,7 @@ def restore_state(
     patience: Patience,
     changed: str = '',
 ) -> RunState:
-    """Restores the state that `Saver` saved at `step`, with the shapes and shardings of `abstract`.
+    """Restores the state that `CheckpointSaver` saved at `step`, with the shapes and shardings of `abstract`.
 
     `record` is the checkpoint's run record, which includes the metrics window and the state of `patience`. `changed`
     lists the changed settings for error messages. Raises UserError if the checkpoint does not fit the model, and
@@ -103,7 +103,7 @@ class RewindRequested(Exception):
     """Signals that the run must return to its last checkpoint; the message contains the reason."""
 
 
-class BadSteps:
+class BadStepHandler:
     """Handles bad steps: steps in which the loss or gradient is not finite, or the loss spikes.
 
     In a bad step, the train step leaves the parameters and the optimizer state unchanged. `add` checks the metrics of
@@ -119,10 +119,10 @@ class BadSteps:
 
     def add(self, step: int, step_metrics: Mapping[str, jax.Array]) -> None:
         """Checks the metrics of the previous step, and stores the metrics of the current step."""
-        self.check_last()
+        self.check_last_step()
         self._unchecked = (step, step_metrics)
 
-    def check_last(self) -> None:
+    def check_last_step(self) -> None:
         """Waits for the metrics of the most recently added step, and checks them."""
         unchecked, self._unchecked = self._unchecked, None
         if unchecked is None:
@@ -146,7 +146,7 @@ class BadSteps:
 
         A finite gradient can make a parameter infinite, and skipping later updates cannot undo this.
         """
-        self.check_last()
+        self.check_last_step()
         if not bool(all_finite(params)):
             self._rewind_or_stop('a parameter is not finite', step)
 
@@ -176,7 +176,7 @@ class BadSteps:
 
 
 @dataclasses.dataclass
-class Saver:
+class CheckpointSaver:
     """Saves checkpoints of a run, with the train state, the data position and the metrics since the last log.
 
     `record` is a description of the run that each checkpoint stores, and `abstract` contains the shapes and shardings
@@ -187,7 +187,7 @@ class Saver:
     last_step: int
     checkpoints: manager.Checkpoints
     batches: prefetch.Prefetcher
-    bad_steps: BadSteps
+    bad_steps: BadStepHandler
     record: Mapping[str, Any]
     abstract: TrainState
     log: RunLog
@@ -195,11 +195,11 @@ class Saver:
     def __call__(self, state: RunState, is_last: bool = False) -> None:
         """Starts saving the state. Raises UserError if this or the previous checkpoint cannot be written."""
         self.bad_steps.check_params(state.step, state.train_state.params)
-        with self._tolerate_failure():
+        with self._tolerate_save_failure():
             # Wait for the previous write here, although Orbax would also wait, to handle its failure separately.
             self.checkpoints.wait()
         record = {**self.record, 'window': state.window.totals(), 'patience': state.patience.to_json()}
-        with self._tolerate_failure(another_follows=not is_last and state.step < self.last_step):
+        with self._tolerate_save_failure(another_follows=not is_last and state.step < self.last_step):
             try:
                 # Flush the log first, because a resumed run does not write the records before its checkpoint again.
                 self.log.flush()
@@ -209,12 +209,12 @@ class Saver:
             self.checkpoints.save(state.step, state.train_state, position, record)
             state.saved_step = state.step
 
-    def save_first(self, state: RunState) -> None:
+    def save_initial_state(self, state: RunState) -> None:
         """Saves the initial state if the run might rewind to it."""
         if self.recovery.on_bad_step == REWIND and state.saved_step is None:
             self(state)
 
-    def save_last(self, state: RunState) -> None:
+    def save_final_state(self, state: RunState) -> None:
         """Saves the final state unless it is already saved, and waits until it is on disk."""
         if state.saved_step != state.step:
             with contextlib.suppress(RewindRequested):
@@ -226,7 +226,7 @@ class Saver:
         numbers = metrics.compute_means(state.window.totals())
         state.window = metrics.MetricsWindow()
         self.log.log_train(state.step, numbers)
-        with self._tolerate_failure():
+        with self._tolerate_save_failure():
             self.checkpoints.check_for_errors()
 
     def rewind(self, state: RunState, reason: RewindRequested) -> None:
@@ -246,7 +246,7 @@ class Saver:
         self.log.rewind(step)
 
     @contextlib.contextmanager
-    def _tolerate_failure(self, another_follows: bool = True) -> Iterator[None]:
+    def _tolerate_save_failure(self, another_follows: bool = True) -> Iterator[None]:
         """Warns about a failed write if ON_SAVE_FAILURE is 'continue' and another write follows, or raises an error.
 
         In a run with several processes, always raises the error, because the other processes wait for this process.

@@ -17,7 +17,7 @@ from remixer_t5x.train import compilation, saving
 from remixer_t5x.train.settings import PREVIOUS, Run
 
 # Maximum number of batches between two captured data positions. A resumed run may read and skip these batches.
-MAX_BATCHES_DRAWN_AGAIN = 100
+MAX_REREAD_BATCHES = 100
 NO_POSITION = (
     'warning: the data position is not saved (SAVE_DATA_POSITION=False), so a resumed run reads the data from the '
     'beginning, in a different order'
@@ -93,10 +93,10 @@ class RunData:
         """Opens the training data at the position `start`. Returns a context manager that prefetches the batches."""
         dataset = pipeline.reseed_resumed_config(self._dataset, start.batches)
         source = task_batches.TrainBatches(dataset, *self._partitioner.data_shard(), self._threads, len(start.states))
-        period = min(checkpoint_period, MAX_BATCHES_DRAWN_AGAIN)
+        period = min(checkpoint_period, MAX_REREAD_BATCHES)
         return prefetch.Prefetcher(source, self.place, start, capture_period=period)
 
-    def open_held_out(self) -> dict[str, task_batches.EvalBatches]:
+    def open_held_out_batches(self) -> dict[str, task_batches.EvalBatches]:
         """Opens the held-out batches. Maps each `kind` of held-out loss record in metrics.jsonl to its batches.
 
         A run with task metrics evaluates the loss of each task. Other runs evaluate the loss of the whole split and,
@@ -105,7 +105,11 @@ class RunData:
         split = self._evaluation
         if split is None:
             return {}
-        parts = split.for_tasks(self.evaluator.seqio_tasks) if self.evaluator else (split, *split.split_by_task())
+        parts = (
+            split.create_task_evaluations(self.evaluator.seqio_tasks)
+            if self.evaluator
+            else (split, *split.split_by_task())
+        )
         return {part.name: part.batches(self._partitioner.data_shard(), self._threads) for part in parts}
 
 
@@ -144,8 +148,12 @@ def write_run_files(
                 warn(f'VOCABULARY is a {type(vocabulary).__name__}, which cannot be saved in MODEL_DIR; keep its files')
 
 
-def restore_or_create(
-    run: Run, checkpoints: manager.Checkpoints, programs: compilation.Programs, data: RunData, record: Mapping[str, Any]
+def restore_or_create_state(
+    run: Run,
+    checkpoints: manager.Checkpoints,
+    programs: compilation.CompiledPrograms,
+    data: RunData,
+    record: Mapping[str, Any],
 ) -> tuple[saving.RunState, list[str]]:
     """Restores the newest checkpoint, or creates the state at step 0 if there is no checkpoint.
 
@@ -157,7 +165,7 @@ def restore_or_create(
     while (step := collectives.broadcast(checkpoints.latest_step())) is not None:
         folder = checkpoints.folder / str(step)
         try:
-            saved_params.verify_files(folder, listed=True)
+            saved_params.verify_checkpoint_files(folder, listed=True)
             saved_record = saved_params.read_record(folder)
             changes.check_record_compatible(saved_record, record)
             changed = changes.describe_config_changes(saved_record.get('config', ''), record['config'])

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from remixer_t5x import tf_data
-from remixer_t5x.errors import UserError, nearest
+from remixer_t5x.errors import UserError, suggest_similar_name
 from remixer_t5x.lazy import seqio
 from remixer_tasks.benchmarks import cogs, generation, glue, nli, super_glue, text_task, winograd
 from remixer_tasks.benchmarks.text_task import Dataset, TextTask
@@ -31,7 +31,7 @@ def task(name: str, vocabulary: seqio.Vocabulary, data_dir: str | None = None) -
 def find_task(name: str) -> TextTask:
     """Returns the `TextTask` with this name. Raises UserError for an unknown name."""
     if name not in TASKS:
-        advice = nearest(str(name), TASKS) or '; run remixer-t5x data list for all names'
+        advice = suggest_similar_name(str(name), TASKS) or '; run remixer-t5x data list for all names'
         raise UserError(f'TASK must be the name of a task, got {name!r}{advice}')
     return TASKS[name]
 

@@ -143,7 +143,7 @@ def _load_folder(folder: Path, name: str | None, streaming: bool) -> tuple[Mappi
         saved = {'train': data_folder}
     if saved:
         # Reads only the files in state.json: others may be caches, or shards of an earlier `save_to_disk`.
-        states = {split: untrusted_files.read_object(part / 'state.json') for split, part in saved.items()}
+        states = {split: untrusted_files.read_json_object(part / 'state.json') for split, part in saved.items()}
         files = {
             split: [str(saved[split] / Path(file['filename']).name) for file in state['_data_files']]
             for split, state in states.items()

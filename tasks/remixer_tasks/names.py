@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from remixer_t5x import ranges
-from remixer_t5x.errors import UserError, nearest
+from remixer_t5x.errors import UserError, suggest_similar_name
 from remixer_t5x.lazy import seqio
 from remixer_tasks import c4, catalogue, mixtures, pretraining, python_docs, vocabularies
 
@@ -124,8 +124,8 @@ def find_task(name: str, vocabulary: seqio.Vocabulary | None = None, data_dir: s
     if name not in MAKERS:
         known = sorted({*MAKERS, *seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()})
         raise UserError(
-            f'MIXTURE_OR_TASK_NAME must be a known task or mixture, got {name!r}{nearest(name, known)}; to register '
-            'your own tasks, import their module in a gin file'
+            f'MIXTURE_OR_TASK_NAME must be a known task or mixture, got {name!r}{suggest_similar_name(name, known)}; '
+            'to register your own tasks, import their module in a gin file'
         )
     return MAKERS[name](vocabulary or vocabularies.sentencepiece(), data_dir)
 

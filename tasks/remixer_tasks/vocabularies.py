@@ -117,7 +117,7 @@ def saved(folder: str) -> Vocabulary:
         for file in source.iterdir():
             file.copy(os.path.join(local, file.name))
         source = epath.Path(local)
-    index = untrusted_files.read_object(pathlib.Path(source / 'vocabulary.json'), 'copy MODEL_DIR again')
+    index = untrusted_files.read_json_object(pathlib.Path(source / 'vocabulary.json'), 'copy MODEL_DIR again')
     kind = index.get('kind')
     name, largest = ('end_id', 2**31) if kind == 'byte_pairs' else ('extra_ids', MAX_SENTINELS)
     number = index.get(name, 0)

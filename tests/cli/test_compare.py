@@ -41,7 +41,7 @@ SMALL = [
 )
 def test_a_model_replaces_the_one_that_an_experiment_includes(model, sublayers):
     (model,) = loading.values(
-        loading.ConfigSources(['experiments/cogs_cpu.gin'], model=loading.model_files(model)), 'MODEL'
+        loading.ConfigSources(['experiments/cogs_cpu.gin'], model=loading.parse_model_flag(model)), 'MODEL'
     )
     ((layer, _),) = model.module.encoder_stack().runs
     assert [type(sublayer()) for sublayer in layer().sublayers] == sublayers and model.vocab_size == 896
@@ -59,7 +59,7 @@ def test_the_model_flag_accepts_shipped_and_custom_files(tmp_path, monkeypatch):
         'remixer.gin': ['remixer.gin'],
         'nowhere.gin': ['models/nowhere.gin'],
     }.items():
-        assert loading.model_files(name, ['paths']) == files
+        assert loading.parse_model_flag(name, ['paths']) == files
 
 
 def compare(*arguments):

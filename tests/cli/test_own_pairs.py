@@ -120,7 +120,7 @@ def test_results_on_other_rows_have_separate_names(current_folder, capsys):
     files = {path.name: read_records(path) for path in (current_folder / 'separate/predictions').iterdir()}
     assert len(files) == 2 and len(files['own_pairs-validation-2.jsonl']) != 8
     # A folder without results of the run: the first evaluation determines the examples.
-    separate = checkpoint_evaluation.Results('unknown_run')
+    separate = checkpoint_evaluation.ReportWriter('unknown_run')
     for digest in ('a' * 16, 'b' * 16, 'a' * 16):
         separate.write(TaskReport('cogs', 'test', {}, [], 0.0, digest), 1, epath.Path('1'))
     separate.close()

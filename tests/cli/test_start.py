@@ -42,7 +42,7 @@ def prepare(*_, **__):
 
 start.RunData = prepare
 # The compilation never ends.
-compilation.CompiledAhead._compile = lambda *_: threading.Event().wait()
+compilation.AheadOfTimeFunction._compile = lambda *_: threading.Event().wait()
 sys.exit(main.main())
 """
 

@@ -77,7 +77,7 @@ def test_eval_evaluates_the_model_of_a_quantised_export(finetuned, monkeypatch):
         evaluated.update(params=params, folder=str(outlet.folder))
         return []
 
-    monkeypatch.setattr(checkpoint_evaluation, 'write_reports', record)
+    monkeypatch.setattr(checkpoint_evaluation, 'evaluate_and_write_reports', record)
     assert run('eval', '--gin.EVAL_BATCH_SIZE=4', '--checkpoint=first', '--quantize=int8') == 0
     assert evaluated['folder'].endswith('first/eval_int8')
     exact = parameters('first')

@@ -95,7 +95,7 @@ def estimate_memory(step: StepSpec) -> StepMemory:
 def search(start, available, limit=20, measure=estimate_memory):
     """Returns the flag, the total bytes and whether it saves memory of each trial."""
     alternatives = REMAT_MODEL, ADAFACTOR
-    trials = step_memory.search_changes(start, estimate_memory(start), available, *alternatives, measure, limit)
+    trials = step_memory.search_memory_savings(start, estimate_memory(start), available, *alternatives, measure, limit)
     return [(f'{trial.flag}={trial.value}', trial.memory.total, trial.saves_memory) for trial in trials]
 
 

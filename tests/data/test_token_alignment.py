@@ -168,7 +168,7 @@ def test_a_wrong_start_of_an_answer_raises_an_error(start):
 
 def test_invalid_texts_raise_an_error():
     with pytest.raises(UserError, match="INPUTS must contain 'context: '"):
-        token_alignment.context_start('question: who?')
+        token_alignment.find_context_start('question: who?')
     with pytest.raises(UserError, match='INPUTS must be two texts separated by a tab'):
         token_alignment.encode_pair(BYTES, 'one text', 8)
     with pytest.raises(ValueError, match='finite and at least 0'):

@@ -46,7 +46,7 @@ def test_only_better_parameters_are_saved(tmp_path):
     assert read_value(tmp_path / 'best' / 'rte') == 20.0
     assert [path.name for path in (tmp_path / 'best' / 'rte').iterdir() if path.name.isdigit()] == ['20']
     record = {'task': 'rte', 'metric': 'accuracy', 'value': 60.0, 'step': 20, 'path': str(tmp_path / 'best/rte/20')}
-    assert best.best_checkpoints(str(tmp_path)) == {'rte': record}
+    assert best.find_best_checkpoints(str(tmp_path)) == {'rte': record}
 
 
 def test_a_new_run_replaces_the_best_parameters_of_an_abandoned_run(tmp_path):
@@ -72,7 +72,7 @@ def test_a_metric_that_is_nan_is_never_better(tmp_path):
     highest = [-np.inf, *np.fmax.accumulate(values)[:-1]]
     assert saved == [bool(value > before or np.isnan(before)) and not np.isnan(value)
                     for value, before in zip(values, highest, strict=True)]  # fmt: skip
-    assert best.best_checkpoints(str(tmp_path))['rte']['value'] == np.nanmax(values)
+    assert best.find_best_checkpoints(str(tmp_path))['rte']['value'] == np.nanmax(values)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_a_record_without_a_valid_best_metric_is_reported(tmp_path, record):
     (step / 'run' / 'metadata').write_text(f'{{"best": {record}}}')
     with pytest.raises(UserError, match='no record of the best metric'):
         best.read_best_record(step)
-    assert best.best_checkpoints(str(tmp_path)) == {}
+    assert best.find_best_checkpoints(str(tmp_path)) == {}
 
 
 def metrics_by_task(benchmark, step):
@@ -111,7 +111,7 @@ def metrics_by_task(benchmark, step):
 
 
 def mean_score(task, metrics):
-    return best.score_metrics(task, metrics, best.MEAN)[1]
+    return best.select_ranking_metric(task, metrics, best.MEAN)[1]
 
 
 @pytest.mark.parametrize('benchmark', ['GLUE', 'SuperGLUE'])
@@ -134,16 +134,16 @@ def test_averages_and_best_steps_equal_those_of_t5(benchmark):
 
 def test_errors_count_negative_and_are_excluded_from_a_mean():
     metrics = {'pearson': 80.0, 'spearman': 60.0, 'mean_absolute_error': 3.0}
-    assert best.score_metrics('stsb', metrics, best.MEAN) == ('mean', 70.0)
+    assert best.select_ranking_metric('stsb', metrics, best.MEAN) == ('mean', 70.0)
     for name in ('mse', 'brier_score', 'bits_per_byte', 'dev_nll/short'):
         assert best.signed_score(name, 2.0) == -2.0
-    assert best.score_metrics('stsb', {'a_loss': 3.0, 'perplexity': 5.0}, best.MEAN) == ('mean', -4.0)
+    assert best.select_ranking_metric('stsb', {'a_loss': 3.0, 'perplexity': 5.0}, best.MEAN) == ('mean', -4.0)
     ranks = {task: best.signed_score(*score) for task, score in {'a': ('accuracy', 50.0), 'b': ('wer', 10.0)}.items()}
     assert best.mean_score(ranks) == 20.0
 
 
 def test_the_first_metric_is_the_default():
-    assert best.score_metrics('cb', {'f1': 2.0, 'accuracy': 3.0}) == ('f1', 2.0)
-    assert best.score_metrics('cb', {}) is None and best.score_metrics('cb', {}, best.MEAN) is None
+    assert best.select_ranking_metric('cb', {'f1': 2.0, 'accuracy': 3.0}) == ('f1', 2.0)
+    assert best.select_ranking_metric('cb', {}) is None and best.select_ranking_metric('cb', {}, best.MEAN) is None
     with pytest.raises(UserError, match="BEST_METRICS must be 'mean', or map tasks to metrics"):
-        best.score_metrics('cb', {'f1': 2.0}, 'f1')
+        best.select_ranking_metric('cb', {'f1': 2.0}, 'f1')

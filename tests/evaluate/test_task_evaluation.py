@@ -131,7 +131,7 @@ def test_rows_have_inputs_targets_and_predictions():
 def test_results_are_appended_after_a_truncated_line(tmp_path):
     report = TaskReport('a', 'validation', {'accuracy': 1.0}, [], 0.0)
     for step in (1, 2):
-        with contextlib.closing(checkpoint_evaluation.Results(str(tmp_path))) as writer:
+        with contextlib.closing(checkpoint_evaluation.ReportWriter(str(tmp_path))) as writer:
             writer.write(report, step, tmp_path)
         with (tmp_path / 'metrics.jsonl').open('a') as file:
             file.write('{"kind": "val')

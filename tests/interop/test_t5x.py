@@ -45,7 +45,7 @@ def bindings(file: str) -> dict:
     text = (CONFIGS / 't5x' / file).read_text()
     return {
         f'{statement.selector}.{statement.arg_name}'.rstrip('.'): statement.value
-        for statement in config_parser.ConfigParser(text, loading.References())
+        for statement in config_parser.ConfigParser(text, loading.ReferenceCollector())
         if isinstance(statement, config_parser.BindingStatement)
     }
 

@@ -274,7 +274,7 @@ def test_a_process_without_tensorflow_computes_the_same_ids(get_vocabulary, tmp_
 def test_sentinels_have_no_bytes(get_vocabulary, name, count):
     """All other pieces of a text have the bytes of the text."""
     vocabulary = get_vocabulary(name)
-    counts = task_vocabulary.token_bytes(vocabulary)
+    counts = task_vocabulary.bytes_per_token(vocabulary)
     text = 'the é' if 'byt' in name else 'stands'
     assert counts[vocabulary.encode(text)].sum() == len(text.encode()) + ('byt' not in name)
     assert not counts[len(counts) - count :].any() and counts[len(counts) - count - 1]

@@ -39,7 +39,7 @@ def _loss_png(folder):
 
 
 def _results(folder):
-    with contextlib.closing(checkpoint_evaluation.Results(str(folder))) as writer:
+    with contextlib.closing(checkpoint_evaluation.ReportWriter(str(folder))) as writer:
         writer.write(REPORT, 1, epath.Path(folder))
 
 
@@ -87,7 +87,7 @@ def test_tensorboard_opens_a_new_file_after_a_full_disk(tmp_path):
     writer.write('train', 1, LOSS, {})
     with full_disks.full():
         for step in range(2, 1000):
-            with contextlib.suppress(object_store.CannotWrite):
+            with contextlib.suppress(object_store.WriteError):
                 writer.write('train', step, LOSS, {})
         error_message(writer.close)
     writer.write('train', 1000, LOSS, {})

@@ -78,9 +78,9 @@ def test_a_flush_writes_lines_whose_first_write_failed(tmp_path):
     writer = metrics.JsonlWriter(path, 0)
     path.unlink()
     path.mkdir()
-    with pytest.raises(object_store.CannotWrite):
+    with pytest.raises(object_store.WriteError):
         writer.write('train', 1, {'loss': 1.0}, {})
-    with pytest.raises(object_store.CannotWrite):
+    with pytest.raises(object_store.WriteError):
         writer.flush()
     path.rmdir()
     writer.flush()

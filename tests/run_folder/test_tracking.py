@@ -50,7 +50,7 @@ def run_of(folder):
 def track(tmp_path):
     """Returns a function that opens trackers, and the list of their warnings."""
     warnings = []
-    return lambda *opened: trackers.Tracking(opened, run_of(tmp_path), warnings.append), warnings
+    return lambda *opened: trackers.BackgroundTrackers(opened, run_of(tmp_path), warnings.append), warnings
 
 
 def test_every_call_arrives_in_order(track, tmp_path):

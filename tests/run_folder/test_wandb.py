@@ -41,7 +41,9 @@ def process(folder, step):
     warnings = []
     settings = {'TRAIN_STEPS': '5', 'MODEL': '@seq2seq.Seq2Seq()'}
     tracked = trackers.TrackedRun(epath.Path(folder), step, settings)
-    tracker = trackers.Tracking([trackers.WandB(project='test', tags=('a',), mode='offline')], tracked, warnings.append)
+    tracker = trackers.BackgroundTrackers(
+        [trackers.WandB(project='test', tags=('a',), mode='offline')], tracked, warnings.append
+    )
     for number in (step + 1, step + 2):
         tracker.write('train', number, {'loss': 1 / number, 'z_loss': math.nan}, {'tokens_per_second': 9.0})
     if step:

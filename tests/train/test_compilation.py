@@ -15,13 +15,13 @@ from remixer_t5x.devices.hardware_table import PLATFORMS
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
 from remixer_t5x.optim.train_step import CompiledStep
-from remixer_t5x.train.compilation import CompiledAhead
+from remixer_t5x.train.compilation import AheadOfTimeFunction
 
 SHAPE = jax.ShapeDtypeStruct((3, 4), jnp.float32)
 
 
 def _ahead(function):
-    return CompiledAhead(CompiledStep(jax.jit(function), Partitioner()), SHAPE)
+    return AheadOfTimeFunction(CompiledStep(jax.jit(function), Partitioner()), SHAPE)
 
 
 def test_a_call_returns_the_same_as_jit_and_traces_once():
@@ -56,7 +56,7 @@ def test_processes_wait_for_each_other_between_compilation_and_first_call(monkey
         return types.SimpleNamespace(compile=lambda options: events.append('compiled') or events.append)
 
     monkeypatch.setattr(collectives, 'barrier', lambda: events.append('barrier'))
-    ahead = CompiledAhead(types.SimpleNamespace(lower=lower), SHAPE)
+    ahead = AheadOfTimeFunction(types.SimpleNamespace(lower=lower), SHAPE)
     ahead('first call')
     ahead('second call')
     assert events == ['compiled', 'barrier', 'first call', 'second call']
@@ -64,7 +64,7 @@ def test_processes_wait_for_each_other_between_compilation_and_first_call(monkey
 
 def test_an_invalid_xla_option_is_reported():
     options = {'xla_cpu_of_the_moon': True}
-    ahead = CompiledAhead(jax.jit(jnp.sin), SHAPE, options=options)
+    ahead = AheadOfTimeFunction(jax.jit(jnp.sin), SHAPE, options=options)
     with pytest.raises(UserError, match='XLA_OPTIONS must be .*xla_cpu_of_the_moon.*--gin.XLA_OPTIONS=None'):
         ahead(jnp.ones(SHAPE.shape))
 
@@ -90,7 +90,7 @@ def test_start_traces_at_once_and_compiles_in_a_visible_thread():
         traced.append(shape)
         return types.SimpleNamespace(compile=lambda options: finish.wait() and 'the program')
 
-    ahead = CompiledAhead(types.SimpleNamespace(lower=lower), SHAPE)
+    ahead = AheadOfTimeFunction(types.SimpleNamespace(lower=lower), SHAPE)
     assert not startup.is_compiling()
     ahead.start()
     assert traced == [SHAPE] and startup.is_compiling()

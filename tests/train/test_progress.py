@@ -36,7 +36,7 @@ def test_peak_flops_match_the_most_specific_device(kind, peak):
 def test_the_clock_excludes_pauses(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(progress.time, 'perf_counter', lambda: now[0])
-    clock = progress.Clock(progress.StepCost(tokens=100, flops=50.0, peak=1000.0, devices=2), step=10)
+    clock = progress.SpeedMeter(progress.StepCost(tokens=100, flops=50.0, peak=1000.0, devices=2), step=10)
     now[0] = 7.0
     clock.pause(3.0)
     clock.wait_for_data(0.5)
@@ -62,7 +62,7 @@ BLOCKS = st.recursive(
 @given(st.lists(BLOCKS, max_size=4))
 def test_each_moment_belongs_to_the_innermost_block(blocks):
     now, expected = [0.0], {progress.OTHER_ACTIVITIES: 0.0}
-    timeline = progress.Timeline(lambda: now[0])
+    timeline = progress.ActivityTimer(lambda: now[0])
 
     def run(block):
         name, before, inner, after = block
@@ -83,13 +83,16 @@ def test_each_moment_belongs_to_the_innermost_block(blocks):
 
 def test_times_of_processes_add_up_and_invalid_lines_are_skipped(tmp_path):
     folder = epath.Path(tmp_path)
-    assert progress.read_times(folder) == {}
-    progress.append_times(folder, 0, 5, {'steps': 3.0, 'idle': 1.0})
+    assert progress.read_activity_times(folder) == {}
+    progress.append_activity_times(folder, 0, 5, {'steps': 3.0, 'idle': 1.0})
     with (folder / progress.TIMES_FILE).open('a') as file:
         file.write('3\n{"seconds": {"steps": "x", "idle": -1}}\n{"sec\n')
-    progress.append_times(folder, 5, 9, {'steps': 2.0, 'compile': 4.0})
-    assert progress.read_times(folder) == {'steps': 5.0, 'compile': 4.0, 'idle': 1.0}
-    assert progress.describe_times(progress.read_times(folder)) == 'steps 50.0% · compile 40.0% · idle 10.0%'
+    progress.append_activity_times(folder, 5, 9, {'steps': 2.0, 'compile': 4.0})
+    assert progress.read_activity_times(folder) == {'steps': 5.0, 'compile': 4.0, 'idle': 1.0}
+    assert (
+        progress.format_activity_shares(progress.read_activity_times(folder))
+        == 'steps 50.0% · compile 40.0% · idle 10.0%'
+    )
 
 
 def notes(optimizer, steps=100):

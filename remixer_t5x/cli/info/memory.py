@@ -111,7 +111,7 @@ def print_tables(args: argparse.Namespace) -> None:
                 f'{hardware.memory:g} GiB; set {GPU_SHARE}=0.95 to use more'
             )
         if available is not None and memory.total > available and args.memory:
-            trials = step_memory.search_changes(
+            trials = step_memory.search_memory_savings(
                 step, memory, available, recomputing_model, smaller_optimizer, _measure_memory, args.memory
             )
             _try_changes(trials, available)
@@ -190,7 +190,7 @@ def trace_for_hardware(hardware: Hardware, compiler: str) -> Iterator[None]:
 
 def describe_step(step: StepSpec, hardware: Hardware, compiler: str) -> str:
     """Describes the training step to compile, the hardware, and the compiler."""
-    lengths = batch_formats.token_lengths({name: array.shape for name, array in step.batch.items()})
+    lengths = batch_formats.stack_row_lengths({name: array.shape for name, array in step.batch.items()})
     target = 'on virtual CPU devices' if compiler == 'XLA:CPU' else f'for {hardware.topology}'
     shape = step.partitioner.mesh.shape
     return (

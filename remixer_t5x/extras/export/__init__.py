@@ -64,14 +64,14 @@ def _export_model(args: argparse.Namespace, settings: TextInference, folder: pat
 
     model, vocabulary, decoder = settings.model, settings.vocabulary, settings.decoding.decoder
     task_vocabulary.check_vocabulary_size('VOCABULARY', vocabulary, model.vocab_size)
-    lengths = batch_formats.text_lengths(settings.decoding.feature_lengths)
+    lengths = batch_formats.max_inference_lengths(settings.decoding.feature_lengths)
     eos_id = None if vocabulary.eos_id is None else int(vocabulary.eos_id)
     names = args.functions or functions.supported_functions(model)
     stop_strings = predictions.compile_stop_strings(settings.decoding.stop_strings, vocabulary)
     programs = functions.build_functions(
         model, names, lengths, decoder, task_vocabulary.end_id(vocabulary), stop_strings
     )
-    step = settings.step_folder()
+    step = settings.find_step_folder()
     print_line('reading', step)
     exact = functions.flatten_params(settings.restore(step))
     weights = functions.quantize_weights(model, exact) if args.quantize else exact
@@ -83,7 +83,7 @@ def _export_model(args: argparse.Namespace, settings: TextInference, folder: pat
         'lengths': dict(lengths),
         'vocabulary': {
             **{'kind': kind, 'ids': int(vocabulary.vocab_size), 'eos_id': eos_id},
-            'ends_inputs': settings.codec().ends,
+            'ends_inputs': settings.build_codec().ends,
             # Vocabularies of remixer_tasks convert sentinels in texts to ids; vocabularies of seqio do not.
             'sentinel_pattern': getattr(vocabulary, 'sentinel_pattern', None),
         },

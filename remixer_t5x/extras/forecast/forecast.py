@@ -67,11 +67,11 @@ def forecast_step(step: StepSpec, chip: str, slices: Sequence[int]) -> Forecast:
     program = compiled_program.parse_program(compiled.as_text(), len(slices))
     # The model is traced without custom kernels, because matrix products inside custom kernels are not counted.
     with compiling_for('accelerator'):
-        row_counts = counts.count_row(step.model, step.batch)
+        row_counts = counts.count_model_for_row(step.model, step.batch)
     return Forecast(
         step=step,
         bound=roofline.compute_step_bound(program, machine, slices),
-        memory=step_memory.read_memory(step, compiled),
+        memory=step_memory.read_memory_usage(step, compiled),
         model_flops=step.rows * row_counts.training_flops,
         tokens=step.rows * row_counts.tokens,
         devices=len(slices),

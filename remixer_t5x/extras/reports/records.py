@@ -166,7 +166,7 @@ def _read_run(folder: epath.Path, name: str) -> RecordedRun:
         config=untrusted_files.read_text(config, 'restore it, or remove it') if config.exists() else '',
         evaluations=read_records(evaluations) if evaluations.exists() else (),
         predictions=dict(_read_predictions(folder / EVAL_FOLDER / checkpoint_evaluation.PREDICTIONS)),
-        seconds_by_activity=progress.read_times(folder),
+        seconds_by_activity=progress.read_activity_times(folder),
     )
 
 

@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from remixer_t5x.errors import UserError, nearest
+from remixer_t5x.errors import UserError, suggest_similar_name
 
 PAPER, SMALL = 'paper', 'small'
 # Metrics that are counted without training. FLOPs are relative to the FLOPs of the baseline.
@@ -115,7 +115,7 @@ def load_table(name: str, scale: str) -> PaperTable:
     """
     entries = list_tables()
     if name not in entries:
-        raise UserError(f'{name} is not a table of a paper{nearest(name, entries)}; run reproduce --list')
+        raise UserError(f'{name} is not a table of a paper{suggest_similar_name(name, entries)}; run reproduce --list')
     entry, paper = entries[name], read_papers()[name.partition('/')[0]]
     if reason := entry.get('reason'):
         raise UserError(f'{name} cannot be reproduced: {reason}')

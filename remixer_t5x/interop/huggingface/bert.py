@@ -236,7 +236,7 @@ def _read_separator_id(tokenizer: pathlib.Path | None) -> int | None:
         pieces = untrusted_files.read_text(tokenizer).replace('\r\n', '\n').split('\n')
         index = pieces.index('[SEP]') if '[SEP]' in pieces else None
     else:
-        model = untrusted_files.read_object(tokenizer).get('model')
+        model = untrusted_files.read_json_object(tokenizer).get('model')
         vocab = model.get('vocab') if isinstance(model, dict) else None
         index = vocab.get('[SEP]') if isinstance(vocab, dict) else None
     if index is None:

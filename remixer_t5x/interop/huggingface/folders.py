@@ -77,7 +77,7 @@ def open_model_folder(path: str) -> HuggingFaceSource:
     untrusted_files.check_links_inside(folder)
     if not (folder / CONFIG).is_file():
         raise UserError(f'{folder} has no {CONFIG}; use the folder of a Hugging Face model')
-    config = HuggingFaceConfig(untrusted_files.read_object(folder / CONFIG), str(folder))
+    config = HuggingFaceConfig(untrusted_files.read_json_object(folder / CONFIG), str(folder))
     model_type = config.values.get('model_type')
     families = [family for family in FAMILIES if model_type in family.model_types]
     if not families:

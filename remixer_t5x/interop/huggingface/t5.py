@@ -306,7 +306,7 @@ class SentenceT5(T5Encoder):
 
     @classmethod
     def read_tensors(cls, folder: pathlib.Path) -> Tensors:
-        modules = untrusted_files.read_list(folder / SENTENCE_MODULES)
+        modules = untrusted_files.read_json_list(folder / SENTENCE_MODULES)
         entries = [module if isinstance(module, dict) else {} for module in modules]
         classes = [str(entry.get('type')).rpartition('.')[2] for entry in entries]
         if [(entry.get('path'), name) for entry, name in zip(entries, classes, strict=True)] != [
@@ -322,7 +322,7 @@ class SentenceT5(T5Encoder):
     def from_config(cls, config: HuggingFaceConfig, tensors: Tensors) -> Self:
         folder = config.folder
         pooling, dense = (
-            HuggingFaceConfig(untrusted_files.read_object(folder / name / MODULE_CONFIG), str(folder / name))
+            HuggingFaceConfig(untrusted_files.read_json_object(folder / name / MODULE_CONFIG), str(folder / name))
             for name in (POOLING, DENSE)
         )
         # Before version 6, sentence-transformers used a separate flag for each pooling mode.
@@ -331,10 +331,14 @@ class SentenceT5(T5Encoder):
                 raise pooling.error(name, 'the pooling mode must be mean')
         dense.check_values({'bias': (False,), 'activation_function': (IDENTITY,), 'use_residual': (False,)})
         settings = (
-            untrusted_files.read_object(folder / SENTENCE_SETTINGS) if (folder / SENTENCE_SETTINGS).is_file() else {}
+            untrusted_files.read_json_object(folder / SENTENCE_SETTINGS)
+            if (folder / SENTENCE_SETTINGS).is_file()
+            else {}
         )
         # sentence-transformers 6 does not write max_seq_length, and transformers writes 10**30 if there is no limit.
-        longest = settings.get('max_seq_length') or tokenizer_files.read_config(folder).get('model_max_length')
+        longest = settings.get('max_seq_length') or tokenizer_files.read_tokenizer_config(folder).get(
+            'model_max_length'
+        )
         limits = {} if isinstance(longest, int) and longest > MAX_NUMBER else {'max_seq_length': longest}
         return cls(
             sentence_dim=dense.read_int('out_features'),

@@ -29,7 +29,7 @@ _SPECIAL_TOKENS = ('<pad>', '</s>', '<unk>', '<s>')
 def find_t5_tokenizer(folder: pathlib.Path, file: str | None = None) -> Tokenizer:
     """Finds the tokenizer in `folder`, or uses the SentencePiece model `file`. Raises UserError if both are missing."""
     untrusted_files.check_links_inside(folder)
-    config = tokenizer_files.read_config(folder)
+    config = tokenizer_files.read_tokenizer_config(folder)
     if config.get('tokenizer_class') == BYTES_TOKENIZER and file is None:
         return Tokenizer('byte', {'extra_ids': _count_byte_sentinels(config, folder)}, 'the vocabulary of bytes')
     model = next((folder / name for name in (MODEL, TOKENIZER) if (folder / name).is_file()), None)
@@ -108,7 +108,7 @@ def _count_piece_sentinels(config: Mapping[str, Any], folder: pathlib.Path, path
 def _read_pieces(path: pathlib.Path) -> list[str]:
     """Reads the pieces of a SentencePiece model, or those in tokenizer.json except for sentinels."""
     if path.name == TOKENIZER:
-        model = untrusted_files.read_object(path).get('model')
+        model = untrusted_files.read_json_object(path).get('model')
         rows = model.get('vocab') if isinstance(model, dict) else None
         pieces = [str(row[0]) for row in (rows if isinstance(rows, list) else []) if isinstance(row, list) and row]
         return [piece for piece in pieces if not _SENTINEL.fullmatch(piece)]

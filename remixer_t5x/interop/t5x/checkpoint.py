@@ -126,7 +126,7 @@ def read_t5x_checkpoint(path: str, abstract: Params) -> tuple[Params, int]:
     folder = _find_checkpoint(path)
     untrusted.check_checkpoint(folder)
     expected = {name: tuple(leaf.shape) for name, leaf in _flatten_params(abstract).items()}
-    with saved_params.wrap_errors(folder, 'read'):
+    with saved_params.wrap_checkpoint_errors(folder, 'read'):
         saved = _open_orbax(folder / _ORBAX_FOLDER) if (folder / _ORBAX_FOLDER).is_dir() else _open_msgpack(folder)
         has_our_names = any('/run_0/' in name for name in saved.shapes)
         if has_our_names:
@@ -162,7 +162,7 @@ def write_t5x_checkpoint(path: str, params: Params, step: int, model: Seq2Seq, o
     if folder.exists():
         raise UserError(f'{folder} already exists; use another folder, or remove it')
     unfinished = folder.parent / f'{folder.name}.tmp'
-    with saved_params.wrap_errors(folder, 'written'):
+    with saved_params.wrap_checkpoint_errors(folder, 'written'):
         if unfinished.exists():
             shutil.rmtree(unfinished)
         unfinished.mkdir(parents=True)

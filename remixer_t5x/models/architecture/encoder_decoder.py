@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from remixer_t5x import axes, ranges
-from remixer_t5x.context import Memory, make_sequence_context
+from remixer_t5x.context import EncoderMemory, make_sequence_context
 from remixer_t5x.errors import UserError
 from remixer_t5x.kernels.attention_formula import cap_logits
 from remixer_t5x.models.architecture.stack import Stack
@@ -141,7 +141,7 @@ class EncoderDecoder(nn.Module):
         call processes one token per row, [batch, 1], and requires the number of positions, `max_decode_length`.
         Decoding does not support packed rows.
         """
-        memory = Memory(encoded, make_sequence_context(encoder_input_tokens, encoder_segment_ids))
+        memory = EncoderMemory(encoded, make_sequence_context(encoder_input_tokens, encoder_segment_ids))
         flags = {'causal': True, 'decode': decode, 'deterministic': not enable_dropout, 'memory': memory}
         ctx = make_sequence_context(
             jnp.ones_like(decoder_input_tokens), decoder_segment_ids, decoder_positions, **flags

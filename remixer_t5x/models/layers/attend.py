@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from remixer_t5x.context import Memory, SequenceContext
+from remixer_t5x.context import EncoderMemory, SequenceContext
 from remixer_t5x.kernels.attention import attention
 from remixer_t5x.kernels.attention_formula import (
     Bias,
@@ -71,7 +71,7 @@ def attend_to_memory(
     module: nn.Module,
     query: jax.Array,
     project: Callable[[str], jax.Array],
-    memory: Memory,
+    memory: EncoderMemory,
     ctx: SequenceContext,
     dropout_rate: float = 0.0,
     softcap: float | None = None,

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from remixer_t5x import axes, ranges
-from remixer_t5x.context import Memory, SequenceContext, require_memory
+from remixer_t5x.context import EncoderMemory, SequenceContext, require_memory
 from remixer_t5x.errors import UserError
 from remixer_t5x.kernels.running_token_mlp import mix_through_running_hidden
 from remixer_t5x.kernels.running_token_mlp_loop import add_token_to_state, compute_token_output
@@ -199,7 +199,7 @@ class HyperMixerCross(_HyperMixerBase):
             mixed = token_mlp.mix_through_hidden(w_in, value, w_out, ids, ctx.segment_ids, packed=ctx.packed)
         return self._join_heads(mixed).reshape(shape)
 
-    def _project_memory(self, memory: Memory) -> tuple[jax.Array, jax.Array]:
+    def _project_memory(self, memory: EncoderMemory) -> tuple[jax.Array, jax.Array]:
         """Returns the weights W_1 and the values V of the encoder's output, [batch, memory_length, heads, ...] each."""
         hidden = _zero_padding(memory.hidden, memory.context)
         w_in = self._generate_weights(self._add_token_information(hidden, memory.context, 'key_information'), 'w_in')

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from remixer_t5x import axes, ranges
-from remixer_t5x.context import Memory, SequenceContext, require_memory
+from remixer_t5x.context import EncoderMemory, SequenceContext, require_memory
 from remixer_t5x.kernels.compile_target import on_cpu
 from remixer_t5x.kernels.reshaping import split_blocks
 from remixer_t5x.models.layers import cache
@@ -200,21 +200,21 @@ class LinearCrossAttention(_LinearAttentionBase):
             )
         return self._project_out(mixed, shape)
 
-    def _keys_and_values(self, memory: Memory, ctx: SequenceContext) -> tuple[jax.Array, jax.Array]:
+    def _keys_and_values(self, memory: EncoderMemory, ctx: SequenceContext) -> tuple[jax.Array, jax.Array]:
         """Returns phi(k) and v of the encoder's output, [batch, memory_length, heads, kv] each, zero at padding."""
         is_token = memory.context.is_token[..., None, None]
         key = jnp.where(is_token, feature_map(self._project('key', memory.hidden)), 0)
         value = jnp.where(is_token, self._project('value', memory.hidden), 0)
         return key, dropout(self.dropout_rate, value, -1, deterministic=ctx.deterministic)
 
-    def _memory_sums(self, memory: Memory, ctx: SequenceContext) -> KeyValueSums:
+    def _memory_sums(self, memory: EncoderMemory, ctx: SequenceContext) -> KeyValueSums:
         if not ctx.decode:
             key, value = self._keys_and_values(memory, ctx)
             return _sum_tokens(key, value, key.dtype)
         sums = self.variable('cache', 'memory_sums', lambda: _sum_tokens(*self._keys_and_values(memory, ctx)))
         return sums.value
 
-    def _attend_packed(self, query: jax.Array, memory: Memory, ctx: SequenceContext) -> jax.Array:
+    def _attend_packed(self, query: jax.Array, memory: EncoderMemory, ctx: SequenceContext) -> jax.Array:
         """Computes cross-attention for packed rows, one example at a time.
 
         A feature of ones is appended to the values, so that its output is the denominator of equation 5.

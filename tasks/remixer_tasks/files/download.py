@@ -14,7 +14,7 @@ import zipfile
 from pathlib import Path
 
 from remixer_t5x import temporary
-from remixer_t5x.errors import UserError, nearest
+from remixer_t5x.errors import UserError, suggest_similar_name
 from remixer_tasks import catalogue
 from remixer_tasks.benchmarks import text_task
 from remixer_tasks.benchmarks.text_task import Dataset, Download
@@ -61,7 +61,7 @@ def find_dataset(name: str) -> Dataset:
     """Returns the data set `name`, or the data set of the task `name`. Raises UserError for an unknown name."""
     named = {**catalogue.DATASETS, **{task.name: task.dataset for task in catalogue.TASKS.values()}}
     if name not in named:
-        advice = nearest(name, named) or '; run remixer-t5x data list for all names'
+        advice = suggest_similar_name(name, named) or '; run remixer-t5x data list for all names'
         raise UserError(f'NAME must be a task or data set, got {name!r}{advice}')
     return named[name]
 

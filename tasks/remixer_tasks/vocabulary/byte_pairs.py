@@ -81,7 +81,7 @@ class BytePairs(Vocabulary):
         """Returns three dicts: GPT-2's ids of the pieces, the ranks of pairs, and GPT-2's ids of the added tokens."""
         folder = pathlib.Path(self.folder)
         if (folder / TOKENIZER).is_file():
-            tokenizer = untrusted_files.read_object(folder / TOKENIZER)
+            tokenizer = untrusted_files.read_json_object(folder / TOKENIZER)
             where = str(folder / TOKENIZER)
             tokenizer_files.check_tokenizer_settings(tokenizer.get('model'), _MODEL, f'{where}, model')
             tokenizer_files.check_tokenizer_settings(
@@ -91,7 +91,7 @@ class BytePairs(Vocabulary):
             pieces: Any = tokenizer['model'].get('vocab')
             merges: Any = tokenizer['model'].get('merges')
         elif (folder / VOCABULARY).is_file() and (folder / MERGES).is_file():
-            pieces = untrusted_files.read_object(folder / VOCABULARY)
+            pieces = untrusted_files.read_json_object(folder / VOCABULARY)
             merges = untrusted_files.read_text(folder / MERGES).replace('\r\n', '\n').split('\n')
         else:
             raise UserError(
@@ -102,7 +102,7 @@ class BytePairs(Vocabulary):
                 f'the tokenizer in {folder} does not use byte-pair encoding; use the folder of a GPT-2 model'
             )
         tokenizer_files.check_tokenizer_settings(
-            tokenizer_files.read_config(folder), _CONFIG, str(folder / tokenizer_files.CONFIG)
+            tokenizer_files.read_tokenizer_config(folder), _CONFIG, str(folder / tokenizer_files.CONFIG)
         )
         added = tokenizer_files.read_added_tokens(folder)
         ids = list({**pieces, **added}.values())
@@ -159,7 +159,7 @@ class BytePairs(Vocabulary):
 
     @functools.cached_property
     def _split_at_added_tokens(self) -> Callable[[str], list[str]]:
-        return tokenizer_files.make_splitter(self._file_contents[2])
+        return tokenizer_files.make_token_splitter(self._file_contents[2])
 
     @functools.lru_cache(maxsize=2**16)  # noqa: B019 (a vocabulary lives as long as its process)
     def _merge(self, word: str) -> list[str]:

@@ -115,7 +115,7 @@ class HuggingFaceTokenizer(Vocabulary):
         _, _, after = self._loaded_tokenizer
         if self._end is None and after:
             return after[-1] + self._shift
-        end = self._end or tokenizer_files.read_config(pathlib.Path(self._path).parent).get('eos_token')
+        end = self._end or tokenizer_files.read_tokenizer_config(pathlib.Path(self._path).parent).get('eos_token')
         end = end.get('content') if isinstance(end, dict) else end
         index = self._tokenizer.token_to_id(end) if isinstance(end, str) else None
         if index is None:
@@ -217,7 +217,7 @@ class HuggingFaceTokenizer(Vocabulary):
 def load_tokenizer(path: str) -> tuple[Any, list[int], list[int]]:
     """Returns the tokenizer, and the special ids that the tokenizer adds before and after a text."""
     tokenizers = import_optional('tokenizers', path, 'wordpiece')
-    content = untrusted_files.read_object(path)
+    content = untrusted_files.read_json_object(path)
     text = json.dumps(check_components(content, path))
     try:
         trial = subprocess.run(
@@ -352,7 +352,7 @@ def read_wordpiece(path: str) -> Any:
     if not os.path.isfile(path):
         raise UserError(f'{path} must be an existing file; use the tokenizer.json or vocab.txt of a BERT model')
     folder = pathlib.Path(path).parent
-    config = tokenizer_files.read_config(folder)
+    config = tokenizer_files.read_tokenizer_config(folder)
     if path.endswith('.txt'):
         try:
             tokenizer = tokenizers.BertWordPieceTokenizer(

@@ -260,7 +260,7 @@ def _load_model(path: str, extra_ids: int) -> tuple[sentencepiece.SentencePieceP
 
 def convert_unigram(path: str) -> Path:
     """Converts the tokenizer.json of a T5 model to a SentencePiece model; returns its path in the cache."""
-    model = unigram_model(untrusted_files.read_object(Path(path)), path)
+    model = unigram_model(untrusted_files.read_json_object(Path(path)), path)
     file = cache.cache_root() / 'vocabularies' / f'{cache.hash_values("tokenizer.json", model.hex())}.model'
     if not file.exists():
         with cache.create_cache_entry(file) as temporary:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from remixer_t5x.context import Memory
+from remixer_t5x.context import EncoderMemory
 from remixer_t5x.models.layers.norms import LayerNorm
 from remixer_t5x.models.layers.positions import SinusoidalPositions
 from remixer_t5x.models.sublayers import hyper_mixer
@@ -51,7 +51,7 @@ def test_hyper_mixer_equals_the_authors_code(case):
     ctx = context_of_ids(arrays['is_query'])
     if case == 'cross':
         mixer = hyper_mixer.HyperMixerCross(heads * per_head, heads, **options)
-        ctx = ctx.replace(memory=Memory(jnp.asarray(arrays['keys']), context_of_ids(arrays['is_key'])))
+        ctx = ctx.replace(memory=EncoderMemory(jnp.asarray(arrays['keys']), context_of_ids(arrays['is_key'])))
     else:
         mixer = hyper_mixer.HyperMixer(heads * per_head, heads, tied=False, **options)
     actual = mixer.apply({'params': params}, jnp.asarray(arrays['queries']), ctx)

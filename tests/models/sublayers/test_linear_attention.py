@@ -10,7 +10,7 @@ from flax import linen as nn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remixer_t5x.context import Memory
+from remixer_t5x.context import EncoderMemory
 from remixer_t5x.models.sublayers import linear_attention
 from tests.models.sublayers.sublayer_inputs import context_of_ids
 
@@ -41,7 +41,7 @@ def test_linear_attention_equals_the_authors_package(form, monkeypatch):
 
 @pytest.mark.parametrize('packed', [False, True])
 def test_cross_form_equals_the_authors_package(packed):
-    memory = Memory(jnp.asarray(GOLDEN['x']), golden_context(packed=packed))
+    memory = EncoderMemory(jnp.asarray(GOLDEN['x']), golden_context(packed=packed))
     ctx = context_of_ids(np.ones((3, 4)), causal=True, packed=packed, memory=memory)
     layer = linear_attention.LinearCrossAttention(HEADS, HEAD_DIM)
     actual = jax.jit(layer.apply)({'params': golden_weights()}, jnp.asarray(GOLDEN['queries']), ctx)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from remixer_t5x.context import Memory
+from remixer_t5x.context import EncoderMemory
 from remixer_t5x.errors import UserError
 from remixer_t5x.models.sublayers import (
     attention,
@@ -57,7 +57,7 @@ UNSUPPORTED = {
 def test_unsupported_setting_raises_a_one_line_error_with_advice(case):
     module, flags, words = UNSUPPORTED[case]
     ids, x = np.ones((1, LENGTH)), jnp.zeros((1, LENGTH, WIDTH))
-    ctx = context_of_ids(ids, **{'memory': Memory(x, context_of_ids(ids)), **flags})
+    ctx = context_of_ids(ids, **{'memory': EncoderMemory(x, context_of_ids(ids)), **flags})
     with pytest.raises(UserError) as error:
         jax.eval_shape(module.init, jax.random.key(0), x, ctx)
     message = str(error.value)

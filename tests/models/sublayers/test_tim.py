@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from remixer_t5x.context import Memory, SequenceContext
+from remixer_t5x.context import EncoderMemory, SequenceContext
 from remixer_t5x.kernels.compile_target import compiling_for
 from remixer_t5x.models.architecture import layer
 from remixer_t5x.models.layers.norms import GroupedRMSNorm
@@ -118,7 +118,7 @@ def test_encoder_layer_equals_algorithm_1(num_mechanisms, competes, layout):
 
 
 def with_memory(ctx):
-    return ctx.replace(memory=Memory(features(3, MEMORY), context(MEMORY)))
+    return ctx.replace(memory=EncoderMemory(features(3, MEMORY), context(MEMORY)))
 
 
 def test_cross_attention_with_one_mechanism_equals_the_plain_sublayer():

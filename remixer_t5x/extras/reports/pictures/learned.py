@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy import special
 
-from remixer_t5x.context import Memory, make_sequence_context
+from remixer_t5x.context import EncoderMemory, make_sequence_context
 from remixer_t5x.models.sublayers import remixer
 
 ENCODER, DECODER = 'encoder', 'decoder'
@@ -261,7 +261,7 @@ def decoder_to_input_map(model: Any, params: Mapping[str, Any], inputs: np.ndarr
 
     def function(x: jax.Array, params: Any, decoder_inputs: jax.Array) -> jax.Array:
         rows = x.shape[0]
-        memory = Memory(
+        memory = EncoderMemory(
             _apply_stack(encoder_stack, params[0], x, inputs), make_sequence_context(_repeat_rows(inputs, rows))
         )
         ctx = make_sequence_context(_repeat_rows(targets, rows), causal=True, memory=memory)
