@@ -52,15 +52,15 @@ def sync_and_rename(written: str | os.PathLike[str], final: str | os.PathLike[st
     """Syncs a file or a folder with its contents, and renames it to `final`. The new entry survives a power loss."""
     for folder, _, names in os.walk(written, topdown=False):
         for name in names:
-            sync(os.path.join(folder, name))
-        sync(folder)
+            sync_to_disk(os.path.join(folder, name))
+        sync_to_disk(folder)
     if not os.path.isdir(written):
-        sync(written)
+        sync_to_disk(written)
     os.replace(written, final)
-    sync(os.path.dirname(os.path.abspath(final)))
+    sync_to_disk(os.path.dirname(os.path.abspath(final)))
 
 
-def sync(path: str | os.PathLike[str]) -> None:
+def sync_to_disk(path: str | os.PathLike[str]) -> None:
     """Syncs a file or the entries of a folder to the disk. Raises OSError if a file cannot be synced."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

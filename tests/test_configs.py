@@ -152,7 +152,9 @@ ABLATIONS = [
 @functools.cache
 def param_shapes_by_name(model: str, size: str, change: str | None = None) -> dict[str, tuple[int, ...]]:
     files = loading.parse_model_flag(f'{model}+{change}' if change else model)
-    (built,) = loading.values(loading.ConfigSources(['models/t5_1_1.gin', f'sizes/{size}.gin'], model=files), 'MODEL')
+    (built,) = loading.load_macro_values(
+        loading.ConfigSources(['models/t5_1_1.gin', f'sizes/{size}.gin'], model=files), 'MODEL'
+    )
     params = nn.unbox(interface.param_shapes(built, SHAPES))
     leaves = jax.tree_util.tree_leaves_with_path(params)
     return {jax.tree_util.keystr(path, simple=True, separator='/'): leaf.shape for path, leaf in leaves}
@@ -193,7 +195,7 @@ def test_tim_in_all_layers_has_no_plain_layer():
 )
 def test_both_stacks_have_the_expected_layouts(model, layouts):
     sources = loading.ConfigSources(['models/t5_1_1.gin', 'sizes/tiny.gin'], model=loading.parse_model_flag(model))
-    module = loading.values(sources, 'MODEL')[0].module
+    module = loading.load_macro_values(sources, 'MODEL')[0].module
     stacks = module.encoder_stack(), module.decoder_stack()
     assert tuple(type(factory()).__name__ for stack in stacks for factory, _ in stack.runs) == layouts
 

@@ -201,7 +201,7 @@ def test_configuration_of_every_command_loads(page, words, tmp_path, monkeypatch
     commands = tuple(dataclasses.replace(c, run=plain.get(c.name, c.run)) for c in COMMANDS)
     monkeypatch.setattr(main, 'COMMANDS', commands)
     monkeypatch.setattr(resolved, 'call_configured', call)
-    monkeypatch.setattr(resolved, 'macro', call)
+    monkeypatch.setattr(resolved, 'evaluate_macro', call)
     monkeypatch.setattr(processes, 'connected_processes', lambda *args, **kwargs: contextlib.nullcontext())
     monkeypatch.setattr(main.console, 'hide_logs', lambda: None)
     if words == ['--version'] or '--help' in words:

@@ -64,7 +64,7 @@ def test_valid_and_unverifiable_values_are_accepted(argument, value):
 )  # fmt: skip
 def test_a_model_with_an_invalid_setting_is_rejected(flag, allowed):
     with pytest.raises(UserError, match=allowed):
-        loading.values(loading.ConfigSources(['models/t5_1_1.gin', 'sizes/tiny.gin'], [flag]), 'MODEL')
+        loading.load_macro_values(loading.ConfigSources(['models/t5_1_1.gin', 'sizes/tiny.gin'], [flag]), 'MODEL')
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_a_whole_number_is_ascii_and_has_32_bits(text, number):
 def numeric_macros() -> tuple[dict[str, str], dict[str, list]]:
     """Returns a file that reads each macro with a numeric value, and the arguments that each macro sets."""
     macros, arguments = {}, collections.defaultdict(list)
-    for name, text in files.shipped().items():
+    for name, text in files.shipped_files().items():
         if name.startswith('experiments/'):
             continue
         for macro, value in re.findall(r'^([A-Z_0-9]+) = (.*)', text.text, re.M):
@@ -141,7 +141,7 @@ def test_any_number_is_accepted_or_rejected_with_a_user_error(macro):
         flags += [(name, 'x') for name in unset]
         try:
             loading.load(loading.ConfigSources(gin_files, flags, defaults=small), train.ROOT)
-            resolved.macro(macro, None)
+            resolved.evaluate_macro(macro, None)
             run = resolved.call_configured(train.ROOT, deferred=(train.TRAINING_TASK, train.EVALUATION_TASKS))
             if file.startswith(('models/', 'sublayers/', 'sizes/')):
                 model = run.step_config.model

@@ -42,7 +42,7 @@ def _build_model(gin_files: Sequence[str], macros: Mapping[str, object]) -> Mode
     references = {name: value for name, value in macros.items() if isinstance(value, str) and value[:1] in ('@', '%')}
     objects = {name: value for name, value in macros.items() if name not in references}
     sources = loading.ConfigSources([str(file) for file in gin_files], list(references.items()), objects=objects)
-    (model,) = loading.values(sources, 'MODEL', only=True)
+    (model,) = loading.load_macro_values(sources, 'MODEL', only=True)
     if not isinstance(model, Model):
         return model
     try:

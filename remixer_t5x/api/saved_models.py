@@ -136,7 +136,7 @@ def _read_gin(gin_file: str, flags: Sequence[tuple[str, str]] = ()) -> tuple[Any
     sources = loading.ConfigSources(
         [gin_file], flags, defaults={'VOCABULARY': None, 'TASK_FEATURE_LENGTHS': DEFAULT_LENGTHS}
     )
-    model, vocabulary, lengths = loading.values(sources, 'MODEL', *sources.defaults, only=True)
+    model, vocabulary, lengths = loading.load_macro_values(sources, 'MODEL', *sources.defaults, only=True)
     if vocabulary is None:
         loading.load(sources, '%MODEL')
         vocabulary = pipeline.get_vocabulary(resolved.call_configured(pipeline.DatasetConfig, 'train'))

@@ -112,7 +112,7 @@ def commit_checkpoint(written: pathlib.Path, final: pathlib.Path) -> None:
     temporary.sync_and_rename(written, final)
     # Also sync the parent folders, because `checkpoints` and MODEL_DIR may be new.
     for folder in list(final.parents)[1:3]:
-        temporary.sync(folder)
+        temporary.sync_to_disk(folder)
 
 
 def verify_file_checksums(folder: epath.Path) -> None:

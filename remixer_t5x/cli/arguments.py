@@ -159,7 +159,7 @@ def load_values(args: argparse.Namespace, *macros: str, **sources: Any) -> list[
     """
     from remixer_t5x.config import loading
 
-    return loading.values(_config_sources(args, **sources), *macros, importing=hide_library_output(args))
+    return loading.load_macro_values(_config_sources(args, **sources), *macros, importing=hide_library_output(args))
 
 
 def _config_sources(args: argparse.Namespace, **sources: Any) -> Any:

@@ -70,7 +70,7 @@ def load_settings(args: argparse.Namespace) -> tuple[TextInference, str | None]:
     from remixer_t5x.data import pipeline, task_vocabulary
 
     settings: TextInference = resolved.call_configured(ROOT)
-    template = resolved.macro('INPUTS', None)
+    template = resolved.evaluate_macro('INPUTS', None)
     if settings.vocabulary is None:
         # This call replaces the loaded gin configuration.
         (mixture,) = arguments.load_values(args, 'MIXTURE_OR_TASK_NAME', base=BASE)

@@ -74,7 +74,7 @@ def shipped_folder() -> pathlib.Path:
 
 
 @functools.cache
-def shipped() -> dict[str, GinText]:
+def shipped_files() -> dict[str, GinText]:
     """Returns the shipped gin files, keyed by name, except for the files for T5X's scripts.
 
     The text of a private file, whose name starts with `_`, is appended to each file that includes it.
@@ -91,12 +91,12 @@ def shipped() -> dict[str, GinText]:
 
 def find_files_with_macro(macro: str) -> list[str]:
     """Returns the names of the shipped files that read a macro."""
-    return [name for name, text in shipped().items() if macro in text.macros_read]
+    return [name for name, text in shipped_files().items() if macro in text.macros_read]
 
 
 def is_known_macro(macro: str) -> bool:
     """Returns whether a shipped file reads or sets a macro."""
-    return any(macro in text.macros_read or macro in text.macros_set for text in shipped().values())
+    return any(macro in text.macros_read or macro in text.macros_set for text in shipped_files().values())
 
 
 def suggest_file(setting: str) -> str:
@@ -106,7 +106,7 @@ def suggest_file(setting: str) -> str:
     """
     # An experiment file configures a complete run, and commands load the other excluded files by default.
     excluded = ('experiments/', 'defaults', 'runs/eval', 'runs/infer')
-    texts = {name: text for name, text in shipped().items() if not name.startswith(excluded)}
+    texts = {name: text for name, text in shipped_files().items() if not name.startswith(excluded)}
     pattern = re.compile(rf'^{setting}\.', re.M)
     direct = {name for name, text in texts.items() if setting in text.macros_set or pattern.search(text.text)}
     including = {name: [match['file'] for match in _INCLUDE.finditer(text.text)] for name, text in texts.items()}
@@ -131,7 +131,9 @@ def find_file(
     candidates.insert(0 if prefer_shipped else len(candidates), shipped_folder() / bare)
     if path := next(filter(pathlib.Path.is_file, candidates), None):
         return path
-    known = [file for file in shipped() if os.path.dirname(file) == (os.path.dirname(bare) or None)] or [*shipped()]
+    known = [file for file in shipped_files() if os.path.dirname(file) == (os.path.dirname(bare) or None)] or [
+        *shipped_files()
+    ]
     known += [str(path) for folder in folders for path in folder.glob('*.gin')]
     # Compares names without folders and extensions, because these would make any two short names similar.
     advice = suggest_similar_name(bare, known, lambda file: pathlib.Path(file).stem)

@@ -102,7 +102,7 @@ def load(
         if root[0] == '%':
             resolver.create_maker(resolver.macro(root[1:]))
         else:
-            resolver.root(root)
+            resolver.resolve_root(root)
     for name, location in macros_set.items():
         is_read = (name, 'gin.macro', 'value') in resolver.bindings or name == MODULE
         if location.startswith(FLAG) and not is_read and not may_be_unread:
@@ -121,13 +121,13 @@ def load(
     _bind_macros(resolver.defaults)
 
 
-def values(sources: ConfigSources, *macros: str, **options: Any) -> list[Any]:
+def load_macro_values(sources: ConfigSources, *macros: str, **options: Any) -> list[Any]:
     """Loads `sources` with the `options` of `load`, and returns the values of `macros`.
 
     Later calls of `load` do not change the returned values.
     """
     load(sources, *(f'%{name}' for name in macros), **options)
-    return [resolved.macro(name) for name in macros]
+    return [resolved.evaluate_macro(name) for name in macros]
 
 
 def config_text(absolute_paths: bool = True) -> str:
@@ -138,7 +138,9 @@ def config_text(absolute_paths: bool = True) -> str:
     _bind_macros({name: _make_absolute(value) for name, value in paths.items() if value is not resolved.UNDEFINED})
     # Write the lengths as numbers, so that loading the model with other data does not change parameter shapes.
     lengths = ('MAX_INPUT_LENGTH', 'MAX_TARGET_LENGTH')
-    _bind_macros({name: resolved.macro(name) for name in lengths if resolved.raw_macro(name) is not resolved.UNDEFINED})
+    _bind_macros(
+        {name: resolved.evaluate_macro(name) for name in lengths if resolved.raw_macro(name) is not resolved.UNDEFINED}
+    )
     return gin.config_str()
 
 
@@ -172,7 +174,7 @@ def parse_model_flag(text: str, search_paths: Sequence[str] = ()) -> list[str]:
                 '--model=remixer+NAME=VALUE'
             )
         is_users = any(pathlib.Path(folder).expanduser().joinpath(file).is_file() for folder in ('', *search_paths))
-        is_shipped = not is_users or (name != file and f'{MODELS_FOLDER}{file}' in files.shipped())
+        is_shipped = not is_users or (name != file and f'{MODELS_FOLDER}{file}' in files.shipped_files())
         parts.append(name if '=' in name else f'{MODELS_FOLDER}{file}' if is_shipped and '/' not in file else file)
     return parts
 
@@ -270,7 +272,7 @@ def _check_macro_is_reference(macro: str, location: str) -> None:
     """Raises UserError if the user sets a macro to a string, but shipped files set it only to references."""
     if not isinstance(value := resolved.raw_macro(macro), str):
         return
-    text = '\n'.join(text.text for text in files.shipped().values())
+    text = '\n'.join(text.text for text in files.shipped_files().values())
     references = re.findall(rf"\b{macro} ?= ?'?(@[^\s',]+)", text)
     if references and not re.search(rf"^{macro} = '", text, re.M):
         near = difflib.get_close_matches(value, references, n=1, cutoff=0)[0]
@@ -294,7 +296,7 @@ def _replace_task_names() -> None:
         lines += [f'{call}.{name.lower()} = %{name}' for name in options]
     if resolved.raw_macro(TASK) is not resolved.UNDEFINED and 'VOCABULARY' not in options:
         lines += ['VOCABULARY = @names.vocabulary_of()', f'names.vocabulary_of.task = %{TASK}']
-    if (module := resolved.macro(MODULE, None)) is not None:
+    if (module := resolved.evaluate_macro(MODULE, None)) is not None:
         if not (isinstance(module, str) and re.fullmatch(r'\w+(\.\w+)*', module)):
             raise UserError(f'{MODULE} must be the name of a module, such as my_package.tasks, got {module!r}')
         lines.insert(0, f'import {module}')
@@ -380,7 +382,7 @@ def _suggest_name(line: str, text: GinText, before: Sequence[GinText]) -> str:
             if setting := T5X_NAMES['settings'].get('.'.join(pair)):
                 return f'; it is a setting of T5X; use its counterpart {setting}'
         if first not in imports:
-            is_sublayer = f'sublayers/{first}.gin' in files.shipped()
+            is_sublayer = f'sublayers/{first}.gin' in files.shipped_files()
             return f'; add --gin_file=sublayers/{first}.gin' if is_sublayer else _suggest_module(first, imports)
     return ''
 

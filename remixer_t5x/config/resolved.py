@@ -74,12 +74,14 @@ class ReferenceResolver:
         if value.configurable.selector == 'gin.constant':
             return ValueMaker(value.scoped_configurable_fn)
         function, scope = value.configurable.wrapped, value.scopes or (scope if value.evaluate else [])
-        arguments = self.arguments(function, value.configurable.selector, scope)
+        arguments = self.resolve_arguments(function, value.configurable.selector, scope)
         if value.evaluate:
             return ValueMaker(lambda: _call_with_arguments(function, arguments, scope), fresh=True)
         return ValueMaker(lambda: _bind_factory_arguments(function, arguments))
 
-    def arguments(self, function: Callable[..., Any], selector: str, scope: Sequence[str]) -> dict[str, ValueMaker]:
+    def resolve_arguments(
+        self, function: Callable[..., Any], selector: str, scope: Sequence[str]
+    ) -> dict[str, ValueMaker]:
         """Returns ValueMakers for the arguments bound in a gin scope. Raises UserError for values of the wrong type."""
         bound: dict[str, Any] = {}
         for prefix in ('/'.join(scope[:depth]) for depth in range(len(scope) + 1)):
@@ -102,14 +104,14 @@ class ReferenceResolver:
             )
         return makers
 
-    def root(self, selector: str, scope: Sequence[str] = ()) -> dict[str, ValueMaker]:
+    def resolve_root(self, selector: str, scope: Sequence[str] = ()) -> dict[str, ValueMaker]:
         """Returns ValueMakers for the bound arguments of `selector`. Raises UserError if gin binds no argument."""
         try:
             gin.get_bindings(selector, resolve_references=False)
         except ValueError:
             arguments = {}
         else:
-            arguments = self.arguments(import_by_name(selector), selector, scope)
+            arguments = self.resolve_arguments(import_by_name(selector), selector, scope)
         if not arguments:
             short = '.'.join(selector.split('.')[-2:])
             raise UserError(f'a gin file must configure {selector}{files.suggest_file(short)}')
@@ -124,7 +126,7 @@ def raw_macro(name: str) -> Any:
         return UNDEFINED
 
 
-def macro(name: str, default: Any = UNDEFINED) -> Any:
+def evaluate_macro(name: str, default: Any = UNDEFINED) -> Any:
     """Returns the evaluated value of a macro, or `default` if it is not set."""
     if default is not UNDEFINED and raw_macro(name) is UNDEFINED:
         return default
@@ -140,7 +142,9 @@ def call_configured(root: Callable[..., Any] | str, scope: str = '', deferred: C
     """
     scopes = scope.split('/') if scope else []
     selector = root if isinstance(root, str) else f'{root.__module__}.{root.__name__}'
-    return _call_with_arguments(import_by_name(selector), ReferenceResolver(deferred).root(selector, scopes), scopes)
+    return _call_with_arguments(
+        import_by_name(selector), ReferenceResolver(deferred).resolve_root(selector, scopes), scopes
+    )
 
 
 def import_by_name(name: str) -> Any:

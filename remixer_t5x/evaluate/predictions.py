@@ -138,7 +138,7 @@ class Predictor:
         """
         predictions: list[Any] = [None] * len(inputs)
         arrays = {'seed': self._seed_rows(len(inputs), seed), **(arrays or {})}
-        for rows, decoded in self._run(self._generate, params, inputs, arrays, first):
+        for rows, decoded in self._run_batches(self._generate, params, inputs, arrays, first):
             tokens, scores = (np.asarray(part) for part in decoded)
             for row, example in enumerate(rows):
                 ids = [_strip_padding(sequence) for sequence in tokens[row]]
@@ -223,7 +223,7 @@ class Predictor:
                 raise UserError(f'LABELS must include the target {name!r:.60} of the task, got {tuple(labels)}')
         return [labels.index(name) for name in names]
 
-    def rank(self, params: Any, inputs: Sequence[TokenIds], choices: Sequence[TokenIds]) -> np.ndarray:
+    def score_choices(self, params: Any, inputs: Sequence[TokenIds], choices: Sequence[TokenIds]) -> np.ndarray:
         """Returns log p(choice | inputs) for each example and choice as an [examples, choices] float32 array."""
         ids = pad_ids(choices, max(map(len, choices)))
         arrays = {'choices': np.broadcast_to(ids, (len(inputs), *ids.shape))}
@@ -233,7 +233,7 @@ class Predictor:
         self, function: CompiledStep, params: Any, inputs: Sequence[TokenIds]
     ) -> list[np.ndarray]:
         outputs: list[Any] = [None] * len(inputs)
-        for rows, values in self._run(function, params, inputs, {}):
+        for rows, values in self._run_batches(function, params, inputs, {}):
             values = np.asarray(values, np.float32)
             for row, example in enumerate(rows):
                 outputs[example] = values[row, : len(inputs[example])]
@@ -241,11 +241,11 @@ class Predictor:
 
     def _collect_outputs(self, function, params, inputs, arrays, shape: tuple[int, ...]) -> np.ndarray:
         results: np.ndarray = np.zeros((len(inputs), *shape), np.float32)
-        for rows, values in self._run(function, params, inputs, arrays):
+        for rows, values in self._run_batches(function, params, inputs, arrays):
             results[rows] = np.asarray(values)[: len(rows)]
         return results
 
-    def _run(
+    def _run_batches(
         self,
         function: CompiledStep,
         params: Any,

@@ -116,7 +116,7 @@ class TaskEvaluator:
             for task in self.seqio_tasks
         ]
         collectives.check_same_on_processes(
-            {f'the examples of {each.task.name}': each.digest() for each in self._examples}
+            {f'the examples of {each.task.name}': each.hash_ids() for each in self._examples}
         )
         self.examples_hashes = {f'{self.split}/{each.task.name}': each.source_hash() for each in self._examples}
         self.notes += [note for examples in self._examples for note in examples.notes]
@@ -160,7 +160,7 @@ class TaskEvaluator:
         feature = examples.task.output_features['targets']
         end = [task_vocabulary.end_id(feature.vocabulary)] if feature.add_eos else []
         choices = [[*feature.vocabulary.encode(label), *end] for label in ranked]
-        scores = self._predictor.rank(params, examples.inputs, choices)
+        scores = self._predictor.score_choices(params, examples.inputs, choices)
         order = np.argsort(-scores, axis=1, kind='stable')
         return [
             Prediction([choices[index] for index in best], [float(row[index]) for index in best])

@@ -37,7 +37,7 @@ class TaskExamples:
     def targets(self) -> list[list[int]]:
         return [example['targets'].tolist() for example in self.examples]
 
-    def digest(self) -> str:
+    def hash_ids(self) -> str:
         """Returns a hash of the ids of all inputs and targets."""
         return hashlib.sha256(repr((self.inputs, self.targets)).encode()).hexdigest()[:16]
 

@@ -96,13 +96,13 @@ class PredictionWriter:
         if not self.is_stdout:
             self.path = os.path.abspath(os.path.expanduser(path))
             if os.path.exists(self.path):
-                self._read()
+                self._read_output()
 
     @property
     def is_stdout(self) -> bool:
         return self.path == '-'
 
-    def _read(self) -> None:
+    def _read_output(self) -> None:
         """Reads the output of an interrupted run. An incomplete last line is removed when writing starts."""
         with untrusted_files.raise_user_errors(self.path, _OUTPUT_ADVICE):
             # Accept the score -inf of an impossible text, although -inf is not valid JSON.

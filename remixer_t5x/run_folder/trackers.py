@@ -261,10 +261,10 @@ class _TrackerThread:
         except BaseException as error:
             return self._warn_once(f'could not start ({reason(error)})')
         while (call := self._waiting.get()) is not None:
-            self._call(call, session)
-        self._call(lambda session: session.close(), session)
+            self._call_tracker(call, session)
+        self._call_tracker(lambda session: session.close(), session)
 
-    def _call(self, call: TrackerCall, session: TrackerSession) -> None:
+    def _call_tracker(self, call: TrackerCall, session: TrackerSession) -> None:
         try:
             call(session)
         except BaseException as error:

@@ -129,7 +129,7 @@ class TrainingLoop:
             self.saver.save_initial_state(state)
         while state.step < last and not signal_name and not state.patience.is_exhausted:
             try:
-                self._step(state, first, last)
+                self._run_step(state, first, last)
             except saving.RewindRequested as reason:
                 with self._measure(progress.RESTORING_STATE):
                     self.saver.rewind(state, reason)
@@ -143,7 +143,7 @@ class TrainingLoop:
             self.log.print(f'stopping early at step {state.step}: {state.patience.describe_stop()}')
         return signal_name
 
-    def _step(self, state: saving.RunState, first: int, last: int) -> None:
+    def _run_step(self, state: saving.RunState, first: int, last: int) -> None:
         with self._measure(progress.STEPS):
             begin = time.perf_counter()
             with self._measure(progress.WAITING_FOR_DATA):
@@ -175,7 +175,7 @@ class TrainingLoop:
             for hook in self.run_hooks:
                 if hook.prepare is not None:
                     hook.prepare()
-        self.log.clock.pause(time.perf_counter() - begin)
+        self.log.clock.exclude_time(time.perf_counter() - begin)
 
     def _call_hook(self, hook: hooks.Hook, state: saving.RunState) -> None:
         # Wait for the last step first, so that its time is not attributed to the hook.
@@ -184,7 +184,7 @@ class TrainingLoop:
         with self._measure(hook.activity or progress.STEPS):
             hook.call(state)
         if hook.activity:
-            self.log.clock.pause(time.perf_counter() - begin)
+            self.log.clock.exclude_time(time.perf_counter() - begin)
 
 
 def _build_loop(

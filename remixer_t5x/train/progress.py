@@ -77,7 +77,7 @@ class SpeedMeter:
         self._start = time.perf_counter()
         self._paused = self._waited = 0.0
 
-    def pause(self, seconds: float) -> None:
+    def exclude_time(self, seconds: float) -> None:
         self._paused += seconds
 
     def wait_for_data(self, seconds: float) -> None:

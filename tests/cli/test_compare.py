@@ -40,7 +40,7 @@ SMALL = [
     ],
 )
 def test_a_model_replaces_the_one_that_an_experiment_includes(model, sublayers):
-    (model,) = loading.values(
+    (model,) = loading.load_macro_values(
         loading.ConfigSources(['experiments/cogs_cpu.gin'], model=loading.parse_model_flag(model)), 'MODEL'
     )
     ((layer, _),) = model.module.encoder_stack().runs

@@ -81,10 +81,10 @@ def test_values_require_only_macros_that_they_depend_on(car_folder):
     (car_folder / 'more.gin').write_text(
         (car_folder / 'car.gin').read_text() + 'toy_house.refuse.power = %NOWHERE\nNOWHERE = 1\n'
     )
-    values = loading.values(ConfigSources(['more.gin'], defaults={'SEED': 3}), 'ENGINE', 'SEED')
+    values = loading.load_macro_values(ConfigSources(['more.gin'], defaults={'SEED': 3}), 'ENGINE', 'SEED')
     assert values == [toy_house.Engine(5), 3]
     with pytest.raises(UserError, match='^%SIZE is not set; pass --gin.SIZE=VALUE$'):
-        loading.values(ConfigSources(['car.gin']), 'SIZE')
+        loading.load_macro_values(ConfigSources(['car.gin']), 'SIZE')
 
 
 def test_an_unset_macro_has_the_default_of_its_argument(car_folder, monkeypatch):
@@ -93,13 +93,13 @@ def test_an_unset_macro_has_the_default_of_its_argument(car_folder, monkeypatch)
     (car_folder / 'named.gin').write_text(text)
     monkeypatch.setattr(files, 'shipped_folder', lambda: car_folder)
     (car_folder / 'defaults.gin').write_text('')
-    files.shipped.cache_clear()
+    files.shipped_files.cache_clear()
     try:
         assert run('named.gin')[0].dtype == 'float32'
         assert "KIND = 'float32'" in loading.config_text()
         assert run('named.gin', flags=[('KIND', 'bfloat16')])[0].dtype == 'bfloat16'
     finally:
-        files.shipped.cache_clear()
+        files.shipped_files.cache_clear()
 
 
 def test_config_text_reproduces_the_same_objects(car_folder):
@@ -115,13 +115,13 @@ def test_config_text_of_a_run_is_minimal_and_can_be_loaded(tmp_path):
     text = loading.config_text()
     assert 'MESH =' in text and 'DEVICE_MEMORY' not in text and 'REMIXER_DIM' not in text
     (tmp_path / 'config.gin').write_text(text)
-    (loaded,) = loading.values(ConfigSources([str(tmp_path / 'config.gin')]), 'MODEL')
+    (loaded,) = loading.load_macro_values(ConfigSources([str(tmp_path / 'config.gin')]), 'MODEL')
     assert loaded.vocab_size == 2048
 
 
 def test_a_partial_load_ignores_macros_of_other_commands(tmp_path):
     (tmp_path / 'mine.gin').write_text("include 'hardware/gpu.gin'\nDEVICE_MEMORY = 40\n")
-    assert loading.values(ConfigSources([str(tmp_path / 'mine.gin')]), 'MESH') == ['fsdp=-1']
+    assert loading.load_macro_values(ConfigSources([str(tmp_path / 'mine.gin')]), 'MESH') == ['fsdp=-1']
 
 
 def value_of(name, text):
@@ -164,14 +164,14 @@ def load_task(*flags, macro=TASK):
 
 def test_a_task_name_is_replaced_by_the_task(tmp_path):
     load_task((TASK, 'en_mix'), BYTES, ('DATA_DIR', str(tmp_path)))
-    mixture = resolved.macro(TASK)
+    mixture = resolved.evaluate_macro(TASK)
     assert mixture.name == 'en_mix'
     assert mixture.output_features['targets'].vocabulary == vocabularies.byte()
 
 
 def test_several_task_names_become_a_list_of_tasks():
     load_task((EVALUATED, 'en_mix, cogs_v001'), (TASK, 'en_mix'), BYTES, macro=EVALUATED)
-    assert [task.name for task in resolved.macro(EVALUATED)] == ['en_mix', 'cogs_v001']
+    assert [task.name for task in resolved.evaluate_macro(EVALUATED)] == ['en_mix', 'cogs_v001']
 
 
 def test_the_default_vocabulary_equals_that_of_the_task():

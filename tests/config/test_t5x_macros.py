@@ -77,7 +77,7 @@ def test_macros_of_t5x_examples_work_or_have_advice():
 
 
 def test_advice_names_existing_macros():
-    known = {name for text in files.shipped().values() for name in (*text.macros_set, *text.macros_read)}
+    known = {name for text in files.shipped_files().values() for name in (*text.macros_set, *text.macros_read)}
     advice = ' '.join(text for table in files.T5X_NAMES.values() for text in table.values())
     named = set(re.findall(r'\b[A-Z]{2,}(?:_[A-Z]+)+\b', advice))
     assert named - known == set()
@@ -91,7 +91,7 @@ def test_finetune_rejects_the_absolute_train_steps_of_t5x(capsys):
     assert main(['finetune', *typed]) == 2
     error = capsys.readouterr().err
     assert '1020000' in error and 'TRAIN_STEPS_RELATIVE' in error
-    (steps,) = loading.values(
+    (steps,) = loading.load_macro_values(
         loading.ConfigSources(gin_files, [*flags[:2], ('TRAIN_STEPS_RELATIVE', '7')]), 'TRAIN_STEPS'
     )
     assert steps == 7

@@ -75,7 +75,7 @@ def test_copies_of_an_example_fill_the_last_batch():
 def test_likelihoods_are_of_shifted_targets(predictor):
     scores = predictor.score({}, [[3]] * 5, [[1], [2, 3], [4, 5, 6], [9] * 6, [8, 1]])
     np.testing.assert_array_equal(scores, [1, 5, 15, 54, 9])
-    np.testing.assert_array_equal(predictor.rank({}, [[3], [4, 5]], [[1], [2, 2]]), [[4, 7], [10, 13]])
+    np.testing.assert_array_equal(predictor.score_choices({}, [[3], [4, 5]], [[1], [2, 2]]), [[4, 7], [10, 13]])
 
 
 @given(st.lists(st.integers(0, 512), max_size=300), st.integers(1, 40), st.sampled_from([512, 600, 1024]))

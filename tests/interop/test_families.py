@@ -144,7 +144,7 @@ def test_any_t5_is_read_and_written_back(sizes, gated, tied, scaled, layer_biase
 
 
 def shipped(*files, flags=()):
-    return loading.values(loading.ConfigSources([*files, 'sizes/tiny.gin'], flags), 'MODEL')[0]
+    return loading.load_macro_values(loading.ConfigSources([*files, 'sizes/tiny.gin'], flags), 'MODEL')[0]
 
 
 BIASES = ('attention.SelfAttention.position_bias', '@positions.RelativePositionBias')

@@ -35,7 +35,7 @@ def v1_0_maker():
 
 
 def shipped(*files, flags=()) -> Seq2Seq:
-    return loading.values(loading.ConfigSources([*files, 'sizes/tiny.gin'], flags), 'MODEL')[0]
+    return loading.load_macro_values(loading.ConfigSources([*files, 'sizes/tiny.gin'], flags), 'MODEL')[0]
 
 
 def batch_of(arrays):

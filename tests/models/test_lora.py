@@ -59,7 +59,7 @@ def merge(params):
 
 def adapted_shapes(*files):
     """Returns the boxed shapes of a shipped model with adapters for all dense layers."""
-    model = lora.with_adapters(loading.values(loading.ConfigSources(list(files)), 'MODEL')[0], '.', 3)
+    model = lora.with_adapters(loading.load_macro_values(loading.ConfigSources(list(files)), 'MODEL')[0], '.', 3)
     return flatten(interface.param_shapes(model, SHAPES))
 
 

@@ -48,7 +48,7 @@ def small_jobs(monkeypatch):
     monkeypatch.setattr(local_files, 'JOB_BYTES', 200)
     monkeypatch.setattr(workers, 'count_cores', lambda: 2)
     # Syncing files to the disk would take most of the time.
-    monkeypatch.setattr(temporary, 'sync', lambda path: None)
+    monkeypatch.setattr(temporary, 'sync_to_disk', lambda path: None)
 
 
 def corpus_of(text_folder, **settings):

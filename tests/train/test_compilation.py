@@ -70,9 +70,9 @@ def test_an_invalid_xla_option_is_reported():
 
 
 def test_xla_options_are_selected_by_platform():
-    option_sets = loading.values(loading.ConfigSources(['hardware/tpu.gin'], [('TOPOLOGY', 'v5e:2x4')]), 'XLA_OPTIONS')[
-        0
-    ]
+    option_sets = loading.load_macro_values(
+        loading.ConfigSources(['hardware/tpu.gin'], [('TOPOLOGY', 'v5e:2x4')]), 'XLA_OPTIONS'
+    )[0]
     options = {
         name: compiler_options.training_options(option_sets, types.SimpleNamespace(platform=name)) for name in PLATFORMS
     }

@@ -38,7 +38,7 @@ def test_the_clock_excludes_pauses(monkeypatch):
     monkeypatch.setattr(progress.time, 'perf_counter', lambda: now[0])
     clock = progress.SpeedMeter(progress.StepCost(tokens=100, flops=50.0, peak=1000.0, devices=2), step=10)
     now[0] = 7.0
-    clock.pause(3.0)
+    clock.exclude_time(3.0)
     clock.wait_for_data(0.5)
     clock.wait_for_data(1.0)
     lap = clock.lap(12)
@@ -112,5 +112,5 @@ def test_notes_describe_start_peak_and_end_of_the_schedule():
 @pytest.mark.parametrize('make', [optimizer.adafactor, optimizer.adamw_rms])
 def test_a_learning_rate_far_above_published_ones_warns(make):
     too_high = schedules.rsqrt(0.14)
-    assert [line.startswith('warning: the learning rate reaches 0.14. ') for line in notes(make(too_high))] == [0, 1]
+    assert [line.startswith('warning: the learning rate reaches 0.14; ') for line in notes(make(too_high))] == [0, 1]
     assert len(notes(make(schedules.rsqrt()))) == len(notes(make(0.02))) == len(notes(optimizer.adamw(1.0))) == 1

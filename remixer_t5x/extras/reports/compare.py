@@ -205,7 +205,7 @@ def _equalize_costs(
     changes: dict[str, Setting] = {}
     if args.equal == 'time':
         cost_matching.count_cost(args, first, model, ())
-        steps, timed = resolved.macro('TRAIN_STEPS'), str(3 * resolved.macro('LOG_PERIOD', 100))
+        steps, timed = resolved.evaluate_macro('TRAIN_STEPS'), str(3 * resolved.evaluate_macro('LOG_PERIOD', 100))
         short = (('TRAIN_STEPS', timed), ('WARMUP_STEPS', '1'), ('CHECKPOINT_PERIOD', timed))
         # The timing runs do not use the search's settings, because a setting such as a high learning rate may fail.
         cells = [runs.build_cell(label, (), runs.seeds[0], short, 'timing') for label in runs.models]

@@ -52,7 +52,7 @@ def count_cost(args: argparse.Namespace, label: str, model: str, flags: Flags) -
     try:
         sources = argparse.Namespace(**{**vars(args), 'model': model, 'gin_flags': flags})
         arguments.load_config(sources, train.ROOT, partial=False)
-        return counts.count_model(resolved.macro('MODEL'), resolved.macro('TASK_FEATURE_LENGTHS'))
+        return counts.count_model(resolved.evaluate_macro('MODEL'), resolved.evaluate_macro('TASK_FEATURE_LENGTHS'))
     except UserError as error:
         raise UserError(f'{label}: {error}') from error
 
