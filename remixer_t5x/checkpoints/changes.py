@@ -1,4 +1,4 @@
-"""Compares the data, settings and array shapes of a checkpoint with those of the run that resumes from it."""
+"""Compares a checkpoint's data, settings and array shapes with those of the run that resumes from it."""
 
 import re
 from collections.abc import Collection, Mapping
@@ -85,7 +85,7 @@ def describe_config_changes(old: str, new: str, ignored: Collection[str] = ()) -
 def describe_shape_difference(saved: Shapes, current: Shapes) -> str:
     """Describes an array that differs between a checkpoint and a model, and counts the other differing arrays.
 
-    Returns '' if the checkpoint and the model have the same arrays. Array names have the form
+    Returns '' if the names and shapes of all arrays are equal. Array names have the form
     `params/encoder/run_0/layer/...`.
     """
     differing = [name for name in sorted({*saved, *current}) if saved.get(name) != current.get(name)]

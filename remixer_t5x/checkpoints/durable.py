@@ -2,11 +2,11 @@
 
 On a local disk, a checkpoint is committed in this order: all files are written; `files.json` is written with the size
 and SHA-256 of each file; all files and folders are synced; the folder is renamed to its step number; the parent folder
-is synced. If a folder with a step number exists after a power loss, all its bytes are on the disk.
+is synced. If a folder named after a step number exists after a power loss, all of its files are complete.
 
-Buckets do not support atomic renames, so all objects are written directly to the folder with the step number.
-`files.json` lists the size of each object and the CRC32C checksum computed by the bucket. Orbax's marker file, which is
-written last, commits the checkpoint.
+Buckets do not support atomic renames, so all objects are written directly to the final folder. `files.json` lists the
+size of each object and the CRC32C checksum computed by the bucket. Orbax's marker file, which is written last, commits
+the checkpoint.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ class DamagedCheckpoint(UserError):
 
 
 class DurableFolder(ocp.path.atomicity.AtomicRenameTemporaryPath):
-    """Orbax's temporary folder on a disk. Lists and syncs all files before a rename commits the folder."""
+    """An Orbax temporary folder on a disk, which lists and syncs all files before a rename commits the folder."""
 
     async def finalize(self) -> None:
         final: epath.Path = self.get_final()
@@ -55,11 +55,11 @@ class DurableFolder(ocp.path.atomicity.AtomicRenameTemporaryPath):
 
 
 class BucketFolder(ocp.path.atomicity.CommitFileTemporaryPath):
-    """Orbax's checkpoint folder in a bucket. Lists all objects before the commit marker is written."""
+    """An Orbax checkpoint folder in a bucket, which lists all objects before the commit marker is written."""
 
     async def finalize(self) -> None:
         final: epath.Path = self.get_final()
-        # Write the file list only to the folder of the step, which contains the items `state`, `data` and `run`.
+        # Write the file list only to the checkpoint's folder, which contains the items `state`, `data` and `run`.
         if is_step_name(final.name):
             contents = object_store.list_objects(final) or {}
             listed = {name: entry for name, entry in contents.items() if name not in _UNLISTED_OBJECTS}
@@ -70,7 +70,7 @@ class BucketFolder(ocp.path.atomicity.CommitFileTemporaryPath):
 def manager_options(
     folder: epath.Path, keep: int | None = None, background: bool = False
 ) -> ocp.CheckpointManagerOptions:
-    """Returns Orbax's options for checkpoints in `folder`. Keeps the newest `keep` checkpoints; None keeps all."""
+    """Returns Orbax's options for `folder`, which keep the newest `keep` checkpoints (all if `keep` is None)."""
     return ocp.CheckpointManagerOptions(
         max_to_keep=keep,
         cleanup_tmp_directories=True,
@@ -81,7 +81,7 @@ def manager_options(
 
 
 def _build_barrier() -> Callable[..., None]:
-    """Returns Orbax's barrier, modified so that a process does not wait if it failed to write its shards.
+    """Returns a modified Orbax barrier, at which a process that failed to write its shards does not wait.
 
     Otherwise, all processes would block until Orbax's timeout of twenty minutes.
     """
@@ -116,7 +116,7 @@ def commit_checkpoint(written: pathlib.Path, final: pathlib.Path) -> None:
 
 
 def verify_file_checksums(folder: epath.Path) -> None:
-    """Raises DamagedCheckpoint with the name of the first file that is missing, truncated or changed.
+    """Raises DamagedCheckpoint, which names the first missing, truncated or changed file.
 
     On a disk, reads all files of the checkpoint; in a bucket, reads only the sizes and checksums of the objects. Raises
     UserError if FILE_LIST contains files outside of the folder.
@@ -145,8 +145,8 @@ def verify_file_checksums(folder: epath.Path) -> None:
             problem = 'is missing' if is_missing else f'cannot be read ({reason(error)})'
         else:
             problem = f'has {size_now:,} bytes instead of {size:,}' if size_now != size else ''
-            # Compare checksums only if both use the same algorithm. If a checkpoint was copied between a disk and a
-            # bucket, the algorithms differ.
+            # Compare checksums only if both use the same algorithm: copying a checkpoint between a disk and a bucket
+            # changes the algorithm.
             is_comparable = digest.startswith(object_store.CRC32C_PREFIX) == digest_now.startswith(
                 object_store.CRC32C_PREFIX
             )

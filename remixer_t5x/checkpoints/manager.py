@@ -2,8 +2,8 @@
 
 `MODEL_DIR/checkpoints/<step>` contains three items. `state` contains sharded arrays, which can be restored on any mesh;
 `data` is JSON with the position of each data stream; `run` is JSON with the operative gin config, the vocabulary record
-and package versions. Orbax writes to a temporary folder, which `durable` syncs and renames, so a folder with a step
-number is always complete. When a run starts, it removes the temporary folders of interrupted writes.
+and package versions. Orbax writes to a temporary folder, which `durable` syncs and renames, so a folder named after a
+step number is always complete. When a run starts, it removes the temporary folders of interrupted writes.
 """
 
 import contextlib
@@ -48,8 +48,8 @@ class Checkpoints:
         """Waits for a pending write, and returns the steps of the complete checkpoints in ascending order."""
         with contextlib.suppress(Exception):
             self._manager.wait_until_finished()
-        # List the folder instead of asking Orbax's manager, which forgets the previous checkpoint when a write starts,
-        # even if the write fails.
+        # List the folder instead of querying Orbax's manager, because the manager forgets the previous checkpoint when
+        # a write starts, even if the write fails.
         return sorted(ocp.utils.checkpoint_steps(self.folder))
 
     def latest_step(self) -> int | None:
@@ -95,7 +95,7 @@ class Checkpoints:
             self._manager.save(step, args=items, force=True)
 
     def restore(self, step: int, abstract_state: State, changed: str = '') -> tuple[State, DataPosition]:
-        """Restores the state with the shapes and shardings of `abstract_state`, and the data position.
+        """Restores the state, with the shapes and shardings of `abstract_state`, and the data position.
 
         `changed` lists the settings that have changed since the checkpoint, for error messages. Raises UserError if
         the checkpoint does not fit the model or cannot be read, and durable.DamagedCheckpoint if an array contains NaN
@@ -172,7 +172,7 @@ def check_disk_space(folder: epath.Path, arrays: Any, what: str) -> None:
 def write_params(
     folder: epath.Path, step: int, params: Any, record: Mapping[str, Any], replaced: Sequence[int] = ()
 ) -> None:
-    """Writes a checkpoint with parameters and the run record, and then deletes the checkpoints of steps `replaced`.
+    """Writes parameters and the run record as a checkpoint, and then deletes the checkpoints of the steps `replaced`.
 
     Waits until the checkpoint is on disk. Raises UserError if the checkpoint cannot be written.
     """

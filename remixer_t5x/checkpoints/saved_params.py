@@ -1,9 +1,9 @@
 """Finds checkpoints and restores their parameters on any mesh.
 
 LoRA checkpoints (`models.lora`) contain adapters, which are merged into the kernels if the model has no adapters. A
-checkpoint written by `convert --to_adapters` contains only the parameters that differ from another checkpoint, its
-base. The run record of such a checkpoint contains the fingerprint and a parameter hash of the base, and `base.txt` in
-MODEL_DIR contains the path of the base.
+checkpoint written by `convert --to_adapters` contains only the parameters that differ from those of another checkpoint,
+its base. The run record of such a checkpoint contains the fingerprint and a parameter hash of the base, and `base.txt`
+in MODEL_DIR contains the path of the base.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ Arrays = dict[str, jax.Array]
 
 
 class SavedParams:
-    """Reads the parameters of a checkpoint and its base by name, such as `encoder/run_0/layer/...`.
+    """Reads named parameters, such as `encoder/run_0/layer/...`, from a checkpoint and its base.
 
     `step` is the folder of the checkpoint, and `record` is its run record. Arrays in the checkpoint take precedence
     over arrays in the base. If the optimizer averages parameters (`parameter_averages`), the averages are used.
@@ -68,7 +68,7 @@ class SavedParams:
         }
 
     def read(self, abstract: Mapping[str, jax.ShapeDtypeStruct]) -> Arrays:
-        """Reads the arrays named in `abstract`, with its shapes and shardings. All names must be in `shapes`.
+        """Reads the arrays named in `abstract`, with the given shapes and shardings. All names must be in `shapes`.
 
         Raises UserError if an array cannot be read, and durable.DamagedCheckpoint if it contains NaN or infinity.
         """
@@ -110,7 +110,7 @@ class SavedParams:
 
 
 def root_cause(error: BaseException) -> str:
-    """Describes the first exception in a chain of exceptions."""
+    """Describes the original exception at the start of a chain of exceptions."""
     while error.__cause__ is not None:
         error = error.__cause__
     if 'No space left' in str(error):
@@ -120,7 +120,7 @@ def root_cause(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def wrap_checkpoint_errors(path: epath.Path, done: str) -> Iterator[None]:
-    """Converts Orbax errors to a UserError that `path` cannot be `done`, a participle such as 'read' or 'written'."""
+    """Converts Orbax errors to a UserError that names `path` and the failed operation `done`, such as 'read'."""
     try:
         yield
     except UserError:
@@ -168,12 +168,12 @@ def array_shapes(tree: Any) -> dict[str, tuple[int, ...]]:
 
 
 def saved_shapes(path: epath.Path) -> dict[str, tuple[int, ...]]:
-    """Maps the name of each array in the saved state at `path`, such as `params/encoder/run_0/...`, to its shape."""
+    """Maps the name of each array saved at `path`, such as `params/encoder/run_0/...`, to its shape."""
     with wrap_checkpoint_errors(path, 'read'):
         metadata = ocp.StandardCheckpointer().metadata(path)
         described = getattr(metadata, 'item_metadata', metadata)
         if described is None:
-            # Orbax returns None and logs the reason with a traceback.
+            # If Orbax cannot read the metadata, it returns None and logs the reason with a traceback.
             raise UserError(
                 f'the checkpoint at {path.parent} cannot be read: _METADATA, _sharding or manifest.ocdbt in its folder '
                 f'{path.name} is missing or damaged; {UNREADABLE_ADVICE}'
@@ -187,7 +187,7 @@ def check_shapes_fit_model(
     current: changes.Shapes,
     advice: str = 'use the same model and sizes, or another checkpoint',
 ) -> None:
-    """Raises UserError if the arrays of a checkpoint and of the model differ in their names or shapes."""
+    """Raises UserError if the names or shapes of a checkpoint's arrays differ from the model's."""
     if difference := changes.describe_shape_difference(saved, current):
         raise UserError(f'the checkpoint at {checkpoint} does not fit this model: {difference}; {advice}')
 
@@ -205,7 +205,7 @@ def checkpoint_fingerprint(step: epath.Path) -> str:
 
 
 def hash_params(arrays: Mapping[str, Any]) -> str:
-    """Returns a SHA-256 hash of named parameters. Converting the same weights again results in the same hash."""
+    """Returns a SHA-256 hash of named parameters. Repeated conversions of the same weights have the same hash."""
     digest = hashlib.sha256()
     for name in sorted(arrays):
         digest.update(name.encode())
@@ -235,7 +235,7 @@ def abstract_params(model: Any, batch_shapes: Any, partitioner: Partitioner) -> 
 def find_checkpoint(path: str, setting: str = 'INITIAL_CHECKPOINT_PATH') -> epath.Path:
     """Returns `path` if it is a checkpoint folder, or the newest checkpoint in a MODEL_DIR or its `checkpoints` folder.
 
-    Raises UserError if there is no checkpoint. `setting` precedes the path in the error message.
+    Raises UserError if there is no checkpoint. `setting` is the text before the path in the error message.
     """
     start = model_dir.absolute_path(path)
     with object_store.wrap_read_errors(start):
@@ -266,7 +266,7 @@ def list_steps(folder: epath.Path) -> list[int]:
 
 def is_complete_checkpoint(step: epath.Path) -> bool:
     """Returns whether the folder `step` is a complete checkpoint."""
-    # In a bucket, incomplete checkpoints already have their final name.
+    # In a bucket, the folder of an incomplete checkpoint already has its final name.
     return (step / 'state').exists() and ocp.utils.is_checkpoint_finalized(step)
 
 
@@ -287,8 +287,8 @@ def follow_checkpoints(
 ) -> Iterator[epath.Path]:
     """Yields the checkpoints of a MODEL_DIR in ascending order, and waits for new checkpoints.
 
-    Stops after step `until`, or if no checkpoint appears for `timeout` seconds. Skips the steps in `done`, and
-    checkpoints that the run removes before they can be yielded. Raises UserError if no checkpoint appears at all.
+    Stops after step `until`, or if no checkpoint appears for `timeout` seconds. Skips the steps in `done` and all
+    checkpoints that are deleted before they can be yielded. Raises UserError if no checkpoint appears at all.
     """
     run = model_dir.absolute_path(path)
     seen: set[int] = set()
@@ -308,7 +308,7 @@ def follow_checkpoints(
                 break
             time.sleep(min(poll, timeout))
     if not seen:
-        # This call raises a UserError that suggests the most similar name.
+        # Raises a UserError that suggests the most similar name.
         find_checkpoint(path, 'CHECKPOINT_PATH')
 
 
@@ -338,7 +338,7 @@ def _open_base(step: epath.Path, record: Mapping[str, Any]) -> SavedParams:
     except UserError as error:
         if BASE_SOURCE_KEY not in record:
             raise
-        # Quote the name, because adapters may be untrusted.
+        # Quote the name, because it comes from an adapter checkpoint, which may be untrusted.
         source = shlex.quote(one_line(str(record[BASE_SOURCE_KEY])))
         command = f'remixer-t5x convert --from_hf={source} --to=MODEL_DIR'
         raise UserError(
@@ -380,7 +380,7 @@ def restore_params(
     `abstract_params` are merged into their kernels.
 
     Raises UserError if `path` contains no checkpoint, or if the checkpoint is damaged or has a different vocabulary or
-    different shapes. `setting` precedes the path in error messages.
+    different shapes. `setting` is the text before the path in error messages.
     """
     saved = open_checkpoint(path, setting)
     if vocabulary is not None:

@@ -1,8 +1,8 @@
 """Checks the array descriptions in an untrusted checkpoint before TensorStore opens it.
 
 TensorStore aborts the process if opening an array requires more memory than is available, and a few bytes of JSON can
-describe an array of any size. The descriptions are zarr's `.zarray` or `zarr.json`, stored as separate files or in the
-OCDBT database that Orbax writes.
+describe an array of any size. The descriptions are zarr's `.zarray` or `zarr.json` files, or the corresponding entries
+of Orbax's OCDBT database.
 """
 
 import math
@@ -85,7 +85,7 @@ def _read_array_metadata(folder: str, files: list[str]) -> Iterator[tuple[str, b
 
 
 def _count_described_bytes(text: bytes) -> int:
-    """Returns the size in bytes of an array that JSON `text` describes.
+    """Returns the size in bytes of the array described by the JSON in `text`.
 
     Raises ValueError, KeyError or TypeError if the description is invalid.
     """

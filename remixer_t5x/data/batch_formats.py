@@ -82,8 +82,8 @@ FORMATS: dict[str, tuple[BatchFormat, ...]] = {
         ),
     ),
     ENCODER_ONLY: (
-        # Inputs are the corrupted text. Targets contain the original tokens at the positions to predict, and 0 at all
-        # other positions.
+        # The inputs are the corrupted text; the targets are the original tokens at the positions to predict, and 0
+        # elsewhere.
         BatchFormat(
             {'inputs': 512, 'targets': 512},
             dict.fromkeys(('encoder_input_tokens', 'encoder_target_tokens', 'encoder_loss_weights'), ('inputs',)),
@@ -180,7 +180,7 @@ def abstract_batch(
 
 
 def batch_shapes(model_type: str, lengths: Lengths | None = None, batch_size: int = 1) -> dict[str, tuple[int, ...]]:
-    """Returns the shape of each array of a global batch, the argument of `Model.init`."""
+    """Returns the shape of each array of a global batch, as `Model.init` expects."""
     return {name: array.shape for name, array in abstract_batch(model_type, lengths, batch_size).items()}
 
 
@@ -201,12 +201,12 @@ def max_inference_lengths(lengths: Lengths) -> dict[str, int]:
 
 
 def input_array_name(model_type: str) -> str:
-    """Returns the name of the array of input tokens in an inference batch."""
+    """Returns the name of the inference batch's array of input tokens."""
     return 'prompt_tokens' if model_type == DECODER_ONLY else 'encoder_input_tokens'
 
 
 def stack_row_lengths(shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
-    """Returns the row lengths of the encoder and decoder in tokens. Omits a stack that the model lacks."""
+    """Returns the row lengths in tokens of the encoder and decoder, or only one length if the model has one stack."""
     return tuple(
         shapes[f'{side}_input_tokens'][1] for side in ('encoder', 'decoder') if f'{side}_input_tokens' in shapes
     )

@@ -21,9 +21,9 @@ from remixer_t5x.lazy import seqio, tf
 class MaskedLMConverter(seqio.FeatureConverter):
     """Converts examples of a masked language model to the arrays of a batch.
 
-    `inputs` is the corrupted text; `targets` contains the original token at each position to predict, and 0 elsewhere.
-    seqio's EncoderFeatureConverter identifies the positions to predict by a mask id, but BERT also predicts tokens that
-    were replaced by a random token or left unchanged.
+    `inputs` contains the corrupted text; `targets` contains the original token at each position to predict, and 0
+    elsewhere. seqio's EncoderFeatureConverter predicts only positions with a mask id, but BERT also predicts tokens
+    that were replaced by a random token or left unchanged.
     """
 
     TASK_FEATURES = {name: seqio.FeatureConverter.FeatureSpec(dtype=tf.int32) for name in ('inputs', 'targets')}
@@ -63,8 +63,8 @@ _CONVERTERS = {
     ),
     (batch_formats.ENCODER_ONLY, 'inputs', 'targets'): MaskedLMConverter,
 }
-# Maps a model type to a function that converts the texts of one example to the arrays of one batch row or, for SPAN, of
-# one batch row per window.
+# Maps a model type to a function that converts the texts of an example to the arrays of one batch row (for SPAN: one
+# row per window).
 _TEXT_CONVERTERS: dict[str, Callable[..., dict[str, np.ndarray]]] = {
     batch_formats.TOKEN_LABELS: token_alignment.make_tag_arrays,
     batch_formats.SPAN: token_alignment.make_span_arrays,
@@ -94,8 +94,8 @@ def _classification_arrays(config: DatasetConfig, dataset: tf.data.Dataset, sour
     """Converts each target to its index in `config.labels`, or parses it as a number if there are no labels."""
     labels, length = config.labels, config.task_feature_lengths['inputs']
     vocabulary, name = source.output_features['targets'].vocabulary, source.name
-    # Encoding and decoding may change a text. If the original texts are unavailable, compare the decoded targets with
-    # labels that have also been encoded and decoded.
+    # If the original texts are unavailable, compare the decoded targets with encoded and decoded labels, because
+    # encoding may change a text.
     has_texts = getattr(dataset.element_spec.get('targets_pretokenized'), 'dtype', None) == tf.string
     label_texts = [label if has_texts else vocabulary.decode(vocabulary.encode(label)) for label in labels or ()]
 

@@ -22,7 +22,7 @@ from remixer_t5x.lazy import seqio, tf
 # is omitted for more than MAX_HASHED_FILES files.
 FingerprintRecord = dict[str, Any]
 
-# If a task has more files, only their names and sizes are hashed, and a change cannot be attributed to a file.
+# If a task has more files than this, only their names and sizes are hashed, and the changed file cannot be named.
 MAX_HASHED_FILES = 64
 # Files of at most WHOLE_BYTES bytes are hashed completely. For a larger file, only the first END_BYTES bytes and the
 # last END_BYTES bytes are hashed.
@@ -49,7 +49,7 @@ def _fingerprint_task(task: seqio.Task, split: str, use_cached: bool) -> Fingerp
     record: FingerprintRecord = {'source': 'cache' if use_cached else type(task.source).__name__, 'files': None}
     if paths is None:
         return record
-    # The path of the common folder is removed from all file names.
+    # Remove the path of the common folder from all file names.
     prefix_length = os.path.commonprefix([path[: path.rfind('/') + 1] for path in paths]).rfind('/') + 1
     reads_content = len(paths) <= MAX_HASHED_FILES
     signatures = {path[prefix_length:]: file_signature(path, reads_content) for path in paths}

@@ -37,7 +37,7 @@ class DatasetConfig:
         split: the split to read.
         shuffle: whether to shuffle files and examples.
         seed: seed for shuffling and for random preprocessors.
-        pack: whether a row may contain several short examples.
+        pack: whether to pack several short examples into a row.
         use_cached: whether to read the output of `remixer-t5x data cache` in `cache_dir`.
         cache_dir: the folder of the caches; None for seqio's folders.
         model_type: the model type, which determines the arrays of a batch.
@@ -144,17 +144,17 @@ def prepare_data(config: DatasetConfig, model_vocab_size: int) -> PreparedData:
 
 
 def format_cache_record(vocabulary_record: str) -> str:
-    """Returns the content of a cache's COMPLETED file: JSON with the vocabulary record."""
+    """Returns the vocabulary record as JSON, the content of a cache's COMPLETED file."""
     return json.dumps({'vocabulary': vocabulary_record})
 
 
 def require_cache(source: seqio.Task | seqio.Mixture, cache_dir: str | None, vocabulary_record: str) -> None:
     """Sets seqio's cache folder and checks the cache of each task. If `cache_dir` is None, uses seqio's own folders.
 
-    seqio does not check the vocabulary: it reads any folder with the task's name.
+    seqio itself does not check the vocabulary of a cache, but reads any folder named after the task.
 
     Raises:
-        UserError: a task does not support caching, has no complete cache, or was cached with another vocabulary.
+        UserError: a task does not support caching, has no complete cache, or has a cache for another vocabulary.
     """
     if cache_dir is not None:
         seqio.set_global_cache_dirs([os.path.expanduser(cache_dir)])

@@ -2,8 +2,8 @@
 
 The thread runs ahead of the training loop, and periodically captures the state of the batch source. A data position
 consists of a captured state and the number of batches consumed after the capture. When the position is restored, these
-batches are skipped; usually there are none if the capture period equals the checkpoint period. Each process may capture
-its state at a different batch.
+batches are skipped; usually there are none if the capture period equals the checkpoint period. Processes may capture
+their states at different batches.
 
 This module must not import TensorFlow, because the checkpoint code imports this module.
 """
@@ -44,7 +44,7 @@ class DataPosition:
 
     @property
     def is_saved(self) -> bool:
-        """Whether the position contains stream states; False if batches were read with SAVE_DATA_POSITION=False."""
+        """Whether the position contains stream states; False after reading batches with SAVE_DATA_POSITION=False."""
         return all(self.states[index] or not at for index, at in self.captured_at.items())
 
     def streams_to_skip(self, skipped: int) -> list[int]:
@@ -64,7 +64,7 @@ class DataPosition:
 
     @classmethod
     def from_json(cls, records: Sequence[dict[str, Any]]) -> 'DataPosition':
-        """Returns the position described by the JSON records of all streams, in stream order."""
+        """Returns the position described by the JSON records of all streams. The records are in stream order."""
         states = {index: zlib.decompress(base64.b64decode(record['state'])) for index, record in enumerate(records)}
         captured_at = {index: record['captured_at'] for index, record in enumerate(records)}
         return cls(records[0]['batches'], captured_at, states)
@@ -163,7 +163,7 @@ class Prefetcher:
         with self._lock:
             if self._failure is not None:
                 raise self._failure
-            # Drop captured positions that are older than the one used here.
+            # Drop all captured positions before the one used here.
             while len(self._captures) > 1 and self._captures[1].batches <= self._consumed:
                 del self._captures[0]
             return dataclasses.replace(self._captures[0], batches=self._consumed)

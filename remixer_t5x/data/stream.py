@@ -14,8 +14,8 @@ from remixer_t5x import temporary
 from remixer_t5x.errors import UserError
 from remixer_t5x.lazy import tf
 
-# TensorFlow 2.21 cannot save the position of these operations and hangs when restoring a parallel interleave. PyFunc is
-# a stateful tf.numpy_function; EagerPyFunc is a tf.py_function.
+# Operations whose positions TensorFlow 2.21 cannot save. Restoring a parallel interleave also hangs. PyFunc is a
+# stateful tf.numpy_function; EagerPyFunc is a tf.py_function.
 UNSAVED_OPERATIONS = (
     'PyFunc',
     'EagerPyFunc',
@@ -146,9 +146,10 @@ def _temporary_folder(name: str) -> Iterator[pathlib.Path]:
 def _find_unsaved_operation(dataset: tf.data.Dataset) -> str | None:
     """Returns the first of UNSAVED_OPERATIONS that the pipeline contains, or None if it contains none.
 
-    TensorFlow would raise an error only when saving the position, and then hang at the end of the iterator.
+    Without this check, TensorFlow raises an error only when the position is saved, and then hangs at the end of the
+    iterator.
     """
-    # Policy 1 (IGNORE) omits external state, because the graph is only searched for operations.
+    # Policy 1 (IGNORE) omits external state, which is not needed to search the graph for operations.
     text = tf.raw_ops.DatasetToGraphV2(input_dataset=tf.data.experimental.to_variant(dataset), external_state_policy=1)
     graph = tf.compat.v1.GraphDef.FromString(text.numpy())
     operations = {node.op for node in graph.node}

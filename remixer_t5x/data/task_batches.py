@@ -1,4 +1,4 @@
-"""Reads batches of a task or mixture: an endless, resumable stream for training, and single passes for evaluation.
+"""Reads batches of a task or mixture: an endless, resumable stream for training, and one pass for each evaluation.
 
 tf.data shuffles, packs and batches the examples. A data position is a checkpoint of the tf.data iterator, which
 contains the state of all operations, including the shuffle buffer. `DatasetConfig` determines the order of the
@@ -46,7 +46,7 @@ def _open_examples(
         )
 
     def build() -> tf.data.Dataset:
-        # Disable seqio's in-memory cache, because it would be part of the saved position.
+        # Disable seqio's in-memory cache, which would otherwise be part of the saved position.
         dataset = task.get_dataset(
             lengths,
             split=config.split,
@@ -59,8 +59,8 @@ def _open_examples(
         )
         return converters.convert_examples(config, dataset, task)
 
-    # Data sources with the attribute `repeats` repeat their examples themselves. If seqio repeated the examples, it
-    # would repeat each stream separately, so epochs would not be exact for streams of unequal length.
+    # A data source with the attribute `repeats` repeats its examples itself. If seqio repeated the examples, it would
+    # repeat each stream separately, so epochs would not be exact for streams of unequal length.
     sources = [part.source for part in seqio.get_subtasks(task) if hasattr(part.source, 'repeats')]
     for source in sources:
         source.repeats = epochs is None
@@ -93,8 +93,8 @@ class TrainBatches:
     """Iterates endlessly over training batches. Each host reads one of `share_count` equal shares of each batch.
 
     A batch concatenates rows from several streams, each of which reads a different subset of the data. The number of
-    streams is fixed for a run. If the number of hosts changes, a share contains the rows of several streams, or some of
-    the rows of one stream, so a batch contains the same rows for any number of hosts.
+    streams is fixed for a run. If the number of hosts changes, a share contains the rows of several streams or a part
+    of the rows of one stream, so a batch contains the same rows for any number of hosts.
 
     Arrays are [batch_size / share_count, length] int32, except for the float32 arrays in `BatchFormat.floats`. `next`
     raises UserError if the data cannot be read.

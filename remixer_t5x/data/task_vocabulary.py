@@ -1,8 +1,8 @@
-"""Identifies a task's vocabulary in checkpoints, saves vocabularies to MODEL_DIR, and returns the text of each token.
+"""Identifies a task's vocabulary in checkpoints, saves it to MODEL_DIR, and returns the text of each token.
 
-The number of bytes of each token is used to compute bits per byte, which can be compared between vocabularies, unlike
-the loss per token. Padding, the end token, sentinels and the unknown token have 0 bytes. The space before a word is
-counted, including the space that SentencePiece inserts before the first word of a text.
+The number of bytes in each token is needed to compute bits per byte, a metric that, unlike the loss per token, can be
+compared across vocabularies. Padding, the end token, sentinels and the unknown token have 0 bytes. The space before a
+word is counted, including the space that SentencePiece inserts before the first word of a text.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def vocabulary_gin_flags(function: str, **arguments: Any) -> list[tuple[str, str
 
 
 def bytes_per_token(vocabulary: Any) -> np.ndarray:
-    """Returns the number of bytes in the text of each token, 0 for sentinels, as an [ids] int32 array."""
+    """Returns the number of bytes in each token's text (0 for sentinels) as an [ids] int32 array."""
     counts: np.ndarray = np.asarray([len(text) for text in token_texts(vocabulary)], np.int32)
     counts[vocabulary.vocab_size - _count_sentinels(vocabulary) :] = 0
     return counts
@@ -182,7 +182,7 @@ def token_texts(vocabulary: Any) -> list[bytes]:
 
 
 def list_pieces(vocabulary: Any) -> list[str]:
-    """Returns the piece of each id in SentencePiece notation: U+2581 is a space, and `<extra_id_0>` is a sentinel.
+    """Returns the piece of each id in SentencePiece notation (U+2581 is a space, and `<extra_id_0>` is a sentinel).
 
     Raises UserError unless the vocabulary is a SentencePiece or byte vocabulary.
     """

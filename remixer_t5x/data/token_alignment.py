@@ -1,7 +1,7 @@
 """Aligns the words and characters of a text with its tokens, for models that return an output for each token.
 
-Each word is encoded separately, as transformers tokenizers do with `is_split_into_words=True`, so each token belongs to
-exactly one word.
+Each word is encoded separately, as tokenizers in transformers do with `is_split_into_words=True`, so each token belongs
+to exactly one word.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class EncodedText(NamedTuple):
     Attributes:
         text: the original text.
         ids: the truncated token ids, including the end token.
-        words: for each token, the index of its word; -1 for special tokens.
-        offsets: for each token, its character range in `text`; (0, 0) for special tokens.
+        words: the index of each token's word; -1 for special tokens.
+        offsets: the character range of each token in `text`; (0, 0) for special tokens.
         num_tokens: number of tokens before truncation.
     """
 
@@ -66,10 +66,10 @@ class EncodedQuestion(NamedTuple):
 
 
 def find_context_start(text: str) -> int:
-    """Returns the index of the first character after the first occurrence of CONTEXT_PREFIX.
+    """Returns the start of the context: the index of the first character after the first CONTEXT_PREFIX.
 
-    Later occurrences are more likely to belong to the long context than to the question. Raises UserError if there is
-    no occurrence.
+    Later occurrences are more likely to belong to the long context than to the question. Raises UserError if the text
+    does not contain CONTEXT_PREFIX.
     """
     if CONTEXT_PREFIX not in text:
         raise UserError(

@@ -3,8 +3,8 @@
 `MODEL_DIR/best/<task>/<step>` contains the checkpoint items `state` (only parameters) and `run`, so the folder can be
 used as a checkpoint. The item `run` also records the name and value of the metric that ranks the parameters.
 
-The score of a mixture is the mean score of its tasks, as in T5's `eval_utils`; the matched and mismatched examples of
-MNLI count as one task. `BEST_METRICS = 'mean'` scores a task as T5 does, by the mean of its metrics.
+The score of a mixture is the mean score of its tasks, as in T5's `eval_utils`; MNLI matched and MNLI mismatched count
+as one task. `BEST_METRICS = 'mean'` scores a task as T5 does, by the mean of its metrics.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from remixer_t5x.run_folder import model_dir, object_store
 BEST_FOLDER = 'best'
 # The value of BEST_METRICS that scores each task by the mean of its metrics.
 MEAN = 'mean'
-# Name under which records and folders store the average over a mixture's tasks.
+# Name of the average over a mixture's tasks in records and folders.
 AVERAGE_TASK = 'average'
 BestMetrics = Mapping[str, str] | str | None
 # Name suffixes of metrics for which lower is better.
@@ -46,8 +46,8 @@ def select_ranking_metric(
     """Returns the name and value of the metric that ranks a task's checkpoints; None if there are no metrics.
 
     `best_metrics` maps a task to the name of its metric (`-NAME` if lower is better). None selects the first metric of
-    each task. `MEAN` averages all metrics for which higher is better or, if there are none, all negated metrics. Raises
-    UserError if the task does not have the selected metric.
+    each task. `MEAN` averages all metrics for which higher is better. If there are none, it averages the negated values
+    of all metrics. Raises UserError if the task does not have the selected metric.
     """
     if task == AVERAGE_TASK:
         return next(iter(metrics.items()), None)
@@ -79,8 +79,8 @@ class BestCheckpoints:
     """Saves, for each task, the parameters with the best value of the metric that `select_ranking_metric` selects.
 
     `record` is a description of the run that each checkpoint stores. If `is_new` is true, the run starts from step 0,
-    because MODEL_DIR has no checkpoint to resume from; the first evaluation then replaces the best checkpoints that an
-    earlier run may have left in MODEL_DIR.
+    because MODEL_DIR has no checkpoint to resume from; the first evaluation then replaces any best checkpoints left in
+    MODEL_DIR by an earlier run.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class BestCheckpoints:
         self._saved_tasks: set[str] = set()
 
     def save_if_best(self, report: TaskReport, step: int, params: Any) -> bool:
-        """Saves `params` if they are the best so far, and returns whether they were saved.
+        """Saves `params` if their score is the best so far, and returns whether they were saved.
 
         A metric value of NaN is never the best. Raises UserError if the task does not have the selected metric, and
         WriteError if the parameters cannot be written.
@@ -103,7 +103,7 @@ class BestCheckpoints:
         known = None
         if not self._is_new or report.task in self._saved_tasks:
             known = collectives.broadcast(self.read_saved(report.task))
-        # Reject equal values, because a resumed run may evaluate the same step again.
+        # Do not save on equal values, because a resumed run may evaluate the same step again.
         if known and (known['metric'] == name and signed_score(name, known['value']) >= signed_score(name, value)):
             return False
         record = {**self._record, BEST_FOLDER: {'task': report.task, 'metric': name, 'value': value, 'step': step}}

@@ -1,10 +1,10 @@
 """Computes task metrics and leaderboard predictions for several checkpoints. Reads each example only once.
 
-Writes the results of an evaluation: `metrics.jsonl`, TensorBoard files, and predictions with targets.
-`metrics.jsonl` contains one object per task and checkpoint: `kind` ('<split>/<task>'), `step`, `checkpoint`,
-`examples_hash`, the metrics, and `timing`. Repeated evaluations append lines. `predictions/<task>-<split>-<step>.jsonl`
-contains the rows of a `TaskReport`. If the run or an earlier evaluation used different examples, the beginning of the
-examples' hash is appended to the task name, as in `own_pairs@1a2b3c4d`.
+Writes the results of an evaluation: `metrics.jsonl`, TensorBoard files, and predictions with targets. `metrics.jsonl`
+contains one object per task and checkpoint: `kind` ('<split>/<task>'), `step`, `checkpoint`, `examples_hash`, the
+metrics, and `timing`. Repeated evaluations append lines. `predictions/<task>-<split>-<step>.jsonl` contains the rows of
+a `TaskReport`. If the run or an earlier evaluation used different examples, the task name ends with the beginning of
+the examples' hash, as in `own_pairs@1a2b3c4d`.
 """
 
 import dataclasses
@@ -34,9 +34,9 @@ PREDICTIONS = 'predictions'
 class Checkpoints:
     """The checkpoints to evaluate.
 
-    `path` is a checkpoint, a MODEL_DIR (selects the newest checkpoint), or a comma-separated list of these. If `follow`
-    is not None, each new checkpoint of a MODEL_DIR is evaluated until step `until`, or until no checkpoint appears for
-    `follow` seconds.
+    `path` is a checkpoint, a MODEL_DIR (whose newest checkpoint is evaluated), or a comma-separated list of these. If
+    `follow` is not None, each new checkpoint of a MODEL_DIR is evaluated until step `until`, or until no checkpoint
+    appears for `follow` seconds.
     """
 
     path: str
@@ -160,8 +160,8 @@ def _is_checkpoint_removed(folder: epath.Path) -> bool:
 class ReportWriter:
     """Writes task reports to a folder, which is created if it does not exist. Raises UserError if writing fails.
 
-    `examples_hashes` contains the hashes of the examples that the training run evaluated (`TaskEvaluator`). `notes`
-    lists the results that were renamed because their examples differ.
+    `examples_hashes` contains hashes of the examples that the training run evaluated, from
+    `TaskEvaluator.examples_hashes`. `notes` lists the results that were renamed because their examples differ.
     """
 
     def __init__(self, folder: str, examples_hashes: Mapping[str, str] | None = None):
@@ -193,7 +193,7 @@ class ReportWriter:
         write_jsonl(predictions, report.rows)
         path = self.folder / model_dir.METRICS
         with object_store.wrap_write_errors(self.folder):
-            # A killed evaluation may have left an incomplete last line. Start a new line after it.
+            # Start a new line, because a killed evaluation may have left an incomplete last line.
             start = '\n' if path.exists() and path.read_bytes()[-1:] not in (b'', b'\n') else ''
             with path.open('a') as file:
                 file.write(start + json.dumps({**record, **numbers, 'timing': {'seconds': report.seconds}}) + '\n')
@@ -240,7 +240,7 @@ def read_predictions(path: str) -> list[dict[str, Any]]:
     advice = 'use a file that evaluate or infer has written'
     rows = []
     with untrusted_files.raise_user_errors(path, advice):
-        # Accept the score -inf of an impossible text, although -inf is not valid JSON.
+        # Accept -inf, the score of an impossible text, although it is not valid JSON.
         for line in untrusted_files.read_json_lines(model_dir.absolute_path(path), odd_numbers=True):
             row, reason = line.value, line.error
             if not reason and not (isinstance(row, dict) and isinstance(row.get('prediction'), str)):

@@ -29,7 +29,7 @@ MEAN_POOLING, FIRST_TOKEN_POOLING = 'mean', 'first'
 
 
 class EmbeddedText(NamedTuple):
-    """A text, its index and token ids, whether it was truncated, and its vectors.
+    """A text with its index, token ids and vectors, and whether it was truncated.
 
     `tokens` are the token vectors, [tokens, embed] float32, and `sentence` is the text embedding, [outputs] float32.
     """
@@ -66,8 +66,8 @@ def sentence_vectors(
 ) -> np.ndarray:
     """Returns the embeddings of texts as a [texts, outputs] float32 array.
 
-    `ids` contains the token ids of each text. `mean` [texts, embed] contains the mean of each text's token vectors; if
-    it is None, the means are computed when they are needed.
+    `ids` contains the token ids of each text. `mean` [texts, embed] contains the mean of each text's token vectors;
+    None computes the means when they are needed.
     """
     if model.model_type == batch_formats.EMBEDDING:
         return predictor.embed(params, ids)
@@ -80,7 +80,7 @@ def sentence_vectors(
 def embed_texts(
     texts: Iterator[str], codec: TextCodec, model: Any, predictor: predictions.Predictor, params: Any, window: int
 ) -> Iterator[EmbeddedText]:
-    """Yields each of `texts` with its vectors. The model runs on up to `window` texts at a time."""
+    """Yields each text with its vectors. The model runs on up to `window` texts at a time."""
     index = 0
     while chunk := list(itertools.islice(texts, window)):
         encoded = [codec.encode(text, index + row) for row, text in enumerate(chunk)]
@@ -99,7 +99,7 @@ def write_embeddings(
     pooling: str | None = None,
     after_row: Callable[[TextCounts], None] = lambda counts: None,
 ) -> TextCounts:
-    """Writes all rows to a file atomically. Returns how many texts were written and how many were truncated.
+    """Writes all rows to a file atomically. Returns the numbers of written and truncated texts.
 
     `pooling` is MEAN_POOLING (the mean of the token vectors), FIRST_TOKEN_POOLING (the vector of the first token), or
     None (the embedding).

@@ -70,11 +70,11 @@ def find_best_answer(
 ) -> tuple[str, float]:
     """Returns the best answer over all windows of a question, and the answer's score minus the no-answer score.
 
-    The no-answer score is the minimum over the windows, as in transformers' `compute_predictions_logits`. If no token
-    belongs to the context, the answer is '' and the score difference is -inf.
+    The no-answer score is the minimum over the windows, as in transformers' `compute_predictions_logits`. If the
+    windows contain no token of the context, the answer is '' and the score difference is -inf.
 
-    For each window, `logits` contains a [tokens, 2] array: the logits that a token is the first or the last token of
-    the answer.
+    For each window, `logits` contains a [tokens, 2] array with the logits for each token as the first and as the last
+    token of the answer.
     """
     spans = [
         find_best_span(values, window.context_mask(), max_length)
@@ -90,9 +90,9 @@ def find_best_answer(
 def find_best_span(logits: np.ndarray, is_context: np.ndarray, max_length: int) -> tuple[int, int, float]:
     """Returns the positions of the first and last token of the best span in the context, and the span's score.
 
-    `logits` [tokens, 2] contains the logits that a token is the first or the last token of the answer. `is_context`
-    [tokens] is True for tokens of the context. The score is the logit of the first token plus that of the last token,
-    or -inf if no token belongs to the context.
+    `logits` [tokens, 2] contains the logits for each token as the first and as the last token of the answer.
+    `is_context` [tokens] is True for tokens of the context. The score is the logit of the first token plus that of the
+    last token, or -inf if no token belongs to the context.
     """
     starts, ends = np.where(is_context[:, None], logits, -np.inf).T
     length = len(logits)

@@ -1,8 +1,8 @@
 """Computes the held-out loss, perplexity and token accuracy from sums over one pass through the data.
 
 `constant_loss` is the entropy of the frequencies of the evaluated target tokens. A model that predicts the same
-distribution at every position cannot reach a lower loss on these tokens. Predicting the token frequencies of the
-training data results in a higher loss.
+distribution at every position cannot reach a lower loss on these tokens. Constantly predicting the token frequencies of
+the training data results in a higher loss.
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ class Evaluation:
         ranges.check_fields(self, steps='EVAL_STEPS')
 
     def batches(self, share: tuple[int, int] = (0, 1), threads: int | None = None) -> task_batches.EvalBatches:
-        """Returns batches with one of `count` equal shares of the rows of each batch; `share` is (index, count)."""
+        """Returns batches that each contain one of `count` equal shares of the rows; `share` is (index, count)."""
         return task_batches.EvalBatches(self.dataset, *share, self.steps, threads)
 
     def split_by_task(self) -> tuple['Evaluation', ...]:
@@ -66,8 +66,8 @@ def evaluate(
     """Returns `loss`, `cross_ent_loss` (without z-loss), `perplexity`, `accuracy` and `tokens` for `params`.
 
     Also returns `bits_per_byte` if the sums contain `bytes` (the bytes of the target texts), and `constant_loss` in
-    nats per token if they contain the count of each target token. `eval_step(params, batch)` returns the sums over a
-    batch, and `place` transfers a batch to the devices. Raises UserError if no batch has a target token.
+    nats per token if the sums contain the count of each target token. `eval_step(params, batch)` returns the sums over
+    a batch, and `place` transfers a batch to the devices. Raises UserError if no batch has a target token.
     """
     totals: dict[str, float] = {}
     counts: np.ndarray = np.zeros(1)

@@ -29,7 +29,8 @@ MAX_PENDING = 2
 MIN_PADDED_LENGTH = 32
 # Minimum number of batches per shape. Compiling a shape takes about as long as running this number of batches.
 MIN_BATCHES_PER_SHAPE = 4
-# Number of tokens generated per call when streaming. Each call casts all parameters once.
+# Number of tokens to generate per call when streaming. More tokens per call save time, because each call casts all
+# parameters.
 STREAMED_TOKENS = 8
 
 
@@ -53,7 +54,7 @@ class Decoding:
 
 
 class Prediction(NamedTuple):
-    """The answers to one example and their scores, sorted by score or in the order of sampling.
+    """The answers to one example and their scores, sorted by score or, with sampling, in the order of generation.
 
     The `ids` of a complete answer end with the end token. A classifier sets `texts` instead of `ids`.
     """
@@ -133,8 +134,8 @@ class Predictor:
     ) -> list[Prediction]:
         """Generates answers to each of `inputs`. `first` is the index of the first example.
 
-        `arrays` maps names to [examples] arrays, which override fields of the decoder or the example indices
-        (`number`). `seed` overrides the seed of the settings.
+        `arrays` maps names to [examples] arrays that override fields of the decoder or the example indices (`number`).
+        `seed` overrides `Decoding.seed`.
         """
         predictions: list[Any] = [None] * len(inputs)
         arrays = {'seed': self._seed_rows(len(inputs), seed), **(arrays or {})}
@@ -146,9 +147,9 @@ class Predictor:
         return predictions
 
     def stream(self, params: Any, ids: TokenIds, seed: int | None = None) -> Iterator[list[int]]:
-        """Generates an answer to one input. Every STREAMED_TOKENS tokens and at the end, yields all ids so far.
+        """Generates an answer to one input. Yields all ids so far, every STREAMED_TOKENS tokens and at the end.
 
-        `seed` overrides the seed of the settings.
+        `seed` overrides `Decoding.seed`.
         """
         if not isinstance(self._settings.decoder, RowDecoder):
             raise UserError(f'decoder must be Greedy() or Sampling() to stream, got {self._settings.decoder}')
@@ -169,18 +170,18 @@ class Predictor:
         return self._collect_outputs(self._score, params, inputs, arrays, ())
 
     def score_and_match(self, params: Any, inputs: Sequence[TokenIds], arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Returns the outputs of the model's `score_and_match` as an [examples, 2] float32 array.
+        """Runs the model's `score_and_match`, and returns the outputs as an [examples, 2] float32 array.
 
         `arrays` contains [examples, ...] arrays to add to the batch, such as those returned by `decoder_arrays`.
         """
         return self._collect_outputs(self._score_and_match, params, inputs, arrays, (2,))
 
     def encode(self, params: Any, inputs: Sequence[TokenIds]) -> list[np.ndarray]:
-        """Returns the encoder's output for each of `inputs` as an [input length, embed] float32 array."""
+        """Returns the encoder outputs for each input as an [input length, embed] float32 array."""
         return self._collect_token_outputs(self._encode, params, inputs)
 
     def token_logits(self, params: Any, inputs: Sequence[TokenIds]) -> list[np.ndarray]:
-        """Returns the head's outputs at each token for each of `inputs` as an [input length, outputs] float32 array."""
+        """Returns the head's outputs for the tokens of each input as an [input length, outputs] float32 array."""
         return self._collect_token_outputs(self._token_logits, params, inputs)
 
     def embed(self, params: Any, inputs: Sequence[TokenIds]) -> np.ndarray:
@@ -253,7 +254,7 @@ class Predictor:
         arrays: Mapping[str, np.ndarray],
         first: int = 0,
     ) -> Iterator[tuple[np.ndarray, Any]]:
-        """Runs `function` on batches of all `inputs` and `arrays`. Yields (example indices, outputs) for each batch."""
+        """Runs `function` on `inputs` and `arrays` in batches. Yields (example indices, outputs) for each batch."""
         lengths = [len(ids) for ids in inputs]
         pending: collections.deque = collections.deque()
         for rows in plan_batches(lengths, self._settings.batch_size, self._longest):
@@ -271,7 +272,7 @@ class Predictor:
         """Returns the seed of each row, an argument of the compiled functions, as a [count] int32 array."""
         seed = self._settings.seed if seed is None else seed
         ranges.check_value('seed', seed, ranges.NonNegativeInt)
-        # As in `jax.random.key`, only 32 bits of a Python integer are used.
+        # Use only the lower 32 bits of the seed, as `jax.random.key` does.
         return np.full(count, seed, np.int64).astype(np.int32)
 
     def _transfer_batch(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
@@ -287,13 +288,13 @@ class Predictor:
 
 
 def compile_stop_strings(stop_strings: str | Sequence[str], vocabulary: Any) -> StopStrings | None:
-    """Compiles stop strings to an automaton. Returns None if there are no stop strings."""
+    """Compiles stop strings into an automaton. Returns None if there are no stop strings."""
     texts = [stop_strings] if isinstance(stop_strings, str) else list(stop_strings)
     return StopStrings.compile(texts, task_vocabulary.token_texts(vocabulary)) if texts else None
 
 
 def decoder_arrays(targets: Sequence[TokenIds], length: int) -> dict[str, np.ndarray]:
-    """Returns the decoder's inputs, `targets` shifted right by one, and its other arrays, each [rows, length] int32."""
+    """Returns the decoder arrays for `targets`, each [rows, length] int32. The inputs are shifted right by one."""
     ids = pad_ids(targets, length)
     return {
         'decoder_input_tokens': np.pad(ids, ((0, 0), (1, 0)))[:, :-1],
@@ -332,10 +333,10 @@ def bucket_length(length: int, longest: int) -> int:
 
 
 def plan_batches(lengths: Sequence[int], batch_size: int, longest: int) -> list[BatchRows]:
-    """Groups examples into batches, longest examples first, so that out-of-memory errors occur at the start.
+    """Groups examples into batches, with the longest examples first, so that out-of-memory errors occur at the start.
 
-    `lengths` contains the number of tokens in each example. `longest` is the maximum padded length of a batch, which no
-    example may exceed.
+    `lengths` contains the number of tokens in each example. `longest` is the maximum padded length of a batch; no
+    example may be longer.
     """
     order = np.argsort(-np.asarray(lengths, np.int64), kind='stable')
     batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]

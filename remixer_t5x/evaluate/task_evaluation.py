@@ -58,7 +58,7 @@ class TaskEvaluation:
 
 @dataclasses.dataclass(frozen=True)
 class TaskReport:
-    """The metrics of a task, in the order that the task defines, and a row for each evaluated example.
+    """The metrics of a task, in the order defined by the task, and one row per evaluated example.
 
     A row contains `index`, `input`, `target`, `prediction` and `score`, the lists `predictions` and `scores` if there
     are several predictions, and `example`, a dict of all other features of the example. `examples_hash` identifies the
@@ -133,7 +133,7 @@ class TaskEvaluator:
         return [task.name for task in self.seqio_tasks]
 
     def __call__(self, params: Any) -> Iterator[TaskReport]:
-        """Yields a report for each task, in the order of the tasks."""
+        """Yields a report for each task, in task order."""
         for examples in self._examples:
             start = time.perf_counter()
             answers = self._predict(params, examples)
@@ -242,7 +242,7 @@ def needs_target_scores(task: seqio.Task) -> bool:
 
 
 def compute_metrics(examples: TaskExamples, outputs: ModelOutputs) -> Metrics:
-    """Evaluates the task's metric functions and then its metric objects. Returns only metrics that are numbers.
+    """Evaluates the task's metric functions and then its metric objects. Omits metrics that are not numbers.
 
     Raises UserError if the number of outputs differs from the number of examples.
     """
@@ -273,7 +273,7 @@ def compute_metrics(examples: TaskExamples, outputs: ModelOutputs) -> Metrics:
 
 
 def format_metrics(metrics: Mapping[str, float], most: int = 3) -> str:
-    """Formats metrics as in `accuracy 55.20 (easy 60.40), f1 48.11`, where 60.40 is the metric `accuracy/easy`."""
+    """Formats metrics, as in `accuracy 55.20 (easy 60.40), f1 48.11`, where 60.40 is the value of `accuracy/easy`."""
     groups: dict[str, dict[str, float]] = {}
     for name, value in metrics.items():
         metric, _, group = name.partition('/')
@@ -293,8 +293,8 @@ def _metric_objects(task: seqio.Task) -> list[Any]:
 def _compute_metric_objects(task: seqio.Task, examples: Sequence[Any], outputs: ModelOutputs) -> dict[str, Any]:
     """Evaluates the task's metric objects as seqio's Evaluator does.
 
-    Metric objects require token ids, so the predicted texts are encoded again. Raises UserError for a metric object
-    that requires activations.
+    The predicted texts are tokenized again, because metric objects require token ids. Raises UserError for a metric
+    object that requires activations.
     """
     objects = _metric_objects(task)
     encoded = [task.output_features['targets'].vocabulary.encode(text) for text in outputs.predictions if objects]

@@ -19,7 +19,7 @@ _HASHED_EXAMPLES = 4
 
 @dataclasses.dataclass(frozen=True)
 class TaskExamples:
-    """The preprocessed NumPy examples of a split, in the order of the data.
+    """The preprocessed examples of a split as NumPy arrays, in the order of the data.
 
     `notes` contains warnings about truncated texts and about targets that the model cannot generate.
     """

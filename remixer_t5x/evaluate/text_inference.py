@@ -2,8 +2,8 @@
 
 The output contains one JSON object per text: `index`, `input`, `prediction`, `score`, lists of `predictions` and
 `scores` if the decoder returns several, and `truncated` if the text was truncated. The first line also contains the
-`checkpoint`, `decoder` and `lengths` used for all predictions, and the sampling `seed`. The output of an interrupted
-run is a prefix of the complete output.
+`checkpoint`, `decoder`, `lengths` and sampling `seed` of all predictions. The output of an interrupted run is the
+beginning of the complete output.
 """
 
 import dataclasses
@@ -50,7 +50,7 @@ class TextCodec:
     model: Any = None
 
     def encode(self, text: str, index: int) -> tuple[Any, bool]:
-        """Returns the encoded text and whether it was truncated. Error messages contain the text's `index`."""
+        """Returns the encoded text and whether it was truncated. `index` identifies the text in error messages."""
         if self.model is not None:
             encoded: Any = head_predictions.encode_text(self.model, self.vocabulary, text, self.longest)
             count = encoded.num_tokens
@@ -68,7 +68,7 @@ class TextCodec:
 
 @dataclasses.dataclass
 class TextCounts:
-    """Counts of written and truncated texts. `before` is the number of texts that earlier, interrupted runs wrote."""
+    """Counts of written and truncated texts. `before` is the number of texts written by earlier, interrupted runs."""
 
     written: int = 0
     truncated: int = 0
@@ -83,8 +83,8 @@ class PredictionWriter:
     """Writes predictions to a file or standard output.
 
     `origin` contains the `checkpoint`, `decoder`, `lengths` and `seed` of the predictions. If `writes` is False, as in
-    all processes except the first, predictions are only counted. Raises UserError if the file contains predictions with
-    a different origin, or cannot be read or written.
+    all processes except the first, predictions are counted but not written. Raises UserError if the file contains
+    predictions with a different origin, or cannot be read or written.
     """
 
     def __init__(self, path: str, origin: Mapping[str, Any], writes: bool = True):
@@ -105,7 +105,7 @@ class PredictionWriter:
     def _read_output(self) -> None:
         """Reads the output of an interrupted run. An incomplete last line is removed when writing starts."""
         with untrusted_files.raise_user_errors(self.path, _OUTPUT_ADVICE):
-            # Accept the score -inf of an impossible text, although -inf is not valid JSON.
+            # Accept -inf, the score of an impossible text, although it is not valid JSON.
             for line in untrusted_files.read_json_lines(self.path, odd_numbers=True):
                 if not line.ended:
                     break
@@ -178,8 +178,8 @@ def write_predictions(
 ) -> None:
     """Predicts all remaining texts and appends the predictions to `output`.
 
-    `predict` is called with encoded texts and the index of the first text, and returns one `Prediction` per text.
-    `after_window` is called after each window of `window` texts with the counts of texts written so far.
+    `predict` is called with encoded texts and the index of the first text, and returns one `Prediction` per text. After
+    each group of `window` texts, `after_window` is called with the counts of all texts written so far.
     """
     while chunk := list(itertools.islice(texts, window)):
         first = output.counts.written
@@ -211,9 +211,9 @@ def build_predict_function(
 class TextInference:
     """The settings of `remixer-t5x infer`, configured by gin.
 
-    `vocabulary` is the vocabulary used in training. `checkpoint` is a checkpoint, or a MODEL_DIR to use its newest
-    checkpoint. `output` is a file, or '-' for standard output. If `refuse_long` is true, a text that is longer than
-    `decoding` allows raises UserError instead of being truncated.
+    `vocabulary` is the vocabulary used in training. `checkpoint` is a checkpoint, or a MODEL_DIR whose newest
+    checkpoint is used. `output` is a file, or '-' for standard output. If `refuse_long` is true, a text that is longer
+    than `decoding` allows raises UserError instead of being truncated.
     """
 
     model: Any
@@ -248,7 +248,7 @@ class TextInference:
             )
 
     def find_step_folder(self) -> str:
-        """Returns the folder of the checkpoint whose parameters are used, the same folder in all processes."""
+        """Returns the folder of the checkpoint to use. All processes return the same folder."""
         return collectives.broadcast(str(saved_params.find_checkpoint(self.checkpoint, 'CHECKPOINT_PATH')))
 
     def open_output(self, folder: str) -> PredictionWriter:
@@ -272,7 +272,7 @@ class TextInference:
         )
 
     def build_codec(self) -> TextCodec:
-        """Returns the codec for input texts. If the task has no `inputs`, texts are prompts without an end token."""
+        """Returns the codec for input texts. Without the feature `inputs`, texts are prompts without an end token."""
         lengths = self.decoding.feature_lengths
         longest = batch_formats.max_inference_lengths(lengths)['inputs']
         model = self.model if head_predictions.has_head(self.model) else None

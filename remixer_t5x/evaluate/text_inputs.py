@@ -16,18 +16,18 @@ from remixer_t5x.errors import UserError, one_line, reason
 TXT, JSONL = 'txt', 'jsonl'
 # File formats for tables, in which each row has several columns.
 TABLE_FORMATS = ('csv', 'tsv', 'parquet')
-# Maximum number of characters of a line; a longer line might not fit into memory.
+# Maximum number of characters in a line; a longer line might not fit into memory.
 MAX_LINE_CHARACTERS = 50_000_000
 _FORMAT_BY_EXTENSION = {'.txt': TXT, '.jsonl': JSONL, '.ndjson': JSONL, '.json': JSONL}
 
 
 @dataclasses.dataclass(frozen=True)
 class TextInputs:
-    """Iterates over texts. A file can be iterated over repeatedly, but standard input only once.
+    """Iterates over texts. A file can be read repeatedly, but standard input only once.
 
     Attributes:
         path: a file, possibly gzipped (`.gz`), or '-' for standard input.
-        field: the field of a JSON line that contains the text.
+        field: the name of the JSON field that contains the text.
         format: 'txt' (one text per line, including empty lines) or 'jsonl'; None uses the file extension, with 'txt' as
             the default. The rows of 'csv', 'tsv' and 'parquet' files require a template (`remixer_tasks.pair_inputs`).
 

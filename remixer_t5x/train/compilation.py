@@ -66,7 +66,7 @@ class AheadOfTimeFunction:
 
 
 class CompiledPrograms:
-    """The compiled programs of a run, and its initial state.
+    """Compiles the programs of a run and creates the run's initial state.
 
     Attributes:
         plan: the shapes and shardings of the train state.
@@ -122,7 +122,7 @@ class CompiledPrograms:
         return self._init(jax.random.key(self._config.seed))
 
     def eval_step(self, vocabulary: Any) -> train_step.CompiledStep:
-        """Returns the evaluation step `(params, batch) -> sums`. Its first call compiles it."""
+        """Returns the evaluation step `(params, batch) -> sums`, which is compiled when it is first called."""
         model, token_bytes = self._config.model, None
         if model.model_type == batch_formats.DECODER_ONLY:
             token_bytes = task_vocabulary.bytes_per_token(vocabulary)
@@ -134,7 +134,7 @@ class CompiledPrograms:
     def evaluated_params(self) -> Callable[[TrainState], Any]:
         """Returns a function that maps a train state to the parameters to evaluate.
 
-        If the optimizer averages parameters, the averages are evaluated, and otherwise the latest parameters.
+        The averages are evaluated if the optimizer averages parameters; otherwise, the latest parameters are evaluated.
         """
         average = self._config.optimizer.evaluated
         if average is None:

@@ -28,9 +28,10 @@ ParamsSelector = Callable[[TrainState], Any]
 class Hook:
     """A function that the training loop calls every `period` steps, or never if `period` is None.
 
-    `at_end` also calls the function after the last step, and `at_start` before the first step of a new run.
-    `progress.ActivityTimer` attributes the duration of the call to `activity`; None attributes it to training.
-    `prepare` is called once after the first step of a process, so that errors appear early without delaying the start.
+    If `at_end` is true, the function is also called after the last step; if `at_start` is true, it is also called
+    before the first step of a new run. `progress.ActivityTimer` attributes the duration of the call to `activity`; None
+    attributes it to training. `prepare` is called once after the first step of a process, so that errors appear early
+    without delaying the start.
     """
 
     period: int | None
@@ -46,10 +47,10 @@ class Hook:
 
 @dataclasses.dataclass
 class EvaluateLoss:
-    """Logs the held-out loss, perplexity and token accuracy of a split and of each task in it.
+    """Logs the held-out loss, perplexity and token accuracy for a split and for each task in the split.
 
     `open_batches` maps the `kind` of each loss record to the batches of the split or task. `early_stopping` is the
-    `kind` of the loss that early stopping observes; None if it does not observe a loss.
+    `kind` of the loss that early stopping monitors; None if early stopping does not monitor a loss.
     """
 
     open_batches: Callable[[], Mapping[str, task_batches.EvalBatches]]
@@ -83,9 +84,9 @@ class EvaluateLoss:
 
 @dataclasses.dataclass
 class EvaluateTasks:
-    """Logs the metrics of each task and their average, and saves the best parameters so far.
+    """Logs each task's metrics and the average over tasks, and saves the best parameters so far.
 
-    Early stopping observes the average. For each task, prints the model's answers to the first `shown` examples.
+    Early stopping monitors the average. For each task, prints the model's answers to the first `shown` examples.
     """
 
     evaluator: TaskEvaluator
@@ -119,7 +120,7 @@ class EvaluateTasks:
 
 
 class Profiler:
-    """Writes a trace of `PROFILED_STEPS` steps for TensorBoard's profiler to `folder` whenever `start` is called.
+    """Writes a trace of PROFILED_STEPS steps for TensorBoard's profiler to `folder` when `start` is called.
 
     JAX writes traces only to local disks. If `folder` is in a bucket, the trace is uploaded afterwards.
     """

@@ -1,8 +1,8 @@
-"""Loads the initial parameters of a run from INITIAL_CHECKPOINT_PATH, the checkpoint of a possibly different model.
+"""Loads the initial parameters of a run from INITIAL_CHECKPOINT_PATH, which may be the checkpoint of a different model.
 
 INITIAL_CHECKPOINT_MAP maps parameters to different names in the checkpoint. If the checkpoint has a different
 vocabulary (INITIAL_VOCABULARY), each row of a parameter with the logical axis `vocab` is copied from the checkpoint's
-row for the same vocabulary piece, or initialized randomly if the checkpoint's vocabulary lacks the piece.
+row for the same vocabulary piece. Rows for pieces that the checkpoint's vocabulary lacks are initialized randomly.
 """
 
 import math
@@ -65,8 +65,8 @@ def load_initial_params(
     different shapes in the checkpoint.
 
     `create` returns a randomly initialized train state. `may_be_fresh` contains the names of the head's modules
-    (`Model.fresh_parameters`). Raises UserError if a parameter is missing from the checkpoint or has a different shape
-    there, or if a setting matches no parameter.
+    (`Model.fresh_parameters`). Raises UserError if the checkpoint lacks a parameter or has a different shape for it, or
+    if a setting matches no parameter.
     """
     saved = saved_params.open_checkpoint(str(folder.initial_checkpoint_path))
     targets = traverse_util.flatten_dict(plan.abstract.params, sep='/')
@@ -90,9 +90,9 @@ def load_initial_params(
 def _match_vocabulary_rows(
     folder: Folder, plan: train_state.StatePlan, saved: SavedParams, vocabulary: Any
 ) -> dict[str, tuple[int, Any]]:
-    """Maps each parameter that has a vocabulary axis to this axis and to the checkpoint's token id for each row.
+    """Maps each parameter with a vocabulary axis to the index of this axis and the checkpoint's token id for each row.
 
-    Returns {} if the checkpoint has the same vocabulary as the run.
+    Returns {} without INITIAL_VOCABULARY, after checking that the checkpoint has the same vocabulary as the run.
     """
     other = folder.initial_vocabulary
     if other is None:
@@ -110,7 +110,7 @@ def _match_vocabulary_rows(
 
 
 def _mark_fresh_sources(sources: Sources, targets: Targets, saved: Mapping[str, Any], heads: Sequence[str]) -> None:
-    """Marks missing adapters, and a head whose shapes differ in the checkpoint, for random initialization."""
+    """Marks missing adapters, and a head that has different shapes in the checkpoint, for random initialization."""
     head = [name for name in targets if name.split('/')[0] in heads]
     head_differs = any((source := sources[name]) and saved.get(source.name) != targets[name].shape for name in head)
     for name in targets:
@@ -153,13 +153,14 @@ def _source_names(sources: Sources) -> set[str]:
 def _read_sources(
     sources: Sources, targets: Targets, saved: SavedParams, rows: Mapping[str, Any], created: Mapping[str, Any]
 ) -> Any:
-    """Reads arrays from the checkpoint. Returns a dictionary that maps parameter names of the model to the arrays."""
+    """Reads arrays from the checkpoint, and returns them by the names of the model's parameters."""
     taken = {name: source for name, source in sources.items() if source is not None}
     shapes: dict[str, jax.ShapeDtypeStruct] = {}
     for name, source in taken.items():
         leaf, shape = targets[name], saved.shapes[source.name]
         if name in rows:
-            # Do not shard the vocabulary axis if the vocabularies differ, because the size may not divide evenly.
+            # Do not shard the vocabulary axis if the vocabularies differ, because its size in the checkpoint may not be
+            # divisible by the number of shards.
             spec = [*leaf.sharding.spec, *[None] * (len(shape) - len(leaf.sharding.spec))]
             spec[rows[name][0]] = None
             sharding = NamedSharding(leaf.sharding.mesh, PartitionSpec(*spec))
@@ -177,7 +178,7 @@ def _read_sources(
             axis, matches = rows[name]
             params[name] = _copy_matched_rows(created[name], array, matches, axis)
         else:
-            # Copy an array that several parameters use, because a donated train state must not contain a buffer twice.
+            # Copy arrays that several parameters use, because a donated train state must not contain a buffer twice.
             params[name] = array.copy() if uses.count(source.name) > 1 else array
     return params
 

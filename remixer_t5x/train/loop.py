@@ -31,7 +31,7 @@ def train(
     signals: contextlib.ExitStack | None = None,
     report: Callable[[str], str] | None = None,
 ) -> settings.TrainResult:
-    """Trains until step `run.periods.train_steps`, resuming from the newest checkpoint in MODEL_DIR if it exists.
+    """Trains until step `run.periods.train_steps`, starting from the newest checkpoint in MODEL_DIR if there is one.
 
     Args:
         run: the settings.
@@ -41,8 +41,8 @@ def train(
         show_progress: whether to print progress.
         signals: an exit stack that restores the caller's signal handlers when it is closed; None restores them when
             `train` returns.
-        report: function that writes a report about a MODEL_DIR and returns the report's path. It is called only if a
-            tracker stores files.
+        report: function that writes a report about a MODEL_DIR and returns the report's path; called only if a tracker
+            stores files.
 
     Raises:
         UserError: a setting is invalid, the disk is full, or the loss is not finite.
@@ -51,7 +51,8 @@ def train(
     startup.end_phase('configuration')
 
     folder, checkpoints_path = run.folder, model_dir.absolute_path(run.folder.model_dir) / model_dir.CHECKPOINTS
-    # Check the path first, because preparing programs and data is slow. A resumed run does not read this checkpoint.
+    # Check the path of the initial checkpoint first, because preparing programs and data is slow. A resumed run does
+    # not read the initial checkpoint.
     if folder.initial_checkpoint_path and not saved_params.list_steps(checkpoints_path):
         saved_params.find_checkpoint(folder.initial_checkpoint_path)
     # XLA compiles the train step in a thread while this thread opens the data.
@@ -116,7 +117,7 @@ class TrainingLoop:
         self._measure = self.log.timeline.measure
 
     def run(self, state: saving.RunState, last: int, stop: preemption.StopRequest) -> str | None:
-        """Trains until step `last`, early stopping or a signal, and saves the final state.
+        """Trains until step `last`, until early stopping or until a signal, and saves the final state.
 
         Returns the name of the signal, or None if there was no signal.
         """
@@ -215,7 +216,7 @@ def _build_loop(
     if data.evaluator is not None:
         shown_answers = run.tasks.shown if run.tasks else 0
         run_hooks.append(new_hook(hooks.EvaluateTasks(data.evaluator, best_checkpoints, log, params_of, shown_answers)))
-    # Save checkpoints after logging the records of a step, so that a resumed run does not repeat the records.
+    # Log a step's records before saving its checkpoint, so that a resumed run does not repeat them.
     run_hooks += [
         hooks.Hook(run.periods.checkpoint_period, saver, activity=progress.CHECKPOINT),
         hooks.Hook(run.periods.profile_period, profiler.start, at_end=False),

@@ -1,7 +1,7 @@
 """Handles SIGTERM, Ctrl-C and SIGHUP: the run finishes the current step and saves a checkpoint.
 
 A second signal ends the process immediately. A second SIGHUP is ignored, because both the shell and the kernel may send
-one when a terminal is closed.
+SIGHUP when a terminal is closed.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from jax.experimental import multihost_utils
 
 
 def stop_signals() -> list[signal.Signals]:
-    """Returns the signals that make a run save and stop. Omits SIGHUP if the process ignores it, as under nohup."""
+    """Returns the signals that make a run save and stop. Omits SIGHUP if it is already ignored, as under nohup."""
     hang_up = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]
     return [signal.SIGTERM, signal.SIGINT, *hang_up]
 
@@ -24,7 +24,7 @@ def stop_signals() -> list[signal.Signals]:
 class StopRequest:
     """Installs signal handlers for `stop_signals`.
 
-    The training loop starts at `step` and must call `agreed_signal` after every step.
+    `step` is the step at which the training loop starts. The loop must call `agreed_signal` after every step.
     """
 
     def __init__(self, step: int = 0) -> None:
@@ -58,7 +58,7 @@ class StopRequest:
             os.kill(os.getpid(), signal.SIGTERM)
 
     def agreed_signal(self, step: int) -> str | None:
-        """Returns the signal's name if all processes stop after `step`, otherwise None. All processes must call it."""
+        """Returns the signal's name if all processes stop after `step`, or None. Call it in all processes."""
         self._step = step
         if jax.process_count() == 1:
             return self._name

@@ -1,4 +1,4 @@
-"""Measures the speed of a run and the time that it spends on each activity, and prints its progress."""
+"""Measures a run's speed and the time spent on each activity, and prints the run's progress."""
 
 import contextlib
 import dataclasses
@@ -22,7 +22,7 @@ STEPS, WAITING_FOR_DATA, COMPILE, RESTORING_STATE = (
     'creating or restoring the state',
 )
 EVALUATION, CHECKPOINT, OTHER_ACTIVITIES = 'evaluation', 'checkpoints', 'imports and opening files'
-# File in MODEL_DIR with the seconds that each finished process of the run spent on each activity, one process per line.
+# File in MODEL_DIR with one line per finished process of the run: the seconds that the process spent on each activity.
 TIMES_FILE = 'goodput.jsonl'
 # Maps a prefix of JAX's `device_kind` to the peak dense bfloat16 FLOP/s of one device, from its data sheet.
 PEAK_FLOPS = {
@@ -64,13 +64,13 @@ class StepCost:
 
     @classmethod
     def for_current_devices(cls, tokens: float, devices: int, flops: Callable[[], float] | None) -> 'StepCost':
-        """Returns the cost on the current devices. Calls `flops` only if the devices' peak throughput is known."""
+        """Returns a step's cost on the current devices. Calls `flops` only if the devices' peak throughput is known."""
         peak = peak_flops(jax.devices()[0].device_kind)
         return cls(tokens, flops() if flops and peak else None, peak and peak * devices, devices)
 
 
 class SpeedMeter:
-    """Measures the training speed between two logs. `pause` excludes the time of evaluations and checkpoints."""
+    """Measures the training speed between two logs, without pauses for evaluations and checkpoints (`pause`)."""
 
     def __init__(self, cost: StepCost, step: int):
         self._cost, self._step = cost, step
@@ -81,11 +81,11 @@ class SpeedMeter:
         self._paused += seconds
 
     def wait_for_data(self, seconds: float) -> None:
-        """Adds `seconds` to the time that the host has waited for batches. Meanwhile, the device may have been busy."""
+        """Adds `seconds` to the time that the host has waited for batches. The device may be busy during this time."""
         self._waited += seconds
 
     def lap(self, step: int) -> dict[str, float]:
-        """Returns the training speed since the last call and the `memory_usage`, or {} if no step has run since.
+        """Returns the `memory_usage` and the training speed since the last call, or {} if no step has run since then.
 
         The speed consists of seconds per step, tokens per second (total and per device), seconds spent waiting for
         data, and the model FLOPs utilization (`mfu`, 0 to 1) if it is known.
@@ -212,7 +212,7 @@ def format_progress(step: int, total: int, numbers: Mapping[str, float], timing:
 
 
 class ProgressLine:
-    """Displays a progress bar on a terminal, or prints one line per log if the output is not a terminal.
+    """Displays a progress bar on a terminal, or prints a line for each log if the output is not a terminal.
 
     `update` moves the bar, `log` changes the numbers on the bar, and `print` prints a line above the bar.
     """

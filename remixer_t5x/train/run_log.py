@@ -168,7 +168,7 @@ class RunLog:
 
 
 def learning_rate_notes(optimizer: Optimizer, steps: int) -> Iterator[str]:
-    """Describes the first, highest and last learning rate, and warns about a rate above `max_recommended_rate`.
+    """Describes the first, highest and last learning rates, and warns about rates above `max_recommended_rate`.
 
     Yields no lines if the optimizer's learning rate is unknown.
     """

@@ -1,4 +1,4 @@
-"""Saves and restores the state of a run. Handles a bad step by stopping, skipping the update or rewinding."""
+"""Saves and restores the state of a run. Handles bad steps by stopping the run, skipping the update or rewinding."""
 
 import contextlib
 import dataclasses
@@ -29,11 +29,11 @@ MAX_REWINDS = 5
 
 @dataclasses.dataclass
 class Patience:
-    """Counts the evaluations since the best one, for early stopping.
+    """Counts the evaluations since the best evaluation, for early stopping.
 
     Checkpoints contain the count, so a resumed run stops at the same step as an uninterrupted run. `limit` is the
-    maximum number of consecutive evaluations without improvement, or None without early stopping; `best` is the highest
-    value so far, reached at `step`; and `since` is the number of evaluations after `step`.
+    maximum number of consecutive evaluations without improvement, or None to disable early stopping; `best` is the
+    highest value so far, reached at `step`; and `since` is the number of evaluations after `step`.
     """
 
     limit: int | None = None
@@ -45,7 +45,7 @@ class Patience:
         return {'best': self.best, 'step': self.step, 'since': self.since}
 
     def add_evaluation(self, step: int, value: float) -> None:
-        """Records the evaluation at `step`. Higher values are better; a non-finite value is never the best."""
+        """Records the `value` of the evaluation at `step`. Higher is better; a non-finite value is never the best."""
         value = collectives.broadcast(value)
         if math.isfinite(value) and (self.best is None or value > self.best):
             self.best, self.step, self.since = value, step, 0
@@ -151,7 +151,7 @@ class BadStepHandler:
             self._rewind_or_stop('a parameter is not finite', step)
 
     def count_rewind(self, step: int) -> int:
-        """Counts a rewind to the checkpoint of `step`, and returns the count. Raises UserError beyond MAX_REWINDS."""
+        """Counts a rewind to step `step`, and returns the count. Raises UserError after MAX_REWINDS rewinds."""
         self._unchecked = None
         self._rewinds[step] = self._rewinds.get(step, 0) + 1
         if self._rewinds[step] > MAX_REWINDS:
@@ -177,10 +177,10 @@ class BadStepHandler:
 
 @dataclasses.dataclass
 class CheckpointSaver:
-    """Saves checkpoints of a run, with the train state, the data position and the metrics since the last log.
+    """Saves checkpoints that contain the train state, the data position and the metrics since the last log.
 
     `record` is a description of the run that each checkpoint stores, and `abstract` contains the shapes and shardings
-    of the train state. The log is flushed before each checkpoint, and rewound when the run is rewound.
+    of the train state. The log is flushed before each checkpoint is saved, and rewound when the run is rewound.
     """
 
     recovery: Recovery
@@ -201,7 +201,7 @@ class CheckpointSaver:
         record = {**self.record, 'window': state.window.totals(), 'patience': state.patience.to_json()}
         with self._tolerate_save_failure(another_follows=not is_last and state.step < self.last_step):
             try:
-                # Flush the log first, because a resumed run does not write the records before its checkpoint again.
+                # Flush the log first, because a resumed run does not repeat the records of steps before its checkpoint.
                 self.log.flush()
                 position = self.batches.position()
             except UserError as error:
@@ -215,7 +215,7 @@ class CheckpointSaver:
             self(state)
 
     def save_final_state(self, state: RunState) -> None:
-        """Saves the final state unless it is already saved, and waits until it is on disk."""
+        """Saves the final state if necessary, and waits until the checkpoint is on disk."""
         if state.saved_step != state.step:
             with contextlib.suppress(RewindRequested):
                 self(state, is_last=True)
@@ -237,7 +237,7 @@ class CheckpointSaver:
         self.log.print(
             f'{reason}: rewinding to step {step} ({count} of at most {MAX_REWINDS} times) and skipping these batches'
         )
-        # Delete the old state first, because the device memory may be too small for two states.
+        # Delete the old state first, because both states may not fit into device memory.
         del state.train_state
         record = saved_params.read_record(self.checkpoints.folder / str(step))
         restored = restore_state(self.checkpoints, step, self.abstract, record, state.patience)
@@ -247,9 +247,9 @@ class CheckpointSaver:
 
     @contextlib.contextmanager
     def _tolerate_save_failure(self, another_follows: bool = True) -> Iterator[None]:
-        """Warns about a failed write if ON_SAVE_FAILURE is 'continue' and another write follows, or raises an error.
+        """Raises an error for a failed write, or only warns if ON_SAVE_FAILURE is 'continue' and another write follows.
 
-        In a run with several processes, always raises the error, because the other processes wait for this process.
+        With several processes, always raises the error, because the other processes wait for this process.
         """
         try:
             yield

@@ -17,14 +17,14 @@ from remixer_t5x.run_folder.trackers import TensorBoard, Tracker
 
 @dataclasses.dataclass(frozen=True)
 class StepConfig:
-    """Settings of the train step, which `train_step.make_train_step` creates, and of the train state.
+    """The settings from which the train step and the train state are created.
 
     Attributes:
         optimizer: an `Optimizer`, or an optax gradient transformation to convert to one.
         microbatches: number of microbatches into which a batch is split for gradient accumulation.
         loss_normalizing_factor: divisor of the summed loss.
-        dropout_rate: if it is not 0, the train step creates dropout keys; the model's settings determine the dropout
-            rate that is applied.
+        dropout_rate: if nonzero, the train step creates dropout keys. The dropout rate itself is a setting of the
+            model.
         seed: seed for the initial parameters and for dropout.
         xla_options: maps each platform to the XLA options for the train step.
     """
@@ -101,7 +101,7 @@ _RECOVERY_CHOICES = {
 
 @dataclasses.dataclass(frozen=True)
 class Recovery:
-    """Settings for how a run reacts to bad steps, failed writes and damaged checkpoints.
+    """The settings that determine how a run reacts to bad steps, failed writes and damaged checkpoints.
 
     Attributes:
         on_bad_step: the reaction to a loss spike, or to a loss or gradient that is not finite. 'stop' raises an error,
@@ -110,8 +110,8 @@ class Recovery:
             the check.
         on_save_failure: the reaction to a checkpoint that cannot be written. 'stop' raises an error; 'continue' retries
             at the next checkpoint.
-        restore: the reaction to a damaged newest checkpoint. 'newest' raises an error, 'previous' moves the damaged
-            checkpoint away and restores the previous one.
+        restore: the reaction to a damaged newest checkpoint. 'newest' raises an error; 'previous' moves the damaged
+            checkpoint away and restores the previous checkpoint.
     """
 
     on_bad_step: str = STOP
@@ -129,7 +129,7 @@ class Recovery:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """All settings of a run. `evaluation` configures the held-out loss, and `tasks` configures task metrics.
+    """All settings of a run. `evaluation` configures the held-out loss, and `tasks` configures the task metrics.
 
     Raises UserError if the data and the model have different model types, if a batch size is not divisible by the
     number of devices, or if evaluation settings contradict each other.

@@ -16,7 +16,8 @@ from remixer_t5x.run_folder import model_dir, object_store
 from remixer_t5x.train import compilation, saving
 from remixer_t5x.train.settings import PREVIOUS, Run
 
-# Maximum number of batches between two captured data positions. A resumed run may read and skip these batches.
+# Maximum number of batches between two captured data positions. A resumed run reads and skips at most this number of
+# batches.
 MAX_REREAD_BATCHES = 100
 NO_POSITION = (
     'warning: the data position is not saved (SAVE_DATA_POSITION=False), so a resumed run reads the data from the '
@@ -28,7 +29,7 @@ class RunData:
     """The training and evaluation data of a run.
 
     Attributes:
-        record: a description of the data that each checkpoint stores, for `changes.check_record_compatible`.
+        record: a description of the data, stored in each checkpoint for `changes.check_record_compatible`.
         place: function that transfers the rows of this process to the devices.
         tokens_per_batch: number of input and target positions of a training batch.
         loss_kind: the `kind` of the held-out loss in metrics.jsonl; empty if the run does not compute it.
@@ -64,7 +65,7 @@ class RunData:
         )
         self.evaluator: task_evaluation.TaskEvaluator | None = None
         if tasks is not None:
-            # The constructor reads the examples, and checks that all processes read the same examples.
+            # The constructor reads the examples, and checks that they are equal in all processes.
             self.evaluator = task_evaluation.TaskEvaluator(tasks, model, partitioner)
             self.record['examples_hashes'] = self.evaluator.examples_hashes
         self.notes = [
@@ -75,7 +76,7 @@ class RunData:
         self._threads = task_batches.tf_data_threads(jax.default_backend())
 
     def first_position(self) -> prefetch.DataPosition:
-        """Returns the position before the first batch of a new run. A resumed run keeps its number of data streams."""
+        """Returns the data position at the start of a new run. Resumed runs keep their number of data streams."""
         return prefetch.DataPosition.start(self._dataset.streams or self._partitioner.data_shard()[1])
 
     def resumed_position(self, saved: prefetch.DataPosition, step: int) -> prefetch.DataPosition:
@@ -115,7 +116,7 @@ class RunData:
 
 def create_shared_model_dir(path: str) -> epath.Path:
     """Creates MODEL_DIR in the first process. Raises UserError if another process cannot see the folder."""
-    # Use a random file name, because a local folder with the same path may contain the file from an earlier run.
+    # Use a random file name, because a local folder with the same path may contain a file from an earlier run.
     token = collectives.broadcast(secrets.token_hex(8))
     is_first = jax.process_index() == 0
     folder = model_dir.create_model_dir(path) if is_first else model_dir.absolute_path(path)
@@ -155,10 +156,10 @@ def restore_or_create_state(
     data: RunData,
     record: Mapping[str, Any],
 ) -> tuple[saving.RunState, list[str]]:
-    """Restores the newest checkpoint, or creates the state at step 0 if there is no checkpoint.
+    """Restores the state from the newest checkpoint, or creates the state at step 0 if there is no checkpoint.
 
-    Returns the state, and notes for the user. Raises UserError if the newest checkpoint is damaged or incompatible with
-    `record`, the description of this run, or if the initial parameters do not fit the model.
+    Returns the state and a list of notes for the user. Raises UserError if the newest checkpoint is damaged or
+    incompatible with `record`, the description of this run, or if the initial parameters do not fit the model.
     """
     notes: list[str] = []
     patience = saving.Patience(run.periods.stop_after_evaluations)
@@ -184,7 +185,7 @@ def restore_or_create_state(
 def _move_damaged_checkpoint(
     restore: str, checkpoints: manager.Checkpoints, step: int, error: durable.DamagedCheckpoint
 ) -> str:
-    """Moves a damaged checkpoint to another folder. Returns a note. Raises UserError unless `restore` is PREVIOUS."""
+    """Moves a damaged checkpoint away, and returns a user message. Raises UserError unless `restore` is PREVIOUS."""
     if restore != PREVIOUS:
         others = [other for other in checkpoints.steps() if other != step]
         advice = (
