@@ -144,7 +144,7 @@ READERS = {
     'checkpoint_file_list': folder_reader(
         durable.FILE_LIST, lambda folder: durable.verify_file_checksums(epath.Path(folder))
     ),
-    'array_metadata': folder_reader('.zarray', untrusted.check_checkpoint),
+    'array_metadata': folder_reader('.zarray', untrusted.check_untrusted_checkpoint),
     'checkpoint_record': folder_reader('run/metadata', read_checkpoint_record),
     'tracker_ids': folder_reader(trackers.IDS_FILE, read_tracker_ids),
     'run_times': folder_reader(progress.TIMES_FILE, lambda folder: progress.read_activity_times(epath.Path(folder))),

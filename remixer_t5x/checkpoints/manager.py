@@ -35,7 +35,7 @@ class Checkpoints:
 
     def __init__(self, folder: epath.Path, keep: int | None = 3):
         self.folder = folder / model_dir.CHECKPOINTS
-        self._options = durable.manager_options(self.folder, keep, background=True)
+        self._options = durable.checkpoint_manager_options(self.folder, keep, background=True)
         self._open_manager()
 
     def _open_manager(self) -> None:
@@ -56,7 +56,7 @@ class Checkpoints:
         """Returns the step of the newest complete checkpoint, or None if there is none."""
         return max(self.steps(), default=None)
 
-    def move_damaged(self, step: int) -> epath.Path:
+    def move_damaged_checkpoint(self, step: int) -> epath.Path:
         """Moves a damaged checkpoint to MODEL_DIR/damaged, and returns its new path.
 
         Call this method in one process, and then `reopen` in all processes.
@@ -146,7 +146,7 @@ class Checkpoints:
             raise
         except Exception as error:
             raise SaveFailed(
-                f'{what} could not be written to {self.folder}: {saved_params.root_cause(error)}; free disk '
+                f'{what} could not be written to {self.folder}: {saved_params.describe_root_cause(error)}; free disk '
                 f'space or correct the permissions, and run the same command again '
                 f'({self._describe_newest_checkpoint()})'
             ) from error
@@ -177,7 +177,7 @@ def write_params(
     Waits until the checkpoint is on disk. Raises UserError if the checkpoint cannot be written.
     """
     items = ocp.args.Composite(state=ocp.args.StandardSave({'params': params}), run=ocp.args.JsonSave(dict(record)))
-    options = durable.manager_options(folder)
+    options = durable.checkpoint_manager_options(folder)
     with (
         saved_params.wrap_checkpoint_errors(folder / str(step), 'written'),
         ocp.CheckpointManager(folder, options=options, item_names=('state', 'run')) as writer,

@@ -109,7 +109,7 @@ class SavedParams:
         return params
 
 
-def root_cause(error: BaseException) -> str:
+def describe_root_cause(error: BaseException) -> str:
     """Describes the original exception at the start of a chain of exceptions."""
     while error.__cause__ is not None:
         error = error.__cause__
@@ -126,7 +126,7 @@ def wrap_checkpoint_errors(path: epath.Path, done: str) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
-        reason = root_cause(error)
+        reason = describe_root_cause(error)
         if done == 'read' and isinstance(error, AttributeError | KeyError | TypeError | json.JSONDecodeError):
             reason = f'one of its metadata files is damaged ({type(error).__name__}: {reason}); {UNREADABLE_ADVICE}'
         raise UserError(f'the checkpoint at {path} cannot be {done}: {reason}') from error
@@ -328,10 +328,10 @@ def open_checkpoint(path: str, setting: str = 'INITIAL_CHECKPOINT_PATH') -> Save
     record = read_record(step)
     if BASE_KEY not in record:
         return SavedParams(step, record)
-    return SavedParams(step, record, _open_base(step, record))
+    return SavedParams(step, record, _open_base_checkpoint(step, record))
 
 
-def _open_base(step: epath.Path, record: Mapping[str, Any]) -> SavedParams:
+def _open_base_checkpoint(step: epath.Path, record: Mapping[str, Any]) -> SavedParams:
     file = step.parent.parent / BASE_FILE
     try:
         base = find_checkpoint(str(read_base_path(step)), f'{file} refers to a base checkpoint, but')

@@ -32,7 +32,7 @@ MAX_DESCRIPTION_BYTES = 1_000_000
 _ADVICE = 'copy the checkpoint again, or use another'
 
 
-def check_checkpoint(folder: str | os.PathLike[str]) -> None:
+def check_untrusted_checkpoint(folder: str | os.PathLike[str]) -> None:
     """Raises UserError if a link points outside of `folder`, or if an array description is invalid or too large.
 
     Reads file names and array descriptions, but no arrays. Does not check buckets, because all users with write access
@@ -54,7 +54,7 @@ def check_array_metadata(folder: str | os.PathLike[str]) -> None:
         file_bytes += sum(os.path.getsize(path) for path in paths if os.path.exists(path))
         for name, text in _read_array_metadata(subfolder, files):
             try:
-                described += _count_described_bytes(text)
+                described += _array_bytes_from_metadata(text)
             except (ValueError, KeyError, TypeError) as error:
                 path = one_line(os.path.relpath(os.path.join(subfolder, name), root))
                 raise UserError(
@@ -84,7 +84,7 @@ def _read_array_metadata(folder: str, files: list[str]) -> Iterator[tuple[str, b
         raise UserError(f'{folder} is damaged: {untrusted_files.reason(error)}; {_ADVICE}') from error
 
 
-def _count_described_bytes(text: bytes) -> int:
+def _array_bytes_from_metadata(text: bytes) -> int:
     """Returns the size in bytes of the array described by the JSON in `text`.
 
     Raises ValueError, KeyError or TypeError if the description is invalid.

@@ -53,7 +53,7 @@ def preview_task(args: argparse.Namespace) -> None:
         # Without a model type, tasks without inputs are shown in the format of decoder-only models.
         model_type = batch_formats.DECODER_ONLY
     config = pipeline.DatasetConfig(mixture, lengths, batch_size=1, split=args.split, pack=pack, model_type=model_type)
-    task = pipeline.get_provider(config)
+    task = pipeline.get_configured_task(config)
     dataset = task.get_dataset(dict(lengths), split=args.split, shuffle=True, seed=_SEED, num_epochs=1)
     dataset = converters.convert_examples(config, dataset, task)
     rows = list(itertools.islice(tf_data.numpy_iterator(dataset), max(MEASURED_ROWS, args.num_examples)))

@@ -76,9 +76,9 @@ def convert_examples(config: DatasetConfig, dataset: tf.data.Dataset, source: An
     """Converts each example of the task or mixture `source` to one row of each array in `pipeline.abstract_batch`."""
     model_type, lengths = config.model_type, config.task_feature_lengths
     if model_type == batch_formats.CLASSIFIER:
-        return _classification_arrays(config, dataset, source)
+        return _convert_to_labels(config, dataset, source)
     if model_type in _TEXT_CONVERTERS:
-        return _text_arrays(config, dataset, source)
+        return _convert_original_texts(config, dataset, source)
     if model_type == batch_formats.ENCODER_ONLY and lengths['inputs'] != lengths['targets']:
         raise UserError(
             f'TASK_FEATURE_LENGTHS must have the same length for inputs and targets, got {dict(lengths)}; a masked '
@@ -90,7 +90,7 @@ def convert_examples(config: DatasetConfig, dataset: tf.data.Dataset, source: An
     return converter(dataset, task_feature_lengths=dict(lengths))
 
 
-def _classification_arrays(config: DatasetConfig, dataset: tf.data.Dataset, source: Any) -> tf.data.Dataset:
+def _convert_to_labels(config: DatasetConfig, dataset: tf.data.Dataset, source: Any) -> tf.data.Dataset:
     """Converts each target to its index in `config.labels`, or parses it as a number if there are no labels."""
     labels, length = config.labels, config.task_feature_lengths['inputs']
     vocabulary, name = source.output_features['targets'].vocabulary, source.name
@@ -103,7 +103,7 @@ def _classification_arrays(config: DatasetConfig, dataset: tf.data.Dataset, sour
         inputs, targets = (tf.cast(example[key], tf.int32) for key in ('inputs', 'targets'))
         inputs = inputs[:length]
         text = example['targets_pretokenized'] if has_texts else vocabulary.decode_tf(targets)
-        label = _parse_number(text, name) if labels is None else _label_index(text, label_texts, name)
+        label = _parse_number(text, name) if labels is None else _find_label_index(text, label_texts, name)
         return {
             'encoder_input_tokens': tf.pad(inputs, [[0, length - tf.shape(inputs)[0]]]),
             'labels': tf.reshape(label, []),
@@ -113,7 +113,7 @@ def _classification_arrays(config: DatasetConfig, dataset: tf.data.Dataset, sour
     return dataset.map(compute_arrays, num_parallel_calls=tf.data.AUTOTUNE)
 
 
-def _text_arrays(config: DatasetConfig, dataset: tf.data.Dataset, source: Any) -> tf.data.Dataset:
+def _convert_original_texts(config: DatasetConfig, dataset: tf.data.Dataset, source: Any) -> tf.data.Dataset:
     """Converts examples in Python, because TensorFlow cannot align tokens with words for every vocabulary."""
     model_type, lengths = config.model_type, config.task_feature_lengths
     vocabulary = source.output_features['inputs'].vocabulary
@@ -151,7 +151,7 @@ def _text_arrays(config: DatasetConfig, dataset: tf.data.Dataset, source: Any) -
     return converted.unbatch() if has_windows else converted
 
 
-def _label_index(text: tf.Tensor, labels: Sequence[str], name: str) -> tf.Tensor:
+def _find_label_index(text: tf.Tensor, labels: Sequence[str], name: str) -> tf.Tensor:
     matches = tf.constant(list(labels)) == text
     message = f'UserError: LABELS must include the targets of {name}, got {", ".join(labels)}; add '
     message = tf.strings.join([message, tf.strings.regex_replace(text, r'\s', ' ')])

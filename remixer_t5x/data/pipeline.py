@@ -74,7 +74,7 @@ class DatasetConfig:
             raise UserError(f'USE_CACHED_TASKS must be True to use CACHE_DIR = {self.cache_dir}, got False')
 
 
-def get_provider(config: DatasetConfig) -> seqio.Task | seqio.Mixture:
+def get_configured_task(config: DatasetConfig) -> seqio.Task | seqio.Mixture:
     """Returns the task or mixture of `config`. Raises UserError if the task name, split or a feature does not exist."""
     task = get_task(config.mixture_or_task_name)
     splits = sorted(task.splits) if task.splits else []
@@ -107,7 +107,7 @@ def get_task(name: TaskOrName) -> seqio.Task | seqio.Mixture:
 
 def get_vocabulary(config: DatasetConfig) -> seqio.Vocabulary:
     """Returns the vocabulary of a task. Raises UserError if inputs and targets have different vocabularies."""
-    return task_vocabulary.get_vocabulary(get_provider(config))
+    return task_vocabulary.get_vocabulary(get_configured_task(config))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +127,7 @@ def prepare_data(config: DatasetConfig, model_vocab_size: int) -> PreparedData:
 
     Raises UserError if text cannot be read, or if the vocabulary is larger than `model_vocab_size`.
     """
-    task = get_provider(config)
+    task = get_configured_task(config)
     vocab = task_vocabulary.get_vocabulary(task)
     task_vocabulary.check_vocabulary_size(task.name, vocab, model_vocab_size)
     if config.model_type == batch_formats.CLASSIFIER:

@@ -43,7 +43,7 @@ class DataPosition:
         return cls.from_states(0, dict.fromkeys(range(streams), b''))
 
     @property
-    def is_saved(self) -> bool:
+    def has_stream_states(self) -> bool:
         """Whether the position contains stream states; False after reading batches with SAVE_DATA_POSITION=False."""
         return all(self.states[index] or not at for index, at in self.captured_at.items())
 

@@ -74,7 +74,7 @@ def call_without_autograph(build: Callable[[], tf.data.Dataset]) -> tf.data.Data
         return build()
 
 
-class Stream:
+class ResumableIterator:
     """Iterates over a tf.data dataset, and saves and restores the position of the iterator.
 
     Unless `saves` is false, raises UserError if the pipeline contains an operation whose position cannot be saved.

@@ -21,7 +21,7 @@ from remixer_t5x import tf_data
 from remixer_t5x.data import pipeline, task_vocabulary
 from remixer_t5x.data.pipeline import DatasetConfig
 from remixer_t5x.data.stream import (
-    Stream,
+    ResumableIterator,
     call_without_autograph,
     error_message,
     patch_tf_data,
@@ -117,7 +117,7 @@ class TrainBatches:
         pipeline.check_batch_divisible(config.batch_size, share_count)
         pipeline.check_batch_divisible(config.batch_size, streams, 'streams')
         # Resolve the task only once, because a task factory returns a new task in each call.
-        self._task, self._config = pipeline.get_provider(config), config
+        self._task, self._config = pipeline.get_configured_task(config), config
         stream_rows, share_rows = config.batch_size // streams, config.batch_size // share_count
         first = share_index * share_rows
         indices = range(first // stream_rows, -(-(first + share_rows) // stream_rows))
@@ -125,10 +125,10 @@ class TrainBatches:
         self._rows = slice(offset, offset + share_rows)
         threads = max(1, threads // len(indices)) if threads else None
 
-        def open_stream(index: int) -> Stream:
+        def open_stream(index: int) -> ResumableIterator:
             examples = _open_examples(self._task, config, seqio.ShardInfo(index, streams), epochs=None)
             dataset = _set_data_options(examples.batch(stream_rows, drop_remainder=True), threads)
-            return Stream(dataset, self._task.name, config.save_position)
+            return ResumableIterator(dataset, self._task.name, config.save_position)
 
         self._streams = {index: open_stream(index) for index in indices}
         # Threads read streams in parallel, because TensorFlow releases the GIL.
@@ -147,7 +147,7 @@ class TrainBatches:
         """Skips one batch in each of the given streams. Ignores streams that this host does not read."""
         self._next_elements([self._streams[index] for index in streams if index in self._streams])
 
-    def _next_elements(self, streams: Iterable[Stream]) -> list[Any]:
+    def _next_elements(self, streams: Iterable[ResumableIterator]) -> list[Any]:
         """Returns the next element of each stream. Raises UserError if a stream does not contain a full batch."""
         parallel_map = self._executor.map if self._executor else map
         parts: list[Any] = list(parallel_map(lambda stream: next(stream, None), streams))
@@ -186,7 +186,7 @@ class EvalBatches:
         threads: int | None = None,
     ):
         pipeline.check_batch_divisible(config.batch_size, share_count)
-        self._task, self._config = pipeline.get_provider(config), config
+        self._task, self._config = pipeline.get_configured_task(config), config
         rows = config.batch_size // share_count
         self._rows = slice(share_index * rows, (share_index + 1) * rows)
         # Build the dataset only once, because building its graph often takes longer than one pass.

@@ -44,7 +44,7 @@ class Evaluation:
 
     def split_by_task(self) -> tuple['Evaluation', ...]:
         """Returns an evaluation, named NAME/TASK, for each task with this split; () if only one task has the split."""
-        tasks = seqio.get_subtasks(pipeline.get_provider(self.dataset))
+        tasks = seqio.get_subtasks(pipeline.get_configured_task(self.dataset))
         tasks = [task for task in tasks if self.dataset.split in task.splits]
         return self.create_task_evaluations(tasks) if len(tasks) > 1 else ()
 

@@ -111,14 +111,14 @@ class TaskEvaluator:
                 # `head_predictions` tokenizes the original texts for models with a head, so do not truncate them here.
                 dict.fromkeys(lengths, 2**20) if self._has_head else lengths,
                 settings.examples,
-                is_generated and not self._ranked_labels(task),
+                is_generated and not self._labels_to_rank(task),
             )
             for task in self.seqio_tasks
         ]
         collectives.check_same_on_processes(
             {f'the examples of {each.task.name}': each.hash_ids() for each in self._examples}
         )
-        self.examples_hashes = {f'{self.split}/{each.task.name}': each.source_hash() for each in self._examples}
+        self.examples_hashes = {f'{self.split}/{each.task.name}': each.hash_first_texts() for each in self._examples}
         self.notes += [note for examples in self._examples for note in examples.notes]
         for examples in self._examples if self._has_head else ():
             counts = [encoded.num_tokens for encoded in self._encode_for_head(examples)]
@@ -139,14 +139,14 @@ class TaskEvaluator:
             answers = self._predict(params, examples)
             texts = [answer.decode_texts(self.vocabulary)[0] for answer in answers]
             outputs = ModelOutputs(
-                texts, [answer.scores[0] for answer in answers], self._target_scores(params, examples)
+                texts, [answer.scores[0] for answer in answers], self._score_targets(params, examples)
             )
             metrics = compute_metrics(examples, outputs)
             rows = list(self._build_rows(examples, texts, answers))
             digest = self.examples_hashes[f'{self.split}/{examples.task.name}']
             yield TaskReport(examples.task.name, self.split, metrics, rows, time.perf_counter() - start, digest)
 
-    def _ranked_labels(self, task: seqio.Task) -> tuple[str, ...] | None:
+    def _labels_to_rank(self, task: seqio.Task) -> tuple[str, ...] | None:
         return task_vocabulary.get_labels(task) if self._settings.rank_choices else None
 
     def _predict(self, params: Any, examples: TaskExamples) -> list[Prediction]:
@@ -154,7 +154,7 @@ class TaskEvaluator:
             return head_predictions.predict_texts(self._predictor, params, self._model, self._encode_for_head(examples))
         if self._classifies:
             return self._predictor.predict_labels(params, examples.inputs, task_vocabulary.get_labels(examples.task))
-        ranked = self._ranked_labels(examples.task)
+        ranked = self._labels_to_rank(examples.task)
         if ranked is None:
             return self._predictor.predict(params, examples.inputs)
         feature = examples.task.output_features['targets']
@@ -174,7 +174,7 @@ class TaskEvaluator:
             for text in examples.texts('inputs')
         ]
 
-    def _target_scores(self, params: Any, examples: TaskExamples) -> list[float] | None:
+    def _score_targets(self, params: Any, examples: TaskExamples) -> list[float] | None:
         if not needs_target_scores(examples.task):
             return None
         if self._classifies:

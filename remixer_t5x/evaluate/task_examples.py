@@ -41,7 +41,7 @@ class TaskExamples:
         """Returns a hash of the ids of all inputs and targets."""
         return hashlib.sha256(repr((self.inputs, self.targets)).encode()).hexdigest()[:16]
 
-    def source_hash(self) -> str:
+    def hash_first_texts(self) -> str:
         """Returns a hash of the first texts, which does not depend on the maximum lengths or the number of examples."""
         first = dataclasses.replace(self, examples=self.examples[:_HASHED_EXAMPLES])
         return hashlib.sha256(repr((first.texts('inputs'), first.texts('targets'))).encode()).hexdigest()[:16]

@@ -104,7 +104,7 @@ class CompiledPrograms:
         if not (folder.initial_checkpoint_path or object_store.is_remote(checkpoints) or checkpoints.exists()):
             self._init.start()
 
-    def initial_state(self, vocabulary: Any) -> tuple[TrainState, list[str]]:
+    def create_initial_state(self, vocabulary: Any) -> tuple[TrainState, list[str]]:
         """Returns the state at step 0 and a list of messages for the user.
 
         Loads the parameters from the initial checkpoint, if there is one, and otherwise initializes them randomly.
@@ -131,7 +131,7 @@ class CompiledPrograms:
         )
         return train_step.jit_eval_step(step, self.plan.shardings, self._config.partitioner)
 
-    def evaluated_params(self) -> Callable[[TrainState], Any]:
+    def build_params_selector(self) -> Callable[[TrainState], Any]:
         """Returns a function that maps a train state to the parameters to evaluate.
 
         The averages are evaluated if the optimizer averages parameters; otherwise, the latest parameters are evaluated.

@@ -46,7 +46,7 @@ class Hook:
 
 
 @dataclasses.dataclass
-class EvaluateLoss:
+class LossEvaluationHook:
     """Logs the held-out loss, perplexity and token accuracy for a split and for each task in the split.
 
     `open_batches` maps the `kind` of each loss record to the batches of the split or task. `early_stopping` is the
@@ -83,7 +83,7 @@ class EvaluateLoss:
 
 
 @dataclasses.dataclass
-class EvaluateTasks:
+class TaskEvaluationHook:
     """Logs each task's metrics and the average over tasks, and saves the best parameters so far.
 
     Early stopping monitors the average. For each task, prints the model's answers to the first `shown` examples.

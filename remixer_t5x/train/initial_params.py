@@ -215,7 +215,7 @@ def find_sources(
             f'FRESH_PARAMETERS must be a substring of a parameter name, got {fresh!r}; a parameter name is, for '
             f'example, {next(iter(names))}'
         )
-    rules = {pattern: _compile_rule(pattern, to) for pattern, to in renamed.items()}
+    rules = {pattern: _compile_rename_rule(pattern, to) for pattern, to in renamed.items()}
     used: set[str] = set()
     sources: dict[str, ParamSource | None] = {}
     for name in names:
@@ -234,7 +234,7 @@ def find_sources(
     return sources
 
 
-def _compile_rule(pattern: Any, to: Any) -> re.Pattern[str]:
+def _compile_rename_rule(pattern: Any, to: Any) -> re.Pattern[str]:
     if not isinstance(pattern, str) or not (to is None or isinstance(to, str)):
         raise UserError(
             f'{MAP_SETTING} must map regular expressions to names in the checkpoint, or to None for fresh parameters, '

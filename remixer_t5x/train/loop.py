@@ -80,13 +80,13 @@ def train(
         if jax.process_index() == 0:
             start.write_run_files(path, config_text, data.vocabulary, is_new, log.print)
         if first >= last or state.patience.is_exhausted:
-            reason = f'TRAIN_STEPS = {last}' if first >= last else state.patience.describe_stop()
+            reason = f'TRAIN_STEPS = {last}' if first >= last else state.patience.describe_early_stop()
             for line in (f'{path} is already at step {first} ({reason}); nothing was trained', *notes):
                 log.print(line)
             return _build_result(data.loss_kind, path, first, None)
         log.start(run.step_config, programs.plan, run.trackers, config_text, (*notes, *data.notes))
 
-        stop = (signals or stack).enter_context(preemption.StopRequest(first))
+        stop = (signals or stack).enter_context(preemption.StopSignalHandler(first))
         batches = stack.enter_context(data.open_batches(state.position, run.periods.checkpoint_period))
         loop = _build_loop(run, programs, data, batches, checkpoints, record, path, log, is_new)
         startup.end_phase('opening the data')
@@ -116,7 +116,7 @@ class TrainingLoop:
     def __post_init__(self) -> None:
         self._measure = self.log.timeline.measure
 
-    def run(self, state: saving.RunState, last: int, stop: preemption.StopRequest) -> str | None:
+    def run(self, state: saving.RunState, last: int, stop: preemption.StopSignalHandler) -> str | None:
         """Trains until step `last`, until early stopping or until a signal, and saves the final state.
 
         Returns the name of the signal, or None if there was no signal.
@@ -137,11 +137,11 @@ class TrainingLoop:
             signal_name = stop.agreed_signal(state.step)
         self.profiler.close()
         if state.patience.is_exhausted and state.window.totals():
-            self.saver.log_window(state)
+            self.saver.log_mean_metrics(state)
         with self._measure(progress.CHECKPOINT):
             self.saver.save_final_state(state)
         if state.patience.is_exhausted:
-            self.log.print(f'stopping early at step {state.step}: {state.patience.describe_stop()}')
+            self.log.print(f'stopping early at step {state.step}: {state.patience.describe_early_stop()}')
         return signal_name
 
     def _run_step(self, state: saving.RunState, first: int, last: int) -> None:
@@ -149,7 +149,7 @@ class TrainingLoop:
             begin = time.perf_counter()
             with self._measure(progress.WAITING_FOR_DATA):
                 batch = next(self.batches)
-            self.log.clock.wait_for_data(time.perf_counter() - begin)
+            self.log.clock.add_data_wait(time.perf_counter() - begin)
             is_first = state.step + 1 == first
             with self._measure(progress.COMPILE if is_first else progress.STEPS):
                 state.train_state, step_metrics = self.train_step(state.train_state, batch)
@@ -204,18 +204,22 @@ def _build_loop(
     saver = saving.CheckpointSaver(run.recovery, last, checkpoints, batches, bad_steps, record, abstract, log)
     profiler = hooks.Profiler(path / 'profile')
     best_checkpoints = best.BestCheckpoints(path, record, run.folder.best_metrics, is_new)
-    params_of, period = programs.evaluated_params(), run.periods.eval_period
+    params_of, period = programs.build_params_selector(), run.periods.eval_period
     new_hook = functools.partial(hooks.Hook, period, at_start=run.periods.eval_at_start, activity=progress.EVALUATION)
-    run_hooks = [hooks.Hook(run.periods.log_period, saver.log_window)]
+    run_hooks = [hooks.Hook(run.periods.log_period, saver.log_mean_metrics)]
     if data.loss_kind and period is not None:
         # If the run evaluates tasks, early stopping uses their metrics instead.
         early_stopping = None if data.evaluator else data.loss_kind
         eval_step = programs.eval_step(data.vocabulary)
-        loss = hooks.EvaluateLoss(data.open_held_out_batches, eval_step, data.place, log, params_of, early_stopping)
+        loss = hooks.LossEvaluationHook(
+            data.open_held_out_batches, eval_step, data.place, log, params_of, early_stopping
+        )
         run_hooks.append(new_hook(loss, prepare=lambda: loss.batches))
     if data.evaluator is not None:
         shown_answers = run.tasks.shown if run.tasks else 0
-        run_hooks.append(new_hook(hooks.EvaluateTasks(data.evaluator, best_checkpoints, log, params_of, shown_answers)))
+        run_hooks.append(
+            new_hook(hooks.TaskEvaluationHook(data.evaluator, best_checkpoints, log, params_of, shown_answers))
+        )
     # Log a step's records before saving its checkpoint, so that a resumed run does not repeat them.
     run_hooks += [
         hooks.Hook(run.periods.checkpoint_period, saver, activity=progress.CHECKPOINT),

@@ -21,7 +21,7 @@ def stop_signals() -> list[signal.Signals]:
     return [signal.SIGTERM, signal.SIGINT, *hang_up]
 
 
-class StopRequest:
+class StopSignalHandler:
     """Installs signal handlers for `stop_signals`.
 
     `step` is the step at which the training loop starts. The loop must call `agreed_signal` after every step.
@@ -32,7 +32,7 @@ class StopRequest:
         self._step = step
         self._before: dict[int, Any] = {}
 
-    def __enter__(self) -> 'StopRequest':
+    def __enter__(self) -> 'StopSignalHandler':
         if threading.current_thread() is threading.main_thread():
             # With several processes, JAX's preemption service handles SIGTERM and notifies the other processes.
             numbers = [number for number in stop_signals() if jax.process_count() == 1 or number != signal.SIGTERM]

@@ -80,7 +80,7 @@ class SpeedMeter:
     def exclude_time(self, seconds: float) -> None:
         self._paused += seconds
 
-    def wait_for_data(self, seconds: float) -> None:
+    def add_data_wait(self, seconds: float) -> None:
         """Adds `seconds` to the time that the host has waited for batches. The device may be busy during this time."""
         self._waited += seconds
 

@@ -28,7 +28,7 @@ MAX_REWINDS = 5
 
 
 @dataclasses.dataclass
-class Patience:
+class EarlyStopping:
     """Counts the evaluations since the best evaluation, for early stopping.
 
     Checkpoints contain the count, so a resumed run stops at the same step as an uninterrupted run. `limit` is the
@@ -56,7 +56,7 @@ class Patience:
     def is_exhausted(self) -> bool:
         return self.limit is not None and self.since >= self.limit
 
-    def describe_stop(self) -> str:
+    def describe_early_stop(self) -> str:
         return (
             f'no better evaluation since step {self.step} ({self.since} without improvement, '
             f'STOP_AFTER_EVALUATIONS = {self.limit})'
@@ -77,7 +77,7 @@ class RunState:
     window: metrics.MetricsWindow = dataclasses.field(default_factory=metrics.MetricsWindow)
     saved_step: int | None = None
     position: prefetch.DataPosition = dataclasses.field(default_factory=prefetch.DataPosition)
-    patience: Patience = dataclasses.field(default_factory=Patience)
+    patience: EarlyStopping = dataclasses.field(default_factory=EarlyStopping)
 
 
 def restore_state(
@@ -85,7 +85,7 @@ def restore_state(
     step: int,
     abstract: TrainState,
     record: Mapping[str, Any],
-    patience: Patience,
+    patience: EarlyStopping,
     changed: str = '',
 ) -> RunState:
     """Restores the state that `CheckpointSaver` saved at `step`, with the shapes and shardings of `abstract`.
@@ -141,7 +141,7 @@ class BadStepHandler:
         if self._in_a_row >= MAX_SKIPPED_IN_A_ROW:
             self._stop_run(f'{MAX_SKIPPED_IN_A_ROW} steps in a row were skipped: {problem}', step)
 
-    def check_params(self, step: int, params: Any) -> None:
+    def check_params_finite(self, step: int, params: Any) -> None:
         """Rewinds or stops the run if a parameter is not finite.
 
         A finite gradient can make a parameter infinite, and skipping later updates cannot undo this.
@@ -194,7 +194,7 @@ class CheckpointSaver:
 
     def __call__(self, state: RunState, is_last: bool = False) -> None:
         """Starts saving the state. Raises UserError if this or the previous checkpoint cannot be written."""
-        self.bad_steps.check_params(state.step, state.train_state.params)
+        self.bad_steps.check_params_finite(state.step, state.train_state.params)
         with self._tolerate_save_failure():
             # Wait for the previous write here, although Orbax would also wait, to handle its failure separately.
             self.checkpoints.wait()
@@ -221,7 +221,7 @@ class CheckpointSaver:
                 self(state, is_last=True)
         self.checkpoints.wait()
 
-    def log_window(self, state: RunState) -> None:
+    def log_mean_metrics(self, state: RunState) -> None:
         """Logs the mean metrics of the steps since the last log, and handles failed checkpoint writes."""
         numbers = metrics.compute_means(state.window.totals())
         state.window = metrics.MetricsWindow()

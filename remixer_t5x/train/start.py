@@ -75,15 +75,15 @@ class RunData:
         # Limit the tf.data threads on CPUs, because the train step needs most of the cores.
         self._threads = task_batches.tf_data_threads(jax.default_backend())
 
-    def first_position(self) -> prefetch.DataPosition:
+    def first_data_position(self) -> prefetch.DataPosition:
         """Returns the data position at the start of a new run. Resumed runs keep their number of data streams."""
         return prefetch.DataPosition.start(self._dataset.streams or self._partitioner.data_shard()[1])
 
-    def resumed_position(self, saved: prefetch.DataPosition, step: int) -> prefetch.DataPosition:
+    def resumed_data_position(self, saved: prefetch.DataPosition, step: int) -> prefetch.DataPosition:
         """Returns the data position saved in the checkpoint of `step`. Raises UserError if it was not saved."""
         if not self._dataset.save_position:
             return prefetch.DataPosition.from_states(saved.batches, dict.fromkeys(saved.states, b''))
-        if not saved.is_saved:
+        if not saved.has_stream_states:
             raise UserError(
                 f'SAVE_DATA_POSITION must be False, because the checkpoint of step {step} contains no data position, '
                 'got True; pass --gin.SAVE_DATA_POSITION=False, or use a new MODEL_DIR'
@@ -162,7 +162,7 @@ def restore_or_create_state(
     incompatible with `record`, the description of this run, or if the initial parameters do not fit the model.
     """
     notes: list[str] = []
-    patience = saving.Patience(run.periods.stop_after_evaluations)
+    patience = saving.EarlyStopping(run.periods.stop_after_evaluations)
     while (step := collectives.broadcast(checkpoints.latest_step())) is not None:
         folder = checkpoints.folder / str(step)
         try:
@@ -174,12 +174,12 @@ def restore_or_create_state(
         except durable.DamagedCheckpoint as error:
             notes.append(_move_damaged_checkpoint(run.recovery.restore, checkpoints, step, error))
             continue
-        state.position = data.resumed_position(state.position, step)
+        state.position = data.resumed_data_position(state.position, step)
         if changed:
             notes.append(f'changed since the checkpoint: {changed}')
         return state, notes
-    train_state, creation_notes = programs.initial_state(data.vocabulary)
-    return saving.RunState(train_state, position=data.first_position(), patience=patience), notes + creation_notes
+    train_state, creation_notes = programs.create_initial_state(data.vocabulary)
+    return saving.RunState(train_state, position=data.first_data_position(), patience=patience), notes + creation_notes
 
 
 def _move_damaged_checkpoint(
@@ -194,6 +194,6 @@ def _move_damaged_checkpoint(
             else 'there is no other checkpoint: use a new MODEL_DIR, or pass --restore=previous to start from scratch'
         )
         raise UserError(f'{error}; {advice}') from error
-    folder = collectives.broadcast(str(checkpoints.move_damaged(step)) if jax.process_index() == 0 else None)
+    folder = collectives.broadcast(str(checkpoints.move_damaged_checkpoint(step)) if jax.process_index() == 0 else None)
     checkpoints.reopen()
     return f'{error}; it was moved to {folder}'

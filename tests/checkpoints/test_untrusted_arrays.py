@@ -73,19 +73,19 @@ def test_numeric_dtypes_of_tensorstore_are_accepted(tmp_path, dtype, driver):
     spec = {'driver': driver, 'kvstore': {'driver': 'file', 'path': str(tmp_path / 'a')}, 'dtype': dtype}
     dtype = ml_dtypes.bfloat16 if dtype == 'bfloat16' else dtype
     ts.open({**spec, 'metadata': {'shape': [3]}}, create=True).result().write(np.ones(3, dtype)).result()
-    untrusted.check_checkpoint(tmp_path)
+    untrusted.check_untrusted_checkpoint(tmp_path)
 
 
 def test_arrays_of_zeros_may_be_larger_than_their_files(tmp_path):
     """Chunks that only contain the fill value are not written, as in a state before its first step."""
     metadata = {'zarr_format': 2, 'shape': [2**27], 'chunks': [2**27], 'dtype': '<f4'}
     (tmp_path / '.zarray').write_text(json.dumps(metadata))
-    untrusted.check_checkpoint(tmp_path)
+    untrusted.check_untrusted_checkpoint(tmp_path)
     (tmp_path / '.zarray').write_text(json.dumps({**metadata, 'shape': [2**29], 'chunks': [2**27]}))
-    assert '2.0 GiB of arrays' in error_message(untrusted.check_checkpoint, tmp_path)
+    assert '2.0 GiB of arrays' in error_message(untrusted.check_untrusted_checkpoint, tmp_path)
     with (tmp_path / '0').open('wb') as file:
         file.truncate(2**25)
-    untrusted.check_checkpoint(tmp_path)
+    untrusted.check_untrusted_checkpoint(tmp_path)
 
 
 @pytest.mark.parametrize('name', ['²', '007', '1' + '0' * 30])

@@ -197,7 +197,7 @@ def test_invalid_settings_raise_an_error(task):
     config = pipeline.DatasetConfig(task, LENGTHS, 4)
     change = functools.partial(dataclasses.replace, config)
     errors = {
-        "train, validation, got 'tset'": lambda: pipeline.get_provider(change(split='tset')),
+        "train, validation, got 'tset'": lambda: pipeline.get_configured_task(change(split='tset')),
         "{'inputs': 512, 'targets': 114}": lambda: change(task_feature_lengths={'inputs': 16}),
         'use 6': lambda: task_batches.TrainBatches(config, 0, 3),
         'set STREAMS = 2': lambda: task_batches.TrainBatches(change(streams=4), streams=2),

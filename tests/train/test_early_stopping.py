@@ -7,18 +7,18 @@ import pathlib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remixer_t5x.train.saving import Patience
+from remixer_t5x.train.saving import EarlyStopping
 
 
 def count_until_end(values, limit, restores=()):
     """Returns the number of values until the end; saves and restores the state after each value in `restores`."""
-    patience = Patience(limit)
+    patience = EarlyStopping(limit)
     for number, value in enumerate(values, 1):
         patience.add_evaluation(number, value)
         if patience.is_exhausted:
             return number
         if number in restores:
-            patience = Patience(limit, **json.loads(json.dumps(patience.to_json())))
+            patience = EarlyStopping(limit, **json.loads(json.dumps(patience.to_json())))
     return None
 
 

@@ -39,8 +39,8 @@ def test_the_clock_excludes_pauses(monkeypatch):
     clock = progress.SpeedMeter(progress.StepCost(tokens=100, flops=50.0, peak=1000.0, devices=2), step=10)
     now[0] = 7.0
     clock.exclude_time(3.0)
-    clock.wait_for_data(0.5)
-    clock.wait_for_data(1.0)
+    clock.add_data_wait(0.5)
+    clock.add_data_wait(1.0)
     lap = clock.lap(12)
     assert lap.pop('host_mib') > 10
     speed = {'tokens_per_second': 50.0, 'tokens_per_second_per_device': 25.0}

@@ -24,7 +24,7 @@ def catch_exit(monkeypatch):
 
 @pytest.mark.parametrize(('number', 'again'), [(signal.SIGINT, 'press again'), (signal.SIGTERM, 'send it again')])
 def test_the_first_signal_stops_the_run_and_the_second_exits(capfd, catch_exit, number, again):
-    with preemption.StopRequest(step=4) as stop:
+    with preemption.StopSignalHandler(step=4) as stop:
         assert stop.agreed_signal(5) is None
         signal.raise_signal(number)
         line = f'{number.name}: finishing step 6, then saving; {again} to quit without saving'
@@ -41,12 +41,12 @@ def test_the_first_signal_stops_the_run_and_the_second_exits(capfd, catch_exit, 
 def test_sighup_stops_the_run_unless_it_is_ignored_as_under_nohup():
     # The test itself may run under nohup.
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    with preemption.StopRequest(step=4) as stop:
+    with preemption.StopSignalHandler(step=4) as stop:
         signal.raise_signal(signal.SIGHUP)
         signal.raise_signal(signal.SIGHUP)
         assert stop.agreed_signal(5) == 'SIGHUP'
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    with preemption.StopRequest(step=4) as stop:
+    with preemption.StopSignalHandler(step=4) as stop:
         signal.raise_signal(signal.SIGHUP)
         assert stop.agreed_signal(5) is None
     signal.signal(signal.SIGHUP, before)

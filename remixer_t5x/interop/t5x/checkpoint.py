@@ -124,7 +124,7 @@ def read_t5x_checkpoint(path: str, abstract: Params) -> tuple[Params, int]:
         UserError: there is no checkpoint, it cannot be read, or it does not match the model's architecture or size.
     """
     folder = _find_checkpoint(path)
-    untrusted.check_checkpoint(folder)
+    untrusted.check_untrusted_checkpoint(folder)
     expected = {name: tuple(leaf.shape) for name, leaf in _flatten_params(abstract).items()}
     with saved_params.wrap_checkpoint_errors(folder, 'read'):
         saved = _open_orbax(folder / _ORBAX_FOLDER) if (folder / _ORBAX_FOLDER).is_dir() else _open_msgpack(folder)
