@@ -45,7 +45,7 @@ def __dir__() -> list[str]:
     return __all__
 
 
-# Define TYPE_CHECKING here, because importing `typing` would take longer than the rest of this file.
+# Define TYPE_CHECKING here, because importing it from `typing` would take longer than the rest of this file.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from remixer_t5x import testing as testing

@@ -30,7 +30,7 @@ def is_hidden_matrix(names: tuple[str | None, ...]) -> bool:
 
     Returns False for embeddings, output projections, adapters, and parameters with an axis of positions or distances.
     """
-    # None is an axis that is never sharded; (None, EMBED) is the embedding of token types.
+    # None marks an axis that is never sharded; the token type embedding has the axes (None, EMBED).
     features = {EMBED, MLP, JOINED_KV, TOKEN_MLP, None}
     stacked, ends = {*names[:-2]}, names[-2:]
     if len(ends) < 2 or ends == (None, EMBED):

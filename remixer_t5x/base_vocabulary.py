@@ -64,7 +64,8 @@ class Vocabulary(abc.ABC):
     def encode_tf(self, text: tf.Tensor) -> tf.Tensor:
         """Returns the token ids of a scalar string tensor as an [ids] int32 tensor.
 
-        The TensorFlow function is stateless, because TensorFlow cannot save the position of a stateful pipeline.
+        The TensorFlow function is declared as stateless, because TensorFlow cannot save the iterator position of a
+        pipeline with stateful functions.
         """
 
         def call(text: bytes | np.ndarray) -> np.ndarray:

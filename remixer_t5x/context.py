@@ -1,6 +1,6 @@
 """Defines `SequenceContext`, a description of the tokens of a batch from which sublayers derive their masks.
 
-Also checks the inputs and settings of sublayers.
+This module also checks the inputs and settings of sublayers.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ class SequenceContext:
     Attributes:
         segment_ids: [batch, length] int32; the example number of each token, starting at 1; 0 for padding.
         positions: [batch, length] int32; the index of each token within its example.
-        position_bias: [1, heads, query, key], a `DistanceBias`, or None; set by a stack for its attention sublayers.
+        position_bias: a [1, heads, query, key] array, a `DistanceBias`, or None; set by a stack for its attention
+            sublayers.
         num_keys: number of keys per query: the row length or, while decoding, the number of cache slots; set by a
             stack.
         memory: the encoder output, for cross-attention; None in an encoder or a decoder-only model.
-        step: int32, index of the token that a decoding step processes: a scalar, or [batch] if prompts have different
-            lengths; None in other calls.
+        step: int32, index of the token processed by a decoding step; a scalar, or [batch] if prompts have different
+            lengths; None outside of decoding steps.
         prefix: [batch, length] bool, True for tokens at the start of an example that are visible to all tokens of the
             example even if `causal` is set, or None. A causal sublayer that mixes tokens either supports prefixes or
             raises UserError (`check_no_prefix`).
@@ -55,7 +56,7 @@ class SequenceContext:
 
     @property
     def is_token(self) -> jax.Array:
-        """[batch, length] bool, False at padding."""
+        """Token mask, [batch, length] bool; False at padding."""
         return self.segment_ids > 0
 
 

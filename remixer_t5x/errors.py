@@ -9,7 +9,7 @@ from typing import Any
 class UserError(ValueError):
     """An error that the user caused and can correct.
 
-    The message is one line that states the constraint, the value, and the command or setting to use instead.
+    The message is one line that states what is required, the actual value, and the command or setting to use instead.
     """
 
 

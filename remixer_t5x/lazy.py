@@ -31,7 +31,7 @@ INSTALL_COMMAND = "pip install 'remixer-t5x[train]'"
 verbose = False
 # Log levels that the C++ libraries of TensorFlow, gRPC and XLA read when they are loaded.
 _ENVIRONMENT = {'TF_CPP_MIN_LOG_LEVEL': '3', 'GRPC_VERBOSITY': 'ERROR', 'GLOG_minloglevel': '3'}
-# Modules to block: TensorFlow imports Keras through the first, and Keras imports the others for plots and tables.
+# Modules to block: TensorFlow imports Keras through the first module; Keras imports the others for plots and tables.
 _BLOCKED_MODULES = ('keras.src.optimizers', 'matplotlib', 'pandas')
 # Modules that seqio imports but rarely uses: Keras layers of TensorFlow Text, and hyperparameter search.
 _DELAYED_MODULES = ('tensorflow_text.python.keras', 'pyglove')
@@ -104,7 +104,7 @@ def set_log_levels() -> None:
 
 @contextlib.contextmanager
 def discard_stderr() -> Iterator[None]:
-    """Discards standard error output of the block, unless the block raises an error or `verbose` is set."""
+    """Discards the standard error output of the block, unless the block raises an error or `verbose` is set."""
     if verbose:
         yield
         return
@@ -142,7 +142,7 @@ def _pause_garbage_collection():
 
 @contextlib.contextmanager
 def _block_imports(names: tuple[str, ...]):
-    """Makes imports of these packages fail as if they were not installed, unless they are already loaded."""
+    """Makes imports of the packages `names` fail as if they were not installed, unless they are already loaded."""
     hidden = [name for name in names if name not in sys.modules]
     # Python raises ModuleNotFoundError when a module whose entry in `sys.modules` is None is imported.
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
@@ -155,7 +155,7 @@ def _block_imports(names: tuple[str, ...]):
 
 @contextlib.contextmanager
 def _delay_imports(names: tuple[str, ...]):
-    """Delays imports of these packages. A placeholder module imports a package when its first attribute is accessed."""
+    """Delays imports of the packages `names`: a placeholder imports a package when an attribute is first accessed."""
     absent = [name for name in names if name not in sys.modules]
     placeholders = {name: types.ModuleType(name) for name in absent}
     for name, module in placeholders.items():
@@ -186,7 +186,7 @@ def has_extra(name: str) -> bool:
 def import_extra(name: str) -> Any:
     """Imports `remixer_t5x.extras.NAME`.
 
-    Other packages of `remixer_t5x` must import extras only with this function. Raises UserError if the extra is not
+    Other packages of `remixer_t5x` must import extras only through `import_extra`. Raises UserError if the extra is not
     installed.
     """
     module = f'remixer_t5x.extras.{name}'

@@ -111,7 +111,7 @@ def _value_matches_type(value: Any, base: Any, bounds: Range | None) -> bool:
 
 
 def union_members(kind: Any) -> list[Any]:
-    """Returns the members of a (nested) union type; [kind] for any other type."""
+    """Returns the members of a (possibly nested) union type, or a list with only `kind` for any other type."""
     is_union = typing.get_origin(kind) in (typing.Union, types.UnionType)
     return [part for each in typing.get_args(kind) for part in union_members(each)] if is_union else [kind]
 
@@ -127,7 +127,7 @@ def split_annotation(kind: Any) -> tuple[Any, Range | None]:
 def parse_whole_number(text: object, least: int = 0, most: int = 2**31 - 1) -> int | None:
     """Parses a whole number in a range; returns None for any other value.
 
-    The default range is the range of 32-bit integers, which C++ code accepts.
+    The default range contains the non-negative 32-bit integers, which C++ code accepts.
     """
     if not re.fullmatch('[+-]?[0-9]{1,18}', str(text).strip()) or not least <= int(str(text)) <= most:
         return None

@@ -1,4 +1,4 @@
-"""Measures the phases of a command's start-up for `--verbose`.
+"""Measures the duration of each phase of a command's start-up for `--verbose`.
 
 Prints each phase's wall time in seconds, followed by its CPU time in parentheses. A phase starts when the previous one
 ends.
@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 # Name of the threads that run XLA's compiler, which cannot be interrupted.
 COMPILE_THREAD_NAME = 'compile'
-# A tuple (phase, wall clock, CPU clock) for the end of each phase. The first tuple is for the start of the command.
+# A tuple (phase, wall time, CPU time) for the end of each phase. The first tuple marks the start of the command.
 _marks: list[tuple[str, float, float]] = []
 
 

@@ -1,7 +1,7 @@
 """Creates temporary files and folders, renames them atomically, and removes those of killed processes.
 
-Each temporary entry has a lock file, `NAME.lock`. The kernel releases the lock when the process ends. The next process
-that creates a temporary entry in the same folder removes all entries whose locks are free.
+Each temporary file or folder has a lock file, `NAME.lock`. The kernel releases the lock when the process ends. The next
+process that creates a temporary entry in the same folder removes all entries whose locks are free.
 """
 
 import contextlib
@@ -19,8 +19,8 @@ _LOCK_SUFFIX = '.lock'
 def temporary_path(folder: pathlib.Path, prefix: str, suffix: str = '.tmp') -> Iterator[pathlib.Path]:
     """Yields a new path in `folder` for a file or folder, and removes the path at the end of the block.
 
-    First removes entries with `suffix` that killed processes have left behind. Raises OSError if `folder` is not
-    writable.
+    First removes files and folders with `suffix` that killed processes have left behind. Raises OSError if `folder` is
+    not writable.
     """
     _remove_abandoned_entries(folder, suffix)
     path = folder / f'{prefix}{uuid.uuid4().hex}{suffix}'
@@ -38,7 +38,7 @@ def _open_locked(lock: pathlib.Path) -> int:
     """Opens a file, and locks it if the file system supports locks."""
     while True:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        # If the file system does not support locks, other processes never remove the entry.
+        # If the file system does not support locks, other processes never remove the temporary file or folder.
         with contextlib.suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         # Retry if another process removed the file before it was locked.
@@ -49,7 +49,7 @@ def _open_locked(lock: pathlib.Path) -> int:
 
 
 def sync_and_rename(written: str | os.PathLike[str], final: str | os.PathLike[str]) -> None:
-    """Syncs a file or a folder with its contents, and renames it to `final`. The new entry survives a power loss."""
+    """Syncs a file or a folder with its contents, and renames it to `final`. The rename survives a power loss."""
     for folder, _, names in os.walk(written, topdown=False):
         for name in names:
             sync_to_disk(os.path.join(folder, name))
@@ -82,7 +82,7 @@ def remove_path(path: pathlib.Path) -> None:
 
 
 def _remove_abandoned_entries(folder: pathlib.Path, suffix: str) -> None:
-    """Removes entries with `suffix` whose processes have ended."""
+    """Removes temporary files and folders with `suffix` whose processes have ended."""
     for lock in folder.glob(f'*{suffix}{_LOCK_SUFFIX}'):
         # Ignore errors, because another process may hold the lock or have removed the file.
         with contextlib.suppress(OSError):

@@ -13,7 +13,7 @@ from remixer_t5x.lazy import tf
 
 
 def without_autotune(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Disables autotuning, without changing the elements or their order."""
+    """Disables autotuning for a dataset, without changing the elements or their order."""
     options = tf.data.Options()
     options.autotune.enabled = False
     return dataset.with_options(options)

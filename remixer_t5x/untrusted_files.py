@@ -61,7 +61,7 @@ def _open_object(name: str) -> Iterator[Any]:
         with epath.Path(name).open('rb') as file:
             yield file
     except Exception as error:
-        # Convert the exceptions of TensorFlow, which reads buckets.
+        # Convert TensorFlow's exceptions, because epath reads buckets through TensorFlow.
         if not type(error).__module__.startswith('tensorflow'):
             raise
         raise OSError(errno.EIO, str(error).partition('\n')[0], name) from error
@@ -110,10 +110,10 @@ def raise_user_errors(path: Path, advice: str = _DEFAULT_ADVICE) -> Iterator[Non
 
 
 class JsonLine(NamedTuple):
-    """A line of a JSON lines file: the 1-based number, the size in bytes, and either a value or an error.
+    """A line of a JSON lines file: the line number (from 1), the size in bytes, and either a value or an error.
 
-    `ended` is False if the line has no line end; a killed process may have truncated such a line. `is_blank` is True if
-    the line contains only white space, which is also an error.
+    `ended` is False if the line does not end with a newline; a killed process may have truncated such a line.
+    `is_blank` is True if the line contains only white space, which is also an error.
     """
 
     number: int

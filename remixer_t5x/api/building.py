@@ -10,7 +10,7 @@ from remixer_t5x.models.interface import Model
 
 
 def build_model(*gin_files: str, **macros: object) -> Model:
-    """Builds the model that gin files and macros configure. `model.init` creates the model's parameters.
+    """Builds the model configured by gin files and macros. `model.init` creates the model's parameters.
 
     For example, `build_model('models/remixer.gin', 'sizes/tiny.gin', VOCAB_SIZE=384)` builds a small Remixer, and
     `build_model('models/t5_1_1.gin', 'sizes/tiny.gin', ENCODER_MIXER=MyMixer, ENCODER_POSITION_BIAS=None)` builds a T5
@@ -18,14 +18,14 @@ def build_model(*gin_files: str, **macros: object) -> Model:
 
     Args:
         *gin_files: shipped or custom gin files. A gin file can run any code. Later files override earlier files.
-        **macros: values of macros, which override values in the files. A string that starts with `@` or `%` is a gin
-            reference, such as `'@fnet.FNet'`. Any other value, including a class or function, is used directly.
+        **macros: values of macros, which override the values in the gin files. A string that starts with `@` or `%` is
+            a gin reference, such as `'@fnet.FNet'`. Any other value, including a class or function, is used directly.
 
     Replaces gin's global configuration. Loading another configuration later does not change the model.
 
     Raises:
-        UserError: a file does not exist, a name is unknown, a value is invalid, or a setting of the model is missing,
-            such as a setting in `sizes/*.gin`.
+        UserError: a file does not exist, a name is unknown, a value is invalid, or a model setting, such as one from
+            `sizes/*.gin`, is missing.
     """
     if not gin_files:
         raise UserError(
@@ -48,7 +48,7 @@ def _build_model(gin_files: Sequence[str], macros: Mapping[str, object]) -> Mode
     try:
         flags = [*sources.flags, *((name, _to_gin_text(value)) for name, value in objects.items())]
     except ValueError:
-        # The model has no gin text if gin cannot refer to one of the values, such as a lambda.
+        # The model has no gin text if one of the values, such as a lambda, cannot be written in gin.
         return dataclasses.replace(model, config='')
     loading.load(dataclasses.replace(sources, flags=flags, objects={}), '%MODEL', only=True)
     return dataclasses.replace(model, config=loading.config_text())

@@ -27,7 +27,7 @@ from remixer_t5x.models.architecture.encoder_decoder import parse_dtype
 from remixer_t5x.models.interface import Model
 from remixer_t5x.run_folder import model_dir, object_store
 
-# Maximum numbers of tokens if neither the run nor the caller sets them, for example for a Hugging Face folder.
+# Default maximum numbers of tokens, for example for a Hugging Face folder that does not specify them.
 DEFAULT_LENGTHS = {'inputs': 512, 'targets': 114}
 # The name of the `path` argument in error messages.
 PATH_SETTING = 'the path given to load'
@@ -51,8 +51,8 @@ def load(
     Args:
         path: a MODEL_DIR, a checkpoint such as `MODEL_DIR/checkpoints/1000` or `MODEL_DIR/best/TASK`, a Hugging Face
             folder with a T5, BERT or GPT-2 model in safetensors, or a shared folder written by `convert --to_shared`.
-            For a MODEL_DIR, the newest checkpoint is loaded, or the best checkpoint of a task if there is no other.
-            `hf://NAME` downloads a Hugging Face folder or a shared folder from the Hub.
+            From a MODEL_DIR, the newest checkpoint is loaded or, if only best checkpoints exist, the best checkpoint of
+            a task. `hf://NAME` downloads a Hugging Face folder or a shared folder from the Hub.
         lengths: maximum number of tokens of `inputs` and of `targets`; overrides the run's TASK_FEATURE_LENGTHS.
         partitioner: shards arrays across devices; None replicates the parameters on all devices of this machine.
         vocabulary: path of a SentencePiece model or of BERT's tokenizer.json, for a Hugging Face folder without a
@@ -126,7 +126,7 @@ def check_gin_is_safe(shared: shared_folder.SharedModel, advice: str) -> None:
 
 
 def read_model(checkpoint: str) -> tuple[Any, Any, Mapping[str, int]]:
-    """Reads the model, vocabulary and TASK_FEATURE_LENGTHS from the gin file of the run that wrote `checkpoint`."""
+    """Reads the model, the vocabulary and TASK_FEATURE_LENGTHS from the gin file of the run that wrote `checkpoint`."""
     with local_gin_file(checkpoint) as gin_file:
         return _read_gin(gin_file, task_vocabulary.saved_vocabulary_flags(containing_model_dir(checkpoint)))
 

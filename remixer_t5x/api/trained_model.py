@@ -174,7 +174,7 @@ class TrainedModel:
     def classify(self, texts: Strings) -> list[Answer]:
         """Returns a classifier's labels for each text, most likely first, with their log-likelihoods.
 
-        A regression model returns the predicted number, both as a text and as a score.
+        For a regression model, returns the predicted number both as text and as the score.
         """
         interface.require_method(self.model, 'classify', 'classify')
         ids, truncated = self._encode_inputs(texts)
@@ -320,7 +320,8 @@ def make_batch(
     Args:
         inputs: the token ids of each input.
         targets: the token ids of each target. The decoder's inputs are the targets shifted by one token.
-        lengths: row lengths of the arrays for `inputs` and `targets`; None uses the longest input and target.
+        lengths: row lengths of the arrays for `inputs` and `targets`; None uses the lengths of the longest input and
+            target.
 
     Returns:
         A dictionary that maps seqio's feature names to [rows, length] int32 arrays, padded with 0.

@@ -28,8 +28,8 @@ T5X_NAMES: dict[str, dict[str, str]] = tomllib.loads((_PACKAGE / 'config/t5x_nam
 class GinText:
     """The text of a gin file, of a section of a file between two include statements, or of a `--gin.` flag.
 
-    In a section, all earlier lines of the file except imports are blank, so that line numbers are those of the file. If
-    the text is from a flag, `name` starts with `--gin.`.
+    In the text of a section, the earlier lines of the file, except for imports, are replaced by blank lines, so that
+    line numbers match the file. If the text is from a flag, `name` starts with `--gin.`.
     """
 
     name: str
@@ -104,7 +104,7 @@ def suggest_file(setting: str) -> str:
 
     Returns '' if there is no such file.
     """
-    # An experiment file configures a complete run, and commands load the other excluded files by default.
+    # Do not suggest experiment files, which configure complete runs, or files that commands load by default.
     excluded = ('experiments/', 'defaults', 'runs/eval', 'runs/infer')
     texts = {name: text for name, text in shipped_files().items() if not name.startswith(excluded)}
     pattern = re.compile(rf'^{setting}\.', re.M)
@@ -122,7 +122,8 @@ def find_file(
     """Finds a gin file in the current folder, the search paths, or the shipped configs, in this order.
 
     With `prefer_shipped`, shipped configs are searched first. Commands and shipped files use this option, because gin
-    executes code and a file in the current folder must not replace a shipped file. Raises UserError if no file exists.
+    executes code and a file in the current folder must not replace a shipped file. Raises UserError if the file is not
+    found.
     """
     bare = name.removeprefix('configs/')
     folders = [pathlib.Path(folder).expanduser() for folder in ('', *search_paths)]
@@ -135,7 +136,7 @@ def find_file(
         *shipped_files()
     ]
     known += [str(path) for folder in folders for path in folder.glob('*.gin')]
-    # Compares names without folders and extensions, because these would make any two short names similar.
+    # Compare names without folders and extensions, because equal folders and extensions make short names similar.
     advice = suggest_similar_name(bare, known, lambda file: pathlib.Path(file).stem)
     advice = advice or f'; shipped configs are in {shipped_folder()}'
     if 't5x/' in name:
@@ -157,7 +158,7 @@ class GinReader:
     ) -> Iterator[GinText]:
         """Yields the sections of a file and of its included files in the order in which gin reads them.
 
-        `included_by` is the location of the include statement for error messages.
+        Error messages show `included_by`, the location of the include statement.
         """
         path = find_file(name, self._search_paths, included_by, prefer_shipped).resolve()
         folder = shipped_folder().resolve()

@@ -23,7 +23,7 @@ _IMPORTING_MACRO = 'MIXTURE_OR_TASK_MODULE'
 def find_disallowed_statement(text: str, file: str) -> str:
     """Returns the first import, include, macro, function or class that is not allowed, or '' if all are allowed.
 
-    Imports only allowed modules. Raises UserError with the name `file` if the text is not valid gin.
+    Imports only allowed modules. Raises a UserError that names `file` if the text is not valid gin.
     """
     references, imports, statement_lines = loading.ReferenceCollector(), {}, set()
     lines = text.split('\n')

@@ -4,7 +4,7 @@ gin parses the configuration. This module adds four rules. Setting a macro that 
 that is not valid gin is treated as a string. An unset macro defaults to the default value of the argument that uses
 it. Only macros that the caller reads must be set.
 
-Parses gin text, and converts gin errors to one-line UserErrors with the location, the problem, and advice.
+gin errors are converted to one-line UserErrors with the location, the problem, and advice.
 """
 
 import contextlib
@@ -72,11 +72,11 @@ def load(
     partial: bool = True,
     only: bool = False,
 ) -> None:
-    """Replaces gin's configuration with `sources`. Raises a one-line UserError for any mistake in the sources.
+    """Replaces gin's configuration with `sources`. Raises a one-line UserError for any error in the sources.
 
     Args:
         sources: the files, flags and Python values to load.
-        roots: macros (such as `%MODEL`), and full names of classes or functions, that `sources` must set.
+        roots: macros (such as `%MODEL`), and full names of classes or functions, that `sources` must configure.
         importing: context manager that is active while gin imports modules, and is entered after all checks that need
             no imports.
         partial: whether the caller reads only some settings of a training configuration. If True, macros of other
@@ -131,7 +131,7 @@ def load_macro_values(sources: ConfigSources, *macros: str, **options: Any) -> l
 
 
 def config_text(absolute_paths: bool = True) -> str:
-    """Returns the configuration as gin text. With `absolute_paths`, the text can be loaded from any folder."""
+    """Returns the configuration as gin text. With `absolute_paths`, paths in the text do not depend on the folder."""
     paths = {name: resolved.raw_macro(name) for name in _PATH_MACROS if absolute_paths}
     if not isinstance(path := paths.get('HF_DATASET'), str) or not os.path.exists(os.path.expanduser(path)):
         paths.pop('HF_DATASET', None)
@@ -205,11 +205,11 @@ def _read_texts(sources: ConfigSources) -> list[GinText]:
 
 
 def parse_flag(name: str, value: str) -> GinText:
-    """Returns the gin statement for a flag `--gin.NAME=value`. A value that is not a gin value becomes a string.
+    """Returns the gin statement for a flag `--gin.NAME=value`. A value that is not valid gin becomes a string.
 
     Raises UserError if `value` is empty or a literal such as `true`, which gin spells differently. Also raises
-    UserError if `value` starts like a gin value (quote, bracket, @, %) but is neither valid nor a template with a
-    column in braces.
+    UserError if `value` starts like a gin value (quote, bracket, @, %) but is neither valid gin nor a template with a
+    column name in braces, such as `{question}`.
     """
     flag, bare = f'{FLAG}{name}', value.strip()
     if not bare:
@@ -309,7 +309,7 @@ def _replace_task_names() -> None:
 def parse(text: GinText, before: Sequence[GinText]) -> None:
     """Parses a gin text. Raises a one-line UserError if gin reports an error.
 
-    A text without dynamic registration may use the imports of the texts in `before`. A flag may use any module.
+    A text without dynamic registration may use the imports of the texts in `before`. A flag may refer to any module.
     """
     header: list[str] = []
     try:
@@ -388,6 +388,6 @@ def _suggest_name(line: str, text: GinText, before: Sequence[GinText]) -> str:
 
 
 def _suggest_module(name: str, imports: Iterable[str]) -> str:
-    """Suggests the imported module, or module in the current folder, whose name is most similar to `name`."""
+    """Suggests the imported module or the module in the current folder whose name is most similar to `name`."""
     near = suggest_similar_name(name, [*imports, *(path.stem for path in pathlib.Path().glob('*.py'))])
     return near or '; check its spelling, that the package is installed, and PYTHONPATH'

@@ -38,7 +38,7 @@ class ReferenceResolver:
 
     Attributes:
         bindings: bound values keyed by (scope, selector, argument). The key of a macro is (name, 'gin.macro', 'value').
-        defaults: maps each unset macro to its value, the default of the first argument that is bound to the macro.
+        defaults: maps each unset macro to the default value of the first argument that is bound to the macro.
     """
 
     def __init__(self, deferred: Collection[str] = ()):
@@ -135,7 +135,7 @@ def evaluate_macro(name: str, default: Any = UNDEFINED) -> Any:
 
 
 def call_configured(root: Callable[..., Any] | str, scope: str = '', deferred: Collection[str] = ()) -> Any:
-    """Calls the function or class `root`, which may be a full name, with the arguments that gin binds to it.
+    """Calls `root`, a function or class or the full name of one, with the arguments that gin binds to it.
 
     Arguments in `deferred`, such as 'module.Class.argument', are passed as functions that create the value when they
     are first called. Raises UserError if an argument is invalid, or if gin binds no argument.
@@ -159,7 +159,7 @@ def _call_with_arguments(function: Callable[..., Any], arguments: dict[str, Valu
     if missing := [name for name in required if name not in arguments]:
         name = function.__name__
         raise UserError(f'{name} must have values for {", ".join(missing)}; pass --gin.{name}.{missing[0]}=VALUE')
-    # Enter the scope, because gin.singleton depends on it.
+    # Enter the scope, because gin.singleton depends on the active scope.
     with gin.config_scope(list(scope)):
         return function(**{name: maker.make() for name, maker in arguments.items()})
 

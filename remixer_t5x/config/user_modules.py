@@ -58,8 +58,8 @@ def imported_modules(spec: importlib.machinery.ModuleSpec) -> Iterator[str]:
 def find_user_frames(error: BaseException) -> traceback.StackSummary:
     """Returns the frames of an error that are in the user's modules, or the location of a syntax error.
 
-    The user's modules are those that gin files and flags name, and those that these modules import from the current
-    folder, except for installed modules.
+    The user's modules are the modules named in gin files and flags, and the modules that they import from the current
+    folder; installed modules are excluded.
     """
     if isinstance(error, SyntaxError) and error.filename and error.filename.endswith('.py'):
         return traceback.StackSummary.from_list([(error.filename, error.lineno or 1, '<module>', None)])

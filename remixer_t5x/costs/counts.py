@@ -4,9 +4,9 @@ FLOPs are counted for one forward pass of one example. A training step costs as 
 for the loss and two for the gradients of inputs and weights (Kaplan et al. 2020), without recomputation under remat.
 
 The counts include matrix products, convolutions and Fourier transforms. A multiply-add counts as two operations. As is
-usual in benchmarks, a complex transform counts as 5 n log2 n operations, and a real transform as half of that.
-Elementwise operations are not counted. The cost of a scan is the cost of its body times its length, and the cost of a
-`cond` is the cost of its most expensive branch. A `while` loop is counted as one iteration, because the number of
+usual in benchmarks, a complex transform of length n counts as 5 n log2 n operations, and a real transform as half as
+many. Elementwise operations are not counted. The cost of a scan is the cost of its body times its length, and the cost
+of a `cond` is the cost of its most expensive branch. A `while` loop is counted as one iteration, because the number of
 iterations is unknown.
 """
 
@@ -33,7 +33,7 @@ _MODULE_MARK = '@module:'
 class ModelCounts:
     """Parameter and FLOP counts of a model.
 
-    `parameters` maps the path of each array to its number of scalars; the layers of a scan share an entry.
+    `parameters` maps the path of each array to its number of elements; layers stacked by a scan share one entry.
     `forward_flops` maps each module path to FLOPs per example; the path `()` stands for operations outside of modules,
     such as the loss. `tokens` is the number of tokens in one example.
     """
@@ -52,7 +52,7 @@ class ModelCounts:
 
     @property
     def training_flops(self) -> float:
-        """The FLOPs of one training step per example."""
+        """The FLOPs per example of one training step."""
         return TRAINING_FORWARD_PASSES * self.total_forward_flops
 
 
@@ -81,7 +81,7 @@ def count_model_for_row(model: Model, batch: Mapping[str, jax.ShapeDtypeStruct])
 
 
 def count_parameters(params: Any) -> dict[Path, int]:
-    """Maps the path of each array in an unboxed parameter tree (of arrays or shapes) to its number of scalars."""
+    """Maps the path of each array in an unboxed parameter tree (of arrays or shapes) to its number of elements."""
     sizes = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         names = tuple(str(getattr(key, 'key', getattr(key, 'name', key))) for key in path)
@@ -90,7 +90,7 @@ def count_parameters(params: Any) -> dict[Path, int]:
 
 
 def flops_per_module(function: Callable[..., Any], *abstract_args: Any) -> dict[Path, float]:
-    """Maps the path of each Flax module to the FLOPs that it computes in one call of `function`, in order of first use.
+    """Maps the path of each Flax module, in order of first use, to its FLOPs in one call of `function`.
 
     FLOPs are attributed to the innermost module, or to the path `()` for operations outside of modules. Modules
     without counted operations have 0 FLOPs. The arguments are arrays or `jax.ShapeDtypeStruct`s, as for
@@ -129,7 +129,7 @@ def _add_flops(jaxpr: Any, times: float, outer: Path, totals: dict[Path, float])
 
 
 def _get_module_path(eqn: Any, outer: Path) -> Path:
-    """Returns the module path of an operation, or `outer` if its name stack has none, as in a scan, remat or jit."""
+    """Returns the module path of an operation, or `outer` if its name stack contains no path."""
     for scope in reversed(eqn.source_info.name_stack.stack):
         if scope.name.startswith(_MODULE_MARK):
             return tuple(part for part in scope.name[len(_MODULE_MARK) :].split('.') if part)

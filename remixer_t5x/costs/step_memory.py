@@ -1,11 +1,12 @@
 """Computes a training step's memory usage per device, as reported by the compiler.
 
-The step is compiled but not run. `search_memory_savings` searches for settings with which a step fits into the memory.
+The step is compiled but not run. `search_memory_savings` searches for settings with which a training step fits into
+device memory.
 
 Changes are tried in order of their cost. Microbatches add a few small kernels, recomputation adds a third of the FLOPs,
-and sharding the parameters adds network traffic. A smaller batch or a different optimizer changes the training. If
-parameters, gradients and optimizer state alone exceed the memory, reducing activations does not help, so changes that
-shard or shrink the state are tried first.
+and sharding the parameters adds network traffic. A smaller batch or a different optimizer changes the training results.
+If parameters, gradients and optimizer state alone exceed the memory, reducing activations does not help, so changes
+that shard or shrink the state are tried first.
 """
 
 import dataclasses
@@ -61,7 +62,7 @@ class StepSpec:
         return train_state.plan_train_state(self.model, self.optimizer, shapes, self.partitioner)
 
     def sharded_batch(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """Returns the arrays of a global batch with their shardings."""
+        """Returns the shapes, dtypes and shardings of a global batch."""
         sharding = self.partitioner.batch_sharding
         return {name: array.update(sharding=sharding) for name, array in self.batch.items()}
 
@@ -90,7 +91,7 @@ class StepMemory:
 
 
 def measure_memory(step: StepSpec) -> StepMemory:
-    """Compiles a step and returns its memory usage. Raises UserError if the mesh cannot divide the batch evenly."""
+    """Compiles a step and returns its memory usage. Raises UserError if the mesh does not evenly divide the batch."""
     try:
         return read_memory_usage(step, compile_step(step))
     except jax.errors.JaxRuntimeError as error:
@@ -103,7 +104,8 @@ def compile_step(step: StepSpec, for_analysis: bool = True) -> jax.stages.Compil
     """Compiles a step for the partitioner's devices.
 
     `for_analysis` skips optimizations that require the device or do not affect memory. Raises UserError if the mesh
-    cannot divide the batch evenly, and JaxRuntimeError if XLA fails, for example because the TPU's memory is too small.
+    does not evenly divide the batch, and JaxRuntimeError if XLA fails, for example because the TPU's memory is too
+    small.
     """
     step.partitioner.check_batch_size(step.rows, step.microbatches)
     function = train_step.make_train_step(
@@ -198,8 +200,8 @@ def search_memory_savings(
     """Adds one change after another until the step uses at most `available` bytes. Yields each change that was tried.
 
     `memory` is the memory usage of `step`. `recomputing_model` is the step's model with full rematerialization.
-    `adafactor` is an Adafactor optimizer that averages and trains the same parameters as the step's optimizer.
-    `measure` compiles a step and returns its memory usage; it is called at most `limit` times.
+    `adafactor` is an Adafactor optimizer with the parameter averaging and the trainable parameters of the step's
+    optimizer. `measure` compiles a step and returns its memory usage; it is called at most `limit` times.
     """
 
     def full_remat(step: StepSpec, memory: StepMemory) -> SettingChange | None:

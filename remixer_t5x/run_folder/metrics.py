@@ -1,9 +1,9 @@
 """Accumulates training and evaluation metrics, and writes them to metrics.jsonl.
 
-Each line of `metrics.jsonl` is a JSON record of a training log or an evaluation. Its keys are `kind` ('train' or the
-name of an evaluation), `step`, the metrics, and `timing`, which contains machine-dependent numbers such as `clock`,
-`seconds`, `tokens_per_second` and `host_mib`. Except for `timing`, a killed and resumed run writes the same records as
-an uninterrupted run.
+Each line of `metrics.jsonl` is a JSON record of a training log or an evaluation. The keys of a record are `kind`
+('train' or the name of an evaluation), `step`, the metrics, and `timing`, which contains machine-dependent numbers such
+as `clock`, `seconds`, `tokens_per_second` and `host_mib`. Except for `timing`, a killed and resumed run writes the same
+records as an uninterrupted run.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ MAX_STEP = 10**15
 class MetricsWindow:
     """Accumulates metrics since the last log. `add` stores device arrays without waiting; `totals` fetches them.
 
-    Values are added as Python floats in the order of the steps, so a window that is saved and restored computes
+    Values are added as Python floats in the order of the steps, so that a saved and restored MetricsWindow computes
     bit-identical sums.
     """
 

@@ -75,7 +75,7 @@ def create_model_dir(path: str | os.PathLike[str]) -> epath.Path:
                 f'MODEL_DIR must be the folder of a run, got {folder} without {MARKER_FILE}; use a new or empty folder'
             )
         folder.mkdir(parents=True, exist_ok=True)
-        # Always write the marker, to check that the folder is writable.
+        # Always write the marker file, to check that the folder is writable.
         (folder / MARKER_FILE).write_text(json.dumps({'format': 'remixer_t5x', 'version': 1}) + '\n')
     except lazy.file_error_types() as error:
         raise UserError(
@@ -103,8 +103,8 @@ def package_versions() -> dict[str, str]:
 def lock_model_dir(folder: epath.Path) -> Iterator[None]:
     """Holds a lock on `folder` during the `with` block. The kernel releases the lock if the process is killed.
 
-    On NFS, the lock also works across machines. Buckets do not support locks, so they are not locked. If another run is
-    using the folder, raises UserError with the name of the process that holds the lock.
+    On NFS, the lock also works across machines. A folder in a bucket is not locked, because buckets do not support
+    locks. If another run is using the folder, raises a UserError that identifies the process holding the lock.
     """
     if object_store.is_remote(folder):
         yield

@@ -22,7 +22,7 @@ from remixer_t5x.errors import UserError
 
 GOOGLE_SCHEME = 'gs://'
 STORAGE_LIBRARY = 'google.cloud.storage'
-# Timeout in seconds for the check whether a bucket is accessible, before a run starts.
+# Timeout in seconds for checking that a bucket is accessible before a run starts.
 BUCKET_CHECK_SECONDS = 30.0
 # Seconds between uploads of a growing object.
 UPLOAD_SECONDS = 10.0
@@ -66,7 +66,7 @@ def check_bucket_accessible(folder: epath.Path) -> None:
 
 
 def list_objects(folder: epath.Path) -> dict[str, list[Any]] | None:
-    """Maps the name of each object, relative to `folder`, to [size in bytes, checksum with prefix].
+    """Maps the name of each object, relative to `folder`, to a list of its size in bytes and its prefixed checksum.
 
     Returns None if google-cloud-storage or credentials are missing on this machine. Raises UserError if the bucket
     cannot be read.

@@ -25,8 +25,8 @@ class TensorBoardWriter:
 
     Events are written in the caller's thread, because tensorboardX's writer thread would end when the disk is full, and
     its full queue would then block the caller forever. After a failed write, which may leave a partial event, a new
-    file is started. Unless `restored_step` is None, TensorBoard hides the metrics that earlier files contain for later
-    steps.
+    file is started. If `restored_step` is not None, TensorBoard hides metrics in earlier files for steps after
+    `restored_step`.
     """
 
     def __init__(self, folder: epath.Path, restored_step: int | None):
@@ -41,8 +41,8 @@ class TensorBoardWriter:
         self._last_flush_time, self._broken = time.monotonic(), True
         with object_store.wrap_write_errors(self._folder):
             record_writer.directory_check(str(self._folder))
-            # TensorBoard reads the files whose names contain `tfevents` in alphabetical order. The number at the end
-            # distinguishes files created in the same second.
+            # TensorBoard reads only files whose names contain `tfevents`, in alphabetical order. The number at the end
+            # of the name distinguishes files created in the same second.
             name = f'events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{self._file_count}'
             self._file = record_writer.RecordWriter(os.path.join(str(self._folder), name))
         self._file_count += 1
@@ -88,7 +88,7 @@ class TensorBoardWriter:
 
 
 class _BucketEventFile:
-    """Stores an event file of tensorboardX in a bucket as a sequence of objects `path`, `path.1`, `path.2`, ...
+    """Stores a tensorboardX event file in a bucket as a sequence of objects: `path`, `path.1`, `path.2`, ...
 
     A failed upload does not end the run, because metrics.jsonl contains the same metrics. The next flush retries the
     upload.
@@ -102,7 +102,7 @@ class _BucketEventFile:
         self._object.add(data)
 
     def flush(self) -> None:
-        """Uploads new events. This method is called only between events, so no event is split between two objects."""
+        """Uploads new events. Called only between events, so that no event is split between two objects."""
         if self._object.try_flush() and len(self._object) >= PART_BYTES:
             self._part_number += 1
             self._object = object_store.GrowingObject(epath.Path(f'{self._path}.{self._part_number}'))

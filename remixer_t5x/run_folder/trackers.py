@@ -1,7 +1,7 @@
-"""Implements the experiment trackers TensorBoard and Weights & Biases, and defines the methods of custom trackers.
+"""Implements the experiment trackers TensorBoard and Weights & Biases, and defines the interface of custom trackers.
 
 `BackgroundTrackers` calls each tracker in a separate thread, so that no tracker can stop or delay a run. Commands and
-resumed runs read only `metrics.jsonl`, never the files of a tracker.
+resumed runs read metrics only from `metrics.jsonl`, never from the files of a tracker.
 """
 
 import contextlib
@@ -48,7 +48,7 @@ class TrackerSession(Protocol):
         """Logs metrics of `kind` ('train', or the name of an evaluation) after `step` updates."""
 
     def rewind(self, step: int) -> None:
-        """Handles a rewind of the run to `step`. The run then writes the metrics of later steps again."""
+        """Called when the run returns to `step`, after which the run logs the metrics of later steps again."""
 
     def add_files(self, name: str, kind: str, path: epath.Path) -> None:
         """Uploads the file or folder `path`. `kind` is 'config', 'report' or 'model'."""
@@ -107,8 +107,7 @@ class WandB:
         if self.mode not in (None, 'online', 'offline', 'disabled'):
             raise UserError(f"WandB.mode must be 'online', 'offline', 'disabled' or None, got {self.mode!r}")
         spec = importlib.util.find_spec('wandb')
-        # If the module has no origin, Python has found a plain folder, such as the folder `wandb/` in which W&B stores
-        # runs.
+        # A spec without an origin belongs to a plain folder, such as the folder `wandb/` in which W&B stores runs.
         if spec is None or spec.origin is None:
             raise UserError(
                 "wandb must be installed for @trackers.WandB() in TRACKERS; run pip install 'remixer-t5x[wandb]'"

@@ -96,7 +96,7 @@ def check_sublayer(
 
     Raises:
         ContractViolation: an AssertionError with one line about the first failed check.
-        UserError: a name in `sides` or `without` is unknown, or the sublayer refuses every side.
+        UserError: a name in `sides` or `without` is unknown, or no check passed because the sublayer raises UserError.
     """
     for option, names, known in (('sides', sides, (ENCODER, DECODER)), ('without', without, tuple(CHECKS))):
         if isinstance(names, str) or not set(names) <= set(known):

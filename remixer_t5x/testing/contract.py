@@ -30,7 +30,8 @@ from remixer_t5x import axes
 from remixer_t5x.models.architecture import layer, stack
 from remixer_t5x.testing.fixture import LENGTH, MEMORY, ROWS, SublayerFixture, fast_prng_key, make_segments
 
-# Maximum difference relative to the largest output. Rounding is far below this value, and the effect of bugs far above.
+# Maximum difference relative to the largest output. Rounding errors are far smaller, and the effects of bugs far
+# larger.
 TOLERANCE = 1e-4
 SHORT_LENGTH = 7
 LAYOUTS = (layer.PreNorm, layer.PostNorm, layer.SandwichNorm, layer.ReZero, layer.Parallel, layer.Serialized)
@@ -53,7 +54,7 @@ def require_equal(actual: Any, expected: Any, actual_name: str, expected_name: s
 
 
 def require_no_pairs(pairs: np.ndarray, message: str) -> None:
-    """Raises ContractViolation if any entry of `pairs` [output, input] is True. Formats `message` with its indices."""
+    """Raises ContractViolation if any entry of `pairs` [output, input] is True. Formats `message` with the indices."""
     if np.any(pairs):
         raise ContractViolation(message.format(*np.argwhere(pairs)[0]))
 
@@ -110,7 +111,7 @@ def check_packing(fixture: SublayerFixture) -> None:
 
 
 def _move_to_front(x: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """Moves the tokens of each row r from position starts[r] to the front, and fills the end with zeros."""
+    """Moves the tokens of each row r that start at position starts[r] to the front, and fills the end with zeros."""
     shifted = np.zeros_like(x)
     for row, start in enumerate(starts):
         shifted[row, : x.shape[1] - start] = x[row, start:]
@@ -186,7 +187,7 @@ def check_decode(fixture: SublayerFixture) -> None:
         is_counter = leaf.ndim == 0 and name.endswith('cache_index')
         is_batched = leaf.shape[:1] == (ROWS,)
         require(is_batched or is_counter, f'the first axis of the cache {name} must be the batch, got {leaf.shape}')
-    # Replace the memory by NaN, so that steps that read it instead of the cache fail.
+    # Replace the encoder output with NaN, so that steps that read the encoder output instead of the cache fail.
     ctx = fixture.context([[1]] * ROWS, np.full_like(memory, np.nan), lengths, length=1, decode=True)
     for t in range(LENGTH):
         y, variables = step({'params': fixture.params, **variables}, x[:, t : t + 1], ctx)
@@ -224,7 +225,7 @@ def check_beams(fixture: SublayerFixture) -> None:
 
 
 def check_bfloat16(fixture: SublayerFixture) -> None:
-    """Uses initial parameters, because larger ones make attention so sharp that rounding changes the selected token.
+    """Uses initial parameters, because with larger parameters, attention is so sharp that rounding changes its argmax.
 
     For three seeds, bfloat16 changes the output of shipped sublayers by at most 6% (norm over all tokens) and 2%
     (median over tokens).

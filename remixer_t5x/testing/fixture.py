@@ -17,7 +17,7 @@ from remixer_t5x.models.architecture import layer, stack
 
 Segments = Sequence[Sequence[int]]
 ENCODER, DECODER = 'encoder', 'decoder'
-# Number of tokens in a row of the stack, and in a row of the encoder output that cross-attention reads.
+# Number of tokens in a row of the stack's inputs, and in a row of the encoder output for cross-attention.
 LENGTH, MEMORY = 12, 6
 # Use one row per position, so that one backward pass computes the gradients of all positions.
 ROWS = LENGTH
@@ -31,7 +31,7 @@ def fast_prng_key(seed: int) -> jax.Array:
 
 
 class TraceResult(NamedTuple):
-    """The outputs, [rows, length, embed], and the gradients of their inner product with the cotangents."""
+    """The outputs, [rows, length, embed], and the gradients of their dot product with the cotangents."""
 
     outputs: Any
     params: Any
@@ -63,7 +63,7 @@ class SublayerFixture:
         return self.side == DECODER
 
     def stack(self, dropout: float = DROPOUT, **options: Any) -> stack.Stack:
-        """Returns a stack of the layers; `options` are passed on to `Stack`."""
+        """Returns a stack of the layers; `options` are passed to `Stack`."""
         make_layer = functools.partial(layer.make_layer, self.sublayers, self.layout, dropout, self.norm)
         runs = ((make_layer, LAYERS),)
         return stack.Stack(runs=runs, position_bias=self.position_bias, dropout_rate=dropout, **options)
@@ -121,9 +121,9 @@ class SublayerFixture:
         return jax.device_get(self._compile_trace(**options)(self.params, self.features(10), ctx, cotangents).params)
 
     def position_gradients(self, segments: Sequence[int], **flags: Any) -> np.ndarray:
-        """Returns the largest gradient of each output position with respect to each input position, [output, input].
+        """Returns the largest absolute gradient of each output position for each input position, [output, input].
 
-        The row contains examples of lengths `segments`; `flags` are fields of its context.
+        Each row contains examples of lengths `segments`; `flags` are fields of the `SequenceContext`.
         """
         cotangents: np.ndarray = np.zeros((ROWS, LENGTH, self.embed), np.float32)
         cotangents[np.arange(ROWS), np.arange(LENGTH)] = np.random.default_rng(5).standard_normal(self.embed)
