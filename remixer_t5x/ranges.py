@@ -1,7 +1,7 @@
 """Checks the types and ranges of settings, which are declared by annotating arguments and dataclass fields.
 
-An argument such as `dropout_rate: ranges.Rate = 0.0` is checked when gin binds it. The decorator `checked` also checks
-the arguments of direct calls. Dataclasses call `check_fields` in `__post_init__`.
+An argument such as `dropout_rate: ranges.Rate = 0.0` is checked when gin binds it. The decorator `validate_arguments`
+also checks the arguments of direct calls. Dataclasses call `check_fields` in `__post_init__`.
 """
 
 import collections.abc
@@ -61,7 +61,7 @@ def check_argument(function: Callable[..., Any], argument: str, value: Any, sett
     check_value(setting, value, get_annotation(function, argument))
 
 
-def checked(function: Function) -> Function:
+def validate_arguments(function: Function) -> Function:
     """Decorates a function to raise UserError for arguments that do not match their annotations."""
 
     @functools.wraps(function)

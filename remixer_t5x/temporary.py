@@ -25,7 +25,7 @@ def temporary_path(folder: pathlib.Path, prefix: str, suffix: str = '.tmp') -> I
     _remove_abandoned_entries(folder, suffix)
     path = folder / f'{prefix}{uuid.uuid4().hex}{suffix}'
     lock = path.with_name(path.name + _LOCK_SUFFIX)
-    descriptor = _open_locked(lock)
+    descriptor = _open_and_lock(lock)
     try:
         yield path
     finally:
@@ -34,7 +34,7 @@ def temporary_path(folder: pathlib.Path, prefix: str, suffix: str = '.tmp') -> I
         os.close(descriptor)
 
 
-def _open_locked(lock: pathlib.Path) -> int:
+def _open_and_lock(lock: pathlib.Path) -> int:
     """Opens a file, and locks it if the file system supports locks."""
     while True:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)

@@ -12,7 +12,7 @@ from typing import Any
 from remixer_t5x.lazy import tf
 
 
-def without_autotune(dataset: tf.data.Dataset) -> tf.data.Dataset:
+def disable_autotune(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Disables autotuning for a dataset, without changing the elements or their order."""
     options = tf.data.Options()
     options.autotune.enabled = False
@@ -21,4 +21,4 @@ def without_autotune(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 def numpy_iterator(dataset: tf.data.Dataset) -> Iterator[Any]:
     """Yields the elements of a dataset as NumPy arrays. Raises tf.errors.OpError if an element cannot be read."""
-    return without_autotune(dataset).as_numpy_iterator()
+    return disable_autotune(dataset).as_numpy_iterator()

@@ -78,7 +78,7 @@ def read_bytes(path: Path, limit: int = MAX_BYTES) -> bytes:
 
 def read_text(path: Path, advice: str = _DEFAULT_ADVICE, limit: int = MAX_BYTES) -> str:
     """Reads a UTF-8 file. Raises UserError with `advice` if the file is not readable or not UTF-8."""
-    with raise_user_errors(path, advice):
+    with convert_to_user_errors(path, advice):
         return _decode_utf8(read_bytes(path, limit))
 
 
@@ -93,7 +93,7 @@ def read_json_list(path: Path, advice: str = _DEFAULT_ADVICE, limit: int = MAX_B
 
 
 def _read_json(path: Path, advice: str, limit: int, kind: type, name: str) -> Any:
-    with raise_user_errors(path, advice):
+    with convert_to_user_errors(path, advice):
         value = parse_json(read_bytes(path, limit))
         if not isinstance(value, kind):
             raise InvalidJsonError(f'it does not contain a JSON {name}')
@@ -101,7 +101,7 @@ def _read_json(path: Path, advice: str, limit: int, kind: type, name: str) -> An
 
 
 @contextlib.contextmanager
-def raise_user_errors(path: Path, advice: str = _DEFAULT_ADVICE) -> Iterator[None]:
+def convert_to_user_errors(path: Path, advice: str = _DEFAULT_ADVICE) -> Iterator[None]:
     """Converts OSError and InvalidJsonError to a UserError whose message names `path` and ends with `advice`."""
     try:
         yield
@@ -222,7 +222,7 @@ def check_links_inside(folder: str | os.PathLike[str]) -> None:
             raise UserError(f'{one_line(current)} cannot be read ({error.strerror}); check its permissions') from error
 
 
-def resolve_inside(folder: str | os.PathLike[str], name: object, source: str) -> pathlib.Path:
+def resolve_path_inside(folder: str | os.PathLike[str], name: object, source: str) -> pathlib.Path:
     """Returns the path of a file in `folder` whose `name` comes from an untrusted file.
 
     Raises UserError if `name` is not a string, is absolute, contains '..' or a forbidden character, or is a link to a

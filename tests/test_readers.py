@@ -24,7 +24,7 @@ REASONS = {
     """,
     'opened but not read': """
         cli/console.py::protect_streams cli/process_flags.py::_code_digests interop/t5x/checkpoint.py::_write_array
-        run_folder/trackers.py::_run_calls temporary.py::_open_locked temporary.py::_remove_abandoned_entries
+        run_folder/trackers.py::_run_calls temporary.py::_open_and_lock temporary.py::_remove_abandoned_entries
         temporary.py::sync
     """,
     'validated by untrusted_files; tests/interop and tests/checkpoints test damaged files': """

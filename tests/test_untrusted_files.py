@@ -76,7 +76,7 @@ def read_checkpoint_record(folder):
 
 
 def read_tracker_ids(folder):
-    assert trackers.run_id(epath.Path(folder), 'wandb')
+    assert trackers.get_or_create_run_id(epath.Path(folder), 'wandb')
 
 
 def lock_model_dir(folder):

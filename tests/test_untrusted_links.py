@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from remixer_t5x.errors import UserError
-from remixer_t5x.untrusted_files import check_links_inside, resolve_inside
+from remixer_t5x.untrusted_files import check_links_inside, resolve_path_inside
 from tests.support.error_lines import error_message
 
 
@@ -34,20 +34,20 @@ def test_links_inside_the_folder_and_to_the_folder_are_allowed(folder, tmp_path)
     (tmp_path / 'chosen by the user ü').symlink_to(folder)
     check_links_inside(folder)
     check_links_inside(tmp_path / 'chosen by the user ü')
-    assert resolve_inside(folder, 'deep/link', 'an index').read_text() == 'x'
+    assert resolve_path_inside(folder, 'deep/link', 'an index').read_text() == 'x'
 
 
 def test_a_chain_of_links_is_followed_to_its_end(folder, tmp_path):
     (folder / 'a').symlink_to('b')
     (folder / 'b').symlink_to(tmp_path / 'secret')
     assert 'is a link to ' in error_message(check_links_inside, folder)
-    assert 'is a link to ' in error_message(resolve_inside, folder, 'a', 'an index')
+    assert 'is a link to ' in error_message(resolve_path_inside, folder, 'a', 'an index')
 
 
 def test_a_pipe_is_rejected_without_opening_it(folder):
     os.mkfifo(folder / 'deep' / 'pipe')
     assert 'is a pipe, socket or device' in error_message(check_links_inside, folder)
-    assert 'is a pipe, socket or device' in error_message(resolve_inside, folder, 'deep/pipe', 'an index')
+    assert 'is a pipe, socket or device' in error_message(resolve_path_inside, folder, 'deep/pipe', 'an index')
 
 
 def test_links_to_the_blobs_of_a_hugging_face_cache_are_allowed(tmp_path):
@@ -63,7 +63,7 @@ def test_links_to_the_blobs_of_a_hugging_face_cache_are_allowed(tmp_path):
 
 @pytest.mark.parametrize('name', ['/etc/passwd', 'a/../../x', '', 'a\0b', 7, '..\\x', '\x1b[31m'])
 def test_names_that_lead_out_of_the_folder_are_rejected(folder, name):
-    assert 'an index names the file' in error_message(resolve_inside, folder, name, 'an index')
+    assert 'an index names the file' in error_message(resolve_path_inside, folder, name, 'an index')
 
 
 @settings(max_examples=100, deadline=None)
@@ -72,7 +72,7 @@ def test_names_that_lead_out_of_the_folder_are_rejected(folder, name):
 def test_any_name_is_resolved_inside_or_rejected(tmp_path_factory, name):
     folder = tmp_path_factory.getbasetemp()
     try:
-        path = resolve_inside(folder, name, 'an index')
+        path = resolve_path_inside(folder, name, 'an index')
     except UserError as error:
         assert len(str(error).splitlines()) == 1
     else:

@@ -128,10 +128,10 @@ def check_gin_is_safe(shared: shared_folder.SharedModel, advice: str) -> None:
 def read_model(checkpoint: str) -> tuple[Any, Any, Mapping[str, int]]:
     """Reads the model, the vocabulary and TASK_FEATURE_LENGTHS from the gin file of the run that wrote `checkpoint`."""
     with local_gin_file(checkpoint) as gin_file:
-        return _read_gin(gin_file, task_vocabulary.saved_vocabulary_flags(containing_model_dir(checkpoint)))
+        return _read_gin_file(gin_file, task_vocabulary.saved_vocabulary_flags(containing_model_dir(checkpoint)))
 
 
-def _read_gin(gin_file: str, flags: Sequence[tuple[str, str]] = ()) -> tuple[Any, Any, Mapping[str, int]]:
+def _read_gin_file(gin_file: str, flags: Sequence[tuple[str, str]] = ()) -> tuple[Any, Any, Mapping[str, int]]:
     """Returns the model (with gin text in `config`), vocabulary and feature lengths configured by a gin file."""
     sources = loading.ConfigSources(
         [gin_file], flags, defaults={'VOCABULARY': None, 'TASK_FEATURE_LENGTHS': DEFAULT_LENGTHS}
@@ -219,7 +219,7 @@ def _load_shared_folder(shared: shared_folder.SharedModel, partitioner: Partitio
     shapes = (shared_folder.shapes_by_name(tree) for tree in (arrays, _abstract_params(model, partitioner)))
     if difference := changes.describe_shape_difference(*shapes):
         raise UserError(f'the parameters in {folder} do not fit the model in its {shared_folder.GIN}: {difference}')
-    params = _put_on_devices(arrays, model, partitioner)
+    params = _put_params_on_devices(arrays, model, partitioner)
     saved_params.check_finite(folder, params)
     return _build_trained_model(model, params, vocabulary, str(folder), partitioner, run_lengths)
 
@@ -230,7 +230,7 @@ def _load_hugging_face_folder(path: str, partitioner: Partitioner, vocabulary_pa
     flags = task_vocabulary.vocabulary_gin_flags(tokenizer.function, **tokenizer.arguments)
     model, vocabulary, run_lengths = _read_gin_text(source.family.gin_text(f'Made from {path}.'), flags)
     source.family.check_vocabulary(vocabulary, tokenizer.name, path)
-    params = _put_on_devices(source.params(), model, partitioner)
+    params = _put_params_on_devices(source.params(), model, partitioner)
     trained = _build_trained_model(model, params, vocabulary, path, partitioner, run_lengths)
     return dataclasses.replace(trained, lengths={**trained.lengths, **(source.family.max_lengths or {})})
 
@@ -240,10 +240,10 @@ def _read_gin_text(text: str, flags: Sequence[tuple[str, str]] = ()) -> tuple[An
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder, model_dir.CONVERTED)
         file.write_text(text, encoding='utf-8')
-        return _read_gin(str(file), flags)
+        return _read_gin_file(str(file), flags)
 
 
-def _put_on_devices(params: Any, model: Any, partitioner: Partitioner) -> Any:
+def _put_params_on_devices(params: Any, model: Any, partitioner: Partitioner) -> Any:
     return jax.tree.map(
         lambda array, leaf: jax.device_put(array, leaf.sharding), params, _abstract_params(model, partitioner)
     )

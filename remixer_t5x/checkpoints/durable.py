@@ -131,7 +131,7 @@ def verify_file_checksums(folder: epath.Path) -> None:
     for name, (size, digest) in sorted(listed.items()):
         try:
             if contents is None:
-                path = untrusted_files.resolve_inside(pathlib.Path(folder), name, str(folder / FILE_LIST))
+                path = untrusted_files.resolve_path_inside(pathlib.Path(folder), name, str(folder / FILE_LIST))
                 with untrusted_files.open_file(path) as file:
                     size_now, digest_now = os.fstat(file.fileno()).st_size, ''
                     if not digest.startswith(object_store.CRC32C_PREFIX):

@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     from remixer_t5x.testing import check_custom_sublayers
     from remixer_t5x.train import loop
 
-    steps, start = (resolved.raw_macro(name) for name in ('TRAIN_STEPS', 'INITIAL_CHECKPOINT_PATH'))
+    steps, start = (resolved.get_unevaluated_macro(name) for name in ('TRAIN_STEPS', 'INITIAL_CHECKPOINT_PATH'))
     if args.command == 'finetune' and isinstance(steps, int) and isinstance(start, str):
         raise UserError(
             f'TRAIN_STEPS is {steps} and INITIAL_CHECKPOINT_PATH is set; in T5X, TRAIN_STEPS includes the steps of '

@@ -91,7 +91,7 @@ def load(
     with importing or contextlib.nullcontext():
         _bind_macros(sources.defaults)
         for number, text in enumerate(texts):
-            parse(text, texts[:number])
+            parse_gin_text(text, texts[:number])
         _bind_macros(sources.objects)
         _replace_task_names()
     macros_set = {name: location for text in texts if not text.shipped for name, location in text.macros_set.items()}
@@ -132,14 +132,18 @@ def load_macro_values(sources: ConfigSources, *macros: str, **options: Any) -> l
 
 def config_text(absolute_paths: bool = True) -> str:
     """Returns the configuration as gin text. With `absolute_paths`, paths in the text do not depend on the folder."""
-    paths = {name: resolved.raw_macro(name) for name in _PATH_MACROS if absolute_paths}
+    paths = {name: resolved.get_unevaluated_macro(name) for name in _PATH_MACROS if absolute_paths}
     if not isinstance(path := paths.get('HF_DATASET'), str) or not os.path.exists(os.path.expanduser(path)):
         paths.pop('HF_DATASET', None)
     _bind_macros({name: _make_absolute(value) for name, value in paths.items() if value is not resolved.UNDEFINED})
     # Write the lengths as numbers, so that loading the model with other data does not change parameter shapes.
     lengths = ('MAX_INPUT_LENGTH', 'MAX_TARGET_LENGTH')
     _bind_macros(
-        {name: resolved.evaluate_macro(name) for name in lengths if resolved.raw_macro(name) is not resolved.UNDEFINED}
+        {
+            name: resolved.evaluate_macro(name)
+            for name in lengths
+            if resolved.get_unevaluated_macro(name) is not resolved.UNDEFINED
+        }
     )
     return gin.config_str()
 
@@ -270,7 +274,7 @@ def _unread_macro_error(name: str, location: str, known: Collection[str]) -> Use
 
 def _check_macro_is_reference(macro: str, location: str) -> None:
     """Raises UserError if the user sets a macro to a string, but shipped files set it only to references."""
-    if not isinstance(value := resolved.raw_macro(macro), str):
+    if not isinstance(value := resolved.get_unevaluated_macro(macro), str):
         return
     text = '\n'.join(text.text for text in files.shipped_files().values())
     references = re.findall(rf"\b{macro} ?= ?'?(@[^\s',]+)", text)
@@ -284,29 +288,31 @@ def _check_macro_is_reference(macro: str, location: str) -> None:
 
 def _replace_task_names() -> None:
     """Replaces task names with calls of functions in `remixer_tasks.names`, and imports MIXTURE_OR_TASK_MODULE."""
-    options = [name for name in ('VOCABULARY', 'DATA_DIR') if resolved.raw_macro(name) is not resolved.UNDEFINED]
+    options = [
+        name for name in ('VOCABULARY', 'DATA_DIR') if resolved.get_unevaluated_macro(name) is not resolved.UNDEFINED
+    ]
     lines = []
     for macro in (TASK, f'EVAL_{TASK}'):
-        names, call, argument = resolved.raw_macro(macro), f'{macro.lower()}/names.find_provider', 'name'
+        names, call, argument = resolved.get_unevaluated_macro(macro), f'{macro.lower()}/names.find_provider', 'name'
         if macro != TASK and (isinstance(names, list | tuple) or isinstance(names, str) and ',' in names):
             call, argument = f'{call}s', 'names'
         elif not isinstance(names, str):
             continue
         lines += [f'{macro} = @{call}()', f'{call}.{argument} = {names!r}']
         lines += [f'{call}.{name.lower()} = %{name}' for name in options]
-    if resolved.raw_macro(TASK) is not resolved.UNDEFINED and 'VOCABULARY' not in options:
+    if resolved.get_unevaluated_macro(TASK) is not resolved.UNDEFINED and 'VOCABULARY' not in options:
         lines += ['VOCABULARY = @names.vocabulary_of()', f'names.vocabulary_of.task = %{TASK}']
     if (module := resolved.evaluate_macro(MODULE, None)) is not None:
         if not (isinstance(module, str) and re.fullmatch(r'\w+(\.\w+)*', module)):
             raise UserError(f'{MODULE} must be the name of a module, such as my_package.tasks, got {module!r}')
         lines.insert(0, f'import {module}')
     if lines:
-        parse(
+        parse_gin_text(
             GinText(f'{FLAG}{MODULE}', '\n'.join([DYNAMIC_REGISTRATION, 'from remixer_tasks import names', *lines])), ()
         )
 
 
-def parse(text: GinText, before: Sequence[GinText]) -> None:
+def parse_gin_text(text: GinText, before: Sequence[GinText]) -> None:
     """Parses a gin text. Raises a one-line UserError if gin reports an error.
 
     A text without dynamic registration may use the imports of the texts in `before`. A flag may refer to any module.

@@ -51,7 +51,7 @@ class ReferenceResolver:
 
         Raises UserError if the macro is not set and has no default value.
         """
-        value = raw_macro(name)
+        value = get_unevaluated_macro(name)
         if value is UNDEFINED:
             if name in _REQUIRED or not isinstance(default, _PLAIN_TYPES):
                 raise UserError(f'%{name} is not set{files.suggest_file(name) or f"; pass {files.FLAG}{name}=VALUE"}')
@@ -118,7 +118,7 @@ class ReferenceResolver:
         return arguments
 
 
-def raw_macro(name: str) -> Any:
+def get_unevaluated_macro(name: str) -> Any:
     """Returns the unevaluated value of a macro, which may be a reference, or UNDEFINED if the macro is not set."""
     try:
         return gin.query_parameter(f'%{name}')
@@ -128,7 +128,7 @@ def raw_macro(name: str) -> Any:
 
 def evaluate_macro(name: str, default: Any = UNDEFINED) -> Any:
     """Returns the evaluated value of a macro, or `default` if it is not set."""
-    if default is not UNDEFINED and raw_macro(name) is UNDEFINED:
+    if default is not UNDEFINED and get_unevaluated_macro(name) is UNDEFINED:
         return default
     resolver = ReferenceResolver()
     return resolver.create_maker(resolver.macro(name)).make()

@@ -80,7 +80,7 @@ def _set_data_options(dataset: tf.data.Dataset, threads: int | None) -> tf.data.
         # On CPUs, the train step and the input pipeline compete for cores.
         options.threading.private_threadpool_size = threads
         options.threading.max_intra_op_parallelism = 1
-    return tf_data.without_autotune(dataset.with_options(options))
+    return tf_data.disable_autotune(dataset.with_options(options))
 
 
 def tf_data_threads(backend: str) -> int | None:

@@ -239,7 +239,7 @@ def read_predictions(path: str) -> list[dict[str, Any]]:
     """
     advice = 'use a file that evaluate or infer has written'
     rows = []
-    with untrusted_files.raise_user_errors(path, advice):
+    with untrusted_files.convert_to_user_errors(path, advice):
         # Accept -inf, the score of an impossible text, although it is not valid JSON.
         for line in untrusted_files.read_json_lines(model_dir.absolute_path(path), odd_numbers=True):
             row, reason = line.value, line.error

@@ -104,7 +104,7 @@ class PredictionWriter:
 
     def _read_output(self) -> None:
         """Reads the output of an interrupted run. An incomplete last line is removed when writing starts."""
-        with untrusted_files.raise_user_errors(self.path, _OUTPUT_ADVICE):
+        with untrusted_files.convert_to_user_errors(self.path, _OUTPUT_ADVICE):
             # Accept -inf, the score of an impossible text, although it is not valid JSON.
             for line in untrusted_files.read_json_lines(self.path, odd_numbers=True):
                 if not line.ended:

@@ -206,7 +206,8 @@ def _read_shards(folder: pathlib.Path) -> Tensors:
     if not isinstance(by_name, dict):
         raise UserError(f'{folder / INDEX_FILE} has no weight_map, which maps arrays to files; download the file again')
     files = {
-        name: untrusted_files.resolve_inside(folder, file, str(folder / INDEX_FILE)) for name, file in by_name.items()
+        name: untrusted_files.resolve_path_inside(folder, file, str(folder / INDEX_FILE))
+        for name, file in by_name.items()
     }
     names: dict[pathlib.Path, set[str]] = {}
     for name, file in files.items():

@@ -20,7 +20,7 @@ from remixer_t5x.optim.schedules import Schedule
 _TYPICAL_ADAMW_UPDATE_RMS = 0.2
 
 
-@ranges.checked
+@ranges.validate_arguments
 def muon(
     learning_rate: ranges.Positive | Schedule,
     beta: ranges.Rate = 0.95,

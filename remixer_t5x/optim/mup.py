@@ -36,7 +36,7 @@ _FEATURE_AXES = {axes.EMBED, axes.MLP, axes.JOINED_KV}
 _STACKING_AXES = {axes.LAYERS, axes.MECHANISMS}
 
 
-@ranges.checked
+@ranges.validate_arguments
 def scale_by_width(optimizer: Any, width: ranges.Count, base_width: ranges.Count | None = None) -> Optimizer:
     """Scales learning rates and initial values, so that a learning rate tuned at `base_width` can be used at `width`.
 

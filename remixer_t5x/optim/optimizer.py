@@ -75,7 +75,7 @@ def as_optimizer(optimizer: Any) -> Optimizer:
     )
 
 
-@ranges.checked
+@ranges.validate_arguments
 def adafactor(
     learning_rate: ranges.Positive | Schedule,
     decay_rate: ranges.Rate = 0.8,
@@ -115,7 +115,7 @@ def adafactor(
     return Optimizer(schedule, make_transformation, relative=multiply_by_parameter_scale, takes_multipliers=True)
 
 
-@ranges.checked
+@ranges.validate_arguments
 def adamw_rms(
     learning_rate: ranges.Positive | Schedule,
     b1: ranges.Rate = 0.9,
@@ -145,7 +145,7 @@ def adamw_rms(
     )
 
 
-@ranges.checked
+@ranges.validate_arguments
 def adamw(
     learning_rate: ranges.Positive | Schedule,
     b1: ranges.Rate = 0.9,
@@ -165,7 +165,7 @@ def adamw(
     )
 
 
-@ranges.checked
+@ranges.validate_arguments
 def lion(
     learning_rate: ranges.Positive | Schedule,
     b1: ranges.Rate = 0.9,

@@ -60,7 +60,7 @@ def average_params(optimizer: Any, decay: float | None) -> Optimizer:
     return dataclasses.replace(optimizer, make=make_transformation, evaluated=lambda state, params: state[AVERAGE])
 
 
-@ranges.checked
+@ranges.validate_arguments
 def schedule_free_adamw(
     learning_rate: ranges.Positive | Schedule,
     b1: ranges.OpenFraction = 0.9,

@@ -17,7 +17,7 @@ from remixer_t5x.errors import UserError
 Schedule = Callable[[jax.typing.ArrayLike], jax.Array]
 
 
-@ranges.checked
+@ranges.validate_arguments
 def constant(value: ranges.Positive, warmup_steps: ranges.NonNegativeInt = 0) -> Schedule:
     """Creates a schedule with the constant learning rate `value` after a linear warmup from 0 over `warmup_steps`."""
     if not warmup_steps:
@@ -25,7 +25,7 @@ def constant(value: ranges.Positive, warmup_steps: ranges.NonNegativeInt = 0) ->
     return _as_float32(optax.warmup_constant_schedule(0.0, value, warmup_steps))
 
 
-@ranges.checked
+@ranges.validate_arguments
 def rsqrt(
     peak: ranges.Positive = 0.01, constant_steps: ranges.Count = 10_000, warmup_steps: ranges.NonNegativeInt = 0
 ) -> Schedule:
@@ -47,7 +47,7 @@ def rsqrt(
 WARMUP_SHARE = 0.05
 
 
-@ranges.checked
+@ranges.validate_arguments
 def cosine(
     peak: ranges.Positive,
     warmup_steps: ranges.NonNegativeInt | None,
@@ -66,7 +66,7 @@ def cosine(
     return _as_float32(optax.warmup_cosine_decay_schedule(warmup_start * peak, peak, warmup_steps, total_steps, final))
 
 
-@ranges.checked
+@ranges.validate_arguments
 def linear(
     peak: ranges.Positive,
     warmup_steps: ranges.NonNegativeInt,
@@ -84,7 +84,7 @@ def linear(
     return _as_float32(optax.join_schedules([warmup, decay], [warmup_steps]) if warmup_steps else decay)
 
 
-@ranges.checked
+@ranges.validate_arguments
 def wsd(
     peak: ranges.Positive,
     warmup_steps: ranges.NonNegativeInt,
@@ -117,7 +117,7 @@ def wsd(
     return _as_float32(learning_rate)
 
 
-@ranges.checked
+@ranges.validate_arguments
 def as_schedule(learning_rate: ranges.Positive | Schedule) -> Schedule:
     """Converts a number to a constant schedule; returns a schedule unchanged."""
     return learning_rate if callable(learning_rate) else constant(learning_rate)

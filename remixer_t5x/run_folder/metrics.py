@@ -154,7 +154,7 @@ def read_records(path: epath.Path) -> list[dict[str, Any]]:
     """
     with (
         object_store.wrap_read_errors(path),
-        untrusted_files.raise_user_errors(path, 'pass the metrics.jsonl of a run'),
+        untrusted_files.convert_to_user_errors(path, 'pass the metrics.jsonl of a run'),
     ):
         return _iterate_records(path)
 

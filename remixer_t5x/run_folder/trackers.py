@@ -136,7 +136,7 @@ class _WandBSession:
             tags=list(tracker.tags),
             name=tracker.name or run.folder.name,
             mode=cast(Any, tracker.mode),
-            id=run_id(run.folder, 'wandb'),
+            id=get_or_create_run_id(run.folder, 'wandb'),
             resume='allow',
             dir=folder,
             config=dict(run.settings),
@@ -171,7 +171,7 @@ class _WandBSession:
         self._run.finish()
 
 
-def run_id(folder: epath.Path, tracker: str) -> str:
+def get_or_create_run_id(folder: epath.Path, tracker: str) -> str:
     """Returns the id by which `tracker` identifies the run in `folder`. The first call creates the id.
 
     Raises UserError if the file that stores the ids is damaged or not writable.
@@ -202,13 +202,13 @@ class BackgroundTrackers:
 
     def write(self, kind: str, step: int, numbers: Mapping[str, float], timing: Mapping[str, float]) -> None:
         numbers, timing = dict(numbers), dict(timing)
-        self._call_all(lambda session: session.write(kind, step, numbers, timing))
+        self._enqueue_for_all(lambda session: session.write(kind, step, numbers, timing))
 
     def rewind(self, step: int) -> None:
-        self._call_all(lambda session: session.rewind(step))
+        self._enqueue_for_all(lambda session: session.rewind(step))
 
     def add_files(self, name: str, kind: str, path: epath.Path) -> None:
-        self._call_all(lambda session: session.add_files(name, kind, path))
+        self._enqueue_for_all(lambda session: session.add_files(name, kind, path))
 
     def close(self, seconds: float | None = None) -> None:
         """Closes all trackers. Waits at most `seconds` for each tracker; None uses CLOSE_SECONDS."""
@@ -217,7 +217,7 @@ class BackgroundTrackers:
         for thread in self._threads:
             thread.wait(CLOSE_SECONDS if seconds is None else seconds)
 
-    def _call_all(self, call: TrackerCall) -> None:
+    def _enqueue_for_all(self, call: TrackerCall) -> None:
         for thread in self._threads:
             thread.enqueue_call(call)
 

@@ -41,19 +41,19 @@ class ContractViolation(AssertionError):
     """Raised if a sublayer violates the contract, with a one-line description."""
 
 
-def require(condition: Any, message: str) -> None:
+def require_condition(condition: Any, message: str) -> None:
     """Raises ContractViolation with `message` unless `condition` is true."""
     if not condition:
         raise ContractViolation(message)
 
 
-def require_equal(actual: Any, expected: Any, actual_name: str, expected_name: str) -> None:
+def require_close(actual: Any, expected: Any, actual_name: str, expected_name: str) -> None:
     """Raises ContractViolation if the arrays differ by more than rounding."""
     error = relative_difference(actual, expected)
-    require(error < TOLERANCE, f'{actual_name} differs by {error:.1%} from {expected_name}')
+    require_condition(error < TOLERANCE, f'{actual_name} differs by {error:.1%} from {expected_name}')
 
 
-def require_no_pairs(pairs: np.ndarray, message: str) -> None:
+def require_no_dependency(pairs: np.ndarray, message: str) -> None:
     """Raises ContractViolation if any entry of `pairs` [output, input] is True. Formats `message` with the indices."""
     if np.any(pairs):
         raise ContractViolation(message.format(*np.argwhere(pairs)[0]))
@@ -77,10 +77,10 @@ def check_padding(fixture: SublayerFixture) -> None:
     )
     for row, n in enumerate(lengths):
         long_name = f'the output at {n} tokens with {LENGTH - n} positions of padding'
-        require_equal(long[row, :n], short[row, :n], long_name, f'that with {SHORT_LENGTH - n} positions')
+        require_close(long[row, :n], short[row, :n], long_name, f'that with {SHORT_LENGTH - n} positions')
     influence = fixture.position_gradients([SHORT_LENGTH])
     influence[:, :SHORT_LENGTH] = influence[SHORT_LENGTH:] = 0
-    require_no_pairs(influence, 'token {} reads padding at position {}')
+    require_no_dependency(influence, 'token {} reads padding at position {}')
 
 
 def check_packing(fixture: SublayerFixture) -> None:
@@ -104,10 +104,10 @@ def check_packing(fixture: SublayerFixture) -> None:
         for row, (count,) in enumerate(counts):
             tokens = packed[row, starts[row] : starts[row] + count]
             packed_name = f'the output of example {example + 1} in a row of {pairs[row]} tokens'
-            require_equal(tokens, separate[row, :count], packed_name, 'its output in a separate row')
+            require_close(tokens, separate[row, :count], packed_name, 'its output in a separate row')
     if fixture.is_decoder:
         leaks = fixture.position_gradients([5, 4])[:5, 5:9]
-        require_no_pairs(leaks, 'token {} of one example reads token {} of another example in the same row')
+        require_no_dependency(leaks, 'token {} of one example reads token {} of another example in the same row')
 
 
 def _move_to_front(x: np.ndarray, starts: np.ndarray) -> np.ndarray:
@@ -123,15 +123,15 @@ def check_causality(fixture: SublayerFixture, segments: tuple[int, ...] = (LENGT
     ids, _ = make_segments([segments], LENGTH)
     are_tokens = (ids.T > 0) & (ids > 0)
     may_read = are_tokens & (ids == ids.T) & np.tri(LENGTH, dtype=bool)
-    require_no_pairs(
+    require_no_dependency(
         (influence != 0) & ~may_read & are_tokens, f'token {{}} reads token {{}} of a row of {list(segments)} tokens'
     )
     unread = (influence == 0) & are_tokens & np.eye(LENGTH, dtype=bool)
-    require_no_pairs(unread, 'the output at token {} does not depend on that token')
+    require_no_dependency(unread, 'the output at token {} does not depend on that token')
     if fixture.reach is not None:
         within_reach = may_read & ~np.tri(LENGTH, k=-fixture.reach, dtype=bool)
         message = f'token {{}} and token {{}}: reach must be {fixture.reach}'
-        require_no_pairs(((influence > 0) != within_reach) & are_tokens, message)
+        require_no_dependency(((influence > 0) != within_reach) & are_tokens, message)
 
 
 def check_prefix(fixture: SublayerFixture) -> None:
@@ -143,11 +143,11 @@ def check_prefix(fixture: SublayerFixture) -> None:
         same_example = (ids[0][:, None] == ids[0][None, :]) & is_token[:, None]
         may_read = same_example & (np.tri(LENGTH, dtype=bool) | in_prefix[None, :])
         row = f'of a row of {list(segments)} tokens with prefixes of {list(prefixes)}'
-        require_no_pairs((influence != 0) & ~may_read & is_token[:, None], f'token {{}} reads token {{}} {row}')
+        require_no_dependency((influence != 0) & ~may_read & is_token[:, None], f'token {{}} reads token {{}} {row}')
         if np.any(influence[~np.eye(LENGTH, dtype=bool)]):
             unread = same_example & in_prefix[:, None] & in_prefix[None, :] & (influence == 0)
             advice = 'read ctx.prefix, or call context.check_no_prefix'
-            require_no_pairs(unread, f'token {{}} does not read token {{}} {row}; {advice}')
+            require_no_dependency(unread, f'token {{}} does not read token {{}} {row}; {advice}')
 
 
 def check_prompt(fixture: SublayerFixture, bidirectional: bool = False) -> None:
@@ -160,7 +160,7 @@ def check_prompt(fixture: SublayerFixture, bidirectional: bool = False) -> None:
     counts[:2] = 1, SHORT_LENGTH
     is_prefix = np.arange(LENGTH) < counts[:, None] if bidirectional else None
     expected = np.asarray(fixture.trace(x, fixture.context([[LENGTH]] * ROWS, prefix=is_prefix)).outputs)
-    step = _decoding_step(fixture)
+    step = _make_decoding_step(fixture)
     prompt_prefix = None if is_prefix is None else is_prefix[:, :SHORT_LENGTH]
     segments = [[int(n)] for n in counts]
     ctx = fixture.context(segments, length=SHORT_LENGTH, decode=True, cache_slots=LENGTH, prefix=prompt_prefix)
@@ -172,30 +172,32 @@ def check_prompt(fixture: SublayerFixture, bidirectional: bool = False) -> None:
         y, variables = step({'params': fixture.params, **variables}, x[rows, positions][:, None], ctx)
         step_name = f'step {t} after {"bidirectional " if bidirectional else ""}prompts'
         reference = 'the output for all tokens at once; read ctx.cache_slots'
-        require_equal(np.asarray(y)[:, 0], expected[rows, positions], step_name, reference)
+        require_close(np.asarray(y)[:, 0], expected[rows, positions], step_name, reference)
 
 
 def check_decode(fixture: SublayerFixture) -> None:
     x, memory = fixture.features(4), fixture.features(5, MEMORY)
     lengths = [[MEMORY], [MEMORY - 2]] * (ROWS // 2)
     expected = fixture.trace(x, fixture.context([[LENGTH]] * ROWS, memory, lengths)).outputs
-    step = _decoding_step(fixture)
+    step = _make_decoding_step(fixture)
     ctx = fixture.context([[LENGTH]] * ROWS, memory, lengths, decode=True)
     _, variables = step({'params': fixture.params}, np.zeros_like(x), ctx)
     for path, leaf in jax.tree_util.tree_leaves_with_path(variables['cache']):
         name = jax.tree_util.keystr(path, simple=True, separator='/')
         is_counter = leaf.ndim == 0 and name.endswith('cache_index')
         is_batched = leaf.shape[:1] == (ROWS,)
-        require(is_batched or is_counter, f'the first axis of the cache {name} must be the batch, got {leaf.shape}')
+        require_condition(
+            is_batched or is_counter, f'the first axis of the cache {name} must be the batch, got {leaf.shape}'
+        )
     # Replace the encoder output with NaN, so that steps that read the encoder output instead of the cache fail.
     ctx = fixture.context([[1]] * ROWS, np.full_like(memory, np.nan), lengths, length=1, decode=True)
     for t in range(LENGTH):
         y, variables = step({'params': fixture.params, **variables}, x[:, t : t + 1], ctx)
         step_name, reference = f'step {t} with the cache', 'the output for all tokens at once'
-        require_equal(np.asarray(y)[:, 0], expected[:, t], step_name, reference)
+        require_close(np.asarray(y)[:, 0], expected[:, t], step_name, reference)
 
 
-def _decoding_step(fixture: SublayerFixture) -> Callable[..., Any]:
+def _make_decoding_step(fixture: SublayerFixture) -> Callable[..., Any]:
     model = fixture.stack()
     return jax.jit(lambda variables, x, ctx: model.apply(variables, x, ctx, LENGTH, mutable=['cache']))
 
@@ -221,7 +223,7 @@ def check_beams(fixture: SublayerFixture) -> None:
 
     copies = run(np.repeat(memory, 2, axis=0), [row for row in lengths for _ in range(2)])
     reference = 'that of two sequences with copies of the memory'
-    require_equal(run(memory, lengths), copies, 'the output of two beams of a sequence', reference)
+    require_close(run(memory, lengths), copies, 'the output of two beams of a sequence', reference)
 
 
 def check_bfloat16(fixture: SublayerFixture) -> None:
@@ -238,12 +240,12 @@ def check_bfloat16(fixture: SublayerFixture) -> None:
     # Apply the sublayer without a layer, because a layer raises UserError for a wrong dtype.
     for factory in fixture.sublayers:
         dtype = jax.eval_shape(factory().init_with_output, jax.random.key(0), low_x, low_context)[0].dtype
-        require(dtype == jnp.bfloat16, f'the output for bfloat16 is {dtype}; compute in x.dtype')
+        require_condition(dtype == jnp.bfloat16, f'the output for bfloat16 is {dtype}; compute in x.dtype')
     low = np.asarray(fixture.forward(params, low_x, low_context), np.float32)
     error, size = np.linalg.norm(low - expected, axis=-1), np.linalg.norm(expected, axis=-1)
     total, median = np.linalg.norm(error) / np.linalg.norm(size), np.median(error) / np.sqrt(np.mean(size**2))
     message = f'the output differs by {total:.1%} from float32 ({median:.1%} in the median token)'
-    require(total < 0.1 and median < 0.03, f'{message}; keep long sums and large numbers in float32')
+    require_condition(total < 0.1 and median < 0.03, f'{message}; keep long sums and large numbers in float32')
 
 
 def check_dropout(fixture: SublayerFixture) -> None:
@@ -263,9 +265,9 @@ def check_dropout(fixture: SublayerFixture) -> None:
     train = jax.jit(lambda params, key: model.apply({'params': params}, x, train_ctx, rngs={'dropout': key}))
     with stack.trace_layers_once():
         trained = [np.asarray(train(fixture.params, fast_prng_key(seed))) for seed in (1, 1, 2)]
-    require(np.array_equal(trained[0], trained[1]), 'the same key gives different outputs')
-    require(not np.allclose(trained[0], trained[2]), 'different keys give the same output')
-    require(not np.allclose(trained[0], evaluated), 'deterministic=False does not enable dropout')
+    require_condition(np.array_equal(trained[0], trained[1]), 'the same key gives different outputs')
+    require_condition(not np.allclose(trained[0], trained[2]), 'different keys give the same output')
+    require_condition(not np.allclose(trained[0], evaluated), 'deterministic=False does not enable dropout')
 
 
 def check_parameters(fixture: SublayerFixture) -> None:
@@ -276,22 +278,24 @@ def check_parameters(fixture: SublayerFixture) -> None:
 
     for path, leaf in jax.tree_util.tree_leaves_with_path(fixture.boxed_params, is_leaf=is_box):
         name = jax.tree_util.keystr(path, simple=True, separator='/')
-        require(is_box(leaf), f'{name} has no logical axes; use nn.with_logical_partitioning')
-        require(len(leaf.names) == leaf.value.ndim, f'{name} has axes {leaf.names} and shape {leaf.value.shape}')
+        require_condition(is_box(leaf), f'{name} has no logical axes; use nn.with_logical_partitioning')
+        require_condition(
+            len(leaf.names) == leaf.value.ndim, f'{name} has axes {leaf.names} and shape {leaf.value.shape}'
+        )
         unknown = ', '.join(sorted(map(str, set(leaf.names) - known_axes)))
-        require(not unknown, f'{name} has axes that remixer_t5x/axes.py does not define: {unknown}')
-        require(leaf.value.dtype == jnp.float32, f'{name} must be float32, got {leaf.value.dtype}')
+        require_condition(not unknown, f'{name} has axes that remixer_t5x/axes.py does not define: {unknown}')
+        require_condition(leaf.value.dtype == jnp.float32, f'{name} must be float32, got {leaf.value.dtype}')
         is_stacked = 'run_0' in name
-        require((leaf.names[:1] == (axes.LAYERS,)) == is_stacked, f'{name} is not stacked over layers')
+        require_condition((leaf.names[:1] == (axes.LAYERS,)) == is_stacked, f'{name} is not stacked over layers')
         is_shared = is_stacked and np.ptp(leaf.value) > 0 and np.array_equal(leaf.value[0], leaf.value[1])
-        require(not is_shared, f'{name} has the same initial values in both layers')
+        require_condition(not is_shared, f'{name} has the same initial values in both layers')
 
 
 def check_gradients(fixture: SublayerFixture) -> None:
     for path, gradient in jax.tree_util.tree_leaves_with_path(fixture.gradients()):
         name = jax.tree_util.keystr(path, simple=True, separator='/')
-        require(np.all(np.isfinite(gradient)), f'the gradient of {name} is not finite')
-        require(np.any(gradient != 0), f'the gradient of {name} is zero')
+        require_condition(np.all(np.isfinite(gradient)), f'the gradient of {name} is not finite')
+        require_condition(np.any(gradient != 0), f'the gradient of {name} is zero')
 
 
 def check_remat(fixture: SublayerFixture, policies: tuple[Callable[..., bool], ...] = (stack.full_remat,)) -> None:
@@ -303,7 +307,7 @@ def check_remat(fixture: SublayerFixture, policies: tuple[Callable[..., bool], .
         for (path, gradient), other in zip(expected, recomputed, strict=True):
             if max(np.max(np.abs(gradient)), np.max(np.abs(other))) >= rounding:
                 name = jax.tree_util.keystr(path, simple=True, separator='/')
-                require_equal(other, gradient, f'the gradient of {name} with {policy.__name__}', 'that without')
+                require_close(other, gradient, f'the gradient of {name} with {policy.__name__}', 'that without')
 
 
 def check_layouts(fixture: SublayerFixture) -> None:
@@ -313,4 +317,4 @@ def check_layouts(fixture: SublayerFixture) -> None:
         module = layer.make_layer(fixture.sublayers, layout, norm=norm)
         out, _ = jax.eval_shape(module.init_with_output, jax.random.key(0), x, ctx)
         message = f'{layout.__name__} maps {x.shape} float32 to {out.shape} {out.dtype}'
-        require(out.shape == x.shape and out.dtype == jnp.float32, message)
+        require_condition(out.shape == x.shape and out.dtype == jnp.float32, message)

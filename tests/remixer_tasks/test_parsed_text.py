@@ -228,7 +228,7 @@ def test_documents_are_memory_mapped_and_not_part_of_a_position(tmp_path):
 
     def open_stream():
         dataset = mapped.dataset(7, seqio.ShardInfo(1, 2), repeat=True)
-        return stream.ResumableIterator(tf_data.without_autotune(dataset), 'text')
+        return stream.ResumableIterator(tf_data.disable_autotune(dataset), 'text')
 
     unbroken = open_stream()
     for _ in range(3000):

@@ -103,10 +103,10 @@ def test_a_tracker_that_hangs_delays_nothing(track):
 
 def test_an_id_is_created_once_for_a_folder_and_a_tracker(tmp_path):
     folder = epath.Path(tmp_path)
-    first = trackers.run_id(folder, 'wandb')
-    assert trackers.run_id(folder, 'wandb') == first != trackers.run_id(folder, 'other')
+    first = trackers.get_or_create_run_id(folder, 'wandb')
+    assert trackers.get_or_create_run_id(folder, 'wandb') == first != trackers.get_or_create_run_id(folder, 'other')
     assert json.loads((tmp_path / trackers.IDS_FILE).read_text())['wandb'] == first
     for damaged in ('{', '[]', '{"wandb": "../x"}', '{"wandb": 3.5}'):
         (tmp_path / trackers.IDS_FILE).write_text(damaged)
         with pytest.raises(UserError, match='move it to another folder, so that the run gets a new id'):
-            trackers.run_id(folder, 'wandb')
+            trackers.get_or_create_run_id(folder, 'wandb')

@@ -108,7 +108,7 @@ def read_records(metrics_file: str | os.PathLike[str]) -> list[MetricsRecord]:
     """
     advice = 'use the metrics.jsonl of a run'
     records = []
-    with untrusted_files.raise_user_errors(metrics_file, advice):
+    with untrusted_files.convert_to_user_errors(metrics_file, advice):
         for line in untrusted_files.read_json_lines(metrics_file):
             if not line.ended or line.is_blank:
                 continue

@@ -78,7 +78,9 @@ class Sweep:
             raise UserError(f'{folder} cannot be created ({error.strerror}); use another --folder') from None
         self._finished: list[list[str]] = []
         path = folder / FINISHED_FILE
-        with untrusted_files.raise_user_errors(path, 'remove it, and every run starts again from its last checkpoint'):
+        with untrusted_files.convert_to_user_errors(
+            path, 'remove it, and every run starts again from its last checkpoint'
+        ):
             for line in untrusted_files.read_json_lines(path) if path.exists() else ():
                 if isinstance(line.value, list):
                     self._finished.append(line.value)

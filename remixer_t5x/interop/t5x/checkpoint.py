@@ -234,7 +234,7 @@ def _read_leaf(folder: epath.Path, leaf: Any) -> Array:
         return np.asarray(leaf)
     # Before TensorStore 0.1.14, the path was not in kvstore.
     name = leaf['kvstore'].get('path') or leaf['path']
-    array_folder = untrusted_files.resolve_inside(folder, name.rstrip('/'), str(folder / _MSGPACK_FILE))
+    array_folder = untrusted_files.resolve_path_inside(folder, name.rstrip('/'), str(folder / _MSGPACK_FILE))
     if leaf['driver'] != 'zarr':
         raise UserError(
             f'the driver of {array_folder.name} in {folder / _MSGPACK_FILE} must be zarr, got {leaf["driver"]!a:.60}'
