@@ -24,7 +24,7 @@ _POLL_SECONDS = 1.0
 _EXIT_SECONDS = 5.0
 # Substrings that identify messages of connection errors.
 _CONNECTION_ERRORS = ('Gloo', 'NCCL', 'UNAVAILABLE', 'coordination')
-# Numbers the calls, so that message keys are unique. All processes make their calls in the same order.
+# Counts the calls; the count makes message keys unique. All processes make their calls in the same order.
 _call_numbers = itertools.count()
 
 

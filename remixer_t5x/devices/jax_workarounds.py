@@ -10,8 +10,8 @@ from jax import export
 def coordination_state() -> Any:
     """Returns the state of `jax.distributed`: `client` (the coordination service), `process_id`, `num_processes`.
 
-    Obsolete once JAX's key-value store has a public API. `multihost_utils` cannot replace it: its functions run on the
-    devices, so they cannot reach a process that is waiting in a collective operation.
+    Obsolete once JAX's key-value store has a public API. `multihost_utils` cannot replace this API: its functions run
+    on the devices, so they cannot reach a process that is waiting in a collective operation.
     """
     from jax._src import distributed
 

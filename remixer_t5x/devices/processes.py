@@ -190,7 +190,7 @@ def _connect_process(config: DistributedConfig, timeout: int, heartbeat: int, sa
         host, _, port = config.address.rpartition(':')
         if host in ('localhost', '127.0.0.1') and 'JAX_COORDINATOR_BIND_ADDRESS' not in os.environ:
             bind_address = f'127.0.0.1:{port}'
-        # Print the address first, because JAX aborts without printing the address if a process does not connect.
+        # Print the address first, because JAX aborts without printing it if a process does not connect.
         line = f'process 0 waits up to {timeout} s for {config.count} processes at {config.address}'
         print(f'{line} (--initialization_timeout)', file=sys.stderr, flush=True)
     jax.config.update('jax_enable_preemption_service', saves)

@@ -31,7 +31,7 @@ _OTHER_SEGMENT_PENALTY = 2.0**20
 def unsupported_reason(
     query: jax.Array, key: jax.Array, value: jax.Array, visibility: Visibility, bias: Bias
 ) -> str | None:
-    """Returns why the kernel does not support this call, or None if it does."""
+    """Returns the reason why the kernel does not support this call, or None if the call is supported."""
     if query.dtype != jnp.bfloat16:
         return f'requires bfloat16, got {query.dtype}'
     is_packed = visibility.query_segments is not None

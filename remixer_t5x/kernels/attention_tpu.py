@@ -17,7 +17,7 @@ from remixer_t5x.kernels.compile_target import batch_and_head_axes, wrap_in_shar
 def unsupported_reason(
     query: jax.Array, key: jax.Array, value: jax.Array, visibility: Visibility, bias: Bias
 ) -> str | None:
-    """Returns why the kernel does not support this call, or None if it does."""
+    """Returns the reason why the kernel does not support this call, or None if the call is supported."""
     if isinstance(bias, jax.Array):
         return 'requires a relative position bias (DistanceBias), got an array'
     _, length, heads, head_dim = query.shape

@@ -419,5 +419,5 @@ def _select_head(plan: AttentionPlan, features: jax.Array, head: int) -> jax.Arr
 
 
 def _dot(a: jax.Array, b: jax.Array, b_axis: int = 0) -> jax.Array:
-    """Computes a b, or a b^T if `b_axis` is 1."""
+    """Computes the matrix product a b, or a b^T if `b_axis` is 1."""
     return jax.lax.dot_general(a, b, (((1,), (b_axis,)), ((), ())), preferred_element_type=_FLOAT32)

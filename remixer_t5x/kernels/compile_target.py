@@ -1,4 +1,4 @@
-"""The platform for which a program is traced, and helpers for running kernels on sharded arrays.
+"""Determines the platform for which a program is traced, and helps to run kernels on sharded arrays.
 
 The platform determines whether an operation uses a device kernel. XLA cannot partition kernels, so each device runs a
 kernel on its shards of the arrays, in `shard_map`.
@@ -33,7 +33,7 @@ def compiling_for(platform: str, interpret: bool = False, chip: str | None = Non
     """Traces programs for `platform` in this context, even if this process has no such device.
 
     Args:
-        platform: 'tpu', 'gpu', or 'accelerator'. The last value is for programs that are written for a TPU or GPU but
+        platform: 'tpu', 'gpu', or 'accelerator'. 'accelerator' is for programs that are written for a TPU or GPU but
             compiled with XLA:CPU, so they cannot contain kernels.
         interpret: whether to run kernels in Pallas's interpreter, which works on all devices.
         chip: chip generation such as 'v3', or None if unknown.

@@ -1,4 +1,4 @@
-"""Splits rows of tokens into blocks, and builds matrices with constant diagonals and gathers submatrices, by reshaping.
+"""Uses reshaping to split rows of tokens into blocks, build matrices with constant diagonals, and gather submatrices.
 
 With blocks, the window of each token lies within two consecutive blocks. Matrices are built from padded copies, because
 the gradient of an element-wise gather would be a scatter of single elements, which is slow on all devices.
@@ -69,7 +69,7 @@ def join_previous_blocks(array: jax.Array, block: int) -> jax.Array:
 
 
 def same_example_mask(ids: jax.Array, block: int) -> jax.Array:
-    """Returns which tokens of the previous and the current block are in the same example as each token of the block.
+    """Returns a mask of the tokens in the previous and current blocks that share an example with each current token.
 
     Maps example ids [batch, length] to a bool mask [batch, blocks, block, 2 * block].
     """

@@ -1,4 +1,4 @@
-"""Computes one block of the running token MLP with a loop over tokens, for CPUs and as the reference of self-checks.
+"""Computes one block of the running token MLP with a loop over tokens, for CPUs and as the reference for self-checks.
 
 The backward pass restores A_{t-1} from A_t by subtracting the outer product of token t. To prevent rounding errors from
 accumulating, A is recomputed at the end of each example and block.

@@ -20,7 +20,7 @@ _LANES = 128
 _FLOAT32 = jnp.float32
 _MAX_BLOCK_LENGTH = 128
 _MAX_UNITS = 16  # maximum number of hidden units per kernel program
-# In bytes: maximum VMEM limit of a kernel, VMEM for the state A before and after a block, and VMEM for the weights.
+# Sizes in bytes: maximum VMEM limit of a kernel, VMEM for the state A before and after a block, VMEM for the weights.
 _MAX_VMEM, _STATE_BYTES, _WEIGHT_BYTES = 56 * 2**20, 4 * 2**20, 4 * 2**20
 # Axis orders in the kernels, for weights [batch, tokens, heads, hidden], values [batch, tokens, heads, features] and A
 # [batch, heads, hidden, features]. The last two axes, batch and heads, are merged into lanes.
@@ -28,7 +28,7 @@ _HIDDEN_AXES, _FEATURE_AXES, _STATE_AXES = (3, 1, 0, 2), (1, 3, 0, 2), (2, 3, 0,
 
 
 def unsupported_reason(w_in: jax.Array, value: jax.Array) -> str | None:
-    """Returns why the kernel does not support this call, or None if it does."""
+    """Returns the reason why the kernel does not support this call, or None if the call is supported."""
     is_supported = block_length(w_in, value) > 0
     return None if is_supported else f'requires narrower heads on this TPU, got {value.shape[-1]} features'
 

@@ -3,8 +3,8 @@
 When a kernel is traced with new shapes, dtypes or flags, `failure_reason` runs its forward and backward pass on two
 random rows, and compares the results with the plain-JAX implementation in float32. If the results differ or the kernel
 raises an error, the program uses the plain-JAX implementation instead. Results are cached in a subfolder of JAX's
-compilation cache. If a check crashes or hangs, it leaves a file there that makes later processes use the plain-JAX
-implementation. In multi-process runs, only process 0 runs checks.
+compilation cache. If a check crashes or hangs, it leaves a file in this subfolder that makes later processes use the
+plain-JAX implementation. In multi-process runs, only process 0 runs checks.
 """
 
 import contextlib

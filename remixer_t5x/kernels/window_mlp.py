@@ -1,4 +1,4 @@
-"""An MLP along windows of tokens, computed by a device kernel, or in plain JAX in chunks of tokens.
+"""An MLP along windows of tokens, computed by a device kernel, or by plain JAX for one chunk of tokens at a time.
 
 y_t[d] = wo . gelu(wi^T x[t - w + 1 .. t, d] + wi_bias) + wo_bias
 """

@@ -23,7 +23,7 @@ _MAX_WINDOW_LENGTH = 64
 
 
 def unsupported_reason(wi: jax.Array, tokens: jax.Array) -> str | None:
-    """Returns why the kernel does not support this call, or None if it does."""
+    """Returns the reason why the kernel does not support this call, or None if the call is supported."""
     return f'supports windows of at most {_MAX_WINDOW_LENGTH} tokens' if wi.shape[0] > _MAX_WINDOW_LENGTH else None
 
 

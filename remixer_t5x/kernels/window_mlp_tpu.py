@@ -42,7 +42,7 @@ class _Operands(NamedTuple):
 
 
 def unsupported_reason(wi: jax.Array, tokens: jax.Array) -> str | None:
-    """Returns why the kernel does not support this call, or None if it does."""
+    """Returns the reason why the kernel does not support this call, or None if the call is supported."""
     if wi.shape[0] > BLOCK + 1:
         return f'supports windows of at most {BLOCK + 1} tokens'
     if tokens.shape[-1] % _LANES:

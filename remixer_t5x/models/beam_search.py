@@ -225,7 +225,7 @@ def _reorder_cache(cache: Cache, beam_leaves: list[bool], parents: jax.Array) ->
     """Copies the cache rows of beam `parents[:, i]` to beam i of each sequence."""
     leaves, tree = jax.tree.flatten(cache)
     old = [leaf for leaf, has_beams in zip(leaves, beam_leaves, strict=True) if has_beams]
-    # Only on a single CPU device is a loop of small copies faster than one gather.
+    # A loop of small copies is faster than one gather only on a single CPU device.
     new = iter(_copy_rows(old, parents) if on_single_cpu() else _gather_rows(old, parents))
     return tree.unflatten(
         [next(new) if has_beams else leaf for leaf, has_beams in zip(leaves, beam_leaves, strict=True)]

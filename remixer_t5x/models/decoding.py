@@ -226,7 +226,7 @@ class Greedy(RowDecoder):
 def top_values(values: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
     """Returns the `count` largest values along the last axis in descending order, and their indices.
 
-    Sorts if the number of rows is symbolic, because TensorFlow cannot run JAX's top_k with symbolic shapes.
+    Uses a sort if the number of rows is symbolic, because TensorFlow cannot run JAX's top_k with symbolic shapes.
     """
     if all(isinstance(size, int) for size in values.shape):
         return jax.lax.top_k(values, count)

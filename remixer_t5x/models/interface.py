@@ -1,4 +1,4 @@
-"""The base classes of all models and of models that generate text, and checks that a model supports a command.
+"""Defines the base classes of all models and of generative models, and checks whether a model supports a command.
 
 The arrays in a batch of each model type are defined in `data.batch_formats`.
 """

@@ -49,7 +49,7 @@ class NoRepeatNGram:
 
 @dataclasses.dataclass(frozen=True)
 class NoBadWords:
-    """Forbids each token sequence in `words` by forbidding its last token after its other tokens."""
+    """Forbids each token sequence in `words`: its last token is forbidden after its other tokens."""
 
     words: Sequence[Sequence[int]]
 

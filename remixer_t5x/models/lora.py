@@ -62,7 +62,7 @@ class Lora:
         for name in adapted_layers:
             kernel = params[f'{name}/kernel']
             (*stacked, inputs, outputs), (*stacked_axes, input_axis, output_axis) = kernel.value.shape, kernel.names
-            # With a key derived from the name, a layer's initial values do not depend on the other layers.
+            # Derive the key from the name, so that a layer's initial values do not depend on the other layers.
             key = jax.random.fold_in(rng, zlib.crc32(name.encode()))
             first = jax.random.normal(key, (*stacked, inputs, self.rank)) * inputs**-0.5
             second = jnp.zeros((*stacked, self.rank, outputs))

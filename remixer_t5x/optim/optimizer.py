@@ -212,7 +212,7 @@ def build_optimizer_with_decay(
 
 
 def _scale_updates(factors: Any) -> list[optax.GradientTransformation]:
-    """Returns a list with a transformation that multiplies updates by `factors`; the list is empty if they are None."""
+    """Returns a list with one transformation that multiplies updates by `factors`; empty if `factors` is None."""
     if factors is None:
         return []
     return [optax.stateless(lambda updates, params: jax.tree.map(lambda step, factor: factor * step, updates, factors))]

@@ -1,7 +1,7 @@
 """Averages parameters with exponential moving averages (EMA) or schedule-free optimizers.
 
-The averaged parameters are evaluated instead of the latest parameters. They belong to the optimizer state, so they are
-saved in checkpoints, and skipped steps do not change them.
+The averaged parameters are evaluated instead of the latest parameters. The averages belong to the optimizer state, so
+they are saved in checkpoints, and skipped steps do not change them.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from remixer_t5x.optim.optimizer import Optimizer, as_optimizer, build_optimizer
 from remixer_t5x.optim.schedules import Schedule, as_schedule
 
 AVERAGE = 'average'
-# Prefixes of the names of parameters, averages and schedule-free iterates in a saved train state, and the name of b1.
+# Name prefixes of parameters, averages and schedule-free iterates in a saved train state, and the name of b1.
 PARAMS, _AVERAGES, _ITERATES, _B1 = 'params/', f'opt_state/{AVERAGE}/', 'opt_state/z/', 'opt_state/b1'
 
 

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec
 from remixer_t5x import axes
 
 LAYERS_AXIS = 'layers'
-# Logical axes that are not features, hidden units, heads or vocabulary entries.
+# Logical axes that do not index features, hidden units, heads or vocabulary entries.
 _NON_FEATURE_AXES = {axes.POSITIONS_OUT, axes.POSITIONS_IN, axes.RELPOS_BUCKETS, axes.OUTPUTS, None}
 
 

@@ -32,7 +32,8 @@ def rsqrt(
     """Creates T5's inverse square root schedule (Raffel et al. 2019, section 3.1.2).
 
     The learning rate is `peak` for the first `constant_steps` steps, and `peak * sqrt(constant_steps / step)` for later
-    steps. During the first `warmup_steps` steps, it is multiplied by a linear ramp from 0, as in T5X's `linear_warmup`.
+    steps. During the first `warmup_steps` steps, the rate is multiplied by a linear ramp from 0, as in T5X's
+    `linear_warmup`.
     """
     base = peak * math.sqrt(constant_steps)
 
@@ -58,7 +59,7 @@ def cosine(
     """Creates a schedule with a linear warmup from `warmup_start * peak` to `peak` and a cosine decay to `final`.
 
     The decay ends at step `total_steps`, which includes the warmup; later steps use `final`. If `warmup_steps` is None,
-    the warmup is a fraction `WARMUP_SHARE` of all steps.
+    the warmup takes the fraction `WARMUP_SHARE` of all steps.
     """
     if warmup_steps is None:
         warmup_steps = int(WARMUP_SHARE * total_steps)

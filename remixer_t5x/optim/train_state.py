@@ -15,7 +15,7 @@ from remixer_t5x.models.interface import Model, Params
 
 
 class TrainState(struct.PyTreeNode):
-    """State that is updated by a train step.
+    """Training state, which each train step updates.
 
     Attributes:
         usual_loss: running mean of the loss per token, for detecting spikes; 0 before the first step.

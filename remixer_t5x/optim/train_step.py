@@ -24,7 +24,7 @@ from remixer_t5x.optim.train_state import TrainState
 Metrics = dict[str, jax.Array]
 # Weight of the latest loss in the running mean of the loss, so that it averages about fifty steps.
 USUAL_LOSS_SHARE = 0.02
-# Value of LOSS_NORMALIZING_FACTOR that divides the loss by the number of target tokens; the name is T5X's.
+# Value of LOSS_NORMALIZING_FACTOR that divides the loss by the number of target tokens; the name is from T5X.
 NUM_REAL_TARGET_TOKENS = 'NUM_REAL_TARGET_TOKENS'
 # Name of the evaluation sum that counts the occurrences of each id in the targets.
 TARGET_COUNTS = 'target_counts'
@@ -47,7 +47,7 @@ def make_train_step(
 ) -> StepFn:
     """Returns a pure train step `step(state, batch) -> (state, metrics)`.
 
-    The metrics are described in `step_metrics` and `update_loss_ema`. If the loss or the gradient is not finite, or the
+    `step_metrics` and `update_loss_ema` describe the metrics. If the loss or the gradient is not finite, or the
     loss spikes, the update is skipped and only the step number is incremented.
 
     Args:
@@ -87,7 +87,8 @@ def make_train_step(
         new_state = jax.tree.map(lambda new, old: jnp.where(good, new, old), updated, before)
         new_state = new_state.replace(step=state.step + 1, params=trainables.join_params(new_state.params, frozen))
         if learning_rate is not None:
-            # Use the number of updates that the optimizer has counted, or the step if it does not count them.
+            # Use the number of updates that the optimizer has counted, or the step if the optimizer does not count
+            # updates.
             counts = optax.tree.get_all_with_path(state.opt_state, 'count')
             metrics['learning_rate'] = learning_rate(jnp.max(counts[0][1]) if counts else state.step)
         return new_state, metrics
@@ -145,8 +146,8 @@ def update_loss_ema(
 ) -> tuple[jax.Array, jax.Array, Metrics]:
     """Updates the running mean of the loss per token and detects loss spikes.
 
-    Returns the updated mean, whether `good` is True and the loss is not a spike, and a dictionary with the metric
-    `spike`, which is empty if `spike_factor` is None.
+    Returns three values: the updated mean; whether `good` is True and the loss is not a spike; and a dictionary with
+    the metric `spike`, which is empty if `spike_factor` is None.
     """
     loss, metrics = sums['loss'] / _count_target_tokens(sums), {}
     if spike_factor is not None:

@@ -38,7 +38,7 @@ class EncoderOnly(nn.Module):
             over the vocabulary (`BertHead`); in other models, it is a module (x, ctx) -> y.
         sentence_layer: factory of a module from mean-pooled features to text embeddings, such as `SentenceProjection`.
         separator_id: id of the token between two texts, such as BERT's [SEP]; later tokens have token type 1 unless
-            `encoder_token_types` is passed. If None, all tokens have token type 0.
+            `encoder_token_types` is passed. If None, all tokens have type 0.
     """
 
     vocab_size: ranges.Count

@@ -180,7 +180,7 @@ class Stack(nn.Module):
             body = nn.remat(body, policy=self.remat_policy, prevent_cse=unroll > 1)
         split = {'params': True, 'dropout': True}
         # Flax's check of loop invariants traces the layer twice, and both traces draw random numbers. Disabling the
-        # check changes the random numbers of a seed, so it is disabled only if none are drawn.
+        # check changes the random numbers drawn from a seed, so it is disabled only if none are drawn.
         draws_random_numbers = any(self.has_rng(name) for name in split) and not _TRACE_LAYERS_ONCE.get()
         run = nn.scan(
             body,

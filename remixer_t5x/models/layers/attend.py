@@ -1,7 +1,7 @@
 """Self-attention and cross-attention with decoding caches.
 
-All attention sublayers share this code for masks, dropout and caches. Call the functions within the `nn.compact` method
-of a sublayer, `module`, in whose variables the caches are stored.
+All attention sublayers share this code for masks, dropout and caches. Call these functions within the `nn.compact`
+method of a sublayer, `module`, which stores the caches as variables.
 """
 
 from collections.abc import Callable

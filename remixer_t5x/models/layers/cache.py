@@ -77,7 +77,7 @@ def decoding_step(ctx: SequenceContext) -> jax.Array:
 def reshape_beams_to_queries(x: jax.Array, memory_rows: int) -> jax.Array:
     """Reshapes [memory_rows * beams, length, embed] to [memory_rows, beams * length, embed] for cross-attention.
 
-    The beams of a sequence are adjacent and share its memory. Treating them as queries of one row avoids repeating the
-    memory for each beam.
+    The beams of a sequence are adjacent and share its memory. Treating the beams as queries of one row avoids repeating
+    the memory for each beam.
     """
     return x.reshape(memory_rows, -1, x.shape[-1])

@@ -1,4 +1,4 @@
-"""Dense layers with optional LoRA adapters, `Dense` and `GroupDense` with one kernel per feature group, and dropout."""
+"""Dropout, and dense layers with optional LoRA adapters: `Dense`, and `GroupDense` with one kernel per group."""
 
 import itertools
 from collections.abc import Callable
@@ -26,8 +26,8 @@ def group_fan_in_normal(scale: float = 1.0) -> nn.initializers.Initializer:
 def cast_and_gather(kernel: jax.Array, names: tuple[str | None, ...], dtype: jnp.dtype) -> jax.Array:
     """Casts a kernel with the logical axes `names` and gathers it along the `embed` axis, which `fsdp` may shard.
 
-    Without the sharding constraint, XLA splits the matmul into small ones and exchanges partial results, which makes a
-    layer a third slower on eight TPU v5e chips. The cast precedes the gather to reduce the communication.
+    Without the sharding constraint, XLA splits the matmul into smaller matmuls and exchanges partial results, which
+    makes a layer a third slower on eight TPU v5e chips. The cast precedes the gather to reduce the communication.
     """
     whole = tuple(axes.ACTIVATION_EMBED if name == axes.EMBED else name for name in names)
     return nn.with_logical_constraint(kernel.astype(dtype), whole)
@@ -186,7 +186,8 @@ def dropout(rate: float, x: jax.Array, shared_axis: int = -2, *, deterministic: 
 
     All elements along `shared_axis` share one mask. For features [batch, length, features], the default axis drops the
     same features of all tokens of a row, which needs fewer random values than a mask for each token. For attention
-    values [..., kv], -1 drops whole vectors, which is dropout on attention weights with one mask for all queries.
+    values [..., kv], the axis -1 drops whole value vectors, which equals dropout on the attention weights with one mask
+    for all queries.
     """
     if rate == 0.0 or deterministic:
         return x

@@ -1,4 +1,4 @@
-"""Token embeddings and the scale of a tied output projection."""
+"""Token embeddings, and the scaling of a tied output projection's input."""
 
 import jax
 import jax.numpy as jnp

@@ -85,7 +85,7 @@ class AlibiBias(nn.Module):
     num_heads: ranges.Count
 
     def __call__(self, length: int, ctx: SequenceContext) -> jax.Array | DistanceBias:
-        """Returns the bias in the same form as `RelativePositionBias`."""
+        """Returns the ALiBi bias in the same form as the bias of `RelativePositionBias`."""
         power = 2 ** int(math.log2(self.num_heads))
         slopes = [2 ** (-8 * head / power) for head in range(1, power + 1)]
         slopes += [2 ** (-4 * head / power) for head in range(1, 2 * (self.num_heads - power), 2)]

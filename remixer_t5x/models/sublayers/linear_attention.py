@@ -86,7 +86,7 @@ def _sum_tokens(key: jax.Array, value: jax.Array, dtype: jax.typing.DTypeLike = 
 def _multiply_queries_by_sums(query: jax.Array, sums: KeyValueSums) -> tuple[jax.Array, jax.Array]:
     """Returns numerators [..., tokens, heads, kv] and denominators [..., tokens, heads] of equation 5, float32."""
     state, total = (array.astype(query.dtype) for array in sums)
-    # Cast afterwards, because XLA:CPU does not support preferred_element_type=float32 for this bfloat16 einsum.
+    # Cast the result, because XLA:CPU does not support preferred_element_type=float32 for this bfloat16 einsum.
     mixed = jnp.einsum('...qhd,...hdv->...qhv', query, state).astype(jnp.float32)
     return mixed, jnp.einsum('...qhd,...hd->...qh', query, total, preferred_element_type=jnp.float32)
 

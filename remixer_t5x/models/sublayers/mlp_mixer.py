@@ -1,4 +1,4 @@
-"""Token mixing of MLP-Mixer (Tolstikhin et al. 2021), and a causal variant for decoders (REMIXERS, section 3.1.2).
+"""MLP-Mixer's token mixer (Tolstikhin et al. 2021), and a causal variant for decoders (REMIXERS, section 3.1.2).
 
 Both mixers apply the same MLP along the tokens to every feature d:
 

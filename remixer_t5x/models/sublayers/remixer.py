@@ -14,7 +14,7 @@ Choices that the paper leaves open:
   `Y = (C + X') W_3`.
 - The softmax masks padding, and in a decoder also later tokens.
 - H is indexed by position in the example, so packing does not change the output.
-- Logits outside -20 to 20 are bounded smoothly before the softmax (`bound_logits`).
+- Logits outside [-20, 20] are bounded smoothly before the softmax (`bound_logits`).
 - Dropout is applied to softmax(H), as in attention; section 3.1.2 of the paper drops "values from H".
 """
 
@@ -230,7 +230,7 @@ class LearnedMixing(nn.Module):
 
 
 def _safe_inverse(total: jax.Array) -> jax.Array:
-    """Returns 1 / total, or 0 if total is 0, so that gradients of rows without tokens contain no NaN."""
+    """Returns 1 / total, or 0 where total is 0, so that rows without tokens yield no NaN in gradients."""
     has_tokens = total > 0
     return jnp.where(has_tokens, 1.0 / jnp.where(has_tokens, total, 1.0), 0.0)
 
