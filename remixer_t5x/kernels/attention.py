@@ -71,7 +71,7 @@ def attention(
 
 
 def _attend_by_formula(query, key, value, visibility: Visibility, bias: Bias, softcap: float | None = None):
-    return dot_product_attention(query, key, value, visibility.mask(), expand_bias(bias), softcap)
+    return dot_product_attention(query, key, value, visibility.build_mask(), expand_bias(bias), softcap)
 
 
 def _build_check(
@@ -94,5 +94,5 @@ def _build_check(
 
 def _mask_queries_without_keys(attend, query, key, value, visibility, bias):
     """Calls `attend` and zeroes the outputs of queries without visible keys, which kernels leave undefined."""
-    has_key = jnp.any(visibility.mask(), axis=-1)[:, 0, :, None, None]
+    has_key = jnp.any(visibility.build_mask(), axis=-1)[:, 0, :, None, None]
     return jnp.where(has_key, attend(query, key, value, visibility, bias), 0)

@@ -38,7 +38,7 @@ class DistanceBias:
 
     by_distance: jax.Array  # [heads, 2 * length - 1] float32
 
-    def expand(self) -> jax.Array:
+    def expand_to_pairs(self) -> jax.Array:
         """Returns the bias for each pair of query and key, [1, heads, length, length] float32."""
         return spread_over_diagonals(self.by_distance, (self.by_distance.shape[1] + 1) // 2)[None]
 
@@ -49,7 +49,7 @@ Bias: TypeAlias = 'jax.Array | DistanceBias | None'
 
 def expand_bias(bias: Bias) -> jax.Array | None:
     """Returns the bias for each pair of query and key, [1, heads, q, k] float32, or None."""
-    return bias.expand() if isinstance(bias, DistanceBias) else bias
+    return bias.expand_to_pairs() if isinstance(bias, DistanceBias) else bias
 
 
 def split_bias(bias: Bias, parts: int) -> list[Bias]:
@@ -78,7 +78,7 @@ class Visibility:
     key_prefix: jax.Array | None = None
     window: int | None = struct.field(pytree_node=False, default=None)
 
-    def mask(self) -> jax.Array:
+    def build_mask(self) -> jax.Array:
         """Returns a bool mask, broadcastable to [batch, 1, queries, keys]; True if a query attends to a key."""
         if self.query_segments is None:
             allowed = (self.key_segments > 0)[:, None, None, :]
@@ -180,11 +180,11 @@ def _backward_rule(softcap, residuals, gradient):
     rows = (query, key, value, mask, mixed, log_total, gradient)
     if on_single_cpu():
 
-        def body(total, row):
+        def add_row_gradients(total, row):
             *gradients, bias_gradient = _row_backward(softcap, shared, *row)
             return jax.tree.map(jnp.add, total, bias_gradient), gradients
 
-        bias_gradient, gradients = jax.lax.scan(body, jax.tree.map(jnp.zeros_like, shared), rows)
+        bias_gradient, gradients = jax.lax.scan(add_row_gradients, jax.tree.map(jnp.zeros_like, shared), rows)
     else:
         *gradients, bias_gradient = jax.vmap(lambda *row: _row_backward(softcap, shared, *row))(*rows)
         bias_gradient = jax.tree.map(lambda rows: jnp.sum(rows, axis=0), bias_gradient)

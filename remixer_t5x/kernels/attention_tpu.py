@@ -75,7 +75,7 @@ def _backward_rule(
     def backward(*inputs: Any) -> tuple[jax.Array | None, ...]:
         *arrays, mixed, log_total, gradient = inputs
         plan, operands = _plan_and_operands(head_dim, causal, window, *arrays)
-        log_total = log_total.reshape(mixed.shape[0], -1, plan.group, plan.queries)
+        log_total = log_total.reshape(mixed.shape[0], -1, plan.heads_per_program, plan.queries)
         *gradients, bias_gradient = attention_tpu_kernel.backward(plan, operands, mixed, log_total, gradient)
         if bias_gradient is not None:
             spread = functools.partial(attention_tpu_kernel.shift_bias, plan)

@@ -51,7 +51,7 @@ class AttentionPlan:
     window: int | None = None
 
     @property
-    def group(self) -> int:
+    def heads_per_program(self) -> int:
         """Number of heads per program: the smallest number that fills whole registers, or all if none does."""
         whole = (g for g in range(1, self.heads) if self.heads % g == 0 and g * self.head_dim % _LANES == 0)
         return next(whole, self.heads)
@@ -64,14 +64,14 @@ class AttentionPlan:
     # If one block contains all logits of a row, the bias is expanded only once for the whole batch.
     one_block = property(lambda self: self.blocks_q == self.blocks_k == 1)
     # Number of features per program, and number of distances between padded queries and keys.
-    width = property(lambda self: self.group * self.head_dim)
+    width = property(lambda self: self.heads_per_program * self.head_dim)
     distances = property(lambda self: self.blocks_q * self.block_q + self.blocks_k * self.block_k)
 
     @property
     def memory(self) -> int:
         """Upper bound on the VMEM usage of the backward kernel, in bytes."""
         gradient = self.blocks_q * self.block_q * self.width * (4 + 2 * 2)
-        bias = 4 * self.group * _SUBLANES * self.distances * 4
+        bias = 4 * self.heads_per_program * _SUBLANES * self.distances * 4
         return _BLOCK_BYTES + gradient + bias
 
     def last_key_block(self, q_block):
@@ -94,7 +94,7 @@ def shift_bias(plan: AttentionPlan, by_distance: jax.Array) -> jax.Array:
     by_query = by_distance[:, ::-1]  # indexed by `query - key`
     padded = jnp.pad(by_query, ((0, 0), (plan.blocks_k * plan.block_k - length, plan.distances + _SUBLANES)))
     copies = jnp.stack([padded[:, _SUBLANES - 1 - i :][:, : plan.distances] for i in range(_SUBLANES)], axis=1)
-    return copies.reshape(-1, plan.group, *copies.shape[1:])
+    return copies.reshape(-1, plan.heads_per_program, *copies.shape[1:])
 
 
 def _expand_bias(window: jax.Array, num_keys: int, num_queries: int) -> jax.Array:
@@ -136,12 +136,14 @@ class _BlockSpecs:
         self.query = pl.BlockSpec((1, plan.block_q, plan.width), lambda *ids: (ids[1], q_block(*ids), ids[0]))
         self.key = pl.BlockSpec((1, plan.block_k, plan.width), lambda *ids: (ids[1], k_block(*ids), ids[0]))
         self.all_queries = pl.BlockSpec((1, rows_q, plan.width), lambda *ids: (ids[1], 0, ids[0]))
-        self.log_total = pl.BlockSpec((1, 1, plan.group, plan.block_q), lambda *ids: (ids[1], ids[0], 0, q_block(*ids)))
+        self.log_total = pl.BlockSpec(
+            (1, 1, plan.heads_per_program, plan.block_q), lambda *ids: (ids[1], ids[0], 0, q_block(*ids))
+        )
         self.query_segments = pl.BlockSpec((1, 1, plan.block_q), lambda *ids: (ids[1], 0, q_block(*ids)))
         self.key_segments = pl.BlockSpec((1, plan.block_k, 1), lambda *ids: (ids[1], k_block(*ids), 0))
-        self.bias = pl.BlockSpec((1, plan.group, _SUBLANES, plan.distances), lambda *ids: (ids[0], 0, 0, 0))
+        self.bias = pl.BlockSpec((1, plan.heads_per_program, _SUBLANES, plan.distances), lambda *ids: (ids[0], 0, 0, 0))
 
-    def select(self, operands: Operands) -> Operands:
+    def select_block_specs(self, operands: Operands) -> Operands:
         """Returns the block specs of the operands that are not None."""
         specs = self.query, self.key, self.key, self.query_segments, self.key_segments, self.bias
         return Operands(*(None if array is None else spec for array, spec in zip(operands, specs, strict=True)))
@@ -171,17 +173,17 @@ def forward(plan: AttentionPlan, operands: Operands) -> tuple[jax.Array, jax.Arr
 
     The log-sum-exp is [batch, groups, group, queries] float32.
     """
-    batch, groups = operands.query.shape[0], plan.heads // plan.group
+    batch, groups = operands.query.shape[0], plan.heads // plan.heads_per_program
     specs = _BlockSpecs(plan, q_axis=2, k_axis=3)
-    statistic = pltpu.VMEM((plan.group, 1, plan.block_q), _FLOAT32)
+    statistic = pltpu.VMEM((plan.heads_per_program, 1, plan.block_q), _FLOAT32)
     return pl.pallas_call(
         functools.partial(_forward_kernel, plan),
         grid=(groups, batch, plan.blocks_q, plan.blocks_k),
-        in_specs=[specs.select(operands)],
+        in_specs=[specs.select_block_specs(operands)],
         out_specs=(specs.query, specs.log_total),
         out_shape=(
             jax.ShapeDtypeStruct(operands.query.shape, operands.value.dtype),
-            jax.ShapeDtypeStruct((batch, groups, plan.group, plan.queries), _FLOAT32),
+            jax.ShapeDtypeStruct((batch, groups, plan.heads_per_program, plan.queries), _FLOAT32),
         ),
         scratch_shapes=[
             _logits_scratch(plan) if operands.bias is not None else None,
@@ -198,7 +200,7 @@ def backward(
     plan: AttentionPlan, operands: Operands, mixed: jax.Array, log_total: jax.Array, gradient: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
     """Computes the gradients of query, key, value and bias from the results of `forward` and the output's gradient."""
-    batch, groups = operands.query.shape[0], plan.heads // plan.group
+    batch, groups = operands.query.shape[0], plan.heads // plan.heads_per_program
     specs = _BlockSpecs(plan, q_axis=3, k_axis=2)
     has_bias = operands.bias is not None
     differentiated = (*operands[:3], operands.bias)
@@ -206,7 +208,7 @@ def backward(
     return pl.pallas_call(
         functools.partial(_backward_kernel, plan),
         grid=(groups, batch, plan.blocks_k, plan.blocks_q),
-        in_specs=[specs.select(operands), specs.query, specs.log_total, specs.query],
+        in_specs=[specs.select_block_specs(operands), specs.query, specs.log_total, specs.query],
         out_specs=(specs.all_queries, specs.key, specs.key, specs.bias if has_bias else None),
         out_shape=jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), differentiated),
         scratch_shapes=[
@@ -222,7 +224,7 @@ def backward(
 
 
 def _logits_scratch(plan: AttentionPlan):
-    return pltpu.VMEM((plan.group, plan.block_k, plan.block_q), _FLOAT32)
+    return pltpu.VMEM((plan.heads_per_program, plan.block_k, plan.block_q), _FLOAT32)
 
 
 def _forward_kernel(plan, operands, mixed_ref, log_total_ref, bias_block, largest_ref, total_ref, mixed_sum):
@@ -241,7 +243,7 @@ def _forward_kernel(plan, operands, mixed_ref, log_total_ref, bias_block, larges
         key = _load_rows(operands.key, k_block, plan.keys)
         value = _load_rows(operands.value, k_block, plan.keys).T
         visible = _visibility_mask(plan, operands, q_block, k_block)
-        for head in range(plan.group):
+        for head in range(plan.heads_per_program):
             rows = pl.ds(head * plan.head_dim, plan.head_dim)
             logits = _compute_logits(plan, query, key, bias_block, visible, k_block, head)
             largest = jnp.maximum(largest_ref[head], jnp.max(logits, axis=0, keepdims=True))
@@ -250,11 +252,11 @@ def _forward_kernel(plan, operands, mixed_ref, log_total_ref, bias_block, larges
             largest_ref[head] = largest
             total_ref[head] = total_ref[head] * decay + jnp.sum(weights, axis=0, keepdims=True)
             head_value = value[head * plan.head_dim : (head + 1) * plan.head_dim]
-            mixed_sum[rows] = mixed_sum[rows] * decay + _dot(head_value, weights.astype(value.dtype))
+            mixed_sum[rows] = mixed_sum[rows] * decay + _matmul(head_value, weights.astype(value.dtype))
 
     @pl.when(k_block == plan.blocks_k - 1)
     def write_outputs():
-        for head in range(plan.group):
+        for head in range(plan.heads_per_program):
             rows = pl.ds(head * plan.head_dim, plan.head_dim)
             mixed_sum[rows] = mixed_sum[rows] / total_ref[head]
             log_total_ref[0, 0, head : head + 1] = largest_ref[head] + jnp.log(total_ref[head])
@@ -307,19 +309,19 @@ def _backward_kernel(
         visible = _visibility_mask(plan, operands, q_block, k_block)
         product = (mixed.astype(_FLOAT32) * gradient.astype(_FLOAT32)).T  # [width, queries]
         q_rows = pl.ds(pl.multiple_of(q_block * plan.block_q, _LANES), plan.block_q)
-        for head in range(plan.group):
+        for head in range(plan.heads_per_program):
             rows = slice(head * plan.head_dim, (head + 1) * plan.head_dim)
             logits = _compute_logits(plan, query, key, bias_block, visible, k_block, head)
             weights = jnp.exp(logits - log_total_ref[0, 0, head : head + 1])
             if plan.queries % plan.block_q:
                 weights = jnp.where(_token_index(plan, q_block, 1) < plan.queries, weights, 0.0)
-            weights_gradient = _dot(_select_head(plan, value, head), gradient, 1)
+            weights_gradient = _matmul(_select_head(plan, value, head), gradient, 1)
             delta = jnp.sum(product[rows], axis=0, keepdims=True)
             logits_gradient = weights * (weights_gradient - delta)
             cast_gradient = logits_gradient.astype(query.dtype)
-            value_sum[...] += _select_head(plan, _dot(weights.astype(gradient.dtype), gradient), head)
-            key_sum[...] += _select_head(plan, _dot(cast_gradient, query), head)
-            query_sum[rows, q_rows] += _dot(key_rows[rows], cast_gradient)
+            value_sum[...] += _select_head(plan, _matmul(weights.astype(gradient.dtype), gradient), head)
+            key_sum[...] += _select_head(plan, _matmul(cast_gradient, query), head)
+            query_sum[rows, q_rows] += _matmul(key_rows[rows], cast_gradient)
             if has_bias and plan.one_block:
                 bias_sum[head] += logits_gradient
             elif has_bias:
@@ -340,7 +342,7 @@ def _backward_kernel(
 
         @pl.when(row == pl.num_programs(1) - 1)
         def write_bias_gradient():
-            for head in range(plan.group):
+            for head in range(plan.heads_per_program):
                 bias_gradient_ref[0, head] = _sum_over_diagonals(bias_sum[head])
 
 
@@ -351,7 +353,7 @@ def _expand_bias_if_needed(plan: AttentionPlan, bias_ref, block_ref, row, q_bloc
 
     @pl.when((row == 0) | (not plan.one_block))
     def expand_all_heads():
-        for head in range(plan.group):
+        for head in range(plan.heads_per_program):
             window = bias_ref[0, head, :, _distance_slice(plan, q_block, k_block)]
             block_ref[head] = _expand_bias(window, plan.block_k, plan.block_q)
 
@@ -372,7 +374,7 @@ def _is_visible_block(plan: AttentionPlan, q_block, k_block):
 
 def _compute_logits(plan: AttentionPlan, query, key, bias_block, visible, k_block, head: int) -> jax.Array:
     """Computes the logits of one head, [keys, queries] float32."""
-    logits = _dot(_select_head(plan, key, head), query, 1)
+    logits = _matmul(_select_head(plan, key, head), query, 1)
     if bias_block is not None:
         logits += bias_block[head]
     logits = jnp.where(visible, logits, MASKED_LOGIT)
@@ -411,13 +413,13 @@ def _load_rows(ref, block, length: int) -> jax.Array:
 
 def _select_head(plan: AttentionPlan, features: jax.Array, head: int) -> jax.Array:
     """Zeroes the features of other heads, because the matrix unit always multiplies all 128 lanes."""
-    if plan.group == 1:
+    if plan.heads_per_program == 1:
         return features
     lane = jax.lax.broadcasted_iota(jnp.int32, features.shape, 1)
     in_head = (lane >= head * plan.head_dim) & (lane < (head + 1) * plan.head_dim)
     return jnp.where(in_head, features, jnp.zeros_like(features))
 
 
-def _dot(a: jax.Array, b: jax.Array, b_axis: int = 0) -> jax.Array:
+def _matmul(a: jax.Array, b: jax.Array, b_axis: int = 0) -> jax.Array:
     """Computes the matrix product a b, or a b^T if `b_axis` is 1."""
     return jax.lax.dot_general(a, b, (((1,), (b_axis,)), ((), ())), preferred_element_type=_FLOAT32)

@@ -75,7 +75,7 @@ def backward(
     starts = None if tokens.keep is None else jnp.cumsum(tokens.keep == 0, axis=1)
     exact, gradient = jax.tree.map(lambda array: array.astype(jnp.float32), (tokens, gradient))
 
-    def state_after(position: jax.Array) -> jax.Array:
+    def compute_state_after(position: jax.Array) -> jax.Array:
         """Computes the state A after the token at `position` from all tokens up to it."""
         is_added = index <= position
         if starts is not None:
@@ -94,10 +94,10 @@ def backward(
         grad_value = jnp.einsum('bhkf,bhk->bhf', later, token.w_in)
         before = hidden - _outer_product(token.w_in, token.value)
         if token.keep is not None:
-            before = jax.lax.cond(jnp.any(token.keep == 0), lambda: state_after(position - 1), lambda: before)
+            before = jax.lax.cond(jnp.any(token.keep == 0), lambda: compute_state_after(position - 1), lambda: before)
         return (before, _reset_state(later, token.keep)), (grad_w_in, grad_value, grad_w_out)
 
-    carry = state_after(index[-1]), jnp.zeros_like(first) if later is None else later
+    carry = compute_state_after(index[-1]), jnp.zeros_like(first) if later is None else later
     inputs = index, *jax.tree.map(_swap_axes, (exact, gradient))
     (_, later), gradients = jax.lax.scan(token_gradients, carry, inputs, reverse=True)
     w_in, value, w_out = (

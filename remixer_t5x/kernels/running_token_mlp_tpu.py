@@ -67,7 +67,7 @@ def forward(tokens: TokenArrays, start: jax.Array | None) -> jax.Array:
     mixed = pl.pallas_call(
         _forward_kernel,
         grid=plan.grid,
-        in_specs=[plan.specs(operands)],
+        in_specs=[plan.operand_specs(operands)],
         out_specs=plan.by_feature,
         out_shape=jax.ShapeDtypeStruct(operands.value.shape, _FLOAT32),
         scratch_shapes=[plan.row_scratch] * 2,
@@ -101,7 +101,7 @@ def backward(
     w_in_gradient, value_gradient, w_out_gradient, start_gradient = pl.pallas_call(
         _backward_kernel,
         grid=plan.grid,
-        in_specs=[plan.specs(operands), state, plan.by_feature],
+        in_specs=[plan.operand_specs(operands), state, plan.by_feature],
         out_specs=[plan.by_unit, plan.by_feature, plan.by_unit, state],
         out_shape=shapes,
         scratch_shapes=[*[plan.row_scratch] * 4, pltpu.VMEM(plan.tile, _FLOAT32)],
@@ -134,7 +134,7 @@ class _KernelPlan:
         self.state = pl.BlockSpec((units, features, width), lambda lane, unit: (unit, 0, lane))
         self.num_activations = hidden * length * features * lanes
 
-    def specs(self, operands: _Operands) -> _Operands:
+    def operand_specs(self, operands: _Operands) -> _Operands:
         specs = (self.by_unit, self.by_feature, self.by_unit, self.by_token, self.by_token, self.state)
         return _Operands(*(None if array is None else spec for array, spec in zip(operands, specs, strict=True)))
 

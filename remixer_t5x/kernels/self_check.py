@@ -72,10 +72,10 @@ class KernelVerdict(NamedTuple):
 def operand_shapes(tree: Any, rows: int | None = None) -> Any:
     """Returns the shape and dtype of each array in a tree; if `rows` is set, it replaces the size of the first axis."""
 
-    def shape(array: jax.Array) -> jax.ShapeDtypeStruct:
+    def to_shape_struct(array: jax.Array) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(array.shape if rows is None else (rows, *array.shape[1:]), array.dtype)
 
-    return jax.tree.map(shape, tree)
+    return jax.tree.map(to_shape_struct, tree)
 
 
 _RECORDED_CHECKS: contextvars.ContextVar[dict[str, KernelCheck] | None] = contextvars.ContextVar('record', default=None)
@@ -171,12 +171,12 @@ def _value_and_gradients(function: Callable[..., jax.Array], operands: Any, dire
     """Returns the output y of `function`, and the gradients of `y . direction` for all float operands."""
 
     @jax.jit
-    def compute(*operands: Any) -> list[jax.Array]:
+    def compute_with_gradients(*operands: Any) -> list[jax.Array]:
         result, pull_back = jax.vjp(function, *operands)
         gradients = jax.tree.leaves(pull_back(direction.astype(result.dtype)))
         return [result, *(gradient for gradient in gradients if gradient.dtype != jax.dtypes.float0)]
 
-    return compute(*operands)
+    return compute_with_gradients(*operands)
 
 
 def _random_operands(check: KernelCheck) -> Any:

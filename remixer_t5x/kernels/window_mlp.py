@@ -53,7 +53,7 @@ def mix_windows(weights: TokenMLP, tokens: jax.Array, scale: jax.Array | None, i
         if unsupported_reason is None and platform == 'tpu':
             unsupported_reason = self_check.failure_reason(_build_check(*operands))
         if unsupported_reason is None:
-            return kernel.mix(*operands) + weights.wo_bias
+            return kernel.apply_mlp(*operands) + weights.wo_bias
         self_check.log_fallback('the window mixer', f'the {platform} kernel', unsupported_reason)
     return _mix_by_formula(weights, tokens, scale, ids)
 
@@ -70,7 +70,7 @@ def _build_check(wi, bias, out, tokens, ids) -> self_check.KernelCheck:
         *self_check.operand_shapes((out, tokens, ids), self_check.NUM_CHECK_ROWS),
     )
     call = f'{length} tokens, window {window}, {hidden} units, {features} features{", packed" * packed}'
-    return self_check.KernelCheck('window_mlp_tpu', call, window_mlp_tpu.mix, formula, shapes)
+    return self_check.KernelCheck('window_mlp_tpu', call, window_mlp_tpu.apply_mlp, formula, shapes)
 
 
 @jax.custom_vjp

@@ -28,8 +28,8 @@ def unsupported_reason(wi: jax.Array, tokens: jax.Array) -> str | None:
 
 
 @jax.custom_vjp
-def mix(wi: jax.Array, bias: jax.Array, out: jax.Array, tokens: jax.Array, ids: jax.Array | None) -> jax.Array:
-    """Computes the window MLP without the output bias; see `window_mlp_tpu.mix` for the arguments."""
+def apply_mlp(wi: jax.Array, bias: jax.Array, out: jax.Array, tokens: jax.Array, ids: jax.Array | None) -> jax.Array:
+    """Computes the window MLP without the output bias; see `window_mlp_tpu.apply_mlp` for the arguments."""
     return _forward_rule(wi, bias, out, tokens, ids)[0]
 
 
@@ -52,7 +52,7 @@ def _backward_rule(operands: Any, gradient: jax.Array) -> tuple[jax.Array | None
     return *(gradient.astype(weights.dtype) for weights, gradient in gradients), token_gradient, None
 
 
-mix.defvjp(_forward_rule, _backward_rule)
+apply_mlp.defvjp(_forward_rule, _backward_rule)
 
 
 def _broadcast_over_tokens(out: jax.Array) -> jax.Array:

@@ -50,7 +50,7 @@ def unsupported_reason(wi: jax.Array, tokens: jax.Array) -> str | None:
     return compile_target.unsupported_bfloat16_reason(tokens.dtype)
 
 
-def mix(wi: jax.Array, bias: jax.Array, out: jax.Array, tokens: jax.Array, ids: jax.Array | None) -> jax.Array:
+def apply_mlp(wi: jax.Array, bias: jax.Array, out: jax.Array, tokens: jax.Array, ids: jax.Array | None) -> jax.Array:
     """Computes the window MLP without the output bias.
 
     Args:
@@ -184,7 +184,7 @@ def _load_weights_and_tokens(plan: _KernelPlan, before_ref, operands: _Operands)
     return weights, jnp.concatenate([before, operands.tokens[...]], axis=0)
 
 
-def _dot(a: jax.Array, b: jax.Array, contracted: tuple[int, int] = (1, 0)) -> jax.Array:
+def _matmul(a: jax.Array, b: jax.Array, contracted: tuple[int, int] = (1, 0)) -> jax.Array:
     precision = jax.lax.Precision.HIGHEST if a.dtype == _FLOAT32 else None
     return jax.lax.dot_general(
         a, b, (((contracted[0],), (contracted[1],)), ((), ())), precision=precision, preferred_element_type=_FLOAT32
@@ -193,7 +193,7 @@ def _dot(a: jax.Array, b: jax.Array, contracted: tuple[int, int] = (1, 0)) -> ja
 
 def _forward_kernel(plan: _KernelPlan, before_ref, operands: _Operands, mixed_ref, hidden_ref):
     row = pl.program_id(0)
-    hidden_ref[...] = _dot(*_load_weights_and_tokens(plan, before_ref, operands))
+    hidden_ref[...] = _matmul(*_load_weights_and_tokens(plan, before_ref, operands))
 
     def add_hidden_unit(unit, total):
         hidden = hidden_ref[pl.ds(pl.multiple_of(unit * BLOCK, BLOCK), BLOCK)] + operands.bias[unit]
@@ -230,7 +230,7 @@ def _backward_kernel(
         bias_gradient_ref[...] = jnp.zeros_like(bias_gradient_ref)
 
     weights, tokens = _load_weights_and_tokens(plan, before_ref, operands)
-    hidden_ref[...] = _dot(weights, tokens)
+    hidden_ref[...] = _matmul(weights, tokens)
     gradient = gradient_ref[...].astype(_FLOAT32)
 
     def add_unit_gradients(unit, _):
@@ -243,9 +243,9 @@ def _backward_kernel(
         return 0
 
     jax.lax.fori_loop(0, plan.hidden, add_unit_gradients, 0)
-    token_gradient = _dot(weights, hidden_gradient_ref[...], (0, 0))
+    token_gradient = _matmul(weights, hidden_gradient_ref[...], (0, 0))
     before_gradient_ref[...], current_gradient_ref[...] = token_gradient[:BLOCK], token_gradient[BLOCK:]
-    weight_gradient = _dot(hidden_gradient_ref[...], tokens, (1, 1))
+    weight_gradient = _matmul(hidden_gradient_ref[...], tokens, (1, 1))
     if operands.same_example is not None:
         weight_gradient *= jnp.tile(operands.same_example[...], (plan.hidden, 1)).astype(_FLOAT32)
     weights_gradient_ref[...] += weight_gradient

@@ -124,10 +124,10 @@ class BeamSearch(LogitsOptions):
         def should_continue(state: _SearchState) -> jax.Array:
             return (state.index < generation.max_length) & jnp.any(state.is_open)
 
-        def body(state: _SearchState) -> _SearchState:
-            return self._step(generation, beam_leaves, state)
+        def run_step(state: _SearchState) -> _SearchState:
+            return self._extend_beams(generation, beam_leaves, state)
 
-        state = jax.lax.while_loop(should_continue, body, self._initial_state(generation, cache))
+        state = jax.lax.while_loop(should_continue, run_step, self._initial_state(generation, cache))
         tokens, scores = state.finished
         return Decoded(jnp.where(jnp.isneginf(scores)[..., None], 0, tokens), scores)
 
@@ -142,7 +142,7 @@ class BeamSearch(LogitsOptions):
         is_open = jnp.ones((batch,), bool)
         return _SearchState(jnp.zeros((), jnp.int32), live, _Beams(tokens, no_scores), is_open, cache, states)
 
-    def _step(self, generation: Generation, beam_leaves: list[bool], state: _SearchState) -> _SearchState:
+    def _extend_beams(self, generation: Generation, beam_leaves: list[bool], state: _SearchState) -> _SearchState:
         index, live, finished, is_open, cache, stop_states = state
         # At the first step, index - 1 is -1 and selects a meaningless token, which is replaced by `first` below.
         previous = live.tokens[:, :, index - 1].reshape(-1)

@@ -122,7 +122,7 @@ class Generation:
         """Returns the states of the stop-string automaton before the first step, [rows] int32."""
         if self.stop_strings is None:
             return None
-        return self.stop_strings.states_after(self._prompts(rows_per_sequence))
+        return self.stop_strings.states_after(self._repeat_prompts(rows_per_sequence))
 
     def process_logits(
         self, processors: Sequence[LogitsProcessor], logits: jax.Array, generated: jax.Array, step: jax.Array
@@ -130,14 +130,14 @@ class Generation:
         """Applies `processors` to logits [rows, vocab] that follow the first `step` tokens of `generated`."""
         if not processors:
             return logits
-        prompts = self._prompts(generated.shape[0] // self.batch)
+        prompts = self._repeat_prompts(generated.shape[0] // self.batch)
         tokens = jnp.concatenate([jnp.full_like(generated, -1), prompts, generated], axis=1)
         tokens = jax.lax.dynamic_slice_in_dim(tokens, step, prompts.shape[1] + self.max_length, axis=1)
         for processor in processors:
             logits = processor(logits, tokens, step)
         return logits
 
-    def _prompts(self, rows_per_sequence: int) -> jax.Array:
+    def _repeat_prompts(self, rows_per_sequence: int) -> jax.Array:
         if self.prompt is None:
             return self.first_tokens(rows_per_sequence)[:, None]
         return jnp.repeat(self.prompt, rows_per_sequence, axis=0)
@@ -243,9 +243,9 @@ def log_probability(logits: jax.Array, tokens: jax.Array) -> jax.Array:
 def cast_kernels(dtype: jnp.dtype, params: Any) -> Any:
     """Casts kernels and token embeddings to `dtype` once, so that decoding steps need not cast them."""
 
-    def cast(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
+    def cast_leaf(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
         names = [entry.key for entry in path]
         is_cast = names[-1] == 'kernel' or names[0] in ('token_embedder', 'decoder_token_embedder')
         return leaf.astype(dtype) if is_cast else leaf
 
-    return jax.tree_util.tree_map_with_path(cast, params)
+    return jax.tree_util.tree_map_with_path(cast_leaf, params)

@@ -149,14 +149,14 @@ class GenerativeModel(Model):
         batch, count, length = choices.shape
         generation = self._encode_for_generation(params, inputs, length)
 
-        def body(carry, tokens):
+        def score_next_token(carry, tokens):
             previous, cache = carry
             logits, cache = generation.step(previous, cache)
             return (tokens, cache), jnp.where(tokens > 0, decoding.log_probability(logits, tokens), 0.0)
 
         by_position = jnp.moveaxis(choices.reshape(batch * count, length), 1, 0)
         start = (generation.first_tokens(count), generation.allocate(count))
-        _, scores = jax.lax.scan(body, start, by_position)
+        _, scores = jax.lax.scan(score_next_token, start, by_position)
         return jnp.sum(scores, axis=0).reshape(batch, count)
 
     def predict(

@@ -129,13 +129,14 @@ def cross_entropy(
         logit is the largest, including ties.
     """
 
-    def body(total: MetricSums, chunk) -> tuple[MetricSums, None]:
+    def add_chunk(total: MetricSums, chunk) -> tuple[MetricSums, None]:
         hidden, targets, weights = chunk
         with jax.named_scope('logits'):
             sums, _ = _sum_chunk_losses(config, token_logits(hidden, kernel, softcap), targets, weights)
         return jax.tree.map(jnp.add, total, sums), None
 
-    sums, _ = jax.lax.scan(body, _zero_metric_sums(), _split_into_chunks(config.chunk_length, hidden, targets, weights))
+    chunks = _split_into_chunks(config.chunk_length, hidden, targets, weights)
+    sums, _ = jax.lax.scan(add_chunk, _zero_metric_sums(), chunks)
     return sums['loss'], sums
 
 
@@ -147,7 +148,7 @@ def _cross_entropy_forward(config, hidden, kernel, targets, weights, softcap):
     """Computes the loss and its gradients with respect to hidden and kernel, one chunk at a time."""
     cast_kernel = cast_and_gather(kernel, (axes.EMBED, axes.VOCAB), hidden.dtype)
 
-    def body(carry, chunk):
+    def add_chunk(carry, chunk):
         total, kernel_gradient = carry
         hidden, targets, weights = chunk
         with jax.named_scope('logits'):
@@ -164,7 +165,7 @@ def _cross_entropy_forward(config, hidden, kernel, targets, weights, softcap):
 
     start = (_zero_metric_sums(), jnp.zeros_like(kernel, dtype=jnp.float32))
     (sums, kernel_gradient), hidden_gradients = jax.lax.scan(
-        body, start, _split_into_chunks(config.chunk_length, hidden, targets, weights)
+        add_chunk, start, _split_into_chunks(config.chunk_length, hidden, targets, weights)
     )
     hidden_gradient = join_blocks(hidden_gradients, hidden.shape[1])
     return (sums['loss'], sums), (hidden_gradient, kernel_gradient.astype(kernel.dtype))
@@ -192,13 +193,13 @@ def score_and_match_rows(
     Targets with weight 0 are ignored. The results are [batch] float32 and [batch] bool.
     """
 
-    def body(_, chunk):
+    def score_chunk(_, chunk):
         hidden, targets = chunk
         logits = token_logits(hidden, kernel, softcap)
         target_logit = jnp.sum(jnp.where(_one_hot_mask(targets, logits.shape[-1]), logits, 0.0), axis=-1)
         is_best = target_logit >= jnp.max(logits, axis=-1)
         return None, (target_logit - jax.nn.logsumexp(logits, axis=-1), is_best)
 
-    _, (scores, is_best) = jax.lax.scan(body, None, _split_into_chunks(chunk_length, hidden, targets))
+    _, (scores, is_best) = jax.lax.scan(score_chunk, None, _split_into_chunks(chunk_length, hidden, targets))
     scores, is_best = (join_blocks(array, targets.shape[1]) for array in (scores, is_best))
     return jnp.sum(scores * weights, axis=-1), jnp.all(is_best | (weights == 0), axis=-1)

@@ -44,7 +44,7 @@ def muon(
     """
     dtype = jnp.dtype(momentum_dtype)
 
-    def rule(logical_axes):
+    def build_update_rule(logical_axes):
         labels = jax.tree.map(
             lambda spec: 'muon' if axes.is_hidden_matrix(tuple(spec)) else 'adam',
             logical_axes,
@@ -64,4 +64,4 @@ def muon(
         adam = optax.scale_by_adam(b1=b1, b2=b2, mu_dtype=dtype)
         return optax.partition({'muon': orthogonal, 'adam': adam}, labels)
 
-    return build_optimizer_with_decay(rule, learning_rate, weight_decay, max_grad_norm)
+    return build_optimizer_with_decay(build_update_rule, learning_rate, weight_decay, max_grad_norm)

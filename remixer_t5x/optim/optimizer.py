@@ -136,12 +136,12 @@ def adamw_rms(
     of `min_rms`. `epsilon` is added after the bias correction, as in the Adam paper, whereas nanoT5 adds it before.
     """
 
-    def rule(logical_axes):
+    def build_update_rule(logical_axes):
         adam = optax.scale_by_adam(b1=b1, b2=b2, eps=epsilon, mu_dtype=jnp.dtype(momentum_dtype))
         return optax.chain(adam, scale_by_parameter_rms(logical_axes, min_rms, min_rms_near_zero))
 
     return build_optimizer_with_decay(
-        rule, learning_rate, weight_decay, max_grad_norm, relative=True, takes_multipliers=True
+        build_update_rule, learning_rate, weight_decay, max_grad_norm, relative=True, takes_multipliers=True
     )
 
 

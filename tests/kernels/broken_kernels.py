@@ -21,7 +21,7 @@ class Kernel:
 
 
 def correct(query, key, value, visibility, bias):
-    return dot_product_attention(query, key, value, visibility.mask(), bias)
+    return dot_product_attention(query, key, value, visibility.build_mask(), bias)
 
 
 @jax.custom_vjp

@@ -52,7 +52,7 @@ def test_equals_the_formula_with_gradients(platform, length, window, packed):
     expected = value_and_gradients(formula, arrays, ids)
     with compiling_for(platform, interpret=True):
         assert KERNELS[platform].unsupported_reason(arrays[0], arrays[-1]) is None
-        actual = value_and_gradients(KERNELS[platform].mix, arrays, ids)
+        actual = value_and_gradients(KERNELS[platform].apply_mlp, arrays, ids)
     jax.tree.map(lambda a, e: np.testing.assert_allclose(a, e, rtol=1e-4, atol=1e-3), actual, expected)
 
 

@@ -94,7 +94,7 @@ class DecoderOnly(nn.Module):
             deterministic=not enable_dropout,
             prefix=prefix,
         )
-        return self._prepare_output_input(self.decoder(self._embed(decoder_input_tokens), ctx))
+        return self._prepare_output_input(self.decoder(self._embed_tokens(decoder_input_tokens), ctx))
 
     def read_prompt(self, tokens: jax.Array, is_token: jax.Array, slots: int, bidirectional: bool) -> jax.Array:
         """Allocates the caches and fills them with the prompts; then call `next_hidden` with each prompt's last token.
@@ -112,7 +112,7 @@ class DecoderOnly(nn.Module):
             cache_slots=slots,
             prefix=is_token if bidirectional else None,
         )
-        return self._prepare_output_input(self.decoder(self._embed(tokens), ctx))
+        return self._prepare_output_input(self.decoder(self._embed_tokens(tokens), ctx))
 
     def next_hidden(self, tokens: jax.Array, slots: int) -> jax.Array:
         """Returns the input of the output projection, [batch, 1, embed], for one token per row, [batch, 1].
@@ -120,9 +120,9 @@ class DecoderOnly(nn.Module):
         `slots` is the number of positions in the caches.
         """
         ctx = make_sequence_context(jnp.ones_like(tokens), causal=True, decode=True)
-        return self._prepare_output_input(self.decoder(self._embed(tokens), ctx, slots))
+        return self._prepare_output_input(self.decoder(self._embed_tokens(tokens), ctx, slots))
 
-    def _embed(self, tokens: jax.Array) -> jax.Array:
+    def _embed_tokens(self, tokens: jax.Array) -> jax.Array:
         return self.token_embedder(jnp.where(tokens == 0, self.begin_id, tokens) if self.begin_id else tokens)
 
     def _prepare_output_input(self, hidden: jax.Array) -> jax.Array:

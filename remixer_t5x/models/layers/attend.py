@@ -60,7 +60,7 @@ def attend_to_sequence(
     if ctx.step is None and ctx.cache_slots is not None:
         return attention(query, key, value, sequence_visibility(ctx, window), bias, ctx.attention, softcap)
     if ctx.step is None:
-        mask = sequence_visibility(ctx, window).mask()
+        mask = sequence_visibility(ctx, window).build_mask()
     else:
         mask = jnp.atleast_2d(cache.visible_positions(key_slots.shape[axis], ctx, window))[:, None, None]
     key_slots = key_slots if key_slots.ndim == 3 else jnp.swapaxes(key_slots, 2, 3)
@@ -92,7 +92,7 @@ def attend_to_memory(
         return attention(query, key, value, visibility, None, ctx.attention, softcap)
     key = module.variable('cache', 'memory_key', lambda: memory_key_to_cache_layout(project('key'))).value
     value = module.variable('cache', 'memory_value', lambda: to_cache_layout(project_value())[0]).value
-    return attend_step(query, key, value, visibility.mask(), None, softcap)
+    return attend_step(query, key, value, visibility.build_mask(), None, softcap)
 
 
 def _sow_weights(
@@ -101,7 +101,7 @@ def _sow_weights(
     """Recomputes the attention weights, [batch, heads, q, k], and stores them in `intermediates` for plots."""
     # `sow` also checks the collection, but without this check, training steps would trace the recomputation.
     if module.is_mutable_collection('intermediates'):
-        weights = attention_weights(query, key, visibility.mask(), expand_bias(bias), softcap)
+        weights = attention_weights(query, key, visibility.build_mask(), expand_bias(bias), softcap)
         module.sow('intermediates', 'attention_weights', weights)
 
 

@@ -50,7 +50,7 @@ class Dense(nn.Module):
     use_bias: bool = False
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        kernel, bias = self._parameters(x.shape[-1])
+        kernel, bias = self._create_parameters(x.shape[-1])
         y = matmul(x, cast_and_gather(kernel, self.axes, x.dtype))
         if self.has_variable('params', LORA_IN):
             y = y + _lora_update(self, x, matmul)
@@ -58,13 +58,13 @@ class Dense(nn.Module):
 
     def kernel(self, width: int, dtype: jnp.dtype) -> jax.Array:
         """Returns the kernel, [width, features] in `dtype`, merged with its LoRA adapter if there is one."""
-        kernel, _ = self._parameters(width)
+        kernel, _ = self._create_parameters(width)
         if self.has_variable('params', LORA_IN):
             kernel = merge_adapter(kernel, *(self.get_variable('params', name) for name in (LORA_IN, LORA_OUT)))
         return cast_and_gather(kernel, self.axes, dtype)
 
     @nn.compact
-    def _parameters(self, width: int) -> tuple[jax.Array, jax.Array | None]:
+    def _create_parameters(self, width: int) -> tuple[jax.Array, jax.Array | None]:
         """Returns the float32 kernel [width, features] and the bias [features] or None."""
 
         def parameter(name: str, init: nn.initializers.Initializer, names: tuple, shape: tuple) -> jax.Array:

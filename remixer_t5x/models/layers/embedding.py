@@ -33,10 +33,10 @@ class Embed(nn.Module):
         )
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
-        rows = self._look_up(tokens)
+        rows = self._look_up_embeddings(tokens)
         return rows if self.scale == 1.0 else rows * self.scale
 
-    def _look_up(self, tokens: jax.Array) -> jax.Array:
+    def _look_up_embeddings(self, tokens: jax.Array) -> jax.Array:
         table = self.embedding
         if self.one_hot:
             rows = jax.nn.one_hot(tokens, self.num_embeddings, dtype=self.dtype)

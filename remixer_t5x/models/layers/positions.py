@@ -106,7 +106,7 @@ def _build_bias(values: jax.Array, ctx: SequenceContext) -> jax.Array | Distance
         return jnp.moveaxis(values, 1, 0)[:, :, None] if ctx.step.ndim else values[None, :, None]
     bias = DistanceBias(values)
     # Without a kernel, expand the values here once instead of in the attention of every layer.
-    return bias if target_platform() in ('tpu', 'gpu') and not ctx.decode else bias.expand()
+    return bias if target_platform() in ('tpu', 'gpu') and not ctx.decode else bias.expand_to_pairs()
 
 
 class RotaryEmbedding(nn.Module):

@@ -128,7 +128,7 @@ def _mix_examples(activation, w_in, value, w_out, hidden_bias, ids_in, ids_out):
 
 
 def _mix_sorted_examples(activation, in_order, out_order, ranks, w_in, value, w_out, hidden_bias):
-    sorted_in, sorted_w_out = (in_order.sort(w_in), in_order.sort(value)), out_order.sort(w_out)
+    sorted_in, sorted_w_out = (in_order.sort_tokens(w_in), in_order.sort_tokens(value)), out_order.sort_tokens(w_out)
 
     def mix_rank(rank, mixed):
         units = activation(_sum_examples_of_rank(in_order, rank, *sorted_in, hidden_bias))
@@ -139,7 +139,7 @@ def _mix_sorted_examples(activation, in_order, out_order, ranks, w_in, value, w_
         return out_order.loop_over_blocks(rank, project_block, mixed)
 
     shape = jax.ShapeDtypeStruct((*w_out.shape[:-1], value.shape[-1]), value.dtype)
-    return out_order.unsort(jax.lax.fori_loop(0, ranks, mix_rank, out_order.zeros_in_sorted_order(shape)))
+    return out_order.restore_token_order(jax.lax.fori_loop(0, ranks, mix_rank, out_order.zeros_in_sorted_order(shape)))
 
 
 def _sum_examples_of_rank(in_order, rank, w_in, value, hidden_bias):
@@ -171,8 +171,8 @@ def _mix_examples_backward(activation, arguments, gradient):
 def _sorted_example_gradients(activation, blocks, weights, gradient):
     in_order, out_order, ranks = blocks
     w_in, value, w_out, hidden_bias = weights
-    sorted_in = in_order.sort(w_in), in_order.sort(value)
-    sorted_out = out_order.sort(w_out), out_order.sort(gradient)
+    sorted_in = in_order.sort_tokens(w_in), in_order.sort_tokens(value)
+    sorted_out = out_order.sort_tokens(w_out), out_order.sort_tokens(gradient)
 
     def add_rank_gradients(rank, gradients):
         *grad_in, grad_w_out, grad_bias = gradients
@@ -208,7 +208,12 @@ def _sorted_example_gradients(activation, blocks, weights, gradient):
     grad_w_in, grad_value, grad_w_out, grad_bias = jax.lax.fori_loop(0, ranks, add_rank_gradients, zeros)
     if hidden_bias is not None:
         grad_bias = grad_bias.astype(hidden_bias.dtype)
-    return in_order.unsort(grad_w_in), in_order.unsort(grad_value), out_order.unsort(grad_w_out), grad_bias
+    return (
+        in_order.restore_token_order(grad_w_in),
+        in_order.restore_token_order(grad_value),
+        out_order.restore_token_order(grad_w_out),
+        grad_bias,
+    )
 
 
 _mix_examples.defvjp(
@@ -234,7 +239,7 @@ class TokenOrder:
     first: jax.Array
     count: jax.Array
 
-    def sort(self, array: jax.Array) -> jax.Array:
+    def sort_tokens(self, array: jax.Array) -> jax.Array:
         """Sorts the tokens of an array [batch, n, ...] by example, and pads it to [batch, n + BLOCK_LENGTH, ...].
 
         With the padding, the last block does not extend beyond the array.
@@ -242,12 +247,12 @@ class TokenOrder:
         rest = ((0, 0),) * (array.ndim - 2)
         return jnp.pad(_take_tokens(array, self.order), ((0, 0), (0, BLOCK_LENGTH), *rest))
 
-    def unsort(self, array: jax.Array) -> jax.Array:
-        """Inverts `sort`, and zeroes the tokens of examples without a rank."""
+    def restore_token_order(self, array: jax.Array) -> jax.Array:
+        """Inverts `sort_tokens`, and zeroes the tokens of examples without a rank."""
         return jnp.where(_append_axes(self.is_used, array), _take_tokens(array, self.inverse), 0)
 
     def zeros_in_sorted_order(self, like: jax.Array) -> jax.Array:
-        """Returns zeros with the shape and dtype of `sort(like)`."""
+        """Returns zeros with the shape and dtype of `sort_tokens(like)`."""
         batch, length = self.order.shape
         return jnp.zeros((batch, length + BLOCK_LENGTH, *like.shape[2:]), like.dtype)
 
@@ -267,24 +272,24 @@ class TokenOrder:
             position = jnp.minimum(first + index * BLOCK_LENGTH, length)
             is_member = position[:, None] + jnp.arange(BLOCK_LENGTH) < (first + count)[:, None]
 
-            def read(array):
+            def read_block(array):
                 return jax.vmap(lambda row, at: jax.lax.dynamic_slice_in_dim(row, at, BLOCK_LENGTH))(array, position)
 
-            def write(array, values):
+            def write_block(array, values):
                 put = jax.vmap(lambda row, values, at: jax.lax.dynamic_update_slice_in_dim(row, values, at, 0))
                 return put(array, values.astype(array.dtype), position)
 
-            return body(read, write, is_member, carry)
+            return body(read_block, write_block, is_member, carry)
 
         def run_whole_row(carry):
             position = jnp.arange(length)
             is_member = (position >= first[:, None]) & (position < (first + count)[:, None])
 
-            def write(array, values):
+            def write_block(array, values):
                 updated = jnp.where(_append_axes(is_member, values), values.astype(array.dtype), array[:, :length])
                 return array.at[:, :length].set(updated)
 
-            return body(lambda array: array[:, :length], write, is_member, carry)
+            return body(lambda array: array[:, :length], write_block, is_member, carry)
 
         longest = jnp.max(count)
         blocks = (longest + BLOCK_LENGTH - 1) // BLOCK_LENGTH

@@ -50,11 +50,11 @@ class GeneratedWeights(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps [batch, length, embed] to weights [batch, length, heads, hidden / heads]."""
         [groups] = split_groups(x, self.num_heads)
-        hidden = nn.gelu(self._project('wi', groups.shape[-1], (axes.EMBED, axes.MLP), groups), approximate=True)
-        weights = self._project('wo', self.hidden_dim // self.num_heads, (axes.MLP, axes.TOKEN_MLP), hidden)
+        hidden = nn.gelu(self._project_groups('wi', groups.shape[-1], (axes.EMBED, axes.MLP), groups), approximate=True)
+        weights = self._project_groups('wo', self.hidden_dim // self.num_heads, (axes.MLP, axes.TOKEN_MLP), hidden)
         return jnp.moveaxis(weights, 0, 2)
 
-    def _project(self, name: str, features: int, names: tuple[str, str], groups: jax.Array) -> jax.Array:
+    def _project_groups(self, name: str, features: int, names: tuple[str, str], groups: jax.Array) -> jax.Array:
         projected = GroupDense(features, (axes.HEADS, *names), name=name)((groups,))[0]
         if not self.use_bias:
             return projected

@@ -137,7 +137,7 @@ class _LinearAttentionBase(nn.Module):
     head_dim: ranges.Count
     dropout_rate: ranges.Rate = 0.0
 
-    def _project(self, name: str, x: jax.Array) -> jax.Array:
+    def _project_to_heads(self, name: str, x: jax.Array) -> jax.Array:
         """Projects [batch, length, embed] to [batch, length, heads, kv]."""
         width = self.num_heads * self.head_dim
         return split_heads(Dense(width, (axes.EMBED, axes.JOINED_KV), name=name)(x), self.num_heads)
@@ -155,7 +155,7 @@ class LinearAttention(_LinearAttentionBase):
 
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
-        query, key, value = (self._project(name, x) for name in ('query', 'key', 'value'))
+        query, key, value = (self._project_to_heads(name, x) for name in ('query', 'key', 'value'))
         query, key = feature_map(query), feature_map(key)
         value = dropout(self.dropout_rate, value, -1, deterministic=ctx.deterministic)
         if ctx.decode:
@@ -191,7 +191,7 @@ class LinearCrossAttention(_LinearAttentionBase):
         shape = x.shape
         if ctx.decode:
             x = cache.reshape_beams_to_queries(x, memory.hidden.shape[0])
-        query = feature_map(self._project('query', x))
+        query = feature_map(self._project_to_heads('query', x))
         if ctx.packed:
             mixed = self._attend_packed(query, memory, ctx)
         else:
@@ -203,8 +203,8 @@ class LinearCrossAttention(_LinearAttentionBase):
     def _keys_and_values(self, memory: EncoderMemory, ctx: SequenceContext) -> tuple[jax.Array, jax.Array]:
         """Returns phi(k) and v of the encoder's output, [batch, memory_length, heads, kv] each, zero at padding."""
         is_token = memory.context.is_token[..., None, None]
-        key = jnp.where(is_token, feature_map(self._project('key', memory.hidden)), 0)
-        value = jnp.where(is_token, self._project('value', memory.hidden), 0)
+        key = jnp.where(is_token, feature_map(self._project_to_heads('key', memory.hidden)), 0)
+        value = jnp.where(is_token, self._project_to_heads('value', memory.hidden), 0)
         return key, dropout(self.dropout_rate, value, -1, deterministic=ctx.deterministic)
 
     def _memory_sums(self, memory: EncoderMemory, ctx: SequenceContext) -> KeyValueSums:

@@ -103,7 +103,7 @@ class _MechanismAttention(nn.Module):
     head_dim: ranges.Count
     dropout_rate: ranges.Rate = 0.0
 
-    def _project(self, name: str, mechanisms: FeatureGroups) -> list[jax.Array]:
+    def _project_to_heads(self, name: str, mechanisms: FeatureGroups) -> list[jax.Array]:
         """Projects each array [mechanisms, batch, length, width] to heads [batch, length, heads, kv].
 
         The heads are ordered by mechanism.
@@ -133,7 +133,7 @@ class TimAttention(_MechanismAttention):
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
         mechanisms = _split_mechanisms(self, x, self.num_mechanisms, ctx)
-        queries, keys, values = (self._project(name, mechanisms) for name in ('query', 'key', 'value'))
+        queries, keys, values = (self._project_to_heads(name, mechanisms) for name in ('query', 'key', 'value'))
         heads = zip(queries, keys, values, split_bias(ctx.position_bias, len(mechanisms)), strict=True)
         mixed = [
             attend_to_sequence(self, query, key, value, ctx, bias, self.dropout_rate)
@@ -157,11 +157,11 @@ class TimCrossAttention(_MechanismAttention):
         shape = x.shape
         if ctx.decode:
             x = cache.reshape_beams_to_queries(x, memory.hidden.shape[0])
-        queries = self._project('query', _split_mechanisms(self, x, self.num_mechanisms, ctx))
+        queries = self._project_to_heads('query', _split_mechanisms(self, x, self.num_mechanisms, ctx))
 
         @functools.cache
         def project_memory(name: str) -> list[jax.Array]:
-            return self._project(name, _split_mechanisms(self, memory.hidden, self.num_mechanisms, ctx))
+            return self._project_to_heads(name, _split_mechanisms(self, memory.hidden, self.num_mechanisms, ctx))
 
         def attend(index: int, query: jax.Array) -> jax.Array:
             return attend_to_memory(
