@@ -54,10 +54,10 @@ REASONS = {
     'the package itself': 'kernels/self_check.py::_cache_path',
     'the compilation cache, as JAX reads it': 'kernels/self_check.py::run_check',
     'at most 200 bytes of a non-blocking descriptor': 'run_folder/model_dir.py::lock_model_dir',
-    'text in a position that tf.data has restored': 'remixer_tasks/corpora/streamed_text.py::_read',
+    'text in a position that tf.data has restored': 'remixer_tasks/corpora/streamed_text.py::_read_from_position',
     'an archive whose SHA-256 is in this package': 'remixer_tasks/files/download.py::_fetch_file',
     'opened by untrusted_files': 'remixer_tasks/files/row_files.py::open_bytes',
-    'an installed package': 'remixer_tasks/python_docs.py::read',
+    'an installed package': 'remixer_tasks/python_docs.py::read_documentation',
 }
 READERS = {name for names in REASONS.values() for name in names.split()}
 

@@ -120,10 +120,10 @@ READERS = {
     'jsonl': make_reader(local_files.read_documents, local_files.Layout('jsonl'), MALFORMED),
     'tsv of texts': make_reader(local_files.read_documents, local_files.Layout('tsv'), MALFORMED),
     **{
-        f'rows of {form}': make_reader(row_files.read, row_files.RowLayout(form), MALFORMED)
+        f'rows of {form}': make_reader(row_files.read_rows, row_files.RowLayout(form), MALFORMED)
         for form in ('jsonl', 'tsv', 'csv')
     },
-    'another encoding': make_reader(row_files.lines, row_files.MAX_CHARACTERS, MALFORMED, 'latin-1'),
+    'another encoding': make_reader(row_files.read_valid_lines, row_files.MAX_CHARACTERS, MALFORMED, 'latin-1'),
     'texts of infer': make_reader(TextInputs),
     'JSON lines': make_reader(untrusted_files.read_json_lines),
     'JSON': make_json_reader(untrusted_files.parse_json),

@@ -61,7 +61,7 @@ def read_rows(path):
     for kind in ('jsonl', 'tsv', 'csv'):
         skipped = BadRecords(strict=False)
         layout = row_files.RowLayout(kind)
-        rows = result_or_one_line_error(lambda: list(row_files.read(str(path), layout, skipped)))  # noqa: B023
+        rows = result_or_one_line_error(lambda: list(row_files.read_rows(str(path), layout, skipped)))  # noqa: B023
         str(rows).encode()
         assert len(skipped.summary().splitlines()) < 2
 

@@ -59,7 +59,7 @@ def _read_pairs(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
     numbered = all(template.is_numbered for template in templates)
     path = os.path.expanduser(args.pairs)
     # Malformed rows raise an error, because skipping a row would change the index of all later rows.
-    for number, row in row_files.read(path, row_files.RowLayout(numbered=numbered), BadRecords(strict=True)):
+    for number, row in row_files.read_rows(path, row_files.RowLayout(numbered=numbered), BadRecords(strict=True)):
         for template in templates:
             if not set(template.columns) <= row.keys():
                 raise template.missing_column_error(list(row))

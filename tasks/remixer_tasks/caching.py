@@ -56,7 +56,7 @@ def cache_task(
     path = cache_folder(task, directory)
     before = read_completed(path)
     if before is None:
-        write(task, directory, note, shards, beam_options)
+        write_cache(task, directory, note, shards, beam_options)
         return [
             f'{task.name} is cached in {path}',
             *(f'  {part.summary_line()}' for part in read_cached_splits(task, directory)),
@@ -90,7 +90,7 @@ def read_cached_splits(task: seqio.Task, directory: str) -> list[CachedSplit]:
     return splits
 
 
-def write(task: seqio.Task, directory: str, note: str, shards: int = 64, beam_options: str | None = None) -> None:
+def write_cache(task: seqio.Task, directory: str, note: str, shards: int = 64, beam_options: str | None = None) -> None:
     """Caches every split of the task in `directory`, a local or gs:// path to which all workers can write.
 
     Raises UserError if the task cannot be cached, if the folder contains other files, or if the pipeline fails.

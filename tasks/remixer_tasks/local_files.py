@@ -149,7 +149,7 @@ class Layout:
             raise UserError(f'TXT_DOCUMENTS must be one of {", ".join(TXT_DOCUMENTS)}, got {self.txt_documents!r}')
         ranges.check_value('LONGEST_DOCUMENT', self.longest, ranges.Count)
 
-    def format_of(self, path: str) -> str:
+    def detect_format(self, path: str) -> str:
         """Returns the format of the file `path`. Raises UserError if `format` is None and the extension is unknown."""
         return self.format or row_files.format_by_extension(path, _EXTENSIONS, 'TEXT_FORMAT')
 
@@ -176,7 +176,7 @@ def _read_files(files: Sequence[cache.FileState], layout: Layout, passage: int, 
     """Yields the documents of the files. Raises UserError if a file has changed since its size was read."""
     for file in files:
         texts = read_documents(file.path, layout, malformed)
-        is_passages = layout.txt_documents == 'passage' and layout.format_of(file.path) == 'txt'
+        is_passages = layout.txt_documents == 'passage' and layout.detect_format(file.path) == 'txt'
         yield from _join_paragraphs(texts, passage) if is_passages else texts
         if cache.file_state(file.path) != file:
             raise UserError(f'{file.path} changed while it was read; run the command again')
@@ -199,7 +199,7 @@ def _join_paragraphs(paragraphs: Iterable[str], min_bytes: int) -> Iterator[str]
 def read_documents(path: str, layout: Layout, malformed: BadRecords) -> Iterator[str]:
     """Yields the non-empty documents of one file, in order. Raises UserError if the whole file is unusable."""
     readers = {'txt': _read_txt, 'jsonl': _read_jsonl, 'tsv': _read_tsv, 'parquet': _read_parquet}
-    for number, document in readers[layout.format_of(path)](path, layout, malformed):
+    for number, document in readers[layout.detect_format(path)](path, layout, malformed):
         if document.strip():
             yield document
         else:
@@ -218,7 +218,7 @@ def _read_txt(path: str, layout: Layout, malformed: BadRecords) -> Documents:
 
 
 def _join_lines(path: str, layout: Layout, malformed: BadRecords) -> Documents:
-    numbered = row_files.lines(path, layout.longest, malformed)
+    numbered = row_files.read_valid_lines(path, layout.longest, malformed)
     if layout.txt_documents == 'line':
         yield from numbered
         return
@@ -258,7 +258,7 @@ def _read_jsonl(path: str, layout: Layout, malformed: BadRecords) -> Documents:
 def _read_tsv(path: str, layout: Layout, malformed: BadRecords) -> Documents:
     field: Any = layout.field
     column = ranges.parse_whole_number(field)
-    for number, line in row_files.lines(path, layout.longest, malformed):
+    for number, line in row_files.read_valid_lines(path, layout.longest, malformed):
         cells = line.split('\t')
         if column is None:
             if field not in cells:

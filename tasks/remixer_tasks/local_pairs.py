@@ -86,14 +86,14 @@ def _read_pairs(
         # `names` contains the columns of the first row, and `seen` those of all rows read so far.
         names: list[str] = []
         seen: set[str] = set()
-        for number, row in row_files.read(path, layout, malformed):
+        for number, row in row_files.read_rows(path, layout, malformed):
             names = names or list(row)
             seen.update(row)
             try:
                 further = ['' if row.get(name) is None else str(row[name]) for name in columns]
                 pair = encode_row_as_pair(templates, row, layout.longest, further)
             except ValueError as error:
-                if isinstance(error, MissingColumn) and layout.format_of(path) != 'jsonl':
+                if isinstance(error, MissingColumn) and layout.detect_format(path) != 'jsonl':
                     # In all formats except JSON lines, all rows have the same columns.
                     break
                 malformed.record(path, number, str(error))

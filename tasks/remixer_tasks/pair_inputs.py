@@ -86,7 +86,7 @@ class RowTexts:
 
     def __iter__(self) -> Iterator[str]:
         malformed = BadRecords(True, 'correct --input or the file', 'correct or remove the row')
-        for number, row in row_files.read(os.path.expanduser(self.lines.path), self.layout, malformed):
+        for number, row in row_files.read_rows(os.path.expanduser(self.lines.path), self.layout, malformed):
             try:
                 yield self.template.fill(row)
             except UnusableRow as error:

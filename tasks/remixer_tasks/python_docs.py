@@ -28,12 +28,12 @@ def corpus(validation_fraction: float = 0.05) -> ParsedCorpus:
     return ParsedCorpus(
         name=f'the documentation of Python {sys.version.split()[0]}',
         identity=cache.hash_values('python docs 1', sys.version, sysconfig.get_path('stdlib')),
-        read=read,
+        read=read_documentation,
         validation_fraction=validation_fraction,
     )
 
 
-def read(malformed: BadRecords) -> Iterator[str]:
+def read_documentation(malformed: BadRecords) -> Iterator[str]:
     """Yields pydoc's topics, then the docstrings of every module and of its top-level classes and functions."""
     # The topics, chapters of the language reference, are missing from some slim installations.
     with contextlib.suppress(ImportError):
@@ -48,10 +48,10 @@ def read(malformed: BadRecords) -> Iterator[str]:
             malformed.record(str(path), getattr(error, 'lineno', None) or 1, f'invalid Python or UTF-8 ({error})')
             continue
         name = '.'.join(path.relative_to(root).with_suffix('').parts).removesuffix('.__init__')
-        yield from docstrings(tree, name)
+        yield from module_documents(tree, name)
 
 
-def docstrings(tree: ast.Module, name: str) -> Iterator[str]:
+def module_documents(tree: ast.Module, name: str) -> Iterator[str]:
     """Yields the docstring of the module `name`, then a document for each top-level definition."""
     docstring = ast.get_docstring(tree)
     if docstring:

@@ -222,5 +222,5 @@ def test_a_failed_pipeline_leaves_no_cache_and_reports_the_reason(tmp_path):
         preprocessors=[seqio.map_over_dataset(refuse), *task.preprocessors],
         output_features=task.output_features,
     )
-    assert 'line 7 is no text' in error_message(caching.write, broken, str(tmp_path), 'note')
+    assert 'line 7 is no text' in error_message(caching.write_cache, broken, str(tmp_path), 'note')
     assert caching.read_completed(caching.cache_folder(task, str(tmp_path))) is None

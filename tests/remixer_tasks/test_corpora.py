@@ -26,7 +26,7 @@ class Thing:
 
 
 def test_docstrings_are_converted_to_documents():
-    assert list(python_docs.docstrings(ast.parse(SOURCE), 'm')) == [
+    assert list(python_docs.module_documents(ast.parse(SOURCE), 'm')) == [
         'm\n\nWhat the module is.',
         'm.first(a, *, b=2)\n\nDoes one thing.',
         'class m.Thing\n\nA thing.\n\nm.Thing.method(self)\n\nDoes another.',

@@ -77,7 +77,9 @@ def test_the_held_out_rows_do_not_depend_on_the_text_of_the_templates(tmp_path):
 
     def held_out(*templates):
         corpus = local_pairs.corpus(path, *templates, validation_fraction=0.2)
-        train, other = (set(corpus.documents(split).at(np.arange(len(corpus.documents(split))))) for split in SPLITS)
+        train, other = (
+            set(corpus.documents(split).read_documents(np.arange(len(corpus.documents(split))))) for split in SPLITS
+        )
         assert train and other and not train & other
         return {re.search(rb'is (\d+),', document)[1] for document in other}
 
@@ -106,7 +108,7 @@ def test_csv_is_read_as_python_writes_it(tmp_path_factory, rows):
     csv.writer(text).writerows([('a', 'b'), *clean])
     path = tmp_path_factory.mktemp('csv') / 'rows.csv'
     path.write_bytes(text.getvalue().encode())
-    read = row_files.read(str(path), row_files.RowLayout(), BadRecords(strict=True))
+    read = row_files.read_rows(str(path), row_files.RowLayout(), BadRecords(strict=True))
     assert [(row['a'], row['b']) for _, row in read] == clean
 
 

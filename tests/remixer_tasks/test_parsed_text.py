@@ -59,7 +59,7 @@ def corpus_of(text_folder, **settings):
 
 def texts(corpus, split):
     split_documents = corpus.documents(split)
-    return [document.decode() for document in split_documents.at(np.arange(len(split_documents)))]
+    return [document.decode() for document in split_documents.read_documents(np.arange(len(split_documents)))]
 
 
 def both_splits(corpus):
@@ -175,8 +175,8 @@ def test_a_file_that_changes_while_it_is_parsed_is_rejected(tmp_path, small_jobs
 
 
 def test_a_full_disk_is_reported(text_folder, monkeypatch):
-    write = arrow_files.write
-    monkeypatch.setattr(arrow_files, 'write', lambda path, *args: write(pathlib.Path('/dev/full'), *args))
+    write = arrow_files.write_documents
+    monkeypatch.setattr(arrow_files, 'write_documents', lambda path, *args: write(pathlib.Path('/dev/full'), *args))
     with pytest.raises(UserError, match='set REMIXER_T5X_CACHE to a writable folder') as error:
         corpus_of(text_folder).files('train')
     assert '\n' not in str(error.value)
@@ -220,10 +220,12 @@ def test_a_second_process_continues_after_a_user_error_of_the_first(tmp_path, ca
 
 def test_documents_are_memory_mapped_and_not_part_of_a_position(tmp_path):
     path = tmp_path / 'a.arrow'
-    arrow_files.write(path, ((b'%07d' % number * 1000, None) for number in range(5000)), lambda: '')
+    arrow_files.write_documents(path, ((b'%07d' % number * 1000, None) for number in range(5000)), lambda: '')
     before = pa.total_allocated_bytes()
     mapped = arrow_files.Documents([path])
-    assert mapped.at(np.array([4999, 0, 2500])).tolist() == [b'%07d' % number * 1000 for number in (4999, 0, 2500)]
+    assert mapped.read_documents(np.array([4999, 0, 2500])).tolist() == [
+        b'%07d' % number * 1000 for number in (4999, 0, 2500)
+    ]
     assert path.stat().st_size > 35_000_000 and pa.total_allocated_bytes() - before < 1_000_000
 
     def open_stream():

@@ -62,7 +62,7 @@ def test_the_same_rows_are_always_stored_as_the_same_bytes(tmp_path):
     source = catalogue.task('super_glue_rte_v102', vocabularies.byte(), str(tmp_path)).source
     (path,) = source.list_shards('train')
     fields = [b'hypothesis', b'idx', b'label', b'premise']
-    records = arrow_files.Documents([path]).at(np.arange(len(RTE)))
+    records = arrow_files.Documents([path]).read_documents(np.arange(len(RTE)))
     assert all(sorted(fields, key=bytes(record).index) == fields for record in records)
 
 

@@ -17,7 +17,7 @@ from remixer_t5x.data.pipeline import DatasetConfig
 from remixer_t5x.data.task_batches import EvalBatches, TrainBatches
 from remixer_t5x.errors import UserError
 from remixer_tasks import caching, huggingface_datasets, pretraining, vocabularies
-from remixer_tasks.corpora.streamed_text import START_POSITION, Reader
+from remixer_tasks.corpora.streamed_text import START_POSITION, ShardReader
 from tests.support import feed_forward
 from tests.support.command_without_autograph import main
 from tests.support.compare_runs import difference as difference_of_runs
@@ -67,7 +67,7 @@ def read(reader, count, position=START_POSITION):
     """Returns the documents after a position, each with the position after it."""
     results = []
     for _ in range(count):
-        position, document, is_end = reader.after(position)
+        position, document, is_end = reader.read_after(position)
         if is_end:
             break
         results.append((document.decode(), position))
@@ -92,11 +92,11 @@ def test_reading_continues_exactly_at_every_position(folders, kind):
     """This includes positions within a shard, at its end, and at the end of an epoch."""
     corpus = streamed(folders / kind, validation_fraction=0.1)
     epoch = len(documents(corpus, 'train'))
-    unbroken = read(Reader(corpus, range(corpus.shards('train').count), 'seed'), 2 * epoch + 3)
+    unbroken = read(ShardReader(corpus, range(corpus.shards('train').count), 'seed'), 2 * epoch + 3)
     texts = [text for text, _ in unbroken]
     assert sorted(texts[:epoch]) == sorted(texts[epoch : 2 * epoch]) and texts[:epoch] != texts[epoch : 2 * epoch]
     for number, (_, position) in enumerate(unbroken):
-        fresh = Reader(corpus, range(corpus.shards('train').count), 'seed')
+        fresh = ShardReader(corpus, range(corpus.shards('train').count), 'seed')
         assert [text for text, _ in read(fresh, 3, position)][: len(texts) - number - 1] == texts[
             number + 1 : number + 4
         ]
@@ -138,7 +138,7 @@ def test_held_out_documents_are_complete_after_an_error(folders, monkeypatch):
     monkeypatch.setattr(type(corpus.shards('validation')), 'read', fail_once)
     expected, seen = documents(streamed(folders / 'saved', validation_fraction=0.2), 'validation'), []
     with pytest.raises(UserError, match='the network is down'):
-        seen.extend(corpus.held_out())
+        seen.extend(corpus.held_out_documents())
     assert 0 < len(seen) < len(expected) and documents(corpus, 'validation') == expected
 
 
@@ -216,9 +216,9 @@ def test_a_data_set_on_the_hub_is_streamed_with_its_commit(folders, tmp_path, mo
         hub.add('some/body', folders / 'jsonl')
         corpus = streamed('some/body', validation_fraction=1e-9)
         assert sorted(documents(corpus, 'train')) == ALL
-        expected = [text for text, _ in read(Reader(corpus, range(SHARDS), 'seed'), 20)]
-        position = read(Reader(corpus, range(SHARDS), 'seed'), 8)[-1][1]
-        assert [text for text, _ in read(Reader(corpus, range(SHARDS), 'seed'), 12, position)] == expected[8:]
+        expected = [text for text, _ in read(ShardReader(corpus, range(SHARDS), 'seed'), 20)]
+        position = read(ShardReader(corpus, range(SHARDS), 'seed'), 8)[-1][1]
+        assert [text for text, _ in read(ShardReader(corpus, range(SHARDS), 'seed'), 12, position)] == expected[8:]
         stored = [path for path in tmp_path.rglob('*') if path.is_file() and path.stat().st_size > 1000]
         assert stored == []
 
@@ -274,11 +274,11 @@ def test_a_damaged_shard_is_reported(folders, tmp_path):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     (tmp_path / 'train-00002-of-00005.jsonl').write_text('{"number": 1, "text": "one"}\n{"number": 2, "te')
     corpus = streamed(tmp_path)
-    reader = Reader(corpus, range(3), None)
+    reader = ShardReader(corpus, range(3), None)
     position = read(reader, 2 * ROWS_PER_SHARD)[-1][1]
     for _ in range(2):
         with pytest.raises(UserError, match='split train, shard 2 cannot be read after row 0') as error:
-            reader.after(position)
+            reader.read_after(position)
         assert '\n' not in str(error.value)
 
 

@@ -104,7 +104,7 @@ def read_tsv(path: str, columns: Sequence[str] | None = None, skip_short: bool =
 
 def read_csv(path: str) -> Rows:
     """Yields the rows of a CSV file with a header line; quoted cells may contain line breaks."""
-    return (Row(row, path, number) for number, row in row_files.read(path, row_files.RowLayout('csv'), _STRICT))
+    return (Row(row, path, number) for number, row in row_files.read_rows(path, row_files.RowLayout('csv'), _STRICT))
 
 
 def parse_json_file(path: str) -> Any:
@@ -119,4 +119,4 @@ def parse_json_file(path: str) -> Any:
 
 def read_lines(path: str) -> Iterator[tuple[int, str]]:
     """Yields (line number, line) for each line, without line ends and without a byte order mark."""
-    return row_files.lines(path, row_files.MAX_CHARACTERS, _STRICT)
+    return row_files.read_valid_lines(path, row_files.MAX_CHARACTERS, _STRICT)

@@ -27,7 +27,7 @@ _BATCH_BYTES = 4 << 20
 _LOOKUP_BATCH = 64
 
 
-def write(path: Path, documents: Iterable[tuple[bytes, bytes | None]], notes: Callable[[], str]) -> None:
+def write_documents(path: Path, documents: Iterable[tuple[bytes, bytes | None]], notes: Callable[[], str]) -> None:
     """Writes (text, split key) pairs to a new file, followed by the string that `notes()` returns.
 
     Either all split keys or none must be None. A document without a key is assigned to a split by the hash of its text.
@@ -57,7 +57,7 @@ def _record_batch(rows: Sequence[tuple[bytes, bytes | None]], schema: pa.Schema)
 
 
 def read_notes(path: Path) -> str:
-    """Returns the notes that `write` stored in a file. Raises OSError or ValueError for a damaged file."""
+    """Returns the notes that `write_documents` stored in a file. Raises OSError or ValueError for a damaged file."""
     with pa.memory_map(str(path)) as file:
         reader = pa.ipc.open_file(file)
         _, notes = reader.get_batch_with_custom_metadata(reader.num_record_batches - 1)
@@ -68,7 +68,7 @@ class Documents:
     """Random access to the documents of Arrow files by index.
 
     Args:
-        paths: files written by `write`.
+        paths: files written by `write_documents`.
         rows: indices of the documents to include, counted across all files; None includes all.
         repair: advice to print in the error message if a file is damaged.
     """
@@ -93,7 +93,7 @@ class Documents:
         """Returns the hash fraction of each text, or of each split key if `column` is -1 and the files have keys."""
         return np.concatenate([np.zeros(0), *(batch.columns[column].to_numpy() for batch, _ in self._batches)])
 
-    def at(self, indices: np.ndarray) -> np.ndarray:
+    def read_documents(self, indices: np.ndarray) -> np.ndarray:
         """Returns the documents at these indices, as an array of bytes. Raises UserError for a damaged document."""
         rows = indices if self._rows is None else self._rows[indices]
         batches = np.searchsorted(self._starts, rows, side='right') - 1
@@ -141,7 +141,7 @@ class Documents:
             indices = epoch.flat_map(lambda epoch: one_epoch(epoch % 2**20)).map(shuffle_position)
 
         def look_up(indices: tf.Tensor) -> tf.data.Dataset:
-            texts = tf.numpy_function(self.at, [indices], tf.string, stateful=False)
+            texts = tf.numpy_function(self.read_documents, [indices], tf.string, stateful=False)
             return tf.data.Dataset.from_tensor_slices(tf.ensure_shape(texts, [None]))
 
         # Batches contain indices, so a saved position does not contain the texts of documents.

@@ -26,7 +26,7 @@ from remixer_t5x.lazy import seqio, tf, tfds
 from remixer_tasks.benchmarks import text_task
 from remixer_tasks.benchmarks.text_task import INTEGER, REAL, TEXT, TEXTS, Dataset, Example
 from remixer_tasks.corpora import arrow_files
-from remixer_tasks.corpora.streamed_text import START_POSITION, Reader, StreamedCorpus
+from remixer_tasks.corpora.streamed_text import START_POSITION, ShardReader, StreamedCorpus
 from remixer_tasks.corpora.text_corpus import TRAIN, VALIDATION, ParsedCorpus
 from remixer_tasks.files import cache
 from remixer_tasks.files.cache import ProgressNotice
@@ -99,7 +99,7 @@ class StreamedSource(seqio.DataSource):
         if split == TRAIN:
             return self._training_dataset(shard, f'{seed} {self._order}' if shuffle else None)
         held_out = tf.data.Dataset.from_generator(
-            lambda: ({'text': document} for document in self._corpus.held_out()),
+            lambda: ({'text': document} for document in self._corpus.held_out_documents()),
             output_signature={'text': tf.TensorSpec((), tf.string)},
         )
         return held_out.shard(shard.num_shards, shard.index)
@@ -111,13 +111,13 @@ class StreamedSource(seqio.DataSource):
                 f'STREAMS must be at most {count}, the number of shards of {self._corpus.name}, got {shard.num_shards} '
                 '(the default is the number of hosts); set a smaller STREAMS, or write the data as more files'
             )
-        reader = Reader(self._corpus, range(shard.index, count, shard.num_shards), seed)
+        reader = ShardReader(self._corpus, range(shard.index, count, shard.num_shards), seed)
 
         def read_next(position: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, tuple[tf.Tensor, tf.Tensor]]:
             kinds = [tf.string, tf.string, tf.bool]
             # The operation is declared stateless, because the next document depends only on `position`. tf.data can
             # save only such operations.
-            after, text, is_end = tf.numpy_function(reader.after, [position], kinds, stateful=False)
+            after, text, is_end = tf.numpy_function(reader.read_after, [position], kinds, stateful=False)
             for tensor in (after, text, is_end):
                 tensor.set_shape([])
             return after, (text, is_end)
@@ -294,7 +294,7 @@ class LabelledSource(seqio.DataSource):
                 records = [self._serialize_example(example) for example in layout.read(*paths)]
                 if not records:
                     raise UserError(f'{", ".join(paths)} has no examples; download it again, or choose another split')
-                arrow_files.write(temporary / _ROWS, ((record, None) for record in records), lambda: '')
+                arrow_files.write_documents(temporary / _ROWS, ((record, None) for record in records), lambda: '')
                 notice.done(f'{len(records):,} examples')
                 cache.mark_complete(temporary)
         cache.check_file_sizes(folder)

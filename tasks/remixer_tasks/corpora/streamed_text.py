@@ -81,7 +81,7 @@ class StreamedCorpus:
         """Returns whether a document in the training shards is held out."""
         return self._fraction is not None and hash_fraction(document) < self._fraction
 
-    def held_out(self) -> Iterator[bytes]:
+    def held_out_documents(self) -> Iterator[bytes]:
         """Yields the documents of 'validation', in the order of the shards. Raises UserError if there are none."""
         for number in itertools.count():
             with self._lock:
@@ -111,7 +111,7 @@ class StreamedCorpus:
             )
 
 
-class Reader:
+class ShardReader:
     """Reads the training documents of the shards with indices `shards`, starting from any position.
 
     Iterators in several threads may share a reader. If `seed` is set, the shards are repeated forever, shuffled anew in
@@ -124,21 +124,21 @@ class Reader:
         self._position: bytes | None = None
         self._documents: Iterator[tuple[bytes, bytes]] = iter(())
 
-    def after(self, position: bytes) -> tuple[bytes, bytes, bool]:
+    def read_after(self, position: bytes) -> tuple[bytes, bytes, bool]:
         """Returns the position after the next document, the document, and whether the end has been reached.
 
         Raises UserError if a shard cannot be read, or if an epoch has no document.
         """
         with self._lock:
             if position != self._position:
-                self._documents = self._read(position)
+                self._documents = self._read_from_position(position)
             # Unsets the position, so that the shards are reopened if the next line raises an error.
             self._position = None
             after, document = next(self._documents, (position, None))
             self._position = after
         return after, document or b'', document is None
 
-    def _read(self, position: bytes) -> Iterator[tuple[bytes, bytes]]:
+    def _read_from_position(self, position: bytes) -> Iterator[tuple[bytes, bytes]]:
         epoch, finished, state = json.loads(position) if position != START_POSITION else (0, 0, None)
         shards = self._corpus.shards(TRAIN)
         while True:

@@ -224,7 +224,7 @@ def _write_arrow_file(
     unfinished = path.with_suffix(f'.{os.getpid()}.unfinished')
     try:
         with cache.wrap_write_errors():
-            arrow_files.write(unfinished, documents(), lambda: json.dumps(malformed.counts()))
+            arrow_files.write_documents(unfinished, documents(), lambda: json.dumps(malformed.counts()))
             temporary.sync_and_rename(unfinished, path)
     finally:
         unfinished.unlink(missing_ok=True)

@@ -119,7 +119,9 @@ class _RemoteFile(io.RawIOBase):
         return self._file.tell()
 
 
-def lines(path: str, longest: int, malformed: BadRecords, encoding: str = 'utf-8') -> Iterator[tuple[int, str]]:
+def read_valid_lines(
+    path: str, longest: int, malformed: BadRecords, encoding: str = 'utf-8'
+) -> Iterator[tuple[int, str]]:
     """Yields (line number, line) for each valid line. Numbers start at 1, and line ends are removed.
 
     A line is malformed if it has more than `longest` characters, a NUL, or invalid UTF-8. If `encoding` is not
@@ -182,7 +184,7 @@ class RowLayout:
                 f"ENCODING must be a text encoding such as 'latin-1', got {self.encoding!r} ({error})"
             ) from error
 
-    def format_of(self, path: str) -> str:
+    def detect_format(self, path: str) -> str:
         """Returns the format of the file `path`. Raises UserError if `format` is None and the extension is unknown."""
         return self.format or format_by_extension(path, EXTENSIONS, 'PAIRS_FORMAT')
 
@@ -197,9 +199,9 @@ def format_by_extension(path: str, formats: Mapping[str, str], setting: str) -> 
     return formats[extension]
 
 
-def read(path: str, layout: RowLayout, malformed: BadRecords) -> Rows:
+def read_rows(path: str, layout: RowLayout, malformed: BadRecords) -> Rows:
     """Returns an iterator over the rows of one file. Raises UserError if the whole file is unusable."""
-    format = layout.format_of(path)
+    format = layout.detect_format(path)
     if format == 'parquet':
         return read_parquet_rows(path, 'PAIRS_FORMAT')
     if format == 'jsonl':
@@ -210,7 +212,7 @@ def read(path: str, layout: RowLayout, malformed: BadRecords) -> Rows:
 def read_json_rows(path: str, longest: int, malformed: BadRecords, encoding: str = 'utf-8') -> Rows:
     """Yields (line number, object) from a JSON lines file; blank lines are skipped."""
     is_first = True
-    for number, line in lines(path, longest, malformed, encoding):
+    for number, line in read_valid_lines(path, longest, malformed, encoding):
         if not line.strip():
             continue
         try:
@@ -229,7 +231,7 @@ def read_json_rows(path: str, longest: int, malformed: BadRecords, encoding: str
 
 
 def _read_tsv_rows(path: str, layout: RowLayout, malformed: BadRecords) -> Rows:
-    numbered = lines(path, layout.longest, malformed, layout.encoding)
+    numbered = read_valid_lines(path, layout.longest, malformed, layout.encoding)
     cells = ((number, line.split(layout.delimiter or '\t') if line else []) for number, line in numbered)
     yield from _convert_cells_to_rows(path, cells, layout, malformed)
 
@@ -249,7 +251,7 @@ def _read_csv_cells(path: str, layout: RowLayout, malformed: BadRecords) -> Iter
 
     def read_lines() -> Iterator[str]:
         nonlocal first, last, skipped
-        for number, line in lines(path, layout.longest, malformed, layout.encoding):
+        for number, line in read_valid_lines(path, layout.longest, malformed, layout.encoding):
             if not first:
                 first, skipped = number, malformed.count
             last = number
