@@ -13,7 +13,7 @@ import pytest
 
 from remixer_t5x.errors import UserError
 from remixer_tasks import catalogue
-from remixer_tasks.benchmarks.text_task import TEST, TRAIN, Dataset, Download, Layout
+from remixer_tasks.benchmarks.text_task import TEST, TRAIN, Dataset, FileLayout, PublishedFile
 from remixer_tasks.files import download
 
 CONTENT = {'a.tsv': b'1\tx\n' * 300_000, 'b.tsv': b'2\ty\n'}
@@ -80,7 +80,7 @@ def no_other_data(tmp_path, monkeypatch):
 
 
 def register_dataset(monkeypatch, downloads, folder=''):
-    layouts = {TRAIN: [Layout((f'toy/{folder}a.tsv',), iter)], TEST: [Layout((f'toy/{folder}b.tsv',), iter)]}
+    layouts = {TRAIN: [FileLayout((f'toy/{folder}a.tsv',), iter)], TEST: [FileLayout((f'toy/{folder}b.tsv',), iter)]}
     monkeypatch.setitem(
         catalogue.DATASETS, 'toy', Dataset('toy', {}, layouts, terms='free', downloads=tuple(downloads))
     )
@@ -89,7 +89,7 @@ def register_dataset(monkeypatch, downloads, folder=''):
 @pytest.fixture
 def plain(server, monkeypatch):
     register_dataset(
-        monkeypatch, [Download(server.url(name), sha256(content), 'toy') for name, content in CONTENT.items()]
+        monkeypatch, [PublishedFile(server.url(name), sha256(content), 'toy') for name, content in CONTENT.items()]
     )
 
 
@@ -97,7 +97,7 @@ def plain(server, monkeypatch):
 def zipped(server, monkeypatch):
     server.files = {'Toy.zip': archive()}
     register_dataset(
-        monkeypatch, [Download(server.url('Toy.zip'), sha256(server.files['Toy.zip']), 'toy', unzip=True)], 'Toy/'
+        monkeypatch, [PublishedFile(server.url('Toy.zip'), sha256(server.files['Toy.zip']), 'toy', unzip=True)], 'Toy/'
     )
 
 
@@ -163,7 +163,7 @@ def test_no_network_is_reported_with_the_offline_command(no_other_data, monkeypa
         bound.bind(('127.0.0.1', 0))
         url = f'http://127.0.0.1:{bound.getsockname()[1]}/a.tsv'
         monkeypatch.setenv('no_proxy', '*')
-        register_dataset(monkeypatch, [Download(url, sha256(b''), 'toy')])
+        register_dataset(monkeypatch, [PublishedFile(url, sha256(b''), 'toy')])
         with pytest.raises(UserError) as error:
             download.download_files('toy')
     expected = (url, 'Connection refused', 'remixer-t5x data get toy --from DIR', 'a.tsv', sha256(b''))

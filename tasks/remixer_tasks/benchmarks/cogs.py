@@ -23,10 +23,10 @@ from remixer_tasks.benchmarks.text_task import (
     TRAIN,
     VALIDATION,
     Dataset,
-    Download,
+    PublishedFile,
     TextTask,
     single_file_layouts,
-    texts,
+    text_features,
 )
 from remixer_tasks.corpora.text_corpus import ParsedCorpus
 from remixer_tasks.files import cache
@@ -56,10 +56,10 @@ _FILES = {
 _read = functools.partial(raw_rows.read_tsv, columns=_COLUMNS)
 DATA = Dataset(
     name='cogs',
-    features=texts(*_COLUMNS),
+    features=text_features(*_COLUMNS),
     splits=single_file_layouts({split: f'cogs/{file}.tsv' for split, (file, _) in _FILES.items()}, _read),
     terms='MIT: https://github.com/najoungkim/COGS',
-    downloads=tuple(Download(_URL.format(file), sha256, 'cogs') for file, sha256 in _FILES.values()),
+    downloads=tuple(PublishedFile(_URL.format(file), sha256, 'cogs') for file, sha256 in _FILES.values()),
 )
 
 

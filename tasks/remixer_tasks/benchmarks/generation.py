@@ -19,12 +19,12 @@ from remixer_tasks.benchmarks.text_task import (
     TRAIN,
     VALIDATION,
     Dataset,
-    Download,
     Example,
     Preprocessor,
+    PublishedFile,
     TextTask,
     single_file_layouts,
-    texts,
+    text_features,
 )
 
 UNANSWERABLE = 'unanswerable'
@@ -58,12 +58,12 @@ def _squad_dataset(version: str, has_unanswerable: bool) -> Dataset:
     files = {TRAIN: f'squad/train-{version}.json', VALIDATION: f'squad/dev-{version}.json'}
     return Dataset(
         name=f'squad/{version}',
-        features=texts('id', 'question', 'context', **{'answers/text': TEXTS}),
+        features=text_features('id', 'question', 'context', **{'answers/text': TEXTS}),
         splits=single_file_layouts(files, functools.partial(_read_squad, has_unanswerable)),
         tfds=f'squad/{version}:3.0.0',
         terms='CC BY-SA 4.0: https://rajpurkar.github.io/SQuAD-explorer',
         downloads=tuple(
-            Download(_SQUAD_URL.format(f'{file}-{version}.json'), sha256, 'squad')
+            PublishedFile(_SQUAD_URL.format(f'{file}-{version}.json'), sha256, 'squad')
             for file, sha256 in _SQUAD_SHA256[version].items()
         ),
     )
@@ -89,7 +89,7 @@ def _translation_task(name: str, builder: str, language: str, splits: tuple[str,
 
 _CNN_DAILYMAIL = Dataset(
     'cnn_dailymail',
-    texts('article', 'highlights'),
+    text_features('article', 'highlights'),
     {split: [] for split in _SPLITS},
     'cnn_dailymail:3.4.0',
     terms='see https://github.com/abisee/cnn-dailymail',

@@ -18,13 +18,13 @@ from remixer_tasks.benchmarks.text_task import (
     TRAIN,
     VALIDATION,
     Dataset,
-    Download,
     Example,
-    Layout,
+    FileLayout,
+    PublishedFile,
     Reader,
     TextTask,
     single_file_layouts,
-    texts,
+    text_features,
 )
 
 MNLI = ('entailment', 'neutral', 'contradiction')
@@ -95,48 +95,48 @@ def read_row_range(first: int, last: int | None, read: Reader, path: str) -> Ite
     return ({**example, 'idx': index} for index, example in itertools.chain([start], examples))
 
 
-def _tsv_layouts(folder: str, read: Reader) -> dict[str, list[Layout]]:
+def _tsv_layouts(folder: str, read: Reader) -> dict[str, list[FileLayout]]:
     names = {TRAIN: 'train', VALIDATION: 'dev', TEST: 'test'}
     return single_file_layouts({split: f'glue/{folder}/{name}.tsv' for split, name in names.items()}, read)
 
 
-def _cola_layouts() -> dict[str, list[Layout]]:
+def _cola_layouts() -> dict[str, list[FileLayout]]:
     columns = ('source', 'label', 'mark', 'sentence')
     read = _make_reader('cola', read=functools.partial(raw_rows.read_tsv, columns=columns))
     layouts = _tsv_layouts('CoLA', read)
-    layouts[TEST] = [Layout(('glue/CoLA/test.tsv',), _make_reader('cola'))]
-    layouts[TRAIN].append(Layout(('glue/CoLA/in_domain_train.tsv',), read))
-    layouts[VALIDATION].append(Layout(('glue/CoLA/in_domain_dev.tsv', 'glue/CoLA/out_of_domain_dev.tsv'), read))
+    layouts[TEST] = [FileLayout(('glue/CoLA/test.tsv',), _make_reader('cola'))]
+    layouts[TRAIN].append(FileLayout(('glue/CoLA/in_domain_train.tsv',), read))
+    layouts[VALIDATION].append(FileLayout(('glue/CoLA/in_domain_dev.tsv', 'glue/CoLA/out_of_domain_dev.tsv'), read))
     return layouts
 
 
-def _rte_or_wnli_layouts(name: str) -> dict[str, list[Layout]]:
+def _rte_or_wnli_layouts(name: str) -> dict[str, list[FileLayout]]:
     layouts = _tsv_layouts(name.upper(), _make_reader(name))
     read = _make_reader(name, {'sentence1': 'premise', 'sentence2': 'hypothesis'}, read=raw_rows.read_csv)
-    layouts[TRAIN].append(Layout((f'nli_datasets/{name}/train.csv',), read))
-    layouts[VALIDATION].append(Layout((f'nli_datasets/{name}/dev.csv',), read))
-    layouts[TEST].append(Layout((f'dpr_wsc/{name}-test.tsv',), _make_reader(name)))
+    layouts[TRAIN].append(FileLayout((f'nli_datasets/{name}/train.csv',), read))
+    layouts[VALIDATION].append(FileLayout((f'nli_datasets/{name}/dev.csv',), read))
+    layouts[TEST].append(FileLayout((f'dpr_wsc/{name}-test.tsv',), _make_reader(name)))
     return layouts
 
 
-def _mnli_layouts() -> dict[str, list[Layout]]:
+def _mnli_layouts() -> dict[str, list[FileLayout]]:
     """Returns MNLI's file layouts, keyed by TFDS's split names."""
     read = _make_reader('mnli', {'premise': 'sentence1', 'hypothesis': 'sentence2'}, 'gold_label')
     both = _make_reader('mnli', read=raw_rows.read_csv)
     rows = {'matched': (0, _NUM_MATCHED), 'mismatched': (_NUM_MATCHED, None)}
-    layouts = {TRAIN: [Layout(('glue/MNLI/train.tsv',), read)]}
+    layouts = {TRAIN: [FileLayout(('glue/MNLI/train.tsv',), read)]}
     for kind, bounds in rows.items():
         layouts[f'validation_{kind}'] = [
-            Layout((f'glue/MNLI/dev_{kind}.tsv',), read),
-            Layout(('nli_datasets/mnli/dev.csv',), functools.partial(read_row_range, *bounds, both)),
+            FileLayout((f'glue/MNLI/dev_{kind}.tsv',), read),
+            FileLayout(('nli_datasets/mnli/dev.csv',), functools.partial(read_row_range, *bounds, both)),
         ]
-    return layouts | {f'test_{kind}': [Layout((f'glue/MNLI/test_{kind}.tsv',), read)] for kind in rows}
+    return layouts | {f'test_{kind}': [FileLayout((f'glue/MNLI/test_{kind}.tsv',), read)] for kind in rows}
 
 
-def _ax_layouts() -> dict[str, list[Layout]]:
+def _ax_layouts() -> dict[str, list[FileLayout]]:
     with_labels = _make_reader('ax', {'premise': 'Premise', 'hypothesis': 'Hypothesis'}, 'Label')
     plain = _make_reader('ax', {'premise': 'sentence1', 'hypothesis': 'sentence2'})
-    return {TEST: [Layout(('glue/AX/diagnostic-full.tsv',), with_labels), Layout(('glue/AX/AX.tsv',), plain)]}
+    return {TEST: [FileLayout(('glue/AX/diagnostic-full.tsv',), with_labels), FileLayout(('glue/AX/AX.tsv',), plain)]}
 
 
 _SPLITS = {
@@ -164,11 +164,11 @@ def _build_dataset(name: str) -> Dataset:
     archive = _ARCHIVES.get(name.partition('_')[0])
     return Dataset(
         name=f'glue/{name}',
-        features=texts(*_TEXTS[name], idx=INTEGER, label=REAL if name == 'stsb' else INTEGER),
+        features=text_features(*_TEXTS[name], idx=INTEGER, label=REAL if name == 'stsb' else INTEGER),
         splits=_SPLITS[name],
         tfds=f'glue/{name}:1.0.0',
         terms='for research, terms of each task: https://gluebenchmark.com',
-        downloads=(Download(_URL.format(archive[0]), archive[1], 'glue', unzip=True),) if archive else (),
+        downloads=(PublishedFile(_URL.format(archive[0]), archive[1], 'glue', unzip=True),) if archive else (),
     )
 
 
@@ -177,7 +177,7 @@ def _classification_task(name: str, *metrics: text_metrics.Metric) -> TextTask:
     return TextTask(
         f'glue_{name}_v002',
         _build_dataset(name),
-        prompts.classification(wording, _TEXTS[name], LABELS[name]),
+        prompts.classification_preprocessor(wording, _TEXTS[name], LABELS[name]),
         prompts.ClassIdPostprocessor(LABELS[name]),
         metrics or (text_metrics.accuracy,),
     )

@@ -16,13 +16,13 @@ from remixer_tasks.benchmarks.text_task import (
     TRAIN,
     VALIDATION,
     Dataset,
-    Download,
     Example,
-    Layout,
+    FileLayout,
     Preprocessor,
+    PublishedFile,
     TextTask,
     single_file_layouts,
-    texts,
+    text_features,
 )
 
 _LABELS = ('entailment', 'neutral', 'contradiction')
@@ -75,17 +75,17 @@ _read_snli = functools.partial(_read_pairs, raw_rows.read_jsonl, ('sentence1', '
 _read_plain_snli = functools.partial(_read_pairs, raw_rows.read_csv, ('premise', 'hypothesis', 'label'))
 _SNLI = Dataset(
     name='snli',
-    features=texts('premise', 'hypothesis', label=INTEGER),
+    features=text_features('premise', 'hypothesis', label=INTEGER),
     splits={
         split: [
-            Layout((f'snli_1.0/snli_1.0_{file}.jsonl',), _read_snli),
-            Layout((f'nli_datasets/snli/{file}.csv',), _read_plain_snli),
+            FileLayout((f'snli_1.0/snli_1.0_{file}.jsonl',), _read_snli),
+            FileLayout((f'nli_datasets/snli/{file}.csv',), _read_plain_snli),
         ]
         for split, file in _FILES.items()
     },
     tfds='snli:1.1.0',
     terms='CC BY-SA 4.0: https://nlp.stanford.edu/projects/snli',
-    downloads=(Download('https://nlp.stanford.edu/projects/snli/snli_1.0.zip', _SNLI_SHA256, '', unzip=True),),
+    downloads=(PublishedFile('https://nlp.stanford.edu/projects/snli/snli_1.0.zip', _SNLI_SHA256, '', unzip=True),),
 )
 
 
@@ -96,14 +96,14 @@ def _anli_dataset(number: int) -> Dataset:
         _read_pairs, raw_rows.read_csv, ('context', 'statement', 'gold_label'), names=_ANLI_TEXTS
     )
     splits = single_file_layouts({split: f'anli_v0.1/R{number}/{file}.jsonl' for split, file in _FILES.items()}, read)
-    splits[VALIDATION].append(Layout((f'anli_dev/ANLI_analysis_r{number}_dev.csv',), annotated))
+    splits[VALIDATION].append(FileLayout((f'anli_dev/ANLI_analysis_r{number}_dev.csv',), annotated))
     return Dataset(
         name=f'anli/r{number}',
-        features=texts(*_ANLI_TEXTS, label=INTEGER),
+        features=text_features(*_ANLI_TEXTS, label=INTEGER),
         splits=splits,
         tfds=f'anli/r{number}:0.1.0',
         terms='CC BY-NC 4.0: https://github.com/facebookresearch/anli',
-        downloads=(Download('https://dl.fbaipublicfiles.com/anli/anli_v0.1.zip', _ANLI_SHA256, '', unzip=True),),
+        downloads=(PublishedFile('https://dl.fbaipublicfiles.com/anli/anli_v0.1.zip', _ANLI_SHA256, '', unzip=True),),
     )
 
 
@@ -117,30 +117,33 @@ _CONJUNCTIVE_FILES = {
 }
 _CONJUNCTIVE = Dataset(
     name='conjnli',
-    features=texts('premise', 'hypothesis', label=INTEGER),
+    features=text_features('premise', 'hypothesis', label=INTEGER),
     splits=single_file_layouts(
         {split: f'conjnli/{file}' for split, (file, _) in _CONJUNCTIVE_FILES.items()},
         functools.partial(_read_pairs, raw_rows.read_tsv, ('Premise', 'Hypothesis', 'Label')),
     ),
     terms='MIT: https://github.com/swarnaHub/ConjNLI',
     downloads=tuple(
-        Download(_CONJUNCTIVE_URL.format(file), sha256, 'conjnli') for file, sha256 in _CONJUNCTIVE_FILES.values()
+        PublishedFile(_CONJUNCTIVE_URL.format(file), sha256, 'conjnli') for file, sha256 in _CONJUNCTIVE_FILES.values()
     ),
 )
 
 
-def _abductive_layout(file: str) -> Layout:
-    return Layout((f'abductive_nli/{file}.jsonl', f'abductive_nli/{file}-labels.lst'), _read_abductive)
+def _abductive_layout(file: str) -> FileLayout:
+    return FileLayout((f'abductive_nli/{file}.jsonl', f'abductive_nli/{file}-labels.lst'), _read_abductive)
 
 
 # No download is defined, because the checksum of anli.zip (in storage.googleapis.com/ai2-mosaic) is unknown.
 _ABDUCTIVE = Dataset(
     name='abductive_nli',
-    features=texts(*_HYPOTHESES, label=INTEGER),
+    features=text_features(*_HYPOTHESES, label=INTEGER),
     splits={
         TRAIN: [_abductive_layout('train')],
-        VALIDATION: [_abductive_layout('dev'), Layout(('chaosnli_alphanli/chaosNLI_alphanli.jsonl',), _read_chaosnli)],
-        TEST: [_abductive_layout('test'), Layout(('abductive_nli/test.jsonl',), _read_abductive)],
+        VALIDATION: [
+            _abductive_layout('dev'),
+            FileLayout(('chaosnli_alphanli/chaosNLI_alphanli.jsonl',), _read_chaosnli),
+        ],
+        TEST: [_abductive_layout('test'), FileLayout(('abductive_nli/test.jsonl',), _read_abductive)],
     },
     terms='http://abductivecommonsense.xyz',
 )
@@ -153,7 +156,7 @@ def _classification_task(
 
 
 def _pair_prompt(wording: str, premise: str = 'premise') -> Preprocessor:
-    return prompts.classification(wording, {'hypothesis': 'hypothesis', 'premise': premise}, _LABELS)
+    return prompts.classification_preprocessor(wording, {'hypothesis': 'hypothesis', 'premise': premise}, _LABELS)
 
 
 def _format_labelled_snli(dataset: tf.data.Dataset) -> tf.data.Dataset:
@@ -168,6 +171,9 @@ TASKS = (
     ),
     _classification_task('conj_nli_v001', _CONJUNCTIVE, _pair_prompt('conj_nli')),
     _classification_task(
-        'abductive_nli_v001', _ABDUCTIVE, prompts.classification('abductive_nli', _HYPOTHESES, _CHOICES), _CHOICES
+        'abductive_nli_v001',
+        _ABDUCTIVE,
+        prompts.classification_preprocessor('abductive_nli', _HYPOTHESES, _CHOICES),
+        _CHOICES,
     ),
 )

@@ -29,7 +29,7 @@ _NUMBER = re.compile(r'\s*[-+]?([0-9]+(?:\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?\
 Example = Mapping[str, Any]
 
 
-def classification(
+def classification_preprocessor(
     name: str, features: Sequence[str] | Mapping[str, str], labels: Sequence[str], markup: bool = False
 ) -> Preprocessor:
     """Returns a preprocessor that builds 'NAME feature: text feature: text ...', with the label's name as the target.

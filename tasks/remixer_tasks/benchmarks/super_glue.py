@@ -16,12 +16,12 @@ from remixer_tasks.benchmarks.text_task import (
     TRAIN,
     VALIDATION,
     Dataset,
-    Download,
     Example,
+    PublishedFile,
     Reader,
     TextTask,
     single_file_layouts,
-    texts,
+    text_features,
 )
 
 BOOLEAN_LABELS = ('False', 'True')
@@ -140,16 +140,17 @@ def _correct_span(span: str, index: int, text: str) -> str:
 
 _READERS: dict[str, tuple[Mapping[str, str], Reader]] = {
     **{
-        folder: (texts(*columns, idx=INTEGER, label=INTEGER), functools.partial(_read_rows, columns, names))
+        folder: (text_features(*columns, idx=INTEGER, label=INTEGER), functools.partial(_read_rows, columns, names))
         for folder, (columns, names) in _CLASSIFICATION.items()
     },
     'MultiRC': (
-        texts('paragraph', 'question', 'answer', label=INTEGER)
+        text_features('paragraph', 'question', 'answer', label=INTEGER)
         | dict.fromkeys(('idx/paragraph', 'idx/question', 'idx/answer'), INTEGER),
         _read_multirc,
     ),
     'ReCoRD': (
-        texts('passage', 'query', entities=TEXTS, answers=TEXTS) | dict.fromkeys(('idx/passage', 'idx/query'), INTEGER),
+        text_features('passage', 'query', entities=TEXTS, answers=TEXTS)
+        | dict.fromkeys(('idx/passage', 'idx/query'), INTEGER),
         _read_record,
     ),
     'WSC': (
@@ -173,7 +174,7 @@ def dataset(folder: str) -> Dataset:
         splits=single_file_layouts({split: f'super_glue/{folder}/{name}' for split, name in files.items()}, read),
         tfds=f'super_glue/{_TFDS_CONFIGS.get(folder, folder.lower())}:1.0.2',
         terms='for research, terms of each task: https://super.gluebenchmark.com',
-        downloads=(Download(_URL.format(folder), _SHA256[folder], 'super_glue', unzip=True),),
+        downloads=(PublishedFile(_URL.format(folder), _SHA256[folder], 'super_glue', unzip=True),),
     )
 
 
@@ -195,7 +196,7 @@ def _build_tasks(data: Callable[[str], Dataset], name: str) -> tuple[TextTask, .
     def classification_task(folder: str, *metrics: text_metrics.Metric) -> TextTask:
         task = folder.lower()
         columns, names = _CLASSIFICATION[folder]
-        to_text = prompts.classification(task, columns, names)
+        to_text = prompts.classification_preprocessor(task, columns, names)
         metrics = metrics or (text_metrics.accuracy,)
         return TextTask(name.format(task), data(folder), to_text, prompts.ClassIdPostprocessor(names), metrics)
 
@@ -206,7 +207,9 @@ def _build_tasks(data: Callable[[str], Dataset], name: str) -> tuple[TextTask, .
         TextTask(
             name.format('multirc'),
             data('MultiRC'),
-            prompts.classification('multirc', ('question', 'answer', 'paragraph'), BOOLEAN_LABELS, markup=True),
+            prompts.classification_preprocessor(
+                'multirc', ('question', 'answer', 'paragraph'), BOOLEAN_LABELS, markup=True
+            ),
             prompts.MultiRCPostprocessor(),
             (text_metrics.multirc_f1, text_metrics.multirc_exact_match),
         ),
@@ -215,7 +218,7 @@ def _build_tasks(data: Callable[[str], Dataset], name: str) -> tuple[TextTask, .
             data('ReCoRD'),
             prompts.format_record,
             prompts.postprocess_record,
-            (text_metrics.record,),
+            (text_metrics.record_em_and_f1,),
         ),
         classification_task('RTE'),
         classification_task('WiC'),
@@ -223,7 +226,7 @@ def _build_tasks(data: Callable[[str], Dataset], name: str) -> tuple[TextTask, .
 
 
 def _diagnostic_task(name: str, folder: str, columns: Mapping[str, str], metric: text_metrics.Metric) -> TextTask:
-    to_text = prompts.classification('rte', columns, ENTAILMENT_LABELS)
+    to_text = prompts.classification_preprocessor('rte', columns, ENTAILMENT_LABELS)
     return TextTask(name, dataset(folder), to_text, prompts.ClassIdPostprocessor(ENTAILMENT_LABELS), (metric,))
 
 

@@ -162,7 +162,7 @@ def _em_and_f1(scores: np.ndarray) -> Metrics:
     return {'em': 100 * float(em), 'f1': 100 * float(f1)}
 
 
-def record(targets: Sequence[dict[str, Any]], predictions: Sequence[dict[str, Any]]) -> Metrics:
+def record_em_and_f1(targets: Sequence[dict[str, Any]], predictions: Sequence[dict[str, Any]]) -> Metrics:
     """Computes SQuAD's metrics over ReCoRD's queries, each of which is repeated for every answer but counted once."""
     first: dict[Any, tuple[Texts, str]] = {}
     for target, prediction in zip(targets, predictions, strict=True):

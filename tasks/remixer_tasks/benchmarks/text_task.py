@@ -32,7 +32,7 @@ Preprocessor: TypeAlias = 'Callable[[tf.data.Dataset], tf.data.Dataset]'
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
+class FileLayout:
     """The files of a published split (`paths` are relative to the data folder), and a function that reads them."""
 
     paths: tuple[str, ...]
@@ -40,7 +40,7 @@ class Layout:
 
 
 @dataclasses.dataclass(frozen=True)
-class Download:
+class PublishedFile:
     """A public file and its SHA-256; the file is saved to (or if `unzip`, extracted to) `folder` in the data folder."""
 
     url: str
@@ -63,20 +63,20 @@ class Dataset:
 
     name: str
     features: Mapping[str, str]
-    splits: Mapping[str, Sequence[Layout]]
+    splits: Mapping[str, Sequence[FileLayout]]
     tfds: str | None = None
     terms: str = ''
-    downloads: tuple[Download, ...] = ()
+    downloads: tuple[PublishedFile, ...] = ()
 
 
-def texts(*names: str, **others: str) -> dict[str, str]:
+def text_features(*names: str, **others: str) -> dict[str, str]:
     """Returns a dict of features, in which each of `names` maps to TEXT, and `others` are included as they are."""
     return {**dict.fromkeys(names, TEXT), **others}
 
 
-def single_file_layouts(files: Mapping[str, str], read: Reader) -> dict[str, list[Layout]]:
+def single_file_layouts(files: Mapping[str, str], read: Reader) -> dict[str, list[FileLayout]]:
     """Returns the file layouts of a data set with a single file per split."""
-    return {split: [Layout((path,), read)] for split, path in files.items()}
+    return {split: [FileLayout((path,), read)] for split, path in files.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,7 +149,9 @@ def published_folders(data_dir: str | None = None) -> list[Path]:
     return [*([Path(named).expanduser()] if named else []), cache.cache_root() / 'data']
 
 
-def find_published_files(dataset: Dataset, split: str, data_dir: str | None = None) -> tuple[Layout, list[str]] | None:
+def find_published_files(
+    dataset: Dataset, split: str, data_dir: str | None = None
+) -> tuple[FileLayout, list[str]] | None:
     """Returns the first file layout of a split for which all files exist, and the paths of these files."""
     for folder in published_folders(data_dir):
         for layout in dataset.splits[split]:

@@ -20,11 +20,11 @@ from remixer_tasks.benchmarks.text_task import (
     TRAIN,
     VALIDATION,
     Dataset,
-    Download,
     Example,
+    PublishedFile,
     TextTask,
     single_file_layouts,
-    texts,
+    text_features,
 )
 
 # Replacements for the texts in which span2_index is not the index of the pronoun.
@@ -100,11 +100,11 @@ _DPR_SHA256 = {
 }
 _DPR = Dataset(
     name='dpr_wsc',
-    features=texts('sentence', 'pronoun', candidates=TEXTS, label=INTEGER),
+    features=text_features('sentence', 'pronoun', candidates=TEXTS, label=INTEGER),
     splits=single_file_layouts({TRAIN: 'dpr_wsc/train.c.txt', TEST: 'dpr_wsc/test.c.txt'}, _read_dpr),
     tfds='definite_pronoun_resolution:1.1.0',
     terms='for research: https://www.hlt.utdallas.edu/~vince/data/emnlp12/',
-    downloads=tuple(Download(_DPR_URL.format(name), sha256, 'dpr_wsc') for name, sha256 in _DPR_SHA256.items()),
+    downloads=tuple(PublishedFile(_DPR_URL.format(name), sha256, 'dpr_wsc') for name, sha256 in _DPR_SHA256.items()),
 )
 
 

@@ -17,7 +17,7 @@ from remixer_t5x import temporary
 from remixer_t5x.errors import UserError, suggest_similar_name
 from remixer_tasks import catalogue
 from remixer_tasks.benchmarks import text_task
-from remixer_tasks.benchmarks.text_task import Dataset, Download
+from remixer_tasks.benchmarks.text_task import Dataset, PublishedFile
 from remixer_tasks.files.cache import ProgressNotice
 
 _CHUNK = 1 << 20
@@ -72,7 +72,7 @@ def _describe_splits(dataset: Dataset, origins: dict[str, str | None]) -> list[s
     return [*lines, f'{"terms":<{width}}{dataset.terms}']
 
 
-def _fetch_file(dataset: Dataset, download: Download, folder: Path, source: str | None, name: str) -> bool:
+def _fetch_file(dataset: Dataset, download: PublishedFile, folder: Path, source: str | None, name: str) -> bool:
     """Downloads or copies one file unless its data is already in `folder`; returns whether the file is new."""
     file_name, target = os.path.basename(urllib.parse.urlparse(download.url).path), folder / download.folder
     if download.unzip:
@@ -152,7 +152,7 @@ def _format_megabytes(count: int) -> str:
     return f'{count / 1e6:.1f} MB'
 
 
-def _find_copy(source: Path, name: str, download: Download) -> Path:
+def _find_copy(source: Path, name: str, download: PublishedFile) -> Path:
     """Returns the path of the file `name` in `source` or in its subfolder. Raises UserError if the file is missing."""
     if not source.is_dir():
         raise UserError(f'--from must be a folder, got {source}; use the folder with {name}')
