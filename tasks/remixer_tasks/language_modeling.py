@@ -149,12 +149,15 @@ def segment_length(inputs_length: int, targets_length: int, prefix: Prefix) -> i
 
 
 def min_prefix_length(length: int, prefix: Prefix) -> int:
-    """Returns the minimum number of prefix tokens in a segment of `length` tokens, rounded in float32 as in `split`."""
+    """Returns the minimum number of prefix tokens in a segment of `length` tokens.
+
+    It is rounded in float32, as in `split_at_random_prefix`.
+    """
     share = np.float32(1 - 2 * prefix.density) * np.float32(length - 1)
     return min(length - 1, max(1, round(float(share))))
 
 
-def split(tokens: tf.Tensor, prefix: Prefix, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def split_at_random_prefix(tokens: tf.Tensor, prefix: Prefix, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Splits a segment of [n] int32 ids, n >= 1, into (prefix, rest), without EOS. `seed` has [2] integers."""
     most = tf.size(tokens) - 1
     share = tf.cast(tf.round((1 - 2 * prefix.density) * tf.cast(most, tf.float32)), tf.int32)
@@ -184,7 +187,7 @@ def prefix_lm(
 
     @seqio.map_over_dataset(num_seeds=1)
     def split_segment(tokens, seed):
-        start, rest = split(tokens, prefix, seed)
+        start, rest = split_at_random_prefix(tokens, prefix, seed)
         return {'inputs': tf.concat([front, start, eos], 0), 'targets': tf.concat([rest, eos], 0)}
 
     cut = join_and_split_documents if prefix.join_documents else split_documents

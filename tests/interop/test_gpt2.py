@@ -98,7 +98,7 @@ def test_text_is_split_into_byte_pairs_in_the_order_of_merges(folder):
 def test_words_are_split_like_gpt2s():
     text = "I'll take 25 of  them,\n\n  it's Émile's -- ok?\t"
     words = ['I', "'ll", ' take', ' 25', ' of', ' ', ' them', ',', '\n\n ', ' it', "'s", ' Émile', "'s", ' --', ' ok']
-    assert list(byte_pairs.words(text)) == [*words, '?', '\t']
+    assert list(byte_pairs.split_words(text)) == [*words, '?', '\t']
 
 
 def test_rows_of_several_documents_equal_those_of_transformers(folder):

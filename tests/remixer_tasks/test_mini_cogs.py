@@ -6,34 +6,40 @@ import re
 import pytest
 
 from remixer_tasks import mini_cogs
-from remixer_tasks.mini_cogs import DEEPER, NEW_AGENT, NEW_PASSIVE, make_clause, noun
+from remixer_tasks.mini_cogs import DEEPER, NEW_AGENT, NEW_PASSIVE, make_clause, make_noun_phrase
 
 
 def indefinite_noun(name):
-    return noun(name, definite=False)
+    return make_noun_phrase(name, definite=False)
 
 
-EMMA = noun('Emma')
-CAKE_ON_A_TABLE = mini_cogs.modify_noun(noun('cake'), 'on', indefinite_noun('table'))
-FOX_WAS_FOUND = make_clause(mini_cogs.PASSIVE_WITH_AGENT, 'find', theme=noun('fox'), agent=indefinite_noun('boy'))
+EMMA = make_noun_phrase('Emma')
+CAKE_ON_A_TABLE = mini_cogs.modify_noun(make_noun_phrase('cake'), 'on', indefinite_noun('table'))
+FOX_WAS_FOUND = make_clause(
+    mini_cogs.PASSIVE_WITH_AGENT, 'find', theme=make_noun_phrase('fox'), agent=indefinite_noun('boy')
+)
 GIFT = 'give ( agent Emma , theme cake , recipient * boy )'
 # fmt: off
 WRITTEN_BY_HAND = [
-    (make_clause(mini_cogs.ACTIVE, 'see', agent=noun('girl'), theme=indefinite_noun('cake')),
+    (make_clause(mini_cogs.ACTIVE, 'see', agent=make_noun_phrase('girl'), theme=indefinite_noun('cake')),
      'The girl saw a cake .', 'see ( agent * girl , theme cake )'),
     (make_clause(mini_cogs.ACTIVE, 'hide', agent=EMMA, theme=CAKE_ON_A_TABLE),
      'Emma hid the cake on a table .', 'hide ( agent Emma , theme * cake ( on table ) )'),
     (make_clause(mini_cogs.PASSIVE, 'draw', theme=indefinite_noun('fox')), 'A fox was drawn .', 'draw ( theme fox )'),
-    (make_clause(mini_cogs.PASSIVE_WITH_AGENT, 'draw', theme=noun('fox'), agent=EMMA),
+    (make_clause(mini_cogs.PASSIVE_WITH_AGENT, 'draw', theme=make_noun_phrase('fox'), agent=EMMA),
      'The fox was drawn by Emma .', 'draw ( agent Emma , theme * fox )'),
-    (make_clause(mini_cogs.DOUBLE_OBJECT, 'give', agent=EMMA, recipient=noun('boy'), theme=indefinite_noun('cake')),
+    (make_clause(mini_cogs.DOUBLE_OBJECT, 'give', agent=EMMA, recipient=make_noun_phrase('boy'),
+                 theme=indefinite_noun('cake')),
      'Emma gave the boy a cake .', GIFT),
-    (make_clause(mini_cogs.TO_DATIVE, 'give', agent=EMMA, theme=indefinite_noun('cake'), recipient=noun('boy')),
+    (make_clause(mini_cogs.TO_DATIVE, 'give', agent=EMMA, theme=indefinite_noun('cake'),
+                 recipient=make_noun_phrase('boy')),
      'Emma gave a cake to the boy .', GIFT),
-    (make_clause(mini_cogs.PASSIVE_DATIVE, 'send', theme=noun('letter'), recipient=noun('Noah')),
+    (make_clause(mini_cogs.PASSIVE_DATIVE, 'send', theme=make_noun_phrase('letter'),
+                 recipient=make_noun_phrase('Noah')),
      'The letter was sent to Noah .', 'send ( theme * letter , recipient Noah )'),
-    (make_clause(mini_cogs.INTRANSITIVE, 'sleep', agent=noun('dog')), 'The dog slept .', 'sleep ( agent * dog )'),
-    (make_clause(mini_cogs.UNACCUSATIVE_CLAUSE, 'break', theme=noun('vase')),
+    (make_clause(mini_cogs.INTRANSITIVE, 'sleep', agent=make_noun_phrase('dog')),
+     'The dog slept .', 'sleep ( agent * dog )'),
+    (make_clause(mini_cogs.UNACCUSATIVE_CLAUSE, 'break', theme=make_noun_phrase('vase')),
      'The vase broke .', 'break ( theme * vase )'),
     (make_clause(mini_cogs.EMBEDDED, 'say', agent=EMMA, ccomp=FOX_WAS_FOUND),
      'Emma said that the fox was found by a boy .', 'say ( agent Emma , ccomp find ( agent boy , theme * fox ) )'),
@@ -43,7 +49,7 @@ WRITTEN_BY_HAND = [
 
 @pytest.mark.parametrize(('clause', 'sentence', 'form'), WRITTEN_BY_HAND, ids=[row[1] for row in WRITTEN_BY_HAND])
 def test_clauses_have_the_sentences_and_logical_forms_written_by_hand(clause, sentence, form):
-    assert mini_cogs.pair(clause) == mini_cogs.Pair(sentence, form)
+    assert mini_cogs.make_pair(clause) == mini_cogs.Pair(sentence, form)
 
 
 @pytest.fixture(scope='module')

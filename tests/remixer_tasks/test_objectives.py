@@ -37,7 +37,7 @@ def test_prefixes_equal_those_of_t5():
     assert len(T5['prefix_lm']) == 24
     for case in T5['prefix_lm']:
         tokens, prefix = tf.constant(random_tokens(case['size'])), language_modeling.Prefix(case['density'])
-        start, rest = language_modeling.split(tokens, prefix, case['seed'])
+        start, rest = language_modeling.split_at_random_prefix(tokens, prefix, case['seed'])
         assert (start.numpy().tolist(), rest.numpy().tolist()) == (case['inputs'], case['targets'])
 
 
@@ -235,7 +235,8 @@ def test_the_targets_of_a_prefix_lm_fit_with_eos(density, targets):
     @tf.function
     def target_sizes():
         return tf.map_fn(
-            lambda seed: tf.size(language_modeling.split(tokens, prefix, tf.stack([seed, 1]))[1]), tf.range(500)
+            lambda seed: tf.size(language_modeling.split_at_random_prefix(tokens, prefix, tf.stack([seed, 1]))[1]),
+            tf.range(500),
         )
 
     assert tf.reduce_max(target_sizes()).numpy() + 1 in (targets - 1, targets)

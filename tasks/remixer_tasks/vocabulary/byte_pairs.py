@@ -48,7 +48,7 @@ def _character_class(character: str) -> str:
     return {'L': 'L', 'N': 'N'}.get(unicodedata.category(character)[0], 'O')
 
 
-def words(text: str) -> Iterator[str]:
+def split_words(text: str) -> Iterator[str]:
     classes, position = ''.join(map(_character_class, text)), 0
     while position < len(text):
         word = _CONTRACTION.match(text, position) or _WORD.match(classes, position)
@@ -148,9 +148,9 @@ class BytePairs(Vocabulary):
             if part in added:
                 ids.append(added[part] + 1)
                 continue
-            for word in words(part):
+            for word in split_words(part):
                 spelled = ''.join(letters[byte] for byte in word.encode())
-                ids += [pieces.get(piece, self.end_id) + 1 for piece in self._merge(spelled)]
+                ids += [pieces.get(piece, self.end_id) + 1 for piece in self._merge_pairs(spelled)]
         return ids
 
     def huggingface_ids(self, text: str) -> list[int]:
@@ -162,7 +162,7 @@ class BytePairs(Vocabulary):
         return tokenizer_files.make_token_splitter(self._file_contents[2])
 
     @functools.lru_cache(maxsize=2**16)  # noqa: B019 (a vocabulary lives as long as its process)
-    def _merge(self, word: str) -> list[str]:
+    def _merge_pairs(self, word: str) -> list[str]:
         """Splits a word into pieces in O(n log n), with linked lists and a heap of pairs ordered by rank."""
         ranks, parts = self._file_contents[1], list(word)
         before, after = list(range(-1, len(word) - 1)), list(range(1, len(word) + 1))
