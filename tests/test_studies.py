@@ -69,15 +69,15 @@ def test_toy_task_rows_follow_the_papers_description(studies, length):
 
 def test_records_ignore_an_incomplete_line(studies, tmp_path):
     file = tmp_path / 'deeper' / 'results.jsonl'
-    records = studies.records.Records(file)
-    records.add({'a': 1, 'b': 2}, {'x': 0.5})
+    records = studies.records.ResultsFile(file)
+    records.append_result({'a': 1, 'b': 2}, {'x': 0.5})
     line = file.read_text()
     for cut in range(1, len(line)):
         file.write_text(line + line[:cut].replace('0.5', '0.7'))
-        reopened = studies.records.Records(file)
+        reopened = studies.records.ResultsFile(file)
         assert reopened.find_result({'b': 2, 'a': 1})['x'] in (0.5, 0.7)
-        reopened.add({'a': 2, 'b': 2}, {'x': 1.5})
-        last = studies.records.Records(file)
+        reopened.append_result({'a': 2, 'b': 2}, {'x': 1.5})
+        last = studies.records.ResultsFile(file)
         assert last.find_result({'a': 2, 'b': 2}) == {'x': 1.5} and last.find_result({'a': 1, 'b': 2})
         assert last.ignored == (cut < len(line) - 1)
 

@@ -37,7 +37,7 @@ def build_scaled_model(name: str, width: int, base_width: int | None, layers: in
     return build_model(f'models/{name}.gin', 'sizes/tiny.gin', **macros)
 
 
-def batches(rows: int, seed: int = 0) -> Iterator[Mapping[str, jax.Array]]:
+def generate_batches(rows: int, seed: int = 0) -> Iterator[Mapping[str, jax.Array]]:
     """Yields batches of a synthetic task, in which targets are the first input tokens in reverse order."""
     rng = np.random.default_rng(seed)
     while True:
@@ -84,7 +84,7 @@ def rms_slopes_by_width(
     name: str, widths: Sequence[int], base_width: int | None, rate: float, steps: int
 ) -> dict[str, float]:
     """Returns the slope of log RMS against log width, for each layer and the logits, after `steps` training steps."""
-    batch = next(batches(2))
+    batch = next(generate_batches(2))
     values = []
     for width in widths:
         model = build_scaled_model(name, width, base_width)
@@ -115,7 +115,7 @@ def main() -> None:
                 fitted = rms_slopes_by_width(name, widths, base_width, args.rate, args.steps or 10)
                 print(f'{name:20s} {label:9s}', '  '.join(f'{key} {slope:+.3f}' for key, slope in fitted.items()))
                 continue
-            data = [batch for batch, _ in zip(batches(32), range(args.steps or 200), strict=False)]
+            data = [batch for batch, _ in zip(generate_batches(32), range(args.steps or 200), strict=False)]
             for width in widths:
                 model = build_scaled_model(name, width, base_width)
                 losses = {

@@ -122,7 +122,7 @@ def measure_missing_lengths(records: ResultsFile, args: argparse.Namespace) -> N
     print(f'{len(cells)} measurements, {len(cells) - len(missing)} already done', flush=True)
     for number, cell in enumerate(missing, 1):
         result = measure_cell(*cell, args)
-        records.add(cell_settings(*cell, args), result)
+        records.append_result(cell_settings(*cell, args), result)
         time_taken = 'too large' if result['forward'] is None else f'{1e3 * result["forward"]:.3f} ms'
         print(f'{number:3d} of {len(missing)}  {cell[0]} {cell[1]} at {cell[2]:,}: {time_taken}', flush=True)
 

@@ -131,7 +131,7 @@ def train_missing_models(records: ResultsFile, args: argparse.Namespace, setting
     print(f'{len(cells)} runs, {len(cells) - len(missing)} already done', flush=True)
     for number, (mixer, examples, seed) in enumerate(missing, 1):
         result = train_and_test(mixer, examples, seed, settings)
-        records.add(cell_settings(mixer, examples, seed, settings), result)
+        records.append_result(cell_settings(mixer, examples, seed, settings), result)
         print(
             f'{number:3d} of {len(missing)}  {mixer:12s}{examples:>8,} examples, seed {seed}: '
             f'test {result["test_mse"]:.3f}, training {result["train_mse"]:.3f}, {result["seconds"]:.0f} s',

@@ -36,7 +36,7 @@ class ResultsFile:
         """Returns the result of `cell`, or None if it is not finished."""
         return self._results.get(_cell_key(cell))
 
-    def add(self, cell: Cell, result: Mapping[str, Any]) -> None:
+    def append_result(self, cell: Cell, result: Mapping[str, Any]) -> None:
         """Appends a result to the file."""
         self._file.parent.mkdir(parents=True, exist_ok=True)
         # Starts a new line if the last line is incomplete.

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from remixer_t5x import build_model
-from scripts.studies import liveness
+from scripts.studies import sublayer_ablation
 from tests.support.paths import CONFIGS
 
 MODELS = sorted(path.stem for path in (CONFIGS / 'models').glob('*.gin'))
@@ -18,17 +18,17 @@ PUBLISHED = {'EMBED_DIM': 768, 'MLP_DIM': 3072, 'NUM_HEADS': 12, 'HEAD_DIM': 64}
 SIZES |= {'NUM_ENCODER_LAYERS': 2, 'NUM_DECODER_LAYERS': 2, 'VOCAB_SIZE': VOCAB, 'REMAT_POLICY': None}
 
 
-def compute_effects(model: str, dtype: str, **macros: str) -> dict[liveness.SublayerKind, float]:
+def compute_effects(model: str, dtype: str, **macros: str) -> dict[sublayer_ablation.SublayerKind, float]:
     rng = np.random.default_rng(0)
     inputs, targets = (rng.integers(1, VOCAB, (2, n)).astype(np.int32) for n in (LENGTH, TARGETS))
     inputs[1, -4:] = 0
     sizes = SIZES | (PUBLISHED if model in STACKS else {})
-    return liveness.ablation_effects(
+    return sublayer_ablation.ablation_effects(
         build_model(f'models/{model}.gin', 'sizes/tiny.gin', **sizes, DTYPE=dtype, **macros), inputs, targets
     )
 
 
-def too_small(effects: dict[liveness.SublayerKind, float]) -> list[liveness.SublayerKind]:
+def too_small(effects: dict[sublayer_ablation.SublayerKind, float]) -> list[sublayer_ablation.SublayerKind]:
     """Returns the sublayers with an effect below 0.05 or NaN. Rounding to bfloat16 alone has an effect of 0.01."""
     return [sublayer for sublayer, effect in effects.items() if not effect >= 0.05]
 

@@ -1,7 +1,7 @@
 """Measures the effect of each kind of sublayer on the output of its stack at initialization, for all models.
 
-    python scripts/studies/liveness.py
-    python scripts/studies/liveness.py --models=fnet --layout=@layer.PreNorm
+    python scripts/studies/sublayer_ablation.py
+    python scripts/studies/sublayer_ablation.py --models=fnet --layout=@layer.PreNorm
 
 For each stack and kind of sublayer, prints the relative change of the stack's output if these sublayers output zero
 in all layers. If the outputs of a sublayer are small compared to the residual stream, the sublayer has almost no
