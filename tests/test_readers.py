@@ -10,8 +10,8 @@ ROOT = pathlib.Path(__file__).parents[1]
 # Functions by the reason why they may read a file without `untrusted_files`. Paths are relative to the packages.
 REASONS = {
     'trusted, see docs/faults.md': """
-        data/task_vocabulary.py::_write_files cli/info/settings.py::_all_macros
-        interop/huggingface/pytorch_export.py::read_code config/files.py::<module> config/files.py::shipped
+        data/task_vocabulary.py::_write_vocabulary_files cli/info/settings.py::_all_macros
+        interop/huggingface/pytorch_export.py::read_code config/files.py::<module> config/files.py::shipped_files
         config/files.py::read config/user_modules.py::imported_modules extras/reproduce/tables.py::read_papers
         data/pipeline.py::require_cache interop/shared_folder.py::importable_code
         remixer_tasks/caching.py::read_cached_splits remixer_tasks/caching.py::read_completed
@@ -19,17 +19,17 @@ REASONS = {
     'written by this process': """
         data/task_vocabulary.py::save_vocabulary checkpoints/durable.py::commit_checkpoint
         extras/forecast/hlo_costs.py::_cost_estimate extras/reports/sweep.py::_last_line
-        evaluate/checkpoint_evaluation.py::write data/stream.py::capture train/hooks.py::_upload
+        evaluate/checkpoint_evaluation.py::write data/stream.py::capture train/hooks.py::_upload_trace
         devices/collectives.py::check_same_on_processes
     """,
     'opened but not read': """
         cli/console.py::protect_streams cli/process_flags.py::_code_digests interop/t5x/checkpoint.py::_write_array
         run_folder/trackers.py::_run_calls temporary.py::_open_and_lock temporary.py::_remove_abandoned_entries
-        temporary.py::sync
+        temporary.py::sync_to_disk
     """,
     'validated by untrusted_files; tests/interop and tests/checkpoints test damaged files': """
         checkpoints/untrusted.py::_read_array_metadata interop/huggingface/t5_tokenizer.py::_read_pieces
-        interop/huggingface/t5_tokenizer.py::write interop/t5x/checkpoint.py::_open_msgpack
+        interop/huggingface/t5_tokenizer.py::write_t5_tokenizer interop/t5x/checkpoint.py::_open_msgpack
         interop/t5x/checkpoint.py::_read_leaf
     """,
     'data that is read in bounded memory; tests/remixer_tasks tests damaged files': """

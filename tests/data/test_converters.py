@@ -78,7 +78,7 @@ def test_every_model_type_has_a_batch_format():
 @pytest.mark.parametrize(
     ('model_type', 'lengths', 'words'),
     [('encoder_decoder', {'targets': 8}, 'inputs and targets, as in'),
-     ('decoder_only', {'inputs': 8}, "of targets, as in {'targets': 512}, or inputs and targets")],
+     ('decoder_only', {'inputs': 8}, "for targets, as in {'targets': 512}, or inputs and targets")],
 )  # fmt: skip
 def test_unsupported_features_raise_an_error(model_type, lengths, words):
     with pytest.raises(UserError, match=words):

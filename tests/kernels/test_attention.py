@@ -98,7 +98,7 @@ def test_a_kernel_equals_the_formula_with_gradients(case, platform, monkeypatch)
     by_distance = jnp.asarray(rng.normal(size=(heads, 2 * queries - 1)), jnp.float32)
 
     # Queries without a key have no loss, because the formula's additive mask passes their gradient through.
-    has_key = jnp.any(visibility.mask(), axis=-1)[:, 0, :, None, None]
+    has_key = jnp.any(visibility.build_mask(), axis=-1)[:, 0, :, None, None]
     direction *= has_key
 
     def value_and_gradients(attention):

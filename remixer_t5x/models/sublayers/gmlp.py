@@ -229,7 +229,7 @@ def _mask_weights(weights: jax.Array, ctx: SequenceContext) -> jax.Array:
 
     If the hidden units were masked instead, XLA:GPU would merge the batch into one matmul and transpose the units.
     """
-    return jnp.where(sequence_visibility(ctx).mask()[:, 0], weights, 0.0)
+    return jnp.where(sequence_visibility(ctx).build_mask()[:, 0], weights, 0.0)
 
 
 class GMLP(nn.Module):

@@ -216,7 +216,7 @@ class LearnedMixing(nn.Module):
         """Mixes rows that are packed or have a prefix, with separate [length, length] weights for each row."""
         weights = weights.astype(hidden.dtype)
         placed = gather_by_positions(weights, ctx.positions) if ctx.packed else weights
-        weights = jnp.where(sequence_visibility(ctx).mask()[:, 0], placed, 0).astype(jnp.float32)
+        weights = jnp.where(sequence_visibility(ctx).build_mask()[:, 0], placed, 0).astype(jnp.float32)
         weights = weights * _safe_inverse(jnp.sum(weights, axis=-1, keepdims=True))
         weights = nn.Dropout(self.dropout_rate)(weights, deterministic=ctx.deterministic)
         return jnp.einsum('bqk,bkf->bqf', weights.astype(hidden.dtype), hidden)
