@@ -56,7 +56,7 @@ class StepSpec:
         return next(iter(self.batch.values())).shape[0]
 
     @functools.cached_property
-    def plan(self) -> train_state.StatePlan:
+    def state_plan(self) -> train_state.StatePlan:
         """The shapes and shardings of the train state, cached because tracing the model takes seconds."""
         shapes = {name: array.shape for name, array in self.batch.items()}
         return train_state.plan_train_state(self.model, self.optimizer, shapes, self.partitioner)
@@ -110,17 +110,17 @@ def compile_step(step: StepSpec, for_analysis: bool = True) -> jax.stages.Compil
     step.partitioner.check_batch_size(step.rows, step.microbatches)
     function = train_step.make_train_step(
         step.model,
-        step.plan.tx,
+        step.state_plan.tx,
         microbatches=step.microbatches,
         loss_normalizing_factor=step.loss_normalizing_factor,
         dropout=step.dropout,
         trainable=getattr(step.optimizer, 'trainable', None),
     )
-    jitted = train_step.jit_train_step(function, step.plan.shardings, step.partitioner, donate=True)
+    jitted = train_step.jit_train_step(function, step.state_plan.shardings, step.partitioner, donate=True)
     device = step.partitioner.mesh.devices.flat[0]
     options = _COMPILER_OPTIONS.get(device.platform, {}) if for_analysis else {}
     options = {**options, **compiler_options.training_options(step.xla_options, device)}
-    return compiler_options.compile_with_options(jitted.lower(step.plan.abstract, step.sharded_batch()), options)
+    return compiler_options.compile_with_options(jitted.lower(step.state_plan.abstract, step.sharded_batch()), options)
 
 
 def read_memory_usage(step: StepSpec, program: jax.stages.Compiled) -> StepMemory:
@@ -142,7 +142,7 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def _input_bytes(step: StepSpec) -> dict[str, int]:
-    state = step.plan.abstract
+    state = step.state_plan.abstract
     return dict(
         parameters=bytes_per_device(state.params),
         optimizer_state=bytes_per_device((state.step, state.opt_state, state.usual_loss)),
@@ -215,13 +215,13 @@ def search_memory_savings(
     def use_adafactor(step: StepSpec, memory: StepMemory) -> SettingChange | None:
         changed = dataclasses.replace(step, optimizer=adafactor)
         # Skip the compilation if the optimizer state would not shrink, for example if the step already uses Adafactor.
-        if bytes_per_device(changed.plan.abstract.opt_state) > 0.9 * memory.optimizer_state:
+        if bytes_per_device(changed.state_plan.abstract.opt_state) > 0.9 * memory.optimizer_state:
             return None
         return SettingChange('--gin_file', 'optimizers/adafactor.gin', changed)
 
     state_is_too_large = 2 * memory.parameters + memory.optimizer_state > available
-    state_first = (_double_fsdp, use_adafactor, _double_microbatches, full_remat, _halve_batch)
-    activations_first = (_double_microbatches, full_remat, _double_fsdp, _halve_batch, use_adafactor)
+    state_first = (_double_fsdp_size, use_adafactor, _double_microbatches, full_remat, _halve_batch)
+    activations_first = (_double_microbatches, full_remat, _double_fsdp_size, _halve_batch, use_adafactor)
     for make_change in state_first if state_is_too_large else activations_first:
         for _ in range(_MAX_REPETITIONS):
             change = make_change(step, memory)
@@ -246,7 +246,7 @@ def _double_microbatches(step: StepSpec, memory: StepMemory) -> SettingChange | 
     return SettingChange('--gin.MICROBATCHES', microbatches, dataclasses.replace(step, microbatches=microbatches))
 
 
-def _double_fsdp(step: StepSpec, memory: StepMemory) -> SettingChange | None:
+def _double_fsdp_size(step: StepSpec, memory: StepMemory) -> SettingChange | None:
     data, fsdp, tensor = step.partitioner.mesh.shape.values()
     if data % 2:
         return None

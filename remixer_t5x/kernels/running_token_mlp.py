@@ -1,4 +1,4 @@
-"""A causal MLP along the tokens of an example: `y_t = w_out[t] . gelu(c_t A_t)`, `A_t = sum_{j <= t} w_in[j] (x) v[j]`.
+"""A causal MLP over the tokens of an example: `y_t = w_out[t] . gelu(c_t A_t)`, `A_t = sum_{j <= t} w_in[j] (x) v[j]`.
 
 The output of a token depends on the preceding tokens only through the state A [heads, hidden, features], a sum of
 outer products. Storing A for every token would take too much memory, so the backward pass recomputes A one block at a

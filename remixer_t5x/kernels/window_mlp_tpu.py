@@ -140,7 +140,7 @@ def _backward(operands: _Operands, gradient: jax.Array) -> tuple[jax.Array, ...]
         interpret=interprets_kernels(),
         name='window_mlp_backward',
     )(operands.tokens, operands, gradient)
-    # Add each token's gradients as a token of the previous block and of the current block.
+    # Each token is read twice, in the previous block and in the current block: add both gradients.
     earlier = jnp.pad(before[:, BLOCK:], ((0, 0), (0, BLOCK), (0, 0)))
     return (earlier + current).astype(operands.tokens.dtype), weights[None], bias.sum(axis=-1)[None], out.sum(axis=-1)
 

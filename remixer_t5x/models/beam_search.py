@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from remixer_t5x import ranges
 from remixer_t5x.kernels.compile_target import on_single_cpu
-from remixer_t5x.models.decoding import Cache, Decoded, Generation, top_values
+from remixer_t5x.models.decoding import Cache, DecodingResult, Generation, top_values
 from remixer_t5x.models.logits_processors import LogitsOptions
 
 # Maps the length of a sequence, including its end token, to the positive divisor of its score.
@@ -114,7 +114,7 @@ class BeamSearch(LogitsOptions):
     length_penalty: LengthPenalty = PowerPenalty()
     stop: Callable[..., jax.Array] = continue_until_settled
 
-    def __call__(self, generation: Generation, rng: jax.Array | None = None) -> Decoded:
+    def __call__(self, generation: Generation, rng: jax.Array | None = None) -> DecodingResult:
         cache = generation.allocate(self.beams)
         # A leaf of the cache has rows for each beam if its shape depends on the number of beams.
         larger = jax.eval_shape(lambda: generation.allocate(2 * self.beams))
@@ -129,7 +129,7 @@ class BeamSearch(LogitsOptions):
 
         state = jax.lax.while_loop(should_continue, run_step, self._initial_state(generation, cache))
         tokens, scores = state.finished
-        return Decoded(jnp.where(jnp.isneginf(scores)[..., None], 0, tokens), scores)
+        return DecodingResult(jnp.where(jnp.isneginf(scores)[..., None], 0, tokens), scores)
 
     def _initial_state(self, generation: Generation, cache: Cache) -> _SearchState:
         batch = generation.batch

@@ -1,6 +1,6 @@
 """The decoder interface, greedy decoding and stop strings.
 
-A decoder is a frozen dataclass that implements `(generation, rng) -> Decoded`: `Greedy`, `sampling.Sampling` or
+A decoder is a frozen dataclass that implements `(generation, rng) -> DecodingResult`: `Greedy`, `sampling.Sampling` or
 `beam_search.BeamSearch`. The samples or beams of a sequence are adjacent rows, which share the encoder output.
 """
 
@@ -18,7 +18,7 @@ from remixer_t5x.models.logits_processors import LogitsOptions, LogitsProcessor
 Cache = Any
 
 
-class Decoded(NamedTuple):
+class DecodingResult(NamedTuple):
     """Generated tokens and their scores.
 
     Attributes:
@@ -143,8 +143,8 @@ class Generation:
         return jnp.repeat(self.prompt, rows_per_sequence, axis=0)
 
 
-# Function (generation, rng) -> Decoded; only sampling decoders use the PRNG key `rng`.
-Decoder = Callable[[Generation, jax.Array | None], Decoded]
+# Function (generation, rng) -> DecodingResult; only sampling decoders use the PRNG key `rng`.
+Decoder = Callable[[Generation, jax.Array | None], DecodingResult]
 
 
 class DecodingState(NamedTuple):
@@ -171,10 +171,10 @@ class RowDecoder(LogitsOptions):
         """Returns a function (processed logits [rows, vocab], index of the next token) -> next tokens [rows]."""
         raise NotImplementedError
 
-    def __call__(self, generation: Generation, rng: jax.Array | None = None) -> Decoded:
+    def __call__(self, generation: Generation, rng: jax.Array | None = None) -> DecodingResult:
         rows = self.generate_until(generation, self.start(generation), generation.max_length, rng)
         shape = generation.batch, self.rows_per_sequence
-        return Decoded(rows.tokens.reshape(*shape, generation.max_length), rows.scores.reshape(shape))
+        return DecodingResult(rows.tokens.reshape(*shape, generation.max_length), rows.scores.reshape(shape))
 
     def start(self, generation: Generation) -> DecodingState:
         """Returns the initial decoding state, with an allocated cache."""

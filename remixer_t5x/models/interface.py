@@ -180,7 +180,7 @@ class GenerativeModel(Model):
         decoder: decoding.Decoder = _GREEDY,
         rng: jax.Array | None = None,
         stop_strings: StopStrings | None = None,
-    ) -> decoding.Decoded:
+    ) -> decoding.DecodingResult:
         """Generates n sequences per row: tokens [batch, n, max_decode_length] and scores [batch, n].
 
         Args:

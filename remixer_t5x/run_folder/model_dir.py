@@ -36,7 +36,7 @@ def absolute_path(path: str | os.PathLike[str]) -> epath.Path:
         return epath.Path(os.path.abspath(os.path.expanduser(text)))
     if not text.startswith(object_store.GOOGLE_SCHEME):
         scheme = text.partition('://')[0]
-        raise UserError(f'{text} must be a local folder or in gs://, got {scheme}://; use gs://bucket/folder')
+        raise UserError(f'{text} must be a local path or a gs:// path, got {scheme}://; use gs://bucket/folder')
     return epath.Path(text)
 
 

@@ -1,6 +1,6 @@
 """Times our decoding and Hugging Face's `generate` with the same shapes, and prints tokens/s and the ratio.
 
-    python scripts/benchmarks/decode.py                       # T5.1.1 small, greedy and 4 beams, and PyTorch
+    python scripts/benchmarks/decode.py                       # T5.1.1 small and PyTorch, greedy and with 4 beams
     python scripts/benchmarks/decode.py --models remixer --size tiny --peer none
 
 Each call encodes a batch of random tokens and generates `--outputs` tokens for each sequence; no sequence ends early.

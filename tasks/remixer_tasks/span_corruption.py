@@ -213,7 +213,7 @@ def replace_runs(tokens: tf.Tensor, mask: tf.Tensor, last_id: int) -> tf.Tensor:
 
 
 def _limit_runs(mask: tf.Tensor, sentinel_count: int) -> tf.Tensor:
-    """Unmasks later runs, so that at most `sentinel_count` runs of False and of True remain."""
+    """Clears `mask` from its False span number `sentinel_count` on, so that there are sentinels for all spans."""
     visible_starts = ~mask & tf.concat([[True], mask[:-1]], 0)
     return mask & (tf.cumsum(tf.cast(visible_starts, tf.int32)) < sentinel_count)
 

@@ -76,7 +76,7 @@ def compiled_steps(monkeypatch):
 
     def forecast(step, hardware):
         steps.append(step)
-        parameters = sum(array.size for array in jax.tree.leaves(step.plan.abstract.params))
+        parameters = sum(array.size for array in jax.tree.leaves(step.state_plan.abstract.params))
         program = compiled_program.parse_program(PRODUCT)
         program = dataclasses.replace(program, kernels=program.kernels * (parameters // 10**6))
         bound = roofline.compute_step_bound(program, roofline.find_machine('h100'), [0])

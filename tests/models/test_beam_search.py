@@ -46,7 +46,7 @@ def assert_equals_exhaustive(actual, log_probabilities, penalty):
 
 
 def compile_search(length, beams, penalty=PowerPenalty, stop=beam_search.continue_until_settled):
-    """Returns a compiled beam search (tables, alpha) -> Decoded."""
+    """Returns a compiled beam search (tables, alpha) -> DecodingResult."""
 
     @jax.jit
     def search(tables, alpha):

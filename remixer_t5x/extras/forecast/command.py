@@ -90,7 +90,7 @@ def measure_step(step: StepSpec) -> float:
         name: jax.device_put(np.ones(array.shape, array.dtype), array.sharding)
         for name, array in step.sharded_batch().items()
     }
-    state, seconds = step.plan.create(jax.random.key(0)), []
+    state, seconds = step.state_plan.create(jax.random.key(0)), []
     for _ in range(_MEASURED_STEPS + 2):
         start = time.perf_counter()
         state, metrics = program(state, batch)

@@ -124,7 +124,7 @@ def _iterate_operations(
                 list(_iterate_operations(program, branch, num_runs, devices, loop))
                 for branch in instruction.branch_computations()
             )
-            yield from max(branches, key=_total_work)
+            yield from max(branches, key=_sum_flops_and_bytes)
         elif instruction.op in ('call', 'async-start'):
             called = instruction.called_computation('to_apply') or instruction.called_computation()
             yield from _iterate_operations(program, called, num_runs, devices, loop)
@@ -135,7 +135,7 @@ def _iterate_operations(
             yield _build_kernel(instruction, computation, program, num_runs, loop)
 
 
-def _total_work(runs: list[Kernel | Collective]) -> float:
+def _sum_flops_and_bytes(runs: list[Kernel | Collective]) -> float:
     """Returns the sum of all bytes and FLOPs, which is used to find the most expensive branch of a conditional."""
     return sum(
         run.num_runs * (run.bytes + run.flops.total() if isinstance(run, Kernel) else run.bytes_sent) for run in runs

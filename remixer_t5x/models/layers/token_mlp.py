@@ -94,7 +94,7 @@ def sum_outer_products(w_in: jax.Array, value: jax.Array, mask: jax.Array | None
         total = jnp.einsum('bnhk,bnhf->bhkf', w_in, value, preferred_element_type=jnp.float32)
         return checkpoint_name(total, ATTENTION_OUTPUT)
     # Accelerators accumulate in float32 in any case. If the result has the dtype of the operands, the backward pass
-    # also multiplies in this dtype. The result has no checkpoint name: recomputing it is faster than saving it.
+    # also multiplies in this dtype. The result is not passed to `checkpoint_name`: recomputing is faster than saving.
     if _can_drop_heads_axis(w_in):
         total = jnp.einsum('bnk,bnf->bkf', w_in[:, :, 0], value[:, :, 0])[:, None]
     else:

@@ -142,7 +142,7 @@ def spatial_weights(params: Mapping[str, Any], lengths: Mapping[str, int]) -> li
 
 
 def _toeplitz_matrix(values: np.ndarray, length: int, causal: bool) -> np.ndarray:
-    """Expands weights w by distance to a matrix W[i, j] = w[j - i].
+    """Expands per-distance weights w into the matrix W[i, j] = w[j - i].
 
     `values` starts at the most negative distance; in a decoder, it ends at distance 0.
     """
