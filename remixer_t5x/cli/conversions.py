@@ -76,11 +76,11 @@ def restore_params(args: argparse.Namespace, model: Model, vocabulary: Any) -> A
 
 def check_params_equal(before: Any, after: Any, output: str | os.PathLike[str]) -> None:
     """Raises UserError unless two parameter trees are bit-identical."""
-    check_no_difference(safetensors_files.first_difference(before, after), output)
+    check_params_are_equal(safetensors_files.first_difference(before, after), output)
     print_line('check', 'all parameters in the output are bit-identical to the input')
 
 
-def check_no_difference(name: str | None, output: str | os.PathLike[str]) -> None:
+def check_params_are_equal(name: str | None, output: str | os.PathLike[str]) -> None:
     """Raises UserError if an array in `output` differs from the input; `name` is its name, or None if all are equal."""
     if name:
         raise UserError(f'{name} in {output} differs from the input; do not use the output, and report the problem')
@@ -268,7 +268,7 @@ def convert_to_model_dir(args: argparse.Namespace) -> None:
     # Loads the gin file in the same way as other commands.
     model: Any = build_model(str(target / model_dir.CONVERTED))
     params = saved_params.restore_params(str(target), abstract_params(model), record)
-    check_no_difference(source.first_difference(params), target)
+    check_params_are_equal(source.first_difference(params), target)
     print_line('check', 'all weights in the output equal those in the input')
     _compare_with_reference(source, model, params, vocabulary)
 
@@ -309,7 +309,7 @@ def export_transformers_model(args: argparse.Namespace, model: Any, vocabulary: 
     print_line('wrote', f'{folder}, {dtype}')
     print_line('tokenizer', family.write_tokenizer(vocabulary, folder))
     params, source = safetensors_files.round_params(params, dtype), folders.open_model_folder(str(folder))
-    check_no_difference(source.first_difference(params, runs), folder)
+    check_params_are_equal(source.first_difference(params, runs), folder)
     print_line('check', 'all weights, read back from the output, equal those written')
     _compare_with_reference(source, model, params, vocabulary)
 

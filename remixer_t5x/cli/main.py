@@ -171,7 +171,7 @@ class _Parser(argparse.ArgumentParser):
     """Argument parser that raises UserError for invalid flags."""
 
     def error(self, message: str):
-        # Removes the padding of the placeholder COMMAND, which aligns the help.
+        # Remove the spaces after COMMAND, which align the columns of the help.
         message = re.sub(r'(?<=COMMAND) +', '', message)
         raise UserError(f'{message}; see {self.prog} --help')
 

@@ -143,7 +143,7 @@ def get_formats(model_type: str) -> tuple[BatchFormat, ...]:
 
 
 def select_format(model_type: str, lengths: Any) -> BatchFormat:
-    """Returns the batch format with the features in `lengths`. Raises UserError if no format has these features."""
+    """Returns the batch format whose features are the keys of `lengths`. Raises UserError if there is none."""
     formats = get_formats(model_type)
     if isinstance(lengths, Mapping) and all(type(length) is int and length > 0 for length in lengths.values()):
         for candidate in formats:

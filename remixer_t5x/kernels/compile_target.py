@@ -51,7 +51,7 @@ def target_platform() -> str:
 
 
 def is_cross_compiling() -> bool:
-    """Returns whether programs are traced for another device, within `compiling_for`."""
+    """Returns whether the caller runs inside `compiling_for`, which traces programs for another device."""
     return _COMPILE_TARGET.get().platform is not None
 
 

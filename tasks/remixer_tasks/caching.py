@@ -54,7 +54,7 @@ def cache_task(
     Raises UserError if the existing cache has a different `note` about the vocabulary.
     """
     path = cache_folder(task, directory)
-    before = read_completed(path)
+    before = read_completion_note(path)
     if before is None:
         write_cache(task, directory, note, shards, beam_options)
         return [
@@ -67,7 +67,7 @@ def cache_task(
     return [f'{task.name} is already cached in {path}, {examples:,} examples; to recreate it, delete that folder']
 
 
-def read_completed(path: str) -> str | None:
+def read_completion_note(path: str) -> str | None:
     """Returns the vocabulary note in COMPLETED, or None if the cache is incomplete."""
     name = os.path.join(path, COMPLETED)
     if not tf.io.gfile.exists(name):

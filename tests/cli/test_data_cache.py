@@ -196,7 +196,9 @@ def test_data_cache_writes_what_training_reads(run_data_cache, tmp_path):
     corpus = local_files.corpus(f'{tmp_path}/train.txt', f'{tmp_path}/validation.txt')
     task = pretraining.span_corruption(corpus, vocabularies.byte(), 'own_text')
     pipeline.require_cache(task, f'{tmp_path}/cache', make_record(vocabularies.byte()))
-    assert caching.read_completed(task.cache_dir) == pipeline.format_cache_record(make_record(vocabularies.byte()))
+    assert caching.read_completion_note(task.cache_dir) == pipeline.format_cache_record(
+        make_record(vocabularies.byte())
+    )
     for split in DOCUMENTS:
         uncached = task.preprocess_precache(task.source.get_dataset(split, shuffle=False))
         cached = task._get_cached_source(split).get_dataset(split, shuffle=False)
@@ -223,4 +225,4 @@ def test_a_failed_pipeline_leaves_no_cache_and_reports_the_reason(tmp_path):
         output_features=task.output_features,
     )
     assert 'line 7 is no text' in error_message(caching.write_cache, broken, str(tmp_path), 'note')
-    assert caching.read_completed(caching.cache_folder(task, str(tmp_path))) is None
+    assert caching.read_completion_note(caching.cache_folder(task, str(tmp_path))) is None

@@ -136,7 +136,7 @@ def _iterate_operations(
 
 
 def _sum_flops_and_bytes(runs: list[Kernel | Collective]) -> float:
-    """Returns the sum of all bytes and FLOPs, which is used to find the most expensive branch of a conditional."""
+    """Returns bytes plus FLOPs, a rough cost for finding the most expensive branch of a conditional."""
     return sum(
         run.num_runs * (run.bytes + run.flops.total() if isinstance(run, Kernel) else run.bytes_sent) for run in runs
     )

@@ -18,7 +18,7 @@ from markupsafe import Markup
 
 from remixer_t5x.api import saved_models, trained_model
 from remixer_t5x.cli.console import print_line
-from remixer_t5x.cli.conversions import check_no_difference, describe_params, export_transformers_model
+from remixer_t5x.cli.conversions import check_params_are_equal, describe_params, export_transformers_model
 from remixer_t5x.config import foreign_gin
 from remixer_t5x.data import task_vocabulary
 from remixer_t5x.errors import one_line
@@ -271,7 +271,7 @@ def _write_shared(
     record = {**record, 'vocabulary': task_vocabulary.vocabulary_record(vocabulary)}
     shared_folder.write_shared_folder(folder, model, vocabulary, gin_text, params, step, record)
     print_line('wrote', describe_params(params))
-    check_no_difference(
+    check_params_are_equal(
         safetensors_files.first_difference(params, shared_folder.open_shared_folder(folder).params()[0]), folder
     )
     print_line('check', 'the parameters in the folder are bit-identical to those of the checkpoint')

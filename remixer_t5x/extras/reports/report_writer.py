@@ -24,7 +24,7 @@ from remixer_t5x.extras.reports.records import RecordedRun
 from remixer_t5x.models.decoding import Greedy
 
 DEFAULT_TEXT = 'The small dog that the children found in the park did not bark, but it followed them home.'
-# Maximum number of answer tokens in the decoder's pictures.
+# Maximum number of answer tokens in the plots of the decoder.
 MAX_ANSWER_TOKENS = 24
 
 

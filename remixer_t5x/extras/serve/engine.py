@@ -92,7 +92,9 @@ class GenerationRow:
 
 
 class Engine:
-    """A model with a request queue and a thread that runs the model. Call public methods in the event loop's thread.
+    """A model with a request queue and a thread that runs the model.
+
+    Public methods must be called from the thread of the event loop.
 
     Attributes:
         trained: the model.
