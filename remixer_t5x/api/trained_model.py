@@ -304,8 +304,8 @@ def gin_text(model: interface.Model, lengths: Mapping[str, int]) -> str:
     """
     if not model.config:
         raise UserError(
-            'model must come from load, or from build_model with values that are numbers, strings, or top-level '
-            'classes and functions of an importable module; move the class to a file and import it'
+            'this model cannot be saved, because build_model received values other than numbers, strings, and '
+            'top-level classes and functions of an importable module; define your classes in a file and import it'
         )
     # The configuration contains TASK_FEATURE_LENGTHS only if the model depends on the lengths.
     known = re.search(r'^TASK_FEATURE_LENGTHS = ', model.config, re.MULTILINE)

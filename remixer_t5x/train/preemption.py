@@ -58,7 +58,10 @@ class StopSignalHandler:
             os.kill(os.getpid(), signal.SIGTERM)
 
     def agreed_signal(self, step: int) -> str | None:
-        """Returns the signal's name if all processes stop after `step`, or None. Call it in all processes."""
+        """Returns the name of the received signal if all processes should stop after `step`, or None.
+
+        All processes must call this method.
+        """
         self._step = step
         if jax.process_count() == 1:
             return self._name

@@ -98,6 +98,6 @@ def test_a_model_with_a_custom_mixer_is_saved_and_loaded(tmp_path, monkeypatch):
 def test_a_mixer_that_cannot_be_imported_cannot_be_saved(tmp_path):
     mixer = functools.partial(fnet.FNet)
     model = build_model('models/t5_1_1.gin', 'sizes/tiny.gin', ENCODER_MIXER=mixer, **{**SMALL, 'VOCAB_SIZE': 259})
-    with pytest.raises(UserError, match='top-level classes and functions of an importable module'):
+    with pytest.raises(UserError, match='importable module'):
         save(model, tmp_path / 'saved')
     assert not (tmp_path / 'saved').exists()

@@ -20,7 +20,7 @@ import numpy as np
 
 from remixer_t5x.extras.forecast.hlo import Computation, HloProgram, Instruction
 
-# Maps the dtype of matrix products (XLA's name, or EXACT_FLOAT32) to FLOPs.
+# Number of FLOPs of matrix products, keyed by their dtype (XLA's name, or EXACT_FLOAT32).
 Flops = collections.Counter
 # The key in `Flops` for float32 matrix products whose precision is higher than the default.
 EXACT_FLOAT32 = 'f32 exact'

@@ -12,7 +12,7 @@ from scipy import special
 CONFIDENCE = 0.9
 BOOTSTRAP_SAMPLES = 2000
 
-# Maps seeds to values of a measure.
+# Value of a metric for each seed.
 ValueBySeed = Mapping[int, float]
 
 
