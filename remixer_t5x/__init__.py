@@ -61,6 +61,6 @@ if TYPE_CHECKING:
     from remixer_t5x.optim.optimizer import adafactor as adafactor
     from remixer_t5x.optim.optimizer import adamw_rms as adamw_rms
     from remixer_t5x.optim.train_state import TrainState as TrainState
-    from remixer_t5x.optim.train_state import plan_train_state  # noqa: F401
+    from remixer_t5x.optim.train_state import plan_train_state as plan_train_state
     from remixer_t5x.optim.train_step import jit_train_step as jit_train_step
     from remixer_t5x.optim.train_step import make_train_step as make_train_step
