@@ -14,7 +14,7 @@ REASONS = {
         interop/huggingface/pytorch_export.py::read_code config/files.py::<module> config/files.py::shipped_files
         config/files.py::read config/user_modules.py::imported_modules extras/reproduce/tables.py::read_papers
         data/pipeline.py::require_cache interop/shared_folder.py::importable_code
-        remixer_tasks/caching.py::read_cached_splits remixer_tasks/caching.py::read_completed
+        remixer_tasks/caching.py::read_cached_splits remixer_tasks/caching.py::read_completion_note
     """,
     'written by this process': """
         data/task_vocabulary.py::save_vocabulary checkpoints/durable.py::commit_checkpoint
