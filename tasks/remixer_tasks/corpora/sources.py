@@ -64,9 +64,14 @@ class TextSource(seqio.DataSource):
     ) -> tf.data.Dataset:
         """Returns a dataset of {'text': UTF-8 scalar}, infinite if `repeats`; ignores seqio's other arguments."""
         if shuffle:
-            seed = (np.random.default_rng().integers(2**31).item() if seed is None else seed) + self._order
+            seed = _seed_or_random(seed) + self._order
         dataset = self._corpus.documents(split).dataset(seed if shuffle else None, shard_info, shuffle and self.repeats)
         return dataset.map(lambda text: {'text': text})
+
+
+def _seed_or_random(seed: int | None) -> int:
+    """Returns `seed`, or a random seed if it is None."""
+    return np.random.default_rng().integers(2**31).item() if seed is None else seed
 
 
 class StreamedSource(seqio.DataSource):
@@ -216,8 +221,8 @@ class LabelledSource(seqio.DataSource):
         **_: Any,
     ) -> tf.data.Dataset:
         """Returns a dataset of examples as flat dicts; ignores seqio's other arguments."""
-        if shuffle and seed is None:
-            seed = np.random.default_rng().integers(2**31).item()
+        if shuffle:
+            seed = _seed_or_random(seed)
         folder = self._tfds_folder(split)
         if folder:
             return self._tfds_dataset(folder, split, shuffle, seed, shard_info or seqio.ShardInfo(0, 1))
