@@ -41,7 +41,7 @@ INSTALL = "pip install 'remixer-t5x[hf]'"
 
 
 def describe_params(params: Any) -> str:
-    """Describes the number of parameters and the number of arrays in a tree."""
+    """Returns the numbers of parameters and arrays in a tree, as text."""
     leaves = jax.tree.leaves(params)
     return f'{sum(leaf.size for leaf in leaves):,} parameters in {len(leaves)} arrays'
 

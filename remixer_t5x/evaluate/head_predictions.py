@@ -90,7 +90,7 @@ def find_best_answer(
 def find_best_span(logits: np.ndarray, is_context: np.ndarray, max_length: int) -> tuple[int, int, float]:
     """Returns the positions of the first and last token of the best span in the context, and the span's score.
 
-    `logits` [tokens, 2] contains the logits for each token as the first and as the last token of the answer.
+    `logits` [tokens, 2] contains two logits per token: for the first and for the last token of the answer.
     `is_context` [tokens] is True for tokens of the context. The score is the logit of the first token plus that of the
     last token, or -inf if no token belongs to the context.
     """
