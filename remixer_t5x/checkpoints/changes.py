@@ -14,6 +14,7 @@ FIXED_SETTINGS = {
     'batch_size': 'BATCH_SIZE',
     'feature_lengths': 'TASK_FEATURE_LENGTHS',
     'pack': 'pack',
+    'length_buckets': 'LENGTH_BUCKETS',
     'task': 'MIXTURE_OR_TASK_NAME',
     'seed': 'SEED',
 }

@@ -189,6 +189,16 @@ def smallest_batch_shapes(model_type: str) -> dict[str, tuple[int, ...]]:
     return batch_shapes(model_type, dict.fromkeys(get_formats(model_type)[0].features, 2))
 
 
+def input_length_arrays(model_type: str, lengths: Lengths) -> tuple[str, ...]:
+    """Returns the names of the arrays whose rows have the length of the feature `inputs`."""
+    return tuple(name for name, parts in select_format(model_type, lengths).arrays.items() if parts == ('inputs',))
+
+
+def count_positions(batch: Mapping[str, Any]) -> int:
+    """Returns the number of encoder and decoder positions of a batch, including padding."""
+    return sum(array.size for name, array in batch.items() if name.endswith('_input_tokens'))
+
+
 def max_inference_lengths(lengths: Lengths) -> dict[str, int]:
     """Returns the maximum number of input tokens and of generated tokens for inference.
 

@@ -48,6 +48,9 @@ class DatasetConfig:
             the examples. None creates one stream per host when the run starts.
         save_position: whether checkpoints contain the data position. False allows any data source, including Python
             generators, but a resumed run then reads the data from the beginning, in a different order.
+        length_buckets: increasing row lengths of `inputs` below the length in `task_feature_lengths`. The rows of a
+            training batch have similar lengths and are padded to the smallest of these lengths that holds all rows,
+            instead of to the full length. Requires an encoder, rows without packing, and a single data stream.
     """
 
     mixture_or_task_name: TaskOrName
@@ -64,14 +67,28 @@ class DatasetConfig:
     doc_stride: ranges.Count | None = None
     streams: ranges.Count | None = None
     save_position: bool = True
+    length_buckets: Sequence[ranges.Count] = ()
 
     def __post_init__(self) -> None:
         ranges.check_fields(self)
         abstract_batch(self)
+        if self.length_buckets:
+            self._check_length_buckets()
         if self.streams is not None:
             check_batch_divisible(self.batch_size, self.streams, 'streams')
         if self.cache_dir and not self.use_cached:
             raise UserError(f'USE_CACHED_TASKS must be True to use CACHE_DIR = {self.cache_dir}, got False')
+
+    def _check_length_buckets(self) -> None:
+        buckets = [*self.length_buckets, self.task_feature_lengths.get('inputs', 0)]
+        if buckets != sorted(set(buckets)):
+            raise UserError(
+                f"LENGTH_BUCKETS must be increasing lengths below TASK_FEATURE_LENGTHS['inputs'] = {buckets[-1]}, got "
+                f'{tuple(self.length_buckets)}'
+            )
+        if self.pack or self.model_type == batch_formats.DECODER_ONLY:
+            reason = 'PACK = True' if self.pack else f'MODEL_TYPE = {self.model_type!r}'
+            raise UserError(f'LENGTH_BUCKETS must be () with {reason}, got {tuple(self.length_buckets)}')
 
 
 def get_configured_task(config: DatasetConfig) -> seqio.Task | seqio.Mixture:
@@ -184,6 +201,16 @@ def require_cache(source: seqio.Task | seqio.Mixture, cache_dir: str | None, voc
 def abstract_batch(config: DatasetConfig) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns the shape and dtype of each array of a global batch. Does not read data or import seqio."""
     return batch_formats.abstract_batch(config.model_type, config.task_feature_lengths, config.batch_size, config.pack)
+
+
+def abstract_train_batches(config: DatasetConfig) -> list[dict[str, jax.ShapeDtypeStruct]]:
+    """Returns the arrays of a global training batch for each row length of `inputs`, the full length last."""
+    lengths = config.task_feature_lengths
+    shorter = [
+        batch_formats.abstract_batch(config.model_type, {**lengths, 'inputs': length}, config.batch_size)
+        for length in config.length_buckets
+    ]
+    return [*shorter, abstract_batch(config)]
 
 
 def batch_shapes(config: DatasetConfig) -> dict[str, tuple[int, ...]]:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from remixer_t5x import tf_data
-from remixer_t5x.data import pipeline, task_vocabulary
+from remixer_t5x.data import batch_formats, pipeline, task_vocabulary
 from remixer_t5x.data.pipeline import DatasetConfig
 from remixer_t5x.data.stream import (
     ResumableIterator,
@@ -72,6 +72,24 @@ def _open_examples(
             source.repeats = False
 
 
+def _batch_by_length(rows: tf.data.Dataset, config: DatasetConfig) -> tf.data.Dataset:
+    """Batches rows whose lengths belong to the same bucket. The arrays keep their full length."""
+    names = batch_formats.input_length_arrays(config.model_type, config.task_feature_lengths)
+    tokens = [name for name in names if name.endswith('_input_tokens')]
+    buckets = tf.constant([*config.length_buckets], tf.int64)
+
+    def bucket_index(row: Mapping[str, tf.Tensor]) -> tf.Tensor:
+        last = tf.reduce_max([tf.reduce_max(tf.where(row[name] != 0)) for name in tokens])
+        return tf.reduce_sum(tf.cast(last >= buckets, tf.int64))
+
+    def build() -> tf.data.Dataset:
+        return rows.group_by_window(
+            bucket_index, lambda _, group: group.batch(config.batch_size), window_size=config.batch_size
+        )
+
+    return call_without_autograph(build)
+
+
 def _set_data_options(dataset: tf.data.Dataset, threads: int | None) -> tf.data.Dataset:
     options = tf.data.Options()
     options.deterministic = True
@@ -96,8 +114,9 @@ class TrainBatches:
     streams is fixed for a run. If the number of hosts changes, a share contains the rows of several streams or a part
     of the rows of one stream, so a batch contains the same rows for any number of hosts.
 
-    Arrays are [batch_size / share_count, length] int32, except for the float32 arrays in `BatchFormat.floats`. `next`
-    raises UserError if the data cannot be read.
+    Arrays are [batch_size / share_count, length] int32, except for the float32 arrays in `BatchFormat.floats`. With
+    `config.length_buckets`, the length of the input arrays is the smallest bucket that holds all rows of the batch.
+    `next` raises UserError if the data cannot be read.
 
     This host reads share `share_index`. `threads` is the number of tf.data threads, or None for TensorFlow's default.
     If `streams` and `config.streams` are None, there is one stream per share.
@@ -116,6 +135,11 @@ class TrainBatches:
             raise UserError(f'STREAMS must not change during a run, got {config.streams}; set STREAMS = {streams}')
         pipeline.check_batch_divisible(config.batch_size, share_count)
         pipeline.check_batch_divisible(config.batch_size, streams, 'streams')
+        if config.length_buckets and streams > 1:
+            raise UserError(
+                f'LENGTH_BUCKETS must be () with {streams} hosts or streams, got {tuple(config.length_buckets)}; use '
+                'one host and STREAMS = None'
+            )
         # Resolve the task only once, because a task factory returns a new task in each call.
         self._task, self._config = pipeline.get_configured_task(config), config
         stream_rows, share_rows = config.batch_size // streams, config.batch_size // share_count
@@ -127,8 +151,11 @@ class TrainBatches:
 
         def open_stream(index: int) -> ResumableIterator:
             examples = _open_examples(self._task, config, seqio.ShardInfo(index, streams), epochs=None)
-            dataset = _set_data_options(examples.batch(stream_rows, drop_remainder=True), threads)
-            return ResumableIterator(dataset, self._task.name, config.save_position)
+            if config.length_buckets:
+                batches = _batch_by_length(examples, config)
+            else:
+                batches = examples.batch(stream_rows, drop_remainder=True)
+            return ResumableIterator(_set_data_options(batches, threads), self._task.name, config.save_position)
 
         self._streams = {index: open_stream(index) for index in indices}
         # Threads read streams in parallel, because TensorFlow releases the GIL.
@@ -139,9 +166,19 @@ class TrainBatches:
 
     def __next__(self) -> Batch:
         parts = self._next_elements(self._streams.values())
-        return {
+        batch = {
             name: np.concatenate([_to_32_bits(part[name].numpy()) for part in parts])[self._rows] for name in parts[0]
         }
+        return self._trim(batch) if self._config.length_buckets else batch
+
+    def _trim(self, batch: Batch) -> Batch:
+        """Truncates the input arrays to the smallest bucket that holds the tokens of all rows."""
+        config = self._config
+        names = batch_formats.input_length_arrays(config.model_type, config.task_feature_lengths)
+        tokens = [batch[name] for name in names if name.endswith('_input_tokens')]
+        fitting = (bucket for bucket in config.length_buckets if not any(array[:, bucket:].any() for array in tokens))
+        length = next(fitting, None)
+        return {name: array[:, :length] if name in names else array for name, array in batch.items()}
 
     def skip(self, streams: Collection[int]) -> None:
         """Skips one batch in each of the given streams. Ignores streams that this host does not read."""

@@ -70,7 +70,6 @@ class CompiledPrograms:
 
     Attributes:
         plan: the shapes and shardings of the train state.
-        train_step: `(state, batch) -> (state, metrics)`.
     """
 
     def __init__(self, run: Run):
@@ -91,18 +90,28 @@ class CompiledPrograms:
         )
         jitted = train_step.jit_train_step(step, self.plan.shardings, config.partitioner, donate=True)
         sharding = config.partitioner.batch_sharding
-        batch = {
-            name: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
-            for name, array in pipeline.abstract_batch(run.dataset).items()
-        }
         options = compiler_options.training_options(config.xla_options, config.partitioner.mesh.devices.flat[0])
-        self.train_step = AheadOfTimeFunction(jitted, self.plan.abstract, batch, options=options)
-        self.train_step.start()
+        # Maps the number of positions of a batch, which depends on its length bucket, to the program for these batches.
+        self._train_steps: dict[int, AheadOfTimeFunction] = {}
+        for arrays in pipeline.abstract_train_batches(run.dataset):
+            batch = {
+                name: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
+                for name, array in arrays.items()
+            }
+            program = AheadOfTimeFunction(jitted, self.plan.abstract, batch, options=options)
+            self._train_steps[batch_formats.count_positions(arrays)] = program
+            program.start()
         self._init = AheadOfTimeFunction(self.plan.jitted_init(), jax.random.key(config.seed))
         checkpoints = model_dir.absolute_path(folder.model_dir) / model_dir.CHECKPOINTS
         # Do not look for checkpoints in a bucket here, because the bucket may be slow or unavailable.
         if not (folder.initial_checkpoint_path or object_store.is_remote(checkpoints) or checkpoints.exists()):
             self._init.start()
+
+    def run_train_step(
+        self, state: TrainState, batch: Mapping[str, jax.Array]
+    ) -> tuple[TrainState, dict[str, jax.Array]]:
+        """Runs the train step and returns the new state and the metrics."""
+        return self._train_steps[batch_formats.count_positions(batch)](state, batch)
 
     def create_initial_state(self, vocabulary: Any) -> tuple[TrainState, list[str]]:
         """Returns the state at step 0 and a list of messages for the user.

@@ -16,7 +16,7 @@ from etils import epath
 
 from remixer_t5x import startup
 from remixer_t5x.checkpoints import manager, saved_params
-from remixer_t5x.data import prefetch
+from remixer_t5x.data import batch_formats, prefetch
 from remixer_t5x.evaluate import best
 from remixer_t5x.run_folder import metrics, model_dir
 from remixer_t5x.train import compilation, hooks, preemption, progress, run_log, saving, settings, start
@@ -37,7 +37,7 @@ def train(
         run: the settings.
         config_text: the operative gin config, which is written to MODEL_DIR/config.gin and to each checkpoint.
         flops_per_step: function that returns the model FLOPs of one step on the global batch; None omits the model
-            FLOPs utilization (MFU) from the logs.
+            FLOPs utilization (MFU) from the logs, and so do length buckets.
         show_progress: whether to print progress.
         signals: an exit stack that restores the caller's signal handlers when it is closed; None restores them when
             `train` returns.
@@ -73,7 +73,7 @@ def train(
 
         first, last, is_new = state.step, run.periods.train_steps, state.saved_step is None
         devices = run.step_config.partitioner.mesh.size
-        cost = progress.StepCost.for_current_devices(data.tokens_per_batch, devices, flops_per_step)
+        cost = progress.StepCost.for_current_devices(devices, None if run.dataset.length_buckets else flops_per_step)
         tolerates_failures = run.recovery.on_save_failure == settings.CONTINUE
         log = run_log.RunLog(path, first, last, cost, tolerates_failures, show_progress, timeline, is_new)
         stack.callback(log.close)
@@ -105,7 +105,7 @@ def train(
 class TrainingLoop:
     """The training loop: reads a batch, runs the train step, checks for a bad step, and calls the hooks."""
 
-    train_step: compilation.AheadOfTimeFunction
+    train_step: Callable[[Any, Any], tuple[Any, Any]]
     batches: prefetch.Prefetcher
     run_hooks: Sequence[hooks.Hook]
     bad_steps: saving.BadStepHandler
@@ -150,6 +150,7 @@ class TrainingLoop:
             with self._measure(progress.WAITING_FOR_DATA):
                 batch = next(self.batches)
             self.log.clock.add_data_wait(time.perf_counter() - begin)
+            self.log.clock.add_batch(batch_formats.count_positions(batch))
             is_first = state.step + 1 == first
             with self._measure(progress.COMPILE if is_first else progress.STEPS):
                 state.train_state, step_metrics = self.train_step(state.train_state, batch)
@@ -225,7 +226,7 @@ def _build_loop(
         hooks.Hook(run.periods.checkpoint_period, saver, activity=progress.CHECKPOINT),
         hooks.Hook(run.periods.profile_period, profiler.start, at_end=False),
     ]
-    return TrainingLoop(programs.train_step, batches, run_hooks, bad_steps, saver, profiler, log)
+    return TrainingLoop(programs.run_train_step, batches, run_hooks, bad_steps, saver, profiler, log)
 
 
 def _build_result(

@@ -52,21 +52,20 @@ def peak_flops(device_kind: str) -> float | None:
 
 @dataclasses.dataclass(frozen=True)
 class StepCost:
-    """The cost of one train step: `tokens` input and target positions and `flops` model FLOPs per batch.
+    """The cost of a train step on a batch of full length, in model FLOPs, and the devices that run it.
 
     `peak` is the peak throughput of all devices in FLOP/s. `flops` and `peak` are None if they are unknown.
     """
 
-    tokens: float
     flops: float | None = None
     peak: float | None = None
     devices: int = 1
 
     @classmethod
-    def for_current_devices(cls, tokens: float, devices: int, flops: Callable[[], float] | None) -> 'StepCost':
+    def for_current_devices(cls, devices: int, flops: Callable[[], float] | None) -> 'StepCost':
         """Returns a step's cost on the current devices. Calls `flops` only if the devices' peak throughput is known."""
         peak = peak_flops(jax.devices()[0].device_kind)
-        return cls(tokens, flops() if flops and peak else None, peak and peak * devices, devices)
+        return cls(flops() if flops and peak else None, peak and peak * devices, devices)
 
 
 class SpeedMeter:
@@ -76,6 +75,11 @@ class SpeedMeter:
         self._cost, self._step = cost, step
         self._start = time.perf_counter()
         self._paused = self._waited = 0.0
+        self._positions = 0
+
+    def add_batch(self, positions: int) -> None:
+        """Counts the encoder and decoder positions of a batch."""
+        self._positions += positions
 
     def exclude_time(self, seconds: float) -> None:
         self._paused += seconds
@@ -94,10 +98,10 @@ class SpeedMeter:
         if not steps:
             return {}
         per_step = max(now - self._start - self._paused, 1e-9) / steps
-        speed = self._cost.tokens / per_step
+        speed = self._positions / steps / per_step
         timing = {'seconds_per_step': per_step, 'tokens_per_second': speed, 'data_wait_seconds': self._waited}
         timing['tokens_per_second_per_device'] = speed / self._cost.devices
-        self._start, self._step, self._paused, self._waited = now, step, 0.0, 0.0
+        self._start, self._step, self._paused, self._waited, self._positions = now, step, 0.0, 0.0, 0
         if self._cost.flops and self._cost.peak:
             timing['mfu'] = self._cost.flops / per_step / self._cost.peak
         return {**timing, **memory_usage()}

@@ -31,7 +31,6 @@ class RunData:
     Attributes:
         record: a description of the data, stored in each checkpoint for `changes.check_record_compatible`.
         place: function that transfers the rows of this process to the devices.
-        tokens_per_batch: number of input and target positions of a training batch.
         loss_kind: the `kind` of the held-out loss in metrics.jsonl; empty if the run does not compute it.
         notes: warnings to print.
     """
@@ -55,7 +54,8 @@ class RunData:
             'seed': dataset.seed,
             'hosts': jax.process_count(),
         }
-        self.tokens_per_batch = dataset.batch_size * sum(dataset.task_feature_lengths.values())
+        if dataset.length_buckets:
+            self.record['length_buckets'] = list(dataset.length_buckets)
         self.loss_kind = evaluation.name if evaluation else ''
         records = {'training': prepared.record}
         if evaluation is not None and tasks is None:

@@ -1,5 +1,6 @@
 """Batches of a task in memory: order, host shards, exact positions and errors."""
 
+import collections
 import dataclasses
 import functools
 import inspect
@@ -114,6 +115,36 @@ def test_other_numbers_of_hosts_resume_with_the_same_batches(task, before, after
         assert_same(joined[:1], joined[1:])
 
 
+def input_lengths(batch):
+    return np.count_nonzero(batch['encoder_input_tokens'], axis=1)
+
+
+def test_length_buckets_group_and_trim_the_same_rows(task):
+    """60 examples of 7 to 14 tokens in batches of 4: after k epochs, at most 3 rows per bucket are still missing."""
+    config = pipeline.DatasetConfig(task, LENGTHS, batch_size=4, length_buckets=(9, 11), shuffle=False)
+    padded = dataclasses.replace(config, length_buckets=())
+    buckets, rows = (9, 11, 16), []
+    for batch in take(task_batches.TrainBatches(config), 30):
+        length = batch['encoder_input_tokens'].shape[1]
+        assert length == min(bucket for bucket in buckets if bucket >= input_lengths(batch).max())
+        assert all(sum(bucket < n for bucket in buckets) == buckets.index(length) for n in input_lengths(batch))
+        assert batch['decoder_input_tokens'].shape == (4, LENGTHS['targets'])
+        rows += texts([batch], seqio.ByteVocabulary())
+    every = texts(take(task_batches.TrainBatches(padded), 32), seqio.ByteVocabulary())
+    missing = collections.Counter(every) - collections.Counter(rows)
+    assert len(rows) == 120 and not collections.Counter(rows) - collections.Counter(every)
+    assert missing.total() <= 3 * len(buckets)
+
+
+def test_the_position_of_bucketed_batches_is_restored(task):
+    config = pipeline.DatasetConfig(task, LENGTHS, batch_size=4, length_buckets=(9, 11))
+    source = task_batches.TrainBatches(config, threads=1)
+    take(source, 19)
+    fresh = task_batches.TrainBatches(config, threads=1)
+    fresh.restore(source.capture())
+    assert_same(take(fresh, 6), take(source, 6))
+
+
 def lines_task(folder, name, source=None):
     for number in range(3):
         (folder / f'{number}.txt').write_text(''.join(f'file {number} line {i}\n' for i in range(40)))
@@ -202,6 +233,11 @@ def test_invalid_settings_raise_an_error(task):
         'use 6': lambda: task_batches.TrainBatches(config, 0, 3),
         'set STREAMS = 2': lambda: task_batches.TrainBatches(change(streams=4), streams=2),
         'multiple of 3, the number of streams, got 4; use 6': lambda: change(streams=3),
+        "below TASK_FEATURE_LENGTHS['inputs'] = 16, got (8, 16)": lambda: change(length_buckets=(8, 16)),
+        'below TASK_FEATURE_LENGTHS': lambda: change(length_buckets=(9, 8)),
+        'must be () with PACK = True, got (8,)': lambda: change(length_buckets=(8,), pack=True),
+        "with MODEL_TYPE = 'decoder_only'": lambda: change(length_buckets=(8,), model_type='decoder_only'),
+        'must be () with 2 hosts or streams': lambda: task_batches.TrainBatches(change(length_buckets=(8,)), 0, 2),
         'set VOCAB_SIZE to 384': lambda: pipeline.prepare_data(config, 256),
     }
     for text, call in errors.items():

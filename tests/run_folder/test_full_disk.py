@@ -115,7 +115,7 @@ def log(folder):
 
     def open_log(on_save_failure):
         continues = on_save_failure == settings.CONTINUE
-        logs.append(run_log.RunLog(epath.Path(folder), 1, 10, progress.StepCost(1), continues, show=True))
+        logs.append(run_log.RunLog(epath.Path(folder), 1, 10, progress.StepCost(), continues, show=True))
         return logs[0]
 
     yield open_log

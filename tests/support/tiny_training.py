@@ -169,6 +169,7 @@ def run(
     stop_after_evaluations=None,
     generator=False,
     save_position=True,
+    length_buckets=(),
     eval_at_start=False,
     quiet=True,
 ):
@@ -182,7 +183,8 @@ def run(
         dropout_rate=dropout_rate,
         seed=seed,
     )
-    config = pipeline.DatasetConfig(tiny, LENGTHS, batch_size, seed=seed, save_position=save_position)
+    data_options = {'save_position': save_position, 'length_buckets': length_buckets}
+    config = pipeline.DatasetConfig(tiny, LENGTHS, batch_size, seed=seed, **data_options)
     held_out = dataclasses.replace(config, split='validation', shuffle=False)
     evaluation_options = {'stop_after_evaluations': stop_after_evaluations, 'eval_at_start': eval_at_start}
     periods = settings.Periods(train_steps, log_period, eval_period, checkpoint_period, **evaluation_options)

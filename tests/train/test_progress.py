@@ -36,8 +36,10 @@ def test_peak_flops_match_the_most_specific_device(kind, peak):
 def test_the_clock_excludes_pauses(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(progress.time, 'perf_counter', lambda: now[0])
-    clock = progress.SpeedMeter(progress.StepCost(tokens=100, flops=50.0, peak=1000.0, devices=2), step=10)
+    clock = progress.SpeedMeter(progress.StepCost(flops=50.0, peak=1000.0, devices=2), step=10)
     now[0] = 7.0
+    clock.add_batch(80)
+    clock.add_batch(120)
     clock.exclude_time(3.0)
     clock.add_data_wait(0.5)
     clock.add_data_wait(1.0)

@@ -97,3 +97,13 @@ def test_a_second_signal_ends_the_process_at_once(training, tmp_path):
 
 def test_the_newest_checkpoints_are_kept(uninterrupted):
     assert checkpoint_steps(uninterrupted) == [60, 70, 80]
+
+
+def test_a_run_with_length_buckets_resumes_bit_identical(training, tmp_path):
+    settings = {'train_steps': 20, 'log_period': 5, 'eval_period': 5, 'length_buckets': (10, 13)}
+    complete, resumed = tmp_path / 'complete', tmp_path / 'resumed'
+    runs = ((complete, {}), (resumed, {'train_steps': 10}), (resumed, {'length_buckets': (10,)}), (resumed, {}))
+    outcomes = [training.run(model_dir=str(folder), **(settings | changed)) for folder, changed in runs]
+    assert [code for code, _ in outcomes] == [0, 0, 2, 0], outcomes
+    assert 'trained with LENGTH_BUCKETS = [10, 13], but this run uses [10]' in outcomes[2][1]
+    assert difference(resumed, complete, 20) is None
