@@ -10,7 +10,7 @@ __version__ = '0.1.0'
 
 # Maps each public name to a module and a name in that module, or to a module and None for the module itself.
 _DEFINITIONS: dict[str, tuple[str, str | None]] = {
-    'build_model': ('api.building', 'build_model'),
+    'build_model': ('api.model_building', 'build_model'),
     'load': ('api.saved_models', 'load'),
     'TrainedModel': ('api.trained_model', 'TrainedModel'),
     'make_batch': ('api.trained_model', 'make_batch'),
@@ -49,7 +49,7 @@ def __dir__() -> list[str]:
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from remixer_t5x import testing as testing
-    from remixer_t5x.api.building import build_model as build_model
+    from remixer_t5x.api.model_building import build_model as build_model
     from remixer_t5x.api.saved_models import load as load
     from remixer_t5x.api.trained_model import TrainedModel as TrainedModel
     from remixer_t5x.api.trained_model import make_batch as make_batch

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from remixer_t5x.lazy import tf
+from remixer_t5x.lazy_imports import tf
 
 
 class Vocabulary(abc.ABC):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from remixer_t5x.lazy import tf
+from remixer_t5x.lazy_imports import tf
 
 
 def disable_autotune(dataset: tf.data.Dataset) -> tf.data.Dataset:

@@ -180,7 +180,14 @@ LONG_FILES = (
     *('test_trained_model', 'test_local_files', 'test_meshes', 'test_decoder_only', 'test_pipeline', 'test_learned'),
     *('test_seq2seq', 'test_text_tasks', 'test_compare', 'test_task_commands', 'test_resume', 'test_loop'),
     *('test_info', 'test_beam_search', 'test_report', 'test_corpora', 'test_bucket', 'test_bucket_commands'),
-    *('test_data_cache', 'test_language_model', 'test_page', 'test_t5_semantics', 'test_manager', 'test_predictions'),
+    *(
+        'test_data_cache',
+        'test_language_model',
+        'test_page',
+        'test_t5_semantics',
+        'test_checkpoint_manager',
+        'test_predictions',
+    ),
     *('test_imports', 'test_guide', 'test_decoding'),
 )
 # Words in the ids of contract tests that are not names of sublayers.

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remixer_t5x import build_model
-from remixer_t5x.config import files as gin_files
+from remixer_t5x.config import gin_files as gin_files
 from remixer_t5x.config import loading
 from remixer_t5x.data import batch_formats
 from remixer_t5x.models import interface

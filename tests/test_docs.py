@@ -19,7 +19,7 @@ from gin import config_parser
 from remixer_t5x.cli import conversions, convert, main
 from remixer_t5x.cli.info import settings
 from remixer_t5x.cli.main import COMMANDS
-from remixer_t5x.config import loading, resolved
+from remixer_t5x.config import loading, reference_resolver
 from remixer_t5x.devices import processes
 from remixer_t5x.errors import UserError
 from remixer_t5x.extras.reports import compare
@@ -200,8 +200,8 @@ def test_configuration_of_every_command_loads(page, words, tmp_path, monkeypatch
             plain.update(dict.fromkeys(('eval', 'infer', 'export'), call))
     commands = tuple(dataclasses.replace(c, run=plain.get(c.name, c.run)) for c in COMMANDS)
     monkeypatch.setattr(main, 'COMMANDS', commands)
-    monkeypatch.setattr(resolved, 'call_configured', call)
-    monkeypatch.setattr(resolved, 'evaluate_macro', call)
+    monkeypatch.setattr(reference_resolver, 'call_configured', call)
+    monkeypatch.setattr(reference_resolver, 'evaluate_macro', call)
     monkeypatch.setattr(processes, 'connected_processes', lambda *args, **kwargs: contextlib.nullcontext())
     monkeypatch.setattr(main.console, 'hide_logs', lambda: None)
     if words == ['--version'] or '--help' in words:

@@ -8,7 +8,7 @@ import types
 
 import pytest
 
-from remixer_t5x import lazy
+from remixer_t5x import lazy_imports
 from remixer_t5x.errors import UserError
 from tests.support import paths, program_cache
 
@@ -62,7 +62,7 @@ loaded(*HEAVY)
 """,
     'the first use': """
 from remixer_t5x.cli import console
-from remixer_t5x.lazy import seqio, tf
+from remixer_t5x.lazy_imports import seqio, tf
 console.hide_logs()
 assert seqio.ByteVocabulary().eos_id == 1
 loaded(*HEAVY)
@@ -91,11 +91,11 @@ def test_each_part_loads_only_the_libraries_that_it_needs(compiled):
 
 
 def import_lazy_after_tensorflow(monkeypatch, **config):
-    """Imports `lazy` again, after a fake TensorFlow whose `config` has the given functions."""
+    """Imports `lazy_imports` again, after a fake TensorFlow whose `config` has the given functions."""
     tensorflow = types.ModuleType('tensorflow')
     tensorflow.data, tensorflow.config = 'data', types.SimpleNamespace(**config)
     monkeypatch.setitem(sys.modules, 'tensorflow', tensorflow)
-    spec = importlib.util.find_spec('remixer_t5x.lazy')
+    spec = importlib.util.find_spec('remixer_t5x.lazy_imports')
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -112,7 +112,7 @@ def test_accelerators_are_hidden_if_a_library_has_imported_tensorflow(monkeypatc
 
 @pytest.mark.parametrize(('error', 'shown'), [(UserError('a mistake'), ''), (ImportError('a bug'), 'the reason')])
 def test_output_of_libraries_is_shown_only_if_their_import_fails(error, shown, capfd):
-    with pytest.raises(type(error)), lazy.discard_stderr():
+    with pytest.raises(type(error)), lazy_imports.discard_stderr():
         os.write(2, b'the reason')
         raise error
     assert capfd.readouterr().err == shown

@@ -10,7 +10,7 @@ import pytest
 
 from remixer_t5x import ranges
 from remixer_t5x.cli import train
-from remixer_t5x.config import files, loading, resolved
+from remixer_t5x.config import gin_files, loading, reference_resolver
 from remixer_t5x.data import batch_formats
 from remixer_t5x.errors import UserError
 from remixer_t5x.models import interface
@@ -79,16 +79,16 @@ def test_a_whole_number_is_ascii_and_has_32_bits(text, number):
 def numeric_macros() -> tuple[dict[str, str], dict[str, list]]:
     """Returns a file that reads each macro with a numeric value, and the arguments that each macro sets."""
     macros, arguments = {}, collections.defaultdict(list)
-    for name, text in files.shipped_files().items():
+    for name, text in gin_files.shipped_files().items():
         if name.startswith('experiments/'):
             continue
         for macro, value in re.findall(r'^([A-Z_0-9]+) = (.*)', text.text, re.M):
             if isinstance(_literal(value), int | float) and not isinstance(_literal(value), bool):
-                macros[macro] = [*files.find_files_with_macro(macro), name][0]
+                macros[macro] = [*gin_files.find_files_with_macro(macro), name][0]
         bindings = re.findall(r'^(?:\w+/)*(\w+)\.(\w+)\.(\w+) = %([A-Z_0-9]+)$', text.text, re.M)
         for module, rest, argument, macro in bindings:
             if line := text.imports.get(module):
-                function = resolved.import_by_name('.'.join([*line.split()[1::2], rest]))
+                function = reference_resolver.import_by_name('.'.join([*line.split()[1::2], rest]))
                 annotation = ranges.get_annotation(function, argument)
                 types = [base for base, _ in map(ranges.split_annotation, ranges.union_members(annotation))]
                 if int in types or float in types:
@@ -131,18 +131,18 @@ def test_any_number_is_accepted_or_rejected_with_a_user_error(macro):
     first = file if file.startswith('models/') else 'models/gmlp.gin' if 'gmlp' in file else 'models/t5_1_1.gin'
     parts = ['data/python_docs.gin', 'optimizers/adamw.gin', 'hardware/cpu.gin']
     base = ['runs/infer.gin', 'runs/eval.gin'] if macro.startswith(('INFER', 'DECODER_SEED', 'FOLLOW')) else []
-    gin_files = [*base, first, 'sizes/tiny.gin', *parts, 'runs/finetune.gin', *([file] if file != first else [])]
+    paths = [*base, first, 'sizes/tiny.gin', *parts, 'runs/finetune.gin', *([file] if file != first else [])]
     small = {name: value for name, value in SMALL.items() if not first.endswith(('tim.gin', 'gmlp.gin'))}
-    unset = {'FILES', 'PAIRS', 'HF_DATASET', 'INPUTS', 'TARGETS'} & _find_unset_macros(gin_files)
+    unset = {'FILES', 'PAIRS', 'HF_DATASET', 'INPUTS', 'TARGETS'} & _find_unset_macros(paths)
     for value in (0, -1, 1.5, None, 'fast'):
         if not matches_annotations(macro, value):
             continue
         flags = [(macro, str(value)), ('MODEL_DIR', 'x'), ('INITIAL_CHECKPOINT_PATH', 'x'), ('CHECKPOINT_PATH', 'x')]
         flags += [(name, 'x') for name in unset]
         try:
-            loading.load(loading.ConfigSources(gin_files, flags, defaults=small), train.ROOT)
-            resolved.evaluate_macro(macro, None)
-            run = resolved.call_configured(train.ROOT, deferred=(train.TRAINING_TASK, train.EVALUATION_TASKS))
+            loading.load(loading.ConfigSources(paths, flags, defaults=small), train.ROOT)
+            reference_resolver.evaluate_macro(macro, None)
+            run = reference_resolver.call_configured(train.ROOT, deferred=(train.TRAINING_TASK, train.EVALUATION_TASKS))
             if file.startswith(('models/', 'sublayers/', 'sizes/')):
                 model = run.step_config.model
                 interface.param_shapes(model, batch_formats.batch_shapes(model.model_type, SHAPES))
@@ -150,6 +150,6 @@ def test_any_number_is_accepted_or_rejected_with_a_user_error(macro):
             assert '\n' not in str(error) and 'bug' not in str(error)
 
 
-def _find_unset_macros(gin_files: list[str]) -> set[str]:
-    texts = [text for file in gin_files for text in files.GinReader((), ()).read(file)]
+def _find_unset_macros(paths: list[str]) -> set[str]:
+    texts = [text for file in paths for text in gin_files.GinReader((), ()).read(file)]
     return {name for text in texts for name in text.macros_read} - {name for text in texts for name in text.macros_set}

@@ -11,24 +11,25 @@ ROOT = pathlib.Path(__file__).parents[1]
 REASONS = {
     'trusted, see docs/faults.md': """
         data/task_vocabulary.py::_write_vocabulary_files cli/info/settings.py::_all_macros
-        interop/huggingface/pytorch_export.py::read_code config/files.py::<module> config/files.py::shipped_files
-        config/files.py::read config/user_modules.py::imported_modules extras/reproduce/tables.py::read_papers
-        data/pipeline.py::require_cache interop/shared_folder.py::importable_code
-        remixer_tasks/caching.py::read_cached_splits remixer_tasks/caching.py::read_completion_note
+        interop/huggingface/pytorch_export.py::read_code config/gin_files.py::<module>
+        config/gin_files.py::shipped_files config/gin_files.py::read config/user_modules.py::imported_modules
+        extras/reproduce/tables.py::read_papers data/pipeline.py::require_cache
+        interop/shared_folder.py::importable_code remixer_tasks/caching.py::read_cached_splits
+        remixer_tasks/caching.py::read_completion_note
     """,
     'written by this process': """
-        data/task_vocabulary.py::save_vocabulary checkpoints/durable.py::commit_checkpoint
+        data/task_vocabulary.py::save_vocabulary checkpoints/durable_folders.py::commit_checkpoint
         extras/forecast/hlo_costs.py::_cost_estimate extras/reports/sweep.py::_last_line
-        evaluate/checkpoint_evaluation.py::write data/stream.py::capture train/hooks.py::_upload_trace
+        evaluate/checkpoint_evaluation.py::write data/resumable_iterator.py::capture train/hooks.py::_upload_trace
         devices/collectives.py::check_same_on_processes
     """,
     'opened but not read': """
         cli/console.py::protect_streams cli/process_flags.py::_code_digests interop/t5x/checkpoint.py::_write_array
-        run_folder/trackers.py::_run_calls temporary.py::_open_and_lock temporary.py::_remove_abandoned_entries
-        temporary.py::sync_to_disk
+        run_folder/trackers.py::_run_calls temporary_files.py::_open_and_lock
+        temporary_files.py::_remove_abandoned_entries temporary_files.py::sync_to_disk
     """,
     'validated by untrusted_files; tests/interop and tests/checkpoints test damaged files': """
-        checkpoints/untrusted.py::_read_array_metadata interop/huggingface/t5_tokenizer.py::_read_pieces
+        checkpoints/untrusted_checkpoints.py::_read_array_metadata interop/huggingface/t5_tokenizer.py::_read_pieces
         interop/huggingface/t5_tokenizer.py::write_t5_tokenizer interop/t5x/checkpoint.py::_open_msgpack
         interop/t5x/checkpoint.py::_read_leaf
     """,
@@ -37,7 +38,7 @@ REASONS = {
         remixer_tasks/files/download.py::_file_sha256 remixer_tasks/vocabulary/sentencepiece_vocabulary.py::_load_model
     """,
     'sent by another process of this run': """
-        checkpoints/manager.py::_gather_stream_positions devices/collectives.py::_poll_failure_key
+        checkpoints/checkpoint_manager.py::_gather_stream_positions devices/collectives.py::_poll_failure_key
         devices/collectives.py::_wait_for_value
     """,
     'targets that a task has written': """

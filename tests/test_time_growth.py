@@ -13,7 +13,7 @@ import time
 import pytest
 
 from remixer_t5x import untrusted_files
-from remixer_t5x.checkpoints import changes
+from remixer_t5x.checkpoints import compatibility
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate.text_inputs import TextInputs
 from remixer_tasks import local_files
@@ -127,7 +127,7 @@ READERS = {
     'texts of infer': make_reader(TextInputs),
     'JSON lines': make_reader(untrusted_files.read_json_lines),
     'JSON': make_json_reader(untrusted_files.parse_json),
-    'gin of a checkpoint': lambda path: changes.parse_bindings(pathlib.Path(path).read_text()),
+    'gin of a checkpoint': lambda path: compatibility.parse_bindings(pathlib.Path(path).read_text()),
 }
 
 

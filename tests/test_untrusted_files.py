@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remixer_t5x import tokenizer_files, untrusted_files
-from remixer_t5x.checkpoints import durable, saved_params, untrusted
+from remixer_t5x.checkpoints import durable_folders, saved_params, untrusted_checkpoints
 from remixer_t5x.cli import infer
 from remixer_t5x.data import task_vocabulary
 from remixer_t5x.errors import UserError
@@ -142,9 +142,9 @@ READERS = {
     'texts': read_texts,
     'output': lambda path: text_inference.PredictionWriter(str(path), {'checkpoint': 'a', 'decoder': 'b'}),
     'checkpoint_file_list': folder_reader(
-        durable.FILE_LIST, lambda folder: durable.verify_file_checksums(epath.Path(folder))
+        durable_folders.FILE_LIST, lambda folder: durable_folders.verify_file_checksums(epath.Path(folder))
     ),
-    'array_metadata': folder_reader('.zarray', untrusted.check_untrusted_checkpoint),
+    'array_metadata': folder_reader('.zarray', untrusted_checkpoints.check_untrusted_checkpoint),
     'checkpoint_record': folder_reader('run/metadata', read_checkpoint_record),
     'tracker_ids': folder_reader(trackers.IDS_FILE, read_tracker_ids),
     'run_times': folder_reader(progress.TIMES_FILE, lambda folder: progress.read_activity_times(epath.Path(folder))),

@@ -13,14 +13,14 @@ import jax
 import jax.numpy as jnp
 from etils import epath
 
-from remixer_t5x import lazy
+from remixer_t5x import lazy_imports
 from remixer_t5x.api.trained_model import TrainedModel
-from remixer_t5x.checkpoints import changes, saved_params
-from remixer_t5x.config import foreign_gin, loading, resolved
+from remixer_t5x.checkpoints import compatibility, saved_params
+from remixer_t5x.config import foreign_gin, loading, reference_resolver
 from remixer_t5x.data import batch_formats, pipeline, task_vocabulary
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError, one_line
-from remixer_t5x.evaluate import best
+from remixer_t5x.evaluate import checkpoint_ranking
 from remixer_t5x.interop import shared_folder
 from remixer_t5x.interop.huggingface import folders
 from remixer_t5x.models.architecture.encoder_decoder import parse_dtype
@@ -86,7 +86,7 @@ def load(
 def _load_folder(path: str, partitioner: Partitioner, vocabulary: str | None, trust_gin: bool) -> TrainedModel:
     advice = f'load({path!r}, trust_gin=True)'
     if path.startswith(shared_folder.HUB_SCHEME):
-        path = str(lazy.import_extra('hub.client').resolve_folder(path))
+        path = str(lazy_imports.import_extra('hub.client').resolve_folder(path))
     folder = model_dir.absolute_path(path)
     with object_store.wrap_read_errors(folder):
         if not folder.is_dir():
@@ -139,7 +139,7 @@ def _read_gin_file(gin_file: str, flags: Sequence[tuple[str, str]] = ()) -> tupl
     model, vocabulary, lengths = loading.load_macro_values(sources, 'MODEL', *sources.defaults, only=True)
     if vocabulary is None:
         loading.load(sources, '%MODEL')
-        vocabulary = pipeline.get_vocabulary(resolved.call_configured(pipeline.DatasetConfig, 'train'))
+        vocabulary = pipeline.get_vocabulary(reference_resolver.call_configured(pipeline.DatasetConfig, 'train'))
     if isinstance(model, Model):
         loading.load(dataclasses.replace(sources, flags=()), '%MODEL', only=True)
         model = dataclasses.replace(model, config=loading.config_text())
@@ -162,7 +162,7 @@ def find_checkpoint(path: str) -> str:
     try:
         return str(saved_params.find_checkpoint(path, PATH_SETTING))
     except UserError:
-        if not (best_checkpoints := best.find_best_checkpoints(path)):
+        if not (best_checkpoints := checkpoint_ranking.find_best_checkpoints(path)):
             raise
         return str(next(iter(best_checkpoints.values()))['path'])
 
@@ -217,7 +217,7 @@ def _load_shared_folder(shared: shared_folder.SharedModel, partitioner: Partitio
             f'{vocabulary_record}; download it again'
         )
     shapes = (shared_folder.shapes_by_name(tree) for tree in (arrays, _abstract_params(model, partitioner)))
-    if difference := changes.describe_shape_difference(*shapes):
+    if difference := compatibility.describe_shape_difference(*shapes):
         raise UserError(f'the parameters in {folder} do not fit the model in its {shared_folder.GIN}: {difference}')
     params = _put_params_on_devices(arrays, model, partitioner)
     saved_params.check_finite(folder, params)

@@ -23,7 +23,7 @@ from flax import traverse_util
 from jax.sharding import NamedSharding, PartitionSpec
 
 from remixer_t5x import untrusted_files
-from remixer_t5x.checkpoints import changes, durable, untrusted
+from remixer_t5x.checkpoints import compatibility, durable_folders, untrusted_checkpoints
 from remixer_t5x.devices import collectives
 from remixer_t5x.devices.partition import Partitioner, unbox
 from remixer_t5x.errors import UserError, one_line, suggest_similar_name
@@ -70,7 +70,8 @@ class SavedParams:
     def read(self, abstract: Mapping[str, jax.ShapeDtypeStruct]) -> Arrays:
         """Reads the arrays named in `abstract`, with the given shapes and shardings. All names must be in `shapes`.
 
-        Raises UserError if an array cannot be read, and durable.DamagedCheckpoint if it contains NaN or infinity.
+        Raises UserError if an array cannot be read, and durable_folders.DamagedCheckpoint if it contains NaN or
+        infinity.
         """
         here = {name: leaf for name, leaf in abstract.items() if name in self.saved_shapes}
         in_base = {name: leaf for name, leaf in abstract.items() if name not in here}
@@ -135,28 +136,28 @@ def wrap_checkpoint_errors(path: epath.Path, done: str) -> Iterator[None]:
 def verify_checkpoint_files(folder: epath.Path, listed: bool = False) -> None:
     """Checks the files of a checkpoint in the first process, before any process reads them.
 
-    Raises durable.DamagedCheckpoint if a file is damaged, or if `listed` is True and `files.json` is missing. Raises
-    UserError if a link or a listed file name points outside of the folder.
+    Raises durable_folders.DamagedCheckpoint if a file is damaged, or if `listed` is True and `files.json` is missing.
+    Raises UserError if a link or a listed file name points outside of the folder.
     """
     damage = None
     if jax.process_index() == 0:
         untrusted_files.check_links_inside(folder)
         try:
-            if listed or (folder / durable.FILE_LIST).exists():
-                durable.verify_file_checksums(folder)
+            if listed or (folder / durable_folders.FILE_LIST).exists():
+                durable_folders.verify_file_checksums(folder)
             # Check the checksums first, so that a damaged array description is reported as damage.
-            untrusted.check_array_metadata(folder)
-        except durable.DamagedCheckpoint as error:
+            untrusted_checkpoints.check_array_metadata(folder)
+        except durable_folders.DamagedCheckpoint as error:
             damage = str(error)
     if damage := collectives.broadcast(damage):
-        raise durable.DamagedCheckpoint(damage)
+        raise durable_folders.DamagedCheckpoint(damage)
 
 
 def check_finite(folder: epath.Path, tree: Any) -> None:
-    """Raises durable.DamagedCheckpoint if an array contains NaN or infinity. The message names the first such array."""
+    """Raises durable_folders.DamagedCheckpoint, which names the array, if an array contains NaN or infinity."""
     name = train_state.first_nonfinite(tree)
     if name:
-        raise durable.DamagedCheckpoint(
+        raise durable_folders.DamagedCheckpoint(
             f'the checkpoint at {folder} contains non-finite values, first in the array {name}'
         )
 
@@ -183,12 +184,12 @@ def saved_shapes(path: epath.Path) -> dict[str, tuple[int, ...]]:
 
 def check_shapes_fit_model(
     checkpoint: epath.Path,
-    saved: changes.Shapes,
-    current: changes.Shapes,
+    saved: compatibility.Shapes,
+    current: compatibility.Shapes,
     advice: str = 'use the same model and sizes, or another checkpoint',
 ) -> None:
     """Raises UserError if the names or shapes of a checkpoint's arrays differ from the model's."""
-    if difference := changes.describe_shape_difference(saved, current):
+    if difference := compatibility.describe_shape_difference(saved, current):
         raise UserError(f'the checkpoint at {checkpoint} does not fit this model: {difference}; {advice}')
 
 
@@ -201,7 +202,7 @@ def read_record(step: epath.Path) -> dict[str, Any]:
 def checkpoint_fingerprint(step: epath.Path) -> str:
     """Returns the SHA-256 of a checkpoint's file list. Copies of the checkpoint have the same fingerprint."""
     with wrap_checkpoint_errors(step, 'read'):
-        return hashlib.sha256(untrusted_files.read_bytes(step / durable.FILE_LIST)).hexdigest()
+        return hashlib.sha256(untrusted_files.read_bytes(step / durable_folders.FILE_LIST)).hexdigest()
 
 
 def hash_params(arrays: Mapping[str, Any]) -> str:
@@ -259,7 +260,7 @@ def list_steps(folder: epath.Path) -> list[int]:
         names = [
             child.name
             for child in folder.iterdir()
-            if durable.is_step_name(child.name) and is_complete_checkpoint(child)
+            if durable_folders.is_step_name(child.name) and is_complete_checkpoint(child)
         ]
     return sorted(map(int, names))
 
@@ -321,7 +322,7 @@ def open_checkpoint(path: str, setting: str = 'INITIAL_CHECKPOINT_PATH') -> Save
     model_dir.check_path_has_no_glob(step)
     verify_checkpoint_files(step)
     if collectives.is_distributed():
-        listed = (step / durable.FILE_LIST).exists()
+        listed = (step / durable_folders.FILE_LIST).exists()
         collectives.check_same_on_processes(
             {f'the checkpoint {step}': checkpoint_fingerprint(step) if listed else 'unlisted'}
         )

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from remixer_t5x import lazy, ranges, startup
+from remixer_t5x import lazy_imports, ranges, startup_timer
 from remixer_t5x.errors import UserError
 
 ON_CPU = {'JAX_PLATFORMS': 'cpu'}
@@ -149,7 +149,7 @@ def load_config(args: argparse.Namespace, root: str, partial: bool = True, **sou
     from remixer_t5x.config import loading
 
     loading.load(_config_sources(args, **sources), root, importing=hide_library_output(args), partial=partial)
-    startup.end_phase('imports')
+    startup_timer.end_phase('imports')
 
 
 def load_values(args: argparse.Namespace, *macros: str, **sources: Any) -> list[Any]:
@@ -212,7 +212,7 @@ def _find_checkpoint_config(args: argparse.Namespace) -> tuple[list[str], list[t
 
 def hide_library_output(args: argparse.Namespace) -> contextlib.AbstractContextManager[None]:
     """Hides the output of libraries during their import, unless `--verbose` is set or the import fails."""
-    return contextlib.nullcontext() if args.verbose else lazy.discard_stderr()
+    return contextlib.nullcontext() if args.verbose else lazy_imports.discard_stderr()
 
 
 def whole_number_type(minimum: int) -> Callable[[str], int]:

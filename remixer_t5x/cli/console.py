@@ -14,7 +14,7 @@ import sys
 import warnings
 from typing import Any
 
-from remixer_t5x import lazy
+from remixer_t5x import lazy_imports
 from remixer_t5x.errors import UserError
 
 # asyncio and Orbax (through absl) log tracebacks of failed writes. The checkpoint manager reports these errors itself.
@@ -134,7 +134,7 @@ def continue_without_stdout() -> None:
 
 def hide_logs() -> None:
     """Hides library warnings and log lines below ERROR from now on."""
-    lazy.set_log_levels()
+    lazy_imports.set_log_levels()
     warnings.simplefilter('ignore')
     logging.basicConfig(level=logging.ERROR, format='%(name)s: %(message)s')
     for name in _LOGGERS:

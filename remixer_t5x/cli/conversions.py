@@ -16,10 +16,10 @@ import numpy as np
 from etils import epath
 from flax import traverse_util
 
-from remixer_t5x import lazy
+from remixer_t5x import lazy_imports
 from remixer_t5x.api import saved_models
-from remixer_t5x.api.building import build_model
-from remixer_t5x.checkpoints import changes, saved_params
+from remixer_t5x.api.model_building import build_model
+from remixer_t5x.checkpoints import compatibility, saved_params
 from remixer_t5x.cli.console import print_line
 from remixer_t5x.config import loading
 from remixer_t5x.data import batch_formats, task_vocabulary
@@ -142,7 +142,7 @@ def average_checkpoints(args: argparse.Namespace) -> None:
     total, record, step = converted_checkpoint.read_checkpoint(checkpoints[0], '--average')
     for checkpoint in checkpoints[1:]:
         params, other, other_step = converted_checkpoint.read_checkpoint(checkpoint, '--average')
-        difference = changes.describe_shape_difference(
+        difference = compatibility.describe_shape_difference(
             shared_folder.shapes_by_name(params), shared_folder.shapes_by_name(total)
         )
         if not difference and other.get('vocabulary') != record.get('vocabulary'):
@@ -169,7 +169,7 @@ def to_adapters(args: argparse.Namespace) -> None:
     """
     params, record, step = converted_checkpoint.read_checkpoint(args.checkpoint, '--checkpoint', merge=False)
     config = str(record.get('config') or '')
-    path = args.base or changes.parse_bindings(config).get('INITIAL_CHECKPOINT_PATH', 'None').strip('\'"')
+    path = args.base or compatibility.parse_bindings(config).get('INITIAL_CHECKPOINT_PATH', 'None').strip('\'"')
     if path == 'None':
         raise UserError('the run started from random parameters, not from a checkpoint; pass --base=CHECKPOINT')
     base = saved_params.find_checkpoint(path, '--base')
@@ -192,7 +192,9 @@ def to_adapters(args: argparse.Namespace) -> None:
     record[saved_params.BASE_PARAMS_KEY] = saved_params.hash_params(base_arrays)
     # If --from_hf converted the base model to the cache, record its Hugging Face name: the cache may be removed.
     if base.is_relative_to(model_dir.absolute_path(cache.cache_root())):
-        record[saved_params.BASE_SOURCE_KEY] = lazy.import_extra('hub.client').model_name(base_record['converted_from'])
+        record[saved_params.BASE_SOURCE_KEY] = lazy_imports.import_extra('hub.client').model_name(
+            base_record['converted_from']
+        )
     write_model_dir(folder, traverse_util.unflatten_dict(changed, sep='/'), step, record, config)
     print_line('base', f'{base}; if you move it, write its new path to {folder / saved_params.BASE_FILE}')
     merged, _, _ = converted_checkpoint.read_checkpoint(args.checkpoint)
@@ -247,7 +249,7 @@ def _check_t5x_network(model: Seq2Seq, vocabulary: Any) -> None:
 
 def convert_to_model_dir(args: argparse.Namespace) -> None:
     """Converts a Hugging Face model or a shared folder to a MODEL_DIR (`--from_hf=NAME --to=MODEL_DIR`)."""
-    folder = lazy.import_extra('hub.client').resolve_folder(args.from_hf, print_line)
+    folder = lazy_imports.import_extra('hub.client').resolve_folder(args.from_hf, print_line)
     if shared_folder.is_shared_folder(folder):
         _convert_shared_folder(args, folder)
         return

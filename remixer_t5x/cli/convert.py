@@ -7,7 +7,7 @@ the input.
 
 import argparse
 
-from remixer_t5x import lazy
+from remixer_t5x import lazy_imports
 from remixer_t5x.cli import arguments
 from remixer_t5x.cli.arguments import ON_CPU, Command
 from remixer_t5x.errors import UserError
@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> None:
     elif source == 'average':
         conversions.average_checkpoints(args)
     elif target in ('to_shared', 'push_to_hub'):
-        share = lazy.import_extra('hub.share')
+        share = lazy_imports.import_extra('hub.share')
         (share.write_shared_model if target == 'to_shared' else share.push_shared_model)(args)
     elif target == 'to_safetensors':
         conversions.to_safetensors(args)

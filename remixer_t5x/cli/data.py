@@ -258,7 +258,7 @@ def cache_tasks(args: argparse.Namespace) -> None:
     if not isinstance(folder, str) or not folder:
         raise UserError(f'CACHE_DIR must be a folder, got {folder!r}; pass, for example, --output_dir=/data/cached')
     from remixer_t5x.data import pipeline, task_vocabulary
-    from remixer_t5x.lazy import seqio
+    from remixer_t5x.lazy_imports import seqio
     from remixer_tasks import caching
 
     for task in seqio.get_subtasks(pipeline.get_task(mixture)):

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from remixer_t5x import lazy
+from remixer_t5x import lazy_imports
 from remixer_t5x.cli import arguments, console, process_flags
 from remixer_t5x.cli.arguments import Command
 from remixer_t5x.errors import UserError
@@ -57,10 +57,10 @@ def run(args: argparse.Namespace) -> None:
         _score_predictions(args)
         return
     arguments.load_config(args, ROOT, base=BASE)
-    from remixer_t5x.config import resolved
+    from remixer_t5x.config import reference_resolver
 
     with process_flags.connect_processes(args):
-        _evaluate_checkpoints(resolved.call_configured(ROOT), args.quantize)
+        _evaluate_checkpoints(reference_resolver.call_configured(ROOT), args.quantize)
 
 
 def _score_predictions(args: argparse.Namespace) -> None:
@@ -133,7 +133,7 @@ def _evaluate_checkpoints(settings: CheckpointEvaluation, quantize: str | None =
                 continue
             results_folder = settings.results_folder(folder)
             if quantize:
-                params = lazy.import_extra('export.functions').round_on_devices(settings.model, params)
+                params = lazy_imports.import_extra('export.functions').round_on_devices(settings.model, params)
                 results_folder = f'{results_folder}_{quantize}'
             if results_folder not in writers and jax.process_index() == 0:
                 run_record = saved_params.read_record(folder)

@@ -66,11 +66,11 @@ def load_config(args: argparse.Namespace) -> None:
 
 def load_settings(args: argparse.Namespace) -> tuple[TextInference, str | None]:
     """Returns the inference settings and the INPUTS template. If VOCABULARY is unset, uses the task's vocabulary."""
-    from remixer_t5x.config import resolved
+    from remixer_t5x.config import reference_resolver
     from remixer_t5x.data import pipeline, task_vocabulary
 
-    settings: TextInference = resolved.call_configured(ROOT)
-    template = resolved.evaluate_macro('INPUTS', None)
+    settings: TextInference = reference_resolver.call_configured(ROOT)
+    template = reference_resolver.evaluate_macro('INPUTS', None)
     if settings.vocabulary is None:
         # This call replaces the loaded gin configuration.
         (mixture,) = arguments.load_values(args, 'MIXTURE_OR_TASK_NAME', base=BASE)
@@ -83,7 +83,7 @@ def find_template_mismatch(checkpoint: str, template: str | None) -> str | None:
     import ast
 
     from remixer_t5x import untrusted_files
-    from remixer_t5x.checkpoints import changes
+    from remixer_t5x.checkpoints import compatibility
     from remixer_t5x.run_folder import model_dir
 
     folder = model_dir.find_model_dir(checkpoint)
@@ -92,7 +92,7 @@ def find_template_mismatch(checkpoint: str, template: str | None) -> str | None:
     config = untrusted_files.read_text(folder / model_dir.CONFIG, 'restore it, or remove it')
     trained = None
     with contextlib.suppress(ValueError, SyntaxError):
-        trained = ast.literal_eval(changes.parse_bindings(config).get('INPUTS', 'None'))
+        trained = ast.literal_eval(compatibility.parse_bindings(config).get('INPUTS', 'None'))
     if trained is None or trained == template:
         return None
     now = 'the texts are read as they are' if template is None else f'INPUTS is now {template!r}'

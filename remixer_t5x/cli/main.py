@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Sequence
 from typing import Any
 
-from remixer_t5x import __version__, lazy, startup
+from remixer_t5x import __version__, lazy_imports, startup_timer
 from remixer_t5x.cli import arguments, console, convert, data, evaluate, fill_in, infer, info, score, train
 from remixer_t5x.cli.arguments import Command
 from remixer_t5x.config import user_modules
@@ -27,7 +27,7 @@ from remixer_t5x.errors import UserError, one_line, suggest_similar_name
 
 def _extra_command(module: str) -> tuple[Command, ...]:
     """Returns a tuple with the command of an optional extra, or an empty tuple if the extra is not installed."""
-    return (lazy.import_extra(module).COMMAND,) if lazy.has_extra(module.partition('.')[0]) else ()
+    return (lazy_imports.import_extra(module).COMMAND,) if lazy_imports.has_extra(module.partition('.')[0]) else ()
 
 
 COMMANDS = (
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
     except (Exception, KeyboardInterrupt) as error:
         code = report_error(error, verbose='--verbose' in arguments_given)
-    if own_process and startup.is_compiling():
+    if own_process and startup_timer.is_compiling():
         # Exits immediately, for example after an error in the data, because Python would otherwise wait for XLA.
         sys.stderr.flush()
         os._exit(code)
@@ -142,9 +142,9 @@ def _run_command(argv: Sequence[str], own_process: bool) -> int:
     os.environ.update({name: value for name, value in command.env.items() if name not in os.environ})
     if command.keeps_buffers and own_process:
         keep_buffers()
-    lazy.verbose = args.verbose
+    lazy_imports.verbose = args.verbose
     if args.verbose:
-        startup.start_timer()
+        startup_timer.start_timer()
     else:
         console.hide_logs()
     if not command.prints_result:
@@ -154,15 +154,15 @@ def _run_command(argv: Sequence[str], own_process: bool) -> int:
 
 def _unknown_flag_message(args: argparse.Namespace, unknown: list[str]) -> str:
     """Returns the error message for unknown arguments, and suggests the equivalent of the first argument if known."""
-    from remixer_t5x.config import files
+    from remixer_t5x.config import gin_files
 
     message = f'unrecognized arguments: {" ".join(unknown)}'
     parser = getattr(args, 'own_parser', None) or _build_parser()
     flag, _, value = unknown[0].partition('=')
     name = flag.removeprefix('--')
-    if name in files.T5X_NAMES['flags']:
-        message += f'; the equivalent of this T5X flag is {files.T5X_NAMES["flags"][name]}'
-    elif hasattr(args, 'gin_file') and value and files.find_files_with_macro(name.upper()):
+    if name in gin_files.T5X_NAMES['flags']:
+        message += f'; the equivalent of this T5X flag is {gin_files.T5X_NAMES["flags"][name]}'
+    elif hasattr(args, 'gin_file') and value and gin_files.find_files_with_macro(name.upper()):
         message += f'; the setting is --gin.{name.upper()}={value}'
     return f'{message}; see {parser.prog} --help'
 

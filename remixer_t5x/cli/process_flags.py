@@ -36,8 +36,9 @@ _FLAGS = {
         'time without a heartbeat after which a process counts as lost (default 100)',
     ),
 }
-# Settings that may differ between processes: the paths of MODEL_DIR and its vocabulary, and profiling. `start.claim`
-# checks that all processes share MODEL_DIR, and the vocabulary ids are compared later.
+# Settings that may differ between processes: the paths of MODEL_DIR and its vocabulary, and profiling.
+# `run_setup.create_shared_model_dir` checks that all processes share MODEL_DIR, and the vocabulary ids are compared
+# later.
 MAY_DIFFER = ('MODEL_DIR', 'PROFILE_PERIOD', 'remixer_tasks.vocabularies.saved.folder')
 # Prefixes of environment variables that affect compilation by JAX, and of those that may differ between processes.
 _COMPILER_VARIABLES = ('JAX_', 'XLA_', 'LIBTPU_')
@@ -81,13 +82,13 @@ def connect_processes(args: argparse.Namespace, saves: bool = False) -> Iterator
 
 def process_independent_values(command: str) -> dict[str, Any]:
     """Returns the values that must be equal in all processes, in the order in which they are compared."""
-    from remixer_t5x.checkpoints import changes
+    from remixer_t5x.checkpoints import compatibility
     from remixer_t5x.config import loading
     from remixer_t5x.run_folder import model_dir
 
     # Keeps relative paths, because processes may run in different folders.
     text = loading.config_text(absolute_paths=False)
-    settings = changes.parse_bindings(text)
+    settings = compatibility.parse_bindings(text)
     return {
         'the command': command,
         **{f'version of {name}': version for name, version in model_dir.package_versions().items()},

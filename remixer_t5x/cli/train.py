@@ -12,7 +12,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
-from remixer_t5x import lazy
+from remixer_t5x import lazy_imports
 from remixer_t5x.cli import arguments, process_flags
 from remixer_t5x.cli.arguments import Command
 from remixer_t5x.errors import UserError
@@ -41,17 +41,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Trains a model, prints the paths of the results, and returns the exit code."""
     # Report missing libraries before MODEL_DIR is created.
-    lazy.check_libraries_installed()
+    lazy_imports.check_libraries_installed()
     if args.from_hf is not None:
         _start_from_hugging_face(args)
     arguments.load_config(args, ROOT, partial=False)
     import jax
 
-    from remixer_t5x.config import loading, resolved
+    from remixer_t5x.config import loading, reference_resolver
     from remixer_t5x.testing import check_custom_sublayers
     from remixer_t5x.train import loop
 
-    steps, start = (resolved.get_unevaluated_macro(name) for name in ('TRAIN_STEPS', 'INITIAL_CHECKPOINT_PATH'))
+    steps, start = (
+        reference_resolver.get_unevaluated_macro(name) for name in ('TRAIN_STEPS', 'INITIAL_CHECKPOINT_PATH')
+    )
     if args.command == 'finetune' and isinstance(steps, int) and isinstance(start, str):
         raise UserError(
             f'TRAIN_STEPS is {steps} and INITIAL_CHECKPOINT_PATH is set; in T5X, TRAIN_STEPS includes the steps of '
@@ -60,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     # Keep our signal handlers installed until the summary is printed.
     with process_flags.connect_processes(args, saves=True), contextlib.ExitStack() as signals:
         # The train step starts compiling before the tasks are created, because creating tasks imports TensorFlow.
-        settings: Run = resolved.call_configured(ROOT, deferred=(TRAINING_TASK, EVALUATION_TASKS))
+        settings: Run = reference_resolver.call_configured(ROOT, deferred=(TRAINING_TASK, EVALUATION_TASKS))
         _check_command(args.command, settings)
         lines = check_custom_sublayers(settings.step_config.model, settings.dataset.pack)
         if jax.process_index() == 0:
@@ -97,9 +99,9 @@ def _check_command(command: str, settings: Run) -> None:
 
 
 def _flops_per_step(settings: Run) -> float:
-    from remixer_t5x.costs import counts
+    from remixer_t5x.costs import model_counts
 
-    count = counts.count_model(settings.step_config.model, settings.dataset.task_feature_lengths)
+    count = model_counts.count_model(settings.step_config.model, settings.dataset.task_feature_lengths)
     return count.training_flops * settings.dataset.batch_size
 
 
@@ -108,12 +110,12 @@ def _write_report(folder: str) -> str:
 
     if object_store.is_remote(folder):
         raise UserError('the report must be written to a local folder, got a bucket; run remixer-t5x report')
-    lazy.import_extra('reports.report_writer').write_report([folder], f'{folder}/{REPORT}')
+    lazy_imports.import_extra('reports.report_writer').write_report([folder], f'{folder}/{REPORT}')
     return f'{folder}/{REPORT}'
 
 
 def _print_summary(result: TrainResult) -> None:
-    from remixer_t5x.evaluate import best
+    from remixer_t5x.evaluate import checkpoint_ranking
     from remixer_t5x.run_folder import model_dir
     from remixer_t5x.train import progress
 
@@ -132,16 +134,17 @@ def _print_summary(result: TrainResult) -> None:
         duration = progress.format_duration(sum(result.seconds_by_activity.values()))
         print(f'time         {duration}: {progress.format_activity_shares(result.seconds_by_activity)}')
     print(f'checkpoint   {result.checkpoint}')
-    best_checkpoints = best.find_best_checkpoints(result.folder)
+    best_checkpoints = checkpoint_ranking.find_best_checkpoints(result.folder)
     for task, record in best_checkpoints.items():
         print(f'best         {task}: {record["metric"]} {record["value"]:.2f} at {record["path"]}')
     ranks = {
-        task: best.signed_score(record['metric'], record['value'])
+        task: checkpoint_ranking.signed_score(record['metric'], record['value'])
         for task, record in best_checkpoints.items()
-        if task != best.AVERAGE_TASK
+        if task != checkpoint_ranking.AVERAGE_TASK
     }
     if len(ranks) > 1:
-        print(f'             average over {len(ranks)} tasks, each at its best step: {best.mean_score(ranks):.2f}')
+        average = checkpoint_ranking.mean_score(ranks)
+        print(f'             average over {len(ranks)} tasks, each at its best step: {average:.2f}')
     if model_dir.absolute_path(f'{result.folder}/{model_dir.TENSORBOARD}').exists():
         print(f'TensorBoard  {result.folder}/{model_dir.TENSORBOARD}  (tensorboard --logdir {result.folder})')
     print(f'metrics      {result.folder}/{model_dir.METRICS}')
@@ -152,11 +155,11 @@ def _plot_loss(result: TrainResult, on_save_failure: str) -> None:
     from remixer_t5x.run_folder import model_dir
     from remixer_t5x.train import settings
 
-    if result.train.get('loss') is None or not lazy.has_extra('reports'):
+    if result.train.get('loss') is None or not lazy_imports.has_extra('reports'):
         return
     try:
         metrics, picture = f'{result.folder}/{model_dir.METRICS}', f'{result.folder}/{LOSS_PICTURE}'
-        picture = lazy.import_extra('reports.curves').plot_loss(metrics, picture)
+        picture = lazy_imports.import_extra('reports.curves').plot_loss(metrics, picture)
         print(f'loss curve   {picture}')
     except UserError as error:
         if on_save_failure != settings.CONTINUE:

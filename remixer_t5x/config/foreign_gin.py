@@ -52,7 +52,8 @@ def find_disallowed_statement(text: str, file: str) -> str:
             references.names.clear()
     except (SyntaxError, ValueError, RecursionError, tokenize.TokenError) as error:
         raise UserError(f'{file} is not valid gin ({one_line(str(error))}); restore the original file') from None
-    # Find lines inside strings that `files.GinReader`, which reads line by line, would treat as imports or includes.
+    # Find lines inside strings that `gin_files.GinReader`, which reads line by line, would treat as imports or
+    # includes.
     hidden = (line for number, line in enumerate(lines, 1) if number not in statement_lines)
     return next((line for line in hidden if re.match(r'(from|import|include)\b', line)), '')
 

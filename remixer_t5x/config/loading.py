@@ -23,9 +23,9 @@ from typing import Any
 import gin
 from gin import config_parser
 
-from remixer_t5x import lazy
-from remixer_t5x.config import files, resolved, user_modules
-from remixer_t5x.config.files import FLAG, MODELS_FOLDER, T5X_NAMES, GinText
+from remixer_t5x import lazy_imports
+from remixer_t5x.config import gin_files, reference_resolver, user_modules
+from remixer_t5x.config.gin_files import FLAG, MODELS_FOLDER, T5X_NAMES, GinText
 from remixer_t5x.errors import UserError, one_line, suggest_similar_name
 
 # Default values of macros that models read but other files (for data, hardware or runs) set. This file is loaded first.
@@ -44,7 +44,7 @@ DYNAMIC_REGISTRATION = 'from __gin__ import dynamic_registration'
 class ConfigSources:
     """The sources of a gin configuration.
 
-    In the order `defaults`, `base`, `files`, `flags`, `objects`, each source overrides the previous ones.
+    In the order `defaults`, `base`, `gin_files`, `flags`, `objects`, each source overrides the previous ones.
 
     Attributes:
         files: gin files in the current folder, in `search_paths`, or among the shipped configs.
@@ -97,7 +97,7 @@ def load(
     macros_set = {name: location for text in texts if not text.shipped for name, location in text.macros_set.items()}
     for name, location in macros_set.items():
         _check_macro_is_reference(name, location)
-    resolver = resolved.ReferenceResolver()
+    resolver = reference_resolver.ReferenceResolver()
     for root in roots:
         if root[0] == '%':
             resolver.create_maker(resolver.macro(root[1:]))
@@ -127,22 +127,24 @@ def load_macro_values(sources: ConfigSources, *macros: str, **options: Any) -> l
     Later calls of `load` do not change the returned values.
     """
     load(sources, *(f'%{name}' for name in macros), **options)
-    return [resolved.evaluate_macro(name) for name in macros]
+    return [reference_resolver.evaluate_macro(name) for name in macros]
 
 
 def config_text(absolute_paths: bool = True) -> str:
     """Returns the configuration as gin text. With `absolute_paths`, paths in the text do not depend on the folder."""
-    paths = {name: resolved.get_unevaluated_macro(name) for name in _PATH_MACROS if absolute_paths}
+    paths = {name: reference_resolver.get_unevaluated_macro(name) for name in _PATH_MACROS if absolute_paths}
     if not isinstance(path := paths.get('HF_DATASET'), str) or not os.path.exists(os.path.expanduser(path)):
         paths.pop('HF_DATASET', None)
-    _bind_macros({name: _make_absolute(value) for name, value in paths.items() if value is not resolved.UNDEFINED})
+    _bind_macros(
+        {name: _make_absolute(value) for name, value in paths.items() if value is not reference_resolver.UNDEFINED}
+    )
     # Write the lengths as numbers, so that loading the model with other data does not change parameter shapes.
     lengths = ('MAX_INPUT_LENGTH', 'MAX_TARGET_LENGTH')
     _bind_macros(
         {
-            name: resolved.evaluate_macro(name)
+            name: reference_resolver.evaluate_macro(name)
             for name in lengths
-            if resolved.get_unevaluated_macro(name) is not resolved.UNDEFINED
+            if reference_resolver.get_unevaluated_macro(name) is not reference_resolver.UNDEFINED
         }
     )
     return gin.config_str()
@@ -178,7 +180,7 @@ def parse_model_flag(text: str, search_paths: Sequence[str] = ()) -> list[str]:
                 '--model=remixer+NAME=VALUE'
             )
         is_users = any(pathlib.Path(folder).expanduser().joinpath(file).is_file() for folder in ('', *search_paths))
-        is_shipped = not is_users or (name != file and f'{MODELS_FOLDER}{file}' in files.shipped_files())
+        is_shipped = not is_users or (name != file and f'{MODELS_FOLDER}{file}' in gin_files.shipped_files())
         parts.append(name if '=' in name else f'{MODELS_FOLDER}{file}' if is_shipped and '/' not in file else file)
     return parts
 
@@ -188,7 +190,7 @@ def _read_texts(sources: ConfigSources) -> list[GinText]:
     model = [
         parse_flag(name, value) if value else name for name, _, value in (item.partition('=') for item in sources.model)
     ]
-    reader = files.GinReader(sources.search_paths, model)
+    reader = gin_files.GinReader(sources.search_paths, model)
     texts = [text for file in (DEFAULTS, *sources.base) for text in reader.read(file, prefer_shipped=True)]
     texts += [text for file in sources.files for text in reader.read(file)]
     if sources.model and not reader.model_read:
@@ -255,18 +257,18 @@ def _check_macros(texts: Sequence[GinText], sources: ConfigSources, roots: Colle
     users = [text for text in texts if not text.shipped]
     locations = {name: location for text in users for name, location in text.macros_set.items()}
     for name, location in [*locations.items(), *((name, name) for name in sources.objects)]:
-        if name not in macros_read and not (partial and files.is_known_macro(name)):
+        if name not in macros_read and not (partial and gin_files.is_known_macro(name)):
             raise _unread_macro_error(name, location, macros_read)
     shipped_reads = {name for text in texts if text.shipped for name in text.macros_read}
     for name, location in (item for text in users for item in text.macros_read.items()):
-        if name not in macros_set and not (files.find_files_with_macro(name) if partial else name in shipped_reads):
-            suggestion = '' if files.find_files_with_macro(name) else suggest_similar_name(name, macros_set)
+        if name not in macros_set and not (gin_files.find_files_with_macro(name) if partial else name in shipped_reads):
+            suggestion = '' if gin_files.find_files_with_macro(name) else suggest_similar_name(name, macros_set)
             raise UserError(f'{location} is not set{suggestion or f"; pass {FLAG}{name}=VALUE"}')
 
 
 def _unread_macro_error(name: str, location: str, known: Collection[str]) -> UserError:
     advice = T5X_NAMES['macros'].get(name, '')
-    if not advice and (readers := files.find_files_with_macro(name)):
+    if not advice and (readers := gin_files.find_files_with_macro(name)):
         advice = f'it is a setting of {", ".join(readers[:3])}'
     advice = f'; {advice}' if advice else suggest_similar_name(name, known) or '; remove it'
     return UserError(f'{location} is set, but nothing reads it{advice}')
@@ -274,9 +276,9 @@ def _unread_macro_error(name: str, location: str, known: Collection[str]) -> Use
 
 def _check_macro_is_reference(macro: str, location: str) -> None:
     """Raises UserError if the user sets a macro to a string, but shipped files set it only to references."""
-    if not isinstance(value := resolved.get_unevaluated_macro(macro), str):
+    if not isinstance(value := reference_resolver.get_unevaluated_macro(macro), str):
         return
-    text = '\n'.join(text.text for text in files.shipped_files().values())
+    text = '\n'.join(text.text for text in gin_files.shipped_files().values())
     references = re.findall(rf"\b{macro} ?= ?'?(@[^\s',]+)", text)
     if references and not re.search(rf"^{macro} = '", text, re.M):
         near = difflib.get_close_matches(value, references, n=1, cutoff=0)[0]
@@ -289,20 +291,29 @@ def _check_macro_is_reference(macro: str, location: str) -> None:
 def _replace_task_names() -> None:
     """Replaces task names with calls of functions in `remixer_tasks.names`, and imports MIXTURE_OR_TASK_MODULE."""
     options = [
-        name for name in ('VOCABULARY', 'DATA_DIR') if resolved.get_unevaluated_macro(name) is not resolved.UNDEFINED
+        name
+        for name in ('VOCABULARY', 'DATA_DIR')
+        if reference_resolver.get_unevaluated_macro(name) is not reference_resolver.UNDEFINED
     ]
     lines = []
     for macro in (TASK, f'EVAL_{TASK}'):
-        names, call, argument = resolved.get_unevaluated_macro(macro), f'{macro.lower()}/names.find_provider', 'name'
+        names, call, argument = (
+            reference_resolver.get_unevaluated_macro(macro),
+            f'{macro.lower()}/names.find_provider',
+            'name',
+        )
         if macro != TASK and (isinstance(names, list | tuple) or isinstance(names, str) and ',' in names):
             call, argument = f'{call}s', 'names'
         elif not isinstance(names, str):
             continue
         lines += [f'{macro} = @{call}()', f'{call}.{argument} = {names!r}']
         lines += [f'{call}.{name.lower()} = %{name}' for name in options]
-    if resolved.get_unevaluated_macro(TASK) is not resolved.UNDEFINED and 'VOCABULARY' not in options:
+    if (
+        reference_resolver.get_unevaluated_macro(TASK) is not reference_resolver.UNDEFINED
+        and 'VOCABULARY' not in options
+    ):
         lines += ['VOCABULARY = @names.vocabulary_of()', f'names.vocabulary_of.task = %{TASK}']
-    if (module := resolved.evaluate_macro(MODULE, None)) is not None:
+    if (module := reference_resolver.evaluate_macro(MODULE, None)) is not None:
         if not (isinstance(module, str) and re.fullmatch(r'\w+(\.\w+)*', module)):
             raise UserError(f'{MODULE} must be the name of a module, such as my_package.tasks, got {module!r}')
         lines.insert(0, f'import {module}')
@@ -328,7 +339,7 @@ def parse_gin_text(text: GinText, before: Sequence[GinText]) -> None:
             gin.parse_config([DYNAMIC_REGISTRATION, *header, text.text])
     except Exception as error:
         missing = _find_missing_module(error)
-        is_in_module = user_modules.find_user_frames(error) and missing not in lazy.TASK_LIBRARIES
+        is_in_module = user_modules.find_user_frames(error) and missing not in lazy_imports.TASK_LIBRARIES
         if is_in_module or not (missing or _is_raised_in_gin(error)):
             raise  # The error is in an imported module.
         raise _one_line_error(error, text, before, 1 + len(header) if header else 0) from None
@@ -373,7 +384,11 @@ def _one_line_error(error: Exception, text: GinText, before: Sequence[GinText], 
         number, problem = error.lineno or 1, str(error.msg).splitlines()[-1].strip(' .')
         problem += '; write NAME = value or module.name.setting = value, and close quotes and brackets'
     elif missing := _find_missing_module(error):
-        problem += f'; run {lazy.INSTALL_COMMAND}' if missing in lazy.TASK_LIBRARIES else _suggest_module(missing, ())
+        problem += (
+            f'; run {lazy_imports.INSTALL_COMMAND}'
+            if missing in lazy_imports.TASK_LIBRARIES
+            else _suggest_module(missing, ())
+        )
     else:
         problem += _suggest_name(''.join(lines[number - 1 : number]), text, before)
     return UserError(f'{text.name if text.is_flag else f"{text.name} line {number}"}: {one_line(problem)}')
@@ -388,7 +403,7 @@ def _suggest_name(line: str, text: GinText, before: Sequence[GinText]) -> str:
             if setting := T5X_NAMES['settings'].get('.'.join(pair)):
                 return f'; it is a setting of T5X; use its counterpart {setting}'
         if first not in imports:
-            is_sublayer = f'sublayers/{first}.gin' in files.shipped_files()
+            is_sublayer = f'sublayers/{first}.gin' in gin_files.shipped_files()
             return f'; add --gin_file=sublayers/{first}.gin' if is_sublayer else _suggest_module(first, imports)
     return ''
 

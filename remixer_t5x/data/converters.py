@@ -15,7 +15,7 @@ import numpy as np
 from remixer_t5x.data import batch_formats, task_vocabulary, token_alignment
 from remixer_t5x.data.pipeline import DatasetConfig
 from remixer_t5x.errors import UserError
-from remixer_t5x.lazy import seqio, tf
+from remixer_t5x.lazy_imports import seqio, tf
 
 
 class MaskedLMConverter(seqio.FeatureConverter):

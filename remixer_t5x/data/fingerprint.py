@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from remixer_t5x import untrusted_files
-from remixer_t5x.data.stream import wrap_task_errors
+from remixer_t5x.data.resumable_iterator import wrap_task_errors
 from remixer_t5x.errors import UserError, reason
-from remixer_t5x.lazy import seqio, tf
+from remixer_t5x.lazy_imports import seqio, tf
 
 # The fingerprint of one task. `source` is the class name of the data source; `files` is the number of files, or None if
 # the source does not read files; `hash` covers all files; `each` maps each file name to the file's size and hash, and

@@ -20,7 +20,7 @@ from etils import epath
 from remixer_t5x import ranges
 from remixer_t5x.data import batch_formats, fingerprint, task_vocabulary
 from remixer_t5x.errors import UserError, suggest_similar_name
-from remixer_t5x.lazy import seqio
+from remixer_t5x.lazy_imports import seqio
 
 # A task or mixture may be passed as a function, so that seqio is imported only when the function is called.
 TaskOrName: TypeAlias = 'str | seqio.Task | seqio.Mixture | Callable[[], str | seqio.Task | seqio.Mixture]'

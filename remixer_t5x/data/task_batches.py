@@ -20,7 +20,7 @@ import numpy as np
 from remixer_t5x import tf_data
 from remixer_t5x.data import batch_formats, pipeline, task_vocabulary
 from remixer_t5x.data.pipeline import DatasetConfig
-from remixer_t5x.data.stream import (
+from remixer_t5x.data.resumable_iterator import (
     ResumableIterator,
     call_without_autograph,
     error_message,
@@ -29,7 +29,7 @@ from remixer_t5x.data.stream import (
     wrap_task_errors,
 )
 from remixer_t5x.errors import UserError
-from remixer_t5x.lazy import seqio, tf
+from remixer_t5x.lazy_imports import seqio, tf
 
 Batch = dict[str, np.ndarray]
 

@@ -21,7 +21,7 @@ from etils import epath
 from remixer_t5x.errors import UserError
 
 if TYPE_CHECKING:
-    from remixer_t5x.lazy import seqio
+    from remixer_t5x.lazy_imports import seqio
 
 # Folder in MODEL_DIR with a copy of the vocabulary, so that a trained model can be used without its training data.
 VOCABULARY_FOLDER = 'vocabulary'

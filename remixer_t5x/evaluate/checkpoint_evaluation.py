@@ -21,7 +21,7 @@ from remixer_t5x.checkpoints import saved_params
 from remixer_t5x.data import batch_formats, task_vocabulary
 from remixer_t5x.devices import collectives, partition
 from remixer_t5x.errors import UserError
-from remixer_t5x.evaluate import best, task_examples
+from remixer_t5x.evaluate import checkpoint_ranking, task_examples
 from remixer_t5x.evaluate.task_evaluation import TaskEvaluation, TaskEvaluator, TaskReport
 from remixer_t5x.run_folder import metrics, model_dir, object_store
 
@@ -87,7 +87,7 @@ class CheckpointEvaluation:
         parent = checkpoint.parent
         if parent.name == model_dir.CHECKPOINTS:
             parent = parent.parent
-        elif parent.parent.name == best.BEST_FOLDER:
+        elif parent.parent.name == checkpoint_ranking.BEST_FOLDER:
             parent = parent.parent.parent
         return self.output_dir or str(parent / EVAL_FOLDER)
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from remixer_t5x import temporary
+from remixer_t5x import temporary_files
 from remixer_t5x.data import batch_formats
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate import predictions
@@ -121,7 +121,7 @@ def write_embeddings(
         target.parent.mkdir(parents=True, exist_ok=True)
         with unfinished.open('wb') as file:
             (_write_npz if target.suffix == NPZ else _write_parquet)(file, records, with_tokens)
-        temporary.sync_and_rename(unfinished, target)
+        temporary_files.sync_and_rename(unfinished, target)
     return counts
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from remixer_t5x import ranges
 from remixer_t5x.data import pipeline, task_batches
 from remixer_t5x.errors import UserError
-from remixer_t5x.lazy import seqio
+from remixer_t5x.lazy_imports import seqio
 from remixer_t5x.optim.train_step import TARGET_COUNTS
 from remixer_t5x.run_folder import metrics
 

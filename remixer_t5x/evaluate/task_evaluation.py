@@ -20,7 +20,7 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate import head_predictions, predictions, task_examples
 from remixer_t5x.evaluate.predictions import Decoding, Prediction, Predictor, pad_ids
 from remixer_t5x.evaluate.task_examples import TaskExamples
-from remixer_t5x.lazy import seqio
+from remixer_t5x.lazy_imports import seqio
 from remixer_t5x.models import interface
 
 Metrics = dict[str, float]

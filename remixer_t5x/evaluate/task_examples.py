@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from remixer_t5x import tf_data
-from remixer_t5x.data import pipeline, stream, task_vocabulary
+from remixer_t5x.data import pipeline, resumable_iterator, task_vocabulary
 from remixer_t5x.errors import UserError, suggest_similar_name
-from remixer_t5x.lazy import seqio
+from remixer_t5x.lazy_imports import seqio
 
 Example = Mapping[str, Any]
 # Number of examples from which the hash that identifies a task's data is computed.
@@ -101,8 +101,8 @@ def read_examples(
     vocabularies.
     """
     vocabulary = task_vocabulary.get_vocabulary(task)
-    with stream.wrap_task_errors(task.name):
-        dataset = stream.call_without_autograph(
+    with resumable_iterator.wrap_task_errors(task.name):
+        dataset = resumable_iterator.call_without_autograph(
             lambda: task.get_dataset(dict(lengths), split=split, shuffle=False, num_epochs=1, try_in_mem_cache=False)
         )
         examples = list(tf_data.numpy_iterator(dataset.take(-1 if limit is None else limit)))

@@ -1,1 +1,1 @@
-"""Optional features. Any subfolder can be deleted, because the core package imports extras with `lazy.import_extra`."""
+"""Optional features. Any subfolder can be deleted, because the core imports extras with `lazy_imports.import_extra`."""

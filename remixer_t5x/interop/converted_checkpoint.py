@@ -13,7 +13,7 @@ import numpy as np
 from etils import epath
 from flax import traverse_util
 
-from remixer_t5x.checkpoints import durable, manager, saved_params
+from remixer_t5x.checkpoints import checkpoint_manager, durable_folders, saved_params
 from remixer_t5x.data import task_vocabulary
 from remixer_t5x.errors import UserError
 from remixer_t5x.models import lora
@@ -59,7 +59,7 @@ def copy_vocabulary_files(source: epath.Path, target: epath.Path) -> bool:
 def write_checkpoint(folder: epath.Path, params: Params, step: int, run: Mapping[str, Any]) -> epath.Path:
     """Writes a checkpoint with the record `run` to the MODEL_DIR `folder`, and returns the checkpoint's folder."""
     checkpoints = folder / model_dir.CHECKPOINTS
-    manager.write_params(checkpoints, step, params, run)
+    checkpoint_manager.write_params(checkpoints, step, params, run)
     return checkpoints / str(step)
 
 
@@ -79,4 +79,4 @@ def read_checkpoint(
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     arrays = saved.read({n: jax.ShapeDtypeStruct(shape, np.float32, sharding=device) for n, shape in shapes.items()})
     params = traverse_util.unflatten_dict({name: np.asarray(array) for name, array in arrays.items()}, sep='/')
-    return params, dict(saved.record), int(saved.step.name) if durable.is_step_name(saved.step.name) else 0
+    return params, dict(saved.record), int(saved.step.name) if durable_folders.is_step_name(saved.step.name) else 0

@@ -19,7 +19,7 @@ from flax import traverse_util
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from remixer_t5x import temporary, untrusted_files
+from remixer_t5x import temporary_files, untrusted_files
 from remixer_t5x.errors import UserError, one_line
 
 Params = Any
@@ -122,7 +122,7 @@ def write_file(path: pathlib.Path, arrays: Mapping[str, np.ndarray], metadata: M
         save_file(contiguous, unfinished, dict(metadata))
         # safetensors restricts the file to its owner, regardless of the umask.
         unfinished.chmod(mode)
-        temporary.sync_and_rename(unfinished, path)
+        temporary_files.sync_and_rename(unfinished, path)
     except (OSError, SafetensorError) as error:
         # On a read-only disk, unlink fails even for a missing file.
         with contextlib.suppress(OSError):

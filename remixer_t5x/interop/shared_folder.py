@@ -68,7 +68,7 @@ class SharedModel:
 
 
 def shapes_by_name(params: Any) -> dict[str, tuple[int, ...]]:
-    """Maps parameter names with the prefix `params/` to shapes, for `changes.describe_shape_difference`."""
+    """Maps parameter names with the prefix `params/` to shapes, for `compatibility.describe_shape_difference`."""
     return {f'params/{name}': leaf.shape for name, leaf in traverse_util.flatten_dict(params, sep='/').items()}
 
 

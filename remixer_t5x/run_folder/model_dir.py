@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from etils import epath
 
-from remixer_t5x import lazy
+from remixer_t5x import lazy_imports
 from remixer_t5x.errors import UserError, one_line
 from remixer_t5x.run_folder import object_store
 
@@ -77,7 +77,7 @@ def create_model_dir(path: str | os.PathLike[str]) -> epath.Path:
         folder.mkdir(parents=True, exist_ok=True)
         # Always write the marker file, to check that the folder is writable.
         (folder / MARKER_FILE).write_text(json.dumps({'format': 'remixer_t5x', 'version': 1}) + '\n')
-    except lazy.file_error_types() as error:
+    except lazy_imports.file_error_types() as error:
         raise UserError(
             f'MODEL_DIR {folder} cannot be written ({object_store.describe_error(error)}); use another folder'
         ) from error

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from remixer_t5x import startup
+from remixer_t5x import startup_timer
 from remixer_t5x.data import batch_formats, pipeline, task_vocabulary
 from remixer_t5x.devices import collectives, compiler_options
 from remixer_t5x.optim import train_state, train_step
@@ -38,7 +38,9 @@ class AheadOfTimeFunction:
         if self._thread is None:
             lowered = self._function.lower(*self._shapes)
             # Do not use a daemon thread, because Python must not exit while XLA is compiling.
-            self._thread = threading.Thread(target=self._compile, args=(lowered,), name=startup.COMPILE_THREAD_NAME)
+            self._thread = threading.Thread(
+                target=self._compile, args=(lowered,), name=startup_timer.COMPILE_THREAD_NAME
+            )
             self._thread.start()
 
     def _compile(self, lowered: jax.stages.Lowered) -> None:

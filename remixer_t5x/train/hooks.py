@@ -12,12 +12,12 @@ import jax
 from etils import epath
 
 from remixer_t5x.data import task_batches
-from remixer_t5x.evaluate import best, held_out_loss, task_evaluation
+from remixer_t5x.evaluate import checkpoint_ranking, held_out_loss, task_evaluation
 from remixer_t5x.evaluate.task_evaluation import TaskEvaluator, TaskReport
 from remixer_t5x.optim.train_state import TrainState
 from remixer_t5x.run_folder import object_store
 from remixer_t5x.train.run_log import RunLog
-from remixer_t5x.train.saving import RunState
+from remixer_t5x.train.run_state import RunState
 
 PROFILED_STEPS = 3
 # A function that maps a train state to the parameters to evaluate: the averaged or the latest parameters.
@@ -90,7 +90,7 @@ class TaskEvaluationHook:
     """
 
     evaluator: TaskEvaluator
-    best_checkpoints: best.BestCheckpoints
+    best_checkpoints: checkpoint_ranking.BestCheckpoints
     log: RunLog
     params_of: ParamsSelector
     shown: int = 0
@@ -101,12 +101,14 @@ class TaskEvaluationHook:
         for report in self.evaluator(params):
             self._log_report(state, params, report)
             if (metric := self.best_checkpoints.score(report)) is not None:
-                scores[report.task] = best.signed_score(*metric)
+                scores[report.task] = checkpoint_ranking.signed_score(*metric)
         if len(scores) > 1:
-            metrics = {best.AVERAGE_TASK: best.mean_score(scores)}
-            self._log_report(state, params, TaskReport(best.AVERAGE_TASK, self.evaluator.split, metrics, (), 0.0))
+            metrics = {checkpoint_ranking.AVERAGE_TASK: checkpoint_ranking.mean_score(scores)}
+            self._log_report(
+                state, params, TaskReport(checkpoint_ranking.AVERAGE_TASK, self.evaluator.split, metrics, (), 0.0)
+            )
         if scores:
-            state.patience.add_evaluation(state.step, best.mean_score(scores))
+            state.patience.add_evaluation(state.step, checkpoint_ranking.mean_score(scores))
 
     def _log_report(self, state: RunState, params: Any, report: TaskReport) -> None:
         self.log.log_evaluation(f'eval/{report.task}', state.step, report.metrics, report.seconds)

@@ -14,12 +14,12 @@ from typing import Any
 import jax
 from etils import epath
 
-from remixer_t5x import startup
-from remixer_t5x.checkpoints import manager, saved_params
+from remixer_t5x import startup_timer
+from remixer_t5x.checkpoints import checkpoint_manager, saved_params
 from remixer_t5x.data import batch_formats, prefetch
-from remixer_t5x.evaluate import best
+from remixer_t5x.evaluate import checkpoint_ranking
 from remixer_t5x.run_folder import metrics, model_dir
-from remixer_t5x.train import compilation, hooks, preemption, progress, run_log, saving, settings, start
+from remixer_t5x.train import compilation, hooks, preemption, progress, run_log, run_setup, run_state, settings
 
 
 def train(
@@ -48,7 +48,7 @@ def train(
         UserError: a setting is invalid, the disk is full, or the loss is not finite.
     """
     timeline = progress.ActivityTimer()
-    startup.end_phase('configuration')
+    startup_timer.end_phase('configuration')
 
     folder, checkpoints_path = run.folder, model_dir.absolute_path(run.folder.model_dir) / model_dir.CHECKPOINTS
     # Check the path of the initial checkpoint first, because preparing programs and data is slow. A resumed run does
@@ -57,19 +57,19 @@ def train(
         saved_params.find_checkpoint(folder.initial_checkpoint_path)
     # XLA compiles the train step in a thread while this thread opens the data.
     programs = compilation.CompiledPrograms(run)
-    startup.end_phase('model')
-    data = start.RunData(run)
-    startup.end_phase('data')
+    startup_timer.end_phase('model')
+    data = run_setup.RunData(run)
+    startup_timer.end_phase('data')
 
-    path = start.create_shared_model_dir(run.folder.model_dir)
+    path = run_setup.create_shared_model_dir(run.folder.model_dir)
     record = {**data.record, 'config': config_text, 'versions': model_dir.package_versions()}
     with contextlib.ExitStack() as stack:
         if jax.process_index() == 0:
             stack.enter_context(model_dir.lock_model_dir(path))
-        checkpoints = stack.enter_context(saving.open_checkpoints(path, run.folder.keep_checkpoints))
+        checkpoints = stack.enter_context(run_state.open_checkpoints(path, run.folder.keep_checkpoints))
         with timeline.measure(progress.RESTORING_STATE):
-            state, notes = start.restore_or_create_state(run, checkpoints, programs, data, record)
-        startup.end_phase('state')
+            state, notes = run_setup.restore_or_create_state(run, checkpoints, programs, data, record)
+        startup_timer.end_phase('state')
 
         first, last, is_new = state.step, run.periods.train_steps, state.saved_step is None
         devices = run.step_config.partitioner.mesh.size
@@ -78,7 +78,7 @@ def train(
         log = run_log.RunLog(path, first, last, cost, tolerates_failures, show_progress, timeline, is_new)
         stack.callback(log.close)
         if jax.process_index() == 0:
-            start.write_run_files(path, config_text, data.vocabulary, is_new, log.print)
+            run_setup.write_run_files(path, config_text, data.vocabulary, is_new, log.print)
         if first >= last or state.patience.is_exhausted:
             reason = f'TRAIN_STEPS = {last}' if first >= last else state.patience.describe_early_stop()
             for line in (f'{path} is already at step {first} ({reason}); nothing was trained', *notes):
@@ -89,7 +89,7 @@ def train(
         stop = (signals or stack).enter_context(preemption.StopSignalHandler(first))
         batches = stack.enter_context(data.open_batches(state.position, run.periods.checkpoint_period))
         loop = _build_loop(run, programs, data, batches, checkpoints, record, path, log, is_new)
-        startup.end_phase('opening the data')
+        startup_timer.end_phase('opening the data')
         try:
             stopped = loop.run(state, last, stop)
             seconds = log.write_activity_times(state.step)
@@ -108,15 +108,15 @@ class TrainingLoop:
     train_step: Callable[[Any, Any], tuple[Any, Any]]
     batches: prefetch.Prefetcher
     run_hooks: Sequence[hooks.Hook]
-    bad_steps: saving.BadStepHandler
-    saver: saving.CheckpointSaver
+    bad_steps: run_state.BadStepHandler
+    saver: run_state.CheckpointSaver
     profiler: hooks.Profiler
     log: run_log.RunLog
 
     def __post_init__(self) -> None:
         self._measure = self.log.timeline.measure
 
-    def run(self, state: saving.RunState, last: int, stop: preemption.StopSignalHandler) -> str | None:
+    def run(self, state: run_state.RunState, last: int, stop: preemption.StopSignalHandler) -> str | None:
         """Trains until step `last`, until early stopping or until a signal, and saves the final state.
 
         Returns the name of the signal, or None if there was no signal.
@@ -131,7 +131,7 @@ class TrainingLoop:
         while state.step < last and not signal_name and not state.patience.is_exhausted:
             try:
                 self._run_step(state, first, last)
-            except saving.RewindRequested as reason:
+            except run_state.RewindRequested as reason:
                 with self._measure(progress.RESTORING_STATE):
                     self.saver.rewind(state, reason)
             signal_name = stop.agreed_signal(state.step)
@@ -144,7 +144,7 @@ class TrainingLoop:
             self.log.print(f'stopping early at step {state.step}: {state.patience.describe_early_stop()}')
         return signal_name
 
-    def _run_step(self, state: saving.RunState, first: int, last: int) -> None:
+    def _run_step(self, state: run_state.RunState, first: int, last: int) -> None:
         with self._measure(progress.STEPS):
             begin = time.perf_counter()
             with self._measure(progress.WAITING_FOR_DATA):
@@ -161,8 +161,8 @@ class TrainingLoop:
                     # Measure the speed from the second step onwards, because the first step waits for the compiler.
                     jax.block_until_ready(step_metrics)
                     self.log.clock.lap(state.step)
-                    startup.end_phase('compiling and the first step')
-                    startup.report_phases(self.log.print)
+                    startup_timer.end_phase('compiling and the first step')
+                    startup_timer.report_phases(self.log.print)
                 self.log.show_step(state.step)
                 for hook in self.run_hooks:
                     if hook.is_due(state.step, last):
@@ -179,7 +179,7 @@ class TrainingLoop:
                     hook.prepare()
         self.log.clock.exclude_time(time.perf_counter() - begin)
 
-    def _call_hook(self, hook: hooks.Hook, state: saving.RunState) -> None:
+    def _call_hook(self, hook: hooks.Hook, state: run_state.RunState) -> None:
         # Wait for the last step first, so that its time is not attributed to the hook.
         self.bad_steps.check_last_step()
         begin = time.perf_counter()
@@ -192,19 +192,19 @@ class TrainingLoop:
 def _build_loop(
     run: settings.Run,
     programs: compilation.CompiledPrograms,
-    data: start.RunData,
+    data: run_setup.RunData,
     batches: prefetch.Prefetcher,
-    checkpoints: manager.Checkpoints,
+    checkpoints: checkpoint_manager.Checkpoints,
     record: Mapping[str, Any],
     path: epath.Path,
     log: run_log.RunLog,
     is_new: bool,
 ) -> TrainingLoop:
-    bad_steps = saving.BadStepHandler(run.recovery.on_bad_step, checkpoints)
+    bad_steps = run_state.BadStepHandler(run.recovery.on_bad_step, checkpoints)
     last, abstract = run.periods.train_steps, programs.plan.abstract
-    saver = saving.CheckpointSaver(run.recovery, last, checkpoints, batches, bad_steps, record, abstract, log)
+    saver = run_state.CheckpointSaver(run.recovery, last, checkpoints, batches, bad_steps, record, abstract, log)
     profiler = hooks.Profiler(path / 'profile')
-    best_checkpoints = best.BestCheckpoints(path, record, run.folder.best_metrics, is_new)
+    best_checkpoints = checkpoint_ranking.BestCheckpoints(path, record, run.folder.best_metrics, is_new)
     params_of, period = programs.build_params_selector(), run.periods.eval_period
     new_hook = functools.partial(hooks.Hook, period, at_start=run.periods.eval_at_start, activity=progress.EVALUATION)
     run_hooks = [hooks.Hook(run.periods.log_period, saver.log_mean_metrics)]

@@ -9,8 +9,8 @@ import jax
 import numpy as np
 from etils import epath
 
-from remixer_t5x.checkpoints import changes
-from remixer_t5x.evaluate import best
+from remixer_t5x.checkpoints import compatibility
+from remixer_t5x.evaluate import checkpoint_ranking
 from remixer_t5x.optim import trainable
 from remixer_t5x.optim.optimizer import Optimizer
 from remixer_t5x.optim.train_state import StatePlan
@@ -77,7 +77,7 @@ class RunLog:
     ) -> None:
         """Opens the trackers, sends them `config`, and prints the model size, the devices and `notes`."""
         if self._is_first_process:
-            tracked = trackers.TrackedRun(self._path, self._step, changes.parse_bindings(config))
+            tracked = trackers.TrackedRun(self._path, self._step, compatibility.parse_bindings(config))
             self._trackers = trackers.BackgroundTrackers(used_trackers, tracked, self.print)
         optimizer, parameters = step_config.optimizer, _num_parameters(plan.abstract.params)
         mesh = ' x '.join(f'{name} {size}' for name, size in step_config.partitioner.mesh.shape.items())
@@ -119,7 +119,7 @@ class RunLog:
         if not self._trackers.takes_files:
             return
         self._trackers.add_files(model_dir.CONFIG, 'config', self._path / model_dir.CONFIG)
-        for task, record in best.find_best_checkpoints(str(self._path)).items():
+        for task, record in checkpoint_ranking.find_best_checkpoints(str(self._path)).items():
             self._trackers.add_files(f'best-{task}', 'model', epath.Path(record['path']))
         if report is not None:
             try:

@@ -52,7 +52,7 @@ class Folder:
         initial_checkpoint_path: MODEL_DIR or a checkpoint of another run, from which only parameters are loaded;
             ignored if `model_dir` contains a checkpoint.
         best_metrics: the metric that selects the best checkpoint of each task; see
-            `evaluate.best.select_ranking_metric`.
+            `evaluate.checkpoint_ranking.select_ranking_metric`.
         fresh_parameters: a substring of parameter names. Matching parameters are initialized randomly instead of from
             the initial checkpoint.
         checkpoint_map: maps parameter names to names in the initial checkpoint; see `initial_params.find_sources`.

@@ -33,7 +33,7 @@ def build_our_calls(model_name: str, args: argparse.Namespace) -> tuple[dict[int
     import numpy as np
     from flax import linen as nn
 
-    from remixer_t5x.api.building import build_model
+    from remixer_t5x.api.model_building import build_model
     from remixer_t5x.models.beam_search import BeamSearch
     from remixer_t5x.models.decoding import Greedy
 

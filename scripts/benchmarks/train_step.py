@@ -29,15 +29,15 @@ def build_our_step(model_name: str, args: argparse.Namespace) -> tuple[Callable[
     import jax
     import numpy as np
 
-    from remixer_t5x.api.building import build_model
-    from remixer_t5x.costs import counts
+    from remixer_t5x.api.model_building import build_model
+    from remixer_t5x.costs import model_counts
     from remixer_t5x.devices import partition
     from remixer_t5x.optim import optimizer, schedules, train_state, train_step
 
     lengths = {'inputs': args.inputs, 'targets': args.targets}
     files = [f'models/{model_name}.gin', f'sizes/{args.size}.gin', *args.gin_file]
     model = build_model(*files, DTYPE=args.dtype)
-    counted = counts.count_model(model, lengths)
+    counted = model_counts.count_model(model, lengths)
     batch = {
         'encoder_input_tokens': (args.batch, args.inputs),
         'decoder_input_tokens': (args.batch, args.targets),

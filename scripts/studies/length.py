@@ -4,9 +4,9 @@
 
 Mixers and dimensions are those of scripts/benchmarks/mixers.py (width d = 256, hidden size d' = 512 as in appendix
 B.3), with batch size 1, in float32. The forward pass is timed; --backward also times the gradients, as in
-scripts/benchmarks/mixers.py. FLOPs count matrix products and Fourier transforms (`costs/counts.py`), and are printed
-next to the values of appendix D's formulas. Results are appended to --out; running the same command again computes only
-missing results. --show only prints the results in --out.
+scripts/benchmarks/mixers.py. FLOPs count matrix products and Fourier transforms (`costs/model_counts.py`), and are
+printed next to the values of appendix D's formulas. Results are appended to --out; running the same command again
+computes only missing results. --show only prints the results in --out.
 """
 
 import argparse
@@ -21,7 +21,7 @@ import numpy as np
 from flax import linen as nn
 from library.records import ResultsFile, sorted_integers
 
-from remixer_t5x.costs import counts
+from remixer_t5x.costs import model_counts
 from remixer_t5x.extras.reports.pictures import drawing
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / 'benchmarks'))
@@ -75,7 +75,7 @@ def forward_flops(module: nn.Module, length: int, embed: int, causal: bool) -> f
     ctx = benchmark.make_context(length, causal)
     x = jax.ShapeDtypeStruct((1, length, embed), jnp.float32)
     variables = variable_shapes(module, length, embed, causal)
-    return counts.total_flops(lambda variables, x: module.apply(variables, x, ctx), variables, x)
+    return model_counts.total_flops(lambda variables, x: module.apply(variables, x, ctx), variables, x)
 
 
 def forward_seconds(module: nn.Module, length: int, embed: int, causal: bool, args: argparse.Namespace) -> float | None:

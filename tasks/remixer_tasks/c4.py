@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from remixer_t5x import tf_data
-from remixer_t5x.lazy import seqio
+from remixer_t5x.lazy_imports import seqio
 from remixer_tasks.corpora.text_corpus import TRAIN, VALIDATION
 
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from remixer_t5x.errors import UserError, import_optional
-from remixer_t5x.lazy import seqio, tf
+from remixer_t5x.lazy_imports import seqio, tf
 from remixer_tasks.files.cache import ProgressNotice
 
 COMPLETED = 'COMPLETED'

@@ -11,7 +11,7 @@ import numpy as np
 
 from remixer_t5x import tf_data
 from remixer_t5x.errors import UserError, suggest_similar_name
-from remixer_t5x.lazy import seqio
+from remixer_t5x.lazy_imports import seqio
 from remixer_tasks.benchmarks import cogs, generation, glue, nli, super_glue, text_task, winograd
 from remixer_tasks.benchmarks.text_task import Dataset, TextTask
 

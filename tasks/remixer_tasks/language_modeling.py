@@ -49,7 +49,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from remixer_t5x.errors import UserError
-from remixer_t5x.lazy import seqio, tf
+from remixer_t5x.lazy_imports import seqio, tf
 from remixer_tasks.vocabulary import sentinels
 
 # Number of documents that one graph call joins. Larger groups are faster if documents are single lines.

@@ -16,7 +16,7 @@ from typing import Any
 
 from remixer_t5x import ranges
 from remixer_t5x.errors import UserError
-from remixer_t5x.lazy import tf
+from remixer_t5x.lazy_imports import tf
 from remixer_tasks.corpora.text_corpus import DocumentReader, ParsedCorpus
 from remixer_tasks.files import cache, row_files
 from remixer_tasks.files.row_files import BadRecords

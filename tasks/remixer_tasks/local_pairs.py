@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from remixer_t5x import ranges
 from remixer_t5x.errors import UserError
-from remixer_t5x.lazy import seqio
+from remixer_t5x.lazy_imports import seqio
 from remixer_tasks.corpora.text_corpus import ParsedCorpus
 from remixer_tasks.files import cache, row_files
 from remixer_tasks.files.row_files import MAX_CHARACTERS, BadRecords

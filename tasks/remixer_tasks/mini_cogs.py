@@ -21,7 +21,7 @@ from remixer_tasks.corpora.text_corpus import ParsedCorpus
 from remixer_tasks.files import cache
 
 if TYPE_CHECKING:
-    from remixer_t5x.lazy import seqio
+    from remixer_t5x.lazy_imports import seqio
 
 TRAINING_PAIRS, HELD_OUT_PAIRS, PAIRS_PER_TYPE = 20_000, 500, 100
 NEW_PASSIVE, NEW_AGENT, DEEPER = 'new passive', 'new agent', 'deeper'

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from remixer_t5x import ranges
 from remixer_t5x.errors import UserError
-from remixer_t5x.lazy import seqio
+from remixer_t5x.lazy_imports import seqio
 from remixer_tasks import catalogue
 from remixer_tasks.benchmarks.text_task import TRAIN
 

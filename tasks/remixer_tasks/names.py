@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from remixer_t5x import ranges
 from remixer_t5x.errors import UserError, suggest_similar_name
-from remixer_t5x.lazy import seqio
+from remixer_t5x.lazy_imports import seqio
 from remixer_tasks import c4, catalogue, mixtures, pretraining, python_docs, vocabularies
 
 Provider: TypeAlias = 'seqio.Task | seqio.Mixture'

@@ -15,7 +15,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from remixer_t5x.lazy import seqio, tf
+from remixer_t5x.lazy_imports import seqio, tf
 from remixer_tasks import language_modeling
 from remixer_tasks import span_corruption as spans
 from remixer_tasks.corpora.text_corpus import Corpus

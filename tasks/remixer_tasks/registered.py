@@ -6,7 +6,7 @@ raises an error for names that already exist.
 
 from __future__ import annotations
 
-from remixer_t5x.lazy import seqio
+from remixer_t5x.lazy_imports import seqio
 from remixer_tasks import names
 
 for _name in names.MAKERS:

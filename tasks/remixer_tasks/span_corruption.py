@@ -42,7 +42,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from remixer_t5x.errors import UserError
-from remixer_t5x.lazy import seqio, tf
+from remixer_t5x.lazy_imports import seqio, tf
 from remixer_tasks import language_modeling
 from remixer_tasks.language_modeling import Prefix
 from remixer_tasks.vocabulary import sentinels

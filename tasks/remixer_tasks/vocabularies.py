@@ -18,7 +18,7 @@ from etils import epath
 from remixer_t5x import ranges, untrusted_files
 from remixer_t5x.base_vocabulary import Vocabulary
 from remixer_t5x.errors import UserError
-from remixer_t5x.lazy import seqio, tf
+from remixer_t5x.lazy_imports import seqio, tf
 from remixer_tasks.corpora.text_corpus import Corpus
 from remixer_tasks.vocabulary import sentencepiece_vocabulary
 from remixer_tasks.vocabulary.byte_pairs import BytePairs

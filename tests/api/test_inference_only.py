@@ -8,7 +8,7 @@ import sys
 import numpy as np
 
 import remixer_t5x
-from remixer_t5x import lazy
+from remixer_t5x import lazy_imports
 from tests.support import program_cache, saved_run
 from tests.support.paths import environment
 
@@ -31,7 +31,7 @@ NEED_TASKS = [
 ]
 PROGRAM = f"""
 import json, sys
-sys.modules.update(dict.fromkeys({lazy.TASK_LIBRARIES!r}))
+sys.modules.update(dict.fromkeys({lazy_imports.TASK_LIBRARIES!r}))
 import remixer_t5x
 from remixer_t5x.cli.main import main
 
@@ -58,7 +58,7 @@ def test_trained_models_run_without_tensorflow(tmp_path, compiled):
     done = subprocess.run([sys.executable, '-c', PROGRAM], cwd=tmp_path, env=variables, capture_output=True, text=True)
     codes = [line.split()[2] for line in done.stderr.splitlines() if line.startswith('exit code')]
     assert codes == ['0'] * len(COMMANDS) + ['2'] * len(NEED_TASKS), done.stderr
-    assert done.stderr.count(lazy.INSTALL_COMMAND) == len(NEED_TASKS) and not {'new', 'served'} & {
+    assert done.stderr.count(lazy_imports.INSTALL_COMMAND) == len(NEED_TASKS) and not {'new', 'served'} & {
         *os.listdir(tmp_path)
     }
     trained = remixer_t5x.load(str(run))

@@ -15,7 +15,7 @@ import pytest
 
 from remixer_t5x.cli.main import main
 from remixer_t5x.config import loading
-from remixer_t5x.costs.counts import ModelCounts
+from remixer_t5x.costs.model_counts import ModelCounts
 from remixer_t5x.extras.reports import compare as command
 from remixer_t5x.extras.reports import cost_matching, sweep
 from remixer_t5x.models.sublayers import attention, feed_forward, fnet, hyper_mixer, remixer

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remixer_t5x import lazy
+from remixer_t5x import lazy_imports
 from remixer_t5x.cli import arguments, train
 from remixer_t5x.cli import main as cli
 from remixer_t5x.cli.main import COMMANDS
@@ -52,7 +52,7 @@ MISTAKES = {
 @pytest.mark.parametrize('argv, line', MISTAKES.values(), ids=MISTAKES)
 def test_an_invalid_flag_is_one_line_and_exit_code_2(argv, line, capsys, clean_environment, monkeypatch):
     # Importing TensorFlow takes seconds, and none of these errors requires it.
-    monkeypatch.setattr(lazy, '_load_library', lambda name: pytest.fail(f'imported {name} before the error'))
+    monkeypatch.setattr(lazy_imports, '_load_library', lambda name: pytest.fail(f'imported {name} before the error'))
     assert cli.main(argv) == 2
     out, err = capsys.readouterr()
     assert out == ''

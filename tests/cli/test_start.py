@@ -32,15 +32,15 @@ def test_a_command_keeps_compiled_programs(tmp_path, capsys):
 
 _TRAIN = """
 import sys, threading
-from remixer_t5x import startup
+from remixer_t5x import startup_timer
 from remixer_t5x.cli import main
 from remixer_t5x.errors import UserError
-from remixer_t5x.train import compilation, start
+from remixer_t5x.train import compilation, run_setup
 
 def prepare(*_, **__):
-    raise UserError(f'compiles: {startup.is_compiling()}, TensorFlow: {"tensorflow" in sys.modules}')
+    raise UserError(f'compiles: {startup_timer.is_compiling()}, TensorFlow: {"tensorflow" in sys.modules}')
 
-start.RunData = prepare
+run_setup.RunData = prepare
 # The compilation never ends.
 compilation.AheadOfTimeFunction._compile = lambda *_: threading.Event().wait()
 sys.exit(main.main())

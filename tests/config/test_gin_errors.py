@@ -2,7 +2,7 @@
 
 import pytest
 
-from remixer_t5x.config import loading, resolved
+from remixer_t5x.config import loading, reference_resolver
 from remixer_t5x.config.loading import ConfigSources
 from remixer_t5x.errors import UserError
 
@@ -111,4 +111,4 @@ def test_errors_in_calls_name_the_setting(car_folder, function, setting, error, 
     (car_folder / 'user.gin').write_text(f'{IMPORTS}{setting}\n')
     loading.load(ConfigSources(['user.gin']))
     with pytest.raises(error, match=message):
-        resolved.call_configured(getattr(toy_house, function))
+        reference_resolver.call_configured(getattr(toy_house, function))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remixer_t5x.config import files, loading, resolved
+from remixer_t5x.config import gin_files, loading, reference_resolver
 from remixer_t5x.config.loading import ConfigSources
 from remixer_t5x.errors import UserError
 from remixer_tasks import names, vocabularies
@@ -17,7 +17,7 @@ ROOT = 'toy_house.run'
 
 def run(*files, partial=False, **sources):
     loading.load(ConfigSources(files, **sources), ROOT, partial=partial)
-    return resolved.call_configured(ROOT)
+    return reference_resolver.call_configured(ROOT)
 
 
 HEAD = 'from __gin__ import dynamic_registration\n'
@@ -63,7 +63,7 @@ def test_search_paths_come_before_the_shipped_configs(car_folder, tmp_path_facto
     (other / 'runs/infer.gin').write_text('POWER = 3\n')
     assert run('car.gin', 'runs/infer.gin', search_paths=[str(other)])[0].power == 3
     for name in ('runs/infer.gin', 'configs/runs/infer.gin'):
-        assert files.find_file(name) == files.shipped_folder() / 'runs/infer.gin'
+        assert gin_files.find_file(name) == gin_files.shipped_folder() / 'runs/infer.gin'
 
 
 def test_a_partial_load_requires_only_macros_that_are_read(car_folder):
@@ -91,15 +91,15 @@ def test_an_unset_macro_has_the_default_of_its_argument(car_folder, monkeypatch)
     # Shipped files bind arguments to unset macros; this file is treated as a shipped file.
     text = (car_folder / 'car.gin').read_text() + 'toy_house.Engine.dtype = %DTYPE\nDTYPE = %KIND\n'
     (car_folder / 'named.gin').write_text(text)
-    monkeypatch.setattr(files, 'shipped_folder', lambda: car_folder)
+    monkeypatch.setattr(gin_files, 'shipped_folder', lambda: car_folder)
     (car_folder / 'defaults.gin').write_text('')
-    files.shipped_files.cache_clear()
+    gin_files.shipped_files.cache_clear()
     try:
         assert run('named.gin')[0].dtype == 'float32'
         assert "KIND = 'float32'" in loading.config_text()
         assert run('named.gin', flags=[('KIND', 'bfloat16')])[0].dtype == 'bfloat16'
     finally:
-        files.shipped_files.cache_clear()
+        gin_files.shipped_files.cache_clear()
 
 
 def test_config_text_reproduces_the_same_objects(car_folder):
@@ -164,14 +164,14 @@ def load_task(*flags, macro=TASK):
 
 def test_a_task_name_is_replaced_by_the_task(tmp_path):
     load_task((TASK, 'en_mix'), BYTES, ('DATA_DIR', str(tmp_path)))
-    mixture = resolved.evaluate_macro(TASK)
+    mixture = reference_resolver.evaluate_macro(TASK)
     assert mixture.name == 'en_mix'
     assert mixture.output_features['targets'].vocabulary == vocabularies.byte()
 
 
 def test_several_task_names_become_a_list_of_tasks():
     load_task((EVALUATED, 'en_mix, cogs_v001'), (TASK, 'en_mix'), BYTES, macro=EVALUATED)
-    assert [task.name for task in resolved.evaluate_macro(EVALUATED)] == ['en_mix', 'cogs_v001']
+    assert [task.name for task in reference_resolver.evaluate_macro(EVALUATED)] == ['en_mix', 'cogs_v001']
 
 
 def test_the_default_vocabulary_equals_that_of_the_task():

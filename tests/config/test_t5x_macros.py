@@ -9,7 +9,7 @@ import pytest
 
 from remixer_t5x.cli import infer
 from remixer_t5x.cli.main import main
-from remixer_t5x.config import files, loading
+from remixer_t5x.config import gin_files, loading
 from remixer_t5x.errors import UserError
 
 THEIRS = json.loads((pathlib.Path(__file__).parents[1] / 'golden/t5x_macros.json').read_text())
@@ -34,14 +34,14 @@ VALUES = {'MIXTURE_OR_TASK_MODULE': 'json', 'TRAIN_STEPS': '3', 'TRAIN_STEPS_REL
 
 @functools.cache
 def macros_read(command):
-    gin_files, base, *_ = COMMANDS[command]
-    texts = [text for file in (*base, *gin_files) for text in files.GinReader((), ()).read(file)]
+    files, base, *_ = COMMANDS[command]
+    texts = [text for file in (*base, *files) for text in gin_files.GinReader((), ()).read(file)]
     return {name for text in texts for name in text.macros_read}
 
 
 def find_error(command, macro):
     """Returns '' if the command reads the macro, the error message if it raises one, and UNREAD otherwise."""
-    gin_files, base, root, partial = COMMANDS[command]
+    files, base, root, partial = COMMANDS[command]
     read = macros_read(command)
     flags = {
         **{name: value for name, value in REQUIRED_VALUES.items() if name in read},
@@ -50,7 +50,7 @@ def find_error(command, macro):
     try:
         defaults = infer.DEFAULTS if command == 'infer' else {}
         loading.load(
-            loading.ConfigSources(gin_files, list(flags.items()), base=base, defaults=defaults), root, partial=partial
+            loading.ConfigSources(files, list(flags.items()), base=base, defaults=defaults), root, partial=partial
         )
     except UserError as error:
         # Not every macro accepts a string.
@@ -62,7 +62,9 @@ def find_error(command, macro):
 def test_macros_of_t5x_scripts_work_or_have_advice(command):
     errors = {macro: find_error(command, macro) for macro in THEIRS['macros'][command]}
     unexpected = {
-        macro: line for macro, line in errors.items() if line and files.T5X_NAMES['macros'].get(macro, '?') not in line
+        macro: line
+        for macro, line in errors.items()
+        if line and gin_files.T5X_NAMES['macros'].get(macro, '?') not in line
     }
     assert unexpected == {macro: UNREAD for name, macro in IGNORED if name == command}
     assert errors['TASK_FEATURE_LENGTHS'] == '' and 'use MESH' in errors['NUM_MODEL_PARTITIONS']
@@ -71,28 +73,28 @@ def test_macros_of_t5x_scripts_work_or_have_advice(command):
 def test_macros_of_t5x_examples_work_or_have_advice():
     for macro in THEIRS['macros']['any']:
         is_read = any(not find_error(command, macro) for command in COMMANDS)
-        assert is_read or all(files.T5X_NAMES['macros'][macro] in find_error(command, macro) for command in COMMANDS), (
-            macro
-        )
+        assert is_read or all(
+            gin_files.T5X_NAMES['macros'][macro] in find_error(command, macro) for command in COMMANDS
+        ), macro
 
 
 def test_advice_names_existing_macros():
-    known = {name for text in files.shipped_files().values() for name in (*text.macros_set, *text.macros_read)}
-    advice = ' '.join(text for table in files.T5X_NAMES.values() for text in table.values())
+    known = {name for text in gin_files.shipped_files().values() for name in (*text.macros_set, *text.macros_read)}
+    advice = ' '.join(text for table in gin_files.T5X_NAMES.values() for text in table.values())
     named = set(re.findall(r'\b[A-Z]{2,}(?:_[A-Z]+)+\b', advice))
     assert named - known == set()
     assert len(named) > 15
 
 
 def test_finetune_rejects_the_absolute_train_steps_of_t5x(capsys):
-    gin_files = [*TRAINING, 'runs/finetune.gin']
+    files = [*TRAINING, 'runs/finetune.gin']
     flags = [('MODEL_DIR', 'given'), ('INITIAL_CHECKPOINT_PATH', 'given'), ('TRAIN_STEPS', '1020000')]
-    typed = [*(f'--gin_file={file}' for file in gin_files), *(f'--gin.{name}={value}' for name, value in flags)]
+    typed = [*(f'--gin_file={file}' for file in files), *(f'--gin.{name}={value}' for name, value in flags)]
     assert main(['finetune', *typed]) == 2
     error = capsys.readouterr().err
     assert '1020000' in error and 'TRAIN_STEPS_RELATIVE' in error
     (steps,) = loading.load_macro_values(
-        loading.ConfigSources(gin_files, [*flags[:2], ('TRAIN_STEPS_RELATIVE', '7')]), 'TRAIN_STEPS'
+        loading.ConfigSources(files, [*flags[:2], ('TRAIN_STEPS_RELATIVE', '7')]), 'TRAIN_STEPS'
     )
     assert steps == 7
 
@@ -111,5 +113,5 @@ def test_flags_of_t5x_work_or_have_advice(capsys):
         assert main(['train', '--gin_file=models/none.gin', f'--{flag}=x']) == 2
         error = capsys.readouterr().err
         assert 'models/none.gin' in error or (
-            flag in files.T5X_NAMES['flags'] and files.T5X_NAMES['flags'][flag] in error
+            flag in gin_files.T5X_NAMES['flags'] and gin_files.T5X_NAMES['flags'][flag] in error
         ), error

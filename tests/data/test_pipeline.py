@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from remixer_t5x.data import pipeline, task_batches
 from remixer_t5x.data.prefetch import DataPosition
-from remixer_t5x.data.stream import call_without_autograph
+from remixer_t5x.data.resumable_iterator import call_without_autograph
 from tests.support.error_lines import error_message
 
 LENGTHS = {'inputs': 16, 'targets': 12}

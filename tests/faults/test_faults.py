@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 
-from remixer_t5x.checkpoints import manager
+from remixer_t5x.checkpoints import checkpoint_manager
 from remixer_t5x.data.prefetch import DataPosition
 from remixer_t5x.run_folder import model_dir
 from tests.faults import __main__ as faults
@@ -25,7 +25,7 @@ def test_the_comparison_detects_changed_arrays_logs_and_positions(tmp_path):
     def run(name, value=1.0, loss=2.0, batches=4):
         folder = model_dir.create_model_dir(tmp_path / name)
         (folder / 'metrics.jsonl').write_text(f'{{"kind": "train", "step": 1, "loss": {loss}, "timing": {{}}}}\n')
-        checkpoints = manager.Checkpoints(folder)
+        checkpoints = checkpoint_manager.Checkpoints(folder)
         checkpoints.save(1, {'w': jnp.full(3, value)}, DataPosition(batches), {'window': {}})
         checkpoints.close()
         return folder

@@ -4,7 +4,7 @@ import jax
 import pytest
 from flax import linen as nn
 
-from remixer_t5x.api.building import build_model
+from remixer_t5x.api.model_building import build_model
 from remixer_t5x.data import batch_formats
 from remixer_t5x.devices import jax_workarounds
 from remixer_t5x.kernels.compile_target import compiling_for

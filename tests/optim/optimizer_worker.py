@@ -9,7 +9,7 @@ import optax
 from etils import epath
 from flax import linen as nn
 
-from remixer_t5x.checkpoints import manager
+from remixer_t5x.checkpoints import checkpoint_manager
 from remixer_t5x.data.prefetch import DataPosition
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.optim import muon, optimizer, parameter_averages, train_state, train_step
@@ -111,7 +111,7 @@ def main(folder):
     before = jax.device_get(state)
     state, metrics = take_step(state, 9, np.nan)
     after = jax.device_get(state)
-    checkpoints = manager.Checkpoints(epath.Path(folder))
+    checkpoints = checkpoint_manager.Checkpoints(epath.Path(folder))
     checkpoints.save(3, state, DataPosition.start(1), {})
     checkpoints.wait()
     restored, _ = checkpoints.restore(3, plan.abstract)

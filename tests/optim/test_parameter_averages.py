@@ -6,7 +6,7 @@ import optax
 import pytest
 from etils import epath
 
-from remixer_t5x.checkpoints import manager, saved_params
+from remixer_t5x.checkpoints import checkpoint_manager, saved_params
 from remixer_t5x.data.prefetch import DataPosition
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
@@ -59,7 +59,7 @@ def test_decay_none_returns_the_optimizer_unchanged():
 )
 def test_checkpoints_contain_the_evaluated_parameters(rule, tmp_path):
     *_, (plan, state) = states(rule)
-    checkpoints = manager.Checkpoints(epath.Path(tmp_path))
+    checkpoints = checkpoint_manager.Checkpoints(epath.Path(tmp_path))
     checkpoints.save(3, state, DataPosition.start(1), {})
     checkpoints.close()
     restored = saved_params.restore_params(str(tmp_path), plan.abstract.params)

@@ -18,7 +18,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sentencepiece import sentencepiece_model_pb2
 
-from remixer_t5x import lazy
+from remixer_t5x import lazy_imports
 from remixer_t5x.data import batch_formats, pipeline, task_batches, task_vocabulary
 from remixer_t5x.errors import UserError
 from remixer_tasks import pretraining, text_pairs, vocabularies
@@ -258,7 +258,7 @@ def test_a_process_without_tensorflow_computes_the_same_ids(get_vocabulary, tmp_
         assert task_vocabulary.save_vocabulary(get_vocabulary(name), tmp_path / name)
     program = f"""if True:
         import json, sys
-        sys.modules.update(dict.fromkeys({lazy.TASK_LIBRARIES!r}))
+        sys.modules.update(dict.fromkeys({lazy_imports.TASK_LIBRARIES!r}))
         from remixer_tasks import vocabularies
         saved = [vocabularies.saved(f'{tmp_path}/{{name}}') for name in {names!r}]
         print(json.dumps([[[v.encode(text) for text in {texts!r}], v.decode({ids!r})] for v in saved]))

@@ -17,8 +17,8 @@ import pyarrow as pa
 import pytest
 import seqio
 
-from remixer_t5x import temporary, tf_data
-from remixer_t5x.data import stream
+from remixer_t5x import temporary_files, tf_data
+from remixer_t5x.data import resumable_iterator
 from remixer_t5x.errors import UserError
 from remixer_tasks import local_files
 from remixer_tasks.corpora import arrow_files
@@ -48,7 +48,7 @@ def small_jobs(monkeypatch):
     monkeypatch.setattr(local_files, 'JOB_BYTES', 200)
     monkeypatch.setattr(workers, 'count_cores', lambda: 2)
     # Syncing files to the disk would take most of the time.
-    monkeypatch.setattr(temporary, 'sync_to_disk', lambda path: None)
+    monkeypatch.setattr(temporary_files, 'sync_to_disk', lambda path: None)
 
 
 def corpus_of(text_folder, **settings):
@@ -230,7 +230,7 @@ def test_documents_are_memory_mapped_and_not_part_of_a_position(tmp_path):
 
     def open_stream():
         dataset = mapped.dataset(7, seqio.ShardInfo(1, 2), repeat=True)
-        return stream.ResumableIterator(tf_data.disable_autotune(dataset), 'text')
+        return resumable_iterator.ResumableIterator(tf_data.disable_autotune(dataset), 'text')
 
     unbroken = open_stream()
     for _ in range(3000):

@@ -7,7 +7,7 @@ import pytest
 import seqio
 import tensorflow as tf
 
-from remixer_t5x.data import stream
+from remixer_t5x.data import resumable_iterator
 from remixer_t5x.errors import UserError
 from remixer_tasks import catalogue, mixtures, names, pretraining, python_docs, vocabularies
 from remixer_tasks.benchmarks import cogs, generation
@@ -217,7 +217,7 @@ def test_targets_of_real_data_score_as_correct_predictions(name, real_data):
     lengths = {'inputs': 4096, 'targets': 4096}
     for split in available:
         # Training runs also read tasks without AutoGraph.
-        dataset = stream.call_without_autograph(
+        dataset = resumable_iterator.call_without_autograph(
             lambda split=split: task.get_dataset(lengths, split, shuffle=False, try_in_mem_cache=False)
         )
         examples = list(dataset.take(50).as_numpy_iterator())

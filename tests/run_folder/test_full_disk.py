@@ -9,7 +9,7 @@ import pytest
 from etils import epath
 
 from remixer_t5x.cli import train as train_command
-from remixer_t5x.evaluate import best, checkpoint_evaluation
+from remixer_t5x.evaluate import checkpoint_evaluation, checkpoint_ranking
 from remixer_t5x.evaluate.task_evaluation import TaskReport
 from remixer_t5x.interop import safetensors_files
 from remixer_t5x.run_folder import metrics, model_dir, object_store, tensorboard
@@ -44,7 +44,7 @@ def _results(folder):
 
 
 def _best(folder):
-    best.BestCheckpoints(epath.Path(folder), {}).save_if_best(REPORT, 1, {'a': np.ones(1000, np.float32)})
+    checkpoint_ranking.BestCheckpoints(epath.Path(folder), {}).save_if_best(REPORT, 1, {'a': np.ones(1000, np.float32)})
 
 
 WRITERS = {

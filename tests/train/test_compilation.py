@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from remixer_t5x import startup
+from remixer_t5x import startup_timer
 from remixer_t5x.config import loading
 from remixer_t5x.devices import collectives, compiler_options
 from remixer_t5x.devices.hardware_table import PLATFORMS
@@ -91,9 +91,9 @@ def test_start_traces_at_once_and_compiles_in_a_visible_thread():
         return types.SimpleNamespace(compile=lambda options: finish.wait() and 'the program')
 
     ahead = AheadOfTimeFunction(types.SimpleNamespace(lower=lower), SHAPE)
-    assert not startup.is_compiling()
+    assert not startup_timer.is_compiling()
     ahead.start()
-    assert traced == [SHAPE] and startup.is_compiling()
+    assert traced == [SHAPE] and startup_timer.is_compiling()
     finish.set()
     ahead.wait()
-    assert not startup.is_compiling()
+    assert not startup_timer.is_compiling()

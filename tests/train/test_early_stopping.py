@@ -7,7 +7,7 @@ import pathlib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remixer_t5x.train.saving import EarlyStopping
+from remixer_t5x.train.run_state import EarlyStopping
 
 
 def count_until_end(values, limit, restores=()):

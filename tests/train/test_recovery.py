@@ -10,7 +10,7 @@ import signal
 import numpy as np
 import pytest
 
-from remixer_t5x.checkpoints import changes
+from remixer_t5x.checkpoints import compatibility
 from tests.support.compare_runs import checkpoint_arrays, checkpoint_steps, difference, last_step, read_log
 from tests.support.error_lines import printed_error
 
@@ -124,7 +124,7 @@ def test_changed_settings_are_described():
         '# Macros:\nLEARNING_RATE = 0.001\nMODEL_DIR = \'a\'\nTRAIN_STEPS = 10\nx.y = \\\n    {"a": 1,\n     "b": 2}\n'
     )
     new = old.replace('0.001', '0.01').replace('"a"\nT', '"b"\nT').replace('"b": 2', '"b": 3')
-    describe = changes.describe_config_changes
+    describe = compatibility.describe_config_changes
     assert describe(old, old) == '' == describe('', new)
     assert describe(old, new) == 'LEARNING_RATE 0.001 -> 0.01, x.y {"a": 1, "b": 2} -> {"a": 1, "b": 3}'
     assert describe(old, old.replace('TRAIN_STEPS = 10\n', '')) == 'TRAIN_STEPS 10 -> (absent)'

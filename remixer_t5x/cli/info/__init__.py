@@ -3,7 +3,7 @@
 import argparse
 import os
 
-from remixer_t5x import lazy
+from remixer_t5x import lazy_imports
 from remixer_t5x.cli import arguments
 from remixer_t5x.cli.arguments import ON_CPU, Command
 from remixer_t5x.errors import UserError
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> None:
     from remixer_t5x.cli.info import model
 
     if args.speed is not None:
-        speed = lazy.import_extra('forecast.command')
+        speed = lazy_imports.import_extra('forecast.command')
         if args.compare is None:
             speed.print_forecast(args)
         else:

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.table import Table
 
-from remixer_t5x import lazy
+from remixer_t5x import lazy_imports
 from remixer_t5x.cli import arguments, console
 from remixer_t5x.cli.info.model import check_lengths
 from remixer_t5x.costs import step_memory
@@ -95,7 +95,7 @@ def print_tables(args: argparse.Namespace) -> None:
     """Prints the memory table, and suggests changes if the step does not fit into memory."""
     step, hardware = read_step_spec(args)
     recomputing_model, smaller_optimizer = build_recomputing_model(args), build_adafactor(args)
-    with lazy.discard_stderr():
+    with lazy_imports.discard_stderr():
         devices, compiler = hardware.compile_devices()
     step, available = place_on_devices(step, hardware, devices), hardware.memory_bytes
     _print(describe_step(step, hardware, compiler))
@@ -119,7 +119,7 @@ def print_tables(args: argparse.Namespace) -> None:
 
 def _measure_memory(step: StepSpec) -> StepMemory:
     # XLA prints warnings about slow compilations to standard error.
-    with lazy.discard_stderr():
+    with lazy_imports.discard_stderr():
         return step_memory.measure_memory(step)
 
 

@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from rich.table import Table
 
-from remixer_t5x.api.building import build_model
+from remixer_t5x.api.model_building import build_model
 from remixer_t5x.cli import arguments, console
-from remixer_t5x.costs import counts
-from remixer_t5x.costs.counts import TRAINING_FORWARD_PASSES, ModelCounts
+from remixer_t5x.costs import model_counts
+from remixer_t5x.costs.model_counts import TRAINING_FORWARD_PASSES, ModelCounts
 from remixer_t5x.data import batch_formats
 from remixer_t5x.devices import mesh
 from remixer_t5x.devices.hardware_table import Hardware
@@ -41,7 +41,7 @@ def print_tables(args: argparse.Namespace) -> None:
     """Prints the costs of modules down to level `--depth`, the total costs, and the conventions for counting FLOPs."""
     model, feature_lengths = arguments.load_values(args, 'MODEL', *LENGTHS_MACRO, defaults=LENGTHS_MACRO)
     lengths = check_lengths(model.model_type, feature_lengths)
-    count = counts.count_model(model, lengths)
+    count = model_counts.count_model(model, lengths)
     parameters, training = count.total_parameters, count.training_flops
     console.print_items(
         cost_table(count, args.depth),
@@ -214,7 +214,7 @@ def _build_published_table(feature_lengths: Mapping[str, int]) -> Table:
 
 
 def _count_model_costs(model: str, size: str, feature_lengths: Mapping[str, int]) -> ModelCounts:
-    return counts.count_model(build_model(f'models/{model}.gin', f'sizes/{size}.gin'), feature_lengths)
+    return model_counts.count_model(build_model(f'models/{model}.gin', f'sizes/{size}.gin'), feature_lengths)
 
 
 def print_sharding(args: argparse.Namespace) -> None:

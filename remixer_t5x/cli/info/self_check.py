@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 import jax
 from flax import linen as nn
 
-from remixer_t5x import lazy
-from remixer_t5x.api.building import build_model
+from remixer_t5x import lazy_imports
+from remixer_t5x.api.model_building import build_model
 from remixer_t5x.cli import arguments, console
 from remixer_t5x.cli.info.model import check_lengths
 from remixer_t5x.data import batch_formats
@@ -51,8 +51,8 @@ def print_tables(args: argparse.Namespace) -> None:
     console.print_items(
         table if checked else 'no kernel is used: this model, its dtype or ATTENTION selects plain JAX code'
     )
-    if args.gin_file and device.platform != 'cpu' and lazy.has_extra('forecast'):
-        lazy.import_extra('forecast.command').print_measured_step(args)
+    if args.gin_file and device.platform != 'cpu' and lazy_imports.has_extra('forecast'):
+        lazy_imports.import_extra('forecast.command').print_measured_step(args)
 
 
 def _models_to_check(args: argparse.Namespace) -> Iterator[tuple[Model, Mapping[str, int], bool]]:

@@ -9,7 +9,7 @@ from collections import defaultdict
 from typing import NamedTuple
 
 from remixer_t5x.cli import console
-from remixer_t5x.config import files
+from remixer_t5x.config import gin_files
 from remixer_t5x.errors import UserError
 
 # The default value of a macro is read from the first of these files that sets the macro.
@@ -66,7 +66,7 @@ def find_macros(word: str = '') -> list[Macro]:
 def _all_macros() -> list[Macro]:
     values: dict[str, dict[str, tuple[str, str]]] = defaultdict(dict)  # macro -> file -> (value, comment)
     readers: dict[str, dict[str, tuple[str, str]]] = defaultdict(dict)  # macro -> argument or macro -> (file, comment)
-    folder = files.shipped_folder()
+    folder = gin_files.shipped_folder()
     # Skip t5x/defaults.gin, which repeats the default values of arguments for use by T5X.
     names = [
         str(path.relative_to(folder))
@@ -74,7 +74,7 @@ def _all_macros() -> list[Macro]:
         if path.name != 'defaults.gin' or path.parent == folder
     ]
     for file in sorted(names, key=lambda name: (_file_rank(name), name)):
-        text = files.GinText(file, (folder / file).read_text(encoding='utf-8'))
+        text = gin_files.GinText(file, (folder / file).read_text(encoding='utf-8'))
         modules = {name: '.'.join(line.split()[1::2]) for name, line in text.imports.items()}
         for match in _STATEMENT.finditer(text.text):
             target, value = match[2], ' '.join(match[3].split())

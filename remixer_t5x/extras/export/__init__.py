@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from remixer_t5x import lazy
+from remixer_t5x import lazy_imports
 from remixer_t5x.cli import arguments
 from remixer_t5x.cli.arguments import ON_CPU, Command
 from remixer_t5x.cli.console import print_line
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> None:
     if not args.formats or not set(args.formats) <= {STABLEHLO, SAVED_MODEL}:
         raise UserError(f'--formats must be {STABLEHLO}, {SAVED_MODEL} or both, got {",".join(args.formats)}')
     if SAVED_MODEL in args.formats:
-        lazy.check_libraries_installed()
+        lazy_imports.check_libraries_installed()
     folder = pathlib.Path(args.to).expanduser()
     if folder.exists():
         raise UserError(f'--to must be a new folder, got {folder}, which exists')

@@ -17,7 +17,7 @@ import numpy as np
 from remixer_t5x.devices import jax_workarounds
 from remixer_t5x.extras.export import BYTES, IDS
 from remixer_t5x.extras.export.functions import ExportedFunction
-from remixer_t5x.lazy import tf
+from remixer_t5x.lazy_imports import tf
 
 Call = Callable[..., Any]
 # Number of special ids that precede the ids of bytes.

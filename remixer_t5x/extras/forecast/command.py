@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from rich.table import Table
 
-from remixer_t5x import lazy
+from remixer_t5x import lazy_imports
 from remixer_t5x.cli import console
 from remixer_t5x.cli.info import memory
 from remixer_t5x.costs import step_memory
@@ -103,7 +103,7 @@ def _build_step(args: argparse.Namespace) -> tuple[StepSpec, Hardware]:
     """Builds the training step that the command line describes, for the devices in TOPOLOGY."""
     step, hardware = memory.read_step_spec(args)
     hardware.require_chip_compiler()
-    with lazy.discard_stderr():
+    with lazy_imports.discard_stderr():
         devices, _ = hardware.compile_devices()
     return memory.place_on_devices(step, hardware, devices), hardware
 
@@ -113,7 +113,7 @@ def _forecast_step(step: StepSpec, hardware: Hardware) -> Forecast:
     slice_of = 'process_index' if hardware.platform == 'gpu' else 'slice_index'
     slices = [getattr(device, slice_of, None) or 0 for device in step.partitioner.mesh.devices.flat]
     # XLA prints warnings about slow compilations to stderr.
-    with lazy.discard_stderr(), memory.trace_for_hardware(hardware, _compiler_name(hardware)):
+    with lazy_imports.discard_stderr(), memory.trace_for_hardware(hardware, _compiler_name(hardware)):
         return forecast_step(step, chip, slices)
 
 

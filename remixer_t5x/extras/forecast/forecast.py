@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from remixer_t5x.costs import counts, step_memory
+from remixer_t5x.costs import model_counts, step_memory
 from remixer_t5x.costs.step_memory import StepMemory, StepSpec, format_gibibytes
 from remixer_t5x.errors import UserError
 from remixer_t5x.extras.forecast import compiled_program, roofline
@@ -67,7 +67,7 @@ def forecast_step(step: StepSpec, chip: str, slices: Sequence[int]) -> Forecast:
     program = compiled_program.parse_program(compiled.as_text(), len(slices))
     # The model is traced without custom kernels, because matrix products inside custom kernels are not counted.
     with compiling_for('accelerator'):
-        row_counts = counts.count_model_for_row(step.model, step.batch)
+        row_counts = model_counts.count_model_for_row(step.model, step.batch)
     return Forecast(
         step=step,
         bound=roofline.compute_step_bound(program, machine, slices),

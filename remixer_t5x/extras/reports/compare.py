@@ -198,14 +198,17 @@ def _equalize_costs(
     args: argparse.Namespace, runs: ComparisonPlan, sweep: Sweep, counts: Mapping[str, Any]
 ) -> tuple[ComparisonPlan, list[str]]:
     """Returns a plan in which all models match the cost of the first model, and a sentence about each change."""
-    from remixer_t5x.config import resolved
+    from remixer_t5x.config import reference_resolver
 
     (first, model), *others = runs.models.items()
     setting, notes = runs.settings[0], []
     changes: dict[str, Setting] = {}
     if args.equal == 'time':
         cost_matching.count_cost(args, first, model, ())
-        steps, timed = resolved.evaluate_macro('TRAIN_STEPS'), str(3 * resolved.evaluate_macro('LOG_PERIOD', 100))
+        steps, timed = (
+            reference_resolver.evaluate_macro('TRAIN_STEPS'),
+            str(3 * reference_resolver.evaluate_macro('LOG_PERIOD', 100)),
+        )
         short = (('TRAIN_STEPS', timed), ('WARMUP_STEPS', '1'), ('CHECKPOINT_PERIOD', timed))
         # The timing runs do not use the search's settings, because a setting such as a high learning rate may fail.
         cells = [runs.build_cell(label, (), runs.seeds[0], short, 'timing') for label in runs.models]
@@ -248,7 +251,7 @@ def _count_costs(args: argparse.Namespace, runs: ComparisonPlan, check_runs: boo
 
     With `check_runs`, raises UserError if a run in the folder was started with other settings.
     """
-    from remixer_t5x.checkpoints import changes
+    from remixer_t5x.checkpoints import compatibility
     from remixer_t5x.config import loading
     from remixer_t5x.run_folder import model_dir
 
@@ -260,7 +263,7 @@ def _count_costs(args: argparse.Namespace, runs: ComparisonPlan, check_runs: boo
         folders = [runs.build_cell(label, setting, seed).folder for seed in runs.seeds] if check_runs else []
         for config in (folder / model_dir.CONFIG for folder in folders):
             text = untrusted_files.read_text(config, 'restore it, or remove it') if config.is_file() else ''
-            if changed := changes.describe_config_changes(text, loading.config_text(), _CHANGEABLE):
+            if changed := compatibility.describe_config_changes(text, loading.config_text(), _CHANGEABLE):
                 raise UserError(
                     f'{config.parent} was started with other settings ({changed}); restore them, or use another '
                     '--folder'

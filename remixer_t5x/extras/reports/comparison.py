@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from remixer_t5x.cli.info.model import format_quantity
-from remixer_t5x.costs.counts import ModelCounts
+from remixer_t5x.costs.model_counts import ModelCounts
 from remixer_t5x.errors import UserError
-from remixer_t5x.evaluate.best import signed_score
+from remixer_t5x.evaluate.checkpoint_ranking import signed_score
 from remixer_t5x.extras.reports import differences, overview
 from remixer_t5x.extras.reports.differences import CONFIDENCE, Measure
 from remixer_t5x.extras.reports.overview import Overview

@@ -10,7 +10,7 @@ from typing import Any
 from remixer_t5x.cli import arguments, train
 from remixer_t5x.errors import UserError
 
-# Maps each value of `--equal` to its name in messages, and to an attribute of `counts.ModelCounts`.
+# Maps each value of `--equal` to its name in messages, and to an attribute of `model_counts.ModelCounts`.
 COST_NAMES = {'parameters': 'parameters', 'flops': 'FLOPs', 'time': 'training time'}
 _ATTRIBUTES = {'parameters': 'total_parameters', 'flops': 'total_forward_flops'}
 # Maximum relative difference between matched costs, and the largest relative difference without a warning.
@@ -29,7 +29,7 @@ def import_jax_on_cpu(args: argparse.Namespace) -> None:
     os.environ['JAX_PLATFORMS'] = 'cpu'
     try:
         with arguments.hide_library_output(args):
-            from remixer_t5x.costs import counts  # noqa: F401
+            from remixer_t5x.costs import model_counts  # noqa: F401
     finally:
         del os.environ['JAX_PLATFORMS']
         if platforms is not None:
@@ -44,15 +44,17 @@ def config_flags(args: argparse.Namespace, files: Sequence[str]) -> list[str]:
 
 
 def count_cost(args: argparse.Namespace, label: str, model: str, flags: Flags) -> Any:
-    """Loads the configuration of a model (`--model`) as in a run, and returns its `counts.ModelCounts`."""
-    from remixer_t5x.config import resolved
-    from remixer_t5x.costs import counts
+    """Loads the configuration of a model (`--model`) as in a run, and returns its `model_counts.ModelCounts`."""
+    from remixer_t5x.config import reference_resolver
+    from remixer_t5x.costs import model_counts
 
     flags = [*args.gin_flags, *flags, ('SEED', '0'), ('MODEL_DIR', args.folder)]
     try:
         sources = argparse.Namespace(**{**vars(args), 'model': model, 'gin_flags': flags})
         arguments.load_config(sources, train.ROOT, partial=False)
-        return counts.count_model(resolved.evaluate_macro('MODEL'), resolved.evaluate_macro('TASK_FEATURE_LENGTHS'))
+        return model_counts.count_model(
+            reference_resolver.evaluate_macro('MODEL'), reference_resolver.evaluate_macro('TASK_FEATURE_LENGTHS')
+        )
     except UserError as error:
         raise UserError(f'{label}: {error}') from error
 
@@ -64,10 +66,10 @@ def get_cost(counts: Any, measure: str) -> float:
 
 def find_feed_forward_widths() -> dict[str, int]:
     """Maps the macros of the loaded model's feed-forward widths to their values; uses EMBED_DIM if there are none."""
-    from remixer_t5x.checkpoints import changes
+    from remixer_t5x.checkpoints import compatibility
     from remixer_t5x.config import loading
 
-    settings = changes.parse_bindings(loading.config_text(absolute_paths=False)).items()
+    settings = compatibility.parse_bindings(loading.config_text(absolute_paths=False)).items()
     widths = {name: int(value) for name, value in settings if name.endswith('_DIM') and value.isdecimal()}
     hidden = {name: width for name, width in widths.items() if re.fullmatch(r'\w*MLP_DIM|REMIXER_DIM', name)}
     return hidden or {'EMBED_DIM': widths['EMBED_DIM']}

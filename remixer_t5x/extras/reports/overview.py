@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from remixer_t5x import ranges
-from remixer_t5x.evaluate.best import signed_score
+from remixer_t5x.evaluate.checkpoint_ranking import signed_score
 from remixer_t5x.extras.reports.curves import Chart
 from remixer_t5x.extras.reports.differences import Measure, ValueBySeed, compare_models, describe_differences
 from remixer_t5x.extras.reports.records import TRAIN, MetricsRecord, RecordedRun, RunGroup

@@ -9,7 +9,7 @@ from typing import Any
 from etils import epath
 
 from remixer_t5x import untrusted_files
-from remixer_t5x.checkpoints import changes
+from remixer_t5x.checkpoints import compatibility
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate import checkpoint_evaluation
 from remixer_t5x.evaluate.checkpoint_evaluation import EVAL_FOLDER
@@ -82,7 +82,7 @@ class RecordedRun:
 
     def settings(self) -> dict[str, str]:
         """Returns a dict from macros and names `module.Class.argument` to gin values as strings."""
-        return changes.parse_bindings(self.config)
+        return compatibility.parse_bindings(self.config)
 
     @property
     def seed(self) -> int:

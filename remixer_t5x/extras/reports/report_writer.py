@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from remixer_t5x import temporary
+from remixer_t5x import temporary_files
 from remixer_t5x.api import saved_models
 from remixer_t5x.api.trained_model import TrainedModel
 from remixer_t5x.cli import data
@@ -51,10 +51,10 @@ def write_page(html: str, target: pathlib.Path) -> None:
     """Writes the page to a file and prints the path. Raises UserError if the file cannot be written."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.temporary_path(target.parent, target.name) as unfinished:
+        with temporary_files.temporary_path(target.parent, target.name) as unfinished:
             # Folder names may contain bytes that are not UTF-8, which Python represents as lone surrogates.
             unfinished.write_bytes(html.encode('utf-8', 'replace'))
-            temporary.sync_and_rename(unfinished, target)
+            temporary_files.sync_and_rename(unfinished, target)
     except OSError as error:
         raise UserError(f'{target} cannot be written ({error.strerror}); use another file for --out') from None
     print(f'report       {target}  ({len(html) / 1e6:.1f} MB, one file; open it in any browser)')

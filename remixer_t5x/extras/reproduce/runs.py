@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 
 from remixer_t5x.cli import arguments
-from remixer_t5x.costs import counts
+from remixer_t5x.costs import model_counts
 from remixer_t5x.errors import UserError
-from remixer_t5x.evaluate.best import signed_score
+from remixer_t5x.evaluate.checkpoint_ranking import signed_score
 from remixer_t5x.extras.reports import cost_matching, records
 from remixer_t5x.extras.reports.differences import compare_models
 from remixer_t5x.extras.reports.sweep import SweepCell
@@ -90,7 +90,7 @@ def count_cost(stage: TrainingStage, row: TableRow, args: argparse.Namespace) ->
     macros = ('MODEL', 'TASK_FEATURE_LENGTHS', 'BATCH_SIZE', 'TRAIN_STEPS')
     try:
         model, lengths, batch_size, steps = arguments.load_values(sources, *macros)
-        counted = counts.count_model(model, lengths)
+        counted = model_counts.count_model(model, lengths)
     except UserError as error:
         raise UserError(f'{row.name}, {stage.name}: {error}') from error
     flops = counted.training_flops * batch_size * steps

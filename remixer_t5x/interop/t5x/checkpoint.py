@@ -23,8 +23,8 @@ import tensorstore as ts
 from etils import epath
 from flax import serialization, traverse_util
 
-from remixer_t5x import temporary, untrusted_files
-from remixer_t5x.checkpoints import saved_params, untrusted
+from remixer_t5x import temporary_files, untrusted_files
+from remixer_t5x.checkpoints import saved_params, untrusted_checkpoints
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop.huggingface.family import MAX_LAYERS
 from remixer_t5x.models import interface
@@ -124,7 +124,7 @@ def read_t5x_checkpoint(path: str, abstract: Params) -> tuple[Params, int]:
         UserError: there is no checkpoint, it cannot be read, or it does not match the model's architecture or size.
     """
     folder = _find_checkpoint(path)
-    untrusted.check_untrusted_checkpoint(folder)
+    untrusted_checkpoints.check_untrusted_checkpoint(folder)
     expected = {name: tuple(leaf.shape) for name, leaf in _flatten_params(abstract).items()}
     with saved_params.wrap_checkpoint_errors(folder, 'read'):
         saved = _open_orbax(folder / _ORBAX_FOLDER) if (folder / _ORBAX_FOLDER).is_dir() else _open_msgpack(folder)
@@ -173,7 +173,7 @@ def write_t5x_checkpoint(path: str, params: Params, step: int, model: Seq2Seq, o
         state = {'step': np.asarray(step, np.int32)}
         contents = {'version': _FORMAT_VERSION, 'optimizer': {'target': target, 'state': state}}
         (unfinished / _MSGPACK_FILE).write_bytes(serialization.msgpack_serialize(contents))
-        temporary.sync_and_rename(unfinished, folder)
+        temporary_files.sync_and_rename(unfinished, folder)
     return str(folder)
 
 

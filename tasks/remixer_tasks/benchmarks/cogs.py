@@ -15,7 +15,7 @@ import numpy as np
 
 from remixer_t5x.base_vocabulary import Vocabulary
 from remixer_t5x.errors import UserError
-from remixer_t5x.lazy import tf
+from remixer_t5x.lazy_imports import tf
 from remixer_tasks.benchmarks import raw_rows, text_task
 from remixer_tasks.benchmarks.text_metrics import Metrics
 from remixer_tasks.benchmarks.text_task import (

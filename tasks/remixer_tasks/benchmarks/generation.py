@@ -10,7 +10,7 @@ import functools
 import itertools
 from collections.abc import Iterator
 
-from remixer_t5x.lazy import tf
+from remixer_t5x.lazy_imports import tf
 from remixer_tasks.benchmarks import prompts, raw_rows, text_metrics
 from remixer_tasks.benchmarks.text_task import (
     TEST,

@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from remixer_t5x.lazy import tf
+from remixer_t5x.lazy_imports import tf
 from remixer_tasks.benchmarks.text_task import Preprocessor
 
 # Class id of an unlabelled example, and of a predicted text that is not a label.

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from remixer_t5x.lazy import seqio, tf
+from remixer_t5x.lazy_imports import seqio, tf
 from remixer_tasks.files import cache
 from remixer_tasks.vocabularies import load_vocabulary
 

@@ -11,7 +11,7 @@ import itertools
 import re
 from collections.abc import Iterator, Sequence
 
-from remixer_t5x.lazy import tf
+from remixer_t5x.lazy_imports import tf
 from remixer_tasks.benchmarks import prompts, raw_rows, super_glue, text_metrics
 from remixer_tasks.benchmarks.text_task import (
     INTEGER,

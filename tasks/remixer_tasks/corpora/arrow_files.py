@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from remixer_t5x.errors import UserError, reason
-from remixer_t5x.lazy import seqio, tf
+from remixer_t5x.lazy_imports import seqio, tf
 from remixer_tasks.corpora.text_corpus import hash_fraction
 
 _SCHEMA = pa.schema([('text', pa.large_binary()), ('share', pa.float64())])

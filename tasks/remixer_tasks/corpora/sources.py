@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from remixer_t5x.errors import UserError
-from remixer_t5x.lazy import seqio, tf, tfds
+from remixer_t5x.lazy_imports import seqio, tf, tfds
 from remixer_tasks.benchmarks import text_task
 from remixer_tasks.benchmarks.text_task import INTEGER, REAL, TEXT, TEXTS, Dataset, Example
 from remixer_tasks.corpora import arrow_files

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from remixer_t5x import ranges
 from remixer_t5x.errors import UserError
-from remixer_t5x.lazy import seqio
+from remixer_t5x.lazy_imports import seqio
 from remixer_tasks.corpora.text_corpus import TRAIN, VALIDATION, hash_fraction
 
 START_POSITION = b''

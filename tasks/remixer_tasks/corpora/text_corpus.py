@@ -19,9 +19,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from remixer_t5x import ranges, temporary, tf_data, untrusted_files
+from remixer_t5x import ranges, temporary_files, tf_data, untrusted_files
 from remixer_t5x.errors import UserError, reason
-from remixer_t5x.lazy import seqio
+from remixer_t5x.lazy_imports import seqio
 from remixer_tasks.files import cache, workers
 from remixer_tasks.files.cache import ProgressNotice
 from remixer_tasks.files.row_files import BadRecords
@@ -174,7 +174,7 @@ def _parse_corpus(corpus: ParsedCorpus, folder: Path) -> None:
                 f'{corpus.name} has no {split} {corpus.unit}s{malformed.summary()}; check the files and settings'
             )
         np.save(folder / 'rows.tmp.npy', numbers)
-        temporary.sync_and_rename(folder / 'rows.tmp.npy', folder / f'{split}-{digest}.npy')
+        temporary_files.sync_and_rename(folder / 'rows.tmp.npy', folder / f'{split}-{digest}.npy')
     for path in folder.glob('*.unfinished'):
         # A killed process has left this file.
         path.unlink(missing_ok=True)
@@ -225,7 +225,7 @@ def _write_arrow_file(
     try:
         with cache.wrap_write_errors():
             arrow_files.write_documents(unfinished, documents(), lambda: json.dumps(malformed.counts()))
-            temporary.sync_and_rename(unfinished, path)
+            temporary_files.sync_and_rename(unfinished, path)
     finally:
         unfinished.unlink(missing_ok=True)
     return malformed.counts()

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 import filelock
 
-from remixer_t5x import lazy, temporary, untrusted_files
+from remixer_t5x import lazy_imports, temporary_files, untrusted_files
 from remixer_t5x.errors import UserError, reason
-from remixer_t5x.lazy import tf
+from remixer_t5x.lazy_imports import tf
 
 # Name of the file in which `mark_complete` lists the names and sizes of an entry's files.
 FILE_LIST = 'files.json'
@@ -44,7 +44,7 @@ def file_state(path: str) -> FileState:
             return FileState(path, remote.length, remote.mtime_nsec)
         local = os.stat(path)
         return FileState(path, local.st_size, local.st_mtime_ns)
-    except lazy.file_error_types() as error:
+    except lazy_imports.file_error_types() as error:
         raise UserError(f'{path} cannot be read ({reason(error)}); restore it and run the command again') from error
 
 
@@ -64,10 +64,10 @@ def create_cache_entry(entry: Path) -> Iterator[Path]:
     """Yields a temporary path, and renames its file or folder to `entry` at the end of the block."""
     with wrap_write_errors():
         entry.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.temporary_path(entry.parent, f'{entry.name}.') as path:
+        with temporary_files.temporary_path(entry.parent, f'{entry.name}.') as path:
             yield path
             try:
-                temporary.sync_and_rename(path, entry)
+                temporary_files.sync_and_rename(path, entry)
             except OSError:
                 # A rename cannot replace the folder if another run has created it.
                 if not entry.is_dir():
@@ -101,7 +101,7 @@ def lock_cache_entry(folder: Path, name: str) -> Iterator[bool]:
         except UserError:
             for path in folder.iterdir():
                 if path.name != _LOCK:
-                    temporary.remove_path(path)
+                    temporary_files.remove_path(path)
             raise
         finally:
             lock.release()
@@ -130,7 +130,7 @@ def mark_complete(folder: Path) -> None:
     ]
     unfinished = (folder / FILE_LIST).with_suffix(_UNFINISHED)
     unfinished.write_text(json.dumps({path.name: path.stat().st_size for path in files}))
-    temporary.sync_and_rename(unfinished, folder / FILE_LIST)
+    temporary_files.sync_and_rename(unfinished, folder / FILE_LIST)
 
 
 def check_file_sizes(folder: Path) -> None:

@@ -13,7 +13,7 @@ import urllib.request
 import zipfile
 from pathlib import Path
 
-from remixer_t5x import temporary
+from remixer_t5x import temporary_files
 from remixer_t5x.errors import UserError, suggest_similar_name
 from remixer_tasks import catalogue
 from remixer_tasks.benchmarks import text_task
@@ -87,7 +87,7 @@ def _fetch_file(dataset: Dataset, download: PublishedFile, folder: Path, source:
         return False
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with temporary.temporary_path(folder, '.get-') as temporary_folder:
+        with temporary_files.temporary_path(folder, '.get-') as temporary_folder:
             temporary_folder.mkdir()
             file = temporary_folder / file_name
             if source is None:
@@ -124,7 +124,7 @@ def _fetch_file(dataset: Dataset, download: PublishedFile, folder: Path, source:
 def _move_into_place(file: Path, target_file: Path) -> None:
     target_file.parent.mkdir(parents=True, exist_ok=True)
     if not target_file.exists():
-        temporary.sync_and_rename(file, target_file)
+        temporary_files.sync_and_rename(file, target_file)
     elif not target_file.is_file() or _file_sha256(target_file) != _file_sha256(file):
         raise UserError(f'{target_file} exists, but is not the published file; move it and run the command again')
 

@@ -19,9 +19,9 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from remixer_t5x import lazy, untrusted_files
+from remixer_t5x import lazy_imports, untrusted_files
 from remixer_t5x.errors import UserError, reason
-from remixer_t5x.lazy import tf
+from remixer_t5x.lazy_imports import tf
 
 FORMATS = ('jsonl', 'tsv', 'csv', 'parquet')
 EXTENSIONS = {'json': 'jsonl', 'ndjson': 'jsonl', **{name: name for name in FORMATS}}
@@ -97,7 +97,7 @@ def open_bytes(path: str, advice: str) -> Iterator[Any]:
                 yield file
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise UserError(f'{path}: damaged gzip file ({error}); compress it again, or rename it') from error
-    except lazy.file_error_types() as error:
+    except lazy_imports.file_error_types() as error:
         raise UserError(f'{path}: {reason(error)}; {advice}') from error
 
 

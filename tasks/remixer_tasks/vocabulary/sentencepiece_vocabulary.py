@@ -21,10 +21,10 @@ import sentencepiece
 from etils import epath
 from sentencepiece import sentencepiece_model_pb2
 
-from remixer_t5x import lazy, tokenizer_files, untrusted_files
+from remixer_t5x import lazy_imports, tokenizer_files, untrusted_files
 from remixer_t5x.base_vocabulary import Vocabulary
 from remixer_t5x.errors import UserError, reason
-from remixer_t5x.lazy import tf, tf_text
+from remixer_t5x.lazy_imports import tf, tf_text
 from remixer_tasks.corpora.text_corpus import Corpus
 from remixer_tasks.files import cache
 from remixer_tasks.files.cache import ProgressNotice
@@ -232,7 +232,7 @@ def _load_model(path: str, extra_ids: int) -> tuple[sentencepiece.SentencePieceP
     hint = 'use a local file: --gin.vocabularies.sentencepiece.path=/path/to/sentencepiece.model'
     try:
         model = epath.Path(path).read_bytes()
-    except lazy.file_error_types() as error:
+    except lazy_imports.file_error_types() as error:
         raise UserError(f'vocabulary {path}: {reason(error)}; {hint}') from error
     try:
         proto = _PROTO.FromString(model)

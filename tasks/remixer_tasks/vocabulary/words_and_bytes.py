@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 
 from remixer_t5x.base_vocabulary import Vocabulary
-from remixer_t5x.lazy import tf
+from remixer_t5x.lazy_imports import tf
 from remixer_tasks.vocabulary import sentinels
 
 # Number of T5's special ids: padding, the end token and the unknown token.

@@ -7,7 +7,7 @@ import pathlib
 import numpy as np
 import pytest
 
-from remixer_t5x.costs.counts import ModelCounts
+from remixer_t5x.costs.model_counts import ModelCounts
 from remixer_t5x.errors import UserError
 from remixer_t5x.extras.reports import comparison, cost_matching, page
 from remixer_t5x.extras.reports.records import MetricsRecord, RecordedRun, RunGroup

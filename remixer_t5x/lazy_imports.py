@@ -1,6 +1,6 @@
 """Imports TensorFlow and seqio at their first use.
 
-    from remixer_t5x.lazy import seqio, tf
+    from remixer_t5x.lazy_imports import seqio, tf
 
 Only tasks require these libraries. Inference-only installations lack these libraries, and importing them takes longer
 than all other imports combined. Modules that use these libraries require `from __future__ import annotations`, because

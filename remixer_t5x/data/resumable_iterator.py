@@ -10,9 +10,9 @@ import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from remixer_t5x import temporary
+from remixer_t5x import temporary_files
 from remixer_t5x.errors import UserError
-from remixer_t5x.lazy import tf
+from remixer_t5x.lazy_imports import tf
 
 # Operations whose positions TensorFlow 2.21 cannot save. Restoring a parallel interleave also hangs. PyFunc is a
 # stateful tf.numpy_function; EagerPyFunc is a tf.py_function.
@@ -133,7 +133,7 @@ class ResumableIterator:
 @contextlib.contextmanager
 def _temporary_folder(name: str) -> Iterator[pathlib.Path]:
     try:
-        with temporary.temporary_path(pathlib.Path(tempfile.gettempdir()), 'position-', '.remixer_t5x') as folder:
+        with temporary_files.temporary_path(pathlib.Path(tempfile.gettempdir()), 'position-', '.remixer_t5x') as folder:
             folder.mkdir(mode=0o700)
             yield folder
     except (OSError, tf.errors.OpError) as error:

@@ -22,7 +22,7 @@ from typing import Any
 import orbax.checkpoint as ocp
 from etils import epath
 
-from remixer_t5x import temporary, untrusted_files
+from remixer_t5x import temporary_files, untrusted_files
 from remixer_t5x.errors import UserError, reason
 from remixer_t5x.run_folder import object_store
 
@@ -109,10 +109,10 @@ def commit_checkpoint(written: pathlib.Path, final: pathlib.Path) -> None:
             digest = hashlib.file_digest(file, 'sha256').hexdigest()
         files[path.relative_to(written).as_posix()] = [path.stat().st_size, digest]
     (written / FILE_LIST).write_text(json.dumps(files))
-    temporary.sync_and_rename(written, final)
+    temporary_files.sync_and_rename(written, final)
     # Also sync the parent folders, because `checkpoints` and MODEL_DIR may be new.
     for folder in list(final.parents)[1:3]:
-        temporary.sync_to_disk(folder)
+        temporary_files.sync_to_disk(folder)
 
 
 def verify_file_checksums(folder: epath.Path) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 
-from remixer_t5x.checkpoints import changes, manager, saved_params
+from remixer_t5x.checkpoints import checkpoint_manager, compatibility, saved_params
 from remixer_t5x.data.prefetch import DataPosition
 from remixer_t5x.optim.train_state import TrainState
 from remixer_t5x.run_folder import model_dir
@@ -42,7 +42,7 @@ def folder(tmp_path):
 @pytest.fixture
 def saved(folder):
     """Returns a MODEL_DIR with the last two of three saved steps."""
-    checkpoints = manager.Checkpoints(folder, keep=2)
+    checkpoints = checkpoint_manager.Checkpoints(folder, keep=2)
     for step in (1, 2, 3):
         checkpoints.save(
             step, state_of(step), DataPosition(step, {0: 0, 1: 0}, {0: b'\0state\xff', 1: b''}), {**RUN, 'window': {}}
@@ -52,7 +52,7 @@ def saved(folder):
 
 
 def test_a_restored_checkpoint_equals_the_saved_one(saved):
-    checkpoints = manager.Checkpoints(saved, keep=2)
+    checkpoints = checkpoint_manager.Checkpoints(saved, keep=2)
     assert checkpoints.steps() == [2, 3] and checkpoints.latest_step() == 3
     state, position = checkpoints.restore(3, abstract(state_of(0)))
     assert_equal(state, state_of(3))
@@ -63,7 +63,7 @@ def test_a_restored_checkpoint_equals_the_saved_one(saved):
 
 def test_donated_buffers_are_not_written(folder):
     """The next steps overwrite the buffers of the state while the checkpoint is written."""
-    checkpoints = manager.Checkpoints(folder)
+    checkpoints = checkpoint_manager.Checkpoints(folder)
     state = TrainState(jnp.int32(0), {'w': jnp.ones((256, 1024))}, ())
     advance = jax.jit(lambda s: jax.tree.map(lambda x: x * 0 + 7, s), donate_argnums=0)
     expected = jax.tree.map(np.array, state)
@@ -79,7 +79,7 @@ def test_an_interrupted_write_is_not_a_checkpoint_and_is_removed(saved):
     steps = saved / 'checkpoints'
     shutil.copytree(steps / '3', steps / '4.orbax-checkpoint-tmp')
     os.remove(steps / '4.orbax-checkpoint-tmp' / '_CHECKPOINT_METADATA')
-    checkpoints = manager.Checkpoints(saved)
+    checkpoints = checkpoint_manager.Checkpoints(saved)
     assert checkpoints.latest_step() == 3
     checkpoints.save(4, state_of(4), DataPosition(), RUN)
     checkpoints.wait()
@@ -88,7 +88,7 @@ def test_an_interrupted_write_is_not_a_checkpoint_and_is_removed(saved):
 
 
 def test_restoring_other_shapes_raises_an_error(saved):
-    checkpoints = manager.Checkpoints(saved)
+    checkpoints = checkpoint_manager.Checkpoints(saved)
     text = error_message(lambda: checkpoints.restore(3, abstract(state_of(0, embed=5)), 'EMBED 4 -> 5'))
     assert 'has shape' in text and '(4,), expected (5,)' in text
     assert 'EMBED 4 -> 5' in text and 'MODEL_DIR' in text
@@ -104,11 +104,11 @@ def test_a_damaged_description_without_file_list_raises_an_error(saved):
 
 
 def test_resuming_with_other_settings_raises_an_error():
-    changes.check_record_compatible(RUN, RUN)
+    compatibility.check_record_compatible(RUN, RUN)
     assert 'vocabulary ab12 of 384 ids' in error_message(
-        lambda: changes.check_record_compatible(RUN, {**RUN, 'vocabulary': 'other'})
+        lambda: compatibility.check_record_compatible(RUN, {**RUN, 'vocabulary': 'other'})
     )
-    text = error_message(lambda: changes.check_record_compatible(RUN, {**RUN, 'batch_size': 16}))
+    text = error_message(lambda: compatibility.check_record_compatible(RUN, {**RUN, 'batch_size': 16}))
     assert 'BATCH_SIZE = 8' in text and '16' in text and 'INITIAL_CHECKPOINT_PATH' in text
     assert 'keeps the parameters and resets the optimizer, the step and the data position' in text
 
@@ -132,9 +132,9 @@ def test_an_unsuitable_initial_checkpoint_raises_an_error(saved, subfolder, embe
 
 
 def test_a_full_disk_raises_an_error_before_writing(saved, monkeypatch):
-    checkpoints = manager.Checkpoints(saved)
+    checkpoints = checkpoint_manager.Checkpoints(saved)
     usage = shutil.disk_usage(saved)._replace(free=10)
-    monkeypatch.setattr(manager.shutil, 'disk_usage', lambda path: usage)
+    monkeypatch.setattr(checkpoint_manager.shutil, 'disk_usage', lambda path: usage)
     text = error_message(lambda: checkpoints.save(4, state_of(4), DataPosition(), RUN))
     assert '0.0 MiB left' in text and 'the checkpoint of step 3 is kept' in text
     checkpoints.close()

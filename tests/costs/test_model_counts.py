@@ -6,7 +6,7 @@ import pytest
 from flax import linen as nn
 
 from remixer_t5x import build_model
-from remixer_t5x.costs import counts
+from remixer_t5x.costs import model_counts
 from remixer_t5x.data import batch_formats
 from remixer_t5x.models import interface
 
@@ -30,7 +30,7 @@ def t5_flops(embed, hidden, heads, head_dim, layers, vocab, inputs, targets):
 
 def test_t5_1_1_has_the_published_parameters_and_expected_flops():
     model = build_model('models/t5_1_1.gin', 'sizes/base.gin')
-    counted = counts.count_model(model, {'inputs': 512, 'targets': 114})
+    counted = model_counts.count_model(model, {'inputs': 512, 'targets': 114})
     # Hugging Face's google/t5-v1_1-base.
     assert counted.total_parameters == 247_577_856
     assert counted.total_forward_flops == t5_flops(768, 2048, 12, 64, 12, 32128, 512, 114)
@@ -43,7 +43,8 @@ def test_remat_does_not_change_forward_flops():
         for policy in (None, '@stack.full_remat')
     )
     assert (
-        counts.count_model(remat, LENGTHS).total_forward_flops == counts.count_model(plain, LENGTHS).total_forward_flops
+        model_counts.count_model(remat, LENGTHS).total_forward_flops
+        == model_counts.count_model(plain, LENGTHS).total_forward_flops
     )
 
 
@@ -55,7 +56,7 @@ def test_flops_equal_xlas_except_for_elementwise_operations():
     params = nn.unbox(interface.param_shapes(model, shapes))
     forward = jax.jit(lambda p, b: model.loss(p, b)[0])
     xla = forward.lower(params, batch).compile().cost_analysis()['flops']
-    assert 0.93 < counts.total_flops(model.loss, params, batch) / xla <= 1.0
+    assert 0.93 < model_counts.total_flops(model.loss, params, batch) / xla <= 1.0
 
 
 def convolve(x, kernel):
@@ -97,7 +98,7 @@ square.defvjp(lambda x: (x @ x, x), lambda x, g: (g @ x.T + x.T @ g,))
     ],
 )
 def test_an_operation_has_the_flops_of_its_closed_form(function, shapes, expected):
-    assert counts.total_flops(function, *map(jnp.ones, shapes)) == expected
+    assert model_counts.total_flops(function, *map(jnp.ones, shapes)) == expected
 
 
 class _Inner(nn.Module):
@@ -123,10 +124,10 @@ class _Scanned(nn.Module):
 def test_flops_are_counted_by_module_inside_scan_and_remat():
     module, x = _Outer(), jnp.ones((2, 4))
     variables = module.init(jax.random.key(0), x)
-    counted = {path: n for path, n in counts.flops_per_module(module.apply, variables, x).items() if n}
+    counted = {path: n for path, n in model_counts.flops_per_module(module.apply, variables, x).items() if n}
     product = 2 * 2 * 4 * 4
     assert counted == {('run', 'inner', 'dense'): 3 * product, ('last', 'dense'): product, (): product}
-    assert counts.count_parameters(variables['params']) == {
+    assert model_counts.count_parameters(variables['params']) == {
         ('run', 'inner', 'dense', 'kernel'): 3 * 16,
         ('last', 'dense', 'kernel'): 16,
     }

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from etils import epath
 
-from remixer_t5x.checkpoints import manager, saved_params
+from remixer_t5x.checkpoints import checkpoint_manager, saved_params
 from remixer_t5x.data import prefetch
 from remixer_t5x.devices import collectives
 from remixer_t5x.errors import UserError
@@ -81,7 +81,7 @@ class RunState:
 
 
 def restore_state(
-    checkpoints: manager.Checkpoints,
+    checkpoints: checkpoint_manager.Checkpoints,
     step: int,
     abstract: TrainState,
     record: Mapping[str, Any],
@@ -92,7 +92,7 @@ def restore_state(
 
     `record` is the checkpoint's run record, which includes the metrics window and the state of `patience`. `changed`
     lists the changed settings for error messages. Raises UserError if the checkpoint does not fit the model, and
-    durable.DamagedCheckpoint if it is damaged.
+    durable_folders.DamagedCheckpoint if it is damaged.
     """
     restored, position = checkpoints.restore(step, abstract, changed)
     patience = dataclasses.replace(patience, **(record.get('patience') or {}))
@@ -111,7 +111,7 @@ class BadStepHandler:
     rewind, and UserError if it must stop. `policy` is the value of `Recovery.on_bad_step`.
     """
 
-    def __init__(self, policy: str, checkpoints: manager.Checkpoints):
+    def __init__(self, policy: str, checkpoints: checkpoint_manager.Checkpoints):
         self._policy, self._checkpoints = policy, checkpoints
         self._unchecked: tuple[int, Mapping[str, jax.Array]] | None = None
         self._in_a_row = 0
@@ -185,7 +185,7 @@ class CheckpointSaver:
 
     recovery: Recovery
     last_step: int
-    checkpoints: manager.Checkpoints
+    checkpoints: checkpoint_manager.Checkpoints
     batches: prefetch.Prefetcher
     bad_steps: BadStepHandler
     record: Mapping[str, Any]
@@ -205,7 +205,7 @@ class CheckpointSaver:
                 self.log.flush()
                 position = self.batches.position()
             except UserError as error:
-                raise manager.SaveFailed(str(error)) from error
+                raise checkpoint_manager.SaveFailed(str(error)) from error
             self.checkpoints.save(state.step, state.train_state, position, record)
             state.saved_step = state.step
 
@@ -253,7 +253,7 @@ class CheckpointSaver:
         """
         try:
             yield
-        except manager.SaveFailed as error:
+        except checkpoint_manager.SaveFailed as error:
             if not another_follows or self.recovery.on_save_failure != CONTINUE or jax.process_count() > 1:
                 raise
             self.log.print(f'warning: {error}; training continues (ON_SAVE_FAILURE)')
@@ -261,9 +261,9 @@ class CheckpointSaver:
 
 
 @contextlib.contextmanager
-def open_checkpoints(path: epath.Path, keep: int | None) -> Iterator[manager.Checkpoints]:
+def open_checkpoints(path: epath.Path, keep: int | None) -> Iterator[checkpoint_manager.Checkpoints]:
     """Opens the checkpoints of MODEL_DIR, and waits for pending writes at the end of the `with` block."""
-    checkpoints = manager.Checkpoints(path, keep)
+    checkpoints = checkpoint_manager.Checkpoints(path, keep)
     try:
         yield checkpoints
     except BaseException:

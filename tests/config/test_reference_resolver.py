@@ -5,7 +5,7 @@ import functools
 import gin
 import pytest
 
-from remixer_t5x.config import loading, resolved
+from remixer_t5x.config import loading, reference_resolver
 from remixer_t5x.config.loading import ConfigSources
 from remixer_t5x.errors import UserError
 
@@ -99,20 +99,20 @@ def test_values_and_scopes_equal_those_of_gin(garage, root, lines):
 
     garage(root, *lines)
     theirs, *their_motors = gin.get_configurable(toy_garage.open)()
-    ours, *our_motors = resolved.call_configured('toy_garage.open')
+    ours, *our_motors = reference_resolver.call_configured('toy_garage.open')
     assert (list(map(power, our_motors)), ours.spare) == (list(map(power, their_motors)), theirs.spare)
 
 
 def test_call_arguments_are_evaluated_for_each_factory_call(garage):
     lines = ['toy_garage.Motor.power = %N', 'N = @toy_garage.number()']
     garage('@toy_garage.Garage()', 'toy_garage.Garage.make = @toy_garage.Motor', *lines)
-    built_garage, first, _ = resolved.call_configured('toy_garage.open')
+    built_garage, first, _ = reference_resolver.call_configured('toy_garage.open')
     assert built_garage.build().power == first.power + 1 and built_garage.build().power == first.power + 2
 
 
 def test_values_do_not_change_with_the_next_configuration(garage):
     garage('@toy_garage.Garage()', 'toy_garage.Garage.make = @toy_garage.Motor')
-    built_garage, *_ = resolved.call_configured('toy_garage.open')
+    built_garage, *_ = reference_resolver.call_configured('toy_garage.open')
     garage('@toy_garage.Garage()', 'toy_garage.Garage.make = @toy_garage.Motor', 'toy_garage.Motor.power = 9')
     assert built_garage.build().power == 2
 
@@ -120,7 +120,7 @@ def test_values_do_not_change_with_the_next_configuration(garage):
 def test_a_missing_argument_raises_a_one_line_error(garage):
     garage('@toy_garage.Garage()')
     with pytest.raises(UserError, match='Garage.* make; pass --gin.Garage.make=VALUE$'):
-        resolved.call_configured('toy_garage.open')
+        reference_resolver.call_configured('toy_garage.open')
 
 
 def test_a_deferred_value_is_created_once_at_its_first_use(garage):
@@ -128,7 +128,7 @@ def test_a_deferred_value_is_created_once_at_its_first_use(garage):
 
     lines = ['toy_garage.Garage.make = @toy_garage.number', 'toy_garage.open.built = @toy_garage.number()']
     garage('@toy_garage.Garage()', *lines)
-    _, built_by_open, built = resolved.call_configured('toy_garage.open', deferred=['toy_garage.open.built'])
+    _, built_by_open, built = reference_resolver.call_configured('toy_garage.open', deferred=['toy_garage.open.built'])
     assert toy_garage.number() == built_by_open + 1
     assert built() == built() == built_by_open + 2
 
@@ -137,7 +137,7 @@ def test_a_deferred_value_is_created_once_at_its_first_use(garage):
 def test_a_factory_keeps_the_name_of_its_class(garage, argument):
     lines = ['toy_garage.Garage.make = @fast/toy_garage.wrap', 'toy_garage.wrap.make = @toy_garage.Motor']
     garage('@toy_garage.Garage()', *lines, f'toy_garage.Motor.power = {argument}')
-    factory = resolved.call_configured('toy_garage.open')[1].make
+    factory = reference_resolver.call_configured('toy_garage.open')[1].make
     while isinstance(factory, functools.partial):
         factory = factory.func
     assert factory.__name__ == 'Motor'

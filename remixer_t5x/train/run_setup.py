@@ -7,13 +7,13 @@ from typing import Any
 import jax
 from etils import epath
 
-from remixer_t5x.checkpoints import changes, durable, manager, saved_params
+from remixer_t5x.checkpoints import checkpoint_manager, compatibility, durable_folders, saved_params
 from remixer_t5x.data import pipeline, prefetch, task_batches, task_vocabulary
 from remixer_t5x.devices import collectives
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate import task_evaluation
 from remixer_t5x.run_folder import model_dir, object_store
-from remixer_t5x.train import compilation, saving
+from remixer_t5x.train import compilation, run_state
 from remixer_t5x.train.settings import PREVIOUS, Run
 
 # Maximum number of batches between two captured data positions. A resumed run reads and skips at most this number of
@@ -29,7 +29,7 @@ class RunData:
     """The training and evaluation data of a run.
 
     Attributes:
-        record: a description of the data, stored in each checkpoint for `changes.check_record_compatible`.
+        record: a description of the data, stored in each checkpoint for `compatibility.check_record_compatible`.
         place: function that transfers the rows of this process to the devices.
         loss_kind: the `kind` of the held-out loss in metrics.jsonl; empty if the run does not compute it.
         notes: warnings to print.
@@ -151,27 +151,27 @@ def write_run_files(
 
 def restore_or_create_state(
     run: Run,
-    checkpoints: manager.Checkpoints,
+    checkpoints: checkpoint_manager.Checkpoints,
     programs: compilation.CompiledPrograms,
     data: RunData,
     record: Mapping[str, Any],
-) -> tuple[saving.RunState, list[str]]:
+) -> tuple[run_state.RunState, list[str]]:
     """Restores the state from the newest checkpoint, or creates the state at step 0 if there is no checkpoint.
 
     Returns the state and a list of notes for the user. Raises UserError if the newest checkpoint is damaged or
     incompatible with `record`, the description of this run, or if the initial parameters do not fit the model.
     """
     notes: list[str] = []
-    patience = saving.EarlyStopping(run.periods.stop_after_evaluations)
+    patience = run_state.EarlyStopping(run.periods.stop_after_evaluations)
     while (step := collectives.broadcast(checkpoints.latest_step())) is not None:
         folder = checkpoints.folder / str(step)
         try:
             saved_params.verify_checkpoint_files(folder, listed=True)
             saved_record = saved_params.read_record(folder)
-            changes.check_record_compatible(saved_record, record)
-            changed = changes.describe_config_changes(saved_record.get('config', ''), record['config'])
-            state = saving.restore_state(checkpoints, step, programs.plan.abstract, saved_record, patience, changed)
-        except durable.DamagedCheckpoint as error:
+            compatibility.check_record_compatible(saved_record, record)
+            changed = compatibility.describe_config_changes(saved_record.get('config', ''), record['config'])
+            state = run_state.restore_state(checkpoints, step, programs.plan.abstract, saved_record, patience, changed)
+        except durable_folders.DamagedCheckpoint as error:
             notes.append(_move_damaged_checkpoint(run.recovery.restore, checkpoints, step, error))
             continue
         state.position = data.resumed_data_position(state.position, step)
@@ -179,11 +179,13 @@ def restore_or_create_state(
             notes.append(f'changed since the checkpoint: {changed}')
         return state, notes
     train_state, creation_notes = programs.create_initial_state(data.vocabulary)
-    return saving.RunState(train_state, position=data.first_data_position(), patience=patience), notes + creation_notes
+    return run_state.RunState(
+        train_state, position=data.first_data_position(), patience=patience
+    ), notes + creation_notes
 
 
 def _move_damaged_checkpoint(
-    restore: str, checkpoints: manager.Checkpoints, step: int, error: durable.DamagedCheckpoint
+    restore: str, checkpoints: checkpoint_manager.Checkpoints, step: int, error: durable_folders.DamagedCheckpoint
 ) -> str:
     """Moves a damaged checkpoint away, and returns a user message. Raises UserError unless `restore` is PREVIOUS."""
     if restore != PREVIOUS:

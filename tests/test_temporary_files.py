@@ -7,14 +7,14 @@ import signal
 import subprocess
 import sys
 
-from remixer_t5x import temporary
+from remixer_t5x import temporary_files
 from remixer_tasks.files import cache
 from tests.support import paths
 
 OWNER_PROGRAM = """
 import pathlib, sys, time
-from remixer_t5x import temporary
-with temporary.temporary_path(pathlib.Path(sys.argv[1]), 'x.') as path:
+from remixer_t5x import temporary_files
+with temporary_files.temporary_path(pathlib.Path(sys.argv[1]), 'x.') as path:
     path.mkdir()
     (path / 'large').write_text('x')
     print('made', flush=True)
@@ -46,11 +46,11 @@ def test_the_temporary_path_of_a_killed_process_is_removed(tmp_path):
 
 
 def test_moved_and_failed_temporary_paths_leave_no_files(tmp_path):
-    with temporary.temporary_path(tmp_path, 'a.') as path:
+    with temporary_files.temporary_path(tmp_path, 'a.') as path:
         path.write_text('content')
         path.rename(tmp_path / 'kept')
     try:
-        with temporary.temporary_path(tmp_path, 'a.') as path:
+        with temporary_files.temporary_path(tmp_path, 'a.') as path:
             path.mkdir()
             (path / 'b').write_text('')
             raise KeyboardInterrupt
@@ -66,19 +66,19 @@ def test_a_link_instead_of_an_entry_is_removed_without_its_target(tmp_path):
     (tmp_path / 'x.tmp').symlink_to(tmp_path / 'elsewhere')
     pathlib.Path(tmp_path / 'x.tmp.lock').write_text('')
     os.mkfifo(tmp_path / 'y.tmp.lock')
-    with temporary.temporary_path(tmp_path, 'a.'):
+    with temporary_files.temporary_path(tmp_path, 'a.'):
         pass
     assert not (tmp_path / 'x.tmp').is_symlink() and (tmp_path / 'elsewhere' / 'file').read_text() == 'stays'
 
 
 def test_a_position_that_a_killed_process_left_is_removed(tmp_path, monkeypatch):
-    from remixer_t5x.data import stream
+    from remixer_t5x.data import resumable_iterator
 
     monkeypatch.setattr('tempfile.tempdir', str(tmp_path))
     (tmp_path / 'position-1.remixer_t5x').mkdir()
     (tmp_path / 'position-1.remixer_t5x' / 'position.index').write_text('x')
     (tmp_path / 'position-1.remixer_t5x.lock').write_text('')
-    with stream._temporary_folder('a task') as folder:
+    with resumable_iterator._temporary_folder('a task') as folder:
         assert pathlib.Path(folder).is_dir()
         assert not (tmp_path / 'position-1.remixer_t5x').exists()
     assert not list(tmp_path.iterdir())
@@ -90,18 +90,18 @@ def test_folders_are_synced_before_they_are_renamed(tmp_path, monkeypatch):
     monkeypatch.setattr(os, 'replace', lambda a, b: (calls.append('rename'), replace(a, b)))
     (tmp_path / 'a/b').mkdir(parents=True)
     (tmp_path / 'a/b/file').write_text('x')
-    temporary.sync_and_rename(tmp_path / 'a', tmp_path / 'c')
+    temporary_files.sync_and_rename(tmp_path / 'a', tmp_path / 'c')
     assert calls == [*(str(tmp_path / name) for name in ('a/b/file', 'a/b', 'a')), 'rename', str(tmp_path)]
     calls.clear()
-    temporary.sync_and_rename(tmp_path / 'c/b/file', tmp_path / 'c/file')
+    temporary_files.sync_and_rename(tmp_path / 'c/b/file', tmp_path / 'c/file')
     assert calls == [str(tmp_path / 'c/b/file'), 'rename', str(tmp_path / 'c')]
     assert (tmp_path / 'c/file').read_text() == 'x'
 
 
-# Files that rename without `temporary`, and why.
+# Files that rename without `temporary_files`, and why.
 RENAMES = {
-    'remixer_t5x/temporary.py': 'commit itself',
-    'remixer_t5x/checkpoints/manager.py': 'moves a damaged checkpoint away',
+    'remixer_t5x/temporary_files.py': 'commit itself',
+    'remixer_t5x/checkpoints/checkpoint_manager.py': 'moves a damaged checkpoint away',
 }
 
 

@@ -10,7 +10,7 @@ import pytest
 import tensorstore as ts
 from etils import epath
 
-from remixer_t5x.checkpoints import durable, saved_params, untrusted
+from remixer_t5x.checkpoints import durable_folders, saved_params, untrusted_checkpoints
 from remixer_t5x.interop import converted_checkpoint
 from tests.support.error_lines import error_message
 
@@ -40,7 +40,7 @@ def change(saved, tmp_path):
         copy = epath.Path(tmp_path / 'checkpoints' / '7')
         shutil.copytree(saved, copy)
         # An attacker would adapt the file list.
-        (copy / durable.FILE_LIST).unlink()
+        (copy / durable_folders.FILE_LIST).unlink()
         store = ts.KvStore.open({'driver': 'ocdbt', 'base': f'file://{copy}/state/'}).result()
         [key] = [key for key in store.list().result() if key.endswith(b'scale/.zarray')]
         store.write(key, json.dumps({**json.loads(store[key]), **changes})).result()
@@ -73,19 +73,19 @@ def test_numeric_dtypes_of_tensorstore_are_accepted(tmp_path, dtype, driver):
     spec = {'driver': driver, 'kvstore': {'driver': 'file', 'path': str(tmp_path / 'a')}, 'dtype': dtype}
     dtype = ml_dtypes.bfloat16 if dtype == 'bfloat16' else dtype
     ts.open({**spec, 'metadata': {'shape': [3]}}, create=True).result().write(np.ones(3, dtype)).result()
-    untrusted.check_untrusted_checkpoint(tmp_path)
+    untrusted_checkpoints.check_untrusted_checkpoint(tmp_path)
 
 
 def test_arrays_of_zeros_may_be_larger_than_their_files(tmp_path):
     """Chunks that only contain the fill value are not written, as in a state before its first step."""
     metadata = {'zarr_format': 2, 'shape': [2**27], 'chunks': [2**27], 'dtype': '<f4'}
     (tmp_path / '.zarray').write_text(json.dumps(metadata))
-    untrusted.check_untrusted_checkpoint(tmp_path)
+    untrusted_checkpoints.check_untrusted_checkpoint(tmp_path)
     (tmp_path / '.zarray').write_text(json.dumps({**metadata, 'shape': [2**29], 'chunks': [2**27]}))
-    assert '2.0 GiB of arrays' in error_message(untrusted.check_untrusted_checkpoint, tmp_path)
+    assert '2.0 GiB of arrays' in error_message(untrusted_checkpoints.check_untrusted_checkpoint, tmp_path)
     with (tmp_path / '0').open('wb') as file:
         file.truncate(2**25)
-    untrusted.check_untrusted_checkpoint(tmp_path)
+    untrusted_checkpoints.check_untrusted_checkpoint(tmp_path)
 
 
 @pytest.mark.parametrize('name', ['²', '007', '1' + '0' * 30])

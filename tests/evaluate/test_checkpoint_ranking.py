@@ -10,7 +10,7 @@ from etils import epath
 
 from remixer_t5x.checkpoints import saved_params
 from remixer_t5x.errors import UserError
-from remixer_t5x.evaluate import best
+from remixer_t5x.evaluate import checkpoint_ranking
 from remixer_t5x.evaluate.task_evaluation import TaskReport
 from tests.support.paths import GOLDEN
 
@@ -33,7 +33,7 @@ def read_value(path):
 
 
 def best_checkpoints(tmp_path, metrics=None):
-    return best.BestCheckpoints(epath.Path(tmp_path), RECORD, metrics)
+    return checkpoint_ranking.BestCheckpoints(epath.Path(tmp_path), RECORD, metrics)
 
 
 def test_only_better_parameters_are_saved(tmp_path):
@@ -46,12 +46,12 @@ def test_only_better_parameters_are_saved(tmp_path):
     assert read_value(tmp_path / 'best' / 'rte') == 20.0
     assert [path.name for path in (tmp_path / 'best' / 'rte').iterdir() if path.name.isdigit()] == ['20']
     record = {'task': 'rte', 'metric': 'accuracy', 'value': 60.0, 'step': 20, 'path': str(tmp_path / 'best/rte/20')}
-    assert best.find_best_checkpoints(str(tmp_path)) == {'rte': record}
+    assert checkpoint_ranking.find_best_checkpoints(str(tmp_path)) == {'rte': record}
 
 
 def test_a_new_run_replaces_the_best_parameters_of_an_abandoned_run(tmp_path):
     assert best_checkpoints(tmp_path).save_if_best(report(accuracy=90.0), 10, params(1))
-    new_run = best.BestCheckpoints(epath.Path(tmp_path), RECORD, is_new=True)
+    new_run = checkpoint_ranking.BestCheckpoints(epath.Path(tmp_path), RECORD, is_new=True)
     saved = [new_run.save_if_best(report(accuracy=value), 5 * value, params(value)) for value in (40, 30, 50)]
     assert saved == [True, False, True] and read_value(tmp_path / 'best' / 'rte') == 50.0
 
@@ -72,7 +72,7 @@ def test_a_metric_that_is_nan_is_never_better(tmp_path):
     highest = [-np.inf, *np.fmax.accumulate(values)[:-1]]
     assert saved == [bool(value > before or np.isnan(before)) and not np.isnan(value)
                     for value, before in zip(values, highest, strict=True)]  # fmt: skip
-    assert best.find_best_checkpoints(str(tmp_path))['rte']['value'] == np.nanmax(values)
+    assert checkpoint_ranking.find_best_checkpoints(str(tmp_path))['rte']['value'] == np.nanmax(values)
 
 
 @pytest.mark.parametrize(
@@ -96,8 +96,8 @@ def test_a_record_without_a_valid_best_metric_is_reported(tmp_path, record):
     (step / 'run').mkdir()
     (step / 'run' / 'metadata').write_text(f'{{"best": {record}}}')
     with pytest.raises(UserError, match='no record of the best metric'):
-        best.read_best_record(step)
-    assert best.find_best_checkpoints(str(tmp_path)) == {}
+        checkpoint_ranking.read_best_record(step)
+    assert checkpoint_ranking.find_best_checkpoints(str(tmp_path)) == {}
 
 
 def metrics_by_task(benchmark, step):
@@ -111,7 +111,7 @@ def metrics_by_task(benchmark, step):
 
 
 def mean_score(task, metrics):
-    return best.select_ranking_metric(task, metrics, best.MEAN)[1]
+    return checkpoint_ranking.select_ranking_metric(task, metrics, checkpoint_ranking.MEAN)[1]
 
 
 @pytest.mark.parametrize('benchmark', ['GLUE', 'SuperGLUE'])
@@ -119,9 +119,9 @@ def test_averages_and_best_steps_equal_those_of_t5(benchmark):
     for step, average in enumerate(T5['averages'][benchmark]):
         tasks = metrics_by_task(benchmark, step)
         assert len(tasks) >= 8
-        assert best.mean_score({task: mean_score(task, metrics) for task, metrics in tasks.items()}) == pytest.approx(
-            average
-        )
+        assert checkpoint_ranking.mean_score(
+            {task: mean_score(task, metrics) for task, metrics in tasks.items()}
+        ) == pytest.approx(average)
     for task, metrics in metrics_by_task(benchmark, 0).items():
         # T5 chooses one step for both test sets of MNLI.
         if 'mnli' not in task:
@@ -134,16 +134,24 @@ def test_averages_and_best_steps_equal_those_of_t5(benchmark):
 
 def test_errors_count_negative_and_are_excluded_from_a_mean():
     metrics = {'pearson': 80.0, 'spearman': 60.0, 'mean_absolute_error': 3.0}
-    assert best.select_ranking_metric('stsb', metrics, best.MEAN) == ('mean', 70.0)
+    assert checkpoint_ranking.select_ranking_metric('stsb', metrics, checkpoint_ranking.MEAN) == ('mean', 70.0)
     for name in ('mse', 'brier_score', 'bits_per_byte', 'dev_nll/short'):
-        assert best.signed_score(name, 2.0) == -2.0
-    assert best.select_ranking_metric('stsb', {'a_loss': 3.0, 'perplexity': 5.0}, best.MEAN) == ('mean', -4.0)
-    ranks = {task: best.signed_score(*score) for task, score in {'a': ('accuracy', 50.0), 'b': ('wer', 10.0)}.items()}
-    assert best.mean_score(ranks) == 20.0
+        assert checkpoint_ranking.signed_score(name, 2.0) == -2.0
+    assert checkpoint_ranking.select_ranking_metric(
+        'stsb', {'a_loss': 3.0, 'perplexity': 5.0}, checkpoint_ranking.MEAN
+    ) == ('mean', -4.0)
+    ranks = {
+        task: checkpoint_ranking.signed_score(*score)
+        for task, score in {'a': ('accuracy', 50.0), 'b': ('wer', 10.0)}.items()
+    }
+    assert checkpoint_ranking.mean_score(ranks) == 20.0
 
 
 def test_the_first_metric_is_the_default():
-    assert best.select_ranking_metric('cb', {'f1': 2.0, 'accuracy': 3.0}) == ('f1', 2.0)
-    assert best.select_ranking_metric('cb', {}) is None and best.select_ranking_metric('cb', {}, best.MEAN) is None
+    assert checkpoint_ranking.select_ranking_metric('cb', {'f1': 2.0, 'accuracy': 3.0}) == ('f1', 2.0)
+    assert (
+        checkpoint_ranking.select_ranking_metric('cb', {}) is None
+        and checkpoint_ranking.select_ranking_metric('cb', {}, checkpoint_ranking.MEAN) is None
+    )
     with pytest.raises(UserError, match="BEST_METRICS must be 'mean', or map tasks to metrics"):
-        best.select_ranking_metric('cb', {'f1': 2.0}, 'f1')
+        checkpoint_ranking.select_ranking_metric('cb', {'f1': 2.0}, 'f1')

@@ -2,8 +2,8 @@
 
 `MODEL_DIR/checkpoints/<step>` contains three items. `state` contains sharded arrays, which can be restored on any mesh;
 `data` is JSON with the position of each data stream; `run` is JSON with the operative gin config, the vocabulary record
-and package versions. Orbax writes to a temporary folder, which `durable` syncs and renames, so a folder named after a
-step number is always complete. When a run starts, it removes the temporary folders of interrupted writes.
+and package versions. Orbax writes to a temporary folder, which `durable_folders` syncs and renames, so a folder named
+after a step number is always complete. When a run starts, it removes the temporary folders of interrupted writes.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 from jax.experimental import multihost_utils
 
-from remixer_t5x.checkpoints import durable, saved_params
+from remixer_t5x.checkpoints import durable_folders, saved_params
 from remixer_t5x.data.prefetch import DataPosition
 from remixer_t5x.errors import UserError
 from remixer_t5x.run_folder import model_dir, object_store
@@ -35,7 +35,7 @@ class Checkpoints:
 
     def __init__(self, folder: epath.Path, keep: int | None = 3):
         self.folder = folder / model_dir.CHECKPOINTS
-        self._options = durable.checkpoint_manager_options(self.folder, keep, background=True)
+        self._options = durable_folders.checkpoint_manager_options(self.folder, keep, background=True)
         self._open_manager()
 
     def _open_manager(self) -> None:
@@ -97,9 +97,9 @@ class Checkpoints:
     def restore(self, step: int, abstract_state: State, changed: str = '') -> tuple[State, DataPosition]:
         """Restores the state, with the shapes and shardings of `abstract_state`, and the data position.
 
-        `changed` lists the settings that have changed since the checkpoint, for error messages. Raises UserError if
-        the checkpoint does not fit the model or cannot be read, and durable.DamagedCheckpoint if an array contains NaN
-        or infinity.
+        `changed` lists the settings that have changed since the checkpoint, for error messages. Raises UserError if the
+        checkpoint does not fit the model or cannot be read, and durable_folders.DamagedCheckpoint if an array contains
+        NaN or infinity.
         """
         folder = self.folder / str(step)
         shapes = saved_params.saved_shapes(folder / 'state')
@@ -177,7 +177,7 @@ def write_params(
     Waits until the checkpoint is on disk. Raises UserError if the checkpoint cannot be written.
     """
     items = ocp.args.Composite(state=ocp.args.StandardSave({'params': params}), run=ocp.args.JsonSave(dict(record)))
-    options = durable.checkpoint_manager_options(folder)
+    options = durable_folders.checkpoint_manager_options(folder)
     with (
         saved_params.wrap_checkpoint_errors(folder / str(step), 'written'),
         ocp.CheckpointManager(folder, options=options, item_names=('state', 'run')) as writer,

@@ -11,7 +11,7 @@ from etils import epath
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from remixer_t5x.checkpoints import durable, manager, saved_params
+from remixer_t5x.checkpoints import checkpoint_manager, durable_folders, saved_params
 from remixer_t5x.data.prefetch import DataPosition
 from remixer_t5x.errors import UserError
 from remixer_t5x.run_folder import model_dir
@@ -36,9 +36,9 @@ def written(tmp_path_factory):
             calls.append(('rename', str(old), str(new)))
             rename(old, new)
 
-        patch.setattr(durable.os, 'fsync', fsync)
-        patch.setattr(durable.os, 'replace', record_rename)
-        checkpoints = manager.Checkpoints(folder)
+        patch.setattr(durable_folders.os, 'fsync', fsync)
+        patch.setattr(durable_folders.os, 'replace', record_rename)
+        checkpoints = checkpoint_manager.Checkpoints(folder)
         checkpoints.save(4, STATE, DataPosition(), {'window': {}})
         checkpoints.close()
     return folder / 'checkpoints' / '4', calls
@@ -50,7 +50,7 @@ def test_files_are_synced_before_the_rename_and_parents_after_it(written):
     temporary = calls[commit][1]
     synced = {call[1] for call in calls[:commit]}
     contents = [path for path in pathlib.Path(folder).rglob('*')]
-    assert len(contents) > 10 and folder / durable.FILE_LIST in contents
+    assert len(contents) > 10 and folder / durable_folders.FILE_LIST in contents
     for path in [folder, *contents]:
         assert str(path).replace(str(folder), temporary) in synced, path
     assert [call[1] for call in calls[commit + 1 :]] == [str(parent) for parent in list(folder.parents)[:3]]
@@ -59,7 +59,7 @@ def test_files_are_synced_before_the_rename_and_parents_after_it(written):
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_damaged_file_is_reported(written, tmp_path, data):
-    durable.verify_file_checksums(written[0])
+    durable_folders.verify_file_checksums(written[0])
     copy = tmp_path / 'copy'
     shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(written[0], copy)
@@ -77,26 +77,26 @@ def test_any_damaged_file_is_reported(written, tmp_path, data):
         path.write_bytes(content + b'x')
     else:
         path.unlink()
-    with pytest.raises(durable.DamagedCheckpoint) as raised:
-        durable.verify_file_checksums(copy)
+    with pytest.raises(durable_folders.DamagedCheckpoint) as raised:
+        durable_folders.verify_file_checksums(copy)
     assert '\n' not in str(raised.value)
-    if path.name != durable.FILE_LIST:
+    if path.name != durable_folders.FILE_LIST:
         assert path.relative_to(copy).as_posix() in str(raised.value)
 
 
 def test_a_checkpoint_with_nan_is_rejected(tmp_path):
-    checkpoints = manager.Checkpoints(model_dir.create_model_dir(tmp_path / 'run'))
+    checkpoints = checkpoint_manager.Checkpoints(model_dir.create_model_dir(tmp_path / 'run'))
     bad = {**STATE, 'w': STATE['w'].at[7].set(jnp.nan)}
     checkpoints.save(1, bad, DataPosition(), {'window': {}})
     checkpoints.wait()
-    with pytest.raises(durable.DamagedCheckpoint, match='non-finite values, first in the array w'):
+    with pytest.raises(durable_folders.DamagedCheckpoint, match='non-finite values, first in the array w'):
         checkpoints.restore(1, bad)
     checkpoints.close()
 
 
 def test_a_failed_background_write_keeps_the_previous_checkpoint(tmp_path, monkeypatch):
     """With keep=1, the previous checkpoint is only removed once the new one is committed."""
-    checkpoints = manager.Checkpoints(model_dir.create_model_dir(tmp_path / 'run'), keep=1)
+    checkpoints = checkpoint_manager.Checkpoints(model_dir.create_model_dir(tmp_path / 'run'), keep=1)
     checkpoints.save(1, STATE, DataPosition(), {'window': {}})
     checkpoints.wait()
 
@@ -104,12 +104,12 @@ def test_a_failed_background_write_keeps_the_previous_checkpoint(tmp_path, monke
         raise OSError(28, 'No space left on device')
 
     with monkeypatch.context() as patch:
-        patch.setattr(durable, 'commit_checkpoint', fail)
+        patch.setattr(durable_folders, 'commit_checkpoint', fail)
         checkpoints.save(2, STATE, DataPosition(), {'window': {}})
-        with pytest.raises(manager.SaveFailed, match='no space left on the disk'):
+        with pytest.raises(checkpoint_manager.SaveFailed, match='no space left on the disk'):
             checkpoints.save(3, STATE, DataPosition(), {'window': {}})
     assert checkpoints.latest_step() == 1
-    durable.verify_file_checksums(checkpoints.folder / '1')
+    durable_folders.verify_file_checksums(checkpoints.folder / '1')
     checkpoints.reopen()
     checkpoints.save(4, STATE, DataPosition(), {'window': {}})
     checkpoints.close()
@@ -133,15 +133,15 @@ def test_a_damaged_array_description_is_reported_as_damage(written, tmp_path):
     shutil.copytree(written[0], folder)
     (path,) = pathlib.Path(folder).glob('state/manifest.ocdbt')
     path.write_bytes(b'x' + path.read_bytes()[1:])
-    with pytest.raises(durable.DamagedCheckpoint, match='is damaged'):
+    with pytest.raises(durable_folders.DamagedCheckpoint, match='is damaged'):
         saved_params.verify_checkpoint_files(folder, listed=True)
 
 
 def test_a_file_list_with_files_outside_is_rejected(written, tmp_path):
     folder = tmp_path / 'copy'
     shutil.copytree(written[0], folder)
-    listed = json.loads((folder / durable.FILE_LIST).read_text())
-    (folder / durable.FILE_LIST).write_text(json.dumps({**listed, '../../other': [1, 'a']}))
+    listed = json.loads((folder / durable_folders.FILE_LIST).read_text())
+    (folder / durable_folders.FILE_LIST).write_text(json.dumps({**listed, '../../other': [1, 'a']}))
     with pytest.raises(UserError, match='outside') as error:
         saved_params.verify_checkpoint_files(epath.Path(folder), listed=True)
-    assert not isinstance(error.value, durable.DamagedCheckpoint)
+    assert not isinstance(error.value, durable_folders.DamagedCheckpoint)

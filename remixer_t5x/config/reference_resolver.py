@@ -16,7 +16,7 @@ import gin
 from gin.config import ConfigurableReference
 
 from remixer_t5x import ranges
-from remixer_t5x.config import files
+from remixer_t5x.config import gin_files
 from remixer_t5x.errors import UserError
 
 UNDEFINED = object()
@@ -54,7 +54,9 @@ class ReferenceResolver:
         value = get_unevaluated_macro(name)
         if value is UNDEFINED:
             if name in _REQUIRED or not isinstance(default, _PLAIN_TYPES):
-                raise UserError(f'%{name} is not set{files.suggest_file(name) or f"; pass {files.FLAG}{name}=VALUE"}')
+                raise UserError(
+                    f'%{name} is not set{gin_files.suggest_file(name) or f"; pass {gin_files.FLAG}{name}=VALUE"}'
+                )
             value = self.defaults.setdefault(name, default)
         self.bindings[name, 'gin.macro', 'value'] = value
         return value
@@ -114,7 +116,7 @@ class ReferenceResolver:
             arguments = self.resolve_arguments(import_by_name(selector), selector, scope)
         if not arguments:
             short = '.'.join(selector.split('.')[-2:])
-            raise UserError(f'a gin file must configure {selector}{files.suggest_file(short)}')
+            raise UserError(f'a gin file must configure {selector}{gin_files.suggest_file(short)}')
         return arguments
 
 

@@ -1,4 +1,4 @@
-"""Saves the best parameters of each task separately from the regular checkpoints.
+"""Ranks checkpoints by a metric, and saves the best parameters of each task apart from the regular checkpoints.
 
 `MODEL_DIR/best/<task>/<step>` contains the checkpoint items `state` (only parameters) and `run`, so the folder can be
 used as a checkpoint. The item `run` also records the name and value of the metric that ranks the parameters.
@@ -16,7 +16,7 @@ from typing import Any
 
 from etils import epath
 
-from remixer_t5x.checkpoints import manager, saved_params
+from remixer_t5x.checkpoints import checkpoint_manager, saved_params
 from remixer_t5x.devices import collectives
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate.task_evaluation import TaskReport
@@ -109,8 +109,8 @@ class BestCheckpoints:
         record = {**self._record, BEST_FOLDER: {'task': report.task, 'metric': name, 'value': value, 'step': step}}
         others = collectives.broadcast([other for other in saved_params.list_steps(folder) if other != step])
         try:
-            manager.check_disk_space(self._folder.parent, params, 'the best parameters take')
-            manager.write_params(folder, step, params, record, others)
+            checkpoint_manager.check_disk_space(self._folder.parent, params, 'the best parameters take')
+            checkpoint_manager.write_params(folder, step, params, record, others)
         except UserError as error:
             raise object_store.WriteError(str(error)) from error
         self._saved_tasks.add(report.task)
