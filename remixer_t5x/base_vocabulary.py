@@ -68,21 +68,23 @@ class Vocabulary(abc.ABC):
         pipeline with stateful functions.
         """
 
-        def call(text: bytes | np.ndarray) -> np.ndarray:
+        def encode_bytes(text: bytes | np.ndarray) -> np.ndarray:
             # The argument is bytes in graph mode and a 0-d array in eager mode. np.asarray(bytes) would strip trailing
             # NULs.
             data = text if isinstance(text, bytes) else text.item()
             return np.asarray(self.encode(data.decode(errors='replace')), np.int32)
 
-        return tf.ensure_shape(tf.numpy_function(call, [tf.convert_to_tensor(text)], tf.int32, stateful=False), [None])
+        return tf.ensure_shape(
+            tf.numpy_function(encode_bytes, [tf.convert_to_tensor(text)], tf.int32, stateful=False), [None]
+        )
 
     def decode_tf(self, ids: tf.Tensor) -> tf.Tensor:
         """Decodes a [..., ids] int32 tensor to a [...] string tensor."""
 
-        def call(ids: np.ndarray) -> np.ndarray:
+        def decode_array(ids: np.ndarray) -> np.ndarray:
             *rows, length = ids.shape
             texts = [self.decode(row).encode() for row in ids.reshape(math.prod(rows), length).tolist()]
             return np.asarray(texts, object).reshape(rows)
 
         ids = tf.convert_to_tensor(ids)
-        return tf.ensure_shape(tf.numpy_function(call, [ids], tf.string, stateful=False), ids.shape[:-1])
+        return tf.ensure_shape(tf.numpy_function(decode_array, [ids], tf.string, stateful=False), ids.shape[:-1])

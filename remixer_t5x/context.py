@@ -116,7 +116,7 @@ def check_no_prefix(ctx: SequenceContext, owner: str) -> None:
         )
 
 
-def require_memory(ctx: SequenceContext, owner: str, alternative: str) -> EncoderMemory:
+def require_encoder_memory(ctx: SequenceContext, owner: str, alternative: str) -> EncoderMemory:
     """Returns the encoder output, `ctx.memory`.
 
     Raises UserError if there is no encoder; the message suggests the class named `alternative` instead of `owner`.

@@ -13,14 +13,14 @@ class UserError(ValueError):
     """
 
 
-def reason(error: BaseException) -> str:
+def root_cause_message(error: BaseException) -> str:
     """Returns the message of the root cause of an error, as one line of at most 300 characters.
 
     Follows the chain of `raise ... from` causes, because some libraries wrap errors in less informative ones.
     """
     while error.__cause__ is not None and not isinstance(error, UserError):
         error = error.__cause__
-    text = one_line(str(getattr(error, 'strerror', None) or error))
+    text = to_one_line(str(getattr(error, 'strerror', None) or error))
     return (text if text and not isinstance(error, KeyError) else f'{type(error).__name__}: {text}')[:300]
 
 
@@ -30,12 +30,13 @@ def import_optional(module: str, user: str, extra: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise UserError(
-            f'{user} needs {module.split(".")[0]}, which cannot be imported ({reason(error)}); run pip install '
+            f'{user} needs {module.split(".")[0]}, which cannot be imported ({root_cause_message(error)}); run pip '
+            'install '
             f"'remixer-t5x[{extra}]'"
         ) from error
 
 
-def one_line(text: str) -> str:
+def to_one_line(text: str) -> str:
     """Returns `text` as one line without control characters, which could change the state of a terminal."""
     line = ' '.join(text.split())
     return ''.join(character if character.isprintable() else '\N{REPLACEMENT CHARACTER}' for character in line)

@@ -71,7 +71,7 @@ def check_libraries_installed(*names: str) -> None:
             raise UserError(f'{name} must be installed; run {INSTALL_COMMAND}')
 
 
-def file_error_types() -> tuple[type[BaseException], ...]:
+def get_file_error_types() -> tuple[type[BaseException], ...]:
     """Returns the exception types that file and bucket access can raise. Does not import TensorFlow."""
     tensorflow = sys.modules.get('tensorflow')
     # Opening a bucket raises ImportError if the package for its storage service is not installed.
@@ -208,4 +208,4 @@ else:
     seqio, tf = _LazyLibrary('seqio'), _LazyLibrary('tensorflow')
     tf_text, tfds = _LazyLibrary('tensorflow_text'), _LazyLibrary('tensorflow_datasets')
 
-__all__ = ['file_error_types', 'has_extra', 'import_extra', 'seqio', 'tf', 'tf_text', 'tfds']
+__all__ = ['get_file_error_types', 'has_extra', 'import_extra', 'seqio', 'tf', 'tf_text', 'tfds']

@@ -58,36 +58,36 @@ _SCALARS = (bool, int, float, str, types.NoneType)
 
 def check_argument(function: Callable[..., Any], argument: str, value: Any, setting: str) -> None:
     """Raises UserError if the value of a setting does not match the annotation of the argument that it sets."""
-    check_value(setting, value, get_annotation(function, argument))
+    check_setting(setting, value, get_annotation(function, argument))
 
 
 def validate_arguments(function: Function) -> Function:
     """Decorates a function to raise UserError for arguments that do not match their annotations."""
 
     @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call_checked(*args: Any, **kwargs: Any) -> Any:
         for name, value in inspect.signature(function).bind_partial(*args, **kwargs).arguments.items():
             check_argument(function, name, value, name)
         return function(*args, **kwargs)
 
-    return typing.cast(Function, call)
+    return typing.cast(Function, call_checked)
 
 
 def check_fields(instance: Any, **names: str) -> None:
     """Checks all fields of a dataclass; errors refer to a field by `names[field]` or by its name in upper case."""
     for field in dataclasses.fields(instance):
         kind = get_annotation(type(instance), field.name)
-        check_value(names.get(field.name, field.name.upper()), getattr(instance, field.name), kind)
+        check_setting(names.get(field.name, field.name.upper()), getattr(instance, field.name), kind)
 
 
-def check_value(setting: str, value: Any, kind: Any) -> None:
+def check_setting(setting: str, value: Any, kind: Any) -> None:
     """Raises UserError if a number, string, boolean or None does not match an annotation such as `Count | None`.
 
     Values of other types are not checked.
     """
     if not isinstance(value, _SCALARS) or kind is inspect.Parameter.empty:
         return
-    kinds = [split_annotation(each) for each in union_members(kind)]
+    kinds = [split_annotation(each) for each in get_union_members(kind)]
     if any(base in (Any, object) or isinstance(base, typing.TypeVar | str | typing.ForwardRef) for base, _ in kinds):
         return
     if any(base is typing.Literal for base, _ in kinds) or any(
@@ -110,10 +110,10 @@ def _value_matches_type(value: Any, base: Any, bounds: Range | None) -> bool:
     return bounds is None or (math.isfinite(value) and bounds.contains(value))
 
 
-def union_members(kind: Any) -> list[Any]:
+def get_union_members(kind: Any) -> list[Any]:
     """Returns the members of a (possibly nested) union type, or a list with only `kind` for any other type."""
     is_union = typing.get_origin(kind) in (typing.Union, types.UnionType)
-    return [part for each in typing.get_args(kind) for part in union_members(each)] if is_union else [kind]
+    return [part for each in typing.get_args(kind) for part in get_union_members(each)] if is_union else [kind]
 
 
 def split_annotation(kind: Any) -> tuple[Any, Range | None]:

@@ -16,7 +16,7 @@ _LOCK_SUFFIX = '.lock'
 
 
 @contextlib.contextmanager
-def temporary_path(folder: pathlib.Path, prefix: str, suffix: str = '.tmp') -> Iterator[pathlib.Path]:
+def reserve_temporary_path(folder: pathlib.Path, prefix: str, suffix: str = '.tmp') -> Iterator[pathlib.Path]:
     """Yields a new path in `folder` for a file or folder, and removes the path at the end of the block.
 
     First removes files and folders with `suffix` that killed processes have left behind. Raises OSError if `folder` is

@@ -19,6 +19,6 @@ def disable_autotune(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return dataset.with_options(options)
 
 
-def numpy_iterator(dataset: tf.data.Dataset) -> Iterator[Any]:
+def iterate_as_numpy(dataset: tf.data.Dataset) -> Iterator[Any]:
     """Yields the elements of a dataset as NumPy arrays. Raises tf.errors.OpError if an element cannot be read."""
     return disable_autotune(dataset).as_numpy_iterator()

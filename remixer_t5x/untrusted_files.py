@@ -21,7 +21,7 @@ import stat
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from remixer_t5x.errors import UserError, one_line, reason
+from remixer_t5x.errors import UserError, root_cause_message, to_one_line
 
 Path = str | os.PathLike[str]
 # Maximum size of a file in bytes; the largest published configurations and indices have a few megabytes.
@@ -106,7 +106,9 @@ def convert_to_user_errors(path: Path, advice: str = _DEFAULT_ADVICE) -> Iterato
     try:
         yield
     except (OSError, InvalidJsonError) as error:
-        raise UserError(f'{one_line(os.fspath(path))} cannot be read: {reason(error)}; {advice}') from error
+        raise UserError(
+            f'{to_one_line(os.fspath(path))} cannot be read: {root_cause_message(error)}; {advice}'
+        ) from error
 
 
 class JsonLine(NamedTuple):
@@ -163,7 +165,7 @@ def parse_json(text: str | bytes, odd_numbers: bool = False) -> Any:
     except RecursionError:
         raise InvalidJsonError('it is nested too deeply') from None
     except ValueError as error:
-        raise InvalidJsonError(f'invalid JSON ({one_line(str(error))[:150]})') from None
+        raise InvalidJsonError(f'invalid JSON ({to_one_line(str(error))[:150]})') from None
 
 
 @functools.cache
@@ -208,7 +210,7 @@ def check_links_inside(folder: str | os.PathLike[str]) -> None:
     root = os.fspath(folder)
     if '://' in root or not os.path.isdir(root):
         return
-    roots = _allowed_roots(root)
+    roots = _find_allowed_roots(root)
     waiting = [root]
     while waiting:
         try:
@@ -219,7 +221,9 @@ def check_links_inside(folder: str | os.PathLike[str]) -> None:
                     elif not entry.is_file(follow_symlinks=False):
                         _check_link_target(entry.path, roots, root)
         except OSError as error:
-            raise UserError(f'{one_line(current)} cannot be read ({error.strerror}); check its permissions') from error
+            raise UserError(
+                f'{to_one_line(current)} cannot be read ({error.strerror}); check its permissions'
+            ) from error
 
 
 def resolve_path_inside(folder: str | os.PathLike[str], name: object, source: str) -> pathlib.Path:
@@ -235,11 +239,11 @@ def resolve_path_inside(folder: str | os.PathLike[str], name: object, source: st
             f'{source} names the file {name!a:.100}, which is invalid or outside of {root}; correct the name'
         )
     path = os.path.join(root, str(name))
-    _check_link_target(path, _allowed_roots(root), root)
+    _check_link_target(path, _find_allowed_roots(root), root)
     return pathlib.Path(path)
 
 
-def _allowed_roots(folder: str) -> tuple[str, ...]:
+def _find_allowed_roots(folder: str) -> tuple[str, ...]:
     """Returns the folders into which links may point: `folder`, and the blobs folder of Hugging Face's cache."""
     real = os.path.realpath(folder)
     blobs = os.path.join(os.path.dirname(os.path.dirname(real)), 'blobs')
@@ -251,9 +255,9 @@ def _check_link_target(path: str, roots: tuple[str, ...], folder: str) -> None:
     target = os.path.realpath(path)
     if not any(target == root or target.startswith(root.rstrip('/') + '/') for root in roots):
         raise UserError(
-            f'{one_line(path)} is a link to {one_line(target)}, which is outside of {folder}; if you trust it, copy '
-            'the folder with the linked files (cp -rL)'
+            f'{to_one_line(path)} is a link to {to_one_line(target)}, which is outside of {folder}; if you trust it, '
+            'copy the folder with the linked files (cp -rL)'
         )
     # Ignore missing files, which are reported when they are read.
     if os.path.exists(target) and not stat.S_ISREG(mode := os.stat(target).st_mode) and not stat.S_ISDIR(mode):
-        raise UserError(f'{one_line(path)} is a pipe, socket or device, not a file; remove it')
+        raise UserError(f'{to_one_line(path)} is a pipe, socket or device, not a file; remove it')

@@ -87,7 +87,7 @@ def load_configuration(files: tuple[str, ...] | list[str]) -> str:
     macros_read = {macro for text in texts for macro in text.macros_read}
     macros_set = {macro for text in texts for macro in text.macros_set}
     values += [(name, 'given') for name in USER_MACROS & macros_read - macros_set]
-    loading.load(loading.ConfigSources(files, values), 'remixer_t5x.train.settings.Run', partial=False)
+    loading.load_gin_config(loading.ConfigSources(files, values), 'remixer_t5x.train.settings.Run', partial=False)
     return gin.config_str()
 
 

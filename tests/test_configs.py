@@ -115,7 +115,9 @@ def test_experiments_lack_only_the_settings_that_their_headers_require():
         flags += [(macro, str(path)) for macro in ('FILES', 'PAIRS') if macro in header]
         if 'INITIAL_CHECKPOINT_PATH' in header:
             flags.append(('INITIAL_CHECKPOINT_PATH', '/nowhere'))
-        loading.load(loading.ConfigSources([str(path.relative_to(CONFIGS))], flags), train.ROOT, partial=False)
+        loading.load_gin_config(
+            loading.ConfigSources([str(path.relative_to(CONFIGS))], flags), train.ROOT, partial=False
+        )
 
 
 @pytest.mark.parametrize('model', [*MATCHED_MODELS, 't5_1_1', 't5_1_0', 'gpt2'])

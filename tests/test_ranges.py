@@ -79,7 +79,7 @@ def test_a_whole_number_is_ascii_and_has_32_bits(text, number):
 def numeric_macros() -> tuple[dict[str, str], dict[str, list]]:
     """Returns a file that reads each macro with a numeric value, and the arguments that each macro sets."""
     macros, arguments = {}, collections.defaultdict(list)
-    for name, text in gin_files.shipped_files().items():
+    for name, text in gin_files.read_shipped_files().items():
         if name.startswith('experiments/'):
             continue
         for macro, value in re.findall(r'^([A-Z_0-9]+) = (.*)', text.text, re.M):
@@ -90,7 +90,7 @@ def numeric_macros() -> tuple[dict[str, str], dict[str, list]]:
             if line := text.imports.get(module):
                 function = reference_resolver.import_by_name('.'.join([*line.split()[1::2], rest]))
                 annotation = ranges.get_annotation(function, argument)
-                types = [base for base, _ in map(ranges.split_annotation, ranges.union_members(annotation))]
+                types = [base for base, _ in map(ranges.split_annotation, ranges.get_union_members(annotation))]
                 if int in types or float in types:
                     macros[macro] = name
                     arguments[macro].append((function, argument))
@@ -140,7 +140,7 @@ def test_any_number_is_accepted_or_rejected_with_a_user_error(macro):
         flags = [(macro, str(value)), ('MODEL_DIR', 'x'), ('INITIAL_CHECKPOINT_PATH', 'x'), ('CHECKPOINT_PATH', 'x')]
         flags += [(name, 'x') for name in unset]
         try:
-            loading.load(loading.ConfigSources(paths, flags, defaults=small), train.ROOT)
+            loading.load_gin_config(loading.ConfigSources(paths, flags, defaults=small), train.ROOT)
             reference_resolver.evaluate_macro(macro, None)
             run = reference_resolver.call_configured(train.ROOT, deferred=(train.TRAINING_TASK, train.EVALUATION_TASKS))
             if file.startswith(('models/', 'sublayers/', 'sizes/')):

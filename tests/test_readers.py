@@ -12,7 +12,7 @@ REASONS = {
     'trusted, see docs/faults.md': """
         data/task_vocabulary.py::_write_vocabulary_files cli/info/settings.py::_all_macros
         interop/huggingface/pytorch_export.py::read_code config/gin_files.py::<module>
-        config/gin_files.py::shipped_files config/gin_files.py::read config/user_modules.py::imported_modules
+        config/gin_files.py::read_shipped_files config/gin_files.py::read config/user_modules.py::find_imported_modules
         extras/reproduce/tables.py::read_papers data/pipeline.py::require_cache
         interop/shared_folder.py::importable_code remixer_tasks/caching.py::read_cached_splits
         remixer_tasks/caching.py::read_completion_note

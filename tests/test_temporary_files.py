@@ -14,7 +14,7 @@ from tests.support import paths
 OWNER_PROGRAM = """
 import pathlib, sys, time
 from remixer_t5x import temporary_files
-with temporary_files.temporary_path(pathlib.Path(sys.argv[1]), 'x.') as path:
+with temporary_files.reserve_temporary_path(pathlib.Path(sys.argv[1]), 'x.') as path:
     path.mkdir()
     (path / 'large').write_text('x')
     print('made', flush=True)
@@ -46,11 +46,11 @@ def test_the_temporary_path_of_a_killed_process_is_removed(tmp_path):
 
 
 def test_moved_and_failed_temporary_paths_leave_no_files(tmp_path):
-    with temporary_files.temporary_path(tmp_path, 'a.') as path:
+    with temporary_files.reserve_temporary_path(tmp_path, 'a.') as path:
         path.write_text('content')
         path.rename(tmp_path / 'kept')
     try:
-        with temporary_files.temporary_path(tmp_path, 'a.') as path:
+        with temporary_files.reserve_temporary_path(tmp_path, 'a.') as path:
             path.mkdir()
             (path / 'b').write_text('')
             raise KeyboardInterrupt
@@ -66,7 +66,7 @@ def test_a_link_instead_of_an_entry_is_removed_without_its_target(tmp_path):
     (tmp_path / 'x.tmp').symlink_to(tmp_path / 'elsewhere')
     pathlib.Path(tmp_path / 'x.tmp.lock').write_text('')
     os.mkfifo(tmp_path / 'y.tmp.lock')
-    with temporary_files.temporary_path(tmp_path, 'a.'):
+    with temporary_files.reserve_temporary_path(tmp_path, 'a.'):
         pass
     assert not (tmp_path / 'x.tmp').is_symlink() and (tmp_path / 'elsewhere' / 'file').read_text() == 'stays'
 

@@ -14,7 +14,7 @@ from tests.support.paths import ROOT
 def test_arrays_are_the_elements_without_autotuning():
     dataset = tf.data.Dataset.range(5).map(lambda number: number * number, num_parallel_calls=tf.data.AUTOTUNE)
     assert tf_data.disable_autotune(dataset).options().autotune.enabled is False
-    np.testing.assert_array_equal(list(tf_data.numpy_iterator(dataset)), [0, 1, 4, 9, 16])
+    np.testing.assert_array_equal(list(tf_data.iterate_as_numpy(dataset)), [0, 1, 4, 9, 16])
 
 
 def test_batches_are_read_without_autotuning(monkeypatch):

@@ -94,7 +94,7 @@ LOADERS = {
         'remixer_t5x/api/saved_models.py',
     ),
 }
-LOAD_CALLS = ('loading.load(', 'loading.load_macro_values(', 'build_model(', 'gin.parse_config')
+LOAD_CALLS = ('loading.load_gin_config(', 'loading.load_macro_values(', 'build_model(', 'gin.parse_config')
 
 
 def test_gin_files_are_loaded_only_from_the_given_locations():

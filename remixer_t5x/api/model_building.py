@@ -50,8 +50,8 @@ def _build_model(gin_files: Sequence[str], macros: Mapping[str, object]) -> Mode
     except ValueError:
         # The model has no gin text if one of the values, such as a lambda, cannot be written in gin.
         return dataclasses.replace(model, config='')
-    loading.load(dataclasses.replace(sources, flags=flags, objects={}), '%MODEL', only=True)
-    return dataclasses.replace(model, config=loading.config_text())
+    loading.load_gin_config(dataclasses.replace(sources, flags=flags, objects={}), '%MODEL', only=True)
+    return dataclasses.replace(model, config=loading.get_config_text())
 
 
 def _to_gin_text(value: Any) -> str:

@@ -19,7 +19,7 @@ from remixer_t5x.checkpoints import compatibility, saved_params
 from remixer_t5x.config import foreign_gin, loading, reference_resolver
 from remixer_t5x.data import batch_formats, pipeline, task_vocabulary
 from remixer_t5x.devices.partition import Partitioner
-from remixer_t5x.errors import UserError, one_line
+from remixer_t5x.errors import UserError, to_one_line
 from remixer_t5x.evaluate import checkpoint_ranking
 from remixer_t5x.interop import shared_folder
 from remixer_t5x.interop.huggingface import folders
@@ -120,7 +120,7 @@ def check_gin_is_safe(shared: shared_folder.SharedModel, advice: str) -> None:
     file = shared.folder / shared_folder.GIN
     if foreign := foreign_gin.find_disallowed_statement(shared.gin_text(), str(file)):
         raise UserError(
-            f'{file} refers to {one_line(foreign):.200}, which is not part of the models of this package, and gin '
+            f'{file} refers to {to_one_line(foreign):.200}, which is not part of the models of this package, and gin '
             f'files can run code; read the file and, if you trust it, use {advice}'
         )
 
@@ -138,11 +138,11 @@ def _read_gin_file(gin_file: str, flags: Sequence[tuple[str, str]] = ()) -> tupl
     )
     model, vocabulary, lengths = loading.load_macro_values(sources, 'MODEL', *sources.defaults, only=True)
     if vocabulary is None:
-        loading.load(sources, '%MODEL')
+        loading.load_gin_config(sources, '%MODEL')
         vocabulary = pipeline.get_vocabulary(reference_resolver.call_configured(pipeline.DatasetConfig, 'train'))
     if isinstance(model, Model):
-        loading.load(dataclasses.replace(sources, flags=()), '%MODEL', only=True)
-        model = dataclasses.replace(model, config=loading.config_text())
+        loading.load_gin_config(dataclasses.replace(sources, flags=()), '%MODEL', only=True)
+        model = dataclasses.replace(model, config=loading.get_config_text())
     return model, vocabulary, lengths
 
 

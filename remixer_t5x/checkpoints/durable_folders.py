@@ -23,7 +23,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from remixer_t5x import temporary_files, untrusted_files
-from remixer_t5x.errors import UserError, reason
+from remixer_t5x.errors import UserError, root_cause_message
 from remixer_t5x.run_folder import object_store
 
 FILE_LIST = 'files.json'
@@ -142,7 +142,7 @@ def verify_file_checksums(folder: epath.Path) -> None:
                 raise FileNotFoundError
         except OSError as error:
             is_missing = isinstance(error, FileNotFoundError)
-            problem = 'is missing' if is_missing else f'cannot be read ({reason(error)})'
+            problem = 'is missing' if is_missing else f'cannot be read ({root_cause_message(error)})'
         else:
             problem = f'has {size_now:,} bytes instead of {size:,}' if size_now != size else ''
             # Compare checksums only if both use the same algorithm: copying a checkpoint between a disk and a bucket
@@ -166,6 +166,6 @@ def _read_file_list(folder: epath.Path) -> dict[str, list[Any]]:
             raise untrusted_files.InvalidJsonError('a file name contains a control character')
     except (OSError, untrusted_files.InvalidJsonError) as error:
         is_missing = isinstance(error, FileNotFoundError)
-        problem = 'is missing' if is_missing else f'cannot be read ({reason(error)})'
+        problem = 'is missing' if is_missing else f'cannot be read ({root_cause_message(error)})'
         raise DamagedCheckpoint(f'the checkpoint at {folder} is damaged: {FILE_LIST} {problem}') from error
     return listed

@@ -26,7 +26,7 @@ from remixer_t5x import untrusted_files
 from remixer_t5x.checkpoints import compatibility, durable_folders, untrusted_checkpoints
 from remixer_t5x.devices import collectives
 from remixer_t5x.devices.partition import Partitioner, unbox
-from remixer_t5x.errors import UserError, one_line, suggest_similar_name
+from remixer_t5x.errors import UserError, suggest_similar_name, to_one_line
 from remixer_t5x.models import interface, lora
 from remixer_t5x.models.layers import dense
 from remixer_t5x.optim import parameter_averages, train_state
@@ -340,7 +340,7 @@ def _open_base_checkpoint(step: epath.Path, record: Mapping[str, Any]) -> SavedP
         if BASE_SOURCE_KEY not in record:
             raise
         # Quote the name, because it comes from an adapter checkpoint, which may be untrusted.
-        source = shlex.quote(one_line(str(record[BASE_SOURCE_KEY])))
+        source = shlex.quote(to_one_line(str(record[BASE_SOURCE_KEY])))
         command = f'remixer-t5x convert --from_hf={source} --to=MODEL_DIR'
         raise UserError(
             f'{error}; to convert the base model again, run {command}, and write the path of that MODEL_DIR to {file}'

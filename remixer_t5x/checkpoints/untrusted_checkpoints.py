@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import tensorstore as ts
 
 from remixer_t5x import untrusted_files
-from remixer_t5x.errors import UserError, one_line
+from remixer_t5x.errors import UserError, to_one_line
 
 DESCRIPTION_FILES = ('.zarray', 'zarr.json')
 _OCDBT_MANIFEST = 'manifest.ocdbt'
@@ -56,10 +56,10 @@ def check_array_metadata(folder: str | os.PathLike[str]) -> None:
             try:
                 described += _array_bytes_from_metadata(text)
             except (ValueError, KeyError, TypeError) as error:
-                path = one_line(os.path.relpath(os.path.join(subfolder, name), root))
+                path = to_one_line(os.path.relpath(os.path.join(subfolder, name), root))
                 raise UserError(
                     f'{path} in {root} does not describe a numeric array '
-                    f'({one_line(f"{type(error).__name__}: {error}"):.100}); {_ADVICE}'
+                    f'({to_one_line(f"{type(error).__name__}: {error}"):.100}); {_ADVICE}'
                 ) from error
     if described > SMALL_STATE + MAX_SIZE_RATIO * file_bytes:
         raise UserError(
@@ -81,7 +81,7 @@ def _read_array_metadata(folder: str, files: list[str]) -> Iterator[tuple[str, b
                 if (name := key.decode('utf-8', 'replace')).rpartition('/')[2] in DESCRIPTION_FILES:
                     yield name, store[key]
     except (ValueError, KeyError, OSError, RuntimeError) as error:
-        raise UserError(f'{folder} is damaged: {untrusted_files.reason(error)}; {_ADVICE}') from error
+        raise UserError(f'{folder} is damaged: {untrusted_files.root_cause_message(error)}; {_ADVICE}') from error
 
 
 def _array_bytes_from_metadata(text: bytes) -> int:

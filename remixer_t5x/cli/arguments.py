@@ -148,7 +148,9 @@ def load_config(args: argparse.Namespace, root: str, partial: bool = True, **sou
     """
     from remixer_t5x.config import loading
 
-    loading.load(_config_sources(args, **sources), root, importing=hide_library_output(args), partial=partial)
+    loading.load_gin_config(
+        _config_sources(args, **sources), root, importing=hide_library_output(args), partial=partial
+    )
     startup_timer.end_phase('imports')
 
 

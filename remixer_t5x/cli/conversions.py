@@ -208,7 +208,7 @@ def from_t5x(args: argparse.Namespace, model: Seq2Seq, vocabulary: Any) -> None:
     folder = converted_checkpoint.claim_model_dir(args.to)
     print_line('reading', args.from_t5x)
     params, step = t5x_checkpoint.read_t5x_checkpoint(args.from_t5x, abstract_params(model))
-    config = loading.config_text()
+    config = loading.get_config_text()
     task_vocabulary.save_vocabulary(vocabulary, folder / task_vocabulary.VOCABULARY_FOLDER)
     record = converted_checkpoint.build_record(task_vocabulary.vocabulary_record(vocabulary), config, args.from_t5x)
     write_model_dir(folder, params, step, record, config)

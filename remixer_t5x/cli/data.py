@@ -56,7 +56,7 @@ def preview_task(args: argparse.Namespace) -> None:
     task = pipeline.get_configured_task(config)
     dataset = task.get_dataset(dict(lengths), split=args.split, shuffle=True, seed=_SEED, num_epochs=1)
     dataset = converters.convert_examples(config, dataset, task)
-    rows = list(itertools.islice(tf_data.numpy_iterator(dataset), max(MEASURED_ROWS, args.num_examples)))
+    rows = list(itertools.islice(tf_data.iterate_as_numpy(dataset), max(MEASURED_ROWS, args.num_examples)))
     if not rows:
         raise UserError(f'{task.name} has no examples in split {args.split!r}; choose another with --split')
     vocabulary = task.output_features['targets'].vocabulary

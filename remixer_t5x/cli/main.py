@@ -22,7 +22,7 @@ from remixer_t5x.cli import arguments, console, convert, data, evaluate, fill_in
 from remixer_t5x.cli.arguments import Command
 from remixer_t5x.config import user_modules
 from remixer_t5x.devices import compilation_cache
-from remixer_t5x.errors import UserError, one_line, suggest_similar_name
+from remixer_t5x.errors import UserError, suggest_similar_name, to_one_line
 
 
 def _extra_command(module: str) -> tuple[Command, ...]:
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     own_process = argv is None
     if own_process:
         console.protect_streams()
-        user_modules.install_finder(os.getcwd())
+        user_modules.install_module_finder(os.getcwd())
     arguments_given = list(sys.argv[1:] if argv is None else argv)
     try:
         try:
@@ -89,7 +89,7 @@ def report_error(error: BaseException, process: str = '', verbose: bool = False)
         error = UserError('this process is out of memory; use a smaller model or batch, or raise ulimit -v')
     frames = user_modules.find_user_frames(error)
     text = str(error) if isinstance(error, UserError) else _describe_exception(error, frames)
-    print(f'error{where}: {one_line(text)}', file=sys.stderr)
+    print(f'error{where}: {to_one_line(text)}', file=sys.stderr)
     return 2 if isinstance(error, UserError) or frames else 1
 
 
@@ -99,7 +99,7 @@ def _describe_exception(error: BaseException, frames: traceback.StackSummary) ->
     If `frames` contains frames of the user's modules, prints them, and starts the description with the innermost one.
     Otherwise, describes the error as a bug, and writes its traceback to a file.
     """
-    line = one_line(f'{type(error).__name__}: {error}')[:500]
+    line = to_one_line(f'{type(error).__name__}: {error}')[:500]
     # Removes the long note that JAX adds about its internal frames.
     notes = ''.join(f'; {note}' for note in getattr(error, '__notes__', ()) if '\n' not in note)
     if frames:

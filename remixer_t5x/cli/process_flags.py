@@ -87,7 +87,7 @@ def process_independent_values(command: str) -> dict[str, Any]:
     from remixer_t5x.run_folder import model_dir
 
     # Keeps relative paths, because processes may run in different folders.
-    text = loading.config_text(absolute_paths=False)
+    text = loading.get_config_text(absolute_paths=False)
     settings = compatibility.parse_bindings(text)
     return {
         'the command': command,

@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
                 print(f'checked      {line}', file=sys.stderr)
         flops = functools.partial(_flops_per_step, settings)
         result = loop.train(
-            settings, config_text=loading.config_text(), flops_per_step=flops, signals=signals, report=_write_report
+            settings, config_text=loading.get_config_text(), flops_per_step=flops, signals=signals, report=_write_report
         )
         if jax.process_index() == 0:
             _print_summary(result)

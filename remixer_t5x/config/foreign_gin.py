@@ -11,7 +11,7 @@ import tokenize
 from gin import config_parser
 
 from remixer_t5x.config import loading
-from remixer_t5x.errors import UserError, one_line
+from remixer_t5x.errors import UserError, to_one_line
 
 _ALLOWED_PACKAGES = ('remixer_t5x.models.',)
 _ALLOWED_MODULES = ('remixer_tasks.vocabularies',)
@@ -30,7 +30,8 @@ def find_disallowed_statement(text: str, file: str) -> str:
     # Parsers disagree on which control characters end a line, so one parser's comment could be another's statement.
     if unprintable := next((line for line in lines if not line.replace('\t', ' ').isprintable()), None):
         raise UserError(
-            f'{file} must contain only printable characters, got {one_line(unprintable):.80}; restore the original file'
+            f'{file} must contain only printable characters, got {to_one_line(unprintable):.80}; restore the original '
+            'file'
         )
     try:
         for statement in config_parser.ConfigParser(text, references):
@@ -51,14 +52,14 @@ def find_disallowed_statement(text: str, file: str) -> str:
                 return foreign
             references.names.clear()
     except (SyntaxError, ValueError, RecursionError, tokenize.TokenError) as error:
-        raise UserError(f'{file} is not valid gin ({one_line(str(error))}); restore the original file') from None
+        raise UserError(f'{file} is not valid gin ({to_one_line(str(error))}); restore the original file') from None
     # Find lines inside strings that `gin_files.GinReader`, which reads line by line, would treat as imports or
     # includes.
     hidden = (line for number, line in enumerate(lines, 1) if number not in statement_lines)
     return next((line for line in hidden if re.match(r'(from|import|include)\b', line)), '')
 
 
-def imported_packages(text: str) -> list[str]:
+def find_imported_packages(text: str) -> list[str]:
     """Returns the top-level packages that the gin text imports, except for the packages of this project."""
     statements = config_parser.ConfigParser(text, loading.ReferenceCollector())
     imports = [item.module for item in statements if isinstance(item, config_parser.ImportStatement)]

@@ -43,15 +43,15 @@ class GinText:
     @functools.cached_property
     def macros_set(self) -> dict[str, str]:
         """Maps each macro set by the text to its location, for error messages."""
-        locations = self._find_locations(r'^([\w/]+)\s*=')
+        locations = self._locate_matches(r'^([\w/]+)\s*=')
         return {name: self.name if self.is_flag else f'{location}{name}' for name, location in locations.items()}
 
     @functools.cached_property
     def macros_read(self) -> dict[str, str]:
         """Maps each macro read by the text to its location, for error messages."""
-        return {name: f'{location}%{name}' for name, location in self._find_locations(r'%([\w/.]+)').items()}
+        return {name: f'{location}%{name}' for name, location in self._locate_matches(r'%([\w/.]+)').items()}
 
-    def _find_locations(self, pattern: str) -> dict[str, str]:
+    def _locate_matches(self, pattern: str) -> dict[str, str]:
         lines = enumerate(self.text.splitlines(), 1)
         return {
             name: f'{self.name}: ' if self.is_flag else f'{self.name} line {number}: '
@@ -67,19 +67,19 @@ class GinText:
         return {parts[1] if parts[0] == 'import' and 'as' not in parts else parts[-1]: line for line, parts in words}
 
 
-def shipped_folder() -> pathlib.Path:
+def find_shipped_folder() -> pathlib.Path:
     """Returns the folder of the shipped configs, which is in the package (wheel) or next to the package (checkout)."""
     inside = _PACKAGE / 'configs'
     return inside if inside.is_dir() else _PACKAGE.parent / 'configs'
 
 
 @functools.cache
-def shipped_files() -> dict[str, GinText]:
+def read_shipped_files() -> dict[str, GinText]:
     """Returns the shipped gin files, keyed by name, except for the files for T5X's scripts.
 
     The text of a private file, whose name starts with `_`, is appended to each file that includes it.
     """
-    folder = shipped_folder()
+    folder = find_shipped_folder()
     texts = {str(path.relative_to(folder)): path.read_text(encoding='utf-8') for path in sorted(folder.rglob('*.gin'))}
     public = {}
     for name, text in texts.items():
@@ -91,12 +91,12 @@ def shipped_files() -> dict[str, GinText]:
 
 def find_files_with_macro(macro: str) -> list[str]:
     """Returns the names of the shipped files that read a macro."""
-    return [name for name, text in shipped_files().items() if macro in text.macros_read]
+    return [name for name, text in read_shipped_files().items() if macro in text.macros_read]
 
 
 def is_known_macro(macro: str) -> bool:
     """Returns whether a shipped file reads or sets a macro."""
-    return any(macro in text.macros_read or macro in text.macros_set for text in shipped_files().values())
+    return any(macro in text.macros_read or macro in text.macros_set for text in read_shipped_files().values())
 
 
 def suggest_file(setting: str) -> str:
@@ -106,7 +106,7 @@ def suggest_file(setting: str) -> str:
     """
     # Do not suggest experiment files, which configure complete runs, or files that commands load by default.
     excluded = ('experiments/', 'defaults', 'runs/eval', 'runs/infer')
-    texts = {name: text for name, text in shipped_files().items() if not name.startswith(excluded)}
+    texts = {name: text for name, text in read_shipped_files().items() if not name.startswith(excluded)}
     pattern = re.compile(rf'^{setting}\.', re.M)
     direct = {name for name, text in texts.items() if setting in text.macros_set or pattern.search(text.text)}
     including = {name: [match['file'] for match in _INCLUDE.finditer(text.text)] for name, text in texts.items()}
@@ -129,16 +129,16 @@ def find_file(
     folders = [pathlib.Path(folder).expanduser() for folder in ('', *search_paths)]
     candidates = [folder / pathlib.Path(name).expanduser() for folder in folders]
     folders += [candidate.parent for candidate in candidates]
-    candidates.insert(0 if prefer_shipped else len(candidates), shipped_folder() / bare)
+    candidates.insert(0 if prefer_shipped else len(candidates), find_shipped_folder() / bare)
     if path := next(filter(pathlib.Path.is_file, candidates), None):
         return path
-    known = [file for file in shipped_files() if os.path.dirname(file) == (os.path.dirname(bare) or None)] or [
-        *shipped_files()
+    known = [file for file in read_shipped_files() if os.path.dirname(file) == (os.path.dirname(bare) or None)] or [
+        *read_shipped_files()
     ]
     known += [str(path) for folder in folders for path in folder.glob('*.gin')]
     # Compare names without folders and extensions, because equal folders and extensions make short names similar.
     advice = suggest_similar_name(bare, known, lambda file: pathlib.Path(file).stem)
-    advice = advice or f'; shipped configs are in {shipped_folder()}'
+    advice = advice or f'; shipped configs are in {find_shipped_folder()}'
     if 't5x/' in name:
         advice = "; T5X's gin files configure T5X's classes: docs/t5x.md lists their counterparts"
     raise UserError(
@@ -161,7 +161,7 @@ class GinReader:
         Error messages show `included_by`, the location of the include statement.
         """
         path = find_file(name, self._search_paths, included_by, prefer_shipped).resolve()
-        folder = shipped_folder().resolve()
+        folder = find_shipped_folder().resolve()
         shipped = path.is_relative_to(folder)
         file = str(path.relative_to(folder)) if shipped else name
         if self._model and shipped and file.startswith(MODELS_FOLDER) and not in_model:

@@ -26,7 +26,7 @@ from gin import config_parser
 from remixer_t5x import lazy_imports
 from remixer_t5x.config import gin_files, reference_resolver, user_modules
 from remixer_t5x.config.gin_files import FLAG, MODELS_FOLDER, T5X_NAMES, GinText
-from remixer_t5x.errors import UserError, one_line, suggest_similar_name
+from remixer_t5x.errors import UserError, suggest_similar_name, to_one_line
 
 # Default values of macros that models read but other files (for data, hardware or runs) set. This file is loaded first.
 DEFAULTS = 'defaults.gin'
@@ -65,7 +65,7 @@ class ConfigSources:
     objects: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-def load(
+def load_gin_config(
     sources: ConfigSources,
     *roots: str,
     importing: contextlib.AbstractContextManager | None = None,
@@ -80,10 +80,10 @@ def load(
         importing: context manager that is active while gin imports modules, and is entered after all checks that need
             no imports.
         partial: whether the caller reads only some settings of a training configuration. If True, macros of other
-            shipped files may be set but unread. If False, `config_text` contains only settings that `roots` read.
-        only: whether `config_text` contains only settings that `roots` read, and no further imports.
+            shipped files may be set but unread. If False, `get_config_text` contains only settings that `roots` read.
+        only: whether `get_config_text` contains only settings that `roots` read, and no further imports.
     """
-    texts = _read_texts(sources)
+    texts = _read_gin_texts(sources)
     # If --model replaces a model, macros of the replaced model may be set but unread.
     may_be_unread = partial or bool(sources.model)
     _check_macros(texts, sources, {name[1:] for name in roots if name[0] == '%'}, may_be_unread)
@@ -100,13 +100,13 @@ def load(
     resolver = reference_resolver.ReferenceResolver()
     for root in roots:
         if root[0] == '%':
-            resolver.create_maker(resolver.macro(root[1:]))
+            resolver.create_value_builder(resolver.get_macro(root[1:]))
         else:
-            resolver.resolve_root(root)
+            resolver.resolve_root_arguments(root)
     for name, location in macros_set.items():
         is_read = (name, 'gin.macro', 'value') in resolver.bindings or name == MODULE
         if location.startswith(FLAG) and not is_read and not may_be_unread:
-            raise _unread_macro_error(name, location, ())
+            raise _build_unread_macro_error(name, location, ())
     if only or not partial:
         lines = gin.config_str().splitlines()
         imports = [
@@ -122,21 +122,25 @@ def load(
 
 
 def load_macro_values(sources: ConfigSources, *macros: str, **options: Any) -> list[Any]:
-    """Loads `sources` with the `options` of `load`, and returns the values of `macros`.
+    """Loads `sources` with the `options` of `load_gin_config`, and returns the values of `macros`.
 
-    Later calls of `load` do not change the returned values.
+    Later calls of `load_gin_config` do not change the returned values.
     """
-    load(sources, *(f'%{name}' for name in macros), **options)
+    load_gin_config(sources, *(f'%{name}' for name in macros), **options)
     return [reference_resolver.evaluate_macro(name) for name in macros]
 
 
-def config_text(absolute_paths: bool = True) -> str:
+def get_config_text(absolute_paths: bool = True) -> str:
     """Returns the configuration as gin text. With `absolute_paths`, paths in the text do not depend on the folder."""
     paths = {name: reference_resolver.get_unevaluated_macro(name) for name in _PATH_MACROS if absolute_paths}
     if not isinstance(path := paths.get('HF_DATASET'), str) or not os.path.exists(os.path.expanduser(path)):
         paths.pop('HF_DATASET', None)
     _bind_macros(
-        {name: _make_absolute(value) for name, value in paths.items() if value is not reference_resolver.UNDEFINED}
+        {
+            name: _make_paths_absolute(value)
+            for name, value in paths.items()
+            if value is not reference_resolver.UNDEFINED
+        }
     )
     # Write the lengths as numbers, so that loading the model with other data does not change parameter shapes.
     lengths = ('MAX_INPUT_LENGTH', 'MAX_TARGET_LENGTH')
@@ -150,13 +154,13 @@ def config_text(absolute_paths: bool = True) -> str:
     return gin.config_str()
 
 
-def _make_absolute(value: Any) -> Any:
+def _make_paths_absolute(value: Any) -> Any:
     """Converts paths in the value of a macro to absolute paths, and expands `~`. Other values are unchanged."""
     if isinstance(value, str) and value and '://' not in value:
         return os.path.abspath(os.path.expanduser(value))
     if isinstance(value, dict):
-        return {name: _make_absolute(item) for name, item in value.items()}
-    return type(value)(map(_make_absolute, value)) if isinstance(value, list | tuple) else value
+        return {name: _make_paths_absolute(item) for name, item in value.items()}
+    return type(value)(map(_make_paths_absolute, value)) if isinstance(value, list | tuple) else value
 
 
 def _bind_macros(macros: Mapping[str, Any]) -> None:
@@ -180,15 +184,16 @@ def parse_model_flag(text: str, search_paths: Sequence[str] = ()) -> list[str]:
                 '--model=remixer+NAME=VALUE'
             )
         is_users = any(pathlib.Path(folder).expanduser().joinpath(file).is_file() for folder in ('', *search_paths))
-        is_shipped = not is_users or (name != file and f'{MODELS_FOLDER}{file}' in gin_files.shipped_files())
+        is_shipped = not is_users or (name != file and f'{MODELS_FOLDER}{file}' in gin_files.read_shipped_files())
         parts.append(name if '=' in name else f'{MODELS_FOLDER}{file}' if is_shipped and '/' not in file else file)
     return parts
 
 
-def _read_texts(sources: ConfigSources) -> list[GinText]:
+def _read_gin_texts(sources: ConfigSources) -> list[GinText]:
     """Reads all gin texts in loading order, and lets custom gin files import modules from the current folder."""
     model = [
-        parse_flag(name, value) if value else name for name, _, value in (item.partition('=') for item in sources.model)
+        parse_gin_flag(name, value) if value else name
+        for name, _, value in (item.partition('=') for item in sources.model)
     ]
     reader = gin_files.GinReader(sources.search_paths, model)
     texts = [text for file in (DEFAULTS, *sources.base) for text in reader.read(file, prefer_shipped=True)]
@@ -198,7 +203,7 @@ def _read_texts(sources: ConfigSources) -> list[GinText]:
             f'--model replaces a file in {MODELS_FOLDER}, but no gin file includes one; '
             f'pass --gin_file={sources.model[0]}'
         )
-    texts += [parse_flag(name, text) for name, text in sources.flags]
+    texts += [parse_gin_flag(name, text) for name, text in sources.flags]
     for text in texts:
         modules = [line.split()[1] for line in text.imports.values()]
         modules += re.findall(rf"^{MODULE}\s*=\s*['\"]([\w.]+)", text.text, re.M)
@@ -210,7 +215,7 @@ def _read_texts(sources: ConfigSources) -> list[GinText]:
     return texts
 
 
-def parse_flag(name: str, value: str) -> GinText:
+def parse_gin_flag(name: str, value: str) -> GinText:
     """Returns the gin statement for a flag `--gin.NAME=value`. A value that is not valid gin becomes a string.
 
     Raises UserError if `value` is empty or a literal such as `true`, which gin spells differently. Also raises
@@ -229,7 +234,7 @@ def parse_flag(name: str, value: str) -> GinText:
     except (SyntaxError, ValueError, tokenize.TokenError):
         if bare[0] in '\'"[({@%' and not re.search(r'\{\w+\}', bare):
             raise UserError(
-                f'{flag} must be a gin value, got {one_line(value)}; close its quotes and brackets, or quote a '
+                f'{flag} must be a gin value, got {to_one_line(value)}; close its quotes and brackets, or quote a '
                 f'text twice, as in {flag}="\'...\'"'
             ) from None
         return GinText(flag, f'{name} = {value!r}\n')
@@ -258,7 +263,7 @@ def _check_macros(texts: Sequence[GinText], sources: ConfigSources, roots: Colle
     locations = {name: location for text in users for name, location in text.macros_set.items()}
     for name, location in [*locations.items(), *((name, name) for name in sources.objects)]:
         if name not in macros_read and not (partial and gin_files.is_known_macro(name)):
-            raise _unread_macro_error(name, location, macros_read)
+            raise _build_unread_macro_error(name, location, macros_read)
     shipped_reads = {name for text in texts if text.shipped for name in text.macros_read}
     for name, location in (item for text in users for item in text.macros_read.items()):
         if name not in macros_set and not (gin_files.find_files_with_macro(name) if partial else name in shipped_reads):
@@ -266,7 +271,7 @@ def _check_macros(texts: Sequence[GinText], sources: ConfigSources, roots: Colle
             raise UserError(f'{location} is not set{suggestion or f"; pass {FLAG}{name}=VALUE"}')
 
 
-def _unread_macro_error(name: str, location: str, known: Collection[str]) -> UserError:
+def _build_unread_macro_error(name: str, location: str, known: Collection[str]) -> UserError:
     advice = T5X_NAMES['macros'].get(name, '')
     if not advice and (readers := gin_files.find_files_with_macro(name)):
         advice = f'it is a setting of {", ".join(readers[:3])}'
@@ -278,7 +283,7 @@ def _check_macro_is_reference(macro: str, location: str) -> None:
     """Raises UserError if the user sets a macro to a string, but shipped files set it only to references."""
     if not isinstance(value := reference_resolver.get_unevaluated_macro(macro), str):
         return
-    text = '\n'.join(text.text for text in gin_files.shipped_files().values())
+    text = '\n'.join(text.text for text in gin_files.read_shipped_files().values())
     references = re.findall(rf"\b{macro} ?= ?'?(@[^\s',]+)", text)
     if references and not re.search(rf"^{macro} = '", text, re.M):
         near = difflib.get_close_matches(value, references, n=1, cutoff=0)[0]
@@ -342,7 +347,7 @@ def parse_gin_text(text: GinText, before: Sequence[GinText]) -> None:
         is_in_module = user_modules.find_user_frames(error) and missing not in lazy_imports.TASK_LIBRARIES
         if is_in_module or not (missing or _is_raised_in_gin(error)):
             raise  # The error is in an imported module.
-        raise _one_line_error(error, text, before, 1 + len(header) if header else 0) from None
+        raise _convert_gin_error(error, text, before, 1 + len(header) if header else 0) from None
 
 
 def _find_missing_imports(text: GinText, before: Sequence[GinText]) -> list[str]:
@@ -370,7 +375,7 @@ def _find_missing_module(error: Exception) -> str:
     return (original.name or '') if isinstance(original, ModuleNotFoundError) else ''
 
 
-def _one_line_error(error: Exception, text: GinText, before: Sequence[GinText], header: int) -> UserError:
+def _convert_gin_error(error: Exception, text: GinText, before: Sequence[GinText], header: int) -> UserError:
     """Converts gin's error to a UserError with the message `file line N: problem; advice`."""
     lines, (problem, *rest) = text.text.splitlines(), str(error).strip('"').splitlines()
     problem = problem.rstrip('.')
@@ -391,7 +396,7 @@ def _one_line_error(error: Exception, text: GinText, before: Sequence[GinText], 
         )
     else:
         problem += _suggest_name(''.join(lines[number - 1 : number]), text, before)
-    return UserError(f'{text.name if text.is_flag else f"{text.name} line {number}"}: {one_line(problem)}')
+    return UserError(f'{text.name if text.is_flag else f"{text.name} line {number}"}: {to_one_line(problem)}')
 
 
 def _suggest_name(line: str, text: GinText, before: Sequence[GinText]) -> str:
@@ -403,7 +408,7 @@ def _suggest_name(line: str, text: GinText, before: Sequence[GinText]) -> str:
             if setting := T5X_NAMES['settings'].get('.'.join(pair)):
                 return f'; it is a setting of T5X; use its counterpart {setting}'
         if first not in imports:
-            is_sublayer = f'sublayers/{first}.gin' in gin_files.shipped_files()
+            is_sublayer = f'sublayers/{first}.gin' in gin_files.read_shipped_files()
             return f'; add --gin_file=sublayers/{first}.gin' if is_sublayer else _suggest_module(first, imports)
     return ''
 

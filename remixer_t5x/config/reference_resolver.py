@@ -26,10 +26,10 @@ _PLAIN_TYPES = (bool, int, float, str, type(None), dict, list, tuple)
 _VARIADIC_KINDS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
-class ValueMaker(NamedTuple):
+class ValueBuilder(NamedTuple):
     """A function that creates a value; if `fresh` is true, each call creates a new object."""
 
-    make: Callable[[], Any]
+    build: Callable[[], Any]
     fresh: bool = False
 
 
@@ -46,7 +46,7 @@ class ReferenceResolver:
         self.bindings: dict[tuple[str, str, str], Any] = {}
         self.defaults: dict[str, Any] = {}
 
-    def macro(self, name: str, default: Any = UNDEFINED) -> Any:
+    def get_macro(self, name: str, default: Any = UNDEFINED) -> Any:
         """Returns the value of a macro, which may be a reference.
 
         Raises UserError if the macro is not set and has no default value.
@@ -61,53 +61,53 @@ class ReferenceResolver:
         self.bindings[name, 'gin.macro', 'value'] = value
         return value
 
-    def create_maker(self, value: Any, scope: Sequence[str] = ()) -> ValueMaker:
-        """Returns a ValueMaker for a value, with references resolved in the current configuration."""
+    def create_value_builder(self, value: Any, scope: Sequence[str] = ()) -> ValueBuilder:
+        """Returns a ValueBuilder for a value, with references resolved in the current configuration."""
         if isinstance(value, dict):
-            items = self.create_maker(list(value.items()), scope)
-            return ValueMaker(lambda: dict(items.make()), items.fresh)
+            items = self.create_value_builder(list(value.items()), scope)
+            return ValueBuilder(lambda: dict(items.build()), items.fresh)
         if isinstance(value, list | tuple):
-            parts = [self.create_maker(part, scope) for part in value]
-            return ValueMaker(lambda: type(value)(part.make() for part in parts), any(part.fresh for part in parts))
+            parts = [self.create_value_builder(part, scope) for part in value]
+            return ValueBuilder(lambda: type(value)(part.build() for part in parts), any(part.fresh for part in parts))
         if not isinstance(value, ConfigurableReference):
-            return ValueMaker(lambda: value)
+            return ValueBuilder(lambda: value)
         if _is_macro(value):
-            return self.create_maker(self.macro('/'.join(value.scopes)), value.scopes)
+            return self.create_value_builder(self.get_macro('/'.join(value.scopes)), value.scopes)
         if value.configurable.selector == 'gin.constant':
-            return ValueMaker(value.scoped_configurable_fn)
+            return ValueBuilder(value.scoped_configurable_fn)
         function, scope = value.configurable.wrapped, value.scopes or (scope if value.evaluate else [])
         arguments = self.resolve_arguments(function, value.configurable.selector, scope)
         if value.evaluate:
-            return ValueMaker(lambda: _call_with_arguments(function, arguments, scope), fresh=True)
-        return ValueMaker(lambda: _bind_factory_arguments(function, arguments))
+            return ValueBuilder(lambda: _call_with_arguments(function, arguments, scope), fresh=True)
+        return ValueBuilder(lambda: _bind_factory_arguments(function, arguments))
 
     def resolve_arguments(
         self, function: Callable[..., Any], selector: str, scope: Sequence[str]
-    ) -> dict[str, ValueMaker]:
-        """Returns ValueMakers for the arguments bound in a gin scope. Raises UserError for values of the wrong type."""
+    ) -> dict[str, ValueBuilder]:
+        """Returns ValueBuilders for arguments bound in a gin scope. Raises UserError for a value of the wrong type."""
         bound: dict[str, Any] = {}
         for prefix in ('/'.join(scope[:depth]) for depth in range(len(scope) + 1)):
             scoped = f'{prefix}/{selector}'.lstrip('/')
             in_scope = gin.get_bindings(scoped, resolve_references=False, inherit_scopes=False)
             self.bindings |= {(prefix, selector, name): value for name, value in in_scope.items()}
             bound |= in_scope
-        makers, parameters = {}, inspect.signature(function).parameters
+        builders, parameters = {}, inspect.signature(function).parameters
         for name, value in bound.items():
             full = f'{function.__module__}.{function.__qualname__}.{name}'
             setting, inner = full.removeprefix('remixer_t5x.'), scope
             while _is_macro(value):
                 setting, inner = '/'.join(value.scopes), value.scopes
-                value = self.macro(setting, parameters[name].default if name in parameters else UNDEFINED)
+                value = self.get_macro(setting, parameters[name].default if name in parameters else UNDEFINED)
             if not isinstance(value, ConfigurableReference):
                 ranges.check_argument(function, name, value, setting)
-            maker = self.create_maker(value, inner)
-            makers[name] = (
-                ValueMaker(functools.partial(functools.cache, maker.make)) if full in self._deferred else maker
+            builder = self.create_value_builder(value, inner)
+            builders[name] = (
+                ValueBuilder(functools.partial(functools.cache, builder.build)) if full in self._deferred else builder
             )
-        return makers
+        return builders
 
-    def resolve_root(self, selector: str, scope: Sequence[str] = ()) -> dict[str, ValueMaker]:
-        """Returns ValueMakers for the bound arguments of `selector`. Raises UserError if gin binds no argument."""
+    def resolve_root_arguments(self, selector: str, scope: Sequence[str] = ()) -> dict[str, ValueBuilder]:
+        """Returns ValueBuilders for the bound arguments of `selector`. Raises UserError if gin binds no argument."""
         try:
             gin.get_bindings(selector, resolve_references=False)
         except ValueError:
@@ -133,7 +133,7 @@ def evaluate_macro(name: str, default: Any = UNDEFINED) -> Any:
     if default is not UNDEFINED and get_unevaluated_macro(name) is UNDEFINED:
         return default
     resolver = ReferenceResolver()
-    return resolver.create_maker(resolver.macro(name)).make()
+    return resolver.create_value_builder(resolver.get_macro(name)).build()
 
 
 def call_configured(root: Callable[..., Any] | str, scope: str = '', deferred: Collection[str] = ()) -> Any:
@@ -145,7 +145,7 @@ def call_configured(root: Callable[..., Any] | str, scope: str = '', deferred: C
     scopes = scope.split('/') if scope else []
     selector = root if isinstance(root, str) else f'{root.__module__}.{root.__name__}'
     return _call_with_arguments(
-        import_by_name(selector), ReferenceResolver(deferred).resolve_root(selector, scopes), scopes
+        import_by_name(selector), ReferenceResolver(deferred).resolve_root_arguments(selector, scopes), scopes
     )
 
 
@@ -155,7 +155,7 @@ def import_by_name(name: str) -> Any:
     return getattr(importlib.import_module(module), attribute)
 
 
-def _call_with_arguments(function: Callable[..., Any], arguments: dict[str, ValueMaker], scope: Sequence[str]) -> Any:
+def _call_with_arguments(function: Callable[..., Any], arguments: dict[str, ValueBuilder], scope: Sequence[str]) -> Any:
     parameters = inspect.signature(function).parameters.values()
     required = [each.name for each in parameters if each.default is each.empty and each.kind not in _VARIADIC_KINDS]
     if missing := [name for name in required if name not in arguments]:
@@ -163,18 +163,18 @@ def _call_with_arguments(function: Callable[..., Any], arguments: dict[str, Valu
         raise UserError(f'{name} must have values for {", ".join(missing)}; pass --gin.{name}.{missing[0]}=VALUE')
     # Enter the scope, because gin.singleton depends on the active scope.
     with gin.config_scope(list(scope)):
-        return function(**{name: maker.make() for name, maker in arguments.items()})
+        return function(**{name: builder.build() for name, builder in arguments.items()})
 
 
-def _bind_factory_arguments(function: Callable[..., Any], arguments: dict[str, ValueMaker]) -> Callable[..., Any]:
-    if not any(maker.fresh for maker in arguments.values()):
-        values = {name: maker.make() for name, maker in arguments.items()}
+def _bind_factory_arguments(function: Callable[..., Any], arguments: dict[str, ValueBuilder]) -> Callable[..., Any]:
+    if not any(builder.fresh for builder in arguments.values()):
+        values = {name: builder.build() for name, builder in arguments.items()}
         return functools.partial(function, **values) if values else function
 
     @functools.wraps(function, updated=())
     def factory(*args: Any, **kwargs: Any) -> Any:
         # Evaluate references of the form @f() for each call of the factory, so that no two layers share a module.
-        return function(*args, **({name: maker.make() for name, maker in arguments.items()} | kwargs))
+        return function(*args, **({name: builder.build() for name, builder in arguments.items()} | kwargs))
 
     return factory
 

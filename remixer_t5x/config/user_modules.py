@@ -30,17 +30,17 @@ class _CurrentFolderFinder(importlib.abc.MetaPathFinder):
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, [self._folder])
         if spec is not None:
-            importable_modules.update(imported_modules(spec))
+            importable_modules.update(find_imported_modules(spec))
         return spec
 
 
-def install_finder(folder: str) -> None:
+def install_module_finder(folder: str) -> None:
     """Makes the modules named in `importable_modules` importable from `folder`. Called by the console script."""
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _CurrentFolderFinder)]
     sys.meta_path.append(_CurrentFolderFinder(folder))
 
 
-def imported_modules(spec: importlib.machinery.ModuleSpec) -> Iterator[str]:
+def find_imported_modules(spec: importlib.machinery.ModuleSpec) -> Iterator[str]:
     """Yields the top-level names of all imports in the files of a module or package."""
     folders = [pathlib.Path(folder) for folder in spec.submodule_search_locations or ()]
     for file in [file for folder in folders for file in folder.rglob('*.py')] or [pathlib.Path(spec.origin or '')]:

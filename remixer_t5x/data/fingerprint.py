@@ -14,7 +14,7 @@ from typing import Any
 
 from remixer_t5x import untrusted_files
 from remixer_t5x.data.resumable_iterator import wrap_task_errors
-from remixer_t5x.errors import UserError, reason
+from remixer_t5x.errors import UserError, root_cause_message
 from remixer_t5x.lazy_imports import seqio, tf
 
 # The fingerprint of one task. `source` is the class name of the data source; `files` is the number of files, or None if
@@ -95,7 +95,8 @@ def file_signature(path: str, reads_content: bool = True) -> str:
         return f'{size} {_short_hash(content)}'
     except (OSError, tf.errors.OpError) as error:
         raise UserError(
-            f'{path} cannot be read ({reason(error)}); restore the file, or use the new path if the data was moved'
+            f'{path} cannot be read ({root_cause_message(error)}); restore the file, or use the new path if the data '
+            'was moved'
         ) from error
 
 

@@ -133,7 +133,9 @@ class ResumableIterator:
 @contextlib.contextmanager
 def _temporary_folder(name: str) -> Iterator[pathlib.Path]:
     try:
-        with temporary_files.temporary_path(pathlib.Path(tempfile.gettempdir()), 'position-', '.remixer_t5x') as folder:
+        with temporary_files.reserve_temporary_path(
+            pathlib.Path(tempfile.gettempdir()), 'position-', '.remixer_t5x'
+        ) as folder:
             folder.mkdir(mode=0o700)
             yield folder
     except (OSError, tf.errors.OpError) as error:

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 
 from remixer_t5x.devices.jax_workarounds import coordination_state
-from remixer_t5x.errors import UserError, one_line
+from remixer_t5x.errors import UserError, to_one_line
 
 _FAILURE_KEY = 'remixer_t5x/failed'
 _POLL_SECONDS = 1.0
@@ -145,7 +145,7 @@ class FailureWatcher:
                 continue
             if self._closed.is_set():
                 return
-            line = one_line(f'error ({self._name}): process {record["process"]} has failed: {record["text"]}')
+            line = to_one_line(f'error ({self._name}): process {record["process"]} has failed: {record["text"]}')
             # Write to the file descriptor, because the main thread may hold the lock of sys.stderr.
             with contextlib.suppress(OSError):
                 os.write(2, f'{line}\n'.encode())

@@ -20,7 +20,7 @@ import jax
 from jax.experimental import topologies
 
 from remixer_t5x import ranges
-from remixer_t5x.errors import UserError, reason
+from remixer_t5x.errors import UserError, root_cause_message
 
 # Chips with two JAX devices each: the two cores of a v3, or the two chiplets of a v7x (Ironwood).
 TWO_DEVICE_CHIPS = ('v3', 'v7x')
@@ -307,7 +307,8 @@ def _tpu_devices(topology: str) -> Sequence[jax.Device]:
         return topologies.get_topology_desc(f'{name}:{shape}', platform='tpu', **options).devices
     except Exception as error:
         raise UserError(
-            f'TOPOLOGY must be supported by libtpu, got {topology!r} ({reason(error)}); use one such as v5e:4x4'
+            f'TOPOLOGY must be supported by libtpu, got {topology!r} ({root_cause_message(error)}); use one such as '
+            'v5e:4x4'
         ) from error
 
 

@@ -16,7 +16,7 @@ import jax
 
 from remixer_t5x import ranges
 from remixer_t5x.devices import collectives, jax_workarounds
-from remixer_t5x.errors import UserError, reason
+from remixer_t5x.errors import UserError, root_cause_message
 
 PROCESS_FLAGS = {'address': '--coordinator_address', 'count': '--process_count', 'index': '--process_index'}
 PROCESS_VARIABLES = {'address': 'JAX_COORDINATOR_ADDRESS', 'count': 'JAX_NUM_PROCESSES', 'index': 'JAX_PROCESS_ID'}
@@ -125,7 +125,8 @@ def _wrap_cluster_errors(cluster: Any) -> Iterator[None]:
         yield
     except Exception as error:
         raise UserError(
-            f"JAX's {cluster.__name__} cannot find the processes of this run ({reason(error)}); {_FLAGS_ADVICE}, or "
+            f"JAX's {cluster.__name__} cannot find the processes of this run ({root_cause_message(error)}); "
+            f'{_FLAGS_ADVICE}, or '
             '--process_count=1 for a single process'
         ) from error
 

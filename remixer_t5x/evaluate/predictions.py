@@ -271,7 +271,7 @@ class Predictor:
     def _seed_rows(self, count: int, seed: int | None) -> np.ndarray:
         """Returns the seed of each row, an argument of the compiled functions, as a [count] int32 array."""
         seed = self._settings.seed if seed is None else seed
-        ranges.check_value('seed', seed, ranges.NonNegativeInt)
+        ranges.check_setting('seed', seed, ranges.NonNegativeInt)
         # Use only the lower 32 bits of the seed, as `jax.random.key` does.
         return np.full(count, seed, np.int64).astype(np.int32)
 

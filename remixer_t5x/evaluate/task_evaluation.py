@@ -52,8 +52,8 @@ class TaskEvaluation:
     shown: ranges.NonNegativeInt = 0
 
     def __post_init__(self) -> None:
-        ranges.check_value('EVAL_EXAMPLES', self.examples, ranges.Count | None)
-        ranges.check_value('SHOWN_ANSWERS', self.shown, ranges.NonNegativeInt)
+        ranges.check_setting('EVAL_EXAMPLES', self.examples, ranges.Count | None)
+        ranges.check_setting('SHOWN_ANSWERS', self.shown, ranges.NonNegativeInt)
 
 
 @dataclasses.dataclass(frozen=True)

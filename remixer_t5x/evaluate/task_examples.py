@@ -105,7 +105,7 @@ def read_examples(
         dataset = resumable_iterator.call_without_autograph(
             lambda: task.get_dataset(dict(lengths), split=split, shuffle=False, num_epochs=1, try_in_mem_cache=False)
         )
-        examples = list(tf_data.numpy_iterator(dataset.take(-1 if limit is None else limit)))
+        examples = list(tf_data.iterate_as_numpy(dataset.take(-1 if limit is None else limit)))
     if not examples:
         raise UserError(f'{task.name} has no examples in split {split!r}; use another split')
     notes = [

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import TextIO
 
 from remixer_t5x import untrusted_files
-from remixer_t5x.errors import UserError, one_line, reason
+from remixer_t5x.errors import UserError, root_cause_message, to_one_line
 
 TXT, JSONL = 'txt', 'jsonl'
 # File formats for tables, in which each row has several columns.
@@ -75,8 +75,8 @@ class TextInputs:
             raise
         except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
             raise UserError(
-                f'{self.shown} cannot be read as UTF-8 text ({reason(error)}); pass --input=FILE, or --input=- for a '
-                'pipe'
+                f'{self.shown} cannot be read as UTF-8 text ({root_cause_message(error)}); pass --input=FILE, or '
+                '--input=- for a pipe'
             ) from error
 
     @contextlib.contextmanager
@@ -100,7 +100,7 @@ class TextInputs:
             raise UserError(f'{self.shown} line {number}: {error}; set INPUT_FORMAT=txt to read plain text') from error
         text = row.get(self.field) if isinstance(row, dict) else None
         if not isinstance(text, str):
-            found = f'fields {one_line(", ".join(row)[:200])}' if isinstance(row, dict) else 'no JSON object'
+            found = f'fields {to_one_line(", ".join(row)[:200])}' if isinstance(row, dict) else 'no JSON object'
             raise UserError(
                 f'{self.shown} line {number} must have a string in field {self.field!r}, got {found}; pass --field'
             )

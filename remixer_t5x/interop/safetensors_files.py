@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from remixer_t5x import temporary_files, untrusted_files
-from remixer_t5x.errors import UserError, one_line
+from remixer_t5x.errors import UserError, to_one_line
 
 Params = Any
 FORMAT = 'remixer_t5x'
@@ -168,7 +168,7 @@ def read_params(path: str) -> tuple[Params, int, dict[str, Any]]:
             raise ValueError(f'step {metadata["step"]!a:.60}')
         step, versions = int(metadata['step']), untrusted_files.parse_json(metadata['versions'])
     except (KeyError, ValueError) as error:
-        reason = one_line(f'{type(error).__name__}: {error}')
+        reason = to_one_line(f'{type(error).__name__}: {error}')
         raise UserError(f'{path} has damaged metadata ({reason}); copy the file again') from error
     record = {name: metadata.get(name, '') for name in ('config', 'vocabulary')}
     params = traverse_util.unflatten_dict(dict(tensors), sep='/')

@@ -113,7 +113,7 @@ def copy_code(folder: pathlib.Path, packages: Sequence[str]) -> list[str]:
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, target.with_suffix('.py'))
             parent = source.parent
-        for other in user_modules.imported_modules(spec) if spec else ():
+        for other in user_modules.find_imported_modules(spec) if spec else ():
             if other not in names and ((parent / other).is_dir() or (parent / f'{other}.py').is_file()):
                 names.append(other)
     return missing

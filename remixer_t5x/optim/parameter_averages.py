@@ -32,7 +32,7 @@ def average_params(optimizer: Any, decay: float | None) -> Optimizer:
     optimizer = as_optimizer(optimizer)
     if decay is None:
         return optimizer
-    ranges.check_value('EMA_DECAY', decay, ranges.OpenFraction | None)
+    ranges.check_setting('EMA_DECAY', decay, ranges.OpenFraction | None)
     if optimizer.evaluated is not None:
         raise UserError(
             f'EMA_DECAY must be None for an optimizer that already averages parameters, got {decay}; '

@@ -61,7 +61,7 @@ def make_train_step(
         spike_factor: a loss per token above this multiple of `state.usual_loss` is a spike; None disables the check.
         trainable: regular expression for the names of the parameters to train; None trains all parameters.
     """
-    ranges.check_value('MICROBATCHES', microbatches, ranges.Count)
+    ranges.check_setting('MICROBATCHES', microbatches, ranges.Count)
     is_mean = loss_normalizing_factor == NUM_REAL_TARGET_TOKENS
     divisor: Any = 1.0 if loss_normalizing_factor is None else loss_normalizing_factor
     if not is_mean and (isinstance(divisor, str | bool) or not divisor > 0):

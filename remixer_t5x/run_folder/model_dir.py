@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from etils import epath
 
 from remixer_t5x import lazy_imports
-from remixer_t5x.errors import UserError, one_line
+from remixer_t5x.errors import UserError, to_one_line
 from remixer_t5x.run_folder import object_store
 
 MARKER_FILE = 'remixer_t5x_run.json'
@@ -77,7 +77,7 @@ def create_model_dir(path: str | os.PathLike[str]) -> epath.Path:
         folder.mkdir(parents=True, exist_ok=True)
         # Always write the marker file, to check that the folder is writable.
         (folder / MARKER_FILE).write_text(json.dumps({'format': 'remixer_t5x', 'version': 1}) + '\n')
-    except lazy_imports.file_error_types() as error:
+    except lazy_imports.get_file_error_types() as error:
         raise UserError(
             f'MODEL_DIR {folder} cannot be written ({object_store.describe_error(error)}); use another folder'
         ) from error
@@ -121,7 +121,7 @@ def lock_model_dir(folder: epath.Path) -> Iterator[None]:
                 try:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
-                    holder = one_line(os.pread(descriptor, 200, 0).decode('utf-8', 'replace')) or 'another process'
+                    holder = to_one_line(os.pread(descriptor, 200, 0).decode('utf-8', 'replace')) or 'another process'
                     raise UserError(
                         f'MODEL_DIR {folder} is in use by {holder}; wait for it, stop it, or use another MODEL_DIR '
                         'for this run'

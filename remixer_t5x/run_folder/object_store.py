@@ -88,7 +88,7 @@ def wrap_read_errors(path: str | os.PathLike[str]) -> Iterator[None]:
     """Converts disk and bucket errors to a UserError that explains why `path` cannot be read."""
     try:
         yield
-    except lazy_imports.file_error_types() as error:
+    except lazy_imports.get_file_error_types() as error:
         raise UserError(f'{os.fspath(path)} cannot be read: {describe_error(error)}') from error
 
 
@@ -97,7 +97,7 @@ def wrap_write_errors(path: epath.Path) -> Iterator[None]:
     """Converts disk and bucket errors to a WriteError that explains why `path` cannot be written."""
     try:
         yield
-    except lazy_imports.file_error_types() as error:
+    except lazy_imports.get_file_error_types() as error:
         advice = 'run' if is_remote(path) else 'free disk space or check the permissions of its folder, and run'
         raise WriteError(
             f'{path} cannot be written ({describe_error(error)}); {advice} the same command again'
@@ -143,7 +143,7 @@ class GrowingObject:
     """Buffers the data of a growing object in memory, and uploads the whole object to a bucket.
 
     `upload_if_due` uploads at most once every UPLOAD_SECONDS seconds. `flush` uploads new data, and raises one of
-    `lazy_imports.file_error_types()` on failure.
+    `lazy_imports.get_file_error_types()` on failure.
     """
 
     def __init__(self, path: epath.Path, data: bytes = b''):
@@ -167,7 +167,7 @@ class GrowingObject:
         """Uploads new data and returns whether the upload succeeded. The next call retries a failed upload."""
         try:
             self.flush()
-        except lazy_imports.file_error_types():
+        except lazy_imports.get_file_error_types():
             self._last_attempt_time = time.monotonic()
             return False
         return True

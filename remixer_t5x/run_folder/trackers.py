@@ -21,7 +21,7 @@ from typing import Any, Protocol, cast
 from etils import epath
 
 from remixer_t5x import untrusted_files
-from remixer_t5x.errors import UserError, reason
+from remixer_t5x.errors import UserError, root_cause_message
 from remixer_t5x.run_folder import model_dir, object_store
 
 # File in MODEL_DIR that maps the name of each tracker to the id by which the tracker identifies the run.
@@ -258,7 +258,7 @@ class _TrackerThread:
         try:
             session = self._tracker.open(self._run)
         except BaseException as error:
-            return self._warn_once(f'could not start ({reason(error)})')
+            return self._warn_once(f'could not start ({root_cause_message(error)})')
         while (call := self._waiting.get()) is not None:
             self._call_tracker(call, session)
         self._call_tracker(lambda session: session.close(), session)
@@ -267,7 +267,7 @@ class _TrackerThread:
         try:
             call(session)
         except BaseException as error:
-            self._warn_once(f'failed ({reason(error)})')
+            self._warn_once(f'failed ({root_cause_message(error)})')
 
     def _warn_once(self, what: str) -> None:
         """Prints the tracker's first failure as one line, and ignores later failures."""

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from flax import linen as nn
 
-from remixer_t5x.errors import UserError, one_line
+from remixer_t5x.errors import UserError, to_one_line
 from remixer_t5x.models import interface
 from remixer_t5x.models.architecture import layer
 from remixer_t5x.testing import contract
@@ -155,7 +155,7 @@ def _describe_read_tokens(name: str, fixture: SublayerFixture, packed: bool) -> 
         return f'warning: {error}; read {"ctx.segment_ids" if packed else "ctx.is_token"}, and test it with {advice}'
     except Exception as error:
         # Do not raise other errors here: if they affect the model, the run itself raises them.
-        return f'could not be checked ({one_line(str(error)):.100}); test it with {advice}'
+        return f'could not be checked ({to_one_line(str(error)):.100}); test it with {advice}'
     if len(leaks):
         raise UserError(
             f'{name} must not read later tokens in a decoder, but token {leaks[0][0]} reads token {leaks[0][1]}; '
@@ -170,7 +170,7 @@ def _check_stack(fixture: SublayerFixture, without: Sequence[str]) -> list[Check
     try:
         jax.eval_shape(fixture.stack().init, jax.random.key(0), fixture.features(0), ctx)
     except UserError as error:
-        return [CheckResult('all', side, REFUSED, one_line(str(error)))]
+        return [CheckResult('all', side, REFUSED, to_one_line(str(error)))]
     rows = []
     for name, check in CHECKS.items():
         if name in DECODER_CHECKS and not fixture.is_decoder:
@@ -192,10 +192,10 @@ def _run_check(check: Callable[[SublayerFixture], None], fixture: SublayerFixtur
     except ContractViolation as error:
         return FAILED, str(error)
     except UserError as error:
-        return REFUSED, one_line(str(error))
+        return REFUSED, to_one_line(str(error))
     except Exception as error:
         # The sublayer raised this error; its first line describes the cause.
-        first = one_line((str(error).splitlines() or [''])[0])
+        first = to_one_line((str(error).splitlines() or [''])[0])
         return FAILED, f'{type(error).__name__}: {first:.200}'
     return PASSED, ''
 

@@ -119,7 +119,7 @@ def main() -> None:
 
     text = corpus.source().get_dataset('train', shuffle=False)
     tokenized = text.map(lambda example: {'targets': vocabulary.encode_tf(example['text'])})
-    ids = [example['targets'] for example in tf_data.numpy_iterator(tokenized)]
+    ids = [example['targets'] for example in tf_data.iterate_as_numpy(tokenized)]
     once = sum(map(len, ids))
     ragged = tf.RaggedTensor.from_row_lengths(tf.concat(ids, 0), [len(document) for document in ids])
     repeats = max(args.tokens // once, 1)

@@ -30,7 +30,7 @@ class TfdsCorpus:
         return TfdsSource(self.name, self.data_dir, {TRAIN: self.train, VALIDATION: self.validation}, order)
 
     def training_documents(self) -> Iterator[str]:
-        for example in tf_data.numpy_iterator(self.source().get_dataset(TRAIN, shuffle=False)):
+        for example in tf_data.iterate_as_numpy(self.source().get_dataset(TRAIN, shuffle=False)):
             yield example['text'].decode('utf-8', 'replace')
 
 

@@ -114,11 +114,11 @@ def read_examples(
         raise UserError(text_task.missing_files_message(task.dataset, split, data_dir))
     dataset = source.get_dataset(split, shuffle=False).take(n)
     shown = []
-    for index, row in enumerate(tf_data.numpy_iterator(dataset)):
+    for index, row in enumerate(tf_data.iterate_as_numpy(dataset)):
         # Rows are processed one at a time, because a task may create any number of examples from a row.
         texts = [
             (example['inputs'].decode(), example['targets'].decode())
-            for example in tf_data.numpy_iterator(task.to_text(dataset.skip(index).take(1)))
+            for example in tf_data.iterate_as_numpy(task.to_text(dataset.skip(index).take(1)))
         ]
         columns = {column: _decode_bytes(np.asarray(value).tolist()) for column, value in row.items()}
         shown.append(ExamplePreview(columns, texts))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from remixer_t5x import untrusted_files
-from remixer_t5x.errors import UserError, import_optional, reason
+from remixer_t5x.errors import UserError, import_optional, root_cause_message
 from remixer_tasks.corpora.streamed_text import StreamedCorpus
 from remixer_tasks.corpora.text_corpus import TRAIN, ParsedCorpus
 from remixer_tasks.files import cache
@@ -120,7 +120,7 @@ class HubDataset:
         except Exception as error:
             # `datasets` raises errors from many libraries, such as connection and file format errors.
             advice = '; use an existing folder or Hub name' if isinstance(error, FileNotFoundError) else ''
-            raise UserError(f'HF_DATASET {self.path} cannot be read ({reason(error)}){advice}') from error
+            raise UserError(f'HF_DATASET {self.path} cannot be read ({root_cause_message(error)}){advice}') from error
         if split not in splits:
             raise UserError(f'the split of {self.path} must be one of {", ".join(splits)}, got {split!r}')
         return splits[split], files.get(split, ())
@@ -259,7 +259,7 @@ class _Shards:
             raise
         except Exception as error:
             raise UserError(
-                f'{self.parser.where}, shard {shard} cannot be read after row {number} ({reason(error)})'
+                f'{self.parser.where}, shard {shard} cannot be read after row {number} ({root_cause_message(error)})'
             ) from error
 
 

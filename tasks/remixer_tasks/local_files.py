@@ -147,7 +147,7 @@ class Layout:
             )
         if self.txt_documents not in TXT_DOCUMENTS:
             raise UserError(f'TXT_DOCUMENTS must be one of {", ".join(TXT_DOCUMENTS)}, got {self.txt_documents!r}')
-        ranges.check_value('LONGEST_DOCUMENT', self.longest, ranges.Count)
+        ranges.check_setting('LONGEST_DOCUMENT', self.longest, ranges.Count)
 
     def detect_format(self, path: str) -> str:
         """Returns the format of the file `path`. Raises UserError if `format` is None and the extension is unknown."""

@@ -178,9 +178,9 @@ def mixture(
     if unknown := sorted(set(fixed_rates) - set(by_name)):
         raise UserError(f'RATES must contain only tasks in TASKS ({", ".join(by_name)}), got {", ".join(unknown)}')
     for task_name, rate in fixed_rates.items():
-        ranges.check_value(f'the rate of {task_name} in RATES', rate, ranges.NonNegative)
-    ranges.check_value('MIXING_TEMPERATURE', temperature, ranges.Positive)
-    ranges.check_value('MAXIMUM_RATE', maximum, ranges.Positive | None)
+        ranges.check_setting(f'the rate of {task_name} in RATES', rate, ranges.NonNegative)
+    ranges.check_setting('MIXING_TEMPERATURE', temperature, ranges.Positive)
+    ranges.check_setting('MAXIMUM_RATE', maximum, ranges.Positive | None)
 
     def compute_rate(task: seqio.Task) -> float:
         if task.name in fixed_rates:

@@ -28,7 +28,7 @@ def shapes(model):
 
 def test_build_model_equals_the_model_of_a_command():
     files = ['models/mixer_enc_dec.gin', 'sizes/tiny.gin']
-    loading.load(loading.ConfigSources(files), '%MODEL')
+    loading.load_gin_config(loading.ConfigSources(files), '%MODEL')
     expected = shapes(gin.query_parameter('%MODEL').scoped_configurable_fn())
     assert shapes(build_model(*files)) == expected
 

@@ -12,7 +12,9 @@ HOSTILE = {
     'our configuration': 'from remixer_t5x.config import loading',
     'our package': 'import remixer_t5x',
     'a name that is bound again': f'{IMPORT}import os as attention',
-    'a function inside of our import': 'import remixer_t5x.models.losses\nX = @remixer_t5x.config.loading.load()',
+    'a function inside of our import': (
+        'import remixer_t5x.models.losses\nX = @remixer_t5x.config.loading.load_gin_config()'
+    ),
     'an include': "include 'stranger.gin'",
     'a function in a container': 'X = [(1, {"y": @os.system()})]',
     'a library of our module': f'{IMPORT}X = @attention.jnp.save()',

@@ -47,7 +47,7 @@ AS_A_FLAG = {
 def test_errors_in_files_include_the_location_and_advice(car_folder, text, wrong, advice):
     (car_folder / 'user.gin').write_text(f'{IMPORTS}{text}\n')
     with pytest.raises(UserError, match='^user.gin line 3: ') as caught:
-        loading.load(ConfigSources(['car.gin', 'user.gin']), 'toy_house.run', partial=False)
+        loading.load_gin_config(ConfigSources(['car.gin', 'user.gin']), 'toy_house.run', partial=False)
     line = str(caught.value)
     assert wrong in line and advice in line and '\n' not in line
 
@@ -55,7 +55,7 @@ def test_errors_in_files_include_the_location_and_advice(car_folder, text, wrong
 @pytest.mark.parametrize(('flag', 'wrong', 'advice'), AS_A_FLAG.values(), ids=AS_A_FLAG)
 def test_errors_in_flags_include_advice(car_folder, flag, wrong, advice):
     with pytest.raises(UserError, match=f'^--gin.{flag[0]}') as caught:
-        loading.load(ConfigSources(['car.gin'], [flag]), 'toy_house.run', partial=False)
+        loading.load_gin_config(ConfigSources(['car.gin'], [flag]), 'toy_house.run', partial=False)
     line = str(caught.value)
     assert wrong in line and advice in line and '\n' not in line
 
@@ -69,7 +69,7 @@ def test_a_string_instead_of_a_reference_is_rejected_with_an_example(macro, valu
         ['models/t5_1_1.gin', 'sizes/tiny.gin', 'data/c4.gin', 'optimizers/adamw.gin'], [(macro, value)]
     )
     with pytest.raises(UserError, match=f"^--gin.{macro} must be a reference.*'{value}'") as caught:
-        loading.load(sources)
+        loading.load_gin_config(sources)
     assert str(caught.value).endswith(f'--gin.{macro}={reference}')
 
 
@@ -85,7 +85,7 @@ def test_a_string_instead_of_a_reference_is_rejected_with_an_example(macro, valu
 )
 def test_a_missing_file_names_the_nearest_one(car_folder, name, advice):
     with pytest.raises(UserError, match=name) as caught:
-        loading.load(ConfigSources([name]))
+        loading.load_gin_config(ConfigSources([name]))
     assert advice in str(caught.value)
 
 
@@ -93,7 +93,7 @@ def test_line_numbers_below_an_include_are_correct(car_folder):
     (car_folder / 'nothing.gin').write_text('# empty\n')
     (car_folder / 'user.gin').write_text(f"{IMPORTS}include 'nothing.gin'\n\ntoy_house.Engine.pwoer = 3\n")
     with pytest.raises(UserError, match=r'^user.gin line 5: '):
-        loading.load(ConfigSources(['car.gin', 'user.gin']))
+        loading.load_gin_config(ConfigSources(['car.gin', 'user.gin']))
 
 
 @pytest.mark.parametrize(
@@ -109,6 +109,6 @@ def test_errors_in_calls_name_the_setting(car_folder, function, setting, error, 
     import toy_house
 
     (car_folder / 'user.gin').write_text(f'{IMPORTS}{setting}\n')
-    loading.load(ConfigSources(['user.gin']))
+    loading.load_gin_config(ConfigSources(['user.gin']))
     with pytest.raises(error, match=message):
         reference_resolver.call_configured(getattr(toy_house, function))

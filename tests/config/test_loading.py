@@ -16,7 +16,7 @@ ROOT = 'toy_house.run'
 
 
 def run(*files, partial=False, **sources):
-    loading.load(ConfigSources(files, **sources), ROOT, partial=partial)
+    loading.load_gin_config(ConfigSources(files, **sources), ROOT, partial=partial)
     return reference_resolver.call_configured(ROOT)
 
 
@@ -63,7 +63,7 @@ def test_search_paths_come_before_the_shipped_configs(car_folder, tmp_path_facto
     (other / 'runs/infer.gin').write_text('POWER = 3\n')
     assert run('car.gin', 'runs/infer.gin', search_paths=[str(other)])[0].power == 3
     for name in ('runs/infer.gin', 'configs/runs/infer.gin'):
-        assert gin_files.find_file(name) == gin_files.shipped_folder() / 'runs/infer.gin'
+        assert gin_files.find_file(name) == gin_files.find_shipped_folder() / 'runs/infer.gin'
 
 
 def test_a_partial_load_requires_only_macros_that_are_read(car_folder):
@@ -91,28 +91,28 @@ def test_an_unset_macro_has_the_default_of_its_argument(car_folder, monkeypatch)
     # Shipped files bind arguments to unset macros; this file is treated as a shipped file.
     text = (car_folder / 'car.gin').read_text() + 'toy_house.Engine.dtype = %DTYPE\nDTYPE = %KIND\n'
     (car_folder / 'named.gin').write_text(text)
-    monkeypatch.setattr(gin_files, 'shipped_folder', lambda: car_folder)
+    monkeypatch.setattr(gin_files, 'find_shipped_folder', lambda: car_folder)
     (car_folder / 'defaults.gin').write_text('')
-    gin_files.shipped_files.cache_clear()
+    gin_files.read_shipped_files.cache_clear()
     try:
         assert run('named.gin')[0].dtype == 'float32'
-        assert "KIND = 'float32'" in loading.config_text()
+        assert "KIND = 'float32'" in loading.get_config_text()
         assert run('named.gin', flags=[('KIND', 'bfloat16')])[0].dtype == 'bfloat16'
     finally:
-        gin_files.shipped_files.cache_clear()
+        gin_files.read_shipped_files.cache_clear()
 
 
 def test_config_text_reproduces_the_same_objects(car_folder):
     first = run('car.gin', flags=[('POWER', '11')])
-    (car_folder / 'operative.gin').write_text(loading.config_text())
+    (car_folder / 'operative.gin').write_text(loading.get_config_text())
     assert run('operative.gin') == first
 
 
 def test_config_text_of_a_run_is_minimal_and_can_be_loaded(tmp_path):
     flags, model = [('MODEL_DIR', str(tmp_path))], ('models/hyper_mixer.gin',)
     run = ConfigSources(['experiments/python_docs.gin'], flags, model=model)
-    loading.load(run, 'remixer_t5x.train.settings.Run', partial=False)
-    text = loading.config_text()
+    loading.load_gin_config(run, 'remixer_t5x.train.settings.Run', partial=False)
+    text = loading.get_config_text()
     assert 'MESH =' in text and 'DEVICE_MEMORY' not in text and 'REMIXER_DIM' not in text
     (tmp_path / 'config.gin').write_text(text)
     (loaded,) = loading.load_macro_values(ConfigSources([str(tmp_path / 'config.gin')]), 'MODEL')
@@ -125,7 +125,7 @@ def test_a_partial_load_ignores_macros_of_other_commands(tmp_path):
 
 
 def value_of(name, text):
-    loading.load(ConfigSources(flags=[(name, text)]), f'%{name}')
+    loading.load_gin_config(ConfigSources(flags=[(name, text)]), f'%{name}')
     return gin.query_parameter(f'%{name}')
 
 
@@ -159,7 +159,7 @@ BYTES = (VOCABULARY, '@remixer_tasks.vocabularies.byte()')
 
 
 def load_task(*flags, macro=TASK):
-    loading.load(ConfigSources(flags=flags), f'%{macro}')
+    loading.load_gin_config(ConfigSources(flags=flags), f'%{macro}')
 
 
 def test_a_task_name_is_replaced_by_the_task(tmp_path):
@@ -185,6 +185,6 @@ def test_a_module_of_tasks_is_imported(tmp_path, monkeypatch):
     (tmp_path / 'my_registered_tasks.py').write_text('imported = True\n')
     monkeypatch.syspath_prepend(tmp_path)
     load_task(('MIXTURE_OR_TASK_MODULE', 'my_registered_tasks'), (TASK, 'en_mix'))
-    assert 'import my_registered_tasks' in loading.config_text()
+    assert 'import my_registered_tasks' in loading.get_config_text()
     load_task(('MIXTURE_OR_TASK_MODULE', 'None'), (TASK, 'en_mix'))
-    assert 'my_registered_tasks' not in loading.config_text()
+    assert 'my_registered_tasks' not in loading.get_config_text()

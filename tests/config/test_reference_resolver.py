@@ -63,7 +63,7 @@ def garage(tmp_path, monkeypatch):
 
     def load(root, *lines):
         (tmp_path / 'toy.gin').write_text(HEAD.format(root) + '\n'.join(lines) + '\n')
-        loading.load(ConfigSources(['toy.gin']), 'toy_garage.open')
+        loading.load_gin_config(ConfigSources(['toy.gin']), 'toy_garage.open')
 
     yield load
     gin.clear_config()

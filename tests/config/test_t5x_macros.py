@@ -49,7 +49,7 @@ def find_error(command, macro):
     }
     try:
         defaults = infer.DEFAULTS if command == 'infer' else {}
-        loading.load(
+        loading.load_gin_config(
             loading.ConfigSources(files, list(flags.items()), base=base, defaults=defaults), root, partial=partial
         )
     except UserError as error:
@@ -79,7 +79,7 @@ def test_macros_of_t5x_examples_work_or_have_advice():
 
 
 def test_advice_names_existing_macros():
-    known = {name for text in gin_files.shipped_files().values() for name in (*text.macros_set, *text.macros_read)}
+    known = {name for text in gin_files.read_shipped_files().values() for name in (*text.macros_set, *text.macros_read)}
     advice = ' '.join(text for table in gin_files.T5X_NAMES.values() for text in table.values())
     named = set(re.findall(r'\b[A-Z]{2,}(?:_[A-Z]+)+\b', advice))
     assert named - known == set()
@@ -105,7 +105,7 @@ def test_finetune_rejects_the_absolute_train_steps_of_t5x(capsys):
 )
 def test_settings_of_t5x_have_advice(setting, ours):
     with pytest.raises(UserError, match=f'{setting}: .*it is a setting of T5X; use its counterpart {ours}'):
-        loading.load(loading.ConfigSources(MODEL, [(setting, '1')]), '%MODEL')
+        loading.load_gin_config(loading.ConfigSources(MODEL, [(setting, '1')]), '%MODEL')
 
 
 def test_flags_of_t5x_work_or_have_advice(capsys):

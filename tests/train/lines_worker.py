@@ -66,7 +66,7 @@ def compare_identities(gin_files, flags, join):
 
     Prints a JSON line for each comparison: the name and the value (null without a change), and the error or null.
     """
-    loading.load(loading.ConfigSources(gin_files, flags))
+    loading.load_gin_config(loading.ConfigSources(gin_files, flags))
     with processes.connected_processes(processes.ProcessFlags(**join), main.report_error):
         identity = process_flags.process_independent_values('train')
         for name in [*identity, None]:

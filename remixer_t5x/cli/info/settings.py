@@ -66,7 +66,7 @@ def find_macros(word: str = '') -> list[Macro]:
 def _all_macros() -> list[Macro]:
     values: dict[str, dict[str, tuple[str, str]]] = defaultdict(dict)  # macro -> file -> (value, comment)
     readers: dict[str, dict[str, tuple[str, str]]] = defaultdict(dict)  # macro -> argument or macro -> (file, comment)
-    folder = gin_files.shipped_folder()
+    folder = gin_files.find_shipped_folder()
     # Skip t5x/defaults.gin, which repeats the default values of arguments for use by T5X.
     names = [
         str(path.relative_to(folder))

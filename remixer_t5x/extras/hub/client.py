@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from remixer_t5x.errors import UserError, import_optional, reason
+from remixer_t5x.errors import UserError, import_optional, root_cause_message
 from remixer_t5x.interop import shared_folder
 
 WEIGHTS = ('model.safetensors', 'model.safetensors.index.json', 'model-*.safetensors')
@@ -123,8 +123,8 @@ def _find_converted_revision(hub: Any, name: str) -> str | None:
             raise
         # If the Hub cannot be reached, the author of a pull request is unknown, because the cache does not record it.
         raise UserError(
-            f'{name} has no safetensors in main, and its pull requests cannot be listed ({reason(error)}); choose one '
-            f'that you trust, such as {name}@refs/pr/1'
+            f'{name} has no safetensors in main, and its pull requests cannot be listed ({root_cause_message(error)}); '
+            f'choose one that you trust, such as {name}@refs/pr/1'
         ) from error
 
 
@@ -138,7 +138,7 @@ def _wrap_hub_errors(name: str, action: str) -> Iterator[None]:
             raise
         from huggingface_hub import constants, errors
 
-        text = f'cannot be {action}: {reason(error)}; check the name and revision, or run hf auth login'
+        text = f'cannot be {action}: {root_cause_message(error)}; check the name and revision, or run hf auth login'
         if isinstance(error, errors.RepositoryNotFoundError) and not isinstance(error, errors.GatedRepoError):
             text = 'is not a folder, and the Hub has no such model, or it is private; check the name, or log in'
         elif isinstance(error, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled):

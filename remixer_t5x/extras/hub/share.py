@@ -21,7 +21,7 @@ from remixer_t5x.cli.console import print_line
 from remixer_t5x.cli.conversions import check_params_are_equal, describe_params, export_transformers_model
 from remixer_t5x.config import foreign_gin
 from remixer_t5x.data import task_vocabulary
-from remixer_t5x.errors import one_line
+from remixer_t5x.errors import to_one_line
 from remixer_t5x.extras.hub import client
 from remixer_t5x.extras.reports import curves, overview, records
 from remixer_t5x.extras.reports.records import FOLDER_MACROS, TRAIN, RecordedRun
@@ -125,7 +125,7 @@ def render_model_card(card: ModelCard, run: RecordedRun | None, curve: str = '')
     metadata = {'library_name': card.library, 'pipeline_tag': kind.pipeline, 'tags': ['remixer_t5x', *sublayers]}
     return _load_template().render(
         card=card,
-        command=Markup(shlex.join(map(one_line, command))),
+        command=Markup(shlex.join(map(to_one_line, command))),
         metadata=metadata,
         summary=f'{kind.description} with {card.parameters:,} parameters, trained with remixer_t5x.',
         code=Markup(_example_code(card, kind)),
@@ -163,7 +163,7 @@ def _macro_cells(run: RecordedRun | None) -> dict[str, str]:
         ):
             paths = r'(?<![\w/:.])(~|/)[\w.@%+~-]*(/[\w.@%+*?~-]+)+'
             text = re.sub(paths, lambda path: path[0].rpartition('/')[2], value)
-            text = one_line(text.replace('`', "'").replace('|', '\\|'))
+            text = to_one_line(text.replace('`', "'").replace('|', '\\|'))
             settings[name] = Markup(text if len(text) <= _MAX_CELL_LENGTH else f'{text[:_MAX_CELL_LENGTH]}...')
     return settings
 
@@ -172,7 +172,7 @@ def _escape_markdown(value: Any) -> str:
     """Escapes a value as one line of plain Markdown text without HTML or links; returns Markup unchanged."""
     if isinstance(value, Markup):
         return value
-    return re.sub(r'([\\`*\[\]<>|]|(?<=:)/(?=/))', r'\\\1', one_line(str(value)))
+    return re.sub(r'([\\`*\[\]<>|]|(?<=:)/(?=/))', r'\\\1', to_one_line(str(value)))
 
 
 def _iterate_metrics(run: RecordedRun | None) -> Iterator[tuple[str, int, str, float]]:
@@ -233,7 +233,7 @@ def _write_model_folder(args: argparse.Namespace, folder: pathlib.Path, name: st
         print_line('format', f'{library}, because {refusal.reason}')
         _write_shared(folder, model, vocabulary, gin_text, params, step, record)
         if foreign_gin.find_disallowed_statement(gin_text, checkpoint):
-            packages = foreign_gin.imported_packages(gin_text)
+            packages = foreign_gin.find_imported_packages(gin_text)
             missing = shared_folder.copy_code(folder, packages)
             for package in missing:
                 print_line('warning', f'{package}, which model.gin imports, is not copied; the model card lists it')

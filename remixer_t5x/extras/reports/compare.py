@@ -263,7 +263,7 @@ def _count_costs(args: argparse.Namespace, runs: ComparisonPlan, check_runs: boo
         folders = [runs.build_cell(label, setting, seed).folder for seed in runs.seeds] if check_runs else []
         for config in (folder / model_dir.CONFIG for folder in folders):
             text = untrusted_files.read_text(config, 'restore it, or remove it') if config.is_file() else ''
-            if changed := compatibility.describe_config_changes(text, loading.config_text(), _CHANGEABLE):
+            if changed := compatibility.describe_config_changes(text, loading.get_config_text(), _CHANGEABLE):
                 raise UserError(
                     f'{config.parent} was started with other settings ({changed}); restore them, or use another '
                     '--folder'

@@ -69,7 +69,7 @@ def find_feed_forward_widths() -> dict[str, int]:
     from remixer_t5x.checkpoints import compatibility
     from remixer_t5x.config import loading
 
-    settings = compatibility.parse_bindings(loading.config_text(absolute_paths=False)).items()
+    settings = compatibility.parse_bindings(loading.get_config_text(absolute_paths=False)).items()
     widths = {name: int(value) for name, value in settings if name.endswith('_DIM') and value.isdecimal()}
     hidden = {name: width for name, width in widths.items() if re.fullmatch(r'\w*MLP_DIM|REMIXER_DIM', name)}
     return hidden or {'EMBED_DIM': widths['EMBED_DIM']}

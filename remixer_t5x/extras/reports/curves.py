@@ -99,7 +99,7 @@ def plot_loss(metrics_file: str | os.PathLike, png_file: str | os.PathLike, titl
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(png.getvalue())
-    except lazy_imports.file_error_types() as error:
+    except lazy_imports.get_file_error_types() as error:
         raise UserError(
             f'{target} cannot be written ({object_store.describe_error(error)}); use a path in another folder'
         ) from None

@@ -51,7 +51,7 @@ def write_page(html: str, target: pathlib.Path) -> None:
     """Writes the page to a file and prints the path. Raises UserError if the file cannot be written."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with temporary_files.temporary_path(target.parent, target.name) as unfinished:
+        with temporary_files.reserve_temporary_path(target.parent, target.name) as unfinished:
             # Folder names may contain bytes that are not UTF-8, which Python represents as lone surrogates.
             unfinished.write_bytes(html.encode('utf-8', 'replace'))
             temporary_files.sync_and_rename(unfinished, target)

@@ -10,7 +10,7 @@ from typing import Any
 
 from remixer_t5x.cli import arguments
 from remixer_t5x.cli.arguments import Command
-from remixer_t5x.errors import UserError, import_optional, reason
+from remixer_t5x.errors import UserError, import_optional, root_cause_message
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +40,9 @@ def run(args: argparse.Namespace) -> int:
     try:
         listener.bind((args.host, args.port))
     except (OSError, OverflowError) as error:
-        raise UserError(f'cannot listen on {args.host}:{args.port} ({reason(error)}); use another --port') from error
+        raise UserError(
+            f'cannot listen on {args.host}:{args.port} ({root_cause_message(error)}); use another --port'
+        ) from error
     with arguments.hide_library_output(args):
         import_optional('uvicorn', 'serve', 'serve')
         from remixer_t5x.api import saved_models

@@ -22,7 +22,7 @@ from starlette.exceptions import HTTPException
 
 from remixer_t5x.api.trained_model import TrainedModel
 from remixer_t5x.data import task_vocabulary
-from remixer_t5x.errors import reason
+from remixer_t5x.errors import root_cause_message
 from remixer_t5x.evaluate import embeddings, predictions
 from remixer_t5x.models import decoding
 
@@ -158,7 +158,7 @@ class Engine:
             settings = [(name, [row.settings[name] for row in rows], dtype) for name, dtype in SETTING_DTYPES.items()]
             return predictor.predict(params, inputs, arrays={name: np.asarray(*values) for name, *values in settings})
         except Exception as error:
-            log(f'error: {type(error).__name__}: {reason(error)}')
+            log(f'error: {type(error).__name__}: {root_cause_message(error)}')
             return [HTTPException(500, 'the model failed; see the server log for the reason')] * len(rows)
 
     def _warm_up(self) -> None:

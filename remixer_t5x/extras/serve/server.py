@@ -27,7 +27,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from remixer_t5x.api.trained_model import TrainedModel
-from remixer_t5x.errors import reason
+from remixer_t5x.errors import root_cause_message
 from remixer_t5x.evaluate.text_inference import TextCodec
 from remixer_t5x.extras.serve.engine import NO_TOP_K, Engine, GenerationRow, log
 
@@ -219,7 +219,7 @@ async def _read_body(request: Request) -> dict[str, Any]:
                 raise HTTPException(413, f'a request must have at most {MAX_BYTES:,} bytes; send fewer texts')
         body = json.loads(content)
     except (ValueError, RecursionError, ClientDisconnect) as error:
-        raise HTTPException(400, f'the body must be JSON ({reason(error)})') from None
+        raise HTTPException(400, f'the body must be JSON ({root_cause_message(error)})') from None
     if not isinstance(body, dict):
         raise HTTPException(400, f'the body must be a JSON object, got {type(body).__name__}')
     return body

@@ -12,7 +12,7 @@ from typing import Any
 from etils import epath
 
 from remixer_t5x import tokenizer_files, untrusted_files
-from remixer_t5x.errors import UserError, reason
+from remixer_t5x.errors import UserError, root_cause_message
 from remixer_t5x.interop.huggingface.family import Tokenizer
 
 MODEL, TOKENIZER, CONFIG = 'spiece.model', tokenizer_files.TOKENIZER, tokenizer_files.CONFIG
@@ -117,7 +117,7 @@ def _read_pieces(path: pathlib.Path) -> list[str]:
     try:
         processor = sentencepiece.SentencePieceProcessor(model_proto=path.read_bytes())
     except (RuntimeError, OSError) as error:
-        raise UserError(f'{path} cannot be read as a SentencePiece model: {reason(error)}') from error
+        raise UserError(f'{path} cannot be read as a SentencePiece model: {root_cause_message(error)}') from error
     return [processor.IdToPiece(index) for index in range(processor.GetPieceSize())]
 
 

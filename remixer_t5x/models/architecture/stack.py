@@ -133,7 +133,7 @@ class Stack(nn.Module):
 
     def __post_init__(self) -> None:
         for _, count in self.runs:
-            ranges.check_value('the number of layers (NUM_ENCODER_LAYERS, NUM_DECODER_LAYERS)', count, ranges.Count)
+            ranges.check_setting('the number of layers (NUM_ENCODER_LAYERS, NUM_DECODER_LAYERS)', count, ranges.Count)
         super().__post_init__()
 
     @nn.compact

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from remixer_t5x import axes, ranges
-from remixer_t5x.context import SequenceContext, require_memory
+from remixer_t5x.context import SequenceContext, require_encoder_memory
 from remixer_t5x.errors import UserError
 from remixer_t5x.kernels.attention_formula import Bias
 from remixer_t5x.models.layers import cache
@@ -131,7 +131,7 @@ class CrossAttention(_T5Attention):
 
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
-        memory = require_memory(ctx, 'CrossAttention', 'SelfAttention')
+        memory = require_encoder_memory(ctx, 'CrossAttention', 'SelfAttention')
         shape = x.shape
         if ctx.decode:
             x = cache.reshape_beams_to_queries(x, memory.hidden.shape[0])

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from remixer_t5x import axes, ranges
-from remixer_t5x.context import EncoderMemory, SequenceContext, require_memory
+from remixer_t5x.context import EncoderMemory, SequenceContext, require_encoder_memory
 from remixer_t5x.errors import UserError
 from remixer_t5x.kernels.running_token_mlp import mix_through_running_hidden
 from remixer_t5x.kernels.running_token_mlp_loop import add_token_to_state, compute_token_output
@@ -181,7 +181,7 @@ class HyperMixerCross(_HyperMixerBase):
 
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
-        memory = require_memory(ctx, 'HyperMixerCross', 'HyperMixer')
+        memory = require_encoder_memory(ctx, 'HyperMixerCross', 'HyperMixer')
         shape = x.shape
         inputs = self._add_token_information(x, ctx, 'query_information')
         if ctx.decode:

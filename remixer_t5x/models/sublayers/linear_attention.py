@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from remixer_t5x import axes, ranges
-from remixer_t5x.context import EncoderMemory, SequenceContext, require_memory
+from remixer_t5x.context import EncoderMemory, SequenceContext, require_encoder_memory
 from remixer_t5x.kernels.compile_target import on_cpu
 from remixer_t5x.kernels.reshaping import split_blocks
 from remixer_t5x.models.layers import cache
@@ -187,7 +187,7 @@ class LinearCrossAttention(_LinearAttentionBase):
 
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
-        memory = require_memory(ctx, 'LinearCrossAttention', 'LinearAttention')
+        memory = require_encoder_memory(ctx, 'LinearCrossAttention', 'LinearAttention')
         shape = x.shape
         if ctx.decode:
             x = cache.reshape_beams_to_queries(x, memory.hidden.shape[0])

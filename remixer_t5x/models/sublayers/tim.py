@@ -26,7 +26,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from remixer_t5x import axes, ranges
-from remixer_t5x.context import SequenceContext, require_memory
+from remixer_t5x.context import SequenceContext, require_encoder_memory
 from remixer_t5x.errors import UserError
 from remixer_t5x.kernels.attention_formula import split_bias
 from remixer_t5x.kernels.compile_target import target_platform
@@ -153,7 +153,7 @@ class TimCrossAttention(_MechanismAttention):
 
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
-        memory = require_memory(ctx, 'TimCrossAttention', 'TimAttention')
+        memory = require_encoder_memory(ctx, 'TimCrossAttention', 'TimAttention')
         shape = x.shape
         if ctx.decode:
             x = cache.reshape_beams_to_queries(x, memory.hidden.shape[0])

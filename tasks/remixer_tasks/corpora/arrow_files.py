@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from remixer_t5x.errors import UserError, reason
+from remixer_t5x.errors import UserError, root_cause_message
 from remixer_t5x.lazy_imports import seqio, tf
 from remixer_tasks.corpora.text_corpus import hash_fraction
 
@@ -80,7 +80,7 @@ class Documents:
                 reader = pa.ipc.open_file(pa.memory_map(str(path)))
                 batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
             except (pa.ArrowException, OSError) as error:
-                raise UserError(f'{path} is damaged ({reason(error)}); {repair}') from error
+                raise UserError(f'{path} is damaged ({root_cause_message(error)}); {repair}') from error
             self._batches += [(batch, path) for batch in batches]
         self._starts: np.ndarray = np.cumsum([0, *(batch.num_rows for batch, _ in self._batches)])
         self._rows = rows

@@ -49,7 +49,7 @@ class StreamedCorpus:
         self, name: str, identity: str, open_split: Callable[[str], Shards], validation_fraction: float | None
     ):
         if validation_fraction is not None:
-            ranges.check_value('validation_fraction', validation_fraction, ranges.OpenFraction)
+            ranges.check_setting('validation_fraction', validation_fraction, ranges.OpenFraction)
         self.name, self.training_identity = name, identity
         self._open_split, self._fraction = open_split, validation_fraction
         self._opened: dict[str, Shards] = {}

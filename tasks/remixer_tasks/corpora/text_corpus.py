@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from remixer_t5x import ranges, temporary_files, tf_data, untrusted_files
-from remixer_t5x.errors import UserError, reason
+from remixer_t5x.errors import UserError, root_cause_message
 from remixer_t5x.lazy_imports import seqio
 from remixer_tasks.files import cache, workers
 from remixer_tasks.files.cache import ProgressNotice
@@ -87,7 +87,7 @@ class ParsedCorpus:
 
     def __post_init__(self):
         if self.read_validation is None:
-            ranges.check_value('validation_fraction', self.validation_fraction, ranges.OpenFraction)
+            ranges.check_setting('validation_fraction', self.validation_fraction, ranges.OpenFraction)
 
     @property
     def training_identity(self) -> str:
@@ -120,7 +120,7 @@ class ParsedCorpus:
         return _open_documents(tuple(self.files(split)))
 
     def training_documents(self) -> Iterator[str]:
-        for document in tf_data.numpy_iterator(self.documents(TRAIN).dataset(seed=0)):
+        for document in tf_data.iterate_as_numpy(self.documents(TRAIN).dataset(seed=0)):
             yield document.decode()
 
 
@@ -134,7 +134,7 @@ def _open_documents(files: tuple[str, ...]) -> Any:
     try:
         numbers = np.load(rows, mmap_mode='r', allow_pickle=False)
     except (OSError, ValueError) as error:
-        raise UserError(f'{rows} is damaged ({reason(error)}); {repair}') from error
+        raise UserError(f'{rows} is damaged ({root_cause_message(error)}); {repair}') from error
     return arrow_files.Documents(paths, numbers, repair)
 
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import filelock
 
 from remixer_t5x import lazy_imports, temporary_files, untrusted_files
-from remixer_t5x.errors import UserError, reason
+from remixer_t5x.errors import UserError, root_cause_message
 from remixer_t5x.lazy_imports import tf
 
 # Name of the file in which `mark_complete` lists the names and sizes of an entry's files.
@@ -44,8 +44,10 @@ def file_state(path: str) -> FileState:
             return FileState(path, remote.length, remote.mtime_nsec)
         local = os.stat(path)
         return FileState(path, local.st_size, local.st_mtime_ns)
-    except lazy_imports.file_error_types() as error:
-        raise UserError(f'{path} cannot be read ({reason(error)}); restore it and run the command again') from error
+    except lazy_imports.get_file_error_types() as error:
+        raise UserError(
+            f'{path} cannot be read ({root_cause_message(error)}); restore it and run the command again'
+        ) from error
 
 
 def cache_root() -> Path:
@@ -64,7 +66,7 @@ def create_cache_entry(entry: Path) -> Iterator[Path]:
     """Yields a temporary path, and renames its file or folder to `entry` at the end of the block."""
     with wrap_write_errors():
         entry.parent.mkdir(parents=True, exist_ok=True)
-        with temporary_files.temporary_path(entry.parent, f'{entry.name}.') as path:
+        with temporary_files.reserve_temporary_path(entry.parent, f'{entry.name}.') as path:
             yield path
             try:
                 temporary_files.sync_and_rename(path, entry)
@@ -141,7 +143,9 @@ def check_file_sizes(folder: Path) -> None:
     except (OSError, ValueError, AttributeError) as error:
         # A damaged list may contain another JSON type, or names that are too long for the file system.
         name = getattr(error, 'filename', None) or folder / FILE_LIST
-        raise UserError(f'{name} is missing or damaged ({reason(error)}); {repair_advice(folder)}') from error
+        raise UserError(
+            f'{name} is missing or damaged ({root_cause_message(error)}); {repair_advice(folder)}'
+        ) from error
     if damaged:
         raise UserError(f'{folder / damaged[0]} was truncated or changed; {repair_advice(folder)}')
 

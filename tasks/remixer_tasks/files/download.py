@@ -87,7 +87,7 @@ def _fetch_file(dataset: Dataset, download: PublishedFile, folder: Path, source:
         return False
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with temporary_files.temporary_path(folder, '.get-') as temporary_folder:
+        with temporary_files.reserve_temporary_path(folder, '.get-') as temporary_folder:
             temporary_folder.mkdir()
             file = temporary_folder / file_name
             if source is None:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from remixer_t5x import lazy_imports, untrusted_files
-from remixer_t5x.errors import UserError, reason
+from remixer_t5x.errors import UserError, root_cause_message
 from remixer_t5x.lazy_imports import tf
 
 FORMATS = ('jsonl', 'tsv', 'csv', 'parquet')
@@ -97,8 +97,8 @@ def open_bytes(path: str, advice: str) -> Iterator[Any]:
                 yield file
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise UserError(f'{path}: damaged gzip file ({error}); compress it again, or rename it') from error
-    except lazy_imports.file_error_types() as error:
-        raise UserError(f'{path}: {reason(error)}; {advice}') from error
+    except lazy_imports.get_file_error_types() as error:
+        raise UserError(f'{path}: {root_cause_message(error)}; {advice}') from error
 
 
 class _RemoteFile(io.RawIOBase):

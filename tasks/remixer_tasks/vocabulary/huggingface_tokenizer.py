@@ -23,7 +23,7 @@ from typing import Any
 
 from remixer_t5x import tokenizer_files, untrusted_files
 from remixer_t5x.base_vocabulary import Vocabulary
-from remixer_t5x.errors import UserError, import_optional, reason
+from remixer_t5x.errors import UserError, import_optional, root_cause_message
 from remixer_tasks.vocabulary.byte_pairs import byte_letters
 
 # Accepted types of each component of a tokenizer.json.
@@ -364,7 +364,7 @@ def read_wordpiece(path: str) -> Any:
             )._tokenizer
         except Exception as error:
             # `tokenizers` raises plain Exceptions.
-            raise UserError(f'{path} cannot be read as a tokenizer ({reason(error)})') from error
+            raise UserError(f'{path} cannot be read as a tokenizer ({root_cause_message(error)})') from error
     else:
         tokenizer, _, _ = load_tokenizer(path)
     if missing := [piece for piece in (UNKNOWN, CLS, SEP) if tokenizer.token_to_id(piece) is None]:

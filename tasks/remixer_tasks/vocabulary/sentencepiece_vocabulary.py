@@ -23,7 +23,7 @@ from sentencepiece import sentencepiece_model_pb2
 
 from remixer_t5x import lazy_imports, tokenizer_files, untrusted_files
 from remixer_t5x.base_vocabulary import Vocabulary
-from remixer_t5x.errors import UserError, reason
+from remixer_t5x.errors import UserError, root_cause_message
 from remixer_t5x.lazy_imports import tf, tf_text
 from remixer_tasks.corpora.text_corpus import Corpus
 from remixer_tasks.files import cache
@@ -107,7 +107,7 @@ def _train_model(sample: list[str], pieces: int, at_most: bool) -> bytes:
         limit = re.search(r'<= ?(\d+)', str(error))
         if limit is None:
             raise UserError(
-                f'SentencePiece cannot train {pieces} pieces on this text ({reason(error)}); '
+                f'SentencePiece cannot train {pieces} pieces on this text ({root_cause_message(error)}); '
                 'try another VOCAB_SIZE, or VOCABULARY = @vocabularies.byte()'
             ) from error
         most = int(limit[1])
@@ -232,8 +232,8 @@ def _load_model(path: str, extra_ids: int) -> tuple[sentencepiece.SentencePieceP
     hint = 'use a local file: --gin.vocabularies.sentencepiece.path=/path/to/sentencepiece.model'
     try:
         model = epath.Path(path).read_bytes()
-    except lazy_imports.file_error_types() as error:
-        raise UserError(f'vocabulary {path}: {reason(error)}; {hint}') from error
+    except lazy_imports.get_file_error_types() as error:
+        raise UserError(f'vocabulary {path}: {root_cause_message(error)}; {hint}') from error
     try:
         proto = _PROTO.FromString(model)
         if not proto.pieces:
@@ -241,7 +241,9 @@ def _load_model(path: str, extra_ids: int) -> tuple[sentencepiece.SentencePieceP
         processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     except Exception as error:
         # Possible errors include protobuf's DecodeError and RuntimeError.
-        raise UserError(f'vocabulary {path} is not a SentencePiece model ({reason(error)}); {hint}') from error
+        raise UserError(
+            f'vocabulary {path} is not a SentencePiece model ({root_cause_message(error)}); {hint}'
+        ) from error
     if not processor.IsControl(0) or processor.eos_id() <= 0:
         raise UserError(
             f'vocabulary {path}: id 0 must be padding and eos_id above 0, got {processor.IdToPiece(0)!a:.40} and '

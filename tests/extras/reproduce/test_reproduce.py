@@ -59,7 +59,7 @@ def test_every_stage_and_model_is_a_valid_configuration():
             flags = [(name, str(value)) for name, value in flags.items()]
             files = [*stage.files, *row.files]
             sources = loading.ConfigSources(files, flags, model=loading.parse_model_flag(row.model))
-            loading.load(sources, train.ROOT, partial=False)
+            loading.load_gin_config(sources, train.ROOT, partial=False)
     assert len(stages) > 25 and len(models) > 75
 
 
