@@ -20,7 +20,7 @@ PREFIXES = {'inputs': 24, 'targets': 8}
 
 
 def trace_loss(model, lengths):
-    batch = batch_formats.abstract_batch(model.model_type, lengths, batch_size=2, pack=True)
+    batch = batch_formats.get_abstract_batch(model.model_type, lengths, batch_size=2, pack=True)
     shapes = {name: array.shape for name, array in batch.items()}
     params = nn.unbox(interface.param_shapes(model, shapes))
     jax.eval_shape(model.loss, params, batch)
@@ -70,7 +70,7 @@ def test_renaming_ids_changes_no_loss(files, lengths, macros):
     renamed_ids = np.arange(12)
     renamed_ids[[0, 7]] = 7, 0
     batch, renamed = {}, {}
-    for name, array in batch_formats.abstract_batch(model.model_type, lengths, batch_size=3).items():
+    for name, array in batch_formats.get_abstract_batch(model.model_type, lengths, batch_size=3).items():
         values = np.random.default_rng(len(batch)).integers(1, 12, array.shape).astype(array.dtype)
         if 'tokens' in name:
             values[:, 2:4] = 7, 3

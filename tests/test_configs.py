@@ -78,7 +78,7 @@ MATCHED_MODELS = sorted({model for model, _ in PARAMETERS} - UNMATCHED_MODELS - 
 
 def count_parameters(model, size, **macros):
     built = build_model(f'models/{model}.gin', f'sizes/{size}.gin', **VOCABULARIES.get(model, {}), **macros)
-    shapes = interface.param_shapes(built, batch_formats.batch_shapes(built.model_type))
+    shapes = interface.param_shapes(built, batch_formats.get_batch_shapes(built.model_type))
     return sum(leaf.size for leaf in jax.tree.leaves(shapes))
 
 
@@ -124,7 +124,7 @@ def test_experiments_lack_only_the_settings_that_their_headers_require():
 def test_a_model_reads_all_of_its_parameters(model):
     """For example, a position bias in a stack without attention would be unused."""
     built = build_model(f'models/{model}.gin', 'sizes/tiny.gin')
-    batch = batch_formats.abstract_batch(built.model_type)
+    batch = batch_formats.get_abstract_batch(built.model_type)
     shapes = {name: array.shape for name, array in batch.items()}
     params = nn.unbox(interface.param_shapes(built, shapes))
     assert parameters.unread_params(built, params, batch) == []

@@ -78,7 +78,7 @@ def test_a_position_that_a_killed_process_left_is_removed(tmp_path, monkeypatch)
     (tmp_path / 'position-1.remixer_t5x').mkdir()
     (tmp_path / 'position-1.remixer_t5x' / 'position.index').write_text('x')
     (tmp_path / 'position-1.remixer_t5x.lock').write_text('')
-    with resumable_iterator._temporary_folder('a task') as folder:
+    with resumable_iterator._create_temporary_folder('a task') as folder:
         assert pathlib.Path(folder).is_dir()
         assert not (tmp_path / 'position-1.remixer_t5x').exists()
     assert not list(tmp_path.iterdir())

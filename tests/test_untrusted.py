@@ -114,7 +114,7 @@ def test_values_of_a_hugging_face_folder_cannot_inject_gin():
     for name in (hostile, 'x'):
         text = Bert(**sizes, max_length=8).gin_text(
             f'Converted from {name}'
-        ) + task_vocabulary.vocabulary_gin_statements(name)
-        text += '\n'.join(' = '.join(flag) for flag in task_vocabulary.vocabulary_gin_flags('wordpiece', path=name))
+        ) + task_vocabulary.build_vocabulary_statements(name)
+        text += '\n'.join(' = '.join(flag) for flag in task_vocabulary.build_vocabulary_flags('wordpiece', path=name))
         names.append([line.split('=')[0].split('#')[0] for line in text.splitlines()])
     assert names[0] == names[1]

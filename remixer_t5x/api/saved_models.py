@@ -128,7 +128,7 @@ def check_gin_is_safe(shared: shared_folder.SharedModel, advice: str) -> None:
 def read_model(checkpoint: str) -> tuple[Any, Any, Mapping[str, int]]:
     """Reads the model, the vocabulary and TASK_FEATURE_LENGTHS from the gin file of the run that wrote `checkpoint`."""
     with local_gin_file(checkpoint) as gin_file:
-        return _read_gin_file(gin_file, task_vocabulary.saved_vocabulary_flags(containing_model_dir(checkpoint)))
+        return _read_gin_file(gin_file, task_vocabulary.get_saved_vocabulary_flags(containing_model_dir(checkpoint)))
 
 
 def _read_gin_file(gin_file: str, flags: Sequence[tuple[str, str]] = ()) -> tuple[Any, Any, Mapping[str, int]]:
@@ -148,13 +148,15 @@ def _read_gin_file(gin_file: str, flags: Sequence[tuple[str, str]] = ()) -> tupl
 
 def restore_params(checkpoint: str, model: Any, vocabulary: Any, partitioner: Partitioner) -> Any:
     """Restores parameters to the partitioner's devices. Raises UserError if the parameters do not fit the model."""
-    record = task_vocabulary.vocabulary_record(vocabulary)
+    record = task_vocabulary.get_vocabulary_record(vocabulary)
     return saved_params.restore_params(checkpoint, _abstract_params(model, partitioner), record, PATH_SETTING)
 
 
 def _abstract_params(model: Any, partitioner: Partitioner) -> Any:
     # Use the smallest batch shapes, because parameter shapes do not depend on batch shapes.
-    return saved_params.abstract_params(model, batch_formats.smallest_batch_shapes(model.model_type), partitioner)
+    return saved_params.get_abstract_params(
+        model, batch_formats.get_smallest_batch_shapes(model.model_type), partitioner
+    )
 
 
 def find_checkpoint(path: str) -> str:
@@ -198,7 +200,7 @@ def containing_model_dir(checkpoint: str) -> epath.Path:
 def _build_trained_model(
     model: Any, params: Any, vocabulary: Any, source: str, partitioner: Partitioner, run_lengths: Mapping[str, int]
 ) -> TrainedModel:
-    lengths = batch_formats.max_inference_lengths(run_lengths)
+    lengths = batch_formats.get_max_inference_lengths(run_lengths)
     return TrainedModel(model, params, vocabulary, lengths, source, partitioner, ends_inputs='inputs' in run_lengths)
 
 
@@ -208,9 +210,9 @@ def _load_shared_folder(shared: shared_folder.SharedModel, partitioner: Partitio
     # Without `trust_gin`, the modules in `code` must not be importable.
     with shared.importable_code() if trust_gin else contextlib.nullcontext():
         model, vocabulary, run_lengths = _read_gin_text(
-            shared.gin_text(), task_vocabulary.saved_vocabulary_flags(folder)
+            shared.gin_text(), task_vocabulary.get_saved_vocabulary_flags(folder)
         )
-    vocabulary_record = task_vocabulary.vocabulary_record(vocabulary)
+    vocabulary_record = task_vocabulary.get_vocabulary_record(vocabulary)
     if record['vocabulary'] != vocabulary_record:
         raise UserError(
             f'the model in {folder} was trained with vocabulary {record["vocabulary"]}, but the folder contains '
@@ -220,14 +222,14 @@ def _load_shared_folder(shared: shared_folder.SharedModel, partitioner: Partitio
     if difference := compatibility.describe_shape_difference(*shapes):
         raise UserError(f'the parameters in {folder} do not fit the model in its {shared_folder.GIN}: {difference}')
     params = _put_params_on_devices(arrays, model, partitioner)
-    saved_params.check_finite(folder, params)
+    saved_params.check_arrays_finite(folder, params)
     return _build_trained_model(model, params, vocabulary, str(folder), partitioner, run_lengths)
 
 
 def _load_hugging_face_folder(path: str, partitioner: Partitioner, vocabulary_path: str | None) -> TrainedModel:
     source = folders.open_model_folder(path)
     tokenizer = source.family.find_tokenizer(source.folder, vocabulary_path)
-    flags = task_vocabulary.vocabulary_gin_flags(tokenizer.function, **tokenizer.arguments)
+    flags = task_vocabulary.build_vocabulary_flags(tokenizer.function, **tokenizer.arguments)
     model, vocabulary, run_lengths = _read_gin_text(source.family.gin_text(f'Made from {path}.'), flags)
     source.family.check_vocabulary(vocabulary, tokenizer.name, path)
     params = _put_params_on_devices(source.params(), model, partitioner)

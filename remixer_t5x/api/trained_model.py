@@ -233,11 +233,11 @@ class TrainedModel:
         if not task_vocabulary.save_vocabulary(self.vocabulary, target / task_vocabulary.VOCABULARY_FOLDER):
             class_name = type(self.vocabulary).__name__
             raise UserError(f'to save a model, vocabulary must come from remixer_tasks.vocabularies, got {class_name}')
-        text = f'{text}\n{task_vocabulary.vocabulary_gin_statements(target)}'
+        text = f'{text}\n{task_vocabulary.build_vocabulary_statements(target)}'
         (target / model_dir.CONVERTED).write_text(text)
         params = jax.tree.map(lambda array: np.asarray(array, np.float32), self.params)
         record = converted_checkpoint.build_record(
-            task_vocabulary.vocabulary_record(self.vocabulary), text, self.source
+            task_vocabulary.get_vocabulary_record(self.vocabulary), text, self.source
         )
         converted_checkpoint.write_checkpoint(target, params, step, record)
         return str(target)

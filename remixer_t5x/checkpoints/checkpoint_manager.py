@@ -26,11 +26,11 @@ from remixer_t5x.run_folder import model_dir, object_store
 State = Any
 
 
-class SaveFailed(UserError):
+class CheckpointSaveError(UserError):
     """Raised if a checkpoint cannot be written."""
 
 
-class Checkpoints:
+class RunCheckpoints:
     """Manages the checkpoints of a MODEL_DIR and retains the newest `keep` checkpoints (None retains all)."""
 
     def __init__(self, folder: epath.Path, keep: int | None = 3):
@@ -44,7 +44,7 @@ class Checkpoints:
                 self.folder, options=self._options, item_names=('state', 'data', 'run')
             )
 
-    def steps(self) -> list[int]:
+    def list_complete_steps(self) -> list[int]:
         """Waits for a pending write, and returns the steps of the complete checkpoints in ascending order."""
         with contextlib.suppress(Exception):
             self._manager.wait_until_finished()
@@ -54,7 +54,7 @@ class Checkpoints:
 
     def latest_step(self) -> int | None:
         """Returns the step of the newest complete checkpoint, or None if there is none."""
-        return max(self.steps(), default=None)
+        return max(self.list_complete_steps(), default=None)
 
     def move_damaged_checkpoint(self, step: int) -> epath.Path:
         """Moves a damaged checkpoint to MODEL_DIR/damaged, and returns its new path.
@@ -78,14 +78,15 @@ class Checkpoints:
     def save(self, step: int, state: State, position: DataPosition, record: dict[str, Any]) -> None:
         """Starts writing a checkpoint, and returns once the arrays are copied to the host.
 
-        Raises SaveFailed if this or the previous write failed. A failed write does not affect complete checkpoints.
+        Raises CheckpointSaveError if this or the previous write failed. A failed write does not affect complete
+        checkpoints.
         """
         try:
             check_disk_space(self.folder, state, 'a checkpoint takes')
         except UserError as error:
             # Wait for the pending write, because the run can resume from its checkpoint if the write succeeds.
-            self.steps()
-            raise SaveFailed(f'{error} ({self._describe_newest_checkpoint()})') from None
+            self.list_complete_steps()
+            raise CheckpointSaveError(f'{error} ({self._describe_newest_checkpoint()})') from None
         items = ocp.args.Composite(
             state=ocp.args.StandardSave(state),
             data=ocp.args.JsonSave({'positions': _gather_stream_positions(position)}),
@@ -98,36 +99,37 @@ class Checkpoints:
         """Restores the state, with the shapes and shardings of `abstract_state`, and the data position.
 
         `changed` lists the settings that have changed since the checkpoint, for error messages. Raises UserError if the
-        checkpoint does not fit the model or cannot be read, and durable_folders.DamagedCheckpoint if an array contains
-        NaN or infinity.
+        checkpoint does not fit the model or cannot be read, and durable_folders.DamagedCheckpointError if an array
+        contains NaN or infinity.
         """
         folder = self.folder / str(step)
-        shapes = saved_params.saved_shapes(folder / 'state')
+        shapes = saved_params.read_saved_shapes(folder / 'state')
         changed = f' (changed: {changed})' if changed else ''
         advice = f'restore the old settings{changed}, or pass another --gin.MODEL_DIR'
-        saved_params.check_shapes_fit_model(folder, shapes, saved_params.array_shapes(abstract_state), advice)
+        saved_params.check_shapes_fit_model(folder, shapes, saved_params.get_array_shapes(abstract_state), advice)
         with saved_params.wrap_checkpoint_errors(folder, 'read'):
             items = self._manager.restore(
                 step,
                 args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract_state), data=ocp.args.JsonRestore()),
             )
             position = DataPosition.from_json(items['data']['positions'])
-        saved_params.check_finite(folder, items['state'])
+        saved_params.check_arrays_finite(folder, items['state'])
         return items['state'], position
 
     def check_for_errors(self) -> None:
-        """Raises SaveFailed if a background write has failed. Does not wait for pending writes."""
+        """Raises CheckpointSaveError if a background write has failed. Does not wait for pending writes."""
         with self._wrap_save_errors():
             self._manager.check_for_errors()
 
-    def wait(self) -> None:
-        """Waits until the last checkpoint is complete. Raises SaveFailed if the checkpoint cannot be written."""
+    def wait_until_finished(self) -> None:
+        """Waits until the last checkpoint is complete. Raises CheckpointSaveError if the checkpoint cannot be "
+        "written."""
         with self._wrap_save_errors():
             self._manager.wait_until_finished()
             self._manager.check_for_errors()
 
     def close(self) -> None:
-        """Waits for the last write and stops Orbax's threads. Raises SaveFailed if the write failed."""
+        """Waits for the last write and stops Orbax's threads. Raises CheckpointSaveError if the write failed."""
         with self._wrap_save_errors():
             self._manager.close()
 
@@ -145,7 +147,7 @@ class Checkpoints:
         except UserError:
             raise
         except Exception as error:
-            raise SaveFailed(
+            raise CheckpointSaveError(
                 f'{what} could not be written to {self.folder}: {saved_params.describe_root_cause(error)}; free disk '
                 f'space or correct the permissions, and run the same command again '
                 f'({self._describe_newest_checkpoint()})'

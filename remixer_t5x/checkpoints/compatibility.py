@@ -41,7 +41,7 @@ def check_record_compatible(saved: Mapping[str, Any], current: Mapping[str, Any]
                 f'the checkpoint was trained with {setting} = {saved.get(key)!r}, but this run uses '
                 f'{current.get(key)!r}; use the same value, or {_RESET_ADVICE}'
             )
-    changed = fingerprint.describe_difference(saved.get('data') or {}, current.get('data') or {})
+    changed = fingerprint.describe_data_difference(saved.get('data') or {}, current.get('data') or {})
     if changed:
         raise UserError(
             f'the data has changed since the checkpoint: {changed}; restore the old data, or {_RESET_ADVICE}'

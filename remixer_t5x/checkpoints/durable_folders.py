@@ -31,7 +31,7 @@ FILE_LIST = 'files.json'
 _UNLISTED_OBJECTS = ('_CHECKPOINT_METADATA', 'commit_success.txt')
 
 
-class DamagedCheckpoint(UserError):
+class DamagedCheckpointError(UserError):
     """Raised if files of a checkpoint are missing or differ from the files that were written."""
 
 
@@ -116,7 +116,7 @@ def commit_checkpoint(written: pathlib.Path, final: pathlib.Path) -> None:
 
 
 def verify_file_checksums(folder: epath.Path) -> None:
-    """Raises DamagedCheckpoint, which names the first missing, truncated or changed file.
+    """Raises DamagedCheckpointError, which names the first missing, truncated or changed file.
 
     On a disk, reads all files of the checkpoint; in a bucket, reads only the sizes and checksums of the objects. Raises
     UserError if FILE_LIST contains files outside of the folder.
@@ -153,7 +153,7 @@ def verify_file_checksums(folder: epath.Path) -> None:
             if not problem and is_comparable and digest_now != digest:
                 problem = 'does not match its checksum'
         if problem:
-            raise DamagedCheckpoint(f'the checkpoint at {folder} is damaged: {name} {problem}')
+            raise DamagedCheckpointError(f'the checkpoint at {folder} is damaged: {name} {problem}')
 
 
 def _read_file_list(folder: epath.Path) -> dict[str, list[Any]]:
@@ -167,5 +167,5 @@ def _read_file_list(folder: epath.Path) -> dict[str, list[Any]]:
     except (OSError, untrusted_files.InvalidJsonError) as error:
         is_missing = isinstance(error, FileNotFoundError)
         problem = 'is missing' if is_missing else f'cannot be read ({root_cause_message(error)})'
-        raise DamagedCheckpoint(f'the checkpoint at {folder} is damaged: {FILE_LIST} {problem}') from error
+        raise DamagedCheckpointError(f'the checkpoint at {folder} is damaged: {FILE_LIST} {problem}') from error
     return listed

@@ -52,7 +52,7 @@ class SavedParams:
     def __init__(self, step: epath.Path, record: Mapping[str, Any], base: 'SavedParams | None' = None):
         self.step, self.record, self._base = step, record, base
         # Read the shapes only once, because Orbax sends a separate request to the bucket for each array.
-        self._state = saved_shapes(step / 'state')
+        self._state = read_saved_shapes(step / 'state')
         params = parameter_averages.PARAMS
         self.saved_shapes = {
             name.removeprefix(params): shape for name, shape in self._state.items() if name.startswith(params)
@@ -70,7 +70,7 @@ class SavedParams:
     def read(self, abstract: Mapping[str, jax.ShapeDtypeStruct]) -> Arrays:
         """Reads the arrays named in `abstract`, with the given shapes and shardings. All names must be in `shapes`.
 
-        Raises UserError if an array cannot be read, and durable_folders.DamagedCheckpoint if it contains NaN or
+        Raises UserError if an array cannot be read, and durable_folders.DamagedCheckpointError if it contains NaN or
         infinity.
         """
         here = {name: leaf for name, leaf in abstract.items() if name in self.saved_shapes}
@@ -106,7 +106,7 @@ class SavedParams:
             args = ocp.args.PyTreeRestore(item=item, restore_args=restore_args, partial_restore=True)
             arrays = traverse_util.flatten_dict(reader.restore(self.step / 'state', args=args), sep='/')
             params = parameter_averages.params_from_saved(arrays)
-        check_finite(self.step, params)
+        check_arrays_finite(self.step, params)
         return params
 
 
@@ -136,8 +136,8 @@ def wrap_checkpoint_errors(path: epath.Path, done: str) -> Iterator[None]:
 def verify_checkpoint_files(folder: epath.Path, listed: bool = False) -> None:
     """Checks the files of a checkpoint in the first process, before any process reads them.
 
-    Raises durable_folders.DamagedCheckpoint if a file is damaged, or if `listed` is True and `files.json` is missing.
-    Raises UserError if a link or a listed file name points outside of the folder.
+    Raises durable_folders.DamagedCheckpointError if a file is damaged, or if `listed` is True and `files.json` is
+    missing. Raises UserError if a link or a listed file name points outside of the folder.
     """
     damage = None
     if jax.process_index() == 0:
@@ -147,28 +147,28 @@ def verify_checkpoint_files(folder: epath.Path, listed: bool = False) -> None:
                 durable_folders.verify_file_checksums(folder)
             # Check the checksums first, so that a damaged array description is reported as damage.
             untrusted_checkpoints.check_array_metadata(folder)
-        except durable_folders.DamagedCheckpoint as error:
+        except durable_folders.DamagedCheckpointError as error:
             damage = str(error)
     if damage := collectives.broadcast(damage):
-        raise durable_folders.DamagedCheckpoint(damage)
+        raise durable_folders.DamagedCheckpointError(damage)
 
 
-def check_finite(folder: epath.Path, tree: Any) -> None:
-    """Raises durable_folders.DamagedCheckpoint, which names the array, if an array contains NaN or infinity."""
+def check_arrays_finite(folder: epath.Path, tree: Any) -> None:
+    """Raises durable_folders.DamagedCheckpointError, which names the array, if an array contains NaN or infinity."""
     name = train_state.first_nonfinite(tree)
     if name:
-        raise durable_folders.DamagedCheckpoint(
+        raise durable_folders.DamagedCheckpointError(
             f'the checkpoint at {folder} contains non-finite values, first in the array {name}'
         )
 
 
-def array_shapes(tree: Any) -> dict[str, tuple[int, ...]]:
+def get_array_shapes(tree: Any) -> dict[str, tuple[int, ...]]:
     """Maps the name of each array in a tree, such as `params/encoder/run_0/layer/...`, to the array's shape."""
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
     return {jax.tree_util.keystr(path, simple=True, separator='/'): tuple(leaf.shape) for path, leaf in leaves}
 
 
-def saved_shapes(path: epath.Path) -> dict[str, tuple[int, ...]]:
+def read_saved_shapes(path: epath.Path) -> dict[str, tuple[int, ...]]:
     """Maps the name of each array saved at `path`, such as `params/encoder/run_0/...`, to its shape."""
     with wrap_checkpoint_errors(path, 'read'):
         metadata = ocp.StandardCheckpointer().metadata(path)
@@ -179,7 +179,7 @@ def saved_shapes(path: epath.Path) -> dict[str, tuple[int, ...]]:
                 f'the checkpoint at {path.parent} cannot be read: _METADATA, _sharding or manifest.ocdbt in its folder '
                 f'{path.name} is missing or damaged; {UNREADABLE_ADVICE}'
             )
-        return array_shapes(described.tree)
+        return get_array_shapes(described.tree)
 
 
 def check_shapes_fit_model(
@@ -199,7 +199,7 @@ def read_record(step: epath.Path) -> dict[str, Any]:
         return untrusted_files.read_json_object(step / 'run' / 'metadata', UNREADABLE_ADVICE)
 
 
-def checkpoint_fingerprint(step: epath.Path) -> str:
+def fingerprint_checkpoint(step: epath.Path) -> str:
     """Returns the SHA-256 of a checkpoint's file list. Copies of the checkpoint have the same fingerprint."""
     with wrap_checkpoint_errors(step, 'read'):
         return hashlib.sha256(untrusted_files.read_bytes(step / durable_folders.FILE_LIST)).hexdigest()
@@ -223,7 +223,7 @@ def read_base_path(step: epath.Path) -> epath.Path:
     return epath.Path(text) if '://' in text or text.startswith('/') else file.parent / text
 
 
-def abstract_params(model: Any, batch_shapes: Any, partitioner: Partitioner) -> Any:
+def get_abstract_params(model: Any, batch_shapes: Any, partitioner: Partitioner) -> Any:
     """Returns the shapes and shardings of a model's float32 parameters, without initializing them."""
     boxed = interface.param_shapes(model, batch_shapes)
     return jax.tree.map(
@@ -324,7 +324,7 @@ def open_checkpoint(path: str, setting: str = 'INITIAL_CHECKPOINT_PATH') -> Save
     if collectives.is_distributed():
         listed = (step / durable_folders.FILE_LIST).exists()
         collectives.check_same_on_processes(
-            {f'the checkpoint {step}': checkpoint_fingerprint(step) if listed else 'unlisted'}
+            {f'the checkpoint {step}': fingerprint_checkpoint(step) if listed else 'unlisted'}
         )
     record = read_record(step)
     if BASE_KEY not in record:
@@ -348,7 +348,7 @@ def _open_base_checkpoint(step: epath.Path, record: Mapping[str, Any]) -> SavedP
     verify_checkpoint_files(base)
     # A base has no base itself, because `convert --to_adapters` compares complete sets of parameters.
     saved = SavedParams(base, read_record(base))
-    if checkpoint_fingerprint(base) != record[BASE_KEY]:
+    if fingerprint_checkpoint(base) != record[BASE_KEY]:
         device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         shapes = saved.select_shapes({name for name in saved.shapes if not lora.is_adapter(name)})
         leaves = {name: jax.ShapeDtypeStruct(shape, jnp.float32, sharding=device) for name, shape in shapes.items()}
@@ -360,7 +360,7 @@ def _open_base_checkpoint(step: epath.Path, record: Mapping[str, Any]) -> SavedP
     return saved
 
 
-def check_vocabulary(saved: SavedParams, vocabulary: str, setting: str = 'INITIAL_CHECKPOINT_PATH') -> None:
+def check_same_vocabulary(saved: SavedParams, vocabulary: str, setting: str = 'INITIAL_CHECKPOINT_PATH') -> None:
     """Raises UserError if the vocabulary record of the checkpoint differs from `vocabulary`."""
     if saved.record.get('vocabulary') != vocabulary:
         raise UserError(
@@ -385,7 +385,7 @@ def restore_params(
     """
     saved = open_checkpoint(path, setting)
     if vocabulary is not None:
-        check_vocabulary(saved, vocabulary, setting)
+        check_same_vocabulary(saved, vocabulary, setting)
     abstract = traverse_util.flatten_dict(abstract_params, sep='/')
     check_shapes_fit_model(
         saved.step, saved.select_shapes(abstract), {name: leaf.shape for name, leaf in abstract.items()}

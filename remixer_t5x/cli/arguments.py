@@ -196,7 +196,7 @@ def _find_checkpoint_config(args: argparse.Namespace) -> tuple[list[str], list[t
     if not first or first[0] in '%@([':
         return [], []
     folder = model_dir.find_model_dir(first)
-    flags = task_vocabulary.saved_vocabulary_flags(folder)
+    flags = task_vocabulary.get_saved_vocabulary_flags(folder)
     if args.gin_file or '://' in first:
         return [], flags
     file = None if folder is None else model_dir.find_gin_file(folder)

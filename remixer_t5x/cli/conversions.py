@@ -61,14 +61,16 @@ def write_model_dir(
 
 def abstract_params(model: Model) -> Any:
     """Returns the shapes of the model's parameters, with shardings for a single device."""
-    return saved_params.abstract_params(model, batch_formats.smallest_batch_shapes(model.model_type), Partitioner())
+    return saved_params.get_abstract_params(
+        model, batch_formats.get_smallest_batch_shapes(model.model_type), Partitioner()
+    )
 
 
 def restore_params(args: argparse.Namespace, model: Model, vocabulary: Any) -> Any:
     """Reads the parameters of `--checkpoint`, after checking the vocabulary size."""
     task_vocabulary.check_vocabulary_size('VOCABULARY', vocabulary, model.vocab_size)
     print_line('reading', str(saved_params.find_checkpoint(args.checkpoint, '--checkpoint')))
-    record = task_vocabulary.vocabulary_record(vocabulary)
+    record = task_vocabulary.get_vocabulary_record(vocabulary)
     params = saved_params.restore_params(args.checkpoint, abstract_params(model), record, '--checkpoint')
     print_line('read', describe_params(params))
     return params
@@ -188,7 +190,7 @@ def to_adapters(args: argparse.Namespace) -> None:
     print_line('differing', f'{describe_params(changed)}, of {describe_params(params)}')
     converted_checkpoint.copy_vocabulary(args.checkpoint, folder)
     (folder / saved_params.BASE_FILE).write_text(f'{base}\n')
-    record[saved_params.BASE_KEY] = saved_params.checkpoint_fingerprint(base)
+    record[saved_params.BASE_KEY] = saved_params.fingerprint_checkpoint(base)
     record[saved_params.BASE_PARAMS_KEY] = saved_params.hash_params(base_arrays)
     # If --from_hf converted the base model to the cache, record its Hugging Face name: the cache may be removed.
     if base.is_relative_to(model_dir.absolute_path(cache.cache_root())):
@@ -210,7 +212,7 @@ def from_t5x(args: argparse.Namespace, model: Seq2Seq, vocabulary: Any) -> None:
     params, step = t5x_checkpoint.read_t5x_checkpoint(args.from_t5x, abstract_params(model))
     config = loading.get_config_text()
     task_vocabulary.save_vocabulary(vocabulary, folder / task_vocabulary.VOCABULARY_FOLDER)
-    record = converted_checkpoint.build_record(task_vocabulary.vocabulary_record(vocabulary), config, args.from_t5x)
+    record = converted_checkpoint.build_record(task_vocabulary.get_vocabulary_record(vocabulary), config, args.from_t5x)
     write_model_dir(folder, params, step, record, config)
     check_params_equal(params, converted_checkpoint.read_checkpoint(str(folder))[0], folder)
 
@@ -262,8 +264,8 @@ def convert_to_model_dir(args: argparse.Namespace) -> None:
     params, origin = source.params(), str(source.folder.resolve())
     task_vocabulary.save_vocabulary(vocabulary, target / task_vocabulary.VOCABULARY_FOLDER)
     text = source.family.gin_text(f'Converted from the Hugging Face folder {origin}.')
-    text = f'{text}\n{task_vocabulary.vocabulary_gin_statements(target)}'
-    record = task_vocabulary.vocabulary_record(vocabulary)
+    text = f'{text}\n{task_vocabulary.build_vocabulary_statements(target)}'
+    record = task_vocabulary.get_vocabulary_record(vocabulary)
     run = converted_checkpoint.build_record(record, text, origin)
     write_model_dir(target, params, 0, run, text, model_dir.CONVERTED)
     del params
@@ -295,7 +297,7 @@ def _convert_shared_folder(args: argparse.Namespace, folder: pathlib.Path) -> No
         code = target / shared_folder.CODE
         shutil.copytree(folder / shared_folder.CODE, code)
         print_line('code', f'{code}; set PYTHONPATH={code} for commands that use it')
-    text = f'{shared.gin_text()}\n{task_vocabulary.vocabulary_gin_statements(target)}'
+    text = f'{shared.gin_text()}\n{task_vocabulary.build_vocabulary_statements(target)}'
     run = {**record, 'config': text, 'converted_from': str(folder)}
     write_model_dir(target, params, step, run, text, model_dir.CONVERTED)
     check_params_equal(params, converted_checkpoint.read_checkpoint(str(target))[0], target)

@@ -262,7 +262,7 @@ def cache_tasks(args: argparse.Namespace) -> None:
     from remixer_tasks import caching
 
     for task in seqio.get_subtasks(pipeline.get_task(mixture)):
-        vocabulary = task_vocabulary.vocabulary_record(task.output_features['targets'].vocabulary)
+        vocabulary = task_vocabulary.get_vocabulary_record(task.output_features['targets'].vocabulary)
         note = pipeline.format_cache_record(vocabulary)
         lines = caching.cache_task(task, os.path.expanduser(folder), note, args.shards, args.beam_options)
         print('\n'.join(lines), flush=True)

@@ -47,9 +47,9 @@ def run(args: argparse.Namespace) -> None:
     if not sentinels.sentinel_range(vocab)[1]:
         raise UserError('the vocabulary has no sentinels; use a span-corruption task')
     interface.require_model_type(model, batch_formats.ENCODER_DECODER, 'fill_in')
-    abstract = saved_params.abstract_params(model, pipeline.batch_shapes(dataset), partitioner)
+    abstract = saved_params.get_abstract_params(model, pipeline.get_batch_shapes(dataset), partitioner)
     params = saved_params.restore_params(
-        folder, abstract, task_vocabulary.vocabulary_record(vocab), setting='MODEL_DIR'
+        folder, abstract, task_vocabulary.get_vocabulary_record(vocab), setting='MODEL_DIR'
     )
     batch = next(iter(task_batches.EvalBatches(dataset, limit=1)))
     with partitioner.activate():

@@ -61,7 +61,7 @@ def count_model(model: Model, feature_lengths: Mapping[str, int] | None) -> Mode
 
     `feature_lengths` maps each feature to its length in tokens; None uses the defaults of the model type.
     """
-    return count_model_for_row(model, batch_formats.abstract_batch(model.model_type, feature_lengths))
+    return count_model_for_row(model, batch_formats.get_abstract_batch(model.model_type, feature_lengths))
 
 
 def count_model_for_row(model: Model, batch: Mapping[str, jax.ShapeDtypeStruct]) -> ModelCounts:
@@ -76,7 +76,7 @@ def count_model_for_row(model: Model, batch: Mapping[str, jax.ShapeDtypeStruct])
     return ModelCounts(
         parameters=count_parameters(params),
         forward_flops=flops_per_module(model.loss, params, row),
-        tokens=sum(batch_formats.stack_row_lengths(shapes)),
+        tokens=sum(batch_formats.get_row_lengths(shapes)),
     )
 
 

@@ -133,7 +133,7 @@ FORMATS: dict[str, tuple[BatchFormat, ...]] = {
 }
 
 
-def get_formats(model_type: str) -> tuple[BatchFormat, ...]:
+def get_batch_formats(model_type: str) -> tuple[BatchFormat, ...]:
     """Returns the batch formats that a model type supports. Raises UserError for an unknown model type."""
     if model_type not in FORMATS:
         raise UserError(
@@ -142,9 +142,9 @@ def get_formats(model_type: str) -> tuple[BatchFormat, ...]:
     return FORMATS[model_type]
 
 
-def select_format(model_type: str, lengths: Any) -> BatchFormat:
+def select_batch_format(model_type: str, lengths: Any) -> BatchFormat:
     """Returns the batch format whose features are the keys of `lengths`. Raises UserError if there is none."""
-    formats = get_formats(model_type)
+    formats = get_batch_formats(model_type)
     if isinstance(lengths, Mapping) and all(type(length) is int and length > 0 for length in lengths.values()):
         for candidate in formats:
             if set(candidate.features) == set(lengths):
@@ -156,7 +156,7 @@ def select_format(model_type: str, lengths: Any) -> BatchFormat:
     )
 
 
-def abstract_batch(
+def get_abstract_batch(
     model_type: str, lengths: Lengths | None = None, batch_size: int = 1, pack: bool = False
 ) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns the shape and dtype of each array of a global batch.
@@ -165,8 +165,8 @@ def abstract_batch(
     UserError if the model type does not support these features or, if `pack` is true, packing.
     """
     if lengths is None:
-        lengths = get_formats(model_type)[0].example
-    selected = select_format(model_type, lengths)
+        lengths = get_batch_formats(model_type)[0].example
+    selected = select_batch_format(model_type, lengths)
     if pack and selected.packed is None:
         raise UserError(f'PACK must be False with MODEL_TYPE = {model_type!r}, got True')
     arrays = {**selected.arrays, **(selected.packed or {})} if pack else selected.arrays
@@ -179,14 +179,16 @@ def abstract_batch(
     }
 
 
-def batch_shapes(model_type: str, lengths: Lengths | None = None, batch_size: int = 1) -> dict[str, tuple[int, ...]]:
+def get_batch_shapes(
+    model_type: str, lengths: Lengths | None = None, batch_size: int = 1
+) -> dict[str, tuple[int, ...]]:
     """Returns the shape of each array of a global batch, as `Model.init` expects."""
-    return {name: array.shape for name, array in abstract_batch(model_type, lengths, batch_size).items()}
+    return {name: array.shape for name, array in get_abstract_batch(model_type, lengths, batch_size).items()}
 
 
-def smallest_batch_shapes(model_type: str) -> dict[str, tuple[int, ...]]:
+def get_smallest_batch_shapes(model_type: str) -> dict[str, tuple[int, ...]]:
     """Returns small batch shapes that every model of this type accepts, for initializing parameters."""
-    return batch_shapes(model_type, dict.fromkeys(get_formats(model_type)[0].features, 2))
+    return get_batch_shapes(model_type, dict.fromkeys(get_batch_formats(model_type)[0].features, 2))
 
 
 def input_length_arrays(model_type: str, lengths: Lengths) -> tuple[str, ...]:
@@ -199,7 +201,7 @@ def count_positions(batch: Mapping[str, Any]) -> int:
     return sum(array.size for name, array in batch.items() if name.endswith('_input_tokens'))
 
 
-def max_inference_lengths(lengths: Lengths) -> dict[str, int]:
+def get_max_inference_lengths(lengths: Lengths) -> dict[str, int]:
     """Returns the maximum number of input tokens and of generated tokens for inference.
 
     For a causal language model, which has no `inputs` feature, half of the row length is reserved for the prompt.
@@ -210,12 +212,12 @@ def max_inference_lengths(lengths: Lengths) -> dict[str, int]:
     return {'inputs': max(1, half), 'targets': lengths['targets'] - half}
 
 
-def input_array_name(model_type: str) -> str:
+def get_input_array_name(model_type: str) -> str:
     """Returns the name of the inference batch's array of input tokens."""
     return 'prompt_tokens' if model_type == DECODER_ONLY else 'encoder_input_tokens'
 
 
-def stack_row_lengths(shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
+def get_row_lengths(shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
     """Returns the row lengths in tokens of the encoder and decoder, or only one length if the model has one stack."""
     return tuple(
         shapes[f'{side}_input_tokens'][1] for side in ('encoder', 'decoder') if f'{side}_input_tokens' in shapes

@@ -36,9 +36,11 @@ class MaskedLMConverter(seqio.FeatureConverter):
     def _convert_features(self, ds: tf.data.Dataset, task_feature_lengths: Mapping[str, int]) -> tf.data.Dataset:
         # Add 1 to the targets, because seqio's packing would treat zeros at their end as padding.
         ds = ds.map(lambda ex: {**ex, 'targets': ex['targets'] + 1}, num_parallel_calls=tf.data.AUTOTUNE)
-        return self._pack_or_pad(ds, task_feature_lengths).map(self._make_arrays, num_parallel_calls=tf.data.AUTOTUNE)
+        return self._pack_or_pad(ds, task_feature_lengths).map(
+            self._make_batch_arrays, num_parallel_calls=tf.data.AUTOTUNE
+        )
 
-    def _make_arrays(self, features: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    def _make_batch_arrays(self, features: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         targets = tf.maximum(features['targets'] - 1, 0)
         arrays = {
             'encoder_input_tokens': features['inputs'],
@@ -73,10 +75,11 @@ _TEXT_CONVERTERS: dict[str, Callable[..., dict[str, np.ndarray]]] = {
 
 
 def convert_examples(config: DatasetConfig, dataset: tf.data.Dataset, source: Any) -> tf.data.Dataset:
-    """Converts each example of the task or mixture `source` to one row of each array in `pipeline.abstract_batch`."""
+    """Converts each example of the task or mixture `source` to one row of each array in "
+    "`pipeline.get_abstract_batch`."""
     model_type, lengths = config.model_type, config.task_feature_lengths
     if model_type == batch_formats.CLASSIFIER:
-        return _convert_to_labels(config, dataset, source)
+        return _convert_targets_to_labels(config, dataset, source)
     if model_type in _TEXT_CONVERTERS:
         return _convert_original_texts(config, dataset, source)
     if model_type == batch_formats.ENCODER_ONLY and lengths['inputs'] != lengths['targets']:
@@ -90,7 +93,7 @@ def convert_examples(config: DatasetConfig, dataset: tf.data.Dataset, source: An
     return converter(dataset, task_feature_lengths=dict(lengths))
 
 
-def _convert_to_labels(config: DatasetConfig, dataset: tf.data.Dataset, source: Any) -> tf.data.Dataset:
+def _convert_targets_to_labels(config: DatasetConfig, dataset: tf.data.Dataset, source: Any) -> tf.data.Dataset:
     """Converts each target to its index in `config.labels`, or parses it as a number if there are no labels."""
     labels, length = config.labels, config.task_feature_lengths['inputs']
     vocabulary, name = source.output_features['targets'].vocabulary, source.name
@@ -99,7 +102,7 @@ def _convert_to_labels(config: DatasetConfig, dataset: tf.data.Dataset, source: 
     has_texts = getattr(dataset.element_spec.get('targets_pretokenized'), 'dtype', None) == tf.string
     label_texts = [label if has_texts else vocabulary.decode(vocabulary.encode(label)) for label in labels or ()]
 
-    def compute_arrays(example: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    def convert_example(example: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         inputs, targets = (tf.cast(example[key], tf.int32) for key in ('inputs', 'targets'))
         inputs = inputs[:length]
         text = example['targets_pretokenized'] if has_texts else vocabulary.decode_tf(targets)
@@ -110,7 +113,7 @@ def _convert_to_labels(config: DatasetConfig, dataset: tf.data.Dataset, source: 
             'label_weights': tf.ones([], tf.float32),
         }
 
-    return dataset.map(compute_arrays, num_parallel_calls=tf.data.AUTOTUNE)
+    return dataset.map(convert_example, num_parallel_calls=tf.data.AUTOTUNE)
 
 
 def _convert_original_texts(config: DatasetConfig, dataset: tf.data.Dataset, source: Any) -> tf.data.Dataset:
@@ -122,9 +125,9 @@ def _convert_original_texts(config: DatasetConfig, dataset: tf.data.Dataset, sou
         batch_formats.SPAN: {'stride': config.doc_stride},
     }.get(model_type, {})
     has_windows = model_type == batch_formats.SPAN
-    shapes = batch_formats.abstract_batch(model_type, lengths)
+    shapes = batch_formats.get_abstract_batch(model_type, lengths)
 
-    def convert_row(*texts: bytes) -> list[np.ndarray]:
+    def convert_texts(*texts: bytes) -> list[np.ndarray]:
         inputs, targets = (text.decode(errors='replace') for text in texts)
         try:
             arrays = _TEXT_CONVERTERS[model_type](inputs, targets, vocabulary, lengths['inputs'], **settings)
@@ -137,17 +140,17 @@ def _convert_original_texts(config: DatasetConfig, dataset: tf.data.Dataset, sou
             ) from error
         return [arrays[name] for name in shapes]
 
-    def compute_arrays(example: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    def convert_example(example: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         texts = [example[f'{feature}_pretokenized'] for feature in ('inputs', 'targets')]
         # Use a stateless call, because TensorFlow cannot save the position of a pipeline with a stateful Python call.
         dtypes = [tf.as_dtype(array.dtype) for array in shapes.values()]
-        rows = tf.numpy_function(convert_row, texts, dtypes, stateful=False)
+        rows = tf.numpy_function(convert_texts, texts, dtypes, stateful=False)
         return {
             name: tf.ensure_shape(row, (None, *array.shape[1:]) if has_windows else array.shape[1:])
             for row, (name, array) in zip(rows, shapes.items(), strict=True)
         }
 
-    converted = dataset.map(compute_arrays, num_parallel_calls=tf.data.AUTOTUNE)
+    converted = dataset.map(convert_example, num_parallel_calls=tf.data.AUTOTUNE)
     return converted.unbatch() if has_windows else converted
 
 

@@ -32,7 +32,7 @@ END_BYTES = 1 << 16
 URL_PREFIXES = ('hf://', 'http://', 'https://')
 
 
-def data_fingerprint(
+def fingerprint_data(
     provider: seqio.Task | seqio.Mixture, split: str, use_cached: bool = False
 ) -> dict[str, FingerprintRecord]:
     """Returns a dictionary that maps each task name to the task's fingerprint, a JSON value.
@@ -45,20 +45,20 @@ def data_fingerprint(
 
 
 def _fingerprint_task(task: seqio.Task, split: str, use_cached: bool) -> FingerprintRecord:
-    paths = _list_files(task, split, use_cached)
+    paths = _list_task_files(task, split, use_cached)
     record: FingerprintRecord = {'source': 'cache' if use_cached else type(task.source).__name__, 'files': None}
     if paths is None:
         return record
     # Remove the path of the common folder from all file names.
     prefix_length = os.path.commonprefix([path[: path.rfind('/') + 1] for path in paths]).rfind('/') + 1
     reads_content = len(paths) <= MAX_HASHED_FILES
-    signatures = {path[prefix_length:]: file_signature(path, reads_content) for path in paths}
+    signatures = {path[prefix_length:]: compute_file_signature(path, reads_content) for path in paths}
     text = '\n'.join(f'{name}\t{signature}' for name, signature in signatures.items())
-    record.update(files=len(paths), hash=_short_hash(text))
+    record.update(files=len(paths), hash=_compute_short_hash(text))
     return record | ({'each': signatures} if reads_content else {})
 
 
-def _list_files(task: seqio.Task, split: str, use_cached: bool) -> list[str] | None:
+def _list_task_files(task: seqio.Task, split: str, use_cached: bool) -> list[str] | None:
     """Lists the files of a task in reading order. Returns None if the source does not read files."""
     if use_cached:
         if task.cache_dir is None:
@@ -72,14 +72,14 @@ def _list_files(task: seqio.Task, split: str, use_cached: bool) -> list[str] | N
     return shards if has_files else None
 
 
-def file_signature(path: str, reads_content: bool = True) -> str:
+def compute_file_signature(path: str, reads_content: bool = True) -> str:
     """Returns a file's size as a string, followed by a content hash if the file is local and `reads_content` is true.
 
     If the path starts with one of URL_PREFIXES, returns a hash of the URL. For other remote files, returns the size, or
     '' if `reads_content` is false.
     """
     if path.startswith(URL_PREFIXES):
-        return _short_hash(path)
+        return _compute_short_hash(path)
     try:
         if '://' in path:
             # Requesting the sizes of many remote files would be slow.
@@ -92,7 +92,7 @@ def file_signature(path: str, reads_content: bool = True) -> str:
             if size > WHOLE_BYTES:
                 file.seek(size - END_BYTES)
                 content += file.read(END_BYTES)
-        return f'{size} {_short_hash(content)}'
+        return f'{size} {_compute_short_hash(content)}'
     except (OSError, tf.errors.OpError) as error:
         raise UserError(
             f'{path} cannot be read ({root_cause_message(error)}); restore the file, or use the new path if the data '
@@ -100,11 +100,11 @@ def file_signature(path: str, reads_content: bool = True) -> str:
         ) from error
 
 
-def _short_hash(text: str | bytes) -> str:
+def _compute_short_hash(text: str | bytes) -> str:
     return hashlib.sha256(text.encode() if isinstance(text, str) else text).hexdigest()[:16]
 
 
-def describe_difference(old: Mapping[str, FingerprintRecord], new: Mapping[str, FingerprintRecord]) -> str | None:
+def describe_data_difference(old: Mapping[str, FingerprintRecord], new: Mapping[str, FingerprintRecord]) -> str | None:
     """Describes the first difference between two data fingerprints. Returns None if the fingerprints are equal."""
     for name in sorted({*old, *new}):
         if name not in new:

@@ -71,7 +71,7 @@ class DatasetConfig:
 
     def __post_init__(self) -> None:
         ranges.check_fields(self)
-        abstract_batch(self)
+        get_abstract_batch(self)
         if self.length_buckets:
             self._check_length_buckets()
         if self.streams is not None:
@@ -97,7 +97,7 @@ def get_configured_task(config: DatasetConfig) -> seqio.Task | seqio.Mixture:
     splits = sorted(task.splits) if task.splits else []
     if splits and config.split not in splits:
         raise UserError(f'the split of {task.name} must be one of {", ".join(splits)}, got {config.split!r}')
-    features = batch_formats.select_format(config.model_type, config.task_feature_lengths).features
+    features = batch_formats.select_batch_format(config.model_type, config.task_feature_lengths).features
     missing = [name for name in features if name not in task.output_features]
     if missing:
         raise UserError(
@@ -151,11 +151,11 @@ def prepare_data(config: DatasetConfig, model_vocab_size: int) -> PreparedData:
         from remixer_t5x.data import converters
 
         converters.check_labels(task, config.labels)
-    record = task_vocabulary.vocabulary_record(vocab)
+    record = task_vocabulary.get_vocabulary_record(vocab)
     if config.use_cached:
         # Also sets seqio's cache folder.
         require_cache(task, config.cache_dir, record)
-    data = fingerprint.data_fingerprint(task, config.split, config.use_cached)
+    data = fingerprint.fingerprint_data(task, config.split, config.use_cached)
     resolved = dataclasses.replace(config, mixture_or_task_name=task)
     return PreparedData(resolved, vocab, {'task': task.name, 'vocabulary': record, 'data': data})
 
@@ -198,24 +198,26 @@ def require_cache(source: seqio.Task | seqio.Mixture, cache_dir: str | None, voc
             )
 
 
-def abstract_batch(config: DatasetConfig) -> dict[str, jax.ShapeDtypeStruct]:
+def get_abstract_batch(config: DatasetConfig) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns the shape and dtype of each array of a global batch. Does not read data or import seqio."""
-    return batch_formats.abstract_batch(config.model_type, config.task_feature_lengths, config.batch_size, config.pack)
+    return batch_formats.get_abstract_batch(
+        config.model_type, config.task_feature_lengths, config.batch_size, config.pack
+    )
 
 
 def abstract_train_batches(config: DatasetConfig) -> list[dict[str, jax.ShapeDtypeStruct]]:
     """Returns the arrays of a global training batch for each row length of `inputs`, the full length last."""
     lengths = config.task_feature_lengths
     shorter = [
-        batch_formats.abstract_batch(config.model_type, {**lengths, 'inputs': length}, config.batch_size)
+        batch_formats.get_abstract_batch(config.model_type, {**lengths, 'inputs': length}, config.batch_size)
         for length in config.length_buckets
     ]
-    return [*shorter, abstract_batch(config)]
+    return [*shorter, get_abstract_batch(config)]
 
 
-def batch_shapes(config: DatasetConfig) -> dict[str, tuple[int, ...]]:
+def get_batch_shapes(config: DatasetConfig) -> dict[str, tuple[int, ...]]:
     """Returns the shape of each array of a global batch."""
-    return {name: array.shape for name, array in abstract_batch(config).items()}
+    return {name: array.shape for name, array in get_abstract_batch(config).items()}
 
 
 def reseed_resumed_config(config: DatasetConfig, batches: int) -> DatasetConfig:

@@ -38,7 +38,7 @@ class DataPosition:
         return cls(batches, dict.fromkeys(states, batches), states)
 
     @classmethod
-    def start(cls, streams: int) -> 'DataPosition':
+    def at_start(cls, streams: int) -> 'DataPosition':
         """Returns the position before the first batch of data that is split into `streams` streams."""
         return cls.from_states(0, dict.fromkeys(range(streams), b''))
 
@@ -47,7 +47,7 @@ class DataPosition:
         """Whether the position contains stream states; False after reading batches with SAVE_DATA_POSITION=False."""
         return all(self.states[index] or not at for index, at in self.captured_at.items())
 
-    def streams_to_skip(self, skipped: int) -> list[int]:
+    def list_streams_to_skip(self, skipped: int) -> list[int]:
         """Returns the streams that must skip more than `skipped` batches after their states are restored."""
         return [index for index, at in self.captured_at.items() if self.batches - at > skipped]
 
@@ -105,34 +105,34 @@ class Prefetcher:
     def _produce_batches(self, start: DataPosition) -> None:
         try:
             if any(start.states.values()):
-                self._source.restore(start.states)
+                self._source.restore_states(start.states)
             for skipped in itertools.count():
-                streams = start.streams_to_skip(skipped)
+                streams = start.list_streams_to_skip(skipped)
                 if not streams or self._stop.is_set():
                     break
-                self._source.skip(streams)
+                self._source.skip_batches(streams)
             drawn = start.batches
             while not self._stop.is_set():
                 if drawn and drawn % self._period == 0:
                     self._capture_state(drawn)
                 batch = self._place(next(self._source))
                 drawn += 1
-                self._put_item((batch, None))
+                self._enqueue_batch((batch, None))
         except BaseException as error:
             # Queue the error, because the consumer would otherwise wait forever.
-            self._put_item((None, error))
+            self._enqueue_batch((None, error))
 
     def _capture_state(self, drawn: int) -> None:
         failure, captures = None, []
         try:
-            captures = [DataPosition.from_states(drawn, self._source.capture())]
+            captures = [DataPosition.from_states(drawn, self._source.capture_states())]
         except UserError as error:
             failure = error
         with self._lock:
             self._failure = failure
             self._captures += captures
 
-    def _put_item(self, item: tuple[Any, BaseException | None]) -> None:
+    def _enqueue_batch(self, item: tuple[Any, BaseException | None]) -> None:
         while not self._stop.is_set():
             try:
                 return self._queue.put(item, timeout=0.1)
@@ -158,7 +158,7 @@ class Prefetcher:
         self._consumed += 1
         return batch
 
-    def position(self) -> DataPosition:
+    def get_position(self) -> DataPosition:
         """Returns the exact position after the last consumed batch. Raises UserError if the last capture failed."""
         with self._lock:
             if self._failure is not None:

@@ -101,37 +101,38 @@ class ResumableIterator:
         except tf.errors.OpError as error:
             self._iterator = iter(())
             raise UserError(
-                f'{self._name} failed after {self._drawn} batches of this run: {error_message(error)}'
+                f'{self._name} failed after {self._drawn} batches of this run: {extract_error_message(error)}'
             ) from strip_traceback(error)
         self._drawn += 1
         return element
 
-    def capture(self) -> bytes:
+    def capture_position(self) -> bytes:
         """Returns the position of the iterator. Raises UserError if a temporary file cannot be written."""
         if not self._saves:
             return b''
-        with _temporary_folder(self._name) as folder:
+        with _create_temporary_folder(self._name) as folder:
             tf.train.Checkpoint(self._iterator).write(os.fspath(folder / 'position'))
             parts = [(folder / f'position.{end}').read_bytes() for end in ('index', 'data-00000-of-00001')]
         return len(parts[0]).to_bytes(8, 'little') + parts[0] + parts[1]
 
-    def restore(self, state: bytes) -> None:
-        """Restores a position returned by `capture`. Raises UserError if the pipeline has changed."""
+    def restore_position(self, state: bytes) -> None:
+        """Restores a position returned by `capture_position`. Raises UserError if the pipeline has changed."""
         split = 8 + int.from_bytes(state[:8], 'little')
-        with _temporary_folder(self._name) as folder:
+        with _create_temporary_folder(self._name) as folder:
             (folder / 'position.index').write_bytes(state[8:split])
             (folder / 'position.data-00000-of-00001').write_bytes(state[split:])
             try:
                 tf.train.Checkpoint(self._iterator).read(os.fspath(folder / 'position')).assert_consumed()
             except (tf.errors.OpError, AssertionError) as error:
                 raise UserError(
-                    f'the saved data position does not match the current {self._name} ({error_message(error)}); train '
-                    'into a new MODEL_DIR with INITIAL_CHECKPOINT_PATH set to the old one'
+                    f'the saved data position does not match the current {self._name} '
+                    f'({extract_error_message(error)}); train into a new MODEL_DIR with INITIAL_CHECKPOINT_PATH set to '
+                    'the old one'
                 ) from error
 
 
 @contextlib.contextmanager
-def _temporary_folder(name: str) -> Iterator[pathlib.Path]:
+def _create_temporary_folder(name: str) -> Iterator[pathlib.Path]:
     try:
         with temporary_files.reserve_temporary_path(
             pathlib.Path(tempfile.gettempdir()), 'position-', '.remixer_t5x'
@@ -140,8 +141,9 @@ def _temporary_folder(name: str) -> Iterator[pathlib.Path]:
             yield folder
     except (OSError, tf.errors.OpError) as error:
         raise UserError(
-            f'the data position of {name} cannot be written to {tempfile.gettempdir()} ({error_message(error)}); free '
-            'disk space in this folder, set TMPDIR to another folder, or set SAVE_DATA_POSITION=False'
+            f'the data position of {name} cannot be written to {tempfile.gettempdir()} '
+            f'({extract_error_message(error)}); free disk space in this folder, set TMPDIR to another folder, or set '
+            'SAVE_DATA_POSITION=False'
         ) from error
 
 
@@ -173,10 +175,10 @@ def wrap_task_errors(name: str) -> Iterator[None]:
     except UserError:
         raise
     except (ValueError, OSError, tf.errors.OpError) as error:
-        raise UserError(f'{name} cannot be read: {error_message(error)}') from error
+        raise UserError(f'{name} cannot be read: {extract_error_message(error)}') from error
 
 
-def error_message(error: BaseException) -> str:
+def extract_error_message(error: BaseException) -> str:
     """Returns an error's message as one line, without the graph trace that tf.data appends."""
     text = str(error)
     if user_error := re.search(r'UserError: ([^\n]+)', text):

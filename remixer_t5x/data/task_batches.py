@@ -23,7 +23,7 @@ from remixer_t5x.data.pipeline import DatasetConfig
 from remixer_t5x.data.resumable_iterator import (
     ResumableIterator,
     call_without_autograph,
-    error_message,
+    extract_error_message,
     patch_tf_data,
     strip_traceback,
     wrap_task_errors,
@@ -42,10 +42,10 @@ def _open_examples(
     lengths = dict(config.task_feature_lengths)
     if config.use_cached:
         pipeline.require_cache(
-            task, config.cache_dir, task_vocabulary.vocabulary_record(task_vocabulary.get_vocabulary(task))
+            task, config.cache_dir, task_vocabulary.get_vocabulary_record(task_vocabulary.get_vocabulary(task))
         )
 
-    def build() -> tf.data.Dataset:
+    def build_dataset() -> tf.data.Dataset:
         # Disable seqio's in-memory cache, which would otherwise be part of the saved position.
         dataset = task.get_dataset(
             lengths,
@@ -66,7 +66,7 @@ def _open_examples(
         source.repeats = epochs is None
     try:
         with wrap_task_errors(task.name), patch_tf_data():
-            return call_without_autograph(build)
+            return call_without_autograph(build_dataset)
     finally:
         for source in sources:
             source.repeats = False
@@ -101,7 +101,7 @@ def _set_data_options(dataset: tf.data.Dataset, threads: int | None) -> tf.data.
     return tf_data.disable_autotune(dataset.with_options(options))
 
 
-def tf_data_threads(backend: str) -> int | None:
+def count_tf_data_threads(backend: str) -> int | None:
     """Returns the number of tf.data threads for training: a quarter of the cores for 'cpu', otherwise None."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
     return max(1, cores // 4) if backend == 'cpu' else None
@@ -165,9 +165,10 @@ class TrainBatches:
         return self
 
     def __next__(self) -> Batch:
-        parts = self._next_elements(self._streams.values())
+        parts = self._read_next_elements(self._streams.values())
         batch = {
-            name: np.concatenate([_to_32_bits(part[name].numpy()) for part in parts])[self._rows] for name in parts[0]
+            name: np.concatenate([_cast_to_32_bits(part[name].numpy()) for part in parts])[self._rows]
+            for name in parts[0]
         }
         return self._trim(batch) if self._config.length_buckets else batch
 
@@ -180,11 +181,11 @@ class TrainBatches:
         length = next(fitting, None)
         return {name: array[:, :length] if name in names else array for name, array in batch.items()}
 
-    def skip(self, streams: Collection[int]) -> None:
+    def skip_batches(self, streams: Collection[int]) -> None:
         """Skips one batch in each of the given streams. Ignores streams that this host does not read."""
-        self._next_elements([self._streams[index] for index in streams if index in self._streams])
+        self._read_next_elements([self._streams[index] for index in streams if index in self._streams])
 
-    def _next_elements(self, streams: Iterable[ResumableIterator]) -> list[Any]:
+    def _read_next_elements(self, streams: Iterable[ResumableIterator]) -> list[Any]:
         """Returns the next element of each stream. Raises UserError if a stream does not contain a full batch."""
         parallel_map = self._executor.map if self._executor else map
         parts: list[Any] = list(parallel_map(lambda stream: next(stream, None), streams))
@@ -195,15 +196,16 @@ class TrainBatches:
             )
         return parts
 
-    def capture(self) -> dict[int, bytes]:
+    def capture_states(self) -> dict[int, bytes]:
         """Returns the current state of each stream that this host reads."""
-        return {index: stream.capture() for index, stream in self._streams.items()}
+        return {index: stream.capture_position() for index, stream in self._streams.items()}
 
-    def restore(self, states: Mapping[int, bytes]) -> None:
-        """Restores stream states that `capture` returned for the same config. Ignores streams with the state b''."""
+    def restore_states(self, states: Mapping[int, bytes]) -> None:
+        """Restores stream states that `capture_states` returned for the same config. Ignores streams with the state "
+        "b''."""
         for index, stream in self._streams.items():
             if states[index]:
-                stream.restore(states[index])
+                stream.restore_position(states[index])
 
 
 class EvalBatches:
@@ -233,17 +235,17 @@ class EvalBatches:
     def __iter__(self) -> Iterator[Batch]:
         try:
             for batch in self._dataset:
-                arrays = {name: _to_32_bits(value.numpy()) for name, value in batch.items()}
+                arrays = {name: _cast_to_32_bits(value.numpy()) for name, value in batch.items()}
                 for name, array in arrays.items():
                     padding = [(0, self._config.batch_size - len(array)), *[(0, 0)] * (array.ndim - 1)]
                     arrays[name] = np.pad(array, padding)[self._rows]
                 yield arrays
         except tf.errors.OpError as error:
             raise UserError(
-                f'{self._task.name} failed in split {self._config.split!r}: {error_message(error)}'
+                f'{self._task.name} failed in split {self._config.split!r}: {extract_error_message(error)}'
             ) from strip_traceback(error)
 
 
-def _to_32_bits(value: np.ndarray) -> np.ndarray:
+def _cast_to_32_bits(value: np.ndarray) -> np.ndarray:
     """Converts a floating-point array to float32 and an integer array to int32."""
     return np.asarray(value, np.float32 if np.issubdtype(value.dtype, np.floating) else np.int32)

@@ -51,12 +51,12 @@ def get_vocabulary(source: seqio.Task | seqio.Mixture) -> seqio.Vocabulary:
     return targets
 
 
-def end_id(vocab: seqio.Vocabulary | None) -> int:
+def get_end_id(vocab: seqio.Vocabulary | None) -> int:
     """Returns the id of the end token, or 1 (T5's end token) if there is no vocabulary or it has no end token."""
     return 1 if vocab is None or vocab.eos_id is None else int(vocab.eos_id)
 
 
-def end_ids(vocab: seqio.Vocabulary) -> list[int]:
+def get_end_ids(vocab: seqio.Vocabulary) -> list[int]:
     """Returns a list with the id of the end token, or [] for a vocabulary without an end token."""
     return [] if vocab.eos_id is None else [int(vocab.eos_id)]
 
@@ -67,7 +67,7 @@ def get_labels(task: seqio.Task) -> tuple[str, ...] | None:
     return tuple(labels) if labels else None
 
 
-def vocabulary_record(vocab: seqio.Vocabulary) -> str:
+def get_vocabulary_record(vocab: seqio.Vocabulary) -> str:
     """Returns a string that identifies the vocabulary. A run rejects checkpoints with a different vocabulary record."""
     model = getattr(vocab, 'sp_model', None)
     # Hash the list of words if the vocabulary has one, because a word vocabulary has no model file.
@@ -126,7 +126,7 @@ def _write_vocabulary_files(vocab: Any, folder: pathlib.Path) -> dict[str, Any] 
     return None
 
 
-def vocabulary_gin_statements(folder: epath.PathLike) -> str:
+def build_vocabulary_statements(folder: epath.PathLike) -> str:
     """Returns gin statements that load the vocabulary saved in the MODEL_DIR `folder`."""
     return f"""from remixer_tasks import vocabularies
 VOCABULARY = @vocabularies.saved()
@@ -134,22 +134,22 @@ vocabularies.saved.folder = {str(folder)!r}
 """
 
 
-def saved_vocabulary_flags(model_dir: epath.PathLike | None) -> list[tuple[str, str]]:
+def get_saved_vocabulary_flags(model_dir: epath.PathLike | None) -> list[tuple[str, str]]:
     """Returns gin flags that load the vocabulary saved in MODEL_DIR, or [] if MODEL_DIR contains no vocabulary."""
     if model_dir is None or not (epath.Path(model_dir) / VOCABULARY_FOLDER / INDEX_FILE).is_file():
         return []
-    return vocabulary_gin_flags('saved', folder=str(epath.Path(model_dir) / VOCABULARY_FOLDER))
+    return build_vocabulary_flags('saved', folder=str(epath.Path(model_dir) / VOCABULARY_FOLDER))
 
 
-def vocabulary_gin_flags(function: str, **arguments: Any) -> list[tuple[str, str]]:
+def build_vocabulary_flags(function: str, **arguments: Any) -> list[tuple[str, str]]:
     """Returns gin flags that set VOCABULARY to the result of a function in `remixer_tasks.vocabularies`."""
     path = f'remixer_tasks.vocabularies.{function}'
     return [('VOCABULARY', f'@{path}()'), *((f'{path}.{name}', repr(value)) for name, value in arguments.items())]
 
 
-def bytes_per_token(vocabulary: Any) -> np.ndarray:
+def count_bytes_per_token(vocabulary: Any) -> np.ndarray:
     """Returns the number of bytes in each token's text (0 for sentinels) as an [ids] int32 array."""
-    counts: np.ndarray = np.asarray([len(text) for text in token_texts(vocabulary)], np.int32)
+    counts: np.ndarray = np.asarray([len(text) for text in get_token_texts(vocabulary)], np.int32)
     counts[vocabulary.vocab_size - _count_sentinels(vocabulary) :] = 0
     return counts
 
@@ -159,7 +159,7 @@ def _count_sentinels(vocabulary: Any) -> int:
     return int(getattr(vocabulary, 'sentinels', vocabulary.extra_ids))
 
 
-def token_texts(vocabulary: Any) -> list[bytes]:
+def get_token_texts(vocabulary: Any) -> list[bytes]:
     """Returns the text of each token id as bytes, including the space before a word; b'' for special ids."""
     texts = getattr(vocabulary, 'token_texts', None)
     if texts is not None:

@@ -41,11 +41,11 @@ class EncodedText(NamedTuple):
     offsets: list[tuple[int, int]]
     num_tokens: int
 
-    def first_tokens(self) -> list[int]:
+    def find_first_tokens(self) -> list[int]:
         """Returns the position of the first token of each word that remains after truncation."""
         return [at for at, word in enumerate(self.words) if word >= 0 and (at == 0 or self.words[at - 1] != word)]
 
-    def context_mask(self) -> np.ndarray:
+    def compute_context_mask(self) -> np.ndarray:
         """Returns a [tokens] bool array that is True for tokens of the context."""
         start = find_context_start(self.text)
         return np.asarray([end > begin >= start for begin, end in self.offsets], bool)
@@ -92,8 +92,8 @@ def encode_words(vocabulary: Any, text: str, length: int) -> EncodedText:
             pieces = pieces[1:]
         ids += pieces
         words += [index] * len(pieces)
-        offsets += _piece_offsets(vocabulary, pieces, match)
-    end = task_vocabulary.end_ids(vocabulary)
+        offsets += _compute_piece_offsets(vocabulary, pieces, match)
+    end = task_vocabulary.get_end_ids(vocabulary)
     limit, num_tokens = length - len(end), len(ids) + len(end)
     words, offsets = words[:limit] + [-1] * len(end), offsets[:limit] + [(0, 0)] * len(end)
     return EncodedText(text, ids[:limit] + end, words, offsets, num_tokens)
@@ -111,7 +111,7 @@ def encode_question(vocabulary: Any, text: str, length: int, stride: int | None 
             window disables overlap.
     """
     whole = encode_words(vocabulary, text, sys.maxsize)
-    is_context = whole.context_mask()
+    is_context = whole.compute_context_mask()
     if whole.num_tokens <= length:
         return EncodedQuestion(whole, [whole], whole.num_tokens)
     end = len(whole.ids) - (vocabulary.eos_id is not None)
@@ -133,7 +133,7 @@ def encode_question(vocabulary: Any, text: str, length: int, stride: int | None 
     return EncodedQuestion(whole, windows, length + question - prefix)
 
 
-def _piece_offsets(vocabulary: Any, pieces: Sequence[int], word: re.Match[str]) -> list[tuple[int, int]]:
+def _compute_piece_offsets(vocabulary: Any, pieces: Sequence[int], word: re.Match[str]) -> list[tuple[int, int]]:
     """Returns the character range of each piece, or of the whole word if the vocabulary changes the word's length."""
     sizes = [len(vocabulary.decode([piece]).strip().removeprefix('##')) for piece in pieces]
     if sum(sizes) != len(word[0]):
@@ -155,7 +155,7 @@ def make_tag_arrays(
     if unknown := [tag for tag in tags if tag not in labels]:
         raise UserError(f'LABELS must include the tags of {name}, got {", ".join(labels)}; add {unknown[0]}')
     arrays: np.ndarray = np.zeros((2, length), np.float32)
-    first = encoded.first_tokens()
+    first = encoded.find_first_tokens()
     # A word of invisible characters, such as U+200B, may have no token.
     arrays[0, first] = [labels.index(tags[encoded.words[at]]) for at in first]
     arrays[1, first] = 1
@@ -213,7 +213,7 @@ def encode_pair(vocabulary: Any, text: str, length: int) -> EncodedPair:
     """Encodes two tab-separated texts, and truncates each to `length` tokens."""
     if text.count(PAIR_SEPARATOR) != 1:
         raise UserError(f"INPUTS must be two texts separated by a tab, got {text!r:.60}; for example '{{a}}\\t{{b}}'")
-    end = task_vocabulary.end_ids(vocabulary)
+    end = task_vocabulary.get_end_ids(vocabulary)
     first, second = (vocabulary.encode(part) for part in text.split(PAIR_SEPARATOR))
     limit = length - len(end)
     longest = max(len(first), len(second)) + len(end)

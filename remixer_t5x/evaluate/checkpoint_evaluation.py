@@ -114,10 +114,10 @@ class CheckpointEvaluator:
         if not readers:
             raise UserError('EVAL_SPLIT or SUBMISSION_DIR must be set, got None for both; pass --split=validation')
         self.notes = [note for reader in readers for note in reader.notes]
-        self._vocabulary = task_vocabulary.vocabulary_record(readers[0].vocabulary)
+        self._vocabulary = task_vocabulary.get_vocabulary_record(readers[0].vocabulary)
         lengths, size = tasks.decoding.feature_lengths, tasks.decoding.batch_size
-        shapes = batch_formats.batch_shapes(model.model_type, lengths, size)
-        self._abstract = saved_params.abstract_params(model, shapes, partitioner)
+        shapes = batch_formats.get_batch_shapes(model.model_type, lengths, size)
+        self._abstract = saved_params.get_abstract_params(model, shapes, partitioner)
 
     def _create_submission_evaluator(self, has_leaderboard: Callable[[str], bool]) -> TaskEvaluator:
         """Returns an evaluator for all examples of the tasks with a leaderboard."""

@@ -40,7 +40,7 @@ def predict_texts(predictor: Predictor, params: Any, model: Any, inputs: Sequenc
 def _predict_labels(predictor: Predictor, params: Any, model: Any, inputs: Sequence[EncodedText]) -> list[Prediction]:
     results = []
     for encoded, logits in zip(inputs, predictor.token_logits(params, [each.ids for each in inputs]), strict=True):
-        first = encoded.first_tokens()
+        first = encoded.find_first_tokens()
         logits = logits[first]
         log_probabilities = logits - np.logaddexp.reduce(logits, axis=1, keepdims=True)
         # Words without tokens or beyond the maximum length get the label 'O', or the first label if 'O' is not a label.
@@ -77,7 +77,7 @@ def find_best_answer(
     token of the answer.
     """
     spans = [
-        find_best_span(values, window.context_mask(), max_length)
+        find_best_span(values, window.compute_context_mask(), max_length)
         for window, values in zip(windows, logits, strict=True)
     ]
     best = int(np.argmax([score for _, _, score in spans]))

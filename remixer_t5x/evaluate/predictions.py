@@ -78,12 +78,12 @@ class Predictor:
     def __init__(self, model: Any, partitioner: Partitioner, settings: Decoding, vocabulary: Any = None):
         partitioner.check_batch_size(settings.batch_size)
         self._model, self._partitioner, self._settings = model, partitioner, settings
-        lengths = batch_formats.max_inference_lengths(settings.feature_lengths)
+        lengths = batch_formats.get_max_inference_lengths(settings.feature_lengths)
         self._longest, self._target_length = lengths['inputs'], lengths['targets']
-        self._input = batch_formats.input_array_name(model.model_type)
+        self._input = batch_formats.get_input_array_name(model.model_type)
 
         decoder: Any = settings.decoder
-        eos_id = task_vocabulary.end_id(vocabulary)
+        eos_id = task_vocabulary.get_end_id(vocabulary)
         stop_strings = compile_stop_strings(settings.stop_strings, vocabulary)
 
         def keys(batch) -> jax.Array:
@@ -166,7 +166,9 @@ class Predictor:
 
     def score(self, params: Any, inputs: Sequence[TokenIds], targets: Sequence[TokenIds]) -> np.ndarray:
         """Returns log p(targets | inputs) of each example as an [examples] float32 array."""
-        arrays = decoder_arrays(targets, batch_formats.max_inference_lengths(self._settings.feature_lengths)['targets'])
+        arrays = decoder_arrays(
+            targets, batch_formats.get_max_inference_lengths(self._settings.feature_lengths)['targets']
+        )
         return self._collect_outputs(self._score, params, inputs, arrays, ())
 
     def score_and_match(self, params: Any, inputs: Sequence[TokenIds], arrays: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -290,7 +292,7 @@ class Predictor:
 def compile_stop_strings(stop_strings: str | Sequence[str], vocabulary: Any) -> StopStrings | None:
     """Compiles stop strings into an automaton. Returns None if there are no stop strings."""
     texts = [stop_strings] if isinstance(stop_strings, str) else list(stop_strings)
-    return StopStrings.compile(texts, task_vocabulary.token_texts(vocabulary)) if texts else None
+    return StopStrings.compile(texts, task_vocabulary.get_token_texts(vocabulary)) if texts else None
 
 
 def decoder_arrays(targets: Sequence[TokenIds], length: int) -> dict[str, np.ndarray]:

@@ -158,7 +158,7 @@ class TaskEvaluator:
         if ranked is None:
             return self._predictor.predict(params, examples.inputs)
         feature = examples.task.output_features['targets']
-        end = [task_vocabulary.end_id(feature.vocabulary)] if feature.add_eos else []
+        end = [task_vocabulary.get_end_id(feature.vocabulary)] if feature.add_eos else []
         choices = [[*feature.vocabulary.encode(label), *end] for label in ranked]
         scores = self._predictor.score_choices(params, examples.inputs, choices)
         order = np.argsort(-scores, axis=1, kind='stable')

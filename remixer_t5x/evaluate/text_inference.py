@@ -56,7 +56,7 @@ class TextCodec:
             count = encoded.num_tokens
         else:
             ids = [int(token) for token in self.vocabulary.encode(text)]
-            end = task_vocabulary.end_ids(self.vocabulary) if self.ends else []
+            end = task_vocabulary.get_end_ids(self.vocabulary) if self.ends else []
             encoded, count = ids[: self.longest - len(end)] + end, len(ids) + len(end)
         if count > self.longest and self.refuse_long:
             raise UserError(
@@ -239,10 +239,10 @@ class TextInference:
             )
         task_vocabulary.check_vocabulary_size('VOCABULARY', self.vocabulary, self.model.vocab_size)
         if is_distributed:
-            input_signature = fingerprint.file_signature(os.path.expanduser(self.inputs.path))
+            input_signature = fingerprint.compute_file_signature(os.path.expanduser(self.inputs.path))
             collectives.check_same_on_processes(
                 {
-                    'VOCABULARY': task_vocabulary.vocabulary_record(self.vocabulary),
+                    'VOCABULARY': task_vocabulary.get_vocabulary_record(self.vocabulary),
                     'the texts of INPUT': input_signature,
                 }
             )
@@ -265,16 +265,16 @@ class TextInference:
     def restore(self, folder: str) -> Any:
         """Restores the parameters of the checkpoint `folder`."""
         lengths, size = self.decoding.feature_lengths, self.decoding.batch_size
-        shapes = batch_formats.batch_shapes(self.model.model_type, lengths, size)
-        abstract = saved_params.abstract_params(self.model, shapes, self.partitioner)
+        shapes = batch_formats.get_batch_shapes(self.model.model_type, lengths, size)
+        abstract = saved_params.get_abstract_params(self.model, shapes, self.partitioner)
         return saved_params.restore_params(
-            folder, abstract, task_vocabulary.vocabulary_record(self.vocabulary), 'CHECKPOINT_PATH'
+            folder, abstract, task_vocabulary.get_vocabulary_record(self.vocabulary), 'CHECKPOINT_PATH'
         )
 
     def build_codec(self) -> TextCodec:
         """Returns the codec for input texts. Without the feature `inputs`, texts are prompts without an end token."""
         lengths = self.decoding.feature_lengths
-        longest = batch_formats.max_inference_lengths(lengths)['inputs']
+        longest = batch_formats.get_max_inference_lengths(lengths)['inputs']
         model = self.model if head_predictions.has_head(self.model) else None
         return TextCodec(self.vocabulary, longest, self.refuse_long, 'inputs' in lengths, model)
 

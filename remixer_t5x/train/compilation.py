@@ -77,7 +77,7 @@ class CompiledPrograms:
     def __init__(self, run: Run):
         """Starts compiling the train step and, if the run has no initial checkpoint, the random initialization."""
         self._config, self._folder = config, folder = run.step_config, run.folder
-        shapes = pipeline.batch_shapes(run.dataset)
+        shapes = pipeline.get_batch_shapes(run.dataset)
         self.plan = train_state.plan_train_state(config.model, config.optimizer, shapes, config.partitioner)
         step = train_step.make_train_step(
             config.model,
@@ -136,7 +136,7 @@ class CompiledPrograms:
         """Returns the evaluation step `(params, batch) -> sums`, which is compiled when it is first called."""
         model, token_bytes = self._config.model, None
         if model.model_type == batch_formats.DECODER_ONLY:
-            token_bytes = task_vocabulary.bytes_per_token(vocabulary)
+            token_bytes = task_vocabulary.count_bytes_per_token(vocabulary)
         step = train_step.make_eval_step(
             model, token_bytes, count_targets=model.model_type not in batch_formats.HEAD_MODEL_TYPES
         )

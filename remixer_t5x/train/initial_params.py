@@ -96,10 +96,10 @@ def _match_vocabulary_rows(
     """
     other = folder.initial_vocabulary
     if other is None:
-        saved_params.check_vocabulary(saved, task_vocabulary.vocabulary_record(vocabulary))
+        saved_params.check_same_vocabulary(saved, task_vocabulary.get_vocabulary_record(vocabulary))
         return {}
-    saved_params.check_vocabulary(
-        saved, task_vocabulary.vocabulary_record(other), 'with INITIAL_VOCABULARY, the checkpoint'
+    saved_params.check_same_vocabulary(
+        saved, task_vocabulary.get_vocabulary_record(other), 'with INITIAL_VOCABULARY, the checkpoint'
     )
     ids = {piece: index for index, piece in enumerate(task_vocabulary.list_pieces(other)) if piece}
     matches: np.ndarray = np.asarray(

@@ -194,7 +194,7 @@ def _build_loop(
     programs: compilation.CompiledPrograms,
     data: run_setup.RunData,
     batches: prefetch.Prefetcher,
-    checkpoints: checkpoint_manager.Checkpoints,
+    checkpoints: checkpoint_manager.RunCheckpoints,
     record: Mapping[str, Any],
     path: epath.Path,
     log: run_log.RunLog,

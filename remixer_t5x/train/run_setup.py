@@ -73,11 +73,11 @@ class RunData:
             *(self.evaluator.notes if self.evaluator else ()),
         ]
         # Limit the tf.data threads on CPUs, because the train step needs most of the cores.
-        self._threads = task_batches.tf_data_threads(jax.default_backend())
+        self._threads = task_batches.count_tf_data_threads(jax.default_backend())
 
     def first_data_position(self) -> prefetch.DataPosition:
         """Returns the data position at the start of a new run. Resumed runs keep their number of data streams."""
-        return prefetch.DataPosition.start(self._dataset.streams or self._partitioner.data_shard()[1])
+        return prefetch.DataPosition.at_start(self._dataset.streams or self._partitioner.data_shard()[1])
 
     def resumed_data_position(self, saved: prefetch.DataPosition, step: int) -> prefetch.DataPosition:
         """Returns the data position saved in the checkpoint of `step`. Raises UserError if it was not saved."""
@@ -143,7 +143,7 @@ def write_run_files(
     """Writes the configuration and vocabulary to MODEL_DIR, so that the model can be used without its training data."""
     model_dir.write_config(path, config_text)
     folder = path / task_vocabulary.VOCABULARY_FOLDER
-    if is_new or not task_vocabulary.saved_vocabulary_flags(path):
+    if is_new or not task_vocabulary.get_saved_vocabulary_flags(path):
         with object_store.wrap_write_errors(folder):
             if not task_vocabulary.save_vocabulary(vocabulary, folder):
                 warn(f'VOCABULARY is a {type(vocabulary).__name__}, which cannot be saved in MODEL_DIR; keep its files')
@@ -151,7 +151,7 @@ def write_run_files(
 
 def restore_or_create_state(
     run: Run,
-    checkpoints: checkpoint_manager.Checkpoints,
+    checkpoints: checkpoint_manager.RunCheckpoints,
     programs: compilation.CompiledPrograms,
     data: RunData,
     record: Mapping[str, Any],
@@ -171,7 +171,7 @@ def restore_or_create_state(
             compatibility.check_record_compatible(saved_record, record)
             changed = compatibility.describe_config_changes(saved_record.get('config', ''), record['config'])
             state = run_state.restore_state(checkpoints, step, programs.plan.abstract, saved_record, patience, changed)
-        except durable_folders.DamagedCheckpoint as error:
+        except durable_folders.DamagedCheckpointError as error:
             notes.append(_move_damaged_checkpoint(run.recovery.restore, checkpoints, step, error))
             continue
         state.position = data.resumed_data_position(state.position, step)
@@ -185,11 +185,14 @@ def restore_or_create_state(
 
 
 def _move_damaged_checkpoint(
-    restore: str, checkpoints: checkpoint_manager.Checkpoints, step: int, error: durable_folders.DamagedCheckpoint
+    restore: str,
+    checkpoints: checkpoint_manager.RunCheckpoints,
+    step: int,
+    error: durable_folders.DamagedCheckpointError,
 ) -> str:
     """Moves a damaged checkpoint away, and returns a user message. Raises UserError unless `restore` is PREVIOUS."""
     if restore != PREVIOUS:
-        others = [other for other in checkpoints.steps() if other != step]
+        others = [other for other in checkpoints.list_complete_steps() if other != step]
         advice = (
             f'pass --restore=previous to continue from step {others[-1]}'
             if others

@@ -81,7 +81,7 @@ class RunState:
 
 
 def restore_state(
-    checkpoints: checkpoint_manager.Checkpoints,
+    checkpoints: checkpoint_manager.RunCheckpoints,
     step: int,
     abstract: TrainState,
     record: Mapping[str, Any],
@@ -92,7 +92,7 @@ def restore_state(
 
     `record` is the checkpoint's run record, which includes the metrics window and the state of `patience`. `changed`
     lists the changed settings for error messages. Raises UserError if the checkpoint does not fit the model, and
-    durable_folders.DamagedCheckpoint if it is damaged.
+    durable_folders.DamagedCheckpointError if it is damaged.
     """
     restored, position = checkpoints.restore(step, abstract, changed)
     patience = dataclasses.replace(patience, **(record.get('patience') or {}))
@@ -111,7 +111,7 @@ class BadStepHandler:
     rewind, and UserError if it must stop. `policy` is the value of `Recovery.on_bad_step`.
     """
 
-    def __init__(self, policy: str, checkpoints: checkpoint_manager.Checkpoints):
+    def __init__(self, policy: str, checkpoints: checkpoint_manager.RunCheckpoints):
         self._policy, self._checkpoints = policy, checkpoints
         self._unchecked: tuple[int, Mapping[str, jax.Array]] | None = None
         self._in_a_row = 0
@@ -185,7 +185,7 @@ class CheckpointSaver:
 
     recovery: Recovery
     last_step: int
-    checkpoints: checkpoint_manager.Checkpoints
+    checkpoints: checkpoint_manager.RunCheckpoints
     batches: prefetch.Prefetcher
     bad_steps: BadStepHandler
     record: Mapping[str, Any]
@@ -197,15 +197,15 @@ class CheckpointSaver:
         self.bad_steps.check_params_finite(state.step, state.train_state.params)
         with self._tolerate_save_failure():
             # Wait for the previous write here, although Orbax would also wait, to handle its failure separately.
-            self.checkpoints.wait()
+            self.checkpoints.wait_until_finished()
         record = {**self.record, 'window': state.window.totals(), 'patience': state.patience.to_json()}
         with self._tolerate_save_failure(another_follows=not is_last and state.step < self.last_step):
             try:
                 # Flush the log first, because a resumed run does not repeat the records of steps before its checkpoint.
                 self.log.flush()
-                position = self.batches.position()
+                position = self.batches.get_position()
             except UserError as error:
-                raise checkpoint_manager.SaveFailed(str(error)) from error
+                raise checkpoint_manager.CheckpointSaveError(str(error)) from error
             self.checkpoints.save(state.step, state.train_state, position, record)
             state.saved_step = state.step
 
@@ -219,7 +219,7 @@ class CheckpointSaver:
         if state.saved_step != state.step:
             with contextlib.suppress(RewindRequested):
                 self(state, is_last=True)
-        self.checkpoints.wait()
+        self.checkpoints.wait_until_finished()
 
     def log_mean_metrics(self, state: RunState) -> None:
         """Logs the mean metrics of the steps since the last log, and handles failed checkpoint writes."""
@@ -231,7 +231,7 @@ class CheckpointSaver:
 
     def rewind(self, state: RunState, reason: RewindRequested) -> None:
         """Restores the newest checkpoint and rewinds the log. Training continues after the bad batch."""
-        self.checkpoints.wait()
+        self.checkpoints.wait_until_finished()
         step = collectives.broadcast(self.checkpoints.latest_step())
         count = self.bad_steps.count_rewind(step)
         self.log.print(
@@ -253,7 +253,7 @@ class CheckpointSaver:
         """
         try:
             yield
-        except checkpoint_manager.SaveFailed as error:
+        except checkpoint_manager.CheckpointSaveError as error:
             if not another_follows or self.recovery.on_save_failure != CONTINUE or jax.process_count() > 1:
                 raise
             self.log.print(f'warning: {error}; training continues (ON_SAVE_FAILURE)')
@@ -261,9 +261,9 @@ class CheckpointSaver:
 
 
 @contextlib.contextmanager
-def open_checkpoints(path: epath.Path, keep: int | None) -> Iterator[checkpoint_manager.Checkpoints]:
+def open_checkpoints(path: epath.Path, keep: int | None) -> Iterator[checkpoint_manager.RunCheckpoints]:
     """Opens the checkpoints of MODEL_DIR, and waits for pending writes at the end of the `with` block."""
-    checkpoints = checkpoint_manager.Checkpoints(path, keep)
+    checkpoints = checkpoint_manager.RunCheckpoints(path, keep)
     try:
         yield checkpoints
     except BaseException:

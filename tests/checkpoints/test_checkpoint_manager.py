@@ -42,7 +42,7 @@ def folder(tmp_path):
 @pytest.fixture
 def saved(folder):
     """Returns a MODEL_DIR with the last two of three saved steps."""
-    checkpoints = checkpoint_manager.Checkpoints(folder, keep=2)
+    checkpoints = checkpoint_manager.RunCheckpoints(folder, keep=2)
     for step in (1, 2, 3):
         checkpoints.save(
             step, state_of(step), DataPosition(step, {0: 0, 1: 0}, {0: b'\0state\xff', 1: b''}), {**RUN, 'window': {}}
@@ -52,8 +52,8 @@ def saved(folder):
 
 
 def test_a_restored_checkpoint_equals_the_saved_one(saved):
-    checkpoints = checkpoint_manager.Checkpoints(saved, keep=2)
-    assert checkpoints.steps() == [2, 3] and checkpoints.latest_step() == 3
+    checkpoints = checkpoint_manager.RunCheckpoints(saved, keep=2)
+    assert checkpoints.list_complete_steps() == [2, 3] and checkpoints.latest_step() == 3
     state, position = checkpoints.restore(3, abstract(state_of(0)))
     assert_equal(state, state_of(3))
     assert position == DataPosition(3, {0: 0, 1: 0}, {0: b'\0state\xff', 1: b''})
@@ -63,14 +63,14 @@ def test_a_restored_checkpoint_equals_the_saved_one(saved):
 
 def test_donated_buffers_are_not_written(folder):
     """The next steps overwrite the buffers of the state while the checkpoint is written."""
-    checkpoints = checkpoint_manager.Checkpoints(folder)
+    checkpoints = checkpoint_manager.RunCheckpoints(folder)
     state = TrainState(jnp.int32(0), {'w': jnp.ones((256, 1024))}, ())
     advance = jax.jit(lambda s: jax.tree.map(lambda x: x * 0 + 7, s), donate_argnums=0)
     expected = jax.tree.map(np.array, state)
     checkpoints.save(1, state, DataPosition(), RUN)
     for _ in range(5):
         state = advance(state)
-    checkpoints.wait()
+    checkpoints.wait_until_finished()
     assert_equal(jax.tree.map(np.asarray, checkpoints.restore(1, abstract(state))[0]), expected)
     checkpoints.close()
 
@@ -79,16 +79,16 @@ def test_an_interrupted_write_is_not_a_checkpoint_and_is_removed(saved):
     steps = saved / 'checkpoints'
     shutil.copytree(steps / '3', steps / '4.orbax-checkpoint-tmp')
     os.remove(steps / '4.orbax-checkpoint-tmp' / '_CHECKPOINT_METADATA')
-    checkpoints = checkpoint_manager.Checkpoints(saved)
+    checkpoints = checkpoint_manager.RunCheckpoints(saved)
     assert checkpoints.latest_step() == 3
     checkpoints.save(4, state_of(4), DataPosition(), RUN)
-    checkpoints.wait()
+    checkpoints.wait_until_finished()
     checkpoints.close()
     assert sorted(p.name for p in steps.iterdir()) == ['2', '3', '4']
 
 
 def test_restoring_other_shapes_raises_an_error(saved):
-    checkpoints = checkpoint_manager.Checkpoints(saved)
+    checkpoints = checkpoint_manager.RunCheckpoints(saved)
     text = error_message(lambda: checkpoints.restore(3, abstract(state_of(0, embed=5)), 'EMBED 4 -> 5'))
     assert 'has shape' in text and '(4,), expected (5,)' in text
     assert 'EMBED 4 -> 5' in text and 'MODEL_DIR' in text
@@ -132,7 +132,7 @@ def test_an_unsuitable_initial_checkpoint_raises_an_error(saved, subfolder, embe
 
 
 def test_a_full_disk_raises_an_error_before_writing(saved, monkeypatch):
-    checkpoints = checkpoint_manager.Checkpoints(saved)
+    checkpoints = checkpoint_manager.RunCheckpoints(saved)
     usage = shutil.disk_usage(saved)._replace(free=10)
     monkeypatch.setattr(checkpoint_manager.shutil, 'disk_usage', lambda path: usage)
     text = error_message(lambda: checkpoints.save(4, state_of(4), DataPosition(), RUN))

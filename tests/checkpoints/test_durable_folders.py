@@ -38,7 +38,7 @@ def written(tmp_path_factory):
 
         patch.setattr(durable_folders.os, 'fsync', fsync)
         patch.setattr(durable_folders.os, 'replace', record_rename)
-        checkpoints = checkpoint_manager.Checkpoints(folder)
+        checkpoints = checkpoint_manager.RunCheckpoints(folder)
         checkpoints.save(4, STATE, DataPosition(), {'window': {}})
         checkpoints.close()
     return folder / 'checkpoints' / '4', calls
@@ -77,7 +77,7 @@ def test_any_damaged_file_is_reported(written, tmp_path, data):
         path.write_bytes(content + b'x')
     else:
         path.unlink()
-    with pytest.raises(durable_folders.DamagedCheckpoint) as raised:
+    with pytest.raises(durable_folders.DamagedCheckpointError) as raised:
         durable_folders.verify_file_checksums(copy)
     assert '\n' not in str(raised.value)
     if path.name != durable_folders.FILE_LIST:
@@ -85,20 +85,20 @@ def test_any_damaged_file_is_reported(written, tmp_path, data):
 
 
 def test_a_checkpoint_with_nan_is_rejected(tmp_path):
-    checkpoints = checkpoint_manager.Checkpoints(model_dir.create_model_dir(tmp_path / 'run'))
+    checkpoints = checkpoint_manager.RunCheckpoints(model_dir.create_model_dir(tmp_path / 'run'))
     bad = {**STATE, 'w': STATE['w'].at[7].set(jnp.nan)}
     checkpoints.save(1, bad, DataPosition(), {'window': {}})
-    checkpoints.wait()
-    with pytest.raises(durable_folders.DamagedCheckpoint, match='non-finite values, first in the array w'):
+    checkpoints.wait_until_finished()
+    with pytest.raises(durable_folders.DamagedCheckpointError, match='non-finite values, first in the array w'):
         checkpoints.restore(1, bad)
     checkpoints.close()
 
 
 def test_a_failed_background_write_keeps_the_previous_checkpoint(tmp_path, monkeypatch):
     """With keep=1, the previous checkpoint is only removed once the new one is committed."""
-    checkpoints = checkpoint_manager.Checkpoints(model_dir.create_model_dir(tmp_path / 'run'), keep=1)
+    checkpoints = checkpoint_manager.RunCheckpoints(model_dir.create_model_dir(tmp_path / 'run'), keep=1)
     checkpoints.save(1, STATE, DataPosition(), {'window': {}})
-    checkpoints.wait()
+    checkpoints.wait_until_finished()
 
     def fail(written, final):
         raise OSError(28, 'No space left on device')
@@ -106,7 +106,7 @@ def test_a_failed_background_write_keeps_the_previous_checkpoint(tmp_path, monke
     with monkeypatch.context() as patch:
         patch.setattr(durable_folders, 'commit_checkpoint', fail)
         checkpoints.save(2, STATE, DataPosition(), {'window': {}})
-        with pytest.raises(checkpoint_manager.SaveFailed, match='no space left on the disk'):
+        with pytest.raises(checkpoint_manager.CheckpointSaveError, match='no space left on the disk'):
             checkpoints.save(3, STATE, DataPosition(), {'window': {}})
     assert checkpoints.latest_step() == 1
     durable_folders.verify_file_checksums(checkpoints.folder / '1')
@@ -133,7 +133,7 @@ def test_a_damaged_array_description_is_reported_as_damage(written, tmp_path):
     shutil.copytree(written[0], folder)
     (path,) = pathlib.Path(folder).glob('state/manifest.ocdbt')
     path.write_bytes(b'x' + path.read_bytes()[1:])
-    with pytest.raises(durable_folders.DamagedCheckpoint, match='is damaged'):
+    with pytest.raises(durable_folders.DamagedCheckpointError, match='is damaged'):
         saved_params.verify_checkpoint_files(folder, listed=True)
 
 
@@ -144,4 +144,4 @@ def test_a_file_list_with_files_outside_is_rejected(written, tmp_path):
     (folder / durable_folders.FILE_LIST).write_text(json.dumps({**listed, '../../other': [1, 'a']}))
     with pytest.raises(UserError, match='outside') as error:
         saved_params.verify_checkpoint_files(epath.Path(folder), listed=True)
-    assert not isinstance(error.value, durable_folders.DamagedCheckpoint)
+    assert not isinstance(error.value, durable_folders.DamagedCheckpointError)

@@ -129,7 +129,7 @@ def test_a_position_in_files_of_a_bucket_is_exact(store):
 
     batches = task_batches.TrainBatches(config)
     targets(batches, 3)
-    position, expected = batches.capture(), targets(batches, 12)
+    position, expected = batches.capture_states(), targets(batches, 12)
     resumed = task_batches.TrainBatches(config)
-    resumed.restore(position)
+    resumed.restore_states(position)
     assert targets(resumed, 12) == expected

@@ -59,7 +59,7 @@ def documents_task(extra_ids=100):
 
 
 def make_record(vocabulary=None):
-    return task_vocabulary.vocabulary_record(vocabulary or seqio.ByteVocabulary(100))
+    return task_vocabulary.get_vocabulary_record(vocabulary or seqio.ByteVocabulary(100))
 
 
 def write_cache(folder, name, completed=True, shards=3, vocabulary=None):
@@ -120,7 +120,7 @@ def test_order_is_deterministic_and_positions_resume_exactly(tmp_path):
     batches = [next(first) for _ in range(30)]
     for _ in range(13):
         next(second)
-    resumed.restore(second.capture())
+    resumed.restore_states(second.capture_states())
     for expected, other, again in zip(batches[13:], second, resumed, strict=False):
         for name, value in expected.items():
             np.testing.assert_array_equal(other[name], value)

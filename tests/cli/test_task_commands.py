@@ -94,7 +94,7 @@ def read_kind(path, kind):
 
 def parameters(path):
     shapes = {'encoder_input_tokens': (4, 12), 'decoder_target_tokens': (4, 14)}
-    abstract = saved_params.abstract_params(build_model('toy.gin'), shapes, Partitioner())
+    abstract = saved_params.get_abstract_params(build_model('toy.gin'), shapes, Partitioner())
     return jax.device_get(saved_params.restore_params(str(path), abstract))
 
 

@@ -51,7 +51,7 @@ def test_remat_does_not_change_forward_flops():
 def test_flops_equal_xlas_except_for_elementwise_operations():
     # XLA counts the body of a loop once, so each stack has one layer.
     model = build_model('models/t5_1_1.gin', 'sizes/small.gin', NUM_ENCODER_LAYERS=1, NUM_DECODER_LAYERS=1)
-    batch = batch_formats.abstract_batch(model.model_type, LENGTHS)
+    batch = batch_formats.get_abstract_batch(model.model_type, LENGTHS)
     shapes = {name: array.shape for name, array in batch.items()}
     params = nn.unbox(interface.param_shapes(model, shapes))
     forward = jax.jit(lambda p, b: model.loss(p, b)[0])

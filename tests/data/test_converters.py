@@ -53,7 +53,9 @@ def config_of(task, lengths, batch_size, **settings):
 def first_batch(config):
     batch = next(iter(task_batches.EvalBatches(config)))
     shapes = {name: (array.shape, str(array.dtype)) for name, array in batch.items()}
-    assert shapes == {name: (array.shape, str(array.dtype)) for name, array in pipeline.abstract_batch(config).items()}
+    assert shapes == {
+        name: (array.shape, str(array.dtype)) for name, array in pipeline.get_abstract_batch(config).items()
+    }
     return batch
 
 
@@ -187,7 +189,7 @@ def test_windows_of_long_contexts_are_rows_with_an_exact_position():
     # The position is inside a context.
     first, second = task_batches.TrainBatches(config), task_batches.TrainBatches(config)
     next(first)
-    second.restore(first.capture())
+    second.restore_states(first.capture_states())
     for _ in range(len(batches)):
         a, b = next(first), next(second)
         for name in a:

@@ -25,7 +25,7 @@ def lines_task(folder, name='lines'):
 
 
 def fingerprint(folder):
-    return fingerprints.data_fingerprint(lines_task(folder), 'train')
+    return fingerprints.fingerprint_data(lines_task(folder), 'train')
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_a_copy_in_another_folder_has_the_same_fingerprint(folder, tmp_path):
     for path in other.rglob('*.txt'):
         os.utime(path, (1, 1))
     assert fingerprint(other) == before == json.loads(json.dumps(before))
-    assert fingerprints.describe_difference(before, fingerprint(other)) is None
+    assert fingerprints.describe_data_difference(before, fingerprint(other)) is None
     assert before['lines']['files'] == 6 and list(before['lines']['each'])[:2] == ['a/0.txt', 'a/1.txt']
 
 
@@ -57,7 +57,7 @@ def test_differences_are_described(folder, tmp_path, change, words):
     # Changes a copy, because seqio lists a pattern's files once.
     copy = shutil.copytree(folder, tmp_path / 'copy')
     change(copy / 'b' / '1.txt')
-    difference = fingerprints.describe_difference(fingerprint(folder), fingerprint(copy))
+    difference = fingerprints.describe_data_difference(fingerprint(folder), fingerprint(copy))
     assert difference.startswith(f'task lines {words}') and '\n' not in difference
 
 
@@ -70,7 +70,7 @@ def test_start_and_end_of_a_large_file_are_hashed(tmp_path, position):
     with open(large, 'r+b') as file:
         file.seek(position)
         file.write(b'y')
-    assert 'such as large.txt' in fingerprints.describe_difference(before, fingerprint(tmp_path))
+    assert 'such as large.txt' in fingerprints.describe_data_difference(before, fingerprint(tmp_path))
 
 
 def test_a_mixture_is_described_by_task_and_source_class(folder, monkeypatch):
@@ -81,15 +81,16 @@ def test_a_mixture_is_described_by_task_and_source_class(folder, monkeypatch):
     lines = lines_task(folder)
     with monkeypatch.context() as patch:
         patch.setattr(fingerprints.seqio, 'get_subtasks', lambda provider: [generated, lines])
-        both = fingerprints.data_fingerprint(None, 'train')
+        both = fingerprints.fingerprint_data(None, 'train')
         assert both['generated'] == {'source': 'FunctionDataSource', 'files': None}
-        assert fingerprints.data_fingerprint(None, 'validation').keys() == {'generated'}
+        assert fingerprints.fingerprint_data(None, 'validation').keys() == {'generated'}
     alone = fingerprint(folder)
-    assert fingerprints.describe_difference(both, alone) == 'task generated was removed'
-    assert fingerprints.describe_difference(alone, both) == 'task generated was added'
+    assert fingerprints.describe_data_difference(both, alone) == 'task generated was removed'
+    assert fingerprints.describe_data_difference(alone, both) == 'task generated was added'
     other = {'lines': {'source': 'FunctionDataSource', 'files': None}}
-    assert 'was read by TextLineDataSource and is now read by FunctionDataSource' in fingerprints.describe_difference(
-        alone, other
+    assert (
+        'was read by TextLineDataSource and is now read by FunctionDataSource'
+        in fingerprints.describe_data_difference(alone, other)
     )
 
 
@@ -100,10 +101,10 @@ def test_many_files_are_identified_by_their_sizes(tmp_path, monkeypatch):
     lines = lines_task(tmp_path)
     with monkeypatch.context() as patch:
         patch.delattr(fingerprints.untrusted_files, 'open_file')
-        before = fingerprints.data_fingerprint(lines, 'train')
+        before = fingerprints.fingerprint_data(lines, 'train')
     assert len(json.dumps(before)) < 200
     (tmp_path / 'a' / '200.txt').write_bytes(b'x' * 100)
-    assert 'still has 300 files' in fingerprints.describe_difference(before, fingerprint(tmp_path))
+    assert 'still has 300 files' in fingerprints.describe_data_difference(before, fingerprint(tmp_path))
 
 
 def test_a_missing_file_is_reported(folder):
@@ -112,7 +113,7 @@ def test_a_missing_file_is_reported(folder):
             return [str(folder / 'a' / '0.txt'), str(folder / 'a' / 'gone.txt')]
 
     with pytest.raises(UserError, match=r'gone.txt .*No such file or directory'):
-        fingerprints.data_fingerprint(task('listed', Listed(tf.data.TextLineDataset, {'train': ''})), 'train')
+        fingerprints.fingerprint_data(task('listed', Listed(tf.data.TextLineDataset, {'train': ''})), 'train')
 
 
 def test_a_cached_task_is_fingerprinted_by_its_cache(folder, tmp_path):
@@ -123,7 +124,7 @@ def test_a_cached_task_is_fingerprinted_by_its_cache(folder, tmp_path):
     lines._cache_dir = str(cache)
     for number in range(2):
         np.array([number]).tofile(f'{seqio.get_cached_tfrecord_prefix(str(cache), "train")}-{number:05d}-of-00002')
-    record = fingerprints.data_fingerprint(lines, 'train', use_cached=True)['lines']
+    record = fingerprints.fingerprint_data(lines, 'train', use_cached=True)['lines']
     assert record['source'] == 'cache' and record['files'] == 2 and record != fingerprint(folder)['lines']
 
 

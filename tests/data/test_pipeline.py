@@ -54,7 +54,7 @@ def test_batches_equal_those_of_seqio(task, pack):
     )
     ours = take(task_batches.TrainBatches(config), 5)
     assert_same(ours, list(theirs.take(5).as_numpy_iterator()))
-    assert {name: a.shape for name, a in ours[0].items()} == pipeline.batch_shapes(config)
+    assert {name: a.shape for name, a in ours[0].items()} == pipeline.get_batch_shapes(config)
     assert all(a.dtype == np.int32 for a in ours[0].values())
 
 
@@ -72,9 +72,9 @@ def test_a_restored_position_continues_with_the_next_batch(task, drawn, pack):
     config = pipeline.DatasetConfig(task, LENGTHS, batch_size=4, pack=pack)
     source = task_batches.TrainBatches(config, threads=1)
     take(source, drawn)
-    state = source.capture()
+    state = source.capture_states()
     fresh = task_batches.TrainBatches(config, threads=1)
-    fresh.restore(state)
+    fresh.restore_states(state)
     assert_same(take(fresh, 4), take(source, 4))
 
 
@@ -97,16 +97,16 @@ def test_other_numbers_of_hosts_resume_with_the_same_batches(task, before, after
     for _ in range(3):
         for batches in old:
             next(batches)
-        captures.append({index: state for batches in old for index, state in batches.capture().items()})
+        captures.append({index: state for batches in old for index, state in batches.capture_states().items()})
     assert sorted(captures[0]) == list(range(streams))
     # Hosts capture after different numbers of batches.
     captured_at = {index: 1 + index % 3 for index in range(streams)}
     position = DataPosition(3, captured_at, {index: captures[at - 1][index] for index, at in captured_at.items()})
     new = [task_batches.TrainBatches(config, share, after, threads=1, streams=streams) for share in range(after)]
     for batches in new:
-        batches.restore(position.states)
-        batches.skip(position.streams_to_skip(0))
-        batches.skip(position.streams_to_skip(1))
+        batches.restore_states(position.states)
+        batches.skip_batches(position.list_streams_to_skip(0))
+        batches.skip_batches(position.list_streams_to_skip(1))
     for _ in range(2):
         joined = [
             {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
@@ -168,7 +168,7 @@ def test_the_position_of_a_parallel_source_is_restored(tmp_path, shares):
     source = task_batches.TrainBatches(config, shares - 1, shares, threads=1)
     take(source, 11)
     fresh = task_batches.TrainBatches(config, shares - 1, shares, threads=1)
-    fresh.restore(source.capture())
+    fresh.restore_states(source.capture_states())
     assert_same(take(fresh, 4), take(source, 4))
 
 
@@ -255,7 +255,7 @@ def test_saved_positions_are_small(tiny):
     config = pipeline.DatasetConfig(tiny.task('tiny_size', train=3000, shuffle_buffer_size=1000), LENGTHS, 4)
     source = task_batches.TrainBatches(config, threads=1)
     next(source)
-    assert len(DataPosition.from_states(1, source.capture()).to_json()['0']['state']) < 150_000
+    assert len(DataPosition.from_states(1, source.capture_states()).to_json()['0']['state']) < 150_000
 
 
 TEXTS = ['a', 'bcd', 'ef', 'ghijk']

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from remixer_t5x.data.prefetch import DataPosition, Prefetcher
 from remixer_t5x.errors import UserError
 
-START = DataPosition.start(1)
+START = DataPosition.at_start(1)
 
 
 class Counter:
@@ -26,13 +26,13 @@ class Counter:
         self.number += 1
         return self.number - 1
 
-    def capture(self):
+    def capture_states(self):
         return {0: str(self.number).encode()}
 
-    def restore(self, states):
+    def restore_states(self, states):
         self.number = int(states[0])
 
-    def skip(self, streams):
+    def skip_batches(self, streams):
         assert list(streams) == [0]
         next(self)
 
@@ -52,7 +52,7 @@ def test_resumed_runs_return_every_batch_once(lengths, period, depth):
     for length in lengths:
         with Prefetcher(Counter(), lambda n: n, position, capture_period=period, depth=depth) as batches:
             seen += [next(batches) for _ in range(length)]
-            records = json.loads(json.dumps(batches.position().to_json()))
+            records = json.loads(json.dumps(batches.get_position().to_json()))
             position = DataPosition.from_json([records['0']])
         assert position.batches == len(seen)
         assert position.batches - position.captured_at[0] < period or position.batches < period + len(seen)
@@ -60,24 +60,24 @@ def test_resumed_runs_return_every_batch_once(lengths, period, depth):
 
 
 def test_a_failed_capture_raises_an_error_until_the_next_capture(monkeypatch):
-    counter, capture = Counter(), Counter.capture
+    counter, capture = Counter(), Counter.capture_states
 
     def fail_at_4(self):
         if self.number == 4:
             raise UserError('the position cannot be written')
         return capture(self)
 
-    monkeypatch.setattr(Counter, 'capture', fail_at_4)
+    monkeypatch.setattr(Counter, 'capture_states', fail_at_4)
     with Prefetcher(counter, lambda n: n, START, capture_period=2, depth=1) as batches:
         for number in range(3):
             assert next(batches) == number
         wait_until(lambda: counter.number == 5)
         with pytest.raises(UserError, match='cannot be written'):
-            batches.position()
+            batches.get_position()
         for number in range(3, 6):
             assert next(batches) == number
         wait_until(lambda: counter.number >= 7)
-        assert batches.position() == DataPosition(6, {0: 6}, {0: b'6'})
+        assert batches.get_position() == DataPosition(6, {0: 6}, {0: b'6'})
 
 
 class Counters:
@@ -87,16 +87,16 @@ class Counters:
         self.numbers = [0, 0]
 
     def __next__(self):
-        self.skip([0, 1])
+        self.skip_batches([0, 1])
         return tuple(number - 1 for number in self.numbers)
 
-    def capture(self):
+    def capture_states(self):
         return {index: str(number).encode() for index, number in enumerate(self.numbers)}
 
-    def restore(self, states):
+    def restore_states(self, states):
         self.numbers = [int(states[index] or 0) for index in (0, 1)]
 
-    def skip(self, streams):
+    def skip_batches(self, streams):
         for index in streams:
             self.numbers[index] += 1
 

@@ -30,11 +30,11 @@ def test_each_token_has_its_word_and_characters(vocabulary):
     text = 'this  is\ta Straße-test'
     encoded = token_alignment.encode_words(vocabulary, text, 64)
     words = text.split()
-    assert [encoded.words[at] for at in encoded.first_tokens()] == [0, 1, 2, 3]
+    assert [encoded.words[at] for at in encoded.find_first_tokens()] == [0, 1, 2, 3]
     assert encoded.ids[-1] == vocabulary.eos_id and encoded.words[-1] == -1
     for word, (start, end) in zip(encoded.words, encoded.offsets, strict=True):
         assert (start == end) if word < 0 else text[start:end] in words[word]
-    starts = [encoded.offsets[at][0] for at in encoded.first_tokens()]
+    starts = [encoded.offsets[at][0] for at in encoded.find_first_tokens()]
     assert starts == [text.index(word, start) for word, start in zip(words, starts, strict=True)]
     short = token_alignment.encode_words(vocabulary, text, 6)
     assert short.ids == [*encoded.ids[:5], vocabulary.eos_id] and short.num_tokens == len(encoded.ids)
@@ -47,8 +47,8 @@ def test_labels_are_at_the_first_token_of_each_word():
     # U+200B has no tokens.
     arrays = token_alignment.make_tag_arrays('\u200b it is', 'X O X', PIECES, 8, ('O', 'X'), 'task')
     encoded = token_alignment.encode_words(PIECES, '\u200b it is', 8)
-    assert [encoded.words[at] for at in encoded.first_tokens()] == [1, 2]
-    assert arrays['labels'][encoded.first_tokens()].tolist() == [0, 1]
+    assert [encoded.words[at] for at in encoded.find_first_tokens()] == [1, 2]
+    assert arrays['labels'][encoded.find_first_tokens()].tolist() == [0, 1]
     for target, message in (('O X', 'one tag per word'), ('O Y O', 'LABELS must include .* add Y')):
         with pytest.raises(UserError, match=message):
             token_alignment.make_tag_arrays('ab c def', target, BYTES, 6, ('O', 'X'), 'task')
@@ -75,9 +75,9 @@ def test_the_span_of_an_answer_covers_its_tokens(vocabulary, answer, span):
     assert arrays['label_weights'].tolist() == [1]
     if span:
         assert SQUAD[encoded.offsets[start][0] : encoded.offsets[end][1]] == span
-        assert np.all(encoded.context_mask()[start : end + 1])
+        assert np.all(encoded.compute_context_mask()[start : end + 1])
     else:
-        assert start == end == 0 and not encoded.context_mask()[0]
+        assert start == end == 0 and not encoded.compute_context_mask()[0]
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def test_windows_equal_transformers(length, stride, word_pieces):
                 for (begin, end), inside in zip(windows['offset_mapping'][row], is_context, strict=True)
                 if inside
             ]
-            assert [window.offsets[at] for at in np.flatnonzero(window.context_mask())] == offsets
+            assert [window.offsets[at] for at in np.flatnonzero(window.compute_context_mask())] == offsets
             first_separator = windows['input_ids'][row].index(vocabulary.eos_id)
             expected = [id for at, id in enumerate(windows['input_ids'][row]) if at != first_separator]
             assert window.ids == expected
@@ -155,7 +155,7 @@ def test_question_and_context_may_contain_the_prefix_of_the_context(text):
     first, last = (int(arrays[f'{name}_positions'][0]) for name in ('start', 'end'))
     assert BYTES.decode(arrays['encoder_input_tokens'][0, first : last + 1]) == 'Paris'
     encoded = token_alignment.encode_question(BYTES, text, 60).whole
-    assert encoded.context_mask()[first : last + 1].all()
+    assert encoded.compute_context_mask()[first : last + 1].all()
 
 
 @pytest.mark.parametrize('start', [5, 999])

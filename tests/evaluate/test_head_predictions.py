@@ -94,8 +94,8 @@ def test_best_answer_is_the_best_of_all_windows():
         best, text_of_best = max(
             (values[start, 0] + values[end, 1], text[window.offsets[start][0] : window.offsets[end][1]])
             for window, values in zip(windows, logits, strict=True)
-            for start in np.flatnonzero(window.context_mask())
-            for end in np.flatnonzero(window.context_mask())
+            for start in np.flatnonzero(window.compute_context_mask())
+            for end in np.flatnonzero(window.compute_context_mask())
             if start <= end < start + 5
         )
         answer, margin = head_predictions.find_best_answer(windows, logits, 5)

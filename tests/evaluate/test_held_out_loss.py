@@ -22,7 +22,7 @@ LENGTHS = {'inputs': 16, 'targets': 12}
 def setting(tiny):
     model = tiny.TinyModel()
     config = pipeline.DatasetConfig(tiny.task('tiny_held_out', validation=13), LENGTHS, 4, 'validation', shuffle=False)
-    params = nn.unbox(model.init(jax.random.key(0), pipeline.batch_shapes(config)))
+    params = nn.unbox(model.init(jax.random.key(0), pipeline.get_batch_shapes(config)))
     return model, config, params, jax.jit(lambda p, batch: model.loss(p, batch)[1])
 
 

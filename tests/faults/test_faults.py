@@ -25,7 +25,7 @@ def test_the_comparison_detects_changed_arrays_logs_and_positions(tmp_path):
     def run(name, value=1.0, loss=2.0, batches=4):
         folder = model_dir.create_model_dir(tmp_path / name)
         (folder / 'metrics.jsonl').write_text(f'{{"kind": "train", "step": 1, "loss": {loss}, "timing": {{}}}}\n')
-        checkpoints = checkpoint_manager.Checkpoints(folder)
+        checkpoints = checkpoint_manager.RunCheckpoints(folder)
         checkpoints.save(1, {'w': jnp.full(3, value)}, DataPosition(batches), {'window': {}})
         checkpoints.close()
         return folder

@@ -91,7 +91,7 @@ def test_text_is_split_into_byte_pairs_in_the_order_of_merges(folder):
     pieces = ['the', 'Ġ', 'Ã', '¤', 'Ġ', 'th', 'a', 't', 'Ġthe', 'Ġ', 'c', 'a', 't']
     assert ids == [names[piece] + 1 for piece in pieces] and vocabulary.decode(ids) == text
     assert vocabulary.encode('!') == [1] and vocabulary.eos_id == END + 1 and vocabulary.pad_id == 0
-    assert sum(task_vocabulary.bytes_per_token(vocabulary)[ids]) == len(text.encode())
+    assert sum(task_vocabulary.count_bytes_per_token(vocabulary)[ids]) == len(text.encode())
     assert np.array_equal(vocabulary.encode_tf(text).numpy(), ids)
 
 

@@ -120,7 +120,7 @@ def test_token_bytes_add_up_to_the_text(tmp_path):
     TOKENIZERS['llama_3']().save(str(tmp_path / 'tokenizer.json'))
     ours = vocabularies.huggingface_tokenizer(str(tmp_path / 'tokenizer.json'), end='</s>')
     text = 'The word 你好 😀 12'
-    assert sum(task_vocabulary.bytes_per_token(ours)[ours.encode(text)]) == len(text.encode())
+    assert sum(task_vocabulary.count_bytes_per_token(ours)[ours.encode(text)]) == len(text.encode())
     assert b''.join(ours.token_texts[index] for index in ours.encode(text)) == text.encode()
 
 

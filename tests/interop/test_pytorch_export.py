@@ -69,7 +69,7 @@ def make_model(name, *gin_files, **macros):
     """Returns a small model and random nonzero parameters."""
     files = [f'models/{name.partition(",")[0]}.gin', 'sizes/tiny.gin', *gin_files]
     model = build_model(*files, **{**SIZES, **macros})
-    params = nn.unbox(model.init(jax.random.key(0), batch_formats.smallest_batch_shapes(model.model_type)))
+    params = nn.unbox(model.init(jax.random.key(0), batch_formats.get_smallest_batch_shapes(model.model_type)))
     rng = np.random.default_rng(1)
     return model, jax.tree.map(lambda array: array + 0.02 * rng.standard_normal(array.shape, np.float32), params)
 
@@ -187,7 +187,7 @@ def shapes_of(tree, prefix):
 
 def test_adapters_are_merged():
     model = lora.with_adapters(make_model('t5_1_1')[0], 'query', 2)
-    params = nn.unbox(model.init(jax.random.key(0), batch_formats.smallest_batch_shapes(model.model_type)))
+    params = nn.unbox(model.init(jax.random.key(0), batch_formats.get_smallest_batch_shapes(model.model_type)))
     params = jax.tree.map(lambda array: array + 1.0, params)
     query = params['encoder']['run_0']['layer']['self_attention']['query']
     merged = pytorch_export.convert_params(params)['encoder.layers.1.self_attention.query.kernel']

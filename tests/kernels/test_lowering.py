@@ -26,7 +26,7 @@ TPU, GPU = ('tpu', 'v5e', 'tpu'), ('gpu', 'h100', 'cuda')
 )
 def test_a_gradient_lowers_without_a_warning(name, options, platform, chip, lowering):
     model = build_model(f'models/{name}.gin', 'sizes/tiny.gin', **SMALL, **options)
-    batch = batch_formats.abstract_batch(model.model_type, {'inputs': 32, 'targets': 16}, 2, True)
+    batch = batch_formats.get_abstract_batch(model.model_type, {'inputs': 32, 'targets': 16}, 2, True)
     shapes = {key: array.shape for key, array in batch.items()}
     with compiling_for(platform, chip=chip), jax_workarounds.assume_cudnn_version(90800):
         params = nn.unbox(interface.param_shapes(model, shapes))

@@ -90,7 +90,7 @@ def t5():
     inputs = np.random.default_rng(0).integers(2, 96, (ROWS, 9))
     inputs[::3, 5:] = 0
     ids = {'input_ids': torch.from_numpy(inputs), 'attention_mask': torch.from_numpy((inputs > 0).astype(int))}
-    texts = task_vocabulary.token_texts(vocabularies.byte(0))
+    texts = task_vocabulary.get_token_texts(vocabularies.byte(0))
     batch = {'encoder_input_tokens': jnp.asarray(inputs, jnp.int32)}
     tokenizer = transformers.ByT5Tokenizer()
     return ModelPair(make_t5(2), t5_params(weights, 2), batch, 1, 0, texts, theirs, ids, tokenizer)

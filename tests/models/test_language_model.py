@@ -44,7 +44,9 @@ def make_model(mixer: str = 'attention', prefix: bool = False, tied: bool = True
 
 @functools.cache
 def make_params(model: LanguageModel):
-    boxed = jax.jit(lambda key: model.init(key, batch_formats.smallest_batch_shapes('decoder_only')))(jax.random.key(3))
+    boxed = jax.jit(lambda key: model.init(key, batch_formats.get_smallest_batch_shapes('decoder_only')))(
+        jax.random.key(3)
+    )
     return jax.tree.map(lambda leaf: 1.5 * leaf, nn.unbox(boxed))
 
 

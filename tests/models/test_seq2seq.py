@@ -111,14 +111,14 @@ def test_bfloat16_parameters_have_a_float32_loss_and_generate_the_same(name):
         f'models/{name}.gin', 'sizes/tiny.gin', VOCAB_SIZE=64, DTYPE='bfloat16', DROPOUT_RATE=0.0,
         NUM_ENCODER_LAYERS=1, NUM_DECODER_LAYERS=1,
     )  # fmt: skip
-    lengths = dict.fromkeys(batch_formats.get_formats(model.model_type)[0].features, 8)
-    batch = batch_formats.abstract_batch(model.model_type, lengths)
+    lengths = dict.fromkeys(batch_formats.get_batch_formats(model.model_type)[0].features, 8)
+    batch = batch_formats.get_abstract_batch(model.model_type, lengths)
     shapes = nn.unbox(interface.param_shapes(model, {k: v.shape for k, v in batch.items()}))
     low = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.bfloat16), shapes)
     assert jax.eval_shape(model.loss, low, batch)[0].dtype == jnp.float32
     if not hasattr(model, 'predict'):
         return
-    inputs = {batch_formats.input_array_name(model.model_type): jax.ShapeDtypeStruct((1, 8), jnp.int32)}
+    inputs = {batch_formats.get_input_array_name(model.model_type): jax.ShapeDtypeStruct((1, 8), jnp.int32)}
     assert jax.eval_shape(lambda *args: model.predict(*args, 4), low, inputs).shape == (1, 4)
     # Parameters that a sublayer uses in float32 are not cast before decoding.
     rng = np.random.default_rng(0)

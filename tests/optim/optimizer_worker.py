@@ -111,9 +111,9 @@ def main(folder):
     before = jax.device_get(state)
     state, metrics = take_step(state, 9, np.nan)
     after = jax.device_get(state)
-    checkpoints = checkpoint_manager.Checkpoints(epath.Path(folder))
-    checkpoints.save(3, state, DataPosition.start(1), {})
-    checkpoints.wait()
+    checkpoints = checkpoint_manager.RunCheckpoints(epath.Path(folder))
+    checkpoints.save(3, state, DataPosition.at_start(1), {})
+    checkpoints.wait_until_finished()
     restored, _ = checkpoints.restore(3, plan.abstract)
     checkpoints.close()
     for number in (2, 3):

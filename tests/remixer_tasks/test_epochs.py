@@ -125,11 +125,11 @@ def test_a_resume_in_any_epoch_continues_with_the_same_rows(tmp_path, make):
     task = make(tmp_path, 13)
     unbroken, states, rows = train_batches(task, 3), [], []
     for _ in range(30):
-        states.append(unbroken.capture())
+        states.append(unbroken.capture_states())
         rows += draw_batches(unbroken, 1)
     for number in (4, 6, 25):
         resumed = train_batches(task, 3)
-        resumed.restore(states[number])
+        resumed.restore_states(states[number])
         assert draw_batches(resumed, 30 - number) == rows[number:]
 
 

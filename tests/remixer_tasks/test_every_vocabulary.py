@@ -130,9 +130,9 @@ def get_vocabulary(tmp_path_factory):
 def check_position(config) -> dict[str, np.ndarray]:
     """Checks that a restored position continues with the same batch; returns the batch before it."""
     batches = task_batches.TrainBatches(config)
-    first, position, second = next(batches), batches.capture(), next(batches)
+    first, position, second = next(batches), batches.capture_states(), next(batches)
     restored = task_batches.TrainBatches(config)
-    restored.restore(position)
+    restored.restore_states(position)
     for name, array in next(restored).items():
         np.testing.assert_array_equal(array, second[name])
     return first
@@ -237,14 +237,14 @@ def test_a_saved_vocabulary_gives_the_same_ids_without_its_sources(name, tmp_pat
     (tmp_path / 'source').mkdir()
     vocabulary = VOCABULARIES[name](tmp_path / 'source')
     texts = ['the word 17 stands', 'the  unknown', '', 'x']
-    ids, record = [vocabulary.encode(text) for text in texts], task_vocabulary.vocabulary_record(vocabulary)
+    ids, record = [vocabulary.encode(text) for text in texts], task_vocabulary.get_vocabulary_record(vocabulary)
     assert task_vocabulary.save_vocabulary(vocabulary, tmp_path / 'run/vocabulary')
     shutil.rmtree(tmp_path / 'source')
     monkeypatch.setenv('REMIXER_T5X_CACHE', str(tmp_path / 'empty'))
     shutil.move(tmp_path / 'run', tmp_path / 'moved')
     for folder in ('moved', 'moved/vocabulary'):
         restored = vocabularies.saved(str(tmp_path / folder))
-        assert task_vocabulary.vocabulary_record(restored) == record and restored.eos_id == vocabulary.eos_id
+        assert task_vocabulary.get_vocabulary_record(restored) == record and restored.eos_id == vocabulary.eos_id
         assert [restored.encode(text) for text in texts] == ids
         assert [restored.encode_tf(text).numpy().tolist() for text in texts] == ids
         assert [restored.decode(row) for row in ids] == [vocabulary.decode(row) for row in ids]
@@ -274,7 +274,7 @@ def test_a_process_without_tensorflow_computes_the_same_ids(get_vocabulary, tmp_
 def test_sentinels_have_no_bytes(get_vocabulary, name, count):
     """All other pieces of a text have the bytes of the text."""
     vocabulary = get_vocabulary(name)
-    counts = task_vocabulary.bytes_per_token(vocabulary)
+    counts = task_vocabulary.count_bytes_per_token(vocabulary)
     text = 'the é' if 'byt' in name else 'stands'
     assert counts[vocabulary.encode(text)].sum() == len(text.encode()) + ('byt' not in name)
     assert not counts[len(counts) - count :].any() and counts[len(counts) - count - 1]

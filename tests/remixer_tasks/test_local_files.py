@@ -160,9 +160,9 @@ def test_repeated_resumes_give_the_same_batches(tmp_path, pack):
     for count in (11, 3, 12):
         fresh = task_batches.TrainBatches(config, threads=1)
         if state is not None:
-            fresh.restore(state)
+            fresh.restore_states(state)
         for _ in range(count):
             expected = next(unbroken)
             for name, ids in next(fresh).items():
                 np.testing.assert_array_equal(ids, expected[name])
-        state = fresh.capture()
+        state = fresh.capture_states()

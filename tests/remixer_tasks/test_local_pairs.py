@@ -299,9 +299,9 @@ def test_rows_become_the_arrays_of_a_head(model_type, row, inputs, targets, expe
     lengths = {'inputs': 20, 'targets': 60}
     config = pipeline.DatasetConfig(lambda: task, lengths, 4, model_type=model_type, labels=('O', 'X'))
     batches = task_batches.TrainBatches(config)
-    batch, position = next(batches), batches.capture()
+    batch, position = next(batches), batches.capture_states()
     restored = task_batches.TrainBatches(config)
-    restored.restore(position)
+    restored.restore_states(position)
     for name, array in {**batch, **next(restored)}.items():
         values = expected[name]
         if 'tokens' in name:

@@ -186,10 +186,10 @@ def test_ul2_has_its_prompts_and_resumes_exactly(corpus):
     seen = [next(batches)['encoder_input_tokens'] for _ in range(4)]
     prompts = [bytes((row[:5] - 3).astype(np.uint8)).decode() for row in np.concatenate(seen)]
     assert set(prompts) == {'[NLU]', '[NLG]', '[S2S]'} and prompts.count('[NLG]') > prompts.count('[S2S]')
-    state = batches.capture()
+    state = batches.capture_states()
     expected = [next(batches)['decoder_target_tokens'] for _ in range(4)]
     restored = task_batches.TrainBatches(config(mixture))
-    restored.restore(state)
+    restored.restore_states(state)
     for batch in expected:
         np.testing.assert_array_equal(next(restored)['decoder_target_tokens'], batch)
 

@@ -235,8 +235,8 @@ def test_documents_are_memory_mapped_and_not_part_of_a_position(tmp_path):
     unbroken = open_stream()
     for _ in range(3000):
         next(unbroken)
-    state, again = unbroken.capture(), open_stream()
-    again.restore(state)
+    state, again = unbroken.capture_position(), open_stream()
+    again.restore_position(state)
     assert len(state) < 5000
     assert [next(again).numpy() for _ in range(200)] == [next(unbroken).numpy() for _ in range(200)]
 

@@ -12,7 +12,7 @@ import pytest
 import seqio
 
 from remixer_t5x.data import fingerprint
-from remixer_t5x.data.fingerprint import describe_difference
+from remixer_t5x.data.fingerprint import describe_data_difference
 from remixer_t5x.data.pipeline import DatasetConfig
 from remixer_t5x.data.task_batches import EvalBatches, TrainBatches
 from remixer_t5x.errors import UserError
@@ -114,11 +114,11 @@ def test_a_resumed_run_has_the_batches_of_an_uninterrupted_run(folders):
 
     unbroken, positions, seen = batches(), [], []
     for _ in range(60):
-        positions.append(unbroken.capture())
+        positions.append(unbroken.capture_states())
         seen.append(next(unbroken))
     for start in (3, 40):
         resumed = batches()
-        resumed.restore(positions[start])
+        resumed.restore_states(positions[start])
         for expected in seen[start : start + 20]:
             batch = next(resumed)
             assert expected.keys() == batch.keys()
@@ -186,22 +186,22 @@ def test_a_fingerprint_changes_with_the_data(folders, tmp_path):
 
     def identity(path, streaming=True):
         corpus = huggingface_datasets.corpus(HubDataset(str(path)), streaming=streaming)
-        return fingerprint.data_fingerprint(pretraining.span_corruption(corpus, BYTES), 'train')
+        return fingerprint.fingerprint_data(pretraining.span_corruption(corpus, BYTES), 'train')
 
     moved = tmp_path / 'moved'
     moved.mkdir()
     for path in (folders / 'jsonl').iterdir():
         (moved / path.name).write_bytes(path.read_bytes())
     before = identity(folders / 'jsonl')
-    assert describe_difference(before, identity(moved)) is None
+    assert describe_data_difference(before, identity(moved)) is None
     changed = sorted(moved.iterdir())[2]
     changed.write_text(changed.read_text().replace('document 3', 'dokument 3'))
-    assert f'different content in 1 of its files, such as {changed.name}' in describe_difference(
+    assert f'different content in 1 of its files, such as {changed.name}' in describe_data_difference(
         before, identity(moved)
     )
     changed.unlink()
-    assert 'had 5 files and now has 4' in describe_difference(before, identity(moved))
-    assert 'was read by StreamedSource and is now read by TextSource' in describe_difference(
+    assert 'had 5 files and now has 4' in describe_data_difference(before, identity(moved))
+    assert 'was read by StreamedSource and is now read by TextSource' in describe_data_difference(
         before, identity(folders / 'jsonl', False)
     )
 
@@ -223,13 +223,13 @@ def test_a_data_set_on_the_hub_is_streamed_with_its_commit(folders, tmp_path, mo
         assert stored == []
 
         def identity():
-            return fingerprint.data_fingerprint(pretraining.span_corruption(streamed('some/body'), BYTES), 'train')
+            return fingerprint.fingerprint_data(pretraining.span_corruption(streamed('some/body'), BYTES), 'train')
 
         before = identity()
-        assert describe_difference(before, identity()) is None
+        assert describe_data_difference(before, identity()) is None
         files = hub.models['some/body']['main']
         files['train-00001-of-00005.jsonl'] = files['train-00000-of-00005.jsonl']
-        assert 'different content in 5 of its files, such as train-00000-of-00005.jsonl' in describe_difference(
+        assert 'different content in 5 of its files, such as train-00000-of-00005.jsonl' in describe_data_difference(
             before, identity()
         )
         with pytest.raises(UserError, match='some/mind cannot be read .*; use an existing folder or Hub name') as error:

@@ -36,7 +36,7 @@ def write_run(folder, config=CONFIG, steps=(1, 2)):
     claimed = converted_checkpoint.claim_model_dir(folder)
     for step in steps:
         params = jax.jit(lambda rng: nn.unbox(model.init(rng, shapes)))(jax.random.key(step))
-        record = converted_checkpoint.build_record(task_vocabulary.vocabulary_record(VOCABULARY), config, 'a test')
+        record = converted_checkpoint.build_record(task_vocabulary.get_vocabulary_record(VOCABULARY), config, 'a test')
         converted_checkpoint.write_checkpoint(claimed, jax.device_get(params), step, record)
     (folder / 'config.gin').write_text(config)
     return folder

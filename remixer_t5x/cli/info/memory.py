@@ -66,7 +66,7 @@ def read_step_spec(args: argparse.Namespace) -> tuple[StepSpec, Hardware]:
             average_params(values['OPTIMIZER'], values['EMA_DECAY']), values['TRAINABLE'], values['LORA']
         ),
         values['PARTITIONER'],
-        batch_formats.abstract_batch(model.model_type, lengths, size, values['PACK']),
+        batch_formats.get_abstract_batch(model.model_type, lengths, size, values['PACK']),
         values['MICROBATCHES'],
         values['LOSS_NORMALIZING_FACTOR'],
         dropout=values['DROPOUT_RATE'] > 0,
@@ -190,7 +190,7 @@ def trace_for_hardware(hardware: Hardware, compiler: str) -> Iterator[None]:
 
 def describe_step(step: StepSpec, hardware: Hardware, compiler: str) -> str:
     """Describes the training step to compile, the hardware, and the compiler."""
-    lengths = batch_formats.stack_row_lengths({name: array.shape for name, array in step.batch.items()})
+    lengths = batch_formats.get_row_lengths({name: array.shape for name, array in step.batch.items()})
     target = 'on virtual CPU devices' if compiler == 'XLA:CPU' else f'for {hardware.topology}'
     shape = step.partitioner.mesh.shape
     return (

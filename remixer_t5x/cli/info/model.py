@@ -58,8 +58,8 @@ def print_tables(args: argparse.Namespace) -> None:
 def check_lengths(model_type: str, feature_lengths: Mapping[str, int] | None) -> Mapping[str, int]:
     """Returns the feature lengths, by default those of the model type. Raises UserError for unsupported features."""
     if feature_lengths is None:
-        return batch_formats.get_formats(model_type)[0].example
-    batch_formats.select_format(model_type, feature_lengths)
+        return batch_formats.get_batch_formats(model_type)[0].example
+    batch_formats.select_batch_format(model_type, feature_lengths)
     return feature_lengths
 
 
@@ -222,7 +222,7 @@ def print_sharding(args: argparse.Namespace) -> None:
     macros = ('MODEL', 'PARTITIONER', 'DEVICES', *LENGTHS_MACRO)
     model, partitioner, devices, lengths = arguments.load_values(args, *macros, defaults=LENGTHS_MACRO)
     described = dataclasses.replace(partitioner, devices=Hardware(devices=args.devices or devices).count())
-    shapes = batch_formats.batch_shapes(model.model_type, check_lengths(model.model_type, lengths))
+    shapes = batch_formats.get_batch_shapes(model.model_type, check_lengths(model.model_type, lengths))
     rows = described.sharding_table(interface.param_shapes(model, shapes))
     shown = [row for row in rows if fnmatch.fnmatch(row.name, args.sharding)]
     if not shown:

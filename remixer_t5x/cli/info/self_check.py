@@ -72,7 +72,7 @@ def _collect_checks(
     model: Model, lengths: Mapping[str, int], pack: bool, interpreted: str | None
 ) -> dict[str, self_check.KernelCheck]:
     """Returns checks of the kernels that a train step of the model uses."""
-    batch = batch_formats.abstract_batch(model.model_type, lengths, self_check.NUM_CHECK_ROWS, pack)
+    batch = batch_formats.get_abstract_batch(model.model_type, lengths, self_check.NUM_CHECK_ROWS, pack)
     params = interface.param_shapes(model, {name: array.shape for name, array in batch.items()})
     target = compiling_for(interpreted, interpret=True) if interpreted else contextlib.nullcontext()
     with target, self_check.record_checks() as checks:

@@ -64,12 +64,12 @@ def _export_model(args: argparse.Namespace, settings: TextInference, folder: pat
 
     model, vocabulary, decoder = settings.model, settings.vocabulary, settings.decoding.decoder
     task_vocabulary.check_vocabulary_size('VOCABULARY', vocabulary, model.vocab_size)
-    lengths = batch_formats.max_inference_lengths(settings.decoding.feature_lengths)
+    lengths = batch_formats.get_max_inference_lengths(settings.decoding.feature_lengths)
     eos_id = None if vocabulary.eos_id is None else int(vocabulary.eos_id)
     names = args.functions or functions.supported_functions(model)
     stop_strings = predictions.compile_stop_strings(settings.decoding.stop_strings, vocabulary)
     programs = functions.build_functions(
-        model, names, lengths, decoder, task_vocabulary.end_id(vocabulary), stop_strings
+        model, names, lengths, decoder, task_vocabulary.get_end_id(vocabulary), stop_strings
     )
     step = settings.find_step_folder()
     print_line('reading', step)

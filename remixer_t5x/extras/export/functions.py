@@ -57,7 +57,7 @@ def quantize_weights(model: interface.Model, weights: Weights) -> dict[str, np.n
     Args:
         weights: all parameters of the model, from `flatten_params`.
     """
-    boxes = interface.param_shapes(model, batch_formats.smallest_batch_shapes(model.model_type))
+    boxes = interface.param_shapes(model, batch_formats.get_smallest_batch_shapes(model.model_type))
     logical_axes = traverse_util.flatten_dict(nn.get_partition_spec(boxes), sep='/')
     arrays: dict[str, np.ndarray] = {}
     for name, array in weights.items():
@@ -153,7 +153,7 @@ def build_functions(
         if name not in FUNCTION_NAMES:
             raise UserError(f'--functions must be names from {", ".join(supported_functions(model))}, got {name!r}')
         interface.require_method(model, name, f'export --functions={name}')
-    array = batch_formats.input_array_name(model.model_type)
+    array = batch_formats.get_input_array_name(model.model_type)
 
     def generate(weights: Weights, inputs: jax.Array, seed: jax.Array) -> Outputs:
         # With one seed per row, an answer does not depend on the other rows of the batch.

@@ -268,7 +268,7 @@ def _write_shared(
 ) -> None:
     """Writes a shared folder in this package's format, and verifies the weights by reading them back."""
     folder.mkdir(parents=True, exist_ok=True)
-    record = {**record, 'vocabulary': task_vocabulary.vocabulary_record(vocabulary)}
+    record = {**record, 'vocabulary': task_vocabulary.get_vocabulary_record(vocabulary)}
     shared_folder.write_shared_folder(folder, model, vocabulary, gin_text, params, step, record)
     print_line('wrote', describe_params(params))
     check_params_are_equal(

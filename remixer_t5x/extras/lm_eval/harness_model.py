@@ -90,7 +90,7 @@ class RemixerLM(LM):
         vocabulary = self.trained.vocabulary
         # Ids that start each row and are not scored, such as BERT's [CLS].
         self._begin = [int(token) for token in vocabulary.encode('')]
-        self._end = task_vocabulary.end_ids(vocabulary)
+        self._end = task_vocabulary.get_end_ids(vocabulary)
         # If the vocabulary defines no mask token, the last id is the mask, as in objectives/masked_lm.gin.
         self._mask = int(getattr(vocabulary, 'mask_id', vocabulary.vocab_size - 1))
         self._predictors: dict[Any, predictions.Predictor] = {}

@@ -103,7 +103,7 @@ def _decode_answer(trained: TrainedModel, inputs: list[int]) -> np.ndarray:
     settings = predictions.Decoding(trained.partitioner.batch_shards, lengths, Greedy())
     predictor = predictions.Predictor(trained.model, trained.partitioner, settings, trained.vocabulary)
     ids = predictor.predict(trained.params, [inputs])[0].ids[0]
-    return np.asarray(ids or [task_vocabulary.end_id(trained.vocabulary)], np.int32)
+    return np.asarray(ids or [task_vocabulary.get_end_id(trained.vocabulary)], np.int32)
 
 
 def _restore_initial_params(trained: TrainedModel) -> Any:

@@ -105,7 +105,7 @@ class Engine:
 
     def __init__(self, trained: TrainedModel, batch_size: int, max_queue: int):
         self.trained, self.max_queue, self.state = trained, max_queue, 'starting'
-        self.eos_id = task_vocabulary.end_id(trained.vocabulary)
+        self.eos_id = task_vocabulary.get_end_id(trained.vocabulary)
         self.waiting: list[tuple[GenerationRow, asyncio.Future]] = []
         self._rows_arrived = asyncio.Event()
         shards = trained.partitioner.batch_shards

@@ -35,7 +35,7 @@ PARAMETERS = {
 
 
 def params_of(model):
-    shapes = batch_formats.batch_shapes(model.model_type, LENGTHS)
+    shapes = batch_formats.get_batch_shapes(model.model_type, LENGTHS)
     return nn.unbox(interface.param_shapes(model, shapes))
 
 
@@ -78,7 +78,7 @@ def test_a_model_uses_all_parameters(name, model_type):
         NUM_DECODER_LAYERS=1,
     )
     assert model.model_type == model_type
-    params, batch = params_of(model), batch_formats.abstract_batch(model_type, LENGTHS)
+    params, batch = params_of(model), batch_formats.get_abstract_batch(model_type, LENGTHS)
     assert parameters.unread_params(model, params, batch) == []
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
     assert not [path for path in paths if 'cross' in path]
