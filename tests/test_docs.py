@@ -182,7 +182,7 @@ def test_configuration_of_every_command_loads(page, words, tmp_path, monkeypatch
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(run_docs.heredoc_content(page.read_text(), name))
     _write_user_files(tmp_path, words)
-    monkeypatch.setattr(conversions, 'cached_model_dir', lambda path: tmp_path / 'kept')
+    monkeypatch.setattr(conversions, 'get_or_convert_model_dir', lambda path: tmp_path / 'kept')
 
     def call(root, *args, **options):
         raise ConfigurationLoaded

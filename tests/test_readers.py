@@ -10,7 +10,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 # Functions by the reason why they may read a file without `untrusted_files`. Paths are relative to the packages.
 REASONS = {
     'trusted, see docs/faults.md': """
-        data/task_vocabulary.py::_write_vocabulary_files cli/info/settings.py::_all_macros
+        data/task_vocabulary.py::_write_vocabulary_files cli/info/settings.py::_read_all_macros
         interop/huggingface/pytorch_export.py::read_code config/gin_files.py::<module>
         config/gin_files.py::read_shipped_files config/gin_files.py::read config/user_modules.py::find_imported_modules
         extras/reproduce/tables.py::read_papers data/pipeline.py::require_cache
@@ -24,8 +24,8 @@ REASONS = {
         devices/collectives.py::check_same_on_processes
     """,
     'opened but not read': """
-        cli/console.py::protect_streams cli/process_flags.py::_code_digests interop/t5x/checkpoint.py::_write_array
-        run_folder/trackers.py::_run_calls temporary_files.py::_open_and_lock
+        cli/console.py::protect_standard_streams cli/process_flags.py::_hash_code
+        interop/t5x/checkpoint.py::_write_array run_folder/trackers.py::_run_calls temporary_files.py::_open_and_lock
         temporary_files.py::_remove_abandoned_entries temporary_files.py::sync_to_disk
     """,
     'validated by untrusted_files; tests/interop and tests/checkpoints test damaged files': """

@@ -127,8 +127,8 @@ def check_gin_is_safe(shared: shared_folder.SharedModel, advice: str) -> None:
 
 def read_model(checkpoint: str) -> tuple[Any, Any, Mapping[str, int]]:
     """Reads the model, the vocabulary and TASK_FEATURE_LENGTHS from the gin file of the run that wrote `checkpoint`."""
-    with local_gin_file(checkpoint) as gin_file:
-        return _read_gin_file(gin_file, task_vocabulary.get_saved_vocabulary_flags(containing_model_dir(checkpoint)))
+    with ensure_local_gin_file(checkpoint) as gin_file:
+        return _read_gin_file(gin_file, task_vocabulary.get_saved_vocabulary_flags(require_model_dir(checkpoint)))
 
 
 def _read_gin_file(gin_file: str, flags: Sequence[tuple[str, str]] = ()) -> tuple[Any, Any, Mapping[str, int]]:
@@ -149,10 +149,10 @@ def _read_gin_file(gin_file: str, flags: Sequence[tuple[str, str]] = ()) -> tupl
 def restore_params(checkpoint: str, model: Any, vocabulary: Any, partitioner: Partitioner) -> Any:
     """Restores parameters to the partitioner's devices. Raises UserError if the parameters do not fit the model."""
     record = task_vocabulary.get_vocabulary_record(vocabulary)
-    return saved_params.restore_params(checkpoint, _abstract_params(model, partitioner), record, PATH_SETTING)
+    return saved_params.restore_params(checkpoint, _get_abstract_params(model, partitioner), record, PATH_SETTING)
 
 
-def _abstract_params(model: Any, partitioner: Partitioner) -> Any:
+def _get_abstract_params(model: Any, partitioner: Partitioner) -> Any:
     # Use the smallest batch shapes, because parameter shapes do not depend on batch shapes.
     return saved_params.get_abstract_params(
         model, batch_formats.get_smallest_batch_shapes(model.model_type), partitioner
@@ -170,9 +170,9 @@ def find_checkpoint(path: str) -> str:
 
 
 @contextlib.contextmanager
-def local_gin_file(checkpoint: str) -> Iterator[str]:
+def ensure_local_gin_file(checkpoint: str) -> Iterator[str]:
     """Yields the path of the gin file in the MODEL_DIR of `checkpoint` or, for a bucket, the path of a local copy."""
-    run = containing_model_dir(checkpoint)
+    run = require_model_dir(checkpoint)
     file = model_dir.find_gin_file(run)
     if file is None:
         names = f'{model_dir.CONFIG} or {model_dir.CONVERTED}'
@@ -186,7 +186,7 @@ def local_gin_file(checkpoint: str) -> Iterator[str]:
         yield str(copy)
 
 
-def containing_model_dir(checkpoint: str) -> epath.Path:
+def require_model_dir(checkpoint: str) -> epath.Path:
     """Returns the MODEL_DIR that contains `checkpoint`. Raises UserError if the checkpoint is not in a MODEL_DIR."""
     folder = model_dir.find_model_dir(checkpoint)
     if folder is None:
@@ -218,7 +218,7 @@ def _load_shared_folder(shared: shared_folder.SharedModel, partitioner: Partitio
             f'the model in {folder} was trained with vocabulary {record["vocabulary"]}, but the folder contains '
             f'{vocabulary_record}; download it again'
         )
-    shapes = (shared_folder.shapes_by_name(tree) for tree in (arrays, _abstract_params(model, partitioner)))
+    shapes = (shared_folder.shapes_by_name(tree) for tree in (arrays, _get_abstract_params(model, partitioner)))
     if difference := compatibility.describe_shape_difference(*shapes):
         raise UserError(f'the parameters in {folder} do not fit the model in its {shared_folder.GIN}: {difference}')
     params = _put_params_on_devices(arrays, model, partitioner)
@@ -247,5 +247,5 @@ def _read_gin_text(text: str, flags: Sequence[tuple[str, str]] = ()) -> tuple[An
 
 def _put_params_on_devices(params: Any, model: Any, partitioner: Partitioner) -> Any:
     return jax.tree.map(
-        lambda array, leaf: jax.device_put(array, leaf.sharding), params, _abstract_params(model, partitioner)
+        lambda array, leaf: jax.device_put(array, leaf.sharding), params, _get_abstract_params(model, partitioner)
     )

@@ -169,7 +169,7 @@ class TrainedModel:
         if not ids:
             return np.zeros(0, np.float32)
         length = predictions.bucket_length(max(map(len, target_ids)), self.lengths['targets'])
-        return self._predictor(len(ids), length).score(self.params, ids, target_ids)
+        return self._get_predictor(len(ids), length).score(self.params, ids, target_ids)
 
     def classify(self, texts: Strings) -> list[Answer]:
         """Returns a classifier's labels for each text, most likely first, with their log-likelihoods.
@@ -178,7 +178,7 @@ class TrainedModel:
         """
         interface.require_method(self.model, 'classify', 'classify')
         ids, truncated = self._encode_inputs(texts)
-        predictor = self._predictor(len(ids), self.lengths['targets'])
+        predictor = self._get_predictor(len(ids), self.lengths['targets'])
         rows = predictor.predict_labels(self.params, ids) if ids else []
         pairs = zip(rows, truncated, strict=True)
         return [Answer(list(row.texts or ()), row.scores, is_truncated) for row, is_truncated in pairs]
@@ -190,7 +190,7 @@ class TrainedModel:
         width = self.model.module.embed_dim
         hidden = np.zeros((len(rows), max(map(len, rows), default=0), width), np.float32)
         mask = np.zeros(hidden.shape[:2], bool)
-        predictor = self._predictor(len(rows), self.lengths['targets'])
+        predictor = self._get_predictor(len(rows), self.lengths['targets'])
         encoded = predictor.encode(self.params, rows) if rows else []
         for row, states in enumerate(encoded):
             hidden[row, : len(states)], mask[row, : len(states)] = states, True
@@ -228,7 +228,7 @@ class TrainedModel:
             UserError: `folder` already contains a checkpoint or cannot be written, the model's gin text is unknown, or
                 the vocabulary is a custom class.
         """
-        text = gin_text(self.model, self.lengths if self.ends_inputs else {'targets': sum(self.lengths.values())})
+        text = build_gin_text(self.model, self.lengths if self.ends_inputs else {'targets': sum(self.lengths.values())})
         target = converted_checkpoint.claim_model_dir(folder)
         if not task_vocabulary.save_vocabulary(self.vocabulary, target / task_vocabulary.VOCABULARY_FOLDER):
             class_name = type(self.vocabulary).__name__
@@ -279,9 +279,9 @@ class TrainedModel:
         length = self.lengths['targets'] if max_length is None else max_length
         if length < 1:
             raise UserError(f'max_length must be 1 or more, got {max_length}')
-        return self._predictor(count, length, decoder, stop_strings)
+        return self._get_predictor(count, length, decoder, stop_strings)
 
-    def _predictor(
+    def _get_predictor(
         self, count: int, target_length: int, decoder: Decoder = GREEDY, stop_strings: Strings = ()
     ) -> predictions.Predictor:
         """Returns a predictor for `count` texts. Batch sizes are rounded up to powers of two to limit compilations."""
@@ -297,7 +297,7 @@ class TrainedModel:
         return self._predictors[key]
 
 
-def gin_text(model: interface.Model, lengths: Mapping[str, int]) -> str:
+def build_gin_text(model: interface.Model, lengths: Mapping[str, int]) -> str:
     """Returns gin statements that set MODEL and TASK_FEATURE_LENGTHS.
 
     Raises UserError if the model has a setting that gin cannot express, such as a lambda.

@@ -43,7 +43,7 @@ class Command:
         prints_result: whether the command prints its result to standard output, so that a write error must stop it.
             Commands without a result print only progress, and ignore write errors.
         env: environment variables to set before any library is imported.
-        keeps_buffers: whether to call `main.keep_buffers` before the command runs.
+        keeps_buffers: whether to call `main.keep_freed_buffers` before the command runs.
     """
 
     name: str
@@ -104,7 +104,7 @@ def add_decoder_flags(parser: argparse.ArgumentParser, batch_size: str) -> Any:
     """
     add_macro_flag(parser, '--batch_size', batch_size, 'texts per batch, over all devices', metavar='N')
     group = parser.add_mutually_exclusive_group()
-    group.add_argument('--beams', metavar='N', type=whole_number_type(2), help='beam search with N beams')
+    group.add_argument('--beams', metavar='N', type=make_whole_number_type(2), help='beam search with N beams')
     sampling = 'sample answers at this temperature (default 1.0)'
     group.add_argument('--sampling', metavar='TEMPERATURE', nargs='?', const='1.0', help=sampling)
     for name, (metavar, help) in _GENERATION_OPTIONS.items():
@@ -149,22 +149,24 @@ def load_config(args: argparse.Namespace, root: str, partial: bool = True, **sou
     from remixer_t5x.config import loading
 
     loading.load_gin_config(
-        _config_sources(args, **sources), root, importing=hide_library_output(args), partial=partial
+        _build_config_sources(args, **sources), root, importing=hide_library_output(args), partial=partial
     )
     startup_timer.end_phase('imports')
 
 
-def load_values(args: argparse.Namespace, *macros: str, **sources: Any) -> list[Any]:
+def load_macro_values(args: argparse.Namespace, *macros: str, **sources: Any) -> list[Any]:
     """Loads the gin files and flags of the command line, and returns the values of macros.
 
     `sources` sets the optional fields `base`, `defaults` and `objects` of `config.loading.ConfigSources`.
     """
     from remixer_t5x.config import loading
 
-    return loading.load_macro_values(_config_sources(args, **sources), *macros, importing=hide_library_output(args))
+    return loading.load_macro_values(
+        _build_config_sources(args, **sources), *macros, importing=hide_library_output(args)
+    )
 
 
-def _config_sources(args: argparse.Namespace, **sources: Any) -> Any:
+def _build_config_sources(args: argparse.Namespace, **sources: Any) -> Any:
     from remixer_t5x.config import loading
 
     if args.tfds_data_dir:
@@ -217,7 +219,7 @@ def hide_library_output(args: argparse.Namespace) -> contextlib.AbstractContextM
     return contextlib.nullcontext() if args.verbose else lazy_imports.discard_stderr()
 
 
-def whole_number_type(minimum: int) -> Callable[[str], int]:
+def make_whole_number_type(minimum: int) -> Callable[[str], int]:
     """Returns an argparse type for integers that are at least `minimum`."""
 
     def parse_integer(text: str) -> int:

@@ -22,7 +22,7 @@ _REPORTED_ELSEWHERE = ('absl', 'asyncio')
 _LOGGERS = ('jax', 'orbax', 'tensorflow', 'datasets', 'matplotlib')
 
 
-def print_items(*parts: Any, pipe_width: int = 150) -> None:
+def print_with_rich(*parts: Any, pipe_width: int = 150) -> None:
     """Prints rich tables, and strings without line wrapping.
 
     `pipe_width` is the table width if the output is not a terminal.
@@ -40,7 +40,7 @@ def print_items(*parts: Any, pipe_width: int = 150) -> None:
     sys.stdout.flush()
 
 
-def print_line(label: str, text: str) -> None:
+def print_labeled_line(label: str, text: str) -> None:
     """Prints a progress line and flushes standard output, because converting a large model takes minutes."""
     print(f'{label:<12} {text}', flush=True)
 
@@ -93,7 +93,7 @@ class _ErrorTolerantStream(io.FileIO):
             print(f'warning: {problem}; continuing', file=sys.stderr)
 
 
-def protect_streams() -> None:
+def protect_standard_streams() -> None:
     """Replaces the standard streams of this process with streams that ignore write errors.
 
     First opens /dev/null for closed streams, so that no other file gets their descriptors.
@@ -125,7 +125,7 @@ def _build_text_stream(descriptor: int, before: Any) -> io.TextIOWrapper:
     )
 
 
-def continue_without_stdout() -> None:
+def ignore_stdout_errors() -> None:
     """Ignores write errors of standard output from now on."""
     raw = getattr(getattr(sys.stdout, 'buffer', None), 'raw', None)
     if isinstance(raw, _ErrorTolerantStream):

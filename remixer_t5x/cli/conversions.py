@@ -20,7 +20,7 @@ from remixer_t5x import lazy_imports
 from remixer_t5x.api import saved_models
 from remixer_t5x.api.model_building import build_model
 from remixer_t5x.checkpoints import compatibility, saved_params
-from remixer_t5x.cli.console import print_line
+from remixer_t5x.cli.console import print_labeled_line
 from remixer_t5x.config import loading
 from remixer_t5x.data import batch_formats, task_vocabulary
 from remixer_t5x.devices.partition import Partitioner
@@ -53,13 +53,13 @@ def write_model_dir(
     if gin_text:
         (folder / name).write_text(gin_text)
     checkpoint = converted_checkpoint.write_checkpoint(folder, params, step, record)
-    print_line('read', describe_params(params))
-    print_line('checkpoint', str(checkpoint))
+    print_labeled_line('read', describe_params(params))
+    print_labeled_line('checkpoint', str(checkpoint))
     if gin_text:
-        print_line('model', str(folder / name))
+        print_labeled_line('model', str(folder / name))
 
 
-def abstract_params(model: Model) -> Any:
+def get_abstract_params(model: Model) -> Any:
     """Returns the shapes of the model's parameters, with shardings for a single device."""
     return saved_params.get_abstract_params(
         model, batch_formats.get_smallest_batch_shapes(model.model_type), Partitioner()
@@ -69,56 +69,56 @@ def abstract_params(model: Model) -> Any:
 def restore_params(args: argparse.Namespace, model: Model, vocabulary: Any) -> Any:
     """Reads the parameters of `--checkpoint`, after checking the vocabulary size."""
     task_vocabulary.check_vocabulary_size('VOCABULARY', vocabulary, model.vocab_size)
-    print_line('reading', str(saved_params.find_checkpoint(args.checkpoint, '--checkpoint')))
+    print_labeled_line('reading', str(saved_params.find_checkpoint(args.checkpoint, '--checkpoint')))
     record = task_vocabulary.get_vocabulary_record(vocabulary)
-    params = saved_params.restore_params(args.checkpoint, abstract_params(model), record, '--checkpoint')
-    print_line('read', describe_params(params))
+    params = saved_params.restore_params(args.checkpoint, get_abstract_params(model), record, '--checkpoint')
+    print_labeled_line('read', describe_params(params))
     return params
 
 
 def check_params_equal(before: Any, after: Any, output: str | os.PathLike[str]) -> None:
     """Raises UserError unless two parameter trees are bit-identical."""
-    check_params_are_equal(safetensors_files.first_difference(before, after), output)
-    print_line('check', 'all parameters in the output are bit-identical to the input')
+    check_no_array_differs(safetensors_files.first_difference(before, after), output)
+    print_labeled_line('check', 'all parameters in the output are bit-identical to the input')
 
 
-def check_params_are_equal(name: str | None, output: str | os.PathLike[str]) -> None:
+def check_no_array_differs(name: str | None, output: str | os.PathLike[str]) -> None:
     """Raises UserError if an array in `output` differs from the input; `name` is its name, or None if all are equal."""
     if name:
         raise UserError(f'{name} in {output} differs from the input; do not use the output, and report the problem')
 
 
-def from_safetensors(args: argparse.Namespace) -> None:
+def convert_from_safetensors(args: argparse.Namespace) -> None:
     """Converts a safetensors file to a MODEL_DIR (`--from_safetensors=FILE --to=MODEL_DIR`)."""
     params, step, record = safetensors_files.read_params(args.from_safetensors)
     folder = converted_checkpoint.claim_model_dir(args.to)
     origin = pathlib.Path(args.from_safetensors).expanduser().resolve()
-    vocabulary = _vocabulary_folder(origin)
+    vocabulary = _get_vocabulary_folder(origin)
     write_model_dir(folder, params, step, {**record, 'converted_from': str(origin)}, record['config'])
     if not converted_checkpoint.copy_vocabulary_files(vocabulary, folder / task_vocabulary.VOCABULARY_FOLDER):
         advice = 'copy it next to the file and convert again, or pass VOCABULARY to each command'
-        print_line('warning', f'{vocabulary} was not found, so {folder} contains no vocabulary; {advice}')
+        print_labeled_line('warning', f'{vocabulary} was not found, so {folder} contains no vocabulary; {advice}')
     check_params_equal(params, converted_checkpoint.read_checkpoint(str(folder))[0], folder)
 
 
-def to_safetensors(args: argparse.Namespace) -> None:
+def convert_to_safetensors(args: argparse.Namespace) -> None:
     """Converts a checkpoint to a safetensors file (`--checkpoint=PATH --to_safetensors=FILE`)."""
     params, record, step = converted_checkpoint.read_checkpoint(args.checkpoint, '--checkpoint')
     dtype = args.dtype or 'float32'
     file = safetensors_files.write_params(args.to_safetensors, params, step, record, dtype)
-    print_line('read', f'{describe_params(params)}, step {step}')
-    print_line('wrote', f'{file}, {dtype}, {file.stat().st_size / 2**20:,.1f} MiB')
-    source, vocabulary = model_dir.find_model_dir(args.checkpoint), _vocabulary_folder(file)
+    print_labeled_line('read', f'{describe_params(params)}, step {step}')
+    print_labeled_line('wrote', f'{file}, {dtype}, {file.stat().st_size / 2**20:,.1f} MiB')
+    source, vocabulary = model_dir.find_model_dir(args.checkpoint), _get_vocabulary_folder(file)
     if source is not None and converted_checkpoint.copy_vocabulary_files(
         source / task_vocabulary.VOCABULARY_FOLDER, vocabulary
     ):
-        print_line('vocabulary', f'{vocabulary}; keep it next to the file for --from_safetensors')
+        print_labeled_line('vocabulary', f'{vocabulary}; keep it next to the file for --from_safetensors')
     else:
-        print_line('warning', 'the checkpoint contains no vocabulary; keep the files that VOCABULARY reads')
+        print_labeled_line('warning', 'the checkpoint contains no vocabulary; keep the files that VOCABULARY reads')
     check_params_equal(safetensors_files.round_params(params, dtype), safetensors_files.read_params(str(file))[0], file)
 
 
-def _vocabulary_folder(file: pathlib.Path) -> epath.Path:
+def _get_vocabulary_folder(file: pathlib.Path) -> epath.Path:
     """Returns the path of the vocabulary folder, which is next to the safetensors file."""
     return epath.Path(file.with_suffix('.vocabulary'))
 
@@ -158,13 +158,13 @@ def average_checkpoints(args: argparse.Namespace) -> None:
     mean = jax.tree.map(lambda array: array / np.float32(len(paths)), total)
     folder = converted_checkpoint.claim_model_dir(args.to)
     converted_checkpoint.copy_vocabulary(checkpoints[0], folder)
-    print_line('averaged', f'{len(paths)} checkpoints: {", ".join(checkpoints)}')
+    print_labeled_line('averaged', f'{len(paths)} checkpoints: {", ".join(checkpoints)}')
     record = {**record, 'converted_from': ','.join(checkpoints)}
     write_model_dir(folder, mean, step, record, str(record.get('config') or ''))
     check_params_equal(mean, converted_checkpoint.read_checkpoint(str(folder))[0], folder)
 
 
-def to_adapters(args: argparse.Namespace) -> None:
+def extract_adapters(args: argparse.Namespace) -> None:
     """Writes the arrays that differ from the base model, and the base model's path.
 
     Implements `--checkpoint=PATH --to_adapters=MODEL_DIR`.
@@ -187,7 +187,7 @@ def to_adapters(args: argparse.Namespace) -> None:
             f'{args.checkpoint} has the same parameters as {base}, so there is nothing to write; use another checkpoint'
         )
     folder = converted_checkpoint.claim_model_dir(args.to_adapters)
-    print_line('differing', f'{describe_params(changed)}, of {describe_params(params)}')
+    print_labeled_line('differing', f'{describe_params(changed)}, of {describe_params(params)}')
     converted_checkpoint.copy_vocabulary(args.checkpoint, folder)
     (folder / saved_params.BASE_FILE).write_text(f'{base}\n')
     record[saved_params.BASE_KEY] = saved_params.fingerprint_checkpoint(base)
@@ -198,18 +198,18 @@ def to_adapters(args: argparse.Namespace) -> None:
             base_record['converted_from']
         )
     write_model_dir(folder, traverse_util.unflatten_dict(changed, sep='/'), step, record, config)
-    print_line('base', f'{base}; if you move it, write its new path to {folder / saved_params.BASE_FILE}')
+    print_labeled_line('base', f'{base}; if you move it, write its new path to {folder / saved_params.BASE_FILE}')
     merged, _, _ = converted_checkpoint.read_checkpoint(args.checkpoint)
     check_params_equal(merged, converted_checkpoint.read_checkpoint(str(folder))[0], folder)
 
 
-def from_t5x(args: argparse.Namespace, model: Seq2Seq, vocabulary: Any) -> None:
+def convert_from_t5x(args: argparse.Namespace, model: Seq2Seq, vocabulary: Any) -> None:
     """Converts a T5X checkpoint to a MODEL_DIR (`--from_t5x=DIR --to=MODEL_DIR`)."""
     interface.require_model_type(model, batch_formats.ENCODER_DECODER, '--from_t5x')
     task_vocabulary.check_vocabulary_size('VOCABULARY', vocabulary, model.vocab_size)
     folder = converted_checkpoint.claim_model_dir(args.to)
-    print_line('reading', args.from_t5x)
-    params, step = t5x_checkpoint.read_t5x_checkpoint(args.from_t5x, abstract_params(model))
+    print_labeled_line('reading', args.from_t5x)
+    params, step = t5x_checkpoint.read_t5x_checkpoint(args.from_t5x, get_abstract_params(model))
     config = loading.get_config_text()
     task_vocabulary.save_vocabulary(vocabulary, folder / task_vocabulary.VOCABULARY_FOLDER)
     record = converted_checkpoint.build_record(task_vocabulary.get_vocabulary_record(vocabulary), config, args.from_t5x)
@@ -225,7 +225,7 @@ def build_model_from_gin(gin_text: str) -> Any:
         return build_model(str(file))
 
 
-def to_t5x(args: argparse.Namespace, model: Seq2Seq, vocabulary: Any) -> None:
+def convert_to_t5x(args: argparse.Namespace, model: Seq2Seq, vocabulary: Any) -> None:
     """Converts a checkpoint to a T5X checkpoint (`--checkpoint=PATH --to_t5x=DIR`)."""
     interface.require_model_type(model, batch_formats.ENCODER_DECODER, '--to_t5x')
     if not args.own_names:
@@ -233,8 +233,10 @@ def to_t5x(args: argparse.Namespace, model: Seq2Seq, vocabulary: Any) -> None:
     params = restore_params(args, model, vocabulary)
     step = int(saved_params.find_checkpoint(args.checkpoint, '--checkpoint').name)
     checkpoint = t5x_checkpoint.write_t5x_checkpoint(args.to_t5x, params, step, model, bool(args.own_names))
-    print_line('checkpoint', checkpoint)
-    check_params_equal(params, t5x_checkpoint.read_t5x_checkpoint(checkpoint, abstract_params(model))[0], checkpoint)
+    print_labeled_line('checkpoint', checkpoint)
+    check_params_equal(
+        params, t5x_checkpoint.read_t5x_checkpoint(checkpoint, get_abstract_params(model))[0], checkpoint
+    )
 
 
 def _check_t5x_network(model: Seq2Seq, vocabulary: Any) -> None:
@@ -251,7 +253,7 @@ def _check_t5x_network(model: Seq2Seq, vocabulary: Any) -> None:
 
 def convert_to_model_dir(args: argparse.Namespace) -> None:
     """Converts a Hugging Face model or a shared folder to a MODEL_DIR (`--from_hf=NAME --to=MODEL_DIR`)."""
-    folder = lazy_imports.import_extra('hub.client').resolve_folder(args.from_hf, print_line)
+    folder = lazy_imports.import_extra('hub.client').resolve_folder(args.from_hf, print_labeled_line)
     if shared_folder.is_shared_folder(folder):
         _convert_shared_folder(args, folder)
         return
@@ -260,7 +262,7 @@ def convert_to_model_dir(args: argparse.Namespace) -> None:
     vocabulary = getattr(vocabularies, tokenizer.function)(**tokenizer.arguments)
     source.family.check_vocabulary(vocabulary, tokenizer.name, str(source.folder))
     target = converted_checkpoint.claim_model_dir(args.to)
-    print_line('reading', str(source.folder))
+    print_labeled_line('reading', str(source.folder))
     params, origin = source.params(), str(source.folder.resolve())
     task_vocabulary.save_vocabulary(vocabulary, target / task_vocabulary.VOCABULARY_FOLDER)
     text = source.family.gin_text(f'Converted from the Hugging Face folder {origin}.')
@@ -271,9 +273,9 @@ def convert_to_model_dir(args: argparse.Namespace) -> None:
     del params
     # Loads the gin file in the same way as other commands.
     model: Any = build_model(str(target / model_dir.CONVERTED))
-    params = saved_params.restore_params(str(target), abstract_params(model), record)
-    check_params_are_equal(source.first_difference(params), target)
-    print_line('check', 'all weights in the output equal those in the input')
+    params = saved_params.restore_params(str(target), get_abstract_params(model), record)
+    check_no_array_differs(source.first_difference(params), target)
+    print_labeled_line('check', 'all weights in the output equal those in the input')
     _compare_with_reference(source, model, params, vocabulary)
 
 
@@ -290,13 +292,13 @@ def _convert_shared_folder(args: argparse.Namespace, folder: pathlib.Path) -> No
     if not args.trust_gin:
         saved_models.check_gin_is_safe(shared, f'remixer-t5x convert --from_hf={folder} --to={args.to} --trust_gin')
     target = converted_checkpoint.claim_model_dir(args.to)
-    print_line('reading', str(folder))
+    print_labeled_line('reading', str(folder))
     params, step, record = shared.params()
     shutil.copytree(folder / task_vocabulary.VOCABULARY_FOLDER, target / task_vocabulary.VOCABULARY_FOLDER)
     if args.trust_gin and (folder / shared_folder.CODE).is_dir():
         code = target / shared_folder.CODE
         shutil.copytree(folder / shared_folder.CODE, code)
-        print_line('code', f'{code}; set PYTHONPATH={code} for commands that use it')
+        print_labeled_line('code', f'{code}; set PYTHONPATH={code} for commands that use it')
     text = f'{shared.gin_text()}\n{task_vocabulary.build_vocabulary_statements(target)}'
     run = {**record, 'config': text, 'converted_from': str(folder)}
     write_model_dir(target, params, step, run, text, model_dir.CONVERTED)
@@ -310,11 +312,11 @@ def export_transformers_model(args: argparse.Namespace, model: Any, vocabulary: 
     params = restore_params(args, model, vocabulary)
     dtype = args.dtype or 'float32'
     folder = folders.write_model_folder(args.to_hf, family, params, runs, dtype)
-    print_line('wrote', f'{folder}, {dtype}')
-    print_line('tokenizer', family.write_tokenizer(vocabulary, folder))
+    print_labeled_line('wrote', f'{folder}, {dtype}')
+    print_labeled_line('tokenizer', family.write_tokenizer(vocabulary, folder))
     params, source = safetensors_files.round_params(params, dtype), folders.open_model_folder(str(folder))
-    check_params_are_equal(source.first_difference(params, runs), folder)
-    print_line('check', 'all weights, read back from the output, equal those written')
+    check_no_array_differs(source.first_difference(params, runs), folder)
+    print_labeled_line('check', 'all weights, read back from the output, equal those written')
     _compare_with_reference(source, model, params, vocabulary)
 
 
@@ -328,33 +330,33 @@ def export_any_model(args: argparse.Namespace, model: Any, vocabulary: Any) -> N
         return
     except UnsupportedModelError as refusal:
         config = pytorch_export.to_config(model, vocabulary)
-        print_line('code', f'{refusal.reason}, so PyTorch code is written next to the weights')
+        print_labeled_line('code', f'{refusal.reason}, so PyTorch code is written next to the weights')
     folder = folders.check_folder_is_empty(args.to_hf)
     params = restore_params(args, model, vocabulary)
     dtype = args.dtype or 'float32'
     pytorch_export.write_pytorch_model(folder, config, params, dtype)
-    print_line('wrote', f'{folder}, {dtype}')
-    print_line('tokenizer', pytorch_export.write_tokenizer(vocabulary, folder))
+    print_labeled_line('wrote', f'{folder}, {dtype}')
+    print_labeled_line('tokenizer', pytorch_export.write_tokenizer(vocabulary, folder))
     if missing := folders.missing_packages():
-        print_line('check', f'without {" and ".join(missing)}, logits are not compared; {INSTALL}')
+        print_labeled_line('check', f'without {" and ".join(missing)}, logits are not compared; {INSTALL}')
     else:
         difference = pytorch_export.compare_logits(folder, model, safetensors_files.round_params(params, dtype))
-        print_line('check', f'logits of the PyTorch code and ours differ by {difference}')
+        print_labeled_line('check', f'logits of the PyTorch code and ours differ by {difference}')
     auto_class = pytorch_export.MODEL_CLASSES[model.model_type][1]
-    print_line('load', f'transformers.{auto_class}.from_pretrained({str(folder)!r}, trust_remote_code=True)')
+    print_labeled_line('load', f'transformers.{auto_class}.from_pretrained({str(folder)!r}, trust_remote_code=True)')
 
 
 def _compare_with_reference(source: folders.HuggingFaceSource, model: Any, params: Any, vocabulary: Any) -> None:
     """Compares logits and token ids with transformers, if it is installed. Raises UserError if the logits differ."""
     if missing := folders.missing_packages():
-        print_line('check', f'without {" and ".join(missing)}, logits are not compared; {INSTALL}')
+        print_labeled_line('check', f'without {" and ".join(missing)}, logits are not compared; {INSTALL}')
         return
     difference = folders.describe_difference(*folders.compute_both_logits(source, model, params))
-    print_line('check', f"logits of Hugging Face's model and ours differ by {difference}")
-    print_line('check', folders.compare_token_ids(source.folder, vocabulary))
+    print_labeled_line('check', f"logits of Hugging Face's model and ours differ by {difference}")
+    print_labeled_line('check', folders.compare_token_ids(source.folder, vocabulary))
 
 
-def cached_model_dir(path: str) -> pathlib.Path:
+def get_or_convert_model_dir(path: str) -> pathlib.Path:
     """Returns the cached MODEL_DIR of the Hugging Face model in `path`. Converts the model on first use."""
     source = pathlib.Path(path).expanduser().resolve()
     files = sorted((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in source.glob('*.*'))

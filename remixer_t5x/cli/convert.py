@@ -72,13 +72,13 @@ def run(args: argparse.Namespace) -> None:
     source, target = select_conversion(args)
     # These conversions require gin files from the user, because their inputs do not configure the model.
     if {'from_t5x', 'to_hf', 'to_t5x'} & {source, target}:
-        model, vocabulary = arguments.load_values(args, 'MODEL', 'VOCABULARY')
+        model, vocabulary = arguments.load_macro_values(args, 'MODEL', 'VOCABULARY')
         from remixer_t5x.cli import conversions
 
         convert = {
-            'from_t5x': conversions.from_t5x,
+            'from_t5x': conversions.convert_from_t5x,
             'to_hf': conversions.export_any_model,
-            'to_t5x': conversions.to_t5x,
+            'to_t5x': conversions.convert_to_t5x,
         }
         convert[source if source in convert else target](args, model, vocabulary)
         return
@@ -91,16 +91,16 @@ def run(args: argparse.Namespace) -> None:
     if source == 'from_hf':
         conversions.convert_to_model_dir(args)
     elif source == 'from_safetensors':
-        conversions.from_safetensors(args)
+        conversions.convert_from_safetensors(args)
     elif source == 'average':
         conversions.average_checkpoints(args)
     elif target in ('to_shared', 'push_to_hub'):
         share = lazy_imports.import_extra('hub.share')
         (share.write_shared_model if target == 'to_shared' else share.push_shared_model)(args)
     elif target == 'to_safetensors':
-        conversions.to_safetensors(args)
+        conversions.convert_to_safetensors(args)
     else:
-        (conversions.merge_adapters if target == 'to' else conversions.to_adapters)(args)
+        (conversions.merge_adapters if target == 'to' else conversions.extract_adapters)(args)
 
 
 def select_conversion(args: argparse.Namespace) -> tuple[str, str]:

@@ -39,13 +39,13 @@ def add_preview_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_gin_flags(parser)
     parser.add_argument('--split', metavar='NAME', default='train', help="split to read (default 'train')")
     number = 'number of examples to show (default 2)'
-    parser.add_argument('--num_examples', metavar='N', type=arguments.whole_number_type(0), default=2, help=number)
+    parser.add_argument('--num_examples', metavar='N', type=arguments.make_whole_number_type(0), default=2, help=number)
 
 
 def preview_task(args: argparse.Namespace) -> None:
     """Prints rows of the shuffled split in the format of training batches, and the packing efficiency."""
     macros = ('MIXTURE_OR_TASK_NAME', 'TASK_FEATURE_LENGTHS', 'PACK', 'MODEL_TYPE')
-    mixture, lengths, pack, model_type = arguments.load_values(args, *macros, defaults={'PACK': False})
+    mixture, lengths, pack, model_type = arguments.load_macro_values(args, *macros, defaults={'PACK': False})
     from remixer_t5x import tf_data
     from remixer_t5x.data import batch_formats, converters, pipeline
 
@@ -64,10 +64,10 @@ def preview_task(args: argparse.Namespace) -> None:
     for number, row in enumerate(rows[: args.num_examples], 1):
         print(f'\nrow {number}')
         _print_row(row, vocabulary)
-    print('', *packing_efficiency(rows), sep='\n')
+    print('', *describe_packing_efficiency(rows), sep='\n')
 
 
-def packing_efficiency(rows: Iterable[Mapping[str, np.ndarray]]) -> list[str]:
+def describe_packing_efficiency(rows: Iterable[Mapping[str, np.ndarray]]) -> list[str]:
     """Describes the fraction of non-padding tokens and the examples per row, separately for inputs and targets."""
     import numpy as np
 
@@ -166,7 +166,7 @@ def list_tasks(args: argparse.Namespace) -> None:
     whole = sum(all(split.origin for split in task.splits) for task in tasks)
     summary = f'{whole} of {len(tasks)} tasks are available; downloads go to {catalogue.download_folder(args.data_dir)}'
     corpora = 'Corpora for pretraining are gin files: data/python_docs.gin, data/own_text.gin, data/c4.gin'
-    console.print_items(table, summary, corpora, pipe_width=_PIPE_WIDTH)
+    console.print_with_rich(table, summary, corpora, pipe_width=_PIPE_WIDTH)
 
 
 def add_get_arguments(parser: argparse.ArgumentParser) -> None:
@@ -188,7 +188,7 @@ def add_show_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('name', metavar='NAME', help='a task listed by `data list`')
     parser.add_argument('--split', metavar='NAME', help='split to read (default: the first with data)')
     number = 'number of examples to show (default 2)'
-    parser.add_argument('--num_examples', metavar='N', type=arguments.whole_number_type(1), default=2, help=number)
+    parser.add_argument('--num_examples', metavar='N', type=arguments.make_whole_number_type(1), default=2, help=number)
     parser.add_argument('--data_dir', metavar='DIR', help=_DATA_DIR_HELP)
 
 
@@ -242,7 +242,7 @@ def add_cache_arguments(parser: argparse.ArgumentParser) -> None:
     folder = 'folder for cached tasks, local or in gs://, with a subfolder for each task (default: CACHE_DIR)'
     parser.add_argument('--output_dir', metavar='DIR', help=folder)
     shards = 'number of files per split, at least the number of source files; hosts share the files (default 64)'
-    parser.add_argument('--shards', metavar='N', type=arguments.whole_number_type(1), default=64, help=shards)
+    parser.add_argument('--shards', metavar='N', type=arguments.make_whole_number_type(1), default=64, help=shards)
     parser.add_argument(
         '--beam_options',
         metavar='FLAGS',
@@ -253,7 +253,9 @@ def add_cache_arguments(parser: argparse.ArgumentParser) -> None:
 
 def cache_tasks(args: argparse.Namespace) -> None:
     """Caches each task of a mixture and prints a summary."""
-    mixture, folder = arguments.load_values(args, 'MIXTURE_OR_TASK_NAME', 'CACHE_DIR', defaults={'CACHE_DIR': None})
+    mixture, folder = arguments.load_macro_values(
+        args, 'MIXTURE_OR_TASK_NAME', 'CACHE_DIR', defaults={'CACHE_DIR': None}
+    )
     folder = args.output_dir or folder
     if not isinstance(folder, str) or not folder:
         raise UserError(f'CACHE_DIR must be a folder, got {folder!r}; pass, for example, --output_dir=/data/cached')
@@ -289,7 +291,7 @@ def show_vocabulary(args: argparse.Namespace) -> None:
 
     Raises UserError if the tokenizer model of the vocabulary cannot be read or trained.
     """
-    (vocabulary,) = arguments.load_values(args, 'VOCABULARY')
+    (vocabulary,) = arguments.load_macro_values(args, 'VOCABULARY')
     first, count = sentinels.sentinel_range(vocabulary)
     print(f'ids          {vocabulary.vocab_size} (VOCAB_SIZE must be at least this)')
     print(f'padding {vocabulary.pad_id}, EOS {vocabulary.eos_id}, unknown {vocabulary.unk_id}')

@@ -48,12 +48,12 @@ def run(args: argparse.Namespace) -> None:
     """Evaluates checkpoints, prints a table of metrics, and writes metrics, predictions and leaderboard submissions."""
     arguments.apply_decoder_flags(args)
     defaults = {'VALIDATION_PAIRS': None}
-    held_out, split = arguments.load_values(args, *defaults, 'EVAL_SPLIT', base=BASE, defaults=defaults)
+    held_out, split = arguments.load_macro_values(args, *defaults, 'EVAL_SPLIT', base=BASE, defaults=defaults)
     if held_out and split != 'train' and 'PAIRS' not in dict(args.gin_flags):
         # Evaluation does not need the training examples, which may no longer exist.
         args.gin_flags = [('PAIRS', 'None'), *args.gin_flags]
     if args.predictions is not None:
-        process_flags.reject_flags(args, 'predictions are scored by one process')
+        process_flags.reject_process_flags(args, 'predictions are scored by one process')
         _score_predictions(args)
         return
     arguments.load_config(args, ROOT, base=BASE)
@@ -71,7 +71,9 @@ def _score_predictions(args: argparse.Namespace) -> None:
     files in this format.
     """
     defaults = {'EVAL_TASKS': None, 'EVAL_EXAMPLES': None}
-    mixture, lengths, split, name, limit = arguments.load_values(args, *_TASK_MACROS, base=BASE, defaults=defaults)
+    mixture, lengths, split, name, limit = arguments.load_macro_values(
+        args, *_TASK_MACROS, base=BASE, defaults=defaults
+    )
     from remixer_t5x.evaluate import checkpoint_evaluation, task_evaluation, task_examples
 
     path = args.predictions
@@ -165,7 +167,7 @@ def _print_on_first_process(part: Any) -> None:
     import jax
 
     if jax.process_index() == 0:
-        console.print_items(part, pipe_width=100)
+        console.print_with_rich(part, pipe_width=100)
 
 
 def _build_table(reports: Sequence[TaskReport], title: str) -> Any:

@@ -25,13 +25,13 @@ _DATA = {'SEED': 0, 'PACK': False, 'USE_CACHED_TASKS': False, 'CACHE_DIR': None}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_gin_flags(parser)
     number = 'number of examples to show (default 3)'
-    parser.add_argument('--num_examples', metavar='N', type=arguments.whole_number_type(1), default=3, help=number)
+    parser.add_argument('--num_examples', metavar='N', type=arguments.make_whole_number_type(1), default=3, help=number)
 
 
 def run(args: argparse.Namespace) -> None:
     """Prints the beginning of the first validation examples, with the true and predicted text of each gap."""
     macros = ('MODEL', 'PARTITIONER', 'MODEL_DIR', 'MIXTURE_OR_TASK_NAME', 'TASK_FEATURE_LENGTHS', *_DATA)
-    model, partitioner, folder, mixture, lengths, *data = arguments.load_values(args, *macros, defaults=_DATA)
+    model, partitioner, folder, mixture, lengths, *data = arguments.load_macro_values(args, *macros, defaults=_DATA)
     import jax
     import numpy as np
     from rich.console import Console

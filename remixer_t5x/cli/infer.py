@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> None:
     if args.pooling is not None and args.embed is None:
         raise UserError('--pooling requires --embed; add --embed, or omit --pooling')
     if args.embed is not None:
-        process_flags.reject_flags(args, 'embeddings are written by one process')
+        process_flags.reject_process_flags(args, 'embeddings are written by one process')
     arguments.apply_decoder_flags(args)
     load_config(args)
     with process_flags.connect_processes(args):
@@ -73,7 +73,7 @@ def load_settings(args: argparse.Namespace) -> tuple[TextInference, str | None]:
     template = reference_resolver.evaluate_macro('INPUTS', None)
     if settings.vocabulary is None:
         # This call replaces the loaded gin configuration.
-        (mixture,) = arguments.load_values(args, 'MIXTURE_OR_TASK_NAME', base=BASE)
+        (mixture,) = arguments.load_macro_values(args, 'MIXTURE_OR_TASK_NAME', base=BASE)
         settings = dataclasses.replace(settings, vocabulary=task_vocabulary.get_vocabulary(pipeline.get_task(mixture)))
     return settings, template
 

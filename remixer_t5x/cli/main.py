@@ -25,17 +25,17 @@ from remixer_t5x.devices import compilation_cache
 from remixer_t5x.errors import UserError, suggest_similar_name, to_one_line
 
 
-def _extra_command(module: str) -> tuple[Command, ...]:
+def _load_extra_command(module: str) -> tuple[Command, ...]:
     """Returns a tuple with the command of an optional extra, or an empty tuple if the extra is not installed."""
     return (lazy_imports.import_extra(module).COMMAND,) if lazy_imports.has_extra(module.partition('.')[0]) else ()
 
 
 COMMANDS = (
-    *(train.TRAIN, train.FINETUNE, *_extra_command('reports.compare'), *_extra_command('reproduce')),
+    *(train.TRAIN, train.FINETUNE, *_load_extra_command('reports.compare'), *_load_extra_command('reproduce')),
     *(evaluate.COMMAND, infer.COMMAND, info.COMMAND),
     *(data.PREVIEW, data.LIST, data.GET, data.SHOW, data.CACHE, data.VOCABULARY),
-    *(score.COMMAND, fill_in.COMMAND, convert.COMMAND, *_extra_command('export')),
-    *(*_extra_command('reports'), *_extra_command('serve')),
+    *(score.COMMAND, fill_in.COMMAND, convert.COMMAND, *_load_extra_command('export')),
+    *(*_load_extra_command('reports'), *_load_extra_command('serve')),
 )
 
 # Number of threads that a small training run on two cores starts.
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     own_process = argv is None
     if own_process:
-        console.protect_streams()
+        console.protect_standard_streams()
         user_modules.install_module_finder(os.getcwd())
     arguments_given = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -127,7 +127,7 @@ def _run_command(argv: Sequence[str], own_process: bool) -> int:
         rest = [name, *rest[2:]]
     args, unknown = parser.parse_known_args(rest)
     if unknown:
-        raise UserError(_unknown_flag_message(args, unknown))
+        raise UserError(_describe_unknown_flags(args, unknown))
     if args.command is None:
         parser.print_help()
         return 0
@@ -141,18 +141,18 @@ def _run_command(argv: Sequence[str], own_process: bool) -> int:
     compilation_cache.enable_cache()
     os.environ.update({name: value for name, value in command.env.items() if name not in os.environ})
     if command.keeps_buffers and own_process:
-        keep_buffers()
+        keep_freed_buffers()
     lazy_imports.verbose = args.verbose
     if args.verbose:
         startup_timer.start_timer()
     else:
         console.hide_logs()
     if not command.prints_result:
-        console.continue_without_stdout()
+        console.ignore_stdout_errors()
     return command.run(args) or 0
 
 
-def _unknown_flag_message(args: argparse.Namespace, unknown: list[str]) -> str:
+def _describe_unknown_flags(args: argparse.Namespace, unknown: list[str]) -> str:
     """Returns the error message for unknown arguments, and suggests the equivalent of the first argument if known."""
     from remixer_t5x.config import gin_files
 
@@ -167,7 +167,7 @@ def _unknown_flag_message(args: argparse.Namespace, unknown: list[str]) -> str:
     return f'{message}; see {parser.prog} --help'
 
 
-class _Parser(argparse.ArgumentParser):
+class _CommandParser(argparse.ArgumentParser):
     """Argument parser that raises UserError for invalid flags."""
 
     def error(self, message: str):
@@ -180,7 +180,7 @@ def _build_parser() -> argparse.ArgumentParser:
     # argparse indents the names of commands by two more columns than the heading COMMAND.
     width = max(len(command.name) for command in COMMANDS) + 2
     options: dict[str, Any] = {'formatter_class': argparse.RawDescriptionHelpFormatter, 'allow_abbrev': False}
-    parser = _Parser(
+    parser = _CommandParser(
         prog='remixer-t5x',
         description='Pretrain, finetune, evaluate and run T5-style encoder-decoders with any token mixer.',
         epilog=f'{arguments.GIN_HELP}\nexamples:\n{_format_examples(e for c in COMMANDS for e in c.examples)}',
@@ -228,7 +228,7 @@ def _check_ulimits() -> None:
         end.set()
 
 
-def keep_buffers() -> None:
+def keep_freed_buffers() -> None:
     """Prevents glibc from returning large buffers to the operating system after every step, to avoid page faults."""
     # C libraries other than glibc do not provide mallopt.
     with contextlib.suppress(AttributeError):

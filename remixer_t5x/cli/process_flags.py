@@ -69,10 +69,10 @@ def connect_processes(args: argparse.Namespace, saves: bool = False) -> Iterator
 
     from remixer_t5x.devices import collectives, processes
 
-    settings = processes.ProcessFlags(**{_FLAGS[flag][0]: value for flag, value in _given_flags(args).items()})
+    settings = processes.ProcessFlags(**{_FLAGS[flag][0]: value for flag, value in _get_given_flags(args).items()})
     with processes.connected_processes(settings, functools.partial(args.report_error, verbose=args.verbose), saves):
         if collectives.is_distributed():
-            collectives.check_same_on_processes(process_independent_values(args.command))
+            collectives.check_same_on_processes(collect_shared_values(args.command))
             # Initializing JAX's devices waits for the other processes.
             first, *_ = devices = jax.local_devices()
             kind = f'{len(devices)} {first.device_kind} ({first.client.platform_version})'
@@ -80,7 +80,7 @@ def connect_processes(args: argparse.Namespace, saves: bool = False) -> Iterator
         yield
 
 
-def process_independent_values(command: str) -> dict[str, Any]:
+def collect_shared_values(command: str) -> dict[str, Any]:
     """Returns the values that must be equal in all processes, in the order in which they are compared."""
     from remixer_t5x.checkpoints import compatibility
     from remixer_t5x.config import loading
@@ -100,11 +100,11 @@ def process_independent_values(command: str) -> dict[str, Any]:
         },
         **{name: value for name, value in settings.items() if name not in MAY_DIFFER},
         'imports of the gin files': [line for line in text.splitlines() if line.startswith(('import ', 'from '))],
-        **_code_digests(),
+        **_hash_code(),
     }
 
 
-def _code_digests() -> dict[str, str]:
+def _hash_code() -> dict[str, str]:
     """Returns digests of this project's packages, and of all loaded modules that are not in installed packages."""
     packages = (remixer_t5x, remixer_tasks)
     files = {package.__name__: sorted(pathlib.Path(package.__path__[0]).rglob('*.py')) for package in packages}
@@ -120,12 +120,12 @@ def _code_digests() -> dict[str, str]:
     return digests
 
 
-def _given_flags(args: argparse.Namespace) -> dict[str, str]:
+def _get_given_flags(args: argparse.Namespace) -> dict[str, str]:
     """Returns the values of the flags in `_FLAGS` that the user has passed."""
     return {flag: value for flag in _FLAGS if (value := getattr(args, flag)) is not None}
 
 
-def reject_flags(args: argparse.Namespace, reason: str) -> None:
+def reject_process_flags(args: argparse.Namespace, reason: str) -> None:
     """Raises UserError with `reason` if the user has passed a flag in `_FLAGS`."""
-    for flag in _given_flags(args):
+    for flag in _get_given_flags(args):
         raise UserError(f'--{flag} cannot be used here ({reason}); omit it')

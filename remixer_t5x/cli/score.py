@@ -30,9 +30,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--targets', metavar='COLUMN', default='targets', help=f'{column} (default targets)')
     parser.add_argument('--output', metavar='FILE', help='a new file (default: standard output)')
     size = f'pairs per batch (default {BATCH_SIZE})'
-    parser.add_argument('--batch_size', metavar='N', type=arguments.whole_number_type(1), default=BATCH_SIZE, help=size)
+    parser.add_argument(
+        '--batch_size', metavar='N', type=arguments.make_whole_number_type(1), default=BATCH_SIZE, help=size
+    )
     lengths = 'maximum number of tokens of an input or a target (default: the lengths used in training)'
-    parser.add_argument('--max_length', metavar='N', type=arguments.whole_number_type(1), help=lengths)
+    parser.add_argument('--max_length', metavar='N', type=arguments.make_whole_number_type(1), help=lengths)
 
 
 def run(args: argparse.Namespace) -> None:

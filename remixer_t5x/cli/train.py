@@ -63,12 +63,12 @@ def run(args: argparse.Namespace) -> int:
     with process_flags.connect_processes(args, saves=True), contextlib.ExitStack() as signals:
         # The train step starts compiling before the tasks are created, because creating tasks imports TensorFlow.
         settings: Run = reference_resolver.call_configured(ROOT, deferred=(TRAINING_TASK, EVALUATION_TASKS))
-        _check_command(args.command, settings)
+        _require_finetune_tasks(args.command, settings)
         lines = check_custom_sublayers(settings.step_config.model, settings.dataset.pack)
         if jax.process_index() == 0:
             for line in lines:
                 print(f'checked      {line}', file=sys.stderr)
-        flops = functools.partial(_flops_per_step, settings)
+        flops = functools.partial(_count_flops_per_step, settings)
         result = loop.train(
             settings, config_text=loading.get_config_text(), flops_per_step=flops, signals=signals, report=_write_report
         )
@@ -83,22 +83,22 @@ def run(args: argparse.Namespace) -> int:
 
 def _start_from_hugging_face(args: argparse.Namespace) -> None:
     """Converts the model of `--from_hf`, and adds the gin file and checkpoint to `args`; gin flags override both."""
-    process_flags.reject_flags(args, f'run remixer-t5x convert --from_hf={args.from_hf} --to=MODEL_DIR first')
+    process_flags.reject_process_flags(args, f'run remixer-t5x convert --from_hf={args.from_hf} --to=MODEL_DIR first')
     with arguments.hide_library_output(args):
         from remixer_t5x.cli import conversions
         from remixer_t5x.run_folder import model_dir
 
-    folder = conversions.cached_model_dir(args.from_hf)
+    folder = conversions.get_or_convert_model_dir(args.from_hf)
     args.gin_file = [*args.gin_file, f'{folder}/{model_dir.CONVERTED}']
     args.gin_flags = [('INITIAL_CHECKPOINT_PATH', str(folder)), *args.gin_flags]
 
 
-def _check_command(command: str, settings: Run) -> None:
+def _require_finetune_tasks(command: str, settings: Run) -> None:
     if command == 'finetune' and settings.tasks is None:
         raise UserError(f'the gin files configure pretraining, like {FILES["train"]}; run remixer-t5x train')
 
 
-def _flops_per_step(settings: Run) -> float:
+def _count_flops_per_step(settings: Run) -> float:
     from remixer_t5x.costs import model_counts
 
     count = model_counts.count_model(settings.step_config.model, settings.dataset.task_feature_lengths)

@@ -21,7 +21,7 @@ from typing import Any
 
 import model_process
 
-from remixer_t5x.cli.main import keep_buffers
+from remixer_t5x.cli.main import keep_freed_buffers
 
 PEER = 'Hugging Face'
 NO_EOS = -1
@@ -106,7 +106,7 @@ def main() -> None:
 
 def _serve_calls(pipe, name: str, args: argparse.Namespace) -> None:
     """Receives numbers of beams; decodes once for each, and sends back the wall time and the CPU time."""
-    keep_buffers()
+    keep_freed_buffers()
     pipe.recv()
     calls, facts = build_peer_calls(args) if name == PEER else build_our_calls(name, args)
     for call in calls.values():

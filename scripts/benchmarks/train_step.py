@@ -19,7 +19,7 @@ from typing import Any
 
 import model_process
 
-from remixer_t5x.cli.main import keep_buffers
+from remixer_t5x.cli.main import keep_freed_buffers
 
 PEER = 'PyTorch T5'
 
@@ -123,7 +123,7 @@ def main() -> None:
 
 def _serve_calls(pipe, name: str, args: argparse.Namespace) -> None:
     """Sends the properties of the model for the first request, and the time of a step for each later request."""
-    keep_buffers()
+    keep_freed_buffers()
     pipe.recv()
     step, facts = build_torch_step(args) if name == PEER else build_our_step(name, args)
     if facts:

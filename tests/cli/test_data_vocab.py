@@ -49,7 +49,7 @@ def test_the_packing_efficiency_is_computed():
     tokens, segments = np.array([5, 1, 7, 0]), np.array([1, 1, 2, 0])
     row = {'encoder_input_tokens': tokens, 'encoder_segment_ids': segments}
     row |= {'decoder_target_tokens': tokens[:2], 'decoder_segment_ids': segments[:2]}
-    assert data.packing_efficiency([row]) == [
+    assert data.describe_packing_efficiency([row]) == [
         'inputs: 75.0% of 4 slots are tokens, 2.00 examples per row (1 rows measured)',
         'targets: 100.0% of 2 slots are tokens, 1.00 examples per row (1 rows measured)',
     ]

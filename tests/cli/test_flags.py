@@ -31,7 +31,7 @@ def test_flags_choose_the_decoder_and_the_batch_size(command, flags, decoder):
     args = parse(command.COMMAND.name, *flags, '--batch_size=7')
     arguments.apply_decoder_flags(args)
     macro = {'infer': 'INFER_BATCH_SIZE', 'eval': 'EVAL_BATCH_SIZE'}[command.COMMAND.name]
-    assert arguments.load_values(args, 'DECODER', macro, base=command.BASE) == [decoder, 7]
+    assert arguments.load_macro_values(args, 'DECODER', macro, base=command.BASE) == [decoder, 7]
     gin.clear_config()
 
 
@@ -43,4 +43,4 @@ def test_two_decoders_are_rejected():
         args = parse('infer', f'--sampling={temperature}')
         arguments.apply_decoder_flags(args)
         with pytest.raises(UserError, match=f'TEMPERATURE must be .*{temperature}'):
-            arguments.load_values(args, 'DECODER', base=infer.BASE)
+            arguments.load_macro_values(args, 'DECODER', base=infer.BASE)

@@ -150,14 +150,14 @@ def test_freed_buffers_are_reused_without_page_faults():
     code = (
         'import resource\n'
         'from remixer_t5x.cli import main\n'
-        'main.keep_buffers()\n'
+        'main.keep_freed_buffers()\n'
         'for _ in range(3):\n'
         '    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n'
         '    bytearray(b"1") * 2**26\n'
         'print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)\n'
     )
     reused, returned = (
-        int(run_python(['-c', text]).stdout) for text in (code, code.replace('main.keep_buffers()\n', ''))
+        int(run_python(['-c', text]).stdout) for text in (code, code.replace('main.keep_freed_buffers()\n', ''))
     )
     assert reused < 100 < 10_000 < returned
 
@@ -191,6 +191,6 @@ def run_python(argv):
 
 def test_finetune_needs_tasks_and_train_does_not():
     for tasks in ('something', None):
-        train._check_command('train', types.SimpleNamespace(tasks=tasks))
+        train._require_finetune_tasks('train', types.SimpleNamespace(tasks=tasks))
     with pytest.raises(UserError, match='run remixer-t5x train'):
-        train._check_command('finetune', types.SimpleNamespace(tasks=None))
+        train._require_finetune_tasks('finetune', types.SimpleNamespace(tasks=None))

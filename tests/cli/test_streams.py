@@ -47,7 +47,7 @@ def run_with_streams(targets, argv):
             os.dup2(os.open(target, os.O_WRONLY), descriptor)
     if targets == (None, None):
         sys.stdout = sys.stderr = sys.__stdout__ = sys.__stderr__ = None
-    console.protect_streams()
+    console.protect_standard_streams()
     return main.main(argv)
 
 
@@ -91,7 +91,7 @@ def run_on_terminal(argv, run):
     threading.Thread(target=close, daemon=True).start()
     # The tests may run under nohup, which ignores SIGHUP.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    console.protect_streams()
+    console.protect_standard_streams()
     return main.main(argv)
 
 
@@ -129,7 +129,7 @@ def test_exit_code_is_2_if_the_output_pipe_is_closed():
 
 def test_closed_descriptors_are_not_reused_by_files(tmp_path):
     code = (
-        'import os\nfrom remixer_t5x.cli import console\nconsole.protect_streams()\n'
+        'import os\nfrom remixer_t5x.cli import console\nconsole.protect_standard_streams()\n'
         f'file = open({str(tmp_path / "checkpoint")!r}, "w")\nos.write(1, b"text"); os.write(2, b"text")\n'
         'assert file.fileno() > 2 and input is not None\nprint("more")'
     )
@@ -139,7 +139,7 @@ def test_closed_descriptors_are_not_reused_by_files(tmp_path):
 
 
 def test_a_character_outside_of_the_locale_is_written_as_an_escape():
-    code = 'from remixer_t5x.cli import console\nconsole.protect_streams()\nprint("loss · é\\udcff")'
+    code = 'from remixer_t5x.cli import console\nconsole.protect_standard_streams()\nprint("loss · é\\udcff")'
     done = subprocess.run(
         [sys.executable, '-c', code], env=paths.environment(PYTHONIOENCODING='ascii'), stdout=subprocess.PIPE
     )

@@ -68,7 +68,7 @@ def compare_identities(gin_files, flags, join):
     """
     loading.load_gin_config(loading.ConfigSources(gin_files, flags))
     with processes.connected_processes(processes.ProcessFlags(**join), main.report_error):
-        identity = process_flags.process_independent_values('train')
+        identity = process_flags.collect_shared_values('train')
         for name in [*identity, None]:
             values = {**identity, name: 'changed'} if name and join['index'] else identity
             try:

@@ -17,11 +17,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how each parameter is sharded over the mesh of a hardware file; NAMES is a pattern such as 'encoder/*'",
     )  # fmt: skip
     kinds.add_argument(
-        '--memory', nargs='?', const=8, type=arguments.whole_number_type(0), metavar='CHANGES',
+        '--memory', nargs='?', const=8, type=arguments.make_whole_number_type(0), metavar='CHANGES',
         help='memory of a training step per device; CHANGES: number of changes to try if it does not fit (default 8)',
     )  # fmt: skip
     kinds.add_argument(
-        '--speed', nargs='?', const=0, type=arguments.whole_number_type(0), metavar='CHANGES',
+        '--speed', nargs='?', const=0, type=arguments.make_whole_number_type(0), metavar='CHANGES',
         help='minimum time of a training step on the machine of a hardware file, bottlenecks, and possible changes; '
         'CHANGES: number of changes to compile as well (default 0)',
     )  # fmt: skip
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         '--speed, compare their forecasts (default small)',
     )  # fmt: skip
     depth = 'number of levels of modules to show (default 3)'
-    parser.add_argument('--depth', metavar='N', type=arguments.whole_number_type(1), default=3, help=depth)
+    parser.add_argument('--depth', metavar='N', type=arguments.make_whole_number_type(1), default=3, help=depth)
     parser.add_argument(
         '--models',
         metavar='NAMES',
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     arguments.add_macro_flag(parser, '--mesh', 'MESH', f'with --sharding, --memory or --speed: {arguments.MESH_HELP}')
     number = 'with --sharding, --memory or --speed: number of devices; overrides the hardware file'
-    parser.add_argument('--devices', metavar='N', type=arguments.whole_number_type(1), help=number)
+    parser.add_argument('--devices', metavar='N', type=arguments.make_whole_number_type(1), help=number)
     parser.add_argument(
         '--device_memory', metavar='GIB', type=float, help='with --memory or --speed: memory of one device, in GiB'
     )

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from remixer_t5x import lazy_imports
 from remixer_t5x.cli import arguments, console
-from remixer_t5x.cli.info.model import check_lengths
+from remixer_t5x.cli.info.model import resolve_feature_lengths
 from remixer_t5x.costs import step_memory
 from remixer_t5x.costs.step_memory import StepMemory, StepSpec, format_gibibytes
 from remixer_t5x.data import batch_formats
@@ -50,14 +50,14 @@ _ROWS = {
     'results': 'results other than the state',
     'program': 'program',
 }
-_print = functools.partial(console.print_items, pipe_width=110)
+_print = functools.partial(console.print_with_rich, pipe_width=110)
 
 
 def read_step_spec(args: argparse.Namespace) -> tuple[StepSpec, Hardware]:
     """Reads the training step and its hardware from the gin files and flags of the command line."""
-    values = dict(zip(_MACROS, arguments.load_values(args, *_MACROS, defaults=_DEFAULTS), strict=True))
+    values = dict(zip(_MACROS, arguments.load_macro_values(args, *_MACROS, defaults=_DEFAULTS), strict=True))
     model, size = values['MODEL'], values['BATCH_SIZE']
-    lengths = check_lengths(model.model_type, values['TASK_FEATURE_LENGTHS'])
+    lengths = resolve_feature_lengths(model.model_type, values['TASK_FEATURE_LENGTHS'])
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise UserError(f'BATCH_SIZE must be a positive integer, got {size!r}; pass --gin.BATCH_SIZE=128')
     step = StepSpec(
@@ -81,13 +81,13 @@ def build_recomputing_model(args: argparse.Namespace) -> Any:
     """Returns the model of the step, configured to recompute all activations in the backward pass."""
     remat = {'REMAT_POLICY': stack.full_remat}
     return lora.with_adapters(
-        *arguments.load_values(args, 'MODEL', 'LORA', 'LORA_RANK', defaults=_DEFAULTS, objects=remat)
+        *arguments.load_macro_values(args, 'MODEL', 'LORA', 'LORA_RANK', defaults=_DEFAULTS, objects=remat)
     )
 
 
 def build_adafactor(args: argparse.Namespace) -> Optimizer:
     """Returns an Adafactor optimizer with the step's settings for averaging, freezing and adapting parameters."""
-    decay, pattern, adapted = arguments.load_values(args, 'EMA_DECAY', 'TRAINABLE', 'LORA', defaults=_DEFAULTS)
+    decay, pattern, adapted = arguments.load_macro_values(args, 'EMA_DECAY', 'TRAINABLE', 'LORA', defaults=_DEFAULTS)
     return trainable.restrict_to_trainable(average_params(adafactor(learning_rate=1e-3), decay), pattern, adapted)
 
 
@@ -97,11 +97,11 @@ def print_tables(args: argparse.Namespace) -> None:
     recomputing_model, smaller_optimizer = build_recomputing_model(args), build_adafactor(args)
     with lazy_imports.discard_stderr():
         devices, compiler = hardware.compile_devices()
-    step, available = place_on_devices(step, hardware, devices), hardware.memory_bytes
+    step, available = place_step_on_devices(step, hardware, devices), hardware.memory_bytes
     _print(describe_step(step, hardware, compiler))
     with trace_for_hardware(hardware, compiler):
         memory = _measure_memory(step)
-        _print(memory_table(memory, available))
+        _print(build_memory_table(memory, available))
         if compiler == 'XLA:CPU' and hardware.platform != 'cpu':
             _print(_CPU_NOTE)
         _print(describe_memory_fit(memory, available))
@@ -114,7 +114,7 @@ def print_tables(args: argparse.Namespace) -> None:
             trials = step_memory.search_memory_savings(
                 step, memory, available, recomputing_model, smaller_optimizer, _measure_memory, args.memory
             )
-            _try_changes(trials, available)
+            _print_memory_trials(trials, available)
 
 
 def _measure_memory(step: StepSpec) -> StepMemory:
@@ -123,7 +123,7 @@ def _measure_memory(step: StepSpec) -> StepMemory:
         return step_memory.measure_memory(step)
 
 
-def _try_changes(trials: Iterator[step_memory.MemoryTrial], available: int) -> None:
+def _print_memory_trials(trials: Iterator[step_memory.MemoryTrial], available: int) -> None:
     _print('changes, each added to the previous ones and compiled:')
     # A dict keyed by flag, so later values replace earlier values.
     useful: dict[str, str] = {}
@@ -142,7 +142,7 @@ def _try_changes(trials: Iterator[step_memory.MemoryTrial], available: int) -> N
     )
 
 
-def memory_table(memory: StepMemory, available: int | None) -> Table:
+def build_memory_table(memory: StepMemory, available: int | None) -> Table:
     """Returns a table of the memory by component and in total. The table has percentages if `available` is not None."""
     first = 'on each device'
     shares = [] if available is None else [f'% of {format_gibibytes(available)}']
@@ -165,7 +165,7 @@ def describe_memory_fit(memory: StepMemory, available: int | None) -> str:
     return f'fits: {format_gibibytes(available - memory.total)} of {format_gibibytes(available)} are left'
 
 
-def place_on_devices(step: StepSpec, hardware: Hardware, devices: Sequence[Any]) -> StepSpec:
+def place_step_on_devices(step: StepSpec, hardware: Hardware, devices: Sequence[Any]) -> StepSpec:
     """Places the step on a mesh of the devices that `hardware` describes."""
     partitioner = dataclasses.replace(step.partitioner, devices=devices)
     nodes = len({device.process_index for device in devices})

@@ -39,12 +39,12 @@ WHOLE_MODEL, ENCODER_PART = 'whole model', 'encoder and embedding'
 
 def print_tables(args: argparse.Namespace) -> None:
     """Prints the costs of modules down to level `--depth`, the total costs, and the conventions for counting FLOPs."""
-    model, feature_lengths = arguments.load_values(args, 'MODEL', *LENGTHS_MACRO, defaults=LENGTHS_MACRO)
-    lengths = check_lengths(model.model_type, feature_lengths)
+    model, feature_lengths = arguments.load_macro_values(args, 'MODEL', *LENGTHS_MACRO, defaults=LENGTHS_MACRO)
+    lengths = resolve_feature_lengths(model.model_type, feature_lengths)
     count = model_counts.count_model(model, lengths)
     parameters, training = count.total_parameters, count.training_flops
-    console.print_items(
-        cost_table(count, args.depth),
+    console.print_with_rich(
+        build_cost_table(count, args.depth),
         f'{parameters:,} parameters ({parameters / 1e6:,.1f}M), '
         f'{parameters * _FLOAT32_BYTES / 2**20:,.1f} MiB in float32',
         f'one example: {describe_lengths(lengths)}; forward pass {format_quantity(count.total_forward_flops)}FLOPs, '
@@ -55,7 +55,7 @@ def print_tables(args: argparse.Namespace) -> None:
     )
 
 
-def check_lengths(model_type: str, feature_lengths: Mapping[str, int] | None) -> Mapping[str, int]:
+def resolve_feature_lengths(model_type: str, feature_lengths: Mapping[str, int] | None) -> Mapping[str, int]:
     """Returns the feature lengths, by default those of the model type. Raises UserError for unsupported features."""
     if feature_lengths is None:
         return batch_formats.get_batch_formats(model_type)[0].example
@@ -73,20 +73,20 @@ class ModuleNode:
     children: dict[str, ModuleNode] = dataclasses.field(default_factory=dict)
 
 
-def module_tree(count: ModelCounts) -> ModuleNode:
+def build_module_tree(count: ModelCounts) -> ModuleNode:
     """Returns the tree of modules in order of first use. If a module has a single child, merges the child into it."""
     root = ModuleNode('')
     for path, flops in count.forward_flops.items():
-        for node in _path_nodes(root, path):
+        for node in _iterate_path_nodes(root, path):
             node.flops += flops
     for path, parameters in count.parameters.items():
-        for node in _path_nodes(root, path[:-1]):
+        for node in _iterate_path_nodes(root, path[:-1]):
             node.parameters += parameters
     root.children = {name: _merge_only_children(child) for name, child in root.children.items()}
     return root
 
 
-def _path_nodes(root: ModuleNode, path: tuple[str, ...]) -> Iterator[ModuleNode]:
+def _iterate_path_nodes(root: ModuleNode, path: tuple[str, ...]) -> Iterator[ModuleNode]:
     node = root
     yield node
     for name in path:
@@ -102,9 +102,9 @@ def _merge_only_children(node: ModuleNode) -> ModuleNode:
     return node
 
 
-def cost_table(count: ModelCounts, depth: int) -> Table:
+def build_cost_table(count: ModelCounts, depth: int) -> Table:
     """Returns a table of the modules in the first `depth` levels; each row includes the costs of submodules."""
-    root = module_tree(count)
+    root = build_module_tree(count)
     table = console.build_table('module', 'parameters', '%', 'forward FLOPs', '%', words=('module',))
 
     def add_rows(node: ModuleNode, level: int) -> None:
@@ -143,7 +143,7 @@ def format_quantity(number: float) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class PublishedFigure:
+class PublishedCosts:
     """The number of parameters that a paper reports for a model; `part` is WHOLE_MODEL or ENCODER_PART.
 
     `flops` is the reported number of FLOPs of a forward pass over 512 tokens; a multiply and an add count as two.
@@ -157,32 +157,32 @@ class PublishedFigure:
     flops: float | None = None
 
 
-PUBLISHED_FIGURES = (
-    PublishedFigure('t5_1_1', 'base', 248e6, WHOLE_MODEL, 'REMIXERS, table 1'),
+PUBLISHED_COSTS = (
+    PublishedCosts('t5_1_1', 'base', 248e6, WHOLE_MODEL, 'REMIXERS, table 1'),
     # The table calls this row T5.1.1, but its number of parameters is that of the original T5-large; T5.1.1 has 783M.
-    PublishedFigure('t5_1_0', 'large', 738e6, WHOLE_MODEL, 'REMIXERS, table 4 (there T5.1.1)'),
-    PublishedFigure('remixer_scaled', 'scaled_base', 224e6, WHOLE_MODEL, 'REMIXERS, table 1'),
-    PublishedFigure('remixer', 'base', 324e6, WHOLE_MODEL, 'REMIXERS, table 1 (302M in table 4)'),
-    PublishedFigure('mixer_enc', 'base', 212e6, WHOLE_MODEL, 'REMIXERS, table 4'),
-    PublishedFigure('mixer_enc_dec', 'base', 212e6, WHOLE_MODEL, 'REMIXERS, table 4'),
-    PublishedFigure('t5_1_1', 'hyper_mixer_paper', 11e6, ENCODER_PART, 'HyperMixer, appendix B.2'),
-    PublishedFigure('hyper_mixer', 'hyper_mixer_paper', 11e6, ENCODER_PART, 'HyperMixer, appendix B.2'),
-    PublishedFigure('gmlp', 'gmlp_paper_base', 130e6, ENCODER_PART, 'gMLP, table 5', 158.0e9),
-    PublishedFigure('gmlp', 'gmlp_paper_large', 365e6, ENCODER_PART, 'gMLP, table 5', 430.1e9),
-    PublishedFigure('amlp', 'gmlp_paper_base', 109e6, ENCODER_PART, 'gMLP, table 5', 128.9e9),
-    PublishedFigure('amlp', 'gmlp_paper_large', 316e6, ENCODER_PART, 'gMLP, table 5', 370.3e9),
+    PublishedCosts('t5_1_0', 'large', 738e6, WHOLE_MODEL, 'REMIXERS, table 4 (there T5.1.1)'),
+    PublishedCosts('remixer_scaled', 'scaled_base', 224e6, WHOLE_MODEL, 'REMIXERS, table 1'),
+    PublishedCosts('remixer', 'base', 324e6, WHOLE_MODEL, 'REMIXERS, table 1 (302M in table 4)'),
+    PublishedCosts('mixer_enc', 'base', 212e6, WHOLE_MODEL, 'REMIXERS, table 4'),
+    PublishedCosts('mixer_enc_dec', 'base', 212e6, WHOLE_MODEL, 'REMIXERS, table 4'),
+    PublishedCosts('t5_1_1', 'hyper_mixer_paper', 11e6, ENCODER_PART, 'HyperMixer, appendix B.2'),
+    PublishedCosts('hyper_mixer', 'hyper_mixer_paper', 11e6, ENCODER_PART, 'HyperMixer, appendix B.2'),
+    PublishedCosts('gmlp', 'gmlp_paper_base', 130e6, ENCODER_PART, 'gMLP, table 5', 158.0e9),
+    PublishedCosts('gmlp', 'gmlp_paper_large', 365e6, ENCODER_PART, 'gMLP, table 5', 430.1e9),
+    PublishedCosts('amlp', 'gmlp_paper_base', 109e6, ENCODER_PART, 'gMLP, table 5', 128.9e9),
+    PublishedCosts('amlp', 'gmlp_paper_large', 316e6, ENCODER_PART, 'gMLP, table 5', 370.3e9),
 )
 
 
 def print_comparison(args: argparse.Namespace) -> None:
     """Prints a table of models with their costs relative to the first model, and a table of published sizes."""
-    (feature_lengths,) = arguments.load_values(args, *LENGTHS_MACRO, defaults=LENGTHS_MACRO)
+    (feature_lengths,) = arguments.load_macro_values(args, *LENGTHS_MACRO, defaults=LENGTHS_MACRO)
     sizes, models = arguments.split_names(args.compare or 'tiny,small,base'), args.models or MODELS
-    lengths = check_lengths(batch_formats.ENCODER_DECODER, feature_lengths)
+    lengths = resolve_feature_lengths(batch_formats.ENCODER_DECODER, feature_lengths)
     words = ('model', 'size')
     table = console.build_table(*words, 'parameters', 'ratio', 'forward FLOPs', 'ratio', words=words)
     for size in sizes:
-        rows = {model: _count_model_costs(model, size, lengths) for model in models}
+        rows = {model: _count_shipped_model_costs(model, size, lengths) for model in models}
         first = rows[models[0]]
         for model, count in rows.items():
             parameters, flops = count.total_parameters, count.total_forward_flops
@@ -192,14 +192,14 @@ def print_comparison(args: argparse.Namespace) -> None:
         table.add_section()
     counted = 'matrix products and Fourier transforms; a multiply and an add count as two'
     note = f'ratios to {models[0]}; one example of {describe_lengths(lengths)}; {counted}'
-    console.print_items(table, note, _build_published_table(lengths))
+    console.print_with_rich(table, note, _build_published_table(lengths))
 
 
 def _build_published_table(feature_lengths: Mapping[str, int]) -> Table:
     words = ('model', 'size', 'part', 'source')
     table = console.build_table('model', 'size', 'paper', 'ours', 'ratio', 'part', 'source', words=words)
-    for figure in PUBLISHED_FIGURES:
-        count = _count_model_costs(figure.model, figure.size, {**feature_lengths, 'inputs': 512})
+    for figure in PUBLISHED_COSTS:
+        count = _count_shipped_model_costs(figure.model, figure.size, {**feature_lengths, 'inputs': 512})
         parameters, flops = count.total_parameters, count.total_forward_flops
         if figure.part == ENCODER_PART:
             parameters = sum(n for path, n in count.parameters.items() if path[0] in ('encoder', 'token_embedder'))
@@ -213,16 +213,16 @@ def _build_published_table(feature_lengths: Mapping[str, int]) -> Table:
     return table
 
 
-def _count_model_costs(model: str, size: str, feature_lengths: Mapping[str, int]) -> ModelCounts:
+def _count_shipped_model_costs(model: str, size: str, feature_lengths: Mapping[str, int]) -> ModelCounts:
     return model_counts.count_model(build_model(f'models/{model}.gin', f'sizes/{size}.gin'), feature_lengths)
 
 
 def print_sharding(args: argparse.Namespace) -> None:
     """Prints the sharding of the parameters whose names match `--sharding`. The devices need not be present."""
     macros = ('MODEL', 'PARTITIONER', 'DEVICES', *LENGTHS_MACRO)
-    model, partitioner, devices, lengths = arguments.load_values(args, *macros, defaults=LENGTHS_MACRO)
+    model, partitioner, devices, lengths = arguments.load_macro_values(args, *macros, defaults=LENGTHS_MACRO)
     described = dataclasses.replace(partitioner, devices=Hardware(devices=args.devices or devices).count())
-    shapes = batch_formats.get_batch_shapes(model.model_type, check_lengths(model.model_type, lengths))
+    shapes = batch_formats.get_batch_shapes(model.model_type, resolve_feature_lengths(model.model_type, lengths))
     rows = described.sharding_table(interface.param_shapes(model, shapes))
     shown = [row for row in rows if fnmatch.fnmatch(row.name, args.sharding)]
     if not shown:
@@ -230,18 +230,18 @@ def print_sharding(args: argparse.Namespace) -> None:
             f'--sharding must match the name of a parameter, got {args.sharding!r}; pass a pattern such as '
             f"'*', or a name such as '{rows[0].name}'"
         )
-    local, total = sum(row.bytes_per_device for row in rows), sum(map(_total_bytes, rows))
-    split = sum(_total_bytes(row) for row in rows if row.bytes_per_device < _total_bytes(row))
-    console.print_items(
+    local, total = sum(row.bytes_per_device for row in rows), sum(map(_count_total_bytes, rows))
+    split = sum(_count_total_bytes(row) for row in rows if row.bytes_per_device < _count_total_bytes(row))
+    console.print_with_rich(
         f'{described.mesh.size} devices, {mesh.format_shape(described.mesh.shape)}',
-        sharding_table(shown),
+        build_sharding_table(shown),
         f'parameters in float32: {local / 2**20:,.1f} MiB on each device of {total / 2**20:,.1f} MiB in all; '
         f'{100 * split / total:.1f}% of them are split',
         pipe_width=160,
     )
 
 
-def sharding_table(rows: Sequence[ShardingRow]) -> Table:
+def build_sharding_table(rows: Sequence[ShardingRow]) -> Table:
     """Returns a table with a row for each parameter, a row for each note about a parameter, and a total."""
     words = ('parameter', 'shape', 'logical axes', 'mesh axes')
     table = console.build_table(*words, 'bytes per device', 'share', words=words)
@@ -251,17 +251,17 @@ def sharding_table(rows: Sequence[ShardingRow]) -> Table:
             ', '.join('+'.join(axis) if isinstance(axis, tuple) else axis or '-' for axis in names)
             for names in (row.logical_axes, row.mesh_axes)
         ]
-        size = f'{row.bytes_per_device:,}', _format_fraction(row.bytes_per_device, _total_bytes(row))
+        size = f'{row.bytes_per_device:,}', _format_fraction(row.bytes_per_device, _count_total_bytes(row))
         table.add_row(row.name, ' x '.join(map(str, row.shape)), *axes, *size)
         if row.note:
             table.add_row(f'  {row.note}')
     table.add_section()
     local = sum(row.bytes_per_device for row in rows)
-    table.add_row('total', '', '', '', f'{local:,}', _format_fraction(local, sum(map(_total_bytes, rows))))
+    table.add_row('total', '', '', '', f'{local:,}', _format_fraction(local, sum(map(_count_total_bytes, rows))))
     return table
 
 
-def _total_bytes(row: ShardingRow) -> int:
+def _count_total_bytes(row: ShardingRow) -> int:
     return math.prod(row.shape) * _FLOAT32_BYTES
 
 

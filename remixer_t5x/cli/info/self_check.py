@@ -11,7 +11,7 @@ from flax import linen as nn
 from remixer_t5x import lazy_imports
 from remixer_t5x.api.model_building import build_model
 from remixer_t5x.cli import arguments, console
-from remixer_t5x.cli.info.model import check_lengths
+from remixer_t5x.cli.info.model import resolve_feature_lengths
 from remixer_t5x.data import batch_formats
 from remixer_t5x.kernels import self_check
 from remixer_t5x.kernels.compile_target import compiling_for
@@ -27,7 +27,7 @@ def print_tables(args: argparse.Namespace) -> None:
     """Checks the model in the gin files, or models that together use all kernels, and prints the results."""
     device = jax.devices()[0]
     versions = {**model_dir.package_versions(), 'python': python_platform.python_version()}
-    console.print_items(
+    console.print_with_rich(
         f'{jax.device_count()} x {device.device_kind} ({device.client.platform_version.splitlines()[0]})',
         ' · '.join(f'{name} {version}' for name, version in versions.items()),
     )
@@ -37,8 +37,8 @@ def print_tables(args: argparse.Namespace) -> None:
     )
     checked: set[str] = set()
     for interpreted in (None,) if device.platform in ('tpu', 'gpu') else ('tpu', 'gpu'):
-        for model, lengths, pack in _models_to_check(args):
-            for key, check in _collect_checks(model, lengths, pack, interpreted).items():
+        for model, lengths, pack in _select_models(args):
+            for key, check in _collect_kernel_checks(model, lengths, pack, interpreted).items():
                 if key in checked:
                     continue
                 checked.add(key)
@@ -48,27 +48,27 @@ def print_tables(args: argparse.Namespace) -> None:
                 run_as = f"{interpreted}'s, interpreted" if interpreted else 'compiled'
                 tolerance = f'{check.tolerance:.0e}'
                 table.add_row(check.kernel, run_as, check.dtype, check.call, difference, tolerance, result)
-    console.print_items(
+    console.print_with_rich(
         table if checked else 'no kernel is used: this model, its dtype or ATTENTION selects plain JAX code'
     )
     if args.gin_file and device.platform != 'cpu' and lazy_imports.has_extra('forecast'):
         lazy_imports.import_extra('forecast.command').print_measured_step(args)
 
 
-def _models_to_check(args: argparse.Namespace) -> Iterator[tuple[Model, Mapping[str, int], bool]]:
+def _select_models(args: argparse.Namespace) -> Iterator[tuple[Model, Mapping[str, int], bool]]:
     """Yields each model to check, with its feature lengths and whether its rows are packed."""
     if args.gin_file:
         defaults = {'TASK_FEATURE_LENGTHS': None, 'PACK': False}
-        model, lengths, pack = arguments.load_values(args, 'MODEL', *defaults, defaults=defaults)
-        yield model, check_lengths(model.model_type, lengths), pack
+        model, lengths, pack = arguments.load_macro_values(args, 'MODEL', *defaults, defaults=defaults)
+        yield model, resolve_feature_lengths(model.model_type, lengths), pack
         return
     for name in _MODELS:
         model = build_model(f'models/{name}.gin', 'sizes/tiny.gin', DTYPE='bfloat16')
         for pack in (False, True):
-            yield model, check_lengths(model.model_type, None), pack
+            yield model, resolve_feature_lengths(model.model_type, None), pack
 
 
-def _collect_checks(
+def _collect_kernel_checks(
     model: Model, lengths: Mapping[str, int], pack: bool, interpreted: str | None
 ) -> dict[str, self_check.KernelCheck]:
     """Returns checks of the kernels that a train step of the model uses."""

@@ -27,7 +27,7 @@ _STATEMENT = re.compile(r'^((?:#.*\n)*)([\w/.]+) = (.*(?:\n[ )}\]].*)*)', re.M)
 _LONGEST_VALUE = 60
 
 
-class Macro(NamedTuple):
+class GinMacro(NamedTuple):
     """A gin macro; `default` is 'required' if there is no default, or 'depends on the file' if the defaults differ."""
 
     name: str
@@ -54,16 +54,16 @@ def print_tables(args: argparse.Namespace) -> None:
         # rich would interpret brackets in a cell as styles.
         cells = (row.name, row.default, row.files_summary, row.reader, row.meaning)
         table.add_row(*(cell.replace('[', r'\[') for cell in cells))
-    console.print_items(table, f'{len(macros)} macros; set one with --gin.NAME=VALUE', pipe_width=200)
+    console.print_with_rich(table, f'{len(macros)} macros; set one with --gin.NAME=VALUE', pipe_width=200)
 
 
-def find_macros(word: str = '') -> list[Macro]:
+def find_macros(word: str = '') -> list[GinMacro]:
     """Returns the macros whose name, meaning or `reader` contains `word` (ignoring case), sorted by name."""
-    return [row for row in _all_macros() if word.lower() in ' '.join((row.name, row.reader, row.meaning)).lower()]
+    return [row for row in _read_all_macros() if word.lower() in ' '.join((row.name, row.reader, row.meaning)).lower()]
 
 
 @functools.cache
-def _all_macros() -> list[Macro]:
+def _read_all_macros() -> list[GinMacro]:
     values: dict[str, dict[str, tuple[str, str]]] = defaultdict(dict)  # macro -> file -> (value, comment)
     readers: dict[str, dict[str, tuple[str, str]]] = defaultdict(dict)  # macro -> argument or macro -> (file, comment)
     folder = gin_files.find_shipped_folder()
@@ -73,7 +73,7 @@ def _all_macros() -> list[Macro]:
         for path in folder.rglob('*.gin')
         if path.name != 'defaults.gin' or path.parent == folder
     ]
-    for file in sorted(names, key=lambda name: (_file_rank(name), name)):
+    for file in sorted(names, key=lambda name: (_rank_file(name), name)):
         text = gin_files.GinText(file, (folder / file).read_text(encoding='utf-8'))
         modules = {name: '.'.join(line.split()[1::2]) for name, line in text.imports.items()}
         for match in _STATEMENT.finditer(text.text):
@@ -88,7 +88,7 @@ def _all_macros() -> list[Macro]:
             if not rest:
                 short = value if len(value) <= _LONGEST_VALUE else f'{value[: _LONGEST_VALUE - 3]}...'
                 values[first].setdefault(file, (short, comment))
-    rows = {name: _build_macro(name, values[name], readers[name]) for name in sorted({*values, *readers})}
+    rows = {name: _describe_macro(name, values[name], readers[name]) for name in sorted({*values, *readers})}
     for name, row in rows.items():
         if not row.meaning:
             reader = next((reader[1:] for reader in readers[name] if reader[0] == '%'), name)
@@ -96,16 +96,16 @@ def _all_macros() -> list[Macro]:
     return list(rows.values())
 
 
-def _file_rank(file: str) -> int:
+def _rank_file(file: str) -> int:
     return next(rank for rank, prefix in enumerate(_FILE_ORDER) if file.startswith(prefix))
 
 
-def _build_macro(name: str, values: dict[str, tuple[str, str]], readers: dict[str, tuple[str, str]]) -> Macro:
+def _describe_macro(name: str, values: dict[str, tuple[str, str]], readers: dict[str, tuple[str, str]]) -> GinMacro:
     if not all(file.startswith(_RECIPES) for file, _ in readers.values()):
         values = {file: value for file, value in values.items() if not file.startswith(_RECIPES)}
     arguments = [reader for reader, (file, _) in readers.items() if reader[0] != '%' and not file.startswith('t5x/')]
-    documented = [_default_and_meaning(argument) for argument in arguments]
-    first = [file for file in values if _file_rank(file) == _file_rank(next(iter(values)))]
+    documented = [_read_default_and_meaning(argument) for argument in arguments]
+    first = [file for file in values if _rank_file(file) == _rank_file(next(iter(values)))]
     defaults = dict.fromkeys([values[file][0] for file in first] or [default for default, _ in documented if default])
     default, *others = defaults or ['required']
     meanings = [comment for file, (_, comment) in values.items() if not file.startswith(_FILES_WITHOUT_MEANINGS)]
@@ -113,10 +113,10 @@ def _build_macro(name: str, values: dict[str, tuple[str, str]], readers: dict[st
     sentence = re.split(r"(?<=[\w)\]'`%])(?<! al)\. (?=[A-Z0-9])", next(filter(None, meanings), ''), maxsplit=1)[0]
     reader = (*arguments, *readers, 'command line')[0].removeprefix('remixer_t5x.')
     default = 'depends on the file' if others and first else default
-    return Macro(name, default, tuple(values), reader, sentence[:1].upper() + sentence[1:].rstrip('.'))
+    return GinMacro(name, default, tuple(values), reader, sentence[:1].upper() + sentence[1:].rstrip('.'))
 
 
-def _default_and_meaning(argument: str) -> tuple[str, str]:
+def _read_default_and_meaning(argument: str) -> tuple[str, str]:
     """Returns the default of an argument as gin text, and its description in the docstring of the class or function."""
     module, owner, name = argument.rsplit('.', 2)
     function = getattr(importlib.import_module(module), owner, None)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from remixer_t5x import lazy_imports
 from remixer_t5x.cli import arguments
 from remixer_t5x.cli.arguments import ON_CPU, Command
-from remixer_t5x.cli.console import print_line
+from remixer_t5x.cli.console import print_labeled_line
 from remixer_t5x.errors import UserError
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> None:
     infer.load_config(args)
     settings, template = infer.load_settings(args)
     if template is not None:
-        print_line('inputs', f'texts formatted with the template {template!r}')
+        print_labeled_line('inputs', f'texts formatted with the template {template!r}')
     with arguments.hide_library_output(args):
         _export_model(args, settings, folder)
 
@@ -72,7 +72,7 @@ def _export_model(args: argparse.Namespace, settings: TextInference, folder: pat
         model, names, lengths, decoder, task_vocabulary.get_end_id(vocabulary), stop_strings
     )
     step = settings.find_step_folder()
-    print_line('reading', step)
+    print_labeled_line('reading', step)
     exact = functions.flatten_params(settings.restore(step))
     weights = functions.quantize_weights(model, exact) if args.quantize else exact
     folder.mkdir(parents=True)
@@ -112,7 +112,7 @@ def _write_vocabulary(vocabulary: Any, folder: pathlib.Path) -> str:
     name = type(vocabulary).__name__
     if name == 'ByteVocabulary':
         return BYTES
-    print_line('vocabulary', f'none: {name} cannot be exported, so the functions accept and return token ids')
+    print_labeled_line('vocabulary', f'none: {name} cannot be exported, so the functions accept and return token ids')
     return IDS
 
 
@@ -152,7 +152,7 @@ def _describe_difference(
 def _print_file(path: pathlib.Path, note: str = '') -> None:
     files = [path] if path.is_file() else [file for file in path.rglob('*') if file.is_file()]
     size = sum(file.stat().st_size for file in files) / 2**20
-    print_line('wrote', f'{path}, {size:,.1f} MiB{"; " if note else ""}{note}')
+    print_labeled_line('wrote', f'{path}, {size:,.1f} MiB{"; " if note else ""}{note}')
 
 
 COMMAND = Command(

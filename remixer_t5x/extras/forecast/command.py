@@ -31,7 +31,7 @@ from remixer_t5x.extras.forecast.roofline import KernelCosts
 # Number of measured steps, after two warm-up steps.
 _MEASURED_STEPS = 10
 _NOTE = 'The bound is a lower limit and not a prediction: compare ratios of bounds or of estimates, not milliseconds.'
-_print = functools.partial(console.print_items, pipe_width=150)
+_print = functools.partial(console.print_with_rich, pipe_width=150)
 _SHOWN_OPERATIONS = 10
 
 
@@ -105,7 +105,7 @@ def _build_step(args: argparse.Namespace) -> tuple[StepSpec, Hardware]:
     hardware.require_chip_compiler()
     with lazy_imports.discard_stderr():
         devices, _ = hardware.compile_devices()
-    return memory.place_on_devices(step, hardware, devices), hardware
+    return memory.place_step_on_devices(step, hardware, devices), hardware
 
 
 def _forecast_step(step: StepSpec, hardware: Hardware) -> Forecast:

@@ -17,8 +17,8 @@ import jax
 from markupsafe import Markup
 
 from remixer_t5x.api import saved_models, trained_model
-from remixer_t5x.cli.console import print_line
-from remixer_t5x.cli.conversions import check_params_are_equal, describe_params, export_transformers_model
+from remixer_t5x.cli.console import print_labeled_line
+from remixer_t5x.cli.conversions import check_no_array_differs, describe_params, export_transformers_model
 from remixer_t5x.config import foreign_gin
 from remixer_t5x.data import task_vocabulary
 from remixer_t5x.errors import to_one_line
@@ -203,7 +203,7 @@ def write_shared_model(args: argparse.Namespace) -> None:
     """Writes the shared folder for `--checkpoint=PATH --to_shared=DIR`."""
     folder = folders.check_folder_is_empty(args.to_shared)
     _write_model_folder(args, folder, folder.name, str(folder))
-    print_line('wrote', f'{folder}, with its model card: {folder / CARD_FILE}')
+    print_labeled_line('wrote', f'{folder}, with its model card: {folder / CARD_FILE}')
 
 
 def push_shared_model(args: argparse.Namespace) -> None:
@@ -213,16 +213,16 @@ def push_shared_model(args: argparse.Namespace) -> None:
         folder = pathlib.Path(temporary, 'model')
         step = _write_model_folder(args, folder, name, name)
         address = client.upload_model(folder, name, bool(args.private), f'Upload the checkpoint of step {step}')
-    print_line('pushed', address)
+    print_labeled_line('pushed', address)
 
 
 def _write_model_folder(args: argparse.Namespace, folder: pathlib.Path, name: str, address: str) -> int:
     """Writes a checkpoint's weights, configuration, vocabulary and model card to `folder`, and returns its step."""
     checkpoint = saved_models.find_checkpoint(args.checkpoint)
     model, vocabulary, lengths = saved_models.read_model(checkpoint)
-    gin_text = trained_model.gin_text(model, lengths)
+    gin_text = trained_model.build_gin_text(model, lengths)
     task_vocabulary.check_vocabulary_size('VOCABULARY', vocabulary, model.vocab_size)
-    print_line('reading', checkpoint)
+    print_labeled_line('reading', checkpoint)
     params, record, step = converted_checkpoint.read_checkpoint(checkpoint)
     library, packages, missing = 'transformers', [], []
     try:
@@ -230,13 +230,15 @@ def _write_model_folder(args: argparse.Namespace, folder: pathlib.Path, name: st
         export_transformers_model(argparse.Namespace(**target), model, vocabulary)
     except UnsupportedModelError as refusal:
         library = 'remixer_t5x'
-        print_line('format', f'{library}, because {refusal.reason}')
+        print_labeled_line('format', f'{library}, because {refusal.reason}')
         _write_shared(folder, model, vocabulary, gin_text, params, step, record)
         if foreign_gin.find_disallowed_statement(gin_text, checkpoint):
             packages = foreign_gin.find_imported_packages(gin_text)
             missing = shared_folder.copy_code(folder, packages)
             for package in missing:
-                print_line('warning', f'{package}, which model.gin imports, is not copied; the model card lists it')
+                print_labeled_line(
+                    'warning', f'{package}, which model.gin imports, is not copied; the model card lists it'
+                )
     sublayers = {
         side: list(dict.fromkeys(type(factory()).__name__ for factory in factories))
         for side, factories in interface.sublayer_factories(model).items()
@@ -256,7 +258,7 @@ def _write_model_folder(args: argparse.Namespace, folder: pathlib.Path, name: st
         code=sorted(set(packages) - set(missing)),
         missing=missing,
     )
-    run = saved_models.containing_model_dir(checkpoint)
+    run = saved_models.require_model_dir(checkpoint)
     # Converted models have no metrics.jsonl.
     runs = records.read_runs([str(run)]) if (run / model_dir.METRICS).exists() else [None]
     write_model_card(folder, card, runs[0])
@@ -270,8 +272,8 @@ def _write_shared(
     folder.mkdir(parents=True, exist_ok=True)
     record = {**record, 'vocabulary': task_vocabulary.get_vocabulary_record(vocabulary)}
     shared_folder.write_shared_folder(folder, model, vocabulary, gin_text, params, step, record)
-    print_line('wrote', describe_params(params))
-    check_params_are_equal(
+    print_labeled_line('wrote', describe_params(params))
+    check_no_array_differs(
         safetensors_files.first_difference(params, shared_folder.open_shared_folder(folder).params()[0]), folder
     )
-    print_line('check', 'the parameters in the folder are bit-identical to those of the checkpoint')
+    print_labeled_line('check', 'the parameters in the folder are bit-identical to those of the checkpoint')

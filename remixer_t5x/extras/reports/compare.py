@@ -88,7 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument('--over', action='append', default=[], metavar='NAME=VALUES', help=over)
     over_random = 'try only N random settings of the grid, the same for all models'
-    parser.add_argument('--over_random', type=arguments.whole_number_type(1), metavar='N', help=over_random)
+    parser.add_argument('--over_random', type=arguments.make_whole_number_type(1), metavar='N', help=over_random)
     make_equal = (
         'match the parameters or FLOPs of the first model within 1%% by changing the feed-forward width of the others, '
         'or its training time by changing TRAIN_STEPS'
@@ -315,7 +315,7 @@ def _show_results(
             tables.append(console.build_table(heading, *(group.name for group in groups), words=(heading,)))
             for name, texts in rows:
                 tables[-1].add_row(name, *texts)
-    console.print_items(*tables, *result.difference_sentences, '', result.paragraph, '')
+    console.print_with_rich(*tables, *result.difference_sentences, '', result.paragraph, '')
     comparison.write_csv(runs, sweep.failed, all_counts, sweep.folder / CSV_FILE)
     (sweep.folder / PARAGRAPH_FILE).write_text(result.paragraph + '\n', encoding='utf-8')
     pictures = result.pictures()

@@ -109,7 +109,7 @@ def _decode_answer(trained: TrainedModel, inputs: list[int]) -> np.ndarray:
 def _restore_initial_params(trained: TrainedModel) -> Any:
     """Returns the initial parameters of the run, or None if they were random or cannot be restored."""
     macro = 'INITIAL_CHECKPOINT_PATH'
-    with saved_models.local_gin_file(trained.source) as gin_file:
+    with saved_models.ensure_local_gin_file(trained.source) as gin_file:
         (initial,) = loading.load_macro_values(loading.ConfigSources([gin_file], defaults={macro: None}), macro)
     if not initial:
         return None

@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     from remixer_t5x.extras.reproduce import tables
 
     if args.list:
-        console.print_items(_build_list_of_tables(tables.list_tables()))
+        console.print_with_rich(_build_list_of_tables(tables.list_tables()))
         return 0
     if not args.table:
         raise UserError('reproduce needs a table, such as remixers/table_4; run reproduce --list to list all tables')
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     results = runs.parameter_and_flop_results(table, costs)
     failed: Collection[sweep.SweepCell] = ()
     if not table.is_counted:
-        console.print_items(f'{args.table}: {table.title}', _cost_table(table, costs, args.chip, len(seeds)))
+        console.print_with_rich(f'{args.table}: {table.title}', _cost_table(table, costs, args.chip, len(seeds)))
         if args.dry_run:
             return 0
         folder = pathlib.Path(args.folder or f'runs/reproduce/{args.table}/{args.scale}').expanduser().absolute()
@@ -84,11 +84,11 @@ def run(args: argparse.Namespace) -> int:
         failed = runner.failed
         results |= runs.read_results(table, cells, failed)
     legend = _COUNTED_LEGEND if table.is_counted else _LEGEND.format(table.baseline)
-    console.print_items(
+    console.print_with_rich(
         f'{args.table}: {table.title}', *_result_tables(table, runs.compare_with_paper(table, results)), legend
     )
     if table.note:
-        console.print_items(table.note)
+        console.print_with_rich(table.note)
     return int(bool(failed))
 
 

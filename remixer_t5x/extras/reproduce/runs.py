@@ -89,7 +89,7 @@ def count_cost(stage: TrainingStage, row: TableRow, args: argparse.Namespace) ->
     sources = argparse.Namespace(**{**vars(args), **changes})
     macros = ('MODEL', 'TASK_FEATURE_LENGTHS', 'BATCH_SIZE', 'TRAIN_STEPS')
     try:
-        model, lengths, batch_size, steps = arguments.load_values(sources, *macros)
+        model, lengths, batch_size, steps = arguments.load_macro_values(sources, *macros)
         counted = model_counts.count_model(model, lengths)
     except UserError as error:
         raise UserError(f'{row.name}, {stage.name}: {error}') from error

@@ -20,9 +20,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         '--host', metavar='ADDRESS', default='127.0.0.1', help='address to listen on (default 127.0.0.1)'
     )
     port = 'port to listen on; 0 selects a free port (default 8000)'
-    parser.add_argument('--port', metavar='N', type=arguments.whole_number_type(0), default=8000, help=port)
+    parser.add_argument('--port', metavar='N', type=arguments.make_whole_number_type(0), default=8000, help=port)
     parser.add_argument('--name', metavar='TEXT', help="the model's name in requests (default: the last part of DIR)")
-    count: Any = {'metavar': 'N', 'type': arguments.whole_number_type(1)}
+    count: Any = {'metavar': 'N', 'type': arguments.make_whole_number_type(1)}
     parser.add_argument('--batch_size', **count, default=16, help='maximum number of texts per batch (default 16)')
     queue = 'maximum number of queued texts; further texts are rejected with status 429 (default 256)'
     parser.add_argument('--max_queue', **count, default=256, help=queue)

@@ -57,7 +57,7 @@ def test_mlp_mixer_with_250_tokens_has_11_million_parameters():
 
 @pytest.mark.parametrize(
     'figure',
-    [f for f in papers.PUBLISHED_FIGURES if f.part == papers.ENCODER_PART],
+    [f for f in papers.PUBLISHED_COSTS if f.part == papers.ENCODER_PART],
     ids=lambda f: f'{f.model}-{f.size}',
 )
 def test_parameter_counts_are_close_to_those_of_the_papers(figure):
