@@ -99,7 +99,7 @@ def _compiled_folder(config):
     from remixer_t5x.devices import compilation_cache
 
     for parent in (USER_CACHE / 'tests', config.rootpath / '.jax_cache'):
-        folder = parent / compilation_cache.machine_name()
+        folder = parent / compilation_cache.get_machine_name()
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
         if os.access(folder, os.W_OK):

@@ -49,7 +49,7 @@ REASONS = {
     """,
     'the output of our child process': 'remixer_tasks/vocabulary/huggingface_tokenizer.py::load_tokenizer',
     'JSON that the tokenizer returns': 'remixer_tasks/vocabulary/huggingface_tokenizer.py::token_texts',
-    'written by the operating system': 'devices/compilation_cache.py::machine_name',
+    'written by the operating system': 'devices/compilation_cache.py::get_machine_name',
     'a request of at most 1 MiB; see tests/extras/test_serve.py': 'extras/serve/server.py::_read_body',
     'standard input, and files opened by untrusted_files': 'evaluate/text_inputs.py::_open',
     'the package itself': 'kernels/self_check.py::_cache_path',

@@ -244,7 +244,7 @@ class TrainedModel:
 
     @functools.cached_property
     def _eval_step(self) -> train_step.CompiledStep:
-        step = jax.jit(train_step.make_eval_step(self.model), out_shardings=self.partitioner.replicated)
+        step = jax.jit(train_step.make_eval_step(self.model), out_shardings=self.partitioner.replicated_sharding)
         return train_step.CompiledStep(step, self.partitioner)
 
     def _encode_inputs(self, texts: Strings) -> tuple[list[list[int]], list[bool]]:

@@ -52,10 +52,10 @@ def run(args: argparse.Namespace) -> None:
         folder, abstract, task_vocabulary.get_vocabulary_record(vocab), setting='MODEL_DIR'
     )
     batch = next(iter(task_batches.EvalBatches(dataset, limit=1)))
-    with partitioner.activate():
+    with partitioner.activate_mesh():
         predict = jax.jit(
             lambda params, batch: model.predict(params, batch, lengths['targets']),
-            compiler_options=compiler_options.decoding_options(),
+            compiler_options=compiler_options.get_decoding_options(),
         )
         predicted = np.asarray(predict(params, partitioner.shard_batch(batch)))
     console = Console(highlight=False)

@@ -70,7 +70,7 @@ def connect_processes(args: argparse.Namespace, saves: bool = False) -> Iterator
     from remixer_t5x.devices import collectives, processes
 
     settings = processes.ProcessFlags(**{_FLAGS[flag][0]: value for flag, value in _get_given_flags(args).items()})
-    with processes.connected_processes(settings, functools.partial(args.report_error, verbose=args.verbose), saves):
+    with processes.connect_processes(settings, functools.partial(args.report_error, verbose=args.verbose), saves):
         if collectives.is_distributed():
             collectives.check_same_on_processes(collect_shared_values(args.command))
             # Initializing JAX's devices waits for the other processes.

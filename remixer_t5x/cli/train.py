@@ -101,7 +101,7 @@ def _require_finetune_tasks(command: str, settings: Run) -> None:
 def _count_flops_per_step(settings: Run) -> float:
     from remixer_t5x.costs import model_counts
 
-    count = model_counts.count_model(settings.step_config.model, settings.dataset.task_feature_lengths)
+    count = model_counts.count_model_costs(settings.step_config.model, settings.dataset.task_feature_lengths)
     return count.training_flops * settings.dataset.batch_size
 
 

@@ -56,15 +56,15 @@ class ModelCounts:
         return TRAINING_FORWARD_PASSES * self.total_forward_flops
 
 
-def count_model(model: Model, feature_lengths: Mapping[str, int] | None) -> ModelCounts:
+def count_model_costs(model: Model, feature_lengths: Mapping[str, int] | None) -> ModelCounts:
     """Counts the parameters and FLOPs of a model by tracing its initialization and its loss.
 
     `feature_lengths` maps each feature to its length in tokens; None uses the defaults of the model type.
     """
-    return count_model_for_row(model, batch_formats.get_abstract_batch(model.model_type, feature_lengths))
+    return count_row_costs(model, batch_formats.get_abstract_batch(model.model_type, feature_lengths))
 
 
-def count_model_for_row(model: Model, batch: Mapping[str, jax.ShapeDtypeStruct]) -> ModelCounts:
+def count_row_costs(model: Model, batch: Mapping[str, jax.ShapeDtypeStruct]) -> ModelCounts:
     """Counts the parameters and FLOPs of a model for one row of a batch, treated as one example."""
     row = {
         name: jax.ShapeDtypeStruct((1, *array.shape[1:]), array.dtype)
@@ -75,7 +75,7 @@ def count_model_for_row(model: Model, batch: Mapping[str, jax.ShapeDtypeStruct])
     params = nn.unbox(interface.param_shapes(model, shapes))
     return ModelCounts(
         parameters=count_parameters(params),
-        forward_flops=flops_per_module(model.loss, params, row),
+        forward_flops=count_flops_per_module(model.loss, params, row),
         tokens=sum(batch_formats.get_row_lengths(shapes)),
     )
 
@@ -89,7 +89,7 @@ def count_parameters(params: Any) -> dict[Path, int]:
     return sizes
 
 
-def flops_per_module(function: Callable[..., Any], *abstract_args: Any) -> dict[Path, float]:
+def count_flops_per_module(function: Callable[..., Any], *abstract_args: Any) -> dict[Path, float]:
     """Maps the path of each Flax module, in order of first use, to its FLOPs in one call of `function`.
 
     FLOPs are attributed to the innermost module, or to the path `()` for operations outside of modules. Modules
@@ -109,9 +109,9 @@ def flops_per_module(function: Callable[..., Any], *abstract_args: Any) -> dict[
     return dict(totals)
 
 
-def total_flops(function: Callable[..., Any], *abstract_args: Any) -> float:
+def count_total_flops(function: Callable[..., Any], *abstract_args: Any) -> float:
     """Returns the FLOPs of one call of `function`."""
-    return sum(flops_per_module(function, *abstract_args).values())
+    return sum(count_flops_per_module(function, *abstract_args).values())
 
 
 def _add_flops(jaxpr: Any, times: float, outer: Path, totals: dict[Path, float]) -> None:

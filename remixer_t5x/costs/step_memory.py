@@ -51,7 +51,7 @@ class StepSpec:
     xla_options: compiler_options.OptionsByPlatform | None = None
 
     @property
-    def rows(self) -> int:
+    def batch_size(self) -> int:
         """The number of rows of a global batch."""
         return next(iter(self.batch.values())).shape[0]
 
@@ -61,7 +61,7 @@ class StepSpec:
         shapes = {name: array.shape for name, array in self.batch.items()}
         return train_state.plan_train_state(self.model, self.optimizer, shapes, self.partitioner)
 
-    def sharded_batch(self) -> dict[str, jax.ShapeDtypeStruct]:
+    def get_abstract_batch(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Returns the shapes, dtypes and shardings of a global batch."""
         sharding = self.partitioner.batch_sharding
         return {name: array.update(sharding=sharding) for name, array in self.batch.items()}
@@ -75,7 +75,7 @@ class StepMemory:
         parameters, optimizer_state, batch: sizes of the step's inputs, computed from shapes and shardings.
         padding: additional memory that the device layout of the inputs requires (TPU tiles).
         temporaries: peak memory of gradients, activations and all other arrays during the step.
-        results: size of the outputs, except for the train state, which is updated in place.
+        outputs: size of the outputs, except for the train state, which is updated in place.
         program: size of the compiled code.
         total: sum of the other fields, or the memory reported by the compiler if it ran out of memory.
     """
@@ -85,7 +85,7 @@ class StepMemory:
     batch: int
     padding: int
     temporaries: int
-    results: int
+    outputs: int
     program: int
     total: int
 
@@ -95,9 +95,9 @@ def measure_memory(step: StepSpec) -> StepMemory:
     try:
         return read_memory_usage(step, compile_step(step))
     except jax.errors.JaxRuntimeError as error:
-        if not is_out_of_memory(error):
+        if not is_out_of_memory_error(error):
             raise
-        return _parse_out_of_memory(_input_bytes(step), str(error))
+        return _parse_out_of_memory_error(_count_input_bytes(step), str(error))
 
 
 def compile_step(step: StepSpec, for_analysis: bool = True) -> jax.stages.Compiled:
@@ -107,7 +107,7 @@ def compile_step(step: StepSpec, for_analysis: bool = True) -> jax.stages.Compil
     does not evenly divide the batch, and JaxRuntimeError if XLA fails, for example because the TPU's memory is too
     small.
     """
-    step.partitioner.check_batch_size(step.rows, step.microbatches)
+    step.partitioner.check_batch_size(step.batch_size, step.microbatches)
     function = train_step.make_train_step(
         step.model,
         step.state_plan.tx,
@@ -119,38 +119,40 @@ def compile_step(step: StepSpec, for_analysis: bool = True) -> jax.stages.Compil
     jitted = train_step.jit_train_step(function, step.state_plan.shardings, step.partitioner, donate=True)
     device = step.partitioner.mesh.devices.flat[0]
     options = _COMPILER_OPTIONS.get(device.platform, {}) if for_analysis else {}
-    options = {**options, **compiler_options.training_options(step.xla_options, device)}
-    return compiler_options.compile_with_options(jitted.lower(step.state_plan.abstract, step.sharded_batch()), options)
+    options = {**options, **compiler_options.get_training_options(step.xla_options, device)}
+    return compiler_options.compile_with_options(
+        jitted.lower(step.state_plan.abstract, step.get_abstract_batch()), options
+    )
 
 
 def read_memory_usage(step: StepSpec, program: jax.stages.Compiled) -> StepMemory:
     """Returns the memory usage of the program that `compile_step` returned for `step`."""
-    inputs, analysis = _input_bytes(step), program.memory_analysis()
+    inputs, analysis = _count_input_bytes(step), program.memory_analysis()
     parts = dict(
         inputs,
         padding=max(0, analysis.argument_size_in_bytes - sum(inputs.values())),
         temporaries=analysis.temp_size_in_bytes,
-        results=analysis.output_size_in_bytes - analysis.alias_size_in_bytes,
+        outputs=analysis.output_size_in_bytes - analysis.alias_size_in_bytes,
         program=analysis.generated_code_size_in_bytes,
     )
     return StepMemory(**parts, total=sum(parts.values()))
 
 
-def is_out_of_memory(error: Exception) -> bool:
+def is_out_of_memory_error(error: Exception) -> bool:
     """Returns whether a compilation failed because the device memory is too small."""
     return 'RESOURCE_EXHAUSTED' in str(error)
 
 
-def _input_bytes(step: StepSpec) -> dict[str, int]:
+def _count_input_bytes(step: StepSpec) -> dict[str, int]:
     state = step.state_plan.abstract
     return dict(
-        parameters=bytes_per_device(state.params),
-        optimizer_state=bytes_per_device((state.step, state.opt_state, state.usual_loss)),
-        batch=bytes_per_device(step.sharded_batch()),
+        parameters=count_bytes_per_device(state.params),
+        optimizer_state=count_bytes_per_device((state.step, state.opt_state, state.usual_loss)),
+        batch=count_bytes_per_device(step.get_abstract_batch()),
     )
 
 
-def bytes_per_device(tree: Any) -> int:
+def count_bytes_per_device(tree: Any) -> int:
     """Returns the number of bytes that a tree of ShapeDtypeStructs with shardings occupies on one device."""
     return sum(
         math.prod(leaf.sharding.shard_shape(leaf.shape)) * np.dtype(leaf.dtype).itemsize
@@ -163,12 +165,12 @@ def format_gibibytes(size: int) -> str:
     return f'{size / 2**30:,.2f} GiB'
 
 
-def _parse_out_of_memory(inputs: Mapping[str, int], message: str) -> StepMemory:
+def _parse_out_of_memory_error(inputs: Mapping[str, int], message: str) -> StepMemory:
     """Parses the memory usage in an out-of-memory error of the TPU compiler."""
     used = re.search(r'Used ([\d.]+)([KMGT])i?B? of', message)
     total = int(float(used[1]) * 2 ** (10 * (1 + 'KMGT'.index(used[2])))) if used else sum(inputs.values())
     temporaries = max(0, total - sum(inputs.values()))
-    return StepMemory(**inputs, padding=0, temporaries=temporaries, results=0, program=0, total=total)
+    return StepMemory(**inputs, padding=0, temporaries=temporaries, outputs=0, program=0, total=total)
 
 
 class SettingChange(NamedTuple):
@@ -204,7 +206,7 @@ def search_memory_savings(
     optimizer. `measure` compiles a step and returns its memory usage; it is called at most `limit` times.
     """
 
-    def full_remat(step: StepSpec, memory: StepMemory) -> SettingChange | None:
+    def use_full_remat(step: StepSpec, memory: StepMemory) -> SettingChange | None:
         changed = dataclasses.replace(step, model=recomputing_model)
         return (
             SettingChange('--gin.REMAT_POLICY', '@stack.full_remat', changed)
@@ -215,13 +217,13 @@ def search_memory_savings(
     def use_adafactor(step: StepSpec, memory: StepMemory) -> SettingChange | None:
         changed = dataclasses.replace(step, optimizer=adafactor)
         # Skip the compilation if the optimizer state would not shrink, for example if the step already uses Adafactor.
-        if bytes_per_device(changed.state_plan.abstract.opt_state) > 0.9 * memory.optimizer_state:
+        if count_bytes_per_device(changed.state_plan.abstract.opt_state) > 0.9 * memory.optimizer_state:
             return None
         return SettingChange('--gin_file', 'optimizers/adafactor.gin', changed)
 
     state_is_too_large = 2 * memory.parameters + memory.optimizer_state > available
-    state_first = (_double_fsdp_size, use_adafactor, _double_microbatches, full_remat, _halve_batch)
-    activations_first = (_double_microbatches, full_remat, _double_fsdp_size, _halve_batch, use_adafactor)
+    state_first = (_double_fsdp_size, use_adafactor, _double_microbatches, use_full_remat, _halve_batch)
+    activations_first = (_double_microbatches, use_full_remat, _double_fsdp_size, _halve_batch, use_adafactor)
     for make_change in state_first if state_is_too_large else activations_first:
         for _ in range(_MAX_REPETITIONS):
             change = make_change(step, memory)
@@ -241,7 +243,7 @@ def search_memory_savings(
 def _double_microbatches(step: StepSpec, memory: StepMemory) -> SettingChange | None:
     microbatches = 2 * step.microbatches
     # Do not split the batch of an embedding model, because its negatives are the other rows of a microbatch.
-    if step.model.model_type == 'embedding' or step.rows % (step.partitioner.batch_shards * microbatches):
+    if step.model.model_type == 'embedding' or step.batch_size % (step.partitioner.batch_shards * microbatches):
         return None
     return SettingChange('--gin.MICROBATCHES', microbatches, dataclasses.replace(step, microbatches=microbatches))
 
@@ -250,14 +252,14 @@ def _double_fsdp_size(step: StepSpec, memory: StepMemory) -> SettingChange | Non
     data, fsdp, tensor = step.partitioner.mesh.shape.values()
     if data % 2:
         return None
-    text = mesh.format_sizes((data // 2, fsdp * 2, tensor))
+    text = mesh.format_mesh_sizes((data // 2, fsdp * 2, tensor))
     # Reset `data`, `fsdp` and `tensor` to their defaults, because other values cannot be combined with `sizes`.
     partitioner = dataclasses.replace(step.partitioner, data=-1, fsdp=1, tensor=1, sizes=text)
     return SettingChange('--mesh', text, dataclasses.replace(step, partitioner=partitioner))
 
 
 def _halve_batch(step: StepSpec, memory: StepMemory) -> SettingChange | None:
-    rows = step.rows // 2
+    rows = step.batch_size // 2
     if rows < 1 or rows % (step.partitioner.batch_shards * step.microbatches):
         return None
     batch = {name: array.update(shape=(rows, *array.shape[1:])) for name, array in step.batch.items()}

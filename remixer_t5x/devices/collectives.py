@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 
-from remixer_t5x.devices.jax_workarounds import coordination_state
+from remixer_t5x.devices.jax_workarounds import get_coordination_state
 from remixer_t5x.errors import UserError, to_one_line
 
 _FAILURE_KEY = 'remixer_t5x/failed'
@@ -41,8 +41,8 @@ def broadcast(value: Any) -> Any:
     if not is_distributed():
         return value
     key = f'remixer_t5x/{next(_call_numbers)}'
-    if coordination_state().process_id == 0:
-        coordination_state().client.key_value_set(key, json.dumps(value))
+    if get_coordination_state().process_id == 0:
+        get_coordination_state().client.key_value_set(key, json.dumps(value))
         return value
     return _wait_for_value(key)
 
@@ -55,12 +55,12 @@ def check_same_on_processes(values: Mapping[str, Any]) -> None:
     """
     if not is_distributed():
         return
-    key, difference, index = f'remixer_t5x/{next(_call_numbers)}', '', coordination_state().process_id
+    key, difference, index = f'remixer_t5x/{next(_call_numbers)}', '', get_coordination_state().process_id
     if index:
-        coordination_state().client.key_value_set(f'{key}/{index}', json.dumps(values))
+        get_coordination_state().client.key_value_set(f'{key}/{index}', json.dumps(values))
     else:
         first = json.loads(json.dumps(values))
-        for other in range(1, coordination_state().num_processes):
+        for other in range(1, get_coordination_state().num_processes):
             difference = difference or _describe_difference(
                 first, _wait_for_value(f'{key}/{other}'), f'process {other}'
             )
@@ -72,13 +72,13 @@ def barrier() -> None:
     """Waits until all processes have called this function."""
     if is_distributed():
         # One hour is effectively no timeout, because missing heartbeats end all processes if a process is lost.
-        coordination_state().client.wait_at_barrier(f'remixer_t5x/{next(_call_numbers)}', 3_600_000)
+        get_coordination_state().client.wait_at_barrier(f'remixer_t5x/{next(_call_numbers)}', 3_600_000)
 
 
 def _wait_for_value(key: str) -> Any:
     while True:
         try:
-            return json.loads(coordination_state().client.blocking_key_value_get(key, 10_000))
+            return json.loads(get_coordination_state().client.blocking_key_value_get(key, 10_000))
         except jax.errors.JaxRuntimeError as error:
             # Retry, because the other process may be slow. If it is lost, missing heartbeats end this process.
             if 'DEADLINE_EXCEEDED' not in str(error):
@@ -112,7 +112,7 @@ class FailureWatcher:
         self._name, self._timeout = name, heartbeat_timeout
         self._closed = threading.Event()
 
-    def start(self) -> None:
+    def start_watching(self) -> None:
         """Starts the thread that polls for failures. Must be called after `jax.distributed.initialize`."""
         threading.Thread(target=self._poll_failure_key, name='failure watcher', daemon=True).start()
 
@@ -122,10 +122,10 @@ class FailureWatcher:
     def report_failure(self, code: int, text: str) -> None:
         """Sends this process's exit code and error message to all other processes, and waits up to 5 s for them."""
         self.close()
-        record = {'process': coordination_state().process_id, 'code': code, 'text': text}
+        record = {'process': get_coordination_state().process_id, 'code': code, 'text': text}
         # Setting the key fails if another process has already reported a failure, or if the coordinator is lost.
         with contextlib.suppress(jax.errors.JaxRuntimeError):
-            coordination_state().client.key_value_set(_FAILURE_KEY, json.dumps(record))
+            get_coordination_state().client.key_value_set(_FAILURE_KEY, json.dumps(record))
         self._wait_before_exit()
 
     def wait_for_failure_report(self, error: BaseException) -> None:
@@ -140,7 +140,7 @@ class FailureWatcher:
     def _poll_failure_key(self) -> None:
         while not self._closed.wait(_POLL_SECONDS):
             try:
-                record = json.loads(coordination_state().client.key_value_try_get(_FAILURE_KEY))
+                record = json.loads(get_coordination_state().client.key_value_try_get(_FAILURE_KEY))
             except (jax.errors.JaxRuntimeError, AttributeError):
                 continue
             if self._closed.is_set():
@@ -155,10 +155,10 @@ class FailureWatcher:
     def _wait_before_exit(self) -> None:
         """Waits until all processes can exit. Process 0 exits last, because it runs the coordination service."""
         try:
-            coordination_state().client.wait_at_barrier(_FAILURE_KEY, int(1000 * _EXIT_SECONDS))
+            get_coordination_state().client.wait_at_barrier(_FAILURE_KEY, int(1000 * _EXIT_SECONDS))
         except jax.errors.JaxRuntimeError:
             return
-        if coordination_state().process_id == 0:
+        if get_coordination_state().process_id == 0:
             time.sleep(0.5)
 
 

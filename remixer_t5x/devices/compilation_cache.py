@@ -29,7 +29,7 @@ def enable_cache(environment: MutableMapping[str, str] = os.environ) -> None:
     if 'JAX_COMPILATION_CACHE_DIR' in environment or 'JAX_ENABLE_COMPILATION_CACHE' in environment:
         return
     root = Path(environment.get('REMIXER_T5X_CACHE') or '~/.cache/remixer_t5x').expanduser()
-    folder = root / CACHE_FOLDER / machine_name()
+    folder = root / CACHE_FOLDER / get_machine_name()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:
@@ -40,7 +40,7 @@ def enable_cache(environment: MutableMapping[str, str] = os.environ) -> None:
         environment.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', str(MIN_COMPILE_SECONDS))
 
 
-def machine_name() -> str:
+def get_machine_name() -> str:
     """Returns a name shared by machines with the same CPU instruction set: the architecture and 8 hex digits."""
     text = platform.processor()
     with contextlib.suppress(OSError):

@@ -19,12 +19,12 @@ _GPU_DECODING_OPTIONS = {'xla_gpu_dot_merger_threshold_mb': 0}
 OptionsByPlatform = Mapping[str, Mapping[str, Any]]
 
 
-def decoding_options() -> dict[str, Any] | None:
+def get_decoding_options() -> dict[str, Any] | None:
     """Returns the `compiler_options` to pass to `jax.jit` for a program that generates tokens."""
     return _GPU_DECODING_OPTIONS if jax.default_backend() == 'gpu' else None
 
 
-def training_options(options: OptionsByPlatform | None, device: jax.Device) -> dict[str, Any]:
+def get_training_options(options: OptionsByPlatform | None, device: jax.Device) -> dict[str, Any]:
     """Returns the XLA options for compiling a train step on `device`."""
     return dict((options or {}).get(device.platform, {}))
 

@@ -126,7 +126,7 @@ class Topology(NamedTuple):
     shape: str
 
     @property
-    def devices(self) -> int:
+    def num_devices(self) -> int:
         """The number of JAX devices: two per chip for TWO_DEVICE_CHIPS, otherwise one per chip."""
         return self.slices * math.prod(map(int, self.shape.split('x'))) * (2 if self.chip in TWO_DEVICE_CHIPS else 1)
 
@@ -135,7 +135,7 @@ class Topology(NamedTuple):
         return self.chip in GPUS
 
     @staticmethod
-    def parse(text: str) -> 'Topology':
+    def from_string(text: str) -> 'Topology':
         """Parses a string such as 'v5e:4x4' or '2*h100:8'. Raises UserError for other formats and for unknown GPUs."""
         match = re.fullmatch(r'(?:(\d+)\*)?(\w+):(\d+(?:x\d+)*)', text)
         chip = match[2].lower() if match else ''
@@ -149,19 +149,19 @@ class Topology(NamedTuple):
 
 def devices(topology: str | None = None) -> int | None:
     """Returns the number of devices of a topology, or None if it is unknown."""
-    return None if topology is None else Topology.parse(topology).devices
+    return None if topology is None else Topology.from_string(topology).num_devices
 
 
 def memory(topology: str | None = None) -> int | None:
     """Returns the memory of one device in GiB, or None if it is unknown."""
-    return None if topology is None else MEMORY_GIB.get(Topology.parse(topology).chip)
+    return None if topology is None else MEMORY_GIB.get(Topology.from_string(topology).chip)
 
 
 def mesh(topology: str | None = None) -> str:
     """Returns the default mesh in the format of `--mesh`; -1 means all remaining devices."""
     if topology is None:
         return 'fsdp=-1'
-    slices = Topology.parse(topology).slices
+    slices = Topology.from_string(topology).slices
     if slices > 1:
         return f'data={slices},fsdp=-1'
     if devices(topology) == 1:
@@ -172,11 +172,11 @@ def mesh(topology: str | None = None) -> str:
 def xla_options(topology: str | None = None) -> Mapping[str, Mapping[str, Any]] | None:
     """Maps platforms to XLA options for the train step. A single device needs no options for collectives."""
     if devices(topology) == 1:
-        return {'gpu': _NO_DOT_MERGER} if Topology.parse(topology or '').is_gpu else None
+        return {'gpu': _NO_DOT_MERGER} if Topology.from_string(topology or '').is_gpu else None
     return _XLA_OPTIONS
 
 
-def target_config(chip: str) -> str:
+def format_target_config(chip: str) -> str:
     """Returns XLA's `GpuTargetConfigProto` for a GPU, in text format."""
     gpu = GPUS[chip]
     # CUDA reserves 1 KiB of shared memory per thread block.
@@ -191,7 +191,7 @@ class Hardware:
         platform: 'cpu', 'gpu' or 'tpu'.
         devices: number of devices; None if not configured.
         memory: memory of one device in GiB; None if unknown.
-        topology: a string that `Topology.parse` can parse, such as 'v3:4x4' or 'h100:8'; None if unknown.
+        topology: a string that `Topology.from_string` can parse, such as 'v3:4x4' or 'h100:8'; None if unknown.
         compiler: the XLA compiler to use, 'tpu', 'gpu' or 'cpu'; None selects the compiler of the chip if it is
             installed.
     """
@@ -215,7 +215,7 @@ class Hardware:
                 f'the {compiler.upper()} compiler must be installed; run {_INSTALL_COMMANDS[compiler]}, or pass '
                 '--compiler=cpu'
             )
-        if self.chip_compiler() != compiler:
+        if self.get_chip_compiler() != compiler:
             raise UserError(
                 f'TOPOLOGY must name {compiler.upper()}s for --compiler={compiler}, got {self.topology!r}; '
                 f'pass --gin.TOPOLOGY={_EXAMPLE_TOPOLOGIES[compiler]}'
@@ -233,28 +233,28 @@ class Hardware:
             return 1.0
         return float(os.environ.get(GPU_SHARE) or DEFAULT_GPU_SHARE)
 
-    def count(self) -> int:
+    def require_num_devices(self) -> int:
         """Returns the number of devices. Raises UserError if DEVICES is not set."""
         if self.devices is None:
             raise UserError('DEVICES must be set to the number of devices, got None; pass --devices=32')
         return self.devices
 
-    def chip_compiler(self) -> str:
+    def get_chip_compiler(self) -> str:
         """Returns the compiler for the described chip, 'tpu' or 'gpu'; 'cpu' if the chip is unknown."""
         if not self.topology:
             return 'cpu'
-        return 'gpu' if Topology.parse(self.topology).is_gpu else 'tpu'
+        return 'gpu' if Topology.from_string(self.topology).is_gpu else 'tpu'
 
-    def compile_devices(self) -> tuple[Sequence[jax.Device], str]:
+    def get_target_devices(self) -> tuple[Sequence[jax.Device], str]:
         """Returns the target devices and the name of the compiler: 'XLA:TPU', 'XLA:GPU' or 'XLA:CPU'.
 
         Raises UserError if the topology does not exist or has another number of devices, or if this process has already
         initialized its CPU devices.
         """
-        compiler, count = self.chip_compiler(), self.count()
+        compiler, count = self.get_chip_compiler(), self.require_num_devices()
         if not self.topology or self.compiler == 'cpu' or not has_compiler(compiler):
-            return _cpu_devices(count), 'XLA:CPU'
-        devices = _tpu_devices(self.topology) if compiler == 'tpu' else _gpu_devices(self.topology)
+            return _create_cpu_devices(count), 'XLA:CPU'
+        devices = _describe_tpu_devices(self.topology) if compiler == 'tpu' else _describe_gpu_devices(self.topology)
         if len(devices) != count:
             raise UserError(
                 f'DEVICES must be {len(devices)}, the number of devices in TOPOLOGY {self.topology!r}, got {count}; '
@@ -266,7 +266,7 @@ class Hardware:
         """Raises UserError unless the compiler for the described chip is installed."""
         if not self.topology:
             raise UserError('TOPOLOGY must be a chip and a shape, got None; pass --gin.TOPOLOGY=v5e:2x4')
-        self._check_compiler(self.chip_compiler())
+        self._check_compiler(self.get_chip_compiler())
 
 
 def has_compiler(name: str) -> bool:
@@ -278,7 +278,7 @@ def has_compiler(name: str) -> bool:
     return False
 
 
-def _cpu_devices(count: int) -> Sequence[jax.Device]:
+def _create_cpu_devices(count: int) -> Sequence[jax.Device]:
     """Creates `count` virtual CPU devices. Can be called only once, before the process initializes JAX's devices."""
     with contextlib.suppress(RuntimeError):
         jax.config.update('jax_num_cpu_devices', count)
@@ -291,10 +291,10 @@ def _cpu_devices(count: int) -> Sequence[jax.Device]:
     return devices[:count]
 
 
-def _tpu_devices(topology: str) -> Sequence[jax.Device]:
+def _describe_tpu_devices(topology: str) -> Sequence[jax.Device]:
     for name, value in _TPU_ENV.items():
         os.environ.setdefault(name, value)
-    slices, chip, shape = Topology.parse(topology)
+    slices, chip, shape = Topology.from_string(topology)
     options: dict[str, object] = {'num_slices': slices} if slices > 1 else {}
     if chip == 'v4':
         # As on a TPU host, use megacore mode, in which a v4 chip is a single device.
@@ -312,11 +312,11 @@ def _tpu_devices(topology: str) -> Sequence[jax.Device]:
         ) from error
 
 
-def _gpu_devices(topology: str) -> Sequence[jax.Device]:
-    nodes, chip, shape = Topology.parse(topology)
+def _describe_gpu_devices(topology: str) -> Sequence[jax.Device]:
+    nodes, chip, shape = Topology.from_string(topology)
     if not shape.isdecimal():
         raise UserError(
             f'TOPOLOGY must end with the number of GPUs per node, got {topology!r}; use {chip}:8 or 2*{chip}:8'
         )
-    config, layout = target_config(chip), f'{nodes}x1x{shape}'
+    config, layout = format_target_config(chip), f'{nodes}x1x{shape}'
     return topologies.get_topology_desc('', platform='cuda', target_config=config, topology=layout).devices

@@ -7,7 +7,7 @@ from typing import Any
 from jax import export
 
 
-def coordination_state() -> Any:
+def get_coordination_state() -> Any:
     """Returns the state of `jax.distributed`: `client` (the coordination service), `process_id`, `num_processes`.
 
     Obsolete once JAX's key-value store has a public API. `multihost_utils` cannot replace this API: its functions run
@@ -18,7 +18,7 @@ def coordination_state() -> Any:
     return distributed.global_state
 
 
-def cluster_types() -> Sequence[Any]:
+def list_cluster_types() -> Sequence[Any]:
     """Returns the `ClusterEnv` classes of the cluster types that JAX can detect, in order of precedence.
 
     Obsolete once `jax.distributed.initialize` accepts a single process and can assign all devices of a machine to one

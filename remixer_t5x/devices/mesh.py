@@ -22,7 +22,7 @@ MESH_AXES = ('data', 'fsdp', 'tensor')
 _SPLIT_AXES_KINDS = ('TPU v5 lite', 'TPU v5e')
 
 
-def parse_sizes(text: str) -> tuple[int, int, int]:
+def parse_mesh_sizes(text: str) -> tuple[int, int, int]:
     """Parses `'data=2,fsdp=4'` into (data, fsdp, tensor); -1 means all remaining devices.
 
     An omitted axis has size 1, except that `data` defaults to -1 if no other axis is -1. Raises UserError if `text` is
@@ -42,14 +42,14 @@ def parse_sizes(text: str) -> tuple[int, int, int]:
     return sizes.get('data', default_data), sizes.get('fsdp', 1), sizes.get('tensor', 1)
 
 
-def mesh_shape(sizes: Sequence[int], num_devices: int) -> tuple[int, ...]:
+def resolve_mesh_shape(sizes: Sequence[int], num_devices: int) -> tuple[int, ...]:
     """Replaces -1 in `sizes` by the number of remaining devices. Raises UserError if the sizes do not match."""
     fixed = abs(math.prod(sizes)) or 1
     shape = tuple(num_devices // fixed if size == -1 else size for size in sizes)
     if min(shape) < 1 or math.prod(shape) != num_devices or list(sizes).count(-1) > 1:
         raise UserError(
-            f'MESH must have sizes whose product is the number of devices, {num_devices}, got {format_sizes(sizes)}; '
-            'use -1 for one size, as in data=-1,fsdp=1,tensor=1'
+            f'MESH must have sizes whose product is the number of devices, {num_devices}, got '
+            f'{format_mesh_sizes(sizes)}; use -1 for one size, as in data=-1,fsdp=1,tensor=1'
         )
     return shape
 
@@ -64,10 +64,10 @@ def build_mesh(shape: Sequence[int], devices: Sequence[jax.Device], slices: int 
     attribute, count = identify_slices(devices, slices)
     if count == 1:
         return jax.make_mesh(shape, MESH_AXES, types, devices=devices)
-    return Mesh(arrange_over_slices(shape, devices, attribute, count), MESH_AXES, axis_types=types)
+    return Mesh(arrange_devices_over_slices(shape, devices, attribute, count), MESH_AXES, axis_types=types)
 
 
-def abstract_mesh(shape: Sequence[int], axis_type: AxisType = AxisType.Auto) -> AbstractMesh:
+def build_abstract_mesh(shape: Sequence[int], axis_type: AxisType = AxisType.Auto) -> AbstractMesh:
     """Returns a mesh without devices, for computing shapes and shardings."""
     return AbstractMesh(tuple(shape), MESH_AXES, (axis_type,) * len(MESH_AXES))
 
@@ -90,9 +90,12 @@ def identify_slices(devices: Sequence[Any], slices: int | None = None) -> tuple[
     )
 
 
-def arrange_over_slices(shape: Sequence[int], devices: Sequence[Any], attribute: str, slices: int) -> np.ndarray:
-    """Arranges devices as [data, fsdp, tensor] so that only the axes selected by `split_over_slices` span slices."""
-    outer = split_over_slices(shape, slices)
+def arrange_devices_over_slices(
+    shape: Sequence[int], devices: Sequence[Any], attribute: str, slices: int
+) -> np.ndarray:
+    """Arranges devices as [data, fsdp, tensor] so that only the axes selected by `split_axes_over_slices` span "
+    "slices."""
+    outer = split_axes_over_slices(shape, slices)
     inner = tuple(size // across for size, across in zip(shape, outer, strict=True))
     return mesh_utils.create_hybrid_device_mesh(
         inner,
@@ -103,7 +106,7 @@ def arrange_over_slices(shape: Sequence[int], devices: Sequence[Any], attribute:
     )
 
 
-def split_over_slices(shape: Sequence[int], slices: int) -> tuple[int, int, int]:
+def split_axes_over_slices(shape: Sequence[int], slices: int) -> tuple[int, int, int]:
     """Returns the number of slices that each mesh axis spans. The product of these numbers is `slices`.
 
     Raises UserError if `data` x `fsdp` is not a multiple of `slices`.
@@ -114,16 +117,16 @@ def split_over_slices(shape: Sequence[int], slices: int) -> tuple[int, int, int]
     if fsdp % over_fsdp:
         raise UserError(
             f'the product of data and fsdp in MESH must be a multiple of {slices}, the number of slices, got '
-            f'{format_sizes(shape)}; use data={slices},fsdp=-1'
+            f'{format_mesh_sizes(shape)}; use data={slices},fsdp=-1'
         )
     return over_data, over_fsdp, 1
 
 
-def format_shape(sizes: Mapping[str, int]) -> str:
+def format_mesh_shape(sizes: Mapping[str, int]) -> str:
     """Formats a mesh's `shape` as `data=2, fsdp=4, tensor=1`."""
     return ', '.join(f'{axis}={size}' for axis, size in sizes.items())
 
 
-def format_sizes(sizes: Sequence[int]) -> str:
-    """Formats (2, 4, 1) as `data=2,fsdp=4,tensor=1`, the format of `parse_sizes`."""
-    return format_shape(dict(zip(MESH_AXES, sizes, strict=True))).replace(' ', '')
+def format_mesh_sizes(sizes: Sequence[int]) -> str:
+    """Formats (2, 4, 1) as `data=2,fsdp=4,tensor=1`, the format of `parse_mesh_sizes`."""
+    return format_mesh_shape(dict(zip(MESH_AXES, sizes, strict=True))).replace(' ', '')

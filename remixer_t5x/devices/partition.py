@@ -47,7 +47,7 @@ DEFAULT_RULES: Rules = (
 
 
 class ShardingRow(NamedTuple):
-    """A parameter's row in `Partitioner.sharding_table`. `note` states why an axis is replicated, or is empty."""
+    """A parameter's row in `Partitioner.list_sharding_rows`. `note` states why an axis is replicated, or is empty."""
 
     name: str
     shape: tuple[int, ...]
@@ -87,7 +87,7 @@ class Partitioner:
         if self.sizes is not None and sizes != (-1, 1, 1):
             raise UserError(
                 f'MESH must be None if Partitioner.data, fsdp, tensor are set ({", ".join(map(str, sizes))}), got '
-                f'{self.sizes!r}; use only MESH = {meshes.format_sizes(sizes)!r}'
+                f'{self.sizes!r}; use only MESH = {meshes.format_mesh_sizes(sizes)!r}'
             )
 
     @property
@@ -101,18 +101,18 @@ class Partitioner:
     @property
     def axis_sizes(self) -> tuple[int, int, int]:
         """The configured sizes of the mesh axes, which may include -1."""
-        return (self.data, self.fsdp, self.tensor) if self.sizes is None else meshes.parse_sizes(self.sizes)
+        return (self.data, self.fsdp, self.tensor) if self.sizes is None else meshes.parse_mesh_sizes(self.sizes)
 
     @functools.cached_property
     def mesh(self) -> Mesh | AbstractMesh:
         """The device mesh with the axes `data`, `fsdp` and `tensor`. The mesh is abstract if `devices` is a number."""
         if isinstance(self.devices, int):
-            return meshes.abstract_mesh(meshes.mesh_shape(self.axis_sizes, self.devices))
+            return meshes.build_abstract_mesh(meshes.resolve_mesh_shape(self.axis_sizes, self.devices))
         devices = list(jax.devices() if self.devices is None else self.devices)
-        return meshes.build_mesh(meshes.mesh_shape(self.axis_sizes, len(devices)), devices, self.slices)
+        return meshes.build_mesh(meshes.resolve_mesh_shape(self.axis_sizes, len(devices)), devices, self.slices)
 
     @contextlib.contextmanager
-    def activate(self) -> Iterator[Mesh]:
+    def activate_mesh(self) -> Iterator[Mesh]:
         """Makes logical constraints and PartitionSpecs in the block use this mesh. Enter the context outside of jit."""
         with jax.set_mesh(self.mesh), nn.logical_axis_rules(self.all_rules):
             yield self.mesh
@@ -133,7 +133,7 @@ class Partitioner:
         return NamedSharding(self.mesh, PartitionSpec(self.batch_axes or None))
 
     @property
-    def replicated(self) -> NamedSharding:
+    def replicated_sharding(self) -> NamedSharding:
         return NamedSharding(self.mesh, PartitionSpec())
 
     def check_batch_size(self, batch_size: int, microbatches: int = 1) -> None:
@@ -146,7 +146,7 @@ class Partitioner:
                 f'got {batch_size}; use {multiple * max(1, round(batch_size / multiple))}'
             )
 
-    def data_shard(self) -> tuple[int, int]:
+    def get_data_shard(self) -> tuple[int, int]:
         """Returns (index, count): this process passes share `index` of `count` of each global batch to `shard_batch`.
 
         Processes that differ only along `tensor` load the same rows, so `count` may be less than the number of
@@ -159,7 +159,7 @@ class Partitioner:
         return find_process_share(processes, jax.process_index())
 
     def shard_batch(self, host_batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
-        """Creates global arrays from this process's rows of each array, of shape [batch / data_shard()[1], ...]."""
+        """Creates global arrays from this process's rows of each array, of shape [batch / get_data_shard()[1], ...]."""
         sharding = self.batch_sharding
         return {name: jax.make_array_from_process_local_data(sharding, rows) for name, rows in host_batch.items()}
 
@@ -167,10 +167,10 @@ class Partitioner:
         """Returns a tree with the NamedSharding of each unboxed parameter.
 
         `boxed_params` contains arrays or ShapeDtypeStructs in flax's `Partitioned` boxes. Leaves without a box are
-        replicated, and so are axes that are not divisible by their mesh axes; `sharding_table` lists these axes.
+        replicated, and so are axes that are not divisible by their mesh axes; `list_sharding_rows` lists these axes.
         """
         return jax.tree.map(
-            lambda leaf: NamedSharding(self.mesh, self._partition_spec(leaf)[0]), boxed_params, is_leaf=is_boxed
+            lambda leaf: NamedSharding(self.mesh, self._build_partition_spec(leaf)[0]), boxed_params, is_leaf=is_boxed
         )
 
     def state_shardings(self, init: Callable[[Any], Any], params: Any, param_shardings: Any) -> Any:
@@ -180,7 +180,7 @@ class Partitioner:
         like the parameter. JAX's sharding types determine the sharding of all other leaves: factored moments keep the
         sharding of their remaining axes, and counters are replicated.
         """
-        explicit = meshes.abstract_mesh(tuple(self.mesh.shape.values()), AxisType.Explicit)
+        explicit = meshes.build_abstract_mesh(tuple(self.mesh.shape.values()), AxisType.Explicit)
 
         def with_sharding(leaf, sharding):
             return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(explicit, sharding.spec))
@@ -202,21 +202,21 @@ class Partitioner:
 
         return jax.tree_util.tree_map_with_path(get_sharding, typed)
 
-    def sharding_table(self, boxed_params: Any) -> list[ShardingRow]:
+    def list_sharding_rows(self, boxed_params: Any) -> list[ShardingRow]:
         """Returns a table row for each parameter with its shape, mesh axes, bytes per device and a note."""
         rows = []
         for path, leaf in jax.tree_util.tree_flatten_with_path(boxed_params, is_leaf=is_boxed)[0]:
-            spec, note = self._partition_spec(leaf)
+            spec, note = self._build_partition_spec(leaf)
             value = unbox(leaf)
             local = NamedSharding(self.mesh, spec).shard_shape(value.shape)
             size = math.prod(local) * np.dtype(value.dtype).itemsize
             name = '/'.join(str(getattr(key, 'key', key)) for key in path)
-            rows.append(ShardingRow(name, tuple(value.shape), _logical_axis_names(leaf), tuple(spec), size, note))
+            rows.append(ShardingRow(name, tuple(value.shape), _get_logical_axis_names(leaf), tuple(spec), size, note))
         return rows
 
-    def _partition_spec(self, leaf: Any) -> tuple[PartitionSpec, str]:
+    def _build_partition_spec(self, leaf: Any) -> tuple[PartitionSpec, str]:
         """Returns the mesh axes of a boxed parameter, and a note on indivisible axes, which are replicated."""
-        names, shape = _logical_axis_names(leaf), unbox(leaf).shape
+        names, shape = _get_logical_axis_names(leaf), unbox(leaf).shape
         mesh_axes = nn.logical_to_mesh_axes(names, self.all_rules)
         spec, notes = [], []
         for name, size, axes in zip(names, shape, mesh_axes, strict=True):
@@ -263,7 +263,7 @@ def unbox(tree: Any) -> Any:
     )
 
 
-def _logical_axis_names(leaf: Any) -> tuple[str | None, ...]:
+def _get_logical_axis_names(leaf: Any) -> tuple[str | None, ...]:
     return tuple(leaf.names) if is_boxed(leaf) else (None,) * len(leaf.shape)
 
 

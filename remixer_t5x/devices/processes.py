@@ -48,7 +48,9 @@ class DistributedConfig:
     devices: tuple[int, ...] | None = None
 
 
-def resolve_config(settings: ProcessFlags, environment: Mapping[str, str] = os.environ) -> DistributedConfig | None:
+def resolve_distributed_config(
+    settings: ProcessFlags, environment: Mapping[str, str] = os.environ
+) -> DistributedConfig | None:
     """Returns the arguments of `jax.distributed.initialize`, or None for a single process. Does not initialize devices.
 
     Raises UserError if flags are invalid or incomplete, or if the cluster cannot be queried.
@@ -77,7 +79,7 @@ def resolve_config(settings: ProcessFlags, environment: Mapping[str, str] = os.e
             index = int(cluster.get_process_id()) if index is None else index
             port = environment.get('JAX_COORDINATOR_PORT')
             address = address or cluster.get_coordinator_address(timeout_secs=timeout, override_coordinator_port=port)
-        devices = _local_devices(cluster, environment)
+        devices = _select_local_devices(cluster, environment)
     assert count is not None and index is not None
     if index >= count:
         raise UserError(f'{PROCESS_FLAGS["index"]} must be from 0 to {count - 1}, got {index}; {_FLAGS_ADVICE}')
@@ -105,7 +107,7 @@ def _detect_cluster(environment: Mapping[str, str]) -> Any:
     JAX's automatic detection would raise an error for a single process, and would assign one GPU to each process.
     """
     is_numbered_pod = 'KUBERNETES_SERVICE_HOST' in environment and 'JOB_COMPLETION_INDEX' in environment
-    for cluster in jax_workarounds.cluster_types():
+    for cluster in jax_workarounds.list_cluster_types():
         with _wrap_cluster_errors(cluster):
             # A pod outside of an indexed Job, such as a notebook, is a single process.
             if (is_numbered_pod or cluster.__name__ != 'K8sCluster') and cluster.is_env_present():
@@ -131,7 +133,7 @@ def _wrap_cluster_errors(cluster: Any) -> Iterator[None]:
         ) from error
 
 
-def _local_devices(cluster: Any, environment: Mapping[str, str]) -> tuple[int, ...] | None:
+def _select_local_devices(cluster: Any, environment: Mapping[str, str]) -> tuple[int, ...] | None:
     """Returns the GPU of the local rank if the machine runs several processes, or None to use all devices.
 
     JAX always assigns one GPU, so a single process on a machine with eight GPUs would use only one GPU.
@@ -148,7 +150,7 @@ def _local_devices(cluster: Any, environment: Mapping[str, str]) -> tuple[int, .
 
 
 @contextlib.contextmanager
-def connected_processes(
+def connect_processes(
     settings: ProcessFlags, print_error: Callable[[BaseException, str], int], saves: bool = False
 ) -> Iterator[None]:
     """Connects the processes of a run for the duration of the block. Does nothing for a single process.
@@ -159,7 +161,7 @@ def connected_processes(
     `print_error` prints an error with the name of the process, and returns the exit code. If `saves` is true, the run
     saves a checkpoint and stops on SIGTERM (see `preemption`); otherwise SIGTERM ends the process.
     """
-    config = resolve_config(settings)
+    config = resolve_distributed_config(settings)
     if config is None:
         yield
         return
@@ -170,7 +172,7 @@ def connected_processes(
         _connect_process(config, int(settings.initialization_timeout), heartbeat, saves)
     except BaseException as error:
         collectives.exit_process(print_error(error, name))
-    watcher.start()
+    watcher.start_watching()
     try:
         yield
         watcher.close()

@@ -100,8 +100,8 @@ class Predictor:
                 generation, decoder.start(generation) if rows is None else rows, limit, keys(batch)
             )
 
-        self._generate = self._jit_replicated(generate, compiler_options.decoding_options())
-        self._continue_rows = self._jit_replicated(continue_rows, compiler_options.decoding_options())
+        self._generate = self._jit_replicated(generate, compiler_options.get_decoding_options())
+        self._continue_rows = self._jit_replicated(continue_rows, compiler_options.get_decoding_options())
         self._score = self._jit_replicated(lambda params, batch: model.score(params, batch))
         self._score_and_match = self._jit_replicated(
             lambda params, batch: jnp.stack(model.score_and_match(params, batch), axis=-1)
@@ -121,7 +121,7 @@ class Predictor:
 
     def _jit_replicated(self, function: Callable[..., Any], options: dict[str, Any] | None = None) -> CompiledStep:
         # Replicate the outputs, so that every host can read all results.
-        jitted = jax.jit(function, out_shardings=self._partitioner.replicated, compiler_options=options)
+        jitted = jax.jit(function, out_shardings=self._partitioner.replicated_sharding, compiler_options=options)
         return CompiledStep(jitted, self._partitioner)
 
     def predict(
@@ -280,7 +280,7 @@ class Predictor:
     def _transfer_batch(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
         """Pads a batch with copies of its last row and transfers it to the devices. Each host transfers its share."""
         size = self._settings.batch_size
-        index, count = self._partitioner.data_shard()
+        index, count = self._partitioner.get_data_shard()
         share = slice(index * (size // count), (index + 1) * (size // count))
         padded = {
             name: np.pad(array, [(0, size - len(array))] + [(0, 0)] * (array.ndim - 1), 'edge')[share]

@@ -100,10 +100,10 @@ def plan_train_state(
     shapes = jax.eval_shape(init, jax.random.key(0))
     param_shardings = partitioner.param_shardings(boxed)
     shardings = TrainState(
-        partitioner.replicated,
+        partitioner.replicated_sharding,
         param_shardings,
         partitioner.state_shardings(tx.init, shapes.params, param_shardings),
-        partitioner.replicated,
+        partitioner.replicated_sharding,
     )
     abstract = jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes, shardings

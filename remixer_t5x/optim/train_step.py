@@ -202,12 +202,12 @@ class CompiledStep:
         self._partitioner = partitioner
 
     def __call__(self, *args: Any) -> Any:
-        with self._partitioner.activate():
+        with self._partitioner.activate_mesh():
             return self._jitted(*args)
 
     def lower(self, *args: Any) -> jax.stages.Lowered:
         """Lowers the function, like `jax.jit(...).lower`."""
-        with self._partitioner.activate():
+        with self._partitioner.activate_mesh():
             return self._jitted.lower(*args)
 
 
@@ -222,7 +222,7 @@ def jit_train_step(
         step_fn,
         donate_argnums=0 if donate else (),
         in_shardings=(shardings, partitioner.batch_sharding),
-        out_shardings=(shardings, partitioner.replicated),
+        out_shardings=(shardings, partitioner.replicated_sharding),
     )
     return CompiledStep(jitted, partitioner)
 
@@ -234,7 +234,7 @@ def jit_eval_step(
     jitted = jax.jit(
         step_fn,
         in_shardings=(shardings.params, partitioner.batch_sharding),
-        out_shardings=partitioner.replicated,
+        out_shardings=partitioner.replicated_sharding,
     )
     return CompiledStep(jitted, partitioner)
 

@@ -92,7 +92,7 @@ class CompiledPrograms:
         )
         jitted = train_step.jit_train_step(step, self.plan.shardings, config.partitioner, donate=True)
         sharding = config.partitioner.batch_sharding
-        options = compiler_options.training_options(config.xla_options, config.partitioner.mesh.devices.flat[0])
+        options = compiler_options.get_training_options(config.xla_options, config.partitioner.mesh.devices.flat[0])
         # Maps the number of positions of a batch, which depends on its length bucket, to the program for these batches.
         self._train_steps: dict[int, AheadOfTimeFunction] = {}
         for arrays in pipeline.abstract_train_batches(run.dataset):

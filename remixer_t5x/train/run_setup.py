@@ -77,7 +77,7 @@ class RunData:
 
     def first_data_position(self) -> prefetch.DataPosition:
         """Returns the data position at the start of a new run. Resumed runs keep their number of data streams."""
-        return prefetch.DataPosition.at_start(self._dataset.streams or self._partitioner.data_shard()[1])
+        return prefetch.DataPosition.at_start(self._dataset.streams or self._partitioner.get_data_shard()[1])
 
     def resumed_data_position(self, saved: prefetch.DataPosition, step: int) -> prefetch.DataPosition:
         """Returns the data position saved in the checkpoint of `step`. Raises UserError if it was not saved."""
@@ -93,7 +93,9 @@ class RunData:
     def open_batches(self, start: prefetch.DataPosition, checkpoint_period: int) -> prefetch.Prefetcher:
         """Opens the training data at the position `start`. Returns a context manager that prefetches the batches."""
         dataset = pipeline.reseed_resumed_config(self._dataset, start.batches)
-        source = task_batches.TrainBatches(dataset, *self._partitioner.data_shard(), self._threads, len(start.states))
+        source = task_batches.TrainBatches(
+            dataset, *self._partitioner.get_data_shard(), self._threads, len(start.states)
+        )
         period = min(checkpoint_period, MAX_REREAD_BATCHES)
         return prefetch.Prefetcher(source, self.place, start, capture_period=period)
 
@@ -111,7 +113,7 @@ class RunData:
             if self.evaluator
             else (split, *split.split_by_task())
         )
-        return {part.name: part.batches(self._partitioner.data_shard(), self._threads) for part in parts}
+        return {part.name: part.batches(self._partitioner.get_data_shard(), self._threads) for part in parts}
 
 
 def create_shared_model_dir(path: str) -> epath.Path:

@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument('--inputs', type=int, default=512)
     parser.add_argument('--targets', type=int, default=114)
     args = parser.parse_args()
-    topology = Topology.parse(args.topology)
+    topology = Topology.from_string(args.topology)
     hardware = Hardware('gpu' if topology.is_gpu else 'tpu', devices=1, topology=args.topology)
     hardware.require_chip_compiler()
     model: Any = remixer_t5x.build_model(f'models/{args.model}.gin', f'sizes/{args.size}.gin', DTYPE='bfloat16')
@@ -45,7 +45,7 @@ def main() -> None:
 
 def print_memory_traffic(model: Seq2Seq, hardware: Hardware, machine: roofline.Machine, rows: int, args: Any) -> None:
     """Compiles generation for `rows` rows; prints a decoding step's memory traffic, the lower bound, and the time."""
-    (device,), compiler = hardware.compile_devices()
+    (device,), compiler = hardware.get_target_devices()
     sharding = SingleDeviceSharding(device)
     names = {'encoder_input_tokens': args.inputs, 'decoder_input_tokens': args.targets}
     shapes = {**{name: (rows, length) for name, length in names.items()}, 'decoder_target_tokens': (rows, args.targets)}

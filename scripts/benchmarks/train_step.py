@@ -37,7 +37,7 @@ def build_our_step(model_name: str, args: argparse.Namespace) -> tuple[Callable[
     lengths = {'inputs': args.inputs, 'targets': args.targets}
     files = [f'models/{model_name}.gin', f'sizes/{args.size}.gin', *args.gin_file]
     model = build_model(*files, DTYPE=args.dtype)
-    counted = model_counts.count_model(model, lengths)
+    counted = model_counts.count_model_costs(model, lengths)
     batch = {
         'encoder_input_tokens': (args.batch, args.inputs),
         'decoder_input_tokens': (args.batch, args.targets),

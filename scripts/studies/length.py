@@ -75,7 +75,7 @@ def forward_flops(module: nn.Module, length: int, embed: int, causal: bool) -> f
     ctx = benchmark.make_context(length, causal)
     x = jax.ShapeDtypeStruct((1, length, embed), jnp.float32)
     variables = variable_shapes(module, length, embed, causal)
-    return model_counts.total_flops(lambda variables, x: module.apply(variables, x, ctx), variables, x)
+    return model_counts.count_total_flops(lambda variables, x: module.apply(variables, x, ctx), variables, x)
 
 
 def forward_seconds(module: nn.Module, length: int, embed: int, causal: bool, args: argparse.Namespace) -> float | None:

@@ -97,4 +97,4 @@ def test_models_are_compared_in_one_table(compiled_steps, capsys, clean_environm
     assert [table['t5_1_1', size][2] for size in ('tiny', 'small')] == ['0.006', '0.020']
     # The ratio is to the first model of the size.
     assert [table['t5_1_1', size][6] for size in ('tiny', 'small')] == ['1.00', '1.00']
-    assert [step.rows for step in compiled_steps] == [4] * 4
+    assert [step.batch_size for step in compiled_steps] == [4] * 4

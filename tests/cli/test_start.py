@@ -27,7 +27,7 @@ def environment(monkeypatch, tmp_path):
 
 def test_a_command_keeps_compiled_programs(tmp_path, capsys):
     assert main.main(['info', '--gin_file=no_such_file.gin']) == 2
-    assert (tmp_path / 'compiled' / compilation_cache.machine_name()).is_dir()
+    assert (tmp_path / 'compiled' / compilation_cache.get_machine_name()).is_dir()
 
 
 _TRAIN = """

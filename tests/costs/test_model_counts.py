@@ -30,7 +30,7 @@ def t5_flops(embed, hidden, heads, head_dim, layers, vocab, inputs, targets):
 
 def test_t5_1_1_has_the_published_parameters_and_expected_flops():
     model = build_model('models/t5_1_1.gin', 'sizes/base.gin')
-    counted = model_counts.count_model(model, {'inputs': 512, 'targets': 114})
+    counted = model_counts.count_model_costs(model, {'inputs': 512, 'targets': 114})
     # Hugging Face's google/t5-v1_1-base.
     assert counted.total_parameters == 247_577_856
     assert counted.total_forward_flops == t5_flops(768, 2048, 12, 64, 12, 32128, 512, 114)
@@ -43,8 +43,8 @@ def test_remat_does_not_change_forward_flops():
         for policy in (None, '@stack.full_remat')
     )
     assert (
-        model_counts.count_model(remat, LENGTHS).total_forward_flops
-        == model_counts.count_model(plain, LENGTHS).total_forward_flops
+        model_counts.count_model_costs(remat, LENGTHS).total_forward_flops
+        == model_counts.count_model_costs(plain, LENGTHS).total_forward_flops
     )
 
 
@@ -56,7 +56,7 @@ def test_flops_equal_xlas_except_for_elementwise_operations():
     params = nn.unbox(interface.param_shapes(model, shapes))
     forward = jax.jit(lambda p, b: model.loss(p, b)[0])
     xla = forward.lower(params, batch).compile().cost_analysis()['flops']
-    assert 0.93 < model_counts.total_flops(model.loss, params, batch) / xla <= 1.0
+    assert 0.93 < model_counts.count_total_flops(model.loss, params, batch) / xla <= 1.0
 
 
 def convolve(x, kernel):
@@ -98,7 +98,7 @@ square.defvjp(lambda x: (x @ x, x), lambda x, g: (g @ x.T + x.T @ g,))
     ],
 )
 def test_an_operation_has_the_flops_of_its_closed_form(function, shapes, expected):
-    assert model_counts.total_flops(function, *map(jnp.ones, shapes)) == expected
+    assert model_counts.count_total_flops(function, *map(jnp.ones, shapes)) == expected
 
 
 class _Inner(nn.Module):
@@ -124,7 +124,7 @@ class _Scanned(nn.Module):
 def test_flops_are_counted_by_module_inside_scan_and_remat():
     module, x = _Outer(), jnp.ones((2, 4))
     variables = module.init(jax.random.key(0), x)
-    counted = {path: n for path, n in model_counts.flops_per_module(module.apply, variables, x).items() if n}
+    counted = {path: n for path, n in model_counts.count_flops_per_module(module.apply, variables, x).items() if n}
     product = 2 * 2 * 4 * 4
     assert counted == {('run', 'inner', 'dense'): 3 * product, ('last', 'dense'): product, (): product}
     assert model_counts.count_parameters(variables['params']) == {

@@ -74,7 +74,7 @@ def test_microbatches_reduce_only_activations(measure):
     [('Used 20.5G of 15.48G hbm. Exceeded', int(20.5 * 2**30)), ('RESOURCE_EXHAUSTED: no number', 60)],
 )
 def test_an_out_of_memory_error_reports_the_memory_used(message, total):
-    memory = step_memory._parse_out_of_memory({'parameters': 30, 'optimizer_state': 20, 'batch': 10}, message)
+    memory = step_memory._parse_out_of_memory_error({'parameters': 30, 'optimizer_state': 20, 'batch': 10}, message)
     assert memory.total == total and memory.temporaries == total - 60
 
 
@@ -87,7 +87,7 @@ def estimate_memory(step: StepSpec) -> StepMemory:
     parameters = 4 * VOCAB * EMBED // fsdp
     moments = 1 if step.optimizer is ADAFACTOR else 2 * parameters
     remat = 4 if step.model is REMAT_MODEL else 1
-    activations = step.rows * 100 // (data * fsdp * step.microbatches) // remat
+    activations = step.batch_size * 100 // (data * fsdp * step.microbatches) // remat
     sizes = (parameters, moments, 0, 0, parameters + activations, 0, 0)
     return StepMemory(*sizes, sum(sizes))
 

@@ -12,7 +12,7 @@ from remixer_t5x.devices import compilation_cache
 def test_the_cache_is_below_the_configured_folder(tmp_path):
     environment = {'REMIXER_T5X_CACHE': str(tmp_path)}
     compilation_cache.enable_cache(environment)
-    folder = tmp_path / 'compiled' / compilation_cache.machine_name()
+    folder = tmp_path / 'compiled' / compilation_cache.get_machine_name()
     assert environment['JAX_COMPILATION_CACHE_DIR'] == str(folder) and folder.is_dir()
     assert int(environment['JAX_COMPILATION_CACHE_MAX_SIZE']) == compilation_cache.MAX_BYTES
 

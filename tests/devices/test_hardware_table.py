@@ -28,7 +28,7 @@ def installed(monkeypatch):
     ],
 )
 def test_topologies_are_parsed(text, expected, is_gpu):
-    assert Topology.parse(text) == expected and Topology.parse(text).is_gpu == is_gpu
+    assert Topology.from_string(text) == expected and Topology.from_string(text).is_gpu == is_gpu
 
 
 @pytest.mark.parametrize(
@@ -56,14 +56,14 @@ def test_all_tables_have_the_same_chips():
 @pytest.mark.parametrize(('text', 'advice'), [('v5e', '2*v5e:4x4'), ('b300:8', 'a100, h100, h200, b200')])
 def test_unknown_topologies_are_rejected(text, advice):
     with pytest.raises(UserError, match=advice.replace('*', r'\*')):
-        Topology.parse(text)
+        Topology.from_string(text)
 
 
 @pytest.mark.parametrize(
     ('topology', 'expected'), [(None, 'cpu'), ('v3:4x4', 'tpu'), ('2*v5e:4x4', 'tpu'), ('h100:8', 'gpu')]
 )
 def test_a_chip_has_one_compiler(topology, expected):
-    assert Hardware(topology=topology).chip_compiler() == expected
+    assert Hardware(topology=topology).get_chip_compiler() == expected
 
 
 def test_a_missing_compiler_is_reported_with_its_package(installed):
@@ -74,7 +74,7 @@ def test_a_missing_compiler_is_reported_with_its_package(installed):
     with pytest.raises(UserError, match='libtpu'):
         Hardware(topology='v5e:2x4', compiler='tpu')
     # Without the compiler, the program is compiled for virtual CPU devices.
-    assert Hardware(topology='v5e:1x1', devices=1).compile_devices()[1] == 'XLA:CPU'
+    assert Hardware(topology='v5e:1x1', devices=1).get_target_devices()[1] == 'XLA:CPU'
 
 
 @pytest.mark.parametrize(
@@ -101,10 +101,10 @@ def test_usable_memory_is_the_fraction_that_jax_preallocates(monkeypatch, platfo
 )
 def test_invalid_hardware_is_rejected(settings, message):
     with pytest.raises(UserError, match=message):
-        Hardware(**settings).count()
+        Hardware(**settings).require_num_devices()
 
 
 def test_virtual_devices_cannot_be_added_after_initialization():
     jax.devices()
     with pytest.raises(UserError, match='a new process'):
-        Hardware('gpu', devices=len(jax.devices()) + 1).compile_devices()
+        Hardware('gpu', devices=len(jax.devices()) + 1).get_target_devices()

@@ -32,13 +32,13 @@ def devices(count, slices=1, processes=1):
 def test_mesh_shape_fills_in_the_rest(sizes, rest):
     count = math.prod(sizes)
     partial = tuple(-1 if i == rest else size for i, size in enumerate(sizes))
-    assert mesh.mesh_shape(partial, count) == sizes
+    assert mesh.resolve_mesh_shape(partial, count) == sizes
 
 
 @pytest.mark.parametrize('sizes', [(3, 1, 1), (-1, 3, 1), (-1, -1, 1), (0, 8, 1)])
 def test_a_mesh_that_does_not_fit_the_devices_is_rejected(sizes):
     with pytest.raises(UserError, match='MESH must .* devices, 8, got .*as in data=-1'):
-        mesh.mesh_shape(sizes, 8)
+        mesh.resolve_mesh_shape(sizes, 8)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_a_mesh_that_does_not_fit_the_devices_is_rejected(sizes):
     ],
 )
 def test_sizes_are_parsed(text, sizes):
-    assert mesh.parse_sizes(text) == sizes
+    assert mesh.parse_mesh_sizes(text) == sizes
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_sizes_are_parsed(text, sizes):
 )
 def test_invalid_sizes_are_rejected(text, hint):
     with pytest.raises(UserError, match=f'got {text!r}.*{hint}; use, for example, data=2,fsdp=4'):
-        mesh.parse_sizes(text)
+        mesh.parse_mesh_sizes(text)
 
 
 @settings(deadline=None)
@@ -68,7 +68,7 @@ def test_invalid_sizes_are_rejected(text, hint):
 def test_only_data_and_then_fsdp_cross_slices(inner, slices, over_fsdp):
     shape = (inner[0], inner[1] * slices, inner[2]) if over_fsdp else (inner[0] * slices, *inner[1:])
     reported = devices(math.prod(shape), slices)
-    arranged = mesh.arrange_over_slices(shape, reported, *mesh.identify_slices(reported))
+    arranged = mesh.arrange_devices_over_slices(shape, reported, *mesh.identify_slices(reported))
     assert arranged.shape == shape and {device.id for device in arranged.flat} == set(range(len(reported)))
     index = np.vectorize(lambda device: device.slice_index)(arranged)
     assert (index == index[:, :, :1]).all()
@@ -80,14 +80,14 @@ def test_only_data_and_then_fsdp_cross_slices(inner, slices, over_fsdp):
 def test_processes_are_slices_if_devices_report_none():
     reported = [dataclasses.replace(device, slice_index=None) for device in devices(8, processes=2)]
     assert mesh.identify_slices(reported) == ('slice_index', 1)
-    arranged = mesh.arrange_over_slices((2, 4, 1), reported, *mesh.identify_slices(reported, 2))
+    arranged = mesh.arrange_devices_over_slices((2, 4, 1), reported, *mesh.identify_slices(reported, 2))
     assert [[device.process_index for device in row] for row in arranged[:, :, 0]] == [[0] * 4, [1] * 4]
 
 
 @pytest.mark.parametrize(
     ('call', 'message'),
     [
-        (lambda: mesh.split_over_slices((1, 1, 8), 2), 'use data=2,fsdp=-1'),
+        (lambda: mesh.split_axes_over_slices((1, 1, 8), 2), 'use data=2,fsdp=-1'),
         (lambda: mesh.identify_slices(devices(8, slices=2), 4), 'Partitioner.slices = 2'),
     ],
 )

@@ -24,7 +24,9 @@ def test_every_logical_axis_has_a_rule():
 
 
 def test_extra_rules_come_first():
-    rows = Partitioner(extra_rules=[('mlp', ['fsdp', 'tensor'])]).sharding_table({'w': boxed((4, 6), 'embed', 'mlp')})
+    rows = Partitioner(extra_rules=[('mlp', ['fsdp', 'tensor'])]).list_sharding_rows(
+        {'w': boxed((4, 6), 'embed', 'mlp')}
+    )
     # `mlp` uses fsdp, and a mesh axis is used once per array.
     assert rows[0].mesh_axes == (None, ('fsdp', 'tensor'))
 
@@ -44,7 +46,7 @@ def test_parameters_are_sharded_along_their_axes():
 
 
 def test_sharding_table_lists_names_axes_and_bytes():
-    rows = Partitioner().sharding_table({'mlp': {'wi': boxed((3, 4, 6), 'layers', 'embed', 'odd')}})
+    rows = Partitioner().list_sharding_rows({'mlp': {'wi': boxed((3, 4, 6), 'layers', 'embed', 'odd')}})
     assert rows == [
         partition.ShardingRow(
             'mlp/wi',
@@ -101,7 +103,7 @@ def test_factored_moments_keep_the_sharding_of_their_axes(width):
 
 
 def test_an_abstract_mesh_needs_no_devices():
-    rows = Partitioner(devices=512, sizes='data=8,fsdp=32,tensor=2').sharding_table(
+    rows = Partitioner(devices=512, sizes='data=8,fsdp=32,tensor=2').list_sharding_rows(
         {'w': boxed((64, 6), 'embed', 'mlp'), 'odd': boxed((63,), 'embed')}
     )
     assert [row.bytes_per_device for row in rows] == [63 * 4, 64 * 6 * 4 // 64]
@@ -112,7 +114,7 @@ def test_logical_constraints_apply_only_inside_activate():
     partitioner = Partitioner()
     constrained = jax.jit(lambda x: nn.with_logical_constraint(x, ('batch', 'embed')))
     assert 'sharding' not in str(constrained.trace(jnp.ones((2, 2))).jaxpr)
-    with partitioner.activate() as mesh:
+    with partitioner.activate_mesh() as mesh:
         assert mesh is partitioner.mesh
         assert 'sharding_constraint' in str(jax.jit(lambda x: constrained(x)).trace(jnp.ones((2, 2))).jaxpr)
 

@@ -50,7 +50,7 @@ def work(file, commands, join):
     register(file)
     # AutoGraph takes seconds to rewrite the functions of seqio, none of which requires it.
     run = tf.autograph.experimental.do_not_convert(main.main)
-    with processes.connected_processes(processes.ProcessFlags(**join), main.report_error, saves=True):
+    with processes.connect_processes(processes.ProcessFlags(**join), main.report_error, saves=True):
         for argv in commands:
             code = run(argv)
             if code and not join:
@@ -67,7 +67,7 @@ def compare_identities(gin_files, flags, join):
     Prints a JSON line for each comparison: the name and the value (null without a change), and the error or null.
     """
     loading.load_gin_config(loading.ConfigSources(gin_files, flags))
-    with processes.connected_processes(processes.ProcessFlags(**join), main.report_error):
+    with processes.connect_processes(processes.ProcessFlags(**join), main.report_error):
         identity = process_flags.collect_shared_values('train')
         for name in [*identity, None]:
             values = {**identity, name: 'changed'} if name and join['index'] else identity

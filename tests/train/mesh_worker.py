@@ -2,7 +2,7 @@
 
 Writes a JSON object:
     runs: for each run, losses and norms per step, the bytes of the state on the first device, and those of the
-        parameters according to `sharding_table` and of the state according to the plan.
+        parameters according to `list_sharding_rows` and of the state according to the plan.
     formula, tpu, gpu: for each kernel, random projections of its output and gradients.
     decoded: tokens and scores on one device and on a mesh.
 """
@@ -86,8 +86,8 @@ def train(make_optimizer, partitioner, microbatches=1, dropout=False, heads=TWO_
     device = partitioner.mesh.devices.flat[0]
     shards = [shard for leaf in jax.tree.leaves(state) for shard in leaf.addressable_shards]
     state_bytes = sum(shard.data.nbytes for shard in shards if shard.device == device)
-    table = sum(row.bytes_per_device for row in partitioner.sharding_table(plan.boxed_params))
-    planned = step_memory.bytes_per_device(plan.abstract)
+    table = sum(row.bytes_per_device for row in partitioner.list_sharding_rows(plan.boxed_params))
+    planned = step_memory.count_bytes_per_device(plan.abstract)
     return {'losses': losses, 'bytes': state_bytes, 'table': table, 'planned': planned}
 
 
@@ -98,7 +98,7 @@ def generate(heads, partitioner):
     rng = np.random.default_rng(3)
     params = jax.tree.map(lambda leaf: 0.3 * rng.normal(size=leaf.shape).astype(np.float32), nn.unbox(boxed))
     params = jax.device_put(params, partitioner.param_shardings(boxed))
-    with partitioner.activate():
+    with partitioner.activate_mesh():
         decoded = jax.jit(lambda params, batch: model.generate(params, batch, LENGTH))(
             params, partitioner.shard_batch({'encoder_input_tokens': batch['encoder_input_tokens']})
         )
@@ -113,7 +113,7 @@ def projections(compute, arrays, partitioner):
         out = compute(*arrays)
         return (out * np.random.default_rng(2).normal(size=out.shape).astype(np.float32)).sum()
 
-    with partitioner.activate():
+    with partitioner.activate_mesh():
         total, gradients = jax.jit(jax.value_and_grad(loss))(arrays)
     return [float(total)] + [float((rng.normal(size=g.shape) * g).sum()) for g in map(np.asarray, gradients)]
 

@@ -74,13 +74,14 @@ def test_xla_options_are_selected_by_platform():
         loading.ConfigSources(['hardware/tpu.gin'], [('TOPOLOGY', 'v5e:2x4')]), 'XLA_OPTIONS'
     )[0]
     options = {
-        name: compiler_options.training_options(option_sets, types.SimpleNamespace(platform=name)) for name in PLATFORMS
+        name: compiler_options.get_training_options(option_sets, types.SimpleNamespace(platform=name))
+        for name in PLATFORMS
     }
     assert options['cpu'] == {} and all(options['tpu'].values()) and len(options['tpu']) == 6
     # XLA on a CPU accepts the options of GPUs; only libtpu accepts those of TPUs.
     compiled = compiler_options.compile_with_options(jax.jit(jnp.sin).lower(SHAPE), options['gpu'])
     assert compiled is not None and options['gpu']
-    assert compiler_options.training_options(None, jax.devices()[0]) == {}
+    assert compiler_options.get_training_options(None, jax.devices()[0]) == {}
 
 
 def test_start_traces_at_once_and_compiles_in_a_visible_thread():

@@ -444,7 +444,7 @@ def test_the_index_of_a_process_is_found_in_the_environment(monkeypatch, environ
         monkeypatch.delenv(name)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert distributed.resolve_config(settings) == expected
+    assert distributed.resolve_distributed_config(settings) == expected
 
 
 @pytest.mark.parametrize(
@@ -458,5 +458,5 @@ def test_the_index_of_a_process_is_found_in_the_environment(monkeypatch, environ
 )
 def test_invalid_process_flags_raise_a_one_line_error(settings, words):
     with pytest.raises(UserError) as error:
-        distributed.resolve_config(distributed.ProcessFlags(*settings), {})
+        distributed.resolve_distributed_config(distributed.ProcessFlags(*settings), {})
     assert words in str(error.value) and '\n' not in str(error.value)

@@ -47,7 +47,7 @@ _ROWS = {
     'batch': 'batch',
     'padding': 'layout padding of the above',
     'temporaries': 'temporaries: gradients, activations',
-    'results': 'results other than the state',
+    'outputs': 'results other than the state',
     'program': 'program',
 }
 _print = functools.partial(console.print_with_rich, pipe_width=110)
@@ -96,7 +96,7 @@ def print_tables(args: argparse.Namespace) -> None:
     step, hardware = read_step_spec(args)
     recomputing_model, smaller_optimizer = build_recomputing_model(args), build_adafactor(args)
     with lazy_imports.discard_stderr():
-        devices, compiler = hardware.compile_devices()
+        devices, compiler = hardware.get_target_devices()
     step, available = place_step_on_devices(step, hardware, devices), hardware.memory_bytes
     _print(describe_step(step, hardware, compiler))
     with trace_for_hardware(hardware, compiler):
@@ -180,7 +180,7 @@ def trace_for_hardware(hardware: Hardware, compiler: str) -> Iterator[None]:
     """Returns a context manager in which JAX traces models for `compiler` and the devices that `hardware` describes."""
     # XLA:CPU, which is used if the compiler of the accelerator is not available, cannot compile custom kernels.
     platform = 'accelerator' if compiler == 'XLA:CPU' and hardware.platform != 'cpu' else hardware.platform
-    chip = Topology.parse(hardware.topology).chip if hardware.topology else None
+    chip = Topology.from_string(hardware.topology).chip if hardware.topology else None
     with contextlib.ExitStack() as contexts:
         contexts.enter_context(compiling_for(platform, chip=chip))
         if compiler == 'XLA:GPU':
@@ -194,7 +194,7 @@ def describe_step(step: StepSpec, hardware: Hardware, compiler: str) -> str:
     target = 'on virtual CPU devices' if compiler == 'XLA:CPU' else f'for {hardware.topology}'
     shape = step.partitioner.mesh.shape
     return (
-        f'training step of {step.rows} x ({", ".join(map(str, lengths))}) tokens in {step.microbatches} microbatch(es) '
-        f'on {step.partitioner.mesh.size} devices ({hardware.platform}), {mesh.format_shape(shape)}; '
-        f'compiling with {compiler} {target}, which takes minutes; nothing is run'
+        f'training step of {step.batch_size} x ({", ".join(map(str, lengths))}) tokens in {step.microbatches} '
+        f'microbatch(es) on {step.partitioner.mesh.size} devices ({hardware.platform}), '
+        f'{mesh.format_mesh_shape(shape)}; compiling with {compiler} {target}, which takes minutes; nothing is run'
     )

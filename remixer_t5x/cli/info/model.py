@@ -41,7 +41,7 @@ def print_tables(args: argparse.Namespace) -> None:
     """Prints the costs of modules down to level `--depth`, the total costs, and the conventions for counting FLOPs."""
     model, feature_lengths = arguments.load_macro_values(args, 'MODEL', *LENGTHS_MACRO, defaults=LENGTHS_MACRO)
     lengths = resolve_feature_lengths(model.model_type, feature_lengths)
-    count = model_counts.count_model(model, lengths)
+    count = model_counts.count_model_costs(model, lengths)
     parameters, training = count.total_parameters, count.training_flops
     console.print_with_rich(
         build_cost_table(count, args.depth),
@@ -214,16 +214,18 @@ def _build_published_table(feature_lengths: Mapping[str, int]) -> Table:
 
 
 def _count_shipped_model_costs(model: str, size: str, feature_lengths: Mapping[str, int]) -> ModelCounts:
-    return model_counts.count_model(build_model(f'models/{model}.gin', f'sizes/{size}.gin'), feature_lengths)
+    return model_counts.count_model_costs(build_model(f'models/{model}.gin', f'sizes/{size}.gin'), feature_lengths)
 
 
 def print_sharding(args: argparse.Namespace) -> None:
     """Prints the sharding of the parameters whose names match `--sharding`. The devices need not be present."""
     macros = ('MODEL', 'PARTITIONER', 'DEVICES', *LENGTHS_MACRO)
     model, partitioner, devices, lengths = arguments.load_macro_values(args, *macros, defaults=LENGTHS_MACRO)
-    described = dataclasses.replace(partitioner, devices=Hardware(devices=args.devices or devices).count())
+    described = dataclasses.replace(
+        partitioner, devices=Hardware(devices=args.devices or devices).require_num_devices()
+    )
     shapes = batch_formats.get_batch_shapes(model.model_type, resolve_feature_lengths(model.model_type, lengths))
-    rows = described.sharding_table(interface.param_shapes(model, shapes))
+    rows = described.list_sharding_rows(interface.param_shapes(model, shapes))
     shown = [row for row in rows if fnmatch.fnmatch(row.name, args.sharding)]
     if not shown:
         raise UserError(
@@ -233,7 +235,7 @@ def print_sharding(args: argparse.Namespace) -> None:
     local, total = sum(row.bytes_per_device for row in rows), sum(map(_count_total_bytes, rows))
     split = sum(_count_total_bytes(row) for row in rows if row.bytes_per_device < _count_total_bytes(row))
     console.print_with_rich(
-        f'{described.mesh.size} devices, {mesh.format_shape(described.mesh.shape)}',
+        f'{described.mesh.size} devices, {mesh.format_mesh_shape(described.mesh.shape)}',
         build_sharding_table(shown),
         f'parameters in float32: {local / 2**20:,.1f} MiB on each device of {total / 2**20:,.1f} MiB in all; '
         f'{100 * split / total:.1f}% of them are split',

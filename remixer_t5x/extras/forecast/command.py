@@ -88,7 +88,7 @@ def measure_step(step: StepSpec) -> float:
     # A row of ones is a single example whose tokens all have a loss weight of 1.
     batch = {
         name: jax.device_put(np.ones(array.shape, array.dtype), array.sharding)
-        for name, array in step.sharded_batch().items()
+        for name, array in step.get_abstract_batch().items()
     }
     state, seconds = step.state_plan.create(jax.random.key(0)), []
     for _ in range(_MEASURED_STEPS + 2):
@@ -104,12 +104,12 @@ def _build_step(args: argparse.Namespace) -> tuple[StepSpec, Hardware]:
     step, hardware = memory.read_step_spec(args)
     hardware.require_chip_compiler()
     with lazy_imports.discard_stderr():
-        devices, _ = hardware.compile_devices()
+        devices, _ = hardware.get_target_devices()
     return memory.place_step_on_devices(step, hardware, devices), hardware
 
 
 def _forecast_step(step: StepSpec, hardware: Hardware) -> Forecast:
-    chip = Topology.parse(hardware.topology or '').chip
+    chip = Topology.from_string(hardware.topology or '').chip
     slice_of = 'process_index' if hardware.platform == 'gpu' else 'slice_index'
     slices = [getattr(device, slice_of, None) or 0 for device in step.partitioner.mesh.devices.flat]
     # XLA prints warnings about slow compilations to stderr.
@@ -135,7 +135,7 @@ def _compile_changes(args: argparse.Namespace, current: Forecast, changes: Seque
 
 
 def _compiler_name(hardware: Hardware) -> str:
-    return f'XLA:{hardware.chip_compiler().upper()}'
+    return f'XLA:{hardware.get_chip_compiler().upper()}'
 
 
 def build_work_table(forecast: Forecast) -> Table:
@@ -174,7 +174,7 @@ def build_time_table(forecast: Forecast, price: float | None, measured: float | 
     for name, seconds in times:
         if seconds:
             cost = [f'{forecast.dollars_per_million_tokens(seconds, price):.3g}'] if price is not None else []
-            rates = f'{forecast.step.rows / seconds:,.0f}', f'{forecast.tokens / seconds:,.0f}'
+            rates = f'{forecast.step.batch_size / seconds:,.0f}', f'{forecast.tokens / seconds:,.0f}'
             table.add_row(name, _format_ms(seconds), f'{forecast.mfu(seconds):.1%}', *rates, *cost)
     return table
 

@@ -58,7 +58,7 @@ def forecast_step(step: StepSpec, chip: str, slices: Sequence[int]) -> Forecast:
     try:
         compiled = step_memory.compile_step(step)
     except Exception as error:
-        if not step_memory.is_out_of_memory(error):
+        if not step_memory.is_out_of_memory_error(error):
             raise
         raise UserError(
             f'the step does not fit into the memory of a {machine.name}; use --memory instead of --speed '
@@ -67,13 +67,13 @@ def forecast_step(step: StepSpec, chip: str, slices: Sequence[int]) -> Forecast:
     program = compiled_program.parse_program(compiled.as_text(), len(slices))
     # The model is traced without custom kernels, because matrix products inside custom kernels are not counted.
     with compiling_for('accelerator'):
-        row_counts = model_counts.count_model_for_row(step.model, step.batch)
+        row_counts = model_counts.count_row_costs(step.model, step.batch)
     return Forecast(
         step=step,
         bound=roofline.compute_step_bound(program, machine, slices),
         memory=step_memory.read_memory_usage(step, compiled),
-        model_flops=step.rows * row_counts.training_flops,
-        tokens=step.rows * row_counts.tokens,
+        model_flops=step.batch_size * row_counts.training_flops,
+        tokens=step.batch_size * row_counts.tokens,
         devices=len(slices),
     )
 
@@ -150,7 +150,7 @@ def recommend_changes(forecast: Forecast, available: int | None) -> Iterator[Rec
     share = constant / (bound.serial_seconds + bound.gap_seconds)
     if share >= _MIN_SAVING:
         reason = f'the optimizer and the gaps take {format_milliseconds(constant)} ({share:.0%}) at any batch size'
-        yield RecommendedChange('BATCH_SIZE', str(2 * step.rows), reason)
+        yield RecommendedChange('BATCH_SIZE', str(2 * step.batch_size), reason)
 
 
 def _recommend_mesh(forecast: Forecast, available: int | None) -> Iterator[RecommendedChange]:

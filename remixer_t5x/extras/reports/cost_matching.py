@@ -52,7 +52,7 @@ def count_cost(args: argparse.Namespace, label: str, model: str, flags: Flags) -
     try:
         sources = argparse.Namespace(**{**vars(args), 'model': model, 'gin_flags': flags})
         arguments.load_config(sources, train.ROOT, partial=False)
-        return model_counts.count_model(
+        return model_counts.count_model_costs(
             reference_resolver.evaluate_macro('MODEL'), reference_resolver.evaluate_macro('TASK_FEATURE_LENGTHS')
         )
     except UserError as error:

@@ -90,7 +90,7 @@ def count_cost(stage: TrainingStage, row: TableRow, args: argparse.Namespace) ->
     macros = ('MODEL', 'TASK_FEATURE_LENGTHS', 'BATCH_SIZE', 'TRAIN_STEPS')
     try:
         model, lengths, batch_size, steps = arguments.load_macro_values(sources, *macros)
-        counted = model_counts.count_model(model, lengths)
+        counted = model_counts.count_model_costs(model, lengths)
     except UserError as error:
         raise UserError(f'{row.name}, {stage.name}: {error}') from error
     flops = counted.training_flops * batch_size * steps
