@@ -51,7 +51,7 @@ REASONS = {
     'JSON that the tokenizer returns': 'remixer_tasks/vocabulary/huggingface_tokenizer.py::token_texts',
     'written by the operating system': 'devices/compilation_cache.py::get_machine_name',
     'a request of at most 1 MiB; see tests/extras/test_serve.py': 'extras/serve/server.py::_read_body',
-    'standard input, and files opened by untrusted_files': 'evaluate/text_inputs.py::_open',
+    'standard input, and files opened by untrusted_files': 'evaluate/text_inputs.py::_open_text',
     'the package itself': 'kernels/self_check.py::_cache_path',
     'the compilation cache, as JAX reads it': 'kernels/self_check.py::run_check',
     'at most 200 bytes of a non-blocking descriptor': 'run_folder/model_dir.py::lock_model_dir',

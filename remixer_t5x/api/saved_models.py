@@ -87,7 +87,7 @@ def _load_folder(path: str, partitioner: Partitioner, vocabulary: str | None, tr
     advice = f'load({path!r}, trust_gin=True)'
     if path.startswith(shared_folder.HUB_SCHEME):
         path = str(lazy_imports.import_extra('hub.client').resolve_folder(path))
-    folder = model_dir.absolute_path(path)
+    folder = model_dir.to_absolute_path(path)
     with object_store.wrap_read_errors(folder):
         if not folder.is_dir():
             raise UserError(

@@ -148,7 +148,7 @@ class TrainedModel:
         """
         (ids,), _ = self._encode_inputs(text)
         predictor, answer, yielded = self._build_generation_predictor(1, max_length, decoder, stop_strings), '', ''
-        for answer_ids in predictor.stream(self.params, ids, seed):
+        for answer_ids in predictor.stream_predictions(self.params, ids, seed):
             answer = self.vocabulary.decode(answer_ids)
             # An incomplete UTF-8 character is decoded as U+FFFD.
             complete = answer.rstrip('\ufffd')
@@ -168,7 +168,7 @@ class TrainedModel:
         ids, target_ids = self._encode_pairs(inputs, targets)
         if not ids:
             return np.zeros(0, np.float32)
-        length = predictions.bucket_length(max(map(len, target_ids)), self.lengths['targets'])
+        length = predictions.round_up_length(max(map(len, target_ids)), self.lengths['targets'])
         return self._get_predictor(len(ids), length).score(self.params, ids, target_ids)
 
     def classify(self, texts: Strings) -> list[Answer]:
@@ -195,7 +195,7 @@ class TrainedModel:
         for row, states in enumerate(encoded):
             hidden[row, : len(states)], mask[row, : len(states)] = states, True
         mean = (hidden.sum(1) / np.maximum(mask.sum(1, keepdims=True), 1)).astype(np.float32)
-        sentence = embeddings.sentence_vectors(self.model, predictor, self.params, rows, mean)
+        sentence = embeddings.compute_sentence_vectors(self.model, predictor, self.params, rows, mean)
         return EncodedTexts(hidden, mask, mean, np.asarray(truncated, bool), sentence)
 
     def loss(self, batch: Mapping[str, np.ndarray | jax.Array]) -> dict[str, float]:
@@ -205,7 +205,7 @@ class TrainedModel:
         """
         missing = -len(next(iter(batch.values()))) % self.partitioner.batch_shards
         rows = {name: np.pad(array, [(0, missing)] + [(0, 0)] * (array.ndim - 1)) for name, array in batch.items()}
-        return held_out_loss.evaluate(self.params, [rows], self._eval_step, self.partitioner.shard_batch, 'given')
+        return held_out_loss.evaluate_loss(self.params, [rows], self._eval_step, self.partitioner.shard_batch, 'given')
 
     def make_batch(self, inputs: Strings, targets: Strings) -> dict[str, np.ndarray]:
         """Converts pairs of texts to a batch for `loss` or a train step, with one row per pair.
@@ -333,7 +333,7 @@ def make_batch(
             raise UserError(f'{side} must have at most {length} tokens, got {longest[side]}; truncate them first')
     lengths = lengths or longest
     encoder = {'encoder_input_tokens': predictions.pad_ids(inputs, lengths['inputs'])}
-    return {**encoder, **predictions.decoder_arrays(targets, lengths['targets'])}
+    return {**encoder, **predictions.make_decoder_arrays(targets, lengths['targets'])}
 
 
 def _check_same_length(inputs: Sequence[object], targets: Sequence[object]) -> None:

@@ -238,7 +238,7 @@ def find_checkpoint(path: str, setting: str = 'INITIAL_CHECKPOINT_PATH') -> epat
 
     Raises UserError if there is no checkpoint. `setting` is the text before the path in the error message.
     """
-    start = model_dir.absolute_path(path)
+    start = model_dir.to_absolute_path(path)
     with object_store.wrap_read_errors(start):
         for folder in (start, start / model_dir.CHECKPOINTS):
             if is_complete_checkpoint(folder):
@@ -291,7 +291,7 @@ def follow_checkpoints(
     Stops after step `until`, or if no checkpoint appears for `timeout` seconds. Skips the steps in `done` and all
     checkpoints that are deleted before they can be yielded. Raises UserError if no checkpoint appears at all.
     """
-    run = model_dir.absolute_path(path)
+    run = model_dir.to_absolute_path(path)
     seen: set[int] = set()
     quiet_since = time.monotonic()
     while True:

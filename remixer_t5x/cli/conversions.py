@@ -193,7 +193,7 @@ def extract_adapters(args: argparse.Namespace) -> None:
     record[saved_params.BASE_KEY] = saved_params.fingerprint_checkpoint(base)
     record[saved_params.BASE_PARAMS_KEY] = saved_params.hash_params(base_arrays)
     # If --from_hf converted the base model to the cache, record its Hugging Face name: the cache may be removed.
-    if base.is_relative_to(model_dir.absolute_path(cache.cache_root())):
+    if base.is_relative_to(model_dir.to_absolute_path(cache.cache_root())):
         record[saved_params.BASE_SOURCE_KEY] = lazy_imports.import_extra('hub.client').model_name(
             base_record['converted_from']
         )
@@ -361,6 +361,6 @@ def get_or_convert_model_dir(path: str) -> pathlib.Path:
     source = pathlib.Path(path).expanduser().resolve()
     files = sorted((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in source.glob('*.*'))
     folder = cache.cache_root() / 'huggingface' / cache.hash_values(str(source), files)
-    if not saved_params.list_steps(model_dir.absolute_path(str(folder)) / model_dir.CHECKPOINTS):
+    if not saved_params.list_steps(model_dir.to_absolute_path(str(folder)) / model_dir.CHECKPOINTS):
         convert_to_model_dir(argparse.Namespace(from_hf=path, to=str(folder), vocabulary=None, trust_gin=None))
     return folder

@@ -87,7 +87,7 @@ def _score_predictions(args: argparse.Namespace) -> None:
         )
     examples = task_examples.read_examples(tasks[0], split, lengths, limit)
     rows = checkpoint_evaluation.read_predictions(path)
-    for number, (row, text) in enumerate(zip(rows, examples.texts('inputs'), strict=False), 1):
+    for number, (row, text) in enumerate(zip(rows, examples.get_texts('inputs'), strict=False), 1):
         if row.get('input', text) != text:
             raise UserError(
                 f'{path} line {number} does not match {tasks[0].name}, split {split}: '
@@ -119,21 +119,21 @@ def _evaluate_checkpoints(settings: CheckpointEvaluation, quantize: str | None =
 
     if quantize and jax.process_count() > 1:
         raise UserError('--quantize works only in a single process; omit it, or use --process_count=1')
-    settings.checkpoints.check()
+    settings.checkpoints.check_exists()
     evaluator = CheckpointEvaluator(settings, submissions.has_leaderboard)
     for note in evaluator.notes:
         _print_on_first_process(note)
     # Only the first process writes results.
     writers: dict[str, ReportWriter] = {}
     try:
-        for folder in settings.checkpoints.find(evaluator.evaluated_steps()):
-            params = evaluator.restore(folder)
+        for folder in settings.checkpoints.find_folders(evaluator.read_evaluated_steps()):
+            params = evaluator.restore_params(folder)
             if params is None:
                 _print_on_first_process(
                     f'step {folder.name} was removed before it was evaluated; increase KEEP_CHECKPOINTS'
                 )
                 continue
-            results_folder = settings.results_folder(folder)
+            results_folder = settings.get_results_folder(folder)
             if quantize:
                 params = lazy_imports.import_extra('export.functions').round_on_devices(settings.model, params)
                 results_folder = f'{results_folder}_{quantize}'

@@ -102,15 +102,15 @@ def find_template_mismatch(checkpoint: str, template: str | None) -> str | None:
 def _predict_texts(settings: TextInference, template: str | None) -> None:
     from remixer_t5x.evaluate import text_inference
 
-    settings.check()
-    folder = settings.find_step_folder()
+    settings.check_settings()
+    folder = settings.find_checkpoint_folder()
     _print_on_first_process(find_template_mismatch(folder, template))
     out = settings.open_output(folder)
     inputs, decoding = settings.inputs, settings.decoding
     texts = iter(inputs)
-    text_inference.skip_predicted_texts(texts, out, inputs.shown)
+    text_inference.skip_predicted_texts(texts, out, inputs.display_name)
     predict = text_inference.build_predict_function(
-        settings.build_predictor(), settings.restore(folder), settings.model
+        settings.build_predictor(), settings.restore_params(folder), settings.model
     )
     codec = settings.build_codec()
     # In a terminal, prints the answer to each line before reading the next line.
@@ -124,11 +124,11 @@ def _predict_texts(settings: TextInference, template: str | None) -> None:
 def _embed_texts(settings: TextInference, template: str | None, args: argparse.Namespace) -> None:
     from remixer_t5x.evaluate import embeddings, text_inference
 
-    settings.check(embed=True)
+    settings.check_settings(embed=True)
     embeddings.check_output_path(settings.output)
-    folder = settings.find_step_folder()
+    folder = settings.find_checkpoint_folder()
     _print_on_first_process(find_template_mismatch(folder, template))
-    params, predictor = settings.restore(folder), settings.build_predictor()
+    params, predictor = settings.restore_params(folder), settings.build_predictor()
     codec = text_inference.TextCodec(
         settings.vocabulary, settings.decoding.feature_lengths['inputs'], settings.refuse_long
     )

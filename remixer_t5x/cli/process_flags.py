@@ -91,7 +91,7 @@ def collect_shared_values(command: str) -> dict[str, Any]:
     settings = compatibility.parse_bindings(text)
     return {
         'the command': command,
-        **{f'version of {name}': version for name, version in model_dir.package_versions().items()},
+        **{f'version of {name}': version for name, version in model_dir.get_package_versions().items()},
         'version of Python': platform.python_version(),
         **{
             name: value

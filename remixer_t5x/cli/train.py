@@ -138,14 +138,14 @@ def _print_summary(result: TrainResult) -> None:
     for task, record in best_checkpoints.items():
         print(f'best         {task}: {record["metric"]} {record["value"]:.2f} at {record["path"]}')
     ranks = {
-        task: checkpoint_ranking.signed_score(record['metric'], record['value'])
+        task: checkpoint_ranking.compute_signed_score(record['metric'], record['value'])
         for task, record in best_checkpoints.items()
         if task != checkpoint_ranking.AVERAGE_TASK
     }
     if len(ranks) > 1:
-        average = checkpoint_ranking.mean_score(ranks)
+        average = checkpoint_ranking.compute_mean_score(ranks)
         print(f'             average over {len(ranks)} tasks, each at its best step: {average:.2f}')
-    if model_dir.absolute_path(f'{result.folder}/{model_dir.TENSORBOARD}').exists():
+    if model_dir.to_absolute_path(f'{result.folder}/{model_dir.TENSORBOARD}').exists():
         print(f'TensorBoard  {result.folder}/{model_dir.TENSORBOARD}  (tensorboard --logdir {result.folder})')
     print(f'metrics      {result.folder}/{model_dir.METRICS}')
 

@@ -46,12 +46,12 @@ class Checkpoints:
     def __post_init__(self) -> None:
         ranges.check_fields(self)
 
-    def check(self) -> None:
+    def check_exists(self) -> None:
         """Raises UserError if `path` contains no checkpoint. Call this method before reading examples."""
         if self.follow is None:
             saved_params.find_checkpoints(self.path)
 
-    def find(self, done: Collection[int]) -> Iterator[epath.Path]:
+    def find_folders(self, done: Collection[int]) -> Iterator[epath.Path]:
         """Yields the same checkpoint folders on every process. Skips steps in `done` if `follow` is set."""
         if self.follow is None:
             folders = iter(saved_params.find_checkpoints(self.path))
@@ -82,7 +82,7 @@ class CheckpointEvaluation:
     submission_dir: str | None = None
     submission_split: str = 'test'
 
-    def results_folder(self, checkpoint: epath.Path) -> str:
+    def get_results_folder(self, checkpoint: epath.Path) -> str:
         """Returns `output_dir`, or the folder `eval` in the MODEL_DIR that contains `checkpoint`."""
         parent = checkpoint.parent
         if parent.name == model_dir.CHECKPOINTS:
@@ -131,15 +131,15 @@ class CheckpointEvaluator:
         submission = dataclasses.replace(tasks, mixture_or_task_name=submitted, tasks=None, split=split, examples=None)
         return TaskEvaluator(submission, settings.model, settings.partitioner)
 
-    def evaluated_steps(self) -> set[int]:
+    def read_evaluated_steps(self) -> set[int]:
         """Returns the steps that an earlier command has evaluated, or an empty set if `follow` is None."""
         checkpoints = self._settings.checkpoints
         if checkpoints.follow is None or self.task_evaluator is None:
             return set()
-        folder = self._settings.results_folder(model_dir.absolute_path(checkpoints.path) / '0')
-        return evaluated_steps(folder, self.task_evaluator.examples_hashes)
+        folder = self._settings.get_results_folder(model_dir.to_absolute_path(checkpoints.path) / '0')
+        return read_evaluated_steps(folder, self.task_evaluator.examples_hashes)
 
-    def restore(self, folder: epath.Path) -> Any:
+    def restore_params(self, folder: epath.Path) -> Any:
         """Restores the parameters of a checkpoint. With `follow`, returns None if the checkpoint was removed."""
         may_disappear = self._settings.checkpoints.follow is not None
         if may_disappear and collectives.broadcast(_is_checkpoint_removed(folder)):
@@ -165,7 +165,7 @@ class ReportWriter:
     """
 
     def __init__(self, folder: str, examples_hashes: Mapping[str, str] | None = None):
-        self.folder, self.notes = model_dir.absolute_path(folder), list[str]()
+        self.folder, self.notes = model_dir.to_absolute_path(folder), list[str]()
         with object_store.wrap_write_errors(self.folder):
             (self.folder / PREDICTIONS).mkdir(parents=True, exist_ok=True)
         # A result keeps its name only if the examples are those of the first record of the same kind.
@@ -216,10 +216,10 @@ def evaluate_and_write_reports(
     return reports
 
 
-def evaluated_steps(folder: str, examples_hashes: Mapping[str, str]) -> set[int]:
+def read_evaluated_steps(folder: str, examples_hashes: Mapping[str, str]) -> set[int]:
     """Returns the steps for which `folder` contains results on all examples with these hashes."""
     steps: dict[str, set[int]] = {kind: set() for kind in examples_hashes}
-    for record in metrics.read_records(model_dir.absolute_path(folder) / model_dir.METRICS):
+    for record in metrics.read_records(model_dir.to_absolute_path(folder) / model_dir.METRICS):
         kind = record['kind'].partition('@')[0]
         if kind in steps and record.get('examples_hash') in (None, examples_hashes[kind]):
             steps[kind].add(record['step'])
@@ -241,7 +241,7 @@ def read_predictions(path: str) -> list[dict[str, Any]]:
     rows = []
     with untrusted_files.convert_to_user_errors(path, advice):
         # Accept -inf, the score of an impossible text, although it is not valid JSON.
-        for line in untrusted_files.read_json_lines(model_dir.absolute_path(path), odd_numbers=True):
+        for line in untrusted_files.read_json_lines(model_dir.to_absolute_path(path), odd_numbers=True):
             row, reason = line.value, line.error
             if not reason and not (isinstance(row, dict) and isinstance(row.get('prediction'), str)):
                 reason = "it has no string 'prediction'"

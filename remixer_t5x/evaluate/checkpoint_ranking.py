@@ -35,7 +35,7 @@ _LOWER_IS_BETTER = re.compile(
 )
 
 
-def signed_score(name: str, value: float) -> float:
+def compute_signed_score(name: str, value: float) -> float:
     """Returns `value`, negated if lower is better for the metric (errors, losses, and `-NAME` in BEST_METRICS)."""
     return -value if _LOWER_IS_BETTER.fullmatch(name) else value
 
@@ -67,7 +67,7 @@ def select_ranking_metric(
     return None if name is None else (name, metrics[name.removeprefix('-')])
 
 
-def mean_score(scores: Mapping[str, float]) -> float:
+def compute_mean_score(scores: Mapping[str, float]) -> float:
     """Returns the mean of the tasks' scores, for which higher is better."""
     parts: dict[str, list[float]] = {}
     for task, value in scores.items():
@@ -96,7 +96,7 @@ class BestCheckpoints:
         A metric value of NaN is never the best. Raises UserError if the task does not have the selected metric, and
         WriteError if the parameters cannot be written.
         """
-        metric = self.score(report)
+        metric = self.select_metric(report)
         if metric is None or math.isnan(metric[1]):
             return False
         (name, value), folder = metric, self._folder / report.task
@@ -104,7 +104,9 @@ class BestCheckpoints:
         if not self._is_new or report.task in self._saved_tasks:
             known = collectives.broadcast(self.read_saved_record(report.task))
         # Do not save on equal values, because a resumed run may evaluate the same step again.
-        if known and (known['metric'] == name and signed_score(name, known['value']) >= signed_score(name, value)):
+        if known and (
+            known['metric'] == name and compute_signed_score(name, known['value']) >= compute_signed_score(name, value)
+        ):
             return False
         record = {**self._record, BEST_FOLDER: {'task': report.task, 'metric': name, 'value': value, 'step': step}}
         others = collectives.broadcast([other for other in saved_params.list_steps(folder) if other != step])
@@ -116,7 +118,7 @@ class BestCheckpoints:
         self._saved_tasks.add(report.task)
         return True
 
-    def score(self, report: TaskReport) -> tuple[str, float] | None:
+    def select_metric(self, report: TaskReport) -> tuple[str, float] | None:
         """Returns the name and value of the metric that ranks `report`, or None if the report has no metrics."""
         return select_ranking_metric(report.task, report.metrics, self._metrics)
 
@@ -129,7 +131,7 @@ class BestCheckpoints:
 def find_best_checkpoints(folder: str) -> dict[str, Mapping[str, Any]]:
     """Maps each task to the `metric`, `value`, `step` and `path` of its best checkpoint in the MODEL_DIR `folder`."""
     checkpoints: dict[str, Mapping[str, Any]] = {}
-    best = model_dir.absolute_path(folder) / BEST_FOLDER
+    best = model_dir.to_absolute_path(folder) / BEST_FOLDER
     for task in sorted(best.iterdir()) if best.is_dir() else []:
         steps = saved_params.list_steps(task)
         with contextlib.suppress(UserError):

@@ -48,16 +48,16 @@ def check_output_path(path: str) -> None:
         raise UserError(
             f'with --embed, --output must end with .npz or .parquet, got {path!r}; pass --output=embeddings.npz'
         )
-    if model_dir.absolute_path(path).exists():
+    if model_dir.to_absolute_path(path).exists():
         raise UserError(f'{path} already exists; use another --output, or remove it')
 
 
-def mean_vector(tokens: np.ndarray) -> np.ndarray:
+def compute_mean_vector(tokens: np.ndarray) -> np.ndarray:
     """Averages token vectors [tokens, embed] to an [embed] float32 vector. Returns zeros for a text without tokens."""
     return tokens.sum(axis=0, dtype=np.float32) / np.float32(max(1, len(tokens)))
 
 
-def sentence_vectors(
+def compute_sentence_vectors(
     model: Any,
     predictor: predictions.Predictor,
     params: Any,
@@ -72,7 +72,7 @@ def sentence_vectors(
     if model.model_type == batch_formats.EMBEDDING:
         return predictor.embed(params, ids)
     if mean is None:
-        mean = np.stack([*map(mean_vector, predictor.encode(params, ids))])
+        mean = np.stack([*map(compute_mean_vector, predictor.encode(params, ids))])
     project = getattr(model, 'project_sentence', None)
     return mean if project is None else np.asarray(project(params, mean), np.float32)
 
@@ -86,7 +86,9 @@ def embed_texts(
         encoded = [codec.encode(text, index + row) for row, text in enumerate(chunk)]
         rows = [ids for ids, _ in encoded]
         states = predictor.encode(params, rows)
-        vectors = sentence_vectors(model, predictor, params, rows, np.stack([*map(mean_vector, states)]))
+        vectors = compute_sentence_vectors(
+            model, predictor, params, rows, np.stack([*map(compute_mean_vector, states)])
+        )
         for text, (ids, truncated), tokens, sentence in zip(chunk, encoded, states, vectors, strict=True):
             yield EmbeddedText(index, text, ids, truncated, tokens, sentence)
             index += 1
@@ -108,14 +110,14 @@ def write_embeddings(
     records: list[dict[str, Any]] = []
     for row in rows:
         pooled = row.tokens[:1] if pooling == FIRST_TOKEN_POOLING else row.tokens
-        sentence = row.sentence if pooling is None else mean_vector(pooled)
+        sentence = row.sentence if pooling is None else compute_mean_vector(pooled)
         record = {'index': row.number, 'input': row.text, 'truncated': row.truncated, 'sentence': sentence}
         records.append(record | ({'ids': row.ids, 'tokens': row.tokens} if with_tokens else {}))
-        counts.add(record)
+        counts.count_row(record)
         after_row(counts)
     if not records:
         raise UserError('there is no text to embed; pass --input=FILE')
-    target = model_dir.absolute_path(path)
+    target = model_dir.to_absolute_path(path)
     unfinished = target.parent / f'.{target.name}.unfinished'
     with object_store.wrap_write_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -39,7 +39,9 @@ def predict_texts(predictor: Predictor, params: Any, model: Any, inputs: Sequenc
 
 def _predict_labels(predictor: Predictor, params: Any, model: Any, inputs: Sequence[EncodedText]) -> list[Prediction]:
     results = []
-    for encoded, logits in zip(inputs, predictor.token_logits(params, [each.ids for each in inputs]), strict=True):
+    for encoded, logits in zip(
+        inputs, predictor.compute_token_logits(params, [each.ids for each in inputs]), strict=True
+    ):
         first = encoded.find_first_tokens()
         logits = logits[first]
         log_probabilities = logits - np.logaddexp.reduce(logits, axis=1, keepdims=True)
@@ -55,7 +57,9 @@ def _predict_labels(predictor: Predictor, params: Any, model: Any, inputs: Seque
 def _predict_spans(
     predictor: Predictor, params: Any, model: Any, inputs: Sequence[EncodedQuestion]
 ) -> list[Prediction]:
-    logits = iter(predictor.token_logits(params, [window.ids for question in inputs for window in question.windows]))
+    logits = iter(
+        predictor.compute_token_logits(params, [window.ids for question in inputs for window in question.windows])
+    )
     results = []
     for question in inputs:
         window_logits = list(itertools.islice(logits, len(question.windows)))

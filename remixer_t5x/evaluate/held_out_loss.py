@@ -38,7 +38,7 @@ class Evaluation:
     def __post_init__(self) -> None:
         ranges.check_fields(self, steps='EVAL_STEPS')
 
-    def batches(self, share: tuple[int, int] = (0, 1), threads: int | None = None) -> task_batches.EvalBatches:
+    def open_batches(self, share: tuple[int, int] = (0, 1), threads: int | None = None) -> task_batches.EvalBatches:
         """Returns batches that each contain one of `count` equal shares of the rows; `share` is (index, count)."""
         return task_batches.EvalBatches(self.dataset, *share, self.steps, threads)
 
@@ -60,7 +60,7 @@ class Evaluation:
         )
 
 
-def evaluate(
+def evaluate_loss(
     params: Any, batches: Iterable[Any], eval_step: EvalStep, place: Callable[[Any], Any], name: str = 'eval'
 ) -> dict[str, float]:
     """Returns `loss`, `cross_ent_loss` (without z-loss), `perplexity`, `accuracy` and `tokens` for `params`.

@@ -138,7 +138,7 @@ class Predictor:
         `seed` overrides `Decoding.seed`.
         """
         predictions: list[Any] = [None] * len(inputs)
-        arrays = {'seed': self._seed_rows(len(inputs), seed), **(arrays or {})}
+        arrays = {'seed': self._make_row_seeds(len(inputs), seed), **(arrays or {})}
         for rows, decoded in self._run_batches(self._generate, params, inputs, arrays, first):
             tokens, scores = (np.asarray(part) for part in decoded)
             for row, example in enumerate(rows):
@@ -146,16 +146,20 @@ class Predictor:
                 predictions[example] = Prediction(ids, [float(score) for score in scores[row]])
         return predictions
 
-    def stream(self, params: Any, ids: TokenIds, seed: int | None = None) -> Iterator[list[int]]:
+    def stream_predictions(self, params: Any, ids: TokenIds, seed: int | None = None) -> Iterator[list[int]]:
         """Generates an answer to one input. Yields all ids so far, every STREAMED_TOKENS tokens and at the end.
 
         `seed` overrides `Decoding.seed`.
         """
         if not isinstance(self._settings.decoder, RowDecoder):
             raise UserError(f'decoder must be Greedy() or Sampling() to stream, got {self._settings.decoder}')
-        length = bucket_length(len(ids), self._longest)
+        length = round_up_length(len(ids), self._longest)
         batch = self._transfer_batch(
-            {self._input: pad_ids([ids], length), 'number': np.zeros(1, np.int32), 'seed': self._seed_rows(1, seed)}
+            {
+                self._input: pad_ids([ids], length),
+                'number': np.zeros(1, np.int32),
+                'seed': self._make_row_seeds(1, seed),
+            }
         )
         rows, limit, is_done = None, 0, False
         while not is_done:
@@ -166,7 +170,7 @@ class Predictor:
 
     def score(self, params: Any, inputs: Sequence[TokenIds], targets: Sequence[TokenIds]) -> np.ndarray:
         """Returns log p(targets | inputs) of each example as an [examples] float32 array."""
-        arrays = decoder_arrays(
+        arrays = make_decoder_arrays(
             targets, batch_formats.get_max_inference_lengths(self._settings.feature_lengths)['targets']
         )
         return self._collect_outputs(self._score, params, inputs, arrays, ())
@@ -174,7 +178,7 @@ class Predictor:
     def score_and_match(self, params: Any, inputs: Sequence[TokenIds], arrays: Mapping[str, np.ndarray]) -> np.ndarray:
         """Runs the model's `score_and_match`, and returns the outputs as an [examples, 2] float32 array.
 
-        `arrays` contains [examples, ...] arrays to add to the batch, such as those returned by `decoder_arrays`.
+        `arrays` contains [examples, ...] arrays to add to the batch, such as those returned by `make_decoder_arrays`.
         """
         return self._collect_outputs(self._score_and_match, params, inputs, arrays, (2,))
 
@@ -182,7 +186,7 @@ class Predictor:
         """Returns the encoder outputs for each input as an [input length, embed] float32 array."""
         return self._collect_token_outputs(self._encode, params, inputs)
 
-    def token_logits(self, params: Any, inputs: Sequence[TokenIds]) -> list[np.ndarray]:
+    def compute_token_logits(self, params: Any, inputs: Sequence[TokenIds]) -> list[np.ndarray]:
         """Returns the head's outputs for the tokens of each input as an [input length, outputs] float32 array."""
         return self._collect_token_outputs(self._token_logits, params, inputs)
 
@@ -205,7 +209,7 @@ class Predictor:
         labels, outputs = self._model.labels, self.classify(params, inputs)
         if labels is None:
             return [Prediction([], [float(value)], [f'{value:.6g}']) for value in outputs[:, 0]]
-        chosen = self._label_indices(labels if task_labels is None else task_labels)
+        chosen = self._find_label_indices(labels if task_labels is None else task_labels)
         names, scores = [labels[index] for index in chosen], outputs[:, chosen]
         order = np.argsort(-scores, axis=1, kind='stable')
         return [
@@ -217,9 +221,9 @@ class Predictor:
         """Returns log p(target | input) of each text. Raises UserError for a regression model or an unknown label."""
         if self._model.labels is None:
             raise UserError('LABELS must be set for tasks that are scored by likelihood, got None')
-        return self.classify(params, inputs)[np.arange(len(inputs)), self._label_indices(targets)].tolist()
+        return self.classify(params, inputs)[np.arange(len(inputs)), self._find_label_indices(targets)].tolist()
 
-    def _label_indices(self, names: Sequence[str]) -> list[int]:
+    def _find_label_indices(self, names: Sequence[str]) -> list[int]:
         labels = self._model.labels
         for name in names:
             if name not in labels:
@@ -270,7 +274,7 @@ class Predictor:
                 yield pending.popleft()
         yield from pending
 
-    def _seed_rows(self, count: int, seed: int | None) -> np.ndarray:
+    def _make_row_seeds(self, count: int, seed: int | None) -> np.ndarray:
         """Returns the seed of each row, an argument of the compiled functions, as a [count] int32 array."""
         seed = self._settings.seed if seed is None else seed
         ranges.check_setting('seed', seed, ranges.NonNegativeInt)
@@ -295,7 +299,7 @@ def compile_stop_strings(stop_strings: str | Sequence[str], vocabulary: Any) -> 
     return StopStrings.compile(texts, task_vocabulary.get_token_texts(vocabulary)) if texts else None
 
 
-def decoder_arrays(targets: Sequence[TokenIds], length: int) -> dict[str, np.ndarray]:
+def make_decoder_arrays(targets: Sequence[TokenIds], length: int) -> dict[str, np.ndarray]:
     """Returns the decoder arrays for `targets`, each [rows, length] int32. The inputs are shifted right by one."""
     ids = pad_ids(targets, length)
     return {
@@ -326,7 +330,7 @@ class BatchRows(NamedTuple):
     length: int
 
 
-def bucket_length(length: int, longest: int) -> int:
+def round_up_length(length: int, longest: int) -> int:
     """Rounds a length up to a power of two, at least MIN_PADDED_LENGTH and at most `longest`."""
     size = min(MIN_PADDED_LENGTH, longest)
     while size < min(length, longest):
@@ -342,7 +346,7 @@ def plan_batches(lengths: Sequence[int], batch_size: int, longest: int) -> list[
     """
     order = np.argsort(-np.asarray(lengths, np.int64), kind='stable')
     batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
-    padded = [bucket_length(lengths[int(rows[0])], longest) for rows in batches]
+    padded = [round_up_length(lengths[int(rows[0])], longest) for rows in batches]
     # If a padded length has few batches, merge it into the next larger padded length.
     for length in sorted(set(padded))[:-1]:
         if padded.count(length) < MIN_BATCHES_PER_SHAPE:

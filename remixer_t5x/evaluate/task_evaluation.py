@@ -111,7 +111,7 @@ class TaskEvaluator:
                 # `head_predictions` tokenizes the original texts for models with a head, so do not truncate them here.
                 dict.fromkeys(lengths, 2**20) if self._has_head else lengths,
                 settings.examples,
-                is_generated and not self._labels_to_rank(task),
+                is_generated and not self._get_labels_to_rank(task),
             )
             for task in self.seqio_tasks
         ]
@@ -129,32 +129,32 @@ class TaskEvaluator:
                 )
 
     @property
-    def tasks(self) -> list[str]:
+    def task_names(self) -> list[str]:
         return [task.name for task in self.seqio_tasks]
 
     def __call__(self, params: Any) -> Iterator[TaskReport]:
         """Yields a report for each task, in task order."""
         for examples in self._examples:
             start = time.perf_counter()
-            answers = self._predict(params, examples)
+            answers = self._predict_answers(params, examples)
             texts = [answer.decode_texts(self.vocabulary)[0] for answer in answers]
             outputs = ModelOutputs(
                 texts, [answer.scores[0] for answer in answers], self._score_targets(params, examples)
             )
             metrics = compute_metrics(examples, outputs)
-            rows = list(self._build_rows(examples, texts, answers))
+            rows = list(self._build_report_rows(examples, texts, answers))
             digest = self.examples_hashes[f'{self.split}/{examples.task.name}']
             yield TaskReport(examples.task.name, self.split, metrics, rows, time.perf_counter() - start, digest)
 
-    def _labels_to_rank(self, task: seqio.Task) -> tuple[str, ...] | None:
+    def _get_labels_to_rank(self, task: seqio.Task) -> tuple[str, ...] | None:
         return task_vocabulary.get_labels(task) if self._settings.rank_choices else None
 
-    def _predict(self, params: Any, examples: TaskExamples) -> list[Prediction]:
+    def _predict_answers(self, params: Any, examples: TaskExamples) -> list[Prediction]:
         if self._has_head:
             return head_predictions.predict_texts(self._predictor, params, self._model, self._encode_for_head(examples))
         if self._classifies:
             return self._predictor.predict_labels(params, examples.inputs, task_vocabulary.get_labels(examples.task))
-        ranked = self._labels_to_rank(examples.task)
+        ranked = self._get_labels_to_rank(examples.task)
         if ranked is None:
             return self._predictor.predict(params, examples.inputs)
         feature = examples.task.output_features['targets']
@@ -171,20 +171,20 @@ class TaskEvaluator:
         length = self._settings.decoding.feature_lengths['inputs']
         return [
             head_predictions.encode_text(self._model, self.vocabulary, text, length)
-            for text in examples.texts('inputs')
+            for text in examples.get_texts('inputs')
         ]
 
     def _score_targets(self, params: Any, examples: TaskExamples) -> list[float] | None:
         if not needs_target_scores(examples.task):
             return None
         if self._classifies:
-            return self._predictor.score_labels(params, examples.inputs, examples.texts('targets'))
+            return self._predictor.score_labels(params, examples.inputs, examples.get_texts('targets'))
         return self._predictor.score(params, examples.inputs, examples.targets).tolist()
 
-    def _build_rows(
+    def _build_report_rows(
         self, examples: TaskExamples, texts: Sequence[str], answers: Sequence[Prediction]
     ) -> Iterator[dict]:
-        inputs, targets = examples.texts('inputs'), examples.texts('targets')
+        inputs, targets = examples.get_texts('inputs'), examples.get_texts('targets')
         for index, (prediction, example) in enumerate(zip(answers, examples.examples, strict=True)):
             alternatives: dict[str, Any] = {}
             if len(prediction.scores) > 1:
@@ -238,7 +238,7 @@ class ModelOutputs:
 def needs_target_scores(task: seqio.Task) -> bool:
     """Returns whether a metric of the task uses the log-likelihoods of the targets."""
     kind = seqio.metrics.ModelOutputType.SCORE
-    return bool(task.score_metric_fns) or any(each.model_output_type == kind for each in _metric_objects(task))
+    return bool(task.score_metric_fns) or any(each.model_output_type == kind for each in _get_metric_objects(task))
 
 
 def compute_metrics(examples: TaskExamples, outputs: ModelOutputs) -> Metrics:
@@ -253,14 +253,14 @@ def compute_metrics(examples: TaskExamples, outputs: ModelOutputs) -> Metrics:
             f'{len(outputs.predictions):,}; use the predictions of this split'
         )
 
-    def postprocess(texts: Sequence[str], is_target: bool) -> list[Any]:
+    def postprocess_texts(texts: Sequence[str], is_target: bool) -> list[Any]:
         pairs = zip(texts, examples.examples, strict=True)
         return [task.postprocess_fn(text, example=example, is_target=is_target) for text, example in pairs]
 
-    targets = postprocess(examples.texts('targets'), is_target=True)
+    targets = postprocess_texts(examples.get_texts('targets'), is_target=True)
     metrics: dict[str, Any] = {}
     if task.predict_metric_fns or task.predict_with_aux_metric_fns:
-        predictions = postprocess(outputs.predictions, is_target=False)
+        predictions = postprocess_texts(outputs.predictions, is_target=False)
         for metric in task.predict_metric_fns:
             metrics.update(metric(targets, predictions))
         for metric in task.predict_with_aux_metric_fns:
@@ -285,7 +285,7 @@ def format_metrics(metrics: Mapping[str, float], most: int = 3) -> str:
     return ', '.join(shown[:most]) + (f' and {len(shown) - most} more' if len(shown) > most else '')
 
 
-def _metric_objects(task: seqio.Task) -> list[Any]:
+def _get_metric_objects(task: seqio.Task) -> list[Any]:
     """Returns the task's metric objects, without the metric functions that seqio appends to them."""
     return list(task.metric_objs)[: len(task.metric_objs) - len(task.metric_fns)]
 
@@ -296,7 +296,7 @@ def _compute_metric_objects(task: seqio.Task, examples: Sequence[Any], outputs: 
     The predicted texts are tokenized again, because metric objects require token ids. Raises UserError for a metric
     object that requires activations.
     """
-    objects = _metric_objects(task)
+    objects = _get_metric_objects(task)
     encoded = [task.output_features['targets'].vocabulary.encode(text) for text in outputs.predictions if objects]
     ids = pad_ids(encoded, max([1, *map(len, encoded)]))
     kinds = seqio.metrics.ModelOutputType

@@ -44,14 +44,14 @@ class TaskExamples:
     def hash_first_texts(self) -> str:
         """Returns a hash of the first texts, which does not depend on the maximum lengths or the number of examples."""
         first = dataclasses.replace(self, examples=self.examples[:_HASHED_EXAMPLES])
-        return hashlib.sha256(repr((first.texts('inputs'), first.texts('targets'))).encode()).hexdigest()[:16]
+        return hashlib.sha256(repr((first.get_texts('inputs'), first.get_texts('targets'))).encode()).hexdigest()[:16]
 
-    def texts(self, feature: str) -> list[str]:
+    def get_texts(self, feature: str) -> list[str]:
         """Returns the texts of `feature` (`inputs` or `targets`) before tokenization."""
         vocabulary = self.task.output_features[feature].vocabulary
         return [
             vocabulary.decode(example[feature].tolist()) if text is None else text
-            for example, text in zip(self.examples, _original_texts(self.examples, feature), strict=True)
+            for example, text in zip(self.examples, _get_original_texts(self.examples, feature), strict=True)
         ]
 
 
@@ -109,13 +109,13 @@ def read_examples(
     if not examples:
         raise UserError(f'{task.name} has no examples in split {split!r}; use another split')
     notes = [
-        *_describe_truncated(task, examples, lengths, generated),
+        *_describe_truncated_texts(task, examples, lengths, generated),
         *(_describe_changed_targets(examples, vocabulary) if generated else ()),
     ]
     return TaskExamples(task, split, examples, tuple(f'{task.name}, {split}: {note}' for note in notes))
 
 
-def _describe_truncated(
+def _describe_truncated_texts(
     task: seqio.Task, examples: Sequence[Example], lengths: Mapping[str, int], generated: bool
 ) -> Iterator[str]:
     consequences = {'inputs': 'truncated', **({'targets': 'cannot be generated'} if generated else {})}
@@ -123,7 +123,7 @@ def _describe_truncated(
         feature, length = task.output_features[name], lengths[name]
         count = sum(
             len(feature.vocabulary.encode(text)) + feature.add_eos > length
-            for example, text in zip(examples, _original_texts(examples, name), strict=True)
+            for example, text in zip(examples, _get_original_texts(examples, name), strict=True)
             # Check only examples of maximum length, because shorter examples were not truncated.
             if len(example[name]) >= length and text is not None
         )
@@ -135,7 +135,7 @@ def _describe_changed_targets(examples: Sequence[Example], vocabulary: seqio.Voc
     """Yields a note about targets that the vocabulary cannot represent. Ignores '<unk>', which marks hidden labels."""
     changed = [
         (row, text, decoded)
-        for row, text in enumerate(_original_texts(examples, 'targets'), 1)
+        for row, text in enumerate(_get_original_texts(examples, 'targets'), 1)
         if text not in (None, '<unk>') and (decoded := vocabulary.decode(vocabulary.encode(text))) != text
     ]
     if changed:
@@ -146,6 +146,6 @@ def _describe_changed_targets(examples: Sequence[Example], vocabulary: seqio.Voc
         )
 
 
-def _original_texts(examples: Sequence[Example], feature: str) -> list[str | None]:
+def _get_original_texts(examples: Sequence[Example], feature: str) -> list[str | None]:
     texts = [example.get(f'{feature}_pretokenized') for example in examples]
     return [text.decode(errors='replace') if isinstance(text, bytes) else None for text in texts]

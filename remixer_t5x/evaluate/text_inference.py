@@ -74,7 +74,7 @@ class TextCounts:
     truncated: int = 0
     before: int = 0
 
-    def add(self, row: Mapping[str, Any]) -> None:
+    def count_row(self, row: Mapping[str, Any]) -> None:
         self.written += 1
         self.truncated += bool(row.get('truncated'))
 
@@ -119,7 +119,7 @@ class PredictionWriter:
                             f'{_OUTPUT_ADVICE}'
                         )
                 self.hashes.append(hash_text(row['input']))
-                self.counts.add(row)
+                self.counts.count_row(row)
                 self._complete_bytes += line.size
         self.counts.before = self.counts.written
 
@@ -129,10 +129,10 @@ class PredictionWriter:
         for row in rows:
             origin = {} if self.counts.written else self._origin
             text += json.dumps({**row, **origin}, ensure_ascii=False) + '\n'
-            self.counts.add(row)
+            self.counts.count_row(row)
         if not self._writes:
             return
-        with object_store.wrap_write_errors(model_dir.absolute_path(self.path)):
+        with object_store.wrap_write_errors(model_dir.to_absolute_path(self.path)):
             if self._file is None and not self.is_stdout:
                 os.makedirs(os.path.dirname(self.path), exist_ok=True)
                 self._file = open(self.path, 'a', encoding='utf-8', newline='\n')  # noqa: SIM115 (closed by `close`)
@@ -225,7 +225,7 @@ class TextInference:
     output: str = '-'
     refuse_long: bool = False
 
-    def check(self, embed: bool = False) -> None:
+    def check_settings(self, embed: bool = False) -> None:
         """Raises UserError if several processes use standard streams, or if the model or vocabulary is unsuitable."""
         if embed:
             interface.require_method(self.model, 'encode', 'infer --embed')
@@ -247,7 +247,7 @@ class TextInference:
                 }
             )
 
-    def find_step_folder(self) -> str:
+    def find_checkpoint_folder(self) -> str:
         """Returns the folder of the checkpoint to use. All processes return the same folder."""
         return collectives.broadcast(str(saved_params.find_checkpoint(self.checkpoint, 'CHECKPOINT_PATH')))
 
@@ -262,7 +262,7 @@ class TextInference:
         collectives.barrier()
         return output
 
-    def restore(self, folder: str) -> Any:
+    def restore_params(self, folder: str) -> Any:
         """Restores the parameters of the checkpoint `folder`."""
         lengths, size = self.decoding.feature_lengths, self.decoding.batch_size
         shapes = batch_formats.get_batch_shapes(self.model.model_type, lengths, size)

@@ -49,23 +49,24 @@ class TextInputs:
         return self.path == '-'
 
     @property
-    def shown(self) -> str:
+    def display_name(self) -> str:
         return 'standard input' if self.is_stdin else self.path
 
     def __iter__(self) -> Iterator[str]:
         extension = os.path.splitext(self.path.lower().removesuffix('.gz'))[1]
         if (self.format or extension.removeprefix('.')) in TABLE_FORMATS:
             raise UserError(
-                f'{self.shown} is a table, which requires a template; set INPUTS as in finetuning, for example '
+                f'{self.display_name} is a table, which requires a template; set INPUTS as in finetuning, for example '
                 "--gin.INPUTS='question: {question}', or pass --gin.INPUT_FORMAT=txt to read its lines"
             )
         is_jsonl = (self.format or _FORMAT_BY_EXTENSION.get(extension, TXT)) == JSONL
         try:
-            with self._open() as file:
+            with self._open_text() as file:
                 for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_CHARACTERS + 1), ''), 1):
                     if len(line) > MAX_LINE_CHARACTERS:
                         raise UserError(
-                            f'{self.shown} line {number} must have at most {MAX_LINE_CHARACTERS:,} characters; split it'
+                            f'{self.display_name} line {number} must have at most {MAX_LINE_CHARACTERS:,} characters; '
+                            'split it'
                         )
                     if not is_jsonl:
                         yield line.rstrip('\r\n')
@@ -75,12 +76,12 @@ class TextInputs:
             raise
         except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
             raise UserError(
-                f'{self.shown} cannot be read as UTF-8 text ({root_cause_message(error)}); pass --input=FILE, or '
-                '--input=- for a pipe'
+                f'{self.display_name} cannot be read as UTF-8 text ({root_cause_message(error)}); pass --input=FILE, '
+                'or --input=- for a pipe'
             ) from error
 
     @contextlib.contextmanager
-    def _open(self) -> Iterator[TextIO]:
+    def _open_text(self) -> Iterator[TextIO]:
         # Split lines only at \n, because a text may contain U+2028 or \r.
         if self.is_stdin:
             with open(sys.stdin.fileno(), encoding='utf-8-sig', newline='\n', closefd=False) as text:
@@ -97,11 +98,14 @@ class TextInputs:
         try:
             row = untrusted_files.parse_json(line, odd_numbers=True)
         except untrusted_files.InvalidJsonError as error:
-            raise UserError(f'{self.shown} line {number}: {error}; set INPUT_FORMAT=txt to read plain text') from error
+            raise UserError(
+                f'{self.display_name} line {number}: {error}; set INPUT_FORMAT=txt to read plain text'
+            ) from error
         text = row.get(self.field) if isinstance(row, dict) else None
         if not isinstance(text, str):
             found = f'fields {to_one_line(", ".join(row)[:200])}' if isinstance(row, dict) else 'no JSON object'
             raise UserError(
-                f'{self.shown} line {number} must have a string in field {self.field!r}, got {found}; pass --field'
+                f'{self.display_name} line {number} must have a string in field {self.field!r}, got {found}; pass '
+                '--field'
             )
         return text

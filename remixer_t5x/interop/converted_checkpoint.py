@@ -24,7 +24,7 @@ Params = Any
 
 def build_record(vocabulary: str, config: str, source: str) -> dict[str, Any]:
     """Builds the record of a converted checkpoint: vocabulary, gin text, source and package versions."""
-    versions = model_dir.package_versions()
+    versions = model_dir.get_package_versions()
     return {'vocabulary': vocabulary, 'config': config, 'converted_from': source, 'versions': versions}
 
 
@@ -33,7 +33,7 @@ def claim_model_dir(path: str | os.PathLike[str]) -> epath.Path:
 
     Raises UserError if the folder already contains checkpoints, or files that were not written by a run.
     """
-    folder = model_dir.absolute_path(path)
+    folder = model_dir.to_absolute_path(path)
     if steps := saved_params.list_steps(folder / model_dir.CHECKPOINTS):
         raise UserError(f'{folder} already contains the checkpoint of step {steps[-1]}; use a new or empty folder')
     return model_dir.create_model_dir(path)

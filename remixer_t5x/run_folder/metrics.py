@@ -34,20 +34,20 @@ MAX_STEP = 10**15
 
 
 class MetricsWindow:
-    """Accumulates metrics since the last log. `add` stores device arrays without waiting; `totals` fetches them.
+    """Accumulates metrics since the last log.
 
-    Values are added as Python floats in the order of the steps, so that a saved and restored MetricsWindow computes
-    bit-identical sums.
+    `add_step_metrics` stores device arrays without waiting, and `compute_totals` fetches them. Values are added as
+    Python floats in the order of the steps, so that a saved and restored MetricsWindow computes bit-identical sums.
     """
 
     def __init__(self, totals: Mapping[str, float] | None = None):
         self._totals = dict(totals or {})
         self._pending: list[Mapping[str, jax.Array]] = []
 
-    def add(self, metrics: Mapping[str, jax.Array]) -> None:
+    def add_step_metrics(self, metrics: Mapping[str, jax.Array]) -> None:
         self._pending.append(metrics)
 
-    def totals(self) -> dict[str, float]:
+    def compute_totals(self) -> dict[str, float]:
         """Waits for the device. Returns the sums of all metrics, the number of `steps` and the last `learning_rate`."""
         for metrics in jax.device_get(self._pending):
             if metrics.get('nonfinite', 0.0) > 0 or metrics.get('spike', 0.0) > 0:
@@ -109,12 +109,12 @@ class JsonlWriter:
         record = {
             'kind': kind,
             'step': step,
-            **{name: _finite_or_none(value) for name, value in numbers.items()},
-            'timing': {'clock': time.time(), **{name: _finite_or_none(value) for name, value in timing.items()}},
+            **{name: _replace_nonfinite(value) for name, value in numbers.items()},
+            'timing': {'clock': time.time(), **{name: _replace_nonfinite(value) for name, value in timing.items()}},
         }
         line = json.dumps(record) + '\n'
         if self._object is not None:
-            self._object.add(line.encode())
+            self._object.append(line.encode())
             self._object.upload_if_due()
             return
         self._unwritten_lines.append(line)
@@ -181,6 +181,6 @@ def describe_invalid_record(value: Any) -> str | None:
     return None
 
 
-def _finite_or_none(value: float) -> float | None:
+def _replace_nonfinite(value: float) -> float | None:
     # JSON does not support NaN, and parsers other than Python's reject it.
     return float(value) if math.isfinite(value) else None

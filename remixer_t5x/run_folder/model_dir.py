@@ -26,7 +26,7 @@ CONVERTED = 'model.gin'
 PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'seqio', 'tensorflow', 'numpy')
 
 
-def absolute_path(path: str | os.PathLike[str]) -> epath.Path:
+def to_absolute_path(path: str | os.PathLike[str]) -> epath.Path:
     """Returns the absolute path with `~` expanded; `gs://` paths are unchanged.
 
     Raises UserError for any other URL.
@@ -48,7 +48,7 @@ def check_path_has_no_glob(folder: epath.Path) -> None:
 
 def find_model_dir(path: str | os.PathLike[str]) -> epath.Path | None:
     """Returns the MODEL_DIR that equals or contains `path`, or None if there is none."""
-    start = absolute_path(path)
+    start = to_absolute_path(path)
     return next((folder for folder in (start, *start.parents) if (folder / MARKER_FILE).is_file()), None)
 
 
@@ -64,7 +64,7 @@ def create_model_dir(path: str | os.PathLike[str]) -> epath.Path:
     """
     if not os.fspath(path):
         raise UserError("MODEL_DIR must be a folder for this run, got ''; pass --gin.MODEL_DIR=runs/first")
-    folder = absolute_path(path)
+    folder = to_absolute_path(path)
     check_path_has_no_glob(folder)
     object_store.check_bucket_accessible(folder)
     try:
@@ -90,7 +90,7 @@ def write_config(folder: epath.Path, text: str) -> None:
         object_store.write_atomically(folder / CONFIG, text)
 
 
-def package_versions() -> dict[str, str]:
+def get_package_versions() -> dict[str, str]:
     """Returns the versions of the installed packages that affect the results of a run."""
     versions = {}
     for name in PACKAGES:

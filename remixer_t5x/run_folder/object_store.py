@@ -55,14 +55,16 @@ def check_bucket_accessible(folder: epath.Path) -> None:
         return
     try:
         retry = importlib.import_module(f'{STORAGE_LIBRARY}.retry').DEFAULT_RETRY.with_timeout(BUCKET_CHECK_SECONDS)
-        _storage_client().get_bucket(_bucket_name(folder), retry=retry, timeout=BUCKET_CHECK_SECONDS)
+        _create_storage_client().get_bucket(_parse_bucket_name(folder), retry=retry, timeout=BUCKET_CHECK_SECONDS)
     except ImportError as error:
         raise UserError(
             f'google-cloud-storage must be installed for {folder} ({describe_error(error)}); '
             "run pip install 'remixer-t5x[gcs]'"
         ) from error
     except Exception as error:
-        raise UserError(f'{GOOGLE_SCHEME}{_bucket_name(folder)} cannot be used: {describe_error(error)}') from error
+        raise UserError(
+            f'{GOOGLE_SCHEME}{_parse_bucket_name(folder)} cannot be used: {describe_error(error)}'
+        ) from error
 
 
 def list_objects(folder: epath.Path) -> dict[str, list[Any]] | None:
@@ -73,7 +75,7 @@ def list_objects(folder: epath.Path) -> dict[str, list[Any]] | None:
     """
     prefix = os.fspath(folder).removeprefix(GOOGLE_SCHEME).partition('/')[2].rstrip('/') + '/'
     try:
-        blobs = list(_storage_client().list_blobs(_bucket_name(folder), prefix=prefix))
+        blobs = list(_create_storage_client().list_blobs(_parse_bucket_name(folder), prefix=prefix))
     except Exception as error:
         if isinstance(error, ImportError) or type(error).__name__ == 'DefaultCredentialsError':
             return None
@@ -131,11 +133,11 @@ _ADVICE = {
 }
 
 
-def _storage_client() -> Any:
+def _create_storage_client() -> Any:
     return importlib.import_module(STORAGE_LIBRARY).Client()
 
 
-def _bucket_name(folder: epath.Path) -> str:
+def _parse_bucket_name(folder: epath.Path) -> str:
     return os.fspath(folder).removeprefix(GOOGLE_SCHEME).partition('/')[0]
 
 
@@ -155,7 +157,7 @@ class GrowingObject:
     def __len__(self) -> int:
         return len(self._data)
 
-    def add(self, data: bytes) -> None:
+    def append(self, data: bytes) -> None:
         with self._lock:
             self._data += data
 

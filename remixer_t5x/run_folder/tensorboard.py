@@ -33,11 +33,11 @@ class TensorBoardWriter:
         # Replace tensorboardX's writer for gs://, because it would upload the whole file at each flush.
         record_writer.register_writer_factory('gs', _BucketEventFileFactory())
         self._folder, self._file_count = folder, 0
-        self._open()
+        self._open_event_file()
         if restored_step is not None:
             self.rewind(restored_step)
 
-    def _open(self) -> None:
+    def _open_event_file(self) -> None:
         self._last_flush_time, self._broken = time.monotonic(), True
         with object_store.wrap_write_errors(self._folder):
             record_writer.directory_check(str(self._folder))
@@ -68,7 +68,7 @@ class TensorBoardWriter:
         if self._broken:
             with contextlib.suppress(Exception):
                 self._file.close()
-            self._open()
+            self._open_event_file()
         with self._wrap_write_errors():
             self._file.write(event_pb2.Event(wall_time=time.time(), **event).SerializeToString())
 
@@ -99,7 +99,7 @@ class _BucketEventFile:
         self._object = object_store.GrowingObject(epath.Path(path))
 
     def write(self, data: bytes) -> None:
-        self._object.add(data)
+        self._object.append(data)
 
     def flush(self) -> None:
         """Uploads new events. Called only between events, so that no event is split between two objects."""

@@ -213,9 +213,9 @@ class BackgroundTrackers:
     def close(self, seconds: float | None = None) -> None:
         """Closes all trackers. Waits at most `seconds` for each tracker; None uses CLOSE_SECONDS."""
         for thread in self._threads:
-            thread.end()
+            thread.request_stop()
         for thread in self._threads:
-            thread.wait(CLOSE_SECONDS if seconds is None else seconds)
+            thread.wait_until_stopped(CLOSE_SECONDS if seconds is None else seconds)
 
     def _enqueue_for_all(self, call: TrackerCall) -> None:
         for thread in self._threads:
@@ -242,14 +242,14 @@ class _TrackerThread:
                     f'is {MAX_QUEUED_CALLS} records behind, and further records are dropped until it catches up'
                 )
 
-    def end(self) -> None:
+    def request_stop(self) -> None:
         while self._thread.is_alive():
             with contextlib.suppress(queue.Full):
                 return self._waiting.put_nowait(None)
             with contextlib.suppress(queue.Empty):
                 self._waiting.get_nowait()
 
-    def wait(self, seconds: float) -> None:
+    def wait_until_stopped(self, seconds: float) -> None:
         self._thread.join(seconds)
         if self._thread.is_alive():
             self._warn_once(f'has not closed within {seconds:g} s; metrics that it has not sent are lost')

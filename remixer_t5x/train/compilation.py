@@ -104,7 +104,7 @@ class CompiledPrograms:
             self._train_steps[batch_formats.count_positions(arrays)] = program
             program.start()
         self._init = AheadOfTimeFunction(self.plan.jitted_init(), jax.random.key(config.seed))
-        checkpoints = model_dir.absolute_path(folder.model_dir) / model_dir.CHECKPOINTS
+        checkpoints = model_dir.to_absolute_path(folder.model_dir) / model_dir.CHECKPOINTS
         # Do not look for checkpoints in a bucket here, because the bucket may be slow or unavailable.
         if not (folder.initial_checkpoint_path or object_store.is_remote(checkpoints) or checkpoints.exists()):
             self._init.start()

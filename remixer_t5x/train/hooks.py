@@ -69,7 +69,7 @@ class LossEvaluationHook:
         params = self.params_of(state.train_state)
         for name, batches in self.batches.items():
             begun = time.perf_counter()
-            numbers = held_out_loss.evaluate(params, batches, self.eval_step, self.place, name)
+            numbers = held_out_loss.evaluate_loss(params, batches, self.eval_step, self.place, name)
             self.log.log_evaluation(name, state.step, numbers, time.perf_counter() - begun)
             if name == self.early_stopping:
                 state.patience.add_evaluation(state.step, -numbers['loss'])
@@ -100,15 +100,15 @@ class TaskEvaluationHook:
         params = self.params_of(state.train_state)
         for report in self.evaluator(params):
             self._log_report(state, params, report)
-            if (metric := self.best_checkpoints.score(report)) is not None:
-                scores[report.task] = checkpoint_ranking.signed_score(*metric)
+            if (metric := self.best_checkpoints.select_metric(report)) is not None:
+                scores[report.task] = checkpoint_ranking.compute_signed_score(*metric)
         if len(scores) > 1:
-            metrics = {checkpoint_ranking.AVERAGE_TASK: checkpoint_ranking.mean_score(scores)}
+            metrics = {checkpoint_ranking.AVERAGE_TASK: checkpoint_ranking.compute_mean_score(scores)}
             self._log_report(
                 state, params, TaskReport(checkpoint_ranking.AVERAGE_TASK, self.evaluator.split, metrics, (), 0.0)
             )
         if scores:
-            state.patience.add_evaluation(state.step, checkpoint_ranking.mean_score(scores))
+            state.patience.add_evaluation(state.step, checkpoint_ranking.compute_mean_score(scores))
 
     def _log_report(self, state: RunState, params: Any, report: TaskReport) -> None:
         self.log.log_evaluation(f'eval/{report.task}', state.step, report.metrics, report.seconds)

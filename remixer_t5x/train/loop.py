@@ -50,7 +50,7 @@ def train(
     timeline = progress.ActivityTimer()
     startup_timer.end_phase('configuration')
 
-    folder, checkpoints_path = run.folder, model_dir.absolute_path(run.folder.model_dir) / model_dir.CHECKPOINTS
+    folder, checkpoints_path = run.folder, model_dir.to_absolute_path(run.folder.model_dir) / model_dir.CHECKPOINTS
     # Check the path of the initial checkpoint first, because preparing programs and data is slow. A resumed run does
     # not read the initial checkpoint.
     if folder.initial_checkpoint_path and not saved_params.list_steps(checkpoints_path):
@@ -62,7 +62,7 @@ def train(
     startup_timer.end_phase('data')
 
     path = run_setup.create_shared_model_dir(run.folder.model_dir)
-    record = {**data.record, 'config': config_text, 'versions': model_dir.package_versions()}
+    record = {**data.record, 'config': config_text, 'versions': model_dir.get_package_versions()}
     with contextlib.ExitStack() as stack:
         if jax.process_index() == 0:
             stack.enter_context(model_dir.lock_model_dir(path))
@@ -136,7 +136,7 @@ class TrainingLoop:
                     self.saver.rewind(state, reason)
             signal_name = stop.agreed_signal(state.step)
         self.profiler.close()
-        if state.patience.is_exhausted and state.window.totals():
+        if state.patience.is_exhausted and state.window.compute_totals():
             self.saver.log_mean_metrics(state)
         with self._measure(progress.CHECKPOINT):
             self.saver.save_final_state(state)
@@ -155,7 +155,7 @@ class TrainingLoop:
             with self._measure(progress.COMPILE if is_first else progress.STEPS):
                 state.train_state, step_metrics = self.train_step(state.train_state, batch)
                 state.step += 1
-                state.window.add(step_metrics)
+                state.window.add_step_metrics(step_metrics)
                 self.bad_steps.add(state.step, step_metrics)
                 if is_first:
                     # Measure the speed from the second step onwards, because the first step waits for the compiler.

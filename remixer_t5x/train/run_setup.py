@@ -113,7 +113,7 @@ class RunData:
             if self.evaluator
             else (split, *split.split_by_task())
         )
-        return {part.name: part.batches(self._partitioner.get_data_shard(), self._threads) for part in parts}
+        return {part.name: part.open_batches(self._partitioner.get_data_shard(), self._threads) for part in parts}
 
 
 def create_shared_model_dir(path: str) -> epath.Path:
@@ -121,7 +121,7 @@ def create_shared_model_dir(path: str) -> epath.Path:
     # Use a random file name, because a local folder with the same path may contain a file from an earlier run.
     token = collectives.broadcast(secrets.token_hex(8))
     is_first = jax.process_index() == 0
-    folder = model_dir.create_model_dir(path) if is_first else model_dir.absolute_path(path)
+    folder = model_dir.create_model_dir(path) if is_first else model_dir.to_absolute_path(path)
     if jax.process_count() > 1:
         marker = folder / f'.{token}'
         if is_first:

@@ -198,7 +198,7 @@ class CheckpointSaver:
         with self._tolerate_save_failure():
             # Wait for the previous write here, although Orbax would also wait, to handle its failure separately.
             self.checkpoints.wait_until_finished()
-        record = {**self.record, 'window': state.window.totals(), 'patience': state.patience.to_json()}
+        record = {**self.record, 'window': state.window.compute_totals(), 'patience': state.patience.to_json()}
         with self._tolerate_save_failure(another_follows=not is_last and state.step < self.last_step):
             try:
                 # Flush the log first, because a resumed run does not repeat the records of steps before its checkpoint.
@@ -223,7 +223,7 @@ class CheckpointSaver:
 
     def log_mean_metrics(self, state: RunState) -> None:
         """Logs the mean metrics of the steps since the last log, and handles failed checkpoint writes."""
-        numbers = metrics.compute_means(state.window.totals())
+        numbers = metrics.compute_means(state.window.compute_totals())
         state.window = metrics.MetricsWindow()
         self.log.log_train(state.step, numbers)
         with self._tolerate_save_failure():

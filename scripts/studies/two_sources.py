@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 import remixer_t5x
-from remixer_t5x.evaluate.predictions import decoder_arrays
+from remixer_t5x.evaluate.predictions import make_decoder_arrays
 from remixer_t5x.extras.reports.pictures import drawing, learned
 
 HEIGHT, HALF = 12, 9
@@ -65,7 +65,7 @@ def make_images(rng: np.random.Generator, count: int, shuffled: bool) -> np.ndar
 
 
 def make_batch(images: np.ndarray) -> dict[str, np.ndarray]:
-    return decoder_arrays((images.reshape(len(images), -1) + 1).tolist(), HEIGHT * 2 * HALF)
+    return make_decoder_arrays((images.reshape(len(images), -1) + 1).tolist(), HEIGHT * 2 * HALF)
 
 
 def train(shuffled: bool, seed: int, tim_layers: int, steps: int, batch_size: int, learning_rate: float) -> tuple:

@@ -49,8 +49,8 @@ def fill_template(
     if set(template) & set('{}') and not re.fullmatch(r'\{[^{}]+\}', template):
         columns = ' and '.join(dict.fromkeys(row_template.columns)) or 'any'
         raise UserError(
-            f'INPUTS is {template!r}, so {lines.shown} must have rows with the column {columns}, got lines of text; '
-            f'pass --input=rows.csv (CSV, TSV, JSON lines, Parquet), {_AS_TEXT}'
+            f'INPUTS is {template!r}, so {lines.display_name} must have rows with the column {columns}, got lines of '
+            f'text; pass --input=rows.csv (CSV, TSV, JSON lines, Parquet), {_AS_TEXT}'
         )
     return lines
 
@@ -81,8 +81,8 @@ class RowTexts:
         return self.lines.path
 
     @property
-    def shown(self) -> str:
-        return self.lines.shown
+    def display_name(self) -> str:
+        return self.lines.display_name
 
     def __iter__(self) -> Iterator[str]:
         malformed = BadRecords(True, 'correct --input or the file', 'correct or remove the row')
@@ -92,6 +92,6 @@ class RowTexts:
             except UnusableRow as error:
                 if isinstance(error, MissingColumn):
                     # In all formats except JSON lines, all rows have the same columns.
-                    data = f'{self.shown} line {number}' if self.layout.format == 'jsonl' else 'the data'
+                    data = f'{self.display_name} line {number}' if self.layout.format == 'jsonl' else 'the data'
                     raise self.template.missing_column_error(row, data) from error
-                malformed.record(self.shown, number, str(error))
+                malformed.record(self.display_name, number, str(error))

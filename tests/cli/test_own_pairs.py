@@ -126,8 +126,8 @@ def test_results_on_other_rows_have_separate_names(current_folder, capsys):
     separate.close()
     kinds = [record['kind'] for record in read_records('unknown_run/metrics.jsonl')]
     assert kinds == ['test/cogs', 'test/cogs@bbbbbbbb', 'test/cogs']
-    assert checkpoint_evaluation.evaluated_steps('unknown_run', {'test/cogs': 'b' * 16}) == {1}
-    assert checkpoint_evaluation.evaluated_steps('unknown_run', {'test/cogs': 'c' * 16}) == set()
+    assert checkpoint_evaluation.read_evaluated_steps('unknown_run', {'test/cogs': 'b' * 16}) == {1}
+    assert checkpoint_evaluation.read_evaluated_steps('unknown_run', {'test/cogs': 'c' * 16}) == set()
 
 
 def test_predictions_are_scored_without_the_training_rows(current_folder, capsys):

@@ -58,8 +58,8 @@ def test_a_new_run_replaces_the_best_parameters_of_an_abandoned_run(tmp_path):
 
 def test_the_metric_can_be_named_by_task(tmp_path):
     checkpoints = best_checkpoints(tmp_path, {'cb': 'f1'})
-    assert checkpoints.score(report('cb', accuracy=1.0, f1=2.0)) == ('f1', 2.0)
-    assert checkpoints.score(report('rte', accuracy=1.0)) == ('accuracy', 1.0)
+    assert checkpoints.select_metric(report('cb', accuracy=1.0, f1=2.0)) == ('f1', 2.0)
+    assert checkpoints.select_metric(report('rte', accuracy=1.0)) == ('accuracy', 1.0)
     assert not checkpoints.save_if_best(report('rte'), 1, params(1))
     with pytest.raises(UserError, match=r"BEST_METRICS of cb must be one of its metrics \(accuracy\), got 'f1'"):
         checkpoints.save_if_best(report('cb', accuracy=1.0), 1, params(1))
@@ -119,7 +119,7 @@ def test_averages_and_best_steps_equal_those_of_t5(benchmark):
     for step, average in enumerate(T5['averages'][benchmark]):
         tasks = metrics_by_task(benchmark, step)
         assert len(tasks) >= 8
-        assert checkpoint_ranking.mean_score(
+        assert checkpoint_ranking.compute_mean_score(
             {task: mean_score(task, metrics) for task, metrics in tasks.items()}
         ) == pytest.approx(average)
     for task, metrics in metrics_by_task(benchmark, 0).items():
@@ -136,15 +136,15 @@ def test_errors_count_negative_and_are_excluded_from_a_mean():
     metrics = {'pearson': 80.0, 'spearman': 60.0, 'mean_absolute_error': 3.0}
     assert checkpoint_ranking.select_ranking_metric('stsb', metrics, checkpoint_ranking.MEAN) == ('mean', 70.0)
     for name in ('mse', 'brier_score', 'bits_per_byte', 'dev_nll/short'):
-        assert checkpoint_ranking.signed_score(name, 2.0) == -2.0
+        assert checkpoint_ranking.compute_signed_score(name, 2.0) == -2.0
     assert checkpoint_ranking.select_ranking_metric(
         'stsb', {'a_loss': 3.0, 'perplexity': 5.0}, checkpoint_ranking.MEAN
     ) == ('mean', -4.0)
     ranks = {
-        task: checkpoint_ranking.signed_score(*score)
+        task: checkpoint_ranking.compute_signed_score(*score)
         for task, score in {'a': ('accuracy', 50.0), 'b': ('wer', 10.0)}.items()
     }
-    assert checkpoint_ranking.mean_score(ranks) == 20.0
+    assert checkpoint_ranking.compute_mean_score(ranks) == 20.0
 
 
 def test_the_first_metric_is_the_default():

@@ -78,7 +78,7 @@ def test_a_word_without_tokens_has_the_default_label():
     logits = np.eye(2)[[1, *(len(encoded.ids) - 1) * [0]]]
     assert encoded.words[0] == 1 and max(encoded.words) < 3
     model = types.SimpleNamespace(model_type='token_labels', labels=('X', 'Y', 'O'))
-    predictor = types.SimpleNamespace(token_logits=lambda params, rows: [np.pad(logits, ((0, 0), (0, 1)))])
+    predictor = types.SimpleNamespace(compute_token_logits=lambda params, rows: [np.pad(logits, ((0, 0), (0, 1)))])
     (prediction,) = head_predictions.predict_texts(predictor, None, model, [encoded])
     assert prediction.texts[0].split()[:2] == ['O', 'Y'] and prediction.texts[0].split()[3] == 'O'
 

@@ -29,7 +29,7 @@ def setting(tiny):
 def evaluate(setting, batch_size, steps=None):
     _, config, params, step = setting
     held_out = held_out_loss.Evaluation(dataclasses.replace(config, batch_size=batch_size), steps)
-    return held_out_loss.evaluate(params, held_out.batches(), step, lambda batch: batch)
+    return held_out_loss.evaluate_loss(params, held_out.open_batches(), step, lambda batch: batch)
 
 
 @pytest.mark.parametrize('batch_size', [4, 20])
@@ -48,7 +48,7 @@ def test_constant_loss_is_the_entropy_of_the_targets(setting):
     """The reference is SciPy's entropy of all targets; any other distribution has a higher loss."""
     model, config, params, _ = setting
     step = jax.jit(train_step.make_eval_step(model, count_targets=True))
-    averages = held_out_loss.evaluate(params, task_batches.EvalBatches(config), step, lambda batch: batch)
+    averages = held_out_loss.evaluate_loss(params, task_batches.EvalBatches(config), step, lambda batch: batch)
     batches = list(task_batches.EvalBatches(config))
     targets = np.concatenate([b['decoder_target_tokens'][b['decoder_loss_weights'] > 0] for b in batches])
     counts = np.bincount(targets, minlength=model.vocab_size)
@@ -67,7 +67,7 @@ def test_steps_limit_the_batches(setting):
 def test_a_split_without_targets_is_reported(setting, tiny):
     config = dataclasses.replace(setting[1], mixture_or_task_name=tiny.task('tiny_no_text', validation=0))
     with pytest.raises(UserError, match='must contain target tokens'):
-        held_out_loss.evaluate(setting[2], task_batches.EvalBatches(config), setting[3], lambda batch: batch)
+        held_out_loss.evaluate_loss(setting[2], task_batches.EvalBatches(config), setting[3], lambda batch: batch)
 
 
 def test_a_mixture_has_a_loss_for_each_of_its_tasks(setting, tiny):
@@ -82,7 +82,7 @@ def test_a_mixture_has_a_loss_for_each_of_its_tasks(setting, tiny):
         alone = held_out_loss.Evaluation(dataclasses.replace(setting[1], mixture_or_task_name=task))
         assert alone.split_by_task() == ()
         token_counts = [
-            sum(int(np.asarray(batch['decoder_loss_weights']).sum()) for batch in evaluation.batches())
+            sum(int(np.asarray(batch['decoder_loss_weights']).sum()) for batch in evaluation.open_batches())
             for evaluation in (part, alone)
         ]
         assert token_counts[0] == token_counts[1] > 0

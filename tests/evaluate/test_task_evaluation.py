@@ -135,7 +135,7 @@ def test_results_are_appended_after_a_truncated_line(tmp_path):
             writer.write(report, step, tmp_path)
         with (tmp_path / 'metrics.jsonl').open('a') as file:
             file.write('{"kind": "val')
-    assert checkpoint_evaluation.evaluated_steps(str(tmp_path), {'validation/a': ''}) == {1, 2}
+    assert checkpoint_evaluation.read_evaluated_steps(str(tmp_path), {'validation/a': ''}) == {1, 2}
     assert b'\n\n' not in (tmp_path / 'metrics.jsonl').read_bytes()
 
 
@@ -167,7 +167,7 @@ def test_tasks_without_the_split_or_metrics_are_skipped():
         [(task('echo_judged'), 1), (task('echo_train', splits=('train',)), 1), (task('echo_bare', metrics=()), 1)],
     )
     task_evaluator = evaluator(mixture)
-    assert task_evaluator.tasks == ['echo_judged']
+    assert task_evaluator.task_names == ['echo_judged']
     assert sorted(task_evaluator.notes)[:2] == [
         'echo_bare has no metrics',
         'echo_judged, validation: 1 of 6 inputs have more than 24 tokens: truncated',

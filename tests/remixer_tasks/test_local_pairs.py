@@ -68,7 +68,7 @@ def test_every_format_gives_the_pairs_for_training_and_infer(tmp_path, name):
     assert held_out and not train & held_out and train | held_out == PAIRS
     inputs = pair_inputs.fill_template(TextInputs(path), TEMPLATES[0])
     assert list(inputs) == list(inputs) == [TEMPLATES[0].format(**row) for row in ROWS]
-    assert set(inputs) == {text for text, _ in PAIRS} and inputs.shown == path and not inputs.is_stdin
+    assert set(inputs) == {text for text, _ in PAIRS} and inputs.display_name == path and not inputs.is_stdin
 
 
 def test_the_held_out_rows_do_not_depend_on_the_text_of_the_templates(tmp_path):

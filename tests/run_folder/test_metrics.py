@@ -25,8 +25,8 @@ STEPS = st.lists(
 def window_of(steps, totals=None):
     window = metrics.MetricsWindow(totals)
     for step in steps:
-        window.add({**{k: jnp.float32(v) for k, v in step.items()}, 'nonfinite': jnp.float32(0)})
-    return window.totals()
+        window.add_step_metrics({**{k: jnp.float32(v) for k, v in step.items()}, 'nonfinite': jnp.float32(0)})
+    return window.compute_totals()
 
 
 @settings(max_examples=25, deadline=None)
@@ -124,7 +124,7 @@ def test_uploads_are_periodic_and_repeated_after_a_failure(tmp_path, monkeypatch
         lines.flush()
     folder.mkdir()
     lines.flush()
-    lines.add(b'b\n')
+    lines.append(b'b\n')
     lines.upload_if_due()
     assert (folder / 'lines').read_bytes() == b'a\n'
     lines.flush()

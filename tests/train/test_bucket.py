@@ -79,7 +79,7 @@ def test_a_run_killed_during_an_upload_ends_bit_identical(training, local_store,
     )
     assert process.kill() == -signal.SIGKILL
     local_store.clear_faults()
-    checkpoints = model_dir.absolute_path(MODEL_DIR) / model_dir.CHECKPOINTS
+    checkpoints = model_dir.to_absolute_path(MODEL_DIR) / model_dir.CHECKPOINTS
     # Step 20 is not complete, although its folder exists.
     assert (checkpoints / '20' / 'state').exists() and saved_params.list_steps(checkpoints) == [10]
     with pytest.raises(UserError, match='20 does not contain a checkpoint'):

@@ -26,7 +26,7 @@ _MODELS = ('t5_1_1', 'hyper_mixer', 'mixer_enc_dec')
 def print_tables(args: argparse.Namespace) -> None:
     """Checks the model in the gin files, or models that together use all kernels, and prints the results."""
     device = jax.devices()[0]
-    versions = {**model_dir.package_versions(), 'python': python_platform.python_version()}
+    versions = {**model_dir.get_package_versions(), 'python': python_platform.python_version()}
     console.print_with_rich(
         f'{jax.device_count()} x {device.device_kind} ({device.client.platform_version.splitlines()[0]})',
         ' · '.join(f'{name} {version}' for name, version in versions.items()),

@@ -71,9 +71,9 @@ def _export_model(args: argparse.Namespace, settings: TextInference, folder: pat
     programs = functions.build_functions(
         model, names, lengths, decoder, task_vocabulary.get_end_id(vocabulary), stop_strings
     )
-    step = settings.find_step_folder()
+    step = settings.find_checkpoint_folder()
     print_labeled_line('reading', step)
-    exact = functions.flatten_params(settings.restore(step))
+    exact = functions.flatten_params(settings.restore_params(step))
     weights = functions.quantize_weights(model, exact) if args.quantize else exact
     folder.mkdir(parents=True)
     kind = _write_vocabulary(vocabulary, folder)
@@ -91,7 +91,7 @@ def _export_model(args: argparse.Namespace, settings: TextInference, folder: pat
         'labels': list(getattr(model, 'labels', None) or ()),
         'weights': args.quantize or 'float32',
         'checkpoint': step,
-        'versions': model_dir.package_versions(),
+        'versions': model_dir.get_package_versions(),
     }
     (folder / 'contents.json').write_text(json.dumps(contents, indent=2) + '\n')
     if STABLEHLO in args.formats:

@@ -183,11 +183,11 @@ class RemixerLM(LM):
             room = longest['targets']
             if self.model_type == batch_formats.DECODER_ONLY:
                 room = max(len(continuation), room + 1 - max(len(context), 1))
-            groups.setdefault(predictions.bucket_length(len(continuation), room), []).append(index)
+            groups.setdefault(predictions.round_up_length(len(continuation), room), []).append(index)
         for length, group in tqdm(sorted(groups.items()), disable=disable_tqdm, desc='Lengths of loglikelihood'):
             lengths = self._lengths_for_answer(length)
             contexts = [pairs[index][0][-lengths['inputs'] :] for index in group]
-            arrays = predictions.decoder_arrays([pairs[index][1] for index in group], length)
+            arrays = predictions.make_decoder_arrays([pairs[index][1] for index in group], length)
             results = self._build_predictor(lengths).score_and_match(self.trained.params, contexts, arrays)
             for index, (score, is_greedy) in zip(group, results, strict=True):
                 likelihoods[index] = float(score), bool(is_greedy)

@@ -13,7 +13,7 @@ import numpy as np
 from remixer_t5x.cli.info.model import format_quantity
 from remixer_t5x.costs.model_counts import ModelCounts
 from remixer_t5x.errors import UserError
-from remixer_t5x.evaluate.checkpoint_ranking import signed_score
+from remixer_t5x.evaluate.checkpoint_ranking import compute_signed_score
 from remixer_t5x.extras.reports import differences, overview
 from remixer_t5x.extras.reports.differences import CONFIDENCE, Measure
 from remixer_t5x.extras.reports.overview import Overview
@@ -72,7 +72,7 @@ def collect_search_results(cells: Sequence[SweepCell], runs: Mapping[SweepCell, 
         value = overview.summarize_run(run).held_out
         if metrics:
             measure, sign = metrics[0][0] if len(metrics) == 1 else 'mean of the main metrics', 1
-            scores = [signed_score(name, number) for name, number in metrics if number is not None]
+            scores = [compute_signed_score(name, number) for name, number in metrics if number is not None]
             value = statistics.fmean(scores) if len(scores) == len(metrics) else None
         if value is not None:
             values.setdefault(cell.model, {})[cell.setting] = value

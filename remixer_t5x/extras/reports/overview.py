@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from remixer_t5x import ranges
-from remixer_t5x.evaluate.checkpoint_ranking import signed_score
+from remixer_t5x.evaluate.checkpoint_ranking import compute_signed_score
 from remixer_t5x.extras.reports.curves import Chart
 from remixer_t5x.extras.reports.differences import Measure, ValueBySeed, compare_models, describe_differences
 from remixer_t5x.extras.reports.records import TRAIN, MetricsRecord, RecordedRun, RunGroup
@@ -226,7 +226,7 @@ def _build_row(groups: Sequence[RunGroup], kind: str, name: str) -> MetricRow:
         }
         if by_seed:
             cells[key] = TableCell(by_seed)
-    pairs = compare_models({key: cell.by_seed for key, cell in cells.items()}, signed_score(name, 1.0) > 0)
+    pairs = compare_models({key: cell.by_seed for key, cell in cells.items()}, compute_signed_score(name, 1.0) > 0)
     wins = collections.Counter(pair.model for pair in pairs if pair.is_significant)
     for key in cells:
         if 0 < wins[key] == len(cells) - 1:
@@ -250,7 +250,7 @@ def collect_measures(
     measures = [Measure(HELD_OUT, {name: by_seed for name, by_seed in losses.items() if by_seed}, False)]
     for kind, metric, cells in rows:
         values = {group.name: cell.by_seed for group, cell in zip(groups, cells, strict=True) if cell}
-        measures.append(Measure(f'{metric} of {kind}', values, signed_score(metric, 1.0) > 0))
+        measures.append(Measure(f'{metric} of {kind}', values, compute_signed_score(metric, 1.0) > 0))
     return [measure for measure in measures if measure.models]
 
 

@@ -133,7 +133,7 @@ def read_runs(folders: Sequence[str]) -> list[RecordedRun]:
 
     Raises UserError for a folder that is not a run, a run without metrics, or an unreadable file.
     """
-    paths = [model_dir.absolute_path(folder) for folder in folders]
+    paths = [model_dir.to_absolute_path(folder) for folder in folders]
     for path in paths:
         if paths.count(path) > 1:
             raise UserError(f'{path} is listed twice; list each run once')

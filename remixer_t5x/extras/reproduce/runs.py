@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from remixer_t5x.cli import arguments
 from remixer_t5x.costs import model_counts
 from remixer_t5x.errors import UserError
-from remixer_t5x.evaluate.checkpoint_ranking import signed_score
+from remixer_t5x.evaluate.checkpoint_ranking import compute_signed_score
 from remixer_t5x.extras.reports import cost_matching, records
 from remixer_t5x.extras.reports.differences import compare_models
 from remixer_t5x.extras.reports.sweep import SweepCell
@@ -207,7 +207,7 @@ def _compare_with_baseline(
     published_base: float | None,
     metric: str,
 ) -> ComparedNumber:
-    higher_is_better = signed_score(metric, 1.0) > 0
+    higher_is_better = compute_signed_score(metric, 1.0) > 0
     pairs = compare_models({'ours': ours, 'baseline': base}, higher_is_better)
     if not pairs:
         return finding

@@ -2,7 +2,7 @@
 
 Each text is a row of a batch. Decoding settings are arrays with one value per row, so that requests with different
 settings share batches and compiled programs. Before the first request, programs are compiled for two batch sizes,
-the smallest one and `batch_size`, and for each input length that `predictions.bucket_length` returns.
+the smallest one and `batch_size`, and for each input length that `predictions.round_up_length` returns.
 """
 
 import asyncio
@@ -154,7 +154,7 @@ class Engine:
             if rows[0].operation == 'score':
                 return predictor.score(params, inputs, [row.targets for row in rows]).tolist()
             if rows[0].operation == 'encode':
-                return list(embeddings.sentence_vectors(self.trained.model, predictor, params, inputs))
+                return list(embeddings.compute_sentence_vectors(self.trained.model, predictor, params, inputs))
             settings = [(name, [row.settings[name] for row in rows], dtype) for name, dtype in SETTING_DTYPES.items()]
             return predictor.predict(params, inputs, arrays={name: np.asarray(*values) for name, *values in settings})
         except Exception as error:
@@ -164,7 +164,7 @@ class Engine:
     def _warm_up(self) -> None:
         longest, length = self.trained.lengths['inputs'], 0
         while length < longest:
-            length = predictions.bucket_length(length + 1, longest)
+            length = predictions.round_up_length(length + 1, longest)
             for operation, size in itertools.product(('generate', 'score', 'encode'), self._predictors):
                 if hasattr(self.trained.model, operation) and self.state != 'stopping':
                     row = GenerationRow(

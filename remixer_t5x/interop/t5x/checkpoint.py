@@ -158,7 +158,7 @@ def write_t5x_checkpoint(path: str, params: Params, step: int, model: Seq2Seq, o
     """
     flat = _flatten_params(params)
     arrays = flat if own_names else _convert_to_network(flat, model)
-    folder = model_dir.absolute_path(path) / f'checkpoint_{step}'
+    folder = model_dir.to_absolute_path(path) / f'checkpoint_{step}'
     if folder.exists():
         raise UserError(f'{folder} already exists; use another folder, or remove it')
     unfinished = folder.parent / f'{folder.name}.tmp'
@@ -185,7 +185,7 @@ def _find_checkpoint(path: str) -> epath.Path:
     """Returns `path` if it is a checkpoint, or the newest checkpoint in the folder `path`."""
     if '://' in path:
         raise UserError(f'{path} must be a local folder; copy it with, for example, gcloud storage cp -r')
-    folder = model_dir.absolute_path(path)
+    folder = model_dir.to_absolute_path(path)
     if _is_checkpoint(folder):
         return folder
     children = folder.iterdir() if folder.is_dir() else ()
