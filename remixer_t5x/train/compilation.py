@@ -33,7 +33,7 @@ class AheadOfTimeFunction:
         self._thread: threading.Thread | None = None
         self._is_first_call = True
 
-    def start(self) -> None:
+    def start_compilation(self) -> None:
         """Traces the function and starts its compilation. Later calls do nothing. Raises tracing errors."""
         if self._thread is None:
             lowered = self._function.lower(*self._shapes)
@@ -49,9 +49,9 @@ class AheadOfTimeFunction:
         except BaseException as error:
             self._error = error
 
-    def wait(self) -> None:
+    def wait_until_compiled(self) -> None:
         """Waits until the function is compiled, and starts the compilation if necessary. Raises compilation errors."""
-        self.start()
+        self.start_compilation()
         assert self._thread is not None
         self._thread.join()
         if self._error is not None:
@@ -59,7 +59,7 @@ class AheadOfTimeFunction:
 
     def __call__(self, *args: Any) -> Any:
         if self._is_first_call:
-            self.wait()
+            self.wait_until_compiled()
             # On CPUs, Gloo waits at most 30 s for each process to join the first collective operation.
             collectives.barrier()
             self._is_first_call = False
@@ -102,12 +102,12 @@ class CompiledPrograms:
             }
             program = AheadOfTimeFunction(jitted, self.plan.abstract, batch, options=options)
             self._train_steps[batch_formats.count_positions(arrays)] = program
-            program.start()
+            program.start_compilation()
         self._init = AheadOfTimeFunction(self.plan.jitted_init(), jax.random.key(config.seed))
         checkpoints = model_dir.to_absolute_path(folder.model_dir) / model_dir.CHECKPOINTS
         # Do not look for checkpoints in a bucket here, because the bucket may be slow or unavailable.
         if not (folder.initial_checkpoint_path or object_store.is_remote(checkpoints) or checkpoints.exists()):
-            self._init.start()
+            self._init.start_compilation()
 
     def run_train_step(
         self, state: TrainState, batch: Mapping[str, jax.Array]
@@ -122,17 +122,17 @@ class CompiledPrograms:
         `vocabulary` is the vocabulary of the run. Raises UserError if the checkpoint's parameters do not fit the model.
         """
         if not self._folder.initial_checkpoint_path:
-            return self._random_state(), []
+            return self._create_random_state(), []
         fresh = getattr(self._config.model, 'fresh_parameters', ())
         params, description = initial_params.load_initial_params(
-            self._folder, self.plan, vocabulary, self._random_state, fresh
+            self._folder, self.plan, vocabulary, self._create_random_state, fresh
         )
         return self.plan.init_from_params(params, donate=True), [description]
 
-    def _random_state(self) -> TrainState:
+    def _create_random_state(self) -> TrainState:
         return self._init(jax.random.key(self._config.seed))
 
-    def eval_step(self, vocabulary: Any) -> train_step.CompiledStep:
+    def build_eval_step(self, vocabulary: Any) -> train_step.CompiledStep:
         """Returns the evaluation step `(params, batch) -> sums`, which is compiled when it is first called."""
         model, token_bytes = self._config.model, None
         if model.model_type == batch_formats.DECODER_ONLY:

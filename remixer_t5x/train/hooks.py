@@ -122,7 +122,7 @@ class TaskEvaluationHook:
 
 
 class Profiler:
-    """Writes a trace of PROFILED_STEPS steps for TensorBoard's profiler to `folder` when `start` is called.
+    """Writes a trace of PROFILED_STEPS steps for TensorBoard's profiler to `folder` when `start_trace` is called.
 
     JAX writes traces only to local disks. If `folder` is in a bucket, the trace is uploaded afterwards.
     """
@@ -132,7 +132,7 @@ class Profiler:
         self._until: int | None = None
         self._local: epath.Path | None = None
 
-    def start(self, state: RunState) -> None:
+    def start_trace(self, state: RunState) -> None:
         if self._until is None:
             if object_store.is_remote(self._folder):
                 self._local = epath.Path(tempfile.mkdtemp())

@@ -40,7 +40,7 @@ class ParamSource(NamedTuple):
     name: str
     layers: tuple[int, int] | None = None
 
-    def sliced_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def slice_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Returns the shape of `array[layers]` for an array of shape `shape`."""
         if self.layers is None:
             return shape
@@ -72,16 +72,16 @@ def load_initial_params(
     targets = traverse_util.flatten_dict(plan.abstract.params, sep='/')
     rows = _match_vocabulary_rows(folder, plan, saved, vocabulary)
     shapes = saved.select_shapes(targets)
-    sources = find_sources(targets, folder.checkpoint_map or {}, folder.fresh_parameters)
-    _mark_fresh_sources(sources, targets, shapes, may_be_fresh)
-    _check_sources(sources, targets, shapes, saved, rows)
+    sources = find_param_sources(targets, folder.checkpoint_map or {}, folder.fresh_parameters)
+    _mark_fresh_params(sources, targets, shapes, may_be_fresh)
+    _check_param_sources(sources, targets, shapes, saved, rows)
     fresh = {name for name in targets if sources[name] is None}
     created: Mapping[str, jax.Array] = {}
     if fresh or rows:
         created = traverse_util.flatten_dict(create().params, sep='/')
-    taken = _read_sources(sources, targets, saved, rows, created)
+    taken = _read_param_sources(sources, targets, saved, rows, created)
     params = {name: taken[name] if name in taken else created[name] for name in targets}
-    description = _describe_sources(
+    description = _describe_param_sources(
         folder, sources, targets, shapes, {name: matches for name, (_, matches) in rows.items()}
     )
     return traverse_util.unflatten_dict(params, sep='/'), description
@@ -109,7 +109,7 @@ def _match_vocabulary_rows(
     return {name: (tuple(spec).index(axes.VOCAB), matches) for name, spec in specs.items() if axes.VOCAB in tuple(spec)}
 
 
-def _mark_fresh_sources(sources: Sources, targets: Targets, saved: Mapping[str, Any], heads: Sequence[str]) -> None:
+def _mark_fresh_params(sources: Sources, targets: Targets, saved: Mapping[str, Any], heads: Sequence[str]) -> None:
     """Marks missing adapters, and a head that has different shapes in the checkpoint, for random initialization."""
     head = [name for name in targets if name.split('/')[0] in heads]
     head_differs = any((source := sources[name]) and saved.get(source.name) != targets[name].shape for name in head)
@@ -120,7 +120,7 @@ def _mark_fresh_sources(sources: Sources, targets: Targets, saved: Mapping[str, 
             sources[name] = None
 
 
-def _check_sources(
+def _check_param_sources(
     sources: Sources, targets: Targets, saved: Mapping[str, Any], checkpoint: SavedParams, rows: Mapping[str, Any]
 ) -> None:
     """Raises UserError if the checkpoint lacks an array, has a different shape for it, or has an unexpected array."""
@@ -135,22 +135,22 @@ def _check_sources(
             )
         expected[name] = targets[name].shape
         if source.name in saved:
-            shape = source.sliced_shape(saved[source.name])
+            shape = source.slice_shape(saved[source.name])
             if name in rows and len(shape) == len(expected[name]):
                 # Ignore the size of the vocabulary axis, which may differ.
                 axis = rows[name][0]
                 shape = (*shape[:axis], expected[name][axis], *shape[axis + 1 :])
             available[name] = shape
     same_names = all(source == ParamSource(name) or lora.is_adapter(name) for name, source in sources.items())
-    left = {name: shape for name, shape in saved.items() if name not in _source_names(sources)}
+    left = {name: shape for name, shape in saved.items() if name not in _get_source_names(sources)}
     saved_params.check_shapes_fit_model(checkpoint.step, {**available, **(left if same_names else {})}, expected)
 
 
-def _source_names(sources: Sources) -> set[str]:
+def _get_source_names(sources: Sources) -> set[str]:
     return {source.name for source in sources.values() if source is not None}
 
 
-def _read_sources(
+def _read_param_sources(
     sources: Sources, targets: Targets, saved: SavedParams, rows: Mapping[str, Any], created: Mapping[str, Any]
 ) -> Any:
     """Reads arrays from the checkpoint, and returns them by the names of the model's parameters."""
@@ -183,12 +183,12 @@ def _read_sources(
     return params
 
 
-def _describe_sources(
+def _describe_param_sources(
     folder: Folder, sources: Sources, targets: Targets, saved: Mapping[str, Any], rows: Mapping[str, Any]
 ) -> str:
     taken = {name: leaf.shape for name, leaf in targets.items() if sources[name] is not None}
     fresh = {name: leaf.shape for name, leaf in targets.items() if name not in taken}
-    left = {name: shape for name, shape in saved.items() if name not in _source_names(sources)}
+    left = {name: shape for name, shape in saved.items() if name not in _get_source_names(sources)}
     lines = [f'parameters of {folder.initial_checkpoint_path}']
     if fresh or left or rows or any(source and source.name != name for name, source in sources.items()):
         lines += _format_table_rows(taken, fresh, left)
@@ -198,7 +198,7 @@ def _describe_sources(
     return '\n'.join(lines)
 
 
-def find_sources(
+def find_param_sources(
     names: Mapping[str, Any], renamed: Mapping[str, str | None], fresh: str | None = None
 ) -> dict[str, ParamSource | None]:
     """Maps each parameter name to the parameter's source, or to None if the parameter is initialized randomly.
@@ -224,7 +224,7 @@ def find_sources(
         pattern, match = next(((pattern, match) for pattern, match in matches if match), ('', None))
         if match:
             used.add(pattern)
-            sources[name] = _parse_source(match, renamed[pattern])
+            sources[name] = _parse_param_source(match, renamed[pattern])
     for pattern in renamed:
         if pattern not in used:
             raise UserError(
@@ -246,7 +246,7 @@ def _compile_rename_rule(pattern: Any, to: Any) -> re.Pattern[str]:
         raise UserError(f'{MAP_SETTING} must have regular expressions as keys, got {pattern!r} ({error})') from error
 
 
-def _parse_source(match: re.Match[str], to: str | None) -> ParamSource | None:
+def _parse_param_source(match: re.Match[str], to: str | None) -> ParamSource | None:
     if to is None:
         return None
     layers = _LAYER_RANGE_PATTERN.fullmatch(to)
@@ -263,10 +263,10 @@ def _copy_matched_rows(fresh: jax.Array, other: jax.Array, matches: np.ndarray, 
     index[: len(matches)] = np.where(matches < other.shape[axis], matches, -1)[: len(index)]
     is_known = (index >= 0).reshape([-1 if dimension == axis else 1 for dimension in range(fresh.ndim)])
 
-    def choose_rows(fresh, other):
+    def choose_known_rows(fresh, other):
         return jnp.where(is_known, jnp.take(other, np.maximum(index, 0), axis=axis), fresh)
 
-    return jax.jit(choose_rows, out_shardings=fresh.sharding)(fresh, other)
+    return jax.jit(choose_known_rows, out_shardings=fresh.sharding)(fresh, other)
 
 
 def _format_table_rows(taken: Shapes, fresh: Shapes, left: Shapes) -> Iterator[str]:
@@ -279,7 +279,7 @@ def _format_table_rows(taken: Shapes, fresh: Shapes, left: Shapes) -> Iterator[s
     for kind, shapes in kinds.items():
         # `left` contains names in the checkpoint; `taken` and `fresh` contain names in the model.
         sizes_of: dict[str, list[int]] = {}
-        for name, prefix in shortest_prefixes(shapes.keys(), everything - shapes.keys()).items():
+        for name, prefix in find_shortest_prefixes(shapes.keys(), everything - shapes.keys()).items():
             sizes_of.setdefault(prefix, []).append(math.prod(shapes[name]))
         ordered = sorted(sizes_of.items(), key=lambda item: -sum(item[1]))
         if rest := ordered[MAX_TABLE_ROWS:]:
@@ -289,7 +289,7 @@ def _format_table_rows(taken: Shapes, fresh: Shapes, left: Shapes) -> Iterator[s
             yield f'  {kind:<5}  {prefix:<44}  {arrays}  {sum(sizes):>14,} parameters'
 
 
-def shortest_prefixes(names: Collection[str], others: Collection[str]) -> dict[str, str]:
+def find_shortest_prefixes(names: Collection[str], others: Collection[str]) -> dict[str, str]:
     """Maps each name to its shortest prefix (such as `encoder/run_0`) that is not a prefix of any of `others`."""
     known = {'/'.join(parts[:depth]) for parts in (name.split('/') for name in others) for depth in range(len(parts))}
     prefixes = {}

@@ -67,7 +67,7 @@ def train(
         if jax.process_index() == 0:
             stack.enter_context(model_dir.lock_model_dir(path))
         checkpoints = stack.enter_context(run_state.open_checkpoints(path, run.folder.keep_checkpoints))
-        with timeline.measure(progress.RESTORING_STATE):
+        with timeline.measure_activity(progress.RESTORING_STATE):
             state, notes = run_setup.restore_or_create_state(run, checkpoints, programs, data, record)
         startup_timer.end_phase('state')
 
@@ -84,7 +84,7 @@ def train(
             for line in (f'{path} is already at step {first} ({reason}); nothing was trained', *notes):
                 log.print(line)
             return _build_result(data.loss_kind, path, first, None)
-        log.start(run.step_config, programs.plan, run.trackers, config_text, (*notes, *data.notes))
+        log.start_trackers(run.step_config, programs.plan, run.trackers, config_text, (*notes, *data.notes))
 
         stop = (signals or stack).enter_context(preemption.StopSignalHandler(first))
         batches = stack.enter_context(data.open_batches(state.position, run.periods.checkpoint_period))
@@ -93,7 +93,7 @@ def train(
         try:
             stopped = loop.run(state, last, stop)
             seconds = log.write_activity_times(state.step)
-            log.add_files(report)
+            log.upload_files(report)
         except Exception as error:
             latest = state.saved_step
             error.add_note(f'the newest checkpoint is from step {latest}' if latest else 'there is no checkpoint')
@@ -114,7 +114,7 @@ class TrainingLoop:
     log: run_log.RunLog
 
     def __post_init__(self) -> None:
-        self._measure = self.log.timeline.measure
+        self._measure_activity = self.log.timeline.measure_activity
 
     def run(self, state: run_state.RunState, last: int, stop: preemption.StopSignalHandler) -> str | None:
         """Trains until step `last`, until early stopping or until a signal, and saves the final state.
@@ -126,41 +126,41 @@ class TrainingLoop:
             for hook in self.run_hooks:
                 if hook.at_start:
                     self._call_hook(hook, state)
-        with self._measure(progress.CHECKPOINT):
+        with self._measure_activity(progress.CHECKPOINT):
             self.saver.save_initial_state(state)
         while state.step < last and not signal_name and not state.patience.is_exhausted:
             try:
                 self._run_step(state, first, last)
             except run_state.RewindRequested as reason:
-                with self._measure(progress.RESTORING_STATE):
+                with self._measure_activity(progress.RESTORING_STATE):
                     self.saver.rewind(state, reason)
-            signal_name = stop.agreed_signal(state.step)
+            signal_name = stop.get_agreed_signal(state.step)
         self.profiler.close()
         if state.patience.is_exhausted and state.window.compute_totals():
             self.saver.log_mean_metrics(state)
-        with self._measure(progress.CHECKPOINT):
+        with self._measure_activity(progress.CHECKPOINT):
             self.saver.save_final_state(state)
         if state.patience.is_exhausted:
             self.log.print(f'stopping early at step {state.step}: {state.patience.describe_early_stop()}')
         return signal_name
 
     def _run_step(self, state: run_state.RunState, first: int, last: int) -> None:
-        with self._measure(progress.STEPS):
+        with self._measure_activity(progress.STEPS):
             begin = time.perf_counter()
-            with self._measure(progress.WAITING_FOR_DATA):
+            with self._measure_activity(progress.WAITING_FOR_DATA):
                 batch = next(self.batches)
             self.log.clock.add_data_wait(time.perf_counter() - begin)
             self.log.clock.add_batch(batch_formats.count_positions(batch))
             is_first = state.step + 1 == first
-            with self._measure(progress.COMPILE if is_first else progress.STEPS):
+            with self._measure_activity(progress.COMPILE if is_first else progress.STEPS):
                 state.train_state, step_metrics = self.train_step(state.train_state, batch)
                 state.step += 1
                 state.window.add_step_metrics(step_metrics)
-                self.bad_steps.add(state.step, step_metrics)
+                self.bad_steps.add_step_metrics(state.step, step_metrics)
                 if is_first:
                     # Measure the speed from the second step onwards, because the first step waits for the compiler.
                     jax.block_until_ready(step_metrics)
-                    self.log.clock.lap(state.step)
+                    self.log.clock.measure_speed(state.step)
                     startup_timer.end_phase('compiling and the first step')
                     startup_timer.report_phases(self.log.print)
                 self.log.show_step(state.step)
@@ -173,7 +173,7 @@ class TrainingLoop:
 
     def _prepare_hooks(self) -> None:
         begin = time.perf_counter()
-        with self._measure(progress.EVALUATION):
+        with self._measure_activity(progress.EVALUATION):
             for hook in self.run_hooks:
                 if hook.prepare is not None:
                     hook.prepare()
@@ -183,7 +183,7 @@ class TrainingLoop:
         # Wait for the last step first, so that its time is not attributed to the hook.
         self.bad_steps.check_last_step()
         begin = time.perf_counter()
-        with self._measure(hook.activity or progress.STEPS):
+        with self._measure_activity(hook.activity or progress.STEPS):
             hook.call(state)
         if hook.activity:
             self.log.clock.exclude_time(time.perf_counter() - begin)
@@ -211,7 +211,7 @@ def _build_loop(
     if data.loss_kind and period is not None:
         # If the run evaluates tasks, early stopping uses their metrics instead.
         early_stopping = None if data.evaluator else data.loss_kind
-        eval_step = programs.eval_step(data.vocabulary)
+        eval_step = programs.build_eval_step(data.vocabulary)
         loss = hooks.LossEvaluationHook(
             data.open_held_out_batches, eval_step, data.place, log, params_of, early_stopping
         )
@@ -224,7 +224,7 @@ def _build_loop(
     # Log a step's records before saving its checkpoint, so that a resumed run does not repeat them.
     run_hooks += [
         hooks.Hook(run.periods.checkpoint_period, saver, activity=progress.CHECKPOINT),
-        hooks.Hook(run.periods.profile_period, profiler.start, at_end=False),
+        hooks.Hook(run.periods.profile_period, profiler.start_trace, at_end=False),
     ]
     return TrainingLoop(programs.run_train_step, batches, run_hooks, bad_steps, saver, profiler, log)
 

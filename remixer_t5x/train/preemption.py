@@ -15,16 +15,16 @@ import jax
 from jax.experimental import multihost_utils
 
 
-def stop_signals() -> list[signal.Signals]:
+def get_stop_signals() -> list[signal.Signals]:
     """Returns the signals that make a run save and stop. Omits SIGHUP if it is already ignored, as under nohup."""
     hang_up = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]
     return [signal.SIGTERM, signal.SIGINT, *hang_up]
 
 
 class StopSignalHandler:
-    """Installs signal handlers for `stop_signals`.
+    """Installs signal handlers for `get_stop_signals`.
 
-    `step` is the step at which the training loop starts. The loop must call `agreed_signal` after every step.
+    `step` is the step at which the training loop starts. The loop must call `get_agreed_signal` after every step.
     """
 
     def __init__(self, step: int = 0) -> None:
@@ -35,7 +35,7 @@ class StopSignalHandler:
     def __enter__(self) -> 'StopSignalHandler':
         if threading.current_thread() is threading.main_thread():
             # With several processes, JAX's preemption service handles SIGTERM and notifies the other processes.
-            numbers = [number for number in stop_signals() if jax.process_count() == 1 or number != signal.SIGTERM]
+            numbers = [number for number in get_stop_signals() if jax.process_count() == 1 or number != signal.SIGTERM]
             self._before = {number: signal.signal(number, self._handle_signal) for number in numbers}
         return self
 
@@ -57,7 +57,7 @@ class StopSignalHandler:
         if jax.process_count() > 1:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    def agreed_signal(self, step: int) -> str | None:
+    def get_agreed_signal(self, step: int) -> str | None:
         """Returns the name of the received signal if all processes should stop after `step`, or None.
 
         All processes must call this method.

@@ -44,7 +44,7 @@ PEAK_FLOPS = {
 }
 
 
-def peak_flops(device_kind: str) -> float | None:
+def get_peak_flops(device_kind: str) -> float | None:
     """Returns the peak bfloat16 throughput of one device in FLOP/s, or None if it is unknown."""
     kinds = [kind for kind in PEAK_FLOPS if device_kind.lower().startswith(kind.lower())]
     return PEAK_FLOPS[max(kinds, key=len)] if kinds else None
@@ -64,12 +64,12 @@ class StepCost:
     @classmethod
     def for_current_devices(cls, devices: int, flops: Callable[[], float] | None) -> 'StepCost':
         """Returns a step's cost on the current devices. Calls `flops` only if the devices' peak throughput is known."""
-        peak = peak_flops(jax.devices()[0].device_kind)
+        peak = get_peak_flops(jax.devices()[0].device_kind)
         return cls(flops() if flops and peak else None, peak and peak * devices, devices)
 
 
 class SpeedMeter:
-    """Measures the training speed between two logs, without pauses for evaluations and checkpoints (`pause`)."""
+    """Measures the training speed between two logs, without pauses for evaluations and checkpoints (`exclude_time`)."""
 
     def __init__(self, cost: StepCost, step: int):
         self._cost, self._step = cost, step
@@ -88,8 +88,8 @@ class SpeedMeter:
         """Adds `seconds` to the time that the host has waited for batches. The device may be busy during this time."""
         self._waited += seconds
 
-    def lap(self, step: int) -> dict[str, float]:
-        """Returns the `memory_usage` and the training speed since the last call, or {} if no step has run since then.
+    def measure_speed(self, step: int) -> dict[str, float]:
+        """Returns the memory usage, and the training speed since the last call; {} if no step has run since then.
 
         The speed consists of seconds per step, tokens per second (total and per device), seconds spent waiting for
         data, and the model FLOPs utilization (`mfu`, 0 to 1) if it is known.
@@ -104,14 +104,14 @@ class SpeedMeter:
         self._start, self._step, self._paused, self._waited, self._positions = now, step, 0.0, 0.0, 0
         if self._cost.flops and self._cost.peak:
             timing['mfu'] = self._cost.flops / per_step / self._cost.peak
-        return {**timing, **memory_usage()}
+        return {**timing, **measure_memory_usage()}
 
 
 class ActivityTimer:
     """Measures the time that a process spends on each activity, such as training steps, data loading or compilation.
 
-    Activities do not overlap, so their seconds add up to the time since construction. Time outside of `measure` blocks,
-    such as the time for imports, is attributed to the activity OTHER_ACTIVITIES.
+    Activities do not overlap, so their seconds add up to the time since construction. Time outside of
+    `measure_activity` blocks, such as the time for imports, is attributed to the activity OTHER_ACTIVITIES.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter):
@@ -119,8 +119,8 @@ class ActivityTimer:
         self._seconds: dict[str, float] = {}
 
     @contextlib.contextmanager
-    def measure(self, name: str) -> Iterator[None]:
-        """Attributes the time of the block to the activity `name`, except for nested `measure` blocks."""
+    def measure_activity(self, name: str) -> Iterator[None]:
+        """Attributes the time of the block to the activity `name`, except for nested `measure_activity` blocks."""
         outer = self._name
         self._switch_activity(name)
         try:
@@ -128,7 +128,7 @@ class ActivityTimer:
         finally:
             self._switch_activity(outer)
 
-    def seconds(self) -> dict[str, float]:
+    def get_seconds_by_activity(self) -> dict[str, float]:
         """Returns the seconds spent on each activity so far, in descending order."""
         self._switch_activity(self._name)
         return dict(sorted(self._seconds.items(), key=lambda pair: -pair[1]))
@@ -174,7 +174,7 @@ def read_activity_times(folder: epath.Path) -> dict[str, float]:
     return dict(sorted(total.items(), key=lambda pair: -pair[1]))
 
 
-def memory_usage() -> dict[str, float]:
+def measure_memory_usage() -> dict[str, float]:
     """Returns the memory usage in MiB: `host_mib` and, if JAX reports them, `device_mib` and `device_peak_mib`.
 
     The device memory is that of the first local device.
@@ -218,7 +218,7 @@ def format_progress(step: int, total: int, numbers: Mapping[str, float], timing:
 class ProgressLine:
     """Displays a progress bar on a terminal, or prints a line for each log if the output is not a terminal.
 
-    `update` moves the bar, `log` changes the numbers on the bar, and `print` prints a line above the bar.
+    `update` moves the bar, `show_metrics` changes the numbers on the bar, and `print` prints a line above the bar.
     """
 
     def __init__(self, total: int, step: int = 0, console: Console | None = None, quiet: bool = False):
@@ -234,8 +234,9 @@ class ProgressLine:
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=step)
 
-    def log(self, step: int, numbers: Mapping[str, float], timing: Mapping[str, float]) -> None:
-        """Displays the metrics `numbers`, which must include `loss`, and the `timing` returned by `SpeedMeter.lap`."""
+    def show_metrics(self, step: int, numbers: Mapping[str, float], timing: Mapping[str, float]) -> None:
+        """Displays the metrics `numbers`, which must include `loss`, and the `timing` returned by "
+        "`SpeedMeter.measure_speed`."""
         text = format_progress(step, self._total, numbers, timing)
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=step, description=text)

@@ -18,7 +18,7 @@ from remixer_t5x.run_folder import metrics, model_dir, object_store, trackers
 from remixer_t5x.train import progress
 from remixer_t5x.train.settings import StepConfig
 
-# Maximum number of steps at which `learning_rate_notes` evaluates the schedule.
+# Maximum number of steps at which `describe_learning_rate` evaluates the schedule.
 _NUM_SCHEDULE_SAMPLES = 1000
 # The `kind` of training records in metrics.jsonl.
 TRAIN_KIND = 'train'
@@ -50,7 +50,7 @@ class RunLog:
         self._warned: set[str] = set()
         self._line = progress.ProgressLine(last_step, step, quiet=not (show and self._is_first_process))
         self._records: metrics.JsonlWriter | None = None
-        # `start` opens the trackers. If the run is already finished, `start` is not called.
+        # `start_trackers` opens the trackers. If the run is already finished, `start_trackers` is not called.
         self._trackers = trackers.BackgroundTrackers((), trackers.TrackedRun(path, step, {}), self.print)
         self._open_records(-1 if is_new else step)
         self.clock = progress.SpeedMeter(cost, step)
@@ -67,7 +67,7 @@ class RunLog:
         if self._is_first_process:
             self._records = metrics.JsonlWriter(self._path / model_dir.METRICS, step)
 
-    def start(
+    def start_trackers(
         self,
         step_config: StepConfig,
         plan: StatePlan,
@@ -79,16 +79,16 @@ class RunLog:
         if self._is_first_process:
             tracked = trackers.TrackedRun(self._path, self._step, compatibility.parse_bindings(config))
             self._trackers = trackers.BackgroundTrackers(used_trackers, tracked, self.print)
-        optimizer, parameters = step_config.optimizer, _num_parameters(plan.abstract.params)
+        optimizer, parameters = step_config.optimizer, _count_parameters(plan.abstract.params)
         mesh = ' x '.join(f'{name} {size}' for name, size in step_config.partitioner.mesh.shape.items())
         self.print(f'{parameters:,} parameters · {jax.devices()[0].device_kind} · mesh {mesh}')
         if optimizer.trainable is not None:
-            trained = _num_parameters(trainable.split_params(plan.abstract.params, optimizer.trainable)[0])
+            trained = _count_parameters(trainable.split_params(plan.abstract.params, optimizer.trainable)[0])
             leaves = jax.tree.leaves(plan.abstract.opt_state)
             memory = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) / 2**20
             share = 100 * trained / parameters
             self.print(f'{trained:,} of them are trained ({share:.2f}%) · optimizer state {memory:,.2f} MiB')
-        for note in (*learning_rate_notes(optimizer, self._last_step), *notes):
+        for note in (*describe_learning_rate(optimizer, self._last_step), *notes):
             self.print(note)
         start = f'resuming at step {self._step}' if self._step else 'starting at step 0'
         self.print(f'{self._path}: {start} of {self._last_step}; the first step compiles')
@@ -99,11 +99,11 @@ class RunLog:
     def show_step(self, step: int) -> None:
         self._line.update(step)
 
-    def log_train(self, step: int, numbers: Mapping[str, float]) -> None:
+    def log_train_metrics(self, step: int, numbers: Mapping[str, float]) -> None:
         """Logs `numbers`, the mean metrics of the steps since the last log, and the speed of these steps."""
-        timing = self.clock.lap(step)
+        timing = self.clock.measure_speed(step)
         self._write_record(TRAIN_KIND, step, numbers, timing)
-        self._line.log(step, numbers, timing)
+        self._line.show_metrics(step, numbers, timing)
 
     def log_evaluation(self, kind: str, step: int, numbers: Mapping[str, float], seconds: float) -> None:
         self._write_record(kind, step, numbers, {'seconds': seconds})
@@ -114,7 +114,7 @@ class RunLog:
             if self._records is not None:
                 self._records.write(kind, step, numbers, timing)
 
-    def add_files(self, report: Callable[[str], str] | None) -> None:
+    def upload_files(self, report: Callable[[str], str] | None) -> None:
         """Uploads the configuration, the best checkpoints and the file written by `report` to the trackers."""
         if not self._trackers.takes_files:
             return
@@ -130,7 +130,7 @@ class RunLog:
 
     def write_activity_times(self, last: int) -> dict[str, float]:
         """Appends the seconds that this process spent on each activity to goodput.jsonl, and returns them."""
-        seconds = self.timeline.seconds()
+        seconds = self.timeline.get_seconds_by_activity()
         if self._is_first_process:
             try:
                 progress.append_activity_times(self._path, self._step, last, seconds)
@@ -167,7 +167,7 @@ class RunLog:
         self._trackers.close()
 
 
-def learning_rate_notes(optimizer: Optimizer, steps: int) -> Iterator[str]:
+def describe_learning_rate(optimizer: Optimizer, steps: int) -> Iterator[str]:
     """Describes the first, highest and last learning rates, and warns about rates above `max_recommended_rate`.
 
     Yields no lines if the optimizer's learning rate is unknown.
@@ -193,5 +193,5 @@ def learning_rate_notes(optimizer: Optimizer, steps: int) -> Iterator[str]:
         )
 
 
-def _num_parameters(tree: Any) -> int:
+def _count_parameters(tree: Any) -> int:
     return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(tree))

@@ -106,9 +106,9 @@ class RewindRequested(Exception):
 class BadStepHandler:
     """Handles bad steps: steps in which the loss or gradient is not finite, or the loss spikes.
 
-    In a bad step, the train step leaves the parameters and the optimizer state unchanged. `add` checks the metrics of
-    the previous step, so that the device never waits for the host. The methods raise RewindRequested if the run must
-    rewind, and UserError if it must stop. `policy` is the value of `Recovery.on_bad_step`.
+    In a bad step, the train step leaves the parameters and the optimizer state unchanged. `add_step_metrics` checks the
+    metrics of the previous step, so that the device never waits for the host. The methods raise RewindRequested if the
+    run must rewind, and UserError if it must stop. `policy` is the value of `Recovery.on_bad_step`.
     """
 
     def __init__(self, policy: str, checkpoints: checkpoint_manager.RunCheckpoints):
@@ -117,7 +117,7 @@ class BadStepHandler:
         self._in_a_row = 0
         self._rewinds: dict[int, int] = {}
 
-    def add(self, step: int, step_metrics: Mapping[str, jax.Array]) -> None:
+    def add_step_metrics(self, step: int, step_metrics: Mapping[str, jax.Array]) -> None:
         """Checks the metrics of the previous step, and stores the metrics of the current step."""
         self.check_last_step()
         self._unchecked = (step, step_metrics)
@@ -225,7 +225,7 @@ class CheckpointSaver:
         """Logs the mean metrics of the steps since the last log, and handles failed checkpoint writes."""
         numbers = metrics.compute_means(state.window.compute_totals())
         state.window = metrics.MetricsWindow()
-        self.log.log_train(state.step, numbers)
+        self.log.log_train_metrics(state.step, numbers)
         with self._tolerate_save_failure():
             self.checkpoints.check_for_errors()
 
@@ -268,12 +268,12 @@ def open_checkpoints(path: epath.Path, keep: int | None) -> Iterator[checkpoint_
         yield checkpoints
     except BaseException:
 
-        def close() -> None:
+        def close_checkpoints() -> None:
             # Ignore errors while closing, because the first error is more useful.
             with contextlib.suppress(Exception):
                 checkpoints.close()
 
-        closing = threading.Thread(target=close, daemon=True)
+        closing = threading.Thread(target=close_checkpoints, daemon=True)
         closing.start()
         # Limit the time to wait, because other processes may be waiting for this process elsewhere.
         closing.join(None if jax.process_count() == 1 else CLOSING_SECONDS)

@@ -55,7 +55,8 @@ class Folder:
             `evaluate.checkpoint_ranking.select_ranking_metric`.
         fresh_parameters: a substring of parameter names. Matching parameters are initialized randomly instead of from
             the initial checkpoint.
-        checkpoint_map: maps parameter names to names in the initial checkpoint; see `initial_params.find_sources`.
+        checkpoint_map: maps parameter names to names in the initial checkpoint; see
+            `initial_params.find_param_sources`.
         initial_vocabulary: the vocabulary of the initial checkpoint; None for the vocabulary of this run.
     """
 

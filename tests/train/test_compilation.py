@@ -32,7 +32,7 @@ def test_a_call_returns_the_same_as_jit_and_traces_once():
         return jnp.sin(x) @ x.T
 
     ahead = _ahead(function)
-    ahead.wait()
+    ahead.wait_until_compiled()
     x = jax.random.normal(jax.random.key(0), SHAPE.shape)
     outputs = [np.asarray(ahead(x)) for _ in range(2)]
     assert traced == [(3, 4)]
@@ -93,8 +93,8 @@ def test_start_traces_at_once_and_compiles_in_a_visible_thread():
 
     ahead = AheadOfTimeFunction(types.SimpleNamespace(lower=lower), SHAPE)
     assert not startup_timer.is_compiling()
-    ahead.start()
+    ahead.start_compilation()
     assert traced == [SHAPE] and startup_timer.is_compiling()
     finish.set()
-    ahead.wait()
+    ahead.wait_until_compiled()
     assert not startup_timer.is_compiling()

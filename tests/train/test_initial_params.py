@@ -135,5 +135,5 @@ def test_embedding_rows_are_copied_from_the_same_pieces(seq2seq):
 
 def test_the_first_expression_that_matches_decides():
     names = dict.fromkeys(['a/b', 'a/c', 'd'])
-    sources = initial_params.find_sources(names, {'a/b': None, 'a/(.)': r'x/\1', 'd': 'e[1:2]'})
+    sources = initial_params.find_param_sources(names, {'a/b': None, 'a/(.)': r'x/\1', 'd': 'e[1:2]'})
     assert sources == {'a/b': None, 'a/c': ('x/c', None), 'd': ('e', (1, 2))}

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from remixer_t5x.optim import optimizer, schedules
 from remixer_t5x.train import progress
-from remixer_t5x.train.run_log import learning_rate_notes
+from remixer_t5x.train.run_log import describe_learning_rate
 
 TIMING = {'seconds_per_step': 0.5, 'tokens_per_second': 12345.6}
 
@@ -20,7 +20,7 @@ def test_output_to_a_file_has_plain_lines():
     line = progress.ProgressLine(1000, console=Console(file=out, highlight=False, soft_wrap=True, width=20))
     for step in range(1, 301):
         line.update(step)
-    line.log(300, {'loss': 4.8123, 'learning_rate': 0.0123}, {**TIMING, 'mfu': 0.413})
+    line.show_metrics(300, {'loss': 4.8123, 'learning_rate': 0.0123}, {**TIMING, 'mfu': 0.413})
     line.close()
     assert out.getvalue() == 'step 300/1000 · loss 4.8123 · rate 0.012 · 12,346 tokens/s · MFU 41% · 5m50s left\n'
 
@@ -30,7 +30,7 @@ def test_output_to_a_file_has_plain_lines():
     [('NVIDIA H100 80GB HBM3', 989e12), ('NVIDIA H100 PCIe', 756e12), ('TPU v5 lite', 197e12), ('cpu', None)],
 )  # fmt: skip
 def test_peak_flops_match_the_most_specific_device(kind, peak):
-    assert progress.peak_flops(kind) == peak
+    assert progress.get_peak_flops(kind) == peak
 
 
 def test_the_clock_excludes_pauses(monkeypatch):
@@ -43,13 +43,13 @@ def test_the_clock_excludes_pauses(monkeypatch):
     clock.exclude_time(3.0)
     clock.add_data_wait(0.5)
     clock.add_data_wait(1.0)
-    lap = clock.lap(12)
+    lap = clock.measure_speed(12)
     assert lap.pop('host_mib') > 10
     speed = {'tokens_per_second': 50.0, 'tokens_per_second_per_device': 25.0}
     assert lap == {'seconds_per_step': 2.0, **speed, 'mfu': 0.025, 'data_wait_seconds': 1.5}
-    assert clock.lap(12) == {}
+    assert clock.measure_speed(12) == {}
     now[0] = 8.0
-    assert (last := clock.lap(13))['seconds_per_step'] == 1.0 and last['data_wait_seconds'] == 0.0
+    assert (last := clock.measure_speed(13))['seconds_per_step'] == 1.0 and last['data_wait_seconds'] == 0.0
 
 
 NAMES = st.sampled_from([progress.STEPS, progress.WAITING_FOR_DATA, progress.EVALUATION])
@@ -69,7 +69,7 @@ def test_each_moment_belongs_to_the_innermost_block(blocks):
     def run(block):
         name, before, inner, after = block
         expected[name] = expected.get(name, 0.0) + before + after
-        with timeline.measure(name):
+        with timeline.measure_activity(name):
             now[0] += before
             for child in inner:
                 run(child)
@@ -79,7 +79,7 @@ def test_each_moment_belongs_to_the_innermost_block(blocks):
         run(block)
     now[0] += 1.0
     expected[progress.OTHER_ACTIVITIES] += 1.0
-    seconds = timeline.seconds()
+    seconds = timeline.get_seconds_by_activity()
     assert seconds == pytest.approx(expected) and sum(seconds.values()) == pytest.approx(now[0])
 
 
@@ -98,7 +98,7 @@ def test_times_of_processes_add_up_and_invalid_lines_are_skipped(tmp_path):
 
 
 def notes(optimizer, steps=100):
-    return list(learning_rate_notes(optimizer, steps))
+    return list(describe_learning_rate(optimizer, steps))
 
 
 def test_notes_describe_start_peak_and_end_of_the_schedule():

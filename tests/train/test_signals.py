@@ -25,14 +25,14 @@ def catch_exit(monkeypatch):
 @pytest.mark.parametrize(('number', 'again'), [(signal.SIGINT, 'press again'), (signal.SIGTERM, 'send it again')])
 def test_the_first_signal_stops_the_run_and_the_second_exits(capfd, catch_exit, number, again):
     with preemption.StopSignalHandler(step=4) as stop:
-        assert stop.agreed_signal(5) is None
+        assert stop.get_agreed_signal(5) is None
         signal.raise_signal(number)
         line = f'{number.name}: finishing step 6, then saving; {again} to quit without saving'
         assert capfd.readouterr().err.strip() == line
-        assert stop.agreed_signal(6) == number.name
+        assert stop.get_agreed_signal(6) == number.name
         # SIGHUP after another signal is ignored, because a closing terminal sends it twice.
         signal.raise_signal(signal.SIGHUP)
-        assert stop.agreed_signal(6) == number.name
+        assert stop.get_agreed_signal(6) == number.name
         with pytest.raises(Exited, match=str(128 + number)):
             signal.raise_signal(number)
         assert capfd.readouterr().err.strip() == 'exiting without saving'
@@ -44,11 +44,11 @@ def test_sighup_stops_the_run_unless_it_is_ignored_as_under_nohup():
     with preemption.StopSignalHandler(step=4) as stop:
         signal.raise_signal(signal.SIGHUP)
         signal.raise_signal(signal.SIGHUP)
-        assert stop.agreed_signal(5) == 'SIGHUP'
+        assert stop.get_agreed_signal(5) == 'SIGHUP'
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with preemption.StopSignalHandler(step=4) as stop:
         signal.raise_signal(signal.SIGHUP)
-        assert stop.agreed_signal(5) is None
+        assert stop.get_agreed_signal(5) is None
     signal.signal(signal.SIGHUP, before)
 
 

@@ -100,7 +100,7 @@ class Sweep:
         started, running, received = 0, list[_RunProcess](), list[int]()
         stop_signal, mistake = 0, None
         with contextlib.ExitStack() as handlers:
-            for number in preemption.stop_signals():
+            for number in preemption.get_stop_signals():
                 previous = signal.signal(number, lambda number, _: received.append(number))
                 handlers.callback(signal.signal, number, previous)
             while received or running or (started < len(todo) and not stop_signal):
