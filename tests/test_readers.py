@@ -20,8 +20,8 @@ REASONS = {
     'written by this process': """
         data/task_vocabulary.py::save_vocabulary checkpoints/durable_folders.py::commit_checkpoint
         extras/forecast/hlo_costs.py::_cost_estimate extras/reports/sweep.py::_last_line
-        evaluate/checkpoint_evaluation.py::write data/resumable_iterator.py::capture train/hooks.py::_upload_trace
-        devices/collectives.py::check_same_on_processes
+        evaluate/checkpoint_evaluation.py::write data/resumable_iterator.py::capture_position
+        train/hooks.py::_upload_trace devices/collectives.py::check_same_on_processes
     """,
     'opened but not read': """
         cli/console.py::protect_standard_streams cli/process_flags.py::_hash_code
