@@ -203,7 +203,7 @@ def test_configuration_of_every_command_loads(page, words, tmp_path, monkeypatch
     monkeypatch.setattr(reference_resolver, 'call_configured', call)
     monkeypatch.setattr(reference_resolver, 'evaluate_macro', call)
     monkeypatch.setattr(processes, 'connect_processes', lambda *args, **kwargs: contextlib.nullcontext())
-    monkeypatch.setattr(main.console, 'hide_logs', lambda: None)
+    monkeypatch.setattr(main.console, 'silence_library_logs', lambda: None)
     if words == ['--version'] or '--help' in words:
         with pytest.raises(SystemExit):
             main._run_command(words, own_process=False)

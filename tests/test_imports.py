@@ -63,7 +63,7 @@ loaded(*HEAVY)
     'the first use': """
 from remixer_t5x.cli import console
 from remixer_t5x.lazy_imports import seqio, tf
-console.hide_logs()
+console.silence_library_logs()
 assert seqio.ByteVocabulary().eos_id == 1
 loaded(*HEAVY)
 assert tf.config.get_visible_devices('GPU') == [] and tf.data.Dataset.__name__ == 'DatasetV2'

@@ -46,7 +46,7 @@ def _build_model(gin_files: Sequence[str], macros: Mapping[str, object]) -> Mode
     if not isinstance(model, Model):
         return model
     try:
-        flags = [*sources.flags, *((name, _to_gin_text(value)) for name, value in objects.items())]
+        flags = [*sources.flags, *((name, _format_gin_value(value)) for name, value in objects.items())]
     except ValueError:
         # The model has no gin text if one of the values, such as a lambda, cannot be written in gin.
         return dataclasses.replace(model, config='')
@@ -54,12 +54,12 @@ def _build_model(gin_files: Sequence[str], macros: Mapping[str, object]) -> Mode
     return dataclasses.replace(model, config=loading.get_config_text())
 
 
-def _to_gin_text(value: Any) -> str:
+def _format_gin_value(value: Any) -> str:
     """Formats `value` as gin text. Raises ValueError if gin text cannot express `value`."""
     if value is None or isinstance(value, str | int | float):
         return repr(value)
     if isinstance(value, tuple | list):
-        items = ''.join(f'{_to_gin_text(item)}, ' for item in value)
+        items = ''.join(f'{_format_gin_value(item)}, ' for item in value)
         return f'({items})' if isinstance(value, tuple) else f'[{items}]'
     module, name = getattr(value, '__module__', '__main__'), getattr(value, '__name__', '')
     if module == '__main__' or not name or getattr(value, '__qualname__', '') != name:

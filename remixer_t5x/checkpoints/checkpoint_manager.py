@@ -35,7 +35,7 @@ class RunCheckpoints:
 
     def __init__(self, folder: epath.Path, keep: int | None = 3):
         self.folder = folder / model_dir.CHECKPOINTS
-        self._options = durable_folders.checkpoint_manager_options(self.folder, keep, background=True)
+        self._options = durable_folders.build_manager_options(self.folder, keep, background=True)
         self._open_manager()
 
     def _open_manager(self) -> None:
@@ -179,7 +179,7 @@ def write_params(
     Waits until the checkpoint is on disk. Raises UserError if the checkpoint cannot be written.
     """
     items = ocp.args.Composite(state=ocp.args.StandardSave({'params': params}), run=ocp.args.JsonSave(dict(record)))
-    options = durable_folders.checkpoint_manager_options(folder)
+    options = durable_folders.build_manager_options(folder)
     with (
         saved_params.wrap_checkpoint_errors(folder / str(step), 'written'),
         ocp.CheckpointManager(folder, options=options, item_names=('state', 'run')) as writer,

@@ -67,7 +67,7 @@ class BucketFolder(ocp.path.atomicity.CommitFileTemporaryPath):
         await super().finalize()
 
 
-def checkpoint_manager_options(
+def build_manager_options(
     folder: epath.Path, keep: int | None = None, background: bool = False
 ) -> ocp.CheckpointManagerOptions:
     """Returns Orbax's options for `folder`, which keep the newest `keep` checkpoints (all if `keep` is None)."""

@@ -54,7 +54,7 @@ def check_array_metadata(folder: str | os.PathLike[str]) -> None:
         file_bytes += sum(os.path.getsize(path) for path in paths if os.path.exists(path))
         for name, text in _read_array_metadata(subfolder, files):
             try:
-                described += _array_bytes_from_metadata(text)
+                described += _compute_array_bytes(text)
             except (ValueError, KeyError, TypeError) as error:
                 path = to_one_line(os.path.relpath(os.path.join(subfolder, name), root))
                 raise UserError(
@@ -84,7 +84,7 @@ def _read_array_metadata(folder: str, files: list[str]) -> Iterator[tuple[str, b
         raise UserError(f'{folder} is damaged: {untrusted_files.root_cause_message(error)}; {_ADVICE}') from error
 
 
-def _array_bytes_from_metadata(text: bytes) -> int:
+def _compute_array_bytes(text: bytes) -> int:
     """Returns the size in bytes of the array described by the JSON in `text`.
 
     Raises ValueError, KeyError or TypeError if the description is invalid.

@@ -132,7 +132,7 @@ def ignore_stdout_errors() -> None:
         raw.is_result = False
 
 
-def hide_logs() -> None:
+def silence_library_logs() -> None:
     """Hides library warnings and log lines below ERROR from now on."""
     lazy_imports.set_log_levels()
     warnings.simplefilter('ignore')

@@ -63,7 +63,7 @@ def preview_task(args: argparse.Namespace) -> None:
     print(f'{task.name}, split {args.split}, {"packed" if pack else "one example per row"}')
     for number, row in enumerate(rows[: args.num_examples], 1):
         print(f'\nrow {number}')
-        _print_row(row, vocabulary)
+        _print_batch_row(row, vocabulary)
     print('', *describe_packing_efficiency(rows), sep='\n')
 
 
@@ -86,7 +86,7 @@ def describe_packing_efficiency(rows: Iterable[Mapping[str, np.ndarray]]) -> lis
     return lines
 
 
-def _print_row(row: Mapping[str, np.ndarray], vocabulary: seqio.Vocabulary) -> None:
+def _print_batch_row(row: Mapping[str, np.ndarray], vocabulary: seqio.Vocabulary) -> None:
     for side, (tokens, segments) in _SIDES.items():
         if tokens not in row:
             continue

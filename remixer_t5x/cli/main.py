@@ -138,7 +138,7 @@ def _run_command(argv: Sequence[str], own_process: bool) -> int:
     args.gin_flags = [*gin_flags, *getattr(args, 'macros', ())]
     args.report_error = report_error
     _check_ulimits()
-    compilation_cache.enable_cache()
+    compilation_cache.enable_compilation_cache()
     os.environ.update({name: value for name, value in command.env.items() if name not in os.environ})
     if command.keeps_buffers and own_process:
         keep_freed_buffers()
@@ -146,7 +146,7 @@ def _run_command(argv: Sequence[str], own_process: bool) -> int:
     if args.verbose:
         startup_timer.start_timer()
     else:
-        console.hide_logs()
+        console.silence_library_logs()
     if not command.prints_result:
         console.ignore_stdout_errors()
     return command.run(args) or 0

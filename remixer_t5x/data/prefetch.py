@@ -38,7 +38,7 @@ class DataPosition:
         return cls(batches, dict.fromkeys(states, batches), states)
 
     @classmethod
-    def at_start(cls, streams: int) -> 'DataPosition':
+    def create_at_start(cls, streams: int) -> 'DataPosition':
         """Returns the position before the first batch of data that is split into `streams` streams."""
         return cls.from_states(0, dict.fromkeys(range(streams), b''))
 

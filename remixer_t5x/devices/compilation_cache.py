@@ -20,7 +20,7 @@ MAX_BYTES = 2 * 2**30
 MIN_COMPILE_SECONDS = 0.2
 
 
-def enable_cache(environment: MutableMapping[str, str] = os.environ) -> None:
+def enable_compilation_cache(environment: MutableMapping[str, str] = os.environ) -> None:
     """Sets environment variables to enable JAX's compilation cache.
 
     The folder is $REMIXER_T5X_CACHE/compiled (default ~/.cache/remixer_t5x/compiled). Does nothing if

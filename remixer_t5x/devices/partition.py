@@ -182,11 +182,11 @@ class Partitioner:
         """
         explicit = meshes.build_abstract_mesh(tuple(self.mesh.shape.values()), AxisType.Explicit)
 
-        def with_sharding(leaf, sharding):
+        def attach_sharding(leaf, sharding):
             return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(explicit, sharding.spec))
 
         with jax.sharding.use_abstract_mesh(explicit):
-            typed = jax.eval_shape(init, jax.tree.map(with_sharding, params, param_shardings))
+            typed = jax.eval_shape(init, jax.tree.map(attach_sharding, params, param_shardings))
         shardings = jax.tree_util.tree_leaves_with_path(param_shardings)
         known = {
             path: (leaf.shape, value) for leaf, (path, value) in zip(jax.tree.leaves(params), shardings, strict=True)

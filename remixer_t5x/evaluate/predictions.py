@@ -86,18 +86,20 @@ class Predictor:
         eos_id = task_vocabulary.get_end_id(vocabulary)
         stop_strings = compile_stop_strings(settings.stop_strings, vocabulary)
 
-        def keys(batch) -> jax.Array:
+        def make_sampling_keys(batch) -> jax.Array:
             return jax.vmap(jax.random.fold_in)(jax.vmap(jax.random.key)(batch['seed']), batch['number'])
 
         def generate(params, batch):
             fields = {name: array for name, array in batch.items() if name not in (self._input, 'number', 'seed')}
             chosen = dataclasses.replace(decoder, **fields) if fields else decoder
-            return model.generate(params, batch, self._target_length, eos_id, chosen, keys(batch), stop_strings)
+            return model.generate(
+                params, batch, self._target_length, eos_id, chosen, make_sampling_keys(batch), stop_strings
+            )
 
         def continue_rows(params, batch, rows, limit):
             generation = model.prepare_generation(params, batch, self._target_length, eos_id, stop_strings)
             return decoder.generate_until(
-                generation, decoder.start(generation) if rows is None else rows, limit, keys(batch)
+                generation, decoder.start(generation) if rows is None else rows, limit, make_sampling_keys(batch)
             )
 
         self._generate = self._jit_replicated(generate, compiler_options.get_decoding_options())

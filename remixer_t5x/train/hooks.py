@@ -61,13 +61,13 @@ class LossEvaluationHook:
     early_stopping: str | None = None
 
     @functools.cached_property
-    def batches(self) -> Mapping[str, task_batches.EvalBatches]:
+    def held_out_batches(self) -> Mapping[str, task_batches.EvalBatches]:
         """The held-out batches, which are opened only once, because opening often takes longer than an evaluation."""
         return self.open_batches()
 
     def __call__(self, state: RunState) -> None:
         params = self.params_of(state.train_state)
-        for name, batches in self.batches.items():
+        for name, batches in self.held_out_batches.items():
             begun = time.perf_counter()
             numbers = held_out_loss.evaluate_loss(params, batches, self.eval_step, self.place, name)
             self.log.log_evaluation(name, state.step, numbers, time.perf_counter() - begun)
@@ -139,7 +139,7 @@ class Profiler:
             jax.profiler.start_trace(str(self._local or self._folder))
             self._until = state.step + PROFILED_STEPS
 
-    def after_step(self, step: int, result: Any) -> None:
+    def stop_trace_if_due(self, step: int, result: Any) -> None:
         """After the last traced step, waits for its `result` and ends the trace. Does nothing after other steps."""
         if self._until is not None and step >= self._until:
             jax.block_until_ready(result)

@@ -73,7 +73,7 @@ def train(
 
         first, last, is_new = state.step, run.periods.train_steps, state.saved_step is None
         devices = run.step_config.partitioner.mesh.size
-        cost = progress.StepCost.for_current_devices(devices, None if run.dataset.length_buckets else flops_per_step)
+        cost = progress.StepCost.create_for_current_devices(devices, None if run.dataset.length_buckets else flops_per_step)
         tolerates_failures = run.recovery.on_save_failure == settings.CONTINUE
         log = run_log.RunLog(path, first, last, cost, tolerates_failures, show_progress, timeline, is_new)
         stack.callback(log.close)
@@ -133,7 +133,7 @@ class TrainingLoop:
                 self._run_step(state, first, last)
             except run_state.RewindRequested as reason:
                 with self._measure_activity(progress.RESTORING_STATE):
-                    self.saver.rewind(state, reason)
+                    self.saver.rewind_run(state, reason)
             signal_name = stop.get_agreed_signal(state.step)
         self.profiler.close()
         if state.patience.is_exhausted and state.window.compute_totals():
@@ -167,7 +167,7 @@ class TrainingLoop:
                 for hook in self.run_hooks:
                     if hook.is_due(state.step, last):
                         self._call_hook(hook, state)
-                self.profiler.after_step(state.step, step_metrics)
+                self.profiler.stop_trace_if_due(state.step, step_metrics)
                 if is_first:
                     self._prepare_hooks()
 
@@ -215,7 +215,7 @@ def _build_loop(
         loss = hooks.LossEvaluationHook(
             data.open_held_out_batches, eval_step, data.place, log, params_of, early_stopping
         )
-        run_hooks.append(new_hook(loss, prepare=lambda: loss.batches))
+        run_hooks.append(new_hook(loss, prepare=lambda: loss.held_out_batches))
     if data.evaluator is not None:
         shown_answers = run.tasks.shown if run.tasks else 0
         run_hooks.append(

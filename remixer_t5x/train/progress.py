@@ -62,7 +62,7 @@ class StepCost:
     devices: int = 1
 
     @classmethod
-    def for_current_devices(cls, devices: int, flops: Callable[[], float] | None) -> 'StepCost':
+    def create_for_current_devices(cls, devices: int, flops: Callable[[], float] | None) -> 'StepCost':
         """Returns a step's cost on the current devices. Calls `flops` only if the devices' peak throughput is known."""
         peak = get_peak_flops(jax.devices()[0].device_kind)
         return cls(flops() if flops and peak else None, peak and peak * devices, devices)

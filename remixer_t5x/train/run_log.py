@@ -55,7 +55,7 @@ class RunLog:
         self._open_records(-1 if is_new else step)
         self.clock = progress.SpeedMeter(cost, step)
 
-    def rewind(self, step: int) -> None:
+    def rewind_records(self, step: int) -> None:
         """Removes the records after `step`, and restarts the clock."""
         with self.tolerate_write_errors():
             self.flush()

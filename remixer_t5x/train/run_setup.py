@@ -75,11 +75,11 @@ class RunData:
         # Limit the tf.data threads on CPUs, because the train step needs most of the cores.
         self._threads = task_batches.count_tf_data_threads(jax.default_backend())
 
-    def first_data_position(self) -> prefetch.DataPosition:
+    def get_first_data_position(self) -> prefetch.DataPosition:
         """Returns the data position at the start of a new run. Resumed runs keep their number of data streams."""
-        return prefetch.DataPosition.at_start(self._dataset.streams or self._partitioner.get_data_shard()[1])
+        return prefetch.DataPosition.create_at_start(self._dataset.streams or self._partitioner.get_data_shard()[1])
 
-    def resumed_data_position(self, saved: prefetch.DataPosition, step: int) -> prefetch.DataPosition:
+    def get_resumed_data_position(self, saved: prefetch.DataPosition, step: int) -> prefetch.DataPosition:
         """Returns the data position saved in the checkpoint of `step`. Raises UserError if it was not saved."""
         if not self._dataset.save_position:
             return prefetch.DataPosition.from_states(saved.batches, dict.fromkeys(saved.states, b''))
@@ -176,13 +176,13 @@ def restore_or_create_state(
         except durable_folders.DamagedCheckpointError as error:
             notes.append(_move_damaged_checkpoint(run.recovery.restore, checkpoints, step, error))
             continue
-        state.position = data.resumed_data_position(state.position, step)
+        state.position = data.get_resumed_data_position(state.position, step)
         if changed:
             notes.append(f'changed since the checkpoint: {changed}')
         return state, notes
     train_state, creation_notes = programs.create_initial_state(data.vocabulary)
     return run_state.RunState(
-        train_state, position=data.first_data_position(), patience=patience
+        train_state, position=data.get_first_data_position(), patience=patience
     ), notes + creation_notes
 
 

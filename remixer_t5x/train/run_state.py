@@ -229,7 +229,7 @@ class CheckpointSaver:
         with self._tolerate_save_failure():
             self.checkpoints.check_for_errors()
 
-    def rewind(self, state: RunState, reason: RewindRequested) -> None:
+    def rewind_run(self, state: RunState, reason: RewindRequested) -> None:
         """Restores the newest checkpoint and rewinds the log. Training continues after the bad batch."""
         self.checkpoints.wait_until_finished()
         step = collectives.broadcast(self.checkpoints.latest_step())
@@ -243,7 +243,7 @@ class CheckpointSaver:
         restored = restore_state(self.checkpoints, step, self.abstract, record, state.patience)
         state.train_state, state.window, state.patience = restored.train_state, restored.window, restored.patience
         state.step = state.saved_step = step
-        self.log.rewind(step)
+        self.log.rewind_records(step)
 
     @contextlib.contextmanager
     def _tolerate_save_failure(self, another_follows: bool = True) -> Iterator[None]:

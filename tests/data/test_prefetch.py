@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from remixer_t5x.data.prefetch import DataPosition, Prefetcher
 from remixer_t5x.errors import UserError
 
-START = DataPosition.at_start(1)
+START = DataPosition.create_at_start(1)
 
 
 class Counter:

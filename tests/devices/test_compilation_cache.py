@@ -11,7 +11,7 @@ from remixer_t5x.devices import compilation_cache
 
 def test_the_cache_is_below_the_configured_folder(tmp_path):
     environment = {'REMIXER_T5X_CACHE': str(tmp_path)}
-    compilation_cache.enable_cache(environment)
+    compilation_cache.enable_compilation_cache(environment)
     folder = tmp_path / 'compiled' / compilation_cache.get_machine_name()
     assert environment['JAX_COMPILATION_CACHE_DIR'] == str(folder) and folder.is_dir()
     assert int(environment['JAX_COMPILATION_CACHE_MAX_SIZE']) == compilation_cache.MAX_BYTES
@@ -27,7 +27,7 @@ def test_the_cache_is_below_the_configured_folder(tmp_path):
 )
 def test_the_environment_is_unchanged_if_the_cache_is_set_or_not_writable(tmp_path, variables):
     environment = {'REMIXER_T5X_CACHE': str(tmp_path), **variables}
-    compilation_cache.enable_cache(environment)
+    compilation_cache.enable_compilation_cache(environment)
     assert environment == {'REMIXER_T5X_CACHE': str(tmp_path), **variables}
     assert not list(tmp_path.iterdir())
 
@@ -35,7 +35,7 @@ def test_the_environment_is_unchanged_if_the_cache_is_set_or_not_writable(tmp_pa
 _PROGRAM = """
 from remixer_t5x.devices import compilation_cache
 compilation_cache.MIN_COMPILE_SECONDS = 0
-compilation_cache.enable_cache()
+compilation_cache.enable_compilation_cache()
 import jax, jax.numpy as jnp
 events = []
 jax.monitoring.register_event_listener(lambda event, **_: events.append(event))

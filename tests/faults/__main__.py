@@ -59,7 +59,7 @@ def trials(bench: Bench, name: str, count: int) -> Iterator[TrialResult | TrialF
 def main(argv: Sequence[str] | None = None, compiled: pathlib.Path | None = None) -> int:
     """Runs the trials, and returns the exit code. `compiled` is passed to `Bench`."""
     args = _arguments(argv)
-    console.hide_logs()
+    console.silence_library_logs()
     folder = pathlib.Path(args.folder).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.glob('uninterrupted_*')):

@@ -112,7 +112,7 @@ def main(folder):
     state, metrics = take_step(state, 9, np.nan)
     after = jax.device_get(state)
     checkpoints = checkpoint_manager.RunCheckpoints(epath.Path(folder))
-    checkpoints.save(3, state, DataPosition.at_start(1), {})
+    checkpoints.save(3, state, DataPosition.create_at_start(1), {})
     checkpoints.wait_until_finished()
     restored, _ = checkpoints.restore(3, plan.abstract)
     checkpoints.close()

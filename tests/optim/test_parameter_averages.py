@@ -60,7 +60,7 @@ def test_decay_none_returns_the_optimizer_unchanged():
 def test_checkpoints_contain_the_evaluated_parameters(rule, tmp_path):
     *_, (plan, state) = states(rule)
     checkpoints = checkpoint_manager.RunCheckpoints(epath.Path(tmp_path))
-    checkpoints.save(3, state, DataPosition.at_start(1), {})
+    checkpoints.save(3, state, DataPosition.create_at_start(1), {})
     checkpoints.close()
     restored = saved_params.restore_params(str(tmp_path), plan.abstract.params)
     expected = rule.evaluated(state.opt_state, state.params) if rule.evaluated else state.params

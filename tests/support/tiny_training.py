@@ -197,7 +197,7 @@ def run(
 
 def main(settings: dict[str, Any]) -> int:
     """Calls `run`, prints the result as JSON, and returns the exit code that the command line would return."""
-    console.hide_logs()
+    console.silence_library_logs()
     try:
         # AutoGraph takes seconds to rewrite the functions of seqio, none of which requires it.
         result = tf.autograph.experimental.do_not_convert(run)(**settings)

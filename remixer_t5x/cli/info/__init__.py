@@ -64,18 +64,18 @@ def run(args: argparse.Namespace) -> None:
     if args.self_check:
         from remixer_t5x.cli.info import self_check
 
-        self_check.print_tables(args)
+        self_check.print_kernel_checks(args)
         return
     os.environ.update({**ON_CPU, **os.environ})
     if args.settings is not None:
         from remixer_t5x.cli.info import settings
 
-        settings.print_tables(args)
+        settings.print_macro_table(args)
         return
     if args.memory is not None:
         from remixer_t5x.cli.info import memory
 
-        memory.print_tables(args)
+        memory.print_memory_tables(args)
         return
     from remixer_t5x.cli.info import model
 
@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> None:
     elif args.sharding is not None:
         model.print_sharding(args)
     else:
-        model.print_tables(args)
+        model.print_cost_table(args)
 
 
 COMMAND = Command(

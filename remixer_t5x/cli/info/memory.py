@@ -91,14 +91,14 @@ def build_adafactor(args: argparse.Namespace) -> Optimizer:
     return trainable.restrict_to_trainable(average_params(adafactor(learning_rate=1e-3), decay), pattern, adapted)
 
 
-def print_tables(args: argparse.Namespace) -> None:
+def print_memory_tables(args: argparse.Namespace) -> None:
     """Prints the memory table, and suggests changes if the step does not fit into memory."""
     step, hardware = read_step_spec(args)
     recomputing_model, smaller_optimizer = build_recomputing_model(args), build_adafactor(args)
     with lazy_imports.discard_stderr():
         devices, compiler = hardware.get_target_devices()
     step, available = place_step_on_devices(step, hardware, devices), hardware.memory_bytes
-    _print(describe_step(step, hardware, compiler))
+    _print(describe_train_step(step, hardware, compiler))
     with trace_for_hardware(hardware, compiler):
         memory = _measure_memory(step)
         _print(build_memory_table(memory, available))
@@ -188,7 +188,7 @@ def trace_for_hardware(hardware: Hardware, compiler: str) -> Iterator[None]:
         yield
 
 
-def describe_step(step: StepSpec, hardware: Hardware, compiler: str) -> str:
+def describe_train_step(step: StepSpec, hardware: Hardware, compiler: str) -> str:
     """Describes the training step to compile, the hardware, and the compiler."""
     lengths = batch_formats.get_row_lengths({name: array.shape for name, array in step.batch.items()})
     target = 'on virtual CPU devices' if compiler == 'XLA:CPU' else f'for {hardware.topology}'

@@ -37,7 +37,7 @@ MODELS = (
 WHOLE_MODEL, ENCODER_PART = 'whole model', 'encoder and embedding'
 
 
-def print_tables(args: argparse.Namespace) -> None:
+def print_cost_table(args: argparse.Namespace) -> None:
     """Prints the costs of modules down to level `--depth`, the total costs, and the conventions for counting FLOPs."""
     model, feature_lengths = arguments.load_macro_values(args, 'MODEL', *LENGTHS_MACRO, defaults=LENGTHS_MACRO)
     lengths = resolve_feature_lengths(model.model_type, feature_lengths)
@@ -47,8 +47,8 @@ def print_tables(args: argparse.Namespace) -> None:
         build_cost_table(count, args.depth),
         f'{parameters:,} parameters ({parameters / 1e6:,.1f}M), '
         f'{parameters * _FLOAT32_BYTES / 2**20:,.1f} MiB in float32',
-        f'one example: {describe_lengths(lengths)}; forward pass {format_quantity(count.total_forward_flops)}FLOPs, '
-        'matrix products only, an add and a multiply count as two',
+        f'one example: {describe_feature_lengths(lengths)}; forward pass '
+        f'{format_quantity(count.total_forward_flops)}FLOPs, matrix products only, an add and a multiply count as two',
         f'training step per example: {format_quantity(training)}FLOPs ({TRAINING_FORWARD_PASSES} x forward), '
         f'{format_quantity(training / count.tokens)}FLOPs per token',
         pipe_width=110,
@@ -107,7 +107,7 @@ def build_cost_table(count: ModelCounts, depth: int) -> Table:
     root = build_module_tree(count)
     table = console.build_table('module', 'parameters', '%', 'forward FLOPs', '%', words=('module',))
 
-    def add_rows(node: ModuleNode, level: int) -> None:
+    def add_module_rows(node: ModuleNode, level: int) -> None:
         shares = [
             f'{100 * part / whole:.1f}' if whole else '-'
             for part, whole in ((node.parameters, root.parameters), (node.flops, root.flops))
@@ -116,18 +116,18 @@ def build_cost_table(count: ModelCounts, depth: int) -> Table:
             '  ' * level + node.name, f'{node.parameters:,}', shares[0], format_quantity(node.flops), shares[1]
         )
         for child in node.children.values() if level + 1 < depth else ():
-            add_rows(child, level + 1)
+            add_module_rows(child, level + 1)
 
     for node in root.children.values():
-        add_rows(node, 0)
+        add_module_rows(node, 0)
     if outside := count.forward_flops.get(()):
-        add_rows(ModuleNode('loss (outside modules)', 0, outside), 0)
+        add_module_rows(ModuleNode('loss (outside modules)', 0, outside), 0)
     table.add_section()
-    add_rows(ModuleNode('total', root.parameters, root.flops), 0)
+    add_module_rows(ModuleNode('total', root.parameters, root.flops), 0)
     return table
 
 
-def describe_lengths(feature_lengths: Mapping[str, int]) -> str:
+def describe_feature_lengths(feature_lengths: Mapping[str, int]) -> str:
     """Formats feature lengths, for example as `512 input and 114 target tokens`."""
     parts = (f'{length} {name.removesuffix("s")}' for name, length in sorted(feature_lengths.items()))
     return ' and '.join(parts) + ' tokens'
@@ -191,7 +191,7 @@ def print_comparison(args: argparse.Namespace) -> None:
             table.add_row(model, size, f'{parameters:,}', parameters_ratio, format_quantity(flops), flops_ratio)
         table.add_section()
     counted = 'matrix products and Fourier transforms; a multiply and an add count as two'
-    note = f'ratios to {models[0]}; one example of {describe_lengths(lengths)}; {counted}'
+    note = f'ratios to {models[0]}; one example of {describe_feature_lengths(lengths)}; {counted}'
     console.print_with_rich(table, note, _build_published_table(lengths))
 
 

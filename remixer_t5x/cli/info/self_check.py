@@ -23,7 +23,7 @@ from remixer_t5x.run_folder import model_dir
 _MODELS = ('t5_1_1', 'hyper_mixer', 'mixer_enc_dec')
 
 
-def print_tables(args: argparse.Namespace) -> None:
+def print_kernel_checks(args: argparse.Namespace) -> None:
     """Checks the model in the gin files, or models that together use all kernels, and prints the results."""
     device = jax.devices()[0]
     versions = {**model_dir.get_package_versions(), 'python': python_platform.python_version()}

@@ -42,7 +42,7 @@ class GinMacro(NamedTuple):
         return ', '.join(self.files) if len(self.files) <= 2 else f'{self.files[0]} and {len(self.files) - 1} more'
 
 
-def print_tables(args: argparse.Namespace) -> None:
+def print_macro_table(args: argparse.Namespace) -> None:
     """Prints the macros whose name, meaning or configured argument contains the value of `--settings`."""
     macros = find_macros(args.settings)
     if not macros:

@@ -38,7 +38,7 @@ _SHOWN_OPERATIONS = 10
 def print_forecast(args: argparse.Namespace) -> None:
     """Prints the forecast of one configuration, then compiles the first N recommended changes (`--speed=N`)."""
     step, hardware = _build_step(args)
-    _print(memory.describe_step(step, hardware, _compiler_name(hardware)))
+    _print(memory.describe_train_step(step, hardware, _compiler_name(hardware)))
     current = _forecast_step(step, hardware)
     tables = build_work_table(current), build_time_table(current, args.price)
     _print(*tables, *describe_uncounted_kernels(current))
@@ -63,7 +63,7 @@ def print_comparison(args: argparse.Namespace, models: Sequence[str], sizes: Seq
             changed.model = model
             step, hardware = _build_step(changed)
             if not forecasts:
-                _print(memory.describe_step(step, hardware, _compiler_name(hardware)))
+                _print(memory.describe_train_step(step, hardware, _compiler_name(hardware)))
             forecasts.append((model, size, _forecast_step(step, hardware)))
             _print(f'  compiled {model} {size} ({len(forecasts)} of {len(models) * len(sizes)})')
     _print(build_comparison_table(forecasts), _NOTE)
