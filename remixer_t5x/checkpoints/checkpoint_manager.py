@@ -122,8 +122,7 @@ class RunCheckpoints:
             self._manager.check_for_errors()
 
     def wait_until_finished(self) -> None:
-        """Waits until the last checkpoint is complete. Raises CheckpointSaveError if the checkpoint cannot be "
-        "written."""
+        """Waits until the last checkpoint is complete. Raises CheckpointSaveError if it cannot be written."""
         with self._wrap_save_errors():
             self._manager.wait_until_finished()
             self._manager.check_for_errors()

@@ -44,7 +44,7 @@ DYNAMIC_REGISTRATION = 'from __gin__ import dynamic_registration'
 class ConfigSources:
     """The sources of a gin configuration.
 
-    In the order `defaults`, `base`, `gin_files`, `flags`, `objects`, each source overrides the previous ones.
+    In the order `defaults`, `base`, `files`, `flags`, `objects`, each source overrides the previous ones.
 
     Attributes:
         files: gin files in the current folder, in `search_paths`, or among the shipped configs.

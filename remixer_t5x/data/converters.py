@@ -75,8 +75,7 @@ _TEXT_CONVERTERS: dict[str, Callable[..., dict[str, np.ndarray]]] = {
 
 
 def convert_examples(config: DatasetConfig, dataset: tf.data.Dataset, source: Any) -> tf.data.Dataset:
-    """Converts each example of the task or mixture `source` to one row of each array in "
-    "`pipeline.get_abstract_batch`."""
+    """Converts each example of the task or mixture `source` to one row of each array of a batch."""
     model_type, lengths = config.model_type, config.task_feature_lengths
     if model_type == batch_formats.CLASSIFIER:
         return _convert_targets_to_labels(config, dataset, source)

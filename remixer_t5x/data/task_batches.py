@@ -201,8 +201,7 @@ class TrainBatches:
         return {index: stream.capture_position() for index, stream in self._streams.items()}
 
     def restore_states(self, states: Mapping[int, bytes]) -> None:
-        """Restores stream states that `capture_states` returned for the same config. Ignores streams with the state "
-        "b''."""
+        """Restores states that `capture_states` returned for the same config. Ignores streams with the state b''."""
         for index, stream in self._streams.items():
             if states[index]:
                 stream.restore_position(states[index])

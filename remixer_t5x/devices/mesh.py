@@ -93,8 +93,7 @@ def identify_slices(devices: Sequence[Any], slices: int | None = None) -> tuple[
 def arrange_devices_over_slices(
     shape: Sequence[int], devices: Sequence[Any], attribute: str, slices: int
 ) -> np.ndarray:
-    """Arranges devices as [data, fsdp, tensor] so that only the axes selected by `split_axes_over_slices` span "
-    "slices."""
+    """Arranges devices as [data, fsdp, tensor]; only axes selected by `split_axes_over_slices` span slices."""
     outer = split_axes_over_slices(shape, slices)
     inner = tuple(size // across for size, across in zip(shape, outer, strict=True))
     return mesh_utils.create_hybrid_device_mesh(

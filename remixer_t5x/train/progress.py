@@ -235,8 +235,7 @@ class ProgressLine:
             self._bar.update(self._bar.task_ids[0], completed=step)
 
     def show_metrics(self, step: int, numbers: Mapping[str, float], timing: Mapping[str, float]) -> None:
-        """Displays the metrics `numbers`, which must include `loss`, and the `timing` returned by "
-        "`SpeedMeter.measure_speed`."""
+        """Displays the metrics `numbers`, which must include `loss`, and the result of `SpeedMeter.measure_speed`."""
         text = format_progress(step, self._total, numbers, timing)
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=step, description=text)
