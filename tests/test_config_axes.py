@@ -41,7 +41,7 @@ def find_gin_files(names: tuple[str, ...]) -> list[pathlib.Path]:
 def find_settings(path: pathlib.Path) -> set[str]:
     """Returns the macros and the fully qualified arguments that a file sets, without its includes."""
     text = gin_files.GinText(path.name, path.read_text())
-    names = {f'%{name}' for name in text.macros_set}
+    names = {f'%{name}' for name in text.assigned_macros}
     for scope, first, rest in re.findall(r'^((?:\w+/)*)(\w+)(\.[\w.]+)\s*=', text.text, re.M):
         names.add(scope + '.'.join(text.imports[first].split()[1::2]) + rest)
     return names
@@ -84,8 +84,8 @@ def load_configuration(files: tuple[str, ...] | list[str]) -> str:
     values = [(name, 'given') for name in ('MODEL_DIR', 'INITIAL_CHECKPOINT_PATH')]
     data = next((CONFIGS / file for file in files if file.startswith('data/')), CONFIGS / 'defaults.gin')
     texts = list(gin_files.GinReader((), ()).read(str(data)))
-    macros_read = {macro for text in texts for macro in text.macros_read}
-    macros_set = {macro for text in texts for macro in text.macros_set}
+    macros_read = {macro for text in texts for macro in text.referenced_macros}
+    macros_set = {macro for text in texts for macro in text.assigned_macros}
     values += [(name, 'given') for name in USER_MACROS & macros_read - macros_set]
     loading.load_gin_config(loading.ConfigSources(files, values), 'remixer_t5x.train.settings.Run', partial=False)
     return gin.config_str()

@@ -152,4 +152,6 @@ def test_any_number_is_accepted_or_rejected_with_a_user_error(macro):
 
 def _find_unset_macros(paths: list[str]) -> set[str]:
     texts = [text for file in paths for text in gin_files.GinReader((), ()).read(file)]
-    return {name for text in texts for name in text.macros_read} - {name for text in texts for name in text.macros_set}
+    return {name for text in texts for name in text.referenced_macros} - {
+        name for text in texts for name in text.assigned_macros
+    }

@@ -119,14 +119,14 @@ def _evaluate_checkpoints(settings: CheckpointEvaluation, quantize: str | None =
 
     if quantize and jax.process_count() > 1:
         raise UserError('--quantize works only in a single process; omit it, or use --process_count=1')
-    settings.checkpoints.check_exists()
+    settings.checkpoints.check_checkpoints_exist()
     evaluator = CheckpointEvaluator(settings, submissions.has_leaderboard)
     for note in evaluator.notes:
         _print_on_first_process(note)
     # Only the first process writes results.
     writers: dict[str, ReportWriter] = {}
     try:
-        for folder in settings.checkpoints.find_folders(evaluator.read_evaluated_steps()):
+        for folder in settings.checkpoints.find_checkpoint_folders(evaluator.read_evaluated_steps()):
             params = evaluator.restore_params(folder)
             if params is None:
                 _print_on_first_process(

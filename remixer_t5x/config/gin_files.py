@@ -41,13 +41,13 @@ class GinText:
         return self.name.startswith(FLAG)
 
     @functools.cached_property
-    def macros_set(self) -> dict[str, str]:
+    def assigned_macros(self) -> dict[str, str]:
         """Maps each macro set by the text to its location, for error messages."""
         locations = self._locate_matches(r'^([\w/]+)\s*=')
         return {name: self.name if self.is_flag else f'{location}{name}' for name, location in locations.items()}
 
     @functools.cached_property
-    def macros_read(self) -> dict[str, str]:
+    def referenced_macros(self) -> dict[str, str]:
         """Maps each macro read by the text to its location, for error messages."""
         return {name: f'{location}%{name}' for name, location in self._locate_matches(r'%([\w/.]+)').items()}
 
@@ -91,12 +91,14 @@ def read_shipped_files() -> dict[str, GinText]:
 
 def find_files_with_macro(macro: str) -> list[str]:
     """Returns the names of the shipped files that read a macro."""
-    return [name for name, text in read_shipped_files().items() if macro in text.macros_read]
+    return [name for name, text in read_shipped_files().items() if macro in text.referenced_macros]
 
 
 def is_known_macro(macro: str) -> bool:
     """Returns whether a shipped file reads or sets a macro."""
-    return any(macro in text.macros_read or macro in text.macros_set for text in read_shipped_files().values())
+    return any(
+        macro in text.referenced_macros or macro in text.assigned_macros for text in read_shipped_files().values()
+    )
 
 
 def suggest_file(setting: str) -> str:
@@ -108,7 +110,7 @@ def suggest_file(setting: str) -> str:
     excluded = ('experiments/', 'defaults', 'runs/eval', 'runs/infer')
     texts = {name: text for name, text in read_shipped_files().items() if not name.startswith(excluded)}
     pattern = re.compile(rf'^{setting}\.', re.M)
-    direct = {name for name, text in texts.items() if setting in text.macros_set or pattern.search(text.text)}
+    direct = {name for name, text in texts.items() if setting in text.assigned_macros or pattern.search(text.text)}
     including = {name: [match['file'] for match in _INCLUDE.finditer(text.text)] for name, text in texts.items()}
     names = [name for name, included in including.items() if not direct.isdisjoint([name, *included])]
     first, *others = sorted(names, key=lambda name: name not in _PREFERRED_FILES) or ['']

@@ -94,7 +94,9 @@ def load_gin_config(
             parse_gin_text(text, texts[:number])
         _bind_macros(sources.objects)
         _replace_task_names()
-    macros_set = {name: location for text in texts if not text.shipped for name, location in text.macros_set.items()}
+    macros_set = {
+        name: location for text in texts if not text.shipped for name, location in text.assigned_macros.items()
+    }
     for name, location in macros_set.items():
         _check_macro_is_reference(name, location)
     resolver = reference_resolver.ReferenceResolver()
@@ -257,15 +259,15 @@ class ReferenceCollector(config_parser.ParserDelegate):
 def _check_macros(texts: Sequence[GinText], sources: ConfigSources, roots: Collection[str], partial: bool) -> None:
     """Raises UserError for macros that the user sets but no text reads, and for macros that are read but not set."""
     known = {*sources.defaults, *roots, MODULE, 'gin.REQUIRED'}
-    macros_read = known.union(*(text.macros_read for text in texts))
-    macros_set = known.union(sources.objects, *(text.macros_set for text in texts))
+    macros_read = known.union(*(text.referenced_macros for text in texts))
+    macros_set = known.union(sources.objects, *(text.assigned_macros for text in texts))
     users = [text for text in texts if not text.shipped]
-    locations = {name: location for text in users for name, location in text.macros_set.items()}
+    locations = {name: location for text in users for name, location in text.assigned_macros.items()}
     for name, location in [*locations.items(), *((name, name) for name in sources.objects)]:
         if name not in macros_read and not (partial and gin_files.is_known_macro(name)):
             raise _build_unread_macro_error(name, location, macros_read)
-    shipped_reads = {name for text in texts if text.shipped for name in text.macros_read}
-    for name, location in (item for text in users for item in text.macros_read.items()):
+    shipped_reads = {name for text in texts if text.shipped for name in text.referenced_macros}
+    for name, location in (item for text in users for item in text.referenced_macros.items()):
         if name not in macros_set and not (gin_files.find_files_with_macro(name) if partial else name in shipped_reads):
             suggestion = '' if gin_files.find_files_with_macro(name) else suggest_similar_name(name, macros_set)
             raise UserError(f'{location} is not set{suggestion or f"; pass {FLAG}{name}=VALUE"}')

@@ -46,12 +46,12 @@ class Checkpoints:
     def __post_init__(self) -> None:
         ranges.check_fields(self)
 
-    def check_exists(self) -> None:
+    def check_checkpoints_exist(self) -> None:
         """Raises UserError if `path` contains no checkpoint. Call this method before reading examples."""
         if self.follow is None:
             saved_params.find_checkpoints(self.path)
 
-    def find_folders(self, done: Collection[int]) -> Iterator[epath.Path]:
+    def find_checkpoint_folders(self, done: Collection[int]) -> Iterator[epath.Path]:
         """Yields the same checkpoint folders on every process. Skips steps in `done` if `follow` is set."""
         if self.follow is None:
             folders = iter(saved_params.find_checkpoints(self.path))

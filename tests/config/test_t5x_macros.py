@@ -36,7 +36,7 @@ VALUES = {'MIXTURE_OR_TASK_MODULE': 'json', 'TRAIN_STEPS': '3', 'TRAIN_STEPS_REL
 def macros_read(command):
     files, base, *_ = COMMANDS[command]
     texts = [text for file in (*base, *files) for text in gin_files.GinReader((), ()).read(file)]
-    return {name for text in texts for name in text.macros_read}
+    return {name for text in texts for name in text.referenced_macros}
 
 
 def find_error(command, macro):
@@ -79,7 +79,11 @@ def test_macros_of_t5x_examples_work_or_have_advice():
 
 
 def test_advice_names_existing_macros():
-    known = {name for text in gin_files.read_shipped_files().values() for name in (*text.macros_set, *text.macros_read)}
+    known = {
+        name
+        for text in gin_files.read_shipped_files().values()
+        for name in (*text.assigned_macros, *text.referenced_macros)
+    }
     advice = ' '.join(text for table in gin_files.T5X_NAMES.values() for text in table.values())
     named = set(re.findall(r'\b[A-Z]{2,}(?:_[A-Z]+)+\b', advice))
     assert named - known == set()
