@@ -191,9 +191,11 @@ def get_smallest_batch_shapes(model_type: str) -> dict[str, tuple[int, ...]]:
     return get_batch_shapes(model_type, dict.fromkeys(get_batch_formats(model_type)[0].features, 2))
 
 
-def input_length_arrays(model_type: str, lengths: Lengths) -> tuple[str, ...]:
+def get_input_length_arrays(model_type: str, lengths: Lengths) -> tuple[str, ...]:
     """Returns the names of the arrays whose rows have the length of the feature `inputs`."""
-    return tuple(name for name, parts in select_format(model_type, lengths).arrays.items() if parts == ('inputs',))
+    return tuple(
+        name for name, parts in select_batch_format(model_type, lengths).arrays.items() if parts == ('inputs',)
+    )
 
 
 def count_positions(batch: Mapping[str, Any]) -> int:

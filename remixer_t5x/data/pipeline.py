@@ -205,7 +205,7 @@ def get_abstract_batch(config: DatasetConfig) -> dict[str, jax.ShapeDtypeStruct]
     )
 
 
-def abstract_train_batches(config: DatasetConfig) -> list[dict[str, jax.ShapeDtypeStruct]]:
+def get_abstract_train_batches(config: DatasetConfig) -> list[dict[str, jax.ShapeDtypeStruct]]:
     """Returns the arrays of a global training batch for each row length of `inputs`, the full length last."""
     lengths = config.task_feature_lengths
     shorter = [

@@ -74,7 +74,7 @@ def _open_examples(
 
 def _batch_by_length(rows: tf.data.Dataset, config: DatasetConfig) -> tf.data.Dataset:
     """Batches rows whose lengths belong to the same bucket. The arrays keep their full length."""
-    names = batch_formats.input_length_arrays(config.model_type, config.task_feature_lengths)
+    names = batch_formats.get_input_length_arrays(config.model_type, config.task_feature_lengths)
     tokens = [name for name in names if name.endswith('_input_tokens')]
     buckets = tf.constant([*config.length_buckets], tf.int64)
 
@@ -175,7 +175,7 @@ class TrainBatches:
     def _trim(self, batch: Batch) -> Batch:
         """Truncates the input arrays to the smallest bucket that holds the tokens of all rows."""
         config = self._config
-        names = batch_formats.input_length_arrays(config.model_type, config.task_feature_lengths)
+        names = batch_formats.get_input_length_arrays(config.model_type, config.task_feature_lengths)
         tokens = [batch[name] for name in names if name.endswith('_input_tokens')]
         fitting = (bucket for bucket in config.length_buckets if not any(array[:, bucket:].any() for array in tokens))
         length = next(fitting, None)

@@ -95,7 +95,7 @@ class CompiledPrograms:
         options = compiler_options.get_training_options(config.xla_options, config.partitioner.mesh.devices.flat[0])
         # Maps the number of positions of a batch, which depends on its length bucket, to the program for these batches.
         self._train_steps: dict[int, AheadOfTimeFunction] = {}
-        for arrays in pipeline.abstract_train_batches(run.dataset):
+        for arrays in pipeline.get_abstract_train_batches(run.dataset):
             batch = {
                 name: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
                 for name, array in arrays.items()

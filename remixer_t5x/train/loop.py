@@ -73,7 +73,8 @@ def train(
 
         first, last, is_new = state.step, run.periods.train_steps, state.saved_step is None
         devices = run.step_config.partitioner.mesh.size
-        cost = progress.StepCost.create_for_current_devices(devices, None if run.dataset.length_buckets else flops_per_step)
+        flops = None if run.dataset.length_buckets else flops_per_step
+        cost = progress.StepCost.create_for_current_devices(devices, flops)
         tolerates_failures = run.recovery.on_save_failure == settings.CONTINUE
         log = run_log.RunLog(path, first, last, cost, tolerates_failures, show_progress, timeline, is_new)
         stack.callback(log.close)
