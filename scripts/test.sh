@@ -79,7 +79,7 @@ case "$SELECT" in
     quick)
         # Only these files are collected, because collecting all others takes longer than the quick tests.
         CHOSEN="$(grep -rl '^@pytest\.mark\.quick' --include='test_*.py' tests)"
-        PYTEST+=(-m quick tests/models/sublayers/test_contract.py) ;;
+        PYTEST+=(-m quick tests/models/sublayers/test_sublayer_contract.py) ;;
     changed)
         say 'tests that the change can affect'
         CHOSEN="$("$VENV/bin/python" scripts/changed_tests.py ${SINCE[@]+"${SINCE[@]}"})" ;;

@@ -163,7 +163,7 @@ def pytest_xdist_make_scheduler(config, log):
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file, _, test = nodeid.partition('::')
-            if not file.endswith('test_contract.py'):
+            if not file.endswith('test_sublayer_contract.py'):
                 return file
             words = test.partition('[')[2].rstrip(']').split('-')
             return f'{file}:{next((word for word in words if word not in OTHER_ID_WORDS), "")}'
@@ -175,7 +175,8 @@ def pytest_xdist_make_scheduler(config, log):
 
 # The slowest test files, in descending order of time.
 LONG_FILES = (
-    *('test_several_processes', 'test_runs', 'test_contract', 'test_recovery', 'test_faults', 'test_sublayer_ablation'),
+    *('test_several_processes', 'test_runs', 'test_sublayer_contract', 'test_recovery', 'test_faults'),
+    'test_sublayer_ablation',
     *('test_own_task', 'test_export', 'test_copied_run', 'test_docs', 'test_encoder_commands', 'test_studies'),
     *('test_trained_model', 'test_local_files', 'test_meshes', 'test_decoder_only', 'test_pipeline', 'test_learned'),
     *('test_seq2seq', 'test_text_tasks', 'test_compare', 'test_task_commands', 'test_resume', 'test_loop'),

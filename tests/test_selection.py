@@ -34,7 +34,7 @@ def files(changed_tests):
 
 def test_quick_runs_each_contract_test_for_each_sublayer_module():
     contract, marks = (
-        load_module(ROOT / f'tests/models/sublayers/{name}.py') for name in ('test_contract', 'conftest')
+        load_module(ROOT / f'tests/models/sublayers/{name}.py') for name in ('test_sublayer_contract', 'conftest')
     )
     modules = {
         f'remixer_t5x.models.sublayers.{path.stem}'
@@ -49,7 +49,7 @@ def test_quick_runs_each_contract_test_for_each_sublayer_module():
 
 
 CHANGES = {
-    'remixer_t5x/kernels/reshaping.py': ('models/sublayers/test_contract', 'test_configs'),
+    'remixer_t5x/kernels/reshaping.py': ('models/sublayers/test_sublayer_contract', 'test_configs'),
     'remixer_t5x/cli/info/model.py': ('cli/test_info', 'test_docs'),
     'docs/guide/new_mixer.md': ('testing/test_check_sublayer', 'test_docs'),
     'tests/support/tiny_training.py': ('train/test_resume',),

@@ -1,6 +1,6 @@
 """Contract tests for a custom sublayer: `check_sublayer(MyMixer)`.
 
-Runs all checks of `contract` on a sublayer, prints a table of the results, and raises the first violation.
+Runs all checks of `sublayer_contract` on a sublayer, prints a table of the results, and raises the first violation.
 """
 
 import dataclasses
@@ -16,28 +16,28 @@ from flax import linen as nn
 from remixer_t5x.errors import UserError, to_one_line
 from remixer_t5x.models import interface
 from remixer_t5x.models.architecture import layer
-from remixer_t5x.testing import contract
-from remixer_t5x.testing.contract import ContractViolation
-from remixer_t5x.testing.fixture import DECODER, ENCODER, LENGTH, MEMORY, ROWS, SublayerFixture
+from remixer_t5x.testing import sublayer_contract
+from remixer_t5x.testing.sublayer_contract import ContractViolation
+from remixer_t5x.testing.sublayer_fixture import DECODER, ENCODER, LENGTH, MEMORY, ROWS, SublayerFixture
 
 __all__ = ['ContractViolation', 'Report', 'check_sublayer']
 
 PASSED, FAILED, REFUSED, SKIPPED = 'passed', 'FAILED', 'refused', 'skipped'
 # The order matters: a bug that one check detects often explains the failures of later checks.
 CHECKS: dict[str, Callable[..., None]] = {
-    'dropout': contract.check_dropout,
-    'parameters': contract.check_parameters,
-    'padding': contract.check_padding,
-    'packing': contract.check_packing,
-    'causality': contract.check_causality,
-    'prefix': contract.check_prefix,
-    'decode': contract.check_decode,
-    'prompt': contract.check_prompt,
-    'beams': contract.check_beams,
-    'bfloat16': contract.check_bfloat16,
-    'gradients': contract.check_gradients,
-    'remat': contract.check_remat,
-    'layouts': contract.check_layouts,
+    'dropout': sublayer_contract.check_dropout,
+    'parameters': sublayer_contract.check_parameters,
+    'padding': sublayer_contract.check_padding,
+    'packing': sublayer_contract.check_packing,
+    'causality': sublayer_contract.check_causality,
+    'prefix': sublayer_contract.check_prefix,
+    'decode': sublayer_contract.check_decode,
+    'prompt': sublayer_contract.check_prompt,
+    'beams': sublayer_contract.check_beams,
+    'bfloat16': sublayer_contract.check_bfloat16,
+    'gradients': sublayer_contract.check_gradients,
+    'remat': sublayer_contract.check_remat,
+    'layouts': sublayer_contract.check_layouts,
 }
 DECODER_CHECKS = ('causality', 'prefix', 'decode', 'prompt', 'beams')
 
@@ -76,7 +76,7 @@ def check_sublayer(
     embed_dim: int = 16,
     show: bool = True,
 ) -> Report:
-    """Checks that a sublayer fulfils the contract of all shipped sublayers (see `remixer_t5x.testing.contract`).
+    """Checks that a sublayer fulfils the contract of all shipped sublayers (see `testing.sublayer_contract`).
 
     Builds two layers with the sublayer, in an encoder and in a decoder, for rows of 12 tokens with `embed_dim`
     features. A sublayer may raise `UserError` at tracing time for unsupported features; the table marks the
@@ -146,11 +146,11 @@ def _describe_read_tokens(name: str, fixture: SublayerFixture, packed: bool) -> 
     leaks: Any = []
     try:
         if fixture.is_decoder:
-            leaks = np.argwhere(np.triu(fixture.position_gradients((LENGTH,)), 1))
+            leaks = np.argwhere(np.triu(fixture.compute_position_gradients((LENGTH,)), 1))
         if not len(leaks):
             if packed:
-                contract.check_packing(fixture)
-            contract.check_padding(fixture)
+                sublayer_contract.check_packing(fixture)
+            sublayer_contract.check_padding(fixture)
     except ContractViolation as error:
         return f'warning: {error}; read {"ctx.segment_ids" if packed else "ctx.is_token"}, and test it with {advice}'
     except Exception as error:
@@ -166,9 +166,9 @@ def _describe_read_tokens(name: str, fixture: SublayerFixture, packed: bool) -> 
 
 
 def _check_stack(fixture: SublayerFixture, without: Sequence[str]) -> list[CheckResult]:
-    ctx, side = fixture.context([[LENGTH]] * ROWS), fixture.side
+    ctx, side = fixture.make_context([[LENGTH]] * ROWS), fixture.side
     try:
-        jax.eval_shape(fixture.stack().init, jax.random.key(0), fixture.features(0), ctx)
+        jax.eval_shape(fixture.build_stack().init, jax.random.key(0), fixture.random_features(0), ctx)
     except UserError as error:
         return [CheckResult('all', side, REFUSED, to_one_line(str(error)))]
     rows = []
@@ -201,9 +201,11 @@ def _run_check(check: Callable[[SublayerFixture], None], fixture: SublayerFixtur
 
 
 def _depends_on_memory(fixture: SublayerFixture) -> bool:
-    x, rows = fixture.features(16), [[LENGTH]] * ROWS
-    memories = (fixture.features(seed, MEMORY) for seed in (17, 18))
-    return not np.array_equal(*(fixture.trace(x, fixture.context(rows, memory)).outputs for memory in memories))
+    x, rows = fixture.random_features(16), [[LENGTH]] * ROWS
+    memories = (fixture.random_features(seed, MEMORY) for seed in (17, 18))
+    return not np.array_equal(
+        *(fixture.run_with_gradients(x, fixture.make_context(rows, memory)).outputs for memory in memories)
+    )
 
 
 def _unwrap_partial(factory: Any) -> Any:

@@ -23,7 +23,7 @@ from remixer_t5x.context import SequenceContext
 from remixer_t5x.models.architecture.layer import Layer
 from remixer_t5x.models.architecture.stack import trace_layers_once
 from remixer_t5x.models.interface import Model
-from remixer_t5x.testing.fixture import fast_prng_key
+from remixer_t5x.testing.sublayer_fixture import fast_prng_key
 
 MODELS = sorted(path.stem for path in (pathlib.Path(__file__).parents[2] / 'configs' / 'models').glob('*.gin'))
 VOCAB = 512

@@ -6,7 +6,7 @@ import pytest
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     for item in items:
-        if item.path.name == 'test_contract.py' and _is_quick(item):
+        if item.path.name == 'test_sublayer_contract.py' and _is_quick(item):
             item.add_marker(pytest.mark.quick)
 
 

@@ -13,7 +13,7 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.models.layers.positions import RotaryEmbedding
 from remixer_t5x.models.sublayers.attention import CrossAttention, SelfAttention
 from remixer_t5x.models.sublayers.feed_forward import ACTIVATIONS, GatedMLP
-from remixer_t5x.testing.fixture import make_segments
+from remixer_t5x.testing.sublayer_fixture import make_segment_arrays
 from tests.support import references
 
 BATCH, LENGTH, EMBED, HEADS, WIDTH = 2, 9, 12, 4, 6
@@ -61,7 +61,7 @@ def attend(params, x, positions, visible, options):
 def test_options_equal_the_formula_on_packed_rows(option, causal):
     options = OPTIONS[option]
     rng = np.random.default_rng(0)
-    ids, positions = make_segments([[9], [5, 4]], LENGTH)
+    ids, positions = make_segment_arrays([[9], [5, 4]], LENGTH)
     ctx = SequenceContext(ids, positions, causal=causal, packed=True)
     x = rng.standard_normal((BATCH, LENGTH, EMBED))
     module = SelfAttention(HEADS, WIDTH, **options)
@@ -78,7 +78,7 @@ def test_options_equal_the_formula_on_packed_rows(option, causal):
 
 def test_the_decoding_cache_holds_only_key_heads():
     module = SelfAttention(HEADS, WIDTH, num_kv_heads=2)
-    ids, positions = make_segments([[LENGTH]] * BATCH, LENGTH)
+    ids, positions = make_segment_arrays([[LENGTH]] * BATCH, LENGTH)
     ctx = SequenceContext(ids, positions, causal=True, decode=True)
     cache = jax.eval_shape(module.init, jax.random.key(0), jnp.ones((BATCH, LENGTH, EMBED)), ctx)['cache']
     assert {array.shape for array in jax.tree.leaves(cache)} == {(BATCH, 2, LENGTH, WIDTH)}

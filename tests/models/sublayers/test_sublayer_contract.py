@@ -1,4 +1,4 @@
-"""Checks the contract of `remixer_t5x.testing.contract` for every sublayer, in an encoder and in a decoder.
+"""Checks the contract of `remixer_t5x.testing.sublayer_contract` for every sublayer, in an encoder and in a decoder.
 
 To test a new sublayer, add a case to `SUBLAYERS`.
 """
@@ -28,8 +28,8 @@ from remixer_t5x.models.sublayers import (
     remixer,
     tim,
 )
-from remixer_t5x.testing import contract
-from remixer_t5x.testing.fixture import LENGTH, SublayerFixture
+from remixer_t5x.testing import sublayer_contract
+from remixer_t5x.testing.sublayer_fixture import LENGTH, SublayerFixture
 
 BATCH, EMBED, HIDDEN = 2, 16, 24
 DROPOUT = 0.5
@@ -198,30 +198,30 @@ def make_fixture(name: str, side: str) -> SublayerFixture:
 
 @per_example
 def test_outputs_ignore_padding(name, side):
-    contract.check_padding(make_fixture(name, side))
+    sublayer_contract.check_padding(make_fixture(name, side))
 
 
 @per_example
 def test_packing_keeps_outputs(name, side):
-    contract.check_packing(make_fixture(name, side))
+    sublayer_contract.check_packing(make_fixture(name, side))
 
 
 @every_decoder
 @pytest.mark.parametrize('segments', [(LENGTH,), (5, 4)], ids=['one', 'packed'])
 def test_decoder_is_causal(name, segments):
-    contract.check_causality(make_fixture(name, 'decoder'), segments)
+    sublayer_contract.check_causality(make_fixture(name, 'decoder'), segments)
 
 
 @every_decoder
 def test_decoding_equals_all_tokens_at_once(name):
-    contract.check_decode(make_fixture(name, 'decoder'))
+    sublayer_contract.check_decode(make_fixture(name, 'decoder'))
 
 
 def test_decoding_with_tpu_caches_equals_all_tokens_at_once(monkeypatch):
     monkeypatch.setattr(attention_formula, 'target_platform', lambda: 'tpu')
-    contract.check_decode(make_fixture('modern', 'decoder'))
-    contract.check_beams(make_fixture('modern', 'decoder'))
-    contract.check_prompt(make_fixture_without_memory('modern'))
+    sublayer_contract.check_decode(make_fixture('modern', 'decoder'))
+    sublayer_contract.check_beams(make_fixture('modern', 'decoder'))
+    sublayer_contract.check_prompt(make_fixture_without_memory('modern'))
 
 
 REFUSES_PREFIX = {'gmlp', 'mlp_mixer'}
@@ -238,73 +238,73 @@ def make_fixture_without_memory(name: str) -> SublayerFixture:
 def test_prefix_is_bidirectional(name):
     if name in REFUSES_PREFIX:
         with pytest.raises(UserError, match='PREFIX_LM = False') as error:
-            contract.check_prefix(make_fixture_without_memory(name))
+            sublayer_contract.check_prefix(make_fixture_without_memory(name))
         assert 'SelfAttention' in str(error.value) and '\n' not in str(error.value)
     else:
-        contract.check_prefix(make_fixture_without_memory(name))
+        sublayer_contract.check_prefix(make_fixture_without_memory(name))
 
 
 @every_decoder
 def test_prompts_fill_caches(name):
-    contract.check_prompt(make_fixture_without_memory(name))
+    sublayer_contract.check_prompt(make_fixture_without_memory(name))
     if name not in REFUSES_PREFIX:
-        contract.check_prompt(make_fixture_without_memory(name), bidirectional=True)
+        sublayer_contract.check_prompt(make_fixture_without_memory(name), bidirectional=True)
 
 
 @pytest.mark.parametrize('name', decoders_with_memory())
 def test_beams_share_the_memory(name):
-    contract.check_beams(make_fixture(name, 'decoder'))
+    sublayer_contract.check_beams(make_fixture(name, 'decoder'))
 
 
 @larger_side
 def test_bfloat16_is_close_to_float32(name, side):
-    contract.check_bfloat16(make_fixture(name, side))
+    sublayer_contract.check_bfloat16(make_fixture(name, side))
 
 
 @larger_side
 def test_dropout_is_applied_only_in_training(name, side):
-    contract.check_dropout(make_fixture(name, side))
+    sublayer_contract.check_dropout(make_fixture(name, side))
 
 
 @both_sides
 def test_parameters_have_axes_and_are_not_shared(name, side):
-    contract.check_parameters(make_fixture(name, side))
+    sublayer_contract.check_parameters(make_fixture(name, side))
 
 
 @both_sides
 def test_gradients_are_finite_and_reach_every_parameter(name, side):
-    contract.check_gradients(make_fixture(name, side))
+    sublayer_contract.check_gradients(make_fixture(name, side))
 
 
 @pytest.mark.parametrize(('name', 'side'), covering_cases())
 def test_remat_and_unroll_do_not_change_results(name, side):
     policies = (stack.full_remat, stack.dots_remat) if name == 't5' else (stack.full_remat,)
-    contract.check_remat(make_fixture(name, side), policies)
+    sublayer_contract.check_remat(make_fixture(name, side), policies)
 
 
 def test_every_layout_keeps_shape_and_dtype():
     """What a layout computes is tested in test_layer.py."""
-    contract.check_layouts(make_fixture('tim', 'decoder'))
+    sublayer_contract.check_layouts(make_fixture('tim', 'decoder'))
 
 
 def test_remat_recomputes():
     matmuls = {}
     t5 = make_fixture('t5', 'encoder')
     for policy in (None, stack.dots_remat, stack.full_remat):
-        model = t5.stack(remat_policy=policy)
-        ctx = t5.context([[LENGTH]] * BATCH)
+        model = t5.build_stack(remat_policy=policy)
+        ctx = t5.make_context([[LENGTH]] * BATCH)
 
         def loss(params, x, model=model, ctx=ctx):
             return jnp.sum(model.apply({'params': params}, x, ctx))
 
-        gradient = jax.jit(jax.grad(loss)).lower(t5.params, t5.features(0, rows=BATCH))
+        gradient = jax.jit(jax.grad(loss)).lower(t5.params, t5.random_features(0, rows=BATCH))
         matmuls[policy] = gradient.compile().as_text().count(' dot(')
     assert matmuls[None] <= matmuls[stack.dots_remat] < matmuls[stack.full_remat], matmuls
 
 
 def test_encoder_only_logits_do_not_depend_on_packing():
     fixture, counts = make_fixture('t5', 'encoder'), (5, 4)
-    module = encoder_only.EncoderOnly(20, EMBED, fixture.stack)
+    module = encoder_only.EncoderOnly(20, EMBED, fixture.build_stack)
     embedding = np.random.default_rng(1).standard_normal((20, EMBED), np.float32)
     params = {'token_embedder': {'embedding': embedding}, 'encoder': fixture.params}
     ids = np.random.default_rng(0).integers(1, 20, sum(counts))
@@ -322,4 +322,4 @@ def test_encoder_only_logits_do_not_depend_on_packing():
 
     separate_logits, packed_logits = map(np.asarray, compute(params))
     expected = np.concatenate([separate_logits[row, :count] for row, count in enumerate(counts)])
-    assert contract.relative_difference(packed_logits[0, : len(ids)], expected) < contract.TOLERANCE
+    assert sublayer_contract.relative_difference(packed_logits[0, : len(ids)], expected) < sublayer_contract.TOLERANCE

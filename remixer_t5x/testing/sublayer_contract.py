@@ -28,7 +28,14 @@ from flax import linen as nn
 
 from remixer_t5x import axes
 from remixer_t5x.models.architecture import layer, stack
-from remixer_t5x.testing.fixture import LENGTH, MEMORY, ROWS, SublayerFixture, fast_prng_key, make_segments
+from remixer_t5x.testing.sublayer_fixture import (
+    LENGTH,
+    MEMORY,
+    ROWS,
+    SublayerFixture,
+    fast_prng_key,
+    make_segment_arrays,
+)
 
 # Maximum difference relative to the largest output. Rounding errors are far smaller, and the effects of bugs far
 # larger.
@@ -70,43 +77,47 @@ def relative_difference(actual: Any, expected: Any) -> float:
 
 def check_padding(fixture: SublayerFixture) -> None:
     lengths = np.random.default_rng(0).integers(1, SHORT_LENGTH + 1, ROWS)
-    x, memory, segments = fixture.features(21), fixture.features(22, MEMORY), [[int(n)] for n in lengths]
-    long = fixture.trace(x, fixture.context(segments, memory)).outputs
+    x, memory, segments = fixture.random_features(21), fixture.random_features(22, MEMORY), [[int(n)] for n in lengths]
+    long = fixture.run_with_gradients(x, fixture.make_context(segments, memory)).outputs
     short = np.asarray(
-        fixture.forward(fixture.params, x[:, :SHORT_LENGTH], fixture.context(segments, memory, length=SHORT_LENGTH))
+        fixture.forward(
+            fixture.params, x[:, :SHORT_LENGTH], fixture.make_context(segments, memory, length=SHORT_LENGTH)
+        )
     )
     for row, n in enumerate(lengths):
         long_name = f'the output at {n} tokens with {LENGTH - n} positions of padding'
         require_close(long[row, :n], short[row, :n], long_name, f'that with {SHORT_LENGTH - n} positions')
-    influence = fixture.position_gradients([SHORT_LENGTH])
+    influence = fixture.compute_position_gradients([SHORT_LENGTH])
     influence[:, :SHORT_LENGTH] = influence[SHORT_LENGTH:] = 0
     require_no_dependency(influence, 'token {} reads padding at position {}')
 
 
 def check_packing(fixture: SublayerFixture) -> None:
     rng = np.random.default_rng(1)
-    x, memory = fixture.features(23), fixture.features(24, MEMORY)
+    x, memory = fixture.random_features(23), fixture.random_features(24, MEMORY)
     first = rng.integers(1, LENGTH, ROWS)
     second = np.minimum(rng.integers(1, LENGTH + 1, ROWS), LENGTH - first)
     memory_first = rng.integers(1, MEMORY, ROWS)
     pairs = np.stack([first, second], 1).tolist()
     memory_pairs = np.stack([memory_first, MEMORY - memory_first], 1).tolist()
-    ctx = fixture.context(pairs, memory, memory_pairs)
-    # For decoders, `trace` avoids another compilation, because the causality check uses the same program.
-    packed = fixture.trace(x, ctx).outputs if fixture.is_decoder else fixture.forward(fixture.params, x, ctx)
+    ctx = fixture.make_context(pairs, memory, memory_pairs)
+    # For decoders, `run_with_gradients` avoids another compilation, because the causality check uses the same program.
+    packed = (
+        fixture.run_with_gradients(x, ctx).outputs if fixture.is_decoder else fixture.forward(fixture.params, x, ctx)
+    )
     packed = np.asarray(packed)
     zeros = np.zeros_like(first)
     for example, (starts, memory_starts) in enumerate([(zeros, zeros), (first, memory_first)]):
         counts = [[row[example]] for row in pairs]
         memory_counts = [[row[example]] for row in memory_pairs]
-        ctx = fixture.context(counts, _move_to_front(memory, memory_starts), memory_counts)
-        separate = fixture.trace(_move_to_front(x, starts), ctx).outputs
+        ctx = fixture.make_context(counts, _move_to_front(memory, memory_starts), memory_counts)
+        separate = fixture.run_with_gradients(_move_to_front(x, starts), ctx).outputs
         for row, (count,) in enumerate(counts):
             tokens = packed[row, starts[row] : starts[row] + count]
             packed_name = f'the output of example {example + 1} in a row of {pairs[row]} tokens'
             require_close(tokens, separate[row, :count], packed_name, 'its output in a separate row')
     if fixture.is_decoder:
-        leaks = fixture.position_gradients([5, 4])[:5, 5:9]
+        leaks = fixture.compute_position_gradients([5, 4])[:5, 5:9]
         require_no_dependency(leaks, 'token {} of one example reads token {} of another example in the same row')
 
 
@@ -119,8 +130,8 @@ def _move_to_front(x: np.ndarray, starts: np.ndarray) -> np.ndarray:
 
 
 def check_causality(fixture: SublayerFixture, segments: tuple[int, ...] = (LENGTH,)) -> None:
-    influence = fixture.position_gradients(segments)
-    ids, _ = make_segments([segments], LENGTH)
+    influence = fixture.compute_position_gradients(segments)
+    ids, _ = make_segment_arrays([segments], LENGTH)
     are_tokens = (ids.T > 0) & (ids > 0)
     may_read = are_tokens & (ids == ids.T) & np.tri(LENGTH, dtype=bool)
     require_no_dependency(
@@ -136,9 +147,9 @@ def check_causality(fixture: SublayerFixture, segments: tuple[int, ...] = (LENGT
 
 def check_prefix(fixture: SublayerFixture) -> None:
     for segments, prefixes in (((SHORT_LENGTH,), (4,)), ((5, 4), (3, 2))):
-        ids, positions = make_segments([list(segments)] * ROWS, LENGTH)
+        ids, positions = make_segment_arrays([list(segments)] * ROWS, LENGTH)
         is_prefix = (ids > 0) & (positions < np.asarray((0, *prefixes))[ids])
-        influence = fixture.position_gradients(segments, prefix=is_prefix)
+        influence = fixture.compute_position_gradients(segments, prefix=is_prefix)
         is_token, in_prefix = ids[0] > 0, is_prefix[0]
         same_example = (ids[0][:, None] == ids[0][None, :]) & is_token[:, None]
         may_read = same_example & (np.tri(LENGTH, dtype=bool) | in_prefix[None, :])
@@ -155,17 +166,19 @@ def check_prompt(fixture: SublayerFixture, bidirectional: bool = False) -> None:
 
     A sublayer may raise UserError for prefixes.
     """
-    x = fixture.features(26)
+    x = fixture.random_features(26)
     counts = np.random.default_rng(3).integers(1, SHORT_LENGTH + 1, ROWS)
     counts[:2] = 1, SHORT_LENGTH
     is_prefix = np.arange(LENGTH) < counts[:, None] if bidirectional else None
-    expected = np.asarray(fixture.trace(x, fixture.context([[LENGTH]] * ROWS, prefix=is_prefix)).outputs)
+    expected = np.asarray(
+        fixture.run_with_gradients(x, fixture.make_context([[LENGTH]] * ROWS, prefix=is_prefix)).outputs
+    )
     step = _make_decoding_step(fixture)
     prompt_prefix = None if is_prefix is None else is_prefix[:, :SHORT_LENGTH]
     segments = [[int(n)] for n in counts]
-    ctx = fixture.context(segments, length=SHORT_LENGTH, decode=True, cache_slots=LENGTH, prefix=prompt_prefix)
+    ctx = fixture.make_context(segments, length=SHORT_LENGTH, decode=True, cache_slots=LENGTH, prefix=prompt_prefix)
     _, variables = step({'params': fixture.params}, x[:, :SHORT_LENGTH], ctx)
-    ctx = fixture.context([[1]] * ROWS, length=1, decode=True)
+    ctx = fixture.make_context([[1]] * ROWS, length=1, decode=True)
     rows = np.arange(ROWS)
     for t in range(LENGTH - SHORT_LENGTH):
         positions = counts - 1 + t
@@ -176,11 +189,11 @@ def check_prompt(fixture: SublayerFixture, bidirectional: bool = False) -> None:
 
 
 def check_decode(fixture: SublayerFixture) -> None:
-    x, memory = fixture.features(4), fixture.features(5, MEMORY)
+    x, memory = fixture.random_features(4), fixture.random_features(5, MEMORY)
     lengths = [[MEMORY], [MEMORY - 2]] * (ROWS // 2)
-    expected = fixture.trace(x, fixture.context([[LENGTH]] * ROWS, memory, lengths)).outputs
+    expected = fixture.run_with_gradients(x, fixture.make_context([[LENGTH]] * ROWS, memory, lengths)).outputs
     step = _make_decoding_step(fixture)
-    ctx = fixture.context([[LENGTH]] * ROWS, memory, lengths, decode=True)
+    ctx = fixture.make_context([[LENGTH]] * ROWS, memory, lengths, decode=True)
     _, variables = step({'params': fixture.params}, np.zeros_like(x), ctx)
     for path, leaf in jax.tree_util.tree_leaves_with_path(variables['cache']):
         name = jax.tree_util.keystr(path, simple=True, separator='/')
@@ -190,7 +203,7 @@ def check_decode(fixture: SublayerFixture) -> None:
             is_batched or is_counter, f'the first axis of the cache {name} must be the batch, got {leaf.shape}'
         )
     # Replace the encoder output with NaN, so that steps that read the encoder output instead of the cache fail.
-    ctx = fixture.context([[1]] * ROWS, np.full_like(memory, np.nan), lengths, length=1, decode=True)
+    ctx = fixture.make_context([[1]] * ROWS, np.full_like(memory, np.nan), lengths, length=1, decode=True)
     for t in range(LENGTH):
         y, variables = step({'params': fixture.params, **variables}, x[:, t : t + 1], ctx)
         step_name, reference = f'step {t} with the cache', 'the output for all tokens at once'
@@ -198,13 +211,13 @@ def check_decode(fixture: SublayerFixture) -> None:
 
 
 def _make_decoding_step(fixture: SublayerFixture) -> Callable[..., Any]:
-    model = fixture.stack()
+    model = fixture.build_stack()
     return jax.jit(lambda variables, x, ctx: model.apply(variables, x, ctx, LENGTH, mutable=['cache']))
 
 
 def check_beams(fixture: SublayerFixture) -> None:
-    model, rows, steps = fixture.stack(), 2, 2
-    x, memory = fixture.features(4, rows=2 * rows), fixture.features(5, MEMORY, rows)
+    model, rows, steps = fixture.build_stack(), 2, 2
+    x, memory = fixture.random_features(4, rows=2 * rows), fixture.random_features(5, MEMORY, rows)
     lengths = [[MEMORY], [MEMORY - 2]]
 
     @jax.jit
@@ -217,13 +230,15 @@ def check_beams(fixture: SublayerFixture) -> None:
             outputs.append(y)
         return jnp.stack(outputs)
 
-    def run(memory, memory_lengths):
-        ctx_all = fixture.context([[LENGTH]] * 2 * rows, memory, memory_lengths, decode=True)
-        return decode_steps(ctx_all, fixture.context([[1]] * 2 * rows, memory, memory_lengths, length=1, decode=True))
+    def decode_beams(memory, memory_lengths):
+        ctx_all = fixture.make_context([[LENGTH]] * 2 * rows, memory, memory_lengths, decode=True)
+        return decode_steps(
+            ctx_all, fixture.make_context([[1]] * 2 * rows, memory, memory_lengths, length=1, decode=True)
+        )
 
-    copies = run(np.repeat(memory, 2, axis=0), [row for row in lengths for _ in range(2)])
+    copies = decode_beams(np.repeat(memory, 2, axis=0), [row for row in lengths for _ in range(2)])
     reference = 'that of two sequences with copies of the memory'
-    require_close(run(memory, lengths), copies, 'the output of two beams of a sequence', reference)
+    require_close(decode_beams(memory, lengths), copies, 'the output of two beams of a sequence', reference)
 
 
 def check_bfloat16(fixture: SublayerFixture) -> None:
@@ -232,11 +247,11 @@ def check_bfloat16(fixture: SublayerFixture) -> None:
     For three seeds, bfloat16 changes the output of shipped sublayers by at most 6% (norm over all tokens) and 2%
     (median over tokens).
     """
-    x, memory, rows = fixture.features(6), fixture.features(7, MEMORY), [[LENGTH]] * ROWS
+    x, memory, rows = fixture.random_features(6), fixture.random_features(7, MEMORY), [[LENGTH]] * ROWS
     params = jax.device_get(nn.unbox(fixture.boxed_params))
-    expected = fixture.trace(x, fixture.context(rows, memory), params=params).outputs
+    expected = fixture.run_with_gradients(x, fixture.make_context(rows, memory), params=params).outputs
     low_x: Any = x.astype(jnp.bfloat16)
-    low_context = fixture.context(rows, memory.astype(jnp.bfloat16))
+    low_context = fixture.make_context(rows, memory.astype(jnp.bfloat16))
     # Apply the sublayer without a layer, because a layer raises UserError for a wrong dtype.
     for factory in fixture.sublayers:
         dtype = jax.eval_shape(factory().init_with_output, jax.random.key(0), low_x, low_context)[0].dtype
@@ -250,13 +265,13 @@ def check_bfloat16(fixture: SublayerFixture) -> None:
 
 def check_dropout(fixture: SublayerFixture) -> None:
     """Checks the dropout of the layer, or of the sublayers if they have a dropout rate."""
-    x, ctx = fixture.features(8), fixture.context([[LENGTH]] * ROWS, fixture.features(9, MEMORY))
+    x, ctx = fixture.random_features(8), fixture.make_context([[LENGTH]] * ROWS, fixture.random_features(9, MEMORY))
     settings = [item for factory in fixture.sublayers for item in vars(factory()).items()]
     has_dropout = any(value for name, value in settings if name.endswith('dropout_rate'))
-    model = fixture.stack(dropout=0.0) if has_dropout else fixture.stack()
+    model = fixture.build_stack(dropout=0.0) if has_dropout else fixture.build_stack()
     try:
         # No dropout key is passed.
-        evaluated = fixture.trace(x, ctx).outputs
+        evaluated = fixture.run_with_gradients(x, ctx).outputs
     except Exception as error:
         if 'dropout' not in str(error):
             raise
@@ -273,12 +288,12 @@ def check_dropout(fixture: SublayerFixture) -> None:
 def check_parameters(fixture: SublayerFixture) -> None:
     known_axes = {value for key, value in vars(axes).items() if key.isupper()} | {None}
 
-    def is_box(leaf):
+    def is_boxed_param(leaf):
         return isinstance(leaf, nn.LogicallyPartitioned)
 
-    for path, leaf in jax.tree_util.tree_leaves_with_path(fixture.boxed_params, is_leaf=is_box):
+    for path, leaf in jax.tree_util.tree_leaves_with_path(fixture.boxed_params, is_leaf=is_boxed_param):
         name = jax.tree_util.keystr(path, simple=True, separator='/')
-        require_condition(is_box(leaf), f'{name} has no logical axes; use nn.with_logical_partitioning')
+        require_condition(is_boxed_param(leaf), f'{name} has no logical axes; use nn.with_logical_partitioning')
         require_condition(
             len(leaf.names) == leaf.value.ndim, f'{name} has axes {leaf.names} and shape {leaf.value.shape}'
         )
@@ -292,18 +307,18 @@ def check_parameters(fixture: SublayerFixture) -> None:
 
 
 def check_gradients(fixture: SublayerFixture) -> None:
-    for path, gradient in jax.tree_util.tree_leaves_with_path(fixture.gradients()):
+    for path, gradient in jax.tree_util.tree_leaves_with_path(fixture.compute_param_gradients()):
         name = jax.tree_util.keystr(path, simple=True, separator='/')
         require_condition(np.all(np.isfinite(gradient)), f'the gradient of {name} is not finite')
         require_condition(np.any(gradient != 0), f'the gradient of {name} is zero')
 
 
 def check_remat(fixture: SublayerFixture, policies: tuple[Callable[..., bool], ...] = (stack.full_remat,)) -> None:
-    expected = jax.tree_util.tree_leaves_with_path(fixture.gradients())
+    expected = jax.tree_util.tree_leaves_with_path(fixture.compute_param_gradients())
     # Tolerate rounding: the exact gradient of attention's key bias is 0, and rounding differs between programs.
     rounding = 1e-6 * max(np.max(np.abs(gradient)) for _, gradient in expected)
     for policy in policies:
-        recomputed = jax.tree.leaves(fixture.gradients(remat_policy=policy, unroll=None))
+        recomputed = jax.tree.leaves(fixture.compute_param_gradients(remat_policy=policy, unroll=None))
         for (path, gradient), other in zip(expected, recomputed, strict=True):
             if max(np.max(np.abs(gradient)), np.max(np.abs(other))) >= rounding:
                 name = jax.tree_util.keystr(path, simple=True, separator='/')
@@ -311,7 +326,7 @@ def check_remat(fixture: SublayerFixture, policies: tuple[Callable[..., bool], .
 
 
 def check_layouts(fixture: SublayerFixture) -> None:
-    ctx, x = fixture.context([[LENGTH]] * ROWS), fixture.features(15)
+    ctx, x = fixture.make_context([[LENGTH]] * ROWS), fixture.random_features(15)
     for layout in LAYOUTS:
         norm = None if layout is layer.ReZero else fixture.norm
         module = layer.make_layer(fixture.sublayers, layout, norm=norm)

@@ -1,6 +1,7 @@
 """Builds a two-layer encoder or decoder with the sublayers to check, and the compiled programs shared by the checks.
 
-`trace` computes outputs and gradients with one program of a fixed shape; the cotangents select the gradients.
+`run_with_gradients` computes outputs and gradients with one program of a fixed shape; the cotangents select the
+gradients.
 """
 
 import dataclasses
@@ -30,7 +31,7 @@ def fast_prng_key(seed: int) -> jax.Array:
     return jax.random.key(seed, impl='unsafe_rbg')
 
 
-class TraceResult(NamedTuple):
+class OutputsWithGradients(NamedTuple):
     """The outputs, [rows, length, embed], and the gradients of their dot product with the cotangents."""
 
     outputs: Any
@@ -62,37 +63,39 @@ class SublayerFixture:
     def is_decoder(self) -> bool:
         return self.side == DECODER
 
-    def stack(self, dropout: float = DROPOUT, **options: Any) -> stack.Stack:
+    def build_stack(self, dropout: float = DROPOUT, **options: Any) -> stack.Stack:
         """Returns a stack of the layers; `options` are passed to `Stack`."""
         make_layer = functools.partial(layer.make_layer, self.sublayers, self.layout, dropout, self.norm)
         runs = ((make_layer, LAYERS),)
         return stack.Stack(runs=runs, position_bias=self.position_bias, dropout_rate=dropout, **options)
 
     # Use NumPy, because JAX would compile a program for each slice and shape.
-    def features(self, seed: int, length: int = LENGTH, rows: int = ROWS) -> np.ndarray:
+    def random_features(self, seed: int, length: int = LENGTH, rows: int = ROWS) -> np.ndarray:
         return np.random.default_rng(seed).standard_normal((rows, length, self.embed), np.float32)
 
-    def context(
+    def make_context(
         self, segments: Segments, memory: Any = None, memory_segments: Segments | None = None, **flags: Any
     ) -> SequenceContext:
         """Returns the context of packed rows; `segments` lists the example lengths of each row, as in [[3, 4], [5]]."""
         packed = any(len(row) > 1 for row in segments)
-        ids, positions = make_segments(segments, flags.pop('length', LENGTH))
+        ids, positions = make_segment_arrays(segments, flags.pop('length', LENGTH))
         ctx = SequenceContext(ids, positions, causal=self.is_decoder, packed=packed, num_keys=ids.shape[1], **flags)
         if not self.is_decoder:
             return ctx
-        memory = self.features(9, MEMORY, len(segments)) if memory is None else memory
-        memory_ids, memory_positions = make_segments(memory_segments or [[MEMORY]] * len(memory), memory.shape[1])
+        memory = self.random_features(9, MEMORY, len(segments)) if memory is None else memory
+        memory_ids, memory_positions = make_segment_arrays(memory_segments or [[MEMORY]] * len(memory), memory.shape[1])
         memory_ctx = SequenceContext(memory_ids, memory_positions, packed=packed)
         return dataclasses.replace(ctx, memory=EncoderMemory(memory, memory_ctx))
 
     @functools.cached_property
     def boxed_params(self) -> Any:
         """Initial parameters, boxed with their logical axes."""
-        init = jax.jit(self.stack().init)
+        init = jax.jit(self.build_stack().init)
         # Cache arrays rather than tracers, even if the first call is inside `jax.jit`.
         with jax.ensure_compile_time_eval(), stack.trace_layers_once():
-            return init(fast_prng_key(0), self.features(0), self.context([[LENGTH]] * ROWS)).get('params', {})
+            return init(fast_prng_key(0), self.random_features(0), self.make_context([[LENGTH]] * ROWS)).get(
+                'params', {}
+            )
 
     @functools.cached_property
     def params(self) -> Any:
@@ -104,23 +107,27 @@ class SublayerFixture:
     @functools.cached_property
     def forward(self) -> Callable[..., jax.Array]:
         """The compiled function `(params, x, ctx) -> outputs`."""
-        model = self.stack()
+        model = self.build_stack()
         return jax.jit(lambda params, x, ctx: model.apply({'params': params}, x, ctx))
 
-    def trace(
+    def run_with_gradients(
         self, x: np.ndarray, ctx: SequenceContext, cotangents: np.ndarray | None = None, params: Any = None
-    ) -> TraceResult:
+    ) -> OutputsWithGradients:
         """Returns the outputs for x [ROWS, LENGTH, embed] and the gradients of their dot product with `cotangents`."""
         cotangents = np.zeros_like(x) if cotangents is None else cotangents
-        return jax.device_get(self._compile_trace()(self.params if params is None else params, x, ctx, cotangents))
+        return jax.device_get(
+            self._compile_with_gradients()(self.params if params is None else params, x, ctx, cotangents)
+        )
 
-    def gradients(self, **options: Any) -> Any:
+    def compute_param_gradients(self, **options: Any) -> Any:
         """Returns the parameter gradients for random cotangents at all tokens of rows of two different lengths."""
-        ctx = self.context([[LENGTH], [8]] * (ROWS // 2), self.features(11, MEMORY))
-        cotangents = self.features(12) * (np.asarray(ctx.segment_ids) > 0)[..., None]
-        return jax.device_get(self._compile_trace(**options)(self.params, self.features(10), ctx, cotangents).params)
+        ctx = self.make_context([[LENGTH], [8]] * (ROWS // 2), self.random_features(11, MEMORY))
+        cotangents = self.random_features(12) * (np.asarray(ctx.segment_ids) > 0)[..., None]
+        return jax.device_get(
+            self._compile_with_gradients(**options)(self.params, self.random_features(10), ctx, cotangents).params
+        )
 
-    def position_gradients(self, segments: Sequence[int], **flags: Any) -> np.ndarray:
+    def compute_position_gradients(self, segments: Sequence[int], **flags: Any) -> np.ndarray:
         """Returns the largest absolute gradient of each output position for each input position, [output, input].
 
         Each row contains examples of lengths `segments`; `flags` are fields of the `SequenceContext`.
@@ -128,21 +135,21 @@ class SublayerFixture:
         cotangents: np.ndarray = np.zeros((ROWS, LENGTH, self.embed), np.float32)
         cotangents[np.arange(ROWS), np.arange(LENGTH)] = np.random.default_rng(5).standard_normal(self.embed)
         rows = [list(segments)] * ROWS
-        ctx = self.context(rows, self.features(3, MEMORY), [[3] * len(segments)] * ROWS, **flags)
-        return np.max(np.abs(self.trace(self.features(2), ctx, cotangents).x), axis=-1)
+        ctx = self.make_context(rows, self.random_features(3, MEMORY), [[3] * len(segments)] * ROWS, **flags)
+        return np.max(np.abs(self.run_with_gradients(self.random_features(2), ctx, cotangents).x), axis=-1)
 
     @functools.cache  # noqa: B019 (the cache should live as long as the fixture)
-    def _compile_trace(self, **options: Any) -> Callable[..., TraceResult]:
-        model = self.stack(**options)
+    def _compile_with_gradients(self, **options: Any) -> Callable[..., OutputsWithGradients]:
+        model = self.build_stack(**options)
 
-        def traced(params, x, ctx, cotangents):
+        def outputs_and_gradients(params, x, ctx, cotangents):
             outputs, pull = jax.vjp(lambda params, x: model.apply({'params': params}, x, ctx), params, x)
-            return TraceResult(outputs, *pull(cotangents.astype(outputs.dtype)))
+            return OutputsWithGradients(outputs, *pull(cotangents.astype(outputs.dtype)))
 
-        return jax.jit(traced)
+        return jax.jit(outputs_and_gradients)
 
 
-def make_segments(segments: Segments, length: int) -> tuple[np.ndarray, np.ndarray]:
+def make_segment_arrays(segments: Segments, length: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns segment ids and positions, [rows, length] int32, for rows specified as lists of example lengths."""
     ids: np.ndarray = np.zeros((len(segments), length), np.int32)
     positions = np.tile(np.arange(length, dtype=np.int32), (len(segments), 1))
