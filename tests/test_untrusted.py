@@ -112,7 +112,7 @@ def test_values_of_a_hugging_face_folder_cannot_inject_gin():
     hostile = "x'\nimport os\rX = @os.system()\u2028Y = 1\x85include 'evil.gin'\x0b"
     names = []
     for name in (hostile, 'x'):
-        text = Bert(**sizes, max_length=8).gin_text(
+        text = Bert(**sizes, max_length=8).build_gin_text(
             f'Converted from {name}'
         ) + task_vocabulary.build_vocabulary_statements(name)
         text += '\n'.join(' = '.join(flag) for flag in task_vocabulary.build_vocabulary_flags('wordpiece', path=name))

@@ -19,8 +19,8 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate import checkpoint_evaluation, text_inference, text_inputs
 from remixer_t5x.extras.reports import overview, records, sweep
 from remixer_t5x.interop import safetensors_files, shared_folder
-from remixer_t5x.interop.huggingface import folders, t5_tokenizer
-from remixer_t5x.interop.huggingface.family import HuggingFaceConfig
+from remixer_t5x.interop.huggingface import model_folders, t5_tokenizer
+from remixer_t5x.interop.huggingface.model_family import HuggingFaceConfig
 from remixer_t5x.run_folder import metrics, model_dir, trackers
 from remixer_t5x.train import progress
 from remixer_tasks import vocabularies
@@ -117,12 +117,12 @@ def folder_reader(name, read, **others):
 
 def config_reader(model_type):
     def read(path):
-        *others, last = [family for family in folders.FAMILIES if model_type in family.model_types]
+        *others, last = [family for family in model_folders.FAMILIES if model_type in family.model_types]
         config = HuggingFaceConfig({'model_type': model_type, **untrusted_files.read_json_object(path)}, 'folder')
         for family in others:
             with contextlib.suppress(UserError):
-                family.from_config(config, safetensors_files.Tensors({}))
-        last.from_config(config, safetensors_files.Tensors({}))
+                family.from_config(config, safetensors_files.LazyTensors({}))
+        last.from_config(config, safetensors_files.LazyTensors({}))
 
     return read
 
@@ -162,7 +162,7 @@ READERS = {
     **{name: folder_reader(name, tokenizer_files.read_added_tokens) for name in ADDED_TOKENS},
     'unigram': lambda path: sentencepiece_vocabulary.unigram_model(untrusted_files.read_json_object(path), 'folder'),
     'hugging_face_tokenizer': folder_reader(t5_tokenizer.CONFIG, t5_tokenizer.find_t5_tokenizer),
-    'shard_index': folder_reader(safetensors_files.INDEX_FILE, safetensors_files.read_folder),
+    'shard_index': folder_reader(safetensors_files.INDEX_FILE, safetensors_files.open_weights_folder),
     'safetensors': lambda path: safetensors_files.read_params(str(path)),
     'finished_commands': folder_reader(sweep.FINISHED_FILE, sweep.Sweep),
     'cache_file_list': folder_reader(cache.FILE_LIST, cache.check_file_sizes),

@@ -22,7 +22,7 @@ from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError, to_one_line
 from remixer_t5x.evaluate import checkpoint_ranking
 from remixer_t5x.interop import shared_folder
-from remixer_t5x.interop.huggingface import folders
+from remixer_t5x.interop.huggingface import model_folders
 from remixer_t5x.models.architecture.encoder_decoder import parse_dtype
 from remixer_t5x.models.interface import Model
 from remixer_t5x.run_folder import model_dir, object_store
@@ -94,7 +94,7 @@ def _load_folder(path: str, partitioner: Partitioner, vocabulary: str | None, tr
                 f'{folder} is not a folder; use a MODEL_DIR, a checkpoint, a Hugging Face T5 folder, or hf://NAME for '
                 'a model on the Hub'
             )
-        is_hugging_face = (folder / folders.CONFIG).is_file() and not saved_params.list_steps(
+        is_hugging_face = (folder / model_folders.CONFIG).is_file() and not saved_params.list_steps(
             folder / model_dir.CHECKPOINTS
         )
     if is_hugging_face and shared_folder.is_shared_folder(pathlib.Path(folder)):
@@ -118,7 +118,7 @@ def check_gin_is_safe(shared: shared_folder.SharedModel, advice: str) -> None:
     The error message ends with `advice`: the call or command that loads the folder despite this code.
     """
     file = shared.folder / shared_folder.GIN
-    if foreign := foreign_gin.find_disallowed_statement(shared.gin_text(), str(file)):
+    if foreign := foreign_gin.find_disallowed_statement(shared.read_gin_text(), str(file)):
         raise UserError(
             f'{file} refers to {to_one_line(foreign):.200}, which is not part of the models of this package, and gin '
             f'files can run code; read the file and, if you trust it, use {advice}'
@@ -206,11 +206,11 @@ def _build_trained_model(
 
 def _load_shared_folder(shared: shared_folder.SharedModel, partitioner: Partitioner, trust_gin: bool) -> TrainedModel:
     folder = shared.folder
-    arrays, _, record = shared.params()
+    arrays, _, record = shared.read_checkpoint()
     # Without `trust_gin`, the modules in `code` must not be importable.
-    with shared.importable_code() if trust_gin else contextlib.nullcontext():
+    with shared.make_code_importable() if trust_gin else contextlib.nullcontext():
         model, vocabulary, run_lengths = _read_gin_text(
-            shared.gin_text(), task_vocabulary.get_saved_vocabulary_flags(folder)
+            shared.read_gin_text(), task_vocabulary.get_saved_vocabulary_flags(folder)
         )
     vocabulary_record = task_vocabulary.get_vocabulary_record(vocabulary)
     if record['vocabulary'] != vocabulary_record:
@@ -218,7 +218,7 @@ def _load_shared_folder(shared: shared_folder.SharedModel, partitioner: Partitio
             f'the model in {folder} was trained with vocabulary {record["vocabulary"]}, but the folder contains '
             f'{vocabulary_record}; download it again'
         )
-    shapes = (shared_folder.shapes_by_name(tree) for tree in (arrays, _get_abstract_params(model, partitioner)))
+    shapes = (shared_folder.map_names_to_shapes(tree) for tree in (arrays, _get_abstract_params(model, partitioner)))
     if difference := compatibility.describe_shape_difference(*shapes):
         raise UserError(f'the parameters in {folder} do not fit the model in its {shared_folder.GIN}: {difference}')
     params = _put_params_on_devices(arrays, model, partitioner)
@@ -227,12 +227,12 @@ def _load_shared_folder(shared: shared_folder.SharedModel, partitioner: Partitio
 
 
 def _load_hugging_face_folder(path: str, partitioner: Partitioner, vocabulary_path: str | None) -> TrainedModel:
-    source = folders.open_model_folder(path)
+    source = model_folders.open_model_folder(path)
     tokenizer = source.family.find_tokenizer(source.folder, vocabulary_path)
     flags = task_vocabulary.build_vocabulary_flags(tokenizer.function, **tokenizer.arguments)
-    model, vocabulary, run_lengths = _read_gin_text(source.family.gin_text(f'Made from {path}.'), flags)
+    model, vocabulary, run_lengths = _read_gin_text(source.family.build_gin_text(f'Made from {path}.'), flags)
     source.family.check_vocabulary(vocabulary, tokenizer.name, path)
-    params = _put_params_on_devices(source.params(), model, partitioner)
+    params = _put_params_on_devices(source.read_params(), model, partitioner)
     trained = _build_trained_model(model, params, vocabulary, path, partitioner, run_lengths)
     return dataclasses.replace(trained, lengths={**trained.lengths, **(source.family.max_lengths or {})})
 

@@ -229,14 +229,14 @@ class TrainedModel:
                 the vocabulary is a custom class.
         """
         text = build_gin_text(self.model, self.lengths if self.ends_inputs else {'targets': sum(self.lengths.values())})
-        target = converted_checkpoint.claim_model_dir(folder)
+        target = converted_checkpoint.create_model_dir(folder)
         if not task_vocabulary.save_vocabulary(self.vocabulary, target / task_vocabulary.VOCABULARY_FOLDER):
             class_name = type(self.vocabulary).__name__
             raise UserError(f'to save a model, vocabulary must come from remixer_tasks.vocabularies, got {class_name}')
         text = f'{text}\n{task_vocabulary.build_vocabulary_statements(target)}'
         (target / model_dir.CONVERTED).write_text(text)
         params = jax.tree.map(lambda array: np.asarray(array, np.float32), self.params)
-        record = converted_checkpoint.build_record(
+        record = converted_checkpoint.build_checkpoint_record(
             task_vocabulary.get_vocabulary_record(self.vocabulary), text, self.source
         )
         converted_checkpoint.write_checkpoint(target, params, step, record)

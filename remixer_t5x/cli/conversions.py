@@ -26,7 +26,7 @@ from remixer_t5x.data import batch_formats, task_vocabulary
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop import converted_checkpoint, safetensors_files, shared_folder
-from remixer_t5x.interop.huggingface import folders, pytorch_export
+from remixer_t5x.interop.huggingface import model_folders, pytorch_export
 from remixer_t5x.interop.huggingface.t5 import T5
 from remixer_t5x.interop.huggingface.traced_modules import TracedModules, UnsupportedModelError
 from remixer_t5x.interop.t5x import checkpoint as t5x_checkpoint
@@ -78,7 +78,7 @@ def restore_params(args: argparse.Namespace, model: Model, vocabulary: Any) -> A
 
 def check_params_equal(before: Any, after: Any, output: str | os.PathLike[str]) -> None:
     """Raises UserError unless two parameter trees are bit-identical."""
-    check_no_array_differs(safetensors_files.first_difference(before, after), output)
+    check_no_array_differs(safetensors_files.find_differing_array(before, after), output)
     print_labeled_line('check', 'all parameters in the output are bit-identical to the input')
 
 
@@ -91,7 +91,7 @@ def check_no_array_differs(name: str | None, output: str | os.PathLike[str]) -> 
 def convert_from_safetensors(args: argparse.Namespace) -> None:
     """Converts a safetensors file to a MODEL_DIR (`--from_safetensors=FILE --to=MODEL_DIR`)."""
     params, step, record = safetensors_files.read_params(args.from_safetensors)
-    folder = converted_checkpoint.claim_model_dir(args.to)
+    folder = converted_checkpoint.create_model_dir(args.to)
     origin = pathlib.Path(args.from_safetensors).expanduser().resolve()
     vocabulary = _get_vocabulary_folder(origin)
     write_model_dir(folder, params, step, {**record, 'converted_from': str(origin)}, record['config'])
@@ -126,7 +126,7 @@ def _get_vocabulary_folder(file: pathlib.Path) -> epath.Path:
 def merge_adapters(args: argparse.Namespace) -> None:
     """Merges adapters into their base model (`--checkpoint=PATH --to=MODEL_DIR`)."""
     params, record, step = converted_checkpoint.read_checkpoint(args.checkpoint, '--checkpoint')
-    folder = converted_checkpoint.claim_model_dir(args.to)
+    folder = converted_checkpoint.create_model_dir(args.to)
     source = str(saved_params.find_checkpoint(args.checkpoint, '--checkpoint'))
     base_keys = (saved_params.BASE_KEY, saved_params.BASE_PARAMS_KEY, saved_params.BASE_SOURCE_KEY)
     record = {name: value for name, value in record.items() if name not in base_keys} | {'converted_from': source}
@@ -145,7 +145,7 @@ def average_checkpoints(args: argparse.Namespace) -> None:
     for checkpoint in checkpoints[1:]:
         params, other, other_step = converted_checkpoint.read_checkpoint(checkpoint, '--average')
         difference = compatibility.describe_shape_difference(
-            shared_folder.shapes_by_name(params), shared_folder.shapes_by_name(total)
+            shared_folder.map_names_to_shapes(params), shared_folder.map_names_to_shapes(total)
         )
         if not difference and other.get('vocabulary') != record.get('vocabulary'):
             difference = f'the vocabulary is {other.get("vocabulary")}, expected {record.get("vocabulary")}'
@@ -156,7 +156,7 @@ def average_checkpoints(args: argparse.Namespace) -> None:
             )
         total, step = jax.tree.map(np.add, total, params), max(step, other_step)
     mean = jax.tree.map(lambda array: array / np.float32(len(paths)), total)
-    folder = converted_checkpoint.claim_model_dir(args.to)
+    folder = converted_checkpoint.create_model_dir(args.to)
     converted_checkpoint.copy_vocabulary(checkpoints[0], folder)
     print_labeled_line('averaged', f'{len(paths)} checkpoints: {", ".join(checkpoints)}')
     record = {**record, 'converted_from': ','.join(checkpoints)}
@@ -186,7 +186,7 @@ def extract_adapters(args: argparse.Namespace) -> None:
         raise UserError(
             f'{args.checkpoint} has the same parameters as {base}, so there is nothing to write; use another checkpoint'
         )
-    folder = converted_checkpoint.claim_model_dir(args.to_adapters)
+    folder = converted_checkpoint.create_model_dir(args.to_adapters)
     print_labeled_line('differing', f'{describe_params(changed)}, of {describe_params(params)}')
     converted_checkpoint.copy_vocabulary(args.checkpoint, folder)
     (folder / saved_params.BASE_FILE).write_text(f'{base}\n')
@@ -207,12 +207,14 @@ def convert_from_t5x(args: argparse.Namespace, model: Seq2Seq, vocabulary: Any) 
     """Converts a T5X checkpoint to a MODEL_DIR (`--from_t5x=DIR --to=MODEL_DIR`)."""
     interface.require_model_type(model, batch_formats.ENCODER_DECODER, '--from_t5x')
     task_vocabulary.check_vocabulary_size('VOCABULARY', vocabulary, model.vocab_size)
-    folder = converted_checkpoint.claim_model_dir(args.to)
+    folder = converted_checkpoint.create_model_dir(args.to)
     print_labeled_line('reading', args.from_t5x)
     params, step = t5x_checkpoint.read_t5x_checkpoint(args.from_t5x, get_abstract_params(model))
     config = loading.get_config_text()
     task_vocabulary.save_vocabulary(vocabulary, folder / task_vocabulary.VOCABULARY_FOLDER)
-    record = converted_checkpoint.build_record(task_vocabulary.get_vocabulary_record(vocabulary), config, args.from_t5x)
+    record = converted_checkpoint.build_checkpoint_record(
+        task_vocabulary.get_vocabulary_record(vocabulary), config, args.from_t5x
+    )
     write_model_dir(folder, params, step, record, config)
     check_params_equal(params, converted_checkpoint.read_checkpoint(str(folder))[0], folder)
 
@@ -257,24 +259,24 @@ def convert_to_model_dir(args: argparse.Namespace) -> None:
     if shared_folder.is_shared_folder(folder):
         _convert_shared_folder(args, folder)
         return
-    source = folders.open_model_folder(str(folder))
+    source = model_folders.open_model_folder(str(folder))
     tokenizer = source.family.find_tokenizer(source.folder, args.vocabulary)
     vocabulary = getattr(vocabularies, tokenizer.function)(**tokenizer.arguments)
     source.family.check_vocabulary(vocabulary, tokenizer.name, str(source.folder))
-    target = converted_checkpoint.claim_model_dir(args.to)
+    target = converted_checkpoint.create_model_dir(args.to)
     print_labeled_line('reading', str(source.folder))
-    params, origin = source.params(), str(source.folder.resolve())
+    params, origin = source.read_params(), str(source.folder.resolve())
     task_vocabulary.save_vocabulary(vocabulary, target / task_vocabulary.VOCABULARY_FOLDER)
-    text = source.family.gin_text(f'Converted from the Hugging Face folder {origin}.')
+    text = source.family.build_gin_text(f'Converted from the Hugging Face folder {origin}.')
     text = f'{text}\n{task_vocabulary.build_vocabulary_statements(target)}'
     record = task_vocabulary.get_vocabulary_record(vocabulary)
-    run = converted_checkpoint.build_record(record, text, origin)
+    run = converted_checkpoint.build_checkpoint_record(record, text, origin)
     write_model_dir(target, params, 0, run, text, model_dir.CONVERTED)
     del params
     # Loads the gin file in the same way as other commands.
     model: Any = build_model(str(target / model_dir.CONVERTED))
     params = saved_params.restore_params(str(target), get_abstract_params(model), record)
-    check_no_array_differs(source.first_difference(params), target)
+    check_no_array_differs(source.find_differing_weight(params), target)
     print_labeled_line('check', 'all weights in the output equal those in the input')
     _compare_with_reference(source, model, params, vocabulary)
 
@@ -291,15 +293,15 @@ def _convert_shared_folder(args: argparse.Namespace, folder: pathlib.Path) -> No
     shared = shared_folder.open_shared_folder(folder)
     if not args.trust_gin:
         saved_models.check_gin_is_safe(shared, f'remixer-t5x convert --from_hf={folder} --to={args.to} --trust_gin')
-    target = converted_checkpoint.claim_model_dir(args.to)
+    target = converted_checkpoint.create_model_dir(args.to)
     print_labeled_line('reading', str(folder))
-    params, step, record = shared.params()
+    params, step, record = shared.read_checkpoint()
     shutil.copytree(folder / task_vocabulary.VOCABULARY_FOLDER, target / task_vocabulary.VOCABULARY_FOLDER)
     if args.trust_gin and (folder / shared_folder.CODE).is_dir():
         code = target / shared_folder.CODE
         shutil.copytree(folder / shared_folder.CODE, code)
         print_labeled_line('code', f'{code}; set PYTHONPATH={code} for commands that use it')
-    text = f'{shared.gin_text()}\n{task_vocabulary.build_vocabulary_statements(target)}'
+    text = f'{shared.read_gin_text()}\n{task_vocabulary.build_vocabulary_statements(target)}'
     run = {**record, 'config': text, 'converted_from': str(folder)}
     write_model_dir(target, params, step, run, text, model_dir.CONVERTED)
     check_params_equal(params, converted_checkpoint.read_checkpoint(str(target))[0], target)
@@ -307,15 +309,15 @@ def _convert_shared_folder(args: argparse.Namespace, folder: pathlib.Path) -> No
 
 def export_transformers_model(args: argparse.Namespace, model: Any, vocabulary: Any) -> None:
     """Writes a transformers model, or raises UnsupportedModelError and writes no file if there is no equivalent."""
-    family, runs = folders.find_equivalent_model(model, vocabulary, build_model_from_gin)
-    folders.check_folder_is_empty(args.to_hf)
+    family, runs = model_folders.find_equivalent_model(model, vocabulary, build_model_from_gin)
+    model_folders.check_folder_is_empty(args.to_hf)
     params = restore_params(args, model, vocabulary)
     dtype = args.dtype or 'float32'
-    folder = folders.write_model_folder(args.to_hf, family, params, runs, dtype)
+    folder = model_folders.write_model_folder(args.to_hf, family, params, runs, dtype)
     print_labeled_line('wrote', f'{folder}, {dtype}')
     print_labeled_line('tokenizer', family.write_tokenizer(vocabulary, folder))
-    params, source = safetensors_files.round_params(params, dtype), folders.open_model_folder(str(folder))
-    check_no_array_differs(source.first_difference(params, runs), folder)
+    params, source = safetensors_files.round_params(params, dtype), model_folders.open_model_folder(str(folder))
+    check_no_array_differs(source.find_differing_weight(params, runs), folder)
     print_labeled_line('check', 'all weights, read back from the output, equal those written')
     _compare_with_reference(source, model, params, vocabulary)
 
@@ -331,13 +333,13 @@ def export_any_model(args: argparse.Namespace, model: Any, vocabulary: Any) -> N
     except UnsupportedModelError as refusal:
         config = pytorch_export.to_config(model, vocabulary)
         print_labeled_line('code', f'{refusal.reason}, so PyTorch code is written next to the weights')
-    folder = folders.check_folder_is_empty(args.to_hf)
+    folder = model_folders.check_folder_is_empty(args.to_hf)
     params = restore_params(args, model, vocabulary)
     dtype = args.dtype or 'float32'
     pytorch_export.write_pytorch_model(folder, config, params, dtype)
     print_labeled_line('wrote', f'{folder}, {dtype}')
     print_labeled_line('tokenizer', pytorch_export.write_tokenizer(vocabulary, folder))
-    if missing := folders.missing_packages():
+    if missing := model_folders.find_missing_packages():
         print_labeled_line('check', f'without {" and ".join(missing)}, logits are not compared; {INSTALL}')
     else:
         difference = pytorch_export.compare_logits(folder, model, safetensors_files.round_params(params, dtype))
@@ -346,14 +348,14 @@ def export_any_model(args: argparse.Namespace, model: Any, vocabulary: Any) -> N
     print_labeled_line('load', f'transformers.{auto_class}.from_pretrained({str(folder)!r}, trust_remote_code=True)')
 
 
-def _compare_with_reference(source: folders.HuggingFaceSource, model: Any, params: Any, vocabulary: Any) -> None:
+def _compare_with_reference(source: model_folders.HuggingFaceFolder, model: Any, params: Any, vocabulary: Any) -> None:
     """Compares logits and token ids with transformers, if it is installed. Raises UserError if the logits differ."""
-    if missing := folders.missing_packages():
+    if missing := model_folders.find_missing_packages():
         print_labeled_line('check', f'without {" and ".join(missing)}, logits are not compared; {INSTALL}')
         return
-    difference = folders.describe_difference(*folders.compute_both_logits(source, model, params))
+    difference = model_folders.describe_logits_difference(*model_folders.compute_both_logits(source, model, params))
     print_labeled_line('check', f"logits of Hugging Face's model and ours differ by {difference}")
-    print_labeled_line('check', folders.compare_token_ids(source.folder, vocabulary))
+    print_labeled_line('check', model_folders.compare_token_ids(source.folder, vocabulary))
 
 
 def get_or_convert_model_dir(path: str) -> pathlib.Path:

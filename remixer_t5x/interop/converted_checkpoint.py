@@ -22,13 +22,13 @@ from remixer_t5x.run_folder import model_dir
 Params = Any
 
 
-def build_record(vocabulary: str, config: str, source: str) -> dict[str, Any]:
+def build_checkpoint_record(vocabulary: str, config: str, source: str) -> dict[str, Any]:
     """Builds the record of a converted checkpoint: vocabulary, gin text, source and package versions."""
     versions = model_dir.get_package_versions()
     return {'vocabulary': vocabulary, 'config': config, 'converted_from': source, 'versions': versions}
 
 
-def claim_model_dir(path: str | os.PathLike[str]) -> epath.Path:
+def create_model_dir(path: str | os.PathLike[str]) -> epath.Path:
     """Creates a MODEL_DIR for a converted checkpoint.
 
     Raises UserError if the folder already contains checkpoints, or files that were not written by a run.

@@ -30,7 +30,7 @@ INDEX_FILE = 'model.safetensors.index.json'
 FLOAT_DTYPES = ('F32', 'BF16', 'F16')
 
 
-class Tensors(Mapping[str, np.ndarray]):
+class LazyTensors(Mapping[str, np.ndarray]):
     """A mapping from names to float32 arrays, which are read on demand.
 
     `locations` maps the name of each array to its file and its name in that file.
@@ -41,13 +41,13 @@ class Tensors(Mapping[str, np.ndarray]):
         self._readers: dict[pathlib.Path, safe_open] = {}
 
     def __getitem__(self, name: str) -> np.ndarray:
-        self.shape(name)
+        self.read_shape(name)
         reader, name_in_file = self._locate_array(name)
         try:
             return np.asarray(reader.get_tensor(name_in_file), np.float32)
         except (ValueError, SafetensorError) as error:
             # safetensors accepts shapes that NumPy does not support, such as [0, 2**62].
-            raise _unreadable_error(self._locations[name][0], f'{name!r}: {error}') from error
+            raise _unreadable_file_error(self._locations[name][0], f'{name!r}: {error}') from error
 
     def __contains__(self, name: object) -> bool:
         return name in self._locations
@@ -58,7 +58,7 @@ class Tensors(Mapping[str, np.ndarray]):
     def __len__(self) -> int:
         return len(self._locations)
 
-    def shape(self, name: str) -> tuple[int, ...]:
+    def read_shape(self, name: str) -> tuple[int, ...]:
         """Returns the shape of an array without reading the array. Raises UserError if the array is quantized."""
         reader, name_in_file = self._locate_array(name)
         part = reader.get_slice(name_in_file)
@@ -69,29 +69,29 @@ class Tensors(Mapping[str, np.ndarray]):
             )
         return tuple(part.get_shape())
 
-    def with_names(self, names: Mapping[str, str]) -> 'Tensors':
+    def with_new_names(self, names: Mapping[str, str]) -> 'LazyTensors':
         """Returns the arrays with new names: `names` maps new names to current names."""
-        return Tensors({new: self._locations[name] for new, name in names.items()})
+        return LazyTensors({new: self._locations[name] for new, name in names.items()})
 
-    def merge_with_prefix(self, folder: str, tensors: 'Tensors') -> 'Tensors':
+    def merge_with_prefix(self, folder: str, tensors: 'LazyTensors') -> 'LazyTensors':
         """Returns these arrays and the arrays of `tensors`, with the prefix `folder`/ added to the latter's names."""
-        return Tensors(
+        return LazyTensors(
             self._locations | {f'{folder}/{name}': location for name, location in tensors._locations.items()}
         )
 
     def _locate_array(self, name: str) -> tuple[safe_open, str]:
         file, name_in_file = self._locations[name]
         if file not in self._readers:
-            self._readers[file] = _open_file(file)
+            self._readers[file] = _open_safetensors_file(file)
         return self._readers[file], name_in_file
 
 
-def read_folder(folder: pathlib.Path) -> Tensors:
+def open_weights_folder(folder: pathlib.Path) -> LazyTensors:
     """Opens the weights in a Hugging Face folder. Raises UserError if the weights are not in safetensors format."""
     if (folder / INDEX_FILE).is_file():
-        return _read_shards(folder)
+        return _open_shards(folder)
     if (folder / WEIGHTS_FILE).is_file():
-        return _read_tensors(folder / WEIGHTS_FILE)
+        return _open_tensors(folder / WEIGHTS_FILE)
     pickled = next(iter(sorted([*folder.glob('*.bin'), *folder.glob('*.pt')])), None)
     if pickled:
         raise UserError(
@@ -102,15 +102,15 @@ def read_folder(folder: pathlib.Path) -> Tensors:
     raise UserError(f'{folder} has neither {WEIGHTS_FILE} nor {INDEX_FILE}; use the folder of a Hugging Face model')
 
 
-def read_file(path: str) -> tuple[Tensors, dict[str, str]]:
+def open_weights_file(path: str) -> tuple[LazyTensors, dict[str, str]]:
     """Opens a single safetensors file, and returns its arrays and metadata."""
     file = pathlib.Path(path).expanduser()
     if not file.is_file():
         raise UserError(f'{file} is not a file; use a file that --to_safetensors wrote')
-    return _read_tensors(file), dict(_open_file(file).metadata() or {})
+    return _open_tensors(file), dict(_open_safetensors_file(file).metadata() or {})
 
 
-def write_file(path: pathlib.Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
+def write_weights_file(path: pathlib.Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
     """Writes `arrays` to a temporary file and then renames it to `path`. Raises UserError if writing fails."""
     unfinished = path.with_name(f'{path.name}.unfinished')
     try:
@@ -146,13 +146,13 @@ def write_params(
         'vocabulary': str(record.get('vocabulary') or ''),
         'versions': json.dumps(record.get('versions', {})),
     }
-    write_file(file, cast, metadata)
+    write_weights_file(file, cast, metadata)
     return file
 
 
 def read_params(path: str) -> tuple[Params, int, dict[str, Any]]:
     """Reads the parameters (NumPy, float32), the step and the record from a file written by `write_params`."""
-    tensors, metadata = read_file(path)
+    tensors, metadata = open_weights_file(path)
     if metadata.get('format') != FORMAT:
         raise UserError(
             f'{path} was not written by --to_safetensors (its metadata has format {metadata.get("format")!a:.60}); to '
@@ -180,7 +180,7 @@ def round_params(params: Params, dtype: str) -> Params:
     return jax.tree.map(lambda array: np.asarray(array).astype(np.dtype(dtype)).astype(np.float32), params)
 
 
-def first_difference(before: Params, after: Params) -> str | None:
+def find_differing_array(before: Params, after: Params) -> str | None:
     """Returns the path of the first array that is not bit-identical in both trees, or None if all arrays are."""
     trees = [traverse_util.flatten_dict(tree, sep='/') for tree in (before, after)]
     for name in sorted({*trees[0], *trees[1]}):
@@ -190,18 +190,18 @@ def first_difference(before: Params, after: Params) -> str | None:
     return None
 
 
-def _open_file(path: pathlib.Path) -> safe_open:
+def _open_safetensors_file(path: pathlib.Path) -> safe_open:
     try:
         return safe_open(path, framework='numpy')
     except (OSError, SafetensorError) as error:
-        raise _unreadable_error(path, str(error).removeprefix('Error while deserializing header: ')) from error
+        raise _unreadable_file_error(path, str(error).removeprefix('Error while deserializing header: ')) from error
 
 
-def _read_tensors(path: pathlib.Path) -> Tensors:
-    return Tensors({name: (path, name) for name in _open_file(path).keys()})  # noqa: SIM118 (safe_open is no mapping)
+def _open_tensors(path: pathlib.Path) -> LazyTensors:
+    return LazyTensors({name: (path, name) for name in _open_safetensors_file(path).keys()})  # noqa: SIM118 (safe_open is no mapping)
 
 
-def _read_shards(folder: pathlib.Path) -> Tensors:
+def _open_shards(folder: pathlib.Path) -> LazyTensors:
     by_name = untrusted_files.read_json_object(folder / INDEX_FILE).get('weight_map')
     if not isinstance(by_name, dict):
         raise UserError(f'{folder / INDEX_FILE} has no weight_map, which maps arrays to files; download the file again')
@@ -214,13 +214,13 @@ def _read_shards(folder: pathlib.Path) -> Tensors:
         if not file.is_file():
             raise UserError(f'{folder} lacks the shard {file.name}, listed in {INDEX_FILE}; download the folder again')
         if file not in names:
-            names[file] = {*_open_file(file).keys()}
+            names[file] = {*_open_safetensors_file(file).keys()}
         if name not in names[file]:
             raise UserError(f'{file} lacks {name}, which {INDEX_FILE} assigns to this file; download the folder again')
-    return Tensors({name: (file, name) for name, file in files.items()})
+    return LazyTensors({name: (file, name) for name, file in files.items()})
 
 
-def _unreadable_error(path: pathlib.Path, reason: str) -> UserError:
+def _unreadable_file_error(path: pathlib.Path, reason: str) -> UserError:
     """Returns the error for a file that is damaged or not in safetensors format; `reason` is an untrusted string."""
     text = ascii(reason)[1:-1]
     text = text if len(text) <= 200 else f'{text[:200]}...'

@@ -41,12 +41,12 @@ class SharedModel:
 
     folder: pathlib.Path
 
-    def params(self) -> tuple[Any, int, dict[str, Any]]:
+    def read_checkpoint(self) -> tuple[Any, int, dict[str, Any]]:
         """Reads the parameters (NumPy, float32), the step and the record of the checkpoint."""
         return safetensors_files.read_params(str(self.folder / safetensors_files.WEIGHTS_FILE))
 
     @contextlib.contextmanager
-    def importable_code(self) -> Iterator[None]:
+    def make_code_importable(self) -> Iterator[None]:
         """Makes the modules in `code` importable. Raises UserError if another module with the same name is loaded."""
         code = self.folder / CODE
         for path in code.glob('*'):
@@ -62,12 +62,12 @@ class SharedModel:
         finally:
             sys.path.remove(str(code))
 
-    def gin_text(self) -> str:
+    def read_gin_text(self) -> str:
         """Reads model.gin, which does not configure the vocabulary."""
         return untrusted_files.read_text(self.folder / GIN, _ADVICE)
 
 
-def shapes_by_name(params: Any) -> dict[str, tuple[int, ...]]:
+def map_names_to_shapes(params: Any) -> dict[str, tuple[int, ...]]:
     """Maps parameter names with the prefix `params/` to shapes, for `compatibility.describe_shape_difference`."""
     return {f'params/{name}': leaf.shape for name, leaf in traverse_util.flatten_dict(params, sep='/').items()}
 
@@ -93,7 +93,7 @@ def open_shared_folder(folder: pathlib.Path) -> SharedModel:
     return SharedModel(folder)
 
 
-def copy_code(folder: pathlib.Path, packages: Sequence[str]) -> list[str]:
+def copy_custom_code(folder: pathlib.Path, packages: Sequence[str]) -> list[str]:
     """Copies custom modules and packages to `folder`/code, including modules that they import from their own folder.
 
     Returns the names of packages that were not copied because they are installed or cannot be found.

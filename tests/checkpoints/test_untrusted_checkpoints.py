@@ -26,9 +26,9 @@ HOSTILE = {
 
 @pytest.fixture(scope='module')
 def saved(tmp_path_factory):
-    folder = converted_checkpoint.claim_model_dir(tmp_path_factory.mktemp('saved') / 'run')
+    folder = converted_checkpoint.create_model_dir(tmp_path_factory.mktemp('saved') / 'run')
     return converted_checkpoint.write_checkpoint(
-        folder, PARAMS, 7, converted_checkpoint.build_record('v', '', 'a test')
+        folder, PARAMS, 7, converted_checkpoint.build_checkpoint_record('v', '', 'a test')
     )
 
 

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 
 from remixer_t5x.cli.main import main
 from remixer_t5x.interop import converted_checkpoint, safetensors_files
-from remixer_t5x.interop.huggingface import folders as huggingface
+from remixer_t5x.interop.huggingface import model_folders as huggingface
 from tests.support import command_folder, hf_folders
 
 # A toy task and all settings of a run except the model.
@@ -54,7 +54,7 @@ def test_conversion_to_hugging_face_reproduces_the_files(current_folder, capsys)
     assert export('--to_hf=back') == 0
     out = capsys.readouterr().out
     assert 'all weights, read back from the output, equal those written' in out
-    if not huggingface.missing_packages():
+    if not huggingface.find_missing_packages():
         assert "logits of Hugging Face's model and ours differ by" in out
         assert "Hugging Face's tokenizer and ours use the same ids" in out
     weights = load_file('back/model.safetensors')
@@ -64,7 +64,7 @@ def test_conversion_to_hugging_face_reproduces_the_files(current_folder, capsys)
 
 
 def test_without_torch_only_the_files_are_compared(current_folder, capsys, monkeypatch):
-    monkeypatch.setattr(huggingface, 'missing_packages', lambda: ['torch', 'transformers'])
+    monkeypatch.setattr(huggingface, 'find_missing_packages', lambda: ['torch', 'transformers'])
     assert main(['convert', '--from_hf=hf', '--to=no_torch']) == 0
     out = capsys.readouterr().out
     assert 'without torch and transformers' in out and 'remixer-t5x[hf]' in out
@@ -96,7 +96,7 @@ def test_safetensors_survive_a_round_trip(current_folder, capsys):
     for file in (current_folder / 'ours/vocabulary').iterdir():
         assert (current_folder / 'again/vocabulary' / file.name).read_bytes() == file.read_bytes()
     first, second = converted_checkpoint.read_checkpoint('ours'), converted_checkpoint.read_checkpoint('again')
-    assert safetensors_files.first_difference(first[0], second[0]) is None
+    assert safetensors_files.find_differing_array(first[0], second[0]) is None
     assert second[1]['vocabulary'] == first[1]['vocabulary'] and second[2] == first[2]
     assert (current_folder / 'again/config.gin').read_text() == first[1]['config']
     # Other users can read the file if the umask permits it.
@@ -114,15 +114,15 @@ def test_the_average_of_checkpoints_is_their_mean(current_folder, capsys):
     for step in (3, 7):
         trees.append(jax.tree.map(lambda array, step=step: array * np.float32(step) + np.float32(0.1), params))
         converted_checkpoint.write_checkpoint(
-            converted_checkpoint.claim_model_dir(f'copy_{step}'), trees[-1], step, record
+            converted_checkpoint.create_model_dir(f'copy_{step}'), trees[-1], step, record
         )
     assert main(['convert', '--average=ours,copy_3,copy_7/checkpoints/7', '--to=mean']) == 0
     mean, _, step = converted_checkpoint.read_checkpoint('mean')
     expected = jax.tree.map(lambda *arrays: np.mean(np.stack(arrays), axis=0, dtype=np.float32), *trees)
-    assert safetensors_files.first_difference(mean, expected) is None and step == 7
+    assert safetensors_files.find_differing_array(mean, expected) is None and step == 7
     assert (current_folder / 'mean/vocabulary/vocabulary.json').exists()
     converted_checkpoint.write_checkpoint(
-        converted_checkpoint.claim_model_dir('wider'), {'logits': {'kernel': np.ones((3, 3), np.float32)}}, 0, record
+        converted_checkpoint.create_model_dir('wider'), {'logits': {'kernel': np.ones((3, 3), np.float32)}}, 0, record
     )
     message = convert_error(capsys, '--average=ours,wider', '--to=x')
     assert 'ours/checkpoints/0' in message and 'wider/checkpoints/0' in message and 'params/' in message

@@ -118,7 +118,7 @@ def test_a_t5_is_pushed_in_the_format_of_transformers(hub, t5, tmp_path, capsys)
     assert f'converted from {FLAN} of the Hugging Face Hub' in card
     assert main(['convert', '--from_hf=anna/copy', f'--to={tmp_path}/back']) == 0
     first, second = (converted_checkpoint.read_checkpoint(str(tmp_path / name))[0] for name in ('ours', 'back'))
-    assert safetensors_files.first_difference(first, second) is None
+    assert safetensors_files.find_differing_array(first, second) is None
 
 
 def test_a_model_unknown_to_transformers_is_pushed_and_loaded(hub, run, tmp_path, capsys):

@@ -16,9 +16,9 @@ from safetensors.numpy import load_file
 from remixer_t5x.config import loading
 from remixer_t5x.devices.partition import unbox
 from remixer_t5x.interop import safetensors_files
-from remixer_t5x.interop.huggingface import bert, parameter_table
-from remixer_t5x.interop.huggingface import folders as huggingface
-from remixer_t5x.interop.huggingface.family import HuggingFaceConfig
+from remixer_t5x.interop.huggingface import bert, param_mapping
+from remixer_t5x.interop.huggingface import model_folders as huggingface
+from remixer_t5x.interop.huggingface.model_family import HuggingFaceConfig
 from remixer_t5x.interop.huggingface.t5 import T5
 from remixer_t5x.models import interface
 from tests.support import hf_folders, references
@@ -36,7 +36,7 @@ class Tiny:
         self.name, self.arrays = name, hf_folders.recorded_arrays(name)
         self.config, self.weights = hf_folders.CONFIGS[name], hf_folders.weights_of(self.arrays)
         self.source = huggingface.open_model_folder(str(hf_folders.write_tiny(path / name, name, shards=3)))
-        self.family, self.params = self.source.family, self.source.params()
+        self.family, self.params = self.source.family, self.source.read_params()
         self.model = hf_folders.model_from_source(self.source, path)
 
     def inputs(self):
@@ -68,11 +68,13 @@ def test_our_model_has_the_parameters_and_description_of_the_family(tiny):
     ours = unbox(interface.param_shapes(tiny.model, shapes))
     assert jax.tree.map(np.shape, tiny.params) == jax.tree.map(np.shape, ours)
     assert {leaf.dtype.name for leaf in jax.tree.leaves(tiny.params)} == {'float32'}
-    assert hf_folders.describe(tiny.model, VOCABULARY) == (tiny.family, tiny.family.default_runs())
+    assert hf_folders.describe(tiny.model, VOCABULARY) == (tiny.family, tiny.family.default_layer_runs())
 
 
 def test_a_folder_is_written_back_bit_for_bit(tiny, tmp_path):
-    back = huggingface.write_model_folder(str(tmp_path / 'back'), tiny.family, tiny.params, tiny.family.default_runs())
+    back = huggingface.write_model_folder(
+        str(tmp_path / 'back'), tiny.family, tiny.params, tiny.family.default_layer_runs()
+    )
     written = load_file(back / 'model.safetensors')
     assert set(written) == set(tiny.weights)
     for name, array in tiny.weights.items():
@@ -99,24 +101,24 @@ def split_runs(params, lengths):
 
 def test_layers_in_several_runs_are_written_in_their_order(tiny):
     runs = {side: (1, count - 1) for side, count in tiny.family.layer_counts.items()}
-    written = tiny.family.convert_params(split_runs(tiny.params, runs), runs)
+    written = tiny.family.convert_to_huggingface(split_runs(tiny.params, runs), runs)
     assert set(written) == set(tiny.weights)
     assert all(np.array_equal(written[name], array) for name, array in tiny.weights.items())
-    assert tiny.source.first_difference(split_runs(tiny.params, runs), runs) is None
+    assert tiny.source.find_differing_weight(split_runs(tiny.params, runs), runs) is None
 
 
 def test_half_precision_files_are_read_without_loss(tiny, tmp_path):
     for dtype in ('bfloat16', 'float16'):
         low = {name: array.astype(np.dtype(dtype)) for name, array in tiny.weights.items()}
-        read = huggingface.open_model_folder(str(hf_folders.write(tmp_path / dtype, tiny.config, low))).params()
-        assert safetensors_files.first_difference(read, safetensors_files.round_params(tiny.params, dtype)) is None
+        read = huggingface.open_model_folder(str(hf_folders.write(tmp_path / dtype, tiny.config, low))).read_params()
+        assert safetensors_files.find_differing_array(read, safetensors_files.round_params(tiny.params, dtype)) is None
 
 
 class InMemory(dict):
-    def shape(self, name):
+    def read_shape(self, name):
         return self[name].shape
 
-    def with_names(self, names):
+    def with_new_names(self, names):
         return InMemory({new: self[name] for new, name in names.items()})
 
 
@@ -134,11 +136,11 @@ def test_any_t5_is_read_and_written_back(sizes, gated, tied, scaled, layer_biase
         activation='silu' if gated else None, scaled_output=scaled, num_buckets=4, layer_biases=layer_biases,
     )  # fmt: skip
     rng, runs = np.random.default_rng(seed), {'encoder': tuple(encoder_runs), 'decoder': (sizes[-1],)}
-    rows = [(row, name) for row in t5.param_rows() for _, names in row.expand_runs(runs) for name in names]
+    rows = [(row, name) for row in t5.param_mappings() for _, names in row.expand_layer_runs(runs) for name in names]
     theirs = InMemory({name: rng.standard_normal(row.shape, np.float32) for row, name in rows})
     params = t5.read_params(theirs, 'memory')
-    for lengths, tree in ((t5.default_runs(), params), (runs, split_runs(params, runs))):
-        back = parameter_table.convert_from_params(t5.param_rows(), lengths, tree)
+    for lengths, tree in ((t5.default_layer_runs(), params), (runs, split_runs(params, runs))):
+        back = param_mapping.convert_to_huggingface(t5.param_mappings(), lengths, tree)
         assert set(back) == set(theirs) and all(np.array_equal(back[name], theirs[name]) for name in theirs)
     assert T5.from_config(HuggingFaceConfig(t5.to_config(), 'memory'), theirs) == t5
 
@@ -190,7 +192,7 @@ def test_an_unsupported_setting_of_config_json_is_named(tmp_path, name, setting,
     config = {**hf_folders.CONFIGS[name], setting: value}
     folder = hf_folders.write(tmp_path / 'hf', config, hf_folders.weights(name), tokenizer=False)
     assert f'{setting} to {value!r}; it must ' in error_message(
-        lambda: huggingface.open_model_folder(str(folder)).params()
+        lambda: huggingface.open_model_folder(str(folder)).read_params()
     )
 
 
@@ -241,7 +243,7 @@ def test_weights_that_do_not_fit_config_json_are_named(tmp_path, name, changes, 
     config = {key: value for key, value in contents.items() if '.' not in key}
     weights = {key: value for key, value in contents.items() if '.' in key and value is not None}
     folder = hf_folders.write(tmp_path / 'hf', config, weights, tokenizer=False)
-    assert words in error_message(lambda: huggingface.open_model_folder(str(folder)).params())
+    assert words in error_message(lambda: huggingface.open_model_folder(str(folder)).read_params())
 
 
 def published(name, weights):
@@ -268,13 +270,13 @@ def test_names_and_arrays_of_published_files_are_read(tmp_path, name):
     paths += [hf_folders.write(tmp_path / 'published', config, published(name, weights))]
     plain, other = (huggingface.open_model_folder(str(path)) for path in paths)
     assert other.family == plain.family
-    assert safetensors_files.first_difference(other.params(), plain.params()) is None
-    assert other.first_difference(plain.params()) is None
+    assert safetensors_files.find_differing_array(other.read_params(), plain.read_params()) is None
+    assert other.find_differing_weight(plain.read_params()) is None
 
 
 def test_folders_without_readable_weights_are_rejected(tmp_path):
     def check(words, folder):
-        assert re.search(words, error_message(lambda: huggingface.open_model_folder(str(folder)).params()))
+        assert re.search(words, error_message(lambda: huggingface.open_model_folder(str(folder)).read_params()))
 
     folder = hf_folders.write_tiny(tmp_path / 'shards', 't5_v1_1_tiny', shards=2)
     (folder / 'model-00002-of-00002.safetensors').unlink()
@@ -293,7 +295,7 @@ def test_folders_without_readable_weights_are_rejected(tmp_path):
 def test_hidden_states_of_a_bert_equal_recorded_values(tmp_path):
     arrays = hf_folders.recorded_arrays('bert_tiny')
     source = huggingface.open_model_folder(str(hf_folders.write_tiny(tmp_path / 'b', 'bert_tiny')))
-    hidden = jax.jit(hf_folders.bert_model().encode)(source.params(), arrays['inputs'], arrays['token_types'])
+    hidden = jax.jit(hf_folders.bert_model().encode)(source.read_params(), arrays['inputs'], arrays['token_types'])
     is_token = arrays['inputs'] > 0
     expected = arrays['hidden'][is_token]
     assert np.max(np.abs(np.asarray(hidden)[is_token] - expected)) < 1e-5 * np.max(np.abs(expected))
@@ -307,7 +309,7 @@ def test_transformers_reads_a_bert_that_we_write(tmp_path):
     arrays = hf_folders.recorded_arrays('bert_tiny')
     source = huggingface.open_model_folder(str(hf_folders.write_tiny(tmp_path / 'b', 'bert_tiny')))
     folder = huggingface.write_model_folder(
-        str(tmp_path / 'ours'), source.family, source.params(), source.family.default_runs()
+        str(tmp_path / 'ours'), source.family, source.read_params(), source.family.default_layer_runs()
     )
     theirs = transformers.BertForMaskedLM.from_pretrained(folder).eval()
     inputs, types = (torch.from_numpy(arrays[name]).long() for name in ('inputs', 'token_types'))

@@ -168,8 +168,8 @@ def test_generation_gives_the_same_greedy_tokens_for_100_inputs(name, files, tmp
 def test_every_shipped_model_has_pytorch_code_and_arrays_for_it(name):
     model = shipped_models.model(name)
     params = jax.tree.map(lambda box: np.zeros(box.shape, np.int8), nn.unbox(shipped_models.boxed_shapes(name)))
-    arrays = {name: array.shape for name, array in pytorch_export.convert_params(params).items()}
-    tree = pytorch_export.module_tree(model)
+    arrays = {name: array.shape for name, array in pytorch_export.convert_to_pytorch(params).items()}
+    tree = pytorch_export.build_module_tree(model)
     json.dumps(tree)
     assert dict(shapes_of(tree, '')) == arrays
 
@@ -190,7 +190,7 @@ def test_adapters_are_merged():
     params = nn.unbox(model.init(jax.random.key(0), batch_formats.get_smallest_batch_shapes(model.model_type)))
     params = jax.tree.map(lambda array: array + 1.0, params)
     query = params['encoder']['run_0']['layer']['self_attention']['query']
-    merged = pytorch_export.convert_params(params)['encoder.layers.1.self_attention.query.kernel']
+    merged = pytorch_export.convert_to_pytorch(params)['encoder.layers.1.self_attention.query.kernel']
     np.testing.assert_allclose(merged, query['kernel'][1] + query['lora_in'][1] @ query['lora_out'][1], rtol=1e-5)
 
 
@@ -203,7 +203,7 @@ class CustomMixer(nn.Module):
 def test_a_custom_sublayer_is_rejected_by_name():
     model, _ = make_model('t5_1_1', ENCODER_MIXER=CustomMixer)
     with pytest.raises(UnsupportedModelError, match=r'CustomMixer.*--to_shared'):
-        pytorch_export.module_tree(model)
+        pytorch_export.build_module_tree(model)
     model, _ = make_model('t5_1_1', 'model_types/decoder_only.gin', PREFIX_LM=True)
     with pytest.raises(UnsupportedModelError, match='PREFIX_LM'):
         pytorch_export.to_config(model, types.SimpleNamespace(eos_id=1))

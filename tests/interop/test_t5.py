@@ -11,9 +11,9 @@ from safetensors.numpy import load_file, save_file
 from remixer_t5x.config import loading
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop import safetensors_files
-from remixer_t5x.interop.huggingface import folders as huggingface
+from remixer_t5x.interop.huggingface import model_folders as huggingface
 from remixer_t5x.interop.huggingface import t5_tokenizer
-from remixer_t5x.interop.huggingface.family import Tokenizer
+from remixer_t5x.interop.huggingface.model_family import Tokenizer
 from remixer_t5x.models.beam_search import BeamSearch, PowerPenalty
 from remixer_t5x.models.seq2seq import Seq2Seq
 from remixer_t5x.models.sublayers.feed_forward import ReluMLP
@@ -66,7 +66,7 @@ def test_a_umt5_generates_the_recorded_answers(tmp_path):
     """Each layer has a position bias, in the decoding caches too."""
     arrays = hf_folders.recorded_arrays('umt5_tiny')
     source = huggingface.open_model_folder(str(hf_folders.write_tiny(tmp_path / 'hf', 'umt5_tiny')))
-    model, params = hf_folders.model_from_source(source, tmp_path), source.params()
+    model, params = hf_folders.model_from_source(source, tmp_path), source.read_params()
     assert params['decoder']['run_0']['layer']['self_attention']['position_bias']['embedding'].shape == (2, 2, 32)
     length = arrays['greedy'].shape[1]
     greedy = jax.jit(lambda params, batch: model.predict(params, batch, length))
@@ -81,7 +81,7 @@ class TinyT5V10:
         source = huggingface.open_model_folder(str(hf_folders.write_tiny(path / 'hf', 't5_v1_0_tiny')))
         mlp = functools.partial(ReluMLP, hidden_dim=40)
         self.model = small_models.t5(mlp, mlp, (3, 2), 64, 24, head_dim=8, tied=True, scaled_output=True)
-        self.params = source.params()
+        self.params = source.read_params()
         self.loss = jax.jit(self.model.loss)
         self.score = jax.jit(self.model.score)
         length = self.arrays['greedy'].shape[1]
@@ -171,9 +171,9 @@ def test_variants_compute_the_same_after_a_round_trip(name, v1_0_maker, tmp_path
     arrays |= outputs(model, arrays)
     model.save_pretrained(tmp_path / 'hf')
     source, back = huggingface.open_model_folder(str(tmp_path / 'hf')), tmp_path / 'back'
-    params = source.params()
+    params = source.read_params()
     assert_same_logits(hf_folders.model_from_source(source, tmp_path), params, arrays)
-    huggingface.write_model_folder(str(back), source.family, params, source.family.default_runs())
+    huggingface.write_model_folder(str(back), source.family, params, source.family.default_layer_runs())
     logits = outputs(transformers.T5ForConditionalGeneration.from_pretrained(back).eval(), arrays)['logits']
     np.testing.assert_array_equal(logits, arrays['logits'])
     assert huggingface.open_model_folder(str(back)).family == source.family
@@ -247,7 +247,7 @@ def test_any_model_is_written_to_safetensors_and_read(tmp_path):
     record = {'config': 'X = 1\n', 'vocabulary': 'abc of 48 ids', 'versions': {'jax': '0'}, 'task': 'other'}
     file = safetensors_files.write_params(str(tmp_path / 'a.safetensors'), params, 12, record)
     read, step, read_record = safetensors_files.read_params(str(file))
-    assert safetensors_files.first_difference(params, read) is None and step == 12
+    assert safetensors_files.find_differing_array(params, read) is None and step == 12
     assert read_record == {name: record[name] for name in ('config', 'vocabulary', 'versions')}
     assert 'encoder/run_0/layer/remixer/mixing/logits' in load_file(file)
     with pytest.raises(UserError, match='already exists'):
@@ -255,8 +255,8 @@ def test_any_model_is_written_to_safetensors_and_read(tmp_path):
     low = safetensors_files.write_params(str(tmp_path / 'low.safetensors'), params, 12, record, 'bfloat16')
     assert low.stat().st_size < 0.6 * file.stat().st_size
     rounded = safetensors_files.round_params(params, 'bfloat16')
-    assert safetensors_files.first_difference(rounded, safetensors_files.read_params(str(low))[0]) is None
-    assert safetensors_files.first_difference(params, rounded) is not None
+    assert safetensors_files.find_differing_array(rounded, safetensors_files.read_params(str(low))[0]) is None
+    assert safetensors_files.find_differing_array(params, rounded) is not None
     save_file({'x': np.ones(2, np.float32)}, tmp_path / 'foreign.safetensors', {'format': 'pt'})
     with pytest.raises(UserError, match='--from_hf'):
         safetensors_files.read_params(str(tmp_path / 'foreign.safetensors'))

@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from remixer_t5x.devices.partition import unbox
-from remixer_t5x.interop.huggingface import folders
+from remixer_t5x.interop.huggingface import model_folders
 from remixer_t5x.models import interface
 from tests.support import hf_folders
 from tests.support.error_lines import error_message
@@ -34,11 +34,11 @@ def tiny(tmp_path_factory):
     """Returns the recorded arrays, the opened folder, and our model with its parameters."""
     path = tmp_path_factory.mktemp('t5gemma')
     arrays = hf_folders.recorded_arrays('t5gemma_tiny')
-    source = folders.open_model_folder(
+    source = model_folders.open_model_folder(
         str(hf_folders.write(path / 'hf', CONFIG, hf_folders.weights_of(arrays), tokenizer=False))
     )
     model = hf_folders.model_from_source(source, path)
-    return types.SimpleNamespace(arrays=arrays, source=source, model=model, params=source.params())
+    return types.SimpleNamespace(arrays=arrays, source=source, model=model, params=source.read_params())
 
 
 def test_logits_equal_recorded_values(tiny):
@@ -80,15 +80,15 @@ def test_a_folder_is_written_back_bit_for_bit(tiny, tmp_path):
     ours = unbox(interface.param_shapes(tiny.model, shapes))
     assert jax.tree.map(np.shape, tiny.params) == jax.tree.map(np.shape, ours)
     family, runs = hf_folders.describe(tiny.model, VOCABULARY)
-    assert (family, dict(runs)) == (tiny.source.family, tiny.source.family.default_runs())
-    back = folders.write_model_folder(str(tmp_path / 'back'), family, tiny.params, runs)
+    assert (family, dict(runs)) == (tiny.source.family, tiny.source.family.default_layer_runs())
+    back = model_folders.write_model_folder(str(tmp_path / 'back'), family, tiny.params, runs)
     written, weights = load_file(back / 'model.safetensors'), hf_folders.weights_of(tiny.arrays)
     assert written.keys() == weights.keys()
     assert all(np.array_equal(written[name], array) for name, array in weights.items())
     config = json.loads((back / 'config.json').read_text())
     for side in ('encoder', 'decoder'):
         assert CONFIG[side].items() <= config[side].items()
-    assert folders.open_model_folder(str(back)).family == family
+    assert model_folders.open_model_folder(str(back)).family == family
 
 
 @pytest.mark.parametrize(
@@ -102,5 +102,5 @@ def test_a_folder_is_written_back_bit_for_bit(tiny, tmp_path):
 def test_an_unsupported_setting_of_config_json_is_named(tiny, tmp_path, setting, value, allowed):
     config = {**CONFIG, 'decoder': {**CONFIG['decoder'], setting: value}}
     folder = hf_folders.write(tmp_path / 'hf', config, hf_folders.weights_of(tiny.arrays), tokenizer=False)
-    message = error_message(folders.open_model_folder, str(folder))
+    message = error_message(model_folders.open_model_folder, str(folder))
     assert f'{setting} to {value!r}; ' in message and allowed in message

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remixer_t5x.errors import UserError
-from remixer_t5x.interop.huggingface import folders, t5_tokenizer
+from remixer_t5x.interop.huggingface import model_folders, t5_tokenizer
 from remixer_t5x.interop.huggingface.bert import Bert
 from remixer_t5x.interop.huggingface.gpt2 import Gpt2
 from remixer_t5x.interop.huggingface.t5 import T5
@@ -138,7 +138,7 @@ def test_ids_equal_those_of_transformers(tmp_path, monkeypatch, name):
         assert list(ids_of(text)) == theirs(text, add_special_tokens=False).input_ids
 
     check_ids()
-    assert 'same ids' in folders.compare_token_ids(folder, ours)
+    assert 'same ids' in model_folders.compare_token_ids(folder, ours)
 
 
 @pytest.mark.parametrize(

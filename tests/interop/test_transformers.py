@@ -11,10 +11,10 @@ import pytest
 import remixer_t5x
 from remixer_t5x.context import make_sequence_context
 from remixer_t5x.errors import UserError
-from remixer_t5x.interop.huggingface import folders as huggingface
-from remixer_t5x.interop.huggingface.family import HuggingFaceConfig
+from remixer_t5x.interop.huggingface import model_folders as huggingface
+from remixer_t5x.interop.huggingface.model_family import HuggingFaceConfig
 from remixer_t5x.interop.huggingface.t5 import T5, SentenceT5
-from remixer_t5x.interop.safetensors_files import Tensors
+from remixer_t5x.interop.safetensors_files import LazyTensors
 from remixer_t5x.models.architecture import encoder_only
 from tests.support import hf_folders
 
@@ -105,7 +105,7 @@ def check_round_trip(source, model, vocabulary, tmp_path):
     family, runs = hf_folders.describe(model, vocabulary)
     assert family == source.family
     back = huggingface.open_model_folder(
-        str(huggingface.write_model_folder(str(tmp_path / 'back'), family, source.params(), runs))
+        str(huggingface.write_model_folder(str(tmp_path / 'back'), family, source.read_params(), runs))
     )
     assert back.family == source.family
     for name in source.tensors:
@@ -167,11 +167,11 @@ def test_a_sentence_t5_is_written_as_it_was_read(tmp_path):
     family = SentenceT5(**dataclasses.asdict(family), sentence_dim=16, max_length=32)
     projection = np.random.default_rng(0).standard_normal((24, 16), np.float32)
     params = {
-        **huggingface.open_model_folder(str(tmp_path / 'hf')).params(),
+        **huggingface.open_model_folder(str(tmp_path / 'hf')).read_params(),
         'sentence': {'dense': {'kernel': projection}},
     }
     source = huggingface.open_model_folder(
-        str(huggingface.write_model_folder(str(tmp_path / 'st'), family, params, family.default_runs()))
+        str(huggingface.write_model_folder(str(tmp_path / 'st'), family, params, family.default_layer_runs()))
     )
     assert source.family == family and np.array_equal(source.tensors['2_Dense/linear.weight'], projection.T)
     model = hf_folders.model_from_source(source, tmp_path)
@@ -179,7 +179,7 @@ def test_a_sentence_t5_is_written_as_it_was_read(tmp_path):
     # The formula of the paper: the normalised projection of the mean.
     mean = np.random.default_rng(1).standard_normal((3, 24), np.float32)
     expected = mean @ projection / np.linalg.norm(mean @ projection, axis=1, keepdims=True)
-    np.testing.assert_allclose(model.project_sentence(source.params(), mean), expected, atol=1e-6)
+    np.testing.assert_allclose(model.project_sentence(source.read_params(), mean), expected, atol=1e-6)
 
 
 def test_a_sentence_t5_of_other_modules_raises_a_one_line_error(tmp_path):
@@ -195,11 +195,17 @@ def test_a_ul2_20b_has_the_names_and_shapes_of_transformers():
         feed_forward_proj='gated-silu', tie_word_embeddings=False, decoder_start_token_id=0,
     )  # fmt: skip
     values = {**config.to_dict(), 'num_decoder_layers': 32}
-    family = T5.from_config(HuggingFaceConfig(values, 'memory'), Tensors(dict.fromkeys(['lm_head.weight'], ('', ''))))
+    family = T5.from_config(
+        HuggingFaceConfig(values, 'memory'), LazyTensors(dict.fromkeys(['lm_head.weight'], ('', '')))
+    )
     assert family.activation == 'silu'
     with torch.device('meta'):
         model = transformers.T5ForConditionalGeneration(config)
-    rows = ((row, names) for row in family.param_rows() for _, names in row.expand_runs(family.default_runs()))
+    rows = (
+        (row, names)
+        for row in family.param_mappings()
+        for _, names in row.expand_layer_runs(family.default_layer_runs())
+    )
     shapes = {name: row.shape for row, names in rows for name in names}
     theirs = {name: tuple(weight.shape) for name, weight in model.state_dict().items() if 'embed_tokens' not in name}
     assert shapes == theirs and sum(map(math.prod, shapes.values())) == 19_591_209_984
@@ -210,7 +216,7 @@ def test_outputs_and_files_equal_transformers(name, tmp_path):
     save_random(MODELS[name], tmp_path / 'hf')
     source = huggingface.open_model_folder(str(tmp_path / 'hf'))
     model = hf_folders.model_from_source(source, tmp_path)
-    ours, theirs = huggingface.compute_both_logits(source, model, source.params())
+    ours, theirs = huggingface.compute_both_logits(source, model, source.read_params())
     print(f'{name}: n = {theirs.size}, largest difference {np.max(np.abs(ours - theirs)):.2g}')
     assert np.max(np.abs(ours - theirs)) < 1e-4 and np.max(np.abs(theirs)) > 0.01
     check_round_trip(source, model, VOCABULARY, tmp_path)

@@ -12,7 +12,7 @@ from safetensors.numpy import save, save_file
 
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop import safetensors_files
-from remixer_t5x.interop.huggingface import folders as huggingface
+from remixer_t5x.interop.huggingface import model_folders as huggingface
 from tests.support import hf_folders
 from tests.support.error_lines import error_message
 from tests.support.untrusted_inputs import Malicious
@@ -54,7 +54,7 @@ def test_an_invalid_header_raises_its_fault(tmp_path, kind):
     content, reason = INVALID_HEADERS[kind]
     path = tmp_path / 'x.safetensors'
     path.write_bytes(content)
-    assert reason in error_message(lambda: dict(safetensors_files.read_file(str(path))[0]))
+    assert reason in error_message(lambda: dict(safetensors_files.open_weights_file(str(path))[0]))
 
 
 @FUZZ
@@ -72,10 +72,10 @@ def test_any_bytes_are_read_or_raise_a_one_line_error(tmp_path_factory, content)
     """Reads no more bytes than the header describes."""
     path = tmp_path_factory.getbasetemp() / 'fuzz.safetensors'
     path.write_bytes(content)
-    for read in (safetensors_files.read_file, safetensors_files.read_params):
+    for read in (safetensors_files.open_weights_file, safetensors_files.read_params):
         try:
             tensors = read(str(path))[0]
-            values = dict(tensors).values() if read is safetensors_files.read_file else []
+            values = dict(tensors).values() if read is safetensors_files.open_weights_file else []
             assert sum(value.nbytes for value in values) <= 8 * len(content)
         except UserError as error:
             assert len(str(error).splitlines()) == 1
@@ -98,9 +98,9 @@ def test_an_index_cannot_name_files_outside_of_its_folder(tmp_path, name, reason
         save_file(GOOD, parent / 'x.safetensors')
     (folder / 'leaving.safetensors').symlink_to(tmp_path / 'x.safetensors')
     (folder / safetensors_files.INDEX_FILE).write_text(json.dumps({'weight_map': {'a': name}}))
-    assert reason in error_message(safetensors_files.read_folder, folder)
+    assert reason in error_message(safetensors_files.open_weights_folder, folder)
     (folder / safetensors_files.INDEX_FILE).write_text(json.dumps({'weight_map': {'a': 'x.safetensors'}}))
-    assert list(safetensors_files.read_folder(folder)) == ['a']
+    assert list(safetensors_files.open_weights_folder(folder)) == ['a']
 
 
 @pytest.fixture(scope='module')
@@ -121,7 +121,7 @@ def test_an_odd_config_is_read_or_raises_a_one_line_error(hf, change):
     """tests/test_untrusted_files.py reads random configs."""
     (hf / 'config.json').write_text(json.dumps({**hf_folders.V1_0, **change}))
     try:
-        huggingface.open_model_folder(str(hf)).params()
+        huggingface.open_model_folder(str(hf)).read_params()
     except UserError as error:
         assert len(str(error).splitlines()) == 1 and len(str(error)) < 1000
 
@@ -140,7 +140,7 @@ def test_a_pickle_is_never_loaded(tmp_path, name):
     folder = hf_folders.write_tiny(tmp_path / 'hf', 't5_v1_0_tiny')
     (folder / 'model.safetensors').unlink()
     (folder / name).write_bytes(pickle.dumps(Malicious(tmp_path / 'ran')))
-    error_message(lambda: huggingface.open_model_folder(str(folder)).params())
+    error_message(lambda: huggingface.open_model_folder(str(folder)).read_params())
     error_message(safetensors_files.read_params, str(folder / name))
     assert not (tmp_path / 'ran').exists()
     pickle.loads((folder / name).read_bytes())

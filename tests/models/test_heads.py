@@ -9,7 +9,7 @@ from remixer_t5x import build_model
 from remixer_t5x.context import make_sequence_context
 from remixer_t5x.devices.partition import unbox
 from remixer_t5x.errors import UserError
-from remixer_t5x.interop.huggingface import folders
+from remixer_t5x.interop.huggingface import model_folders
 from remixer_t5x.models.architecture import encoder_only
 from remixer_t5x.models.classifier import label_loss
 from tests.support import hf_folders, references
@@ -170,13 +170,13 @@ def test_logits_equal_transformers(name, model_type, tmp_path):
             expected = output(reference.encoder(**inputs).last_hidden_state).numpy()
 
     weights = {key: array.numpy() for key, array in base.state_dict().items()}
-    source = folders.open_model_folder(str(hf_folders.write(tmp_path / 'hf', sizes, weights, tokenizer=False)))
-    (tmp_path / 'model.gin').write_text(source.family.gin_text('A test.'))
+    source = model_folders.open_model_folder(str(hf_folders.write(tmp_path / 'hf', sizes, weights, tokenizer=False)))
+    (tmp_path / 'model.gin').write_text(source.family.build_gin_text('A test.'))
     labels = {'LABELS': LABELS} if model_type == 'token_labels' else {}
     model = build_model(str(tmp_path / 'model.gin'), f'model_types/{model_type}.gin', **labels)
     kernel, bias = (array.detach().numpy() for array in (output.weight, output.bias))
     modules = ('token_embedder', 'encoder', 'input')
-    backbone_params = {name: tree for name, tree in source.params().items() if name in modules}
+    backbone_params = {name: tree for name, tree in source.read_params().items() if name in modules}
     params = {**backbone_params, 'head': {'output': {'kernel': kernel.T, 'bias': bias}}}
     logits = np.asarray(jax.jit(model.head_outputs)(params, tokens))
     is_token = tokens > 0

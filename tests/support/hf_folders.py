@@ -9,7 +9,7 @@ from safetensors.numpy import save_file
 
 from remixer_t5x import build_model
 from remixer_t5x.cli.conversions import build_model_from_gin
-from remixer_t5x.interop.huggingface import folders
+from remixer_t5x.interop.huggingface import model_folders
 from tests.support.paths import GOLDEN
 
 # A vocabulary of 26 pieces, which is included in seqio.
@@ -62,7 +62,7 @@ def write_tiny(folder, name, **options):
 
 def model_from_source(source, folder):
     """Builds the model described by the gin text of `source`, which is written to `folder`/model.gin."""
-    (folder / 'model.gin').write_text(source.family.gin_text('A test.'))
+    (folder / 'model.gin').write_text(source.family.build_gin_text('A test.'))
     return build_model(str(folder / 'model.gin'))
 
 
@@ -78,7 +78,7 @@ def write_gpt2(folder, **settings):
 
 def describe(model, vocabulary):
     """Returns the Hugging Face model that `model` corresponds to, and its runs of layers."""
-    return folders.find_equivalent_model(model, vocabulary, build_model_from_gin)
+    return model_folders.find_equivalent_model(model, vocabulary, build_model_from_gin)
 
 
 def bert_model(*files, **macros):

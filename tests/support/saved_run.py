@@ -33,10 +33,12 @@ def write_run(folder, config=CONFIG, steps=(1, 2)):
     config_file.write_text(config)
     model = remixer_t5x.build_model(str(config_file))
     shapes = {'encoder_input_tokens': (1, 2), 'decoder_target_tokens': (1, 2)}
-    claimed = converted_checkpoint.claim_model_dir(folder)
+    claimed = converted_checkpoint.create_model_dir(folder)
     for step in steps:
         params = jax.jit(lambda rng: nn.unbox(model.init(rng, shapes)))(jax.random.key(step))
-        record = converted_checkpoint.build_record(task_vocabulary.get_vocabulary_record(VOCABULARY), config, 'a test')
+        record = converted_checkpoint.build_checkpoint_record(
+            task_vocabulary.get_vocabulary_record(VOCABULARY), config, 'a test'
+        )
         converted_checkpoint.write_checkpoint(claimed, jax.device_get(params), step, record)
     (folder / 'config.gin').write_text(config)
     return folder

@@ -122,7 +122,7 @@ def _write_stablehlo(
     from remixer_t5x.extras.export import standalone
     from remixer_t5x.interop import safetensors_files
 
-    safetensors_files.write_file(folder / 'weights.safetensors', weights, {})
+    safetensors_files.write_weights_file(folder / 'weights.safetensors', weights, {})
     _print_file(folder / 'weights.safetensors')
     shutil.copyfile(standalone.__file__, folder / 'run.py')
     for function in programs:

@@ -26,7 +26,7 @@ from remixer_t5x.extras.hub import client
 from remixer_t5x.extras.reports import curves, overview, records
 from remixer_t5x.extras.reports.records import FOLDER_MACROS, TRAIN, RecordedRun
 from remixer_t5x.interop import converted_checkpoint, safetensors_files, shared_folder
-from remixer_t5x.interop.huggingface import folders
+from remixer_t5x.interop.huggingface import model_folders
 from remixer_t5x.interop.huggingface.traced_modules import UnsupportedModelError
 from remixer_t5x.models import interface
 from remixer_t5x.run_folder import model_dir
@@ -201,7 +201,7 @@ def _load_template() -> Any:
 
 def write_shared_model(args: argparse.Namespace) -> None:
     """Writes the shared folder for `--checkpoint=PATH --to_shared=DIR`."""
-    folder = folders.check_folder_is_empty(args.to_shared)
+    folder = model_folders.check_folder_is_empty(args.to_shared)
     _write_model_folder(args, folder, folder.name, str(folder))
     print_labeled_line('wrote', f'{folder}, with its model card: {folder / CARD_FILE}')
 
@@ -234,7 +234,7 @@ def _write_model_folder(args: argparse.Namespace, folder: pathlib.Path, name: st
         _write_shared(folder, model, vocabulary, gin_text, params, step, record)
         if foreign_gin.find_disallowed_statement(gin_text, checkpoint):
             packages = foreign_gin.find_imported_packages(gin_text)
-            missing = shared_folder.copy_code(folder, packages)
+            missing = shared_folder.copy_custom_code(folder, packages)
             for package in missing:
                 print_labeled_line(
                     'warning', f'{package}, which model.gin imports, is not copied; the model card lists it'
@@ -274,6 +274,7 @@ def _write_shared(
     shared_folder.write_shared_folder(folder, model, vocabulary, gin_text, params, step, record)
     print_labeled_line('wrote', describe_params(params))
     check_no_array_differs(
-        safetensors_files.first_difference(params, shared_folder.open_shared_folder(folder).params()[0]), folder
+        safetensors_files.find_differing_array(params, shared_folder.open_shared_folder(folder).read_checkpoint()[0]),
+        folder,
     )
     print_labeled_line('check', 'the parameters in the folder are bit-identical to those of the checkpoint')

@@ -15,10 +15,10 @@ import numpy as np
 
 from remixer_t5x import tokenizer_files, untrusted_files
 from remixer_t5x.errors import UserError
-from remixer_t5x.interop.huggingface.family import Family, HuggingFaceConfig, Tokenizer
-from remixer_t5x.interop.huggingface.parameter_table import ParamRow, Params, dense_rows, layer_norm_rows
+from remixer_t5x.interop.huggingface.model_family import HuggingFaceConfig, ModelFamily, Tokenizer
+from remixer_t5x.interop.huggingface.param_mapping import ParamMapping, Params, dense_mappings, layer_norm_mappings
 from remixer_t5x.interop.huggingface.traced_modules import TracedModules
-from remixer_t5x.interop.safetensors_files import Tensors
+from remixer_t5x.interop.safetensors_files import LazyTensors
 from remixer_t5x.models.classifier import Classifier
 from remixer_t5x.models.masked_lm import MaskedLM
 
@@ -30,7 +30,7 @@ OLD_NORM_NAMES = {'LayerNorm.gamma': 'LayerNorm.weight', 'LayerNorm.beta': 'Laye
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Bert(Family):
+class Bert(ModelFamily):
     """A BERT masked language model with `max_length` learned positions and `token_types` learned token types.
 
     Tokens after [SEP] have type 1. `separator_id` is the id of [SEP], or None if the folder has no tokenizer.
@@ -71,56 +71,58 @@ class Bert(Family):
     separator_id: int | None = None
 
     @classmethod
-    def read_other_fields(cls, config: HuggingFaceConfig) -> dict[str, Any]:
+    def read_non_size_fields(cls, config: HuggingFaceConfig) -> dict[str, Any]:
         return {'separator_id': _read_separator_id(_find_tokenizer_file(config.folder))}
 
     @property
     def max_lengths(self) -> dict[str, int]:
         return {'inputs': self.max_length, 'targets': self.max_length}
 
-    def param_rows(self) -> Iterator[ParamRow]:
+    def param_mappings(self) -> Iterator[ParamMapping]:
         dim, hidden = self.embed_dim, self.mlp_dim
-        yield ParamRow('token_embedder/embedding', EMBEDDING_TABLE, (self.vocab_size, dim))
-        yield ParamRow('input/positions/table', 'bert.embeddings.position_embeddings.weight', (self.max_length, dim))
-        yield ParamRow('input/token_types', 'bert.embeddings.token_type_embeddings.weight', (self.token_types, dim))
-        yield from layer_norm_rows('input/norm', 'bert.embeddings.LayerNorm', dim)
+        yield ParamMapping('token_embedder/embedding', EMBEDDING_TABLE, (self.vocab_size, dim))
+        yield ParamMapping(
+            'input/positions/table', 'bert.embeddings.position_embeddings.weight', (self.max_length, dim)
+        )
+        yield ParamMapping('input/token_types', 'bert.embeddings.token_type_embeddings.weight', (self.token_types, dim))
+        yield from layer_norm_mappings('input/norm', 'bert.embeddings.LayerNorm', dim)
         ours, theirs = 'encoder/run/layer', 'bert.encoder.layer.{}'
         for part in ('query', 'key', 'value'):
-            yield from dense_rows(f'{ours}/scaled_attention/{part}', f'{theirs}.attention.self.{part}', dim, dim)
-        yield from dense_rows(f'{ours}/scaled_attention/out', f'{theirs}.attention.output.dense', dim, dim)
-        yield from layer_norm_rows(f'{ours}/scaled_attention_norm', f'{theirs}.attention.output.LayerNorm', dim)
-        yield from dense_rows(f'{ours}/gelu_mlp/wi', f'{theirs}.intermediate.dense', dim, hidden)
-        yield from dense_rows(f'{ours}/gelu_mlp/wo', f'{theirs}.output.dense', hidden, dim)
-        yield from layer_norm_rows(f'{ours}/gelu_mlp_norm', f'{theirs}.output.LayerNorm', dim)
-        yield from self.head_param_rows()
+            yield from dense_mappings(f'{ours}/scaled_attention/{part}', f'{theirs}.attention.self.{part}', dim, dim)
+        yield from dense_mappings(f'{ours}/scaled_attention/out', f'{theirs}.attention.output.dense', dim, dim)
+        yield from layer_norm_mappings(f'{ours}/scaled_attention_norm', f'{theirs}.attention.output.LayerNorm', dim)
+        yield from dense_mappings(f'{ours}/gelu_mlp/wi', f'{theirs}.intermediate.dense', dim, hidden)
+        yield from dense_mappings(f'{ours}/gelu_mlp/wo', f'{theirs}.output.dense', hidden, dim)
+        yield from layer_norm_mappings(f'{ours}/gelu_mlp_norm', f'{theirs}.output.LayerNorm', dim)
+        yield from self.head_param_mappings()
 
-    def head_param_rows(self) -> Iterator[ParamRow]:
-        """Yields the rows of the parameter table for the head."""
-        yield ParamRow('head/bias', f'{HEAD}.bias', (self.vocab_size,))
-        yield from dense_rows('head/dense', f'{HEAD}.transform.dense', self.embed_dim, self.embed_dim)
-        yield from layer_norm_rows('head/output_norm', f'{HEAD}.transform.LayerNorm', self.embed_dim)
+    def head_param_mappings(self) -> Iterator[ParamMapping]:
+        """Yields the mappings of the parameters of the head."""
+        yield ParamMapping('head/bias', f'{HEAD}.bias', (self.vocab_size,))
+        yield from dense_mappings('head/dense', f'{HEAD}.transform.dense', self.embed_dim, self.embed_dim)
+        yield from layer_norm_mappings('head/output_norm', f'{HEAD}.transform.LayerNorm', self.embed_dim)
 
     @staticmethod
-    def canonical_names(tensors: Tensors) -> dict[str, str]:
+    def map_canonical_names(tensors: LazyTensors) -> dict[str, str]:
         pattern = re.compile('|'.join(map(re.escape, OLD_NORM_NAMES)) + '$')
         return {pattern.sub(lambda match: OLD_NORM_NAMES[match[0]], name): name for name in tensors}
 
     @classmethod
-    def read_model(cls, model: Any, vocabulary: Any, modules: TracedModules) -> dict[str, Any]:
-        attention, embedding = modules.find('encoder/layer/scaled_attention'), modules.find('input')
+    def read_model_fields(cls, model: Any, vocabulary: Any, modules: TracedModules) -> dict[str, Any]:
+        attention, embedding = modules.find_module('encoder/layer/scaled_attention'), modules.find_module('input')
         return {
             'vocab_size': model.module.vocab_size,
             'embed_dim': model.module.embed_dim,
-            'mlp_dim': modules.find('encoder/layer/gelu_mlp').hidden_dim,
+            'mlp_dim': modules.find_module('encoder/layer/gelu_mlp').hidden_dim,
             'num_heads': attention.num_heads,
             'head_dim': attention.head_dim,
-            'epsilon': modules.find('encoder/layer/gelu_mlp_norm').epsilon,
+            'epsilon': modules.find_module('encoder/layer/gelu_mlp_norm').epsilon,
             'max_length': embedding.max_length,
             'token_types': embedding.token_types,
             'separator_id': model.module.separator_id,
         }
 
-    def gin_settings(self) -> dict[str, Any]:
+    def build_gin_settings(self) -> dict[str, Any]:
         settings = {
             'MAX_INPUT_LENGTH': self.max_length,
             'encoder_only.BertInput.token_types': self.token_types,
@@ -150,7 +152,7 @@ class Bert(Family):
         vocabulary.save(str(folder / TOKENIZERS[0]))
         return TOKENIZERS[0]
 
-    def random_inputs(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    def make_random_inputs(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
         length = min(64, self.max_length)
         tokens = rng.integers(1, self.vocab_size, (2, length), dtype=np.int32)
         tokens[-1, length // 2 :] = 0
@@ -178,22 +180,22 @@ class BertClassifier(Bert):
     labels: tuple[str, ...] | None
 
     @classmethod
-    def read_other_fields(cls, config: HuggingFaceConfig) -> dict[str, Any]:
-        return {**super().read_other_fields(config), 'labels': read_labels(config)}
+    def read_non_size_fields(cls, config: HuggingFaceConfig) -> dict[str, Any]:
+        return {**super().read_non_size_fields(config), 'labels': read_labels(config)}
 
     def to_config(self) -> dict[str, Any]:
-        return {**super().to_config(), **labels_config(self.labels)}
+        return {**super().to_config(), **build_label_config(self.labels)}
 
-    def head_param_rows(self) -> Iterator[ParamRow]:
-        yield from dense_rows('head/dense', 'bert.pooler.dense', self.embed_dim, self.embed_dim)
-        yield from dense_rows('head/output', 'classifier', self.embed_dim, len(self.labels or ' '))
+    def head_param_mappings(self) -> Iterator[ParamMapping]:
+        yield from dense_mappings('head/dense', 'bert.pooler.dense', self.embed_dim, self.embed_dim)
+        yield from dense_mappings('head/output', 'classifier', self.embed_dim, len(self.labels or ' '))
 
     @classmethod
-    def read_model(cls, model: Any, vocabulary: Any, modules: TracedModules) -> dict[str, Any]:
-        return super().read_model(model, vocabulary, modules) | {'labels': model.labels and tuple(model.labels)}
+    def read_model_fields(cls, model: Any, vocabulary: Any, modules: TracedModules) -> dict[str, Any]:
+        return super().read_model_fields(model, vocabulary, modules) | {'labels': model.labels and tuple(model.labels)}
 
-    def gin_settings(self) -> dict[str, Any]:
-        return {**super().gin_settings(), 'POOLING': '@encoder_only.first_token', 'LABELS': self.labels}
+    def build_gin_settings(self) -> dict[str, Any]:
+        return {**super().build_gin_settings(), 'POOLING': '@encoder_only.first_token', 'LABELS': self.labels}
 
     def compute_remixer_logits(self, model: Any, params: Params, inputs: Mapping[str, np.ndarray]) -> Any:
         return model.module.apply({'params': params}, *inputs.values(), enable_dropout=False, method='classify')
@@ -203,17 +205,17 @@ def read_labels(config: HuggingFaceConfig) -> tuple[str, ...] | None:
     """Returns the label names of a classifier in index order, or None for a regression model."""
     names = config.values.get('id2label', {'0': 'LABEL_0', '1': 'LABEL_1'})
     if not isinstance(names, dict) or set(names) != {str(index) for index in range(len(names))}:
-        raise config.error('id2label', 'it must map 0, 1, 2 ... to label names')
+        raise config.setting_error('id2label', 'it must map 0, 1, 2 ... to label names')
     labels = tuple(str(names[str(index)]) for index in range(len(names)))
     if len(labels) > 1 and len({*labels}) < len(labels):
-        raise config.error('id2label', 'its label names must be unique')
+        raise config.setting_error('id2label', 'its label names must be unique')
     expected = 'single_label_classification' if len(labels) > 1 else 'regression'
     if config.values.get('problem_type') not in (None, expected):
-        raise config.error('problem_type', f'with {len(labels)} labels, it must be {expected!r} or null')
+        raise config.setting_error('problem_type', f'with {len(labels)} labels, it must be {expected!r} or null')
     return labels if len(labels) > 1 else None
 
 
-def labels_config(labels: tuple[str, ...] | None) -> dict[str, Any]:
+def build_label_config(labels: tuple[str, ...] | None) -> dict[str, Any]:
     """Returns the label settings of config.json for a classifier, or for a regression model if `labels` is None."""
     names = labels or ('LABEL_0',)
     return {

@@ -16,10 +16,10 @@ from typing import Any, Self
 import numpy as np
 
 from remixer_t5x.errors import UserError
-from remixer_t5x.interop.huggingface.family import Family, HuggingFaceConfig, Tokenizer
-from remixer_t5x.interop.huggingface.parameter_table import ParamRow, Params, layer_norm_rows
+from remixer_t5x.interop.huggingface.model_family import HuggingFaceConfig, ModelFamily, Tokenizer
+from remixer_t5x.interop.huggingface.param_mapping import ParamMapping, Params, layer_norm_mappings
 from remixer_t5x.interop.huggingface.traced_modules import TracedModules
-from remixer_t5x.interop.safetensors_files import Tensors
+from remixer_t5x.interop.safetensors_files import LazyTensors
 from remixer_t5x.models.language_model import LanguageModel
 
 PREFIX, EMBEDDING_TABLE = 'transformer.', 'transformer.wte.weight'
@@ -29,7 +29,7 @@ OPTIONAL_FILES = ('tokenizer_config.json', 'added_tokens.json')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Gpt2(Family):
+class Gpt2(ModelFamily):
     """A GPT-2 language model; `end_id` is the Hugging Face id of the token that begins and ends a text."""
 
     display_name = 'GPT-2'
@@ -68,60 +68,60 @@ class Gpt2(Family):
     epsilon: float = 1e-5
 
     @classmethod
-    def from_config(cls, config: HuggingFaceConfig, tensors: Tensors) -> Self:
-        gpt2 = cls(**cls.read_sizes(config, mlp_dim=4 * config.read_int('n_embd')))
+    def from_config(cls, config: HuggingFaceConfig, tensors: LazyTensors) -> Self:
+        gpt2 = cls(**cls.read_size_fields(config, mlp_dim=4 * config.read_int('n_embd')))
         if gpt2.end_id >= gpt2.vocab_size:
-            raise config.error('eos_token_id', f'it must be less than vocab_size, which is {gpt2.vocab_size}')
+            raise config.setting_error('eos_token_id', f'it must be less than vocab_size, which is {gpt2.vocab_size}')
         return gpt2
 
     def to_config(self) -> dict[str, Any]:
         return {**super().to_config(), 'bos_token_id': self.end_id}
 
-    def param_rows(self) -> Iterator[ParamRow]:
+    def param_mappings(self) -> Iterator[ParamMapping]:
         dim, hidden = self.embed_dim, self.mlp_dim
-        yield ParamRow('token_embedder/embedding', EMBEDDING_TABLE, (self.vocab_size, dim), zero_rows=1)
-        yield ParamRow('decoder/position_embedding/table', 'transformer.wpe.weight', (self.max_length, dim))
-        yield from layer_norm_rows('decoder/final_norm', 'transformer.ln_f', dim)
+        yield ParamMapping('token_embedder/embedding', EMBEDDING_TABLE, (self.vocab_size, dim), zero_rows=1)
+        yield ParamMapping('decoder/position_embedding/table', 'transformer.wpe.weight', (self.max_length, dim))
+        yield from layer_norm_mappings('decoder/final_norm', 'transformer.ln_f', dim)
         ours, theirs = 'decoder/run/layer', 'transformer.h.{}'
-        yield from layer_norm_rows(f'{ours}/scaled_attention_norm', f'{theirs}.ln_1', dim)
+        yield from layer_norm_mappings(f'{ours}/scaled_attention_norm', f'{theirs}.ln_1', dim)
         for index, name in enumerate(('query', 'key', 'value')):
             path, joined = f'{ours}/scaled_attention/{name}', f'{theirs}.attn.c_attn'
-            yield ParamRow(f'{path}/kernel', f'{joined}.weight', (dim, 3 * dim), part=(index, 3))
-            yield ParamRow(f'{path}/bias', f'{joined}.bias', (3 * dim,), part=(index, 3))
-        yield from layer_norm_rows(f'{ours}/gelu_mlp_norm', f'{theirs}.ln_2', dim)
+            yield ParamMapping(f'{path}/kernel', f'{joined}.weight', (dim, 3 * dim), part=(index, 3))
+            yield ParamMapping(f'{path}/bias', f'{joined}.bias', (3 * dim,), part=(index, 3))
+        yield from layer_norm_mappings(f'{ours}/gelu_mlp_norm', f'{theirs}.ln_2', dim)
         # Conv1D of transformers stores kernels as [inputs, outputs], so they are not transposed.
         for path, name, inputs, outputs in (
             ('scaled_attention/out', 'attn.c_proj', dim, dim),
             ('gelu_mlp/wi', 'mlp.c_fc', dim, hidden),
             ('gelu_mlp/wo', 'mlp.c_proj', hidden, dim),
         ):
-            yield ParamRow(f'{ours}/{path}/kernel', f'{theirs}.{name}.weight', (inputs, outputs))
-            yield ParamRow(f'{ours}/{path}/bias', f'{theirs}.{name}.bias', (outputs,))
+            yield ParamMapping(f'{ours}/{path}/kernel', f'{theirs}.{name}.weight', (inputs, outputs))
+            yield ParamMapping(f'{ours}/{path}/bias', f'{theirs}.{name}.bias', (outputs,))
 
     @staticmethod
-    def canonical_names(tensors: Tensors) -> dict[str, str]:
+    def map_canonical_names(tensors: LazyTensors) -> dict[str, str]:
         # Array names in older checkpoints do not have the prefix `transformer.`.
         has_prefix = any(name.startswith(PREFIX) for name in tensors)
         return {name if has_prefix or name in Gpt2.copies else PREFIX + name: name for name in tensors}
 
     @classmethod
-    def read_model(cls, model: Any, vocabulary: Any, modules: TracedModules) -> dict[str, Any]:
-        attention, vocabulary_type = modules.find('decoder/layer/scaled_attention'), type(vocabulary).__name__
-        modules.raise_unless(
+    def read_model_fields(cls, model: Any, vocabulary: Any, modules: TracedModules) -> dict[str, Any]:
+        attention, vocabulary_type = modules.find_module('decoder/layer/scaled_attention'), type(vocabulary).__name__
+        modules.require_condition(
             hasattr(vocabulary, 'end_id'), f'VOCABULARY is a {vocabulary_type}, not a byte-pair vocabulary'
         )
         return {
             'vocab_size': model.module.vocab_size - 1,
             'embed_dim': model.module.embed_dim,
-            'mlp_dim': modules.find('decoder/layer/gelu_mlp').hidden_dim,
+            'mlp_dim': modules.find_module('decoder/layer/gelu_mlp').hidden_dim,
             'num_heads': attention.num_heads,
             'head_dim': attention.head_dim,
-            'epsilon': modules.find('decoder/final_norm').epsilon,
-            'max_length': modules.find('decoder/position_embedding').max_length,
+            'epsilon': modules.find_module('decoder/final_norm').epsilon,
+            'max_length': modules.find_module('decoder/position_embedding').max_length,
             'end_id': vocabulary.end_id,
         }
 
-    def gin_settings(self) -> dict[str, Any]:
+    def build_gin_settings(self) -> dict[str, Any]:
         return {
             'VOCAB_SIZE': self.vocab_size + 1,
             'decoder_only.DecoderOnly.begin_id': self.end_id + 1,
@@ -145,7 +145,7 @@ class Gpt2(Family):
             shutil.copyfile(file, folder / file.name)
         return ' and '.join(file.name for file in files)
 
-    def random_inputs(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    def make_random_inputs(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
         # Excludes GPT-2's token 0, because 0 means padding in the returned array.
         tokens = rng.integers(1, self.vocab_size, (2, min(64, self.max_length)), dtype=np.int32)
         tokens[:, 0] = self.end_id

@@ -30,7 +30,7 @@ PADDING_LOGIT = -1e3
 
 
 @dataclasses.dataclass
-class Tokens:
+class SequenceContext:
     """The masks, position bias and encoder output for a [batch, length] array of tokens, padded at the end of each row.
 
     Attributes:
@@ -46,7 +46,7 @@ class Tokens:
     memory: Any = None
 
     @property
-    def visible(self) -> Tensor:
+    def visibility_mask(self) -> Tensor:
         """The attention mask, [batch, 1, query, key] bool, True where a query may attend to a key."""
         visible = self.mask[:, None, None, :]
         return visible & torch.ones_like(self.mask[0].outer(self.mask[0])).tril() if self.causal else visible
@@ -57,12 +57,12 @@ class Tokens:
         return torch.arange(self.mask.shape[1], device=self.mask.device, dtype=torch.float32)
 
     @property
-    def distances(self) -> Tensor:
+    def token_distances(self) -> Tensor:
         """The absolute distance between each query and key, [query, key] float32."""
         return (self.positions[:, None] - self.positions).abs()
 
 
-class Module(nn.Module):
+class BaseModule(nn.Module):
     """A module created from its entry in config.json; `settings` contains the settings in that entry."""
 
     def __init__(self, spec: dict):
@@ -73,13 +73,13 @@ class Module(nn.Module):
         for name, child in spec.get('children', {}).items():
             self.add_module(name, build_module(child))
 
-    def check_length(self, length: int) -> None:
+    def check_max_length(self, length: int) -> None:
         limit = self.settings['max_length']
         if length > limit:
             raise ValueError(f'{type(self).__name__} accepts rows of at most {limit} tokens, got {length}')
 
 
-def build_module(spec: dict) -> Module:
+def build_module(spec: dict) -> BaseModule:
     """Creates the module described by an entry of config.json."""
     return CLASSES[spec['class']](spec)
 
@@ -101,7 +101,7 @@ ACTIVATIONS = {
 # Basic layers.
 
 
-class Dense(Module):
+class Dense(BaseModule):
     """Computes x W + b, [..., in] -> [..., features]."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -109,14 +109,14 @@ class Dense(Module):
         return y + self.bias if hasattr(self, 'bias') else y
 
 
-class GroupDense(Module):
+class GroupDense(BaseModule):
     """Computes x[j] W[j] for each group j of features, [..., groups, in] -> [..., groups, features]."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.einsum('...gi,gio->...go', x, self.kernel)
 
 
-class Embed(Module):
+class Embed(BaseModule):
     def forward(self, tokens: Tensor) -> Tensor:
         return functional.embedding(tokens, self.embedding) * self.settings['scale']
 
@@ -124,7 +124,7 @@ class Embed(Module):
         return x @ self.embedding.T
 
 
-class RMSNorm(Module):
+class RMSNorm(BaseModule):
     def forward(self, x: Tensor) -> Tensor:
         x32 = x.float()
         inverse = torch.rsqrt(x32.square().mean(-1, keepdim=True) + self.settings['epsilon'])
@@ -132,7 +132,7 @@ class RMSNorm(Module):
         return (x32 * inverse * scale).to(x.dtype)
 
 
-class LayerNorm(Module):
+class LayerNorm(BaseModule):
     def forward(self, x: Tensor) -> Tensor:
         normalized = functional.layer_norm(
             x.float(), x.shape[-1:], self.scale.float(), self.bias.float(), self.settings['epsilon']
@@ -140,7 +140,7 @@ class LayerNorm(Module):
         return normalized.to(x.dtype)
 
 
-class GroupedRMSNorm(Module):
+class GroupedRMSNorm(BaseModule):
     """Applies RMSNorm separately to `num_groups` equal groups of features."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -152,10 +152,10 @@ class GroupedRMSNorm(Module):
 # Positions.
 
 
-class RelativePositionBias(Module):
+class RelativePositionBias(BaseModule):
     """T5's learned bias for each head and bucket of relative positions, [1, heads, query, key]."""
 
-    def forward(self, tokens: Tokens) -> Tensor:
+    def forward(self, tokens: SequenceContext) -> Tensor:
         index = torch.arange(tokens.mask.shape[1], device=tokens.mask.device)
         relative = index[None, :] - index[:, None]
         buckets, largest = self.settings['num_buckets'], self.settings['max_distance']
@@ -170,22 +170,22 @@ class RelativePositionBias(Module):
         return self.embedding[:, offset + torch.where(distance < exact, distance, far)][None]
 
 
-class AlibiBias(Module):
+class AlibiBias(BaseModule):
     """`-slope * |query - key|` with a fixed slope for each head, [1, heads, query, key]."""
 
-    def forward(self, tokens: Tokens) -> Tensor:
+    def forward(self, tokens: SequenceContext) -> Tensor:
         heads = self.settings['num_heads']
         power = 2 ** int(math.log2(heads))
         slopes = [2 ** (-8 * head / power) for head in range(1, power + 1)]
         slopes += [2 ** (-4 * head / power) for head in range(1, 2 * (heads - power), 2)]
         slopes = torch.tensor(slopes, device=tokens.mask.device)
-        return -slopes[:, None, None] * tokens.distances
+        return -slopes[:, None, None] * tokens.token_distances
 
 
-class RotaryEmbedding(Module):
+class RotaryEmbedding(BaseModule):
     """Applies rotary position embeddings to the first `fraction` of the features of queries or keys."""
 
-    def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
+    def forward(self, x: Tensor, tokens: SequenceContext) -> Tensor:
         half = int(x.shape[-1] * self.settings['fraction']) // 2
         frequencies = 1.0 / self.settings['theta'] ** (torch.arange(half, device=x.device) / half)
         angles = tokens.positions[:, None, None] / self.settings['scaling_factor'] * frequencies
@@ -194,19 +194,19 @@ class RotaryEmbedding(Module):
         return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], -1).to(x.dtype)
 
 
-class SinusoidalPositions(Module):
+class SinusoidalPositions(BaseModule):
     """Sinusoidal position embeddings: sines in the first half of the features, cosines in the second half."""
 
-    def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
+    def forward(self, x: Tensor, tokens: SequenceContext) -> Tensor:
         width = x.shape[-1]
         exponents = torch.arange(-(-width // 2), device=x.device) * (2.0 / width)
         angles = tokens.positions[:, None] * torch.pow(torch.tensor(10_000.0, device=x.device), -exponents)
         return torch.cat([angles.sin(), angles.cos()], -1)[:, :width].to(x.dtype)
 
 
-class LearnedPositions(Module):
-    def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
-        self.check_length(x.shape[1])
+class LearnedPositions(BaseModule):
+    def forward(self, x: Tensor, tokens: SequenceContext) -> Tensor:
+        self.check_max_length(x.shape[1])
         return self.table[: x.shape[1]].to(x.dtype)
 
 
@@ -227,10 +227,10 @@ def attend(
     return torch.einsum('bhqk,bkhd->bqhd', logits.softmax(-1).to(value.dtype), value)
 
 
-class SelfAttention(Module):
+class SelfAttention(BaseModule):
     """T5's self-attention. Uses the position bias of this layer if there is one (umT5), otherwise that of the stack."""
 
-    def project(self, name: str, x: Tensor) -> Tensor:
+    def project_to_heads(self, name: str, x: Tensor) -> Tensor:
         heads = self.settings['num_heads']
         heads = heads if name == 'query' else self.settings.get('num_kv_heads', heads)
         projected = getattr(self, name)(x).unflatten(-1, (heads, -1))
@@ -238,57 +238,57 @@ class SelfAttention(Module):
             return projected
         return getattr(self, f'{name}_norm')(projected) * (projected.shape[-1] ** -0.5 if name == 'query' else 1)
 
-    def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
-        query, key, value = (self.project(name, x) for name in ('query', 'key', 'value'))
+    def forward(self, x: Tensor, tokens: SequenceContext) -> Tensor:
+        query, key, value = (self.project_to_heads(name, x) for name in ('query', 'key', 'value'))
         if hasattr(self, 'rotary'):
             query, key = self.rotary(query, tokens), self.rotary(key, tokens)
         bias = self.position_bias(tokens) if hasattr(self, 'position_bias') else tokens.bias
-        visible, window = tokens.visible, self.settings.get('sliding_window')
+        visible, window = tokens.visibility_mask, self.settings.get('sliding_window')
         if window is not None:
-            visible = visible & (tokens.distances < window)
+            visible = visible & (tokens.token_distances < window)
         return self.out(attend(query, key, value, visible, bias, self.settings.get('logit_softcap')).flatten(-2))
 
 
 class CrossAttention(SelfAttention):
-    def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
+    def forward(self, x: Tensor, tokens: SequenceContext) -> Tensor:
         memory, mask = tokens.memory
-        key, value = self.project('key', memory), self.project('value', memory)
-        query, softcap = self.project('query', x), self.settings.get('logit_softcap')
+        key, value = self.project_to_heads('key', memory), self.project_to_heads('value', memory)
+        query, softcap = self.project_to_heads('query', x), self.settings.get('logit_softcap')
         return self.out(attend(query, key, value, mask[:, None, None, :], softcap=softcap).flatten(-2))
 
 
 class ScaledAttention(SelfAttention):
     """Self-attention of BERT and GPT-2: logits are scaled by 1 / sqrt(head_dim), without a position bias."""
 
-    def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
-        query, key, value = (self.project(name, x) for name in ('query', 'key', 'value'))
-        return self.out(attend(query * query.shape[-1] ** -0.5, key, value, tokens.visible).flatten(-2))
+    def forward(self, x: Tensor, tokens: SequenceContext) -> Tensor:
+        query, key, value = (self.project_to_heads(name, x) for name in ('query', 'key', 'value'))
+        return self.out(attend(query * query.shape[-1] ** -0.5, key, value, tokens.visibility_mask).flatten(-2))
 
 
-class TinyAttention(Module):
+class TinyAttention(BaseModule):
     """aMLP's single-head attention, whose output has the width of the gate."""
 
-    def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
+    def forward(self, x: Tensor, tokens: SequenceContext) -> Tensor:
         query, key, value = (getattr(self, name)(x)[:, :, None] for name in ('query', 'key', 'value'))
-        return self.out(attend(query * query.shape[-1] ** -0.5, key, value, tokens.visible)[:, :, 0])
+        return self.out(attend(query * query.shape[-1] ** -0.5, key, value, tokens.visibility_mask)[:, :, 0])
 
 
 class LinearAttention(SelfAttention):
     """Computes y_i = phi(q_i) sum_j phi(k_j) v_j^T / (phi(q_i) . sum_j phi(k_j)) with phi(x) = elu(x) + 1."""
 
-    def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
-        return self.attend_linearly(x, x, tokens.visible)
+    def forward(self, x: Tensor, tokens: SequenceContext) -> Tensor:
+        return self.attend_linearly(x, x, tokens.visibility_mask)
 
     def attend_linearly(self, x: Tensor, source: Tensor, visible: Tensor) -> Tensor:
-        query, key = (functional.elu(self.project(name, y)) + 1 for name, y in (('query', x), ('key', source)))
+        query, key = (functional.elu(self.project_to_heads(name, y)) + 1 for name, y in (('query', x), ('key', source)))
         weights = torch.einsum('bqhd,bkhd->bhqk', query, key).float() * visible
-        mixed = torch.einsum('bhqk,bkhd->bqhd', weights, self.project('value', source).float())
+        mixed = torch.einsum('bhqk,bkhd->bqhd', weights, self.project_to_heads('value', source).float())
         total = weights.sum(-1).transpose(1, 2)[..., None] + 1e-6
         return self.out((mixed / total).to(x.dtype).flatten(-2))
 
 
 class LinearCrossAttention(LinearAttention):
-    def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
+    def forward(self, x: Tensor, tokens: SequenceContext) -> Tensor:
         memory, mask = tokens.memory
         return self.attend_linearly(x, memory, mask[:, None, None, :])
 
@@ -296,38 +296,38 @@ class LinearCrossAttention(LinearAttention):
 # Feed-forward sublayers.
 
 
-class GatedMLP(Module):
+class GatedMLP(BaseModule):
     """Computes (f(x W_0) * x W_1) W_o with the activation f."""
 
-    def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
+    def forward(self, x: Tensor, tokens: SequenceContext) -> Tensor:
         return self.wo(ACTIVATIONS[self.settings['activation']](self.wi_0(x)) * self.wi_1(x))
 
 
-class ReluMLP(Module):
-    def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
+class ReluMLP(BaseModule):
+    def forward(self, x: Tensor, tokens: SequenceContext) -> Tensor:
         return self.wo(self.wi(x).relu())
 
 
-class GeluMLP(Module):
-    def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
+class GeluMLP(BaseModule):
+    def forward(self, x: Tensor, tokens: SequenceContext) -> Tensor:
         return self.wo(functional.gelu(self.wi(x), approximate='tanh' if self.settings['approximate'] else 'none'))
 
 
-class Identity(Module):
-    def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
+class Identity(BaseModule):
+    def forward(self, x: Tensor, tokens: SequenceContext) -> Tensor:
         return x
 
 
 # Remixer.
 
 
-class Remixer(Module):
+class Remixer(BaseModule):
     """Computes X' = gelu(x W_1) * x W_2, S = softmax(H) X' and Y = (C(S, X') + X') W_3.
 
     The setting `residual` determines where X' is added to the composition C.
     """
 
-    def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
+    def forward(self, x: Tensor, tokens: SequenceContext) -> Tensor:
         hidden = gelu(self.wi_0(x)) * self.wi_1(x)
         composed = self.composition(self.mixing(hidden, tokens), hidden)
         match self.settings['residual']:
@@ -338,16 +338,16 @@ class Remixer(Module):
         return self.wo(composed)
 
 
-class LearnedMixing(Module):
+class LearnedMixing(BaseModule):
     """Computes softmax(H) X' over the visible tokens. Logits H outside [-20, 20] are compressed into [-30, 30]."""
 
-    def forward(self, hidden: Tensor, tokens: Tokens) -> Tensor:
+    def forward(self, hidden: Tensor, tokens: SequenceContext) -> Tensor:
         length = hidden.shape[1]
-        self.check_length(length)
+        self.check_max_length(length)
         logits = self.logits[:length, :length].float()
         beyond = (logits.abs() - 20).clamp(min=0)
         logits = logits.clamp(-20, 20) + logits.sign() * 10 * beyond / (beyond + 10)
-        weights = logits.masked_fill(~tokens.visible[:, 0], -math.inf).softmax(-1).nan_to_num()
+        weights = logits.masked_fill(~tokens.visibility_mask[:, 0], -math.inf).softmax(-1).nan_to_num()
         return weights.to(hidden.dtype) @ hidden
 
 
@@ -356,12 +356,12 @@ def compose_with_alpha(alpha: Tensor | float, mixed: Tensor, unmixed: Tensor) ->
     return alpha * (mixed * unmixed) + (1 - alpha) * (unmixed - mixed)
 
 
-class FixedAlpha(Module):
+class FixedAlpha(BaseModule):
     def forward(self, mixed: Tensor, unmixed: Tensor) -> Tensor:
         return compose_with_alpha(self.settings['value'], mixed, unmixed)
 
 
-class ScalarAlpha(Module):
+class ScalarAlpha(BaseModule):
     def forward(self, mixed: Tensor, unmixed: Tensor) -> Tensor:
         return compose_with_alpha(self.alpha.sigmoid(), mixed, unmixed)
 
@@ -370,28 +370,28 @@ class VectorAlpha(ScalarAlpha):
     """Uses a separate alpha for each hidden unit."""
 
 
-class DenseGate(Module):
+class DenseGate(BaseModule):
     def forward(self, unmixed: Tensor) -> Tensor:
         return self.gate(unmixed).sigmoid()
 
 
-class ElementwiseGate(Module):
+class ElementwiseGate(BaseModule):
     def forward(self, unmixed: Tensor) -> Tensor:
         return (unmixed * self.gate).sigmoid()
 
 
-class GatedAlpha(Module):
+class GatedAlpha(BaseModule):
     def forward(self, mixed: Tensor, unmixed: Tensor) -> Tensor:
         return compose_with_alpha(self.gating(unmixed), mixed, unmixed)
 
 
-class GatedComposition(Module):
+class GatedComposition(BaseModule):
     def forward(self, mixed: Tensor, unmixed: Tensor) -> Tensor:
         gate = self.gating(unmixed)
         return gate * self.composition(mixed, unmixed) + (1 - gate) * mixed
 
 
-class NoComposition(Module):
+class NoComposition(BaseModule):
     def forward(self, mixed: Tensor, unmixed: Tensor) -> Tensor:
         return mixed
 
@@ -399,26 +399,26 @@ class NoComposition(Module):
 # MLP-Mixer, HyperMixer, FNet.
 
 
-class MLPMixer(Module):
+class MLPMixer(BaseModule):
     """Computes W_2^T gelu(W_1^T X + b_1) + b_2 along the token axis; padding tokens are set to zero."""
 
-    def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
+    def forward(self, x: Tensor, tokens: SequenceContext) -> Tensor:
         length = x.shape[1]
-        self.check_length(length)
+        self.check_max_length(length)
         hidden = torch.einsum('ls,bld->bsd', self.wi[:length], x * tokens.mask[..., None]) + self.wi_bias[:, None]
         return torch.einsum('sl,bsd->bld', self.wo[:, :length], gelu(hidden)) + self.wo_bias[:length, None]
 
 
-class WindowMixer(Module):
+class WindowMixer(BaseModule):
     """Computes w_2 . gelu(W_1^T x[t-w+1..t] + b_1) + b_2 for each feature; x is zero before the first token."""
 
-    def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
+    def forward(self, x: Tensor, tokens: SequenceContext) -> Tensor:
         padded = functional.pad(x * tokens.mask[..., None], (0, 0, self.settings['window'] - 1, 0))
         windows = padded.unfold(1, self.settings['window'], 1)  # [batch, length, features, window]
         return gelu(windows @ self.wi + self.wi_bias) @ self.wo + self.wo_bias
 
 
-class GeneratedWeights(Module):
+class GeneratedWeights(BaseModule):
     """Applies an MLP to the features of each head, [batch, length, embed] -> [batch, length, heads, hidden]."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -427,19 +427,19 @@ class GeneratedWeights(Module):
         return weights + self.wo_bias if hasattr(self, 'wo_bias') else weights
 
 
-class SharedWeightVector(Module):
+class SharedWeightVector(BaseModule):
     def forward(self, x: Tensor) -> Tensor:
         return self.vector.to(x.dtype).expand(*x.shape[:2], -1, -1)
 
 
-class HyperMixer(Module):
+class HyperMixer(BaseModule):
     """Computes W_2 gelu(W_1^T V) with W_1 and W_2 generated from the tokens; decoders use cumulative sums."""
 
-    def add_information(self, name: str, x: Tensor, tokens: Tokens) -> Tensor:
+    def add_token_information(self, name: str, x: Tensor, tokens: SequenceContext) -> Tensor:
         return x + getattr(self, name)(x, tokens) if hasattr(self, name) else x
 
-    def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
-        informed = self.add_information('token_information', x, tokens)
+    def forward(self, x: Tensor, tokens: SequenceContext) -> Tensor:
+        informed = self.add_token_information('token_information', x, tokens)
         w_in = self.w_in(informed)
         w_out = w_in if self.settings['tied'] else self.w_out(informed)
         if not tokens.causal:
@@ -462,27 +462,27 @@ class HyperMixer(Module):
 
 
 class HyperMixerCross(HyperMixer):
-    def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
+    def forward(self, x: Tensor, tokens: SequenceContext) -> Tensor:
         memory, mask = tokens.memory
-        w_in = self.w_in(self.add_information('key_information', memory, Tokens(mask)))
-        w_out = self.w_out(self.add_information('query_information', x, tokens))
+        w_in = self.w_in(self.add_token_information('key_information', memory, SequenceContext(mask)))
+        w_out = self.w_out(self.add_token_information('query_information', x, tokens))
         return self.mix_tokens(w_in, memory, w_out, mask)
 
 
-class FNet(Module):
+class FNet(BaseModule):
     """Computes Re(F_tokens(F_features(X))) with padding set to zero; the output depends on the padded length."""
 
-    def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
+    def forward(self, x: Tensor, tokens: SequenceContext) -> Tensor:
         return torch.fft.fft2((x * tokens.mask[..., None]).float()).real.to(x.dtype)
 
 
 # gMLP and aMLP.
 
 
-class GMLP(Module):
+class GMLP(BaseModule):
     """Computes gate(Z, f(Z)) V with Z = gelu(x U) and f(Z) = W LN(Z) + b; aMLP adds a tiny attention to f(Z)."""
 
-    def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
+    def forward(self, x: Tensor, tokens: SequenceContext) -> Tensor:
         split = self.settings['gate'] == 'split_gate'
         units = gelu(self.wi_1(x) if split else self.wi(x))
         mixed = self.mixing(units, tokens)
@@ -498,21 +498,21 @@ class GMLP(Module):
         return self.wo(mixed)
 
 
-class SpatialMixing(Module):
-    def forward(self, units: Tensor, tokens: Tokens) -> Tensor:
+class SpatialMixing(BaseModule):
+    def forward(self, units: Tensor, tokens: SequenceContext) -> Tensor:
         length = units.shape[1]
-        self.check_length(length)
+        self.check_max_length(length)
         weights = self.weights(length, tokens.causal).to(units.dtype)
         return weights @ (self.norm(units) * tokens.mask[..., None]) + self.bias[:length, None]
 
 
-class FreeSpatial(Module):
+class FreeSpatial(BaseModule):
     def forward(self, length: int, causal: bool) -> Tensor:
         weights = self.kernel[:length, :length]
         return weights.tril() if causal else weights
 
 
-class ToeplitzSpatial(Module):
+class ToeplitzSpatial(BaseModule):
     """Creates the Toeplitz matrix W[i, j] = w[j - i]; `kernel` stores the weight w[0] at index max_length - 1."""
 
     def forward(self, length: int, causal: bool) -> Tensor:
@@ -525,12 +525,12 @@ class ToeplitzSpatial(Module):
 # TIM splits the features into `num_mechanisms` groups with separate parameters.
 
 
-class TimModule(Module):
+class TimModule(BaseModule):
     def split_mechanisms(self, x: Tensor) -> Tensor:
         """Splits the features, [batch, length, embed] -> [batch, length, mechanisms, embed / mechanisms]."""
         return x.unflatten(-1, (self.settings['num_mechanisms'], -1))
 
-    def project(self, name: str, x: Tensor) -> Tensor:
+    def project_to_heads(self, name: str, x: Tensor) -> Tensor:
         """Projects the input to the heads of every mechanism; returns [batch, length, heads, head_dim]."""
         projected = getattr(self, name)(self.split_mechanisms(x))
         return projected.flatten(-2).unflatten(-1, (self.settings['num_heads'], -1))
@@ -539,32 +539,32 @@ class TimModule(Module):
 class TimAttention(TimModule):
     """Attends to the tokens separately in each mechanism; with `competition`, mechanisms compete for the update."""
 
-    def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
-        query, key, value = (self.project(name, x) for name in ('query', 'key', 'value'))
-        mixed = attend(query, key, value, tokens.visible, tokens.bias)
+    def forward(self, x: Tensor, tokens: SequenceContext) -> Tensor:
+        query, key, value = (self.project_to_heads(name, x) for name in ('query', 'key', 'value'))
+        mixed = attend(query, key, value, tokens.visibility_mask, tokens.bias)
         update = self.out(self.split_mechanisms(mixed.flatten(-2)))
         if hasattr(self, 'competition'):
             update = update * self.competition(self.split_mechanisms(x))
         return update.flatten(-2)
 
 
-class Competition(Module):
+class Competition(BaseModule):
     def forward(self, mechanisms: Tensor) -> Tensor:
         return self.score(mechanisms).float().softmax(-2).to(mechanisms.dtype)
 
 
 class TimCrossAttention(TimModule):
-    def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
+    def forward(self, x: Tensor, tokens: SequenceContext) -> Tensor:
         memory, mask = tokens.memory
-        key, value = self.project('key', memory), self.project('value', memory)
-        mixed = attend(self.project('query', x), key, value, mask[:, None, None, :])
+        key, value = self.project_to_heads('key', memory), self.project_to_heads('value', memory)
+        mixed = attend(self.project_to_heads('query', x), key, value, mask[:, None, None, :])
         return self.out(self.split_mechanisms(mixed.flatten(-2))).flatten(-2)
 
 
 class InterMechanismAttention(TimModule):
     """Attention between the mechanisms of each token."""
 
-    def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
+    def forward(self, x: Tensor, tokens: SequenceContext) -> Tensor:
         heads = self.settings['num_heads']
         mechanisms = self.split_mechanisms(x)
         query, key, value = (
@@ -576,7 +576,7 @@ class InterMechanismAttention(TimModule):
 
 
 class TimMLP(TimModule):
-    def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
+    def forward(self, x: Tensor, tokens: SequenceContext) -> Tensor:
         mechanisms = self.split_mechanisms(x)
         return self.wo(gelu(self.wi_0(mechanisms)) * self.wi_1(mechanisms)).flatten(-2)
 
@@ -584,67 +584,67 @@ class TimMLP(TimModule):
 # Layer layouts and stacks.
 
 
-class Layer(Module):
+class Layer(BaseModule):
     """Base class for layer layouts."""
 
-    def sublayers(self) -> list[tuple[str, nn.Module]]:
+    def named_sublayers(self) -> list[tuple[str, nn.Module]]:
         names = [name for name, _ in self.named_children() if name != 'norm' and not name.endswith('_norm')]
         return [(name, getattr(self, name)) for name in names]
 
 
 class PreNorm(Layer):
-    def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
-        for name, sublayer in self.sublayers():
+    def forward(self, x: Tensor, tokens: SequenceContext) -> Tensor:
+        for name, sublayer in self.named_sublayers():
             x = x + sublayer(getattr(self, f'{name}_norm')(x), tokens)
         return x
 
 
 class PostNorm(Layer):
-    def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
-        for name, sublayer in self.sublayers():
+    def forward(self, x: Tensor, tokens: SequenceContext) -> Tensor:
+        for name, sublayer in self.named_sublayers():
             x = getattr(self, f'{name}_norm')(x + sublayer(x, tokens))
         return x
 
 
 class SandwichNorm(Layer):
-    def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
-        for name, sublayer in self.sublayers():
+    def forward(self, x: Tensor, tokens: SequenceContext) -> Tensor:
+        for name, sublayer in self.named_sublayers():
             update = sublayer(getattr(self, f'{name}_norm')(x), tokens)
             x = x + getattr(self, f'{name}_post_norm')(update)
         return x
 
 
 class ReZero(Layer):
-    def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
-        for name, sublayer in self.sublayers():
+    def forward(self, x: Tensor, tokens: SequenceContext) -> Tensor:
+        for name, sublayer in self.named_sublayers():
             x = x + getattr(self, f'{name}_scale') * sublayer(x, tokens)
         return x
 
 
 class Parallel(Layer):
-    def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
+    def forward(self, x: Tensor, tokens: SequenceContext) -> Tensor:
         normed = self.norm(x)
-        return x + sum(sublayer(normed, tokens) for _, sublayer in self.sublayers())
+        return x + sum(sublayer(normed, tokens) for _, sublayer in self.named_sublayers())
 
 
 class Serialized(Layer):
-    def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
+    def forward(self, x: Tensor, tokens: SequenceContext) -> Tensor:
         stream = x
-        for name, sublayer in self.sublayers():
+        for name, sublayer in self.named_sublayers():
             stream = x + sublayer(getattr(self, f'{name}_norm')(stream), tokens)
         return stream
 
 
-class Block(Module):
+class Block(BaseModule):
     """Applies different layers in sequence."""
 
-    def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
+    def forward(self, x: Tensor, tokens: SequenceContext) -> Tensor:
         for layer in self.children():
             x = layer(x, tokens)
         return x
 
 
-class Stack(Module):
+class Stack(BaseModule):
     """A sequence of layers, with an optional position bias, position embedding and final norm."""
 
     # `generate` requires this name to match the `main_input_name` of the model.
@@ -654,7 +654,7 @@ class Stack(Module):
         super().__init__(spec)
         self.layers = nn.ModuleList(build_module(run['layer']) for run in spec['runs'] for _ in range(run['count']))
 
-    def forward(self, x: Tensor, tokens: Tokens) -> Tensor:
+    def forward(self, x: Tensor, tokens: SequenceContext) -> Tensor:
         if hasattr(self, 'position_bias'):
             tokens = dataclasses.replace(tokens, bias=self.position_bias(tokens))
         if hasattr(self, 'position_embedding'):
@@ -667,19 +667,19 @@ class Stack(Module):
 # Input layers and heads of encoder-only models.
 
 
-class BertInput(Module):
-    def forward(self, x: Tensor, tokens: Tokens, token_types: Tensor | None = None) -> Tensor:
+class BertInput(BaseModule):
+    def forward(self, x: Tensor, tokens: SequenceContext, token_types: Tensor | None = None) -> Tensor:
         types = self.token_types[0] if token_types is None else functional.embedding(token_types, self.token_types)
         return self.norm(x + self.positions(x, tokens) + types)
 
 
-class BertHead(Module):
+class BertHead(BaseModule):
     def forward(self, x: Tensor) -> Tensor:
         return self.output_norm(functional.gelu(self.dense(x)))
 
 
-class ClassifierHead(Module):
-    def forward(self, hidden: Tensor, tokens: Tokens) -> Tensor:
+class ClassifierHead(BaseModule):
+    def forward(self, hidden: Tensor, tokens: SequenceContext) -> Tensor:
         if self.settings['pooling'] == 'first_token':
             pooled = hidden[:, 0]
         else:
@@ -688,7 +688,9 @@ class ClassifierHead(Module):
         return self.output(self.dense(pooled).tanh()).float()
 
 
-CLASSES = {kind.__name__: kind for kind in globals().values() if isinstance(kind, type) and issubclass(kind, Module)}
+CLASSES = {
+    kind.__name__: kind for kind in globals().values() if isinstance(kind, type) and issubclass(kind, BaseModule)
+}
 
 
 # Models.
@@ -726,35 +728,35 @@ class RemixerT5xModel(PreTrainedModel):
         """Computes the vocabulary logits with the output projection, or with the embedding table if they are tied."""
         if self.settings.get('scaled_output'):
             hidden = hidden * self.config.hidden_size**-0.5
-        logits = self.logits(hidden) if hasattr(self, 'logits') else self.decoder_embedder().attend(hidden)
+        logits = self.logits(hidden) if hasattr(self, 'logits') else self.get_decoder_embedder().attend(hidden)
         softcap = self.settings.get('logit_softcap')
         return logits if softcap is None else softcap * torch.tanh(logits / softcap)
 
-    def decoder_embedder(self) -> nn.Module:
+    def get_decoder_embedder(self) -> nn.Module:
         return getattr(self, 'decoder_token_embedder', self.token_embedder)
 
     def encode(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
-    ) -> tuple[Tensor, Tokens]:
-        """Returns the encoder's output [batch, length, embed] and the `Tokens` of the inputs.
+    ) -> tuple[Tensor, SequenceContext]:
+        """Returns the encoder's output [batch, length, embed] and the `SequenceContext` of the inputs.
 
         Without `attention_mask`, trailing zeros in `input_ids` are padding.
         """
         if attention_mask is None:
             attention_mask = (input_ids != 0).flip(1).cumsum(1).flip(1)
-        tokens = Tokens(attention_mask > 0)
+        tokens = SequenceContext(attention_mask > 0)
         x = self.token_embedder(input_ids)
         if hasattr(self, 'input'):
             x = self.input(x, tokens, token_type_ids)
         return self.encoder(x, tokens), tokens
 
 
-def token_loss(logits: Tensor, labels: Tensor | None) -> Tensor | None:
+def compute_token_loss(logits: Tensor, labels: Tensor | None) -> Tensor | None:
     """Computes the mean cross-entropy, ignoring labels of -100."""
     return None if labels is None else functional.cross_entropy(logits.flatten(0, -2).float(), labels.flatten())
 
 
-class Encoder(nn.Module):
+class EncoderWrapper(nn.Module):
     """Wraps the encoder of a model as a separate module, for generation and for export to ONNX."""
 
     main_input_name = 'input_ids'
@@ -772,7 +774,7 @@ class RemixerT5xForConditionalGeneration(RemixerT5xModel, GenerationMixin):
     """An encoder-decoder model."""
 
     def get_encoder(self, *_, **__) -> nn.Module:
-        return Encoder(self).train(self.training)
+        return EncoderWrapper(self).train(self.training)
 
     def forward(
         self,
@@ -798,11 +800,11 @@ class RemixerT5xForConditionalGeneration(RemixerT5xModel, GenerationMixin):
                 raise ValueError('decoder_input_ids or labels must be passed to the decoder')
             decoder_input_ids = functional.pad(labels.clamp(min=0), (1, 0))[:, :-1]
         everywhere = torch.ones_like(decoder_input_ids, dtype=torch.bool)
-        tokens = Tokens(everywhere, causal=True, memory=(memory, mask.to(memory.device)))
+        tokens = SequenceContext(everywhere, causal=True, memory=(memory, mask.to(memory.device)))
         begin_id = self.settings.get('begin_id', 0)
         decoder_input_ids = torch.where(decoder_input_ids == 0, begin_id, decoder_input_ids)
-        logits = self.compute_logits(self.decoder(self.decoder_embedder()(decoder_input_ids), tokens))
-        return Seq2SeqLMOutput(loss=token_loss(logits, labels), logits=logits, encoder_last_hidden_state=memory)
+        logits = self.compute_logits(self.decoder(self.get_decoder_embedder()(decoder_input_ids), tokens))
+        return Seq2SeqLMOutput(loss=compute_token_loss(logits, labels), logits=logits, encoder_last_hidden_state=memory)
 
     def prepare_inputs_for_generation(self, input_ids: Tensor, attention_mask=None, encoder_outputs=None, **_) -> dict:
         return {'decoder_input_ids': input_ids, 'attention_mask': attention_mask, 'encoder_outputs': encoder_outputs}
@@ -819,21 +821,21 @@ class RemixerT5xForCausalLM(RemixerT5xModel, GenerationMixin):
         `labels` must not be shifted relative to `input_ids`; for language modeling, pass the same ids for both.
         """
         # Moves leading padding to the end of each row, because positions are counted from the first token.
-        shift = torch.zeros_like(input_ids[:, :1]) if attention_mask is None else first_token_index(attention_mask)
+        shift = torch.zeros_like(input_ids[:, :1]) if attention_mask is None else find_first_token(attention_mask)
         begin = self.settings.get('begin_id', 0)
         ids = functional.pad(roll_rows_left(input_ids, shift), (1, 0), value=begin)
-        tokens = Tokens(torch.ones_like(ids, dtype=torch.bool), causal=True)
+        tokens = SequenceContext(torch.ones_like(ids, dtype=torch.bool), causal=True)
         logits = self.compute_logits(self.decoder(self.token_embedder(ids), tokens))
         if begin:
             logits[..., 0] = PADDING_LOGIT
-        loss = None if labels is None else token_loss(logits[:, :-1], roll_rows_left(labels, shift))
+        loss = None if labels is None else compute_token_loss(logits[:, :-1], roll_rows_left(labels, shift))
         return CausalLMOutput(loss=loss, logits=roll_rows_left(logits[:, 1:], -shift))
 
     def prepare_inputs_for_generation(self, input_ids: Tensor, attention_mask=None, **_) -> dict:
         return {'input_ids': input_ids, 'attention_mask': attention_mask}
 
 
-def first_token_index(attention_mask: Tensor) -> Tensor:
+def find_first_token(attention_mask: Tensor) -> Tensor:
     """Returns the index of the first token that is not padding in each row, [batch, 1]."""
     return (attention_mask > 0).long().argmax(1, keepdim=True)
 
@@ -861,7 +863,7 @@ class RemixerT5xForMaskedLM(RemixerT5xModel):
             logits = self.token_embedder.attend(self.head(hidden)) + self.head.bias
         else:
             logits = self.token_embedder.attend(hidden * self.config.hidden_size**-0.5)
-        return MaskedLMOutput(loss=token_loss(logits, labels), logits=logits, hidden_states=(hidden,))
+        return MaskedLMOutput(loss=compute_token_loss(logits, labels), logits=logits, hidden_states=(hidden,))
 
 
 class RemixerT5xForSequenceClassification(RemixerT5xModel):
@@ -880,5 +882,7 @@ class RemixerT5xForSequenceClassification(RemixerT5xModel):
         loss = None
         if labels is not None:
             regression = logits.shape[1] == 1
-            loss = functional.mse_loss(logits[:, 0], labels.float()) if regression else token_loss(logits, labels)
+            loss = (
+                functional.mse_loss(logits[:, 0], labels.float()) if regression else compute_token_loss(logits, labels)
+            )
         return SequenceClassifierOutput(loss=loss, logits=logits)

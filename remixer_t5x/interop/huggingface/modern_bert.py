@@ -19,11 +19,11 @@ import numpy as np
 
 from remixer_t5x import tokenizer_files
 from remixer_t5x.errors import UserError
-from remixer_t5x.interop.huggingface.bert import labels_config, read_labels
-from remixer_t5x.interop.huggingface.family import Family, HuggingFaceConfig, Tokenizer, expand_layers
-from remixer_t5x.interop.huggingface.parameter_table import ParamRow, Params, Runs, dense_rows, kernel_row
+from remixer_t5x.interop.huggingface.bert import build_label_config, read_labels
+from remixer_t5x.interop.huggingface.model_family import HuggingFaceConfig, ModelFamily, Tokenizer, list_layers_and_runs
+from remixer_t5x.interop.huggingface.param_mapping import ParamMapping, Params, Runs, dense_mappings, kernel_mapping
 from remixer_t5x.interop.huggingface.traced_modules import TracedModules
-from remixer_t5x.interop.safetensors_files import Tensors
+from remixer_t5x.interop.safetensors_files import LazyTensors
 from remixer_t5x.models.architecture.encoder_only import first_token, mean_of_tokens
 from remixer_t5x.models.classifier import Classifier
 from remixer_t5x.models.masked_lm import MaskedLM
@@ -36,7 +36,7 @@ POOLINGS = {'cls': first_token, 'mean': mean_of_tokens}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ModernBert(Family):
+class ModernBert(ModelFamily):
     """A ModernBERT masked language model.
 
     Attributes:
@@ -86,20 +86,20 @@ class ModernBert(Family):
     sep_id: int = 50282
 
     @classmethod
-    def from_config(cls, config: HuggingFaceConfig, tensors: Tensors) -> Self:
+    def from_config(cls, config: HuggingFaceConfig, tensors: LazyTensors) -> Self:
         # In transformers 5, layer_types and rope_parameters replace global_attn_every_n_layers and *_rope_theta.
         values = dict(config.values)
         types, ropes = values.get('layer_types'), values.get('rope_parameters')
         if isinstance(types, list) and types:
             values['global_attn_every_n_layers'] = (types + [GLOBAL_ATTENTION])[1:].index(GLOBAL_ATTENTION) + 1
         config = HuggingFaceConfig(values, str(config.folder))
-        sizes = cls.read_sizes(config)
+        sizes = cls.read_size_fields(config)
         expected = [
             LOCAL_ATTENTION if layer % sizes['global_every'] else GLOBAL_ATTENTION
             for layer in range(sizes['num_encoder_layers'])
         ]
         if types is not None and types != expected:
-            raise config.error(
+            raise config.setting_error(
                 'layer_types', 'it must be full_attention for layers 0, n, 2n, ... and sliding_attention for all others'
             )
         thetas: dict[str, Any] = {}
@@ -108,11 +108,15 @@ class ModernBert(Family):
             theta = config.read_rope_theta(rope if isinstance(rope, dict) else {}, field.replace('_', '_rope_'))
             thetas |= {} if theta is None else {field: theta}
         if math.log2(sizes['head_dim']) % 2:
-            raise config.error('num_attention_heads', 'hidden_size / num_attention_heads must be 4, 16, 64 or 256')
+            raise config.setting_error(
+                'num_attention_heads', 'hidden_size / num_attention_heads must be 4, 16, 64 or 256'
+            )
         for role in SPECIAL_TOKENS:
             if sizes[f'{role}_id'] >= sizes['vocab_size']:
-                raise config.error(f'{role}_token_id', f'it must be below vocab_size, which is {sizes["vocab_size"]}')
-        return cls(**thetas, **sizes, **cls.read_other_fields(config))
+                raise config.setting_error(
+                    f'{role}_token_id', f'it must be below vocab_size, which is {sizes["vocab_size"]}'
+                )
+        return cls(**thetas, **sizes, **cls.read_non_size_fields(config))
 
     def to_config(self) -> dict[str, Any]:
         return {
@@ -123,64 +127,66 @@ class ModernBert(Family):
             'local_rope_theta': self.local_theta,
         }
 
-    def default_runs(self) -> Runs:
+    def default_layer_runs(self) -> Runs:
         # The runs are layer 0, blocks of local layers that end with a global layer, and the remaining layers.
         blocks, rest = divmod(self.num_encoder_layers - 1, self.global_every)
         shapes = ((blocks, self.global_every), (1, rest))
         return {'encoder': (1, *(shape for shape in shapes if all(shape)))}
 
-    def param_rows(self) -> Iterator[ParamRow]:
+    def param_mappings(self) -> Iterator[ParamMapping]:
         dim, hidden = self.embed_dim, self.mlp_dim
-        yield ParamRow('token_embedder/embedding', EMBEDDING_TABLE, (self.vocab_size, dim), zero_rows=1)
-        yield ParamRow('input/norm/scale', 'model.embeddings.norm.weight', (dim,))
+        yield ParamMapping('token_embedder/embedding', EMBEDDING_TABLE, (self.vocab_size, dim), zero_rows=1)
+        yield ParamMapping('input/norm/scale', 'model.embeddings.norm.weight', (dim,))
         ours, theirs = 'encoder/run/layer', 'model.layers.{}'
-        yield ParamRow(f'{ours}/self_attention_norm/scale', f'{theirs}.attn_norm.weight', (dim,), first_layer=1)
+        yield ParamMapping(f'{ours}/self_attention_norm/scale', f'{theirs}.attn_norm.weight', (dim,), first_layer=1)
         for index, part in enumerate(('query', 'key', 'value')):
-            row = kernel_row(f'{ours}/self_attention/{part}', f'{theirs}.attn.Wqkv', dim, 3 * dim)
+            mapping = kernel_mapping(f'{ours}/self_attention/{part}', f'{theirs}.attn.Wqkv', dim, 3 * dim)
             factor = 1.0 if index else self.head_dim**-0.5
-            yield dataclasses.replace(row, part=(index, 3), factor=factor)
-        yield kernel_row(f'{ours}/self_attention/out', f'{theirs}.attn.Wo', dim, dim)
-        yield ParamRow(f'{ours}/gated_mlp_norm/scale', f'{theirs}.mlp_norm.weight', (dim,))
+            yield dataclasses.replace(mapping, part=(index, 3), factor=factor)
+        yield kernel_mapping(f'{ours}/self_attention/out', f'{theirs}.attn.Wo', dim, dim)
+        yield ParamMapping(f'{ours}/gated_mlp_norm/scale', f'{theirs}.mlp_norm.weight', (dim,))
         for index in range(2):
-            row = kernel_row(f'{ours}/gated_mlp/wi_{index}', f'{theirs}.mlp.Wi', dim, 2 * hidden)
-            yield dataclasses.replace(row, part=(index, 2))
-        yield kernel_row(f'{ours}/gated_mlp/wo', f'{theirs}.mlp.Wo', hidden, dim)
-        yield ParamRow('encoder/final_norm/scale', 'model.final_norm.weight', (dim,))
-        yield kernel_row('head/dense', 'head.dense', dim, dim)
-        yield ParamRow('head/output_norm/scale', 'head.norm.weight', (dim,))
-        yield from self.head_param_rows()
+            mapping = kernel_mapping(f'{ours}/gated_mlp/wi_{index}', f'{theirs}.mlp.Wi', dim, 2 * hidden)
+            yield dataclasses.replace(mapping, part=(index, 2))
+        yield kernel_mapping(f'{ours}/gated_mlp/wo', f'{theirs}.mlp.Wo', hidden, dim)
+        yield ParamMapping('encoder/final_norm/scale', 'model.final_norm.weight', (dim,))
+        yield kernel_mapping('head/dense', 'head.dense', dim, dim)
+        yield ParamMapping('head/output_norm/scale', 'head.norm.weight', (dim,))
+        yield from self.head_param_mappings()
 
-    def head_param_rows(self) -> Iterator[ParamRow]:
-        """Yields the rows of the parameter table for the task-specific part of the head."""
-        yield ParamRow('head/bias', 'decoder.bias', (self.vocab_size,), zero_rows=1)
+    def head_param_mappings(self) -> Iterator[ParamMapping]:
+        """Yields the mappings of the parameters in the task-specific part of the head."""
+        yield ParamMapping('head/bias', 'decoder.bias', (self.vocab_size,), zero_rows=1)
 
     @classmethod
-    def read_model(cls, model: Any, vocabulary: Any, modules: TracedModules) -> dict[str, Any]:
+    def read_model_fields(cls, model: Any, vocabulary: Any, modules: TracedModules) -> dict[str, Any]:
         special, kind = getattr(vocabulary, 'special_ids_in_file', None) or {}, type(vocabulary).__name__
-        modules.raise_unless(bool(special), f'VOCABULARY is a {kind}, not a shifted vocabularies.huggingface_tokenizer')
-        attentions = modules.find_all('encoder/layer/self_attention')
-        layers, _ = expand_layers(model.module.encoder_stack())
+        modules.require_condition(
+            bool(special), f'VOCABULARY is a {kind}, not a shifted vocabularies.huggingface_tokenizer'
+        )
+        attentions = modules.find_modules('encoder/layer/self_attention')
+        layers, _ = list_layers_and_runs(model.module.encoder_stack())
         windows = [getattr(layer.sublayers[0](), 'sliding_window', None) for layer in layers]
         local = next((window for window in windows if window is not None), 65)
         every = [*windows[1:], None].index(None) + 1
         alternates = windows == [local if layer % every else None for layer in range(len(layers))]
-        modules.raise_unless(alternates, 'windows do not alternate')
-        rotaries = dict(zip((each.sliding_window for each in attentions), modules.find_all(ROTARY), strict=True))
+        modules.require_condition(alternates, 'windows do not alternate')
+        rotaries = dict(zip((each.sliding_window for each in attentions), modules.find_modules(ROTARY), strict=True))
         thetas = {'local_theta': rotaries[local].theta} if local in rotaries else {}
         return thetas | {
             'vocab_size': model.module.vocab_size - 1,
             'embed_dim': model.module.embed_dim,
-            'mlp_dim': modules.find('encoder/layer/gated_mlp').hidden_dim,
+            'mlp_dim': modules.find_module('encoder/layer/gated_mlp').hidden_dim,
             'num_heads': attentions[0].num_heads,
             'head_dim': attentions[0].head_dim,
-            'epsilon': modules.find('encoder/final_norm').epsilon,
+            'epsilon': modules.find_module('encoder/final_norm').epsilon,
             'window': 2 * (local - 1),
             'global_every': every,
             'global_theta': rotaries[None].theta,
             **{f'{role}_id': special[role] for role in SPECIAL_TOKENS},
         }
 
-    def gin_settings(self) -> dict[str, Any]:
+    def build_gin_settings(self) -> dict[str, Any]:
         return {
             'VOCAB_SIZE': self.vocab_size + 1,
             'LOCAL_WINDOW': self.window // 2 + 1,
@@ -200,14 +206,14 @@ class ModernBert(Family):
     def write_tokenizer(self, vocabulary: Any, folder: pathlib.Path) -> str:
         return write_tokenizer(vocabulary, folder)
 
-    def random_inputs(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    def make_random_inputs(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
         # The inputs are longer than the window and exclude id 0, which marks padding in the returned array.
         tokens = rng.integers(1, self.vocab_size, (2, min(self.max_length, 2 * self.window)), dtype=np.int32)
         tokens[-1, tokens.shape[1] // 2 :] = 0
         return {'input_ids': tokens}
 
     def compute_remixer_logits(self, model: Any, params: Params, inputs: Mapping[str, np.ndarray]) -> Any:
-        return model.logits(params, {'encoder_input_tokens': _shift_ids(inputs)})[..., 1:]
+        return model.logits(params, {'encoder_input_tokens': _shift_token_ids(inputs)})[..., 1:]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -225,26 +231,28 @@ class ModernBertClassifier(ModernBert):
     pooling: str = 'cls'
 
     @classmethod
-    def read_other_fields(cls, config: HuggingFaceConfig) -> dict[str, Any]:
-        config.check_values({'classifier_pooling': tuple(POOLINGS)})
+    def read_non_size_fields(cls, config: HuggingFaceConfig) -> dict[str, Any]:
+        config.check_allowed_values({'classifier_pooling': tuple(POOLINGS)})
         return {'labels': read_labels(config), 'pooling': config.values.get('classifier_pooling', 'cls')}
 
     def to_config(self) -> dict[str, Any]:
-        return {**super().to_config(), **labels_config(self.labels), 'classifier_pooling': self.pooling}
+        return {**super().to_config(), **build_label_config(self.labels), 'classifier_pooling': self.pooling}
 
-    def head_param_rows(self) -> Iterator[ParamRow]:
-        yield from dense_rows('head/output', 'classifier', self.embed_dim, len(self.labels or ' '))
+    def head_param_mappings(self) -> Iterator[ParamMapping]:
+        yield from dense_mappings('head/output', 'classifier', self.embed_dim, len(self.labels or ' '))
 
     @classmethod
-    def read_model(cls, model: Any, vocabulary: Any, modules: TracedModules) -> dict[str, Any]:
-        pooling = next((name for name, function in POOLINGS.items() if modules.find('head').pooling is function), None)
-        modules.raise_unless(pooling is not None, 'POOLING is neither first_token nor mean_of_tokens')
+    def read_model_fields(cls, model: Any, vocabulary: Any, modules: TracedModules) -> dict[str, Any]:
+        pooling = next(
+            (name for name, function in POOLINGS.items() if modules.find_module('head').pooling is function), None
+        )
+        modules.require_condition(pooling is not None, 'POOLING is neither first_token nor mean_of_tokens')
         labels = model.labels and tuple(model.labels)
-        return super().read_model(model, vocabulary, modules) | {'labels': labels, 'pooling': pooling}
+        return super().read_model_fields(model, vocabulary, modules) | {'labels': labels, 'pooling': pooling}
 
-    def gin_settings(self) -> dict[str, Any]:
+    def build_gin_settings(self) -> dict[str, Any]:
         return {
-            **super().gin_settings(),
+            **super().build_gin_settings(),
             'POOLING': f'@encoder_only.{POOLINGS[self.pooling].__name__}',
             'LABELS': self.labels,
             'classifier/encoder_only.EncoderOnly.head_layer': '@encoder_only.TransformedClassifierHead',
@@ -254,11 +262,11 @@ class ModernBertClassifier(ModernBert):
         }
 
     def compute_remixer_logits(self, model: Any, params: Params, inputs: Mapping[str, np.ndarray]) -> Any:
-        return model.module.apply({'params': params}, _shift_ids(inputs), enable_dropout=False, method='classify')
+        return model.module.apply({'params': params}, _shift_token_ids(inputs), enable_dropout=False, method='classify')
 
 
-def _shift_ids(inputs: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Converts the `input_ids` of `random_inputs`, in which 0 is padding, to remixer_t5x ids."""
+def _shift_token_ids(inputs: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Converts the `input_ids` of `make_random_inputs`, in which 0 is padding, to remixer_t5x ids."""
     tokens = inputs['input_ids']
     return np.where(tokens > 0, tokens + 1, 0)
 

@@ -24,7 +24,7 @@ from flax import linen as nn
 from flax import traverse_util
 
 from remixer_t5x.interop import safetensors_files
-from remixer_t5x.interop.huggingface import bert, folders, t5_tokenizer, traced_modules
+from remixer_t5x.interop.huggingface import bert, model_folders, t5_tokenizer, traced_modules
 from remixer_t5x.interop.huggingface.traced_modules import UnsupportedModelError
 from remixer_t5x.models import lora
 from remixer_t5x.models.architecture import stack
@@ -53,15 +53,15 @@ SETTINGS = (
 
 
 @functools.cache
-def read_code() -> str:
+def read_pytorch_code() -> str:
     """Reads the source code of the PyTorch classes."""
     return importlib.resources.files(__package__).joinpath(CODE_FILE).read_text(encoding='utf-8')
 
 
 @functools.cache
-def supported_classes() -> frozenset[str]:
+def list_supported_classes() -> frozenset[str]:
     """Returns the names of the Flax modules that have a PyTorch class."""
-    return frozenset(node.name for node in ast.parse(read_code()).body if isinstance(node, ast.ClassDef))
+    return frozenset(node.name for node in ast.parse(read_pytorch_code()).body if isinstance(node, ast.ClassDef))
 
 
 def to_config(model: Model, vocabulary: Any) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def to_config(model: Model, vocabulary: Any) -> dict[str, Any]:
         'eos_token_id': vocabulary.eos_id,
         'tie_word_embeddings': False,
         'use_cache': False,
-        'module': module_tree(model),
+        'module': build_module_tree(model),
     }
     if model.model_type == 'classifier':
         names = getattr(model, 'labels', None) or ['number']
@@ -95,19 +95,19 @@ def to_config(model: Model, vocabulary: Any) -> dict[str, Any]:
     return config
 
 
-def module_tree(model: Model) -> dict[str, Any]:
+def build_module_tree(model: Model) -> dict[str, Any]:
     """Returns the modules as nested dicts, which contain the class, settings, parameter shapes and submodules."""
     modules, shapes = traced_modules.record_modules(model)
     tree: dict[str, Any] = {}
     for path, module in modules.items():
-        _find_or_add_entry(tree, path).update(_describe_module(module))
+        _find_or_add_module(tree, path).update(_describe_module(module))
     for path, shape in shapes.items():
         if not lora.is_adapter('/'.join(path)):
-            _find_or_add_entry(tree, path[:-1]).setdefault('params', {})[path[-1]] = list(shape)
-    return _group_runs(tree)
+            _find_or_add_module(tree, path[:-1]).setdefault('params', {})[path[-1]] = list(shape)
+    return _group_layer_runs(tree)
 
 
-def _find_or_add_entry(tree: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
+def _find_or_add_module(tree: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
     for name in path:
         tree = tree.setdefault('children', {}).setdefault(name, {})
     return tree
@@ -116,7 +116,7 @@ def _find_or_add_entry(tree: dict[str, Any], path: tuple[str, ...]) -> dict[str,
 def _describe_module(module: nn.Module) -> dict[str, Any]:
     kind = type(module)
     is_ours = kind.__module__.startswith('remixer_t5x.models.')
-    if not (is_ours and (kind.__name__ in supported_classes() or kind.__name__ in CLASSES_WITHOUT_CODE)):
+    if not (is_ours and (kind.__name__ in list_supported_classes() or kind.__name__ in CLASSES_WITHOUT_CODE)):
         raise UnsupportedModelError(
             f'--to_hf has no PyTorch code for {kind.__module__}.{kind.__name__}; use --to_shared=DIR'
         )
@@ -128,9 +128,9 @@ def _describe_module(module: nn.Module) -> dict[str, Any]:
     return {'class': kind.__name__, **settings}
 
 
-def _group_runs(tree: dict[str, Any]) -> dict[str, Any]:
+def _group_layer_runs(tree: dict[str, Any]) -> dict[str, Any]:
     """Replaces the children run_0, run_1, ... of each stack with `runs`, a list of layers and their layer counts."""
-    children = {name: _group_runs(child) for name, child in tree.get('children', {}).items()}
+    children = {name: _group_layer_runs(child) for name, child in tree.get('children', {}).items()}
     rest = {name: value for name, value in tree.items() if name not in ('children', 'counts')}
     if 'counts' in tree:
         layers = [children.pop(f'run_{index}')['children']['layer'] for index in range(len(tree['counts']))]
@@ -149,7 +149,7 @@ def _remove_layer_axis(tree: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def convert_params(params: Params) -> dict[str, np.ndarray]:
+def convert_to_pytorch(params: Params) -> dict[str, np.ndarray]:
     """Converts parameters to arrays with PyTorch names, such as `encoder.layers.3.remixer.wi_0.kernel`.
 
     LoRA adapters are merged into their kernels.
@@ -166,7 +166,7 @@ def convert_params(params: Params) -> dict[str, np.ndarray]:
 def _unstack_layers(flat: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
     first: dict[str, int] = {}
     offsets: dict[tuple[str, str], int] = {}
-    for name, array in sorted(flat.items(), key=lambda item: _run_sort_key(item[0])):
+    for name, array in sorted(flat.items(), key=lambda item: _layer_run_sort_key(item[0])):
         side, _, rest = name.partition('/run_')
         if not rest:
             yield name.replace('/', '.'), array
@@ -179,7 +179,7 @@ def _unstack_layers(flat: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.nd
             yield f'{side}.layers.{offsets[side, run] + index}.{path.replace("/", ".")}', layer
 
 
-def _run_sort_key(name: str) -> tuple[str, int, str]:
+def _layer_run_sort_key(name: str) -> tuple[str, int, str]:
     side, _, rest = name.partition('/run_')
     return side, int(rest.partition('/')[0]) if rest else 0, name
 
@@ -191,11 +191,11 @@ def write_pytorch_model(
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps({**config, 'dtype': dtype, 'torch_dtype': dtype}, indent=2)
     (folder / 'config.json').write_text(text + '\n', encoding='utf-8')
-    (folder / CODE_FILE).write_text(read_code(), encoding='utf-8')
+    (folder / CODE_FILE).write_text(read_pytorch_code(), encoding='utf-8')
     cast: dict[str, Any] = {
-        name: array.astype(np.dtype(dtype), copy=False) for name, array in convert_params(params).items()
+        name: array.astype(np.dtype(dtype), copy=False) for name, array in convert_to_pytorch(params).items()
     }
-    safetensors_files.write_file(folder / safetensors_files.WEIGHTS_FILE, cast, {'format': 'pt'})
+    safetensors_files.write_weights_file(folder / safetensors_files.WEIGHTS_FILE, cast, {'format': 'pt'})
 
 
 def compare_logits(folder: pathlib.Path, model: Any, params: Params) -> str:
@@ -208,7 +208,7 @@ def compare_logits(folder: pathlib.Path, model: Any, params: Params) -> str:
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    length = min(16, max_row_length(module_tree(model)) - 1)
+    length = min(16, find_max_row_length(build_module_tree(model)) - 1)
     tokens = np.random.default_rng(0).integers(2, model.vocab_size, (2, length), dtype=np.int32)
     shifted = np.pad(tokens, ((0, 0), (1, 0)))
     inputs = {'input_ids': tokens}
@@ -224,13 +224,13 @@ def compare_logits(folder: pathlib.Path, model: Any, params: Params) -> str:
         auto_class = getattr(transformers, MODEL_CLASSES[model.model_type][1])
         reference = auto_class.from_pretrained(folder, local_files_only=True, trust_remote_code=True).float().eval()
         theirs = reference(**{name: torch.from_numpy(array).long() for name, array in inputs.items()}).logits.numpy()
-    return folders.describe_difference(ours[:, 1:] if model.model_type == 'decoder_only' else ours, theirs)
+    return model_folders.describe_logits_difference(ours[:, 1:] if model.model_type == 'decoder_only' else ours, theirs)
 
 
-def max_row_length(tree: Mapping[str, Any]) -> int:
-    """Returns the maximum row length that all modules of `module_tree` accept, at most 1024."""
+def find_max_row_length(tree: Mapping[str, Any]) -> int:
+    """Returns the maximum row length that all modules of `build_module_tree` accept, at most 1024."""
     parts = [*tree.get('children', {}).values(), *(run['layer'] for run in tree.get('runs', ()))]
-    return min([tree.get('max_length', 1024), *map(max_row_length, parts)])
+    return min([tree.get('max_length', 1024), *map(find_max_row_length, parts)])
 
 
 def write_tokenizer(vocabulary: Any, folder: pathlib.Path) -> str:

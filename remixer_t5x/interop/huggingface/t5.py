@@ -27,10 +27,10 @@ from remixer_t5x import tokenizer_files, untrusted_files
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop import safetensors_files
 from remixer_t5x.interop.huggingface import t5_tokenizer
-from remixer_t5x.interop.huggingface.family import MAX_NUMBER, Family, HuggingFaceConfig, Tokenizer
-from remixer_t5x.interop.huggingface.parameter_table import ParamRow, Params, Runs, kernel_row
+from remixer_t5x.interop.huggingface.model_family import MAX_NUMBER, HuggingFaceConfig, ModelFamily, Tokenizer
+from remixer_t5x.interop.huggingface.param_mapping import ParamMapping, Params, Runs, kernel_mapping
 from remixer_t5x.interop.huggingface.traced_modules import TracedModules
-from remixer_t5x.interop.safetensors_files import Tensors
+from remixer_t5x.interop.safetensors_files import LazyTensors
 from remixer_t5x.models.masked_lm import MaskedLM
 from remixer_t5x.models.seq2seq import Seq2Seq
 
@@ -48,7 +48,7 @@ IDENTITY = 'torch.nn.modules.linear.Identity'
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class T5Encoder(Family):
+class T5Encoder(ModelFamily):
     """A T5 encoder (`T5EncoderModel`), converted to a masked language model without a head.
 
     Attributes:
@@ -97,10 +97,10 @@ class T5Encoder(Family):
     eos_id: int = 1
 
     @classmethod
-    def read_other_fields(cls, config: HuggingFaceConfig) -> dict[str, Any]:
+    def read_non_size_fields(cls, config: HuggingFaceConfig) -> dict[str, Any]:
         values = config.values
         if not isinstance(values.get('eos_token_id'), int | None):
-            raise config.error('eos_token_id', 'it must be a single integer, the id of the end token')
+            raise config.setting_error('eos_token_id', 'it must be a single integer, the id of the end token')
         return {
             'activation': FEED_FORWARDS[values.get('feed_forward_proj', 'relu')],
             'layer_biases': values['model_type'] == UMT5,
@@ -117,10 +117,10 @@ class T5Encoder(Family):
             config |= {'architectures': [f'UM{self.hf_class}'], 'model_type': UMT5}
         return config
 
-    def param_rows(self) -> Iterator[ParamRow]:
+    def param_mappings(self) -> Iterator[ParamMapping]:
         dim, hidden, joined = self.embed_dim, self.mlp_dim, self.num_heads * self.head_dim
         buckets, feed_forward = (self.num_buckets, self.num_heads), 'gated_mlp' if self.activation else 'relu_mlp'
-        yield ParamRow('token_embedder/embedding', EMBEDDING_TABLE, (self.vocab_size, dim))
+        yield ParamMapping('token_embedder/embedding', EMBEDDING_TABLE, (self.vocab_size, dim))
         for side in self.layer_counts:
             ours, theirs = f'{side}/run/layer', f'{side}.block.{{}}.layer'
             attentions = {'self_attention': f'{theirs}.0.SelfAttention'}
@@ -128,21 +128,25 @@ class T5Encoder(Family):
                 attentions['cross_attention'] = f'{theirs}.1.EncDecAttention'
             path = f'{ours}/self_attention' if self.layer_biases else side
             bias = attentions['self_attention'] if self.layer_biases else f'{side}.block.0.layer.0.SelfAttention'
-            yield ParamRow(f'{path}/position_bias/embedding', f'{bias}.relative_attention_bias.weight', buckets, True)
+            yield ParamMapping(
+                f'{path}/position_bias/embedding', f'{bias}.relative_attention_bias.weight', buckets, True
+            )
             for name, attention in attentions.items():
                 for part in ('query', 'key', 'value'):
-                    yield kernel_row(f'{ours}/{name}/{part}', f'{attention}.{part[0]}', dim, joined)
-                yield kernel_row(f'{ours}/{name}/out', f'{attention}.o', joined, dim)
-                yield ParamRow(f'{ours}/{name}_norm/scale', f'{attention.rpartition(".")[0]}.layer_norm.weight', (dim,))
+                    yield kernel_mapping(f'{ours}/{name}/{part}', f'{attention}.{part[0]}', dim, joined)
+                yield kernel_mapping(f'{ours}/{name}/out', f'{attention}.o', joined, dim)
+                yield ParamMapping(
+                    f'{ours}/{name}_norm/scale', f'{attention.rpartition(".")[0]}.layer_norm.weight', (dim,)
+                )
             last = f'{theirs}.{len(attentions)}'
             for part in ('wi_0', 'wi_1') if self.activation else ('wi',):
-                yield kernel_row(f'{ours}/{feed_forward}/{part}', f'{last}.DenseReluDense.{part}', dim, hidden)
-            yield kernel_row(f'{ours}/{feed_forward}/wo', f'{last}.DenseReluDense.wo', hidden, dim)
-            yield ParamRow(f'{ours}/{feed_forward}_norm/scale', f'{last}.layer_norm.weight', (dim,))
-            yield ParamRow(f'{side}/final_norm/scale', f'{side}.final_layer_norm.weight', (dim,))
+                yield kernel_mapping(f'{ours}/{feed_forward}/{part}', f'{last}.DenseReluDense.{part}', dim, hidden)
+            yield kernel_mapping(f'{ours}/{feed_forward}/wo', f'{last}.DenseReluDense.wo', hidden, dim)
+            yield ParamMapping(f'{ours}/{feed_forward}_norm/scale', f'{last}.layer_norm.weight', (dim,))
+            yield ParamMapping(f'{side}/final_norm/scale', f'{side}.final_layer_norm.weight', (dim,))
 
     @staticmethod
-    def canonical_names(tensors: Tensors) -> dict[str, str]:
+    def map_canonical_names(tensors: LazyTensors) -> dict[str, str]:
         names = {name: name for name in tensors}
         # Some files contain the embedding table only under its name in the encoder or decoder.
         for copy in TABLE_COPIES:
@@ -151,20 +155,22 @@ class T5Encoder(Family):
         return names
 
     @classmethod
-    def read_model(cls, model: Any, vocabulary: Any, modules: TracedModules) -> dict[str, Any]:
-        attention = modules.find('encoder/layer/self_attention')
-        feed_forward = modules.find('encoder/layer/gated_mlp', 'encoder/layer/relu_mlp')
+    def read_model_fields(cls, model: Any, vocabulary: Any, modules: TracedModules) -> dict[str, Any]:
+        attention = modules.find_module('encoder/layer/self_attention')
+        feed_forward = modules.find_module('encoder/layer/gated_mlp', 'encoder/layer/relu_mlp')
         activation = getattr(feed_forward, 'activation', None)
-        modules.raise_unless(activation in FEED_FORWARDS.values(), f'ACTIVATION is {activation!r}')
+        modules.require_condition(activation in FEED_FORWARDS.values(), f'ACTIVATION is {activation!r}')
         layer_biases = 'encoder/layer/self_attention/position_bias' in modules
-        bias = modules.find('encoder/layer/self_attention/position_bias' if layer_biases else 'encoder/position_bias')
+        bias = modules.find_module(
+            'encoder/layer/self_attention/position_bias' if layer_biases else 'encoder/position_bias'
+        )
         return {
             'vocab_size': model.module.vocab_size,
             'embed_dim': model.module.embed_dim,
             'mlp_dim': feed_forward.hidden_dim,
             'num_heads': attention.num_heads,
             'head_dim': attention.head_dim,
-            'epsilon': modules.find('encoder/final_norm').epsilon,
+            'epsilon': modules.find_module('encoder/final_norm').epsilon,
             'activation': activation,
             'num_buckets': bias.num_buckets,
             'max_distance': bias.max_distance,
@@ -176,7 +182,7 @@ class T5Encoder(Family):
     def gin_files(self) -> tuple[str, ...]:
         return ('models/t5_1_1.gin' if self.activation else 'models/t5_1_0.gin', 'model_types/encoder_only.gin')
 
-    def gin_settings(self) -> dict[str, Any]:
+    def build_gin_settings(self) -> dict[str, Any]:
         settings: dict[str, Any] = {}
         if self.activation not in (None, 'gelu'):
             settings['ACTIVATION'] = repr(self.activation)
@@ -197,7 +203,7 @@ class T5Encoder(Family):
     def write_tokenizer(self, vocabulary: Any, folder: pathlib.Path) -> str:
         return t5_tokenizer.write_t5_tokenizer(vocabulary, folder)
 
-    def random_inputs(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    def make_random_inputs(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
         # The inputs are longer than the default max_distance.
         inputs = rng.integers(2, self.vocab_size, (2, 160), dtype=np.int32)
         inputs[-1, 80:] = 0
@@ -227,10 +233,10 @@ class T5(T5Encoder):
     scaled_output: bool
 
     @classmethod
-    def from_config(cls, config: HuggingFaceConfig, tensors: Tensors) -> Self:
-        values, tensors = config.values, tensors.with_names(cls.canonical_names(tensors))
-        sizes = cls.read_sizes(config, num_decoder_layers=config.read_int('num_layers'))
-        flags = cls.read_other_fields(config)
+    def from_config(cls, config: HuggingFaceConfig, tensors: LazyTensors) -> Self:
+        values, tensors = config.values, tensors.with_new_names(cls.map_canonical_names(tensors))
+        sizes = cls.read_size_fields(config, num_decoder_layers=config.read_int('num_layers'))
+        flags = cls.read_non_size_fields(config)
         tied = (
             OUTPUT_WEIGHT not in tensors
             or EMBEDDING_TABLE in tensors
@@ -253,45 +259,45 @@ class T5(T5Encoder):
             config['scale_decoder_outputs'] = True
         return config
 
-    def extra_files(self) -> dict[str, Any]:
+    def build_extra_files(self) -> dict[str, Any]:
         return {GENERATION_CONFIG: {'decoder_start_token_id': 0, 'eos_token_id': self.eos_id, 'pad_token_id': 0}}
 
-    def param_rows(self) -> Iterator[ParamRow]:
-        yield from super().param_rows()
+    def param_mappings(self) -> Iterator[ParamMapping]:
+        yield from super().param_mappings()
         if not self.tied:
-            yield ParamRow('logits/kernel', OUTPUT_WEIGHT, (self.vocab_size, self.embed_dim), transposed=True)
+            yield ParamMapping('logits/kernel', OUTPUT_WEIGHT, (self.vocab_size, self.embed_dim), transposed=True)
 
-    def convert_params(self, params: Params, runs: Runs) -> dict[str, np.ndarray]:
-        arrays = super().convert_params(params, runs)
+    def convert_to_huggingface(self, params: Params, runs: Runs) -> dict[str, np.ndarray]:
+        arrays = super().convert_to_huggingface(params, runs)
         if self.tied and not self.scaled_output:
             # transformers 4 cannot tie the output without scaling it, and version 5 ties equal arrays.
             arrays[OUTPUT_WEIGHT] = arrays[EMBEDDING_TABLE]
         return arrays
 
     @classmethod
-    def read_model(cls, model: Any, vocabulary: Any, modules: TracedModules) -> dict[str, Any]:
+    def read_model_fields(cls, model: Any, vocabulary: Any, modules: TracedModules) -> dict[str, Any]:
         outputs = {'tied': model.module.tied, 'scaled_output': model.module.scaled_output}
-        return super().read_model(model, vocabulary, modules) | outputs
+        return super().read_model_fields(model, vocabulary, modules) | outputs
 
     @property
     def gin_files(self) -> tuple[str, ...]:
         return super().gin_files[:1]
 
-    def gin_settings(self) -> dict[str, Any]:
-        settings = super().gin_settings()
+    def build_gin_settings(self) -> dict[str, Any]:
+        settings = super().build_gin_settings()
         # The gin files tie and scale the output for the original T5, but not for T5.1.1.
         if (self.tied, self.scaled_output) != (self.activation is None, self.activation is None):
             settings['encoder_decoder.EncoderDecoder.tied'] = self.tied
             settings['encoder_decoder.EncoderDecoder.scaled_output'] = self.scaled_output
         return settings
 
-    def random_inputs(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    def make_random_inputs(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
         targets = rng.integers(2, self.vocab_size, (2, 24), dtype=np.int32)
-        return {**super().random_inputs(rng), 'decoder_input_ids': np.pad(targets[:, :-1], ((0, 0), (1, 0)))}
+        return {**super().make_random_inputs(rng), 'decoder_input_ids': np.pad(targets[:, :-1], ((0, 0), (1, 0)))}
 
-    compute_remixer_logits = Family.compute_remixer_logits
+    compute_remixer_logits = ModelFamily.compute_remixer_logits
 
-    def reference_settings(self) -> dict[str, Any]:
+    def get_reference_overrides(self) -> dict[str, Any]:
         return {'tie_word_embeddings': self.scaled_output} if self.layer_biases else {}
 
 
@@ -305,7 +311,7 @@ class SentenceT5(T5Encoder):
     max_length: int = 512
 
     @classmethod
-    def read_tensors(cls, folder: pathlib.Path) -> Tensors:
+    def open_tensors(cls, folder: pathlib.Path) -> LazyTensors:
         modules = untrusted_files.read_json_list(folder / SENTENCE_MODULES)
         entries = [module if isinstance(module, dict) else {} for module in modules]
         classes = [str(entry.get('type')).rpartition('.')[2] for entry in entries]
@@ -316,10 +322,12 @@ class SentenceT5(T5Encoder):
                 f'{folder / SENTENCE_MODULES} must list the modules {", ".join(SENTENCE_LAYOUT.values())}, got '
                 f'{", ".join(classes):.100}; use the folder of a sentence-T5 model'
             )
-        return super().read_tensors(folder).merge_with_prefix(DENSE, safetensors_files.read_folder(folder / DENSE))
+        return (
+            super().open_tensors(folder).merge_with_prefix(DENSE, safetensors_files.open_weights_folder(folder / DENSE))
+        )
 
     @classmethod
-    def from_config(cls, config: HuggingFaceConfig, tensors: Tensors) -> Self:
+    def from_config(cls, config: HuggingFaceConfig, tensors: LazyTensors) -> Self:
         folder = config.folder
         pooling, dense = (
             HuggingFaceConfig(untrusted_files.read_json_object(folder / name / MODULE_CONFIG), str(folder / name))
@@ -328,8 +336,8 @@ class SentenceT5(T5Encoder):
         # Before version 6, sentence-transformers used a separate flag for each pooling mode.
         for name, value in pooling.values.items():
             if name.startswith('pooling_mode') and value not in ('mean', name == 'pooling_mode_mean_tokens'):
-                raise pooling.error(name, 'the pooling mode must be mean')
-        dense.check_values({'bias': (False,), 'activation_function': (IDENTITY,), 'use_residual': (False,)})
+                raise pooling.setting_error(name, 'the pooling mode must be mean')
+        dense.check_allowed_values({'bias': (False,), 'activation_function': (IDENTITY,), 'use_residual': (False,)})
         settings = (
             untrusted_files.read_json_object(folder / SENTENCE_SETTINGS)
             if (folder / SENTENCE_SETTINGS).is_file()
@@ -343,11 +351,11 @@ class SentenceT5(T5Encoder):
         return cls(
             sentence_dim=dense.read_int('out_features'),
             max_length=HuggingFaceConfig(limits, str(folder)).read_int('max_seq_length', 512),
-            **cls.read_sizes(config),
-            **cls.read_other_fields(config),
+            **cls.read_size_fields(config),
+            **cls.read_non_size_fields(config),
         )
 
-    def extra_files(self) -> dict[str, Any]:
+    def build_extra_files(self) -> dict[str, Any]:
         return {
             SENTENCE_MODULES: [
                 {'idx': index, 'name': str(index), 'path': path, 'type': f'sentence_transformers.models.{name}'}
@@ -370,19 +378,19 @@ class SentenceT5(T5Encoder):
     def max_lengths(self) -> dict[str, int]:
         return {'inputs': self.max_length, 'targets': self.max_length}
 
-    def param_rows(self) -> Iterator[ParamRow]:
-        yield from super().param_rows()
-        yield kernel_row('sentence/dense', f'{DENSE}/linear', self.embed_dim, self.sentence_dim)
+    def param_mappings(self) -> Iterator[ParamMapping]:
+        yield from super().param_mappings()
+        yield kernel_mapping('sentence/dense', f'{DENSE}/linear', self.embed_dim, self.sentence_dim)
 
     @classmethod
-    def read_model(cls, model: Any, vocabulary: Any, modules: TracedModules) -> dict[str, Any]:
-        projection = modules.find('sentence')
+    def read_model_fields(cls, model: Any, vocabulary: Any, modules: TracedModules) -> dict[str, Any]:
+        projection = modules.find_module('sentence')
         sizes = {'sentence_dim': projection.outputs, 'max_length': projection.max_length}
-        return super().read_model(model, vocabulary, modules) | sizes
+        return super().read_model_fields(model, vocabulary, modules) | sizes
 
-    def gin_settings(self) -> dict[str, Any]:
+    def build_gin_settings(self) -> dict[str, Any]:
         return {
-            **super().gin_settings(),
+            **super().build_gin_settings(),
             'TASK_FEATURE_LENGTHS': self.max_lengths,
             'encoder_only.EncoderOnly.sentence_layer': '@encoder_only.SentenceProjection',
             'encoder_only.SentenceProjection.outputs': self.sentence_dim,

@@ -13,7 +13,7 @@ from etils import epath
 
 from remixer_t5x import tokenizer_files, untrusted_files
 from remixer_t5x.errors import UserError, root_cause_message
-from remixer_t5x.interop.huggingface.family import Tokenizer
+from remixer_t5x.interop.huggingface.model_family import Tokenizer
 
 MODEL, TOKENIZER, CONFIG = 'spiece.model', tokenizer_files.TOKENIZER, tokenizer_files.CONFIG
 BYTES_TOKENIZER = 'ByT5Tokenizer'
@@ -81,20 +81,20 @@ def _count_byte_sentinels(config: Mapping[str, Any], folder: pathlib.Path) -> in
     _check_added_tokens(set(names) - set(tokens), folder)
     if not tokens or tokens == {f'<extra_id_{index}>': index for index in range(len(tokens))}:
         return 0
-    return _count_descending_ids(tokens, 0, folder)
+    return _count_descending_sentinels(tokens, 0, folder)
 
 
 def _count_piece_sentinels(config: Mapping[str, Any], folder: pathlib.Path, path: pathlib.Path | None) -> int:
     """Counts the sentinels to add to the SentencePiece model; `path` is None if the model is not in `folder`."""
     if path is not None:
-        pieces = _read_pieces(path)
+        pieces = _read_vocabulary_pieces(path)
         added = tokenizer_files.read_added_tokens(folder)
         sentinels = {name: index for name, index in added.items() if _SENTINEL.fullmatch(name)}
         _check_added_tokens(set(added) - set(sentinels) - set(pieces), folder)
         if any(_SENTINEL.fullmatch(piece.lstrip('▁')) for piece in pieces):
             return 0
         if sentinels:
-            return _count_descending_ids(sentinels, len(pieces), folder)
+            return _count_descending_sentinels(sentinels, len(pieces), folder)
     count = config.get('extra_ids')
     if count is None:
         return len(set(_SENTINEL.findall(json.dumps(config)))) or DEFAULT_SENTINELS
@@ -105,7 +105,7 @@ def _count_piece_sentinels(config: Mapping[str, Any], folder: pathlib.Path, path
     return count
 
 
-def _read_pieces(path: pathlib.Path) -> list[str]:
+def _read_vocabulary_pieces(path: pathlib.Path) -> list[str]:
     """Reads the pieces of a SentencePiece model, or those in tokenizer.json except for sentinels."""
     if path.name == TOKENIZER:
         model = untrusted_files.read_json_object(path).get('model')
@@ -130,7 +130,7 @@ def _check_added_tokens(names: Iterable[str], folder: pathlib.Path) -> None:
         )
 
 
-def _count_descending_ids(sentinels: Mapping[str, int], first: int, folder: pathlib.Path) -> int:
+def _count_descending_sentinels(sentinels: Mapping[str, int], first: int, folder: pathlib.Path) -> int:
     """Counts the sentinels. Raises UserError unless the sentinel ids descend, from <extra_id_0> to the id `first`."""
     count = len(sentinels)
     for name, index in sentinels.items():

@@ -18,11 +18,11 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from remixer_t5x.interop.huggingface.family import Family, HuggingFaceConfig, Tokenizer, expand_layers
+from remixer_t5x.interop.huggingface.model_family import HuggingFaceConfig, ModelFamily, Tokenizer, list_layers_and_runs
 from remixer_t5x.interop.huggingface.modern_bert import find_tokenizer, write_tokenizer
-from remixer_t5x.interop.huggingface.parameter_table import ParamRow, Runs, kernel_row
+from remixer_t5x.interop.huggingface.param_mapping import ParamMapping, Runs, kernel_mapping
 from remixer_t5x.interop.huggingface.traced_modules import TracedModules
-from remixer_t5x.interop.safetensors_files import Tensors
+from remixer_t5x.interop.safetensors_files import LazyTensors
 from remixer_t5x.models.seq2seq import Seq2Seq
 
 STACKS = ('encoder', 'decoder')
@@ -38,7 +38,7 @@ MLP_PARTS = {'wi_0': 'gate_proj', 'wi_1': 'up_proj', 'wo': 'down_proj'}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class T5Gemma(Family):
+class T5Gemma(ModelFamily):
     """A T5Gemma encoder-decoder whose stacks have the same sizes.
 
     Attributes:
@@ -95,20 +95,22 @@ class T5Gemma(Family):
     eos_id: int = 1
 
     @classmethod
-    def from_config(cls, config: HuggingFaceConfig, tensors: Tensors) -> Self:
+    def from_config(cls, config: HuggingFaceConfig, tensors: LazyTensors) -> Self:
         fields: dict[str, Any] = {}
         for side in STACKS:
             values = config.values.get(side)
             if not isinstance(values, dict):
-                raise config.error(side, 'it must be an object with the settings of the stack')
+                raise config.setting_error(side, 'it must be an object with the settings of the stack')
             stack = HuggingFaceConfig(values, str(config.folder))
             layers = stack.read_int('num_hidden_layers')
             expected = [GLOBAL_ATTENTION if layer % 2 else LOCAL_ATTENTION for layer in range(layers)]
             if values.get('layer_types', expected) != expected:
-                raise stack.error('layer_types', 'it must alternate between sliding_attention and full_attention')
+                raise stack.setting_error(
+                    'layer_types', 'it must alternate between sliding_attention and full_attention'
+                )
             rope = values.get('rope_parameters')
             sizes = {
-                **cls.read_sizes(stack),
+                **cls.read_size_fields(stack),
                 'softcap': _read_softcap(stack, 'attn_logit_softcapping'),
                 'final_softcap': _read_softcap(stack, 'final_logit_softcapping'),
                 'theta': stack.read_rope_theta(rope if isinstance(rope, dict) else {}, 'rope_theta') or cls.theta,
@@ -116,10 +118,10 @@ class T5Gemma(Family):
             if differing := [name for name, value in sizes.items() if fields.get(name, value) != value]:
                 names = {field: name for name, field in cls.sizes.items()}
                 name = names.get(differing[0], differing[0])
-                raise stack.error(name, f'it must equal the value in the encoder, {fields[differing[0]]}')
+                raise stack.setting_error(name, f'it must equal the value in the encoder, {fields[differing[0]]}')
             fields |= {**sizes, f'num_{side}_layers': layers}
             if math.log2(fields['query_scale']) % 2:
-                raise stack.error('query_pre_attn_scalar', 'it must be a power of 4, such as 64 or 256')
+                raise stack.setting_error('query_pre_attn_scalar', 'it must be a power of 4, such as 64 or 256')
         if config.values.get('tie_word_embeddings', True) is False:
             fields['tied'] = False
         return cls(**fields)
@@ -158,65 +160,65 @@ class T5Gemma(Family):
             'pad_token_id': 0,
         }
 
-    def default_runs(self) -> Runs:
+    def default_layer_runs(self) -> Runs:
         # Each block has a local and a global layer; if the number of layers is odd, the last layer is a separate run.
         return {
             side: tuple(shape for shape in ((count // 2, 2), (count % 2, 1)) if shape[0])
             for side, count in self.layer_counts.items()
         }
 
-    def param_rows(self) -> Iterator[ParamRow]:
+    def param_mappings(self) -> Iterator[ParamMapping]:
         dim = self.embed_dim
         for side in STACKS:
             table = 'token_embedder' if side == 'encoder' else 'decoder_token_embedder'
-            yield ParamRow(f'{table}/embedding', f'model.{side}.embed_tokens.weight', (self.vocab_size, dim))
-            yield ParamRow(f'{side}/final_norm/scale', f'model.{side}.norm.weight', (dim,))
+            yield ParamMapping(f'{table}/embedding', f'model.{side}.embed_tokens.weight', (self.vocab_size, dim))
+            yield ParamMapping(f'{side}/final_norm/scale', f'model.{side}.norm.weight', (dim,))
             for name, (module, norm) in SUBLAYER_NAMES.items():
                 if name == 'cross_attention' and side == 'encoder':
                     continue
                 ours, theirs = f'{side}/run/layer/{name}', f'model.{side}.layers.{{}}'
-                yield ParamRow(f'{ours}_norm/scale', f'{theirs}.pre_{norm}_layernorm.weight', (dim,))
-                yield ParamRow(f'{ours}_post_norm/scale', f'{theirs}.post_{norm}_layernorm.weight', (dim,))
-                yield from self._sublayer_rows(ours, f'{theirs}.{module}', name)
+                yield ParamMapping(f'{ours}_norm/scale', f'{theirs}.pre_{norm}_layernorm.weight', (dim,))
+                yield ParamMapping(f'{ours}_post_norm/scale', f'{theirs}.post_{norm}_layernorm.weight', (dim,))
+                yield from self._sublayer_mappings(ours, f'{theirs}.{module}', name)
         if not self.tied:
-            yield ParamRow('logits/kernel', OUTPUT_WEIGHT, (self.vocab_size, dim), transposed=True)
+            yield ParamMapping('logits/kernel', OUTPUT_WEIGHT, (self.vocab_size, dim), transposed=True)
 
-    def _sublayer_rows(self, ours: str, theirs: str, name: str) -> Iterator[ParamRow]:
+    def _sublayer_mappings(self, ours: str, theirs: str, name: str) -> Iterator[ParamMapping]:
         dim = self.embed_dim
         if name == 'gated_mlp':
             for part, projection in MLP_PARTS.items():
                 shape = (self.mlp_dim, dim) if part == 'wo' else (dim, self.mlp_dim)
-                yield kernel_row(f'{ours}/{part}', f'{theirs}.{projection}', *shape)
+                yield kernel_mapping(f'{ours}/{part}', f'{theirs}.{projection}', *shape)
             return
         joined, shared = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        query = kernel_row(f'{ours}/query', f'{theirs}.q_proj', dim, joined)
+        query = kernel_mapping(f'{ours}/query', f'{theirs}.q_proj', dim, joined)
         yield dataclasses.replace(query, factor=self.query_scale**-0.5)
-        yield kernel_row(f'{ours}/key', f'{theirs}.k_proj', dim, shared)
-        yield kernel_row(f'{ours}/value', f'{theirs}.v_proj', dim, shared)
-        yield kernel_row(f'{ours}/out', f'{theirs}.o_proj', joined, dim)
+        yield kernel_mapping(f'{ours}/key', f'{theirs}.k_proj', dim, shared)
+        yield kernel_mapping(f'{ours}/value', f'{theirs}.v_proj', dim, shared)
+        yield kernel_mapping(f'{ours}/out', f'{theirs}.o_proj', joined, dim)
 
     @classmethod
-    def read_model(cls, model: Any, vocabulary: Any, modules: TracedModules) -> dict[str, Any]:
-        module, attention = model.module, modules.find('encoder/layer/self_attention')
-        modules.raise_unless(not math.log2(attention.head_dim) % 2, 'HEAD_DIM is not a power of 4')
+    def read_model_fields(cls, model: Any, vocabulary: Any, modules: TracedModules) -> dict[str, Any]:
+        module, attention = model.module, modules.find_module('encoder/layer/self_attention')
+        modules.require_condition(not math.log2(attention.head_dim) % 2, 'HEAD_DIM is not a power of 4')
         local = []
         for side in STACKS:
-            layers, _ = expand_layers(getattr(module, f'{side}_stack')())
+            layers, _ = list_layers_and_runs(getattr(module, f'{side}_stack')())
             windows = [getattr(layer.sublayers[0](), 'sliding_window', None) for layer in layers]
             alternate = all((window is None) == bool(index % 2) for index, window in enumerate(windows))
-            modules.raise_unless(alternate, f'the windows of the {side} do not alternate')
+            modules.require_condition(alternate, f'the windows of the {side} do not alternate')
             local += [window - (side == 'encoder') for window in windows if window is not None]
         return {
             'vocab_size': module.vocab_size,
             'embed_dim': module.embed_dim,
-            'mlp_dim': modules.find('encoder/layer/gated_mlp').hidden_dim,
+            'mlp_dim': modules.find_module('encoder/layer/gated_mlp').hidden_dim,
             'num_heads': attention.num_heads,
             'num_kv_heads': attention.num_kv_heads or attention.num_heads,
             'head_dim': attention.head_dim,
             'softcap': attention.logit_softcap,
             'window': local[0],
-            'theta': modules.find('encoder/layer/self_attention/rotary').theta,
-            'epsilon': modules.find('encoder/final_norm').epsilon,
+            'theta': modules.find_module('encoder/layer/self_attention/rotary').theta,
+            'epsilon': modules.find_module('encoder/final_norm').epsilon,
             'final_softcap': module.logit_softcap,
             'tied': module.tied,
             'bos_id': module.begin_id,
@@ -225,7 +227,7 @@ class T5Gemma(Family):
             'query_scale': attention.head_dim,
         }
 
-    def gin_settings(self) -> dict[str, Any]:
+    def build_gin_settings(self) -> dict[str, Any]:
         return {
             'WIDER_MLP_DIM': self.mlp_dim,
             'NUM_KV_HEADS': self.num_kv_heads,
@@ -244,7 +246,7 @@ class T5Gemma(Family):
             'encoder_decoder.EncoderDecoder.logit_softcap': self.final_softcap,
         }
 
-    def extra_files(self) -> dict[str, Any]:
+    def build_extra_files(self) -> dict[str, Any]:
         ids = {'decoder_start_token_id': self.bos_id, 'bos_token_id': self.bos_id, 'eos_token_id': self.eos_id}
         return {'generation_config.json': {**ids, 'pad_token_id': 0}}
 
@@ -254,7 +256,7 @@ class T5Gemma(Family):
     def write_tokenizer(self, vocabulary: Any, folder: pathlib.Path) -> str:
         return write_tokenizer(vocabulary, folder)
 
-    def random_inputs(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    def make_random_inputs(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
         # The inputs are longer than the window, unless this would require more than 256 tokens.
         inputs, targets = (
             rng.integers(3, self.vocab_size, (2, min(2 * self.window + 5, 256) - less), dtype=np.int32)
@@ -268,5 +270,5 @@ class T5Gemma(Family):
 def _read_softcap(config: HuggingFaceConfig, name: str) -> float | None:
     value = config.values.get(name)
     if value is not None and (not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < 1e6):
-        raise config.error(name, 'it must be a positive number or null')
+        raise config.setting_error(name, 'it must be a positive number or null')
     return None if value is None else float(value)

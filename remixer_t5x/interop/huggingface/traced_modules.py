@@ -57,7 +57,7 @@ class TracedModules:
                 name = re.sub(r'/run_\d+/layer(/layer_\d+)?', '/layer', '/'.join(path))
                 self._modules.setdefault(name, []).append(module)
 
-    def raise_unless(self, holds: bool, difference: str) -> None:
+    def require_condition(self, holds: bool, difference: str) -> None:
         """Raises UnsupportedModelError with the reason `difference` unless `holds` is true."""
         if not holds:
             raise UnsupportedModelError(difference)
@@ -65,37 +65,37 @@ class TracedModules:
     def __contains__(self, path: str) -> bool:
         return path in self._modules
 
-    def find_all(self, *paths: str) -> list[Any]:
+    def find_modules(self, *paths: str) -> list[Any]:
         """Returns the modules at the first path that exists. Raises UnsupportedModelError if no path exists."""
         modules = next((self._modules[path] for path in paths if path in self._modules), None)
         if modules is None:
             layer = paths[0].rpartition('/')[0]
             children = [each for name, each in self._modules.items() if name.rpartition('/')[0] == layer]
             names = ', '.join(type(each[0]).__name__ for each in children)
-            self.raise_unless(
+            self.require_condition(
                 False, f'it has no {" or ".join(paths)}; {layer or "it"} consists of {names or "nothing"}'
             )
         return modules or []
 
-    def find(self, *paths: str) -> Any:
+    def find_module(self, *paths: str) -> Any:
         """Returns the first module at the first path that exists. Raises UnsupportedModelError if no path exists."""
-        return self.find_all(*paths)[0]
+        return self.find_modules(*paths)[0]
 
     def require_same_modules(self, expected: Model) -> None:
         """Raises UnsupportedModelError for the first module or setting that differs from those of `expected`."""
         ours, theirs = self._modules, TracedModules(expected)._modules
         for path, modules in ours.items():
-            self.raise_unless(path in theirs, f'it has a {type(modules[0]).__name__} as {path}')
-            others = [_read_settings(module) for module in theirs[path]]
-            for settings in map(_read_settings, modules):
-                for name in min((_differing_settings(settings, each) for each in others), key=len):
+            self.require_condition(path in theirs, f'it has a {type(modules[0]).__name__} as {path}')
+            others = [_read_module_settings(module) for module in theirs[path]]
+            for settings in map(_read_module_settings, modules):
+                for name in min((_find_differing_settings(settings, each) for each in others), key=len):
                     values = f'{settings[name]!r}, not {others[0][name]!r}'
-                    self.raise_unless(False, f'{name} of {path or "the model"} is {values}')
+                    self.require_condition(False, f'{name} of {path or "the model"} is {values}')
         for path in theirs:
-            self.raise_unless(path in ours, f'it has no {path}')
+            self.require_condition(path in ours, f'it has no {path}')
 
 
-def _read_settings(module: nn.Module) -> dict[str, Any]:
+def _read_module_settings(module: nn.Module) -> dict[str, Any]:
     settings: dict[str, Any] = {'class': type(module).__name__}
     for name in type(module).__dataclass_fields__:
         value = getattr(module, name)
@@ -107,11 +107,11 @@ def _read_settings(module: nn.Module) -> dict[str, Any]:
     return settings
 
 
-def _differing_settings(settings: dict[str, Any], expected: dict[str, Any]) -> list[str]:
-    def is_equal(first: Any, second: Any) -> bool:
+def _find_differing_settings(settings: dict[str, Any], expected: dict[str, Any]) -> list[str]:
+    def settings_are_equal(first: Any, second: Any) -> bool:
         if isinstance(first, float) and isinstance(second, float):
             return math.isclose(first, second, rel_tol=1e-6)
         return first == second
 
     # If a field is a module in one model and None in the other, `require_same_modules` reports the path of the module.
-    return [name for name in settings if name in expected and not is_equal(settings[name], expected[name])]
+    return [name for name in settings if name in expected and not settings_are_equal(settings[name], expected[name])]

@@ -26,7 +26,7 @@ from flax import serialization, traverse_util
 from remixer_t5x import temporary_files, untrusted_files
 from remixer_t5x.checkpoints import saved_params, untrusted_checkpoints
 from remixer_t5x.errors import UserError
-from remixer_t5x.interop.huggingface.family import MAX_LAYERS
+from remixer_t5x.interop.huggingface.model_family import MAX_LAYERS
 from remixer_t5x.models import interface
 from remixer_t5x.models.architecture.layer import PreNorm
 from remixer_t5x.models.seq2seq import Seq2Seq
@@ -96,7 +96,7 @@ class _ParamSource(NamedTuple):
     axis: int | None = None
     shared: bool = False
 
-    def gather(self, arrays: Mapping[str, Array], shape: tuple[int, ...]) -> Array:
+    def build_param(self, arrays: Mapping[str, Array], shape: tuple[int, ...]) -> Array:
         """Returns the parameter in float32. Merges the head axis of attention kernels if it is separate.
 
         Raises ValueError if the layers of a shared parameter differ.
@@ -127,12 +127,16 @@ def read_t5x_checkpoint(path: str, abstract: Params) -> tuple[Params, int]:
     untrusted_checkpoints.check_untrusted_checkpoint(folder)
     expected = {name: tuple(leaf.shape) for name, leaf in _flatten_params(abstract).items()}
     with saved_params.wrap_checkpoint_errors(folder, 'read'):
-        saved = _open_orbax(folder / _ORBAX_FOLDER) if (folder / _ORBAX_FOLDER).is_dir() else _open_msgpack(folder)
+        saved = (
+            _open_orbax_checkpoint(folder / _ORBAX_FOLDER)
+            if (folder / _ORBAX_FOLDER).is_dir()
+            else _open_msgpack_checkpoint(folder)
+        )
         has_our_names = any('/run_0/' in name for name in saved.shapes)
         if has_our_names:
             sources = {name: _ParamSource([name]) for name in expected}
         else:
-            sources = _find_network_sources(expected, saved.shapes)
+            sources = _find_param_sources(expected, saved.shapes)
         needed = {name for source in sources.values() for name in source.names}
         missing, extra = sorted(needed - saved.shapes.keys()), sorted(saved.shapes.keys() - needed)
         if missing or extra:
@@ -140,8 +144,8 @@ def read_t5x_checkpoint(path: str, abstract: Params) -> tuple[Params, int]:
             raise UserError(f'{folder} does not fit this model: {problem}; use the same architecture and size')
         arrays = {}
         for name, source in sources.items():
-            _check_stored_size(folder, name, expected[name], source, saved.shapes)
-            arrays[name] = source.gather(saved.read(source.names), expected[name])
+            _check_stored_array_size(folder, name, expected[name], source, saved.shapes)
+            arrays[name] = source.build_param(saved.read(source.names), expected[name])
             if arrays[name].shape != expected[name]:
                 raise _shape_error(folder, name, arrays[name].shape, expected[name])
     return traverse_util.unflatten_dict(arrays, sep='/'), saved.step
@@ -157,7 +161,7 @@ def write_t5x_checkpoint(path: str, params: Params, step: int, model: Seq2Seq, o
         UserError: the folder exists or cannot be written, or T5X's network does not support the model.
     """
     flat = _flatten_params(params)
-    arrays = flat if own_names else _convert_to_network(flat, model)
+    arrays = flat if own_names else _convert_to_t5x_params(flat, model)
     folder = model_dir.to_absolute_path(path) / f'checkpoint_{step}'
     if folder.exists():
         raise UserError(f'{folder} already exists; use another folder, or remove it')
@@ -202,7 +206,7 @@ def _is_checkpoint(folder: epath.Path) -> bool:
     return (folder / _MSGPACK_FILE).is_file() or (folder / _ORBAX_FOLDER / '_METADATA').is_file()
 
 
-def _open_msgpack(folder: epath.Path) -> _SavedParams:
+def _open_msgpack_checkpoint(folder: epath.Path) -> _SavedParams:
     encoded = (folder / _MSGPACK_FILE).read_bytes()
     if encoded.startswith(b'model_checkpoint_path'):
         raise UserError(f'{folder} is a TensorFlow checkpoint of the original T5; convert it with T5X first')
@@ -219,9 +223,9 @@ def _open_msgpack(folder: epath.Path) -> _SavedParams:
     }
 
     def read_arrays(names: Sequence[str]) -> dict[str, Array]:
-        return {name: _read_leaf(folder, parameters[name]) for name in names}
+        return {name: _read_array(folder, parameters[name]) for name in names}
 
-    return _SavedParams(shapes, read_arrays, int(_read_leaf(folder, leaves['state/step'])))
+    return _SavedParams(shapes, read_arrays, int(_read_array(folder, leaves['state/step'])))
 
 
 def _is_array_spec(node: Any) -> bool:
@@ -229,7 +233,7 @@ def _is_array_spec(node: Any) -> bool:
     return isinstance(node, Mapping) and node.keys() >= {'driver', 'kvstore', 'metadata'}
 
 
-def _read_leaf(folder: epath.Path, leaf: Any) -> Array:
+def _read_array(folder: epath.Path, leaf: Any) -> Array:
     if not _is_array_spec(leaf):
         return np.asarray(leaf)
     # Before TensorStore 0.1.14, the path was not in kvstore.
@@ -261,13 +265,13 @@ def _write_array(folder: epath.Path, name: str, value: Array) -> dict[str, Any]:
     return {**spec, 'kvstore': {'driver': 'file', 'path': file}}
 
 
-def _open_orbax(folder: epath.Path) -> _SavedParams:
+def _open_orbax_checkpoint(folder: epath.Path) -> _SavedParams:
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
         metadata = reader.metadata(folder)
         tree = getattr(metadata, 'item_metadata', metadata).tree
     shapes = {name: tuple(leaf.shape) for name, leaf in _flatten_params(tree['target']).items()}
 
-    def restore(flat: dict[str, Array]) -> dict[str, Array]:
+    def restore_arrays(flat: dict[str, Array]) -> dict[str, Array]:
         item = traverse_util.unflatten_dict(flat, sep='/')
         restore_args = ocp.checkpoint_utils.construct_restore_args(item)
         args = ocp.args.PyTreeRestore(item=item, restore_args=restore_args, partial_restore=True)
@@ -275,13 +279,13 @@ def _open_orbax(folder: epath.Path) -> _SavedParams:
             return _flatten_params(reader.restore(folder, args=args))
 
     def read_arrays(names: Sequence[str]) -> dict[str, Array]:
-        arrays = restore({f'target/{name}': np.zeros(shapes[name], np.float32) for name in names})
+        arrays = restore_arrays({f'target/{name}': np.zeros(shapes[name], np.float32) for name in names})
         return {name: arrays[f'target/{name}'] for name in names}
 
-    return _SavedParams(shapes, read_arrays, int(restore({'state/step': np.zeros((), np.int32)})['state/step']))
+    return _SavedParams(shapes, read_arrays, int(restore_arrays({'state/step': np.zeros((), np.int32)})['state/step']))
 
 
-def _check_stored_size(
+def _check_stored_array_size(
     folder: epath.Path, name: str, shape: tuple[int, ...], source: _ParamSource, saved: Shapes
 ) -> None:
     """Raises UserError if the stored arrays have the wrong size. Must be called before decompressing the arrays."""
@@ -298,7 +302,7 @@ def _shape_error(folder: epath.Path, name: str, shape: tuple[int, ...], expected
     )
 
 
-def _find_network_sources(shapes: Shapes, saved: Shapes) -> dict[str, _ParamSource]:
+def _find_param_sources(shapes: Shapes, saved: Shapes) -> dict[str, _ParamSource]:
     """Maps each remixer_t5x parameter to the arrays in a checkpoint of T5X's network.
 
     `shapes` contains the shapes of the remixer_t5x parameters, and `saved` those of the arrays in the checkpoint.
@@ -312,10 +316,10 @@ def _find_network_sources(shapes: Shapes, saved: Shapes) -> dict[str, _ParamSour
         norms = {name: shape for name, shape in saved.items() if len(shape) == 2 and name.endswith('/scale')}
         axis = int(all(shape[1] == layers.get(name.split('/')[0]) for name, shape in norms.items()))
 
-    def find_source(name: str) -> _ParamSource:
+    def find_param_source(name: str) -> _ParamSource:
         whole = _OUTSIDE_LAYERS.get(name)
         if whole is None:
-            stack, rest = _network_name(name, 'use models/t5_1_1.gin or models/t5_1_0.gin')
+            stack, rest = _find_t5x_param_name(name, 'use models/t5_1_1.gin or models/t5_1_0.gin')
             if scanned:
                 return _ParamSource([f'{stack}/{stack}/{rest}'], axis=axis)
             return _ParamSource([f'{stack}/layers_{index}/{rest}' for index in range(shapes[name][0])], per_layer=True)
@@ -324,10 +328,10 @@ def _find_network_sources(shapes: Shapes, saved: Shapes) -> dict[str, _ParamSour
             return _ParamSource([f'{stack}/{stack}/{rest}'], axis=axis, shared=True)
         return _ParamSource([whole])
 
-    return {name: find_source(name) for name in shapes}
+    return {name: find_param_source(name) for name in shapes}
 
 
-def _convert_to_network(flat: Mapping[str, Array], model: Seq2Seq) -> dict[str, Array]:
+def _convert_to_t5x_params(flat: Mapping[str, Array], model: Seq2Seq) -> dict[str, Array]:
     """Renames parameters to the names of T5X's network, and splits stacked layers into separate arrays.
 
     Raises UserError if T5X's network does not support the model.
@@ -351,12 +355,12 @@ def _convert_to_network(flat: Mapping[str, Array], model: Seq2Seq) -> dict[str, 
         if name in _OUTSIDE_LAYERS:
             arrays[_OUTSIDE_LAYERS[name]] = value
             continue
-        stack, rest = _network_name(name, KEEP_NAMES_ADVICE)
+        stack, rest = _find_t5x_param_name(name, KEEP_NAMES_ADVICE)
         arrays |= {f'{stack}/layers_{index}/{rest}': layer for index, layer in enumerate(value)}
     return arrays
 
 
-def _network_name(name: str, advice: str) -> tuple[str, str]:
+def _find_t5x_param_name(name: str, advice: str) -> tuple[str, str]:
     """Returns a parameter's stack and name in a layer of T5X's network. Raises UserError if there is no equivalent."""
     match = _LAYER_PARAM.fullmatch(name)
     if match is None or match[2] not in _SUBLAYERS[match[1]]:

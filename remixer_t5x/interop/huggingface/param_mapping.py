@@ -17,7 +17,7 @@ Runs = Mapping[str, Sequence[int | tuple[int, int]]]
 
 
 @dataclasses.dataclass(frozen=True)
-class ParamRow:
+class ParamMapping:
     """A remixer_t5x parameter and the corresponding Hugging Face array.
 
     Attributes:
@@ -26,7 +26,7 @@ class ParamRow:
         shape: shape of the Hugging Face array of a single layer.
         transposed: whether to swap the last two axes.
         part: (index, count): the parameter is the array at `index` after splitting the Hugging Face array into `count`
-            equal arrays along the parameter's last axis. Rows with the same name are listed in the order of `index`.
+            equal arrays along the parameter's last axis. Mappings with the same name are in the order of `index`.
         zero_rows: number of rows of zeros to insert before the rows of the Hugging Face array.
         factor: factor by which Hugging Face values are multiplied; a power of two, so that the product is exact.
         first_layer: index of the first layer that has this parameter.
@@ -45,7 +45,7 @@ class ParamRow:
     def is_stacked(self) -> bool:
         return '{}' in self.name
 
-    def expand_runs(self, runs: Runs) -> Iterator[tuple[str, list[str]]]:
+    def expand_layer_runs(self, runs: Runs) -> Iterator[tuple[str, list[str]]]:
         """Yields the path of each remixer_t5x array with the Hugging Face names of its layers."""
         if not self.is_stacked:
             yield self.path, [self.name]
@@ -74,42 +74,45 @@ class ParamRow:
         return array.T if self.transposed else array
 
 
-def kernel_row(path: str, name: str, inputs: int, outputs: int) -> ParamRow:
-    """Returns the row for the weight of a PyTorch Linear, [outputs, inputs], which is transposed to a Flax kernel."""
-    return ParamRow(f'{path}/kernel', f'{name}.weight', (outputs, inputs), transposed=True)
+def kernel_mapping(path: str, name: str, inputs: int, outputs: int) -> ParamMapping:
+    """Returns the mapping of the weight of a PyTorch Linear, [outputs, inputs], which is a transposed Flax kernel."""
+    return ParamMapping(f'{path}/kernel', f'{name}.weight', (outputs, inputs), transposed=True)
 
 
-def dense_rows(path: str, name: str, inputs: int, outputs: int) -> list[ParamRow]:
-    """Returns the rows for the weight and bias of a PyTorch Linear."""
-    return [kernel_row(path, name, inputs, outputs), ParamRow(f'{path}/bias', f'{name}.bias', (outputs,))]
+def dense_mappings(path: str, name: str, inputs: int, outputs: int) -> list[ParamMapping]:
+    """Returns the mappings of the weight and bias of a PyTorch Linear."""
+    return [kernel_mapping(path, name, inputs, outputs), ParamMapping(f'{path}/bias', f'{name}.bias', (outputs,))]
 
 
-def layer_norm_rows(path: str, name: str, width: int) -> list[ParamRow]:
-    """Returns the rows for the scale and bias of a PyTorch LayerNorm."""
-    return [ParamRow(f'{path}/scale', f'{name}.weight', (width,)), ParamRow(f'{path}/bias', f'{name}.bias', (width,))]
+def layer_norm_mappings(path: str, name: str, width: int) -> list[ParamMapping]:
+    """Returns the mappings of the scale and bias of a PyTorch LayerNorm."""
+    return [
+        ParamMapping(f'{path}/scale', f'{name}.weight', (width,)),
+        ParamMapping(f'{path}/bias', f'{name}.bias', (width,)),
+    ]
 
 
-def convert_to_params(rows: Iterable[ParamRow], runs: Runs, tensors: Mapping[str, np.ndarray]) -> Params:
+def convert_to_flax(mappings: Iterable[ParamMapping], runs: Runs, tensors: Mapping[str, np.ndarray]) -> Params:
     """Converts Hugging Face `tensors` to remixer_t5x parameters in float32. The caller must check names and shapes."""
     flat = {}
-    for row in rows:
-        for path, names in row.expand_runs(runs):
-            layers = [row.to_flax(tensors[name]) for name in names]
-            flat[path] = np.stack(layers) if row.is_stacked else np.ascontiguousarray(layers[0])
+    for mapping in mappings:
+        for path, names in mapping.expand_layer_runs(runs):
+            layers = [mapping.to_flax(tensors[name]) for name in names]
+            flat[path] = np.stack(layers) if mapping.is_stacked else np.ascontiguousarray(layers[0])
     return traverse_util.unflatten_dict(flat, sep='/')
 
 
-def convert_from_params(rows: Iterable[ParamRow], runs: Runs, params: Params) -> dict[str, np.ndarray]:
+def convert_to_huggingface(mappings: Iterable[ParamMapping], runs: Runs, params: Params) -> dict[str, np.ndarray]:
     """Converts remixer_t5x `params` to a dict of named Hugging Face arrays, which are views if possible."""
     flat = traverse_util.flatten_dict(params, sep='/')
     parts: dict[str, list[np.ndarray]] = {}
     axes: dict[str, int] = {}
-    for row in rows:
-        for path, names in row.expand_runs(runs):
-            layers = np.asarray(flat[path]) if row.is_stacked else [np.asarray(flat[path])]
+    for mapping in mappings:
+        for path, names in mapping.expand_layer_runs(runs):
+            layers = np.asarray(flat[path]) if mapping.is_stacked else [np.asarray(flat[path])]
             for name, layer in zip(names, layers, strict=True):
-                parts.setdefault(name, []).append(row.to_huggingface(layer))
-                axes[name] = 0 if row.transposed else -1
+                parts.setdefault(name, []).append(mapping.to_huggingface(layer))
+                axes[name] = 0 if mapping.transposed else -1
     return {
         name: arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axes[name]) for name, arrays in parts.items()
     }

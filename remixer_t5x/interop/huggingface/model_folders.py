@@ -17,17 +17,17 @@ import numpy as np
 from remixer_t5x import untrusted_files
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop import safetensors_files
-from remixer_t5x.interop.huggingface import parameter_table
+from remixer_t5x.interop.huggingface import param_mapping
 from remixer_t5x.interop.huggingface.bert import Bert, BertClassifier
-from remixer_t5x.interop.huggingface.family import Family, HuggingFaceConfig
 from remixer_t5x.interop.huggingface.gpt2 import Gpt2
+from remixer_t5x.interop.huggingface.model_family import HuggingFaceConfig, ModelFamily
 from remixer_t5x.interop.huggingface.modern_bert import ModernBert, ModernBertClassifier
-from remixer_t5x.interop.huggingface.parameter_table import Params, Runs
+from remixer_t5x.interop.huggingface.param_mapping import Params, Runs
 from remixer_t5x.interop.huggingface.t5 import SENTENCE_MODULES, T5, SentenceT5, T5Encoder
 from remixer_t5x.interop.huggingface.t5gemma import T5Gemma
 from remixer_t5x.interop.huggingface.traced_modules import TracedModules, UnsupportedModelError
 
-FAMILIES: tuple[type[Family], ...] = (
+FAMILIES: tuple[type[ModelFamily], ...] = (
     *(T5, Bert, Gpt2, T5Encoder, SentenceT5, BertClassifier),
     *(ModernBert, ModernBertClassifier, T5Gemma),
 )
@@ -45,30 +45,30 @@ LOCAL_OPTIONS = {'local_files_only': True, 'trust_remote_code': False}
 
 
 @dataclasses.dataclass(frozen=True)
-class HuggingFaceSource:
+class HuggingFaceFolder:
     """A Hugging Face model folder, whose weights are read on demand."""
 
     folder: pathlib.Path
-    family: Family
-    tensors: safetensors_files.Tensors
+    family: ModelFamily
+    tensors: safetensors_files.LazyTensors
 
-    def params(self) -> Params:
+    def read_params(self) -> Params:
         """Reads the parameters (NumPy, float32). Raises UserError for a missing, unknown or misshapen weight."""
         return self.family.read_params(self.tensors, str(self.folder))
 
-    def first_difference(self, params: Params, runs: Runs | None = None) -> str | None:
+    def find_differing_weight(self, params: Params, runs: Runs | None = None) -> str | None:
         """Returns the name of a weight that differs from `params`, or None if all weights are equal.
 
         `runs` describes the runs of layers in `params`, by default those in models/*.gin.
         """
-        tensors = self.tensors.with_names(self.family.canonical_names(self.tensors))
-        arrays = parameter_table.convert_from_params(
-            self.family.param_rows(), runs or self.family.default_runs(), params
+        tensors = self.tensors.with_new_names(self.family.map_canonical_names(self.tensors))
+        arrays = param_mapping.convert_to_huggingface(
+            self.family.param_mappings(), runs or self.family.default_layer_runs(), params
         )
         return next((name for name, array in arrays.items() if not np.array_equal(array, tensors[name])), None)
 
 
-def open_model_folder(path: str) -> HuggingFaceSource:
+def open_model_folder(path: str) -> HuggingFaceFolder:
     """Opens the folder `path`. Raises UserError if the folder has no supported model."""
     folder = pathlib.Path(path).expanduser()
     if not folder.is_dir():
@@ -82,17 +82,17 @@ def open_model_folder(path: str) -> HuggingFaceSource:
     families = [family for family in FAMILIES if model_type in family.model_types]
     if not families:
         model_types = dict.fromkeys(name for family in FAMILIES for name in family.model_types)
-        raise config.error('model_type', f'it must be one of {", ".join(model_types)}')
+        raise config.setting_error('model_type', f'it must be one of {", ".join(model_types)}')
     # Some classes of transformers share a model type; the first family is the default.
     architectures = config.values.get('architectures')
     names = tuple(str(name) for name in architectures) if isinstance(architectures, list) else ()
     named = [family for family in families if any(name.endswith(family.hf_class) for name in names)]
     family = SentenceT5 if (folder / SENTENCE_MODULES).is_file() else [*named, *families][0]
-    tensors = family.read_tensors(folder)
-    return HuggingFaceSource(folder, family.from_config(config, tensors), tensors)
+    tensors = family.open_tensors(folder)
+    return HuggingFaceFolder(folder, family.from_config(config, tensors), tensors)
 
 
-def find_equivalent_model(model: Any, vocabulary: Any, build: Callable[[str], Any]) -> tuple[Family, Runs]:
+def find_equivalent_model(model: Any, vocabulary: Any, build: Callable[[str], Any]) -> tuple[ModelFamily, Runs]:
     """Returns the equivalent Hugging Face model and the runs of layers in `model`.
 
     `build` builds a model from gin text. Raises UnsupportedModelError, with the first difference as the reason, if no
@@ -114,10 +114,12 @@ def find_equivalent_model(model: Any, vocabulary: Any, build: Callable[[str], An
     raise refusals[0]
 
 
-def write_model_folder(path: str, family: Family, params: Params, runs: Runs, dtype: str = 'float32') -> pathlib.Path:
+def write_model_folder(
+    path: str, family: ModelFamily, params: Params, runs: Runs, dtype: str = 'float32'
+) -> pathlib.Path:
     """Writes config.json and the weights, converted to `dtype`, to a new or empty folder, and returns its path."""
     folder = check_folder_is_empty(path)
-    files = {CONFIG: {**family.to_config(), 'dtype': dtype, 'torch_dtype': dtype}, **family.extra_files()}
+    files = {CONFIG: {**family.to_config(), 'dtype': dtype, 'torch_dtype': dtype}, **family.build_extra_files()}
     try:
         for name, content in files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -127,11 +129,13 @@ def write_model_folder(path: str, family: Family, params: Params, runs: Runs, dt
             f'{folder} cannot be written ({error.strerror}); check free disk space and permissions'
         ) from error
     arrays: dict[str, dict[str, np.ndarray]] = {}
-    for name, array in family.convert_params(params, runs).items():
+    for name, array in family.convert_to_huggingface(params, runs).items():
         subfolder, _, name_in_file = name.rpartition('/')
         arrays.setdefault(subfolder, {})[name_in_file] = array.astype(np.dtype(dtype), copy=False)
     for subfolder, contents in arrays.items():
-        safetensors_files.write_file(folder / subfolder / safetensors_files.WEIGHTS_FILE, contents, {'format': 'pt'})
+        safetensors_files.write_weights_file(
+            folder / subfolder / safetensors_files.WEIGHTS_FILE, contents, {'format': 'pt'}
+        )
     return folder
 
 
@@ -143,12 +147,12 @@ def check_folder_is_empty(path: str) -> pathlib.Path:
     return folder
 
 
-def missing_packages() -> list[str]:
+def find_missing_packages() -> list[str]:
     """Returns the packages that a comparison with transformers requires but that are not installed."""
     return [name for name in ('torch', 'transformers') if importlib.util.find_spec(name) is None]
 
 
-def compute_both_logits(source: HuggingFaceSource, model: Any, params: Params) -> tuple[np.ndarray, np.ndarray]:
+def compute_both_logits(source: HuggingFaceFolder, model: Any, params: Params) -> tuple[np.ndarray, np.ndarray]:
     """Returns the float32 logits of the remixer_t5x model and of the transformers model for a random batch.
 
     transformers loads only safetensors files, and neither accesses the network nor runs code from the folder.
@@ -156,7 +160,7 @@ def compute_both_logits(source: HuggingFaceSource, model: Any, params: Params) -
     import torch
     import transformers
 
-    family, inputs = source.family, source.family.random_inputs(np.random.default_rng(0))
+    family, inputs = source.family, source.family.make_random_inputs(np.random.default_rng(0))
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     tensors = {name: torch.from_numpy(array).long() for name, array in inputs.items()}
@@ -164,7 +168,7 @@ def compute_both_logits(source: HuggingFaceSource, model: Any, params: Params) -
         warnings.simplefilter('ignore')
         auto_class = getattr(transformers, family.auto_class)
         reference = auto_class.from_pretrained(source.folder, use_safetensors=True, **LOCAL_OPTIONS)
-        for name, value in family.reference_settings().items():
+        for name, value in family.get_reference_overrides().items():
             setattr(reference.config, name, value)
         output = reference.float().eval()(attention_mask=(tensors['input_ids'] > 0).long(), **tensors)
     # The first output is the logits, or the hidden states if the model has no head.
@@ -175,7 +179,7 @@ def compute_both_logits(source: HuggingFaceSource, model: Any, params: Params) -
     return ours, theirs
 
 
-def describe_difference(ours: np.ndarray, theirs: np.ndarray) -> str:
+def describe_logits_difference(ours: np.ndarray, theirs: np.ndarray) -> str:
     """Describes the largest difference between logits. Raises UserError if it exceeds the tolerance."""
     difference, largest = float(np.max(np.abs(ours - theirs))), float(np.max(np.abs(theirs)))
     text = f'up to {difference:.2g} (largest absolute logit: {largest:.3g})'

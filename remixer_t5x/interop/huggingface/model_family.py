@@ -1,7 +1,7 @@
-"""Defines `Family`, the base class for converting config.json, parameters and tokenizers of Hugging Face models.
+"""Defines `ModelFamily`, the base class for converting config.json, parameters and tokenizers of Hugging Face models.
 
-To add a family, subclass `Family` in a file in this folder, add the class to `folders.FAMILIES`, and add a tiny model
-to `tests/support/hf_folders.py`, which tests/interop/test_families.py uses.
+To add a family, subclass `ModelFamily` in a file in this folder, add the class to `model_folders.FAMILIES`, and add a
+tiny model to `tests/support/hf_folders.py`, which tests/interop/test_families.py uses.
 """
 
 import abc
@@ -15,10 +15,10 @@ import numpy as np
 
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop import safetensors_files
-from remixer_t5x.interop.huggingface import parameter_table
-from remixer_t5x.interop.huggingface.parameter_table import ParamRow, Params, Runs
+from remixer_t5x.interop.huggingface import param_mapping
+from remixer_t5x.interop.huggingface.param_mapping import ParamMapping, Params, Runs
 from remixer_t5x.interop.huggingface.traced_modules import TracedModules
-from remixer_t5x.interop.safetensors_files import Tensors
+from remixer_t5x.interop.safetensors_files import LazyTensors
 from remixer_t5x.models.architecture.layer import Block
 
 # Conversion iterates over all layers, so layer counts from untrusted files need a limit.
@@ -32,7 +32,7 @@ class HuggingFaceConfig:
     def __init__(self, values: Mapping[str, Any], folder: str):
         self.values, self.folder, self.file = values, pathlib.Path(folder), f'{folder}/config.json'
 
-    def error(self, name: str, advice: str) -> UserError:
+    def setting_error(self, name: str, advice: str) -> UserError:
         """Returns a UserError for the invalid value of the setting `name`."""
         value = ascii(self.values.get(name))
         return UserError(f'{self.file} sets {name} to {value if len(value) <= 60 else value[:60] + "..."}; {advice}')
@@ -42,14 +42,14 @@ class HuggingFaceConfig:
         value = default if self.values.get(name) is None else self.values[name]
         lowest, limit = int(not name.endswith('token_id')), MAX_LAYERS if 'layer' in name else MAX_NUMBER
         if not isinstance(value, int) or isinstance(value, bool) or not lowest <= value <= limit:
-            raise self.error(name, f'it must be an integer from {lowest} to {limit:,}')
+            raise self.setting_error(name, f'it must be an integer from {lowest} to {limit:,}')
         return value
 
     def read_fraction(self, name: str, default: float | None = None) -> float:
         """Reads a number between 0 and 1. Raises UserError for any other value."""
         value = self.values.get(name, default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < 1:
-            raise self.error(name, 'it must be a number between 0 and 1')
+            raise self.setting_error(name, 'it must be a number between 0 and 1')
         return float(value)
 
     def read_rope_theta(self, parameters: Mapping[str, Any], name: str) -> float | None:
@@ -59,22 +59,22 @@ class HuggingFaceConfig:
         Raises UserError if the base is invalid or the type of the rotary embedding is not supported.
         """
         if parameters.get('rope_type', 'default') != 'default':
-            raise self.error('rope_parameters', "rope_type must be 'default'")
+            raise self.setting_error('rope_parameters', "rope_type must be 'default'")
         theta = parameters.get('rope_theta', self.values.get(name))
         if theta is None:
             return None
         if not isinstance(theta, int | float) or not 1 < theta < 1e9:
-            raise self.error('rope_parameters', 'rope_theta must be a number between 1 and 1e9')
+            raise self.setting_error('rope_parameters', 'rope_theta must be a number between 1 and 1e9')
         return float(theta)
 
-    def check_values(self, allowed: Mapping[str, Sequence[Any]]) -> None:
+    def check_allowed_values(self, allowed: Mapping[str, Sequence[Any]]) -> None:
         """Raises UserError if a setting has a value that is not in `allowed`; missing settings are accepted."""
         for name, values in allowed.items():
             if self.values.get(name, values[0]) not in values:
-                raise self.error(name, f'it must be {" or ".join(map(repr, values))}, as in published models')
+                raise self.setting_error(name, f'it must be {" or ".join(map(repr, values))}, as in published models')
 
 
-def expand_layers(stack: Any) -> tuple[list[Any], list[int | tuple[int, int]]]:
+def list_layers_and_runs(stack: Any) -> tuple[list[Any], list[int | tuple[int, int]]]:
     """Returns the layers of a `Stack`, including the layers in its blocks, and its runs in the format of `Runs`."""
     layers: list[Any] = []
     runs: list[int | tuple[int, int]] = []
@@ -96,7 +96,7 @@ class Tokenizer:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Family(abc.ABC):
+class ModelFamily(abc.ABC):
     """The sizes and settings of a Hugging Face model, and its conversion to and from remixer_t5x."""
 
     display_name: ClassVar[str]
@@ -127,22 +127,22 @@ class Family(abc.ABC):
     epsilon: float
 
     @classmethod
-    def from_config(cls, config: HuggingFaceConfig, tensors: Tensors) -> Self:
+    def from_config(cls, config: HuggingFaceConfig, tensors: LazyTensors) -> Self:
         """Reads config.json and checks it. Raises UserError for a feature that remixer_t5x does not support."""
-        return cls(**cls.read_sizes(config), **cls.read_other_fields(config))
+        return cls(**cls.read_size_fields(config), **cls.read_non_size_fields(config))
 
     @classmethod
-    def read_other_fields(cls, config: HuggingFaceConfig) -> dict[str, Any]:
+    def read_non_size_fields(cls, config: HuggingFaceConfig) -> dict[str, Any]:
         """Reads the values of the dataclass fields that `sizes` does not contain."""
         return {}
 
     @classmethod
-    def read_sizes(cls, config: HuggingFaceConfig, **defaults: int) -> dict[str, Any]:
+    def read_size_fields(cls, config: HuggingFaceConfig, **defaults: int) -> dict[str, Any]:
         """Checks the settings in `allowed`, and returns the values of the fields in `sizes`.
 
         `defaults` override the default values of the fields.
         """
-        config.check_values(cls.allowed)
+        config.check_allowed_values(cls.allowed)
         fields = {field.name: field.default for field in dataclasses.fields(cls)}
         defaults = {name: value for name, value in fields.items() if value is not dataclasses.MISSING} | defaults
         sizes: dict[str, Any] = {}
@@ -151,7 +151,7 @@ class Family(abc.ABC):
         if 'head_dim' not in sizes:
             if sizes['embed_dim'] % sizes['num_heads']:
                 heads = next(name for name, field in cls.sizes.items() if field == 'num_heads')
-                raise config.error(heads, f'it must divide the width {sizes["embed_dim"]}')
+                raise config.setting_error(heads, f'it must divide the width {sizes["embed_dim"]}')
             sizes['head_dim'] = sizes['embed_dim'] // sizes['num_heads']
         return sizes
 
@@ -167,7 +167,7 @@ class Family(abc.ABC):
 
     @classmethod
     @abc.abstractmethod
-    def read_model(cls, model: Any, vocabulary: Any, modules: TracedModules) -> dict[str, Any]:
+    def read_model_fields(cls, model: Any, vocabulary: Any, modules: TracedModules) -> dict[str, Any]:
         """Returns the fields of the equivalent Hugging Face model, except for the numbers of layers.
 
         `from_model` checks all other settings. Raises UnsupportedModelError if a required module is missing.
@@ -182,14 +182,14 @@ class Family(abc.ABC):
         `build` builds a model from gin text. Raises UnsupportedModelError if `modules` differ from those of the model
         that `build` creates.
         """
-        fields = cls.read_model(model, vocabulary, modules)
+        fields = cls.read_model_fields(model, vocabulary, modules)
         runs = {}
         for stack in cls.stack_names:
-            layers, runs_of_stack = expand_layers(getattr(model.module, f'{stack}_stack')())
+            layers, runs_of_stack = list_layers_and_runs(getattr(model.module, f'{stack}_stack')())
             runs[stack] = tuple(runs_of_stack)
             fields[f'num_{stack}_layers'] = len(layers)
         family = cls(**fields)
-        modules.require_same_modules(build(family.gin_text('')))
+        modules.require_same_modules(build(family.build_gin_text('')))
         return family, runs
 
     @property
@@ -198,8 +198,8 @@ class Family(abc.ABC):
         return {stack: getattr(self, f'num_{stack}_layers') for stack in self.stack_names}
 
     @abc.abstractmethod
-    def param_rows(self) -> Iterator[ParamRow]:
-        """Yields the rows of the parameter table."""
+    def param_mappings(self) -> Iterator[ParamMapping]:
+        """Yields the mapping of each parameter to a Hugging Face array."""
 
     @property
     @abc.abstractmethod
@@ -207,7 +207,7 @@ class Family(abc.ABC):
         """The shipped gin files that configure the model, in order."""
 
     @abc.abstractmethod
-    def gin_settings(self) -> dict[str, Any]:
+    def build_gin_settings(self) -> dict[str, Any]:
         """Returns gin settings, except common sizes, that override `gin_files`. String values are gin expressions."""
 
     @abc.abstractmethod
@@ -219,62 +219,67 @@ class Family(abc.ABC):
         """Writes the tokenizer files, and returns a description of them."""
 
     @abc.abstractmethod
-    def random_inputs(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    def make_random_inputs(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
         """Returns random [batch, length] int32 arguments for the transformers model; 0 in `input_ids` is padding."""
 
     def compute_remixer_logits(self, model: Any, params: Params, inputs: Mapping[str, np.ndarray]) -> Any:
-        """Computes the logits [batch, length, vocab_size] of the remixer_t5x model for inputs from `random_inputs`."""
+        """Computes the remixer_t5x model's logits [batch, length, vocab_size] for inputs from `make_random_inputs`."""
         return model.module.clone(dtype='float32').apply({'params': params}, *inputs.values(), enable_dropout=False)
 
     @property
     def max_lengths(self) -> dict[str, int] | None:
-        """The maximum lengths of inputs and targets, or None if the model has no limit or `gin_settings` sets them."""
+        """The maximum input and target lengths, or None if the model has no limit or `build_gin_settings` sets them."""
         return None
 
     @staticmethod
-    def canonical_names(tensors: Tensors) -> dict[str, str]:
-        """Maps the array names in the parameter table to the names in the file."""
+    def map_canonical_names(tensors: LazyTensors) -> dict[str, str]:
+        """Maps the array names in `param_mappings` to the names in the file."""
         return {name: name for name in tensors}
 
     @classmethod
-    def read_tensors(cls, folder: pathlib.Path) -> Tensors:
+    def open_tensors(cls, folder: pathlib.Path) -> LazyTensors:
         """Opens the weights in `folder`. The name of a weight in a subfolder starts with `subfolder/`."""
-        return safetensors_files.read_folder(folder)
+        return safetensors_files.open_weights_folder(folder)
 
-    def extra_files(self) -> dict[str, Any]:
+    def build_extra_files(self) -> dict[str, Any]:
         """Returns additional JSON files as a dict from paths to contents."""
         return {}
 
-    def reference_settings(self) -> dict[str, Any]:
+    def get_reference_overrides(self) -> dict[str, Any]:
         """Returns transformers settings that override config.json when logits are compared."""
         return {}
 
-    def default_runs(self) -> Runs:
+    def default_layer_runs(self) -> Runs:
         """Returns the runs of layers in models/*.gin; by default, a single run for each stack."""
         return {stack: (count,) for stack, count in self.layer_counts.items()}
 
-    def read_params(self, tensors: Tensors, folder: str) -> Params:
+    def read_params(self, tensors: LazyTensors, folder: str) -> Params:
         """Converts Hugging Face weights to remixer_t5x parameters in float32.
 
         Raises UserError if a weight is missing or unknown, or if its shape does not match config.json.
         """
-        rows, runs = list(self.param_rows()), self.default_runs()
-        tensors = tensors.with_names(self.canonical_names(tensors))
-        shapes = {name: row.shape for row in rows for _, names in row.expand_runs(runs) for name in names}
+        mappings, runs = list(self.param_mappings()), self.default_layer_runs()
+        tensors = tensors.with_new_names(self.map_canonical_names(tensors))
+        shapes = {
+            name: mapping.shape
+            for mapping in mappings
+            for _, names in mapping.expand_layer_runs(runs)
+            for name in names
+        }
         if missing := [name for name in shapes if name not in tensors]:
             raise UserError(
-                f'{folder} lacks the weight {_format_first_name(missing)}; use a complete checkpoint of {self.hf_class}'
+                f'{folder} lacks the weight {_summarize_names(missing)}; use a complete checkpoint of {self.hf_class}'
             )
-        if differing := [name for name, shape in shapes.items() if tensors.shape(name) != shape]:
+        if differing := [name for name, shape in shapes.items() if tensors.read_shape(name) != shape]:
             name = differing[0]
             raise UserError(
-                f'{name} in {folder} has shape {tensors.shape(name)}, but config.json requires {shapes[name]}; '
+                f'{name} in {folder} has shape {tensors.read_shape(name)}, but config.json requires {shapes[name]}; '
                 'use the config.json that belongs to the weights'
             )
         extra = [name for name in sorted({*tensors} - {*shapes, *self.copies}) if not re.fullmatch(self.ignored, name)]
         if extra:
             raise UserError(
-                f'{folder} contains the weight {_format_first_name(extra)}, which a {self.hf_class} with this '
+                f'{folder} contains the weight {_summarize_names(extra)}, which a {self.hf_class} with this '
                 'config.json does not have; use the config.json that belongs to the weights'
             )
         for copy, name in self.copies.items():
@@ -282,16 +287,16 @@ class Family(abc.ABC):
                 raise UserError(
                     f'{copy} differs from {name} in {folder}; {self.hf_class} ties these arrays, so they must be equal'
                 )
-        return parameter_table.convert_to_params(rows, runs, tensors)
+        return param_mapping.convert_to_flax(mappings, runs, tensors)
 
-    def convert_params(self, params: Params, runs: Runs) -> dict[str, np.ndarray]:
+    def convert_to_huggingface(self, params: Params, runs: Runs) -> dict[str, np.ndarray]:
         """Converts `params` to a dict of named Hugging Face arrays, which are views if possible."""
-        return parameter_table.convert_from_params(self.param_rows(), runs, params)
+        return param_mapping.convert_to_huggingface(self.param_mappings(), runs, params)
 
     def check_vocabulary(self, vocabulary: Any, name: str, folder: str) -> None:
         """Raises UserError if `vocabulary` is too large or its end token differs from that of the model in `folder`."""
         advice = 'pass the vocabulary of this model'
-        rows = self.gin_settings().get('VOCAB_SIZE', self.vocab_size)
+        rows = self.build_gin_settings().get('VOCAB_SIZE', self.vocab_size)
         if vocabulary.vocab_size > rows:
             raise UserError(f'{name} has {vocabulary.vocab_size} ids, but the model in {folder} has {rows}; {advice}')
         eos_id = getattr(self, 'eos_id', vocabulary.eos_id)
@@ -300,7 +305,7 @@ class Family(abc.ABC):
                 f'{folder}/config.json sets eos_token_id to {eos_id}, but {name} uses {vocabulary.eos_id}; {advice}'
             )
 
-    def gin_text(self, origin: str) -> str:
+    def build_gin_text(self, origin: str) -> str:
         """Returns the text of the model's gin file. The first line is a comment with `origin`, the weights' source."""
         depth = max(self.layer_counts.values())
         settings = {
@@ -312,7 +317,7 @@ class Family(abc.ABC):
             # sizes/_common.gin sets both macros, even for models with a single stack.
             'NUM_ENCODER_LAYERS': self.layer_counts.get('encoder', depth),
             'NUM_DECODER_LAYERS': self.layer_counts.get('decoder', depth),
-            **self.gin_settings(),
+            **self.build_gin_settings(),
         }
         lines = [f'{name} = {value if isinstance(value, str) else repr(value)}' for name, value in settings.items()]
         modules = [name for name in self.gin_modules if f'{name.rpartition(".")[2]}.' in ' '.join(lines)]
@@ -331,5 +336,5 @@ class Family(abc.ABC):
         ])  # fmt: skip
 
 
-def _format_first_name(names: Sequence[str]) -> str:
+def _summarize_names(names: Sequence[str]) -> str:
     return names[0] + (f' (and {len(names) - 1} more)' if len(names) > 1 else '')
