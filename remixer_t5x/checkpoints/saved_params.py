@@ -105,7 +105,7 @@ class SavedParams:
             restore_args = ocp.checkpoint_utils.construct_restore_args(item)
             args = ocp.args.PyTreeRestore(item=item, restore_args=restore_args, partial_restore=True)
             arrays = traverse_util.flatten_dict(reader.restore(self.step / 'state', args=args), sep='/')
-            params = parameter_averages.params_from_saved(arrays)
+            params = parameter_averages.compute_eval_params(arrays)
         check_arrays_finite(self.step, params)
         return params
 
@@ -155,7 +155,7 @@ def verify_checkpoint_files(folder: epath.Path, listed: bool = False) -> None:
 
 def check_arrays_finite(folder: epath.Path, tree: Any) -> None:
     """Raises durable_folders.DamagedCheckpointError, which names the array, if an array contains NaN or infinity."""
-    name = train_state.first_nonfinite(tree)
+    name = train_state.find_nonfinite_array(tree)
     if name:
         raise durable_folders.DamagedCheckpointError(
             f'the checkpoint at {folder} contains non-finite values, first in the array {name}'

@@ -12,8 +12,8 @@ import optax
 from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
 from remixer_t5x import axes, ranges
+from remixer_t5x.optim.layerwise_updates import is_partition_spec
 from remixer_t5x.optim.optimizer import Optimizer, build_optimizer_with_decay
-from remixer_t5x.optim.per_layer import is_partition_spec
 from remixer_t5x.optim.schedules import Schedule
 
 # Typical RMS of AdamW's updates, as measured by Liu et al. (2025).
@@ -51,12 +51,12 @@ def muon(
             is_leaf=is_partition_spec,
         )
 
-        def matrix_dimensions(params):
+        def get_matrix_dimensions(params):
             # `params` contains only the matrices, because `optax.partition` masks other parameters.
             return jax.tree.map(lambda leaf: MuonDimensionNumbers(-2, -1), params)
 
         orthogonal = optax.chain(
-            scale_by_muon(ns_steps=ns_steps, beta=beta, mu_dtype=dtype, weight_dimension_numbers=matrix_dimensions),
+            scale_by_muon(ns_steps=ns_steps, beta=beta, mu_dtype=dtype, weight_dimension_numbers=get_matrix_dimensions),
             optax.stateless_with_tree_map(
                 lambda step, _: _TYPICAL_ADAMW_UPDATE_RMS * math.sqrt(max(step.shape[-2:])) * step
             ),

@@ -29,8 +29,8 @@ from jax.sharding import PartitionSpec
 from remixer_t5x import axes, ranges
 from remixer_t5x.devices.partition import is_boxed
 from remixer_t5x.errors import UserError
+from remixer_t5x.optim.layerwise_updates import is_partition_spec
 from remixer_t5x.optim.optimizer import Optimizer, as_optimizer
-from remixer_t5x.optim.per_layer import is_partition_spec
 
 _FEATURE_AXES = {axes.EMBED, axes.MLP, axes.JOINED_KV}
 _STACKING_AXES = {axes.LAYERS, axes.MECHANISMS}
@@ -56,27 +56,27 @@ def scale_by_width(optimizer: Any, width: ranges.Count, base_width: ranges.Count
         )
     ratio = width / base_width
 
-    def make_transformation(logical_axes: Any) -> optax.GradientTransformation:
+    def make_gradient_transformation(logical_axes: Any) -> optax.GradientTransformation:
         factors = jax.tree.map(
-            lambda spec: _learning_rate_factor(parameter_class(spec), ratio, optimizer.relative),
+            lambda spec: _learning_rate_factor(classify_parameter(spec), ratio, optimizer.relative),
             logical_axes,
             is_leaf=is_partition_spec,
         )
         return optimizer.make(logical_axes, factors)
 
-    def initial_factors(boxed: Any) -> Any:
+    def compute_initial_factors(boxed: Any) -> Any:
         return jax.tree.map(
             lambda box: _initial_value_factor(box.names, box.value.shape, ratio), boxed, is_leaf=is_boxed
         )
 
-    return dataclasses.replace(optimizer, make=make_transformation, initial=initial_factors)
+    return dataclasses.replace(optimizer, make=make_gradient_transformation, initial=compute_initial_factors)
 
 
 def _initial_value_factor(names: tuple[str | None, ...], shape: tuple[int, ...], ratio: float) -> float:
     if axes.RELPOS_BUCKETS in names:
         heads, buckets = shape[-2:]
         return ((heads + buckets) / (heads / ratio + buckets)) ** 0.5
-    return ratio**-0.5 if parameter_class(PartitionSpec(*names)) == 'output' else 1.0
+    return ratio**-0.5 if classify_parameter(PartitionSpec(*names)) == 'output' else 1.0
 
 
 def _learning_rate_factor(kind: str, ratio: float, relative: bool) -> float:
@@ -87,7 +87,7 @@ def _learning_rate_factor(kind: str, ratio: float, relative: bool) -> float:
     return 1 / ratio / (rms if relative else 1.0)
 
 
-def parameter_class(spec: PartitionSpec) -> str:
+def classify_parameter(spec: PartitionSpec) -> str:
     """Returns the muP class of a parameter with the logical axes `spec`.
 
     'hidden': matrices from features to features; 'output': other matrices whose input axis is a feature axis;

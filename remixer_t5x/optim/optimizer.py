@@ -1,8 +1,8 @@
 """Optimizers: Adafactor with T5's settings, AdamW scaled by parameter RMS, AdamW, and Lion.
 
 All optimizers are chains of optax transformations. Transformations that depend on a whole parameter are wrapped in
-`per_layer`, so that the update of a layer does not depend on whether it is stacked with other layers. Elementwise and
-global transformations, such as clipping the gradient norm, do not need `per_layer`.
+`apply_per_layer`, so that the update of a layer does not depend on whether it is stacked with other layers. Elementwise
+and global transformations, such as clipping the gradient norm, do not need `apply_per_layer`.
 
 `momentum_dtype` is the dtype of the first moment, the running mean of gradients: 'bfloat16' halves its memory. Second
 moments are always float32: a step changes them by a fraction of 1 - b2 = 0.001, which bfloat16 would round away.
@@ -18,7 +18,7 @@ import optax
 
 from remixer_t5x import ranges
 from remixer_t5x.errors import UserError
-from remixer_t5x.optim.per_layer import LAYERS_AXIS, is_partition_spec, per_layer, scale_by_parameter_rms
+from remixer_t5x.optim.layerwise_updates import LAYERS_AXIS, apply_per_layer, is_partition_spec, scale_by_parameter_rms
 from remixer_t5x.optim.schedules import Schedule, as_schedule
 
 # Minimum parameter RMS for scaling the updates of Remixer's H and alpha and gMLP's W. docs/results.md shows its effect.
@@ -63,7 +63,7 @@ class Optimizer:
 
 
 def as_optimizer(optimizer: Any) -> Optimizer:
-    """Wraps an optax transformation in an `Optimizer`, without `per_layer`; returns an `Optimizer` unchanged."""
+    """Wraps an optax transformation in an `Optimizer`, without `apply_per_layer`; returns an `Optimizer` unchanged."""
     if isinstance(optimizer, Optimizer):
         return optimizer
     if isinstance(optimizer, optax.GradientTransformation):
@@ -93,8 +93,8 @@ def adafactor(
     of a parameter's update before it is multiplied by the learning rate. The arguments have the same names as in T5X.
 
     Unlike in T5X, second moments are factored only if both dimensions of a layer's matrix are at least
-    `min_dim_size_to_factor`. Parameters that may be initialized near zero (`per_layer.find_params_near_zero`), which T5
-    does not have, use the minimum RMS `min_rms_near_zero`.
+    `min_dim_size_to_factor`. Parameters that may be initialized near zero (`layerwise_updates.find_params_near_zero`),
+    which T5 does not have, use the minimum RMS `min_rms_near_zero`.
     """
     schedule = as_schedule(learning_rate)
     block_steps = [
@@ -105,14 +105,16 @@ def adafactor(
     if clipping_threshold is not None:
         block_steps.append(optax.clip_by_block_rms(clipping_threshold))
 
-    def make_transformation(logical_axes, multipliers=None):
-        steps = [per_layer(optax.chain(*block_steps), logical_axes)]
+    def make_gradient_transformation(logical_axes, multipliers=None):
+        steps = [apply_per_layer(optax.chain(*block_steps), logical_axes)]
         if multiply_by_parameter_scale:
             steps.append(scale_by_parameter_rms(logical_axes, epsilon2, min_rms_near_zero))
         steps += _scale_updates(multipliers)
         return optax.chain(*steps, optax.scale_by_learning_rate(schedule))
 
-    return Optimizer(schedule, make_transformation, relative=multiply_by_parameter_scale, takes_multipliers=True)
+    return Optimizer(
+        schedule, make_gradient_transformation, relative=multiply_by_parameter_scale, takes_multipliers=True
+    )
 
 
 @ranges.validate_arguments
@@ -132,8 +134,9 @@ def adamw_rms(
     The defaults are nanoT5's settings for T5.1.1-base (Nawrot 2023, arXiv:2309.02373). Gradients are first clipped to
     the global norm `max_grad_norm` (None disables clipping). `weight_decay` is decoupled, is multiplied only by the
     learning rate, and is not applied to vectors, scalars and relative position biases. Parameters that may be
-    initialized near zero (`per_layer.find_params_near_zero`), which T5 does not have, use `min_rms_near_zero` instead
-    of `min_rms`. `epsilon` is added after the bias correction, as in the Adam paper, whereas nanoT5 adds it before.
+    initialized near zero (`layerwise_updates.find_params_near_zero`), which T5 does not have, use `min_rms_near_zero`
+    instead of `min_rms`. `epsilon` is added after the bias correction, as in the Adam paper, whereas nanoT5 adds it
+    before.
     """
 
     def build_update_rule(logical_axes):
@@ -201,14 +204,14 @@ def build_optimizer_with_decay(
     """
     schedule = as_schedule(learning_rate)
 
-    def make_transformation(logical_axes, multipliers=None):
+    def make_gradient_transformation(logical_axes, multipliers=None):
         steps = [optax.clip_by_global_norm(max_grad_norm)] if max_grad_norm is not None else []
         steps += [rule(logical_axes), *_scale_updates(multipliers)]
         if weight_decay:
             steps.append(optax.add_decayed_weights(weight_decay, mask=weight_decay_mask(logical_axes)))
         return optax.chain(*steps, optax.scale_by_learning_rate(schedule))
 
-    return Optimizer(schedule, make_transformation, relative=relative, takes_multipliers=takes_multipliers)
+    return Optimizer(schedule, make_gradient_transformation, relative=relative, takes_multipliers=takes_multipliers)
 
 
 def _scale_updates(factors: Any) -> list[optax.GradientTransformation]:
@@ -221,8 +224,8 @@ def _scale_updates(factors: Any) -> list[optax.GradientTransformation]:
 def weight_decay_mask(logical_axes: Any) -> Any:
     """Returns a tree of booleans, True for parameters with weight decay: all matrices except position biases."""
 
-    def is_decayed(axes):
+    def has_weight_decay(axes):
         names = [name for name in axes if name != LAYERS_AXIS]
         return len(names) >= 2 and 'relpos_buckets' not in names
 
-    return jax.tree.map(is_decayed, logical_axes, is_leaf=is_partition_spec)
+    return jax.tree.map(has_weight_decay, logical_axes, is_leaf=is_partition_spec)

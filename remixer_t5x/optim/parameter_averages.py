@@ -39,7 +39,7 @@ def average_params(optimizer: Any, decay: float | None) -> Optimizer:
             'pass --gin.EMA_DECAY=None'
         )
 
-    def make_transformation(logical_axes):
+    def make_gradient_transformation(logical_axes):
         inner = optimizer(logical_axes)
 
         def init(params):
@@ -57,7 +57,9 @@ def average_params(optimizer: Any, decay: float | None) -> Optimizer:
 
         return optax.GradientTransformation(init, update)
 
-    return dataclasses.replace(optimizer, make=make_transformation, evaluated=lambda state, params: state[AVERAGE])
+    return dataclasses.replace(
+        optimizer, make=make_gradient_transformation, evaluated=lambda state, params: state[AVERAGE]
+    )
 
 
 @ranges.validate_arguments
@@ -81,15 +83,15 @@ def schedule_free_adamw(
     rule = optax.scale_by_rms(decay=b2, eps=epsilon, eps_in_sqrt=False, bias_correction=True)
     iterates = build_optimizer_with_decay(lambda logical_axes: rule, schedule, weight_decay, max_grad_norm)
 
-    def make_transformation(logical_axes):
+    def make_gradient_transformation(logical_axes):
         inner = schedule_free(iterates(logical_axes), schedule, b1=b1)
         return optax.GradientTransformation(inner.init, inner.update)
 
-    return Optimizer(schedule, make_transformation, evaluated=schedule_free_eval_params)
+    return Optimizer(schedule, make_gradient_transformation, evaluated=schedule_free_eval_params)
 
 
 def select_saved_arrays(params: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    """Returns the names and shapes of the arrays in a saved train state that `params_from_saved` requires.
+    """Returns the names and shapes of the arrays in a saved train state that `compute_eval_params` requires.
 
     Args:
         params: maps names of parameters, such as `encoder/run_0/layer/...`, to arrays or shapes.
@@ -107,7 +109,7 @@ def select_saved_arrays(params: Mapping[str, Any], names: Collection[str]) -> di
     return arrays
 
 
-def params_from_saved(arrays: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+def compute_eval_params(arrays: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
     """Returns the parameters to evaluate, computed from the arrays selected by `select_saved_arrays`."""
     params, averages, iterates = (
         {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}

@@ -63,7 +63,7 @@ def cosine(
     """
     if warmup_steps is None:
         warmup_steps = int(WARMUP_SHARE * total_steps)
-    _check_decay(warmup_steps, total_steps)
+    _check_decay_steps(warmup_steps, total_steps)
     return _as_float32(optax.warmup_cosine_decay_schedule(warmup_start * peak, peak, warmup_steps, total_steps, final))
 
 
@@ -79,7 +79,7 @@ def linear(
 
     The warmup starts at `warmup_start * peak`.
     """
-    _check_decay(warmup_steps, total_steps)
+    _check_decay_steps(warmup_steps, total_steps)
     warmup = optax.linear_schedule(warmup_start * peak, peak, warmup_steps)
     decay = optax.linear_schedule(peak, final, total_steps - warmup_steps)
     return _as_float32(optax.join_schedules([warmup, decay], [warmup_steps]) if warmup_steps else decay)
@@ -100,7 +100,7 @@ def wsd(
     al. 2024, arXiv:2405.18392, section 3). A run can resume from a checkpoint saved before the decay with any larger
     `total_steps`.
     """
-    _check_decay(warmup_steps, total_steps)
+    _check_decay_steps(warmup_steps, total_steps)
     decay_steps = round(decay_share * total_steps)
     if not 1 <= decay_steps <= total_steps - warmup_steps:
         least, most = 1 / total_steps, 1 - warmup_steps / total_steps
@@ -128,7 +128,7 @@ def _as_float32(schedule: Schedule) -> Schedule:
     return lambda step: jnp.asarray(schedule(step), jnp.float32)
 
 
-def _check_decay(warmup_steps: int, total_steps: int) -> None:
+def _check_decay_steps(warmup_steps: int, total_steps: int) -> None:
     if total_steps <= warmup_steps:
         raise UserError(
             f'WARMUP_STEPS must be less than the {total_steps} steps of the schedule, got {warmup_steps}; '

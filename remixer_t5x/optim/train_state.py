@@ -49,9 +49,9 @@ class StatePlan:
 
     def create(self, rng: jax.Array) -> TrainState:
         """Creates an initial state; each device computes its shards, and the values do not depend on the mesh."""
-        return self.jitted_init()(rng)
+        return self.jit_init()(rng)
 
-    def jitted_init(self) -> jax.stages.Wrapped:
+    def jit_init(self) -> jax.stages.Wrapped:
         """Returns `init` as a jitted function."""
         return jax.jit(self.init, out_shardings=self.shardings)
 
@@ -118,7 +118,7 @@ def all_finite(tree: Any) -> jax.Array:
     return jnp.all(jnp.asarray([jnp.all(jnp.isfinite(leaf)) for leaf in floating], bool))
 
 
-def first_nonfinite(tree: Any) -> str | None:
+def find_nonfinite_array(tree: Any) -> str | None:
     """Returns the name of the first array that contains NaN or infinity, or None if all are finite."""
     if bool(all_finite(tree)):
         return None

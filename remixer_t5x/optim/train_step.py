@@ -47,7 +47,7 @@ def make_train_step(
 ) -> StepFn:
     """Returns a pure train step `step(state, batch) -> (state, metrics)`.
 
-    `step_metrics` and `update_loss_ema` describe the metrics. If the loss or the gradient is not finite, or the
+    `compute_step_metrics` and `update_loss_ema` describe the metrics. If the loss or the gradient is not finite, or the
     loss spikes, the update is skipped and only the step number is incremented.
 
     Args:
@@ -76,7 +76,7 @@ def make_train_step(
         grads, sums = accumulate_gradients(gradients, (trained, frozen), batch, state.step, microbatches)
         normalizer = _count_target_tokens(sums) if is_mean else divisor
         grads = jax.tree.map(lambda grad: grad / normalizer, grads)
-        metrics, good = step_metrics(state.params, batch, sums, grads)
+        metrics, good = compute_step_metrics(state.params, batch, sums, grads)
         usual_loss = state.usual_loss
         if usual_loss is not None:
             usual_loss, good, spike = update_loss_ema(usual_loss, sums, spike_factor, good)
@@ -122,7 +122,7 @@ def _count_target_tokens(sums: Metrics) -> jax.Array:
     return jnp.where(sums['weights'] > 0, sums['weights'], 1.0)
 
 
-def step_metrics(params: Params, batch: Batch, sums: Metrics, grads: Params) -> tuple[Metrics, jax.Array]:
+def compute_step_metrics(params: Params, batch: Batch, sums: Metrics, grads: Params) -> tuple[Metrics, jax.Array]:
     """Returns the metrics of a step as float32 scalars, and whether the loss and the gradient are finite.
 
     The metrics are `sums`, `grad_norm` (of the normalized gradient, before clipping), `param_norm` (before the update),
@@ -136,7 +136,7 @@ def step_metrics(params: Params, batch: Batch, sums: Metrics, grads: Params) -> 
         param_norm=optax.tree.norm(params),
         nonfinite=1.0 - finite.astype(jnp.float32),
     )
-    if (non_padding := non_padding_fraction(batch)) is not None:
+    if (non_padding := compute_non_padding_fraction(batch)) is not None:
         metrics['non_padding_fraction'] = non_padding
     return metrics, finite
 
@@ -158,7 +158,7 @@ def update_loss_ema(
     return jnp.where(sums['weights'] > 0, mean, usual_loss), good, metrics
 
 
-def non_padding_fraction(batch: Batch) -> jax.Array | None:
+def compute_non_padding_fraction(batch: Batch) -> jax.Array | None:
     """Returns the fraction of input and target positions that are not padding; None if the batch has no token ids."""
     tokens = [batch[name] for name in TOKEN_ARRAYS if name in batch]
     if not tokens:
@@ -254,11 +254,12 @@ def accumulate_gradients(
         raise UserError(
             f'MICROBATCHES must divide the batch of {min(rows)} rows, got {microbatches}; use a divisor of {min(rows)}'
         )
-    split = {name: _shard_rows(a.reshape(-1, microbatches, *a.shape[1:])) for name, a in batch.items()}
+    split = {name: _shard_batch_rows(a.reshape(-1, microbatches, *a.shape[1:])) for name, a in batch.items()}
 
     def add_microbatch(total, index):
         microbatch = {
-            name: _shard_rows(jax.lax.dynamic_index_in_dim(a, index, 1, keepdims=False)) for name, a in split.items()
+            name: _shard_batch_rows(jax.lax.dynamic_index_in_dim(a, index, 1, keepdims=False))
+            for name, a in split.items()
         }
         return jax.tree.map(jnp.add, total, gradients(params, microbatch, step, index)), None
 
@@ -268,5 +269,5 @@ def accumulate_gradients(
     return jax.lax.scan(add_microbatch, zeros, jnp.arange(microbatches))[0]
 
 
-def _shard_rows(array: jax.Array) -> jax.Array:
+def _shard_batch_rows(array: jax.Array) -> jax.Array:
     return nn.with_logical_constraint(array, ('batch',) + (None,) * (array.ndim - 1))

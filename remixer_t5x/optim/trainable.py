@@ -33,7 +33,7 @@ def restrict_to_trainable(optimizer: Any, trainable: str | None = None, lora: st
         return optimizer
     check_pattern('TRAINABLE', pattern, 'encoder/.*/kernel')
 
-    def make_transformation(logical_axes: Any) -> optax.GradientTransformation:
+    def make_gradient_transformation(logical_axes: Any) -> optax.GradientTransformation:
         inner = optimizer.make(split_params(logical_axes, pattern)[0])
 
         def init(params: Any) -> Any:
@@ -46,12 +46,12 @@ def restrict_to_trainable(optimizer: Any, trainable: str | None = None, lora: st
 
     average = optimizer.evaluated
 
-    def averaged_params(state: Any, params: Any) -> Any:
+    def get_averaged_params(state: Any, params: Any) -> Any:
         trained, frozen = split_params(params, pattern)
         return join_params(average(state, trained), frozen) if average else params
 
     return dataclasses.replace(
-        optimizer, make=make_transformation, evaluated=average and averaged_params, trainable=pattern
+        optimizer, make=make_gradient_transformation, evaluated=average and get_averaged_params, trainable=pattern
     )
 
 

@@ -103,7 +103,7 @@ class CompiledPrograms:
             program = AheadOfTimeFunction(jitted, self.plan.abstract, batch, options=options)
             self._train_steps[batch_formats.count_positions(arrays)] = program
             program.start_compilation()
-        self._init = AheadOfTimeFunction(self.plan.jitted_init(), jax.random.key(config.seed))
+        self._init = AheadOfTimeFunction(self.plan.jit_init(), jax.random.key(config.seed))
         checkpoints = model_dir.to_absolute_path(folder.model_dir) / model_dir.CHECKPOINTS
         # Do not look for checkpoints in a bucket here, because the bucket may be slow or unavailable.
         if not (folder.initial_checkpoint_path or object_store.is_remote(checkpoints) or checkpoints.exists()):

@@ -33,7 +33,7 @@ def by_name(tree):
 
 def parameter_kinds(name):
     specs = nn.get_partition_spec(interface.param_shapes(width_transfer.build_scaled_model(name, 64, None), SHAPES))
-    return {name: mup.parameter_class(spec) for name, spec in by_name(specs).items()}
+    return {name: mup.classify_parameter(spec) for name, spec in by_name(specs).items()}
 
 
 def test_factors_equal_those_of_the_mup_package():

@@ -18,7 +18,7 @@ LAYERS_AXIS = 'layers'
 _NON_FEATURE_AXES = {axes.POSITIONS_OUT, axes.POSITIONS_IN, axes.RELPOS_BUCKETS, axes.OUTPUTS, None}
 
 
-def per_layer(inner: optax.GradientTransformation, logical_axes: Any) -> optax.GradientTransformation:
+def apply_per_layer(inner: optax.GradientTransformation, logical_axes: Any) -> optax.GradientTransformation:
     """Returns a transformation that applies `inner` to every layer of stacked parameters separately.
 
     `logical_axes` is a tree of PartitionSpecs of logical axis names (`nn.get_partition_spec(boxed_params)`). The state
@@ -28,39 +28,39 @@ def per_layer(inner: optax.GradientTransformation, logical_axes: Any) -> optax.G
     stacked = find_stacked_params(logical_axes)
 
     def count_layers(params):
-        return jax.tree.map(lambda has_layers, leaf: leaf.shape[0] if has_layers else 0, stacked, params)
+        return jax.tree.map(lambda has_layers_axis, leaf: leaf.shape[0] if has_layers_axis else 0, stacked, params)
 
     def init(params):
         lengths = count_layers(params)
         state = {}
         for length in sorted(set(jax.tree.leaves(lengths))):
             members = _mask_other_groups(params, lengths, length)
-            init_group = jax.vmap(inner.init, out_axes=_state_axes(inner, members)) if length else inner.init
-            state[_group_name(length)] = init_group(members)
+            init_group = jax.vmap(inner.init, out_axes=_find_state_axes(inner, members)) if length else inner.init
+            state[_layer_group_name(length)] = init_group(members)
         return state
 
     def update(updates, state, params):
         lengths = count_layers(updates)
         results, new_state = [], {}
         for length in sorted(set(jax.tree.leaves(lengths))):
-            members, group = _mask_other_groups(params, lengths, length), _group_name(length)
+            members, group = _mask_other_groups(params, lengths, length), _layer_group_name(length)
             update_group = inner.update
             if length:
-                state_axes = _state_axes(inner, members)
+                state_axes = _find_state_axes(inner, members)
                 update_group = jax.vmap(inner.update, in_axes=(0, state_axes, 0), out_axes=(0, state_axes))
             group_updates = _mask_other_groups(updates, lengths, length)
             result, new_state[group] = update_group(group_updates, state[group], members)
             results.append(result)
 
-        def get_unmasked(_, *leaves):
+        def select_unmasked_leaf(_, *leaves):
             return next(leaf for leaf in leaves if not isinstance(leaf, optax.MaskedNode))
 
-        return jax.tree.map(get_unmasked, lengths, *results), new_state
+        return jax.tree.map(select_unmasked_leaf, lengths, *results), new_state
 
     return optax.GradientTransformation(init, update)
 
 
-def _group_name(length: int) -> str:
+def _layer_group_name(length: int) -> str:
     return f'layers_{length}' if length else 'single'
 
 
@@ -69,7 +69,7 @@ def _mask_other_groups(tree: Any, lengths: Any, length: int) -> Any:
     return jax.tree.map(lambda layers, leaf: leaf if layers == length else optax.MaskedNode(), lengths, tree)
 
 
-def _state_axes(inner: optax.GradientTransformation, members: Any) -> Any:
+def _find_state_axes(inner: optax.GradientTransformation, members: Any) -> Any:
     """Returns the vmap axis of each leaf of the state of `inner`: 0 (layers), or None for step counters."""
     one_layer = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), members)
     state = jax.eval_shape(inner.init, one_layer)
@@ -83,13 +83,13 @@ def find_stacked_params(logical_axes: Any) -> Any:
     Raises ValueError if a layers axis is repeated or is not the first axis.
     """
 
-    def has_layers(path: Any, spec: PartitionSpec) -> bool:
+    def has_layers_axis(path: Any, spec: PartitionSpec) -> bool:
         if LAYERS_AXIS in spec[1:]:
             name = jax.tree_util.keystr(path)
             raise ValueError(f'{LAYERS_AXIS!r} must be the first axis of {name} and not be repeated, got {tuple(spec)}')
         return LAYERS_AXIS in spec
 
-    return jax.tree_util.tree_map_with_path(has_layers, logical_axes, is_leaf=is_partition_spec)
+    return jax.tree_util.tree_map_with_path(has_layers_axis, logical_axes, is_leaf=is_partition_spec)
 
 
 def is_partition_spec(leaf: Any) -> bool:
@@ -121,12 +121,12 @@ def scale_by_parameter_rms(logical_axes: Any, min_rms: float, min_rms_near_zero:
     """
     stacked, near_zero = find_stacked_params(logical_axes), find_params_near_zero(logical_axes)
 
-    def scale(find_stacked_params: bool, is_near_zero: bool, update: jax.Array, param: jax.Array) -> jax.Array:
-        axes_of_layer = tuple(range(1 if find_stacked_params else 0, param.ndim))
+    def scale_update(is_stacked: bool, is_near_zero: bool, update: jax.Array, param: jax.Array) -> jax.Array:
+        axes_of_layer = tuple(range(1 if is_stacked else 0, param.ndim))
         rms = jnp.sqrt(jnp.mean(jnp.square(param), axis=axes_of_layer, keepdims=True))
         return update * jnp.maximum(rms, min_rms_near_zero if is_near_zero else min_rms)
 
     def update(updates: Any, state: optax.EmptyState, params: Any = None) -> tuple[Any, optax.EmptyState]:
-        return jax.tree.map(scale, stacked, near_zero, updates, params), state
+        return jax.tree.map(scale_update, stacked, near_zero, updates, params), state
 
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
