@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from remixer_t5x.errors import UserError
 from remixer_t5x.kernels import attention_cudnn, attention_tpu, self_check
 from remixer_t5x.kernels.attention_formula import Bias, Visibility, dot_product_attention, expand_bias
-from remixer_t5x.kernels.compile_target import target_platform
+from remixer_t5x.kernels.compile_target import get_target_platform
 
 # Maps each platform to the name of its kernel (a value of the setting ATTENTION) and the kernel's module.
 KERNELS = {'tpu': ('tpu_kernel', attention_tpu), 'gpu': ('cudnn', attention_cudnn)}
@@ -49,7 +49,7 @@ def attention(
     """
     if implementation not in IMPLEMENTATIONS:
         raise UserError(f'ATTENTION must be one of {", ".join(IMPLEMENTATIONS)}, got {implementation!r}')
-    platform = target_platform()
+    platform = get_target_platform()
     name, kernel = KERNELS.get(platform, (None, None))
     if kernel is not None and implementation in ('auto', name):
         unsupported_reason = 'does not support a bidirectional prefix'
@@ -58,7 +58,9 @@ def attention(
         elif visibility.key_prefix is None:
             unsupported_reason = kernel.unsupported_reason(query, key, value, visibility, bias)
         if unsupported_reason is None:
-            unsupported_reason = self_check.failure_reason(_build_check(name, kernel, query, key, visibility, bias))
+            unsupported_reason = self_check.failure_reason(
+                _build_kernel_check(name, kernel, query, key, visibility, bias)
+            )
         if unsupported_reason is None:
             return kernel.attend(query, key, value, visibility, bias)
         if implementation == 'auto':
@@ -74,7 +76,7 @@ def _attend_by_formula(query, key, value, visibility: Visibility, bias: Bias, so
     return dot_product_attention(query, key, value, visibility.build_mask(), expand_bias(bias), softcap)
 
 
-def _build_check(
+def _build_kernel_check(
     name: str, kernel: ModuleType, query: jax.Array, key: jax.Array, visibility: Visibility, bias: Bias
 ) -> self_check.KernelCheck:
     _, queries, heads, width = query.shape
@@ -86,8 +88,8 @@ def _build_check(
         call += f', a window of {visibility.window}'
         run, formula = (functools.partial(_mask_queries_without_keys, attend) for attend in (run, formula))
     operands = (
-        *self_check.operand_shapes((query, key, key, visibility), self_check.NUM_CHECK_ROWS),
-        self_check.operand_shapes(bias),
+        *self_check.get_operand_shapes((query, key, key, visibility), self_check.NUM_CHECK_ROWS),
+        self_check.get_operand_shapes(bias),
     )
     return self_check.KernelCheck(name, call, run, formula, operands)
 

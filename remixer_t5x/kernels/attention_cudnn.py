@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from remixer_t5x.kernels.attention_formula import MASKED_LOGIT, Bias, Visibility, expand_bias, is_within_window
-from remixer_t5x.kernels.compile_target import interprets_kernels
+from remixer_t5x.kernels.compile_target import is_interpreting_kernels
 
 _MAX_HEAD_DIM = 128
 _SEGMENT_FEATURES = 16
@@ -39,7 +39,7 @@ def unsupported_reason(
     if head_dim % 8 or head_dim > max_head_dim:
         rows = 'packed rows' if is_packed else 'rows of one example'
         return f'requires head widths that are multiples of 8 and at most {max_head_dim} for {rows}, got {head_dim}'
-    longest, limit = max(query.shape[1], key.shape[1]), len(_segment_sets()) - 2
+    longest, limit = max(query.shape[1], key.shape[1]), len(_build_segment_sets()) - 2
     return f'supports packed rows of at most {limit} tokens, got {longest}' if is_packed and longest > limit else None
 
 
@@ -70,7 +70,7 @@ def attend(query: jax.Array, key: jax.Array, value: jax.Array, visibility: Visib
         scale=1.0,
         is_causal=visibility.causal,
         local_window_size=(window - 1, 0) if window is not None and visibility.causal else None,
-        implementation='xla' if interprets_kernels() else 'cudnn',
+        implementation='xla' if is_interpreting_kernels() else 'cudnn',
         **lengths,
     )
     return mixed[:, :num_queries, :, :head_dim]
@@ -85,24 +85,26 @@ def _append_segment_features(
         for segments, array in ((query_segments, query), (key_segments, key))
     )
     # Tokens that pad a row to an even length have the segment id -1, which selects the last set, unused by segments.
-    query_sets, key_sets = (jnp.asarray(_segment_sets(), query.dtype)[ids] for ids in (query_segments, key_segments))
+    query_sets, key_sets = (
+        jnp.asarray(_build_segment_sets(), query.dtype)[ids] for ids in (query_segments, key_segments)
+    )
     # Queries without visible keys return the mean of all values, as in the plain-JAX implementation.
     has_key = jnp.any(query_segments[:, :, None] == key_segments[:, None], axis=2)[..., None]
     query, query_sets = jnp.where(has_key[..., None], query, 0), jnp.where(has_key, query_sets, 0)
 
-    def append(array: jax.Array, features: jax.Array) -> jax.Array:
+    def append_features(array: jax.Array, features: jax.Array) -> jax.Array:
         spread = jnp.broadcast_to(features[:, :, None], (*array.shape[:3], _SEGMENT_FEATURES))
         return jnp.concatenate([array, spread], axis=-1)
 
     return (
-        append(query, query_sets),
-        append(key, _OTHER_SEGMENT_PENALTY * (key_sets - 1)),
-        append(value, jnp.zeros_like(key_sets)),
+        append_features(query, query_sets),
+        append_features(key, _OTHER_SEGMENT_PENALTY * (key_sets - 1)),
+        append_features(value, jnp.zeros_like(key_sets)),
     )
 
 
 @functools.cache
-def _segment_sets() -> np.ndarray:
+def _build_segment_sets() -> np.ndarray:
     """Returns a mask of the features in each segment's set, [segments, features], with zeros and ones."""
     members = itertools.combinations(range(_SEGMENT_FEATURES), _SEGMENT_FEATURES // 2)
     return np.eye(_SEGMENT_FEATURES)[np.array(list(members))].sum(axis=1)

@@ -22,8 +22,8 @@ import jax.numpy as jnp
 from flax import struct
 from jax.ad_checkpoint import checkpoint_name
 
-from remixer_t5x.kernels.compile_target import batch_and_head_axes, on_single_cpu, target_platform
-from remixer_t5x.kernels.reshaping import spread_over_diagonals
+from remixer_t5x.kernels.compile_target import get_batch_and_head_axes, get_target_platform, targets_single_cpu
+from remixer_t5x.kernels.reshaping import build_toeplitz_matrices
 
 # Checkpoint name of the arrays that the remat policy `dots_remat` saves instead of recomputing.
 ATTENTION_OUTPUT = 'attention_output'
@@ -40,7 +40,7 @@ class DistanceBias:
 
     def expand_to_pairs(self) -> jax.Array:
         """Returns the bias for each pair of query and key, [1, heads, length, length] float32."""
-        return spread_over_diagonals(self.by_distance, (self.by_distance.shape[1] + 1) // 2)[None]
+        return build_toeplitz_matrices(self.by_distance, (self.by_distance.shape[1] + 1) // 2)[None]
 
 
 # An attention bias: an array [1, heads, q, k], a relative position bias, or None.
@@ -156,7 +156,9 @@ def attention_weights(
     shared = None if bias is None else bias[0]
     if query.shape[2] != key.shape[2]:
         key = jnp.repeat(key, query.shape[2] // key.shape[2], axis=2)
-    return jax.nn.softmax(jax.vmap(lambda q, k, m: _row_logits(q, k, m, shared, softcap)[0])(query, key, mask), axis=-1)
+    return jax.nn.softmax(
+        jax.vmap(lambda q, k, m: _compute_row_logits(q, k, m, shared, softcap)[0])(query, key, mask), axis=-1
+    )
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
@@ -168,8 +170,8 @@ def _attention_with_recomputation(query, key, value, mask, bias, softcap):
 def _forward_rule(query, key, value, mask, bias, softcap):
     mask = jnp.broadcast_to(mask, (query.shape[0], *mask.shape[1:]))
     shared, rows = None if bias is None else bias[0], (query, key, value, mask)
-    run = jax.lax.map if on_single_cpu() else lambda function, rows: jax.vmap(function)(rows)
-    mixed, log_total = run(lambda row: _row_forward(softcap, shared, *row), rows)
+    run = jax.lax.map if targets_single_cpu() else lambda function, rows: jax.vmap(function)(rows)
+    mixed, log_total = run(lambda row: _compute_row_attention(softcap, shared, *row), rows)
     mixed, log_total = (checkpoint_name(array, ATTENTION_OUTPUT) for array in (mixed, log_total))
     return mixed, (query, key, value, mask, bias, mixed, log_total)
 
@@ -178,15 +180,15 @@ def _backward_rule(softcap, residuals, gradient):
     query, key, value, mask, bias, mixed, log_total = residuals
     shared = None if bias is None else bias[0]
     rows = (query, key, value, mask, mixed, log_total, gradient)
-    if on_single_cpu():
+    if targets_single_cpu():
 
         def add_row_gradients(total, row):
-            *gradients, bias_gradient = _row_backward(softcap, shared, *row)
+            *gradients, bias_gradient = _compute_row_gradients(softcap, shared, *row)
             return jax.tree.map(jnp.add, total, bias_gradient), gradients
 
         bias_gradient, gradients = jax.lax.scan(add_row_gradients, jax.tree.map(jnp.zeros_like, shared), rows)
     else:
-        *gradients, bias_gradient = jax.vmap(lambda *row: _row_backward(softcap, shared, *row))(*rows)
+        *gradients, bias_gradient = jax.vmap(lambda *row: _compute_row_gradients(softcap, shared, *row))(*rows)
         bias_gradient = jax.tree.map(lambda rows: jnp.sum(rows, axis=0), bias_gradient)
     return *gradients, None, jax.tree.map(lambda array: array[None], bias_gradient)
 
@@ -194,16 +196,16 @@ def _backward_rule(softcap, residuals, gradient):
 _attention_with_recomputation.defvjp(_forward_rule, _backward_rule)
 
 
-def _row_logits(query, key, mask, bias, softcap) -> tuple[jax.Array, jax.Array]:
+def _compute_row_logits(query, key, mask, bias, softcap) -> tuple[jax.Array, jax.Array]:
     """Returns the logits of one row with and without the mask and the bias, both [heads, q, k] float32."""
     logits = cap_logits(jnp.einsum('qhd,khd->hqk', query, key, preferred_element_type=jnp.float32), softcap)
     offset = jnp.where(mask, 0.0, MASKED_LOGIT)
     return logits + (offset if bias is None else offset + bias), logits
 
 
-def _row_forward(softcap, bias, query, key, value, mask) -> tuple[jax.Array, jax.Array]:
+def _compute_row_attention(softcap, bias, query, key, value, mask) -> tuple[jax.Array, jax.Array]:
     """Computes the output [q, heads, kv] and the log-sum-exp of the logits [heads, q] of one row."""
-    logits, _ = _row_logits(query, key, mask, bias, softcap)
+    logits, _ = _compute_row_logits(query, key, mask, bias, softcap)
     largest = jnp.max(logits, axis=-1)
     weights = jnp.exp(logits - largest[..., None])
     total = jnp.sum(weights, axis=-1)
@@ -211,9 +213,9 @@ def _row_forward(softcap, bias, query, key, value, mask) -> tuple[jax.Array, jax
     return (mixed / total.T[..., None]).astype(value.dtype), largest + jnp.log(total)
 
 
-def _row_backward(softcap, bias, query, key, value, mask, mixed, log_total, gradient):
+def _compute_row_gradients(softcap, bias, query, key, value, mask, mixed, log_total, gradient):
     """Computes the gradients of one row's query, key and value, and its contribution to the bias gradient."""
-    logits, capped = _row_logits(query, key, mask, bias, softcap)
+    logits, capped = _compute_row_logits(query, key, mask, bias, softcap)
     weights = jnp.exp(logits - log_total[..., None])
     value_gradient = jnp.einsum('hqk,qhd->khd', weights.astype(value.dtype), gradient)
     weights_gradient = jnp.einsum('qhd,khd->hqk', gradient, value, preferred_element_type=jnp.float32)
@@ -230,7 +232,7 @@ def to_cache_layout(x: jax.Array) -> tuple[jax.Array, int]:
     """Converts keys or values [batch, length, heads, kv] to the cache layout; also returns the position axis."""
     batch, _, heads, _ = x.shape
     # With sharded heads, the feature-packed layout would require devices to exchange the logits of all heads.
-    if target_platform() == 'tpu' and batch_and_head_axes(batch, heads)[1] is None:
+    if get_target_platform() == 'tpu' and get_batch_and_head_axes(batch, heads)[1] is None:
         return x.reshape(*x.shape[:2], -1), 1
     return jnp.swapaxes(x, 1, 2), 2
 
@@ -244,7 +246,7 @@ def memory_key_to_cache_layout(x: jax.Array) -> jax.Array:
     return key if key.ndim == 3 else jnp.swapaxes(key, 2, 3)
 
 
-def attend_step(
+def attend_decoding_step(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,

@@ -10,8 +10,8 @@ from jax.sharding import PartitionSpec
 
 from remixer_t5x.kernels import attention_tpu_kernel, compile_target
 from remixer_t5x.kernels.attention_formula import ATTENTION_OUTPUT, Bias, DistanceBias, Visibility
-from remixer_t5x.kernels.attention_tpu_kernel import AttentionPlan, Operands
-from remixer_t5x.kernels.compile_target import batch_and_head_axes, wrap_in_shard_map
+from remixer_t5x.kernels.attention_tpu_kernel import AttentionOperands, AttentionPlan
+from remixer_t5x.kernels.compile_target import get_batch_and_head_axes, wrap_in_shard_map
 
 
 def unsupported_reason(
@@ -21,8 +21,8 @@ def unsupported_reason(
     if isinstance(bias, jax.Array):
         return 'requires a relative position bias (DistanceBias), got an array'
     _, length, heads, head_dim = query.shape
-    needed = AttentionPlan(length, key.shape[1], heads, head_dim, visibility.causal).memory
-    available = compile_target.vmem_bytes(default=needed)
+    needed = AttentionPlan(length, key.shape[1], heads, head_dim, visibility.causal).vmem_usage
+    available = compile_target.get_vmem_bytes(default=needed)
     if needed > available:
         return (
             f'requires {needed / 2**20:.0f} MiB of on-chip memory for rows of {length} tokens, '
@@ -54,10 +54,10 @@ def _differentiable_attention(head_dim: int, causal: bool, window: int | None, *
 
 
 def _forward_rule(head_dim: int, causal: bool, window: int | None, *arrays: Any) -> tuple[jax.Array, Any]:
-    *specs, log_total_spec = _partition_specs(head_dim, arrays)
+    *specs, log_total_spec = _build_partition_specs(head_dim, arrays)
 
     def forward(*arrays: Any) -> tuple[jax.Array, jax.Array]:
-        plan, operands = _plan_and_operands(head_dim, causal, window, *arrays)
+        plan, operands = _build_plan_and_operands(head_dim, causal, window, *arrays)
         mixed, log_total = attention_tpu_kernel.forward(plan, operands)
         return mixed, log_total.reshape(mixed.shape[0], plan.heads, -1)
 
@@ -70,11 +70,11 @@ def _backward_rule(
     head_dim: int, causal: bool, window: int | None, residuals: Any, gradient: jax.Array
 ) -> tuple[jax.Array | None, ...]:
     arrays, mixed, log_total = residuals
-    *specs, log_total_spec = _partition_specs(head_dim, arrays)
+    *specs, log_total_spec = _build_partition_specs(head_dim, arrays)
 
     def backward(*inputs: Any) -> tuple[jax.Array | None, ...]:
         *arrays, mixed, log_total, gradient = inputs
-        plan, operands = _plan_and_operands(head_dim, causal, window, *arrays)
+        plan, operands = _build_plan_and_operands(head_dim, causal, window, *arrays)
         log_total = log_total.reshape(mixed.shape[0], -1, plan.heads_per_program, plan.queries)
         *gradients, bias_gradient = attention_tpu_kernel.backward(plan, operands, mixed, log_total, gradient)
         if bias_gradient is not None:
@@ -94,18 +94,18 @@ def _backward_rule(
 _differentiable_attention.defvjp(_forward_rule, _backward_rule)
 
 
-def _partition_specs(head_dim: int, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
+def _build_partition_specs(head_dim: int, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
     """Returns the partition specs of `arrays` and of the log-sum-exp, [batch, heads, queries]."""
-    rows, heads = batch_and_head_axes(arrays[0].shape[0], arrays[0].shape[-1] // head_dim)
+    rows, heads = get_batch_and_head_axes(arrays[0].shape[0], arrays[0].shape[-1] // head_dim)
     by_head, by_row = PartitionSpec(rows, None, heads), PartitionSpec(rows, None)
     specs = (by_head, by_head, by_head, by_row, by_row, PartitionSpec(heads, None))
     used = (None if array is None else spec for array, spec in zip(arrays, specs, strict=True))
     return *used, PartitionSpec(rows, heads, None)
 
 
-def _plan_and_operands(head_dim, causal, window, query, key, value, query_segments, key_segments, by_distance):
+def _build_plan_and_operands(head_dim, causal, window, query, key, value, query_segments, key_segments, by_distance):
     """Builds the arguments of the kernels from the shards of one device."""
     plan = AttentionPlan(query.shape[1], key.shape[1], query.shape[2] // head_dim, head_dim, causal, window)
     segments = None if query_segments is None else query_segments[:, None, :]
     bias = None if by_distance is None else attention_tpu_kernel.shift_bias(plan, by_distance)
-    return plan, Operands(query, key, value, segments, key_segments[:, :, None], bias)
+    return plan, AttentionOperands(query, key, value, segments, key_segments[:, :, None], bias)

@@ -18,7 +18,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from remixer_t5x.kernels.attention_formula import MASKED_LOGIT
-from remixer_t5x.kernels.compile_target import interprets_kernels
+from remixer_t5x.kernels.compile_target import is_interpreting_kernels
 
 _FLOAT32 = jnp.float32
 _LANES, _SUBLANES = 128, 8
@@ -28,7 +28,7 @@ _MAX_BLOCK_LENGTH = 512
 _BLOCK_BYTES, _DEFAULT_VMEM_LIMIT = 8 * 2**20, 16 * 2**20
 
 
-class Operands(NamedTuple):
+class AttentionOperands(NamedTuple):
     """Operands of the forward and backward kernels; unused operands are None."""
 
     query: jax.Array  # [batch, queries, heads * kv]
@@ -57,8 +57,8 @@ class AttentionPlan:
         return next(whole, self.heads)
 
     # Number of tokens per block (a multiple of 128, at most 512), and number of blocks.
-    block_q = property(lambda self: _block_length(self.queries))
-    block_k = property(lambda self: _block_length(self.keys))
+    block_q = property(lambda self: _choose_block_length(self.queries))
+    block_k = property(lambda self: _choose_block_length(self.keys))
     blocks_q = property(lambda self: pl.cdiv(self.queries, self.block_q))
     blocks_k = property(lambda self: pl.cdiv(self.keys, self.block_k))
     # If one block contains all logits of a row, the bias is expanded only once for the whole batch.
@@ -68,18 +68,18 @@ class AttentionPlan:
     distances = property(lambda self: self.blocks_q * self.block_q + self.blocks_k * self.block_k)
 
     @property
-    def memory(self) -> int:
+    def vmem_usage(self) -> int:
         """Upper bound on the VMEM usage of the backward kernel, in bytes."""
         gradient = self.blocks_q * self.block_q * self.width * (4 + 2 * 2)
         bias = 4 * self.heads_per_program * _SUBLANES * self.distances * 4
         return _BLOCK_BYTES + gradient + bias
 
-    def last_key_block(self, q_block):
+    def last_visible_key_block(self, q_block):
         """Returns the last key block that is visible to a query block in causal attention."""
         return jax.lax.div((q_block + 1) * self.block_q - 1, self.block_k)
 
 
-def _block_length(length: int) -> int:
+def _choose_block_length(length: int) -> int:
     blocks = pl.cdiv(length, _MAX_BLOCK_LENGTH)
     return pl.cdiv(pl.cdiv(length, blocks), _LANES) * _LANES
 
@@ -129,7 +129,7 @@ class _BlockSpecs:
             return jnp.maximum(ids[q_axis], first)
 
         def k_block(*ids):
-            last = plan.last_key_block(ids[q_axis]) if plan.causal and k_axis == 3 else plan.blocks_k
+            last = plan.last_visible_key_block(ids[q_axis]) if plan.causal and k_axis == 3 else plan.blocks_k
             return jnp.minimum(ids[k_axis], last)
 
         rows_q = plan.blocks_q * plan.block_q
@@ -143,13 +143,15 @@ class _BlockSpecs:
         self.key_segments = pl.BlockSpec((1, plan.block_k, 1), lambda *ids: (ids[1], k_block(*ids), 0))
         self.bias = pl.BlockSpec((1, plan.heads_per_program, _SUBLANES, plan.distances), lambda *ids: (ids[0], 0, 0, 0))
 
-    def select_block_specs(self, operands: Operands) -> Operands:
+    def select_block_specs(self, operands: AttentionOperands) -> AttentionOperands:
         """Returns the block specs of the operands that are not None."""
         specs = self.query, self.key, self.key, self.query_segments, self.key_segments, self.bias
-        return Operands(*(None if array is None else spec for array, spec in zip(operands, specs, strict=True)))
+        return AttentionOperands(
+            *(None if array is None else spec for array, spec in zip(operands, specs, strict=True))
+        )
 
 
-def _pallas_call_options(plan: AttentionPlan, operands: Operands, matmuls: int, reads: int) -> dict:
+def _build_pallas_call_options(plan: AttentionPlan, operands: AttentionOperands, matmuls: int, reads: int) -> dict:
     batch = operands.query.shape[0]
     pairs = batch * plan.heads * plan.queries * plan.keys // (2 if plan.causal else 1)
     sizes = [array.size * array.dtype.itemsize for array in operands[:3]]
@@ -162,13 +164,13 @@ def _pallas_call_options(plan: AttentionPlan, operands: Operands, matmuls: int, 
         # Rows and blocks must run in order, because they share sums and the expanded bias.
         'compiler_params': pltpu.CompilerParams(
             dimension_semantics=('parallel', 'arbitrary', 'arbitrary', 'arbitrary'),
-            vmem_limit_bytes=max(plan.memory, _DEFAULT_VMEM_LIMIT),
+            vmem_limit_bytes=max(plan.vmem_usage, _DEFAULT_VMEM_LIMIT),
         ),
-        'interpret': interprets_kernels(),
+        'interpret': is_interpreting_kernels(),
     }
 
 
-def forward(plan: AttentionPlan, operands: Operands) -> tuple[jax.Array, jax.Array]:
+def forward(plan: AttentionPlan, operands: AttentionOperands) -> tuple[jax.Array, jax.Array]:
     """Returns the attention output, [batch, queries, heads * kv], and the log-sum-exp of each query's logits.
 
     The log-sum-exp is [batch, groups, group, queries] float32.
@@ -186,18 +188,18 @@ def forward(plan: AttentionPlan, operands: Operands) -> tuple[jax.Array, jax.Arr
             jax.ShapeDtypeStruct((batch, groups, plan.heads_per_program, plan.queries), _FLOAT32),
         ),
         scratch_shapes=[
-            _logits_scratch(plan) if operands.bias is not None else None,
+            _logits_scratch_shape(plan) if operands.bias is not None else None,
             statistic,
             statistic,
             pltpu.VMEM((plan.width, plan.block_q), _FLOAT32),
         ],
         name='attention_forward',
-        **_pallas_call_options(plan, operands, matmuls=2, reads=1),
+        **_build_pallas_call_options(plan, operands, matmuls=2, reads=1),
     )(operands)
 
 
 def backward(
-    plan: AttentionPlan, operands: Operands, mixed: jax.Array, log_total: jax.Array, gradient: jax.Array
+    plan: AttentionPlan, operands: AttentionOperands, mixed: jax.Array, log_total: jax.Array, gradient: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
     """Computes the gradients of query, key, value and bias from the results of `forward` and the output's gradient."""
     batch, groups = operands.query.shape[0], plan.heads // plan.heads_per_program
@@ -212,18 +214,18 @@ def backward(
         out_specs=(specs.all_queries, specs.key, specs.key, specs.bias if has_bias else None),
         out_shape=jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), differentiated),
         scratch_shapes=[
-            _logits_scratch(plan) if has_bias else None,
-            _logits_scratch(plan) if has_bias and plan.one_block else None,
+            _logits_scratch_shape(plan) if has_bias else None,
+            _logits_scratch_shape(plan) if has_bias and plan.one_block else None,
             pltpu.VMEM((plan.width, plan.blocks_q * plan.block_q), _FLOAT32),
             key_sum,
             key_sum,
         ],
         name='attention_backward',
-        **_pallas_call_options(plan, operands, matmuls=5, reads=2),
+        **_build_pallas_call_options(plan, operands, matmuls=5, reads=2),
     )(operands, mixed, log_total, gradient)
 
 
-def _logits_scratch(plan: AttentionPlan):
+def _logits_scratch_shape(plan: AttentionPlan):
     return pltpu.VMEM((plan.heads_per_program, plan.block_k, plan.block_q), _FLOAT32)
 
 
@@ -237,7 +239,7 @@ def _forward_kernel(plan, operands, mixed_ref, log_total_ref, bias_block, larges
         mixed_sum[...] = jnp.zeros_like(mixed_sum)
 
     @pl.when(_is_visible_block(plan, q_block, k_block))
-    def add_block():
+    def add_key_block():
         _expand_bias_if_needed(plan, operands.bias, bias_block, row, q_block, k_block)
         query = operands.query[0]
         key = _load_rows(operands.key, k_block, plan.keys)
@@ -265,7 +267,7 @@ def _forward_kernel(plan, operands, mixed_ref, log_total_ref, bias_block, larges
 
 def _backward_kernel(
     plan: AttentionPlan,
-    operands: Operands,
+    operands: AttentionOperands,
     mixed_ref,
     log_total_ref,
     gradient_ref,
@@ -299,7 +301,7 @@ def _backward_kernel(
             total[...] = jnp.zeros_like(total)
 
     @pl.when(_is_visible_block(plan, q_block, k_block))
-    def add_block():
+    def add_block_gradients():
         _expand_bias_if_needed(plan, operands.bias, bias_block, row, q_block, k_block)
         query, mixed, gradient = (
             _load_rows(ref, q_block, plan.queries) for ref in (operands.query, mixed_ref, gradient_ref)
@@ -314,7 +316,7 @@ def _backward_kernel(
             logits = _compute_logits(plan, query, key, bias_block, visible, k_block, head)
             weights = jnp.exp(logits - log_total_ref[0, 0, head : head + 1])
             if plan.queries % plan.block_q:
-                weights = jnp.where(_token_index(plan, q_block, 1) < plan.queries, weights, 0.0)
+                weights = jnp.where(_token_positions(plan, q_block, 1) < plan.queries, weights, 0.0)
             weights_gradient = _matmul(_select_head(plan, value, head), gradient, 1)
             delta = jnp.sum(product[rows], axis=0, keepdims=True)
             logits_gradient = weights * (weights_gradient - delta)
@@ -325,7 +327,7 @@ def _backward_kernel(
             if has_bias and plan.one_block:
                 bias_sum[head] += logits_gradient
             elif has_bias:
-                bias_gradient_ref[0, head, :, _distance_slice(plan, q_block, k_block)] += _sum_over_diagonals(
+                bias_gradient_ref[0, head, :, _bias_distance_slice(plan, q_block, k_block)] += _sum_over_diagonals(
                     logits_gradient
                 )
 
@@ -354,18 +356,18 @@ def _expand_bias_if_needed(plan: AttentionPlan, bias_ref, block_ref, row, q_bloc
     @pl.when((row == 0) | (not plan.one_block))
     def expand_all_heads():
         for head in range(plan.heads_per_program):
-            window = bias_ref[0, head, :, _distance_slice(plan, q_block, k_block)]
+            window = bias_ref[0, head, :, _bias_distance_slice(plan, q_block, k_block)]
             block_ref[head] = _expand_bias(window, plan.block_k, plan.block_q)
 
 
-def _distance_slice(plan: AttentionPlan, q_block, k_block):
+def _bias_distance_slice(plan: AttentionPlan, q_block, k_block):
     """Returns the slice of the bias for the distances between a block of queries and a block of keys."""
     start = q_block * plan.block_q + (plan.blocks_k - 1 - k_block) * plan.block_k
     return pl.ds(pl.multiple_of(start, _LANES), plan.block_q + plan.block_k)
 
 
 def _is_visible_block(plan: AttentionPlan, q_block, k_block):
-    is_visible = k_block <= plan.last_key_block(q_block) if plan.causal else True
+    is_visible = k_block <= plan.last_visible_key_block(q_block) if plan.causal else True
     if plan.window is None:
         return is_visible
     ahead = k_block * plan.block_k - q_block * plan.block_q  # from the first query to the first key
@@ -380,23 +382,23 @@ def _compute_logits(plan: AttentionPlan, query, key, bias_block, visible, k_bloc
     logits = jnp.where(visible, logits, MASKED_LOGIT)
     if plan.keys % plan.block_k:
         # Queries without visible keys average all keys, but not those after the end of the row.
-        logits = jnp.where(_token_index(plan, k_block, 0) < plan.keys, logits, 2 * MASKED_LOGIT)
+        logits = jnp.where(_token_positions(plan, k_block, 0) < plan.keys, logits, 2 * MASKED_LOGIT)
     return logits
 
 
-def _visibility_mask(plan: AttentionPlan, operands: Operands, q_block, k_block) -> jax.Array:
+def _visibility_mask(plan: AttentionPlan, operands: AttentionOperands, q_block, k_block) -> jax.Array:
     """Returns the attention mask of a block of logits, bool, broadcastable to [keys, queries]."""
     keys = operands.key_segments[0]
     visible = keys > 0 if operands.query_segments is None else keys == operands.query_segments[0]
     if plan.causal:
-        visible = visible & (_token_index(plan, k_block, 0) <= _token_index(plan, q_block, 1))
+        visible = visible & (_token_positions(plan, k_block, 0) <= _token_positions(plan, q_block, 1))
     if plan.window is not None:
-        distance = jnp.abs(_token_index(plan, k_block, 0) - _token_index(plan, q_block, 1))
+        distance = jnp.abs(_token_positions(plan, k_block, 0) - _token_positions(plan, q_block, 1))
         visible = visible & (distance < plan.window)
     return visible
 
 
-def _token_index(plan: AttentionPlan, block, axis: int) -> jax.Array:
+def _token_positions(plan: AttentionPlan, block, axis: int) -> jax.Array:
     """Returns the position of each key (axis 0) or query (axis 1) of a block, [keys, queries] int32."""
     shape = plan.block_k, plan.block_q
     return block * shape[axis] + jax.lax.broadcasted_iota(jnp.int32, shape, axis)

@@ -29,7 +29,7 @@ _COMPILE_TARGET = contextvars.ContextVar('compile_target', default=_DEFAULT_TARG
 
 
 @contextlib.contextmanager
-def compiling_for(platform: str, interpret: bool = False, chip: str | None = None) -> Iterator[None]:
+def compile_for_platform(platform: str, interpret: bool = False, chip: str | None = None) -> Iterator[None]:
     """Traces programs for `platform` in this context, even if this process has no such device.
 
     Args:
@@ -45,31 +45,31 @@ def compiling_for(platform: str, interpret: bool = False, chip: str | None = Non
         _COMPILE_TARGET.reset(token)
 
 
-def target_platform() -> str:
+def get_target_platform() -> str:
     """Returns the platform for which programs are traced, such as 'cpu', 'tpu' or 'gpu'."""
     return _COMPILE_TARGET.get().platform or jax.default_backend()
 
 
 def is_cross_compiling() -> bool:
-    """Returns whether the caller runs inside `compiling_for`, which traces programs for another device."""
+    """Returns whether the caller runs inside `compile_for_platform`, which traces programs for another device."""
     return _COMPILE_TARGET.get().platform is not None
 
 
-def interprets_kernels() -> bool:
+def is_interpreting_kernels() -> bool:
     return _COMPILE_TARGET.get().interpret
 
 
-def on_cpu() -> bool:
-    return target_platform() == 'cpu'
+def targets_cpu() -> bool:
+    return get_target_platform() == 'cpu'
 
 
-def on_single_cpu() -> bool:
+def targets_single_cpu() -> bool:
     """Returns whether loops over the rows of a batch are fast.
 
     On a single CPU device, the data of one row remains in cache. With multiple devices, the batch may be sharded, and a
     loop would gather every row. On accelerators, one row is too small to use the whole device.
     """
-    return on_cpu() and jax.device_count() == 1
+    return targets_cpu() and jax.device_count() == 1
 
 
 def unsupported_bfloat16_reason(dtype: Any) -> str | None:
@@ -82,7 +82,7 @@ def unsupported_bfloat16_reason(dtype: Any) -> str | None:
     return f'requires a TPU v4 or newer for bfloat16, got a {chip}'
 
 
-def vmem_bytes(default: int) -> int:
+def get_vmem_bytes(default: int) -> int:
     """Returns the size of the TPU's on-chip memory (VMEM) in bytes, or `default` if this process has no TPU."""
     if jax.default_backend() != 'tpu':
         return default
@@ -92,18 +92,18 @@ def vmem_bytes(default: int) -> int:
     return tpu.get_tpu_info().vmem_capacity_bytes
 
 
-def batch_and_head_axes(batch: int, heads: int) -> tuple[Any, Any]:
+def get_batch_and_head_axes(batch: int, heads: int) -> tuple[Any, Any]:
     """Returns the mesh axes that shard the batch and the heads; None if they do not divide the dimension evenly."""
     mesh = jax.sharding.get_abstract_mesh()
     rules = nn.get_logical_axis_rules()
     names = nn.logical_to_mesh_axes((axes.BATCH, axes.HEADS)) if rules else PartitionSpec(None, None)
 
-    def axes_if_divisible(mesh_axes: Any, size: int) -> Any:
+    def get_axes_if_divisible(mesh_axes: Any, size: int) -> Any:
         mesh_names = (mesh_axes,) if isinstance(mesh_axes, str) else mesh_axes or ()
         shards = math.prod(mesh.shape.get(name, 1) for name in mesh_names)
         return mesh_axes if shards > 1 and size % shards == 0 else None
 
-    return axes_if_divisible(names[0], batch), axes_if_divisible(names[1], heads)
+    return get_axes_if_divisible(names[0], batch), get_axes_if_divisible(names[1], heads)
 
 
 def wrap_in_shard_map(run: Callable, in_specs: Any, out_specs: Any) -> Callable:

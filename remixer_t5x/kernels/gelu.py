@@ -14,7 +14,7 @@ from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
 from remixer_t5x.kernels.attention_formula import ATTENTION_OUTPUT
-from remixer_t5x.kernels.compile_target import target_platform
+from remixer_t5x.kernels.compile_target import get_target_platform
 
 # 2 u = x (_GELU_LINEAR + _GELU_CUBIC x^2)
 _GELU_LINEAR = 2 * (2 / math.pi) ** 0.5
@@ -34,7 +34,7 @@ def sigmoid_gelu_and_slope(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 def gelu(x: jax.Array) -> jax.Array:
     """Computes the tanh approximation of GELU; the result has x's dtype."""
-    if target_platform() != 'gpu':
+    if get_target_platform() != 'gpu':
         return nn.gelu(x, approximate=True)
     return sigmoid_gelu(x.astype(jnp.float32)).astype(x.dtype)
 
@@ -65,17 +65,17 @@ def _normalized_gelu_backward(residuals, gradient):
     x, scale, mean, inverse = residuals
     gradient = gradient.astype(jnp.float32)
 
-    def normalize(variant):
+    def recompute_normalized(variant):
         units, slope = sigmoid_gelu_and_slope(prevent_cse(x.astype(jnp.float32), variant))
         return (units - mean) * inverse, slope
 
-    scale_gradient = jnp.sum(gradient * normalize(2)[0], tuple(range(x.ndim - 1)))
-    result, _ = normalize(3)
+    scale_gradient = jnp.sum(gradient * recompute_normalized(2)[0], tuple(range(x.ndim - 1)))
+    result, _ = recompute_normalized(3)
     scaled = gradient * scale
     scaled_mean, product_mean = jax.lax.optimization_barrier(
         (_mean_over_features(scaled), _mean_over_features(scaled * result))
     )
-    result, slope = normalize(4)
+    result, slope = recompute_normalized(4)
     x_gradient = inverse * (scaled - scaled_mean - result * product_mean) * slope
     return x_gradient.astype(x.dtype), scale_gradient, None
 
@@ -85,7 +85,7 @@ normalized_gelu.defvjp(_normalized_gelu_forward, _normalized_gelu_backward)
 
 def multiply_by_gelu(x: jax.Array, factor: jax.Array) -> jax.Array:
     """Computes `gelu(x) * factor` in x's dtype; `factor` may have a higher precision."""
-    if target_platform() != 'gpu':
+    if get_target_platform() != 'gpu':
         return gelu(x) * factor
     return _fused_multiply_by_gelu(x, factor)
 

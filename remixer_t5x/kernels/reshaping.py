@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 
-def spread_over_diagonals(values: jax.Array, length: int) -> jax.Array:
+def build_toeplitz_matrices(values: jax.Array, length: int) -> jax.Array:
     """Builds a Toeplitz matrix for each head: `out[:, i, j] = values[:, j - i + length - 1]`.
 
     Maps [heads, 2 * length - 1] to [heads, length, length]. One padded copy of the values per row is flattened and
@@ -48,11 +48,11 @@ def split_blocks(tree: Any, block: int, axis: int = 0) -> Any:
     Inserts the block axis at `axis`; if `axis` is 0, the results are [blocks, batch, block, ...].
     """
 
-    def split(array: jax.Array) -> jax.Array:
+    def split_array(array: jax.Array) -> jax.Array:
         padded = jnp.pad(array, ((0, 0), (0, -array.shape[1] % block), *((0, 0),) * (array.ndim - 2)))
         return jnp.moveaxis(padded.reshape(array.shape[0], -1, block, *array.shape[2:]), 1, axis)
 
-    return jax.tree.map(split, tree)
+    return jax.tree.map(split_array, tree)
 
 
 def join_blocks(blocks: jax.Array, length: int) -> jax.Array:
@@ -84,4 +84,4 @@ def expand_window_weights(wi: jax.Array, block: int) -> jax.Array:
     """
     latest = wi[-2 * block :]
     by_distance = jnp.pad(latest.T, ((0, 0), (2 * block - len(latest), 2 * block - 1)))
-    return spread_over_diagonals(by_distance, 2 * block)[:, block:]
+    return build_toeplitz_matrices(by_distance, 2 * block)[:, block:]

@@ -18,12 +18,17 @@ from jax.sharding import PartitionSpec
 
 from remixer_t5x.kernels import running_token_mlp_loop, running_token_mlp_tpu, running_token_mlp_unrolled, self_check
 from remixer_t5x.kernels.attention_formula import ATTENTION_OUTPUT
-from remixer_t5x.kernels.compile_target import batch_and_head_axes, on_cpu, target_platform, wrap_in_shard_map
+from remixer_t5x.kernels.compile_target import (
+    get_batch_and_head_axes,
+    get_target_platform,
+    targets_cpu,
+    wrap_in_shard_map,
+)
 from remixer_t5x.kernels.reshaping import join_blocks, split_blocks
 from remixer_t5x.kernels.running_token_mlp_loop import TokenArrays, zero_state
 
 
-def mix_through_running_hidden(
+def apply_running_token_mlp(
     w_in: jax.Array,
     value: jax.Array,
     w_out: jax.Array,
@@ -46,10 +51,10 @@ def mix_through_running_hidden(
     """
     is_token = (ids > 0)[..., None, None]
     operands = jnp.where(is_token, w_in, 0), jnp.where(is_token, value, 0), w_out, ids, hidden_scale
-    kernel = running_token_mlp_loop if on_cpu() else running_token_mlp_unrolled
-    if target_platform() == 'tpu':
+    kernel = running_token_mlp_loop if targets_cpu() else running_token_mlp_unrolled
+    if get_target_platform() == 'tpu':
         unsupported_reason = running_token_mlp_tpu.unsupported_reason(w_in, value)
-        unsupported_reason = unsupported_reason or self_check.failure_reason(_build_check(packed, *operands))
+        unsupported_reason = unsupported_reason or self_check.failure_reason(_build_kernel_check(packed, *operands))
         if unsupported_reason is None:
             kernel = running_token_mlp_tpu
         else:
@@ -65,14 +70,14 @@ def _mix_with_kernel(kernel: ModuleType, packed: bool, w_in, value, w_out, ids, 
     return mix_by_blocks(kernel, TokenArrays(w_in, value, w_out, keep, scale))
 
 
-def _build_check(packed: bool, w_in, value, w_out, ids, scale) -> self_check.KernelCheck:
+def _build_kernel_check(packed: bool, w_in, value, w_out, ids, scale) -> self_check.KernelCheck:
     _, length, heads, hidden = w_in.shape
     return self_check.KernelCheck(
         'running_token_mlp_tpu',
         f'{length} tokens, {heads} heads of {hidden} units and {value.shape[-1]} features{", packed" * packed}',
         functools.partial(_mix_with_kernel, running_token_mlp_tpu, packed),
         functools.partial(_mix_with_kernel, running_token_mlp_loop, packed),
-        self_check.operand_shapes((w_in, value, w_out, ids, scale), self_check.NUM_CHECK_ROWS),
+        self_check.get_operand_shapes((w_in, value, w_out, ids, scale), self_check.NUM_CHECK_ROWS),
     )
 
 
@@ -86,13 +91,13 @@ def mix_by_blocks(kernel: ModuleType, tokens: TokenArrays) -> jax.Array:
 
 
 def _forward_rule(kernel, tokens):
-    specs = _partition_specs(tokens)
+    specs = _build_partition_specs(tokens)
     mixed = wrap_in_shard_map(functools.partial(_forward, kernel), (specs,), specs.value)(tokens)
     return checkpoint_name(mixed, ATTENTION_OUTPUT), tokens
 
 
 def _backward_rule(kernel, tokens, gradient):
-    specs = _partition_specs(tokens)
+    specs = _build_partition_specs(tokens)
     run = wrap_in_shard_map(functools.partial(_backward, kernel), (specs, specs.value), specs[:3])
     w_in, value, w_out = run(tokens, gradient)
     return (TokenArrays(w_in, value, w_out, None, None),)
@@ -101,15 +106,15 @@ def _backward_rule(kernel, tokens, gradient):
 mix_by_blocks.defvjp(_forward_rule, _backward_rule)
 
 
-def _partition_specs(tokens: TokenArrays) -> TokenArrays:
-    rows, heads = batch_and_head_axes(tokens.value.shape[0], tokens.value.shape[2])
+def _build_partition_specs(tokens: TokenArrays) -> TokenArrays:
+    rows, heads = get_batch_and_head_axes(tokens.value.shape[0], tokens.value.shape[2])
     by_head, by_row = PartitionSpec(rows, None, heads, None), PartitionSpec(rows, None)
     specs = (by_head, by_head, by_head, by_row, by_row)
     return TokenArrays(*(None if array is None else spec for array, spec in zip(tokens, specs, strict=True)))
 
 
 def _forward(kernel: ModuleType, tokens: TokenArrays) -> jax.Array:
-    length, block = tokens.value.shape[1], kernel.block_length(tokens.w_in, tokens.value)
+    length, block = tokens.value.shape[1], kernel.choose_block_length(tokens.w_in, tokens.value)
     if block == length:
         return kernel.forward(tokens, None)
 
@@ -121,11 +126,11 @@ def _forward(kernel: ModuleType, tokens: TokenArrays) -> jax.Array:
 
 
 def _backward(kernel: ModuleType, tokens: TokenArrays, gradient: jax.Array) -> tuple[jax.Array, ...]:
-    length, block = tokens.value.shape[1], kernel.block_length(tokens.w_in, tokens.value)
+    length, block = tokens.value.shape[1], kernel.choose_block_length(tokens.w_in, tokens.value)
     if block == length:
         return tuple(kernel.backward(tokens, None, None, gradient)[:3])
 
-    def block_gradients(later, inputs):
+    def compute_block_gradients(later, inputs):
         tokens, start, gradient = inputs
         *gradients, later = kernel.backward(tokens, start, later, gradient)
         return later, gradients
@@ -133,7 +138,7 @@ def _backward(kernel: ModuleType, tokens: TokenArrays, gradient: jax.Array) -> t
     zeros, blocks = zero_state(tokens), split_blocks(tokens, block)
     _, starts = jax.lax.scan(lambda start, tokens: (_add_block_to_state(start, tokens), start), zeros, blocks)
     inputs = blocks, starts, split_blocks(gradient, block)
-    _, gradients = jax.lax.scan(block_gradients, zeros, inputs, reverse=True)
+    _, gradients = jax.lax.scan(compute_block_gradients, zeros, inputs, reverse=True)
     return tuple(join_blocks(array, length) for array in gradients)
 
 

@@ -43,11 +43,11 @@ def add_token_to_state(hidden: jax.Array, w_in: jax.Array, value: jax.Array) -> 
 
 def compute_token_output(w_out: jax.Array, hidden: jax.Array, scale: jax.Array | None) -> jax.Array:
     """Computes the output of a token, `w_out . gelu(scale A)`, [batch, heads, features]."""
-    units = jax.nn.gelu(hidden if scale is None else hidden * _expand_per_row(scale)).astype(w_out.dtype)
+    units = jax.nn.gelu(hidden if scale is None else hidden * _append_state_axes(scale)).astype(w_out.dtype)
     return jnp.einsum('bhk,bhkf->bhf', w_out, units)
 
 
-def block_length(w_in: jax.Array, value: jax.Array) -> int:
+def choose_block_length(w_in: jax.Array, value: jax.Array) -> int:
     """Returns the number of tokens per block: at most the number of hidden units, with blocks of equal length."""
     length, hidden = value.shape[1], w_in.shape[-1]
     return -(-length // -(-length // hidden))
@@ -61,8 +61,8 @@ def forward(tokens: TokenArrays, start: jax.Array | None) -> jax.Array:
         return hidden, compute_token_output(token.w_out, hidden, token.scale)
 
     first = zero_state(tokens) if start is None else start
-    _, mixed = jax.lax.scan(mix_token, first, jax.tree.map(_swap_axes, tokens))
-    return _swap_axes(mixed).astype(tokens.value.dtype)
+    _, mixed = jax.lax.scan(mix_token, first, jax.tree.map(_swap_batch_and_length, tokens))
+    return _swap_batch_and_length(mixed).astype(tokens.value.dtype)
 
 
 def backward(
@@ -84,9 +84,9 @@ def backward(
         total = jnp.einsum('bthk,bthf->bhkf', w_in, exact.value)
         return total + _reset_state(first, None if starts is None else (starts[:, position] == 0).astype(jnp.float32))
 
-    def token_gradients(carry, inputs):
+    def compute_token_gradients(carry, inputs):
         (hidden, later), (position, token, gradient) = carry, inputs
-        scale = 1.0 if token.scale is None else _expand_per_row(token.scale)
+        scale = 1.0 if token.scale is None else _append_state_axes(token.scale)
         units, pull_back = jax.vjp(lambda hidden: jax.nn.gelu(hidden * scale), hidden)
         grad_w_out = jnp.einsum('bhkf,bhf->bhk', units, gradient)
         later = later + pull_back(_outer_product(token.w_out, gradient))[0]
@@ -98,10 +98,10 @@ def backward(
         return (before, _reset_state(later, token.keep)), (grad_w_in, grad_value, grad_w_out)
 
     carry = compute_state_after(index[-1]), jnp.zeros_like(first) if later is None else later
-    inputs = index, *jax.tree.map(_swap_axes, (exact, gradient))
-    (_, later), gradients = jax.lax.scan(token_gradients, carry, inputs, reverse=True)
+    inputs = index, *jax.tree.map(_swap_batch_and_length, (exact, gradient))
+    (_, later), gradients = jax.lax.scan(compute_token_gradients, carry, inputs, reverse=True)
     w_in, value, w_out = (
-        _swap_axes(array).astype(like.dtype) for array, like in zip(gradients, tokens[:3], strict=True)
+        _swap_batch_and_length(array).astype(like.dtype) for array, like in zip(gradients, tokens[:3], strict=True)
     )
     return BlockGradients(w_in, value, w_out, None if start is None else later)
 
@@ -112,12 +112,12 @@ def _outer_product(w: jax.Array, value: jax.Array) -> jax.Array:
 
 def _reset_state(hidden: jax.Array, keep: jax.Array | None) -> jax.Array:
     """Sets the state A to 0 in the rows for which `keep` is 0."""
-    return hidden if keep is None else hidden * _expand_per_row(keep)
+    return hidden if keep is None else hidden * _append_state_axes(keep)
 
 
-def _expand_per_row(array: jax.Array) -> jax.Array:
+def _append_state_axes(array: jax.Array) -> jax.Array:
     return array[:, None, None, None]
 
 
-def _swap_axes(array: jax.Array) -> jax.Array:
+def _swap_batch_and_length(array: jax.Array) -> jax.Array:
     return jnp.swapaxes(array, 0, 1)

@@ -13,7 +13,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from remixer_t5x.kernels import compile_target
-from remixer_t5x.kernels.compile_target import interprets_kernels
+from remixer_t5x.kernels.compile_target import is_interpreting_kernels
 from remixer_t5x.kernels.running_token_mlp_loop import BlockGradients, TokenArrays
 
 _LANES = 128
@@ -29,24 +29,24 @@ _HIDDEN_AXES, _FEATURE_AXES, _STATE_AXES = (3, 1, 0, 2), (1, 3, 0, 2), (2, 3, 0,
 
 def unsupported_reason(w_in: jax.Array, value: jax.Array) -> str | None:
     """Returns the reason why the kernel does not support this call, or None if the call is supported."""
-    is_supported = block_length(w_in, value) > 0
+    is_supported = choose_block_length(w_in, value) > 0
     return None if is_supported else f'requires narrower heads on this TPU, got {value.shape[-1]} features'
 
 
-def block_length(w_in: jax.Array, value: jax.Array) -> int:
+def choose_block_length(w_in: jax.Array, value: jax.Array) -> int:
     """Returns the number of tokens per block: a multiple of 8, or the whole row; 0 if no block fits into VMEM."""
     _, length, _, features = value.shape
     # Each token needs VMEM for a float32 copy of A, a double-buffered float32 output and two double-buffered inputs.
     bytes_per_token = _LANES * features * (4 + 2 * 4 + 4 * value.dtype.itemsize)
-    available = _vmem_limit() - _STATE_BYTES - _WEIGHT_BYTES
+    available = _get_vmem_limit() - _STATE_BYTES - _WEIGHT_BYTES
     return min(length, available // bytes_per_token // 8 * 8, _MAX_BLOCK_LENGTH)
 
 
-def _vmem_limit() -> int:
-    return min(_MAX_VMEM, compile_target.vmem_bytes(default=_MAX_VMEM))
+def _get_vmem_limit() -> int:
+    return min(_MAX_VMEM, compile_target.get_vmem_bytes(default=_MAX_VMEM))
 
 
-class _Operands(NamedTuple):
+class _KernelOperands(NamedTuple):
     """The fields of `TokenArrays` and the state A before the block, as operands of the kernels; None if unused."""
 
     w_in: Any  # [hidden, tokens, lanes]
@@ -67,12 +67,12 @@ def forward(tokens: TokenArrays, start: jax.Array | None) -> jax.Array:
     mixed = pl.pallas_call(
         _forward_kernel,
         grid=plan.grid,
-        in_specs=[plan.operand_specs(operands)],
+        in_specs=[plan.build_operand_specs(operands)],
         out_specs=plan.by_feature,
         out_shape=jax.ShapeDtypeStruct(operands.value.shape, _FLOAT32),
         scratch_shapes=[plan.row_scratch] * 2,
         name='running_token_mlp_forward',
-        **plan.call_options(operations=12, arrays=operands),
+        **plan.build_call_options(operations=12, arrays=operands),
     )(operands)
     return _lanes_to_heads(mixed, _FEATURE_AXES, tokens.value)
 
@@ -101,12 +101,12 @@ def backward(
     w_in_gradient, value_gradient, w_out_gradient, start_gradient = pl.pallas_call(
         _backward_kernel,
         grid=plan.grid,
-        in_specs=[plan.operand_specs(operands), state, plan.by_feature],
+        in_specs=[plan.build_operand_specs(operands), state, plan.by_feature],
         out_specs=[plan.by_unit, plan.by_feature, plan.by_unit, state],
         out_shape=shapes,
         scratch_shapes=[*[plan.row_scratch] * 4, pltpu.VMEM(plan.tile, _FLOAT32)],
         name='running_token_mlp_backward',
-        **plan.call_options(operations=30, arrays=(operands, operands)),
+        **plan.build_call_options(operations=30, arrays=(operands, operands)),
     )(operands, later, _heads_to_lanes(gradient, _FEATURE_AXES))
     return BlockGradients(
         _lanes_to_heads(w_in_gradient, _HIDDEN_AXES, tokens.w_in),
@@ -119,7 +119,7 @@ def backward(
 class _KernelPlan:
     """Division of the computation into kernel programs, each for at most 128 lanes and a few hidden units."""
 
-    def __init__(self, operands: _Operands):
+    def __init__(self, operands: _KernelOperands):
         hidden, length, lanes = operands.w_in.shape
         width, features = min(lanes, _LANES), operands.value.shape[1]
         bytes_per_unit = 6 * features * _LANES * 4  # three double-buffered float32 arrays [features, lanes]
@@ -134,24 +134,24 @@ class _KernelPlan:
         self.state = pl.BlockSpec((units, features, width), lambda lane, unit: (unit, 0, lane))
         self.num_activations = hidden * length * features * lanes
 
-    def operand_specs(self, operands: _Operands) -> _Operands:
+    def build_operand_specs(self, operands: _KernelOperands) -> _KernelOperands:
         specs = (self.by_unit, self.by_feature, self.by_unit, self.by_token, self.by_token, self.state)
-        return _Operands(*(None if array is None else spec for array, spec in zip(operands, specs, strict=True)))
+        return _KernelOperands(*(None if array is None else spec for array, spec in zip(operands, specs, strict=True)))
 
-    def call_options(self, operations: int, arrays: Any) -> dict[str, Any]:
+    def build_call_options(self, operations: int, arrays: Any) -> dict[str, Any]:
         moved = sum(array.size * array.dtype.itemsize for array in jax.tree.leaves(arrays))
         return {
             'cost_estimate': pl.CostEstimate(
                 flops=operations * self.num_activations, transcendentals=self.num_activations, bytes_accessed=moved
             ),
             'compiler_params': pltpu.CompilerParams(
-                dimension_semantics=('parallel', 'arbitrary'), vmem_limit_bytes=_vmem_limit()
+                dimension_semantics=('parallel', 'arbitrary'), vmem_limit_bytes=_get_vmem_limit()
             ),
-            'interpret': interprets_kernels(),
+            'interpret': is_interpreting_kernels(),
         }
 
 
-def _forward_kernel(operands: _Operands, mixed_ref, w_in_rows, w_out_rows):
+def _forward_kernel(operands: _KernelOperands, mixed_ref, w_in_rows, w_out_rows):
     @pl.when(pl.program_id(1) == 0)
     def initialize_output():
         mixed_ref[...] = jnp.zeros_like(mixed_ref)
@@ -161,7 +161,7 @@ def _forward_kernel(operands: _Operands, mixed_ref, w_in_rows, w_out_rows):
 
         def add_token(token, hidden):
             row = pl.ds(token, 1)
-            hidden = _add_token(operands, w_in_rows, hidden, token)
+            hidden = _add_token_to_state(operands, w_in_rows, hidden, token)
             mixed_ref[token] += w_out_rows[row] * jax.nn.gelu(_scale_state(operands, hidden, row))
             return hidden
 
@@ -172,7 +172,7 @@ def _forward_kernel(operands: _Operands, mixed_ref, w_in_rows, w_out_rows):
 
 
 def _backward_kernel(
-    operands: _Operands,
+    operands: _KernelOperands,
     later_ref,
     gradient_ref,
     w_in_gradient_ref,
@@ -191,14 +191,14 @@ def _backward_kernel(
     def initialize_value_gradient():
         value_gradient_ref[...] = jnp.zeros_like(value_gradient_ref)
 
-    def add_hidden_unit(unit, _):
+    def add_unit_gradients(unit, _):
         first = _load_hidden_unit(operands, w_in_rows, w_out_rows, unit)
 
         def update_state(token, hidden):
-            states[token] = _add_token(operands, w_in_rows, hidden, token)
+            states[token] = _add_token_to_state(operands, w_in_rows, hidden, token)
             return states[token]
 
-        def token_gradients(back, later):
+        def compute_token_gradients(back, later):
             token = length - 1 - back
             row = pl.ds(token, 1)
             gradient = gradient_ref[token].astype(_FLOAT32)
@@ -211,37 +211,37 @@ def _backward_kernel(
 
         jax.lax.fori_loop(0, length, update_state, first)
         later = jnp.zeros_like(first) if later_ref is None else later_ref[unit]
-        later = jax.lax.fori_loop(0, length, token_gradients, later)
+        later = jax.lax.fori_loop(0, length, compute_token_gradients, later)
         w_in_gradient_ref[unit] = w_in_gradient_rows[...].astype(w_in_gradient_ref.dtype)
         w_out_gradient_ref[unit] = w_out_gradient_rows[...].astype(w_out_gradient_ref.dtype)
         if start_gradient_ref is not None:
             start_gradient_ref[unit] = later
         return 0
 
-    jax.lax.fori_loop(0, operands.w_in.shape[0], add_hidden_unit, 0)
+    jax.lax.fori_loop(0, operands.w_in.shape[0], add_unit_gradients, 0)
 
 
-def _load_hidden_unit(operands: _Operands, w_in_rows, w_out_rows, unit) -> jax.Array:
+def _load_hidden_unit(operands: _KernelOperands, w_in_rows, w_out_rows, unit) -> jax.Array:
     """Copies a hidden unit's weights to scratch memory, and returns the unit's state before the block."""
     w_in_rows[...] = operands.w_in[unit].astype(_FLOAT32)
     w_out_rows[...] = operands.w_out[unit].astype(_FLOAT32)
     return jnp.zeros(operands.value.shape[1:], _FLOAT32) if operands.start is None else operands.start[unit]
 
 
-def _add_token(operands: _Operands, w_in_rows, hidden: jax.Array, token) -> jax.Array:
+def _add_token_to_state(operands: _KernelOperands, w_in_rows, hidden: jax.Array, token) -> jax.Array:
     """Adds the outer product of a token's `w_in` and `value` to the state A of a hidden unit."""
     row = pl.ds(token, 1)
     hidden_before = hidden if operands.keep is None else hidden * operands.keep[row]
     return hidden_before + w_in_rows[row] * operands.value[token].astype(_FLOAT32)
 
 
-def _scale_state(operands: _Operands, hidden: jax.Array, row) -> jax.Array:
+def _scale_state(operands: _KernelOperands, hidden: jax.Array, row) -> jax.Array:
     return hidden if operands.scale is None else hidden * operands.scale[row]
 
 
-def _build_operands(tokens: TokenArrays, start: jax.Array | None) -> _Operands:
+def _build_operands(tokens: TokenArrays, start: jax.Array | None) -> _KernelOperands:
     heads = tokens.value.shape[2]
-    return _Operands(
+    return _KernelOperands(
         _heads_to_lanes(tokens.w_in, _HIDDEN_AXES),
         _heads_to_lanes(tokens.value, _FEATURE_AXES),
         _heads_to_lanes(tokens.w_out, _HIDDEN_AXES),

@@ -54,7 +54,7 @@ class KernelCheck:
     tolerance = property(lambda self: 1e-2 if self.dtype == 'float32' else 3e-2)
 
 
-class KernelVerdict(NamedTuple):
+class KernelCheckResult(NamedTuple):
     """Result of a check: the kernel's relative error, or an error message if the kernel did not run."""
 
     difference: float | None = None
@@ -69,7 +69,7 @@ class KernelVerdict(NamedTuple):
         return f'failed its self-check ({check.dtype}, {check.call}): {reason}'
 
 
-def operand_shapes(tree: Any, rows: int | None = None) -> Any:
+def get_operand_shapes(tree: Any, rows: int | None = None) -> Any:
     """Returns the shape and dtype of each array in a tree; if `rows` is set, it replaces the size of the first axis."""
 
     def to_shape_struct(array: jax.Array) -> jax.ShapeDtypeStruct:
@@ -104,7 +104,7 @@ def failure_reason(check: KernelCheck) -> str | None:
     if compile_target.is_cross_compiling():
         return None
     if check.key not in _failures:
-        reason = run_check(check).failure_reason(check) if jax.process_index() == 0 else None
+        reason = run_kernel_check(check).failure_reason(check) if jax.process_index() == 0 else None
         if jax.process_count() > 1:
             failed = _run_outside_trace(multihost_utils.broadcast_one_to_all, np.array(reason is not None))
             reason = reason or ('failed its self-check in process 0' if failed else None)
@@ -120,54 +120,54 @@ def log_fallback(operation: str, kernel: str, unsupported_reason: str) -> None:
     )
 
 
-def run_check(check: KernelCheck, platform: str | None = None) -> KernelVerdict:
+def run_kernel_check(check: KernelCheck, platform: str | None = None) -> KernelCheckResult:
     """Runs a check on this device, or returns its cached result.
 
     If `platform` is set, runs the kernel of this platform in Pallas's interpreter, without caching the result.
     """
-    path = _cache_path(check) if platform is None else None
+    path = _get_cache_path(check) if platform is None else None
     if path is None:
-        return _run_outside_trace(_run_comparison, check, platform)
+        return _run_outside_trace(_compare_kernel_with_formula, check, platform)
     path.parent.mkdir(parents=True, exist_ok=True)
     # Another process may be running the same check.
     with filelock.FileLock(path.with_suffix('.lock')):
         if path.exists():
-            return KernelVerdict(**json.loads(path.read_text()))
+            return KernelCheckResult(**json.loads(path.read_text()))
         # Write the error message before running the check, because a crash would end this process.
         path.write_text(json.dumps({'error': f'crashed or hung in an earlier check; remove {path} to check again'}))
-        verdict = _run_outside_trace(_run_comparison, check, platform)
-        if verdict.error is None:
-            path.write_text(json.dumps(verdict._asdict()))
+        result = _run_outside_trace(_compare_kernel_with_formula, check, platform)
+        if result.error is None:
+            path.write_text(json.dumps(result._asdict()))
         else:
             # Do not cache exceptions, whose cause may be temporary, such as a lack of memory.
             path.unlink()
-    return verdict
+    return result
 
 
-def _run_comparison(check: KernelCheck, platform: str | None) -> KernelVerdict:
-    target = compile_target.compiling_for(platform, interpret=True) if platform else contextlib.nullcontext()
+def _compare_kernel_with_formula(check: KernelCheck, platform: str | None) -> KernelCheckResult:
+    target = compile_target.compile_for_platform(platform, interpret=True) if platform else contextlib.nullcontext()
     try:
         with target:
-            return KernelVerdict(compute_difference(check))
+            return KernelCheckResult(compute_relative_error(check))
     except Exception as error:
-        return KernelVerdict(error=f'{type(error).__name__}: {error}'.splitlines()[0][:300])
+        return KernelCheckResult(error=f'{type(error).__name__}: {error}'.splitlines()[0][:300])
 
 
-def compute_difference(check: KernelCheck) -> float:
+def compute_relative_error(check: KernelCheck) -> float:
     """Returns the largest relative error, in the Euclidean norm, of the kernel's output and gradients."""
-    operands = _random_operands(check)
+    operands = _draw_random_operands(check)
     exact = jax.tree.map(lambda array: array.astype(jnp.float32) if _is_float_array(array) else array, operands)
     shape = jax.eval_shape(check.formula, *exact).shape
     direction = np.float32(np.random.default_rng(1).standard_normal(shape))
-    actual = _value_and_gradients(check.run, operands, direction)
+    actual = _compute_value_and_gradients(check.run, operands, direction)
     with jax.default_matmul_precision('highest'):
-        expected = _value_and_gradients(check.formula, exact, direction)
+        expected = _compute_value_and_gradients(check.formula, exact, direction)
     norm = np.linalg.norm
     errors = [norm(np.float32(a) - e) / (norm(e) + 1e-30) for a, e in zip(actual, expected, strict=True)]
     return float(np.max(errors))
 
 
-def _value_and_gradients(function: Callable[..., jax.Array], operands: Any, direction: Any) -> list[jax.Array]:
+def _compute_value_and_gradients(function: Callable[..., jax.Array], operands: Any, direction: Any) -> list[jax.Array]:
     """Returns the output y of `function`, and the gradients of `y . direction` for all float operands."""
 
     @jax.jit
@@ -179,7 +179,7 @@ def _value_and_gradients(function: Callable[..., jax.Array], operands: Any, dire
     return compute_with_gradients(*operands)
 
 
-def _random_operands(check: KernelCheck) -> Any:
+def _draw_random_operands(check: KernelCheck) -> Any:
     """Returns normally distributed arrays, and segment ids of three examples in a full row and in a padded row."""
     rng = np.random.default_rng(0)
 
@@ -203,7 +203,7 @@ def _run_outside_trace(function: Callable[..., Any], *args: Any) -> Any:
         return executor.submit(function, *args).result()
 
 
-def _cache_path(check: KernelCheck) -> pathlib.Path | None:
+def _get_cache_path(check: KernelCheck) -> pathlib.Path | None:
     """Returns the cache file of a check, or None if JAX's compilation cache is disabled."""
     folder, device = jax.config.jax_compilation_cache_dir, jax.local_devices()[0]
     if not folder:

@@ -13,7 +13,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from remixer_t5x.kernels import self_check, window_mlp_gpu, window_mlp_tpu
 from remixer_t5x.kernels.attention_formula import ATTENTION_OUTPUT
-from remixer_t5x.kernels.compile_target import on_single_cpu, target_platform
+from remixer_t5x.kernels.compile_target import get_target_platform, targets_single_cpu
 from remixer_t5x.kernels.reshaping import join_blocks, split_blocks
 
 _KERNELS = {'gpu': window_mlp_gpu, 'tpu': window_mlp_tpu}
@@ -43,7 +43,7 @@ def mix_windows(weights: TokenMLP, tokens: jax.Array, scale: jax.Array | None, i
     Returns:
         [batch, length, embed].
     """
-    platform = target_platform()
+    platform = get_target_platform()
     if kernel := _KERNELS.get(platform):
         shape = len(tokens), weights.wi.shape[1]
         out = jnp.broadcast_to(weights.wo, shape) if scale is None else weights.wo * scale
@@ -51,26 +51,26 @@ def mix_windows(weights: TokenMLP, tokens: jax.Array, scale: jax.Array | None, i
         unsupported_reason = kernel.unsupported_reason(weights.wi, tokens)
         # The GPU kernel needs no check, because XLA generates it.
         if unsupported_reason is None and platform == 'tpu':
-            unsupported_reason = self_check.failure_reason(_build_check(*operands))
+            unsupported_reason = self_check.failure_reason(_build_kernel_check(*operands))
         if unsupported_reason is None:
             return kernel.apply_mlp(*operands) + weights.wo_bias
         self_check.log_fallback('the window mixer', f'the {platform} kernel', unsupported_reason)
     return _mix_by_formula(weights, tokens, scale, ids)
 
 
-def _build_check(wi, bias, out, tokens, ids) -> self_check.KernelCheck:
+def _build_kernel_check(wi, bias, out, tokens, ids) -> self_check.KernelCheck:
     (window, hidden), (_, length, features), packed = wi.shape, tokens.shape, ids is not None
 
-    def formula(wi, bias, out, tokens, ids):
+    def mix_by_formula(wi, bias, out, tokens, ids):
         ones, zero = jnp.ones(hidden, wi.dtype), jnp.zeros((), wi.dtype)
         return _mix_by_formula(TokenMLP(wi, bias, ones, zero), tokens, out, ids)
 
     shapes = (
-        *self_check.operand_shapes((wi, bias)),
-        *self_check.operand_shapes((out, tokens, ids), self_check.NUM_CHECK_ROWS),
+        *self_check.get_operand_shapes((wi, bias)),
+        *self_check.get_operand_shapes((out, tokens, ids), self_check.NUM_CHECK_ROWS),
     )
     call = f'{length} tokens, window {window}, {hidden} units, {features} features{", packed" * packed}'
-    return self_check.KernelCheck('window_mlp_tpu', call, window_mlp_tpu.apply_mlp, formula, shapes)
+    return self_check.KernelCheck('window_mlp_tpu', call, window_mlp_tpu.apply_mlp, mix_by_formula, shapes)
 
 
 @jax.custom_vjp
@@ -98,7 +98,7 @@ _mix_by_formula.defvjp(_forward_rule, _backward_rule)
 
 def _mix_chunks(weights, tokens, scale, ids):
     # On a single CPU, process one row at a time: its hidden units remain in cache, which halves the time.
-    if not on_single_cpu():
+    if not targets_single_cpu():
         return _mix_rows_by_chunk(weights, tokens, scale, ids)
 
     def mix_row(row):

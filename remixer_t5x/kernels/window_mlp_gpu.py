@@ -35,7 +35,7 @@ def apply_mlp(wi: jax.Array, bias: jax.Array, out: jax.Array, tokens: jax.Array,
 
 def _forward_rule(*operands: Any) -> tuple[jax.Array, Any]:
     wi, bias, out, tokens, ids = operands
-    units = sigmoid_gelu(_pre_activations(wi, bias, tokens, ids))
+    units = sigmoid_gelu(_compute_pre_activations(wi, bias, tokens, ids))
     mixed = jnp.sum(_broadcast_over_tokens(out) * units, axis=2).astype(tokens.dtype)
     return checkpoint_name(mixed, ATTENTION_OUTPUT), operands
 
@@ -43,11 +43,11 @@ def _forward_rule(*operands: Any) -> tuple[jax.Array, Any]:
 def _backward_rule(operands: Any, gradient: jax.Array) -> tuple[jax.Array | None, ...]:
     wi, bias, out, tokens, ids = operands
     gradient = gradient.astype(_FLOAT32)[:, :, None]
-    units = sigmoid_gelu(_pre_activations(prevent_cse(wi.astype(_FLOAT32), 1), bias, tokens, ids))
+    units = sigmoid_gelu(_compute_pre_activations(prevent_cse(wi.astype(_FLOAT32), 1), bias, tokens, ids))
     out_gradient = jnp.sum(units * gradient, axis=(1, 3))
-    _, slope = sigmoid_gelu_and_slope(_pre_activations(prevent_cse(wi.astype(_FLOAT32), 2), bias, tokens, ids))
+    _, slope = sigmoid_gelu_and_slope(_compute_pre_activations(prevent_cse(wi.astype(_FLOAT32), 2), bias, tokens, ids))
     hidden_gradient = (_broadcast_over_tokens(out) * slope * gradient).astype(tokens.dtype)
-    wi_gradient, bias_gradient, token_gradient = _input_gradients(wi, tokens, ids, hidden_gradient)
+    wi_gradient, bias_gradient, token_gradient = _compute_input_gradients(wi, tokens, ids, hidden_gradient)
     gradients = zip((wi, bias, out), (wi_gradient, bias_gradient, out_gradient), strict=True)
     return *(gradient.astype(weights.dtype) for weights, gradient in gradients), token_gradient, None
 
@@ -59,7 +59,7 @@ def _broadcast_over_tokens(out: jax.Array) -> jax.Array:
     return out.astype(_FLOAT32)[:, None, :, None]
 
 
-def _pre_activations(wi: jax.Array, bias: jax.Array, tokens: jax.Array, ids: jax.Array | None) -> jax.Array:
+def _compute_pre_activations(wi: jax.Array, bias: jax.Array, tokens: jax.Array, ids: jax.Array | None) -> jax.Array:
     """Returns the hidden units before the activation, [batch, length, hidden, features] float32."""
     window, length = wi.shape[0], tokens.shape[1]
     padded = jnp.pad(tokens, ((0, 0), (window - 1, 0), (0, 0)))
@@ -73,7 +73,7 @@ def _pre_activations(wi: jax.Array, bias: jax.Array, tokens: jax.Array, ids: jax
     return total
 
 
-def _input_gradients(
+def _compute_input_gradients(
     wi: jax.Array, tokens: jax.Array, ids: jax.Array | None, hidden_gradient: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns the gradients of wi, bias and tokens, given the gradient of the pre-activations."""

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec
 
 from remixer_t5x.kernels import compile_target
 from remixer_t5x.kernels.attention_formula import ATTENTION_OUTPUT
-from remixer_t5x.kernels.compile_target import batch_and_head_axes, interprets_kernels, wrap_in_shard_map
+from remixer_t5x.kernels.compile_target import get_batch_and_head_axes, is_interpreting_kernels, wrap_in_shard_map
 from remixer_t5x.kernels.gelu import sigmoid_gelu, sigmoid_gelu_and_slope
 from remixer_t5x.kernels.reshaping import expand_window_weights, same_example_mask
 
@@ -30,7 +30,7 @@ BLOCK = 32
 _MAX_HIDDEN_BYTES = 2 * 2**20
 
 
-class _Operands(NamedTuple):
+class _KernelOperands(NamedTuple):
     """Operands of the kernels."""
 
     tokens: Any  # [batch, length, features], zero at padding; the length is a multiple of BLOCK
@@ -70,40 +70,40 @@ def apply_mlp(wi: jax.Array, bias: jax.Array, out: jax.Array, tokens: jax.Array,
     same_example = None
     if ids is not None:
         same_example = same_example_mask(jnp.pad(ids, fill), BLOCK).reshape(*tokens.shape[:2], -1).astype(tokens.dtype)
-    operands = _Operands(tokens, weights, same_example, bias.astype(_FLOAT32), out.astype(_FLOAT32))
+    operands = _KernelOperands(tokens, weights, same_example, bias.astype(_FLOAT32), out.astype(_FLOAT32))
     return _differentiable_window_mlp(operands)[:, :length]
 
 
 @jax.custom_vjp
-def _differentiable_window_mlp(operands: _Operands) -> jax.Array:
+def _differentiable_window_mlp(operands: _KernelOperands) -> jax.Array:
     return _forward_rule(operands)[0]
 
 
-def _forward_rule(operands: _Operands) -> tuple[jax.Array, _Operands]:
-    by_row, specs = _partition_specs(operands)
+def _forward_rule(operands: _KernelOperands) -> tuple[jax.Array, _KernelOperands]:
+    by_row, specs = _build_partition_specs(operands)
     return checkpoint_name(wrap_in_shard_map(_forward, (specs,), by_row)(operands), ATTENTION_OUTPUT), operands
 
 
-def _backward_rule(operands: _Operands, gradient: jax.Array) -> tuple[_Operands]:
-    by_row, specs = _partition_specs(operands)
+def _backward_rule(operands: _KernelOperands, gradient: jax.Array) -> tuple[_KernelOperands]:
+    by_row, specs = _build_partition_specs(operands)
     # Each device returns the gradients of the weights and the bias for its rows; their sums are computed below.
     run = wrap_in_shard_map(_backward, (specs, by_row), (by_row, by_row, by_row, by_row))
     tokens, weights, bias, out = run(operands, gradient)
     weights, bias = jnp.sum(weights, axis=0).astype(operands.weights.dtype), jnp.sum(bias, axis=0)
-    return (_Operands(tokens, weights, None, bias, out),)
+    return (_KernelOperands(tokens, weights, None, bias, out),)
 
 
 _differentiable_window_mlp.defvjp(_forward_rule, _backward_rule)
 
 
-def _partition_specs(operands: _Operands) -> tuple[PartitionSpec, _Operands]:
+def _build_partition_specs(operands: _KernelOperands) -> tuple[PartitionSpec, _KernelOperands]:
     """Returns the partition spec of arrays [batch, ...] and the partition specs of the operands."""
-    rows, _ = batch_and_head_axes(operands.tokens.shape[0], 1)
+    rows, _ = get_batch_and_head_axes(operands.tokens.shape[0], 1)
     by_row, whole = PartitionSpec(rows), PartitionSpec()
-    return by_row, _Operands(by_row, whole, None if operands.same_example is None else by_row, whole, by_row)
+    return by_row, _KernelOperands(by_row, whole, None if operands.same_example is None else by_row, whole, by_row)
 
 
-def _forward(operands: _Operands) -> jax.Array:
+def _forward(operands: _KernelOperands) -> jax.Array:
     plan = _KernelPlan(operands)
     return pl.pallas_call(
         functools.partial(_forward_kernel, plan),
@@ -111,14 +111,14 @@ def _forward(operands: _Operands) -> jax.Array:
         in_specs=plan.in_specs,
         out_specs=plan.current,
         out_shape=jax.ShapeDtypeStruct(operands.tokens.shape, operands.tokens.dtype),
-        scratch_shapes=[plan.hidden_scratch(_FLOAT32)],
+        scratch_shapes=[plan.hidden_scratch_shape(_FLOAT32)],
         cost_estimate=plan.estimate_cost(1, operands, operands.tokens, operands.tokens),
-        interpret=interprets_kernels(),
+        interpret=is_interpreting_kernels(),
         name='window_mlp_forward',
     )(operands.tokens, operands)
 
 
-def _backward(operands: _Operands, gradient: jax.Array) -> tuple[jax.Array, ...]:
+def _backward(operands: _KernelOperands, gradient: jax.Array) -> tuple[jax.Array, ...]:
     """Returns the gradients of tokens, weights [1, ...], bias [1, ...] and out for the rows of one device."""
     plan = _KernelPlan(operands)
     token_shape, bias_shape = operands.tokens.shape, (plan.hidden, plan.tile)
@@ -135,9 +135,9 @@ def _backward(operands: _Operands, gradient: jax.Array) -> tuple[jax.Array, ...]
             pl.BlockSpec((None, *bias_shape), lambda row, block_index, tile: (row, 0, 0)),
         ),
         out_shape=tuple(jax.ShapeDtypeStruct(shape, _FLOAT32) for shape in shapes),
-        scratch_shapes=[plan.hidden_scratch(_FLOAT32), plan.hidden_scratch(operands.tokens.dtype)],
+        scratch_shapes=[plan.hidden_scratch_shape(_FLOAT32), plan.hidden_scratch_shape(operands.tokens.dtype)],
         cost_estimate=plan.estimate_cost(3, operands, *[operands.tokens] * 4),
-        interpret=interprets_kernels(),
+        interpret=is_interpreting_kernels(),
         name='window_mlp_backward',
     )(operands.tokens, operands, gradient)
     # Each token is read twice, in the previous block and in the current block: add both gradients.
@@ -148,7 +148,7 @@ def _backward(operands: _Operands, gradient: jax.Array) -> tuple[jax.Array, ...]
 class _KernelPlan:
     """Division of the computation into kernel programs, each for one block of tokens and one tile of features."""
 
-    def __init__(self, operands: _Operands):
+    def __init__(self, operands: _KernelOperands):
         self.batch, self.length, self.features = operands.tokens.shape
         self.hidden = operands.bias.shape[0]
         max_tile = _MAX_HIDDEN_BYTES // (4 * self.hidden * BLOCK)
@@ -164,9 +164,9 @@ class _KernelPlan:
             same_example = pl.BlockSpec((None, BLOCK, 2 * BLOCK), lambda row, block_index, tile: (row, block_index, 0))
         scalars = pl.BlockSpec(memory_space=pltpu.SMEM)
         # The tokens are passed twice: as the previous block and as the current block.
-        self.in_specs = [before, _Operands(self.current, self.weights, same_example, scalars, scalars)]
+        self.in_specs = [before, _KernelOperands(self.current, self.weights, same_example, scalars, scalars)]
 
-    def hidden_scratch(self, dtype: Any) -> Any:
+    def hidden_scratch_shape(self, dtype: Any) -> Any:
         return pltpu.VMEM((self.hidden * BLOCK, self.tile), dtype)
 
     def estimate_cost(self, products: int, *arrays: Any) -> pl.CostEstimate:
@@ -175,7 +175,7 @@ class _KernelPlan:
         return pl.CostEstimate(flops=products * 4 * BLOCK * units, transcendentals=units, bytes_accessed=moved)
 
 
-def _load_weights_and_tokens(plan: _KernelPlan, before_ref, operands: _Operands) -> tuple[jax.Array, jax.Array]:
+def _load_weights_and_tokens(plan: _KernelPlan, before_ref, operands: _KernelOperands) -> tuple[jax.Array, jax.Array]:
     """Loads the weights, masked in packed rows, and the tokens of both blocks, [2 * BLOCK, tile]."""
     weights, before = operands.weights[...], before_ref[...]
     if operands.same_example is not None:
@@ -191,7 +191,7 @@ def _matmul(a: jax.Array, b: jax.Array, contracted: tuple[int, int] = (1, 0)) ->
     )
 
 
-def _forward_kernel(plan: _KernelPlan, before_ref, operands: _Operands, mixed_ref, hidden_ref):
+def _forward_kernel(plan: _KernelPlan, before_ref, operands: _KernelOperands, mixed_ref, hidden_ref):
     row = pl.program_id(0)
     hidden_ref[...] = _matmul(*_load_weights_and_tokens(plan, before_ref, operands))
 
@@ -206,7 +206,7 @@ def _forward_kernel(plan: _KernelPlan, before_ref, operands: _Operands, mixed_re
 def _backward_kernel(
     plan: _KernelPlan,
     before_ref,
-    operands: _Operands,
+    operands: _KernelOperands,
     gradient_ref,
     before_gradient_ref,
     current_gradient_ref,

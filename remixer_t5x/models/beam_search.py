@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from remixer_t5x import ranges
-from remixer_t5x.kernels.compile_target import on_single_cpu
+from remixer_t5x.kernels.compile_target import targets_single_cpu
 from remixer_t5x.models.decoding import Cache, DecodingResult, Generation, top_values
 from remixer_t5x.models.logits_processors import LogitsOptions
 
@@ -226,7 +226,7 @@ def _reorder_cache(cache: Cache, beam_leaves: list[bool], parents: jax.Array) ->
     leaves, tree = jax.tree.flatten(cache)
     old = [leaf for leaf, has_beams in zip(leaves, beam_leaves, strict=True) if has_beams]
     # A loop of small copies is faster than one gather only on a single CPU device.
-    new = iter(_copy_rows(old, parents) if on_single_cpu() else _gather_rows(old, parents))
+    new = iter(_copy_rows(old, parents) if targets_single_cpu() else _gather_rows(old, parents))
     return tree.unflatten(
         [next(new) if has_beams else leaf for leaf, has_beams in zip(leaves, beam_leaves, strict=True)]
     )

@@ -10,7 +10,7 @@ import pytest
 from remixer_t5x.errors import UserError
 from remixer_t5x.kernels import attention, attention_cudnn, attention_formula, attention_tpu_kernel, self_check
 from remixer_t5x.kernels.attention_formula import DistanceBias, Visibility
-from remixer_t5x.kernels.compile_target import compiling_for
+from remixer_t5x.kernels.compile_target import compile_for_platform
 
 B, Q, K, H, D = 3, 5, 7, 2, 4
 
@@ -30,7 +30,7 @@ def plain(query, key, value, mask, bias, softcap=None):
     [(True, (B, 1, Q, K), 1, None), (False, (1, 1, Q, K), 3, 1.5), (True, (B, 1, 1, K), 3, 1.5)],
 )
 def test_the_formula_equals_plain_attention_with_gradients(monkeypatch, by_rows, with_bias, mask_shape, group, softcap):
-    monkeypatch.setattr(attention_formula, 'on_single_cpu', lambda: by_rows)
+    monkeypatch.setattr(attention_formula, 'targets_single_cpu', lambda: by_rows)
     rng = np.random.default_rng(0)
     sizes = (Q, group * H), (K, H), (K, H)
     query, key, value = (jnp.asarray(rng.normal(size=(B, *size, D)), jnp.float32) for size in sizes)
@@ -110,13 +110,13 @@ def test_a_kernel_equals_the_formula_with_gradients(case, platform, monkeypatch)
         return jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2, 3), has_aux=True))(*arguments)
 
     expected = value_and_gradients(functools.partial(attention.attention, implementation='formula'))
-    with compiling_for(platform, interpret=True):
+    with compile_for_platform(platform, interpret=True):
         actual = value_and_gradients(attention.KERNELS[platform][1].attend)
     jax.tree.map(lambda a, e: np.testing.assert_allclose(a, e, rtol=2e-4, atol=2e-4), actual, expected)
 
 
 def test_segment_features_separate_the_segments_of_packed_rows():
-    sets = attention_cudnn._segment_sets()[:600]
+    sets = attention_cudnn._build_segment_sets()[:600]
     products = jnp.einsum(
         'qf,kf->qk',
         sets.astype(jnp.bfloat16),
@@ -133,7 +133,7 @@ def test_an_unsupported_call_raises_an_error_with_the_reason():
     bias = jnp.zeros((1, 1, 4, 4))
 
     def assert_rejected(platform, implementation, reason, bias=None, visibility=unpacked, x=heads, chip=None):
-        with compiling_for(platform, chip=chip), pytest.raises(UserError, match=reason):
+        with compile_for_platform(platform, chip=chip), pytest.raises(UserError, match=reason):
             attention.attention(x, x, x, visibility, bias, implementation)
 
     assert_rejected('cpu', 'flash', "one of auto, formula, tpu_kernel, cudnn, got 'flash'")
@@ -156,7 +156,7 @@ def test_auto_falls_back_to_the_formula_and_logs_it_once(caplog):
     unpacked = Visibility(None, jnp.ones((1, 4), jnp.int32))
     self_check.log_fallback.cache_clear()
     for _ in range(2):
-        with compiling_for('gpu'):
+        with compile_for_platform('gpu'):
             np.testing.assert_allclose(attention.attention(heads, heads, heads, unpacked), heads, rtol=1e-6)
     [record] = caplog.records
     assert 'cudnn' in record.message and 'float32' in record.message
@@ -169,11 +169,11 @@ def test_a_decoding_step_equals_plain_attention_in_both_cache_layouts(monkeypatc
     bias = jnp.asarray(rng.normal(size=(1, H, 2, K)), jnp.float32)
     expected = plain(query, key, value, mask, bias)
     for platform, dimensions in (('cpu', 4), ('tpu', 3)):
-        monkeypatch.setattr(attention_formula, 'target_platform', lambda platform=platform: platform)
+        monkeypatch.setattr(attention_formula, 'get_target_platform', lambda platform=platform: platform)
         cached_key, cached_value = (
             attention_formula.memory_key_to_cache_layout(key),
             attention_formula.to_cache_layout(value)[0],
         )
         assert cached_key.ndim == cached_value.ndim == dimensions
-        mixed = attention_formula.attend_step(query, cached_key, cached_value, mask, bias)
+        mixed = attention_formula.attend_decoding_step(query, cached_key, cached_value, mask, bias)
         np.testing.assert_allclose(mixed, expected, rtol=1e-5, atol=1e-6)

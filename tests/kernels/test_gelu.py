@@ -5,13 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from remixer_t5x.kernels import gelu
-from remixer_t5x.kernels.compile_target import compiling_for
+from remixer_t5x.kernels.compile_target import compile_for_platform
 
 INPUTS = np.concatenate([np.linspace(-30, 30, 61), [-300.0, -1e-3, 0.0, 1e-3, 300.0]]).astype(np.float32)
 
 
 def test_gelu_equals_its_definition_for_small_and_large_inputs():
-    with compiling_for('gpu'):
+    with compile_for_platform('gpu'):
         actual = jax.vmap(jax.value_and_grad(gelu.gelu))(jnp.asarray(INPUTS))
     x = INPUTS.astype(np.float64)
     inner = np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)
@@ -54,7 +54,7 @@ def test_gelu_times_equals_autodiff():
     def value_and_gradients(product):
         return jax.jit(jax.value_and_grad(lambda *both: jnp.sum(weights * product(*both)), argnums=(0, 1)))(x, factor)
 
-    with compiling_for('gpu'):
+    with compile_for_platform('gpu'):
         actual = value_and_gradients(gelu.multiply_by_gelu)
     expected = value_and_gradients(plain)
     jax.tree.map(lambda a, e: np.testing.assert_allclose(a, e, rtol=1e-4, atol=1e-5), actual, expected)

@@ -7,7 +7,7 @@ from flax import linen as nn
 from remixer_t5x.api.model_building import build_model
 from remixer_t5x.data import batch_formats
 from remixer_t5x.devices import jax_workarounds
-from remixer_t5x.kernels.compile_target import compiling_for
+from remixer_t5x.kernels.compile_target import compile_for_platform
 from remixer_t5x.models import interface
 
 SMALL = {'EMBED_DIM': 128, 'NUM_ENCODER_LAYERS': 1, 'NUM_DECODER_LAYERS': 1, 'VOCAB_SIZE': 64, 'DTYPE': 'bfloat16'}
@@ -28,7 +28,7 @@ def test_a_gradient_lowers_without_a_warning(name, options, platform, chip, lowe
     model = build_model(f'models/{name}.gin', 'sizes/tiny.gin', **SMALL, **options)
     batch = batch_formats.get_abstract_batch(model.model_type, {'inputs': 32, 'targets': 16}, 2, True)
     shapes = {key: array.shape for key, array in batch.items()}
-    with compiling_for(platform, chip=chip), jax_workarounds.assume_cudnn_version(90800):
+    with compile_for_platform(platform, chip=chip), jax_workarounds.assume_cudnn_version(90800):
         params = nn.unbox(interface.param_shapes(model, shapes))
         traced = jax.jit(jax.grad(lambda params, batch: model.loss(params, batch)[0])).trace(params, batch)
         program = traced.lower(lowering_platforms=(lowering,)).as_text()

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remixer_t5x.kernels import running_token_mlp, running_token_mlp_tpu, running_token_mlp_unrolled
-from remixer_t5x.kernels.compile_target import compiling_for
+from remixer_t5x.kernels.compile_target import compile_for_platform
 
 HEADS, HIDDEN, FEATURES, LENGTH = 2, 4, 3, 13
 few_examples = settings(max_examples=10, deadline=None, derandomize=True, database=None)
@@ -40,8 +40,8 @@ def value_and_gradients(mix, ids, weights):
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def actual(platform, packed, blocks, ids, scale, *weights):
-    mix = functools.partial(running_token_mlp.mix_through_running_hidden, ids=ids, packed=packed, hidden_scale=scale)
-    with compiling_for(platform, interpret=True):
+    mix = functools.partial(running_token_mlp.apply_running_token_mlp, ids=ids, packed=packed, hidden_scale=scale)
+    with compile_for_platform(platform, interpret=True):
         return value_and_gradients(mix, ids, weights)
 
 
@@ -90,8 +90,8 @@ def test_gradients_stay_exact_for_large_sums(platform):
     )
     ids = jnp.ones((1, length), jnp.int32)
     scale = 1.0 / (jnp.arange(length)[None] + 1.0)
-    mix = functools.partial(running_token_mlp.mix_through_running_hidden, ids=ids, packed=False, hidden_scale=scale)
-    with compiling_for(platform, interpret=True):
+    mix = functools.partial(running_token_mlp.apply_running_token_mlp, ids=ids, packed=False, hidden_scale=scale)
+    with compile_for_platform(platform, interpret=True):
         actual = jax.jit(functools.partial(value_and_gradients, mix))(ids, (w_in, value, w_out))
     with jax.enable_x64(True):
         exact = [jnp.asarray(array, jnp.float64) for array in (w_in, value, w_out)]
@@ -115,9 +115,9 @@ def test_padding_does_not_change_the_result(platform):
     w_out = jnp.asarray(rng.normal(size=(1, LENGTH, HEADS, HIDDEN)), jnp.float32)
     ids = jnp.asarray([[1] * 6 + [0] * (LENGTH - 6)])
     padded_with_nan = [array.at[:, 6:].set(jnp.nan) for array in weights]
-    with compiling_for(platform, interpret=True):
-        expected = running_token_mlp.mix_through_running_hidden(*weights, w_out, ids, packed=False)
-        mixed = running_token_mlp.mix_through_running_hidden(*padded_with_nan, w_out, ids, packed=False)
+    with compile_for_platform(platform, interpret=True):
+        expected = running_token_mlp.apply_running_token_mlp(*weights, w_out, ids, packed=False)
+        mixed = running_token_mlp.apply_running_token_mlp(*padded_with_nan, w_out, ids, packed=False)
     np.testing.assert_array_equal(mixed[:, :6], expected[:, :6])
     assert np.all(np.isfinite(mixed))
 
@@ -131,12 +131,12 @@ def test_memory_is_length_times_width(platform, rows, packed):
         ids = jnp.ones((batch, length), jnp.int32)
 
         def loss(*weights):
-            return jnp.sum(running_token_mlp.mix_through_running_hidden(*weights, ids, packed=packed))
+            return jnp.sum(running_token_mlp.apply_running_token_mlp(*weights, ids, packed=packed))
 
         shapes = [
             jax.ShapeDtypeStruct((batch, length, heads, width), jnp.float32) for width in (hidden, features, hidden)
         ]
-        with compiling_for(platform, interpret=True):
+        with compile_for_platform(platform, interpret=True):
             compiled = jax.jit(jax.grad(loss, argnums=(0, 1, 2))).lower(*shapes).compile()
         return compiled.memory_analysis().temp_size_in_bytes
 

@@ -12,7 +12,7 @@ import pytest
 from remixer_t5x.errors import UserError
 from remixer_t5x.kernels import attention, self_check
 from remixer_t5x.kernels.attention_formula import Visibility
-from remixer_t5x.kernels.compile_target import compiling_for
+from remixer_t5x.kernels.compile_target import compile_for_platform
 from tests.kernels import broken_kernels
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -71,13 +71,13 @@ def test_a_correct_kernel_is_checked_once_and_used(monkeypatch, empty_cache, cap
         return broken_kernels.correct(*arguments)
 
     check = broken_kernels.check(broken_kernels.correct)
-    first = self_check.run_check(check)
+    first = self_check.run_kernel_check(check)
     assert first.difference < 1e-5 and first.failure_reason(check) is None
     assert len(list((empty_cache / self_check.CACHE_FOLDER).glob('*.json'))) == 1
     # A later start reads the cached result.
-    monkeypatch.setattr(self_check, 'compute_difference', None)
-    assert self_check.run_check(check) == first
-    monkeypatch.setattr(self_check, 'run_check', lambda check: first)
+    monkeypatch.setattr(self_check, 'compute_relative_error', None)
+    assert self_check.run_kernel_check(check) == first
+    monkeypatch.setattr(self_check, 'run_kernel_check', lambda check: first)
     run_attention(monkeypatch, kernel)
     assert calls and not caplog.records
 
@@ -85,17 +85,17 @@ def test_a_correct_kernel_is_checked_once_and_used(monkeypatch, empty_cache, cap
 def test_the_formula_is_used_after_a_crash(empty_cache):
     program = (
         'from remixer_t5x.kernels import self_check\nfrom tests.kernels import broken_kernels\n'
-        'self_check.run_check(broken_kernels.check(broken_kernels.kills_its_process))'
+        'self_check.run_kernel_check(broken_kernels.check(broken_kernels.kills_its_process))'
     )
     environment = {'JAX_PLATFORMS': 'cpu', 'JAX_COMPILATION_CACHE_DIR': str(empty_cache), 'PYTHONPATH': str(ROOT)}
     crashed = subprocess.run([sys.executable, '-c', program], env=environment, capture_output=True, text=True)
     assert crashed.returncode == -9, crashed.stderr
     check = broken_kernels.check(broken_kernels.kills_its_process)
-    reason = self_check.run_check(check).failure_reason(check)
+    reason = self_check.run_kernel_check(check).failure_reason(check)
     assert 'crashed or hung in an earlier check' in reason and str(empty_cache) in reason
 
 
 def test_programs_for_other_devices_are_not_checked(monkeypatch):
-    monkeypatch.setattr(self_check, 'run_check', None)
-    with compiling_for('tpu'):
+    monkeypatch.setattr(self_check, 'run_kernel_check', None)
+    with compile_for_platform('tpu'):
         assert self_check.failure_reason(broken_kernels.check(broken_kernels.raises)) is None

@@ -9,7 +9,7 @@ import pytest
 
 from remixer_t5x.context import SequenceContext
 from remixer_t5x.kernels import window_mlp, window_mlp_gpu, window_mlp_tpu
-from remixer_t5x.kernels.compile_target import compiling_for
+from remixer_t5x.kernels.compile_target import compile_for_platform
 from remixer_t5x.models.sublayers import mlp_mixer
 
 KERNELS = {'gpu': window_mlp_gpu, 'tpu': window_mlp_tpu}
@@ -50,7 +50,7 @@ def test_equals_the_formula_with_gradients(platform, length, window, packed):
     arrays = [*weights, jnp.where((ids > 0)[..., None], tokens, 0)]
     ids = ids if packed else None
     expected = value_and_gradients(formula, arrays, ids)
-    with compiling_for(platform, interpret=True):
+    with compile_for_platform(platform, interpret=True):
         assert KERNELS[platform].unsupported_reason(arrays[0], arrays[-1]) is None
         actual = value_and_gradients(KERNELS[platform].apply_mlp, arrays, ids)
     jax.tree.map(lambda a, e: np.testing.assert_allclose(a, e, rtol=1e-4, atol=1e-3), actual, expected)
@@ -67,7 +67,7 @@ def test_the_sublayer_uses_the_kernel_with_the_same_dropout(platform, monkeypatc
     apply = functools.partial(mixer.apply, params, x, ctx, rngs={'dropout': jax.random.key(2)})
     expected = apply()
     monkeypatch.setattr(window_mlp, '_mix_by_formula', None)
-    with compiling_for(platform, interpret=True):
+    with compile_for_platform(platform, interpret=True):
         np.testing.assert_allclose(apply(), expected, rtol=1e-4, atol=1e-4)
 
 
@@ -81,5 +81,5 @@ def test_the_sublayer_uses_the_kernel_with_the_same_dropout(platform, monkeypatc
 )
 def test_a_kernel_rejects_unsupported_calls(platform, chip, window, width, words):
     wi, tokens = jnp.zeros((window, HIDDEN)), jnp.zeros((1, 8, width), jnp.bfloat16)
-    with compiling_for(platform, chip=chip):
+    with compile_for_platform(platform, chip=chip):
         assert words in KERNELS[platform].unsupported_reason(wi, tokens)

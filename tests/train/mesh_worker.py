@@ -18,8 +18,8 @@ from remixer_t5x.costs import step_memory
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.kernels import attention
 from remixer_t5x.kernels.attention_formula import DistanceBias, Visibility
-from remixer_t5x.kernels.compile_target import compiling_for
-from remixer_t5x.kernels.running_token_mlp import mix_through_running_hidden
+from remixer_t5x.kernels.compile_target import compile_for_platform
+from remixer_t5x.kernels.running_token_mlp import apply_running_token_mlp
 from remixer_t5x.models.architecture.encoder_decoder import EncoderDecoder
 from remixer_t5x.models.architecture.layer import make_layer
 from remixer_t5x.models.architecture.stack import Stack
@@ -140,7 +140,7 @@ def mix_tokens(partitioner):
     ids = (token_ids() > 0).astype(np.int32)
 
     def compute(w_in, value, w_out):
-        return mix_through_running_hidden(w_in, value, w_out, ids, packed=False)
+        return apply_running_token_mlp(w_in, value, w_out, ids, packed=False)
 
     arrays = np.random.default_rng(0).normal(size=(3, ROWS, LENGTH, 2, 4)).astype(np.float32)
     return projections(compute, list(arrays), partitioner)
@@ -192,8 +192,8 @@ def main(path):
         generate(GROUPED_HEADS, partitioner) for partitioner in (Partitioner(devices=single), Partitioner(tensor=4))
     ]
     mesh = Partitioner(data=2, fsdp=2, tensor=2)
-    with compiling_for('tpu', interpret=True):
+    with compile_for_platform('tpu', interpret=True):
         tpu = {'attention': attend('tpu_kernel', mesh), 'running': mix_tokens(mesh), 'window': WINDOW(mesh)}
-    with compiling_for('gpu', interpret=True):
+    with compile_for_platform('gpu', interpret=True):
         gpu = {'running': mix_tokens(mesh), 'window': WINDOW(mesh), 'amlp': AMLP(mesh)}
     path.write_text(json.dumps({'runs': results, 'formula': formula, 'tpu': tpu, 'gpu': gpu, 'decoded': decoded}))

@@ -18,7 +18,7 @@ from remixer_t5x.data import batch_formats
 from remixer_t5x.devices import jax_workarounds, mesh
 from remixer_t5x.devices.hardware_table import CUDNN_VERSION, GPU_SHARE, Hardware, Topology
 from remixer_t5x.errors import UserError
-from remixer_t5x.kernels.compile_target import compiling_for
+from remixer_t5x.kernels.compile_target import compile_for_platform
 from remixer_t5x.models import lora
 from remixer_t5x.models.architecture import stack
 from remixer_t5x.optim import trainable
@@ -182,7 +182,7 @@ def trace_for_hardware(hardware: Hardware, compiler: str) -> Iterator[None]:
     platform = 'accelerator' if compiler == 'XLA:CPU' and hardware.platform != 'cpu' else hardware.platform
     chip = Topology.from_string(hardware.topology).chip if hardware.topology else None
     with contextlib.ExitStack() as contexts:
-        contexts.enter_context(compiling_for(platform, chip=chip))
+        contexts.enter_context(compile_for_platform(platform, chip=chip))
         if compiler == 'XLA:GPU':
             contexts.enter_context(jax_workarounds.assume_cudnn_version(CUDNN_VERSION))
         yield

@@ -14,7 +14,7 @@ from remixer_t5x.cli import arguments, console
 from remixer_t5x.cli.info.model import resolve_feature_lengths
 from remixer_t5x.data import batch_formats
 from remixer_t5x.kernels import self_check
-from remixer_t5x.kernels.compile_target import compiling_for
+from remixer_t5x.kernels.compile_target import compile_for_platform
 from remixer_t5x.models import interface
 from remixer_t5x.models.interface import Model
 from remixer_t5x.run_folder import model_dir
@@ -42,9 +42,9 @@ def print_kernel_checks(args: argparse.Namespace) -> None:
                 if key in checked:
                     continue
                 checked.add(key)
-                verdict = self_check.run_check(check, interpreted)
-                difference = '' if verdict.difference is None else f'{verdict.difference:.1e}'
-                result = verdict.error or ('failed' if verdict.failure_reason(check) else 'passed')
+                check_result = self_check.run_kernel_check(check, interpreted)
+                difference = '' if check_result.difference is None else f'{check_result.difference:.1e}'
+                result = check_result.error or ('failed' if check_result.failure_reason(check) else 'passed')
                 run_as = f"{interpreted}'s, interpreted" if interpreted else 'compiled'
                 tolerance = f'{check.tolerance:.0e}'
                 table.add_row(check.kernel, run_as, check.dtype, check.call, difference, tolerance, result)
@@ -74,7 +74,7 @@ def _collect_kernel_checks(
     """Returns checks of the kernels that a train step of the model uses."""
     batch = batch_formats.get_abstract_batch(model.model_type, lengths, self_check.NUM_CHECK_ROWS, pack)
     params = interface.param_shapes(model, {name: array.shape for name, array in batch.items()})
-    target = compiling_for(interpreted, interpret=True) if interpreted else contextlib.nullcontext()
+    target = compile_for_platform(interpreted, interpret=True) if interpreted else contextlib.nullcontext()
     with target, self_check.record_checks() as checks:
         jax.eval_shape(model.loss, nn.unbox(params), batch)
     return checks

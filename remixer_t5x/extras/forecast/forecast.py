@@ -8,7 +8,7 @@ from remixer_t5x.costs.step_memory import StepMemory, StepSpec, format_gibibytes
 from remixer_t5x.errors import UserError
 from remixer_t5x.extras.forecast import compiled_program, roofline
 from remixer_t5x.extras.forecast.roofline import RECOMPUTED, UPDATE, StepBound
-from remixer_t5x.kernels.compile_target import compiling_for
+from remixer_t5x.kernels.compile_target import compile_for_platform
 
 # Changes that save less than this fraction of the step time are not recommended.
 _MIN_SAVING = 0.03
@@ -66,7 +66,7 @@ def forecast_step(step: StepSpec, chip: str, slices: Sequence[int]) -> Forecast:
         ) from None
     program = compiled_program.parse_program(compiled.as_text(), len(slices))
     # The model is traced without custom kernels, because matrix products inside custom kernels are not counted.
-    with compiling_for('accelerator'):
+    with compile_for_platform('accelerator'):
         row_counts = model_counts.count_row_costs(step.model, step.batch)
     return Forecast(
         step=step,

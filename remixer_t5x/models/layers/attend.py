@@ -15,7 +15,7 @@ from remixer_t5x.kernels.attention import attention
 from remixer_t5x.kernels.attention_formula import (
     Bias,
     Visibility,
-    attend_step,
+    attend_decoding_step,
     attention_weights,
     expand_bias,
     memory_key_to_cache_layout,
@@ -64,7 +64,7 @@ def attend_to_sequence(
     else:
         mask = jnp.atleast_2d(cache.visible_positions(key_slots.shape[axis], ctx, window))[:, None, None]
     key_slots = key_slots if key_slots.ndim == 3 else jnp.swapaxes(key_slots, 2, 3)
-    return attend_step(query, key_slots, value_slots, mask, expand_bias(bias), softcap)
+    return attend_decoding_step(query, key_slots, value_slots, mask, expand_bias(bias), softcap)
 
 
 def attend_to_memory(
@@ -92,7 +92,7 @@ def attend_to_memory(
         return attention(query, key, value, visibility, None, ctx.attention, softcap)
     key = module.variable('cache', 'memory_key', lambda: memory_key_to_cache_layout(project('key'))).value
     value = module.variable('cache', 'memory_value', lambda: to_cache_layout(project_value())[0]).value
-    return attend_step(query, key, value, visibility.build_mask(), None, softcap)
+    return attend_decoding_step(query, key, value, visibility.build_mask(), None, softcap)
 
 
 def _sow_weights(

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from remixer_t5x import axes
-from remixer_t5x.kernels.compile_target import on_cpu, target_platform
+from remixer_t5x.kernels.compile_target import get_target_platform, targets_cpu
 
 # Parameter names of a LoRA adapter (`models.lora`), with shapes [in, rank] and [rank, features].
 LORA_IN, LORA_OUT = 'lora_in', 'lora_out'
@@ -82,7 +82,7 @@ def matmul(x: jax.Array, kernel: jax.Array) -> jax.Array:
     XLA:CPU turns the backward pass of a three-dimensional matmul into slow fused transposes. On TPUs, flattening the
     leading axes would add layout copies and zero-filled buffers, which would take a third of an encoder's time.
     """
-    if not on_cpu():
+    if not targets_cpu():
         return x @ kernel
     tokens = x.reshape(-1, x.shape[-1])
     return (tokens @ kernel).reshape(*x.shape[:-1], kernel.shape[-1])
@@ -169,13 +169,13 @@ def _group_matmul(x: FeatureGroups, kernel: jax.Array) -> FeatureGroups:
 
 
 def _batched_matmul(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    if target_platform() == 'gpu':
+    if get_target_platform() == 'gpu':
         # With all tokens in one axis, cuBLAS can read and write arrays [tokens, groups, width], so the transposes in
         # `split_groups` and `join_groups` need no copies.
         tokens = jnp.moveaxis(x, 0, -2)
         y = jnp.einsum('tgd,gdf->tgf', tokens.reshape(-1, *tokens.shape[-2:]), kernel)
         return jnp.moveaxis(y.reshape(*tokens.shape[:-1], -1), -2, 0)
-    if not on_cpu():
+    if not targets_cpu():
         return jnp.einsum('g...d,gdf->g...f', x, kernel)
     tokens = x.reshape(x.shape[0], -1, x.shape[-1])
     return (tokens @ kernel).reshape(*x.shape[:-1], kernel.shape[-1])

@@ -6,7 +6,7 @@ from flax import linen as nn
 
 from remixer_t5x import axes, ranges
 from remixer_t5x.errors import UserError
-from remixer_t5x.kernels.compile_target import target_platform
+from remixer_t5x.kernels.compile_target import get_target_platform
 
 
 class RMSNorm(nn.Module):
@@ -77,7 +77,7 @@ class GroupedRMSNorm(nn.Module):
         init = nn.with_logical_partitioning(nn.initializers.ones, (axes.EMBED,))
         scale = self.param('scale', init, (width,), jnp.float32)
         x32 = x.astype(jnp.float32)
-        inverse_rms = self._inverse_rms_without_reshape if target_platform() == 'tpu' else self._inverse_rms
+        inverse_rms = self._inverse_rms_without_reshape if get_target_platform() == 'tpu' else self._inverse_rms
         return (x32 * inverse_rms(jnp.square(x32)) * scale).astype(x.dtype)
 
     def _inverse_rms(self, squares: jax.Array) -> jax.Array:

@@ -10,7 +10,7 @@ from flax import linen as nn
 from remixer_t5x import axes, ranges
 from remixer_t5x.context import SequenceContext, check_length
 from remixer_t5x.kernels.attention_formula import DistanceBias
-from remixer_t5x.kernels.compile_target import target_platform
+from remixer_t5x.kernels.compile_target import get_target_platform
 
 # Sequence length of models that are built without data, as in T5.
 DEFAULT_MAX_LENGTH = 512
@@ -106,7 +106,7 @@ def _build_bias(values: jax.Array, ctx: SequenceContext) -> jax.Array | Distance
         return jnp.moveaxis(values, 1, 0)[:, :, None] if ctx.step.ndim else values[None, :, None]
     bias = DistanceBias(values)
     # Without a kernel, expand the values here once instead of in the attention of every layer.
-    return bias if target_platform() in ('tpu', 'gpu') and not ctx.decode else bias.expand_to_pairs()
+    return bias if get_target_platform() in ('tpu', 'gpu') and not ctx.decode else bias.expand_to_pairs()
 
 
 class RotaryEmbedding(nn.Module):

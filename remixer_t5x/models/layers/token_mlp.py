@@ -21,14 +21,14 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from remixer_t5x.kernels.attention_formula import ATTENTION_OUTPUT
-from remixer_t5x.kernels.compile_target import on_cpu
+from remixer_t5x.kernels.compile_target import targets_cpu
 
 Activation = Callable[[jax.Array], jax.Array]
 # Number of tokens in a block. Smaller blocks need less padding for short examples, but more steps for long examples.
 BLOCK_LENGTH = 64
 
 
-def mix_through_hidden(
+def apply_token_mlp(
     w_in: jax.Array,
     value: jax.Array,
     w_out: jax.Array,
@@ -90,7 +90,7 @@ def sum_outer_products(w_in: jax.Array, value: jax.Array, mask: jax.Array | None
     if mask is not None:
         # Mask both arrays, because a non-finite number times 0 is NaN.
         w_in, value = (jnp.where(mask[..., None, None], array, 0) for array in (w_in, value))
-    if on_cpu():
+    if targets_cpu():
         total = jnp.einsum('bnhk,bnhf->bhkf', w_in, value, preferred_element_type=jnp.float32)
         return checkpoint_name(total, ATTENTION_OUTPUT)
     # Accelerators accumulate in float32 in any case. If the result has the dtype of the operands, the backward pass
@@ -104,7 +104,7 @@ def sum_outer_products(w_in: jax.Array, value: jax.Array, mask: jax.Array | None
 
 def _can_drop_heads_axis(weights: jax.Array) -> bool:
     # XLA:GPU copies the operands of a matmul if a heads axis follows the token axis, even if its size is 1.
-    return weights.shape[2] == 1 and not on_cpu()
+    return weights.shape[2] == 1 and not targets_cpu()
 
 
 def _mix_example(activation, w_in, value, w_out, hidden_bias, mask):

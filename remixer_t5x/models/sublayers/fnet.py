@@ -13,7 +13,7 @@ from flax import linen as nn
 
 from remixer_t5x.context import SequenceContext
 from remixer_t5x.errors import UserError
-from remixer_t5x.kernels.compile_target import target_platform
+from remixer_t5x.kernels.compile_target import get_target_platform
 
 
 def fourier_real(x: jax.Array) -> jax.Array:
@@ -69,7 +69,7 @@ class FNet(nn.Module):
                 'set PACK = False, or ENCODER_MIXER = @attention.SelfAttention or @linear_attention.LinearAttention'
             )
         tokens = jnp.where(ctx.is_token[..., None], x, 0)
-        if target_platform() == 'tpu':
+        if get_target_platform() == 'tpu':
             # On TPUs, memory bandwidth limits the FFT, while the matmuls fully use the matrix unit.
             return fourier_real_by_matmul(tokens).astype(x.dtype)
         # On a single CPU device or GPU, the FFT is faster than the matmuls. XLA cannot partition an FFT, so each of

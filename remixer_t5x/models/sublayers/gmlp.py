@@ -22,9 +22,9 @@ from flax import linen as nn
 from remixer_t5x import axes, ranges
 from remixer_t5x.context import SequenceContext, check_length, check_no_prefix
 from remixer_t5x.errors import UserError
-from remixer_t5x.kernels.compile_target import target_platform
+from remixer_t5x.kernels.compile_target import get_target_platform
 from remixer_t5x.kernels.gelu import gelu, multiply_by_gelu, normalized_gelu
-from remixer_t5x.kernels.reshaping import gather_by_positions, spread_over_diagonals
+from remixer_t5x.kernels.reshaping import build_toeplitz_matrices, gather_by_positions
 from remixer_t5x.models.layers import cache
 from remixer_t5x.models.layers.attend import attend_to_sequence, sequence_visibility
 from remixer_t5x.models.layers.dense import Dense, LazyProduct, dropout, matmul
@@ -110,7 +110,7 @@ class ToeplitzSpatial(nn.Module):
             values = jnp.pad(values, (0, length - 1))
         center = self.max_length - 1  # index of the weight for distance 0
         if ctx.step is None:
-            return spread_over_diagonals(values[None, center + 1 - length : center + length], length)[0]
+            return build_toeplitz_matrices(values[None, center + 1 - length : center + length], length)[0]
         rows = jax.vmap(lambda step: jax.lax.dynamic_slice_in_dim(values, center - step, length))
         return rows(ctx.step)[:, None] if ctx.step.ndim else rows(ctx.step[None])
 
@@ -133,7 +133,7 @@ class TinyAttention(nn.Module):
             Dense(self.head_dim, (axes.EMBED, None), name=name).kernel(x.shape[-1], x.dtype)
             for name in ('query', 'key', 'value')
         ]
-        if target_platform() == 'gpu' and not ctx.decode:
+        if get_target_platform() == 'gpu' and not ctx.decode:
             # With three matmuls, a GPU would write three gradients of x, each larger than the projections.
             projected = jnp.split(matmul(x, jnp.concatenate(kernels, axis=-1)), 3, axis=-1)
         else:
@@ -158,7 +158,7 @@ class SpatialMixing(nn.Module):
         All arrays, including the result, are [batch, length, features].
         """
         norm = LayerNorm(axis=axes.MLP, name='norm')
-        if target_platform() == 'gpu' and not ctx.decode:
+        if get_target_platform() == 'gpu' and not ctx.decode:
             return self._mix_in_one_matmul(norm, inputs, gated, added, ctx)
         added = added.value() if isinstance(added, LazyProduct) else added
         activated = gelu(inputs)

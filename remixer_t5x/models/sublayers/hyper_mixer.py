@@ -25,7 +25,7 @@ from flax import linen as nn
 from remixer_t5x import axes, ranges
 from remixer_t5x.context import EncoderMemory, SequenceContext, require_encoder_memory
 from remixer_t5x.errors import UserError
-from remixer_t5x.kernels.running_token_mlp import mix_through_running_hidden
+from remixer_t5x.kernels.running_token_mlp import apply_running_token_mlp
 from remixer_t5x.kernels.running_token_mlp_loop import add_token_to_state, compute_token_output
 from remixer_t5x.models.layers import cache, token_mlp
 from remixer_t5x.models.layers.dense import GroupDense, dropout, split_groups
@@ -152,7 +152,7 @@ class HyperMixer(_HyperMixerBase):
         if self.length_scale:
             w_in = _divide_by_length(w_in, ctx)
         ids = ctx.segment_ids
-        return self._join_heads(token_mlp.mix_through_hidden(w_in, value, w_out, ids, ids, packed=ctx.packed))
+        return self._join_heads(token_mlp.apply_token_mlp(w_in, value, w_out, ids, ids, packed=ctx.packed))
 
     def _mix_causally(self, w_in: jax.Array, value: jax.Array, w_out: jax.Array, ctx: SequenceContext) -> jax.Array:
         scale = 1.0 / (ctx.positions + 1.0) if self.length_scale else None
@@ -161,12 +161,12 @@ class HyperMixer(_HyperMixerBase):
             if ctx.step is not None:
                 state.value = add_token_to_state(state.value, w_in[:, 0], value[:, 0])
                 return compute_token_output(w_out[:, 0], state.value, None if scale is None else scale[:, 0])[:, None]
-        mixed = mix_through_running_hidden(w_in, value, w_out, ctx.segment_ids, packed=ctx.packed, hidden_scale=scale)
+        mixed = apply_running_token_mlp(w_in, value, w_out, ctx.segment_ids, packed=ctx.packed, hidden_scale=scale)
         if ctx.prefix is None:
             return mixed
         prefix_ctx = dataclasses.replace(ctx, segment_ids=jnp.where(ctx.prefix, ctx.segment_ids, 0))
         scaled = _divide_by_length(w_in, prefix_ctx) if self.length_scale else w_in
-        bidirectional = token_mlp.mix_through_hidden(
+        bidirectional = token_mlp.apply_token_mlp(
             scaled, value, w_out, prefix_ctx.segment_ids, ctx.segment_ids, packed=ctx.packed
         )
         return jnp.where(ctx.prefix[..., None, None], bidirectional, mixed)
@@ -196,7 +196,7 @@ class HyperMixerCross(_HyperMixerBase):
         else:
             w_in, value = self._project_memory(memory)
             ids = memory.context.segment_ids
-            mixed = token_mlp.mix_through_hidden(w_in, value, w_out, ids, ctx.segment_ids, packed=ctx.packed)
+            mixed = token_mlp.apply_token_mlp(w_in, value, w_out, ids, ctx.segment_ids, packed=ctx.packed)
         return self._join_heads(mixed).reshape(shape)
 
     def _project_memory(self, memory: EncoderMemory) -> tuple[jax.Array, jax.Array]:
@@ -207,7 +207,7 @@ class HyperMixerCross(_HyperMixerBase):
 
 
 def _zero_padding(x: jax.Array, ctx: SequenceContext) -> jax.Array:
-    """Zeroes x at padding, because `token_mlp.mix_through_hidden` requires finite weights at padding."""
+    """Zeroes x at padding, because `token_mlp.apply_token_mlp` requires finite weights at padding."""
     return jnp.where(ctx.is_token[..., None], x, 0)
 
 

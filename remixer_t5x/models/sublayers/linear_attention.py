@@ -18,11 +18,11 @@ from flax import linen as nn
 
 from remixer_t5x import axes, ranges
 from remixer_t5x.context import EncoderMemory, SequenceContext, require_encoder_memory
-from remixer_t5x.kernels.compile_target import on_cpu
+from remixer_t5x.kernels.compile_target import targets_cpu
 from remixer_t5x.kernels.reshaping import split_blocks
 from remixer_t5x.models.layers import cache
 from remixer_t5x.models.layers.dense import Dense, dropout, split_heads
-from remixer_t5x.models.layers.token_mlp import mix_through_hidden
+from remixer_t5x.models.layers.token_mlp import apply_token_mlp
 
 # The pair `sum_j phi(k_j) v_j^T` [..., heads, kv, kv] and `sum_j phi(k_j)` [..., heads, kv], both float32.
 KeyValueSums = tuple[jax.Array, jax.Array]
@@ -78,7 +78,7 @@ def _sum_tokens(key: jax.Array, value: jax.Array, dtype: jax.typing.DTypeLike = 
     If the sums are later cast to a smaller dtype, pass it as `dtype`, so that the backward pass also multiplies in this
     dtype.
     """
-    result = jnp.float32 if on_cpu() else dtype
+    result = jnp.float32 if targets_cpu() else dtype
     state = jnp.einsum('...khd,...khv->...hdv', key, value, preferred_element_type=result)
     return state, jnp.sum(key.astype(jnp.float32), axis=-3)
 
@@ -221,7 +221,7 @@ class LinearCrossAttention(_LinearAttentionBase):
         """
         key, value = self._keys_and_values(memory, ctx)
         value = jnp.concatenate([value, jnp.ones_like(value[..., :1])], axis=-1)
-        mixed = mix_through_hidden(
+        mixed = apply_token_mlp(
             key,
             value.astype(jnp.float32),
             query.astype(jnp.float32),

@@ -20,7 +20,7 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.kernels.window_mlp import TokenMLP, mix_window, mix_windows
 from remixer_t5x.models.layers import cache
 from remixer_t5x.models.layers.dense import FAN_IN_NORMAL, dropout
-from remixer_t5x.models.layers.token_mlp import mix_through_hidden
+from remixer_t5x.models.layers.token_mlp import apply_token_mlp
 
 
 def _create_token_mlp(
@@ -95,7 +95,7 @@ def _mix_packed(weights: TokenMLP, x: jax.Array, scale: jax.Array | None, ctx: S
         w_out = w_out * scale[:, None]
     w_in, value, w_out = (array[:, :, None] for array in (w_in, x, w_out))  # one head
     ids = ctx.segment_ids
-    mixed = mix_through_hidden(w_in, value, w_out, ids, ids, packed=True, hidden_bias=weights.wi_bias[None])
+    mixed = apply_token_mlp(w_in, value, w_out, ids, ids, packed=True, hidden_bias=weights.wi_bias[None])
     return mixed[:, :, 0] + jnp.take(weights.wo_bias, ctx.positions)[..., None]
 
 

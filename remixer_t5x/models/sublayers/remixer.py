@@ -27,7 +27,7 @@ from flax import linen as nn
 from remixer_t5x import axes, ranges
 from remixer_t5x.context import SequenceContext, check_length
 from remixer_t5x.errors import UserError
-from remixer_t5x.kernels.compile_target import target_platform
+from remixer_t5x.kernels.compile_target import get_target_platform
 from remixer_t5x.kernels.gelu import multiply_by_gelu
 from remixer_t5x.kernels.reshaping import gather_by_positions
 from remixer_t5x.models.layers import cache
@@ -205,7 +205,7 @@ class LearnedMixing(nn.Module):
         is_token = ctx.is_token.astype(jnp.float32)
         scale = _safe_inverse(jnp.einsum('qk,bk->bq', weights, is_token))
         weights = nn.Dropout(self.dropout_rate)(weights, deterministic=ctx.deterministic)
-        if target_platform() == 'gpu':
+        if get_target_platform() == 'gpu':
             # With one matmul for the whole batch, XLA:GPU would transpose X' and S, which are larger than W.
             row_weights = weights * (is_token[:, None, :] * scale[:, :, None])
             return jnp.einsum('bqk,bkf->bqf', row_weights.astype(hidden.dtype), hidden)

@@ -29,7 +29,7 @@ from remixer_t5x import axes, ranges
 from remixer_t5x.context import SequenceContext, require_encoder_memory
 from remixer_t5x.errors import UserError
 from remixer_t5x.kernels.attention_formula import split_bias
-from remixer_t5x.kernels.compile_target import target_platform
+from remixer_t5x.kernels.compile_target import get_target_platform
 from remixer_t5x.models.layers import cache
 from remixer_t5x.models.layers.attend import attend_to_memory, attend_to_sequence
 from remixer_t5x.models.layers.dense import (
@@ -58,7 +58,9 @@ def _split_mechanisms(module: nn.Module, x: jax.Array, num_mechanisms: int, ctx:
     all mechanisms.
     """
     _check_num_mechanisms(num_mechanisms, x.shape[-1], 'EMBED_DIM')
-    is_separate = target_platform() == 'tpu' and not ctx.decode and not module.is_mutable_collection('intermediates')
+    is_separate = (
+        get_target_platform() == 'tpu' and not ctx.decode and not module.is_mutable_collection('intermediates')
+    )
     return split_groups(x, num_mechanisms, num_mechanisms if is_separate else 1)
 
 

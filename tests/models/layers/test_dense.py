@@ -7,7 +7,7 @@ import pytest
 from flax import linen as nn
 
 from remixer_t5x import axes
-from remixer_t5x.kernels.compile_target import compiling_for
+from remixer_t5x.kernels.compile_target import compile_for_platform
 from remixer_t5x.models.layers.dense import Dense, GroupDense, join_groups, split_groups
 from remixer_t5x.models.layers.norms import GroupedRMSNorm, RMSNorm
 
@@ -34,7 +34,7 @@ def test_group_dense_multiplies_by_a_block_diagonal_matrix(platform, separate):
     groups, width, features = 3, 4, 5
     x = np.random.default_rng(0).normal(size=(2, 3, groups * width)).astype(np.float32)
     module, parts = GroupDense(features, AXES), split_groups(x, groups, groups if separate else 1)
-    with compiling_for(platform):
+    with compile_for_platform(platform):
         params = nn.unbox(module.init(jax.random.key(0), parts))['params']
         actual = join_groups(module.apply({'params': params}, parts))
     expected = x.astype(np.float64) @ block_diagonal(np.asarray(params['kernel'], np.float64))
@@ -55,7 +55,7 @@ def test_grouped_norm_is_the_norm_of_each_part(platform):
     groups, width, rng = 3, 4, np.random.default_rng(0)
     x = rng.normal(size=(2, 3, groups * width)).astype(np.float32)
     scale = rng.normal(size=groups * width).astype(np.float32)
-    with compiling_for(platform):
+    with compile_for_platform(platform):
         actual = GroupedRMSNorm(groups).apply({'params': {'scale': scale}}, x)
         parts = zip(np.split(x, groups, -1), np.split(scale, groups), strict=True)
         expected = np.concatenate([RMSNorm().apply({'params': {'scale': s}}, part) for part, s in parts], -1)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remixer_t5x.kernels.compile_target import compiling_for
+from remixer_t5x.kernels.compile_target import compile_for_platform
 from remixer_t5x.models.layers import token_mlp
 
 HEADS, HIDDEN, FEATURES, N, M = 2, 3, 4, 9, 7
@@ -41,7 +41,7 @@ def value_and_gradients(mix, ids_out, weights):
 @functools.partial(jax.jit, static_argnums=0)
 def ours_packed(block, ids_in, ids_out, *weights):
     def mix(w_in, value, w_out, bias):
-        return token_mlp.mix_through_hidden(w_in, value, w_out, ids_in, ids_out, packed=True, hidden_bias=bias)
+        return token_mlp.apply_token_mlp(w_in, value, w_out, ids_in, ids_out, packed=True, hidden_bias=bias)
 
     # BLOCK is read while tracing, once for each value of `block`.
     with pytest.MonkeyPatch.context() as patch:
@@ -90,7 +90,7 @@ def test_the_content_of_padding_does_not_change_the_unpacked_output():
     w_in, value, w_out, bias = make_arrays(0, 1)
     expected = plain(ids_in, ids_out, w_in, value, w_out, bias)
     w_in, value = w_in.at[:, 6:].set(9.0), value.at[:, 6:].set(jnp.nan)
-    mixed = token_mlp.mix_through_hidden(w_in, value, w_out, ids_in, ids_out, packed=False, hidden_bias=bias)
+    mixed = token_mlp.apply_token_mlp(w_in, value, w_out, ids_in, ids_out, packed=False, hidden_bias=bias)
     np.testing.assert_allclose(mixed, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -101,10 +101,10 @@ def test_mixing_on_an_accelerator_equals_mixing_on_a_cpu(heads):
     weights = [*(array[:, :, :heads] for array in weights), bias[:heads]]
 
     def mix(w_in, value, w_out, bias):
-        return token_mlp.mix_through_hidden(w_in, value, w_out, ids_in, ids_out, packed=False, hidden_bias=bias)
+        return token_mlp.apply_token_mlp(w_in, value, w_out, ids_in, ids_out, packed=False, hidden_bias=bias)
 
     expected = value_and_gradients(mix, ids_out, weights)
-    with compiling_for('accelerator'):
+    with compile_for_platform('accelerator'):
         actual = value_and_gradients(mix, ids_out, weights)
     jax.tree.map(lambda a, w: np.testing.assert_allclose(a, w, rtol=1e-4, atol=1e-5), actual, expected)
 
@@ -114,7 +114,7 @@ def test_low_precision_is_summed_in_float32():
     ones = jnp.ones((1, 1000, 1, 1), jnp.bfloat16)
     ids = jnp.ones((1, 1000), jnp.int32)
     for packed in (False, True):
-        mixed = token_mlp.mix_through_hidden(ones, ones, ones[:, :1], ids, ids[:, :1], packed=packed)
+        mixed = token_mlp.apply_token_mlp(ones, ones, ones[:, :1], ids, ids[:, :1], packed=packed)
         assert mixed.dtype == jnp.bfloat16 and float(mixed[0, 0, 0, 0]) == 1000
 
 
@@ -123,7 +123,7 @@ def test_packed_rows_store_the_hidden_units_of_one_example_at_a_time():
     ids = jnp.ones((batch, length), jnp.int32)
 
     def loss(w_in, value, w_out):
-        return jnp.sum(token_mlp.mix_through_hidden(w_in, value, w_out, ids, ids, packed=True))
+        return jnp.sum(token_mlp.apply_token_mlp(w_in, value, w_out, ids, ids, packed=True))
 
     shapes = [jax.ShapeDtypeStruct((batch, length, heads, width), jnp.float32) for width in (hidden, features, hidden)]
     compiled = jax.jit(jax.grad(loss, argnums=(0, 1, 2))).lower(*shapes).compile()

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remixer_t5x.kernels.compile_target import compiling_for
+from remixer_t5x.kernels.compile_target import compile_for_platform
 from remixer_t5x.models.sublayers import fnet
 from tests.models.sublayers.sublayer_inputs import context_of_lengths
 
@@ -41,7 +41,7 @@ def test_a_tpu_transforms_by_matmuls_in_the_input_dtype():
         return fnet.FNet().apply({}, x, context([64, 50], length=64))
 
     exact = mixed(x)
-    with compiling_for('tpu'):
+    with compile_for_platform('tpu'):
         jaxpr = str(jax.make_jaxpr(mixed)(x.astype(jnp.bfloat16)))
         low, full = mixed(x.astype(jnp.bfloat16)).astype(jnp.float32), mixed(x)
     assert 'fft' not in jaxpr and jaxpr.count('dot_general') == jaxpr.count('preferred_element_type=float32') == 4

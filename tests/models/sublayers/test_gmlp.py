@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from remixer_t5x.kernels.compile_target import compiling_for
+from remixer_t5x.kernels.compile_target import compile_for_platform
 from remixer_t5x.models.sublayers import gmlp
 from tests.models.sublayers.formulas import gelu
 from tests.models.sublayers.sublayer_inputs import context_of_ids, context_of_lengths, random_params
@@ -58,7 +58,7 @@ def test_outputs_on_a_gpu_equal_those_on_a_cpu(gate, ctx, attention):
         return jax.jit(jax.value_and_grad(lambda *arguments: loss(*arguments), argnums=(0, 1)))(params, x)
 
     expected = compute()
-    with compiling_for('gpu', interpret=True):
+    with compile_for_platform('gpu', interpret=True):
         actual = compute()
 
     def close(actual, expected):

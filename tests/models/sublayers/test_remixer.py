@@ -10,7 +10,7 @@ from flax import linen as nn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remixer_t5x.kernels.compile_target import compiling_for
+from remixer_t5x.kernels.compile_target import compile_for_platform
 from remixer_t5x.models.sublayers import remixer
 from tests.models.sublayers.formulas import gelu, softmax
 from tests.models.sublayers.sublayer_inputs import context_of_lengths, random_params
@@ -146,7 +146,7 @@ def test_mixing_on_a_gpu_equals_mixing_on_a_cpu(causal):
         return jnp.sum(mixing.apply({'params': {'logits': logits}}, hidden, ctx) * direction)
 
     expected = jax.value_and_grad(loss, argnums=(0, 1))(logits, hidden)
-    with compiling_for('gpu'):
+    with compile_for_platform('gpu'):
         actual = jax.value_and_grad(loss, argnums=(0, 1))(logits, hidden)
     jax.tree.map(lambda a, w: np.testing.assert_allclose(a, w, rtol=1e-5, atol=1e-5), actual, expected)
 

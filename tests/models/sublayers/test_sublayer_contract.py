@@ -218,7 +218,7 @@ def test_decoding_equals_all_tokens_at_once(name):
 
 
 def test_decoding_with_tpu_caches_equals_all_tokens_at_once(monkeypatch):
-    monkeypatch.setattr(attention_formula, 'target_platform', lambda: 'tpu')
+    monkeypatch.setattr(attention_formula, 'get_target_platform', lambda: 'tpu')
     sublayer_contract.check_decode(make_fixture('modern', 'decoder'))
     sublayer_contract.check_beams(make_fixture('modern', 'decoder'))
     sublayer_contract.check_prompt(make_fixture_without_memory('modern'))

@@ -9,7 +9,7 @@ import pytest
 from flax import linen as nn
 
 from remixer_t5x.context import EncoderMemory, SequenceContext
-from remixer_t5x.kernels.compile_target import compiling_for
+from remixer_t5x.kernels.compile_target import compile_for_platform
 from remixer_t5x.models.architecture import layer
 from remixer_t5x.models.layers.norms import GroupedRMSNorm
 from remixer_t5x.models.sublayers import attention, tim
@@ -158,7 +158,7 @@ def test_outputs_on_accelerators_equal_those_on_a_cpu(platform):
         return jax.value_and_grad(lambda *args: jnp.sum(jnp.sin(block.apply(*args, ctx))), (0, 1))(params, x)
 
     expected = jax.jit(value_and_gradients)({'params': params}, x)
-    with compiling_for(platform):
+    with compile_for_platform(platform):
         actual = jax.jit(lambda *args: value_and_gradients(*args))({'params': params}, x)
     jax.tree.map(lambda a, w: np.testing.assert_allclose(a, w, rtol=0, atol=1e-4 * np.max(np.abs(w))), actual, expected)
 
