@@ -128,7 +128,7 @@ def test_the_last_model_file_determines_the_model(model):
     for files in ([], sorted(others)):
         macros = {'NUM_ENCODER_LAYERS': 1, 'NUM_DECODER_LAYERS': 1, 'DROPOUT_RATE': 0.5}
         built = build_model(*files, f'models/{model}.gin', 'sizes/tiny.gin', **macros)
-        params = nn.unbox(interface.param_shapes(built, shapes))
+        params = nn.unbox(interface.compute_param_shapes(built, shapes))
         batch = batch_formats.get_abstract_batch(built.model_type, {'inputs': 8, 'targets': 4})
         programs.append(str(jax.make_jaxpr(built.loss)(params, batch, jax.random.key(0))))
     assert programs[0] == programs[1]

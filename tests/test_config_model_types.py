@@ -22,7 +22,7 @@ PREFIXES = {'inputs': 24, 'targets': 8}
 def trace_loss(model, lengths):
     batch = batch_formats.get_abstract_batch(model.model_type, lengths, batch_size=2, pack=True)
     shapes = {name: array.shape for name, array in batch.items()}
-    params = nn.unbox(interface.param_shapes(model, shapes))
+    params = nn.unbox(interface.compute_param_shapes(model, shapes))
     jax.eval_shape(model.loss, params, batch)
     return params
 

@@ -78,7 +78,7 @@ MATCHED_MODELS = sorted({model for model, _ in PARAMETERS} - UNMATCHED_MODELS - 
 
 def count_parameters(model, size, **macros):
     built = build_model(f'models/{model}.gin', f'sizes/{size}.gin', **VOCABULARIES.get(model, {}), **macros)
-    shapes = interface.param_shapes(built, batch_formats.get_batch_shapes(built.model_type))
+    shapes = interface.compute_param_shapes(built, batch_formats.get_batch_shapes(built.model_type))
     return sum(leaf.size for leaf in jax.tree.leaves(shapes))
 
 
@@ -126,14 +126,14 @@ def test_a_model_reads_all_of_its_parameters(model):
     built = build_model(f'models/{model}.gin', 'sizes/tiny.gin')
     batch = batch_formats.get_abstract_batch(built.model_type)
     shapes = {name: array.shape for name, array in batch.items()}
-    params = nn.unbox(interface.param_shapes(built, shapes))
+    params = nn.unbox(interface.compute_param_shapes(built, shapes))
     assert parameters.unread_params(built, params, batch) == []
 
 
 def test_any_encoder_mixer_goes_with_any_decoder_mixer():
     files = ('models/gmlp_mixer.gin', 'sublayers/hyper_mixer.gin', 'sublayers/mlp_mixer.gin', 'sizes/tiny.gin')
     mixers = {'ENCODER_MIXER': '@encoder/hyper_mixer.HyperMixer', 'DECODER_MIXER': '@mlp_mixer.WindowMixer'}
-    shapes = interface.param_shapes(build_model(*files, **mixers), SHAPES)
+    shapes = interface.compute_param_shapes(build_model(*files, **mixers), SHAPES)
     assert 'hyper_mixer' in shapes['encoder']['run_0']['layer']
     assert 'window_mixer' in shapes['decoder']['run_0']['layer']
 
@@ -157,7 +157,7 @@ def param_shapes_by_name(model: str, size: str, change: str | None = None) -> di
     (built,) = loading.load_macro_values(
         loading.ConfigSources(['models/t5_1_1.gin', f'sizes/{size}.gin'], model=files), 'MODEL'
     )
-    params = nn.unbox(interface.param_shapes(built, SHAPES))
+    params = nn.unbox(interface.compute_param_shapes(built, SHAPES))
     leaves = jax.tree_util.tree_leaves_with_path(params)
     return {jax.tree_util.keystr(path, simple=True, separator='/'): leaf.shape for path, leaf in leaves}
 
@@ -210,11 +210,11 @@ def test_both_stacks_have_the_expected_layouts(model, layouts):
 def test_noncausal_sublayers_are_rejected_when_a_decoder_is_built(file, line, instead):
     model = build_model(file, 'sizes/tiny.gin', **dict([line]))
     with pytest.raises(UserError, match=instead):
-        interface.param_shapes(model, SHAPES)
+        interface.compute_param_shapes(model, SHAPES)
 
 
 def test_sublayers_without_packing_are_rejected_when_a_model_is_built():
     model = build_model('models/fnet.gin', 'sizes/tiny.gin')
     shapes = {**SHAPES, 'encoder_segment_ids': (1, 512), 'decoder_segment_ids': (1, 114)}
     with pytest.raises(UserError, match='pack'):
-        interface.param_shapes(model, shapes)
+        interface.compute_param_shapes(model, shapes)

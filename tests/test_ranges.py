@@ -145,7 +145,7 @@ def test_any_number_is_accepted_or_rejected_with_a_user_error(macro):
             run = reference_resolver.call_configured(train.ROOT, deferred=(train.TRAINING_TASK, train.EVALUATION_TASKS))
             if file.startswith(('models/', 'sublayers/', 'sizes/')):
                 model = run.step_config.model
-                interface.param_shapes(model, batch_formats.get_batch_shapes(model.model_type, SHAPES))
+                interface.compute_param_shapes(model, batch_formats.get_batch_shapes(model.model_type, SHAPES))
         except UserError as error:
             assert '\n' not in str(error) and 'bug' not in str(error)
 

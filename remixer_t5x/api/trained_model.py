@@ -21,7 +21,7 @@ from remixer_t5x.evaluate.text_inference import TextCodec
 from remixer_t5x.interop import converted_checkpoint
 from remixer_t5x.models import interface
 from remixer_t5x.models.decoding import Decoder, Greedy
-from remixer_t5x.models.language_model import join_prompts
+from remixer_t5x.models.language_model import join_prompts_and_targets
 from remixer_t5x.optim import train_step
 from remixer_t5x.run_folder import model_dir
 
@@ -215,7 +215,7 @@ class TrainedModel:
         batch = make_batch(*self._encode_pairs(inputs, targets), self.lengths)
         if self.model.model_type != batch_formats.DECODER_ONLY:
             return batch
-        joined = join_prompts(batch['encoder_input_tokens'], batch['decoder_target_tokens'])
+        joined = join_prompts_and_targets(batch['encoder_input_tokens'], batch['decoder_target_tokens'])
         return {name: np.asarray(array) for name, array in joined.items()}
 
     def save(self, folder: str | os.PathLike[str], step: int = 0) -> str:

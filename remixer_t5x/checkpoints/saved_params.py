@@ -64,7 +64,7 @@ class SavedParams:
         return {
             name: shape
             for name, shape in self.shapes.items()
-            if name in names or not lora.is_adapter(name) or lora.adapted_kernel_name(name) not in names
+            if name in names or not lora.is_adapter(name) or lora.get_adapted_kernel_name(name) not in names
         }
 
     def read(self, abstract: Mapping[str, jax.ShapeDtypeStruct]) -> Arrays:
@@ -78,9 +78,9 @@ class SavedParams:
         arrays = self._base.read(in_base) if self._base else {}
         merged, matrices = {}, {}
         for kernel in abstract:
-            pair, sharding = lora.adapter_names(kernel), abstract[kernel].sharding
+            pair, sharding = lora.get_adapter_names(kernel), abstract[kernel].sharding
             if (
-                lora.adapted_kernel_name(kernel) != kernel
+                lora.get_adapted_kernel_name(kernel) != kernel
                 or pair[0] not in self.saved_shapes
                 or {*pair} & abstract.keys()
             ):
@@ -225,7 +225,7 @@ def read_base_path(step: epath.Path) -> epath.Path:
 
 def get_abstract_params(model: Any, batch_shapes: Any, partitioner: Partitioner) -> Any:
     """Returns the shapes and shardings of a model's float32 parameters, without initializing them."""
-    boxed = interface.param_shapes(model, batch_shapes)
+    boxed = interface.compute_param_shapes(model, batch_shapes)
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, jnp.float32, sharding=sharding),
         unbox(boxed),

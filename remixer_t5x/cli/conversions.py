@@ -353,7 +353,7 @@ def _compare_with_reference(source: model_folders.HuggingFaceFolder, model: Any,
     if missing := model_folders.find_missing_packages():
         print_labeled_line('check', f'without {" and ".join(missing)}, logits are not compared; {INSTALL}')
         return
-    difference = model_folders.describe_logits_difference(*model_folders.compute_both_logits(source, model, params))
+    difference = model_folders.describe_logits_difference(*model_folders.compute_logits_pair(source, model, params))
     print_labeled_line('check', f"logits of Hugging Face's model and ours differ by {difference}")
     print_labeled_line('check', model_folders.compare_token_ids(source.folder, vocabulary))
 

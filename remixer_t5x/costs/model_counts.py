@@ -72,7 +72,7 @@ def count_row_costs(model: Model, batch: Mapping[str, jax.ShapeDtypeStruct]) -> 
         if not name.endswith(('_segment_ids', '_positions'))
     }
     shapes = {name: array.shape for name, array in row.items()}
-    params = nn.unbox(interface.param_shapes(model, shapes))
+    params = nn.unbox(interface.compute_param_shapes(model, shapes))
     return ModelCounts(
         parameters=count_parameters(params),
         forward_flops=count_flops_per_module(model.loss, params, row),

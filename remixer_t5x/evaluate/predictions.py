@@ -99,18 +99,18 @@ class Predictor:
         def continue_rows(params, batch, rows, limit):
             generation = model.prepare_generation(params, batch, self._target_length, eos_id, stop_strings)
             return decoder.generate_until(
-                generation, decoder.start(generation) if rows is None else rows, limit, make_sampling_keys(batch)
+                generation, decoder.create_decoding_state(generation) if rows is None else rows, limit, make_sampling_keys(batch)
             )
 
         self._generate = self._jit_replicated(generate, compiler_options.get_decoding_options())
         self._continue_rows = self._jit_replicated(continue_rows, compiler_options.get_decoding_options())
         self._score = self._jit_replicated(lambda params, batch: model.score(params, batch))
         self._score_and_match = self._jit_replicated(
-            lambda params, batch: jnp.stack(model.score_and_match(params, batch), axis=-1)
+            lambda params, batch: jnp.stack(model.score_and_match_targets(params, batch), axis=-1)
         )
         self._encode = self._jit_replicated(lambda params, batch: model.encode(params, batch['encoder_input_tokens']))
         self._token_logits = self._jit_replicated(
-            lambda params, batch: model.head_outputs(params, batch['encoder_input_tokens'])
+            lambda params, batch: model.compute_head_outputs(params, batch['encoder_input_tokens'])
         )
         self._embed = self._jit_replicated(lambda params, batch: model.embed(params, batch['encoder_input_tokens']))
         self._classify = self._jit_replicated(
@@ -178,7 +178,7 @@ class Predictor:
         return self._collect_outputs(self._score, params, inputs, arrays, ())
 
     def score_and_match(self, params: Any, inputs: Sequence[TokenIds], arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Runs the model's `score_and_match`, and returns the outputs as an [examples, 2] float32 array.
+        """Runs the model's `score_and_match_targets`, and returns the outputs as an [examples, 2] float32 array.
 
         `arrays` contains [examples, ...] arrays to add to the batch, such as those returned by `make_decoder_arrays`.
         """
@@ -298,7 +298,7 @@ class Predictor:
 def compile_stop_strings(stop_strings: str | Sequence[str], vocabulary: Any) -> StopStrings | None:
     """Compiles stop strings into an automaton. Returns None if there are no stop strings."""
     texts = [stop_strings] if isinstance(stop_strings, str) else list(stop_strings)
-    return StopStrings.compile(texts, task_vocabulary.get_token_texts(vocabulary)) if texts else None
+    return StopStrings.compile_automaton(texts, task_vocabulary.get_token_texts(vocabulary)) if texts else None
 
 
 def make_decoder_arrays(targets: Sequence[TokenIds], length: int) -> dict[str, np.ndarray]:

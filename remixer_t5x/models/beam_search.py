@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from remixer_t5x import ranges
 from remixer_t5x.kernels.compile_target import targets_single_cpu
-from remixer_t5x.models.decoding import Cache, DecodingResult, Generation, top_values
+from remixer_t5x.models.decoding import Cache, DecodingResult, GenerationInputs, select_top_values
 from remixer_t5x.models.logits_processors import LogitsOptions
 
 # Maps the length of a sequence, including its end token, to the positive divisor of its score.
@@ -88,7 +88,7 @@ class _SearchState(NamedTuple):
     stop_states: jax.Array | None  # [batch, beams], states of the stop-string automaton
 
 
-class _Candidates(NamedTuple):
+class _BeamCandidates(NamedTuple):
     """The best extensions of live beams, best first; each array is [batch, 2 * beams]."""
 
     scores: jax.Array
@@ -114,7 +114,7 @@ class BeamSearch(LogitsOptions):
     length_penalty: LengthPenalty = PowerPenalty()
     stop: Callable[..., jax.Array] = continue_until_settled
 
-    def __call__(self, generation: Generation, rng: jax.Array | None = None) -> DecodingResult:
+    def __call__(self, generation: GenerationInputs, rng: jax.Array | None = None) -> DecodingResult:
         cache = generation.allocate(self.beams)
         # A leaf of the cache has rows for each beam if its shape depends on the number of beams.
         larger = jax.eval_shape(lambda: generation.allocate(2 * self.beams))
@@ -127,28 +127,28 @@ class BeamSearch(LogitsOptions):
         def run_step(state: _SearchState) -> _SearchState:
             return self._extend_beams(generation, beam_leaves, state)
 
-        state = jax.lax.while_loop(should_continue, run_step, self._initial_state(generation, cache))
+        state = jax.lax.while_loop(should_continue, run_step, self._create_initial_state(generation, cache))
         tokens, scores = state.finished
         return DecodingResult(jnp.where(jnp.isneginf(scores)[..., None], 0, tokens), scores)
 
-    def _initial_state(self, generation: Generation, cache: Cache) -> _SearchState:
+    def _create_initial_state(self, generation: GenerationInputs, cache: Cache) -> _SearchState:
         batch = generation.batch
         tokens = jnp.zeros((batch, self.beams, generation.max_length), jnp.int32)
         no_scores = jnp.full((batch, self.beams), -jnp.inf, jnp.float32)
         # All beams are identical at first, so only the first beam has a finite score and is extended.
         live = _Beams(tokens, no_scores.at[:, 0].set(0.0))
-        states = generation.first_stop_states(self.beams)
+        states = generation.compute_first_stop_states(self.beams)
         states = None if states is None else states.reshape(batch, self.beams)
         is_open = jnp.ones((batch,), bool)
         return _SearchState(jnp.zeros((), jnp.int32), live, _Beams(tokens, no_scores), is_open, cache, states)
 
-    def _extend_beams(self, generation: Generation, beam_leaves: list[bool], state: _SearchState) -> _SearchState:
+    def _extend_beams(self, generation: GenerationInputs, beam_leaves: list[bool], state: _SearchState) -> _SearchState:
         index, live, finished, is_open, cache, stop_states = state
         # At the first step, index - 1 is -1 and selects a meaningless token, which is replaced by `first` below.
         previous = live.tokens[:, :, index - 1].reshape(-1)
-        first = 0 if generation.last is None else generation.first_tokens(self.beams)
+        first = 0 if generation.last is None else generation.make_first_tokens(self.beams)
         logits, cache = generation.step(jnp.where(index == 0, first, previous), cache)
-        processors = self.processors(generation.eos_id)
+        processors = self.build_processors(generation.eos_id)
         if processors:
             generated = live.tokens.reshape(-1, generation.max_length)
             logits = generation.process_logits(processors, jax.nn.log_softmax(logits), generated, index)
@@ -159,14 +159,14 @@ class BeamSearch(LogitsOptions):
         ends = (candidates.tokens == generation.eos_id) | (length == generation.max_length)
         if generation.stop_strings is not None:
             parent_states = _gather_beams(stop_states, candidates.parents)
-            candidate_states, is_complete = generation.stop_strings.next_states(parent_states, candidates.tokens)
+            candidate_states, is_complete = generation.stop_strings.advance_states(parent_states, candidates.tokens)
             ends |= is_complete
 
         may_end = ends & (jnp.arange(ends.shape[1]) < self.beams) & is_open[:, None]
         scores = jnp.where(may_end, candidates.scores / self.length_penalty(length), -jnp.inf)
         finished = _select_best_sequences(self.beams, finished, _Beams(tokens, scores))
 
-        _, chosen = top_values(jnp.where(ends, -jnp.inf, candidates.scores), self.beams)
+        _, chosen = select_top_values(jnp.where(ends, -jnp.inf, candidates.scores), self.beams)
         chosen, parents = _assign_parent_slots(chosen, _gather_beams(candidates.parents, chosen))
         live = _Beams(
             _gather_beams(tokens, chosen),
@@ -189,21 +189,25 @@ def _gather_beams(array: jax.Array, index: jax.Array) -> jax.Array:
 def _select_best_sequences(count: int, *groups: _Beams) -> _Beams:
     """Returns the `count` best sequences of all groups, best first; if scores are equal, earlier groups come first."""
     tokens, scores = (jnp.concatenate(arrays, axis=1) for arrays in zip(*groups, strict=True))
-    scores, index = top_values(scores, count)
+    scores, index = select_top_values(scores, count)
     return _Beams(_gather_beams(tokens, index), scores)
 
 
-def _select_best_extensions(scores: jax.Array, logits: jax.Array, count: int, normalize: bool = True) -> _Candidates:
+def _select_best_extensions(
+    scores: jax.Array, logits: jax.Array, count: int, normalize: bool = True
+) -> _BeamCandidates:
     """Returns the `count` best extensions of all beams, given beam scores [batch, beams] and logits [rows, vocab].
 
     Selects the best extensions of each beam first. Set `normalize` to False if `logits` are log-probabilities.
     """
     batch, beams = scores.shape
-    largest, tokens = (x.reshape(batch, beams, -1) for x in top_values(logits, min(count, logits.shape[-1])))
+    largest, tokens = (x.reshape(batch, beams, -1) for x in select_top_values(logits, min(count, logits.shape[-1])))
     log_total = jax.nn.logsumexp(logits, axis=-1).reshape(batch, beams, 1) if normalize else 0.0
     extended = scores[..., None] + (largest - log_total)
-    best, index = top_values(extended.reshape(batch, -1), count)
-    return _Candidates(best, index // extended.shape[-1], jnp.take_along_axis(tokens.reshape(batch, -1), index, axis=1))
+    best, index = select_top_values(extended.reshape(batch, -1), count)
+    return _BeamCandidates(
+        best, index // extended.shape[-1], jnp.take_along_axis(tokens.reshape(batch, -1), index, axis=1)
+    )
 
 
 def _assign_parent_slots(chosen: jax.Array, parents: jax.Array) -> tuple[jax.Array, jax.Array]:

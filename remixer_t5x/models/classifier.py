@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from remixer_t5x.errors import UserError
 from remixer_t5x.models.architecture.encoder_only import EncoderOnly
-from remixer_t5x.models.interface import Batch, MetricSums, Model, Params, select_arrays
+from remixer_t5x.models.interface import Batch, MetricSums, Model, Params, select_batch_arrays
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,12 +24,12 @@ class EncoderWithHead(Model):
         """Returns the encoder output [batch, length, embed] for `inputs` [batch, length], one example per row."""
         return self._apply_module('encode', params, inputs)
 
-    def head_outputs(self, params: Params, inputs: jax.Array, rng: jax.Array | None = None) -> jax.Array:
+    def compute_head_outputs(self, params: Params, inputs: jax.Array, rng: jax.Array | None = None) -> jax.Array:
         """Returns the head's outputs, [batch, outputs] or [batch, length, outputs] float32."""
         return self._apply_module('classify', params, inputs, rng=rng)
 
-    def _init_inputs(self, batch: Batch) -> tuple[str, dict[str, Any]]:
-        return 'classify', select_arrays(batch, 'encoder_input_tokens')
+    def _init_method_and_inputs(self, batch: Batch) -> tuple[str, dict[str, Any]]:
+        return 'classify', select_batch_arrays(batch, 'encoder_input_tokens')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,19 +51,19 @@ class Classifier(EncoderWithHead):
     model_type = 'classifier'
 
     def __post_init__(self) -> None:
-        check_labels(self.labels)
+        check_label_names(self.labels)
 
     def loss(self, params: Params, batch: Batch, dropout_rng: jax.Array | None = None) -> tuple[jax.Array, MetricSums]:
         """Returns the summed cross-entropy, or the summed squared error for regression, and sums of metrics."""
-        outputs = self.head_outputs(params, batch['encoder_input_tokens'], dropout_rng)
+        outputs = self.compute_head_outputs(params, batch['encoder_input_tokens'], dropout_rng)
         labels, weights = batch['labels'], batch['label_weights'].astype(jnp.float32)
         if self.labels is None:
-            return weighted_loss_sums(jnp.square(outputs[:, 0] - labels), jnp.zeros_like(weights), weights)
+            return sum_weighted_losses(jnp.square(outputs[:, 0] - labels), jnp.zeros_like(weights), weights)
         return label_loss(outputs, labels, weights, self.label_smoothing)
 
     def classify(self, params: Params, inputs: jax.Array) -> jax.Array:
         """Returns the log-probability of each label, [batch, labels] float32, or the predicted numbers, [batch, 1]."""
-        outputs = self.head_outputs(params, inputs)
+        outputs = self.compute_head_outputs(params, inputs)
         return outputs if self.labels is None else jax.nn.log_softmax(outputs)
 
 
@@ -80,10 +80,10 @@ def label_loss(
     target = jax.nn.one_hot(labels.astype(jnp.int32), classes)
     correct = jnp.argmax(logits, axis=-1) == labels.astype(jnp.int32)
     target = target * (1.0 - label_smoothing) + label_smoothing / classes
-    return weighted_loss_sums(-jnp.sum(target * log_probabilities, axis=-1), correct, weights)
+    return sum_weighted_losses(-jnp.sum(target * log_probabilities, axis=-1), correct, weights)
 
 
-def weighted_loss_sums(losses: jax.Array, correct: jax.Array, weights: jax.Array) -> tuple[jax.Array, MetricSums]:
+def sum_weighted_losses(losses: jax.Array, correct: jax.Array, weights: jax.Array) -> tuple[jax.Array, MetricSums]:
     """Returns the weighted sum of `losses` [batch, ...], and the same metric sums as `Model.loss`."""
     loss = jnp.sum(losses * weights)
     has_weight = jnp.any(weights.reshape(weights.shape[0], -1) > 0, axis=1)
@@ -98,11 +98,11 @@ def weighted_loss_sums(losses: jax.Array, correct: jax.Array, weights: jax.Array
 
 def num_outputs(labels: tuple[str, ...] | None) -> int:
     """Returns the number of outputs of a classification head: the number of labels, or 1 for regression."""
-    check_labels(labels)
+    check_label_names(labels)
     return 1 if labels is None else len(labels)
 
 
-def check_labels(labels: Any) -> None:
+def check_label_names(labels: Any) -> None:
     """Raises UserError unless `labels` is None or a sequence of two or more distinct strings."""
     if labels is None:
         return

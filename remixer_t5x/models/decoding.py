@@ -52,7 +52,7 @@ class StopStrings:
     completes: np.ndarray
 
     @classmethod
-    def compile(cls, stop_strings: Sequence[str], token_texts: Sequence[bytes]) -> 'StopStrings':
+    def compile_automaton(cls, stop_strings: Sequence[str], token_texts: Sequence[bytes]) -> 'StopStrings':
         """Builds the automaton for `stop_strings`; `token_texts` contains the UTF-8 text of each token id."""
         if not all(stop_strings):
             raise UserError(f'STOP_STRINGS must not contain an empty string, got {list(stop_strings)}')
@@ -75,7 +75,7 @@ class StopStrings:
             next_state[:, ids] = by_byte[next_state[:, ids], values]
         return cls(next_state, completes)
 
-    def next_states(self, states: jax.Array, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def advance_states(self, states: jax.Array, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Returns the state after each token, and whether the token completes a stop string.
 
         All arrays have the same shape. Token ids without text, such as padding, do not change the state.
@@ -84,14 +84,14 @@ class StopStrings:
         next_states = jnp.where(is_known, jnp.asarray(self.next_state)[states, tokens], states)
         return next_states, is_known & jnp.asarray(self.completes)[states, tokens]
 
-    def states_after(self, tokens: jax.Array) -> jax.Array:
+    def compute_states_after(self, tokens: jax.Array) -> jax.Array:
         """Returns the state after all tokens of each row, [rows], for tokens [rows, length]."""
         states = jnp.zeros(tokens.shape[:1], jnp.int32)
-        return jax.lax.scan(lambda states, column: (self.next_states(states, column)[0], None), states, tokens.T)[0]
+        return jax.lax.scan(lambda states, column: (self.advance_states(states, column)[0], None), states, tokens.T)[0]
 
 
 @dataclasses.dataclass(frozen=True)
-class Generation:
+class GenerationInputs:
     """The inputs of a decoder: the model's decoding functions for a batch of inputs, and the stopping criteria.
 
     Attributes:
@@ -112,17 +112,17 @@ class Generation:
     prompt: jax.Array | None = None
     stop_strings: StopStrings | None = None
 
-    def first_tokens(self, rows_per_sequence: int) -> jax.Array:
+    def make_first_tokens(self, rows_per_sequence: int) -> jax.Array:
         """Returns the input tokens of the first step, [rows] int32."""
         if self.last is None:
             return jnp.zeros((self.batch * rows_per_sequence,), jnp.int32)
         return jnp.repeat(self.last, rows_per_sequence)
 
-    def first_stop_states(self, rows_per_sequence: int) -> jax.Array | None:
+    def compute_first_stop_states(self, rows_per_sequence: int) -> jax.Array | None:
         """Returns the states of the stop-string automaton before the first step, [rows] int32."""
         if self.stop_strings is None:
             return None
-        return self.stop_strings.states_after(self._repeat_prompts(rows_per_sequence))
+        return self.stop_strings.compute_states_after(self._repeat_prompts(rows_per_sequence))
 
     def process_logits(
         self, processors: Sequence[LogitsProcessor], logits: jax.Array, generated: jax.Array, step: jax.Array
@@ -139,12 +139,12 @@ class Generation:
 
     def _repeat_prompts(self, rows_per_sequence: int) -> jax.Array:
         if self.prompt is None:
-            return self.first_tokens(rows_per_sequence)[:, None]
+            return self.make_first_tokens(rows_per_sequence)[:, None]
         return jnp.repeat(self.prompt, rows_per_sequence, axis=0)
 
 
 # Function (generation, rng) -> DecodingResult; only sampling decoders use the PRNG key `rng`.
-Decoder = Callable[[Generation, jax.Array | None], DecodingResult]
+Decoder = Callable[[GenerationInputs, jax.Array | None], DecodingResult]
 
 
 class DecodingState(NamedTuple):
@@ -171,30 +171,30 @@ class RowDecoder(LogitsOptions):
         """Returns a function (processed logits [rows, vocab], index of the next token) -> next tokens [rows]."""
         raise NotImplementedError
 
-    def __call__(self, generation: Generation, rng: jax.Array | None = None) -> DecodingResult:
-        rows = self.generate_until(generation, self.start(generation), generation.max_length, rng)
+    def __call__(self, generation: GenerationInputs, rng: jax.Array | None = None) -> DecodingResult:
+        rows = self.generate_until(generation, self.create_decoding_state(generation), generation.max_length, rng)
         shape = generation.batch, self.rows_per_sequence
         return DecodingResult(rows.tokens.reshape(*shape, generation.max_length), rows.scores.reshape(shape))
 
-    def start(self, generation: Generation) -> DecodingState:
+    def create_decoding_state(self, generation: GenerationInputs) -> DecodingState:
         """Returns the initial decoding state, with an allocated cache."""
         count = generation.batch * self.rows_per_sequence
         return DecodingState(
             jnp.zeros((), jnp.int32),
             jnp.zeros((count, generation.max_length), jnp.int32),
-            generation.first_tokens(self.rows_per_sequence),
+            generation.make_first_tokens(self.rows_per_sequence),
             jnp.zeros((count,), jnp.float32),
             jnp.zeros((count,), bool),
             generation.allocate(self.rows_per_sequence),
-            generation.first_stop_states(self.rows_per_sequence),
+            generation.compute_first_stop_states(self.rows_per_sequence),
         )
 
     def generate_until(
-        self, generation: Generation, rows: DecodingState, limit: int | jax.Array, rng: jax.Array | None
+        self, generation: GenerationInputs, rows: DecodingState, limit: int | jax.Array, rng: jax.Array | None
     ) -> DecodingState:
         """Generates tokens until each row contains `limit` tokens or all rows have finished."""
         select_tokens = self.build_token_selector(rng, generation.batch)
-        processors = self.processors(generation.eos_id)
+        processors = self.build_processors(generation.eos_id)
 
         def should_continue(rows: DecodingState) -> jax.Array:
             return (rows.index < limit) & ~jnp.all(rows.finished)
@@ -204,11 +204,11 @@ class RowDecoder(LogitsOptions):
             logits, cache = generation.step(last, cache)
             processed = generation.process_logits(processors, logits, tokens, index)
             token = jnp.where(finished, 0, select_tokens(processed, index).astype(jnp.int32))
-            scores += jnp.where(finished, 0.0, log_probability(logits, token))
+            scores += jnp.where(finished, 0.0, compute_log_probability(logits, token))
             tokens = jax.lax.dynamic_update_slice_in_dim(tokens, token[:, None], index, axis=1)
             finished |= token == generation.eos_id
             if generation.stop_strings is not None:
-                stop_states, is_complete = generation.stop_strings.next_states(stop_states, token)
+                stop_states, is_complete = generation.stop_strings.advance_states(stop_states, token)
                 finished |= is_complete
             return DecodingState(index + 1, tokens, token, scores, finished, cache, stop_states)
 
@@ -223,7 +223,7 @@ class Greedy(RowDecoder):
         return lambda logits, index: jnp.argmax(logits, axis=-1)
 
 
-def top_values(values: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+def select_top_values(values: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
     """Returns the `count` largest values along the last axis in descending order, and their indices.
 
     Uses a sort if the number of rows is symbolic, because TensorFlow cannot run JAX's top_k with symbolic shapes.
@@ -234,7 +234,7 @@ def top_values(values: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
     return jnp.take_along_axis(values, order, axis=-1), order
 
 
-def log_probability(logits: jax.Array, tokens: jax.Array) -> jax.Array:
+def compute_log_probability(logits: jax.Array, tokens: jax.Array) -> jax.Array:
     """Returns the log-probabilities of tokens [rows] under logits [rows, vocab]."""
     chosen = jnp.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0]
     return chosen - jax.nn.logsumexp(logits, axis=-1)

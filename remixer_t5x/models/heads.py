@@ -10,8 +10,8 @@ from remixer_t5x import ranges
 from remixer_t5x.context import make_sequence_context
 from remixer_t5x.errors import UserError
 from remixer_t5x.models.architecture.encoder_only import Pooling, mean_of_tokens
-from remixer_t5x.models.classifier import EncoderWithHead, check_labels, label_loss
-from remixer_t5x.models.interface import Batch, MetricSums, Params, select_arrays
+from remixer_t5x.models.classifier import EncoderWithHead, check_label_names, label_loss
+from remixer_t5x.models.interface import Batch, MetricSums, Params, select_batch_arrays
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,11 +34,11 @@ class TokenClassifier(EncoderWithHead):
     def __post_init__(self) -> None:
         if self.labels is None:
             raise UserError("LABELS must be at least two strings, got None; set LABELS = ('O', 'B-PER', 'I-PER')")
-        check_labels(self.labels)
+        check_label_names(self.labels)
 
     def loss(self, params: Params, batch: Batch, dropout_rng: jax.Array | None = None) -> tuple[jax.Array, MetricSums]:
         """Returns the cross-entropy summed over tokens with nonzero weights, and sums of metrics."""
-        logits = self.head_outputs(params, batch['encoder_input_tokens'], dropout_rng)
+        logits = self.compute_head_outputs(params, batch['encoder_input_tokens'], dropout_rng)
         return label_loss(logits, batch['labels'], batch['label_weights'], self.label_smoothing)
 
 
@@ -66,7 +66,7 @@ class SpanExtractor(EncoderWithHead):
     def loss(self, params: Params, batch: Batch, dropout_rng: jax.Array | None = None) -> tuple[jax.Array, MetricSums]:
         """Returns the summed cross-entropies of the start and end positions, and sums of metrics."""
         inputs = batch['encoder_input_tokens']
-        logits = jnp.swapaxes(self.head_outputs(params, inputs, dropout_rng), 1, 2)
+        logits = jnp.swapaxes(self.compute_head_outputs(params, inputs, dropout_rng), 1, 2)
         logits = jnp.where(make_sequence_context(inputs).is_token[:, None], logits, jnp.finfo(logits.dtype).min)
         labels = jnp.stack([batch['start_positions'], batch['end_positions']], axis=1)
         return label_loss(logits, labels, jnp.repeat(batch['label_weights'][:, None], 2, axis=1))
@@ -106,5 +106,5 @@ class TextEmbedder(EncoderWithHead):
         logits = jnp.where(is_text, first @ second.T / self.temperature, jnp.finfo(jnp.float32).min)
         return label_loss(logits, jnp.arange(first.shape[0]), batch['label_weights'] * is_text)
 
-    def _init_inputs(self, batch: Batch) -> tuple[str, dict[str, Any]]:
-        return 'encode', select_arrays(batch, 'encoder_input_tokens')
+    def _init_method_and_inputs(self, batch: Batch) -> tuple[str, dict[str, Any]]:
+        return 'encode', select_batch_arrays(batch, 'encoder_input_tokens')

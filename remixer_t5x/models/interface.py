@@ -56,7 +56,9 @@ class Model:
             batch_shapes: shapes of a batch's token arrays, and of its segment ids if rows are packed. Some sublayers
                 raise UserError for long or packed rows.
         """
-        method, inputs = self._init_inputs({name: jnp.ones(shape, jnp.int32) for name, shape in batch_shapes.items()})
+        method, inputs = self._init_method_and_inputs(
+            {name: jnp.ones(shape, jnp.int32) for name, shape in batch_shapes.items()}
+        )
 
         def init() -> Params:
             return self.module.init(rng, **inputs, enable_dropout=False, method=method)['params']
@@ -74,7 +76,7 @@ class Model:
         """
         raise NotImplementedError
 
-    def _init_inputs(self, batch: Batch) -> tuple[str, dict[str, Any]]:
+    def _init_method_and_inputs(self, batch: Batch) -> tuple[str, dict[str, Any]]:
         """Returns the name of a module method that uses all parameters, and the arguments to call it with."""
         raise NotImplementedError
 
@@ -114,7 +116,7 @@ class GenerativeModel(Model):
 
     def _encode_for_generation(
         self, params: Params, inputs: jax.Array, max_length: int, eos_id: int = 1
-    ) -> decoding.Generation:
+    ) -> decoding.GenerationInputs:
         """Encodes the inputs and returns the model's decoding functions for them."""
         raise NotImplementedError
 
@@ -122,19 +124,22 @@ class GenerativeModel(Model):
         """Returns the loss summed over target tokens with nonzero weights, and sums of metrics."""
         hidden = self._compute_hidden(params, batch, dropout_rng)
         loss, sums = self.loss_function(
-            hidden, self.module.output_kernel(params), *targets_and_weights(batch, 'decoder'), self.logit_softcap
+            hidden,
+            self.module.get_output_kernel(params),
+            *get_targets_and_weights(batch, 'decoder'),
+            self.logit_softcap,
         )
         return loss, {**sums, 'sequences': count_sequences(batch, 'decoder_target_tokens')}
 
     def score(self, params: Params, batch: Batch) -> jax.Array:
         """Returns the log-likelihood of each row's targets, [batch] float32, without z-loss or label smoothing."""
-        return self.score_and_match(params, batch)[0]
+        return self.score_and_match_targets(params, batch)[0]
 
-    def score_and_match(self, params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    def score_and_match_targets(self, params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
         """Returns the log-likelihood of each row's targets, and whether greedy decoding would generate them."""
-        hidden, (targets, weights) = self._compute_hidden(params, batch), targets_and_weights(batch, 'decoder')
-        kernel = self.module.output_kernel(params)
-        return losses.score_and_match_rows(
+        hidden, (targets, weights) = self._compute_hidden(params, batch), get_targets_and_weights(batch, 'decoder')
+        kernel = self.module.get_output_kernel(params)
+        return losses.score_and_match_targets(
             hidden, kernel, targets, weights, self.loss_function.chunk_length, self.logit_softcap
         )
 
@@ -152,10 +157,10 @@ class GenerativeModel(Model):
         def score_next_token(carry, tokens):
             previous, cache = carry
             logits, cache = generation.step(previous, cache)
-            return (tokens, cache), jnp.where(tokens > 0, decoding.log_probability(logits, tokens), 0.0)
+            return (tokens, cache), jnp.where(tokens > 0, decoding.compute_log_probability(logits, tokens), 0.0)
 
         by_position = jnp.moveaxis(choices.reshape(batch * count, length), 1, 0)
-        start = (generation.first_tokens(count), generation.allocate(count))
+        start = (generation.make_first_tokens(count), generation.allocate(count))
         _, scores = jax.lax.scan(score_next_token, start, by_position)
         return jnp.sum(scores, axis=0).reshape(batch, count)
 
@@ -199,28 +204,28 @@ class GenerativeModel(Model):
         max_length: int,
         eos_id: int = 1,
         stop_strings: StopStrings | None = None,
-    ) -> decoding.Generation:
+    ) -> decoding.GenerationInputs:
         """Encodes the inputs and returns the decoder's inputs; see `generate` for the arguments."""
         generation = self._encode_for_generation(params, batch[self.input_array], max_length, eos_id)
         return dataclasses.replace(generation, stop_strings=stop_strings)
 
-    def _decoding_params(self, params: Params) -> Params:
+    def _prepare_decoding_params(self, params: Params) -> Params:
         """Unstacks the decoder layers and casts kernels to the dtype of activations, once before decoding."""
         params = {**params, 'decoder': stack.unstack_layers(params['decoder'])}
         # Without the barrier, XLA:GPU would move the casts into the decoding loop.
         return jax.lax.optimization_barrier(decoding.cast_kernels(jnp.dtype(self.module.dtype), params))
 
-    def _next_logits(self, params: Params, hidden: jax.Array) -> jax.Array:
+    def _compute_next_logits(self, params: Params, hidden: jax.Array) -> jax.Array:
         """Computes the logits of the next token, [rows, vocab] float32, from the decoder's output [rows, 1, embed]."""
-        return losses.token_logits(hidden[:, 0], self.module.output_kernel(params), self.logit_softcap)
+        return losses.compute_token_logits(hidden[:, 0], self.module.get_output_kernel(params), self.logit_softcap)
 
 
-def select_arrays(batch: Batch, *names: str) -> dict[str, jax.Array]:
+def select_batch_arrays(batch: Batch, *names: str) -> dict[str, jax.Array]:
     """Selects arrays of `batch` by name; skips names that are not in the batch."""
     return {name: batch[name] for name in names if name in batch}
 
 
-def targets_and_weights(batch: Batch, side: str) -> tuple[jax.Array, jax.Array]:
+def get_targets_and_weights(batch: Batch, side: str) -> tuple[jax.Array, jax.Array]:
     """Returns the targets and float32 loss weights of the 'encoder' or 'decoder', both [batch, length]."""
     targets, weights = batch[f'{side}_target_tokens'], batch.get(f'{side}_loss_weights')
     return targets, (targets > 0 if weights is None else weights).astype(jnp.float32)
@@ -234,7 +239,7 @@ def count_sequences(batch: Batch, tokens: str) -> jax.Array:
     return jnp.sum(jnp.max(segments, axis=-1).astype(jnp.float32))
 
 
-def sublayer_factories(model: Model) -> dict[str, list[Callable[..., nn.Module]]]:
+def list_sublayer_factories(model: Model) -> dict[str, list[Callable[..., nn.Module]]]:
     """Returns the sublayer factories of the encoder and decoder stacks, in layer order."""
     stacks = {side: getattr(model.module, f'{side}_stack', None) for side in ('encoder', 'decoder')}
     return {
@@ -244,7 +249,7 @@ def sublayer_factories(model: Model) -> dict[str, list[Callable[..., nn.Module]]
     }
 
 
-def param_shapes(model: Model, batch_shapes: Mapping[str, tuple[int, ...]]) -> Params:
+def compute_param_shapes(model: Model, batch_shapes: Mapping[str, tuple[int, ...]]) -> Params:
     """Returns the result of `model.init` with `jax.ShapeDtypeStruct` leaves, without computing arrays."""
     # Shapes do not depend on which kernels are used, so the kernels' self-checks are skipped.
     with stack.trace_layers_once(), self_check.record_checks():

@@ -28,7 +28,7 @@ class RepetitionPenalty:
 
     def __call__(self, logits: jax.Array, tokens: jax.Array, step: jax.Array) -> jax.Array:
         penalized = jnp.where(logits < 0, logits * self.penalty, logits / self.penalty)
-        return jnp.where(_occurring_ids(tokens, tokens >= 0, logits.shape[-1]), penalized, logits)
+        return jnp.where(_find_occurring_ids(tokens, tokens >= 0, logits.shape[-1]), penalized, logits)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +44,7 @@ class NoRepeatNGram:
         repeats = tokens[:, :windows] >= 0
         for offset in range(self.size - 1):
             repeats &= tokens[:, offset : offset + windows] == tokens[:, windows + offset, None]
-        return jnp.where(_occurring_ids(tokens[:, self.size - 1 :], repeats, logits.shape[-1]), -jnp.inf, logits)
+        return jnp.where(_find_occurring_ids(tokens[:, self.size - 1 :], repeats, logits.shape[-1]), -jnp.inf, logits)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +57,7 @@ class NoBadWords:
         words = [word for word in self.words if len(word) <= tokens.shape[1] + 1]
         if not words:
             return logits
-        _check_ids('BAD_WORDS_IDS', (token for word in words for token in word), logits.shape[-1])
+        _check_token_ids('BAD_WORDS_IDS', (token for word in words for token in word), logits.shape[-1])
         longest = max(len(word) - 1 for word in words)
         # Shorter words are padded with -1, which matches every token.
         starts: np.ndarray = np.asarray(
@@ -66,7 +66,7 @@ class NoBadWords:
         recent = tokens[:, None, tokens.shape[1] - longest :]
         matches = jnp.all((recent == starts) | (starts < 0), axis=-1)
         last = jnp.broadcast_to(np.asarray([word[-1] for word in words], np.int32), matches.shape)
-        return jnp.where(_occurring_ids(last, matches, logits.shape[-1]), -jnp.inf, logits)
+        return jnp.where(_find_occurring_ids(last, matches, logits.shape[-1]), -jnp.inf, logits)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,20 +88,20 @@ class ForcedPrefix:
     prefix: Sequence[int]
 
     def __call__(self, logits: jax.Array, tokens: jax.Array, step: jax.Array) -> jax.Array:
-        _check_ids('FORCED_PREFIX', self.prefix, logits.shape[-1])
+        _check_token_ids('FORCED_PREFIX', self.prefix, logits.shape[-1])
         prefix = jnp.asarray(self.prefix, jnp.int32)
         is_forced = jnp.arange(logits.shape[-1]) == prefix[jnp.minimum(step, len(self.prefix) - 1)]
         forced = jnp.where(is_forced, jnp.where(jnp.isneginf(logits), 0.0, logits), -jnp.inf)
         return jnp.where(step < len(self.prefix), forced, logits)
 
 
-def _check_ids(setting: str, ids: Iterable[int], vocab: int) -> None:
+def _check_token_ids(setting: str, ids: Iterable[int], vocab: int) -> None:
     for token in ids:
         if not 0 <= token < vocab:
             raise UserError(f'{setting} must contain ids from 0 to {vocab - 1}, got {token}')
 
 
-def _occurring_ids(tokens: jax.Array, is_counted: jax.Array, vocab: int) -> jax.Array:
+def _find_occurring_ids(tokens: jax.Array, is_counted: jax.Array, vocab: int) -> jax.Array:
     """Returns which token ids occur in each row of `tokens` where `is_counted` is True, [rows, vocab] bool."""
     rows = jnp.arange(tokens.shape[0])[:, None]
     return jnp.zeros((tokens.shape[0], vocab), bool).at[rows, tokens].max(is_counted, mode='drop')
@@ -141,7 +141,7 @@ class LogitsOptions:
         shown = [f'{name}={value!r}' for name, value in values.items() if name not in shared or value != shared[name]]
         return f'{type(self).__name__}({", ".join(shown)})'
 
-    def processors(self, eos_id: int) -> list[LogitsProcessor]:
+    def build_processors(self, eos_id: int) -> list[LogitsProcessor]:
         """Returns the processors of all options that are set, in the order used by transformers."""
         processors: list[LogitsProcessor] = []
         if self.repetition_penalty != 1:

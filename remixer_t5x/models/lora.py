@@ -39,7 +39,7 @@ class Lora:
 
     def __post_init__(self) -> None:
         ranges.check_fields(self, modules='LORA', rank='LORA_RANK')
-        check_pattern('LORA', self.modules, 'query|value')
+        check_regex('LORA', self.modules, 'query|value')
 
     def init(self, init_base: Callable[[], Params], rng: jax.Array) -> Params:
         """Returns the boxed parameters computed by `init_base`, with A and B added to each adapted layer.
@@ -72,7 +72,7 @@ class Lora:
         return traverse_util.unflatten_dict(params, sep='/')
 
 
-def check_pattern(setting: str, pattern: str, example: str) -> None:
+def check_regex(setting: str, pattern: str, example: str) -> None:
     """Raises UserError if `pattern`, the value of a setting, is not a valid regular expression."""
     try:
         re.compile(pattern)
@@ -91,12 +91,12 @@ def is_adapter(name: str) -> bool:
     return name.rpartition('/')[2] in (LORA_IN, LORA_OUT)
 
 
-def adapted_kernel_name(name: str) -> str:
+def get_adapted_kernel_name(name: str) -> str:
     """Returns the name of the kernel that the LoRA matrix named `name` adapts."""
     return f'{name.rpartition("/")[0]}/kernel'
 
 
-def adapter_names(kernel: str) -> tuple[str, str]:
+def get_adapter_names(kernel: str) -> tuple[str, str]:
     """Returns the names of the LoRA matrices A and B that adapt the kernel named `kernel`."""
     layer = kernel.rpartition('/')[0]
     return f'{layer}/{LORA_IN}', f'{layer}/{LORA_OUT}'

@@ -47,7 +47,7 @@ class CrossEntropy:
         return cross_entropy(self, hidden, kernel, targets, weights, softcap)
 
 
-def token_logits(hidden: jax.Array, kernel: jax.Array, softcap: float | None = None) -> jax.Array:
+def compute_token_logits(hidden: jax.Array, kernel: jax.Array, softcap: float | None = None) -> jax.Array:
     """Computes the logits `hidden @ kernel`, [..., vocab] float32, bounded by `c tanh(logits / c)` for a softcap c."""
     tokens = hidden.reshape(-1, hidden.shape[-1])
     logits = jnp.dot(tokens, kernel.astype(hidden.dtype), preferred_element_type=jnp.float32)
@@ -88,7 +88,7 @@ def _smoothed_probabilities(label_smoothing: float, vocab_size: int) -> tuple[fl
     return 1.0 - label_smoothing, label_smoothing / (vocab_size - 1)
 
 
-def _chunk_logits_gradient(
+def _compute_logits_gradient(
     config: CrossEntropy, logits: jax.Array, targets: jax.Array, weights: jax.Array, log_z: jax.Array
 ) -> jax.Array:
     """Returns the gradient of the chunk's loss sum with respect to its logits."""
@@ -129,14 +129,14 @@ def cross_entropy(
         logit is the largest, including ties.
     """
 
-    def add_chunk(total: MetricSums, chunk) -> tuple[MetricSums, None]:
+    def add_chunk_loss(total: MetricSums, chunk) -> tuple[MetricSums, None]:
         hidden, targets, weights = chunk
         with jax.named_scope('logits'):
-            sums, _ = _sum_chunk_losses(config, token_logits(hidden, kernel, softcap), targets, weights)
+            sums, _ = _sum_chunk_losses(config, compute_token_logits(hidden, kernel, softcap), targets, weights)
         return jax.tree.map(jnp.add, total, sums), None
 
     chunks = _split_into_chunks(config.chunk_length, hidden, targets, weights)
-    sums, _ = jax.lax.scan(add_chunk, _zero_metric_sums(), chunks)
+    sums, _ = jax.lax.scan(add_chunk_loss, _zero_metric_sums(), chunks)
     return sums['loss'], sums
 
 
@@ -148,13 +148,13 @@ def _cross_entropy_forward(config, hidden, kernel, targets, weights, softcap):
     """Computes the loss and its gradients with respect to hidden and kernel, one chunk at a time."""
     cast_kernel = cast_and_gather(kernel, (axes.EMBED, axes.VOCAB), hidden.dtype)
 
-    def add_chunk(carry, chunk):
+    def add_chunk_gradients(carry, chunk):
         total, kernel_gradient = carry
         hidden, targets, weights = chunk
         with jax.named_scope('logits'):
-            logits = token_logits(hidden, cast_kernel, softcap)
+            logits = compute_token_logits(hidden, cast_kernel, softcap)
             sums, log_z = _sum_chunk_losses(config, logits, targets, weights)
-            logits_gradient = _chunk_logits_gradient(config, logits, targets, weights, log_z)
+            logits_gradient = _compute_logits_gradient(config, logits, targets, weights, log_z)
             if softcap is not None:
                 logits_gradient *= 1.0 - jnp.square(logits / softcap)
             flat_gradient = logits_gradient.astype(hidden.dtype).reshape(-1, kernel.shape[-1])
@@ -165,7 +165,7 @@ def _cross_entropy_forward(config, hidden, kernel, targets, weights, softcap):
 
     start = (_zero_metric_sums(), jnp.zeros_like(kernel, dtype=jnp.float32))
     (sums, kernel_gradient), hidden_gradients = jax.lax.scan(
-        add_chunk, start, _split_into_chunks(config.chunk_length, hidden, targets, weights)
+        add_chunk_gradients, start, _split_into_chunks(config.chunk_length, hidden, targets, weights)
     )
     hidden_gradient = join_blocks(hidden_gradients, hidden.shape[1])
     return (sums['loss'], sums), (hidden_gradient, kernel_gradient.astype(kernel.dtype))
@@ -180,7 +180,7 @@ def _cross_entropy_backward(config, softcap, gradients, cotangents):
 cross_entropy.defvjp(_cross_entropy_forward, _cross_entropy_backward)
 
 
-def score_and_match_rows(
+def score_and_match_targets(
     hidden: jax.Array,
     kernel: jax.Array,
     targets: jax.Array,
@@ -195,7 +195,7 @@ def score_and_match_rows(
 
     def score_chunk(_, chunk):
         hidden, targets = chunk
-        logits = token_logits(hidden, kernel, softcap)
+        logits = compute_token_logits(hidden, kernel, softcap)
         target_logit = jnp.sum(jnp.where(_one_hot_mask(targets, logits.shape[-1]), logits, 0.0), axis=-1)
         is_best = target_logit >= jnp.max(logits, axis=-1)
         return None, (target_logit - jax.nn.logsumexp(logits, axis=-1), is_best)

@@ -15,8 +15,8 @@ from remixer_t5x.models.interface import (
     Model,
     Params,
     count_sequences,
-    select_arrays,
-    targets_and_weights,
+    get_targets_and_weights,
+    select_batch_arrays,
 )
 
 _INPUT_ARRAYS = ('encoder_input_tokens', 'encoder_segment_ids', 'encoder_positions', 'encoder_token_types')
@@ -45,10 +45,10 @@ class MaskedLM(Model):
     def loss(self, params: Params, batch: Batch, dropout_rng: jax.Array | None = None) -> tuple[jax.Array, MetricSums]:
         """Returns the loss summed over the tokens to predict, and sums of metrics."""
         hidden = self._compute_hidden(params, batch, dropout_rng)
-        targets, weights = targets_and_weights(batch, 'encoder')
+        targets, weights = get_targets_and_weights(batch, 'encoder')
 
         def compute_loss(hidden: jax.Array, targets: jax.Array, weights: jax.Array) -> tuple[jax.Array, MetricSums]:
-            return self.loss_function(*self._output_projection(params, hidden), targets, weights)
+            return self.loss_function(*self._prepare_output_projection(params, hidden), targets, weights)
 
         count = max(1, round(targets.shape[1] * self.predicted_share))
         if count >= targets.shape[1]:
@@ -77,9 +77,9 @@ class MaskedLM(Model):
 
     def logits(self, params: Params, batch: Batch) -> jax.Array:
         """Returns the logits at each position, [batch, length, vocab], in the module's dtype."""
-        return self._apply_module('predict_tokens', params, **select_arrays(batch, *_INPUT_ARRAYS))
+        return self._apply_module('predict_tokens', params, **select_batch_arrays(batch, *_INPUT_ARRAYS))
 
-    def score_and_match(self, params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    def score_and_match_targets(self, params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
         """Returns the log-probability of one token per row, [batch] float32, and whether the token is the argmax.
 
         The batch contains `encoder_input_tokens`, the position to score in each row (`positions` [batch]) and its token
@@ -88,20 +88,20 @@ class MaskedLM(Model):
         """
         hidden = jnp.take_along_axis(self._compute_hidden(params, batch), batch['positions'][:, None, None], axis=1)
         targets = batch['tokens'][:, None]
-        return losses.score_and_match_rows(
-            *self._output_projection(params, hidden), targets, jnp.ones(targets.shape, jnp.float32)
+        return losses.score_and_match_targets(
+            *self._prepare_output_projection(params, hidden), targets, jnp.ones(targets.shape, jnp.float32)
         )
 
-    def _init_inputs(self, batch: Batch) -> tuple[str, dict[str, Any]]:
-        return 'predict_tokens', select_arrays(batch, 'encoder_input_tokens', 'encoder_segment_ids')
+    def _init_method_and_inputs(self, batch: Batch) -> tuple[str, dict[str, Any]]:
+        return 'predict_tokens', select_batch_arrays(batch, 'encoder_input_tokens', 'encoder_segment_ids')
 
     def _compute_hidden(self, params: Params, batch: Batch, rng: jax.Array | None = None) -> jax.Array:
-        return self._apply_module('encode', params, **select_arrays(batch, *_INPUT_ARRAYS), rng=rng)
+        return self._apply_module('encode', params, **select_batch_arrays(batch, *_INPUT_ARRAYS), rng=rng)
 
-    def _output_projection(self, params: Params, hidden: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def _prepare_output_projection(self, params: Params, hidden: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Returns the input and the kernel of the output projection."""
-        hidden = self.module.apply({'params': params}, hidden, method='output_hidden')
-        kernel, bias = self.module.output_kernel(params), self.module.output_bias(params)
+        hidden = self.module.apply({'params': params}, hidden, method='apply_output_head')
+        kernel, bias = self.module.get_output_kernel(params), self.module.get_output_bias(params)
         if bias is not None:
             # The loss has no bias argument, so append the bias to the kernel and a constant feature of 1 to the input.
             kernel = jnp.concatenate([kernel, bias[None]])

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from remixer_t5x import ranges
-from remixer_t5x.models.decoding import RowDecoder, top_values
+from remixer_t5x.models.decoding import RowDecoder, select_top_values
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -66,7 +66,7 @@ class Sampling(RowDecoder):
         logits = logits / self.temperature
         if self.top_k is None or self.top_k >= logits.shape[-1]:
             return _sample_each_row(keys, self.exclude_unlikely_tokens(logits))
-        largest, tokens = top_values(logits, self.top_k)
+        largest, tokens = select_top_values(logits, self.top_k)
         sampled = _sample_each_row(keys, self.exclude_unlikely_tokens(largest))
         return jnp.take_along_axis(tokens, sampled[:, None], axis=-1)[:, 0]
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from remixer_t5x.models import decoding
 from remixer_t5x.models.architecture.encoder_decoder import EncoderDecoder
-from remixer_t5x.models.interface import Batch, GenerativeModel, Params, select_arrays
+from remixer_t5x.models.interface import Batch, GenerativeModel, Params, select_batch_arrays
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,22 +33,24 @@ class Seq2Seq(GenerativeModel):
         """Returns the encoder output [batch, length, embed] for `inputs` [batch, length], one example per row."""
         return self._apply_module('encode', params, inputs)
 
-    def _init_inputs(self, batch: Batch) -> tuple[str, dict[str, Any]]:
-        arrays = select_arrays(batch, 'encoder_input_tokens', 'encoder_segment_ids', 'decoder_segment_ids')
+    def _init_method_and_inputs(self, batch: Batch) -> tuple[str, dict[str, Any]]:
+        arrays = select_batch_arrays(batch, 'encoder_input_tokens', 'encoder_segment_ids', 'decoder_segment_ids')
         return '__call__', {**arrays, 'decoder_input_tokens': batch['decoder_target_tokens']}
 
     def _compute_hidden(self, params: Params, batch: Batch, rng: jax.Array | None = None) -> jax.Array:
-        inputs = select_arrays(batch, 'encoder_input_tokens', 'encoder_segment_ids', 'encoder_positions')
+        inputs = select_batch_arrays(batch, 'encoder_input_tokens', 'encoder_segment_ids', 'encoder_positions')
         encoded = self._apply_module('encode', params, **inputs, rng=rng)
         names = ('encoder_input_tokens', 'decoder_input_tokens')
         packed = ('encoder_segment_ids', 'decoder_segment_ids', 'decoder_positions')
-        return self._apply_module('decode_hidden', params, encoded, **select_arrays(batch, *names, *packed), rng=rng)
+        return self._apply_module(
+            'decode_hidden', params, encoded, **select_batch_arrays(batch, *names, *packed), rng=rng
+        )
 
     def _encode_for_generation(
         self, params: Params, inputs: jax.Array, max_length: int, eos_id: int = 1
-    ) -> decoding.Generation:
+    ) -> decoding.GenerationInputs:
         encoded = self.encode(params, inputs)
-        params = self._decoding_params(params)
+        params = self._prepare_decoding_params(params)
 
         def decode(tokens: jax.Array, **cache) -> tuple[jax.Array, decoding.Cache]:
             hidden, variables = self.module.apply(
@@ -64,13 +66,15 @@ class Seq2Seq(GenerativeModel):
             )
             return hidden, variables['cache']
 
-        def allocate(rows_per_sequence: int) -> decoding.Cache:
+        def allocate_cache(rows_per_sequence: int) -> decoding.Cache:
             return decode(jnp.zeros((inputs.shape[0] * rows_per_sequence, max_length), jnp.int32))[1]
 
-        def step(tokens: jax.Array, cache: decoding.Cache) -> tuple[jax.Array, decoding.Cache]:
+        def decode_step(tokens: jax.Array, cache: decoding.Cache) -> tuple[jax.Array, decoding.Cache]:
             hidden, cache = decode(tokens[:, None], cache=cache)
-            return self._next_logits(params, hidden), cache
+            return self._compute_next_logits(params, hidden), cache
 
         # In the step input, the start token has id 0, for which the module uses the embedding of `begin_id`.
         prompt = jnp.full((inputs.shape[0], 1), self.module.begin_id, jnp.int32)
-        return decoding.Generation(inputs.shape[0], allocate, step, max_length, eos_id, prompt=prompt)
+        return decoding.GenerationInputs(
+            inputs.shape[0], allocate_cache, decode_step, max_length, eos_id, prompt=prompt
+        )

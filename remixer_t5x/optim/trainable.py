@@ -14,7 +14,7 @@ from flax import traverse_util
 
 from remixer_t5x.errors import UserError
 from remixer_t5x.models.layers.dense import LORA_IN, LORA_OUT
-from remixer_t5x.models.lora import check_pattern
+from remixer_t5x.models.lora import check_regex
 from remixer_t5x.optim.optimizer import Optimizer, as_optimizer
 
 Tree = Any
@@ -31,7 +31,7 @@ def restrict_to_trainable(optimizer: Any, trainable: str | None = None, lora: st
     pattern = LORA_PATTERN if trainable is None and lora is not None else trainable
     if pattern is None:
         return optimizer
-    check_pattern('TRAINABLE', pattern, 'encoder/.*/kernel')
+    check_regex('TRAINABLE', pattern, 'encoder/.*/kernel')
 
     def make_gradient_transformation(logical_axes: Any) -> optax.GradientTransformation:
         inner = optimizer.make(split_params(logical_axes, pattern)[0])

@@ -131,7 +131,7 @@ def check_custom_sublayers(model: interface.Model, packed: bool = False) -> list
     Returns one line per sublayer; raises UserError if a sublayer of a decoder reads later tokens.
     """
     lines = []
-    for side, factories in interface.sublayer_factories(model).items():
+    for side, factories in interface.list_sublayer_factories(model).items():
         bias = getattr(model.module, f'{side}_stack')().position_bias
         for name, factory in {_unwrap_partial(factory).__name__: factory for factory in factories}.items():
             if not _unwrap_partial(factory).__module__.startswith('remixer_t5x.'):

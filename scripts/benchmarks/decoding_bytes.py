@@ -86,7 +86,7 @@ def minimum_bytes(model: Seq2Seq, params: Any, inputs: Any, length: int) -> tupl
         return model._encode_for_generation(params, inputs, length).allocate(1)
 
     caches = jax.tree.leaves(jax.eval_shape(allocate, params, inputs))
-    output = jax.eval_shape(model.module.output_kernel, params)
+    output = jax.eval_shape(model.module.get_output_kernel, params)
     used = [math.prod(output.shape)]
     for path, leaf in jax.tree_util.tree_leaves_with_path(params['decoder']):
         name = jax.tree_util.keystr(path, simple=True, separator='/')

@@ -22,7 +22,7 @@ SMALL = {'VOCAB_SIZE': 64, 'EMBED_DIM': 16, 'NUM_HEADS': 2, 'HEAD_DIM': 8, 'MLP_
 
 
 def shapes(model):
-    params = interface.param_shapes(model, SHAPES)
+    params = interface.compute_param_shapes(model, SHAPES)
     return jax.tree.map(lambda leaf: leaf.shape, params)
 
 

@@ -53,7 +53,7 @@ def test_flops_equal_xlas_except_for_elementwise_operations():
     model = build_model('models/t5_1_1.gin', 'sizes/small.gin', NUM_ENCODER_LAYERS=1, NUM_DECODER_LAYERS=1)
     batch = batch_formats.get_abstract_batch(model.model_type, LENGTHS)
     shapes = {name: array.shape for name, array in batch.items()}
-    params = nn.unbox(interface.param_shapes(model, shapes))
+    params = nn.unbox(interface.compute_param_shapes(model, shapes))
     forward = jax.jit(lambda p, b: model.loss(p, b)[0])
     xla = forward.lower(params, batch).compile().cost_analysis()['flops']
     assert 0.93 < model_counts.count_total_flops(model.loss, params, batch) / xla <= 1.0

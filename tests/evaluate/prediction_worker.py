@@ -78,7 +78,7 @@ def evaluate(partitioner, batch_size, decoder):
     """Returns the predictions, scores and metrics of a `TaskEvaluator`."""
     model = make_model()
     shapes = {'encoder_input_tokens': (1, 40), 'decoder_target_tokens': (1, 8)}
-    boxed = interface.param_shapes(model, shapes)
+    boxed = interface.compute_param_shapes(model, shapes)
     params = jax.jit(lambda: unbox(model.init(jax.random.key(0), shapes)))()
     # Sharpens the distribution, so that answers differ and some end early.
     params['logits']['kernel'] = 8 * params['logits']['kernel'].at[:, 1].multiply(1.5)

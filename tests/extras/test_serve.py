@@ -253,7 +253,7 @@ def test_each_row_samples_from_its_k_most_likely_tokens_and_its_nucleus():
     temperature, top_k, top_p, possible = zip(*rows, strict=True)
     count, length = len(rows), 200
     step = lambda tokens, cache: (jnp.broadcast_to(jnp.log(probabilities), (count, 4)), cache)  # noqa: E731
-    generation = decoding.Generation(count, lambda rows: (), step, length, eos_id=9)
+    generation = decoding.GenerationInputs(count, lambda rows: (), step, length, eos_id=9)
     settings = {'temperature': temperature, 'top_k': top_k, 'top_p': top_p, 'max_tokens': [length - 1] * count}
     decoder = PerRequestDecoder(**{name: jnp.asarray(values) for name, values in settings.items()}, end_id=9)
     tokens = decoder(generation, jax.random.split(jax.random.key(0), count)).tokens[:, 0]

@@ -33,7 +33,9 @@ def t5(encoder_mlp, decoder_mlp, layers, vocab_size, embed_dim, head_dim=4, layo
 
 def abstract_params(model):
     """Returns the shapes of the parameters."""
-    return unbox(interface.param_shapes(model, {'encoder_input_tokens': (1, 4), 'decoder_target_tokens': (1, 4)}))
+    return unbox(
+        interface.compute_param_shapes(model, {'encoder_input_tokens': (1, 4), 'decoder_target_tokens': (1, 4)})
+    )
 
 
 def random_params(model, seed=0):

@@ -65,7 +65,7 @@ def test_logits_equal_recorded_values(tiny):
 
 def test_our_model_has_the_parameters_and_description_of_the_family(tiny):
     shapes = {'encoder_input_tokens': (1, 4), 'decoder_target_tokens': (1, 4)}
-    ours = unbox(interface.param_shapes(tiny.model, shapes))
+    ours = unbox(interface.compute_param_shapes(tiny.model, shapes))
     assert jax.tree.map(np.shape, tiny.params) == jax.tree.map(np.shape, ours)
     assert {leaf.dtype.name for leaf in jax.tree.leaves(tiny.params)} == {'float32'}
     assert hf_folders.describe(tiny.model, VOCABULARY) == (tiny.family, tiny.family.default_layer_runs())

@@ -77,7 +77,7 @@ def test_greedy_tokens_equal_recorded_values(tiny):
 
 def test_a_folder_is_written_back_bit_for_bit(tiny, tmp_path):
     shapes = {'encoder_input_tokens': (1, 4), 'decoder_target_tokens': (1, 4)}
-    ours = unbox(interface.param_shapes(tiny.model, shapes))
+    ours = unbox(interface.compute_param_shapes(tiny.model, shapes))
     assert jax.tree.map(np.shape, tiny.params) == jax.tree.map(np.shape, ours)
     family, runs = hf_folders.describe(tiny.model, VOCABULARY)
     assert (family, dict(runs)) == (tiny.source.family, tiny.source.family.default_layer_runs())

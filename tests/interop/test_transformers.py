@@ -216,7 +216,7 @@ def test_outputs_and_files_equal_transformers(name, tmp_path):
     save_random(MODELS[name], tmp_path / 'hf')
     source = huggingface.open_model_folder(str(tmp_path / 'hf'))
     model = hf_folders.model_from_source(source, tmp_path)
-    ours, theirs = huggingface.compute_both_logits(source, model, source.read_params())
+    ours, theirs = huggingface.compute_logits_pair(source, model, source.read_params())
     print(f'{name}: n = {theirs.size}, largest difference {np.max(np.abs(ours - theirs)):.2g}')
     assert np.max(np.abs(ours - theirs)) < 1e-4 and np.max(np.abs(theirs)) > 0.01
     check_round_trip(source, model, VOCABULARY, tmp_path)

@@ -29,7 +29,7 @@ def test_a_gradient_lowers_without_a_warning(name, options, platform, chip, lowe
     batch = batch_formats.get_abstract_batch(model.model_type, {'inputs': 32, 'targets': 16}, 2, True)
     shapes = {key: array.shape for key, array in batch.items()}
     with compile_for_platform(platform, chip=chip), jax_workarounds.assume_cudnn_version(90800):
-        params = nn.unbox(interface.param_shapes(model, shapes))
+        params = nn.unbox(interface.compute_param_shapes(model, shapes))
         traced = jax.jit(jax.grad(lambda params, batch: model.loss(params, batch)[0])).trace(params, batch)
         program = traced.lower(lowering_platforms=(lowering,)).as_text()
     assert 'triton' not in program

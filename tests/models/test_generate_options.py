@@ -68,7 +68,7 @@ class ModelPair:
         return tokens.reshape(ROWS, -1, LENGTH)
 
     def actual(self, decoder, stop_strings=()):
-        automaton = StopStrings.compile(stop_strings, self.token_texts) if stop_strings else None
+        automaton = StopStrings.compile_automaton(stop_strings, self.token_texts) if stop_strings else None
         generate = jax.jit(
             lambda params, batch: self.model.generate(
                 params, batch, LENGTH, self.eos_id, decoder, jax.random.key(0), automaton

@@ -77,7 +77,7 @@ def test_token_label_loss_equals_its_equation():
     labels, weights = rng.integers(0, 3, tokens.shape), (tokens > 0) * rng.integers(0, 2, tokens.shape)
     batch = {'encoder_input_tokens': tokens, 'labels': np.float32(labels), 'label_weights': np.float32(weights)}
     loss, sums = jax.jit(model.loss)(params, batch)
-    log_p = log_softmax(jax.jit(model.head_outputs)(params, tokens))
+    log_p = log_softmax(jax.jit(model.compute_head_outputs)(params, tokens))
     expected = -np.sum(weights * np.take_along_axis(log_p, labels[..., None], -1)[..., 0])
     np.testing.assert_allclose(loss, expected, rtol=1e-5)
     assert sums['weights'] == weights.sum() and sums['sequences'] == 4
@@ -90,7 +90,7 @@ def test_span_loss_equals_its_equation():
     start, end, weights = np.array([0, 2, 3, 1]), np.array([0, 6, 3, 11]), np.array([1, 1, 0, 1], np.float32)
     batch = {'encoder_input_tokens': tokens, 'start_positions': start, 'end_positions': end, 'label_weights': weights}
     loss, sums = jax.jit(model.loss)(params, batch)
-    logits = np.asarray(jax.jit(model.head_outputs)(params, tokens), np.float64)
+    logits = np.asarray(jax.jit(model.compute_head_outputs)(params, tokens), np.float64)
     expected = 0.0
     for row in (0, 1, 3):
         count = np.sum(tokens[row] > 0)
@@ -178,7 +178,7 @@ def test_logits_equal_transformers(name, model_type, tmp_path):
     modules = ('token_embedder', 'encoder', 'input')
     backbone_params = {name: tree for name, tree in source.read_params().items() if name in modules}
     params = {**backbone_params, 'head': {'output': {'kernel': kernel.T, 'bias': bias}}}
-    logits = np.asarray(jax.jit(model.head_outputs)(params, tokens))
+    logits = np.asarray(jax.jit(model.compute_head_outputs)(params, tokens))
     is_token = tokens > 0
     error = np.max(np.abs(logits[is_token] - expected[is_token])) / np.max(np.abs(expected[is_token]))
     assert error < 1e-5

@@ -15,7 +15,7 @@ from remixer_t5x.models.architecture.layer import make_layer
 from remixer_t5x.models.architecture.stack import Stack
 from remixer_t5x.models.beam_search import BeamSearch, PowerPenalty
 from remixer_t5x.models.decoding import Greedy
-from remixer_t5x.models.language_model import LanguageModel, join_prompts
+from remixer_t5x.models.language_model import LanguageModel, join_prompts_and_targets
 from remixer_t5x.models.layers.positions import RelativePositionBias
 from remixer_t5x.models.losses import CrossEntropy
 from remixer_t5x.models.sampling import Sampling
@@ -81,7 +81,7 @@ def test_scores_of_continuations_equal_teacher_forcing(mixer, prefix):
     run = jax.jit(generate, static_argnums=2)
     greedy = jax.device_get(run(params, PROMPTS, Greedy()))
     tokens, scores = greedy.tokens[:, 0], greedy.scores[:, 0]
-    log_p = log_probabilities(model, params, join_prompts(PROMPTS, tokens))
+    log_p = log_probabilities(model, params, join_prompts_and_targets(PROMPTS, tokens))
     for row, count in enumerate([4, 1, 2, 0]):
         used, expected = expected_score(log_p[row, count:], tokens[row])
         best = np.argmax(log_p[row, count : count + used], axis=-1)
@@ -93,7 +93,7 @@ def test_scores_of_continuations_equal_teacher_forcing(mixer, prefix):
     samples = jax.device_get(run(params, PROMPTS, Sampling(num_samples=3), jax.random.key(0)))
     for decoded in (beams, samples):
         log_p = log_probabilities(
-            model, params, join_prompts(np.repeat(PROMPTS, 3, axis=0), decoded.tokens.reshape(12, -1))
+            model, params, join_prompts_and_targets(np.repeat(PROMPTS, 3, axis=0), decoded.tokens.reshape(12, -1))
         )
         for row, count in enumerate([4, 1, 2, 0]):
             for beam, continuation in enumerate(decoded.tokens[row]):
@@ -108,7 +108,7 @@ def test_scores_and_choices_agree(prefix):
     model = make_model('attention', prefix)
     params = make_params(model)
     targets = np.array([[6, 2, EOS], [9, EOS, 0], [4, 4, EOS]], np.int32)
-    batch = join_prompts(PROMPTS[:3], targets)
+    batch = join_prompts_and_targets(PROMPTS[:3], targets)
     log_p = log_probabilities(model, params, batch)
     expected = np.sum(
         np.take_along_axis(log_p, np.asarray(batch['decoder_target_tokens'])[..., None], -1)[..., 0]
@@ -128,7 +128,9 @@ def test_scores_and_choices_agree(prefix):
 
 
 def test_prompts_and_targets_are_joined():
-    joined = join_prompts(np.array([[5, 7, 0], [0, 0, 0]], np.int32), np.array([[6, EOS], [9, EOS]], np.int32))
+    joined = join_prompts_and_targets(
+        np.array([[5, 7, 0], [0, 0, 0]], np.int32), np.array([[6, EOS], [9, EOS]], np.int32)
+    )
     assert np.asarray(joined['decoder_target_tokens']).tolist() == [[5, 7, 6, EOS, 0], [9, EOS, 0, 0, 0]]
     assert np.asarray(joined['decoder_input_tokens']).tolist() == [[0, 5, 7, 6, EOS], [0, 9, EOS, 0, 0]]
     assert np.asarray(joined['decoder_loss_weights']).tolist() == [[0, 0, 1, 1, 0], [1, 1, 0, 0, 0]]

@@ -114,23 +114,25 @@ TEXTS = [b'', b'', b'a', b'b', b'ab', b'ba', b'aab', '\u00e9'.encode()[:1], '\u0
     st.lists(st.integers(-1, len(TEXTS)), min_size=1, max_size=12),
 )
 def test_stop_strings_are_found_wherever_their_tokens_begin(strings, ids):
-    automaton = StopStrings.compile(strings, TEXTS)
+    automaton = StopStrings.compile_automaton(strings, TEXTS)
     state, text = np.int32(0), b''
     for token in ids:
         start = len(text)
         text += TEXTS[token] if 0 <= token < len(TEXTS) else b''
         ends = range(start + 1, len(text) + 1)
         expected = any(text[:end].endswith(string.encode()) for end in ends for string in strings)
-        state, is_complete = automaton.next_states(state, np.int32(token))
+        state, is_complete = automaton.advance_states(state, np.int32(token))
         assert bool(is_complete) == expected
-    assert int(automaton.states_after(jnp.asarray([ids]))[0]) == int(state)
+    assert int(automaton.compute_states_after(jnp.asarray([ids]))[0]) == int(state)
 
 
 @pytest.mark.parametrize('decoder', [Greedy(), Sampling(num_samples=3), BeamSearch(beams=3)])
 def test_generation_ends_with_a_stop_string(decoder):
     texts = [b'', b'', b'x', b'y', b'xy', b'z']
     generation = toy.generation(toy.make_tables(3, 8, 6, 5), 5)
-    stopped = toy.generation(toy.make_tables(3, 8, 6, 5), 5, stop_strings=StopStrings.compile(['xy', 'zz'], texts))
+    stopped = toy.generation(
+        toy.make_tables(3, 8, 6, 5), 5, stop_strings=StopStrings.compile_automaton(['xy', 'zz'], texts)
+    )
     decoded, unstopped = (decoder(g, jax.random.key(0)).tokens.reshape(-1, 5).tolist() for g in (stopped, generation))
     for row, unstopped_row in zip(decoded, unstopped, strict=True):
         lengths = [n for n in range(1, 6) if any(s in b''.join(texts[t] for t in row[:n]) for s in (b'xy', b'zz'))]
@@ -152,7 +154,7 @@ def test_invalid_option_raises_an_error(options, message):
     with pytest.raises(UserError, match=message):
         Greedy(**options)(toy.generation(toy.make_tables(0, 1, 4, 2), 2))
     with pytest.raises(UserError, match='STOP_STRINGS must not contain an empty string'):
-        StopStrings.compile([''], TEXTS)
+        StopStrings.compile_automaton([''], TEXTS)
 
 
 def test_repr_of_a_decoder_contains_the_options_that_are_set():

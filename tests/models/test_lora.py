@@ -51,8 +51,8 @@ def merge(params):
     flat = flatten(params)
     merged = {name: leaf for name, leaf in flat.items() if not lora.is_adapter(name)}
     for name, kernel in merged.items():
-        if name.endswith('/kernel') and lora.adapter_names(name)[0] in flat:
-            first, second = (np.asarray(flat[matrix], np.float64) for matrix in lora.adapter_names(name))
+        if name.endswith('/kernel') and lora.get_adapter_names(name)[0] in flat:
+            first, second = (np.asarray(flat[matrix], np.float64) for matrix in lora.get_adapter_names(name))
             merged[name] = jnp.asarray(np.asarray(kernel) + first @ second, jnp.float32)
     return unflatten(merged)
 
@@ -60,14 +60,14 @@ def merge(params):
 def adapted_shapes(*files):
     """Returns the boxed shapes of a shipped model with adapters for all dense layers."""
     model = lora.with_adapters(loading.load_macro_values(loading.ConfigSources(list(files)), 'MODEL')[0], '.', 3)
-    return flatten(interface.param_shapes(model, SHAPES))
+    return flatten(interface.compute_param_shapes(model, SHAPES))
 
 
 def assert_all_kernels_are_adapted(flat):
     kernels = {name: leaf for name, leaf in flat.items() if name.endswith('/kernel') and name != 'logits/kernel'}
-    assert {lora.adapted_kernel_name(name) for name in flat if lora.is_adapter(name)} == set(kernels)
+    assert {lora.get_adapted_kernel_name(name) for name in flat if lora.is_adapter(name)} == set(kernels)
     for name, kernel in kernels.items():
-        first, second = (flat[matrix] for matrix in lora.adapter_names(name))
+        first, second = (flat[matrix] for matrix in lora.get_adapter_names(name))
         assert first.value.shape == (*kernel.value.shape[:-1], 3) and len(first.names) == kernel.value.ndim
         assert second.value.shape == (*kernel.value.shape[:-2], 3, kernel.value.shape[-1])
     return kernels
@@ -95,13 +95,13 @@ def test_adapted_model_equals_merged_model(base_model):
 
 def test_every_dense_layer_is_adapted_and_starts_at_zero(base_model):
     model = lora.with_adapters(base_model, '.', 3)
-    flat = flatten(interface.param_shapes(model, SHAPES))
+    flat = flatten(interface.compute_param_shapes(model, SHAPES))
     assert_all_kernels_are_adapted(flat)
     name = 'encoder/run_0/layer/gated_mlp/wo'
     assert flat[f'{name}/lora_in'].names == ('layers', 'mlp', 'lora_rank')
     assert flat[f'{name}/lora_out'].names == ('layers', 'lora_rank', 'embed')
     params = flatten(nn.unbox(jax.jit(lambda key: model.init(key, SHAPES))(jax.random.key(0))))
-    first, second = (params[matrix] for matrix in lora.adapter_names(f'{name}/kernel'))
+    first, second = (params[matrix] for matrix in lora.get_adapter_names(f'{name}/kernel'))
     assert not second.any() and 0.1 < first.std() * 24**0.5 < 2
     assert not np.array_equal(first[0], first[1])
 

@@ -62,7 +62,7 @@ def test_sums_equal_numpy(length, chunk_length, seed):
     config = losses.CrossEntropy(z_loss=0.1, chunk_length=chunk_length)
     # Everything outside of `jax.jit` is NumPy, because JAX compiles each operation for each shape.
     loss, sums = jax.jit(config)(hidden, kernel, targets, weights)
-    scores, is_match = jax.jit(losses.score_and_match_rows, static_argnums=4)(
+    scores, is_match = jax.jit(losses.score_and_match_targets, static_argnums=4)(
         hidden, kernel, targets, weights, chunk_length
     )
     hidden, kernel, targets, weights = map(np.asarray, (hidden, kernel, targets, weights))

@@ -70,7 +70,7 @@ def test_only_the_logits_of_the_predicted_share_are_computed():
     def logit_rows(share):
         """Returns the numbers of rows of the logits in each branch of the loss."""
         model = dataclasses.replace(hf_folders.bert_model(), predicted_share=share)
-        params = unbox(interface.param_shapes(model, {'encoder_input_tokens': (1, 4)}))
+        params = unbox(interface.compute_param_shapes(model, {'encoder_input_tokens': (1, 4)}))
         jaxpr = jax.make_jaxpr(model.loss)(params, make_batch((3,)))
         branches = [e for e in jaxpr.jaxpr.eqns if e.primitive.name == 'cond']
         return [sorted({v.aval.shape[0] for v in _matmul_outputs(b.jaxpr) if v.aval.shape[-1:] == (VOCAB,)})

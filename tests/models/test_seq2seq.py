@@ -113,7 +113,7 @@ def test_bfloat16_parameters_have_a_float32_loss_and_generate_the_same(name):
     )  # fmt: skip
     lengths = dict.fromkeys(batch_formats.get_batch_formats(model.model_type)[0].features, 8)
     batch = batch_formats.get_abstract_batch(model.model_type, lengths)
-    shapes = nn.unbox(interface.param_shapes(model, {k: v.shape for k, v in batch.items()}))
+    shapes = nn.unbox(interface.compute_param_shapes(model, {k: v.shape for k, v in batch.items()}))
     low = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.bfloat16), shapes)
     assert jax.eval_shape(model.loss, low, batch)[0].dtype == jnp.float32
     if not hasattr(model, 'predict'):

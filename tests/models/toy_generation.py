@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from remixer_t5x.models.decoding import Generation
+from remixer_t5x.models.decoding import GenerationInputs
 
 EOS = 1
 
@@ -17,8 +17,8 @@ def make_tables(seed: int, batch: int, vocab: int, length: int) -> np.ndarray:
     return tables.astype(np.float32)
 
 
-def generation(tables, length: int, stop_strings=None) -> Generation:
-    """Returns a `Generation` whose cache contains the history of each row and the table of each sequence.
+def generation(tables, length: int, stop_strings=None) -> GenerationInputs:
+    """Returns a `GenerationInputs` whose cache contains the history of each row and the table of each sequence.
 
     A decoder that confuses rows or sequences therefore reads the logits of another history.
     """
@@ -38,7 +38,7 @@ def generation(tables, length: int, stop_strings=None) -> Generation:
         cache = {**cache, 'history': history[:, None], 'cache_index': cache['cache_index'] + 1}
         return logits.reshape(-1, vocab), cache
 
-    return Generation(batch, allocate, step, length, EOS, stop_strings=stop_strings)
+    return GenerationInputs(batch, allocate, step, length, EOS, stop_strings=stop_strings)
 
 
 def append_to_history(history, token, vocab: int):

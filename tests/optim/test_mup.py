@@ -32,13 +32,15 @@ def by_name(tree):
 
 
 def parameter_kinds(name):
-    specs = nn.get_partition_spec(interface.param_shapes(width_transfer.build_scaled_model(name, 64, None), SHAPES))
+    specs = nn.get_partition_spec(
+        interface.compute_param_shapes(width_transfer.build_scaled_model(name, 64, None), SHAPES)
+    )
     return {name: mup.classify_parameter(spec) for name, spec in by_name(specs).items()}
 
 
 def test_factors_equal_those_of_the_mup_package():
     """Compares factors of initial values and of Adam's learning rate in T5's decoder, except for position biases."""
-    boxed = interface.param_shapes(width_transfer.build_scaled_model('t5_1_1', GOLDEN['width'], None), SHAPES)
+    boxed = interface.compute_param_shapes(width_transfer.build_scaled_model('t5_1_1', GOLDEN['width'], None), SHAPES)
     scaled = mup.scale_by_width(FACTORS_ONLY, GOLDEN['width'], GOLDEN['base_width'])
     rates = by_name(scaled.make(nn.get_partition_spec(boxed)))
     compared = set()
@@ -60,7 +62,7 @@ def test_parameters_are_classified_as_in_the_paper():
 
 
 def test_every_factor_is_1_at_the_base_width():
-    boxed = interface.param_shapes(width_transfer.build_scaled_model('t5_1_1', 64, None), SHAPES)
+    boxed = interface.compute_param_shapes(width_transfer.build_scaled_model('t5_1_1', 64, None), SHAPES)
     scaled = mup.scale_by_width(FACTORS_ONLY, 64, 64)
     factors = scaled.initial(boxed), scaled.make(nn.get_partition_spec(boxed))
     assert set(jax.tree.leaves(factors)) == {1.0}
@@ -80,7 +82,7 @@ def wide():
 @pytest.mark.parametrize('name', OPTIMIZERS)
 def test_updates_and_initial_values_scale_with_the_width(wide, name):
     """From width 32 to 128, updates of matrices are divided by 4, and initial values of output matrices by 2."""
-    boxed = interface.param_shapes(width_transfer.build_scaled_model('t5_1_1', 128, None), SHAPES)
+    boxed = interface.compute_param_shapes(width_transfer.build_scaled_model('t5_1_1', 128, None), SHAPES)
     gradients = jax.tree.map(lambda leaf: leaf * leaf + 1e-3, wide[0])
     updates = []
     for rule, params in zip(

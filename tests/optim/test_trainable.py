@@ -78,7 +78,7 @@ def test_gradients_of_frozen_parameters_are_not_computed(model):
 
 @pytest.mark.parametrize('names', [NAMES, '.'])
 def test_split_and_join_of_parameters_are_inverse(model, names):
-    params = interface.param_shapes(model, batch_formats.get_smallest_batch_shapes(model.model_type))
+    params = interface.compute_param_shapes(model, batch_formats.get_smallest_batch_shapes(model.model_type))
     trained, frozen = trainable.split_params(params, names)
     assert trainable.join_params(trained, frozen) == params
     assert set(by_name(trained)).isdisjoint(by_name(frozen)) and by_name(trained)

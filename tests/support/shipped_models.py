@@ -36,4 +36,4 @@ def model(name):
 @functools.cache
 def boxed_shapes(name):
     """Returns the parameters as boxed shapes."""
-    return interface.param_shapes(model(name), batch_formats.get_smallest_batch_shapes(model(name).model_type))
+    return interface.compute_param_shapes(model(name), batch_formats.get_smallest_batch_shapes(model(name).model_type))

@@ -225,7 +225,7 @@ def print_sharding(args: argparse.Namespace) -> None:
         partitioner, devices=Hardware(devices=args.devices or devices).require_num_devices()
     )
     shapes = batch_formats.get_batch_shapes(model.model_type, resolve_feature_lengths(model.model_type, lengths))
-    rows = described.list_sharding_rows(interface.param_shapes(model, shapes))
+    rows = described.list_sharding_rows(interface.compute_param_shapes(model, shapes))
     shown = [row for row in rows if fnmatch.fnmatch(row.name, args.sharding)]
     if not shown:
         raise UserError(

@@ -73,7 +73,7 @@ def _collect_kernel_checks(
 ) -> dict[str, self_check.KernelCheck]:
     """Returns checks of the kernels that a train step of the model uses."""
     batch = batch_formats.get_abstract_batch(model.model_type, lengths, self_check.NUM_CHECK_ROWS, pack)
-    params = interface.param_shapes(model, {name: array.shape for name, array in batch.items()})
+    params = interface.compute_param_shapes(model, {name: array.shape for name, array in batch.items()})
     target = compile_for_platform(interpreted, interpret=True) if interpreted else contextlib.nullcontext()
     with target, self_check.record_checks() as checks:
         jax.eval_shape(model.loss, nn.unbox(params), batch)

@@ -57,7 +57,7 @@ def quantize_weights(model: interface.Model, weights: Weights) -> dict[str, np.n
     Args:
         weights: all parameters of the model, from `flatten_params`.
     """
-    boxes = interface.param_shapes(model, batch_formats.get_smallest_batch_shapes(model.model_type))
+    boxes = interface.compute_param_shapes(model, batch_formats.get_smallest_batch_shapes(model.model_type))
     logical_axes = traverse_util.flatten_dict(nn.get_partition_spec(boxes), sep='/')
     arrays: dict[str, np.ndarray] = {}
     for name, array in weights.items():

@@ -241,7 +241,7 @@ def _write_model_folder(args: argparse.Namespace, folder: pathlib.Path, name: st
                 )
     sublayers = {
         side: list(dict.fromkeys(type(factory()).__name__ for factory in factories))
-        for side, factories in interface.sublayer_factories(model).items()
+        for side, factories in interface.list_sublayer_factories(model).items()
     }
     card = ModelCard(
         name=name,

@@ -152,7 +152,7 @@ def find_missing_packages() -> list[str]:
     return [name for name in ('torch', 'transformers') if importlib.util.find_spec(name) is None]
 
 
-def compute_both_logits(source: HuggingFaceFolder, model: Any, params: Params) -> tuple[np.ndarray, np.ndarray]:
+def compute_logits_pair(source: HuggingFaceFolder, model: Any, params: Params) -> tuple[np.ndarray, np.ndarray]:
     """Returns the float32 logits of the remixer_t5x model and of the transformers model for a random batch.
 
     transformers loads only safetensors files, and neither accesses the network nor runs code from the folder.

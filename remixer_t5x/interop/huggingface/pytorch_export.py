@@ -156,9 +156,9 @@ def convert_to_pytorch(params: Params) -> dict[str, np.ndarray]:
     """
     flat = {name: np.asarray(array) for name, array in traverse_util.flatten_dict(params, sep='/').items()}
     for name in [name for name in flat if name.rpartition('/')[0] + f'/{dense.LORA_IN}' in flat]:
-        if name == lora.adapted_kernel_name(name):
+        if name == lora.get_adapted_kernel_name(name):
             flat[name] = np.asarray(
-                dense.merge_adapter(flat[name], *(flat[matrix] for matrix in lora.adapter_names(name)))
+                dense.merge_adapter(flat[name], *(flat[matrix] for matrix in lora.get_adapter_names(name)))
             )
     return dict(_unstack_layers({name: array for name, array in flat.items() if not lora.is_adapter(name)}))
 

@@ -40,7 +40,7 @@ def record_modules(model: Model) -> tuple[dict[Path, nn.Module], dict[Path, tupl
         return call(*args, **kwargs)
 
     with nn.intercept_methods(record_module):
-        boxed = interface.param_shapes(model, batch_formats.get_smallest_batch_shapes(model.model_type))
+        boxed = interface.compute_param_shapes(model, batch_formats.get_smallest_batch_shapes(model.model_type))
     return modules, {path: leaf.shape for path, leaf in traverse_util.flatten_dict(nn.unbox(boxed)).items()}
 
 

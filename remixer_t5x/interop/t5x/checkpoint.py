@@ -342,7 +342,7 @@ def _convert_to_t5x_params(flat: Mapping[str, Array], model: Seq2Seq) -> dict[st
             raise UserError(
                 f'cannot export to T5X: T5X supports only stacks of identical PreNorm layers; {KEEP_NAMES_ADVICE}'
             )
-    sublayers = [factory() for factories in interface.sublayer_factories(model).values() for factory in factories]
+    sublayers = [factory() for factories in interface.list_sublayer_factories(model).values() for factory in factories]
     if unsupported := sorted({name for sublayer in sublayers for name in enabled_non_t5_options(sublayer)}):
         raise UserError(f'cannot export to T5X: T5X does not support {", ".join(unsupported)}; {KEEP_NAMES_ADVICE}')
     if module.tied != module.scaled_output:

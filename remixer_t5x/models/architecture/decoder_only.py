@@ -58,10 +58,10 @@ class DecoderOnly(nn.Module):
         return logits.at[..., 0].set(_FORBIDDEN_LOGIT) if self.begin_id else logits
 
     @nn.nowrap
-    def output_kernel(self, params: Mapping[str, Any]) -> jax.Array:
+    def get_output_kernel(self, params: Mapping[str, Any]) -> jax.Array:
         """Returns the kernel of the output projection, [embed, vocab], from this module's unboxed parameters.
 
-        Unless `begin_id` is 0, an additional row contains the bias of each token; see `_prepare_output_input`.
+        Unless `begin_id` is 0, an additional row contains the bias of each token; see `_prepare_projection_input`.
         """
         kernel = params['token_embedder']['embedding'].T if self.tied else params['logits']['kernel']
         if not self.begin_id:
@@ -94,10 +94,10 @@ class DecoderOnly(nn.Module):
             deterministic=not enable_dropout,
             prefix=prefix,
         )
-        return self._prepare_output_input(self.decoder(self._embed_tokens(decoder_input_tokens), ctx))
+        return self._prepare_projection_input(self.decoder(self._embed_tokens(decoder_input_tokens), ctx))
 
-    def read_prompt(self, tokens: jax.Array, is_token: jax.Array, slots: int, bidirectional: bool) -> jax.Array:
-        """Allocates the caches and fills them with the prompts; then call `next_hidden` with each prompt's last token.
+    def prefill_prompts(self, tokens: jax.Array, is_token: jax.Array, slots: int, bidirectional: bool) -> jax.Array:
+        """Allocates the caches and fills them with the prompts. Then call `decode_next_hidden` with their last tokens.
 
         Args:
             tokens: [batch, length] int32, the start token and the prompt of each row.
@@ -112,22 +112,22 @@ class DecoderOnly(nn.Module):
             cache_slots=slots,
             prefix=is_token if bidirectional else None,
         )
-        return self._prepare_output_input(self.decoder(self._embed_tokens(tokens), ctx))
+        return self._prepare_projection_input(self.decoder(self._embed_tokens(tokens), ctx))
 
-    def next_hidden(self, tokens: jax.Array, slots: int) -> jax.Array:
+    def decode_next_hidden(self, tokens: jax.Array, slots: int) -> jax.Array:
         """Returns the input of the output projection, [batch, 1, embed], for one token per row, [batch, 1].
 
         `slots` is the number of positions in the caches.
         """
         ctx = make_sequence_context(jnp.ones_like(tokens), causal=True, decode=True)
-        return self._prepare_output_input(self.decoder(self._embed_tokens(tokens), ctx, slots))
+        return self._prepare_projection_input(self.decoder(self._embed_tokens(tokens), ctx, slots))
 
     def _embed_tokens(self, tokens: jax.Array) -> jax.Array:
         return self.token_embedder(jnp.where(tokens == 0, self.begin_id, tokens) if self.begin_id else tokens)
 
-    def _prepare_output_input(self, hidden: jax.Array) -> jax.Array:
+    def _prepare_projection_input(self, hidden: jax.Array) -> jax.Array:
         hidden = scale_output(hidden, self.scaled_output, self.base_embed_dim if self.tied else None)
         if not self.begin_id:
             return hidden
-        # Append a constant feature of 1 for the bias in `output_kernel`; the loss has no bias argument.
+        # Append a constant feature of 1 for the bias in `get_output_kernel`; the loss has no bias argument.
         return jnp.concatenate([hidden, jnp.ones_like(hidden[..., :1])], axis=-1)

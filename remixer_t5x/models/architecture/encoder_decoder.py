@@ -106,14 +106,14 @@ class EncoderDecoder(nn.Module):
     def decode(self, *args, **kwargs) -> jax.Array:
         """Returns the logits of the next tokens; see `decode_hidden` for the arguments."""
         hidden = self.decode_hidden(*args, **kwargs)
-        logits = self._decoder_embedder().attend(hidden) if self.tied else self.logits(hidden)
+        logits = self._get_decoder_embedder().attend(hidden) if self.tied else self.logits(hidden)
         return cap_logits(logits, self.logit_softcap)
 
-    def _decoder_embedder(self) -> nn.Module:
+    def _get_decoder_embedder(self) -> nn.Module:
         return self.token_embedder if self.shared_embedding else self.decoder_token_embedder
 
     @nn.nowrap
-    def output_kernel(self, params: Mapping[str, Any]) -> jax.Array:
+    def get_output_kernel(self, params: Mapping[str, Any]) -> jax.Array:
         """Returns the kernel of the output projection, [embed, vocab], from this module's unboxed parameters.
 
         The loss multiplies the output of `decode_hidden` by this kernel in chunks.
@@ -148,5 +148,5 @@ class EncoderDecoder(nn.Module):
         )
         if self.begin_id:
             decoder_input_tokens = jnp.where(decoder_input_tokens == 0, self.begin_id, decoder_input_tokens)
-        hidden = self.decoder(self._decoder_embedder()(decoder_input_tokens), ctx, max_decode_length)
+        hidden = self.decoder(self._get_decoder_embedder()(decoder_input_tokens), ctx, max_decode_length)
         return scale_output(hidden, self.scaled_output, self.base_embed_dim if self.tied else None)

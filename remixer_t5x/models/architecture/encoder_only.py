@@ -86,7 +86,7 @@ class EncoderOnly(nn.Module):
         hidden = self.encode(*args, **kwargs)
         if self.is_initializing() and self.sentence_layer is not None:
             self.sentence(hidden[:, 0])
-        hidden = self.output_hidden(hidden)
+        hidden = self.apply_output_head(hidden)
         logits = self.token_embedder.attend(hidden)
         return logits if self.head_layer is None else logits + self.head.bias.astype(logits.dtype)
 
@@ -94,18 +94,18 @@ class EncoderOnly(nn.Module):
         """Computes text embeddings, [texts, outputs], from mean-pooled encoder outputs, [texts, embed]."""
         return mean if self.sentence_layer is None else self.sentence(mean)
 
-    def output_hidden(self, hidden: jax.Array) -> jax.Array:
+    def apply_output_head(self, hidden: jax.Array) -> jax.Array:
         """Applies the head to the encoder output; returns the input of the output projection, [..., embed]."""
         hidden = hidden if self.head_layer is None else self.head(hidden)
         return scale_output(hidden, self.head_layer is None, self.base_embed_dim)
 
     @nn.nowrap
-    def output_kernel(self, params: Mapping[str, Any]) -> jax.Array:
+    def get_output_kernel(self, params: Mapping[str, Any]) -> jax.Array:
         """Returns the kernel of the output projection, [embed, vocab], from this module's unboxed parameters."""
         return params['token_embedder']['embedding'].T
 
     @nn.nowrap
-    def output_bias(self, params: Mapping[str, Any]) -> jax.Array | None:
+    def get_output_bias(self, params: Mapping[str, Any]) -> jax.Array | None:
         """Returns the bias of the output projection, [vocab], or None."""
         return None if self.head_layer is None else params['head']['bias']
 

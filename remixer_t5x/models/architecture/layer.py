@@ -27,7 +27,7 @@ from remixer_t5x.models.layers.norms import RMSNorm
 SublayerFactory = Callable[..., nn.Module]
 
 
-def _parameter_names(factories: Sequence[SublayerFactory]) -> list[str]:
+def _make_sublayer_names(factories: Sequence[SublayerFactory]) -> list[str]:
     """Returns unique parameter names of sublayers: class names in snake case, with a number if a class is repeated."""
     names: list[str] = []
     for factory in factories:
@@ -55,7 +55,7 @@ class Layer(nn.Module):
     dropout_rate: ranges.Rate = 0.0
 
     def _named_sublayers(self) -> Iterator[tuple[str, nn.Module]]:
-        for name, factory in zip(_parameter_names(self.sublayers), self.sublayers, strict=True):
+        for name, factory in zip(_make_sublayer_names(self.sublayers), self.sublayers, strict=True):
             yield name, factory(name=name)
 
     def _compute_update(self, sublayer: nn.Module, x: jax.Array, ctx: SequenceContext) -> jax.Array:

@@ -70,7 +70,7 @@ class _ScanBody(nn.Module):
         return nn.with_logical_constraint(x, (axes.BATCH, axes.LENGTH, axes.ACTIVATION_EMBED)), None
 
 
-class _UnrolledRun(nn.Module):
+class _UnrolledLayerRun(nn.Module):
     """A run of layers with separate parameters and caches, for decoding.
 
     At every decoding step, a scan would copy slices of all stacked parameters and caches.
@@ -153,7 +153,7 @@ class Stack(nn.Module):
             x = x + self.position_embedding(name='position_embedding')(x.shape[-1], ctx).astype(x.dtype)
         x = dropout(self.dropout_rate, x, deterministic=ctx.deterministic)
         for index, (layer, count) in enumerate(self.runs):
-            x = self._apply_run(f'run_{index}', layer, count, x, ctx)
+            x = self._apply_layer_run(f'run_{index}', layer, count, x, ctx)
         if self.final_norm is not None:
             x = self.final_norm(name='final_norm')(x)
         return dropout(self.dropout_rate, x, deterministic=ctx.deterministic)
@@ -169,9 +169,11 @@ class Stack(nn.Module):
         positions = step[:, None] if step.ndim else jnp.broadcast_to(step, x.shape[:2])
         return dataclasses.replace(ctx, step=step, positions=positions)
 
-    def _apply_run(self, name: str, layer: LayerFactory, count: int, x: jax.Array, ctx: SequenceContext) -> jax.Array:
+    def _apply_layer_run(
+        self, name: str, layer: LayerFactory, count: int, x: jax.Array, ctx: SequenceContext
+    ) -> jax.Array:
         if ctx.decode:
-            run_type = nn.map_variables(_UnrolledRun, 'params', trans_in_fn=unstack_layers)
+            run_type = nn.map_variables(_UnrolledLayerRun, 'params', trans_in_fn=unstack_layers)
             return run_type(layer, count, name=name)(x, ctx)
         body: type[nn.Module] = _ScanBody
         unroll = count if self.unroll is None else min(self.unroll, count)

@@ -23,7 +23,7 @@ def update_cache(module: nn.Module, name: str, value: jax.Array, ctx: SequenceCo
     buffer = module.variable('cache', name, _allocate_buffer, value, ctx.cache_slots, axis)
     if not is_allocated:
         return value
-    value, step = value.astype(buffer.value.dtype), decoding_step(ctx)
+    value, step = value.astype(buffer.value.dtype), get_decoding_step(ctx)
     if step.ndim:
         write = jax.vmap(lambda row, token, step: jax.lax.dynamic_update_slice_in_dim(row, token, step, axis - 1))
         buffer.value = write(buffer.value, value, step)
@@ -63,12 +63,12 @@ def mask_before_last_token(ctx: SequenceContext) -> jax.Array:
 
 def visible_positions(max_length: int, ctx: SequenceContext, window: int | None = None) -> jax.Array:
     """Returns a mask of the positions visible at `ctx.step`, [max_length] or [batch, max_length] for per-row steps."""
-    step = decoding_step(ctx)
+    step = get_decoding_step(ctx)
     positions, step = jnp.arange(max_length), step[:, None] if step.ndim else step
     return positions <= step if window is None else (positions <= step) & (positions > step - window)
 
 
-def decoding_step(ctx: SequenceContext) -> jax.Array:
+def get_decoding_step(ctx: SequenceContext) -> jax.Array:
     """Returns `ctx.step`, which must be set."""
     assert ctx.step is not None
     return ctx.step

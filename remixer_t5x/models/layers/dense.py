@@ -56,7 +56,7 @@ class Dense(nn.Module):
             y = y + _lora_update(self, x, matmul)
         return y if bias is None else y + bias.astype(y.dtype)
 
-    def kernel(self, width: int, dtype: jnp.dtype) -> jax.Array:
+    def get_merged_kernel(self, width: int, dtype: jnp.dtype) -> jax.Array:
         """Returns the kernel, [width, features] in `dtype`, merged with its LoRA adapter if there is one."""
         kernel, _ = self._create_parameters(width)
         if self.has_variable('params', LORA_IN):
@@ -67,13 +67,13 @@ class Dense(nn.Module):
     def _create_parameters(self, width: int) -> tuple[jax.Array, jax.Array | None]:
         """Returns the float32 kernel [width, features] and the bias [features] or None."""
 
-        def parameter(name: str, init: nn.initializers.Initializer, names: tuple, shape: tuple) -> jax.Array:
+        def create_parameter(name: str, init: nn.initializers.Initializer, names: tuple, shape: tuple) -> jax.Array:
             return self.param(name, nn.with_logical_partitioning(init, names), shape, jnp.float32)
 
-        kernel = parameter('kernel', self.kernel_init, self.axes, (width, self.features))
+        kernel = create_parameter('kernel', self.kernel_init, self.axes, (width, self.features))
         if not self.use_bias:
             return kernel, None
-        return kernel, parameter('bias', nn.initializers.zeros, self.axes[1:], (self.features,))
+        return kernel, create_parameter('bias', nn.initializers.zeros, self.axes[1:], (self.features,))
 
 
 def matmul(x: jax.Array, kernel: jax.Array) -> jax.Array:
@@ -94,7 +94,7 @@ class LazyProduct(NamedTuple):
     left: jax.Array
     right: jax.Array
 
-    def value(self) -> jax.Array:
+    def compute_product(self) -> jax.Array:
         return matmul(self.left, self.right)
 
 

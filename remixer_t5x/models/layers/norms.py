@@ -42,18 +42,18 @@ class LayerNorm(nn.Module):
         x32 = x.astype(jnp.float32)
         centered = x32 - jnp.mean(x32, axis=-1, keepdims=True)
         inverse = jax.lax.rsqrt(jnp.mean(jnp.square(centered), axis=-1, keepdims=True) + self.epsilon)
-        scale, bias = self.scale_and_bias(x.shape[-1])
+        scale, bias = self.get_scale_and_bias(x.shape[-1])
         return (centered * inverse * scale + bias).astype(x.dtype)
 
     @nn.compact
-    def scale_and_bias(self, width: int) -> tuple[jax.Array, jax.Array]:
+    def get_scale_and_bias(self, width: int) -> tuple[jax.Array, jax.Array]:
         """Returns the scale and the bias, float32 [width], for callers that implement the normalization themselves."""
 
-        def parameter(name: str, init: nn.initializers.Initializer) -> jax.Array:
+        def create_parameter(name: str, init: nn.initializers.Initializer) -> jax.Array:
             return self.param(name, nn.with_logical_partitioning(init, (self.axis,)), (width,), jnp.float32)
 
-        scale = parameter('scale', nn.initializers.ones)
-        return scale, parameter('bias', nn.initializers.zeros) if self.use_bias else jnp.zeros_like(scale)
+        scale = create_parameter('scale', nn.initializers.ones)
+        return scale, create_parameter('bias', nn.initializers.zeros) if self.use_bias else jnp.zeros_like(scale)
 
 
 class GroupedRMSNorm(nn.Module):

@@ -138,7 +138,7 @@ class RotaryEmbedding(nn.Module):
         return jnp.concatenate(rotated, axis=-1).astype(x.dtype)
 
 
-def example_lengths(ctx: SequenceContext) -> jax.Array:
+def compute_example_lengths(ctx: SequenceContext) -> jax.Array:
     """Returns the length of each token's example, float32 [batch, length]; at padding, any value of at least 1."""
     if not ctx.packed:
         count = jnp.sum(ctx.is_token, axis=1, keepdims=True)

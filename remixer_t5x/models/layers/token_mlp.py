@@ -130,7 +130,7 @@ def _mix_examples(activation, w_in, value, w_out, hidden_bias, ids_in, ids_out):
 def _mix_sorted_examples(activation, in_order, out_order, ranks, w_in, value, w_out, hidden_bias):
     sorted_in, sorted_w_out = (in_order.sort_tokens(w_in), in_order.sort_tokens(value)), out_order.sort_tokens(w_out)
 
-    def mix_rank(rank, mixed):
+    def mix_examples_of_rank(rank, mixed):
         units = activation(_sum_examples_of_rank(in_order, rank, *sorted_in, hidden_bias))
 
         def project_block(read, write, is_member, mixed):
@@ -139,7 +139,9 @@ def _mix_sorted_examples(activation, in_order, out_order, ranks, w_in, value, w_
         return out_order.loop_over_blocks(rank, project_block, mixed)
 
     shape = jax.ShapeDtypeStruct((*w_out.shape[:-1], value.shape[-1]), value.dtype)
-    return out_order.restore_token_order(jax.lax.fori_loop(0, ranks, mix_rank, out_order.zeros_in_sorted_order(shape)))
+    return out_order.restore_token_order(
+        jax.lax.fori_loop(0, ranks, mix_examples_of_rank, out_order.make_sorted_zeros(shape))
+    )
 
 
 def _sum_examples_of_rank(in_order, rank, w_in, value, hidden_bias):
@@ -158,17 +160,21 @@ def _sum_examples_of_rank(in_order, rank, w_in, value, hidden_bias):
 def _mix_examples_backward(activation, arguments, gradient):
     *weights, ids_in, ids_out = arguments
 
-    def single_example_gradients():
+    def compute_single_example_gradients():
         mix = functools.partial(_mix_example, activation, mask=ids_in == 1)
         return jax.vjp(mix, *weights)[1](jnp.where((ids_out == 1)[..., None, None], gradient, 0))
 
-    def multiple_example_gradients():
-        return _sorted_example_gradients(activation, sort_by_example(ids_in, ids_out), weights, gradient)
+    def compute_multiple_example_gradients():
+        return _compute_sorted_example_gradients(activation, sort_by_example(ids_in, ids_out), weights, gradient)
 
-    return *jax.lax.cond(jnp.max(ids_out) > 1, multiple_example_gradients, single_example_gradients), None, None
+    return (
+        *jax.lax.cond(jnp.max(ids_out) > 1, compute_multiple_example_gradients, compute_single_example_gradients),
+        None,
+        None,
+    )
 
 
-def _sorted_example_gradients(activation, blocks, weights, gradient):
+def _compute_sorted_example_gradients(activation, blocks, weights, gradient):
     in_order, out_order, ranks = blocks
     w_in, value, w_out, hidden_bias = weights
     sorted_in = in_order.sort_tokens(w_in), in_order.sort_tokens(value)
@@ -179,30 +185,32 @@ def _sorted_example_gradients(activation, blocks, weights, gradient):
         total = _sum_examples_of_rank(in_order, rank, *sorted_in, hidden_bias)
         units, pull_back = jax.vjp(activation, total)
 
-        def output_gradients(read, write, is_member, carry):
+        def compute_output_gradients(read, write, is_member, carry):
             grad_w_out, grad_units = carry
             block_w_out, grad_mixed = (jnp.where(is_member[..., None, None], read(array), 0) for array in sorted_out)
             _, pull_back = jax.vjp(project_hidden_units, block_w_out, units)
             grad_block, grad_block_units = pull_back(grad_mixed)
             return write(grad_w_out, grad_block), grad_units + grad_block_units
 
-        grad_w_out, grad_units = out_order.loop_over_blocks(rank, output_gradients, (grad_w_out, jnp.zeros_like(units)))
+        grad_w_out, grad_units = out_order.loop_over_blocks(
+            rank, compute_output_gradients, (grad_w_out, jnp.zeros_like(units))
+        )
         [grad_total] = pull_back(grad_units)
 
-        def input_gradients(read, write, is_member, grad_in):
+        def compute_input_gradients(read, write, is_member, grad_in):
             _, pull_back = jax.vjp(functools.partial(sum_outer_products, mask=is_member), *map(read, sorted_in))
             return [write(*pair) for pair in zip(grad_in, pull_back(grad_total), strict=True)]
 
-        grad_in = in_order.loop_over_blocks(rank, input_gradients, grad_in)
+        grad_in = in_order.loop_over_blocks(rank, compute_input_gradients, grad_in)
         if hidden_bias is not None:
             grad_bias += jnp.sum(grad_total, axis=(0, 3))
         return [*grad_in, grad_w_out, grad_bias]
 
     grad_bias = None if hidden_bias is None else jnp.zeros(hidden_bias.shape, jnp.float32)
     zeros = [
-        in_order.zeros_in_sorted_order(w_in),
-        in_order.zeros_in_sorted_order(value),
-        out_order.zeros_in_sorted_order(w_out),
+        in_order.make_sorted_zeros(w_in),
+        in_order.make_sorted_zeros(value),
+        out_order.make_sorted_zeros(w_out),
         grad_bias,
     ]
     grad_w_in, grad_value, grad_w_out, grad_bias = jax.lax.fori_loop(0, ranks, add_rank_gradients, zeros)
@@ -251,7 +259,7 @@ class TokenOrder:
         """Inverts `sort_tokens`, and zeroes the tokens of examples without a rank."""
         return jnp.where(_append_axes(self.is_used, array), _take_tokens(array, self.inverse), 0)
 
-    def zeros_in_sorted_order(self, like: jax.Array) -> jax.Array:
+    def make_sorted_zeros(self, like: jax.Array) -> jax.Array:
         """Returns zeros with the shape and dtype of `sort_tokens(like)`."""
         batch, length = self.order.shape
         return jnp.zeros((batch, length + BLOCK_LENGTH, *like.shape[2:]), like.dtype)

@@ -25,7 +25,7 @@ from remixer_t5x.context import SequenceContext, require_encoder_memory
 from remixer_t5x.errors import UserError
 from remixer_t5x.kernels.attention_formula import Bias
 from remixer_t5x.models.layers import cache
-from remixer_t5x.models.layers.attend import attend_to_memory, attend_to_sequence
+from remixer_t5x.models.layers.cached_attention import attend_to_memory, attend_to_sequence
 from remixer_t5x.models.layers.dense import Dense, split_heads
 from remixer_t5x.models.layers.norms import RMSNorm
 from remixer_t5x.models.layers.positions import RelativePositionBias

@@ -16,7 +16,7 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.kernels.compile_target import get_target_platform
 
 
-def fourier_real(x: jax.Array) -> jax.Array:
+def real_fourier_transform(x: jax.Array) -> jax.Array:
     """Returns the real part of the unnormalized 2-D Fourier transform of float32 `x` [..., length, features].
 
     Only half of the channels are computed, because the result is symmetric for real inputs: `out[-l, -d] = out[l, d]`.
@@ -28,8 +28,8 @@ def fourier_real(x: jax.Array) -> jax.Array:
     return jnp.concatenate([half, mirrored], axis=-1)
 
 
-def fourier_real_by_matmul(x: jax.Array) -> jax.Array:
-    """Computes the same result as `fourier_real` with matmuls, `C_L x C_D - S_L x S_D`, as float32.
+def real_fourier_by_matmul(x: jax.Array) -> jax.Array:
+    """Computes the same result as `real_fourier_transform` with matmuls, `C_L x C_D - S_L x S_D`, as float32.
 
     C_L and C_D are matrices of cosines, and S_L and S_D are matrices of sines, cast to the dtype of x.
     """
@@ -71,8 +71,8 @@ class FNet(nn.Module):
         tokens = jnp.where(ctx.is_token[..., None], x, 0)
         if get_target_platform() == 'tpu':
             # On TPUs, memory bandwidth limits the FFT, while the matmuls fully use the matrix unit.
-            return fourier_real_by_matmul(tokens).astype(x.dtype)
+            return real_fourier_by_matmul(tokens).astype(x.dtype)
         # On a single CPU device or GPU, the FFT is faster than the matmuls. XLA cannot partition an FFT, so each of
         # several devices would transform the whole batch.
-        transform = fourier_real if jax.device_count() == 1 else fourier_real_by_matmul
+        transform = real_fourier_transform if jax.device_count() == 1 else real_fourier_by_matmul
         return transform(tokens.astype(jnp.float32)).astype(x.dtype)

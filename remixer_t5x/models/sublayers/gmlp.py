@@ -26,7 +26,7 @@ from remixer_t5x.kernels.compile_target import get_target_platform
 from remixer_t5x.kernels.gelu import gelu, multiply_by_gelu, normalized_gelu
 from remixer_t5x.kernels.reshaping import build_toeplitz_matrices, gather_by_positions
 from remixer_t5x.models.layers import cache
-from remixer_t5x.models.layers.attend import attend_to_sequence, sequence_visibility
+from remixer_t5x.models.layers.cached_attention import attend_to_sequence, build_sequence_visibility
 from remixer_t5x.models.layers.dense import Dense, LazyProduct, dropout, matmul
 from remixer_t5x.models.layers.norms import LayerNorm
 
@@ -130,7 +130,7 @@ class TinyAttention(nn.Module):
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> LazyProduct:
         # The head is not sharded, because each attention logit would then require a sum across devices.
         kernels = [
-            Dense(self.head_dim, (axes.EMBED, None), name=name).kernel(x.shape[-1], x.dtype)
+            Dense(self.head_dim, (axes.EMBED, None), name=name).get_merged_kernel(x.shape[-1], x.dtype)
             for name in ('query', 'key', 'value')
         ]
         if get_target_platform() == 'gpu' and not ctx.decode:
@@ -140,7 +140,9 @@ class TinyAttention(nn.Module):
             projected = [matmul(x, kernel) for kernel in kernels]
         query, key, value = (array[:, :, None] for array in projected)
         mixed = attend_to_sequence(self, query * self.head_dim**-0.5, key, value, ctx)[:, :, 0]
-        return LazyProduct(mixed, Dense(self.features, (None, axes.MLP), name='out').kernel(self.head_dim, x.dtype))
+        return LazyProduct(
+            mixed, Dense(self.features, (None, axes.MLP), name='out').get_merged_kernel(self.head_dim, x.dtype)
+        )
 
 
 class SpatialMixing(nn.Module):
@@ -160,12 +162,12 @@ class SpatialMixing(nn.Module):
         norm = LayerNorm(axis=axes.MLP, name='norm')
         if get_target_platform() == 'gpu' and not ctx.decode:
             return self._mix_in_one_matmul(norm, inputs, gated, added, ctx)
-        added = added.value() if isinstance(added, LazyProduct) else added
+        added = added.compute_product() if isinstance(added, LazyProduct) else added
         activated = gelu(inputs)
         units = norm(activated)
         if ctx.decode:
             units = cache.update_cache(self, 'cached_units', units, ctx)
-        weights, bias = self._weights_and_bias(units.shape[1], ctx)
+        weights, bias = self._get_weights_and_bias(units.shape[1], ctx)
         if ctx.step is None and (ctx.packed or ctx.prefix is not None):
             weights = _mask_weights(weights, ctx)
         elif ctx.step is None:
@@ -192,8 +194,8 @@ class SpatialMixing(nn.Module):
         Here Z is normalized, and `heads V` is the `LazyProduct` in `added`. The two matmuls of the backward pass also
         compute the gradients of W, heads, V and shift.
         """
-        scale, shift = norm.scale_and_bias(inputs.shape[-1])
-        weights, bias = self._weights_and_bias(inputs.shape[1], ctx)
+        scale, shift = norm.get_scale_and_bias(inputs.shape[-1])
+        weights, bias = self._get_weights_and_bias(inputs.shape[1], ctx)
         weights = _mask_weights(weights, ctx)
         columns, rows = [weights, jnp.sum(weights, axis=-1, keepdims=True)], [shift[None]]
         if isinstance(added, LazyProduct):
@@ -213,7 +215,7 @@ class SpatialMixing(nn.Module):
         factor = mixed.astype(jnp.float32) + bias
         return factor.astype(inputs.dtype) if gated is None else multiply_by_gelu(gated, factor)
 
-    def _weights_and_bias(self, length: int, ctx: SequenceContext) -> tuple[jax.Array, jax.Array]:
+    def _get_weights_and_bias(self, length: int, ctx: SequenceContext) -> tuple[jax.Array, jax.Array]:
         """Returns W, and the bias b broadcastable to [batch, length, features]."""
         check_length('GMLP', self.max_length, length)
         weights = self.weights(max_length=self.max_length, name='weights')(length, ctx)
@@ -229,7 +231,7 @@ def _mask_weights(weights: jax.Array, ctx: SequenceContext) -> jax.Array:
 
     If the hidden units were masked instead, XLA:GPU would merge the batch into one matmul and transpose the units.
     """
-    return jnp.where(sequence_visibility(ctx).build_mask()[:, 0], weights, 0.0)
+    return jnp.where(build_sequence_visibility(ctx).build_mask()[:, 0], weights, 0.0)
 
 
 class GMLP(nn.Module):

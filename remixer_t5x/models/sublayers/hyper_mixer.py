@@ -30,7 +30,7 @@ from remixer_t5x.kernels.running_token_mlp_loop import add_token_to_state, compu
 from remixer_t5x.models.layers import cache, token_mlp
 from remixer_t5x.models.layers.dense import GroupDense, dropout, split_groups
 from remixer_t5x.models.layers.norms import LayerNorm
-from remixer_t5x.models.layers.positions import example_lengths
+from remixer_t5x.models.layers.positions import compute_example_lengths
 
 ModuleFactory = Callable[..., nn.Module]
 
@@ -157,7 +157,7 @@ class HyperMixer(_HyperMixerBase):
     def _mix_causally(self, w_in: jax.Array, value: jax.Array, w_out: jax.Array, ctx: SequenceContext) -> jax.Array:
         scale = 1.0 / (ctx.positions + 1.0) if self.length_scale else None
         if ctx.decode:
-            state = self.variable('cache', 'hidden', _initial_state, w_in, value, ctx)
+            state = self.variable('cache', 'hidden', _compute_initial_state, w_in, value, ctx)
             if ctx.step is not None:
                 state.value = add_token_to_state(state.value, w_in[:, 0], value[:, 0])
                 return compute_token_output(w_out[:, 0], state.value, None if scale is None else scale[:, 0])[:, None]
@@ -211,7 +211,7 @@ def _zero_padding(x: jax.Array, ctx: SequenceContext) -> jax.Array:
     return jnp.where(ctx.is_token[..., None], x, 0)
 
 
-def _initial_state(w_in: jax.Array, value: jax.Array, ctx: SequenceContext) -> jax.Array:
+def _compute_initial_state(w_in: jax.Array, value: jax.Array, ctx: SequenceContext) -> jax.Array:
     """Returns the state before the first decoding step: zeros, or the sum over a prompt without its last token."""
     if ctx.cache_slots is None:
         return jnp.zeros((*w_in.shape[:1], *w_in.shape[2:], value.shape[-1]), jnp.float32)
@@ -219,7 +219,7 @@ def _initial_state(w_in: jax.Array, value: jax.Array, ctx: SequenceContext) -> j
 
 
 def _divide_by_length(w_in: jax.Array, ctx: SequenceContext) -> jax.Array:
-    return w_in * (1.0 / example_lengths(ctx)).astype(w_in.dtype)[..., None, None]
+    return w_in * (1.0 / compute_example_lengths(ctx)).astype(w_in.dtype)[..., None, None]
 
 
 class Identity(nn.Module):

@@ -115,7 +115,7 @@ def _attend_across_chunks(query, key, value, ids, reverse: bool) -> tuple[jax.Ar
     carried_id = jnp.roll(edge_id, -1 if reverse else 1, axis=1)
     keep = (edge_id == carried_id).astype(jnp.float32)
 
-    def accumulate(carried: KeyValueSums, chunk) -> tuple[KeyValueSums, KeyValueSums]:
+    def accumulate_chunk_sums(carried: KeyValueSums, chunk) -> tuple[KeyValueSums, KeyValueSums]:
         keep, (state, total) = chunk
         return (
             keep[:, None, None, None] * carried[0] + state,
@@ -124,7 +124,7 @@ def _attend_across_chunks(query, key, value, ids, reverse: bool) -> tuple[jax.Ar
 
     by_chunk = jax.tree.map(lambda array: jnp.moveaxis(array, 1, 0), (keep, sums))
     zeros = jax.tree.map(lambda array: jnp.zeros_like(array[:, 0]), sums)
-    _, carried = jax.lax.scan(accumulate, zeros, by_chunk, reverse=reverse)
+    _, carried = jax.lax.scan(accumulate_chunk_sums, zeros, by_chunk, reverse=reverse)
     carried = jax.tree.map(lambda array: jnp.moveaxis(array, 0, 1), carried)
     reads_carried = ids == carried_id[:, :, None]
     return _multiply_queries_by_sums(jnp.where(reads_carried[..., None, None], query, 0), carried)
@@ -142,7 +142,7 @@ class _LinearAttentionBase(nn.Module):
         width = self.num_heads * self.head_dim
         return split_heads(Dense(width, (axes.EMBED, axes.JOINED_KV), name=name)(x), self.num_heads)
 
-    def _project_out(self, mixed: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    def _project_output(self, mixed: jax.Array, shape: tuple[int, ...]) -> jax.Array:
         width = self.num_heads * self.head_dim
         return Dense(shape[-1], (axes.JOINED_KV, axes.EMBED), name='out')(mixed.reshape(*shape[:-1], width))
 
@@ -159,21 +159,21 @@ class LinearAttention(_LinearAttentionBase):
         query, key = feature_map(query), feature_map(key)
         value = dropout(self.dropout_rate, value, -1, deterministic=ctx.deterministic)
         if ctx.decode:
-            cached_sums = self.variable('cache', 'cached_sums', _initial_sums, key, value, ctx)
+            cached_sums = self.variable('cache', 'cached_sums', _compute_initial_sums, key, value, ctx)
             if ctx.step is not None:
                 cached_sums.value = jax.tree.map(jnp.add, cached_sums.value, _sum_tokens(key, value))
                 mixed = _divide_by_denominators(*_multiply_queries_by_sums(query, cached_sums.value), value.dtype)
-                return self._project_out(mixed, x.shape)
+                return self._project_output(mixed, x.shape)
         mixed = linear_attention(query, key, value, ctx)
         if ctx.prefix is not None:
             ids = jnp.where(ctx.prefix, ctx.segment_ids, 0)
             prefix_ctx = dataclasses.replace(ctx, segment_ids=ids, causal=False)
             bidirectional = linear_attention(query, key, value, prefix_ctx)
             mixed = jnp.where(ctx.prefix[..., None, None], bidirectional, mixed)
-        return self._project_out(mixed, x.shape)
+        return self._project_output(mixed, x.shape)
 
 
-def _initial_sums(key: jax.Array, value: jax.Array, ctx: SequenceContext) -> KeyValueSums:
+def _compute_initial_sums(key: jax.Array, value: jax.Array, ctx: SequenceContext) -> KeyValueSums:
     """Returns the sums before the first decoding step: zeros, or the sums over a prompt without its last token."""
     is_summed = False if ctx.cache_slots is None else cache.mask_before_last_token(ctx)[..., None, None]
     return _sum_tokens(jnp.where(is_summed, key, 0), jnp.where(is_summed, value, 0))
@@ -193,33 +193,33 @@ class LinearCrossAttention(_LinearAttentionBase):
             x = cache.reshape_beams_to_queries(x, memory.hidden.shape[0])
         query = feature_map(self._project_to_heads('query', x))
         if ctx.packed:
-            mixed = self._attend_packed(query, memory, ctx)
+            mixed = self._attend_to_packed_memory(query, memory, ctx)
         else:
             mixed = _divide_by_denominators(
-                *_multiply_queries_by_sums(query, self._memory_sums(memory, ctx)), query.dtype
+                *_multiply_queries_by_sums(query, self._compute_memory_sums(memory, ctx)), query.dtype
             )
-        return self._project_out(mixed, shape)
+        return self._project_output(mixed, shape)
 
-    def _keys_and_values(self, memory: EncoderMemory, ctx: SequenceContext) -> tuple[jax.Array, jax.Array]:
+    def _project_keys_and_values(self, memory: EncoderMemory, ctx: SequenceContext) -> tuple[jax.Array, jax.Array]:
         """Returns phi(k) and v of the encoder's output, [batch, memory_length, heads, kv] each, zero at padding."""
         is_token = memory.context.is_token[..., None, None]
         key = jnp.where(is_token, feature_map(self._project_to_heads('key', memory.hidden)), 0)
         value = jnp.where(is_token, self._project_to_heads('value', memory.hidden), 0)
         return key, dropout(self.dropout_rate, value, -1, deterministic=ctx.deterministic)
 
-    def _memory_sums(self, memory: EncoderMemory, ctx: SequenceContext) -> KeyValueSums:
+    def _compute_memory_sums(self, memory: EncoderMemory, ctx: SequenceContext) -> KeyValueSums:
         if not ctx.decode:
-            key, value = self._keys_and_values(memory, ctx)
+            key, value = self._project_keys_and_values(memory, ctx)
             return _sum_tokens(key, value, key.dtype)
-        sums = self.variable('cache', 'memory_sums', lambda: _sum_tokens(*self._keys_and_values(memory, ctx)))
+        sums = self.variable('cache', 'memory_sums', lambda: _sum_tokens(*self._project_keys_and_values(memory, ctx)))
         return sums.value
 
-    def _attend_packed(self, query: jax.Array, memory: EncoderMemory, ctx: SequenceContext) -> jax.Array:
+    def _attend_to_packed_memory(self, query: jax.Array, memory: EncoderMemory, ctx: SequenceContext) -> jax.Array:
         """Computes cross-attention for packed rows, one example at a time.
 
         A feature of ones is appended to the values, so that its output is the denominator of equation 5.
         """
-        key, value = self._keys_and_values(memory, ctx)
+        key, value = self._project_keys_and_values(memory, ctx)
         value = jnp.concatenate([value, jnp.ones_like(value[..., :1])], axis=-1)
         mixed = apply_token_mlp(
             key,

@@ -31,14 +31,14 @@ def _create_token_mlp(
     out_axes = (axes.POSITIONS_OUT,) * len(outputs)
     wo_init = nn.initializers.normal(stddev=hidden_dim**-0.5)  # variance 1 / fan-in, also for a vector
 
-    def parameter(name, init, names, shape):
+    def create_parameter(name, init, names, shape):
         return module.param(name, nn.with_logical_partitioning(init, names), shape, jnp.float32).astype(dtype)
 
     return TokenMLP(
-        parameter('wi', FAN_IN_NORMAL, (axes.POSITIONS_IN, axes.TOKEN_MLP), (num_inputs, hidden_dim)),
-        parameter('wi_bias', nn.initializers.zeros, (axes.TOKEN_MLP,), (hidden_dim,)),
-        parameter('wo', wo_init, (axes.TOKEN_MLP, *out_axes), (hidden_dim, *outputs)),
-        parameter('wo_bias', nn.initializers.zeros, out_axes, outputs),
+        create_parameter('wi', FAN_IN_NORMAL, (axes.POSITIONS_IN, axes.TOKEN_MLP), (num_inputs, hidden_dim)),
+        create_parameter('wi_bias', nn.initializers.zeros, (axes.TOKEN_MLP,), (hidden_dim,)),
+        create_parameter('wo', wo_init, (axes.TOKEN_MLP, *out_axes), (hidden_dim, *outputs)),
+        create_parameter('wo_bias', nn.initializers.zeros, out_axes, outputs),
     )
 
 
@@ -73,7 +73,7 @@ class MLPMixer(nn.Module):
         check_length('MLPMixer', self.max_length, x.shape[1])
         weights = _create_token_mlp(self, self.max_length, self.hidden_dim, self.max_length, x.dtype)
         scale = _sample_dropout_factors(self.dropout_rate, x.shape[0], weights, ctx)
-        return _mix_packed(weights, x, scale, ctx) if ctx.packed else _mix_rows(weights, x, scale, ctx)
+        return _mix_packed_rows(weights, x, scale, ctx) if ctx.packed else _mix_rows(weights, x, scale, ctx)
 
 
 def _mix_rows(weights: TokenMLP, x: jax.Array, scale: jax.Array | None, ctx: SequenceContext) -> jax.Array:
@@ -87,7 +87,7 @@ def _mix_rows(weights: TokenMLP, x: jax.Array, scale: jax.Array | None, ctx: Seq
     return jnp.einsum('sl,bsd->bld', weights.wo[:, :length], hidden) + weights.wo_bias[:length, None]
 
 
-def _mix_packed(weights: TokenMLP, x: jax.Array, scale: jax.Array | None, ctx: SequenceContext) -> jax.Array:
+def _mix_packed_rows(weights: TokenMLP, x: jax.Array, scale: jax.Array | None, ctx: SequenceContext) -> jax.Array:
     """Mixes the tokens of packed rows with weights gathered by position in the example."""
     w_in = jnp.take(weights.wi, ctx.positions, axis=0)
     w_out = jnp.take(weights.wo.T, ctx.positions, axis=0)
@@ -119,7 +119,7 @@ class WindowMixer(nn.Module):
         check_no_prefix(ctx, 'WindowMixer')
         weights = _create_token_mlp(self, self.window, self.hidden_dim, None, x.dtype)
         if ctx.decode:
-            inputs = self.variable('cache', 'cached_inputs', _initial_window, x, self.window, ctx)
+            inputs = self.variable('cache', 'cached_inputs', _compute_initial_window, x, self.window, ctx)
             if ctx.step is not None:
                 inputs.value = jnp.concatenate([inputs.value[:, 1:], x.astype(inputs.value.dtype)], axis=1)
                 return mix_window(weights, jnp.moveaxis(inputs.value[:, :, None], 1, 0), None)
@@ -128,7 +128,7 @@ class WindowMixer(nn.Module):
         return mix_windows(weights, tokens, scale, ctx.segment_ids if ctx.packed else None)
 
 
-def _initial_window(x: jax.Array, window: int, ctx: SequenceContext) -> jax.Array:
+def _compute_initial_window(x: jax.Array, window: int, ctx: SequenceContext) -> jax.Array:
     """Returns the window cache before the first decoding step, [batch, window, embed]: zeros or the end of a prompt."""
     if ctx.cache_slots is None:
         return jnp.zeros((x.shape[0], window, x.shape[-1]), x.dtype)

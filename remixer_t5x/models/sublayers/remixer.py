@@ -31,7 +31,7 @@ from remixer_t5x.kernels.compile_target import get_target_platform
 from remixer_t5x.kernels.gelu import multiply_by_gelu
 from remixer_t5x.kernels.reshaping import gather_by_positions
 from remixer_t5x.models.layers import cache
-from remixer_t5x.models.layers.attend import sequence_visibility
+from remixer_t5x.models.layers.cached_attention import build_sequence_visibility
 from remixer_t5x.models.layers.dense import Dense, dropout
 
 Projection = Callable[[jax.Array], jax.Array]
@@ -42,7 +42,7 @@ MIXING_INIT = nn.initializers.normal(stddev=0.02)
 EXACT_LOGIT, LOGIT_MARGIN = 20.0, 10.0
 
 
-def compose(alpha: jax.Array | float, mixed: jax.Array, unmixed: jax.Array) -> jax.Array:
+def compose_with_alpha(alpha: jax.Array | float, mixed: jax.Array, unmixed: jax.Array) -> jax.Array:
     """Computes the composition `alpha (S * X') + (1 - alpha) (X' - S)` of section 2.1.2."""
     return alpha * (mixed * unmixed) + (1 - alpha) * (unmixed - mixed)
 
@@ -54,7 +54,7 @@ class FixedAlpha(nn.Module):
 
     @nn.compact
     def __call__(self, mixed: jax.Array, unmixed: jax.Array) -> jax.Array:
-        return compose(self.value, mixed, unmixed)
+        return compose_with_alpha(self.value, mixed, unmixed)
 
 
 class ScalarAlpha(nn.Module):
@@ -63,7 +63,7 @@ class ScalarAlpha(nn.Module):
     @nn.compact
     def __call__(self, mixed: jax.Array, unmixed: jax.Array) -> jax.Array:
         logit = self.param('alpha', nn.with_logical_partitioning(nn.initializers.zeros, ()), (), jnp.float32)
-        return compose(nn.sigmoid(logit).astype(unmixed.dtype), mixed, unmixed)
+        return compose_with_alpha(nn.sigmoid(logit).astype(unmixed.dtype), mixed, unmixed)
 
 
 class VectorAlpha(nn.Module):
@@ -73,7 +73,7 @@ class VectorAlpha(nn.Module):
     def __call__(self, mixed: jax.Array, unmixed: jax.Array) -> jax.Array:
         init = nn.with_logical_partitioning(nn.initializers.zeros, (None,))
         logits = self.param('alpha', init, unmixed.shape[-1:], jnp.float32)
-        return compose(nn.sigmoid(logits).astype(unmixed.dtype), mixed, unmixed)
+        return compose_with_alpha(nn.sigmoid(logits).astype(unmixed.dtype), mixed, unmixed)
 
 
 class DenseGate(nn.Module):
@@ -108,7 +108,7 @@ class GatedAlpha(nn.Module):
 
     @nn.compact
     def __call__(self, mixed: jax.Array, unmixed: jax.Array) -> jax.Array:
-        return compose(self.gate(name='gating')(unmixed), mixed, unmixed)
+        return compose_with_alpha(self.gate(name='gating')(unmixed), mixed, unmixed)
 
 
 class GatedComposition(nn.Module):
@@ -188,7 +188,7 @@ class LearnedMixing(nn.Module):
         init = nn.with_logical_partitioning(MIXING_INIT, (axes.POSITIONS_OUT, axes.POSITIONS_IN))
         logits = bound_logits(self.param('logits', init, (self.max_length, self.max_length), jnp.float32))
         if ctx.step is not None:
-            return self._mix_step(logits[:, :length], hidden, ctx)
+            return self._mix_decoding_step(logits[:, :length], hidden, ctx)
         logits = logits[:length, :length]
         if ctx.causal and ctx.prefix is None:
             logits = jnp.where(jnp.tri(length, dtype=bool), logits, -jnp.inf)
@@ -216,14 +216,14 @@ class LearnedMixing(nn.Module):
         """Mixes rows that are packed or have a prefix, with separate [length, length] weights for each row."""
         weights = weights.astype(hidden.dtype)
         placed = gather_by_positions(weights, ctx.positions) if ctx.packed else weights
-        weights = jnp.where(sequence_visibility(ctx).build_mask()[:, 0], placed, 0).astype(jnp.float32)
+        weights = jnp.where(build_sequence_visibility(ctx).build_mask()[:, 0], placed, 0).astype(jnp.float32)
         weights = weights * _safe_inverse(jnp.sum(weights, axis=-1, keepdims=True))
         weights = nn.Dropout(self.dropout_rate)(weights, deterministic=ctx.deterministic)
         return jnp.einsum('bqk,bkf->bqf', weights.astype(hidden.dtype), hidden)
 
-    def _mix_step(self, logits: jax.Array, hidden: jax.Array, ctx: SequenceContext) -> jax.Array:
+    def _mix_decoding_step(self, logits: jax.Array, hidden: jax.Array, ctx: SequenceContext) -> jax.Array:
         """Computes S for the token at `ctx.step` from the cached X' of all tokens up to it."""
-        step = cache.decoding_step(ctx)
+        step = cache.get_decoding_step(ctx)
         rows = jnp.where(cache.visible_positions(logits.shape[1], ctx), jnp.take(logits, step, axis=0), -jnp.inf)
         equation = 'bk,bkf->bf' if step.ndim else 'k,bkf->bf'
         return jnp.einsum(equation, jax.nn.softmax(rows).astype(hidden.dtype), hidden)[:, None]

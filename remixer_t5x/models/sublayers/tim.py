@@ -31,7 +31,7 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.kernels.attention_formula import split_bias
 from remixer_t5x.kernels.compile_target import get_target_platform
 from remixer_t5x.models.layers import cache
-from remixer_t5x.models.layers.attend import attend_to_memory, attend_to_sequence
+from remixer_t5x.models.layers.cached_attention import attend_to_memory, attend_to_sequence
 from remixer_t5x.models.layers.dense import (
     FeatureGroups,
     GroupDense,
@@ -116,7 +116,7 @@ class _MechanismAttention(nn.Module):
         heads = GroupDense(width, _IN_AXES, kernel_init=init, name=name)(mechanisms)
         return [join_groups((array,)).reshape(*array.shape[1:-1], -1, self.head_dim) for array in heads]
 
-    def _project_out(self, mixed: Sequence[jax.Array], width: int) -> FeatureGroups:
+    def _project_output(self, mixed: Sequence[jax.Array], width: int) -> FeatureGroups:
         """Projects heads [batch, length, heads, kv] to mechanisms [mechanisms, batch, length, width]."""
         count = self.num_mechanisms // len(mixed)
         mechanisms = [split_groups(array.reshape(*array.shape[:2], -1), count)[0] for array in mixed]
@@ -141,7 +141,7 @@ class TimAttention(_MechanismAttention):
             attend_to_sequence(self, query, key, value, ctx, bias, self.dropout_rate)
             for query, key, value, bias in heads
         ]
-        update = self._project_out(mixed, mechanisms[0].shape[-1])
+        update = self._project_output(mixed, mechanisms[0].shape[-1])
         if self.competition is not None:
             update = jax.tree.map(jnp.multiply, update, self.competition(name='competition')(mechanisms))
         return join_groups(update)
@@ -165,13 +165,13 @@ class TimCrossAttention(_MechanismAttention):
         def project_memory(name: str) -> list[jax.Array]:
             return self._project_to_heads(name, _split_mechanisms(self, memory.hidden, self.num_mechanisms, ctx))
 
-        def attend(index: int, query: jax.Array) -> jax.Array:
+        def attend_within_mechanism(index: int, query: jax.Array) -> jax.Array:
             return attend_to_memory(
                 self, query, lambda name: project_memory(name)[index], memory, ctx, self.dropout_rate
             )
 
-        mixed = [attend(index, query) for index, query in enumerate(queries)]
-        return join_groups(self._project_out(mixed, shape[-1] // self.num_mechanisms)).reshape(shape)
+        mixed = [attend_within_mechanism(index, query) for index, query in enumerate(queries)]
+        return join_groups(self._project_output(mixed, shape[-1] // self.num_mechanisms)).reshape(shape)
 
 
 class InterMechanismAttention(nn.Module):

@@ -22,7 +22,7 @@ from remixer_t5x.models import interface
 from remixer_t5x.models.architecture.encoder_decoder import EncoderDecoder
 from remixer_t5x.models.architecture.layer import PreNorm
 from remixer_t5x.models.architecture.stack import Stack, dots_remat
-from remixer_t5x.models.layers import attend
+from remixer_t5x.models.layers import cached_attention
 from remixer_t5x.models.seq2seq import Seq2Seq
 from remixer_t5x.models.sublayers import attention, gmlp, remixer, tim
 
@@ -56,7 +56,7 @@ def observed():
     """Returns a model, random parameters, ids of inputs and targets, and the sown intermediates."""
     model = _model()
     shapes = {'encoder_input_tokens': (1, LENGTH), 'decoder_target_tokens': (1, 4)}
-    params = _randomize(unbox(interface.param_shapes(model, shapes)))
+    params = _randomize(unbox(interface.compute_param_shapes(model, shapes)))
     inputs, targets = np.asarray([3, 4, 5, 3, 7], np.int32), np.asarray([2, 9, 1], np.int32)
     return model, params, inputs, targets, learned.read_intermediates(model, params, inputs, targets)
 
@@ -169,7 +169,7 @@ def test_sowing_does_not_change_a_training_step(observed, monkeypatch):
         return re.sub(r'0x[0-9a-f]+', '', text)
 
     with_sowing = program()
-    monkeypatch.setattr(attend, '_sow_weights', lambda *args: None)
+    monkeypatch.setattr(cached_attention, '_sow_attention_weights', lambda *args: None)
     monkeypatch.setattr(nn.Module, 'sow', lambda *args, **kwargs: False)
     jax.clear_caches()
     assert program() == with_sowing

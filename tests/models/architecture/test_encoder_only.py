@@ -36,7 +36,7 @@ PARAMETERS = {
 
 def params_of(model):
     shapes = batch_formats.get_batch_shapes(model.model_type, LENGTHS)
-    return nn.unbox(interface.param_shapes(model, shapes))
+    return nn.unbox(interface.compute_param_shapes(model, shapes))
 
 
 @functools.cache

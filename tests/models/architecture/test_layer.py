@@ -77,7 +77,7 @@ def test_alternate_repeats_its_layers_in_order(num_layers, runs):
 
 def test_parameter_names_are_numbered_snake_case_classes():
     self_mlp = sublayer(SelfMLP2=None)
-    names = layer._parameter_names((Mixer, functools.partial(FeedForward, shift=0.0), Mixer, self_mlp))
+    names = layer._make_sublayer_names((Mixer, functools.partial(FeedForward, shift=0.0), Mixer, self_mlp))
     assert names == ['mixer', 'feed_forward', 'mixer_2', 'self_mlp2']
 
 

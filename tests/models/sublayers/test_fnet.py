@@ -21,7 +21,7 @@ context = functools.partial(context_of_lengths, length=LENGTH)
 
 
 @pytest.mark.parametrize('size', SIZES)
-@pytest.mark.parametrize('transform', [fnet.fourier_real, fnet.fourier_real_by_matmul])
+@pytest.mark.parametrize('transform', [fnet.real_fourier_transform, fnet.real_fourier_by_matmul])
 def test_transforms_equal_hugging_face(transform, size):
     expected = GOLDEN[f'mixed/{size}']
     np.testing.assert_allclose(transform(GOLDEN[f'x/{size}']), expected, atol=1e-5 * np.max(np.abs(expected)))

@@ -31,7 +31,7 @@ class ArrayAttention(gmlp.TinyAttention):
     """A custom gate attention, which returns an array."""
 
     def __call__(self, x, ctx):
-        return super().__call__(x, ctx).value()
+        return super().__call__(x, ctx).compute_product()
 
 
 @pytest.mark.parametrize(

@@ -51,16 +51,16 @@ def attend_to_sequence(
     """
     dropped_value = dropout(dropout_rate, value, -1, deterministic=ctx.deterministic)
     if not ctx.decode:
-        visibility = sequence_visibility(ctx, window)
-        _sow_weights(module, query, key, visibility, bias, softcap)
+        visibility = build_sequence_visibility(ctx, window)
+        _sow_attention_weights(module, query, key, visibility, bias, softcap)
         return attention(query, key, dropped_value, visibility, bias, ctx.attention, softcap)
     (key_slots, axis), (value_slots, _) = to_cache_layout(key), to_cache_layout(dropped_value)
     key_slots = cache.update_cache(module, 'cached_key', key_slots, ctx, axis)
     value_slots = cache.update_cache(module, 'cached_value', value_slots, ctx, axis)
     if ctx.step is None and ctx.cache_slots is not None:
-        return attention(query, key, value, sequence_visibility(ctx, window), bias, ctx.attention, softcap)
+        return attention(query, key, value, build_sequence_visibility(ctx, window), bias, ctx.attention, softcap)
     if ctx.step is None:
-        mask = sequence_visibility(ctx, window).build_mask()
+        mask = build_sequence_visibility(ctx, window).build_mask()
     else:
         mask = jnp.atleast_2d(cache.visible_positions(key_slots.shape[axis], ctx, window))[:, None, None]
     key_slots = key_slots if key_slots.ndim == 3 else jnp.swapaxes(key_slots, 2, 3)
@@ -88,14 +88,14 @@ def attend_to_memory(
 
     if not ctx.decode:
         value, key = project_value(), project('key')
-        _sow_weights(module, query, key, visibility, None, softcap)
+        _sow_attention_weights(module, query, key, visibility, None, softcap)
         return attention(query, key, value, visibility, None, ctx.attention, softcap)
     key = module.variable('cache', 'memory_key', lambda: memory_key_to_cache_layout(project('key'))).value
     value = module.variable('cache', 'memory_value', lambda: to_cache_layout(project_value())[0]).value
     return attend_decoding_step(query, key, value, visibility.build_mask(), None, softcap)
 
 
-def _sow_weights(
+def _sow_attention_weights(
     module: nn.Module, query: jax.Array, key: jax.Array, visibility: Visibility, bias: Bias, softcap: float | None
 ) -> None:
     """Recomputes the attention weights, [batch, heads, q, k], and stores them in `intermediates` for plots."""
@@ -105,6 +105,6 @@ def _sow_weights(
         module.sow('intermediates', 'attention_weights', weights)
 
 
-def sequence_visibility(ctx: SequenceContext, window: int | None = None) -> Visibility:
+def build_sequence_visibility(ctx: SequenceContext, window: int | None = None) -> Visibility:
     """Describes the attention mask between the tokens of a sequence."""
     return Visibility(ctx.segment_ids if ctx.packed else None, ctx.segment_ids, ctx.causal, ctx.prefix, window)
