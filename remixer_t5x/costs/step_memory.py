@@ -56,7 +56,7 @@ class StepSpec:
         return next(iter(self.batch.values())).shape[0]
 
     @functools.cached_property
-    def state_plan(self) -> train_state.StatePlan:
+    def state_plan(self) -> train_state.TrainStatePlan:
         """The shapes and shardings of the train state, cached because tracing the model takes seconds."""
         shapes = {name: array.shape for name, array in self.batch.items()}
         return train_state.plan_train_state(self.model, self.optimizer, shapes, self.partitioner)

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from remixer_t5x.kernels.attention_formula import MASKED_LOGIT, Bias, Visibility, expand_bias, is_within_window
+from remixer_t5x.kernels.attention_formula import MASKED_LOGIT, Bias, Visibility, build_window_mask, expand_bias
 from remixer_t5x.kernels.compile_target import is_interpreting_kernels
 
 _MAX_HEAD_DIM = 128
@@ -49,7 +49,7 @@ def attend(query: jax.Array, key: jax.Array, value: jax.Array, visibility: Visib
     query_segments, key_segments = visibility.query_segments, visibility.key_segments
     window = visibility.window
     if window is not None and not visibility.causal:
-        window_bias = jnp.where(is_within_window(num_queries, window), 0.0, MASKED_LOGIT)
+        window_bias = jnp.where(build_window_mask(num_queries, window), 0.0, MASKED_LOGIT)
         window_bias = jnp.broadcast_to(window_bias, (1, query.shape[2], *window_bias.shape))
         full = window_bias if full is None else full + window_bias
     if full is not None:

@@ -85,14 +85,14 @@ class Visibility:
         else:
             allowed = self.query_segments[:, None, :, None] == self.key_segments[:, None, None, :]
         if self.window is not None:
-            allowed = allowed & is_within_window(self.key_segments.shape[1], self.window)
+            allowed = allowed & build_window_mask(self.key_segments.shape[1], self.window)
         if not self.causal:
             return allowed
         before = jnp.tri(self.key_segments.shape[1], dtype=bool)
         return allowed & (before if self.key_prefix is None else before | self.key_prefix[:, None, None, :])
 
 
-def is_within_window(length: int, window: int) -> jax.Array:
+def build_window_mask(length: int, window: int) -> jax.Array:
     """Returns a mask of all pairs of positions with a distance below `window`, bool [length, length]."""
     position = jnp.arange(length)
     return jnp.abs(position[:, None] - position) < window

@@ -122,25 +122,25 @@ class _BlockSpecs:
     """Block specs for a grid over groups of heads, rows of the batch, and blocks of queries and keys in any order."""
 
     def __init__(self, plan: AttentionPlan, q_axis: int, k_axis: int):
-        def q_block(*ids):
+        def find_query_block(*ids):
             # Programs skip blocks that the causal mask excludes; returning the block already in VMEM avoids a load.
             is_causal_over_queries = plan.causal and q_axis == 3
             first = jax.lax.div(ids[k_axis] * plan.block_k, plan.block_q) if is_causal_over_queries else 0
             return jnp.maximum(ids[q_axis], first)
 
-        def k_block(*ids):
+        def find_key_block(*ids):
             last = plan.last_visible_key_block(ids[q_axis]) if plan.causal and k_axis == 3 else plan.blocks_k
             return jnp.minimum(ids[k_axis], last)
 
         rows_q = plan.blocks_q * plan.block_q
-        self.query = pl.BlockSpec((1, plan.block_q, plan.width), lambda *ids: (ids[1], q_block(*ids), ids[0]))
-        self.key = pl.BlockSpec((1, plan.block_k, plan.width), lambda *ids: (ids[1], k_block(*ids), ids[0]))
+        self.query = pl.BlockSpec((1, plan.block_q, plan.width), lambda *ids: (ids[1], find_query_block(*ids), ids[0]))
+        self.key = pl.BlockSpec((1, plan.block_k, plan.width), lambda *ids: (ids[1], find_key_block(*ids), ids[0]))
         self.all_queries = pl.BlockSpec((1, rows_q, plan.width), lambda *ids: (ids[1], 0, ids[0]))
         self.log_total = pl.BlockSpec(
-            (1, 1, plan.heads_per_program, plan.block_q), lambda *ids: (ids[1], ids[0], 0, q_block(*ids))
+            (1, 1, plan.heads_per_program, plan.block_q), lambda *ids: (ids[1], ids[0], 0, find_query_block(*ids))
         )
-        self.query_segments = pl.BlockSpec((1, 1, plan.block_q), lambda *ids: (ids[1], 0, q_block(*ids)))
-        self.key_segments = pl.BlockSpec((1, plan.block_k, 1), lambda *ids: (ids[1], k_block(*ids), 0))
+        self.query_segments = pl.BlockSpec((1, 1, plan.block_q), lambda *ids: (ids[1], 0, find_query_block(*ids)))
+        self.key_segments = pl.BlockSpec((1, plan.block_k, 1), lambda *ids: (ids[1], find_key_block(*ids), 0))
         self.bias = pl.BlockSpec((1, plan.heads_per_program, _SUBLANES, plan.distances), lambda *ids: (ids[0], 0, 0, 0))
 
     def select_block_specs(self, operands: AttentionOperands) -> AttentionOperands:
@@ -188,7 +188,7 @@ def forward(plan: AttentionPlan, operands: AttentionOperands) -> tuple[jax.Array
             jax.ShapeDtypeStruct((batch, groups, plan.heads_per_program, plan.queries), _FLOAT32),
         ),
         scratch_shapes=[
-            _logits_scratch_shape(plan) if operands.bias is not None else None,
+            _build_logits_scratch_shape(plan) if operands.bias is not None else None,
             statistic,
             statistic,
             pltpu.VMEM((plan.width, plan.block_q), _FLOAT32),
@@ -214,8 +214,8 @@ def backward(
         out_specs=(specs.all_queries, specs.key, specs.key, specs.bias if has_bias else None),
         out_shape=jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), differentiated),
         scratch_shapes=[
-            _logits_scratch_shape(plan) if has_bias else None,
-            _logits_scratch_shape(plan) if has_bias and plan.one_block else None,
+            _build_logits_scratch_shape(plan) if has_bias else None,
+            _build_logits_scratch_shape(plan) if has_bias and plan.one_block else None,
             pltpu.VMEM((plan.width, plan.blocks_q * plan.block_q), _FLOAT32),
             key_sum,
             key_sum,
@@ -225,7 +225,7 @@ def backward(
     )(operands, mixed, log_total, gradient)
 
 
-def _logits_scratch_shape(plan: AttentionPlan):
+def _build_logits_scratch_shape(plan: AttentionPlan):
     return pltpu.VMEM((plan.heads_per_program, plan.block_k, plan.block_q), _FLOAT32)
 
 
@@ -244,7 +244,7 @@ def _forward_kernel(plan, operands, mixed_ref, log_total_ref, bias_block, larges
         query = operands.query[0]
         key = _load_rows(operands.key, k_block, plan.keys)
         value = _load_rows(operands.value, k_block, plan.keys).T
-        visible = _visibility_mask(plan, operands, q_block, k_block)
+        visible = _build_visibility_mask(plan, operands, q_block, k_block)
         for head in range(plan.heads_per_program):
             rows = pl.ds(head * plan.head_dim, plan.head_dim)
             logits = _compute_logits(plan, query, key, bias_block, visible, k_block, head)
@@ -308,7 +308,7 @@ def _backward_kernel(
         )
         key, value = (_load_rows(ref, k_block, plan.keys) for ref in (operands.key, operands.value))
         key_rows = key.T
-        visible = _visibility_mask(plan, operands, q_block, k_block)
+        visible = _build_visibility_mask(plan, operands, q_block, k_block)
         product = (mixed.astype(_FLOAT32) * gradient.astype(_FLOAT32)).T  # [width, queries]
         q_rows = pl.ds(pl.multiple_of(q_block * plan.block_q, _LANES), plan.block_q)
         for head in range(plan.heads_per_program):
@@ -316,7 +316,7 @@ def _backward_kernel(
             logits = _compute_logits(plan, query, key, bias_block, visible, k_block, head)
             weights = jnp.exp(logits - log_total_ref[0, 0, head : head + 1])
             if plan.queries % plan.block_q:
-                weights = jnp.where(_token_positions(plan, q_block, 1) < plan.queries, weights, 0.0)
+                weights = jnp.where(_compute_token_positions(plan, q_block, 1) < plan.queries, weights, 0.0)
             weights_gradient = _matmul(_select_head(plan, value, head), gradient, 1)
             delta = jnp.sum(product[rows], axis=0, keepdims=True)
             logits_gradient = weights * (weights_gradient - delta)
@@ -327,7 +327,7 @@ def _backward_kernel(
             if has_bias and plan.one_block:
                 bias_sum[head] += logits_gradient
             elif has_bias:
-                bias_gradient_ref[0, head, :, _bias_distance_slice(plan, q_block, k_block)] += _sum_over_diagonals(
+                bias_gradient_ref[0, head, :, _get_bias_slice(plan, q_block, k_block)] += _sum_over_diagonals(
                     logits_gradient
                 )
 
@@ -356,11 +356,11 @@ def _expand_bias_if_needed(plan: AttentionPlan, bias_ref, block_ref, row, q_bloc
     @pl.when((row == 0) | (not plan.one_block))
     def expand_all_heads():
         for head in range(plan.heads_per_program):
-            window = bias_ref[0, head, :, _bias_distance_slice(plan, q_block, k_block)]
+            window = bias_ref[0, head, :, _get_bias_slice(plan, q_block, k_block)]
             block_ref[head] = _expand_bias(window, plan.block_k, plan.block_q)
 
 
-def _bias_distance_slice(plan: AttentionPlan, q_block, k_block):
+def _get_bias_slice(plan: AttentionPlan, q_block, k_block):
     """Returns the slice of the bias for the distances between a block of queries and a block of keys."""
     start = q_block * plan.block_q + (plan.blocks_k - 1 - k_block) * plan.block_k
     return pl.ds(pl.multiple_of(start, _LANES), plan.block_q + plan.block_k)
@@ -382,23 +382,23 @@ def _compute_logits(plan: AttentionPlan, query, key, bias_block, visible, k_bloc
     logits = jnp.where(visible, logits, MASKED_LOGIT)
     if plan.keys % plan.block_k:
         # Queries without visible keys average all keys, but not those after the end of the row.
-        logits = jnp.where(_token_positions(plan, k_block, 0) < plan.keys, logits, 2 * MASKED_LOGIT)
+        logits = jnp.where(_compute_token_positions(plan, k_block, 0) < plan.keys, logits, 2 * MASKED_LOGIT)
     return logits
 
 
-def _visibility_mask(plan: AttentionPlan, operands: AttentionOperands, q_block, k_block) -> jax.Array:
+def _build_visibility_mask(plan: AttentionPlan, operands: AttentionOperands, q_block, k_block) -> jax.Array:
     """Returns the attention mask of a block of logits, bool, broadcastable to [keys, queries]."""
     keys = operands.key_segments[0]
     visible = keys > 0 if operands.query_segments is None else keys == operands.query_segments[0]
     if plan.causal:
-        visible = visible & (_token_positions(plan, k_block, 0) <= _token_positions(plan, q_block, 1))
+        visible = visible & (_compute_token_positions(plan, k_block, 0) <= _compute_token_positions(plan, q_block, 1))
     if plan.window is not None:
-        distance = jnp.abs(_token_positions(plan, k_block, 0) - _token_positions(plan, q_block, 1))
+        distance = jnp.abs(_compute_token_positions(plan, k_block, 0) - _compute_token_positions(plan, q_block, 1))
         visible = visible & (distance < plan.window)
     return visible
 
 
-def _token_positions(plan: AttentionPlan, block, axis: int) -> jax.Array:
+def _compute_token_positions(plan: AttentionPlan, block, axis: int) -> jax.Array:
     """Returns the position of each key (axis 0) or query (axis 1) of a block, [keys, queries] int32."""
     shape = plan.block_k, plan.block_q
     return block * shape[axis] + jax.lax.broadcasted_iota(jnp.int32, shape, axis)

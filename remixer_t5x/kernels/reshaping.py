@@ -68,7 +68,7 @@ def join_previous_blocks(array: jax.Array, block: int) -> jax.Array:
     return jnp.concatenate([earlier, here], axis=2)
 
 
-def same_example_mask(ids: jax.Array, block: int) -> jax.Array:
+def build_same_example_mask(ids: jax.Array, block: int) -> jax.Array:
     """Returns a mask of the tokens in the previous and current blocks that share an example with each current token.
 
     Maps example ids [batch, length] to a bool mask [batch, blocks, block, 2 * block].

@@ -15,7 +15,12 @@ from jax.ad_checkpoint import checkpoint_name
 
 from remixer_t5x.kernels.attention_formula import ATTENTION_OUTPUT
 from remixer_t5x.kernels.gelu import prevent_cse, sigmoid_gelu, sigmoid_gelu_and_slope
-from remixer_t5x.kernels.reshaping import expand_window_weights, join_previous_blocks, same_example_mask, split_blocks
+from remixer_t5x.kernels.reshaping import (
+    build_same_example_mask,
+    expand_window_weights,
+    join_previous_blocks,
+    split_blocks,
+)
 
 _FLOAT32 = jnp.float32
 # Limit on the program size, because the program contains a multiplication for each token of the window.
@@ -88,7 +93,7 @@ def _compute_input_gradients(
     # Broadcast the weights to all blocks, because XLA would copy `hidden_gradient` for a matmul with unbatched weights.
     hidden_gradient = split_blocks(hidden_gradient, block, axis=1)
     weights = jnp.broadcast_to(expand_weights(wi), (*hidden_gradient.shape[:4], 2 * block))
-    same_example = True if ids is None else same_example_mask(ids, block)[:, :, :, None]
+    same_example = True if ids is None else build_same_example_mask(ids, block)[:, :, :, None]
     product = functools.partial(jnp.einsum, preferred_element_type=_FLOAT32)
     joined_gradient = product('bntsf,bntsr->bnrf', hidden_gradient, jnp.where(same_example, weights, 0))
     # Append a token of ones; the gradient of its weight is the gradient of the bias.

@@ -20,7 +20,7 @@ from remixer_t5x.kernels import compile_target
 from remixer_t5x.kernels.attention_formula import ATTENTION_OUTPUT
 from remixer_t5x.kernels.compile_target import get_batch_and_head_axes, is_interpreting_kernels, wrap_in_shard_map
 from remixer_t5x.kernels.gelu import sigmoid_gelu, sigmoid_gelu_and_slope
-from remixer_t5x.kernels.reshaping import expand_window_weights, same_example_mask
+from remixer_t5x.kernels.reshaping import build_same_example_mask, expand_window_weights
 
 _FLOAT32 = jnp.float32
 _LANES = 128
@@ -69,7 +69,9 @@ def apply_mlp(wi: jax.Array, bias: jax.Array, out: jax.Array, tokens: jax.Array,
     tokens = jnp.pad(tokens, (*fill, (0, 0)))
     same_example = None
     if ids is not None:
-        same_example = same_example_mask(jnp.pad(ids, fill), BLOCK).reshape(*tokens.shape[:2], -1).astype(tokens.dtype)
+        same_example = (
+            build_same_example_mask(jnp.pad(ids, fill), BLOCK).reshape(*tokens.shape[:2], -1).astype(tokens.dtype)
+        )
     operands = _KernelOperands(tokens, weights, same_example, bias.astype(_FLOAT32), out.astype(_FLOAT32))
     return _differentiable_window_mlp(operands)[:, :length]
 
@@ -111,7 +113,7 @@ def _forward(operands: _KernelOperands) -> jax.Array:
         in_specs=plan.in_specs,
         out_specs=plan.current,
         out_shape=jax.ShapeDtypeStruct(operands.tokens.shape, operands.tokens.dtype),
-        scratch_shapes=[plan.hidden_scratch_shape(_FLOAT32)],
+        scratch_shapes=[plan.build_hidden_scratch_shape(_FLOAT32)],
         cost_estimate=plan.estimate_cost(1, operands, operands.tokens, operands.tokens),
         interpret=is_interpreting_kernels(),
         name='window_mlp_forward',
@@ -135,7 +137,10 @@ def _backward(operands: _KernelOperands, gradient: jax.Array) -> tuple[jax.Array
             pl.BlockSpec((None, *bias_shape), lambda row, block_index, tile: (row, 0, 0)),
         ),
         out_shape=tuple(jax.ShapeDtypeStruct(shape, _FLOAT32) for shape in shapes),
-        scratch_shapes=[plan.hidden_scratch_shape(_FLOAT32), plan.hidden_scratch_shape(operands.tokens.dtype)],
+        scratch_shapes=[
+            plan.build_hidden_scratch_shape(_FLOAT32),
+            plan.build_hidden_scratch_shape(operands.tokens.dtype),
+        ],
         cost_estimate=plan.estimate_cost(3, operands, *[operands.tokens] * 4),
         interpret=is_interpreting_kernels(),
         name='window_mlp_backward',
@@ -166,7 +171,7 @@ class _KernelPlan:
         # The tokens are passed twice: as the previous block and as the current block.
         self.in_specs = [before, _KernelOperands(self.current, self.weights, same_example, scalars, scalars)]
 
-    def hidden_scratch_shape(self, dtype: Any) -> Any:
+    def build_hidden_scratch_shape(self, dtype: Any) -> Any:
         return pltpu.VMEM((self.hidden * BLOCK, self.tile), dtype)
 
     def estimate_cost(self, products: int, *arrays: Any) -> pl.CostEstimate:

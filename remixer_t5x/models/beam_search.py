@@ -124,10 +124,10 @@ class BeamSearch(LogitsOptions):
         def should_continue(state: _SearchState) -> jax.Array:
             return (state.index < generation.max_length) & jnp.any(state.is_open)
 
-        def run_step(state: _SearchState) -> _SearchState:
+        def run_search_step(state: _SearchState) -> _SearchState:
             return self._extend_beams(generation, beam_leaves, state)
 
-        state = jax.lax.while_loop(should_continue, run_step, self._create_initial_state(generation, cache))
+        state = jax.lax.while_loop(should_continue, run_search_step, self._create_initial_state(generation, cache))
         tokens, scores = state.finished
         return DecodingResult(jnp.where(jnp.isneginf(scores)[..., None], 0, tokens), scores)
 

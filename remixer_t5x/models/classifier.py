@@ -59,7 +59,7 @@ class Classifier(EncoderWithHead):
         labels, weights = batch['labels'], batch['label_weights'].astype(jnp.float32)
         if self.labels is None:
             return sum_weighted_losses(jnp.square(outputs[:, 0] - labels), jnp.zeros_like(weights), weights)
-        return label_loss(outputs, labels, weights, self.label_smoothing)
+        return compute_label_loss(outputs, labels, weights, self.label_smoothing)
 
     def classify(self, params: Params, inputs: jax.Array) -> jax.Array:
         """Returns the log-probability of each label, [batch, labels] float32, or the predicted numbers, [batch, 1]."""
@@ -67,7 +67,7 @@ class Classifier(EncoderWithHead):
         return outputs if self.labels is None else jax.nn.log_softmax(outputs)
 
 
-def label_loss(
+def compute_label_loss(
     logits: jax.Array, labels: jax.Array, weights: jax.Array, label_smoothing: float = 0.0
 ) -> tuple[jax.Array, MetricSums]:
     """Returns the weighted sum of the cross-entropies, and the same metric sums as `Model.loss`.

@@ -10,7 +10,7 @@ from remixer_t5x import ranges
 from remixer_t5x.context import make_sequence_context
 from remixer_t5x.errors import UserError
 from remixer_t5x.models.architecture.encoder_only import Pooling, mean_of_tokens
-from remixer_t5x.models.classifier import EncoderWithHead, check_label_names, label_loss
+from remixer_t5x.models.classifier import EncoderWithHead, check_label_names, compute_label_loss
 from remixer_t5x.models.interface import Batch, MetricSums, Params, select_batch_arrays
 
 
@@ -39,7 +39,7 @@ class TokenClassifier(EncoderWithHead):
     def loss(self, params: Params, batch: Batch, dropout_rng: jax.Array | None = None) -> tuple[jax.Array, MetricSums]:
         """Returns the cross-entropy summed over tokens with nonzero weights, and sums of metrics."""
         logits = self.compute_head_outputs(params, batch['encoder_input_tokens'], dropout_rng)
-        return label_loss(logits, batch['labels'], batch['label_weights'], self.label_smoothing)
+        return compute_label_loss(logits, batch['labels'], batch['label_weights'], self.label_smoothing)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +69,7 @@ class SpanExtractor(EncoderWithHead):
         logits = jnp.swapaxes(self.compute_head_outputs(params, inputs, dropout_rng), 1, 2)
         logits = jnp.where(make_sequence_context(inputs).is_token[:, None], logits, jnp.finfo(logits.dtype).min)
         labels = jnp.stack([batch['start_positions'], batch['end_positions']], axis=1)
-        return label_loss(logits, labels, jnp.repeat(batch['label_weights'][:, None], 2, axis=1))
+        return compute_label_loss(logits, labels, jnp.repeat(batch['label_weights'][:, None], 2, axis=1))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +104,7 @@ class TextEmbedder(EncoderWithHead):
         first, second = (self.embed(params, batch[name], key) for name, key in zip(names, keys, strict=True))
         is_text = jnp.any(batch['positive_input_tokens'] > 0, axis=1)
         logits = jnp.where(is_text, first @ second.T / self.temperature, jnp.finfo(jnp.float32).min)
-        return label_loss(logits, jnp.arange(first.shape[0]), batch['label_weights'] * is_text)
+        return compute_label_loss(logits, jnp.arange(first.shape[0]), batch['label_weights'] * is_text)
 
     def _init_method_and_inputs(self, batch: Batch) -> tuple[str, dict[str, Any]]:
         return 'encode', select_batch_arrays(batch, 'encoder_input_tokens')

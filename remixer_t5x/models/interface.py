@@ -16,7 +16,7 @@ from remixer_t5x.kernels import self_check
 from remixer_t5x.models import decoding, losses
 from remixer_t5x.models.architecture import stack
 from remixer_t5x.models.decoding import StopStrings
-from remixer_t5x.models.lora import Lora
+from remixer_t5x.models.lora import LoraConfig
 
 Params = Any
 Batch = Mapping[str, jax.Array]
@@ -38,7 +38,7 @@ class Model:
     """
 
     module: Any
-    lora: Lora | None = dataclasses.field(default=None, kw_only=True)
+    lora: LoraConfig | None = dataclasses.field(default=None, kw_only=True)
     config: str = dataclasses.field(default='', kw_only=True, compare=False, repr=False)
 
     model_type: ClassVar[str]

@@ -27,7 +27,7 @@ Params = Any
 
 
 @dataclasses.dataclass(frozen=True)
-class Lora:
+class LoraConfig:
     """Settings of LoRA adapters.
 
     Attributes:
@@ -83,7 +83,7 @@ def check_regex(setting: str, pattern: str, example: str) -> None:
 
 def with_adapters(model: Any, modules: str | None = None, rank: ranges.Count = 8) -> Any:
     """Returns `model` with LoRA adapters, or `model` unchanged if `modules` is None."""
-    return model if modules is None else dataclasses.replace(model, lora=Lora(modules, rank))
+    return model if modules is None else dataclasses.replace(model, lora=LoraConfig(modules, rank))
 
 
 def is_adapter(name: str) -> bool:

@@ -54,7 +54,7 @@ def compute_token_logits(hidden: jax.Array, kernel: jax.Array, softcap: float | 
     return cap_logits(logits.reshape(*hidden.shape[:-1], kernel.shape[-1]), softcap)
 
 
-def _one_hot_mask(targets: jax.Array, vocab_size: int) -> jax.Array:
+def _build_one_hot_mask(targets: jax.Array, vocab_size: int) -> jax.Array:
     """Returns a one-hot mask of the targets, which XLA partitions better than a gather if the vocabulary is sharded."""
     return targets[..., None] == jnp.arange(vocab_size, dtype=targets.dtype)
 
@@ -66,10 +66,10 @@ def _sum_chunk_losses(
     vocab_size = logits.shape[-1]
     largest = jnp.max(logits, axis=-1)
     log_z = largest + jnp.log(jnp.sum(jnp.exp(logits - largest[..., None]), axis=-1))
-    target_logit = jnp.sum(jnp.where(_one_hot_mask(targets, vocab_size), logits, 0.0), axis=-1)
+    target_logit = jnp.sum(jnp.where(_build_one_hot_mask(targets, vocab_size), logits, 0.0), axis=-1)
     loss = log_z - target_logit
     if config.label_smoothing:
-        confidence, rest = _smoothed_probabilities(config.label_smoothing, vocab_size)
+        confidence, rest = _compute_smoothed_probabilities(config.label_smoothing, vocab_size)
         mean_loss = vocab_size * log_z - jnp.sum(logits, axis=-1)
         entropy = -(confidence * math.log(confidence) + (vocab_size - 1) * rest * math.log(rest))
         loss = (confidence - rest) * loss + rest * mean_loss - entropy
@@ -83,7 +83,7 @@ def _sum_chunk_losses(
     return sums, log_z
 
 
-def _smoothed_probabilities(label_smoothing: float, vocab_size: int) -> tuple[float, float]:
+def _compute_smoothed_probabilities(label_smoothing: float, vocab_size: int) -> tuple[float, float]:
     """Returns the smoothed probabilities of the target and of each other token."""
     return 1.0 - label_smoothing, label_smoothing / (vocab_size - 1)
 
@@ -94,8 +94,8 @@ def _compute_logits_gradient(
     """Returns the gradient of the chunk's loss sum with respect to its logits."""
     probabilities = jnp.exp(logits - log_z[..., None])
     scale = 1.0 + 2.0 * config.z_loss * log_z
-    confidence, rest = _smoothed_probabilities(config.label_smoothing, logits.shape[-1])
-    target = jnp.where(_one_hot_mask(targets, logits.shape[-1]), confidence, rest)
+    confidence, rest = _compute_smoothed_probabilities(config.label_smoothing, logits.shape[-1])
+    target = jnp.where(_build_one_hot_mask(targets, logits.shape[-1]), confidence, rest)
     return (probabilities * scale[..., None] - target) * weights[..., None]
 
 
@@ -136,11 +136,11 @@ def cross_entropy(
         return jax.tree.map(jnp.add, total, sums), None
 
     chunks = _split_into_chunks(config.chunk_length, hidden, targets, weights)
-    sums, _ = jax.lax.scan(add_chunk_loss, _zero_metric_sums(), chunks)
+    sums, _ = jax.lax.scan(add_chunk_loss, _make_zero_metric_sums(), chunks)
     return sums['loss'], sums
 
 
-def _zero_metric_sums() -> MetricSums:
+def _make_zero_metric_sums() -> MetricSums:
     return {name: jnp.zeros((), jnp.float32) for name in ('loss', 'z_loss', 'weights', 'correct')}
 
 
@@ -163,7 +163,7 @@ def _cross_entropy_forward(config, hidden, kernel, targets, weights, softcap):
             kernel_gradient += jnp.dot(tokens.T, flat_gradient, preferred_element_type=jnp.float32)
         return (jax.tree.map(jnp.add, total, sums), kernel_gradient), hidden_gradient
 
-    start = (_zero_metric_sums(), jnp.zeros_like(kernel, dtype=jnp.float32))
+    start = (_make_zero_metric_sums(), jnp.zeros_like(kernel, dtype=jnp.float32))
     (sums, kernel_gradient), hidden_gradients = jax.lax.scan(
         add_chunk_gradients, start, _split_into_chunks(config.chunk_length, hidden, targets, weights)
     )
@@ -196,7 +196,7 @@ def score_and_match_targets(
     def score_chunk(_, chunk):
         hidden, targets = chunk
         logits = compute_token_logits(hidden, kernel, softcap)
-        target_logit = jnp.sum(jnp.where(_one_hot_mask(targets, logits.shape[-1]), logits, 0.0), axis=-1)
+        target_logit = jnp.sum(jnp.where(_build_one_hot_mask(targets, logits.shape[-1]), logits, 0.0), axis=-1)
         is_best = target_logit >= jnp.max(logits, axis=-1)
         return None, (target_logit - jax.nn.logsumexp(logits, axis=-1), is_best)
 

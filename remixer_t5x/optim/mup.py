@@ -58,7 +58,7 @@ def scale_by_width(optimizer: Any, width: ranges.Count, base_width: ranges.Count
 
     def make_gradient_transformation(logical_axes: Any) -> optax.GradientTransformation:
         factors = jax.tree.map(
-            lambda spec: _learning_rate_factor(classify_parameter(spec), ratio, optimizer.relative),
+            lambda spec: _compute_learning_rate_factor(classify_parameter(spec), ratio, optimizer.relative),
             logical_axes,
             is_leaf=is_partition_spec,
         )
@@ -66,20 +66,20 @@ def scale_by_width(optimizer: Any, width: ranges.Count, base_width: ranges.Count
 
     def compute_initial_factors(boxed: Any) -> Any:
         return jax.tree.map(
-            lambda box: _initial_value_factor(box.names, box.value.shape, ratio), boxed, is_leaf=is_boxed
+            lambda box: _compute_initial_value_factor(box.names, box.value.shape, ratio), boxed, is_leaf=is_boxed
         )
 
     return dataclasses.replace(optimizer, make=make_gradient_transformation, initial=compute_initial_factors)
 
 
-def _initial_value_factor(names: tuple[str | None, ...], shape: tuple[int, ...], ratio: float) -> float:
+def _compute_initial_value_factor(names: tuple[str | None, ...], shape: tuple[int, ...], ratio: float) -> float:
     if axes.RELPOS_BUCKETS in names:
         heads, buckets = shape[-2:]
         return ((heads + buckets) / (heads / ratio + buckets)) ** 0.5
     return ratio**-0.5 if classify_parameter(PartitionSpec(*names)) == 'output' else 1.0
 
 
-def _learning_rate_factor(kind: str, ratio: float, relative: bool) -> float:
+def _compute_learning_rate_factor(kind: str, ratio: float, relative: bool) -> float:
     if kind == 'other':
         return 1.0
     # The RMS of hidden matrices is proportional to 1 / sqrt(m), and the RMS of output matrices to 1 / m.

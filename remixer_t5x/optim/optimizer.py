@@ -208,7 +208,7 @@ def build_optimizer_with_decay(
         steps = [optax.clip_by_global_norm(max_grad_norm)] if max_grad_norm is not None else []
         steps += [rule(logical_axes), *_scale_updates(multipliers)]
         if weight_decay:
-            steps.append(optax.add_decayed_weights(weight_decay, mask=weight_decay_mask(logical_axes)))
+            steps.append(optax.add_decayed_weights(weight_decay, mask=build_weight_decay_mask(logical_axes)))
         return optax.chain(*steps, optax.scale_by_learning_rate(schedule))
 
     return Optimizer(schedule, make_gradient_transformation, relative=relative, takes_multipliers=takes_multipliers)
@@ -221,7 +221,7 @@ def _scale_updates(factors: Any) -> list[optax.GradientTransformation]:
     return [optax.stateless(lambda updates, params: jax.tree.map(lambda step, factor: factor * step, updates, factors))]
 
 
-def weight_decay_mask(logical_axes: Any) -> Any:
+def build_weight_decay_mask(logical_axes: Any) -> Any:
     """Returns a tree of booleans, True for parameters with weight decay: all matrices except position biases."""
 
     def has_weight_decay(axes):

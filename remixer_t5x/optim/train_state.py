@@ -28,7 +28,7 @@ class TrainState(struct.PyTreeNode):
 
 
 @dataclasses.dataclass(frozen=True)
-class StatePlan:
+class TrainStatePlan:
     """Shapes, shardings and initializer of a train state.
 
     Attributes:
@@ -74,7 +74,7 @@ def plan_train_state(
     optimizer: optax.GradientTransformation | Callable[[Any], optax.GradientTransformation],
     batch_shapes: Mapping[str, tuple[int, ...]],
     partitioner: Partitioner,
-) -> StatePlan:
+) -> TrainStatePlan:
     """Plans the train state of `model` on the partitioner's mesh without computing any arrays.
 
     Args:
@@ -108,7 +108,7 @@ def plan_train_state(
     abstract = jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes, shardings
     )
-    return StatePlan(tx, abstract, boxed, init)
+    return TrainStatePlan(tx, abstract, boxed, init)
 
 
 @jax.jit

@@ -20,7 +20,7 @@ from remixer_t5x.testing import sublayer_contract
 from remixer_t5x.testing.sublayer_contract import ContractViolation
 from remixer_t5x.testing.sublayer_fixture import DECODER, ENCODER, LENGTH, MEMORY, ROWS, SublayerFixture
 
-__all__ = ['ContractViolation', 'Report', 'check_sublayer']
+__all__ = ['ContractViolation', 'CheckReport', 'check_sublayer']
 
 PASSED, FAILED, REFUSED, SKIPPED = 'passed', 'FAILED', 'refused', 'skipped'
 # The order matters: a bug that one check detects often explains the failures of later checks.
@@ -52,7 +52,7 @@ class CheckResult(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Report:
+class CheckReport:
     """The results of all checks, which `str(report)` formats as a table."""
 
     name: str
@@ -75,7 +75,7 @@ def check_sublayer(
     position_bias: Callable[..., nn.Module] | None = None,
     embed_dim: int = 16,
     show: bool = True,
-) -> Report:
+) -> CheckReport:
     """Checks that a sublayer fulfils the contract of all shipped sublayers (see `testing.sublayer_contract`).
 
     Builds two layers with the sublayer, in an encoder and in a decoder, for rows of 12 tokens with `embed_dim`
@@ -110,7 +110,7 @@ def check_sublayer(
     for side in sides:
         fixture = SublayerFixture((factory, *companions), side, layout, norm, position_bias, embed=embed_dim)
         rows += _check_stack(fixture, without)
-    report = Report(_unwrap_partial(factory).__name__, tuple(rows))
+    report = CheckReport(_unwrap_partial(factory).__name__, tuple(rows))
     if show:
         sys.stdout.write(f'{report}\n')
     failed = [f'{row.check} in the {row.side}' for row in rows if row.result == FAILED]
@@ -168,7 +168,7 @@ def _describe_read_tokens(name: str, fixture: SublayerFixture, packed: bool) -> 
 def _check_stack(fixture: SublayerFixture, without: Sequence[str]) -> list[CheckResult]:
     ctx, side = fixture.make_context([[LENGTH]] * ROWS), fixture.side
     try:
-        jax.eval_shape(fixture.build_stack().init, jax.random.key(0), fixture.random_features(0), ctx)
+        jax.eval_shape(fixture.build_stack().init, jax.random.key(0), fixture.make_random_features(0), ctx)
     except UserError as error:
         return [CheckResult('all', side, REFUSED, to_one_line(str(error)))]
     rows = []
@@ -201,8 +201,8 @@ def _run_check(check: Callable[[SublayerFixture], None], fixture: SublayerFixtur
 
 
 def _depends_on_memory(fixture: SublayerFixture) -> bool:
-    x, rows = fixture.random_features(16), [[LENGTH]] * ROWS
-    memories = (fixture.random_features(seed, MEMORY) for seed in (17, 18))
+    x, rows = fixture.make_random_features(16), [[LENGTH]] * ROWS
+    memories = (fixture.make_random_features(seed, MEMORY) for seed in (17, 18))
     return not np.array_equal(
         *(fixture.run_with_gradients(x, fixture.make_context(rows, memory)).outputs for memory in memories)
     )

@@ -33,7 +33,7 @@ from remixer_t5x.testing.sublayer_fixture import (
     MEMORY,
     ROWS,
     SublayerFixture,
-    fast_prng_key,
+    make_fast_prng_key,
     make_segment_arrays,
 )
 
@@ -77,7 +77,11 @@ def relative_difference(actual: Any, expected: Any) -> float:
 
 def check_padding(fixture: SublayerFixture) -> None:
     lengths = np.random.default_rng(0).integers(1, SHORT_LENGTH + 1, ROWS)
-    x, memory, segments = fixture.random_features(21), fixture.random_features(22, MEMORY), [[int(n)] for n in lengths]
+    x, memory, segments = (
+        fixture.make_random_features(21),
+        fixture.make_random_features(22, MEMORY),
+        [[int(n)] for n in lengths],
+    )
     long = fixture.run_with_gradients(x, fixture.make_context(segments, memory)).outputs
     short = np.asarray(
         fixture.forward(
@@ -94,7 +98,7 @@ def check_padding(fixture: SublayerFixture) -> None:
 
 def check_packing(fixture: SublayerFixture) -> None:
     rng = np.random.default_rng(1)
-    x, memory = fixture.random_features(23), fixture.random_features(24, MEMORY)
+    x, memory = fixture.make_random_features(23), fixture.make_random_features(24, MEMORY)
     first = rng.integers(1, LENGTH, ROWS)
     second = np.minimum(rng.integers(1, LENGTH + 1, ROWS), LENGTH - first)
     memory_first = rng.integers(1, MEMORY, ROWS)
@@ -166,7 +170,7 @@ def check_prompt(fixture: SublayerFixture, bidirectional: bool = False) -> None:
 
     A sublayer may raise UserError for prefixes.
     """
-    x = fixture.random_features(26)
+    x = fixture.make_random_features(26)
     counts = np.random.default_rng(3).integers(1, SHORT_LENGTH + 1, ROWS)
     counts[:2] = 1, SHORT_LENGTH
     is_prefix = np.arange(LENGTH) < counts[:, None] if bidirectional else None
@@ -189,7 +193,7 @@ def check_prompt(fixture: SublayerFixture, bidirectional: bool = False) -> None:
 
 
 def check_decode(fixture: SublayerFixture) -> None:
-    x, memory = fixture.random_features(4), fixture.random_features(5, MEMORY)
+    x, memory = fixture.make_random_features(4), fixture.make_random_features(5, MEMORY)
     lengths = [[MEMORY], [MEMORY - 2]] * (ROWS // 2)
     expected = fixture.run_with_gradients(x, fixture.make_context([[LENGTH]] * ROWS, memory, lengths)).outputs
     step = _make_decoding_step(fixture)
@@ -217,7 +221,7 @@ def _make_decoding_step(fixture: SublayerFixture) -> Callable[..., Any]:
 
 def check_beams(fixture: SublayerFixture) -> None:
     model, rows, steps = fixture.build_stack(), 2, 2
-    x, memory = fixture.random_features(4, rows=2 * rows), fixture.random_features(5, MEMORY, rows)
+    x, memory = fixture.make_random_features(4, rows=2 * rows), fixture.make_random_features(5, MEMORY, rows)
     lengths = [[MEMORY], [MEMORY - 2]]
 
     @jax.jit
@@ -247,7 +251,7 @@ def check_bfloat16(fixture: SublayerFixture) -> None:
     For three seeds, bfloat16 changes the output of shipped sublayers by at most 6% (norm over all tokens) and 2%
     (median over tokens).
     """
-    x, memory, rows = fixture.random_features(6), fixture.random_features(7, MEMORY), [[LENGTH]] * ROWS
+    x, memory, rows = fixture.make_random_features(6), fixture.make_random_features(7, MEMORY), [[LENGTH]] * ROWS
     params = jax.device_get(nn.unbox(fixture.boxed_params))
     expected = fixture.run_with_gradients(x, fixture.make_context(rows, memory), params=params).outputs
     low_x: Any = x.astype(jnp.bfloat16)
@@ -265,7 +269,10 @@ def check_bfloat16(fixture: SublayerFixture) -> None:
 
 def check_dropout(fixture: SublayerFixture) -> None:
     """Checks the dropout of the layer, or of the sublayers if they have a dropout rate."""
-    x, ctx = fixture.random_features(8), fixture.make_context([[LENGTH]] * ROWS, fixture.random_features(9, MEMORY))
+    x, ctx = (
+        fixture.make_random_features(8),
+        fixture.make_context([[LENGTH]] * ROWS, fixture.make_random_features(9, MEMORY)),
+    )
     settings = [item for factory in fixture.sublayers for item in vars(factory()).items()]
     has_dropout = any(value for name, value in settings if name.endswith('dropout_rate'))
     model = fixture.build_stack(dropout=0.0) if has_dropout else fixture.build_stack()
@@ -279,7 +286,7 @@ def check_dropout(fixture: SublayerFixture) -> None:
     train_ctx = dataclasses.replace(ctx, deterministic=False)
     train = jax.jit(lambda params, key: model.apply({'params': params}, x, train_ctx, rngs={'dropout': key}))
     with stack.trace_layers_once():
-        trained = [np.asarray(train(fixture.params, fast_prng_key(seed))) for seed in (1, 1, 2)]
+        trained = [np.asarray(train(fixture.params, make_fast_prng_key(seed))) for seed in (1, 1, 2)]
     require_condition(np.array_equal(trained[0], trained[1]), 'the same key gives different outputs')
     require_condition(not np.allclose(trained[0], trained[2]), 'different keys give the same output')
     require_condition(not np.allclose(trained[0], evaluated), 'deterministic=False does not enable dropout')
@@ -326,7 +333,7 @@ def check_remat(fixture: SublayerFixture, policies: tuple[Callable[..., bool], .
 
 
 def check_layouts(fixture: SublayerFixture) -> None:
-    ctx, x = fixture.make_context([[LENGTH]] * ROWS), fixture.random_features(15)
+    ctx, x = fixture.make_context([[LENGTH]] * ROWS), fixture.make_random_features(15)
     for layout in LAYOUTS:
         norm = None if layout is layer.ReZero else fixture.norm
         module = layer.make_layer(fixture.sublayers, layout, norm=norm)

@@ -26,7 +26,7 @@ LAYERS = 2
 DROPOUT = 0.5
 
 
-def fast_prng_key(seed: int) -> jax.Array:
+def make_fast_prng_key(seed: int) -> jax.Array:
     """Returns a key for a PRNG that is a single XLA operation and compiles faster than JAX's default PRNG."""
     return jax.random.key(seed, impl='unsafe_rbg')
 
@@ -70,7 +70,7 @@ class SublayerFixture:
         return stack.Stack(runs=runs, position_bias=self.position_bias, dropout_rate=dropout, **options)
 
     # Use NumPy, because JAX would compile a program for each slice and shape.
-    def random_features(self, seed: int, length: int = LENGTH, rows: int = ROWS) -> np.ndarray:
+    def make_random_features(self, seed: int, length: int = LENGTH, rows: int = ROWS) -> np.ndarray:
         return np.random.default_rng(seed).standard_normal((rows, length, self.embed), np.float32)
 
     def make_context(
@@ -82,7 +82,7 @@ class SublayerFixture:
         ctx = SequenceContext(ids, positions, causal=self.is_decoder, packed=packed, num_keys=ids.shape[1], **flags)
         if not self.is_decoder:
             return ctx
-        memory = self.random_features(9, MEMORY, len(segments)) if memory is None else memory
+        memory = self.make_random_features(9, MEMORY, len(segments)) if memory is None else memory
         memory_ids, memory_positions = make_segment_arrays(memory_segments or [[MEMORY]] * len(memory), memory.shape[1])
         memory_ctx = SequenceContext(memory_ids, memory_positions, packed=packed)
         return dataclasses.replace(ctx, memory=EncoderMemory(memory, memory_ctx))
@@ -93,7 +93,7 @@ class SublayerFixture:
         init = jax.jit(self.build_stack().init)
         # Cache arrays rather than tracers, even if the first call is inside `jax.jit`.
         with jax.ensure_compile_time_eval(), stack.trace_layers_once():
-            return init(fast_prng_key(0), self.random_features(0), self.make_context([[LENGTH]] * ROWS)).get(
+            return init(make_fast_prng_key(0), self.make_random_features(0), self.make_context([[LENGTH]] * ROWS)).get(
                 'params', {}
             )
 
@@ -121,10 +121,10 @@ class SublayerFixture:
 
     def compute_param_gradients(self, **options: Any) -> Any:
         """Returns the parameter gradients for random cotangents at all tokens of rows of two different lengths."""
-        ctx = self.make_context([[LENGTH], [8]] * (ROWS // 2), self.random_features(11, MEMORY))
-        cotangents = self.random_features(12) * (np.asarray(ctx.segment_ids) > 0)[..., None]
+        ctx = self.make_context([[LENGTH], [8]] * (ROWS // 2), self.make_random_features(11, MEMORY))
+        cotangents = self.make_random_features(12) * (np.asarray(ctx.segment_ids) > 0)[..., None]
         return jax.device_get(
-            self._compile_with_gradients(**options)(self.params, self.random_features(10), ctx, cotangents).params
+            self._compile_with_gradients(**options)(self.params, self.make_random_features(10), ctx, cotangents).params
         )
 
     def compute_position_gradients(self, segments: Sequence[int], **flags: Any) -> np.ndarray:
@@ -135,8 +135,8 @@ class SublayerFixture:
         cotangents: np.ndarray = np.zeros((ROWS, LENGTH, self.embed), np.float32)
         cotangents[np.arange(ROWS), np.arange(LENGTH)] = np.random.default_rng(5).standard_normal(self.embed)
         rows = [list(segments)] * ROWS
-        ctx = self.make_context(rows, self.random_features(3, MEMORY), [[3] * len(segments)] * ROWS, **flags)
-        return np.max(np.abs(self.run_with_gradients(self.random_features(2), ctx, cotangents).x), axis=-1)
+        ctx = self.make_context(rows, self.make_random_features(3, MEMORY), [[3] * len(segments)] * ROWS, **flags)
+        return np.max(np.abs(self.run_with_gradients(self.make_random_features(2), ctx, cotangents).x), axis=-1)
 
     @functools.cache  # noqa: B019 (the cache should live as long as the fixture)
     def _compile_with_gradients(self, **options: Any) -> Callable[..., OutputsWithGradients]:

@@ -53,7 +53,7 @@ Sources = dict[str, ParamSource | None]
 
 def load_initial_params(
     folder: Folder,
-    plan: train_state.StatePlan,
+    plan: train_state.TrainStatePlan,
     vocabulary: Any,
     create: Callable[[], train_state.TrainState],
     may_be_fresh: Sequence[str] = (),
@@ -88,7 +88,7 @@ def load_initial_params(
 
 
 def _match_vocabulary_rows(
-    folder: Folder, plan: train_state.StatePlan, saved: SavedParams, vocabulary: Any
+    folder: Folder, plan: train_state.TrainStatePlan, saved: SavedParams, vocabulary: Any
 ) -> dict[str, tuple[int, Any]]:
     """Maps each parameter with a vocabulary axis to the index of this axis and the checkpoint's token id for each row.
 

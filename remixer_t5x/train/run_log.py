@@ -13,7 +13,7 @@ from remixer_t5x.checkpoints import compatibility
 from remixer_t5x.evaluate import checkpoint_ranking
 from remixer_t5x.optim import trainable
 from remixer_t5x.optim.optimizer import Optimizer
-from remixer_t5x.optim.train_state import StatePlan
+from remixer_t5x.optim.train_state import TrainStatePlan
 from remixer_t5x.run_folder import metrics, model_dir, object_store, trackers
 from remixer_t5x.train import progress
 from remixer_t5x.train.settings import StepConfig
@@ -70,7 +70,7 @@ class RunLog:
     def start_trackers(
         self,
         step_config: StepConfig,
-        plan: StatePlan,
+        plan: TrainStatePlan,
         used_trackers: Sequence[trackers.Tracker],
         config: str,
         notes: Sequence[str],

@@ -23,7 +23,7 @@ from remixer_t5x.context import SequenceContext
 from remixer_t5x.models.architecture.layer import Layer
 from remixer_t5x.models.architecture.stack import trace_layers_once
 from remixer_t5x.models.interface import Model
-from remixer_t5x.testing.sublayer_fixture import fast_prng_key
+from remixer_t5x.testing.sublayer_fixture import make_fast_prng_key
 
 MODELS = sorted(path.stem for path in (pathlib.Path(__file__).parents[2] / 'configs' / 'models').glob('*.gin'))
 VOCAB = 512
@@ -87,7 +87,7 @@ def _compute_outputs(model: Model, inputs: Any, targets: Any, seed: int) -> tupl
         return {stack: y.astype(jnp.float32) for stack, y in outputs.items()}
 
     with trace_layers_once():
-        outputs = jax.device_get(run(fast_prng_key(seed)))
+        outputs = jax.device_get(run(make_fast_prng_key(seed)))
     return kinds, {stack: np.asarray(y, np.float64) for stack, y in outputs.items()}
 
 

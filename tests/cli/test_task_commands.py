@@ -55,7 +55,7 @@ def finetuned(current_folder):
     assert finetune('first', 4, '--gin.CHECKPOINT_PERIOD=1', '--gin.KEEP_CHECKPOINTS=2') == 0
     with pytest.MonkeyPatch.context() as patch:
         # Finetuning must not initialize random parameters.
-        patch.setattr(train_state.StatePlan, 'jit_init', lambda plan: types.SimpleNamespace(lower=_never))
+        patch.setattr(train_state.TrainStatePlan, 'jit_init', lambda plan: types.SimpleNamespace(lower=_never))
         assert finetune('second', 2, initial='first') == 0
         assert finetune('second', 3, initial='first') == 0
     return current_folder

@@ -202,7 +202,7 @@ def test_an_unsupported_setting_of_config_json_is_named(tmp_path, name, setting,
 )
 def test_the_problem_type_of_a_classifier_is_checked(problem_type, labels):
     config = {'problem_type': problem_type, 'id2label': {str(index): label for index, label in enumerate(labels)}}
-    message = error_message(lambda: bert.read_labels(HuggingFaceConfig(config, 'hf')))
+    message = error_message(lambda: bert.read_label_names(HuggingFaceConfig(config, 'hf')))
     assert f"problem_type to '{problem_type}'" in message and f'with {len(labels)} labels' in message
 
 

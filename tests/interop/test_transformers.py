@@ -140,7 +140,7 @@ def test_pairs_have_the_ids_and_logits_of_transformers(tmp_path, head):
 def test_token_types_of_packed_pairs_begin_with_each_example():
     tokens = np.asarray([[2, 5, 3, 6, 3, 2, 7, 8, 3, 9, 3, 0]])
     segments = np.asarray([[1] * 5 + [2] * 6 + [0]])
-    types = encoder_only.pair_token_types(tokens, make_sequence_context(tokens, segments), 3)
+    types = encoder_only.compute_token_types(tokens, make_sequence_context(tokens, segments), 3)
     assert types.tolist() == [[0, 0, 0, 1, 1, 0, 0, 0, 0, 1, 1, 0]]
 
 

@@ -11,7 +11,7 @@ from remixer_t5x.devices.partition import unbox
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop.huggingface import model_folders
 from remixer_t5x.models.architecture import encoder_only
-from remixer_t5x.models.classifier import label_loss
+from remixer_t5x.models.classifier import compute_label_loss
 from tests.support import hf_folders, references
 
 LENGTH, LABELS = 12, ('O', 'B-PER', 'I-PER')
@@ -67,7 +67,7 @@ def test_poolings_ignore_padding(pool):
 
 
 def test_equal_logits_predict_the_first_class():
-    _, sums = label_loss(jnp.zeros((4, 3)), jnp.array([0, 1, 2, 2]), jnp.ones(4))
+    _, sums = compute_label_loss(jnp.zeros((4, 3)), jnp.array([0, 1, 2, 2]), jnp.ones(4))
     assert sums['correct'] == 1
 
 

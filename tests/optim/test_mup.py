@@ -12,7 +12,7 @@ from flax import linen as nn
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
 from remixer_t5x.models import interface
-from remixer_t5x.models.layers.embedding import scale_output
+from remixer_t5x.models.layers.embedding import scale_projection_input
 from remixer_t5x.optim import muon, mup, optimizer, train_state
 from tests.support.paths import SCRIPTS
 
@@ -115,8 +115,8 @@ def test_activations_are_independent_of_width_only_with_mup():
 def test_tied_logits_have_the_scale_of_the_base_width():
     """Logits of aligned features do not grow with the width, for the scaling of T5 and that of BERT and GPT-2."""
     for scaled in (True, False):
-        aligned = [np.sum(scale_output(np.ones(width), scaled, 64)) for width in (64, 256, 1024)]
-        np.testing.assert_allclose(aligned, np.sum(scale_output(np.ones(64), scaled, None)), rtol=1e-12)
+        aligned = [np.sum(scale_projection_input(np.ones(width), scaled, 64)) for width in (64, 256, 1024)]
+        np.testing.assert_allclose(aligned, np.sum(scale_projection_input(np.ones(64), scaled, None)), rtol=1e-12)
 
 
 def test_an_optimizer_without_factors_is_rejected():

@@ -16,7 +16,12 @@ import numpy as np
 from remixer_t5x import tokenizer_files, untrusted_files
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop.huggingface.model_family import HuggingFaceConfig, ModelFamily, Tokenizer
-from remixer_t5x.interop.huggingface.param_mapping import ParamMapping, Params, dense_mappings, layer_norm_mappings
+from remixer_t5x.interop.huggingface.param_mapping import (
+    ParamMapping,
+    Params,
+    build_dense_mappings,
+    build_layer_norm_mappings,
+)
 from remixer_t5x.interop.huggingface.traced_modules import TracedModules
 from remixer_t5x.interop.safetensors_files import LazyTensors
 from remixer_t5x.models.classifier import Classifier
@@ -85,22 +90,26 @@ class Bert(ModelFamily):
             'input/positions/table', 'bert.embeddings.position_embeddings.weight', (self.max_length, dim)
         )
         yield ParamMapping('input/token_types', 'bert.embeddings.token_type_embeddings.weight', (self.token_types, dim))
-        yield from layer_norm_mappings('input/norm', 'bert.embeddings.LayerNorm', dim)
+        yield from build_layer_norm_mappings('input/norm', 'bert.embeddings.LayerNorm', dim)
         ours, theirs = 'encoder/run/layer', 'bert.encoder.layer.{}'
         for part in ('query', 'key', 'value'):
-            yield from dense_mappings(f'{ours}/scaled_attention/{part}', f'{theirs}.attention.self.{part}', dim, dim)
-        yield from dense_mappings(f'{ours}/scaled_attention/out', f'{theirs}.attention.output.dense', dim, dim)
-        yield from layer_norm_mappings(f'{ours}/scaled_attention_norm', f'{theirs}.attention.output.LayerNorm', dim)
-        yield from dense_mappings(f'{ours}/gelu_mlp/wi', f'{theirs}.intermediate.dense', dim, hidden)
-        yield from dense_mappings(f'{ours}/gelu_mlp/wo', f'{theirs}.output.dense', hidden, dim)
-        yield from layer_norm_mappings(f'{ours}/gelu_mlp_norm', f'{theirs}.output.LayerNorm', dim)
+            yield from build_dense_mappings(
+                f'{ours}/scaled_attention/{part}', f'{theirs}.attention.self.{part}', dim, dim
+            )
+        yield from build_dense_mappings(f'{ours}/scaled_attention/out', f'{theirs}.attention.output.dense', dim, dim)
+        yield from build_layer_norm_mappings(
+            f'{ours}/scaled_attention_norm', f'{theirs}.attention.output.LayerNorm', dim
+        )
+        yield from build_dense_mappings(f'{ours}/gelu_mlp/wi', f'{theirs}.intermediate.dense', dim, hidden)
+        yield from build_dense_mappings(f'{ours}/gelu_mlp/wo', f'{theirs}.output.dense', hidden, dim)
+        yield from build_layer_norm_mappings(f'{ours}/gelu_mlp_norm', f'{theirs}.output.LayerNorm', dim)
         yield from self.head_param_mappings()
 
     def head_param_mappings(self) -> Iterator[ParamMapping]:
         """Yields the mappings of the parameters of the head."""
         yield ParamMapping('head/bias', f'{HEAD}.bias', (self.vocab_size,))
-        yield from dense_mappings('head/dense', f'{HEAD}.transform.dense', self.embed_dim, self.embed_dim)
-        yield from layer_norm_mappings('head/output_norm', f'{HEAD}.transform.LayerNorm', self.embed_dim)
+        yield from build_dense_mappings('head/dense', f'{HEAD}.transform.dense', self.embed_dim, self.embed_dim)
+        yield from build_layer_norm_mappings('head/output_norm', f'{HEAD}.transform.LayerNorm', self.embed_dim)
 
     @staticmethod
     def map_canonical_names(tensors: LazyTensors) -> dict[str, str]:
@@ -181,14 +190,14 @@ class BertClassifier(Bert):
 
     @classmethod
     def read_non_size_fields(cls, config: HuggingFaceConfig) -> dict[str, Any]:
-        return {**super().read_non_size_fields(config), 'labels': read_labels(config)}
+        return {**super().read_non_size_fields(config), 'labels': read_label_names(config)}
 
     def to_config(self) -> dict[str, Any]:
         return {**super().to_config(), **build_label_config(self.labels)}
 
     def head_param_mappings(self) -> Iterator[ParamMapping]:
-        yield from dense_mappings('head/dense', 'bert.pooler.dense', self.embed_dim, self.embed_dim)
-        yield from dense_mappings('head/output', 'classifier', self.embed_dim, len(self.labels or ' '))
+        yield from build_dense_mappings('head/dense', 'bert.pooler.dense', self.embed_dim, self.embed_dim)
+        yield from build_dense_mappings('head/output', 'classifier', self.embed_dim, len(self.labels or ' '))
 
     @classmethod
     def read_model_fields(cls, model: Any, vocabulary: Any, modules: TracedModules) -> dict[str, Any]:
@@ -201,7 +210,7 @@ class BertClassifier(Bert):
         return model.module.apply({'params': params}, *inputs.values(), enable_dropout=False, method='classify')
 
 
-def read_labels(config: HuggingFaceConfig) -> tuple[str, ...] | None:
+def read_label_names(config: HuggingFaceConfig) -> tuple[str, ...] | None:
     """Returns the label names of a classifier in index order, or None for a regression model."""
     names = config.values.get('id2label', {'0': 'LABEL_0', '1': 'LABEL_1'})
     if not isinstance(names, dict) or set(names) != {str(index) for index in range(len(names))}:

@@ -17,7 +17,7 @@ import numpy as np
 
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop.huggingface.model_family import HuggingFaceConfig, ModelFamily, Tokenizer
-from remixer_t5x.interop.huggingface.param_mapping import ParamMapping, Params, layer_norm_mappings
+from remixer_t5x.interop.huggingface.param_mapping import ParamMapping, Params, build_layer_norm_mappings
 from remixer_t5x.interop.huggingface.traced_modules import TracedModules
 from remixer_t5x.interop.safetensors_files import LazyTensors
 from remixer_t5x.models.language_model import LanguageModel
@@ -81,14 +81,14 @@ class Gpt2(ModelFamily):
         dim, hidden = self.embed_dim, self.mlp_dim
         yield ParamMapping('token_embedder/embedding', EMBEDDING_TABLE, (self.vocab_size, dim), zero_rows=1)
         yield ParamMapping('decoder/position_embedding/table', 'transformer.wpe.weight', (self.max_length, dim))
-        yield from layer_norm_mappings('decoder/final_norm', 'transformer.ln_f', dim)
+        yield from build_layer_norm_mappings('decoder/final_norm', 'transformer.ln_f', dim)
         ours, theirs = 'decoder/run/layer', 'transformer.h.{}'
-        yield from layer_norm_mappings(f'{ours}/scaled_attention_norm', f'{theirs}.ln_1', dim)
+        yield from build_layer_norm_mappings(f'{ours}/scaled_attention_norm', f'{theirs}.ln_1', dim)
         for index, name in enumerate(('query', 'key', 'value')):
             path, joined = f'{ours}/scaled_attention/{name}', f'{theirs}.attn.c_attn'
             yield ParamMapping(f'{path}/kernel', f'{joined}.weight', (dim, 3 * dim), part=(index, 3))
             yield ParamMapping(f'{path}/bias', f'{joined}.bias', (3 * dim,), part=(index, 3))
-        yield from layer_norm_mappings(f'{ours}/gelu_mlp_norm', f'{theirs}.ln_2', dim)
+        yield from build_layer_norm_mappings(f'{ours}/gelu_mlp_norm', f'{theirs}.ln_2', dim)
         # Conv1D of transformers stores kernels as [inputs, outputs], so they are not transposed.
         for path, name, inputs, outputs in (
             ('scaled_attention/out', 'attn.c_proj', dim, dim),

@@ -19,9 +19,15 @@ import numpy as np
 
 from remixer_t5x import tokenizer_files
 from remixer_t5x.errors import UserError
-from remixer_t5x.interop.huggingface.bert import build_label_config, read_labels
+from remixer_t5x.interop.huggingface.bert import build_label_config, read_label_names
 from remixer_t5x.interop.huggingface.model_family import HuggingFaceConfig, ModelFamily, Tokenizer, list_layers_and_runs
-from remixer_t5x.interop.huggingface.param_mapping import ParamMapping, Params, Runs, dense_mappings, kernel_mapping
+from remixer_t5x.interop.huggingface.param_mapping import (
+    ParamMapping,
+    Params,
+    Runs,
+    build_dense_mappings,
+    build_kernel_mapping,
+)
 from remixer_t5x.interop.huggingface.traced_modules import TracedModules
 from remixer_t5x.interop.safetensors_files import LazyTensors
 from remixer_t5x.models.architecture.encoder_only import first_token, mean_of_tokens
@@ -140,17 +146,17 @@ class ModernBert(ModelFamily):
         ours, theirs = 'encoder/run/layer', 'model.layers.{}'
         yield ParamMapping(f'{ours}/self_attention_norm/scale', f'{theirs}.attn_norm.weight', (dim,), first_layer=1)
         for index, part in enumerate(('query', 'key', 'value')):
-            mapping = kernel_mapping(f'{ours}/self_attention/{part}', f'{theirs}.attn.Wqkv', dim, 3 * dim)
+            mapping = build_kernel_mapping(f'{ours}/self_attention/{part}', f'{theirs}.attn.Wqkv', dim, 3 * dim)
             factor = 1.0 if index else self.head_dim**-0.5
             yield dataclasses.replace(mapping, part=(index, 3), factor=factor)
-        yield kernel_mapping(f'{ours}/self_attention/out', f'{theirs}.attn.Wo', dim, dim)
+        yield build_kernel_mapping(f'{ours}/self_attention/out', f'{theirs}.attn.Wo', dim, dim)
         yield ParamMapping(f'{ours}/gated_mlp_norm/scale', f'{theirs}.mlp_norm.weight', (dim,))
         for index in range(2):
-            mapping = kernel_mapping(f'{ours}/gated_mlp/wi_{index}', f'{theirs}.mlp.Wi', dim, 2 * hidden)
+            mapping = build_kernel_mapping(f'{ours}/gated_mlp/wi_{index}', f'{theirs}.mlp.Wi', dim, 2 * hidden)
             yield dataclasses.replace(mapping, part=(index, 2))
-        yield kernel_mapping(f'{ours}/gated_mlp/wo', f'{theirs}.mlp.Wo', hidden, dim)
+        yield build_kernel_mapping(f'{ours}/gated_mlp/wo', f'{theirs}.mlp.Wo', hidden, dim)
         yield ParamMapping('encoder/final_norm/scale', 'model.final_norm.weight', (dim,))
-        yield kernel_mapping('head/dense', 'head.dense', dim, dim)
+        yield build_kernel_mapping('head/dense', 'head.dense', dim, dim)
         yield ParamMapping('head/output_norm/scale', 'head.norm.weight', (dim,))
         yield from self.head_param_mappings()
 
@@ -233,13 +239,13 @@ class ModernBertClassifier(ModernBert):
     @classmethod
     def read_non_size_fields(cls, config: HuggingFaceConfig) -> dict[str, Any]:
         config.check_allowed_values({'classifier_pooling': tuple(POOLINGS)})
-        return {'labels': read_labels(config), 'pooling': config.values.get('classifier_pooling', 'cls')}
+        return {'labels': read_label_names(config), 'pooling': config.values.get('classifier_pooling', 'cls')}
 
     def to_config(self) -> dict[str, Any]:
         return {**super().to_config(), **build_label_config(self.labels), 'classifier_pooling': self.pooling}
 
     def head_param_mappings(self) -> Iterator[ParamMapping]:
-        yield from dense_mappings('head/output', 'classifier', self.embed_dim, len(self.labels or ' '))
+        yield from build_dense_mappings('head/output', 'classifier', self.embed_dim, len(self.labels or ' '))
 
     @classmethod
     def read_model_fields(cls, model: Any, vocabulary: Any, modules: TracedModules) -> dict[str, Any]:

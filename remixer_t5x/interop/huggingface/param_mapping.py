@@ -74,17 +74,17 @@ class ParamMapping:
         return array.T if self.transposed else array
 
 
-def kernel_mapping(path: str, name: str, inputs: int, outputs: int) -> ParamMapping:
+def build_kernel_mapping(path: str, name: str, inputs: int, outputs: int) -> ParamMapping:
     """Returns the mapping of the weight of a PyTorch Linear, [outputs, inputs], which is a transposed Flax kernel."""
     return ParamMapping(f'{path}/kernel', f'{name}.weight', (outputs, inputs), transposed=True)
 
 
-def dense_mappings(path: str, name: str, inputs: int, outputs: int) -> list[ParamMapping]:
+def build_dense_mappings(path: str, name: str, inputs: int, outputs: int) -> list[ParamMapping]:
     """Returns the mappings of the weight and bias of a PyTorch Linear."""
-    return [kernel_mapping(path, name, inputs, outputs), ParamMapping(f'{path}/bias', f'{name}.bias', (outputs,))]
+    return [build_kernel_mapping(path, name, inputs, outputs), ParamMapping(f'{path}/bias', f'{name}.bias', (outputs,))]
 
 
-def layer_norm_mappings(path: str, name: str, width: int) -> list[ParamMapping]:
+def build_layer_norm_mappings(path: str, name: str, width: int) -> list[ParamMapping]:
     """Returns the mappings of the scale and bias of a PyTorch LayerNorm."""
     return [
         ParamMapping(f'{path}/scale', f'{name}.weight', (width,)),

@@ -28,7 +28,7 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.interop import safetensors_files
 from remixer_t5x.interop.huggingface import t5_tokenizer
 from remixer_t5x.interop.huggingface.model_family import MAX_NUMBER, HuggingFaceConfig, ModelFamily, Tokenizer
-from remixer_t5x.interop.huggingface.param_mapping import ParamMapping, Params, Runs, kernel_mapping
+from remixer_t5x.interop.huggingface.param_mapping import ParamMapping, Params, Runs, build_kernel_mapping
 from remixer_t5x.interop.huggingface.traced_modules import TracedModules
 from remixer_t5x.interop.safetensors_files import LazyTensors
 from remixer_t5x.models.masked_lm import MaskedLM
@@ -133,15 +133,17 @@ class T5Encoder(ModelFamily):
             )
             for name, attention in attentions.items():
                 for part in ('query', 'key', 'value'):
-                    yield kernel_mapping(f'{ours}/{name}/{part}', f'{attention}.{part[0]}', dim, joined)
-                yield kernel_mapping(f'{ours}/{name}/out', f'{attention}.o', joined, dim)
+                    yield build_kernel_mapping(f'{ours}/{name}/{part}', f'{attention}.{part[0]}', dim, joined)
+                yield build_kernel_mapping(f'{ours}/{name}/out', f'{attention}.o', joined, dim)
                 yield ParamMapping(
                     f'{ours}/{name}_norm/scale', f'{attention.rpartition(".")[0]}.layer_norm.weight', (dim,)
                 )
             last = f'{theirs}.{len(attentions)}'
             for part in ('wi_0', 'wi_1') if self.activation else ('wi',):
-                yield kernel_mapping(f'{ours}/{feed_forward}/{part}', f'{last}.DenseReluDense.{part}', dim, hidden)
-            yield kernel_mapping(f'{ours}/{feed_forward}/wo', f'{last}.DenseReluDense.wo', hidden, dim)
+                yield build_kernel_mapping(
+                    f'{ours}/{feed_forward}/{part}', f'{last}.DenseReluDense.{part}', dim, hidden
+                )
+            yield build_kernel_mapping(f'{ours}/{feed_forward}/wo', f'{last}.DenseReluDense.wo', hidden, dim)
             yield ParamMapping(f'{ours}/{feed_forward}_norm/scale', f'{last}.layer_norm.weight', (dim,))
             yield ParamMapping(f'{side}/final_norm/scale', f'{side}.final_layer_norm.weight', (dim,))
 
@@ -380,7 +382,7 @@ class SentenceT5(T5Encoder):
 
     def param_mappings(self) -> Iterator[ParamMapping]:
         yield from super().param_mappings()
-        yield kernel_mapping('sentence/dense', f'{DENSE}/linear', self.embed_dim, self.sentence_dim)
+        yield build_kernel_mapping('sentence/dense', f'{DENSE}/linear', self.embed_dim, self.sentence_dim)
 
     @classmethod
     def read_model_fields(cls, model: Any, vocabulary: Any, modules: TracedModules) -> dict[str, Any]:

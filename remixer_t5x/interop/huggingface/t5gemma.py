@@ -20,7 +20,7 @@ import numpy as np
 
 from remixer_t5x.interop.huggingface.model_family import HuggingFaceConfig, ModelFamily, Tokenizer, list_layers_and_runs
 from remixer_t5x.interop.huggingface.modern_bert import find_tokenizer, write_tokenizer
-from remixer_t5x.interop.huggingface.param_mapping import ParamMapping, Runs, kernel_mapping
+from remixer_t5x.interop.huggingface.param_mapping import ParamMapping, Runs, build_kernel_mapping
 from remixer_t5x.interop.huggingface.traced_modules import TracedModules
 from remixer_t5x.interop.safetensors_files import LazyTensors
 from remixer_t5x.models.seq2seq import Seq2Seq
@@ -179,23 +179,23 @@ class T5Gemma(ModelFamily):
                 ours, theirs = f'{side}/run/layer/{name}', f'model.{side}.layers.{{}}'
                 yield ParamMapping(f'{ours}_norm/scale', f'{theirs}.pre_{norm}_layernorm.weight', (dim,))
                 yield ParamMapping(f'{ours}_post_norm/scale', f'{theirs}.post_{norm}_layernorm.weight', (dim,))
-                yield from self._sublayer_mappings(ours, f'{theirs}.{module}', name)
+                yield from self._build_sublayer_mappings(ours, f'{theirs}.{module}', name)
         if not self.tied:
             yield ParamMapping('logits/kernel', OUTPUT_WEIGHT, (self.vocab_size, dim), transposed=True)
 
-    def _sublayer_mappings(self, ours: str, theirs: str, name: str) -> Iterator[ParamMapping]:
+    def _build_sublayer_mappings(self, ours: str, theirs: str, name: str) -> Iterator[ParamMapping]:
         dim = self.embed_dim
         if name == 'gated_mlp':
             for part, projection in MLP_PARTS.items():
                 shape = (self.mlp_dim, dim) if part == 'wo' else (dim, self.mlp_dim)
-                yield kernel_mapping(f'{ours}/{part}', f'{theirs}.{projection}', *shape)
+                yield build_kernel_mapping(f'{ours}/{part}', f'{theirs}.{projection}', *shape)
             return
         joined, shared = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        query = kernel_mapping(f'{ours}/query', f'{theirs}.q_proj', dim, joined)
+        query = build_kernel_mapping(f'{ours}/query', f'{theirs}.q_proj', dim, joined)
         yield dataclasses.replace(query, factor=self.query_scale**-0.5)
-        yield kernel_mapping(f'{ours}/key', f'{theirs}.k_proj', dim, shared)
-        yield kernel_mapping(f'{ours}/value', f'{theirs}.v_proj', dim, shared)
-        yield kernel_mapping(f'{ours}/out', f'{theirs}.o_proj', joined, dim)
+        yield build_kernel_mapping(f'{ours}/key', f'{theirs}.k_proj', dim, shared)
+        yield build_kernel_mapping(f'{ours}/value', f'{theirs}.v_proj', dim, shared)
+        yield build_kernel_mapping(f'{ours}/out', f'{theirs}.o_proj', joined, dim)
 
     @classmethod
     def read_model_fields(cls, model: Any, vocabulary: Any, modules: TracedModules) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from remixer_t5x.interop.huggingface.model_family import MAX_LAYERS
 from remixer_t5x.models import interface
 from remixer_t5x.models.architecture.layer import PreNorm
 from remixer_t5x.models.seq2seq import Seq2Seq
-from remixer_t5x.models.sublayers.attention import enabled_non_t5_options
+from remixer_t5x.models.sublayers.attention import list_non_t5_options
 from remixer_t5x.run_folder import model_dir
 
 Params = Any
@@ -343,7 +343,7 @@ def _convert_to_t5x_params(flat: Mapping[str, Array], model: Seq2Seq) -> dict[st
                 f'cannot export to T5X: T5X supports only stacks of identical PreNorm layers; {KEEP_NAMES_ADVICE}'
             )
     sublayers = [factory() for factories in interface.list_sublayer_factories(model).values() for factory in factories]
-    if unsupported := sorted({name for sublayer in sublayers for name in enabled_non_t5_options(sublayer)}):
+    if unsupported := sorted({name for sublayer in sublayers for name in list_non_t5_options(sublayer)}):
         raise UserError(f'cannot export to T5X: T5X does not support {", ".join(unsupported)}; {KEEP_NAMES_ADVICE}')
     if module.tied != module.scaled_output:
         raise UserError(

@@ -18,7 +18,7 @@ from remixer_t5x.context import make_sequence_context
 from remixer_t5x.models.architecture.encoder_decoder import parse_dtype
 from remixer_t5x.models.architecture.stack import Stack
 from remixer_t5x.models.layers.dense import Dense
-from remixer_t5x.models.layers.embedding import Embed, scale_output
+from remixer_t5x.models.layers.embedding import Embed, scale_projection_input
 
 # Logit of forbidden tokens, whose probability is 0 in float32. With -inf, the loss with label smoothing would be NaN.
 _FORBIDDEN_LOGIT = -1e3
@@ -126,7 +126,7 @@ class DecoderOnly(nn.Module):
         return self.token_embedder(jnp.where(tokens == 0, self.begin_id, tokens) if self.begin_id else tokens)
 
     def _prepare_projection_input(self, hidden: jax.Array) -> jax.Array:
-        hidden = scale_output(hidden, self.scaled_output, self.base_embed_dim if self.tied else None)
+        hidden = scale_projection_input(hidden, self.scaled_output, self.base_embed_dim if self.tied else None)
         if not self.begin_id:
             return hidden
         # Append a constant feature of 1 for the bias in `get_output_kernel`; the loss has no bias argument.

@@ -18,7 +18,7 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.kernels.attention_formula import cap_logits
 from remixer_t5x.models.architecture.stack import Stack
 from remixer_t5x.models.layers.dense import Dense
-from remixer_t5x.models.layers.embedding import Embed, scale_output
+from remixer_t5x.models.layers.embedding import Embed, scale_projection_input
 
 
 def parse_dtype(name: str) -> jnp.dtype:
@@ -149,4 +149,4 @@ class EncoderDecoder(nn.Module):
         if self.begin_id:
             decoder_input_tokens = jnp.where(decoder_input_tokens == 0, self.begin_id, decoder_input_tokens)
         hidden = self.decoder(self._get_decoder_embedder()(decoder_input_tokens), ctx, max_decode_length)
-        return scale_output(hidden, self.scaled_output, self.base_embed_dim if self.tied else None)
+        return scale_projection_input(hidden, self.scaled_output, self.base_embed_dim if self.tied else None)

@@ -20,7 +20,7 @@ from remixer_t5x.context import SequenceContext, make_sequence_context
 from remixer_t5x.models.architecture.encoder_decoder import parse_dtype
 from remixer_t5x.models.architecture.stack import Stack
 from remixer_t5x.models.layers.dense import Dense
-from remixer_t5x.models.layers.embedding import Embed, scale_output
+from remixer_t5x.models.layers.embedding import Embed, scale_projection_input
 from remixer_t5x.models.layers.norms import LayerNorm
 from remixer_t5x.models.layers.positions import LearnedPositions
 
@@ -77,7 +77,7 @@ class EncoderOnly(nn.Module):
         x = self.token_embedder(encoder_input_tokens)
         if self.input_layer is not None:
             if encoder_token_types is None and self.separator_id is not None:
-                encoder_token_types = pair_token_types(encoder_input_tokens, ctx, self.separator_id)
+                encoder_token_types = compute_token_types(encoder_input_tokens, ctx, self.separator_id)
             x = self.input(x, ctx, encoder_token_types)
         return self.encoder(x, ctx)
 
@@ -97,7 +97,7 @@ class EncoderOnly(nn.Module):
     def apply_output_head(self, hidden: jax.Array) -> jax.Array:
         """Applies the head to the encoder output; returns the input of the output projection, [..., embed]."""
         hidden = hidden if self.head_layer is None else self.head(hidden)
-        return scale_output(hidden, self.head_layer is None, self.base_embed_dim)
+        return scale_projection_input(hidden, self.head_layer is None, self.base_embed_dim)
 
     @nn.nowrap
     def get_output_kernel(self, params: Mapping[str, Any]) -> jax.Array:
@@ -120,7 +120,7 @@ class EncoderOnly(nn.Module):
         return self.head(hidden, make_sequence_context(encoder_input_tokens, deterministic=not enable_dropout))
 
 
-def pair_token_types(tokens: jax.Array, ctx: SequenceContext, separator_id: int) -> jax.Array:
+def compute_token_types(tokens: jax.Array, ctx: SequenceContext, separator_id: int) -> jax.Array:
     """Returns BERT's token types, [batch, length] int32: 0 up to the first separator of an example, then 1."""
     separators = jnp.cumsum(tokens == separator_id, axis=-1) - (tokens == separator_id)
     if ctx.packed:

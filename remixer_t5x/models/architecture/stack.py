@@ -101,7 +101,7 @@ def unstack_layers(params: Params) -> Params:
     return {f'layer_{index}': jax.tree.map(operator.itemgetter(index), stacked) for index in range(count)}
 
 
-def _initial_cache_index(ctx: SequenceContext) -> jax.Array:
+def _find_initial_cache_index(ctx: SequenceContext) -> jax.Array:
     """Returns the position of the first decoding step: 0, or the position of the last token of each prompt."""
     if ctx.cache_slots is None:
         return jnp.zeros((), jnp.int32)
@@ -161,7 +161,7 @@ class Stack(nn.Module):
     def _set_decoding_step(self, x: jax.Array, ctx: SequenceContext) -> SequenceContext:
         """Adds the decoding step and the token positions to `ctx`, except in the call that allocates the caches."""
         is_allocated = self.has_variable('cache', 'cache_index')
-        index = self.variable('cache', 'cache_index', _initial_cache_index, ctx)
+        index = self.variable('cache', 'cache_index', _find_initial_cache_index, ctx)
         if not is_allocated:
             return ctx
         step = index.value

@@ -53,7 +53,7 @@ class Dense(nn.Module):
         kernel, bias = self._create_parameters(x.shape[-1])
         y = matmul(x, cast_and_gather(kernel, self.axes, x.dtype))
         if self.has_variable('params', LORA_IN):
-            y = y + _lora_update(self, x, matmul)
+            y = y + _compute_lora_update(self, x, matmul)
         return y if bias is None else y + bias.astype(y.dtype)
 
     def get_merged_kernel(self, width: int, dtype: jnp.dtype) -> jax.Array:
@@ -103,7 +103,7 @@ def merge_adapter(kernel: jax.Array, first: jax.Array, second: jax.Array) -> jax
     return kernel + jnp.einsum('...ir,...ro->...io', first, second, precision=jax.lax.Precision.HIGHEST)
 
 
-def _lora_update(module: nn.Module, x: Any, matmul: Callable[[Any, jax.Array], Any]) -> Any:
+def _compute_lora_update(module: nn.Module, x: Any, matmul: Callable[[Any, jax.Array], Any]) -> Any:
     """Returns the term that the LoRA adapter of a `Dense` or `GroupDense` adds to the output."""
     first, second = (module.get_variable('params', name) for name in (LORA_IN, LORA_OUT))
     *groups, in_axis, out_axis = module.axes
@@ -160,7 +160,7 @@ class GroupDense(nn.Module):
         y = _group_matmul(x, cast_and_gather(kernel, self.axes, x[0].dtype))
         if not self.has_variable('params', LORA_IN):
             return y
-        return jax.tree.map(jnp.add, y, _lora_update(self, x, _group_matmul))
+        return jax.tree.map(jnp.add, y, _compute_lora_update(self, x, _group_matmul))
 
 
 def _group_matmul(x: FeatureGroups, kernel: jax.Array) -> FeatureGroups:

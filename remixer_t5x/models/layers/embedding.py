@@ -50,7 +50,7 @@ class Embed(nn.Module):
         return x @ self.embedding.astype(x.dtype).T
 
 
-def scale_output(hidden: jax.Array, scaled: bool, base_width: int | None) -> jax.Array:
+def scale_projection_input(hidden: jax.Array, scaled: bool, base_width: int | None) -> jax.Array:
     """Multiplies the input of a tied output projection, [..., width], by T5's `width ** -0.5` if `scaled`.
 
     If the base width of muP is set (`optim.mup`), the logits have the same scale as in a model of the base width.

@@ -67,7 +67,7 @@ class RelativePositionBias(nn.Module):
             jnp.float32,
         )
         bucket = relative_position_bucket(
-            _relative_positions(length, ctx),
+            _compute_relative_positions(length, ctx),
             bidirectional=not ctx.causal,
             num_buckets=self.num_buckets,
             max_distance=self.max_distance,
@@ -89,11 +89,11 @@ class AlibiBias(nn.Module):
         power = 2 ** int(math.log2(self.num_heads))
         slopes = [2 ** (-8 * head / power) for head in range(1, power + 1)]
         slopes += [2 ** (-4 * head / power) for head in range(1, 2 * (self.num_heads - power), 2)]
-        distance = jnp.abs(_relative_positions(length, ctx)).astype(jnp.float32)
+        distance = jnp.abs(_compute_relative_positions(length, ctx)).astype(jnp.float32)
         return _build_bias(jnp.multiply.outer(-jnp.asarray(slopes, jnp.float32), distance), ctx)
 
 
-def _relative_positions(length: int, ctx: SequenceContext) -> jax.Array:
+def _compute_relative_positions(length: int, ctx: SequenceContext) -> jax.Array:
     """Returns the relative positions `key - query`: [distances] or, for per-row steps, [batch, distances]."""
     if ctx.step is None:
         return jnp.arange(1 - length, length)

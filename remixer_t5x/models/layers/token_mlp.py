@@ -151,10 +151,10 @@ def _sum_examples_of_rank(in_order, rank, w_in, value, hidden_bias):
     if hidden_bias is not None:
         start += hidden_bias.astype(jnp.float32)[:, :, None]
 
-    def add_block(read, write, is_member, total):
+    def add_block_sums(read, write, is_member, total):
         return total + sum_outer_products(read(w_in), read(value), is_member)
 
-    return in_order.loop_over_blocks(rank, add_block, start)
+    return in_order.loop_over_blocks(rank, add_block_sums, start)
 
 
 def _mix_examples_backward(activation, arguments, gradient):
@@ -276,7 +276,7 @@ class TokenOrder:
         first, count = self.first[:, rank], self.count[:, rank]
         length = self.order.shape[1]
 
-        def run_block(index, carry):
+        def run_on_block(index, carry):
             position = jnp.minimum(first + index * BLOCK_LENGTH, length)
             is_member = position[:, None] + jnp.arange(BLOCK_LENGTH) < (first + count)[:, None]
 
@@ -289,7 +289,7 @@ class TokenOrder:
 
             return body(read_block, write_block, is_member, carry)
 
-        def run_whole_row(carry):
+        def run_on_whole_row(carry):
             position = jnp.arange(length)
             is_member = (position >= first[:, None]) & (position < (first + count)[:, None])
 
@@ -303,7 +303,10 @@ class TokenOrder:
         blocks = (longest + BLOCK_LENGTH - 1) // BLOCK_LENGTH
         # One matmul for the whole row is faster than one for each of many blocks.
         return jax.lax.cond(
-            2 * longest > length, run_whole_row, lambda carry: jax.lax.fori_loop(0, blocks, run_block, carry), start
+            2 * longest > length,
+            run_on_whole_row,
+            lambda carry: jax.lax.fori_loop(0, blocks, run_on_block, carry),
+            start,
         )
 
 

@@ -34,7 +34,7 @@ _IN_AXES, _OUT_AXES = (axes.EMBED, axes.JOINED_KV), (axes.JOINED_KV, axes.EMBED)
 _BERT_INIT = nn.initializers.normal(stddev=0.02)
 
 
-def enabled_non_t5_options(sublayer: nn.Module) -> list[str]:
+def list_non_t5_options(sublayer: nn.Module) -> list[str]:
     """Returns the names of the sublayer's enabled options that T5 and most checkpoint formats do not support."""
     defaults: dict[str, Any] = dict.fromkeys(('num_kv_heads', 'logit_softcap', 'rotary', 'sliding_window'))
     defaults |= {'qk_norm': False, 'activation': 'gelu'}
@@ -160,12 +160,12 @@ class ScaledAttention(_MultiHeadAttention):
     def _attend_with_bias(self, x: jax.Array, ctx: SequenceContext, bias: Bias, content: bool = True) -> jax.Array:
         width = self.num_heads * self.head_dim
 
-        def project(name: str) -> jax.Array:
+        def project_heads(name: str) -> jax.Array:
             projected = Dense(width, _IN_AXES, _BERT_INIT, use_bias=True, name=name)(x)
             return split_heads(projected, self.num_heads)
 
-        value = project('value')
-        query, key = (project('query'), project('key')) if content else (jnp.zeros_like(value),) * 2
+        value = project_heads('value')
+        query, key = (project_heads('query'), project_heads('key')) if content else (jnp.zeros_like(value),) * 2
         mixed = attend_to_sequence(self, query * self.head_dim**-0.5, key, value, ctx, bias, self.dropout_rate)
         mixed = mixed.reshape(*x.shape[:-1], width)
         return Dense(x.shape[-1], _OUT_AXES, _BERT_INIT, use_bias=True, name='out')(mixed)

@@ -33,7 +33,9 @@ def real_fourier_by_matmul(x: jax.Array) -> jax.Array:
 
     C_L and C_D are matrices of cosines, and S_L and S_D are matrices of sines, cast to the dtype of x.
     """
-    cos_l, sin_l, cos_d, sin_d = (matrix.astype(x.dtype) for size in x.shape[-2:] for matrix in _fourier_matrices(size))
+    cos_l, sin_l, cos_d, sin_d = (
+        matrix.astype(x.dtype) for size in x.shape[-2:] for matrix in _build_fourier_matrices(size)
+    )
     # TPUs multiply float32 arrays in bfloat16 by default.
     precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
     product = functools.partial(jnp.einsum, precision=precision, preferred_element_type=jnp.float32)
@@ -41,7 +43,7 @@ def real_fourier_by_matmul(x: jax.Array) -> jax.Array:
     return product('kl,...lf->...kf', cos_l, by_cos) - product('kl,...lf->...kf', sin_l, by_sin)
 
 
-def _fourier_matrices(size: int) -> tuple[np.ndarray, np.ndarray]:
+def _build_fourier_matrices(size: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns the matrices cos(2 pi j k / size) and sin(2 pi j k / size), [size, size] float32."""
     index = np.arange(size)
     # Reduce the angles modulo 2 pi, because the rounding error of an angle grows with its size.

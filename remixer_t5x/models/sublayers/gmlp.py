@@ -256,15 +256,15 @@ class GMLP(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
-        def expand(name: str, features: int) -> jax.Array:
+        def expand_features(name: str, features: int) -> jax.Array:
             return Dense(features, (axes.EMBED, axes.MLP), name=name)(x)
 
-        def project(inputs: jax.Array, gated: jax.Array | None = None) -> jax.Array:
+        def project_spatially(inputs: jax.Array, gated: jax.Array | None = None) -> jax.Array:
             added = None
             if self.attention is not None:
                 added = self.attention(features=inputs.shape[-1], name='attention')(x, ctx)
             return SpatialMixing(self.max_length, self.spatial, name='mixing')(inputs, gated, added, ctx)
 
-        gated = self.gate(expand, project, self.hidden_dim)
+        gated = self.gate(expand_features, project_spatially, self.hidden_dim)
         gated = dropout(self.dropout_rate, gated, deterministic=ctx.deterministic)
         return Dense(x.shape[-1], (axes.MLP, axes.EMBED), name='wo')(gated)

@@ -142,7 +142,7 @@ class HyperMixer(_HyperMixerBase):
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
         if not ctx.decode:
-            x = _zero_padding(x, ctx)
+            x = _mask_padding(x, ctx)
         value = self._split_heads(x)
         inputs = self._add_token_information(x, ctx, 'token_information')
         w_in = self._generate_weights(inputs, 'w_in')
@@ -201,12 +201,12 @@ class HyperMixerCross(_HyperMixerBase):
 
     def _project_memory(self, memory: EncoderMemory) -> tuple[jax.Array, jax.Array]:
         """Returns the weights W_1 and the values V of the encoder's output, [batch, memory_length, heads, ...] each."""
-        hidden = _zero_padding(memory.hidden, memory.context)
+        hidden = _mask_padding(memory.hidden, memory.context)
         w_in = self._generate_weights(self._add_token_information(hidden, memory.context, 'key_information'), 'w_in')
         return _divide_by_length(w_in, memory.context) if self.length_scale else w_in, self._split_heads(hidden)
 
 
-def _zero_padding(x: jax.Array, ctx: SequenceContext) -> jax.Array:
+def _mask_padding(x: jax.Array, ctx: SequenceContext) -> jax.Array:
     """Zeroes x at padding, because `token_mlp.apply_token_mlp` requires finite weights at padding."""
     return jnp.where(ctx.is_token[..., None], x, 0)
 

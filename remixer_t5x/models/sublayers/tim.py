@@ -190,13 +190,17 @@ class InterMechanismAttention(nn.Module):
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
         mechanisms = _split_mechanisms(self, x, self.num_mechanisms, ctx)
 
-        def project(name: str, scale: float = 1.0) -> list[jax.Array]:
+        def project_mechanisms(name: str, scale: float = 1.0) -> list[jax.Array]:
             """Returns a list with one projection for each mechanism, [batch, length, heads, kv]."""
             width, init = self.num_heads * self.head_dim, group_fan_in_normal(scale)
             projected = GroupDense(width, _IN_AXES, kernel_init=init, name=name)(mechanisms)
             return [split_heads(mechanism, self.num_heads) for array in projected for mechanism in array]
 
-        query, key, value = project('query', 1.0 / self.head_dim), project('key'), project('value')
+        query, key, value = (
+            project_mechanisms('query', 1.0 / self.head_dim),
+            project_mechanisms('key'),
+            project_mechanisms('value'),
+        )
         mixed = [_attend_to_mechanisms(mechanism, key, value) for mechanism in query]
         joined = _stack_mechanisms_like(mechanisms, [heads.reshape(*heads.shape[:-2], -1) for heads in mixed])
         return join_groups(GroupDense(mechanisms[0].shape[-1], _OUT_AXES, name='out')(joined))

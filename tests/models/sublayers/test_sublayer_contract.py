@@ -297,7 +297,7 @@ def test_remat_recomputes():
         def loss(params, x, model=model, ctx=ctx):
             return jnp.sum(model.apply({'params': params}, x, ctx))
 
-        gradient = jax.jit(jax.grad(loss)).lower(t5.params, t5.random_features(0, rows=BATCH))
+        gradient = jax.jit(jax.grad(loss)).lower(t5.params, t5.make_random_features(0, rows=BATCH))
         matmuls[policy] = gradient.compile().as_text().count(' dot(')
     assert matmuls[None] <= matmuls[stack.dots_remat] < matmuls[stack.full_remat], matmuls
 
