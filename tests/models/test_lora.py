@@ -114,7 +114,7 @@ def test_adapter_of_a_kernel_that_the_caller_multiplies():
     rng = np.random.default_rng(0)
     kernel, first, second = (rng.standard_normal(shape, np.float32) for shape in ((6, 7), (6, 3), (3, 7)))
     params = {'kernel': kernel, 'lora_in': first, 'lora_out': second}
-    merged = Dense(7, (axes.EMBED, axes.MLP)).apply({'params': params}, 6, jnp.float32, method='kernel')
+    merged = Dense(7, (axes.EMBED, axes.MLP)).apply({'params': params}, 6, jnp.float32, method='get_merged_kernel')
     np.testing.assert_allclose(merged, kernel + first @ second, rtol=1e-5, atol=1e-5)
 
 
