@@ -62,8 +62,8 @@ def print_memory_traffic(model: Seq2Seq, hardware: Hardware, machine: roofline.M
     # Selects the kernels in the loop over tokens.
     step = [kernel for kernel in program.kernels if kernel.op_name.startswith('jit(generate)/while')]
     moved = sum(kernel.num_runs * kernel.bytes for kernel in step)
-    seconds = sum(kernel.num_runs * max(roofline.kernel_seconds(kernel, machine)) for kernel in step)
-    weights, caches = minimum_bytes(model, params, inputs, args.targets)
+    seconds = sum(kernel.num_runs * max(roofline.compute_kernel_times(kernel, machine)) for kernel in step)
+    weights, caches = count_minimum_bytes(model, params, inputs, args.targets)
     estimate = ''
     if machine.clock:
         cycles = sum(kernel.num_runs * (kernel.cycles or 0) for kernel in step)
@@ -79,13 +79,13 @@ def print_memory_traffic(model: Seq2Seq, hardware: Hardware, machine: roofline.M
     )
 
 
-def minimum_bytes(model: Seq2Seq, params: Any, inputs: Any, length: int) -> tuple[int, int]:
+def count_minimum_bytes(model: Seq2Seq, params: Any, inputs: Any, length: int) -> tuple[int, int]:
     """Returns the sizes in bytes of the parameters that a decoding step reads, and of the full caches."""
 
-    def allocate(params, inputs):
+    def allocate_caches(params, inputs):
         return model._encode_for_generation(params, inputs, length).allocate(1)
 
-    caches = jax.tree.leaves(jax.eval_shape(allocate, params, inputs))
+    caches = jax.tree.leaves(jax.eval_shape(allocate_caches, params, inputs))
     output = jax.eval_shape(model.module.get_output_kernel, params)
     used = [math.prod(output.shape)]
     for path, leaf in jax.tree_util.tree_leaves_with_path(params['decoder']):

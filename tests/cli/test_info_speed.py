@@ -79,10 +79,10 @@ def compiled_steps(monkeypatch):
         parameters = sum(array.size for array in jax.tree.leaves(step.state_plan.abstract.params))
         program = compiled_program.parse_program(PRODUCT)
         program = dataclasses.replace(program, kernels=program.kernels * (parameters // 10**6))
-        bound = roofline.compute_step_bound(program, roofline.find_machine('h100'), [0])
+        bound = roofline.compute_step_time_bound(program, roofline.find_machine('h100'), [0])
         return Forecast(step, bound, StepMemory(0, 0, 0, 0, 2**30, 0, 0, 2**30), 1e12, 1000, 1)
 
-    monkeypatch.setattr(speed, '_build_step', memory.read_step_spec)
+    monkeypatch.setattr(speed, '_build_step_spec', memory.read_step_spec)
     monkeypatch.setattr(speed, '_forecast_step', forecast)
     return steps
 

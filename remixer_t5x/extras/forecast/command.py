@@ -37,8 +37,8 @@ _SHOWN_OPERATIONS = 10
 
 def print_forecast(args: argparse.Namespace) -> None:
     """Prints the forecast of one configuration, then compiles the first N recommended changes (`--speed=N`)."""
-    step, hardware = _build_step(args)
-    _print(memory.describe_train_step(step, hardware, _compiler_name(hardware)))
+    step, hardware = _build_step_spec(args)
+    _print(memory.describe_train_step(step, hardware, _get_compiler_name(hardware)))
     current = _forecast_step(step, hardware)
     tables = build_work_table(current), build_time_table(current, args.price)
     _print(*tables, *describe_uncounted_kernels(current))
@@ -49,7 +49,7 @@ def print_forecast(args: argparse.Namespace) -> None:
     changes = list(recommend_changes(current, hardware.memory_bytes))
     _print('what to change:' if changes else 'no known change of mesh, batch, remat or dtype would help')
     _print(*(f'  {change.flag:<32} {change.reason}' for change in changes))
-    _compile_changes(args, current, changes[: args.speed])
+    _compile_recommended_changes(args, current, changes[: args.speed])
     _print(memory.describe_memory_fit(current.memory, hardware.memory_bytes), _NOTE)
 
 
@@ -61,9 +61,9 @@ def print_comparison(args: argparse.Namespace, models: Sequence[str], sizes: Seq
             changed = copy.copy(args)
             changed.gin_file = [f'models/{model}.gin', *args.gin_file, f'sizes/{size}.gin']
             changed.model = model
-            step, hardware = _build_step(changed)
+            step, hardware = _build_step_spec(changed)
             if not forecasts:
-                _print(memory.describe_train_step(step, hardware, _compiler_name(hardware)))
+                _print(memory.describe_train_step(step, hardware, _get_compiler_name(hardware)))
             forecasts.append((model, size, _forecast_step(step, hardware)))
             _print(f'  compiled {model} {size} ({len(forecasts)} of {len(models) * len(sizes)})')
     _print(build_comparison_table(forecasts), _NOTE)
@@ -75,7 +75,7 @@ def print_measured_step(args: argparse.Namespace) -> None:
     Prints nothing if the peak rates of the device are unknown.
     """
     devices = jax.devices()
-    chip = roofline.chip_name(devices[0].device_kind)
+    chip = roofline.find_chip_name(devices[0].device_kind)
     if chip:
         step, _ = memory.read_step_spec(args)
         bound = forecast_step(step, chip, [getattr(device, 'slice_index', 0) or 0 for device in devices])
@@ -99,7 +99,7 @@ def measure_step(step: StepSpec) -> float:
     return statistics.median(seconds[2:])
 
 
-def _build_step(args: argparse.Namespace) -> tuple[StepSpec, Hardware]:
+def _build_step_spec(args: argparse.Namespace) -> tuple[StepSpec, Hardware]:
     """Builds the training step that the command line describes, for the devices in TOPOLOGY."""
     step, hardware = memory.read_step_spec(args)
     hardware.require_chip_compiler()
@@ -113,18 +113,20 @@ def _forecast_step(step: StepSpec, hardware: Hardware) -> Forecast:
     slice_of = 'process_index' if hardware.platform == 'gpu' else 'slice_index'
     slices = [getattr(device, slice_of, None) or 0 for device in step.partitioner.mesh.devices.flat]
     # XLA prints warnings about slow compilations to stderr.
-    with lazy_imports.discard_stderr(), memory.trace_for_hardware(hardware, _compiler_name(hardware)):
+    with lazy_imports.discard_stderr(), memory.trace_for_hardware(hardware, _get_compiler_name(hardware)):
         return forecast_step(step, chip, slices)
 
 
-def _compile_changes(args: argparse.Namespace, current: Forecast, changes: Sequence[RecommendedChange]) -> None:
+def _compile_recommended_changes(
+    args: argparse.Namespace, current: Forecast, changes: Sequence[RecommendedChange]
+) -> None:
     """Compiles each recommended change separately, and prints its tokens per second relative to the current step."""
     if changes:
         _print('compiled separately:')
     for change in changes:
         changed = copy.copy(args)
         changed.gin_flags = [*args.gin_flags, (change.macro, change.value)]
-        after = _forecast_step(*_build_step(changed))
+        after = _forecast_step(*_build_step_spec(changed))
         more_tokens = after.tokens / current.tokens
         gain = more_tokens * current.bound.serial_seconds / after.bound.serial_seconds
         line = f'{gain:.2f} times the tokens per second by the bound'
@@ -134,7 +136,7 @@ def _compile_changes(args: argparse.Namespace, current: Forecast, changes: Seque
         _print(f'  {change.flag:<32} {line}; {step_memory.format_gibibytes(after.memory.total)}')
 
 
-def _compiler_name(hardware: Hardware) -> str:
+def _get_compiler_name(hardware: Hardware) -> str:
     return f'XLA:{hardware.get_chip_compiler().upper()}'
 
 
@@ -145,12 +147,20 @@ def build_work_table(forecast: Forecast) -> Table:
     table = console.build_table(first, '', 'at', 'ms', words=(first,))
     for dtype, flops in bound.flops.most_common():
         peak = machine.peak_flops_per_second(dtype)
-        cells = f'{flops / 1e12:,.3f} TFLOP', f'{peak / 1e12:,.4g} TFLOP/s', _format_ms(flops / peak)
+        cells = f'{flops / 1e12:,.3f} TFLOP', f'{peak / 1e12:,.4g} TFLOP/s', _format_milliseconds(flops / peak)
         table.add_row(f'products in {dtype}', *cells)
     rate = f'{machine.bandwidth / 1e9:,.0f} GB/s'
-    table.add_row('HBM traffic', f'{bound.bytes / 1e9:,.2f} GB', rate, _format_ms(bound.bytes / machine.bandwidth))
     table.add_row(
-        'collectives, bytes sent', f'{bound.bytes_sent / 1e9:,.3f} GB', '', _format_ms(bound.collective_seconds)
+        'HBM traffic',
+        f'{bound.hbm_bytes / 1e9:,.2f} GB',
+        rate,
+        _format_milliseconds(bound.hbm_bytes / machine.bandwidth),
+    )
+    table.add_row(
+        'collectives, bytes sent',
+        f'{bound.bytes_sent / 1e9:,.3f} GB',
+        '',
+        _format_milliseconds(bound.collective_seconds),
     )
     return table
 
@@ -175,7 +185,7 @@ def build_time_table(forecast: Forecast, price: float | None, measured: float | 
         if seconds:
             cost = [f'{forecast.dollars_per_million_tokens(seconds, price):.3g}'] if price is not None else []
             rates = f'{forecast.step.batch_size / seconds:,.0f}', f'{forecast.tokens / seconds:,.0f}'
-            table.add_row(name, _format_ms(seconds), f'{forecast.mfu(seconds):.1%}', *rates, *cost)
+            table.add_row(name, _format_milliseconds(seconds), f'{forecast.mfu(seconds):.1%}', *rates, *cost)
     return table
 
 
@@ -189,12 +199,12 @@ def build_operations_table(forecast: Forecast) -> Table:
     def add_row(names: Sequence[str], work: KernelCosts, limit: str) -> None:
         table.add_row(
             *names,
-            _format_ms(work.seconds),
-            f'{100 * work.seconds / bound.seconds:.1f}',
-            *([_format_ms(work.estimated_seconds)] if estimate else []),
+            _format_milliseconds(work.kernel_seconds),
+            f'{100 * work.kernel_seconds / bound.kernel_seconds:.1f}',
+            *([_format_milliseconds(work.estimated_seconds)] if estimate else []),
             f'{work.flops.total() / 1e9:,.0f}',
-            f'{work.bytes / 1e9:,.2f}',
-            f'{work.count:,}',
+            f'{work.hbm_bytes / 1e9:,.2f}',
+            f'{work.num_kernel_runs:,}',
             limit,
         )
 
@@ -211,7 +221,7 @@ def build_collectives_table(forecast: Forecast) -> Table:
     words = ('collective', 'link')
     table = console.build_table(*words, 'devices', 'times', 'MB sent by each device', 'ms', words=words)
     for collective in forecast.bound.collectives:
-        time = '?' if collective.seconds is None else _format_ms(collective.seconds)
+        time = '?' if collective.seconds is None else _format_milliseconds(collective.seconds)
         counts = str(collective.group_size), f'{collective.num_runs:,}', f'{collective.bytes_sent / 1e6:,.1f}'
         table.add_row(collective.kind, collective.link, *counts, time)
     return table
@@ -230,16 +240,16 @@ def build_comparison_table(forecasts: Sequence[tuple[str, str, Forecast]]) -> Ta
     for model, size, forecast in forecasts:
         first, bound = first_of_size.setdefault(size, forecast), forecast.bound
         estimated = [
-            _format_ms(bound.estimated_seconds),
+            _format_milliseconds(bound.estimated_seconds),
             _format_ratio(bound.estimated_seconds, first.bound.estimated_seconds),
         ]
         table.add_row(
             model,
             size,
             f'{bound.flops.total() / 1e12:,.3f}',
-            f'{bound.bytes / 1e9:,.2f}',
+            f'{bound.hbm_bytes / 1e9:,.2f}',
             f'{bound.bytes_sent / 1e9:,.3f}',
-            _format_ms(bound.serial_seconds),
+            _format_milliseconds(bound.serial_seconds),
             _format_ratio(bound.serial_seconds, first.bound.serial_seconds),
             *(estimated if estimate else []),
             f'{forecast.mfu(bound.serial_seconds):.1%}',
@@ -253,5 +263,5 @@ def _format_ratio(value: float, base: float) -> str:
     return f'{value / base:.2f}' if base else '-'
 
 
-def _format_ms(seconds: float) -> str:
+def _format_milliseconds(seconds: float) -> str:
     return f'{1e3 * seconds:,.2f}'

@@ -73,7 +73,7 @@ class Collective:
     @property
     def bytes_sent(self) -> float:
         """Bytes that each device sends per run, if each group of devices is within one slice."""
-        return hlo_costs.bytes_sent(self.kind, self.operand_bytes, self.group_size)
+        return hlo_costs.count_bytes_sent(self.kind, self.operand_bytes, self.group_size)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,18 +117,18 @@ def _iterate_operations(
         if instruction.op == 'while':
             repeats = num_runs * count_iterations(instruction, computation, program)
             yield from _iterate_operations(
-                program, instruction.called_computation('body'), repeats, devices, instruction.op_name or loop
+                program, instruction.find_called_computation('body'), repeats, devices, instruction.op_name or loop
             )
         elif instruction.op == 'conditional':
             branches = (
                 list(_iterate_operations(program, branch, num_runs, devices, loop))
-                for branch in instruction.branch_computations()
+                for branch in instruction.find_branch_computations()
             )
             yield from max(branches, key=_sum_flops_and_bytes)
         elif instruction.op in ('call', 'async-start'):
-            called = instruction.called_computation('to_apply') or instruction.called_computation()
+            called = instruction.find_called_computation('to_apply') or instruction.find_called_computation()
             yield from _iterate_operations(program, called, num_runs, devices, loop)
-        elif hlo_costs.collective_kind(instruction):
+        elif hlo_costs.find_collective_kind(instruction):
             yield _build_collective(instruction, computation, num_runs, devices)
         else:
             yield from _iterate_fused_collectives(instruction, program, num_runs, devices)
@@ -165,27 +165,27 @@ def _find_op_name(instruction: Instruction, computation: Computation, program: H
     for reader in readers:
         op_name = reader.op_name
         if reader.op == 'fusion' and not op_name:
-            names = [inner.op_name for inner in program[reader.called_computation()] if inner.op != 'parameter']
+            names = [inner.op_name for inner in program[reader.find_called_computation()] if inner.op != 'parameter']
             op_name = next(filter(None, reversed(names)), '')
         if op_name or len(readers) > _MAX_SEARCHED_USERS:
             return op_name
-        readers += [user for user, _ in computation.users.get(reader.name, ()) if user.op != 'tuple']
+        readers += [user for user, _ in computation.users_by_name.get(reader.name, ()) if user.op != 'tuple']
     return ''
 
 
 def _build_collective(instruction: Instruction, computation: Computation, num_runs: int, devices: int) -> Collective:
-    operand_bytes = sum(array.bytes for array in computation.operand_arrays(instruction))
-    groups = hlo_costs.device_groups(instruction, devices)
-    return Collective(hlo_costs.collective_kind(instruction), num_runs, operand_bytes, groups)
+    operand_bytes = sum(array.bytes for array in computation.get_operand_arrays(instruction))
+    groups = hlo_costs.parse_device_groups(instruction, devices)
+    return Collective(hlo_costs.find_collective_kind(instruction), num_runs, operand_bytes, groups)
 
 
 def _iterate_fused_collectives(
     instruction: Instruction, program: HloProgram, num_runs: int, devices: int
 ) -> Iterator[Collective]:
     """Yields the collectives inside a fusion created by the TPU compiler."""
-    fused = program[instruction.called_computation()] if instruction.op == 'fusion' else Computation()
+    fused = program[instruction.find_called_computation()] if instruction.op == 'fusion' else Computation()
     for inner in fused:
-        if hlo_costs.collective_kind(inner):
+        if hlo_costs.find_collective_kind(inner):
             yield _build_collective(inner, fused, num_runs, devices)
         yield from _iterate_fused_collectives(inner, program, num_runs, devices)
 
@@ -204,20 +204,20 @@ def count_iterations(loop: Instruction, outside: Computation, program: HloProgra
     known = loop.find_attribute(r'"known_trip_count": ?\{"n": ?"(\d+)"')
     if known:
         return int(known)
-    condition, body = program[loop.called_computation('condition')], program[loop.called_computation('body')]
-    compare, state = condition.root, outside.operands(loop)[0]
+    condition, body = program[loop.find_called_computation('condition')], program[loop.find_called_computation('body')]
+    compare, state = condition.root_instruction, outside.get_operands(loop)[0]
     if compare.op != 'compare' or 'direction=LT' not in compare.attributes:
         return 1
-    elements = outside.operands(state) if state.op == 'tuple' else []
+    elements = outside.get_operands(state) if state.op == 'tuple' else []
     first = {index: _evaluate_integer(element, outside, {}) for index, element in enumerate(elements)}
-    counter, bound = condition.operands(compare)
+    counter, bound = condition.get_operands(compare)
     last = _evaluate_integer(bound, condition, first)
     while counter.op in _ALIASES:
-        (counter,) = condition.operands(counter)
+        (counter,) = condition.get_operands(counter)
     if counter.op != 'get-tuple-element' or last is None:
         return 1
-    index = _element_index(counter)
-    step = _evaluate_integer(body.operands(body.root)[index], body, {index: 0}) or 1
+    index = _get_element_index(counter)
+    step = _evaluate_integer(body.get_operands(body.root_instruction)[index], body, {index: 0}) or 1
     return max(1, math.ceil((last - (first.get(index) or 0)) / step))
 
 
@@ -228,12 +228,12 @@ def _evaluate_integer(
     if instruction.op == 'constant':
         return int(instruction.arguments) if instruction.arguments.lstrip('-').isdecimal() else None
     if instruction.op == 'get-tuple-element':
-        return state.get(_element_index(instruction))
+        return state.get(_get_element_index(instruction))
     if instruction.op not in (*_ALIASES, 'add'):
         return None
-    values = [_evaluate_integer(operand, computation, state) for operand in computation.operands(instruction)]
+    values = [_evaluate_integer(operand, computation, state) for operand in computation.get_operands(instruction)]
     return None if None in values else sum(value for value in values if value is not None)
 
 
-def _element_index(instruction: Instruction) -> int:
+def _get_element_index(instruction: Instruction) -> int:
     return int(instruction.find_attribute(r'index=(\d+)'))

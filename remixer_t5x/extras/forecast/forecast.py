@@ -7,7 +7,7 @@ from remixer_t5x.costs import model_counts, step_memory
 from remixer_t5x.costs.step_memory import StepMemory, StepSpec, format_gibibytes
 from remixer_t5x.errors import UserError
 from remixer_t5x.extras.forecast import compiled_program, roofline
-from remixer_t5x.extras.forecast.roofline import RECOMPUTED, UPDATE, StepBound
+from remixer_t5x.extras.forecast.roofline import RECOMPUTED, UPDATE, StepTimeBound
 from remixer_t5x.kernels.compile_target import compile_for_platform
 
 # Changes that save less than this fraction of the step time are not recommended.
@@ -28,7 +28,7 @@ class Forecast:
     """
 
     step: StepSpec
-    bound: StepBound
+    bound: StepTimeBound
     memory: StepMemory
     model_flops: float
     tokens: int
@@ -70,7 +70,7 @@ def forecast_step(step: StepSpec, chip: str, slices: Sequence[int]) -> Forecast:
         row_counts = model_counts.count_row_costs(step.model, step.batch)
     return Forecast(
         step=step,
-        bound=roofline.compute_step_bound(program, machine, slices),
+        bound=roofline.compute_step_time_bound(program, machine, slices),
         memory=step_memory.read_memory_usage(step, compiled),
         model_flops=step.batch_size * row_counts.training_flops,
         tokens=step.batch_size * row_counts.tokens,
@@ -97,9 +97,9 @@ def describe_bottlenecks(forecast: Forecast) -> list[str]:
     bound = forecast.bound
     parts = [
         ('compute', 'in kernels that fill the matrix units', bound.compute_seconds),
-        ('HBM', 'in kernels that wait for memory', bound.seconds - bound.compute_seconds),
+        ('HBM', 'in kernels that wait for memory', bound.kernel_seconds - bound.compute_seconds),
         ('interconnect', 'of collectives, which may overlap with the kernels', bound.collective_seconds),
-        (f'gaps between {bound.count:,} kernels', '(a guess, not in the bound)', bound.gap_seconds),
+        (f'gaps between {bound.num_kernel_runs:,} kernels', '(a guess, not in the bound)', bound.gap_seconds),
     ]
     return [
         f'{name}: {format_milliseconds(seconds)} {what} ({seconds / bound.serial_seconds:.0%})'

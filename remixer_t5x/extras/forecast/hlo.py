@@ -77,14 +77,17 @@ class Instruction:
         match = re.search(pattern, self.attributes)
         return match[1] if match else ''
 
-    def called_computation(self, role: str = 'calls') -> str:
+    def find_called_computation(self, role: str = 'calls') -> str:
         """Returns the computation name in the attribute `role` ('calls', 'to_apply', 'body' or 'condition'), or ''."""
         return self.find_attribute(rf'\b{role}=%?([\w.\-]+)')
 
-    def branch_computations(self) -> list[str]:
+    def find_branch_computations(self) -> list[str]:
         """Returns the names of the branch computations of a conditional."""
         listed = _NAME.findall(self.find_attribute(r'branch_computations=\{([^}]*)\}'))
-        return listed or [self.called_computation('true_computation'), self.called_computation('false_computation')]
+        return listed or [
+            self.find_called_computation('true_computation'),
+            self.find_called_computation('false_computation'),
+        ]
 
 
 class Computation:
@@ -97,7 +100,7 @@ class Computation:
         return iter(self.instructions.values())
 
     @functools.cached_property
-    def root(self) -> Instruction:
+    def root_instruction(self) -> Instruction:
         return next(instruction for instruction in self if instruction.is_root)
 
     @functools.cached_property
@@ -106,7 +109,7 @@ class Computation:
         return {int(instruction.arguments): instruction.name for instruction in self if instruction.op == 'parameter'}
 
     @functools.cached_property
-    def users(self) -> dict[str, list[tuple[Instruction, int]]]:
+    def users_by_name(self) -> dict[str, list[tuple[Instruction, int]]]:
         """Maps the name of each instruction to its users, as pairs (user, operand index)."""
         users: dict[str, list[tuple[Instruction, int]]] = {}
         for user in self:
@@ -114,12 +117,12 @@ class Computation:
                 users.setdefault(name, []).append((user, position))
         return users
 
-    def operands(self, instruction: Instruction) -> list[Instruction]:
+    def get_operands(self, instruction: Instruction) -> list[Instruction]:
         return [self.instructions[name] for name in instruction.operands if name in self.instructions]
 
-    def operand_arrays(self, instruction: Instruction) -> list[HloArray]:
+    def get_operand_arrays(self, instruction: Instruction) -> list[HloArray]:
         """Returns the arrays of all operands, including the elements of tuples."""
-        return [array for operand in self.operands(instruction) for array in operand.results]
+        return [array for operand in self.get_operands(instruction) for array in operand.results]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,11 +169,11 @@ def _parse_array(dtype: str, dimensions: str, layout: str | None) -> HloArray:
     number = re.search(r'\d+', dtype)
     bits = 8 if dtype == 'pred' else int(number[0]) if number else 0
     space = re.search(r'S\((\d+)\)', layout or '')
-    elements = math.prod(_tiled_shape(shape, layout or ''))
+    elements = math.prod(_round_up_to_tiles(shape, layout or ''))
     return HloArray(dtype, shape, math.ceil(elements * bits / 8), int(space[1]) if space else 0)
 
 
-def _tiled_shape(shape: tuple[int, ...], layout: str) -> list[int]:
+def _round_up_to_tiles(shape: tuple[int, ...], layout: str) -> list[int]:
     """Rounds `shape` up to whole tiles; the layout `2,1,0:T(8,128)` has 8 x 128 tiles in the two minor dimensions."""
     order, _, tiling = layout.partition(':')
     tile = re.match(r'T\(([\d,]+)\)', tiling)

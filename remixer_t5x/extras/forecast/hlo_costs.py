@@ -49,24 +49,24 @@ _AXIS = re.compile(r"'([^']+)'(?::\((\d+)\)(\d+))?")
 def count_flops(instruction: Instruction, computation: Computation, program: HloProgram) -> Flops:
     """Counts the FLOPs of one execution of an instruction, including fused instructions."""
     if instruction.op in ('fusion', 'call'):
-        return computation_flops(
-            program[instruction.called_computation() or instruction.called_computation('to_apply')], program
+        return count_computation_flops(
+            program[instruction.find_called_computation() or instruction.find_called_computation('to_apply')], program
         )
     if instruction.op == 'dot':
         contracting = instruction.find_attribute(r'lhs_contracting_dims=\{([\d,]*)\}')
-        count: float = _product_flops(instruction, computation, _find_integers(contracting))
+        count: float = _count_product_flops(instruction, computation, _parse_integers(contracting))
     elif instruction.op == 'convolution':
-        count = _convolution_flops(instruction, computation)
+        count = _count_convolution_flops(instruction, computation)
     elif instruction.op == 'fft':
-        count = _fft_flops(instruction, computation)
+        count = _count_fft_flops(instruction, computation)
     elif instruction.op == 'custom-call':
-        count = _custom_call_flops(instruction, computation)
+        count = _count_custom_call_flops(instruction, computation)
     else:
         count = 0
-    return Flops({_product_dtype(instruction, computation): count}) if count else Flops()
+    return Flops({_find_product_dtype(instruction, computation): count}) if count else Flops()
 
 
-def computation_flops(computation: Computation, program: HloProgram) -> Flops:
+def count_computation_flops(computation: Computation, program: HloProgram) -> Flops:
     """Counts the FLOPs of one execution of a computation."""
     total: Flops = Flops()
     for instruction in computation:
@@ -74,20 +74,22 @@ def computation_flops(computation: Computation, program: HloProgram) -> Flops:
     return total
 
 
-def _product_dtype(instruction: Instruction, computation: Computation) -> str:
+def _find_product_dtype(instruction: Instruction, computation: Computation) -> str:
     """Returns the wider operand dtype, or EXACT_FLOAT32 for float32 with a precision higher than the default."""
-    widest = max(computation.operand_arrays(instruction)[:2], key=lambda array: array.bytes / math.prod(array.shape))
+    widest = max(
+        computation.get_operand_arrays(instruction)[:2], key=lambda array: array.bytes / math.prod(array.shape)
+    )
     precise = re.search(r'operand_precision"?[=:][\[{][^\]}]*high', instruction.attributes, re.IGNORECASE)
     return EXACT_FLOAT32 if widest.dtype == 'f32' and precise else widest.dtype
 
 
-def _product_flops(instruction: Instruction, computation: Computation, contracting: list[int]) -> int:
-    left = computation.operand_arrays(instruction)[0].shape
+def _count_product_flops(instruction: Instruction, computation: Computation, contracting: list[int]) -> int:
+    left = computation.get_operand_arrays(instruction)[0].shape
     return 2 * math.prod(instruction.results[0].shape) * math.prod(left[axis] for axis in contracting)
 
 
-def _convolution_flops(instruction: Instruction, computation: Computation) -> int:
-    left, right = computation.operand_arrays(instruction)[:2]
+def _count_convolution_flops(instruction: Instruction, computation: Computation) -> int:
+    left, right = computation.get_operand_arrays(instruction)[:2]
     out = instruction.results[0]
     # `dim_labels=b0f_0io->b0f` names the axes of both operands and of the result; digits are spatial dimensions.
     left_axes, right_axes, out_axes = re.split('_|->', instruction.find_attribute(r'dim_labels=(\w+->\w+)'))
@@ -105,7 +107,7 @@ def _count_taps(instruction: Instruction, dimension: int, length: int, outputs: 
     """Counts the pairs (output, window position) that read an input element rather than padding or a dilation gap."""
     # `window={size=8x1 pad=0_0x7_7}` has two dimensions.
     settings = dict(word.split('=') for word in instruction.find_attribute(r'window=\{([^}]*)\}').split())
-    window = {name: _find_integers(values.split('x')[dimension])[0] for name, values in settings.items()}
+    window = {name: _parse_integers(values.split('x')[dimension])[0] for name, values in settings.items()}
     dilation = window.get('lhs_dilate', 1)
     taps: np.ndarray = np.arange(window.get('size', 1)) * window.get('rhs_dilate', 1) - window.get('pad', 0)
     position = np.arange(outputs)[:, None] * window.get('stride', 1) + taps
@@ -113,84 +115,86 @@ def _count_taps(instruction: Instruction, dimension: int, length: int, outputs: 
     return int((inside & (position % dilation == 0)).sum())
 
 
-def _fft_flops(instruction: Instruction, computation: Computation) -> float:
+def _count_fft_flops(instruction: Instruction, computation: Computation) -> float:
     """Counts 5 n log2 n FLOPs per complex transform and half as many per real transform, as in FFTW's benchmarks."""
     kind = instruction.find_attribute(r'fft_type=(\w+)')
-    whole = instruction.results[0] if kind == 'IRFFT' else computation.operand_arrays(instruction)[0]
-    points = math.prod(_find_integers(instruction.find_attribute(r'fft_length=\{([\d,]*)\}')))
+    whole = instruction.results[0] if kind == 'IRFFT' else computation.get_operand_arrays(instruction)[0]
+    points = math.prod(_parse_integers(instruction.find_attribute(r'fft_length=\{([\d,]*)\}')))
     return (2.5 if 'RFFT' in kind else 5.0) * math.log2(max(points, 2)) * math.prod(whole.shape)
 
 
-def _custom_call_flops(instruction: Instruction, computation: Computation) -> float:
+def _count_custom_call_flops(instruction: Instruction, computation: Computation) -> float:
     """Computes FLOPs of cuBLAS and cuDNN calls from shapes, and FLOPs of other kernels from their cost estimates."""
     if 'cudnn$fmha' in instruction.custom_call_target:
         logits = instruction.find_attribute(r'"intermediate_tensor_shape": ?\{.*?"dimensions": ?\[([^\]]*)\]')
         # Attention consists of two matrix products, and its gradient of five, one of which recomputes the logits.
         products = 5 if instruction.custom_call_target.endswith('Backward') else 2
-        head_dim = computation.operand_arrays(instruction)[0].shape[-1]
-        return products * 2 * math.prod(_find_integers(logits)) * head_dim
+        head_dim = computation.get_operand_arrays(instruction)[0].shape[-1]
+        return products * 2 * math.prod(_parse_integers(logits)) * head_dim
     contracting = instruction.find_attribute(r'"lhs_contracting_dimensions": ?\[([^\]]*)\]')
     if contracting and 'cublas' in instruction.custom_call_target:
-        return _product_flops(instruction, computation, _find_integers(contracting))
-    return _cost_estimate(instruction).get('flops', 0)
+        return _count_product_flops(instruction, computation, _parse_integers(contracting))
+    return _parse_cost_estimate(instruction).get('flops', 0)
 
 
-def _cost_estimate(instruction: Instruction) -> dict[str, float]:
+def _parse_cost_estimate(instruction: Instruction) -> dict[str, float]:
     """Returns the `pl.CostEstimate` of a Pallas kernel ('flops', 'transcendentals', 'bytes_accessed'), or {}."""
     estimate = json.loads(instruction.find_attribute(r'"cost_estimate": ?(\{[^}]*\})') or '{}')
     return {name: float(value) for name, value in estimate.items()}
 
 
-def _find_integers(text: str) -> list[int]:
+def _parse_integers(text: str) -> list[int]:
     return [int(number) for number in re.findall(r'-?\d+', text)]
 
 
 def count_bytes(instruction: Instruction, computation: Computation, program: HloProgram) -> float:
     """Counts the HBM traffic of one execution of an instruction, in bytes."""
-    operands = sum(array.hbm_bytes for array in computation.operand_arrays(instruction))
+    operands = sum(array.hbm_bytes for array in computation.get_operand_arrays(instruction))
     if instruction.op == 'fusion':
-        return _fusion_bytes(instruction, computation, program)
+        return _count_fusion_bytes(instruction, computation, program)
     if instruction.op.endswith('-start'):
         # A copy between HBM and VMEM accesses HBM once, a copy within HBM twice.
         copied = [array for array in instruction.results if array.dtype not in _CONTEXT_DTYPES and array.shape]
         accesses = 2 if len({array.memory_space for array in copied}) == 1 else 1
         return accesses * min((array.bytes for array in copied), default=0)
     if instruction.op == 'dynamic-update-slice':
-        return 2 * computation.operands(instruction)[1].result_bytes
+        return 2 * computation.get_operands(instruction)[1].result_bytes
     if instruction.op in _SLICING_OPS:
         return 2 * instruction.result_bytes
     if instruction.op == 'custom-call':
         # Results exclude the scratch buffer, an 8-bit array that library custom calls also return.
         scratch = sum(array.hbm_bytes for array in instruction.results if array.dtype in ('u8', 's8'))
         results = instruction.result_bytes - (scratch if len(instruction.results) > 1 else 0)
-        return _cost_estimate(instruction).get('bytes_accessed') or operands + results
+        return _parse_cost_estimate(instruction).get('bytes_accessed') or operands + results
     return operands + instruction.result_bytes
 
 
-def _fusion_bytes(instruction: Instruction, computation: Computation, program: HloProgram) -> float:
-    fused = program[instruction.called_computation()]
+def _count_fusion_bytes(instruction: Instruction, computation: Computation, program: HloProgram) -> float:
+    fused = program[instruction.find_called_computation()]
     total = 0
-    for position, operand in enumerate(computation.operands(instruction)):
+    for position, operand in enumerate(computation.get_operands(instruction)):
         size = operand.result_bytes
-        read, is_returned = _bytes_read(fused, position, size, program) if size else (0, False)
+        read, is_returned = _count_bytes_read(fused, position, size, program) if size else (0, False)
         total += size if is_returned else min(size, read)
-    for array, size in zip(instruction.results, _bytes_written(fused.root, fused, program), strict=False):
+    written = _count_bytes_written(fused.root_instruction, fused, program)
+    for array, size in zip(instruction.results, written, strict=False):
         total += min(array.hbm_bytes, size)
     return total
 
 
-def _bytes_read(fused: Computation, position: int, size: int, program: HloProgram) -> tuple[int, bool]:
+def _count_bytes_read(fused: Computation, position: int, size: int, program: HloProgram) -> tuple[int, bool]:
     """Returns how many bytes of a parameter a fusion reads, and whether the fusion returns the parameter unchanged."""
     total, is_returned, aliases = 0, False, [fused.parameters[position]]
     for name in aliases:
-        is_returned |= name == fused.root.name
-        for user, operand_index in fused.users.get(name, ()):
+        is_returned |= name == fused.root_instruction.name
+        for user, operand_index in fused.users_by_name.get(name, ()):
             if operand_index == 0 and user.op in _SLICING_OPS:
                 total += user.results[0].bytes
             elif user.op == 'bitcast':
                 aliases.append(user.name)
             elif user.op == 'fusion':
-                inner, passes_on = _bytes_read(program[user.called_computation()], operand_index, size, program)
+                called = program[user.find_called_computation()]
+                inner, passes_on = _count_bytes_read(called, operand_index, size, program)
                 total += inner
                 aliases += [user.name] if passes_on else []
             elif user.op != 'tuple' and not (user.op == 'dynamic-update-slice' and operand_index == 0):
@@ -198,27 +202,27 @@ def _bytes_read(fused: Computation, position: int, size: int, program: HloProgra
     return total, is_returned
 
 
-def _bytes_written(result: Instruction, fused: Computation, program: HloProgram) -> list[int]:
+def _count_bytes_written(result: Instruction, fused: Computation, program: HloProgram) -> list[int]:
     """Returns the bytes that a fusion writes to each array of `result`."""
     if result.op == 'bitcast':
-        return _bytes_written(fused.operands(result)[0], fused, program)
+        return _count_bytes_written(fused.get_operands(result)[0], fused, program)
     if result.op == 'tuple':
-        return [size for leaf in fused.operands(result) for size in _bytes_written(leaf, fused, program)]
+        return [size for leaf in fused.get_operands(result) for size in _count_bytes_written(leaf, fused, program)]
     if result.op == 'dynamic-update-slice':
-        return [fused.operands(result)[1].results[0].bytes]
+        return [fused.get_operands(result)[1].results[0].bytes]
     if result.op == 'fusion':
-        inner = program[result.called_computation()]
-        return _bytes_written(inner.root, inner, program)
+        inner = program[result.find_called_computation()]
+        return _count_bytes_written(inner.root_instruction, inner, program)
     return [array.bytes for array in result.results]
 
 
-def collective_kind(instruction: Instruction) -> str:
+def find_collective_kind(instruction: Instruction) -> str:
     """Returns the kind of a collective, such as 'all-gather' for `all-gather-start`, or '' for other instructions."""
     name = instruction.op.removesuffix('-start')
     return name if name in _RELATIVE_BYTES_SENT else ''
 
 
-def bytes_sent(kind: str, operand_bytes: float, members: int, slices: int = 1) -> float:
+def count_bytes_sent(kind: str, operand_bytes: float, members: int, slices: int = 1) -> float:
     """Returns the bytes that each device sends over the slowest link of its group.
 
     Args:
@@ -235,7 +239,7 @@ def bytes_sent(kind: str, operand_bytes: float, members: int, slices: int = 1) -
     )
 
 
-def device_groups(instruction: Instruction, devices: int) -> tuple[tuple[int, ...], ...]:
+def parse_device_groups(instruction: Instruction, devices: int) -> tuple[tuple[int, ...], ...]:
     """Returns the groups of devices that exchange data; devices are positions in the program's device assignment.
 
     Args:

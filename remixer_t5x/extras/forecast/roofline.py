@@ -118,7 +118,7 @@ def find_machine(chip: str) -> Machine:
     return MACHINES[chip]
 
 
-def chip_name(device_kind: str) -> str | None:
+def find_chip_name(device_kind: str) -> str | None:
     """Returns the chip name of a JAX `device_kind`, such as 'v5p' for 'TPU v5', or None for an unknown chip."""
     return next((chip for kind, chip in _CHIP_BY_DEVICE_KIND.items() if device_kind.startswith(kind)), None)
 
@@ -176,30 +176,30 @@ class KernelCosts:
         return total
 
     @property
-    def bytes(self) -> float:
+    def hbm_bytes(self) -> float:
         """HBM traffic in bytes."""
         return sum(kernel.num_runs * kernel.bytes for kernel in self.kernels)
 
     @property
-    def count(self) -> int:
+    def num_kernel_runs(self) -> int:
         """The number of kernel runs."""
         return sum(kernel.num_runs for kernel in self.kernels)
 
     @property
-    def seconds(self) -> float:
+    def kernel_seconds(self) -> float:
         """The minimum time of the kernels, without collectives."""
-        return sum(kernel.num_runs * max(kernel_seconds(kernel, self.machine)) for kernel in self.kernels)
+        return sum(kernel.num_runs * max(compute_kernel_times(kernel, self.machine)) for kernel in self.kernels)
 
     @property
     def compute_seconds(self) -> float:
         """The minimum time of the compute-bound kernels; all other kernels are memory-bound."""
-        seconds = ((kernel.num_runs, *kernel_seconds(kernel, self.machine)) for kernel in self.kernels)
+        seconds = ((kernel.num_runs, *compute_kernel_times(kernel, self.machine)) for kernel in self.kernels)
         return sum(num_runs * compute for num_runs, compute, memory in seconds if compute > memory)
 
     @property
     def bottleneck(self) -> str:
         """The bottleneck: COMPUTE if compute-bound kernels use more than half of the minimum time, otherwise HBM."""
-        return COMPUTE if 2 * self.compute_seconds > self.seconds else HBM
+        return COMPUTE if 2 * self.compute_seconds > self.kernel_seconds else HBM
 
     @property
     def estimated_seconds(self) -> float:
@@ -212,7 +212,7 @@ class KernelCosts:
         total: collections.Counter[str] = collections.Counter()
         for kernel in self.kernels:
             if kernel.cycles is None:
-                total.update({kernel.op: kernel.num_runs * max(kernel_seconds(kernel, self.machine))})
+                total.update({kernel.op: kernel.num_runs * max(compute_kernel_times(kernel, self.machine))})
         return total
 
 
@@ -244,7 +244,7 @@ class CollectiveCost:
 
 
 @dataclasses.dataclass(frozen=True)
-class StepBound(KernelCosts):
+class StepTimeBound(KernelCosts):
     """The minimum time of a step on a machine; `operations` and `collectives` are sorted by decreasing cost."""
 
     operations: tuple[OperationCosts, ...]
@@ -261,23 +261,23 @@ class StepBound(KernelCosts):
     @property
     def overlapped_seconds(self) -> float:
         """The minimum time if all collectives overlap with kernels."""
-        return max(self.seconds, self.collective_seconds)
+        return max(self.kernel_seconds, self.collective_seconds)
 
     @property
     def serial_seconds(self) -> float:
         """The minimum time if no collective overlaps with a kernel."""
-        return self.seconds + self.collective_seconds
+        return self.kernel_seconds + self.collective_seconds
 
     @property
     def gap_seconds(self) -> float:
         """The total time of gaps between kernels, which the bound excludes."""
-        return self.count * self.machine.gap
+        return self.num_kernel_runs * self.machine.gap
 
     def phase_seconds(self, phase: str) -> float:
-        return sum(operation.seconds for operation in self.operations if operation.location.phase == phase)
+        return sum(operation.kernel_seconds for operation in self.operations if operation.location.phase == phase)
 
 
-def compute_step_bound(program: CompiledProgram, machine: Machine, slices: Sequence[int]) -> StepBound:
+def compute_step_time_bound(program: CompiledProgram, machine: Machine, slices: Sequence[int]) -> StepTimeBound:
     """Computes the minimum time of a program.
 
     Args:
@@ -287,12 +287,12 @@ def compute_step_bound(program: CompiledProgram, machine: Machine, slices: Seque
     for kernel in program.kernels:
         kernels_by_location.setdefault(parse_op_name(kernel.op_name), []).append(kernel)
     operations = [OperationCosts(machine, kernels, location) for location, kernels in kernels_by_location.items()]
-    operations.sort(key=lambda operation: -operation.seconds)
+    operations.sort(key=lambda operation: -operation.kernel_seconds)
     collectives = _sum_collectives(program.collectives, machine, slices)
-    return StepBound(machine, program.kernels, tuple(operations), collectives)
+    return StepTimeBound(machine, program.kernels, tuple(operations), collectives)
 
 
-def kernel_seconds(kernel: Kernel, machine: Machine) -> tuple[float, float]:
+def compute_kernel_times(kernel: Kernel, machine: Machine) -> tuple[float, float]:
     """Returns the compute time and the memory time of one run of a kernel, in seconds."""
     compute = sum(flops / machine.peak_flops_per_second(dtype) for dtype, flops in kernel.flops.items())
     return compute, kernel.bytes / machine.bandwidth
@@ -311,7 +311,7 @@ def _sum_collectives(
         crossed = max(len({slices[device] for device in group}) for group in collective.groups)
         key = kind, machine.link_name if crossed == 1 else NETWORK, members
         num_runs[key] += collective.num_runs
-        size = hlo_costs.bytes_sent(kind, collective.operand_bytes, members, crossed)
+        size = hlo_costs.count_bytes_sent(kind, collective.operand_bytes, members, crossed)
         sent[key] += collective.num_runs * size
     rates = {machine.link_name: machine.link, NETWORK: machine.network}
     costs = []

@@ -27,18 +27,18 @@ def kernel(op_name='jit(step_fn)/jvp(f)/encoder/mlp/dot_general', num_runs=1, fl
 def bound(*operations, machine=MACHINE, slices=(0, 0, 1, 1)):
     kernels = tuple(operation for operation in operations if isinstance(operation, Kernel))
     collectives = tuple(operation for operation in operations if operation not in kernels)
-    return roofline.compute_step_bound(CompiledProgram(kernels, collectives), machine, slices)
+    return roofline.compute_step_time_bound(CompiledProgram(kernels, collectives), machine, slices)
 
 
 def test_a_kernel_takes_the_longer_of_compute_and_memory_time():
     result = bound(kernel(flops={'bf16': 400}, size=10), kernel(flops={'f32': 50}, size=30, num_runs=2))
     # 4 s of products and 1 s of traffic; twice 1 s of products and 3 s of traffic.
-    assert result.seconds == 4 + 2 * 3 and result.compute_seconds == 4
-    assert (result.flops, result.bytes, result.count) == ({'bf16': 400, 'f32': 100}, 70, 3)
+    assert result.kernel_seconds == 4 + 2 * 3 and result.compute_seconds == 4
+    assert (result.flops, result.hbm_bytes, result.num_kernel_runs) == ({'bf16': 400, 'f32': 100}, 70, 3)
 
 
 def test_an_unknown_dtype_has_the_lowest_peak():
-    assert bound(kernel(flops={'c64': 100})).seconds == 2
+    assert bound(kernel(flops={'c64': 100})).kernel_seconds == 2
     assert all(
         machine.peak_flops_per_second(EXACT_FLOAT32) == min(machine.peaks.values()) for machine in MACHINES.values()
     )
@@ -46,7 +46,7 @@ def test_an_unknown_dtype_has_the_lowest_peak():
 
 def test_kernels_are_grouped_by_module_and_phase_and_sorted_by_cost():
     result = bound(kernel(size=10), kernel(op_name='jit(step_fn)/mul', size=30), kernel(size=11, cycles=5))
-    assert [(operation.location.module, operation.seconds) for operation in result.operations] == [
+    assert [(operation.location.module, operation.kernel_seconds) for operation in result.operations] == [
         (roofline.OPTIMIZER, 3.0),
         ('encoder/mlp', 2.1),
     ]
