@@ -58,7 +58,7 @@ def find_branch_point() -> str:
     raise SystemExit('error: there is no branch main to compare with; specify a revision with --since REV')
 
 
-def changed_files(since: str) -> set[str]:
+def find_changed_files(since: str) -> set[str]:
     """Returns the files that were changed, added or deleted since a commit, including untracked files."""
     known = run_git('diff', '--name-only', '--no-renames', since, '--')
     return {*known, *run_git('ls-files', '--others', '--exclude-standard')}
@@ -71,7 +71,7 @@ class DependencyGraph:
         self.names = names
         self.tests = sorted(name for name in names if re.search(r'^tests/(.*/)?test_\w+\.py$', name))
 
-    def module_files(self, dotted: str) -> Iterator[str]:
+    def find_module_files(self, dotted: str) -> Iterator[str]:
         """Returns the files of the module that the longest prefix of a dotted name refers to, and of its packages."""
         parts = dotted.split('.')
         for root in MODULE_ROOTS:
@@ -84,7 +84,7 @@ class DependencyGraph:
                     yield from (name for name in (*found, *packages) if name in self.names)
                     break
 
-    def path_files(self, word: str) -> Iterator[str]:
+    def find_path_files(self, word: str) -> Iterator[str]:
         yield from (root + word for root in PATH_ROOTS if root + word in self.names)
 
     @functools.cache  # noqa: B019 (there is one object, which lives as long as the process)
@@ -94,23 +94,23 @@ class DependencyGraph:
         if not path.is_file() or path.suffix not in ('.py', '.gin', '.md', '.ipynb', '.sh', '.sbatch', '.toml'):
             return set()
         if path.name == 'conftest.py':
-            return set()  # only the fixtures that a test uses are dependencies, see `_conftest_files`
+            return set()  # only the fixtures that a test uses are dependencies, see `_find_conftest_files`
         text = path.read_text(encoding='utf-8')
         if path.suffix != '.md':
             text = re.sub(r'^\s*#[^!].*', '', text, flags=re.MULTILINE)
         if path.suffix != '.py':
-            return {*self._files_in_import_lines(text), *self._mentioned_files(text)} - {name}
+            return {*self._find_files_in_import_lines(text), *self._find_mentioned_files(text)} - {name}
         tree = ast.parse(text)
         if name.startswith(('remixer_t5x/', 'tasks/')):
             # Only strings that consist of a path are dependencies, because messages also name files as examples.
             strings: set[object] = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
-            return {*self._imported_files(tree), *self._string_files(strings)} - {name}
-        found = {*self._imported_files(tree), *self._mentioned_files(text)}
+            return {*self._find_imported_files(tree), *self._find_files_in_strings(strings)} - {name}
+        found = {*self._find_imported_files(tree), *self._find_mentioned_files(text)}
         if name in self.tests:
-            found |= set(self._conftest_files(name, text))
+            found |= set(self._find_conftest_files(name, text))
         return found - {name}
 
-    def _conftest_files(self, test: str, text: str) -> Iterator[str]:
+    def _find_conftest_files(self, test: str, text: str) -> Iterator[str]:
         """Returns the `conftest.py` files of a test, and the imports of the fixtures that the test mentions."""
         for folder in pathlib.PurePosixPath(test).parents:
             conftest = f'{folder}/conftest.py'
@@ -118,36 +118,36 @@ class DependencyGraph:
                 yield conftest
                 for node in ast.parse((ROOT / conftest).read_text(encoding='utf-8')).body:
                     if not isinstance(node, ast.FunctionDef) or re.search(rf'\b{node.name}\b', text):
-                        yield from self._imported_files(node)
+                        yield from self._find_imported_files(node)
 
-    def _imported_files(self, tree: ast.AST) -> Iterator[str]:
+    def _find_imported_files(self, tree: ast.AST) -> Iterator[str]:
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
                 for alias in node.names:
-                    yield from self.module_files(alias.name)
+                    yield from self.find_module_files(alias.name)
             elif isinstance(node, ast.ImportFrom) and node.module:
                 for alias in node.names:
-                    yield from self.module_files(f'{node.module}.{alias.name}')
+                    yield from self.find_module_files(f'{node.module}.{alias.name}')
 
-    def _files_in_import_lines(self, text: str) -> Iterator[str]:
+    def _find_files_in_import_lines(self, text: str) -> Iterator[str]:
         for module, name in re.findall(r'^\s*from ([\w.]+) import (\w+)', text, re.MULTILINE):
-            yield from self.module_files(f'{module}.{name}')
+            yield from self.find_module_files(f'{module}.{name}')
 
-    def _string_files(self, strings: set[object]) -> Iterator[str]:
+    def _find_files_in_strings(self, strings: set[object]) -> Iterator[str]:
         for string in strings:
             if isinstance(string, str) and re.fullmatch(r'remixer_\w+(\.\w+)+', string):
-                yield from self.module_files(string)
+                yield from self.find_module_files(string)
             elif isinstance(string, str) and re.fullmatch(r'[\w/-]+\.\w+', string):
-                yield from self.path_files(string)
+                yield from self.find_path_files(string)
 
-    def _mentioned_files(self, text: str) -> Iterator[str]:
+    def _find_mentioned_files(self, text: str) -> Iterator[str]:
         """Returns the files that a test, script or page mentions by module, path, folder or model name."""
         text = text.replace("' / '", '/')
         for dotted in set(re.findall(r'\b(?:remixer_t5x|remixer_tasks|tests)(?:\.\w+)+', text)):
-            yield from self.module_files(dotted)
+            yield from self.find_module_files(dotted)
         for word in set(re.findall(r'[\w.-]+(?:/[\w.-]+)*/?', text)):
             if '/' in word or '.' in word:
-                yield from self.path_files(word)
+                yield from self.find_path_files(word)
         # A path with a variable part, such as f'models/{name}.gin', is a dependency on all files in the folder.
         folders = set(re.findall(r'([\w-]+)/[{*]', text))
         if 'glob(' in text:
@@ -158,7 +158,7 @@ class DependencyGraph:
         for models in set(re.findall(r'--models?[= ]([\w,]+)', text)):
             yield from self.names & {f'configs/models/{model}.gin' for model in models.split(',')}
 
-    def find_chain(self, test: str, changed: set[str]) -> list[str] | None:
+    def find_dependency_chain(self, test: str, changed: set[str]) -> list[str] | None:
         """Returns the shortest dependency chain from a test to a changed file, or None."""
         seen, chains = {test}, [[test]]
         while chains:
@@ -178,10 +178,10 @@ def select_tests(files: DependencyGraph, changed: set[str]) -> dict[str, str]:
     general = sorted(changed & AFFECTS_ALL_TESTS)
     if general:
         return dict.fromkeys(files.tests, f'every test depends on {general[0]}')
-    chains = {test: files.find_chain(test, changed) for test in files.tests}
+    chains = {test: files.find_dependency_chain(test, changed) for test in files.tests}
     chosen = {test: ' > '.join(chain[1:]) or 'changed itself' for test, chain in chains.items() if chain}
     for name in sorted(changed - UNREAD_FILES):
-        if not any(files.find_chain(test, {name}) for test in files.tests):
+        if not any(files.find_dependency_chain(test, {name}) for test in files.tests):
             return dict.fromkeys(files.tests, f'no known test reads {name}, so all tests run')
     return chosen
 
@@ -190,7 +190,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--since', metavar='REV', help='the revision to compare with (default: the main branch)')
     since = parser.parse_args().since or find_branch_point()
-    changed = changed_files(since)
+    changed = find_changed_files(since)
     files = DependencyGraph({*run_git('ls-files'), *changed})
     chosen = select_tests(files, changed)
     print(f'{len(changed)} files changed since {since[:12]}:', *sorted(changed), sep='\n  ', file=sys.stderr)

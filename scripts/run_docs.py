@@ -26,7 +26,7 @@ PATHS = f'{ROOT}:{ROOT}/tasks'
 GUIDE = ROOT / 'docs' / 'guide'
 
 
-def code_blocks(page: str, language: str = 'bash') -> list[str]:
+def extract_code_blocks(page: str, language: str = 'bash') -> list[str]:
     """Returns the fenced code blocks of a language in order."""
     return re.findall(rf'^```{language}\n(.*?)^```$', page, re.DOTALL | re.MULTILINE)
 
@@ -37,10 +37,10 @@ def build_script(path: pathlib.Path) -> str:
         cells = json.loads(path.read_text())['cells']
         code = '\n'.join(''.join(cell['source']) for cell in cells if cell['cell_type'] == 'code')
         return f"export MPLBACKEND=Agg\npython - <<'END'\n{code}\nEND\n"
-    return '\n'.join(code_blocks(path.read_text()))
+    return '\n'.join(extract_code_blocks(path.read_text()))
 
 
-def heredoc_content(page: str, name: str) -> str:
+def extract_heredoc(page: str, name: str) -> str:
     """Returns the content of the file `name` that a page writes with a here-document."""
     return re.findall(rf"^cat > {re.escape(name)} <<'END'\n(.*?)^END$", page, re.DOTALL | re.MULTILINE)[0]
 

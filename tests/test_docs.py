@@ -42,7 +42,7 @@ run_docs = load_script('run_docs')
 
 def find_commands(page):
     """Yields the remixer-t5x command lines of a page, except those with variables or omitted arguments."""
-    text = '\n'.join(run_docs.code_blocks(page.read_text(), r'(?:bash|text|console|)'))
+    text = '\n'.join(run_docs.extract_code_blocks(page.read_text(), r'(?:bash|text|console|)'))
     # Skip the contents of files that the page writes.
     text = re.sub(r"<<'END'\n.*?^END$", '', text, flags=re.DOTALL | re.MULTILINE)
     for line in text.replace('\\\n', ' ').splitlines():
@@ -180,7 +180,7 @@ def test_configuration_of_every_command_loads(page, words, tmp_path, monkeypatch
     monkeypatch.setattr(sys, 'path', [str(tmp_path), *sys.path])
     for name in re.findall(r"^cat > (\S+) <<'END'$", page.read_text(), re.MULTILINE):
         (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(run_docs.heredoc_content(page.read_text(), name))
+        (tmp_path / name).write_text(run_docs.extract_heredoc(page.read_text(), name))
     _write_user_files(tmp_path, words)
     monkeypatch.setattr(conversions, 'get_or_convert_model_dir', lambda path: tmp_path / 'kept')
 
@@ -285,7 +285,9 @@ def test_the_readme_shows_what_the_quickstart_prints(tmp_path, monkeypatch, caps
     assert main.main(['train', '--gin_file=experiments/quickstart.gin', *flags]) == 0
     printed = {_normalize(line) for line in capsys.readouterr().out.splitlines()}
     (block,) = [
-        block for block in run_docs.code_blocks((ROOT / 'README.md').read_text(), 'text') if '  answer ' in block
+        block
+        for block in run_docs.extract_code_blocks((ROOT / 'README.md').read_text(), 'text')
+        if '  answer ' in block
     ]
     shown = [_normalize(line) for line in block.splitlines() if line != '...']
     assert len(shown) > 15 and set(shown) <= printed

@@ -47,7 +47,7 @@ def parse_row(row):
 
 @pytest.mark.parametrize('length', [47, 100])
 def test_toy_task_rows_follow_the_papers_description(studies, length):
-    inputs, targets, local = studies.shapes.make_rows(np.random.default_rng(0), 200, length)
+    inputs, targets, local = studies.shapes.generate_examples(np.random.default_rng(0), 200, length)
     starts, first_kinds = [], []
     for row, target, guess in zip(inputs, targets, local, strict=True):
         shapes, kinds, expected = parse_row(row)
@@ -117,20 +117,22 @@ def test_counted_flops_equal_the_papers_formulas(studies):
     args = studies.length.parse_arguments(['--embed=32', '--hidden=48', '--heads=4', '--lengths=16'])
 
     def count(name, n):
-        return studies.length.forward_flops(studies.length.build_mixer('bidirectional', name, n, args), n, 32, False)
+        return studies.length.count_forward_flops(
+            studies.length.build_mixer('bidirectional', name, n, args), n, 32, False
+        )
 
     for n in (16, 64):
         # Only matrix products: the formulas of D.1 without GELU, and attention with an output projection.
         assert count('hyper_mixer', n) == 4 * n * 48 * 32 + n * (2 * 32 * 32 + 2 * 32 * 48)
         assert count('attention', n) == 8 * n * 32 * 32 + 4 * n * n * 32
         assert count('mlp_mixer', n) == 4 * n * 48 * 32
-        printed = studies.length.attention_operations(n, 32, 4)
+        printed = studies.length.count_attention_operations(n, 32, 4)
         assert printed == 6 * 4 * 8**2 + 4 * n**2 * 2 * 8 + 3 * n + 2 * 32 * n**2
 
 
 def test_length_study_resumes(studies, tmp_path, monkeypatch, capsys):
     out, figure = tmp_path / 'length.jsonl', tmp_path / 'length.png'
-    monkeypatch.setattr(studies.length, 'mixer_names', lambda side, args: ['attention', 'fnet'])
+    monkeypatch.setattr(studies.length, 'select_mixer_names', lambda side, args: ['attention', 'fnet'])
     words = ['--embed=8', '--hidden=8', '--heads=2', '--rounds=1', '--sides=bidirectional', f'--out={out}']
     monkeypatch.setattr(sys, 'argv', ['length.py', *words, '--lengths=4'])
     studies.length.main()
@@ -142,7 +144,7 @@ def test_length_study_resumes(studies, tmp_path, monkeypatch, capsys):
 
 def test_weights_belong_to_the_pixel_that_the_decoder_has_read(studies):
     module = studies.two_sources
-    model, params, loss = module.train(False, seed=0, tim_layers=1, steps=1, batch_size=2, learning_rate=1e-2)
+    model, params, loss = module.train_model(False, seed=0, tim_layers=1, steps=1, batch_size=2, learning_rate=1e-2)
     images = module.make_images(np.random.default_rng(1), 2, shuffled=False)
     changed = images.copy()
     changed[0, -1, -1] = (changed[0, -1, -1] + 3) % module.LEVELS

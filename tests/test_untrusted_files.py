@@ -17,7 +17,7 @@ from remixer_t5x.cli import infer
 from remixer_t5x.data import task_vocabulary
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate import checkpoint_evaluation, text_inference, text_inputs
-from remixer_t5x.extras.reports import overview, records, sweep
+from remixer_t5x.extras.reports import overview, run_records, sweep
 from remixer_t5x.interop import safetensors_files, shared_folder
 from remixer_t5x.interop.huggingface import model_folders, t5_tokenizer
 from remixer_t5x.interop.huggingface.model_family import HuggingFaceConfig
@@ -48,8 +48,8 @@ def resume_metrics(path):
 
 
 def summarize_metrics(path):
-    if metrics_records := records.read_records(path):
-        overview.summarize_run(records.RecordedRun('a', 'a', metrics_records))
+    if metrics_records := run_records.read_records(path):
+        overview.summarize_run(run_records.RecordedRun('a', 'a', metrics_records))
 
 
 def read_texts(path):

@@ -194,7 +194,8 @@ def extract_adapters(args: argparse.Namespace) -> None:
     record[saved_params.BASE_PARAMS_KEY] = saved_params.hash_params(base_arrays)
     # If --from_hf converted the base model to the cache, record its Hugging Face name: the cache may be removed.
     if base.is_relative_to(model_dir.to_absolute_path(cache.cache_root())):
-        record[saved_params.BASE_SOURCE_KEY] = lazy_imports.import_extra('hub.client').model_name(
+        client = lazy_imports.import_extra('hub.client')
+        record[saved_params.BASE_SOURCE_KEY] = client.format_model_name(
             base_record['converted_from']
         )
     write_model_dir(folder, traverse_util.unflatten_dict(changed, sep='/'), step, record, config)

@@ -95,8 +95,8 @@ def run(args: argparse.Namespace) -> None:
     elif source == 'average':
         conversions.average_checkpoints(args)
     elif target in ('to_shared', 'push_to_hub'):
-        share = lazy_imports.import_extra('hub.share')
-        (share.write_shared_model if target == 'to_shared' else share.push_shared_model)(args)
+        shared_model = lazy_imports.import_extra('hub.shared_model')
+        (shared_model.write_shared_model if target == 'to_shared' else shared_model.push_shared_model)(args)
     elif target == 'to_safetensors':
         conversions.convert_to_safetensors(args)
     else:

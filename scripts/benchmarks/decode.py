@@ -27,7 +27,7 @@ PEER = 'Hugging Face'
 NO_EOS = -1
 
 
-def build_our_calls(model_name: str, args: argparse.Namespace) -> tuple[dict[int, Callable[[], Any]], str]:
+def build_our_decoders(model_name: str, args: argparse.Namespace) -> tuple[dict[int, Callable[[], Any]], str]:
     """Returns a decoding function for each number of beams (1 is greedy), and the compilation time."""
     import jax
     import numpy as np
@@ -54,18 +54,18 @@ def build_our_calls(model_name: str, args: argparse.Namespace) -> tuple[dict[int
         start = time.perf_counter()
         compiled = jax.jit(generate).lower(params, batch).compile()
         seconds.append(f'{time.perf_counter() - start:.1f}')
-        calls[beams] = functools.partial(_call_and_wait, compiled, params, batch)
+        calls[beams] = functools.partial(_decode_and_wait, compiled, params, batch)
     return calls, f'compiled in {" and ".join(seconds)} s'
 
 
-def _call_and_wait(compiled: Callable[..., Any], *arguments: Any) -> Any:
+def _decode_and_wait(compiled: Callable[..., Any], *arguments: Any) -> Any:
     import jax
 
     return jax.block_until_ready(compiled(*arguments))
 
 
-def build_peer_calls(args: argparse.Namespace) -> tuple[dict[int, Callable[[], Any]], str]:
-    """Builds the decoding functions of Hugging Face's T5 v1.1, in the format of `build_our_calls`."""
+def build_peer_decoders(args: argparse.Namespace) -> tuple[dict[int, Callable[[], Any]], str]:
+    """Builds the decoding functions of Hugging Face's T5 v1.1, in the format of `build_our_decoders`."""
     import torch
 
     model = model_process.build_huggingface_t5(args.size).eval()
@@ -90,25 +90,25 @@ def main() -> None:
     parser.add_argument('--outputs', type=int, default=64)
     parser.add_argument('--beams', type=lambda text: [int(n) for n in text.split(',')], default=[1, 4])
     args = parser.parse_args()
-    processes = model_process.start_processes(_serve_calls, PEER, args)
+    processes = model_process.start_processes(_serve_decoding_times, PEER, args)
     print(f'{os.cpu_count()} cores; batch {args.batch}, {args.inputs} to {args.outputs}, {args.size}, {args.dtype}')
     for name, process in processes.items():
-        print(f'{name}: {process.call("facts")}', flush=True)
+        print(f'{name}: {process.send_request("facts")}', flush=True)
     times: dict[tuple[str, int], list[tuple[float, float]]] = {}
     for _ in range(args.rounds):
         for beams in args.beams:
             for name, process in processes.items():
-                times.setdefault((name, beams), []).append(process.call(beams))
+                times.setdefault((name, beams), []).append(process.send_request(beams))
     for process in processes.values():
         process.stop()
     print_times(times, args)
 
 
-def _serve_calls(pipe, name: str, args: argparse.Namespace) -> None:
+def _serve_decoding_times(pipe, name: str, args: argparse.Namespace) -> None:
     """Receives numbers of beams; decodes once for each, and sends back the wall time and the CPU time."""
     keep_freed_buffers()
     pipe.recv()
-    calls, facts = build_peer_calls(args) if name == PEER else build_our_calls(name, args)
+    calls, facts = build_peer_decoders(args) if name == PEER else build_our_decoders(name, args)
     for call in calls.values():
         call()  # Not timed: the first call allocates memory.
     pipe.send(facts)

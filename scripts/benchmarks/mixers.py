@@ -59,7 +59,7 @@ def make_context(length: int, causal: bool, **flags) -> SequenceContext:
     return SequenceContext(jnp.ones((1, length), jnp.int32), positions, causal=causal, **flags)
 
 
-def fastest_seconds(call: Callable[[], Any], rounds: int, clock: Callable[[], float] = time.perf_counter) -> float:
+def time_fastest_call(call: Callable[[], Any], rounds: int, clock: Callable[[], float] = time.perf_counter) -> float:
     """Returns the time of the fastest of `rounds` calls in seconds, after one call that is not timed."""
     jax.block_until_ready(call())
     seconds = []
@@ -85,10 +85,10 @@ def measure_gradient(
     gigabytes = gradient.memory_analysis().temp_size_in_bytes / 2**30
     if gigabytes > limit:
         return math.inf, gigabytes
-    return fastest_seconds(lambda: gradient(variables, x), rounds), gigabytes
+    return time_fastest_call(lambda: gradient(variables, x), rounds), gigabytes
 
 
-def decode_seconds(module: nn.Module, length: int, embed: int, rounds: int) -> float:
+def time_decoding_step(module: nn.Module, length: int, embed: int, rounds: int) -> float:
     """Returns the time of a decoding step in seconds, with a nearly full cache of `length` tokens."""
     x = jnp.ones((1, length, embed))
     ctx = make_context(length, causal=True, decode=True)
@@ -96,18 +96,18 @@ def decode_seconds(module: nn.Module, length: int, embed: int, rounds: int) -> f
     cache = module.apply({'params': params}, x, ctx, mutable=['cache'])[1]['cache']
 
     @jax.jit
-    def steps(cache, x):
-        def step(index, carry):
+    def run_decoding_steps(cache, x):
+        def run_decoding_step(index, carry):
             cache, x = carry
             at = jnp.asarray(length - 1 - DECODING_STEPS, jnp.int32) + index
             facts = dataclasses.replace(make_context(1, causal=True, decode=True), step=at, positions=at[None, None])
             x, variables = module.apply({'params': params, 'cache': cache}, x, facts, mutable=['cache'])
             return variables['cache'], x / (1 + jnp.max(jnp.abs(x)))
 
-        return jax.lax.fori_loop(0, DECODING_STEPS, step, (cache, x))
+        return jax.lax.fori_loop(0, DECODING_STEPS, run_decoding_step, (cache, x))
 
     token = x[:, :1]
-    return fastest_seconds(lambda: steps(cache, token), rounds) / DECODING_STEPS
+    return time_fastest_call(lambda: run_decoding_steps(cache, token), rounds) / DECODING_STEPS
 
 
 Results = dict[str, dict[int, tuple[float, float]]]
@@ -152,7 +152,7 @@ def print_decoding_times(lengths: list[int], args: argparse.Namespace) -> None:
     print(f'{"":18s}' + ''.join(f'{length:>10,}' for length in lengths))
     for name in build_mixers(args.embed, args.hidden, args.heads, lengths[0], args.window)['causal']:
         modules = [build_mixers(args.embed, args.hidden, args.heads, n, args.window)['causal'][name]() for n in lengths]
-        times = [decode_seconds(m, n, args.embed, args.rounds) for m, n in zip(modules, lengths, strict=True)]
+        times = [time_decoding_step(m, n, args.embed, args.rounds) for m, n in zip(modules, lengths, strict=True)]
         print(f'{name:18s}' + ''.join(f'{1e6 * seconds:10.0f}' for seconds in times), flush=True)
 
 

@@ -19,7 +19,7 @@ class ModelProcess:
         self._process = context.Process(target=serve, args=(child_pipe, name, args), daemon=True)
         self._process.start()
 
-    def call(self, request: Any = 'go') -> Any:
+    def send_request(self, request: Any = 'go') -> Any:
         """Sends a request and returns the answer."""
         self._pipe.send(request)
         return self._pipe.recv()

@@ -57,13 +57,13 @@ def build_our_step(model_name: str, args: argparse.Namespace) -> tuple[Callable[
     lowered.compile()
     seconds = time.perf_counter() - start
 
-    def step() -> None:
+    def run_step() -> None:
         nonlocal state
         state, metrics = jitted(state, data)
         jax.block_until_ready((state, metrics))
 
     facts = {'parameters': counted.total_parameters, 'flops': counted.training_flops * args.batch, 'compile': seconds}
-    return step, facts
+    return run_step, facts
 
 
 def build_torch_step(args: argparse.Namespace) -> tuple[Callable[[], None], dict[str, Any]]:
@@ -75,15 +75,15 @@ def build_torch_step(args: argparse.Namespace) -> tuple[Callable[[], None], dict
     inputs = torch.randint(1, 32128, (args.batch, args.inputs))
     labels = torch.randint(1, 32128, (args.batch, args.targets))
 
-    def step() -> None:
+    def run_step() -> None:
         optimizer.zero_grad(set_to_none=True)
         model(input_ids=inputs, labels=labels).loss.backward()
         optimizer.step()
 
-    return step, {}
+    return run_step, {}
 
 
-def matmul_flops_per_second() -> float:
+def measure_matmul_flops_per_second() -> float:
     """Measures the best FLOP/s of a [4096, 1024] x [1024, 1024] float32 matmul."""
     import jax
     import jax.numpy as jnp
@@ -103,8 +103,8 @@ def main() -> None:
     parser = model_process.build_parser(__doc__, 't5_1_1,remixer')
     parser.add_argument('--targets', type=int, default=114)
     args = parser.parse_args()
-    processes = model_process.start_processes(_serve_calls, PEER, args)
-    facts = {name: process.call() for name, process in processes.items()}
+    processes = model_process.start_processes(_serve_step_times, PEER, args)
+    facts = {name: process.send_request() for name, process in processes.items()}
     first = next(iter(facts.values()))
     print(
         f'{first["device"]}, {os.cpu_count()} cores; batch {args.batch}, {args.inputs} to {args.targets}, {args.size}, '
@@ -114,14 +114,14 @@ def main() -> None:
     times: dict[str, list[float]] = {name: [] for name in processes}
     for _ in range(args.rounds):
         for name, process in processes.items():
-            process.call()  # Not timed: the first step after idling is slower.
-            times[name].append(process.call())
+            process.send_request()  # Not timed: the first step after idling is slower.
+            times[name].append(process.send_request())
     for process in processes.values():
         process.stop()
     print_times(times, facts, args)
 
 
-def _serve_calls(pipe, name: str, args: argparse.Namespace) -> None:
+def _serve_step_times(pipe, name: str, args: argparse.Namespace) -> None:
     """Sends the properties of the model for the first request, and the time of a step for each later request."""
     keep_freed_buffers()
     pipe.recv()
@@ -131,7 +131,7 @@ def _serve_calls(pipe, name: str, args: argparse.Namespace) -> None:
 
         facts |= {
             'device': f'{jax.devices()[0].device_kind} x {jax.device_count()}',
-            'matmul': matmul_flops_per_second(),
+            'matmul': measure_matmul_flops_per_second(),
         }
     pipe.send(facts)
     while pipe.recv() == 'go':

@@ -48,7 +48,7 @@ def generate_batches(rows: int, seed: int = 0) -> Iterator[Mapping[str, jax.Arra
         yield {name: jnp.asarray(array) for name, array in arrays.items()}
 
 
-def train(
+def train_model(
     model: Model, width: int, base_width: int | None, rate: float, data: Sequence[Mapping[str, jax.Array]]
 ) -> tuple[train_state.Params, list[float]]:
     """Trains for one step per batch, and returns the parameters and the losses."""
@@ -64,7 +64,9 @@ def train(
     return state.params, losses
 
 
-def activation_rms(model: Model, params: train_state.Params, batch: Mapping[str, jax.Array]) -> dict[str, float]:
+def compute_activation_rms(
+    model: Model, params: train_state.Params, batch: Mapping[str, jax.Array]
+) -> dict[str, float]:
     """Returns the RMS of the logits and of the residual stream after each layer."""
     options = {'enable_dropout': False, 'capture_intermediates': True, 'mutable': ['intermediates']}
     apply = jax.jit(functools.partial(model.module.apply, **options))
@@ -80,7 +82,7 @@ def activation_rms(model: Model, params: train_state.Params, batch: Mapping[str,
     }
 
 
-def rms_slopes_by_width(
+def compute_rms_slopes(
     name: str, widths: Sequence[int], base_width: int | None, rate: float, steps: int
 ) -> dict[str, float]:
     """Returns the slope of log RMS against log width, for each layer and the logits, after `steps` training steps."""
@@ -88,8 +90,8 @@ def rms_slopes_by_width(
     values = []
     for width in widths:
         model = build_scaled_model(name, width, base_width)
-        params, _ = train(model, width, base_width, rate, [batch] * steps)
-        values.append(activation_rms(model, params, batch))
+        params, _ = train_model(model, width, base_width, rate, [batch] * steps)
+        values.append(compute_activation_rms(model, params, batch))
     return {key: float(np.polyfit(np.log(widths), np.log([value[key] for value in values]), 1)[0]) for key in values[0]}
 
 
@@ -112,14 +114,14 @@ def main() -> None:
     for name in args.models.split(','):
         for label, base_width in (('muP', widths[0]), ('standard', None)):
             if not args.rates:
-                fitted = rms_slopes_by_width(name, widths, base_width, args.rate, args.steps or 10)
+                fitted = compute_rms_slopes(name, widths, base_width, args.rate, args.steps or 10)
                 print(f'{name:20s} {label:9s}', '  '.join(f'{key} {slope:+.3f}' for key, slope in fitted.items()))
                 continue
             data = [batch for batch, _ in zip(generate_batches(32), range(args.steps or 200), strict=False)]
             for width in widths:
                 model = build_scaled_model(name, width, base_width)
                 losses = {
-                    power: float(np.mean(train(model, width, base_width, 2.0**power, data)[1][-20:]))
+                    power: float(np.mean(train_model(model, width, base_width, 2.0**power, data)[1][-20:]))
                     for power in range(-11, -3)
                 }
                 best = min(losses, key=losses.__getitem__)

@@ -22,10 +22,12 @@ from remixer_t5x.cli import data
 from remixer_t5x.data.batch_formats import ENCODER_DECODER
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate.text_inference import TextCodec
-from remixer_t5x.extras.reports.pictures import learned
+from remixer_t5x.extras.reports.pictures import learned_weights
 
 
-def summarize_tokens(ids: np.ndarray, weights: np.ndarray, most: int) -> Iterator[tuple[int, int, float, float, float]]:
+def summarize_token_weights(
+    ids: np.ndarray, weights: np.ndarray, most: int
+) -> Iterator[tuple[int, int, float, float, float]]:
     """Yields (id, count, minimum weight, mean weight, maximum weight) for the most frequent ids.
 
     Args:
@@ -44,20 +46,20 @@ def compute_competition_weights(trained: TrainedModel, texts: list[str]) -> tupl
     length = trained.lengths['inputs']
     encoder = TextCodec(trained.vocabulary, length)
     rows: list[np.ndarray] = [np.asarray(encoder.encode(text, 0)[0], np.int32)[:length] for text in texts]
-    layers: list[learned.LayerArray] = []
+    layers: list[learned_weights.LayerArray] = []
     parts = []
     is_seq2seq = trained.model.model_type == ENCODER_DECODER
 
     @jax.jit
-    def sow(params, ids):
+    def compute_intermediates(params, ids):
         inputs = (ids, jnp.zeros((1, 1), jnp.int32)) if is_seq2seq else (ids,)
         options = {'enable_dropout': False, 'mutable': ['intermediates']}
         return trained.model.module.apply({'params': params}, *inputs, **options)[1]['intermediates']
 
     for row in rows:
-        sown = jax.device_get(sow(trained.params, np.pad(row, (0, length - len(row)))[None]))
-        weights = learned.competition_weights(sown, trained.params)
-        layers = [layer for layer in weights if layer.stack == learned.ENCODER]
+        sown = jax.device_get(compute_intermediates(trained.params, np.pad(row, (0, length - len(row)))[None]))
+        weights = learned_weights.collect_competition_weights(sown, trained.params)
+        layers = [layer for layer in weights if layer.stack == learned_weights.ENCODER]
         if not layers:
             raise UserError(f'{trained.source} has no layers with competition; use a run with --model=tim')
         parts.append(np.stack([layer.array[0, : len(row)] for layer in layers]))
@@ -76,7 +78,7 @@ def main() -> None:
     ids, weights, layers = compute_competition_weights(trained, texts[: args.lines])
     print(f'{len(ids):,} tokens, {len(layers)} TIM layers; weight of mechanism 1')
     print('| token | occurrences | minimum | mean | maximum |\n|---|---|---|---|---|')
-    for token, count, low, mean, high in summarize_tokens(ids, weights, args.tokens):
+    for token, count, low, mean, high in summarize_token_weights(ids, weights, args.tokens):
         print(f'| {data.decode_piece(trained.vocabulary, token)!r} | {count:,} | {low:.3f} | {mean:.3f} | {high:.3f} |')
     print('\n| correlation | ' + ' | '.join(layers) + ' |\n|---' + '|---' * len(layers) + '|')
     for name, row in zip(layers, np.atleast_2d(np.corrcoef(weights)), strict=True):

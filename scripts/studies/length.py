@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
-from library.records import ResultsFile, sorted_integers
+from library.records import ResultsFile, parse_sorted_integers
 
 from remixer_t5x.costs import model_counts
 from remixer_t5x.extras.reports.pictures import drawing
@@ -30,17 +30,17 @@ import mixers as benchmark  # noqa: E402
 CLOCKS = {'wall': time.perf_counter, 'cpu': time.process_time}
 
 
-def hyper_mixing_operations(length: int, embed: int, hidden: int) -> int:
+def count_hyper_mixing_operations(length: int, embed: int, hidden: int) -> int:
     """Computes HyperMixing's operation count with tied weights, `d (4 N d' + 9 d') + N (2 d^2 + 2 d' d + 9 d)`."""
     return embed * (4 * length * hidden + 9 * hidden) + length * (2 * embed**2 + 2 * hidden * embed + 9 * embed)
 
 
-def attention_operations(length: int, embed: int, heads: int) -> int:
+def count_attention_operations(length: int, embed: int, heads: int) -> int:
     """Computes appendix D.3's operation count of attention, `6 h (d/h)^2 + h N^2 2 (d/h) + 3 N + 2 d N^2`."""
     return 6 * heads * (embed // heads) ** 2 + 2 * embed * length**2 + 3 * length + 2 * embed * length**2
 
 
-def attention_operations_per_token(length: int, embed: int, heads: int) -> int:
+def count_attention_operations_per_token(length: int, embed: int, heads: int) -> int:
     """Computes attention's operation count, where all N tokens are projected, with a softmax per token and head."""
     projections = 6 * heads * (embed // heads) ** 2 * length
     return projections + 4 * embed * length**2 + 3 * heads * length**2
@@ -49,13 +49,13 @@ def attention_operations_per_token(length: int, embed: int, heads: int) -> int:
 def count_operations_by_formula(length: int, args: argparse.Namespace) -> dict[str, int]:
     """Returns the number of operations of each mixer according to the formulas in HyperMixer's appendix D."""
     return {
-        'appendix D: HyperMixing': hyper_mixing_operations(length, args.embed, args.hidden),
-        'appendix D: attention': attention_operations(length, args.embed, args.heads),
-        'the same, every token': attention_operations_per_token(length, args.embed, args.heads),
+        'appendix D: HyperMixing': count_hyper_mixing_operations(length, args.embed, args.hidden),
+        'appendix D: attention': count_attention_operations(length, args.embed, args.heads),
+        'the same, every token': count_attention_operations_per_token(length, args.embed, args.heads),
     }
 
 
-def mixer_names(side: str, args: argparse.Namespace) -> list[str]:
+def select_mixer_names(side: str, args: argparse.Namespace) -> list[str]:
     return list(benchmark.build_mixers(args.embed, args.hidden, args.heads, args.lengths[0], args.window)[side])
 
 
@@ -63,49 +63,51 @@ def build_mixer(side: str, name: str, length: int, args: argparse.Namespace) -> 
     return benchmark.build_mixers(args.embed, args.hidden, args.heads, length, args.window)[side][name]()
 
 
-def variable_shapes(module: nn.Module, length: int, embed: int, causal: bool) -> Any:
+def compute_variable_shapes(module: nn.Module, length: int, embed: int, causal: bool) -> Any:
     """Returns the shapes of the module's variables."""
     x = jnp.zeros((1, length, embed))
     shapes = jax.eval_shape(lambda key: module.init(key, x, benchmark.make_context(length, causal)), jax.random.key(0))
     return nn.unbox(shapes)
 
 
-def forward_flops(module: nn.Module, length: int, embed: int, causal: bool) -> float:
+def count_forward_flops(module: nn.Module, length: int, embed: int, causal: bool) -> float:
     """Traces the module to count its forward FLOPs for one example."""
     ctx = benchmark.make_context(length, causal)
     x = jax.ShapeDtypeStruct((1, length, embed), jnp.float32)
-    variables = variable_shapes(module, length, embed, causal)
+    variables = compute_variable_shapes(module, length, embed, causal)
     return model_counts.count_total_flops(lambda variables, x: module.apply(variables, x, ctx), variables, x)
 
 
-def forward_seconds(module: nn.Module, length: int, embed: int, causal: bool, args: argparse.Namespace) -> float | None:
+def time_forward_pass(
+    module: nn.Module, length: int, embed: int, causal: bool, args: argparse.Namespace
+) -> float | None:
     """Times --rounds forward passes; returns the fastest time in seconds, or None if XLA needs over --memory_gb."""
     ctx = benchmark.make_context(length, causal)
     rng = np.random.default_rng(0)
 
-    def random(shape) -> jax.Array:
+    def draw_random_array(shape) -> jax.Array:
         return jnp.asarray(0.1 * rng.normal(size=shape.shape), shape.dtype)
 
     # Parameters are random numbers, because compiling the module's initialization would take longer than this program.
-    variables = jax.tree.map(random, variable_shapes(module, length, embed, causal))
-    x = random(jax.ShapeDtypeStruct((1, length, embed), jnp.float32))
+    variables = jax.tree.map(draw_random_array, compute_variable_shapes(module, length, embed, causal))
+    x = draw_random_array(jax.ShapeDtypeStruct((1, length, embed), jnp.float32))
     run = jax.jit(lambda variables, x: module.apply(variables, x, ctx)).lower(variables, x).compile()
     if run.memory_analysis().temp_size_in_bytes / 2**30 > args.memory_gb:
         return None
-    return benchmark.fastest_seconds(lambda: run(variables, x), args.rounds, CLOCKS[args.clock])
+    return benchmark.time_fastest_call(lambda: run(variables, x), args.rounds, CLOCKS[args.clock])
 
 
 def measure_cell(side: str, name: str, length: int, args: argparse.Namespace) -> dict[str, float | None]:
     module, causal = build_mixer(side, name, length, args), side == 'causal'
-    result: dict[str, float | None] = {'flops': forward_flops(module, length, args.embed, causal)}
-    result['forward'] = forward_seconds(module, length, args.embed, causal, args)
+    result: dict[str, float | None] = {'flops': count_forward_flops(module, length, args.embed, causal)}
+    result['forward'] = time_forward_pass(module, length, args.embed, causal, args)
     if args.backward:
         seconds, _ = benchmark.measure_gradient(module, length, args.embed, causal, args.rounds, args.memory_gb)
         result['backward'] = seconds if seconds != float('inf') else None
     return result
 
 
-def cell_settings(side: str, name: str, length: int, args: argparse.Namespace) -> dict[str, Any]:
+def build_cell_settings(side: str, name: str, length: int, args: argparse.Namespace) -> dict[str, Any]:
     shared = ('embed', 'hidden', 'heads', 'window', 'rounds', 'memory_gb', 'backward', 'clock')
     device = f'{jax.devices()[0].device_kind} x {jax.device_count()}'
     settings = {option: getattr(args, option) for option in shared}
@@ -117,12 +119,12 @@ Results = dict[str, dict[int, dict[str, float | None]]]
 
 def measure_missing_lengths(records: ResultsFile, args: argparse.Namespace) -> None:
     """Runs the missing cells in order of length, so that compared mixers run at about the same time."""
-    cells = [(side, name, n) for n in args.lengths for side in args.sides for name in mixer_names(side, args)]
-    missing = [cell for cell in cells if records.find_result(cell_settings(*cell, args)) is None]
+    cells = [(side, name, n) for n in args.lengths for side in args.sides for name in select_mixer_names(side, args)]
+    missing = [cell for cell in cells if records.find_result(build_cell_settings(*cell, args)) is None]
     print(f'{len(cells)} measurements, {len(cells) - len(missing)} already done', flush=True)
     for number, cell in enumerate(missing, 1):
         result = measure_cell(*cell, args)
-        records.append_result(cell_settings(*cell, args), result)
+        records.append_result(build_cell_settings(*cell, args), result)
         time_taken = 'too large' if result['forward'] is None else f'{1e3 * result["forward"]:.3f} ms'
         print(f'{number:3d} of {len(missing)}  {cell[0]} {cell[1]} at {cell[2]:,}: {time_taken}', flush=True)
 
@@ -130,8 +132,8 @@ def measure_missing_lengths(records: ResultsFile, args: argparse.Namespace) -> N
 def collect_results(records: ResultsFile, side: str, args: argparse.Namespace) -> Results:
     """Returns the results of the finished cells for each mixer and length."""
     results: Results = {}
-    for name in mixer_names(side, args):
-        found = {length: records.find_result(cell_settings(side, name, length, args)) for length in args.lengths}
+    for name in select_mixer_names(side, args):
+        found = {length: records.find_result(build_cell_settings(side, name, length, args)) for length in args.lengths}
         results[name] = {length: result for length, result in found.items() if result is not None}
     return results
 
@@ -165,7 +167,7 @@ def print_formulas(args: argparse.Namespace) -> None:
 
 def plot_figure(results: Results, file: str, args: argparse.Namespace, note: str) -> None:
     """Plots time (left) and FLOPs (right) of the bidirectional mixers."""
-    figure = drawing.new_figure(11.4, 4.4)
+    figure = drawing.create_figure(11.4, 4.4)
     panels = figure.subplots(1, 2)
     for panel, what, scale, label in zip(
         panels, ('forward', 'flops'), (1e3, 1e-6), ('ms', 'million FLOPs'), strict=True
@@ -191,7 +193,9 @@ def plot_figure(results: Results, file: str, args: argparse.Namespace, note: str
 
 def parse_arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--lengths', type=sorted_integers, default='64,256,1024,4096', help='comma-separated lengths')
+    parser.add_argument(
+        '--lengths', type=parse_sorted_integers, default='64,256,1024,4096', help='comma-separated lengths'
+    )
     parser.add_argument('--sides', type=lambda text: text.split(','), default='bidirectional,causal')
     parser.add_argument('--embed', type=int, default=256, help='model width d')
     parser.add_argument('--hidden', type=int, default=512, help="d' of HyperMixer, F of Remixer, S of MLP-Mixer")

@@ -30,7 +30,9 @@ VOCAB = 512
 SublayerKind = tuple[str, str]
 
 
-def ablation_effects(model: Model, inputs: np.ndarray, targets: np.ndarray, seed: int = 0) -> dict[SublayerKind, float]:
+def compute_ablation_effects(
+    model: Model, inputs: np.ndarray, targets: np.ndarray, seed: int = 0
+) -> dict[SublayerKind, float]:
     """Computes the effect of each kind of sublayer on the output y of its stack: `norm(y - y_ablated) / norm(y)`.
 
     For y_ablated, the sublayer's output is set to zero in every layer of the stack. The decoder always uses the
@@ -69,25 +71,25 @@ def _compute_outputs(model: Model, inputs: Any, targets: Any, seed: int) -> tupl
         return nn.intercept_methods(ablate_sublayer)
 
     @jax.jit
-    def run(key: jax.Array) -> dict[str, jax.Array]:
+    def run_model(key: jax.Array) -> dict[str, jax.Array]:
         params = nn.unbox(_init_params(model, kinds, key, inputs, targets))
         stacks = {stack for stack, _ in kinds}
 
-        def apply(stack: str, method: str, *args: Any) -> jax.Array:
+        def apply_ablated_stacks(stack: str, method: str, *args: Any) -> jax.Array:
             def run_ablated(keep: jax.Array) -> jax.Array:
                 with ablate_sublayers(stack, keep):
                     return model.module.apply({'params': params}, *args, enable_dropout=False, method=method)
 
             return jax.vmap(run_ablated)(jnp.concatenate([jnp.ones((1, len(kinds))), 1 - jnp.eye(len(kinds))]))
 
-        outputs = {'encoder': apply('encoder', 'encode', inputs)} if 'encoder' in stacks else {}
+        outputs = {'encoder': apply_ablated_stacks('encoder', 'encode', inputs)} if 'encoder' in stacks else {}
         if 'decoder' in stacks:
             memory = (outputs['encoder'][0], inputs) if outputs else ()
-            outputs['decoder'] = apply('decoder', 'decode_hidden', *memory, targets)
+            outputs['decoder'] = apply_ablated_stacks('decoder', 'decode_hidden', *memory, targets)
         return {stack: y.astype(jnp.float32) for stack, y in outputs.items()}
 
     with trace_layers_once():
-        outputs = jax.device_get(run(make_fast_prng_key(seed)))
+        outputs = jax.device_get(run_model(make_fast_prng_key(seed)))
     return kinds, {stack: np.asarray(y, np.float64) for stack, y in outputs.items()}
 
 
@@ -133,7 +135,7 @@ def main() -> None:
         for dtype in ('float32', 'bfloat16'):
             files = f'models/{model}.gin', f'sizes/{args.size}.gin'
             built = build_model(*files, VOCAB_SIZE=VOCAB, DTYPE=dtype, **macros)
-            by_dtype[dtype] = ablation_effects(built, inputs, targets)
+            by_dtype[dtype] = compute_ablation_effects(built, inputs, targets)
         for stack in ('encoder', 'decoder'):
             cells = [
                 f'{name} {moved:.3f}, {by_dtype["bfloat16"][stack, name]:.3f}'

@@ -24,7 +24,7 @@ import numpy as np
 import optax
 from flax import linen as nn
 from library import shapes, toy_model
-from library.records import ResultsFile, format_summary, sorted_integers
+from library.records import ResultsFile, format_summary, parse_sorted_integers
 
 from remixer_t5x.extras.reports.pictures import drawing
 
@@ -34,7 +34,7 @@ CHUNK = 50
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class StudySettings:
     """Settings shared by all cells. `length` is in tokens; `hidden` is the number of hidden units of the mixers."""
 
     length: int
@@ -47,7 +47,7 @@ class Settings:
 
 
 @functools.cache
-def compile_training(mixer: str, settings: Settings) -> tuple[Callable, Callable, Callable]:
+def compile_training(mixer: str, settings: StudySettings) -> tuple[Callable, Callable, Callable]:
     """Returns the compiled functions init, train and predict.
 
     A carry is a pair (parameters, Adam state), and rows are pairs (inputs, targets).
@@ -67,14 +67,14 @@ def compile_training(mixer: str, settings: Settings) -> tuple[Callable, Callable
     def loss(params, inputs, targets):
         return jnp.mean(jnp.square(network.apply(params, inputs) - targets))
 
-    def step(carry, rows):
+    def train_step(carry, rows):
         params, state = carry
         error, gradient = jax.value_and_grad(loss)(params, *rows)
         updates, state = adam.update(gradient, state, params)
         return (optax.apply_updates(params, updates), state), error
 
     def train(carry, rows):
-        carry, errors = jax.lax.scan(step, carry, rows)
+        carry, errors = jax.lax.scan(train_step, carry, rows)
         return carry, jnp.mean(errors)
 
     return jax.jit(init), jax.jit(train, donate_argnums=0), jax.jit(network.apply)
@@ -90,7 +90,7 @@ def draw_batches(rng: np.random.Generator, examples: int, batch: int) -> Iterato
         waiting = waiting[batch:]
 
 
-def train_and_test(mixer: str, examples: int, seed: int, settings: Settings) -> dict[str, float]:
+def train_and_test(mixer: str, examples: int, seed: int, settings: StudySettings) -> dict[str, float]:
     """Trains one model, and returns the mean squared errors per token on the last chunk of steps and on the test rows.
 
     The seed determines the rows, their order and the initial parameters.
@@ -98,13 +98,13 @@ def train_and_test(mixer: str, examples: int, seed: int, settings: Settings) -> 
     start = time.perf_counter()
     init, train, predict = compile_training(mixer, settings)
     rng = np.random.default_rng([seed, examples])
-    inputs, targets, _ = shapes.make_rows(rng, examples, settings.length)
+    inputs, targets, _ = shapes.generate_examples(rng, examples, settings.length)
     order = draw_batches(rng, examples, settings.batch)
     carry, error = init(jax.random.key(seed)), float('nan')
     for first in range(0, settings.steps, CHUNK):
         indices = np.stack(list(itertools.islice(order, min(CHUNK, settings.steps - first))))
         carry, error = train(carry, (inputs[indices], targets[indices]))
-    test_inputs, test_targets, _ = test_rows(settings)
+    test_inputs, test_targets, _ = generate_test_examples(settings)
     # Test rows are evaluated in chunks, because attention over all rows at once would need gigabytes of memory.
     parts = np.array_split(test_inputs, max(1, len(test_inputs) // 100))
     predicted = np.concatenate([predict(carry[0], part) for part in parts])
@@ -113,25 +113,25 @@ def train_and_test(mixer: str, examples: int, seed: int, settings: Settings) -> 
 
 
 @functools.cache
-def test_rows(settings: Settings) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    return shapes.make_rows(np.random.default_rng(TEST_SEED), settings.test_examples, settings.length)
+def generate_test_examples(settings: StudySettings) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    return shapes.generate_examples(np.random.default_rng(TEST_SEED), settings.test_examples, settings.length)
 
 
-def cell_settings(mixer: str, examples: int, seed: int, settings: Settings) -> dict[str, Any]:
+def build_cell_settings(mixer: str, examples: int, seed: int, settings: StudySettings) -> dict[str, Any]:
     return {'mixer': mixer, 'examples': examples, 'seed': seed, **dataclasses.asdict(settings)}
 
 
 Errors = dict[str, dict[int, list[float]]]
 
 
-def train_missing_models(records: ResultsFile, args: argparse.Namespace, settings: Settings) -> None:
+def train_missing_models(records: ResultsFile, args: argparse.Namespace, settings: StudySettings) -> None:
     """Runs the missing cells in order of seed, so that an interrupted study has results for all mixers."""
     cells = [(m, n, seed) for seed in range(args.seeds) for m in args.mixers for n in args.examples]
-    missing = [cell for cell in cells if records.find_result(cell_settings(*cell, settings)) is None]
+    missing = [cell for cell in cells if records.find_result(build_cell_settings(*cell, settings)) is None]
     print(f'{len(cells)} runs, {len(cells) - len(missing)} already done', flush=True)
     for number, (mixer, examples, seed) in enumerate(missing, 1):
         result = train_and_test(mixer, examples, seed, settings)
-        records.append_result(cell_settings(mixer, examples, seed, settings), result)
+        records.append_result(build_cell_settings(mixer, examples, seed, settings), result)
         print(
             f'{number:3d} of {len(missing)}  {mixer:12s}{examples:>8,} examples, seed {seed}: '
             f'test {result["test_mse"]:.3f}, training {result["train_mse"]:.3f}, {result["seconds"]:.0f} s',
@@ -139,21 +139,23 @@ def train_missing_models(records: ResultsFile, args: argparse.Namespace, setting
         )
 
 
-def collect_results(records: ResultsFile, args: argparse.Namespace, settings: Settings) -> Errors:
+def collect_results(records: ResultsFile, args: argparse.Namespace, settings: StudySettings) -> Errors:
     """Returns, for each mixer and number of training examples, the test errors of the finished seeds."""
     errors: Errors = {mixer: {} for mixer in args.mixers}
     for mixer in args.mixers:
         for examples in args.examples:
-            found = [records.find_result(cell_settings(mixer, examples, seed, settings)) for seed in range(args.seeds)]
+            found = [
+                records.find_result(build_cell_settings(mixer, examples, seed, settings)) for seed in range(args.seeds)
+            ]
             done = [result['test_mse'] for result in found if result is not None]
             if done:
                 errors[mixer][examples] = done
     return errors
 
 
-def baseline_errors(settings: Settings) -> dict[str, float]:
+def compute_baseline_errors(settings: StudySettings) -> dict[str, float]:
     """Returns the errors of two untrained baselines: the unchanged input, and the best guess from a shape's height."""
-    inputs, targets, local = test_rows(settings)
+    inputs, targets, local = generate_test_examples(settings)
     return {
         'input unchanged': float(np.mean(np.square(inputs - targets))),
         'own shape alone': float(np.mean(np.square(local - targets))),
@@ -173,7 +175,7 @@ def print_table(errors: Errors, sizes: list[int], references: dict[str, float]) 
 def plot_figure(errors: Errors, references: dict[str, float], file: str, note: str) -> None:
     from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 
-    figure = drawing.new_figure(6.4, 4.2)
+    figure = drawing.create_figure(6.4, 4.2)
     axes = figure.subplots()
     for colour, (mixer, by_size) in zip(drawing.COLOURS, errors.items(), strict=False):
         if not by_size:
@@ -206,7 +208,7 @@ def parse_arguments(given: list[str] | None = None) -> argparse.Namespace:
     known = list(toy_model.build_mixer_factories(1, 1, 1))
     parser.add_argument('--mixers', default=','.join(known), help='comma-separated mixers')
     examples = 'numbers of training examples, separated by commas'
-    parser.add_argument('--examples', type=sorted_integers, default='100,1000,10000', help=examples)
+    parser.add_argument('--examples', type=parse_sorted_integers, default='100,1000,10000', help=examples)
     parser.add_argument('--seeds', type=int, default=3, help='number of runs per mixer and training set size')
     parser.add_argument('--steps', type=int, default=2000)
     parser.add_argument('--batch', type=int, default=16)
@@ -229,7 +231,7 @@ def parse_arguments(given: list[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     args = parse_arguments()
-    settings = Settings(**{field.name: getattr(args, field.name) for field in dataclasses.fields(Settings)})
+    settings = StudySettings(**{field.name: getattr(args, field.name) for field in dataclasses.fields(StudySettings)})
     note = f'length {args.length}, width {args.width}, {args.steps:,} steps of {args.batch}, float32'
     print(f'{jax.devices()[0].device_kind} x {jax.device_count()}; {note}, hidden {args.hidden}; results in {args.out}')
     records = ResultsFile(args.out)
@@ -237,7 +239,7 @@ def main() -> None:
         print(f'{records.ignored} unreadable lines of {args.out} are ignored; their runs are repeated')
     if not args.show:
         train_missing_models(records, args, settings)
-    errors, references = collect_results(records, args, settings), baseline_errors(settings)
+    errors, references = collect_results(records, args, settings), compute_baseline_errors(settings)
     print_table(errors, args.examples, references)
     if args.figure:
         plot_figure(errors, references, args.figure, note)

@@ -18,7 +18,7 @@ import numpy as np
 
 import remixer_t5x
 from remixer_t5x.evaluate.predictions import make_decoder_arrays
-from remixer_t5x.extras.reports.pictures import drawing, learned
+from remixer_t5x.extras.reports.pictures import drawing, learned_weights
 
 HEIGHT, HALF = 12, 9
 LEVELS = 8
@@ -68,7 +68,7 @@ def make_batch(images: np.ndarray) -> dict[str, np.ndarray]:
     return make_decoder_arrays((images.reshape(len(images), -1) + 1).tolist(), HEIGHT * 2 * HALF)
 
 
-def train(shuffled: bool, seed: int, tim_layers: int, steps: int, batch_size: int, learning_rate: float) -> tuple:
+def train_model(shuffled: bool, seed: int, tim_layers: int, steps: int, batch_size: int, learning_rate: float) -> tuple:
     """Trains one model, and returns the model, the parameters, and the loss of the last 100 steps in nats per pixel."""
     model = remixer_t5x.build_model(
         *('models/tim.gin', 'sizes/mini.gin', 'model_types/decoder_only.gin'),
@@ -104,13 +104,15 @@ def compute_competition_weights(model, params, images: np.ndarray) -> list[np.nd
     # Input position i + 1 corresponds to pixel i.
     inputs = np.pad(batch['decoder_target_tokens'], ((0, 0), (1, 0)))
     _, sown = model.module.apply({'params': params}, inputs, enable_dropout=False, mutable=['intermediates'])
-    layers = learned.collect_layer_arrays(jax.device_get(sown['intermediates']), params, 'competition', 'competition')
+    layers = learned_weights.collect_layer_arrays(
+        jax.device_get(sown['intermediates']), params, 'competition', 'competition'
+    )
     return [layer.array[0, :, 1:, 0].reshape(images.shape) for layer in layers]
 
 
 def plot_figure(images: np.ndarray, weights: dict[str, np.ndarray], file: str) -> None:
     """Plots each image above the weights of mechanism 1 in each layer."""
-    figure = drawing.new_figure(1.4 * len(images) + 1, 0.95 * (len(weights) + 1))
+    figure = drawing.create_figure(1.4 * len(images) + 1, 0.95 * (len(weights) + 1))
     rows = {'image': (images, 'gray', LEVELS - 1), **{name: (array, 'viridis', 1) for name, array in weights.items()}}
     grid = figure.subplots(len(rows), len(images), squeeze=False)
     for axes_row, (name, (arrays, colours, largest)) in zip(grid, rows.items(), strict=True):
@@ -137,7 +139,9 @@ def main() -> None:
     for shuffled in (False, True):
         for seed in range(args.seeds):
             start = time.perf_counter()
-            model, params, loss = train(shuffled, seed, args.tim_layers, args.steps, args.batch, args.learning_rate)
+            model, params, loss = train_model(
+                shuffled, seed, args.tim_layers, args.steps, args.batch, args.learning_rate
+            )
             held_out = make_images(np.random.default_rng([seed, 1]), args.images, shuffled)
             weights = compute_competition_weights(model, params, held_out)
             for number, layer in enumerate(weights, 1):

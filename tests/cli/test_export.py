@@ -14,7 +14,7 @@ import pytest
 
 import remixer_t5x
 from remixer_t5x.cli.main import main
-from remixer_t5x.extras.export import functions
+from remixer_t5x.extras.export import exported_functions
 from tests.support import command_folder, hf_folders, saved_run
 
 # With sentinels, an unknown letter, a text that is too long, and one without tokens.
@@ -128,7 +128,7 @@ def test_an_int8_export_is_a_quarter_of_the_size_and_nearly_equal(outputs, curre
     scores, expected = np.asarray([outputs[0][name][-1] for name in PROGRAMS]), trained.score(*PAIRS)
     np.testing.assert_allclose(scores[0], scores[1], rtol=1e-5)
     assert 0 < np.abs(scores[0] - expected).max() < 0.02 * np.abs(expected).max()
-    rounded = dataclasses.replace(trained, params=functions.round_params(trained.model, trained.params))
+    rounded = dataclasses.replace(trained, params=exported_functions.round_params(trained.model, trained.params))
     np.testing.assert_allclose(scores[0], rounded.score(*PAIRS), rtol=1e-5)
     float32_bytes = 4 * sum(leaf.size for leaf in jax.tree.leaves(trained.params))
     # Each row of 16 has a scale, and the file has a header: together about 1% at usual widths.

@@ -16,8 +16,8 @@ from safetensors.numpy import load_file
 import remixer_t5x
 from remixer_t5x import UserError
 from remixer_t5x.cli.main import main
-from remixer_t5x.extras.hub import client, share
-from remixer_t5x.extras.reports import records
+from remixer_t5x.extras.hub import client, shared_model
+from remixer_t5x.extras.reports import run_records
 from remixer_t5x.interop import converted_checkpoint, safetensors_files
 from tests.support import hf_folders, saved_run
 from tests.support.fake_hub import FakeHub
@@ -225,7 +225,7 @@ def test_untrusted_code_is_never_imported(shared, tmp_path):
 def test_values_in_a_card_are_plain_text(run, monkeypatch):
     """Names of evaluations and folders, and the source of weights, may be untrusted."""
     hostile = '\n# heading\n[link](https://evil.example) <img src=x onerror=y> https://evil.example `code` | cell'
-    card = share.ModelCard(
+    card = shared_model.ModelCard(
         name=f'x;touch y{hostile}',
         address=f"x;touch y'{hostile}\n```",
         library='transformers',
@@ -237,10 +237,10 @@ def test_values_in_a_card_are_plain_text(run, monkeypatch):
         versions={hostile: hostile},
         origin=hostile,
     )
-    (finished,) = records.read_runs([str(run)])
-    latest = {hostile: finished.latest_evaluations()['held_out']}
-    monkeypatch.setattr(type(finished), 'latest_evaluations', lambda self: latest)
-    text = share.render_model_card(card, finished).split('---\n', 2)[2]
+    (finished,) = run_records.read_runs([str(run)])
+    latest = {hostile: finished.find_latest_evaluations()['held_out']}
+    monkeypatch.setattr(type(finished), 'find_latest_evaluations', lambda self: latest)
+    text = shared_model.render_model_card(card, finished).split('---\n', 2)[2]
     assert text.count('heading') > 5
     html = markdown_it.MarkdownIt('commonmark').enable('table').render(text)
     outside = re.sub(r'<pre>.*?</pre>', '', html, flags=re.DOTALL)

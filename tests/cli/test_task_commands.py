@@ -15,7 +15,7 @@ from remixer_t5x.checkpoints import saved_params
 from remixer_t5x.cli.main import main
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.evaluate import checkpoint_evaluation
-from remixer_t5x.extras.export import functions
+from remixer_t5x.extras.export import exported_functions
 from remixer_t5x.optim import train_state
 from tests.support import command_folder, toy_tasks
 
@@ -82,7 +82,9 @@ def test_eval_evaluates_the_model_of_a_quantised_export(finetuned, monkeypatch):
     assert evaluated['folder'].endswith('first/eval_int8')
     exact = parameters('first')
     jax.tree.map(
-        np.testing.assert_array_equal, evaluated['params'], functions.round_params(build_model('toy.gin'), exact)
+        np.testing.assert_array_equal,
+        evaluated['params'],
+        exported_functions.round_params(build_model('toy.gin'), exact),
     )
     table = exact['token_embedder']['embedding']
     assert 0 < np.abs(evaluated['params']['token_embedder']['embedding'] - table).max() < np.abs(table).max() / 200

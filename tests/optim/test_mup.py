@@ -106,8 +106,8 @@ def test_updates_and_initial_values_scale_with_the_width(wide, name):
 
 
 def test_activations_are_independent_of_width_only_with_mup():
-    scaled = width_transfer.rms_slopes_by_width('t5_1_1', (32, 128), 32, 2**-8, steps=3)
-    standard = width_transfer.rms_slopes_by_width('t5_1_1', (32, 128), None, 2**-8, steps=3)
+    scaled = width_transfer.compute_rms_slopes('t5_1_1', (32, 128), 32, 2**-8, steps=3)
+    standard = width_transfer.compute_rms_slopes('t5_1_1', (32, 128), None, 2**-8, steps=3)
     assert max(abs(slope) for key, slope in scaled.items() if key != 'logits') < 0.1
     assert standard['logits'] - scaled['logits'] > 0.3
 

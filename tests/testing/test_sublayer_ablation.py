@@ -23,7 +23,7 @@ def compute_effects(model: str, dtype: str, **macros: str) -> dict[sublayer_abla
     inputs, targets = (rng.integers(1, VOCAB, (2, n)).astype(np.int32) for n in (LENGTH, TARGETS))
     inputs[1, -4:] = 0
     sizes = SIZES | (PUBLISHED if model in STACKS else {})
-    return sublayer_ablation.ablation_effects(
+    return sublayer_ablation.compute_ablation_effects(
         build_model(f'models/{model}.gin', 'sizes/tiny.gin', **sizes, DTYPE=dtype, **macros), inputs, targets
     )
 

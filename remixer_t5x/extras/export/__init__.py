@@ -17,7 +17,7 @@ from remixer_t5x.errors import UserError
 
 if TYPE_CHECKING:
     from remixer_t5x.evaluate.text_inference import TextInference
-    from remixer_t5x.extras.export.functions import ExportedFunction
+    from remixer_t5x.extras.export.exported_functions import ExportedFunction
 
 STABLEHLO, SAVED_MODEL = 'stablehlo', 'saved_model'
 # Kinds of vocabularies. IDS means that the exported functions accept and return token ids instead of texts.
@@ -59,22 +59,22 @@ def run(args: argparse.Namespace) -> None:
 def _export_model(args: argparse.Namespace, settings: TextInference, folder: pathlib.Path) -> None:
     from remixer_t5x.data import batch_formats, task_vocabulary
     from remixer_t5x.evaluate import predictions, text_inference
-    from remixer_t5x.extras.export import functions
+    from remixer_t5x.extras.export import exported_functions
     from remixer_t5x.run_folder import model_dir
 
     model, vocabulary, decoder = settings.model, settings.vocabulary, settings.decoding.decoder
     task_vocabulary.check_vocabulary_size('VOCABULARY', vocabulary, model.vocab_size)
     lengths = batch_formats.get_max_inference_lengths(settings.decoding.feature_lengths)
     eos_id = None if vocabulary.eos_id is None else int(vocabulary.eos_id)
-    names = args.functions or functions.supported_functions(model)
+    names = args.functions or exported_functions.list_supported_functions(model)
     stop_strings = predictions.compile_stop_strings(settings.decoding.stop_strings, vocabulary)
-    programs = functions.build_functions(
+    programs = exported_functions.build_functions(
         model, names, lengths, decoder, task_vocabulary.get_end_id(vocabulary), stop_strings
     )
     step = settings.find_checkpoint_folder()
     print_labeled_line('reading', step)
-    exact = functions.flatten_params(settings.restore_params(step))
-    weights = functions.quantize_weights(model, exact) if args.quantize else exact
+    exact = exported_functions.flatten_params(settings.restore_params(step))
+    weights = exported_functions.quantize_weights(model, exact) if args.quantize else exact
     folder.mkdir(parents=True)
     kind = _write_vocabulary(vocabulary, folder)
     contents = {

@@ -16,7 +16,7 @@ import numpy as np
 
 from remixer_t5x.devices import jax_workarounds
 from remixer_t5x.extras.export import BYTES, IDS
-from remixer_t5x.extras.export.functions import ExportedFunction
+from remixer_t5x.extras.export.exported_functions import ExportedFunction
 from remixer_t5x.lazy_imports import tf
 
 Call = Callable[..., Any]
@@ -46,19 +46,19 @@ def write_saved_model(
         codec = _TensorFlowTokenizer(vocabulary, module.tokenizer, contents['vocabulary']['sentinel_pattern'])
     signatures: dict[str, Any] = {}
     for function in functions:
-        call = _build_ids_call(function.to_stablehlo(weights), module.weights)
+        call = _build_ids_function(function.to_stablehlo(weights), module.weights)
         specs = [tf.TensorSpec([None, *shape], tf.int32, name=name) for name, shape in function.inputs.items()]
         signatures[f'{function.name}_ids'] = tf.function(call, input_signature=specs, autograph=False)
         if codec is not None:
             specs = [tf.TensorSpec([None], tf.string, name=name) for name in function.inputs if name != 'seed']
-            text_call = _build_text_call(call, function, codec, contents)
+            text_call = _build_text_function(call, function, codec, contents)
             signatures[function.name] = tf.function(text_call, input_signature=specs, autograph=False)
     module.functions = dict(signatures)
     tf.saved_model.save(module, os.fspath(folder), signatures=signatures)
     return sorted(signatures)
 
 
-def _build_ids_call(exported: jax.export.Exported, weights: Mapping[str, Any]) -> Call:
+def _build_ids_function(exported: jax.export.Exported, weights: Mapping[str, Any]) -> Call:
     """Returns a function that takes token ids and runs the program as one TensorFlow operation, XlaCallModule.
 
     jax2tf is not used, because TensorFlow releases older than a month cannot read the StableHLO that jax2tf writes.
@@ -69,7 +69,7 @@ def _build_ids_call(exported: jax.export.Exported, weights: Mapping[str, Any]) -
     types = [tf.as_dtype(aval.dtype) for aval in exported.out_avals]
     shapes = [[size if isinstance(size, int) else None for size in aval.shape] for aval in exported.out_avals]
 
-    def call(*inputs: Any) -> Any:
+    def call_with_ids(*inputs: Any) -> Any:
         leaves = jax.tree.leaves(((dict(weights), *inputs), {}))
         results = xla.call_module(
             [tf.convert_to_tensor(leaves[index]) for index in exported.module_kept_var_idx],
@@ -82,10 +82,10 @@ def _build_ids_call(exported: jax.export.Exported, weights: Mapping[str, Any]) -
         )
         return jax.tree.unflatten(exported.out_tree, results)
 
-    return call
+    return call_with_ids
 
 
-def _build_text_call(
+def _build_text_function(
     call: Call, function: ExportedFunction, codec: _TensorFlowTokenizer, contents: Mapping[str, Any]
 ) -> Call:
     lengths, ends_inputs = contents['lengths'], contents['vocabulary']['ends_inputs']

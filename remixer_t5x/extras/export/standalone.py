@@ -39,7 +39,7 @@ class Model:
     def generate(self, texts, seed=0):
         """Returns a list of (answer, score) for each text, best first; only sampling uses `seed`."""
         seeds = np.arange(seed, seed + len(texts), dtype=np.int32)
-        outputs = self._run('generate', self._tokenize(texts, 'inputs'), seeds)
+        outputs = self._run_function('generate', self._tokenize(texts, 'inputs'), seeds)
         return [
             [(self.decode(ids), float(score)) for ids, score in zip(tokens, scores, strict=True)]
             for tokens, scores in zip(outputs['tokens'], outputs['scores'], strict=True)
@@ -47,15 +47,17 @@ class Model:
 
     def score(self, inputs, targets):
         """Returns log p(target | input) for each pair of texts."""
-        return self._run('score', self._tokenize(inputs, 'inputs'), self._tokenize(targets, 'targets'))['scores']
+        tokens = self._tokenize(inputs, 'inputs'), self._tokenize(targets, 'targets')
+        return self._run_function('score', *tokens)['scores']
 
     def encode(self, texts):
         """Returns the mean encoder output of each text, [texts, width]."""
-        return self._run('encode', self._tokenize(texts, 'inputs'))['mean']
+        return self._run_function('encode', self._tokenize(texts, 'inputs'))['mean']
 
     def classify(self, texts):
         """Returns the most likely label of each text, or the predicted number for a regression model."""
-        scores, labels = self._run('classify', self._tokenize(texts, 'inputs'))['scores'], self.contents['labels']
+        scores = self._run_function('classify', self._tokenize(texts, 'inputs'))['scores']
+        labels = self.contents['labels']
         return [labels[int(np.argmax(row))] if labels else float(row[0]) for row in scores]
 
     def tokenize_text(self, text):
@@ -106,7 +108,7 @@ class Model:
             row[: len(ids)] = ids
         return rows
 
-    def _run(self, name, *inputs):
+    def _run_function(self, name, *inputs):
         """Runs a function in batches padded to power-of-two sizes, because each batch size is compiled separately."""
         call, parts = self._load_function(name).call, []
         for first in range(0, len(inputs[0]), MAX_BATCH_SIZE):

@@ -42,22 +42,22 @@ def resolve_folder(path: str, print_line: Callable[[str, str], None] = lambda la
     folder = pathlib.Path(path).expanduser()
     if folder.is_dir():
         return folder
-    parsed = _parse_name(path)
+    parsed = _parse_hub_name(path)
     if parsed is None or folder.exists():
         raise UserError(f'{path} is not a folder; use a folder, or the name of a model on the Hub, such as USER/NAME')
     name, revision = parsed
     hub = import_optional('huggingface_hub', f'{path} is not a folder, and a model on the Hub', 'hub')
 
-    def download(revision: str | None) -> pathlib.Path:
+    def download_revision(revision: str | None) -> pathlib.Path:
         return pathlib.Path(hub.snapshot_download(name, revision=revision, allow_patterns=[*WEIGHTS, *_OTHER_FILES]))
 
     def has_weights(folder: pathlib.Path) -> bool:
         return any(next(folder.glob(pattern), None) for pattern in WEIGHTS)
 
     with _wrap_hub_errors(name, 'downloaded'):
-        snapshot = download(revision)
+        snapshot = download_revision(revision)
         if not has_weights(snapshot) and revision is None and (revision := _find_converted_revision(hub, name)):
-            snapshot = download(revision)
+            snapshot = download_revision(revision)
     if not has_weights(snapshot):
         raise UserError(
             f'{name} has no safetensors on the Hub, neither in main nor in a pull request by {CONVERSION_BOT}, and '
@@ -69,22 +69,22 @@ def resolve_folder(path: str, print_line: Callable[[str, str], None] = lambda la
     return snapshot
 
 
-def model_name(folder: str) -> str:
+def format_model_name(folder: str) -> str:
     """Returns NAME@COMMIT for a folder in the Hugging Face cache, and the path of any other folder unchanged."""
     match = re.search(r'/models--([^/]+)/snapshots/([^/]+)/?$', folder)
     return folder if match is None else f'{match[1].replace("--", "/")}@{match[2]}'
 
 
-def describe_origin(folder: str) -> str:
+def describe_model_origin(folder: str) -> str:
     """Returns the model name and commit of a folder in the Hugging Face cache, or the name of any other folder."""
-    if model_name(folder) == folder:
+    if format_model_name(folder) == folder:
         return pathlib.PurePath(folder).name
-    return '{} of the Hugging Face Hub, commit {}'.format(*model_name(folder).split('@'))
+    return '{} of the Hugging Face Hub, commit {}'.format(*format_model_name(folder).split('@'))
 
 
 def check_upload_name(name: str) -> str:
     """Removes `hf://` from a Hub name. Raises UserError if the name is invalid or the user is not logged in."""
-    parsed = _parse_name(name)
+    parsed = _parse_hub_name(name)
     if parsed is None or parsed[1] is not None:
         raise UserError(f'{name} is not a valid Hub name; use NAME or USER/NAME with only letters, digits, -, _ and .')
     if import_optional('huggingface_hub', '--push_to_hub', 'hub').get_token() is None:
@@ -104,7 +104,7 @@ def upload_model(folder: pathlib.Path, name: str, private: bool, message: str) -
     return str(address)
 
 
-def _parse_name(text: str) -> tuple[str, str | None] | None:
+def _parse_hub_name(text: str) -> tuple[str, str | None] | None:
     """Parses `NAME` or `NAME@REVISION` to (name, revision). Returns None if `text` is not a valid Hub name."""
     match = _HUB_NAME.fullmatch(text.removeprefix(shared_folder.HUB_SCHEME))
     return (match['name'], match['revision']) if match else None

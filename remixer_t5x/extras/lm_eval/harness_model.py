@@ -106,10 +106,10 @@ class RemixerLM(LM):
         if self.model_type == batch_formats.CLASSIFIER:
             likelihoods = self._score_labels(pairs)
         elif self.model_type == batch_formats.ENCODER_ONLY:
-            likelihoods = self._score_masked([self._tokenize_and_split(*pair) for pair in pairs])
+            likelihoods = self._score_with_masked_lm([self._tokenize_and_split(*pair) for pair in pairs])
         else:
             likelihoods = self._score_pairs(
-                [self._encode_pair(*pair) for pair in pairs], self._max_lengths(), disable_tqdm
+                [self._encode_pair(*pair) for pair in pairs], self._find_max_lengths(), disable_tqdm
             )
         for request, likelihood in zip(requests, likelihoods, strict=True):
             self.cache_hook.add_partial('loglikelihood', request.args, likelihood)
@@ -125,14 +125,14 @@ class RemixerLM(LM):
             raise UserError(
                 'the task needs loglikelihood_rolling, but a classifier only scores its labels; omit the task'
             )
-        lengths = self._max_lengths()
+        lengths = self._find_max_lengths()
         longest = lengths['targets']
         if self.model_type == batch_formats.ENCODER_ONLY:
             longest = lengths['inputs'] - len(self._begin) - len(self._end)
-        windows = [list(self._split_windows(request.args[0], longest)) for request in requests]
+        windows = [list(self._split_into_windows(request.args[0], longest)) for request in requests]
         pairs = [pair for text in windows for pair in text]
         if self.model_type == batch_formats.ENCODER_ONLY:
-            scores = iter(self._score_masked(pairs))
+            scores = iter(self._score_with_masked_lm(pairs))
         else:
             scores = iter(self._score_pairs(pairs, lengths, disable_tqdm))
         totals = [float(sum(next(scores)[0] for _ in text)) for text in windows]
@@ -159,7 +159,7 @@ class RemixerLM(LM):
 
     def _generate(self, contexts: Sequence[str], kwargs: Mapping[str, Any]) -> list[str]:
         until, length, decoder = parse_generation_kwargs(kwargs, self.trained.lengths['targets'])
-        lengths = self._lengths_for_answer(length)
+        lengths = self._compute_feature_lengths(length)
         end = self._end if self.trained.ends_inputs else []
         inputs = [[*self._tokenize(context), *end][-lengths['inputs'] :] for context in contexts]
         answers = self._build_predictor(lengths, decoder).predict(self.trained.params, inputs)
@@ -185,7 +185,7 @@ class RemixerLM(LM):
                 room = max(len(continuation), room + 1 - max(len(context), 1))
             groups.setdefault(predictions.round_up_length(len(continuation), room), []).append(index)
         for length, group in tqdm(sorted(groups.items()), disable=disable_tqdm, desc='Lengths of loglikelihood'):
-            lengths = self._lengths_for_answer(length)
+            lengths = self._compute_feature_lengths(length)
             contexts = [pairs[index][0][-lengths['inputs'] :] for index in group]
             arrays = predictions.make_decoder_arrays([pairs[index][1] for index in group], length)
             results = self._build_predictor(lengths).score_and_match(self.trained.params, contexts, arrays)
@@ -193,7 +193,7 @@ class RemixerLM(LM):
                 likelihoods[index] = float(score), bool(is_greedy)
         return likelihoods
 
-    def _score_masked(self, pairs: Sequence[tuple[Ids, Ids]]) -> list[Likelihood]:
+    def _score_with_masked_lm(self, pairs: Sequence[tuple[Ids, Ids]]) -> list[Likelihood]:
         """Scores (context, continuation) pairs with a masked language model, using one row per continuation token."""
         rows, positions, tokens, pair_indices = [], [], [], []
         longest = self.trained.lengths['inputs'] - len(self._begin) - len(self._end)
@@ -267,7 +267,7 @@ class RemixerLM(LM):
     def _tokenize(self, text: str) -> Ids:
         return [int(token) for token in self.trained.vocabulary.encode(text)][len(self._begin) :]
 
-    def _split_windows(self, text: str, length: int) -> Iterator[tuple[Ids, Ids]]:
+    def _split_into_windows(self, text: str, length: int) -> Iterator[tuple[Ids, Ids]]:
         # The first window has no context, because decoder-only models start each row with id 0. For encoder-decoders,
         # the end token is appended to the text, as in lm_eval's `hf`.
         end = self._end if self.model_type == batch_formats.ENCODER_DECODER else []
@@ -275,7 +275,7 @@ class RemixerLM(LM):
             context, continuation = utils.make_disjoint_window(window)
             yield end if context == [-1] else context, continuation
 
-    def _max_lengths(self) -> dict[str, int]:
+    def _find_max_lengths(self) -> dict[str, int]:
         """Returns the maximum lengths of context and continuation. Decoder-only rows reserve one context token."""
         lengths = self.trained.lengths
         if self.model_type != batch_formats.DECODER_ONLY:
@@ -283,7 +283,7 @@ class RemixerLM(LM):
         row = lengths['inputs'] + lengths['targets']
         return {'inputs': row, 'targets': row - 1}
 
-    def _lengths_for_answer(self, length: int) -> dict[str, int]:
+    def _compute_feature_lengths(self, length: int) -> dict[str, int]:
         """Returns input and target lengths for `length` answer tokens; decoder-only prompts use the rest of the row."""
         lengths = self.trained.lengths
         if self.model_type != batch_formats.DECODER_ONLY:

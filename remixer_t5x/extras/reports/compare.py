@@ -25,7 +25,7 @@ from remixer_t5x.extras.reports.sweep import (
     SweepStopped,
     format_setting,
     parse_seeds,
-    print_line,
+    print_progress_line,
 )
 
 COMMANDS = (train.TRAIN.name, train.FINETUNE.name)
@@ -115,12 +115,12 @@ def run(args: argparse.Namespace) -> int:
             all_counts = _count_costs(args, runs, check_runs=True)
         counts = {model: all_counts[model, setting] for model, setting in best.items()}
         for model, count in counts.items():
-            print_line(f'{model}: {count.total_parameters:,} parameters')
-        for line in [*notes, *cost_matching.cost_warnings(counts)]:
-            print_line(line)
-        search = _run_search(runs, sweep) if len(runs.settings) > 1 else None
+            print_progress_line(f'{model}: {count.total_parameters:,} parameters')
+        for line in [*notes, *cost_matching.describe_cost_differences(counts)]:
+            print_progress_line(line)
+        search = _run_setting_search(runs, sweep) if len(runs.settings) > 1 else None
         if search:
-            best = {model: search.best_setting(model) for model in search.values}
+            best = {model: search.find_best_setting(model) for model in search.values}
         # Runs are ordered by seed, so that a stopped sweep has the same number of runs for each model.
         cells = [runs.build_cell(model, setting, seed) for seed in runs.seeds for model, setting in best.items()]
         sweep.run(cells)
@@ -130,7 +130,7 @@ def run(args: argparse.Namespace) -> int:
         with arguments.hide_library_output(args):
             _show_results(sweep, cells, all_counts, search, notes)
     for cell, line in sweep.failed.items():
-        print_line(f'FAILED {cell.name}: {line}')
+        print_progress_line(f'FAILED {cell.name}: {line}')
     return int(bool(sweep.failed))
 
 
@@ -141,25 +141,25 @@ def build_plan(args: argparse.Namespace) -> ComparisonPlan:
             raise UserError(
                 f'--gin.{name} must be omitted, because each run has its own value; use {_SWEEP_MACROS[name]}'
             )
-    models = {_model_label(model): model for model in args.models}
+    models = {_format_model_label(model): model for model in args.models}
     if len(models) < len(args.models):
         raise UserError(f'--models must not name a model twice, got {",".join(args.models)}; use distinct file names')
     recipe = (
         args.compared,
-        *cost_matching.config_flags(args, args.gin_file),
+        *cost_matching.build_config_flags(args, args.gin_file),
         *(f'--gin.{name}={value}' for name, value in args.gin_flags),
     )
     folder = pathlib.Path(args.folder).expanduser().absolute()
-    return ComparisonPlan(models, _build_grid(args), parse_seeds(args.seeds), folder, recipe)
+    return ComparisonPlan(models, _build_setting_grid(args), parse_seeds(args.seeds), folder, recipe)
 
 
-def _model_label(model: str) -> str:
+def _format_model_label(model: str) -> str:
     """Returns a model's label in tables and folders, such as `mine+fnet` for `path/mine.gin+sublayers/fnet`."""
     parts = [part.strip().removesuffix('.gin') for part in model.split('+')]
     return '+'.join(part if '=' in part else part.rpartition('/')[2] for part in parts)
 
 
-def _build_grid(args: argparse.Namespace) -> list[Setting]:
+def _build_setting_grid(args: argparse.Namespace) -> list[Setting]:
     """Builds the grid of settings for `--over`; with `--over_random`, returns the start of the shuffled grid."""
     axes: dict[str, list[str]] = {}
     for text in args.over:
@@ -169,7 +169,7 @@ def _build_grid(args: argparse.Namespace) -> list[Setting]:
                 f'--over={text} must name a macro that neither compare nor an earlier --over sets; '
                 'pass --over LEARNING_RATE=1e-3,3e-3'
             )
-        axes[name] = _split_values(values)
+        axes[name] = _split_macro_values(values)
         if not axes[name] or len(set(axes[name])) < len(axes[name]):
             raise UserError(f'--over={text} must list distinct values; pass --over {name}=1e-3,3e-3')
     grid = [tuple(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
@@ -179,7 +179,7 @@ def _build_grid(args: argparse.Namespace) -> list[Setting]:
     return grid
 
 
-def _split_values(text: str) -> list[str]:
+def _split_macro_values(text: str) -> list[str]:
     """Splits the values of a macro at commas outside of brackets and quotes."""
     values, depth, quote = [''], 0, ''
     for character in text:
@@ -215,7 +215,9 @@ def _equalize_costs(
         sweep.run(cells)
         for cell, line in sweep.failed.items():
             raise UserError(f'--equal=time needs the step time of each model, but {cell.name} failed: {line}')
-        seconds = {cell.model: cost_matching.seconds_per_step(run) for cell, run in _read_runs(cells, sweep).items()}
+        seconds = {
+            cell.model: cost_matching.compute_seconds_per_step(run) for cell, run in _read_runs(cells, sweep).items()
+        }
         for label, _ in others:
             ratio = seconds[label] / seconds[first]
             changes[label] = (('TRAIN_STEPS', str(max(1, round(steps / ratio)))),)
@@ -227,19 +229,19 @@ def _equalize_costs(
         target = cost_matching.get_cost(counts[first], args.equal)
         for label, model in others:
 
-            def cost_of(widths: Mapping[str, int], label: str = label, model: str = model) -> float:
+            def count_cost_of_widths(widths: Mapping[str, int], label: str = label, model: str = model) -> float:
                 flags = [*setting, *((name, str(width)) for name, width in widths.items())]
                 return cost_matching.get_cost(cost_matching.count_cost(args, label, model, flags), args.equal)
 
-            before = cost_of({}) / target - 1
+            before = count_cost_of_widths({}) / target - 1
             start = cost_matching.find_feed_forward_widths()
             if abs(before) > cost_matching.TOLERANCE:
-                widths = cost_matching.match_widths(cost_of, start, target)
+                widths = cost_matching.match_widths(count_cost_of_widths, start, target)
                 changes[label] = tuple((name, str(width)) for name, width in widths.items())
                 words = ' and '.join(f'{name} {widths[name]} instead of {start[name]}' for name in start)
                 notes.append(
                     f'{label} has {words}, to equal the {cost_matching.COST_NAMES[args.equal]} of {first}: '
-                    f'the difference is {cost_of(widths) / target - 1:+.1%} instead of {before:+.1%}.'
+                    f'the difference is {count_cost_of_widths(widths) / target - 1:+.1%} instead of {before:+.1%}.'
                 )
     for name in {name for change in changes.values() for name, _ in change} & {name for name, _ in setting}:
         raise UserError(f'--over must not set {name}, which --equal={args.equal} changes; remove one of the two flags')
@@ -271,9 +273,9 @@ def _count_costs(args: argparse.Namespace, runs: ComparisonPlan, check_runs: boo
     return counts
 
 
-def _run_search(runs: ComparisonPlan, sweep: Sweep) -> Any:
+def _run_setting_search(runs: ComparisonPlan, sweep: Sweep) -> Any:
     """Runs all settings with the first seed, and returns a `comparison.SettingSearch`."""
-    print_line(f'search: {len(runs.settings)} settings of each model with seed {runs.seeds[0]}')
+    print_progress_line(f'search: {len(runs.settings)} settings of each model with seed {runs.seeds[0]}')
     cells = [runs.build_cell(model, setting, runs.seeds[0]) for setting in runs.settings for model in runs.models]
     sweep.run(cells)
     if all(cell in sweep.failed for cell in cells):
@@ -285,10 +287,10 @@ def _run_search(runs: ComparisonPlan, sweep: Sweep) -> Any:
 
 def _read_runs(cells: Sequence[SweepCell], sweep: Sweep) -> dict[SweepCell, Any]:
     """Reads the results of the runs in `cells` that have not failed."""
-    from remixer_t5x.extras.reports import records
+    from remixer_t5x.extras.reports import run_records
 
     cells = [cell for cell in dict.fromkeys(cells) if cell not in sweep.failed]
-    return dict(zip(cells, records.read_runs([str(cell.folder) for cell in cells]), strict=True))
+    return dict(zip(cells, run_records.read_runs([str(cell.folder) for cell in cells]), strict=True))
 
 
 def _show_results(
@@ -299,31 +301,35 @@ def _show_results(
     notes: Sequence[str],
 ) -> None:
     """Prints the tables and conclusions, and writes the report, figures, CSV file and paragraph."""
-    from remixer_t5x.extras.reports import comparison, page, report_writer
+    from remixer_t5x.extras.reports import comparison, report_page, report_writer
     from remixer_t5x.extras.reports.pictures import drawing
-    from remixer_t5x.extras.reports.records import RunGroup
+    from remixer_t5x.extras.reports.run_records import RunGroup
 
     runs = _read_runs([*(search.cells if search else ()), *cells], sweep)
     counts = {cell.model: all_counts[cell.model, cell.setting] for cell in cells}
     by_model = {model: [runs[cell] for cell in cells if cell.model == model and cell in runs] for model in counts}
     groups = [RunGroup(model, members) for model, members in by_model.items() if members]
     failed = {cell.name: line for cell, line in sweep.failed.items()}
-    result = comparison.Comparison(groups, counts, search, notes, failed)
+    result = comparison.ModelComparison(groups, counts, search, notes, failed)
     tables = []
-    for heading, rows in (('', result.table), (f'search: {search.measure}' if search else '', result.search_table)):
+    for heading, rows in (
+        ('', result.results_table),
+        (f'search: {search.measure}' if search else '', result.search_table),
+    ):
         if rows:
             tables.append(console.build_table(heading, *(group.name for group in groups), words=(heading,)))
             for name, texts in rows:
                 tables[-1].add_row(name, *texts)
-    console.print_with_rich(*tables, *result.difference_sentences, '', result.paragraph, '')
+    console.print_with_rich(*tables, *result.difference_sentences, '', result.results_paragraph, '')
     comparison.write_csv(runs, sweep.failed, all_counts, sweep.folder / CSV_FILE)
-    (sweep.folder / PARAGRAPH_FILE).write_text(result.paragraph + '\n', encoding='utf-8')
-    pictures = result.pictures()
+    (sweep.folder / PARAGRAPH_FILE).write_text(result.results_paragraph + '\n', encoding='utf-8')
+    pictures = result.draw_pictures()
     for picture in pictures:
         drawing.save_picture(picture, sweep.folder / FIGURES)
     print(f'files        {sweep.folder}: {CSV_FILE}, {PARAGRAPH_FILE}, {FIGURES}/')
     report_writer.write_page(
-        page.render_page([run for group in groups for run in group.runs], comparison=result), sweep.folder / REPORT_FILE
+        report_page.render_page([run for group in groups for run in group.runs], comparison=result),
+        sweep.folder / REPORT_FILE,
     )
 
 

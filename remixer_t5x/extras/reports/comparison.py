@@ -15,11 +15,11 @@ from remixer_t5x.costs.model_counts import ModelCounts
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate.checkpoint_ranking import compute_signed_score
 from remixer_t5x.extras.reports import differences, overview
-from remixer_t5x.extras.reports.differences import CONFIDENCE, Measure
-from remixer_t5x.extras.reports.overview import Overview
+from remixer_t5x.extras.reports.differences import CONFIDENCE, ComparedMeasure
+from remixer_t5x.extras.reports.overview import RunOverview
 from remixer_t5x.extras.reports.pictures import drawing
 from remixer_t5x.extras.reports.pictures.drawing import Picture
-from remixer_t5x.extras.reports.records import RecordedRun, RunGroup
+from remixer_t5x.extras.reports.run_records import RecordedRun, RunGroup
 from remixer_t5x.extras.reports.sweep import Setting, SweepCell, format_setting
 from remixer_t5x.train import progress
 
@@ -47,10 +47,10 @@ class SettingSearch:
     def settings(self) -> list[Setting]:
         return list(dict.fromkeys(cell.setting for cell in self.cells))
 
-    def best_setting(self, model: str) -> Setting:
+    def find_best_setting(self, model: str) -> Setting:
         return max(self.values[model], key=lambda setting: self.sign * self.values[model][setting])
 
-    def expected_best_values(self, model: str) -> list[float]:
+    def compute_expected_best_values(self, model: str) -> list[float]:
         """Returns the expected best value of k random settings, for k = 1, ..., n."""
         values: np.ndarray = self.sign * np.asarray(list(self.values[model].values()))
         return (self.sign * differences.expected_maximum(values)).tolist()
@@ -66,7 +66,7 @@ def collect_search_results(cells: Sequence[SweepCell], runs: Mapping[SweepCell, 
     measure, sign = overview.HELD_OUT, -1
     values: dict[str, dict[Setting, float]] = {}
     for cell, run in runs.items():
-        latest = dataclasses.replace(run, evaluations=()).latest_evaluations().values()
+        latest = dataclasses.replace(run, evaluations=()).find_latest_evaluations().values()
         # The first number of a task's evaluation is the main metric, or None if the metric is not finite.
         metrics = [next(iter(record.numbers.items())) for record in latest if 'loss' not in record.numbers]
         value = overview.summarize_run(run).held_out
@@ -82,7 +82,7 @@ def collect_search_results(cells: Sequence[SweepCell], runs: Mapping[SweepCell, 
 
 
 @dataclasses.dataclass(frozen=True)
-class Comparison:
+class ModelComparison:
     """The results of all models and seeds, at the best settings if there was a search.
 
     Attributes:
@@ -98,21 +98,21 @@ class Comparison:
     failed: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
-    def overviews(self) -> dict[str, Overview]:
+    def overviews(self) -> dict[str, RunOverview]:
         return {run.name: overview.summarize_run(run) for group in self.groups for run in group.runs}
 
     @functools.cached_property
-    def rows(self) -> list[overview.MetricRow]:
+    def metric_rows(self) -> list[overview.MetricRow]:
         return overview.build_task_table(self.groups)
 
     @functools.cached_property
-    def compared_metrics(self) -> list[Measure]:
+    def compared_metrics(self) -> list[ComparedMeasure]:
         """The held-out loss and the main metric of each task."""
-        return overview.collect_measures(self.groups, overview.select_main_rows(self.rows), self.overviews)
+        return overview.collect_measures(self.groups, overview.select_main_rows(self.metric_rows), self.overviews)
 
     @functools.cached_property
     def bootstrap_results(self) -> list[str]:
-        return bootstrap_sentences(self.groups)
+        return describe_bootstrap_results(self.groups)
 
     @property
     def difference_sentences(self) -> list[str]:
@@ -124,7 +124,7 @@ class Comparison:
         return len(self.search.settings) if self.search else 1
 
     @property
-    def table(self) -> list[tuple[str, list[str]]]:
+    def results_table(self) -> list[tuple[str, list[str]]]:
         """The table rows, as (row label, one cell per model)."""
         columns = [self._build_column(index) for index in range(len(self.groups))]
         names = dict.fromkeys(name for column in columns for name in column)
@@ -135,7 +135,7 @@ class Comparison:
         runs = [self.overviews[run.name] for run in group.runs]
         speeds = [run.tokens_per_second for run in runs if run.tokens_per_second]
         train_losses = [run.train_loss for run in runs if run.train_loss is not None]
-        texts = {'best setting': format_setting(self.search.best_setting(group.name))} if self.search else {}
+        texts = {'best setting': format_setting(self.search.find_best_setting(group.name))} if self.search else {}
         texts |= {
             'parameters': f'{self.counts[group.name].total_parameters:,}',
             'forward FLOPs per token': self._format_flops(group.name),
@@ -148,13 +148,15 @@ class Comparison:
         for measure in self.compared_metrics:
             if by_seed := measure.models.get(group.name):
                 best = (max if measure.higher_is_better else min)(by_seed, key=by_seed.__getitem__)
-                digits = _decimal_places(measure.name)
+                digits = _choose_decimal_places(measure.name)
                 texts[measure.name] = _format_mean(by_seed.values(), digits)
                 texts[f'{measure.name}, median'] = f'{statistics.median(by_seed.values()):.{digits}f}'
                 texts[f'{measure.name}, best seed'] = f'{by_seed[best]:.{digits}f} (seed {best})'
-        for kind, metric, cells in self.rows:
+        for kind, metric, cells in self.metric_rows:
             if cell := cells[index]:
-                texts.setdefault(f'{metric} of {kind}', _format_mean(cell.by_seed.values(), _decimal_places(metric)))
+                texts.setdefault(
+                    f'{metric} of {kind}', _format_mean(cell.by_seed.values(), _choose_decimal_places(metric))
+                )
         texts['E x D x H'] = self._format_cost(group)
         return texts
 
@@ -164,7 +166,7 @@ class Comparison:
     def _format_cost(self, group: RunGroup) -> str:
         """Formats HyperMixer's cost E x D x H: training FLOPs per example x examples per run x settings tried."""
         examples = max(self.overviews[run.name].step for run in group.runs)
-        examples *= int(group.runs[0].settings().get('BATCH_SIZE', '1'))
+        examples *= int(group.runs[0].parse_settings().get('BATCH_SIZE', '1'))
         return f'{format_quantity(self.counts[group.name].training_flops * examples * self.num_trials)}FLOPs'
 
     @property
@@ -177,12 +179,12 @@ class Comparison:
             (format_setting(setting), [_format_value(column.get(setting)) for column in values])
             for setting in self.search.settings
         ]
-        curves = [dict(enumerate(self.search.expected_best_values(group.name), 1)) for group in self.groups]
+        curves = [dict(enumerate(self.search.compute_expected_best_values(group.name), 1)) for group in self.groups]
         shown = [k for k in range(1, self.num_trials + 1) if k in _TRIALS or k == self.num_trials]
         return lines + [(f'expected best of {k}', [_format_value(curve.get(k)) for curve in curves]) for k in shown]
 
     @property
-    def paragraph(self) -> str:
+    def results_paragraph(self) -> str:
         names = [group.name for group in self.groups]
         seeds = [len(group.runs) for group in self.groups]
         sizes = _join_words(
@@ -192,20 +194,20 @@ class Comparison:
         )
         steps = _format_range([numbers.step for numbers in self.overviews.values()])
         sentences = [
-            f'We trained {sizes} for {steps} steps with {_format_range(seeds)} seed{_plural_s(max(seeds))}.',
+            f'We trained {sizes} for {steps} steps with {_format_range(seeds)} seed{_plural_suffix(max(seeds))}.',
             *self.changes,
         ]
         if search := self.search:
             macros = _join_words(name for name, _ in search.cells[0].setting)
-            best = _join_words(f'{format_setting(search.best_setting(name))} for {name}' for name in names)
-            first = _join_words(f'{search.expected_best_values(name)[0]:.4g} for {name}' for name in names)
+            best = _join_words(f'{format_setting(search.find_best_setting(name))} for {name}' for name in names)
+            first = _join_words(f'{search.compute_expected_best_values(name)[0]:.4g} for {name}' for name in names)
             sentences.append(
                 f'The best of {self.num_trials} settings of {macros} was chosen for each model by the {search.measure} '
                 f'on validation data with seed {search.cells[0].seed}: {best}. The expected {search.measure} of one '
                 f'random setting was {first}.'
             )
         for measure in self.compared_metrics:
-            digits, models = _decimal_places(measure.name), measure.models.items()
+            digits, models = _choose_decimal_places(measure.name), measure.models.items()
             means = _join_words(f'{_format_mean(by_seed.values(), digits)} for {name}' for name, by_seed in models)
             spread = ' (mean ± standard deviation over seeds)' if max(seeds) > 1 else ''
             result = (
@@ -218,16 +220,16 @@ class Comparison:
         costs = _join_words(f'{self._format_cost(group)} for {group.name}' for group in self.groups)
         sentences.append(f'E x D x H (training FLOPs of an example, examples of a run, settings tried) was {costs}.')
         if self.failed:
-            sentences.append(f'{len(self.failed)} run{_plural_s(len(self.failed))} failed.')
+            sentences.append(f'{len(self.failed)} run{_plural_suffix(len(self.failed))} failed.')
         return ' '.join([*sentences, *self.bootstrap_results])
 
-    def pictures(self) -> list[Picture]:
+    def draw_pictures(self) -> list[Picture]:
         """Plots the metrics of all seeds and, after a search, each setting's measure and the expected best value."""
         models = [group.name for group in self.groups]
         pictures = []
         for number, measure in enumerate(self.compared_metrics, 1):
             points = {name: {name: list(by_seed.values())} for name, by_seed in measure.models.items()}
-            figure = draw_dots(points, models, measure.name, show_mean=True)
+            figure = draw_dot_plot(points, models, measure.name, show_mean=True)
             note = 'Each dot is a seed; the line is the mean.'
             pictures.append(Picture(f'comparison-{number}', measure.name, note, figure))
         if search := self.search:
@@ -238,12 +240,14 @@ class Comparison:
                 for each in search.settings
             }
             note = f'{search.measure}, seed {search.cells[0].seed}'
-            pictures.append(Picture('comparison-search', 'Search', note, draw_dots(points, models, search.measure)))
-            figure = drawing.new_figure(_FIGURE_WIDTH, 3.0)
+            pictures.append(Picture('comparison-search', 'Search', note, draw_dot_plot(points, models, search.measure)))
+            figure = drawing.create_figure(_FIGURE_WIDTH, 3.0)
             axes = figure.add_subplot()
             for index, name in enumerate(models):
-                curve = search.expected_best_values(name)
-                axes.plot(range(1, len(curve) + 1), curve, 'o-', color=_model_colour(index), markersize=3, label=name)
+                curve = search.compute_expected_best_values(name)
+                axes.plot(
+                    range(1, len(curve) + 1), curve, 'o-', color=_choose_model_colour(index), markersize=3, label=name
+                )
             axes.locator_params(axis='x', integer=True)
             axes.grid(axis='y', color=drawing.GRID, linewidth=0.5)
             drawing.style_axes(axes, '', 'settings tried', f'expected best {search.measure}')
@@ -253,7 +257,7 @@ class Comparison:
         return pictures
 
 
-def bootstrap_sentences(groups: Sequence[RunGroup]) -> list[str]:
+def describe_bootstrap_results(groups: Sequence[RunGroup]) -> list[str]:
     """Returns sentences that compare the accuracies of the models, with bootstrap intervals over examples and seeds.
 
     Only uses the seeds and examples that all models have in common for a task.
@@ -275,7 +279,10 @@ def bootstrap_sentences(groups: Sequence[RunGroup]) -> list[str]:
             continue
         right = {
             name: np.asarray(
-                [[100.0 * overview.equals_target(rows[name, seed][index]) for index in examples] for seed in seeds]
+                [
+                    [100.0 * overview.prediction_equals_target(rows[name, seed][index]) for index in examples]
+                    for seed in seeds
+                ]
             )
             for name in names
         }
@@ -283,13 +290,13 @@ def bootstrap_sentences(groups: Sequence[RunGroup]) -> list[str]:
         parts = []
         for name in names.keys() - {best}:
             gains = right[best] - right[name]
-            low, high = differences.bootstrap_interval(gains, differences.joint_confidence(len(names)))
+            low, high = differences.bootstrap_interval(gains, differences.bonferroni_confidence(len(names)))
             interval = f'{CONFIDENCE:.0%} bootstrap interval {low:.2f} to {high:.2f}'
             parts.append(f'{gains.mean():.2f} points above {name} ({interval})')
         sentences.append(
             f'Predictions of {task} that equal the target: {best} has {right[best].mean():.2f}%, '
             f'{_join_words(sorted(parts))}, over {len(examples):,} examples '
-            f'and {len(seeds)} seed{_plural_s(len(seeds))}.'
+            f'and {len(seeds)} seed{_plural_suffix(len(seeds))}.'
         )
     return sentences
 
@@ -311,8 +318,8 @@ def write_csv(
             numbers = overview.summarize_run(runs[cell])
             line |= {'steps': numbers.step, 'seconds': numbers.seconds, 'tokens_per_second': numbers.tokens_per_second}
             line |= {'training_loss': numbers.train_loss, 'held_out_loss': numbers.held_out}
-            for kind, record in runs[cell].latest_evaluations().items():
-                line |= {f'{kind}/{name}': value for name, value in overview.task_metrics(record).items()}
+            for kind, record in runs[cell].find_latest_evaluations().items():
+                line |= {f'{kind}/{name}': value for name, value in overview.select_task_metrics(record).items()}
         lines.append(line | {'error': failed.get(cell, '')})
     with path.open('w', encoding='utf-8', newline='') as file:
         writer = csv.DictWriter(file, list(dict.fromkeys(name for line in lines for name in line)))
@@ -320,15 +327,15 @@ def write_csv(
         writer.writerows(lines)
 
 
-def draw_dots(
+def draw_dot_plot(
     rows: Mapping[str, Mapping[str, Sequence[float]]], models: Sequence[str], unit: str, show_mean: bool = False
 ) -> Any:
     """Plots a row of dots for each key of `rows`, with one colour per model."""
-    figure = drawing.new_figure(_FIGURE_WIDTH, 0.9 + 0.3 * len(rows) + 0.2 * (not show_mean) * len(models))
+    figure = drawing.create_figure(_FIGURE_WIDTH, 0.9 + 0.3 * len(rows) + 0.2 * (not show_mean) * len(models))
     axes = figure.add_subplot()
     for height, by_model in enumerate(rows.values()):
         for name, values in by_model.items():
-            colour = _model_colour(models.index(name))
+            colour = _choose_model_colour(models.index(name))
             axes.plot(values, [height] * len(values), 'o', color=colour, markersize=5, alpha=0.75)
             if show_mean:
                 axes.plot([statistics.fmean(values)] * 2, [height - 0.3, height + 0.3], color=colour, linewidth=1.6)
@@ -339,7 +346,7 @@ def draw_dots(
     drawing.style_axes(axes, '', unit)
     if not show_mean:
         for index, name in enumerate(models):
-            axes.plot([], [], 'o', color=_model_colour(index), markersize=5, label=name)
+            axes.plot([], [], 'o', color=_choose_model_colour(index), markersize=5, label=name)
         _add_legend(figure, models)
     return figure
 
@@ -349,11 +356,11 @@ def _add_legend(figure: Any, models: Sequence[str]) -> None:
     figure.legend(loc='outside lower left', ncols=columns, frameon=False, fontsize=7, labelcolor=drawing.TEXT_COLOUR)
 
 
-def _model_colour(index: int) -> str:
+def _choose_model_colour(index: int) -> str:
     return drawing.COLOURS[index % len(drawing.COLOURS)]
 
 
-def _decimal_places(measure: str) -> int:
+def _choose_decimal_places(measure: str) -> int:
     return 4 if measure == overview.HELD_OUT else 2
 
 
@@ -378,5 +385,5 @@ def _join_words(parts: Iterable[str]) -> str:
     return f'{", ".join(others)} and {last}' if others else last
 
 
-def _plural_s(count: int) -> str:
+def _plural_suffix(count: int) -> str:
     return 's' if count > 1 else ''

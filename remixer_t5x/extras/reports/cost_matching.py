@@ -36,7 +36,7 @@ def import_jax_on_cpu(args: argparse.Namespace) -> None:
             os.environ['JAX_PLATFORMS'] = platforms
 
 
-def config_flags(args: argparse.Namespace, files: Sequence[str]) -> list[str]:
+def build_config_flags(args: argparse.Namespace, files: Sequence[str]) -> list[str]:
     """Returns the flags that pass gin files, search paths and the TFDS folder to the command of a run."""
     data_dir = [f'--tfds_data_dir={args.tfds_data_dir}'] if args.tfds_data_dir else []
     search_paths = [f'--gin_search_paths={paths}' for paths in args.gin_search_paths]
@@ -91,19 +91,19 @@ def match_widths(
     largest = max(start.values())
     unit = _UNIT if largest >= 32 * _UNIT else 1
 
-    def scale(factor: float) -> dict[str, int]:
+    def scale_widths(factor: float) -> dict[str, int]:
         return {name: unit * max(1, round(factor * width / unit)) for name, width in start.items()}
 
-    def excess(factor: float) -> float:
-        difference = cost_of(scale(factor)) / target - 1
+    def compute_excess_cost(factor: float) -> float:
+        difference = cost_of(scale_widths(factor)) / target - 1
         # `brentq` stops as soon as the function returns 0.
         return 0.0 if abs(difference) <= TOLERANCE / 4 else difference
 
     low, high = (
-        f'{" and ".join(f"{n}={w}" for n, w in scale(factor).items())}' for factor in (_MIN_FACTOR, _MAX_FACTOR)
+        f'{" and ".join(f"{n}={w}" for n, w in scale_widths(factor).items())}' for factor in (_MIN_FACTOR, _MAX_FACTOR)
     )
     try:
-        widths = scale(optimize.brentq(excess, _MIN_FACTOR, _MAX_FACTOR, xtol=unit / (4 * largest)))
+        widths = scale_widths(optimize.brentq(compute_excess_cost, _MIN_FACTOR, _MAX_FACTOR, xtol=unit / (4 * largest)))
     except ValueError:
         widths = dict(start)
     if abs(cost_of(widths) / target - 1) > TOLERANCE:
@@ -114,7 +114,7 @@ def match_widths(
     return widths
 
 
-def cost_warnings(costs: Mapping[str, Any]) -> list[str]:
+def describe_cost_differences(costs: Mapping[str, Any]) -> list[str]:
     """Returns warnings if parameters or FLOPs differ by more than `WARNING` between models."""
     lines = []
     for measure in _ATTRIBUTES:
@@ -126,7 +126,7 @@ def cost_warnings(costs: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def seconds_per_step(run: Any) -> float:
+def compute_seconds_per_step(run: Any) -> float:
     """Returns the median step time of a short run, excluding the first logged time, which includes the compilation."""
-    times = [seconds for _, seconds in run.metric_points('train', 'seconds_per_step')]
+    times = [seconds for _, seconds in run.select_metric_points('train', 'seconds_per_step')]
     return statistics.median(times[1:] or times)

@@ -9,10 +9,10 @@ from etils import epath
 
 from remixer_t5x import lazy_imports
 from remixer_t5x.errors import UserError
-from remixer_t5x.extras.reports import records
+from remixer_t5x.extras.reports import run_records
 from remixer_t5x.extras.reports.pictures import drawing
 from remixer_t5x.extras.reports.pictures.drawing import Picture
-from remixer_t5x.extras.reports.records import RecordedRun
+from remixer_t5x.extras.reports.run_records import RecordedRun
 from remixer_t5x.run_folder import object_store
 
 Points = Sequence[tuple[int, float]]
@@ -24,7 +24,7 @@ _TRAIN, _HELD_OUT = '#8fb3d9', '#c0392b'
 
 
 @dataclasses.dataclass(frozen=True)
-class Chart:
+class LineChart:
     """A line chart; `lines` maps run indices to points, and `smooth` adds a moving average."""
 
     title: str
@@ -42,9 +42,9 @@ def moving_average(values: Sequence[float], weight: float) -> list[float]:
     return averages
 
 
-def draw_chart(chart: Chart, name: str) -> Picture:
+def draw_chart(chart: LineChart, name: str) -> Picture:
     """Draws a chart. `name` must be unique on the page. Smoothed curves include the raw values as a thin line."""
-    figure = drawing.new_figure(4.6, 2.3)
+    figure = drawing.create_figure(4.6, 2.3)
     axes = figure.add_subplot()
     drawing.style_axes(axes)
     axes.grid(axis='y', color=drawing.GRID, linewidth=0.5)
@@ -71,12 +71,14 @@ def plot_loss(metrics_file: str | os.PathLike, png_file: str | os.PathLike, titl
     Raises:
         UserError: the file is missing, has a malformed line, or has no training loss.
     """
-    run = RecordedRun('', '', records.read_records(metrics_file))
-    train = run.metric_points(records.TRAIN, 'loss')
+    run = RecordedRun('', '', run_records.read_records(metrics_file))
+    train = run.select_metric_points(run_records.TRAIN, 'loss')
     if not train:
         raise UserError(f'{metrics_file} has no training loss; choose a run that has logged at least one step')
-    held_out = {kind: points for kind in run.evaluation_names() if (points := run.metric_points(kind, 'loss'))}
-    figure = drawing.new_figure(8, 4.5)
+    held_out = {
+        kind: points for kind in run.list_evaluation_names() if (points := run.select_metric_points(kind, 'loss'))
+    }
+    figure = drawing.create_figure(8, 4.5)
     axes = figure.add_subplot()
     axes.plot(*zip(*train, strict=True), color=_TRAIN, marker='.' if len(train) < 60 else None, label='training')
     for index, (kind, points) in enumerate(held_out.items()):
@@ -85,7 +87,7 @@ def plot_loss(metrics_file: str | os.PathLike, png_file: str | os.PathLike, titl
         colour = _HELD_OUT if index == 0 else f'C{index}'
         axes.plot(*zip(*points, strict=True), color=colour, linewidth=2, marker='o', markersize=4, label=label)
     # The dotted line is the latest loss of the best constant prediction, from the first evaluation that reports it.
-    constants = (run.metric_points(kind, 'constant_loss') for kind in run.evaluation_names())
+    constants = (run.select_metric_points(kind, 'constant_loss') for kind in run.list_evaluation_names())
     if constant := next(filter(None, constants), None):
         axes.axhline(
             constant[-1][1], color=drawing.TEXT_COLOUR, linewidth=1.2, linestyle=':', label='best constant prediction'

@@ -17,7 +17,7 @@ ValueBySeed = Mapping[int, float]
 
 
 @dataclasses.dataclass(frozen=True)
-class Measure:
+class ComparedMeasure:
     """A measure for comparing models, and its value for each model and seed."""
 
     name: str
@@ -26,7 +26,7 @@ class Measure:
 
 
 @dataclasses.dataclass(frozen=True)
-class Difference:
+class ModelDifference:
     """The difference between the means of `model` and `other` over their common seeds.
 
     Attributes:
@@ -59,7 +59,7 @@ class Difference:
         return f'{claim} ({CONFIDENCE:.0%} interval {self.low:.4g} to {self.high:.4g}, {self.seeds} seeds)'
 
 
-def joint_confidence(models: int) -> float:
+def bonferroni_confidence(models: int) -> float:
     """Returns the confidence level of each interval, with Bonferroni's correction for all pairs of models."""
     return 1 - (1 - CONFIDENCE) / max(1, models * (models - 1) // 2)
 
@@ -104,12 +104,12 @@ def expected_maximum(values: Sequence[float] | np.ndarray) -> np.ndarray:
     return np.sum(ordered * ((rank / n) ** k - ((rank - 1) / n) ** k), axis=1)
 
 
-def compare_models(models: Mapping[str, ValueBySeed], higher_is_better: bool) -> list[Difference]:
+def compare_models(models: Mapping[str, ValueBySeed], higher_is_better: bool) -> list[ModelDifference]:
     """Compares all pairs of models with paired t intervals over seeds; skips pairs of models without a common seed.
 
     Runs with the same seed share the data order and held-out rows, whose effects cancel in the difference.
     """
-    confidence, differences = joint_confidence(len(models)), []
+    confidence, differences = bonferroni_confidence(len(models)), []
     for first, second in itertools.combinations(models, 2):
         common = [seed for seed in models[first] if seed in models[second]]
         if not common:
@@ -118,11 +118,13 @@ def compare_models(models: Mapping[str, ValueBySeed], higher_is_better: bool) ->
         mean, margin = map(float, t_interval(gains, confidence))
         if (mean < 0) == higher_is_better:
             first, second = second, first
-        differences.append(Difference(first, second, abs(mean), abs(mean) - margin, abs(mean) + margin, len(common)))
+        differences.append(
+            ModelDifference(first, second, abs(mean), abs(mean) - margin, abs(mean) + margin, len(common))
+        )
     return differences
 
 
-def describe_differences(measure: Measure) -> str:
+def describe_differences(measure: ComparedMeasure) -> str:
     """Describes the differences between the best model and all other models; empty if no models share a seed."""
     means = {name: statistics.fmean(by_seed.values()) for name, by_seed in measure.models.items()}
     best = (max if measure.higher_is_better else min)(means, key=means.__getitem__)

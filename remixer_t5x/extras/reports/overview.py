@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 from remixer_t5x import ranges
 from remixer_t5x.evaluate.checkpoint_ranking import compute_signed_score
-from remixer_t5x.extras.reports.curves import Chart
-from remixer_t5x.extras.reports.differences import Measure, ValueBySeed, compare_models, describe_differences
-from remixer_t5x.extras.reports.records import TRAIN, MetricsRecord, RecordedRun, RunGroup
+from remixer_t5x.extras.reports.curves import LineChart
+from remixer_t5x.extras.reports.differences import ComparedMeasure, ValueBySeed, compare_models, describe_differences
+from remixer_t5x.extras.reports.run_records import TRAIN, MetricsRecord, RecordedRun, RunGroup
 
 # Metrics of evaluations on held-out text. All other metrics belong to a task.
 LOSS_METRICS = ('loss', 'cross_ent_loss', 'constant_loss', 'perplexity', 'accuracy', 'z_loss', 'tokens')
@@ -28,7 +28,7 @@ _LONGEST_TEXT = 600
 
 
 @dataclasses.dataclass(frozen=True)
-class Overview:
+class RunOverview:
     """A summary of a run. Numbers that were not recorded are None; `summary` describes the run in sentences."""
 
     name: str
@@ -43,25 +43,25 @@ class Overview:
     summary: str
 
 
-def summarize_run(run: RecordedRun) -> Overview:
+def summarize_run(run: RecordedRun) -> RunOverview:
     """Summarizes a run."""
     losses, speeds = (
-        run.metric_points(TRAIN, 'loss'),
-        [value for _, value in run.metric_points(TRAIN, 'tokens_per_second')],
+        run.select_metric_points(TRAIN, 'loss'),
+        [value for _, value in run.select_metric_points(TRAIN, 'tokens_per_second')],
     )
     # Both losses are read from the first evaluation that reports them.
     held_out, constant = (
-        next((points for kind in run.evaluation_names() if (points := run.metric_points(kind, number))), [])
+        next((points for kind in run.list_evaluation_names() if (points := run.select_metric_points(kind, number))), [])
         for number in ('loss', 'constant_loss')
     )
     step = max((record.step for record in run.records), default=0)
-    settings = run.settings()
+    settings = run.parse_settings()
     text = settings.get('TRAIN_STEPS', '')
     # In finetuning, TRAIN_STEPS refers to the macro TRAIN_STEPS_RELATIVE.
     steps = ranges.parse_whole_number(settings.get(text[1:], '') if text.startswith('%') else text)
     # The time of training steps excludes evaluations and interruptions.
     seconds, previous = 0.0, 0
-    for logged_step, seconds_per_step in run.metric_points(TRAIN, 'seconds_per_step'):
+    for logged_step, seconds_per_step in run.select_metric_points(TRAIN, 'seconds_per_step'):
         seconds += seconds_per_step * (logged_step - previous)
         previous = logged_step
 
@@ -81,12 +81,12 @@ def summarize_run(run: RecordedRun) -> Overview:
             f'Always predicting the frequencies of the evaluated tokens has a loss of {constant[-1][1]:.4g}; '
             'a model with a lower loss uses its context.'
         )
-    for kind, record in run.latest_evaluations().items():
-        for name, value in list(task_metrics(record).items())[:1]:
-            sentences.append(f'{format_evaluation_name(kind)}: {name} {value:.4g}{metric_unit(name)}.')
+    for kind, record in run.find_latest_evaluations().items():
+        for name, value in list(select_task_metrics(record).items())[:1]:
+            sentences.append(f'{format_evaluation_name(kind)}: {name} {value:.4g}{find_metric_unit(name)}.')
     if lost := sum(record.numbers.get('loss', 0.0) is None for record in run.records):
         sentences.append(f'Number of logged losses that are not finite: {lost}.')
-    return Overview(
+    return RunOverview(
         name=run.name,
         step=step,
         steps=steps,
@@ -98,7 +98,7 @@ def summarize_run(run: RecordedRun) -> Overview:
         memory={
             name: max(value for _, value in series)
             for name in MEMORY_TITLES
-            if (series := run.metric_points(TRAIN, name))
+            if (series := run.select_metric_points(TRAIN, name))
         },
         summary=' '.join(sentences),
     )
@@ -110,51 +110,51 @@ def format_evaluation_name(kind: str) -> str:
     return f'{task}, {split}' if slash else kind
 
 
-def task_metrics(record: MetricsRecord) -> dict[str, float]:
+def select_task_metrics(record: MetricsRecord) -> dict[str, float]:
     """Returns the metrics of a task, or {} for an evaluation of the held-out loss."""
     if 'loss' in record.numbers:
         return {}
     return {name: value for name, value in record.numbers.items() if value is not None}
 
 
-def metric_unit(metric: str) -> str:
+def find_metric_unit(metric: str) -> str:
     """Returns '%' for metrics in percent, such as accuracy, or '' for other metrics."""
     return '%' if metric.rpartition('_')[2] in ('accuracy', 'match', 'majority', 'f1', 'em') else ''
 
 
-def build_charts(runs: Sequence[RecordedRun]) -> dict[str, list[Chart]]:
+def build_charts(runs: Sequence[RecordedRun]) -> dict[str, list[LineChart]]:
     """Returns the page's charts, keyed by the heading 'curves', 'optimization' or 'speed'."""
 
-    def chart(title: str, unit: str, kind: str, number: str, smooth: bool = False) -> Chart:
-        lines = {index: points for index, run in enumerate(runs) if (points := run.metric_points(kind, number))}
-        return Chart(title, unit, lines, smooth)
+    def build_chart(title: str, unit: str, kind: str, number: str, smooth: bool = False) -> LineChart:
+        lines = {index: points for index, run in enumerate(runs) if (points := run.select_metric_points(kind, number))}
+        return LineChart(title, unit, lines, smooth)
 
     held_out, tasks = [], []
-    for kind in dict.fromkeys(kind for run in runs for kind in run.evaluation_names()):
+    for kind in dict.fromkeys(kind for run in runs for kind in run.list_evaluation_names()):
         title = 'Held-out loss' + (f', {format_evaluation_name(kind)}' if kind != 'eval' else '')
-        held_out.append(chart(title, 'nats per token', kind, 'loss'))
+        held_out.append(build_chart(title, 'nats per token', kind, 'loss'))
         of_kind = (record for run in runs for record in run.records if record.kind == kind)
-        names = list(dict.fromkeys(name for record in of_kind for name in task_metrics(record)))
+        names = list(dict.fromkeys(name for record in of_kind for name in select_task_metrics(record)))
         tasks += [
-            chart(f'{format_evaluation_name(kind)}: {name}', '', kind, name) for name in names[:MAX_TABLE_METRICS]
+            build_chart(f'{format_evaluation_name(kind)}: {name}', '', kind, name) for name in names[:MAX_TABLE_METRICS]
         ]
     by_heading = {
         'curves': [
-            chart('Training loss', 'nats per token', TRAIN, 'loss', smooth=True),
+            build_chart('Training loss', 'nats per token', TRAIN, 'loss', smooth=True),
             *held_out,
             *tasks,
-            chart('Training accuracy', 'share of tokens', TRAIN, 'accuracy', smooth=True),
+            build_chart('Training accuracy', 'share of tokens', TRAIN, 'accuracy', smooth=True),
         ],
         'optimization': [
-            chart('Learning rate', '', TRAIN, 'learning_rate'),
-            chart('Norm of the gradient', '', TRAIN, 'grad_norm', smooth=True),
-            chart('Norm of the parameters', '', TRAIN, 'param_norm'),
+            build_chart('Learning rate', '', TRAIN, 'learning_rate'),
+            build_chart('Norm of the gradient', '', TRAIN, 'grad_norm', smooth=True),
+            build_chart('Norm of the parameters', '', TRAIN, 'param_norm'),
         ],
         'speed': [
-            chart('Tokens', 'per second', TRAIN, 'tokens_per_second', smooth=True),
-            chart('Model FLOPs utilisation', 'share of the peak', TRAIN, 'mfu', smooth=True),
-            chart('Waiting for data', 'seconds between logs', TRAIN, 'data_wait_seconds'),
-            *(chart(title.capitalize(), 'MiB', TRAIN, name) for name, title in MEMORY_TITLES.items()),
+            build_chart('Tokens', 'per second', TRAIN, 'tokens_per_second', smooth=True),
+            build_chart('Model FLOPs utilisation', 'share of the peak', TRAIN, 'mfu', smooth=True),
+            build_chart('Waiting for data', 'seconds between logs', TRAIN, 'data_wait_seconds'),
+            *(build_chart(title.capitalize(), 'MiB', TRAIN, name) for name, title in MEMORY_TITLES.items()),
         ],
     }
     return {heading: [chart for chart in charts if chart.lines] for heading, charts in by_heading.items()}
@@ -183,18 +183,20 @@ MetricRow = tuple[str, str, list[TableCell | None]]
 
 def build_task_table(groups: Sequence[RunGroup]) -> list[MetricRow]:
     """Builds a table of the newest value of each metric, and marks groups that are significantly better than all
-    others. For evaluations with many metrics, the table contains only the first metric; see `build_breakdowns`.
+    others. For evaluations with many metrics, the table contains only the first metric; see `build_breakdown_tables`.
     """
     rows = []
     for kind, names in _list_metrics(groups):
-        rows += [_build_row(groups, kind, name) for name in (names[:1] if len(names) > MAX_TABLE_METRICS else names)]
+        rows += [
+            _build_metric_row(groups, kind, name) for name in (names[:1] if len(names) > MAX_TABLE_METRICS else names)
+        ]
     return rows
 
 
-def build_breakdowns(groups: Sequence[RunGroup]) -> list[tuple[str, list[MetricRow]]]:
+def build_breakdown_tables(groups: Sequence[RunGroup]) -> list[tuple[str, list[MetricRow]]]:
     """Builds, for each evaluation with many metrics (such as COGS by type), a table of all metrics."""
     return [
-        (format_evaluation_name(kind), [_build_row(groups, kind, name) for name in names])
+        (format_evaluation_name(kind), [_build_metric_row(groups, kind, name) for name in names])
         for kind, names in _list_metrics(groups)
         if len(names) > MAX_TABLE_METRICS
     ]
@@ -202,10 +204,10 @@ def build_breakdowns(groups: Sequence[RunGroup]) -> list[tuple[str, list[MetricR
 
 def _list_metrics(groups: Sequence[RunGroup]) -> list[tuple[str, list[str]]]:
     """Returns all evaluations and the names of their metrics, in order of first appearance in the runs."""
-    latest = [run.latest_evaluations() for group in groups for run in group.runs]
+    latest = [run.find_latest_evaluations() for group in groups for run in group.runs]
     names: dict[str, dict[str, None]] = {}
     for kind, record in (item for records in latest for item in records.items()):
-        names.setdefault(kind, {}).update(dict.fromkeys(task_metrics(record)))
+        names.setdefault(kind, {}).update(dict.fromkeys(select_task_metrics(record)))
     # If `remixer-t5x eval` uses the same split as the run, identical results have two names; only the first is shown.
     unique: dict[tuple[object, ...], str] = {}
     for kind in names:
@@ -214,15 +216,15 @@ def _list_metrics(groups: Sequence[RunGroup]) -> list[tuple[str, list[str]]]:
     return [(kind, list(metrics)) for kind, metrics in names.items() if kind in unique.values()]
 
 
-def _build_row(groups: Sequence[RunGroup], kind: str, name: str) -> MetricRow:
+def _build_metric_row(groups: Sequence[RunGroup], kind: str, name: str) -> MetricRow:
     cells: dict[str, TableCell] = {}
     keys = [str(index) for index in range(len(groups))]
     for key, group in zip(keys, groups, strict=True):
         by_seed = {
             run.seed: value
             for run in group.runs
-            if kind in (latest := run.latest_evaluations())
-            and (value := task_metrics(latest[kind]).get(name)) is not None
+            if kind in (latest := run.find_latest_evaluations())
+            and (value := select_task_metrics(latest[kind]).get(name)) is not None
         }
         if by_seed:
             cells[key] = TableCell(by_seed)
@@ -240,21 +242,21 @@ def select_main_rows(rows: Sequence[MetricRow]) -> list[MetricRow]:
 
 
 def collect_measures(
-    groups: Sequence[RunGroup], rows: Sequence[MetricRow], overviews: Mapping[str, Overview]
-) -> list[Measure]:
+    groups: Sequence[RunGroup], rows: Sequence[MetricRow], overviews: Mapping[str, RunOverview]
+) -> list[ComparedMeasure]:
     """Collects the held-out loss and the main metric of each evaluation, if any group has a value."""
     losses: dict[str, ValueBySeed] = {
         group.name: {run.seed: loss for run in group.runs if (loss := overviews[run.name].held_out) is not None}
         for group in groups
     }
-    measures = [Measure(HELD_OUT, {name: by_seed for name, by_seed in losses.items() if by_seed}, False)]
+    measures = [ComparedMeasure(HELD_OUT, {name: by_seed for name, by_seed in losses.items() if by_seed}, False)]
     for kind, metric, cells in rows:
         values = {group.name: cell.by_seed for group, cell in zip(groups, cells, strict=True) if cell}
-        measures.append(Measure(f'{metric} of {kind}', values, compute_signed_score(metric, 1.0) > 0))
+        measures.append(ComparedMeasure(f'{metric} of {kind}', values, compute_signed_score(metric, 1.0) > 0))
     return [measure for measure in measures if measure.models]
 
 
-def describe_measures(measures: Sequence[Measure], overviews: Mapping[str, Overview]) -> list[str]:
+def describe_measures(measures: Sequence[ComparedMeasure], overviews: Mapping[str, RunOverview]) -> list[str]:
     """Returns sentences about the differences between groups in each measure."""
     sentences = [describe_differences(measure) for measure in measures if len(measure.models) > 1]
     if sentences and len({overview.step for overview in overviews.values()}) > 1:
@@ -270,7 +272,7 @@ class PredictionSample(NamedTuple):
     predictions: Sequence[str | None]
 
 
-def select_samples(runs: Sequence[RecordedRun]) -> list[tuple[str, list[PredictionSample], list[str]]]:
+def select_prediction_samples(runs: Sequence[RecordedRun]) -> list[tuple[str, list[PredictionSample], list[str]]]:
     """Returns (task and split, selected examples, accuracy string of each run) for each prediction file.
 
     Examples that the first run predicts incorrectly come first.
@@ -279,9 +281,9 @@ def select_samples(runs: Sequence[RecordedRun]) -> list[tuple[str, list[Predicti
     for name in dict.fromkeys(name for run in runs for name in run.predictions):
         by_index = [index_predictions(run, name) for run in runs]
         first = next(rows for rows in by_index if rows)
-        indices = sorted(first, key=lambda index: equals_target(first[index]))[:_SHOWN_PREDICTIONS]
+        indices = sorted(first, key=lambda index: prediction_equals_target(first[index]))[:_SHOWN_PREDICTIONS]
         counts = [
-            f'{sum(map(equals_target, rows.values())):,} of {len(rows):,} equal the target' if rows else ''
+            f'{sum(map(prediction_equals_target, rows.values())):,} of {len(rows):,} equal the target' if rows else ''
             for rows in by_index
         ]
         samples = [
@@ -301,7 +303,7 @@ def index_predictions(run: RecordedRun, name: str) -> dict[Any, Mapping[str, Any
     return {row.get('index', position): row for position, row in enumerate(run.predictions.get(name, ()))}
 
 
-def equals_target(row: Mapping[str, Any]) -> bool:
+def prediction_equals_target(row: Mapping[str, Any]) -> bool:
     return str(row['prediction']).split() == str(row.get('target', '')).split()
 
 

@@ -18,9 +18,9 @@ from remixer_t5x.data import batch_formats, task_vocabulary
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate import predictions
 from remixer_t5x.evaluate.text_inference import TextCodec
-from remixer_t5x.extras.reports import page, records
-from remixer_t5x.extras.reports.pictures import drawing, gallery
-from remixer_t5x.extras.reports.records import RecordedRun
+from remixer_t5x.extras.reports import report_page, run_records
+from remixer_t5x.extras.reports.pictures import drawing, model_pictures
+from remixer_t5x.extras.reports.run_records import RecordedRun
 from remixer_t5x.models.decoding import Greedy
 
 DEFAULT_TEXT = 'The small dog that the children found in the park did not bark, but it followed them home.'
@@ -40,9 +40,9 @@ def write_report(
         pictures: whether to plot learned parameters; this runs the code in each config.gin.
         pictures_dir: folder for the pictures as PNG and SVG, or None.
     """
-    runs = records.read_runs(folders)
+    runs = run_records.read_runs(folders)
     learned = _draw_learned_weights(runs, text, pictures_dir) if pictures else []
-    write_page(page.render_page(runs, learned), pathlib.Path(out).expanduser())
+    write_page(report_page.render_page(runs, learned), pathlib.Path(out).expanduser())
     if pictures_dir and any(run.pictures for run in learned):
         print(f'pictures     {pictures_dir}')
 
@@ -60,32 +60,34 @@ def write_page(html: str, target: pathlib.Path) -> None:
     print(f'report       {target}  ({len(html) / 1e6:.1f} MB, one file; open it in any browser)')
 
 
-def _draw_learned_weights(runs: Sequence[RecordedRun], text: str, folder: str | None) -> list[page.WeightPictures]:
+def _draw_learned_weights(
+    runs: Sequence[RecordedRun], text: str, folder: str | None
+) -> list[report_page.WeightPictures]:
     """Plots the learned weights of the first run of each `RunGroup`; if a plot fails, the caption gives the reason."""
     learned = []
-    for group in records.group_by_seed(runs):
+    for group in run_records.group_runs_by_settings(runs):
         run = group.runs[0]
         print(f'{run.name}: drawing what its model learned', file=sys.stderr, flush=True)
         try:
-            learned.append(_draw_run(run, text))
+            learned.append(_draw_run_weights(run, text))
         except UserError as error:
             reason = f'No pictures of what was learned: {" ".join(str(error).split())}'
             print(f'{run.name}: {reason}', file=sys.stderr, flush=True)
-            learned.append(page.WeightPictures(run.name, about=reason))
+            learned.append(report_page.WeightPictures(run.name, about=reason))
         for picture in learned[-1].pictures if folder else ():
             stem = re.sub(r'[^\w.-]+', '_', f'{run.name}-{picture.name}')
             drawing.save_picture(dataclasses.replace(picture, name=stem), folder or '')
     return learned
 
 
-def _draw_run(run: RecordedRun, text: str) -> page.WeightPictures:
+def _draw_run_weights(run: RecordedRun, text: str) -> report_page.WeightPictures:
     trained = saved_models.load(run.folder)
     if trained.model.model_type != batch_formats.ENCODER_DECODER:
         raise UserError(f'--pictures needs an encoder-decoder, but MODEL_TYPE is {trained.model.model_type!r}')
     ids, _ = TextCodec(trained.vocabulary, trained.lengths['inputs']).encode(text, 0)
-    inputs, targets = np.asarray(ids, np.int32), _decode_answer(trained, ids)
+    inputs, targets = np.asarray(ids, np.int32), _generate_answer(trained, ids)
     pieces = [[data.decode_piece(trained.vocabulary, int(token)) for token in ids] for ids in (inputs, targets)]
-    trained_text = gallery.ModelWithText(
+    trained_text = model_pictures.ModelWithText(
         model=trained.model,
         params=trained.params,
         inputs=(inputs, pieces[0]),
@@ -94,10 +96,10 @@ def _draw_run(run: RecordedRun, text: str) -> page.WeightPictures:
         initial=_restore_initial_params(trained),
     )
     about = f'The model of {trained.source} reads “{text}”; its decoder is shown with the model’s answer.'
-    return page.WeightPictures(run.name, gallery.draw_all_pictures(trained_text), about)
+    return report_page.WeightPictures(run.name, model_pictures.draw_all_pictures(trained_text), about)
 
 
-def _decode_answer(trained: TrainedModel, inputs: list[int]) -> np.ndarray:
+def _generate_answer(trained: TrainedModel, inputs: list[int]) -> np.ndarray:
     """Returns the token ids of the model's greedy answer, [length] int32 (1 to MAX_ANSWER_TOKENS tokens)."""
     lengths = {**trained.lengths, 'targets': min(MAX_ANSWER_TOKENS, trained.lengths['targets'])}
     settings = predictions.Decoding(trained.partitioner.batch_shards, lengths, Greedy())

@@ -96,7 +96,7 @@ class Sweep:
         from remixer_t5x.train import preemption
 
         todo = [cell for cell in cells if not self._is_finished(cell) and cell not in self.failed]
-        print_line(f'{len(cells)} runs, {len(cells) - len(todo)} finished before; in {self.folder}')
+        print_progress_line(f'{len(cells)} runs, {len(cells) - len(todo)} finished before; in {self.folder}')
         started, running, received = 0, list[_RunProcess](), list[int]()
         stop_signal, mistake = 0, None
         with contextlib.ExitStack() as handlers:
@@ -107,14 +107,14 @@ class Sweep:
                 while received:
                     stop_signal = received.pop(0)
                     for process in running:
-                        print_line(
+                        print_progress_line(
                             f'{signal.Signals(stop_signal).name}: {process.cell.name} saves a checkpoint, '
                             'then the sweep ends'
                         )
                         process.send_signal(stop_signal)
                 while len(running) < parallel and started < len(todo) and not stop_signal:
                     cell, started = todo[started], started + 1
-                    print_line(f'{started} of {len(todo)}: {cell.name}; {cell.log_path}')
+                    print_progress_line(f'{started} of {len(todo)}: {cell.name}; {cell.log_path}')
                     running.append(_RunProcess(cell))
                 time.sleep(_POLL_PERIOD)
                 for process in tuple(running):
@@ -132,7 +132,7 @@ class Sweep:
         if mistake:
             raise mistake
         if stop_signal:
-            print_line('stopped; run the same command again to continue')
+            print_progress_line('stopped; run the same command again to continue')
             raise SweepStopped(128 + stop_signal)
 
     def _record_outcome(self, process: '_RunProcess', stopped: bool, can_raise: bool) -> None:
@@ -142,15 +142,15 @@ class Sweep:
             with (self.folder / FINISHED_FILE).open('a') as file:
                 file.write(json.dumps(list(cell.command)) + '\n')
             self._finished.append(list(cell.command))
-            print_line(f'{cell.name}: finished in {time.monotonic() - process.start:,.0f} s')
+            print_progress_line(f'{cell.name}: finished in {time.monotonic() - process.start:,.0f} s')
         elif not stopped:
-            line = _last_line(cell.log_path, 'error')
+            line = _read_last_line(cell.log_path, 'error')
             is_mistake = code == _USER_ERROR_CODE and _count_bytes_logged(cell) == process.bytes_before
             # A run of a search may fail because of its setting, such as a learning rate that is too high.
             if is_mistake and not cell.setting and can_raise:
                 raise UserError(f'{cell.name}: {line.removeprefix("error: ")}')
             self.failed[cell] = line
-            print_line(f'{cell.name}: FAILED with {code}: {line}')
+            print_progress_line(f'{cell.name}: FAILED with {code}: {line}')
 
     def _is_finished(self, cell: SweepCell) -> bool:
         return list(cell.command) in self._finished and cell.folder.is_dir()
@@ -171,9 +171,9 @@ class _RunProcess(subprocess.Popen):
         """Prints the last line of the log every `_PROGRESS_PERIOD`, if it has changed."""
         if time.monotonic() >= self._next_progress:
             self._next_progress = time.monotonic() + _PROGRESS_PERIOD
-            line = _last_line(self.cell.log_path)
+            line = _read_last_line(self.cell.log_path)
             if line != self._shown_line:
-                print_line(f'{self.cell.name}: {line}')
+                print_progress_line(f'{self.cell.name}: {line}')
                 self._shown_line = line
 
 
@@ -182,12 +182,12 @@ def _count_bytes_logged(cell: SweepCell) -> int:
     return metrics.stat().st_size if metrics.exists() else 0
 
 
-def _last_line(log: pathlib.Path, prefix: str = '') -> str:
+def _read_last_line(log: pathlib.Path, prefix: str = '') -> str:
     """Returns the last line of a log that starts with `prefix`, or the last line if there is none."""
     lines = log.read_text(errors='replace').strip().splitlines() or ['no output']
     return next((line for line in reversed(lines) if line.startswith(prefix)), lines[-1])
 
 
-def print_line(line: str) -> None:
+def print_progress_line(line: str) -> None:
     """Prints progress to standard error, so that standard output contains only results."""
     print(line, file=sys.stderr, flush=True)

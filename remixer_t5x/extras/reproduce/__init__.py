@@ -62,17 +62,21 @@ def run(args: argparse.Namespace) -> int:
     table = tables.load_table(args.table, args.scale)
     seeds = sweep.parse_seeds(args.seeds or _SEEDS[args.scale])
     cost_matching.import_jax_on_cpu(args)
-    from remixer_t5x.extras.reproduce import runs
+    from remixer_t5x.extras.reproduce import table_runs
 
-    costs = {(stage.name, row.name): runs.count_cost(stage, row, args) for stage in table.stages for row in table.rows}
-    results = runs.parameter_and_flop_results(table, costs)
+    costs = {
+        (stage.name, row.name): table_runs.count_run_cost(stage, row, args)
+        for stage in table.stages
+        for row in table.rows
+    }
+    results = table_runs.compute_counted_results(table, costs)
     failed: Collection[sweep.SweepCell] = ()
-    if not table.is_counted:
+    if not table.has_only_counted_columns:
         console.print_with_rich(f'{args.table}: {table.title}', _cost_table(table, costs, args.chip, len(seeds)))
         if args.dry_run:
             return 0
         folder = pathlib.Path(args.folder or f'runs/reproduce/{args.table}/{args.scale}').expanduser().absolute()
-        cells, runner = runs.plan_runs(table, args, seeds, folder), sweep.Sweep(folder)
+        cells, runner = table_runs.plan_runs(table, args, seeds, folder), sweep.Sweep(folder)
         parallel = _num_parallel_runs() if args.scale == tables.SMALL else 1
         try:
             for stage in table.stages:
@@ -82,10 +86,10 @@ def run(args: argparse.Namespace) -> int:
         except sweep.SweepStopped as stop:
             return stop.args[0]
         failed = runner.failed
-        results |= runs.read_results(table, cells, failed)
-    legend = _COUNTED_LEGEND if table.is_counted else _LEGEND.format(table.baseline)
+        results |= table_runs.read_results(table, cells, failed)
+    legend = _COUNTED_LEGEND if table.has_only_counted_columns else _LEGEND.format(table.baseline)
     console.print_with_rich(
-        f'{args.table}: {table.title}', *_result_tables(table, runs.compare_with_paper(table, results)), legend
+        f'{args.table}: {table.title}', *_result_tables(table, table_runs.compare_with_paper(table, results)), legend
     )
     if table.note:
         console.print_with_rich(table.note)
@@ -128,12 +132,12 @@ def _cost_table(table: Any, costs: Mapping[tuple[str, str], Any], chip: str, see
     """Builds a table with the cost of each run for one seed, and the total for all seeds."""
     from remixer_t5x.cli.info.model import format_quantity
     from remixer_t5x.extras.forecast import roofline
-    from remixer_t5x.extras.reproduce import runs
+    from remixer_t5x.extras.reproduce import table_runs
 
-    peaks = roofline.find_machine(chip).peak_flops_per_second('bf16'), runs.measure_cpu_flops_per_second()
+    peaks = roofline.find_machine(chip).peak_flops_per_second('bf16'), table_runs.measure_cpu_flops_per_second()
 
     def format_hours(flops: float) -> list[str]:
-        values = [flops / (runs.UTILIZATION * peak) / 3600 for peak in peaks]
+        values = [flops / (table_runs.UTILIZATION * peak) / 3600 for peak in peaks]
         return [f'{value:,.2g}' if value < 10 else f'{value:,.0f}' for value in values]
 
     headings = ['model', 'stage', 'parameters', 'steps', 'FLOPs', f'{chip} hours', 'hours on this CPU']
@@ -158,18 +162,18 @@ def _result_tables(table: Any, findings: Iterable[tuple[Any, Any, Any]]) -> Sequ
         if column.name not in results:
             # The heading names the evaluation data, because small-scale runs use different data than the paper.
             heading = f'{column.name} ({column.evaluation} {column.metric})' if column.evaluation else column.name
-            differences = () if table.is_counted else ("paper's difference", 'our difference')
+            differences = () if table.has_only_counted_columns else ("paper's difference", 'our difference')
             results[column.name] = console.build_table(
                 heading, 'paper', 'ours', *differences, 'verdict', words=(heading, 'verdict')
             )
         ours = format_number(finding.ours) + (f' ± {finding.deviation:.2g}' if finding.deviation is not None else '')
         cells = [format_number(finding.published), ours]
-        if not table.is_counted:
+        if not table.has_only_counted_columns:
             difference = format_number(finding.difference, signed=True)
             if finding.margin is not None:
                 difference += f' ± {finding.margin:.2g}' if finding.margin < float('inf') else ' (one seed)'
             cells += [format_number(finding.published_difference, signed=True), difference]
-        verdict = 'baseline' if row.name == table.baseline and not table.is_counted else finding.verdict
+        verdict = 'baseline' if row.name == table.baseline and not table.has_only_counted_columns else finding.verdict
         results[column.name].add_row(row.name, *cells, verdict)
     for index, column in enumerate(table.columns):
         for name, numbers in table.cited.items():

@@ -87,7 +87,7 @@ class PaperTable:
     note: str = ''
 
     @property
-    def is_counted(self) -> bool:
+    def has_only_counted_columns(self) -> bool:
         """Whether all columns can be counted without a training run."""
         return all(column.metric in COUNTED_METRICS for column in self.columns)
 
@@ -126,7 +126,7 @@ def load_table(name: str, scale: str) -> PaperTable:
     for index, (label, column) in enumerate(entry['columns'].items()):
         if text := column['metric'] if scale == PAPER else column.get('small'):
             evaluation, metric = ('', text) if text in COUNTED_METRICS else text.split()
-            columns.append(TableColumn(label, _load_stage(paper, column['stage'], scale), evaluation, metric))
+            columns.append(TableColumn(label, _load_training_stage(paper, column['stage'], scale), evaluation, metric))
             indices.append(index)
     if not columns:
         raise UserError(f'{name} has no small-scale version; pass --scale=paper --dry_run to estimate its cost')
@@ -145,14 +145,14 @@ def load_table(name: str, scale: str) -> PaperTable:
     for column in columns:
         chain = [column.stage]
         while chain[0].previous_stage:
-            chain.insert(0, _load_stage(paper, chain[0].previous_stage, scale))
+            chain.insert(0, _load_training_stage(paper, chain[0].previous_stage, scale))
         stages |= {stage.name: stage for stage in chain}
     cited = {label: select_columns(numbers) for label, numbers in entry.get('cited', {}).items()}
     baseline, note = entry.get('baseline', rows[0].name), entry.get('note', '')
     return PaperTable(name, entry['title'], columns, rows, baseline, list(stages.values()), cited, note)
 
 
-def _load_stage(paper: Mapping[str, Any], name: str, scale: str) -> TrainingStage:
+def _load_training_stage(paper: Mapping[str, Any], name: str, scale: str) -> TrainingStage:
     entry = paper['stages'][name]
     settings = entry[scale]
     return TrainingStage(

@@ -137,7 +137,7 @@ class Engine:
                     await asyncio.sleep(BATCH_WAIT_SECONDS)
                 operation = self.waiting[0][0].operation
                 batch = [pair for pair in self.waiting if pair[0].operation == operation][: self._batch_size]
-                results = await loop.run_in_executor(thread, self._compute_rows, [row for row, _ in batch])
+                results = await loop.run_in_executor(thread, self._compute_row_results, [row for row, _ in batch])
                 for (_, future), result in zip(batch, results, strict=True):
                     # The future is already done if the request was cancelled.
                     if not future.done():
@@ -146,7 +146,7 @@ class Engine:
                 if not self.waiting:
                     self._rows_arrived.clear()
 
-    def _compute_rows(self, rows: Sequence[GenerationRow], batch_size: int | None = None) -> list[Any]:
+    def _compute_row_results(self, rows: Sequence[GenerationRow], batch_size: int | None = None) -> list[Any]:
         """Returns the result of each row, or an exception for each row if the model fails."""
         size = batch_size or min(size for size in self._predictors if size >= len(rows))
         predictor, params, inputs = self._predictors[size], self.trained.params, [row.inputs for row in rows]
@@ -170,6 +170,6 @@ class Engine:
                     row = GenerationRow(
                         operation, [self.eos_id] * length, [self.eos_id], dict.fromkeys(SETTING_DTYPES, 1)
                     )
-                    [result] = self._compute_rows([row], size)
+                    [result] = self._compute_row_results([row], size)
                     if isinstance(result, Exception):
                         raise result

@@ -43,7 +43,7 @@ ENDPOINTS = {
 }
 
 
-class Api:
+class HttpApi:
     """The HTTP API for a model called `name` in requests and responses."""
 
     def __init__(self, engine: Engine, name: str):
@@ -123,7 +123,7 @@ class Api:
             finish = 'stop' if is_finished else 'length'
             choices.append({'text': text, 'index': index, 'logprobs': None, 'finish_reason': finish})
         head = {'id': f'cmpl-{uuid.uuid4().hex}', 'object': 'text_completion', 'created': int(time.time())}
-        return {**head, 'choices': choices, 'usage': self._usage(prompts, generated)}
+        return {**head, 'choices': choices, 'usage': self._count_usage(prompts, generated)}
 
     async def _score(self, body: dict[str, Any]) -> dict[str, Any]:
         inputs, targets = (self._tokenize(body, side, side) for side in ('inputs', 'targets'))
@@ -134,7 +134,7 @@ class Api:
         # JSON cannot represent -inf, which is the score of a text with probability 0.
         scores = [score if math.isfinite(score) else None for score in scores]
         data = [{'index': i, 'score': scores[i], 'tokens': len(ids)} for i, ids in enumerate(targets)]
-        return {'object': 'list', 'data': data, 'usage': self._usage([*inputs, *targets])}
+        return {'object': 'list', 'data': data, 'usage': self._count_usage([*inputs, *targets])}
 
     async def _embed(self, body: dict[str, Any]) -> dict[str, Any]:
         encoding = body.get('encoding_format') or 'float'
@@ -147,7 +147,7 @@ class Api:
             values = np.asarray(vector, '<f4')
             embedding = values.tolist() if encoding == 'float' else base64.b64encode(values.tobytes()).decode()
             data.append({'object': 'embedding', 'index': index, 'embedding': embedding})
-        return {'object': 'list', 'data': data, 'usage': self._usage(texts)}
+        return {'object': 'list', 'data': data, 'usage': self._count_usage(texts)}
 
     def _tokenize(self, body: dict[str, Any], field: str, side: str) -> list[list[int]]:
         trained = self._engine.trained
@@ -168,7 +168,7 @@ class Api:
         self._tokens.labels('prompt').inc(sum(len(row.inputs) + len(row.targets) for row in rows))
         return await self._engine.compute(rows)
 
-    def _usage(self, texts: list[list[int]], generated: int = 0) -> dict[str, int]:
+    def _count_usage(self, texts: list[list[int]], generated: int = 0) -> dict[str, int]:
         self._tokens.labels('completion').inc(generated)
         read = sum(map(len, texts))
         return {'prompt_tokens': read, 'completion_tokens': generated, 'total_tokens': read + generated}
@@ -192,7 +192,7 @@ async def serve(trained: TrainedModel, name: str, listener: socket.socket, batch
             return await super().on_tick(counter) or is_drained or worker.done()
 
     options: dict[str, Any] = {'log_config': None, 'access_log': False, 'server_header': False, 'lifespan': 'off'}
-    application = Api(engine, name).application()
+    application = HttpApi(engine, name).application()
     server = Server(uvicorn.Config(application, http='h11', ws='none', timeout_graceful_shutdown=10, **options))
     host, port = listener.getsockname()[:2]
     log(f'{name}: listening on http://{host}:{port}, compiling')

@@ -28,13 +28,13 @@ class ResultsFile:
     def _read_line(self, line: str) -> None:
         try:
             record = json.loads(line)
-            self._results[_cell_key(record['cell'])] = record['result']
+            self._results[_build_cell_key(record['cell'])] = record['result']
         except (ValueError, KeyError, TypeError):
             self.ignored += 1
 
     def find_result(self, cell: Cell) -> dict[str, Any] | None:
         """Returns the result of `cell`, or None if it is not finished."""
-        return self._results.get(_cell_key(cell))
+        return self._results.get(_build_cell_key(cell))
 
     def append_result(self, cell: Cell, result: Mapping[str, Any]) -> None:
         """Appends a result to the file."""
@@ -43,10 +43,10 @@ class ResultsFile:
         cut = self._file.exists() and not self._file.read_bytes().endswith(b'\n')
         with open(self._file, 'a', encoding='utf-8') as file:
             file.write('\n' * cut + json.dumps({'cell': cell, 'result': result}) + '\n')
-        self._results[_cell_key(cell)] = dict(result)
+        self._results[_build_cell_key(cell)] = dict(result)
 
 
-def _cell_key(cell: Cell) -> str:
+def _build_cell_key(cell: Cell) -> str:
     return json.dumps(cell, sort_keys=True)
 
 
@@ -58,6 +58,6 @@ def format_summary(values: Sequence[float], digits: int = 2) -> str:
     return f'{np.mean(values):.{digits}f}{spread} [{len(values)}]'
 
 
-def sorted_integers(text: str) -> list[int]:
+def parse_sorted_integers(text: str) -> list[int]:
     """Parses comma-separated integers; used as an argparse type."""
     return sorted({int(number) for number in text.split(',')})

@@ -16,7 +16,7 @@ NUM_SHAPES = 4
 SHORTEST = NUM_SHAPES * int(WIDTHS.max()) + NUM_SHAPES - 1
 
 
-def make_rows(rng: np.random.Generator, count: int, length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def generate_examples(rng: np.random.Generator, count: int, length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns inputs, targets, and the best guess from each shape's height alone: float32 [count, length] each.
 
     The guess assumes that the other shape of the same kind has the mean of all heights. The error of this guess is the
@@ -31,7 +31,7 @@ def make_rows(rng: np.random.Generator, count: int, length: int) -> tuple[np.nda
     widths = rng.choice(WIDTHS, (count, NUM_SHAPES))
     heights = rng.uniform(*HEIGHTS, (count, NUM_SHAPES))
     profiles = _draw_unit_shapes(rng, widths, is_triangle, length)
-    partner = _partner_indices(is_triangle)
+    partner = _find_partner_indices(is_triangle)
     means = (heights + np.take_along_axis(heights, partner, axis=1)) / 2
     guesses = (heights + np.mean(HEIGHTS)) / 2
     inputs, targets, local = (np.einsum('ns,nsl->nl', which, profiles) for which in (heights, means, guesses))
@@ -53,7 +53,7 @@ def _draw_unit_shapes(rng: np.random.Generator, widths: np.ndarray, is_triangle:
     return np.where((offset >= 0) & (offset < width), np.where(is_triangle[..., None], triangle, 1.0), 0.0)
 
 
-def _partner_indices(is_triangle: np.ndarray) -> np.ndarray:
+def _find_partner_indices(is_triangle: np.ndarray) -> np.ndarray:
     """Returns the index of the other shape of the same kind, [count, shapes]."""
     same = is_triangle[:, :, None] == is_triangle[:, None, :]
     same &= ~np.eye(NUM_SHAPES, dtype=bool)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from flax import traverse_util
 
-from remixer_t5x.extras.export import functions
+from remixer_t5x.extras.export import exported_functions
 from tests.support import shipped_models
 
 ALSO_QUANTIZED = ('logits/kernel', 'token_embedder/embedding')
@@ -30,8 +30,8 @@ def random_weights(name):
 def test_int8_rounds_hidden_matrices_and_embeddings(name):
     """Errors are at most half a quantization step per element and 1.5% (RMS) per layer."""
     model, weights = shipped_models.model(name), random_weights(name)
-    quantized = functions.quantize_weights(model, weights)
-    expanded = traverse_util.flatten_dict(functions.dequantize_weights(quantized), sep='/')
+    quantized = exported_functions.quantize_weights(model, weights)
+    expanded = traverse_util.flatten_dict(exported_functions.dequantize_weights(quantized), sep='/')
     for path, array in weights.items():
         expected = bool(shipped_models.HIDDEN_KERNEL.search(path)) or path in ALSO_QUANTIZED
         assert (quantized[path].dtype == np.int8) == expected, path
@@ -54,7 +54,9 @@ def test_int8_rounds_channels_with_zeros_and_outliers(size):
     path = 'encoder/run_0/layer/gated_mlp/wo/kernel'
     array = size * np.random.default_rng(1).standard_t(2, weights[path].shape).astype(np.float32)
     array[0, 3], array[1, :, 5] = 0, 0
-    expanded = functions.dequantize_weights(functions.quantize_weights(model, {**weights, path: array}))
+    expanded = exported_functions.dequantize_weights(
+        exported_functions.quantize_weights(model, {**weights, path: array})
+    )
     restored = np.asarray(traverse_util.flatten_dict(expanded, sep='/')[path])
     assert (np.abs(restored - array) <= np.abs(array).max(axis=-2, keepdims=True) / 127 * 0.501).all()
     largest = np.abs(array).argmax(axis=-2)[:, None]

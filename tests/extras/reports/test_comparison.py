@@ -9,8 +9,8 @@ import pytest
 
 from remixer_t5x.costs.model_counts import ModelCounts
 from remixer_t5x.errors import UserError
-from remixer_t5x.extras.reports import comparison, cost_matching, page
-from remixer_t5x.extras.reports.records import MetricsRecord, RecordedRun, RunGroup
+from remixer_t5x.extras.reports import comparison, cost_matching, report_page
+from remixer_t5x.extras.reports.run_records import MetricsRecord, RecordedRun, RunGroup
 from remixer_t5x.extras.reports.sweep import SweepCell
 
 COUNTS = ModelCounts({('a',): 1000}, {(): 2e6}, tokens=100)
@@ -49,10 +49,10 @@ VALUES = {('t5', '1e-3'): 2.0, ('t5', '3e-3'): 2.5, ('remixer', '1e-3'): 1.5, ('
 def test_the_best_setting_has_the_lowest_held_out_loss():
     results = search(VALUES)
     assert results.measure == 'held-out loss' and results.settings[-1] == (('LEARNING_RATE', '9e-1'),)
-    best = [results.best_setting(model) for model in ('t5', 'remixer')]
+    best = [results.find_best_setting(model) for model in ('t5', 'remixer')]
     assert best == [(('LEARNING_RATE', '1e-3'),), (('LEARNING_RATE', '3e-3'),)]
     # The expected minimum of two draws from 2.0 and 2.5 is 2.0 in three of four cases.
-    assert results.expected_best_values('t5') == pytest.approx([2.25, 2.125])
+    assert results.compute_expected_best_values('t5') == pytest.approx([2.25, 2.125])
 
 
 def test_task_settings_are_selected_by_the_mean_validation_metric():
@@ -63,7 +63,7 @@ def test_task_settings_are_selected_by_the_mean_validation_metric():
     runs[cell('t5', '1')] = dataclasses.replace(runs[cell('t5', '1')], evaluations=[test])
     results = comparison.collect_search_results(list(runs), runs)
     assert list(results.values['t5'].values()) == [55.0, 60.0]
-    assert results.best_setting('t5') == (('LEARNING_RATE', '2'),)
+    assert results.find_best_setting('t5') == (('LEARNING_RATE', '2'),)
 
 
 def test_a_setting_whose_task_metric_is_not_finite_is_not_selected():
@@ -73,8 +73,8 @@ def test_a_setting_whose_task_metric_is_not_finite_is_not_selected():
 
 
 def test_the_table_has_costs_and_mean_median_and_best_seed():
-    result = comparison.Comparison(groups(), dict.fromkeys(LOSSES, COUNTS), search(VALUES))
-    rows = dict(result.table)
+    result = comparison.ModelComparison(groups(), dict.fromkeys(LOSSES, COUNTS), search(VALUES))
+    rows = dict(result.results_table)
     assert rows['best setting'] == ['LEARNING_RATE=1e-3', 'LEARNING_RATE=3e-3']
     assert rows['parameters'] == ['1,000'] * 2 and rows['forward FLOPs per token'] == ['20 k'] * 2
     assert rows['held-out loss'] == ['2.1000 ± 0.1000', '1.1000 ± 0.1000']
@@ -95,8 +95,8 @@ def test_failed_runs_are_in_the_csv_file_and_on_the_page(tmp_path):
     assert rows[-1]['error'] == 'error: the loss is not finite' and {row['parameters'] for row in rows} == {'1000'}
     members = groups()
     names = {each.name: line for each, line in failed.items()}
-    result = comparison.Comparison(members, dict.fromkeys(LOSSES, COUNTS), search(VALUES), ['A change.'], names)
-    html = page.render_page([each for group in members for each in group.runs], comparison=result)
+    result = comparison.ModelComparison(members, dict.fromkeys(LOSSES, COUNTS), search(VALUES), ['A change.'], names)
+    html = report_page.render_page([each for group in members for each in group.runs], comparison=result)
     failure = 'LEARNING_RATE=9e-1, seed 0</b> failed: error: the loss is not finite'
     assert all(words in html for words in (failure, 'A change.', 'expected best of 2'))
 
@@ -121,13 +121,13 @@ def test_a_cost_that_no_width_reaches_raises_an_error():
 
 def test_cost_differences_above_five_percent_cause_a_warning():
     more = dataclasses.replace(COUNTS, parameters={('a',): 1100})
-    (line,) = cost_matching.cost_warnings({'t5': COUNTS, 'remixer': more})
+    (line,) = cost_matching.describe_cost_differences({'t5': COUNTS, 'remixer': more})
     assert 'remixer has 10% more parameters than t5' in line and '--equal=parameters' in line
-    assert cost_matching.cost_warnings({'t5': COUNTS, 'remixer': COUNTS}) == []
+    assert cost_matching.describe_cost_differences({'t5': COUNTS, 'remixer': COUNTS}) == []
 
 
 def test_the_step_time_excludes_the_log_that_compiles():
     times = ((1, 9.0), (2, 1.0), (3, 2.0))
     logged = [MetricsRecord('train', step, {}, {'seconds_per_step': time}) for step, time in times]
-    assert cost_matching.seconds_per_step(RecordedRun('r', '/r', logged)) == 1.5
-    assert np.isclose(cost_matching.seconds_per_step(RecordedRun('r', '/r', logged[:1])), 9.0)
+    assert cost_matching.compute_seconds_per_step(RecordedRun('r', '/r', logged)) == 1.5
+    assert np.isclose(cost_matching.compute_seconds_per_step(RecordedRun('r', '/r', logged[:1])), 9.0)

@@ -7,7 +7,7 @@ import pytest
 import scipy.stats
 
 from remixer_t5x.extras.reports import differences
-from remixer_t5x.extras.reports.differences import Measure
+from remixer_t5x.extras.reports.differences import ComparedMeasure
 
 
 def simulate_results(rng, gap, seeds, models=2):
@@ -36,7 +36,7 @@ def test_the_interval_equals_that_of_a_paired_t_test():
 def test_equal_models_are_rarely_called_different(models, seeds):
     values = np.random.default_rng(0).normal(size=(10_000, models, seeds))
     pairs = np.stack([values[:, a] - values[:, b] for a, b in itertools.combinations(range(models), 2)], axis=1)
-    assert excludes_zero(pairs, differences.joint_confidence(models)).any(axis=1).mean() <= 0.15
+    assert excludes_zero(pairs, differences.bonferroni_confidence(models)).any(axis=1).mean() <= 0.15
 
 
 @pytest.mark.parametrize(('seeds', 'deviation'), [(2, 1.0), (5, 3.0), (5, 1.0)])
@@ -51,7 +51,9 @@ def test_a_search_with_the_first_seed_rarely_separates_equal_models(seeds, devia
 def test_comparisons_of_simulated_models_state_what_the_intervals_show(gap, most, least):
     rng = np.random.default_rng(0)
     models = [simulate_results(rng, gap, 5) for _ in range(100)]
-    lines = [differences.describe_differences(Measure('accuracy', each, higher_is_better=True)) for each in models]
+    lines = [
+        differences.describe_differences(ComparedMeasure('accuracy', each, higher_is_better=True)) for each in models
+    ]
     count = sum('model_0 is better' in line for line in lines)
     assert least <= count and sum('is better' in line for line in lines) <= most
     assert all(('no difference shown' in line) != ('is better' in line) for line in lines)
@@ -82,20 +84,22 @@ def test_only_common_seeds_are_compared():
     models = {'a': {0: 1.0, 1: 2.0, 2: 9.0}, 'b': {0: 0.5, 1: 1.75}, 'c': {7: 0.0}}
     (pair,) = differences.compare_models(models, higher_is_better=True)
     assert (pair.model, pair.other, pair.seeds) == ('a', 'b', 2)
-    assert differences.describe_differences(Measure('loss', {'a': {0: 1.0}, 'c': {7: 0.0}}, True)) == ''
+    assert differences.describe_differences(ComparedMeasure('loss', {'a': {0: 1.0}, 'c': {7: 0.0}}, True)) == ''
 
 
 def test_a_conclusion_names_the_best_model_and_each_other():
     values = {'a': [1.0, 1.1, 1.05], 'b': [2.0, 2.1, 2.05], 'c': [0.5, 1.6, 1.1]}
     models = {name: dict(enumerate(row)) for name, row in values.items()}
-    line = differences.describe_differences(Measure('accuracy', models, higher_is_better=True))
+    line = differences.describe_differences(ComparedMeasure('accuracy', models, higher_is_better=True))
     assert 'b is better than a' in line and '3 seeds' in line and 'between a' not in line
     assert ('b is better than c' in line) == differences.compare_models(models, True)[2].is_significant
 
 
 def test_a_pair_with_one_common_seed_has_no_interval():
     models = {'a': {0: 1.0, 1: 1.1}, 'b': {0: 2.0, 1: 2.1}, 'c': {0: 3.0}}
-    line = differences.describe_differences(Measure('loss', models, higher_is_better=False))
+    line = differences.describe_differences(ComparedMeasure('loss', models, higher_is_better=False))
     assert 'between a and c (one seed: no interval)' in line and 'inf' not in line
-    line = differences.describe_differences(Measure('loss', {'a': {0: 1.0}, 'b': {0: 2.0}}, higher_is_better=False))
+    line = differences.describe_differences(
+        ComparedMeasure('loss', {'a': {0: 1.0}, 'b': {0: 2.0}}, higher_is_better=False)
+    )
     assert 'one seed' in line and 'better' not in line

@@ -9,7 +9,7 @@ import pytest
 
 from remixer_t5x.context import make_sequence_context
 from remixer_t5x.devices.partition import unbox
-from remixer_t5x.extras.reports.pictures import learned
+from remixer_t5x.extras.reports.pictures import learned_weights
 from remixer_t5x.models.architecture.encoder_decoder import EncoderDecoder
 from remixer_t5x.models.architecture.layer import PreNorm
 from remixer_t5x.models.architecture.stack import Stack
@@ -61,20 +61,20 @@ def trained():
 def test_a_linear_mix_of_tokens_gives_its_matrix():
     """y = A x has the Jacobian A[i, j] times the identity, of norm |A[i, j]| sqrt(width)."""
     matrix = np.random.default_rng(0).normal(size=(5, 7)).astype(np.float32)
-    norms = learned.JacobianNorms(lambda x: jnp.einsum('ij,bjd->bid', matrix, x))
+    norms = learned_weights.JacobianNorms(lambda x: jnp.einsum('ij,bjd->bid', matrix, x))
     np.testing.assert_allclose(norms(jnp.zeros((7, 9))), np.abs(matrix) * 3, rtol=1e-5)
 
 
 def test_wide_tokens_are_estimated_from_random_signs():
     weights = np.random.default_rng(0).normal(size=(3, 200, 200)).astype(np.float32)
-    norms = learned.JacobianNorms(lambda x: jnp.einsum('jde,bje->bjd', weights, x))(jnp.zeros((3, 200)))
+    norms = learned_weights.JacobianNorms(lambda x: jnp.einsum('jde,bje->bjd', weights, x))(jnp.zeros((3, 200)))
     np.testing.assert_allclose(np.diag(norms), np.linalg.norm(weights, axis=(1, 2)), rtol=0.1)
     assert np.all(norms[~np.eye(3, dtype=bool)] == 0)
 
 
 def test_the_whole_encoder_agrees_with_finite_differences(trained):
     model, params = trained
-    actual = learned.encoder_map(model, params, INPUTS)
+    actual = learned_weights.compute_encoder_map(model, params, INPUTS)
     embedding = params['token_embedder']['embedding']
 
     def encode(x):
@@ -90,12 +90,12 @@ def test_the_whole_encoder_agrees_with_finite_differences(trained):
 
 def test_the_map_of_a_layer_agrees_with_finite_differences(trained):
     model, params = trained
-    maps = learned.encoder_layer_maps(model, params, INPUTS)
+    maps = learned_weights.compute_encoder_layer_maps(model, params, INPUTS)
     assert [array.shape for array in maps] == [(3, 3)] * 3
     stack = model.module.encoder_stack()
     encoder = params['encoder']
     embedded = params['token_embedder']['embedding'][INPUTS][None]
-    hidden = learned._apply_stack(
+    hidden = learned_weights._apply_stack(
         stack.clone(runs=stack.runs[:1], final_norm=None),
         {name: encoder[name] for name in ('run_0', 'position_bias')}, embedded, INPUTS,
     )[0]  # fmt: skip
@@ -108,7 +108,7 @@ def test_the_map_of_a_layer_agrees_with_finite_differences(trained):
 
 def test_the_decoder_depends_on_the_text_through_the_encoder(trained):
     model, params = trained
-    actual = learned.decoder_to_input_map(model, params, INPUTS, TARGETS)
+    actual = learned_weights.compute_decoder_to_input_map(model, params, INPUTS, TARGETS)
     embedding = params['token_embedder']['embedding']
 
     def decode(x):
@@ -125,5 +125,5 @@ def test_the_decoder_depends_on_the_text_through_the_encoder(trained):
 def test_the_residual_is_not_part_of_the_map_of_a_layer(trained):
     model, params = trained
     zeroed = {**params, 'encoder': jax.tree.map(jnp.zeros_like, params['encoder'])}
-    for array in learned.encoder_layer_maps(model, zeroed, INPUTS):
+    for array in learned_weights.compute_encoder_layer_maps(model, zeroed, INPUTS):
         np.testing.assert_array_equal(array, 0)

@@ -11,7 +11,7 @@ import pytest
 from remixer_t5x.cli import main, train
 from remixer_t5x.config import loading
 from remixer_t5x.extras.reports import sweep
-from remixer_t5x.extras.reproduce import runs, tables
+from remixer_t5x.extras.reproduce import table_runs, tables
 from remixer_t5x.run_folder import model_dir
 
 ARGS = argparse.Namespace(gin_file=[], gin_flags=[], gin_search_paths=[], tfds_data_dir=None, verbose=True)
@@ -78,7 +78,7 @@ def test_models_have_the_papers_number_of_parameters(table, row, published):
     (model,) = [model for model in loaded_table.rows if model.name == row]
     (column,) = [column for column in loaded_table.columns if column.metric == tables.PARAMETERS]
     assert model.numbers[loaded_table.columns.index(column)] == published
-    assert runs.count_cost(column.stage, model, ARGS).parameters / 1e6 == pytest.approx(published, rel=0.03)
+    assert table_runs.count_run_cost(column.stage, model, ARGS).parameters / 1e6 == pytest.approx(published, rel=0.03)
 
 
 def small_table(metric='accuracy', numbers=(70.0, 72.0, 69.0, None)):
@@ -93,17 +93,17 @@ def small_table(metric='accuracy', numbers=(70.0, 72.0, 69.0, None)):
     ('metric', 'ours', 'expected'),
     [
         # Student's quantile for two degrees of freedom is 2.91999; differences of 1, 2 and 3 have mean 2, deviation 1.
-        ('accuracy', [1, 2, 3], (2.0, 2.91999 / 3**0.5, runs.REPRODUCED)),
-        ('accuracy', [-1, -2, -3], (-2.0, 2.91999 / 3**0.5, runs.CONTRADICTED)),
-        ('accuracy', [-2, 2, 4], (4 / 3, 2.91999 * (28 / 9) ** 0.5, runs.NOT_SHOWN)),
-        ('perplexity', [1, 2, 3], (2.0, 2.91999 / 3**0.5, runs.REPRODUCED)),
-        ('accuracy', [2], (2.0, float('inf'), runs.NOT_SHOWN)),
+        ('accuracy', [1, 2, 3], (2.0, 2.91999 / 3**0.5, table_runs.REPRODUCED)),
+        ('accuracy', [-1, -2, -3], (-2.0, 2.91999 / 3**0.5, table_runs.CONTRADICTED)),
+        ('accuracy', [-2, 2, 4], (4 / 3, 2.91999 * (28 / 9) ** 0.5, table_runs.NOT_SHOWN)),
+        ('perplexity', [1, 2, 3], (2.0, 2.91999 / 3**0.5, table_runs.REPRODUCED)),
+        ('accuracy', [2], (2.0, float('inf'), table_runs.NOT_SHOWN)),
     ],
 )
 def test_verdict_is_the_sign_of_the_interval(metric, ours, expected):
     base = {seed: 10.0 + seed for seed in range(len(ours))}
     results = {('a', 'x'): base, ('b', 'x'): {seed: base[seed] + value for seed, value in enumerate(ours)}}
-    findings = {row.name: finding for _, row, finding in runs.compare_with_paper(small_table(metric), results)}
+    findings = {row.name: finding for _, row, finding in table_runs.compare_with_paper(small_table(metric), results)}
     assert (findings['b'].difference, findings['b'].margin, findings['b'].verdict) == (
         pytest.approx(expected[0]), pytest.approx(expected[1], rel=1e-4), expected[2],
     )  # fmt: skip
@@ -112,7 +112,7 @@ def test_verdict_is_the_sign_of_the_interval(metric, ours, expected):
 
 def test_finetuning_starts_from_the_pretraining_of_its_model_and_seed(tmp_path):
     table = tables.load_table('remixers/table_4', tables.PAPER)
-    cells = runs.plan_runs(
+    cells = table_runs.plan_runs(
         table, argparse.Namespace(**{**vars(ARGS), 'gin_flags': [('BATCH_SIZE', '8')]}), [0, 1], tmp_path
     )
     assert [stage for stage, _, _ in cells] == ['c4'] * 8 + ['cogs'] * 8

@@ -50,7 +50,7 @@ def select_evenly_spaced(items: Sequence[T], most: int) -> list[T]:
     return [items[int(index)] for index in indices]
 
 
-def new_figure(width: float, height: float) -> Figure:
+def create_figure(width: float, height: float) -> Figure:
     """Creates an empty figure of `width` x `height` inches."""
     # pyplot is not used, because it has global state and may require a display.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -95,7 +95,7 @@ def label_token_ticks(axes: Axes, x: list[str] | None = None, y: list[str] | Non
 
 
 @dataclasses.dataclass(frozen=True)
-class Panel:
+class MatrixPanel:
     """A matrix [rows, columns] to draw, with optional token labels for rows and columns.
 
     With `off_diagonal`, the colour scale ignores the diagonal, for matrices with a dominant diagonal.
@@ -108,14 +108,14 @@ class Panel:
     off_diagonal: bool = False
 
 
-def draw_matrices(grid: Sequence[Sequence[Panel]], row_names: Sequence[str] = ()) -> Figure:
+def draw_matrices(grid: Sequence[Sequence[MatrixPanel]], row_names: Sequence[str] = ()) -> Figure:
     """Plots a grid of matrices, as in figure 2 of the Remixers paper; `row_names` labels the rows of the grid.
 
     The colours of each matrix are scaled to its maximum. Values beyond the scale use the darkest colour.
     """
     width = max(len(row) for row in grid)
     size = 2.6 if width > 1 else 4.2
-    figure = new_figure(size * width + 0.9, (size + 0.25) * len(grid) + 0.3)
+    figure = create_figure(size * width + 0.9, (size + 0.25) * len(grid) + 0.3)
     for row, (panels, row_axes) in enumerate(zip(grid, figure.subplots(len(grid), width, squeeze=False), strict=True)):
         for column, axes in enumerate(row_axes):
             if column < len(panels):
@@ -127,7 +127,7 @@ def draw_matrices(grid: Sequence[Sequence[Panel]], row_names: Sequence[str] = ()
     return figure
 
 
-def _draw_panel(axes: Axes, panel: Panel, is_first: bool) -> None:
+def _draw_panel(axes: Axes, panel: MatrixPanel, is_first: bool) -> None:
     magnitude = np.abs(np.asarray(panel.weights, np.float64))
     scaled = magnitude[~np.eye(*magnitude.shape, dtype=bool)] if panel.off_diagonal else magnitude
     largest = float(scaled.max(initial=0.0))
@@ -145,7 +145,7 @@ def _draw_panel(axes: Axes, panel: Panel, is_first: bool) -> None:
         spine.set_color(GRID)
 
 
-def inline_svg(picture: Picture) -> str:
+def build_inline_svg(picture: Picture) -> str:
     """Converts the figure to an `<svg>` element with unique ids, selectable text, and colours from CSS variables."""
     text = _render_svg(picture.figure, salt=picture.name)
     text = text[text.index('<svg') :]
@@ -155,12 +155,12 @@ def inline_svg(picture: Picture) -> str:
     # Repeated images and markers have identical ids. All but the first id are removed, because ids must be unique.
     seen: set[str] = set()
 
-    def without_repeated_id(match: re.Match[str]) -> str:
+    def remove_repeated_id(match: re.Match[str]) -> str:
         is_repeated = match[1] in seen
         seen.add(match[1])
         return '' if is_repeated else match[0]
 
-    text = re.sub(r' id="([^"]*)"', without_repeated_id, text)
+    text = re.sub(r' id="([^"]*)"', remove_repeated_id, text)
     text = text.replace(TEXT_COLOUR, 'currentColor').replace(GRID, 'var(--line)')
     for index, colour in enumerate(COLOURS):
         text = text.replace(colour, f'var(--c{index})')

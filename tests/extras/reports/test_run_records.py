@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remixer_t5x.errors import UserError
-from remixer_t5x.extras.reports import curves, overview, records
-from remixer_t5x.extras.reports.records import MetricsRecord, RecordedRun, RunGroup
+from remixer_t5x.extras.reports import curves, overview, run_records
+from remixer_t5x.extras.reports.run_records import MetricsRecord, RecordedRun, RunGroup
 
 
 def _run(name, config='', train=((1, 3.0), (2, 2.0)), **evaluations):
@@ -26,21 +26,21 @@ def test_runs_that_differ_only_in_seed_and_folders_are_one_group():
         _run('bare'),
         _run('bare_too'),
     ]
-    groups = records.group_by_seed(runs)
+    groups = run_records.group_runs_by_settings(runs)
     assert [[run.name for run in group.runs] for group in groups] == [['a_1', 'a_2'], ['b'], ['bare'], ['bare_too']]
     assert [group.name for group in groups] == ['a × 2', 'b', 'bare', 'bare_too']
 
 
 def test_of_two_runs_with_one_seed_the_last_is_used():
     runs = [_run(name, 'SEED = 0\nX = 1\n', eval__cb=(9, {'f1': value})) for name, value in (('a', 10.0), ('b', 90.0))]
-    [(_, _, [cell])] = overview.build_task_table(records.group_by_seed(runs))
+    [(_, _, [cell])] = overview.build_task_table(run_records.group_runs_by_settings(runs))
     assert (cell.mean, cell.deviation, cell.by_seed) == (90.0, None, {0: 90.0})
 
 
 @given(st.lists(st.floats(0, 100), min_size=1, max_size=5))
 def test_the_table_has_mean_and_sample_deviation_over_seeds(values):
     runs = [_run(f'r{n}', f'SEED = {n}\nX = 1\n', eval__cb=(9, {'f1': value})) for n, value in enumerate(values)]
-    [(kind, metric, [cell])] = overview.build_task_table(records.group_by_seed(runs))
+    [(kind, metric, [cell])] = overview.build_task_table(run_records.group_runs_by_settings(runs))
     assert (kind, metric, len(cell.by_seed)) == ('cb, eval', 'f1', len(values))
     assert cell.mean == pytest.approx(statistics.mean(values))
     assert cell.deviation == (pytest.approx(statistics.stdev(values)) if len(values) > 1 else None)
@@ -49,14 +49,14 @@ def test_the_table_has_mean_and_sample_deviation_over_seeds(values):
 def test_the_newest_evaluation_is_used_and_the_later_line_of_a_step():
     values = ((1, 10.0), (3, 30.0), (2, 20.0), (3, 31.0))
     lines = [MetricsRecord('eval/cb', step, {'f1': value}, {}) for step, value in values]
-    assert RecordedRun('r', '/r', lines).latest_evaluations()['eval/cb'].numbers == {'f1': 31.0}
+    assert RecordedRun('r', '/r', lines).find_latest_evaluations()['eval/cb'].numbers == {'f1': 31.0}
 
 
 def test_differences_are_settings_other_than_folders():
     config = 'from x import y\n# a comment\nA = 1\nB = \\\n    (@m.C,\n     2)\nm.C.d = %A\n'
-    assert records.RecordedRun('a', 'a', [], config).settings() == {'A': '1', 'B': '(@m.C, 2)', 'm.C.d': '%A'}
+    assert run_records.RecordedRun('a', 'a', [], config).parse_settings() == {'A': '1', 'B': '(@m.C, 2)', 'm.C.d': '%A'}
     runs = [_run('a', "A = 1\nm.C.d = 2\nMODEL_DIR = 'a'\n"), _run('b', "A = 1\nZ = 3\nm.C.d = 4\nMODEL_DIR = 'b'\n")]
-    assert records.differing_settings(runs) == [('Z', [None, '3']), ('m.C.d', ['2', '4'])]
+    assert run_records.find_differing_settings(runs) == [('Z', [None, '3']), ('m.C.d', ['2', '4'])]
 
 
 @given(st.lists(st.floats(-10, 10), min_size=1, max_size=30), st.floats(0, 0.98))
@@ -88,7 +88,7 @@ def test_an_invalid_line_is_named_in_the_error(tmp_path, line):
     file = tmp_path / 'metrics.jsonl'
     file.write_text(json.dumps({'kind': 'train', 'step': 1}) + f'\n{line}\n')
     with pytest.raises(UserError, match='line 2 is not a metrics record'):
-        records.read_records(file)
+        run_records.read_records(file)
     # As the last one, it is unfinished.
     file.write_text(file.read_text()[: -len('\n')])
-    assert records.read_records(file) == [MetricsRecord('train', 1, {}, {})]
+    assert run_records.read_records(file) == [MetricsRecord('train', 1, {}, {})]

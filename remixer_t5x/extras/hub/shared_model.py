@@ -23,8 +23,8 @@ from remixer_t5x.config import foreign_gin
 from remixer_t5x.data import task_vocabulary
 from remixer_t5x.errors import to_one_line
 from remixer_t5x.extras.hub import client
-from remixer_t5x.extras.reports import curves, overview, records
-from remixer_t5x.extras.reports.records import FOLDER_MACROS, TRAIN, RecordedRun
+from remixer_t5x.extras.reports import curves, overview, run_records
+from remixer_t5x.extras.reports.run_records import FOLDER_MACROS, TRAIN, RecordedRun
 from remixer_t5x.interop import converted_checkpoint, safetensors_files, shared_folder
 from remixer_t5x.interop.huggingface import model_folders
 from remixer_t5x.interop.huggingface.traced_modules import UnsupportedModelError
@@ -106,7 +106,7 @@ class ModelCard:
 
 def write_model_card(folder: pathlib.Path, card: ModelCard, run: RecordedRun | None) -> None:
     """Writes README.md, and the loss curve if available, into `folder`; `run` is None for a model without metrics."""
-    has_curve = run is not None and bool(run.metric_points(TRAIN, 'loss'))
+    has_curve = run is not None and bool(run.select_metric_points(TRAIN, 'loss'))
     if run is not None and has_curve:
         curves.plot_loss(f'{run.folder}/{model_dir.METRICS}', folder / LOSS_CURVE_FILE, card.name)
     (folder / CARD_FILE).write_text(
@@ -116,7 +116,7 @@ def write_model_card(folder: pathlib.Path, card: ModelCard, run: RecordedRun | N
 
 def render_model_card(card: ModelCard, run: RecordedRun | None, curve: str = '') -> str:
     """Renders README.md; `curve` is the file name of the loss curve, or empty."""
-    settings, kind = _macro_cells(run), TYPE_TEXTS[card.model_type]
+    settings, kind = _format_macro_cells(run), TYPE_TEXTS[card.model_type]
     numbers = overview.summarize_run(run) if run is not None else None
     first = {name: settings[name] for name in _FIRST_MACROS if name in settings}
     command = ['remixer-t5x', 'convert', f'--from_hf={card.address}', f'--to=runs/{card.name.rpartition("/")[2]}']
@@ -128,7 +128,7 @@ def render_model_card(card: ModelCard, run: RecordedRun | None, curve: str = '')
         command=Markup(shlex.join(map(to_one_line, command))),
         metadata=metadata,
         summary=f'{kind.description} with {card.parameters:,} parameters, trained with remixer_t5x.',
-        code=Markup(_example_code(card, kind)),
+        code=Markup(_render_example_code(card, kind)),
         numbers=numbers,
         settings=first,
         others={name: value for name, value in settings.items() if name not in first},
@@ -139,7 +139,7 @@ def render_model_card(card: ModelCard, run: RecordedRun | None, curve: str = '')
     )
 
 
-def _example_code(card: ModelCard, kind: ModelTypeTexts) -> str:
+def _render_example_code(card: ModelCard, kind: ModelTypeTexts) -> str:
     # The path of a local folder has no scheme such as `hf://`.
     name = card.address if '://' in card.address or card.address[:1] in '/.~' else f'hf://{card.address}'
     arguments = f'{name!r}{", trust_gin=True" if card.needs_trust else ""}'
@@ -152,10 +152,10 @@ def _example_code(card: ModelCard, kind: ModelTypeTexts) -> str:
     )
 
 
-def _macro_cells(run: RecordedRun | None) -> dict[str, str]:
+def _format_macro_cells(run: RecordedRun | None) -> dict[str, str]:
     """Returns the values of the macros as table cells. For privacy, shortens absolute paths to their last component."""
     settings: dict[str, str] = {}
-    for name, value in sorted(run.settings().items()) if run is not None else ():
+    for name, value in sorted(run.parse_settings().items()) if run is not None else ():
         if (
             re.fullmatch('[A-Z][A-Z0-9_]*', name)
             and name not in FOLDER_MACROS
@@ -176,10 +176,10 @@ def _escape_markdown(value: Any) -> str:
 
 
 def _iterate_metrics(run: RecordedRun | None) -> Iterator[tuple[str, int, str, float]]:
-    for kind, record in (run.latest_evaluations() if run is not None else {}).items():
+    for kind, record in (run.find_latest_evaluations() if run is not None else {}).items():
         numbers = {name: record.numbers.get(name) for name in overview.LOSS_METRICS}
         losses = {name: value for name, value in numbers.items() if value is not None}
-        for name, value in (overview.task_metrics(record) or losses).items():
+        for name, value in (overview.select_task_metrics(record) or losses).items():
             yield overview.format_evaluation_name(kind), record.step, name, value
 
 
@@ -231,7 +231,7 @@ def _write_model_folder(args: argparse.Namespace, folder: pathlib.Path, name: st
     except UnsupportedModelError as refusal:
         library = 'remixer_t5x'
         print_labeled_line('format', f'{library}, because {refusal.reason}')
-        _write_shared(folder, model, vocabulary, gin_text, params, step, record)
+        _write_shared_files(folder, model, vocabulary, gin_text, params, step, record)
         if foreign_gin.find_disallowed_statement(gin_text, checkpoint):
             packages = foreign_gin.find_imported_packages(gin_text)
             missing = shared_folder.copy_custom_code(folder, packages)
@@ -253,19 +253,19 @@ def _write_model_folder(args: argparse.Namespace, folder: pathlib.Path, name: st
         vocabulary=f'{type(vocabulary).__name__}, {vocabulary.vocab_size:,} ids',
         step=step,
         versions=record.get('versions', {}),
-        origin=client.describe_origin(str(record['converted_from'])) if record.get('converted_from') else '',
+        origin=client.describe_model_origin(str(record['converted_from'])) if record.get('converted_from') else '',
         needs_trust=bool(packages),
         code=sorted(set(packages) - set(missing)),
         missing=missing,
     )
     run = saved_models.require_model_dir(checkpoint)
     # Converted models have no metrics.jsonl.
-    runs = records.read_runs([str(run)]) if (run / model_dir.METRICS).exists() else [None]
+    runs = run_records.read_runs([str(run)]) if (run / model_dir.METRICS).exists() else [None]
     write_model_card(folder, card, runs[0])
     return step
 
 
-def _write_shared(
+def _write_shared_files(
     folder: pathlib.Path, model: Any, vocabulary: Any, gin_text: str, params: Any, step: int, record: dict[str, Any]
 ) -> None:
     """Writes a shared folder in this package's format, and verifies the weights by reading them back."""

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from remixer_t5x.context import make_sequence_context
 from remixer_t5x.devices.partition import unbox
-from remixer_t5x.extras.reports.pictures import learned
-from remixer_t5x.extras.reports.pictures.learned import DECODER, ENCODER, LayerArray
+from remixer_t5x.extras.reports.pictures import learned_weights
+from remixer_t5x.extras.reports.pictures.learned_weights import DECODER, ENCODER, LayerArray
 from remixer_t5x.models import interface
 from remixer_t5x.models.architecture.encoder_decoder import EncoderDecoder
 from remixer_t5x.models.architecture.layer import PreNorm
@@ -58,12 +58,15 @@ def observed():
     shapes = {'encoder_input_tokens': (1, LENGTH), 'decoder_target_tokens': (1, 4)}
     params = _randomize(unbox(interface.compute_param_shapes(model, shapes)))
     inputs, targets = np.asarray([3, 4, 5, 3, 7], np.int32), np.asarray([2, 9, 1], np.int32)
-    return model, params, inputs, targets, learned.read_intermediates(model, params, inputs, targets)
+    return model, params, inputs, targets, learned_weights.read_intermediates(model, params, inputs, targets)
 
 
 def test_layers_are_counted_over_runs_and_within_them(observed):
     _, params, *_, intermediates = observed
-    maps = [(layer.stack, layer.layer, layer.sublayer) for layer in learned.attention_maps(intermediates, params)]
+    maps = [
+        (layer.stack, layer.layer, layer.sublayer)
+        for layer in learned_weights.collect_attention_maps(intermediates, params)
+    ]
     assert maps[:4] == [
         (ENCODER, 1, 'self_attention'),
         (ENCODER, 2, 'tim_attention'),
@@ -71,16 +74,16 @@ def test_layers_are_counted_over_runs_and_within_them(observed):
         (ENCODER, 4, 'self_attention'),
     ]
     assert sorted(maps[4:]) == [(DECODER, n, f'{kind}_attention') for n in (1, 2) for kind in ('cross', 'self')]
-    assert [(layer.stack, layer.layer) for layer in learned.remixer_logits(params)] == [
+    assert [(layer.stack, layer.layer) for layer in learned_weights.collect_remixer_logits(params)] == [
         (ENCODER, 1), (ENCODER, 4), (DECODER, 1), (DECODER, 2)
     ]  # fmt: skip
-    assert [layer.layer for layer in learned.competition_weights(intermediates, params)] == [2, 3]
+    assert [layer.layer for layer in learned_weights.collect_competition_weights(intermediates, params)] == [2, 3]
 
 
 def test_attention_maps_are_distributions_over_visible_tokens(observed):
     _, params, inputs, targets, intermediates = observed
     sizes = {'self_attention': len(targets), 'cross_attention': len(inputs)}
-    for layer in learned.attention_maps(intermediates, params):
+    for layer in learned_weights.collect_attention_maps(intermediates, params):
         np.testing.assert_allclose(layer.array.sum(axis=-1), 1, atol=1e-5)
         if layer.stack == DECODER:
             assert layer.array.shape == (2, len(targets), sizes[layer.sublayer])
@@ -110,7 +113,7 @@ def test_mixing_weights_of_the_layer_are_the_softmax_of_h(causal):
     ctx = make_sequence_context(jnp.ones((1, LENGTH), jnp.int32), causal=causal)
     params = _randomize(unbox(module.init(jax.random.key(0), x, ctx)['params']))
     logits = np.asarray(params['logits'])
-    weights = learned.softmax_rows(logits, LENGTH, causal)
+    weights = learned_weights.compute_softmax_rows(logits, LENGTH, causal)
     np.testing.assert_allclose(weights, module.apply({'params': params}, x, ctx)[0], atol=1e-6)
     masked = np.where(np.tri(LENGTH) > 0, logits[:LENGTH, :LENGTH], -np.inf) if causal else logits[:LENGTH, :LENGTH]
     np.testing.assert_allclose(weights, scipy.special.softmax(masked, axis=-1), atol=1e-6)
@@ -122,16 +125,24 @@ def test_spread_ignores_what_softmax_ignores(seed, causal, offset):
     logits = rng.normal(size=(5, 5))
     moved = logits + offset * rng.normal(size=(5, 1))
     moved[np.triu_indices(5, 1)] += 7 * causal
-    np.testing.assert_allclose(learned.row_spread(logits, 5, causal), learned.row_spread(moved, 5, causal), atol=1e-9)
+    np.testing.assert_allclose(
+        learned_weights.compute_row_spread(logits, 5, causal),
+        learned_weights.compute_row_spread(moved, 5, causal),
+        atol=1e-9,
+    )
 
 
 def test_layers_near_zero_have_a_small_spread():
     rng = np.random.default_rng(0)
     layers = [LayerArray(ENCODER, n, 'remixer', scale * rng.normal(size=(32, 32))) for n, scale in ((1, 0.02), (2, 1))]
-    spreads = [learned.row_spread(layer.array, 32, False) for layer in layers]
-    assert spreads[0] < learned.NEAR_ZERO < spreads[1]
-    uniform = np.abs(learned.softmax_rows(layers[0].array, 32, False) * 32 - 1).mean()
-    assert uniform < learned.NEAR_ZERO < np.abs(learned.softmax_rows(layers[1].array, 32, False) * 32 - 1).mean()
+    spreads = [learned_weights.compute_row_spread(layer.array, 32, False) for layer in layers]
+    assert spreads[0] < learned_weights.NEAR_ZERO < spreads[1]
+    uniform = np.abs(learned_weights.compute_softmax_rows(layers[0].array, 32, False) * 32 - 1).mean()
+    assert (
+        uniform
+        < learned_weights.NEAR_ZERO
+        < np.abs(learned_weights.compute_softmax_rows(layers[1].array, 32, False) * 32 - 1).mean()
+    )
 
 
 @pytest.mark.parametrize(('weights', 'stack'), [(gmlp.ToeplitzSpatial, DECODER), (gmlp.FreeSpatial, ENCODER)])
@@ -140,13 +151,13 @@ def test_spatial_weights_equal_those_of_the_layer(weights, stack):
     ctx = make_sequence_context(jnp.ones((1, LENGTH), jnp.int32), causal=stack == DECODER)
     params = _randomize(unbox(module.init(jax.random.key(0), LENGTH, ctx)['params']))
     tree = {'run_0': {'layer': {'gmlp': {'mixing': {'weights': jax.tree.map(lambda leaf: leaf[None], params)}}}}}
-    (layer,) = learned.spatial_weights({stack: tree}, {stack: LENGTH})
+    (layer,) = learned_weights.collect_spatial_weights({stack: tree}, {stack: LENGTH})
     np.testing.assert_array_equal(layer.array, module.apply({'params': params}, LENGTH, ctx))
 
 
 def test_competition_sums_to_one_over_mechanisms(observed):
     _, params, inputs, _, intermediates = observed
-    for layer in learned.competition_weights(intermediates, params):
+    for layer in learned_weights.collect_competition_weights(intermediates, params):
         assert layer.array.shape == (2, len(inputs))
         np.testing.assert_allclose(layer.array.sum(axis=0), 1, atol=1e-6)
 
@@ -155,7 +166,9 @@ def test_competition_sums_to_one_over_mechanisms(observed):
 def test_entropies_equal_those_of_scipy(count, seed):
     weights = np.random.default_rng(seed).dirichlet(np.full(count + 1, 0.3), size=7).T
     weights[:, 0] = np.eye(count + 1)[0]
-    np.testing.assert_allclose(learned.entropy(weights), scipy.stats.entropy(weights, base=2, axis=0), atol=1e-9)
+    np.testing.assert_allclose(
+        learned_weights.entropy(weights), scipy.stats.entropy(weights, base=2, axis=0), atol=1e-9
+    )
 
 
 def test_sowing_does_not_change_a_training_step(observed, monkeypatch):

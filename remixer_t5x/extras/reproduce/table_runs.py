@@ -18,7 +18,7 @@ from remixer_t5x.cli import arguments
 from remixer_t5x.costs import model_counts
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate.checkpoint_ranking import compute_signed_score
-from remixer_t5x.extras.reports import cost_matching, records
+from remixer_t5x.extras.reports import cost_matching, run_records
 from remixer_t5x.extras.reports.differences import compare_models
 from remixer_t5x.extras.reports.sweep import SweepCell
 from remixer_t5x.extras.reproduce.tables import (
@@ -47,13 +47,13 @@ def plan_runs(
             for row in table.rows:
                 name = re.sub(r'\W+', '_', row.name).strip('_')
                 run_folder = folder / stage.name / name / f'seed_{seed}'
-                files, settings = _gin_sources(stage, row, args)
+                files, settings = _collect_gin_sources(stage, row, args)
                 flags = {**settings, 'SEED': seed, 'MODEL_DIR': run_folder}
                 if stage.previous_stage:
                     flags['INITIAL_CHECKPOINT_PATH'] = cells[stage.previous_stage, row.name, seed].folder
                 command = (
                     stage.command,
-                    *cost_matching.config_flags(args, files),
+                    *cost_matching.build_config_flags(args, files),
                     f'--model={row.model}',
                     *(f'--gin.{flag}={value}' for flag, value in flags.items()),
                 )
@@ -62,7 +62,9 @@ def plan_runs(
     return cells
 
 
-def _gin_sources(stage: TrainingStage, row: TableRow, args: argparse.Namespace) -> tuple[list[str], dict[str, object]]:
+def _collect_gin_sources(
+    stage: TrainingStage, row: TableRow, args: argparse.Namespace
+) -> tuple[list[str], dict[str, object]]:
     """Returns the gin files and the settings of a run."""
     return [*stage.files, *row.files, *args.gin_file], {**stage.flags, **row.flags, **dict(args.gin_flags)}
 
@@ -81,9 +83,9 @@ class RunCost:
 Costs = Mapping[tuple[str, str], RunCost]
 
 
-def count_cost(stage: TrainingStage, row: TableRow, args: argparse.Namespace) -> RunCost:
+def count_run_cost(stage: TrainingStage, row: TableRow, args: argparse.Namespace) -> RunCost:
     """Counts the cost of a run from array shapes. Raises UserError for an invalid setting."""
-    files, settings = _gin_sources(stage, row, args)
+    files, settings = _collect_gin_sources(stage, row, args)
     flags = [(name, str(value)) for name, value in settings.items()]
     changes = {'model': row.model, 'gin_file': files, 'gin_flags': flags}
     sources = argparse.Namespace(**{**vars(args), **changes})
@@ -97,7 +99,7 @@ def count_cost(stage: TrainingStage, row: TableRow, args: argparse.Namespace) ->
     return RunCost(counted.total_parameters, counted.total_forward_flops, steps, flops)
 
 
-def parameter_and_flop_results(table: PaperTable, costs: Costs) -> dict[tuple[str, str], dict[int, float]]:
+def compute_counted_results(table: PaperTable, costs: Costs) -> dict[tuple[str, str], dict[int, float]]:
     """Computes the columns that require no training, as {(row, column): {seed: value}} with 0 as the only seed."""
     results = {}
     for column in table.columns:
@@ -133,13 +135,13 @@ def read_results(
     for column in table.columns:
         for (stage, row, seed), cell in cells.items():
             if column.metric not in COUNTED_METRICS and stage == column.stage.name and cell not in failed:
-                results.setdefault((row, column.name), {})[seed] = _read_value(column, cell)
+                results.setdefault((row, column.name), {})[seed] = _read_metric_value(column, cell)
     return results
 
 
-def _read_value(column: TableColumn, cell: SweepCell) -> float:
-    (run,) = records.read_runs([str(cell.folder)])
-    latest = run.latest_evaluations()
+def _read_metric_value(column: TableColumn, cell: SweepCell) -> float:
+    (run,) = run_records.read_runs([str(cell.folder)])
+    latest = run.find_latest_evaluations()
     record = latest.get(column.evaluation)
     value = record.numbers.get(column.metric) if record else None
     if value is None:

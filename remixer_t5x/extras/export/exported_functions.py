@@ -61,7 +61,7 @@ def quantize_weights(model: interface.Model, weights: Weights) -> dict[str, np.n
     logical_axes = traverse_util.flatten_dict(nn.get_partition_spec(boxes), sep='/')
     arrays: dict[str, np.ndarray] = {}
     for name, array in weights.items():
-        axis = _shared_scale_axis(tuple(logical_axes[name]))
+        axis = _find_scale_axis(tuple(logical_axes[name]))
         if axis is None or array.size < _MIN_QUANTIZED_SIZE:
             arrays[name] = array
             continue
@@ -73,7 +73,7 @@ def quantize_weights(model: interface.Model, weights: Weights) -> dict[str, np.n
     return arrays
 
 
-def _shared_scale_axis(names: tuple[str | None, ...]) -> int | None:
+def _find_scale_axis(names: tuple[str | None, ...]) -> int | None:
     """Returns the axis along which values share a scale, or None for a parameter that is not quantized."""
     if names == (axes.VOCAB, axes.EMBED):
         return -1
@@ -97,7 +97,7 @@ def round_params(model: interface.Model, params: Params) -> Params:
     return jax.device_get(dequantize_weights(quantize_weights(model, flatten_params(params))))
 
 
-def round_on_devices(model: interface.Model, params: Params) -> Params:
+def round_params_on_devices(model: interface.Model, params: Params) -> Params:
     """Rounds device arrays to the values of the quantized model, in float32, without changing their shardings."""
     values = round_params(model, jax.device_get(params))
     return jax.tree.map(lambda value, array: jax.device_put(value, array.sharding), values, params)
@@ -126,7 +126,7 @@ class ExportedFunction:
         return export.export(jax.jit(self.call), platforms=PLATFORMS)(shapes, *inputs)
 
 
-def supported_functions(model: Any) -> list[str]:
+def list_supported_functions(model: Any) -> list[str]:
     """Returns the names of the functions that the model supports."""
     return [name for name in FUNCTION_NAMES if callable(getattr(model, name, None))]
 
@@ -151,7 +151,9 @@ def build_functions(
     """
     for name in names:
         if name not in FUNCTION_NAMES:
-            raise UserError(f'--functions must be names from {", ".join(supported_functions(model))}, got {name!r}')
+            raise UserError(
+                f'--functions must be names from {", ".join(list_supported_functions(model))}, got {name!r}'
+            )
         interface.require_method(model, name, f'export --functions={name}')
     array = batch_formats.get_input_array_name(model.model_type)
 

@@ -59,11 +59,11 @@ def read_intermediates(model: Any, params: Any, inputs: np.ndarray, targets: np.
     decoder_inputs = np.concatenate([[0], targets[:-1]]).astype(np.int32)
 
     @jax.jit
-    def run(params):
+    def run_model(params):
         rows = (jnp.asarray(row, jnp.int32)[None] for row in (inputs, decoder_inputs))
         return model.module.apply({'params': params}, *rows, enable_dropout=False, mutable=['intermediates'])[1]
 
-    return jax.device_get(run(params)).get('intermediates', {})
+    return jax.device_get(run_model(params)).get('intermediates', {})
 
 
 def collect_layer_arrays(tree: Mapping[str, Any], params: Mapping[str, Any], *names: str) -> list[LayerArray]:
@@ -100,7 +100,7 @@ def _find_named_arrays(tree: Any, names: tuple[str, ...], path: tuple[str, ...] 
         )
 
 
-def remixer_logits(params: Mapping[str, Any]) -> list[LayerArray]:
+def collect_remixer_logits(params: Mapping[str, Any]) -> list[LayerArray]:
     """Returns the mixing logits H of every Remixer layer, each [max_length, max_length]."""
     layers = collect_layer_arrays(params, params, 'mixing', 'logits')
     return [
@@ -108,7 +108,7 @@ def remixer_logits(params: Mapping[str, Any]) -> list[LayerArray]:
     ]
 
 
-def softmax_rows(logits: np.ndarray, length: int, causal: bool) -> np.ndarray:
+def compute_softmax_rows(logits: np.ndarray, length: int, causal: bool) -> np.ndarray:
     """Computes softmax(H) for a text of `length` tokens, [length, length] float32; rows sum to 1."""
     matrix = np.asarray(logits, np.float64)[:length, :length]
     if causal:
@@ -116,7 +116,7 @@ def softmax_rows(logits: np.ndarray, length: int, causal: bool) -> np.ndarray:
     return special.softmax(matrix, axis=-1).astype(np.float32)
 
 
-def row_spread(logits: np.ndarray, length: int, causal: bool) -> float:
+def compute_row_spread(logits: np.ndarray, length: int, causal: bool) -> float:
     """Computes the root mean square deviation of H from its row means, over the columns that each row can attend to.
     softmax(H) depends only on these deviations, and is uniform if all are 0. See NEAR_ZERO.
     """
@@ -126,7 +126,7 @@ def row_spread(logits: np.ndarray, length: int, causal: bool) -> float:
     return float(np.sqrt(np.mean((matrix - mean)[visible] ** 2)))
 
 
-def spatial_weights(params: Mapping[str, Any], lengths: Mapping[str, int]) -> list[LayerArray]:
+def collect_spatial_weights(params: Mapping[str, Any], lengths: Mapping[str, int]) -> list[LayerArray]:
     """Returns the spatial weights W of every gMLP layer, [length, length], where `length` is the training length.
 
     In a decoder, weights above the diagonal are 0.
@@ -135,13 +135,15 @@ def spatial_weights(params: Mapping[str, Any], lengths: Mapping[str, int]) -> li
     for layer in collect_layer_arrays(params, params, 'mixing', 'weights', 'kernel'):
         length, causal = lengths[layer.stack], layer.stack == DECODER
         matrix = (
-            layer.array[:length, :length] if layer.array.ndim == 2 else _toeplitz_matrix(layer.array, length, causal)
+            layer.array[:length, :length]
+            if layer.array.ndim == 2
+            else _build_toeplitz_matrix(layer.array, length, causal)
         )
         layers.append(dataclasses.replace(layer, array=np.tril(matrix) if causal else matrix))
     return layers
 
 
-def _toeplitz_matrix(values: np.ndarray, length: int, causal: bool) -> np.ndarray:
+def _build_toeplitz_matrix(values: np.ndarray, length: int, causal: bool) -> np.ndarray:
     """Expands per-distance weights w into the matrix W[i, j] = w[j - i].
 
     `values` starts at the most negative distance; in a decoder, it ends at distance 0.
@@ -151,13 +153,13 @@ def _toeplitz_matrix(values: np.ndarray, length: int, causal: bool) -> np.ndarra
     return values[np.clip(zero + distance, 0, len(values) - 1)]
 
 
-def attention_maps(intermediates: Mapping[str, Any], params: Mapping[str, Any]) -> list[LayerArray]:
+def collect_attention_maps(intermediates: Mapping[str, Any], params: Mapping[str, Any]) -> list[LayerArray]:
     """Returns the attention weights [heads, queries, keys] of every layer; `sublayer` names the attention sublayer."""
     layers = collect_layer_arrays(intermediates, params, 'attention_weights')
     return [dataclasses.replace(layer, array=layer.array[0]) for layer in layers]
 
 
-def competition_weights(intermediates: Mapping[str, Any], params: Mapping[str, Any]) -> list[LayerArray]:
+def collect_competition_weights(intermediates: Mapping[str, Any], params: Mapping[str, Any]) -> list[LayerArray]:
     """Returns TIM's competition weights [mechanisms, tokens] of every TIM layer; they sum to 1 over mechanisms."""
     layers = collect_layer_arrays(intermediates, params, 'competition', 'competition')
     return [dataclasses.replace(layer, array=layer.array[:, 0, :, 0]) for layer in layers]
@@ -182,7 +184,7 @@ class JacobianNorms:
 
     def __init__(self, function: Callable[..., jax.Array], seed: int = 0):
         self._function, self._seed = function, seed
-        self._compiled_squares = jax.jit(self._squared_norms)
+        self._compiled_squares = jax.jit(self._compute_squared_norms)
 
     def __call__(self, x: jax.Array, *others: Any) -> np.ndarray:
         """Returns the norm of each output token's Jacobian for each input token, [outputs, inputs] float32.
@@ -191,19 +193,19 @@ class JacobianNorms:
         """
         _, outputs, features = jax.eval_shape(self._function, x[None], *others).shape
         squares = np.zeros((outputs, x.shape[0]), np.float64)
-        for positions, vectors in _iterate_batches(outputs, _projection_vectors(features, self._seed)):
+        for positions, vectors in _iterate_batches(outputs, _build_projection_vectors(features, self._seed)):
             cotangents = (positions[:, None] == np.arange(outputs))[:, :, None] * vectors[:, None]
             np.add.at(squares, positions, np.asarray(self._compiled_squares(x, others, cotangents), np.float64))
         return np.sqrt(squares).astype(np.float32)
 
-    def _squared_norms(self, x: jax.Array, others: tuple[Any, ...], cotangents: jax.Array) -> jax.Array:
+    def _compute_squared_norms(self, x: jax.Array, others: tuple[Any, ...], cotangents: jax.Array) -> jax.Array:
         """Returns squared gradient norms [rows, inputs] at each input, for cotangents [rows, outputs, features]."""
         repeated = jnp.broadcast_to(x, (cotangents.shape[0], *x.shape))
         outputs, backward = jax.vjp(lambda rows: self._function(rows, *others), repeated)
         return jnp.sum(jnp.square(backward(cotangents.astype(outputs.dtype))[0].astype(jnp.float32)), axis=-1)
 
 
-def _projection_vectors(features: int, seed: int) -> np.ndarray:
+def _build_projection_vectors(features: int, seed: int) -> np.ndarray:
     """Returns vectors v for which the sum of |v^T J|^2 is the squared norm of a matrix J, exactly or in expectation."""
     if features <= MAX_EXACT_FEATURES:
         return np.eye(features, dtype=np.float32)
@@ -224,7 +226,7 @@ def _iterate_batches(outputs: int, directions: np.ndarray) -> Iterator[tuple[np.
         yield np.minimum(number // len(directions), outputs - 1), vectors
 
 
-def encoder_layer_maps(model: Any, params: Mapping[str, Any], inputs: np.ndarray) -> list[np.ndarray]:
+def compute_encoder_layer_maps(model: Any, params: Mapping[str, Any], inputs: np.ndarray) -> list[np.ndarray]:
     """Computes the pseudo-attention [length, length] of each encoder layer without its residual connection."""
     stack, stack_params = model.module.encoder_stack(), params['encoder']
     shared = {name: child for name, child in stack_params.items() if not name.startswith(('run_', 'final_norm'))}
@@ -236,30 +238,32 @@ def encoder_layer_maps(model: Any, params: Mapping[str, Any], inputs: np.ndarray
         # A one-layer stack prepares the layer's inputs in the same way as the full model.
         single = stack.clone(runs=((factory, 1),), final_norm=None, position_embedding=None, remat_policy=None)
 
-        def layer(x: jax.Array, layer_params: Any, single: Any = single) -> jax.Array:
+        def apply_layer(x: jax.Array, layer_params: Any, single: Any = single) -> jax.Array:
             return _apply_stack(single, {**shared, 'run_0': layer_params}, x, inputs)
 
-        norms = JacobianNorms(lambda x, layer_params, layer=layer: layer(x, layer_params) - x)
+        norms = JacobianNorms(lambda x, layer_params, apply_layer=apply_layer: apply_layer(x, layer_params) - x)
         for number in range(count):
             layer_params = jax.tree.map(lambda leaf, n=number: leaf[n : n + 1], stack_params[f'run_{index}'])
             maps.append(norms(hidden, layer_params))
-            hidden = jax.jit(layer)(hidden[None], layer_params)[0]
+            hidden = jax.jit(apply_layer)(hidden[None], layer_params)[0]
     return maps
 
 
-def encoder_map(model: Any, params: Mapping[str, Any], inputs: np.ndarray) -> np.ndarray:
+def compute_encoder_map(model: Any, params: Mapping[str, Any], inputs: np.ndarray) -> np.ndarray:
     """Computes the pseudo-attention of the encoder outputs to the input embeddings."""
     stack = model.module.encoder_stack()
     norms = JacobianNorms(lambda x, stack_params: _apply_stack(stack, stack_params, x, inputs))
     return norms(_embed_tokens(model, params, inputs), params['encoder'])
 
 
-def decoder_to_input_map(model: Any, params: Mapping[str, Any], inputs: np.ndarray, targets: np.ndarray) -> np.ndarray:
+def compute_decoder_to_input_map(
+    model: Any, params: Mapping[str, Any], inputs: np.ndarray, targets: np.ndarray
+) -> np.ndarray:
     """Computes the pseudo-attention of the decoder outputs to the encoder's input embeddings, through all layers."""
     encoder_stack, decoder_stack = model.module.encoder_stack(), model.module.decoder_stack()
     decoder_inputs = _embed_tokens(model, params, np.concatenate([[0], targets[:-1]]).astype(np.int32))
 
-    def function(x: jax.Array, params: Any, decoder_inputs: jax.Array) -> jax.Array:
+    def decode_from_embeddings(x: jax.Array, params: Any, decoder_inputs: jax.Array) -> jax.Array:
         rows = x.shape[0]
         memory = EncoderMemory(
             _apply_stack(encoder_stack, params[0], x, inputs), make_sequence_context(_repeat_rows(inputs, rows))
@@ -269,7 +273,7 @@ def decoder_to_input_map(model: Any, params: Mapping[str, Any], inputs: np.ndarr
         return decoder_stack.apply({'params': params[1]}, rows_of_inputs, ctx)
 
     stack_params = params['encoder'], params['decoder']
-    return JacobianNorms(function)(_embed_tokens(model, params, inputs), stack_params, decoder_inputs)
+    return JacobianNorms(decode_from_embeddings)(_embed_tokens(model, params, inputs), stack_params, decoder_inputs)
 
 
 def _apply_stack(stack: Any, params: Mapping[str, Any], x: jax.Array, tokens: np.ndarray) -> jax.Array:

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 import jinja2
 import markupsafe
 
-from remixer_t5x.extras.reports import curves, overview, records
+from remixer_t5x.extras.reports import curves, overview, run_records
 from remixer_t5x.extras.reports.pictures import drawing
 from remixer_t5x.extras.reports.pictures.drawing import Picture
-from remixer_t5x.extras.reports.records import RecordedRun
+from remixer_t5x.extras.reports.run_records import RecordedRun
 from remixer_t5x.train import progress
 
 if TYPE_CHECKING:
-    from remixer_t5x.extras.reports.comparison import Comparison
+    from remixer_t5x.extras.reports.comparison import ModelComparison
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +34,7 @@ class WeightPictures:
 def render_page(
     runs: Sequence[RecordedRun],
     learned: Sequence[WeightPictures] = (),
-    comparison: Comparison | None = None,
+    comparison: ModelComparison | None = None,
 ) -> str:
     """Renders the HTML page.
 
@@ -43,7 +43,7 @@ def render_page(
         learned: pictures of learned parameters, in the order of the runs.
         comparison: results of `compare`, which define groups of runs; if None, runs are grouped by their settings.
     """
-    groups = comparison.groups if comparison else records.group_by_seed(runs)
+    groups = comparison.groups if comparison else run_records.group_runs_by_settings(runs)
     overviews = comparison.overviews if comparison else {run.name: overview.summarize_run(run) for run in runs}
     rows = overview.build_task_table(groups)
     main_rows = overview.select_main_rows(rows)
@@ -63,10 +63,10 @@ def render_page(
         memory={name: title for name, title in overview.MEMORY_TITLES.items() if name in memory},
         tasks=rows,
         main_rows=main_rows,
-        breakdowns=overview.build_breakdowns(groups),
-        samples=overview.select_samples(runs),
+        breakdowns=overview.build_breakdown_tables(groups),
+        samples=overview.select_prediction_samples(runs),
         learned=learned,
-        differences=records.differing_settings(runs),
+        differences=run_records.find_differing_settings(runs),
         created=datetime.datetime.now().strftime('%Y-%m-%d %H:%M'),
         colours=len(drawing.COLOURS),
     )
@@ -84,15 +84,19 @@ def _load_template() -> jinja2.Template:
     )
     short, count = '{:.4g}'.format, '{:,.0f}'.format
     environment.filters.update(
-        duration=progress.format_duration, short=short, count=count, svg=_inline_svg, unit=overview.metric_unit
+        duration=progress.format_duration,
+        short=short,
+        count=count,
+        svg=_build_inline_svg,
+        unit=overview.find_metric_unit,
     )
     return environment.get_template('report.html.jinja')
 
 
-def _inline_svg(picture: Picture, prefix: str = '') -> markupsafe.Markup:
+def _build_inline_svg(picture: Picture, prefix: str = '') -> markupsafe.Markup:
     """Returns the picture as SVG with a title for screen readers. matplotlib escapes the texts in the SVG.
 
     Element ids in the SVG start with `prefix` and the picture's name, and must be unique on the page.
     """
-    svg = drawing.inline_svg(dataclasses.replace(picture, name=prefix + picture.name))
+    svg = drawing.build_inline_svg(dataclasses.replace(picture, name=prefix + picture.name))
     return markupsafe.Markup(svg.replace('<svg ', f'<svg role="img" aria-label="{html.escape(picture.title)}" ', 1))

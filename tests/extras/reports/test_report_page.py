@@ -6,11 +6,11 @@ import re
 import numpy as np
 import pytest
 
-from remixer_t5x.extras.reports import page
-from remixer_t5x.extras.reports.pictures import drawing, gallery
+from remixer_t5x.extras.reports import report_page
+from remixer_t5x.extras.reports.pictures import drawing, model_pictures
 from remixer_t5x.extras.reports.pictures.drawing import Picture
-from remixer_t5x.extras.reports.pictures.learned import LayerArray
-from remixer_t5x.extras.reports.records import MetricsRecord, RecordedRun
+from remixer_t5x.extras.reports.pictures.learned_weights import LayerArray
+from remixer_t5x.extras.reports.run_records import MetricsRecord, RecordedRun
 
 EVIL = '</script><script>alert("x")</script><img src=http://evil.example/x onerror=alert(1)> & $\\frac$ "\''
 _VOID_ELEMENTS = {'meta', 'input', 'br', 'img', 'link', 'hr'}
@@ -44,11 +44,11 @@ class _Reader(html.parser.HTMLParser):
 def pictures():
     pieces = [EVIL[:9], '$x', 'δ', '漢']
     weights = np.eye(4)
-    grid = [[drawing.Panel(EVIL, weights, pieces, pieces), drawing.Panel('b', -weights)]]
+    grid = [[drawing.MatrixPanel(EVIL, weights, pieces, pieces), drawing.MatrixPanel('b', -weights)]]
     tim = [LayerArray('encoder', n, 'tim', np.full((2, 4), 0.5)) for n in (1, 2)]
     return [
         Picture('r1-maps', EVIL, EVIL, drawing.draw_matrices(grid, [EVIL])),
-        Picture('r1-patterns', 'patterns', '', gallery.draw_competition(tim, pieces)),
+        Picture('r1-patterns', 'patterns', '', model_pictures.draw_competition_weights(tim, pieces)),
     ]
 
 
@@ -65,8 +65,11 @@ def _run(name, seed, setting=0):
 
 @pytest.fixture(scope='module')
 def text(pictures):
-    learned = [page.WeightPictures(EVIL, pictures, EVIL), page.WeightPictures('none', about=f'No pictures: {EVIL}')]
-    return page.render_page([_run(EVIL, 1), _run('other', 2, 1)], learned)
+    learned = [
+        report_page.WeightPictures(EVIL, pictures, EVIL),
+        report_page.WeightPictures('none', about=f'No pictures: {EVIL}'),
+    ]
+    return report_page.render_page([_run(EVIL, 1), _run('other', 2, 1)], learned)
 
 
 def test_every_element_is_closed_and_every_id_is_unique(text):

@@ -59,7 +59,7 @@ class RecordedRun:
     predictions: Mapping[str, Sequence[Mapping[str, Any]]] = dataclasses.field(default_factory=dict)
     seconds_by_activity: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
-    def metric_points(self, kind: str, number: str) -> list[tuple[int, float]]:
+    def select_metric_points(self, kind: str, number: str) -> list[tuple[int, float]]:
         """Returns the finite (step, value) pairs of a metric or timing, sorted by step."""
         values = {}
         for record in self.records:
@@ -68,11 +68,11 @@ class RecordedRun:
                 values[record.step] = value
         return sorted(values.items())
 
-    def evaluation_names(self) -> list[str]:
+    def list_evaluation_names(self) -> list[str]:
         """Returns the names of the evaluations during training, in order of first appearance."""
         return list(dict.fromkeys(record.kind for record in self.records if record.kind != TRAIN))
 
-    def latest_evaluations(self) -> dict[str, MetricsRecord]:
+    def find_latest_evaluations(self) -> dict[str, MetricsRecord]:
         """Returns the newest record of each evaluation, during or after training."""
         newest: dict[str, MetricsRecord] = {}
         for record in (*self.records, *self.evaluations):
@@ -80,14 +80,14 @@ class RecordedRun:
                 newest[record.kind] = record
         return newest
 
-    def settings(self) -> dict[str, str]:
+    def parse_settings(self) -> dict[str, str]:
         """Returns a dict from macros and names `module.Class.argument` to gin values as strings."""
         return compatibility.parse_bindings(self.config)
 
     @property
     def seed(self) -> int:
         """The random seed, or the default 0 if not set."""
-        text = self.settings().get(SEED, '0')
+        text = self.parse_settings().get(SEED, '0')
         return int(text) if text.isdecimal() else 0
 
 
@@ -184,9 +184,9 @@ def _read_predictions(folder: epath.Path) -> Iterator[tuple[str, Sequence[Mappin
             yield name, rows
 
 
-def differing_settings(runs: Sequence[RecordedRun]) -> list[tuple[str, list[str | None]]]:
+def find_differing_settings(runs: Sequence[RecordedRun]) -> list[tuple[str, list[str | None]]]:
     """Returns (name, value or None for each run) of each setting that differs between runs, macros first."""
-    settings_of_runs = [run.settings() for run in runs]
+    settings_of_runs = [run.parse_settings() for run in runs]
     names = dict.fromkeys(name for settings in settings_of_runs for name in settings)
     values = {
         name: [settings.get(name) for settings in settings_of_runs] for name in names if name not in FOLDER_MACROS
@@ -195,11 +195,11 @@ def differing_settings(runs: Sequence[RecordedRun]) -> list[tuple[str, list[str 
     return sorted(differing, key=lambda pair: (not pair[0].isupper(), pair[0]))
 
 
-def group_by_seed(runs: Sequence[RecordedRun]) -> list[RunGroup]:
+def group_runs_by_settings(runs: Sequence[RecordedRun]) -> list[RunGroup]:
     """Groups runs by their settings, ignoring seed and folders. A run without settings is a separate group."""
     groups: dict[Any, list[RecordedRun]] = {}
     for run in runs:
-        settings = {name: value for name, value in run.settings().items() if name not in (*FOLDER_MACROS, SEED)}
+        settings = {name: value for name, value in run.parse_settings().items() if name not in (*FOLDER_MACROS, SEED)}
         groups.setdefault(tuple(sorted(settings.items())) or run.folder, []).append(run)
     names = []
     for members in groups.values():

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from remixer_t5x.extras.reports.pictures import drawing, learned
-from remixer_t5x.extras.reports.pictures.drawing import Panel, Picture
-from remixer_t5x.extras.reports.pictures.learned import DECODER, ENCODER, LayerArray
+from remixer_t5x.extras.reports.pictures import drawing, learned_weights
+from remixer_t5x.extras.reports.pictures.drawing import MatrixPanel, Picture
+from remixer_t5x.extras.reports.pictures.learned_weights import DECODER, ENCODER, LayerArray
 
 # Maximum number of layers to draw side by side.
 MAX_DRAWN_LAYERS = 4
@@ -34,19 +34,19 @@ class ModelWithText:
     initial: Any = None
 
     @property
-    def stacks(self) -> list[tuple[str, np.ndarray, Sequence[str]]]:
+    def stack_tokens(self) -> list[tuple[str, np.ndarray, Sequence[str]]]:
         """The stacks as (stack name, token ids, text of each token)."""
         return [(ENCODER, *self.inputs), (DECODER, *self.targets)]
 
 
 def draw_all_pictures(text: ModelWithText) -> list[Picture]:
     """Draws all pictures in page order."""
-    intermediates = learned.read_intermediates(text.model, text.params, text.inputs[0], text.targets[0])
+    intermediates = learned_weights.read_intermediates(text.model, text.params, text.inputs[0], text.targets[0])
     kinds = (
-        _draw_remixer(text, intermediates),
-        _draw_tim(text, intermediates),
-        _draw_gmlp(text),
-        _draw_attention(text, intermediates),
+        _draw_remixer_weights(text, intermediates),
+        _draw_tim_competition(text, intermediates),
+        _draw_gmlp_weights(text),
+        _draw_attention_maps(text, intermediates),
         _draw_pseudo_attention(text),
     )
     return [picture for kind in kinds for picture in kind]
@@ -56,67 +56,76 @@ def _select_stack_layers(layers: Iterable[LayerArray], stack: str, sublayer: str
     return [layer for layer in layers if layer.stack == stack and sublayer in layer.sublayer]
 
 
-def _draw_remixer(text: ModelWithText, intermediates: Mapping[str, Any]) -> Iterator[Picture]:
+def _draw_remixer_weights(text: ModelWithText, intermediates: Mapping[str, Any]) -> Iterator[Picture]:
     """Plots softmax(H) of Remixer layers, and if available, the mean self-attention and the initial softmax(H)."""
-    logits = learned.remixer_logits(text.params)
-    initial = [] if text.initial is None else learned.remixer_logits(text.initial)
+    logits = learned_weights.collect_remixer_logits(text.params)
+    initial = [] if text.initial is None else learned_weights.collect_remixer_logits(text.initial)
     attention = [
-        layer for layer in learned.attention_maps(intermediates, text.params) if 'self_attention' in layer.sublayer
+        layer
+        for layer in learned_weights.collect_attention_maps(intermediates, text.params)
+        if 'self_attention' in layer.sublayer
     ]
-    for stack, ids, pieces in text.stacks:
+    for stack, ids, pieces in text.stack_tokens:
         layers = _select_stack_layers(logits, stack)
         if not layers:
             continue
         shown = drawing.select_evenly_spaced(layers, MAX_DRAWN_LAYERS)
         means = {layer.layer: layer.array.mean(axis=0) for layer in _select_stack_layers(attention, stack)}
         before = {layer.layer: layer for layer in _select_stack_layers(initial, stack)}
-        rows: dict[str, list[Panel]] = {}
+        rows: dict[str, list[MatrixPanel]] = {}
         # Self-attention is drawn only if all shown layers have it.
         if all(layer.layer in means for layer in shown):
-            rows['self-attention, mean'] = [Panel(layer.title, means[layer.layer], pieces, pieces) for layer in shown]
+            rows['self-attention, mean'] = [
+                MatrixPanel(layer.title, means[layer.layer], pieces, pieces) for layer in shown
+            ]
         for name, matrices in (
             ('initial softmax(H)', [before[layer.layer] for layer in shown] if before else []),
             ('softmax(H)', shown),
         ):
             if matrices:
-                weights = [learned.softmax_rows(layer.array, len(ids), stack == DECODER) for layer in matrices]
-                rows[name] = [Panel(layer.title, w, pieces, pieces) for layer, w in zip(matrices, weights, strict=True)]
-        note = _near_zero_note(layers, text.lengths)
+                weights = [
+                    learned_weights.compute_softmax_rows(layer.array, len(ids), stack == DECODER) for layer in matrices
+                ]
+                rows[name] = [
+                    MatrixPanel(layer.title, w, pieces, pieces) for layer, w in zip(matrices, weights, strict=True)
+                ]
+        note = _describe_near_zero_layers(layers, text.lengths)
         if before:
-            note += f' Before this training, {_near_zero_note(list(before.values()), text.lengths)}'
+            note += f' Before this training, {_describe_near_zero_layers(list(before.values()), text.lengths)}'
         figure = drawing.draw_matrices(list(rows.values()), list(rows))
         yield Picture(f'remixer-{stack}', f'What H learned, {stack}', note, figure)
 
 
-def _near_zero_note(layers: Sequence[LayerArray], lengths: Mapping[str, int]) -> str:
+def _describe_near_zero_layers(layers: Sequence[LayerArray], lengths: Mapping[str, int]) -> str:
     spreads = {
-        layer.title: learned.row_spread(layer.array, lengths[layer.stack], layer.stack == DECODER) for layer in layers
+        layer.title: learned_weights.compute_row_spread(layer.array, lengths[layer.stack], layer.stack == DECODER)
+        for layer in layers
     }
-    near_zero = [title for title, spread in spreads.items() if spread < learned.NEAR_ZERO]
+    near_zero = [title for title, spread in spreads.items() if spread < learned_weights.NEAR_ZERO]
     count = f'H is near zero in {len(near_zero)} of {len(layers)} layers'
     texts = ', '.join(f'{title}: {spread:.3f}' for title, spread in spreads.items())
-    return f'{count}: root mean square deviation from the row means below {learned.NEAR_ZERO} ({texts}).'
+    return f'{count}: root mean square deviation from the row means below {learned_weights.NEAR_ZERO} ({texts}).'
 
 
-def _draw_tim(text: ModelWithText, intermediates: Mapping[str, Any]) -> Iterator[Picture]:
-    competition = learned.competition_weights(intermediates, text.params)
-    for stack, _, pieces in text.stacks:
+def _draw_tim_competition(text: ModelWithText, intermediates: Mapping[str, Any]) -> Iterator[Picture]:
+    competition = learned_weights.collect_competition_weights(intermediates, text.params)
+    for stack, _, pieces in text.stack_tokens:
         layers = _select_stack_layers(competition, stack)
         if not layers:
             continue
-        bits = ', '.join(f'{layer.title}: {learned.entropy(layer.array).mean():.2f}' for layer in layers)
+        bits = ', '.join(f'{layer.title}: {learned_weights.entropy(layer.array).mean():.2f}' for layer in layers)
         note = (
             'The colour shows the weight of each mechanism for each token; weights sum to 1 over mechanisms. Mean '
             f'entropy in bits, {bits}; {np.log2(len(layers[0].array)):.2f} means no preference.'
         )
-        figure = draw_competition(layers, pieces)
+        figure = draw_competition_weights(layers, pieces)
         yield Picture(f'tim-competition-{stack}', f'Competition of mechanisms, {stack}', note, figure)
 
 
-def draw_competition(layers: Sequence[LayerArray], pieces: Sequence[str]) -> Any:
+def draw_competition_weights(layers: Sequence[LayerArray], pieces: Sequence[str]) -> Any:
     """Plots a panel for each TIM mechanism (figure 1 of TIM): layers from top to bottom, tokens from left to right."""
     count = layers[0].array.shape[0]
-    figure = drawing.new_figure(max(5.0, 0.24 * len(pieces) + 1.6), count * (0.28 * len(layers) + 1.25))
+    figure = drawing.create_figure(max(5.0, 0.24 * len(pieces) + 1.6), count * (0.28 * len(layers) + 1.25))
     for index, axes in enumerate(figure.subplots(count, 1, squeeze=False)[:, 0]):
         drawing.draw_heat_map(axes, np.stack([layer.array[index] for layer in layers]), 1.0)
         drawing.style_axes(axes, f'mechanism {index + 1} · 0 to 1')
@@ -124,19 +133,20 @@ def draw_competition(layers: Sequence[LayerArray], pieces: Sequence[str]) -> Any
     return figure
 
 
-def _draw_gmlp(text: ModelWithText) -> Iterator[Picture]:
-    weights = learned.spatial_weights(text.params, text.lengths)
+def _draw_gmlp_weights(text: ModelWithText) -> Iterator[Picture]:
+    weights = learned_weights.collect_spatial_weights(text.params, text.lengths)
     for stack in (ENCODER, DECODER):
         if layers := _select_stack_layers(weights, stack):
             panels = [
-                Panel(layer.title, layer.array) for layer in drawing.select_evenly_spaced(layers, MAX_DRAWN_LAYERS)
+                MatrixPanel(layer.title, layer.array)
+                for layer in drawing.select_evenly_spaced(layers, MAX_DRAWN_LAYERS)
             ]
             note = 'Magnitude of W at the trained length: rows are output tokens, columns are input tokens.'
             yield Picture(f'gmlp-weights-{stack}', f'Spatial weights, {stack}', note, drawing.draw_matrices([panels]))
 
 
-def _draw_attention(text: ModelWithText, intermediates: Mapping[str, Any]) -> Iterator[Picture]:
-    maps = learned.attention_maps(intermediates, text.params)
+def _draw_attention_maps(text: ModelWithText, intermediates: Mapping[str, Any]) -> Iterator[Picture]:
+    maps = learned_weights.collect_attention_maps(intermediates, text.params)
     cross = [layer for layer in maps if 'cross' in layer.sublayer]
     inner = [layer for layer in maps if 'cross' not in layer.sublayer]
     read, written = text.inputs[1], text.targets[1]
@@ -153,7 +163,7 @@ def _draw_attention(text: ModelWithText, intermediates: Mapping[str, Any]) -> It
     ):
         if layers:
             panels = [
-                Panel(layer.title, layer.array.mean(axis=0), rows, columns)
+                MatrixPanel(layer.title, layer.array.mean(axis=0), rows, columns)
                 for layer in drawing.select_evenly_spaced(layers, MAX_DRAWN_LAYERS)
             ]
             note = 'Mean over heads; rows are queries, columns are keys.'
@@ -162,12 +172,12 @@ def _draw_attention(text: ModelWithText, intermediates: Mapping[str, Any]) -> It
 
 def _draw_pseudo_attention(text: ModelWithText) -> Iterator[Picture]:
     (ids, pieces), (target_ids, target_pieces) = text.inputs, text.targets
-    arrays = learned.encoder_layer_maps(text.model, text.params, ids)
+    arrays = learned_weights.compute_encoder_layer_maps(text.model, text.params, ids)
     layers = [(f'{ENCODER} {number}', array) for number, array in enumerate(arrays, 1)]
-    whole = learned.encoder_map(text.model, text.params, ids)
+    whole = learned_weights.compute_encoder_map(text.model, text.params, ids)
     maps = [*drawing.select_evenly_spaced(layers, MAX_DRAWN_LAYERS), ('whole encoder', whole)]
-    panels = [Panel(title, array, pieces, pieces, off_diagonal=True) for title, array in maps]
-    cross = learned.decoder_to_input_map(text.model, text.params, ids, target_ids)
+    panels = [MatrixPanel(title, array, pieces, pieces, off_diagonal=True) for title, array in maps]
+    cross = learned_weights.compute_decoder_to_input_map(text.model, text.params, ids, target_ids)
     note = 'Norm of the gradient of each output token (rows) with respect to each input token (columns)'
     yield Picture(
         'pseudo-attention-encoder',
@@ -175,5 +185,5 @@ def _draw_pseudo_attention(text: ModelWithText) -> Iterator[Picture]:
         f'{note}; single layers exclude the residual connection. The scale ends at the largest off-diagonal value.',
         drawing.draw_matrices([panels]),
     )
-    figure = drawing.draw_matrices([[Panel('', cross, target_pieces, pieces)]])
+    figure = drawing.draw_matrices([[MatrixPanel('', cross, target_pieces, pieces)]])
     yield Picture('pseudo-attention-decoder', 'Pseudo-attention, decoder to text', f'{note}.', figure)
