@@ -35,7 +35,8 @@ REASONS = {
     """,
     'data that is read in bounded memory; tests/remixer_tasks tests damaged files': """
         remixer_tasks/corpora/text_corpus.py::_open_documents remixer_tasks/files/row_files.py::__init__
-        remixer_tasks/files/download.py::_file_sha256 remixer_tasks/vocabulary/sentencepiece_vocabulary.py::_load_model
+        remixer_tasks/files/download.py::_compute_file_sha256
+        remixer_tasks/vocabulary/sentencepiece_vocabulary.py::_load_model
     """,
     'sent by another process of this run': """
         checkpoints/checkpoint_manager.py::_gather_stream_positions devices/collectives.py::_poll_failure_key

@@ -113,12 +113,12 @@ MALFORMED = row_files.BadRecords(False)
 READERS = {
     **{
         f'{kind} of txt': make_reader(
-            local_files.read_documents, local_files.Layout('txt', txt_documents=kind), MALFORMED
+            local_files.read_documents, local_files.TextLayout('txt', txt_documents=kind), MALFORMED
         )
         for kind in ('paragraph', 'line', 'file')
     },
-    'jsonl': make_reader(local_files.read_documents, local_files.Layout('jsonl'), MALFORMED),
-    'tsv of texts': make_reader(local_files.read_documents, local_files.Layout('tsv'), MALFORMED),
+    'jsonl': make_reader(local_files.read_documents, local_files.TextLayout('jsonl'), MALFORMED),
+    'tsv of texts': make_reader(local_files.read_documents, local_files.TextLayout('tsv'), MALFORMED),
     **{
         f'rows of {form}': make_reader(row_files.read_rows, row_files.RowLayout(form), MALFORMED)
         for form in ('jsonl', 'tsv', 'csv')

@@ -50,7 +50,7 @@ def test_no_call_could_run_code_in_a_file():
 
 
 def document_reader(extension):
-    layout = local_files.Layout(extension)
+    layout = local_files.TextLayout(extension)
     return lambda path: list(local_files.read_documents(str(path), layout, row_files.BadRecords(strict=True)))
 
 

@@ -63,7 +63,7 @@ def read_rows(path):
         layout = row_files.RowLayout(kind)
         rows = result_or_one_line_error(lambda: list(row_files.read_rows(str(path), layout, skipped)))  # noqa: B023
         str(rows).encode()
-        assert len(skipped.summary().splitlines()) < 2
+        assert len(skipped.describe_skipped_records().splitlines()) < 2
 
 
 def read_tables(path):
@@ -160,7 +160,9 @@ READERS = {
     'gpt2_tokenizer': folder_reader(byte_pairs.TOKENIZER, encode_byte_pairs),
     'gpt2_vocabulary': folder_reader(byte_pairs.VOCABULARY, encode_byte_pairs, **{byte_pairs.MERGES: 'a b'}),
     **{name: folder_reader(name, tokenizer_files.read_added_tokens) for name in ADDED_TOKENS},
-    'unigram': lambda path: sentencepiece_vocabulary.unigram_model(untrusted_files.read_json_object(path), 'folder'),
+    'unigram': lambda path: sentencepiece_vocabulary.build_unigram_model(
+        untrusted_files.read_json_object(path), 'folder'
+    ),
     'hugging_face_tokenizer': folder_reader(t5_tokenizer.CONFIG, t5_tokenizer.find_t5_tokenizer),
     'shard_index': folder_reader(safetensors_files.INDEX_FILE, safetensors_files.open_weights_folder),
     'safetensors': lambda path: safetensors_files.read_params(str(path)),

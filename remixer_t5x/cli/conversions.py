@@ -193,7 +193,7 @@ def extract_adapters(args: argparse.Namespace) -> None:
     record[saved_params.BASE_KEY] = saved_params.fingerprint_checkpoint(base)
     record[saved_params.BASE_PARAMS_KEY] = saved_params.hash_params(base_arrays)
     # If --from_hf converted the base model to the cache, record its Hugging Face name: the cache may be removed.
-    if base.is_relative_to(model_dir.to_absolute_path(cache.cache_root())):
+    if base.is_relative_to(model_dir.to_absolute_path(cache.get_cache_root())):
         client = lazy_imports.import_extra('hub.client')
         record[saved_params.BASE_SOURCE_KEY] = client.format_model_name(
             base_record['converted_from']
@@ -363,7 +363,7 @@ def get_or_convert_model_dir(path: str) -> pathlib.Path:
     """Returns the cached MODEL_DIR of the Hugging Face model in `path`. Converts the model on first use."""
     source = pathlib.Path(path).expanduser().resolve()
     files = sorted((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in source.glob('*.*'))
-    folder = cache.cache_root() / 'huggingface' / cache.hash_values(str(source), files)
+    folder = cache.get_cache_root() / 'huggingface' / cache.hash_cache_key(str(source), files)
     if not saved_params.list_steps(model_dir.to_absolute_path(str(folder)) / model_dir.CHECKPOINTS):
         convert_to_model_dir(argparse.Namespace(from_hf=path, to=str(folder), vocabulary=None, trust_gin=None))
     return folder

@@ -164,7 +164,9 @@ def list_tasks(args: argparse.Namespace) -> None:
         amounts = ' · '.join(f'{split.name} {split.amount}'.strip() for split in available)
         table.add_row(task.name, amounts, ', '.join(s.name for s in task.splits if not s.origin), location or advice)
     whole = sum(all(split.origin for split in task.splits) for task in tasks)
-    summary = f'{whole} of {len(tasks)} tasks are available; downloads go to {catalogue.download_folder(args.data_dir)}'
+    summary = (
+        f'{whole} of {len(tasks)} tasks are available; downloads go to {catalogue.get_download_folder(args.data_dir)}'
+    )
     corpora = 'Corpora for pretraining are gin files: data/python_docs.gin, data/own_text.gin, data/c4.gin'
     console.print_with_rich(table, summary, corpora, pipe_width=_PIPE_WIDTH)
 
@@ -292,7 +294,7 @@ def show_vocabulary(args: argparse.Namespace) -> None:
     Raises UserError if the tokenizer model of the vocabulary cannot be read or trained.
     """
     (vocabulary,) = arguments.load_macro_values(args, 'VOCABULARY')
-    first, count = sentinels.sentinel_range(vocabulary)
+    first, count = sentinels.find_sentinel_range(vocabulary)
     print(f'ids          {vocabulary.vocab_size} (VOCAB_SIZE must be at least this)')
     print(f'padding {vocabulary.pad_id}, EOS {vocabulary.eos_id}, unknown {vocabulary.unk_id}')
     sentinel_ids = f': <extra_id_0> is {first}, <extra_id_{count - 1}> is {first + 1 - count}'

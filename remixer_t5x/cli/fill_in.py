@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> None:
 
     dataset = pipeline.DatasetConfig(mixture, lengths, BATCH_SIZE, 'validation', False, *data)
     vocab = pipeline.get_vocabulary(dataset)
-    if not sentinels.sentinel_range(vocab)[1]:
+    if not sentinels.find_sentinel_range(vocab)[1]:
         raise UserError('the vocabulary has no sentinels; use a span-corruption task')
     interface.require_model_type(model, batch_formats.ENCODER_DECODER, 'fill_in')
     abstract = saved_params.get_abstract_params(model, pipeline.get_batch_shapes(dataset), partitioner)
@@ -87,7 +87,7 @@ def print_filled_gaps(
 
 def split_at_sentinels(ids: Iterable[int], vocab: Any) -> Iterator[tuple[int | None, str]]:
     """Yields each sentinel's number (None before the first sentinel) and the text after it, up to the end token."""
-    first_sentinel, last_sentinel = sentinels.sentinel_range(vocab)[0], sentinels.count_ordinary_ids(vocab)
+    first_sentinel, last_sentinel = sentinels.find_sentinel_range(vocab)[0], sentinels.count_ordinary_ids(vocab)
     number: int | None = None
     part: list[int] = []
     for token in ids:

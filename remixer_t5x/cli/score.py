@@ -55,18 +55,18 @@ def run(args: argparse.Namespace) -> None:
 def _read_pairs(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
     from remixer_tasks.files import row_files
     from remixer_tasks.files.row_files import BadRecords
-    from remixer_tasks.text_pairs import Template
+    from remixer_tasks.text_pairs import TextTemplate
 
-    templates = Template(args.inputs, '--inputs'), Template(args.targets, '--targets')
-    numbered = all(template.is_numbered for template in templates)
+    templates = TextTemplate(args.inputs, '--inputs'), TextTemplate(args.targets, '--targets')
+    numbered = all(template.has_numbered_columns for template in templates)
     path = os.path.expanduser(args.pairs)
     # Malformed rows raise an error, because skipping a row would change the index of all later rows.
     for number, row in row_files.read_rows(path, row_files.RowLayout(numbered=numbered), BadRecords(strict=True)):
         for template in templates:
             if not set(template.columns) <= row.keys():
-                raise template.missing_column_error(list(row))
+                raise template.build_missing_column_error(list(row))
         try:
-            yield templates[0].fill(row), templates[1].fill(row)
+            yield templates[0].fill_from_row(row), templates[1].fill_from_row(row)
         except ValueError as error:
             raise UserError(f'{args.pairs} row {number}: {error}; every row must have an input and a target') from error
 

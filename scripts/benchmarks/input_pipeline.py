@@ -38,16 +38,16 @@ def measure_speed(dataset: tf.data.Dataset, tokens: int) -> tuple[float, float]:
     Elements are counted inside TensorFlow, to exclude the overhead of a Python loop.
     """
 
-    def count(number, _):
+    def count_elements(number, _):
         return number + 1
 
-    dataset.take(2).reduce(0, count)
+    dataset.take(2).reduce(0, count_elements)
     wall, processor = time.perf_counter(), time.process_time()
-    dataset.reduce(0, count)
+    dataset.reduce(0, count_elements)
     return tokens / (time.process_time() - processor), tokens / (time.perf_counter() - wall)
 
 
-def pipeline_stages(documents: tf.data.Dataset, vocabulary: seqio.Vocabulary) -> dict[str, tf.data.Dataset]:
+def build_pipeline_stages(documents: tf.data.Dataset, vocabulary: seqio.Vocabulary) -> dict[str, tf.data.Dataset]:
     """Returns one dataset per pipeline stage, from tokenized documents in memory to batches."""
     features = {name: seqio.Feature(vocabulary, add_eos=True) for name in LENGTHS}
     with seqio.map_seed_manager(0):
@@ -63,7 +63,7 @@ def pipeline_stages(documents: tf.data.Dataset, vocabulary: seqio.Vocabulary) ->
     }
 
 
-def baseline_pipelines(documents: tf.data.Dataset) -> dict[str, tf.data.Dataset]:
+def build_baseline_pipelines(documents: tf.data.Dataset) -> dict[str, tf.data.Dataset]:
     tokens = documents.map(lambda example: example['targets'])
     return {
         'baseline: join and split with unbatch and batch, no noise': tokens.unbatch()
@@ -117,7 +117,7 @@ def main() -> None:
     if args.streams:
         return print_batch_speeds(corpus, vocabulary, args.streams, args.device_tokens, args.tokens)
 
-    text = corpus.source().get_dataset('train', shuffle=False)
+    text = corpus.create_source().get_dataset('train', shuffle=False)
     tokenized = text.map(lambda example: {'targets': vocabulary.encode_tf(example['text'])})
     ids = [example['targets'] for example in tf_data.iterate_as_numpy(tokenized)]
     once = sum(map(len, ids))
@@ -128,7 +128,10 @@ def main() -> None:
 
     print(f'{"":<50}{"tokens/s per core":>18}{"tokens/s wall":>15}{"us/example":>12}')
     results = {}
-    for name, dataset in {**pipeline_stages(documents, vocabulary), **baseline_pipelines(documents)}.items():
+    for name, dataset in {
+        **build_pipeline_stages(documents, vocabulary),
+        **build_baseline_pipelines(documents),
+    }.items():
         results[name] = print_stage_speed(name, measure_speed(dataset, once * repeats))
     results['tokenize'] = print_stage_speed('tokenize (SentencePiece), before all this', measure_speed(tokenized, once))
     print_conclusion(results)

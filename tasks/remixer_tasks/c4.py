@@ -20,17 +20,17 @@ class TfdsCorpus:
     validation: str
 
     @property
-    def training_identity(self) -> str:
+    def training_data_key(self) -> str:
         return repr(self)
 
-    def source(self, order: int = 0) -> seqio.DataSource:
+    def create_source(self, order: int = 0) -> seqio.DataSource:
         # Imported lazily, because `sources` imports seqio.
         from remixer_tasks.corpora.sources import TfdsSource
 
         return TfdsSource(self.name, self.data_dir, {TRAIN: self.train, VALIDATION: self.validation}, order)
 
-    def training_documents(self) -> Iterator[str]:
-        for example in tf_data.iterate_as_numpy(self.source().get_dataset(TRAIN, shuffle=False)):
+    def read_training_documents(self) -> Iterator[str]:
+        for example in tf_data.iterate_as_numpy(self.create_source().get_dataset(TRAIN, shuffle=False)):
             yield example['text'].decode('utf-8', 'replace')
 
 

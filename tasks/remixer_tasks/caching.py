@@ -36,12 +36,12 @@ class CachedSplit:
     shards: int
     size: int
 
-    def summary_line(self) -> str:
+    def format_summary_line(self) -> str:
         tokens = ', '.join(f'{count:,} tokens of {name}' for name, count in sorted(self.tokens.items()))
         return f'{self.split}: {self.examples:,} examples, {tokens}, {self.shards} files, {self.size / 1e6:,.1f} MB'
 
 
-def cache_folder(task: seqio.Task, directory: str) -> str:
+def get_cache_folder(task: seqio.Task, directory: str) -> str:
     """Returns the cache folder of the task in `directory`, named as in seqio."""
     return os.path.join(directory, seqio.get_task_dir_from_name(task.name))
 
@@ -53,13 +53,13 @@ def cache_task(
 
     Raises UserError if the existing cache has a different `note` about the vocabulary.
     """
-    path = cache_folder(task, directory)
+    path = get_cache_folder(task, directory)
     before = read_completion_note(path)
     if before is None:
         write_cache(task, directory, note, shards, beam_options)
         return [
             f'{task.name} is cached in {path}',
-            *(f'  {part.summary_line()}' for part in read_cached_splits(task, directory)),
+            *(f'  {part.format_summary_line()}' for part in read_cached_splits(task, directory)),
         ]
     if before not in (note, ''):
         raise UserError(f'the cache {path} was written for {before}, not for {note}; use another CACHE_DIR')
@@ -77,7 +77,7 @@ def read_completion_note(path: str) -> str | None:
 
 
 def read_cached_splits(task: seqio.Task, directory: str) -> list[CachedSplit]:
-    path, splits = cache_folder(task, directory), []
+    path, splits = get_cache_folder(task, directory), []
     for split in sorted(task.splits):
         with tf.io.gfile.GFile(seqio.get_cached_info_path(path, split)) as file:
             info = json.load(file)
@@ -110,7 +110,7 @@ def write_cache(task: seqio.Task, directory: str, note: str, shards: int = 64, b
     if isinstance(task.source, sources.StreamedSource):
         raise UserError(f'{task.name} is streamed (HF_STREAMING=True) and cannot be cached; remove HF_STREAMING')
     pipeline = _create_pipeline(beam_options)
-    path = cache_folder(task, directory)
+    path = get_cache_folder(task, directory)
     _remove_incomplete_cache(path)
     # Makes this process parse the source files, instead of the workers.
     for split in task.splits:
@@ -120,14 +120,14 @@ def write_cache(task: seqio.Task, directory: str, note: str, shards: int = 64, b
         outputs = [
             output for split in sorted(task.splits) for output in _cache_split(pipeline, task, split, path, shards)
         ]
-        _write_completed(outputs, path, note)
+        _add_completion_step(outputs, path, note)
         try:
             pipeline.run().wait_until_finish()
         except Exception as error:
             raise UserError(f'caching {task.name} failed: {_summarize_error(error)}') from error
         if not tf.io.gfile.exists(os.path.join(path, COMPLETED)):
             raise UserError(f'caching {task.name} failed: the pipeline ended without {path}/{COMPLETED}; see its log')
-        notice.done(f'{sum(part.examples for part in read_cached_splits(task, directory)):,} examples')
+        notice.print_result(f'{sum(part.examples for part in read_cached_splits(task, directory)):,} examples')
 
 
 def _cache_split(pipeline: Any, task: seqio.Task, split: str, path: str, shards: int) -> list[Any]:
@@ -135,7 +135,7 @@ def _cache_split(pipeline: Any, task: seqio.Task, split: str, path: str, shards:
     import apache_beam as beam
     from seqio import beam_utils
 
-    source = beam_utils.PreprocessTask(task, split, setup_fn=functools.partial(_register_in_worker, task))
+    source = beam_utils.PreprocessTask(task, split, setup_fn=functools.partial(_register_task_in_worker, task))
     shards = max(len(source.shards), shards)
     examples = pipeline | f'{split}_read' >> source | f'{split}_shuffle' >> beam.Reshuffle()
     records = beam_utils.WriteExampleTfRecord(seqio.get_cached_tfrecord_prefix(path, split), shards)
@@ -148,7 +148,7 @@ def _cache_split(pipeline: Any, task: seqio.Task, split: str, path: str, shards:
     ]
 
 
-def _write_completed(outputs: list[Any], path: str, note: str) -> None:
+def _add_completion_step(outputs: list[Any], path: str, note: str) -> None:
     """Adds a step to the pipeline that writes COMPLETED after all `outputs`."""
     import apache_beam as beam
 
@@ -197,7 +197,7 @@ def _register_temporarily(task: seqio.Task) -> Iterator[None]:
             registry.add_provider(task.name, before)
 
 
-def _register_in_worker(task: seqio.Task) -> None:
+def _register_task_in_worker(task: seqio.Task) -> None:
     if task.name not in seqio.TaskRegistry.names():
         seqio.TaskRegistry.add_provider(task.name, task)
 

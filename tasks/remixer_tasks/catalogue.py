@@ -13,19 +13,19 @@ from remixer_t5x import tf_data
 from remixer_t5x.errors import UserError, suggest_similar_name
 from remixer_t5x.lazy_imports import seqio
 from remixer_tasks.benchmarks import cogs, generation, glue, nli, super_glue, text_task, winograd
-from remixer_tasks.benchmarks.text_task import Dataset, TextTask
+from remixer_tasks.benchmarks.text_task import LabelledDataset, TextTask
 
 _SUITES = (super_glue, winograd, glue, nli, cogs, generation)
 _ALL = (*(task for suite in _SUITES for task in suite.TASKS), *super_glue.FEW_SHOT, *winograd.FEW_SHOT)
 TASKS: dict[str, TextTask] = {task.name: task for task in _ALL}
-DATASETS: dict[str, Dataset] = {task.dataset.name: task.dataset for task in TASKS.values()}
+DATASETS: dict[str, LabelledDataset] = {task.dataset.name: task.dataset for task in TASKS.values()}
 # Maximum total size, in bytes, of the published files of a split for which examples are counted.
 _MAX_COUNTED_BYTES = 1_000_000
 
 
 def task(name: str, vocabulary: seqio.Vocabulary, data_dir: str | None = None) -> seqio.Task:
     """Returns the seqio task `name` without opening a file. Raises UserError for an unknown name."""
-    return find_task(name).build(vocabulary, data_dir)
+    return find_task(name).build_seqio_task(vocabulary, data_dir)
 
 
 def find_task(name: str) -> TextTask:
@@ -36,17 +36,17 @@ def find_task(name: str) -> TextTask:
     return TASKS[name]
 
 
-def locate_splits(dataset: Dataset, data_dir: str | None = None) -> dict[str, str | None]:
+def locate_splits(dataset: LabelledDataset, data_dir: str | None = None) -> dict[str, str | None]:
     """Returns the files or the TFDS folder of each split, or None for a split without data."""
     from remixer_tasks.corpora.sources import LabelledSource
 
     source = LabelledSource(dataset, tuple(dataset.splits), data_dir)
-    return {split: source.origin(split) for split in source.splits}
+    return {split: source.find_origin(split) for split in source.splits}
 
 
-def download_folder(data_dir: str | None = None) -> str:
+def get_download_folder(data_dir: str | None = None) -> str:
     """Returns the folder for downloads, which `text_task` searches last."""
-    return str(text_task.published_folders(data_dir)[-1])
+    return str(text_task.list_published_folders(data_dir)[-1])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,23 +71,23 @@ def read_task_statuses(data_dir: str | None = None) -> list[TaskStatus]:
     """Returns the status of every labelled task, in the order of the catalogue."""
     statuses = []
     for task in TASKS.values():
-        source = task.source(data_dir)
+        source = task.create_source(data_dir)
         splits = []
         for split in source.splits:
-            origin = source.origin(split)
+            origin = source.find_origin(split)
             splits.append(SplitStatus(split, origin, _describe_size(task.dataset, split, data_dir) if origin else ''))
         statuses.append(TaskStatus(task.name, splits, bool(task.dataset.downloads)))
     return statuses
 
 
-def _describe_size(dataset: Dataset, split: str, data_dir: str | None) -> str:
+def _describe_size(dataset: LabelledDataset, split: str, data_dir: str | None) -> str:
     """Returns the number of examples or the file size of a split, or '' if the data cannot be read."""
     from remixer_tasks.corpora.sources import LabelledSource
 
     try:
         raw = text_task.find_published_files(dataset, split, data_dir)
         if raw is None or text_task.find_tfds_folder(dataset, data_dir):
-            return f'{LabelledSource(dataset, tuple(dataset.splits), data_dir).count(split):,}'
+            return f'{LabelledSource(dataset, tuple(dataset.splits), data_dir).count_examples(split):,}'
         layout, paths = raw
         size = sum(os.path.getsize(path) for path in paths)
         return f'{size / 1e6:.0f} MB' if size > _MAX_COUNTED_BYTES else f'{sum(1 for _ in layout.read(*paths)):,}'
@@ -108,10 +108,10 @@ def read_examples(
 ) -> tuple[str, list[ExamplePreview]]:
     """Returns the name of a split and its first `n` examples. If `split` is None, uses the first split with data."""
     task = find_task(name)
-    source = task.source(data_dir)
-    split = split or next((split for split in source.splits if source.origin(split)), source.splits[0])
-    if source.origin(split) is None:
-        raise UserError(text_task.missing_files_message(task.dataset, split, data_dir))
+    source = task.create_source(data_dir)
+    split = split or next((split for split in source.splits if source.find_origin(split)), source.splits[0])
+    if source.find_origin(split) is None:
+        raise UserError(text_task.describe_missing_files(task.dataset, split, data_dir))
     dataset = source.get_dataset(split, shuffle=False).take(n)
     shown = []
     for index, row in enumerate(tf_data.iterate_as_numpy(dataset)):

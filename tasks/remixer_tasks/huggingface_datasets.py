@@ -20,7 +20,7 @@ from remixer_tasks.corpora.streamed_text import StreamedCorpus
 from remixer_tasks.corpora.text_corpus import TRAIN, ParsedCorpus
 from remixer_tasks.files import cache
 from remixer_tasks.files.row_files import BadRecords
-from remixer_tasks.text_pairs import Template, encode_row_as_pair
+from remixer_tasks.text_pairs import TextTemplate, encode_row_as_pair
 
 Row = dict[str, Any]
 # Maximum number of shards of a streamed data set from `save_to_disk`; enough for the hosts of a large pod.
@@ -55,7 +55,7 @@ class HubDataset:
     validation_fraction: float = 0.01
     strict: bool = False
 
-    def corpus(self, kind: tuple[str, ...], document: Callable[[Row], str]) -> ParsedCorpus:
+    def build_corpus(self, kind: tuple[str, ...], document: Callable[[Row], str]) -> ParsedCorpus:
         """Returns a corpus with a document for each row; `kind` identifies the function `document` in cache keys.
 
         If `document` raises ValueError, the row is malformed.
@@ -63,41 +63,41 @@ class HubDataset:
         read = functools.partial(self._read_documents, document)
         return ParsedCorpus(
             name=f'{self.path}, split {self.train_split}',
-            identity=cache.hash_values('hugging face', self._fingerprint(), *kind),
+            identity=cache.hash_cache_key('hugging face', self._compute_fingerprint(), *kind),
             read=functools.partial(read, self.train_split),
             read_validation=functools.partial(read, self.validation_split) if self.validation_split else None,
             validation_fraction=self.validation_fraction,
             strict=self.strict,
         )
 
-    def streamed_corpus(self, kind: tuple[str, ...], document: Callable[[Row], str]) -> StreamedCorpus:
+    def build_streamed_corpus(self, kind: tuple[str, ...], document: Callable[[Row], str]) -> StreamedCorpus:
         """Returns a corpus that reads the documents during training; the arguments are those of `corpus`."""
         return StreamedCorpus(
             name=f'{self.path}, split {self.train_split}',
-            identity=cache.hash_values('streamed hugging face', self._fingerprint(), *kind),
+            identity=cache.hash_cache_key('streamed hugging face', self._compute_fingerprint(), *kind),
             open_split=functools.partial(self._open_shards, document),
             validation_fraction=None if self.validation_split else self.validation_fraction,
         )
 
-    def _fingerprint(self) -> list[Any]:
+    def _compute_fingerprint(self) -> list[Any]:
         """Returns values that change if the data may have changed."""
         files = sorted(path for path in Path(self.path).expanduser().rglob('*') if path.is_file())
         settings = [self.path, self.name, self.revision, self.train_split, self.validation_split]
-        return [*settings, *(cache.file_state(str(path)) for path in files)]
+        return [*settings, *(cache.read_file_state(str(path)) for path in files)]
 
     def _read_documents(self, document: Callable[[Row], str], split: str, malformed: BadRecords) -> Iterator[str]:
         rows, _ = self._load_split(split)
         parser = _RowParser(f'{self.path}, split {split}', rows.features, document, malformed)
-        texts = (parser.parse(row, number) for number, row in enumerate(rows, start=1))
+        texts = (parser.parse_row(row, number) for number, row in enumerate(rows, start=1))
         return (text for text in texts if text is not None)
 
-    def _open_shards(self, document: Callable[[Row], str], split: str) -> _Shards:
+    def _open_shards(self, document: Callable[[Row], str], split: str) -> _DatasetShards:
         name = self.train_split if split == TRAIN else str(self.validation_split)
         rows, files = self._load_split(name, streaming=True)
         parser = _RowParser(f'{self.path}, split {name}', rows.features, document, _BadRecordsWithWarning(self.strict))
-        shards = _Shards(rows, files, parser)
+        shards = _DatasetShards(rows, files, parser)
         # Reads one row, so that a wrong TEXT_FIELD is reported before a pipeline runs.
-        next(shards.read(0, None), None)
+        next(shards.read_documents(0, None), None)
         return shards
 
     def _load_split(self, split: str, streaming: bool = False) -> tuple[Any, Sequence[str]]:
@@ -161,7 +161,7 @@ def _load_folder(folder: Path, name: str | None, streaming: bool) -> tuple[Mappi
     patterns = datasets.data_files.get_data_patterns(str(data_folder))
     listed = datasets.data_files.DataFilesDict.from_patterns(patterns, base_path=str(data_folder))
     extensions = collections.Counter(
-        kind for paths in listed.values() for file in paths if (kind := _data_file_extension(file))
+        kind for paths in listed.values() for file in paths if (kind := _find_data_file_extension(file))
     )
     if not extensions:
         raise UserError(
@@ -170,15 +170,15 @@ def _load_folder(folder: Path, name: str | None, streaming: bool) -> tuple[Mappi
         )
     ((extension, _),) = extensions.most_common(1)
     chosen = {
-        split: [glob.escape(file) for file in paths if _data_file_extension(file) == extension]
+        split: [glob.escape(file) for file in paths if _find_data_file_extension(file) == extension]
         for split, paths in listed.items()
-        if any(_data_file_extension(file) == extension for file in paths)
+        if any(_find_data_file_extension(file) == extension for file in paths)
     }
     options = {'sep': '\t'} if extension == '.tsv' else {}
     return _load_splits(datasets.load_dataset_builder(_READERS[extension], data_files=chosen, **options), streaming)
 
 
-def _data_file_extension(file: str) -> str | None:
+def _find_data_file_extension(file: str) -> str | None:
     path = Path(file)
     extension = Path(path.stem).suffix if path.suffix in _COMPRESSIONS else path.suffix
     return extension if extension in _READERS else None
@@ -201,7 +201,7 @@ class _RowParser:
     document: Callable[[Row], str]
     malformed: BadRecords
 
-    def parse(self, row: Row, number: int, part: str = '') -> str | None:
+    def parse_row(self, row: Row, number: int, part: str = '') -> str | None:
         """Converts a row to a text; returns None for a malformed or empty row. Messages contain `number` and `part`."""
         for name, feature in (self.features or {}).items():
             if hasattr(feature, 'int2str'):
@@ -211,10 +211,10 @@ class _RowParser:
         except UserError:
             raise
         except ValueError as error:
-            self.malformed.record(self.where + part, number, str(error))
+            self.malformed.add_malformed_record(self.where + part, number, str(error))
             return None
         if not text.strip():
-            self.malformed.record_empty(self.where + part, number)
+            self.malformed.add_empty_record(self.where + part, number)
             return None
         return text
 
@@ -222,8 +222,8 @@ class _RowParser:
 class _BadRecordsWithWarning(BadRecords):
     """Warns about the first malformed row immediately, because a stream never prints a summary."""
 
-    def record(self, path: str, line: int, reason: str) -> None:
-        super().record(path, line, reason)
+    def add_malformed_record(self, path: str, line: int, reason: str) -> None:
+        super().add_malformed_record(path, line, reason)
         if self.count == 1:
             print(
                 f'warning: skipping {path}:{line} ({reason}), and further malformed rows without a warning; '
@@ -233,26 +233,26 @@ class _BadRecordsWithWarning(BadRecords):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Shards:
-    """Shards of an `IterableDataset`; states contain its `state_dict`. Implements `streamed_text.Shards`."""
+class _DatasetShards:
+    """Shards of an `IterableDataset`; states contain its `state_dict`. Implements `streamed_text.DocumentShards`."""
 
     rows: Any
     files: Sequence[str]
     parser: _RowParser
 
     @property
-    def count(self) -> int:
+    def num_shards(self) -> int:
         return self.rows.num_shards
 
-    def read(self, shard: int, state: Any) -> Iterator[tuple[str, Any]]:
+    def read_documents(self, shard: int, state: Any) -> Iterator[tuple[str, Any]]:
         before, position = state or (0, None)
         number = before
         try:
-            rows = self.rows.shard(num_shards=self.count, index=shard)
+            rows = self.rows.shard(num_shards=self.num_shards, index=shard)
             if position:
                 rows.load_state_dict(position)
             for number, row in enumerate(rows, start=before + 1):
-                text = self.parser.parse(row, number, f', shard {shard}')
+                text = self.parser.parse_row(row, number, f', shard {shard}')
                 if text is not None:
                     yield text, (number, rows.state_dict())
         except UserError:
@@ -276,7 +276,7 @@ def corpus(dataset: HubDataset, field: str = 'text', streaming: bool = False) ->
             raise ValueError(f'column {field} has no text')
         return row[field]
 
-    return (dataset.streamed_corpus if streaming else dataset.corpus)(('text', field), get_text)
+    return (dataset.build_streamed_corpus if streaming else dataset.build_corpus)(('text', field), get_text)
 
 
 def pairs(dataset: HubDataset, inputs: str, targets: str) -> ParsedCorpus:
@@ -284,12 +284,12 @@ def pairs(dataset: HubDataset, inputs: str, targets: str) -> ParsedCorpus:
 
     Class labels are replaced by their names. A row without a value for a column is malformed.
     """
-    templates = Template(inputs, 'INPUTS'), Template(targets, 'TARGETS')
+    templates = TextTemplate(inputs, 'INPUTS'), TextTemplate(targets, 'TARGETS')
 
-    def pair(row: Row) -> str:
+    def encode_row(row: Row) -> str:
         for template in templates:
             if not set(template.columns) <= row.keys():
-                raise template.missing_column_error(row)
+                raise template.build_missing_column_error(row)
         return encode_row_as_pair(templates, row)
 
-    return dataset.corpus(('pairs 2', inputs, targets), pair)
+    return dataset.build_corpus(('pairs 2', inputs, targets), encode_row)

@@ -73,7 +73,7 @@ def join_and_split_documents(documents: tf.data.Dataset, length: int) -> tf.data
     groups = documents.ragged_batch(DOCUMENTS_PER_GROUP).map(lambda group: (group.flat_values, False))
     end = tf.data.Dataset.from_tensors((tf.zeros([0], tf.int32), True))
 
-    def step(carry, element):
+    def split_joined_tokens(carry, element):
         tokens, is_end = element
         stream = tf.concat([carry, tokens], 0)
         size = tf.size(stream)
@@ -82,19 +82,19 @@ def join_and_split_documents(documents: tf.data.Dataset, length: int) -> tf.data
         whole = size // piece * piece
         return stream[whole:], tf.reshape(stream[:whole], [size // piece, piece])
 
-    pieces = groups.concatenate(end).scan(tf.zeros([0], tf.int32), step)
+    pieces = groups.concatenate(end).scan(tf.zeros([0], tf.int32), split_joined_tokens)
     return pieces.flat_map(tf.data.Dataset.from_tensor_slices)
 
 
 def split_documents(documents: tf.data.Dataset, length: int) -> tf.data.Dataset:
     """Splits each document ([n] int32, n >= 0) into vectors of `length`; a document's last vector may be shorter."""
 
-    def pieces(tokens):
+    def split_document(tokens):
         starts = tf.range(0, tf.size(tokens), length)
         lengths = tf.minimum(tf.size(tokens) - starts, length)
         return tf.data.Dataset.from_tensor_slices(tf.RaggedTensor.from_row_lengths(tokens, lengths))
 
-    return documents.flat_map(pieces)
+    return documents.flat_map(split_document)
 
 
 def causal_lm(
@@ -115,7 +115,7 @@ def causal_lm(
 
 
 @dataclasses.dataclass(frozen=True)
-class Prefix:
+class PrefixSettings:
     """Settings of the prefix LM objective.
 
     Attributes:
@@ -133,11 +133,11 @@ class Prefix:
             )
 
 
-def segment_length(inputs_length: int, targets_length: int, prefix: Prefix) -> int:
+def compute_segment_length(inputs_length: int, targets_length: int, prefix: PrefixSettings) -> int:
     """Returns the maximum segment length such that prefix and rest, each with EOS, always fit the feature lengths."""
     length = inputs_length
     # The longest prefix has all tokens except one; the rest is longest after the shortest prefix.
-    while length > 1 and length - min_prefix_length(length, prefix) + 1 > targets_length:
+    while length > 1 and length - compute_min_prefix_length(length, prefix) + 1 > targets_length:
         length -= 1
     length = min(length, inputs_length - 1)
     if length < 2:
@@ -148,7 +148,7 @@ def segment_length(inputs_length: int, targets_length: int, prefix: Prefix) -> i
     return length
 
 
-def min_prefix_length(length: int, prefix: Prefix) -> int:
+def compute_min_prefix_length(length: int, prefix: PrefixSettings) -> int:
     """Returns the minimum number of prefix tokens in a segment of `length` tokens.
 
     It is rounded in float32, as in `split_at_random_prefix`.
@@ -157,7 +157,7 @@ def min_prefix_length(length: int, prefix: Prefix) -> int:
     return min(length - 1, max(1, round(float(share))))
 
 
-def split_at_random_prefix(tokens: tf.Tensor, prefix: Prefix, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def split_at_random_prefix(tokens: tf.Tensor, prefix: PrefixSettings, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Splits a segment of [n] int32 ids, n >= 1, into (prefix, rest), without EOS. `seed` has [2] integers."""
     most = tf.size(tokens) - 1
     share = tf.cast(tf.round((1 - 2 * prefix.density) * tf.cast(most, tf.float32)), tf.int32)
@@ -172,7 +172,7 @@ def prefix_lm(
     dataset: tf.data.Dataset,
     sequence_length: Mapping[str, int],
     output_features: Mapping[str, seqio.Feature],
-    prefix: Prefix = Prefix(),  # noqa: B008 (frozen)
+    prefix: PrefixSettings = PrefixSettings(),  # noqa: B008 (frozen)
     prompt: str = '',
 ) -> tf.data.Dataset:
     """seqio preprocessor that converts documents {'targets': [n] int32 ids} to {'inputs', 'targets'} with EOS.
@@ -182,7 +182,7 @@ def prefix_lm(
     """
     vocabulary = output_features['targets'].vocabulary
     front = vocabulary.encode(prompt) if prompt else []
-    length = segment_length(sequence_length['inputs'] - len(front), sequence_length['targets'], prefix)
+    length = compute_segment_length(sequence_length['inputs'] - len(front), sequence_length['targets'], prefix)
     eos = [vocabulary.eos_id]
 
     @seqio.map_over_dataset(num_seeds=1)
@@ -195,7 +195,7 @@ def prefix_lm(
 
 
 @dataclasses.dataclass(frozen=True)
-class Masking:
+class MaskingSettings:
     """Settings of masked language modelling.
 
     Attributes:
@@ -219,12 +219,12 @@ class Masking:
                 f'{self.masked} and {self.random}; BERT uses 0.8 and 0.1'
             )
 
-    def count(self, length: int) -> int:
+    def count_predicted_tokens(self, length: int) -> int:
         """Returns the number of tokens to predict in a segment of `length` tokens (for whole words, an upper bound)."""
         return min(max(round(length * self.rate), 1), length)
 
 
-def choose_tokens(words: tf.Tensor, count: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+def choose_predicted_tokens(words: tf.Tensor, count: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     """Selects `count` single tokens, or whole words of at most `count` tokens, to predict; returns an [n] bool mask.
 
     At least one word is always selected. `words` [n] int32 contains the 0-based index of each token's word; if all
@@ -238,8 +238,8 @@ def choose_tokens(words: tf.Tensor, count: tf.Tensor, seed: tf.Tensor) -> tf.Ten
     return tf.gather(chosen, words) > 0
 
 
-def replace_tokens(
-    tokens: tf.Tensor, chosen: tf.Tensor, masking: Masking, vocabulary: seqio.Vocabulary, seed: tf.Tensor
+def mask_chosen_tokens(
+    tokens: tf.Tensor, chosen: tf.Tensor, masking: MaskingSettings, vocabulary: seqio.Vocabulary, seed: tf.Tensor
 ):
     """Masks, randomly replaces or keeps each chosen token in a segment of [n] ids. `seed` has [2] integers."""
     which, ids = tf.unstack(tf.random.experimental.stateless_split(seed, 2))
@@ -255,7 +255,7 @@ def get_mask_id(vocabulary: seqio.Vocabulary) -> int:
     """Returns the id of the mask token. Raises UserError if the vocabulary has none."""
     if hasattr(vocabulary, 'mask_id'):
         return int(vocabulary.mask_id)
-    first, count = sentinels.sentinel_range(vocabulary)
+    first, count = sentinels.find_sentinel_range(vocabulary)
     if count < 1:
         raise UserError('masked LM uses a sentinel as its mask, but the vocabulary has none; set its extra_ids to 100')
     return first
@@ -283,7 +283,7 @@ def masked_lm(
     dataset: tf.data.Dataset,
     sequence_length: Mapping[str, int],
     output_features: Mapping[str, seqio.Feature],
-    masking: Masking = Masking(),  # noqa: B008 (frozen)
+    masking: MaskingSettings = MaskingSettings(),  # noqa: B008 (frozen)
 ) -> tf.data.Dataset:
     """seqio preprocessor that converts documents {'targets': [n] int32 ids} to {'inputs', 'targets'}, both [length].
 
@@ -298,21 +298,21 @@ def masked_lm(
     vocabulary = output_features['targets'].vocabulary
     get_mask_id(vocabulary)
     special = tf.constant(getattr(vocabulary, 'special_ids', ()), tf.int32)
-    counts = [masking.count(size) for size in range(length)]
+    counts = [masking.count_predicted_tokens(size) for size in range(length)]
     starts = find_word_starts(vocabulary) if masking.whole_words else None
 
     @seqio.map_over_dataset(num_seeds=2)
-    def mask(tokens, seeds):
+    def mask_segment(tokens, seeds):
         words = tf.range(tf.size(tokens))
         if starts is not None:
             words = tf.cumsum(tf.cast(tf.gather(starts, tokens), tf.int32))
             words -= words[0]
-        chosen = choose_tokens(words, tf.constant(counts)[tf.size(tokens)], seeds[0])
+        chosen = choose_predicted_tokens(words, tf.constant(counts)[tf.size(tokens)], seeds[0])
         chosen &= ~tf.reduce_any(tokens[:, None] == special, axis=1)
-        inputs = replace_tokens(tokens, chosen, masking, vocabulary, seeds[1])
+        inputs = mask_chosen_tokens(tokens, chosen, masking, vocabulary, seeds[1])
         return {
             'inputs': tf.concat([inputs, [vocabulary.eos_id]], 0),
             'targets': tf.concat([tf.where(chosen, tokens, 0), [0]], 0),
         }
 
-    return mask(join_and_split_documents(extract_tokens(dataset), length - 1))
+    return mask_segment(join_and_split_documents(extract_tokens(dataset), length - 1))

@@ -56,14 +56,14 @@ def corpus(
         longest: maximum number of characters of a line or document.
         strict: whether to raise UserError for a malformed or empty record instead of skipping and counting it.
     """
-    layout = Layout(format, field, txt_documents, longest)
+    layout = TextLayout(format, field, txt_documents, longest)
     train = expand_paths(files, 'FILES')
     held_out = expand_held_out_paths(validation_files, train, 'FILES', 'VALIDATION_FILES')
-    states = [[cache.file_state(path) for path in group] for group in (train, held_out)]
+    states = [[cache.read_file_state(path) for path in group] for group in (train, held_out)]
     settings = (format, field, txt_documents, longest, JOB_BYTES, MAX_JOBS)
     return ParsedCorpus(
         name=describe_files(train),
-        identity=cache.hash_values('local files 2', states, *settings),
+        identity=cache.hash_cache_key('local files 2', states, *settings),
         read=split_into_jobs(states[0], layout),
         read_validation=split_into_jobs(states[1], layout) if held_out else None,
         validation_fraction=validation_fraction,
@@ -122,7 +122,7 @@ def _match_files(pattern: str, macro: str, example: str) -> list[str]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
+class TextLayout:
     """Settings that determine how files are parsed into documents.
 
     Attributes:
@@ -151,10 +151,10 @@ class Layout:
 
     def detect_format(self, path: str) -> str:
         """Returns the format of the file `path`. Raises UserError if `format` is None and the extension is unknown."""
-        return self.format or row_files.format_by_extension(path, _EXTENSIONS, 'TEXT_FORMAT')
+        return self.format or row_files.find_format_by_extension(path, _EXTENSIONS, 'TEXT_FORMAT')
 
 
-def split_into_jobs(files: Sequence[cache.FileState], layout: Layout) -> list[DocumentReader]:
+def split_into_jobs(files: Sequence[cache.FileState], layout: TextLayout) -> list[DocumentReader]:
     """Returns picklable functions that together yield all documents of the files, in order.
 
     Each job reads one or more whole files, usually at least JOB_BYTES in total. There are at most about MAX_JOBS jobs.
@@ -172,13 +172,15 @@ def split_into_jobs(files: Sequence[cache.FileState], layout: Layout) -> list[Do
     return [functools.partial(_read_files, group, layout, passage) for group in groups if group]
 
 
-def _read_files(files: Sequence[cache.FileState], layout: Layout, passage: int, malformed: BadRecords) -> Iterator[str]:
+def _read_files(
+    files: Sequence[cache.FileState], layout: TextLayout, passage: int, malformed: BadRecords
+) -> Iterator[str]:
     """Yields the documents of the files. Raises UserError if a file has changed since its size was read."""
     for file in files:
         texts = read_documents(file.path, layout, malformed)
         is_passages = layout.txt_documents == 'passage' and layout.detect_format(file.path) == 'txt'
         yield from _join_paragraphs(texts, passage) if is_passages else texts
-        if cache.file_state(file.path) != file:
+        if cache.read_file_state(file.path) != file:
             raise UserError(f'{file.path} changed while it was read; run the command again')
 
 
@@ -196,17 +198,17 @@ def _join_paragraphs(paragraphs: Iterable[str], min_bytes: int) -> Iterator[str]
         yield '\n\n'.join(passage)
 
 
-def read_documents(path: str, layout: Layout, malformed: BadRecords) -> Iterator[str]:
+def read_documents(path: str, layout: TextLayout, malformed: BadRecords) -> Iterator[str]:
     """Yields the non-empty documents of one file, in order. Raises UserError if the whole file is unusable."""
     readers = {'txt': _read_txt, 'jsonl': _read_jsonl, 'tsv': _read_tsv, 'parquet': _read_parquet}
     for number, document in readers[layout.detect_format(path)](path, layout, malformed):
         if document.strip():
             yield document
         else:
-            malformed.record_empty(path, number)
+            malformed.add_empty_record(path, number)
 
 
-def _read_txt(path: str, layout: Layout, malformed: BadRecords) -> Documents:
+def _read_txt(path: str, layout: TextLayout, malformed: BadRecords) -> Documents:
     """Yields the non-empty documents of a text file, or a single '' if the file has no text."""
     is_empty = True
     for number, document in _join_lines(path, layout, malformed):
@@ -217,7 +219,7 @@ def _read_txt(path: str, layout: Layout, malformed: BadRecords) -> Documents:
         yield 1, ''
 
 
-def _join_lines(path: str, layout: Layout, malformed: BadRecords) -> Documents:
+def _join_lines(path: str, layout: TextLayout, malformed: BadRecords) -> Documents:
     numbered = row_files.read_valid_lines(path, layout.longest, malformed)
     if layout.txt_documents == 'line':
         yield from numbered
@@ -238,55 +240,57 @@ def _join_lines(path: str, layout: Layout, malformed: BadRecords) -> Documents:
                 yield start, '\n'.join(document)
             else:
                 reason = f'the document that begins here has more than {layout.longest:,} characters'
-                malformed.record(path, start, reason)
+                malformed.add_malformed_record(path, start, reason)
             document, size = [], 0
 
 
-def _read_jsonl(path: str, layout: Layout, malformed: BadRecords) -> Documents:
+def _read_jsonl(path: str, layout: TextLayout, malformed: BadRecords) -> Documents:
     is_first = True
     for number, record in row_files.read_json_rows(path, layout.longest, malformed):
         if is_first and layout.field not in record:
-            raise _missing_field_error(path, layout.field, 'field', list(record))
+            raise _build_missing_field_error(path, layout.field, 'field', list(record))
         is_first = False
         text = record.get(layout.field)  # type: ignore[arg-type]
         if isinstance(text, str):
             yield number, text
         else:
-            malformed.record(path, number, f"the field '{layout.field}' is missing or not a string")
+            malformed.add_malformed_record(path, number, f"the field '{layout.field}' is missing or not a string")
 
 
-def _read_tsv(path: str, layout: Layout, malformed: BadRecords) -> Documents:
+def _read_tsv(path: str, layout: TextLayout, malformed: BadRecords) -> Documents:
     field: Any = layout.field
     column = ranges.parse_whole_number(field)
     for number, line in row_files.read_valid_lines(path, layout.longest, malformed):
         cells = line.split('\t')
         if column is None:
             if field not in cells:
-                raise _missing_field_error(path, field, 'column', cells)
+                raise _build_missing_field_error(path, field, 'column', cells)
             column = cells.index(field)
         elif column < len(cells) and line:
             yield number, cells[column]
         elif line.strip():
-            malformed.record(path, number, f'{len(cells)} columns, but the text must be in column {column} (from 0)')
+            malformed.add_malformed_record(
+                path, number, f'{len(cells)} columns, but the text must be in column {column} (from 0)'
+            )
 
 
-def _read_parquet(path: str, layout: Layout, malformed: BadRecords) -> Documents:
+def _read_parquet(path: str, layout: TextLayout, malformed: BadRecords) -> Documents:
     field = str(layout.field)
 
     def select_field(names: list[str]) -> list[str]:
         if field not in names:
-            raise _missing_field_error(path, field, 'column', names)
+            raise _build_missing_field_error(path, field, 'column', names)
         return [field]
 
     for number, row in row_files.read_parquet_rows(path, 'TEXT_FORMAT', select_field):
         if not isinstance(row[field], str):
-            malformed.record(path, number, f"the column '{field}' is empty or not a string")
+            malformed.add_malformed_record(path, number, f"the column '{field}' is empty or not a string")
         elif len(row[field]) > layout.longest:
-            malformed.record(path, number, f'the text has more than {layout.longest:,} characters')
+            malformed.add_malformed_record(path, number, f'the text has more than {layout.longest:,} characters')
         else:
             yield number, row[field]
 
 
-def _missing_field_error(path: str, field: str | int, kind: str, names: Sequence[str]) -> UserError:
+def _build_missing_field_error(path: str, field: str | int, kind: str, names: Sequence[str]) -> UserError:
     shown = ', '.join(ascii(name)[:60] for name in names[:10]) + (', ...' if len(names) > 10 else '')
     return UserError(f"TEXT_FIELD must be a {kind} of {path}, got '{field}'; set it to one of {shown}")

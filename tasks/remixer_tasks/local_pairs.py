@@ -14,7 +14,7 @@ from remixer_tasks.corpora.text_corpus import ParsedCorpus
 from remixer_tasks.files import cache, row_files
 from remixer_tasks.files.row_files import MAX_CHARACTERS, BadRecords
 from remixer_tasks.local_files import Files, describe_files, expand_held_out_paths, expand_paths
-from remixer_tasks.text_pairs import MissingColumn, PairTexts, Template, column_names, encode_row_as_pair
+from remixer_tasks.text_pairs import MissingColumnError, PairTexts, TextTemplate, check_column_names, encode_row_as_pair
 
 _EXAMPLE = '*.jsonl'
 
@@ -52,21 +52,21 @@ def corpus(
         columns: additional columns to write with the predictions; missing values are written as ''.
         metrics_by: a column; each metric is also computed for each value of this column.
     """
-    templates = Template(inputs, 'INPUTS'), Template(targets, 'TARGETS')
-    numbered = all(template.is_numbered for template in templates)
+    templates = TextTemplate(inputs, 'INPUTS'), TextTemplate(targets, 'TARGETS')
+    numbered = all(template.has_numbered_columns for template in templates)
     layout = row_files.RowLayout(format, longest, delimiter, encoding, numbered)
     if files is None and validation_files:
         train = held_out = expand_paths(validation_files, 'VALIDATION_PAIRS', _EXAMPLE)
     else:
         train = expand_paths(files or (), 'PAIRS', _EXAMPLE)
         held_out = expand_held_out_paths(validation_files, train, 'PAIRS', 'VALIDATION_PAIRS', _EXAMPLE)
-    further = column_names(columns, metrics_by)
+    further = check_column_names(columns, metrics_by)
     read = functools.partial(_read_pairs, layout=layout, templates=templates, columns=further)
-    states = [[cache.file_state(path) for path in group] for group in (train, held_out)]
+    states = [[cache.read_file_state(path) for path in group] for group in (train, held_out)]
     settings = (format, inputs, targets, longest, delimiter, encoding)
     return ParsedCorpus(
         name=describe_files(train),
-        identity=cache.hash_values('local pairs 3', states, *settings, *([further] if further else [])),
+        identity=cache.hash_cache_key('local pairs 3', states, *settings, *([further] if further else [])),
         read=functools.partial(read, train),
         read_validation=functools.partial(read, held_out) if held_out else None,
         validation_fraction=validation_fraction,
@@ -79,7 +79,7 @@ def _read_pairs(
     paths: Sequence[str],
     malformed: BadRecords,
     layout: row_files.RowLayout,
-    templates: tuple[Template, Template],
+    templates: tuple[TextTemplate, TextTemplate],
     columns: Sequence[str],
 ) -> Iterator[str]:
     for path in paths:
@@ -93,15 +93,15 @@ def _read_pairs(
                 further = ['' if row.get(name) is None else str(row[name]) for name in columns]
                 pair = encode_row_as_pair(templates, row, layout.longest, further)
             except ValueError as error:
-                if isinstance(error, MissingColumn) and layout.detect_format(path) != 'jsonl':
+                if isinstance(error, MissingColumnError) and layout.detect_format(path) != 'jsonl':
                     # In all formats except JSON lines, all rows have the same columns.
                     break
-                malformed.record(path, number, str(error))
+                malformed.add_malformed_record(path, number, str(error))
                 continue
             yield pair
         for template in templates:
             if names and not set(template.columns) <= seen:
-                raise template.missing_column_error(names)
+                raise template.build_missing_column_error(names)
         if absent := [name for name in columns if names and name not in seen]:
             raise UserError(f'COLUMNS and METRICS_BY must be columns of {path} ({", ".join(names)}), got {absent[0]!r}')
 
@@ -134,7 +134,7 @@ def evaluation_tasks(
     for name, paths in files.items():
         rows = read(files=paths, validation_files=None)
         held_out = dataclasses.replace(
-            rows, identity=cache.hash_values('all held out', rows.identity), read_validation=rows.read
+            rows, identity=cache.hash_cache_key('all held out', rows.identity), read_validation=rows.read
         )
         tasks.append(make(corpus=held_out, name=f'{task.name}_{name}'))
     return tasks

@@ -70,7 +70,7 @@ DOUBLE_OBJECT, TO_DATIVE = '{agent} {past} {recipient} {theme}', '{agent} {past}
 PASSIVE_DATIVE, EMBEDDED = '{theme} was {participle} to {recipient}', '{agent} {past} that {ccomp}'
 
 
-class Pair(NamedTuple):
+class SentenceFormPair(NamedTuple):
     """A sentence and its logical form, both with spaces between words; `kind` is a generalization type or ''."""
 
     sentence: str
@@ -105,9 +105,9 @@ def make_clause(template: str, verb: str, **roles: Phrase) -> Phrase:
     return Phrase(words, f'{verb} ( {arguments} )')
 
 
-def make_pair(clause: Phrase, kind: str = '') -> Pair:
+def make_pair(clause: Phrase, kind: str = '') -> SentenceFormPair:
     """Converts a clause to a sentence and its logical form."""
-    return Pair(f'{clause.words[0].upper()}{clause.words[1:]} .', clause.form, kind)
+    return SentenceFormPair(f'{clause.words[0].upper()}{clause.words[1:]} .', clause.form, kind)
 
 
 class _Sampler:
@@ -116,11 +116,11 @@ class _Sampler:
     def __init__(self, seed: int):
         self._random = random.Random(seed)
 
-    def choice(self, options: Iterable[str]) -> str:
+    def choose_word(self, options: Iterable[str]) -> str:
         return self._random.choice(tuple(options))
 
     def random_noun(self, *options: str) -> Phrase:
-        return make_noun_phrase(self.choice(options), definite=self._random.random() < 0.5)
+        return make_noun_phrase(self.choose_word(options), definite=self._random.random() < 0.5)
 
     def random_agent(self) -> Phrase:
         return self.random_noun(*NAMES, *ANIMATE, *ONLY_AGENTS)
@@ -134,18 +134,18 @@ class _Sampler:
     def random_object(self) -> Phrase:
         """Samples a direct object; unless it is a name, adds a prepositional phrase with probability 1/3."""
         head = self.random_noun(*NAMES, *ANIMATE, *THINGS, *ONLY_OBJECTS * 4)
-        return self.with_location(head) if head.form not in NAMES and self._random.random() < 1 / 3 else head
+        return self.add_location(head) if head.form not in NAMES and self._random.random() < 1 / 3 else head
 
-    def with_location(self, head: Phrase, depth: int = 1) -> Phrase:
+    def add_location(self, head: Phrase, depth: int = 1) -> Phrase:
         """Adds `depth` nested prepositional phrases to a noun."""
         if depth == 0:
             return head
-        preposition = self.choice(PLACES)
-        return modify_noun(head, preposition, self.with_location(self.random_noun(*PLACES[preposition]), depth - 1))
+        preposition = self.choose_word(PLACES)
+        return modify_noun(head, preposition, self.add_location(self.random_noun(*PLACES[preposition]), depth - 1))
 
     def random_clause(self) -> Phrase:
         """Samples a clause that contains no other clause."""
-        verb, dative_verb = self.choice(TRANSITIVE), self.choice(DATIVE)
+        verb, dative_verb = self.choose_word(TRANSITIVE), self.choose_word(DATIVE)
         return self._random.choice(
             [
                 lambda: make_clause(ACTIVE, verb, agent=self.random_agent(), theme=self.random_object()),
@@ -169,63 +169,65 @@ class _Sampler:
                 lambda: make_clause(
                     PASSIVE_DATIVE, dative_verb, theme=self.random_noun(*THINGS), recipient=self.random_person()
                 ),
-                lambda: make_clause(INTRANSITIVE, self.choice(UNERGATIVE), agent=self.random_agent()),
-                lambda: make_clause(UNACCUSATIVE_CLAUSE, self.choice(UNACCUSATIVE), theme=self.random_theme()),
+                lambda: make_clause(INTRANSITIVE, self.choose_word(UNERGATIVE), agent=self.random_agent()),
+                lambda: make_clause(UNACCUSATIVE_CLAUSE, self.choose_word(UNACCUSATIVE), theme=self.random_theme()),
             ]
         )()
 
-    def random_sentence(self) -> Pair:
+    def random_sentence(self) -> SentenceFormPair:
         """Samples a training sentence, which has a nested clause with probability 1/3."""
         clause = self.random_clause()
         if self._random.random() < 1 / 3:
-            clause = make_clause(EMBEDDED, self.choice(CLAUSAL), agent=self.random_agent(), ccomp=clause)
+            clause = make_clause(EMBEDDED, self.choose_word(CLAUSAL), agent=self.random_agent(), ccomp=clause)
         return make_pair(clause)
 
-    def random_new_passive(self) -> Pair:
-        verb, theme = self.choice(TRANSITIVE), self.random_noun(*ONLY_AGENTS)
+    def random_new_passive(self) -> SentenceFormPair:
+        verb, theme = self.choose_word(TRANSITIVE), self.random_noun(*ONLY_AGENTS)
         if self._random.random() < 0.5:
             return make_pair(
                 make_clause(PASSIVE_WITH_AGENT, verb, theme=theme, agent=self.random_person()), NEW_PASSIVE
             )
         return make_pair(make_clause(PASSIVE, verb, theme=theme), NEW_PASSIVE)
 
-    def random_new_agent(self) -> Pair:
-        verb = self.choice(TRANSITIVE)
+    def random_new_agent(self) -> SentenceFormPair:
+        verb = self.choose_word(TRANSITIVE)
         return make_pair(
             make_clause(ACTIVE, verb, agent=self.random_noun(*ONLY_OBJECTS), theme=self.random_theme()), NEW_AGENT
         )
 
-    def random_deeper(self) -> Pair:
-        verb = self.choice(TRANSITIVE)
+    def random_deeper_nesting(self) -> SentenceFormPair:
+        verb = self.choose_word(TRANSITIVE)
         if self._random.random() < 0.5:
-            agent, theme = self.random_agent(), self.with_location(self.random_noun(*THINGS), depth=2)
+            agent, theme = self.random_agent(), self.add_location(self.random_noun(*THINGS), depth=2)
             return make_pair(make_clause(ACTIVE, verb, agent=agent, theme=theme), DEEPER)
         clause = make_clause(ACTIVE, verb, agent=self.random_agent(), theme=self.random_theme())
         for _ in range(2):
-            clause = make_clause(EMBEDDED, self.choice(CLAUSAL), agent=self.random_agent(), ccomp=clause)
+            clause = make_clause(EMBEDDED, self.choose_word(CLAUSAL), agent=self.random_agent(), ccomp=clause)
         return make_pair(clause, DEEPER)
 
 
-def training_pairs(seed: int = 0) -> list[Pair]:
-    return _draw_distinct(_Sampler(seed).random_sentence, TRAINING_PAIRS, frozenset())
+def generate_training_pairs(seed: int = 0) -> list[SentenceFormPair]:
+    return _draw_distinct_pairs(_Sampler(seed).random_sentence, TRAINING_PAIRS, frozenset())
 
 
-def held_out_pairs(seed: int = 0) -> list[Pair]:
+def generate_held_out_pairs(seed: int = 0) -> list[SentenceFormPair]:
     """Samples pairs from the training distribution, excluding sentences and logical forms that occur in training."""
-    known = frozenset(text for pair in training_pairs(seed) for text in (pair.sentence, pair.form))
-    return _draw_distinct(_Sampler(seed + 1).random_sentence, HELD_OUT_PAIRS, known)
+    known = frozenset(text for pair in generate_training_pairs(seed) for text in (pair.sentence, pair.form))
+    return _draw_distinct_pairs(_Sampler(seed + 1).random_sentence, HELD_OUT_PAIRS, known)
 
 
-def generalization_pairs(seed: int = 0) -> list[Pair]:
+def generate_generalization_pairs(seed: int = 0) -> list[SentenceFormPair]:
     """Samples pairs that alternate between the three generalization types."""
     sampler = _Sampler(seed + 2)
-    draws = (sampler.random_new_passive, sampler.random_new_agent, sampler.random_deeper)
-    types = [_draw_distinct(draw, PAIRS_PER_TYPE, frozenset()) for draw in draws]
+    draws = (sampler.random_new_passive, sampler.random_new_agent, sampler.random_deeper_nesting)
+    types = [_draw_distinct_pairs(draw, PAIRS_PER_TYPE, frozenset()) for draw in draws]
     return [pair for group in zip(*types, strict=True) for pair in group]
 
 
-def _draw_distinct(draw: Callable[[], Pair], count: int, excluded: frozenset[str]) -> list[Pair]:
-    pairs: dict[str, Pair] = {}
+def _draw_distinct_pairs(
+    draw: Callable[[], SentenceFormPair], count: int, excluded: frozenset[str]
+) -> list[SentenceFormPair]:
+    pairs: dict[str, SentenceFormPair] = {}
     while len(pairs) < count:
         drawn = draw()
         if drawn.sentence not in excluded and drawn.form not in excluded:
@@ -235,16 +237,16 @@ def _draw_distinct(draw: Callable[[], Pair], count: int, excluded: frozenset[str
 
 def corpus(generalization: bool = False, seed: int = 0) -> ParsedCorpus:
     """Returns a corpus of the training pairs; its split `validation` contains the held-out or generalization pairs."""
-    held_out = generalization_pairs if generalization else held_out_pairs
+    held_out = generate_generalization_pairs if generalization else generate_held_out_pairs
     return ParsedCorpus(
         name='mini COGS' + (' (generalization)' if generalization else ''),
-        identity=cache.hash_values('mini cogs 1', generalization, seed),
-        read=lambda malformed: _encode_pairs(training_pairs(seed)),
+        identity=cache.hash_cache_key('mini cogs 1', generalization, seed),
+        read=lambda malformed: _encode_pairs(generate_training_pairs(seed)),
         read_validation=lambda malformed: _encode_pairs(held_out(seed)),
     )
 
 
-def _encode_pairs(pairs: list[Pair]) -> Iterator[str]:
+def _encode_pairs(pairs: list[SentenceFormPair]) -> Iterator[str]:
     return (text_pairs.encode_pair(pair.sentence, pair.form, columns=(pair.kind,)) for pair in pairs)
 
 

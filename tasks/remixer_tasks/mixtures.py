@@ -108,7 +108,7 @@ def count_examples(task: seqio.Task) -> float:
     from remixer_tasks.corpora.sources import LabelledSource
 
     is_labelled = isinstance(task.source, LabelledSource)
-    number = task.source.count(TRAIN) if is_labelled else task.source.num_input_examples(TRAIN)
+    number = task.source.count_examples(TRAIN) if is_labelled else task.source.num_input_examples(TRAIN)
     if number is None:
         raise UserError(
             f'RATES must include {task.name}, whose number of examples is unknown; set '

@@ -18,7 +18,7 @@ from remixer_tasks import c4, catalogue, mixtures, pretraining, python_docs, voc
 
 Provider: TypeAlias = 'seqio.Task | seqio.Mixture'
 # A function that maps a vocabulary and a data folder to a task or mixture.
-Maker: TypeAlias = 'Callable[[Any, str | None], Provider]'
+Builder: TypeAlias = 'Callable[[Any, str | None], Provider]'
 
 UNSUPERVISED = 'c4_v020_unsupervised'
 # Mixing rate of C4, in examples, in T5's mixtures with labelled tasks.
@@ -32,7 +32,9 @@ _LARGE = ('wmt_t2t_ende_v003', 'wmt15_enfr_v003', 'cnn_dailymail_v002')
 _WSC = ('dpr_v001_simple', 'super_glue_wsc_v102_simple_train', 'super_glue_wsc_v102_simple_eval')
 
 
-def _text_task_maker(objective: Callable[..., Provider], tfds: str, name: str | None = None, data: str = '') -> Maker:
+def _create_text_task_builder(
+    objective: Callable[..., Provider], tfds: str, name: str | None = None, data: str = ''
+) -> Builder:
     """Returns a function that builds a pretraining task, which applies `objective` to the TFDS data set `tfds`."""
     names = {'name': name} if name else {'data': data}
     return lambda vocabulary, data_dir: objective(c4.corpus(tfds, data_dir), vocabulary, **names)
@@ -43,42 +45,42 @@ def _count_with_halved_rte(task: seqio.Task) -> float:
     return mixtures.count_examples(task) * (0.5 if 'glue' in task.name and 'rte' in task.name else 1.0)
 
 
-def _mixture_maker(name: str, tasks: Sequence[str], rate: Any, unsupervised: Any = None) -> Maker:
+def _create_mixture_builder(name: str, tasks: Sequence[str], rate: Any, unsupervised: Any = None) -> Builder:
     """Returns a function that mixes `tasks` with rate `rate`, and C4 with rate `unsupervised` unless it is None."""
 
-    def make(vocabulary: seqio.Vocabulary, data_dir: str | None) -> seqio.Mixture:
+    def build_mixture(vocabulary: seqio.Vocabulary, data_dir: str | None) -> seqio.Mixture:
         rates = [(catalogue.task(task, vocabulary, data_dir), rate) for task in tasks]
         if unsupervised is not None:
-            rates.insert(0, (MAKERS[UNSUPERVISED](vocabulary, data_dir), unsupervised))
+            rates.insert(0, (BUILDERS[UNSUPERVISED](vocabulary, data_dir), unsupervised))
         return seqio.Mixture(name, rates)
 
-    return make
+    return build_mixture
 
 
-def _leave_one_out_makers() -> dict[str, Maker]:
+def _create_leave_one_out_builders() -> dict[str, Builder]:
     """Returns functions that build T5's leave-one-out mixtures; RTE's rate is halved only if RTE is in two suites."""
     suites = {'glue_v002_proportional': _GLUE, 'super_glue_v102_proportional': _SUPER_GLUE}
-    makers: dict[str, Maker] = {}
+    builders: dict[str, Builder] = {}
     for left_out in (*suites, 'cnn_dailymail_v002', _SQUAD, *_WMT):
         tasks = [task for task in _SUPERVISED if task not in suites.get(left_out, (left_out,))]
         rate = mixtures.count_examples if left_out in suites else _count_with_halved_rte
         name = f'leave_one_out_{left_out}'
         # C4's rate is its number of examples, as with T5's `rate_num_examples`.
-        makers[name] = _mixture_maker(name, tasks, rate, C4_COUNT)
-    return makers
+        builders[name] = _create_mixture_builder(name, tasks, rate, C4_COUNT)
+    return builders
 
 
 # Number of examples in the training split of C4 2.2.0 (English, cleaned), according to TFDS.
 C4_COUNT = 364_868_892.0
 _C4 = 'c4/en:2.2.0'
-MAKERS: dict[str, Maker] = {
-    'c4_v220_span_corruption': _text_task_maker(pretraining.span_corruption, _C4, data='c4_v220'),
-    'c4_v220_iid_denoising': _text_task_maker(pretraining.iid_denoising, _C4, data='c4_v220'),
-    'c4_v220_prefix_lm': _text_task_maker(pretraining.prefix_lm, _C4, data='c4_v220'),
-    'c4_v220_full_lm': _text_task_maker(pretraining.causal_lm, _C4, 'c4_v220_full_lm'),
+BUILDERS: dict[str, Builder] = {
+    'c4_v220_span_corruption': _create_text_task_builder(pretraining.span_corruption, _C4, data='c4_v220'),
+    'c4_v220_iid_denoising': _create_text_task_builder(pretraining.iid_denoising, _C4, data='c4_v220'),
+    'c4_v220_prefix_lm': _create_text_task_builder(pretraining.prefix_lm, _C4, data='c4_v220'),
+    'c4_v220_full_lm': _create_text_task_builder(pretraining.causal_lm, _C4, 'c4_v220_full_lm'),
     # T5 sets the objective of these tasks in gin; the gin files of the T5 paper select span corruption.
     **{
-        name: _text_task_maker(pretraining.span_corruption, tfds, name)
+        name: _create_text_task_builder(pretraining.span_corruption, tfds, name)
         for name, tfds in {
             UNSUPERVISED: _C4,
             'c4_noclean_v020_unsupervised': 'c4/en.noclean:2.2.0',
@@ -87,33 +89,41 @@ MAKERS: dict[str, Maker] = {
             'wikipedia_20190301.en_v003_unsupervised': 'wikipedia/20190301.en:1.0.0',
         }.items()
     },
-    'c4_v310_span_corruption': _text_task_maker(pretraining.span_corruption, 'c4/en:3.1.0', data='c4_v310'),
+    'c4_v310_span_corruption': _create_text_task_builder(pretraining.span_corruption, 'c4/en:3.1.0', data='c4_v310'),
     **{name: functools.partial(catalogue.task, name) for name in catalogue.TASKS},
     'glue_v002_proportional': mixtures.glue,
     'entailment_v001_proportional': mixtures.entailment,
     'super_glue_v102_proportional': mixtures.super_glue,
-    'glue_mnli_and_dev_v002': _mixture_maker('glue_mnli_and_dev_v002', [name for name in _GLUE if 'mnli' in name], 1.0),
-    'wsc_dpr_simple_proportional': _mixture_maker('wsc_dpr_simple_proportional', _WSC, mixtures.count_examples),
-    'en_mix': _mixture_maker('en_mix', [*_GLUE, *_SUPER_GLUE, _SQUAD], mixtures.count_examples, UNSUPERVISED_RATE),
-    'all_equal': _mixture_maker('all_equal', _SUPERVISED, 1.0, 1.0),
-    'all_proportional': _mixture_maker('all_proportional', _SUPERVISED, _count_with_halved_rte, C4_COUNT),
-    'all_mix': _mixture_maker('all_mix', _SUPERVISED, _count_with_halved_rte, UNSUPERVISED_RATE),
-    'large_supervised_equal': _mixture_maker('large_supervised_equal', _LARGE, 1.0),
-    'large_supervised_proportional': _mixture_maker('large_supervised_proportional', _LARGE, mixtures.count_examples),
-    'large_translation_equal': _mixture_maker('large_translation_equal', _LARGE[:2], 1.0),
-    **_leave_one_out_makers(),
+    'glue_mnli_and_dev_v002': _create_mixture_builder(
+        'glue_mnli_and_dev_v002', [name for name in _GLUE if 'mnli' in name], 1.0
+    ),
+    'wsc_dpr_simple_proportional': _create_mixture_builder(
+        'wsc_dpr_simple_proportional', _WSC, mixtures.count_examples
+    ),
+    'en_mix': _create_mixture_builder(
+        'en_mix', [*_GLUE, *_SUPER_GLUE, _SQUAD], mixtures.count_examples, UNSUPERVISED_RATE
+    ),
+    'all_equal': _create_mixture_builder('all_equal', _SUPERVISED, 1.0, 1.0),
+    'all_proportional': _create_mixture_builder('all_proportional', _SUPERVISED, _count_with_halved_rte, C4_COUNT),
+    'all_mix': _create_mixture_builder('all_mix', _SUPERVISED, _count_with_halved_rte, UNSUPERVISED_RATE),
+    'large_supervised_equal': _create_mixture_builder('large_supervised_equal', _LARGE, 1.0),
+    'large_supervised_proportional': _create_mixture_builder(
+        'large_supervised_proportional', _LARGE, mixtures.count_examples
+    ),
+    'large_translation_equal': _create_mixture_builder('large_translation_equal', _LARGE[:2], 1.0),
+    **_create_leave_one_out_builders(),
 }
 
 
 @functools.cache
-def _python_docs_task() -> seqio.Task:
+def _build_python_docs_task() -> seqio.Task:
     """Returns a span corruption task for Python's documentation, with a vocabulary trained on the same text."""
     corpus = python_docs.corpus()
     vocabulary = vocabularies.trained(corpus, PYTHON_DOCS_VOCAB_SIZE)
     return pretraining.span_corruption(corpus, vocabulary, data='python_docs_v001')
 
 
-MAKERS['python_docs_v001_span_corruption'] = lambda vocabulary, data_dir: _python_docs_task()
+BUILDERS['python_docs_v001_span_corruption'] = lambda vocabulary, data_dir: _build_python_docs_task()
 
 
 def find_task(name: str, vocabulary: seqio.Vocabulary | None = None, data_dir: str | None = None) -> Provider:
@@ -121,13 +131,13 @@ def find_task(name: str, vocabulary: seqio.Vocabulary | None = None, data_dir: s
 
     If `vocabulary` is None, T5's vocabulary is used. If `data_dir` is None, the default folders are searched.
     """
-    if name not in MAKERS:
-        known = sorted({*MAKERS, *seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()})
+    if name not in BUILDERS:
+        known = sorted({*BUILDERS, *seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()})
         raise UserError(
             f'MIXTURE_OR_TASK_NAME must be a known task or mixture, got {name!r}{suggest_similar_name(name, known)}; '
             'to register your own tasks, import their module in a gin file'
         )
-    return MAKERS[name](vocabulary or vocabularies.sentencepiece(), data_dir)
+    return BUILDERS[name](vocabulary or vocabularies.sentencepiece(), data_dir)
 
 
 def find_provider(

@@ -11,7 +11,7 @@ from typing import Any
 from remixer_t5x.errors import UserError
 from remixer_tasks.files import row_files
 from remixer_tasks.files.row_files import BadRecords
-from remixer_tasks.text_pairs import MissingColumn, Template, UnusableRow
+from remixer_tasks.text_pairs import MissingColumnError, TextTemplate, UnusableRowError
 
 _AS_TEXT = 'or, for complete input texts, --gin.INPUT_TEMPLATE=None'
 
@@ -41,9 +41,11 @@ def fill_template(
     format = lines.format
     if format is None and not lines.is_stdin:
         format = row_files.EXTENSIONS.get(os.path.basename(lines.path.lower().removesuffix('.gz')).rpartition('.')[2])
-    row_template = Template(template, 'INPUTS')
+    row_template = TextTemplate(template, 'INPUTS')
     if format not in (None, 'txt'):
-        numbered = row_template.is_numbered and (targets is None or Template(targets, 'TARGETS').is_numbered)
+        numbered = row_template.has_numbered_columns and (
+            targets is None or TextTemplate(targets, 'TARGETS').has_numbered_columns
+        )
         layout = row_files.RowLayout(format, delimiter=delimiter, encoding=encoding, numbered=numbered)
         return RowTexts(lines, row_template, layout)
     if set(template) & set('{}') and not re.fullmatch(r'\{[^{}]+\}', template):
@@ -63,7 +65,7 @@ class RowTexts:
     """
 
     lines: Any
-    template: Template
+    template: TextTemplate
     layout: row_files.RowLayout
     is_stdin = False
 
@@ -88,10 +90,10 @@ class RowTexts:
         malformed = BadRecords(True, 'correct --input or the file', 'correct or remove the row')
         for number, row in row_files.read_rows(os.path.expanduser(self.lines.path), self.layout, malformed):
             try:
-                yield self.template.fill(row)
-            except UnusableRow as error:
-                if isinstance(error, MissingColumn):
+                yield self.template.fill_from_row(row)
+            except UnusableRowError as error:
+                if isinstance(error, MissingColumnError):
                     # In all formats except JSON lines, all rows have the same columns.
                     data = f'{self.display_name} line {number}' if self.layout.format == 'jsonl' else 'the data'
-                    raise self.template.missing_column_error(row, data) from error
-                malformed.record(self.display_name, number, str(error))
+                    raise self.template.build_missing_column_error(row, data) from error
+                malformed.add_malformed_record(self.display_name, number, str(error))

@@ -35,7 +35,7 @@ def span_corruption(
     name: str | None = None,
 ) -> seqio.Task:
     """Returns a span corruption task, whose inputs and targets end with EOS; see `span_corruption.py`."""
-    noise = spans.Noise(noise_density, mean_noise_span_length)
+    noise = spans.NoiseSettings(noise_density, mean_noise_span_length)
     objective = functools.partial(spans.span_corruption, noise=noise)
     return _build_task(name or f'{data}_span_corruption', corpus, vocabulary, objective, shuffle_buffer_size)
 
@@ -49,7 +49,9 @@ def prefix_lm(
     shuffle_buffer_size: int = SHUFFLE_BUFFER,
 ) -> seqio.Task:
     """Returns a prefix LM task, whose inputs and targets end with EOS; see `language_modeling.py`."""
-    objective = functools.partial(language_modeling.prefix_lm, prefix=language_modeling.Prefix(density, join_documents))
+    objective = functools.partial(
+        language_modeling.prefix_lm, prefix=language_modeling.PrefixSettings(density, join_documents)
+    )
     return _build_task(f'{data}_prefix_lm', corpus, vocabulary, objective, shuffle_buffer_size)
 
 
@@ -77,7 +79,7 @@ def masked_lm(
     shuffle_buffer_size: int = SHUFFLE_BUFFER,
 ) -> seqio.Task:
     """Returns a masked LM task, in which inputs and targets are aligned; see `language_modeling.py`."""
-    masking = language_modeling.Masking(rate, masked_share, random_share, whole_words)
+    masking = language_modeling.MaskingSettings(rate, masked_share, random_share, whole_words)
     objective = functools.partial(language_modeling.masked_lm, masking=masking)
     return _build_task(f'{data}_masked_lm', corpus, vocabulary, objective, shuffle_buffer_size, eos=False)
 
@@ -90,7 +92,7 @@ def iid_denoising(
     shuffle_buffer_size: int = SHUFFLE_BUFFER,
 ) -> seqio.Task:
     """Returns a task that hides each token independently; see `span_corruption.py`."""
-    objective = functools.partial(spans.iid_denoising, density=spans.Noise(density).density)
+    objective = functools.partial(spans.iid_denoising, density=spans.NoiseSettings(density).density)
     return _build_task(f'{data}_iid_denoising', corpus, vocabulary, objective, shuffle_buffer_size)
 
 
@@ -114,7 +116,7 @@ def ul2(
         name, prompt = f'{data}_ul2_{denoiser.name}', prompts[denoiser.kind]
         objective: Callable[..., tf.data.Dataset] = (
             functools.partial(language_modeling.prefix_lm, prefix=denoiser.settings, prompt=prompt)
-            if isinstance(denoiser.settings, language_modeling.Prefix)
+            if isinstance(denoiser.settings, language_modeling.PrefixSettings)
             else functools.partial(spans.span_corruption, noise=denoiser.settings, prompt=prompt)
         )
         task = _build_task(name, corpus, vocabulary, objective, shuffle_buffer_size, order=order)
@@ -136,7 +138,7 @@ def _build_task(
     feature = seqio.Feature(vocabulary, add_eos=eos)
     return seqio.Task(
         name,
-        source=corpus.source(order),
+        source=corpus.create_source(order),
         preprocessors=[
             rename_text_to_targets,
             functools.partial(seqio.preprocessors.tokenize, copy_pretokenized=False),

@@ -27,7 +27,7 @@ def corpus(validation_fraction: float = 0.05) -> ParsedCorpus:
     """Returns a corpus of this Python version's documentation; holds out `validation_fraction` of the documents."""
     return ParsedCorpus(
         name=f'the documentation of Python {sys.version.split()[0]}',
-        identity=cache.hash_values('python docs 1', sys.version, sysconfig.get_path('stdlib')),
+        identity=cache.hash_cache_key('python docs 1', sys.version, sysconfig.get_path('stdlib')),
         read=read_documentation,
         validation_fraction=validation_fraction,
     )
@@ -45,13 +45,15 @@ def read_documentation(malformed: BadRecords) -> Iterator[str]:
         try:
             tree = ast.parse(path.read_text(encoding='utf-8'))
         except (SyntaxError, ValueError) as error:
-            malformed.record(str(path), getattr(error, 'lineno', None) or 1, f'invalid Python or UTF-8 ({error})')
+            malformed.add_malformed_record(
+                str(path), getattr(error, 'lineno', None) or 1, f'invalid Python or UTF-8 ({error})'
+            )
             continue
         name = '.'.join(path.relative_to(root).with_suffix('').parts).removesuffix('.__init__')
-        yield from module_documents(tree, name)
+        yield from iterate_module_documents(tree, name)
 
 
-def module_documents(tree: ast.Module, name: str) -> Iterator[str]:
+def iterate_module_documents(tree: ast.Module, name: str) -> Iterator[str]:
     """Yields the docstring of the module `name`, then a document for each top-level definition."""
     docstring = ast.get_docstring(tree)
     if docstring:

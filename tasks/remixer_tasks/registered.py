@@ -9,7 +9,7 @@ from __future__ import annotations
 from remixer_t5x.lazy_imports import seqio
 from remixer_tasks import names
 
-for _name in names.MAKERS:
+for _name in names.BUILDERS:
     if _name not in seqio.TaskRegistry.names() and _name not in seqio.MixtureRegistry.names():
         _provider = names.find_task(_name)
         _registry = seqio.MixtureRegistry if isinstance(_provider, seqio.Mixture) else seqio.TaskRegistry

@@ -44,7 +44,7 @@ from typing import Any
 from remixer_t5x.errors import UserError
 from remixer_t5x.lazy_imports import seqio, tf
 from remixer_tasks import language_modeling
-from remixer_tasks.language_modeling import Prefix
+from remixer_tasks.language_modeling import PrefixSettings
 from remixer_tasks.vocabulary import sentinels
 
 REGULAR, EXTREME, SEQUENTIAL = 'r', 'x', 's'
@@ -52,7 +52,7 @@ PROMPTS = {REGULAR: '[NLU]', EXTREME: '[NLG]', SEQUENTIAL: '[S2S]'}
 
 
 @dataclasses.dataclass(frozen=True)
-class Noise:
+class NoiseSettings:
     """Settings of span corruption.
 
     Attributes:
@@ -69,7 +69,7 @@ class Noise:
         if not self.mean_span >= 1.0:
             raise UserError(f'mean noise span must be at least 1 token, got {self.mean_span}; T5 uses 3.0')
 
-    def counts(self, length: int) -> tuple[int, int]:
+    def count_hidden_tokens_and_spans(self, length: int) -> tuple[int, int]:
         """Returns how many tokens and how many spans are hidden in a segment; (0, 0) if `length` is below 2 tokens."""
         if length < 2:
             return 0, 0
@@ -77,20 +77,20 @@ class Noise:
         spans = max(round(hidden / self.mean_span), 1)
         return hidden, min(spans, hidden, length - hidden)
 
-    def lengths(self, length: int) -> tuple[int, int]:
+    def compute_feature_lengths(self, length: int) -> tuple[int, int]:
         """Returns the lengths of the inputs and of the targets, with EOS, for a segment of `length` tokens."""
-        hidden, spans = self.counts(length)
+        hidden, spans = self.count_hidden_tokens_and_spans(length)
         return length - hidden + spans + 1, hidden + spans + 1
 
 
-def segment_length(inputs_length: int, targets_length: int, noise: Noise) -> int:
+def compute_segment_length(inputs_length: int, targets_length: int, noise: NoiseSettings) -> int:
     """Returns the maximum length of a segment whose inputs, with EOS, fit `inputs_length`.
 
     T5's inputs of 512 tokens allow segments of 568 tokens, whose targets have 114 tokens. Raises UserError
     if the targets of such a segment do not fit `targets_length`.
     """
     length = longest_segment(inputs_length, math.inf, noise, math.inf)
-    needed = noise.lengths(length)[1]
+    needed = noise.compute_feature_lengths(length)[1]
     if needed > targets_length:
         raise UserError(
             f"TASK_FEATURE_LENGTHS has 'targets': {targets_length}, but span corruption of {inputs_length} "
@@ -99,18 +99,22 @@ def segment_length(inputs_length: int, targets_length: int, noise: Noise) -> int
     return length
 
 
-def longest_segment(inputs_length: int, targets_length: float, noise: Noise, sentinels: float) -> int:
+def longest_segment(inputs_length: int, targets_length: float, noise: NoiseSettings, sentinels: float) -> int:
     """Returns the maximum length of a segment whose inputs, targets and spans fit. Raises UserError if below 2."""
     if sentinels < 1:
         raise UserError('span corruption needs sentinels, but the vocabulary has none; set its extra_ids to 100')
 
-    def fits(length: int) -> bool:
-        inputs, targets = noise.lengths(length)
-        return inputs <= inputs_length and targets <= targets_length and noise.counts(length)[1] <= sentinels
+    def segment_fits(length: int) -> bool:
+        inputs, targets = noise.compute_feature_lengths(length)
+        return (
+            inputs <= inputs_length
+            and targets <= targets_length
+            and noise.count_hidden_tokens_and_spans(length)[1] <= sentinels
+        )
 
     length = 1
     # Longer segments never have shorter inputs or targets, so the first segment that does not fit ends the search.
-    while fits(length + 1):
+    while segment_fits(length + 1):
         length += 1
     if length < 2:
         raise UserError(
@@ -148,13 +152,13 @@ def corrupt_spans(tokens: tf.Tensor, mask: tf.Tensor, vocabulary: seqio.Vocabula
 
     mask[0] is False, so every span follows a visible token. In the targets, the span's sentinel replaces this token.
     """
-    last, _ = sentinels.sentinel_range(vocabulary)
+    last, _ = sentinels.find_sentinel_range(vocabulary)
     eos = [vocabulary.eos_id]
     # True for tokens directly before a span.
     before = ~mask & tf.concat([mask[1:], [False]], 0)
     targets = tf.where(before, last + 1 - tf.cumsum(tf.cast(before, tf.int32)), tokens)
     return {
-        'inputs': tf.concat([replace_runs(tokens, mask, last), eos], 0),
+        'inputs': tf.concat([replace_masked_runs(tokens, mask, last), eos], 0),
         'targets': tf.concat([tf.boolean_mask(targets, before | mask), eos], 0),
     }
 
@@ -163,40 +167,42 @@ def span_corruption(
     dataset: tf.data.Dataset,
     sequence_length: Mapping[str, int],
     output_features: Mapping[str, seqio.Feature],
-    noise: Noise = Noise(),  # noqa: B008 (frozen)
+    noise: NoiseSettings = NoiseSettings(),  # noqa: B008 (frozen)
     prompt: str | None = None,
 ) -> tf.data.Dataset:
     """seqio preprocessor that converts documents {'targets': [n] int32 ids} to {'inputs', 'targets'} with EOS.
 
-    All examples have the lengths `noise.lengths(segment_length(...))`, except the last one of a finite dataset. If a
-    `prompt` is prepended to the inputs, as in UL2, segments have the length `longest_segment(...)` instead, because
-    denoisers with different noise share the feature lengths. The hidden spans depend only on seqio's map seed and the
-    position of the example in the stream.
+    All examples have the lengths `noise.compute_feature_lengths(compute_segment_length(...))`, except the last one of a
+    finite dataset. If a `prompt` is prepended to the inputs, as in UL2, segments have the length `longest_segment(...)`
+    instead, because denoisers with different noise share the feature lengths. The hidden spans depend only on seqio's
+    map seed and the position of the example in the stream.
     """
     vocabulary = output_features['targets'].vocabulary
     front = vocabulary.encode(prompt) if prompt else []
     inputs_length, targets_length = sequence_length['inputs'] - len(front), sequence_length['targets']
     if prompt is None:
-        length = segment_length(inputs_length, targets_length, noise)
-        spans, count = noise.counts(length)[1], sentinels.sentinel_range(vocabulary)[1]
+        length = compute_segment_length(inputs_length, targets_length, noise)
+        spans, count = noise.count_hidden_tokens_and_spans(length)[1], sentinels.find_sentinel_range(vocabulary)[1]
         if spans > count:
             raise UserError(
                 f'segments of {length} tokens hide {spans} spans, but the vocabulary has {count} '
                 f'sentinels; set its extra_ids to {spans}, or use longer spans or shorter inputs'
             )
     else:
-        length = longest_segment(inputs_length, targets_length, noise, sentinels.sentinel_range(vocabulary)[1])
-    counts = [noise.counts(size) for size in range(length + 1)]
+        length = longest_segment(inputs_length, targets_length, noise, sentinels.find_sentinel_range(vocabulary)[1])
+    counts = [noise.count_hidden_tokens_and_spans(size) for size in range(length + 1)]
 
     @seqio.map_over_dataset(num_seeds=1)
-    def hide(tokens, seed):
+    def corrupt_segment(tokens, seed):
         size = tf.size(tokens)
         hidden, spans = tf.unstack(tf.constant(counts)[size])
         mask = tf.cond(spans > 0, lambda: draw_noise_mask(size, hidden, spans, seed), lambda: tf.zeros([size], tf.bool))
         example = corrupt_spans(tokens, mask, vocabulary)
         return {**example, 'inputs': tf.concat([front, example['inputs']], 0)} if front else example
 
-    return hide(language_modeling.join_and_split_documents(language_modeling.extract_tokens(dataset), length))
+    return corrupt_segment(
+        language_modeling.join_and_split_documents(language_modeling.extract_tokens(dataset), length)
+    )
 
 
 def draw_iid_noise_mask(length: tf.Tensor, density: float, seed: tf.Tensor) -> tf.Tensor:
@@ -205,14 +211,14 @@ def draw_iid_noise_mask(length: tf.Tensor, density: float, seed: tf.Tensor) -> t
     return tf.random.stateless_uniform([length], draw) < density
 
 
-def replace_runs(tokens: tf.Tensor, mask: tf.Tensor, last_id: int) -> tf.Tensor:
+def replace_masked_runs(tokens: tf.Tensor, mask: tf.Tensor, last_id: int) -> tf.Tensor:
     """Replaces each run of masked tokens by one sentinel, counted down from `last_id`; returns [m <= n] ids."""
     starts = mask & ~tf.concat([[False], mask[:-1]], 0)
     marked = tf.where(starts, last_id + 1 - tf.cumsum(tf.cast(starts, tf.int32)), tokens)
     return tf.boolean_mask(marked, starts | ~mask)
 
 
-def _limit_runs(mask: tf.Tensor, sentinel_count: int) -> tf.Tensor:
+def _limit_masked_runs(mask: tf.Tensor, sentinel_count: int) -> tf.Tensor:
     """Clears `mask` from its False span number `sentinel_count` on, so that there are sentinels for all spans."""
     visible_starts = ~mask & tf.concat([[True], mask[:-1]], 0)
     return mask & (tf.cumsum(tf.cast(visible_starts, tf.int32)) < sentinel_count)
@@ -233,21 +239,21 @@ def iid_denoising(
             "i.i.d. denoising needs at least 3 input tokens; set TASK_FEATURE_LENGTHS = {'inputs': 512, 'targets': 256}"
         )
     vocabulary = output_features['targets'].vocabulary
-    last, count = sentinels.sentinel_range(vocabulary)
+    last, count = sentinels.find_sentinel_range(vocabulary)
     if count < 2:
         raise UserError(f'i.i.d. denoising needs 2 sentinels, but the vocabulary has {count}; set its extra_ids to 100')
     eos = [vocabulary.eos_id]
 
     @seqio.map_over_dataset(num_seeds=1)
-    def hide(tokens, seed):
-        mask = _limit_runs(draw_iid_noise_mask(tf.size(tokens), density, seed), count)
-        targets = replace_runs(tokens, ~mask, last)[: sequence_length['targets'] - 1]
+    def corrupt_segment(tokens, seed):
+        mask = _limit_masked_runs(draw_iid_noise_mask(tf.size(tokens), density, seed), count)
+        targets = replace_masked_runs(tokens, ~mask, last)[: sequence_length['targets'] - 1]
         return {
-            'inputs': tf.concat([replace_runs(tokens, mask, last), eos], 0),
+            'inputs': tf.concat([replace_masked_runs(tokens, mask, last), eos], 0),
             'targets': tf.concat([targets, eos], 0),
         }
 
-    return hide(
+    return corrupt_segment(
         language_modeling.join_and_split_documents(
             language_modeling.extract_tokens(dataset), sequence_length['inputs'] - 1
         )
@@ -265,31 +271,33 @@ class Denoiser:
     """
 
     kind: str
-    settings: Noise | Prefix
+    settings: NoiseSettings | PrefixSettings
     rate: float = 1.0
 
     @property
     def name(self) -> str:
         """The denoiser's name in tasks, metrics and files, such as r_span3_rate15."""
         density = f'rate{100 * self.settings.density:g}'.replace('.', '_')
-        span = '' if isinstance(self.settings, Prefix) else f'span{self.settings.mean_span:g}_'.replace('.', '_')
+        span = (
+            '' if isinstance(self.settings, PrefixSettings) else f'span{self.settings.mean_span:g}_'.replace('.', '_')
+        )
         return f'{self.kind}_{span}{density}'
 
 
 UL2_DENOISERS = (
-    Denoiser(REGULAR, Noise(0.15, 3)),
-    Denoiser(REGULAR, Noise(0.15, 8)),
-    Denoiser(SEQUENTIAL, Prefix(0.25, join_documents=True)),
-    Denoiser(EXTREME, Noise(0.5, 3)),
-    Denoiser(EXTREME, Noise(0.5, 8)),
-    Denoiser(EXTREME, Noise(0.15, 64)),
-    Denoiser(EXTREME, Noise(0.5, 64)),
+    Denoiser(REGULAR, NoiseSettings(0.15, 3)),
+    Denoiser(REGULAR, NoiseSettings(0.15, 8)),
+    Denoiser(SEQUENTIAL, PrefixSettings(0.25, join_documents=True)),
+    Denoiser(EXTREME, NoiseSettings(0.5, 3)),
+    Denoiser(EXTREME, NoiseSettings(0.5, 8)),
+    Denoiser(EXTREME, NoiseSettings(0.15, 64)),
+    Denoiser(EXTREME, NoiseSettings(0.5, 64)),
 )
 UL2R = (
-    Denoiser(SEQUENTIAL, Prefix(0.25, join_documents=True), 0.5),
-    Denoiser(REGULAR, Noise(0.15, 3), 0.25),
-    Denoiser(EXTREME, Noise(0.15, 32), 0.125),
-    Denoiser(EXTREME, Noise(0.5, 3), 0.125),
+    Denoiser(SEQUENTIAL, PrefixSettings(0.25, join_documents=True), 0.5),
+    Denoiser(REGULAR, NoiseSettings(0.15, 3), 0.25),
+    Denoiser(EXTREME, NoiseSettings(0.15, 32), 0.125),
+    Denoiser(EXTREME, NoiseSettings(0.5, 3), 0.125),
 )
 
 
@@ -317,5 +325,5 @@ def denoisers(rows: Any = None) -> tuple[Denoiser, ...]:
 def _parse_denoiser(kind: str, span: float | None, share: float, rate: float) -> Denoiser:
     if kind not in PROMPTS or (kind == SEQUENTIAL) != (span is None) or not rate > 0:
         raise ValueError(kind)
-    settings = Prefix(share, join_documents=True) if span is None else Noise(share, span)
+    settings = PrefixSettings(share, join_documents=True) if span is None else NoiseSettings(share, span)
     return Denoiser(kind, settings, float(rate))

@@ -23,16 +23,16 @@ SEPARATOR = '\x1f'
 _PARTS = re.compile(r'(\{\{|\}\}|\{[^{}]*\})')
 
 
-class UnusableRow(ValueError):
+class UnusableRowError(ValueError):
     """Error for a row in which a column of the template is missing, empty, or neither a text nor a number."""
 
 
-class MissingColumn(UnusableRow):
+class MissingColumnError(UnusableRowError):
     """Error for a row that lacks a column of the template."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Template:
+class TextTemplate:
     """A template that builds a text from the columns of a row; `text` is the value of the setting `macro`.
 
     A template is the name of a column, or a string with column names in braces; `{{` and `}}` are literal braces.
@@ -67,15 +67,15 @@ class Template:
         return [part for is_column, part in self._split_parts() if is_column]
 
     @property
-    def is_numbered(self) -> bool:
+    def has_numbered_columns(self) -> bool:
         """Whether all columns are numbers. If this holds for all templates, TSV and CSV files have no header line."""
         return all(name.isdecimal() for name in self.columns)
 
-    def fill(self, row: Mapping[str, Any]) -> str:
-        """Fills the template with a row. Raises UnusableRow, or MissingColumn if a column is missing."""
-        return ''.join(_column_text(row, part) if is_column else part for is_column, part in self._split_parts())
+    def fill_from_row(self, row: Mapping[str, Any]) -> str:
+        """Fills the template with a row. Raises UnusableRowError, or MissingColumnError if a column is missing."""
+        return ''.join(_get_column_text(row, part) if is_column else part for is_column, part in self._split_parts())
 
-    def missing_column_error(self, names: Iterable[str], data: str = 'the data') -> UserError:
+    def build_missing_column_error(self, names: Iterable[str], data: str = 'the data') -> UserError:
         """Returns the error for data that lacks a column of the template; `names` are the columns of the data."""
         known = [*names]
         absent = next(name for name in self.columns if name not in known)
@@ -84,17 +84,17 @@ class Template:
         return UserError(f'{self.macro} must use columns of {data} ({shown}), got {absent!r} in {self.text!r}{hint}')
 
 
-def _column_text(row: Mapping[str, Any], name: str) -> str:
+def _get_column_text(row: Mapping[str, Any], name: str) -> str:
     if name not in row:
-        raise MissingColumn(f'the row has no column {name}')
+        raise MissingColumnError(f'the row has no column {name}')
     value = row[name]
     if isinstance(value, bytes):
         try:
             return value.decode()
         except UnicodeDecodeError:
-            raise UnusableRow(f'column {name} has bytes that are not UTF-8') from None
+            raise UnusableRowError(f'column {name} has bytes that are not UTF-8') from None
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
-        raise UnusableRow(f'column {name} is empty')
+        raise UnusableRowError(f'column {name} is empty')
     if isinstance(value, Mapping) and 'answer_start' in value:
         # SQuAD's answers are kept as JSON.
         return json.dumps(value)
@@ -102,7 +102,7 @@ def _column_text(row: Mapping[str, Any], name: str) -> str:
         # Replaces spaces within words, because spaces separate words.
         return ' '.join('_'.join(item.split()) or '_' for item in value)
     if not isinstance(value, str) and isinstance(value, Iterable):
-        raise UnusableRow(f'column {name} must be a string or a list of words')
+        raise UnusableRowError(f'column {name} must be a string or a list of words')
     return str(value)
 
 
@@ -122,20 +122,22 @@ def encode_pair(inputs: str, targets: str, longest: int | None = None, columns: 
 
 
 def encode_row_as_pair(
-    templates: tuple[Template, Template],
+    templates: tuple[TextTemplate, TextTemplate],
     row: Mapping[str, Any],
     longest: int | None = None,
     columns: Sequence[str] = (),
 ) -> KeyedDocument:
     """Encodes a row as a pair, whose split depends on the values in the columns, not on the templates' text."""
-    pair = KeyedDocument(encode_pair(templates[0].fill(row), templates[1].fill(row), longest, columns))
+    pair = KeyedDocument(
+        encode_pair(templates[0].fill_from_row(row), templates[1].fill_from_row(row), longest, columns)
+    )
     names = sorted({name for template in templates for name in template.columns})
     # Rows that differ only in columns outside the templates give equal pairs, which must be in the same split.
-    pair.split_key = json.dumps([_column_text(row, name) for name in names])
+    pair.split_key = json.dumps([_get_column_text(row, name) for name in names])
     return pair
 
 
-def column_names(columns: Sequence[str], metrics_by: str | None) -> tuple[str, ...]:
+def check_column_names(columns: Sequence[str], metrics_by: str | None) -> tuple[str, ...]:
     """Returns the names of additional columns, in order. Raises UserError for 'inputs' and 'targets'."""
     names = tuple(dict.fromkeys([*columns, *([metrics_by] if metrics_by else [])]))
     taken = [name for name in names if name.removesuffix('_pretokenized') in ('inputs', 'targets')]
@@ -158,14 +160,14 @@ class PairTexts:
         return self.corpus.name
 
     @property
-    def training_identity(self) -> str:
-        return f'texts of {self.corpus.training_identity}'
+    def training_data_key(self) -> str:
+        return f'texts of {self.corpus.training_data_key}'
 
-    def source(self, order: int = 0) -> seqio.DataSource:
-        return self.corpus.source(order)
+    def create_source(self, order: int = 0) -> seqio.DataSource:
+        return self.corpus.create_source(order)
 
-    def training_documents(self) -> Iterator[str]:
-        for document in self.corpus.training_documents():
+    def read_training_documents(self) -> Iterator[str]:
+        for document in self.corpus.read_training_documents():
             yield from document.split(SEPARATOR)[:2]
 
 
@@ -184,19 +186,19 @@ def task(
         columns: additional columns of the rows, which are written with the predictions.
         metrics_by: name of a column; each metric is also computed for each value of this column.
     """
-    metric_fns, names = text_metrics.select_metrics(metrics), column_names(columns, metrics_by)
+    metric_fns, names = text_metrics.select_metrics(metrics), check_column_names(columns, metrics_by)
     postprocess = text_metrics.make_group_postprocessor(metrics_by) if metrics_by else None
-    metric_fns = [text_metrics.metric_by_group(metric) for metric in metric_fns] if metrics_by else metric_fns
+    metric_fns = [text_metrics.build_grouped_metric(metric) for metric in metric_fns] if metrics_by else metric_fns
     to_text = functools.partial(decode_pair, columns=names)
-    return text_task.build_task(name, corpus.source(), to_text, vocabulary, metric_fns, postprocess)
+    return text_task.build_task(name, corpus.create_source(), to_text, vocabulary, metric_fns, postprocess)
 
 
 def decode_pair(dataset: tf.data.Dataset, columns: Sequence[str] = ()) -> tf.data.Dataset:
     """Splits documents written by `encode_pair` into inputs, targets and additional columns."""
 
-    def split(example):
+    def split_document(example):
         parts = tf.strings.split(example['text'], SEPARATOR)
         further = {name: parts[index] for index, name in enumerate(columns, 2)}
         return {'inputs': parts[0], 'targets': parts[1], **further}
 
-    return dataset.map(split)
+    return dataset.map(split_document)

@@ -41,7 +41,7 @@ def sentencepiece(path: str = T5_MODEL, extra_ids: int = NUM_SENTINELS) -> Sente
     # Models are cached by absolute path, because a relative path depends on the current folder.
     path = path if '://' in path else os.path.abspath(os.path.expanduser(path))
     if path.endswith('.json'):
-        path = str(sentencepiece_vocabulary.convert_unigram(path))
+        path = str(sentencepiece_vocabulary.convert_unigram_tokenizer(path))
     return SentencePiece(path, extra_ids=extra_ids)
 
 
@@ -55,7 +55,7 @@ def byte(extra_ids: int = NUM_SENTINELS) -> ByteVocabulary:
 
 def words(corpus: Corpus) -> WordVocabulary:
     """Returns a vocabulary of the words in the training documents, without sentinels, for small languages."""
-    return WordVocabulary(f'words of {corpus.training_identity}', corpus.training_documents)
+    return WordVocabulary(f'words of {corpus.training_data_key}', corpus.read_training_documents)
 
 
 def wordpiece(path: str) -> WordPieceVocabulary:

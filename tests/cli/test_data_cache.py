@@ -225,4 +225,4 @@ def test_a_failed_pipeline_leaves_no_cache_and_reports_the_reason(tmp_path):
         output_features=task.output_features,
     )
     assert 'line 7 is no text' in error_message(caching.write_cache, broken, str(tmp_path), 'note')
-    assert caching.read_completion_note(caching.cache_folder(task, str(tmp_path))) is None
+    assert caching.read_completion_note(caching.get_cache_folder(task, str(tmp_path))) is None

@@ -191,7 +191,7 @@ def test_the_folder_of_a_damaged_parsed_corpus_is_reported(tmp_path, monkeypatch
     (tmp_path / 'a.txt').write_text('\n\n'.join(f'document {number}' for number in range(200)))
 
     def read_corpus():
-        task = records_task(tmp_path, 'corpus', source=local_files.corpus(str(tmp_path / 'a.txt')).source())
+        task = records_task(tmp_path, 'corpus', source=local_files.corpus(str(tmp_path / 'a.txt')).create_source())
         read_all(pipeline.DatasetConfig(task, LENGTHS, 10, shuffle=False))
 
     read_corpus()

@@ -45,10 +45,10 @@ def write_file(tmp_path_factory, content, name='fuzz'):
 def test_any_document_parses_or_raises_a_one_line_error(tmp_path_factory, content, kind, txt_documents, strict):
     path = write_file(tmp_path_factory, content)
     for field in ('text', 1):
-        layout = local_files.Layout(kind, field, txt_documents, longest=40)
+        layout = local_files.TextLayout(kind, field, txt_documents, longest=40)
         skipped = row_files.BadRecords(strict)
         texts = result_or_one_line_error(lambda: list(local_files.read_documents(path, layout, skipped)))  # noqa: B023
-        assert len(skipped.summary().splitlines()) < 2
+        assert len(skipped.describe_skipped_records().splitlines()) < 2
         for document in texts or ():
             assert document.strip() and document.encode()
             assert kind == 'parquet' or len(document.encode()) <= 3 * layout.longest
@@ -62,7 +62,7 @@ def test_gzipped_documents_and_texts(tmp_path_factory, content):
     for data in (content, gzip.compress(content)):
         path = write_file(tmp_path_factory, data, 'fuzz.txt.gz')
         skipped = row_files.BadRecords(False)
-        result_or_one_line_error(lambda: list(local_files.read_documents(path, local_files.Layout(), skipped)))  # noqa: B023
+        result_or_one_line_error(lambda: list(local_files.read_documents(path, local_files.TextLayout(), skipped)))  # noqa: B023
         result_or_one_line_error(lambda: list(text_inputs.TextInputs(path)))  # noqa: B023
 
 

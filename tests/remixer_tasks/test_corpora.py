@@ -26,7 +26,7 @@ class Thing:
 
 
 def test_docstrings_are_converted_to_documents():
-    assert list(python_docs.module_documents(ast.parse(SOURCE), 'm')) == [
+    assert list(python_docs.iterate_module_documents(ast.parse(SOURCE), 'm')) == [
         'm\n\nWhat the module is.',
         'm.first(a, *, b=2)\n\nDoes one thing.',
         'class m.Thing\n\nA thing.\n\nm.Thing.method(self)\n\nDoes another.',
@@ -37,8 +37,8 @@ def test_python_documentation_is_enough_to_train_on(shared, monkeypatch):
     # All tests of the run share this cache, because parsing takes ten seconds.
     monkeypatch.setenv('REMIXER_T5X_CACHE', str(shared / 'cache'))
     corpus = python_docs.corpus()
-    train = list(corpus.training_documents())
-    held_out = [example['text'] for example in corpus.source().get_dataset('validation').as_numpy_iterator()]
+    train = list(corpus.read_training_documents())
+    held_out = [example['text'] for example in corpus.create_source().get_dataset('validation').as_numpy_iterator()]
     assert sum(map(len, train)) > 1_000_000
     assert 0.02 < len(held_out) / len(train) < 0.08
     assert any('asyncio' in document for document in train)
@@ -72,7 +72,7 @@ def test_c4_examples_are_full(real_data):
     vocabulary = vocabularies.sentencepiece(str(real_data / 't5_spm' / 'spiece.model'))
     task = pretraining.span_corruption(corpus, vocabulary)
     lengths = {'inputs': 512, 'targets': 114}
-    num_tokens = sum(len(vocabulary.encode(text)) for text in corpus.training_documents())
+    num_tokens = sum(len(vocabulary.encode(text)) for text in corpus.read_training_documents())
     examples = list(task.get_dataset(lengths, 'train', shuffle=True, seed=0).as_numpy_iterator())
     assert len(examples) == -(-num_tokens // 568)
     sizes = [(len(example['inputs']), len(example['targets'])) for example in examples]

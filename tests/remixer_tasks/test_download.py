@@ -13,7 +13,7 @@ import pytest
 
 from remixer_t5x.errors import UserError
 from remixer_tasks import catalogue
-from remixer_tasks.benchmarks.text_task import TEST, TRAIN, Dataset, FileLayout, PublishedFile
+from remixer_tasks.benchmarks.text_task import TEST, TRAIN, FileLayout, LabelledDataset, PublishedFile
 from remixer_tasks.files import download
 
 CONTENT = {'a.tsv': b'1\tx\n' * 300_000, 'b.tsv': b'2\ty\n'}
@@ -82,7 +82,7 @@ def no_other_data(tmp_path, monkeypatch):
 def register_dataset(monkeypatch, downloads, folder=''):
     layouts = {TRAIN: [FileLayout((f'toy/{folder}a.tsv',), iter)], TEST: [FileLayout((f'toy/{folder}b.tsv',), iter)]}
     monkeypatch.setitem(
-        catalogue.DATASETS, 'toy', Dataset('toy', {}, layouts, terms='free', downloads=tuple(downloads))
+        catalogue.DATASETS, 'toy', LabelledDataset('toy', {}, layouts, terms='free', downloads=tuple(downloads))
     )
 
 

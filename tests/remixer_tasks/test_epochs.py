@@ -55,7 +55,7 @@ def text_task(corpus, field='text'):
     feature = seqio.Feature(BYTES, add_eos=True)
     steps = [to_text, seqio.preprocessors.tokenize, seqio.preprocessors.append_eos]
     return seqio.Task(
-        'text', corpus.source(), dict.fromkeys(('inputs', 'targets'), feature), steps, shuffle_buffer_size=1
+        'text', corpus.create_source(), dict.fromkeys(('inputs', 'targets'), feature), steps, shuffle_buffer_size=1
     )
 
 

@@ -58,7 +58,7 @@ def write_mt5(folder) -> str:
 
 
 def write_gpt2(folder) -> str:
-    pieces = [*byte_pairs.byte_letters(), 'th', 'Ġth', 'the', '<|endoftext|>', '<|user|>']
+    pieces = [*byte_pairs.list_byte_characters(), 'th', 'Ġth', 'the', '<|endoftext|>', '<|user|>']
     (folder / 'vocab.json').write_text(json.dumps({piece: index for index, piece in enumerate(pieces)}))
     (folder / 'merges.txt').write_text('#version: 0.2\nt h\nĠ th\nth e\n')
     (folder / 'added_tokens.json').write_text(json.dumps({'<|user|>': pieces.index('<|user|>')}))
@@ -286,7 +286,7 @@ def test_sentinels_have_no_bytes(get_vocabulary, name, count):
 @pytest.mark.parametrize('name', ['sentencepiece', 'bytes', 'byt5'])
 def test_a_sentinel_is_found_next_to_any_character(get_vocabulary, name):
     vocabulary = get_vocabulary(name)
-    first, _ = sentinels.sentinel_range(vocabulary)
+    first, _ = sentinels.find_sentinel_range(vocabulary)
     for text in ('the <extra_id_0> word', 'the(<extra_id_0>)', 'un<extra_id_0>able', 'a,<extra_id_0>\n'):
         assert list(vocabulary.encode(text)).count(first) == 1, text
     assert vocabulary.encode('<extra_id_0><extra_id_3>') == [first, first - 3]

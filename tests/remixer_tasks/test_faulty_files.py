@@ -14,7 +14,9 @@ from tests.support.error_lines import error_message
 
 def read(path, strict=False, **layout):
     skipped = BadRecords(strict)
-    return list(local_files.read_documents(str(path), local_files.Layout(**layout), skipped)), skipped.summary()
+    return list(
+        local_files.read_documents(str(path), local_files.TextLayout(**layout), skipped)
+    ), skipped.describe_skipped_records()
 
 
 # Content, format, expected documents, and the expected message about the skipped text.
@@ -108,7 +110,7 @@ def test_pipes_folders_and_deleted_files_are_rejected(tmp_path, monkeypatch):
     path.write_text('one\n\ntwo\n')
     corpus = local_files.corpus(str(tmp_path / '*.txt'))
     path.unlink()
-    assert f'{path}: No such file or directory' in error_message(lambda: list(corpus.training_documents()))
+    assert f'{path}: No such file or directory' in error_message(lambda: list(corpus.read_training_documents()))
     monkeypatch.setattr(local_files, '_match_files', lambda *_: [str(path)])
     assert 'cannot be read' in error_message(local_files.corpus, str(path))
     monkeypatch.undo()

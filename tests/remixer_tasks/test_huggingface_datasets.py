@@ -102,7 +102,7 @@ def test_files_of_an_earlier_save_are_ignored(tmp_path, streaming):
 def test_wrong_splits_and_columns_are_rejected(folder, settings, templates, message):
     with pytest.raises(UserError, match=message) as error:
         corpus = huggingface_datasets.pairs(HubDataset(str(folder / 'both'), **settings), *templates)
-        list(corpus.training_documents())
+        list(corpus.read_training_documents())
     assert '\n' not in str(error.value)
 
 
@@ -146,7 +146,7 @@ def test_a_folder_cannot_read_files_outside_of_it(folder, tmp_path, kind, stream
         texts = {
             row['text'].decode()
             for split in ('train', 'validation')
-            for row in corpus.source().get_dataset(split, False).as_numpy_iterator()
+            for row in corpus.create_source().get_dataset(split, False).as_numpy_iterator()
         }
     except UserError as error:
         assert '\n' not in str(error) and HOSTILE[kind] is None
@@ -171,6 +171,6 @@ def test_a_configuration_is_a_folder_with_data_files(tmp_path):
         (tmp_path / language / 'LICENSE').write_text('none')
     (tmp_path / 'README.md').write_text('---\nconfigs:\n- config_name: default\n  data_files: fr/*\n---\n')
     corpus = huggingface_datasets.corpus(HubDataset(str(tmp_path), 'de'))
-    assert {*corpus.training_documents()} < {'words of de', 'other de'}
+    assert {*corpus.read_training_documents()} < {'words of de', 'other de'}
     with pytest.raises(UserError, match="HF_NAME must be .* got 'fr'"):
-        list(huggingface_datasets.corpus(HubDataset(str(tmp_path), 'fr')).training_documents())
+        list(huggingface_datasets.corpus(HubDataset(str(tmp_path), 'fr')).read_training_documents())

@@ -33,7 +33,7 @@ def write(folder, name, docs=DOCUMENTS):
 
 
 def texts(corpus, split):
-    dataset = corpus.source().get_dataset(split, shuffle=False)
+    dataset = corpus.create_source().get_dataset(split, shuffle=False)
     return [example['text'].decode() for example in dataset.as_numpy_iterator()]
 
 

@@ -57,7 +57,9 @@ def read_pairs(folder, name, content, inputs='q', targets='a', **settings):
     (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     skipped = BadRecords(strict=False)
     corpus = local_pairs.corpus(str(folder / name), inputs, targets, **settings)
-    return [tuple(pair.split(text_pairs.SEPARATOR)) for pair in corpus.read(skipped)], skipped.summary()
+    return [
+        tuple(pair.split(text_pairs.SEPARATOR)) for pair in corpus.read(skipped)
+    ], skipped.describe_skipped_records()
 
 
 @pytest.mark.parametrize('name', ['a.jsonl', 'a.tsv', 'a.parquet', 'a.csv.gz'])
@@ -78,7 +80,8 @@ def test_the_held_out_rows_do_not_depend_on_the_text_of_the_templates(tmp_path):
     def held_out(*templates):
         corpus = local_pairs.corpus(path, *templates, validation_fraction=0.2)
         train, other = (
-            set(corpus.documents(split).read_documents(np.arange(len(corpus.documents(split))))) for split in SPLITS
+            set(corpus.open_documents(split).read_documents(np.arange(len(corpus.open_documents(split)))))
+            for split in SPLITS
         )
         assert train and other and not train & other
         return {re.search(rb'is (\d+),', document)[1] for document in other}
@@ -132,7 +135,7 @@ def test_an_unusual_row_is_read_or_counted_as_malformed(tmp_path, row, expected,
     if message:
         strict = local_pairs.corpus(str(tmp_path / 'a.jsonl'), 'q', 'a', strict=True)
         with pytest.raises(UserError, match='a.jsonl:2: .*STRICT = False'):
-            list(strict.training_documents())
+            list(strict.read_training_documents())
 
 
 def test_missing_values_and_bytes_of_parquet(tmp_path):
@@ -242,7 +245,7 @@ def test_an_unusable_file_is_rejected_with_a_hint(tmp_path, name, content, messa
     path = tmp_path / name
     path.write_bytes(content)
     with pytest.raises(UserError, match=message) as error:
-        list(local_pairs.corpus(str(path), 'q', 'a').training_documents())
+        list(local_pairs.corpus(str(path), 'q', 'a').read_training_documents())
     assert len(str(error.value).splitlines()) == 1
 
 

@@ -49,12 +49,16 @@ WRITTEN_BY_HAND = [
 
 @pytest.mark.parametrize(('clause', 'sentence', 'form'), WRITTEN_BY_HAND, ids=[row[1] for row in WRITTEN_BY_HAND])
 def test_clauses_have_the_sentences_and_logical_forms_written_by_hand(clause, sentence, form):
-    assert mini_cogs.make_pair(clause) == mini_cogs.Pair(sentence, form)
+    assert mini_cogs.make_pair(clause) == mini_cogs.SentenceFormPair(sentence, form)
 
 
 @pytest.fixture(scope='module')
 def splits():
-    return mini_cogs.training_pairs(), mini_cogs.held_out_pairs(), mini_cogs.generalization_pairs()
+    return (
+        mini_cogs.generate_training_pairs(),
+        mini_cogs.generate_held_out_pairs(),
+        mini_cogs.generate_generalization_pairs(),
+    )
 
 
 def test_no_sentence_is_in_two_splits(splits):
@@ -119,13 +123,16 @@ def test_generalization_types_are_not_in_training(splits):
 def test_pairs_depend_only_on_the_seed(splits):
     text = '\n'.join(f'{pair.sentence}\t{pair.form}' for split in splits for pair in split)
     assert hashlib.sha256(text.encode()).hexdigest()[:16] == 'c951cc1811a8d384'
-    assert mini_cogs.training_pairs(1) != splits[0]
+    assert mini_cogs.generate_training_pairs(1) != splits[0]
 
 
 def test_tasks_contain_the_pairs(monkeypatch):
     monkeypatch.setattr(mini_cogs, 'TRAINING_PAIRS', 2000)
     held_out, generalization = mini_cogs.evaluation_tasks(mini_cogs.words())
-    for task, pairs in ((held_out, mini_cogs.held_out_pairs()), (generalization, mini_cogs.generalization_pairs())):
+    for task, pairs in (
+        (held_out, mini_cogs.generate_held_out_pairs()),
+        (generalization, mini_cogs.generate_generalization_pairs()),
+    ):
         rows = task.get_dataset({'inputs': 24, 'targets': 28}, split='validation', shuffle=False)
         texts = [(row['inputs_pretokenized'], row['targets_pretokenized']) for row in rows.as_numpy_iterator()]
         assert texts == [(pair.sentence.encode(), pair.form.encode()) for pair in pairs]

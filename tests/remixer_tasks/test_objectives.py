@@ -36,7 +36,7 @@ def examples(preprocessor, documents, lengths, seed=0, **options):
 def test_prefixes_equal_those_of_t5():
     assert len(T5['prefix_lm']) == 24
     for case in T5['prefix_lm']:
-        tokens, prefix = tf.constant(random_tokens(case['size'])), language_modeling.Prefix(case['density'])
+        tokens, prefix = tf.constant(random_tokens(case['size'])), language_modeling.PrefixSettings(case['density'])
         start, rest = language_modeling.split_at_random_prefix(tokens, prefix, case['seed'])
         assert (start.numpy().tolist(), rest.numpy().tolist()) == (case['inputs'], case['targets'])
 
@@ -55,7 +55,7 @@ def test_iid_denoising_hides_the_tokens_of_t5():
         tokens = tf.constant(random_tokens(case['size']))
         mask = spans.draw_iid_noise_mask(case['size'], 0.15, tf.constant(case['seed']))
         for hidden, name in ((mask, 'inputs'), (~mask, 'targets')):
-            assert spans.replace_runs(tokens, hidden, MASK).numpy().tolist() == case[name]
+            assert spans.replace_masked_runs(tokens, hidden, MASK).numpy().tolist() == case[name]
 
 
 def noise_mask(case):
@@ -74,7 +74,10 @@ def noise_mask(case):
 def test_corrupted_spans_equal_those_of_t5():
     for case in T5['span_corruption']:
         mask = noise_mask(case)
-        assert spans.Noise(case['density'], case['mean_span']).counts(case['size'])[0] == mask.sum()
+        assert (
+            spans.NoiseSettings(case['density'], case['mean_span']).count_hidden_tokens_and_spans(case['size'])[0]
+            == mask.sum()
+        )
         corrupted = spans.corrupt_spans(tf.constant(random_tokens(case['size'])), tf.constant(mask), VOCABULARY)
         assert corrupted['inputs'].numpy().tolist() == [*case['inputs'], EOS]
         assert corrupted['targets'].numpy().tolist() == [*case['targets'], EOS]
@@ -85,7 +88,7 @@ def test_segments_of_every_denoiser_are_as_long_as_those_of_t5(inputs):
     for _, density, span, length, _ in (row for row in T5['helper'] if row[0] == inputs):
         # If the number of spans rounds to 0, t5 hides one span without counting its sentinel, and trims the inputs.
         uncounted = round(length * density / span) == 0
-        assert spans.longest_segment(inputs, inputs, spans.Noise(density, span), 10_000) == length - uncounted
+        assert spans.longest_segment(inputs, inputs, spans.NoiseSettings(density, span), 10_000) == length - uncounted
 
 
 def test_causal_text_equals_that_of_t5():
@@ -97,7 +100,9 @@ def test_causal_text_equals_that_of_t5():
 def masked_examples(size=2000, count=4, **options):
     lengths = {'inputs': size + 1, 'targets': size + 1}
     documents = [random_tokens(size).tolist()] * count
-    ours = examples(language_modeling.masked_lm, documents, lengths, masking=language_modeling.Masking(**options))
+    ours = examples(
+        language_modeling.masked_lm, documents, lengths, masking=language_modeling.MaskingSettings(**options)
+    )
     return np.array([e['inputs'] for e in ours]), np.array([e['targets'] for e in ours]), random_tokens(size)
 
 
@@ -121,14 +126,14 @@ def test_masked_tokens_have_the_statistics_of_bert():
 def test_whole_words_are_predicted_together():
     words = np.repeat(np.arange(120), np.random.default_rng(0).integers(1, 5, 120))
     for seed in range(20):
-        chosen = language_modeling.choose_tokens(tf.constant(words), 40, tf.constant([seed, 1])).numpy()
+        chosen = language_modeling.choose_predicted_tokens(tf.constant(words), 40, tf.constant([seed, 1])).numpy()
         by_word = [set(chosen[words == word]) for word in range(120)]
         assert all(len(values) == 1 for values in by_word)
         assert 36 < chosen.sum() <= 40
 
 
 def test_a_word_longer_than_the_number_of_tokens_is_predicted():
-    assert language_modeling.choose_tokens(tf.zeros([9], tf.int32), 1, tf.constant([0, 1])).numpy().all()
+    assert language_modeling.choose_predicted_tokens(tf.zeros([9], tf.int32), 1, tf.constant([0, 1])).numpy().all()
 
 
 def test_the_seven_denoisers_of_ul2():
@@ -152,8 +157,8 @@ def test_the_seven_denoisers_of_ul2():
 @pytest.mark.parametrize(('inputs', 'hidden', 'count'), [(512, 89, 1), (548, 96, 2), (1024, 179, 3)])
 def test_the_x_denoiser_of_rate_15_has_few_spans(inputs, hidden, count):
     """T5's vocabulary encodes the prompt [NLG] as 4 tokens."""
-    noise = spans.Noise(0.15, 64)
-    assert noise.counts(spans.longest_segment(inputs - 4, 512, noise, 100)) == (hidden, count)
+    noise = spans.NoiseSettings(0.15, 64)
+    assert noise.count_hidden_tokens_and_spans(spans.longest_segment(inputs - 4, 512, noise, 100)) == (hidden, count)
 
 
 @pytest.fixture
@@ -205,7 +210,7 @@ def test_every_denoiser_reads_the_text_in_a_different_order(corpus):
 
 def test_few_sentinels_shorten_segments():
     features = {name: seqio.Feature(seqio.ByteVocabulary(extra_ids=5)) for name in ('inputs', 'targets')}
-    lengths, noise = {'inputs': 64, 'targets': 64}, spans.Noise(0.5, 3)
+    lengths, noise = {'inputs': 64, 'targets': 64}, spans.NoiseSettings(0.5, 3)
     corrupted = spans.span_corruption(dataset([random_tokens(400).tolist()]), lengths, features, noise, prompt='[X]')
     example = next(corrupted.as_numpy_iterator())
     assert np.sum(example['targets'] >= 259) == 5
@@ -229,8 +234,8 @@ def test_unusable_lengths_are_rejected(preprocessor, lengths, message):
 @pytest.mark.parametrize(('density', 'targets'), [(0.09, 24), (0.25, 24), (0.45, 100)])
 def test_the_targets_of_a_prefix_lm_fit_with_eos(density, targets):
     """For 0.09 and this length, float32 and float64 round the shortest prefix differently."""
-    prefix = language_modeling.Prefix(density)
-    tokens = tf.zeros([language_modeling.segment_length(127, targets, prefix)], tf.int32)
+    prefix = language_modeling.PrefixSettings(density)
+    tokens = tf.zeros([language_modeling.compute_segment_length(127, targets, prefix)], tf.int32)
 
     @tf.function
     def target_sizes():
@@ -245,7 +250,7 @@ def test_the_targets_of_a_prefix_lm_fit_with_eos(density, targets):
 @pytest.mark.parametrize(
     ('make', 'value', 'message'),
     [
-        (language_modeling.Prefix, 0.6, 'uses 0'),
+        (language_modeling.PrefixSettings, 0.6, 'uses 0'),
         (spans.denoisers, [('s', 3, 0.25, 1)], "DENOISERS must .*'ul2', 'ul2r', or rows"),
     ],
 )

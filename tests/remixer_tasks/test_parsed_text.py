@@ -58,7 +58,7 @@ def corpus_of(text_folder, **settings):
 
 
 def texts(corpus, split):
-    split_documents = corpus.documents(split)
+    split_documents = corpus.open_documents(split)
     return [document.decode() for document in split_documents.read_documents(np.arange(len(split_documents)))]
 
 
@@ -89,7 +89,7 @@ def test_several_processes_return_the_documents_of_one_in_order(text_folder, tmp
 
 def test_a_user_error_in_a_worker_is_reported(text_folder, small_jobs):
     with pytest.raises(UserError, match='empty.txt:1: the text is empty') as error:
-        corpus_of(text_folder, strict=True).files('train')
+        corpus_of(text_folder, strict=True).list_files('train')
     assert '\n' not in str(error.value)
 
 
@@ -110,7 +110,7 @@ def kill_after(patch, count):
 
         return wrapper
 
-    patch.setattr(arrow_files, '_record_batch', counting(arrow_files._record_batch))
+    patch.setattr(arrow_files, '_build_record_batch', counting(arrow_files._build_record_batch))
     patch.setattr(os, 'replace', counting(os.replace))
     patch.setattr(np, 'save', counting(np.save))
     patch.setattr(cache, 'mark_complete', counting(cache.mark_complete))
@@ -134,10 +134,10 @@ def test_a_parse_killed_at_any_change_is_completed(tmp_path, small_jobs, monkeyp
         with pytest.MonkeyPatch.context() as patch:
             kill_after(patch, kill_at)
             with contextlib.suppress(Killed):
-                corpus_of(text_folder, **held_out).files('train')
+                corpus_of(text_folder, **held_out).list_files('train')
                 break
         assert both_splits(corpus_of(text_folder, **held_out)) == expected
-        assert len(os.listdir(cache.cache_root() / 'corpora')) == 1
+        assert len(os.listdir(cache.get_cache_root() / 'corpora')) == 1
     assert 8 < kill_at < 99
 
 
@@ -154,7 +154,7 @@ def test_after_a_kill_only_missing_and_damaged_parts_are_parsed(text_folder, tmp
     monkeypatch.setenv('REMIXER_T5X_CACHE', str(tmp_path / 'again'))
     with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Killed):
         kill_after(patch, 20)
-        corpus_of(text_folder).files('train')
+        corpus_of(text_folder).list_files('train')
     (folder,) = (tmp_path / 'again' / 'corpora').iterdir()
     path = folder / 'documents-00003.arrow'
     path.write_bytes(path.read_bytes()[:-30] if damage == 'truncated' else b'')
@@ -170,7 +170,7 @@ def test_a_file_that_changes_while_it_is_parsed_is_rejected(tmp_path, small_jobs
     corpus = corpus_of(tmp_path)
     (tmp_path / 'a.txt').write_text('other\n\ntext')
     with pytest.raises(UserError, match=r'a.txt changed while it was read; run the command again') as error:
-        corpus.files('train')
+        corpus.list_files('train')
     assert '\n' not in str(error.value)
 
 
@@ -178,7 +178,7 @@ def test_a_full_disk_is_reported(text_folder, monkeypatch):
     write = arrow_files.write_documents
     monkeypatch.setattr(arrow_files, 'write_documents', lambda path, *args: write(pathlib.Path('/dev/full'), *args))
     with pytest.raises(UserError, match='set REMIXER_T5X_CACHE to a writable folder') as error:
-        corpus_of(text_folder).files('train')
+        corpus_of(text_folder).list_files('train')
     assert '\n' not in str(error.value)
 
 
@@ -222,14 +222,14 @@ def test_documents_are_memory_mapped_and_not_part_of_a_position(tmp_path):
     path = tmp_path / 'a.arrow'
     arrow_files.write_documents(path, ((b'%07d' % number * 1000, None) for number in range(5000)), lambda: '')
     before = pa.total_allocated_bytes()
-    mapped = arrow_files.Documents([path])
+    mapped = arrow_files.ArrowDocuments([path])
     assert mapped.read_documents(np.array([4999, 0, 2500])).tolist() == [
         b'%07d' % number * 1000 for number in (4999, 0, 2500)
     ]
     assert path.stat().st_size > 35_000_000 and pa.total_allocated_bytes() - before < 1_000_000
 
     def open_stream():
-        dataset = mapped.dataset(7, seqio.ShardInfo(1, 2), repeat=True)
+        dataset = mapped.build_dataset(7, seqio.ShardInfo(1, 2), repeat=True)
         return resumable_iterator.ResumableIterator(tf_data.disable_autotune(dataset), 'text')
 
     unbroken = open_stream()

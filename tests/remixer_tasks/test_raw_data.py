@@ -62,7 +62,7 @@ def test_the_same_rows_are_always_stored_as_the_same_bytes(tmp_path):
     source = catalogue.task('super_glue_rte_v102', vocabularies.byte(), str(tmp_path)).source
     (path,) = source.list_shards('train')
     fields = [b'hypothesis', b'idx', b'label', b'premise']
-    records = arrow_files.Documents([path]).read_documents(np.arange(len(RTE)))
+    records = arrow_files.ArrowDocuments([path]).read_documents(np.arange(len(RTE)))
     assert all(sorted(fields, key=bytes(record).index) == fields for record in records)
 
 
@@ -77,7 +77,7 @@ def test_folders_are_searched_in_order(tmp_path, monkeypatch):
     monkeypatch.delenv('REMIXER_T5X_DATA', raising=False)
     monkeypatch.setenv('TFDS_DATA_DIR', str(tmp_path / 'nothing'))
     assert count() == 3
-    assert catalogue.download_folder() == str(tmp_path / 'cache/data')
+    assert catalogue.get_download_folder() == str(tmp_path / 'cache/data')
     monkeypatch.setenv('REMIXER_T5X_DATA', str(tmp_path / 'environment'))
     assert count() == 2
     assert count(str(tmp_path / 'argument')) == 1

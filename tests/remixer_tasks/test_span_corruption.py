@@ -30,7 +30,7 @@ def dataset(docs):
 
 def corrupted(docs, lengths=None, noise=None, seed=0):
     with seqio.map_seed_manager(seed):
-        examples = spans.span_corruption(dataset(docs), lengths or LENGTHS, FEATURES, noise or spans.Noise())
+        examples = spans.span_corruption(dataset(docs), lengths or LENGTHS, FEATURES, noise or spans.NoiseSettings())
     return list(examples.as_numpy_iterator())
 
 
@@ -56,8 +56,8 @@ def original_tokens(example):
 
 
 def test_the_default_lengths_equal_those_of_t5():
-    assert spans.segment_length(512, 114, spans.Noise()) == 568
-    assert spans.Noise().counts(568) == (85, 28)
+    assert spans.compute_segment_length(512, 114, spans.NoiseSettings()) == 568
+    assert spans.NoiseSettings().count_hidden_tokens_and_spans(568) == (85, 28)
 
 
 @settings(max_examples=8, deadline=None)
@@ -69,25 +69,25 @@ def test_the_default_lengths_equal_those_of_t5():
 )
 def test_any_stream_can_be_rebuilt(sizes, inputs, density, mean_span):
     docs = documents(sizes)
-    noise = spans.Noise(density, mean_span)
+    noise = spans.NoiseSettings(density, mean_span)
     lengths = {'inputs': inputs, 'targets': 4096}
-    length = spans.segment_length(inputs, 4096, noise)
-    if noise.counts(length)[1] > 100:
+    length = spans.compute_segment_length(inputs, 4096, noise)
+    if noise.count_hidden_tokens_and_spans(length)[1] > 100:
         with pytest.raises(UserError, match='sentinels'):
             corrupted(docs, lengths, noise)
         return
     examples = corrupted(docs, lengths, noise)
     assert sum((original_tokens(example) for example in examples), []) == np.concatenate([*docs, []]).tolist()
     for example in examples[:-1]:
-        assert (len(example['inputs']), len(example['targets'])) == noise.lengths(length)
+        assert (len(example['inputs']), len(example['targets'])) == noise.compute_feature_lengths(length)
 
 
 @given(inputs=st.integers(4, 2000), density=st.floats(0.01, 0.95), mean_span=st.floats(1, 20))
 @settings(max_examples=200, deadline=None)
 def test_segments_are_as_long_as_fits(inputs, density, mean_span):
-    noise = spans.Noise(density, mean_span)
-    length = spans.segment_length(inputs, 10**6, noise)
-    assert noise.lengths(length)[0] <= inputs < noise.lengths(length + 1)[0]
+    noise = spans.NoiseSettings(density, mean_span)
+    length = spans.compute_segment_length(inputs, 10**6, noise)
+    assert noise.compute_feature_lengths(length)[0] <= inputs < noise.compute_feature_lengths(length + 1)[0]
 
 
 def test_spans_have_the_statistics_of_random_boundaries():
@@ -158,4 +158,4 @@ def test_lengths_too_short_for_the_noise_are_rejected(lengths, message):
 @pytest.mark.parametrize('noise', [(1.0, 3.0), (0.15, 0.5)])
 def test_noise_out_of_range_is_rejected(noise):
     with pytest.raises(UserError, match='T5 uses'):
-        spans.Noise(*noise)
+        spans.NoiseSettings(*noise)

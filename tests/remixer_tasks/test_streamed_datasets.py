@@ -59,7 +59,7 @@ def streamed(path, **settings):
 
 
 def documents(corpus, split):
-    dataset = corpus.source().get_dataset(split, shuffle=False)
+    dataset = corpus.create_source().get_dataset(split, shuffle=False)
     return [example['text'].decode() for example in dataset.as_numpy_iterator()]
 
 
@@ -67,7 +67,7 @@ def read(reader, count, position=START_POSITION):
     """Returns the documents after a position, each with the position after it."""
     results = []
     for _ in range(count):
-        position, document, is_end = reader.read_after(position)
+        position, document, is_end = reader.read_document_after(position)
         if is_end:
             break
         results.append((document.decode(), position))
@@ -80,7 +80,9 @@ def test_streamed_and_copied_have_the_same_documents(folders, kind):
     copied = huggingface_datasets.corpus(HubDataset(str(folders / kind), validation_fraction=0.2))
     stream = streamed(folders / kind, validation_fraction=0.2)
     held_out = documents(stream, 'validation')
-    hosts = [stream.source().get_dataset('train', False, shard_info=seqio.ShardInfo(host, 2)) for host in range(2)]
+    hosts = [
+        stream.create_source().get_dataset('train', False, shard_info=seqio.ShardInfo(host, 2)) for host in range(2)
+    ]
     train = [[row['text'].decode() for row in host.as_numpy_iterator()] for host in hosts]
     assert sorted(held_out) == sorted(documents(copied, 'validation')) != []
     assert sorted(train[0] + train[1]) == sorted(documents(copied, 'train')) and all(train)
@@ -92,11 +94,11 @@ def test_reading_continues_exactly_at_every_position(folders, kind):
     """This includes positions within a shard, at its end, and at the end of an epoch."""
     corpus = streamed(folders / kind, validation_fraction=0.1)
     epoch = len(documents(corpus, 'train'))
-    unbroken = read(ShardReader(corpus, range(corpus.shards('train').count), 'seed'), 2 * epoch + 3)
+    unbroken = read(ShardReader(corpus, range(corpus.open_shards('train').num_shards), 'seed'), 2 * epoch + 3)
     texts = [text for text, _ in unbroken]
     assert sorted(texts[:epoch]) == sorted(texts[epoch : 2 * epoch]) and texts[:epoch] != texts[epoch : 2 * epoch]
     for number, (_, position) in enumerate(unbroken):
-        fresh = ShardReader(corpus, range(corpus.shards('train').count), 'seed')
+        fresh = ShardReader(corpus, range(corpus.open_shards('train').num_shards), 'seed')
         assert [text for text, _ in read(fresh, 3, position)][: len(texts) - number - 1] == texts[
             number + 1 : number + 4
         ]
@@ -127,7 +129,7 @@ def test_a_resumed_run_has_the_batches_of_an_uninterrupted_run(folders):
 
 def test_held_out_documents_are_complete_after_an_error(folders, monkeypatch):
     corpus = streamed(folders / 'jsonl', validation_fraction=0.2)
-    read, errors = type(corpus.shards('validation')).read, [UserError('the network is down')]
+    read, errors = type(corpus.open_shards('validation')).read_documents, [UserError('the network is down')]
 
     def fail_once(shards, shard, state):
         for number, row in enumerate(read(shards, shard, state)):
@@ -135,10 +137,10 @@ def test_held_out_documents_are_complete_after_an_error(folders, monkeypatch):
                 raise errors.pop()
             yield row
 
-    monkeypatch.setattr(type(corpus.shards('validation')), 'read', fail_once)
+    monkeypatch.setattr(type(corpus.open_shards('validation')), 'read_documents', fail_once)
     expected, seen = documents(streamed(folders / 'saved', validation_fraction=0.2), 'validation'), []
     with pytest.raises(UserError, match='the network is down'):
-        seen.extend(corpus.held_out_documents())
+        seen.extend(corpus.get_held_out_documents())
     assert 0 < len(seen) < len(expected) and documents(corpus, 'validation') == expected
 
 
@@ -147,8 +149,8 @@ def test_an_evaluation_reads_no_further_than_its_batches(tmp_path, monkeypatch):
     for shard in range(4):
         rows = [{'text': f'{shard} {row}'} for row in range(2000)]
         (tmp_path / f'train-{shard}.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
-    shards, opened = huggingface_datasets._Shards, set()
-    read = shards.read
+    shards, opened = huggingface_datasets._DatasetShards, set()
+    read = shards.read_documents
 
     def record_shard(self, shard, state):
         # Threads of earlier tests may still read ahead.
@@ -156,7 +158,7 @@ def test_an_evaluation_reads_no_further_than_its_batches(tmp_path, monkeypatch):
             opened.add(shard)
         return read(self, shard, state)
 
-    monkeypatch.setattr(shards, 'read', record_shard)
+    monkeypatch.setattr(shards, 'read_documents', record_shard)
     task = pretraining.span_corruption(streamed(tmp_path, validation_fraction=0.5), BYTES)
     assert len(list(EvalBatches(DatasetConfig(task, LENGTHS, 2, split='validation', shuffle=False), limit=1))) == 1
     assert opened == {0}
@@ -258,7 +260,7 @@ def test_wrong_settings_are_rejected(folders, tmp_path, monkeypatch):
     assert_rejected(streamed(path, validation_fraction=1 - 1e-9), 'has no documents to train on in 5 of its 5 shards')
     with pytest.raises(UserError, match="TEXT_FIELD must be .* got 'body'"):
         # Raised before a pipeline runs, because TensorFlow changes the messages of errors within it.
-        huggingface_datasets.corpus(HubDataset(str(path)), 'body', True).shards('train')
+        huggingface_datasets.corpus(HubDataset(str(path)), 'body', True).open_shards('train')
     with pytest.raises(UserError, match='streamed .HF_STREAMING=True. and cannot be cached'):
         caching.cache_task(pretraining.span_corruption(streamed(path), BYTES), str(tmp_path / 'cached'), 'note')
     task = pretraining.span_corruption(streamed(path, validation_fraction=1e-9), BYTES)
@@ -278,7 +280,7 @@ def test_a_damaged_shard_is_reported(folders, tmp_path):
     position = read(reader, 2 * ROWS_PER_SHARD)[-1][1]
     for _ in range(2):
         with pytest.raises(UserError, match='split train, shard 2 cannot be read after row 0') as error:
-            reader.read_after(position)
+            reader.read_document_after(position)
         assert '\n' not in str(error.value)
 
 

@@ -48,7 +48,7 @@ def to_python(value):
 def read_rows(name, data_dir):
     task_name, split = name.split('/')
     task = catalogue.find_task(task_name)
-    dataset = task.to_text(task.source(data_dir).get_dataset(split, shuffle=False))
+    dataset = task.to_text(task.create_source(data_dir).get_dataset(split, shuffle=False))
     return [
         {key: to_python(value) for key, value in example.items() if key in FIELDS}
         for example in dataset.as_numpy_iterator()
@@ -119,7 +119,15 @@ def test_tfds_and_raw_files_give_the_same_examples(raw_folder, tmp_path):
         'super_glue_cb_v102/validation',
     ):
         task, split = name.split('/')
-        assert catalogue.find_task(task).source(str(tmp_path)).origin(split).startswith(str(tmp_path / 'super_glue'))
+        assert (
+            catalogue.find_task(task)
+            .create_source(str(tmp_path))
+            .find_origin(split)
+            .startswith(str(tmp_path / 'super_glue'))
+        )
         assert sorted_lines(read_rows(name, str(tmp_path))) == sorted_lines(read_rows(name, raw_folder)), name
-        counts = {catalogue.find_task(task).source(folder).count(split) for folder in (str(tmp_path), raw_folder)}
+        counts = {
+            catalogue.find_task(task).create_source(folder).count_examples(split)
+            for folder in (str(tmp_path), raw_folder)
+        }
         assert len(counts) == 1

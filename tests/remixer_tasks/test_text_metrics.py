@@ -42,7 +42,7 @@ def test_rouge_is_close_to_the_bootstrap_of_t5():
 
 
 def test_squad_2_scores_equal_values_computed_by_hand():
-    metric = text_metrics.squad_2('unanswerable')
+    metric = text_metrics.build_squad_2_metric('unanswerable')
     targets = [['Ada', 'Ada won'], ['unanswerable'], ['the end'], ['unanswerable']]
     values = metric(targets, ['Ada won it', 'Unanswerable.', 'unanswerable', 'Ada'])
     expected = {'em': 25, 'f1': 45, 'HasAns_em': 0, 'HasAns_f1': 40, 'NoAns_em': 50, 'NoAns_f1': 50}
@@ -126,9 +126,9 @@ def test_columns_are_part_of_the_identity_but_not_of_the_texts(tmp_path):
         local_pairs.corpus(path, 'q', 'a', **options) for options in ({}, {'columns': ['id']})
     )
     assert without_column.identity != with_column.identity
-    document = next(iter(without_column.training_documents()))
+    document = next(iter(without_column.read_training_documents()))
     assert document.count(text_pairs.SEPARATOR) == 1
-    texts = list(local_pairs.pair_texts(with_column).training_documents())
+    texts = list(local_pairs.pair_texts(with_column).read_training_documents())
     assert {'yes', 'no'} < set(texts) and not any(text_pairs.SEPARATOR in text for text in texts)
 
 
@@ -163,4 +163,4 @@ def test_a_word_vocabulary_contains_the_words_of_all_rows(tmp_path):
 )
 def test_unknown_metrics_and_columns_are_rejected(tmp_path, make, message):
     with pytest.raises(UserError, match=message):
-        list(make(write_rows(tmp_path)).training_documents())
+        list(make(write_rows(tmp_path)).read_training_documents())

@@ -103,7 +103,7 @@ def test_cogs_from_rows_to_metrics(tmp_path):
     vocabulary = cogs.words(str(tmp_path), positions=9)
     assert {'8', 'Ada', 'sit'} <= set(vocabulary.words)
     assert '9' not in vocabulary.words
-    assert sorted(cogs.corpus(str(tmp_path)).training_documents()) == sorted(
+    assert sorted(cogs.corpus(str(tmp_path)).read_training_documents()) == sorted(
         text for row in COGS_ROWS for text in row[:2]
     )
     task = catalogue.task('cogs_v001', vocabulary, str(tmp_path))
@@ -210,8 +210,8 @@ def test_targets_of_real_data_score_as_correct_predictions(name, real_data):
     Splits whose texts are compared with those of T5 (test_t5_semantics.py) are skipped.
     """
     task = catalogue.task(name, vocabularies.byte(), str(real_data))
-    source = catalogue.find_task(name).source(str(real_data))
-    available = [split for split in source.splits if source.origin(split) and f'{name}/{split}' not in REAL_ROWS]
+    source = catalogue.find_task(name).create_source(str(real_data))
+    available = [split for split in source.splits if source.find_origin(split) and f'{name}/{split}' not in REAL_ROWS]
     if not available:
         pytest.skip(f'no other files of {name} in REMIXER_T5X_DATA')
     lengths = {'inputs': 4096, 'targets': 4096}

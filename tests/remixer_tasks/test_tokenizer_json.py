@@ -54,7 +54,7 @@ def test_ids_and_texts_equal_those_of_the_library(tmp_path, flags):
 
     path = tmp_path / 'tokenizer.json'
     path.write_text(json.dumps(content(**flags)))
-    ours, theirs = huggingface_tokenizer.read_wordpiece(str(path)), tokenizers.Tokenizer.from_file(str(path))
+    ours, theirs = huggingface_tokenizer.load_wordpiece_tokenizer(str(path)), tokenizers.Tokenizer.from_file(str(path))
     for text in TEXTS:
         ids = theirs.encode(text, add_special_tokens=False).ids
         assert ours.encode(text, add_special_tokens=False).ids == ids
@@ -69,7 +69,7 @@ def read_and_encode(path):
 
     start = time.monotonic()
     try:
-        tokenizer = huggingface_tokenizer.read_wordpiece(path)
+        tokenizer = huggingface_tokenizer.load_wordpiece_tokenizer(path)
         for text in ('a' * 200_000, 'a text of words'):
             tokenizer.encode(text, add_special_tokens=False)
     except UserError as error:

@@ -26,7 +26,7 @@ def test_a_trained_vocabulary_has_its_size_and_the_ids_of_t5():
 def test_characters_that_the_text_lacks_have_ids():
     """Otherwise, no decoded answer could equal a label such as `not_entailment`."""
     text = 'not_entailment ' + string.printable.strip()
-    assert '_' not in ''.join(corpus().training_documents())
+    assert '_' not in ''.join(corpus().read_training_documents())
     vocabulary = vocabularies.trained(corpus(), 228)
     assert vocabulary.unk_id not in vocabulary.encode(text)
     assert vocabulary.decode(vocabulary.encode(text)) == text

@@ -22,11 +22,11 @@ from remixer_tasks.benchmarks.text_task import (
     TEST,
     TRAIN,
     VALIDATION,
-    Dataset,
+    LabelledDataset,
     PublishedFile,
     TextTask,
-    single_file_layouts,
-    text_features,
+    build_single_file_layouts,
+    build_text_features,
 )
 from remixer_tasks.corpora.text_corpus import ParsedCorpus
 from remixer_tasks.files import cache
@@ -54,10 +54,10 @@ _FILES = {
     GENERALIZATION_SPLIT: ('gen', 'd013d9eee0bafc153f8decc85f42814ac97260f84964d980e1e2b84577b82361'),
 }
 _read = functools.partial(raw_rows.read_tsv, columns=_COLUMNS)
-DATA = Dataset(
+DATA = LabelledDataset(
     name='cogs',
-    features=text_features(*_COLUMNS),
-    splits=single_file_layouts({split: f'cogs/{file}.tsv' for split, (file, _) in _FILES.items()}, _read),
+    features=build_text_features(*_COLUMNS),
+    splits=build_single_file_layouts({split: f'cogs/{file}.tsv' for split, (file, _) in _FILES.items()}, _read),
     terms='MIT: https://github.com/najoungkim/COGS',
     downloads=tuple(PublishedFile(_URL.format(file), sha256, 'cogs') for file, sha256 in _FILES.values()),
 )
@@ -67,7 +67,7 @@ def _format_rows(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return dataset.map(lambda row: {'inputs': row['sentence'], 'targets': row['logical_form'], 'type': row['type']})
 
 
-def _normalize_form(text: str, example: dict[str, Any] | None = None, is_target: bool = False) -> Any:
+def _normalize_logical_form(text: str, example: dict[str, Any] | None = None, is_target: bool = False) -> Any:
     """Normalizes the white space of a logical form; for a target, returns the form and the type of the sentence."""
     form = ' '.join(text.split())
     return (form, example['type'].decode()) if is_target and example is not None else form
@@ -94,7 +94,7 @@ def exact_match(targets: Sequence[tuple[str, str]], predictions: Sequence[str]) 
     return {group: 100 * float(np.mean(matches)) for group, matches in values.items() if matches}
 
 
-TASKS = (TextTask('cogs_v001', DATA, _format_rows, _normalize_form, (exact_match,)),)
+TASKS = (TextTask('cogs_v001', DATA, _format_rows, _normalize_logical_form, (exact_match,)),)
 
 
 def corpus(data_dir: str | None = None) -> ParsedCorpus:
@@ -105,7 +105,7 @@ def corpus(data_dir: str | None = None) -> ParsedCorpus:
     paths = {split: _find_split_file(split, data_dir) for split in (TRAIN, VALIDATION)}
     return ParsedCorpus(
         name='COGS',
-        identity=cache.hash_values('cogs 1', [cache.file_state(path) for path in paths.values()]),
+        identity=cache.hash_cache_key('cogs 1', [cache.read_file_state(path) for path in paths.values()]),
         read=functools.partial(_read_texts, paths[TRAIN]),
         read_validation=functools.partial(_read_texts, paths[VALIDATION]),
     )
@@ -135,5 +135,5 @@ def _read_texts(path: str, malformed: BadRecords) -> Iterator[str]:
 def _find_split_file(split: str, data_dir: str | None) -> str:
     raw = text_task.find_published_files(DATA, split, data_dir)
     if raw is None:
-        raise UserError(text_task.missing_files_message(DATA, split, data_dir))
+        raise UserError(text_task.describe_missing_files(DATA, split, data_dir))
     return raw[1][0]

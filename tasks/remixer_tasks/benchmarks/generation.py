@@ -18,13 +18,13 @@ from remixer_tasks.benchmarks.text_task import (
     TEXTS,
     TRAIN,
     VALIDATION,
-    Dataset,
     Example,
+    LabelledDataset,
     Preprocessor,
     PublishedFile,
     TextTask,
-    single_file_layouts,
-    text_features,
+    build_single_file_layouts,
+    build_text_features,
 )
 
 UNANSWERABLE = 'unanswerable'
@@ -44,22 +44,28 @@ _SQUAD_SHA256 = {
 
 
 def _read_squad(has_unanswerable: bool, path: str) -> Iterator[Example]:
-    file = raw_rows.Row({'file': raw_rows.parse_json_file(path)}, path, 1).object('file')
-    paragraphs = itertools.chain.from_iterable(article.objects('paragraphs') for article in file.objects('data'))
+    file = raw_rows.RawRow({'file': raw_rows.parse_json_file(path)}, path, 1).parse_object('file')
+    paragraphs = itertools.chain.from_iterable(
+        article.parse_objects('paragraphs') for article in file.parse_objects('data')
+    )
     for paragraph in paragraphs:
-        for question in paragraph.objects('qas'):
-            right = [answer.text('text') for answer in question.objects('answers')]
+        for question in paragraph.parse_objects('qas'):
+            right = [answer.parse_text('text') for answer in question.parse_objects('answers')]
             if not right and not has_unanswerable:
-                raise question.error('SQuAD 1.1 must have an answer for each question')
-            yield {**question.texts(('id', 'question')), 'context': paragraph.text('context'), 'answers/text': right}
+                raise question.build_error('SQuAD 1.1 must have an answer for each question')
+            yield {
+                **question.parse_texts(('id', 'question')),
+                'context': paragraph.parse_text('context'),
+                'answers/text': right,
+            }
 
 
-def _squad_dataset(version: str, has_unanswerable: bool) -> Dataset:
+def _build_squad_dataset(version: str, has_unanswerable: bool) -> LabelledDataset:
     files = {TRAIN: f'squad/train-{version}.json', VALIDATION: f'squad/dev-{version}.json'}
-    return Dataset(
+    return LabelledDataset(
         name=f'squad/{version}',
-        features=text_features('id', 'question', 'context', **{'answers/text': TEXTS}),
-        splits=single_file_layouts(files, functools.partial(_read_squad, has_unanswerable)),
+        features=build_text_features('id', 'question', 'context', **{'answers/text': TEXTS}),
+        splits=build_single_file_layouts(files, functools.partial(_read_squad, has_unanswerable)),
         tfds=f'squad/{version}:3.0.0',
         terms='CC BY-SA 4.0: https://rajpurkar.github.io/SQuAD-explorer',
         downloads=tuple(
@@ -69,7 +75,7 @@ def _squad_dataset(version: str, has_unanswerable: bool) -> Dataset:
     )
 
 
-def _add_prompt(prompt: str, source: str, target: str) -> Preprocessor:
+def _build_prompt_preprocessor(prompt: str, source: str, target: str) -> Preprocessor:
     """Returns a preprocessor that prepends `prompt` to the feature `source` and uses the feature `target` as target."""
 
     def format_example(example):
@@ -78,18 +84,18 @@ def _add_prompt(prompt: str, source: str, target: str) -> Preprocessor:
     return lambda dataset: dataset.map(format_example)
 
 
-def _translation_task(name: str, builder: str, language: str, splits: tuple[str, ...] = _SPLITS) -> TextTask:
+def _build_translation_task(name: str, builder: str, language: str, splits: tuple[str, ...] = _SPLITS) -> TextTask:
     """Returns a task that translates English to `language`, with data from the TFDS data set `builder`."""
     terms = 'see https://www.statmt.org/wmt19/translation-task.html and the pages of the other years'
-    to_text = _add_prompt(f'translate English to {_LANGUAGES[language]}:', 'en', language)
+    to_text = _build_prompt_preprocessor(f'translate English to {_LANGUAGES[language]}:', 'en', language)
     tfds = f'{builder}/{language}-en'
-    data = Dataset(tfds, {'en': TEXT, language: TEXT}, {split: [] for split in splits}, f'{tfds}:1.0.0', terms)
+    data = LabelledDataset(tfds, {'en': TEXT, language: TEXT}, {split: [] for split in splits}, f'{tfds}:1.0.0', terms)
     return TextTask(name, data, to_text, metrics=(text_metrics.bleu,))
 
 
-_CNN_DAILYMAIL = Dataset(
+_CNN_DAILYMAIL = LabelledDataset(
     'cnn_dailymail',
-    text_features('article', 'highlights'),
+    build_text_features('article', 'highlights'),
     {split: [] for split in _SPLITS},
     'cnn_dailymail:3.4.0',
     terms='see https://github.com/abisee/cnn-dailymail',
@@ -97,28 +103,28 @@ _CNN_DAILYMAIL = Dataset(
 TASKS = (
     TextTask(
         'squad_v010_allanswers',
-        _squad_dataset('v1.1', has_unanswerable=False),
-        prompts.squad_preprocessor(),
+        _build_squad_dataset('v1.1', has_unanswerable=False),
+        prompts.build_squad_preprocessor(),
         prompts.postprocess_squad,
-        (text_metrics.squad,),
+        (text_metrics.squad_em_and_f1,),
     ),
     TextTask(
         'squad2_v001_allanswers',
-        _squad_dataset('v2.0', has_unanswerable=True),
-        prompts.squad_preprocessor(UNANSWERABLE),
+        _build_squad_dataset('v2.0', has_unanswerable=True),
+        prompts.build_squad_preprocessor(UNANSWERABLE),
         prompts.postprocess_squad,
-        (text_metrics.squad_2(UNANSWERABLE),),
+        (text_metrics.build_squad_2_metric(UNANSWERABLE),),
     ),
     TextTask(
         'cnn_dailymail_v002',
         _CNN_DAILYMAIL,
-        _add_prompt('summarize:', 'article', 'highlights'),
+        _build_prompt_preprocessor('summarize:', 'article', 'highlights'),
         metrics=(text_metrics.rouge,),
     ),
-    _translation_task('wmt14_ende_v003', 'wmt14_translate', 'de'),
-    _translation_task('wmt14_enfr_v003', 'wmt14_translate', 'fr'),
-    _translation_task('wmt16_enro_v003', 'wmt16_translate', 'ro'),
-    _translation_task('wmt15_enfr_v003', 'wmt15_translate', 'fr'),
-    _translation_task('wmt19_ende_v003', 'wmt19_translate', 'de', (TRAIN, VALIDATION)),
-    _translation_task('wmt_t2t_ende_v003', 'wmt_t2t_translate', 'de'),
+    _build_translation_task('wmt14_ende_v003', 'wmt14_translate', 'de'),
+    _build_translation_task('wmt14_enfr_v003', 'wmt14_translate', 'fr'),
+    _build_translation_task('wmt16_enro_v003', 'wmt16_translate', 'ro'),
+    _build_translation_task('wmt15_enfr_v003', 'wmt15_translate', 'fr'),
+    _build_translation_task('wmt19_ende_v003', 'wmt19_translate', 'de', (TRAIN, VALIDATION)),
+    _build_translation_task('wmt_t2t_ende_v003', 'wmt_t2t_translate', 'de'),
 )

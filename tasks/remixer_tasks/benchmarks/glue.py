@@ -17,14 +17,14 @@ from remixer_tasks.benchmarks.text_task import (
     TEST,
     TRAIN,
     VALIDATION,
-    Dataset,
     Example,
     FileLayout,
+    LabelledDataset,
     PublishedFile,
     Reader,
     TextTask,
-    single_file_layouts,
-    text_features,
+    build_single_file_layouts,
+    build_text_features,
 )
 
 MNLI = ('entailment', 'neutral', 'contradiction')
@@ -61,7 +61,7 @@ _ARCHIVES = {
 _NUM_MATCHED = 9815
 
 
-def _make_reader(
+def _build_reader(
     name: str,
     columns: Mapping[str, str] | None = None,
     label: str = 'label',
@@ -72,8 +72,8 @@ def _make_reader(
 
     def read_examples(*paths: str) -> Iterator[Example]:
         for index, row in enumerate(itertools.chain.from_iterable(map(read, paths))):
-            texts = {text: row.text(column) for text, column in columns.items()}
-            yield {**texts, 'idx': index, 'label': row.label(LABELS[name], label)}
+            texts = {text: row.parse_text(column) for text, column in columns.items()}
+            yield {**texts, 'idx': index, 'label': row.parse_label(LABELS[name], label)}
 
     return read_examples
 
@@ -83,8 +83,8 @@ def _read_stsb(path: str) -> Iterator[Example]:
         try:
             score = float(row.get('score', prompts.UNLABELLED))
         except ValueError as error:
-            raise row.error(f'the score {row["score"]!r} is not a number') from error
-        yield {**row.texts(_TEXTS['stsb']), 'idx': index, 'label': score}
+            raise row.build_error(f'the score {row["score"]!r} is not a number') from error
+        yield {**row.parse_texts(_TEXTS['stsb']), 'idx': index, 'label': score}
 
 
 def read_row_range(first: int, last: int | None, read: Reader, path: str) -> Iterator[Example]:
@@ -95,34 +95,34 @@ def read_row_range(first: int, last: int | None, read: Reader, path: str) -> Ite
     return ({**example, 'idx': index} for index, example in itertools.chain([start], examples))
 
 
-def _tsv_layouts(folder: str, read: Reader) -> dict[str, list[FileLayout]]:
+def _build_tsv_layouts(folder: str, read: Reader) -> dict[str, list[FileLayout]]:
     names = {TRAIN: 'train', VALIDATION: 'dev', TEST: 'test'}
-    return single_file_layouts({split: f'glue/{folder}/{name}.tsv' for split, name in names.items()}, read)
+    return build_single_file_layouts({split: f'glue/{folder}/{name}.tsv' for split, name in names.items()}, read)
 
 
-def _cola_layouts() -> dict[str, list[FileLayout]]:
+def _build_cola_layouts() -> dict[str, list[FileLayout]]:
     columns = ('source', 'label', 'mark', 'sentence')
-    read = _make_reader('cola', read=functools.partial(raw_rows.read_tsv, columns=columns))
-    layouts = _tsv_layouts('CoLA', read)
-    layouts[TEST] = [FileLayout(('glue/CoLA/test.tsv',), _make_reader('cola'))]
+    read = _build_reader('cola', read=functools.partial(raw_rows.read_tsv, columns=columns))
+    layouts = _build_tsv_layouts('CoLA', read)
+    layouts[TEST] = [FileLayout(('glue/CoLA/test.tsv',), _build_reader('cola'))]
     layouts[TRAIN].append(FileLayout(('glue/CoLA/in_domain_train.tsv',), read))
     layouts[VALIDATION].append(FileLayout(('glue/CoLA/in_domain_dev.tsv', 'glue/CoLA/out_of_domain_dev.tsv'), read))
     return layouts
 
 
-def _rte_or_wnli_layouts(name: str) -> dict[str, list[FileLayout]]:
-    layouts = _tsv_layouts(name.upper(), _make_reader(name))
-    read = _make_reader(name, {'sentence1': 'premise', 'sentence2': 'hypothesis'}, read=raw_rows.read_csv)
+def _build_rte_or_wnli_layouts(name: str) -> dict[str, list[FileLayout]]:
+    layouts = _build_tsv_layouts(name.upper(), _build_reader(name))
+    read = _build_reader(name, {'sentence1': 'premise', 'sentence2': 'hypothesis'}, read=raw_rows.read_csv)
     layouts[TRAIN].append(FileLayout((f'nli_datasets/{name}/train.csv',), read))
     layouts[VALIDATION].append(FileLayout((f'nli_datasets/{name}/dev.csv',), read))
-    layouts[TEST].append(FileLayout((f'dpr_wsc/{name}-test.tsv',), _make_reader(name)))
+    layouts[TEST].append(FileLayout((f'dpr_wsc/{name}-test.tsv',), _build_reader(name)))
     return layouts
 
 
-def _mnli_layouts() -> dict[str, list[FileLayout]]:
+def _build_mnli_layouts() -> dict[str, list[FileLayout]]:
     """Returns MNLI's file layouts, keyed by TFDS's split names."""
-    read = _make_reader('mnli', {'premise': 'sentence1', 'hypothesis': 'sentence2'}, 'gold_label')
-    both = _make_reader('mnli', read=raw_rows.read_csv)
+    read = _build_reader('mnli', {'premise': 'sentence1', 'hypothesis': 'sentence2'}, 'gold_label')
+    both = _build_reader('mnli', read=raw_rows.read_csv)
     rows = {'matched': (0, _NUM_MATCHED), 'mismatched': (_NUM_MATCHED, None)}
     layouts = {TRAIN: [FileLayout(('glue/MNLI/train.tsv',), read)]}
     for kind, bounds in rows.items():
@@ -133,38 +133,43 @@ def _mnli_layouts() -> dict[str, list[FileLayout]]:
     return layouts | {f'test_{kind}': [FileLayout((f'glue/MNLI/test_{kind}.tsv',), read)] for kind in rows}
 
 
-def _ax_layouts() -> dict[str, list[FileLayout]]:
-    with_labels = _make_reader('ax', {'premise': 'Premise', 'hypothesis': 'Hypothesis'}, 'Label')
-    plain = _make_reader('ax', {'premise': 'sentence1', 'hypothesis': 'sentence2'})
+def _build_ax_layouts() -> dict[str, list[FileLayout]]:
+    with_labels = _build_reader('ax', {'premise': 'Premise', 'hypothesis': 'Hypothesis'}, 'Label')
+    plain = _build_reader('ax', {'premise': 'sentence1', 'hypothesis': 'sentence2'})
     return {TEST: [FileLayout(('glue/AX/diagnostic-full.tsv',), with_labels), FileLayout(('glue/AX/AX.tsv',), plain)]}
 
 
 _SPLITS = {
-    'cola': _cola_layouts(),
-    'sst2': _tsv_layouts('SST-2', _make_reader('sst2')),
-    'mrpc': _tsv_layouts('MRPC', _make_reader('mrpc', {'sentence1': '#1 String', 'sentence2': '#2 String'}, 'Quality')),
-    # Skips published rows with missing cells.
-    'qqp': _tsv_layouts(
-        'QQP', _make_reader('qqp', None, 'is_duplicate', functools.partial(raw_rows.read_tsv, skip_short=True))
+    'cola': _build_cola_layouts(),
+    'sst2': _build_tsv_layouts('SST-2', _build_reader('sst2')),
+    'mrpc': _build_tsv_layouts(
+        'MRPC', _build_reader('mrpc', {'sentence1': '#1 String', 'sentence2': '#2 String'}, 'Quality')
     ),
-    'stsb': _tsv_layouts('STS-B', _read_stsb),
-    'mnli': _mnli_layouts(),
+    # Skips published rows with missing cells.
+    'qqp': _build_tsv_layouts(
+        'QQP', _build_reader('qqp', None, 'is_duplicate', functools.partial(raw_rows.read_tsv, skip_short=True))
+    ),
+    'stsb': _build_tsv_layouts('STS-B', _read_stsb),
+    'mnli': _build_mnli_layouts(),
     **{
-        f'mnli_{kind}': {VALIDATION: _mnli_layouts()[f'validation_{kind}'], TEST: _mnli_layouts()[f'test_{kind}']}
+        f'mnli_{kind}': {
+            VALIDATION: _build_mnli_layouts()[f'validation_{kind}'],
+            TEST: _build_mnli_layouts()[f'test_{kind}'],
+        }
         for kind in ('matched', 'mismatched')
     },
-    'qnli': _tsv_layouts('QNLI', _make_reader('qnli')),
-    'rte': _rte_or_wnli_layouts('rte'),
-    'wnli': _rte_or_wnli_layouts('wnli'),
-    'ax': _ax_layouts(),
+    'qnli': _build_tsv_layouts('QNLI', _build_reader('qnli')),
+    'rte': _build_rte_or_wnli_layouts('rte'),
+    'wnli': _build_rte_or_wnli_layouts('wnli'),
+    'ax': _build_ax_layouts(),
 }
 
 
-def _build_dataset(name: str) -> Dataset:
+def _build_dataset(name: str) -> LabelledDataset:
     archive = _ARCHIVES.get(name.partition('_')[0])
-    return Dataset(
+    return LabelledDataset(
         name=f'glue/{name}',
-        features=text_features(*_TEXTS[name], idx=INTEGER, label=REAL if name == 'stsb' else INTEGER),
+        features=build_text_features(*_TEXTS[name], idx=INTEGER, label=REAL if name == 'stsb' else INTEGER),
         splits=_SPLITS[name],
         tfds=f'glue/{name}:1.0.0',
         terms='for research, terms of each task: https://gluebenchmark.com',
@@ -172,22 +177,22 @@ def _build_dataset(name: str) -> Dataset:
     )
 
 
-def _classification_task(name: str, *metrics: text_metrics.Metric) -> TextTask:
+def _build_classification_task(name: str, *metrics: text_metrics.Metric) -> TextTask:
     wording = 'mnli' if LABELS[name] is MNLI else name
     return TextTask(
         f'glue_{name}_v002',
         _build_dataset(name),
-        prompts.classification_preprocessor(wording, _TEXTS[name], LABELS[name]),
+        prompts.build_classification_preprocessor(wording, _TEXTS[name], LABELS[name]),
         prompts.ClassIdPostprocessor(LABELS[name]),
         metrics or (text_metrics.accuracy,),
     )
 
 
 TASKS = (
-    _classification_task('cola', text_metrics.matthews_corrcoef),
-    _classification_task('sst2'),
-    _classification_task('mrpc', text_metrics.f1, text_metrics.accuracy),
-    _classification_task('qqp', text_metrics.f1, text_metrics.accuracy),
+    _build_classification_task('cola', text_metrics.matthews_corrcoef),
+    _build_classification_task('sst2'),
+    _build_classification_task('mrpc', text_metrics.f1, text_metrics.accuracy),
+    _build_classification_task('qqp', text_metrics.f1, text_metrics.accuracy),
     TextTask(
         'glue_stsb_v002',
         _build_dataset('stsb'),
@@ -195,13 +200,13 @@ TASKS = (
         prompts.parse_number,
         (text_metrics.pearson_corrcoef, text_metrics.spearman_corrcoef),
     ),
-    _classification_task('mnli'),
-    _classification_task('mnli_matched'),
-    _classification_task('mnli_mismatched'),
-    _classification_task('qnli'),
-    _classification_task('rte'),
-    _classification_task('wnli'),
-    _classification_task('ax', text_metrics.matthews_corrcoef),
+    _build_classification_task('mnli'),
+    _build_classification_task('mnli_matched'),
+    _build_classification_task('mnli_mismatched'),
+    _build_classification_task('qnli'),
+    _build_classification_task('rte'),
+    _build_classification_task('wnli'),
+    _build_classification_task('ax', text_metrics.matthews_corrcoef),
     TextTask(
         'glue_wnli_v002_simple_eval',
         _build_dataset('wnli'),

@@ -15,14 +15,14 @@ from remixer_tasks.benchmarks.text_task import (
     TEST,
     TRAIN,
     VALIDATION,
-    Dataset,
     Example,
     FileLayout,
+    LabelledDataset,
     Preprocessor,
     PublishedFile,
     TextTask,
-    single_file_layouts,
-    text_features,
+    build_single_file_layouts,
+    build_text_features,
 )
 
 _LABELS = ('entailment', 'neutral', 'contradiction')
@@ -46,36 +46,42 @@ def _read_pairs(
     for row in read(path):
         if isinstance(value := row.get(label), str):
             row[label] = _LETTERS.get(value, value)
-        yield {names[0]: row.text(first), names[1]: row.text(second), 'label': row.label(_LABELS, label)}
+        yield {
+            names[0]: row.parse_text(first),
+            names[1]: row.parse_text(second),
+            'label': row.parse_label(_LABELS, label),
+        }
 
 
-def _read_abductive(path: str, labels_path: str | None = None) -> Iterator[Example]:
+def _read_abductive_nli(path: str, labels_path: str | None = None) -> Iterator[Example]:
     """Yields examples from a JSON lines file and a file whose lines contain the number of the correct hypothesis."""
     rows = list(raw_rows.read_jsonl(path))
     labels = [label for _, label in raw_rows.read_lines(labels_path)] if labels_path else [None] * len(rows)
     if len(labels) != len(rows):
-        raise raw_rows.row_error(str(labels_path), len(labels), f'the file must have {len(rows)} labels, one per line')
+        raise raw_rows.build_row_error(
+            str(labels_path), len(labels), f'the file must have {len(rows)} labels, one per line'
+        )
     for row, label in zip(rows, labels, strict=True):
-        yield _abductive_example(row, label, labels_path or path)
+        yield _build_abductive_example(row, label, labels_path or path)
 
 
 def _read_chaosnli(path: str) -> Iterator[Example]:
     """Yields the Abductive NLI validation examples in ChaosNLI's file, with their original labels."""
     for row in raw_rows.read_jsonl(path):
-        yield _abductive_example(row.object('example'), str(row.get('old_label')), path)
+        yield _build_abductive_example(row.parse_object('example'), str(row.get('old_label')), path)
 
 
-def _abductive_example(row: raw_rows.Row, label: str | None, path: str) -> Example:
+def _build_abductive_example(row: raw_rows.RawRow, label: str | None, path: str) -> Example:
     if label not in (None, '1', '2'):
-        raise raw_rows.row_error(path, row.number, f'the label must be 1 or 2, got {label!r}')
-    return {**row.texts(_HYPOTHESES), 'label': prompts.UNLABELLED if label is None else int(label) - 1}
+        raise raw_rows.build_row_error(path, row.number, f'the label must be 1 or 2, got {label!r}')
+    return {**row.parse_texts(_HYPOTHESES), 'label': prompts.UNLABELLED if label is None else int(label) - 1}
 
 
 _read_snli = functools.partial(_read_pairs, raw_rows.read_jsonl, ('sentence1', 'sentence2', 'gold_label'))
 _read_plain_snli = functools.partial(_read_pairs, raw_rows.read_csv, ('premise', 'hypothesis', 'label'))
-_SNLI = Dataset(
+_SNLI = LabelledDataset(
     name='snli',
-    features=text_features('premise', 'hypothesis', label=INTEGER),
+    features=build_text_features('premise', 'hypothesis', label=INTEGER),
     splits={
         split: [
             FileLayout((f'snli_1.0/snli_1.0_{file}.jsonl',), _read_snli),
@@ -89,17 +95,19 @@ _SNLI = Dataset(
 )
 
 
-def _anli_dataset(number: int) -> Dataset:
+def _build_anli_dataset(number: int) -> LabelledDataset:
     """Returns an ANLI round's data set; its validation split is `dev`, or else the annotated ANLI_analysis file."""
     read = functools.partial(_read_pairs, raw_rows.read_jsonl, ('context', 'hypothesis', 'label'), names=_ANLI_TEXTS)
     annotated = functools.partial(
         _read_pairs, raw_rows.read_csv, ('context', 'statement', 'gold_label'), names=_ANLI_TEXTS
     )
-    splits = single_file_layouts({split: f'anli_v0.1/R{number}/{file}.jsonl' for split, file in _FILES.items()}, read)
+    splits = build_single_file_layouts(
+        {split: f'anli_v0.1/R{number}/{file}.jsonl' for split, file in _FILES.items()}, read
+    )
     splits[VALIDATION].append(FileLayout((f'anli_dev/ANLI_analysis_r{number}_dev.csv',), annotated))
-    return Dataset(
+    return LabelledDataset(
         name=f'anli/r{number}',
-        features=text_features(*_ANLI_TEXTS, label=INTEGER),
+        features=build_text_features(*_ANLI_TEXTS, label=INTEGER),
         splits=splits,
         tfds=f'anli/r{number}:0.1.0',
         terms='CC BY-NC 4.0: https://github.com/facebookresearch/anli',
@@ -115,10 +123,10 @@ _CONJUNCTIVE_FILES = {
     VALIDATION: ('conj_dev.tsv', '6dc560fa1d6c0b7377c499db0b9d400761da1e54fece0d64f3f60f4e392b7545'),
     TEST: ('conj_test.tsv', '38040d28fa3c06c437ee38c4c86d79cb79f9d823ce6243197fba189b7af7f8b6'),
 }
-_CONJUNCTIVE = Dataset(
+_CONJUNCTIVE = LabelledDataset(
     name='conjnli',
-    features=text_features('premise', 'hypothesis', label=INTEGER),
-    splits=single_file_layouts(
+    features=build_text_features('premise', 'hypothesis', label=INTEGER),
+    splits=build_single_file_layouts(
         {split: f'conjnli/{file}' for split, (file, _) in _CONJUNCTIVE_FILES.items()},
         functools.partial(_read_pairs, raw_rows.read_tsv, ('Premise', 'Hypothesis', 'Label')),
     ),
@@ -129,51 +137,53 @@ _CONJUNCTIVE = Dataset(
 )
 
 
-def _abductive_layout(file: str) -> FileLayout:
-    return FileLayout((f'abductive_nli/{file}.jsonl', f'abductive_nli/{file}-labels.lst'), _read_abductive)
+def _build_abductive_layout(file: str) -> FileLayout:
+    return FileLayout((f'abductive_nli/{file}.jsonl', f'abductive_nli/{file}-labels.lst'), _read_abductive_nli)
 
 
 # No download is defined, because the checksum of anli.zip (in storage.googleapis.com/ai2-mosaic) is unknown.
-_ABDUCTIVE = Dataset(
+_ABDUCTIVE = LabelledDataset(
     name='abductive_nli',
-    features=text_features(*_HYPOTHESES, label=INTEGER),
+    features=build_text_features(*_HYPOTHESES, label=INTEGER),
     splits={
-        TRAIN: [_abductive_layout('train')],
+        TRAIN: [_build_abductive_layout('train')],
         VALIDATION: [
-            _abductive_layout('dev'),
+            _build_abductive_layout('dev'),
             FileLayout(('chaosnli_alphanli/chaosNLI_alphanli.jsonl',), _read_chaosnli),
         ],
-        TEST: [_abductive_layout('test'), FileLayout(('abductive_nli/test.jsonl',), _read_abductive)],
+        TEST: [_build_abductive_layout('test'), FileLayout(('abductive_nli/test.jsonl',), _read_abductive_nli)],
     },
     terms='http://abductivecommonsense.xyz',
 )
 
 
-def _classification_task(
-    name: str, dataset: Dataset, to_text: Preprocessor, labels: Sequence[str] = _LABELS
+def _build_classification_task(
+    name: str, dataset: LabelledDataset, to_text: Preprocessor, labels: Sequence[str] = _LABELS
 ) -> TextTask:
     return TextTask(name, dataset, to_text, prompts.ClassIdPostprocessor(tuple(labels)), (text_metrics.accuracy,))
 
 
-def _pair_prompt(wording: str, premise: str = 'premise') -> Preprocessor:
-    return prompts.classification_preprocessor(wording, {'hypothesis': 'hypothesis', 'premise': premise}, _LABELS)
+def _build_pair_preprocessor(wording: str, premise: str = 'premise') -> Preprocessor:
+    return prompts.build_classification_preprocessor(wording, {'hypothesis': 'hypothesis', 'premise': premise}, _LABELS)
 
 
 def _format_labelled_snli(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    return _pair_prompt('snli')(dataset.filter(lambda example: example['label'] != prompts.UNLABELLED))
+    return _build_pair_preprocessor('snli')(dataset.filter(lambda example: example['label'] != prompts.UNLABELLED))
 
 
 TASKS = (
-    _classification_task('snli_v001', _SNLI, _format_labelled_snli),
+    _build_classification_task('snli_v001', _SNLI, _format_labelled_snli),
     *(
-        _classification_task(f'anli_r{number}_v001', _anli_dataset(number), _pair_prompt('anli', 'context'))
+        _build_classification_task(
+            f'anli_r{number}_v001', _build_anli_dataset(number), _build_pair_preprocessor('anli', 'context')
+        )
         for number in (1, 2, 3)
     ),
-    _classification_task('conj_nli_v001', _CONJUNCTIVE, _pair_prompt('conj_nli')),
-    _classification_task(
+    _build_classification_task('conj_nli_v001', _CONJUNCTIVE, _build_pair_preprocessor('conj_nli')),
+    _build_classification_task(
         'abductive_nli_v001',
         _ABDUCTIVE,
-        prompts.classification_preprocessor('abductive_nli', _HYPOTHESES, _CHOICES),
+        prompts.build_classification_preprocessor('abductive_nli', _HYPOTHESES, _CHOICES),
         _CHOICES,
     ),
 )

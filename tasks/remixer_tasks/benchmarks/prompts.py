@@ -29,7 +29,7 @@ _NUMBER = re.compile(r'\s*[-+]?([0-9]+(?:\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?\
 Example = Mapping[str, Any]
 
 
-def classification_preprocessor(
+def build_classification_preprocessor(
     name: str, features: Sequence[str] | Mapping[str, str], labels: Sequence[str], markup: bool = False
 ) -> Preprocessor:
     """Returns a preprocessor that builds 'NAME feature: text feature: text ...', with the label's name as the target.
@@ -63,7 +63,7 @@ def format_stsb(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return dataset.map(format_example)
 
 
-def format_record(dataset: tf.data.Dataset) -> tf.data.Dataset:
+def format_record_queries(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Builds one ReCoRD example per correct answer to a query; for a query without answers, the target is '<unk>'."""
 
     def split_by_answer(example):
@@ -84,7 +84,7 @@ def format_record(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return dataset.flat_map(split_by_answer)
 
 
-def squad_preprocessor(unanswerable: str | None = None) -> Preprocessor:
+def build_squad_preprocessor(unanswerable: str | None = None) -> Preprocessor:
     """Returns SQuAD's preprocessor, which builds 'question: ... context: ...' with spaces around punctuation.
 
     The target is the first correct answer, or `unanswerable` for a question without an answer. If `unanswerable` is

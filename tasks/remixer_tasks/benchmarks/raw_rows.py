@@ -19,12 +19,12 @@ _LINE_ADVICE = 'correct the line, or download the file again'
 _STRICT = BadRecords(True, _FILE_ADVICE, _LINE_ADVICE)
 
 
-def row_error(path: str, number: int, reason: str) -> UserError:
+def build_row_error(path: str, number: int, reason: str) -> UserError:
     """Returns the error for an unusable row that starts on line `number`."""
     return UserError(f'{path}:{number}: {" ".join(reason.split()):.300}; {_LINE_ADVICE}')
 
 
-class Row(dict[str, Any]):
+class RawRow(dict[str, Any]):
     """The fields of a row, or of a JSON object within a row.
 
     `number` is the 1-based number of the row's first line. Error messages contain `place`, the path of the object
@@ -35,24 +35,24 @@ class Row(dict[str, Any]):
         super().__init__(values)
         self.path, self.number, self.place = path, number, place
 
-    def error(self, reason: str) -> UserError:
-        return row_error(self.path, self.number, f'{self.place}{reason}')
+    def build_error(self, reason: str) -> UserError:
+        return build_row_error(self.path, self.number, f'{self.place}{reason}')
 
-    def text(self, column: str) -> str:
+    def parse_text(self, column: str) -> str:
         if not isinstance(self.get(column), str):
-            raise self.error(f'the field {column!r} is missing or not a string')
+            raise self.build_error(f'the field {column!r} is missing or not a string')
         return self[column]
 
-    def texts(self, columns: Iterable[str]) -> dict[str, Any]:
-        return {column: self.text(column) for column in columns}
+    def parse_texts(self, columns: Iterable[str]) -> dict[str, Any]:
+        return {column: self.parse_text(column) for column in columns}
 
-    def integer(self, column: str) -> int:
+    def parse_integer(self, column: str) -> int:
         try:
             return int(self[column])
         except (KeyError, TypeError, ValueError) as error:
-            raise self.error(f'the field {column!r} is missing or not an integer') from error
+            raise self.build_error(f'the field {column!r} is missing or not an integer') from error
 
-    def label(self, names: Sequence[str], column: str = 'label') -> int:
+    def parse_label(self, names: Sequence[str], column: str = 'label') -> int:
         """Returns the class id of a label (a name, JSON boolean or id), or UNLABELLED if the column is missing."""
         value = self.get(column)
         if value is None:
@@ -62,28 +62,32 @@ class Row(dict[str, Any]):
             return names.index(text)
         if not isinstance(value, bool) and text in map(str, range(len(names))):
             return int(text)
-        raise self.error(f'the label must be one of {", ".join(names)}, got {text!r}')
+        raise self.build_error(f'the label must be one of {", ".join(names)}, got {text!r}')
 
-    def object(self, column: str) -> Row:
+    def parse_object(self, column: str) -> RawRow:
         if not isinstance(self.get(column), dict):
-            raise self.error(f'the field {column!r} is missing or not a JSON object')
-        return Row(self[column], self.path, self.number, self.place)
+            raise self.build_error(f'the field {column!r} is missing or not a JSON object')
+        return RawRow(self[column], self.path, self.number, self.place)
 
-    def objects(self, column: str) -> list[Row]:
+    def parse_objects(self, column: str) -> list[RawRow]:
         values = self.get(column)
         if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
-            raise self.error(f'the field {column!r} is missing or not a list of JSON objects')
+            raise self.build_error(f'the field {column!r} is missing or not a list of JSON objects')
         start = self.place.replace(':', '')
-        return [Row(value, self.path, self.number, f'{start}{column} {index}: ') for index, value in enumerate(values)]
+        return [
+            RawRow(value, self.path, self.number, f'{start}{column} {index}: ') for index, value in enumerate(values)
+        ]
 
 
-Rows = Iterator[Row]
+Rows = Iterator[RawRow]
 RowReader = Callable[..., Rows]
 
 
 def read_jsonl(path: str) -> Rows:
     """Yields JSON objects, one per line; blank lines are skipped."""
-    return (Row(row, path, number) for number, row in row_files.read_json_rows(path, row_files.MAX_CHARACTERS, _STRICT))
+    return (
+        RawRow(row, path, number) for number, row in row_files.read_json_rows(path, row_files.MAX_CHARACTERS, _STRICT)
+    )
 
 
 def read_tsv(path: str, columns: Sequence[str] | None = None, skip_short: bool = False) -> Rows:
@@ -97,14 +101,14 @@ def read_tsv(path: str, columns: Sequence[str] | None = None, skip_short: bool =
         if columns is None:
             columns = cells
         elif len(cells) >= len(columns):
-            yield Row(dict(zip(columns, cells, strict=False)), path, number)
+            yield RawRow(dict(zip(columns, cells, strict=False)), path, number)
         elif not skip_short and line:
-            raise row_error(path, number, f'{len(cells)} columns instead of {len(columns)}')
+            raise build_row_error(path, number, f'{len(cells)} columns instead of {len(columns)}')
 
 
 def read_csv(path: str) -> Rows:
     """Yields the rows of a CSV file with a header line; quoted cells may contain line breaks."""
-    return (Row(row, path, number) for number, row in row_files.read_rows(path, row_files.RowLayout('csv'), _STRICT))
+    return (RawRow(row, path, number) for number, row in row_files.read_rows(path, row_files.RowLayout('csv'), _STRICT))
 
 
 def parse_json_file(path: str) -> Any:
@@ -114,7 +118,7 @@ def parse_json_file(path: str) -> Any:
     try:
         return untrusted_files.parse_json(content)
     except untrusted_files.InvalidJsonError as error:
-        raise row_error(path, 1, str(error)) from error
+        raise build_row_error(path, 1, str(error)) from error
 
 
 def read_lines(path: str) -> Iterator[tuple[int, str]]:

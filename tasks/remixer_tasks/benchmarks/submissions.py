@@ -49,7 +49,7 @@ def has_leaderboard(task: str) -> bool:
     return task in _FILES
 
 
-def _classification_file(
+def _build_classification_file(
     name: str, names: Sequence[str], written: Sequence[Any] | None = None, format_lines: Any = None
 ) -> SubmissionFile:
     """Returns a classification task's submission file, which contains the label names or the values in `written`."""
@@ -58,14 +58,14 @@ def _classification_file(
     return SubmissionFile(name, lambda row: texts.get(row['prediction']), texts[names[0]], lines)
 
 
-def _winograd_file(name: str, written: Sequence[Any]) -> SubmissionFile:
+def _build_winograd_file(name: str, written: Sequence[Any]) -> SubmissionFile:
     """Returns a Winograd task's submission file; a label states whether the predicted noun is the candidate."""
 
-    def label(row: Row) -> Any:
+    def format_label(row: Row) -> Any:
         referent = prompts.matches_candidate(row['prediction'], example={'targets_pretokenized': row['target']})
         return None if referent == prompts.INVALID else written[referent]
 
-    return SubmissionFile(name, label, written[0], _format_tsv if name.endswith('.tsv') else _format_jsonl)
+    return SubmissionFile(name, format_label, written[0], _format_tsv if name.endswith('.tsv') else _format_jsonl)
 
 
 def _format_score(row: Row) -> str | None:
@@ -95,7 +95,7 @@ def _format_tsv(pairs: Sequence[tuple[Row, Any]]) -> list[str]:
     return ['index\tprediction', *(f'{index}\t{label}' for index, label in _sort_by_index(pairs))]
 
 
-def _format_multirc(pairs: Sequence[tuple[Row, Any]]) -> list[str]:
+def _format_multirc_answers(pairs: Sequence[tuple[Row, Any]]) -> list[str]:
     """Formats MultiRC's labels as one line per paragraph, in which answers are grouped by question."""
     parts = ('idx/paragraph', 'idx/question', 'idx/answer')
     paragraphs: dict[int, dict[int, list[dict[str, int]]]] = {}
@@ -108,7 +108,7 @@ def _format_multirc(pairs: Sequence[tuple[Row, Any]]) -> list[str]:
     ]
 
 
-def _format_record(pairs: Sequence[tuple[Row, Any]]) -> list[str]:
+def _format_record_answers(pairs: Sequence[tuple[Row, Any]]) -> list[str]:
     """Formats ReCoRD's predictions as one line per query; labelled data repeats a query for each answer."""
     first: dict[int, str] = {}
     for row, label in pairs:
@@ -119,27 +119,27 @@ def _format_record(pairs: Sequence[tuple[Row, Any]]) -> list[str]:
 _LOWER_CASE_BOOLEANS = ('false', 'true')
 _FILES_WITH_NAMES = {'qnli': 'QNLI', 'rte': 'RTE', 'ax': 'AX', 'mnli_matched': 'MNLI-m', 'mnli_mismatched': 'MNLI-mm'}
 _SUPER_GLUE = {
-    'boolq': _classification_file('BoolQ.jsonl', BOOLEAN_LABELS, _LOWER_CASE_BOOLEANS),
-    'cb': _classification_file('CB.jsonl', CB_LABELS),
-    'copa': _classification_file('COPA.jsonl', COPA_LABELS, (0, 1)),
-    'multirc': _classification_file('MultiRC.jsonl', BOOLEAN_LABELS, (0, 1), _format_multirc),
-    'record': SubmissionFile('ReCoRD.jsonl', lambda row: row['prediction'], '', _format_record),
-    'rte': _classification_file('RTE.jsonl', ENTAILMENT_LABELS),
-    'wic': _classification_file('WiC.jsonl', BOOLEAN_LABELS, _LOWER_CASE_BOOLEANS),
-    'axb': _classification_file('AX-b.jsonl', ENTAILMENT_LABELS),
-    'axg': _classification_file('AX-g.jsonl', ENTAILMENT_LABELS),
+    'boolq': _build_classification_file('BoolQ.jsonl', BOOLEAN_LABELS, _LOWER_CASE_BOOLEANS),
+    'cb': _build_classification_file('CB.jsonl', CB_LABELS),
+    'copa': _build_classification_file('COPA.jsonl', COPA_LABELS, (0, 1)),
+    'multirc': _build_classification_file('MultiRC.jsonl', BOOLEAN_LABELS, (0, 1), _format_multirc_answers),
+    'record': SubmissionFile('ReCoRD.jsonl', lambda row: row['prediction'], '', _format_record_answers),
+    'rte': _build_classification_file('RTE.jsonl', ENTAILMENT_LABELS),
+    'wic': _build_classification_file('WiC.jsonl', BOOLEAN_LABELS, _LOWER_CASE_BOOLEANS),
+    'axb': _build_classification_file('AX-b.jsonl', ENTAILMENT_LABELS),
+    'axg': _build_classification_file('AX-g.jsonl', ENTAILMENT_LABELS),
 }
 _GLUE = {
     **{
-        name: _classification_file(f'{file}.tsv', glue.LABELS[name], (0, 1))
+        name: _build_classification_file(f'{file}.tsv', glue.LABELS[name], (0, 1))
         for name, file in {'cola': 'CoLA', 'sst2': 'SST-2', 'mrpc': 'MRPC', 'qqp': 'QQP', 'wnli': 'WNLI'}.items()
     },
-    **{name: _classification_file(f'{file}.tsv', glue.LABELS[name]) for name, file in _FILES_WITH_NAMES.items()},
+    **{name: _build_classification_file(f'{file}.tsv', glue.LABELS[name]) for name, file in _FILES_WITH_NAMES.items()},
     'stsb': SubmissionFile('STS-B.tsv', _format_score, '0.000', _format_tsv),
 }
 _FILES = {
     **{f'super_glue_{name}_v102': file for name, file in _SUPER_GLUE.items()},
-    'super_glue_wsc_v102_simple_eval': _winograd_file('WSC.jsonl', BOOLEAN_LABELS),
+    'super_glue_wsc_v102_simple_eval': _build_winograd_file('WSC.jsonl', BOOLEAN_LABELS),
     **{f'glue_{name}_v002': file for name, file in _GLUE.items()},
-    'glue_wnli_v002_simple_eval': _winograd_file('WNLI.tsv', (0, 1)),
+    'glue_wnli_v002_simple_eval': _build_winograd_file('WNLI.tsv', (0, 1)),
 }

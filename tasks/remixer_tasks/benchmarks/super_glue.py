@@ -15,13 +15,13 @@ from remixer_tasks.benchmarks.text_task import (
     TEXTS,
     TRAIN,
     VALIDATION,
-    Dataset,
     Example,
+    LabelledDataset,
     PublishedFile,
     Reader,
     TextTask,
-    single_file_layouts,
-    text_features,
+    build_single_file_layouts,
+    build_text_features,
 )
 
 BOOLEAN_LABELS = ('False', 'True')
@@ -57,55 +57,57 @@ _CLASSIFICATION = {
 
 def _read_rows(columns: Sequence[str], names: Sequence[str], path: str) -> Iterator[Example]:
     for row in raw_rows.read_jsonl(path):
-        yield {**row.texts(columns), 'idx': row.integer('idx'), 'label': row.label(names)}
+        yield {**row.parse_texts(columns), 'idx': row.parse_integer('idx'), 'label': row.parse_label(names)}
 
 
 def _read_multirc(path: str) -> Iterator[Example]:
     """Yields an example for each answer to each question about a paragraph."""
     for row in raw_rows.read_jsonl(path):
-        passage = row.object('passage')
-        for question in passage.objects('questions'):
-            for answer in question.objects('answers'):
+        passage = row.parse_object('passage')
+        for question in passage.parse_objects('questions'):
+            for answer in question.parse_objects('answers'):
                 yield {
-                    'paragraph': passage.text('text'),
-                    'question': question.text('question'),
-                    'answer': answer.text('text'),
-                    'idx/paragraph': row.integer('idx'),
-                    'idx/question': question.integer('idx'),
-                    'idx/answer': answer.integer('idx'),
-                    'label': answer.label(BOOLEAN_LABELS),
+                    'paragraph': passage.parse_text('text'),
+                    'question': question.parse_text('question'),
+                    'answer': answer.parse_text('text'),
+                    'idx/paragraph': row.parse_integer('idx'),
+                    'idx/question': question.parse_integer('idx'),
+                    'idx/answer': answer.parse_integer('idx'),
+                    'label': answer.parse_label(BOOLEAN_LABELS),
                 }
 
 
-def _read_record(path: str) -> Iterator[Example]:
+def _read_record_queries(path: str) -> Iterator[Example]:
     """Yields an example for each query; entities and correct answers are distinct and sorted, as in TFDS."""
     for row in raw_rows.read_jsonl(path):
-        passage = row.object('passage')
-        text = passage.text('text')
-        spans = [(entity.integer('start'), entity.integer('end')) for entity in passage.objects('entities')]
-        for query in row.objects('qas'):
-            right = query.objects('answers') if 'answers' in query else []
+        passage = row.parse_object('passage')
+        text = passage.parse_text('text')
+        spans = [
+            (entity.parse_integer('start'), entity.parse_integer('end')) for entity in passage.parse_objects('entities')
+        ]
+        for query in row.parse_objects('qas'):
+            right = query.parse_objects('answers') if 'answers' in query else []
             yield {
                 'passage': text,
-                'query': query.text('query'),
+                'query': query.parse_text('query'),
                 'entities': sorted({text[start : end + 1] for start, end in spans}),
-                'answers': sorted({answer.text('text') for answer in right}),
-                'idx/passage': row.integer('idx'),
-                'idx/query': query.integer('idx'),
+                'answers': sorted({answer.parse_text('text') for answer in right}),
+                'idx/passage': row.parse_integer('idx'),
+                'idx/query': query.parse_integer('idx'),
             }
 
 
 def _read_wsc(path: str) -> Iterator[Example]:
     """Yields WSC's examples; like TFDS's `wsc.fixed`, corrects the case, line breaks and final periods of spans."""
     for row in raw_rows.read_jsonl(path):
-        text, target = row.text('text'), row.object('target')
-        example: Example = {'text': text, 'idx': row.integer('idx'), 'label': row.label(BOOLEAN_LABELS)}
+        text, target = row.parse_text('text'), row.parse_object('target')
+        example: Example = {'text': text, 'idx': row.parse_integer('idx'), 'label': row.parse_label(BOOLEAN_LABELS)}
         for span in ('span1', 'span2'):
-            index = target.integer(f'{span}_index')
+            index = target.parse_integer(f'{span}_index')
             example[f'{span}_index'] = index
             if not 0 <= index < len(text.split()):
-                raise row.error(f'{span}_index is {index}, but the text has {len(text.split())} words')
-            example[f'{span}_text'] = _correct_span(target.text(f'{span}_text'), index, text)
+                raise row.build_error(f'{span}_index is {index}, but the text has {len(text.split())} words')
+            example[f'{span}_text'] = _correct_span(target.parse_text(f'{span}_text'), index, text)
         _check_pronoun(example, row)
         yield example
 
@@ -121,14 +123,14 @@ TEXTS_WITH_WRONG_INDEX = (
 _SCATTERED = ('Kamenev and Zinoviev', 'Kamenev, Zinoviev, and Stalin')
 
 
-def _check_pronoun(example: Example, row: raw_rows.Row) -> None:
+def _check_pronoun(example: Example, row: raw_rows.RawRow) -> None:
     """Raises UserError for rows that T5 rejects: the pronoun is the first word, or is not at `span2_index`."""
     index, text, words = example['span2_index'], example['text'], example['text'].split(' ')
     if index == 0:
-        raise row.error('span2_index must be above 0, got 0')
+        raise row.build_error('span2_index must be above 0, got 0')
     word = words[index] if index < len(words) else ''
     if word != example['span2_text'] and text not in TEXTS_WITH_WRONG_INDEX:
-        raise row.error(f'span2_text is {example["span2_text"]!a:.60}, word {index} is {word!a:.60}')
+        raise row.build_error(f'span2_text is {example["span2_text"]!a:.60}, word {index} is {word!a:.60}')
 
 
 def _correct_span(span: str, index: int, text: str) -> str:
@@ -140,18 +142,21 @@ def _correct_span(span: str, index: int, text: str) -> str:
 
 _READERS: dict[str, tuple[Mapping[str, str], Reader]] = {
     **{
-        folder: (text_features(*columns, idx=INTEGER, label=INTEGER), functools.partial(_read_rows, columns, names))
+        folder: (
+            build_text_features(*columns, idx=INTEGER, label=INTEGER),
+            functools.partial(_read_rows, columns, names),
+        )
         for folder, (columns, names) in _CLASSIFICATION.items()
     },
     'MultiRC': (
-        text_features('paragraph', 'question', 'answer', label=INTEGER)
+        build_text_features('paragraph', 'question', 'answer', label=INTEGER)
         | dict.fromkeys(('idx/paragraph', 'idx/question', 'idx/answer'), INTEGER),
         _read_multirc,
     ),
     'ReCoRD': (
-        text_features('passage', 'query', entities=TEXTS, answers=TEXTS)
+        build_text_features('passage', 'query', entities=TEXTS, answers=TEXTS)
         | dict.fromkeys(('idx/passage', 'idx/query'), INTEGER),
-        _read_record,
+        _read_record_queries,
     ),
     'WSC': (
         dict.fromkeys(('text', 'span1_text', 'span2_text'), TEXT)
@@ -161,53 +166,53 @@ _READERS: dict[str, tuple[Mapping[str, str], Reader]] = {
 }
 
 
-def dataset(folder: str) -> Dataset:
+def build_dataset(folder: str) -> LabelledDataset:
     """Returns the SuperGLUE data set that is published in `folder`, such as 'BoolQ' or 'AX-b'."""
     features, read = _READERS[folder]
     if folder.startswith('AX'):
         files = {TEST: f'{folder}.jsonl'}
     else:
         files = {TRAIN: 'train.jsonl', VALIDATION: 'val.jsonl', TEST: 'test.jsonl'}
-    return Dataset(
+    return LabelledDataset(
         name=f'super_glue/{folder}',
         features=features,
-        splits=single_file_layouts({split: f'super_glue/{folder}/{name}' for split, name in files.items()}, read),
+        splits=build_single_file_layouts({split: f'super_glue/{folder}/{name}' for split, name in files.items()}, read),
         tfds=f'super_glue/{_TFDS_CONFIGS.get(folder, folder.lower())}:1.0.2',
         terms='for research, terms of each task: https://super.gluebenchmark.com',
         downloads=(PublishedFile(_URL.format(folder), _SHA256[folder], 'super_glue', unzip=True),),
     )
 
 
-def few_shot_dataset(folder: str) -> Dataset:
+def build_few_shot_dataset(folder: str) -> LabelledDataset:
     """Returns FewGLUE's 32 training and 32 validation examples of a task."""
     features, read = _READERS[folder]
     files = {TRAIN: f'fewglue/{folder}/train.jsonl', VALIDATION: f'fewglue/{folder}/dev32.jsonl'}
-    return Dataset(
+    return LabelledDataset(
         name=f'fewglue/{folder}',
         features=features,
-        splits=single_file_layouts(files, read),
+        splits=build_single_file_layouts(files, read),
         terms='for research, terms of each task: https://github.com/timoschick/fewglue',
     )
 
 
-def _build_tasks(data: Callable[[str], Dataset], name: str) -> tuple[TextTask, ...]:
+def _build_tasks(data: Callable[[str], LabelledDataset], name: str) -> tuple[TextTask, ...]:
     """Returns the seven tasks of SuperGLUE or FewGLUE; `name` is a format string for their names."""
 
-    def classification_task(folder: str, *metrics: text_metrics.Metric) -> TextTask:
+    def build_classification_task(folder: str, *metrics: text_metrics.Metric) -> TextTask:
         task = folder.lower()
         columns, names = _CLASSIFICATION[folder]
-        to_text = prompts.classification_preprocessor(task, columns, names)
+        to_text = prompts.build_classification_preprocessor(task, columns, names)
         metrics = metrics or (text_metrics.accuracy,)
         return TextTask(name.format(task), data(folder), to_text, prompts.ClassIdPostprocessor(names), metrics)
 
     return (
-        classification_task('BoolQ'),
-        classification_task('CB', text_metrics.mean_f1(3), text_metrics.accuracy),
-        classification_task('COPA'),
+        build_classification_task('BoolQ'),
+        build_classification_task('CB', text_metrics.build_mean_f1_metric(3), text_metrics.accuracy),
+        build_classification_task('COPA'),
         TextTask(
             name.format('multirc'),
             data('MultiRC'),
-            prompts.classification_preprocessor(
+            prompts.build_classification_preprocessor(
                 'multirc', ('question', 'answer', 'paragraph'), BOOLEAN_LABELS, markup=True
             ),
             prompts.MultiRCPostprocessor(),
@@ -216,25 +221,25 @@ def _build_tasks(data: Callable[[str], Dataset], name: str) -> tuple[TextTask, .
         TextTask(
             name.format('record'),
             data('ReCoRD'),
-            prompts.format_record,
+            prompts.format_record_queries,
             prompts.postprocess_record,
             (text_metrics.record_em_and_f1,),
         ),
-        classification_task('RTE'),
-        classification_task('WiC'),
+        build_classification_task('RTE'),
+        build_classification_task('WiC'),
     )
 
 
-def _diagnostic_task(name: str, folder: str, columns: Mapping[str, str], metric: text_metrics.Metric) -> TextTask:
-    to_text = prompts.classification_preprocessor('rte', columns, ENTAILMENT_LABELS)
-    return TextTask(name, dataset(folder), to_text, prompts.ClassIdPostprocessor(ENTAILMENT_LABELS), (metric,))
+def _build_diagnostic_task(name: str, folder: str, columns: Mapping[str, str], metric: text_metrics.Metric) -> TextTask:
+    to_text = prompts.build_classification_preprocessor('rte', columns, ENTAILMENT_LABELS)
+    return TextTask(name, build_dataset(folder), to_text, prompts.ClassIdPostprocessor(ENTAILMENT_LABELS), (metric,))
 
 
 _AXB = {'hypothesis': 'sentence2', 'premise': 'sentence1'}
 _AXG = {'hypothesis': 'hypothesis', 'premise': 'premise'}
 TASKS = (
-    *_build_tasks(dataset, 'super_glue_{}_v102'),
-    _diagnostic_task('super_glue_axb_v102', 'AX-b', _AXB, text_metrics.matthews_corrcoef),
-    _diagnostic_task('super_glue_axg_v102', 'AX-g', _AXG, text_metrics.accuracy),
+    *_build_tasks(build_dataset, 'super_glue_{}_v102'),
+    _build_diagnostic_task('super_glue_axb_v102', 'AX-b', _AXB, text_metrics.matthews_corrcoef),
+    _build_diagnostic_task('super_glue_axg_v102', 'AX-g', _AXG, text_metrics.accuracy),
 )
-FEW_SHOT = _build_tasks(few_shot_dataset, 'fewglue_{}_v001')
+FEW_SHOT = _build_tasks(build_few_shot_dataset, 'fewglue_{}_v001')

@@ -53,22 +53,22 @@ def f1(targets: Sequence[int], predictions: Sequence[int]) -> Metrics:
     """Computes F1 of class 1 in binary classification; an INVALID prediction counts as the wrong class."""
     target, predicted = np.asarray(targets), np.asarray(predictions)
     predicted = np.where((predicted == 0) | (predicted == 1), predicted, 1 - target)
-    return {'f1': 100 * _f1_of_class(target, predicted, 1)}
+    return {'f1': 100 * _compute_class_f1(target, predicted, 1)}
 
 
-def mean_f1(classes: int) -> Metric:
+def build_mean_f1_metric(classes: int) -> Metric:
     """Returns a metric that computes the mean F1 over `classes` classes, as in CB."""
 
     @skip_unlabelled
     def mean_class_f1(targets: Sequence[int], predictions: Sequence[int]) -> Metrics:
         target, predicted = np.asarray(targets), np.asarray(predictions)
-        values = [_f1_of_class(target, predicted, label) for label in range(classes)]
+        values = [_compute_class_f1(target, predicted, label) for label in range(classes)]
         return {f'mean_{classes}class_f1': 100 * float(np.mean(values))}
 
     return mean_class_f1
 
 
-def _f1_of_class(target: np.ndarray, predicted: np.ndarray, label: int) -> float:
+def _compute_class_f1(target: np.ndarray, predicted: np.ndarray, label: int) -> float:
     right = float(np.sum((target == label) & (predicted == label)))
     total = float(np.sum(target == label) + np.sum(predicted == label))
     return 2 * right / total if total else 0.0
@@ -112,12 +112,12 @@ def normalize_answer(answer: str) -> str:
     return ' '.join(re.sub(r'\b(a|an|the)\b', ' ', answer.lower().translate(_PUNCTUATION)).split())
 
 
-def squad(targets: Sequence[Texts], predictions: Texts) -> Metrics:
+def squad_em_and_f1(targets: Sequence[Texts], predictions: Texts) -> Metrics:
     """Computes exact match and word F1 with the best answer to each question; returns {} if there are no answers."""
-    return _em_and_f1(_score_answers(targets, predictions)) if any(targets) else {}
+    return _average_em_and_f1(_score_answers(targets, predictions)) if any(targets) else {}
 
 
-def squad_2(unanswerable: str) -> Metric:
+def build_squad_2_metric(unanswerable: str) -> Metric:
     """Returns SQuAD 2.0's metric, which computes exact match (`em`) and word F1 (`f1`) over all questions.
 
     Also computes `em` and `f1` for questions with an answer (prefix `HasAns_`) and without an answer (prefix `NoAns_`).
@@ -127,7 +127,7 @@ def squad_2(unanswerable: str) -> Metric:
     def squad_with_unanswerable(targets: Sequence[Texts], predictions: Texts) -> Metrics:
         nothing = normalize_answer(unanswerable)
         has_answer = np.array([all(normalize_answer(text) != nothing for text in answers) for answers in targets])
-        return _em_and_f1_by_answer(_score_answers(targets, predictions), has_answer)
+        return _average_by_answerability(_score_answers(targets, predictions), has_answer)
 
     return squad_with_unanswerable
 
@@ -137,27 +137,27 @@ def _score_answers(targets: Sequence[Texts], predictions: Texts) -> np.ndarray:
     scores = []
     for answers, prediction in zip(targets, predictions, strict=True):
         text, normalized = normalize_answer(prediction), [normalize_answer(answer) for answer in answers]
-        f1 = max((_word_f1(answer.split(), text.split()) for answer in normalized), default=0.0)
+        f1 = max((_compute_word_f1(answer.split(), text.split()) for answer in normalized), default=0.0)
         scores.append((text in normalized, f1))
     return np.array(scores, float)
 
 
-def _word_f1(answer: list[str], prediction: list[str]) -> float:
+def _compute_word_f1(answer: list[str], prediction: list[str]) -> float:
     common = sum((collections.Counter(answer) & collections.Counter(prediction)).values())
     return 2 * common / (len(answer) + len(prediction)) if common else 0.0
 
 
-def _em_and_f1_by_answer(scores: np.ndarray, has_answer: np.ndarray) -> Metrics:
+def _average_by_answerability(scores: np.ndarray, has_answer: np.ndarray) -> Metrics:
     groups = (('', has_answer | ~has_answer), ('HasAns_', has_answer), ('NoAns_', ~has_answer))
     return {
         f'{prefix}{name}': value
         for prefix, rows in groups
         if rows.any()
-        for name, value in _em_and_f1(scores[rows]).items()
+        for name, value in _average_em_and_f1(scores[rows]).items()
     }
 
 
-def _em_and_f1(scores: np.ndarray) -> Metrics:
+def _average_em_and_f1(scores: np.ndarray) -> Metrics:
     em, f1 = scores.mean(axis=0)
     return {'em': 100 * float(em), 'f1': 100 * float(f1)}
 
@@ -167,7 +167,7 @@ def record_em_and_f1(targets: Sequence[dict[str, Any]], predictions: Sequence[di
     first: dict[Any, tuple[Texts, str]] = {}
     for target, prediction in zip(targets, predictions, strict=True):
         first.setdefault(target['group'], (target['value'], prediction['value']))
-    return squad([value for value, _ in first.values()], [text for _, text in first.values()])
+    return squad_em_and_f1([value for value, _ in first.values()], [text for _, text in first.values()])
 
 
 def multirc_f1(targets: Sequence[dict[str, Any]], predictions: Sequence[dict[str, Any]]) -> Metrics:
@@ -222,7 +222,7 @@ def macro_f1(targets: Texts, predictions: Texts) -> Metrics:
     labels = sorted(set(targets))
     ids = {label: index for index, label in enumerate(labels)}
     predicted = [ids.get(label, INVALID) for label in predictions]
-    (mean,) = mean_f1(len(labels))([ids[label] for label in targets], predicted).values()
+    (mean,) = build_mean_f1_metric(len(labels))([ids[label] for label in targets], predicted).values()
     return {'macro_f1': mean}
 
 
@@ -289,7 +289,7 @@ def span_metrics(targets: Texts, predictions: Texts) -> Metrics:
     # Word F1 is undefined for texts without words, so a placeholder word replaces these texts.
     words = [[text for text in texts if normalize_answer(text)] or ['\ue000'] for texts in answers]
     scores = _score_answers(words, [text if normalize_answer(text) else '\ue000' for text in predictions])
-    return _em_and_f1_by_answer(scores, np.array([bool(texts) for texts in answers]))
+    return _average_by_answerability(scores, np.array([bool(texts) for texts in answers]))
 
 
 METRICS_BY_NAME: dict[str, Metric] = {
@@ -297,7 +297,7 @@ METRICS_BY_NAME: dict[str, Metric] = {
     'exact_match': exact_match,
     'macro_f1': macro_f1,
     'best_constant_prediction': best_constant_prediction,
-    'squad': lambda targets, predictions: squad([[target] for target in targets], predictions),
+    'squad': lambda targets, predictions: squad_em_and_f1([[target] for target in targets], predictions),
     'rouge': rouge,
     'bleu': bleu,
     'regression': regression_metrics,
@@ -328,13 +328,13 @@ class GroupedTarget:
 def make_group_postprocessor(column: str) -> Callable[..., Any]:
     """Returns a seqio postprocessor that converts targets to `GroupedTarget` and returns predictions unchanged."""
 
-    def postprocess(text: str, example: dict[str, Any] | None = None, is_target: bool = False) -> Any:
+    def postprocess_target(text: str, example: dict[str, Any] | None = None, is_target: bool = False) -> Any:
         return GroupedTarget(text, example[column].decode()) if is_target and example is not None else text
 
-    return postprocess
+    return postprocess_target
 
 
-def metric_by_group(metric: Metric) -> Metric:
+def build_grouped_metric(metric: Metric) -> Metric:
     """Wraps a metric to also return one value per group of targets, with the key NAME/GROUP."""
 
     def grouped_metric(targets: Sequence[GroupedTarget], predictions: Texts) -> Metrics:

@@ -50,7 +50,7 @@ class PublishedFile:
 
 
 @dataclasses.dataclass(frozen=True)
-class Dataset:
+class LabelledDataset:
     """A labelled data set.
 
     Attributes:
@@ -69,12 +69,12 @@ class Dataset:
     downloads: tuple[PublishedFile, ...] = ()
 
 
-def text_features(*names: str, **others: str) -> dict[str, str]:
+def build_text_features(*names: str, **others: str) -> dict[str, str]:
     """Returns a dict of features, in which each of `names` maps to TEXT, and `others` are included as they are."""
     return {**dict.fromkeys(names, TEXT), **others}
 
 
-def single_file_layouts(files: Mapping[str, str], read: Reader) -> dict[str, list[FileLayout]]:
+def build_single_file_layouts(files: Mapping[str, str], read: Reader) -> dict[str, list[FileLayout]]:
     """Returns the file layouts of a data set with a single file per split."""
     return {split: [FileLayout((path,), read)] for split, path in files.items()}
 
@@ -91,23 +91,23 @@ class TextTask:
     """
 
     name: str
-    dataset: Dataset
+    dataset: LabelledDataset
     to_text: Preprocessor
     postprocess: Callable[..., Any] | None = None
     metrics: Sequence[Callable[..., dict[str, float]]] = ()
     splits: tuple[str, ...] | None = None
 
-    def source(self, data_dir: str | None = None) -> Any:
+    def create_source(self, data_dir: str | None = None) -> Any:
         """Returns the `sources.LabelledSource` of the examples, without opening a file."""
         # Imported lazily, because `sources` imports seqio.
         from remixer_tasks.corpora.sources import LabelledSource
 
         return LabelledSource(self.dataset, self.splits or tuple(self.dataset.splits), data_dir)
 
-    def build(self, vocabulary: seqio.Vocabulary, data_dir: str | None = None) -> seqio.Task:
+    def build_seqio_task(self, vocabulary: seqio.Vocabulary, data_dir: str | None = None) -> seqio.Task:
         """Returns the seqio task; no file is opened before the first dataset is created."""
         return build_task(
-            self.name, self.source(data_dir), self.to_text, vocabulary, list(self.metrics), self.postprocess
+            self.name, self.create_source(data_dir), self.to_text, vocabulary, list(self.metrics), self.postprocess
         )
 
 
@@ -141,19 +141,19 @@ def build_task(
     )
 
 
-def published_folders(data_dir: str | None = None) -> list[Path]:
+def list_published_folders(data_dir: str | None = None) -> list[Path]:
     """Returns the folders to search for published files, in order."""
     if data_dir:
         return [Path(data_dir).expanduser()]
     named = os.environ.get('REMIXER_T5X_DATA')
-    return [*([Path(named).expanduser()] if named else []), cache.cache_root() / 'data']
+    return [*([Path(named).expanduser()] if named else []), cache.get_cache_root() / 'data']
 
 
 def find_published_files(
-    dataset: Dataset, split: str, data_dir: str | None = None
+    dataset: LabelledDataset, split: str, data_dir: str | None = None
 ) -> tuple[FileLayout, list[str]] | None:
     """Returns the first file layout of a split for which all files exist, and the paths of these files."""
-    for folder in published_folders(data_dir):
+    for folder in list_published_folders(data_dir):
         for layout in dataset.splits[split]:
             paths = [folder / path for path in layout.paths]
             if all(path.is_file() for path in paths):
@@ -161,7 +161,7 @@ def find_published_files(
     return None
 
 
-def find_tfds_folder(dataset: Dataset, data_dir: str | None = None) -> str | None:
+def find_tfds_folder(dataset: LabelledDataset, data_dir: str | None = None) -> str | None:
     """Returns the folder of the prepared TFDS data set, in the version of `dataset.tfds` or else the newest version."""
     if dataset.tfds is None:
         return None
@@ -179,11 +179,11 @@ def find_tfds_folder(dataset: Dataset, data_dir: str | None = None) -> str | Non
     return os.path.join(folder, version if version in versions else newest)
 
 
-def missing_files_message(dataset: Dataset, split: str, data_dir: str | None) -> str:
+def describe_missing_files(dataset: LabelledDataset, split: str, data_dir: str | None) -> str:
     locations = []
     if layouts := dataset.splits[split]:
         files = ' or '.join(' + '.join(layout.paths) for layout in layouts)
-        locations.append(f'{files} in {" and ".join(map(str, published_folders(data_dir)))}')
+        locations.append(f'{files} in {" and ".join(map(str, list_published_folders(data_dir)))}')
     if dataset.tfds:
         locations.append(f'TFDS data set {dataset.tfds} in {data_dir or "TFDS_DATA_DIR"}')
     get = f', or run remixer-t5x data get {dataset.name}' if dataset.downloads else ''

@@ -19,12 +19,12 @@ from remixer_tasks.benchmarks.text_task import (
     TEXTS,
     TRAIN,
     VALIDATION,
-    Dataset,
     Example,
+    LabelledDataset,
     PublishedFile,
     TextTask,
-    single_file_layouts,
-    text_features,
+    build_single_file_layouts,
+    build_text_features,
 )
 
 # Replacements for the texts in which span2_index is not the index of the pronoun.
@@ -83,12 +83,12 @@ def _read_dpr(path: str) -> Iterator[Example]:
         number, block = rows[0][0], [line.strip() for _, line in rows]
         if len(block) != 4:
             reason = f'{len(block)} lines instead of sentence, pronoun, candidates, antecedent'
-            raise raw_rows.row_error(path, number, reason)
+            raise raw_rows.build_row_error(path, number, reason)
         sentence, pronoun, names, antecedent = block
         candidates = [name.strip() for name in names.split(',')]
         if len(candidates) != 2 or antecedent not in candidates:
             reason = f'the antecedent {antecedent!r} is not one of two candidates {names!r}'
-            raise raw_rows.row_error(path, number + 2, reason)
+            raise raw_rows.build_row_error(path, number + 2, reason)
         label = candidates.index(antecedent)
         yield {'sentence': sentence, 'pronoun': pronoun, 'candidates': candidates, 'label': label}
 
@@ -98,17 +98,17 @@ _DPR_SHA256 = {
     'train': 'c310158d0cbac1a556e3284e6c167f4478271d8d50b0b9d15dfe428c905a0867',
     'test': 'cf1cf025e1d59a5b363e6dcfbd5a13aae8a9830831ac16fd7f865aca7a1559d8',
 }
-_DPR = Dataset(
+_DPR = LabelledDataset(
     name='dpr_wsc',
-    features=text_features('sentence', 'pronoun', candidates=TEXTS, label=INTEGER),
-    splits=single_file_layouts({TRAIN: 'dpr_wsc/train.c.txt', TEST: 'dpr_wsc/test.c.txt'}, _read_dpr),
+    features=build_text_features('sentence', 'pronoun', candidates=TEXTS, label=INTEGER),
+    splits=build_single_file_layouts({TRAIN: 'dpr_wsc/train.c.txt', TEST: 'dpr_wsc/test.c.txt'}, _read_dpr),
     tfds='definite_pronoun_resolution:1.1.0',
     terms='for research: https://www.hlt.utdallas.edu/~vince/data/emnlp12/',
     downloads=tuple(PublishedFile(_DPR_URL.format(name), sha256, 'dpr_wsc') for name, sha256 in _DPR_SHA256.items()),
 )
 
 
-def _wsc_tasks(name: str, data: Dataset, splits: tuple[str, ...]) -> tuple[TextTask, TextTask]:
+def _build_wsc_tasks(name: str, data: LabelledDataset, splits: tuple[str, ...]) -> tuple[TextTask, TextTask]:
     """Returns a training task, which contains only true pairs, and an evaluation task."""
     accuracy = (text_metrics.accuracy,)
     return (
@@ -118,10 +118,10 @@ def _wsc_tasks(name: str, data: Dataset, splits: tuple[str, ...]) -> tuple[TextT
 
 
 TASKS = (
-    *_wsc_tasks('super_glue_wsc_v102', super_glue.dataset('WSC'), (VALIDATION, TEST)),
+    *_build_wsc_tasks('super_glue_wsc_v102', super_glue.build_dataset('WSC'), (VALIDATION, TEST)),
     TextTask('dpr_v001_simple', _DPR, _format_dpr, metrics=(text_metrics.accuracy,)),
 )
-FEW_SHOT = _wsc_tasks('fewglue_wsc_v001', super_glue.few_shot_dataset('WSC'), (VALIDATION,))
+FEW_SHOT = _build_wsc_tasks('fewglue_wsc_v001', super_glue.build_few_shot_dataset('WSC'), (VALIDATION,))
 
 
 def format_wnli(dataset: tf.data.Dataset) -> tf.data.Dataset:
@@ -129,7 +129,9 @@ def format_wnli(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
     def format_example(example):
         premise, hypothesis = example['sentence1'], example['sentence2']
-        inputs, target = tf.numpy_function(_convert_wnli, [premise, hypothesis], [tf.string, tf.string], stateful=False)
+        inputs, target = tf.numpy_function(
+            _convert_wnli_pair, [premise, hypothesis], [tf.string, tf.string], stateful=False
+        )
         schema = {'inputs': tf.reshape(inputs, []), 'targets': tf.reshape(target, [])}
         metadata = {'idx': example['idx'], 'label': example['label'], 'premise': premise, 'hypothesis': hypothesis}
         return {**schema, **metadata}
@@ -137,7 +139,7 @@ def format_wnli(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return dataset.map(format_example)
 
 
-def _convert_wnli(premise: bytes, hypothesis: bytes) -> tuple[bytes, bytes]:
+def _convert_wnli_pair(premise: bytes, hypothesis: bytes) -> tuple[bytes, bytes]:
     text, other = premise.decode(), hypothesis.decode()
     words, other_words = _split_words(text), _split_words(other)
     pronouns = [index for index, word in enumerate(words) if word in _PRONOUNS]
@@ -163,8 +165,8 @@ def _match_context(before: list[str], after: list[str], other: list[str]) -> tup
 
     Returns the number of matched words, and the text of `other` between the matches.
     """
-    left = _matching_prefix_length(other[::-1], before[::-1])
-    right = _matching_prefix_length(other, after)
+    left = _count_matching_words(other[::-1], before[::-1])
+    right = _count_matching_words(other, after)
     if not left + right:
         return 0, ''
     left_words, right_words = before[len(before) - left :], after[:right]
@@ -177,7 +179,7 @@ def _match_context(before: list[str], after: list[str], other: list[str]) -> tup
     return left + right, ''
 
 
-def _matching_prefix_length(sentence: Sequence[str], words: Sequence[str]) -> int:
+def _count_matching_words(sentence: Sequence[str], words: Sequence[str]) -> int:
     """Returns the number of words in the longest prefix of `words` that occurs in `sentence`."""
     text = ' '.join(sentence)
     size = 0

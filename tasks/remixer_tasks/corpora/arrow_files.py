@@ -1,6 +1,6 @@
 """Writes documents to Arrow files, and reads them by index from memory-mapped files in a seeded random order.
 
-A file has two columns: the text, and its hash (see `text_corpus.hash_fraction`), which is also a checksum. The hash
+A file has two columns: the text, and its hash (see `text_corpus.hash_to_fraction`), which is also a checksum. The hash
 selects the held-out documents, unless a third column contains the hash of each document's split key.
 """
 
@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from remixer_t5x.errors import UserError, root_cause_message
 from remixer_t5x.lazy_imports import seqio, tf
-from remixer_tasks.corpora.text_corpus import hash_fraction
+from remixer_tasks.corpora.text_corpus import hash_to_fraction
 
 _SCHEMA = pa.schema([('text', pa.large_binary()), ('share', pa.float64())])
 _KEYED_SCHEMA = _SCHEMA.append(pa.field('key_share', pa.float64()))
@@ -42,16 +42,16 @@ def write_documents(path: Path, documents: Iterable[tuple[bytes, bytes | None]],
             batch.append(row)
             size += len(row[0])
             if size >= _BATCH_BYTES:
-                writer.write_batch(_record_batch(batch, schema))
+                writer.write_batch(_build_record_batch(batch, schema))
                 batch, size = [], 0
-        writer.write_batch(_record_batch(batch, schema), {_NOTES: notes().encode()})
+        writer.write_batch(_build_record_batch(batch, schema), {_NOTES: notes().encode()})
 
 
-def _record_batch(rows: Sequence[tuple[bytes, bytes | None]], schema: pa.Schema) -> pa.RecordBatch:
+def _build_record_batch(rows: Sequence[tuple[bytes, bytes | None]], schema: pa.Schema) -> pa.RecordBatch:
     texts, keys = [text for text, _ in rows], [key for _, key in rows if key is not None]
     columns = [
         pa.array(texts, pa.large_binary()),
-        *(pa.array(map(hash_fraction, c), pa.float64()) for c in (texts, keys)),
+        *(pa.array(map(hash_to_fraction, c), pa.float64()) for c in (texts, keys)),
     ]
     return pa.record_batch(columns[: len(schema)], schema)
 
@@ -64,7 +64,7 @@ def read_notes(path: Path) -> str:
     return notes[_NOTES].decode()
 
 
-class Documents:
+class ArrowDocuments:
     """Random access to the documents of Arrow files by index.
 
     Args:
@@ -89,7 +89,7 @@ class Documents:
     def __len__(self) -> int:
         return int(self._starts[-1]) if self._rows is None else len(self._rows)
 
-    def hash_fractions(self, column: int = 1) -> np.ndarray:
+    def get_hash_fractions(self, column: int = 1) -> np.ndarray:
         """Returns the hash fraction of each text, or of each split key if `column` is -1 and the files have keys."""
         return np.concatenate([np.zeros(0), *(batch.columns[column].to_numpy() for batch, _ in self._batches)])
 
@@ -102,11 +102,13 @@ class Documents:
             columns, path = self._batches[batch]
             offset = row - int(self._starts[batch])
             documents[number] = columns[0][offset].as_py()
-            if hash_fraction(documents[number]) != columns[1][offset].as_py():
+            if hash_to_fraction(documents[number]) != columns[1][offset].as_py():
                 raise UserError(f'{path} is damaged; {self._repair}')
         return documents
 
-    def dataset(self, seed: int | None, shard: seqio.ShardInfo | None = None, repeat: bool = False) -> tf.data.Dataset:
+    def build_dataset(
+        self, seed: int | None, shard: seqio.ShardInfo | None = None, repeat: bool = False
+    ) -> tf.data.Dataset:
         """Returns a dataset of a shard's documents as scalar strings.
 
         A position counts documents across all shards and epochs. The epoch `position // len` and the seed determine a
@@ -124,7 +126,7 @@ class Documents:
         if not count:
             return tf.data.Dataset.from_tensor_slices(tf.zeros([0], tf.string))
 
-        def one_epoch(epoch: tf.Tensor | int) -> tf.data.Dataset:
+        def build_epoch(epoch: tf.Tensor | int) -> tf.data.Dataset:
             return tf.data.Dataset.range(first, count, step).map(lambda position: position + epoch * count)
 
         def shuffle_position(position: tf.Tensor) -> tf.Tensor:
@@ -138,11 +140,11 @@ class Documents:
             indices = tf.data.Dataset.counter(first, step).map(shuffle_position)
         else:
             epoch = tf.data.Dataset.random(seed, rerandomize_each_iteration=True).take(1)
-            indices = epoch.flat_map(lambda epoch: one_epoch(epoch % 2**20)).map(shuffle_position)
+            indices = epoch.flat_map(lambda epoch: build_epoch(epoch % 2**20)).map(shuffle_position)
 
-        def look_up(indices: tf.Tensor) -> tf.data.Dataset:
+        def look_up_documents(indices: tf.Tensor) -> tf.data.Dataset:
             texts = tf.numpy_function(self.read_documents, [indices], tf.string, stateful=False)
             return tf.data.Dataset.from_tensor_slices(tf.ensure_shape(texts, [None]))
 
         # Batches contain indices, so a saved position does not contain the texts of documents.
-        return indices.batch(_LOOKUP_BATCH).flat_map(look_up)
+        return indices.batch(_LOOKUP_BATCH).flat_map(look_up_documents)

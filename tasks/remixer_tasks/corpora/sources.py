@@ -5,9 +5,9 @@ whose position cannot be saved.
 
 Reads the examples of a labelled data set from a prepared TFDS data set, or else from the published files.
 
-Published files are parsed once; the cached rows are read by index (`arrow_files.Documents.dataset`). TFDS's files are
-read in one thread, because tf.data cannot restore the position of a parallel read. In both cases, examples are shuffled
-before they are repeated, so every epoch contains each example once.
+Published files are parsed once; the cached rows are read by index (`arrow_files.ArrowDocuments.build_dataset`). TFDS's
+files are read in one thread, because tf.data cannot restore the position of a parallel read. In both cases, examples
+are shuffled before they are repeated, so every epoch contains each example once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy as np
 from remixer_t5x.errors import UserError
 from remixer_t5x.lazy_imports import seqio, tf, tfds
 from remixer_tasks.benchmarks import text_task
-from remixer_tasks.benchmarks.text_task import INTEGER, REAL, TEXT, TEXTS, Dataset, Example
+from remixer_tasks.benchmarks.text_task import INTEGER, REAL, TEXT, TEXTS, Example, LabelledDataset
 from remixer_tasks.corpora import arrow_files
 from remixer_tasks.corpora.streamed_text import START_POSITION, ShardReader, StreamedCorpus
 from remixer_tasks.corpora.text_corpus import TRAIN, VALIDATION, ParsedCorpus
@@ -52,7 +52,7 @@ class TextSource(seqio.DataSource):
         super().__init__((TRAIN, VALIDATION), performs_internal_shuffling=True)
 
     def list_shards(self, split: str) -> list[str]:
-        return self._corpus.files(split)
+        return self._corpus.list_files(split)
 
     def get_dataset(
         self,
@@ -64,12 +64,14 @@ class TextSource(seqio.DataSource):
     ) -> tf.data.Dataset:
         """Returns a dataset of {'text': UTF-8 scalar}, infinite if `repeats`; ignores seqio's other arguments."""
         if shuffle:
-            seed = _seed_or_random(seed) + self._order
-        dataset = self._corpus.documents(split).dataset(seed if shuffle else None, shard_info, shuffle and self.repeats)
+            seed = _choose_seed(seed) + self._order
+        dataset = self._corpus.open_documents(split).build_dataset(
+            seed if shuffle else None, shard_info, shuffle and self.repeats
+        )
         return dataset.map(lambda text: {'text': text})
 
 
-def _seed_or_random(seed: int | None) -> int:
+def _choose_seed(seed: int | None) -> int:
     """Returns `seed`, or a random seed if it is None."""
     return np.random.default_rng().integers(2**31).item() if seed is None else seed
 
@@ -86,7 +88,7 @@ class StreamedSource(seqio.DataSource):
         super().__init__((TRAIN, VALIDATION))
 
     def list_shards(self, split: str) -> list[str]:
-        return list(self._corpus.shards(split).files)
+        return list(self._corpus.open_shards(split).files)
 
     def get_dataset(
         self,
@@ -102,15 +104,15 @@ class StreamedSource(seqio.DataSource):
         """
         shard = shard_info or seqio.ShardInfo(0, 1)
         if split == TRAIN:
-            return self._training_dataset(shard, f'{seed} {self._order}' if shuffle else None)
+            return self._build_training_dataset(shard, f'{seed} {self._order}' if shuffle else None)
         held_out = tf.data.Dataset.from_generator(
-            lambda: ({'text': document} for document in self._corpus.held_out_documents()),
+            lambda: ({'text': document} for document in self._corpus.get_held_out_documents()),
             output_signature={'text': tf.TensorSpec((), tf.string)},
         )
         return held_out.shard(shard.num_shards, shard.index)
 
-    def _training_dataset(self, shard: seqio.ShardInfo, seed: str | None) -> tf.data.Dataset:
-        count = self._corpus.shards(TRAIN).count
+    def _build_training_dataset(self, shard: seqio.ShardInfo, seed: str | None) -> tf.data.Dataset:
+        count = self._corpus.open_shards(TRAIN).num_shards
         if count < shard.num_shards:
             raise UserError(
                 f'STREAMS must be at most {count}, the number of shards of {self._corpus.name}, got {shard.num_shards} '
@@ -118,16 +120,18 @@ class StreamedSource(seqio.DataSource):
             )
         reader = ShardReader(self._corpus, range(shard.index, count, shard.num_shards), seed)
 
-        def read_next(position: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, tuple[tf.Tensor, tf.Tensor]]:
+        def read_next_document(position: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, tuple[tf.Tensor, tf.Tensor]]:
             kinds = [tf.string, tf.string, tf.bool]
             # The operation is declared stateless, because the next document depends only on `position`. tf.data can
             # save only such operations.
-            after, text, is_end = tf.numpy_function(reader.read_after, [position], kinds, stateful=False)
+            after, text, is_end = tf.numpy_function(reader.read_document_after, [position], kinds, stateful=False)
             for tensor in (after, text, is_end):
                 tensor.set_shape([])
             return after, (text, is_end)
 
-        documents = tf.data.Dataset.counter().scan(START_POSITION, read_next).take_while(lambda text, is_end: ~is_end)
+        documents = (
+            tf.data.Dataset.counter().scan(START_POSITION, read_next_document).take_while(lambda text, is_end: ~is_end)
+        )
         return documents.map(lambda text, is_end: {'text': text})
 
 
@@ -148,7 +152,7 @@ class TfdsSource(seqio.TfdsDataSource):
         try:
             return super().list_shards(split)
         except Exception as error:
-            raise self._unreadable_error(error) from error
+            raise self._build_unreadable_error(error) from error
 
     def get_dataset(self, *args: Any, **kwargs: Any) -> tf.data.Dataset:
         if kwargs.get('seed') is not None:
@@ -159,9 +163,9 @@ class TfdsSource(seqio.TfdsDataSource):
                 warnings.filterwarnings('ignore', 'The `deterministic` argument has no effect')
                 return super().get_dataset(*args, **kwargs)
         except Exception as error:
-            raise self._unreadable_error(error) from error
+            raise self._build_unreadable_error(error) from error
 
-    def _unreadable_error(self, error: Exception) -> UserError:
+    def _build_unreadable_error(self, error: Exception) -> UserError:
         folder = self.tfds_dataset.data_dir or os.environ.get('TFDS_DATA_DIR') or '~/tensorflow_datasets'
         reason = ' '.join(str(error).split())[:120]
         return UserError(
@@ -181,7 +185,7 @@ class _SequentialLoader(seqio.LazyTfdsLoader):
 
 
 class LabelledSource(seqio.DataSource):
-    """seqio data source of a labelled `Dataset`; files are opened when they are first needed.
+    """seqio data source of a labelled `LabelledDataset`; files are opened when they are first needed.
 
     Call `count` for the number of examples. `task_batches` sets `repeats` so that a shuffled dataset repeats forever.
     """
@@ -189,27 +193,27 @@ class LabelledSource(seqio.DataSource):
     repeats = False
     supports_arbitrary_sharding = True
 
-    def __init__(self, dataset: Dataset, splits: tuple[str, ...], data_dir: str | None = None):
+    def __init__(self, dataset: LabelledDataset, splits: tuple[str, ...], data_dir: str | None = None):
         self._dataset, self._data_dir = dataset, data_dir
         super().__init__(splits, performs_internal_shuffling=True)
 
-    def origin(self, split: str) -> str | None:
+    def find_origin(self, split: str) -> str | None:
         """Returns the TFDS folder or the files of the split, or None if the split has no data."""
-        folder = self._tfds_folder(split)
+        folder = self._find_tfds_folder(split)
         if folder:
             return folder
         raw = text_task.find_published_files(self._dataset, split, self._data_dir)
         return ', '.join(raw[1]) if raw else None
 
-    def count(self, split: str) -> int:
+    def count_examples(self, split: str) -> int:
         """Returns the number of examples before preprocessing. Raises UserError if there are none."""
-        folder = self._tfds_folder(split)
-        return self._tfds_info(folder, split).num_examples if folder else len(self._open_rows(split))
+        folder = self._find_tfds_folder(split)
+        return self._read_tfds_info(folder, split).num_examples if folder else len(self._open_parsed_rows(split))
 
     def list_shards(self, split: str) -> list[str]:
-        folder = self._tfds_folder(split)
+        folder = self._find_tfds_folder(split)
         if folder:
-            return [os.fspath(path) for path in self._tfds_info(folder, split).filepaths]
+            return [os.fspath(path) for path in self._read_tfds_info(folder, split).filepaths]
         return [str(self._parse_files(split) / _ROWS)]
 
     def get_dataset(
@@ -222,17 +226,19 @@ class LabelledSource(seqio.DataSource):
     ) -> tf.data.Dataset:
         """Returns a dataset of examples as flat dicts; ignores seqio's other arguments."""
         if shuffle:
-            seed = _seed_or_random(seed)
-        folder = self._tfds_folder(split)
+            seed = _choose_seed(seed)
+        folder = self._find_tfds_folder(split)
         if folder:
-            return self._tfds_dataset(folder, split, shuffle, seed, shard_info or seqio.ShardInfo(0, 1))
-        rows = self._open_rows(split).dataset(seed if shuffle else None, shard_info, shuffle and self.repeats)
+            return self._load_tfds_dataset(folder, split, shuffle, seed, shard_info or seqio.ShardInfo(0, 1))
+        rows = self._open_parsed_rows(split).build_dataset(
+            seed if shuffle else None, shard_info, shuffle and self.repeats
+        )
         return rows.map(self._parse_example)
 
-    def _tfds_dataset(
+    def _load_tfds_dataset(
         self, folder: str, split: str, shuffle: bool, seed: int | None, shard: seqio.ShardInfo
     ) -> tf.data.Dataset:
-        info = self._tfds_info(folder, split)
+        info = self._read_tfds_info(folder, split)
         is_whole = shuffle and self.repeats and shard.num_shards > 1 and info.num_examples <= _MAX_UNSHARDED_EXAMPLES
         has_enough_files = len(info.filepaths) >= shard.num_shards and not is_whole
         config = tfds.ReadConfig(
@@ -256,12 +262,12 @@ class LabelledSource(seqio.DataSource):
             examples = examples.shuffle(SHUFFLE_BUFFER, seed=seed)
         return examples.map(self._flatten_example)
 
-    def _tfds_folder(self, split: str) -> str | None:
+    def _find_tfds_folder(self, split: str) -> str | None:
         if split not in self.splits:
             raise UserError(f'the split of {self._dataset.name} must be one of {", ".join(self.splits)}, got {split!r}')
         return text_task.find_tfds_folder(self._dataset, self._data_dir)
 
-    def _tfds_info(self, folder: str, split: str) -> tfds.core.SplitInfo:
+    def _read_tfds_info(self, folder: str, split: str) -> tfds.core.SplitInfo:
         splits = tfds.builder_from_directory(folder).info.splits
         if split not in splits or not splits[split].num_examples:
             raise UserError(f'{folder} has no examples of split {split!r}; prepare the TFDS data set again')
@@ -287,11 +293,11 @@ class LabelledSource(seqio.DataSource):
         """Returns the cache folder of the split's parsed rows; parses the published files if necessary."""
         raw = text_task.find_published_files(self._dataset, split, self._data_dir)
         if raw is None:
-            raise UserError(text_task.missing_files_message(self._dataset, split, self._data_dir))
+            raise UserError(text_task.describe_missing_files(self._dataset, split, self._data_dir))
         layout, paths = raw
-        states = [cache.file_state(path) for path in paths]
-        name = cache.hash_values('rows 3', self._dataset.name, split, sorted(self._dataset.features), states)
-        folder = cache.cache_root() / 'rows' / name
+        states = [cache.read_file_state(path) for path in paths]
+        name = cache.hash_cache_key('rows 3', self._dataset.name, split, sorted(self._dataset.features), states)
+        folder = cache.get_cache_root() / 'rows' / name
         if not folder.exists():
             with cache.create_cache_entry(folder) as temporary:
                 temporary.mkdir()
@@ -300,14 +306,14 @@ class LabelledSource(seqio.DataSource):
                 if not records:
                     raise UserError(f'{", ".join(paths)} has no examples; download it again, or choose another split')
                 arrow_files.write_documents(temporary / _ROWS, ((record, None) for record in records), lambda: '')
-                notice.done(f'{len(records):,} examples')
+                notice.print_result(f'{len(records):,} examples')
                 cache.mark_complete(temporary)
         cache.check_file_sizes(folder)
         return folder
 
-    def _open_rows(self, split: str) -> arrow_files.Documents:
+    def _open_parsed_rows(self, split: str) -> arrow_files.ArrowDocuments:
         folder = self._parse_files(split)
-        return arrow_files.Documents([folder / _ROWS], repair=cache.repair_advice(folder))
+        return arrow_files.ArrowDocuments([folder / _ROWS], repair=cache.describe_repair(folder))
 
     def _serialize_example(self, example: Example) -> bytes:
         features = {name: _encode_feature(kind, example[name]) for name, kind in self._dataset.features.items()}

@@ -17,23 +17,23 @@ from typing import Any, Protocol
 from remixer_t5x import ranges
 from remixer_t5x.errors import UserError
 from remixer_t5x.lazy_imports import seqio
-from remixer_tasks.corpora.text_corpus import TRAIN, VALIDATION, hash_fraction
+from remixer_tasks.corpora.text_corpus import TRAIN, VALIDATION, hash_to_fraction
 
 START_POSITION = b''
 
 
-class Shards(Protocol):
+class DocumentShards(Protocol):
     """Interface to the documents of a split, in numbered shards."""
 
     @property
-    def count(self) -> int:
+    def num_shards(self) -> int:
         """The number of shards."""
 
     @property
     def files(self) -> Sequence[str]:
         """Paths or URLs of the data, by which a resumed run detects that the data has changed."""
 
-    def read(self, shard: int, state: Any) -> Iterator[tuple[str, Any]]:
+    def read_documents(self, shard: int, state: Any) -> Iterator[tuple[str, Any]]:
         """Yields (document, JSON state) pairs of a shard, after `state`, or from the start if `state` is None."""
 
 
@@ -46,31 +46,31 @@ class StreamedCorpus:
     """
 
     def __init__(
-        self, name: str, identity: str, open_split: Callable[[str], Shards], validation_fraction: float | None
+        self, name: str, identity: str, open_split: Callable[[str], DocumentShards], validation_fraction: float | None
     ):
         if validation_fraction is not None:
             ranges.check_setting('validation_fraction', validation_fraction, ranges.OpenFraction)
-        self.name, self.training_identity = name, identity
+        self.name, self.training_data_key = name, identity
         self._open_split, self._fraction = open_split, validation_fraction
-        self._opened: dict[str, Shards] = {}
+        self._opened: dict[str, DocumentShards] = {}
         self._lock = threading.Lock()
         self._held_out: list[bytes] = []
-        self._more_held_out: Iterator[bytes] = self._find_held_out()
+        self._more_held_out: Iterator[bytes] = self._read_held_out_documents()
 
-    def source(self, order: int = 0) -> seqio.DataSource:
+    def create_source(self, order: int = 0) -> seqio.DataSource:
         # Imported lazily, because `sources` imports seqio.
         from remixer_tasks.corpora.sources import StreamedSource
 
         return StreamedSource(self, order)
 
-    def training_documents(self) -> Iterator[str]:
+    def read_training_documents(self) -> Iterator[str]:
         raise UserError(
             f'a vocabulary cannot be trained on {self.name}, which is streamed (HF_STREAMING=True); pass '
             "--gin.VOCABULARY='@vocabularies.sentencepiece()' --gin.VOCABULARY_PATH=/path/to/spiece.model "
             "--gin.VOCAB_SIZE=32128, or --gin.VOCABULARY='@vocabularies.byte()' --gin.VOCAB_SIZE=384"
         )
 
-    def shards(self, split: str) -> Shards:
+    def open_shards(self, split: str) -> DocumentShards:
         """Returns the shards of a split, or those of 'train' if validation documents are held out from 'train'."""
         opened = TRAIN if self._fraction is not None else split
         if opened not in self._opened:
@@ -79,9 +79,9 @@ class StreamedCorpus:
 
     def is_held_out(self, document: bytes) -> bool:
         """Returns whether a document in the training shards is held out."""
-        return self._fraction is not None and hash_fraction(document) < self._fraction
+        return self._fraction is not None and hash_to_fraction(document) < self._fraction
 
-    def held_out_documents(self) -> Iterator[bytes]:
+    def get_held_out_documents(self) -> Iterator[bytes]:
         """Yields the documents of 'validation', in the order of the shards. Raises UserError if there are none."""
         for number in itertools.count():
             with self._lock:
@@ -90,17 +90,17 @@ class StreamedCorpus:
                         document = next(self._more_held_out, None)
                     except BaseException:
                         # A generator cannot continue after an error, so the next call reads the shards again.
-                        self._more_held_out = itertools.islice(self._find_held_out(), number, None)
+                        self._more_held_out = itertools.islice(self._read_held_out_documents(), number, None)
                         raise
                     if document is None:
                         return
                     self._held_out.append(document)
             yield self._held_out[number]
 
-    def _find_held_out(self) -> Iterator[bytes]:
-        shards = self.shards(VALIDATION)
-        for shard in range(shards.count):
-            for text, _ in shards.read(shard, None):
+    def _read_held_out_documents(self) -> Iterator[bytes]:
+        shards = self.open_shards(VALIDATION)
+        for shard in range(shards.num_shards):
+            for text, _ in shards.read_documents(shard, None):
                 document = text.encode()
                 if self._fraction is None or self.is_held_out(document):
                     yield document
@@ -124,7 +124,7 @@ class ShardReader:
         self._position: bytes | None = None
         self._documents: Iterator[tuple[bytes, bytes]] = iter(())
 
-    def read_after(self, position: bytes) -> tuple[bytes, bytes, bool]:
+    def read_document_after(self, position: bytes) -> tuple[bytes, bytes, bool]:
         """Returns the position after the next document, the document, and whether the end has been reached.
 
         Raises UserError if a shard cannot be read, or if an epoch has no document.
@@ -140,11 +140,11 @@ class ShardReader:
 
     def _read_from_position(self, position: bytes) -> Iterator[tuple[bytes, bytes]]:
         epoch, finished, state = json.loads(position) if position != START_POSITION else (0, 0, None)
-        shards = self._corpus.shards(TRAIN)
+        shards = self._corpus.open_shards(TRAIN)
         while True:
             is_whole, is_empty = not finished and state is None, True
             for turn, shard in list(enumerate(self._order_shards(epoch)))[finished:]:
-                for text, after in shards.read(shard, state):
+                for text, after in shards.read_documents(shard, state):
                     document = text.encode()
                     if not self._corpus.is_held_out(document):
                         is_empty = False
@@ -152,8 +152,9 @@ class ShardReader:
                 state = None
             if is_whole and is_empty:
                 raise UserError(
-                    f'{self._corpus.name} has no documents to train on in {len(self._shards)} of its {shards.count} '
-                    'shards; use a data set with text, a smaller VALIDATION_FRACTION, or fewer STREAMS'
+                    f'{self._corpus.name} has no documents to train on in {len(self._shards)} of its '
+                    f'{shards.num_shards} shards; use a data set with text, a smaller VALIDATION_FRACTION, or fewer '
+                    'STREAMS'
                 )
             if self._seed is None:
                 return

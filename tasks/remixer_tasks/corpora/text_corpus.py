@@ -49,16 +49,16 @@ class Corpus(Protocol):
         """The name of the corpus to print in messages."""
 
     @property
-    def training_identity(self) -> str:
+    def training_data_key(self) -> str:
         """A key that changes if the documents of the training split may have changed."""
 
-    def source(self, order: int = 0) -> seqio.DataSource:
+    def create_source(self, order: int = 0) -> seqio.DataSource:
         """Returns a source of examples {'text': UTF-8 scalar} with the splits 'train' and 'validation'.
 
         `order` changes the order of shuffled examples for the same seed.
         """
 
-    def training_documents(self) -> Iterator[str]:
+    def read_training_documents(self) -> Iterator[str]:
         """Yields the documents of the training split, in random order."""
 
 
@@ -90,19 +90,19 @@ class ParsedCorpus:
             ranges.check_setting('validation_fraction', self.validation_fraction, ranges.OpenFraction)
 
     @property
-    def training_identity(self) -> str:
-        return cache.hash_values(self.identity, self.validation_fraction)
+    def training_data_key(self) -> str:
+        return cache.hash_cache_key(self.identity, self.validation_fraction)
 
-    def source(self, order: int = 0) -> seqio.DataSource:
+    def create_source(self, order: int = 0) -> seqio.DataSource:
         # Imported lazily, because `sources` imports seqio.
         from remixer_tasks.corpora.sources import TextSource
 
         return TextSource(self, order)
 
-    def folder(self) -> Path:
+    def prepare_folder(self) -> Path:
         """Returns the corpus folder in the cache; parses the text first if necessary."""
-        name = cache.hash_values('corpus 2', self.identity, self.validation_fraction, self.strict)
-        folder = cache.cache_root() / 'corpora' / name
+        name = cache.hash_cache_key('corpus 2', self.identity, self.validation_fraction, self.strict)
+        folder = cache.get_cache_root() / 'corpora' / name
         if not (folder / cache.FILE_LIST).exists():
             with cache.lock_cache_entry(folder, self.name) as is_incomplete:
                 if is_incomplete:
@@ -110,35 +110,35 @@ class ParsedCorpus:
         cache.check_file_sizes(folder)
         return folder
 
-    def files(self, split: str) -> list[str]:
+    def list_files(self, split: str) -> list[str]:
         """Returns the paths of all Arrow files, followed by the path of the file with the split's row numbers."""
-        folder = self.folder()
+        folder = self.prepare_folder()
         return [str(path) for path in (*sorted(folder.glob('*.arrow')), *folder.glob(f'{split}-*.npy'))]
 
-    def documents(self, split: str) -> Any:
-        """Returns the `arrow_files.Documents` of a split."""
-        return _open_documents(tuple(self.files(split)))
+    def open_documents(self, split: str) -> Any:
+        """Returns the `arrow_files.ArrowDocuments` of a split."""
+        return _open_documents(tuple(self.list_files(split)))
 
-    def training_documents(self) -> Iterator[str]:
-        for document in tf_data.iterate_as_numpy(self.documents(TRAIN).dataset(seed=0)):
+    def read_training_documents(self) -> Iterator[str]:
+        for document in tf_data.iterate_as_numpy(self.open_documents(TRAIN).build_dataset(seed=0)):
             yield document.decode()
 
 
 @functools.cache
 def _open_documents(files: tuple[str, ...]) -> Any:
-    """Opens the files that `ParsedCorpus.files` returns; cached, so that all tasks and streams share open files."""
+    """Opens the files that `ParsedCorpus.list_files` returns; cached, so that tasks and streams share open files."""
     from remixer_tasks.corpora import arrow_files
 
     *paths, rows = map(Path, files)
-    repair = cache.repair_advice(rows.parent)
+    repair = cache.describe_repair(rows.parent)
     try:
         numbers = np.load(rows, mmap_mode='r', allow_pickle=False)
     except (OSError, ValueError) as error:
         raise UserError(f'{rows} is damaged ({root_cause_message(error)}); {repair}') from error
-    return arrow_files.Documents(paths, numbers, repair)
+    return arrow_files.ArrowDocuments(paths, numbers, repair)
 
 
-def hash_fraction(document: bytes) -> float:
+def hash_to_fraction(document: bytes) -> float:
     """Hashes a document to a number in [0, 1), so that its split does not depend on other documents."""
     return int.from_bytes(hashlib.sha256(document).digest()[:6], 'big') / 2**48
 
@@ -149,11 +149,11 @@ def _parse_corpus(corpus: ParsedCorpus, folder: Path) -> None:
 
     notice, malformed = ProgressNotice(f'reading {corpus.name}'), BadRecords(corpus.strict)
     paths = _write_arrow_files(corpus, corpus.read, 'documents', folder, malformed, notice)
-    shares = arrow_files.Documents(paths).hash_fractions()
+    shares = arrow_files.ArrowDocuments(paths).get_hash_fractions()
     if corpus.read_validation is None:
         if len(shares) == 1:
             raise UserError(f'{corpus.name} is a single {corpus.unit}; {_HOLD_OUT_ADVICE[corpus.unit]}')
-        split_shares = arrow_files.Documents(paths).hash_fractions(-1)
+        split_shares = arrow_files.ArrowDocuments(paths).get_hash_fractions(-1)
         is_held_out = split_shares < corpus.validation_fraction
         if len(shares):
             # The document with the smallest hash is always held out, and the one with the largest hash never is.
@@ -163,23 +163,24 @@ def _parse_corpus(corpus: ParsedCorpus, folder: Path) -> None:
                 raise UserError(f'all {len(shares):,} {corpus.unit}s of {corpus.name} are identical; {advice}')
     else:
         paths = _write_arrow_files(corpus, corpus.read_validation, 'held_out', folder, malformed, notice)
-        held_out = arrow_files.Documents(paths).hash_fractions()
+        held_out = arrow_files.ArrowDocuments(paths).get_hash_fractions()
         is_held_out = np.repeat([False, True], [len(shares), len(held_out)])
         shares = np.concatenate([shares, held_out])
     # The digest is part of the file name, so that a resumed run detects changed text without reading it.
     digest = hashlib.sha256(shares.tobytes()).hexdigest()[:16]
     for split, numbers in {TRAIN: np.flatnonzero(~is_held_out), VALIDATION: np.flatnonzero(is_held_out)}.items():
         if not len(numbers):
-            raise UserError(
-                f'{corpus.name} has no {split} {corpus.unit}s{malformed.summary()}; check the files and settings'
-            )
+            skipped = malformed.describe_skipped_records()
+            raise UserError(f'{corpus.name} has no {split} {corpus.unit}s{skipped}; check the files and settings')
         np.save(folder / 'rows.tmp.npy', numbers)
         temporary_files.sync_and_rename(folder / 'rows.tmp.npy', folder / f'{split}-{digest}.npy')
     for path in folder.glob('*.unfinished'):
         # A killed process has left this file.
         path.unlink(missing_ok=True)
     count = int(is_held_out.sum())
-    notice.done(f'{len(shares) - count:,} {corpus.unit}s for training, {count:,} held out{malformed.summary()}')
+    notice.print_result(
+        f'{len(shares) - count:,} {corpus.unit}s for training, {count:,} held out{malformed.describe_skipped_records()}'
+    )
     cache.mark_complete(folder)
 
 
@@ -196,12 +197,14 @@ def _write_arrow_files(
     paths = [folder / f'{name}-{number:05d}.arrow' for number in range(len(functions))]
     jobs = [(function, path, corpus.strict) for function, path in zip(functions, paths, strict=True)]
     if len(jobs) == 1:
-        results = iter([_write_arrow_file(*jobs[0], lambda count: notice.update(lambda: f'{count:,} {corpus.unit}s'))])
+        results = iter(
+            [_write_arrow_file(*jobs[0], lambda count: notice.update_progress(lambda: f'{count:,} {corpus.unit}s'))]
+        )
     else:
         results = workers.map_in_order(_write_arrow_file, jobs, workers.count_cores())
     for number, counts in enumerate(results, 1):
-        malformed.add_counts(counts)
-        notice.step(number, len(jobs), 'parts')
+        malformed.add_skipped_counts(counts)
+        notice.report_step(number, len(jobs), 'parts')
     return paths
 
 
@@ -215,7 +218,7 @@ def _write_arrow_file(
         return untrusted_files.parse_json(arrow_files.read_notes(path))
     malformed = BadRecords(strict)
 
-    def documents() -> Iterator[tuple[bytes, bytes | None]]:
+    def iterate_documents() -> Iterator[tuple[bytes, bytes | None]]:
         for number, document in enumerate(read(malformed), 1):
             yield document.encode(), document.split_key.encode() if isinstance(document, KeyedDocument) else None
             progress(number)
@@ -224,8 +227,10 @@ def _write_arrow_file(
     unfinished = path.with_suffix(f'.{os.getpid()}.unfinished')
     try:
         with cache.wrap_write_errors():
-            arrow_files.write_documents(unfinished, documents(), lambda: json.dumps(malformed.counts()))
+            arrow_files.write_documents(
+                unfinished, iterate_documents(), lambda: json.dumps(malformed.get_skipped_counts())
+            )
             temporary_files.sync_and_rename(unfinished, path)
     finally:
         unfinished.unlink(missing_ok=True)
-    return malformed.counts()
+    return malformed.get_skipped_counts()

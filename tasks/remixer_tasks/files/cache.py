@@ -36,7 +36,7 @@ class FileState(NamedTuple):
     mtime: int
 
 
-def file_state(path: str) -> FileState:
+def read_file_state(path: str) -> FileState:
     """Returns the state of a local or remote file. Raises UserError if the file does not exist."""
     try:
         if '://' in path:
@@ -50,12 +50,12 @@ def file_state(path: str) -> FileState:
         ) from error
 
 
-def cache_root() -> Path:
+def get_cache_root() -> Path:
     """Returns the cache folder: $REMIXER_T5X_CACHE, or ~/.cache/remixer_t5x."""
     return Path(os.environ.get('REMIXER_T5X_CACHE') or '~/.cache/remixer_t5x').expanduser()
 
 
-def hash_values(*parts: Any) -> str:
+def hash_cache_key(*parts: Any) -> str:
     """Returns a cache entry's name: the first 32 hexadecimal digits of the SHA-256 of `parts` (JSON values)."""
     text = json.dumps(parts, sort_keys=True, ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
@@ -95,8 +95,8 @@ def lock_cache_entry(folder: Path, name: str) -> Iterator[bool]:
             if getattr(error, 'errno', errno.ENOLCK) not in (errno.ENOLCK, errno.ENOTSUP):
                 raise
             raise UserError(
-                f'the disk of the cache {cache_root()} must support file locks ({error}); set REMIXER_T5X_CACHE to a '
-                'local folder'
+                f'the disk of the cache {get_cache_root()} must support file locks ({error}); set REMIXER_T5X_CACHE to '
+                'a local folder'
             ) from error
         try:
             yield not (folder / FILE_LIST).exists()
@@ -118,8 +118,8 @@ def wrap_write_errors() -> Iterator[None]:
         full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         if error.errno in (*full, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR):
             raise UserError(
-                f'cannot write to the cache {cache_root()} ({os.strerror(error.errno)}); set REMIXER_T5X_CACHE to a '
-                'writable folder with free space'
+                f'cannot write to the cache {get_cache_root()} ({os.strerror(error.errno)}); set REMIXER_T5X_CACHE to '
+                'a writable folder with free space'
             ) from error
         raise
 
@@ -144,13 +144,13 @@ def check_file_sizes(folder: Path) -> None:
         # A damaged list may contain another JSON type, or names that are too long for the file system.
         name = getattr(error, 'filename', None) or folder / FILE_LIST
         raise UserError(
-            f'{name} is missing or damaged ({root_cause_message(error)}); {repair_advice(folder)}'
+            f'{name} is missing or damaged ({root_cause_message(error)}); {describe_repair(folder)}'
         ) from error
     if damaged:
-        raise UserError(f'{folder / damaged[0]} was truncated or changed; {repair_advice(folder)}')
+        raise UserError(f'{folder / damaged[0]} was truncated or changed; {describe_repair(folder)}')
 
 
-def repair_advice(folder: Path) -> str:
+def describe_repair(folder: Path) -> str:
     """Returns the advice to print if a cache entry is damaged."""
     return f'delete the folder {folder} to recreate it'
 
@@ -163,26 +163,26 @@ class ProgressNotice:
         self._tenths = 0
         self._start = self._drawn = time.monotonic()
         self._terminal = sys.stderr.isatty()
-        self._print(f'{what} ...', last=not self._terminal)
+        self._print_line(f'{what} ...', last=not self._terminal)
 
-    def update(self, progress: Callable[[], str]) -> None:
+    def update_progress(self, progress: Callable[[], str]) -> None:
         """Redraws the line with the string that `progress` returns, at most twice per second; does nothing in a log."""
         if self._terminal and time.monotonic() - self._drawn > _REDRAW_SECONDS:
             self._drawn = time.monotonic()
-            self._print(f'{self._what}: {progress()} ...', last=False)
+            self._print_line(f'{self._what}: {progress()} ...', last=False)
 
-    def step(self, number: int, total: int, things: str) -> None:
+    def report_step(self, number: int, total: int, things: str) -> None:
         """Reports progress, such as 'parsed 3 of 7 parts' (in a log, every 10%). Prints nothing if `total` is 1."""
         tenths = 10 * number // total
         if total > 1 and (self._terminal or tenths > self._tenths):
             self._tenths = tenths
             text = f'{self._what}: parsed {number} of {total} {things}'
-            self._print(f'{text} ...' if self._terminal else text, last=not self._terminal)
+            self._print_line(f'{text} ...' if self._terminal else text, last=not self._terminal)
 
-    def done(self, result: str) -> None:
+    def print_result(self, result: str) -> None:
         """Prints the final line, with `result` and the elapsed seconds."""
-        self._print(f'{self._what}: {result} ({time.monotonic() - self._start:.1f} s)', last=True)
+        self._print_line(f'{self._what}: {result} ({time.monotonic() - self._start:.1f} s)', last=True)
 
-    def _print(self, text: str, last: bool) -> None:
+    def _print_line(self, text: str, last: bool) -> None:
         start = '\r\x1b[2K' if self._terminal else ''
         print(start + text, end='\n' if last else '', file=sys.stderr, flush=True)

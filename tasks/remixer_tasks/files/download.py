@@ -17,7 +17,7 @@ from remixer_t5x import temporary_files
 from remixer_t5x.errors import UserError, suggest_similar_name
 from remixer_tasks import catalogue
 from remixer_tasks.benchmarks import text_task
-from remixer_tasks.benchmarks.text_task import Dataset, PublishedFile
+from remixer_tasks.benchmarks.text_task import LabelledDataset, PublishedFile
 from remixer_tasks.files.cache import ProgressNotice
 
 _CHUNK = 1 << 20
@@ -26,7 +26,7 @@ _TIMEOUT_SECONDS = 30
 
 
 def download_files(name: str, source: str | None = None, data_dir: str | None = None) -> list[str]:
-    """Downloads or copies the files of a task or data set into `catalogue.download_folder(data_dir)`.
+    """Downloads or copies the files of a task or data set into `catalogue.get_download_folder(data_dir)`.
 
     Args:
         name: name of a task, such as 'cogs_v001', or of a data set, such as 'super_glue/CB'.
@@ -36,7 +36,7 @@ def download_files(name: str, source: str | None = None, data_dir: str | None = 
         Lines to print: a summary, the location of each split, and the terms of use.
     """
     dataset = find_dataset(name)
-    folder = Path(catalogue.download_folder(data_dir))
+    folder = Path(catalogue.get_download_folder(data_dir))
     origins = catalogue.locate_splits(dataset, data_dir)
     if source is None and all(origins.values()):
         return [f'{dataset.name} already exists, nothing was downloaded', *_describe_splits(dataset, origins)]
@@ -57,7 +57,7 @@ def download_files(name: str, source: str | None = None, data_dir: str | None = 
     return lines
 
 
-def find_dataset(name: str) -> Dataset:
+def find_dataset(name: str) -> LabelledDataset:
     """Returns the data set `name`, or the data set of the task `name`. Raises UserError for an unknown name."""
     named = {**catalogue.DATASETS, **{task.name: task.dataset for task in catalogue.TASKS.values()}}
     if name not in named:
@@ -66,13 +66,13 @@ def find_dataset(name: str) -> Dataset:
     return named[name]
 
 
-def _describe_splits(dataset: Dataset, origins: dict[str, str | None]) -> list[str]:
+def _describe_splits(dataset: LabelledDataset, origins: dict[str, str | None]) -> list[str]:
     width = max(len(word) for word in (*origins, 'terms')) + 2
     lines = [f'{split:<{width}}{origin or "not among the files of this data set"}' for split, origin in origins.items()]
     return [*lines, f'{"terms":<{width}}{dataset.terms}']
 
 
-def _fetch_file(dataset: Dataset, download: PublishedFile, folder: Path, source: str | None, name: str) -> bool:
+def _fetch_file(dataset: LabelledDataset, download: PublishedFile, folder: Path, source: str | None, name: str) -> bool:
     """Downloads or copies one file unless its data is already in `folder`; returns whether the file is new."""
     file_name, target = os.path.basename(urllib.parse.urlparse(download.url).path), folder / download.folder
     if download.unzip:
@@ -82,7 +82,7 @@ def _fetch_file(dataset: Dataset, download: PublishedFile, folder: Path, source:
             if files
         )
     else:
-        is_there = (target / file_name).is_file() and _file_sha256(target / file_name) == download.sha256
+        is_there = (target / file_name).is_file() and _compute_file_sha256(target / file_name) == download.sha256
     if is_there:
         return False
     try:
@@ -98,21 +98,21 @@ def _fetch_file(dataset: Dataset, download: PublishedFile, folder: Path, source:
                 )
                 _download_file(download.url, file, offline)
             else:
-                origin = str(_find_copy(Path(source).expanduser(), file_name, download))
+                origin = str(_find_local_copy(Path(source).expanduser(), file_name, download))
                 shutil.copyfile(origin, file)
-            if (actual := _file_sha256(file)) != download.sha256:
+            if (actual := _compute_file_sha256(file)) != download.sha256:
                 raise UserError(
                     f'{origin} must have SHA-256 {download.sha256}, got {actual}: it is damaged or another version; '
                     f'get it from {download.url} again'
                 )
             if not download.unzip:
-                _move_into_place(file, target / file_name)
+                _move_file_into_place(file, target / file_name)
                 return True
             extracted = temporary_folder / 'extracted'
             with zipfile.ZipFile(file) as archive:
                 archive.extractall(extracted)
             for path in sorted(path for path in extracted.rglob('*') if path.is_file()):
-                _move_into_place(path, target / path.relative_to(extracted))
+                _move_file_into_place(path, target / path.relative_to(extracted))
     except OSError as error:
         raise UserError(
             f'cannot write to {folder} ({error}); set REMIXER_T5X_CACHE, or DATA_DIR if it is set, to a writable '
@@ -121,11 +121,11 @@ def _fetch_file(dataset: Dataset, download: PublishedFile, folder: Path, source:
     return True
 
 
-def _move_into_place(file: Path, target_file: Path) -> None:
+def _move_file_into_place(file: Path, target_file: Path) -> None:
     target_file.parent.mkdir(parents=True, exist_ok=True)
     if not target_file.exists():
         temporary_files.sync_and_rename(file, target_file)
-    elif not target_file.is_file() or _file_sha256(target_file) != _file_sha256(file):
+    elif not target_file.is_file() or _compute_file_sha256(target_file) != _compute_file_sha256(file):
         raise UserError(f'{target_file} exists, but is not the published file; move it and run the command again')
 
 
@@ -137,7 +137,7 @@ def _download_file(url: str, file: Path, offline: str) -> None:
             length = int(response.headers.get('Content-Length') or 0)
             while chunk := response.read(_CHUNK):
                 out.write(chunk)
-                notice.update(lambda: f'{_format_megabytes(out.tell())} of {_format_megabytes(length)}')
+                notice.update_progress(lambda: f'{_format_megabytes(out.tell())} of {_format_megabytes(length)}')
             result = _format_megabytes(out.tell())
     except (urllib.error.URLError, TimeoutError, ConnectionError, http.client.HTTPException) as error:
         cause = getattr(error, 'reason', error)
@@ -145,14 +145,14 @@ def _download_file(url: str, file: Path, offline: str) -> None:
             f'{url} cannot be read ({getattr(cause, "strerror", None) or cause}); run the command again, or, {offline}'
         ) from error
     finally:
-        notice.done(result)
+        notice.print_result(result)
 
 
 def _format_megabytes(count: int) -> str:
     return f'{count / 1e6:.1f} MB'
 
 
-def _find_copy(source: Path, name: str, download: PublishedFile) -> Path:
+def _find_local_copy(source: Path, name: str, download: PublishedFile) -> Path:
     """Returns the path of the file `name` in `source` or in its subfolder. Raises UserError if the file is missing."""
     if not source.is_dir():
         raise UserError(f'--from must be a folder, got {source}; use the folder with {name}')
@@ -162,6 +162,6 @@ def _find_copy(source: Path, name: str, download: PublishedFile) -> Path:
     raise UserError(f'{source} must contain the file {name}; get it from {download.url} (SHA-256 {download.sha256})')
 
 
-def _file_sha256(path: Path) -> str:
+def _compute_file_sha256(path: Path) -> str:
     with open(path, 'rb') as file:
         return hashlib.file_digest(file, 'sha256').hexdigest()

@@ -53,7 +53,7 @@ class BadRecords:
         self._first: list[str] = []
         self.count = self._empty_count = 0
 
-    def record(self, path: str, line: int, reason: str) -> None:
+    def add_malformed_record(self, path: str, line: int, reason: str) -> None:
         """Records an unreadable line or row; `line` is its 1-based number. Raises UserError if strict."""
         problem = f'{path}:{line}: {reason}'
         if self._strict:
@@ -62,23 +62,23 @@ class BadRecords:
         if self.count <= _MAX_SHOWN:
             self._first.append(problem)
 
-    def record_empty(self, path: str, line: int) -> None:
+    def add_empty_record(self, path: str, line: int) -> None:
         """Records a line or row without text. Raises UserError if strict."""
         if self._strict:
             raise UserError(f'{path}:{line}: the text is empty; {self._line_advice}')
         self._empty_count += 1
 
-    def counts(self) -> dict[str, Any]:
-        """Returns the counts of skipped records as a JSON object, for `add_counts`."""
+    def get_skipped_counts(self) -> dict[str, Any]:
+        """Returns the counts of skipped records as a JSON object, for `add_skipped_counts`."""
         return {'skipped': self.count, 'empty': self._empty_count, 'first': self._first}
 
-    def add_counts(self, counts: dict[str, Any]) -> None:
+    def add_skipped_counts(self, counts: dict[str, Any]) -> None:
         """Adds the counts of another `BadRecords` object, as returned by its method `counts`."""
         self.count += counts['skipped']
         self._empty_count += counts['empty']
         self._first = [*self._first, *counts['first']][:_MAX_SHOWN]
 
-    def summary(self) -> str:
+    def describe_skipped_records(self) -> str:
         """Returns the counts and locations of skipped records, to append to a message; '' if there are none."""
         more = ', ...' if self.count > _MAX_SHOWN else ''
         malformed = f', {self.count:,} malformed skipped ({", ".join(self._first)}{more})' if self.count else ''
@@ -138,13 +138,13 @@ def read_valid_lines(
                     number += 1
                     if len(line.removesuffix('\n').removesuffix('\r')) > longest:
                         # Records the error before skipping the rest of the line, because skipping may take minutes.
-                        malformed.record(path, number, f'the line has more than {longest:,} characters')
+                        malformed.add_malformed_record(path, number, f'the line has more than {longest:,} characters')
                         while line and not line.endswith('\n'):
                             line = text.readline(_CHUNK)
                     elif '\0' in line:
-                        malformed.record(path, number, 'a NUL character')
+                        malformed.add_malformed_record(path, number, 'a NUL character')
                     elif not line.isascii() and _NOT_UTF_8.search(line):
-                        malformed.record(path, number, 'invalid UTF-8')
+                        malformed.add_malformed_record(path, number, 'invalid UTF-8')
                     else:
                         yield number, line.rstrip('\r\n')
             except UnicodeError as error:
@@ -186,10 +186,10 @@ class RowLayout:
 
     def detect_format(self, path: str) -> str:
         """Returns the format of the file `path`. Raises UserError if `format` is None and the extension is unknown."""
-        return self.format or format_by_extension(path, EXTENSIONS, 'PAIRS_FORMAT')
+        return self.format or find_format_by_extension(path, EXTENSIONS, 'PAIRS_FORMAT')
 
 
-def format_by_extension(path: str, formats: Mapping[str, str], setting: str) -> str:
+def find_format_by_extension(path: str, formats: Mapping[str, str], setting: str) -> str:
     """Returns the format for a file's extension, ignoring .gz. Raises UserError for an unknown extension."""
     name = path.lower().removesuffix('.gz').rsplit('/', 1)[-1]
     extension = name.rpartition('.')[2] if '.' in name else ''
@@ -226,7 +226,7 @@ def read_json_rows(path: str, longest: int, malformed: BadRecords, encoding: str
             command = "jq -c '.[]'" if '[' in line else 'jq -c .'
             raise UserError(f'{path} must have one JSON object on each line; run {command} FILE > FILE.jsonl')
         else:
-            malformed.record(path, number, problem)
+            malformed.add_malformed_record(path, number, problem)
         is_first = False
 
 
@@ -271,7 +271,7 @@ def _read_csv_cells(path: str, layout: RowLayout, malformed: BadRecords) -> Iter
                     f'{path} line {first}: a quoted cell that starts here is never closed ({error}); '
                     'correct the line, or set PAIRS_FORMAT'
                 ) from error
-            malformed.record(path, last, f'invalid CSV ({error})')
+            malformed.add_malformed_record(path, last, f'invalid CSV ({error})')
             continue
         # A row that contains a malformed line is incomplete.
         if malformed.count == skipped:
@@ -292,8 +292,8 @@ def _convert_cells_to_rows(
         first, names = [(number, names)], [str(column) for column in range(len(names))]
     elif malformed.count > skipped:
         raise UserError(
-            f'{path}: the line of column names cannot be read{malformed.summary()}; correct it, or set ENCODING, as in '
-            "ENCODING = 'latin-1'"
+            f'{path}: the line of column names cannot be read{malformed.describe_skipped_records()}; correct it, or '
+            "set ENCODING, as in ENCODING = 'latin-1'"
         )
     if duplicates := sorted(name for name, count in collections.Counter(names).items() if count > 1):
         raise UserError(f'the columns of {path} must have different names, got {duplicates[0]!a:.60} twice; rename one')
@@ -303,12 +303,12 @@ def _convert_cells_to_rows(
             blank = blank or number
             continue
         if blank:
-            malformed.record(path, blank, 'a blank line')
+            malformed.add_malformed_record(path, blank, 'a blank line')
             blank = 0
         if len(row) == len(names):
             yield number, dict(zip(names, row, strict=True))
         else:
-            malformed.record(path, number, f'{len(row)} columns, the first line has {len(names)}')
+            malformed.add_malformed_record(path, number, f'{len(row)} columns, the first line has {len(names)}')
 
 
 def read_parquet_rows(

@@ -65,7 +65,7 @@ def main() -> None:
     function, jobs, count = pickle.load(sys.stdin.buffer)
     with ProcessPoolExecutor(min(count, len(jobs)), multiprocessing.get_context('fork')) as pool:
         finished = pool.map(functools.partial(_run_job, function), jobs)
-        threading.Thread(target=_end_with_parent, daemon=True).start()
+        threading.Thread(target=_exit_with_parent, daemon=True).start()
         try:
             for result in finished:
                 results.write(pickle.dumps(result))
@@ -73,7 +73,7 @@ def main() -> None:
             results.write(pickle.dumps((UserError, _KILLED)))
 
 
-def _end_with_parent() -> None:
+def _exit_with_parent() -> None:
     # The pipe closes when the parent process ends, even if the parent is killed.
     sys.stdin.buffer.read()
     os.killpg(0, signal.SIGKILL)

@@ -40,7 +40,7 @@ _WHITE_SPACE = frozenset(
 )
 
 
-def _character_class(character: str) -> str:
+def _classify_character(character: str) -> str:
     if character == ' ':
         return '_'
     if character in _WHITE_SPACE:
@@ -49,7 +49,7 @@ def _character_class(character: str) -> str:
 
 
 def split_words(text: str) -> Iterator[str]:
-    classes, position = ''.join(map(_character_class, text)), 0
+    classes, position = ''.join(map(_classify_character, text)), 0
     while position < len(text):
         word = _CONTRACTION.match(text, position) or _WORD.match(classes, position)
         assert word is not None
@@ -58,7 +58,7 @@ def split_words(text: str) -> Iterator[str]:
 
 
 @functools.cache
-def byte_letters() -> tuple[str, ...]:
+def list_byte_characters() -> tuple[str, ...]:
     """Returns the characters that represent the 256 bytes in tokenizer files; a printable byte represents itself."""
     printed = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = iter(range(256, 512))
@@ -122,7 +122,7 @@ class BytePairs(Vocabulary):
     @functools.cached_property
     def token_texts(self) -> list[bytes]:
         """The text of each id as bytes; empty for padding and the end token."""
-        byte_of_letter = {letter: byte for byte, letter in enumerate(byte_letters())}
+        byte_of_letter = {letter: byte for byte, letter in enumerate(list_byte_characters())}
         pieces, _, added = self._file_contents
         texts = [b''] * (1 + len({**pieces, **added}))
         for piece, index in pieces.items():
@@ -142,7 +142,7 @@ class BytePairs(Vocabulary):
         return len(self.token_texts)
 
     def encode(self, text: str) -> list[int]:
-        letters, (pieces, _, added) = byte_letters(), self._file_contents
+        letters, (pieces, _, added) = list_byte_characters(), self._file_contents
         ids: list[int] = []
         for part in self._split_at_added_tokens(text):
             if part in added:

@@ -24,7 +24,7 @@ from typing import Any
 from remixer_t5x import tokenizer_files, untrusted_files
 from remixer_t5x.base_vocabulary import Vocabulary
 from remixer_t5x.errors import UserError, import_optional, root_cause_message
-from remixer_tasks.vocabulary.byte_pairs import byte_letters
+from remixer_tasks.vocabulary.byte_pairs import list_byte_characters
 
 # Accepted types of each component of a tokenizer.json.
 ALLOWED_COMPONENTS = {
@@ -150,7 +150,7 @@ class HuggingFaceTokenizer(Vocabulary):
     def token_texts(self) -> list[bytes]:
         """The text of each id as bytes; empty for special tokens and the unknown token."""
         if 'ByteLevel' in str(json.loads(self._tokenizer.to_str()).get('decoder')):
-            byte_of_letter = {letter: bytes([byte]) for byte, letter in enumerate(byte_letters())}
+            byte_of_letter = {letter: bytes([byte]) for byte, letter in enumerate(list_byte_characters())}
             texts = [b''.join(byte_of_letter.get(letter, letter.encode()) for letter in piece) for piece in self.words]
         else:
             texts = [
@@ -218,7 +218,7 @@ def load_tokenizer(path: str) -> tuple[Any, list[int], list[int]]:
     """Returns the tokenizer, and the special ids that the tokenizer adds before and after a text."""
     tokenizers = import_optional('tokenizers', path, 'wordpiece')
     content = untrusted_files.read_json_object(path)
-    text = json.dumps(check_components(content, path))
+    text = json.dumps(select_supported_components(content, path))
     try:
         trial = subprocess.run(
             [sys.executable, '-c', _TRIAL_SCRIPT],
@@ -242,11 +242,11 @@ def load_tokenizer(path: str) -> tuple[Any, list[int], list[int]]:
     return tokenizer, whole[:start], whole[start + len(plain) :]
 
 
-def check_components(content: dict[str, Any], path: str) -> dict[str, Any]:
+def select_supported_components(content: dict[str, Any], path: str) -> dict[str, Any]:
     """Returns the supported components of a tokenizer.json. Raises UserError if a component is not allowed."""
     for section, allowed in ALLOWED_COMPONENTS.items():
         growth = 1.0
-        for component in _nested_components(content.get(section)):
+        for component in _iterate_components(content.get(section)):
             kind = component.get('type')
             if section == 'model' and kind is None:
                 # Older files do not specify the type of the model.
@@ -288,7 +288,7 @@ def check_components(content: dict[str, Any], path: str) -> dict[str, Any]:
     }
 
 
-def _nested_components(part: Any, depth: int = 0) -> Iterator[dict[str, Any]]:
+def _iterate_components(part: Any, depth: int = 0) -> Iterator[dict[str, Any]]:
     """Yields a component and, for a Sequence, its nested components."""
     if part is None:
         return
@@ -296,7 +296,7 @@ def _nested_components(part: Any, depth: int = 0) -> Iterator[dict[str, Any]]:
     yield part
     for value in part.values() if part.get('type') == 'Sequence' else ():
         for item in value if isinstance(value, list) else ():
-            yield from _nested_components(item, depth + 1)
+            yield from _iterate_components(item, depth + 1)
 
 
 def _is_small_setting(value: Any, depth: int = 0) -> bool:
@@ -317,10 +317,10 @@ class WordPieceVocabulary(HuggingFaceTokenizer):
 
     @functools.cached_property
     def _loaded_tokenizer(self) -> tuple[Any, list[int], list[int]]:
-        tokenizer = read_wordpiece(self._path)
+        tokenizer = load_wordpiece_tokenizer(self._path)
         return tokenizer, [tokenizer.token_to_id(CLS)], [tokenizer.token_to_id(SEP)]
 
-    def _piece_id(self, piece: str) -> int:
+    def _find_piece_id(self, piece: str) -> int:
         index = self._tokenizer.token_to_id(piece)
         if index is None:
             raise UserError(f'{self._path} has no {piece}, which BERT requires; use the tokenizer of a BERT model')
@@ -328,22 +328,22 @@ class WordPieceVocabulary(HuggingFaceTokenizer):
 
     @property
     def mask_id(self) -> int:
-        return self._piece_id(MASK)
+        return self._find_piece_id(MASK)
 
     @property
     def special_ids(self) -> tuple[int, ...]:
-        return tuple(self._piece_id(piece) for piece in (PAD, CLS, SEP, MASK))
+        return tuple(self._find_piece_id(piece) for piece in (PAD, CLS, SEP, MASK))
 
     @property
     def unk_id(self) -> int:
-        return self._piece_id(UNKNOWN)
+        return self._find_piece_id(UNKNOWN)
 
     def huggingface_ids(self, text: str) -> list[int]:
         """Encodes a text without [CLS] and [PAD]."""
         return [token for token in self._tokenizer.encode(text, add_special_tokens=False).ids if token]
 
 
-def read_wordpiece(path: str) -> Any:
+def load_wordpiece_tokenizer(path: str) -> Any:
     """Loads the tokenizer of a `tokenizer.json`, or of BERT's older `vocab.txt`.
 
     Also applies the settings and added tokens in other files of the folder.

@@ -54,11 +54,11 @@ _NORMALIZERS = (
 )
 
 
-def model_path(corpus: Corpus, pieces: int, at_most: bool) -> Path:
+def get_model_path(corpus: Corpus, pieces: int, at_most: bool) -> Path:
     """Returns the path of the trained model in the cache."""
     values = (pieces, CHARACTER_COVERAGE, *([True] if at_most else []))
-    name = cache.hash_values('vocabulary 2', corpus.training_identity, values, SAMPLE_CHARACTERS)
-    return cache.cache_root() / 'vocabularies' / f'{name}.model'
+    name = cache.hash_cache_key('vocabulary 2', corpus.training_data_key, values, SAMPLE_CHARACTERS)
+    return cache.get_cache_root() / 'vocabularies' / f'{name}.model'
 
 
 def train_missing_model(corpus: Corpus, pieces: int, at_most: bool) -> Path:
@@ -66,9 +66,9 @@ def train_missing_model(corpus: Corpus, pieces: int, at_most: bool) -> Path:
 
     Raises UserError if the text is too small for `pieces` ids, unless `at_most` allows fewer ids.
     """
-    path = model_path(corpus, pieces, at_most)
+    path = get_model_path(corpus, pieces, at_most)
     if not path.exists():
-        sample = list(_sample_lines(corpus.training_documents()))
+        sample = list(_sample_lines(corpus.read_training_documents()))
         characters = sum(map(len, sample))
         notice = ProgressNotice(
             f'training a vocabulary of {pieces} pieces on {characters / 1e6:.1f} M characters of {corpus.name}'
@@ -76,7 +76,7 @@ def train_missing_model(corpus: Corpus, pieces: int, at_most: bool) -> Path:
         model = _train_model(sample, pieces, at_most)
         with cache.create_cache_entry(path) as temporary:
             temporary.write_bytes(model)
-        notice.done(f'saved to {path}')
+        notice.print_result(f'saved to {path}')
     return path
 
 
@@ -195,7 +195,7 @@ class SentencePiece(Vocabulary):
     @property
     def sentinel_pattern(self) -> str | None:
         """A regular expression that matches the names of the `extra_ids` sentinels; None if there are none."""
-        return sentinels.sentinel_regex(self.extra_ids) if self.extra_ids else None
+        return sentinels.build_sentinel_regex(self.extra_ids) if self.extra_ids else None
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, SentencePiece) and self._path_and_extra_ids == other._path_and_extra_ids
@@ -213,7 +213,7 @@ class TrainedSentencePiece(SentencePiece):
 
     def __init__(self, corpus: Corpus, pieces: int, at_most: bool, extra_ids: int):
         self._training = (corpus, pieces, at_most)
-        super().__init__(str(model_path(*self._training)), extra_ids=extra_ids)
+        super().__init__(str(get_model_path(*self._training)), extra_ids=extra_ids)
 
     def _loaded_model(self) -> tuple[sentencepiece.SentencePieceProcessor, bytes]:
         if not os.path.exists(self.sentencepiece_model_file):
@@ -260,17 +260,17 @@ def _load_model(path: str, extra_ids: int) -> tuple[sentencepiece.SentencePieceP
     return sentencepiece.SentencePieceProcessor(model_proto=content), content
 
 
-def convert_unigram(path: str) -> Path:
+def convert_unigram_tokenizer(path: str) -> Path:
     """Converts the tokenizer.json of a T5 model to a SentencePiece model; returns its path in the cache."""
-    model = unigram_model(untrusted_files.read_json_object(Path(path)), path)
-    file = cache.cache_root() / 'vocabularies' / f'{cache.hash_values("tokenizer.json", model.hex())}.model'
+    model = build_unigram_model(untrusted_files.read_json_object(Path(path)), path)
+    file = cache.get_cache_root() / 'vocabularies' / f'{cache.hash_cache_key("tokenizer.json", model.hex())}.model'
     if not file.exists():
         with cache.create_cache_entry(file) as temporary:
             temporary.write_bytes(model)
     return file
 
 
-def unigram_model(tokenizer: dict[str, Any], where: str) -> bytes:
+def build_unigram_model(tokenizer: dict[str, Any], where: str) -> bytes:
     """Converts `tokenizer`, the content of the file `where`, to a SentencePiece model without sentinels.
 
     Raises UserError if the tokenizer is not a Unigram model like T5's.
@@ -284,7 +284,7 @@ def unigram_model(tokenizer: dict[str, Any], where: str) -> bytes:
     )
     if not is_pieces or not isinstance(unk_id, int):
         raise UserError(f'{where} must contain pieces with scores, and an unk_id; download it again')
-    steps = _list_steps(tokenizer.get('pre_tokenizer'), 'pretokenizers')
+    steps = _list_component_steps(tokenizer.get('pre_tokenizer'), 'pretokenizers')
     steps = steps[1:] if steps[:1] == [{'type': 'WhitespaceSplit'}] else steps
     tokenizer_files.check_tokenizer_settings(steps[0] if steps else None, _METASPACE, f'{where}, pre_tokenizer')
     if len(steps) > 1:
@@ -309,7 +309,7 @@ def unigram_model(tokenizer: dict[str, Any], where: str) -> bytes:
     return proto.SerializeToString(deterministic=True)
 
 
-def _list_steps(component: Any, name: str) -> list[Any]:
+def _list_component_steps(component: Any, name: str) -> list[Any]:
     """Lists the steps of a normalizer or pre-tokenizer; a Sequence stores its list of steps under the key `name`."""
     if not isinstance(component, dict):
         return []
@@ -318,7 +318,7 @@ def _list_steps(component: Any, name: str) -> list[Any]:
 
 def _read_charsmap(normalizer: Any, where: str) -> bytes:
     charsmap = b''
-    for step in _list_steps(normalizer, 'normalizers'):
+    for step in _list_component_steps(normalizer, 'normalizers'):
         if isinstance(step, dict) and step.get('type') == 'Precompiled':
             try:
                 charsmap = base64.b64decode(step.get('precompiled_charsmap') or '', validate=True)

@@ -13,18 +13,18 @@ from typing import Any
 UNUSED_BYTES = 11
 
 
-def sentinel_range(vocabulary: Any) -> tuple[int, int]:
+def find_sentinel_range(vocabulary: Any) -> tuple[int, int]:
     """Returns the id of <extra_id_0> and the number of sentinels; the ids of the others count down from this id."""
     return vocabulary.vocab_size - 1, getattr(vocabulary, 'sentinels', vocabulary.extra_ids)
 
 
 def count_ordinary_ids(vocabulary: Any) -> int:
     """Returns the number of ids below the sentinels."""
-    first, count = sentinel_range(vocabulary)
+    first, count = find_sentinel_range(vocabulary)
     return first + 1 - count
 
 
-def sentinel_regex(count: int) -> str:
+def build_sentinel_regex(count: int) -> str:
     """Returns a regular expression, for Python and TensorFlow, that matches the names of `count` sentinels."""
     return f'<extra_id_({"|".join(map(str, range(count)))})>'
 

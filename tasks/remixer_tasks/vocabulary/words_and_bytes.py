@@ -71,7 +71,7 @@ class ByteVocabulary(Vocabulary):
     @property
     def sentinel_pattern(self) -> str:
         """A regular expression that matches the names of the sentinels."""
-        return sentinels.sentinel_regex(self.sentinels)
+        return sentinels.build_sentinel_regex(self.sentinels)
 
     def encode(self, text: str) -> list[int]:
         # `re.split` returns captured sentinel numbers at the odd positions.
