@@ -21,9 +21,9 @@ def studies():
     import length
     import toy_task
     import two_sources
-    from library import records, shapes
+    from library import results_file, toy_data
 
-    modules = (competition, length, records, shapes, toy_task, two_sources)
+    modules = (competition, length, results_file, toy_data, toy_task, two_sources)
     yield types.SimpleNamespace(**{module.__name__.rpartition('.')[2]: module for module in modules})
     sys.path[:] = before[0]
     for name in set(sys.modules) - before[1]:
@@ -47,7 +47,7 @@ def parse_row(row):
 
 @pytest.mark.parametrize('length', [47, 100])
 def test_toy_task_rows_follow_the_papers_description(studies, length):
-    inputs, targets, local = studies.shapes.generate_examples(np.random.default_rng(0), 200, length)
+    inputs, targets, local = studies.toy_data.generate_examples(np.random.default_rng(0), 200, length)
     starts, first_kinds = [], []
     for row, target, guess in zip(inputs, targets, local, strict=True):
         shapes, kinds, expected = parse_row(row)
@@ -69,15 +69,15 @@ def test_toy_task_rows_follow_the_papers_description(studies, length):
 
 def test_records_ignore_an_incomplete_line(studies, tmp_path):
     file = tmp_path / 'deeper' / 'results.jsonl'
-    records = studies.records.ResultsFile(file)
+    records = studies.results_file.ResultsFile(file)
     records.append_result({'a': 1, 'b': 2}, {'x': 0.5})
     line = file.read_text()
     for cut in range(1, len(line)):
         file.write_text(line + line[:cut].replace('0.5', '0.7'))
-        reopened = studies.records.ResultsFile(file)
+        reopened = studies.results_file.ResultsFile(file)
         assert reopened.find_result({'b': 2, 'a': 1})['x'] in (0.5, 0.7)
         reopened.append_result({'a': 2, 'b': 2}, {'x': 1.5})
-        last = studies.records.ResultsFile(file)
+        last = studies.results_file.ResultsFile(file)
         assert last.find_result({'a': 2, 'b': 2}) == {'x': 1.5} and last.find_result({'a': 1, 'b': 2})
         assert last.ignored == (cut < len(line) - 1)
 

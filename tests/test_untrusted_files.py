@@ -48,7 +48,7 @@ def resume_metrics(path):
 
 
 def summarize_metrics(path):
-    if metrics_records := run_records.read_records(path):
+    if metrics_records := run_records.read_metrics_records(path):
         overview.summarize_run(run_records.RecordedRun('a', 'a', metrics_records))
 
 

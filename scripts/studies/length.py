@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
-from library.records import ResultsFile, parse_sorted_integers
+from library.results_file import ResultsFile, parse_sorted_integers
 
 from remixer_t5x.costs import model_counts
 from remixer_t5x.extras.reports.pictures import drawing

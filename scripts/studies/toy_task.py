@@ -3,8 +3,8 @@
     python scripts/studies/toy_task.py --figure toy_task.png
 
 A row contains two rectangles and two triangles; in the target, both shapes of a kind have the mean of their heights
-(shapes.py). The model has two convolutions, a token mixer and two convolutions (toy_model.py). Results are appended to
---out; running the same command again computes only missing results. --show only prints the results in --out.
+(toy_data.py). The model has two convolutions, a token mixer and two convolutions (toy_model.py). Results are appended
+to --out; running the same command again computes only missing results. --show only prints the results in --out.
 
 By default, at most 10,000 training examples are used (the paper uses up to 100,000). The paper does not specify width,
 steps, batch size, learning rate or seeds, so we chose them.
@@ -23,8 +23,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import linen as nn
-from library import shapes, toy_model
-from library.records import ResultsFile, format_summary, parse_sorted_integers
+from library import toy_data, toy_model
+from library.results_file import ResultsFile, format_summary, parse_sorted_integers
 
 from remixer_t5x.extras.reports.pictures import drawing
 
@@ -98,7 +98,7 @@ def train_and_test(mixer: str, examples: int, seed: int, settings: StudySettings
     start = time.perf_counter()
     init, train, predict = compile_training(mixer, settings)
     rng = np.random.default_rng([seed, examples])
-    inputs, targets, _ = shapes.generate_examples(rng, examples, settings.length)
+    inputs, targets, _ = toy_data.generate_examples(rng, examples, settings.length)
     order = draw_batches(rng, examples, settings.batch)
     carry, error = init(jax.random.key(seed)), float('nan')
     for first in range(0, settings.steps, CHUNK):
@@ -114,7 +114,7 @@ def train_and_test(mixer: str, examples: int, seed: int, settings: StudySettings
 
 @functools.cache
 def generate_test_examples(settings: StudySettings) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    return shapes.generate_examples(np.random.default_rng(TEST_SEED), settings.test_examples, settings.length)
+    return toy_data.generate_examples(np.random.default_rng(TEST_SEED), settings.test_examples, settings.length)
 
 
 def build_cell_settings(mixer: str, examples: int, seed: int, settings: StudySettings) -> dict[str, Any]:
@@ -214,7 +214,7 @@ def parse_arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument('--batch', type=int, default=16)
     parser.add_argument('--width', type=int, default=32, help='model width')
     parser.add_argument('--hidden', type=int, default=64, help='hidden units of MLP-Mixer and HyperMixer')
-    parser.add_argument('--length', type=int, default=100, help=f'tokens in a row, at least {shapes.SHORTEST}')
+    parser.add_argument('--length', type=int, default=100, help=f'tokens in a row, at least {toy_data.SHORTEST}')
     parser.add_argument(
         '--learning_rate', type=float, default=3e-3, help='peak learning rate of Adam, with cosine decay to 0'
     )

@@ -75,12 +75,14 @@ def read_task_statuses(data_dir: str | None = None) -> list[TaskStatus]:
         splits = []
         for split in source.splits:
             origin = source.find_origin(split)
-            splits.append(SplitStatus(split, origin, _describe_size(task.dataset, split, data_dir) if origin else ''))
+            splits.append(
+                SplitStatus(split, origin, _describe_split_size(task.dataset, split, data_dir) if origin else '')
+            )
         statuses.append(TaskStatus(task.name, splits, bool(task.dataset.downloads)))
     return statuses
 
 
-def _describe_size(dataset: LabelledDataset, split: str, data_dir: str | None) -> str:
+def _describe_split_size(dataset: LabelledDataset, split: str, data_dir: str | None) -> str:
     """Returns the number of examples or the file size of a split, or '' if the data cannot be read."""
     from remixer_tasks.corpora.sources import LabelledSource
 

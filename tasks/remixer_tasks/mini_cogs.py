@@ -119,21 +119,21 @@ class _Sampler:
     def choose_word(self, options: Iterable[str]) -> str:
         return self._random.choice(tuple(options))
 
-    def random_noun(self, *options: str) -> Phrase:
+    def sample_noun(self, *options: str) -> Phrase:
         return make_noun_phrase(self.choose_word(options), definite=self._random.random() < 0.5)
 
-    def random_agent(self) -> Phrase:
-        return self.random_noun(*NAMES, *ANIMATE, *ONLY_AGENTS)
+    def sample_agent(self) -> Phrase:
+        return self.sample_noun(*NAMES, *ANIMATE, *ONLY_AGENTS)
 
-    def random_theme(self) -> Phrase:
-        return self.random_noun(*NAMES, *ANIMATE, *THINGS)
+    def sample_theme(self) -> Phrase:
+        return self.sample_noun(*NAMES, *ANIMATE, *THINGS)
 
-    def random_person(self) -> Phrase:
-        return self.random_noun(*NAMES, *ANIMATE)
+    def sample_person(self) -> Phrase:
+        return self.sample_noun(*NAMES, *ANIMATE)
 
-    def random_object(self) -> Phrase:
+    def sample_object(self) -> Phrase:
         """Samples a direct object; unless it is a name, adds a prepositional phrase with probability 1/3."""
-        head = self.random_noun(*NAMES, *ANIMATE, *THINGS, *ONLY_OBJECTS * 4)
+        head = self.sample_noun(*NAMES, *ANIMATE, *THINGS, *ONLY_OBJECTS * 4)
         return self.add_location(head) if head.form not in NAMES and self._random.random() < 1 / 3 else head
 
     def add_location(self, head: Phrase, depth: int = 1) -> Phrase:
@@ -141,85 +141,85 @@ class _Sampler:
         if depth == 0:
             return head
         preposition = self.choose_word(PLACES)
-        return modify_noun(head, preposition, self.add_location(self.random_noun(*PLACES[preposition]), depth - 1))
+        return modify_noun(head, preposition, self.add_location(self.sample_noun(*PLACES[preposition]), depth - 1))
 
-    def random_clause(self) -> Phrase:
+    def sample_clause(self) -> Phrase:
         """Samples a clause that contains no other clause."""
         verb, dative_verb = self.choose_word(TRANSITIVE), self.choose_word(DATIVE)
         return self._random.choice(
             [
-                lambda: make_clause(ACTIVE, verb, agent=self.random_agent(), theme=self.random_object()),
-                lambda: make_clause(ACTIVE, verb, agent=self.random_agent(), theme=self.random_object()),
-                lambda: make_clause(PASSIVE_WITH_AGENT, verb, theme=self.random_theme(), agent=self.random_person()),
-                lambda: make_clause(PASSIVE, verb, theme=self.random_theme()),
+                lambda: make_clause(ACTIVE, verb, agent=self.sample_agent(), theme=self.sample_object()),
+                lambda: make_clause(ACTIVE, verb, agent=self.sample_agent(), theme=self.sample_object()),
+                lambda: make_clause(PASSIVE_WITH_AGENT, verb, theme=self.sample_theme(), agent=self.sample_person()),
+                lambda: make_clause(PASSIVE, verb, theme=self.sample_theme()),
                 lambda: make_clause(
                     DOUBLE_OBJECT,
                     dative_verb,
-                    agent=self.random_agent(),
-                    recipient=self.random_person(),
-                    theme=self.random_noun(*THINGS),
+                    agent=self.sample_agent(),
+                    recipient=self.sample_person(),
+                    theme=self.sample_noun(*THINGS),
                 ),
                 lambda: make_clause(
                     TO_DATIVE,
                     dative_verb,
-                    agent=self.random_agent(),
-                    theme=self.random_noun(*THINGS),
-                    recipient=self.random_person(),
+                    agent=self.sample_agent(),
+                    theme=self.sample_noun(*THINGS),
+                    recipient=self.sample_person(),
                 ),
                 lambda: make_clause(
-                    PASSIVE_DATIVE, dative_verb, theme=self.random_noun(*THINGS), recipient=self.random_person()
+                    PASSIVE_DATIVE, dative_verb, theme=self.sample_noun(*THINGS), recipient=self.sample_person()
                 ),
-                lambda: make_clause(INTRANSITIVE, self.choose_word(UNERGATIVE), agent=self.random_agent()),
-                lambda: make_clause(UNACCUSATIVE_CLAUSE, self.choose_word(UNACCUSATIVE), theme=self.random_theme()),
+                lambda: make_clause(INTRANSITIVE, self.choose_word(UNERGATIVE), agent=self.sample_agent()),
+                lambda: make_clause(UNACCUSATIVE_CLAUSE, self.choose_word(UNACCUSATIVE), theme=self.sample_theme()),
             ]
         )()
 
-    def random_sentence(self) -> SentenceFormPair:
+    def sample_sentence(self) -> SentenceFormPair:
         """Samples a training sentence, which has a nested clause with probability 1/3."""
-        clause = self.random_clause()
+        clause = self.sample_clause()
         if self._random.random() < 1 / 3:
-            clause = make_clause(EMBEDDED, self.choose_word(CLAUSAL), agent=self.random_agent(), ccomp=clause)
+            clause = make_clause(EMBEDDED, self.choose_word(CLAUSAL), agent=self.sample_agent(), ccomp=clause)
         return make_pair(clause)
 
-    def random_new_passive(self) -> SentenceFormPair:
-        verb, theme = self.choose_word(TRANSITIVE), self.random_noun(*ONLY_AGENTS)
+    def sample_new_passive(self) -> SentenceFormPair:
+        verb, theme = self.choose_word(TRANSITIVE), self.sample_noun(*ONLY_AGENTS)
         if self._random.random() < 0.5:
             return make_pair(
-                make_clause(PASSIVE_WITH_AGENT, verb, theme=theme, agent=self.random_person()), NEW_PASSIVE
+                make_clause(PASSIVE_WITH_AGENT, verb, theme=theme, agent=self.sample_person()), NEW_PASSIVE
             )
         return make_pair(make_clause(PASSIVE, verb, theme=theme), NEW_PASSIVE)
 
-    def random_new_agent(self) -> SentenceFormPair:
+    def sample_new_agent(self) -> SentenceFormPair:
         verb = self.choose_word(TRANSITIVE)
         return make_pair(
-            make_clause(ACTIVE, verb, agent=self.random_noun(*ONLY_OBJECTS), theme=self.random_theme()), NEW_AGENT
+            make_clause(ACTIVE, verb, agent=self.sample_noun(*ONLY_OBJECTS), theme=self.sample_theme()), NEW_AGENT
         )
 
-    def random_deeper_nesting(self) -> SentenceFormPair:
+    def sample_deeper_nesting(self) -> SentenceFormPair:
         verb = self.choose_word(TRANSITIVE)
         if self._random.random() < 0.5:
-            agent, theme = self.random_agent(), self.add_location(self.random_noun(*THINGS), depth=2)
+            agent, theme = self.sample_agent(), self.add_location(self.sample_noun(*THINGS), depth=2)
             return make_pair(make_clause(ACTIVE, verb, agent=agent, theme=theme), DEEPER)
-        clause = make_clause(ACTIVE, verb, agent=self.random_agent(), theme=self.random_theme())
+        clause = make_clause(ACTIVE, verb, agent=self.sample_agent(), theme=self.sample_theme())
         for _ in range(2):
-            clause = make_clause(EMBEDDED, self.choose_word(CLAUSAL), agent=self.random_agent(), ccomp=clause)
+            clause = make_clause(EMBEDDED, self.choose_word(CLAUSAL), agent=self.sample_agent(), ccomp=clause)
         return make_pair(clause, DEEPER)
 
 
 def generate_training_pairs(seed: int = 0) -> list[SentenceFormPair]:
-    return _draw_distinct_pairs(_Sampler(seed).random_sentence, TRAINING_PAIRS, frozenset())
+    return _draw_distinct_pairs(_Sampler(seed).sample_sentence, TRAINING_PAIRS, frozenset())
 
 
 def generate_held_out_pairs(seed: int = 0) -> list[SentenceFormPair]:
     """Samples pairs from the training distribution, excluding sentences and logical forms that occur in training."""
     known = frozenset(text for pair in generate_training_pairs(seed) for text in (pair.sentence, pair.form))
-    return _draw_distinct_pairs(_Sampler(seed + 1).random_sentence, HELD_OUT_PAIRS, known)
+    return _draw_distinct_pairs(_Sampler(seed + 1).sample_sentence, HELD_OUT_PAIRS, known)
 
 
 def generate_generalization_pairs(seed: int = 0) -> list[SentenceFormPair]:
     """Samples pairs that alternate between the three generalization types."""
     sampler = _Sampler(seed + 2)
-    draws = (sampler.random_new_passive, sampler.random_new_agent, sampler.random_deeper_nesting)
+    draws = (sampler.sample_new_passive, sampler.sample_new_agent, sampler.sample_deeper_nesting)
     types = [_draw_distinct_pairs(draw, PAIRS_PER_TYPE, frozenset()) for draw in draws]
     return [pair for group in zip(*types, strict=True) for pair in group]
 

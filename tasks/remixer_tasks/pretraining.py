@@ -106,10 +106,10 @@ def ul2(
 ) -> seqio.Mixture:
     """Returns UL2's mixture, which has a task for each denoiser; see `span_corruption.py`.
 
-    `denoisers` is 'ul2', 'ul2r', or a list of rows (see `span_corruption.denoisers`). `prompts` maps 'r', 'x' and 's'
-    to prompts; UL2's prompts are the defaults. Each denoiser reads the corpus in a different order.
+    `denoisers` is 'ul2', 'ul2r', or a list of rows (see `span_corruption.build_denoisers`). `prompts` maps 'r', 'x' and
+    's' to prompts; UL2's prompts are the defaults. Each denoiser reads the corpus in a different order.
     """
-    chosen = spans.denoisers(denoisers)
+    chosen = spans.build_denoisers(denoisers)
     prompts = {**spans.PROMPTS, **(prompts or {})}
     tasks = []
     for order, denoiser in enumerate(chosen):

@@ -89,7 +89,7 @@ def compute_segment_length(inputs_length: int, targets_length: int, noise: Noise
     T5's inputs of 512 tokens allow segments of 568 tokens, whose targets have 114 tokens. Raises UserError
     if the targets of such a segment do not fit `targets_length`.
     """
-    length = longest_segment(inputs_length, math.inf, noise, math.inf)
+    length = find_longest_segment(inputs_length, math.inf, noise, math.inf)
     needed = noise.compute_feature_lengths(length)[1]
     if needed > targets_length:
         raise UserError(
@@ -99,7 +99,7 @@ def compute_segment_length(inputs_length: int, targets_length: int, noise: Noise
     return length
 
 
-def longest_segment(inputs_length: int, targets_length: float, noise: NoiseSettings, sentinels: float) -> int:
+def find_longest_segment(inputs_length: int, targets_length: float, noise: NoiseSettings, sentinels: float) -> int:
     """Returns the maximum length of a segment whose inputs, targets and spans fit. Raises UserError if below 2."""
     if sentinels < 1:
         raise UserError('span corruption needs sentinels, but the vocabulary has none; set its extra_ids to 100')
@@ -173,9 +173,9 @@ def span_corruption(
     """seqio preprocessor that converts documents {'targets': [n] int32 ids} to {'inputs', 'targets'} with EOS.
 
     All examples have the lengths `noise.compute_feature_lengths(compute_segment_length(...))`, except the last one of a
-    finite dataset. If a `prompt` is prepended to the inputs, as in UL2, segments have the length `longest_segment(...)`
-    instead, because denoisers with different noise share the feature lengths. The hidden spans depend only on seqio's
-    map seed and the position of the example in the stream.
+    finite dataset. If a `prompt` is prepended to the inputs, as in UL2, segments have the length
+    `find_longest_segment(...)` instead, because denoisers with different noise share the feature lengths. The hidden
+    spans depend only on seqio's map seed and the position of the example in the stream.
     """
     vocabulary = output_features['targets'].vocabulary
     front = vocabulary.encode(prompt) if prompt else []
@@ -189,7 +189,9 @@ def span_corruption(
                 f'sentinels; set its extra_ids to {spans}, or use longer spans or shorter inputs'
             )
     else:
-        length = longest_segment(inputs_length, targets_length, noise, sentinels.find_sentinel_range(vocabulary)[1])
+        length = find_longest_segment(
+            inputs_length, targets_length, noise, sentinels.find_sentinel_range(vocabulary)[1]
+        )
     counts = [noise.count_hidden_tokens_and_spans(size) for size in range(length + 1)]
 
     @seqio.map_over_dataset(num_seeds=1)
@@ -301,7 +303,7 @@ UL2R = (
 )
 
 
-def denoisers(rows: Any = None) -> tuple[Denoiser, ...]:
+def build_denoisers(rows: Any = None) -> tuple[Denoiser, ...]:
     """Returns UL2's denoisers for None or 'ul2', UL2R's for 'ul2r', or one for each (kind, mean span, density, rate).
 
     For kind 's', the mean span is None, as in [('r', 3, 0.15, 1), ('s', None, 0.25, 1)]. Invalid rows raise UserError.

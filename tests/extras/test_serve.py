@@ -163,7 +163,7 @@ def test_a_full_queue_and_a_stopping_server_reject_requests(trained):
 
     async def post_requests():
         queue = engine.Engine(trained, batch_size=4, max_queue=3)
-        transport = httpx.ASGITransport(server.HttpApi(queue, 'run').application())
+        transport = httpx.ASGITransport(server.HttpApi(queue, 'run').build_application())
         async with httpx.AsyncClient(transport=transport, base_url='http://server') as client:
             responses = [await client.get('/health'), await client.post('/v1/completions', json={'prompt': 'one'})]
             queue.state = 'ready'
@@ -189,7 +189,7 @@ def test_prompts_without_tokens_are_answered(trained):
     async def post_requests():
         queue = engine.Engine(dataclasses.replace(trained, ends_inputs=False), batch_size=4, max_queue=3)
         queue.state = 'ready'
-        transport = httpx.ASGITransport(server.HttpApi(queue, 'run').application())
+        transport = httpx.ASGITransport(server.HttpApi(queue, 'run').build_application())
         async with httpx.AsyncClient(transport=transport, base_url='http://server') as client:
             answer = asyncio.create_task(client.post('/v1/score', json={'inputs': '', 'targets': 'one'}))
             while not queue.waiting:
@@ -210,7 +210,7 @@ POOLING = @encoder_only.first_token
 
 
 def test_embeddings_are_those_of_an_embedding_model(tmp_path):
-    from remixer_t5x.extras.serve.engine import Engine, GenerationRow
+    from remixer_t5x.extras.serve.engine import Engine, RequestRow
 
     config = f"{saved_run.CONFIG}include 'model_types/embedding.gin'\n{POOLING}"
     folder = str(write_run(tmp_path / 'run', config, steps=(1,)))
@@ -219,7 +219,7 @@ def test_embeddings_are_those_of_an_embedding_model(tmp_path):
     expected = encoded.hidden[:, 0] / np.linalg.norm(encoded.hidden[:, 0], axis=1, keepdims=True)
     np.testing.assert_allclose(encoded.sentence, expected, rtol=1e-4, atol=1e-5)
 
-    rows = [GenerationRow('encode', [*trained.vocabulary.encode(text), 1]) for text in texts]
+    rows = [RequestRow('encode', [*trained.vocabulary.encode(text), 1]) for text in texts]
     np.testing.assert_allclose(Engine(trained, 4, 4)._compute_row_results(rows), expected, rtol=1e-4, atol=1e-5)
 
     (tmp_path / 'texts.txt').write_text('\n'.join(texts) + '\n')

@@ -88,7 +88,9 @@ def test_segments_of_every_denoiser_are_as_long_as_those_of_t5(inputs):
     for _, density, span, length, _ in (row for row in T5['helper'] if row[0] == inputs):
         # If the number of spans rounds to 0, t5 hides one span without counting its sentinel, and trims the inputs.
         uncounted = round(length * density / span) == 0
-        assert spans.longest_segment(inputs, inputs, spans.NoiseSettings(density, span), 10_000) == length - uncounted
+        assert (
+            spans.find_longest_segment(inputs, inputs, spans.NoiseSettings(density, span), 10_000) == length - uncounted
+        )
 
 
 def test_causal_text_equals_that_of_t5():
@@ -138,7 +140,8 @@ def test_a_word_longer_than_the_number_of_tokens_is_predicted():
 
 def test_the_seven_denoisers_of_ul2():
     actual = {
-        d.name: (d.kind, d.settings.density, getattr(d.settings, 'mean_span', None), d.rate) for d in spans.denoisers()
+        d.name: (d.kind, d.settings.density, getattr(d.settings, 'mean_span', None), d.rate)
+        for d in spans.build_denoisers()
     }
     assert actual == {
         'r_span3_rate15': ('r', 0.15, 3, 1),
@@ -149,16 +152,19 @@ def test_the_seven_denoisers_of_ul2():
         'x_span64_rate15': ('x', 0.15, 64, 1),
         'x_span64_rate50': ('x', 0.5, 64, 1),
     }
-    assert sum(denoiser.rate for denoiser in spans.denoisers('ul2r')) == 1
+    assert sum(denoiser.rate for denoiser in spans.build_denoisers('ul2r')) == 1
     rows = [('r', 3, 0.15, 1), ('s', None, 0.25, 2)]
-    assert [(d.name, d.rate) for d in spans.denoisers(rows)] == [('r_span3_rate15', 1.0), ('s_rate25', 2.0)]
+    assert [(d.name, d.rate) for d in spans.build_denoisers(rows)] == [('r_span3_rate15', 1.0), ('s_rate25', 2.0)]
 
 
 @pytest.mark.parametrize(('inputs', 'hidden', 'count'), [(512, 89, 1), (548, 96, 2), (1024, 179, 3)])
 def test_the_x_denoiser_of_rate_15_has_few_spans(inputs, hidden, count):
     """T5's vocabulary encodes the prompt [NLG] as 4 tokens."""
     noise = spans.NoiseSettings(0.15, 64)
-    assert noise.count_hidden_tokens_and_spans(spans.longest_segment(inputs - 4, 512, noise, 100)) == (hidden, count)
+    assert noise.count_hidden_tokens_and_spans(spans.find_longest_segment(inputs - 4, 512, noise, 100)) == (
+        hidden,
+        count,
+    )
 
 
 @pytest.fixture
@@ -251,7 +257,7 @@ def test_the_targets_of_a_prefix_lm_fit_with_eos(density, targets):
     ('make', 'value', 'message'),
     [
         (language_modeling.PrefixSettings, 0.6, 'uses 0'),
-        (spans.denoisers, [('s', 3, 0.25, 1)], "DENOISERS must .*'ul2', 'ul2r', or rows"),
+        (spans.build_denoisers, [('s', 3, 0.25, 1)], "DENOISERS must .*'ul2', 'ul2r', or rows"),
     ],
 )
 def test_rates_out_of_range_and_invalid_denoisers_are_rejected(make, value, message):

@@ -113,7 +113,7 @@ def kill_after(patch, count):
     patch.setattr(arrow_files, '_build_record_batch', counting(arrow_files._build_record_batch))
     patch.setattr(os, 'replace', counting(os.replace))
     patch.setattr(np, 'save', counting(np.save))
-    patch.setattr(cache, 'mark_complete', counting(cache.mark_complete))
+    patch.setattr(cache, 'mark_entry_complete', counting(cache.mark_entry_complete))
 
 
 @pytest.mark.parametrize('held_out_by', ['hash', 'files'])
@@ -205,7 +205,7 @@ def test_a_second_process_waits_for_the_first(tmp_path, capsys):
     with contextlib.ExitStack() as stack:
         with cache.lock_cache_entry(tmp_path / 'entry', 'some text') as is_incomplete:
             results = stack.enter_context(second_process(tmp_path / 'entry', capsys))
-            cache.mark_complete(tmp_path / 'entry')
+            cache.mark_entry_complete(tmp_path / 'entry')
     assert is_incomplete and not results[0][0]
 
 

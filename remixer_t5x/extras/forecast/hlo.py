@@ -104,7 +104,7 @@ class Computation:
         return next(instruction for instruction in self if instruction.is_root)
 
     @functools.cached_property
-    def parameters(self) -> dict[int, str]:
+    def parameter_names(self) -> dict[int, str]:
         """Maps parameter numbers to instruction names."""
         return {int(instruction.arguments): instruction.name for instruction in self if instruction.op == 'parameter'}
 

@@ -184,7 +184,7 @@ def _count_fusion_bytes(instruction: Instruction, computation: Computation, prog
 
 def _count_bytes_read(fused: Computation, position: int, size: int, program: HloProgram) -> tuple[int, bool]:
     """Returns how many bytes of a parameter a fusion reads, and whether the fusion returns the parameter unchanged."""
-    total, is_returned, aliases = 0, False, [fused.parameters[position]]
+    total, is_returned, aliases = 0, False, [fused.parameter_names[position]]
     for name in aliases:
         is_returned |= name == fused.root_instruction.name
         for user, operand_index in fused.users_by_name.get(name, ()):

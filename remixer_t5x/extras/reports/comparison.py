@@ -108,7 +108,9 @@ class ModelComparison:
     @functools.cached_property
     def compared_metrics(self) -> list[ComparedMeasure]:
         """The held-out loss and the main metric of each task."""
-        return overview.collect_measures(self.groups, overview.select_main_rows(self.metric_rows), self.overviews)
+        return overview.collect_compared_measures(
+            self.groups, overview.select_main_metric_rows(self.metric_rows), self.overviews
+        )
 
     @functools.cached_property
     def bootstrap_results(self) -> list[str]:
@@ -116,7 +118,7 @@ class ModelComparison:
 
     @property
     def difference_sentences(self) -> list[str]:
-        return [*overview.describe_measures(self.compared_metrics, self.overviews), *self.bootstrap_results]
+        return [*overview.describe_measure_differences(self.compared_metrics, self.overviews), *self.bootstrap_results]
 
     @property
     def num_trials(self) -> int:
@@ -367,7 +369,7 @@ def _choose_decimal_places(measure: str) -> int:
 def _format_mean(values: Iterable[float], digits: int) -> str:
     """Formats the mean and sample standard deviation as `5.12 ± 0.03`, or only the mean for a single value."""
     cell = overview.TableCell(dict(enumerate(values)))
-    return ' ± '.join(f'{value:,.{digits}f}' for value in (cell.mean, cell.deviation) if value is not None)
+    return ' ± '.join(f'{value:,.{digits}f}' for value in (cell.mean, cell.standard_deviation) if value is not None)
 
 
 def _format_value(value: float | None) -> str:

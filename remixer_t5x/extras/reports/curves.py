@@ -71,7 +71,7 @@ def plot_loss(metrics_file: str | os.PathLike, png_file: str | os.PathLike, titl
     Raises:
         UserError: the file is missing, has a malformed line, or has no training loss.
     """
-    run = RecordedRun('', '', run_records.read_records(metrics_file))
+    run = RecordedRun('', '', run_records.read_metrics_records(metrics_file))
     train = run.select_metric_points(run_records.TRAIN, 'loss')
     if not train:
         raise UserError(f'{metrics_file} has no training loss; choose a run that has logged at least one step')

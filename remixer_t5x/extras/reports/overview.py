@@ -172,7 +172,7 @@ class TableCell:
         return statistics.fmean(self.by_seed.values())
 
     @property
-    def deviation(self) -> float | None:
+    def standard_deviation(self) -> float | None:
         """Sample standard deviation (n - 1); None for one seed."""
         return statistics.stdev(self.by_seed.values()) if len(self.by_seed) > 1 else None
 
@@ -236,12 +236,12 @@ def _build_metric_row(groups: Sequence[RunGroup], kind: str, name: str) -> Metri
     return format_evaluation_name(kind), name, [cells.get(key) for key in keys]
 
 
-def select_main_rows(rows: Sequence[MetricRow]) -> list[MetricRow]:
+def select_main_metric_rows(rows: Sequence[MetricRow]) -> list[MetricRow]:
     """Selects the row of the main metric of each evaluation, which is the first row."""
     return list({row[0]: row for row in reversed(rows)}.values())[::-1]
 
 
-def collect_measures(
+def collect_compared_measures(
     groups: Sequence[RunGroup], rows: Sequence[MetricRow], overviews: Mapping[str, RunOverview]
 ) -> list[ComparedMeasure]:
     """Collects the held-out loss and the main metric of each evaluation, if any group has a value."""
@@ -256,7 +256,9 @@ def collect_measures(
     return [measure for measure in measures if measure.models]
 
 
-def describe_measures(measures: Sequence[ComparedMeasure], overviews: Mapping[str, RunOverview]) -> list[str]:
+def describe_measure_differences(
+    measures: Sequence[ComparedMeasure], overviews: Mapping[str, RunOverview]
+) -> list[str]:
     """Returns sentences about the differences between groups in each measure."""
     sentences = [describe_differences(measure) for measure in measures if len(measure.models) > 1]
     if sentences and len({overview.step for overview in overviews.values()}) > 1:

@@ -46,8 +46,10 @@ def render_page(
     groups = comparison.groups if comparison else run_records.group_runs_by_settings(runs)
     overviews = comparison.overviews if comparison else {run.name: overview.summarize_run(run) for run in runs}
     rows = overview.build_task_table(groups)
-    main_rows = overview.select_main_rows(rows)
-    headline = overview.describe_measures(overview.collect_measures(groups, main_rows, overviews), overviews)
+    main_rows = overview.select_main_metric_rows(rows)
+    headline = overview.describe_measure_differences(
+        overview.collect_compared_measures(groups, main_rows, overviews), overviews
+    )
     memory = {name for numbers in overviews.values() for name in numbers.memory}
     return _load_template().render(
         runs=runs,

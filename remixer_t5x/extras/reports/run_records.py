@@ -99,7 +99,7 @@ class RunGroup:
     runs: Sequence[RecordedRun]
 
 
-def read_records(metrics_file: str | os.PathLike[str]) -> list[MetricsRecord]:
+def read_metrics_records(metrics_file: str | os.PathLike[str]) -> list[MetricsRecord]:
     """Reads the records of a metrics.jsonl in file order. Skips an incomplete last line, which a running or killed
     process may leave.
 
@@ -155,7 +155,7 @@ def _read_run(folder: epath.Path, name: str) -> RecordedRun:
     if not (folder / model_dir.MARKER_FILE).exists():
         raise UserError(f'{folder} is not a run (it has no {model_dir.MARKER_FILE}); pass the MODEL_DIR of a run')
     path = folder / model_dir.METRICS
-    logged = read_records(path) if path.exists() else []
+    logged = read_metrics_records(path) if path.exists() else []
     if not logged:
         raise UserError(f'{folder} has no metrics yet; wait for the first log (LOG_PERIOD steps), or use another run')
     config, evaluations = folder / model_dir.CONFIG, folder / EVAL_FOLDER / model_dir.METRICS
@@ -164,7 +164,7 @@ def _read_run(folder: epath.Path, name: str) -> RecordedRun:
         folder=os.fspath(folder),
         records=logged,
         config=untrusted_files.read_text(config, 'restore it, or remove it') if config.exists() else '',
-        evaluations=read_records(evaluations) if evaluations.exists() else (),
+        evaluations=read_metrics_records(evaluations) if evaluations.exists() else (),
         predictions=dict(_read_predictions(folder / EVAL_FOLDER / checkpoint_evaluation.PREDICTIONS)),
         seconds_by_activity=progress.read_activity_times(folder),
     )

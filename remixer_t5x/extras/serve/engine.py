@@ -82,7 +82,7 @@ class PerRequestDecoder(decoding.RowDecoder):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class GenerationRow:
+class RequestRow:
     """A tokenized text and the operation to run: 'generate' with `settings`, 'score' with `targets`, or 'encode'."""
 
     operation: str
@@ -106,7 +106,7 @@ class Engine:
     def __init__(self, trained: TrainedModel, batch_size: int, max_queue: int):
         self.trained, self.max_queue, self.state = trained, max_queue, 'starting'
         self.eos_id = task_vocabulary.get_end_id(trained.vocabulary)
-        self.waiting: list[tuple[GenerationRow, asyncio.Future]] = []
+        self.waiting: list[tuple[RequestRow, asyncio.Future]] = []
         self._rows_arrived = asyncio.Event()
         shards = trained.partitioner.batch_shards
         self._batch_size = -(-batch_size // shards) * shards
@@ -117,7 +117,7 @@ class Engine:
                 trained.model, trained.partitioner, settings, trained.vocabulary
             )
 
-    async def compute(self, rows: Sequence[GenerationRow]) -> list[Any]:
+    async def compute(self, rows: Sequence[RequestRow]) -> list[Any]:
         """Queues rows and returns a `Prediction`, log-likelihood or vector for each row."""
         futures = [asyncio.get_running_loop().create_future() for _ in rows]
         self.waiting += zip(rows, futures, strict=True)
@@ -146,7 +146,7 @@ class Engine:
                 if not self.waiting:
                     self._rows_arrived.clear()
 
-    def _compute_row_results(self, rows: Sequence[GenerationRow], batch_size: int | None = None) -> list[Any]:
+    def _compute_row_results(self, rows: Sequence[RequestRow], batch_size: int | None = None) -> list[Any]:
         """Returns the result of each row, or an exception for each row if the model fails."""
         size = batch_size or min(size for size in self._predictors if size >= len(rows))
         predictor, params, inputs = self._predictors[size], self.trained.params, [row.inputs for row in rows]
@@ -167,9 +167,7 @@ class Engine:
             length = predictions.round_up_length(length + 1, longest)
             for operation, size in itertools.product(('generate', 'score', 'encode'), self._predictors):
                 if hasattr(self.trained.model, operation) and self.state != 'stopping':
-                    row = GenerationRow(
-                        operation, [self.eos_id] * length, [self.eos_id], dict.fromkeys(SETTING_DTYPES, 1)
-                    )
+                    row = RequestRow(operation, [self.eos_id] * length, [self.eos_id], dict.fromkeys(SETTING_DTYPES, 1))
                     [result] = self._compute_row_results([row], size)
                     if isinstance(result, Exception):
                         raise result

@@ -29,7 +29,7 @@ from starlette.routing import Route
 from remixer_t5x.api.trained_model import TrainedModel
 from remixer_t5x.errors import root_cause_message
 from remixer_t5x.evaluate.text_inference import TextCodec
-from remixer_t5x.extras.serve.engine import NO_TOP_K, Engine, GenerationRow, log
+from remixer_t5x.extras.serve.engine import NO_TOP_K, Engine, RequestRow, log
 
 # Maximum size of a request in bytes, and maximum number of samples per prompt.
 MAX_BYTES, MAX_SAMPLES = 1 << 20, 128
@@ -56,7 +56,7 @@ class HttpApi:
         queue = prometheus.Gauge('queue_texts', 'Texts that are queued or being processed', **options)
         queue.set_function(lambda: len(engine.waiting))
 
-    def application(self) -> Starlette:
+    def build_application(self) -> Starlette:
         engine, metrics = self._engine, self._registry
         model = {'id': self._name, 'object': 'model', 'created': int(time.time()), 'owned_by': 'remixer_t5x'}
         pages: dict[str, Any] = {
@@ -109,9 +109,7 @@ class HttpApi:
         if '' in stops:
             raise HTTPException(400, 'each string in stop must have at least 1 character; omit empty strings')
         texts = [ids for ids in prompts for _ in range(count)]
-        rows = [
-            GenerationRow('generate', ids, settings={**settings, 'number': seed + i}) for i, ids in enumerate(texts)
-        ]
+        rows = [RequestRow('generate', ids, settings={**settings, 'number': seed + i}) for i, ids in enumerate(texts)]
         choices, generated = [], 0
         for index, prediction in enumerate(await self._compute_rows(rows)):
             ids = prediction.ids[0][:max_tokens]
@@ -130,7 +128,7 @@ class HttpApi:
         if len(inputs) != len(targets):
             raise HTTPException(400, f'targets must have as many texts as inputs ({len(inputs)}), got {len(targets)}')
         pairs = zip(inputs, targets, strict=True)
-        scores = await self._compute_rows([GenerationRow('score', ids, target_ids) for ids, target_ids in pairs])
+        scores = await self._compute_rows([RequestRow('score', ids, target_ids) for ids, target_ids in pairs])
         # JSON cannot represent -inf, which is the score of a text with probability 0.
         scores = [score if math.isfinite(score) else None for score in scores]
         data = [{'index': i, 'score': scores[i], 'tokens': len(ids)} for i, ids in enumerate(targets)]
@@ -143,7 +141,7 @@ class HttpApi:
         texts, data = self._tokenize(body, 'input', 'inputs'), []
         if not all(texts):
             raise HTTPException(400, 'each text in input must have at least 1 token; omit empty texts')
-        for index, vector in enumerate(await self._compute_rows([GenerationRow('encode', ids) for ids in texts])):
+        for index, vector in enumerate(await self._compute_rows([RequestRow('encode', ids) for ids in texts])):
             values = np.asarray(vector, '<f4')
             embedding = values.tolist() if encoding == 'float' else base64.b64encode(values.tobytes()).decode()
             data.append({'object': 'embedding', 'index': index, 'embedding': embedding})
@@ -157,7 +155,7 @@ class HttpApi:
             raise HTTPException(400, f'each text in {field} must have at most {texts.longest} tokens; shorten it')
         return [ids for ids, _ in encoded]
 
-    async def _compute_rows(self, rows: list[GenerationRow]) -> list[Any]:
+    async def _compute_rows(self, rows: list[RequestRow]) -> list[Any]:
         waiting, most = len(self._engine.waiting), self._engine.max_queue
         if self._engine.state != 'ready':
             raise HTTPException(503, f'the server is {self._engine.state}; try again later')
@@ -192,7 +190,7 @@ async def serve(trained: TrainedModel, name: str, listener: socket.socket, batch
             return await super().on_tick(counter) or is_drained or worker.done()
 
     options: dict[str, Any] = {'log_config': None, 'access_log': False, 'server_header': False, 'lifespan': 'off'}
-    application = HttpApi(engine, name).application()
+    application = HttpApi(engine, name).build_application()
     server = Server(uvicorn.Config(application, http='h11', ws='none', timeout_graceful_shutdown=10, **options))
     host, port = listener.getsockname()[:2]
     log(f'{name}: listening on http://{host}:{port}, compiling')

@@ -307,7 +307,7 @@ class LabelledSource(seqio.DataSource):
                     raise UserError(f'{", ".join(paths)} has no examples; download it again, or choose another split')
                 arrow_files.write_documents(temporary / _ROWS, ((record, None) for record in records), lambda: '')
                 notice.print_result(f'{len(records):,} examples')
-                cache.mark_complete(temporary)
+                cache.mark_entry_complete(temporary)
         cache.check_file_sizes(folder)
         return folder
 

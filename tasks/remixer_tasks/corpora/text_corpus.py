@@ -181,7 +181,7 @@ def _parse_corpus(corpus: ParsedCorpus, folder: Path) -> None:
     notice.print_result(
         f'{len(shares) - count:,} {corpus.unit}s for training, {count:,} held out{malformed.describe_skipped_records()}'
     )
-    cache.mark_complete(folder)
+    cache.mark_entry_complete(folder)
 
 
 def _write_arrow_files(

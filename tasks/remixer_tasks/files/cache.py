@@ -22,7 +22,7 @@ from remixer_t5x import lazy_imports, temporary_files, untrusted_files
 from remixer_t5x.errors import UserError, root_cause_message
 from remixer_t5x.lazy_imports import tf
 
-# Name of the file in which `mark_complete` lists the names and sizes of an entry's files.
+# Name of the file in which `mark_entry_complete` lists the names and sizes of an entry's files.
 FILE_LIST = 'files.json'
 _LOCK, _UNFINISHED = 'lock', '.tmp'
 _REDRAW_SECONDS = 0.5
@@ -78,7 +78,7 @@ def create_cache_entry(entry: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def lock_cache_entry(folder: Path, name: str) -> Iterator[bool]:
-    """Locks a folder while the block adds files and calls `mark_complete`; yields whether the folder is incomplete.
+    """Locks a folder while the block adds files and calls `mark_entry_complete`; yields whether it is incomplete.
 
     Other processes wait for the lock and print a message with the entry's `name`. If the block raises UserError, all
     files are removed except the lock file, because other processes may be waiting for it.
@@ -124,7 +124,7 @@ def wrap_write_errors() -> Iterator[None]:
         raise
 
 
-def mark_complete(folder: Path) -> None:
+def mark_entry_complete(folder: Path) -> None:
     """Marks a cache folder as complete by writing the names and sizes of its files, which `check_file_sizes` reads."""
     # Excludes partial files that a killed run may have left.
     files = [
@@ -136,7 +136,7 @@ def mark_complete(folder: Path) -> None:
 
 
 def check_file_sizes(folder: Path) -> None:
-    """Raises UserError if a file that `mark_complete` listed in `folder` is missing or has a different size."""
+    """Raises UserError if a file that `mark_entry_complete` listed in `folder` is missing or has a different size."""
     try:
         sizes = untrusted_files.parse_json(untrusted_files.read_bytes(folder / FILE_LIST))
         damaged = [name for name, size in sizes.items() if (folder / name).stat().st_size != size]

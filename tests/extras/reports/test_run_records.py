@@ -79,7 +79,9 @@ def test_a_group_is_marked_best_only_if_its_difference_is_shown():
         ((_, _, cells),) = rows = overview.build_task_table(groups)
         assert [cell.best for cell in cells] == best
         overviews = {run.name: overview.summarize_run(run) for group in groups for run in group.runs}
-        (sentence,) = overview.describe_measures(overview.collect_measures(groups, rows, overviews), overviews)
+        (sentence,) = overview.describe_measure_differences(
+            overview.collect_compared_measures(groups, rows, overviews), overviews
+        )
         assert ('b is better than a by 8' in sentence) == best[1] and ('no difference shown' in sentence) != best[1]
 
 
@@ -88,7 +90,7 @@ def test_an_invalid_line_is_named_in_the_error(tmp_path, line):
     file = tmp_path / 'metrics.jsonl'
     file.write_text(json.dumps({'kind': 'train', 'step': 1}) + f'\n{line}\n')
     with pytest.raises(UserError, match='line 2 is not a metrics record'):
-        run_records.read_records(file)
+        run_records.read_metrics_records(file)
     # As the last one, it is unfinished.
     file.write_text(file.read_text()[: -len('\n')])
-    assert run_records.read_records(file) == [MetricsRecord('train', 1, {}, {})]
+    assert run_records.read_metrics_records(file) == [MetricsRecord('train', 1, {}, {})]
