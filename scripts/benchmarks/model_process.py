@@ -11,7 +11,7 @@ _SIZES = {'tiny': (256, 512, 4, 4), 'small': (512, 1024, 8, 6), 'base': (768, 20
 
 
 class ModelProcess:
-    """A process that runs `serve(pipe, name, args)`, which receives requests from `call` and sends the answers."""
+    """A process that runs `serve(pipe, name, args)`, which receives requests from `send_request` and sends answers."""
 
     def __init__(self, serve: Callable[..., None], name: str, args: argparse.Namespace):
         context = multiprocessing.get_context('spawn')

@@ -71,7 +71,7 @@ class HubDataset:
         )
 
     def build_streamed_corpus(self, kind: tuple[str, ...], document: Callable[[Row], str]) -> StreamedCorpus:
-        """Returns a corpus that reads the documents during training; the arguments are those of `corpus`."""
+        """Returns a corpus that reads the documents during training; the arguments are those of `build_corpus`."""
         return StreamedCorpus(
             name=f'{self.path}, split {self.train_split}',
             identity=cache.hash_cache_key('streamed hugging face', self._compute_fingerprint(), *kind),

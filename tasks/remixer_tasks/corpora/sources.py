@@ -185,9 +185,10 @@ class _SequentialLoader(seqio.LazyTfdsLoader):
 
 
 class LabelledSource(seqio.DataSource):
-    """seqio data source of a labelled `LabelledDataset`; files are opened when they are first needed.
+    """seqio data source of a `LabelledDataset`; files are opened when they are first needed.
 
-    Call `count` for the number of examples. `task_batches` sets `repeats` so that a shuffled dataset repeats forever.
+    Call `count_examples` for the number of examples. `task_batches` sets `repeats` so that a shuffled dataset repeats
+    forever.
     """
 
     repeats = False

@@ -33,7 +33,7 @@ MAX_CHARACTERS = 50_000_000
 _CHUNK = 1 << 20
 # Characters that Python's error handler 'surrogateescape' substitutes for invalid UTF-8 (PEP 383).
 _NOT_UTF_8 = re.compile('[\udc80-\udcff]')
-# Maximum number of records whose locations are listed in `summary`.
+# Maximum number of records whose locations are listed in `describe_skipped_records`.
 _MAX_SHOWN = 3
 
 
@@ -73,7 +73,7 @@ class BadRecords:
         return {'skipped': self.count, 'empty': self._empty_count, 'first': self._first}
 
     def add_skipped_counts(self, counts: dict[str, Any]) -> None:
-        """Adds the counts of another `BadRecords` object, as returned by its method `counts`."""
+        """Adds the counts of another `BadRecords` object, as returned by its method `get_skipped_counts`."""
         self.count += counts['skipped']
         self._empty_count += counts['empty']
         self._first = [*self._first, *counts['first']][:_MAX_SHOWN]

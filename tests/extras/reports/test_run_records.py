@@ -34,7 +34,7 @@ def test_runs_that_differ_only_in_seed_and_folders_are_one_group():
 def test_of_two_runs_with_one_seed_the_last_is_used():
     runs = [_run(name, 'SEED = 0\nX = 1\n', eval__cb=(9, {'f1': value})) for name, value in (('a', 10.0), ('b', 90.0))]
     [(_, _, [cell])] = overview.build_task_table(run_records.group_runs_by_settings(runs))
-    assert (cell.mean, cell.deviation, cell.by_seed) == (90.0, None, {0: 90.0})
+    assert (cell.mean, cell.standard_deviation, cell.by_seed) == (90.0, None, {0: 90.0})
 
 
 @given(st.lists(st.floats(0, 100), min_size=1, max_size=5))
@@ -43,7 +43,7 @@ def test_the_table_has_mean_and_sample_deviation_over_seeds(values):
     [(kind, metric, [cell])] = overview.build_task_table(run_records.group_runs_by_settings(runs))
     assert (kind, metric, len(cell.by_seed)) == ('cb, eval', 'f1', len(values))
     assert cell.mean == pytest.approx(statistics.mean(values))
-    assert cell.deviation == (pytest.approx(statistics.stdev(values)) if len(values) > 1 else None)
+    assert cell.standard_deviation == (pytest.approx(statistics.stdev(values)) if len(values) > 1 else None)
 
 
 def test_the_newest_evaluation_is_used_and_the_later_line_of_a_step():
