@@ -32,11 +32,14 @@ def make_fast_prng_key(seed: int) -> jax.Array:
 
 
 class OutputsWithGradients(NamedTuple):
-    """The outputs, [rows, length, embed], and the gradients of their dot product with the cotangents."""
+    """The outputs, [rows, length, embed], and the gradients of their dot product with the cotangents.
+
+    For packed rows and prefixes, `params` is None, because no check reads it and its program takes longer to compile.
+    """
 
     outputs: Any
-    params: Any
     x: Any
+    params: Any = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -143,7 +146,13 @@ class SublayerFixture:
         model = self.build_stack(**options)
 
         def outputs_and_gradients(params, x, ctx, cotangents):
-            outputs, pull = jax.vjp(lambda params, x: model.apply({'params': params}, x, ctx), params, x)
+            def apply(x, params):
+                return model.apply({'params': params}, x, ctx)
+
+            if ctx.packed or ctx.prefix is not None:
+                outputs, pull = jax.vjp(lambda x: apply(x, params), x)
+            else:
+                outputs, pull = jax.vjp(apply, x, params)
             return OutputsWithGradients(outputs, *pull(cotangents.astype(outputs.dtype)))
 
         return jax.jit(outputs_and_gradients)
