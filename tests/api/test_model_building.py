@@ -77,7 +77,7 @@ class Custom(FNet):
 
 
 def save(model, folder):
-    params = nn.unbox(model.init(jax.random.key(0), SHAPES))
+    params = jax.jit(lambda key: nn.unbox(model.init(key, SHAPES)))(jax.random.key(0))
     trained = TrainedModel(model, params, seqio.ByteVocabulary(extra_ids=0), {'inputs': 20, 'targets': 9})
     return trained, trained.save(folder)
 
