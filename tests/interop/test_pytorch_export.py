@@ -13,7 +13,7 @@ from remixer_t5x import build_model
 from remixer_t5x.data import batch_formats
 from remixer_t5x.interop.huggingface import pytorch_export
 from remixer_t5x.interop.huggingface.traced_modules import UnsupportedModelError
-from remixer_t5x.models import lora
+from remixer_t5x.models import interface, lora
 from tests.support import references, shipped_models
 
 SIZES = {
@@ -69,9 +69,18 @@ def make_model(name, *gin_files, **macros):
     """Returns a small model and random nonzero parameters."""
     files = [f'models/{name.partition(",")[0]}.gin', 'sizes/tiny.gin', *gin_files]
     model = build_model(*files, **{**SIZES, **macros})
-    params = nn.unbox(model.init(jax.random.key(0), batch_formats.get_smallest_batch_shapes(model.model_type)))
+    return model, random_params(model)
+
+
+def random_params(model):
+    """Returns random numbers around 0.5 for the scales of norms, and around 0 for other parameters."""
+    shapes = nn.unbox(interface.compute_param_shapes(model, batch_formats.get_smallest_batch_shapes(model.model_type)))
     rng = np.random.default_rng(1)
-    return model, jax.tree.map(lambda array: array + 0.02 * rng.standard_normal(array.shape, np.float32), params)
+
+    def draw(path, leaf):
+        return 0.5 * np.float32(path[-1].key == 'scale') + 0.1 * rng.standard_normal(leaf.shape, np.float32)
+
+    return jax.tree_util.tree_map_with_path(draw, shapes)
 
 
 def export(folder, model, params):
@@ -187,8 +196,7 @@ def shapes_of(tree, prefix):
 
 def test_adapters_are_merged():
     model = lora.with_adapters(make_model('t5_1_1')[0], 'query', 2)
-    params = nn.unbox(model.init(jax.random.key(0), batch_formats.get_smallest_batch_shapes(model.model_type)))
-    params = jax.tree.map(lambda array: array + 1.0, params)
+    params = random_params(model)
     query = params['encoder']['run_0']['layer']['self_attention']['query']
     merged = pytorch_export.convert_to_pytorch(params)['encoder.layers.1.self_attention.query.kernel']
     np.testing.assert_allclose(merged, query['kernel'][1] + query['lora_in'][1] @ query['lora_out'][1], rtol=1e-5)
