@@ -195,9 +195,7 @@ def extract_adapters(args: argparse.Namespace) -> None:
     # If --from_hf converted the base model to the cache, record its Hugging Face name: the cache may be removed.
     if base.is_relative_to(model_dir.to_absolute_path(cache.get_cache_root())):
         client = lazy_imports.import_extra('hub.client')
-        record[saved_params.BASE_SOURCE_KEY] = client.format_model_name(
-            base_record['converted_from']
-        )
+        record[saved_params.BASE_SOURCE_KEY] = client.format_model_name(base_record['converted_from'])
     write_model_dir(folder, traverse_util.unflatten_dict(changed, sep='/'), step, record, config)
     print_labeled_line('base', f'{base}; if you move it, write its new path to {folder / saved_params.BASE_FILE}')
     merged, _, _ = converted_checkpoint.read_checkpoint(args.checkpoint)

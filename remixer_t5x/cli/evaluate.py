@@ -135,7 +135,8 @@ def _evaluate_checkpoints(settings: CheckpointEvaluation, quantize: str | None =
                 continue
             results_folder = settings.get_results_folder(folder)
             if quantize:
-                params = lazy_imports.import_extra('export.exported_functions').round_params_on_devices(settings.model, params)
+                exported_functions = lazy_imports.import_extra('export.exported_functions')
+                params = exported_functions.round_params_on_devices(settings.model, params)
                 results_folder = f'{results_folder}_{quantize}'
             if results_folder not in writers and jax.process_index() == 0:
                 run_record = saved_params.read_record(folder)

@@ -98,9 +98,8 @@ class Predictor:
 
         def continue_rows(params, batch, rows, limit):
             generation = model.prepare_generation(params, batch, self._target_length, eos_id, stop_strings)
-            return decoder.generate_until(
-                generation, decoder.create_decoding_state(generation) if rows is None else rows, limit, make_sampling_keys(batch)
-            )
+            rows = decoder.create_decoding_state(generation) if rows is None else rows
+            return decoder.generate_until(generation, rows, limit, make_sampling_keys(batch))
 
         self._generate = self._jit_replicated(generate, compiler_options.get_decoding_options())
         self._continue_rows = self._jit_replicated(continue_rows, compiler_options.get_decoding_options())
