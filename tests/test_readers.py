@@ -11,15 +11,15 @@ ROOT = pathlib.Path(__file__).parents[1]
 REASONS = {
     'trusted, see docs/faults.md': """
         data/task_vocabulary.py::_write_vocabulary_files cli/info/settings.py::_read_all_macros
-        interop/huggingface/pytorch_export.py::read_code config/gin_files.py::<module>
+        interop/huggingface/pytorch_export.py::read_pytorch_code config/gin_files.py::<module>
         config/gin_files.py::read_shipped_files config/gin_files.py::read config/user_modules.py::find_imported_modules
         extras/reproduce/tables.py::read_papers data/pipeline.py::require_cache
-        interop/shared_folder.py::importable_code remixer_tasks/caching.py::read_cached_splits
+        interop/shared_folder.py::make_code_importable remixer_tasks/caching.py::read_cached_splits
         remixer_tasks/caching.py::read_completion_note
     """,
     'written by this process': """
         data/task_vocabulary.py::save_vocabulary checkpoints/durable_folders.py::commit_checkpoint
-        extras/forecast/hlo_costs.py::_cost_estimate extras/reports/sweep.py::_last_line
+        extras/forecast/hlo_costs.py::_parse_cost_estimate extras/reports/sweep.py::_read_last_line
         evaluate/checkpoint_evaluation.py::write data/resumable_iterator.py::capture_position
         train/hooks.py::_upload_trace devices/collectives.py::check_same_on_processes
     """,
@@ -29,9 +29,10 @@ REASONS = {
         temporary_files.py::_remove_abandoned_entries temporary_files.py::sync_to_disk
     """,
     'validated by untrusted_files; tests/interop and tests/checkpoints test damaged files': """
-        checkpoints/untrusted_checkpoints.py::_read_array_metadata interop/huggingface/t5_tokenizer.py::_read_pieces
-        interop/huggingface/t5_tokenizer.py::write_t5_tokenizer interop/t5x/checkpoint.py::_open_msgpack
-        interop/t5x/checkpoint.py::_read_leaf
+        checkpoints/untrusted_checkpoints.py::_read_array_metadata
+        interop/huggingface/t5_tokenizer.py::_read_vocabulary_pieces
+        interop/huggingface/t5_tokenizer.py::write_t5_tokenizer interop/t5x/checkpoint.py::_open_msgpack_checkpoint
+        interop/t5x/checkpoint.py::_read_array
     """,
     'data that is read in bounded memory; tests/remixer_tasks tests damaged files': """
         remixer_tasks/corpora/text_corpus.py::_open_documents remixer_tasks/files/row_files.py::__init__
@@ -53,8 +54,8 @@ REASONS = {
     'written by the operating system': 'devices/compilation_cache.py::get_machine_name',
     'a request of at most 1 MiB; see tests/extras/test_serve.py': 'extras/serve/server.py::_read_body',
     'standard input, and files opened by untrusted_files': 'evaluate/text_inputs.py::_open_text',
-    'the package itself': 'kernels/self_check.py::_cache_path',
-    'the compilation cache, as JAX reads it': 'kernels/self_check.py::run_check',
+    'the package itself': 'kernels/self_check.py::_get_cache_path',
+    'the compilation cache, as JAX reads it': 'kernels/self_check.py::run_kernel_check',
     'at most 200 bytes of a non-blocking descriptor': 'run_folder/model_dir.py::lock_model_dir',
     'text in a position that tf.data has restored': 'remixer_tasks/corpora/streamed_text.py::_read_from_position',
     'an archive whose SHA-256 is in this package': 'remixer_tasks/files/download.py::_fetch_file',
