@@ -28,7 +28,7 @@ Path = str | os.PathLike[str]
 MAX_BYTES = 100_000_000
 # Maximum size in bytes of one line of a JSON lines file, such as a prediction with its input.
 LONGEST_LINE = 50_000_000
-# Maximum number of digits of a whole number. Longer numbers may exceed float64, and parsing them takes quadratic time.
+# Maximum number of digits of an integer. Longer numbers may exceed float64, and parsing them takes quadratic time.
 _MAX_DIGITS = 300
 _DEFAULT_ADVICE = 'copy or download it again'
 _LONE_SURROGATE = re.compile(r'\\u[dD][89a-fA-F]')

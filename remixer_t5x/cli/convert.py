@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Runs the conversion, compares the output with the input, and prints the paths of both."""
     source, target = select_conversion(args)
-    # These conversions require gin files from the user, because their inputs do not configure the model.
+    # These conversions require gin files, because the source files do not contain the model's configuration.
     if {'from_t5x', 'to_hf', 'to_t5x'} & {source, target}:
         model, vocabulary = arguments.load_macro_values(args, 'MODEL', 'VOCABULARY')
         from remixer_t5x.cli import conversions

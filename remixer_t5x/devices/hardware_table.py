@@ -185,7 +185,9 @@ def format_target_config(chip: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Hardware:
-    """A description of devices that may be absent. A file in configs/hardware and a topology configure the description.
+    """The devices to run on or compile for, which need not be attached to this machine.
+
+    A file in configs/hardware and a topology configure the fields.
 
     Attributes:
         platform: 'cpu', 'gpu' or 'tpu'.

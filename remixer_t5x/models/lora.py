@@ -3,7 +3,7 @@
     y = x W + x A B        W frozen [in, out], A [in, rank], B [rank, out]
     y = x W[j] + x A[j] B[j]                  for each group j of a `GroupDense`, whose W is [groups, in, out]
 
-A is drawn from a normal distribution with variance 1 / in and B is initialized with zeros. The paper's scale alpha /
+A is drawn from a normal distribution with variance `1 / in`, and B is initialized to zero. The paper's scale alpha /
 rank is omitted, because it only changes the learning rate of B. A is stored as `lora_in` and B as `lora_out`, next to
 W, which is named `kernel`; merging an adapter adds A B to W.
 """

@@ -107,7 +107,7 @@ def _get_column_text(row: Mapping[str, Any], name: str) -> str:
 
 
 def encode_pair(inputs: str, targets: str, longest: int | None = None, columns: Sequence[str] = ()) -> str:
-    """Joins a pair and additional column values into one document; replaces separators in these values by spaces.
+    """Joins a pair and additional column values into one document; replaces separators in these values with spaces.
 
     Raises ValueError if the input or target is empty, contains the separator, or has more than `longest` characters.
     """

@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     from remixer_t5x.extras.reproduce import table_runs
 
     costs = {
-        (stage.name, row.name): table_runs.count_run_cost(stage, row, args)
+        (stage.name, row.name): table_runs.compute_run_cost(stage, row, args)
         for stage in table.stages
         for row in table.rows
     }

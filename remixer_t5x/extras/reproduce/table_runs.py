@@ -83,7 +83,7 @@ class RunCost:
 Costs = Mapping[tuple[str, str], RunCost]
 
 
-def count_run_cost(stage: TrainingStage, row: TableRow, args: argparse.Namespace) -> RunCost:
+def compute_run_cost(stage: TrainingStage, row: TableRow, args: argparse.Namespace) -> RunCost:
     """Counts the cost of a run from array shapes. Raises UserError for an invalid setting."""
     files, settings = _collect_gin_sources(stage, row, args)
     flags = [(name, str(value)) for name, value in settings.items()]

@@ -187,7 +187,7 @@ class SpatialMixing(nn.Module):
         added: jax.Array | LazyProduct | None,
         ctx: SequenceContext,
     ) -> jax.Array:
-        """Computes the result of `__call__` with one matmul, because matmuls on GPUs are limited by memory bandwidth.
+        """Computes the result of `__call__` with a single matmul, because these matmuls are memory-bound on GPUs.
 
             W (scale Z + shift) + heads V + b = [W | heads | W 1] [scale Z ; V ; shift] + b
 

@@ -45,8 +45,8 @@ def download_files(name: str, source: str | None = None, data_dir: str | None = 
         parts = [f'put {files} into {folder}'] if files else []
         parts += [f'prepare TFDS data set {dataset.tfds}'] if dataset.tfds else []
         raise UserError(
-            f'{dataset.name} cannot be downloaded, because no SHA-256 is known ({dataset.terms}); '
-            f'{", or ".join(parts)} (the files are not verified)'
+            f'{dataset.name} must be downloaded by hand ({dataset.terms}): {", or ".join(parts)}; its SHA-256 is '
+            'unknown, so the files are not verified'
         )
     new = sum(_fetch_file(dataset, download, folder, source, name) for download in dataset.downloads)
     done = f'is now in {folder}, SHA-256 verified' if new else f'is already in {folder}, nothing was copied'

@@ -78,7 +78,7 @@ def test_models_have_the_papers_number_of_parameters(table, row, published):
     (model,) = [model for model in loaded_table.rows if model.name == row]
     (column,) = [column for column in loaded_table.columns if column.metric == tables.PARAMETERS]
     assert model.numbers[loaded_table.columns.index(column)] == published
-    assert table_runs.count_run_cost(column.stage, model, ARGS).parameters / 1e6 == pytest.approx(published, rel=0.03)
+    assert table_runs.compute_run_cost(column.stage, model, ARGS).parameters / 1e6 == pytest.approx(published, rel=0.03)
 
 
 def small_table(metric='accuracy', numbers=(70.0, 72.0, 69.0, None)):
