@@ -16,7 +16,7 @@ from etils import epath
 from remixer_t5x import lazy_imports
 from remixer_t5x.api.trained_model import TrainedModel
 from remixer_t5x.checkpoints import compatibility, saved_params
-from remixer_t5x.config import foreign_gin, loading, reference_resolver
+from remixer_t5x.config import loading, reference_resolver, untrusted_gin
 from remixer_t5x.data import batch_formats, pipeline, task_vocabulary
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError, to_one_line
@@ -118,7 +118,7 @@ def check_gin_is_safe(shared: shared_folder.SharedModel, advice: str) -> None:
     The error message ends with `advice`: the call or command that loads the folder despite this code.
     """
     file = shared.folder / shared_folder.GIN
-    if foreign := foreign_gin.find_disallowed_statement(shared.read_gin_text(), str(file)):
+    if foreign := untrusted_gin.find_disallowed_statement(shared.read_gin_text(), str(file)):
         raise UserError(
             f'{file} refers to {to_one_line(foreign):.200}, which is not part of the models of this package, and gin '
             f'files can run code; read the file and, if you trust it, use {advice}'

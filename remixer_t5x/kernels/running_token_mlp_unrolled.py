@@ -69,7 +69,7 @@ def backward(
             state_gradients.append(later.astype(dtype))
             later = later * _select_token_factor(tokens.keep, t)
         high, low = split_state_precision(later)
-        # Without `keep`, `high` equals the gradient of A after the first token, so reuse that array.
+        # Without `keep`, `high` equals the last array in `state_gradients`, so reuse that array.
         parts = state_gradients[-1] if tokens.keep is None else high, low
         # Without this barrier, XLA would recompute the gradients of A for every sum below.
         state_gradients, parts, w_out_gradient = jax.lax.optimization_barrier((state_gradients, parts, w_out_gradient))

@@ -19,7 +19,7 @@ from markupsafe import Markup
 from remixer_t5x.api import saved_models, trained_model
 from remixer_t5x.cli.console import print_labeled_line
 from remixer_t5x.cli.conversions import check_no_array_differs, describe_params, export_transformers_model
-from remixer_t5x.config import foreign_gin
+from remixer_t5x.config import untrusted_gin
 from remixer_t5x.data import task_vocabulary
 from remixer_t5x.errors import to_one_line
 from remixer_t5x.extras.hub import client
@@ -232,8 +232,8 @@ def _write_model_folder(args: argparse.Namespace, folder: pathlib.Path, name: st
         library = 'remixer_t5x'
         print_labeled_line('format', f'{library}, because {refusal.reason}')
         _write_shared_files(folder, model, vocabulary, gin_text, params, step, record)
-        if foreign_gin.find_disallowed_statement(gin_text, checkpoint):
-            packages = foreign_gin.find_imported_packages(gin_text)
+        if untrusted_gin.find_disallowed_statement(gin_text, checkpoint):
+            packages = untrusted_gin.find_imported_packages(gin_text)
             missing = shared_folder.copy_custom_code(folder, packages)
             for package in missing:
                 print_labeled_line(

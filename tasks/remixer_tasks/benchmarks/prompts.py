@@ -47,7 +47,7 @@ def build_classification_preprocessor(
         if markup:
             inputs = tf.strings.regex_replace(tf.strings.regex_replace(inputs, '<br>', ' '), '</?b>', '')
         target = tf.gather(tf.constant([NO_LABEL, *labels]), example['label'] - UNLABELLED)
-        return {**_select_index_features(example), 'inputs': inputs, 'targets': target}
+        return {**_select_idx_features(example), 'inputs': inputs, 'targets': target}
 
     return lambda dataset: dataset.map(format_example)
 
@@ -58,7 +58,7 @@ def format_stsb(dataset: tf.data.Dataset) -> tf.data.Dataset:
     def format_example(example):
         parts = ['stsb sentence1:', example['sentence1'], 'sentence2:', example['sentence2']]
         score = tf.as_string(tf.round(example['label'] * 5) / 5, precision=1)
-        return {**_select_index_features(example), 'inputs': tf.strings.join(parts, separator=' '), 'targets': score}
+        return {**_select_idx_features(example), 'inputs': tf.strings.join(parts, separator=' '), 'targets': score}
 
     return dataset.map(format_example)
 
@@ -73,7 +73,7 @@ def format_record_queries(dataset: tf.data.Dataset) -> tf.data.Dataset:
         parts = ['record query:', example['query'], 'entities:', entities, 'passage:', passage]
         answers = example['answers']
         shared = {
-            **_select_index_features(example),
+            **_select_idx_features(example),
             'inputs': tf.strings.join(parts, separator=' '),
             'answers': answers,
         }
@@ -108,7 +108,7 @@ def _pad_punctuation(text: tf.Tensor) -> tf.Tensor:
     return tf.strings.regex_replace(text, r'\s+', ' ')
 
 
-def _select_index_features(example):
+def _select_idx_features(example):
     return {name: value for name, value in example.items() if name.split('/')[0] == 'idx'}
 
 

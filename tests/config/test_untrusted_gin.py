@@ -2,7 +2,7 @@
 
 import pytest
 
-from remixer_t5x.config import foreign_gin
+from remixer_t5x.config import untrusted_gin
 from remixer_t5x.errors import UserError
 
 IMPORT = 'from remixer_t5x.models.sublayers import attention\n'
@@ -30,7 +30,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize('text', HOSTILE.values(), ids=HOSTILE)
 def test_code_outside_of_the_allow_list_is_reported(text):
-    assert foreign_gin.find_disallowed_statement(f'{text}\n', 'model.gin')
+    assert untrusted_gin.find_disallowed_statement(f'{text}\n', 'model.gin')
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_code_outside_of_the_allow_list_is_reported(text):
 )
 def test_ambiguous_or_invalid_gin_text_is_rejected(text):
     with pytest.raises(UserError, match='model.gin') as error:
-        foreign_gin.find_disallowed_statement(f'{text}\n', 'model.gin')
+        untrusted_gin.find_disallowed_statement(f'{text}\n', 'model.gin')
     assert str(error.value).isprintable()
 
 
@@ -51,4 +51,4 @@ VOCABULARY = @vocabularies.sentencepiece()
 decoder/attention.SelfAttention.num_heads = \\
     4
 """
-    assert foreign_gin.find_disallowed_statement(text, 'model.gin') == ''
+    assert untrusted_gin.find_disallowed_statement(text, 'model.gin') == ''
