@@ -98,7 +98,7 @@ def count_tokens(tokens: jax.Array) -> jax.Array:
 
 
 def check_length(owner: str, max_length: int, length: int) -> None:
-    """Raises UserError if `length` exceeds `max_length`, which is a setting of the class named `owner`."""
+    """Raises UserError if `length` exceeds `max_length`. `owner` is the name of the class with this setting."""
     if length > max_length:
         raise UserError(
             f'{owner}.max_length must be at least the sequence length of {length} tokens, got {max_length}; '

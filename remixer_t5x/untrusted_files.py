@@ -42,7 +42,7 @@ def open_file(path: Path) -> io.BufferedReader:
     """Opens a regular file or an object in a bucket for reading bytes. Raises OSError for other paths."""
     name = os.fspath(path)
     if '://' in name:
-        return _open_object(name)  # type: ignore[return-value]
+        return _open_remote_file(name)  # type: ignore[return-value]
     # Without O_NONBLOCK, opening a pipe would block until another process opened it for writing.
     descriptor = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -53,7 +53,7 @@ def open_file(path: Path) -> io.BufferedReader:
 
 
 @contextlib.contextmanager
-def _open_object(name: str) -> Iterator[Any]:
+def _open_remote_file(name: str) -> Iterator[Any]:
     # Import lazily, because only buckets need this library.
     from etils import epath
 

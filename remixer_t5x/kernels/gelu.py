@@ -65,17 +65,17 @@ def _normalized_gelu_backward(residuals, gradient):
     x, scale, mean, inverse = residuals
     gradient = gradient.astype(jnp.float32)
 
-    def recompute_normalized(variant):
+    def recompute_normalized_units(variant):
         units, slope = sigmoid_gelu_and_slope(prevent_cse(x.astype(jnp.float32), variant))
         return (units - mean) * inverse, slope
 
-    scale_gradient = jnp.sum(gradient * recompute_normalized(2)[0], tuple(range(x.ndim - 1)))
-    result, _ = recompute_normalized(3)
+    scale_gradient = jnp.sum(gradient * recompute_normalized_units(2)[0], tuple(range(x.ndim - 1)))
+    result, _ = recompute_normalized_units(3)
     scaled = gradient * scale
     scaled_mean, product_mean = jax.lax.optimization_barrier(
         (_mean_over_features(scaled), _mean_over_features(scaled * result))
     )
-    result, slope = recompute_normalized(4)
+    result, slope = recompute_normalized_units(4)
     x_gradient = inverse * (scaled - scaled_mean - result * product_mean) * slope
     return x_gradient.astype(x.dtype), scale_gradient, None
 

@@ -20,7 +20,7 @@ _LANES = 128
 _FLOAT32 = jnp.float32
 _MAX_BLOCK_LENGTH = 128
 _MAX_UNITS = 16  # maximum number of hidden units per kernel program
-# Sizes in bytes: maximum VMEM limit of a kernel, VMEM for the state A before and after a block, VMEM for the weights.
+# VMEM sizes in bytes: upper bound on a kernel's limit, the state A before and after a block, and the weights.
 _MAX_VMEM, _STATE_BYTES, _WEIGHT_BYTES = 56 * 2**20, 4 * 2**20, 4 * 2**20
 # Axis orders in the kernels, for weights [batch, tokens, heads, hidden], values [batch, tokens, heads, features] and A
 # [batch, heads, hidden, features]. The last two axes, batch and heads, are merged into lanes.

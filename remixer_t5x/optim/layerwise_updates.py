@@ -116,8 +116,8 @@ def find_params_near_zero(logical_axes: Any) -> Any:
 def scale_by_parameter_rms(logical_axes: Any, min_rms: float, min_rms_near_zero: float) -> optax.GradientTransformation:
     """Multiplies each update by the RMS of its parameter in the layer, as in Adafactor with relative steps.
 
-    A smaller RMS is replaced by `min_rms`, or by `min_rms_near_zero` for the parameters of
-    `find_params_near_zero`.
+    An RMS below `min_rms` is replaced by `min_rms`; for the parameters of `find_params_near_zero`, the minimum is
+    `min_rms_near_zero`.
     """
     stacked, near_zero = find_stacked_params(logical_axes), find_params_near_zero(logical_axes)
 

@@ -173,8 +173,8 @@ def make_eval_step(
     """Returns a pure evaluation step `step(params, batch) -> sums`, with the sums of `model.loss` without dropout.
 
     Args:
-        token_bytes: [ids], number of bytes in the text of each id, for computing the sum `bytes` over the decoder
-            targets; None omits this sum.
+        token_bytes: [ids], number of bytes in the text of each id, from which the sum `bytes` over the decoder targets
+            is computed; if None, `bytes` is not computed.
         count_targets: whether to add `target_counts` [ids], the number of occurrences of each id in the targets.
     """
 

@@ -263,10 +263,10 @@ def _copy_matched_rows(fresh: jax.Array, other: jax.Array, matches: np.ndarray, 
     index[: len(matches)] = np.where(matches < other.shape[axis], matches, -1)[: len(index)]
     is_known = (index >= 0).reshape([-1 if dimension == axis else 1 for dimension in range(fresh.ndim)])
 
-    def choose_known_rows(fresh, other):
+    def replace_matched_rows(fresh, other):
         return jnp.where(is_known, jnp.take(other, np.maximum(index, 0), axis=axis), fresh)
 
-    return jax.jit(choose_known_rows, out_shardings=fresh.sharding)(fresh, other)
+    return jax.jit(replace_matched_rows, out_shardings=fresh.sharding)(fresh, other)
 
 
 def _format_table_rows(taken: Shapes, fresh: Shapes, left: Shapes) -> Iterator[str]:

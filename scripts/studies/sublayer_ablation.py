@@ -59,7 +59,7 @@ def compute_ablation_effects(
 def _compute_outputs(model: Model, inputs: Any, targets: Any, seed: int) -> tuple[list[SublayerKind], dict[str, Any]]:
     """Returns the kinds of sublayers, and a dict from stacks to outputs [1 + kinds, batch, length, embed].
 
-    The first output is that of the complete stack; each other output omits one kind of sublayer.
+    The first output is that of the complete stack; each of the remaining outputs omits one kind of sublayer.
     """
     kinds: list[SublayerKind] = []
 

@@ -141,7 +141,7 @@ def test_the_position_of_bucketed_batches_is_restored(task):
     source = task_batches.TrainBatches(config, threads=1)
     take(source, 19)
     fresh = task_batches.TrainBatches(config, threads=1)
-    fresh.restore(source.capture())
+    fresh.restore_states(source.capture_states())
     assert_same(take(fresh, 6), take(source, 6))
 
 

@@ -127,7 +127,7 @@ def _count_custom_call_flops(instruction: Instruction, computation: Computation)
     """Computes FLOPs of cuBLAS and cuDNN calls from shapes, and FLOPs of other kernels from their cost estimates."""
     if 'cudnn$fmha' in instruction.custom_call_target:
         logits = instruction.find_attribute(r'"intermediate_tensor_shape": ?\{.*?"dimensions": ?\[([^\]]*)\]')
-        # Attention consists of two matrix products, and its gradient of five, one of which recomputes the logits.
+        # Attention takes two matrix products; its backward pass takes five, one of which recomputes the logits.
         products = 5 if instruction.custom_call_target.endswith('Backward') else 2
         head_dim = computation.get_operand_arrays(instruction)[0].shape[-1]
         return products * 2 * math.prod(_parse_integers(logits)) * head_dim

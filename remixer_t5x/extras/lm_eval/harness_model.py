@@ -243,7 +243,7 @@ class RemixerLM(LM):
         return self._tokenize_and_split(context, continuation)
 
     def _tokenize_and_split(self, context: str, continuation: str) -> tuple[Ids, Ids]:
-        """Tokenizes a text and splits it after the context, to which prefix language models add an end token."""
+        """Tokenizes a context and its continuation. For prefix language models, the context ends with an end token."""
         stripped = context.rstrip()
         continuation, context = context[len(stripped) :] + continuation, stripped
         if self.model_type == batch_formats.DECODER_ONLY and self.trained.ends_inputs:

@@ -46,7 +46,7 @@ class ParamMapping:
         return '{}' in self.name
 
     def expand_layer_runs(self, runs: Runs) -> Iterator[tuple[str, list[str]]]:
-        """Yields the path of each remixer_t5x array with the Hugging Face names of its layers."""
+        """Yields the path of each remixer_t5x array and the names of the Hugging Face arrays that it stacks."""
         if not self.is_stacked:
             yield self.path, [self.name]
             return
