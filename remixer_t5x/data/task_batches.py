@@ -73,21 +73,26 @@ def _open_examples(
 
 
 def _batch_by_length(rows: tf.data.Dataset, config: DatasetConfig) -> tf.data.Dataset:
-    """Batches rows whose lengths belong to the same bucket. The arrays keep their full length."""
+    """Batches rows of the same length bucket, and truncates their input arrays to the length of the bucket."""
     names = batch_formats.get_input_length_arrays(config.model_type, config.task_feature_lengths)
-    tokens = [name for name in names if name.endswith('_input_tokens')]
-    buckets = tf.constant([*config.length_buckets], tf.int64)
+    lengths = tf.constant([*config.length_buckets, config.task_feature_lengths['inputs']], tf.int64)
 
-    def bucket_index(row: Mapping[str, tf.Tensor]) -> tf.Tensor:
-        last = tf.reduce_max([tf.reduce_max(tf.where(row[name] != 0)) for name in tokens])
-        return tf.reduce_sum(tf.cast(last >= buckets, tf.int64))
+    def find_bucket(row: Mapping[str, tf.Tensor]) -> tf.Tensor:
+        tokens = [row[name] for name in names if name.endswith('_input_tokens')]
+        last = tf.reduce_max([tf.reduce_max(tf.where(array != 0)) for array in tokens])
+        return tf.reduce_sum(tf.cast(last >= lengths, tf.int64))
 
-    def build() -> tf.data.Dataset:
-        return rows.group_by_window(
-            bucket_index, lambda _, group: group.batch(config.batch_size), window_size=config.batch_size
+    def make_batches(bucket: tf.Tensor, group: tf.data.Dataset) -> tf.data.Dataset:
+        batches = group.batch(config.batch_size)
+        return batches.map(
+            lambda batch: {
+                name: array[:, : lengths[bucket]] if name in names else array for name, array in batch.items()
+            }
         )
 
-    return call_without_autograph(build)
+    return call_without_autograph(
+        lambda: rows.group_by_window(find_bucket, make_batches, window_size=config.batch_size)
+    )
 
 
 def _set_data_options(dataset: tf.data.Dataset, threads: int | None) -> tf.data.Dataset:
@@ -166,20 +171,10 @@ class TrainBatches:
 
     def __next__(self) -> Batch:
         parts = self._read_next_elements(self._streams.values())
-        batch = {
+        return {
             name: np.concatenate([_cast_to_32_bits(part[name].numpy()) for part in parts])[self._rows]
             for name in parts[0]
         }
-        return self._trim(batch) if self._config.length_buckets else batch
-
-    def _trim(self, batch: Batch) -> Batch:
-        """Truncates the input arrays to the smallest bucket that holds the tokens of all rows."""
-        config = self._config
-        names = batch_formats.get_input_length_arrays(config.model_type, config.task_feature_lengths)
-        tokens = [batch[name] for name in names if name.endswith('_input_tokens')]
-        fitting = (bucket for bucket in config.length_buckets if not any(array[:, bucket:].any() for array in tokens))
-        length = next(fitting, None)
-        return {name: array[:, :length] if name in names else array for name, array in batch.items()}
 
     def skip_batches(self, streams: Collection[int]) -> None:
         """Skips one batch in each of the given streams. Ignores streams that this host does not read."""
