@@ -1,4 +1,4 @@
-"""Ranks checkpoints by a metric, and saves the best parameters of each task apart from the regular checkpoints.
+"""Ranks checkpoints by a metric, and saves the best parameters of each task separately from the regular checkpoints.
 
 `MODEL_DIR/best/<task>/<step>` contains the checkpoint items `state` (only parameters) and `run`, so the folder can be
 used as a checkpoint. The item `run` also records the name and value of the metric that ranks the parameters.

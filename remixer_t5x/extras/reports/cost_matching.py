@@ -44,7 +44,7 @@ def build_config_flags(args: argparse.Namespace, files: Sequence[str]) -> list[s
 
 
 def count_cost(args: argparse.Namespace, label: str, model: str, flags: Flags) -> Any:
-    """Loads the configuration of a model (`--model`) as in a run, and returns its `model_counts.ModelCounts`."""
+    """Loads the configuration of a model (`--model`) as a run would, and returns its `model_counts.ModelCounts`."""
     from remixer_t5x.config import reference_resolver
     from remixer_t5x.costs import model_counts
 

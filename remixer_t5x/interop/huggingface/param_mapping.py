@@ -75,7 +75,7 @@ class ParamMapping:
 
 
 def build_kernel_mapping(path: str, name: str, inputs: int, outputs: int) -> ParamMapping:
-    """Returns the mapping of the weight of a PyTorch Linear, [outputs, inputs], which is a transposed Flax kernel."""
+    """Returns the mapping from a Flax kernel to the weight of a PyTorch Linear, [outputs, inputs], its transpose."""
     return ParamMapping(f'{path}/kernel', f'{name}.weight', (outputs, inputs), transposed=True)
 
 

@@ -96,8 +96,9 @@ def open_bytes(path: str, advice: str) -> Iterator[Any]:
             else:
                 yield file
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        advice = 'compress it again, or remove .gz from its name'
-        raise UserError(f'{path}: damaged gzip file ({error}); {advice}') from error
+        raise UserError(
+            f'{path}: damaged gzip file ({error}); compress it again, or remove .gz from its name'
+        ) from error
     except lazy_imports.get_file_error_types() as error:
         raise UserError(f'{path}: {root_cause_message(error)}; {advice}') from error
 
