@@ -8,10 +8,14 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
-from remixer_t5x.kernels import attention_tpu_kernel, compile_target
+from remixer_t5x.kernels import attention_tpu_kernel
 from remixer_t5x.kernels.attention_formula import ATTENTION_OUTPUT, Bias, DistanceBias, Visibility
 from remixer_t5x.kernels.attention_tpu_kernel import AttentionOperands, AttentionPlan
-from remixer_t5x.kernels.compile_target import get_batch_and_head_axes, wrap_in_shard_map
+from remixer_t5x.kernels.compile_target import (
+    get_batch_and_head_axes,
+    unsupported_bfloat16_reason,
+    wrap_in_shard_map,
+)
 
 
 def unsupported_reason(
@@ -20,15 +24,7 @@ def unsupported_reason(
     """Returns the reason why the kernel does not support this call, or None if the call is supported."""
     if isinstance(bias, jax.Array):
         return 'requires a relative position bias (DistanceBias), got an array'
-    _, length, heads, head_dim = query.shape
-    needed = AttentionPlan(length, key.shape[1], heads, head_dim, visibility.causal).vmem_usage
-    available = compile_target.get_vmem_bytes(default=needed)
-    if needed > available:
-        return (
-            f'requires {needed / 2**20:.0f} MiB of on-chip memory for rows of {length} tokens, '
-            f'but this TPU has {available / 2**20:.0f} MiB'
-        )
-    return compile_target.unsupported_bfloat16_reason(query.dtype)
+    return unsupported_bfloat16_reason(query.dtype)
 
 
 def attend(query: jax.Array, key: jax.Array, value: jax.Array, visibility: Visibility, bias: Bias) -> jax.Array:

@@ -82,16 +82,6 @@ def unsupported_bfloat16_reason(dtype: Any) -> str | None:
     return f'requires a TPU v4 or newer for bfloat16, got a {chip}'
 
 
-def get_vmem_bytes(default: int) -> int:
-    """Returns the size of the TPU's on-chip memory (VMEM) in bytes, or `default` if this process has no TPU."""
-    if jax.default_backend() != 'tpu':
-        return default
-    # Import here, because the import takes 0.3 s.
-    from jax.experimental.pallas import tpu
-
-    return tpu.get_tpu_info().vmem_capacity_bytes
-
-
 def get_batch_and_head_axes(batch: int, heads: int) -> tuple[Any, Any]:
     """Returns the mesh axes that shard the batch and the heads; None if they do not divide the dimension evenly."""
     mesh = jax.sharding.get_abstract_mesh()

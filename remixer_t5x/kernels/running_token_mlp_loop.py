@@ -21,13 +21,9 @@ class TokenArrays(NamedTuple):
     scale: jax.Array | None  # [batch, tokens] float32, factor of the state A before the activation; None for 1
 
 
-class BlockGradients(NamedTuple):
-    """Gradients with respect to the tokens of a block and the state A before the block."""
-
-    w_in: jax.Array
-    value: jax.Array
-    w_out: jax.Array
-    start: jax.Array | None  # None if there is no preceding block
+# Gradients of `w_in`, `value` and `w_out` of a block, and of the state A before the block, which is None if there is no
+# preceding block.
+BlockGradients = tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]
 
 
 def zero_state(tokens: TokenArrays) -> jax.Array:
@@ -103,7 +99,7 @@ def backward(
     w_in, value, w_out = (
         _swap_batch_and_length(array).astype(like.dtype) for array, like in zip(gradients, tokens[:3], strict=True)
     )
-    return BlockGradients(w_in, value, w_out, None if start is None else later)
+    return w_in, value, w_out, None if start is None else later
 
 
 def _outer_product(w: jax.Array, value: jax.Array) -> jax.Array:

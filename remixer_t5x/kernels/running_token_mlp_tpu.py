@@ -12,7 +12,6 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from remixer_t5x.kernels import compile_target
 from remixer_t5x.kernels.compile_target import is_interpreting_kernels
 from remixer_t5x.kernels.running_token_mlp_loop import BlockGradients, TokenArrays
 
@@ -43,7 +42,8 @@ def choose_block_length(w_in: jax.Array, value: jax.Array) -> int:
 
 
 def _get_vmem_limit() -> int:
-    return min(_MAX_VMEM, compile_target.get_vmem_bytes(default=_MAX_VMEM))
+    """Returns the on-chip memory (VMEM) for a kernel program in bytes. TPUs before v4 have less than `_MAX_VMEM`."""
+    return min(_MAX_VMEM, pltpu.get_tpu_info().vmem_capacity_bytes) if jax.default_backend() == 'tpu' else _MAX_VMEM
 
 
 class _KernelOperands(NamedTuple):
@@ -108,7 +108,7 @@ def backward(
         name='running_token_mlp_backward',
         **plan.build_call_options(operations=30, arrays=(operands, operands)),
     )(operands, later, _heads_to_lanes(gradient, _FEATURE_AXES))
-    return BlockGradients(
+    return (
         _lanes_to_heads(w_in_gradient, _HIDDEN_AXES, tokens.w_in),
         _lanes_to_heads(value_gradient, _FEATURE_AXES, tokens.value),
         _lanes_to_heads(w_out_gradient, _HIDDEN_AXES, tokens.w_out),

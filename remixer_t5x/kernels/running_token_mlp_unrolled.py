@@ -89,7 +89,7 @@ def backward(
     parts = split_state_precision(zero_state(tokens) if later is None else later)
     parts, gradients = jax.lax.scan(compute_segment_gradients, parts, inputs, reverse=True)
     w_in, value, w_out = (join_blocks(array, length) for array in gradients)
-    return BlockGradients(w_in, value, w_out, None if start is None else join_state_precision(*parts))
+    return w_in, value, w_out, None if start is None else join_state_precision(*parts)
 
 
 def _compute_states_before_segments(axes: str, tokens: TokenArrays, start: jax.Array | None) -> jax.Array:

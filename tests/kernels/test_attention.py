@@ -74,7 +74,6 @@ WITHOUT_KEY = packed(2, 140).at[1, -1].set(9)
 KERNEL_CASES = {
     'a decoder, packed, in two blocks': (200, 200, 2, 64, Visibility(packed(2, 200), packed(2, 200), True), True),
     'cross-attention, packed': (140, 200, 1, 16, Visibility(WITHOUT_KEY, packed(2, 200)), False),
-    'an encoder in one block': (24, 24, 3, 16, Visibility(None, padding(2, 24)), True),
     'an encoder, packed, of odd length': (23, 23, 2, 16, Visibility(packed(2, 23), packed(2, 23)), True),
     'cross-attention to two blocks': (24, 200, 4, 64, Visibility(None, padding(2, 200)), False),
     'grouped queries': (24, 24, 6, 16, Visibility(None, padding(2, 24), True), True, 3),

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from remixer_t5x.kernels import gelu
 from remixer_t5x.kernels.compile_target import compile_for_platform
@@ -22,20 +23,29 @@ def test_gelu_equals_its_definition_for_small_and_large_inputs():
     np.testing.assert_allclose(actual[1], gradient, rtol=1e-5, atol=1e-6)
 
 
-def test_normalized_gelu_equals_autodiff():
-    x, weights = np.random.default_rng(0).normal(size=(2, 3, 5, 16)).astype(np.float32)
-    # Some scales are zero.
-    scale = np.linspace(-1, 2, 16, dtype=np.float32).round(1)
+def normalized_gelu(x, scale):
+    units = jax.nn.gelu(x)
+    centred = units - units.mean(-1, keepdims=True)
+    return scale * centred / jnp.sqrt((centred**2).mean(-1, keepdims=True) + 1e-6)
 
-    def plain(x, scale):
-        units = jax.nn.gelu(x)
-        centred = units - units.mean(-1, keepdims=True)
-        return scale * centred / jnp.sqrt((centred**2).mean(-1, keepdims=True) + 1e-6)
+
+@pytest.mark.parametrize(
+    ('fused', 'plain', 'shape'),
+    [
+        (lambda x, scale: gelu.normalized_gelu(x, scale, 1e-6), normalized_gelu, (16,)),
+        (gelu.multiply_by_gelu, lambda x, factor: jax.nn.gelu(x) * factor, (3, 5, 16)),
+    ],
+)
+def test_fused_variants_equal_autodiff(fused, plain, shape):
+    x, weights = np.random.default_rng(0).normal(size=(2, 3, 5, 16)).astype(np.float32)
+    # Some factors are zero.
+    factor = np.resize(np.linspace(-1, 2, 16, dtype=np.float32).round(1), shape)
 
     def value_and_gradients(mix):
-        return jax.jit(jax.value_and_grad(lambda *both: jnp.sum(weights * mix(*both)), argnums=(0, 1)))(x, scale)
+        return jax.jit(jax.value_and_grad(lambda *both: jnp.sum(weights * mix(*both)), argnums=(0, 1)))(x, factor)
 
-    actual = value_and_gradients(lambda x, scale: gelu.normalized_gelu(x, scale, 1e-6))
+    with compile_for_platform('gpu'):
+        actual = value_and_gradients(fused)
     expected = value_and_gradients(plain)
     jax.tree.map(lambda a, e: np.testing.assert_allclose(a, e, rtol=1e-4, atol=1e-4), actual, expected)
 
@@ -43,18 +53,3 @@ def test_normalized_gelu_equals_autodiff():
 def test_normalized_gelu_of_constant_rows_is_zero():
     x = jnp.full((2, 64), 300.0)
     np.testing.assert_array_equal(gelu.normalized_gelu(x, jnp.ones(64), 1e-6), np.zeros((2, 64)))
-
-
-def test_gelu_times_equals_autodiff():
-    x, factor, weights = np.random.default_rng(1).normal(size=(3, 3, 5, 8)).astype(np.float32)
-
-    def plain(x, factor):
-        return jax.nn.gelu(x) * factor
-
-    def value_and_gradients(product):
-        return jax.jit(jax.value_and_grad(lambda *both: jnp.sum(weights * product(*both)), argnums=(0, 1)))(x, factor)
-
-    with compile_for_platform('gpu'):
-        actual = value_and_gradients(gelu.multiply_by_gelu)
-    expected = value_and_gradients(plain)
-    jax.tree.map(lambda a, e: np.testing.assert_allclose(a, e, rtol=1e-4, atol=1e-5), actual, expected)

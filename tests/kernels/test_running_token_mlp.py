@@ -14,7 +14,6 @@ from remixer_t5x.kernels.compile_target import compile_for_platform
 
 HEADS, HIDDEN, FEATURES, LENGTH = 2, 4, 3, 13
 few_examples = settings(max_examples=10, deadline=None, derandomize=True, database=None)
-every_platform = pytest.mark.parametrize('platform', ['cpu', 'gpu', 'tpu'])
 
 
 @pytest.fixture
@@ -55,7 +54,7 @@ def packed_row(counts):
     return np.pad(ids, (0, LENGTH - len(ids)))
 
 
-@every_platform
+@pytest.mark.parametrize('platform', ['cpu', 'gpu', 'tpu'])
 @pytest.mark.parametrize(('packed', 'blocks'), [(True, 'small_blocks'), (False, 'small_blocks'), (True, None)])
 def test_equals_the_plain_sum_with_gradients(platform, packed, blocks, request):
     if blocks:
@@ -80,9 +79,9 @@ def test_equals_the_plain_sum_with_gradients(platform, packed, blocks, request):
     check()
 
 
-@every_platform
+@pytest.mark.parametrize('platform', ['cpu', 'gpu'])
 def test_gradients_stay_exact_for_large_sums(platform):
-    """Rounding errors of subtracted tokens do not accumulate."""
+    """Rounding errors of subtracted tokens do not accumulate; the TPU kernel subtracts none."""
     length, hidden = 1500, 8
     rng = np.random.default_rng(0)
     w_in, value, w_out = (
@@ -107,17 +106,14 @@ def test_gradients_stay_exact_for_large_sums(platform):
         np.testing.assert_allclose(a, w, atol=2e-5 * np.max(np.abs(w)), rtol=0)
 
 
-@every_platform
-@pytest.mark.usefixtures('small_blocks')
-def test_padding_does_not_change_the_result(platform):
+def test_padding_does_not_change_the_result():
     rng = np.random.default_rng(0)
     weights = [jnp.asarray(rng.normal(size=(1, LENGTH, HEADS, width)), jnp.float32) for width in (HIDDEN, FEATURES)]
     w_out = jnp.asarray(rng.normal(size=(1, LENGTH, HEADS, HIDDEN)), jnp.float32)
     ids = jnp.asarray([[1] * 6 + [0] * (LENGTH - 6)])
     padded_with_nan = [array.at[:, 6:].set(jnp.nan) for array in weights]
-    with compile_for_platform(platform, interpret=True):
-        expected = running_token_mlp.apply_running_token_mlp(*weights, w_out, ids, packed=False)
-        mixed = running_token_mlp.apply_running_token_mlp(*padded_with_nan, w_out, ids, packed=False)
+    expected = running_token_mlp.apply_running_token_mlp(*weights, w_out, ids, packed=False)
+    mixed = running_token_mlp.apply_running_token_mlp(*padded_with_nan, w_out, ids, packed=False)
     np.testing.assert_array_equal(mixed[:, :6], expected[:, :6])
     assert np.all(np.isfinite(mixed))
 
