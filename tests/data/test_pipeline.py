@@ -1,6 +1,7 @@
 """Batches of a task in memory: order, host shards, exact positions and errors."""
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -11,7 +12,7 @@ import seqio
 import tensorflow as tf
 
 from remixer_t5x.data import pipeline, task_batches
-from remixer_t5x.data.prefetch import DataPosition
+from remixer_t5x.data.prefetch import DataPosition, Prefetcher
 from remixer_t5x.data.resumable_iterator import call_without_autograph
 from tests.support.error_lines import error_message
 
@@ -58,24 +59,17 @@ def test_batches_equal_those_of_seqio(task, pack):
     assert all(a.dtype == np.int32 for a in ours[0].values())
 
 
-def test_the_order_depends_on_the_seed(task):
-    config = pipeline.DatasetConfig(task, LENGTHS, batch_size=4)
-    ours = take(task_batches.TrainBatches(config), 3)
-    assert_same(ours, take(task_batches.TrainBatches(config, threads=1), 3))
-    other = take(task_batches.TrainBatches(dataclasses.replace(config, seed=1)), 3)
-    assert texts(other, seqio.ByteVocabulary()) != texts(ours, seqio.ByteVocabulary())
-
-
-@pytest.mark.parametrize(('drawn', 'pack'), [(19, False), (7, True)])
-def test_a_restored_position_continues_with_the_next_batch(task, drawn, pack):
-    """19 batches of 4 are more than an epoch of 60 examples, so the position includes shuffle buffer and epoch."""
-    config = pipeline.DatasetConfig(task, LENGTHS, batch_size=4, pack=pack)
-    source = task_batches.TrainBatches(config, threads=1)
+def assert_position_is_restored(config, drawn, *share):
+    source, fresh = (task_batches.TrainBatches(config, *share, threads=1) for _ in range(2))
     take(source, drawn)
-    state = source.capture_states()
-    fresh = task_batches.TrainBatches(config, threads=1)
-    fresh.restore_states(state)
+    fresh.restore_states(source.capture_states())
     assert_same(take(fresh, 4), take(source, 4))
+
+
+@pytest.mark.parametrize(('drawn', 'settings'), [(19, {}), (7, {'pack': True}), (19, {'length_buckets': (9, 11)})])
+def test_a_restored_position_continues_with_the_next_batch(task, drawn, settings):
+    """19 batches of 4 are more than an epoch of 60 examples, so the position includes shuffle buffer and epoch."""
+    assert_position_is_restored(pipeline.DatasetConfig(task, LENGTHS, batch_size=4, **settings), drawn)
 
 
 def test_shares_are_disjoint_and_complete(task):
@@ -102,17 +96,17 @@ def test_other_numbers_of_hosts_resume_with_the_same_batches(task, before, after
     # Hosts capture after different numbers of batches.
     captured_at = {index: 1 + index % 3 for index in range(streams)}
     position = DataPosition(3, captured_at, {index: captures[at - 1][index] for index, at in captured_at.items()})
-    new = [task_batches.TrainBatches(config, share, after, threads=1, streams=streams) for share in range(after)]
-    for batches in new:
-        batches.restore_states(position.states)
-        batches.skip_batches(position.list_streams_to_skip(0))
-        batches.skip_batches(position.list_streams_to_skip(1))
-    for _ in range(2):
-        joined = [
-            {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-            for parts in ([next(batches) for batches in group] for group in (old, new))
+    with contextlib.ExitStack() as stack:
+        sources = [
+            task_batches.TrainBatches(config, share, after, threads=1, streams=streams) for share in range(after)
         ]
-        assert_same(joined[:1], joined[1:])
+        new = [stack.enter_context(Prefetcher(source, lambda batch: batch, position)) for source in sources]
+        for _ in range(2):
+            joined = [
+                {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+                for parts in ([next(batches) for batches in group] for group in (old, new))
+            ]
+            assert_same(joined[:1], joined[1:])
 
 
 def input_lengths(batch):
@@ -136,15 +130,6 @@ def test_length_buckets_group_and_trim_the_same_rows(task):
     assert missing.total() <= 3 * len(buckets)
 
 
-def test_the_position_of_bucketed_batches_is_restored(task):
-    config = pipeline.DatasetConfig(task, LENGTHS, batch_size=4, length_buckets=(9, 11))
-    source = task_batches.TrainBatches(config, threads=1)
-    take(source, 19)
-    fresh = task_batches.TrainBatches(config, threads=1)
-    fresh.restore_states(source.capture_states())
-    assert_same(take(fresh, 6), take(source, 6))
-
-
 def lines_task(folder, name, source=None):
     for number in range(3):
         (folder / f'{number}.txt').write_text(''.join(f'file {number} line {i}\n' for i in range(40)))
@@ -161,15 +146,10 @@ def lines_task(folder, name, source=None):
     )
 
 
-@pytest.mark.parametrize('shares', [1, 5])
-def test_the_position_of_a_parallel_source_is_restored(tmp_path, shares):
-    """With five shares, there are fewer files than hosts."""
-    config = pipeline.DatasetConfig(lines_task(tmp_path, f'parallel{shares}'), LENGTHS, batch_size=5 * shares)
-    source = task_batches.TrainBatches(config, shares - 1, shares, threads=1)
-    take(source, 11)
-    fresh = task_batches.TrainBatches(config, shares - 1, shares, threads=1)
-    fresh.restore_states(source.capture_states())
-    assert_same(take(fresh, 4), take(source, 4))
+def test_the_position_of_a_parallel_source_is_restored(tmp_path):
+    """There are fewer files than hosts."""
+    config = pipeline.DatasetConfig(lines_task(tmp_path, 'parallel'), LENGTHS, batch_size=25)
+    assert_position_is_restored(config, 11, 4, 5)
 
 
 def test_sequential_reading_has_the_order_of_parallel_reading(tmp_path):
@@ -203,38 +183,26 @@ def test_a_source_whose_position_cannot_be_saved_raises_an_error(tmp_path, kind)
 
 
 def test_evaluation_reads_every_example_once(task):
-    batch_size = 5
-    config = pipeline.DatasetConfig(task, LENGTHS, batch_size, split='validation', shuffle=False)
-    batches = list(task_batches.EvalBatches(config))
-    assert all(len(b['decoder_target_tokens']) == batch_size for b in batches)
-    rows = np.concatenate([b['decoder_target_tokens'] for b in batches])
-    weights = np.concatenate([b['decoder_loss_weights'] for b in batches])
+    config = pipeline.DatasetConfig(task, LENGTHS, batch_size=6, split='validation', shuffle=False)
     one_by_one = list(task_batches.EvalBatches(dataclasses.replace(config, batch_size=1)))
-    assert len(one_by_one) == 13
-    np.testing.assert_array_equal(rows[:13], np.concatenate([b['decoder_target_tokens'] for b in one_by_one]))
-    assert weights[13:].sum() == 0 and rows[13:].sum() == 0
+    shares = [list(task_batches.EvalBatches(config, share, 2)) for share in (0, 1)]
+    assert len(one_by_one) == 13 and len(list(task_batches.EvalBatches(config, limit=1))) == 1
+    for name in pipeline.get_batch_shapes(config):
+        rows = np.concatenate([part[name] for parts in zip(*shares, strict=True) for part in parts])
+        np.testing.assert_array_equal(rows[:13], np.concatenate([batch[name] for batch in one_by_one]))
+        assert len(rows) == 18 and not rows[13:].any()
 
 
-def test_shares_of_an_evaluation_batch_are_disjoint_and_complete(task):
-    config = pipeline.DatasetConfig(task, LENGTHS, 8, split='validation', shuffle=False)
-    complete = list(task_batches.EvalBatches(config, limit=1))
-    parts = [list(task_batches.EvalBatches(config, share, 2, limit=1)) for share in (0, 1)]
-    assert len(complete) == 1
-    for name, rows in complete[0].items():
-        np.testing.assert_array_equal(rows, np.concatenate([parts[0][0][name], parts[1][0][name]]))
-
-
-def test_invalid_settings_raise_an_error(task):
-    config = pipeline.DatasetConfig(task, LENGTHS, 4)
+def test_invalid_settings_raise_an_error(task, tiny):
+    config, empty = pipeline.DatasetConfig(task, LENGTHS, 4), tiny.task('tiny_none', train=0)
     change = functools.partial(dataclasses.replace, config)
     errors = {
         "train, validation, got 'tset'": lambda: pipeline.get_configured_task(change(split='tset')),
-        "{'inputs': 512, 'targets': 114}": lambda: change(task_feature_lengths={'inputs': 16}),
+        'no full batch': lambda: next(task_batches.TrainBatches(change(mixture_or_task_name=empty))),
         'use 6': lambda: task_batches.TrainBatches(config, 0, 3),
         'set STREAMS = 2': lambda: task_batches.TrainBatches(change(streams=4), streams=2),
         'multiple of 3, the number of streams, got 4; use 6': lambda: change(streams=3),
         "below TASK_FEATURE_LENGTHS['inputs'] = 16, got (8, 16)": lambda: change(length_buckets=(8, 16)),
-        'below TASK_FEATURE_LENGTHS': lambda: change(length_buckets=(9, 8)),
         'must be () with PACK = True, got (8,)': lambda: change(length_buckets=(8,), pack=True),
         "with MODEL_TYPE = 'decoder_only'": lambda: change(length_buckets=(8,), model_type='decoder_only'),
         'must be () with 2 hosts or streams': lambda: task_batches.TrainBatches(change(length_buckets=(8,)), 0, 2),
@@ -243,11 +211,6 @@ def test_invalid_settings_raise_an_error(task):
     for text, call in errors.items():
         assert text in error_message(call)
     pipeline.prepare_data(config, 359)
-
-
-def test_an_empty_split_raises_an_error(tiny):
-    config = pipeline.DatasetConfig(tiny.task('tiny_none', train=0), LENGTHS, 4, shuffle=False)
-    assert 'no full batch' in error_message(lambda: next(task_batches.TrainBatches(config)))
 
 
 def test_saved_positions_are_small(tiny):

@@ -80,39 +80,6 @@ def test_a_failed_capture_raises_an_error_until_the_next_capture(monkeypatch):
         assert batches.get_position() == DataPosition(6, {0: 6}, {0: b'6'})
 
 
-class Counters:
-    """Two streams of numbers."""
-
-    def __init__(self):
-        self.numbers = [0, 0]
-
-    def __next__(self):
-        self.skip_batches([0, 1])
-        return tuple(number - 1 for number in self.numbers)
-
-    def capture_states(self):
-        return {index: str(number).encode() for index, number in enumerate(self.numbers)}
-
-    def restore_states(self, states):
-        self.numbers = [int(states[index] or 0) for index in (0, 1)]
-
-    def skip_batches(self, streams):
-        for index in streams:
-            self.numbers[index] += 1
-
-
-@given(st.integers(0, 8), st.integers(0, 8), st.integers(0, 8))
-def test_streams_captured_at_different_batches_resume_together(batches, first, second):
-    """A checkpoint may contain an older state of a slow process."""
-    at = [min(batches, first), min(batches, second)]
-    records = [
-        DataPosition(batches, {index: number}, {index: str(number).encode() if number else b''}).to_json()[str(index)]
-        for index, number in enumerate(at)
-    ]
-    with Prefetcher(Counters(), lambda pair: pair, DataPosition.from_json(records)) as source:
-        assert next(source) == (batches, batches)
-
-
 def test_an_error_in_the_thread_is_raised_at_its_batch():
     with Prefetcher(Counter(error_at=7), lambda n: n, START, depth=3) as batches:
         assert [next(batches) for _ in range(7)] == list(range(7))

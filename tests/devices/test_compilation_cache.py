@@ -17,14 +17,7 @@ def test_the_cache_is_below_the_configured_folder(tmp_path):
     assert int(environment['JAX_COMPILATION_CACHE_MAX_SIZE']) == compilation_cache.MAX_BYTES
 
 
-@pytest.mark.parametrize(
-    'variables',
-    [
-        {'JAX_COMPILATION_CACHE_DIR': '/mine'},
-        {'REMIXER_T5X_CACHE': '/dev/null'},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize('variables', [{'JAX_COMPILATION_CACHE_DIR': '/mine'}, {'REMIXER_T5X_CACHE': '/dev/null'}])
 def test_the_environment_is_unchanged_if_the_cache_is_set_or_not_writable(tmp_path, variables):
     environment = {'REMIXER_T5X_CACHE': str(tmp_path), **variables}
     compilation_cache.enable_compilation_cache(environment)

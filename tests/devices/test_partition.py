@@ -45,20 +45,6 @@ def test_parameters_are_sharded_along_their_axes():
     assert shardings['plain'].is_fully_replicated
 
 
-def test_sharding_table_lists_names_axes_and_bytes():
-    rows = Partitioner().list_sharding_rows({'mlp': {'wi': boxed((3, 4, 6), 'layers', 'embed', 'odd')}})
-    assert rows == [
-        partition.ShardingRow(
-            'mlp/wi',
-            (3, 4, 6),
-            ('layers', 'embed', 'odd'),
-            (None, 'fsdp', None),
-            288,
-            'odd has no rule: replicated',
-        )
-    ]
-
-
 def sharded_state(init, partitioner, boxes):
     params = partition.unbox(boxes)
     return partitioner.state_shardings(init, params, partitioner.param_shardings(boxes))
@@ -102,12 +88,14 @@ def test_factored_moments_keep_the_sharding_of_their_axes(width):
     assert stacked.v['gate'].is_fully_replicated
 
 
-def test_an_abstract_mesh_needs_no_devices():
+def test_the_sharding_table_of_an_abstract_mesh_needs_no_devices():
     rows = Partitioner(devices=512, sizes='data=8,fsdp=32,tensor=2').list_sharding_rows(
-        {'w': boxed((64, 6), 'embed', 'mlp'), 'odd': boxed((63,), 'embed')}
+        {'mlp': {'wi': boxed((3, 64, 6), 'layers', 'embed', 'odd')}, 'odd': boxed((63,), 'embed')}
     )
-    assert [row.bytes_per_device for row in rows] == [63 * 4, 64 * 6 * 4 // 64]
-    assert rows[0].note == 'embed=63 is not divisible by 32: replicated' and rows[0].mesh_axes == (None,)
+    assert rows == [
+        ('mlp/wi', (3, 64, 6), ('layers', 'embed', 'odd'), (None, 'fsdp', None), 144, 'odd has no rule: replicated'),
+        ('odd', (63,), ('embed',), (None,), 252, 'embed=63 is not divisible by 32: replicated'),
+    ]
 
 
 def test_logical_constraints_apply_only_inside_activate():

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
-from remixer_t5x.evaluate import checkpoint_evaluation, task_evaluation, task_examples
+from remixer_t5x.evaluate import checkpoint_evaluation
 from remixer_t5x.evaluate.predictions import Decoding
 from remixer_t5x.evaluate.task_evaluation import TaskEvaluation, TaskEvaluator, TaskReport
 from remixer_tasks import vocabularies
@@ -46,158 +46,6 @@ def likelihood(targets, scores):
     return {'likelihood': float(np.sum(scores)), 'groups': float(sum(target[1] for target in targets))}
 
 
-def task(
-    name='echo', texts=TEXTS, metrics=(accuracy, with_scores, likelihood), vocabulary=BYTES, splits=('validation',)
-):
-    def read(split, shuffle_files, seed=None):
-        targets = ['yes' if i % 2 else text for i, text in enumerate(texts)]
-        strings = {'inputs': tf.constant(texts, tf.string), 'targets': tf.constant(targets, tf.string)}
-        return tf.data.Dataset.from_tensor_slices({**strings, 'idx': np.arange(len(texts)) + 10})
-
-    feature = seqio.Feature(vocabulary, add_eos=True)
-    return seqio.Task(
-        name,
-        source=seqio.FunctionDataSource(read, splits),
-        preprocessors=[seqio.preprocessors.tokenize, seqio.preprocessors.append_eos_after_trim],
-        output_features={'inputs': feature, 'targets': feature},
-        postprocess_fn=Label(),
-        metric_fns=list(metrics),
-    )
-
-
-class Echo:
-    """Answers with the input, scored by minus its length; prefers a choice with the same first token as the input."""
-
-    vocab_size = 384
-    model_type = 'encoder_decoder'
-
-    def generate(self, params, batch, max_decode_length, eos_id, decoder, rng, stop_strings):
-        tokens = batch['encoder_input_tokens'][:, None, :max_decode_length]
-        return tokens, -jnp.sum(tokens > 0, axis=-1).astype(jnp.float32)
-
-    def score(self, params, batch):
-        return -0.5 * jnp.sum(batch['decoder_target_tokens'] > 0, axis=-1)
-
-    def score_choices(self, params, inputs, choices):
-        same = choices[:, :, 0] == inputs[:, None, 0]
-        return jnp.where(same, -1.0, -2.0 - jnp.arange(choices.shape[1]))
-
-
-def evaluator(mixture, **settings):
-    decoding = Decoding(4, LENGTHS)
-    return TaskEvaluator(TaskEvaluation(mixture, decoding, **settings), Echo(), Partitioner())
-
-
-def test_metrics_equal_those_of_seqios_evaluator():
-    echo = task()
-    (report,) = evaluator(echo)({})
-    seqio.TaskRegistry.add_provider(echo.name, echo)
-
-    def predictions(dataset):
-        rows = list(dataset.as_numpy_iterator())
-        ids = [row['encoder_input_tokens'] for _, row in rows]
-        answers = [row[: LENGTHS['targets']] for row in ids]
-        return list(enumerate(answers)), {'scores': [-float(np.sum(row > 0)) for row in answers]}
-
-    reference = seqio.Evaluator(
-        echo.name, seqio.EncDecFeatureConverter(pack=False), 'validation', sequence_length=LENGTHS, num_examples=None
-    )
-    computed, _ = reference.evaluate(
-        compute_metrics=True,
-        step=0,
-        predict_fn=lambda dataset: predictions(dataset)[0],
-        predict_with_aux_fn=predictions,
-        score_fn=lambda dataset: [
-            (i, -0.5 * float(np.sum(row['decoder_target_tokens'] > 0)))
-            for i, (_, row) in enumerate(dataset.as_numpy_iterator())
-        ],
-    )
-    metrics = computed.result()[echo.name]
-    numbers = {name: float(getattr(value, 'value', value)) for name, value in metrics.items() if name != 'words'}
-    assert report.metrics == pytest.approx(numbers) and set(report.metrics) == set(numbers)
-    assert 0 < report.metrics['accuracy'] < 1 and report.metrics['groups'] == sum(range(10, 16))
-
-
-def test_rows_have_inputs_targets_and_predictions():
-    task_evaluator = evaluator(task('echo_rows'))
-    (report,) = task_evaluator({})
-    assert [row['index'] for row in report.rows] == list(range(6))
-    row = report.rows[3]
-    assert (row['input'], row['target'], row['prediction'], row['score']) == ('perhaps', 'yes', 'perhaps', -8.0)
-    assert row['example'] == {'idx': 13}
-    assert task_evaluator.notes == ['echo_rows, validation: 1 of 6 inputs have more than 24 tokens: truncated']
-
-
-def test_results_are_appended_after_a_truncated_line(tmp_path):
-    report = TaskReport('a', 'validation', {'accuracy': 1.0}, [], 0.0)
-    for step in (1, 2):
-        with contextlib.closing(checkpoint_evaluation.ReportWriter(str(tmp_path))) as writer:
-            writer.write(report, step, tmp_path)
-        with (tmp_path / 'metrics.jsonl').open('a') as file:
-            file.write('{"kind": "val')
-    assert checkpoint_evaluation.read_evaluated_steps(str(tmp_path), {'validation/a': ''}) == {1, 2}
-    assert b'\n\n' not in (tmp_path / 'metrics.jsonl').read_bytes()
-
-
-@pytest.mark.parametrize('text', ['even  odd', 'né'])
-def test_targets_that_the_vocabulary_cannot_represent_are_reported(text):
-    lines = [f'even {number * 7919 % 10007} odd' for number in range(2000)]
-    vocabulary = vocabularies.trained(ParsedCorpus('words', 'even words', lambda malformed: iter(lines)), 380)
-    (note,) = evaluator(task('echo_changed', texts=['even', 'odd', text, 'even'], vocabulary=vocabulary)).notes
-    assert '1 of 4 targets' in note and f'{text!r} in row 3' in note and '\n' not in note
-    assert evaluator(task('echo_same', texts=['even', 'odd', '<unk>'], vocabulary=vocabulary)).notes == []
-    labelled = task('echo_labels', texts=['even', 'odd', text, 'even'], vocabulary=vocabulary, metrics=(accuracy,))
-    assert evaluator(labelled, rank_choices=True).notes == []
-
-
-def test_rank_choices_answers_with_the_most_likely_label():
-    (report,) = evaluator(task('echo_ranked', metrics=(accuracy,)), rank_choices=True)({})
-    assert [row['prediction'] for row in report.rows] == ['yes', 'no', 'yes', 'perhaps', 'no', 'yes']
-    assert report.rows[0]['predictions'] == ['yes', 'no', 'perhaps'] and report.rows[0]['scores'] == [-1.0, -2.0, -4.0]
-
-
-def test_examples_limits_each_selected_task():
-    task_evaluator = evaluator([task('echo_a'), task('echo_b'), task('echo_c')], examples=2, tasks='echo_c, echo_a')
-    assert [(report.task, len(report.rows)) for report in task_evaluator({})] == [('echo_c', 2), ('echo_a', 2)]
-
-
-def test_tasks_without_the_split_or_metrics_are_skipped():
-    mixture = seqio.Mixture(
-        'echo_mixture',
-        [(task('echo_judged'), 1), (task('echo_train', splits=('train',)), 1), (task('echo_bare', metrics=()), 1)],
-    )
-    task_evaluator = evaluator(mixture)
-    assert task_evaluator.task_names == ['echo_judged']
-    assert sorted(task_evaluator.notes)[:2] == [
-        'echo_bare has no metrics',
-        'echo_judged, validation: 1 of 6 inputs have more than 24 tokens: truncated',
-    ]
-    assert "echo_train has no split 'validation', only train" in task_evaluator.notes
-
-
-INVALID_CALLS = {
-    'unknown task': (lambda: evaluator('echp'), "MIXTURE_OR_TASK_NAME must be .* got 'echp'"),
-    'not in the mixture': (
-        lambda: evaluator([task('echo_d')], tasks='echo_e'),
-        "EVAL_TASKS must contain only echo_d, got 'echo_e'",
-    ),
-    'missing split': (
-        lambda: evaluator(task('echo_f'), split='test'),
-        "no task of echo_f .* no split 'test'",
-    ),
-    'two vocabularies': (
-        lambda: evaluator([task('echo_x'), task('echo_y', vocabulary=seqio.ByteVocabulary(extra_ids=5))]),
-        'same vocabulary, got different ones for echo_x and echo_y',
-    ),
-}
-
-
-@pytest.mark.parametrize(('call', 'line'), INVALID_CALLS.values(), ids=INVALID_CALLS)
-def test_invalid_calls_raise_errors(call, line):
-    with pytest.raises(UserError, match=line):
-        call()
-
-
 @flax.struct.dataclass
 class Equal(seqio.metrics.Metric):
     """The percentage of predictions whose decoded text equals their target."""
@@ -229,30 +77,148 @@ class MeanScore(seqio.metrics.Metric):
         return {'mean_score': self.mean}
 
 
-def objects_task(objects, functions=()):
-    feature = seqio.Feature(BYTES, add_eos=True)
-    rows = {'inputs': tf.constant(['a', 'b', 'c']), 'targets': tf.constant(['yes', 'no', 'no'])}
+def task(name='echo', texts=TEXTS, metrics=(accuracy,), objects=(), vocabulary=BYTES, splits=('validation',)):
+    def read(split, shuffle_files, seed=None):
+        targets = ['yes' if i % 2 else text for i, text in enumerate(texts)]
+        strings = {'inputs': tf.constant(texts, tf.string), 'targets': tf.constant(targets, tf.string)}
+        return tf.data.Dataset.from_tensor_slices({**strings, 'idx': np.arange(len(texts)) + 10})
+
+    feature = seqio.Feature(vocabulary, add_eos=True)
     return seqio.Task(
-        'objects',
-        source=seqio.FunctionDataSource(
-            lambda split, shuffle_files, seed=None: tf.data.Dataset.from_tensor_slices(rows), ['validation']
-        ),
-        preprocessors=[seqio.preprocessors.tokenize, seqio.preprocessors.append_eos],
+        name,
+        source=seqio.FunctionDataSource(read, splits),
+        preprocessors=[seqio.preprocessors.tokenize, seqio.preprocessors.append_eos_after_trim],
         output_features={'inputs': feature, 'targets': feature},
-        metric_objs=objects,
-        metric_fns=list(functions),
+        postprocess_fn=Label(),
+        metric_fns=list(metrics),
+        metric_objs=list(objects),
     )
 
 
-def share_equal(targets, predictions):
-    return {'accuracy': 100 * float(np.mean([a == b for a, b in zip(targets, predictions, strict=True)]))}
+class Echo:
+    """Answers with the input, scored by minus its length; prefers a choice with the same first token as the input."""
+
+    vocab_size = 384
+    model_type = 'encoder_decoder'
+
+    def generate(self, params, batch, max_decode_length, eos_id, decoder, rng, stop_strings):
+        tokens = batch['encoder_input_tokens'][:, None, :max_decode_length]
+        return tokens, -jnp.sum(tokens > 0, axis=-1).astype(jnp.float32)
+
+    def score(self, params, batch):
+        return -0.5 * jnp.sum(batch['decoder_target_tokens'] > 0, axis=-1)
+
+    def score_choices(self, params, inputs, choices):
+        same = choices[:, :, 0] == inputs[:, None, 0]
+        return jnp.where(same, -1.0, -2.0 - jnp.arange(choices.shape[1]))
 
 
-@pytest.mark.parametrize(('objects', 'functions'), [((), (share_equal,)), ((Equal(), MeanScore()), (share_equal,))])
-def test_metric_objects_are_computed_next_to_functions(objects, functions):
-    task = objects_task(list(objects), functions)
-    assert task_evaluation.needs_target_scores(task) == bool(objects)
-    examples = task_examples.read_examples(task, 'validation', {'inputs': 8, 'targets': 8})
-    outputs = task_evaluation.ModelOutputs(['yes', 'maybe', 'no'], [0.0] * 3, [-1.0, -2.0, -3.0])
-    expected = {'accuracy': 200 / 3} | ({'equal': 200 / 3, 'mean_score': -2.0} if objects else {})
-    assert task_evaluation.compute_metrics(examples, outputs) == pytest.approx(expected)
+def evaluator(mixture, **settings):
+    decoding = Decoding(4, LENGTHS)
+    return TaskEvaluator(TaskEvaluation(mixture, decoding, **settings), Echo(), Partitioner())
+
+
+def test_metrics_equal_those_of_seqios_evaluator():
+    echo = task(metrics=(accuracy, with_scores, likelihood), objects=(Equal(), MeanScore()))
+    (report,) = evaluator(echo)({})
+    seqio.TaskRegistry.add_provider(echo.name, echo)
+
+    def predictions(dataset):
+        rows = list(dataset.as_numpy_iterator())
+        ids = [row['encoder_input_tokens'] for _, row in rows]
+        answers = [row[: LENGTHS['targets']] for row in ids]
+        return list(enumerate(answers)), {'scores': [-float(np.sum(row > 0)) for row in answers]}
+
+    reference = seqio.Evaluator(
+        echo.name, seqio.EncDecFeatureConverter(pack=False), 'validation', sequence_length=LENGTHS, num_examples=None
+    )
+    computed, _ = reference.evaluate(
+        compute_metrics=True,
+        step=0,
+        predict_fn=lambda dataset: predictions(dataset)[0],
+        predict_with_aux_fn=predictions,
+        score_fn=lambda dataset: [
+            (i, -0.5 * float(np.sum(row['decoder_target_tokens'] > 0)))
+            for i, (_, row) in enumerate(dataset.as_numpy_iterator())
+        ],
+    )
+    metrics = computed.result()[echo.name]
+    numbers = {name: float(getattr(value, 'value', value)) for name, value in metrics.items() if name != 'words'}
+    assert report.metrics == pytest.approx(numbers) and set(report.metrics) == set(numbers)
+    assert 0 < report.metrics['accuracy'] < 1 and report.metrics['groups'] == sum(range(10, 16))
+    assert {'equal', 'mean_score'} < set(numbers)
+
+
+def test_rows_have_inputs_targets_and_predictions():
+    task_evaluator = evaluator(task('echo_rows'))
+    (report,) = task_evaluator({})
+    assert [row['index'] for row in report.rows] == list(range(6))
+    row = report.rows[3]
+    assert (row['input'], row['target'], row['prediction'], row['score']) == ('perhaps', 'yes', 'perhaps', -8.0)
+    assert row['example'] == {'idx': 13}
+    assert task_evaluator.notes == ['echo_rows, validation: 1 of 6 inputs have more than 24 tokens: truncated']
+
+
+def test_results_are_appended_after_a_truncated_line(tmp_path):
+    report = TaskReport('a', 'validation', {'accuracy': 1.0}, [], 0.0)
+    for step in (1, 2):
+        with contextlib.closing(checkpoint_evaluation.ReportWriter(str(tmp_path))) as writer:
+            writer.write(report, step, tmp_path)
+        with (tmp_path / 'metrics.jsonl').open('a') as file:
+            file.write('{"kind": "val')
+    assert checkpoint_evaluation.read_evaluated_steps(str(tmp_path), {'validation/a': ''}) == {1, 2}
+    assert b'\n\n' not in (tmp_path / 'metrics.jsonl').read_bytes()
+
+
+@pytest.mark.parametrize('text', ['even  odd', 'né'])
+def test_targets_that_the_vocabulary_cannot_represent_are_reported(text):
+    lines = [f'even {number * 7919 % 10007} odd' for number in range(2000)]
+    vocabulary = vocabularies.trained(ParsedCorpus('words', 'even words', lambda malformed: iter(lines)), 380)
+    (note,) = evaluator(task('echo_changed', texts=['even', 'odd', text, 'even'], vocabulary=vocabulary)).notes
+    assert '1 of 4 targets' in note and f'{text!r} in row 3' in note and '\n' not in note
+    assert evaluator(task('echo_same', texts=['even', 'odd', '<unk>'], vocabulary=vocabulary)).notes == []
+    labelled = task('echo_labels', texts=['even', 'odd', text, 'even'], vocabulary=vocabulary)
+    assert evaluator(labelled, rank_choices=True).notes == []
+
+
+def test_rank_choices_answers_with_the_most_likely_label():
+    (report,) = evaluator(task('echo_ranked'), rank_choices=True)({})
+    assert [row['prediction'] for row in report.rows] == ['yes', 'no', 'yes', 'perhaps', 'no', 'yes']
+    assert report.rows[0]['predictions'] == ['yes', 'no', 'perhaps'] and report.rows[0]['scores'] == [-1.0, -2.0, -4.0]
+
+
+def test_examples_limits_each_selected_task():
+    task_evaluator = evaluator([task('echo_a'), task('echo_b'), task('echo_c')], examples=2, tasks='echo_c, echo_a')
+    assert [(report.task, len(report.rows)) for report in task_evaluator({})] == [('echo_c', 2), ('echo_a', 2)]
+
+
+def test_tasks_without_the_split_or_metrics_are_skipped():
+    mixture = seqio.Mixture(
+        'echo_mixture',
+        [(task('echo_judged'), 1), (task('echo_train', splits=('train',)), 1), (task('echo_bare', metrics=()), 1)],
+    )
+    task_evaluator = evaluator(mixture)
+    assert task_evaluator.task_names == ['echo_judged']
+    assert sorted(task_evaluator.notes)[:2] == [
+        'echo_bare has no metrics',
+        'echo_judged, validation: 1 of 6 inputs have more than 24 tokens: truncated',
+    ]
+    assert "echo_train has no split 'validation', only train" in task_evaluator.notes
+
+
+@pytest.mark.parametrize(
+    ('mixture', 'settings', 'message'),
+    [
+        ('echp', {}, "MIXTURE_OR_TASK_NAME must be .* got 'echp'"),
+        ([task('echo_d')], {'tasks': 'echo_e'}, "EVAL_TASKS must contain only echo_d, got 'echo_e'"),
+        (task('echo_f'), {'split': 'test'}, "no task of echo_f .* no split 'test'"),
+        (
+            [task('echo_x'), task('echo_y', vocabulary=seqio.ByteVocabulary(5))],
+            {},
+            'different ones for echo_x and echo_y',
+        ),
+    ],
+)
+def test_invalid_settings_raise_errors(mixture, settings, message):
+    with pytest.raises(UserError, match=message):
+        evaluator(mixture, **settings)

@@ -14,7 +14,6 @@ from remixer_t5x.evaluate import text_inference
 from remixer_t5x.evaluate.predictions import Decoding, Prediction
 from remixer_t5x.evaluate.text_inputs import TextInputs
 from remixer_t5x.models.beam_search import BeamSearch
-from remixer_t5x.models.decoding import Greedy
 from remixer_t5x.models.sampling import Sampling
 
 BYTES = seqio.ByteVocabulary(extra_ids=0)
@@ -72,7 +71,6 @@ def test_an_output_truncated_anywhere_is_continued(tmp_path, data, window):
     [
         ({'texts': ['one', 'two', *TEXTS[2:]]}, 'in.txt has a different text with index 1'),
         ({'texts': TEXTS[:5]}, 'has 8 predictions, but in.txt has only 5 texts'),
-        ({'origin': {**ORIGIN, 'checkpoint': '/y/20'}}, 'written with checkpoint /runs/x/.*, but this run uses /y'),
         ({'origin': {**ORIGIN, 'lengths': {'inputs': 8}}}, "written with lengths {'inputs': 16}, but"),
     ],
 )
@@ -84,9 +82,8 @@ def test_an_output_of_other_texts_or_models_is_rejected(tmp_path, change, line):
     assert (tmp_path / 'out.jsonl').read_bytes() == before
 
 
-@pytest.mark.parametrize('content', ['hello\n', '{"index": 0}\n'])
-def test_a_file_without_predictions_is_rejected(tmp_path, content):
-    (tmp_path / 'out.jsonl').write_text(content)
+def test_a_file_without_predictions_is_rejected(tmp_path):
+    (tmp_path / 'out.jsonl').write_text('{"index": 0}\n')
     with pytest.raises(UserError, match='line 1 is not a prediction'):
         run(tmp_path / 'out.jsonl')
 
@@ -98,25 +95,17 @@ def test_long_texts_can_be_rejected(tmp_path):
     assert len(rows(tmp_path / 'out.jsonl')) == 6
 
 
-def test_the_name_of_a_decoder_has_no_addresses():
-    assert text_inference.format_decoder_name(Greedy()) == 'Greedy()'
-    name = text_inference.format_decoder_name(BeamSearch(beams=2))
-    assert ' at 0x' not in name and 'beams=2' in name
-
-
-@pytest.mark.parametrize(
-    ('decoder', 'seed'),
-    [(Sampling(), {'seed': 3}), (BeamSearch(beams=2), {})],
-    ids=('sampling', 'beams'),
-)
-def test_an_output_has_the_seed_of_sampling(tmp_path, decoder, seed):
+@pytest.mark.parametrize(('decoder', 'seed'), [(Sampling(), 3), (BeamSearch(beams=2), None)])
+def test_an_output_has_the_decoder_and_the_seed_of_sampling(tmp_path, decoder, seed):
     decoding = Decoding(1, {'inputs': 16, 'targets': 4}, decoder, seed=3)
     inference = text_inference.TextInference(None, None, BYTES, '', decoding, TextInputs(), str(tmp_path / 'out.jsonl'))
     output = inference.open_output('/x')
     with contextlib.closing(output):
         output.write([{'index': 0, 'input': 'a'}])
-    origin = {key: value for key, value in rows(tmp_path / 'out.jsonl')[0].items() if key in ('lengths', 'seed')}
-    assert origin == {'lengths': {'inputs': 16, 'targets': 4}, **seed}
+    (origin,) = rows(tmp_path / 'out.jsonl')
+    assert origin['lengths'] == {'inputs': 16, 'targets': 4} and origin.get('seed') == seed
+    # Addresses of functions differ between processes.
+    assert type(decoder).__name__ in origin['decoder'] and ' at 0x' not in origin['decoder']
 
 
 def test_texts_from_lines_and_fields(tmp_path):
