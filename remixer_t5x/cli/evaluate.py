@@ -94,9 +94,7 @@ def _score_predictions(args: argparse.Namespace) -> None:
                 f'its input is {row["input"][:40]!r}, and the input of the example is {text[:40]!r}'
             )
     scores = [row.get('score') or 0.0 for row in rows]
-    metrics = task_evaluation.compute_metrics(
-        examples, task_evaluation.ModelOutputs([row['prediction'] for row in rows], scores)
-    )
+    metrics = task_evaluation.compute_metrics(examples, [row['prediction'] for row in rows], scores)
     print(f'{tasks[0].name}, {split}, {len(rows):,} predictions of {path}')
     for metric, value in metrics.items():
         print(f'  {metric:<24} {value:.2f}')

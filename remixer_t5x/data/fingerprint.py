@@ -37,8 +37,8 @@ def fingerprint_data(
 ) -> dict[str, FingerprintRecord]:
     """Returns a dictionary that maps each task name to the task's fingerprint, a JSON value.
 
-    Skips tasks without the split. If `use_cached` is true, fingerprints seqio's caches instead of the tasks' sources.
-    Raises UserError if a file is missing or cannot be read.
+    Skips tasks without the split. If `use_cached` is true, fingerprints seqio's caches instead of the tasks' sources;
+    `pipeline.require_cache` must have found these caches. Raises UserError if a file is missing or cannot be read.
     """
     tasks = sorted(seqio.get_subtasks(provider), key=lambda task: task.name)
     return {task.name: _fingerprint_task(task, split, use_cached) for task in tasks if split in task.splits}
@@ -61,8 +61,6 @@ def _fingerprint_task(task: seqio.Task, split: str, use_cached: bool) -> Fingerp
 def _list_task_files(task: seqio.Task, split: str, use_cached: bool) -> list[str] | None:
     """Lists the files of a task in reading order. Returns None if the source does not read files."""
     if use_cached:
-        if task.cache_dir is None:
-            raise UserError(f'{task.name} has no complete cache; create it with `remixer-t5x data cache`')
         return sorted(tf.io.gfile.glob(f'{seqio.get_cached_tfrecord_prefix(task.cache_dir, split)}-*'))
     if isinstance(task.source, seqio.FunctionDataSource):
         return None

@@ -48,12 +48,11 @@ _XLA_OPTIONS: Mapping[str, Mapping[str, Any]] = {
     },
 }
 PLATFORMS = ('cpu', 'gpu', 'tpu')
-# Installation command and example topology of each compiler.
+# Installation command of each compiler.
 _INSTALL_COMMANDS = {
     'tpu': "pip install 'remixer-t5x[forecast]', which includes libtpu",
     'gpu': "pip install 'remixer-t5x[forecast-gpu]', which includes JAX's CUDA plugin",
 }
-_EXAMPLE_TOPOLOGIES = {'tpu': 'v3:4x4', 'gpu': 'h100:8'}
 # Environment variable for the fraction of GPU memory that JAX preallocates, and the default fraction
 # (docs.jax.dev/en/latest/gpu_memory_allocation.html).
 GPU_SHARE, DEFAULT_GPU_SHARE = 'XLA_PYTHON_CLIENT_MEM_FRACTION', '0.75'
@@ -87,6 +86,7 @@ GPUS: dict[str, dict[str, Any]] = {
         shared_memory=233_472, l2_cache=132_644_864, clock=1.965, fpus=128,
     ),
 }  # fmt: skip
+# XLA's `GpuTargetConfigProto` in text format.
 _TARGET_CONFIG = """
 gpu_device_info {{
   cuda_compute_capability {{ major: {capability} minor: 0 }}
@@ -176,13 +176,6 @@ def xla_options(topology: str | None = None) -> Mapping[str, Mapping[str, Any]] 
     return _XLA_OPTIONS
 
 
-def format_target_config(chip: str) -> str:
-    """Returns XLA's `GpuTargetConfigProto` for a GPU, in text format."""
-    gpu = GPUS[chip]
-    # CUDA reserves 1 KiB of shared memory per thread block.
-    return _TARGET_CONFIG.format(**gpu, block_memory=gpu['shared_memory'] - 1024)
-
-
 @dataclasses.dataclass(frozen=True)
 class Hardware:
     """The devices to run on or compile for, which need not be attached to this machine.
@@ -220,7 +213,7 @@ class Hardware:
         if self.get_chip_compiler() != compiler:
             raise UserError(
                 f'TOPOLOGY must name {compiler.upper()}s for --compiler={compiler}, got {self.topology!r}; '
-                f'pass --gin.TOPOLOGY={_EXAMPLE_TOPOLOGIES[compiler]}'
+                'pass, for example, --gin.TOPOLOGY=v5e:4x4 or h100:8'
             )
 
     @property
@@ -320,5 +313,7 @@ def _describe_gpu_devices(topology: str) -> Sequence[jax.Device]:
         raise UserError(
             f'TOPOLOGY must end with the number of GPUs per node, got {topology!r}; use {chip}:8 or 2*{chip}:8'
         )
-    config, layout = format_target_config(chip), f'{nodes}x1x{shape}'
+    # CUDA reserves 1 KiB of shared memory per thread block.
+    config = _TARGET_CONFIG.format(**GPUS[chip], block_memory=GPUS[chip]['shared_memory'] - 1024)
+    layout = f'{nodes}x1x{shape}'
     return topologies.get_topology_desc('', platform='cuda', target_config=config, topology=layout).devices

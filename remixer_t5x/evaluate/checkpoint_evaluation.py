@@ -242,15 +242,10 @@ def read_predictions(path: str) -> list[dict[str, Any]]:
     with untrusted_files.convert_to_user_errors(path, advice):
         # Accept -inf, the score of an impossible text, although it is not valid JSON.
         for line in untrusted_files.read_json_lines(model_dir.to_absolute_path(path), odd_numbers=True):
-            row, reason = line.value, line.error
-            if not reason and not (isinstance(row, dict) and isinstance(row.get('prediction'), str)):
-                reason = "it has no string 'prediction'"
-            elif not reason and not isinstance(row.get('input', ''), str):
-                reason = "its 'input' is not a string"
-            elif not reason and not isinstance(row.get('score'), int | float | None):
-                reason = "its 'score' is not a number"
-            if not reason:
+            row = line.value if isinstance(line.value, dict) else {}
+            has_texts = isinstance(row.get('prediction'), str) and isinstance(row.get('input', ''), str)
+            if has_texts and isinstance(row.get('score'), int | float | None):
                 rows.append(row)
             elif not line.is_blank:
-                raise UserError(f'{path} line {line.number}: {reason}; {advice}')
+                raise UserError(f'{path} line {line.number}: {line.error or "it is not a prediction"}; {advice}')
     return rows

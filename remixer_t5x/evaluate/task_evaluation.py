@@ -138,10 +138,8 @@ class TaskEvaluator:
             start = time.perf_counter()
             answers = self._predict_answers(params, examples)
             texts = [answer.decode_texts(self.vocabulary)[0] for answer in answers]
-            outputs = ModelOutputs(
-                texts, [answer.scores[0] for answer in answers], self._score_targets(params, examples)
-            )
-            metrics = compute_metrics(examples, outputs)
+            scores = [answer.scores[0] for answer in answers]
+            metrics = compute_metrics(examples, texts, scores, self._score_targets(params, examples))
             rows = list(self._build_report_rows(examples, texts, answers))
             digest = self.examples_hashes[f'{self.split}/{examples.task.name}']
             yield TaskReport(examples.task.name, self.split, metrics, rows, time.perf_counter() - start, digest)
@@ -222,35 +220,29 @@ def _to_json_value(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-@dataclasses.dataclass(frozen=True)
-class ModelOutputs:
-    """The outputs of a model for each example of a split, in order.
-
-    `predictions` contains texts, and `scores` their log-likelihoods. `target_scores` contains the log-likelihoods of
-    the targets and is set only if `needs_target_scores` returns true for the task.
-    """
-
-    predictions: Sequence[str]
-    scores: Sequence[float]
-    target_scores: Sequence[float] | None = None
-
-
 def needs_target_scores(task: seqio.Task) -> bool:
     """Returns whether a metric of the task uses the log-likelihoods of the targets."""
     kind = seqio.metrics.ModelOutputType.SCORE
     return bool(task.score_metric_fns) or any(each.model_output_type == kind for each in _get_metric_objects(task))
 
 
-def compute_metrics(examples: TaskExamples, outputs: ModelOutputs) -> Metrics:
+def compute_metrics(
+    examples: TaskExamples,
+    predictions: Sequence[str],
+    scores: Sequence[float],
+    target_scores: Sequence[float] | None = None,
+) -> Metrics:
     """Evaluates the task's metric functions and then its metric objects. Omits metrics that are not numbers.
 
-    Raises UserError if the number of outputs differs from the number of examples.
+    `predictions` contains a text for each example, and `scores` their log-likelihoods. `target_scores` contains the
+    log-likelihoods of the targets and is needed only if `needs_target_scores` returns true for the task. Raises
+    UserError if the number of predictions differs from the number of examples.
     """
     task, count = examples.task, len(examples.examples)
-    if len(outputs.predictions) != count:
+    if len(predictions) != count:
         raise UserError(
             f'predictions of {task.name}, split {examples.split}, must have {count:,} rows, got '
-            f'{len(outputs.predictions):,}; use the predictions of this split'
+            f'{len(predictions):,}; use the predictions of this split'
         )
 
     def postprocess_texts(texts: Sequence[str], is_target: bool) -> list[Any]:
@@ -260,14 +252,14 @@ def compute_metrics(examples: TaskExamples, outputs: ModelOutputs) -> Metrics:
     targets = postprocess_texts(examples.get_texts('targets'), is_target=True)
     metrics: dict[str, Any] = {}
     if task.predict_metric_fns or task.predict_with_aux_metric_fns:
-        predictions = postprocess_texts(outputs.predictions, is_target=False)
+        answers = postprocess_texts(predictions, is_target=False)
         for metric in task.predict_metric_fns:
-            metrics.update(metric(targets, predictions))
+            metrics.update(metric(targets, answers))
         for metric in task.predict_with_aux_metric_fns:
-            metrics.update(metric(targets, predictions, {'scores': list(outputs.scores)}))
+            metrics.update(metric(targets, answers, {'scores': list(scores)}))
     for metric in task.score_metric_fns:
-        metrics.update(metric(targets, outputs.target_scores))
-    metrics.update(_compute_metric_objects(task, examples.examples, outputs))
+        metrics.update(metric(targets, target_scores))
+    metrics.update(_compute_metric_objects(examples, predictions, scores, target_scores))
     arrays = {name: np.asarray(getattr(value, 'value', value)) for name, value in metrics.items()}
     return {name: float(x) for name, x in arrays.items() if x.ndim == 0 and np.issubdtype(x.dtype, np.number)}
 
@@ -290,29 +282,31 @@ def _get_metric_objects(task: seqio.Task) -> list[Any]:
     return list(task.metric_objs)[: len(task.metric_objs) - len(task.metric_fns)]
 
 
-def _compute_metric_objects(task: seqio.Task, examples: Sequence[Any], outputs: ModelOutputs) -> dict[str, Any]:
+def _compute_metric_objects(
+    examples: TaskExamples, predictions: Sequence[str], scores: Sequence[float], target_scores: Sequence[float] | None
+) -> dict[str, Any]:
     """Evaluates the task's metric objects as seqio's Evaluator does.
 
     The predicted texts are tokenized again, because metric objects require token ids. Raises UserError for a metric
     object that requires activations.
     """
-    objects = _get_metric_objects(task)
-    encoded = [task.output_features['targets'].vocabulary.encode(text) for text in outputs.predictions if objects]
+    task, objects = examples.task, _get_metric_objects(examples.task)
+    encoded = [task.output_features['targets'].vocabulary.encode(text) for text in predictions if objects]
     ids = pad_ids(encoded, max([1, *map(len, encoded)]))
     kinds = seqio.metrics.ModelOutputType
     model_outputs = {
-        kinds.SCORE: np.asarray(outputs.target_scores),
+        kinds.SCORE: np.asarray(target_scores),
         kinds.PREDICTION: ids,
-        kinds.PREDICTION_WITH_AUX: (ids, {'scores': list(outputs.scores)}),
+        kinds.PREDICTION_WITH_AUX: (ids, {'scores': list(scores)}),
     }
     metrics: dict[str, Any] = {}
     for metric in objects:
         kind = metric.model_output_type
         if kind not in model_outputs:
             raise UserError(f'the metrics of {task.name} must use predictions or scores, got {kinds.to_str(kind)}')
-        state = metric.from_model_output(examples, model_outputs[kind], task.output_features)
+        state = metric.from_model_output(examples.examples, model_outputs[kind], task.output_features)
         if isinstance(state, seqio.metrics.CollectingMetric):
-            values, _ = state.actual_compute(examples, task.output_features)
+            values, _ = state.actual_compute(examples.examples, task.output_features)
         else:
             values = state.compute()
         metrics.update(values)

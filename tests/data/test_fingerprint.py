@@ -131,24 +131,15 @@ def test_a_cached_task_is_fingerprinted_by_its_cache(folder, tmp_path):
 LENGTHS = {'inputs': 8, 'targets': 8}
 
 
-@pytest.fixture
-def records(tmp_path):
-    for shard in range(3):
-        with tf.io.TFRecordWriter(str(tmp_path / f'data-{shard:05d}-of-00003')) as writer:
-            for number in range(50):
-                writer.write(f'{shard} {number:05d}'.encode())
-    return tmp_path
-
-
 def copy_text(row):
     text = row['text'] if isinstance(row, dict) else row
     return {'inputs': text, 'targets': text}
 
 
-def records_task(folder, name, read=tf.data.TFRecordDataset, source=None):
+def texts_task(name, source):
     return seqio.Task(
         name,
-        source=source or seqio.FileDataSource(read, {'train': str(folder / 'data-*')}),
+        source=source,
         output_features={key: seqio.Feature(seqio.ByteVocabulary()) for key in LENGTHS},
         preprocessors=[
             lambda dataset: dataset.map(copy_text),
@@ -158,28 +149,27 @@ def records_task(folder, name, read=tf.data.TFRecordDataset, source=None):
     )
 
 
-def read_all(config):
-    batches = task_batches.TrainBatches(config, threads=1)
+def read_all(task, **settings):
+    batches = task_batches.TrainBatches(pipeline.DatasetConfig(task, LENGTHS, 10, shuffle=False, **settings), threads=1)
     for _ in range(30):
         next(batches)
 
 
-def test_a_file_that_is_removed_while_reading_is_reported(records):
-    """The third of three files is removed when the first record of the second file is read."""
-    third = records / 'data-00002-of-00003'
+def test_a_file_that_is_removed_while_reading_is_reported(folder):
+    """The last file is removed when the first line of the first file is read."""
+    last = folder / 'b' / '2.txt'
 
-    def remove_third(text):
-        if text.numpy() == b'1 00000':
-            third.unlink()
+    def remove_last(text):
+        last.unlink(missing_ok=True)
         return text
 
     def read(path):
-        dataset = tf.data.TFRecordDataset(path)
-        return dataset.map(lambda text: tf.ensure_shape(tf.py_function(remove_third, [text], tf.string), ()))
+        dataset = tf.data.TextLineDataset(path)
+        return dataset.map(lambda text: tf.ensure_shape(tf.py_function(remove_last, [text], tf.string), ()))
 
-    task = records_task(records, 'gone', read)
-    with pytest.raises(UserError, match=rf'{third.name}.*No such file'):
-        read_all(pipeline.DatasetConfig(task, LENGTHS, 10, shuffle=False, save_position=False))
+    source = seqio.FileDataSource(read, {'train': str(folder / '*' / '*.txt')})
+    with pytest.raises(UserError, match=rf'{last}.*No such file'):
+        read_all(texts_task('gone', source), save_position=False)
 
 
 def test_the_folder_of_a_damaged_parsed_corpus_is_reported(tmp_path, monkeypatch):
@@ -191,27 +181,16 @@ def test_the_folder_of_a_damaged_parsed_corpus_is_reported(tmp_path, monkeypatch
     (tmp_path / 'a.txt').write_text('\n\n'.join(f'document {number}' for number in range(200)))
 
     def read_corpus():
-        task = records_task(tmp_path, 'corpus', source=local_files.corpus(str(tmp_path / 'a.txt')).create_source())
-        read_all(pipeline.DatasetConfig(task, LENGTHS, 10, shuffle=False))
+        read_all(texts_task('corpus', local_files.corpus(str(tmp_path / 'a.txt')).create_source()))
 
     read_corpus()
     (folder,) = (tmp_path / 'cache' / 'corpora').iterdir()
     shard = folder / 'documents-00000.arrow'
     intact = shard.read_bytes()
-
-    def replace(content):
+    for damaged in (intact.replace(b'document 77', b'dokument 77'), intact[:-20]):
         # Open data sets keep the old file.
         shard.unlink()
-        shard.write_bytes(content)
+        shard.write_bytes(damaged)
         text_corpus._open_documents.cache_clear()
-
-    for damaged in (
-        intact.replace(b'document 77', b'dokument 77'),
-        bytes(100) + intact[100:-100] + bytes(100),
-        intact[:-20],
-    ):
-        replace(damaged)
         with pytest.raises(UserError, match=f'{shard} (is damaged|was truncated).*delete the folder {folder}'):
             read_corpus()
-    replace(intact)
-    read_corpus()

@@ -14,37 +14,16 @@ import numpy as np
 import seqio
 import tensorflow as tf
 
+from remixer_t5x.api.model_building import build_model
 from remixer_t5x.devices.partition import Partitioner, unbox
 from remixer_t5x.evaluate.predictions import Decoding
 from remixer_t5x.evaluate.task_evaluation import TaskEvaluation, TaskEvaluator
 from remixer_t5x.models import interface
-from remixer_t5x.models.architecture.encoder_decoder import EncoderDecoder
-from remixer_t5x.models.architecture.layer import make_layer
-from remixer_t5x.models.architecture.stack import Stack
-from remixer_t5x.models.layers.positions import RelativePositionBias
 from remixer_t5x.models.sampling import Sampling
-from remixer_t5x.models.seq2seq import Seq2Seq
-from remixer_t5x.models.sublayers.attention import CrossAttention, SelfAttention
-from remixer_t5x.models.sublayers.feed_forward import GatedMLP
 
 VOCAB = seqio.ByteVocabulary(extra_ids=0)
 LENGTHS = {'inputs': 40, 'targets': 8}
 NUM_EXAMPLES = 19
-
-
-def make_model():
-    def stack(*sublayer_types):
-        sublayers = [
-            lambda sublayer_type=sublayer_type, **names: sublayer_type(num_heads=2, head_dim=8, **names)
-            for sublayer_type in sublayer_types
-        ]
-        layer = lambda **names: make_layer((*sublayers, lambda **n: GatedMLP(32, **n)), **names)  # noqa: E731
-        bias = lambda **names: RelativePositionBias(num_heads=2, **names)  # noqa: E731
-        return lambda **names: Stack(((layer, 1),), position_bias=bias, **names)
-
-    return Seq2Seq(
-        EncoderDecoder(264, 16, encoder_stack=stack(SelfAttention), decoder_stack=stack(SelfAttention, CrossAttention))
-    )
 
 
 def texts():
@@ -76,7 +55,8 @@ def task():
 
 def evaluate(partitioner, batch_size, decoder):
     """Returns the predictions, scores and metrics of a `TaskEvaluator`."""
-    model = make_model()
+    sizes = {'EMBED_DIM': 16, 'MLP_DIM': 32, 'NUM_HEADS': 2, 'NUM_ENCODER_LAYERS': 1, 'NUM_DECODER_LAYERS': 1}
+    model = build_model('models/t5_1_1.gin', 'sizes/tiny.gin', VOCAB_SIZE=264, **sizes)
     shapes = {'encoder_input_tokens': (1, 40), 'decoder_target_tokens': (1, 8)}
     boxed = interface.compute_param_shapes(model, shapes)
     params = jax.jit(lambda: unbox(model.init(jax.random.key(0), shapes)))()
