@@ -191,13 +191,6 @@ def get_smallest_batch_shapes(model_type: str) -> dict[str, tuple[int, ...]]:
     return get_batch_shapes(model_type, dict.fromkeys(get_batch_formats(model_type)[0].features, 2))
 
 
-def get_input_length_arrays(model_type: str, lengths: Lengths) -> tuple[str, ...]:
-    """Returns the names of the arrays whose rows have the length of the feature `inputs`."""
-    return tuple(
-        name for name, parts in select_batch_format(model_type, lengths).arrays.items() if parts == ('inputs',)
-    )
-
-
 def count_positions(batch: Mapping[str, Any]) -> int:
     """Returns the number of encoder and decoder positions of a batch, including padding."""
     return sum(array.size for name, array in batch.items() if name.endswith('_input_tokens'))

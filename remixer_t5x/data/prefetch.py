@@ -47,10 +47,6 @@ class DataPosition:
         """Whether the position contains stream states; False after reading batches with SAVE_DATA_POSITION=False."""
         return all(self.states[index] or not at for index, at in self.captured_at.items())
 
-    def list_streams_to_skip(self, skipped: int) -> list[int]:
-        """Returns the streams that must skip more than `skipped` batches after their states are restored."""
-        return [index for index, at in self.captured_at.items() if self.batches - at > skipped]
-
     def to_json(self) -> dict[str, dict[str, Any]]:
         """Returns a dictionary that maps each stream number (as a string) to the stream's JSON record."""
         return {
@@ -107,7 +103,7 @@ class Prefetcher:
             if any(start.states.values()):
                 self._source.restore_states(start.states)
             for skipped in itertools.count():
-                streams = start.list_streams_to_skip(skipped)
+                streams = [index for index, at in start.captured_at.items() if start.batches - at > skipped]
                 if not streams or self._stop.is_set():
                     break
                 self._source.skip_batches(streams)

@@ -74,7 +74,8 @@ def _open_examples(
 
 def _batch_by_length(rows: tf.data.Dataset, config: DatasetConfig) -> tf.data.Dataset:
     """Batches rows of the same length bucket, and truncates their input arrays to the length of the bucket."""
-    names = batch_formats.get_input_length_arrays(config.model_type, config.task_feature_lengths)
+    arrays = batch_formats.select_batch_format(config.model_type, config.task_feature_lengths).arrays
+    names = [name for name, features in arrays.items() if features == ('inputs',)]
     lengths = tf.constant([*config.length_buckets, config.task_feature_lengths['inputs']], tf.int64)
 
     def find_bucket(row: Mapping[str, tf.Tensor]) -> tf.Tensor:

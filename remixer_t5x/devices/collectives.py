@@ -105,15 +105,13 @@ class FailureWatcher:
     A process that is killed or hangs cannot report its failure; JAX then aborts all other processes within the
     heartbeat timeout (SIGABRT, exit code 134).
 
-    `name` is the name of this process in error messages. `heartbeat_timeout` is in seconds.
+    `name` is the name of this process in error messages. `heartbeat_timeout` is in seconds. A thread polls for
+    failures, so `jax.distributed` must be initialized.
     """
 
     def __init__(self, name: str, heartbeat_timeout: float):
         self._name, self._timeout = name, heartbeat_timeout
         self._closed = threading.Event()
-
-    def start_watching(self) -> None:
-        """Starts the thread that polls for failures. Must be called after `jax.distributed.initialize`."""
         threading.Thread(target=self._poll_failure_key, name='failure watcher', daemon=True).start()
 
     def close(self) -> None:

@@ -167,12 +167,11 @@ def connect_processes(
         return
     name = f'process {config.index}'
     heartbeat = _parse_integer('heartbeat_timeout', settings.heartbeat_timeout, 1)
-    watcher = collectives.FailureWatcher(name, heartbeat)
     try:
         _connect_process(config, int(settings.initialization_timeout), heartbeat, saves)
     except BaseException as error:
         collectives.exit_process(print_error(error, name))
-    watcher.start_watching()
+    watcher = collectives.FailureWatcher(name, heartbeat)
     try:
         yield
         watcher.close()

@@ -102,7 +102,8 @@ class BestCheckpoints:
         (name, value), folder = metric, self._folder / report.task
         known = None
         if not self._is_new or report.task in self._saved_tasks:
-            known = collectives.broadcast(self.read_saved_record(report.task))
+            steps = saved_params.list_steps(folder)
+            known = collectives.broadcast(read_best_record(folder / str(steps[-1])) if steps else None)
         # Do not save on equal values, because a resumed run may evaluate the same step again.
         if known and (
             known['metric'] == name and compute_signed_score(name, known['value']) >= compute_signed_score(name, value)
@@ -121,11 +122,6 @@ class BestCheckpoints:
     def select_metric(self, report: TaskReport) -> tuple[str, float] | None:
         """Returns the name and value of the metric that ranks `report`, or None if the report has no metrics."""
         return select_ranking_metric(report.task, report.metrics, self._metrics)
-
-    def read_saved_record(self, task: str) -> Mapping[str, Any] | None:
-        """Returns `metric`, `value` and `step` of the best checkpoint of `task`; None if no checkpoint is saved."""
-        steps = saved_params.list_steps(self._folder / task)
-        return read_best_record(self._folder / task / str(steps[-1])) if steps else None
 
 
 def find_best_checkpoints(folder: str) -> dict[str, Mapping[str, Any]]:

@@ -128,10 +128,6 @@ class TaskEvaluator:
                     f'{lengths["inputs"]} tokens: truncated'
                 )
 
-    @property
-    def task_names(self) -> list[str]:
-        return [task.name for task in self.seqio_tasks]
-
     def __call__(self, params: Any) -> Iterator[TaskReport]:
         """Yields a report for each task, in task order."""
         for examples in self._examples:
@@ -264,7 +260,7 @@ def compute_metrics(
     return {name: float(x) for name, x in arrays.items() if x.ndim == 0 and np.issubdtype(x.dtype, np.number)}
 
 
-def format_metrics(metrics: Mapping[str, float], most: int = 3) -> str:
+def format_metrics(metrics: Mapping[str, float]) -> str:
     """Formats metrics, as in `accuracy 55.20 (easy 60.40), f1 48.11`, where 60.40 is the value of `accuracy/easy`."""
     groups: dict[str, dict[str, float]] = {}
     for name, value in metrics.items():
@@ -274,7 +270,7 @@ def format_metrics(metrics: Mapping[str, float], most: int = 3) -> str:
         else:
             groups[name] = {}
     shown = [f'{name} {metrics[name]:.2f}' + (f' ({format_metrics(of)})' if of else '') for name, of in groups.items()]
-    return ', '.join(shown[:most]) + (f' and {len(shown) - most} more' if len(shown) > most else '')
+    return ', '.join(shown[:3]) + (f' and {len(shown) - 3} more' if len(shown) > 3 else '')
 
 
 def _get_metric_objects(task: seqio.Task) -> list[Any]:

@@ -158,15 +158,10 @@ def test_question_and_context_may_contain_the_prefix_of_the_context(text):
     assert encoded.compute_context_mask()[first : last + 1].all()
 
 
-@pytest.mark.parametrize('start', [5, 999])
-def test_a_wrong_start_of_an_answer_raises_an_error(start):
-    assert SQUAD.partition('context: ')[2].index('Ada') == 6
-    with pytest.raises(UserError, match=f"answer_start must .* got {start} for 'Ada' in 'question: .*;") as error:
-        token_alignment.make_span_arrays(SQUAD, json.dumps({'text': ['Ada'], 'answer_start': [start]}), BYTES, 60)
-    assert '\n' not in str(error.value)
-
-
 def test_invalid_texts_raise_an_error():
+    for start in (5, 999):
+        with pytest.raises(UserError, match=f"answer_start must .* got {start} for 'Ada' in 'question: .*;"):
+            token_alignment.make_span_arrays(SQUAD, json.dumps({'text': ['Ada'], 'answer_start': [start]}), BYTES, 60)
     with pytest.raises(UserError, match="INPUTS must contain 'context: '"):
         token_alignment.find_context_start('question: who?')
     with pytest.raises(UserError, match='INPUTS must be two texts separated by a tab'):

@@ -198,7 +198,7 @@ def test_tasks_without_the_split_or_metrics_are_skipped():
         [(task('echo_judged'), 1), (task('echo_train', splits=('train',)), 1), (task('echo_bare', metrics=()), 1)],
     )
     task_evaluator = evaluator(mixture)
-    assert task_evaluator.task_names == ['echo_judged']
+    assert [each.name for each in task_evaluator.seqio_tasks] == ['echo_judged']
     assert sorted(task_evaluator.notes)[:2] == [
         'echo_bare has no metrics',
         'echo_judged, validation: 1 of 6 inputs have more than 24 tokens: truncated',

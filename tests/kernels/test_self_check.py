@@ -1,8 +1,11 @@
 """A kernel that is wrong, raises or crashes is replaced by its formula, with one line in the log."""
 
+import os
 import pathlib
+import signal
 import subprocess
 import sys
+import types
 
 import jax
 import jax.numpy as jnp
@@ -11,11 +14,44 @@ import pytest
 
 from remixer_t5x.errors import UserError
 from remixer_t5x.kernels import attention, self_check
-from remixer_t5x.kernels.attention_formula import Visibility
+from remixer_t5x.kernels.attention_formula import Visibility, dot_product_attention
 from remixer_t5x.kernels.compile_target import compile_for_platform
-from tests.kernels import broken_kernels
 
 ROOT = pathlib.Path(__file__).parents[2]
+
+
+def correct(query, key, value, visibility, bias):
+    return dot_product_attention(query, key, value, visibility.build_mask(), bias)
+
+
+@jax.custom_vjp
+def _doubled(x):
+    return x
+
+
+_doubled.defvjp(lambda x: (x, None), lambda _, gradient: (2 * gradient,))
+
+
+def wrong_gradient(query, key, value, visibility, bias):
+    return correct(query, _doubled(key), value, visibility, bias)
+
+
+def not_a_number(query, key, value, visibility, bias):
+    return correct(query, key, value, visibility, bias) * float('nan')
+
+
+def raises(*_):
+    raise ValueError('Mosaic failed to compile')
+
+
+def kills_its_process(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def build_check(attend):
+    shape = jax.ShapeDtypeStruct((2, 8, 1, 4), 'float32')
+    visibility = Visibility(None, jax.ShapeDtypeStruct((2, 8), 'int32'))
+    return self_check.KernelCheck('test', '8 tokens', attend, correct, (shape, shape, shape, visibility, None))
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +67,8 @@ def empty_cache(monkeypatch, tmp_path):
 
 def run_attention(monkeypatch, kernel, implementation='auto'):
     """Returns the outputs of attention with `kernel` as the CPU's kernel, and of the formula."""
-    monkeypatch.setitem(attention.KERNELS, 'cpu', ('tpu_kernel', broken_kernels.Kernel(kernel)))
+    module = types.SimpleNamespace(attend=kernel, unsupported_reason=lambda *_: None)
+    monkeypatch.setitem(attention.KERNELS, 'cpu', ('tpu_kernel', module))
     rng = np.random.default_rng(0)
     query, key, value = (jnp.asarray(rng.normal(size=(2, 6, 2, 4)), jnp.float32) for _ in range(3))
     visibility = Visibility(None, jnp.asarray([[1] * 6, [1] * 3 + [0] * 3]))
@@ -40,26 +77,25 @@ def run_attention(monkeypatch, kernel, implementation='auto'):
     def mixed(query, key, value):
         return attention.attention(query, key, value, visibility, None, implementation)
 
-    return mixed(query, key, value), broken_kernels.correct(query, key, value, visibility, None)
+    return mixed(query, key, value), correct(query, key, value, visibility, None)
 
 
-BROKEN = {
-    'wrong_gradient': 'the relative error must be at most',
-    'not_a_number': 'the relative error must be at most 0.01, got nan',
-    'raises': 'ValueError: Mosaic failed to compile',
-}
-
-
-@pytest.mark.parametrize('name', BROKEN)
-def test_a_broken_kernel_falls_back_to_the_formula_or_raises(name, monkeypatch, caplog):
-    kernel = getattr(broken_kernels, name)
+@pytest.mark.parametrize(
+    ('kernel', 'reason'),
+    [
+        (wrong_gradient, 'the relative error must be at most'),
+        (not_a_number, 'the relative error must be at most 0.01, got nan'),
+        (raises, 'ValueError: Mosaic failed to compile'),
+    ],
+)
+def test_a_broken_kernel_falls_back_to_the_formula_or_raises(kernel, reason, monkeypatch, caplog):
     for _ in range(2):
         actual, expected = run_attention(monkeypatch, kernel)
         np.testing.assert_allclose(actual, expected, rtol=1e-5)
     [record] = caplog.records
-    for words in ('tpu_kernel', '6 x 6 tokens, 2 heads of 4', 'float32', BROKEN[name]):
+    for words in ('tpu_kernel', '6 x 6 tokens, 2 heads of 4', 'float32', reason):
         assert words in record.getMessage()
-    with pytest.raises(UserError, match=BROKEN[name]):
+    with pytest.raises(UserError, match=reason):
         run_attention(monkeypatch, kernel, 'tpu_kernel')
 
 
@@ -68,9 +104,9 @@ def test_a_correct_kernel_is_checked_once_and_used(monkeypatch, empty_cache, cap
 
     def kernel(*arguments):
         calls.append(True)
-        return broken_kernels.correct(*arguments)
+        return correct(*arguments)
 
-    check = broken_kernels.check(broken_kernels.correct)
+    check = build_check(correct)
     first = self_check.run_kernel_check(check)
     assert first.difference < 1e-5 and first.failure_reason(check) is None
     assert len(list((empty_cache / self_check.CACHE_FOLDER).glob('*.json'))) == 1
@@ -83,14 +119,11 @@ def test_a_correct_kernel_is_checked_once_and_used(monkeypatch, empty_cache, cap
 
 
 def test_the_formula_is_used_after_a_crash(empty_cache):
-    program = (
-        'from remixer_t5x.kernels import self_check\nfrom tests.kernels import broken_kernels\n'
-        'self_check.run_kernel_check(broken_kernels.check(broken_kernels.kills_its_process))'
-    )
+    program = 'from tests.kernels.test_self_check import *\nself_check.run_kernel_check(build_check(kills_its_process))'
     environment = {'JAX_PLATFORMS': 'cpu', 'JAX_COMPILATION_CACHE_DIR': str(empty_cache), 'PYTHONPATH': str(ROOT)}
     crashed = subprocess.run([sys.executable, '-c', program], env=environment, capture_output=True, text=True)
     assert crashed.returncode == -9, crashed.stderr
-    check = broken_kernels.check(broken_kernels.kills_its_process)
+    check = build_check(kills_its_process)
     reason = self_check.run_kernel_check(check).failure_reason(check)
     assert 'crashed or hung in an earlier check' in reason and str(empty_cache) in reason
 
@@ -98,4 +131,4 @@ def test_the_formula_is_used_after_a_crash(empty_cache):
 def test_programs_for_other_devices_are_not_checked(monkeypatch):
     monkeypatch.setattr(self_check, 'run_kernel_check', None)
     with compile_for_platform('tpu'):
-        assert self_check.failure_reason(broken_kernels.check(broken_kernels.raises)) is None
+        assert self_check.failure_reason(build_check(raises)) is None
