@@ -71,11 +71,9 @@ class KernelCheckResult(NamedTuple):
 
 def get_operand_shapes(tree: Any, rows: int | None = None) -> Any:
     """Returns the shape and dtype of each array in a tree; if `rows` is set, it replaces the size of the first axis."""
-
-    def to_shape_struct(array: jax.Array) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(array.shape if rows is None else (rows, *array.shape[1:]), array.dtype)
-
-    return jax.tree.map(to_shape_struct, tree)
+    return jax.tree.map(
+        lambda array: jax.ShapeDtypeStruct((rows, *array.shape[1:]) if rows else array.shape, array.dtype), tree
+    )
 
 
 _RECORDED_CHECKS: contextvars.ContextVar[dict[str, KernelCheck] | None] = contextvars.ContextVar('record', default=None)

@@ -13,6 +13,7 @@ import tensorflow as tf
 from remixer_t5x.data import fingerprint as fingerprints
 from remixer_t5x.data import pipeline, task_batches
 from remixer_t5x.errors import UserError
+from tests.data.test_pipeline import LENGTHS, texts_task
 
 
 def task(name, source):
@@ -126,27 +127,6 @@ def test_a_cached_task_is_fingerprinted_by_its_cache(folder, tmp_path):
         np.array([number]).tofile(f'{seqio.get_cached_tfrecord_prefix(str(cache), "train")}-{number:05d}-of-00002')
     record = fingerprints.fingerprint_data(lines, 'train', use_cached=True)['lines']
     assert record['source'] == 'cache' and record['files'] == 2 and record != fingerprint(folder)['lines']
-
-
-LENGTHS = {'inputs': 8, 'targets': 8}
-
-
-def copy_text(row):
-    text = row['text'] if isinstance(row, dict) else row
-    return {'inputs': text, 'targets': text}
-
-
-def texts_task(name, source):
-    return seqio.Task(
-        name,
-        source=source,
-        output_features={key: seqio.Feature(seqio.ByteVocabulary()) for key in LENGTHS},
-        preprocessors=[
-            lambda dataset: dataset.map(copy_text),
-            seqio.preprocessors.tokenize,
-            seqio.preprocessors.append_eos_after_trim,
-        ],
-    )
 
 
 def read_all(task, **settings):

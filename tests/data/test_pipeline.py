@@ -130,20 +130,29 @@ def test_length_buckets_group_and_trim_the_same_rows(task):
     assert missing.total() <= 3 * len(buckets)
 
 
-def lines_task(folder, name, source=None):
-    for number in range(3):
-        (folder / f'{number}.txt').write_text(''.join(f'file {number} line {i}\n' for i in range(40)))
+def copy_text(row):
+    text = row['text'] if isinstance(row, dict) else row
+    return {'inputs': text, 'targets': text}
+
+
+def texts_task(name, source):
     return seqio.Task(
         name,
-        source=source or seqio.TextLineDataSource({'train': str(folder / '*.txt')}),
+        source=source,
         output_features={key: seqio.Feature(seqio.ByteVocabulary(extra_ids=100)) for key in LENGTHS},
         preprocessors=[
-            lambda dataset: dataset.map(lambda line: {'inputs': line, 'targets': line}),
+            lambda dataset: dataset.map(copy_text),
             seqio.preprocessors.tokenize,
             seqio.preprocessors.append_eos_after_trim,
         ],
         shuffle_buffer_size=16,
     )
+
+
+def lines_task(folder, name):
+    for number in range(3):
+        (folder / f'{number}.txt').write_text(''.join(f'file {number} line {i}\n' for i in range(40)))
+    return texts_task(name, seqio.TextLineDataSource({'train': str(folder / '*.txt')}))
 
 
 def test_the_position_of_a_parallel_source_is_restored(tmp_path):
@@ -163,14 +172,14 @@ def test_sequential_reading_has_the_order_of_parallel_reading(tmp_path):
 
 
 @pytest.mark.parametrize('kind', ['generator', 'cache'])
-def test_a_source_whose_position_cannot_be_saved_raises_an_error(tmp_path, kind):
+def test_a_source_whose_position_cannot_be_saved_raises_an_error(kind):
     def read(split, shuffle_files, seed=None):
         if kind == 'cache':
             return tf.data.Dataset.from_tensor_slices([*'abcdefghij']).cache()
         return tf.data.Dataset.from_generator(lambda: iter('abcdefghij'), output_signature=tf.TensorSpec([], tf.string))
 
     source = seqio.FunctionDataSource(read, ['train'])
-    config = pipeline.DatasetConfig(lines_task(tmp_path, f'no_position_{kind}', source), LENGTHS, batch_size=8)
+    config = pipeline.DatasetConfig(texts_task(f'no_position_{kind}', source), LENGTHS, batch_size=8)
     assert 'position cannot be saved' in error_message(lambda: task_batches.TrainBatches(config))
     without_position = dataclasses.replace(config, save_position=False)
 

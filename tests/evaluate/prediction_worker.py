@@ -59,7 +59,7 @@ def evaluate(partitioner, batch_size, decoder):
     model = build_model('models/t5_1_1.gin', 'sizes/tiny.gin', VOCAB_SIZE=264, **sizes)
     shapes = {'encoder_input_tokens': (1, 40), 'decoder_target_tokens': (1, 8)}
     boxed = interface.compute_param_shapes(model, shapes)
-    params = jax.jit(lambda: unbox(model.init(jax.random.key(0), shapes)))()
+    params = jax.jit(lambda: unbox(model.init(jax.random.key(1), shapes)))()
     # Sharpens the distribution, so that answers differ and some end early.
     params['logits']['kernel'] = 8 * params['logits']['kernel'].at[:, 1].multiply(1.5)
     params = jax.device_put(jax.device_get(params), partitioner.param_shardings(boxed))
