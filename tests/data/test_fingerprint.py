@@ -74,17 +74,15 @@ def test_start_and_end_of_a_large_file_are_hashed(tmp_path, position):
     assert 'such as large.txt' in fingerprints.describe_data_difference(before, fingerprint(tmp_path))
 
 
-def test_a_mixture_is_described_by_task_and_source_class(folder, monkeypatch):
+def test_a_mixture_is_described_by_task_and_source_class(folder):
     def read(split, shuffle_files, seed=None):
         return tf.data.Dataset.from_tensors({'targets': 'x'})
 
     generated = task('generated', seqio.FunctionDataSource(read, ['train', 'validation']))
-    lines = lines_task(folder)
-    with monkeypatch.context() as patch:
-        patch.setattr(fingerprints.seqio, 'get_subtasks', lambda provider: [generated, lines])
-        both = fingerprints.fingerprint_data(None, 'train')
-        assert both['generated'] == {'source': 'FunctionDataSource', 'files': None}
-        assert fingerprints.fingerprint_data(None, 'validation').keys() == {'generated'}
+    mixture = seqio.Mixture('mixture', [(generated, 1), (lines_task(folder), 1)])
+    both = fingerprints.fingerprint_data(mixture, 'train')
+    assert both['generated'] == {'source': 'FunctionDataSource', 'files': None}
+    assert fingerprints.fingerprint_data(mixture, 'validation').keys() == {'generated'}
     alone = fingerprint(folder)
     assert fingerprints.describe_data_difference(both, alone) == 'task generated was removed'
     assert fingerprints.describe_data_difference(alone, both) == 'task generated was added'

@@ -199,11 +199,8 @@ def test_tasks_without_the_split_or_metrics_are_skipped():
     )
     task_evaluator = evaluator(mixture)
     assert [each.name for each in task_evaluator.seqio_tasks] == ['echo_judged']
-    assert sorted(task_evaluator.notes)[:2] == [
-        'echo_bare has no metrics',
-        'echo_judged, validation: 1 of 6 inputs have more than 24 tokens: truncated',
-    ]
-    assert "echo_train has no split 'validation', only train" in task_evaluator.notes
+    notes = {'echo_bare has no metrics', "echo_train has no split 'validation', only train"}
+    assert notes < set(task_evaluator.notes)
 
 
 @pytest.mark.parametrize(

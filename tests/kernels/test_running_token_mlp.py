@@ -94,14 +94,7 @@ def test_gradients_stay_exact_for_large_sums(platform):
         actual = jax.jit(functools.partial(value_and_gradients, mix))(ids, (w_in, value, w_out))
     with jax.enable_x64(True):
         exact = [jnp.asarray(array, jnp.float64) for array in (w_in, value, w_out)]
-        hidden_sum = lambda w_in, value: jnp.cumsum(w_in[..., None] * value[..., None, :], axis=1)  # noqa: E731
-        precise = value_and_gradients(
-            lambda w_in, value, w_out: jnp.einsum(
-                'bthk,bthkf->bthf', w_out, jax.nn.gelu(hidden_sum(w_in, value) * scale[..., None, None, None])
-            ),
-            ids,
-            exact,
-        )
+        precise = value_and_gradients(lambda *weights: plain(*weights, ids, scale), ids, exact)
     for a, w in zip(jax.tree.leaves(actual), jax.tree.leaves(precise), strict=True):
         np.testing.assert_allclose(a, w, atol=2e-5 * np.max(np.abs(w)), rtol=0)
 
