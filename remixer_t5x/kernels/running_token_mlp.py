@@ -53,12 +53,11 @@ def apply_running_token_mlp(
     operands = jnp.where(is_token, w_in, 0), jnp.where(is_token, value, 0), w_out, ids, hidden_scale
     kernel = running_token_mlp_loop if targets_cpu() else running_token_mlp_unrolled
     if get_target_platform() == 'tpu':
-        unsupported_reason = running_token_mlp_tpu.unsupported_reason(w_in, value)
-        unsupported_reason = unsupported_reason or self_check.failure_reason(_build_kernel_check(packed, *operands))
-        if unsupported_reason is None:
+        failure_reason = self_check.failure_reason(_build_kernel_check(packed, *operands))
+        if failure_reason is None:
             kernel = running_token_mlp_tpu
         else:
-            self_check.log_fallback('the running token MLP', 'the tpu kernel', unsupported_reason)
+            self_check.log_fallback('the running token MLP', 'the tpu kernel', failure_reason)
     return _mix_with_kernel(kernel, packed, *operands)
 
 

@@ -26,19 +26,13 @@ _MAX_VMEM, _STATE_BYTES, _WEIGHT_BYTES = 56 * 2**20, 4 * 2**20, 4 * 2**20
 _HIDDEN_AXES, _FEATURE_AXES, _STATE_AXES = (3, 1, 0, 2), (1, 3, 0, 2), (2, 3, 0, 1)
 
 
-def unsupported_reason(w_in: jax.Array, value: jax.Array) -> str | None:
-    """Returns the reason why the kernel does not support this call, or None if the call is supported."""
-    is_supported = choose_block_length(w_in, value) > 0
-    return None if is_supported else f'requires narrower heads on this TPU, got {value.shape[-1]} features'
-
-
 def choose_block_length(w_in: jax.Array, value: jax.Array) -> int:
-    """Returns the number of tokens per block: a multiple of 8, or the whole row; 0 if no block fits into VMEM."""
+    """Returns the number of tokens per block that fit into VMEM: a multiple of 8, or the whole row."""
     _, length, _, features = value.shape
     # Each token needs VMEM for a float32 copy of A, a double-buffered float32 output and two double-buffered inputs.
     bytes_per_token = _LANES * features * (4 + 2 * 4 + 4 * value.dtype.itemsize)
     available = _get_vmem_limit() - _STATE_BYTES - _WEIGHT_BYTES
-    return min(length, available // bytes_per_token // 8 * 8, _MAX_BLOCK_LENGTH)
+    return min(length, max(8, available // bytes_per_token // 8 * 8), _MAX_BLOCK_LENGTH)
 
 
 def _get_vmem_limit() -> int:
