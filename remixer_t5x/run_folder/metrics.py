@@ -114,7 +114,7 @@ class JsonlWriter:
         }
         line = json.dumps(record) + '\n'
         if self._object is not None:
-            self._object.append(line.encode())
+            self._object.write(line.encode())
             self._object.upload_if_due()
             return
         self._unwritten_lines.append(line)

@@ -10,7 +10,6 @@ import contextlib
 import importlib
 import math
 import os
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -142,41 +141,30 @@ def _parse_bucket_name(folder: epath.Path) -> str:
 
 
 class GrowingObject:
-    """Buffers the data of a growing object in memory, and uploads the whole object to a bucket.
+    """A writable file object that buffers the data of a growing object in memory, and uploads the whole object.
 
-    `upload_if_due` uploads at most once every UPLOAD_SECONDS seconds. `flush` uploads new data, and raises one of
-    `lazy_imports.get_file_error_types()` on failure.
+    `flush` uploads new data, and raises one of `lazy_imports.get_file_error_types()` on failure; the next call retries
+    the upload. `upload_if_due` uploads at most once every UPLOAD_SECONDS seconds, and ignores failures.
     """
 
     def __init__(self, path: epath.Path, data: bytes = b''):
         self._path, self._data = path, bytearray(data)
         self._uploaded_bytes = -1
         self._last_attempt_time = -math.inf
-        self._lock = threading.Lock()
 
-    def __len__(self) -> int:
-        return len(self._data)
-
-    def append(self, data: bytes) -> None:
-        with self._lock:
-            self._data += data
+    def write(self, data: bytes) -> None:
+        self._data += data
 
     def upload_if_due(self) -> None:
         if time.monotonic() - self._last_attempt_time >= UPLOAD_SECONDS:
-            self.try_flush()
-
-    def try_flush(self) -> bool:
-        """Uploads new data and returns whether the upload succeeded. The next call retries a failed upload."""
-        try:
-            self.flush()
-        except lazy_imports.get_file_error_types():
-            self._last_attempt_time = time.monotonic()
-            return False
-        return True
+            with contextlib.suppress(*lazy_imports.get_file_error_types()):
+                self.flush()
 
     def flush(self) -> None:
-        with self._lock:
-            if self._uploaded_bytes < len(self._data):
-                self._path.write_bytes(bytes(self._data))
-                self._uploaded_bytes = len(self._data)
-                self._last_attempt_time = time.monotonic()
+        if self._uploaded_bytes < len(self._data):
+            self._last_attempt_time = time.monotonic()
+            self._path.write_bytes(bytes(self._data))
+            self._uploaded_bytes = len(self._data)
+
+    def close(self) -> None:
+        self.flush()

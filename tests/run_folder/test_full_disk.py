@@ -12,7 +12,7 @@ from remixer_t5x.cli import train as train_command
 from remixer_t5x.evaluate import checkpoint_evaluation, checkpoint_ranking
 from remixer_t5x.evaluate.task_evaluation import TaskReport
 from remixer_t5x.interop import safetensors_files
-from remixer_t5x.run_folder import metrics, model_dir, object_store, tensorboard
+from remixer_t5x.run_folder import metrics, model_dir, tensorboard
 from remixer_t5x.train import progress, run_log, settings
 from remixer_t5x.train.settings import TrainResult
 from tests.run_folder import full_disks
@@ -79,20 +79,6 @@ def test_every_writer_raises_a_one_line_error(folder, name):
     with full_disks.full():
         assert 'cannot be' in error_message(lambda: WRITERS[name](folder))
     assert threading.active_count() <= threads + (name == 'best') * 50
-
-
-def test_tensorboard_opens_a_new_file_after_a_full_disk(tmp_path):
-    """The thread of tensorboardX would end, and block the caller after ten values."""
-    writer = tensorboard.TensorBoardWriter(epath.Path(tmp_path), 0)
-    writer.write('train', 1, LOSS, {})
-    with full_disks.full():
-        for step in range(2, 1000):
-            with contextlib.suppress(object_store.WriteError):
-                writer.write('train', step, LOSS, {})
-        error_message(writer.close)
-    writer.write('train', 1000, LOSS, {})
-    writer.close()
-    assert len(list(tmp_path.glob('events*'))) > 1
 
 
 def test_lines_are_written_completely_or_not_at_all(tmp_path):

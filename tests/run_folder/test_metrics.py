@@ -119,24 +119,13 @@ def test_uploads_are_periodic_and_repeated_after_a_failure(tmp_path, monkeypatch
     folder = epath.Path(tmp_path) / 'absent'
     lines = object_store.GrowingObject(folder / 'lines', b'a\n')
     # Uploads fail while the folder does not exist.
-    assert not lines.try_flush()
+    lines.upload_if_due()
     with pytest.raises(FileNotFoundError):
         lines.flush()
     folder.mkdir()
     lines.flush()
-    lines.append(b'b\n')
+    lines.write(b'b\n')
     lines.upload_if_due()
     assert (folder / 'lines').read_bytes() == b'a\n'
     lines.flush()
     assert (folder / 'lines').read_bytes() == b'a\nb\n'
-
-
-def test_a_long_event_file_is_split_between_events(tmp_path, monkeypatch):
-    monkeypatch.setattr(tensorboard, 'PART_BYTES', 10)
-    events = tensorboard._BucketEventFile(str(tmp_path / 'events'))
-    for event in (b'12345', b'67890', b'abc'):
-        events.write(event)
-        events.flush()
-    events.close()
-    assert (tmp_path / 'events').read_bytes() == b'1234567890'
-    assert (tmp_path / 'events.1').read_bytes() == b'abc'
