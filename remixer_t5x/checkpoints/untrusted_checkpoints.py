@@ -16,7 +16,6 @@ from remixer_t5x.errors import UserError, to_one_line
 
 DESCRIPTION_FILES = ('.zarray', 'zarr.json')
 _OCDBT_MANIFEST = 'manifest.ocdbt'
-MAX_DIMENSIONS = 32
 # Chunks up to this size in bytes are always accepted. Larger chunks must not exceed four times the size of the array,
 # because a chunk is decompressed as a whole.
 SMALL_CHUNK = 2**20
@@ -100,8 +99,8 @@ def _compute_array_bytes(text: bytes) -> int:
     if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
         raise ValueError(f'dtype is {ascii(dtype)[:40]}')
     for name, sizes in (('shape', shape), ('chunks', chunk)):
-        is_shape = isinstance(sizes, list) and len(sizes) <= MAX_DIMENSIONS
-        if not is_shape or not all(type(size) is int and 0 <= size < 2**62 for size in sizes):
+        is_shape = isinstance(sizes, list) and all(type(size) is int and size >= 0 for size in sizes)
+        if not is_shape or math.prod(sizes) >= 2**62:
             raise ValueError(f'{name} is {ascii(sizes)[:60]}')
     array, largest = (math.prod(sizes) * ITEM_BYTES[dtype] for sizes in (shape, chunk))
     if largest > max(SMALL_CHUNK, 4 * array):

@@ -18,6 +18,7 @@ PARAMS = {'scale': np.arange(6, dtype=np.float32).reshape(2, 3), 'scalar': np.fl
 # TensorStore aborted the process when it opened or read such an array.
 HOSTILE = {
     'terabytes': {'shape': [2**38], 'chunks': [2**38]},
+    'a size beyond floating-point numbers': {'shape': [2**61] * 20, 'chunks': [1] * 20},
     'raw elements of 2 GB': {'dtype': '|V2000000000', 'fill_value': None},
     'structures': {'dtype': [['a', '<f4', [8_589_934_592]]], 'fill_value': None},
     'objects': {'dtype': '|O', 'fill_value': None},
