@@ -8,7 +8,6 @@ after a step number is always complete. When a run starts, it removes the tempor
 
 import contextlib
 import json
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -21,7 +20,7 @@ from jax.experimental import multihost_utils
 from remixer_t5x.checkpoints import durable_folders, saved_params
 from remixer_t5x.data.prefetch import DataPosition
 from remixer_t5x.errors import UserError
-from remixer_t5x.run_folder import model_dir, object_store
+from remixer_t5x.run_folder import model_dir
 
 State = Any
 
@@ -81,12 +80,6 @@ class RunCheckpoints:
         Raises CheckpointSaveError if this or the previous write failed. A failed write does not affect complete
         checkpoints.
         """
-        try:
-            check_disk_space(self.folder, state, 'a checkpoint takes')
-        except UserError as error:
-            # Wait for the pending write, because the run can resume from its checkpoint if the write succeeds.
-            self.list_complete_steps()
-            raise CheckpointSaveError(f'{error} ({self._describe_newest_checkpoint()})') from None
         items = ocp.args.Composite(
             state=ocp.args.StandardSave(state),
             data=ocp.args.JsonSave({'positions': _gather_stream_positions(position)}),
@@ -151,23 +144,6 @@ class RunCheckpoints:
                 f'space or correct the permissions, and run the same command again '
                 f'({self._describe_newest_checkpoint()})'
             ) from error
-
-
-def check_disk_space(folder: epath.Path, arrays: Any, what: str) -> None:
-    """Raises UserError if the disk has too little free space for this process's shards of `arrays`.
-
-    Call this function before writing, because a full disk would also affect the log and other programs. `what`, such as
-    'a checkpoint takes', precedes the required size in the error message.
-    """
-    if object_store.is_remote(folder):
-        return
-    needed = sum(leaf.nbytes for leaf in jax.tree.leaves(arrays)) // jax.process_count()
-    free = shutil.disk_usage(folder).free
-    if free < needed:
-        raise UserError(
-            f'the disk that contains {folder} has {free / 2**20:.1f} MiB left, but {what} {needed / 2**20:.1f} MiB; '
-            'free disk space, and run the same command again'
-        )
 
 
 def write_params(

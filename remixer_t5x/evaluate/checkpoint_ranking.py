@@ -112,7 +112,6 @@ class BestCheckpoints:
         record = {**self._record, BEST_FOLDER: {'task': report.task, 'metric': name, 'value': value, 'step': step}}
         others = collectives.broadcast([other for other in saved_params.list_steps(folder) if other != step])
         try:
-            checkpoint_manager.check_disk_space(self._folder.parent, params, 'the best parameters take')
             checkpoint_manager.write_params(folder, step, params, record, others)
         except UserError as error:
             raise object_store.WriteError(str(error)) from error

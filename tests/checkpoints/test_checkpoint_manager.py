@@ -131,15 +131,6 @@ def test_an_unsuitable_initial_checkpoint_raises_an_error(saved, subfolder, embe
     assert words in error_message(lambda: saved_params.restore_params(str(saved / subfolder), params, vocabulary))
 
 
-def test_a_full_disk_raises_an_error_before_writing(saved, monkeypatch):
-    checkpoints = checkpoint_manager.RunCheckpoints(saved)
-    usage = shutil.disk_usage(saved)._replace(free=10)
-    monkeypatch.setattr(checkpoint_manager.shutil, 'disk_usage', lambda path: usage)
-    text = error_message(lambda: checkpoints.save(4, state_of(4), DataPosition(), RUN))
-    assert '0.0 MiB left' in text and 'the checkpoint of step 3 is kept' in text
-    checkpoints.close()
-
-
 def test_model_dir_must_be_a_new_folder_or_that_of_a_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert model_dir.create_model_dir('runs/first') == model_dir.create_model_dir(tmp_path / 'runs' / 'first')
