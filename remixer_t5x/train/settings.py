@@ -93,11 +93,6 @@ class Periods:
 
 STOP, SKIP, REWIND, CONTINUE = 'stop', 'skip', 'rewind', 'continue'
 NEWEST, PREVIOUS = 'newest', 'previous'
-_RECOVERY_CHOICES = {
-    'on_bad_step': ('ON_BAD_STEP', (STOP, SKIP, REWIND)),
-    'on_save_failure': ('ON_SAVE_FAILURE', (STOP, CONTINUE)),
-    'restore': ('RESTORE', (NEWEST, PREVIOUS)),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,10 +116,14 @@ class Recovery:
     restore: str = NEWEST
 
     def __post_init__(self) -> None:
-        for field, (macro, allowed) in _RECOVERY_CHOICES.items():
+        for field, allowed in (
+            ('on_bad_step', (STOP, SKIP, REWIND)),
+            ('on_save_failure', (STOP, CONTINUE)),
+            ('restore', (NEWEST, PREVIOUS)),
+        ):
             if getattr(self, field) not in allowed:
                 options = ' or '.join(repr(choice) for choice in allowed)
-                raise UserError(f'{macro} must be {options}, got {getattr(self, field)!r}')
+                raise UserError(f'{field.upper()} must be {options}, got {getattr(self, field)!r}')
         ranges.check_fields(self)
 
 
@@ -151,17 +150,15 @@ class Run:
                 f'TRACKERS must be a tuple of trackers, as in (@trackers.TensorBoard(),), or (), got '
                 f'{self.trackers!r:.80}'
             )
-        period = self.periods.eval_period
         if self.evaluation is not None and self.evaluation.steps == 0:
             object.__setattr__(self, 'evaluation', None)
-        if self.evaluation is None and self.tasks is None and period is not None:
+        periods = self.periods
+        evaluates = periods.eval_period is not None and (self.evaluation or self.tasks)
+        if not evaluates and (periods.stop_after_evaluations is not None or periods.eval_at_start):
             raise UserError(
-                f'EVAL_PERIOD must be None for a run without evaluations, got {period}; set EVAL_PERIOD = None'
+                'STOP_AFTER_EVALUATIONS and EVAL_AT_START require evaluations; set EVAL_PERIOD and EVAL_STEPS, or '
+                'remove both'
             )
-        if self.periods.stop_after_evaluations is not None and period is None:
-            raise UserError('STOP_AFTER_EVALUATIONS requires evaluations; set EVAL_PERIOD to a number of steps')
-        if self.periods.eval_at_start and period is None:
-            raise UserError('EVAL_AT_START requires evaluations; set EVAL_PERIOD to a number of steps')
         model_type = self.step_config.model.model_type
         for dataset in [self.dataset] if self.evaluation is None else [self.dataset, self.evaluation.dataset]:
             if dataset.model_type != model_type:
