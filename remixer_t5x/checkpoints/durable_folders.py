@@ -159,11 +159,10 @@ def verify_file_checksums(folder: epath.Path) -> None:
 def _read_file_list(folder: epath.Path) -> dict[str, list[Any]]:
     try:
         listed = untrusted_files.parse_json(untrusted_files.read_bytes(folder / FILE_LIST))
-        entries = listed.values() if isinstance(listed, dict) else [None]
-        if not all(isinstance(entry, list) and [*map(type, entry)] == [int, str] for entry in entries):
-            raise untrusted_files.InvalidJsonError('it is not a list of files')
-        if not all(name.isprintable() for name in listed):
-            raise untrusted_files.InvalidJsonError('a file name contains a control character')
+        entries = listed.items() if isinstance(listed, dict) else [('', None)]
+        for name, entry in entries:
+            if not (isinstance(entry, list) and [*map(type, entry)] == [int, str] and name.isprintable()):
+                raise untrusted_files.InvalidJsonError('it is not a list of files')
     except (OSError, untrusted_files.InvalidJsonError) as error:
         is_missing = isinstance(error, FileNotFoundError)
         problem = 'is missing' if is_missing else f'cannot be read ({root_cause_message(error)})'

@@ -38,6 +38,7 @@ class Optimizer:
             (`nn.get_partition_spec(boxed_params)`).
         evaluated: function that returns the averaged parameters to evaluate, computed from the transformation's state
             and the parameters (`parameter_averages`); None if the optimizer computes no average.
+        relative: whether updates are multiplied by the RMS of their parameter.
         takes_multipliers: whether `make` accepts a second argument, a tree of learning rate factors (`mup`).
         initial: function that maps boxed parameters to a tree of factors for their initial values; None leaves the
             initial values unchanged.
@@ -55,11 +56,6 @@ class Optimizer:
 
     def __call__(self, logical_axes: Any) -> optax.GradientTransformation:
         return self.make(logical_axes)
-
-    @property
-    def max_recommended_rate(self) -> float | None:
-        """Returns the learning rate above which a run prints a warning; None if unknown."""
-        return HIGHEST_RELATIVE_RATE if self.relative else None
 
 
 def as_optimizer(optimizer: Any) -> Optimizer:

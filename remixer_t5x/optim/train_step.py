@@ -15,7 +15,6 @@ from flax import linen as nn
 
 from remixer_t5x import ranges
 from remixer_t5x.devices.partition import Partitioner
-from remixer_t5x.errors import UserError
 from remixer_t5x.models.interface import Batch, Model, Params
 from remixer_t5x.optim import trainable as trainables
 from remixer_t5x.optim.schedules import Schedule
@@ -63,12 +62,9 @@ def make_train_step(
     """
     ranges.check_setting('MICROBATCHES', microbatches, ranges.Count)
     is_mean = loss_normalizing_factor == NUM_REAL_TARGET_TOKENS
+    if not is_mean:
+        ranges.check_setting('LOSS_NORMALIZING_FACTOR', loss_normalizing_factor, ranges.Positive | None)
     divisor: Any = 1.0 if loss_normalizing_factor is None else loss_normalizing_factor
-    if not is_mean and (isinstance(divisor, str | bool) or not divisor > 0):
-        raise UserError(
-            f'LOSS_NORMALIZING_FACTOR must be a number above 0, None (sum) or {NUM_REAL_TARGET_TOKENS!r} (mean), got '
-            f'{loss_normalizing_factor!r}; set LOSS_NORMALIZING_FACTOR = {NUM_REAL_TARGET_TOKENS!r}'
-        )
     gradients = _build_gradient_fn(model, seed if dropout else None)
 
     def step_fn(state, batch):
@@ -249,11 +245,6 @@ def accumulate_gradients(
     """
     if microbatches == 1:
         return gradients(params, batch, step, 0)
-    rows = {array.shape[0] for array in batch.values()}
-    if len(rows) != 1 or min(rows) % microbatches:
-        raise UserError(
-            f'MICROBATCHES must divide the batch of {min(rows)} rows, got {microbatches}; use a divisor of {min(rows)}'
-        )
     split = {name: _shard_batch_rows(a.reshape(-1, microbatches, *a.shape[1:])) for name, a in batch.items()}
 
     def add_microbatch(total, index):

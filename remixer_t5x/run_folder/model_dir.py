@@ -115,19 +115,18 @@ def lock_model_dir(folder: epath.Path) -> Iterator[None]:
             flags = os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
             descriptor = os.open(folder / LOCK_FILE, flags, 0o666)
             stack.callback(os.close, descriptor)
-            has_lock = False
-            # Ignore errors, because some file systems do not support locks.
-            with contextlib.suppress(OSError):
-                try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    holder = to_one_line(os.pread(descriptor, 200, 0).decode('utf-8', 'replace')) or 'another process'
-                    raise UserError(
-                        f'MODEL_DIR {folder} is in use by {holder}; wait for it, stop it, or use another MODEL_DIR '
-                        'for this run'
-                    ) from None
-                has_lock = True
-            if has_lock:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = to_one_line(os.pread(descriptor, 200, 0).decode('utf-8', 'replace')) or 'another process'
+                raise UserError(
+                    f'MODEL_DIR {folder} is in use by {holder}; wait for it, stop it, or use another MODEL_DIR for '
+                    'this run'
+                ) from None
+            except OSError:
+                # Some file systems do not support locks.
+                pass
+            else:
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, f'process {os.getpid()} on {socket.gethostname()}'.encode(), 0)
         yield

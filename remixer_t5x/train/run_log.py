@@ -1,7 +1,6 @@
 """Logs the metrics of a run to metrics.jsonl, the trackers and the terminal."""
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from etils import epath
 from remixer_t5x.checkpoints import compatibility
 from remixer_t5x.evaluate import checkpoint_ranking
 from remixer_t5x.optim import trainable
-from remixer_t5x.optim.optimizer import Optimizer
+from remixer_t5x.optim.optimizer import HIGHEST_RELATIVE_RATE, Optimizer
 from remixer_t5x.optim.train_state import TrainStatePlan
 from remixer_t5x.run_folder import metrics, model_dir, object_store, trackers
 from remixer_t5x.train import progress
@@ -144,11 +143,10 @@ class RunLog:
         try:
             yield
         except object_store.WriteError as error:
-            is_new = str(error) not in self._warned
-            self._warned.add(str(error))
             if not self._tolerates_failures:
                 raise
-            if is_new:
+            if str(error) not in self._warned:
+                self._warned.add(str(error))
                 self.print(f'warning: {error}; training continues (ON_SAVE_FAILURE)')
 
     def flush(self) -> None:
@@ -158,17 +156,14 @@ class RunLog:
 
     def close(self) -> None:
         self._line.close()
-        try:
+        # Ignore a failed upload, because the error that ended the run is more useful; every checkpoint flushes the log.
+        with contextlib.suppress(object_store.WriteError):
             self.flush()
-        except object_store.WriteError as error:
-            # Print this error instead of raising it, because the error that ended the run is more useful.
-            if str(error) not in self._warned:
-                print(f'warning: {error}', file=sys.stderr)
         self._trackers.close()
 
 
 def describe_learning_rate(optimizer: Optimizer, steps: int) -> Iterator[str]:
-    """Describes the first, highest and last learning rates, and warns about rates above `max_recommended_rate`.
+    """Describes the first, highest and last learning rates, and warns about a rate above HIGHEST_RELATIVE_RATE.
 
     Yields no lines if the optimizer's learning rate is unknown.
     """
@@ -184,12 +179,11 @@ def describe_learning_rate(optimizer: Optimizer, steps: int) -> Iterator[str]:
         parts.append(f'{rates[-1]:.3g} at step {steps:,}')
     constant = rates.min() == rates.max()
     yield f'learning rate: {rates[0]:.3g}' if constant else f'learning rate: {", ".join(parts)}'
-    highest = optimizer.max_recommended_rate
-    if highest is not None and rates[peak] > highest:
+    if optimizer.relative and rates[peak] > HIGHEST_RELATIVE_RATE:
         yield (
             f'warning: the learning rate reaches {rates[peak]:.3g}; with this optimizer, each step changes a parameter '
             f'by about that fraction of its magnitude, and T5 is trained with 0.01 to 0.02; lower LEARNING_RATE to at '
-            f'most {highest:g}'
+            f'most {HIGHEST_RELATIVE_RATE:g}'
         )
 
 

@@ -194,9 +194,7 @@ def test_the_compiled_step_equals_the_plain_step_and_can_donate(donate):
 def test_invalid_settings_are_rejected():
     for settings_, message in (
         ({'microbatches': 0}, 'MICROBATCHES must be .* at least 1, got 0; set MICROBATCHES'),
-        ({'loss_normalizing_factor': 'SUM'}, "LOSS_NORMALIZING_FACTOR must be .* got 'SUM'; set"),
+        ({'loss_normalizing_factor': 'SUM'}, "LOSS_NORMALIZING_FACTOR must be .* got 'SUM'"),
     ):
         with pytest.raises(UserError, match=message):
             train_step.make_train_step(Bigrams(), optax.sgd(1.0), **settings_)
-    with pytest.raises(UserError, match='MICROBATCHES must divide .* 8.* got 3'):
-        run(make_batch(), microbatches=3)
