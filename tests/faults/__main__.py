@@ -7,17 +7,15 @@ Parameters, optimizer state, the loss of every step and the position in the data
     python -m tests.faults --long                        200 kills, three trials of each other fault
     python -m tests.faults -- train --gin_file=my.gin    a custom run, which should take a minute or two
 
-Runs are real processes, forked from one that has imported all libraries. Each trial is printed and written to
-results.jsonl in the folder, and a table is printed at the end. The exit code is 1 if a trial failed. MODEL_DIR is set
-here. A custom run should save checkpoints frequently and log every step (`--gin.LOG_PERIOD=1`). Needs Linux, and root
-for read-only file systems; without root, the folder loses its write permission instead.
+Runs are real processes, forked from one that has imported all libraries. Each trial is printed, and a table is printed
+at the end. The exit code is 1 if a trial failed. MODEL_DIR is set here. A custom run should save checkpoints frequently
+and log every step (`--gin.LOG_PERIOD=1`). Needs Linux, and root for read-only file systems; without root, the folder
+loses its write permission instead.
 """
 
 import argparse
 import collections
-import dataclasses
 import itertools
-import json
 import pathlib
 import random
 import shutil
@@ -26,14 +24,14 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from remixer_t5x.cli import console
-from tests.faults.bench import TRAIN_STEPS, Bench, TrialFailed, TrialResult
+from tests.faults.bench import TRAIN_STEPS, Bench, TrialResult
 from tests.faults.kinds import FAULTS, KILLS
 from tests.support import compare_runs
 
 LONG_KILLS, LONG_OTHERS = 200, 3
 
 
-def trials(bench: Bench, name: str, count: int) -> Iterator[TrialResult | TrialFailed]:
+def run_trials(bench: Bench, name: str, count: int) -> Iterator[TrialResult | AssertionError]:
     """Yields the results of `count` trials of a fault. Removes the folder of a trial that succeeded."""
     done = 0
     bench.uninterrupted()
@@ -51,80 +49,51 @@ def trials(bench: Bench, name: str, count: int) -> Iterator[TrialResult | TrialF
                 done += 1
                 yield FAULTS[name](bench, run)
             shutil.rmtree(run, ignore_errors=True)
-        except TrialFailed as failure:
+        except AssertionError as failure:
             done += name in KILLS
             yield failure
 
 
 def main(argv: Sequence[str] | None = None, compiled: pathlib.Path | None = None) -> int:
     """Runs the trials, and returns the exit code. `compiled` is passed to `Bench`."""
-    args = _arguments(argv)
-    console.silence_library_logs()
-    folder = pathlib.Path(args.folder).absolute()
-    folder.mkdir(parents=True, exist_ok=True)
-    if any(folder.glob('uninterrupted_*')):
-        print(f'error: {folder} holds other trials; use a new --folder', file=sys.stderr)
-        return 2
-    seed = random.SystemRandom().randrange(10**6) if args.seed is None else args.seed
-    print(f'seed {seed}; runs and their output in {folder}')
-    bench = Bench(folder, args.command, random.Random(seed), args.train_steps, compiled)
-    results: dict[str, list[TrialResult | TrialFailed]] = collections.defaultdict(list)
-    for name in args.only or FAULTS:
-        count = (LONG_KILLS // 2 if name in KILLS else LONG_OTHERS) if args.long else args.trials
-        for result in trials(bench, name, count):
-            results[name].append(result)
-            _record(folder, name, len(results[name]), result)
-    print(format_table(results))
-    return int(any(isinstance(result, TrialFailed) for trials_of in results.values() for result in trials_of))
-
-
-def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        '--only', type=lambda text: text.split(','), help=f'comma-separated faults: {", ".join(FAULTS)}'
-    )
+    parser.add_argument('--only', choices=FAULTS, action='append', help='a fault to inject (default: all); repeatable')
     parser.add_argument('--trials', type=int, default=1, help='number of trials of each fault')
     parser.add_argument(
         '--long', action='store_true', help=f'{LONG_KILLS} kills, and {LONG_OTHERS} trials of each other fault'
     )
-    parser.add_argument('--folder', default='runs/faults')
+    parser.add_argument('--folder', type=pathlib.Path, default=pathlib.Path('runs/faults'), help='a new folder')
     parser.add_argument('--seed', type=int, help='seed of the random moments (default: random, printed)')
     parser.add_argument('--train_steps', type=int, default=TRAIN_STEPS, help='steps of the default run')
     parser.add_argument('command', nargs='*', help='after --: a command to run instead of a tiny pretraining')
     args = parser.parse_args(argv)
-    for name in args.only or ():
-        if name not in FAULTS:
-            parser.error(f'--only got {name}, which is not a fault; choose from {", ".join(FAULTS)}')
-    return args
+    console.silence_library_logs()
+    folder = args.folder.absolute()
+    folder.mkdir(parents=True)
+    seed = random.SystemRandom().randrange(10**6) if args.seed is None else args.seed
+    print(f'seed {seed}; runs and their output in {folder}')
+    bench = Bench(folder, args.command, random.Random(seed), args.train_steps, compiled)
+    results: dict[str, list[TrialResult | AssertionError]] = collections.defaultdict(list)
+    for name in args.only or FAULTS:
+        count = (LONG_KILLS // 2 if name in KILLS else LONG_OTHERS) if args.long else args.trials
+        for result in run_trials(bench, name, count):
+            results[name].append(result)
+            text = (
+                f'{result.lost} steps lost. {result.note}' if isinstance(result, TrialResult) else f'FAILED: {result}'
+            )
+            print(f'{name} {len(results[name])}: {text}', flush=True)
+    print(format_table(results))
+    return int(any(isinstance(result, AssertionError) for result in itertools.chain.from_iterable(results.values())))
 
 
-def _record(folder: pathlib.Path, name: str, number: int, result: TrialResult | TrialFailed) -> None:
-    failed = isinstance(result, TrialFailed)
-    record = {'fault': name, 'trial': number, **({'failed': str(result)} if failed else dataclasses.asdict(result))}
-    with (folder / 'results.jsonl').open('a') as file:
-        file.write(json.dumps(record) + '\n')
-    if failed:
-        print(f'{name} {number}: FAILED: {result}', flush=True)
-    else:
-        seconds = '' if result.seconds is None else f', next step after {result.seconds:.1f} s'
-        note = f'. {result.note}' if result.note else ''
-        print(f'{name} {number}: {result.lost} steps lost{seconds}{note}', flush=True)
-
-
-def format_table(results: dict[str, list[TrialResult | TrialFailed]]) -> str:
+def format_table(results: dict[str, list[TrialResult | AssertionError]]) -> str:
     """Formats a Markdown table with a row for each fault."""
-    rows = ['| fault | trials | survived | steps lost, median (max) | seconds to the next step, median (max) |']
-    rows.append('| --- | --- | --- | --- | --- |')
+    rows = ['| fault | trials | survived | steps lost, median (max) |', '| --- | --- | --- | --- |']
     for name, trials_of in results.items():
-        succeeded = [result for result in trials_of if isinstance(result, TrialResult)]
-        lost = _median_and_max([result.lost for result in succeeded], '.0f')
-        seconds = _median_and_max([result.seconds for result in succeeded if result.seconds is not None], '.1f')
-        rows.append(f'| {name} | {len(trials_of)} | {len(succeeded)} | {lost} | {seconds} |')
+        lost = [result.lost for result in trials_of if isinstance(result, TrialResult)]
+        median = f'{statistics.median(lost):.0f} ({max(lost)})' if lost else '-'
+        rows.append(f'| {name} | {len(trials_of)} | {len(lost)} | {median} |')
     return '\n'.join(rows)
-
-
-def _median_and_max(values: list, spec: str) -> str:
-    return f'{statistics.median(values):{spec}} ({max(values):{spec}})' if values else '-'
 
 
 if __name__ == '__main__':

@@ -13,7 +13,7 @@ def test_runs_with_faults_equal_an_uninterrupted_run(tmp_path, capsys, monkeypat
     """A kill during the write of a checkpoint, changed settings, and an environment without HOME and TMPDIR."""
     monkeypatch.setenv('REMIXER_T5X_CACHE', str(tmp_path / 'cache'))
     names = ('kill_in_write', 'changed', 'poor_environment')
-    argv = ['--folder', str(tmp_path / 'runs'), '--only', ','.join(names), '--train_steps', '60']
+    argv = ['--folder', str(tmp_path / 'runs'), '--train_steps', '60', *(f'--only={name}' for name in names)]
     code = faults.main(argv, compiled)
     table = capsys.readouterr().out
     print(table)
