@@ -30,7 +30,6 @@ for option in "${OPTIONS[@]}"; do
 done
 [[ "$extra" == gpu || "$extra" == gpu-cuda13 ]] || fail "--extra must be gpu or gpu-cuda13, got $extra; pass --extra=gpu"
 [[ -z "$wheel" || -f "$wheel" ]] || fail "--wheel must be a file, got $wheel; build one with: pip wheel --no-deps ."
-[[ "$restarts" =~ ^[0-9]+$ ]] || fail "--restarts must be a number, got $restarts; pass --restarts=3"
 
 count="$(ask "${gpus:-8}" bash -c 'nvidia-smi --list-gpus | wc -l')"
 [[ "${gpus:-$count}" =~ ^[1-8]$ ]] || fail "--gpus must be from 1 to 8, got ${gpus:-$count}; pass --gpus=1"

@@ -55,20 +55,10 @@ for option in "${OPTIONS[@]}"; do
         *) fail "$option is not an option of kubernetes.sh; pass --help for a list" ;;
     esac
 done
-number() {
-    [[ "$2" =~ ^[1-9][0-9]*$ ]] || fail "--$1=$2; pass a number of at least 1"
-}
-number nodes "$nodes"
-number gpus "$gpus"
-number chips "$chips"
-number slices "$slices"
-[[ "$name" =~ ^[a-z]([a-z0-9-]{0,30}[a-z0-9])?$ ]] || fail "--name=$name; use at most 32 lower-case letters, digits and -"
 if [[ -n "$tpu" ]]; then
     [[ "$topology" =~ ^[1-9][0-9]*(x[1-9][0-9]*){1,2}$ ]] || fail "--tpu=$tpu needs the topology of a slice; pass --topology=4x4"
     nodes=$((${topology//x/*} / chips))
     (( nodes > 0 && nodes * chips == ${topology//x/*} )) || fail "--topology=$topology is not a number of nodes of --chips=$chips"
-elif (( slices > 1 )); then
-    fail "--slices=$slices is for TPU slices; pass --nodes=$slices for GPU nodes"
 fi
 [[ "${COMMAND[*]}" == *MODEL_DIR=gs://* ]] || claim="${claim:-remixer-t5x-data}"
 

@@ -67,7 +67,6 @@ read_options() {
         esac
     done
     [[ -n "$name" && -n "$zone" ]] || fail "--name and --zone are required; pass --name=NAME --zone=ZONE"
-    [[ "$slices" =~ ^[1-9][0-9]*$ ]] || fail "--slices=$slices; pass a number of at least 1"
     [[ -z "$wheel" || -f "$wheel" ]] || fail "--wheel=$wheel does not exist; without --wheel, the script builds one"
     where=(--zone="$zone")
     [[ -z "$project" ]] || where+=(--project="$project")

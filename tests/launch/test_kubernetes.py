@@ -6,6 +6,7 @@ import tomllib
 
 import pytest
 
+from tests.launch.clusters import kubectl
 from tests.launch.clusters.harness import COMMAND, LAUNCH, run_script
 
 IMAGE = '--image=registry.example/remixer-t5x:tpu'
@@ -22,7 +23,7 @@ def jobset(text):
 
 
 @pytest.mark.parametrize('filled_in', [False, True])
-def test_jobset_is_valid_and_every_pod_finds_the_coordinator(filled_in):
+def test_every_pod_finds_the_coordinator_and_restarts_except_after_user_errors(filled_in):
     name, nodes, gpus, image = ('mix', 4, 2, 'me/it:1') if filled_in else ('remixer-t5x', 2, 8, 'remixer-t5x:gpu')
     text = (LAUNCH / 'kubernetes_jobset.yaml').read_text()
     if filled_in:
@@ -43,6 +44,13 @@ def test_jobset_is_valid_and_every_pod_finds_the_coordinator(filled_in):
     assert (resource['metadata']['name'], container['image']) == (name, image)
     flags = ['coordinator_address', 'process_count', 'process_index']
     assert container['args'][-3:] == [f'--{flag}=$({variable})' for flag, variable in zip(flags, env, strict=True)]
+    # The pods restart after all failures except user errors.
+    policy = resource['spec']['failurePolicy']
+    [rule] = policy['rules']
+    assert policy['maxRestarts'] > 0
+    assert (rule['action'], rule['onJobFailureReasons']) == ('FailJobSet', ['PodFailurePolicy'])
+    (rule,) = spec['podFailurePolicy']['rules']
+    assert rule['action'] == 'FailJob' and rule['onExitCodes']['values'] == [2]
     if filled_in:
         # Kubernetes replaces $$ with $.
         assert container['args'][:-3] == [*COMMAND[1:-1], '--gin.FILES=a b $$x']
@@ -68,12 +76,10 @@ def test_jobset_of_tpu_slices_on_spot_nodes_of_gke():
 @pytest.mark.parametrize('folder, claims', [('/data/run', ['disk']), ('gs://bucket/run', [])])
 def test_pods_can_write_their_model_dir(folder, claims):
     """The fake kubectl checks that the image is in a registry and that the pod can write to its volumes."""
-    from tests.launch.clusters import kubectl
-
     options = [IMAGE, *(f'--claim={name}' for name in claims), '--service_account=trainer', '--dry_run']
     text, _ = run_script('kubernetes.sh', *options, *COMMAND, f'--gin.MODEL_DIR={folder}')
-    resource, _, pod = jobset(text)
-    kubectl.check(resource, 'JobSet')
+    _, _, pod = jobset(text)
+    kubectl.check_pod(pod)
     assert pod['serviceAccountName'] == 'trainer'
     volumes = {volume['name']: volume for volume in pod['volumes']}
     assert {mount['name'] for mount in pod['containers'][0]['volumeMounts']} == volumes.keys()
@@ -81,17 +87,7 @@ def test_pods_can_write_their_model_dir(folder, claims):
     assert claimed == claims
 
 
-def test_jobset_restarts_after_all_failures_except_user_errors():
-    resource, job, _ = jobset((LAUNCH / 'kubernetes_jobset.yaml').read_text())
-    policy = resource['spec']['failurePolicy']
-    assert policy['maxRestarts'] > 0
-    assert [rule['action'] for rule in policy['rules']] == ['FailJobSet']
-    assert policy['rules'][0]['onJobFailureReasons'] == ['PodFailurePolicy']
-    (rule,) = job['template']['spec']['podFailurePolicy']['rules']
-    assert rule['action'] == 'FailJob' and rule['onExitCodes']['values'] == [2]
-
-
-def test_docker_copies_files_that_exist_and_are_not_ignored():
+def test_the_image_contains_existing_files_and_extras():
     dockerfile, ignore = (ROOT / 'Dockerfile').read_text(), (ROOT / '.dockerignore').read_text().splitlines()
     copied = [name for line in re.findall(r'^COPY (.*)$', dockerfile, re.M) for name in line.split()[:-1]]
     assert {'remixer_t5x', 'tasks', 'configs', 'setup.py'} <= set(copied)
@@ -100,9 +96,5 @@ def test_docker_copies_files_that_exist_and_are_not_ignored():
         assert f'!{name}' in ignore, f'.dockerignore excludes {name}'
     # The build requires these files.
     assert {PROJECT['readme'], *PROJECT['license-files']} <= set(copied)
-
-
-def test_the_image_installs_extras_that_exist():
-    dockerfile = (ROOT / 'Dockerfile').read_text()
-    named = re.findall(r'EXTRA=([\w-]+)', dockerfile) + ['gpu-cuda13', 'gpu', 'tpu']
-    assert set(named) - {'cpu'} <= set(PROJECT['optional-dependencies'])
+    extras = {*re.findall(r'EXTRA=([\w-]+)', dockerfile), 'gpu-cuda13', 'gpu', 'tpu'}
+    assert extras - {'cpu'} <= set(PROJECT['optional-dependencies'])

@@ -29,11 +29,6 @@ HOSTS = r'all|\d+(-\d+)?(,\d+(-\d+)?)*'
 TO_HOSTS = {**WHERE, 'worker': HOSTS}
 CREATE = {**WHERE, 'accelerator-type': r'v\d+[a-z]*-\d+'}
 LIST = {**WHERE, 'filter': f'name~/{NAME}\\$'}
-# The runtimes for JAX, from https://cloud.google.com/tpu/docs/runtimes.
-RUNTIMES = {
-    **dict.fromkeys(('v2', 'v3', 'v4'), 'tpu-ubuntu2204-base'),
-    **{'v5litepod': 'v2-alpha-tpuv5-lite', 'v5p': 'v2-alpha-tpuv5', 'v6e': 'v2-alpha-tpuv6e'},
-}
 STATES = ('WAITING_FOR_RESOURCES', 'PROVISIONING', 'ACTIVE')
 
 
@@ -52,16 +47,14 @@ def update_resource(name: str, **changes) -> None:
     (resource_folder(name) / 'about.json').write_text(json.dumps(record))
 
 
-def create_resource(name: str, kind: str, slices: int, accelerator: str, runtime: str, **more) -> None:
-    if RUNTIMES[accelerator.partition('-')[0]] != runtime:
-        refuse(f'{runtime} is not the runtime of {accelerator}')
+def create_resource(name: str, kind: str, slices: int, state: str) -> None:
     if read_resource(name):
         refuse(f'{name} already exists')
     workers = 2 if slices == 1 else 1
     for node in range(slices):
         for worker in range(workers):
             host_folder(name, node, worker).mkdir(parents=True)
-    update_resource(name, kind=kind, slices=slices, workers=workers, **more)
+    update_resource(name, kind=kind, slices=slices, workers=workers, state=state)
 
 
 def host_folder(name: str, node: int, worker: int) -> pathlib.Path:
@@ -150,7 +143,7 @@ def create(words, kind: str) -> int:
     if is_queued and ('node-id' in options) == ('node-count' in options):
         refuse('exactly one of --node-id and --node-count is required')
     state, slices = STATES[0] if is_queued else 'READY', int(options.get('node-count', 1))
-    create_resource(name, kind, slices, options['accelerator-type'], options[version], state=state)
+    create_resource(name, kind, slices, state)
     return 0
 
 
