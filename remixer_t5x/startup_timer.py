@@ -27,7 +27,7 @@ def end_phase(phase: str) -> None:
 
 def is_compiling() -> bool:
     """Returns whether a thread is running XLA's compiler."""
-    return any(thread.name == COMPILE_THREAD_NAME for thread in threading.enumerate())
+    return any(thread.name.startswith(COMPILE_THREAD_NAME) for thread in threading.enumerate())
 
 
 def report_phases(write: Callable[[str], None]) -> None:

@@ -3,8 +3,8 @@
 Background threads compile the train step and the parameter initialization while the data is being opened.
 """
 
-import threading
 from collections.abc import Callable, Mapping
+from concurrent import futures
 from typing import Any
 
 import jax
@@ -28,43 +28,31 @@ class AheadOfTimeFunction:
 
     def __init__(self, function: Any, *shapes: Any, options: Mapping[str, Any] | None = None):
         self._function, self._shapes, self._options = function, shapes, options or {}
-        self._program: jax.stages.Compiled | None = None
-        self._error: BaseException | None = None
-        self._thread: threading.Thread | None = None
+        self._program: futures.Future[jax.stages.Compiled] | None = None
         self._is_first_call = True
 
     def start_compilation(self) -> None:
         """Traces the function and starts its compilation. Later calls do nothing. Raises tracing errors."""
-        if self._thread is None:
+        if self._program is None:
             lowered = self._function.lower(*self._shapes)
-            # Do not use a daemon thread, because Python must not exit while XLA is compiling.
-            self._thread = threading.Thread(
-                target=self._compile, args=(lowered,), name=startup_timer.COMPILE_THREAD_NAME
-            )
-            self._thread.start()
+            # Python waits for this thread at its exit, because it must not exit while XLA is compiling.
+            executor = futures.ThreadPoolExecutor(1, startup_timer.COMPILE_THREAD_NAME)
+            self._program = executor.submit(compiler_options.compile_with_options, lowered, self._options)
+            executor.shutdown(wait=False)
 
-    def _compile(self, lowered: jax.stages.Lowered) -> None:
-        try:
-            self._program = compiler_options.compile_with_options(lowered, self._options)
-        except BaseException as error:
-            self._error = error
-
-    def wait_until_compiled(self) -> None:
-        """Waits until the function is compiled, and starts the compilation if necessary. Raises compilation errors."""
+    def wait_until_compiled(self) -> jax.stages.Compiled:
+        """Starts the compilation if necessary, waits for it, and returns the program. Raises compilation errors."""
         self.start_compilation()
-        assert self._thread is not None
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
+        assert self._program is not None
+        return self._program.result()
 
     def __call__(self, *args: Any) -> Any:
+        program = self.wait_until_compiled()
         if self._is_first_call:
-            self.wait_until_compiled()
             # On CPUs, Gloo waits at most 30 s for each process to join the first collective operation.
             collectives.barrier()
             self._is_first_call = False
-        assert self._program is not None
-        return self._program(*args)
+        return program(*args)
 
 
 class CompiledPrograms:

@@ -224,22 +224,20 @@ class ProgressLine:
     def __init__(self, total: int, step: int = 0, console: Console | None = None, quiet: bool = False):
         self._console = console or Console(highlight=False, soft_wrap=True)
         self._total, self._quiet = total, quiet
-        self._bar: Progress | None = None
-        if self._console.is_terminal and not quiet:
-            self._bar = Progress(BarColumn(bar_width=20), TextColumn('{task.description}'), console=self._console)
-            self._bar.add_task(f'step {step}/{total} · compiling', total=total, completed=step)
-            self._bar.start()
+        columns = BarColumn(bar_width=20), TextColumn('{task.description}')
+        has_bar = self._console.is_terminal and not quiet
+        self._bar = Progress(*columns, console=self._console, disable=not has_bar)
+        self._task = self._bar.add_task(f'step {step}/{total} · compiling', total=total, completed=step)
+        self._bar.start()
 
     def update(self, step: int) -> None:
-        if self._bar is not None:
-            self._bar.update(self._bar.task_ids[0], completed=step)
+        self._bar.update(self._task, completed=step)
 
     def show_metrics(self, step: int, numbers: Mapping[str, float], timing: Mapping[str, float]) -> None:
         """Displays the metrics `numbers`, which must include `loss`, and the result of `SpeedMeter.measure_speed`."""
         text = format_progress(step, self._total, numbers, timing)
-        if self._bar is not None:
-            self._bar.update(self._bar.task_ids[0], completed=step, description=text)
-        else:
+        self._bar.update(self._task, completed=step, description=text)
+        if self._bar.disable:
             self.print(text)
 
     def print(self, text: str) -> None:
@@ -249,6 +247,6 @@ class ProgressLine:
             self._console.file.flush()
 
     def close(self) -> None:
-        if self._bar is not None:
+        # Older versions of rich print an empty line for a disabled bar.
+        if not self._bar.disable:
             self._bar.stop()
-            self._bar = None

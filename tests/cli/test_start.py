@@ -34,15 +34,16 @@ _TRAIN = """
 import sys, threading
 from remixer_t5x import startup_timer
 from remixer_t5x.cli import main
+from remixer_t5x.devices import compiler_options
 from remixer_t5x.errors import UserError
-from remixer_t5x.train import compilation, run_setup
+from remixer_t5x.train import run_setup
 
 def prepare(*_, **__):
     raise UserError(f'compiles: {startup_timer.is_compiling()}, TensorFlow: {"tensorflow" in sys.modules}')
 
 run_setup.RunData = prepare
 # The compilation never ends.
-compilation.AheadOfTimeFunction._compile = lambda *_: threading.Event().wait()
+compiler_options.compile_with_options = lambda *_: threading.Event().wait()
 sys.exit(main.main())
 """
 

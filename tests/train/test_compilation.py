@@ -1,6 +1,7 @@
 """Functions that are compiled ahead of time in a thread."""
 
 import threading
+import time
 import types
 
 import jax
@@ -49,19 +50,6 @@ def test_a_call_raises_the_error_of_tracing():
             ahead(jnp.ones(SHAPE.shape))
 
 
-def test_processes_wait_for_each_other_between_compilation_and_first_call(monkeypatch):
-    events = []
-
-    def lower(shape):
-        return types.SimpleNamespace(compile=lambda options: events.append('compiled') or events.append)
-
-    monkeypatch.setattr(collectives, 'barrier', lambda: events.append('barrier'))
-    ahead = AheadOfTimeFunction(types.SimpleNamespace(lower=lower), SHAPE)
-    ahead('first call')
-    ahead('second call')
-    assert events == ['compiled', 'barrier', 'first call', 'second call']
-
-
 def test_an_invalid_xla_option_is_reported():
     options = {'xla_cpu_of_the_moon': True}
     ahead = AheadOfTimeFunction(jax.jit(jnp.sin), SHAPE, options=options)
@@ -84,17 +72,21 @@ def test_xla_options_are_selected_by_platform():
     assert compiler_options.get_training_options(None, jax.devices()[0]) == {}
 
 
-def test_start_traces_at_once_and_compiles_in_a_visible_thread():
-    traced, finish = [], threading.Event()
+def test_start_traces_at_once_and_the_first_call_waits_for_the_compiler_and_other_processes(monkeypatch):
+    events, finish = [], threading.Event()
 
     def lower(shape):
-        traced.append(shape)
-        return types.SimpleNamespace(compile=lambda options: finish.wait() and 'the program')
+        events.append('traced')
+        return types.SimpleNamespace(compile=lambda options: finish.wait() and events.append)
 
+    monkeypatch.setattr(collectives, 'barrier', lambda: events.append('barrier'))
     ahead = AheadOfTimeFunction(types.SimpleNamespace(lower=lower), SHAPE)
     assert not startup_timer.is_compiling()
     ahead.start_compilation()
-    assert traced == [SHAPE] and startup_timer.is_compiling()
+    assert events == ['traced'] and startup_timer.is_compiling()
     finish.set()
-    ahead.wait_until_compiled()
-    assert not startup_timer.is_compiling()
+    ahead('first call')
+    ahead('second call')
+    assert events == ['traced', 'barrier', 'first call', 'second call']
+    while startup_timer.is_compiling():
+        time.sleep(0.01)
