@@ -37,7 +37,6 @@ from remixer_t5x.run_folder import model_dir, object_store
 BASE_KEY, BASE_PARAMS_KEY, BASE_SOURCE_KEY = 'base', 'base_params', 'base_source'
 # File in MODEL_DIR with the path of the base checkpoint. The path is absolute or relative to MODEL_DIR.
 BASE_FILE = 'base.txt'
-MAX_BASE_FILE_BYTES = 10_000
 UNREADABLE_ADVICE = 'copy the checkpoint again, or use another'
 Arrays = dict[str, jax.Array]
 
@@ -217,7 +216,7 @@ def hash_params(arrays: Mapping[str, Any]) -> str:
 def read_base_path(step: epath.Path) -> epath.Path:
     """Reads the base path of the adapter checkpoint `step` from BASE_FILE. Raises UserError if the file is missing."""
     file, advice = step.parent.parent / BASE_FILE, 'write the path of the base checkpoint into it'
-    text = untrusted_files.read_text(file, advice, limit=MAX_BASE_FILE_BYTES).strip()
+    text = untrusted_files.read_text(file, advice).strip()
     if not text or not text.isprintable():
         raise UserError(f'{file} must contain one line; {advice}')
     return epath.Path(text) if '://' in text or text.startswith('/') else file.parent / text

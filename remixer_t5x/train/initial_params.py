@@ -81,9 +81,7 @@ def load_initial_params(
         created = traverse_util.flatten_dict(create().params, sep='/')
     taken = _read_param_sources(sources, targets, saved, rows, created)
     params = {name: taken[name] if name in taken else created[name] for name in targets}
-    description = _describe_param_sources(
-        folder, sources, targets, shapes, {name: matches for name, (_, matches) in rows.items()}
-    )
+    description = _describe_param_sources(folder, sources, targets, shapes, rows)
     return traverse_util.unflatten_dict(params, sep='/'), description
 
 
@@ -192,7 +190,7 @@ def _describe_param_sources(
     lines = [f'parameters of {folder.initial_checkpoint_path}']
     if fresh or left or rows or any(source and source.name != name for name, source in sources.items()):
         lines += _format_table_rows(taken, fresh, left)
-    for name, matches in rows.items():
+    for name, (_, matches) in rows.items():
         known = int((matches >= 0).sum())
         lines.append(f'  {name}: {known:,} of {len(matches):,} pieces are in the checkpoint, the others are fresh')
     return '\n'.join(lines)
@@ -215,16 +213,18 @@ def find_param_sources(
             f'FRESH_PARAMETERS must be a substring of a parameter name, got {fresh!r}; a parameter name is, for '
             f'example, {next(iter(names))}'
         )
-    rules = {pattern: _compile_rename_rule(pattern, to) for pattern, to in renamed.items()}
+    for pattern in renamed:
+        lora.check_regex(MAP_SETTING, pattern, "{'.*/hyper_mixer/.*': None}")
     used: set[str] = set()
     sources: dict[str, ParamSource | None] = {}
     for name in names:
         sources[name] = None if fresh is not None and fresh in name else ParamSource(name)
-        matches = ((pattern, rule.fullmatch(name)) for pattern, rule in rules.items() if sources[name] is not None)
-        pattern, match = next(((pattern, match) for pattern, match in matches if match), ('', None))
-        if match:
-            used.add(pattern)
-            sources[name] = _parse_param_source(match, renamed[pattern])
+        for pattern, to in renamed.items():
+            match = re.fullmatch(pattern, name)
+            if match and sources[name] is not None:
+                used.add(pattern)
+                sources[name] = None if to is None else _parse_param_source(match, to)
+                break
     for pattern in renamed:
         if pattern not in used:
             raise UserError(
@@ -234,21 +234,7 @@ def find_param_sources(
     return sources
 
 
-def _compile_rename_rule(pattern: Any, to: Any) -> re.Pattern[str]:
-    if not isinstance(pattern, str) or not (to is None or isinstance(to, str)):
-        raise UserError(
-            f'{MAP_SETTING} must map regular expressions to names in the checkpoint, or to None for fresh parameters, '
-            f"as in {{'.*/hyper_mixer/.*': None}}, got {pattern!r}: {to!r}"
-        )
-    try:
-        return re.compile(pattern)
-    except re.error as error:
-        raise UserError(f'{MAP_SETTING} must have regular expressions as keys, got {pattern!r} ({error})') from error
-
-
-def _parse_param_source(match: re.Match[str], to: str | None) -> ParamSource | None:
-    if to is None:
-        return None
+def _parse_param_source(match: re.Match[str], to: str) -> ParamSource:
     layers = _LAYER_RANGE_PATTERN.fullmatch(to)
     try:
         name = match.expand(layers[1] if layers else to)
