@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from flax import linen as nn
 
 from remixer_t5x.devices.partition import Partitioner
@@ -23,9 +22,8 @@ class TwoLayers:
         }
 
 
-@pytest.mark.parametrize('make', [optimizer.adafactor, optimizer.adamw_rms])
-def test_created_state_matches_the_plan_and_the_model_parameters(make):
-    plan = train_state.plan_train_state(TwoLayers(), make(0.01), SHAPES, Partitioner())
+def test_created_state_matches_the_plan_and_the_model_parameters():
+    plan = train_state.plan_train_state(TwoLayers(), optimizer.adamw_rms(0.01), SHAPES, Partitioner())
     state = plan.create(jax.random.key(7))
     shape = lambda leaf: (leaf.shape, leaf.dtype, leaf.sharding)  # noqa: E731
     assert jax.tree.map(shape, state) == jax.tree.map(shape, plan.abstract)
