@@ -117,16 +117,6 @@ def test_a_failed_background_write_keeps_the_previous_checkpoint(tmp_path, monke
     assert [path.name for path in checkpoints.folder.iterdir()] == ['4']
 
 
-def test_a_locked_model_dir_cannot_be_locked_again(tmp_path):
-    folder = model_dir.create_model_dir(tmp_path / 'run')
-    with model_dir.lock_model_dir(folder):
-        with pytest.raises(UserError, match=f'in use by process {os.getpid()} on '):
-            with model_dir.lock_model_dir(folder):
-                pass
-    with model_dir.lock_model_dir(folder):
-        pass
-
-
 def test_a_damaged_array_description_is_reported_as_damage(written, tmp_path):
     """And not as a malicious checkpoint."""
     folder = epath.Path(tmp_path / 'copy')

@@ -42,9 +42,8 @@ def test_updates_are_the_orthogonalized_momentum_of_each_matrix(shape):
             np.testing.assert_allclose(updates['w'][index], expected, rtol=2e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize('lengths', [(3, 2), (1,)])
-def test_stacked_layers_get_the_updates_of_optax_on_each_layer(lengths):
-    params, axes = stacked_problem(lengths)
+def test_stacked_layers_get_the_updates_of_optax_on_each_layer():
+    params, axes = stacked_problem((3, 1))
     schedule = schedules.linear(0.1, 2, 10)
 
     def optax_on_each_layer(rule):
@@ -64,7 +63,7 @@ def test_stacked_layers_get_the_updates_of_optax_on_each_layer(lengths):
     )
     others = optax_on_each_layer(optax.scale_by_adam(b2=0.95))
     ours, state = train(muon.muon(schedule, weight_decay=0.1)(axes), params, axes)
-    assert_same(ours, {name: (matrices if 'kernel' in name else others)[name] for name in others}, axes, 1e-5)
+    assert_same(ours, {name: (matrices if 'kernel' in name else others)[name] for name in others}, axes)
     assert all(leaf == 4 for leaf in jax.tree.leaves(state) if leaf.dtype == np.int32)
 
 
