@@ -12,11 +12,7 @@ from remixer_t5x.cli import main, process_flags
 from remixer_t5x.config import loading
 from remixer_t5x.devices import collectives, processes
 from remixer_t5x.errors import UserError
-from remixer_t5x.evaluate import (
-    checkpoint_evaluation,  # noqa: F401 (preloaded)
-    text_inference,  # noqa: F401
-)
-from remixer_t5x.train import loop  # noqa: F401
+from tests.support import command_without_autograph
 
 LENGTHS = {'inputs': 16, 'targets': 12}
 VOCABULARY = seqio.ByteVocabulary(extra_ids=0)
@@ -48,11 +44,9 @@ def work(file, commands, join):
     sets them by flags instead.
     """
     register(file)
-    # AutoGraph takes seconds to rewrite the functions of seqio, none of which requires it.
-    run = tf.autograph.experimental.do_not_convert(main.main)
     with processes.connect_processes(processes.ProcessFlags(**join), main.report_error, saves=True):
         for argv in commands:
-            code = run(argv)
+            code = command_without_autograph.main(argv)
             if code and not join:
                 return code
             if code:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from remixer_t5x.errors import UserError
-from remixer_t5x.train import hooks, progress, settings
+from remixer_t5x.train import progress, settings
 from tests.support.error_lines import printed_error
 
 LOSSES = ('loss', 'accuracy', 'grad_norm')
@@ -40,15 +40,8 @@ def test_a_run_learns_and_writes_its_folder(training, tmp_path):
         result['seconds_by_activity'], abs=1e-3
     )
     assert set(goodput['seconds']) == {
-        *(
-            progress.STEPS,
-            progress.WAITING_FOR_DATA,
-            progress.COMPILE,
-            progress.RESTORING_STATE,
-            progress.EVALUATION,
-            progress.CHECKPOINT,
-        ),
-        progress.OTHER_ACTIVITIES,
+        *(progress.STEPS, progress.WAITING_FOR_DATA, progress.COMPILE, progress.RESTORING_STATE),
+        *(progress.EVALUATION, progress.CHECKPOINT, progress.OTHER_ACTIVITIES),
     }
 
     code, output = training.run(model_dir=str(folder), train_steps=30, quiet=False)
@@ -97,14 +90,9 @@ def test_bad_data_in_the_middle_of_a_run_raises_a_one_line_error(training, tmp_p
     assert code == 2 and 'notes.jsonl line 7 is not JSON' in printed_error(output)
 
 
-@pytest.mark.parametrize(
-    ('changed', 'words'),
-    [({'vocab_size': 128}, 'set VOCAB_SIZE to 384'), ({'microbatches': 3}, 'BATCH_SIZE must be a multiple of 3'),
-    ],
-)  # fmt: skip
-def test_errors_are_raised_before_a_folder_is_created(training, tmp_path, changed, words):
-    code, output = training.run(model_dir=str(tmp_path / 'run'), train_steps=5, **changed)
-    assert code == 2 and words in printed_error(output)
+def test_errors_are_raised_before_a_folder_is_created(training, tmp_path):
+    code, output = training.run(model_dir=str(tmp_path / 'run'), train_steps=5, vocab_size=128)
+    assert code == 2 and 'set VOCAB_SIZE to 384' in printed_error(output)
     assert not (tmp_path / 'run').exists()
 
 
@@ -147,10 +135,3 @@ def test_a_run_resumes_on_other_meshes_with_equal_losses(training, tmp_path):
 def test_settings_are_validated(build, message):
     with pytest.raises(UserError, match=message):
         build()
-
-
-def test_a_hook_is_due_at_its_period_and_at_the_end():
-    hook = hooks.Hook(4, print)
-    assert [step for step in range(1, 11) if hook.is_due(step, 10)] == [4, 8, 10]
-    assert not any(hooks.Hook(None, print).is_due(step, 10) for step in range(1, 11))
-    assert [step for step in range(1, 11) if hooks.Hook(4, print, at_end=False).is_due(step, 10)] == [4, 8]
