@@ -19,10 +19,6 @@ from remixer_t5x.train.settings import PREVIOUS, Run
 # Maximum number of batches between two captured data positions. A resumed run reads and skips at most this number of
 # batches.
 MAX_REREAD_BATCHES = 100
-NO_POSITION = (
-    'warning: the data position is not saved (SAVE_DATA_POSITION=False), so a resumed run reads the data from the '
-    'beginning, in a different order'
-)
 
 
 class RunData:
@@ -68,10 +64,12 @@ class RunData:
             # The constructor reads the examples, and checks that they are equal in all processes.
             self.evaluator = task_evaluation.TaskEvaluator(tasks, model, partitioner)
             self.record['examples_hashes'] = self.evaluator.examples_hashes
-        self.notes = [
-            *([] if dataset.save_position else [NO_POSITION]),
-            *(self.evaluator.notes if self.evaluator else ()),
-        ]
+        self.notes = [*self.evaluator.notes] if self.evaluator else []
+        if not dataset.save_position:
+            self.notes.append(
+                'warning: the data position is not saved (SAVE_DATA_POSITION=False), so a resumed run reads the data '
+                'from the beginning, in a different order'
+            )
         # Limit the tf.data threads on CPUs, because the train step needs most of the cores.
         self._threads = task_batches.count_tf_data_threads(jax.default_backend())
 
