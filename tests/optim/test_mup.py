@@ -60,6 +60,13 @@ def test_parameters_are_classified_as_in_the_paper():
     assert {kind for name, kind in tim.items() if 'score' in name} == {'output'}
 
 
+def test_every_factor_is_1_at_the_base_width():
+    boxed = interface.compute_param_shapes(width_transfer.build_scaled_model('t5_1_1', 64, None), SHAPES)
+    scaled = mup.scale_by_width(FACTORS_ONLY, 64, 64)
+    factors = scaled.initial(boxed), scaled.make(nn.get_partition_spec(boxed))
+    assert set(jax.tree.leaves(factors)) == {1.0}
+
+
 @pytest.fixture(scope='module')
 def wide():
     """Returns initial parameters of width 128, without factors and with factors for a base width of 32."""

@@ -1,8 +1,10 @@
 """Compares commands in two processes of four devices each with one process of one device."""
 
+import base64
 import itertools
 import json
 import os
+import pathlib
 import re
 import shutil
 import signal
@@ -20,15 +22,44 @@ from tests.train import lines_worker
 
 DEVICES = 4
 HEARTBEAT = 20
-# A small T5, which compiles quickly, and its version without attention.
-T5 = {
-    **{'HEAD_DIM': 8, 'NUM_HEADS': 2, 'EMBED_DIM': 16, 'MLP_DIM': 16},
-    **{'NUM_ENCODER_LAYERS': 1, 'NUM_DECODER_LAYERS': 1, 'VOCAB_SIZE': 264},
-    **{'MIXTURE_OR_TASK_NAME': 'lines', 'TASK_FEATURE_LENGTHS': {'inputs': 16, 'targets': 12}},
+# Macros that make each model compile quickly. `mixed` has layers of HyperMixer and Remixer, and layers of TIM;
+# `feed_forward` is a T5 without attention.
+MODELS = {
+    'feed_forward': {
+        **{'EMBED_DIM': 16, 'MLP_DIM': 16, 'NUM_ENCODER_LAYERS': 1, 'NUM_DECODER_LAYERS': 1},
+        **feed_forward.SETTINGS,
+    },
+    't5_1_1': {
+        **{'HEAD_DIM': 8, 'NUM_HEADS': 2, 'EMBED_DIM': 16, 'MLP_DIM': 16},
+        **{'NUM_ENCODER_LAYERS': 1, 'NUM_DECODER_LAYERS': 1},
+    },
+    'mixed': {
+        **{'HEAD_DIM': 8, 'TIM_NUM_HEADS': 2, 'TIM_EMBED_DIM': 16, 'TIM_MLP_DIM': 16},
+        **{'REMIXER_DIM': 16, 'HYPER_MIXER_DIM': 16},
+    },
 }
-WITHOUT_ATTENTION = {name: T5[name] for name in T5 if name not in ('HEAD_DIM', 'NUM_HEADS')} | feed_forward.SETTINGS
+MIXED = """
+include 'models/tim.gin'
+include 'sublayers/remixer.gin'
+include 'sublayers/hyper_mixer.gin'
+from __gin__ import dynamic_registration
+from remixer_t5x.models.architecture import layer
+from remixer_t5x.models.sublayers import hyper_mixer
+from remixer_t5x.models.sublayers import remixer
+ENCODER_MIXER = @encoder/hyper_mixer.HyperMixer
+DECODER_MIXER = @decoder/hyper_mixer.HyperMixer
+ENCODER_FEED_FORWARD = @encoder/remixer.Remixer
+DECODER_FEED_FORWARD = @decoder/remixer.Remixer
+ENCODER_RUNS = ((@encoder/layer.make_layer, 1), (@tim_encoder/layer.make_layer, 1))
+DECODER_RUNS = ((@decoder/layer.make_layer, 1), (@tim_decoder/layer.make_layer, 1))
+"""
 # Folders in which a run of two processes is resumed by one, and vice versa.
 RESUMED = {'together': 'together to alone', 'alone': 'alone to together'}
+DATA = {
+    'MIXTURE_OR_TASK_NAME': 'lines',
+    'TASK_FEATURE_LENGTHS': {'inputs': 16, 'targets': 12},
+    'VOCAB_SIZE': 264,
+}
 TRAINING = {
     'BATCH_SIZE': 16,
     'TRAIN_STEPS': 2,
@@ -43,20 +74,24 @@ def gin(settings):
     return [f'--gin.{name}={value}' for name, value in settings.items()]
 
 
-def model_flags(model=T5):
-    files = ['models/t5_1_1.gin', 'sizes/tiny.gin', 'hardware/cpu.gin']
-    return [*(f'--gin_file={file}' for file in files), *gin(model)]
+def model_flags(model='t5_1_1'):
+    """Returns the flags of a model in configs/models, or of a gin file."""
+    name = pathlib.Path(model).stem
+    model_file = {'mixed': model, 'feed_forward': 'models/t5_1_1.gin'}.get(name, f'models/{name}.gin')
+    files = [model_file, 'sizes/tiny.gin', 'hardware/cpu.gin']
+    return [f'--gin_file={file}' for file in files] + gin({**MODELS[name], **DATA})
 
 
-def train(folder, model=T5, **settings):
+def train(folder, model='t5_1_1', shuffle=True, **settings):
     files = ['--gin_file=optimizers/adafactor_constant.gin', '--gin_file=runs/pretrain.gin']
-    return ['train', *files, *model_flags(model), *gin({**TRAINING, 'MODEL_DIR': folder, **settings})]
+    changes = {**TRAINING, 'MODEL_DIR': folder, 'train/pipeline.DatasetConfig.shuffle': shuffle, **settings}
+    return ['train', *files, *model_flags(model), *gin(changes)]
 
 
-def finetune(folder):
+def finetune(folder, model):
     """Returns a command that does not shuffle, and that evaluates and saves the best parameters at the end."""
     changes = {'INITIAL_CHECKPOINT_PATH': None, 'DROPOUT_RATE': 0.0, 'EVAL_BATCH_SIZE': 16, 'EVAL_EXAMPLES': 16}
-    command = train(folder, **changes, **{'train/pipeline.DatasetConfig.shuffle': False}, EVAL_PERIOD=2)
+    command = train(folder, model, shuffle=False, **changes, EVAL_PERIOD=2)
     return ['finetune', *[word.replace('runs/pretrain.gin', 'runs/finetune.gin') for word in command[1:]]]
 
 
@@ -155,15 +190,22 @@ def runs(processes):
     folder = processes.folder
     texts = folder / 'texts.txt'
     texts.write_text('\n'.join(processes.lines[:20]) + '\n')
+    mixed = folder / 'mixed.gin'
+    mixed.write_text(MIXED)
     long = {'TRAIN_STEPS': 4, 'CHECKPOINT_PERIOD': 2}
 
     def commands(name):
-        return [finetune(folder / name / 'finetuned'), train(folder / name / 'trained', **long)]
+        return [finetune(folder / name / 'mixed', str(mixed)), train(folder / name / 't5_1_1', **long)]
 
     def evaluation_commands(name):
-        checkpoint = f'--checkpoint={folder / "alone" / "trained"}'
-        output = f'--output={folder / name / "eval"}'
-        evaluate = ['eval', checkpoint, *model_flags(), '--gin.EVAL_BATCH_SIZE=16', output]
+        checkpoint = f'--checkpoint={folder / "alone" / "t5_1_1"}'
+        evaluate = [
+            'eval',
+            checkpoint,
+            *model_flags(),
+            '--gin.EVAL_BATCH_SIZE=16',
+            f'--output={folder / name / "eval"}',
+        ]
         infer = ['infer', checkpoint, *model_flags(), '--gin.INFER_BATCH_SIZE=8', f'--input={texts}']
         vocabulary = ['--gin_file=' + str(_vocabulary_gin(folder)), f'--output={folder / name / "answers.jsonl"}']
         return [evaluate, [*infer, *vocabulary]]
@@ -172,7 +214,7 @@ def runs(processes):
     single = processes.start(*alone(*commands('alone'), *evaluation_commands('alone')))
     results = {'together': _check_success(wait_for(both)), 'alone': _check_success(wait_for(single))}
     for name in ('together', 'alone'):
-        copy_until(folder / name / 'trained', folder / RESUMED[name], 2)
+        copy_until(folder / name / 't5_1_1', folder / RESUMED[name], 2)
     both = processes.start(*pair(train(folder / RESUMED['alone'], **long), *evaluation_commands('together')))
     _check_success(processes.run(*alone(train(folder / RESUMED['together'], **long))))
     _check_success(wait_for(both))
@@ -194,31 +236,39 @@ def _vocabulary_gin(folder):
     return path
 
 
+def test_two_processes_train_like_one_device(runs):
+    """The data is not shuffled, so that batches contain the same rows."""
+    ours, theirs = (losses(runs[0] / name / 'mixed') for name in ('together', 'alone'))
+    assert len(ours) == 2
+    assert_close(ours, theirs)
+
+
 def test_a_run_resumes_with_another_number_of_processes(runs):
     """The data is shuffled."""
     folder = runs[0]
-    assert_close(losses(folder / RESUMED['together']), losses(folder / 'together' / 'trained'))
-    assert_close(losses(folder / RESUMED['alone']), losses(folder / 'alone' / 'trained'))
+    assert_close(losses(folder / RESUMED['together']), losses(folder / 'together' / 't5_1_1'))
+    assert_close(losses(folder / RESUMED['alone']), losses(folder / 'alone' / 't5_1_1'))
     # The order of the data depends on the number of streams, so the two runs differ.
-    assert losses(folder / 'together' / 'trained')[4] != losses(folder / 'alone' / 'trained')[4]
+    assert losses(folder / 'together' / 't5_1_1')[4] != losses(folder / 'alone' / 't5_1_1')[4]
 
 
-def test_two_processes_finetune_and_evaluate_like_one_device(runs):
-    """The data is not shuffled, so that batches contain the same rows."""
-    folders = [runs[0] / name / 'finetuned' for name in ('together', 'alone')]
-    ours, theirs = map(losses, folders)
-    assert len(ours) == 2
-    assert_close(ours, theirs)
-    held_out = []
-    for folder in folders:
-        records = rows(folder / 'metrics.jsonl')
-        (record,) = [row for row in records if row['kind'] == 'eval/lines']
+def test_finetuning_saves_the_best_parameters(runs):
+    for name in ('together', 'alone'):
+        folder = runs[0] / name / 'mixed'
+        (record,) = [row for row in rows(folder / 'metrics.jsonl') if row['kind'] == 'eval/lines']
         best = json.loads((folder / 'best' / 'lines' / '2' / 'run' / 'metadata').read_text())['best']
         assert best == {'task': 'lines', 'metric': 'exact', 'value': record['exact'], 'step': 2}
-        held_out += [row for row in records if row['kind'].startswith('held_out')]
-    ours, theirs = held_out
-    assert ours['kind'] == theirs['kind'] == 'held_out/lines' and ours['tokens'] == theirs['tokens'] > 0
-    np.testing.assert_allclose(ours['loss'], theirs['loss'], rtol=2e-4)
+
+
+def test_finetuning_has_the_same_held_out_loss(runs):
+    ours, theirs = (
+        [row for row in rows(runs[0] / name / 'mixed' / 'metrics.jsonl') if row['kind'].startswith('held_out')]
+        for name in ('together', 'alone')
+    )
+    token_counts = [[(row['kind'], row['step'], row['tokens']) for row in records] for records in (ours, theirs)]
+    assert token_counts[0] == token_counts[1] == [('held_out/lines', 2, token_counts[0][0][2])], token_counts
+    assert token_counts[0][0][2] > 0
+    np.testing.assert_allclose(ours[0]['loss'], theirs[0]['loss'], rtol=2e-4)
 
 
 def test_eval_and_infer_do_not_depend_on_the_number_of_processes(runs):
@@ -244,7 +294,7 @@ def test_only_the_first_process_prints(runs):
 
 def test_sigterm_of_one_process_stops_all_and_a_kill_aborts_all(processes):
     folder = processes.folder / 'endless'
-    endless = train(folder, WITHOUT_ATTENTION, TRAIN_STEPS=10**6, CHECKPOINT_PERIOD=10**6)
+    endless = train(folder, 'feed_forward', TRAIN_STEPS=10**6, CHECKPOINT_PERIOD=10**6)
     first, second = processes.start(*pair_by_flags(endless))
     first.wait_until(lambda: last_step(folder) >= 3, 'step 3')
     second.send(signal.SIGTERM)
@@ -264,7 +314,7 @@ def test_sigterm_of_one_process_stops_all_and_a_kill_aborts_all(processes):
 
 
 def test_an_error_in_one_process_ends_all_with_its_message(processes):
-    command = train(processes.folder / 'mistaken', WITHOUT_ATTENTION)
+    command = train(processes.folder / 'mistaken', 'feed_forward')
     (first_code, first), (second_code, second) = processes.run(
         *pair_by_flags(command, [], [f'--gin.MODEL_DIR={processes.folder / "elsewhere"}'])
     )
@@ -299,11 +349,15 @@ def test_processes_compare_settings_versions_environment_and_code(tmp_path):
     assert not {*process_flags.MAY_DIFFER} & compared.keys()
 
 
+OWN_TEXT = ['--gin_file=data/own_text.gin', '--gin.TXT_DOCUMENTS=line', *gin({'FILES': 'text.txt', 'VOCAB_SIZE': 384})]
+
+
 @pytest.mark.parametrize(
     ('difference', 'named'),
     [
         ('devices', 'the devices of a process'),
         ('lines', 'the data for training'),
+        ('text', 'the vocabulary for training'),
         ('checkpoint', 'the checkpoint'),
         ('input', 'the texts of INPUT'),
     ],
@@ -315,11 +369,14 @@ def test_processes_that_differ_are_rejected(runs, processes, tmp_path, differenc
         folder.mkdir()
         if difference == 'lines':
             (folder / 'lines.txt').write_text(f'the lines of {run}\n' * 20)
-        (folder / 'text.txt').write_text(f'a text of {run}\n')
-        (folder / 'checkpoint').symlink_to(processes.folder / run / 'trained')
-    command = train(tmp_path / 'run', WITHOUT_ATTENTION)
-    if difference == 'checkpoint':
-        command = train(tmp_path / 'run', INITIAL_CHECKPOINT_PATH='checkpoint')
+        words = [base64.b32encode(f'{run}{index**5}'.encode()).decode()[index % 9 :] for index in range(300)]
+        (folder / 'text.txt').write_text('\n'.join(' '.join(words[index:]) for index in range(250)))
+        (folder / 'checkpoint').symlink_to(processes.folder / run / 't5_1_1')
+    command = train(tmp_path / 'run', 'feed_forward')
+    if difference == 'text':
+        command = [word for word in command if 'MIXTURE_OR_TASK_NAME' not in word] + OWN_TEXT
+    elif difference == 'checkpoint':
+        command = train(tmp_path / 'run', 't5_1_1', INITIAL_CHECKPOINT_PATH='checkpoint')
     elif difference == 'input':
         vocabulary = f'--gin_file={_vocabulary_gin(tmp_path)}'
         command = ['infer', '--checkpoint=checkpoint', *model_flags(), vocabulary, '--gin.INFER_BATCH_SIZE=8']
@@ -334,7 +391,7 @@ def test_processes_that_differ_are_rejected(runs, processes, tmp_path, differenc
 
 
 def test_a_missing_process_aborts_the_run_after_the_timeout(processes):
-    first = pair_by_flags(train(processes.folder / 'lonely', WITHOUT_ATTENTION), ['--initialization_timeout=2'], [])[:1]
+    first = pair_by_flags(train(processes.folder / 'lonely', 'feed_forward'), ['--initialization_timeout=2'], [])[:1]
     ((code, output),) = processes.run(*first)
     assert code == -signal.SIGABRT
     assert 'process 0 waits up to 2 s for 2 processes at 127.0.0.1:' in output
@@ -396,6 +453,7 @@ def test_the_index_of_a_process_is_found_in_the_environment(monkeypatch, environ
         (('node1:8476',), '--process_count and --process_index'),
         (('node1:8476', '2', '2'), 'from 0 to 1, got 2'),
         (('node1', '2', '1'), '--coordinator_address=node1:8476'),
+        (('node1:8476', 'two', '1'), "(or JAX_NUM_PROCESSES) must be a whole number of at least 1, got 'two'"),
     ],
 )
 def test_invalid_process_flags_raise_a_one_line_error(settings, words):
