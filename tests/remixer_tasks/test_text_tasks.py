@@ -180,24 +180,6 @@ def test_invalid_rates_are_rejected(settings, message):
         names.mixture(['super_glue_cb_v102'], vocabularies.byte(), **settings)
 
 
-def wsc_row(text, index, word):
-    target = {'span1_index': 1, 'span1_text': text.split()[1], 'span2_index': index, 'span2_text': word}
-    return json.dumps({'text': text, 'idx': 0, 'label': True, 'target': target})
-
-
-def test_a_pronoun_at_the_end_is_marked_with_asterisks(tmp_path):
-    """As in T5, the text then ends with a space."""
-    write(tmp_path, 'super_glue/WSC/train.jsonl', wsc_row('They gave it to her', 4, 'her'))
-    [(inputs, _)] = pairs('super_glue_wsc_v102_simple_train', 'train', tmp_path)
-    assert inputs == 'wsc: They gave it to *her* '
-
-
-def test_a_pronoun_that_t5_rejects_is_rejected(tmp_path):
-    write(tmp_path, 'super_glue/WSC/train.jsonl', wsc_row('They gave it to\ther', 4, 'her'))
-    with pytest.raises(UserError, match="train.jsonl:1: .*span2_text is 'her', word 4 is ''"):
-        pairs('super_glue_wsc_v102_simple_train', 'train', tmp_path)
-
-
 def test_the_vocabulary_size_of_cogs_equals_that_in_its_gin_file(real_data):
     assert cogs.words().vocab_size == 880
     assert '880 ids' in (pathlib.Path(__file__).parents[2] / 'configs/data/cogs.gin').read_text()

@@ -53,7 +53,9 @@ _FILES = {
     TEST: ('test', '68f8e51e9f6d9cd22d64efe68dd21d7ea5ba327e9a2359481030161aea757035'),
     GENERALIZATION_SPLIT: ('gen', 'd013d9eee0bafc153f8decc85f42814ac97260f84964d980e1e2b84577b82361'),
 }
-_read = functools.partial(raw_rows.read_tsv, columns=_COLUMNS)
+_read = functools.partial(
+    raw_rows.parse_rows, functools.partial(raw_rows.read_tsv, columns=_COLUMNS), lambda row: [row]
+)
 DATA = LabelledDataset(
     name='cogs',
     features=build_text_features(*_COLUMNS),

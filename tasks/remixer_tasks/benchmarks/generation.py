@@ -6,9 +6,8 @@ for SQuAD 2.0.
 
 from __future__ import annotations
 
-import functools
-import itertools
 from collections.abc import Iterator
+from typing import Any
 
 from remixer_t5x.lazy_imports import tf
 from remixer_tasks.benchmarks import prompts, raw_rows, text_metrics
@@ -43,29 +42,28 @@ _SQUAD_SHA256 = {
 }
 
 
-def _read_squad(has_unanswerable: bool, path: str) -> Iterator[Example]:
-    file = raw_rows.RawRow({'file': raw_rows.parse_json_file(path)}, path, 1).parse_object('file')
-    paragraphs = itertools.chain.from_iterable(
-        article.parse_objects('paragraphs') for article in file.parse_objects('data')
-    )
-    for paragraph in paragraphs:
-        for question in paragraph.parse_objects('qas'):
-            right = [answer.parse_text('text') for answer in question.parse_objects('answers')]
-            if not right and not has_unanswerable:
-                raise question.build_error('SQuAD 1.1 must have an answer for each question')
-            yield {
-                **question.parse_texts(('id', 'question')),
-                'context': paragraph.parse_text('context'),
-                'answers/text': right,
-            }
+def _parse_squad_file(file: Any) -> Iterator[Example]:
+    for article in file['data']:
+        for paragraph in article['paragraphs']:
+            for question in paragraph['qas']:
+                answers = [answer['text'] for answer in question['answers']]
+                yield {
+                    **raw_rows.get_texts(question, ('id', 'question')),
+                    'context': paragraph['context'],
+                    'answers/text': answers,
+                }
 
 
-def _build_squad_dataset(version: str, has_unanswerable: bool) -> LabelledDataset:
+def _read_squad(path: str) -> Iterator[Example]:
+    return raw_rows.parse_rows(lambda path: iter([(1, raw_rows.parse_json_file(path))]), _parse_squad_file, path)
+
+
+def _build_squad_dataset(version: str) -> LabelledDataset:
     files = {TRAIN: f'squad/train-{version}.json', VALIDATION: f'squad/dev-{version}.json'}
     return LabelledDataset(
         name=f'squad/{version}',
         features=build_text_features('id', 'question', 'context', **{'answers/text': TEXTS}),
-        splits=build_single_file_layouts(files, functools.partial(_read_squad, has_unanswerable)),
+        splits=build_single_file_layouts(files, _read_squad),
         tfds=f'squad/{version}:3.0.0',
         terms='CC BY-SA 4.0: https://rajpurkar.github.io/SQuAD-explorer',
         downloads=tuple(
@@ -103,14 +101,14 @@ _CNN_DAILYMAIL = LabelledDataset(
 TASKS = (
     TextTask(
         'squad_v010_allanswers',
-        _build_squad_dataset('v1.1', has_unanswerable=False),
+        _build_squad_dataset('v1.1'),
         prompts.build_squad_preprocessor(),
         prompts.postprocess_squad,
         (text_metrics.squad_em_and_f1,),
     ),
     TextTask(
         'squad2_v001_allanswers',
-        _build_squad_dataset('v2.0', has_unanswerable=True),
+        _build_squad_dataset('v2.0'),
         prompts.build_squad_preprocessor(UNANSWERABLE),
         prompts.postprocess_squad,
         (text_metrics.build_squad_2_metric(UNANSWERABLE),),

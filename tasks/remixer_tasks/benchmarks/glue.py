@@ -9,7 +9,6 @@ import functools
 import itertools
 from collections.abc import Iterator, Mapping
 
-from remixer_t5x.errors import UserError
 from remixer_tasks.benchmarks import prompts, raw_rows, text_metrics, winograd
 from remixer_tasks.benchmarks.text_task import (
     INTEGER,
@@ -66,33 +65,28 @@ def _build_reader(
     columns: Mapping[str, str] | None = None,
     label: str = 'label',
     read: raw_rows.RowReader = raw_rows.read_tsv,
+    rows: slice = slice(None),
 ) -> Reader:
-    """Returns a reader of a GLUE data set; `columns` maps features to columns, or is None if their names are equal."""
+    """Returns a reader of a GLUE data set, or of a range of its rows; `idx` is counted from 0.
+
+    `columns` maps features to columns; None means that their names are equal.
+    """
     columns = columns or {text: text for text in _TEXTS[name]}
 
+    def parse_row(row: Example) -> Iterator[Example]:
+        texts = raw_rows.get_texts(row, columns.values())
+        if name == 'stsb':
+            value: float = float(row.get(label, prompts.UNLABELLED))
+        else:
+            value = raw_rows.parse_label(row.get(label), LABELS[name])
+        yield {**{feature: texts[column] for feature, column in columns.items()}, 'label': value}
+
     def read_examples(*paths: str) -> Iterator[Example]:
-        for index, row in enumerate(itertools.chain.from_iterable(map(read, paths))):
-            texts = {text: row.parse_text(column) for text, column in columns.items()}
-            yield {**texts, 'idx': index, 'label': row.parse_label(LABELS[name], label)}
+        examples = raw_rows.parse_rows(read, parse_row, *paths)
+        for index, example in enumerate(itertools.islice(examples, rows.start, rows.stop)):
+            yield {**example, 'idx': index}
 
     return read_examples
-
-
-def _read_stsb(path: str) -> Iterator[Example]:
-    for index, row in enumerate(raw_rows.read_tsv(path)):
-        try:
-            score = float(row.get('score', prompts.UNLABELLED))
-        except ValueError as error:
-            raise row.build_error(f'the score {row["score"]!r} is not a number') from error
-        yield {**row.parse_texts(_TEXTS['stsb']), 'idx': index, 'label': score}
-
-
-def read_row_range(first: int, last: int | None, read: Reader, path: str) -> Iterator[Example]:
-    """Yields the examples `first` to `last` - 1 of a file, and renumbers their feature `idx` from 0."""
-    examples = enumerate(itertools.islice(read(path), first, last))
-    if (start := next(examples, None)) is None:
-        raise UserError(f'{path} must contain row {first + 1}, the first row of this split; download the file again')
-    return ({**example, 'idx': index} for index, example in itertools.chain([start], examples))
 
 
 def _build_tsv_layouts(folder: str, read: Reader) -> dict[str, list[FileLayout]]:
@@ -122,13 +116,12 @@ def _build_rte_or_wnli_layouts(name: str) -> dict[str, list[FileLayout]]:
 def _build_mnli_layouts() -> dict[str, list[FileLayout]]:
     """Returns MNLI's file layouts, keyed by TFDS's split names."""
     read = _build_reader('mnli', {'premise': 'sentence1', 'hypothesis': 'sentence2'}, 'gold_label')
-    both = _build_reader('mnli', read=raw_rows.read_csv)
-    rows = {'matched': (0, _NUM_MATCHED), 'mismatched': (_NUM_MATCHED, None)}
+    rows = {'matched': slice(_NUM_MATCHED), 'mismatched': slice(_NUM_MATCHED, None)}
     layouts = {TRAIN: [FileLayout(('glue/MNLI/train.tsv',), read)]}
-    for kind, bounds in rows.items():
+    for kind, part in rows.items():
         layouts[f'validation_{kind}'] = [
             FileLayout((f'glue/MNLI/dev_{kind}.tsv',), read),
-            FileLayout(('nli_datasets/mnli/dev.csv',), functools.partial(read_row_range, *bounds, both)),
+            FileLayout(('nli_datasets/mnli/dev.csv',), _build_reader('mnli', read=raw_rows.read_csv, rows=part)),
         ]
     return layouts | {f'test_{kind}': [FileLayout((f'glue/MNLI/test_{kind}.tsv',), read)] for kind in rows}
 
@@ -149,7 +142,7 @@ _SPLITS = {
     'qqp': _build_tsv_layouts(
         'QQP', _build_reader('qqp', None, 'is_duplicate', functools.partial(raw_rows.read_tsv, skip_short=True))
     ),
-    'stsb': _build_tsv_layouts('STS-B', _read_stsb),
+    'stsb': _build_tsv_layouts('STS-B', _build_reader('stsb', label='score')),
     'mnli': _build_mnli_layouts(),
     **{
         f'mnli_{kind}': {

@@ -20,6 +20,7 @@ from remixer_tasks.benchmarks.text_task import (
     LabelledDataset,
     Preprocessor,
     PublishedFile,
+    Reader,
     TextTask,
     build_single_file_layouts,
     build_text_features,
@@ -35,50 +36,47 @@ _SNLI_SHA256 = 'afb3d70a5af5d8de0d9d81e2637e0fb8c22d1235c2749d83125ca43dab0dbd3e
 _ANLI_SHA256 = '16ac929a7e90ecf9093deaec89cc81fe86a379265a5320a150028efe50c5cde8'
 
 
-def _read_pairs(
-    read: raw_rows.RowReader, columns: Sequence[str], path: str, names: Sequence[str] = ('premise', 'hypothesis')
-) -> Iterator[Example]:
-    """Yields text pairs with labels; `columns` names the two text columns and the label column.
+def _build_pair_reader(
+    read: raw_rows.RowReader, columns: tuple[str, str], label: str, features: Sequence[str] = ('premise', 'hypothesis')
+) -> Reader:
+    """Returns a reader of text pairs with labels; `columns` are the columns of the two texts `features`.
 
-    A label is a class name, its first letter, or '-' for no label. `names` are the feature names of the two texts.
+    A label is a class name, its first letter, or '-' for no label.
     """
-    first, second, label = columns
-    for row in read(path):
-        if isinstance(value := row.get(label), str):
-            row[label] = _LETTERS.get(value, value)
-        yield {
-            names[0]: row.parse_text(first),
-            names[1]: row.parse_text(second),
-            'label': row.parse_label(_LABELS, label),
-        }
+
+    def parse_row(row: Example) -> Iterator[Example]:
+        texts = raw_rows.get_texts(row, columns).values()
+        value = row.get(label)
+        class_id = raw_rows.parse_label(_LETTERS.get(value, value), _LABELS)
+        yield {**dict(zip(features, texts, strict=True)), 'label': class_id}
+
+    return functools.partial(raw_rows.parse_rows, read, parse_row)
 
 
-def _read_abductive_nli(path: str, labels_path: str | None = None) -> Iterator[Example]:
-    """Yields examples from a JSON lines file and a file whose lines contain the number of the correct hypothesis."""
-    rows = list(raw_rows.read_jsonl(path))
-    labels = [label for _, label in raw_rows.read_lines(labels_path)] if labels_path else [None] * len(rows)
-    if len(labels) != len(rows):
-        raise raw_rows.build_row_error(
-            str(labels_path), len(labels), f'the file must have {len(rows)} labels, one per line'
-        )
-    for row, label in zip(rows, labels, strict=True):
-        yield _build_abductive_example(row, label, labels_path or path)
+def _parse_abductive_row(row: Example) -> Iterator[Example]:
+    """Yields an Abductive NLI example; `label` is the number of the correct hypothesis, or None."""
+    yield {**raw_rows.get_texts(row, _HYPOTHESES), 'label': raw_rows.parse_label(row.get('label'), ('1', '2'))}
 
 
-def _read_chaosnli(path: str) -> Iterator[Example]:
-    """Yields the Abductive NLI validation examples in ChaosNLI's file, with their original labels."""
-    for row in raw_rows.read_jsonl(path):
-        yield _build_abductive_example(row.parse_object('example'), str(row.get('old_label')), path)
+def _read_abductive_nli(path: str, labels_path: str) -> Iterator[Example]:
+    """Yields the examples in a JSON lines file, with the labels in the lines of another file."""
+
+    def read_labelled_rows(path: str) -> Iterator[tuple[int, Example]]:
+        for (number, row), (_, label) in zip(raw_rows.read_jsonl(path), raw_rows.read_lines(labels_path), strict=True):
+            yield number, {**row, 'label': label}
+
+    return raw_rows.parse_rows(read_labelled_rows, _parse_abductive_row, path)
 
 
-def _build_abductive_example(row: raw_rows.RawRow, label: str | None, path: str) -> Example:
-    if label not in (None, '1', '2'):
-        raise raw_rows.build_row_error(path, row.number, f'the label must be 1 or 2, got {label!r}')
-    return {**row.parse_texts(_HYPOTHESES), 'label': prompts.UNLABELLED if label is None else int(label) - 1}
+def _parse_chaosnli_row(row: Example) -> Iterator[Example]:
+    """Yields an Abductive NLI validation example in ChaosNLI's file, with its original label."""
+    return _parse_abductive_row({**row['example'], 'label': row['old_label']})
 
 
-_read_snli = functools.partial(_read_pairs, raw_rows.read_jsonl, ('sentence1', 'sentence2', 'gold_label'))
-_read_plain_snli = functools.partial(_read_pairs, raw_rows.read_csv, ('premise', 'hypothesis', 'label'))
+_read_snli = _build_pair_reader(raw_rows.read_jsonl, ('sentence1', 'sentence2'), 'gold_label')
+_read_plain_snli = _build_pair_reader(raw_rows.read_csv, ('premise', 'hypothesis'), 'label')
+_read_unlabelled = functools.partial(raw_rows.parse_rows, raw_rows.read_jsonl, _parse_abductive_row)
+_read_chaosnli = functools.partial(raw_rows.parse_rows, raw_rows.read_jsonl, _parse_chaosnli_row)
 _SNLI = LabelledDataset(
     name='snli',
     features=build_text_features('premise', 'hypothesis', label=INTEGER),
@@ -97,10 +95,8 @@ _SNLI = LabelledDataset(
 
 def _build_anli_dataset(number: int) -> LabelledDataset:
     """Returns an ANLI round's data set; its validation split is `dev`, or else the annotated ANLI_analysis file."""
-    read = functools.partial(_read_pairs, raw_rows.read_jsonl, ('context', 'hypothesis', 'label'), names=_ANLI_TEXTS)
-    annotated = functools.partial(
-        _read_pairs, raw_rows.read_csv, ('context', 'statement', 'gold_label'), names=_ANLI_TEXTS
-    )
+    read = _build_pair_reader(raw_rows.read_jsonl, _ANLI_TEXTS, 'label', _ANLI_TEXTS)
+    annotated = _build_pair_reader(raw_rows.read_csv, ('context', 'statement'), 'gold_label', _ANLI_TEXTS)
     splits = build_single_file_layouts(
         {split: f'anli_v0.1/R{number}/{file}.jsonl' for split, file in _FILES.items()}, read
     )
@@ -128,7 +124,7 @@ _CONJUNCTIVE = LabelledDataset(
     features=build_text_features('premise', 'hypothesis', label=INTEGER),
     splits=build_single_file_layouts(
         {split: f'conjnli/{file}' for split, (file, _) in _CONJUNCTIVE_FILES.items()},
-        functools.partial(_read_pairs, raw_rows.read_tsv, ('Premise', 'Hypothesis', 'Label')),
+        _build_pair_reader(raw_rows.read_tsv, ('Premise', 'Hypothesis'), 'Label'),
     ),
     terms='MIT: https://github.com/swarnaHub/ConjNLI',
     downloads=tuple(
@@ -151,7 +147,7 @@ _ABDUCTIVE = LabelledDataset(
             _build_abductive_layout('dev'),
             FileLayout(('chaosnli_alphanli/chaosNLI_alphanli.jsonl',), _read_chaosnli),
         ],
-        TEST: [_build_abductive_layout('test'), FileLayout(('abductive_nli/test.jsonl',), _read_abductive_nli)],
+        TEST: [_build_abductive_layout('test'), FileLayout(('abductive_nli/test.jsonl',), _read_unlabelled)],
     },
     terms='http://abductivecommonsense.xyz',
 )

@@ -5,7 +5,7 @@ An unreadable record raises UserError with its file and line, because metrics on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from remixer_t5x import untrusted_files
@@ -19,79 +19,54 @@ _LINE_ADVICE = 'correct the line, or download the file again'
 _STRICT = BadRecords(True, _FILE_ADVICE, _LINE_ADVICE)
 
 
+Row = dict[str, Any]
+# Maps the path of a file to its rows, and the 1-based number of each row's first line.
+RowReader = Callable[[str], Iterator[tuple[int, Row]]]
+
+
 def build_row_error(path: str, number: int, reason: str) -> UserError:
     """Returns the error for an unusable row that starts on line `number`."""
     return UserError(f'{path}:{number}: {" ".join(reason.split()):.300}; {_LINE_ADVICE}')
 
 
-class RawRow(dict[str, Any]):
-    """The fields of a row, or of a JSON object within a row.
-
-    `number` is the 1-based number of the row's first line. Error messages contain `place`, the path of the object
-    within the row, as in 'questions 0 answers 3: '.
-    """
-
-    def __init__(self, values: Mapping[str, Any], path: str, number: int, place: str = ''):
-        super().__init__(values)
-        self.path, self.number, self.place = path, number, place
-
-    def build_error(self, reason: str) -> UserError:
-        return build_row_error(self.path, self.number, f'{self.place}{reason}')
-
-    def parse_text(self, column: str) -> str:
-        if not isinstance(self.get(column), str):
-            raise self.build_error(f'the field {column!r} is missing or not a string')
-        return self[column]
-
-    def parse_texts(self, columns: Iterable[str]) -> dict[str, Any]:
-        return {column: self.parse_text(column) for column in columns}
-
-    def parse_integer(self, column: str) -> int:
-        try:
-            return int(self[column])
-        except (KeyError, TypeError, ValueError) as error:
-            raise self.build_error(f'the field {column!r} is missing or not an integer') from error
-
-    def parse_label(self, names: Sequence[str], column: str = 'label') -> int:
-        """Returns the class id of a label (a name, JSON boolean or id), or UNLABELLED if the column is missing."""
-        value = self.get(column)
-        if value is None:
-            return UNLABELLED
-        text = str(value)
-        if text in names:
-            return names.index(text)
-        if not isinstance(value, bool) and text in map(str, range(len(names))):
-            return int(text)
-        raise self.build_error(f'the label must be one of {", ".join(names)}, got {text!r}')
-
-    def parse_object(self, column: str) -> RawRow:
-        if not isinstance(self.get(column), dict):
-            raise self.build_error(f'the field {column!r} is missing or not a JSON object')
-        return RawRow(self[column], self.path, self.number, self.place)
-
-    def parse_objects(self, column: str) -> list[RawRow]:
-        values = self.get(column)
-        if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
-            raise self.build_error(f'the field {column!r} is missing or not a list of JSON objects')
-        start = self.place.replace(':', '')
-        return [
-            RawRow(value, self.path, self.number, f'{start}{column} {index}: ') for index, value in enumerate(values)
-        ]
+def parse_rows(read: RowReader, parse: Callable[[Row], Iterable[Row]], *paths: str) -> Iterator[Row]:
+    """Yields the examples that `parse` creates from each row of the files. Raises UserError for an unusable row."""
+    for path in paths:
+        for number, row in read(path):
+            try:
+                yield from parse(row)
+            except (LookupError, TypeError, ValueError) as error:
+                reason = f'the field {error} is missing' if isinstance(error, KeyError) else str(error)
+                raise build_row_error(path, number, reason) from error
 
 
-Rows = Iterator[RawRow]
-RowReader = Callable[..., Rows]
+def get_texts(row: Row, columns: Iterable[str]) -> Row:
+    """Returns the given columns of a row. Raises ValueError if a value is not a string."""
+    texts = {column: row[column] for column in columns}
+    for column, text in texts.items():
+        if not isinstance(text, str):
+            raise ValueError(f'the field {column!r} must be a string, got {text!r:.60}')
+    return texts
 
 
-def read_jsonl(path: str) -> Rows:
-    """Yields JSON objects, one per line; blank lines are skipped."""
-    return (
-        RawRow(row, path, number) for number, row in row_files.read_json_rows(path, row_files.MAX_CHARACTERS, _STRICT)
-    )
+def parse_label(value: Any, names: Sequence[str]) -> int:
+    """Returns the class id of a label (a name, JSON boolean or id), or UNLABELLED if it is None."""
+    if value is None:
+        return UNLABELLED
+    if str(value) in names:
+        return names.index(str(value))
+    if not isinstance(value, bool) and str(value) in map(str, range(len(names))):
+        return int(value)
+    raise ValueError(f'the label must be one of {", ".join(names)}, got {str(value)!r}')
 
 
-def read_tsv(path: str, columns: Sequence[str] | None = None, skip_short: bool = False) -> Rows:
-    """Yields the rows of a tab-separated file; quotes are ordinary characters.
+def read_jsonl(path: str) -> Iterator[tuple[int, Row]]:
+    """Yields (line number, object) for each line; blank lines are skipped."""
+    return row_files.read_json_rows(path, row_files.MAX_CHARACTERS, _STRICT)
+
+
+def read_tsv(path: str, columns: Sequence[str] | None = None, skip_short: bool = False) -> Iterator[tuple[int, Row]]:
+    """Yields (line number, row) for each row of a tab-separated file; quotes are ordinary characters.
 
     If `columns` is None, the first line contains the column names. If `skip_short` is True, rows with missing cells are
     skipped, as in TFDS.
@@ -101,14 +76,14 @@ def read_tsv(path: str, columns: Sequence[str] | None = None, skip_short: bool =
         if columns is None:
             columns = cells
         elif len(cells) >= len(columns):
-            yield RawRow(dict(zip(columns, cells, strict=False)), path, number)
+            yield number, dict(zip(columns, cells, strict=False))
         elif not skip_short and line:
             raise build_row_error(path, number, f'{len(cells)} columns instead of {len(columns)}')
 
 
-def read_csv(path: str) -> Rows:
-    """Yields the rows of a CSV file with a header line; quoted cells may contain line breaks."""
-    return (RawRow(row, path, number) for number, row in row_files.read_rows(path, row_files.RowLayout('csv'), _STRICT))
+def read_csv(path: str) -> Iterator[tuple[int, Row]]:
+    """Yields (line number, row) for each row after the header line; quoted cells may contain line breaks."""
+    return row_files.read_rows(path, row_files.RowLayout('csv'), _STRICT)
 
 
 def parse_json_file(path: str) -> Any:

@@ -6,6 +6,7 @@ FewGLUE (Schick and Schuetze 2021) has the same format, with 32 training and 32 
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from remixer_tasks.benchmarks import prompts, raw_rows, text_metrics
 from remixer_tasks.benchmarks.text_task import (
@@ -18,7 +19,6 @@ from remixer_tasks.benchmarks.text_task import (
     Example,
     LabelledDataset,
     PublishedFile,
-    Reader,
     TextTask,
     build_single_file_layouts,
     build_text_features,
@@ -55,61 +55,53 @@ _CLASSIFICATION = {
 }
 
 
-def _read_rows(columns: Sequence[str], names: Sequence[str], path: str) -> Iterator[Example]:
-    for row in raw_rows.read_jsonl(path):
-        yield {**row.parse_texts(columns), 'idx': row.parse_integer('idx'), 'label': row.parse_label(names)}
+def _parse_row(columns: Sequence[str], names: Sequence[str], row: Example) -> Iterator[Example]:
+    label = raw_rows.parse_label(row.get('label'), names)
+    yield {**raw_rows.get_texts(row, columns), 'idx': int(row['idx']), 'label': label}
 
 
-def _read_multirc(path: str) -> Iterator[Example]:
+def _parse_multirc_row(row: Example) -> Iterator[Example]:
     """Yields an example for each answer to each question about a paragraph."""
-    for row in raw_rows.read_jsonl(path):
-        passage = row.parse_object('passage')
-        for question in passage.parse_objects('questions'):
-            for answer in question.parse_objects('answers'):
-                yield {
-                    'paragraph': passage.parse_text('text'),
-                    'question': question.parse_text('question'),
-                    'answer': answer.parse_text('text'),
-                    'idx/paragraph': row.parse_integer('idx'),
-                    'idx/question': question.parse_integer('idx'),
-                    'idx/answer': answer.parse_integer('idx'),
-                    'label': answer.parse_label(BOOLEAN_LABELS),
-                }
-
-
-def _read_record_queries(path: str) -> Iterator[Example]:
-    """Yields an example for each query; entities and correct answers are distinct and sorted, as in TFDS."""
-    for row in raw_rows.read_jsonl(path):
-        passage = row.parse_object('passage')
-        text = passage.parse_text('text')
-        spans = [
-            (entity.parse_integer('start'), entity.parse_integer('end')) for entity in passage.parse_objects('entities')
-        ]
-        for query in row.parse_objects('qas'):
-            right = query.parse_objects('answers') if 'answers' in query else []
+    for question in row['passage']['questions']:
+        for answer in question['answers']:
             yield {
-                'passage': text,
-                'query': query.parse_text('query'),
-                'entities': sorted({text[start : end + 1] for start, end in spans}),
-                'answers': sorted({answer.parse_text('text') for answer in right}),
-                'idx/passage': row.parse_integer('idx'),
-                'idx/query': query.parse_integer('idx'),
+                'paragraph': row['passage']['text'],
+                'question': question['question'],
+                'answer': answer['text'],
+                'idx/paragraph': int(row['idx']),
+                'idx/question': int(question['idx']),
+                'idx/answer': int(answer['idx']),
+                'label': raw_rows.parse_label(answer.get('label'), BOOLEAN_LABELS),
             }
 
 
-def _read_wsc(path: str) -> Iterator[Example]:
-    """Yields WSC's examples; like TFDS's `wsc.fixed`, corrects the case, line breaks and final periods of spans."""
-    for row in raw_rows.read_jsonl(path):
-        text, target = row.parse_text('text'), row.parse_object('target')
-        example: Example = {'text': text, 'idx': row.parse_integer('idx'), 'label': row.parse_label(BOOLEAN_LABELS)}
-        for span in ('span1', 'span2'):
-            index = target.parse_integer(f'{span}_index')
-            example[f'{span}_index'] = index
-            if not 0 <= index < len(text.split()):
-                raise row.build_error(f'{span}_index is {index}, but the text has {len(text.split())} words')
-            example[f'{span}_text'] = _correct_span(target.parse_text(f'{span}_text'), index, text)
-        _check_pronoun(example, row)
-        yield example
+def _parse_record_row(row: Example) -> Iterator[Example]:
+    """Yields an example for each query; entities and correct answers are distinct and sorted, as in TFDS."""
+    text = row['passage']['text']
+    for query in row['qas']:
+        yield {
+            'passage': text,
+            'query': query['query'],
+            'entities': sorted({text[each['start'] : each['end'] + 1] for each in row['passage']['entities']}),
+            'answers': sorted({answer['text'] for answer in query.get('answers', [])}),
+            'idx/passage': int(row['idx']),
+            'idx/query': int(query['idx']),
+        }
+
+
+def _parse_wsc_row(row: Example) -> Iterator[Example]:
+    """Yields WSC's example; like TFDS's `wsc.fixed`, corrects the case, line breaks and final periods of spans."""
+    text, target = row['text'], row['target']
+    example = {'text': text, 'idx': int(row['idx']), 'label': raw_rows.parse_label(row.get('label'), BOOLEAN_LABELS)}
+    for span in ('span1', 'span2'):
+        index = int(target[f'{span}_index'])
+        example[f'{span}_index'] = index
+        example[f'{span}_text'] = _correct_span(target[f'{span}_text'], index, text)
+    # T5 rejects a pronoun that is the first word, or that is not at `span2_index`.
+    index, pronoun = example['span2_index'], example['span2_text']
+    if index < 1 or (text.split(' ')[index : index + 1] != [pronoun] and text not in TEXTS_WITH_WRONG_INDEX):
+        raise ValueError(f'span2_text must be word {index} of the text and not the first word, got {pronoun!a:.60}')
+    yield example
 
 
 # Two published texts in which span2_index is not the index of the pronoun.
@@ -123,16 +115,6 @@ TEXTS_WITH_WRONG_INDEX = (
 _SCATTERED = ('Kamenev and Zinoviev', 'Kamenev, Zinoviev, and Stalin')
 
 
-def _check_pronoun(example: Example, row: raw_rows.RawRow) -> None:
-    """Raises UserError for rows that T5 rejects: the pronoun is the first word, or is not at `span2_index`."""
-    index, text, words = example['span2_index'], example['text'], example['text'].split(' ')
-    if index == 0:
-        raise row.build_error('span2_index must be above 0, got 0')
-    word = words[index] if index < len(words) else ''
-    if word != example['span2_text'] and text not in TEXTS_WITH_WRONG_INDEX:
-        raise row.build_error(f'span2_text is {example["span2_text"]!a:.60}, word {index} is {word!a:.60}')
-
-
 def _correct_span(span: str, index: int, text: str) -> str:
     if not span or span in text or span in _SCATTERED:
         return span
@@ -140,43 +122,43 @@ def _correct_span(span: str, index: int, text: str) -> str:
     return (first + span[1:]).rstrip('.').replace('\n', ' ')
 
 
-_READERS: dict[str, tuple[Mapping[str, str], Reader]] = {
+# Maps each folder to its features, and to the function that creates examples from a row.
+_PARSERS: dict[str, tuple[Mapping[str, str], Callable[[Example], Iterator[Example]]]] = {
     **{
         folder: (
             build_text_features(*columns, idx=INTEGER, label=INTEGER),
-            functools.partial(_read_rows, columns, names),
+            functools.partial(_parse_row, columns, names),
         )
         for folder, (columns, names) in _CLASSIFICATION.items()
     },
     'MultiRC': (
         build_text_features('paragraph', 'question', 'answer', label=INTEGER)
         | dict.fromkeys(('idx/paragraph', 'idx/question', 'idx/answer'), INTEGER),
-        _read_multirc,
+        _parse_multirc_row,
     ),
     'ReCoRD': (
         build_text_features('passage', 'query', entities=TEXTS, answers=TEXTS)
         | dict.fromkeys(('idx/passage', 'idx/query'), INTEGER),
-        _read_record_queries,
+        _parse_record_row,
     ),
     'WSC': (
         dict.fromkeys(('text', 'span1_text', 'span2_text'), TEXT)
         | dict.fromkeys(('span1_index', 'span2_index', 'idx', 'label'), INTEGER),
-        _read_wsc,
+        _parse_wsc_row,
     ),
 }
 
 
 def build_dataset(folder: str) -> LabelledDataset:
     """Returns the SuperGLUE data set that is published in `folder`, such as 'BoolQ' or 'AX-b'."""
-    features, read = _READERS[folder]
     if folder.startswith('AX'):
         files = {TEST: f'{folder}.jsonl'}
     else:
         files = {TRAIN: 'train.jsonl', VALIDATION: 'val.jsonl', TEST: 'test.jsonl'}
-    return LabelledDataset(
-        name=f'super_glue/{folder}',
-        features=features,
-        splits=build_single_file_layouts({split: f'super_glue/{folder}/{name}' for split, name in files.items()}, read),
+    return _build_dataset(
+        folder,
+        'super_glue',
+        files,
         tfds=f'super_glue/{_TFDS_CONFIGS.get(folder, folder.lower())}:1.0.2',
         terms='for research, terms of each task: https://super.gluebenchmark.com',
         downloads=(PublishedFile(_URL.format(folder), _SHA256[folder], 'super_glue', unzip=True),),
@@ -185,14 +167,16 @@ def build_dataset(folder: str) -> LabelledDataset:
 
 def build_few_shot_dataset(folder: str) -> LabelledDataset:
     """Returns FewGLUE's 32 training and 32 validation examples of a task."""
-    features, read = _READERS[folder]
-    files = {TRAIN: f'fewglue/{folder}/train.jsonl', VALIDATION: f'fewglue/{folder}/dev32.jsonl'}
-    return LabelledDataset(
-        name=f'fewglue/{folder}',
-        features=features,
-        splits=build_single_file_layouts(files, read),
-        terms='for research, terms of each task: https://github.com/timoschick/fewglue',
-    )
+    files = {TRAIN: 'train.jsonl', VALIDATION: 'dev32.jsonl'}
+    terms = 'for research, terms of each task: https://github.com/timoschick/fewglue'
+    return _build_dataset(folder, 'fewglue', files, terms=terms)
+
+
+def _build_dataset(folder: str, suite: str, files: Mapping[str, str], **fields: Any) -> LabelledDataset:
+    features, parse = _PARSERS[folder]
+    name, read = f'{suite}/{folder}', functools.partial(raw_rows.parse_rows, raw_rows.read_jsonl, parse)
+    splits = build_single_file_layouts({split: f'{name}/{file}' for split, file in files.items()}, read)
+    return LabelledDataset(name, features, splits, **fields)
 
 
 def _build_tasks(data: Callable[[str], LabelledDataset], name: str) -> tuple[TextTask, ...]:

@@ -75,22 +75,22 @@ def _format_dpr(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def _read_dpr(path: str) -> Iterator[Example]:
-    """Parses DPR examples, which have five lines: sentence, pronoun, candidates, antecedent, and a blank line."""
+    return raw_rows.parse_rows(_read_dpr_blocks, _parse_dpr_block, path)
+
+
+def _read_dpr_blocks(path: str) -> Iterator[tuple[int, Example]]:
+    """Yields the blocks of non-blank lines, with the number of their first line."""
     for has_text, numbered in itertools.groupby(raw_rows.read_lines(path), lambda row: bool(row[1].strip())):
-        if not has_text:
-            continue
-        rows = list(numbered)
-        number, block = rows[0][0], [line.strip() for _, line in rows]
-        if len(block) != 4:
-            reason = f'{len(block)} lines instead of sentence, pronoun, candidates, antecedent'
-            raise raw_rows.build_row_error(path, number, reason)
-        sentence, pronoun, names, antecedent = block
-        candidates = [name.strip() for name in names.split(',')]
-        if len(candidates) != 2 or antecedent not in candidates:
-            reason = f'the antecedent {antecedent!r} is not one of two candidates {names!r}'
-            raise raw_rows.build_row_error(path, number + 2, reason)
-        label = candidates.index(antecedent)
-        yield {'sentence': sentence, 'pronoun': pronoun, 'candidates': candidates, 'label': label}
+        if has_text:
+            numbers, lines = zip(*numbered, strict=True)
+            yield numbers[0], {'lines': [line.strip() for line in lines]}
+
+
+def _parse_dpr_block(block: Example) -> Iterator[Example]:
+    sentence, pronoun, names, antecedent = block['lines']
+    candidates = [name.strip() for name in names.split(',')]
+    label = candidates.index(antecedent)
+    yield {'sentence': sentence, 'pronoun': pronoun, 'candidates': candidates, 'label': label}
 
 
 _DPR_URL = 'https://s3.amazonaws.com/datasets.huggingface.co/definite_pronoun_resolution/{}.c.txt'
