@@ -152,21 +152,25 @@ def list_tasks(args: argparse.Namespace) -> None:
     """Prints a table of the tasks, with the splits of each task and the path of its data if downloaded."""
     with arguments.hide_library_output(args):
         from remixer_tasks import catalogue
-    tasks = catalogue.read_task_statuses(args.data_dir)
     table = console.build_table('task', 'available', 'missing', 'location', wraps=True)
-    for task in tasks:
-        available = [split for split in task.splits if split.origin]
+    whole = 0
+    for task in catalogue.TASKS.values():
+        origins = catalogue.locate_splits(task.dataset, args.data_dir, task.splits)
+        missing = [split for split, origin in origins.items() if not origin]
+        whole += not missing
+        amounts = ' · '.join(
+            f'{split} {catalogue.describe_split_size(task.dataset, split, args.data_dir)}'.strip()
+            for split in origins
+            if split not in missing
+        )
         # Shows the folders of the task's files, or the command that downloads the files.
-        paths = [path for split in available for path in (split.origin or '').split(', ')]
+        paths = [path for origin in origins.values() if origin for path in origin.split(', ')]
         location = ', '.join(sorted({path if os.path.isdir(path) else os.path.dirname(path) for path in paths}))
         get_task = f'data get {task.name}'
-        advice = f'remixer-t5x {get_task}' if task.has_download else f'no download, see {get_task}'
-        amounts = ' · '.join(f'{split.name} {split.amount}'.strip() for split in available)
-        table.add_row(task.name, amounts, ', '.join(s.name for s in task.splits if not s.origin), location or advice)
-    whole = sum(all(split.origin for split in task.splits) for task in tasks)
-    summary = (
-        f'{whole} of {len(tasks)} tasks are available; downloads go to {catalogue.get_download_folder(args.data_dir)}'
-    )
+        advice = f'remixer-t5x {get_task}' if task.dataset.downloads else f'no download, see {get_task}'
+        table.add_row(task.name, amounts, ', '.join(missing), location or advice)
+    folder = catalogue.get_download_folder(args.data_dir)
+    summary = f'{whole} of {len(catalogue.TASKS)} tasks are available; downloads go to {folder}'
     corpora = 'Corpora for pretraining are gin files: data/python_docs.gin, data/own_text.gin, data/c4.gin'
     console.print_with_rich(table, summary, corpora, pipe_width=_PIPE_WIDTH)
 
@@ -200,14 +204,14 @@ def show_examples(args: argparse.Namespace) -> None:
         from remixer_tasks import catalogue
     split, examples = catalogue.read_examples(args.name, args.split, args.num_examples, args.data_dir)
     print(f'{args.name}, split {split}')
-    for number, example in enumerate(examples, 1):
+    for number, (row, texts) in enumerate(examples, 1):
         print(f'\nexample {number}')
-        width = max(len(field) for field in (*example.raw, 'targets'))
-        for field, value in example.raw.items():
+        width = max(len(field) for field in (*row, 'targets'))
+        for field, value in row.items():
             print(f'  {field:<{width}}  {json.dumps(value, ensure_ascii=False)}')
-        for inputs, targets in example.texts:
+        for inputs, targets in texts:
             print(f'  {"inputs":<{width}}→ {inputs}\n  {"targets":<{width}}→ {targets}')
-        if not example.texts:
+        if not texts:
             print('  the task excludes this example')
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -36,11 +35,13 @@ def find_task(name: str) -> TextTask:
     return TASKS[name]
 
 
-def locate_splits(dataset: LabelledDataset, data_dir: str | None = None) -> dict[str, str | None]:
+def locate_splits(
+    dataset: LabelledDataset, data_dir: str | None = None, splits: Sequence[str] | None = None
+) -> dict[str, str | None]:
     """Returns the files or the TFDS folder of each split, or None for a split without data."""
     from remixer_tasks.corpora.sources import LabelledSource
 
-    source = LabelledSource(dataset, tuple(dataset.splits), data_dir)
+    source = LabelledSource(dataset, tuple(splits or dataset.splits), data_dir)
     return {split: source.find_origin(split) for split in source.splits}
 
 
@@ -49,41 +50,8 @@ def get_download_folder(data_dir: str | None = None) -> str:
     return str(text_task.list_published_folders(data_dir)[-1])
 
 
-@dataclasses.dataclass(frozen=True)
-class SplitStatus:
-    """A split of a task; `origin` is its TFDS folder or files, and `amount` is '250' (examples) or '12 MB'."""
-
-    name: str
-    origin: str | None
-    amount: str
-
-
-@dataclasses.dataclass(frozen=True)
-class TaskStatus:
-    """The splits of a task, and whether `download.download_files` can fetch its data."""
-
-    name: str
-    splits: Sequence[SplitStatus]
-    has_download: bool
-
-
-def read_task_statuses(data_dir: str | None = None) -> list[TaskStatus]:
-    """Returns the status of every labelled task, in the order of the catalogue."""
-    statuses = []
-    for task in TASKS.values():
-        source = task.create_source(data_dir)
-        splits = []
-        for split in source.splits:
-            origin = source.find_origin(split)
-            splits.append(
-                SplitStatus(split, origin, _describe_split_size(task.dataset, split, data_dir) if origin else '')
-            )
-        statuses.append(TaskStatus(task.name, splits, bool(task.dataset.downloads)))
-    return statuses
-
-
-def _describe_split_size(dataset: LabelledDataset, split: str, data_dir: str | None) -> str:
-    """Returns the number of examples or the file size of a split, or '' if the data cannot be read."""
+def describe_split_size(dataset: LabelledDataset, split: str, data_dir: str | None = None) -> str:
+    """Returns '250' (examples) or '12 MB' for a split with data, or '' if the data cannot be read."""
     from remixer_tasks.corpora.sources import LabelledSource
 
     try:
@@ -97,18 +65,13 @@ def _describe_split_size(dataset: LabelledDataset, split: str, data_dir: str | N
         return ''
 
 
-@dataclasses.dataclass(frozen=True)
-class ExamplePreview:
-    """A row of a data set (`raw`), and the (inputs, targets) pairs that a task creates from this row (`texts`)."""
-
-    raw: dict[str, Any]
-    texts: Sequence[tuple[str, str]]
-
-
 def read_examples(
     name: str, split: str | None = None, n: int = 2, data_dir: str | None = None
-) -> tuple[str, list[ExamplePreview]]:
-    """Returns the name of a split and its first `n` examples. If `split` is None, uses the first split with data."""
+) -> tuple[str, list[tuple[dict[str, Any], list[tuple[str, str]]]]]:
+    """Returns the name of a split, and its first `n` rows with the (inputs, targets) pairs that a task creates from it.
+
+    If `split` is None, uses the first split with data.
+    """
     task = find_task(name)
     source = task.create_source(data_dir)
     split = split or next((split for split in source.splits if source.find_origin(split)), source.splits[0])
@@ -122,8 +85,7 @@ def read_examples(
             (example['inputs'].decode(), example['targets'].decode())
             for example in tf_data.iterate_as_numpy(task.to_text(dataset.skip(index).take(1)))
         ]
-        columns = {column: _decode_bytes(np.asarray(value).tolist()) for column, value in row.items()}
-        shown.append(ExamplePreview(columns, texts))
+        shown.append(({column: _decode_bytes(np.asarray(value).tolist()) for column, value in row.items()}, texts))
     return split, shown
 
 

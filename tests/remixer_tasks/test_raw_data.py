@@ -30,7 +30,7 @@ def write_rte(folder, train=RTE, validation=RTE[:7], name='super_glue/RTE'):
 
 def texts(name, split, folder):
     _, examples = catalogue.read_examples(name, split, n=100, data_dir=str(folder))
-    return [inputs for example in examples for inputs, _ in example.texts]
+    return [inputs for _, pairs in examples for inputs, _ in pairs]
 
 
 def test_rows_keep_the_order_of_the_file_and_become_ids_with_eos(tmp_path):

@@ -22,7 +22,7 @@ def write(folder, name, text):
 
 def pairs(name, split, folder):
     _, examples = catalogue.read_examples(name, split, 10, str(folder))
-    return [pair for example in examples for pair in example.texts]
+    return [pair for _, texts in examples for pair in texts]
 
 
 def json_lines(*rows):
