@@ -105,10 +105,9 @@ def count_examples(task: seqio.Task) -> float:
     known = {**GLUE, **SUPER_GLUE, **ENTAILMENT, **SQUAD}
     if task.name in known and known[task.name]:
         return float(known[task.name])
-    from remixer_tasks.corpora.sources import LabelledSource
-
-    is_labelled = isinstance(task.source, LabelledSource)
-    number = task.source.count_examples(TRAIN) if is_labelled else task.source.num_input_examples(TRAIN)
+    # `sources.LabelledSource` does not report its number of examples to seqio.
+    count = getattr(task.source, 'count_examples', task.source.num_input_examples)
+    number = count(TRAIN)
     if number is None:
         raise UserError(
             f'RATES must include {task.name}, whose number of examples is unknown; set '
@@ -129,8 +128,9 @@ def _build_mixture(
         raise UserError(
             f'EXCLUDED_TASKS must contain only tasks of {name} ({", ".join(rates)}), got {", ".join(unknown)}'
         )
-    chosen = {task: float(rate) for task, rate in rates.items() if task not in excluded}
-    tasks = [*more, *((catalogue.task(task, vocabulary, data_dir), rate) for task, rate in chosen.items())]
-    if not sum(rate for _, rate in tasks):
-        raise UserError(f'EXCLUDED_TASKS must leave at least one training task of {name}, got {", ".join(excluded)}')
-    return seqio.Mixture(name, tasks)
+    tasks = [
+        (catalogue.task(task, vocabulary, data_dir), float(rate))
+        for task, rate in rates.items()
+        if task not in excluded
+    ]
+    return seqio.Mixture(name, [*more, *tasks])

@@ -45,33 +45,36 @@ def _count_with_halved_rte(task: seqio.Task) -> float:
     return mixtures.count_examples(task) * (0.5 if 'glue' in task.name and 'rte' in task.name else 1.0)
 
 
-def _create_mixture_builder(name: str, tasks: Sequence[str], rate: Any, unsupervised: Any = None) -> Builder:
-    """Returns a function that mixes `tasks` with rate `rate`, and C4 with rate `unsupervised` unless it is None."""
-
-    def build_mixture(vocabulary: seqio.Vocabulary, data_dir: str | None) -> seqio.Mixture:
-        rates = [(catalogue.task(task, vocabulary, data_dir), rate) for task in tasks]
-        if unsupervised is not None:
-            rates.insert(0, (BUILDERS[UNSUPERVISED](vocabulary, data_dir), unsupervised))
-        return seqio.Mixture(name, rates)
-
-    return build_mixture
-
-
-def _create_leave_one_out_builders() -> dict[str, Builder]:
-    """Returns functions that build T5's leave-one-out mixtures; RTE's rate is halved only if RTE is in two suites."""
-    suites = {'glue_v002_proportional': _GLUE, 'super_glue_v102_proportional': _SUPER_GLUE}
-    builders: dict[str, Builder] = {}
-    for left_out in (*suites, 'cnn_dailymail_v002', _SQUAD, *_WMT):
-        tasks = [task for task in _SUPERVISED if task not in suites.get(left_out, (left_out,))]
-        rate = mixtures.count_examples if left_out in suites else _count_with_halved_rte
-        name = f'leave_one_out_{left_out}'
-        # C4's rate is its number of examples, as with T5's `rate_num_examples`.
-        builders[name] = _create_mixture_builder(name, tasks, rate, C4_COUNT)
-    return builders
+def _build_mixture(name: str, vocabulary: seqio.Vocabulary, data_dir: str | None) -> seqio.Mixture:
+    tasks, rate, unsupervised_rate = _MIXTURES[name]
+    rates = [(catalogue.task(task, vocabulary, data_dir), rate) for task in tasks]
+    if unsupervised_rate is not None:
+        rates.insert(0, (BUILDERS[UNSUPERVISED](vocabulary, data_dir), unsupervised_rate))
+    return seqio.Mixture(name, rates)
 
 
 # Number of examples in the training split of C4 2.2.0 (English, cleaned), according to TFDS.
 C4_COUNT = 364_868_892.0
+# The tasks of each mixture, their rate, and the rate of C4, or None without C4.
+_MIXTURES: dict[str, tuple[Sequence[str], Any, float | None]] = {
+    'glue_mnli_and_dev_v002': ([name for name in _GLUE if 'mnli' in name], 1.0, None),
+    'wsc_dpr_simple_proportional': (_WSC, mixtures.count_examples, None),
+    'en_mix': ((*_GLUE, *_SUPER_GLUE, _SQUAD), mixtures.count_examples, UNSUPERVISED_RATE),
+    'all_equal': (_SUPERVISED, 1.0, 1.0),
+    'all_proportional': (_SUPERVISED, _count_with_halved_rte, C4_COUNT),
+    'all_mix': (_SUPERVISED, _count_with_halved_rte, UNSUPERVISED_RATE),
+    'large_supervised_equal': (_LARGE, 1.0, None),
+    'large_supervised_proportional': (_LARGE, mixtures.count_examples, None),
+    'large_translation_equal': (_LARGE[:2], 1.0, None),
+}
+_SUITES = {'glue_v002_proportional': _GLUE, 'super_glue_v102_proportional': _SUPER_GLUE}
+for _left_out in (*_SUITES, 'cnn_dailymail_v002', _SQUAD, *_WMT):
+    # RTE's rate is halved only if RTE is in two suites.
+    _MIXTURES[f'leave_one_out_{_left_out}'] = (
+        [task for task in _SUPERVISED if task not in _SUITES.get(_left_out, (_left_out,))],
+        mixtures.count_examples if _left_out in _SUITES else _count_with_halved_rte,
+        C4_COUNT,
+    )
 _C4 = 'c4/en:2.2.0'
 BUILDERS: dict[str, Builder] = {
     'c4_v220_span_corruption': _create_text_task_builder(pretraining.span_corruption, _C4, data='c4_v220'),
@@ -94,24 +97,7 @@ BUILDERS: dict[str, Builder] = {
     'glue_v002_proportional': mixtures.glue,
     'entailment_v001_proportional': mixtures.entailment,
     'super_glue_v102_proportional': mixtures.super_glue,
-    'glue_mnli_and_dev_v002': _create_mixture_builder(
-        'glue_mnli_and_dev_v002', [name for name in _GLUE if 'mnli' in name], 1.0
-    ),
-    'wsc_dpr_simple_proportional': _create_mixture_builder(
-        'wsc_dpr_simple_proportional', _WSC, mixtures.count_examples
-    ),
-    'en_mix': _create_mixture_builder(
-        'en_mix', [*_GLUE, *_SUPER_GLUE, _SQUAD], mixtures.count_examples, UNSUPERVISED_RATE
-    ),
-    'all_equal': _create_mixture_builder('all_equal', _SUPERVISED, 1.0, 1.0),
-    'all_proportional': _create_mixture_builder('all_proportional', _SUPERVISED, _count_with_halved_rte, C4_COUNT),
-    'all_mix': _create_mixture_builder('all_mix', _SUPERVISED, _count_with_halved_rte, UNSUPERVISED_RATE),
-    'large_supervised_equal': _create_mixture_builder('large_supervised_equal', _LARGE, 1.0),
-    'large_supervised_proportional': _create_mixture_builder(
-        'large_supervised_proportional', _LARGE, mixtures.count_examples
-    ),
-    'large_translation_equal': _create_mixture_builder('large_translation_equal', _LARGE[:2], 1.0),
-    **_create_leave_one_out_builders(),
+    **{name: functools.partial(_build_mixture, name) for name in _MIXTURES},
 }
 
 
@@ -174,23 +160,14 @@ def mixture(
         maximum: upper limit on the number of examples of each task.
         temperature: each number of examples is raised to the power 1 / temperature; values above 1 equalize rates.
     """
-    if not tasks:
-        raise UserError("TASKS must contain a task, got none; set TASKS = ['super_glue_rte_v102', 'conj_nli_v001']")
     by_name: dict[str, seqio.Task] = {}
     for task in tasks:
         resolved = find_provider(task, vocabulary, data_dir) if isinstance(task, str) else task
         resolved = seqio.get_mixture_or_task(resolved) if isinstance(resolved, str) else resolved
         by_name.update((subtask.name, subtask) for subtask in seqio.get_subtasks(resolved))
-    features = {name: ' and '.join(task.output_features) for name, task in by_name.items()}
-    if len(set(features.values())) > 1:
-        raise UserError(f'the tasks of a mixture must have the same features, got {features}')
     fixed_rates = dict(rates or {})
     if unknown := sorted(set(fixed_rates) - set(by_name)):
         raise UserError(f'RATES must contain only tasks in TASKS ({", ".join(by_name)}), got {", ".join(unknown)}')
-    for task_name, rate in fixed_rates.items():
-        ranges.check_setting(f'the rate of {task_name} in RATES', rate, ranges.NonNegative)
-    ranges.check_setting('MIXING_TEMPERATURE', temperature, ranges.Positive)
-    ranges.check_setting('MAXIMUM_RATE', maximum, ranges.Positive | None)
 
     def compute_rate(task: seqio.Task) -> float:
         if task.name in fixed_rates:
