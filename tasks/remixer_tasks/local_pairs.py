@@ -125,13 +125,10 @@ def evaluation_tasks(
     """
     if not files:
         return task
-    if not isinstance(files, Mapping) or not all(re.fullmatch(r'[\w-]+', str(name)) for name in files):
-        raise UserError(
-            'the names of EVAL_PAIRS must consist of letters, digits, _ and -, '
-            f"got {files!r}; set EVAL_PAIRS = {{'hard': 'hard.jsonl'}}"
-        )
     tasks = [task]
     for name, paths in files.items():
+        if not re.fullmatch(r'\w+', str(name)):
+            raise UserError(f'the names in EVAL_PAIRS must consist of letters, digits and _, got {name!r}')
         rows = read(files=paths, validation_files=None)
         held_out = dataclasses.replace(
             rows, identity=cache.hash_cache_key('all held out', rows.identity), read_validation=rows.read
