@@ -11,9 +11,7 @@ from typing import Any
 from remixer_t5x.errors import UserError
 from remixer_tasks.files import row_files
 from remixer_tasks.files.row_files import BadRecords
-from remixer_tasks.text_pairs import MissingColumnError, TextTemplate, UnusableRowError
-
-_AS_TEXT = 'or, for complete input texts, --gin.INPUT_TEMPLATE=None'
+from remixer_tasks.text_pairs import MissingColumnError, TextTemplate
 
 
 def fill_template(
@@ -52,7 +50,8 @@ def fill_template(
         columns = ' and '.join(dict.fromkeys(row_template.columns)) or 'any'
         raise UserError(
             f'INPUTS is {template!r}, so {lines.display_name} must have rows with the column {columns}, got lines of '
-            f'text; pass --input=rows.csv (CSV, TSV, JSON lines, Parquet), {_AS_TEXT}'
+            f'text; pass --input=rows.csv (CSV, TSV, JSON lines, Parquet), or, for complete input texts, '
+            '--gin.INPUT_TEMPLATE=None'
         )
     return lines
 
@@ -69,15 +68,6 @@ class RowTexts:
     layout: row_files.RowLayout
     is_stdin = False
 
-    def __post_init__(self) -> None:
-        if self.lines.is_stdin:
-            raise UserError('--input must be a file of rows, got standard input; pass --input=rows.jsonl')
-        if self.lines.field != 'text':
-            raise UserError(
-                f'--field={self.lines.field} cannot be combined with INPUTS = {self.template.text!r}, which names the '
-                f'columns; remove --field, {_AS_TEXT}'
-            )
-
     @property
     def path(self) -> str:
         return self.lines.path
@@ -91,9 +81,9 @@ class RowTexts:
         for number, row in row_files.read_rows(os.path.expanduser(self.lines.path), self.layout, malformed):
             try:
                 yield self.template.fill_from_row(row)
-            except UnusableRowError as error:
-                if isinstance(error, MissingColumnError):
-                    # In all formats except JSON lines, all rows have the same columns.
-                    data = f'{self.display_name} line {number}' if self.layout.format == 'jsonl' else 'the data'
-                    raise self.template.build_missing_column_error(row, data) from error
+            except MissingColumnError as error:
+                # In all formats except JSON lines, all rows have the same columns.
+                data = f'{self.display_name} line {number}' if self.layout.format == 'jsonl' else 'the data'
+                raise self.template.build_missing_column_error(row, data) from error
+            except ValueError as error:
                 malformed.add_malformed_record(self.display_name, number, str(error))

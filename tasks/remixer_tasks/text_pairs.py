@@ -23,11 +23,7 @@ SEPARATOR = '\x1f'
 _PARTS = re.compile(r'(\{\{|\}\}|\{[^{}]*\})')
 
 
-class UnusableRowError(ValueError):
-    """Error for a row in which a column of the template is missing, empty, or neither a text nor a number."""
-
-
-class MissingColumnError(UnusableRowError):
+class MissingColumnError(ValueError):
     """Error for a row that lacks a column of the template."""
 
 
@@ -72,7 +68,10 @@ class TextTemplate:
         return all(name.isdecimal() for name in self.columns)
 
     def fill_from_row(self, row: Mapping[str, Any]) -> str:
-        """Fills the template with a row. Raises UnusableRowError, or MissingColumnError if a column is missing."""
+        """Fills the template with a row.
+
+        Raises MissingColumnError if a column is missing, and ValueError if it is empty, or neither text nor a number.
+        """
         return ''.join(_get_column_text(row, part) if is_column else part for is_column, part in self._split_parts())
 
     def build_missing_column_error(self, names: Iterable[str], data: str = 'the data') -> UserError:
@@ -89,12 +88,9 @@ def _get_column_text(row: Mapping[str, Any], name: str) -> str:
         raise MissingColumnError(f'the row has no column {name}')
     value = row[name]
     if isinstance(value, bytes):
-        try:
-            return value.decode()
-        except UnicodeDecodeError:
-            raise UnusableRowError(f'column {name} has bytes that are not UTF-8') from None
+        return value.decode()
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
-        raise UnusableRowError(f'column {name} is empty')
+        raise ValueError(f'column {name} is empty')
     if isinstance(value, Mapping) and 'answer_start' in value:
         # SQuAD's answers are kept as JSON.
         return json.dumps(value)
@@ -102,7 +98,7 @@ def _get_column_text(row: Mapping[str, Any], name: str) -> str:
         # Replaces spaces within words, because spaces separate words.
         return ' '.join('_'.join(item.split()) or '_' for item in value)
     if not isinstance(value, str) and isinstance(value, Iterable):
-        raise UnusableRowError(f'column {name} must be a string or a list of words')
+        raise ValueError(f'column {name} must be a string or a list of words')
     return str(value)
 
 
@@ -141,7 +137,7 @@ def check_column_names(columns: Sequence[str], metrics_by: str | None) -> tuple[
     """Returns the names of additional columns, in order. Raises UserError for 'inputs' and 'targets'."""
     names = tuple(dict.fromkeys([*columns, *([metrics_by] if metrics_by else [])]))
     taken = [name for name in names if name.removesuffix('_pretokenized') in ('inputs', 'targets')]
-    if isinstance(columns, str) or taken:
+    if taken:
         raise UserError(
             f'COLUMNS and METRICS_BY must name columns other than inputs and targets, got {columns!r} and '
             f"{metrics_by!r}; set COLUMNS = ['type']"
