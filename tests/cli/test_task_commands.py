@@ -178,12 +178,9 @@ def test_infer_writes_what_eval_predicts_and_continues(finetuned, evaluated, cap
     assert f'accuracy                 {accuracy:.2f}' in capsys.readouterr().out
 
 
-EVAL = ['eval', '--gin.EVAL_BATCH_SIZE=4']
 FINETUNE_NEW = ['finetune', '--gin_file=runs/finetune.gin', *FINETUNE, '--gin.MODEL_DIR=new']
 MISTAKES = {
-    'no such run': ([*EVAL, '--checkpoint=frist'], 'does not contain a checkpoint; did you mean first?'),
-    'other sizes': ([*EVAL, '--checkpoint=first', '--gin.EMBED_DIM=8'], 'does not fit this model: '),
-    'other vocabulary': ([*EVAL, '--checkpoint=first', '--gin.byte.extra_ids=5'], 'was trained with vocabulary'),
+    'no such run': (['eval', '--checkpoint=frist'], 'does not contain a checkpoint; did you mean first?'),
     'predictions of another input': (['eval', '--predictions=other.jsonl'], 'line 2 does not match glue_cola_v002'),
     'finetune without a checkpoint': (FINETUNE_NEW, 'INITIAL_CHECKPOINT_PATH is not set'),
 }

@@ -149,7 +149,7 @@ def test_missing_values_and_bytes_of_parquet(tmp_path):
     assert ":2: 'utf-8' codec can't decode" in skipped and ':4: column b is empty' in skipped
 
 
-@pytest.mark.parametrize('name', ['0', 'x!r', 'two words ü'])
+@pytest.mark.parametrize('name', ['0', 'x!r ü'])
 def test_a_column_may_have_any_name(tmp_path, name):
     row = json.dumps({name: 'x', 'a': 'y'}, ensure_ascii=False)
     assert read_pairs(tmp_path, 'a.jsonl', row, inputs=name)[0] == [('x', 'y')]
@@ -157,18 +157,14 @@ def test_a_column_may_have_any_name(tmp_path, name):
 
 
 def test_columns_of_a_file_without_names_are_numbers(tmp_path):
-    name, delimiter = 'a.csv', ','
-    content = '\n'.join(delimiter.join(cells) for cells in [('1', 'x', 'y'), ('2', 'z', 'w')])
+    name, content = 'a.csv', '1,x,y\n2,z,w'
     assert read_pairs(tmp_path, name, content, '{1}', '2')[0] == [('x', 'y'), ('z', 'w')]
     for targets in (None, '{7}'):
         assert list(pair_inputs.fill_template(TextInputs(str(tmp_path / name)), '{1}', targets=targets)) == ['x', 'z']
     # A line with exactly these numbers is a header, as pandas writes it.
-    assert read_pairs(tmp_path, name, f'0{delimiter}1{delimiter}2\n{content}', '{1}', '2')[0] == [
-        ('x', 'y'),
-        ('z', 'w'),
-    ]
+    assert read_pairs(tmp_path, name, f'0,1,2\n{content}', '{1}', '2')[0] == [('x', 'y'), ('z', 'w')]
     # A column name in either template means that the file has names.
-    assert read_pairs(tmp_path, name, f'1{delimiter}a\nx{delimiter}y\n', '{1}')[0] == [('x', 'y')]
+    assert read_pairs(tmp_path, name, '1,a\nx,y\n', '{1}')[0] == [('x', 'y')]
     assert list(pair_inputs.fill_template(TextInputs(str(tmp_path / name)), '{1}', targets='a')) == ['x']
     with pytest.raises(UserError, match="data .'0', '1', '2'., got '7'"):
         read_pairs(tmp_path, name, content, '{1}', '7')
@@ -187,14 +183,11 @@ def test_other_delimiters_and_encodings(tmp_path):
         read_pairs(tmp_path, 'a.tsv', latin, encoding='ascii')
 
 
-def test_invalid_csv_quotes_and_too_long_texts_are_counted(tmp_path):
-    read, skipped = read_pairs(tmp_path, 'a.csv', 'q,a\n"x"y,z\nb,c\n')
-    assert read == [('b', 'c')] and ':2: invalid CSV' in skipped
+def test_malformed_csv_rows_and_too_long_texts_are_counted(tmp_path):
     read, skipped = read_pairs(tmp_path, 'a.jsonl', GOOD_ROW, inputs='{q}' * 40, longest=30)
     assert not read and 'the inputs have more than 30 characters' in skipped
-
-
-def test_a_csv_row_with_a_malformed_line_in_a_cell_is_skipped(tmp_path):
+    read, skipped = read_pairs(tmp_path, 'a.csv', 'q,a\n"x"y,z\nb,c\n')
+    assert read == [('b', 'c')] and ':2: invalid CSV' in skipped
     read, skipped = read_pairs(tmp_path, 'a.csv', b'q,a\n"x\n\xff\ny",z\n"b\nd",c\n\xff\n"e",f\n')
     assert read == [('b\nd', 'c'), ('e', 'f')]
     assert ', 2 malformed' in skipped and ':3: invalid UTF-8' in skipped and ':7: invalid UTF-8' in skipped
@@ -217,25 +210,13 @@ def test_infer_skips_no_row_of_a_table(tmp_path, name, content):
         list(inputs)
 
 
-UNCLOSED = [*(f'q{i},a{i}' for i in range(30)), '"never closed,no', *(f'q{i},a{i}' for i in range(10))]
-
-
 @pytest.mark.parametrize(
     ('name', 'content', 'message'),
     [
-        (
-            'a.json',
-            b'[{"q": "b", "a": "c"}, {"q": "d", "a": "e"}]',
-            r"one JSON object on each line; run jq -c '.\[\]'",
-        ),
+        ('a.json', b'[{"q": "b", "a": "c"}]', r"one JSON object on each line; run jq -c '.\[\]'"),
         ('a.csv', gzip.compress(b'q,a\nb,c\n', mtime=0), 'column names cannot be read'),
         ('a.csv', b'q;a\nb;c\n', "data .'q;a'.*check DELIMITER"),
         ('a.csv', b'q,a,q\n1,2,3\n', "must have different names, got 'q' twice"),
-        (
-            'a.csv',
-            '\n'.join(['q,a', *UNCLOSED]).encode(),
-            'line 32: a quoted cell that starts here is never closed',
-        ),
         ('a.txt', b'a', 'set PAIRS_FORMAT to one of jsonl, tsv, csv, parquet'),
         ('a.parquet', b'no parquet', 'not a Parquet file'),
         ('a.jsonl', GOOD_ROW.encode() * 40, 'all 40 rows of .* are identical; set VALIDATION_PAIRS'),
@@ -244,9 +225,8 @@ UNCLOSED = [*(f'q{i},a{i}' for i in range(30)), '"never closed,no', *(f'q{i},a{i
 def test_an_unusable_file_is_rejected_with_a_hint(tmp_path, name, content, message):
     path = tmp_path / name
     path.write_bytes(content)
-    with pytest.raises(UserError, match=message) as error:
+    with pytest.raises(UserError, match=message):
         list(local_pairs.corpus(str(path), 'q', 'a').read_training_documents())
-    assert len(str(error.value).splitlines()) == 1
 
 
 @pytest.mark.parametrize(
@@ -261,9 +241,8 @@ def test_an_unusable_file_is_rejected_with_a_hint(tmp_path, name, content, messa
 def test_a_wrong_setting_is_rejected(tmp_path, monkeypatch, settings, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'a.csv').write_text('q,a\nb,c\n')
-    with pytest.raises(UserError, match=message) as error:
+    with pytest.raises(UserError, match=message):
         list(local_pairs.corpus(**{'files': 'a.csv', 'inputs': 'q', 'targets': 'a'} | settings).read(BadRecords(True)))
-    assert '.txt' not in str(error.value)
 
 
 def test_inputs_that_cannot_be_rows_are_rejected(tmp_path):
@@ -277,9 +256,8 @@ def test_inputs_that_cannot_be_rows_are_rejected(tmp_path):
         (TextInputs(str(tmp_path / 'null.jsonl')), '{question}', r'null.jsonl:2: column question is empty'),
         (TextInputs(str(tmp_path / 'some.jsonl')), '{question}', r"some.jsonl line 2 \('id'\), got 'question'"),
     ):
-        with pytest.raises(UserError, match=message) as error:
+        with pytest.raises(UserError, match=message):
             list(pair_inputs.fill_template(inputs, template))
-        assert '\n' not in str(error.value)
 
 
 @pytest.mark.parametrize(
