@@ -39,8 +39,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Writes a JSON line with the score of each pair, in order, and prints mean log-likelihoods at the end."""
-    if args.output is not None and os.path.exists(os.path.expanduser(args.output)):
-        raise UserError(f'{args.output} already exists; use another --output, or remove it')
     with arguments.hide_library_output(args):
         from remixer_t5x.api import saved_models
     pairs = _read_pairs(args)
