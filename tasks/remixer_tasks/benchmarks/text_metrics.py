@@ -6,7 +6,6 @@ ROUGE use T5's settings. `METRICS_BY_NAME` contains the metrics that users can s
 """
 
 import collections
-import dataclasses
 import functools
 import itertools
 import json
@@ -31,12 +30,10 @@ ROUGE = ('rouge1', 'rouge2', 'rougeLsum')
 
 
 def skip_unlabelled(metric: Metric) -> Metric:
-    """Wraps `metric` to return {} if no target has a label, and to raise ValueError if the lengths differ."""
+    """Wraps `metric` to return {} if no target has a label."""
 
     @functools.wraps(metric)
     def checked_metric(targets: Sequence[Any], predictions: Sequence[Any]) -> Metrics:
-        if len(targets) != len(predictions):
-            raise ValueError(f'{len(targets)} targets and {len(predictions)} predictions do not match')
         return {} if all(target == INVALID for target in targets) else metric(targets, predictions)
 
     return checked_metric
@@ -317,33 +314,25 @@ def select_metrics(names: Texts | str) -> list[Metric]:
     return [METRICS_BY_NAME[name] for name in names]
 
 
-@dataclasses.dataclass(frozen=True)
-class GroupedTarget:
-    """A target text, and the value of the METRICS_BY column in the same row."""
-
-    text: str
-    group: str
-
-
 def make_group_postprocessor(column: str) -> Callable[..., Any]:
-    """Returns a seqio postprocessor that converts targets to `GroupedTarget` and returns predictions unchanged."""
+    """Returns a seqio postprocessor that converts a target to (text, value of `column`), and keeps predictions."""
 
     def postprocess_target(text: str, example: dict[str, Any] | None = None, is_target: bool = False) -> Any:
-        return GroupedTarget(text, example[column].decode()) if is_target and example is not None else text
+        return (text, example[column].decode()) if is_target and example is not None else text
 
     return postprocess_target
 
 
 def build_grouped_metric(metric: Metric) -> Metric:
-    """Wraps a metric to also return one value per group of targets, with the key NAME/GROUP."""
+    """Wraps a metric to also return one value per group of (text, group) targets, with the key NAME/GROUP."""
 
-    def grouped_metric(targets: Sequence[GroupedTarget], predictions: Texts) -> Metrics:
+    def grouped_metric(targets: Sequence[tuple[str, str]], predictions: Texts) -> Metrics:
         rows: dict[str, tuple[list[str], list[str]]] = {}
-        for target, prediction in zip(targets, predictions, strict=True):
-            texts, predicted = rows.setdefault(target.group, ([], []))
-            texts.append(target.text)
+        for (target, group), prediction in zip(targets, predictions, strict=True):
+            texts, predicted = rows.setdefault(group, ([], []))
+            texts.append(target)
             predicted.append(prediction)
-        values = metric([target.text for target in targets], predictions)
+        values = metric([text for text, _ in targets], predictions)
         for group in sorted(rows):
             values |= {f'{name}/{group}': value for name, value in metric(*rows[group]).items()}
         return values
