@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from remixer_t5x.lazy_imports import tf
 from remixer_tasks.benchmarks import prompts, raw_rows, text_metrics
@@ -27,7 +28,7 @@ from remixer_tasks.benchmarks.text_task import (
 )
 
 _LABELS = ('entailment', 'neutral', 'contradiction')
-_LETTERS = {'e': 'entailment', 'n': 'neutral', 'c': 'contradiction', '-': None}
+_LETTERS: dict[Any, str | None] = {'e': 'entailment', 'n': 'neutral', 'c': 'contradiction', '-': None}
 _CHOICES = ('hyp1', 'hyp2')
 _ANLI_TEXTS = ('context', 'hypothesis')
 _HYPOTHESES = ('obs1', 'obs2', 'hyp1', 'hyp2')
@@ -55,7 +56,9 @@ def _build_pair_reader(
 
 def _parse_abductive_row(row: Example) -> Iterator[Example]:
     """Yields an Abductive NLI example; `label` is the number of the correct hypothesis, or None."""
-    yield {**raw_rows.get_texts(row, _HYPOTHESES), 'label': raw_rows.parse_label(row.get('label'), ('1', '2'))}
+    label = row.get('label')
+    class_id = prompts.UNLABELLED if label is None else ['1', '2'].index(str(label))
+    yield {**raw_rows.get_texts(row, _HYPOTHESES), 'label': class_id}
 
 
 def _read_abductive_nli(path: str, labels_path: str) -> Iterator[Example]:
