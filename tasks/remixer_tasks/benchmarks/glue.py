@@ -132,6 +132,7 @@ def _build_ax_layouts() -> dict[str, list[FileLayout]]:
     return {TEST: [FileLayout(('glue/AX/diagnostic-full.tsv',), with_labels), FileLayout(('glue/AX/AX.tsv',), plain)]}
 
 
+_MNLI = _build_mnli_layouts()
 _SPLITS = {
     'cola': _build_cola_layouts(),
     'sst2': _build_tsv_layouts('SST-2', _build_reader('sst2')),
@@ -143,14 +144,9 @@ _SPLITS = {
         'QQP', _build_reader('qqp', None, 'is_duplicate', functools.partial(raw_rows.read_tsv, skip_short=True))
     ),
     'stsb': _build_tsv_layouts('STS-B', _build_reader('stsb', label='score')),
-    'mnli': _build_mnli_layouts(),
-    **{
-        f'mnli_{kind}': {
-            VALIDATION: _build_mnli_layouts()[f'validation_{kind}'],
-            TEST: _build_mnli_layouts()[f'test_{kind}'],
-        }
-        for kind in ('matched', 'mismatched')
-    },
+    'mnli': _MNLI,
+    'mnli_matched': {VALIDATION: _MNLI['validation_matched'], TEST: _MNLI['test_matched']},
+    'mnli_mismatched': {VALIDATION: _MNLI['validation_mismatched'], TEST: _MNLI['test_mismatched']},
     'qnli': _build_tsv_layouts('QNLI', _build_reader('qnli')),
     'rte': _build_rte_or_wnli_layouts('rte'),
     'wnli': _build_rte_or_wnli_layouts('wnli'),
