@@ -103,9 +103,10 @@ def test_a_file_name_may_look_like_a_pattern(tmp_path, name):
 
 
 def test_held_out_documents_stay_held_out_if_text_is_added(tmp_path):
-    """At least one document is held out; VALIDATION_FILES replace these documents."""
-    corpus = local_files.corpus(write(tmp_path, 'a.txt', ['one', 'two', 'three']), validation_fraction=1e-9)
-    assert len(texts(corpus, 'validation')) == 1 and all_texts(corpus) == ['one', 'three', 'two']
+    """Each split has at least one document; VALIDATION_FILES replace the documents that are held out."""
+    for fraction, count in ((1e-9, 1), (1 - 1e-9, 2)):
+        corpus = local_files.corpus(write(tmp_path, 'a.txt', ['one', 'two', 'three']), validation_fraction=fraction)
+        assert len(texts(corpus, 'validation')) == count and all_texts(corpus) == ['one', 'three', 'two']
     corpus = local_files.corpus(write(tmp_path, 'a.txt'), write(tmp_path, 'b.txt', ['held out']))
     assert texts(corpus, 'validation') == ['held out'] and sorted(texts(corpus, 'train')) == sorted(DOCUMENTS)
     docs = [f'document {number}' for number in range(2000)]

@@ -12,7 +12,6 @@ import dataclasses
 import functools
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -153,14 +152,13 @@ def _parse_corpus(corpus: ParsedCorpus, folder: Path) -> None:
     if corpus.read_validation is None:
         if len(shares) == 1:
             raise UserError(f'{corpus.name} is a single {corpus.unit}; {_HOLD_OUT_ADVICE[corpus.unit]}')
-        split_shares = arrow_files.ArrowDocuments(paths).get_hash_fractions(-1)
-        is_held_out = split_shares < corpus.validation_fraction
-        if len(shares):
-            # The document with the smallest hash is always held out, and the one with the largest hash never is.
-            is_held_out = (is_held_out & (split_shares < split_shares.max())) | (split_shares == split_shares.min())
-            if is_held_out.all():
-                advice = _HOLD_OUT_ADVICE[corpus.unit]
-                raise UserError(f'all {len(shares):,} {corpus.unit}s of {corpus.name} are identical; {advice}')
+        keys = arrow_files.ArrowDocuments(paths).get_hash_fractions(-1)
+        # The document with the smallest hash is always held out, and the one with the largest hash never is.
+        limit = min(corpus.validation_fraction, keys.max(initial=0))
+        is_held_out = (keys < limit) | (keys == keys.min(initial=1))
+        if len(keys) and is_held_out.all():
+            advice = _HOLD_OUT_ADVICE[corpus.unit]
+            raise UserError(f'all {len(keys):,} {corpus.unit}s of {corpus.name} are identical; {advice}')
     else:
         paths = _write_arrow_files(corpus, corpus.read_validation, 'held_out', folder, malformed, notice)
         held_out = arrow_files.ArrowDocuments(paths).get_hash_fractions()
@@ -174,9 +172,6 @@ def _parse_corpus(corpus: ParsedCorpus, folder: Path) -> None:
             raise UserError(f'{corpus.name} has no {split} {corpus.unit}s{skipped}; check the files and settings')
         np.save(folder / 'rows.tmp.npy', numbers)
         temporary_files.sync_and_rename(folder / 'rows.tmp.npy', folder / f'{split}-{digest}.npy')
-    for path in folder.glob('*.unfinished'):
-        # A killed process has left this file.
-        path.unlink(missing_ok=True)
     count = int(is_held_out.sum())
     notice.print_result(
         f'{len(shares) - count:,} {corpus.unit}s for training, {count:,} held out{malformed.describe_skipped_records()}'
@@ -204,7 +199,7 @@ def _write_arrow_files(
         results = workers.map_in_order(_write_arrow_file, jobs, workers.count_cores())
     for number, counts in enumerate(results, 1):
         malformed.add_skipped_counts(counts)
-        notice.report_step(number, len(jobs), 'parts')
+        notice.update_progress(lambda: f'parsed {number} of {len(jobs)} parts')  # noqa: B023 (called at once)
     return paths
 
 
@@ -223,14 +218,7 @@ def _write_arrow_file(
             yield document.encode(), document.split_key.encode() if isinstance(document, KeyedDocument) else None
             progress(number)
 
-    # The name contains the process id, so that concurrent processes write different files.
-    unfinished = path.with_suffix(f'.{os.getpid()}.unfinished')
-    try:
-        with cache.wrap_write_errors():
-            arrow_files.write_documents(
-                unfinished, iterate_documents(), lambda: json.dumps(malformed.get_skipped_counts())
-            )
-            temporary_files.sync_and_rename(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with cache.wrap_write_errors(), temporary_files.reserve_temporary_path(path.parent, f'{path.name}.') as unfinished:
+        arrow_files.write_documents(unfinished, iterate_documents(), lambda: json.dumps(malformed.get_skipped_counts()))
+        temporary_files.sync_and_rename(unfinished, path)
     return malformed.get_skipped_counts()

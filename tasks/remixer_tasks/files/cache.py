@@ -24,7 +24,7 @@ from remixer_t5x.lazy_imports import tf
 
 # Name of the file in which `mark_entry_complete` lists the names and sizes of an entry's files.
 FILE_LIST = 'files.json'
-_LOCK, _UNFINISHED = 'lock', '.tmp'
+_LOCK = 'lock'
 _REDRAW_SECONDS = 0.5
 
 
@@ -80,8 +80,7 @@ def create_cache_entry(entry: Path) -> Iterator[Path]:
 def lock_cache_entry(folder: Path, name: str) -> Iterator[bool]:
     """Locks a folder while the block adds files and calls `mark_entry_complete`; yields whether it is incomplete.
 
-    Other processes wait for the lock and print a message with the entry's `name`. If the block raises UserError, all
-    files are removed except the lock file, because other processes may be waiting for it.
+    Other processes wait for the lock and print a message with the entry's `name`.
     """
     with wrap_write_errors():
         folder.mkdir(parents=True, exist_ok=True)
@@ -91,20 +90,8 @@ def lock_cache_entry(folder: Path, name: str) -> Iterator[bool]:
         except filelock.Timeout:
             ProgressNotice(f'waiting for another process that parses {name}')
             lock.acquire()
-        except (NotImplementedError, OSError) as error:
-            if getattr(error, 'errno', errno.ENOLCK) not in (errno.ENOLCK, errno.ENOTSUP):
-                raise
-            raise UserError(
-                f'the disk of the cache {get_cache_root()} must support file locks ({error}); set REMIXER_T5X_CACHE to '
-                'a local folder'
-            ) from error
         try:
             yield not (folder / FILE_LIST).exists()
-        except UserError:
-            for path in folder.iterdir():
-                if path.name != _LOCK:
-                    temporary_files.remove_path(path)
-            raise
         finally:
             lock.release()
 
@@ -126,13 +113,10 @@ def wrap_write_errors() -> Iterator[None]:
 
 def mark_entry_complete(folder: Path) -> None:
     """Marks a cache folder as complete by writing the names and sizes of its files, which `check_file_sizes` reads."""
-    # Excludes partial files that a killed run may have left.
-    files = [
-        path for path in sorted(folder.iterdir()) if path.name not in (FILE_LIST, _LOCK) and path.suffix != _UNFINISHED
-    ]
-    unfinished = (folder / FILE_LIST).with_suffix(_UNFINISHED)
-    unfinished.write_text(json.dumps({path.name: path.stat().st_size for path in files}))
-    temporary_files.sync_and_rename(unfinished, folder / FILE_LIST)
+    with temporary_files.reserve_temporary_path(folder, f'{FILE_LIST}.') as unfinished:
+        files = [path for path in sorted(folder.iterdir()) if not path.name.startswith((FILE_LIST, _LOCK))]
+        unfinished.write_text(json.dumps({path.name: path.stat().st_size for path in files}))
+        temporary_files.sync_and_rename(unfinished, folder / FILE_LIST)
 
 
 def check_file_sizes(folder: Path) -> None:
@@ -160,7 +144,6 @@ class ProgressNotice:
 
     def __init__(self, what: str):
         self._what = what
-        self._tenths = 0
         self._start = self._drawn = time.monotonic()
         self._terminal = sys.stderr.isatty()
         self._print_line(f'{what} ...', last=not self._terminal)
@@ -170,14 +153,6 @@ class ProgressNotice:
         if self._terminal and time.monotonic() - self._drawn > _REDRAW_SECONDS:
             self._drawn = time.monotonic()
             self._print_line(f'{self._what}: {progress()} ...', last=False)
-
-    def report_step(self, number: int, total: int, things: str) -> None:
-        """Reports progress, such as 'parsed 3 of 7 parts' (in a log, every 10%). Prints nothing if `total` is 1."""
-        tenths = 10 * number // total
-        if total > 1 and (self._terminal or tenths > self._tenths):
-            self._tenths = tenths
-            text = f'{self._what}: parsed {number} of {total} {things}'
-            self._print_line(f'{text} ...' if self._terminal else text, last=not self._terminal)
 
     def print_result(self, result: str) -> None:
         """Prints the final line, with `result` and the elapsed seconds."""

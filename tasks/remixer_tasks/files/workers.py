@@ -6,7 +6,6 @@ the spawn method of `multiprocessing` would run the user's main module again. Th
 
 from __future__ import annotations
 
-import functools
 import multiprocessing
 import os
 import pickle  # noqa: TID251 (pipes to processes that this process started)
@@ -64,25 +63,20 @@ def main() -> None:
     os.dup2(2, 1)
     function, jobs, count = pickle.load(sys.stdin.buffer)
     with ProcessPoolExecutor(min(count, len(jobs)), multiprocessing.get_context('fork')) as pool:
-        finished = pool.map(functools.partial(_run_job, function), jobs)
+        finished = pool.map(function, *zip(*jobs, strict=True))
         threading.Thread(target=_exit_with_parent, daemon=True).start()
         try:
             for result in finished:
-                results.write(pickle.dumps(result))
+                results.write(pickle.dumps((None, result)))
         except BrokenProcessPool:
             results.write(pickle.dumps((UserError, _KILLED)))
+        except UserError as error:
+            results.write(pickle.dumps((UserError, str(error))))
+        except Exception:
+            results.write(pickle.dumps((RuntimeError, f'a worker failed:\n{traceback.format_exc()}')))
 
 
 def _exit_with_parent() -> None:
     # The pipe closes when the parent process ends, even if the parent is killed.
     sys.stdin.buffer.read()
     os.killpg(0, signal.SIGKILL)
-
-
-def _run_job(function: Callable[..., Any], job: tuple[Any, ...]) -> tuple[type[Exception] | None, Any]:
-    try:
-        return None, function(*job)
-    except UserError as error:
-        return UserError, str(error)
-    except Exception:
-        return RuntimeError, f'a worker failed:\n{traceback.format_exc()}'
