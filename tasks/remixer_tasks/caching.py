@@ -8,7 +8,6 @@ itself), removes the files of a killed job first, and writes a note about the vo
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import json
 import os
@@ -26,21 +25,6 @@ COMPLETED = 'COMPLETED'
 LOCAL_RUNNER = 'FnApiRunner'
 
 
-@dataclasses.dataclass(frozen=True)
-class CachedSplit:
-    """Statistics of a cached split; `tokens` maps features to token counts without EOS, and `size` is in bytes."""
-
-    split: str
-    examples: int
-    tokens: dict[str, int]
-    shards: int
-    size: int
-
-    def format_summary_line(self) -> str:
-        tokens = ', '.join(f'{count:,} tokens of {name}' for name, count in sorted(self.tokens.items()))
-        return f'{self.split}: {self.examples:,} examples, {tokens}, {self.shards} files, {self.size / 1e6:,.1f} MB'
-
-
 def get_cache_folder(task: seqio.Task, directory: str) -> str:
     """Returns the cache folder of the task in `directory`, named as in seqio."""
     return os.path.join(directory, seqio.get_task_dir_from_name(task.name))
@@ -49,57 +33,51 @@ def get_cache_folder(task: seqio.Task, directory: str) -> str:
 def cache_task(
     task: seqio.Task, directory: str, note: str, shards: int = 64, beam_options: str | None = None
 ) -> list[str]:
-    """Caches the examples of a task unless they are already cached; returns summary lines.
+    """Caches every split of a task in `directory` unless it is already cached; returns summary lines.
 
-    Raises UserError if the existing cache has a different `note` about the vocabulary.
+    Raises UserError if the existing cache has a different note, if the task cannot be cached, if the folder contains
+    other files, or if the pipeline fails.
+
+    Args:
+        directory: a local or gs:// path to which all workers can write.
+        note: one-line description of the vocabulary, written to COMPLETED.
+        shards: number of files per split; a source with more files is cached in that many files.
+        beam_options: Beam's pipeline options as a command line; None runs the pipeline in this process.
     """
     path = get_cache_folder(task, directory)
     before = read_completion_note(path)
     if before is None:
-        write_cache(task, directory, note, shards, beam_options)
-        return [
-            f'{task.name} is cached in {path}',
-            *(f'  {part.format_summary_line()}' for part in read_cached_splits(task, directory)),
-        ]
-    if before not in (note, ''):
+        _write_cache(task, path, note, shards, beam_options)
+        summary = f'{task.name} is cached in {path}'
+    elif before in (note, ''):
+        summary = f'{task.name} is already cached in {path}; to recreate it, delete that folder'
+    else:
         raise UserError(f'the cache {path} was written for {before}, not for {note}; use another CACHE_DIR')
-    examples = sum(part.examples for part in read_cached_splits(task, directory))
-    return [f'{task.name} is already cached in {path}, {examples:,} examples; to recreate it, delete that folder']
+    return [summary, *(f'  {_describe_cached_split(task, path, split)}' for split in sorted(task.splits))]
 
 
 def read_completion_note(path: str) -> str | None:
     """Returns the vocabulary note in COMPLETED, or None if the cache is incomplete."""
     name = os.path.join(path, COMPLETED)
-    if not tf.io.gfile.exists(name):
-        return None
-    with tf.io.gfile.GFile(name) as file:
-        return file.read().strip()
+    return _read_text(name).strip() if tf.io.gfile.exists(name) else None
 
 
-def read_cached_splits(task: seqio.Task, directory: str) -> list[CachedSplit]:
-    path, splits = get_cache_folder(task, directory), []
-    for split in sorted(task.splits):
-        with tf.io.gfile.GFile(seqio.get_cached_info_path(path, split)) as file:
-            info = json.load(file)
-        with tf.io.gfile.GFile(seqio.get_cached_stats_path(path, split)) as file:
-            stats = json.load(file)
-        tokens = {name: stats[f'{name}_tokens'] for name in task.output_features if f'{name}_tokens' in stats}
-        files = tf.io.gfile.glob(f'{seqio.get_cached_tfrecord_prefix(path, split)}-*')
-        size = sum(tf.io.gfile.stat(file).length for file in files)
-        splits.append(CachedSplit(split, stats['examples'], tokens, info['num_shards'], size))
-    return splits
+def _read_text(path: str) -> str:
+    with tf.io.gfile.GFile(path) as file:
+        return file.read()
 
 
-def write_cache(task: seqio.Task, directory: str, note: str, shards: int = 64, beam_options: str | None = None) -> None:
-    """Caches every split of the task in `directory`, a local or gs:// path to which all workers can write.
+def _describe_cached_split(task: seqio.Task, path: str, split: str) -> str:
+    stats = json.loads(_read_text(seqio.get_cached_stats_path(path, split)))
+    # The counts of tokens exclude EOS.
+    names = sorted(name for name in task.output_features if f'{name}_tokens' in stats)
+    tokens = ', '.join(f'{stats[f"{name}_tokens"]:,} tokens of {name}' for name in names)
+    files = tf.io.gfile.glob(f'{seqio.get_cached_tfrecord_prefix(path, split)}-*')
+    size = sum(tf.io.gfile.stat(file).length for file in files)
+    return f'{split}: {stats["examples"]:,} examples, {tokens}, {len(files)} files, {size / 1e6:,.1f} MB'
 
-    Raises UserError if the task cannot be cached, if the folder contains other files, or if the pipeline fails.
 
-    Args:
-        note: one-line description of the vocabulary, written to COMPLETED.
-        shards: number of files per split; a source with more files is cached in that many files.
-        beam_options: Beam's pipeline options as a command line; None runs the pipeline in this process.
-    """
+def _write_cache(task: seqio.Task, path: str, note: str, shards: int, beam_options: str | None) -> None:
     from remixer_tasks.corpora import sources
 
     if not task.supports_caching:
@@ -110,7 +88,6 @@ def write_cache(task: seqio.Task, directory: str, note: str, shards: int = 64, b
     if isinstance(task.source, sources.StreamedSource):
         raise UserError(f'{task.name} is streamed (HF_STREAMING=True) and cannot be cached; remove HF_STREAMING')
     pipeline = _create_pipeline(beam_options)
-    path = get_cache_folder(task, directory)
     _remove_incomplete_cache(path)
     # Makes this process parse the source files, instead of the workers.
     for split in task.splits:
@@ -127,7 +104,7 @@ def write_cache(task: seqio.Task, directory: str, note: str, shards: int = 64, b
             raise UserError(f'caching {task.name} failed: {_summarize_error(error)}') from error
         if not tf.io.gfile.exists(os.path.join(path, COMPLETED)):
             raise UserError(f'caching {task.name} failed: the pipeline ended without {path}/{COMPLETED}; see its log')
-        notice.print_result(f'{sum(part.examples for part in read_cached_splits(task, directory)):,} examples')
+        notice.print_result('done')
 
 
 def _cache_split(pipeline: Any, task: seqio.Task, split: str, path: str, shards: int) -> list[Any]:

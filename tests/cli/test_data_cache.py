@@ -166,9 +166,10 @@ def test_an_existing_cache_is_kept_and_reported_in_one_line(run_data_cache, tmp_
     code, out, _ = run_data_cache()
     assert code == 0
     assert out.splitlines()[0] == (
-        f'own_text_span_corruption is already cached in {folder}/own_text_span_corruption, 29 examples; '
+        f'own_text_span_corruption is already cached in {folder}/own_text_span_corruption; '
         'to recreate it, delete that folder'
     )
+    assert out.splitlines()[1].startswith('  train: 24 examples, ')
 
 
 def test_a_cache_with_another_vocabulary_is_not_used(run_data_cache, tmp_path):
@@ -224,5 +225,5 @@ def test_a_failed_pipeline_leaves_no_cache_and_reports_the_reason(tmp_path):
         preprocessors=[seqio.map_over_dataset(refuse), *task.preprocessors],
         output_features=task.output_features,
     )
-    assert 'line 7 is no text' in error_message(caching.write_cache, broken, str(tmp_path), 'note')
+    assert 'line 7 is no text' in error_message(caching.cache_task, broken, str(tmp_path), 'note')
     assert caching.read_completion_note(caching.get_cache_folder(task, str(tmp_path))) is None
