@@ -5,7 +5,6 @@ A data set is a folder written by `save_to_disk`, a name on the Hub, or a folder
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import functools
 import glob
@@ -160,20 +159,18 @@ def _load_folder(folder: Path, name: str | None, streaming: bool) -> tuple[Mappi
         return splits, files
     patterns = datasets.data_files.get_data_patterns(str(data_folder))
     listed = datasets.data_files.DataFilesDict.from_patterns(patterns, base_path=str(data_folder))
-    extensions = collections.Counter(
-        kind for paths in listed.values() for file in paths if (kind := _find_data_file_extension(file))
-    )
-    if not extensions:
+    files_by_extension: dict[str, dict[str, list[str]]] = {}
+    for split, paths in listed.items():
+        for file in paths:
+            if extension := _find_data_file_extension(file):
+                files_by_extension.setdefault(extension, {}).setdefault(split, []).append(glob.escape(file))
+    if not files_by_extension:
         raise UserError(
             f'{data_folder} must contain files with the extension {", ".join(_READERS)} (may be gzipped), or be '
             'written by save_to_disk, got neither; use another HF_DATASET'
         )
-    ((extension, _),) = extensions.most_common(1)
-    chosen = {
-        split: [glob.escape(file) for file in paths if _find_data_file_extension(file) == extension]
-        for split, paths in listed.items()
-        if any(_find_data_file_extension(file) == extension for file in paths)
-    }
+    # Reads the files with the most frequent extension.
+    extension, chosen = max(files_by_extension.items(), key=lambda item: sum(map(len, item[1].values())))
     options = {'sep': '\t'} if extension == '.tsv' else {}
     return _load_splits(datasets.load_dataset_builder(_READERS[extension], data_files=chosen, **options), streaming)
 

@@ -200,7 +200,7 @@ def _join_paragraphs(paragraphs: Iterable[str], min_bytes: int) -> Iterator[str]
 
 def read_documents(path: str, layout: TextLayout, malformed: BadRecords) -> Iterator[str]:
     """Yields the non-empty documents of one file, in order. Raises UserError if the whole file is unusable."""
-    readers = {'txt': _read_txt, 'jsonl': _read_jsonl, 'tsv': _read_tsv, 'parquet': _read_parquet}
+    readers = {'txt': _read_txt, 'jsonl': _read_rows, 'tsv': _read_tsv, 'parquet': _read_rows}
     for number, document in readers[layout.detect_format(path)](path, layout, malformed):
         if document.strip():
             yield document
@@ -209,20 +209,9 @@ def read_documents(path: str, layout: TextLayout, malformed: BadRecords) -> Iter
 
 
 def _read_txt(path: str, layout: TextLayout, malformed: BadRecords) -> Documents:
-    """Yields the non-empty documents of a text file, or a single '' if the file has no text."""
-    is_empty = True
-    for number, document in _join_lines(path, layout, malformed):
-        if document.strip():
-            is_empty = False
-            yield number, document
-    if is_empty:
-        yield 1, ''
-
-
-def _join_lines(path: str, layout: TextLayout, malformed: BadRecords) -> Documents:
     numbered = row_files.read_valid_lines(path, layout.longest, malformed)
     if layout.txt_documents == 'line':
-        yield from numbered
+        yield from ((number, line) for number, line in numbered if line.strip())
         return
     document: list[str] = []
     start, size = 1, 0
@@ -244,17 +233,25 @@ def _join_lines(path: str, layout: TextLayout, malformed: BadRecords) -> Documen
             document, size = [], 0
 
 
-def _read_jsonl(path: str, layout: TextLayout, malformed: BadRecords) -> Documents:
+def _read_rows(path: str, layout: TextLayout, malformed: BadRecords) -> Documents:
+    """Yields the texts of a JSON lines or Parquet file."""
+    field = str(layout.field)
+    if layout.detect_format(path) == 'jsonl':
+        rows = row_files.read_json_rows(path, layout.longest, malformed)
+    else:
+        rows = row_files.read_parquet_rows(path, 'TEXT_FORMAT', field)
     is_first = True
-    for number, record in row_files.read_json_rows(path, layout.longest, malformed):
-        if is_first and layout.field not in record:
-            raise _build_missing_field_error(path, layout.field, 'field', list(record))
+    for number, row in rows:
+        if is_first and field not in row:
+            raise _build_missing_field_error(path, field, list(row))
         is_first = False
-        text = record.get(layout.field)  # type: ignore[arg-type]
-        if isinstance(text, str):
-            yield number, text
+        text = row.get(field)
+        if not isinstance(text, str):
+            malformed.add_malformed_record(path, number, f"the field '{field}' is missing or not a string")
+        elif len(text) > layout.longest:
+            malformed.add_malformed_record(path, number, f'the text has more than {layout.longest:,} characters')
         else:
-            malformed.add_malformed_record(path, number, f"the field '{layout.field}' is missing or not a string")
+            yield number, text
 
 
 def _read_tsv(path: str, layout: TextLayout, malformed: BadRecords) -> Documents:
@@ -264,7 +261,7 @@ def _read_tsv(path: str, layout: TextLayout, malformed: BadRecords) -> Documents
         cells = line.split('\t')
         if column is None:
             if field not in cells:
-                raise _build_missing_field_error(path, field, 'column', cells)
+                raise _build_missing_field_error(path, field, cells)
             column = cells.index(field)
         elif column < len(cells) and line:
             yield number, cells[column]
@@ -274,23 +271,6 @@ def _read_tsv(path: str, layout: TextLayout, malformed: BadRecords) -> Documents
             )
 
 
-def _read_parquet(path: str, layout: TextLayout, malformed: BadRecords) -> Documents:
-    field = str(layout.field)
-
-    def select_field(names: list[str]) -> list[str]:
-        if field not in names:
-            raise _build_missing_field_error(path, field, 'column', names)
-        return [field]
-
-    for number, row in row_files.read_parquet_rows(path, 'TEXT_FORMAT', select_field):
-        if not isinstance(row[field], str):
-            malformed.add_malformed_record(path, number, f"the column '{field}' is empty or not a string")
-        elif len(row[field]) > layout.longest:
-            malformed.add_malformed_record(path, number, f'the text has more than {layout.longest:,} characters')
-        else:
-            yield number, row[field]
-
-
-def _build_missing_field_error(path: str, field: str | int, kind: str, names: Sequence[str]) -> UserError:
+def _build_missing_field_error(path: str, field: str | int, names: Sequence[str]) -> UserError:
     shown = ', '.join(ascii(name)[:60] for name in names[:10]) + (', ...' if len(names) > 10 else '')
-    return UserError(f"TEXT_FIELD must be a {kind} of {path}, got '{field}'; set it to one of {shown}")
+    return UserError(f"TEXT_FIELD must be a field or column of {path}, got '{field}'; set it to one of {shown}")

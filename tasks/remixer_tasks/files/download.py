@@ -33,7 +33,7 @@ def download_files(name: str, source: str | None = None, data_dir: str | None = 
         source: a folder that contains the published files; None downloads them.
 
     Returns:
-        Lines to print: a summary, the location of each split, and the terms of use.
+        Lines to print: a summary, the files that tasks read for each split, and the terms of use.
     """
     dataset = find_dataset(name)
     folder = Path(catalogue.get_download_folder(data_dir))
@@ -50,11 +50,7 @@ def download_files(name: str, source: str | None = None, data_dir: str | None = 
         )
     new = sum(_fetch_file(dataset, download, folder, source, name) for download in dataset.downloads)
     done = f'is now in {folder}, SHA-256 verified' if new else f'is already in {folder}, nothing was copied'
-    fetched, searched_first = catalogue.locate_splits(dataset, str(folder)), catalogue.locate_splits(dataset, data_dir)
-    lines = [f'{dataset.name} {done}', *_describe_splits(dataset, fetched)]
-    if elsewhere := [str(origin) for split, origin in searched_first.items() if origin != fetched[split]]:
-        lines.append(f'tasks still read {", ".join(elsewhere)}, because that folder is searched first')
-    return lines
+    return [f'{dataset.name} {done}', *_describe_splits(dataset, catalogue.locate_splits(dataset, data_dir))]
 
 
 def find_dataset(name: str) -> LabelledDataset:
@@ -154,8 +150,6 @@ def _format_megabytes(count: int) -> str:
 
 def _find_local_copy(source: Path, name: str, download: PublishedFile) -> Path:
     """Returns the path of the file `name` in `source` or in its subfolder. Raises UserError if the file is missing."""
-    if not source.is_dir():
-        raise UserError(f'--from must be a folder, got {source}; use the folder with {name}')
     for path in (source / name, source / download.folder / name):
         if path.is_file():
             return path

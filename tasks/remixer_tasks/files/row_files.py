@@ -16,7 +16,7 @@ import io
 import itertools
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from remixer_t5x import lazy_imports, untrusted_files
@@ -193,8 +193,7 @@ class RowLayout:
 
 def find_format_by_extension(path: str, formats: Mapping[str, str], setting: str) -> str:
     """Returns the format for a file's extension, ignoring .gz. Raises UserError for an unknown extension."""
-    name = path.lower().removesuffix('.gz').rsplit('/', 1)[-1]
-    extension = name.rpartition('.')[2] if '.' in name else ''
+    extension = path.lower().removesuffix('.gz').rpartition('.')[2]
     if extension not in formats:
         allowed = ', '.join(dict.fromkeys(formats.values()))
         raise UserError(f'{path}: unknown extension; set {setting} to one of {allowed}')
@@ -313,10 +312,8 @@ def _convert_cells_to_rows(
             malformed.add_malformed_record(path, number, f'{len(row)} columns, the first line has {len(names)}')
 
 
-def read_parquet_rows(
-    path: str, setting: str, choose: Callable[[list[str]], Sequence[str] | None] = lambda names: None
-) -> Rows:
-    """Yields the rows of a Parquet file; `choose` maps the column names to those to read (None reads all columns)."""
+def read_parquet_rows(path: str, setting: str, column: str | None = None) -> Rows:
+    """Yields the rows of a Parquet file, with only `column` if the file has this column."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -324,7 +321,8 @@ def read_parquet_rows(
         try:
             # Parquet is read from the end of the file, so a gzipped file is decompressed first.
             table = pq.ParquetFile(pa.BufferReader(file.read()) if path.lower().endswith('.gz') else file)
-            batches = table.iter_batches(batch_size=1024, columns=choose(table.schema_arrow.names))
+            columns = [column] if column in table.schema_arrow.names else None
+            batches = table.iter_batches(batch_size=1024, columns=columns)
             yield from enumerate((row for batch in batches for row in batch.to_pylist()), 1)
         except pa.ArrowException as error:
             raise UserError(

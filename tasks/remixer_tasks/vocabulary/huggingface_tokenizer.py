@@ -1,12 +1,8 @@
-"""Loads the vocabulary of a Hugging Face `tokenizer.json` with the library `tokenizers`.
+"""Loads Hugging Face's `tokenizer.json`, and BERT's WordPiece vocabulary, with the library `tokenizers`.
 
 A malicious file can make the library abort, panic or hang. Therefore only components in `ALLOWED_COMPONENTS`, strings
 of limited length and known regular expressions are accepted, and a child process with a time limit loads the file
 first.
-
-Loads BERT's WordPiece vocabulary, for encoders from Hugging Face, with the library `tokenizers`.
-
-Encoded texts begin with `[CLS]`, as in BERT's training. Tasks append the end token `[SEP]`.
 """
 
 from __future__ import annotations
@@ -310,7 +306,10 @@ def _is_small_setting(value: Any, depth: int = 0) -> bool:
 
 
 class WordPieceVocabulary(HuggingFaceTokenizer):
-    """BERT's vocabulary in a `tokenizer.json`. Two vocabularies with the same pieces are equal."""
+    """BERT's vocabulary. Encoded texts begin with `[CLS]`, as in BERT's training; tasks append `[SEP]`.
+
+    Two vocabularies with the same pieces are equal.
+    """
 
     # No settings are saved, because the path alone restores the vocabulary.
     saved_settings: Any = None
@@ -320,27 +319,17 @@ class WordPieceVocabulary(HuggingFaceTokenizer):
         tokenizer = load_wordpiece_tokenizer(self._path)
         return tokenizer, [tokenizer.token_to_id(CLS)], [tokenizer.token_to_id(SEP)]
 
-    def _find_piece_id(self, piece: str) -> int:
-        index = self._tokenizer.token_to_id(piece)
-        if index is None:
-            raise UserError(f'{self._path} has no {piece}, which BERT requires; use the tokenizer of a BERT model')
-        return int(index)
-
     @property
     def mask_id(self) -> int:
-        return self._find_piece_id(MASK)
+        return self._tokenizer.token_to_id(MASK)
 
     @property
     def special_ids(self) -> tuple[int, ...]:
-        return tuple(self._find_piece_id(piece) for piece in (PAD, CLS, SEP, MASK))
+        return tuple(self._tokenizer.token_to_id(piece) for piece in (PAD, CLS, SEP, MASK))
 
     @property
     def unk_id(self) -> int:
-        return self._find_piece_id(UNKNOWN)
-
-    def huggingface_ids(self, text: str) -> list[int]:
-        """Encodes a text without [CLS] and [PAD]."""
-        return [token for token in self._tokenizer.encode(text, add_special_tokens=False).ids if token]
+        return self._tokenizer.token_to_id(UNKNOWN)
 
 
 def load_wordpiece_tokenizer(path: str) -> Any:
@@ -367,11 +356,10 @@ def load_wordpiece_tokenizer(path: str) -> Any:
             raise UserError(f'{path} cannot be read as a tokenizer ({root_cause_message(error)})') from error
     else:
         tokenizer, _, _ = load_tokenizer(path)
-    if missing := [piece for piece in (UNKNOWN, CLS, SEP) if tokenizer.token_to_id(piece) is None]:
-        raise UserError(f'{path} has no {missing[0]}, which BERT requires; use the tokenizer of a BERT model')
-    if tokenizer.token_to_id(PAD) != 0:
+    ids = {piece: tokenizer.token_to_id(piece) for piece in (PAD, UNKNOWN, CLS, SEP, MASK)}
+    if ids[PAD] != 0 or None in ids.values():
         raise UserError(
-            f'{PAD} in {path} must have id 0, got {tokenizer.token_to_id(PAD)}; use the tokenizer of a BERT model'
+            f"{path} must contain BERT's special tokens, {PAD} with id 0, got {ids}; use the tokenizer of a BERT model"
         )
     for ours, theirs in SETTINGS.items():
         value = getattr(tokenizer.normalizer, ours, None)

@@ -10,6 +10,7 @@ import base64
 import binascii
 import functools
 import io
+import itertools
 import os
 import re
 import string
@@ -81,8 +82,10 @@ def train_missing_model(corpus: Corpus, pieces: int, at_most: bool) -> Path:
 
 
 def count_model_sentinels(model: bytes) -> int:
-    """Returns the number of sentinels among the last pieces of a SentencePiece model."""
-    return sentinels.count_trailing_sentinels([piece.piece for piece in _PROTO.FromString(model).pieces[-1000:]])
+    """Returns the number of sentinels at the end of a SentencePiece model, in T5's order with <extra_id_0> last."""
+    pieces = reversed(_PROTO.FromString(model).pieces)
+    ordered = (re.fullmatch(f'▁?<extra_id_{index}>', piece.piece) for index, piece in enumerate(pieces))
+    return len(list(itertools.takewhile(bool, ordered)))
 
 
 def _train_model(sample: list[str], pieces: int, at_most: bool) -> bytes:

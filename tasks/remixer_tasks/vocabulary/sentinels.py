@@ -6,7 +6,6 @@ the last byte values, which do not occur in UTF-8.
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 # Number of byte values that do not occur in UTF-8, 0xF5 to 0xFF.
@@ -27,11 +26,3 @@ def count_ordinary_ids(vocabulary: Any) -> int:
 def build_sentinel_regex(count: int) -> str:
     """Returns a regular expression, for Python and TensorFlow, that matches the names of `count` sentinels."""
     return f'<extra_id_({"|".join(map(str, range(count)))})>'
-
-
-def count_trailing_sentinels(pieces: list[str]) -> int:
-    """Returns the number of sentinels at the end of `pieces`, in T5's order with <extra_id_0> last."""
-    count = 0
-    while count < len(pieces) and re.fullmatch(f'▁?<extra_id_{count}>', pieces[-1 - count]):
-        count += 1
-    return count
