@@ -22,6 +22,7 @@ from tests.support import feed_forward
 from tests.support.command_without_autograph import main
 from tests.support.compare_runs import difference as difference_of_runs
 from tests.support.compare_runs import last_step
+from tests.support.error_lines import error_message
 from tests.support.fake_hub import FakeHub
 from tests.support.real_processes import Process
 
@@ -106,22 +107,23 @@ def test_reading_continues_exactly_at_every_position(folders, kind):
 
 
 def test_a_resumed_run_has_the_batches_of_an_uninterrupted_run(folders):
-    """3 batches end within a shard, and 40 are more than an epoch. UL2 has a position for each denoiser."""
+    """3 batches end within a shard, and 30 are more than an epoch. UL2 has a position for each denoiser."""
 
     def batches():
         corpus = streamed(folders / 'parquet', validation_fraction=0.1)
         denoisers = [('r', 3, 0.15, 1), ('s', None, 0.25, 1)]
         task = pretraining.ul2(corpus, BYTES, shuffle_buffer_size=8, denoisers=denoisers)
-        return TrainBatches(DatasetConfig(task, LENGTHS, 4, streams=2))
+        return TrainBatches(DatasetConfig(task, LENGTHS, 4))
 
-    unbroken, positions, seen = batches(), [], []
-    for _ in range(60):
-        positions.append(unbroken.capture_states())
+    unbroken, positions, seen = batches(), {}, []
+    for number in range(40):
+        if number in (3, 30):
+            positions[number] = unbroken.capture_states()
         seen.append(next(unbroken))
-    for start in (3, 40):
+    for start, position in positions.items():
         resumed = batches()
-        resumed.restore_states(positions[start])
-        for expected in seen[start : start + 20]:
+        resumed.restore_states(position)
+        for expected in seen[start : start + 10]:
             batch = next(resumed)
             assert expected.keys() == batch.keys()
             assert all(np.array_equal(expected[name], batch[name]) for name in expected)
@@ -169,8 +171,8 @@ def test_a_validation_split_is_used_and_unknown_splits_are_rejected(folders, tmp
     datasets.DatasetDict(train=rows, dev=rows.select(range(7))).save_to_disk(tmp_path / 'both')
     corpus = streamed(tmp_path / 'both', validation_split='dev')
     assert documents(corpus, 'validation') == ALL[:7] and documents(corpus, 'train') == ALL
-    with pytest.raises(UserError, match="must be one of dev, train, got 'test'"):
-        documents(streamed(tmp_path / 'both', train_split='test'), 'train')
+    unknown = streamed(tmp_path / 'both', train_split='test')
+    assert "must be one of dev, train, got 'test'" in error_message(documents, unknown, 'train')
 
 
 def test_malformed_rows_are_skipped_with_one_warning_or_rejected(tmp_path, capsys):
@@ -234,40 +236,31 @@ def test_a_data_set_on_the_hub_is_streamed_with_its_commit(folders, tmp_path, mo
         assert 'different content in 5 of its files, such as train-00000-of-00005.jsonl' in describe_data_difference(
             before, identity()
         )
-        with pytest.raises(UserError, match='some/mind cannot be read .*; use an existing folder or Hub name') as error:
-            documents(streamed('some/mind'), 'train')
-        assert '\n' not in str(error.value)
+        assert 'use an existing folder or Hub name' in error_message(documents, streamed('some/mind'), 'train')
     finally:
         hub.close()
-
-
-def assert_rejected(corpus, match, vocabulary=BYTES, **settings):
-    with pytest.raises(UserError, match=match) as error:
-        task = pretraining.span_corruption(corpus, vocabulary)
-        next(TrainBatches(DatasetConfig(task, LENGTHS, 8, **settings)))
-    assert '\n' not in str(error.value)
 
 
 def test_wrong_settings_are_rejected(folders, tmp_path, monkeypatch):
     path = folders / 'jsonl'
     trained = vocabularies.trained(streamed(path), 300)
-    assert_rejected(streamed(path), r"cannot be trained on .*, which is streamed .*--gin.VOCABULARY='@voc", trained)
-    assert_rejected(
-        streamed(path),
-        'STREAMS must be at most 5, the number of shards of .* got 8 .*; set a smaller STREAMS',
-        streams=8,
-    )
-    assert_rejected(streamed(path, validation_fraction=1 - 1e-9), 'has no documents to train on in 5 of its 5 shards')
-    with pytest.raises(UserError, match="TEXT_FIELD must be .* got 'body'"):
-        # Raised before a pipeline runs, because TensorFlow changes the messages of errors within it.
-        huggingface_datasets.corpus(HubDataset(str(path)), 'body', True).open_shards('train')
-    with pytest.raises(UserError, match='streamed .HF_STREAMING=True. and cannot be cached'):
-        caching.cache_task(pretraining.span_corruption(streamed(path), BYTES), str(tmp_path / 'cached'), 'note')
+    assert "is streamed (HF_STREAMING=True); pass --gin.VOCABULARY='@voc" in error_message(lambda: trained.vocab_size)
+
+    def read_share(corpus, shares=1):
+        next(iter(corpus.create_source().get_dataset('train', shard_info=seqio.ShardInfo(0, shares))))
+
+    assert 'STREAMS must be at most 5' in error_message(read_share, streamed(path), 8)
+    reader = ShardReader(streamed(path, validation_fraction=1 - 1e-9), range(5), 'seed')
+    assert 'no documents to train on in 5 of its 5' in error_message(reader.read_document_after, START_POSITION)
+    # Raised before a pipeline runs, because TensorFlow changes the messages of errors within it.
+    other_field = huggingface_datasets.corpus(HubDataset(str(path)), 'body', True)
+    assert 'TEXT_FIELD must be a column of' in error_message(other_field.open_shards, 'train')
     task = pretraining.span_corruption(streamed(path, validation_fraction=1e-9), BYTES)
-    with pytest.raises(UserError, match='no validation documents.*VALIDATION_FRACTION'):
-        list(EvalBatches(DatasetConfig(task, LENGTHS, 2, split='validation', shuffle=False)))
+    assert 'cannot be cached' in error_message(caching.cache_task, task, str(tmp_path / 'cached'), 'note')
+    config = DatasetConfig(task, LENGTHS, 2, split='validation', shuffle=False)
+    assert 'no validation documents; set a larger VALIDATION_FRACTION' in error_message(lambda: [*EvalBatches(config)])
     monkeypatch.setitem(sys.modules, 'datasets', None)
-    assert_rejected(streamed(path), r"datasets.* pip install 'remixer-t5x\[hf-datasets\]'")
+    assert "pip install 'remixer-t5x[hf-datasets]'" in error_message(read_share, streamed(path))
 
 
 def test_a_damaged_shard_is_reported(folders, tmp_path):
@@ -279,9 +272,8 @@ def test_a_damaged_shard_is_reported(folders, tmp_path):
     reader = ShardReader(corpus, range(3), None)
     position = read(reader, 2 * ROWS_PER_SHARD)[-1][1]
     for _ in range(2):
-        with pytest.raises(UserError, match='split train, shard 2 cannot be read after row 0') as error:
-            reader.read_document_after(position)
-        assert '\n' not in str(error.value)
+        message = error_message(reader.read_document_after, position)
+        assert 'split train, shard 2 cannot be read after row 0' in message
 
 
 def train_arguments(folder, data, *flags):

@@ -3,9 +3,9 @@ import string
 
 import pytest
 
-from remixer_t5x.errors import UserError
 from remixer_tasks import text_pairs, vocabularies
 from remixer_tasks.corpora.text_corpus import ParsedCorpus
+from tests.support.error_lines import error_message
 
 
 def corpus(num_lines=2000, **settings):
@@ -14,6 +14,7 @@ def corpus(num_lines=2000, **settings):
 
 
 def test_a_trained_vocabulary_has_its_size_and_the_ids_of_t5():
+    """Characters that the text lacks have ids; otherwise, no answer could equal a label such as `not_entailment`."""
     vocabulary = vocabularies.trained(corpus(), 400)
     assert vocabulary.vocab_size == 400
     assert (vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id) == (0, 1, 2)
@@ -21,13 +22,8 @@ def test_a_trained_vocabulary_has_its_size_and_the_ids_of_t5():
     assert vocabulary.encode('<extra_id_99>') == [300]
     ids = vocabulary.encode('the word 17 stands')
     assert max(ids) < 300 and vocabulary.decode(ids) == 'the word 17 stands'
-
-
-def test_characters_that_the_text_lacks_have_ids():
-    """Otherwise, no decoded answer could equal a label such as `not_entailment`."""
-    text = 'not_entailment ' + string.printable.strip()
     assert '_' not in ''.join(corpus().read_training_documents())
-    vocabulary = vocabularies.trained(corpus(), 228)
+    text = 'not_entailment ' + string.printable.strip()
     assert vocabulary.unk_id not in vocabulary.encode(text)
     assert vocabulary.decode(vocabulary.encode(text)) == text
 
@@ -46,26 +42,23 @@ def test_training_is_lazy_cached_and_deterministic(cache_folder, monkeypatch, ca
 
 
 def test_a_vocabulary_of_other_training_documents_is_trained_again():
-    """A larger fraction holds out documents on which the first vocabulary was trained. So is one of another size."""
+    """A larger fraction holds out documents on which the first vocabulary was trained."""
     corpora = corpus(), corpus(validation_fraction=0.5)
-    few, many = (vocabularies.trained(text_pairs.PairTexts(texts), 400) for texts in corpora)
+    few, many = (vocabularies.trained(text_pairs.PairTexts(texts), 300) for texts in corpora)
     assert few != many and few.sp_model != many.sp_model
-    assert vocabularies.trained(text_pairs.PairTexts(corpora[0]), 300).vocab_size == 300
 
 
 @pytest.mark.parametrize(
     ('make', 'message'),
     [
         (lambda: vocabularies.trained(corpus(), 227), 'at least 228'),
-        (lambda: vocabularies.trained(corpus(), 30000), 'allows at most .* got 29900'),
+        (lambda: vocabularies.trained(corpus(), 30000), 'got 29900'),
         (lambda: vocabularies.sentencepiece('/missing.model'), 'No such file or directory; use a local file'),
-        (lambda: vocabularies.sentencepiece(__file__), 'is not a SentencePiece model.*; use a local file'),
+        (lambda: vocabularies.sentencepiece(__file__), 'is not a SentencePiece model'),
     ],
 )
 def test_impossible_sizes_and_unreadable_models_are_rejected(make, message):
-    with pytest.raises(UserError, match=message) as error:
-        make().vocab_size  # noqa: B018
-    assert '\n' not in str(error.value)
+    assert message in error_message(lambda: make().vocab_size)
 
 
 def test_ids_of_t5s_sentencepiece_model(real_data: pathlib.Path):
