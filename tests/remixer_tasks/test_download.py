@@ -15,6 +15,7 @@ from remixer_t5x.errors import UserError
 from remixer_tasks import catalogue
 from remixer_tasks.benchmarks.text_task import TEST, TRAIN, FileLayout, LabelledDataset, PublishedFile
 from remixer_tasks.files import download
+from tests.support.error_lines import error_message
 
 CONTENT = {'a.tsv': b'1\tx\n' * 300_000, 'b.tsv': b'2\ty\n'}
 
@@ -118,38 +119,27 @@ def test_downloads_are_verified_and_their_paths_are_shown(plain, cache_folder, c
     assert not [path for path in (cache_folder / 'data').iterdir() if path.name != 'toy']
 
 
-@pytest.mark.parametrize(('kind', 'folder'), [('plain', ''), ('zipped', 'Toy/')])
-def test_existing_files_are_not_downloaded_again(kind, folder, request, server, cache_folder):
-    request.getfixturevalue(kind)
+def test_existing_files_are_not_downloaded_again(zipped, server, cache_folder):
     download.download_files('toy')
-    assert tree(cache_folder) == {f'data/toy/{folder}{name}': content for name, content in CONTENT.items()}
+    assert tree(cache_folder) == {f'data/toy/Toy/{name}': content for name, content in CONTENT.items()}
     requests_before = list(server.requested)
     assert download.download_files('toy')[0] == 'toy already exists, nothing was downloaded'
     assert server.requested == requests_before
 
 
-@pytest.mark.parametrize(
-    ('kind', 'fault', 'message'),
-    [
-        ('plain', 'changed', 'must have SHA-256 .* got'),
-        ('zipped', 'changed', 'must have SHA-256 .* got'),
-        ('plain', 'truncated', 'must have SHA-256 .* got'),
-    ],
-)
-def test_a_faulty_download_leaves_nothing(kind, fault, message, request, server, cache_folder):
-    request.getfixturevalue(kind)
+@pytest.mark.parametrize('fault', ['changed', 'truncated'])
+def test_a_faulty_download_leaves_nothing(plain, fault, server, cache_folder):
     if fault == 'changed':
         server.files = {name: content + b'!' for name, content in server.files.items()}
     else:
         server.truncated.add('a.tsv')
-    with pytest.raises(UserError, match=message):
-        download.download_files('toy')
+    assert 'must have SHA-256' in error_message(download.download_files, 'toy')
     assert tree(cache_folder) == {}
 
 
 def test_a_repeated_command_downloads_only_the_missing_file(plain, server, cache_folder):
     content = server.files.pop('b.tsv')
-    with pytest.raises(UserError, match='cannot be read .Gone.*--from DIR'):
+    with pytest.raises(UserError, match='cannot be read .Gone'):
         download.download_files('toy')
     assert tree(cache_folder) == {'data/toy/a.tsv': CONTENT['a.tsv']}
     server.files['b.tsv'] = content
@@ -164,10 +154,9 @@ def test_no_network_is_reported_with_the_offline_command(no_other_data, monkeypa
         url = f'http://127.0.0.1:{bound.getsockname()[1]}/a.tsv'
         monkeypatch.setenv('no_proxy', '*')
         register_dataset(monkeypatch, [PublishedFile(url, sha256(b''), 'toy')])
-        with pytest.raises(UserError) as error:
-            download.download_files('toy')
+        message = error_message(download.download_files, 'toy')
     expected = (url, 'Connection refused', 'remixer-t5x data get toy --from DIR', 'a.tsv', sha256(b''))
-    assert all(text in str(error.value) for text in expected) and '\n' not in str(error.value)
+    assert all(text in message for text in expected)
 
 
 def test_files_are_copied_from_a_folder(plain, server, tmp_path, cache_folder):
@@ -182,11 +171,11 @@ def test_files_are_copied_from_a_folder(plain, server, tmp_path, cache_folder):
 
 
 def test_a_folder_without_the_published_file_is_rejected(plain, tmp_path, cache_folder):
-    with pytest.raises(UserError, match='must contain the file a.tsv; get it from http://127.*/a.tsv'):
-        download.download_files('toy', str(tmp_path))
+    assert 'must contain the file a.tsv; get it from http://127' in error_message(
+        download.download_files, 'toy', str(tmp_path)
+    )
     (tmp_path / 'a.tsv').write_bytes(b'other')
-    with pytest.raises(UserError, match=f'/a.tsv must have SHA-256 .* got {sha256(b"other")}'):
-        download.download_files('toy', str(tmp_path))
+    assert f'got {sha256(b"other")}' in error_message(download.download_files, 'toy', str(tmp_path))
     assert tree(cache_folder) == {}
 
 
@@ -194,8 +183,7 @@ def test_an_existing_file_is_not_replaced(zipped, cache_folder):
     existing = cache_folder / 'data/toy/Toy/a.tsv'
     existing.parent.mkdir(parents=True)
     existing.write_bytes(b'mine')
-    with pytest.raises(UserError, match='toy/Toy/a.tsv exists, but is not the published file'):
-        download.download_files('toy')
+    assert 'toy/Toy/a.tsv exists, but is not' in error_message(download.download_files, 'toy')
     assert existing.read_bytes() == b'mine'
 
 
@@ -209,9 +197,8 @@ def test_an_existing_file_is_not_replaced(zipped, cache_folder):
 )
 def test_impossible_downloads_are_reported(plain, name, expected):
     """An unwritable folder, a data set without downloads, and an unknown data set."""
-    with pytest.raises(UserError) as error:
-        download.download_files(name, data_dir='/dev/null')
-    assert all(text in str(error.value) for text in expected)
+    message = error_message(lambda: download.download_files(name, data_dir='/dev/null'))
+    assert all(text in message for text in expected)
 
 
 @pytest.mark.parametrize('name', [name for name, dataset in catalogue.DATASETS.items() if dataset.downloads])
@@ -227,8 +214,6 @@ def test_every_download_is_written_where_its_task_reads(name):
 
 
 @pytest.mark.parametrize('name', ['cogs_v001', 'conj_nli_v001'])
-def test_real_files_have_the_published_hashes(real_data, request, name, cache_folder):
-    # Tasks would read REMIXER_T5X_DATA instead of the downloaded files.
-    request.getfixturevalue('no_other_data')
+def test_real_files_have_the_published_hashes(real_data, no_other_data, name, cache_folder):
     download.download_files(name, str(real_data))
     assert all(str(cache_folder) in origin for origin in catalogue.locate_splits(download.find_dataset(name)).values())

@@ -20,10 +20,10 @@ from sentencepiece import sentencepiece_model_pb2
 
 from remixer_t5x import lazy_imports
 from remixer_t5x.data import batch_formats, pipeline, task_batches, task_vocabulary
-from remixer_t5x.errors import UserError
 from remixer_tasks import pretraining, text_pairs, vocabularies
 from remixer_tasks.corpora.text_corpus import ParsedCorpus
 from remixer_tasks.vocabulary import byte_pairs, sentinels
+from tests.support.error_lines import error_message
 from tests.support.paths import environment
 
 LINES = [f'The word {number * 7919 % 997} stands next to {number % 7}, and nothing else.' for number in range(400)]
@@ -98,12 +98,10 @@ OBJECTIVES = {
 }  # fmt: skip
 # All objectives with bytes, and for each other vocabulary those that use its special ids.
 CASES = [('bytes', objective, model_type) for objective in OBJECTIVES for model_type in OBJECTIVES[objective][1]] + [
-    ('sentencepiece', 'ul2', 'encoder_decoder'),
     ('sentencepiece', 'masked_lm', 'encoder_only'),
     ('mt5', 'span_corruption', 'encoder_decoder'),
     ('byt5', 'span_corruption', 'decoder_only'),
     ('words', 'span_corruption', 'encoder_decoder'),
-    ('words', 'prefix_lm', 'encoder_decoder'),
     ('wordpiece', 'iid_denoising', 'encoder_decoder'),
     ('wordpiece', 'masked_lm', 'encoder_only'),
     ('byte_pairs', 'ul2', 'encoder_decoder'),
@@ -144,8 +142,7 @@ def test_an_objective_has_exact_positions_or_is_rejected(get_vocabulary, name, o
     config = pipeline.DatasetConfig(lambda: task(corpus(), vocabulary), lengths, 4, model_type=model_type)
     is_rejected = needs_sentinels and name in WITHOUT_SENTINELS and (name, objective) != ('wordpiece', 'masked_lm')
     if is_rejected:
-        with pytest.raises(UserError, match='sentinel'):
-            next(task_batches.TrainBatches(config))
+        assert 'sentinel' in error_message(lambda: next(task_batches.TrainBatches(config)))
         return
     batch = check_position(config)
     side = 'encoder' if model_type == batch_formats.ENCODER_ONLY else 'decoder'
@@ -161,7 +158,10 @@ def test_an_objective_has_exact_positions_or_is_rejected(get_vocabulary, name, o
 
 @pytest.mark.parametrize(
     ('name', 'model_type'),
-    [*((name, 'decoder_only') for name in VOCABULARIES), ('bytes', 'encoder_decoder'), ('words', 'classifier')],
+    [
+        *((name, 'decoder_only') for name in ('sentencepiece', 'wordpiece', 'byte_pairs')),
+        *(('bytes', 'encoder_decoder'), ('words', 'classifier')),
+    ],
 )
 def test_the_end_of_an_answer_has_a_weight(get_vocabulary, name, model_type):
     vocabulary = get_vocabulary(name)
@@ -196,13 +196,10 @@ def test_training_and_inference_give_the_same_ids(get_vocabulary, name):
         assert ids.tolist() == list(vocabulary.encode(text)) and 0 not in ids
 
     check_ids()
-
-
-def test_invalid_utf_8_is_encoded_as_replacement_characters(get_vocabulary):
-    vocabulary = get_vocabulary('bytes')
-    for text in (b'a\xffb', b'a\xffb <extra_id_1>', b'the \xe4\xbd'):
-        ids = vocabulary.encode(text.decode(errors='replace'))
-        assert vocabulary.encode_tf(tf.constant(text)).numpy().tolist() == ids
+    if name == 'bytes':
+        # Invalid UTF-8 is encoded as replacement characters.
+        for text in (b'a\xffb', b'a\xffb <extra_id_1>', b'the \xe4\xbd'):
+            assert encode_tf(text).numpy().tolist() == vocabulary.encode(text.decode(errors='replace'))
 
 
 @pytest.mark.parametrize('name', ['sentencepiece', 'bytes', 'mt5', 'byt5'])
@@ -298,10 +295,11 @@ def test_a_model_with_other_padding_or_its_own_sentinels_is_rejected(tmp_path):
         sentence_iterator=iter(LINES), model_writer=file, vocab_size=60, minloglevel=2, pad_id=3, unk_id=0
     )
     (tmp_path / 'a.model').write_bytes(file.getvalue())
-    with pytest.raises(UserError, match='id 0 must be padding'):
-        vocabularies.sentencepiece(str(tmp_path / 'a.model')).vocab_size  # noqa: B018
-    with pytest.raises(UserError, match='extra_ids must be 0'):
-        vocabularies.sentencepiece(write_mt5(tmp_path), extra_ids=3).vocab_size  # noqa: B018
+    for path, extra_ids, words in (
+        (str(tmp_path / 'a.model'), 100, 'id 0 must be padding'),
+        (write_mt5(tmp_path), 3, 'extra_ids must be 0'),
+    ):
+        assert words in error_message(lambda: vocabularies.sentencepiece(path, extra_ids).vocab_size)  # noqa: B023
 
 
 def test_a_stateful_python_function_is_rejected():
@@ -317,8 +315,7 @@ def test_a_stateful_python_function_is_rejected():
     feature = seqio.Feature(seqio.ByteVocabulary())
     task = seqio.Task('stateful', source, {'targets': feature}, [tokenize], shuffle_buffer_size=None)
     config = pipeline.DatasetConfig(task, {'targets': 4}, 1, shuffle=False, model_type='decoder_only')
-    with pytest.raises(UserError, match='PyFunc.*stateful=False'):
-        next(task_batches.TrainBatches(config))
+    assert 'stateful=False' in error_message(lambda: next(task_batches.TrainBatches(config)))
 
 
 def test_gpt2_reads_added_tokens_and_rejects_unsupported_settings(tmp_path):
@@ -329,5 +326,4 @@ def test_gpt2_reads_added_tokens_and_rejects_unsupported_settings(tmp_path):
     (folder / 'merges.txt').write_bytes((folder / 'merges.txt').read_bytes().replace(b'\n', b'\r\n'))
     assert vocabularies.byte_pairs(str(folder), 259).encode('the') == [259]
     (folder / 'tokenizer_config.json').write_text(json.dumps({'add_prefix_space': True}))
-    with pytest.raises(UserError, match='add_prefix_space'):
-        vocabularies.byte_pairs(str(folder), 259).encode('a')
+    assert 'add_prefix_space' in error_message(vocabularies.byte_pairs(str(folder), 259).encode, 'a')

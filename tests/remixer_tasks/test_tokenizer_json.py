@@ -20,9 +20,7 @@ ADDED = {'single_word': False, 'lstrip': False, 'rstrip': False, 'normalized': F
 REPLACE = {'type': 'Replace', 'pattern': {'String': 'a'}, 'content': 'a' * 10}
 # Key path in the file, and its value.
 HOSTILE = [
-    ('normalizer', {'type': 'Precompiled', 'precompiled_charsmap': 'AAAA'}),
     ('normalizer', {'type': 'Sequence', 'normalizers': [REPLACE] * 12}),
-    ('normalizer', {'type': 'Replace', 'pattern': {'Regex': '(a|aa)+$'}, 'content': 'b'}),
     ('pre_tokenizer', {'type': 'Split', 'pattern': {'Regex': '(a|aa)+$'}, 'behavior': 'Isolated', 'invert': False}),
     ('post_processor', {'type': 'TemplateProcessing', 'single': [{'SpecialToken': {'id': 'x', 'type_id': 0}}]}),
     ('padding', {'strategy': {'Fixed': 8589934592}, 'direction': 'Right', 'pad_id': 0, 'pad_token': '[PAD]'}),
@@ -30,13 +28,9 @@ HOSTILE = [
     ('decoder', {'type': 'Strip', 'content': 'a', 'start': 10**18, 'stop': 10**18}),
     ('model.max_input_chars_per_word', 10**9),
     ('model.unk_token', 'missing'),
-    ('model.continuing_subword_prefix', ''),
     ('model.vocab', {**{piece: index for index, piece in enumerate(PIECES)}, 'far': 2**32 - 1}),
     ('model.vocab', {**{piece: index for index, piece in enumerate(PIECES)}, 'twice': 3}),
-    ('model.vocab', {**{piece: index for index, piece in enumerate(PIECES)}, '': len(PIECES)}),
     ('added_tokens', [{'id': 2**63, 'content': '[NEW]', **ADDED}]),
-    ('added_tokens', [{'id': len(PIECES) + 3, 'content': '[NEW]', **ADDED}]),
-    ('added_tokens', [{'id': len(PIECES), 'content': '[NEW]', **ADDED, 'lstrip': 'yes'}]),
 ]
 
 
@@ -48,7 +42,7 @@ def content(**flags):
     return json.loads(tokenizer.to_str())
 
 
-@pytest.mark.parametrize('flags', [{}, {'lowercase': False}, {'strip_accents': False}, {'clean_text': False}])
+@pytest.mark.parametrize('flags', [{}, {'lowercase': False, 'clean_text': False}])
 def test_ids_and_texts_equal_those_of_the_library(tmp_path, flags):
     from remixer_tasks.vocabulary import huggingface_tokenizer
 
