@@ -28,8 +28,7 @@ TRAIN = [
 # Targets of file descriptors 1 and 2.
 STREAM_TARGETS = {
     'standard output without a reader': ('pipe', 'file'),
-    'both on a full disk': ('/dev/full', '/dev/full'),
-    'both closed': (None, None),
+    'standard output on a full disk, and closed standard error': ('/dev/full', None),
 }
 
 
@@ -45,8 +44,8 @@ def run_with_streams(targets, argv):
             os.close(descriptor)
         elif target != 'file':
             os.dup2(os.open(target, os.O_WRONLY), descriptor)
-    if targets == (None, None):
-        sys.stdout = sys.stderr = sys.__stdout__ = sys.__stderr__ = None
+    if targets[1] is None:
+        sys.stderr = sys.__stderr__ = None
     console.protect_standard_streams()
     return main.main(argv)
 
