@@ -90,11 +90,11 @@ class HubDataset:
         texts = (parser.parse_row(row, number) for number, row in enumerate(rows, start=1))
         return (text for text in texts if text is not None)
 
-    def _open_shards(self, document: Callable[[Row], str], split: str) -> _DatasetShards:
+    def _open_shards(self, document: Callable[[Row], str], split: str) -> DatasetShards:
         name = self.train_split if split == TRAIN else str(self.validation_split)
         rows, files = self._load_split(name, streaming=True)
         parser = _RowParser(f'{self.path}, split {name}', rows.features, document, _BadRecordsWithWarning(self.strict))
-        shards = _DatasetShards(rows, files, parser)
+        shards = DatasetShards(rows, files, parser)
         # Reads one row, so that a wrong TEXT_FIELD is reported before a pipeline runs.
         next(shards.read_documents(0, None), None)
         return shards
@@ -230,8 +230,8 @@ class _BadRecordsWithWarning(BadRecords):
 
 
 @dataclasses.dataclass(frozen=True)
-class _DatasetShards:
-    """Shards of an `IterableDataset`; states contain its `state_dict`. Implements `streamed_text.DocumentShards`."""
+class DatasetShards:
+    """Shards of an `IterableDataset`; states contain its `state_dict`."""
 
     rows: Any
     files: Sequence[str]

@@ -219,10 +219,6 @@ class MaskingSettings:
                 f'{self.masked} and {self.random}; BERT uses 0.8 and 0.1'
             )
 
-    def count_predicted_tokens(self, length: int) -> int:
-        """Returns the number of tokens to predict in a segment of `length` tokens (for whole words, an upper bound)."""
-        return min(max(round(length * self.rate), 1), length)
-
 
 def choose_predicted_tokens(words: tf.Tensor, count: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     """Selects `count` single tokens, or whole words of at most `count` tokens, to predict; returns an [n] bool mask.
@@ -298,7 +294,8 @@ def masked_lm(
     vocabulary = output_features['targets'].vocabulary
     get_mask_id(vocabulary)
     special = tf.constant(getattr(vocabulary, 'special_ids', ()), tf.int32)
-    counts = [masking.count_predicted_tokens(size) for size in range(length)]
+    # The number of tokens to predict in a segment of each size; for whole words, an upper bound.
+    counts = [min(max(round(size * masking.rate), 1), size) for size in range(length)]
     starts = find_word_starts(vocabulary) if masking.whole_words else None
 
     @seqio.map_over_dataset(num_seeds=2)

@@ -51,9 +51,10 @@ def corpus(
         files: a path or glob, or a list of paths and globs, which may begin with `~` or gs://.
         validation_files: files with held-out documents; None holds out `validation_fraction` of all documents by hash.
         format: one of `FORMATS`; None detects the format from the file extension.
-        field: JSON field, column name or column number that contains the text.
-        txt_documents: the part of a txt file that forms a document, one of `TXT_DOCUMENTS`.
-        longest: maximum number of characters of a line or document.
+        field: JSON field or column name; for TSV without a header line, a 0-based column number.
+        txt_documents: the part of a txt file that forms a document, one of `TXT_DOCUMENTS`. Blank lines delimit
+            paragraphs, and a passage consists of adjacent paragraphs.
+        longest: maximum number of characters of a line or document; longer ones are malformed and not loaded.
         strict: whether to raise UserError for a malformed or empty record instead of skipping and counting it.
     """
     layout = TextLayout(format, field, txt_documents, longest)
@@ -123,16 +124,7 @@ def _match_files(pattern: str, macro: str, example: str) -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class TextLayout:
-    """Settings that determine how files are parsed into documents.
-
-    Attributes:
-        format: one of FORMATS; None detects the format from each file's extension.
-        field: JSON field or column name; for TSV without a header line, a 0-based column number.
-        txt_documents: the part of a txt file that forms a document, one of TXT_DOCUMENTS. Blank lines delimit
-            paragraphs, and a passage consists of adjacent paragraphs.
-        longest: maximum number of characters of a line or document. Longer lines and documents are malformed and not
-            loaded.
-    """
+    """Settings that determine how files are parsed into documents; see `corpus`."""
 
     format: str | None = None
     field: str | int = 'text'

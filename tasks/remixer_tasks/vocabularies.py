@@ -89,16 +89,10 @@ def trained(
 
     Args:
         corpus: the documents to train on.
-        vocab_size: number of ids, including sentinels.
+        vocab_size: number of ids, including sentinels; at least about 100 more than `extra_ids`.
         extra_ids: number of sentinels.
         at_most: whether the vocabulary may be smaller if the text is too small for `vocab_size` ids.
     """
-    smallest = extra_ids + 128
-    if vocab_size < smallest:
-        raise UserError(
-            f'VOCAB_SIZE must be at least {smallest} for a trained vocabulary with {extra_ids} sentinels, got '
-            f'{vocab_size}; use {smallest} or more, or VOCABULARY = @vocabularies.byte()'
-        )
     return sentencepiece_vocabulary.TrainedSentencePiece(corpus, vocab_size - extra_ids, at_most, extra_ids)
 
 

@@ -151,7 +151,7 @@ def test_an_evaluation_reads_no_further_than_its_batches(tmp_path, monkeypatch):
     for shard in range(4):
         rows = [{'text': f'{shard} {row}'} for row in range(2000)]
         (tmp_path / f'train-{shard}.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
-    shards, opened = huggingface_datasets._DatasetShards, set()
+    shards, opened = huggingface_datasets.DatasetShards, set()
     read = shards.read_documents
 
     def record_shard(self, shard, state):

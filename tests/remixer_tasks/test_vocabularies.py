@@ -51,10 +51,10 @@ def test_a_vocabulary_of_other_training_documents_is_trained_again():
 @pytest.mark.parametrize(
     ('make', 'message'),
     [
-        (lambda: vocabularies.trained(corpus(), 227), 'at least 228'),
+        (lambda: vocabularies.trained(corpus(), 150), 'cannot train 50 pieces besides sentinels'),
         (lambda: vocabularies.trained(corpus(), 30000), 'got 29900'),
-        (lambda: vocabularies.sentencepiece('/missing.model'), 'No such file or directory; use a local file'),
-        (lambda: vocabularies.sentencepiece(__file__), 'is not a SentencePiece model'),
+        (lambda: vocabularies.sentencepiece('/missing.model'), 'No such file or directory); use a local file'),
+        (lambda: vocabularies.sentencepiece(__file__), 'cannot be read as a SentencePiece model'),
     ],
 )
 def test_impossible_sizes_and_unreadable_models_are_rejected(make, message):

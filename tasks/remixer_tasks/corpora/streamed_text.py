@@ -12,7 +12,7 @@ import itertools
 import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from remixer_t5x import ranges
 from remixer_t5x.errors import UserError
@@ -22,37 +22,24 @@ from remixer_tasks.corpora.text_corpus import TRAIN, VALIDATION, hash_to_fractio
 START_POSITION = b''
 
 
-class DocumentShards(Protocol):
-    """Interface to the documents of a split, in numbered shards."""
-
-    @property
-    def num_shards(self) -> int:
-        """The number of shards."""
-
-    @property
-    def files(self) -> Sequence[str]:
-        """Paths or URLs of the data, by which a resumed run detects that the data has changed."""
-
-    def read_documents(self, shard: int, state: Any) -> Iterator[tuple[str, Any]]:
-        """Yields (document, JSON state) pairs of a shard, after `state`, or from the start if `state` is None."""
-
-
 class StreamedCorpus:
-    """A corpus that streams the documents of `open_split(split)`; implements `text_corpus.Corpus`.
+    """A corpus that streams the documents of `open_split(split)`, such as a `huggingface_datasets.DatasetShards`.
+
+    The result of `open_split` has numbered shards. Its `files` are paths or URLs of the data, by which a resumed run
+    detects that the data has changed. Its `read_documents(shard, state)` yields (document, JSON state) pairs of a
+    shard, after `state`, or from the start if `state` is None.
 
     A fraction `validation_fraction` of the training documents is held out, selected by the hash of their text. If the
     fraction is None, the split 'validation' is held out instead. Held-out documents stay in memory after they are first
     read, because every evaluation needs them and searching the training shards again would be slow.
     """
 
-    def __init__(
-        self, name: str, identity: str, open_split: Callable[[str], DocumentShards], validation_fraction: float | None
-    ):
+    def __init__(self, name: str, identity: str, open_split: Callable[[str], Any], validation_fraction: float | None):
         if validation_fraction is not None:
             ranges.check_setting('validation_fraction', validation_fraction, ranges.OpenFraction)
         self.name, self.training_data_key = name, identity
         self._open_split, self._fraction = open_split, validation_fraction
-        self._opened: dict[str, DocumentShards] = {}
+        self._opened: dict[str, Any] = {}
         self._lock = threading.Lock()
         self._held_out: list[bytes] = []
         self._more_held_out: Iterator[bytes] = self._read_held_out_documents()
@@ -70,7 +57,7 @@ class StreamedCorpus:
             "--gin.VOCAB_SIZE=32128, or --gin.VOCABULARY='@vocabularies.byte()' --gin.VOCAB_SIZE=384"
         )
 
-    def open_shards(self, split: str) -> DocumentShards:
+    def open_shards(self, split: str) -> Any:
         """Returns the shards of a split, or those of 'train' if validation documents are held out from 'train'."""
         opened = TRAIN if self._fraction is not None else split
         if opened not in self._opened:

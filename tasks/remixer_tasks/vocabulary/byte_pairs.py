@@ -20,6 +20,7 @@ from remixer_t5x.base_vocabulary import Vocabulary
 from remixer_t5x.errors import UserError
 
 VOCABULARY, MERGES, TOKENIZER = 'vocab.json', 'merges.txt', tokenizer_files.TOKENIZER
+_ADVICE = 'use the folder of a GPT-2 model'
 # Supported settings of the components in tokenizer.json.
 _MODEL: dict[str, Any] = {
     'type': 'BPE',
@@ -90,17 +91,11 @@ class BytePairs(Vocabulary):
             tokenizer_files.check_tokenizer_settings(tokenizer, {'normalizer': None}, where)
             pieces: Any = tokenizer['model'].get('vocab')
             merges: Any = tokenizer['model'].get('merges')
-        elif (folder / VOCABULARY).is_file() and (folder / MERGES).is_file():
-            pieces = untrusted_files.read_json_object(folder / VOCABULARY)
-            merges = untrusted_files.read_text(folder / MERGES).replace('\r\n', '\n').split('\n')
         else:
-            raise UserError(
-                f'{folder} must contain {TOKENIZER}, or {VOCABULARY} and {MERGES}; use the folder of a GPT-2 model'
-            )
+            pieces = untrusted_files.read_json_object(folder / VOCABULARY, _ADVICE)
+            merges = untrusted_files.read_text(folder / MERGES, _ADVICE).replace('\r\n', '\n').split('\n')
         if not isinstance(pieces, dict) or not isinstance(merges, list) or not pieces:
-            raise UserError(
-                f'the tokenizer in {folder} does not use byte-pair encoding; use the folder of a GPT-2 model'
-            )
+            raise UserError(f'the tokenizer in {folder} does not use byte-pair encoding; {_ADVICE}')
         tokenizer_files.check_tokenizer_settings(
             tokenizer_files.read_tokenizer_config(folder), _CONFIG, str(folder / tokenizer_files.CONFIG)
         )

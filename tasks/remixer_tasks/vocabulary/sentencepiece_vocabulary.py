@@ -22,7 +22,7 @@ import sentencepiece
 from etils import epath
 from sentencepiece import sentencepiece_model_pb2
 
-from remixer_t5x import lazy_imports, tokenizer_files, untrusted_files
+from remixer_t5x import tokenizer_files, untrusted_files
 from remixer_t5x.base_vocabulary import Vocabulary
 from remixer_t5x.errors import UserError, root_cause_message
 from remixer_t5x.lazy_imports import tf, tf_text
@@ -110,7 +110,7 @@ def _train_model(sample: list[str], pieces: int, at_most: bool) -> bytes:
         limit = re.search(r'<= ?(\d+)', str(error))
         if limit is None:
             raise UserError(
-                f'SentencePiece cannot train {pieces} pieces on this text ({root_cause_message(error)}); '
+                f'SentencePiece cannot train {pieces} pieces besides sentinels ({root_cause_message(error)}); '
                 'try another VOCAB_SIZE, or VOCABULARY = @vocabularies.byte()'
             ) from error
         most = int(limit[1])
@@ -232,20 +232,17 @@ def _load_model(path: str, extra_ids: int) -> tuple[sentencepiece.SentencePieceP
 
     Raises UserError for an invalid model, or for a model with sentinels if `extra_ids` is not 0.
     """
-    hint = 'use a local file: --gin.vocabularies.sentencepiece.path=/path/to/sentencepiece.model'
     try:
         model = epath.Path(path).read_bytes()
-    except lazy_imports.get_file_error_types() as error:
-        raise UserError(f'vocabulary {path}: {root_cause_message(error)}; {hint}') from error
-    try:
         proto = _PROTO.FromString(model)
         if not proto.pieces:
             raise ValueError('it has no pieces')
         processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     except Exception as error:
-        # Possible errors include protobuf's DecodeError and RuntimeError.
+        # Possible errors include those of files and buckets, protobuf's DecodeError and RuntimeError.
         raise UserError(
-            f'vocabulary {path} is not a SentencePiece model ({root_cause_message(error)}); {hint}'
+            f'vocabulary {path} cannot be read as a SentencePiece model ({root_cause_message(error)}); use a local '
+            'file: --gin.vocabularies.sentencepiece.path=/path/to/sentencepiece.model'
         ) from error
     if not processor.IsControl(0) or processor.eos_id() <= 0:
         raise UserError(
