@@ -1,5 +1,6 @@
 """`data get` from a local server or a folder writes the published files, or nothing."""
 
+import functools
 import hashlib
 import http.server
 import io
@@ -32,45 +33,35 @@ def archive() -> bytes:
     return out.getvalue()
 
 
-class Server(http.server.ThreadingHTTPServer):
-    """Serves `files`, but only the first half of those in `truncated`; records the names in `requested`."""
+class Handler(http.server.SimpleHTTPRequestHandler):
+    """Serves the files of a folder; records their names."""
 
-    daemon_threads = True
+    def log_request(self, *_):
+        self.server.requested.append(self.path[1:])
 
-    def __init__(self):
-        super().__init__(('127.0.0.1', 0), Handler)
-        self.files, self.requested, self.truncated = {}, [], set()
-
-    def url(self, name):
-        return f'http://127.0.0.1:{self.server_port}/{name}'
-
-
-class Handler(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):  # noqa: N802 (required by http.server)
-        name = self.path[1:]
-        self.server.requested.append(name)
-        if name not in self.server.files:
-            return self.send_error(404, 'Gone')
-        content = self.server.files[name]
-        self.send_response(200)
-        self.send_header('Content-Length', str(len(content)))
-        self.end_headers()
-        self.wfile.write(content[: len(content) // 2] if name in self.server.truncated else content)
-
-    def log_message(self, *args):
+    def log_message(self, *_):
         pass
 
 
 @pytest.fixture
-def server(no_other_data, monkeypatch):
+def server(no_other_data, monkeypatch, tmp_path):
+    """Returns a server of the folder `server.folder`; `server.requested` lists the names of the requested files."""
     monkeypatch.setenv('no_proxy', '*')
-    with Server() as server:
-        server.files = dict(CONTENT)
+    folder = tmp_path / 'served'
+    folder.mkdir()
+    with http.server.ThreadingHTTPServer(('127.0.0.1', 0), functools.partial(Handler, directory=str(folder))) as server:
+        server.folder, server.requested = folder, []
         thread = threading.Thread(target=server.serve_forever, kwargs={'poll_interval': 0.02})
         thread.start()
         yield server
         server.shutdown()
         thread.join()
+
+
+def publish(server, name, content, folder='toy', **options):
+    """Serves a file, and returns its description in a data set."""
+    (server.folder / name).write_bytes(content)
+    return PublishedFile(f'http://127.0.0.1:{server.server_port}/{name}', sha256(content), folder, **options)
 
 
 @pytest.fixture
@@ -89,17 +80,12 @@ def register_dataset(monkeypatch, downloads, folder=''):
 
 @pytest.fixture
 def plain(server, monkeypatch):
-    register_dataset(
-        monkeypatch, [PublishedFile(server.url(name), sha256(content), 'toy') for name, content in CONTENT.items()]
-    )
+    register_dataset(monkeypatch, [publish(server, name, content) for name, content in CONTENT.items()])
 
 
 @pytest.fixture
 def zipped(server, monkeypatch):
-    server.files = {'Toy.zip': archive()}
-    register_dataset(
-        monkeypatch, [PublishedFile(server.url('Toy.zip'), sha256(server.files['Toy.zip']), 'toy', unzip=True)], 'Toy/'
-    )
+    register_dataset(monkeypatch, [publish(server, 'Toy.zip', archive(), unzip=True)], 'Toy/')
 
 
 def tree(folder):
@@ -127,22 +113,18 @@ def test_existing_files_are_not_downloaded_again(zipped, server, cache_folder):
     assert server.requested == requests_before
 
 
-@pytest.mark.parametrize('fault', ['changed', 'truncated'])
-def test_a_faulty_download_leaves_nothing(plain, fault, server, cache_folder):
-    if fault == 'changed':
-        server.files = {name: content + b'!' for name, content in server.files.items()}
-    else:
-        server.truncated.add('a.tsv')
+def test_a_faulty_download_leaves_nothing(plain, server, cache_folder):
+    (server.folder / 'a.tsv').write_bytes(b'other')
     assert 'must have SHA-256' in error_message(download.download_files, 'toy')
     assert tree(cache_folder) == {}
 
 
 def test_a_repeated_command_downloads_only_the_missing_file(plain, server, cache_folder):
-    content = server.files.pop('b.tsv')
-    with pytest.raises(UserError, match='cannot be read .Gone'):
+    (server.folder / 'b.tsv').rename(server.folder / 'gone')
+    with pytest.raises(UserError, match='cannot be read .File not found'):
         download.download_files('toy')
     assert tree(cache_folder) == {'data/toy/a.tsv': CONTENT['a.tsv']}
-    server.files['b.tsv'] = content
+    (server.folder / 'gone').rename(server.folder / 'b.tsv')
     download.download_files('toy')
     assert server.requested == ['a.tsv', 'b.tsv', 'b.tsv']
 

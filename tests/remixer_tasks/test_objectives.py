@@ -128,9 +128,7 @@ def test_whole_words_are_predicted_together():
         by_word = [set(chosen[words == word]) for word in range(120)]
         assert all(len(values) == 1 for values in by_word)
         assert 36 < chosen.sum() <= 40
-
-
-def test_a_word_longer_than_the_number_of_tokens_is_predicted():
+    # A word that is longer than the number of tokens is predicted.
     assert language_modeling.choose_predicted_tokens(tf.zeros([9], tf.int32), 1, tf.constant([0, 1])).numpy().all()
 
 

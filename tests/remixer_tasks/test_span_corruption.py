@@ -81,14 +81,6 @@ def test_any_stream_can_be_rebuilt(sizes, inputs, density, mean_span):
         assert (len(example['inputs']), len(example['targets'])) == noise.compute_feature_lengths(length)
 
 
-@given(inputs=st.integers(4, 2000), density=st.floats(0.01, 0.95), mean_span=st.floats(1, 20))
-@settings(max_examples=200, deadline=None)
-def test_segments_are_as_long_as_fits(inputs, density, mean_span):
-    noise = spans.NoiseSettings(density, mean_span)
-    length = spans.compute_segment_length(inputs, 10**6, noise)
-    assert noise.compute_feature_lengths(length)[0] <= inputs < noise.compute_feature_lengths(length + 1)[0]
-
-
 def test_spans_have_the_statistics_of_random_boundaries():
     examples = corrupted(documents([568 * 1500]))
     hidden_lengths = np.array([len(ids) for e in examples for ids in split_at_sentinels(e['targets'])[1:]])
