@@ -190,9 +190,6 @@ class BytePairs(Vocabulary):
     def __hash__(self) -> int:
         return hash((type(self), self.folder))
 
-    def __str__(self) -> str:
-        return f'BytePairs({self.folder})'
-
     @property
     def words(self) -> list[str]:
         """The pieces in the order of their ids, as hexadecimal strings, to be stored in checkpoints."""

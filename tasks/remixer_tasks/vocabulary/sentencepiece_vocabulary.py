@@ -55,32 +55,6 @@ _NORMALIZERS = (
 )
 
 
-def get_model_path(corpus: Corpus, pieces: int, at_most: bool) -> Path:
-    """Returns the path of the trained model in the cache."""
-    values = (pieces, CHARACTER_COVERAGE, *([True] if at_most else []))
-    name = cache.hash_cache_key('vocabulary 2', corpus.training_data_key, values, SAMPLE_CHARACTERS)
-    return cache.get_cache_root() / 'vocabularies' / f'{name}.model'
-
-
-def train_missing_model(corpus: Corpus, pieces: int, at_most: bool) -> Path:
-    """Trains a model with `pieces` ids and no sentinels, unless it is in the cache; returns its path.
-
-    Raises UserError if the text is too small for `pieces` ids, unless `at_most` allows fewer ids.
-    """
-    path = get_model_path(corpus, pieces, at_most)
-    if not path.exists():
-        sample = list(_sample_lines(corpus.read_training_documents()))
-        characters = sum(map(len, sample))
-        notice = ProgressNotice(
-            f'training a vocabulary of {pieces} pieces on {characters / 1e6:.1f} M characters of {corpus.name}'
-        )
-        model = _train_model(sample, pieces, at_most)
-        with cache.create_cache_entry(path) as temporary:
-            temporary.write_bytes(model)
-        notice.print_result(f'saved to {path}')
-    return path
-
-
 def count_model_sentinels(model: bytes) -> int:
     """Returns the number of sentinels at the end of a SentencePiece model, in T5's order with <extra_id_0> last."""
     pieces = reversed(_PROTO.FromString(model).pieces)
@@ -201,28 +175,36 @@ class SentencePiece(Vocabulary):
         return sentinels.build_sentinel_regex(self.extra_ids) if self.extra_ids else None
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, SentencePiece) and self._path_and_extra_ids == other._path_and_extra_ids
+        if not isinstance(other, SentencePiece):
+            return False
+        return self.sentencepiece_model_file == other.sentencepiece_model_file and self.extra_ids == other.extra_ids
 
     def __hash__(self) -> int:
-        return hash(self._path_and_extra_ids)
-
-    @property
-    def _path_and_extra_ids(self) -> tuple[str, int]:
-        return self.sentencepiece_model_file, self.extra_ids
+        return hash((self.sentencepiece_model_file, self.extra_ids))
 
 
 class TrainedSentencePiece(SentencePiece):
-    """A SentencePiece vocabulary whose model is trained on a corpus at first use."""
+    """A vocabulary of `pieces` ids and the sentinels, whose model is trained on a corpus at first use, and cached.
+
+    The first use raises UserError if the text is too small for `pieces` ids, unless `at_most` allows fewer ids.
+    """
 
     def __init__(self, corpus: Corpus, pieces: int, at_most: bool, extra_ids: int):
-        self._training = (corpus, pieces, at_most)
-        super().__init__(str(get_model_path(*self._training)), extra_ids=extra_ids)
+        self._corpus, self._pieces, self._at_most = corpus, pieces, at_most
+        values = (pieces, CHARACTER_COVERAGE, *([True] if at_most else []))
+        name = cache.hash_cache_key('vocabulary 2', corpus.training_data_key, values, SAMPLE_CHARACTERS)
+        super().__init__(str(cache.get_cache_root() / 'vocabularies' / f'{name}.model'), extra_ids)
 
     def _loaded_model(self) -> tuple[sentencepiece.SentencePieceProcessor, bytes]:
         if not os.path.exists(self.sentencepiece_model_file):
             # seqio needs the model while tracing a graph, but reading the documents requires eager execution.
             with tf.init_scope():
-                train_missing_model(*self._training)
+                sample = list(_sample_lines(self._corpus.read_training_documents()))
+            size = f'{sum(map(len, sample)) / 1e6:.1f} M characters of {self._corpus.name}'
+            notice = ProgressNotice(f'training a vocabulary of {self._pieces} pieces on {size}')
+            with cache.create_cache_entry(Path(self.sentencepiece_model_file)) as temporary:
+                temporary.write_bytes(_train_model(sample, self._pieces, self._at_most))
+            notice.print_result(f'saved to {self.sentencepiece_model_file}')
         return super()._loaded_model()
 
 

@@ -52,9 +52,6 @@ class WordVocabulary(Vocabulary):
     def __hash__(self) -> int:
         return hash((type(self), self._name))
 
-    def __str__(self) -> str:
-        return f'WordVocabulary({self._name})'
-
 
 class ByteVocabulary(Vocabulary):
     """Vocabulary of T5's special ids, 256 bytes and `extra_ids` sentinels; <extra_id_N> in a text is a sentinel."""
