@@ -62,7 +62,7 @@ def make_record(vocabulary=None):
     return task_vocabulary.get_vocabulary_record(vocabulary or seqio.ByteVocabulary(100))
 
 
-def write_cache(folder, name, completed=True, shards=3, vocabulary=None):
+def write_cache(folder, name, shards=3):
     """Writes a cache of DOCUMENTS as bytes, in the layout of seqio's cache job."""
     path = pathlib.Path(folder, name)
     path.mkdir(parents=True)
@@ -77,8 +77,7 @@ def write_cache(folder, name, completed=True, shards=3, vocabulary=None):
         stats = {'examples': len(rows), 'targets_tokens': sum(len(row['targets']) for row in rows)}
         (path / f'info.{split}.json').write_text(json.dumps(info))
         (path / f'stats.{split}.json').write_text(json.dumps(stats))
-    if completed:
-        (path / 'COMPLETED').write_text(pipeline.format_cache_record(make_record(vocabulary)) + '\n')
+    (path / 'COMPLETED').write_text(pipeline.format_cache_record(make_record()) + '\n')
     return str(folder)
 
 
@@ -134,13 +133,14 @@ def cache_error(task, folder):
 def test_missing_incomplete_and_mismatched_caches_are_rejected(tmp_path):
     assert 'a complete cache of cached_documents' in cache_error(documents_task(), tmp_path / 'nowhere')
     assert 'of cached_documents, got None' in cache_error(documents_task(), None)
-    incomplete = write_cache(tmp_path / 'incomplete', 'cached_documents', completed=False)
-    assert '`remixer-t5x data cache`' in cache_error(documents_task(), incomplete)
-    complete = write_cache(tmp_path / 'complete', 'cached_documents')
-    assert 'of 259 ids' in cache_error(documents_task(extra_ids=0), complete)
+    folder = write_cache(tmp_path / 'complete', 'cached_documents')
+    assert 'of 259 ids' in cache_error(documents_task(extra_ids=0), folder)
     # Caches of seqio's own script do not record the vocabulary.
-    pathlib.Path(complete, 'cached_documents', 'COMPLETED').write_text('')
-    pipeline.require_cache(documents_task(extra_ids=0), complete, make_record(seqio.ByteVocabulary(0)))
+    completed = pathlib.Path(folder, 'cached_documents', 'COMPLETED')
+    completed.write_text('')
+    pipeline.require_cache(documents_task(extra_ids=0), folder, make_record(seqio.ByteVocabulary(0)))
+    completed.unlink()
+    assert '`remixer-t5x data cache`' in cache_error(documents_task(), folder)
 
 
 @pytest.fixture
@@ -161,19 +161,13 @@ def run_data_cache(tmp_path, monkeypatch, clean_environment, capfd):
     return run
 
 
-def test_an_existing_cache_is_kept_and_reported_in_one_line(run_data_cache, tmp_path):
-    folder = write_cache(tmp_path / 'cache', 'own_text_span_corruption')
+def test_an_existing_cache_is_kept_and_its_vocabulary_compared(run_data_cache, tmp_path):
+    folder = pathlib.Path(write_cache(tmp_path / 'cache', 'own_text_span_corruption'), 'own_text_span_corruption')
     code, out, _ = run_data_cache()
     assert code == 0
-    assert out.splitlines()[0] == (
-        f'own_text_span_corruption is already cached in {folder}/own_text_span_corruption; '
-        'to recreate it, delete that folder'
-    )
-    assert out.splitlines()[1].startswith('  train: 24 examples, ')
-
-
-def test_a_cache_with_another_vocabulary_is_not_used(run_data_cache, tmp_path):
-    write_cache(tmp_path / 'cache', 'own_text_span_corruption', vocabulary=seqio.ByteVocabulary(0))
+    assert out.startswith(f'own_text_span_corruption is already cached in {folder}; to recreate it, delete that folder')
+    assert '\n  train: 24 examples, ' in out
+    (folder / 'COMPLETED').write_text(pipeline.format_cache_record(make_record(seqio.ByteVocabulary(0))))
     code, out, error = run_data_cache()
     assert code == 2 and not out
     assert error.startswith('error: ') and 'use another CACHE_DIR' in error

@@ -6,7 +6,6 @@ Only a file with the expected SHA-256 is moved to the folder or extracted. Exist
 import hashlib
 import http.client
 import os
-import shutil
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -86,16 +85,14 @@ def _fetch_file(dataset: LabelledDataset, download: PublishedFile, folder: Path,
         with temporary_files.reserve_temporary_path(folder, '.get-') as temporary_folder:
             temporary_folder.mkdir()
             file = temporary_folder / file_name
-            if source is None:
-                origin = download.url
-                offline = (
-                    f'if a folder DIR contains a copy of the file, run remixer-t5x data get {name} --from DIR '
-                    f'(the file is {file_name}, SHA-256 {download.sha256})'
-                )
-                _download_file(download.url, file, offline)
-            else:
-                origin = str(_find_local_copy(Path(source).expanduser(), file_name, download))
-                shutil.copyfile(origin, file)
+            origin = download.url
+            if source is not None:
+                origin = _find_local_copy(Path(source).expanduser(), file_name, download).absolute().as_uri()
+            offline = (
+                f'if a folder DIR contains a copy of the file, run remixer-t5x data get {name} --from DIR '
+                f'(the file is {file_name}, SHA-256 {download.sha256})'
+            )
+            _download_file(origin, file, offline)
             if (actual := _compute_file_sha256(file)) != download.sha256:
                 raise UserError(
                     f'{origin} must have SHA-256 {download.sha256}, got {actual}: it is damaged or another version; '
