@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from remixer_t5x import untrusted_files
+from remixer_t5x import ranges, untrusted_files
 from remixer_t5x.errors import UserError, import_optional, root_cause_message
 from remixer_tasks.corpora.streamed_text import StreamedCorpus
 from remixer_tasks.corpora.text_corpus import TRAIN, ParsedCorpus
@@ -51,7 +51,7 @@ class HubDataset:
     revision: str | None = None
     train_split: str = 'train'
     validation_split: str | None = None
-    validation_fraction: float = 0.01
+    validation_fraction: ranges.OpenFraction = 0.01
     strict: bool = False
 
     def build_corpus(self, kind: tuple[str, ...], document: Callable[[Row], str]) -> ParsedCorpus:

@@ -48,6 +48,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from remixer_t5x import ranges
 from remixer_t5x.errors import UserError
 from remixer_t5x.lazy_imports import seqio, tf
 from remixer_tasks.vocabulary import sentinels
@@ -205,15 +206,14 @@ class MaskingSettings:
         whole_words: whether to select all pieces of a word together.
     """
 
-    rate: float = 0.15
-    masked: float = 0.8
-    random: float = 0.1
+    rate: ranges.OpenFraction = 0.15
+    masked: ranges.Fraction = 0.8
+    random: ranges.Fraction = 0.1
     whole_words: bool = False
 
     def __post_init__(self):
-        if not 0.0 < self.rate < 1.0:
-            raise UserError(f'the rate of masked LM must be above 0 and below 1, got {self.rate}; BERT uses 0.15')
-        if not (self.masked >= 0 and self.random >= 0 and self.masked + self.random <= 1):
+        ranges.check_fields(self, rate='rate', masked='masked_share', random='random_share')
+        if self.masked + self.random > 1:
             raise UserError(
                 'the shares of masks and random tokens of masked LM must add up to at most 1, got '
                 f'{self.masked} and {self.random}; BERT uses 0.8 and 0.1'

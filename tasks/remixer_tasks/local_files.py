@@ -41,7 +41,7 @@ def corpus(
     format: str | None = None,
     field: str | int = 'text',
     txt_documents: str = 'paragraph',
-    validation_fraction: float = 0.01,
+    validation_fraction: ranges.OpenFraction = 0.01,
     strict: bool = False,
     longest: ranges.Count = row_files.MAX_CHARACTERS,
 ) -> ParsedCorpus:
@@ -139,7 +139,6 @@ class TextLayout:
             )
         if self.txt_documents not in TXT_DOCUMENTS:
             raise UserError(f'TXT_DOCUMENTS must be one of {", ".join(TXT_DOCUMENTS)}, got {self.txt_documents!r}')
-        ranges.check_setting('LONGEST_DOCUMENT', self.longest, ranges.Count)
 
     def detect_format(self, path: str) -> str:
         """Returns the format of the file `path`. Raises UserError if `format` is None and the extension is unknown."""

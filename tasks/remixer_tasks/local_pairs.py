@@ -27,7 +27,7 @@ def corpus(
     format: str | None = None,
     delimiter: str | None = None,
     encoding: str = 'utf-8',
-    validation_fraction: float = 0.01,
+    validation_fraction: ranges.OpenFraction = 0.01,
     strict: bool = False,
     longest: ranges.Count = MAX_CHARACTERS,
     columns: Sequence[str] = (),

@@ -15,6 +15,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from remixer_t5x import ranges
 from remixer_t5x.lazy_imports import seqio, tf
 from remixer_tasks import language_modeling
 from remixer_tasks import span_corruption as spans
@@ -88,11 +89,11 @@ def iid_denoising(
     corpus: Corpus,
     vocabulary: seqio.Vocabulary,
     data: str = 'text',
-    density: float = 0.15,
+    density: ranges.OpenFraction = 0.15,
     shuffle_buffer_size: int = SHUFFLE_BUFFER,
 ) -> seqio.Task:
     """Returns a task that hides each token independently; see `span_corruption.py`."""
-    objective = functools.partial(spans.iid_denoising, density=spans.NoiseSettings(density).density)
+    objective = functools.partial(spans.iid_denoising, density=density)
     return _build_task(f'{data}_iid_denoising', corpus, vocabulary, objective, shuffle_buffer_size)
 
 

@@ -11,6 +11,7 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
+from remixer_t5x import ranges
 from remixer_tasks.corpora.text_corpus import ParsedCorpus
 from remixer_tasks.files import cache
 from remixer_tasks.files.row_files import BadRecords
@@ -23,7 +24,7 @@ _SKIPPED = {
 _DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
-def corpus(validation_fraction: float = 0.05) -> ParsedCorpus:
+def corpus(validation_fraction: ranges.OpenFraction = 0.05) -> ParsedCorpus:
     """Returns a corpus of this Python version's documentation; holds out `validation_fraction` of the documents."""
     return ParsedCorpus(
         name=f'the documentation of Python {sys.version.split()[0]}',

@@ -41,6 +41,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from remixer_t5x import ranges
 from remixer_t5x.errors import UserError
 from remixer_t5x.lazy_imports import seqio, tf
 from remixer_tasks import language_modeling
@@ -57,17 +58,14 @@ class NoiseSettings:
 
     Attributes:
         density: fraction of the tokens in a segment that are hidden, between 0 and 1.
-        mean_span: mean length of a hidden span in tokens, at least 1.
+        mean_span: mean length of a hidden span in tokens; values below 1 act as 1.
     """
 
-    density: float = 0.15
-    mean_span: float = 3.0
+    density: ranges.OpenFraction = 0.15
+    mean_span: ranges.Positive = 3.0
 
     def __post_init__(self):
-        if not 0.0 < self.density < 1.0:
-            raise UserError(f'noise density must be above 0 and below 1, got {self.density}; T5 uses 0.15')
-        if not self.mean_span >= 1.0:
-            raise UserError(f'mean noise span must be at least 1 token, got {self.mean_span}; T5 uses 3.0')
+        ranges.check_fields(self, density='noise_density', mean_span='mean_noise_span_length')
 
     def count_hidden_tokens_and_spans(self, length: int) -> tuple[int, int]:
         """Returns how many tokens and how many spans are hidden in a segment; (0, 0) if `length` is below 2 tokens."""

@@ -14,7 +14,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from remixer_t5x import ranges
 from remixer_t5x.errors import UserError
 from remixer_t5x.lazy_imports import seqio
 from remixer_tasks.corpora.text_corpus import TRAIN, VALIDATION, hash_to_fraction
@@ -35,8 +34,6 @@ class StreamedCorpus:
     """
 
     def __init__(self, name: str, identity: str, open_split: Callable[[str], Any], validation_fraction: float | None):
-        if validation_fraction is not None:
-            ranges.check_setting('validation_fraction', validation_fraction, ranges.OpenFraction)
         self.name, self.training_data_key = name, identity
         self._open_split, self._fraction = open_split, validation_fraction
         self._opened: dict[str, Any] = {}

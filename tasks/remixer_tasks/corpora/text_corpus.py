@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from remixer_t5x import ranges, temporary_files, tf_data, untrusted_files
+from remixer_t5x import temporary_files, tf_data, untrusted_files
 from remixer_t5x.errors import UserError, root_cause_message
 from remixer_t5x.lazy_imports import seqio
 from remixer_tasks.files import cache, workers
@@ -83,10 +83,6 @@ class ParsedCorpus:
     validation_fraction: float = 0.01
     strict: bool = False
     unit: str = 'document'
-
-    def __post_init__(self):
-        if self.read_validation is None:
-            ranges.check_setting('validation_fraction', self.validation_fraction, ranges.OpenFraction)
 
     @property
     def training_data_key(self) -> str:
