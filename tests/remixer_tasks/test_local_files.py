@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 
 import numpy as np
 import pyarrow as pa
@@ -9,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from remixer_t5x.data import pipeline, task_batches
-from remixer_t5x.errors import UserError
 from remixer_tasks import local_files, pretraining, vocabularies
+from tests.support.error_lines import error_message
 
 DOCUMENTS = [f'Document {number} says:\n"tabs or spaces", naïvely — 你好 {"x" * number}.' for number in range(40)]
 ONE_LINE = [document.replace('\n', ' ') for document in DOCUMENTS]
@@ -89,8 +90,8 @@ def test_files_may_be_globs_lists_and_in_the_home_folder(tmp_path, monkeypatch):
     assert actual == sorted(f'{name} {number}' for name in ('a.txt', 'b.txt', 'c.jsonl') for number in range(3))
 
 
-@pytest.mark.parametrize('name', ['a b%d[1]*?{x}$HOME.txt', 'new\nline 模型.txt'])
-def test_a_file_name_may_look_like_a_pattern(tmp_path, name):
+def test_a_file_name_may_look_like_a_pattern(tmp_path):
+    name = 'a b%d[1]*?{x}$HOME\n模型.txt'
     write(tmp_path, name, ['one', 'two'])
     assert all_texts(local_files.corpus(str(tmp_path / name))) == ['one', 'two']
 
@@ -138,9 +139,7 @@ def test_wrong_settings_and_files_are_rejected(tmp_path, monkeypatch, settings, 
     write(tmp_path, 'empty.txt', [' ', ''])
     (tmp_path / 'a.dat').write_text('x')
     (tmp_path / 'damaged.txt.gz').write_bytes(gzip.compress(b'text ' * 1000)[:20])
-    with pytest.raises(UserError, match=message) as error:
-        all_texts(local_files.corpus(**settings))
-    assert '\n' not in str(error.value)
+    assert re.search(message, error_message(lambda: all_texts(local_files.corpus(**settings))))
 
 
 def test_repeated_resumes_give_the_same_batches(tmp_path):

@@ -19,11 +19,11 @@ import seqio
 
 from remixer_t5x import temporary_files, tf_data
 from remixer_t5x.data import resumable_iterator
-from remixer_t5x.errors import UserError
 from remixer_tasks import local_files
 from remixer_tasks.corpora import arrow_files
 from remixer_tasks.files import cache, workers
 from tests.support import paths
+from tests.support.error_lines import error_message
 
 DOCUMENTS = [f'the word {number * 7919 % 10007} is next to\n{number}' for number in range(240)]
 
@@ -87,9 +87,7 @@ def test_several_processes_return_the_documents_of_one_in_order(text_folder, tmp
 
 
 def test_a_user_error_in_a_worker_is_reported(text_folder, small_jobs):
-    with pytest.raises(UserError, match='rows.jsonl:11: invalid JSON') as error:
-        corpus_of(text_folder, strict=True).list_files('train')
-    assert '\n' not in str(error.value)
+    assert 'rows.jsonl:11: invalid JSON' in error_message(corpus_of(text_folder, strict=True).list_files, 'train')
 
 
 class Killed(BaseException):
@@ -157,17 +155,13 @@ def test_a_file_that_changes_while_it_is_parsed_is_rejected(tmp_path, small_jobs
     (tmp_path / 'a.txt').write_text('\n\n'.join(DOCUMENTS))
     corpus = corpus_of(tmp_path)
     (tmp_path / 'a.txt').write_text('other\n\ntext')
-    with pytest.raises(UserError, match=r'a.txt changed while it was read; run the command again') as error:
-        corpus.list_files('train')
-    assert '\n' not in str(error.value)
+    assert 'a.txt changed while it was read' in error_message(corpus.list_files, 'train')
 
 
 def test_a_full_disk_is_reported(text_folder, monkeypatch):
     write = arrow_files.write_documents
     monkeypatch.setattr(arrow_files, 'write_documents', lambda path, *args: write(pathlib.Path('/dev/full'), *args))
-    with pytest.raises(UserError, match='set REMIXER_T5X_CACHE to a writable folder') as error:
-        corpus_of(text_folder).list_files('train')
-    assert '\n' not in str(error.value)
+    assert 'set REMIXER_T5X_CACHE to a' in error_message(corpus_of(text_folder).list_files, 'train')
 
 
 def test_a_second_process_waits_for_the_first(tmp_path, capsys):
@@ -193,9 +187,8 @@ def test_documents_are_memory_mapped_and_not_part_of_a_position(tmp_path):
     arrow_files.write_documents(path, ((b'%07d' % number * 1000, None) for number in range(5000)), lambda: '')
     before = pa.total_allocated_bytes()
     mapped = arrow_files.ArrowDocuments([path])
-    assert mapped.read_documents(np.array([4999, 0, 2500])).tolist() == [
-        b'%07d' % number * 1000 for number in (4999, 0, 2500)
-    ]
+    numbers = [4999, 0, 2500]
+    assert mapped.read_documents(np.array(numbers)).tolist() == [b'%07d' % number * 1000 for number in numbers]
     assert path.stat().st_size > 35_000_000 and pa.total_allocated_bytes() - before < 1_000_000
 
     def open_stream():
@@ -214,9 +207,8 @@ def test_documents_are_memory_mapped_and_not_part_of_a_position(tmp_path):
 def test_a_killed_or_failing_worker_raises_an_error():
     assert list(workers.map_in_order(str, [('fine',), ('well',)] * 3, 2)) == ['fine', 'well'] * 3
     # Signal 0 has no effect.
-    with pytest.raises(UserError, match='was killed; if memory ran out') as error:
-        list(workers.map_in_order(signal.raise_signal, [(0,), (signal.SIGKILL,)], 2))
-    assert '\n' not in str(error.value)
+    killed = workers.map_in_order(signal.raise_signal, [(0,), (signal.SIGKILL,)], 2)
+    assert 'was killed; if memory ran out' in error_message(list, killed)
     with pytest.raises(RuntimeError, match='ZeroDivisionError'):
         list(workers.map_in_order(operator.truediv, [(1, 0)], 1))
 

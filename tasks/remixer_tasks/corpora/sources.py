@@ -1,13 +1,8 @@
 """seqio data sources of corpora and of labelled data sets. Importing this module imports seqio.
 
 The sources do not report their number of examples, because seqio would then cache small corpora with `Dataset.cache`,
-whose position cannot be saved.
-
-Reads the examples of a labelled data set from a prepared TFDS data set, or else from the published files.
-
-Published files are parsed once; the cached rows are read by index (`arrow_files.ArrowDocuments.build_dataset`). TFDS's
-files are read in one thread, because tf.data cannot restore the position of a parallel read. In both cases, examples
-are shuffled before they are repeated, so every epoch contains each example once.
+whose position cannot be saved. TFDS's files are read in one thread, because tf.data cannot restore the position of a
+parallel read. Examples are shuffled before they are repeated, so every epoch contains each example once.
 """
 
 from __future__ import annotations
@@ -185,8 +180,9 @@ class _SequentialLoader(seqio.LazyTfdsLoader):
 
 
 class LabelledSource(seqio.DataSource):
-    """seqio data source of a `LabelledDataset`; files are opened when they are first needed.
+    """seqio data source of a `LabelledDataset`: a prepared TFDS data set, or else the published files.
 
+    Published files are parsed when they are first needed; the cached rows are read by index.
     Call `count_examples` for the number of examples. `task_batches` sets `repeats` so that a shuffled dataset repeats
     forever.
     """
