@@ -30,6 +30,8 @@ Row = dict[str, Any]
 Rows = Iterator[tuple[int, Row]]
 # Default maximum number of characters of a line or document: longer than a book, but small enough for memory.
 MAX_CHARACTERS = 50_000_000
+# Limits the cells of all CSV readers of this process, because an unclosed quote extends a cell to the end of the file.
+csv.field_size_limit(MAX_CHARACTERS)
 _CHUNK = 1 << 20
 # Characters that Python's error handler 'surrogateescape' substitutes for invalid UTF-8 (PEP 383).
 _NOT_UTF_8 = re.compile('[\udc80-\udcff]')
@@ -207,7 +209,12 @@ def read_rows(path: str, layout: RowLayout, malformed: BadRecords) -> Rows:
         return read_parquet_rows(path, 'PAIRS_FORMAT')
     if format == 'jsonl':
         return read_json_rows(path, layout.longest, malformed, layout.encoding)
-    return (_read_tsv_rows if format == 'tsv' else _read_csv_rows)(path, layout, malformed)
+    if format == 'csv':
+        cells = _read_csv_cells(path, layout, malformed)
+    else:
+        lines = read_valid_lines(path, layout.longest, malformed, layout.encoding)
+        cells = ((number, line.split(layout.delimiter or '\t') if line else []) for number, line in lines)
+    return _convert_cells_to_rows(path, cells, layout, malformed)
 
 
 def read_json_rows(path: str, longest: int, malformed: BadRecords, encoding: str = 'utf-8') -> Rows:
@@ -231,22 +238,8 @@ def read_json_rows(path: str, longest: int, malformed: BadRecords, encoding: str
         is_first = False
 
 
-def _read_tsv_rows(path: str, layout: RowLayout, malformed: BadRecords) -> Rows:
-    numbered = read_valid_lines(path, layout.longest, malformed, layout.encoding)
-    cells = ((number, line.split(layout.delimiter or '\t') if line else []) for number, line in numbered)
-    yield from _convert_cells_to_rows(path, cells, layout, malformed)
-
-
-def _read_csv_rows(path: str, layout: RowLayout, malformed: BadRecords) -> Rows:
-    """Reads CSV as in RFC 4180: quoted cells may contain commas, quotes and line breaks."""
-    before = csv.field_size_limit(min(layout.longest, 2**31 - 1))
-    try:
-        yield from _convert_cells_to_rows(path, _read_csv_cells(path, layout, malformed), layout, malformed)
-    finally:
-        csv.field_size_limit(before)
-
-
 def _read_csv_cells(path: str, layout: RowLayout, malformed: BadRecords) -> Iterator[tuple[int, list[str]]]:
+    """Reads CSV as in RFC 4180: quoted cells may contain commas, quotes and line breaks."""
     # The current row's first and last line number, and the number of malformed lines before this row.
     first = last = skipped = 0
 
