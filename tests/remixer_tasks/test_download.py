@@ -141,24 +141,19 @@ def test_no_network_is_reported_with_the_offline_command(no_other_data, monkeypa
     assert all(text in message for text in expected)
 
 
-def test_files_are_copied_from_a_folder(plain, server, tmp_path, cache_folder):
+def test_files_are_copied_from_a_folder_with_the_published_files(plain, server, tmp_path, cache_folder):
     source = tmp_path / 'source' / 'toy'
     source.mkdir(parents=True)
+    copy = functools.partial(download.download_files, 'toy', str(tmp_path / 'source'))
+    assert 'must contain the file a.tsv; get it from http://127' in error_message(copy)
+    (source / 'a.tsv').write_bytes(b'other')
+    assert f'got {sha256(b"other")}' in error_message(copy)
+    assert tree(cache_folder) == {}
     for name, content in CONTENT.items():
         (source / name).write_bytes(content)
-    assert 'is now in' in download.download_files('toy', str(tmp_path / 'source'))[0]
+    assert 'is now in' in copy()[0] and 'already' in copy()[0]
     assert tree(cache_folder) == {f'data/toy/{name}': content for name, content in CONTENT.items()}
-    assert 'already' in download.download_files('toy', str(tmp_path / 'source'))[0]
     assert tree(source) == CONTENT and server.requested == []
-
-
-def test_a_folder_without_the_published_file_is_rejected(plain, tmp_path, cache_folder):
-    assert 'must contain the file a.tsv; get it from http://127' in error_message(
-        download.download_files, 'toy', str(tmp_path)
-    )
-    (tmp_path / 'a.tsv').write_bytes(b'other')
-    assert f'got {sha256(b"other")}' in error_message(download.download_files, 'toy', str(tmp_path))
-    assert tree(cache_folder) == {}
 
 
 def test_an_existing_file_is_not_replaced(zipped, cache_folder):
