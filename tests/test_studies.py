@@ -35,13 +35,11 @@ def parse_row(row):
     """Returns the shapes of an input row, which of them are triangles, and the target row of appendix B.4."""
     edges = np.flatnonzero(np.diff(np.concatenate([[0], row != 0, [0]])))
     shapes = [(start, row[start:end]) for start, end in edges.reshape(-1, 2)]
-    kinds = [bool(np.ptp(shape) > 0) for _, shape in shapes]
+    kinds = np.asarray([np.ptp(shape) > 0 for _, shape in shapes])
+    heights = np.asarray([shape.max() for _, shape in shapes])
     expected = np.zeros_like(row)
     for (start, shape), kind in zip(shapes, kinds, strict=True):
-        mean = np.mean(
-            [other.max() for (_, other), other_kind in zip(shapes, kinds, strict=True) if other_kind == kind]
-        )
-        expected[start : start + len(shape)] = shape / shape.max() * mean
+        expected[start : start + len(shape)] = shape / shape.max() * heights[kinds == kind].mean()
     return shapes, kinds, expected
 
 
@@ -79,19 +77,18 @@ def test_records_ignore_an_incomplete_line(studies, tmp_path):
         reopened.append_result({'a': 2, 'b': 2}, {'x': 1.5})
         last = studies.results_file.ResultsFile(file)
         assert last.find_result({'a': 2, 'b': 2}) == {'x': 1.5} and last.find_result({'a': 1, 'b': 2})
-        assert last.ignored == (cut < len(line) - 1)
-
-
-def run_toy(studies, monkeypatch, out, *more):
-    words = [f'--{name}={value}' for name, value in TINY.items()]
-    command = ['toy_task.py', *words, f'--out={out}', '--mixers=none,hyper_mixer', '--examples=3', *more]
-    monkeypatch.setattr(sys, 'argv', command)
-    studies.toy_task.main()
 
 
 def test_toy_study_resumes_after_a_kill(studies, tmp_path, monkeypatch, capsys):
     out, figure = tmp_path / 'toy.jsonl', tmp_path / 'toy.png'
-    run_toy(studies, monkeypatch, out, '--seeds=2', f'--figure={figure}')
+
+    def run_toy(*more):
+        words = [f'--{name}={value}' for name, value in TINY.items()]
+        command = ['toy_task.py', *words, f'--out={out}', '--seeds=2', '--mixers=none,hyper_mixer', '--examples=3']
+        monkeypatch.setattr(sys, 'argv', [*command, *more])
+        studies.toy_task.main()
+
+    run_toy(f'--figure={figure}')
     first = out.read_text().splitlines()
     assert len(first) == 4 and figure.stat().st_size > 0
     table = capsys.readouterr().out
@@ -99,9 +96,9 @@ def test_toy_study_resumes_after_a_kill(studies, tmp_path, monkeypatch, capsys):
 
     # The run was killed after the first cell, while it wrote the second.
     out.write_text(first[0] + '\n' + first[1][:20])
-    run_toy(studies, monkeypatch, out, '--seeds=2', '--show')
+    run_toy('--show')
     assert 'not yet run' in capsys.readouterr().out
-    run_toy(studies, monkeypatch, out, '--seeds=2')
+    run_toy()
     assert '4 runs, 1 already done' in capsys.readouterr().out
     second = out.read_text().splitlines()
     assert second[0] == first[0]
@@ -109,7 +106,7 @@ def test_toy_study_resumes_after_a_kill(studies, tmp_path, monkeypatch, capsys):
     # A result does not depend on earlier cells.
     np.testing.assert_allclose([json.loads(line)['result']['test_mse'] for line in second[2:]], numbers, rtol=1e-4)
 
-    run_toy(studies, monkeypatch, out, '--seeds=2', '--learning_rate=0.1', '--show')
+    run_toy('--learning_rate=0.1', '--show')
     assert 'not yet run' in capsys.readouterr().out.partition('[seeds]')[2]  # other settings are other cells
 
 
@@ -126,8 +123,8 @@ def test_counted_flops_equal_the_papers_formulas(studies):
         assert count('hyper_mixer', n) == 4 * n * 48 * 32 + n * (2 * 32 * 32 + 2 * 32 * 48)
         assert count('attention', n) == 8 * n * 32 * 32 + 4 * n * n * 32
         assert count('mlp_mixer', n) == 4 * n * 48 * 32
-        printed = studies.length.count_attention_operations(n, 32, 4)
-        assert printed == 6 * 4 * 8**2 + 4 * n**2 * 2 * 8 + 3 * n + 2 * 32 * n**2
+        printed = studies.length.count_operations_by_formula(n, args)
+        assert printed['appendix D: attention'] == 6 * 4 * 8**2 + 4 * n**2 * 2 * 8 + 3 * n + 2 * 32 * n**2
 
 
 def test_length_study_resumes(studies, tmp_path, monkeypatch, capsys):

@@ -21,14 +21,14 @@ from typing import Any
 
 import model_process
 
-from remixer_t5x.cli.main import keep_freed_buffers
-
 PEER = 'Hugging Face'
 NO_EOS = -1
 
 
-def build_our_decoders(model_name: str, args: argparse.Namespace) -> tuple[dict[int, Callable[[], Any]], str]:
+def build_decoders(model_name: str, args: argparse.Namespace) -> tuple[dict[int, Callable[[], Any]], str]:
     """Returns a decoding function for each number of beams (1 is greedy), and the compilation time."""
+    if model_name == PEER:
+        return build_peer_decoders(args)
     import jax
     import numpy as np
     from flax import linen as nn
@@ -54,18 +54,12 @@ def build_our_decoders(model_name: str, args: argparse.Namespace) -> tuple[dict[
         start = time.perf_counter()
         compiled = jax.jit(generate).lower(params, batch).compile()
         seconds.append(f'{time.perf_counter() - start:.1f}')
-        calls[beams] = functools.partial(_decode_and_wait, compiled, params, batch)
+        calls[beams] = lambda compiled=compiled: jax.block_until_ready(compiled(params, batch))
     return calls, f'compiled in {" and ".join(seconds)} s'
 
 
-def _decode_and_wait(compiled: Callable[..., Any], *arguments: Any) -> Any:
-    import jax
-
-    return jax.block_until_ready(compiled(*arguments))
-
-
 def build_peer_decoders(args: argparse.Namespace) -> tuple[dict[int, Callable[[], Any]], str]:
-    """Builds the decoding functions of Hugging Face's T5 v1.1, in the format of `build_our_decoders`."""
+    """Builds the decoding functions of Hugging Face's T5 v1.1, in the format of `build_decoders`."""
     import torch
 
     model = model_process.build_huggingface_t5(args.size).eval()
@@ -90,32 +84,16 @@ def main() -> None:
     parser.add_argument('--outputs', type=int, default=64)
     parser.add_argument('--beams', type=lambda text: [int(n) for n in text.split(',')], default=[1, 4])
     args = parser.parse_args()
-    processes = model_process.start_processes(_serve_decoding_times, PEER, args)
+    processes = model_process.start_processes(build_decoders, PEER, args)
     print(f'{os.cpu_count()} cores; batch {args.batch}, {args.inputs} to {args.outputs}, {args.size}, {args.dtype}')
     for name, process in processes.items():
-        print(f'{name}: {process.send_request("facts")}', flush=True)
+        print(f'{name}: {process.send_request()}', flush=True)
     times: dict[tuple[str, int], list[tuple[float, float]]] = {}
     for _ in range(args.rounds):
         for beams in args.beams:
             for name, process in processes.items():
                 times.setdefault((name, beams), []).append(process.send_request(beams))
-    for process in processes.values():
-        process.stop()
     print_times(times, args)
-
-
-def _serve_decoding_times(pipe, name: str, args: argparse.Namespace) -> None:
-    """Receives numbers of beams; decodes once for each, and sends back the wall time and the CPU time."""
-    keep_freed_buffers()
-    pipe.recv()
-    calls, facts = build_peer_decoders(args) if name == PEER else build_our_decoders(name, args)
-    for call in calls.values():
-        call()  # Not timed: the first call allocates memory.
-    pipe.send(facts)
-    while (beams := pipe.recv()) != 'stop':
-        start, used = time.perf_counter(), time.process_time()
-        calls[beams]()
-        pipe.send((time.perf_counter() - start, time.process_time() - used))
 
 
 def print_times(times: dict[tuple[str, int], list[tuple[float, float]]], args: argparse.Namespace) -> None:

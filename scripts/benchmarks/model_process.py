@@ -1,32 +1,50 @@
 """Runs our models and Hugging Face's T5 v1.1 of the same size in separate processes that take turns."""
 
 import argparse
+import contextlib
 import importlib.util
 import multiprocessing
+import time
 from collections.abc import Callable
 from typing import Any
+
+from remixer_t5x.cli.main import keep_freed_buffers
 
 # Maps each size to (width, hidden size, number of layers, number of heads).
 _SIZES = {'tiny': (256, 512, 4, 4), 'small': (512, 1024, 8, 6), 'base': (768, 2048, 12, 12)}
 
 
 class ModelProcess:
-    """A process that runs `serve(pipe, name, args)`, which receives requests from `send_request` and sends answers."""
+    """A process that builds a model, and times calls of the model.
 
-    def __init__(self, serve: Callable[..., None], name: str, args: argparse.Namespace):
+    `build(name, args)` returns a dict of calls, and facts about the model.
+    """
+
+    def __init__(self, build: Callable[..., Any], name: str, args: argparse.Namespace):
         context = multiprocessing.get_context('spawn')
         self._pipe, child_pipe = context.Pipe()
-        self._process = context.Process(target=serve, args=(child_pipe, name, args), daemon=True)
-        self._process.start()
+        context.Process(target=_serve_requests, args=(child_pipe, build, name, args), daemon=True).start()
 
-    def send_request(self, request: Any = 'go') -> Any:
-        """Sends a request and returns the answer."""
+    def send_request(self, request: Any = None) -> Any:
+        """Returns the facts for the first request, and the wall time and CPU time of the call for later requests."""
         self._pipe.send(request)
         return self._pipe.recv()
 
-    def stop(self) -> None:
-        self._pipe.send('stop')
-        self._process.join()
+
+def _serve_requests(pipe: Any, build: Callable[..., Any], name: str, args: argparse.Namespace) -> None:
+    keep_freed_buffers()
+    pipe.recv()
+    calls, facts = build(name, args)
+    for call in calls.values():
+        call()  # Not timed: the first call allocates memory.
+    pipe.send(facts)
+    # `recv` raises EOFError when the main process ends.
+    with contextlib.suppress(EOFError):
+        while True:
+            request = pipe.recv()
+            start, used = time.perf_counter(), time.process_time()
+            calls[request]()
+            pipe.send((time.perf_counter() - start, time.process_time() - used))
 
 
 def build_parser(description: str, models: str) -> argparse.ArgumentParser:
@@ -45,7 +63,7 @@ def build_parser(description: str, models: str) -> argparse.ArgumentParser:
     return parser
 
 
-def start_processes(serve: Callable[..., None], peer: str, args: argparse.Namespace) -> dict[str, ModelProcess]:
+def start_processes(build: Callable[..., Any], peer: str, args: argparse.Namespace) -> dict[str, ModelProcess]:
     """Starts a process for each of our models, and for `peer` if torch and transformers are installed."""
     names = args.models.split(',')
     missing = [package for package in ('torch', 'transformers') if importlib.util.find_spec(package) is None]
@@ -53,7 +71,7 @@ def start_processes(serve: Callable[..., None], peer: str, args: argparse.Namesp
         print(f'Hugging Face is not measured: {" and ".join(missing)} not installed (pip install "remixer-t5x[hf]")')
     elif args.peer != 'none':
         names.append(peer)
-    return {name: ModelProcess(serve, name, args) for name in names}
+    return {name: ModelProcess(build, name, args) for name in names}
 
 
 def build_huggingface_t5(size: str) -> Any:

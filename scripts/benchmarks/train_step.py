@@ -19,19 +19,27 @@ from typing import Any
 
 import model_process
 
-from remixer_t5x.cli.main import keep_freed_buffers
-
 PEER = 'PyTorch T5'
 
 
-def build_our_step(model_name: str, args: argparse.Namespace) -> tuple[Callable[[], None], dict[str, Any]]:
-    """Returns a function that runs a step, and a dict with parameter count, training FLOPs and compilation time."""
+Calls = dict[None, Callable[[], None]]
+
+
+def build_step(model_name: str, args: argparse.Namespace) -> tuple[Calls, dict[str, Any]]:
+    """Returns {None: function that runs a step}, and a dict of facts, which is empty for PyTorch.
+
+    The facts are the parameter count, training FLOPs, compilation time, device, and the FLOP/s of a matmul.
+    """
+    if model_name == PEER:
+        return build_torch_step(args), {}
+
     import jax
     import numpy as np
 
     from remixer_t5x.api.model_building import build_model
     from remixer_t5x.costs import model_counts
     from remixer_t5x.devices import partition
+    from remixer_t5x.extras.reproduce import table_runs
     from remixer_t5x.optim import optimizer, schedules, train_state, train_step
 
     lengths = {'inputs': args.inputs, 'targets': args.targets}
@@ -62,11 +70,16 @@ def build_our_step(model_name: str, args: argparse.Namespace) -> tuple[Callable[
         state, metrics = jitted(state, data)
         jax.block_until_ready((state, metrics))
 
-    facts = {'parameters': counted.total_parameters, 'flops': counted.training_flops * args.batch, 'compile': seconds}
-    return run_step, facts
+    return {None: run_step}, {
+        'parameters': counted.total_parameters,
+        'flops': counted.training_flops * args.batch,
+        'compile': seconds,
+        'device': f'{jax.devices()[0].device_kind} x {jax.device_count()}',
+        'matmul': table_runs.measure_matmul_flops_per_second(),
+    }
 
 
-def build_torch_step(args: argparse.Namespace) -> tuple[Callable[[], None], dict[str, Any]]:
+def build_torch_step(args: argparse.Namespace) -> Calls:
     """Builds a training step of Hugging Face's T5 v1.1 of the same size, with torch's Adafactor."""
     import torch
 
@@ -80,30 +93,14 @@ def build_torch_step(args: argparse.Namespace) -> tuple[Callable[[], None], dict
         model(input_ids=inputs, labels=labels).loss.backward()
         optimizer.step()
 
-    return run_step, {}
-
-
-def measure_matmul_flops_per_second() -> float:
-    """Measures the best FLOP/s of a [4096, 1024] x [1024, 1024] float32 matmul."""
-    import jax
-    import jax.numpy as jnp
-
-    a, b = jnp.ones((4096, 1024)), jnp.ones((1024, 1024))
-    multiply = jax.jit(lambda a, b: a @ b)
-    multiply(a, b).block_until_ready()
-    seconds = []
-    for _ in range(10):
-        start = time.perf_counter()
-        multiply(a, b).block_until_ready()
-        seconds.append(time.perf_counter() - start)
-    return 2 * 4096 * 1024 * 1024 / min(seconds)
+    return {None: run_step}
 
 
 def main() -> None:
     parser = model_process.build_parser(__doc__, 't5_1_1,remixer')
     parser.add_argument('--targets', type=int, default=114)
     args = parser.parse_args()
-    processes = model_process.start_processes(_serve_step_times, PEER, args)
+    processes = model_process.start_processes(build_step, PEER, args)
     facts = {name: process.send_request() for name, process in processes.items()}
     first = next(iter(facts.values()))
     print(
@@ -115,29 +112,8 @@ def main() -> None:
     for _ in range(args.rounds):
         for name, process in processes.items():
             process.send_request()  # Not timed: the first step after idling is slower.
-            times[name].append(process.send_request())
-    for process in processes.values():
-        process.stop()
+            times[name].append(process.send_request()[0])
     print_times(times, facts, args)
-
-
-def _serve_step_times(pipe, name: str, args: argparse.Namespace) -> None:
-    """Sends the properties of the model for the first request, and the time of a step for each later request."""
-    keep_freed_buffers()
-    pipe.recv()
-    step, facts = build_torch_step(args) if name == PEER else build_our_step(name, args)
-    if facts:
-        import jax
-
-        facts |= {
-            'device': f'{jax.devices()[0].device_kind} x {jax.device_count()}',
-            'matmul': measure_matmul_flops_per_second(),
-        }
-    pipe.send(facts)
-    while pipe.recv() == 'go':
-        start = time.perf_counter()
-        step()
-        pipe.send(time.perf_counter() - start)
 
 
 def print_times(times: dict[str, list[float]], facts: dict[str, dict], args: argparse.Namespace) -> None:

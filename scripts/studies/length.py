@@ -3,16 +3,14 @@
     python scripts/studies/length.py --lengths 64,256,1024 --figure length.png
 
 Mixers and dimensions are those of scripts/benchmarks/mixers.py (width d = 256, hidden size d' = 512 as in appendix
-B.3), with batch size 1, in float32. The forward pass is timed; --backward also times the gradients, as in
-scripts/benchmarks/mixers.py. FLOPs count matrix products and Fourier transforms (`costs/model_counts.py`), and are
-printed next to the values of appendix D's formulas. Results are appended to --out; running the same command again
-computes only missing results. --show only prints the results in --out.
+B.3), with batch size 1, in float32. The forward pass is timed. FLOPs count matrix products and Fourier transforms
+(`costs/model_counts.py`), and are printed next to the values of appendix D's formulas. Results are appended to --out;
+running the same command again computes only missing results. --show only prints the results in --out.
 """
 
 import argparse
 import pathlib
 import sys
-import time
 from typing import Any
 
 import jax
@@ -27,31 +25,23 @@ from remixer_t5x.extras.reports.pictures import drawing
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / 'benchmarks'))
 import mixers as benchmark  # noqa: E402
 
-CLOCKS = {'wall': time.perf_counter, 'cpu': time.process_time}
-
-
-def count_hyper_mixing_operations(length: int, embed: int, hidden: int) -> int:
-    """Computes HyperMixing's operation count with tied weights, `d (4 N d' + 9 d') + N (2 d^2 + 2 d' d + 9 d)`."""
-    return embed * (4 * length * hidden + 9 * hidden) + length * (2 * embed**2 + 2 * hidden * embed + 9 * embed)
-
-
-def count_attention_operations(length: int, embed: int, heads: int) -> int:
-    """Computes appendix D.3's operation count of attention, `6 h (d/h)^2 + h N^2 2 (d/h) + 3 N + 2 d N^2`."""
-    return 6 * heads * (embed // heads) ** 2 + 2 * embed * length**2 + 3 * length + 2 * embed * length**2
-
-
-def count_attention_operations_per_token(length: int, embed: int, heads: int) -> int:
-    """Computes attention's operation count, where all N tokens are projected, with a softmax per token and head."""
-    projections = 6 * heads * (embed // heads) ** 2 * length
-    return projections + 4 * embed * length**2 + 3 * heads * length**2
-
 
 def count_operations_by_formula(length: int, args: argparse.Namespace) -> dict[str, int]:
-    """Returns the number of operations of each mixer according to the formulas in HyperMixer's appendix D."""
+    """Returns the number of operations of each mixer according to the formulas in HyperMixer's appendix D.
+
+    HyperMixing with tied weights takes `d (4 N d' + 9 d') + N (2 d^2 + 2 d' d + 9 d)` operations, and attention takes
+    `6 h (d/h)^2 + h N^2 2 (d/h) + 3 N + 2 d N^2`. In the last count, all N tokens are projected, and the softmax is
+    computed for each head.
+    """
+    embed, hidden, heads = args.embed, args.hidden, args.heads
+    projections = 6 * heads * (embed // heads) ** 2
+    products = 4 * embed * length**2
     return {
-        'appendix D: HyperMixing': count_hyper_mixing_operations(length, args.embed, args.hidden),
-        'appendix D: attention': count_attention_operations(length, args.embed, args.heads),
-        'the same, every token': count_attention_operations_per_token(length, args.embed, args.heads),
+        'appendix D: HyperMixing': (
+            embed * (4 * length * hidden + 9 * hidden) + length * (2 * embed**2 + 2 * hidden * embed + 9 * embed)
+        ),
+        'appendix D: attention': projections + products + 3 * length,
+        'the same, every token': projections * length + products + 3 * heads * length**2,
     }
 
 
@@ -94,21 +84,18 @@ def time_forward_pass(
     run = jax.jit(lambda variables, x: module.apply(variables, x, ctx)).lower(variables, x).compile()
     if run.memory_analysis().temp_size_in_bytes / 2**30 > args.memory_gb:
         return None
-    return benchmark.time_fastest_call(lambda: run(variables, x), args.rounds, CLOCKS[args.clock])
+    return benchmark.time_fastest_call(lambda: run(variables, x), args.rounds)
 
 
 def measure_cell(side: str, name: str, length: int, args: argparse.Namespace) -> dict[str, float | None]:
     module, causal = build_mixer(side, name, length, args), side == 'causal'
     result: dict[str, float | None] = {'flops': count_forward_flops(module, length, args.embed, causal)}
     result['forward'] = time_forward_pass(module, length, args.embed, causal, args)
-    if args.backward:
-        seconds, _ = benchmark.measure_gradient(module, length, args.embed, causal, args.rounds, args.memory_gb)
-        result['backward'] = seconds if seconds != float('inf') else None
     return result
 
 
 def build_cell_settings(side: str, name: str, length: int, args: argparse.Namespace) -> dict[str, Any]:
-    shared = ('embed', 'hidden', 'heads', 'window', 'rounds', 'memory_gb', 'backward', 'clock')
+    shared = ('embed', 'hidden', 'heads', 'window', 'rounds', 'memory_gb')
     device = f'{jax.devices()[0].device_kind} x {jax.device_count()}'
     settings = {option: getattr(args, option) for option in shared}
     return {'side': side, 'mixer': name, 'length': length, 'device': device, **settings}
@@ -203,36 +190,24 @@ def parse_arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument('--window', type=int, default=32)
     parser.add_argument('--rounds', type=int, default=10, help='number of forward passes; the fastest is reported')
     parser.add_argument('--memory_gb', type=float, default=4.0)
-    parser.add_argument('--backward', action='store_true', help='also time the backward pass')
-    clock = 'wall time, or CPU time of all threads for a shared machine'
-    parser.add_argument('--clock', choices=CLOCKS, default='wall', help=clock)
     parser.add_argument('--out', default='runs/studies/length.jsonl', help='JSON lines file for the results')
     parser.add_argument('--figure', default='', help='PNG file to write')
     parser.add_argument('--show', action='store_true', help='only print the results in --out')
-    args = parser.parse_args(given)
-    if args.backward and args.clock != 'wall':
-        parser.error('--backward requires --clock wall; omit one of them')
-    if args.figure and 'bidirectional' not in args.sides:
-        parser.error('--figure plots the bidirectional mixers; add bidirectional to --sides')
-    return args
+    return parser.parse_args(given)
 
 
 def main() -> None:
     args = parse_arguments()
     shape = f"batch 1, d {args.embed}, d' {args.hidden}, {args.heads} heads, float32"
-    note = f'{jax.devices()[0].device_kind} x {jax.device_count()}; {shape}; best of {args.rounds}, {args.clock} time'
+    note = f'{jax.devices()[0].device_kind} x {jax.device_count()}; {shape}; best of {args.rounds}'
     print(f'{note}; results in {args.out}')
     records = ResultsFile(args.out)
-    if records.ignored:
-        print(f'{records.ignored} unreadable lines of {args.out} are ignored; their measurements are repeated')
     if not args.show:
         measure_missing_lengths(records, args)
     by_side = {side: collect_results(records, side, args) for side in args.sides}
     for side, results in by_side.items():
         print_table(f'{side}, forward, milliseconds', results, 'forward', 1e3, args)
         print_table(f'{side}, forward, million FLOPs', results, 'flops', 1e-6, args)
-        if args.backward:
-            print_table(f'{side}, forward and backward, milliseconds', results, 'backward', 1e3, args)
     print_formulas(args)
     if args.figure:
         plot_figure(by_side['bidirectional'], args.figure, args, note)

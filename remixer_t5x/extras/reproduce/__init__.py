@@ -134,7 +134,7 @@ def _cost_table(table: Any, costs: Mapping[tuple[str, str], Any], chip: str, see
     from remixer_t5x.extras.forecast import roofline
     from remixer_t5x.extras.reproduce import table_runs
 
-    peaks = roofline.find_machine(chip).peak_flops_per_second('bf16'), table_runs.measure_cpu_flops_per_second()
+    peaks = roofline.find_machine(chip).peak_flops_per_second('bf16'), table_runs.measure_matmul_flops_per_second()
 
     def format_hours(flops: float) -> list[str]:
         values = [flops / (table_runs.UTILIZATION * peak) / 3600 for peak in peaks]

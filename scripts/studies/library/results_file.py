@@ -1,5 +1,6 @@
 """Stores the results of a study as JSON lines, so that a restarted study skips finished cells."""
 
+import contextlib
 import json
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -20,17 +21,10 @@ class ResultsFile:
     def __init__(self, file: str | pathlib.Path):
         self._file = pathlib.Path(file)
         self._results: dict[str, dict[str, Any]] = {}
-        self.ignored = 0
-        if self._file.exists():
-            for line in self._file.read_text(encoding='utf-8').splitlines():
-                self._read_line(line)
-
-    def _read_line(self, line: str) -> None:
-        try:
-            record = json.loads(line)
-            self._results[_build_cell_key(record['cell'])] = record['result']
-        except (ValueError, KeyError, TypeError):
-            self.ignored += 1
+        for line in self._file.read_text(encoding='utf-8').splitlines() if self._file.exists() else ():
+            with contextlib.suppress(json.JSONDecodeError):
+                record = json.loads(line)
+                self._results[_build_cell_key(record['cell'])] = record['result']
 
     def find_result(self, cell: Cell) -> dict[str, Any] | None:
         """Returns the result of `cell`, or None if it is not finished."""
