@@ -5,12 +5,10 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import functools
-import html
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import jinja2
-import markupsafe
 
 from remixer_t5x.extras.reports import curves, overview, run_records
 from remixer_t5x.extras.reports.pictures import drawing
@@ -39,7 +37,6 @@ def render_page(
     """Renders the HTML page.
 
     Args:
-        runs: all runs.
         learned: pictures of learned parameters, in the order of the runs.
         comparison: results of `compare`, which define groups of runs; if None, runs are grouped by their settings.
     """
@@ -84,21 +81,11 @@ def _load_template() -> jinja2.Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    short, count = '{:.4g}'.format, '{:,.0f}'.format
     environment.filters.update(
         duration=progress.format_duration,
-        short=short,
-        count=count,
-        svg=_build_inline_svg,
+        short='{:.4g}'.format,
+        count='{:,.0f}'.format,
+        svg=drawing.build_inline_svg,
         unit=overview.find_metric_unit,
     )
     return environment.get_template('report.html.jinja')
-
-
-def _build_inline_svg(picture: Picture, prefix: str = '') -> markupsafe.Markup:
-    """Returns the picture as SVG with a title for screen readers. matplotlib escapes the texts in the SVG.
-
-    Element ids in the SVG start with `prefix` and the picture's name, and must be unique on the page.
-    """
-    svg = drawing.build_inline_svg(dataclasses.replace(picture, name=prefix + picture.name))
-    return markupsafe.Markup(svg.replace('<svg ', f'<svg role="img" aria-label="{html.escape(picture.title)}" ', 1))

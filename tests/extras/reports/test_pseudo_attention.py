@@ -61,13 +61,15 @@ def trained():
 def test_a_linear_mix_of_tokens_gives_its_matrix():
     """y = A x has the Jacobian A[i, j] times the identity, of norm |A[i, j]| sqrt(width)."""
     matrix = np.random.default_rng(0).normal(size=(5, 7)).astype(np.float32)
-    norms = learned_weights.JacobianNorms(lambda x: jnp.einsum('ij,bjd->bid', matrix, x))
-    np.testing.assert_allclose(norms(jnp.zeros((7, 9))), np.abs(matrix) * 3, rtol=1e-5)
+    norms = learned_weights.compute_jacobian_norms(lambda x: jnp.einsum('ij,bjd->bid', matrix, x), jnp.zeros((7, 9)))
+    np.testing.assert_allclose(norms, np.abs(matrix) * 3, rtol=1e-5)
 
 
 def test_wide_tokens_are_estimated_from_random_signs():
     weights = np.random.default_rng(0).normal(size=(3, 200, 200)).astype(np.float32)
-    norms = learned_weights.JacobianNorms(lambda x: jnp.einsum('jde,bje->bjd', weights, x))(jnp.zeros((3, 200)))
+    norms = learned_weights.compute_jacobian_norms(
+        lambda x: jnp.einsum('jde,bje->bjd', weights, x), jnp.zeros((3, 200))
+    )
     np.testing.assert_allclose(np.diag(norms), np.linalg.norm(weights, axis=(1, 2)), rtol=0.1)
     assert np.all(norms[~np.eye(3, dtype=bool)] == 0)
 

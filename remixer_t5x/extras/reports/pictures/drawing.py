@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import html
 import io
 import os
 import pathlib
@@ -16,9 +17,11 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import markupsafe
 import numpy as np
+from etils import epath
 
-from remixer_t5x.errors import UserError
+from remixer_t5x.run_folder import object_store
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -145,13 +148,17 @@ def _draw_panel(axes: Axes, panel: MatrixPanel, is_first: bool) -> None:
         spine.set_color(GRID)
 
 
-def build_inline_svg(picture: Picture) -> str:
-    """Converts the figure to an `<svg>` element with unique ids, selectable text, and colours from CSS variables."""
-    text = _render_svg(picture.figure, salt=picture.name)
+def build_inline_svg(picture: Picture, prefix: str = '') -> markupsafe.Markup:
+    """Converts the figure to an `<svg>` element with selectable text, and colours from CSS variables.
+
+    Element ids start with `prefix` and the picture's name, and must be unique on the page. matplotlib escapes texts.
+    """
+    name = prefix + picture.name
+    text = _render_svg(picture.figure, salt=name)
     text = text[text.index('<svg') :]
     text = re.sub(r'<metadata>.*?</metadata>', '', text, flags=re.DOTALL)
     for pattern in (r'( id=")', r'(url\(#)', r'(href="#)'):
-        text = re.sub(pattern, rf'\g<1>{picture.name}-', text)
+        text = re.sub(pattern, rf'\g<1>{name}-', text)
     # Repeated images and markers have identical ids. All but the first id are removed, because ids must be unique.
     seen: set[str] = set()
 
@@ -164,10 +171,11 @@ def build_inline_svg(picture: Picture) -> str:
     text = text.replace(TEXT_COLOUR, 'currentColor').replace(GRID, 'var(--line)')
     for index, colour in enumerate(COLOURS):
         text = text.replace(colour, f'var(--c{index})')
-    text = text.replace('<svg ', '<svg preserveAspectRatio="xMinYMin meet" ', 1)
+    label = f'role="img" aria-label="{html.escape(picture.title)}"'
+    text = text.replace('<svg ', f'<svg {label} preserveAspectRatio="xMinYMin meet" ', 1)
     # Without a size in points, the figure scales with the page width.
     start, end = text.split('>', 1)
-    return re.sub(r' (width|height)="[^"]*"', '', start) + '>' + end
+    return markupsafe.Markup(re.sub(r' (width|height)="[^"]*"', '', start) + '>' + end)
 
 
 def _render_svg(figure: Figure, salt: str, **options: Any) -> str:
@@ -191,15 +199,9 @@ def _ignore_missing_glyphs() -> Iterator[None]:
 
 def save_picture(picture: Picture, folder: str | os.PathLike[str]) -> list[pathlib.Path]:
     """Writes `<folder>/<name>.png` and `.svg`. Raises UserError if a file cannot be written."""
-    target_folder = pathlib.Path(folder)
-    paths = [target_folder / f'{picture.name}.{kind}' for kind in ('png', 'svg')]
-    try:
-        target_folder.mkdir(parents=True, exist_ok=True)
-        with _ignore_missing_glyphs():
-            picture.figure.savefig(paths[0], dpi=150, facecolor='white')
+    paths = [pathlib.Path(folder) / f'{picture.name}.{kind}' for kind in ('png', 'svg')]
+    with object_store.wrap_write_errors(epath.Path(folder)), _ignore_missing_glyphs():
+        paths[0].parent.mkdir(parents=True, exist_ok=True)
+        picture.figure.savefig(paths[0], dpi=150, facecolor='white')
         paths[1].write_text(_render_svg(picture.figure, picture.name, facecolor='white'), encoding='utf-8')
-    except OSError as error:
-        raise UserError(
-            f'{target_folder} cannot be written ({error.strerror}); use a folder that you can write to'
-        ) from None
     return paths

@@ -9,6 +9,7 @@ paper (following Simonyan et al. 2014). The result can be compared to an attenti
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -170,60 +171,41 @@ def entropy(weights: np.ndarray) -> np.ndarray:
     return special.entr(weights).sum(axis=0) / np.log(2)
 
 
-class JacobianNorms:
-    """Computes the Frobenius norms of d function(x, *others)[i] / d x[j], compiled once per set of shapes.
+def compute_jacobian_norms(function: Callable[..., jax.Array], x: jax.Array, *others: Any) -> np.ndarray:
+    """Computes the Frobenius norms of d function(x, *others)[i] / d x[j], [outputs, inputs] float32.
 
     Rows of a batch are independent, so one backward pass over N identical rows computes N rows of the Jacobian.
-    `jax.jacrev` is not used, because it uses vmap, and jaxlib 0.10.2 crashes on some such programs on a CPU.
+    `jax.jacrev` is not used, because it uses vmap, and jaxlib 0.10.2 crashes on some such programs on a CPU. For more
+    than MAX_EXACT_FEATURES features, the squared norm of the Jacobian J is estimated as the mean squared norm of v^T J
+    over random sign vectors v.
 
-    Attributes:
-        function: ([rows, inputs, embed], *others) -> [rows, outputs, features]; rows are independent.
-        seed: seed of the random sign vectors v. For more than MAX_EXACT_FEATURES features, the squared norm of the
-            Jacobian J is estimated as the mean squared norm of v^T J.
+    Args:
+        function: ([rows, inputs, embed], *others) -> [rows, outputs, features]; compiled once per set of shapes.
+        x: the input tokens, [inputs, embed].
     """
-
-    def __init__(self, function: Callable[..., jax.Array], seed: int = 0):
-        self._function, self._seed = function, seed
-        self._compiled_squares = jax.jit(self._compute_squared_norms)
-
-    def __call__(self, x: jax.Array, *others: Any) -> np.ndarray:
-        """Returns the norm of each output token's Jacobian for each input token, [outputs, inputs] float32.
-
-        `x` contains the input tokens, [inputs, embed].
-        """
-        _, outputs, features = jax.eval_shape(self._function, x[None], *others).shape
-        squares = np.zeros((outputs, x.shape[0]), np.float64)
-        for positions, vectors in _iterate_batches(outputs, _build_projection_vectors(features, self._seed)):
-            cotangents = (positions[:, None] == np.arange(outputs))[:, :, None] * vectors[:, None]
-            np.add.at(squares, positions, np.asarray(self._compiled_squares(x, others, cotangents), np.float64))
-        return np.sqrt(squares).astype(np.float32)
-
-    def _compute_squared_norms(self, x: jax.Array, others: tuple[Any, ...], cotangents: jax.Array) -> jax.Array:
-        """Returns squared gradient norms [rows, inputs] at each input, for cotangents [rows, outputs, features]."""
-        repeated = jnp.broadcast_to(x, (cotangents.shape[0], *x.shape))
-        outputs, backward = jax.vjp(lambda rows: self._function(rows, *others), repeated)
-        return jnp.sum(jnp.square(backward(cotangents.astype(outputs.dtype))[0].astype(jnp.float32)), axis=-1)
-
-
-def _build_projection_vectors(features: int, seed: int) -> np.ndarray:
-    """Returns vectors v for which the sum of |v^T J|^2 is the squared norm of a matrix J, exactly or in expectation."""
-    if features <= MAX_EXACT_FEATURES:
-        return np.eye(features, dtype=np.float32)
-    signs = np.random.default_rng(seed).choice((-1.0, 1.0), size=(PROBES, features))
-    return (signs / np.sqrt(PROBES)).astype(np.float32)
-
-
-def _iterate_batches(outputs: int, directions: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields all pairs of output position and direction in batches.
-
-    Each batch is (positions [BATCH_ROWS], vectors [BATCH_ROWS, features]).
-    """
-    total = outputs * len(directions)
+    _, outputs, features = jax.eval_shape(function, x[None], *others).shape
+    vectors: np.ndarray = np.eye(features)
+    if features > MAX_EXACT_FEATURES:
+        vectors = np.random.default_rng(0).choice((-1.0, 1.0), size=(PROBES, features)) / np.sqrt(PROBES)
+    squares, total = np.zeros((outputs, x.shape[0])), outputs * len(vectors)
     for first in range(0, total, BATCH_ROWS):
         number = np.arange(first, first + BATCH_ROWS)
+        positions = np.minimum(number // len(vectors), outputs - 1)
         # Zero vectors pad the last batch without changing the sums.
-        vectors = directions[number % len(directions)] * (number < total)[:, None]
-        yield np.minimum(number // len(directions), outputs - 1), vectors
+        batch = vectors[number % len(vectors)] * (number < total)[:, None]
+        cotangents = ((positions[:, None] == np.arange(outputs))[:, :, None] * batch[:, None]).astype(np.float32)
+        np.add.at(squares, positions, np.asarray(_compute_squared_norms(function, x, others, cotangents), np.float64))
+    return np.sqrt(squares).astype(np.float32)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _compute_squared_norms(
+    function: Callable[..., jax.Array], x: jax.Array, others: tuple[Any, ...], cotangents: jax.Array
+) -> jax.Array:
+    """Returns squared gradient norms [rows, inputs] at each input, for cotangents [rows, outputs, features]."""
+    repeated = jnp.broadcast_to(x, (cotangents.shape[0], *x.shape))
+    outputs, backward = jax.vjp(lambda rows: function(rows, *others), repeated)
+    return jnp.sum(jnp.square(backward(cotangents.astype(outputs.dtype))[0].astype(jnp.float32)), axis=-1)
 
 
 def compute_encoder_layer_maps(model: Any, params: Mapping[str, Any], inputs: np.ndarray) -> list[np.ndarray]:
@@ -238,22 +220,28 @@ def compute_encoder_layer_maps(model: Any, params: Mapping[str, Any], inputs: np
         # A one-layer stack prepares the layer's inputs in the same way as the full model.
         single = stack.clone(runs=((factory, 1),), final_norm=None, position_embedding=None, remat_policy=None)
 
+        @jax.jit
         def apply_layer(x: jax.Array, layer_params: Any, single: Any = single) -> jax.Array:
             return _apply_stack(single, {**shared, 'run_0': layer_params}, x, inputs)
 
-        norms = JacobianNorms(lambda x, layer_params, apply_layer=apply_layer: apply_layer(x, layer_params) - x)
+        def compute_update(x: jax.Array, layer_params: Any, apply_layer: Any = apply_layer) -> jax.Array:
+            return apply_layer(x, layer_params) - x
+
         for number in range(count):
             layer_params = jax.tree.map(lambda leaf, n=number: leaf[n : n + 1], stack_params[f'run_{index}'])
-            maps.append(norms(hidden, layer_params))
-            hidden = jax.jit(apply_layer)(hidden[None], layer_params)[0]
+            maps.append(compute_jacobian_norms(compute_update, hidden, layer_params))
+            hidden = apply_layer(hidden[None], layer_params)[0]
     return maps
 
 
 def compute_encoder_map(model: Any, params: Mapping[str, Any], inputs: np.ndarray) -> np.ndarray:
     """Computes the pseudo-attention of the encoder outputs to the input embeddings."""
     stack = model.module.encoder_stack()
-    norms = JacobianNorms(lambda x, stack_params: _apply_stack(stack, stack_params, x, inputs))
-    return norms(_embed_tokens(model, params, inputs), params['encoder'])
+
+    def encode_from_embeddings(x: jax.Array, params: Any) -> jax.Array:
+        return _apply_stack(stack, params, x, inputs)
+
+    return compute_jacobian_norms(encode_from_embeddings, _embed_tokens(model, params, inputs), params['encoder'])
 
 
 def compute_decoder_to_input_map(
@@ -273,7 +261,8 @@ def compute_decoder_to_input_map(
         return decoder_stack.apply({'params': params[1]}, rows_of_inputs, ctx)
 
     stack_params = params['encoder'], params['decoder']
-    return JacobianNorms(decode_from_embeddings)(_embed_tokens(model, params, inputs), stack_params, decoder_inputs)
+    embedded = _embed_tokens(model, params, inputs)
+    return compute_jacobian_norms(decode_from_embeddings, embedded, stack_params, decoder_inputs)
 
 
 def _apply_stack(stack: Any, params: Mapping[str, Any], x: jax.Array, tokens: np.ndarray) -> jax.Array:
