@@ -40,8 +40,7 @@ def print_forecast(args: argparse.Namespace) -> None:
     step, hardware = _build_step_spec(args)
     _print(memory.describe_train_step(step, hardware, _get_compiler_name(hardware)))
     current = _forecast_step(step, hardware)
-    tables = build_work_table(current), build_time_table(current, args.price)
-    _print(*tables, *describe_uncounted_kernels(current))
+    _print(build_work_table(current), build_time_table(current, args.price), *describe_uncounted_kernels(current))
     _print('most expensive operations:', build_operations_table(current))
     if current.bound.collectives:
         _print(build_collectives_table(current))
@@ -145,23 +144,16 @@ def build_work_table(forecast: Forecast) -> Table:
     bound, machine = forecast.bound, forecast.bound.machine
     first = 'work of a step on a device'
     table = console.build_table(first, '', 'at', 'ms', words=(first,))
+
+    def add_row(name: str, work: str, rate: str, seconds: float) -> None:
+        table.add_row(name, work, rate, _format_milliseconds(seconds))
+
     for dtype, flops in bound.flops.most_common():
         peak = machine.peak_flops_per_second(dtype)
-        cells = f'{flops / 1e12:,.3f} TFLOP', f'{peak / 1e12:,.4g} TFLOP/s', _format_milliseconds(flops / peak)
-        table.add_row(f'products in {dtype}', *cells)
-    rate = f'{machine.bandwidth / 1e9:,.0f} GB/s'
-    table.add_row(
-        'HBM traffic',
-        f'{bound.hbm_bytes / 1e9:,.2f} GB',
-        rate,
-        _format_milliseconds(bound.hbm_bytes / machine.bandwidth),
-    )
-    table.add_row(
-        'collectives, bytes sent',
-        f'{bound.bytes_sent / 1e9:,.3f} GB',
-        '',
-        _format_milliseconds(bound.collective_seconds),
-    )
+        add_row(f'products in {dtype}', f'{flops / 1e12:,.3f} TFLOP', f'{peak / 1e12:,.4g} TFLOP/s', flops / peak)
+    size, bandwidth = bound.hbm_bytes, machine.bandwidth
+    add_row('HBM traffic', f'{size / 1e9:,.2f} GB', f'{bandwidth / 1e9:,.0f} GB/s', size / bandwidth)
+    add_row('collectives, bytes sent', f'{bound.bytes_sent / 1e9:,.3f} GB', '', bound.collective_seconds)
     return table
 
 

@@ -68,12 +68,11 @@ class Collective:
     @property
     def group_size(self) -> int:
         """The number of devices in the largest group."""
-        return max(len(group) for group in self.groups)
+        return max(map(len, self.groups))
 
-    @property
-    def bytes_sent(self) -> float:
-        """Bytes that each device sends per run, if each group of devices is within one slice."""
-        return hlo_costs.count_bytes_sent(self.kind, self.operand_bytes, self.group_size)
+    def count_bytes_sent(self, slices: int = 1) -> float:
+        """Returns the bytes that each device sends per run, if each group of devices spans this number of slices."""
+        return hlo_costs.count_bytes_sent(self.kind, self.operand_bytes, self.group_size, slices)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,7 +137,8 @@ def _iterate_operations(
 def _sum_flops_and_bytes(runs: list[Kernel | Collective]) -> float:
     """Returns bytes plus FLOPs, a rough cost for finding the most expensive branch of a conditional."""
     return sum(
-        run.num_runs * (run.bytes + run.flops.total() if isinstance(run, Kernel) else run.bytes_sent) for run in runs
+        run.num_runs * (run.bytes + run.flops.total() if isinstance(run, Kernel) else run.count_bytes_sent())
+        for run in runs
     )
 
 

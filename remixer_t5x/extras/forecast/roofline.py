@@ -25,7 +25,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from remixer_t5x.errors import UserError
-from remixer_t5x.extras.forecast import hlo_costs
 from remixer_t5x.extras.forecast.compiled_program import Collective, CompiledProgram, Kernel
 from remixer_t5x.extras.forecast.hlo_costs import EXACT_FLOAT32, Flops
 
@@ -70,7 +69,6 @@ class Machine:
     gap: float = 0.0
 
     def peak_flops_per_second(self, dtype: str) -> float:
-        """Returns the FLOP/s of matrix products in a dtype."""
         return self.peaks.get(dtype, min(self.peaks.values()))
 
 
@@ -177,12 +175,10 @@ class KernelCosts:
 
     @property
     def hbm_bytes(self) -> float:
-        """HBM traffic in bytes."""
         return sum(kernel.num_runs * kernel.bytes for kernel in self.kernels)
 
     @property
     def num_kernel_runs(self) -> int:
-        """The number of kernel runs."""
         return sum(kernel.num_runs for kernel in self.kernels)
 
     @property
@@ -223,24 +219,28 @@ class OperationCosts(KernelCosts):
     location: StepLocation
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class CollectiveCost:
     """All collectives of one kind over one type of link.
 
     Attributes:
         kind: opcode, such as 'all-gather'.
         link: 'ICI' or 'NVLink' within a slice or node, otherwise NETWORK.
+        bandwidth: bytes per second of the link, or None if unknown.
         num_runs: number of runs in a step.
         bytes_sent: bytes that each device sends in a step.
-        seconds: time at the link bandwidth, or None if the bandwidth is unknown.
     """
 
     kind: str
     link: str
     group_size: int
-    num_runs: int
-    bytes_sent: float
-    seconds: float | None
+    bandwidth: float | None
+    num_runs: int = 0
+    bytes_sent: float = 0.0
+
+    @property
+    def seconds(self) -> float | None:
+        return self.bytes_sent / self.bandwidth if self.bandwidth else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -301,23 +301,16 @@ def compute_kernel_times(kernel: Kernel, machine: Machine) -> tuple[float, float
 def _sum_collectives(
     collectives: Iterable[Collective], machine: Machine, slices: Sequence[int]
 ) -> tuple[CollectiveCost, ...]:
-    num_runs: collections.Counter[tuple[str, str, int]] = collections.Counter()
-    sent: dict[tuple[str, str, int], float] = collections.defaultdict(float)
+    rates = {machine.link_name: machine.link, NETWORK: machine.network}
+    costs: dict[tuple[str, str, int], CollectiveCost] = {}
     for collective in collectives:
         kind, members = collective.kind, collective.group_size
         if members == 1:
             continue
         # The slowest link of a group limits the collective.
         crossed = max(len({slices[device] for device in group}) for group in collective.groups)
-        key = kind, machine.link_name if crossed == 1 else NETWORK, members
-        num_runs[key] += collective.num_runs
-        size = hlo_costs.count_bytes_sent(kind, collective.operand_bytes, members, crossed)
-        sent[key] += collective.num_runs * size
-    rates = {machine.link_name: machine.link, NETWORK: machine.network}
-    costs = []
-    for (kind, link, members), size in sent.items():
-        rate = rates[link]
-        costs.append(
-            CollectiveCost(kind, link, members, num_runs[kind, link, members], size, size / rate if rate else None)
-        )
-    return tuple(sorted(costs, key=lambda cost: -cost.bytes_sent))
+        link = machine.link_name if crossed == 1 else NETWORK
+        cost = costs.setdefault((kind, link, members), CollectiveCost(kind, link, members, rates[link]))
+        cost.num_runs += collective.num_runs
+        cost.bytes_sent += collective.num_runs * collective.count_bytes_sent(crossed)
+    return tuple(sorted(costs.values(), key=lambda cost: -cost.bytes_sent))
