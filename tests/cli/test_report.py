@@ -59,7 +59,7 @@ def test_pictures_are_omitted_without_the_vocabulary(current_folder, capsys):
     ('argv', 'line'),
     [
         (['empty'], 'empty has no metrics yet; wait for the first log (LOG_PERIOD steps)'),
-        (['first', '--out=text.txt/x.html'], 'use another file for --out'),
+        (['first', '--out=text.txt/x.html'], 'text.txt/x.html cannot be written'),
     ],
 )
 def test_an_invalid_flag_is_one_line_and_exit_code_2(current_folder, capsys, argv, line):

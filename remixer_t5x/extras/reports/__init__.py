@@ -18,16 +18,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Writes the report and prints its path.
-
-    Raises:
-        UserError: a folder is not a run, a run has no metrics, or a file cannot be read or written.
-    """
+    """Writes the report and prints its path."""
     for flag in ('text', 'pictures_dir'):
-        if getattr(args, flag) is not None and not args.pictures:
+        if getattr(args, flag) and not args.pictures:
             raise UserError(f'--{flag} requires --pictures, which runs the gin code in each config.gin; add --pictures')
-    if args.text is not None and not args.text.strip():
-        raise UserError('--text must not be empty; pass a sentence, such as --text="A dog barks."')
     with arguments.hide_library_output(args):
         from remixer_t5x.extras.reports import report_writer
 

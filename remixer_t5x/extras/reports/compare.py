@@ -61,12 +61,8 @@ class ComparisonPlan:
 
         The macros in `extra` override `setting`.
         """
-        components = [
-            model.replace('/', '_'),
-            re.sub(r'[^\w.=,+-]+', '_', format_setting(setting)),
-            name or f'seed_{seed}',
-        ]
-        folder = self.folder.joinpath(*filter(None, components))
+        setting_name = re.sub(r'[^\w.=,+-]+', '_', format_setting(setting))
+        folder = self.folder / model.replace('/', '_') / setting_name / (name or f'seed_{seed}')
         flags = [*self.changes.get(model, ()), *setting, *extra, ('SEED', str(seed)), ('MODEL_DIR', str(folder))]
         gin_flags = (f'--gin.{macro}={value}' for macro, value in flags)
         return SweepCell(model, setting, seed, folder, (*self.recipe, f'--model={self.models[model]}', *gin_flags))
@@ -205,10 +201,8 @@ def _equalize_costs(
     changes: dict[str, Setting] = {}
     if args.equal == 'time':
         cost_matching.count_cost(args, first, model, ())
-        steps, timed = (
-            reference_resolver.evaluate_macro('TRAIN_STEPS'),
-            str(3 * reference_resolver.evaluate_macro('LOG_PERIOD', 100)),
-        )
+        steps = reference_resolver.evaluate_macro('TRAIN_STEPS')
+        timed = str(3 * reference_resolver.evaluate_macro('LOG_PERIOD', 100))
         short = (('TRAIN_STEPS', timed), ('WARMUP_STEPS', '1'), ('CHECKPOINT_PERIOD', timed))
         # The timing runs do not use the search's settings, because a setting such as a high learning rate may fail.
         cells = [runs.build_cell(label, (), runs.seeds[0], short, 'timing') for label in runs.models]
@@ -262,8 +256,8 @@ def _count_costs(args: argparse.Namespace, runs: ComparisonPlan, check_runs: boo
         flags = [*runs.changes.get(label, ()), *setting]
         name = ', '.join(filter(None, (label, format_setting(setting))))
         counts[label, setting] = cost_matching.count_cost(args, name, runs.models[label], flags)
-        folders = [runs.build_cell(label, setting, seed).folder for seed in runs.seeds] if check_runs else []
-        for config in (folder / model_dir.CONFIG for folder in folders):
+        for seed in runs.seeds if check_runs else ():
+            config = runs.build_cell(label, setting, seed).folder / model_dir.CONFIG
             text = untrusted_files.read_text(config, 'restore it, or remove it') if config.is_file() else ''
             if changed := compatibility.describe_config_changes(text, loading.get_config_text(), _CHANGEABLE):
                 raise UserError(

@@ -99,18 +99,13 @@ def match_widths(
         # `brentq` stops as soon as the function returns 0.
         return 0.0 if abs(difference) <= TOLERANCE / 4 else difference
 
-    low, high = (
-        f'{" and ".join(f"{n}={w}" for n, w in scale_widths(factor).items())}' for factor in (_MIN_FACTOR, _MAX_FACTOR)
-    )
     try:
         widths = scale_widths(optimize.brentq(compute_excess_cost, _MIN_FACTOR, _MAX_FACTOR, xtol=unit / (4 * largest)))
     except ValueError:
         widths = dict(start)
     if abs(cost_of(widths) / target - 1) > TOLERANCE:
-        raise UserError(
-            f'no width from {low} to {high} has a cost within {TOLERANCE:.0%} of {target:,.0f}; '
-            'change the number of layers'
-        )
+        names = ' and '.join(start)
+        raise UserError(f'no {names} has a cost within {TOLERANCE:.0%} of {target:,.0f}; change the number of layers')
     return widths
 
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 
 from etils import epath
 
-from remixer_t5x import lazy_imports
 from remixer_t5x.errors import UserError
 from remixer_t5x.extras.reports import run_records
 from remixer_t5x.extras.reports.pictures import drawing
@@ -98,11 +97,7 @@ def plot_loss(metrics_file: str | os.PathLike, png_file: str | os.PathLike, titl
     figure.legend(loc='outside lower center', ncols=4, frameon=False, labelcolor=drawing.TEXT_COLOUR)
     target, png = epath.Path(png_file), io.BytesIO()
     figure.savefig(png, format='png', dpi=150, facecolor='white')
-    try:
+    with object_store.wrap_write_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(png.getvalue())
-    except lazy_imports.get_file_error_types() as error:
-        raise UserError(
-            f'{target} cannot be written ({object_store.describe_error(error)}); use a path in another folder'
-        ) from None
     return target

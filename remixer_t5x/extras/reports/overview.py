@@ -44,11 +44,8 @@ class RunOverview:
 
 
 def summarize_run(run: RecordedRun) -> RunOverview:
-    """Summarizes a run."""
-    losses, speeds = (
-        run.select_metric_points(TRAIN, 'loss'),
-        [value for _, value in run.select_metric_points(TRAIN, 'tokens_per_second')],
-    )
+    losses = run.select_metric_points(TRAIN, 'loss')
+    speeds = [value for _, value in run.select_metric_points(TRAIN, 'tokens_per_second')]
     # Both losses are read from the first evaluation that reports them.
     held_out, constant = (
         next((points for kind in run.list_evaluation_names() if (points := run.select_metric_points(kind, number))), [])
@@ -185,12 +182,11 @@ def build_task_table(groups: Sequence[RunGroup]) -> list[MetricRow]:
     """Builds a table of the newest value of each metric, and marks groups that are significantly better than all
     others. For evaluations with many metrics, the table contains only the first metric; see `build_breakdown_tables`.
     """
-    rows = []
-    for kind, names in _list_metrics(groups):
-        rows += [
-            _build_metric_row(groups, kind, name) for name in (names[:1] if len(names) > MAX_TABLE_METRICS else names)
-        ]
-    return rows
+    return [
+        _build_metric_row(groups, kind, name)
+        for kind, names in _list_metrics(groups)
+        for name in (names[:1] if len(names) > MAX_TABLE_METRICS else names)
+    ]
 
 
 def build_breakdown_tables(groups: Sequence[RunGroup]) -> list[tuple[str, list[MetricRow]]]:

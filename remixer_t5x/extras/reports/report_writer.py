@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from etils import epath
 
 from remixer_t5x import temporary_files
 from remixer_t5x.api import saved_models
@@ -22,6 +23,7 @@ from remixer_t5x.extras.reports import report_page, run_records
 from remixer_t5x.extras.reports.pictures import drawing, model_pictures
 from remixer_t5x.extras.reports.run_records import RecordedRun
 from remixer_t5x.models.decoding import Greedy
+from remixer_t5x.run_folder import object_store
 
 DEFAULT_TEXT = 'The small dog that the children found in the park did not bark, but it followed them home.'
 # Maximum number of answer tokens in the plots of the decoder.
@@ -49,14 +51,12 @@ def write_report(
 
 def write_page(html: str, target: pathlib.Path) -> None:
     """Writes the page to a file and prints the path. Raises UserError if the file cannot be written."""
-    try:
+    with object_store.wrap_write_errors(epath.Path(target)):
         target.parent.mkdir(parents=True, exist_ok=True)
         with temporary_files.reserve_temporary_path(target.parent, target.name) as unfinished:
             # Folder names may contain bytes that are not UTF-8, which Python represents as lone surrogates.
             unfinished.write_bytes(html.encode('utf-8', 'replace'))
             temporary_files.sync_and_rename(unfinished, target)
-    except OSError as error:
-        raise UserError(f'{target} cannot be written ({error.strerror}); use another file for --out') from None
     print(f'report       {target}  ({len(html) / 1e6:.1f} MB, one file; open it in any browser)')
 
 

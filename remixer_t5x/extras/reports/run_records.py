@@ -133,10 +133,7 @@ def read_runs(folders: Sequence[str]) -> list[RecordedRun]:
 
     Raises UserError for a folder that is not a run, a run without metrics, or an unreadable file.
     """
-    paths = [model_dir.to_absolute_path(folder) for folder in folders]
-    for path in paths:
-        if paths.count(path) > 1:
-            raise UserError(f'{path} is listed twice; list each run once')
+    paths = list(dict.fromkeys(map(model_dir.to_absolute_path, folders)))
     # Uses as few trailing path components as are needed for distinct names.
     for count in range(1, max(len(path.parts) for path in paths) + 1):
         names = ['/'.join(path.parts[-count:]) for path in paths]
@@ -150,8 +147,6 @@ def read_runs(folders: Sequence[str]) -> list[RecordedRun]:
 
 
 def _read_run(folder: epath.Path, name: str) -> RecordedRun:
-    if not folder.is_dir():
-        raise UserError(f'{folder} is not a folder; pass the MODEL_DIR of a run')
     if not (folder / model_dir.MARKER_FILE).exists():
         raise UserError(f'{folder} is not a run (it has no {model_dir.MARKER_FILE}); pass the MODEL_DIR of a run')
     path = folder / model_dir.METRICS
@@ -172,12 +167,9 @@ def _read_run(folder: epath.Path, name: str) -> RecordedRun:
 
 def _read_predictions(folder: epath.Path) -> Iterator[tuple[str, Sequence[Mapping[str, Any]]]]:
     """Yields ('<task>-<split>', rows) from the newest prediction file of each task and split."""
-    newest: dict[str, tuple[int, epath.Path]] = {}
-    for path in folder.iterdir() if folder.is_dir() else ():
-        match = re.fullmatch(r'(.+)-(\d+)\.jsonl', path.name)
-        if match and int(match[2]) >= newest.get(match[1], (-1, path))[0]:
-            newest[match[1]] = int(match[2]), path
-    for name, (_, path) in sorted(newest.items()):
+    matches = [re.fullmatch(r'(.+)-(\d+)\.jsonl', path.name) for path in (folder.iterdir() if folder.is_dir() else ())]
+    newest = {match[1]: folder / match[0] for match in sorted(filter(None, matches), key=lambda match: int(match[2]))}
+    for name, path in sorted(newest.items()):
         # Tasks without examples have empty files.
         rows = checkpoint_evaluation.read_predictions(os.fspath(path))
         if rows:
@@ -187,10 +179,8 @@ def _read_predictions(folder: epath.Path) -> Iterator[tuple[str, Sequence[Mappin
 def find_differing_settings(runs: Sequence[RecordedRun]) -> list[tuple[str, list[str | None]]]:
     """Returns (name, value or None for each run) of each setting that differs between runs, macros first."""
     settings_of_runs = [run.parse_settings() for run in runs]
-    names = dict.fromkeys(name for settings in settings_of_runs for name in settings)
-    values = {
-        name: [settings.get(name) for settings in settings_of_runs] for name in names if name not in FOLDER_MACROS
-    }
+    names = dict.fromkeys(name for settings in settings_of_runs for name in settings if name not in FOLDER_MACROS)
+    values = {name: [settings.get(name) for settings in settings_of_runs] for name in names}
     differing = [(name, texts) for name, texts in values.items() if len(set(texts)) > 1]
     return sorted(differing, key=lambda pair: (not pair[0].isupper(), pair[0]))
 

@@ -13,10 +13,12 @@ import sys
 import time
 from collections.abc import Sequence
 
+from etils import epath
+
 from remixer_t5x import ranges, untrusted_files
 from remixer_t5x.cli import arguments
 from remixer_t5x.errors import UserError
-from remixer_t5x.run_folder import model_dir
+from remixer_t5x.run_folder import model_dir, object_store
 
 # Without -P, modules in the current folder would take precedence over installed modules.
 PROGRAM = (sys.executable, '-P', '-m', 'remixer_t5x.cli.main')
@@ -72,18 +74,13 @@ class Sweep:
     def __init__(self, folder: pathlib.Path):
         self.folder = folder
         self.failed: dict[SweepCell, str] = {}
-        try:
+        with object_store.wrap_write_errors(epath.Path(folder)):
             folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f'{folder} cannot be created ({error.strerror}); use another --folder') from None
-        self._finished: list[list[str]] = []
         path = folder / FINISHED_FILE
-        with untrusted_files.convert_to_user_errors(
-            path, 'remove it, and every run starts again from its last checkpoint'
-        ):
-            for line in untrusted_files.read_json_lines(path) if path.exists() else ():
-                if isinstance(line.value, list):
-                    self._finished.append(line.value)
+        with untrusted_files.convert_to_user_errors(path, 'remove it, and all runs start from their last checkpoints'):
+            lines = list(untrusted_files.read_json_lines(path)) if path.exists() else []
+        # Each line is a list of words; a line that a killed process left incomplete has no value.
+        self._finished = [line.value for line in lines]
 
     def run(self, cells: Sequence[SweepCell], parallel: int = 1) -> None:
         """Runs the cells that have not finished, up to `parallel` of them at the same time.
@@ -122,10 +119,9 @@ class Sweep:
                         process.show_progress()
                         continue
                     running.remove(process)
+                    can_raise = not any(map(self._is_finished, cells))
                     try:
-                        self._record_outcome(
-                            process, bool(stop_signal), can_raise=not any(map(self._is_finished, cells))
-                        )
+                        self._record_outcome(process, bool(stop_signal), can_raise)
                     except UserError as error:
                         mistake = error
                         received.append(signal.SIGTERM)

@@ -115,7 +115,7 @@ def test_widths_are_scaled_until_costs_are_within_one_percent(target, power):
 
 
 def test_a_cost_that_no_width_reaches_raises_an_error():
-    with pytest.raises(UserError, match='no width from A=8 to A=2048 has a cost within 1% of 1,000'):
+    with pytest.raises(UserError, match='no A has a cost within 1% of 1,000'):
         cost_matching.match_widths(lambda widths: 20_000 + widths['A'], {'A': 128}, 1000)
 
 
