@@ -34,7 +34,7 @@ CHECKPOINT_PERIOD = 2
 """
 
 
-@pytest.fixture(scope='module')
+@pytest.fixture
 def copied_run(tmp_path_factory):
     """Trains in one home folder, and then enters another one that contains only a copy of MODEL_DIR, `model`."""
     first, second = tmp_path_factory.mktemp('first'), tmp_path_factory.mktemp('second')
@@ -68,9 +68,6 @@ def test_inference_and_conversion_need_no_training_data(copied_run, capsys):
     assert main(['score', 'model', 'pairs.jsonl']) == 0
     assert json.loads(capsys.readouterr().out)['score'] == pytest.approx(float(expected[0]), rel=1e-5)
     assert not (copied_run / 'cache/vocabularies').exists(), 'the vocabulary was trained again'
-
-
-def test_a_checkpoint_that_does_not_exist_is_named_with_the_nearest(copied_run, capsys):
     assert main(['infer', '--input=lines.txt', '--beams=2', '--checkpoint=modl']) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert 'modl' in error and 'model' in error.replace('modl', '') and 'defined' not in error

@@ -1,7 +1,6 @@
 """The memory of a compiled step against counts of arrays, and the search for changes that reduce it."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -39,30 +38,19 @@ def step(rows=ROWS, partitioner=None, make=optimizer.adamw_rms, **settings):
     return StepSpec(TableModel(), make(0.01), partitioner, batch, **settings)
 
 
-@pytest.fixture(scope='module')
-def measure():
-    return functools.cache(lambda rows, microbatches: step_memory.measure_memory(step(rows, microbatches=microbatches)))
-
-
-def test_inputs_of_a_step_are_counted_from_shapes(measure):
-    memory = measure(ROWS, 1)
-    assert memory.parameters == VOCAB * EMBED * 4
+def test_memory_is_counted_from_shapes_and_microbatches_reduce_only_activations():
+    few, single, split = (
+        step_memory.measure_memory(step(rows, microbatches=microbatches))
+        for rows, microbatches in ((ROWS, 1), (8 * ROWS, 1), (8 * ROWS, 8))
+    )
+    assert few.parameters == VOCAB * EMBED * 4 and few.batch == ROWS * LENGTH * 4
     # Two moments, the counters of the step, of Adam and of its schedule, and the usual loss.
-    assert 2 * memory.parameters < memory.optimizer_state <= 2 * memory.parameters + 16
-    assert memory.batch == ROWS * LENGTH * 4
+    assert 2 * few.parameters < few.optimizer_state <= 2 * few.parameters + 16
     # The compiler counts the same bytes, so there is no padding.
-    assert memory.padding == 0
-
-
-def test_temporaries_include_saved_activations(measure):
+    assert few.padding == 0
     row = TableModel.copies * LENGTH * EMBED * 4
-    few, many = measure(ROWS, 1).temporaries, measure(8 * ROWS, 1).temporaries
-    assert many - few >= 7 * ROWS * row
-    assert many >= 8 * ROWS * row + measure(ROWS, 1).parameters
-
-
-def test_microbatches_reduce_only_activations(measure):
-    single, split = measure(8 * ROWS, 1), measure(8 * ROWS, 8)
+    assert single.temporaries - few.temporaries >= 7 * ROWS * row
+    assert single.temporaries >= 8 * ROWS * row + few.parameters
     assert split.temporaries < 0.5 * single.temporaries
     names = ('parameters', 'optimizer_state', 'batch')
     assert all(getattr(split, name) == getattr(single, name) for name in names)

@@ -12,8 +12,8 @@ from remixer_t5x.extras.forecast import forecast as forecasts
 from remixer_t5x.extras.forecast import roofline
 from remixer_t5x.extras.forecast.compiled_program import Collective, CompiledProgram, Kernel
 from remixer_t5x.extras.forecast.forecast import Forecast
-from remixer_t5x.extras.forecast.hlo_costs import EXACT_FLOAT32, Flops
-from remixer_t5x.extras.forecast.roofline import BACKWARD, FORWARD, MACHINES, RECOMPUTED, UPDATE, Machine
+from remixer_t5x.extras.forecast.hlo_costs import Flops
+from remixer_t5x.extras.forecast.roofline import BACKWARD, FORWARD, RECOMPUTED, UPDATE, Machine
 
 # 100 FLOP/s, 10 bytes/s, links of 5 bytes/s, a network of 1; 10 cycles per second.
 MACHINE = Machine('toy', {'bf16': 100.0, 'f32': 50.0}, 10.0, 5.0, 'link', 1.0, clock=10.0, devices_per_chip=2)
@@ -35,13 +35,8 @@ def test_a_kernel_takes_the_longer_of_compute_and_memory_time():
     # 4 s of products and 1 s of traffic; twice 1 s of products and 3 s of traffic.
     assert result.kernel_seconds == 4 + 2 * 3 and result.compute_seconds == 4
     assert (result.flops, result.hbm_bytes, result.num_kernel_runs) == ({'bf16': 400, 'f32': 100}, 70, 3)
-
-
-def test_an_unknown_dtype_has_the_lowest_peak():
+    # An unknown dtype has the lowest peak.
     assert bound(kernel(flops={'c64': 100})).kernel_seconds == 2
-    assert all(
-        machine.peak_flops_per_second(EXACT_FLOAT32) == min(machine.peaks.values()) for machine in MACHINES.values()
-    )
 
 
 def test_kernels_are_grouped_by_module_and_phase_and_sorted_by_cost():
@@ -68,9 +63,7 @@ def test_a_collective_takes_the_time_of_its_slowest_link():
     assert bound(across, machine=unknown).collectives[0].seconds is None
 
 
-@pytest.mark.parametrize(
-    ('kind', 'sent'), [('all-reduce', 4.0), ('reduce-scatter', 2.0), ('all-gather', 8.0), ('all-to-all', 4.0)]
-)
+@pytest.mark.parametrize(('kind', 'sent'), [('all-reduce', 4.0), ('all-gather', 8.0)])
 def test_a_device_sends_its_part_between_slices(kind, sent):
     # With two slices of two devices, each device reduces half of the array within its slice first.
     (result,) = bound(Collective(kind, 1, 8.0, ((0, 1, 2, 3),))).collectives
@@ -80,10 +73,6 @@ def test_a_device_sends_its_part_between_slices(kind, sent):
 @pytest.mark.parametrize(
     ('op_name', 'expected'),
     [
-        (
-            f'jit(step_fn)/jvp(EncoderDecoder.encode)/{LAYER}/run_0/layer/layer._compute_update/gated_mlp/wi_0/dot_general',
-            ('encoder/run_0/layer/gated_mlp/wi_0', FORWARD, 'dot_general'),
-        ),
         (
             f'jit(step_fn)/transpose(jvp(EncoderDecoder.encode))/{LAYER}/checkpoint/run_0/layer/layer._compute_update/'
             'self_attention/vmap(qhd,khd->hqk)/dot_general',
@@ -140,11 +129,7 @@ REMAT = kernel(op_name=f'jit(step_fn)/transpose(jvp(f))/{LAYER}/checkpoint/remat
 @pytest.mark.parametrize(
     ('current', 'flag', 'reason'),
     [
-        (
-            forecast(kernel(flops={'f32': 1000})),
-            '--gin.DTYPE=bfloat16',
-            '100% of the FLOPs are float32 matrix products',
-        ),
+        (forecast(kernel(flops={'f32': 1000})), '--gin.DTYPE=bfloat16', '100% of the FLOPs are float32'),
         (forecast(WORK, GATHER, mesh='fsdp', model_flops=4000.0, state=1), '--mesh=data=-1', 'sends 0 MB, and 0 MB'),
         (forecast(WORK, PERMUTE, mesh='fsdp', model_flops=4000.0), '--mesh=data=-1', '200 collective-permutes'),
         (forecast(WORK, microbatches=4), '--gin.MICROBATCHES=2', 'gradients 4 times'),
@@ -152,7 +137,6 @@ REMAT = kernel(op_name=f'jit(step_fn)/transpose(jvp(f))/{LAYER}/checkpoint/remat
         (forecast(kernel(flops={'bf16': 1500})), '--gin.REMAT_POLICY=None', '1.50 times'),
         (forecast(WORK, UPDATED), '--gin.BATCH_SIZE=16', '(17%)'),
     ],
-    ids=['dtype', 'mesh by bytes', 'mesh by pieces', 'microbatches', 'recomputed bytes', 'recomputed FLOPs', 'batch'],
 )
 def test_advice_states_its_reason_with_numbers(current, flag, reason):
     (change,) = list_advice(current)
@@ -171,9 +155,7 @@ def test_fsdp_is_advised_if_updates_cost_more_than_gathers():
     assert not any(change.macro == 'MESH' for step in (sharded, slow_step) for change in list_advice(step))
 
 
-@pytest.mark.parametrize(
-    'options', [{'microbatches': 4}, {'mesh': 'fsdp', 'model_flops': 4000.0}, {}], ids=['microbatches', 'mesh', 'batch']
-)
+@pytest.mark.parametrize('options', [{'microbatches': 4}, {'mesh': 'fsdp', 'model_flops': 4000.0}, {}])
 def test_a_change_that_does_not_fit_is_not_advised(options):
     result = forecast(WORK, PERMUTE if 'mesh' in options else UPDATED, **options)
     assert list_advice(result, None)

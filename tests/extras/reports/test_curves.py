@@ -21,18 +21,14 @@ RECORDS = [{'kind': 'train', 'step': step, 'loss': 5.0 / step} for step in range
 HELD_OUT = [{'kind': 'validation', 'step': 50, 'loss': 0.2}, {'kind': 'validation', 'step': 99, 'loss': 0.1}]
 
 
-def test_the_best_constant_prediction_is_a_line(tmp_path, monkeypatch):
+def test_the_picture_shows_both_curves_and_the_best_constant_prediction(tmp_path, monkeypatch):
     lines = []
     monkeypatch.setattr(Axes, 'axhline', lambda self, y, **rest: lines.append(y))
     known = [{**record, 'constant_loss': 4.5 + index} for index, record in enumerate(HELD_OUT)]
-    curves.plot_loss(write(tmp_path, [*RECORDS, *known]), tmp_path / 'a.png')
-    curves.plot_loss(write(tmp_path, [*RECORDS, *HELD_OUT]), tmp_path / 'b.png')
+    both = curves.plot_loss(write(tmp_path, [*RECORDS, *known]), tmp_path / 'plots' / 'both.png')
     assert lines == [5.5]
-
-
-def test_the_picture_shows_both_curves(tmp_path):
-    both = curves.plot_loss(write(tmp_path, [*RECORDS, *HELD_OUT]), tmp_path / 'plots' / 'both.png')
     alone = curves.plot_loss(write(tmp_path, RECORDS), tmp_path / 'alone.png')
+    assert lines == [5.5]
 
     def reddish(path):
         pixels = matplotlib.image.imread(path)[..., :3]

@@ -80,13 +80,6 @@ def test_the_expected_best_is_the_mean_over_all_draws():
         assert expected == pytest.approx(np.mean([max(draw) for draw in itertools.product(values, repeat=k)]))
 
 
-def test_only_common_seeds_are_compared():
-    models = {'a': {0: 1.0, 1: 2.0, 2: 9.0}, 'b': {0: 0.5, 1: 1.75}, 'c': {7: 0.0}}
-    (pair,) = differences.compare_models(models, higher_is_better=True)
-    assert (pair.model, pair.other, pair.seeds) == ('a', 'b', 2)
-    assert differences.describe_differences(ComparedMeasure('loss', {'a': {0: 1.0}, 'c': {7: 0.0}}, True)) == ''
-
-
 def test_a_conclusion_names_the_best_model_and_each_other():
     values = {'a': [1.0, 1.1, 1.05], 'b': [2.0, 2.1, 2.05], 'c': [0.5, 1.6, 1.1]}
     models = {name: dict(enumerate(row)) for name, row in values.items()}
@@ -95,11 +88,15 @@ def test_a_conclusion_names_the_best_model_and_each_other():
     assert ('b is better than c' in line) == differences.compare_models(models, True)[2].is_significant
 
 
-def test_a_pair_with_one_common_seed_has_no_interval():
-    models = {'a': {0: 1.0, 1: 1.1}, 'b': {0: 2.0, 1: 2.1}, 'c': {0: 3.0}}
-    line = differences.describe_differences(ComparedMeasure('loss', models, higher_is_better=False))
+def test_only_common_seeds_are_compared_and_one_seed_has_no_interval():
+    models = {'a': {0: 1.0, 1: 1.1}, 'b': {0: 2.0, 1: 2.1, 2: 9.0}, 'c': {0: 3.0}, 'd': {7: 0.0}}
+    pairs = differences.compare_models(models, higher_is_better=True)
+    assert [(pair.model, pair.other, pair.seeds) for pair in pairs] == [('b', 'a', 2), ('c', 'a', 1), ('c', 'b', 1)]
+
+    def describe(*names):
+        measure = ComparedMeasure('loss', {name: models[name] for name in names}, higher_is_better=False)
+        return differences.describe_differences(measure)
+
+    line = describe('a', 'b', 'c')
     assert 'between a and c (one seed: no interval)' in line and 'inf' not in line
-    line = differences.describe_differences(
-        ComparedMeasure('loss', {'a': {0: 1.0}, 'b': {0: 2.0}}, higher_is_better=False)
-    )
-    assert 'one seed' in line and 'better' not in line
+    assert 'one seed' in describe('a', 'c') and 'better' not in describe('a', 'c') and describe('a', 'd') == ''

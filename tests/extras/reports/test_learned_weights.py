@@ -11,8 +11,6 @@ import pytest
 import scipy.special
 import scipy.stats
 from flax import linen as nn
-from hypothesis import given
-from hypothesis import strategies as st
 
 from remixer_t5x.context import make_sequence_context
 from remixer_t5x.devices.partition import unbox
@@ -80,8 +78,11 @@ def test_layers_are_counted_over_runs_and_within_them(observed):
     assert [layer.layer for layer in learned_weights.collect_competition_weights(intermediates, params)] == [2, 3]
 
 
-def test_attention_maps_are_distributions_over_visible_tokens(observed):
+def test_weights_are_distributions_over_mechanisms_and_visible_tokens(observed):
     _, params, inputs, targets, intermediates = observed
+    for layer in learned_weights.collect_competition_weights(intermediates, params):
+        assert layer.array.shape == (2, len(inputs))
+        np.testing.assert_allclose(layer.array.sum(axis=0), 1, atol=1e-6)
     sizes = {'self_attention': len(targets), 'cross_attention': len(inputs)}
     for layer in learned_weights.collect_attention_maps(intermediates, params):
         np.testing.assert_allclose(layer.array.sum(axis=-1), 1, atol=1e-5)
@@ -119,11 +120,11 @@ def test_mixing_weights_of_the_layer_are_the_softmax_of_h(causal):
     np.testing.assert_allclose(weights, scipy.special.softmax(masked, axis=-1), atol=1e-6)
 
 
-@given(st.integers(0, 1000), st.booleans(), st.floats(-5, 5))
-def test_spread_ignores_what_softmax_ignores(seed, causal, offset):
-    rng = np.random.default_rng(seed)
+@pytest.mark.parametrize('causal', [False, True])
+def test_spread_ignores_what_softmax_ignores(causal):
+    rng = np.random.default_rng(0)
     logits = rng.normal(size=(5, 5))
-    moved = logits + offset * rng.normal(size=(5, 1))
+    moved = logits + rng.normal(size=(5, 1))
     moved[np.triu_indices(5, 1)] += 7 * causal
     np.testing.assert_allclose(
         learned_weights.compute_row_spread(logits, 5, causal),
@@ -137,12 +138,9 @@ def test_layers_near_zero_have_a_small_spread():
     layers = [LayerArray(ENCODER, n, 'remixer', scale * rng.normal(size=(32, 32))) for n, scale in ((1, 0.02), (2, 1))]
     spreads = [learned_weights.compute_row_spread(layer.array, 32, False) for layer in layers]
     assert spreads[0] < learned_weights.NEAR_ZERO < spreads[1]
-    uniform = np.abs(learned_weights.compute_softmax_rows(layers[0].array, 32, False) * 32 - 1).mean()
-    assert (
-        uniform
-        < learned_weights.NEAR_ZERO
-        < np.abs(learned_weights.compute_softmax_rows(layers[1].array, 32, False) * 32 - 1).mean()
-    )
+    weights = [learned_weights.compute_softmax_rows(layer.array, 32, False) for layer in layers]
+    deviations = [np.abs(32 * array - 1).mean() for array in weights]
+    assert deviations[0] < learned_weights.NEAR_ZERO < deviations[1]
 
 
 @pytest.mark.parametrize(('weights', 'stack'), [(gmlp.ToeplitzSpatial, DECODER), (gmlp.FreeSpatial, ENCODER)])
@@ -155,17 +153,9 @@ def test_spatial_weights_equal_those_of_the_layer(weights, stack):
     np.testing.assert_array_equal(layer.array, module.apply({'params': params}, LENGTH, ctx))
 
 
-def test_competition_sums_to_one_over_mechanisms(observed):
-    _, params, inputs, _, intermediates = observed
-    for layer in learned_weights.collect_competition_weights(intermediates, params):
-        assert layer.array.shape == (2, len(inputs))
-        np.testing.assert_allclose(layer.array.sum(axis=0), 1, atol=1e-6)
-
-
-@given(st.integers(1, 4), st.integers(0, 1000))
-def test_entropies_equal_those_of_scipy(count, seed):
-    weights = np.random.default_rng(seed).dirichlet(np.full(count + 1, 0.3), size=7).T
-    weights[:, 0] = np.eye(count + 1)[0]
+def test_entropies_equal_those_of_scipy():
+    weights = np.random.default_rng(0).dirichlet(np.full(3, 0.3), size=7).T
+    weights[:, 0] = np.eye(3)[0]
     np.testing.assert_allclose(
         learned_weights.entropy(weights), scipy.stats.entropy(weights, base=2, axis=0), atol=1e-9
     )

@@ -4,8 +4,6 @@ import json
 import statistics
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from remixer_t5x.errors import UserError
 from remixer_t5x.extras.reports import curves, overview, run_records
@@ -31,15 +29,11 @@ def test_runs_that_differ_only_in_seed_and_folders_are_one_group():
     assert [group.name for group in groups] == ['a × 2', 'b', 'bare', 'bare_too']
 
 
-def test_of_two_runs_with_one_seed_the_last_is_used():
-    runs = [_run(name, 'SEED = 0\nX = 1\n', eval__cb=(9, {'f1': value})) for name, value in (('a', 10.0), ('b', 90.0))]
-    [(_, _, [cell])] = overview.build_task_table(run_records.group_runs_by_settings(runs))
-    assert (cell.mean, cell.standard_deviation, cell.by_seed) == (90.0, None, {0: 90.0})
-
-
-@given(st.lists(st.floats(0, 100), min_size=1, max_size=5))
+@pytest.mark.parametrize('values', [[5.0], [10.0, 90.0, 20.0]])
 def test_the_table_has_mean_and_sample_deviation_over_seeds(values):
     runs = [_run(f'r{n}', f'SEED = {n}\nX = 1\n', eval__cb=(9, {'f1': value})) for n, value in enumerate(values)]
+    # Of two runs with one seed, the last is used.
+    runs = [_run('first', 'SEED = 0\nX = 1\n', eval__cb=(9, {'f1': 1.0})), *runs]
     [(kind, metric, [cell])] = overview.build_task_table(run_records.group_runs_by_settings(runs))
     assert (kind, metric, len(cell.by_seed)) == ('cb, eval', 'f1', len(values))
     assert cell.mean == pytest.approx(statistics.mean(values))
@@ -59,12 +53,9 @@ def test_differences_are_settings_other_than_folders():
     assert run_records.find_differing_settings(runs) == [('Z', [None, '3']), ('m.C.d', ['2', '4'])]
 
 
-@given(st.lists(st.floats(-10, 10), min_size=1, max_size=30), st.floats(0, 0.98))
-def test_smoothing_follows_its_formula(values, weight):
-    for t, average in enumerate(curves.moving_average(values, weight)):
-        powers = [weight ** (t - k) for k in range(t + 1)]
-        expected = sum(p * x for p, x in zip(powers, values, strict=False)) / sum(powers)
-        assert average == pytest.approx(expected, abs=1e-9)
+def test_smoothing_follows_its_formula():
+    # Of 4, 8 and 2 with weight 0.5: 4 / 1, (2 + 8) / 1.5, (1 + 4 + 2) / 1.75.
+    assert curves.moving_average([4.0, 8.0, 2.0], 0.5) == pytest.approx([4.0, 10 / 1.5, 4.0])
 
 
 def test_a_group_is_marked_best_only_if_its_difference_is_shown():
@@ -85,7 +76,7 @@ def test_a_group_is_marked_best_only_if_its_difference_is_shown():
         assert ('b is better than a by 8' in sentence) == best[1] and ('no difference shown' in sentence) != best[1]
 
 
-@pytest.mark.parametrize('line', ['{', '[]', '{"kind": "train", "step": "x"}'])
+@pytest.mark.parametrize('line', ['{', '{"kind": "train", "step": "x"}'])
 def test_an_invalid_line_is_named_in_the_error(tmp_path, line):
     file = tmp_path / 'metrics.jsonl'
     file.write_text(json.dumps({'kind': 'train', 'step': 1}) + f'\n{line}\n')

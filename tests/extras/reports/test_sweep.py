@@ -11,7 +11,10 @@ from remixer_t5x.extras.reports import sweep
 PROGRAM = """
 import os, pathlib, signal, sys, time
 folder, action = pathlib.Path(sys.argv[1]), sys.argv[2]
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+def save(*_):
+    (folder / 'saved').touch()
+    sys.exit(143)
+signal.signal(signal.SIGTERM, save)
 folder.mkdir()
 while not all((folder.parent / f'seed_{seed}').is_dir() for seed in (0, 1)):
     time.sleep(0.01)
@@ -34,6 +37,7 @@ def test_parallel_cells_fail_separately_and_stop_together(action, tmp_path, monk
         with pytest.raises(sweep.SweepStopped, match=str(128 + signal.SIGTERM)):
             runner.run(cells, parallel=2)
         assert not runner.failed and not folders[2].exists()
+        assert all((folder / 'saved').exists() for folder in folders[:2])
     else:
         runner.run(cells, parallel=2)
         assert runner.failed == {cells[0]: 'error: boom'}
