@@ -243,29 +243,29 @@ def test_a_decoder_with_only_a_mixer_is_scored_by_definition(decoder_run):
     assert len(encode(text)) <= 3
 
 
-def test_the_default_device_of_lm_eval_is_accepted(t5):
+def test_generation_settings_select_a_decoder_and_unsupported_operations_raise_an_error(t5):
     from lm_eval.config.evaluate_config import EvaluatorConfig
 
-    device = EvaluatorConfig(model='remixer_t5x', tasks=['any']).device
-    assert device is not None and load_ours(t5, device=device).model_type == 'encoder_decoder'
-
-
-def test_unsupported_operations_raise_a_one_line_error(t5):
     from remixer_t5x.extras.lm_eval import harness_model
+
+    default_device = EvaluatorConfig(model='remixer_t5x', tasks=['any']).device
+    assert default_device == harness_model.DEFAULT_DEVICE
 
     with pytest.raises(UserError, match='until, .*repetition_penalty'):
         harness_model.parse_generation_kwargs({'until': [], 'repetition_penalty': 2.0}, 8)
     with pytest.raises(UserError, match='must not be set'):
         load_ours(t5, device='mps')
-    model = load_ours(t5, max_length=4)
+    model = load_ours(t5, max_length=4, device=default_device)
     with pytest.raises(UserError, match='a continuation has .* tokens, but the model accepts at most 4'):
         model.loglikelihood(make_requests(('a', 'this is a test and the end of it')))
     decoders = [harness_model.parse_generation_kwargs(kwargs, 8)[2] for kwargs in (
         {'do_sample': True, 'temperature': 0.5, 'top_k': 3}, {'temperature': 0.7}, {'temperature': 0.0},
         {'do_sample': False, 'temperature': 0.7})]  # fmt: skip
     assert decoders == [remixer_t5x.Sampling(0.5, 3), remixer_t5x.Sampling(0.7), *[remixer_t5x.Greedy()] * 2]
-    with pytest.raises(UserError, match='generation_kwargs'):
-        harness_model.parse_generation_kwargs({'early_stopping': 'soon', 'num_beams': 2}, 8)
+    # It would have probability 1 and win every comparison.
+    with pytest.raises(UserError, match='at least one token') as error:
+        model.loglikelihood(make_requests(('a test', '\n')))
+    assert '\n' not in str(error.value)
 
 
 def test_a_continuation_within_a_piece_is_scored_by_separate_pieces(gpt2):
@@ -282,13 +282,6 @@ def test_a_continuation_within_a_piece_is_scored_by_separate_pieces(gpt2):
     expected = sum(log_probabilities[position, rows[0, position + 1]] for position in positions)
     np.testing.assert_allclose(score, expected, rtol=1e-4)
     assert score < 0 and joined < 0
-
-
-def test_a_continuation_without_tokens_is_rejected(t5):
-    """It would have probability 1 and win every comparison."""
-    with pytest.raises(UserError, match='at least one token') as error:
-        load_ours(t5).loglikelihood(make_requests(('a test', ' is'), ('a test', '\n')))
-    assert '\n' not in str(error.value)
 
 
 @needs_torch

@@ -18,7 +18,6 @@ from lm_eval import utils
 from lm_eval.api.model import LM
 from tqdm import tqdm
 
-from remixer_t5x import ranges
 from remixer_t5x.api import saved_models
 from remixer_t5x.data import batch_formats, task_vocabulary
 from remixer_t5x.errors import UserError
@@ -74,19 +73,14 @@ class RemixerLM(LM):
         super().__init__()
         if device not in (None, DEFAULT_DEVICE):
             raise UserError(f'--device must not be set, got {device}; set JAX_PLATFORMS to select the device')
-        size = DEFAULT_BATCH_SIZE if str(batch_size).startswith('auto') else ranges.parse_whole_number(batch_size)
-        if size is None:
-            raise UserError(
-                f'--batch_size must be a number of texts or auto, got {batch_size}; '
-                f'pass --batch_size={DEFAULT_BATCH_SIZE}'
-            )
+        size = DEFAULT_BATCH_SIZE if str(batch_size).startswith('auto') else int(batch_size)
         lengths = None if max_length is None else {'inputs': int(max_length), 'targets': int(max_length)}
         self.trained = saved_models.load(str(path), lengths=lengths, trust_gin=trust_gin)
         self.model_type = self.trained.model.model_type
         if self.model_type in (batch_formats.TOKEN_LABELS, batch_formats.SPAN, batch_formats.EMBEDDING):
             raise UserError(f'lm_eval needs a model that scores texts, got MODEL_TYPE = {self.model_type!r}')
         shards = self.trained.partitioner.batch_shards
-        self._size, self._seed = -(-max(size, 1) // shards) * shards, int(seed)
+        self._size, self._seed = -(-size // shards) * shards, int(seed)
         vocabulary = self.trained.vocabulary
         # Ids that start each row and are not scored, such as BERT's [CLS].
         self._begin = [int(token) for token in vocabulary.encode('')]
@@ -106,11 +100,9 @@ class RemixerLM(LM):
         if self.model_type == batch_formats.CLASSIFIER:
             likelihoods = self._score_labels(pairs)
         elif self.model_type == batch_formats.ENCODER_ONLY:
-            likelihoods = self._score_with_masked_lm([self._tokenize_and_split(*pair) for pair in pairs])
+            likelihoods = self._score_with_masked_lm([self._tokenize_pair(*pair) for pair in pairs])
         else:
-            likelihoods = self._score_pairs(
-                [self._encode_pair(*pair) for pair in pairs], self._find_max_lengths(), disable_tqdm
-            )
+            likelihoods = self._score_pairs([self._tokenize_pair(*pair) for pair in pairs], disable_tqdm)
         for request, likelihood in zip(requests, likelihoods, strict=True):
             self.cache_hook.add_partial('loglikelihood', request.args, likelihood)
         return likelihoods
@@ -125,16 +117,13 @@ class RemixerLM(LM):
             raise UserError(
                 'the task needs loglikelihood_rolling, but a classifier only scores its labels; omit the task'
             )
-        lengths = self._find_max_lengths()
-        longest = lengths['targets']
-        if self.model_type == batch_formats.ENCODER_ONLY:
-            longest = lengths['inputs'] - len(self._begin) - len(self._end)
+        longest = self._find_longest_continuation()
         windows = [list(self._split_into_windows(request.args[0], longest)) for request in requests]
         pairs = [pair for text in windows for pair in text]
         if self.model_type == batch_formats.ENCODER_ONLY:
             scores = iter(self._score_with_masked_lm(pairs))
         else:
-            scores = iter(self._score_pairs(pairs, lengths, disable_tqdm))
+            scores = iter(self._score_pairs(pairs, disable_tqdm))
         totals = [float(sum(next(scores)[0] for _ in text)) for text in windows]
         for request, total in zip(requests, totals, strict=True):
             self.cache_hook.add_partial('loglikelihood_rolling', request.args, total)
@@ -168,19 +157,12 @@ class RemixerLM(LM):
             texts = [text.split(stop)[0] for text in texts]
         return texts
 
-    def _score_pairs(
-        self, pairs: Sequence[tuple[Ids, Ids]], longest: Mapping[str, int], disable_tqdm: bool
-    ) -> list[Likelihood]:
+    def _score_pairs(self, pairs: Sequence[tuple[Ids, Ids]], disable_tqdm: bool) -> list[Likelihood]:
         """Scores (context, continuation) pairs of ids with a decoder, in batches of similar length."""
         likelihoods: list[Likelihood] = [(0.0, False)] * len(pairs)
         groups: dict[int, list[int]] = {}
         for index, (context, continuation) in enumerate(pairs):
-            if len(continuation) > longest['targets']:
-                raise UserError(
-                    f'a continuation has {len(continuation)} tokens, but the model accepts at most '
-                    f'{longest["targets"]}; set max_length=N in --model_args'
-                )
-            room = longest['targets']
+            room = self._find_longest_continuation(continuation)
             if self.model_type == batch_formats.DECODER_ONLY:
                 room = max(len(continuation), room + 1 - max(len(context), 1))
             groups.setdefault(predictions.round_up_length(len(continuation), room), []).append(index)
@@ -196,13 +178,8 @@ class RemixerLM(LM):
     def _score_with_masked_lm(self, pairs: Sequence[tuple[Ids, Ids]]) -> list[Likelihood]:
         """Scores (context, continuation) pairs with a masked language model, using one row per continuation token."""
         rows, positions, tokens, pair_indices = [], [], [], []
-        longest = self.trained.lengths['inputs'] - len(self._begin) - len(self._end)
         for index, (context, continuation) in enumerate(pairs):
-            if len(continuation) > longest:
-                raise UserError(
-                    f'a continuation has {len(continuation)} tokens, but the model accepts at most {longest}'
-                )
-            text = [*context, *continuation][-longest:]
+            text = [*context, *continuation][-self._find_longest_continuation(continuation) :]
             for position in range(len(text) - len(continuation), len(text)):
                 rows.append([*self._begin, *text[:position], self._mask, *text[position + 1 :], *self._end])
                 positions.append(len(self._begin) + position)
@@ -233,19 +210,15 @@ class RemixerLM(LM):
             for answer, (_, label) in zip(answers, pairs, strict=True)
         ]
 
-    def _encode_pair(self, context: str, continuation: str) -> tuple[Ids, Ids]:
-        if self.model_type == batch_formats.ENCODER_DECODER:
-            # Context and continuation are tokenized separately; white space between them belongs to the continuation.
-            stripped = context.rstrip()
-            return [*self._tokenize(stripped), *self._end], self._tokenize_continuation(
-                context[len(stripped) :] + continuation
-            )
-        return self._tokenize_and_split(context, continuation)
+    def _tokenize_pair(self, context: str, continuation: str) -> tuple[Ids, Ids]:
+        """Tokenizes a context and its continuation; white space between them belongs to the continuation.
 
-    def _tokenize_and_split(self, context: str, continuation: str) -> tuple[Ids, Ids]:
-        """Tokenizes a context and its continuation. For prefix language models, the context ends with an end token."""
+        In encoder-decoders and prefix language models, the context ends with an end token and is tokenized separately.
+        """
         stripped = context.rstrip()
         continuation, context = context[len(stripped) :] + continuation, stripped
+        if self.model_type == batch_formats.ENCODER_DECODER:
+            return [*self._tokenize(context), *self._end], self._tokenize_continuation(continuation)
         if self.model_type == batch_formats.DECODER_ONLY and self.trained.ends_inputs:
             return [*self._tokenize(context), *self._end] if context else [], self._tokenize_continuation(continuation)
         text, prefix = self._tokenize(context + continuation), self._tokenize(context) if context else []
@@ -275,13 +248,21 @@ class RemixerLM(LM):
             context, continuation = utils.make_disjoint_window(window)
             yield end if context == [-1] else context, continuation
 
-    def _find_max_lengths(self) -> dict[str, int]:
-        """Returns the maximum lengths of context and continuation. Decoder-only rows reserve one context token."""
+    def _find_longest_continuation(self, continuation: Sequence[int] = ()) -> int:
+        """Returns the maximum length of a continuation. Raises UserError if `continuation` is longer."""
         lengths = self.trained.lengths
-        if self.model_type != batch_formats.DECODER_ONLY:
-            return dict(lengths)
-        row = lengths['inputs'] + lengths['targets']
-        return {'inputs': row, 'targets': row - 1}
+        longest = lengths.get('targets', 0)
+        if self.model_type == batch_formats.DECODER_ONLY:
+            # One token is reserved for the context.
+            longest += lengths['inputs'] - 1
+        elif self.model_type == batch_formats.ENCODER_ONLY:
+            longest = lengths['inputs'] - len(self._begin) - len(self._end)
+        if len(continuation) > longest:
+            raise UserError(
+                f'a continuation has {len(continuation)} tokens, but the model accepts at most {longest}; '
+                'set max_length=N in --model_args'
+            )
+        return longest
 
     def _compute_feature_lengths(self, length: int) -> dict[str, int]:
         """Returns input and target lengths for `length` answer tokens; decoder-only prompts use the rest of the row."""
@@ -318,9 +299,6 @@ def parse_generation_kwargs(kwargs: Mapping[str, Any], default_length: int) -> t
     until = settings.get('until', [])
     length = next((int(settings[name]) for name in _LENGTH_SETTINGS if name in settings), default_length)
     beams, temperature = int(settings.get('num_beams') or 1), float(settings.get('temperature') or 0.0)
-    early_stopping = settings.get('early_stopping', False)
-    if early_stopping not in _STOPPING_CONDITIONS:
-        raise UserError(f"early_stopping of generation_kwargs must be False, True or 'never', got {early_stopping!r}")
     decoder: Decoder = Greedy()
     # As in lm_eval's `normalize_gen_kwargs`, a temperature without `do_sample` enables sampling.
     if settings.get('do_sample', True) and temperature > 0:
@@ -331,5 +309,5 @@ def parse_generation_kwargs(kwargs: Mapping[str, Any], default_length: int) -> t
         decoder = Sampling(temperature, settings.get('top_k') or None, float(settings.get('top_p') or 1.0))
     elif beams > 1:
         penalty = PowerPenalty(float(settings.get('length_penalty', 1.0)))
-        decoder = BeamSearch(beams, penalty, _STOPPING_CONDITIONS[early_stopping])
+        decoder = BeamSearch(beams, penalty, _STOPPING_CONDITIONS[settings.get('early_stopping', False)])
     return [until] if isinstance(until, str) else list(until), length, decoder
