@@ -101,12 +101,9 @@ def make_reader(read, *arguments):
     return read_all
 
 
-def make_json_reader(parse):
-    def parse_file(path):
-        with contextlib.suppress(untrusted_files.InvalidJsonError):
-            parse(pathlib.Path(path).read_bytes())
-
-    return parse_file
+def parse_json_file(path):
+    with contextlib.suppress(untrusted_files.InvalidJsonError):
+        untrusted_files.parse_json(pathlib.Path(path).read_bytes())
 
 
 MALFORMED = row_files.BadRecords(False)
@@ -117,8 +114,10 @@ READERS = {
         )
         for kind in ('paragraph', 'line', 'file')
     },
-    'jsonl': make_reader(local_files.read_documents, local_files.TextLayout('jsonl'), MALFORMED),
-    'tsv of texts': make_reader(local_files.read_documents, local_files.TextLayout('tsv'), MALFORMED),
+    **{
+        f'texts of {form}': make_reader(local_files.read_documents, local_files.TextLayout(form), MALFORMED)
+        for form in ('jsonl', 'tsv')
+    },
     **{
         f'rows of {form}': make_reader(row_files.read_rows, row_files.RowLayout(form), MALFORMED)
         for form in ('jsonl', 'tsv', 'csv')
@@ -126,7 +125,7 @@ READERS = {
     'another encoding': make_reader(row_files.read_valid_lines, row_files.MAX_CHARACTERS, MALFORMED, 'latin-1'),
     'texts of infer': make_reader(TextInputs),
     'JSON lines': make_reader(untrusted_files.read_json_lines),
-    'JSON': make_json_reader(untrusted_files.parse_json),
+    'JSON': parse_json_file,
     'gin of a checkpoint': lambda path: compatibility.parse_bindings(pathlib.Path(path).read_text()),
 }
 

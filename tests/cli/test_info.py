@@ -76,24 +76,6 @@ def test_info_prints_the_memory_of_a_step_and_changes(info):
     assert flags == ['--gin.MICROBATCHES=2']
 
 
-def parse_memory_flags(*flags):
-    """Parses `info --memory` for the smallest model."""
-    files = (*MODEL, '--gin_file=optimizers/adafactor.gin', '--gin_file=hardware/cpu.gin')
-    args = cli._build_parser().parse_args(['info', '--memory', '--verbose', *files])
-    args.gin_flags = [tuple(flag.removeprefix('--gin.').split('=', 1)) for flag in (*MINIATURE, *flags)]
-    return args
-
-
-def test_full_recomputation_changes_only_the_policy_of_the_model(clean_environment):
-    from remixer_t5x.cli.info import memory as command
-    from remixer_t5x.models.architecture import stack
-
-    args = parse_memory_flags()
-    step, recomputing = command.read_step_spec(args)[0], command.build_recomputing_model(args)
-    assert recomputing.module.encoder_stack().remat_policy is stack.full_remat
-    assert step.model.module.encoder_stack().remat_policy is not stack.full_remat
-
-
 H100 = ('--gin_file=hardware/gpu.gin', '--gin.TOPOLOGY=h100:8')
 
 
@@ -124,9 +106,14 @@ def test_a_step_is_timed(clean_environment):
     """Runs on any device; `info --self_check` times steps on accelerators whose speed is known."""
     from remixer_t5x.cli.info import memory
     from remixer_t5x.extras.forecast import command, roofline
+    from remixer_t5x.models.architecture import stack
 
-    step, _ = memory.read_step_spec(parse_memory_flags('--gin.PACK=True'))
+    files = (*MODEL, '--gin_file=optimizers/adafactor.gin', '--gin_file=hardware/cpu.gin')
+    args = cli._build_parser().parse_args(['info', '--memory', '--verbose', *files])
+    args.gin_flags = [tuple(flag.removeprefix('--gin.').split('=', 1)) for flag in (*MINIATURE, '--gin.PACK=True')]
+    step, _ = memory.read_step_spec(args)
     assert 0 < command.measure_step(step) < 60
-    assert (
-        roofline.find_chip_name('NVIDIA H100 80GB HBM3') == 'h100' and roofline.find_chip_name('TPU v5 lite') == 'v5e'
-    )
+    chips = {'NVIDIA H100 80GB HBM3': 'h100', 'TPU v5 lite': 'v5e'}
+    assert [roofline.find_chip_name(kind) for kind in chips] == list(chips.values())
+    assert step.model.module.encoder_stack().remat_policy is not stack.full_remat
+    assert memory.build_recomputing_model(args).module.encoder_stack().remat_policy is stack.full_remat

@@ -4,7 +4,6 @@ import argparse
 import dataclasses
 import itertools
 import json
-import pathlib
 
 import pytest
 
@@ -67,9 +66,7 @@ def test_every_stage_and_model_is_a_valid_configuration():
     ('table', 'row', 'published'),
     [
         ('remixers/table_1', 'Remixer base, F 3312', 324),
-        ('gmlp/table_3', 'BERT base + rel pos - attn', 96),
         ('gmlp/table_4', 'gMLP 144', 357),
-        ('tim/table_2', 'BERT 130M', 130),
         ('tim/table_2', 'TIM, all layers', 110),
     ],
 )
@@ -124,28 +121,22 @@ def test_finetuning_starts_from_the_pretraining_of_its_model_and_seed(tmp_path):
     assert len({cell.folder for cell in cells.values()}) == len(cells)
 
 
-def write_run(cell, value):
-    """Writes the marker and the metrics of a finished run."""
-    cell.folder.mkdir(parents=True)
-    (cell.folder / model_dir.MARKER_FILE).write_text('{}')
-    record = {'kind': 'eval/mini_cogs_generalization', 'step': 300, 'exact_match': value}
-    (cell.folder / 'metrics.jsonl').write_text(json.dumps(record) + '\n')
-
-
 def test_the_table_shows_our_numbers_next_to_those_of_the_paper(tmp_path, monkeypatch, capsys):
     """The runs are replaced by their results: Remixer is 5 points better than T5.1.1 with every seed."""
 
     def run_cells(self, cells, parallel):
         assert self.folder == tmp_path and len(cells) == 6
         for cell in cells:
-            write_run(cell, 50.0 + cell.seed + (5.0 + 0.1 * cell.seed) * cell.model.startswith('Remixer'))
-        return 0
+            value = 50.0 + cell.seed + (5.0 + 0.1 * cell.seed) * cell.model.startswith('Remixer')
+            record = {'kind': 'eval/mini_cogs_generalization', 'step': 300, 'exact_match': value}
+            cell.folder.mkdir(parents=True)
+            (cell.folder / model_dir.MARKER_FILE).write_text('{}')
+            (cell.folder / 'metrics.jsonl').write_text(json.dumps(record) + '\n')
 
     monkeypatch.setattr(sweep.Sweep, 'run', run_cells)
-    load = tables.load_table
-    monkeypatch.setattr(
-        tables, 'load_table', lambda *names: dataclasses.replace(load(*names), rows=load(*names).rows[1:])
-    )
+    table = tables.load_table('remixers/table_4', tables.SMALL)
+    table = dataclasses.replace(table, rows=table.rows[1:])
+    monkeypatch.setattr(tables, 'load_table', lambda *names: table)
     assert main.main(['reproduce', 'remixers/table_4', f'--folder={tmp_path}']) == 0
     lines = capsys.readouterr().out.splitlines()
     (row,) = [line.split() for line in lines if 'Remixer base' in line and '79.2' in line]
@@ -154,30 +145,22 @@ def test_the_table_shows_our_numbers_next_to_those_of_the_paper(tmp_path, monkey
 
 
 def test_a_stage_starts_after_all_runs_of_the_stage_before(tmp_path, monkeypatch):
-    calls = []
+    stages = []
 
     def run_cells(self, cells, parallel):
-        done = {cell.folder for call in calls for cell in call}
-        for cell in cells:
-            starts = [flag for flag in cell.command if flag.startswith('--gin.INITIAL_CHECKPOINT_PATH=')]
-            assert all(pathlib.Path(flag.partition('=')[2]) in done for flag in starts)
-            assert bool(starts) == bool(calls)
-        calls.append(cells)
-        if len(calls) == 2:
+        stages.append({cell.folder.parent.parent.name for cell in cells})
+        if len(stages) == 2:
             raise sweep.SweepStopped(130)
 
     monkeypatch.setattr(sweep.Sweep, 'run', run_cells)
+    # Costs are counted in other tests.
+    monkeypatch.setattr(table_runs, 'compute_run_cost', lambda *args: table_runs.RunCost(1, 1.0, 1, 1.0))
     assert main.main(['reproduce', 'remixers/table_4', '--scale=paper', f'--folder={tmp_path}']) == 130
-    assert len(calls) == 2 and len(calls[0]) == len(calls[1])
+    assert stages == [{'c4'}, {'cogs'}]
 
 
 @pytest.mark.parametrize(
-    ('words', 'advice'),
-    [
-        (['remixers/tabel_4'], 'remixers/table_4'),
-        (['tim/table_1'], 'audio'),
-        (['remixers/table_4', '--gin.SEED=1'], '--seeds'),
-    ],
+    ('words', 'advice'), [(['remixers/tabel_4'], 'remixers/table_4'), (['remixers/table_4', '--gin.SEED=1'], '--seeds')]
 )
 def test_invalid_arguments_raise_a_one_line_error_with_advice(words, advice, capsys):
     assert main.main(['reproduce', *words]) == 2
