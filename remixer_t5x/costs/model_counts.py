@@ -122,7 +122,13 @@ def _add_flops(jaxpr: Any, times: float, outer: Path, totals: dict[Path, float])
         if name in _FLOP_COUNTERS:
             totals[where] += times * _FLOP_COUNTERS[name](eqn)
         elif name == 'cond':
-            _add_most_expensive_branch(eqn.params['branches'], times, where, totals)
+            # Only the most expensive branch is counted.
+            counts: list[dict[Path, float]] = []
+            for branch in eqn.params['branches']:
+                counts.append(collections.defaultdict(float))
+                _add_flops(branch.jaxpr, times, where, counts[-1])
+            for path, flops in max(counts, key=lambda count: sum(count.values())).items():
+                totals[path] += flops
         else:
             for inner in _find_inner_jaxprs(eqn):
                 _add_flops(inner, times * _count_repetitions(eqn), where, totals)
@@ -134,16 +140,6 @@ def _get_module_path(eqn: Any, outer: Path) -> Path:
         if scope.name.startswith(_MODULE_MARK):
             return tuple(part for part in scope.name[len(_MODULE_MARK) :].split('.') if part)
     return outer
-
-
-def _add_most_expensive_branch(branches: Any, times: float, where: Path, totals: dict[Path, float]) -> None:
-    counts = []
-    for branch in branches:
-        count: dict[Path, float] = collections.defaultdict(float)
-        _add_flops(branch.jaxpr, times, where, count)
-        counts.append(count)
-    for path, flops in max(counts, key=lambda count: sum(count.values())).items():
-        totals[path] += flops
 
 
 def _find_inner_jaxprs(eqn: Any) -> Iterator[Any]:

@@ -207,12 +207,10 @@ def search_memory_savings(
     """
 
     def use_full_remat(step: StepSpec, memory: StepMemory) -> SettingChange | None:
+        if step.model == recomputing_model:
+            return None
         changed = dataclasses.replace(step, model=recomputing_model)
-        return (
-            SettingChange('--gin.REMAT_POLICY', '@stack.full_remat', changed)
-            if step.model != recomputing_model
-            else None
-        )
+        return SettingChange('--gin.REMAT_POLICY', '@stack.full_remat', changed)
 
     def use_adafactor(step: StepSpec, memory: StepMemory) -> SettingChange | None:
         changed = dataclasses.replace(step, optimizer=adafactor)
@@ -221,10 +219,10 @@ def search_memory_savings(
             return None
         return SettingChange('--gin_file', 'optimizers/adafactor.gin', changed)
 
-    state_is_too_large = 2 * memory.parameters + memory.optimizer_state > available
-    state_first = (_double_fsdp_size, use_adafactor, _double_microbatches, use_full_remat, _halve_batch)
-    activations_first = (_double_microbatches, use_full_remat, _double_fsdp_size, _halve_batch, use_adafactor)
-    for make_change in state_first if state_is_too_large else activations_first:
+    changes = (_double_microbatches, use_full_remat, _double_fsdp_size, _halve_batch, use_adafactor)
+    if 2 * memory.parameters + memory.optimizer_state > available:
+        changes = (_double_fsdp_size, use_adafactor, _double_microbatches, use_full_remat, _halve_batch)
+    for make_change in changes:
         for _ in range(_MAX_REPETITIONS):
             change = make_change(step, memory)
             if change is None or limit < 1:

@@ -54,7 +54,11 @@ def build_decoders(model_name: str, args: argparse.Namespace) -> tuple[dict[int,
         start = time.perf_counter()
         compiled = jax.jit(generate).lower(params, batch).compile()
         seconds.append(f'{time.perf_counter() - start:.1f}')
-        calls[beams] = lambda compiled=compiled: jax.block_until_ready(compiled(params, batch))
+
+        def decode(compiled=compiled):
+            jax.block_until_ready(compiled(params, batch))
+
+        calls[beams] = decode
     return calls, f'compiled in {" and ".join(seconds)} s'
 
 

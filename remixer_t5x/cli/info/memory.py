@@ -17,7 +17,6 @@ from remixer_t5x.costs.step_memory import StepMemory, StepSpec, format_gibibytes
 from remixer_t5x.data import batch_formats
 from remixer_t5x.devices import jax_workarounds, mesh
 from remixer_t5x.devices.hardware_table import CUDNN_VERSION, GPU_SHARE, Hardware, Topology
-from remixer_t5x.errors import UserError
 from remixer_t5x.kernels.compile_target import compile_for_platform
 from remixer_t5x.models import lora
 from remixer_t5x.models.architecture import stack
@@ -56,17 +55,15 @@ _print = functools.partial(console.print_with_rich, pipe_width=110)
 def read_step_spec(args: argparse.Namespace) -> tuple[StepSpec, Hardware]:
     """Reads the training step and its hardware from the gin files and flags of the command line."""
     values = dict(zip(_MACROS, arguments.load_macro_values(args, *_MACROS, defaults=_DEFAULTS), strict=True))
-    model, size = values['MODEL'], values['BATCH_SIZE']
+    model = values['MODEL']
     lengths = resolve_feature_lengths(model.model_type, values['TASK_FEATURE_LENGTHS'])
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise UserError(f'BATCH_SIZE must be a positive integer, got {size!r}; pass --gin.BATCH_SIZE=128')
     step = StepSpec(
         lora.with_adapters(model, values['LORA'], values['LORA_RANK']),
         trainable.restrict_to_trainable(
             average_params(values['OPTIMIZER'], values['EMA_DECAY']), values['TRAINABLE'], values['LORA']
         ),
         values['PARTITIONER'],
-        batch_formats.get_abstract_batch(model.model_type, lengths, size, values['PACK']),
+        batch_formats.get_abstract_batch(model.model_type, lengths, values['BATCH_SIZE'], values['PACK']),
         values['MICROBATCHES'],
         values['LOSS_NORMALIZING_FACTOR'],
         dropout=values['DROPOUT_RATE'] > 0,
@@ -135,11 +132,10 @@ def _print_memory_trials(trials: Iterator[step_memory.MemoryTrial], available: i
         if trial.saves_memory:
             useful[trial.flag] = typed
         fits = trial.memory.total <= available
-    _print(
-        f'{"fits with" if fits else "still too large with"} {" ".join(useful.values())}'
-        if useful
-        else 'no change helps'
-    )
+    if useful:
+        _print(f'{"fits with" if fits else "still too large with"} {" ".join(useful.values())}')
+    else:
+        _print('no change helps')
 
 
 def build_memory_table(memory: StepMemory, available: int | None) -> Table:
@@ -181,11 +177,10 @@ def trace_for_hardware(hardware: Hardware, compiler: str) -> Iterator[None]:
     # XLA:CPU, which is used if the compiler of the accelerator is not available, cannot compile custom kernels.
     platform = 'accelerator' if compiler == 'XLA:CPU' and hardware.platform != 'cpu' else hardware.platform
     chip = Topology.from_string(hardware.topology).chip if hardware.topology else None
-    with contextlib.ExitStack() as contexts:
-        contexts.enter_context(compile_for_platform(platform, chip=chip))
-        if compiler == 'XLA:GPU':
-            contexts.enter_context(jax_workarounds.assume_cudnn_version(CUDNN_VERSION))
-        yield
+    assume_cudnn = jax_workarounds.assume_cudnn_version(CUDNN_VERSION)
+    with compile_for_platform(platform, chip=chip):
+        with assume_cudnn if compiler == 'XLA:GPU' else contextlib.nullcontext():
+            yield
 
 
 def describe_train_step(step: StepSpec, hardware: Hardware, compiler: str) -> str:

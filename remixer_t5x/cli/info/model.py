@@ -186,9 +186,8 @@ def print_comparison(args: argparse.Namespace) -> None:
         first = rows[models[0]]
         for model, count in rows.items():
             parameters, flops = count.total_parameters, count.total_forward_flops
-            parameters_ratio = f'{parameters / first.total_parameters:.3f}'
-            flops_ratio = f'{flops / first.total_forward_flops:.3f}'
-            table.add_row(model, size, f'{parameters:,}', parameters_ratio, format_quantity(flops), flops_ratio)
+            ratios = f'{parameters / first.total_parameters:.3f}', f'{flops / first.total_forward_flops:.3f}'
+            table.add_row(model, size, f'{parameters:,}', ratios[0], format_quantity(flops), ratios[1])
         table.add_section()
     counted = 'matrix products and Fourier transforms; a multiply and an add count as two'
     note = f'ratios to {models[0]}; one example of {describe_feature_lengths(lengths)}; {counted}'

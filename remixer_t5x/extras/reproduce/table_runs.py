@@ -87,8 +87,7 @@ def compute_run_cost(stage: TrainingStage, row: TableRow, args: argparse.Namespa
     """Counts the cost of a run from array shapes. Raises UserError for an invalid setting."""
     files, settings = _collect_gin_sources(stage, row, args)
     flags = [(name, str(value)) for name, value in settings.items()]
-    changes = {'model': row.model, 'gin_file': files, 'gin_flags': flags}
-    sources = argparse.Namespace(**{**vars(args), **changes})
+    sources = argparse.Namespace(**{**vars(args), 'model': row.model, 'gin_file': files, 'gin_flags': flags})
     macros = ('MODEL', 'TASK_FEATURE_LENGTHS', 'BATCH_SIZE', 'TRAIN_STEPS')
     try:
         model, lengths, batch_size, steps = arguments.load_macro_values(sources, *macros)
@@ -106,10 +105,8 @@ def compute_counted_results(table: PaperTable, costs: Costs) -> dict[tuple[str, 
         base = costs[column.stage.name, table.baseline]
         for row in table.rows if column.metric in COUNTED_METRICS else ():
             cost = costs[column.stage.name, row.name]
-            relative_flops = cost.example_flops / base.example_flops
-            results[row.name, column.name] = {
-                0: cost.parameters / 1e6 if column.metric == PARAMETERS else relative_flops
-            }
+            value = cost.parameters / 1e6 if column.metric == PARAMETERS else cost.example_flops / base.example_flops
+            results[row.name, column.name] = {0: value}
     return results
 
 
