@@ -118,10 +118,10 @@ def _add_flops(jaxpr: Any, times: float, outer: Path, totals: dict[Path, float])
     """Adds the FLOPs of `jaxpr`, executed `times` times inside module `outer`, to `totals`."""
     for eqn in jaxpr.eqns:
         where = _get_module_path(eqn, outer)
-        name = eqn.primitive.name
-        if name in _FLOP_COUNTERS:
-            totals[where] += times * _FLOP_COUNTERS[name](eqn)
-        elif name == 'cond':
+        flops = _count_operation_flops(eqn)
+        if flops is not None:
+            totals[where] += times * flops
+        elif eqn.primitive.name == 'cond':
             # Only the most expensive branch is counted.
             counts: list[dict[Path, float]] = []
             for branch in eqn.params['branches']:
@@ -158,35 +158,21 @@ def _count_repetitions(eqn: Any) -> int:
     return 1
 
 
-def _count_dot_general_flops(eqn: Any) -> float:
-    (contracting, _), _ = eqn.params['dimension_numbers']
-    shape = eqn.invars[0].aval.shape
-    return 2.0 * math.prod(eqn.outvars[0].aval.shape) * math.prod(shape[axis] for axis in contracting)
-
-
-def _count_ragged_dot_flops(eqn: Any) -> float:
-    rows, depth = eqn.invars[0].aval.shape[-2:]
-    return 2.0 * rows * depth * eqn.invars[1].aval.shape[-1]
-
-
-def _count_convolution_flops(eqn: Any) -> float:
-    kernel, numbers = eqn.invars[1].aval.shape, eqn.params['dimension_numbers']
-    taps = math.prod(kernel) / kernel[numbers.rhs_spec[0]]
-    return 2.0 * math.prod(eqn.outvars[0].aval.shape) * taps
-
-
-def _count_fft_flops(eqn: Any) -> float:
-    kind = jax.lax.FftType(eqn.params['fft_type']).name
-    # A real transform returns only half of the spectrum, so read the full length from the real-valued array.
-    whole = eqn.outvars[0].aval if 'IRFFT' in kind else eqn.invars[0].aval
-    per_point = (2.5 if 'RFFT' in kind else 5.0) * math.log2(max(math.prod(eqn.params['fft_lengths']), 2))
-    return per_point * math.prod(whole.shape)
-
-
-_FLOP_COUNTERS: dict[str, Callable[[Any], float]] = {
-    'dot_general': _count_dot_general_flops,
-    'ragged_dot': _count_ragged_dot_flops,
-    'ragged_dot_general': _count_ragged_dot_flops,
-    'conv_general_dilated': _count_convolution_flops,
-    'fft': _count_fft_flops,
-}
+def _count_operation_flops(eqn: Any) -> float | None:
+    """Returns the FLOPs of a matrix product, convolution or Fourier transform, or None for other operations."""
+    name, shapes = eqn.primitive.name, [variable.aval.shape for variable in eqn.invars]
+    if name == 'dot_general':
+        (contracting, _), _ = eqn.params['dimension_numbers']
+        return 2.0 * math.prod(eqn.outvars[0].aval.shape) * math.prod(shapes[0][axis] for axis in contracting)
+    if name in ('ragged_dot', 'ragged_dot_general'):
+        return 2.0 * math.prod(shapes[0][-2:]) * shapes[1][-1]
+    if name == 'conv_general_dilated':
+        taps = math.prod(shapes[1]) / shapes[1][eqn.params['dimension_numbers'].rhs_spec[0]]
+        return 2.0 * math.prod(eqn.outvars[0].aval.shape) * taps
+    if name == 'fft':
+        kind = jax.lax.FftType(eqn.params['fft_type']).name
+        # A real transform returns only half of the spectrum, so read the full length from the real-valued array.
+        whole = eqn.outvars[0].aval.shape if 'IRFFT' in kind else shapes[0]
+        per_point = (2.5 if 'RFFT' in kind else 5.0) * math.log2(max(math.prod(eqn.params['fft_lengths']), 2))
+        return per_point * math.prod(whole)
+    return None

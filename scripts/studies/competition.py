@@ -10,7 +10,6 @@ period between sentences, and that the weights of different layers are highly co
 
 import argparse
 import pathlib
-from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -23,22 +22,6 @@ from remixer_t5x.data.batch_formats import ENCODER_DECODER
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate.text_inference import TextCodec
 from remixer_t5x.extras.reports.pictures import learned_weights
-
-
-def summarize_token_weights(
-    ids: np.ndarray, weights: np.ndarray, most: int
-) -> Iterator[tuple[int, int, float, float, float]]:
-    """Yields (id, count, minimum weight, mean weight, maximum weight) for the most frequent ids.
-
-    Args:
-        ids: [tokens] int32.
-        weights: weight of one mechanism, [layers, tokens] float32.
-        most: maximum number of ids.
-    """
-    values, counts = np.unique(ids, return_counts=True)
-    for index in np.argsort(-counts, kind='stable')[:most]:
-        of_token = weights[:, ids == values[index]]
-        yield int(values[index]), int(counts[index]), of_token.min(), of_token.mean(), of_token.max()
 
 
 def compute_competition_weights(trained: TrainedModel, texts: list[str]) -> tuple[np.ndarray, np.ndarray, list[str]]:
@@ -78,8 +61,11 @@ def main() -> None:
     ids, weights, layers = compute_competition_weights(trained, texts[: args.lines])
     print(f'{len(ids):,} tokens, {len(layers)} TIM layers; weight of mechanism 1')
     print('| token | occurrences | minimum | mean | maximum |\n|---|---|---|---|---|')
-    for token, count, low, mean, high in summarize_token_weights(ids, weights, args.tokens):
-        print(f'| {data.decode_piece(trained.vocabulary, token)!r} | {count:,} | {low:.3f} | {mean:.3f} | {high:.3f} |')
+    values, counts = np.unique(ids, return_counts=True)
+    for index in np.argsort(-counts, kind='stable')[: args.tokens]:
+        token, of_token = int(values[index]), weights[:, ids == values[index]]
+        numbers = f'{of_token.min():.3f} | {of_token.mean():.3f} | {of_token.max():.3f}'
+        print(f'| {data.decode_piece(trained.vocabulary, token)!r} | {counts[index]:,} | {numbers} |')
     print('\n| correlation | ' + ' | '.join(layers) + ' |\n|---' + '|---' * len(layers) + '|')
     for name, row in zip(layers, np.atleast_2d(np.corrcoef(weights)), strict=True):
         print(f'| {name} | ' + ' | '.join(f'{value:.2f}' for value in row) + ' |')

@@ -87,13 +87,6 @@ def time_forward_pass(
     return benchmark.time_fastest_call(lambda: run(variables, x), args.rounds)
 
 
-def measure_cell(side: str, name: str, length: int, args: argparse.Namespace) -> dict[str, float | None]:
-    module, causal = build_mixer(side, name, length, args), side == 'causal'
-    result: dict[str, float | None] = {'flops': count_forward_flops(module, length, args.embed, causal)}
-    result['forward'] = time_forward_pass(module, length, args.embed, causal, args)
-    return result
-
-
 def build_cell_settings(side: str, name: str, length: int, args: argparse.Namespace) -> dict[str, Any]:
     shared = ('embed', 'hidden', 'heads', 'window', 'rounds', 'memory_gb')
     device = f'{jax.devices()[0].device_kind} x {jax.device_count()}'
@@ -110,10 +103,12 @@ def measure_missing_lengths(records: ResultsFile, args: argparse.Namespace) -> N
     missing = [cell for cell in cells if records.find_result(build_cell_settings(*cell, args)) is None]
     print(f'{len(cells)} measurements, {len(cells) - len(missing)} already done', flush=True)
     for number, cell in enumerate(missing, 1):
-        result = measure_cell(*cell, args)
+        side, name, length = cell
+        shape = build_mixer(side, name, length, args), length, args.embed, side == 'causal'
+        result = {'flops': count_forward_flops(*shape), 'forward': time_forward_pass(*shape, args)}
         records.append_result(build_cell_settings(*cell, args), result)
         time_taken = 'too large' if result['forward'] is None else f'{1e3 * result["forward"]:.3f} ms'
-        print(f'{number:3d} of {len(missing)}  {cell[0]} {cell[1]} at {cell[2]:,}: {time_taken}', flush=True)
+        print(f'{number:3d} of {len(missing)}  {side} {name} at {length:,}: {time_taken}', flush=True)
 
 
 def collect_results(records: ResultsFile, side: str, args: argparse.Namespace) -> Results:

@@ -84,12 +84,8 @@ class CompiledProgram:
 
 
 def parse_program(text: str, devices: int = 1) -> CompiledProgram:
-    """Parses the kernels and collectives in the text (`compiled.as_text()`) of a program for `devices` devices.
-
-    Raises ValueError if the text is not an HLO module.
-    """
-    program = hlo.parse_hlo(text)
-    runs = list(_iterate_operations(program, program.entry, 1, devices))
+    """Parses the kernels and collectives in the text (`compiled.as_text()`) of a program for `devices` devices."""
+    runs = list(_iterate_operations(hlo.parse_hlo(text), hlo.ENTRY, 1, devices))
     return CompiledProgram(
         kernels=tuple(run for run in runs if isinstance(run, Kernel)),
         collectives=tuple(run for run in runs if isinstance(run, Collective)),
@@ -119,11 +115,9 @@ def _iterate_operations(
                 program, instruction.find_called_computation('body'), repeats, devices, instruction.op_name or loop
             )
         elif instruction.op == 'conditional':
-            branches = (
-                list(_iterate_operations(program, branch, num_runs, devices, loop))
-                for branch in instruction.find_branch_computations()
-            )
-            yield from max(branches, key=_sum_flops_and_bytes)
+            branches = instruction.find_branch_computations()
+            runs = (list(_iterate_operations(program, branch, num_runs, devices, loop)) for branch in branches)
+            yield from max(runs, key=_sum_flops_and_bytes)
         elif instruction.op in ('call', 'async-start'):
             called = instruction.find_called_computation('to_apply') or instruction.find_called_computation()
             yield from _iterate_operations(program, called, num_runs, devices, loop)

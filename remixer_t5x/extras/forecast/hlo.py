@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
+ENTRY = 'ENTRY'
 _ARRAY = re.compile(r'([a-z][a-z0-9]*)\[([^\]]*)\](?:\{([^}]*)\})?')
 _COMPUTATION = re.compile(r'(ENTRY )?%?([\w.\-]+) (?:\(.*)?\{')
 # Matches `ROOT %name = type op(arguments), attributes`.
@@ -125,38 +126,26 @@ class Computation:
         return [array for operand in self.get_operands(instruction) for array in operand.results]
 
 
-@dataclasses.dataclass(frozen=True)
-class HloProgram:
-    """An HLO module: a mapping from names to computations, and the name of the entry computation."""
-
-    computations: Mapping[str, Computation]
-    entry: str
-
-    def __getitem__(self, name: str) -> Computation:
-        return self.computations[name]
+# Maps names to computations; the entry computation also has the name ENTRY.
+HloProgram = Mapping[str, Computation]
 
 
 def parse_hlo(text: str) -> HloProgram:
-    """Parses the text of an HLO module.
-
-    Raises:
-        ValueError: the text has no entry computation.
-    """
+    """Parses the text of an HLO module."""
     computations: dict[str, Computation] = {}
-    entry, current = '', Computation()
+    current = Computation()
     for line in text.splitlines():
         if head := _COMPUTATION.fullmatch(line.rstrip()):
             current = computations[head[2]] = Computation()
-            entry = head[2] if head[1] else entry
+            if head[1]:
+                computations[ENTRY] = current
         elif match := _INSTRUCTION.match(_COMMENT.sub('', line)):
             root, name, kind, op, arguments, attributes = match.groups()
             operands = () if op in _LITERAL_OPS else tuple(_NAME.findall(arguments))
             current.instructions[name] = Instruction(
                 name, op, parse_arrays(kind), operands, arguments, attributes, bool(root)
             )
-    if not entry:
-        raise ValueError('the text is not an HLO module: it has no entry computation')
-    return HloProgram(computations, entry)
+    return computations
 
 
 def parse_arrays(kind: str) -> tuple[HloArray, ...]:
@@ -169,17 +158,10 @@ def _parse_array(dtype: str, dimensions: str, layout: str | None) -> HloArray:
     number = re.search(r'\d+', dtype)
     bits = 8 if dtype == 'pred' else int(number[0]) if number else 0
     space = re.search(r'S\((\d+)\)', layout or '')
-    elements = math.prod(_round_up_to_tiles(shape, layout or ''))
-    return HloArray(dtype, shape, math.ceil(elements * bits / 8), int(space[1]) if space else 0)
-
-
-def _round_up_to_tiles(shape: tuple[int, ...], layout: str) -> list[int]:
-    """Rounds `shape` up to whole tiles; the layout `2,1,0:T(8,128)` has 8 x 128 tiles in the two minor dimensions."""
-    order, _, tiling = layout.partition(':')
-    tile = re.match(r'T\(([\d,]+)\)', tiling)
     sizes = list(shape)
-    if tile and order and shape:
-        fastest = [int(axis) for axis in order.split(',')]
-        for axis, size in zip(fastest, reversed([int(n) for n in tile[1].split(',')]), strict=False):
+    # The layout `2,1,0:T(8,128)` has 8 x 128 tiles in the two minor dimensions; sizes are rounded up to whole tiles.
+    if tiling := re.match(r'([\d,]+):T\(([\d,]+)\)', layout or ''):
+        order, tile = ([int(number) for number in group.split(',')] for group in tiling.groups())
+        for axis, size in zip(order, reversed(tile), strict=False):
             sizes[axis] = -(-sizes[axis] // size) * size
-    return sizes
+    return HloArray(dtype, shape, math.ceil(math.prod(sizes) * bits / 8), int(space[1]) if space else 0)

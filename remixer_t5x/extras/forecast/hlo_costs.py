@@ -267,8 +267,8 @@ def _parse_iota_groups(text: str) -> list[list[int]]:
     match = re.match(r'\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?', text)
     if not match:
         raise ValueError(f'unknown format of replica groups: {text}')
-    shape, reshaped, order = map(_split_integers, match.groups())
-    ids: np.ndarray = np.arange(np.prod(reshaped)).reshape(reshaped).transpose(order)
+    shape, reshaped, order = (_parse_integers(group or '') for group in match.groups())
+    ids: np.ndarray = np.arange(math.prod(reshaped)).reshape(reshaped).transpose(order or None)
     return ids.reshape(shape).tolist()
 
 
@@ -290,11 +290,7 @@ def _parse_mesh_groups(text: str) -> list[list[int]]:
         grouped.append(len(shape) - 2)
     ids: np.ndarray = np.arange(math.prod(sizes.values()))
     if match := _DEVICE_IDS.search(head):
-        reshaped, order, listed = map(_split_integers, match.groups())
-        ids = np.asarray(listed) if reshaped is None else ids.reshape(reshaped).transpose(order)
+        reshaped, order, listed = (_parse_integers(group or '') for group in match.groups())
+        ids = np.asarray(listed) if listed else ids.reshape(reshaped).transpose(order or None)
     grid = np.moveaxis(ids.reshape(shape), grouped, range(-len(grouped), 0))
     return grid.reshape(-1, math.prod(shape[axis] for axis in grouped)).tolist()
-
-
-def _split_integers(text: str | None) -> list[int] | None:
-    return None if text is None else [int(number) for number in text.split(',')]

@@ -77,7 +77,10 @@ def run(args: argparse.Namespace) -> int:
             return 0
         folder = pathlib.Path(args.folder or f'runs/reproduce/{args.table}/{args.scale}').expanduser().absolute()
         cells, runner = table_runs.plan_runs(table, args, seeds, folder), sweep.Sweep(folder)
-        parallel = _num_parallel_runs() if args.scale == tables.SMALL else 1
+        parallel = 1
+        # Small runs use the CPU unless JAX_PLATFORMS is set, because the first run would reserve a GPU's memory.
+        if args.scale == tables.SMALL and os.environ.setdefault('JAX_PLATFORMS', 'cpu') == 'cpu':
+            parallel = min(os.cpu_count() or 1, _MAX_PARALLEL_RUNS)
         try:
             for stage in table.stages:
                 # Stages run in order, because a run may start from a checkpoint of an earlier stage.
@@ -94,15 +97,6 @@ def run(args: argparse.Namespace) -> int:
     if table.note:
         console.print_with_rich(table.note)
     return int(bool(failed))
-
-
-def _num_parallel_runs() -> int:
-    """Returns the number of small runs to train in parallel: one per CPU core, at most 4, or 1 on an accelerator.
-
-    Selects the CPU unless JAX_PLATFORMS is set, because the first run would reserve a GPU's memory.
-    """
-    is_cpu = os.environ.setdefault('JAX_PLATFORMS', 'cpu') == 'cpu'
-    return min(os.cpu_count() or 1, _MAX_PARALLEL_RUNS) if is_cpu else 1
 
 
 _LEGEND = (

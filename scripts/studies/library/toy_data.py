@@ -31,7 +31,8 @@ def generate_examples(rng: np.random.Generator, count: int, length: int) -> tupl
     widths = rng.choice(WIDTHS, (count, NUM_SHAPES))
     heights = rng.uniform(*HEIGHTS, (count, NUM_SHAPES))
     profiles = _draw_unit_shapes(rng, widths, is_triangle, length)
-    partner = _find_partner_indices(is_triangle)
+    # Indices of the other shape of the same kind, [count, shapes].
+    partner = ((is_triangle[:, :, None] == is_triangle[:, None]) & ~np.eye(NUM_SHAPES, dtype=bool)).argmax(axis=2)
     means = (heights + np.take_along_axis(heights, partner, axis=1)) / 2
     guesses = (heights + np.mean(HEIGHTS)) / 2
     inputs, targets, local = (np.einsum('ns,nsl->nl', which, profiles) for which in (heights, means, guesses))
@@ -51,10 +52,3 @@ def _draw_unit_shapes(rng: np.random.Generator, widths: np.ndarray, is_triangle:
     width = widths[..., None]
     triangle = 1 - np.abs(2 * offset - (width - 1)) / (width + 1)
     return np.where((offset >= 0) & (offset < width), np.where(is_triangle[..., None], triangle, 1.0), 0.0)
-
-
-def _find_partner_indices(is_triangle: np.ndarray) -> np.ndarray:
-    """Returns the index of the other shape of the same kind, [count, shapes]."""
-    same = is_triangle[:, :, None] == is_triangle[:, None, :]
-    same &= ~np.eye(NUM_SHAPES, dtype=bool)
-    return same.argmax(axis=2)

@@ -25,7 +25,7 @@ PRODUCT = 2 * ROWS * WIDTH * WIDTH
 def count_flops(lowered) -> float:
     """Counts the FLOPs of a program before optimization."""
     program = hlo.parse_hlo(lowered.as_text('hlo'))
-    return hlo_costs.count_computation_flops(program[program.entry], program).total()
+    return hlo_costs.count_computation_flops(program[hlo.ENTRY], program).total()
 
 
 @pytest.mark.parametrize(
