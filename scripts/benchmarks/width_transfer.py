@@ -102,12 +102,8 @@ def main() -> None:
         '--widths', default='128,256,512,1024', help='comma-separated widths; the first is the base width of muP'
     )
     parser.add_argument('--rate', type=float, default=2**-9, help='learning rate of the coordinate check')
-    parser.add_argument(
-        '--steps',
-        type=int,
-        default=None,
-        help='training steps (default: 10 for the coordinate check, 200 with --rates)',
-    )
+    steps = 'training steps (default: 10 for the coordinate check, 200 with --rates)'
+    parser.add_argument('--steps', type=int, help=steps)
     parser.add_argument('--rates', action='store_true', help='train with learning rates from 2^-11 to 2^-4')
     args = parser.parse_args()
     widths = [int(width) for width in args.widths.split(',')]

@@ -27,7 +27,7 @@ VOCAB_SIZE = LEVELS + 1
 # Segments (top, upper left, upper right, middle, lower left, lower right, bottom) of the digits 0 to 9.
 DIGITS = ('1110111', '0010010', '1011101', '1011011', '0111010', '1101011', '1101111', '1010010', '1111111', '1111011')
 SIZE = {'EMBED_DIM': 64, 'TIM_EMBED_DIM': 64, 'MLP_DIM': 128, 'TIM_MLP_DIM': 128, 'NUM_HEADS': 4, 'TIM_NUM_HEADS': 4}
-DEPTH = {'HEAD_DIM': 16, 'NUM_ENCODER_LAYERS': 0, 'TIM_NUM_ENCODER_LAYERS': 0}
+SIZE |= {'HEAD_DIM': 16, 'NUM_ENCODER_LAYERS': 0, 'TIM_NUM_ENCODER_LAYERS': 0}
 
 
 def draw_digits(rng: np.random.Generator, count: int) -> np.ndarray:
@@ -73,7 +73,6 @@ def train_model(shuffled: bool, seed: int, tim_layers: int, steps: int, batch_si
     model = remixer_t5x.build_model(
         *('models/tim.gin', 'sizes/mini.gin', 'model_types/decoder_only.gin'),
         **SIZE,
-        **DEPTH,
         # The model has two plain layers, the TIM layers, and one plain layer.
         NUM_DECODER_LAYERS=tim_layers + 3,
         TIM_NUM_DECODER_LAYERS=tim_layers,

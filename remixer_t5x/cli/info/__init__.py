@@ -41,12 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     depth = 'number of levels of modules to show (default 3)'
     parser.add_argument('--depth', metavar='N', type=arguments.make_whole_number_type(1), default=3, help=depth)
-    parser.add_argument(
-        '--models',
-        metavar='NAMES',
-        type=arguments.split_names,
-        help='with --compare: models, separated by commas (default: all)',
-    )
+    models = 'with --compare: models, separated by commas (default: all)'
+    parser.add_argument('--models', metavar='NAMES', type=arguments.split_names, help=models)
     arguments.add_macro_flag(parser, '--mesh', 'MESH', f'with --sharding, --memory or --speed: {arguments.MESH_HELP}')
     number = 'with --sharding, --memory or --speed: number of devices; overrides the hardware file'
     parser.add_argument('--devices', metavar='N', type=arguments.make_whole_number_type(1), help=number)

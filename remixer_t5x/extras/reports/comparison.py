@@ -108,9 +108,7 @@ class ModelComparison:
     @functools.cached_property
     def compared_metrics(self) -> list[ComparedMeasure]:
         """The held-out loss and the main metric of each task."""
-        return overview.collect_compared_measures(
-            self.groups, overview.select_main_metric_rows(self.metric_rows), self.overviews
-        )
+        return overview.collect_compared_measures(self.groups, self.metric_rows, self.overviews)
 
     @functools.cached_property
     def bootstrap_results(self) -> list[str]:
@@ -279,13 +277,9 @@ def describe_bootstrap_results(groups: Sequence[RunGroup]) -> list[str]:
         examples = sorted(set.intersection(*map(set, rows.values())))
         if len(names) < 2 or not seeds or not examples:
             continue
+        is_right = overview.prediction_equals_target
         right = {
-            name: np.asarray(
-                [
-                    [100.0 * overview.prediction_equals_target(rows[name, seed][index]) for index in examples]
-                    for seed in seeds
-                ]
-            )
+            name: 100.0 * np.asarray([[is_right(rows[name, seed][index]) for index in examples] for seed in seeds])
             for name in names
         }
         best = max(right, key=lambda name: right[name].mean())

@@ -240,13 +240,13 @@ def select_main_metric_rows(rows: Sequence[MetricRow]) -> list[MetricRow]:
 def collect_compared_measures(
     groups: Sequence[RunGroup], rows: Sequence[MetricRow], overviews: Mapping[str, RunOverview]
 ) -> list[ComparedMeasure]:
-    """Collects the held-out loss and the main metric of each evaluation, if any group has a value."""
+    """Collects the held-out loss and the main metric of each evaluation in `rows`, if any group has a value."""
     losses: dict[str, ValueBySeed] = {
         group.name: {run.seed: loss for run in group.runs if (loss := overviews[run.name].held_out) is not None}
         for group in groups
     }
     measures = [ComparedMeasure(HELD_OUT, {name: by_seed for name, by_seed in losses.items() if by_seed}, False)]
-    for kind, metric, cells in rows:
+    for kind, metric, cells in select_main_metric_rows(rows):
         values = {group.name: cell.by_seed for group, cell in zip(groups, cells, strict=True) if cell}
         measures.append(ComparedMeasure(f'{metric} of {kind}', values, compute_signed_score(metric, 1.0) > 0))
     return [measure for measure in measures if measure.models]

@@ -43,10 +43,8 @@ def render_page(
     groups = comparison.groups if comparison else run_records.group_runs_by_settings(runs)
     overviews = comparison.overviews if comparison else {run.name: overview.summarize_run(run) for run in runs}
     rows = overview.build_task_table(groups)
-    main_rows = overview.select_main_metric_rows(rows)
-    headline = overview.describe_measure_differences(
-        overview.collect_compared_measures(groups, main_rows, overviews), overviews
-    )
+    measures = overview.collect_compared_measures(groups, rows, overviews)
+    headline = overview.describe_measure_differences(measures, overviews)
     memory = {name for numbers in overviews.values() for name in numbers.memory}
     return _load_template().render(
         runs=runs,
@@ -61,7 +59,7 @@ def render_page(
         smoothing=curves.SMOOTHING,
         memory={name: title for name, title in overview.MEMORY_TITLES.items() if name in memory},
         tasks=rows,
-        main_rows=main_rows,
+        main_rows=overview.select_main_metric_rows(rows),
         breakdowns=overview.build_breakdown_tables(groups),
         samples=overview.select_prediction_samples(runs),
         learned=learned,

@@ -18,15 +18,10 @@ _RUN_MACROS = ('MODEL_DIR', 'SEED', 'INITIAL_CHECKPOINT_PATH')
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_gin_flags(parser, model=False)
-    parser.add_argument(
-        'table',
-        nargs='?',
-        metavar='PAPER/TABLE',
-        help='name of a table, such as remixers/table_4; --list prints all names',
-    )
-    parser.add_argument(
-        '--list', action='store_true', help='list all tables and figures, with the reason if one cannot be reproduced'
-    )
+    name = 'name of a table, such as remixers/table_4; --list prints all names'
+    parser.add_argument('table', nargs='?', metavar='PAPER/TABLE', help=name)
+    names = 'list all tables and figures, with the reason if one cannot be reproduced'
+    parser.add_argument('--list', action='store_true', help=names)
     scale = 'small (default): models that train in minutes on two CPU cores; paper: models and data of the paper'
     parser.add_argument('--scale', choices=('small', 'paper'), default='small', help=scale)
     parser.add_argument(
@@ -104,8 +99,6 @@ _LEGEND = (
     'reproduced: the same sign as in the paper, and the interval excludes 0; '
     'contradicted: the opposite sign, and the interval excludes 0.'
 )
-
-
 _COUNTED_LEGEND = 'reproduced: within 5% of the paper; counted from shapes, without training'
 
 

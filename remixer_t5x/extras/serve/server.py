@@ -33,7 +33,6 @@ from remixer_t5x.extras.serve.engine import NO_TOP_K, Engine, RequestRow, log
 
 # Maximum size of a request in bytes, and maximum number of samples per prompt.
 MAX_BYTES, MAX_SAMPLES = 1 << 20, 128
-METRICS_TYPE = prometheus.CONTENT_TYPE_LATEST
 ERROR_TYPES = {429: 'rate_limit_error', 500: 'server_error', 503: 'server_error'}
 # Maps each endpoint to its operation and the supported request fields. Other fields must be null, false, 0 or empty.
 ENDPOINTS = {
@@ -62,7 +61,9 @@ class HttpApi:
         pages: dict[str, Any] = {
             '/v1/models': lambda request: JSONResponse({'object': 'list', 'data': [model]}),
             '/health': lambda request: JSONResponse({'status': engine.state}, 200 if engine.state == 'ready' else 503),
-            '/metrics': lambda request: Response(prometheus.generate_latest(metrics), media_type=METRICS_TYPE),
+            '/metrics': lambda request: Response(
+                prometheus.generate_latest(metrics), media_type=prometheus.CONTENT_TYPE_LATEST
+            ),
         }
 
         async def observe(request: Request, call_next: Any) -> Response:

@@ -1,6 +1,5 @@
 """Results of a comparison of simulated runs: search, table, paragraph, CSV file and figures; and equal costs."""
 
-import csv
 import dataclasses
 import pathlib
 
@@ -9,7 +8,7 @@ import pytest
 
 from remixer_t5x.costs.model_counts import ModelCounts
 from remixer_t5x.errors import UserError
-from remixer_t5x.extras.reports import comparison, cost_matching, report_page
+from remixer_t5x.extras.reports import comparison, cost_matching
 from remixer_t5x.extras.reports.run_records import MetricsRecord, RecordedRun, RunGroup
 from remixer_t5x.extras.reports.sweep import SweepCell
 
@@ -17,37 +16,28 @@ COUNTS = ModelCounts({('a',): 1000}, {(): 2e6}, tokens=100)
 LOSSES = {'t5': [2.0, 2.1, 2.2], 'remixer': [1.0, 1.2, 1.1]}
 
 
-def run(name, seed, loss, accuracies=(), **tasks):
-    """Returns a run of 10 steps with 4 examples each, with metrics of `tasks` and predictions of `cb`."""
+def run(name, seed, loss, **tasks):
+    """Returns a run of 10 steps with 4 examples each, with metrics of `tasks`."""
     logged = [MetricsRecord('train', 10, {'loss': loss}, {'seconds_per_step': 0.5, 'tokens_per_second': 9.0})]
     logged += [MetricsRecord('held_out', 10, {'loss': loss}, {})]
     logged += [MetricsRecord(f'eval/{task}', 10, {'accuracy': value}, {}) for task, value in tasks.items()]
-    rows = [{'index': n, 'target': 'x', 'prediction': 'xy'[1 - right]} for n, right in enumerate(accuracies)]
-    predictions = {'cb-validation': rows} if rows else {}
-    return RecordedRun(name, f'/{name}', logged, f'SEED = {seed}\nBATCH_SIZE = 4\n', predictions=predictions)
+    return RecordedRun(name, f'/{name}', logged, f'SEED = {seed}\nBATCH_SIZE = 4\n')
 
 
 def cell(model, rate, seed=0):
     return SweepCell(model, (('LEARNING_RATE', rate),), seed, pathlib.Path(f'/{model}/{rate}/seed_{seed}'), ())
 
 
-def groups(**options):
-    return [
-        RunGroup(name, [run(f'{name}_{seed}', seed, loss, **options) for seed, loss in enumerate(losses)])
-        for name, losses in LOSSES.items()
-    ]
-
-
-def search(values, **options):
-    runs = {cell(model, rate): run(f'{model}{rate}', 0, loss, **options) for (model, rate), loss in values.items()}
-    return comparison.collect_search_results([*runs, cell('t5', '9e-1')], runs)
-
-
 VALUES = {('t5', '1e-3'): 2.0, ('t5', '3e-3'): 2.5, ('remixer', '1e-3'): 1.5, ('remixer', '3e-3'): 1.0}
 
 
+def search():
+    runs = {cell(model, rate): run(f'{model}{rate}', 0, loss) for (model, rate), loss in VALUES.items()}
+    return comparison.collect_search_results([*runs, cell('t5', '9e-1')], runs)
+
+
 def test_the_best_setting_has_the_lowest_held_out_loss():
-    results = search(VALUES)
+    results = search()
     assert results.measure == 'held-out loss' and results.settings[-1] == (('LEARNING_RATE', '9e-1'),)
     best = [results.find_best_setting(model) for model in ('t5', 'remixer')]
     assert best == [(('LEARNING_RATE', '1e-3'),), (('LEARNING_RATE', '3e-3'),)]
@@ -66,7 +56,11 @@ def test_task_settings_are_selected_by_the_mean_validation_metric_if_it_is_finit
 
 
 def test_the_table_has_costs_and_mean_median_and_best_seed():
-    result = comparison.ModelComparison(groups(), dict.fromkeys(LOSSES, COUNTS), search(VALUES))
+    groups = [
+        RunGroup(name, [run(f'{name}_{seed}', seed, loss) for seed, loss in enumerate(losses)])
+        for name, losses in LOSSES.items()
+    ]
+    result = comparison.ModelComparison(groups, dict.fromkeys(LOSSES, COUNTS), search())
     rows = dict(result.results_table)
     assert rows['best setting'] == ['LEARNING_RATE=1e-3', 'LEARNING_RATE=3e-3']
     assert rows['parameters'] == ['1,000'] * 2 and rows['forward FLOPs per token'] == ['20 k'] * 2
@@ -77,21 +71,14 @@ def test_the_table_has_costs_and_mean_median_and_best_seed():
     assert dict(result.search_table)['LEARNING_RATE=9e-1'] == ['-', '-']
 
 
-def test_failed_runs_are_in_the_csv_file_and_on_the_page(tmp_path):
-    runs = {cell(*key): run('r', 0, loss) for key, loss in VALUES.items()}
-    failed = {cell('t5', '9e-1'): 'error: the loss is not finite'}
-    counts = {(each.model, each.setting): COUNTS for each in (*runs, *failed)}
-    comparison.write_csv(runs, failed, counts, tmp_path / 'runs.csv')
-    with (tmp_path / 'runs.csv').open() as file:
-        rows = list(csv.DictReader(file))
-    assert [row['held_out_loss'] for row in rows] == ['2.0', '2.5', '1.5', '1.0', '']
-    assert rows[-1]['error'] == 'error: the loss is not finite' and {row['parameters'] for row in rows} == {'1000'}
-    members = groups()
-    names = {each.name: line for each, line in failed.items()}
-    result = comparison.ModelComparison(members, dict.fromkeys(LOSSES, COUNTS), search(VALUES), ['A change.'], names)
-    html = report_page.render_page([each for group in members for each in group.runs], comparison=result)
-    failure = 'LEARNING_RATE=9e-1, seed 0</b> failed: error: the loss is not finite'
-    assert all(words in html for words in (failure, 'A change.', 'expected best of 2'))
+def test_accuracies_are_compared_on_the_common_examples_and_seeds():
+    def group(name, answers):
+        rows = [{'index': n, 'target': 'x', 'prediction': answer} for n, answer in enumerate(answers)]
+        runs = [dataclasses.replace(run(name, seed, 1.0), predictions={'cb': rows}) for seed in (0, 1)]
+        return RunGroup(name, runs)
+
+    (sentence,) = comparison.describe_bootstrap_results([group('t5', 'xyxyx'), group('remixer', 'xxxx')])
+    assert 'remixer has 100.00%, 50.00 points above t5' in sentence and 'over 4 examples and 2 seeds' in sentence
 
 
 @pytest.mark.parametrize(('target', 'power'), [(30_000, 1), (250_000, 2)])

@@ -150,15 +150,10 @@ def _draw_attention_maps(text: ModelWithText, intermediates: Mapping[str, Any]) 
     cross = [layer for layer in maps if 'cross' in layer.sublayer]
     inner = [layer for layer in maps if 'cross' not in layer.sublayer]
     read, written = text.inputs[1], text.targets[1]
+    decoder = _select_stack_layers(inner, DECODER, 'attention')
     for name, title, layers, rows, columns in (
         ('attention-encoder', 'Self-attention, encoder', _select_stack_layers(inner, ENCODER), read, read),
-        (
-            'attention-decoder',
-            'Self-attention, decoder',
-            _select_stack_layers(inner, DECODER, 'attention'),
-            written,
-            written,
-        ),
+        ('attention-decoder', 'Self-attention, decoder', decoder, written, written),
         ('attention-cross', 'Cross-attention', _select_stack_layers(cross, DECODER), written, read),
     ):
         if layers:
