@@ -80,7 +80,7 @@ def test_report_and_load_read_a_bucket(finetuned, current_folder, tmp_path, caps
     assert trained.source == 'gs://bucket/tuned/checkpoints/4'
     assert main(['report', 'gs://bucket/nowhere', f'--out={tmp_path}/other.html']) == 2
     err = capsys.readouterr().err
-    assert err.count('\n') == 1 and 'gs://bucket/nowhere is not a folder' in err
+    assert err.count('\n') == 1 and 'gs://bucket/nowhere is not a run' in err
 
 
 def test_text_and_vocabulary_are_read_from_a_bucket(store, capsys):

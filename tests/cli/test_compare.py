@@ -175,6 +175,11 @@ def test_a_search_chooses_settings_at_equal_training_time(tmp_path, monkeypatch,
     with (tmp_path / 'runs/runs.csv').open() as file:
         lines = list(csv.DictReader(file))
     assert len(lines) == 8 and all(int(line['parameters']) > 0 for line in lines)
+    assert [line['held_out_loss'] for line in lines if line['error']] == ['', '']
+    assert lines[-1]['error'] == 'error: the loss is not finite'
+    html = (tmp_path / 'runs/report.html').read_text()
+    failure = 'mine, LEARNING_RATE=1e3, seed 0</b> failed: error: the loss is not finite'
+    assert all(words in html for words in (failure, 'for 1 steps instead of 2', 'expected best of 2'))
     assert (tmp_path / 'runs/figures/comparison-search.png').exists()
 
 

@@ -61,20 +61,13 @@ def observed():
 
 def test_layers_are_counted_over_runs_and_within_them(observed):
     _, params, *_, intermediates = observed
-    maps = [
-        (layer.stack, layer.layer, layer.sublayer)
-        for layer in learned_weights.collect_attention_maps(intermediates, params)
-    ]
-    assert maps[:4] == [
-        (ENCODER, 1, 'self_attention'),
-        (ENCODER, 2, 'tim_attention'),
-        (ENCODER, 3, 'tim_attention'),
-        (ENCODER, 4, 'self_attention'),
-    ]
+    layers = learned_weights.collect_attention_maps(intermediates, params)
+    maps = [(layer.stack, layer.layer, layer.sublayer) for layer in layers]
+    kinds = ('self_attention', 'tim_attention', 'tim_attention', 'self_attention')
+    assert maps[:4] == [(ENCODER, number, kind) for number, kind in enumerate(kinds, 1)]
     assert sorted(maps[4:]) == [(DECODER, n, f'{kind}_attention') for n in (1, 2) for kind in ('cross', 'self')]
-    assert [(layer.stack, layer.layer) for layer in learned_weights.collect_remixer_logits(params)] == [
-        (ENCODER, 1), (ENCODER, 4), (DECODER, 1), (DECODER, 2)
-    ]  # fmt: skip
+    logits = [(layer.stack, layer.layer) for layer in learned_weights.collect_remixer_logits(params)]
+    assert logits == [(ENCODER, 1), (ENCODER, 4), (DECODER, 1), (DECODER, 2)]
     assert [layer.layer for layer in learned_weights.collect_competition_weights(intermediates, params)] == [2, 3]
 
 

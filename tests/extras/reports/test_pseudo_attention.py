@@ -41,10 +41,8 @@ def trained():
     cross = functools.partial(attention.CrossAttention, num_heads=1, head_dim=4)
     hyper = functools.partial(hyper_mixer.HyperMixer, hidden_dim=4)
     mlp = functools.partial(feed_forward.GatedMLP, hidden_dim=4)
-    layers = [
-        functools.partial(PreNorm, sublayers=s)
-        for s in ((self_attention, mlp), (hyper, mlp), (self_attention, cross, mlp))
-    ]
+    kinds = ((self_attention, mlp), (hyper, mlp), (self_attention, cross, mlp))
+    layers = [functools.partial(PreNorm, sublayers=sublayers) for sublayers in kinds]
     bias = functools.partial(RelativePositionBias, num_heads=1)
     stacks = (
         functools.partial(Stack, runs=((layers[0], 1), (layers[1], 2)), position_bias=bias),
