@@ -187,17 +187,15 @@ def compare_with_paper(
         base = results.get((table.baseline, column.name), {})
         for row in table.rows:
             by_seed = results.get((row.name, column.name), {})
-            finding = ComparedNumber(published[row.name])
-            if by_seed:
-                values = list(by_seed.values())
-                deviation = statistics.stdev(values) if len(values) > 1 else None
-                finding = dataclasses.replace(finding, ours=statistics.fmean(values), deviation=deviation)
-                if column.metric in COUNTED_METRICS:
-                    if finding.published is not None:
-                        is_close = abs(values[0] / finding.published - 1) <= COUNT_TOLERANCE
-                        finding = dataclasses.replace(finding, verdict=REPRODUCED if is_close else DIFFERENT)
-                elif row.name != table.baseline and base:
+            ours = statistics.fmean(by_seed.values()) if by_seed else None
+            deviation = statistics.stdev(by_seed.values()) if len(by_seed) > 1 else None
+            finding = ComparedNumber(published[row.name], ours, deviation)
+            if column.metric not in COUNTED_METRICS:
+                if row.name != table.baseline:
                     finding = _compare_with_baseline(finding, by_seed, base, published[table.baseline], column.metric)
+            elif ours is not None and finding.published is not None:
+                is_close = abs(ours / finding.published - 1) <= COUNT_TOLERANCE
+                finding = dataclasses.replace(finding, verdict=REPRODUCED if is_close else DIFFERENT)
             yield column, row, finding
 
 
@@ -215,10 +213,9 @@ def _compare_with_baseline(
     (pair,) = pairs
     # `pair.gain` is the non-negative improvement of the better model.
     sign = 1 if (pair.model == 'ours') == higher_is_better else -1
-    published_difference = None
+    published_difference, verdict = None, ''
     if finding.published is not None and published_base is not None:
         published_difference = finding.published - published_base
-    verdict = ''
     if published_difference:
         agrees = published_difference * sign > 0
         verdict = NOT_SHOWN if not pair.is_significant else REPRODUCED if agrees else CONTRADICTED

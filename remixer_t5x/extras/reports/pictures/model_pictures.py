@@ -72,27 +72,23 @@ def _draw_remixer_weights(text: ModelWithText, intermediates: Mapping[str, Any])
         shown = drawing.select_evenly_spaced(layers, MAX_DRAWN_LAYERS)
         means = {layer.layer: layer.array.mean(axis=0) for layer in _select_stack_layers(attention, stack)}
         before = {layer.layer: layer for layer in _select_stack_layers(initial, stack)}
-        rows: dict[str, list[MatrixPanel]] = {}
+        matrices: dict[str, list[np.ndarray]] = {}
         # Self-attention is drawn only if all shown layers have it.
         if all(layer.layer in means for layer in shown):
-            rows['self-attention, mean'] = [
-                MatrixPanel(layer.title, means[layer.layer], pieces, pieces) for layer in shown
+            matrices['self-attention, mean'] = [means[layer.layer] for layer in shown]
+        sources = {'initial softmax(H)': [before[layer.layer] for layer in shown]} if before else {}
+        for name, source in {**sources, 'softmax(H)': shown}.items():
+            matrices[name] = [
+                learned_weights.compute_softmax_rows(layer.array, len(ids), stack == DECODER) for layer in source
             ]
-        for name, matrices in (
-            ('initial softmax(H)', [before[layer.layer] for layer in shown] if before else []),
-            ('softmax(H)', shown),
-        ):
-            if matrices:
-                weights = [
-                    learned_weights.compute_softmax_rows(layer.array, len(ids), stack == DECODER) for layer in matrices
-                ]
-                rows[name] = [
-                    MatrixPanel(layer.title, w, pieces, pieces) for layer, w in zip(matrices, weights, strict=True)
-                ]
         note = _describe_near_zero_layers(layers, text.lengths)
         if before:
             note += f' Before this training, {_describe_near_zero_layers(list(before.values()), text.lengths)}'
-        figure = drawing.draw_matrices(list(rows.values()), list(rows))
+        panels = [
+            [MatrixPanel(layer.title, array, pieces, pieces) for layer, array in zip(shown, row, strict=True)]
+            for row in matrices.values()
+        ]
+        figure = drawing.draw_matrices(panels, list(matrices))
         yield Picture(f'remixer-{stack}', f'What H learned, {stack}', note, figure)
 
 
