@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.table import Table
 
-from remixer_t5x import lazy_imports
+from remixer_t5x import lazy_imports, ranges
 from remixer_t5x.cli import arguments, console
 from remixer_t5x.cli.info.model import resolve_feature_lengths
 from remixer_t5x.costs import step_memory
@@ -55,7 +55,8 @@ _print = functools.partial(console.print_with_rich, pipe_width=110)
 def read_step_spec(args: argparse.Namespace) -> tuple[StepSpec, Hardware]:
     """Reads the training step and its hardware from the gin files and flags of the command line."""
     values = dict(zip(_MACROS, arguments.load_macro_values(args, *_MACROS, defaults=_DEFAULTS), strict=True))
-    model = values['MODEL']
+    model, size = values['MODEL'], values['BATCH_SIZE']
+    ranges.check_setting('BATCH_SIZE', size, ranges.Count)
     lengths = resolve_feature_lengths(model.model_type, values['TASK_FEATURE_LENGTHS'])
     step = StepSpec(
         lora.with_adapters(model, values['LORA'], values['LORA_RANK']),
@@ -63,7 +64,7 @@ def read_step_spec(args: argparse.Namespace) -> tuple[StepSpec, Hardware]:
             average_params(values['OPTIMIZER'], values['EMA_DECAY']), values['TRAINABLE'], values['LORA']
         ),
         values['PARTITIONER'],
-        batch_formats.get_abstract_batch(model.model_type, lengths, values['BATCH_SIZE'], values['PACK']),
+        batch_formats.get_abstract_batch(model.model_type, lengths, size, values['PACK']),
         values['MICROBATCHES'],
         values['LOSS_NORMALIZING_FACTOR'],
         dropout=values['DROPOUT_RATE'] > 0,
