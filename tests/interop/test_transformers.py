@@ -30,6 +30,19 @@ SMALL_BERT = {
 }  # fmt: skip
 
 
+def t5(separate_output=False, **settings):
+    """Returns a function that makes a T5, whose output matrix is a separate array if `separate_output` is true."""
+
+    def make():
+        sizes = {**SMALL_T5, 'num_decoder_layers': 2, 'decoder_start_token_id': 0}
+        model = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, **settings))
+        if separate_output:
+            model.lm_head.weight = torch.nn.Parameter(torch.randn(64, 24))
+        return model
+
+    return make
+
+
 def encoder(name, **settings):
     config, model = getattr(transformers, f'{name}Config'), getattr(transformers, f'{name}EncoderModel')
     return functools.partial(model, config(**SMALL_T5, **settings))
@@ -70,13 +83,17 @@ MODELS = {
     'T5 encoder': encoder('T5'),
     'gated T5 encoder': encoder('T5', feed_forward_proj='gated-gelu'),
     'umT5 encoder': encoder('UMT5', feed_forward_proj='gated-gelu'),
+    'BERT': functools.partial(transformers.BertForMaskedLM, transformers.BertConfig(**SMALL_BERT)),
     'BERT classifier': bert_classifier(id2label={0: 'no', 1: 'yes', 2: 'maybe'}),
     'BERT regression': bert_classifier(num_labels=1),
-    'UL2': functools.partial(
-        transformers.T5ForConditionalGeneration,
-        transformers.T5Config(
-            **SMALL_T5, feed_forward_proj='gated-silu', tie_word_embeddings=False, decoder_start_token_id=0
-        ),
+    # Except for UL2, these T5s are not published.
+    'UL2': t5(feed_forward_proj='gated-silu', tie_word_embeddings=False),
+    'T5, untied': t5(True, feed_forward_proj='relu', tie_word_embeddings=False),
+    'T5, untied and scaled': t5(True, feed_forward_proj='relu'),
+    'gated T5, tied and scaled': t5(feed_forward_proj='gated-gelu', tie_word_embeddings=True),
+    'gated T5, tied': t5(feed_forward_proj='gated-gelu', tie_word_embeddings=False),
+    'T5, other numbers': t5(
+        relative_attention_num_buckets=20, relative_attention_max_distance=40, layer_norm_epsilon=1e-2
     ),
     'T5Gemma': t5gemma(attn_logit_softcapping=1.0, final_logit_softcapping=2.0),
     'T5Gemma, untied, of 3 and 5 layers': t5gemma((3, 5), tied=False, rope_parameters=ROPE),
@@ -110,6 +127,7 @@ def check_round_trip(source, model, vocabulary, tmp_path):
     assert back.family == source.family
     for name in source.tensors:
         assert name in family.copies or np.array_equal(back.tensors[name], source.tensors[name]), name
+    return back
 
 
 PAIRS = [('a text of words', 'the words'), ('words', 'a text'), ('the text', 'of a')]
@@ -219,4 +237,6 @@ def test_outputs_and_files_equal_transformers(name, tmp_path):
     ours, theirs = huggingface.compute_logits_pair(source, model, source.read_params())
     print(f'{name}: n = {theirs.size}, largest difference {np.max(np.abs(ours - theirs)):.2g}')
     assert np.max(np.abs(ours - theirs)) < 1e-4 and np.max(np.abs(theirs)) > 0.01
-    check_round_trip(source, model, VOCABULARY, tmp_path)
+    back = check_round_trip(source, model, VOCABULARY, tmp_path)
+    _, again = huggingface.compute_logits_pair(back, model, source.read_params())
+    np.testing.assert_array_equal(again, theirs)
