@@ -265,12 +265,11 @@ class ScaledAttention(SelfAttention):
         return self.out(attend(query * query.shape[-1] ** -0.5, key, value, tokens.visibility_mask).flatten(-2))
 
 
-class TinyAttention(BaseModule):
+class TinyAttention(ScaledAttention):
     """aMLP's single-head attention, whose output has the width of the gate."""
 
-    def forward(self, x: Tensor, tokens: SequenceContext) -> Tensor:
-        query, key, value = (getattr(self, name)(x)[:, :, None] for name in ('query', 'key', 'value'))
-        return self.out(attend(query * query.shape[-1] ** -0.5, key, value, tokens.visibility_mask)[:, :, 0])
+    def project_to_heads(self, name: str, x: Tensor) -> Tensor:
+        return getattr(self, name)(x)[:, :, None]
 
 
 class LinearAttention(SelfAttention):
@@ -588,8 +587,7 @@ class Layer(BaseModule):
     """Base class for layer layouts."""
 
     def named_sublayers(self) -> list[tuple[str, nn.Module]]:
-        names = [name for name, _ in self.named_children() if name != 'norm' and not name.endswith('_norm')]
-        return [(name, getattr(self, name)) for name in names]
+        return [item for item in self.named_children() if item[0] != 'norm' and not item[0].endswith('_norm')]
 
 
 class PreNorm(Layer):
@@ -821,7 +819,8 @@ class RemixerT5xForCausalLM(RemixerT5xModel, GenerationMixin):
         `labels` must not be shifted relative to `input_ids`; for language modeling, pass the same ids for both.
         """
         # Moves leading padding to the end of each row, because positions are counted from the first token.
-        shift = torch.zeros_like(input_ids[:, :1]) if attention_mask is None else find_first_token(attention_mask)
+        is_token = torch.ones_like(input_ids) if attention_mask is None else (attention_mask > 0).long()
+        shift = is_token.argmax(1, keepdim=True)
         begin = self.settings.get('begin_id', 0)
         ids = functional.pad(roll_rows_left(input_ids, shift), (1, 0), value=begin)
         tokens = SequenceContext(torch.ones_like(ids, dtype=torch.bool), causal=True)
@@ -833,11 +832,6 @@ class RemixerT5xForCausalLM(RemixerT5xModel, GenerationMixin):
 
     def prepare_inputs_for_generation(self, input_ids: Tensor, attention_mask=None, **_) -> dict:
         return {'input_ids': input_ids, 'attention_mask': attention_mask}
-
-
-def find_first_token(attention_mask: Tensor) -> Tensor:
-    """Returns the index of the first token that is not padding in each row, [batch, 1]."""
-    return (attention_mask > 0).long().argmax(1, keepdim=True)
 
 
 def roll_rows_left(rows: Tensor, shifts: Tensor) -> Tensor:
