@@ -16,7 +16,7 @@ V1_1 = {
     'vocab_size': 96, 'd_model': 32, 'd_kv': 8, 'd_ff': 48, 'num_layers': 2, 'num_heads': 4,
     'feed_forward_proj': 'gated-gelu', 'tie_word_embeddings': False,
 }  # fmt: skip
-# The configuration of `tests/interop/test_t5gemma.py`.
+# The configuration of `tests/interop/small_models.py`.
 T5GEMMA = {
     'vocab_size': 48, 'hidden_size': 16, 'intermediate_size': 20, 'num_attention_heads': 2, 'head_dim': 16,
     'num_key_value_heads': 1, 'query_pre_attn_scalar': 16, 'sliding_window': 4, 'attn_logit_softcapping': 1.0,

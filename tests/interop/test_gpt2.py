@@ -75,14 +75,6 @@ def test_a_model_dir_is_loaded_as_its_folder_and_written_back(folder, ours, tmp_
         assert (tmp_path / 'theirs' / file).read_text() == (folder / file).read_text()
 
 
-def test_a_decoder_with_another_vocabulary_is_not_exported_as_gpt2(ours, tmp_path, capsys):
-    flags = ['--gin.VOCABULARY=@vocabularies.byte()', '--gin.VOCAB_SIZE=384']
-    command = ['convert', f'--gin_file={ours}/model.gin', *flags, f'--checkpoint={ours}', f'--to_hf={tmp_path}/theirs']
-    assert main(command) == 2
-    error = capsys.readouterr().err
-    assert 'was trained with vocabulary' in error and error.count('\n') == 1 and not (tmp_path / 'theirs').exists()
-
-
 def test_text_is_split_into_byte_pairs_in_the_order_of_merges(folder):
     vocabulary = byte_pairs.BytePairs(str(folder), END)
     text = 'the ä that the cat'
