@@ -61,7 +61,10 @@ class LazyTensors(Mapping[str, np.ndarray]):
     def read_shape(self, name: str) -> tuple[int, ...]:
         """Returns the shape of an array without reading the array. Raises UserError if the array is quantized."""
         reader, name_in_file = self._locate_array(name)
-        part = reader.get_slice(name_in_file)
+        try:
+            part = reader.get_slice(name_in_file)
+        except SafetensorError as error:
+            raise _unreadable_file_error(self._locations[name][0], f'{name!r}: {error}') from error
         if part.get_dtype() not in FLOAT_DTYPES:
             raise UserError(
                 f'{name} in {self._locations[name][0]} must have dtype {", ".join(FLOAT_DTYPES)}, '
@@ -209,14 +212,8 @@ def _open_shards(folder: pathlib.Path) -> LazyTensors:
         name: untrusted_files.resolve_path_inside(folder, file, str(folder / INDEX_FILE))
         for name, file in by_name.items()
     }
-    names: dict[pathlib.Path, set[str]] = {}
-    for name, file in files.items():
-        if not file.is_file():
-            raise UserError(f'{folder} lacks the shard {file.name}, listed in {INDEX_FILE}; download the folder again')
-        if file not in names:
-            names[file] = {*_open_safetensors_file(file).keys()}
-        if name not in names[file]:
-            raise UserError(f'{file} lacks {name}, which {INDEX_FILE} assigns to this file; download the folder again')
+    if missing := [file.name for file in files.values() if not file.is_file()]:
+        raise UserError(f'{folder} lacks the shard {missing[0]}, listed in {INDEX_FILE}; download the folder again')
     return LazyTensors({name: (file, name) for name, file in files.items()})
 
 

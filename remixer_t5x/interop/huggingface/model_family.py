@@ -52,12 +52,13 @@ class HuggingFaceConfig:
             raise self.setting_error(name, 'it must be a number between 0 and 1')
         return float(value)
 
-    def read_rope_theta(self, parameters: Mapping[str, Any], name: str) -> float | None:
+    def read_rope_theta(self, parameters: Any, name: str) -> float | None:
         """Reads the base of the rotary embedding from `rope_theta` in `parameters`, or from the setting `name`.
 
         transformers 5 writes `rope_theta`, and version 4 writes the setting `name`. Returns None if both are missing.
         Raises UserError if the base is invalid or the type of the rotary embedding is not supported.
         """
+        parameters = parameters if isinstance(parameters, dict) else {}
         if parameters.get('rope_type', 'default') != 'default':
             raise self.setting_error('rope_parameters', "rope_type must be 'default'")
         theta = parameters.get('rope_theta', self.values.get(name))

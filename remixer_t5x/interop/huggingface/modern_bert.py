@@ -111,7 +111,7 @@ class ModernBert(ModelFamily):
         thetas: dict[str, Any] = {}
         for field, kind in (('global_theta', GLOBAL_ATTENTION), ('local_theta', LOCAL_ATTENTION)):
             rope = ropes.get(kind) if isinstance(ropes, dict) else None
-            theta = config.read_rope_theta(rope if isinstance(rope, dict) else {}, field.replace('_', '_rope_'))
+            theta = config.read_rope_theta(rope, field.replace('_', '_rope_'))
             thetas |= {} if theta is None else {field: theta}
         if math.log2(sizes['head_dim']) % 2:
             raise config.setting_error(

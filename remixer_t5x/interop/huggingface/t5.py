@@ -27,7 +27,7 @@ from remixer_t5x import tokenizer_files, untrusted_files
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop import safetensors_files
 from remixer_t5x.interop.huggingface import t5_tokenizer
-from remixer_t5x.interop.huggingface.model_family import MAX_NUMBER, HuggingFaceConfig, ModelFamily, Tokenizer
+from remixer_t5x.interop.huggingface.model_family import MAX_NUMBER, HuggingFaceConfig, ModelFamily
 from remixer_t5x.interop.huggingface.param_mapping import ParamMapping, Params, Runs, build_kernel_mapping
 from remixer_t5x.interop.huggingface.traced_modules import TracedModules
 from remixer_t5x.interop.safetensors_files import LazyTensors
@@ -199,11 +199,8 @@ class T5Encoder(ModelFamily):
             settings['positions.RelativePositionBias.max_distance'] = self.max_distance
         return settings
 
-    def find_tokenizer(self, folder: pathlib.Path, file: str | None) -> Tokenizer:
-        return t5_tokenizer.find_t5_tokenizer(folder, file)
-
-    def write_tokenizer(self, vocabulary: Any, folder: pathlib.Path) -> str:
-        return t5_tokenizer.write_t5_tokenizer(vocabulary, folder)
+    find_tokenizer = staticmethod(t5_tokenizer.find_t5_tokenizer)
+    write_tokenizer = staticmethod(t5_tokenizer.write_t5_tokenizer)
 
     def make_random_inputs(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
         # The inputs are longer than the default max_distance.

@@ -12,21 +12,20 @@ In local encoder layers of transformers, tokens attend to tokens at a distance o
 
 import dataclasses
 import math
-import pathlib
 from collections.abc import Iterator
 from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from remixer_t5x.interop.huggingface.model_family import HuggingFaceConfig, ModelFamily, Tokenizer, list_layers_and_runs
-from remixer_t5x.interop.huggingface.modern_bert import find_tokenizer, write_tokenizer
+from remixer_t5x.interop.huggingface import modern_bert
+from remixer_t5x.interop.huggingface.model_family import HuggingFaceConfig, ModelFamily, list_layers_and_runs
 from remixer_t5x.interop.huggingface.param_mapping import ParamMapping, Runs, build_kernel_mapping
 from remixer_t5x.interop.huggingface.traced_modules import TracedModules
 from remixer_t5x.interop.safetensors_files import LazyTensors
 from remixer_t5x.models.seq2seq import Seq2Seq
 
 STACKS = ('encoder', 'decoder')
-LOCAL_ATTENTION, GLOBAL_ATTENTION = 'sliding_attention', 'full_attention'
+LOCAL_OR_GLOBAL = ('sliding_attention', 'full_attention')
 OUTPUT_WEIGHT = 'lm_head.out_proj.weight'
 # Maps each sublayer to its Hugging Face module name, and to the X in its norms pre_X_layernorm and post_X_layernorm.
 SUBLAYER_NAMES = {
@@ -103,17 +102,16 @@ class T5Gemma(ModelFamily):
                 raise config.setting_error(side, 'it must be an object with the settings of the stack')
             stack = HuggingFaceConfig(values, str(config.folder))
             layers = stack.read_int('num_hidden_layers')
-            expected = [GLOBAL_ATTENTION if layer % 2 else LOCAL_ATTENTION for layer in range(layers)]
+            expected = [LOCAL_OR_GLOBAL[layer % 2] for layer in range(layers)]
             if values.get('layer_types', expected) != expected:
                 raise stack.setting_error(
                     'layer_types', 'it must alternate between sliding_attention and full_attention'
                 )
-            rope = values.get('rope_parameters')
             sizes = {
                 **cls.read_size_fields(stack),
                 'softcap': _read_softcap(stack, 'attn_logit_softcapping'),
                 'final_softcap': _read_softcap(stack, 'final_logit_softcapping'),
-                'theta': stack.read_rope_theta(rope if isinstance(rope, dict) else {}, 'rope_theta') or cls.theta,
+                'theta': stack.read_rope_theta(values.get('rope_parameters'), 'rope_theta') or cls.theta,
             }
             if differing := [name for name, value in sizes.items() if fields.get(name, value) != value]:
                 names = {field: name for name, field in cls.sizes.items()}
@@ -142,7 +140,7 @@ class T5Gemma(ModelFamily):
                 **stack,
                 'model_type': 't5_gemma_module',
                 'num_hidden_layers': count,
-                'layer_types': [GLOBAL_ATTENTION if layer % 2 else LOCAL_ATTENTION for layer in range(count)],
+                'layer_types': [LOCAL_OR_GLOBAL[layer % 2] for layer in range(count)],
                 'is_decoder': side == 'decoder',
             }
             for side, count in self.layer_counts.items()
@@ -250,11 +248,8 @@ class T5Gemma(ModelFamily):
         ids = {'decoder_start_token_id': self.bos_id, 'bos_token_id': self.bos_id, 'eos_token_id': self.eos_id}
         return {'generation_config.json': {**ids, 'pad_token_id': 0}}
 
-    def find_tokenizer(self, folder: pathlib.Path, file: str | None) -> Tokenizer:
-        return find_tokenizer(folder, file)
-
-    def write_tokenizer(self, vocabulary: Any, folder: pathlib.Path) -> str:
-        return write_tokenizer(vocabulary, folder)
+    find_tokenizer = staticmethod(modern_bert.find_tokenizer)
+    write_tokenizer = staticmethod(modern_bert.write_tokenizer)
 
     def make_random_inputs(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
         # The inputs are longer than the window, unless this would require more than 256 tokens.
