@@ -233,7 +233,7 @@ def convert_to_t5x(args: argparse.Namespace, model: Seq2Seq, vocabulary: Any) ->
         _check_t5x_network(model, vocabulary)
     params = restore_params(args, model, vocabulary)
     step = int(saved_params.find_checkpoint(args.checkpoint, '--checkpoint').name)
-    checkpoint = t5x_checkpoint.write_t5x_checkpoint(args.to_t5x, params, step, model, bool(args.own_names))
+    checkpoint = t5x_checkpoint.write_t5x_checkpoint(args.to_t5x, params, step, bool(args.own_names))
     print_labeled_line('checkpoint', checkpoint)
     check_params_equal(
         params, t5x_checkpoint.read_t5x_checkpoint(checkpoint, get_abstract_params(model))[0], checkpoint
@@ -241,13 +241,19 @@ def convert_to_t5x(args: argparse.Namespace, model: Seq2Seq, vocabulary: Any) ->
 
 
 def _check_t5x_network(model: Seq2Seq, vocabulary: Any) -> None:
-    """Raises UserError if the model differs from T5X's network, whose norms and position biases are fixed."""
+    """Raises UserError if the model differs from T5X's network, whose norms and position biases are fixed.
+
+    `write_t5x_checkpoint` raises UserError for stacks with several runs, whose parameters have other names.
+    """
     advice = t5x_checkpoint.KEEP_NAMES_ADVICE
     try:
         t5, _ = T5.from_model(model, vocabulary, TracedModules(model), build_model_from_gin)
     except UnsupportedModelError as refusal:
         raise UserError(f"T5X's network cannot represent this model: {refusal.reason}; {advice}") from refusal
-    for name, value in {'epsilon': 1e-6, 'num_buckets': 32, 'max_distance': 128}.items():
+    fixed: dict[str, Any] = {'epsilon': 1e-6, 'num_buckets': 32, 'max_distance': 128, 'layer_biases': False}
+    # A tied output is scaled, and the gate of the feed-forward, if it has one, uses GELU.
+    fixed |= {'scaled_output': t5.tied, 'activation': t5.activation and 'gelu'}
+    for name, value in fixed.items():
         if getattr(t5, name) != value:
             raise UserError(f"{name} must be {value} in T5X's network, got {getattr(t5, name)}; {advice}")
 

@@ -69,8 +69,10 @@ def test_a_checkpoint_survives_a_round_trip(folder, model_dir, tmp_path, own_nam
 @pytest.mark.parametrize(
     ('flags', 'words'),
     [
-        (['MUP_BASE_WIDTH=8', 'TIED_OUTPUT=True', 'SCALED_OUTPUT=True'], 'base_embed_dim of the model is 8'),
-        (['ENCODER_POSITION_EMBEDDING=@positions.SinusoidalPositions'], 'encoder/position_embedding'),
+        (['MUP_BASE_WIDTH=8'], 'base_embed_dim of the model is 8'),
+        (['LAYOUT=@layer.PostNorm'], "class of encoder/layer is 'PostNorm', not 'PreNorm'"),
+        (['encoder_decoder.EncoderDecoder.tied=True'], "scaled_output must be True in T5X's network, got False"),
+        (['ACTIVATION="silu"'], "activation must be gelu in T5X's network, got silu"),
         (['positions.RelativePositionBias.max_distance=64'], "max_distance must be 128 in T5X's network, got 64"),
     ],
 )

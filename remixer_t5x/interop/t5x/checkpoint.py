@@ -27,10 +27,6 @@ from remixer_t5x import temporary_files, untrusted_files
 from remixer_t5x.checkpoints import saved_params, untrusted_checkpoints
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop.huggingface.model_family import MAX_LAYERS
-from remixer_t5x.models import interface
-from remixer_t5x.models.architecture.layer import PreNorm
-from remixer_t5x.models.seq2seq import Seq2Seq
-from remixer_t5x.models.sublayers.attention import list_non_t5_options
 from remixer_t5x.run_folder import model_dir
 
 Params = Any
@@ -151,17 +147,17 @@ def read_t5x_checkpoint(path: str, abstract: Params) -> tuple[Params, int]:
     return traverse_util.unflatten_dict(arrays, sep='/'), saved.step
 
 
-def write_t5x_checkpoint(path: str, params: Params, step: int, model: Seq2Seq, own_names: bool = False) -> str:
+def write_t5x_checkpoint(path: str, params: Params, step: int, own_names: bool = False) -> str:
     """Writes `params` to `path`/checkpoint_<step> in the msgpack format of T5X, and returns the folder.
 
     The optimizer state is not written. With `own_names`, the checkpoint keeps the parameter names of remixer_t5x, which
     configs/t5x uses, instead of those of T5X's network.
 
     Raises:
-        UserError: the folder exists or cannot be written, or T5X's network does not support the model.
+        UserError: the folder exists or cannot be written, or T5X's network has no equivalent of a parameter.
     """
     flat = _flatten_params(params)
-    arrays = flat if own_names else _convert_to_t5x_params(flat, model)
+    arrays = flat if own_names else _convert_to_t5x_params(flat)
     folder = model_dir.to_absolute_path(path) / f'checkpoint_{step}'
     if folder.exists():
         raise UserError(f'{folder} already exists; use another folder, or remove it')
@@ -331,25 +327,8 @@ def _find_param_sources(shapes: Shapes, saved: Shapes) -> dict[str, _ParamSource
     return {name: find_param_source(name) for name in shapes}
 
 
-def _convert_to_t5x_params(flat: Mapping[str, Array], model: Seq2Seq) -> dict[str, Array]:
-    """Renames parameters to the names of T5X's network, and splits stacked layers into separate arrays.
-
-    Raises UserError if T5X's network does not support the model.
-    """
-    module: Any = model.module
-    for stack in (module.encoder_stack(), module.decoder_stack()):
-        if len(stack.runs) != 1 or not isinstance(stack.runs[0][0](), PreNorm):
-            raise UserError(
-                f'cannot export to T5X: T5X supports only stacks of identical PreNorm layers; {KEEP_NAMES_ADVICE}'
-            )
-    sublayers = [factory() for factories in interface.list_sublayer_factories(model).values() for factory in factories]
-    if unsupported := sorted({name for sublayer in sublayers for name in list_non_t5_options(sublayer)}):
-        raise UserError(f'cannot export to T5X: T5X does not support {", ".join(unsupported)}; {KEEP_NAMES_ADVICE}')
-    if module.tied != module.scaled_output:
-        raise UserError(
-            'cannot export to T5X: the output must be scaled if it is tied to the embedding, and unscaled otherwise; '
-            f'{KEEP_NAMES_ADVICE}'
-        )
+def _convert_to_t5x_params(flat: Mapping[str, Array]) -> dict[str, Array]:
+    """Renames parameters to the names of T5X's network, and splits stacked layers into separate arrays."""
     arrays: dict[str, Array] = {}
     for name, value in flat.items():
         if name in _OUTSIDE_LAYERS:

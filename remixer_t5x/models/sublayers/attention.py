@@ -14,7 +14,6 @@ equivalent under Adafactor. `SelfAttention` and `CrossAttention` support the opt
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -32,13 +31,6 @@ from remixer_t5x.models.layers.positions import RelativePositionBias
 
 _IN_AXES, _OUT_AXES = (axes.EMBED, axes.JOINED_KV), (axes.JOINED_KV, axes.EMBED)
 _BERT_INIT = nn.initializers.normal(stddev=0.02)
-
-
-def list_non_t5_options(sublayer: nn.Module) -> list[str]:
-    """Returns the names of the sublayer's enabled options that T5 and most checkpoint formats do not support."""
-    defaults: dict[str, Any] = dict.fromkeys(('num_kv_heads', 'logit_softcap', 'rotary', 'sliding_window'))
-    defaults |= {'qk_norm': False, 'activation': 'gelu'}
-    return [name for name, default in defaults.items() if getattr(sublayer, name, default) != default]
 
 
 class _MultiHeadAttention(nn.Module):
