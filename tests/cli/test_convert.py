@@ -54,21 +54,15 @@ def test_conversion_to_hugging_face_reproduces_the_files(current_folder, capsys)
     assert export('--to_hf=back') == 0
     out = capsys.readouterr().out
     assert 'all weights, read back from the output, equal those written' in out
-    if not huggingface.find_missing_packages():
+    if huggingface.find_missing_packages():
+        assert 'logits are not compared' in out and 'remixer-t5x[hf]' in out
+    else:
         assert "logits of Hugging Face's model and ours differ by" in out
         assert "Hugging Face's tokenizer and ours use the same ids" in out
     weights = load_file('back/model.safetensors')
     jax.tree.map(np.testing.assert_array_equal, weights, hf_folders.weights('t5_v1_0_tiny'))
     assert (current_folder / 'back/spiece.model').read_bytes() == (current_folder / 'hf/spiece.model').read_bytes()
     assert json.loads((current_folder / 'back/tokenizer_config.json').read_text())['extra_ids'] == hf_folders.SENTINELS
-
-
-def test_without_torch_only_the_files_are_compared(current_folder, capsys, monkeypatch):
-    monkeypatch.setattr(huggingface, 'find_missing_packages', lambda: ['torch', 'transformers'])
-    assert main(['convert', '--from_hf=hf', '--to=no_torch']) == 0
-    out = capsys.readouterr().out
-    assert 'without torch and transformers' in out and 'remixer-t5x[hf]' in out
-    assert 'all weights in the output equal those in the input' in out
 
 
 def test_finetuning_starts_from_a_converted_checkpoint(current_folder, capsys):
