@@ -9,10 +9,8 @@ import contextlib
 import ctypes
 import os
 import re
-import resource
 import sys
 import tempfile
-import threading
 import traceback
 from collections.abc import Sequence
 from typing import Any
@@ -38,10 +36,6 @@ COMMANDS = (
     *(*_load_extra_command('reports'), *_load_extra_command('serve')),
 )
 
-# Number of threads that a small training run on two cores starts.
-THREADS = 40
-# Bytes of address space that TensorFlow, JAX and a tiny model reserve.
-ADDRESS_SPACE = 6 << 30
 # Options of mallopt(3).
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
 
@@ -137,7 +131,6 @@ def _run_command(argv: Sequence[str], own_process: bool) -> int:
         raise UserError(f'--gin.{gin_flags[0][0]} is set, but {prog} reads no gin files; see {prog} --help')
     args.gin_flags = [*gin_flags, *getattr(args, 'macros', ())]
     args.report_error = report_error
-    _check_ulimits()
     compilation_cache.enable_compilation_cache()
     os.environ.update({name: value for name, value in command.env.items() if name not in os.environ})
     if command.keeps_buffers and own_process:
@@ -204,28 +197,6 @@ def _build_parser() -> argparse.ArgumentParser:
 
 def _format_examples(examples) -> str:
     return ''.join(f'  {example}\n' for example in examples)
-
-
-def _check_ulimits() -> None:
-    """Raises UserError if ulimit -v or -u is too low for XLA and TensorFlow, which would abort the process."""
-    addresses = resource.getrlimit(resource.RLIMIT_AS)[0]
-    if addresses != resource.RLIM_INFINITY and addresses < ADDRESS_SPACE:
-        raise UserError(
-            f'ulimit -v must be at least {ADDRESS_SPACE >> 10}, got {addresses >> 10}; run ulimit -v unlimited'
-        )
-    end = threading.Event()
-    threads: list[threading.Thread] = []
-    try:
-        while len(threads) < THREADS:
-            threads.append(threading.Thread(target=end.wait))
-            threads[-1].start()
-    except RuntimeError as error:
-        raise UserError(
-            f'the system allows {len(threads) - 1} more threads, but a command needs {THREADS}; raise ulimit -u '
-            "and -v, or the container's process limit"
-        ) from error
-    finally:
-        end.set()
 
 
 def keep_freed_buffers() -> None:
