@@ -110,12 +110,8 @@ def load_gin_config(
         if location.startswith(FLAG) and not is_read and not may_be_unread:
             raise _build_unread_macro_error(name, location, ())
     if only or not partial:
-        lines = gin.config_str().splitlines()
-        imports = [
-            line
-            for line in lines
-            if line.startswith(('from ', 'import ')) and line != DYNAMIC_REGISTRATION and not only
-        ]
+        lines = [] if only else gin.config_str().splitlines()
+        imports = [line for line in lines if line.startswith(('from ', 'import ')) and line != DYNAMIC_REGISTRATION]
         gin.clear_config()
         gin.parse_config([DYNAMIC_REGISTRATION, *imports])
         for key, value in resolver.bindings.items():
@@ -134,26 +130,20 @@ def load_macro_values(sources: ConfigSources, *macros: str, **options: Any) -> l
 
 def get_config_text(absolute_paths: bool = True) -> str:
     """Returns the configuration as gin text. With `absolute_paths`, paths in the text do not depend on the folder."""
-    paths = {name: reference_resolver.get_unevaluated_macro(name) for name in _PATH_MACROS if absolute_paths}
+    paths = _get_set_macros(*_PATH_MACROS) if absolute_paths else {}
     if not isinstance(path := paths.get('HF_DATASET'), str) or not os.path.exists(os.path.expanduser(path)):
         paths.pop('HF_DATASET', None)
-    _bind_macros(
-        {
-            name: _make_paths_absolute(value)
-            for name, value in paths.items()
-            if value is not reference_resolver.UNDEFINED
-        }
-    )
+    _bind_macros({name: _make_paths_absolute(value) for name, value in paths.items()})
     # Write the lengths as numbers, so that loading the model with other data does not change parameter shapes.
-    lengths = ('MAX_INPUT_LENGTH', 'MAX_TARGET_LENGTH')
-    _bind_macros(
-        {
-            name: reference_resolver.evaluate_macro(name)
-            for name in lengths
-            if reference_resolver.get_unevaluated_macro(name) is not reference_resolver.UNDEFINED
-        }
-    )
+    lengths = _get_set_macros('MAX_INPUT_LENGTH', 'MAX_TARGET_LENGTH')
+    _bind_macros({name: reference_resolver.evaluate_macro(name) for name in lengths})
     return gin.config_str()
+
+
+def _get_set_macros(*names: str) -> dict[str, Any]:
+    """Returns the unevaluated values of the macros in `names` that are set."""
+    values = {name: reference_resolver.get_unevaluated_macro(name) for name in names}
+    return {name: value for name, value in values.items() if value is not reference_resolver.UNDEFINED}
 
 
 def _make_paths_absolute(value: Any) -> Any:
@@ -297,28 +287,18 @@ def _check_macro_is_reference(macro: str, location: str) -> None:
 
 def _replace_task_names() -> None:
     """Replaces task names with calls of functions in `remixer_tasks.names`, and imports MIXTURE_OR_TASK_MODULE."""
-    options = [
-        name
-        for name in ('VOCABULARY', 'DATA_DIR')
-        if reference_resolver.get_unevaluated_macro(name) is not reference_resolver.UNDEFINED
-    ]
+    options = _get_set_macros('VOCABULARY', 'DATA_DIR')
+    tasks = _get_set_macros(TASK, f'EVAL_{TASK}')
     lines = []
-    for macro in (TASK, f'EVAL_{TASK}'):
-        names, call, argument = (
-            reference_resolver.get_unevaluated_macro(macro),
-            f'{macro.lower()}/names.find_provider',
-            'name',
-        )
+    for macro, names in tasks.items():
+        call, argument = f'{macro.lower()}/names.find_provider', 'name'
         if macro != TASK and (isinstance(names, list | tuple) or isinstance(names, str) and ',' in names):
             call, argument = f'{call}s', 'names'
         elif not isinstance(names, str):
             continue
         lines += [f'{macro} = @{call}()', f'{call}.{argument} = {names!r}']
         lines += [f'{call}.{name.lower()} = %{name}' for name in options]
-    if (
-        reference_resolver.get_unevaluated_macro(TASK) is not reference_resolver.UNDEFINED
-        and 'VOCABULARY' not in options
-    ):
+    if TASK in tasks and 'VOCABULARY' not in options:
         lines += ['VOCABULARY = @names.vocabulary_of()', f'names.vocabulary_of.task = %{TASK}']
     if (module := reference_resolver.evaluate_macro(MODULE, None)) is not None:
         if not (isinstance(module, str) and re.fullmatch(r'\w+(\.\w+)*', module)):
