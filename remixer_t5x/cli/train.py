@@ -63,7 +63,8 @@ def run(args: argparse.Namespace) -> int:
     with process_flags.connect_processes(args, saves=True), contextlib.ExitStack() as signals:
         # The train step starts compiling before the tasks are created, because creating tasks imports TensorFlow.
         settings: Run = reference_resolver.call_configured(ROOT, deferred=(TRAINING_TASK, EVALUATION_TASKS))
-        _require_finetune_tasks(args.command, settings)
+        if args.command == 'finetune' and settings.tasks is None:
+            raise UserError(f'the gin files configure pretraining, like {FILES["train"]}; run remixer-t5x train')
         lines = check_custom_sublayers(settings.step_config.model, settings.dataset.pack)
         if jax.process_index() == 0:
             for line in lines:
@@ -91,11 +92,6 @@ def _start_from_hugging_face(args: argparse.Namespace) -> None:
     folder = conversions.get_or_convert_model_dir(args.from_hf)
     args.gin_file = [*args.gin_file, f'{folder}/{model_dir.CONVERTED}']
     args.gin_flags = [('INITIAL_CHECKPOINT_PATH', str(folder)), *args.gin_flags]
-
-
-def _require_finetune_tasks(command: str, settings: Run) -> None:
-    if command == 'finetune' and settings.tasks is None:
-        raise UserError(f'the gin files configure pretraining, like {FILES["train"]}; run remixer-t5x train')
 
 
 def _count_flops_per_step(settings: Run) -> float:

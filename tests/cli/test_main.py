@@ -2,18 +2,16 @@
 
 import subprocess
 import sys
-import types
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remixer_t5x import lazy_imports
-from remixer_t5x.cli import arguments, train
+from remixer_t5x.cli import arguments
 from remixer_t5x.cli import main as cli
 from remixer_t5x.cli.main import COMMANDS
 from remixer_t5x.config import user_modules
-from remixer_t5x.errors import UserError
 
 NAMES = st.from_regex(r'[A-Z_]+(\.[a-z_]+)?', fullmatch=True)
 VALUES = st.text(st.characters(blacklist_categories=['Cs', 'Cc']), min_size=1).filter(lambda v: not v.startswith('--'))
@@ -122,13 +120,14 @@ def test_modules_of_the_current_folder_are_found_after_libraries(capsys, clean_e
     assert 'f_net' in capsys.readouterr().out
 
 
-def test_an_interrupt_exits_with_code_130_and_one_line(capsys, clean_environment, monkeypatch):
-    def interrupt(*args):
-        raise KeyboardInterrupt
+@pytest.mark.parametrize(('error', 'code'), [(KeyboardInterrupt(), 130), (MemoryError(), 2)])
+def test_an_interrupt_and_a_lack_of_memory_are_one_line(error, code, capsys, clean_environment, monkeypatch):
+    def fail(*_):
+        raise error
 
-    monkeypatch.setattr(cli, '_run_command', interrupt)
-    assert cli.main(['info']) == 130
-    assert capsys.readouterr().err == 'interrupted\n'
+    monkeypatch.setattr(cli, '_run_command', fail)
+    assert cli.main(['info']) == code
+    assert capsys.readouterr().err.count('\n') == 1
 
 
 def test_help_imports_no_library():
@@ -162,17 +161,5 @@ def test_freed_buffers_are_reused_without_page_faults():
     assert reused < 100 < 10_000 < returned
 
 
-def test_running_out_of_memory_is_one_line(capsys, clean_environment):
-    assert cli.report_error(MemoryError()) == 2
-    assert capsys.readouterr().err.count('\n') == 1
-
-
 def run_python(argv):
     return subprocess.run([sys.executable, *argv], capture_output=True, text=True)
-
-
-def test_finetune_needs_tasks_and_train_does_not():
-    for tasks in ('something', None):
-        train._require_finetune_tasks('train', types.SimpleNamespace(tasks=tasks))
-    with pytest.raises(UserError, match='run remixer-t5x train'):
-        train._require_finetune_tasks('finetune', types.SimpleNamespace(tasks=None))
