@@ -16,8 +16,6 @@ from remixer_t5x.errors import UserError, to_one_line
 _ALLOWED_PACKAGES = ('remixer_t5x.models.',)
 _ALLOWED_MODULES = ('remixer_tasks.vocabularies',)
 _DYNAMIC_REGISTRATION = '__gin__.dynamic_registration'
-# The macro that names a module to import.
-_IMPORTING_MACRO = 'MIXTURE_OR_TASK_MODULE'
 
 
 def find_disallowed_statement(text: str, file: str) -> str:
@@ -46,8 +44,8 @@ def find_disallowed_statement(text: str, file: str) -> str:
             names = [name[1:].rpartition('/')[2] for name in references.names if name[0] == '@']
             if isinstance(statement, config_parser.BlockDeclaration) or statement.arg_name:
                 names.append(statement.selector)
-            elif statement.selector == _IMPORTING_MACRO:
-                return _IMPORTING_MACRO
+            elif statement.selector == loading.MODULE:
+                return loading.MODULE
             if foreign := next((name for name in names if not _is_allowed_name(name, imports)), ''):
                 return foreign
             references.names.clear()
