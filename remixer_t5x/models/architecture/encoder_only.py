@@ -19,7 +19,7 @@ from remixer_t5x import axes, ranges
 from remixer_t5x.context import SequenceContext, make_sequence_context
 from remixer_t5x.models.architecture.encoder_decoder import parse_dtype
 from remixer_t5x.models.architecture.stack import Stack
-from remixer_t5x.models.layers.dense import Dense
+from remixer_t5x.models.layers.dense import Dense, create_param
 from remixer_t5x.models.layers.embedding import Embed, scale_projection_input
 from remixer_t5x.models.layers.norms import LayerNorm
 from remixer_t5x.models.layers.positions import LearnedPositions
@@ -146,8 +146,8 @@ class BertInput(nn.Module):
         """Computes the input of the stack; `token_types` is [batch, length] int32, or None if all types are 0."""
         width = x.shape[-1]
         x = x + LearnedPositions(self.max_length, name='positions')(width, ctx).astype(x.dtype)
-        init = nn.with_logical_partitioning(_BERT_INIT, (None, axes.EMBED))
-        table = self.param('token_types', init, (self.token_types, width), jnp.float32).astype(x.dtype)
+        shape = (self.token_types, width)
+        table = create_param(self, 'token_types', _BERT_INIT, (None, axes.EMBED), shape).astype(x.dtype)
         x = x + (table[0] if token_types is None or self.token_types == 1 else jnp.take(table, token_types, axis=0))
         return self.norm(name='norm')(x)
 
@@ -174,8 +174,7 @@ class BertHead(nn.Module):
     use_bias: bool = True
 
     def setup(self) -> None:
-        init = nn.with_logical_partitioning(nn.initializers.zeros, (axes.VOCAB,))
-        self.bias = self.param('bias', init, (self.vocab_size,), jnp.float32)
+        self.bias = create_param(self, 'bias', nn.initializers.zeros, (axes.VOCAB,), (self.vocab_size,))
         self.output_norm = self.norm()
 
     @nn.compact

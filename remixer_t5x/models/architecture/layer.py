@@ -15,13 +15,12 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 
 import jax
-import jax.numpy as jnp
 from flax import linen as nn
 
 from remixer_t5x import ranges
 from remixer_t5x.context import SequenceContext
 from remixer_t5x.errors import UserError
-from remixer_t5x.models.layers.dense import dropout
+from remixer_t5x.models.layers.dense import create_param, dropout
 from remixer_t5x.models.layers.norms import RMSNorm
 
 SublayerFactory = Callable[..., nn.Module]
@@ -125,8 +124,7 @@ class ReZero(Layer):
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
         for name, sublayer in self._named_sublayers():
-            init = nn.with_logical_partitioning(nn.initializers.zeros, ())
-            scale = self.param(f'{name}_scale', init, (), jnp.float32)
+            scale = create_param(self, f'{name}_scale', nn.initializers.zeros, (), ())
             x = x + scale.astype(x.dtype) * self._compute_update(sublayer, x, ctx)
         return x
 

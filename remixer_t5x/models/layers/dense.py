@@ -1,4 +1,4 @@
-"""Dropout, and dense layers with optional LoRA adapters: `Dense`, and `GroupDense` with one kernel per group."""
+"""Parameters, dropout, and dense layers with optional LoRA adapters: `Dense`, and `GroupDense` with grouped kernels."""
 
 import itertools
 from collections.abc import Callable
@@ -21,6 +21,17 @@ FAN_IN_NORMAL = nn.initializers.variance_scaling(1.0, 'fan_in', 'normal')
 def group_fan_in_normal(scale: float = 1.0) -> nn.initializers.Initializer:
     """Returns a normal initializer with variance `scale / in` for kernels [groups, in, out]."""
     return nn.initializers.variance_scaling(scale, 'fan_in', 'normal', batch_axis=0)
+
+
+def create_param(
+    module: nn.Module,
+    name: str,
+    init: nn.initializers.Initializer,
+    names: tuple[str | None, ...],
+    shape: tuple[int, ...],
+) -> jax.Array:
+    """Creates a float32 parameter with the logical axes `names`; call within an `nn.compact` method or `setup`."""
+    return module.param(name, nn.with_logical_partitioning(init, names), shape, jnp.float32)
 
 
 def cast_and_gather(kernel: jax.Array, names: tuple[str | None, ...], dtype: jnp.dtype) -> jax.Array:
@@ -66,14 +77,10 @@ class Dense(nn.Module):
     @nn.compact
     def _create_parameters(self, width: int) -> tuple[jax.Array, jax.Array | None]:
         """Returns the float32 kernel [width, features] and the bias [features] or None."""
-
-        def create_parameter(name: str, init: nn.initializers.Initializer, names: tuple, shape: tuple) -> jax.Array:
-            return self.param(name, nn.with_logical_partitioning(init, names), shape, jnp.float32)
-
-        kernel = create_parameter('kernel', self.kernel_init, self.axes, (width, self.features))
+        kernel = create_param(self, 'kernel', self.kernel_init, self.axes, (width, self.features))
         if not self.use_bias:
             return kernel, None
-        return kernel, create_parameter('bias', nn.initializers.zeros, self.axes[1:], (self.features,))
+        return kernel, create_param(self, 'bias', nn.initializers.zeros, self.axes[1:], (self.features,))
 
 
 def matmul(x: jax.Array, kernel: jax.Array) -> jax.Array:
@@ -154,9 +161,8 @@ class GroupDense(nn.Module):
 
     @nn.compact
     def __call__(self, x: FeatureGroups) -> FeatureGroups:
-        init = nn.with_logical_partitioning(self.kernel_init, self.axes)
         shape = (sum(array.shape[0] for array in x), x[0].shape[-1], self.features)
-        kernel = self.param('kernel', init, shape, jnp.float32)
+        kernel = create_param(self, 'kernel', self.kernel_init, self.axes, shape)
         y = _group_matmul(x, cast_and_gather(kernel, self.axes, x[0].dtype))
         if not self.has_variable('params', LORA_IN):
             return y

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from remixer_t5x import axes, ranges
+from remixer_t5x.models.layers.dense import create_param
 
 
 class Embed(nn.Module):
@@ -25,25 +26,17 @@ class Embed(nn.Module):
     scale: ranges.Positive = 1.0
 
     def setup(self) -> None:
-        self.embedding = self.param(
-            'embedding',
-            nn.with_logical_partitioning(nn.initializers.normal(stddev=self.stddev), (axes.VOCAB, axes.EMBED)),
-            (self.num_embeddings, self.features),
-            jnp.float32,
-        )
+        init, shape = nn.initializers.normal(stddev=self.stddev), (self.num_embeddings, self.features)
+        self.embedding = create_param(self, 'embedding', init, (axes.VOCAB, axes.EMBED), shape)
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
-        rows = self._look_up_embeddings(tokens)
-        return rows if self.scale == 1.0 else rows * self.scale
-
-    def _look_up_embeddings(self, tokens: jax.Array) -> jax.Array:
-        table = self.embedding
         if self.one_hot:
-            rows = jax.nn.one_hot(tokens, self.num_embeddings, dtype=self.dtype)
-            return rows @ table.astype(self.dtype)
-        # Gather the table along its width before the lookup; otherwise the partitioner would gather the larger result.
-        table = nn.with_logical_constraint(table, (axes.VOCAB, axes.ACTIVATION_EMBED))
-        return jnp.take(table, tokens, axis=0).astype(self.dtype)
+            rows = jax.nn.one_hot(tokens, self.num_embeddings, dtype=self.dtype) @ self.embedding.astype(self.dtype)
+        else:
+            # Gather the table along its width first; otherwise the partitioner would gather the larger result.
+            table = nn.with_logical_constraint(self.embedding, (axes.VOCAB, axes.ACTIVATION_EMBED))
+            rows = jnp.take(table, tokens, axis=0).astype(self.dtype)
+        return rows if self.scale == 1.0 else rows * self.scale
 
     def attend(self, x: jax.Array) -> jax.Array:
         """Computes inner products of x [..., features] with all embeddings, [..., num_embeddings]."""

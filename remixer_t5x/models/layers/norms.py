@@ -7,6 +7,7 @@ from flax import linen as nn
 from remixer_t5x import axes, ranges
 from remixer_t5x.errors import UserError
 from remixer_t5x.kernels.compile_target import get_target_platform
+from remixer_t5x.models.layers.dense import create_param
 
 
 class RMSNorm(nn.Module):
@@ -23,7 +24,7 @@ class RMSNorm(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         init = nn.initializers.zeros if self.zero_centered else nn.initializers.ones
-        scale = self.param('scale', nn.with_logical_partitioning(init, (self.axis,)), (x.shape[-1],), jnp.float32)
+        scale = create_param(self, 'scale', init, (self.axis,), (x.shape[-1],))
         if self.zero_centered:
             scale = 1.0 + scale
         x32 = x.astype(jnp.float32)
@@ -48,12 +49,10 @@ class LayerNorm(nn.Module):
     @nn.compact
     def get_scale_and_bias(self, width: int) -> tuple[jax.Array, jax.Array]:
         """Returns the scale and the bias, float32 [width], for callers that implement the normalization themselves."""
-
-        def create_parameter(name: str, init: nn.initializers.Initializer) -> jax.Array:
-            return self.param(name, nn.with_logical_partitioning(init, (self.axis,)), (width,), jnp.float32)
-
-        scale = create_parameter('scale', nn.initializers.ones)
-        return scale, create_parameter('bias', nn.initializers.zeros) if self.use_bias else jnp.zeros_like(scale)
+        scale = create_param(self, 'scale', nn.initializers.ones, (self.axis,), (width,))
+        if not self.use_bias:
+            return scale, jnp.zeros_like(scale)
+        return scale, create_param(self, 'bias', nn.initializers.zeros, (self.axis,), (width,))
 
 
 class GroupedRMSNorm(nn.Module):
@@ -74,8 +73,7 @@ class GroupedRMSNorm(nn.Module):
                 f'GroupedRMSNorm.num_groups must divide the input width of {width} features, got {self.num_groups}; '
                 f'use a divisor of {width}'
             )
-        init = nn.with_logical_partitioning(nn.initializers.ones, (axes.EMBED,))
-        scale = self.param('scale', init, (width,), jnp.float32)
+        scale = create_param(self, 'scale', nn.initializers.ones, (axes.EMBED,), (width,))
         x32 = x.astype(jnp.float32)
         inverse_rms = self._inverse_rms_without_reshape if get_target_platform() == 'tpu' else self._inverse_rms
         return (x32 * inverse_rms(jnp.square(x32)) * scale).astype(x.dtype)

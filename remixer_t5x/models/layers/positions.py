@@ -11,6 +11,7 @@ from remixer_t5x import axes, ranges
 from remixer_t5x.context import SequenceContext, check_length
 from remixer_t5x.kernels.attention_formula import DistanceBias
 from remixer_t5x.kernels.compile_target import get_target_platform
+from remixer_t5x.models.layers.dense import create_param
 
 # Sequence length of models that are built without data, as in T5.
 DEFAULT_MAX_LENGTH = 512
@@ -58,14 +59,9 @@ class RelativePositionBias(nn.Module):
 
         In a decoding step, returns only the bias of the query at `ctx.step`.
         """
-        table = self.param(
-            'embedding',
-            nn.with_logical_partitioning(
-                nn.initializers.variance_scaling(1.0, 'fan_avg', 'uniform'), (axes.HEADS, axes.RELPOS_BUCKETS)
-            ),
-            (self.num_heads, self.num_buckets),
-            jnp.float32,
-        )
+        init = nn.initializers.variance_scaling(1.0, 'fan_avg', 'uniform')
+        shape = (self.num_heads, self.num_buckets)
+        table = create_param(self, 'embedding', init, (axes.HEADS, axes.RELPOS_BUCKETS), shape)
         bucket = relative_position_bucket(
             _compute_relative_positions(length, ctx),
             bidirectional=not ctx.causal,
@@ -175,8 +171,8 @@ class LearnedPositions(nn.Module):
         """Returns the embeddings of all tokens, float32 [batch or 1, length, width]."""
         length = ctx.positions.shape[1]
         check_length('LearnedPositions', self.max_length, ctx.cache_slots or length)
-        init = nn.with_logical_partitioning(nn.initializers.normal(stddev=0.02), (axes.POSITIONS_IN, axes.EMBED))
-        table = self.param('table', init, (self.max_length, width), jnp.float32)
+        init, names = nn.initializers.normal(stddev=0.02), (axes.POSITIONS_IN, axes.EMBED)
+        table = create_param(self, 'table', init, names, (self.max_length, width))
         if ctx.packed or ctx.step is not None:
             return jnp.take(table, ctx.positions, axis=0)
         # Use a slice, because its gradient is cheaper than the scatter in the gradient of a gather.

@@ -27,7 +27,7 @@ from remixer_t5x.kernels.gelu import gelu, multiply_by_gelu, normalized_gelu
 from remixer_t5x.kernels.reshaping import build_toeplitz_matrices, gather_by_positions
 from remixer_t5x.models.layers import cache
 from remixer_t5x.models.layers.cached_attention import attend_to_sequence, build_sequence_visibility
-from remixer_t5x.models.layers.dense import Dense, LazyProduct, dropout, matmul
+from remixer_t5x.models.layers.dense import Dense, LazyProduct, create_param, dropout, matmul
 from remixer_t5x.models.layers.norms import LayerNorm
 
 # Function (name, features) -> X U, the input of the GELU.
@@ -80,8 +80,8 @@ class FreeSpatial(nn.Module):
         In a decoding step, returns only one row of W, [1, length], or [batch, 1, length] if the steps of the batch
         differ. If `ctx` has a prefix, the caller must mask later tokens.
         """
-        init = nn.with_logical_partitioning(SPATIAL_INIT, (axes.POSITIONS_OUT, axes.POSITIONS_IN))
-        matrix = self.param('kernel', init, (self.max_length, self.max_length), jnp.float32)
+        names, shape = (axes.POSITIONS_OUT, axes.POSITIONS_IN), (self.max_length, self.max_length)
+        matrix = create_param(self, 'kernel', SPATIAL_INIT, names, shape)
         if ctx.step is not None:
             rows = jnp.take(matrix[:, :length], ctx.step, axis=0)
             return jnp.where(cache.visible_positions(length, ctx), rows, 0.0)[..., None, :]
@@ -104,8 +104,7 @@ class ToeplitzSpatial(nn.Module):
         """Returns W, float32 [length, length], or one row of W in a decoding step, as `FreeSpatial` does."""
         check_no_prefix(ctx, 'ToeplitzSpatial')
         count = self.max_length if ctx.causal else 2 * self.max_length - 1
-        init = nn.with_logical_partitioning(SPATIAL_INIT, (axes.RELPOS_BUCKETS,))
-        values = self.param('kernel', init, (count,), jnp.float32)
+        values = create_param(self, 'kernel', SPATIAL_INIT, (axes.RELPOS_BUCKETS,), (count,))
         if ctx.causal:
             values = jnp.pad(values, (0, length - 1))
         center = self.max_length - 1  # index of the weight for distance 0
@@ -219,8 +218,7 @@ class SpatialMixing(nn.Module):
         """Returns W, and the bias b broadcastable to [batch, length, features]."""
         check_length('GMLP', self.max_length, length)
         weights = self.weights(max_length=self.max_length, name='weights')(length, ctx)
-        init = nn.with_logical_partitioning(nn.initializers.ones, (axes.POSITIONS_OUT,))
-        bias = self.param('bias', init, (self.max_length,), jnp.float32)
+        bias = create_param(self, 'bias', nn.initializers.ones, (axes.POSITIONS_OUT,), (self.max_length,))
         if ctx.packed or ctx.step is not None:
             return weights, jnp.take(bias, ctx.positions)[..., None]
         return weights, bias[:length, None]

@@ -28,7 +28,7 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.kernels.running_token_mlp import apply_running_token_mlp
 from remixer_t5x.kernels.running_token_mlp_loop import add_token_to_state, compute_token_output
 from remixer_t5x.models.layers import cache, token_mlp
-from remixer_t5x.models.layers.dense import GroupDense, dropout, split_groups
+from remixer_t5x.models.layers.dense import GroupDense, create_param, dropout, split_groups
 from remixer_t5x.models.layers.norms import LayerNorm
 from remixer_t5x.models.layers.positions import compute_example_lengths
 
@@ -58,8 +58,8 @@ class GeneratedWeights(nn.Module):
         projected = GroupDense(features, (axes.HEADS, *names), name=name)((groups,))[0]
         if not self.use_bias:
             return projected
-        init = nn.with_logical_partitioning(nn.initializers.zeros, (axes.HEADS, names[1]))
-        bias = self.param(f'{name}_bias', init, (self.num_heads, features), jnp.float32)
+        shape = (self.num_heads, features)
+        bias = create_param(self, f'{name}_bias', nn.initializers.zeros, (axes.HEADS, names[1]), shape)
         return projected + bias.astype(projected.dtype)[:, None, None]
 
 
@@ -76,8 +76,8 @@ class SharedWeightVector(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """Returns the weight vector for each token of x, [batch, length, heads, hidden / heads]."""
-        init = nn.with_logical_partitioning(nn.initializers.normal(stddev=1.0), (axes.HEADS, axes.TOKEN_MLP))
-        vector = self.param('vector', init, (self.num_heads, self.hidden_dim // self.num_heads), jnp.float32)
+        init, shape = nn.initializers.normal(stddev=1.0), (self.num_heads, self.hidden_dim // self.num_heads)
+        vector = create_param(self, 'vector', init, (axes.HEADS, axes.TOKEN_MLP), shape)
         return jnp.broadcast_to(vector.astype(x.dtype), (*x.shape[:2], *vector.shape))
 
 

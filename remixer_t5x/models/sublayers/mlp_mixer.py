@@ -19,7 +19,7 @@ from remixer_t5x.context import SequenceContext, check_length, check_no_prefix
 from remixer_t5x.errors import UserError
 from remixer_t5x.kernels.window_mlp import TokenMLP, mix_window, mix_windows
 from remixer_t5x.models.layers import cache
-from remixer_t5x.models.layers.dense import FAN_IN_NORMAL, dropout
+from remixer_t5x.models.layers.dense import FAN_IN_NORMAL, create_param, dropout
 from remixer_t5x.models.layers.token_mlp import apply_token_mlp
 
 
@@ -31,15 +31,13 @@ def _create_token_mlp(
     out_axes = (axes.POSITIONS_OUT,) * len(outputs)
     wo_init = nn.initializers.normal(stddev=hidden_dim**-0.5)  # variance 1 / fan-in, also for a vector
 
-    def create_parameter(name, init, names, shape):
-        return module.param(name, nn.with_logical_partitioning(init, names), shape, jnp.float32).astype(dtype)
-
-    return TokenMLP(
-        create_parameter('wi', FAN_IN_NORMAL, (axes.POSITIONS_IN, axes.TOKEN_MLP), (num_inputs, hidden_dim)),
-        create_parameter('wi_bias', nn.initializers.zeros, (axes.TOKEN_MLP,), (hidden_dim,)),
-        create_parameter('wo', wo_init, (axes.TOKEN_MLP, *out_axes), (hidden_dim, *outputs)),
-        create_parameter('wo_bias', nn.initializers.zeros, out_axes, outputs),
+    weights = TokenMLP(
+        create_param(module, 'wi', FAN_IN_NORMAL, (axes.POSITIONS_IN, axes.TOKEN_MLP), (num_inputs, hidden_dim)),
+        create_param(module, 'wi_bias', nn.initializers.zeros, (axes.TOKEN_MLP,), (hidden_dim,)),
+        create_param(module, 'wo', wo_init, (axes.TOKEN_MLP, *out_axes), (hidden_dim, *outputs)),
+        create_param(module, 'wo_bias', nn.initializers.zeros, out_axes, outputs),
     )
+    return jax.tree.map(lambda array: array.astype(dtype), weights)
 
 
 def _sample_dropout_factors(rate: float, batch: int, weights: TokenMLP, ctx: SequenceContext) -> jax.Array | None:

@@ -32,7 +32,7 @@ from remixer_t5x.kernels.gelu import multiply_by_gelu
 from remixer_t5x.kernels.reshaping import gather_by_positions
 from remixer_t5x.models.layers import cache
 from remixer_t5x.models.layers.cached_attention import build_sequence_visibility
-from remixer_t5x.models.layers.dense import Dense, dropout
+from remixer_t5x.models.layers.dense import Dense, create_param, dropout
 
 Projection = Callable[[jax.Array], jax.Array]
 
@@ -62,7 +62,7 @@ class ScalarAlpha(nn.Module):
 
     @nn.compact
     def __call__(self, mixed: jax.Array, unmixed: jax.Array) -> jax.Array:
-        logit = self.param('alpha', nn.with_logical_partitioning(nn.initializers.zeros, ()), (), jnp.float32)
+        logit = create_param(self, 'alpha', nn.initializers.zeros, (), ())
         return compose_with_alpha(nn.sigmoid(logit).astype(unmixed.dtype), mixed, unmixed)
 
 
@@ -71,8 +71,7 @@ class VectorAlpha(nn.Module):
 
     @nn.compact
     def __call__(self, mixed: jax.Array, unmixed: jax.Array) -> jax.Array:
-        init = nn.with_logical_partitioning(nn.initializers.zeros, (None,))
-        logits = self.param('alpha', init, unmixed.shape[-1:], jnp.float32)
+        logits = create_param(self, 'alpha', nn.initializers.zeros, (None,), unmixed.shape[-1:])
         return compose_with_alpha(nn.sigmoid(logits).astype(unmixed.dtype), mixed, unmixed)
 
 
@@ -89,8 +88,7 @@ class ElementwiseGate(nn.Module):
 
     @nn.compact
     def __call__(self, unmixed: jax.Array) -> jax.Array:
-        init = nn.with_logical_partitioning(nn.initializers.zeros, (None,))
-        weights = self.param('gate', init, unmixed.shape[-1:], jnp.float32)
+        weights = create_param(self, 'gate', nn.initializers.zeros, (None,), unmixed.shape[-1:])
         return nn.sigmoid(unmixed * weights.astype(unmixed.dtype))
 
 
@@ -185,8 +183,8 @@ class LearnedMixing(nn.Module):
             hidden = cache.update_cache(self, 'cached_hidden', hidden, ctx)
         length = hidden.shape[1]
         check_length('Remixer', self.max_length, length)
-        init = nn.with_logical_partitioning(MIXING_INIT, (axes.POSITIONS_OUT, axes.POSITIONS_IN))
-        logits = bound_logits(self.param('logits', init, (self.max_length, self.max_length), jnp.float32))
+        names, shape = (axes.POSITIONS_OUT, axes.POSITIONS_IN), (self.max_length, self.max_length)
+        logits = bound_logits(create_param(self, 'logits', MIXING_INIT, names, shape))
         if ctx.step is not None:
             return self._mix_decoding_step(logits[:, :length], hidden, ctx)
         logits = logits[:length, :length]
