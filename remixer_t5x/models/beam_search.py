@@ -88,14 +88,6 @@ class _SearchState(NamedTuple):
     stop_states: jax.Array | None  # [batch, beams], states of the stop-string automaton
 
 
-class _BeamCandidates(NamedTuple):
-    """The best extensions of live beams, best first; each array is [batch, 2 * beams]."""
-
-    scores: jax.Array
-    parents: jax.Array  # index of the live beam that is extended
-    tokens: jax.Array  # the token that extends the beam
-
-
 @dataclasses.dataclass(frozen=True, repr=False)
 class BeamSearch(LogitsOptions):
     """Decoder that returns the best `beams` sequences, best first.
@@ -152,26 +144,27 @@ class BeamSearch(LogitsOptions):
         if processors:
             generated = live.tokens.reshape(-1, generation.max_length)
             logits = generation.process_logits(processors, jax.nn.log_softmax(logits), generated, index)
-        candidates = _select_best_extensions(live.scores, logits, 2 * self.beams, normalize=not processors)
-        tokens = _gather_beams(live.tokens, candidates.parents)
-        tokens = jax.lax.dynamic_update_slice_in_dim(tokens, candidates.tokens[..., None], index, axis=2)
+        scores, parents, last = _select_best_extensions(live.scores, logits, 2 * self.beams, normalize=not processors)
+        tokens = _gather_beams(live.tokens, parents)
+        tokens = jax.lax.dynamic_update_slice_in_dim(tokens, last[..., None], index, axis=2)
         length = index + 1
-        ends = (candidates.tokens == generation.eos_id) | (length == generation.max_length)
+        ends = (last == generation.eos_id) | (length == generation.max_length)
         if generation.stop_strings is not None:
-            parent_states = _gather_beams(stop_states, candidates.parents)
-            candidate_states, is_complete = generation.stop_strings.advance_states(parent_states, candidates.tokens)
+            parent_states = _gather_beams(stop_states, parents)
+            candidate_states, is_complete = generation.stop_strings.advance_states(parent_states, last)
             ends |= is_complete
 
         may_end = ends & (jnp.arange(ends.shape[1]) < self.beams) & is_open[:, None]
-        scores = jnp.where(may_end, candidates.scores / self.length_penalty(length), -jnp.inf)
-        finished = _select_best_sequences(self.beams, finished, _Beams(tokens, scores))
+        ended = _Beams(tokens, jnp.where(may_end, scores / self.length_penalty(length), -jnp.inf))
+        # If scores are equal, sequences that finished earlier come first.
+        finished = jax.tree.map(lambda *arrays: jnp.concatenate(arrays, axis=1), finished, ended)
+        finished_scores, order = select_top_values(finished.scores, self.beams)
+        finished = _Beams(_gather_beams(finished.tokens, order), finished_scores)
 
-        _, chosen = select_top_values(jnp.where(ends, -jnp.inf, candidates.scores), self.beams)
-        chosen, parents = _assign_parent_slots(chosen, _gather_beams(candidates.parents, chosen))
-        live = _Beams(
-            _gather_beams(tokens, chosen),
-            jnp.where(_gather_beams(ends, chosen), -jnp.inf, _gather_beams(candidates.scores, chosen)),
-        )
+        live_scores = jnp.where(ends, -jnp.inf, scores)
+        _, chosen = select_top_values(live_scores, self.beams)
+        chosen, parents = _assign_parent_slots(chosen, _gather_beams(parents, chosen))
+        live = _Beams(_gather_beams(tokens, chosen), _gather_beams(live_scores, chosen))
         stop_states = None if stop_states is None else _gather_beams(candidate_states, chosen)
         cache = _reorder_cache(cache, beam_leaves, parents)
         best_live, worst_finished = jnp.max(live.scores, axis=1), finished.scores[:, -1]
@@ -186,28 +179,20 @@ def _gather_beams(array: jax.Array, index: jax.Array) -> jax.Array:
     return jax.vmap(lambda row, index: row.at[index].get(mode='promise_in_bounds'))(array, index)
 
 
-def _select_best_sequences(count: int, *groups: _Beams) -> _Beams:
-    """Returns the `count` best sequences of all groups, best first; if scores are equal, earlier groups come first."""
-    tokens, scores = (jnp.concatenate(arrays, axis=1) for arrays in zip(*groups, strict=True))
-    scores, index = select_top_values(scores, count)
-    return _Beams(_gather_beams(tokens, index), scores)
-
-
 def _select_best_extensions(
     scores: jax.Array, logits: jax.Array, count: int, normalize: bool = True
-) -> _BeamCandidates:
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns the `count` best extensions of all beams, given beam scores [batch, beams] and logits [rows, vocab].
 
-    Selects the best extensions of each beam first. Set `normalize` to False if `logits` are log-probabilities.
+    Selects the best extensions of each beam first. Set `normalize` to False if `logits` are log-probabilities. Returns
+    the scores, the index of the extended beam and the added token of each extension, [batch, count], best first.
     """
     batch, beams = scores.shape
     largest, tokens = (x.reshape(batch, beams, -1) for x in select_top_values(logits, min(count, logits.shape[-1])))
     log_total = jax.nn.logsumexp(logits, axis=-1).reshape(batch, beams, 1) if normalize else 0.0
     extended = scores[..., None] + (largest - log_total)
     best, index = select_top_values(extended.reshape(batch, -1), count)
-    return _BeamCandidates(
-        best, index // extended.shape[-1], jnp.take_along_axis(tokens.reshape(batch, -1), index, axis=1)
-    )
+    return best, index // extended.shape[-1], jnp.take_along_axis(tokens.reshape(batch, -1), index, axis=1)
 
 
 def _assign_parent_slots(chosen: jax.Array, parents: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -230,23 +215,21 @@ def _reorder_cache(cache: Cache, beam_leaves: list[bool], parents: jax.Array) ->
     leaves, tree = jax.tree.flatten(cache)
     old = [leaf for leaf, has_beams in zip(leaves, beam_leaves, strict=True) if has_beams]
     # A loop of small copies is faster than one gather only on a single CPU device.
-    new = iter(_copy_rows(old, parents) if targets_single_cpu() else _gather_rows(old, parents))
+    if targets_single_cpu():
+        new = iter(_copy_rows(old, parents))
+    else:
+        by_beam = (leaf.reshape(*parents.shape, *leaf.shape[1:]) for leaf in old)
+        new = (_gather_beams(rows, parents).reshape(-1, *rows.shape[2:]) for rows in by_beam)
     return tree.unflatten(
         [next(new) if has_beams else leaf for leaf, has_beams in zip(leaves, beam_leaves, strict=True)]
     )
 
 
-def _gather_rows(leaves: list[jax.Array], parents: jax.Array) -> list[jax.Array]:
-    """Replaces each row of the [batch * beams, ...] leaves with the row of its parent."""
-    return [
-        _gather_beams(leaf.reshape(*parents.shape, *leaf.shape[1:]), parents).reshape(leaf.shape) for leaf in leaves
-    ]
-
-
 def _copy_rows(leaves: list[jax.Array], parents: jax.Array) -> list[jax.Array]:
-    """Computes the same result as `_gather_rows` in place, copying only rows whose parent is in a different slot.
+    """Replaces each row of the [batch * beams, ...] leaves with the row of its parent, in place.
 
-    This is safe, because every parent has a child in its slot, so the parent's row is never overwritten.
+    Copies only rows whose parent is in a different slot. This is safe, because every parent has a child in its slot, so
+    the parent's row is never overwritten.
     """
     batch, beams = parents.shape
     source = (parents + beams * jnp.arange(batch)[:, None]).reshape(-1)
