@@ -18,6 +18,7 @@ from flax import linen as nn
 from remixer_t5x import axes, ranges
 from remixer_t5x.context import SequenceContext
 from remixer_t5x.kernels.attention_formula import ATTENTION_OUTPUT
+from remixer_t5x.models.architecture.layer import Block
 from remixer_t5x.models.layers.dense import dropout
 from remixer_t5x.models.layers.norms import RMSNorm
 
@@ -68,22 +69,6 @@ class _ScanBody(nn.Module):
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> tuple[jax.Array, None]:
         x = self.layer(name='layer')(x, ctx)
         return nn.with_logical_constraint(x, (axes.BATCH, axes.LENGTH, axes.ACTIVATION_EMBED)), None
-
-
-class _UnrolledLayerRun(nn.Module):
-    """A run of layers with separate parameters and caches, for decoding.
-
-    At every decoding step, a scan would copy slices of all stacked parameters and caches.
-    """
-
-    layer: LayerFactory
-    count: int
-
-    @nn.compact
-    def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
-        for index in range(self.count):
-            x = self.layer(name=f'layer_{index}')(x, ctx)
-        return x
 
 
 def unstack_layers(params: Params) -> Params:
@@ -173,8 +158,9 @@ class Stack(nn.Module):
         self, name: str, layer: LayerFactory, count: int, x: jax.Array, ctx: SequenceContext
     ) -> jax.Array:
         if ctx.decode:
-            run_type = nn.map_variables(_UnrolledLayerRun, 'params', trans_in_fn=unstack_layers)
-            return run_type(layer, count, name=name)(x, ctx)
+            # At every decoding step, a scan would copy slices of all stacked parameters and caches.
+            unrolled_run = nn.map_variables(Block, 'params', trans_in_fn=unstack_layers)
+            return unrolled_run((layer,) * count, name=name)(x, ctx)
         body: type[nn.Module] = _ScanBody
         unroll = count if self.unroll is None else min(self.unroll, count)
         if self.remat_policy is not None:
