@@ -108,7 +108,7 @@ class GenerativeModel(Model):
 
     @property
     def logit_softcap(self) -> float | None:
-        return None
+        return getattr(self.module, 'logit_softcap', None)
 
     def _compute_hidden(self, params: Params, batch: Batch, rng: jax.Array | None = None) -> jax.Array:
         """Returns the input of the output projection, [batch, length, embed], with dropout if `rng` is a key."""

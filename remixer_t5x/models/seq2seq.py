@@ -25,10 +25,6 @@ class Seq2Seq(GenerativeModel):
     model_type = 'encoder_decoder'
     input_array = 'encoder_input_tokens'
 
-    @property
-    def logit_softcap(self) -> float | None:
-        return self.module.logit_softcap
-
     def encode(self, params: Params, inputs: jax.Array) -> jax.Array:
         """Returns the encoder output [batch, length, embed] for `inputs` [batch, length], one example per row."""
         return self._apply_module('encode', params, inputs)

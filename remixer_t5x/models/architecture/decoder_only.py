@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from remixer_t5x import axes, ranges
-from remixer_t5x.context import make_sequence_context
+from remixer_t5x.context import SequenceContext, make_sequence_context
 from remixer_t5x.models.architecture.encoder_decoder import parse_dtype
 from remixer_t5x.models.architecture.stack import Stack
 from remixer_t5x.models.layers.dense import Dense
@@ -61,7 +61,7 @@ class DecoderOnly(nn.Module):
     def get_output_kernel(self, params: Mapping[str, Any]) -> jax.Array:
         """Returns the kernel of the output projection, [embed, vocab], from this module's unboxed parameters.
 
-        Unless `begin_id` is 0, an additional row contains the bias of each token; see `_prepare_projection_input`.
+        Unless `begin_id` is 0, an additional row contains the bias of each token; see `_run_decoder`.
         """
         kernel = params['token_embedder']['embedding'].T if self.tied else params['logits']['kernel']
         if not self.begin_id:
@@ -94,7 +94,7 @@ class DecoderOnly(nn.Module):
             deterministic=not enable_dropout,
             prefix=prefix,
         )
-        return self._prepare_projection_input(self.decoder(self._embed_tokens(decoder_input_tokens), ctx))
+        return self._run_decoder(decoder_input_tokens, ctx)
 
     def prefill_prompts(self, tokens: jax.Array, is_token: jax.Array, slots: int, bidirectional: bool) -> jax.Array:
         """Allocates the caches and fills them with the prompts. Then call `decode_next_hidden` with their last tokens.
@@ -112,7 +112,7 @@ class DecoderOnly(nn.Module):
             cache_slots=slots,
             prefix=is_token if bidirectional else None,
         )
-        return self._prepare_projection_input(self.decoder(self._embed_tokens(tokens), ctx))
+        return self._run_decoder(tokens, ctx)
 
     def decode_next_hidden(self, tokens: jax.Array, slots: int) -> jax.Array:
         """Returns the input of the output projection, [batch, 1, embed], for one token per row, [batch, 1].
@@ -120,12 +120,13 @@ class DecoderOnly(nn.Module):
         `slots` is the number of positions in the caches.
         """
         ctx = make_sequence_context(jnp.ones_like(tokens), causal=True, decode=True)
-        return self._prepare_projection_input(self.decoder(self._embed_tokens(tokens), ctx, slots))
+        return self._run_decoder(tokens, ctx, slots)
 
-    def _embed_tokens(self, tokens: jax.Array) -> jax.Array:
-        return self.token_embedder(jnp.where(tokens == 0, self.begin_id, tokens) if self.begin_id else tokens)
-
-    def _prepare_projection_input(self, hidden: jax.Array) -> jax.Array:
+    def _run_decoder(self, tokens: jax.Array, ctx: SequenceContext, slots: int | None = None) -> jax.Array:
+        """Embeds the tokens and returns the input of the output projection, [batch, length, embed]."""
+        if self.begin_id:
+            tokens = jnp.where(tokens == 0, self.begin_id, tokens)
+        hidden = self.decoder(self.token_embedder(tokens), ctx, slots)
         hidden = scale_projection_input(hidden, self.scaled_output, self.base_embed_dim if self.tied else None)
         if not self.begin_id:
             return hidden
