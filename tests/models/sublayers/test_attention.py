@@ -1,19 +1,21 @@
 """Options of attention against their formulas; `tests/interop/test_t5gemma.py` compares complete models."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import linen as nn
 
 from remixer_t5x.context import SequenceContext
 from remixer_t5x.errors import UserError
 from remixer_t5x.models.layers.positions import RotaryEmbedding
-from remixer_t5x.models.sublayers.attention import CrossAttention, SelfAttention
+from remixer_t5x.models.sublayers.attention import CrossAttention, RelativeAttention, SelfAttention
 from remixer_t5x.models.sublayers.feed_forward import ACTIVATIONS, GatedMLP
 from remixer_t5x.testing.sublayer_fixture import make_segment_arrays
+from tests.models.sublayers.formulas import softmax
+from tests.models.sublayers.sublayer_inputs import context_of_lengths, random_params
 from tests.support import references
 
 BATCH, LENGTH, EMBED, HEADS, WIDTH = 2, 9, 12, 4, 6
@@ -56,8 +58,10 @@ def attend(params, x, positions, visible, options):
     return np.concatenate(heads, axis=1) @ params['out']['kernel']
 
 
-@pytest.mark.parametrize('causal', [False, True], ids=['encoder', 'decoder'])
-@pytest.mark.parametrize('option', OPTIONS)
+@pytest.mark.parametrize(
+    ('option', 'causal'),
+    [*zip(OPTIONS, itertools.cycle([False, True])), ('sliding window', True), ('all', False)],
+)
 def test_options_equal_the_formula_on_packed_rows(option, causal):
     options = OPTIONS[option]
     rng = np.random.default_rng(0)
@@ -65,15 +69,41 @@ def test_options_equal_the_formula_on_packed_rows(option, causal):
     ctx = SequenceContext(ids, positions, causal=causal, packed=True)
     x = rng.standard_normal((BATCH, LENGTH, EMBED))
     module = SelfAttention(HEADS, WIDTH, **options)
-    params = nn.unbox(module.init(jax.random.key(0), jnp.float32(x), ctx))['params']
-    params = jax.tree.map(lambda array: array + 0.3 * rng.standard_normal(array.shape), params)
-    actual = module.apply({'params': jax.tree.map(jnp.float32, params)}, jnp.float32(x), ctx)
+    params = jax.tree.map(lambda array: np.asarray(array, np.float64), random_params(module, x, ctx, scale=0.5))
+    actual = jax.jit(module.apply)({'params': jax.tree.map(np.float32, params)}, np.float32(x), ctx)
     distance = np.arange(LENGTH)[:, None] - np.arange(LENGTH)
     near = (np.abs(distance) < options.get('sliding_window', LENGTH)) & (distance >= 0 if causal else True)
     for row in range(BATCH):
         visible = near & (ids[row, :, None] == ids[row])
         expected = attend(params, x[row], positions[row], visible, options)
         np.testing.assert_allclose(actual[row], expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize('content', [True, False])
+def test_relative_attention_equals_its_equation(content):
+    """softmax(q k^T / sqrt(d) + bias) v, or softmax(bias) v without `content`."""
+    lengths = [5, 3]
+    x = np.random.default_rng(0).standard_normal((BATCH, 5, EMBED), np.float32)
+    ctx = context_of_lengths(lengths, 5, num_keys=5)
+    module = RelativeAttention(HEADS, WIDTH, content=content)
+    params = jax.tree.map(np.asarray, random_params(module, x, ctx))
+    assert ('query' in params) == ('key' in params) == content
+
+    def project(name, row):
+        return (row @ params[name]['kernel'] + params[name]['bias']).reshape(-1, HEADS, WIDTH)
+
+    # T5 has one bucket for each distance below 8; keys after the query use the second half of the 32 buckets.
+    distance = np.arange(5)[None] - np.arange(5)[:, None]
+    bias = params['position_bias']['embedding'][:, np.abs(distance) + 16 * (distance > 0)]
+    actual = jax.jit(module.apply)({'params': params}, x, ctx)
+    for row, n in zip(range(BATCH), lengths, strict=True):
+        logits = bias[:, :n, :n]
+        if content:
+            query, key = (project(name, x[row, :n]) for name in ('query', 'key'))
+            logits = logits + np.einsum('qhd,khd->hqk', query, key) / WIDTH**0.5
+        mixed = np.einsum('hqk,khd->qhd', softmax(logits), project('value', x[row, :n])).reshape(n, -1)
+        expected = mixed @ params['out']['kernel'] + params['out']['bias']
+        np.testing.assert_allclose(actual[row, :n], expected, rtol=1e-4, atol=1e-4)
 
 
 def test_the_decoding_cache_holds_only_key_heads():
@@ -98,21 +128,13 @@ def test_invalid_settings_are_rejected_with_their_value(build, words):
     assert all(word in str(error.value) for word in words)
 
 
-TORCH_ACTIVATIONS = {
-    'gelu': 'gelu_pytorch_tanh',
-    'gelu_exact': 'gelu',
-    'silu': 'silu',
-    'relu': 'relu',
-    'linear': 'linear',
-}
-
-
 def test_activations_equal_transformers():
     references.require('torch', 'transformers')
     import torch
     from transformers.activations import ACT2FN
 
-    assert set(TORCH_ACTIVATIONS) == set(ACTIVATIONS)
+    other_names = {'gelu': 'gelu_pytorch_tanh', 'gelu_exact': 'gelu'}
     x = np.linspace(-6, 6, 501, dtype=np.float32)
-    for ours, theirs in TORCH_ACTIVATIONS.items():
-        np.testing.assert_allclose(ACTIVATIONS[ours](x), ACT2FN[theirs](torch.from_numpy(x)), rtol=1e-5, atol=1e-6)
+    for name, activation in ACTIVATIONS.items():
+        expected = ACT2FN[other_names.get(name, name)](torch.from_numpy(x))
+        np.testing.assert_allclose(activation(x), expected, rtol=1e-5, atol=1e-6)
