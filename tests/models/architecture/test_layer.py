@@ -53,7 +53,7 @@ def test_layout_equals_its_equation(layout):
     module = layer.make_layer(sublayers, layout)
     x = jax.random.normal(jax.random.key(0), (2, 3, D))
     ctx = SequenceContext(jnp.ones((2, 3), jnp.int32), jnp.zeros((2, 3), jnp.int32))
-    params = nn.unbox(module.init(jax.random.key(1), x, ctx)['params'])
+    params = nn.unbox(jax.jit(module.init)(jax.random.key(1), x, ctx)['params'])
     if layout is layer.ReZero:
         assert params['mixer_scale'] == 0.0 and params['feed_forward_scale'] == 0.0
         params = params | {'mixer_scale': jnp.asarray(0.5), 'feed_forward_scale': jnp.asarray(0.25)}
@@ -63,7 +63,7 @@ def test_layout_equals_its_equation(layout):
         return lambda x: np.tanh(x @ np.asarray(dense['kernel']) + np.asarray(dense['bias']) + shift)
 
     expected = LAYOUTS[layout](np.asarray(x), affine('mixer', 0.3), affine('feed_forward', -0.2))
-    np.testing.assert_allclose(module.apply({'params': params}, x, ctx), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(jax.jit(module.apply)({'params': params}, x, ctx), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(

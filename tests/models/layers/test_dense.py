@@ -35,8 +35,8 @@ def test_group_dense_multiplies_by_a_block_diagonal_matrix(platform, separate):
     x = np.random.default_rng(0).normal(size=(2, 3, groups * width)).astype(np.float32)
     module, parts = GroupDense(features, AXES), split_groups(x, groups, groups if separate else 1)
     with compile_for_platform(platform):
-        params = nn.unbox(module.init(jax.random.key(0), parts))['params']
-        actual = join_groups(module.apply({'params': params}, parts))
+        params = nn.unbox(jax.jit(module.init)(jax.random.key(0), parts))['params']
+        actual = join_groups(jax.jit(module.apply)({'params': params}, parts))
     expected = x.astype(np.float64) @ block_diagonal(np.asarray(params['kernel'], np.float64))
     np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5)
 

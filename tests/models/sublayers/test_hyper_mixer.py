@@ -54,7 +54,7 @@ def test_hyper_mixer_equals_the_authors_code(case):
         ctx = ctx.replace(memory=EncoderMemory(jnp.asarray(arrays['keys']), context_of_ids(arrays['is_key'])))
     else:
         mixer = hyper_mixer.HyperMixer(heads * per_head, heads, tied=False, **options)
-    actual = mixer.apply({'params': params}, jnp.asarray(arrays['queries']), ctx)
+    actual = np.asarray(jax.jit(mixer.apply)({'params': params}, arrays['queries'], ctx))
     is_token = arrays['is_query']
     scale = np.max(np.abs(arrays['mixed']))
     np.testing.assert_allclose(actual[is_token] / scale, arrays['mixed'][is_token] / scale, atol=2e-6)
@@ -108,7 +108,7 @@ def test_shared_weight_vector_gives_every_token_the_same_output():
     x = jax.random.normal(jax.random.key(2), (1, LENGTH, D))
     params = random_params(mixer, x, ctx, scale=0.5)
     assert params['w_in']['vector'].shape == (2, HIDDEN // 2)
-    y = mixer.apply({'params': params}, x, ctx)
+    y = np.asarray(jax.jit(mixer.apply)({'params': params}, x, ctx))
     np.testing.assert_allclose(y[0], np.broadcast_to(y[0, :1], y[0].shape), rtol=1e-6)
 
 
@@ -119,9 +119,10 @@ def test_dropout_drops_entire_hidden_units():
     x = jax.random.normal(jax.random.key(3), (1, LENGTH, D))
     params = random_params(mixer, x, ctx.replace(deterministic=True), scale=0.5)
 
+    apply = jax.jit(lambda ctx, rngs: mixer.apply({'params': params}, x, ctx, rngs=rngs))
+
     def rank(ctx, **rngs):
-        y = mixer.apply({'params': params}, x, ctx, rngs=rngs)
-        return np.linalg.matrix_rank(np.asarray(y[0]), tol=1e-4)
+        return np.linalg.matrix_rank(np.asarray(apply(ctx, rngs)[0]), tol=1e-4)
 
     ranks = {rank(ctx, dropout=jax.random.key(seed)) for seed in range(8)}
     assert min(ranks) <= 1 < max(ranks) < rank(ctx.replace(deterministic=True)) == D

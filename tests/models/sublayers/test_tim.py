@@ -125,8 +125,8 @@ def test_cross_attention_with_one_mechanism_equals_the_plain_sublayer():
     grouped, plain = tim.TimCrossAttention(1, HEADS, KV), attention.CrossAttention(HEADS, KV)
     x, ctx = features(0), with_memory(context(position_bias=relative_bias(), causal=True))
     params = random_params(grouped, x, ctx)
-    expected = plain.apply({'params': jax.tree.map(lambda kernel: kernel[0], params)}, x, ctx)
-    np.testing.assert_allclose(grouped.apply({'params': params}, x, ctx), expected, rtol=1e-5, atol=1e-4)
+    expected = jax.jit(plain.apply)({'params': jax.tree.map(lambda kernel: kernel[0], params)}, x, ctx)
+    np.testing.assert_allclose(jax.jit(grouped.apply)({'params': params}, x, ctx), expected, rtol=1e-5, atol=1e-4)
 
 
 def test_mechanisms_of_cross_attention_do_not_depend_on_each_other():
@@ -137,7 +137,7 @@ def test_mechanisms_of_cross_attention_do_not_depend_on_each_other():
         changed = ctx.replace(memory=ctx.memory.replace(hidden=hidden))
         return jnp.sum(jnp.sin(module.apply({'params': params}, x, changed)[..., : D // 2]))
 
-    for gradient in jax.grad(first_mechanism, argnums=(0, 1))(x, ctx.memory.hidden):
+    for gradient in jax.device_get(jax.jit(jax.grad(first_mechanism, argnums=(0, 1)))(x, ctx.memory.hidden)):
         assert not np.any(gradient[..., D // 2 :]) and np.all(gradient[..., : D // 2] != 0)
 
 
@@ -166,7 +166,7 @@ def test_outputs_on_accelerators_equal_those_on_a_cpu(platform):
 def test_initial_variance_depends_on_the_width_of_a_mechanism():
     width, head_dim = 512, 16
     module = tim.TimAttention(4, 4, head_dim)
-    params = nn.unbox(module.init(jax.random.key(0), jnp.zeros((2, 1, width)), context(1))['params'])
+    params = nn.unbox(jax.jit(module.init)(jax.random.key(0), jnp.zeros((2, 1, width)), context(1))['params'])
     expected = {'query': head_dim * width / 4, 'key': width / 4, 'value': width / 4, 'out': head_dim}
     for name, inverse_variance in expected.items():
         spread = np.std(params[name]['kernel']) * np.sqrt(inverse_variance)
