@@ -152,7 +152,7 @@ class SpatialMixing(nn.Module):
 
     @nn.compact
     def __call__(
-        self, inputs: jax.Array, gated: jax.Array | None, added: jax.Array | LazyProduct | None, ctx: SequenceContext
+        self, inputs: jax.Array, gated: jax.Array | None, added: LazyProduct | None, ctx: SequenceContext
     ) -> jax.Array:
         """Returns `f(Z) + added` for Z = gelu(inputs), multiplied by `gelu(gated)` if `gated` is not None.
 
@@ -161,7 +161,6 @@ class SpatialMixing(nn.Module):
         norm = LayerNorm(axis=axes.MLP, name='norm')
         if get_target_platform() == 'gpu' and not ctx.decode:
             return self._mix_in_one_matmul(norm, inputs, gated, added, ctx)
-        added = added.compute_product() if isinstance(added, LazyProduct) else added
         activated = gelu(inputs)
         units = norm(activated)
         if ctx.decode:
@@ -173,7 +172,7 @@ class SpatialMixing(nn.Module):
             units = units * ctx.is_token[..., None].astype(units.dtype)
         equation = 'bqk,bkf->bqf' if weights.ndim == 3 else 'qk,bkf->bqf'
         mixed = jnp.einsum(equation, weights.astype(units.dtype), units) + bias.astype(units.dtype)
-        mixed = mixed if added is None else mixed + added
+        mixed = mixed if added is None else mixed + added.compute_product()
         if gated is None:
             return mixed
         return (activated if gated is inputs else gelu(gated)) * mixed
@@ -183,7 +182,7 @@ class SpatialMixing(nn.Module):
         norm: LayerNorm,
         inputs: jax.Array,
         gated: jax.Array | None,
-        added: jax.Array | LazyProduct | None,
+        added: LazyProduct | None,
         ctx: SequenceContext,
     ) -> jax.Array:
         """Computes the result of `__call__` with a single matmul, because these matmuls are memory-bound on GPUs.
@@ -197,7 +196,7 @@ class SpatialMixing(nn.Module):
         weights, bias = self._get_weights_and_bias(inputs.shape[1], ctx)
         weights = _mask_weights(weights, ctx)
         columns, rows = [weights, jnp.sum(weights, axis=-1, keepdims=True)], [shift[None]]
-        if isinstance(added, LazyProduct):
+        if added is not None:
             columns.append(added.left)
             rows.append(added.right)
         num_zeros = -sum(part.shape[-1] for part in columns) % _MATMUL_DEPTH_MULTIPLE
@@ -209,8 +208,6 @@ class SpatialMixing(nn.Module):
         right = jnp.concatenate([normalized_gelu(inputs, scale, norm.epsilon), extra_rows], axis=1)
         mixed = jnp.einsum('bqk,bkf->bqf', left, right)
         bias = bias if bias.ndim == 3 else bias[None]
-        if added is not None and not isinstance(added, LazyProduct):
-            mixed = mixed + added
         factor = mixed.astype(jnp.float32) + bias
         return factor.astype(inputs.dtype) if gated is None else multiply_by_gelu(gated, factor)
 
@@ -241,7 +238,7 @@ class GMLP(nn.Module):
         gate: gate function s, one of `split_gate`, `multiplicative_gate`, `additive_gate` and `linear_gate`.
         spatial: factory of the module that returns W: `ToeplitzSpatial`, as in the paper's language models, or
             `FreeSpatial`.
-        attention: factory of a module (x, ctx) -> array or `LazyProduct`, whose output is added to f(Z):
+        attention: factory of a module (x, ctx) -> `LazyProduct`, whose product is added to f(Z):
             `TinyAttention` for aMLP, None for gMLP.
     """
 

@@ -27,17 +27,10 @@ def layer_norm(x, scale, bias):
 PACKED = context_of_ids([[1, 1, 1, 2, 2, 2, 2, 0], [1] * 8], packed=True)
 
 
-class ArrayAttention(gmlp.TinyAttention):
-    """A custom gate attention, which returns an array."""
-
-    def __call__(self, x, ctx):
-        return super().__call__(x, ctx).compute_product()
-
-
 @pytest.mark.parametrize(
     ('gate', 'ctx', 'attention'),
     [
-        ('split', context([LENGTH, 5]), ArrayAttention),
+        ('split', context([LENGTH, 5]), gmlp.TinyAttention),
         ('additive', context([LENGTH, 5], causal=True), None),
         ('multiplicative', PACKED, None),
         ('linear', PACKED.replace(causal=True), gmlp.TinyAttention),
