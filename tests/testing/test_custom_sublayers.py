@@ -40,8 +40,8 @@ class Fails(nn.Module):
         raise ValueError('only for rows of 512 tokens')
 
 
-def make_model(*files, **macros):
-    return build_model('models/t5_1_1.gin', 'sizes/tiny.gin', *files, **SMALL, **macros)
+def make_model(**macros):
+    return build_model('models/t5_1_1.gin', 'sizes/tiny.gin', **SMALL, **macros)
 
 
 causal_sum = functools.partial(Sum, earlier_only=True)
@@ -55,21 +55,16 @@ def test_shipped_sublayers_are_not_checked():
 def test_decoder_that_reads_later_tokens_raises():
     with pytest.raises(UserError, match=r'Sum must not read later tokens in a decoder, but token 0 reads token \d'):
         check_custom_sublayers(make_model(DECODER_MIXER=Sum, **NO_POSITION_BIAS))
-    with pytest.raises(UserError, match='later tokens'):
-        check_custom_sublayers(make_model('model_types/decoder_only.gin', DECODER_MIXER=Sum, **NO_POSITION_BIAS))
 
 
 def test_reading_padding_is_a_warning():
-    encoder, decoder = check_custom_sublayers(
-        make_model(ENCODER_MIXER=padding_sum, DECODER_MIXER=causal_sum, **NO_POSITION_BIAS)
-    )
-    assert encoder.startswith('Sum in the encoder: warning') and 'padding' in encoder
-    assert decoder.startswith('Sum in the decoder: no token reads')
+    (line,) = check_custom_sublayers(make_model(ENCODER_MIXER=padding_sum, ENCODER_POSITION_BIAS=None))
+    assert line.startswith('Sum in the encoder: warning') and 'padding' in line
 
 
 def test_mixing_packed_examples_is_a_warning():
     model = make_model(ENCODER_MIXER=Sum, DECODER_MIXER=causal_sum, **NO_POSITION_BIAS)
-    assert not any('warning' in line for line in check_custom_sublayers(model))
+    assert all('no token reads' in line for line in check_custom_sublayers(model))
     for line in check_custom_sublayers(model, packed=True):
         assert 'warning' in line and 'example 1 in a row' in line or 'example 2 in a row' in line
     (line,) = check_custom_sublayers(make_model(ENCODER_MIXER=TokenWise, ENCODER_POSITION_BIAS=None), packed=True)
