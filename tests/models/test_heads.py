@@ -1,17 +1,13 @@
 """Heads for classes, regression, token labels, spans and embeddings against transformers and their equations."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from remixer_t5x import build_model
-from remixer_t5x.context import make_sequence_context
 from remixer_t5x.devices.partition import unbox
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop.huggingface import model_folders
-from remixer_t5x.models.architecture import encoder_only
-from remixer_t5x.models.classifier import compute_label_loss
 from tests.support import hf_folders, references
 
 LENGTH, LABELS = 12, ('O', 'B-PER', 'I-PER')
@@ -56,19 +52,6 @@ def test_classifier_loss_is_the_cross_entropy_or_the_squared_error(labels):
         assert float(loss) == pytest.approx(-outputs[[0, 1, 2], answers].sum(), rel=1e-5)
         assert float(sums['weights']) == 3 == float(sums['sequences'])
         assert float(sums['correct']) == (outputs.argmax(-1)[:3] == answers).sum()
-
-
-@pytest.mark.parametrize('pool', [encoder_only.mean_of_tokens, encoder_only.first_token])
-def test_poolings_ignore_padding(pool):
-    ctx = make_sequence_context(np.asarray([[1, 1, 1, 0]], np.int32))
-    hidden = np.arange(8, dtype=np.float32).reshape(1, 4, 2)
-    expected = hidden[:, :3].mean(1) if pool is encoder_only.mean_of_tokens else hidden[:, 0]
-    np.testing.assert_allclose(pool(hidden, ctx), expected)
-
-
-def test_equal_logits_predict_the_first_class():
-    _, sums = compute_label_loss(jnp.zeros((4, 3)), jnp.array([0, 1, 2, 2]), jnp.ones(4))
-    assert sums['correct'] == 1
 
 
 def test_token_label_loss_equals_its_equation():

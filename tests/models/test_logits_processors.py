@@ -145,7 +145,6 @@ def test_generation_ends_with_a_stop_string(decoder):
 @pytest.mark.parametrize(
     ('options', 'message'),
     [
-        ({'no_repeat_ngram_size': -1}, 'NO_REPEAT_NGRAM_SIZE must be .*, got -1'),
         ({'bad_words_ids': [5]}, 'BAD_WORDS_IDS must be lists of ids, .* got .5,'),
         ({'bad_words_ids': [[9]]}, 'BAD_WORDS_IDS must contain ids from 0 to 3, got 9'),
     ],
