@@ -74,6 +74,16 @@ def test_a_checkpoint_survives_a_round_trip(folder, model_dir, tmp_path, own_nam
         (['encoder_decoder.EncoderDecoder.tied=True'], "scaled_output must be True in T5X's network, got False"),
         (['ACTIVATION="silu"'], "activation must be gelu in T5X's network, got silu"),
         (['positions.RelativePositionBias.max_distance=64'], "max_distance must be 128 in T5X's network, got 64"),
+        (['SLIDING_WINDOW=4'], 'sliding_window'),
+        (['LOGIT_SOFTCAP=30.0'], 'logit_softcap'),
+        (['ROTARY=@positions.RotaryEmbedding'], 'rotary'),
+        (['QK_NORM=True'], 'norm'),
+        (['NUM_KV_HEADS=1'], 'num_kv_heads'),
+        (
+            ['attention.SelfAttention.position_bias=@positions.RelativePositionBias']
+            + [f'{side}_POSITION_BIAS=None' for side in ('ENCODER', 'DECODER')],
+            "layer_biases must be False in T5X's network, got True",
+        ),
     ],
 )
 def test_a_model_that_computes_something_else_than_t5xs_network_is_refused(
