@@ -279,7 +279,10 @@ def test_folders_without_readable_weights_are_rejected(tmp_path):
         assert re.search(words, error_message(lambda: huggingface.open_model_folder(str(folder)).read_params()))
 
     folder = hf_folders.write_tiny(tmp_path / 'shards', 't5_v1_1_tiny', shards=2)
-    (folder / 'model-00002-of-00002.safetensors').unlink()
+    first, second = (folder / f'model-0000{number}-of-00002.safetensors' for number in (1, 2))
+    second.write_bytes(first.read_bytes())
+    check('model-00002-of-00002.* cannot be read as safetensors.* does not contain tensor', folder)
+    second.unlink()
     check('lacks the shard model-00002-of-00002', folder)
     folder = hf_folders.write_tiny(tmp_path / 'truncated', 't5_v1_1_tiny')
     (folder / 'model.safetensors').write_bytes((folder / 'model.safetensors').read_bytes()[:5000])
