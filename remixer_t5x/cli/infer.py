@@ -134,8 +134,10 @@ def _embed_texts(settings: TextInference, template: str | None, args: argparse.N
     )
     window = settings.decoding.batch_size * text_inference.WINDOW_BATCHES
     reporter = _ProgressReporter(settings.inputs, text_inference.TextCounts())
-    rows = embeddings.embed_texts(iter(settings.inputs), codec, settings.model, predictor, params, window)
     with_tokens = args.embed == 'tokens'
+    rows = embeddings.embed_texts(
+        iter(settings.inputs), codec, settings.model, predictor, params, window, with_tokens or args.pooling is not None
+    )
     counts = embeddings.write_embeddings(settings.output, rows, with_tokens, args.pooling, reporter.update)
     truncated = f', {counts.truncated:,} truncated' if counts.truncated else ''
     print(f'{counts.written:,} texts in {settings.output}{truncated}', file=sys.stderr)

@@ -31,7 +31,8 @@ MEAN_POOLING, FIRST_TOKEN_POOLING = 'mean', 'first'
 class EmbeddedText(NamedTuple):
     """A text with its index, token ids and vectors, and whether it was truncated.
 
-    `tokens` are the token vectors, [tokens, embed] float32, and `sentence` is the text embedding, [outputs] float32.
+    `tokens` are the token vectors, [tokens, embed] float32, or empty if they were not computed. `sentence` is the text
+    embedding, [outputs] float32.
     """
 
     number: int
@@ -78,17 +79,26 @@ def compute_sentence_vectors(
 
 
 def embed_texts(
-    texts: Iterator[str], codec: TextCodec, model: Any, predictor: predictions.Predictor, params: Any, window: int
+    texts: Iterator[str],
+    codec: TextCodec,
+    model: Any,
+    predictor: predictions.Predictor,
+    params: Any,
+    window: int,
+    with_tokens: bool,
 ) -> Iterator[EmbeddedText]:
-    """Yields each text with its vectors. The model runs on up to `window` texts at a time."""
+    """Yields each text with its vectors. The model runs on up to `window` texts at a time.
+
+    Text embedding models compute token vectors only if `with_tokens` is true, because this takes a second forward pass.
+    """
     index = 0
+    with_tokens = with_tokens or model.model_type != batch_formats.EMBEDDING
     while chunk := list(itertools.islice(texts, window)):
         encoded = [codec.encode(text, index + row) for row, text in enumerate(chunk)]
         rows = [ids for ids, _ in encoded]
-        states = predictor.encode(params, rows)
-        vectors = compute_sentence_vectors(
-            model, predictor, params, rows, np.stack([*map(compute_mean_vector, states)])
-        )
+        states = predictor.encode(params, rows) if with_tokens else [np.zeros((0, 0), np.float32)] * len(rows)
+        mean = np.stack([*map(compute_mean_vector, states)])
+        vectors = compute_sentence_vectors(model, predictor, params, rows, mean)
         for text, (ids, truncated), tokens, sentence in zip(chunk, encoded, states, vectors, strict=True):
             yield EmbeddedText(index, text, ids, truncated, tokens, sentence)
             index += 1

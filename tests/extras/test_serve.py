@@ -16,6 +16,7 @@ import pytest
 
 import remixer_t5x
 from remixer_t5x.cli.main import main
+from remixer_t5x.evaluate import predictions
 from remixer_t5x.models import decoding
 from tests.support import real_processes, saved_run
 from tests.support.saved_run import write_run
@@ -201,7 +202,7 @@ POOLING = @encoder_only.first_token
 """
 
 
-def test_embeddings_are_those_of_an_embedding_model(tmp_path):
+def test_embeddings_are_those_of_an_embedding_model(tmp_path, monkeypatch):
     from remixer_t5x.extras.serve.engine import Engine, RequestRow
 
     config = f"{saved_run.CONFIG}include 'model_types/embedding.gin'\n{POOLING}"
@@ -215,11 +216,15 @@ def test_embeddings_are_those_of_an_embedding_model(tmp_path):
     np.testing.assert_allclose(Engine(trained, 4, 4)._compute_row_results(rows), expected, rtol=1e-4, atol=1e-5)
 
     (tmp_path / 'texts.txt').write_text('\n'.join(texts) + '\n')
-    flags = [f'--input={tmp_path}/texts.txt', '--embed', f'--output={tmp_path}/vectors.npz']
-    flags += [f'--gin_file={folder}/config.gin', '--gin_file=hardware/cpu.gin']
-    assert main(['infer', f'--checkpoint={folder}', *flags]) == 0
-    with np.load(tmp_path / 'vectors.npz') as vectors:
-        np.testing.assert_allclose(vectors['sentences'], expected, rtol=1e-4, atol=1e-5)
+    flags = [f'--gin_file={folder}/config.gin', '--gin_file=hardware/cpu.gin', f'--checkpoint={folder}']
+    flags += [f'--input={tmp_path}/texts.txt', '--embed']
+    assert main(['infer', *flags, '--pooling=mean', f'--output={tmp_path}/means.npz']) == 0
+    # Without --pooling, no token vectors are computed.
+    monkeypatch.setattr(predictions.Predictor, 'encode', lambda *_: pytest.fail('computed token vectors'))
+    assert main(['infer', *flags, f'--output={tmp_path}/vectors.npz']) == 0
+    for name, vectors in (('means', encoded.mean), ('vectors', expected)):
+        with np.load(tmp_path / f'{name}.npz') as file:
+            np.testing.assert_allclose(file['sentences'], vectors, rtol=1e-4, atol=1e-5)
 
 
 def test_a_used_port_raises_an_error_in_one_line(run, capsys):
