@@ -11,6 +11,7 @@ from remixer_t5x.data import resumable_iterator
 from remixer_t5x.errors import UserError
 from remixer_tasks import catalogue, mixtures, names, pretraining, python_docs, vocabularies
 from remixer_tasks.benchmarks import cogs, generation
+from tests.support.error_lines import error_message
 
 REAL_ROWS = json.loads((pathlib.Path(__file__).parent / 'golden' / 't5_real_rows.json').read_text())
 
@@ -69,6 +70,15 @@ def test_tasks_that_t5_lacks_have_their_text_format(tmp_path, name, split, files
     for file, text in files.items():
         write(tmp_path, file, text)
     assert pairs(name, split, tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+    ('labels', 'words'), [('3\n', "must be 1 or 2, got '3'"), ('1\n2\n', 'must have 1 labels, one per line')]
+)
+def test_invalid_labels_of_abductive_nli_are_rejected(tmp_path, labels, words):
+    write(tmp_path, 'abductive_nli/train.jsonl', json_lines(ABDUCTIVE))
+    write(tmp_path, 'abductive_nli/train-labels.lst', labels)
+    assert words in error_message(pairs, 'abductive_nli_v001', 'train', tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,9 @@ def _build_pair_reader(
 def _parse_abductive_row(row: Example) -> Iterator[Example]:
     """Yields an Abductive NLI example; `label` is the number of the correct hypothesis, or None."""
     label = row.get('label')
-    class_id = prompts.UNLABELLED if label is None else ['1', '2'].index(str(label))
+    if label is not None and str(label) not in ('1', '2'):
+        raise ValueError(f'the label must be 1 or 2, got {label!r}')
+    class_id = prompts.UNLABELLED if label is None else int(label) - 1
     yield {**raw_rows.get_texts(row, _HYPOTHESES), 'label': class_id}
 
 
@@ -65,7 +67,11 @@ def _read_abductive_nli(path: str, labels_path: str) -> Iterator[Example]:
     """Yields the examples in a JSON lines file, with the labels in the lines of another file."""
 
     def read_labelled_rows(path: str) -> Iterator[tuple[int, Example]]:
-        for (number, row), (_, label) in zip(raw_rows.read_jsonl(path), raw_rows.read_lines(labels_path), strict=True):
+        rows, labels = list(raw_rows.read_jsonl(path)), [label for _, label in raw_rows.read_lines(labels_path)]
+        if len(labels) != len(rows):
+            reason = f'the file must have {len(rows)} labels, one per line'
+            raise raw_rows.build_row_error(labels_path, len(labels), reason)
+        for (number, row), label in zip(rows, labels, strict=True):
             yield number, {**row, 'label': label}
 
     return raw_rows.parse_rows(read_labelled_rows, _parse_abductive_row, path)
