@@ -26,9 +26,9 @@ Calls = dict[None, Callable[[], None]]
 
 
 def build_step(model_name: str, args: argparse.Namespace) -> tuple[Calls, dict[str, Any]]:
-    """Returns {None: function that runs a step}, and a dict of facts, which is empty for PyTorch.
+    """Returns {None: function that runs a step}, and a dict that describes the model (empty for PyTorch).
 
-    The facts are the parameter count, training FLOPs, compilation time, device, and the FLOP/s of a matmul.
+    The dict contains the parameter count, training FLOPs, compilation time, device, and measured FLOP/s of a matmul.
     """
     if model_name == PEER:
         return build_torch_step(args), {}

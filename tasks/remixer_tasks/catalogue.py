@@ -70,7 +70,7 @@ def read_examples(
 ) -> tuple[str, list[tuple[dict[str, Any], list[tuple[str, str]]]]]:
     """Returns the name of a split, and its first `n` rows with the (inputs, targets) pairs that a task creates from it.
 
-    If `split` is None, uses the first split with data.
+    If `split` is None, uses the first split that has data.
     """
     task = find_task(name)
     source = task.create_source(data_dir)

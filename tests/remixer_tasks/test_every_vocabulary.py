@@ -188,7 +188,7 @@ def test_training_and_inference_give_the_same_ids(get_vocabulary, name):
 
     check_ids()
     if name == 'bytes':
-        # Invalid UTF-8 is encoded as replacement characters.
+        # Invalid UTF-8 is replaced with U+FFFD before encoding.
         for text in (b'a\xffb', b'a\xffb <extra_id_1>', b'the \xe4\xbd'):
             assert encode_tf(text).numpy().tolist() == vocabulary.encode(text.decode(errors='replace'))
 

@@ -79,7 +79,7 @@ def _read_dpr(path: str) -> Iterator[Example]:
 
 
 def _read_dpr_blocks(path: str) -> Iterator[tuple[int, Example]]:
-    """Yields the blocks of non-blank lines, with the number of their first line."""
+    """Yields each block of non-blank lines with the number of its first line."""
     for has_text, numbered in itertools.groupby(raw_rows.read_lines(path), lambda row: bool(row[1].strip())):
         if has_text:
             numbers, lines = zip(*numbered, strict=True)
