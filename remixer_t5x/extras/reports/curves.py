@@ -94,7 +94,7 @@ def plot_loss(metrics_file: str | os.PathLike, png_file: str | os.PathLike, titl
     drawing.style_axes(axes, title, 'step', 'cross-entropy per target token [nats]')
     axes.title.set_fontsize(13)
     axes.grid(axis='y', color=drawing.GRID, linewidth=0.8)
-    figure.legend(loc='outside lower center', ncols=4, frameon=False, labelcolor=drawing.TEXT_COLOUR)
+    figure.legend(loc='outside lower center', ncols=2, frameon=False, labelcolor=drawing.TEXT_COLOUR)
     target, png = epath.Path(png_file), io.BytesIO()
     figure.savefig(png, format='png', dpi=150, facecolor='white')
     with object_store.wrap_write_errors(target):
