@@ -38,7 +38,7 @@ UNNAMED = 'copies and fills by XLA'
 # as `layer._compute_update`.
 _ADDED_SCOPES = re.compile(
     r'.*[(.].*|.*->.*|while|body|cond|branch_\d+_fun|closed_call|checkpoint|rematted_computation|core_call|'
-    r'custom_[jv][jv]p_call|custom_vjp_call_jaxpr|pallas_call|shard_map|scan|remat\d?|'
+    r'custom_[jv][jv]p_call|custom_vjp_call_jaxpr|eval_jaxpr|pallas_call|shard_map|scan|remat\d?|'
 )
 
 

@@ -75,7 +75,7 @@ def test_a_device_sends_its_part_between_slices(kind, sent):
             ('encoder/run_0/layer/self_attention', BACKWARD, 'dot_general'),
         ),
         (
-            f'jit(step_fn)/transpose(jvp(f))/{LAYER}/checkpoint/rematted_computation/run_0/layer/norm/mul',
+            f'jit(step_fn)/transpose(jvp(f))/{LAYER}/checkpoint/rematted_computation/eval_jaxpr/run_0/layer/norm/mul',
             ('encoder/run_0/layer/norm', RECOMPUTED, 'mul'),
         ),
         ('jit(step_fn)/jvp()/while/body/closed_call/reduce_max', (roofline.LOSS, FORWARD, 'reduce_max')),
