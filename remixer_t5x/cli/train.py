@@ -33,8 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_macro_flag(parser, '--mesh', 'MESH', arguments.MESH_HELP, metavar='AXES')
     restore = '`previous`: if the newest checkpoint is damaged, resume from the one before it'
     arguments.add_macro_flag(parser, '--restore', 'RESTORE', restore, metavar='WHICH')
-    hugging_face = 'start from the T5 in this Hugging Face folder; its sizes and vocabulary override the gin files'
-    parser.add_argument('--from_hf', metavar='DIR', help=hugging_face)
+    hugging_face = 'start from this Hugging Face folder or Hub model; its sizes and vocabulary override the gin files'
+    parser.add_argument('--from_hf', metavar='NAME', help=hugging_face)
     process_flags.add_arguments(parser)
 
 

@@ -15,10 +15,12 @@ from safetensors.numpy import load_file
 
 import remixer_t5x
 from remixer_t5x import UserError
+from remixer_t5x.cli import conversions
 from remixer_t5x.cli.main import main
 from remixer_t5x.extras.hub import client, shared_model
 from remixer_t5x.extras.reports import run_records
 from remixer_t5x.interop import converted_checkpoint, safetensors_files
+from remixer_tasks.files import cache
 from tests.support import hf_folders, saved_run
 from tests.support.fake_hub import FakeHub
 
@@ -77,6 +79,18 @@ def test_a_model_is_downloaded_once_and_available_offline(hub, t5, tmp_path, mon
     assert not hub.requests
     with pytest.raises(UserError, match='HF_HUB_OFFLINE is set'):
         client.resolve_folder('google/another')
+
+
+def test_training_starts_from_the_current_revision_of_a_hub_model(hub, t5, tmp_path, monkeypatch):
+    monkeypatch.setattr(cache, 'get_cache_root', lambda: tmp_path)
+    hub.add(FLAN, t5)
+    first = conversions.get_or_convert_model_dir(FLAN)
+    assert conversions.get_or_convert_model_dir(FLAN) == first
+    hub.models[FLAN]['main']['README.md'] = b'a new commit'
+    second = conversions.get_or_convert_model_dir(FLAN)
+    assert second != first
+    _, record, _ = converted_checkpoint.read_checkpoint(str(second))
+    assert client.format_model_name(record['converted_from']).startswith(f'{FLAN}@')
 
 
 def test_weights_in_an_automatic_hub_pull_request_are_downloaded(hub, t5, monkeypatch):
