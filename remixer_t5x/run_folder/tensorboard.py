@@ -13,8 +13,8 @@ from tensorboardX.proto import event_pb2
 
 from remixer_t5x.run_folder import object_store
 
-# Seconds between two flushes of an event file.
-FLUSH_SECONDS = 30
+# Seconds between two uploads of an event file to a bucket.
+UPLOAD_SECONDS = 30
 
 
 class TensorBoardWriter:
@@ -22,7 +22,7 @@ class TensorBoardWriter:
 
     Events are written in the caller's thread, because tensorboardX's writer thread would end when the disk is full, and
     its full queue would then block the caller forever. If `restored_step` is not None, TensorBoard hides metrics in
-    earlier files for steps after `restored_step`.
+    earlier files for steps after `restored_step`, which is -1 for a new run.
     """
 
     def __init__(self, folder: epath.Path, restored_step: int | None):
@@ -48,7 +48,9 @@ class TensorBoardWriter:
             # TensorBoard cannot plot NaN and infinity.
             if math.isfinite(value):
                 self._add_event(step=step, summary=summary.scalar(f'{kind}/{name}', value))
-        if time.monotonic() - self._last_flush_time > FLUSH_SECONDS:
+        # Flush local files at once: a resumed run does not repeat the metrics that a killed run did not flush.
+        is_due = time.monotonic() - self._last_flush_time > UPLOAD_SECONDS
+        if is_due or not object_store.is_remote(self._folder):
             self._last_flush_time = time.monotonic()
             with object_store.wrap_write_errors(self._folder):
                 self._file.flush()

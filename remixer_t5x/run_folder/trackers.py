@@ -34,10 +34,10 @@ CLOSE_SECONDS = float(os.environ.get('REMIXER_T5X_TRACKER_SECONDS', '120'))
 
 @dataclasses.dataclass(frozen=True)
 class TrackedRun:
-    """A run to track: its MODEL_DIR, the step at which this process starts, and its named settings."""
+    """A run to track: its MODEL_DIR, the step from which it resumes, or -1 for a new run, and its named settings."""
 
     folder: epath.Path
-    step: int
+    restored_step: int
     settings: Mapping[str, str]
 
 
@@ -79,7 +79,7 @@ class TensorBoard:
         # Import lazily, because importing tensorboardX takes half a second.
         from remixer_t5x.run_folder import tensorboard
 
-        return tensorboard.TensorBoardWriter(run.folder / model_dir.TENSORBOARD, run.step)
+        return tensorboard.TensorBoardWriter(run.folder / model_dir.TENSORBOARD, run.restored_step)
 
 
 @dataclasses.dataclass(frozen=True)

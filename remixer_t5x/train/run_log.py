@@ -43,6 +43,7 @@ class RunLog:
         is_new: bool = False,
     ):
         self._path, self._step, self._last_step, self._cost = path, step, last_step, cost
+        self._restored_step = -1 if is_new else step
         self._tolerates_failures = tolerates_failures
         self.timeline = timeline or progress.ActivityTimer()
         self._is_first_process = jax.process_index() == 0
@@ -50,8 +51,8 @@ class RunLog:
         self._line = progress.ProgressLine(last_step, step, quiet=not (show and self._is_first_process))
         self._records: metrics.JsonlWriter | None = None
         # `start_trackers` opens the trackers. If the run is already finished, `start_trackers` is not called.
-        self._trackers = trackers.BackgroundTrackers((), trackers.TrackedRun(path, step, {}), self.print)
-        self._open_records(-1 if is_new else step)
+        self._trackers = trackers.BackgroundTrackers((), trackers.TrackedRun(path, self._restored_step, {}), self.print)
+        self._open_records(self._restored_step)
         self.clock = progress.SpeedMeter(cost, step)
 
     def rewind_records(self, step: int) -> None:
@@ -76,7 +77,7 @@ class RunLog:
     ) -> None:
         """Opens the trackers, sends them `config`, and prints the model size, the devices and `notes`."""
         if self._is_first_process:
-            tracked = trackers.TrackedRun(self._path, self._step, compatibility.parse_bindings(config))
+            tracked = trackers.TrackedRun(self._path, self._restored_step, compatibility.parse_bindings(config))
             self._trackers = trackers.BackgroundTrackers(used_trackers, tracked, self.print)
         optimizer, parameters = step_config.optimizer, _count_parameters(plan.abstract.params)
         mesh = ' x '.join(f'{name} {size}' for name, size in step_config.partitioner.mesh.shape.items())

@@ -96,17 +96,19 @@ def records_of(path):
         data = data[16 + size :]
 
 
-def test_tensorflow_reads_all_values_of_tensorboard_files(tmp_path):
+@pytest.mark.parametrize('restored_step', [-1, 7])
+def test_tensorflow_reads_all_values_of_tensorboard_files(tmp_path, restored_step):
     event_pb2 = pytest.importorskip('tensorflow.core.util.event_pb2')
-    writer = tensorboard.TensorBoardWriter(epath.Path(tmp_path), 0)
+    writer = tensorboard.TensorBoardWriter(epath.Path(tmp_path), restored_step)
     writer.write('train', 10, {'loss': 2.5}, {'tokens_per_second': 100.0})
     writer.write('eval', 20, {'loss': 2.25}, {})
-    writer.close()
     (path,) = tmp_path.iterdir()
     values = {}
+    # Read the file before it is closed, because a killed run does not close it.
     events = [event_pb2.Event.FromString(record) for record in records_of(path)]
+    writer.close()
     # TensorBoard hides the metrics of an earlier run in the same folder, which had no checkpoint.
-    assert [event.step for event in events if event.session_log.status] == [1]
+    assert [event.step for event in events if event.session_log.status] == [restored_step + 1]
     for event in events:
         for value in event.summary.value:
             values[value.tag, event.step] = value.simple_value

@@ -22,7 +22,7 @@ class Recorder:
 
     def open(self, run):
         self._opening()
-        self.calls.append(('open', run.step))
+        self.calls.append(('open', run.restored_step))
         return self
 
     def _call(self, *arguments):
