@@ -215,10 +215,12 @@ class CheckpointSaver:
             self(state)
 
     def save_final_state(self, state: RunState) -> None:
-        """Saves the final state if necessary, and waits until the checkpoint is on disk."""
+        """Saves the final state if necessary, and waits until the checkpoint is on disk. Rewinds after a bad step."""
         if state.saved_step != state.step:
-            with contextlib.suppress(RewindRequested):
+            try:
                 self(state, is_last=True)
+            except RewindRequested as reason:
+                self.rewind_run(state, reason)
         self.checkpoints.wait_until_finished()
 
     def log_mean_metrics(self, state: RunState) -> None:
@@ -231,7 +233,8 @@ class CheckpointSaver:
 
     def rewind_run(self, state: RunState, reason: RewindRequested) -> None:
         """Restores the newest checkpoint and rewinds the log. Training continues after the bad batch."""
-        self.checkpoints.wait_until_finished()
+        with self._tolerate_save_failure():
+            self.checkpoints.wait_until_finished()
         step = collectives.broadcast(self.checkpoints.latest_step())
         count = self.bad_steps.count_rewind(step)
         self.log.print(

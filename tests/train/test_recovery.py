@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from remixer_t5x.checkpoints import compatibility
+from remixer_t5x.train import preemption
+from tests.support import tiny_training
 from tests.support.compare_runs import checkpoint_arrays, checkpoint_steps, difference, last_step, read_log
 from tests.support.error_lines import printed_error
 
@@ -58,6 +60,14 @@ def test_a_bad_step_stops_a_run_by_default_and_many_always_do(training, tmp_path
     assert code == 2 and '20 steps in a row were skipped' in printed_error(output)
     code, output = train(training, tmp_path / 'rewind', nan_below=384, recovery={'on_bad_step': 'rewind'})
     assert code == 2 and 'was rewound to step 0 5 times' in printed_error(output)
+
+
+def test_a_run_that_is_stopped_after_a_bad_step_is_rewound(tmp_path, monkeypatch):
+    """The metrics of the last step are checked only when the run saves."""
+    monkeypatch.setattr(preemption.StopSignalHandler, 'get_agreed_signal', lambda handler, step: 'SIGTERM')
+    result = tiny_training.run(str(tmp_path), 60, log_period=50, nan_below=384, recovery={'on_bad_step': 'rewind'})
+    assert (result.step, result.stopped) == (0, 'SIGTERM') and checkpoint_steps(tmp_path) == [0]
+    assert result.checkpoint == str(tmp_path / 'checkpoints' / '0')
 
 
 def test_a_failed_save_stops_the_run_or_is_retried(training, tmp_path):
