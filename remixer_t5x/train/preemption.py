@@ -65,7 +65,7 @@ class StopSignalHandler:
         self._step = step
         if jax.process_count() == 1:
             return self._name
-        return 'SIGTERM' if multihost_utils.reached_preemption_sync_point(step) else None
+        return (self._name or 'SIGTERM') if multihost_utils.reached_preemption_sync_point(step) else None
 
 
 def _print_in_signal_handler(text: str) -> None:

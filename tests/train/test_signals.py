@@ -38,6 +38,19 @@ def test_the_first_signal_stops_the_run_and_the_second_exits(capfd, catch_exit, 
         assert capfd.readouterr().err.strip() == 'exiting without saving'
 
 
+def test_each_of_several_processes_returns_the_signal_that_it_received(monkeypatch, capfd):
+    """JAX notifies the other processes of SIGTERM, which the process that receives Ctrl-C sends to itself."""
+    killed = []
+    monkeypatch.setattr(preemption.jax, 'process_count', lambda: 2)
+    monkeypatch.setattr(preemption.multihost_utils, 'reached_preemption_sync_point', lambda step: step == 6)
+    monkeypatch.setattr(preemption.os, 'kill', lambda process, number: killed.append(number))
+    with preemption.StopSignalHandler() as stop:
+        assert (stop.get_agreed_signal(5), stop.get_agreed_signal(6)) == (None, 'SIGTERM')
+        signal.raise_signal(signal.SIGINT)
+        assert (stop.get_agreed_signal(5), stop.get_agreed_signal(6)) == (None, 'SIGINT')
+    assert killed == [signal.SIGTERM]
+
+
 def test_sighup_stops_the_run_unless_it_is_ignored_as_under_nohup():
     # The test itself may run under nohup.
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
