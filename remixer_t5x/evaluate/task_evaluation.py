@@ -266,9 +266,9 @@ def format_metrics(metrics: Mapping[str, float]) -> str:
     for name, value in metrics.items():
         metric, _, group = name.partition('/')
         if metric in metrics and group:
-            groups[metric][group] = value
+            groups.setdefault(metric, {})[group] = value
         else:
-            groups[name] = {}
+            groups.setdefault(name, {})
     shown = [f'{name} {metrics[name]:.2f}' + (f' ({format_metrics(of)})' if of else '') for name, of in groups.items()]
     return ', '.join(shown[:3]) + (f' and {len(shown) - 3} more' if len(shown) > 3 else '')
 

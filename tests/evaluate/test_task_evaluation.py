@@ -14,7 +14,7 @@ from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate import checkpoint_evaluation
 from remixer_t5x.evaluate.predictions import Decoding
-from remixer_t5x.evaluate.task_evaluation import TaskEvaluation, TaskEvaluator, TaskReport
+from remixer_t5x.evaluate.task_evaluation import TaskEvaluation, TaskEvaluator, TaskReport, format_metrics
 from remixer_tasks import vocabularies
 from remixer_tasks.corpora.text_corpus import ParsedCorpus
 
@@ -157,6 +157,19 @@ def test_rows_have_inputs_targets_and_predictions():
     assert (row['input'], row['target'], row['prediction'], row['score']) == ('perhaps', 'yes', 'perhaps', -8.0)
     assert row['example'] == {'idx': 13}
     assert task_evaluator.notes == ['echo_rows, validation: 1 of 6 inputs have more than 24 tokens: truncated']
+
+
+@pytest.mark.parametrize(
+    ('metrics', 'text'),
+    [
+        ({'accuracy': 55.2, 'accuracy/hard': 50, 'f1': 48}, 'accuracy 55.20 (hard 50.00), f1 48.00'),
+        ({'accuracy/hard': 50, 'accuracy': 55.2}, 'accuracy 55.20 (hard 50.00)'),
+        ({'accuracy/hard': 50}, 'accuracy/hard 50.00'),
+        (dict.fromkeys('abcd', 1), 'a 1.00, b 1.00, c 1.00 and 1 more'),
+    ],
+)
+def test_metrics_of_groups_are_formatted_in_any_order(metrics, text):
+    assert format_metrics(metrics) == text
 
 
 def test_results_are_appended_after_a_truncated_line(tmp_path):
