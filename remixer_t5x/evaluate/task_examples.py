@@ -87,7 +87,10 @@ def find_tasks(
             usable.append(task)
     if not usable:
         name = ', '.join(provider.name for provider in providers)
-        raise UserError(f'no task of {name} can be evaluated: {"; ".join(notes)}; use another split or task')
+        raise UserError(
+            f'no task of {name} can be evaluated: {"; ".join(notes)}; set EVAL_SPLIT (SUBMISSION_SPLIT for leaderboard '
+            'files), or use another task'
+        )
     return usable, notes
 
 
