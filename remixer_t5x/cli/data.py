@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 # Number of rows used to measure the packing efficiency.
 MEASURED_ROWS = 300
 _SEED = 0
+# Defaults of the macros that `data` reads only if a gin file or flag sets them.
+_PREVIEW_DEFAULTS = {'PACK': False, 'LABELS': None, 'DOC_STRIDE': None}
 # Maps 'inputs' and 'targets' to the names of their token and segment arrays in a batch.
 _SIDES = {
     'inputs': ('encoder_input_tokens', 'encoder_segment_ids'),
@@ -44,19 +46,31 @@ def add_preview_arguments(parser: argparse.ArgumentParser) -> None:
 
 def preview_task(args: argparse.Namespace) -> None:
     """Prints rows of the shuffled split in the format of training batches, and the packing efficiency."""
-    macros = ('MIXTURE_OR_TASK_NAME', 'TASK_FEATURE_LENGTHS', 'PACK', 'MODEL_TYPE')
-    mixture, lengths, pack, model_type = arguments.load_macro_values(args, *macros, defaults={'PACK': False})
+    macros = ('MIXTURE_OR_TASK_NAME', 'TASK_FEATURE_LENGTHS', 'MODEL_TYPE', *_PREVIEW_DEFAULTS)
+    mixture, lengths, model_type, pack, labels, stride = arguments.load_macro_values(
+        args, *macros, defaults=_PREVIEW_DEFAULTS
+    )
     from remixer_t5x import tf_data
-    from remixer_t5x.data import batch_formats, converters, pipeline
+    from remixer_t5x.data import batch_formats, converters, pipeline, resumable_iterator
 
     if isinstance(lengths, Mapping) and set(lengths) == {'targets'}:
         # Without a model type, tasks without inputs are shown in the format of decoder-only models.
         model_type = batch_formats.DECODER_ONLY
-    config = pipeline.DatasetConfig(mixture, lengths, batch_size=1, split=args.split, pack=pack, model_type=model_type)
+    config = pipeline.DatasetConfig(
+        mixture,
+        lengths,
+        batch_size=1,
+        split=args.split,
+        pack=pack,
+        model_type=model_type,
+        labels=labels,
+        doc_stride=stride,
+    )
     task = pipeline.get_configured_task(config)
-    dataset = task.get_dataset(dict(lengths), split=args.split, shuffle=True, seed=_SEED, num_epochs=1)
-    dataset = converters.convert_examples(config, dataset, task)
-    rows = list(itertools.islice(tf_data.iterate_as_numpy(dataset), max(MEASURED_ROWS, args.num_examples)))
+    with resumable_iterator.wrap_task_errors(task.name):
+        dataset = task.get_dataset(dict(lengths), split=args.split, shuffle=True, seed=_SEED, num_epochs=1)
+        dataset = converters.convert_examples(config, dataset, task)
+        rows = list(itertools.islice(tf_data.iterate_as_numpy(dataset), max(MEASURED_ROWS, args.num_examples)))
     if not rows:
         raise UserError(f'{task.name} has no examples in split {args.split!r}; choose another with --split')
     vocabulary = task.output_features['targets'].vocabulary

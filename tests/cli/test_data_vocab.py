@@ -37,6 +37,19 @@ def test_every_objective_is_shown_with_ids_and_efficiency(objective, own_text, c
     assert any(each in out for each in ([word] if isinstance(word, str) else word))
 
 
+PAIRS = ['--gin_file=data/own_pairs.gin', '--gin.INPUTS=text', '--gin.TARGETS=label']
+CLASSIFIER = ["--gin.TASK_FEATURE_LENGTHS={'inputs': 8, 'targets': 8}", '--gin_file=model_types/classifier.gin']
+
+
+def test_examples_of_a_classifier_are_shown_and_unknown_labels_are_reported(own_text, tmp_path, capsys):
+    (tmp_path / 'rows.tsv').write_text('text\tlabel\na\tyes\nb\tno\nc\tyes\nd\tno\n')
+    command = ['data', *PAIRS, f'--gin.PAIRS={tmp_path}/rows.tsv', *BYTES, *CLASSIFIER, '--split=train']
+    assert main.main([*command, "--gin.LABELS=('yes', 'no')", '--num_examples=1']) == 0
+    assert 'inputs, 2 tokens: ' in capsys.readouterr().out
+    assert main.main([*command, "--gin.LABELS=('maybe',)"]) == 2
+    assert 'LABELS must include the targets of own_pairs' in capsys.readouterr().err
+
+
 def test_vocab_shows_special_ids_and_pieces(own_text, capsys):
     assert main.main(['vocab', *own_text, '--gin.VOCAB_SIZE=300', '--text=Paragraph 7']) == 0
     output = capsys.readouterr().out
