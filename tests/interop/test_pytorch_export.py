@@ -208,6 +208,16 @@ class CustomMixer(nn.Module):
         return x
 
 
+def test_a_width_that_scales_a_tied_output_is_rejected():
+    """The PyTorch classes do not scale the logits by muP's base width."""
+    vocabulary = types.SimpleNamespace(eos_id=1)
+    model, _ = make_model('hyper_mixer', 'model_types/encoder_only.gin', MUP_BASE_WIDTH=8)
+    with pytest.raises(UnsupportedModelError, match='MUP_BASE_WIDTH'):
+        pytorch_export.to_config(model, vocabulary)
+    model, _ = make_model('t5_1_1', MUP_BASE_WIDTH=8)
+    assert pytorch_export.to_config(model, vocabulary)['module']['tied'] is False
+
+
 def test_a_custom_sublayer_is_rejected_by_name():
     model, _ = make_model('t5_1_1', ENCODER_MIXER=CustomMixer)
     with pytest.raises(UnsupportedModelError, match=r'CustomMixer.*--to_shared'):

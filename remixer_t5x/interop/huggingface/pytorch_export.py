@@ -70,6 +70,8 @@ def to_config(model: Model, vocabulary: Any) -> dict[str, Any]:
         raise UnsupportedModelError('--to_hf does not support prefix language models; set PREFIX_LM = False')
     if model.model_type not in MODEL_CLASSES:
         raise UnsupportedModelError(f'--to_hf does not support models with MODEL_TYPE = {model.model_type!r}')
+    if model.model_type != 'classifier' and model.module.base_embed_dim and getattr(model.module, 'tied', True):
+        raise UnsupportedModelError('--to_hf does not support MUP_BASE_WIDTH with a tied output projection')
     class_name, auto_class = MODEL_CLASSES[model.model_type]
     config = {
         'architectures': [class_name],
