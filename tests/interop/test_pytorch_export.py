@@ -1,7 +1,10 @@
 """The PyTorch code that `--to_hf` writes computes what the Flax model computes."""
 
+import dataclasses
+import importlib
 import json
 import pathlib
+import pkgutil
 import types
 
 import jax
@@ -9,9 +12,10 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
+import remixer_t5x.models
 from remixer_t5x import build_model
 from remixer_t5x.data import batch_formats
-from remixer_t5x.interop.huggingface import pytorch_export
+from remixer_t5x.interop.huggingface import pytorch_export, traced_modules
 from remixer_t5x.interop.huggingface.traced_modules import UnsupportedModelError
 from remixer_t5x.models import interface, lora
 from tests.support import references, shipped_models
@@ -61,8 +65,10 @@ VARIANTS = {
     'modern_t5, short window': {'LOCAL_WINDOW': 5},
 }
 DECODERS = ('remixer', 'mixer_enc_dec', 'hyper_mixer', 'gmlp', 'linear_transformer', 'tim', 'gpt2')
-ENCODERS = ('t5_1_1', 'fnet', 'mixer_enc', 'hyper_mixer', 'bert')
+ENCODERS = ('t5_1_1', 'fnet', 'mixer_enc', 'hyper_mixer', 'bert', 'modern_bert')
 LENGTH = 40
+# An id that two rows of `rows` contain.
+SEPARATOR = 67
 
 
 def make_model(name, *gin_files, **macros):
@@ -147,7 +153,9 @@ def test_decoders_have_the_same_logits_with_padding_on_either_side(name, tmp_pat
 
 @pytest.mark.parametrize('name', ENCODERS)
 def test_encoders_have_the_same_logits(name, tmp_path):
-    model, params = make_model(name, *([] if name == 'bert' else ['model_types/encoder_only.gin']))
+    model, params = make_model(name, *([] if 'bert' in name else ['model_types/encoder_only.gin']))
+    if name == 'bert':
+        model = dataclasses.replace(model, module=model.module.clone(separator_id=SEPARATOR))
     theirs, inputs = export(tmp_path / 'masked', model, params), rows()
     ours = jax.jit(lambda p: model.logits(p, {'encoder_input_tokens': inputs}))(params)
     is_token = inputs > 0
@@ -172,8 +180,7 @@ def test_generation_gives_the_same_greedy_tokens_for_100_inputs(name, files, tmp
     np.testing.assert_array_equal(tokens, ours)
 
 
-# A ModernBERT is written in transformers' own format.
-@pytest.mark.parametrize('name', [name for name in shipped_models.NAMES if name != 'modern_bert'])
+@pytest.mark.parametrize('name', shipped_models.NAMES)
 def test_every_shipped_model_has_pytorch_code_and_arrays_for_it(name):
     model = shipped_models.model(name)
     params = jax.tree.map(lambda box: np.zeros(box.shape, np.int8), nn.unbox(shipped_models.boxed_shapes(name)))
@@ -192,6 +199,30 @@ def shapes_of(tree, prefix):
     layers = [run['layer'] for run in tree.get('runs', []) for _ in range(run['count'])]
     for index, layer in enumerate(layers):
         yield from shapes_of(layer, f'{prefix}layers.{index}.')
+
+
+# Fields that determine which parameters a module has, and their shapes, so that the PyTorch classes need no copy.
+SHOWN_BY_PARAMETERS = {'axis', 'first_norm', 'head_dim', 'qk_norm', 'shared_embedding', 'token_types', 'use_bias'}
+# `to_config` rejects models that need this field.
+REJECTED = {'base_embed_dim'}
+
+
+def test_every_plain_field_with_a_default_is_exported():
+    folder, prefix = remixer_t5x.models.__path__, 'remixer_t5x.models.'
+    modules = [importlib.import_module(info.name) for info in pkgutil.walk_packages(folder, prefix)]
+    classes = {kind for module in modules for kind in vars(module).values() if isinstance(kind, type)}
+    names = {*pytorch_export.list_supported_classes(), *pytorch_export.CLASSES_WITHOUT_CODE}
+    known = {*pytorch_export.SETTINGS, *traced_modules.TRAINING_FIELDS, *SHOWN_BY_PARAMETERS, *REJECTED}
+    missing = set()
+    for kind in classes:
+        if issubclass(kind, nn.Module) and kind.__name__ in names:
+            for field in dataclasses.fields(kind):
+                is_plain = isinstance(field.default, bool | int | float | str | None) and 'Callable' not in str(
+                    field.type
+                )
+                if is_plain and field.name not in known:
+                    missing.add(f'{kind.__name__}.{field.name}')
+    assert not missing
 
 
 def test_adapters_are_merged():

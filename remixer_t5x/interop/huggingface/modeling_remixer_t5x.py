@@ -134,10 +134,10 @@ class RMSNorm(BaseModule):
 
 class LayerNorm(BaseModule):
     def forward(self, x: Tensor) -> Tensor:
-        normalized = functional.layer_norm(
-            x.float(), x.shape[-1:], self.scale.float(), self.bias.float(), self.settings['epsilon']
+        bias = self.bias.float() if hasattr(self, 'bias') else None
+        return functional.layer_norm(x.float(), x.shape[-1:], self.scale.float(), bias, self.settings['epsilon']).to(
+            x.dtype
         )
-        return normalized.to(x.dtype)
 
 
 class GroupedRMSNorm(BaseModule):
@@ -591,9 +591,12 @@ class Layer(BaseModule):
 
 
 class PreNorm(Layer):
+    """Normalizes the input of each sublayer; the first sublayer has no norm if the embeddings are normalized."""
+
     def forward(self, x: Tensor, tokens: SequenceContext) -> Tensor:
         for name, sublayer in self.named_sublayers():
-            x = x + sublayer(getattr(self, f'{name}_norm')(x), tokens)
+            normed = getattr(self, f'{name}_norm')(x) if hasattr(self, f'{name}_norm') else x
+            x = x + sublayer(normed, tokens)
         return x
 
 
@@ -671,6 +674,11 @@ class BertInput(BaseModule):
         return self.norm(x + self.positions(x, tokens) + types)
 
 
+class NormInput(BaseModule):
+    def forward(self, x: Tensor, tokens: SequenceContext, token_types: Tensor | None = None) -> Tensor:
+        return self.norm(x)
+
+
 class BertHead(BaseModule):
     def forward(self, x: Tensor) -> Tensor:
         return self.output_norm(functional.gelu(self.dense(x)))
@@ -738,13 +746,17 @@ class RemixerT5xModel(PreTrainedModel):
     ) -> tuple[Tensor, SequenceContext]:
         """Returns the encoder's output [batch, length, embed] and the `SequenceContext` of the inputs.
 
-        Without `attention_mask`, trailing zeros in `input_ids` are padding.
+        Without `attention_mask`, trailing zeros in `input_ids` are padding. Without `token_type_ids`, tokens after the
+        first separator have type 1 if the model has a separator.
         """
         if attention_mask is None:
             attention_mask = (input_ids != 0).flip(1).cumsum(1).flip(1)
         tokens = SequenceContext(attention_mask > 0)
         x = self.token_embedder(input_ids)
         if hasattr(self, 'input'):
+            if token_type_ids is None and 'separator_id' in self.settings:
+                separators = (input_ids == self.settings['separator_id']).long()
+                token_type_ids = (separators.cumsum(1) > separators).long() * tokens.mask
             x = self.input(x, tokens, token_type_ids)
         return self.encoder(x, tokens), tokens
 

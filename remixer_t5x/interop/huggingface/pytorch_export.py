@@ -47,8 +47,8 @@ CLASSES_WITHOUT_CODE = ('EncoderDecoder', 'DecoderOnly', 'EncoderOnly', '_ScanBo
 SETTINGS = (
     *('activation', 'approximate', 'begin_id', 'epsilon', 'fraction', 'gate', 'length_scale', 'logit_softcap'),
     *('max_distance', 'max_length', 'num_buckets', 'num_groups', 'num_heads', 'num_kv_heads', 'num_mechanisms'),
-    *('pooling', 'residual', 'scale', 'scaled_output', 'scaling_factor', 'sliding_window', 'theta', 'tied', 'value'),
-    *('window', 'zero_centered'),
+    *('pooling', 'residual', 'scale', 'scaled_output', 'scaling_factor', 'separator_id', 'sliding_window', 'theta'),
+    *('tied', 'value', 'window', 'zero_centered'),
 )
 
 

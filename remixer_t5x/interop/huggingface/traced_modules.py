@@ -16,9 +16,9 @@ from remixer_t5x.models.interface import Model
 
 Path = tuple[str, ...]
 # Fields that do not change what a module computes from its parameters, except for rounding.
-_TRAINING_FIELDS = (
-    *('attention', 'axes', 'dropout_rate', 'dtype', 'kernel_init', 'name', 'one_hot', 'remat_policy', 'stddev'),
-    'unroll',
+TRAINING_FIELDS = (
+    *('attention', 'axes', 'dropout_rate', 'dtype', 'kernel_init', 'mixing_dropout_rate', 'name', 'one_hot'),
+    *('remat_policy', 'stddev', 'unroll'),
 )
 
 
@@ -100,7 +100,7 @@ def _read_module_settings(module: nn.Module) -> dict[str, Any]:
     for name in type(module).__dataclass_fields__:
         value = getattr(module, name)
         value = value.__name__ if inspect.isfunction(value) else value
-        if name not in _TRAINING_FIELDS and isinstance(value, bool | int | float | str | None):
+        if name not in TRAINING_FIELDS and isinstance(value, bool | int | float | str | None):
             settings[name] = value
     if settings.get('num_kv_heads', 0) is None:
         settings['num_kv_heads'] = settings['num_heads']
