@@ -8,7 +8,7 @@ import contextlib
 import contextvars
 import dataclasses
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -72,15 +72,20 @@ class _ScanBody(nn.Module):
 
 
 def unstack_layers(params: Params) -> Params:
-    """Unstacks the parameters of runs, from `{'layer': stacked}` to `{'layer_0': ..., 'layer_1': ...}`.
+    """Unstacks the runs in the parameters of a stack; returns its other parameters unchanged.
 
-    Unstacking once before decoding avoids slicing parameters at every step. Other parameters, and layers that are
-    already separate, are returned unchanged.
+    Unstacking once before decoding avoids slicing parameters at every step.
     """
-    if not isinstance(params, Mapping):
-        return params
+    return {name: _unstack_run(child) if name.startswith('run_') else child for name, child in params.items()}
+
+
+def _unstack_run(params: Params) -> Params:
+    """Unstacks the parameters of a run, from `{'layer': stacked}` to `{'layer_0': ..., 'layer_1': ...}`.
+
+    Layers that are already separate are returned unchanged.
+    """
     if set(params) != {'layer'}:
-        return {name: unstack_layers(child) for name, child in params.items()}
+        return params
     stacked = params['layer']
     count = jax.tree.leaves(stacked)[0].shape[0]
     return {f'layer_{index}': jax.tree.map(operator.itemgetter(index), stacked) for index in range(count)}
@@ -159,7 +164,11 @@ class Stack(nn.Module):
     ) -> jax.Array:
         if ctx.decode:
             # At every decoding step, a scan would copy slices of all stacked parameters and caches.
-            unrolled_run = nn.map_variables(Block, 'params', trans_in_fn=unstack_layers)
+            unrolled_run = nn.map_variables(
+                Block,
+                'params',
+                trans_in_fn=lambda variables: {name: _unstack_run(params) for name, params in variables.items()},
+            )
             return unrolled_run((layer,) * count, name=name)(x, ctx)
         body: type[nn.Module] = _ScanBody
         unroll = count if self.unroll is None else min(self.unroll, count)
