@@ -10,6 +10,7 @@ The equations show layers with two sublayers, f and g, and the norm N (HyperMixe
     serialized  y = x + f(N(x));   z = x + g(N(y))
 """
 
+import collections
 import functools
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +30,7 @@ SublayerFactory = Callable[..., nn.Module]
 def _make_sublayer_names(factories: Sequence[SublayerFactory]) -> list[str]:
     """Returns unique parameter names of sublayers: class names in snake case, with a number if a class is repeated."""
     names: list[str] = []
+    counts: collections.Counter[str] = collections.Counter()
     for factory in factories:
         while isinstance(factory, functools.partial):
             factory = factory.func
@@ -37,8 +39,8 @@ def _make_sublayer_names(factories: Sequence[SublayerFactory]) -> list[str]:
             raise UserError(f'a sublayer must be a class or factory, got an instance of {name}; use @{name} without ()')
         words = re.findall(r'[A-Z]+(?![a-z])\d*|[A-Z][a-z0-9]*|[a-z0-9]+', factory.__name__)
         name = '_'.join(words).lower()
-        repeats = sum(other == name or other.startswith(f'{name}_') for other in names)
-        names.append(f'{name}_{repeats + 1}' if repeats else name)
+        counts[name] += 1
+        names.append(f'{name}_{counts[name]}' if counts[name] > 1 else name)
     return names
 
 

@@ -79,6 +79,7 @@ def test_parameter_names_are_numbered_snake_case_classes():
     self_mlp = sublayer(SelfMLP2=None)
     names = layer._make_sublayer_names((Mixer, functools.partial(FeedForward, shift=0.0), Mixer, self_mlp))
     assert names == ['mixer', 'feed_forward', 'mixer_2', 'self_mlp2']
+    assert layer._make_sublayer_names((sublayer(MixerCross=None), Mixer)) == ['mixer_cross', 'mixer']
 
 
 def sublayer(**call):
