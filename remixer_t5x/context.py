@@ -76,13 +76,18 @@ def make_sequence_context(
     Args:
         tokens: [batch, length] int32.
         segment_ids: [batch, length] if rows are packed; None if each row is one example.
-        positions: [batch, length]; None derives them from the segments.
+        positions: [batch, length], for packed rows; None derives them from the segments.
         **flags: other fields of `SequenceContext`.
+
+    Raises:
+        UserError: `positions` is given without `segment_ids`.
     """
     batch, length = tokens.shape
     packed = segment_ids is not None
     index = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), (batch, length))
     if segment_ids is None:
+        if positions is not None:
+            raise UserError('positions must be omitted without segment_ids, because rows of one example start at 0')
         segment_ids = (index < count_tokens(tokens)[:, None]).astype(jnp.int32)
         positions = index
     elif positions is None:

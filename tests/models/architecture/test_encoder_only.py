@@ -12,6 +12,7 @@ from remixer_t5x import build_model
 from remixer_t5x.cli.info import model as papers
 from remixer_t5x.context import make_sequence_context
 from remixer_t5x.data import batch_formats
+from remixer_t5x.errors import UserError
 from remixer_t5x.models import interface
 from remixer_t5x.models.architecture import encoder_only
 from tests.support import parameters
@@ -82,6 +83,12 @@ def test_a_model_uses_all_parameters(name, model_type):
     assert parameters.unread_params(model, params, batch) == []
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
     assert not [path for path in paths if 'cross' in path]
+
+
+def test_positions_without_segments_are_rejected():
+    tokens = jnp.asarray([[5, 3, 6, 3]])
+    with pytest.raises(UserError, match='segment_ids'):
+        make_sequence_context(tokens, None, tokens)
 
 
 def test_a_single_token_type_is_used_for_all_tokens():
