@@ -2,7 +2,6 @@
 
 import functools
 import math
-import pathlib
 import re
 
 import jax
@@ -11,13 +10,14 @@ from flax import linen as nn
 
 from remixer_t5x import build_model
 from remixer_t5x.cli import train
+from remixer_t5x.cli.info import model as info_model
 from remixer_t5x.config import loading
 from remixer_t5x.data import batch_formats
 from remixer_t5x.errors import UserError
 from remixer_t5x.models import interface
 from tests.support import parameters
+from tests.support.paths import CONFIGS, ROOT
 
-CONFIGS = pathlib.Path(__file__).parent.parent / 'configs'
 SHAPES = {'encoder_input_tokens': (1, 512), 'decoder_target_tokens': (1, 114)}
 
 # Published sizes, and one size of each of our models: `remixer-t5x info --gin_file=models/MODEL.gin
@@ -102,7 +102,15 @@ def test_a_model_has_every_matched_size_with_the_parameters_of_t5(model):
 
 
 def test_no_model_or_size_is_left_out():
-    assert {path.stem for path in (CONFIGS / 'models').glob('*.gin')} == {model for model, _ in PARAMETERS}
+    models = {path.stem for path in (CONFIGS / 'models').glob('*.gin')}
+    assert models == {model for model, _ in PARAMETERS}
+    assert set(info_model.MODELS) == {*MATCHED_MODELS, 't5_1_1'}
+    text = (ROOT / 'docs/architectures.md').read_text()
+    assert [name for name in models if f'`{name}`' not in text] == []
+    text = (ROOT / 'docs/guide/configuration.md').read_text()
+    for folder in ('models', 'sublayers', 'model_types', 'objectives', 'optimizers', 'hardware'):
+        (row,) = re.findall(rf'^\| `{folder}/` \|.*', text, re.M)
+        assert [path.stem for path in (CONFIGS / folder).glob('[!_]*.gin') if f'`{path.stem}`' not in row] == []
     assert {path.stem for path in (CONFIGS / 'sizes').glob('[!_]*.gin')} == {size for _, size in PARAMETERS}
 
 
