@@ -24,7 +24,7 @@ _DATA = {'SEED': 0, 'PACK': False, 'USE_CACHED_TASKS': False, 'CACHE_DIR': None}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_gin_flags(parser)
-    number = 'number of examples to show (default 3)'
+    number = f'number of examples to show, at most {BATCH_SIZE} (default 3)'
     parser.add_argument('--num_examples', metavar='N', type=arguments.make_whole_number_type(1), default=3, help=number)
 
 
@@ -54,12 +54,13 @@ def run(args: argparse.Namespace) -> None:
     batch = next(iter(task_batches.EvalBatches(dataset, limit=1)))
     with partitioner.activate_mesh():
         predict = jax.jit(
-            lambda params, batch: model.predict(params, batch, lengths['targets']),
+            lambda params, batch: model.predict(params, batch, lengths['targets'], vocab.eos_id),
             compiler_options=compiler_options.get_decoding_options(),
         )
         predicted = np.asarray(predict(params, partitioner.shard_batch(batch)))
     console = Console(highlight=False)
-    for row in range(min(args.num_examples, BATCH_SIZE)):
+    num_rows = int(np.sum(np.any(batch['encoder_input_tokens'] > 0, axis=1)))
+    for row in range(min(args.num_examples, num_rows)):
         print_filled_gaps(
             console, vocab, batch['encoder_input_tokens'][row], batch['decoder_target_tokens'][row], predicted[row]
         )
@@ -91,7 +92,7 @@ def split_at_sentinels(ids: Iterable[int], vocab: Any) -> Iterator[tuple[int | N
     number: int | None = None
     part: list[int] = []
     for token in ids:
-        if token in (0, 1):
+        if token in (vocab.pad_id, vocab.eos_id):
             break
         if last_sentinel <= token <= first_sentinel:
             yield number, vocab.decode(part)
