@@ -62,7 +62,7 @@ def _read_pairs(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
     for number, row in row_files.read_rows(path, row_files.RowLayout(numbered=numbered), BadRecords(strict=True)):
         for template in templates:
             if not set(template.columns) <= row.keys():
-                raise template.build_missing_column_error(list(row))
+                raise template.build_missing_column_error(row, f'{args.pairs} row {number}')
         try:
             yield templates[0].fill_from_row(row), templates[1].fill_from_row(row)
         except ValueError as error:
@@ -84,6 +84,9 @@ def _write_scores(args: argparse.Namespace, rows: Iterable[dict[str, Any]]) -> s
     from remixer_t5x.run_folder import metrics
 
     count, tokens, total = 0, 0, 0.0
+    # Compute the first scores before creating the file, because an existing file is not overwritten.
+    rows = iter(rows)
+    first = list(itertools.islice(rows, 1))
     with contextlib.ExitStack() as stack:
         file = sys.stdout
         if args.output is not None:
@@ -93,7 +96,7 @@ def _write_scores(args: argparse.Namespace, rows: Iterable[dict[str, Any]]) -> s
                 file = stack.enter_context(open(path, 'x', encoding='utf-8'))
             except OSError as error:
                 raise UserError(f'{args.output} cannot be written ({error.strerror}); use another --output') from None
-        for row in rows:
+        for row in itertools.chain(first, rows):
             file.write(json.dumps(row, ensure_ascii=False) + '\n')
             count, tokens, total = count + 1, tokens + row['tokens'], total + row['score']
     if not count:

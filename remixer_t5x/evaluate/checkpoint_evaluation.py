@@ -65,7 +65,7 @@ class Checkpoints:
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointEvaluation:
-    """The settings of `remixer-t5x evaluate`.
+    """The settings of `remixer-t5x eval`.
 
     Attributes:
         tasks: the tasks whose metrics are computed; if `tasks.split` is None, only leaderboard files are written.
@@ -237,7 +237,7 @@ def read_predictions(path: str) -> list[dict[str, Any]]:
 
     Raises UserError with the line number if a line is not a prediction.
     """
-    advice = 'use a file that evaluate or infer has written'
+    advice = 'use a file that eval or infer has written'
     rows = []
     with untrusted_files.convert_to_user_errors(path, advice):
         # Accept -inf, the score of an impossible text, although it is not valid JSON.

@@ -79,7 +79,7 @@ class TextTemplate:
         known = [*names]
         absent = next(name for name in self.columns if name not in known)
         shown = ', '.join(ascii(name)[:60] for name in known[:20]) + (', ...' if len(known) > 20 else '')
-        hint = '; check DELIMITER' if len(known) == 1 else ''
+        hint = '; check DELIMITER' if len(known) == 1 and re.search(r'[,;|\t]', known[0]) else ''
         return UserError(f'{self.macro} must use columns of {data} ({shown}), got {absent!r} in {self.text!r}{hint}')
 
 

@@ -43,3 +43,12 @@ def test_each_pair_has_a_line_with_its_score(run, pairs, capsys):
     assert [row['tokens'] for row in rows] == [4, 5, 10]
     assert f'3 pairs, 19 target tokens: log-likelihood {expected.mean():.4f} per pair' in summary
     assert summary.endswith(f'perplexity {math.exp(-expected.sum() / 19):.4g}')
+
+
+def test_a_row_without_a_column_is_reported_before_a_file_is_created(run, pairs, capsys):
+    (pairs / 'bad.jsonl').write_text('{"n": 3, "answer": "odd"}\n{"n": 3}\n')
+    flags = ['--inputs=n', '--targets=answer', f'--output={pairs}/scores.jsonl']
+    assert main(['score', str(run), str(pairs / 'bad.jsonl'), *flags]) == 2
+    error = capsys.readouterr().err
+    assert "bad.jsonl row 2 ('n')" in error and 'DELIMITER' not in error
+    assert not (pairs / 'scores.jsonl').exists()
