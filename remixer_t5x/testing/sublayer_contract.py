@@ -296,7 +296,8 @@ def check_parameters(fixture: SublayerFixture) -> None:
         is_stacked = 'run_0' in name
         require_condition((leaf.names[:1] == (axes.LAYERS,)) == is_stacked, f'{name} is not stacked over layers')
         is_shared = is_stacked and np.ptp(leaf.value) > 0 and np.array_equal(leaf.value[0], leaf.value[1])
-        require_condition(not is_shared, f'{name} has the same initial values in both layers')
+        advice = 'create a module for each layer, and initialize parameters with random numbers or a constant'
+        require_condition(not is_shared, f'{name} has the same initial values in both layers; {advice}')
 
 
 def check_gradients(fixture: SublayerFixture) -> None:
