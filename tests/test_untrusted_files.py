@@ -157,6 +157,8 @@ READERS = {
     't5_config': config_reader('t5'),
     'bert_config': config_reader('bert'),
     'gpt2_config': config_reader('gpt2'),
+    'modern_bert_config': config_reader('modernbert'),
+    't5gemma_config': config_reader('t5gemma'),
     'gpt2_tokenizer': folder_reader(byte_pairs.TOKENIZER, encode_byte_pairs),
     'gpt2_vocabulary': folder_reader(byte_pairs.VOCABULARY, encode_byte_pairs, **{byte_pairs.MERGES: 'a b'}),
     **{name: folder_reader(name, tokenizer_files.read_added_tokens) for name in ADDED_TOKENS},
