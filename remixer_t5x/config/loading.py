@@ -246,19 +246,26 @@ class ReferenceCollector(config_parser.ParserDelegate):
         self.names.append(f'%{macro_name}')
 
 
-def _check_macros(texts: Sequence[GinText], sources: ConfigSources, roots: Collection[str], partial: bool) -> None:
-    """Raises UserError for macros that the user sets but no text reads, and for macros that are read but not set."""
+def _check_macros(
+    texts: Sequence[GinText], sources: ConfigSources, roots: Collection[str], may_be_unread: bool
+) -> None:
+    """Raises UserError for macros that the user sets but no text reads, and for macros that are read but not set.
+
+    With `may_be_unread`, macros that any shipped file reads are allowed, although no text of this configuration does.
+    """
     known = {*sources.defaults, *roots, MODULE, 'gin.REQUIRED'}
     macros_read = known.union(*(text.referenced_macros for text in texts))
     macros_set = known.union(sources.objects, *(text.assigned_macros for text in texts))
     users = [text for text in texts if not text.shipped]
     locations = {name: location for text in users for name, location in text.assigned_macros.items()}
     for name, location in [*locations.items(), *((name, name) for name in sources.objects)]:
-        if name not in macros_read and not (partial and gin_files.is_known_macro(name)):
+        if name not in macros_read and not (may_be_unread and gin_files.is_known_macro(name)):
             raise _build_unread_macro_error(name, location, macros_read)
     shipped_reads = {name for text in texts if text.shipped for name in text.referenced_macros}
     for name, location in (item for text in users for item in text.referenced_macros.items()):
-        if name not in macros_set and not (gin_files.find_files_with_macro(name) if partial else name in shipped_reads):
+        if name not in macros_set and not (
+            gin_files.find_files_with_macro(name) if may_be_unread else name in shipped_reads
+        ):
             suggestion = '' if gin_files.find_files_with_macro(name) else suggest_similar_name(name, macros_set)
             raise UserError(f'{location} is not set{suggestion or f"; pass {FLAG}{name}=VALUE"}')
 
@@ -291,11 +298,13 @@ def _replace_task_names() -> None:
     tasks = _get_set_macros(TASK, f'EVAL_{TASK}')
     lines = []
     for macro, names in tasks.items():
-        call, argument = f'{macro.lower()}/names.find_provider', 'name'
         if macro != TASK and (isinstance(names, list | tuple) or isinstance(names, str) and ',' in names):
-            call, argument = f'{call}s', 'names'
-        elif not isinstance(names, str):
+            function, argument = 'names.find_providers', 'names'
+        elif isinstance(names, str):
+            function, argument = 'names.find_provider', 'name'
+        else:
             continue
+        call = f'{macro.lower()}/{function}'
         lines += [f'{macro} = @{call}()', f'{call}.{argument} = {names!r}']
         lines += [f'{call}.{name.lower()} = %{name}' for name in options]
     if TASK in tasks and 'VOCABULARY' not in options:

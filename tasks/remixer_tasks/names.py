@@ -121,7 +121,7 @@ def find_task(name: str, vocabulary: seqio.Vocabulary | None = None, data_dir: s
         known = sorted({*BUILDERS, *seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()})
         raise UserError(
             f'MIXTURE_OR_TASK_NAME must be a known task or mixture, got {name!r}{suggest_similar_name(name, known)}; '
-            'to register your own tasks, import their module in a gin file'
+            'to register your own tasks, set MIXTURE_OR_TASK_MODULE to their module'
         )
     return BUILDERS[name](vocabulary or vocabularies.sentencepiece(), data_dir)
 
