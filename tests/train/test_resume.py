@@ -5,12 +5,17 @@ Real processes are killed at random moments; the tests print the seed and the mo
 
 import json
 import random
+import shutil
 import signal
 import time
 
+import numpy as np
 import pytest
 
+from tests.golden import make_resumable_run
+from tests.support import tiny_training
 from tests.support.compare_runs import checkpoint_steps, difference, last_step, read_log
+from tests.support.paths import GOLDEN
 
 RUN = {
     'train_steps': 80,
@@ -107,3 +112,14 @@ def test_a_run_with_length_buckets_resumes_bit_identical(training, tmp_path):
     assert [code for code, _ in outcomes] == [0, 0, 2, 0], outcomes
     assert 'trained with LENGTH_BUCKETS = [10, 13], but this run uses [10]' in outcomes[2][1]
     assert difference(resumed, complete, 20) is None
+
+
+def test_a_run_of_version_0_1_0_resumes(tmp_path):
+    """The losses depend on the parameters, the optimizer state, the order of the examples and the noise in them."""
+    shutil.unpack_archive(GOLDEN / 'resumable_run.tar.gz', tmp_path, filter='data')
+    folder = tmp_path / 'run'
+    expected = json.loads((folder / 'losses.json').read_text())
+    tiny_training.run(str(folder), 12, **make_resumable_run.SETTINGS)
+    losses = {record['step']: record['loss'] for record in read_log(folder) if record['kind'] == 'train'}
+    assert list(losses) == list(range(1, 13))
+    np.testing.assert_allclose(list(losses.values()), expected, rtol=1e-5)
