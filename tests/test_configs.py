@@ -11,7 +11,7 @@ from flax import linen as nn
 from remixer_t5x import build_model
 from remixer_t5x.cli import train
 from remixer_t5x.cli.info import model as info_model
-from remixer_t5x.config import loading
+from remixer_t5x.config import gin_files, loading
 from remixer_t5x.data import batch_formats
 from remixer_t5x.errors import UserError
 from remixer_t5x.models import interface
@@ -161,7 +161,7 @@ ABLATIONS = [
 
 @functools.cache
 def param_shapes_by_name(model: str, size: str, change: str | None = None) -> dict[str, tuple[int, ...]]:
-    files = loading.parse_model_flag(f'{model}+{change}' if change else model)
+    files = gin_files.parse_model_flag(f'{model}+{change}' if change else model)
     (built,) = loading.load_macro_values(
         loading.ConfigSources(['models/t5_1_1.gin', f'sizes/{size}.gin'], model=files), 'MODEL'
     )
@@ -204,7 +204,7 @@ def test_tim_in_all_layers_has_no_plain_layer():
     ],
 )
 def test_both_stacks_have_the_expected_layouts(model, layouts):
-    sources = loading.ConfigSources(['models/t5_1_1.gin', 'sizes/tiny.gin'], model=loading.parse_model_flag(model))
+    sources = loading.ConfigSources(['models/t5_1_1.gin', 'sizes/tiny.gin'], model=gin_files.parse_model_flag(model))
     module = loading.load_macro_values(sources, 'MODEL')[0].module
     stacks = module.encoder_stack(), module.decoder_stack()
     assert tuple(type(factory()).__name__ for stack in stacks for factory, _ in stack.runs) == layouts

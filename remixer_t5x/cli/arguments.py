@@ -167,13 +167,13 @@ def load_macro_values(args: argparse.Namespace, *macros: str, **sources: Any) ->
 
 
 def _build_config_sources(args: argparse.Namespace, **sources: Any) -> Any:
-    from remixer_t5x.config import loading
+    from remixer_t5x.config import gin_files, loading
 
     if args.tfds_data_dir:
         # All libraries that read TFDS data sets use this environment variable.
         os.environ['TFDS_DATA_DIR'] = args.tfds_data_dir
     search_paths = split_names(','.join(args.gin_search_paths))
-    model = loading.parse_model_flag(args.model, search_paths) if args.model else ()
+    model = gin_files.parse_model_flag(args.model, search_paths) if args.model else ()
     if not hasattr(args, 'run_sources'):
         args.run_sources = _find_checkpoint_config(args)
     run_files, run_flags = args.run_sources

@@ -160,27 +160,6 @@ def _bind_macros(macros: Mapping[str, Any]) -> None:
         gin.bind_parameter((name, 'gin.macro', 'value'), value)
 
 
-def parse_model_flag(text: str, search_paths: Sequence[str] = ()) -> list[str]:
-    """Splits the value of --model, such as `bert+sublayers/fnet+ENCODER_MIXER=@fnet.FNet`, into gin files and settings.
-
-    A name without a folder refers to a file in models/, the current folder or `search_paths`. If both models/ and
-    another folder contain mine.gin, `mine` selects the file in models/, and `mine.gin` the other file. Raises UserError
-    if a name is empty.
-    """
-    parts = []
-    for name in map(str.strip, text.split('+')):
-        file = f'{name.removesuffix(".gin")}.gin'
-        if file == '.gin':
-            raise UserError(
-                f'--model must be one or more names joined by +, got {text!r}; pass --model=t5_1_1, or '
-                '--model=remixer+NAME=VALUE'
-            )
-        is_users = any(pathlib.Path(folder).expanduser().joinpath(file).is_file() for folder in ('', *search_paths))
-        is_shipped = not is_users or (name != file and f'{MODELS_FOLDER}{file}' in gin_files.read_shipped_files())
-        parts.append(name if '=' in name else f'{MODELS_FOLDER}{file}' if is_shipped and '/' not in file else file)
-    return parts
-
-
 def _read_gin_texts(sources: ConfigSources) -> list[GinText]:
     """Reads all gin texts in loading order, and lets custom gin files import modules from the current folder."""
     model = [

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from remixer_t5x.cli.main import main
-from remixer_t5x.config import loading
+from remixer_t5x.config import gin_files, loading
 from remixer_t5x.costs.model_counts import ModelCounts
 from remixer_t5x.extras.reports import compare as command
 from remixer_t5x.extras.reports import cost_matching, sweep
@@ -35,7 +35,7 @@ SMALL = [
 )
 def test_a_model_replaces_the_one_that_an_experiment_includes(model, sublayers):
     (model,) = loading.load_macro_values(
-        loading.ConfigSources(['experiments/cogs_cpu.gin'], model=loading.parse_model_flag(model)), 'MODEL'
+        loading.ConfigSources(['experiments/cogs_cpu.gin'], model=gin_files.parse_model_flag(model)), 'MODEL'
     )
     ((layer, _),) = model.module.encoder_stack().runs
     assert [type(sublayer()) for sublayer in layer().sublayers] == sublayers and model.vocab_size == 896
@@ -53,7 +53,7 @@ def test_the_model_flag_accepts_shipped_and_custom_files(tmp_path, monkeypatch):
         'remixer.gin': ['remixer.gin'],
         'nowhere.gin': ['models/nowhere.gin'],
     }.items():
-        assert loading.parse_model_flag(name, ['paths']) == files
+        assert gin_files.parse_model_flag(name, ['paths']) == files
 
 
 def compare(*arguments):

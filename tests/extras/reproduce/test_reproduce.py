@@ -8,7 +8,7 @@ import json
 import pytest
 
 from remixer_t5x.cli import main, train
-from remixer_t5x.config import loading
+from remixer_t5x.config import gin_files, loading
 from remixer_t5x.extras.reports import sweep
 from remixer_t5x.extras.reproduce import table_runs, tables
 from remixer_t5x.run_folder import model_dir
@@ -57,7 +57,7 @@ def test_every_stage_and_model_is_a_valid_configuration():
                 flags['INITIAL_CHECKPOINT_PATH'] = '/nowhere'
             flags = [(name, str(value)) for name, value in flags.items()]
             files = [*stage.files, *row.files]
-            sources = loading.ConfigSources(files, flags, model=loading.parse_model_flag(row.model))
+            sources = loading.ConfigSources(files, flags, model=gin_files.parse_model_flag(row.model))
             loading.load_gin_config(sources, train.ROOT, partial=False)
     assert len(stages) > 25 and len(models) > 75
 
