@@ -9,6 +9,10 @@ with the longest example (rank 0). Step k of a loop processes the example of ran
 the longest of these examples requires. The k-th longest example of a row of n tokens has at most n / k tokens, so the
 loop processes at most `n (1 + 1/2 + ... + 1/E) + E * BLOCK_LENGTH` tokens for E examples, instead of `n E` in a
 separate pass over the row for each example.
+
+For example, with blocks of 2 tokens, a row with the ids `1 1 2 2 2 0` is sorted to `2 2 2 1 1 0`. Rank 0 is example 2
+at the sorted positions 0 to 2, which takes the blocks (0, 1) and (2, 3). Position 3 belongs to example 1: sums skip it
+(`is_member`), and rank 1, with the block (3, 4), overwrites the output that rank 0 wrote there.
 """
 
 import dataclasses
