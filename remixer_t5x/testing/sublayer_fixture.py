@@ -159,10 +159,15 @@ class SublayerFixture:
 
 
 def make_segment_arrays(segments: Segments, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns segment ids and positions, [rows, length] int32, for rows specified as lists of example lengths."""
+    """Returns segment ids and positions, [rows, length] int32, for rows specified as lists of example lengths.
+
+    At padding, positions continue in rows of one example, and are 0 in packed rows, as in batches.
+    """
     ids: np.ndarray = np.zeros((len(segments), length), np.int32)
-    positions = np.tile(np.arange(length, dtype=np.int32), (len(segments), 1))
+    positions = np.zeros_like(ids)
     for row, lengths in enumerate(segments):
+        if len(lengths) == 1:
+            positions[row] = np.arange(length)
         start = 0
         for index, count in enumerate(lengths):
             ids[row, start : start + count] = index + 1
