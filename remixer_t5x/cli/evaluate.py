@@ -121,21 +121,21 @@ def _evaluate_checkpoints(settings: CheckpointEvaluation, quantize: str | None =
     evaluator = CheckpointEvaluator(settings, submissions.has_leaderboard)
     for note in evaluator.notes:
         _print_on_first_process(note)
+    suffix = f'_{quantize}' if quantize else ''
     # Only the first process writes results.
     writers: dict[str, ReportWriter] = {}
     try:
-        for folder in settings.checkpoints.find_checkpoint_folders(evaluator.read_evaluated_steps()):
+        for folder in settings.checkpoints.find_checkpoint_folders(evaluator.read_evaluated_steps(suffix)):
             params = evaluator.restore_params(folder)
             if params is None:
                 _print_on_first_process(
                     f'step {folder.name} was removed before it was evaluated; increase KEEP_CHECKPOINTS'
                 )
                 continue
-            results_folder = settings.get_results_folder(folder)
+            results_folder = settings.get_results_folder(folder) + suffix
             if quantize:
                 exported_functions = lazy_imports.import_extra('export.exported_functions')
                 params = exported_functions.round_params_on_devices(settings.model, params)
-                results_folder = f'{results_folder}_{quantize}'
             if results_folder not in writers and jax.process_index() == 0:
                 run_record = saved_params.read_record(folder)
                 writers[results_folder] = ReportWriter(results_folder, run_record.get('examples_hashes'))

@@ -131,13 +131,16 @@ class CheckpointEvaluator:
         submission = dataclasses.replace(tasks, mixture_or_task_name=submitted, tasks=None, split=split, examples=None)
         return TaskEvaluator(submission, settings.model, settings.partitioner)
 
-    def read_evaluated_steps(self) -> set[int]:
-        """Returns the steps that an earlier command has evaluated, or an empty set if `follow` is None."""
+    def read_evaluated_steps(self, suffix: str = '') -> set[int]:
+        """Returns the steps that an earlier command has evaluated, or an empty set if `follow` is None.
+
+        `suffix` is appended to the name of the results folder.
+        """
         checkpoints = self._settings.checkpoints
         if checkpoints.follow is None or self.task_evaluator is None:
             return set()
         folder = self._settings.get_results_folder(model_dir.to_absolute_path(checkpoints.path) / '0')
-        return read_evaluated_steps(folder, self.task_evaluator.examples_hashes)
+        return read_evaluated_steps(folder + suffix, self.task_evaluator.examples_hashes)
 
     def restore_params(self, folder: epath.Path) -> Any:
         """Restores the parameters of a checkpoint. With `follow`, returns None if the checkpoint was removed."""

@@ -77,9 +77,13 @@ def test_eval_evaluates_the_model_of_a_quantised_export(finetuned, monkeypatch):
         evaluated.update(params=params, folder=str(outlet.folder))
         return []
 
+    searched = []
     monkeypatch.setattr(checkpoint_evaluation, 'evaluate_and_write_reports', record)
-    assert run('eval', '--gin.EVAL_BATCH_SIZE=4', '--checkpoint=first', '--quantize=int8') == 0
-    assert evaluated['folder'].endswith('first/eval_int8')
+    monkeypatch.setattr(
+        checkpoint_evaluation, 'read_evaluated_steps', lambda folder, _: searched.append(folder) or set()
+    )
+    assert run('eval', '--gin.EVAL_BATCH_SIZE=4', '--checkpoint=first', '--quantize=int8', '--follow=0') == 0
+    assert evaluated['folder'].endswith('first/eval_int8') and searched == [evaluated['folder']]
     exact = parameters('first')
     jax.tree.map(
         np.testing.assert_array_equal,
