@@ -161,6 +161,8 @@ def mixture(
         temperature: each number of examples is raised to the power 1 / temperature; values above 1 equalize rates.
     """
     by_name: dict[str, seqio.Task] = {}
+    if isinstance(tasks, str) or not tasks:
+        raise UserError(f"TASKS must be a list of names, got {tasks!r}; set TASKS = ['super_glue_rte_v102']")
     for task in tasks:
         resolved = find_provider(task, vocabulary, data_dir) if isinstance(task, str) else task
         resolved = seqio.get_mixture_or_task(resolved) if isinstance(resolved, str) else resolved

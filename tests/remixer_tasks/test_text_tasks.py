@@ -167,6 +167,9 @@ def test_rates_equal_those_of_seqio(tmp_path, maximum, temperature):
         names.mixture([unknown]).get_rate(unknown)
     with pytest.raises(UserError, match='RATES must contain only tasks in TASKS.* got super_glue_rte_v102'):
         names.mixture(['super_glue_cb_v102'], vocabularies.byte(), rates={'super_glue_rte_v102': 1})
+    for tasks in ('super_glue_cb_v102', []):
+        with pytest.raises(UserError, match='TASKS must be a list of names, got '):
+            names.mixture(tasks)
 
 
 def test_the_vocabulary_size_of_cogs_equals_that_in_its_gin_file(real_data):
