@@ -29,6 +29,7 @@ TRAIN, VALIDATION = 'train', 'validation'
 _HOLD_OUT_ADVICE = {
     'document': "set VALIDATION_FILES, or split the text into documents (blank lines, or TXT_DOCUMENTS = 'line')",
     'row': 'set VALIDATION_PAIRS, or add rows',
+    'example': 'set HF_VALIDATION_SPLIT, or add rows',
 }
 # A function that yields documents and reports unreadable records to `BadRecords`.
 DocumentReader = Callable[[BadRecords], Iterator[str]]
@@ -73,7 +74,7 @@ class ParsedCorpus:
             held out, selected by the hash of their text, or of their key if they are `KeyedDocument`s.
         validation_fraction: fraction of the documents to hold out if `read_validation` is None; each split has at least
             one document.
-        unit: the word for a document in messages, 'document' or 'row'.
+        unit: the word for a document in messages, a key of `_HOLD_OUT_ADVICE`.
     """
 
     name: str
