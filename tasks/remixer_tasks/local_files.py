@@ -81,7 +81,7 @@ def expand_held_out_paths(
     files: Files | None, train: Sequence[str], train_macro: str, macro: str, example: str = '*.txt'
 ) -> list[str]:
     """Expands held-out `files` to paths; returns [] for None. Raises UserError for a file that is also in `train`."""
-    held_out = expand_paths(files, macro, example) if files else []
+    held_out = [] if files is None else expand_paths(files, macro, example)
     if both := sorted({os.path.realpath(path) for path in train} & {os.path.realpath(path) for path in held_out}):
         raise UserError(f'{macro} and {train_macro} must not share files, got {both[0]} in both; remove it from one')
     return held_out
@@ -90,7 +90,7 @@ def expand_held_out_paths(
 def expand_paths(files: Files, macro: str, example: str = '*.txt') -> list[str]:
     """Expands paths and globs to sorted distinct paths. Error messages contain `macro` (the setting) and `example`."""
     paths: set[str] = set()
-    for pattern in [files] if isinstance(files, str) else files:
+    for pattern in filter(None, [files] if isinstance(files, str) else files):
         paths.update(_match_files(pattern, macro, example))
     if not paths:
         raise UserError(f"{macro} must be a path or glob, got none; pass --gin.{macro}='~/data/{example}'")
