@@ -249,12 +249,14 @@ def _read_tsv(path: str, layout: TextLayout, malformed: BadRecords) -> Documents
     field: Any = layout.field
     column = ranges.parse_whole_number(field)
     for number, line in row_files.read_valid_lines(path, layout.longest, malformed):
+        if not line:
+            continue
         cells = line.split('\t')
         if column is None:
             if field not in cells:
                 raise _build_missing_field_error(path, field, cells)
             column = cells.index(field)
-        elif column < len(cells) and line:
+        elif column < len(cells):
             yield number, cells[column]
         elif line.strip():
             malformed.add_malformed_record(

@@ -53,6 +53,11 @@ def test_tsv_columns_are_selected_by_name_or_number(tmp_path, name, field, extra
     assert actual == sorted(ONE_LINE + ['text'] * extra), 'a column number means that there is no header line'
 
 
+def test_blank_lines_above_the_column_names_of_a_tsv_file_are_skipped(tmp_path):
+    (tmp_path / 'a.tsv').write_text('\n\nid\ttext\n1\tone\n\n2\ttwo\n')
+    assert all_texts(local_files.corpus(str(tmp_path / 'a.tsv'))) == ['one', 'two']
+
+
 @pytest.mark.parametrize(('setting', 'count'), [('passage', 2), ('paragraph', 2), ('line', 3), ('file', 1)])
 def test_text_files_are_split_into_documents(tmp_path, setting, count):
     (tmp_path / 'a.txt').write_bytes(b'\xef\xbb\xbfone\r\ntwo\r\n\r\n\r\nthree\r\n')
