@@ -59,7 +59,8 @@ def _read_pairs(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
     numbered = all(template.has_numbered_columns for template in templates)
     path = os.path.expanduser(args.pairs)
     # Malformed rows raise an error, because skipping a row would change the index of all later rows.
-    for number, row in row_files.read_rows(path, row_files.RowLayout(numbered=numbered), BadRecords(strict=True)):
+    malformed = BadRecords(True, 'correct the path or the file', 'correct or remove the row')
+    for number, row in row_files.read_rows(path, row_files.RowLayout(numbered=numbered), malformed):
         for template in templates:
             if not set(template.columns) <= row.keys():
                 raise template.build_missing_column_error(row, f'{args.pairs} row {number}')

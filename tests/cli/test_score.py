@@ -52,3 +52,7 @@ def test_a_row_without_a_column_is_reported_before_a_file_is_created(run, pairs,
     error = capsys.readouterr().err
     assert "bad.jsonl row 2 ('n')" in error and 'DELIMITER' not in error
     assert not (pairs / 'scores.jsonl').exists()
+    (pairs / 'bad.jsonl').write_text('{"n": 3, "answer": "odd"}\n3\n')
+    assert main(['score', str(run), str(pairs / 'bad.jsonl'), *flags]) == 2
+    error = capsys.readouterr().err
+    assert 'bad.jsonl:2: the line is not a JSON object; correct or remove the row' in error and 'STRICT' not in error

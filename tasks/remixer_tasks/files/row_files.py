@@ -48,7 +48,7 @@ class BadRecords:
     def __init__(
         self,
         strict: bool,
-        file_advice: str = 'correct FILES or the file',
+        file_advice: str = 'correct the path or the file',
         line_advice: str = 'correct the line, or skip such lines with STRICT = False',
     ):
         self._strict, self.file_advice, self._line_advice = strict, file_advice, line_advice
