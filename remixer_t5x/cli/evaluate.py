@@ -54,6 +54,11 @@ def run(args: argparse.Namespace) -> None:
         args.gin_flags = [('PAIRS', 'None'), *args.gin_flags]
     if args.predictions is not None:
         process_flags.reject_process_flags(args, 'predictions are scored by one process')
+        given = {name for name, _ in args.gin_flags} | ({'--quantize'} if args.quantize else set())
+        if ignored := sorted(given & {'--quantize', 'EVAL_OUTPUT_DIR', 'FOLLOW', 'SUBMISSION_DIR'}):
+            raise UserError(
+                f'{ignored[0]} must be omitted with --predictions, which only prints metrics; pass --checkpoint instead'
+            )
         _score_predictions(args)
         return
     arguments.load_config(args, ROOT, base=BASE)

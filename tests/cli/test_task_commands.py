@@ -186,6 +186,10 @@ FINETUNE_NEW = ['finetune', '--gin_file=runs/finetune.gin', *FINETUNE, '--gin.MO
 MISTAKES = {
     'no such run': (['eval', '--checkpoint=frist'], 'does not contain a checkpoint; did you mean first?'),
     'predictions of another input': (['eval', '--predictions=other.jsonl'], 'line 2 does not match glue_cola_v002'),
+    'a submission of predictions': (
+        ['eval', '--predictions=other.jsonl', '--submission=files'],
+        'SUBMISSION_DIR must be omitted with --predictions, which only prints metrics',
+    ),
     'finetune without a checkpoint': (FINETUNE_NEW, 'INITIAL_CHECKPOINT_PATH is not set'),
 }
 
