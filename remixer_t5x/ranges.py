@@ -54,6 +54,7 @@ _DESCRIPTIONS: dict[Any, str] = {
 _TYPES_BY_NAME: dict[str, Any] = {'None': None, 'Any': Any} | {kind.__name__: kind for kind in _DESCRIPTIONS}
 _TYPES_BY_NAME |= {name: kind for name, kind in vars().items() if isinstance(kind, type(Count))}
 _SCALARS = (bool, int, float, str, types.NoneType)
+_CONTAINERS = (list, tuple, dict)
 
 
 def check_argument(function: Callable[..., Any], argument: str, value: Any, setting: str) -> None:
@@ -83,11 +84,14 @@ def check_fields(instance: Any, **names: str) -> None:
 def check_setting(setting: str, value: Any, kind: Any) -> None:
     """Raises UserError if a number, string, boolean or None does not match an annotation such as `Count | None`.
 
+    A list or dictionary is checked, without its items, if the annotation consists of the types in `_DESCRIPTIONS`.
     Values of other types are not checked.
     """
-    if not isinstance(value, _SCALARS) or kind is inspect.Parameter.empty:
+    if not isinstance(value, _SCALARS + _CONTAINERS) or kind is inspect.Parameter.empty:
         return
     kinds = [split_annotation(each) for each in get_union_members(kind)]
+    if isinstance(value, _CONTAINERS) and not all(base in _DESCRIPTIONS for base, _ in kinds):
+        return
     if any(base in (Any, object) or isinstance(base, typing.TypeVar | str | typing.ForwardRef) for base, _ in kinds):
         return
     if any(base is typing.Literal for base, _ in kinds) or any(
@@ -105,6 +109,9 @@ def check_setting(setting: str, value: Any, kind: Any) -> None:
 
 
 def _value_matches_type(value: Any, base: Any, bounds: Range | None) -> bool:
+    if isinstance(value, _CONTAINERS):
+        # Lists and tuples are interchangeable in gin.
+        return isinstance(value, (list, tuple) if base in (list, tuple) else base)
     if type(value) is not base and not (base is float and type(value) is int):
         return False
     return bounds is None or (math.isfinite(value) and bounds.contains(value))

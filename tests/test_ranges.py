@@ -4,7 +4,7 @@ import ast
 import collections
 import dataclasses
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pytest
 
@@ -27,6 +27,7 @@ class Sizes:
     heads: ranges.Count = 1
     dropout: ranges.Rate | None = 0.0
     make: Callable[[], int] = int
+    rates: Mapping[str, float] | None = None
 
 
 @pytest.mark.parametrize(
@@ -35,7 +36,9 @@ class Sizes:
      ('width', None, 'a whole number'), ('rate', 'fast', 'a number'), ('name', 3, 'a text or None'),
      ('fast', 1, 'True or False'), ('depth', 'x', 'a whole number or None'), ('other', 'x', 'a whole number'),
      ('heads', 0, 'at least 1'), ('heads', 1.5, 'a whole number'), ('dropout', 1, 'from 0 to below 1 or None'),
-     ('dropout', -0.1, 'from 0'), ('dropout', float('nan'), 'from 0'), ('make', 'int', 'a reference')],
+     ('dropout', -0.1, 'from 0'), ('dropout', float('nan'), 'from 0'), ('make', 'int', 'a reference'),
+     ('width', [3], 'a whole number'), ('rates', ['a'], "a dictionary, as in {'a': 1} or None"),
+     ('other', {}, 'a list')],
 )  # fmt: skip
 def test_values_of_the_wrong_type_or_range_are_rejected(argument, value, allowed):
     with pytest.raises(UserError) as error:
@@ -50,7 +53,8 @@ def test_values_of_the_wrong_type_or_range_are_rejected(argument, value, allowed
 @pytest.mark.parametrize(
     ('argument', 'value'),
     [('width', 3), ('rate', 1), ('rate', 1.5), ('name', None), ('name', 'a'), ('fast', True), ('depth', None),
-     ('width', [3]), ('width', Sizes), ('absent', 'x'), ('dropout', None), ('dropout', 0), ('heads', 1), ('make', int)],
+     ('other', [3]), ('other', (3,)), ('rates', {'a': 1}), ('make', [3]),
+     ('width', Sizes), ('absent', 'x'), ('dropout', None), ('dropout', 0), ('heads', 1), ('make', int)],
 )  # fmt: skip
 def test_valid_and_unverifiable_values_are_accepted(argument, value):
     ranges.check_argument(Sizes, argument, value, 'MACRO')
