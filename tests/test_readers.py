@@ -19,7 +19,7 @@ REASONS = {
     """,
     'written by this process': """
         data/task_vocabulary.py::save_vocabulary checkpoints/durable_folders.py::commit_checkpoint
-        extras/forecast/hlo_costs.py::_parse_cost_estimate extras/reports/sweep.py::_read_last_line
+        extras/forecast/hlo_costs.py::_parse_cost_estimate extras/reports/sweep.py::read_last_line
         evaluate/checkpoint_evaluation.py::write data/resumable_iterator.py::capture_position
         train/hooks.py::_upload_trace devices/collectives.py::check_same_on_processes
     """,

@@ -140,7 +140,7 @@ class Sweep:
             self._finished.append(list(cell.command))
             print_progress_line(f'{cell.name}: finished in {time.monotonic() - process.start:,.0f} s')
         elif not stopped:
-            line = _read_last_line(cell.log_path, 'error')
+            line = process.read_last_line('error')
             is_mistake = code == _USER_ERROR_CODE and _count_bytes_logged(cell) == process.bytes_before
             # A run of a search may fail because of its setting, such as a learning rate that is too high.
             if is_mistake and not cell.setting and can_raise:
@@ -160,6 +160,8 @@ class _RunProcess(subprocess.Popen):
         self._next_progress, self._shown_line = self.start + _PROGRESS_PERIOD, ''
         cell.folder.parent.mkdir(parents=True, exist_ok=True)
         with cell.log_path.open('ab') as log:
+            # Earlier attempts have written to the same log.
+            self._log_start = log.tell()
             # In a new process group, the child receives only the SIGINT that the sweep forwards.
             super().__init__([*PROGRAM, *cell.command], stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
 
@@ -167,21 +169,22 @@ class _RunProcess(subprocess.Popen):
         """Prints the last line of the log every `_PROGRESS_PERIOD`, if it has changed."""
         if time.monotonic() >= self._next_progress:
             self._next_progress = time.monotonic() + _PROGRESS_PERIOD
-            line = _read_last_line(self.cell.log_path)
+            line = self.read_last_line()
             if line != self._shown_line:
                 print_progress_line(f'{self.cell.name}: {line}')
                 self._shown_line = line
+
+    def read_last_line(self, prefix: str = '') -> str:
+        """Returns the last line that this process logged with `prefix`, or its last line if there is none."""
+        with self.cell.log_path.open('rb') as log:
+            log.seek(self._log_start)
+            lines = log.read().decode(errors='replace').strip().splitlines() or ['no output']
+        return next((line for line in reversed(lines) if line.startswith(prefix)), lines[-1])
 
 
 def _count_bytes_logged(cell: SweepCell) -> int:
     metrics = cell.folder / model_dir.METRICS
     return metrics.stat().st_size if metrics.exists() else 0
-
-
-def _read_last_line(log: pathlib.Path, prefix: str = '') -> str:
-    """Returns the last line of a log that starts with `prefix`, or the last line if there is none."""
-    lines = log.read_text(errors='replace').strip().splitlines() or ['no output']
-    return next((line for line in reversed(lines) if line.startswith(prefix)), lines[-1])
 
 
 def print_progress_line(line: str) -> None:

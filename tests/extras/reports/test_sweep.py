@@ -1,4 +1,4 @@
-"""`Sweep.run` with parallel cells: a failed cell is listed, and a signal stops all of them."""
+"""`Sweep.run` with parallel cells: a failed cell is listed with its error, and a signal stops all of them."""
 
 import signal
 import sys
@@ -43,3 +43,12 @@ def test_parallel_cells_fail_separately_and_stop_together(action, tmp_path, monk
         assert runner.failed == {cells[0]: 'error: boom'}
         assert [list(cell.command) in sweep.Sweep(tmp_path)._finished for cell in cells] == [False, True, True]
     assert signal.getsignal(signal.SIGTERM) == handler
+
+
+def test_the_error_of_a_failed_run_is_not_that_of_an_earlier_attempt(tmp_path, monkeypatch):
+    program = "import os, sys; sys.argv[1] == 'killed' and os.kill(os.getpid(), 9); sys.exit('error: boom')"
+    monkeypatch.setattr(sweep, 'PROGRAM', (sys.executable, '-c', program))
+    for action, error in (('fails', 'error: boom'), ('killed', 'no output')):
+        runner, cell = sweep.Sweep(tmp_path), sweep.SweepCell('t5', (), 0, tmp_path / 'seed_0', (action,))
+        runner.run([cell])
+        assert runner.failed == {cell: error}
