@@ -210,10 +210,8 @@ class ModelComparison:
             digits, models = _choose_decimal_places(measure.name), measure.models.items()
             means = _join_words(f'{_format_mean(by_seed.values(), digits)} for {name}' for name, by_seed in models)
             spread = ' (mean ± standard deviation over seeds)' if max(seeds) > 1 else ''
-            result = (
-                f'; {differences.describe_differences(measure).partition(": ")[2]}' if len(measure.models) > 1 else '.'
-            )
-            sentences.append(f'The {measure.name} was {means}{spread}{result}')
+            result = differences.describe_differences(measure).removeprefix(f'{measure.name}: ')
+            sentences.append(f'The {measure.name} was {means}{spread}' + (f'; {result}' if result else '.'))
         if max(seeds) > 1 and len(names) > 1:
             bonferroni = ", with Bonferroni's correction over all pairs of models" if len(names) > 2 else ''
             sentences.append(f"Intervals are Student's t-intervals of differences paired by seed{bonferroni}.")

@@ -256,7 +256,7 @@ def describe_measure_differences(
     measures: Sequence[ComparedMeasure], overviews: Mapping[str, RunOverview]
 ) -> list[str]:
     """Returns sentences about the differences between groups in each measure."""
-    sentences = [describe_differences(measure) for measure in measures if len(measure.models) > 1]
+    sentences = list(filter(None, map(describe_differences, measures)))
     if sentences and len({overview.step for overview in overviews.values()}) > 1:
         sentences.append('The runs are at different steps.')
     return sentences

@@ -71,6 +71,13 @@ def test_the_table_has_costs_and_mean_median_and_best_seed():
     assert dict(result.search_table)['LEARNING_RATE=9e-1'] == ['-', '-']
 
 
+def test_models_without_a_common_seed_have_no_sentence_about_differences():
+    groups = [RunGroup(name, [run(name, seed, 2.0)]) for seed, name in enumerate(LOSSES)]
+    result = comparison.ModelComparison(groups, dict.fromkeys(LOSSES, COUNTS))
+    assert result.difference_sentences == []
+    assert 'The held-out loss was 2.0000 for t5 and 2.0000 for remixer. E x D' in result.results_paragraph
+
+
 def test_accuracies_are_compared_on_the_common_examples_and_seeds():
     def group(name, answers):
         rows = [{'index': n, 'target': 'x', 'prediction': answer} for n, answer in enumerate(answers)]
