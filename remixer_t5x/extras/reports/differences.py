@@ -134,6 +134,6 @@ def describe_differences(measure: ComparedMeasure) -> str:
     if not pairs:
         return ''
     if max(pair.seeds for pair in pairs) < 2:
-        values = ', '.join(f'{name} {next(iter(by_seed.values())):.4g}' for name, by_seed in measure.models.items())
+        values = ', '.join(f'{name} {mean:.4g}' for name, mean in means.items())
         return f'{measure.name}: {values} (one seed: no interval, and no difference shown).'
     return f'{measure.name}: {"; ".join(map(str, pairs))}.'

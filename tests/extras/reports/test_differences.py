@@ -100,3 +100,5 @@ def test_only_common_seeds_are_compared_and_one_seed_has_no_interval():
     line = describe('a', 'b', 'c')
     assert 'between a and c (one seed: no interval)' in line and 'inf' not in line
     assert 'one seed' in describe('a', 'c') and 'better' not in describe('a', 'c') and describe('a', 'd') == ''
+    # Both models are described by their means, although they have only seed 0 in common.
+    assert describe('c', 'a').startswith('loss: c 3, a 1.05 (one seed')
