@@ -79,8 +79,13 @@ def run(args: argparse.Namespace) -> int:
         try:
             for stage in table.stages:
                 # Stages run in order, because a run may start from a checkpoint of an earlier stage.
-                stage_cells = [cell for (name, _, _), cell in cells.items() if name == stage.name]
-                runner.run(stage_cells, parallel)
+                stage_cells = {key: cell for key, cell in cells.items() if key[0] == stage.name}
+                for (_, row, seed), cell in stage_cells.items():
+                    # A failed run may have left a checkpoint, but not that of its last step.
+                    if (previous := cells.get((stage.previous_stage, row, seed))) in runner.failed:
+                        runner.failed[cell] = f'{previous.name} failed'
+                        sweep.print_progress_line(f'{cell.name}: skipped, because {runner.failed[cell]}')
+                runner.run(list(stage_cells.values()), parallel)
         except sweep.SweepStopped as stop:
             return stop.args[0]
         failed = runner.failed

@@ -145,10 +145,12 @@ def test_the_table_shows_our_numbers_next_to_those_of_the_paper(tmp_path, monkey
 
 
 def test_a_stage_starts_after_all_runs_of_the_stage_before(tmp_path, monkeypatch):
-    stages = []
+    stages, failed = [], []
 
     def run_cells(self, cells, parallel):
         stages.append({cell.folder.parent.parent.name for cell in cells})
+        failed.append({cell.folder.parent.name for cell in self.failed if cell in cells})
+        self.failed[cells[0]] = 'error: boom'
         if len(stages) == 2:
             raise sweep.SweepStopped(130)
 
@@ -157,6 +159,8 @@ def test_a_stage_starts_after_all_runs_of_the_stage_before(tmp_path, monkeypatch
     monkeypatch.setattr(table_runs, 'compute_run_cost', lambda *args: table_runs.RunCost(1, 1.0, 1, 1.0))
     assert main.main(['reproduce', 'remixers/table_4', '--scale=paper', f'--folder={tmp_path}']) == 130
     assert stages == [{'c4'}, {'cogs'}]
+    # A model whose pretraining failed is not finetuned.
+    assert failed == [set(), {'MixerEnc_base'}]
 
 
 @pytest.mark.parametrize(
