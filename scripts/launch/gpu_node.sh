@@ -44,8 +44,8 @@ export CUDA_VISIBLE_DEVICES
 
 # Calls the script rather than its function, so that the printed command of a dry run can be executed.
 run env VENV="$VENV" scripts/launch/worker.sh install "$extra" ${wheel:+"$wheel"}
-child=''
-trap '[[ -z "$child" ]] || kill -TERM "$child"' TERM INT
+child='' stopped=''
+trap 'stopped=1; [[ -z "$child" ]] || kill -TERM "$child"' TERM INT
 for (( attempt = 0; ; attempt++ )); do
     code=0
     if [[ "$DRY_RUN" == 1 ]]; then
@@ -59,7 +59,10 @@ for (( attempt = 0; ; attempt++ )); do
     case "$code" in
         0 | "$USER_ERROR" | 130 | "$TERMINATED") exit "$code" ;;
     esac
-    (( attempt < restarts )) || exit "$code"
+    [[ -z "$stopped" ]] && (( attempt < restarts )) || exit "$code"
     say "remixer-t5x ended with $code; start $((attempt + 2)) of $((restarts + 1))"
-    sleep "${RESTART_SECONDS:-10}"
+    # A signal interrupts `wait`, but not `sleep`.
+    sleep "${RESTART_SECONDS:-10}" &
+    wait "$!" || true
+    [[ -z "$stopped" ]] || exit "$code"
 done

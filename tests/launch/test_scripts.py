@@ -235,6 +235,18 @@ def test_gpu_node_forwards_sigterm(gpu_node, tmp_path):
     assert (tmp_path / 'saved').exists()
 
 
+@pytest.mark.parametrize('body', ['exit 139', 'trap "exit 139" TERM; sleep 60 & wait'])
+def test_gpu_node_does_not_restart_after_sigterm(gpu_node, tmp_path, monkeypatch, body):
+    monkeypatch.setenv('RESTART_SECONDS', '1')
+    gpu_node(f'echo start >> "$FAKE/starts"; touch "$FAKE/up"; {body}')
+    node = subprocess.Popen(['bash', str(LAUNCH / 'gpu_node.sh'), *COMMAND], stdout=subprocess.DEVNULL)
+    wait_for_start(tmp_path)
+    time.sleep(0.3)
+    node.send_signal(signal.SIGTERM)
+    assert node.wait(timeout=20) == 139
+    assert (tmp_path / 'starts').read_text() == 'start\n'
+
+
 def test_a_preempted_spot_vm_gets_sigterm_once(programs, tmp_path):
     programs('curl', '[[ -e "$FAKE/up" ]] && echo TRUE || { sleep 0.1; echo FALSE; }')
     program = programs('remixer', 'trap "echo saved; exit 143" TERM; touch "$FAKE/up"; sleep 60 & wait')
