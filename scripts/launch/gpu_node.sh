@@ -9,8 +9,8 @@
 #   --restarts=N    restart after a crash, at most N times (default 3); the run resumes from its last checkpoint
 #   --dry_run       print the commands; DRY_RUN=1 does the same
 #
-# Adds hardware/gpu.gin unless the command names a hardware file. Forwards SIGTERM to the run, which saves a checkpoint and
-# exits with 143. The exit code is that of the last attempt.
+# Adds hardware/gpu.gin to the gin files of the command, unless one of them is a hardware file. Forwards SIGTERM to the run,
+# which saves a checkpoint and exits with 143. The exit code is that of the last attempt.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 source scripts/launch/command_line.sh
@@ -36,7 +36,8 @@ count="$(ask "${gpus:-8}" bash -c 'nvidia-smi --list-gpus | wc -l')"
 gpus="${gpus:-$count}"
 (( gpus <= count )) || fail "--gpus must be at most $count, as nvidia-smi lists, got $gpus; pass --gpus=$count"
 
-if [[ " ${COMMAND[*]}" != *hardware/* ]]; then
+# Without gin files, eval and infer read the config.gin of the run.
+if [[ " ${COMMAND[*]}" == *' --gin_file'* && " ${COMMAND[*]}" != *hardware/* ]]; then
     COMMAND+=(--gin_file=hardware/gpu.gin)
 fi
 CUDA_VISIBLE_DEVICES="$(seq -s, 0 $((gpus - 1)))"

@@ -207,6 +207,9 @@ def test_gpu_node_dry_run():
     assert install == ['env', 'VENV=.venv', 'scripts/launch/worker.sh', 'install', 'gpu']
     assert started[:2] == ['env', 'CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7']
     assert started[3:] == [*COMMAND[1:], '--gin_file=hardware/gpu.gin']
+    # Without gin files, eval reads the config.gin of the run.
+    out, _ = run_script('gpu_node.sh', '--gpus=8', '--dry_run', '--', 'eval', '--checkpoint=run')
+    assert out.endswith('remixer-t5x eval --checkpoint=run\n')
 
 
 @pytest.fixture
