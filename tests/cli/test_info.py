@@ -85,6 +85,12 @@ H100 = ('--gin_file=hardware/gpu.gin', '--gin.TOPOLOGY=h100:8')
         (['--speed', *MODEL, '--gin_file=optimizers/adafactor.gin', '--gin_file=hardware/cpu.gin'], 'TOPOLOGY=v5e:2x4'),
         (['--sharding', *MODEL, *H100, '--mesh=fsdp=3'], 'product is the number of devices, 8'),
         (['--sharding=zzz', *MODEL, *H100], '--sharding must match'),
+        ([*MODEL, '--models=fnet'], '--models requires --compare'),
+        ([*MODEL, '--devices=4'], '--devices requires --sharding or --memory or --speed'),
+        (['--memory', *MODEL, '--price=0'], '--price requires --speed'),
+        (['--compare', '--settings'], 'cannot be combined with --settings'),
+        (['--compare', *MODEL], 'got --gin_file=models/t5_1_1.gin'),
+        (['--compare', '--gin.EMBED_DIM=8'], 'got --gin.EMBED_DIM'),
     ],
 )
 def test_invalid_arguments_raise_a_one_line_error(arguments, advice, capsys, clean_environment):

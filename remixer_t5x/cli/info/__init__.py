@@ -55,8 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Prints the table that the flags select."""
-    if args.compare is not None and (args.sharding is not None or args.memory is not None):
-        raise UserError('--compare cannot be combined with --sharding or --memory; omit them')
+    _check_flags(args)
     if args.self_check:
         from remixer_t5x.cli.info import self_check
 
@@ -87,6 +86,38 @@ def run(args: argparse.Namespace) -> None:
         model.print_sharding(args)
     else:
         model.print_cost_table(args)
+
+
+# The modes that read each flag.
+_FLAG_MODES = {
+    'models': ('compare',),
+    'devices': ('sharding', 'memory', 'speed'),
+    'device_memory': ('memory', 'speed'),
+    'compiler': ('memory',),
+    'price': ('speed', 'self_check'),
+}
+
+
+def _check_flags(args: argparse.Namespace) -> None:
+    """Raises UserError for a flag that the selected table would ignore."""
+
+    def is_set(flag: str) -> bool:
+        value = getattr(args, flag)
+        return value is not None and value is not False
+
+    for mode in ('sharding', 'memory', 'settings', 'self_check'):
+        if is_set('compare') and is_set(mode):
+            raise UserError(f'--compare cannot be combined with --{mode}; omit one of them')
+    for flag, modes in _FLAG_MODES.items():
+        if is_set(flag) and not any(map(is_set, modes)):
+            raise UserError(f'--{flag} requires {" or ".join(f"--{mode}" for mode in modes)}; add it, or omit --{flag}')
+    if is_set('compare') and not is_set('speed'):
+        ignored = [f'--gin_file={file}' for file in args.gin_file]
+        ignored += [f'--gin.{name}' for name, _ in args.gin_flags if name != 'TASK_FEATURE_LENGTHS']
+        if ignored:
+            raise UserError(
+                f'--compare without --speed reads only --gin.TASK_FEATURE_LENGTHS, got {ignored[0]}; omit it'
+            )
 
 
 COMMAND = Command(
