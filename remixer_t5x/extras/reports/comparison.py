@@ -166,7 +166,7 @@ class ModelComparison:
     def _format_cost(self, group: RunGroup) -> str:
         """Formats HyperMixer's cost E x D x H: training FLOPs per example x examples per run x settings tried."""
         examples = max(self.overviews[run.name].step for run in group.runs)
-        examples *= int(group.runs[0].parse_settings().get('BATCH_SIZE', '1'))
+        examples *= group.runs[0].find_whole_number('BATCH_SIZE') or 1
         return f'{format_quantity(self.counts[group.name].training_flops * examples * self.num_trials)}FLOPs'
 
     @property

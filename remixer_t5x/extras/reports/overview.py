@@ -9,7 +9,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from remixer_t5x import ranges
 from remixer_t5x.evaluate.checkpoint_ranking import compute_signed_score
 from remixer_t5x.extras.reports.curves import LineChart
 from remixer_t5x.extras.reports.differences import ComparedMeasure, ValueBySeed, compare_models, describe_differences
@@ -52,10 +51,7 @@ def summarize_run(run: RecordedRun) -> RunOverview:
         for number in ('loss', 'constant_loss')
     )
     step = max((record.step for record in run.records), default=0)
-    settings = run.parse_settings()
-    text = settings.get('TRAIN_STEPS', '')
-    # In finetuning, TRAIN_STEPS refers to the macro TRAIN_STEPS_RELATIVE.
-    steps = ranges.parse_whole_number(settings.get(text[1:], '') if text.startswith('%') else text)
+    steps = run.find_whole_number('TRAIN_STEPS')
     # The time of training steps excludes evaluations and interruptions.
     seconds, previous = 0.0, 0
     for logged_step, seconds_per_step in run.select_metric_points(TRAIN, 'seconds_per_step'):

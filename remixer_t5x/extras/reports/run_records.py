@@ -8,7 +8,7 @@ from typing import Any
 
 from etils import epath
 
-from remixer_t5x import untrusted_files
+from remixer_t5x import ranges, untrusted_files
 from remixer_t5x.checkpoints import compatibility
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate import checkpoint_evaluation
@@ -84,11 +84,19 @@ class RecordedRun:
         """Returns a dict from macros and names `module.Class.argument` to gin values as strings."""
         return compatibility.parse_bindings(self.config)
 
+    def find_whole_number(self, macro: str) -> int | None:
+        """Returns the value of a macro, which may refer to another macro; None if it is not a whole number."""
+        settings = self.parse_settings()
+        text = settings.get(macro, '')
+        while text.startswith('%'):
+            # Macros of a damaged file may refer to each other.
+            text = settings.pop(text[1:], '')
+        return ranges.parse_whole_number(text, most=10**18)
+
     @property
     def seed(self) -> int:
         """The random seed, or the default 0 if not set."""
-        text = self.parse_settings().get(SEED, '0')
-        return int(text) if text.isdecimal() else 0
+        return self.find_whole_number(SEED) or 0
 
 
 @dataclasses.dataclass(frozen=True)

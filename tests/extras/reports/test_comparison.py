@@ -21,7 +21,7 @@ def run(name, seed, loss, **tasks):
     logged = [MetricsRecord('train', 10, {'loss': loss}, {'seconds_per_step': 0.5, 'tokens_per_second': 9.0})]
     logged += [MetricsRecord('held_out', 10, {'loss': loss}, {})]
     logged += [MetricsRecord(f'eval/{task}', 10, {'accuracy': value}, {}) for task, value in tasks.items()]
-    return RecordedRun(name, f'/{name}', logged, f'SEED = {seed}\nBATCH_SIZE = 4\n')
+    return RecordedRun(name, f'/{name}', logged, f'SEED = {seed}\nBATCH_SIZE = %ROWS\nROWS = 4\n')
 
 
 def cell(model, rate, seed=0):

@@ -52,6 +52,12 @@ def test_differences_are_settings_other_than_folders():
     assert run_records.find_differing_settings(runs) == [('Z', [None, '3']), ('m.C.d', ['2', '4'])]
 
 
+def test_numbers_of_macros_that_refer_to_other_macros_are_read():
+    run = _run('r', 'SEED = %A\nA = %B\nB = 7000000000\nTRAIN_STEPS = %STEPS\nSTEPS = 50\nX = %Y\nY = %X\n')
+    assert run.seed == 7_000_000_000 and overview.summarize_run(run).steps == 50
+    assert run.find_whole_number('X') is run.find_whole_number('Z') is None
+
+
 def test_smoothing_follows_its_formula():
     # Of 4, 8 and 2 with weight 0.5: 4 / 1, (2 + 8) / 1.5, (1 + 4 + 2) / 1.75.
     assert curves.moving_average([4.0, 8.0, 2.0], 0.5) == pytest.approx([4.0, 10 / 1.5, 4.0])
