@@ -228,8 +228,8 @@ def _equalize_costs(
                 return cost_matching.get_cost(cost_matching.count_cost(args, label, model, flags), args.equal)
 
             before = count_cost_of_widths({}) / target - 1
-            start = cost_matching.find_feed_forward_widths()
             if abs(before) > cost_matching.TOLERANCE:
+                start = cost_matching.find_feed_forward_widths()
                 widths = cost_matching.match_widths(count_cost_of_widths, start, target)
                 changes[label] = tuple((name, str(width)) for name, width in widths.items())
                 words = ' and '.join(f'{name} {widths[name]} instead of {start[name]}' for name in start)

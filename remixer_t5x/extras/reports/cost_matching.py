@@ -65,13 +65,21 @@ def get_cost(counts: Any, measure: str) -> float:
 
 
 def find_feed_forward_widths() -> dict[str, int]:
-    """Maps the macros of the loaded model's feed-forward widths to their values; uses EMBED_DIM if there are none."""
+    """Maps the macros of the loaded model's feed-forward widths to their values; uses EMBED_DIM if there are none.
+
+    Raises UserError if the configuration sets neither.
+    """
     from remixer_t5x.checkpoints import compatibility
     from remixer_t5x.config import loading
 
     settings = compatibility.parse_bindings(loading.get_config_text(absolute_paths=False)).items()
     widths = {name: int(value) for name, value in settings if name.endswith('_DIM') and value.isdecimal()}
     hidden = {name: width for name, width in widths.items() if re.fullmatch(r'\w*MLP_DIM|REMIXER_DIM', name)}
+    if not hidden and 'EMBED_DIM' not in widths:
+        raise UserError(
+            '--equal=parameters and --equal=flops change the macros that end in MLP_DIM, or EMBED_DIM, but this model '
+            'sets none of them to a number; read such a macro in its gin file, or omit --equal'
+        )
     return hidden or {'EMBED_DIM': widths['EMBED_DIM']}
 
 

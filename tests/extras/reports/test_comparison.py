@@ -6,6 +6,7 @@ import pathlib
 import numpy as np
 import pytest
 
+from remixer_t5x.config import loading
 from remixer_t5x.costs.model_counts import ModelCounts
 from remixer_t5x.errors import UserError
 from remixer_t5x.extras.reports import comparison, cost_matching
@@ -101,6 +102,15 @@ def test_widths_are_scaled_until_costs_are_within_one_percent(target, power):
     assert widths['A'] / widths['B'] == pytest.approx(2, rel=0.2)
     with pytest.raises(UserError, match='no A has a cost within 1% of 1,000'):
         cost_matching.match_widths(lambda widths: 20_000 + widths['A'], {'A': 128}, 1000)
+
+
+def test_a_model_without_a_width_to_change_raises_an_error(monkeypatch):
+    text = 'EMBED_DIM = 8\nA_MLP_DIM = 16\nMLP_DIM = %A_MLP_DIM\n'
+    monkeypatch.setattr(loading, 'get_config_text', lambda **_: text)
+    assert cost_matching.find_feed_forward_widths() == {'A_MLP_DIM': 16}
+    text = 'WIDTH = 8\n'
+    with pytest.raises(UserError, match='sets none of them'):
+        cost_matching.find_feed_forward_widths()
 
 
 def test_cost_differences_above_five_percent_cause_a_warning():
