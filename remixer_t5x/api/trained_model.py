@@ -289,9 +289,11 @@ class TrainedModel:
         size = min(self.batch_size, 1 << max(count - 1, 0).bit_length())
         size = -(-size // shards) * shards
         stop_strings = tuple(_as_list(stop_strings))
-        key = (size, target_length, decoder, stop_strings)
+        lengths = {'inputs': self.lengths['inputs'], 'targets': target_length}
+        # `dataclasses.replace` shares the predictors, so that other parameters need no compilation. A predictor refers
+        # to its model and partitioner, so their ids are not reused.
+        key = (id(self.model), id(self.partitioner), size, *lengths.values(), decoder, stop_strings)
         if key not in self._predictors:
-            lengths = {'inputs': self.lengths['inputs'], 'targets': target_length}
             decoding = predictions.Decoding(size, lengths, decoder, stop_strings=stop_strings)
             self._predictors[key] = predictions.Predictor(self.model, self.partitioner, decoding, self.vocabulary)
         return self._predictors[key]

@@ -253,6 +253,16 @@ def test_bfloat16_halves_the_parameters_and_changes_little(run, trained):
     assert len(low.generate(TEXTS)) == len(TEXTS)
 
 
+def test_a_replaced_model_or_length_takes_effect_after_the_first_call(run):
+    trained = remixer_t5x.load(str(run))
+    score = trained.score('one', '1')
+    assert trained.encode('x' * 50).hidden.shape[1] == 40
+    longer = dataclasses.replace(trained, lengths={**LENGTHS, 'inputs': 60})
+    assert longer.encode('x' * 50).hidden.shape[1] == len(ids_of('x' * 50))
+    low = dataclasses.replace(trained.model, module=trained.model.module.clone(dtype='bfloat16'))
+    assert dataclasses.replace(trained, model=low).score('one', '1') != score
+
+
 ONE_EXAMPLE = """
 import jax, remixer_t5x, sys
 trained = remixer_t5x.load(sys.argv[1])
