@@ -74,11 +74,27 @@ def _score_pairs(trained: Any, pairs: Iterable[tuple[str, str]], window: int) ->
     rest, first = iter(pairs), 0
     while chunk := list(itertools.islice(rest, window)):
         inputs, targets = zip(*chunk, strict=True)
+        tokens = [_count_target_tokens(trained, *pair, index) for index, pair in enumerate(chunk, first)]
         scores = trained.score(inputs, targets)
         for number, (text, target, score) in enumerate(zip(inputs, targets, scores, strict=True), first):
-            tokens = len(trained.vocabulary.encode(target)) + (trained.vocabulary.eos_id is not None)
-            yield {'index': number, 'input': text, 'target': target, 'score': float(score), 'tokens': tokens}
+            row = {'index': number, 'input': text, 'target': target, 'score': float(score)}
+            yield {**row, 'tokens': tokens[number - first]}
         first += len(chunk)
+
+
+def _count_target_tokens(trained: Any, text: str, target: str, index: int) -> int:
+    """Returns the number of tokens of a target. Raises UserError if the input or the target is too long."""
+    from remixer_t5x.data import task_vocabulary
+
+    count = 0
+    for side, part, ends in (('inputs', text, trained.ends_inputs), ('targets', target, True)):
+        count = len(trained.vocabulary.encode(part)) + ends * len(task_vocabulary.get_end_ids(trained.vocabulary))
+        if count > trained.lengths[side]:
+            raise UserError(
+                f'{side} of the pair with index {index} must have at most {trained.lengths[side]} tokens, got {count}; '
+                f'shorten the text, or pass --max_length={count}'
+            )
+    return count
 
 
 def _write_scores(args: argparse.Namespace, rows: Iterable[dict[str, Any]]) -> str:

@@ -56,3 +56,14 @@ def test_a_row_without_a_column_is_reported_before_a_file_is_created(run, pairs,
     assert main(['score', str(run), str(pairs / 'bad.jsonl'), *flags]) == 2
     error = capsys.readouterr().err
     assert 'bad.jsonl:2: the line is not a JSON object; correct or remove the row' in error and 'STRICT' not in error
+
+
+def test_a_pair_that_is_too_long_is_named_by_its_index_in_the_file(run, pairs, capsys):
+    """Windows have 16 pairs; pair 16 has the 12 tokens that the model accepts, and pair 17 has one more."""
+    lines = [{'inputs': 'n', 'targets': 'x' * (11 + (index == 17))} for index in range(18)]
+    (pairs / 'long.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in lines))
+    command = ['score', str(run), str(pairs / 'long.jsonl'), '--batch_size=1']
+    assert main(command) == 2
+    error = capsys.readouterr().err
+    assert 'targets of the pair with index 17 must have at most 12 tokens, got 13' in error
+    assert main([*command, '--max_length=13']) == 0 and '--max_length=13' in error
