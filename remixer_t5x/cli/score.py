@@ -113,6 +113,8 @@ def _write_scores(args: argparse.Namespace, rows: Iterable[dict[str, Any]]) -> s
                 file = stack.enter_context(open(path, 'x', encoding='utf-8'))
             except OSError as error:
                 raise UserError(f'{args.output} cannot be written ({error.strerror}); use another --output') from None
+            # The command cannot continue an incomplete file, and refuses an existing one.
+            stack.push(lambda kind, error, traceback: error and os.remove(path))
         for row in itertools.chain(first, rows):
             file.write(json.dumps(row, ensure_ascii=False) + '\n')
             count, tokens, total = count + 1, tokens + row['tokens'], total + row['score']

@@ -62,8 +62,11 @@ def test_a_pair_that_is_too_long_is_named_by_its_index_in_the_file(run, pairs, c
     """Windows have 16 pairs; pair 16 has the 12 tokens that the model accepts, and pair 17 has one more."""
     lines = [{'inputs': 'n', 'targets': 'x' * (11 + (index == 17))} for index in range(18)]
     (pairs / 'long.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in lines))
-    command = ['score', str(run), str(pairs / 'long.jsonl'), '--batch_size=1']
+    command = ['score', str(run), str(pairs / 'long.jsonl'), '--batch_size=1', f'--output={pairs}/scores.jsonl']
     assert main(command) == 2
     error = capsys.readouterr().err
     assert 'targets of the pair with index 17 must have at most 12 tokens, got 13' in error
+    # The first window was written, and the remedy must not fail because of its file.
+    assert not (pairs / 'scores.jsonl').exists()
     assert main([*command, '--max_length=13']) == 0 and '--max_length=13' in error
+    assert len((pairs / 'scores.jsonl').read_text().splitlines()) == 18
