@@ -138,3 +138,9 @@ def test_an_int8_export_is_a_quarter_of_the_size_and_nearly_equal(outputs, curre
 def test_an_unsupported_function_raises_a_one_line_error(current_folder, capsys):
     assert export('bytes', 'refused', '--functions=classify') == 2
     assert 'must be classifier for' in capsys.readouterr().err and not (current_folder / 'refused').exists()
+
+
+def test_a_failed_export_leaves_no_folder_that_the_next_run_refuses(current_folder, capsys):
+    flags = ['--functions=generate', '--gin.BAD_WORDS_IDS=[[99999]]']
+    assert export('bytes', 'failed', *flags) == 2
+    assert 'BAD_WORDS_IDS must contain ids' in capsys.readouterr().err and not (current_folder / 'failed').exists()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import pathlib
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from remixer_t5x import lazy_imports
@@ -75,32 +76,43 @@ def _export_model(args: argparse.Namespace, settings: TextInference, folder: pat
     print_labeled_line('reading', step)
     exact = exported_functions.flatten_params(settings.restore_params(step))
     weights = exported_functions.quantize_weights(model, exact) if args.quantize else exact
-    folder.mkdir(parents=True)
-    kind = _write_vocabulary(vocabulary, folder)
-    contents = {
-        'format': 1,
-        'functions': {f.name: {name: ['rows', *shape] for name, shape in f.inputs.items()} for f in programs},
-        'lengths': dict(lengths),
-        'vocabulary': {
-            **{'kind': kind, 'ids': int(vocabulary.vocab_size), 'eos_id': eos_id},
-            'ends_inputs': settings.build_codec().ends,
-            # Vocabularies of remixer_tasks convert sentinels in texts to ids; vocabularies of seqio do not.
-            'sentinel_pattern': getattr(vocabulary, 'sentinel_pattern', None),
-        },
-        'decoder': text_inference.format_decoder_name(decoder),
-        'labels': list(getattr(model, 'labels', None) or ()),
-        'weights': args.quantize or 'float32',
-        'checkpoint': step,
-        'versions': model_dir.get_package_versions(),
-    }
-    (folder / 'contents.json').write_text(json.dumps(contents, indent=2) + '\n')
-    if STABLEHLO in args.formats:
-        _write_stablehlo(folder, programs, weights, exact)
-    if SAVED_MODEL in args.formats:
-        from remixer_t5x.extras.export import saved_model
+    with _create_folder(folder):
+        kind = _write_vocabulary(vocabulary, folder)
+        contents = {
+            'format': 1,
+            'functions': {f.name: {name: ['rows', *shape] for name, shape in f.inputs.items()} for f in programs},
+            'lengths': dict(lengths),
+            'vocabulary': {
+                **{'kind': kind, 'ids': int(vocabulary.vocab_size), 'eos_id': eos_id},
+                'ends_inputs': settings.build_codec().ends,
+                # Vocabularies of remixer_tasks convert sentinels in texts to ids; vocabularies of seqio do not.
+                'sentinel_pattern': getattr(vocabulary, 'sentinel_pattern', None),
+            },
+            'decoder': text_inference.format_decoder_name(decoder),
+            'labels': list(getattr(model, 'labels', None) or ()),
+            'weights': args.quantize or 'float32',
+            'checkpoint': step,
+            'versions': model_dir.get_package_versions(),
+        }
+        (folder / 'contents.json').write_text(json.dumps(contents, indent=2) + '\n')
+        if STABLEHLO in args.formats:
+            _write_stablehlo(folder, programs, weights, exact)
+        if SAVED_MODEL in args.formats:
+            from remixer_t5x.extras.export import saved_model
 
-        signatures = saved_model.write_saved_model(folder / SAVED_MODEL, programs, weights, vocabulary, contents)
-        _print_file(folder / SAVED_MODEL, f'signatures {", ".join(signatures)}')
+            signatures = saved_model.write_saved_model(folder / SAVED_MODEL, programs, weights, vocabulary, contents)
+            _print_file(folder / SAVED_MODEL, f'signatures {", ".join(signatures)}')
+
+
+@contextlib.contextmanager
+def _create_folder(folder: pathlib.Path) -> Iterator[None]:
+    """Creates the output folder, and removes it after an error, because the next run would refuse it."""
+    folder.mkdir(parents=True)
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def _write_vocabulary(vocabulary: Any, folder: pathlib.Path) -> str:
