@@ -120,6 +120,8 @@ def test_an_exported_program_reads_lines_as_infer_does(outputs, current_folder):
     done = subprocess.run(command, input=b'a\tbc\r\na\tbc\n', stdout=subprocess.PIPE, check=True)
     first, second = done.stdout.splitlines()
     assert first == second != b''
+    done = subprocess.run(command, input=b'a\tbc\na\n', capture_output=True)
+    assert (done.returncode, done.stderr) == (1, b'line 2 must be INPUT<tab>TARGET, but it has no tab\n')
 
 
 def test_an_int8_export_is_a_quarter_of_the_size_and_nearly_equal(outputs, current_folder):

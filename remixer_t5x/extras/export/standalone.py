@@ -127,6 +127,8 @@ def main():
     lines = [line.rstrip('\r\n') for line in sys.stdin]
     if name == 'score':
         pairs = [line.split('\t', 1) for line in lines]
+        if short := [number for number, pair in enumerate(pairs, 1) if len(pair) < 2]:
+            raise SystemExit(f'line {short[0]} must be INPUT<tab>TARGET, but it has no tab')
         scores = model.score([pair[0] for pair in pairs], [pair[1] for pair in pairs])
         lines = [f'{score:.6f}' for score in scores]
     elif name == 'generate':
