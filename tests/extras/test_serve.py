@@ -227,6 +227,11 @@ def test_embeddings_are_those_of_an_embedding_model(tmp_path, monkeypatch):
             np.testing.assert_allclose(file['sentences'], vectors, rtol=1e-4, atol=1e-5)
 
 
+def test_an_unknown_host_raises_an_error_that_names_the_flag(run, capsys):
+    assert main(['serve', str(run), '--host=192.0.2.1', '--port=0']) == 2
+    assert 'use another --host' in capsys.readouterr().err
+
+
 def test_a_used_port_raises_an_error_in_one_line(run, capsys):
     with socket.create_server(('127.0.0.1', 0)) as listener:
         assert main(['serve', str(run), f'--port={listener.getsockname()[1]}']) == 2

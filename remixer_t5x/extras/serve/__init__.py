@@ -1,4 +1,4 @@
-"""`remixer-t5x serve`: serves a trained model over HTTP, described in docs/guide/serving.md."""
+"""`remixer-t5x serve`: serves a trained model over HTTP, described in docs/serving.md."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
         listener.bind((args.host, args.port))
     except (OSError, OverflowError) as error:
         raise UserError(
-            f'cannot listen on {args.host}:{args.port} ({root_cause_message(error)}); use another --port'
+            f'cannot listen on {args.host}:{args.port} ({root_cause_message(error)}); use another --host or --port'
         ) from error
     with arguments.hide_library_output(args):
         import_optional('uvicorn', 'serve', 'serve')
