@@ -227,6 +227,17 @@ def test_embeddings_are_those_of_an_embedding_model(tmp_path, monkeypatch):
             np.testing.assert_allclose(file['sentences'], vectors, rtol=1e-4, atol=1e-5)
 
 
+def test_the_default_name_of_the_current_folder_is_its_name(run, monkeypatch):
+    from remixer_t5x.extras.serve import server
+
+    async def return_name(trained, name, *options):
+        return name
+
+    monkeypatch.setattr(server, 'serve', return_name)
+    monkeypatch.chdir(run)
+    assert main(['serve', '.', '--port=0']) == run.name
+
+
 def test_an_unknown_host_raises_an_error_that_names_the_flag(run, capsys):
     assert main(['serve', str(run), '--host=192.0.2.1', '--port=0']) == 2
     assert 'use another --host' in capsys.readouterr().err

@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serves requests until SIGTERM or SIGINT, and returns 128 plus the signal number."""
-    name = args.name or os.path.basename(os.path.normpath(args.model))
+    name = args.name or os.path.basename(os.path.abspath(args.model))
     listener = socket.socket(socket.AF_INET6 if ':' in args.host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
