@@ -78,3 +78,9 @@ def test_renaming_ids_changes_no_loss(files, lengths, macros):
     permuted = jax.tree.map(permute_vocabulary, boxed, is_leaf=lambda leaf: isinstance(leaf, nn.LogicallyPartitioned))
     loss = jax.jit(model.loss)
     np.testing.assert_allclose(loss(permuted, {**batch, **renamed})[0], loss(nn.unbox(boxed), batch)[0], rtol=1e-5)
+
+
+@pytest.mark.parametrize('model_type', ['classifier', 'token_labels'])
+def test_label_smoothing_reaches_the_models_with_labels(model_type):
+    files = ['models/t5_1_1.gin', 'sizes/tiny.gin', f'model_types/{model_type}.gin']
+    assert build_model(*files, LABELS=('O', 'B'), LABEL_SMOOTHING=0.1).label_smoothing == 0.1

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from remixer_t5x import ranges
 from remixer_t5x.errors import UserError
 from remixer_t5x.models.architecture.encoder_only import EncoderOnly
 from remixer_t5x.models.interface import Batch, MetricSums, Model, Params, select_batch_arrays
@@ -46,7 +47,7 @@ class Classifier(EncoderWithHead):
     """
 
     labels: tuple[str, ...] | None = None
-    label_smoothing: float = 0.0
+    label_smoothing: ranges.Rate = 0.0
 
     model_type = 'classifier'
 
