@@ -210,8 +210,10 @@ class TrainedModel:
     def make_batch(self, inputs: Strings, targets: Strings) -> dict[str, np.ndarray]:
         """Converts pairs of texts to a batch for `loss` or a train step, with one row per pair.
 
-        Raises UserError if the number of inputs differs from the number of targets, or if a text is too long.
+        Raises UserError if the number of inputs differs from the number of targets, if a text is too long, or if the
+        model is not an encoder-decoder or a decoder-only model.
         """
+        interface.require_method(self.model, 'score', 'make_batch')
         batch = make_batch(*self._encode_pairs(inputs, targets), self.lengths)
         if self.model.model_type != batch_formats.DECODER_ONLY:
             return batch

@@ -263,6 +263,15 @@ def test_a_replaced_model_or_length_takes_effect_after_the_first_call(run):
     assert dataclasses.replace(trained, model=low).score('one', '1') != score
 
 
+def test_make_batch_refuses_a_model_that_does_not_score_texts():
+    files = ['models/t5_1_1.gin', 'sizes/tiny.gin', 'model_types/classifier.gin']
+    classifier = remixer_t5x.TrainedModel(
+        remixer_t5x.build_model(*files, LABELS=('a', 'b')), {}, VOCABULARY, {'inputs': 8, 'targets': 8}
+    )
+    with pytest.raises(UserError, match="for make_batch, got 'classifier'"):
+        classifier.make_batch('a', 'b')
+
+
 ONE_EXAMPLE = """
 import jax, remixer_t5x, sys
 trained = remixer_t5x.load(sys.argv[1])
