@@ -97,15 +97,16 @@ def _load_folder(path: str, partitioner: Partitioner, vocabulary: str | None, tr
         is_hugging_face = (folder / model_folders.CONFIG).is_file() and not saved_params.list_steps(
             folder / model_dir.CHECKPOINTS
         )
-    if is_hugging_face and shared_folder.is_shared_folder(pathlib.Path(folder)):
+    is_shared = is_hugging_face and shared_folder.is_shared_folder(pathlib.Path(folder))
+    if is_hugging_face and not is_shared:
+        return _load_hugging_face_folder(str(folder), partitioner, vocabulary)
+    if vocabulary is not None:
+        raise UserError(f'{folder} contains a vocabulary, so vocabulary must be None, got {vocabulary}; omit it')
+    if is_shared:
         shared = shared_folder.open_shared_folder(pathlib.Path(folder))
         if not trust_gin:
             check_gin_is_safe(shared, advice)
         return _load_shared_folder(shared, partitioner, trust_gin)
-    if is_hugging_face:
-        return _load_hugging_face_folder(str(folder), partitioner, vocabulary)
-    if vocabulary is not None:
-        raise UserError(f'{folder} contains a vocabulary, so vocabulary must be None, got {vocabulary}; omit it')
     checkpoint = find_checkpoint(str(folder))
     model, vocab, run_lengths = read_model(checkpoint)
     params = restore_params(checkpoint, model, vocab, partitioner)

@@ -172,6 +172,8 @@ def test_the_card_has_recipe_metrics_and_curve_but_no_folder_names(shared):
     code = card.split('```python\n')[1].split('```')[0]
     assert f"remixer_t5x.load('{shared}'" in code
     assert remixer_t5x.load(str(shared)).generate('a text', max_length=3)
+    with pytest.raises(UserError, match='contains a vocabulary'):
+        remixer_t5x.load(str(shared), vocabulary='spiece.model')
 
 
 def test_a_model_gin_that_names_other_code_needs_consent(shared, tmp_path, capsys, monkeypatch):
