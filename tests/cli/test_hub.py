@@ -176,6 +176,14 @@ def test_the_card_has_recipe_metrics_and_curve_but_no_folder_names(shared):
         remixer_t5x.load(str(shared), vocabulary='spiece.model')
 
 
+def test_the_card_in_a_relative_folder_loads_the_folder(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(['convert', f'--checkpoint={run}', '--to_shared=fnet']) == 0
+    card = (tmp_path / 'fnet/README.md').read_text()
+    assert "remixer_t5x.load('./fnet'" in card and '--from_hf=./fnet' in card
+    assert remixer_t5x.load('./fnet').source == str(tmp_path / 'fnet')
+
+
 def test_a_model_gin_that_names_other_code_needs_consent(shared, tmp_path, capsys, monkeypatch):
     """Neither `load` nor `convert` imports anything without consent."""
     (tmp_path / 'stranger_module.py').write_text('raise SystemExit("it ran")')

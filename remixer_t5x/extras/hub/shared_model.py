@@ -6,6 +6,7 @@ The model card (README.md) is generated from the records of the model's run.
 import argparse
 import dataclasses
 import json
+import os
 import pathlib
 import re
 import shlex
@@ -202,7 +203,8 @@ def _load_template() -> Any:
 def write_shared_model(args: argparse.Namespace) -> None:
     """Writes the shared folder for `--checkpoint=PATH --to_shared=DIR`."""
     folder = model_folders.check_folder_is_empty(args.to_shared)
-    _write_model_folder(args, folder, folder.name, str(folder))
+    # Without './', a relative path has the form of a Hub name.
+    _write_model_folder(args, folder, folder.name, os.path.join('.', folder))
     print_labeled_line('wrote', f'{folder}, with its model card: {folder / CARD_FILE}')
 
 
