@@ -81,6 +81,8 @@ def load_settings(args: argparse.Namespace) -> tuple[TextInference, str | None]:
 def find_template_mismatch(checkpoint: str, template: str | None) -> str | None:
     """Returns a warning if the checkpoint was trained with a different INPUTS template."""
     import ast
+    import json
+    import shlex
 
     from remixer_t5x import untrusted_files
     from remixer_t5x.checkpoints import compatibility
@@ -96,7 +98,8 @@ def find_template_mismatch(checkpoint: str, template: str | None) -> str | None:
     if trained is None or trained == template:
         return None
     now = 'the texts are read as they are' if template is None else f'INPUTS is now {template!r}'
-    return f'warning: {folder} was trained with INPUTS = {trained!r}, but {now}; pass --gin.INPUTS="{trained!r}"'
+    flag = f'--gin.INPUTS={shlex.quote(json.dumps(trained, ensure_ascii=False))}'
+    return f'warning: {folder} was trained with INPUTS = {trained!r}, but {now}; pass {flag}'
 
 
 def _predict_texts(settings: TextInference, template: str | None) -> None:

@@ -1,10 +1,12 @@
 """Finetuning, evaluation and inference with labelled rows in CSV files."""
 
+import ast
 import contextlib
 import csv
 import json
 import os
 import pathlib
+import shlex
 import shutil
 
 import numpy as np
@@ -12,10 +14,11 @@ import pytest
 from etils import epath
 
 import remixer_t5x
+from remixer_t5x.cli import infer
 from remixer_t5x.cli.main import main
 from remixer_t5x.evaluate import checkpoint_evaluation
 from remixer_t5x.evaluate.task_evaluation import TaskReport
-from tests.support import command_folder, feed_forward
+from tests.support import command_folder, feed_forward, saved_run
 
 TEMPLATE = 'is {number} even?'
 CONFIG = """
@@ -156,8 +159,16 @@ def test_infer_warns_if_the_template_differs_from_that_of_the_run(current_folder
     lines = capsys.readouterr().err.splitlines()
     assert any(
         line.startswith('warning: ') and "was trained with INPUTS = 'is {number} even?'" in line
-        and line.endswith("""pass --gin.INPUTS="'is {number} even?'\"""") for line in lines
+        and line.endswith("""pass --gin.INPUTS='"is {number} even?"'""") for line in lines
     )  # fmt: skip
+
+
+@pytest.mark.parametrize('template', ["what's {number}?", 'is "{number}" $even?', 'ist {number} gerade?\\n'])
+def test_a_shell_reads_the_template_in_the_warning(template, tmp_path):
+    run_folder = saved_run.write_run(tmp_path / 'run', f'{saved_run.CONFIG}INPUTS = {template!r}\n', steps=(1,))
+    warning = infer.find_template_mismatch(str(run_folder), None)
+    _, _, value = shlex.split(warning.partition('; pass ')[2])[0].partition('=')
+    assert ast.literal_eval(value) == template
 
 
 @pytest.fixture
