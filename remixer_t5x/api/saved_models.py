@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from etils import epath
 
-from remixer_t5x import lazy_imports
+from remixer_t5x import lazy_imports, ranges
 from remixer_t5x.api.trained_model import TrainedModel
 from remixer_t5x.checkpoints import compatibility, saved_params
 from remixer_t5x.config import loading, reference_resolver, untrusted_gin
@@ -67,6 +67,9 @@ def load(
     """
     if unknown := sorted(set(lengths or {}) - set(DEFAULT_LENGTHS)):
         raise UserError(f'keys of lengths must be inputs or targets, got {", ".join(unknown)}')
+    for side, length in (lengths or {}).items():
+        if isinstance(length, str) or ranges.parse_whole_number(length, 1) is None:
+            raise UserError(f'lengths[{side!r}] must be a whole number of at least 1, got {length!r}')
     low_precision = None if dtype is None else parse_dtype(dtype)
     # Hide Orbax warnings about checkpoints without Orbax metadata, such as converted weights.
     logger, level = logging.getLogger('absl'), logging.getLogger('absl').level

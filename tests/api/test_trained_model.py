@@ -201,6 +201,10 @@ def test_folders_without_a_model_raise_an_error(run, tmp_path):
     assert 'is not a folder' in load_error(tmp_path / 'nowhere')
     assert 'does not contain a checkpoint' in load_error(tmp_path)
     assert 'contains a vocabulary' in load_error(run, vocabulary='spiece.model')
+    for length in (0, -1, None, 2.5, '16'):
+        assert f"lengths['inputs'] must be a whole number of at least 1, got {length!r}" in load_error(
+            run, lengths={'inputs': length}
+        )
     bare = shutil.copytree(run, tmp_path / 'bare')
     (bare / 'config.gin').unlink()
     assert 'must contain config.gin or model.gin' in load_error(bare)
