@@ -4,6 +4,7 @@ Logits of forbidden tokens are set to -inf. In beam search, processors modify lo
 """
 
 import dataclasses
+import numbers
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -132,8 +133,15 @@ class LogitsOptions:
         for name in ('bad_words_ids', 'forced_prefix', 'logits_processor'):
             # Decoders must be hashable, because they are part of the cache keys of compiled functions.
             object.__setattr__(self, name, _to_nested_tuple(getattr(self, name)))
-        if not all(word and isinstance(word, tuple) for word in self.bad_words_ids):
+        if not all(word and _is_tuple_of_ids(word) for word in self.bad_words_ids):
             raise UserError(f'BAD_WORDS_IDS must be lists of ids, such as [[5, 6], [7]], got {self.bad_words_ids}')
+        if not _is_tuple_of_ids(self.forced_prefix):
+            raise UserError(f'FORCED_PREFIX must be a list of ids, such as [5, 6], got {self.forced_prefix}')
+        if not isinstance(self.logits_processor, tuple):
+            raise UserError(
+                f'LOGITS_PROCESSOR must be a list of functions, got {self.logits_processor}; put it in brackets, as in '
+                'logits_processor=[function]'
+            )
 
     def __repr__(self) -> str:
         shared = {field.name: field.default for field in dataclasses.fields(LogitsOptions)}
@@ -155,6 +163,10 @@ class LogitsOptions:
         if self.forced_prefix:
             processors.append(ForcedPrefix(self.forced_prefix))
         return [*processors, *self.logits_processor]
+
+
+def _is_tuple_of_ids(value: Any) -> bool:
+    return isinstance(value, tuple) and all(isinstance(token, numbers.Integral) for token in value)
 
 
 def _to_nested_tuple(value: Any) -> Any:

@@ -147,6 +147,9 @@ def test_generation_ends_with_a_stop_string(decoder):
     [
         ({'bad_words_ids': [5]}, 'BAD_WORDS_IDS must be lists of ids, .* got .5,'),
         ({'bad_words_ids': [[9]]}, 'BAD_WORDS_IDS must contain ids from 0 to 3, got 9'),
+        ({'bad_words_ids': [['a']]}, "BAD_WORDS_IDS must be lists of ids, .* got ..'a',"),
+        ({'forced_prefix': [[2, 3]]}, 'FORCED_PREFIX must be a list of ids, .* got ..2, 3.,'),
+        ({'logits_processor': no_repeat_bigram}, 'LOGITS_PROCESSOR must be a list of functions, got <function'),
     ],
 )
 def test_invalid_option_raises_an_error(options, message):
