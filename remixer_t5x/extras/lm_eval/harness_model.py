@@ -7,7 +7,7 @@ Each type of model processes a request as follows:
     masked LM          pseudo-log-likelihood (Salazar et al. 2020): masks one token of the continuation at a time
     classifier         the continuation is a label
 
-Contexts that are too long are truncated at the start, as in lm_eval's `hf`.
+Contexts that are too long are truncated at the start, as in lm_eval's `hf`; those of a classifier at the end.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
