@@ -11,10 +11,11 @@ import sys
 import jax
 import numpy as np
 import pytest
+from flax import linen as nn
 
 import remixer_t5x
 from remixer_t5x.cli.main import main
-from remixer_t5x.extras.export import exported_functions
+from remixer_t5x.extras.export import describe_difference, exported_functions
 from tests.support import command_folder, hf_folders, saved_run
 
 # With sentinels, an unknown letter, a text that is too long, and one without tokens.
@@ -146,3 +147,13 @@ def test_a_failed_export_leaves_no_folder_that_the_next_run_refuses(current_fold
     flags = ['--functions=generate', '--gin.BAD_WORDS_IDS=[[99999]]']
     assert export('bytes', 'failed', *flags) == 2
     assert 'BAD_WORDS_IDS must contain ids' in capsys.readouterr().err and not (current_folder / 'failed').exists()
+
+
+def test_the_difference_is_a_number_for_a_small_vocabulary():
+    sizes = {'EMBED_DIM': 16, 'MLP_DIM': 16, 'NUM_ENCODER_LAYERS': 1, 'NUM_DECODER_LAYERS': 1}
+    model = remixer_t5x.build_model('models/t5_1_1.gin', 'sizes/tiny.gin', VOCAB_SIZE=48, **sizes)
+    params = model.init(jax.random.key(0), {'encoder_input_tokens': (1, 8), 'decoder_target_tokens': (1, 8)})
+    weights = exported_functions.flatten_params(nn.unbox(params))
+    (encode,) = exported_functions.build_functions(model, ['encode'], LENGTHS, remixer_t5x.Greedy(), 1)
+    program = encode.to_stablehlo(weights).serialize()
+    assert 'nan' not in describe_difference(program, encode, weights, weights, model.vocab_size)

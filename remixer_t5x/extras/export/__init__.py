@@ -96,7 +96,7 @@ def _export_model(args: argparse.Namespace, settings: TextInference, folder: pat
         }
         (folder / 'contents.json').write_text(json.dumps(contents, indent=2) + '\n')
         if STABLEHLO in args.formats:
-            _write_stablehlo(folder, programs, weights, exact)
+            _write_stablehlo(folder, programs, weights, exact, model.vocab_size)
         if SAVED_MODEL in args.formats:
             from remixer_t5x.extras.export import saved_model
 
@@ -129,7 +129,11 @@ def _write_vocabulary(vocabulary: Any, folder: pathlib.Path) -> str:
 
 
 def _write_stablehlo(
-    folder: pathlib.Path, programs: Sequence[ExportedFunction], weights: Mapping[str, Any], exact: Mapping[str, Any]
+    folder: pathlib.Path,
+    programs: Sequence[ExportedFunction],
+    weights: Mapping[str, Any],
+    exact: Mapping[str, Any],
+    vocab_size: int,
 ) -> None:
     from remixer_t5x.extras.export import standalone
     from remixer_t5x.interop import safetensors_files
@@ -140,11 +144,15 @@ def _write_stablehlo(
     for function in programs:
         file, program = folder / f'{function.name}.stablehlo', function.to_stablehlo(weights).serialize()
         file.write_bytes(program)
-        _print_file(file, _describe_difference(program, function, weights, exact))
+        _print_file(file, describe_difference(program, function, weights, exact, vocab_size))
 
 
-def _describe_difference(
-    program: bytearray, function: ExportedFunction, weights: Mapping[str, Any], exact: Mapping[str, Any]
+def describe_difference(
+    program: bytearray,
+    function: ExportedFunction,
+    weights: Mapping[str, Any],
+    exact: Mapping[str, Any],
+    vocab_size: int,
 ) -> str:
     """Describes the largest difference between the outputs of the program and the model on two rows of random ids."""
     import jax
@@ -152,7 +160,7 @@ def _describe_difference(
     from jax import export
 
     rng = np.random.default_rng(0)
-    inputs = [rng.integers(3, 100, (2, *shape)).astype(np.int32) for shape in function.inputs.values()]
+    inputs = [rng.integers(3, min(100, vocab_size), (2, *shape)).astype(np.int32) for shape in function.inputs.values()]
     exported = export.deserialize(program).call(weights, *inputs)
     original = jax.jit(function.call)(exact, *inputs)
     name = 'hidden' if 'hidden' in original else 'scores'
