@@ -64,7 +64,8 @@ def run(args: argparse.Namespace) -> None:
         print_filled_gaps(
             console, vocab, batch['encoder_input_tokens'][row], batch['decoder_target_tokens'][row], predicted[row]
         )
-    console.print(f'from the newest checkpoint in {folder}/{model_dir.CHECKPOINTS}', style='dim')
+    # A soft wrap keeps the path in one piece.
+    console.print(f'from the newest checkpoint in {folder}/{model_dir.CHECKPOINTS}', style='dim', soft_wrap=True)
 
 
 def print_filled_gaps(
