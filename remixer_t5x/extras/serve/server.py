@@ -194,7 +194,8 @@ async def serve(trained: TrainedModel, name: str, listener: socket.socket, batch
     application = HttpApi(engine, name).build_application()
     server = Server(uvicorn.Config(application, http='h11', ws='none', timeout_graceful_shutdown=10, **options))
     host, port = listener.getsockname()[:2]
-    log(f'{name}: listening on http://{host}:{port}, compiling')
+    address = f'[{host}]' if ':' in host else host
+    log(f'{name}: listening on http://{address}:{port}, compiling')
     worker = asyncio.create_task(engine.run())
     await server.serve(sockets=[listener])
     worker.cancel()
