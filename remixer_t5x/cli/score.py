@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
 import itertools
 import json
 import math
@@ -97,6 +98,11 @@ def _count_target_tokens(trained: Any, text: str, target: str, index: int) -> in
     return count
 
 
+def _remove_after_error(path: str, kind: Any, error: BaseException | None, traceback: Any) -> None:
+    if error is not None:
+        os.remove(path)
+
+
 def _write_scores(args: argparse.Namespace, rows: Iterable[dict[str, Any]]) -> str:
     from remixer_t5x.run_folder import metrics
 
@@ -114,7 +120,7 @@ def _write_scores(args: argparse.Namespace, rows: Iterable[dict[str, Any]]) -> s
             except OSError as error:
                 raise UserError(f'{args.output} cannot be written ({error.strerror}); use another --output') from None
             # The command cannot continue an incomplete file, and refuses an existing one.
-            stack.push(lambda kind, error, traceback: error and os.remove(path))
+            stack.push(functools.partial(_remove_after_error, path))
         for row in itertools.chain(first, rows):
             file.write(json.dumps(row, ensure_ascii=False) + '\n')
             count, tokens, total = count + 1, tokens + row['tokens'], total + row['score']
