@@ -68,8 +68,7 @@ def load(
     if unknown := sorted(set(lengths or {}) - set(DEFAULT_LENGTHS)):
         raise UserError(f'keys of lengths must be inputs or targets, got {", ".join(unknown)}')
     for side, length in (lengths or {}).items():
-        if isinstance(length, str) or ranges.parse_whole_number(length, 1) is None:
-            raise UserError(f'lengths[{side!r}] must be a whole number of at least 1, got {length!r}')
+        ranges.check_setting(f'lengths[{side!r}]', length, ranges.Count)
     low_precision = None if dtype is None else parse_dtype(dtype)
     # Hide Orbax warnings about checkpoints without Orbax metadata, such as converted weights.
     logger, level = logging.getLogger('absl'), logging.getLogger('absl').level

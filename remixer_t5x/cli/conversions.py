@@ -366,10 +366,10 @@ def _compare_with_reference(source: model_folders.HuggingFaceFolder, model: Any,
 def get_or_convert_model_dir(path: str) -> pathlib.Path:
     """Returns the cached MODEL_DIR of the Hugging Face model `path`. Converts each revision or folder on first use."""
     source = lazy_imports.import_extra('hub.client').resolve_folder(path, print_labeled_line).resolve()
-    # Includes files in subfolders, such as the dense layers of sentence-transformers.
-    paths = (path for path in source.rglob('*') if path.is_file())
-    files = sorted((str(path.relative_to(source)), path.stat().st_size, path.stat().st_mtime_ns) for path in paths)
-    folder = cache.get_cache_root() / 'huggingface' / cache.hash_cache_key(str(source), files)
+    # Subfolders contain, for example, the dense layers of sentence-transformers.
+    files = sorted(str(file) for file in source.rglob('*') if file.is_file())
+    key = cache.hash_cache_key(str(source), [cache.read_file_state(file) for file in files])
+    folder = cache.get_cache_root() / 'huggingface' / key
     if not saved_params.list_steps(model_dir.to_absolute_path(str(folder)) / model_dir.CHECKPOINTS):
         convert_to_model_dir(argparse.Namespace(from_hf=str(source), to=str(folder), vocabulary=None, trust_gin=None))
     return folder

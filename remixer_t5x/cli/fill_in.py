@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> None:
         print_filled_gaps(
             console, vocab, batch['encoder_input_tokens'][row], batch['decoder_target_tokens'][row], predicted[row]
         )
-    # A soft wrap keeps the path in one piece.
+    # Do not wrap the line, so that the path can be copied.
     console.print(f'from the newest checkpoint in {folder}/{model_dir.CHECKPOINTS}', style='dim', soft_wrap=True)
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import functools
 import itertools
 import json
 import math
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, TextIO
 
 from remixer_t5x.cli import arguments
 from remixer_t5x.cli.arguments import Command
@@ -60,7 +59,7 @@ def _read_pairs(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
     numbered = all(template.has_numbered_columns for template in templates)
     path = os.path.expanduser(args.pairs)
     # Malformed rows raise an error, because skipping a row would change the index of all later rows.
-    malformed = BadRecords(True, 'correct the path or the file', 'correct or remove the row')
+    malformed = BadRecords(strict=True, line_advice='correct or remove the row')
     for number, row in row_files.read_rows(path, row_files.RowLayout(numbered=numbered), malformed):
         for template in templates:
             if not set(template.columns) <= row.keys():
@@ -98,30 +97,35 @@ def _count_target_tokens(trained: Any, text: str, target: str, index: int) -> in
     return count
 
 
-def _remove_after_error(path: str, kind: Any, error: BaseException | None, traceback: Any) -> None:
-    if error is not None:
-        os.remove(path)
+@contextlib.contextmanager
+def _open_output(output: str | None) -> Iterator[TextIO]:
+    """Creates the output file, and removes it after an error, because the next run would refuse it.
+
+    If `output` is None, yields the standard output.
+    """
+    if output is None:
+        yield sys.stdout
+        return
+    path = os.path.abspath(os.path.expanduser(output))
+    with contextlib.ExitStack() as stack:
+        try:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            file = stack.enter_context(open(path, 'x', encoding='utf-8'))
+        except OSError as error:
+            raise UserError(f'{output} cannot be written ({error.strerror}); use another --output') from None
+        try:
+            yield file
+        except BaseException:
+            os.remove(path)
+            raise
 
 
 def _write_scores(args: argparse.Namespace, rows: Iterable[dict[str, Any]]) -> str:
     from remixer_t5x.run_folder import metrics
 
     count, tokens, total = 0, 0, 0.0
-    # Compute the first scores before creating the file, because an existing file is not overwritten.
-    rows = iter(rows)
-    first = list(itertools.islice(rows, 1))
-    with contextlib.ExitStack() as stack:
-        file = sys.stdout
-        if args.output is not None:
-            try:
-                path = os.path.abspath(os.path.expanduser(args.output))
-                os.makedirs(os.path.dirname(path), exist_ok=True)
-                file = stack.enter_context(open(path, 'x', encoding='utf-8'))
-            except OSError as error:
-                raise UserError(f'{args.output} cannot be written ({error.strerror}); use another --output') from None
-            # The command cannot continue an incomplete file, and refuses an existing one.
-            stack.push(functools.partial(_remove_after_error, path))
-        for row in itertools.chain(first, rows):
+    with _open_output(args.output) as file:
+        for row in rows:
             file.write(json.dumps(row, ensure_ascii=False) + '\n')
             count, tokens, total = count + 1, tokens + row['tokens'], total + row['score']
     if not count:

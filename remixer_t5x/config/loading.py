@@ -242,10 +242,11 @@ def _check_macros(
             raise _build_unread_macro_error(name, location, macros_read)
     shipped_reads = {name for text in texts if text.shipped for name in text.referenced_macros}
     for name, location in (item for text in users for item in text.referenced_macros.items()):
-        if name not in macros_set and not (
-            gin_files.find_files_with_macro(name) if may_be_unread else name in shipped_reads
-        ):
-            suggestion = '' if gin_files.find_files_with_macro(name) else suggest_similar_name(name, macros_set)
+        if name in macros_set:
+            continue
+        files = gin_files.find_files_with_macro(name)
+        if not (files if may_be_unread else name in shipped_reads):
+            suggestion = '' if files else suggest_similar_name(name, macros_set)
             raise UserError(f'{location} is not set{suggestion or f"; pass {FLAG}{name}=VALUE"}')
 
 

@@ -116,8 +116,7 @@ def get_task(name: TaskOrName) -> seqio.Task | seqio.Mixture:
     if name not in known:
         raise UserError(
             f'MIXTURE_OR_TASK_NAME must be a registered task or mixture, got {name!r}'
-            f'{suggest_similar_name(name, known)}; set MIXTURE_OR_TASK_MODULE to the module that '
-            'registers it'
+            f'{suggest_similar_name(name, known)}; set MIXTURE_OR_TASK_MODULE to the module that registers it'
         )
     return seqio.get_mixture_or_task(name)
 

@@ -48,7 +48,7 @@ class TensorBoardWriter:
             # TensorBoard cannot plot NaN and infinity.
             if math.isfinite(value):
                 self._add_event(step=step, summary=summary.scalar(f'{kind}/{name}', value))
-        # Flush local files at once: a resumed run does not repeat the metrics that a killed run did not flush.
+        # Flush local files immediately, because a resumed run does not log the steps before its checkpoint again.
         is_due = time.monotonic() - self._last_flush_time > UPLOAD_SECONDS
         if is_due or not object_store.is_remote(self._folder):
             self._last_flush_time = time.monotonic()

@@ -34,7 +34,7 @@ CLOSE_SECONDS = float(os.environ.get('REMIXER_T5X_TRACKER_SECONDS', '120'))
 
 @dataclasses.dataclass(frozen=True)
 class TrackedRun:
-    """A run to track: its MODEL_DIR, the step from which it resumes, or -1 for a new run, and its named settings."""
+    """A run to track: its MODEL_DIR, the step from which it resumes (-1 for a new run), and its named settings."""
 
     folder: epath.Path
     restored_step: int

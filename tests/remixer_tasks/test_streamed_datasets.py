@@ -185,7 +185,7 @@ def test_malformed_rows_are_skipped_with_one_warning_or_rejected(tmp_path, capsy
 
 
 def test_a_fingerprint_changes_with_the_data(folders, tmp_path):
-    """Changed content changes the fingerprint, and so does a copy in place of a stream."""
+    """The fingerprint depends on the content, and on whether the data set is streamed or copied."""
 
     def identity(path, streaming=True):
         corpus = huggingface_datasets.corpus(HubDataset(str(path)), streaming=streaming)

@@ -8,6 +8,15 @@ from remixer_t5x.cli import arguments
 from remixer_t5x.cli.arguments import ON_CPU, Command
 from remixer_t5x.errors import UserError
 
+# The modes that read each flag.
+_FLAG_MODES = {
+    'models': ('compare',),
+    'devices': ('sharding', 'memory', 'speed'),
+    'device_memory': ('memory', 'speed'),
+    'compiler': ('memory',),
+    'price': ('speed', 'self_check'),
+}
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_gin_flags(parser)
@@ -86,16 +95,6 @@ def run(args: argparse.Namespace) -> None:
         model.print_sharding(args)
     else:
         model.print_cost_table(args)
-
-
-# The modes that read each flag.
-_FLAG_MODES = {
-    'models': ('compare',),
-    'devices': ('sharding', 'memory', 'speed'),
-    'device_memory': ('memory', 'speed'),
-    'compiler': ('memory',),
-    'price': ('speed', 'self_check'),
-}
 
 
 def _check_flags(args: argparse.Namespace) -> None:

@@ -135,9 +135,8 @@ class RMSNorm(BaseModule):
 class LayerNorm(BaseModule):
     def forward(self, x: Tensor) -> Tensor:
         bias = self.bias.float() if hasattr(self, 'bias') else None
-        return functional.layer_norm(x.float(), x.shape[-1:], self.scale.float(), bias, self.settings['epsilon']).to(
-            x.dtype
-        )
+        normalized = functional.layer_norm(x.float(), x.shape[-1:], self.scale.float(), bias, self.settings['epsilon'])
+        return normalized.to(x.dtype)
 
 
 class GroupedRMSNorm(BaseModule):
