@@ -180,6 +180,16 @@ def test_generation_gives_the_same_greedy_tokens_for_100_inputs(name, files, tmp
     np.testing.assert_array_equal(tokens, ours)
 
 
+def test_a_model_saved_by_transformers_has_the_same_logits(tmp_path):
+    """transformers sorts the keys of config.json, but sublayers must keep their order."""
+    model, params = make_model('t5_1_1', 'model_types/encoder_only.gin')
+    exported = export(tmp_path / 'exported', model, params)
+    exported.save_pretrained(tmp_path / 'saved')
+    saved = type(exported).from_pretrained(tmp_path / 'saved', trust_remote_code=True).eval()
+    inputs = torch_of(rows())
+    check_equal(exported(input_ids=inputs).logits.detach(), saved(input_ids=inputs).logits)
+
+
 @pytest.mark.parametrize('name', shipped_models.NAMES)
 def test_every_shipped_model_has_pytorch_code_and_arrays_for_it(name):
     model = shipped_models.model(name)

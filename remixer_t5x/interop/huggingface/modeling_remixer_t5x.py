@@ -67,11 +67,11 @@ class BaseModule(nn.Module):
 
     def __init__(self, spec: dict):
         super().__init__()
-        self.settings = {name: value for name, value in spec.items() if name not in ('params', 'children')}
+        self.settings = {name: value for name, value in spec.items() if name not in ('params', 'children', 'order')}
         for name, shape in spec.get('params', {}).items():
             self.register_parameter(name, nn.Parameter(torch.zeros(shape)))
-        for name, child in spec.get('children', {}).items():
-            self.add_module(name, build_module(child))
+        for name in spec.get('order', ()):
+            self.add_module(name, build_module(spec['children'][name]))
 
     def check_max_length(self, length: int) -> None:
         limit = self.settings['max_length']

@@ -98,7 +98,7 @@ def to_config(model: Model, vocabulary: Any) -> dict[str, Any]:
 
 
 def build_module_tree(model: Model) -> dict[str, Any]:
-    """Returns the modules as nested dicts, which contain the class, settings, parameter shapes and submodules."""
+    """Returns the modules as nested dicts: class, settings, parameter shapes, submodules and the submodules' order."""
     modules, shapes = traced_modules.record_modules(model)
     tree: dict[str, Any] = {}
     for path, module in modules.items():
@@ -138,7 +138,8 @@ def _group_layer_runs(tree: dict[str, Any]) -> dict[str, Any]:
         layers = [children.pop(f'run_{index}')['children']['layer'] for index in range(len(tree['counts']))]
         runs = zip(tree['counts'], layers, strict=True)
         rest['runs'] = [{'count': count, 'layer': _remove_layer_axis(layer)} for count, layer in runs]
-    return {**rest, 'children': children} if children else rest
+    # transformers sorts the keys when it saves config.json, so a list stores the order of the children.
+    return {**rest, 'children': children, 'order': list(children)} if children else rest
 
 
 def _remove_layer_axis(tree: dict[str, Any]) -> dict[str, Any]:
