@@ -243,6 +243,25 @@ def test_a_decoder_with_only_a_mixer_is_scored_by_definition(decoder_run):
     assert len(encode(text)) <= 3
 
 
+@pytest.mark.parametrize('kind', ['t5', 'decoder_run'])
+def test_rows_begin_with_the_special_tokens_of_the_vocabulary(kind, request, monkeypatch):
+    """Such as <bos> of Gemma; a context that is too long loses its first tokens, but not the special token."""
+    path, begin = request.getfixturevalue(kind), 5
+    trained = remixer_t5x.load(str(path))
+    encode = type(trained.vocabulary).encode
+    monkeypatch.setattr(type(trained.vocabulary), 'encode', lambda self, text: [begin, *encode(self, text)])
+    end = [1] if kind == 't5' else []
+    model, inputs = load_ours(path, max_length=12), trained.model.input_array
+    for context in ('a test', 'this is a test and the end of it all'):
+        ids, target = [*encode(trained.vocabulary, context), *end], encode(trained.vocabulary, ' the')
+        ((score, _),) = model.loglikelihood(make_requests((context, ' the')))
+        room = 12 if kind == 't5' else 24 - len(target)
+        row = np.asarray([[begin, *ids[max(0, len(ids) - room + 1) :]]], np.int32)
+        batch = remixer_t5x.make_batch(row.tolist(), [target])
+        expected = trained.model.score(trained.params, {**batch, inputs: row})
+        np.testing.assert_allclose(score, expected[0], rtol=1e-4)
+
+
 def test_generation_settings_select_a_decoder_and_unsupported_operations_raise_an_error(t5):
     from lm_eval.config.evaluate_config import EvaluatorConfig
 

@@ -82,7 +82,7 @@ class RemixerLM(LM):
         shards = self.trained.partitioner.batch_shards
         self._size, self._seed = -(-size // shards) * shards, int(seed)
         vocabulary = self.trained.vocabulary
-        # Ids that start each row and are not scored, such as BERT's [CLS].
+        # Ids that start each row and are not scored, such as BERT's [CLS] and Gemma's <bos>.
         self._begin = [int(token) for token in vocabulary.encode('')]
         self._end = task_vocabulary.get_end_ids(vocabulary)
         # If the vocabulary defines no mask token, the last id is the mask, as in objectives/masked_lm.gin.
@@ -150,7 +150,7 @@ class RemixerLM(LM):
         until, length, decoder = parse_generation_kwargs(kwargs, self.trained.lengths['targets'])
         lengths = self._compute_feature_lengths(length)
         end = self._end if self.trained.ends_inputs else []
-        inputs = [[*self._tokenize(context), *end][-lengths['inputs'] :] for context in contexts]
+        inputs = [self._build_input_row([*self._tokenize(context), *end], lengths['inputs']) for context in contexts]
         answers = self._build_predictor(lengths, decoder).predict(self.trained.params, inputs)
         texts = [self.trained.vocabulary.decode(answer.ids[0]) for answer in answers]
         for stop in filter(None, until):
@@ -164,16 +164,21 @@ class RemixerLM(LM):
         for index, (context, continuation) in enumerate(pairs):
             room = self._find_longest_continuation(continuation)
             if self.model_type == batch_formats.DECODER_ONLY:
-                room = max(len(continuation), room + 1 - max(len(context), 1))
+                begin = len(self._begin)
+                room = max(len(continuation), room + max(begin, 1) - max(begin + len(context), 1))
             groups.setdefault(predictions.round_up_length(len(continuation), room), []).append(index)
         for length, group in tqdm(sorted(groups.items()), disable=disable_tqdm, desc='Lengths of loglikelihood'):
             lengths = self._compute_feature_lengths(length)
-            contexts = [pairs[index][0][-lengths['inputs'] :] for index in group]
+            contexts = [self._build_input_row(pairs[index][0], lengths['inputs']) for index in group]
             arrays = predictions.make_decoder_arrays([pairs[index][1] for index in group], length)
             results = self._build_predictor(lengths).score_and_match(self.trained.params, contexts, arrays)
             for index, (score, is_greedy) in zip(group, results, strict=True):
                 likelihoods[index] = float(score), bool(is_greedy)
         return likelihoods
+
+    def _build_input_row(self, context: Sequence[int], length: int) -> Ids:
+        """Returns the special ids that start each row, and as many of the last ids of `context` as fit in `length`."""
+        return [*self._begin, *context[max(0, len(context) + len(self._begin) - length) :]]
 
     def _score_with_masked_lm(self, pairs: Sequence[tuple[Ids, Ids]]) -> list[Likelihood]:
         """Scores (context, continuation) pairs with a masked language model, using one row per continuation token."""
@@ -253,8 +258,8 @@ class RemixerLM(LM):
         lengths = self.trained.lengths
         longest = lengths.get('targets', 0)
         if self.model_type == batch_formats.DECODER_ONLY:
-            # One token is reserved for the context.
-            longest += lengths['inputs'] - 1
+            # The special tokens that start each row, or one token, are reserved for the context.
+            longest += lengths['inputs'] - max(len(self._begin), 1)
         elif self.model_type == batch_formats.ENCODER_ONLY:
             longest = lengths['inputs'] - len(self._begin) - len(self._end)
         if len(continuation) > longest:
