@@ -43,7 +43,7 @@ def uninterrupted(training, tmp_path_factory):
     return folder
 
 
-def test_a_run_killed_at_random_times_ends_bit_identical(training, uninterrupted, tmp_path):
+def test_a_run_that_is_killed_and_stopped_ends_bit_identical(training, uninterrupted, tmp_path):
     seed = random.SystemRandom().randrange(10**6)
     rng, folder, log = random.Random(seed), tmp_path / 'run', []
 
@@ -61,32 +61,25 @@ def test_a_run_killed_at_random_times_ends_bit_identical(training, uninterrupted
         return moment
 
     moments = [
-        ('after the evaluation at the start', lambda: bool(read_log(folder))),
-        ('while a checkpoint is written', writing),
+        ('after the evaluation at the start', signal.SIGKILL, lambda: bool(read_log(folder))),
+        ('after step 14 was logged', signal.SIGTERM, lambda: last_step(folder) >= 14),
+        ('while a checkpoint is written', signal.SIGKILL, writing),
     ]
-    step, delay = rng.randrange(15, 60), rng.random() * 0.02
-    moments.append((f'{1000 * delay:.1f} ms after step {step} was logged', after_step(step, delay)))
-    for name, moment in moments:
-        code, _ = start_and_signal(training, signal.SIGKILL, moment, folder)
+    step, delay = rng.randrange(28, 60), rng.random() * 0.02
+    moments.append((f'{1000 * delay:.1f} ms after step {step} was logged', signal.SIGKILL, after_step(step, delay)))
+    for name, number, moment in moments:
+        code, output = start_and_signal(training, number, moment, folder)
         log.append(f'{name}: exit {code}, logged to step {last_step(folder)}, checkpoints {checkpoint_steps(folder)}')
+        if number == signal.SIGTERM:
+            result = json.loads(output.splitlines()[-1])
+            assert (code, result['stopped']) == (0, 'SIGTERM') and 14 <= result['step'] < RUN['train_steps'], output
+            assert checkpoint_steps(folder)[-1] == result['step']
     code, output = training.run(model_dir=str(folder), **RUN)
     print(f'seed {seed}', *log, sep='\n  ')
     assert code == 0, output
     assert sum('exit -9' in line for line in log) >= 2, log
     assert difference(folder, uninterrupted, RUN['train_steps']) is None
     assert not [p for p in (folder / 'checkpoints').iterdir() if 'tmp' in p.name]
-
-
-def test_sigterm_saves_the_step_and_the_run_resumes_bit_identical(training, uninterrupted, tmp_path):
-    folder = tmp_path / 'run'
-    code, output = start_and_signal(training, signal.SIGTERM, lambda: last_step(folder) >= 14, folder)
-    assert code == 0, output
-    result = json.loads(output.splitlines()[-1])
-    assert result['stopped'] == 'SIGTERM' and 14 <= result['step'] < RUN['train_steps']
-    assert checkpoint_steps(folder)[-1] == result['step']
-    code, output = training.run(model_dir=str(folder), **RUN)
-    assert code == 0, output
-    assert difference(folder, uninterrupted, RUN['train_steps']) is None
 
 
 def test_a_second_signal_ends_the_process_at_once(training, tmp_path):
