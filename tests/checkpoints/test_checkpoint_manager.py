@@ -100,9 +100,12 @@ def test_resuming_with_other_settings_raises_an_error():
     assert 'vocabulary ab12 of 384 ids' in error_message(
         lambda: compatibility.check_record_compatible(RUN, {**RUN, 'vocabulary': 'other'})
     )
-    text = error_message(lambda: compatibility.check_record_compatible(RUN, {**RUN, 'batch_size': 16}))
-    assert 'BATCH_SIZE = 8' in text and '16' in text and 'INITIAL_CHECKPOINT_PATH' in text
-    assert 'keeps the parameters and resets the optimizer, the step and the data position' in text
+    settings = {'BATCH_SIZE', 'TASK_FEATURE_LENGTHS', 'pack', 'LENGTH_BUCKETS', 'MIXTURE_OR_TASK_NAME', 'SEED'}
+    assert {*compatibility.FIXED_SETTINGS.values()} == settings
+    for key, setting in compatibility.FIXED_SETTINGS.items():
+        text = error_message(lambda key=key: compatibility.check_record_compatible(RUN, {**RUN, key: 16}))
+        assert f'{setting} = {RUN.get(key)}' in text and '16' in text and 'INITIAL_CHECKPOINT_PATH' in text
+        assert 'keeps the parameters and resets the optimizer, the step and the data position' in text
 
 
 def test_parameters_are_restored_from_a_run_or_a_checkpoint(saved):

@@ -10,7 +10,7 @@ from tests.support import compare_runs
 
 
 def test_runs_with_faults_equal_an_uninterrupted_run(tmp_path, capsys, monkeypatch, compiled):
-    """A kill during the write of a checkpoint, changed settings, and an environment without HOME and TMPDIR."""
+    """A kill during the write of a checkpoint, changed data, and an environment without HOME and TMPDIR."""
     monkeypatch.setenv('REMIXER_T5X_CACHE', str(tmp_path / 'cache'))
     names = ('kill_in_write', 'changed', 'poor_environment')
     argv = ['--folder', str(tmp_path / 'runs'), '--train_steps', '60', *(f'--only={name}' for name in names)]
