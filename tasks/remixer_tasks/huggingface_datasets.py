@@ -290,4 +290,4 @@ def pairs(dataset: HubDataset, inputs: str, targets: str) -> ParsedCorpus:
                 raise template.build_missing_column_error(row)
         return encode_row_as_pair(templates, row)
 
-    return dataset.build_corpus(('pairs 2', inputs, targets), encode_row)
+    return dataset.build_corpus(('pairs 3', inputs, targets), encode_row)

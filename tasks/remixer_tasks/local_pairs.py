@@ -14,7 +14,14 @@ from remixer_tasks.corpora.text_corpus import ParsedCorpus
 from remixer_tasks.files import cache, row_files
 from remixer_tasks.files.row_files import MAX_CHARACTERS, BadRecords
 from remixer_tasks.local_files import Files, describe_files, expand_held_out_paths, expand_paths
-from remixer_tasks.text_pairs import MissingColumnError, PairTexts, TextTemplate, check_column_names, encode_row_as_pair
+from remixer_tasks.text_pairs import (
+    MissingColumnError,
+    PairTexts,
+    TextTemplate,
+    check_column_names,
+    encode_row_as_pair,
+    format_value,
+)
 
 _EXAMPLE = '*.jsonl'
 
@@ -66,7 +73,7 @@ def corpus(
     settings = (format, inputs, targets, longest, delimiter, encoding)
     return ParsedCorpus(
         name=describe_files(train),
-        identity=cache.hash_cache_key('local pairs 3', states, *settings, *([further] if further else [])),
+        identity=cache.hash_cache_key('local pairs 4', states, *settings, *([further] if further else [])),
         read=functools.partial(read, train),
         read_validation=functools.partial(read, held_out) if held_out else None,
         validation_fraction=validation_fraction,
@@ -90,7 +97,7 @@ def _read_pairs(
             names = names or list(row)
             seen.update(row)
             try:
-                further = ['' if row.get(name) is None else str(row[name]) for name in columns]
+                further = ['' if row.get(name) is None else format_value(row[name]) for name in columns]
                 pair = encode_row_as_pair(templates, row, layout.longest, further)
             except ValueError as error:
                 if isinstance(error, MissingColumnError) and layout.detect_format(path) != 'jsonl':

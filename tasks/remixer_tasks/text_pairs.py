@@ -99,7 +99,12 @@ def _get_column_text(row: Mapping[str, Any], name: str) -> str:
         return ' '.join('_'.join(item.split()) or '_' for item in value)
     if not isinstance(value, str) and isinstance(value, Iterable):
         raise ValueError(f'column {name} must be a string or a list of words')
-    return str(value)
+    return format_value(value)
+
+
+def format_value(value: Any) -> str:
+    """Converts a value to text. Whole floats lose '.0', because pandas makes an integer column with a gap float."""
+    return str(int(value) if isinstance(value, float) and value.is_integer() else value)
 
 
 def encode_pair(inputs: str, targets: str, longest: int | None = None, columns: Sequence[str] = ()) -> str:

@@ -76,6 +76,13 @@ def test_rows_become_pairs_with_the_names_of_labels(folder, capsys):
     assert '1 malformed skipped' in capsys.readouterr().err
 
 
+def test_integers_with_a_missing_value_have_no_fraction(tmp_path):
+    """pandas, with which datasets reads CSV files, converts a column of integers with a missing value to floats."""
+    (tmp_path / 'train.csv').write_text('question,label\nis 0 even?,1\nis 1 even?,\nis 2 even?,2\n')
+    pairs = huggingface_datasets.pairs(HubDataset(str(tmp_path)), 'question', 'label').read(BadRecords(strict=False))
+    assert [pair.split(text_pairs.SEPARATOR)[1] for pair in pairs] == ['1', '2']
+
+
 @pytest.mark.parametrize('kind', ['rows', 'parquet'])
 def test_rows_are_held_out_of_a_single_split(folder, kind):
     task = pair_task(folder / kind, validation_fraction=0.2)

@@ -123,6 +123,7 @@ def test_csv_is_read_as_python_writes_it(tmp_path_factory, rows):
         ('{"q": "x", "a": [null]}', [], ':1: column a must be a string'),
         ('{"q": "x"}', [], ':1: the row has no column a'),
         ('{"q": "x", "a": "y", "other": NaN}', [('x', 'y')], ''),
+        ('{"q": "x", "a": -2.0}', [('x', '-2')], ''),
         ('{"q": "x", "a": 12345678901234567890123}', [('x', '12345678901234567890123')], ''),
         ('{"q": " ", "a": "y"}', [], 'the inputs are empty'),
     ],
@@ -143,7 +144,9 @@ def test_missing_values_and_bytes_of_parquet(tmp_path):
     pq.write_table(pa.table({'q': ['x', 'y', 'z', 'w'], 'a': numbers, 'b': binary}), tmp_path / 'a.parquet')
     content = (tmp_path / 'a.parquet').read_bytes()
     read, skipped = read_pairs(tmp_path, 'a.parquet', content)
-    assert read == [('x', '1.5'), ('w', '2.0')] and skipped.count('column a is empty') == 2
+    assert read == [('x', '1.5'), ('w', '2')] and skipped.count('column a is empty') == 2
+    read, _ = read_pairs(tmp_path, 'a.parquet', content, targets='q', columns=['a'])
+    assert [number for *_, number in read] == ['1.5', 'nan', '', '2']
     read, skipped = read_pairs(tmp_path, 'a.parquet', content, targets='b')
     assert read == [('x', 'a'), ('z', 'c')]
     assert ":2: 'utf-8' codec can't decode" in skipped and ':4: column b is empty' in skipped
