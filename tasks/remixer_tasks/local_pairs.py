@@ -45,8 +45,8 @@ def corpus(
     Args:
         files: a path or glob, or a list of them; None if there are only `validation_files` to evaluate.
         inputs: a column (a field of JSON lines), or a template with columns in braces, as in
-            'premise: {premise} hypothesis: {hypothesis}'. A column may contain a list of words. Columns of TSV and CSV
-            without a header are numbered: '{0}' is the first column.
+            'premise: {premise} hypothesis: {hypothesis}'. A column may contain a list of words. If all columns of
+            `inputs` and `targets` are numbers, TSV and CSV have no header: '{0}' is the first column.
         targets: column or template of the targets, with the same syntax as `inputs`.
         validation_files: files with held-out rows; None holds out `validation_fraction` of the rows. These rows are
             selected by the hash of the columns of `inputs` and `targets`, independently of other text in the templates.
@@ -73,7 +73,7 @@ def corpus(
     settings = (format, inputs, targets, longest, delimiter, encoding)
     return ParsedCorpus(
         name=describe_files(train),
-        identity=cache.hash_cache_key('local pairs 4', states, *settings, *([further] if further else [])),
+        identity=cache.hash_cache_key('local pairs 5', states, *settings, *([further] if further else [])),
         read=functools.partial(read, train),
         read_validation=functools.partial(read, held_out) if held_out else None,
         validation_fraction=validation_fraction,

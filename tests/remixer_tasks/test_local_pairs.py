@@ -164,8 +164,9 @@ def test_columns_of_a_file_without_names_are_numbers(tmp_path):
     assert read_pairs(tmp_path, name, content, '{1}', '2')[0] == [('x', 'y'), ('z', 'w')]
     for targets in (None, '{7}'):
         assert list(pair_inputs.fill_template(TextInputs(str(tmp_path / name)), '{1}', targets=targets)) == ['x', 'z']
-    # A line with exactly these numbers is a header, as pandas writes it.
-    assert read_pairs(tmp_path, name, f'0,1,2\n{content}', '{1}', '2')[0] == [('x', 'y'), ('z', 'w')]
+    # Every line is a row, even one of the column numbers.
+    assert read_pairs(tmp_path, 'b.csv', '0,1\n1,0\n', '{0}', '{1}')[0] == [('0', '1'), ('1', '0')]
+    assert list(pair_inputs.fill_template(TextInputs(str(tmp_path / 'b.csv')), '{0}')) == ['0', '1']
     # A column name in either template means that the file has names.
     assert read_pairs(tmp_path, name, '1,a\nx,y\n', '{1}')[0] == [('x', 'y')]
     assert list(pair_inputs.fill_template(TextInputs(str(tmp_path / name)), '{1}', targets='a')) == ['x']

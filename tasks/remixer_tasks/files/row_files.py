@@ -282,7 +282,7 @@ def _convert_cells_to_rows(
     skipped = malformed.count
     number, names = next((row for row in cells if row[1]), (0, []))
     first = []
-    if layout.numbered and names != [str(column) for column in range(len(names))]:
+    if layout.numbered:
         first, names = [(number, names)], [str(column) for column in range(len(names))]
     elif malformed.count > skipped:
         raise UserError(
