@@ -41,7 +41,8 @@ class HubDataset:
     Attributes:
         path: a folder, or a name on the Hub.
         name: name of the configuration on the Hub or of the subfolder; None if there is only one.
-        revision: revision of the repository on the Hub; None uses the newest revision, which may change.
+        revision: revision of the repository on the Hub; None uses the newest revision. If it is not a commit, a copied
+            data set keeps the commit that was copied first, so that a run can be resumed, also offline.
         train_split: the training split.
         validation_split: the held-out split; None holds out `validation_fraction` of the training rows by their hash.
     """
@@ -59,6 +60,8 @@ class HubDataset:
 
         If `document` raises ValueError, the row is malformed.
         """
+        if self._commit_file.exists():
+            _print_commit(self.path, self._commit_file.read_text())
         read = functools.partial(self._read_documents, document)
         return ParsedCorpus(
             name=f'{self.path}, split {self.train_split}',
@@ -78,6 +81,11 @@ class HubDataset:
             open_split=functools.partial(self._open_shards, document),
             validation_fraction=None if self.validation_split else self.validation_fraction,
         )
+
+    @property
+    def _commit_file(self) -> Path:
+        """The file with the commit that was copied first for `revision`."""
+        return cache.get_cache_root() / 'commits' / cache.hash_cache_key(self.path, self.revision)
 
     def _compute_fingerprint(self) -> list[Any]:
         """Returns values that change if the data may have changed."""
@@ -108,12 +116,18 @@ class HubDataset:
             if folder.is_dir():
                 splits, files = _load_folder(folder, self.name, streaming)
             else:
-                builder = datasets.load_dataset_builder(self.path, self.name, revision=self.revision)
+                is_known = not streaming and self._commit_file.exists()
+                revision = self._commit_file.read_text() if is_known else self.revision
+                builder = datasets.load_dataset_builder(self.path, self.name, revision=revision)
                 urls = [url for part in (builder.config.data_files or {}).values() for url in part]
                 if outside := [url for url in urls if not url.startswith('hf://')]:
                     raise UserError(
                         f'{self.path} refers to {outside[0]}, which is not on the Hub; use another data set'
                     )
+                if not (streaming or is_known or builder.hash == self.revision):
+                    with cache.create_cache_entry(self._commit_file) as unfinished:
+                        unfinished.write_text(builder.hash)
+                    _print_commit(self.path, builder.hash)
                 splits, files = _load_splits(builder, streaming)
         except UserError:
             raise
@@ -124,6 +138,11 @@ class HubDataset:
         if split not in splits:
             raise UserError(f'the split of {self.path} must be one of {", ".join(splits)}, got {split!r}')
         return splits[split], files.get(split, ())
+
+
+@functools.cache
+def _print_commit(path: str, commit: str) -> None:
+    print(f'HF_DATASET {path}: reading commit {commit}; to read another, set HF_REVISION to it', file=sys.stderr)
 
 
 def _load_folder(folder: Path, name: str | None, streaming: bool) -> tuple[Mapping[str, Any], Mapping[str, Any]]:

@@ -11,6 +11,7 @@ from remixer_t5x.errors import UserError
 from remixer_tasks import huggingface_datasets, text_pairs
 from remixer_tasks.files.row_files import BadRecords
 from tests.support.error_lines import error_message
+from tests.support.fake_hub import FakeHub
 
 datasets = pytest.importorskip('datasets', reason='datasets is not installed: pip install datasets')
 from remixer_tasks.huggingface_datasets import HubDataset  # noqa: E402 (after the skip)
@@ -178,3 +179,34 @@ def test_a_configuration_is_a_folder_with_data_files(tmp_path):
     assert {*corpus.read_training_documents()} < {'words of de', 'other de'}
     missing = huggingface_datasets.corpus(HubDataset(str(tmp_path), 'fr'))
     assert "got 'fr'" in error_message(lambda: list(missing.read_training_documents()))
+
+
+def test_a_copied_data_set_keeps_its_commit_and_prints_it(tmp_path, monkeypatch, capsys):
+    """Other settings, which copy it again, read the same commit."""
+    hub = FakeHub()
+    try:
+        hub.use(monkeypatch, tmp_path / 'hub')
+        monkeypatch.setattr(datasets.config, 'HF_ENDPOINT', hub.address)
+        monkeypatch.setattr(datasets.config, 'HF_DATASETS_CACHE', str(tmp_path / 'datasets'))
+        monkeypatch.setenv('REMIXER_T5X_CACHE', str(tmp_path / 'cache'))
+
+        def read(**settings):
+            """Returns the documents, and the commit that is printed in a new process."""
+            huggingface_datasets._print_commit.cache_clear()
+            corpus = huggingface_datasets.corpus(HubDataset('some/body', **settings))
+            documents = {*corpus.read_training_documents()}
+            lines = [line for line in capsys.readouterr().err.splitlines() if 'HF_REVISION' in line]
+            assert len(lines) <= 1
+            return documents, lines[0].split('commit ')[1].split(';')[0] if lines else None
+
+        hub.models['some/body'] = {'main': {'train.csv': b'text\na\na\nb\n'}}
+        documents, first = read()
+        revisions = hub.models['some/body']
+        revisions |= {'before': revisions['main'], 'main': {'train.csv': b'text\nc\nc\nd\n'}}
+        assert len(first) == 40 and documents <= {'a', 'b'} and read() == (documents, first)
+        assert read(strict=True) == (documents, first)
+        newest = datasets.load_dataset_builder('some/body').hash
+        documents, printed = read(revision=newest)
+        assert documents <= {'c', 'd'} and printed is None
+    finally:
+        hub.close()
