@@ -46,8 +46,8 @@ def select_ranking_metric(
     """Returns the name and value of the metric that ranks a task's checkpoints; None if there are no metrics.
 
     `best_metrics` maps a task to the name of its metric (`-NAME` if lower is better). None selects the first metric of
-    each task. `MEAN` averages all metrics for which higher is better. If there are none, it averages the negated values
-    of all metrics. Raises UserError if the task does not have the selected metric.
+    each task. `MEAN` averages all metrics for which higher is better; if there are none, it averages all metrics, and
+    the name is `-mean`. Raises UserError if the task does not have the selected metric.
     """
     if task == AVERAGE_TASK:
         return next(iter(metrics.items()), None)
@@ -58,8 +58,8 @@ def select_ranking_metric(
         )
     if best_metrics == MEAN:
         higher = [value for name, value in metrics.items() if not _LOWER_IS_BETTER.fullmatch(name)]
-        values = higher or [-value for value in metrics.values()]
-        return (MEAN, statistics.fmean(values)) if values else None
+        name, values = (MEAN, higher) if higher else (f'-{MEAN}', metrics.values())
+        return (name, statistics.fmean(values)) if metrics else None
     name = best_metrics.get(task) if isinstance(best_metrics, Mapping) else None
     if name is not None and name.removeprefix('-') not in metrics:
         raise UserError(f'BEST_METRICS of {task} must be one of its metrics ({", ".join(metrics)}), got {name!r}')

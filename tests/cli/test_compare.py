@@ -148,6 +148,7 @@ folder.mkdir()
 loss = (1 + int(words['SEED'])) * 2 * float(words['LEARNING_RATE'])
 timing = {'seconds_per_step': 2.0 if 'mine' in words['--model'] else 1.0}
 lines = [{'kind': 'train', 'step': 1, 'loss': 6.0, 'timing': timing}, {'kind': 'eval', 'step': 1, 'loss': loss}]
+lines.append({'kind': 'eval/cb', 'step': 1, 'accuracy': 50.0, 'wer': loss})
 (folder / 'metrics.jsonl').write_text(''.join(json.dumps(line) + '\\n' for line in lines))
 """
 
@@ -160,11 +161,13 @@ def test_a_search_chooses_settings_at_equal_training_time(tmp_path, monkeypatch,
     (tmp_path / 'text.txt').write_text('some text')
     arguments = ['--models=t5_1_1,mine.gin', '--folder=runs', '--equal=time', '--over=LEARNING_RATE=1e3,1e-2,1e-3']
     flags = ['--gin.FILES=text.txt', '--gin.LEARNING_RATE=1', '--gin.MLP_DIM=512']
+    flags.append("--gin.settings.Folder.best_metrics={'cb': 'wer'}")
     assert compare(*arguments, '--seeds=0,1', *flags) == 1
     output = capsys.readouterr()
     assert 'mine was trained for 1 steps instead of 2' in output.err and 'more FLOPs than mine' in output.err
     assert 'FAILED mine, LEARNING_RATE=1e3, seed 0: error: the loss is not finite' in output.err
     rows = table_rows(output.out)
+    assert 'search: wer' in output.out
     assert rows['best setting'] == ['LEARNING_RATE=1e-3'] * 2 and rows['seeds'] == ['2', '2']
     assert rows['LEARNING_RATE=1e-2'] == ['0.02'] * 2 and rows['LEARNING_RATE=1e3'] == ['-', '-']
     steps = [

@@ -124,7 +124,7 @@ def test_errors_count_negative_and_are_excluded_from_a_mean():
         assert checkpoint_ranking.compute_signed_score(name, 2.0) == -2.0
     assert checkpoint_ranking.select_ranking_metric(
         'stsb', {'a_loss': 3.0, 'perplexity': 5.0}, checkpoint_ranking.MEAN
-    ) == ('mean', -4.0)
+    ) == ('-mean', 4.0)
     ranks = {
         task: checkpoint_ranking.compute_signed_score(*score)
         for task, score in {'a': ('accuracy', 50.0), 'b': ('wer', 10.0)}.items()

@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import functools
+import math
 import pathlib
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +14,8 @@ import numpy as np
 from remixer_t5x.cli.info.model import format_quantity
 from remixer_t5x.costs.model_counts import ModelCounts
 from remixer_t5x.errors import UserError
-from remixer_t5x.evaluate.checkpoint_ranking import compute_signed_score
+from remixer_t5x.evaluate import checkpoint_ranking
+from remixer_t5x.evaluate.checkpoint_ranking import BestMetrics, compute_signed_score
 from remixer_t5x.extras.reports import differences, overview
 from remixer_t5x.extras.reports.differences import CONFIDENCE, ComparedMeasure
 from remixer_t5x.extras.reports.overview import RunOverview
@@ -56,29 +58,45 @@ class SettingSearch:
         return (self.sign * differences.expected_maximum(values)).tolist()
 
 
-def collect_search_results(cells: Sequence[SweepCell], runs: Mapping[SweepCell, RecordedRun]) -> SettingSearch:
+def collect_search_results(
+    cells: Sequence[SweepCell], runs: Mapping[SweepCell, RecordedRun], best_metrics: BestMetrics = None
+) -> SettingSearch:
     """Collects the measure of each run of a search.
 
-    The measure is the mean of the tasks' main metrics, or the held-out loss if there are no tasks.
+    The measure is the metric that ranks the checkpoints of the runs' task, the mean over several tasks, or the held-out
+    loss if there are no tasks. `best_metrics` selects the metrics; see `checkpoint_ranking.select_ranking_metric`.
 
     Only uses evaluations during training, which use the validation split. `runs` contains only the runs that succeeded.
     """
     measure, sign = overview.HELD_OUT, -1
     values: dict[str, dict[Setting, float]] = {}
     for cell, run in runs.items():
-        latest = dataclasses.replace(run, evaluations=()).find_latest_evaluations().values()
-        # The first number of a task's evaluation is the main metric, or None if the metric is not finite.
-        metrics = [next(iter(record.numbers.items())) for record in latest if 'loss' not in record.numbers]
+        metrics: dict[str, tuple[str, float]] = {}
+        for kind, record in dataclasses.replace(run, evaluations=()).find_latest_evaluations().items():
+            task = kind.partition('/')[2]
+            # Numbers that are not finite are recorded as None.
+            numbers = {name: math.nan if value is None else value for name, value in record.numbers.items()}
+            is_ranked = 'loss' not in numbers and task != checkpoint_ranking.AVERAGE_TASK
+            if is_ranked and (metric := checkpoint_ranking.select_ranking_metric(task, numbers, best_metrics)):
+                metrics[task] = metric
         value = overview.summarize_run(run).held_out
         if metrics:
-            measure, sign = metrics[0][0] if len(metrics) == 1 else 'mean of the main metrics', 1
-            scores = [compute_signed_score(name, number) for name, number in metrics if number is not None]
-            value = statistics.fmean(scores) if len(scores) == len(metrics) else None
-        if value is not None:
+            measure, sign = _describe_measure([name for name, _ in metrics.values()])
+            scores = {task: compute_signed_score(*metric) for task, metric in metrics.items()}
+            value = sign * checkpoint_ranking.compute_mean_score(scores)
+        if value is not None and math.isfinite(value):
             values.setdefault(cell.model, {})[cell.setting] = value
     if not values:
         raise UserError('--over needs an evaluation to choose the best setting; set EVAL_PERIOD to a number of steps')
     return SettingSearch(measure, sign, cells, values)
+
+
+def _describe_measure(metrics: Sequence[str]) -> tuple[str, int]:
+    """Returns the name and sign of the measure that combines one metric of each task."""
+    signs = {int(compute_signed_score(name, 1)) for name in metrics}
+    if len(signs) > 1:
+        return "mean of the tasks' metrics, with errors negated", 1
+    return metrics[0].removeprefix('-') if len(metrics) == 1 else "mean of the tasks' metrics", signs.pop()
 
 
 @dataclasses.dataclass(frozen=True)

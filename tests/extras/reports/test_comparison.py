@@ -56,6 +56,48 @@ def test_task_settings_are_selected_by_the_mean_validation_metric_if_it_is_finit
     assert results.find_best_setting('t5') == (('LEARNING_RATE', '2'),)
 
 
+def evaluated_runs(**by_task):
+    """Returns runs whose metrics of each task are those of one setting after another."""
+    names = [f'{n}' for n in range(len(next(iter(by_task.values()))))]
+    return {
+        cell('t5', name): RecordedRun(
+            name, '/run', [MetricsRecord(f'eval/{task}', 1, rows[int(name)], {}) for task, rows in by_task.items()]
+        )
+        for name in names
+    }
+
+
+ERRORS = [{'accuracy': 60.0, 'wer': 9.0}, {'accuracy': 50.0, 'wer': 7.0}]
+LOSS_ONLY = [{'wer': 4.0, 'cer': 2.0}, {'wer': 5.0, 'cer': 3.0}]
+# An average over tasks in which both variants of MNLI count as one task.
+MIXTURE = {
+    'cb': [{'f1': 30.0}, {'f1': 60.0}],
+    'mnli_matched': [{'accuracy': 80.0}, {'accuracy': 60.0}],
+    'mnli_mismatched': [{'accuracy': 80.0}, {'accuracy': 60.0}],
+    'average': [{'average': 55.0}, {'average': 60.0}],
+}
+
+
+@pytest.mark.parametrize(
+    ('tasks', 'best_metrics', 'measure', 'values', 'best'),
+    [
+        ({'a': ERRORS}, None, 'accuracy', [60, 50], '0'),
+        ({'a': ERRORS}, {'a': 'wer'}, 'wer', [9, 7], '1'),
+        ({'a': ERRORS}, {'a': '-accuracy'}, 'accuracy', [60, 50], '1'),
+        ({'a': ERRORS}, 'mean', 'mean', [60, 50], '0'),
+        ({'a': LOSS_ONLY}, 'mean', 'mean', [3, 4], '0'),
+        ({'a': LOSS_ONLY, 'b': LOSS_ONLY}, None, "mean of the tasks' metrics", [4, 5], '0'),
+        (MIXTURE, None, "mean of the tasks' metrics", [55, 60], '1'),
+        ({'a': ERRORS, 'b': LOSS_ONLY}, None, "mean of the tasks' metrics, with errors negated", [28, 22.5], '0'),
+    ],
+)
+def test_settings_are_ranked_by_the_metric_of_the_best_checkpoint(tasks, best_metrics, measure, values, best):
+    runs = evaluated_runs(**tasks)
+    results = comparison.collect_search_results(list(runs), runs, best_metrics)
+    assert results.measure == measure and list(results.values['t5'].values()) == values
+    assert results.find_best_setting('t5') == (('LEARNING_RATE', best),)
+
+
 def test_the_table_has_costs_and_mean_median_and_best_seed():
     groups = [
         RunGroup(name, [run(f'{name}_{seed}', seed, loss) for seed, loss in enumerate(losses)])
