@@ -112,7 +112,9 @@ def run(args: argparse.Namespace) -> int:
         counts = {model: all_counts[model, setting] for model, setting in best.items()}
         for model, count in counts.items():
             print_progress_line(f'{model}: {count.total_parameters:,} parameters')
-        for line in [*notes, *cost_matching.describe_cost_differences(counts)]:
+        # --equal refuses a search over the widths that it changes.
+        can_match = not args.equal and not any(cost_matching.WIDTHS.fullmatch(name) for name, _ in runs.settings[0])
+        for line in [*notes, *cost_matching.describe_cost_differences(counts, can_match)]:
             print_progress_line(line)
         search = _run_setting_search(runs, sweep) if len(runs.settings) > 1 else None
         if search:
@@ -158,9 +160,10 @@ def _format_model_label(model: str) -> str:
 def _build_setting_grid(args: argparse.Namespace) -> list[Setting]:
     """Builds the grid of settings for `--over`; with `--over_random`, returns the start of the shuffled grid."""
     axes: dict[str, list[str]] = {}
+    reserved = {'', *_SWEEP_MACROS, *(['TRAIN_STEPS'] if args.equal == 'time' else [])}
     for text in args.over:
         name, _, values = text.partition('=')
-        if name in axes or name in _SWEEP_MACROS or not name:
+        if name in axes or name in reserved:
             raise UserError(
                 f'--over={text} must name a macro that neither compare nor an earlier --over sets; '
                 'pass --over LEARNING_RATE=1e-3,3e-3'

@@ -15,6 +15,8 @@ COST_NAMES = {'parameters': 'parameters', 'flops': 'FLOPs', 'time': 'training ti
 _ATTRIBUTES = {'parameters': 'total_parameters', 'flops': 'total_forward_flops'}
 # Maximum relative difference between matched costs, and the largest relative difference without a warning.
 TOLERANCE, WARNING = 0.01, 0.05
+# Macros that `--equal` scales; EMBED_DIM only if the model has no other.
+WIDTHS = re.compile(r'\w*MLP_DIM|REMIXER_DIM|EMBED_DIM')
 # Widths are scaled by a factor in this range.
 _MIN_FACTOR, _MAX_FACTOR = 1 / 16, 16
 # If the largest width is at least 32 times this number, widths are scaled to multiples of it for speed.
@@ -73,14 +75,13 @@ def find_feed_forward_widths() -> dict[str, int]:
     from remixer_t5x.config import loading
 
     settings = compatibility.parse_bindings(loading.get_config_text(absolute_paths=False)).items()
-    widths = {name: int(value) for name, value in settings if name.endswith('_DIM') and value.isdecimal()}
-    hidden = {name: width for name, width in widths.items() if re.fullmatch(r'\w*MLP_DIM|REMIXER_DIM', name)}
-    if not hidden and 'EMBED_DIM' not in widths:
+    widths = {name: int(value) for name, value in settings if WIDTHS.fullmatch(name) and value.isdecimal()}
+    if not widths:
         raise UserError(
             '--equal=parameters and --equal=flops change the macros that end in MLP_DIM, or EMBED_DIM, but this model '
             'sets none of them to a number; read such a macro in its gin file, or omit --equal'
         )
-    return hidden or {'EMBED_DIM': widths['EMBED_DIM']}
+    return {name: width for name, width in widths.items() if name != 'EMBED_DIM'} or widths
 
 
 def match_widths(
@@ -117,15 +118,20 @@ def match_widths(
     return widths
 
 
-def describe_cost_differences(costs: Mapping[str, Any]) -> list[str]:
-    """Returns warnings if parameters or FLOPs differ by more than `WARNING` between models."""
-    lines = []
+def describe_cost_differences(costs: Mapping[str, Any], can_match: bool) -> list[str]:
+    """Returns warnings if parameters or FLOPs differ by more than `WARNING` between models.
+
+    With `can_match`, the last warning advises `--equal`.
+    """
+    lines, flags = [], []
     for measure in _ATTRIBUTES:
         values = {model: get_cost(counts, measure) for model, counts in costs.items()}
         smallest, largest = min(values, key=values.__getitem__), max(values, key=values.__getitem__)
         if (excess := values[largest] / values[smallest] - 1) > WARNING:
-            name = f'{excess:.0%} more {COST_NAMES[measure]} than {smallest}'
-            lines.append(f'warning: {largest} has {name}; pass --equal={measure} to match them')
+            lines.append(f'warning: {largest} has {excess:.0%} more {COST_NAMES[measure]} than {smallest}')
+            flags.append(f'--equal={measure}')
+    if lines and can_match:
+        lines[-1] += f'; to match the models, pass {" or ".join(flags)}, and another --folder'
     return lines
 
 
