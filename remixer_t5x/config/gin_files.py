@@ -18,8 +18,8 @@ _IMPORT = re.compile(r'(?:from|import)\s')
 _QUOTED = re.compile(r"""'[^'\n]*'|"[^"\n]*"|\#.*""")
 # Files that error messages suggest first if more than one file sets a macro.
 _PREFERRED_FILES = ('models/t5_1_1.gin', 'sizes/tiny.gin', 'data/own_text.gin', 'hardware/cpu.gin', 'runs/pretrain.gin')
-# Maximum number of files that an error message lists.
-MAX_FILES_LISTED = 4
+# Maximum number of files or settings that an error message lists.
+MAX_NAMES_LISTED = 4
 # Advice for macros, settings and flags of T5X that have different names in remixer_t5x.
 T5X_NAMES: dict[str, dict[str, str]] = tomllib.loads((_PACKAGE / 'config/t5x_names.toml').read_text(encoding='utf-8'))
 
@@ -50,6 +50,10 @@ class GinText:
     def referenced_macros(self) -> dict[str, str]:
         """Maps each macro read by the text to its location, for error messages."""
         return {name: f'{location}%{name}' for name, location in self._locate_matches(r'%([\w/.]+)').items()}
+
+    def find_settings_with_macro(self, macro: str) -> list[str]:
+        """Returns the settings and macros whose values contain a macro."""
+        return re.findall(rf'^([\w/.]+)\s*=(?:.|\n[ \t])*%{macro}(?![\w/.])', self.text, re.M)
 
     def _locate_matches(self, pattern: str) -> dict[str, str]:
         lines = enumerate(self.text.splitlines(), 1)
@@ -114,7 +118,7 @@ def suggest_file(setting: str) -> str:
     including = {name: [match['file'] for match in _INCLUDE.finditer(text.text)] for name, text in texts.items()}
     names = [name for name, included in including.items() if not direct.isdisjoint([name, *included])]
     first, *others = sorted(names, key=lambda name: name not in _PREFERRED_FILES) or ['']
-    alternatives = ', '.join(others) if len(others) < MAX_FILES_LISTED else 'another file that sets it'
+    alternatives = ', '.join(others) if len(others) < MAX_NAMES_LISTED else 'another file that sets it'
     return first and f'; add --gin_file={first}' + (f', or {alternatives}' if others else '')
 
 

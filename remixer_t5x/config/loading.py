@@ -108,7 +108,7 @@ def load_gin_config(
     for name, location in macros_set.items():
         is_read = (name, 'gin.macro', 'value') in resolver.bindings or name == MODULE
         if location.startswith(FLAG) and not is_read and not may_be_unread:
-            raise _build_unread_macro_error(name, location, ())
+            raise _build_unread_macro_error(name, location, (), texts)
     if only or not partial:
         lines = [] if only else gin.config_str().splitlines()
         imports = [line for line in lines if line.startswith(('from ', 'import ')) and line != DYNAMIC_REGISTRATION]
@@ -239,7 +239,7 @@ def _check_macros(
     locations = {name: location for text in users for name, location in text.assigned_macros.items()}
     for name, location in [*locations.items(), *((name, name) for name in sources.objects)]:
         if name not in macros_read and not (may_be_unread and gin_files.is_known_macro(name)):
-            raise _build_unread_macro_error(name, location, macros_read)
+            raise _build_unread_macro_error(name, location, macros_read, texts)
     shipped_reads = {name for text in texts if text.shipped for name in text.referenced_macros}
     for name, location in (item for text in users for item in text.referenced_macros.items()):
         if name in macros_set:
@@ -250,9 +250,13 @@ def _check_macros(
             raise UserError(f'{location} is not set{suggestion or f"; pass {FLAG}{name}=VALUE"}')
 
 
-def _build_unread_macro_error(name: str, location: str, known: Collection[str]) -> UserError:
+def _build_unread_macro_error(name: str, location: str, known: Collection[str], texts: Sequence[GinText]) -> UserError:
     advice = T5X_NAMES['macros'].get(name, '')
-    if not advice and (readers := gin_files.find_files_with_macro(name)):
+    settings = [setting for text in texts for setting in text.find_settings_with_macro(name)]
+    if not advice and settings:
+        shown = ', '.join(list(dict.fromkeys(settings))[: gin_files.MAX_NAMES_LISTED])
+        advice = f'it is the value of {shown}, which this configuration does not use'
+    elif not advice and (readers := gin_files.find_files_with_macro(name)):
         advice = f'it is a setting of {", ".join(readers[:3])}'
     advice = f'; {advice}' if advice else suggest_similar_name(name, known) or '; remove it'
     return UserError(f'{location} is set, but nothing reads it{advice}')

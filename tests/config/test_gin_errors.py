@@ -60,6 +60,13 @@ def test_errors_in_flags_include_advice(car_folder, flag, wrong, advice):
     assert wrong in line and advice in line and '\n' not in line
 
 
+def test_a_macro_of_an_optimizer_that_is_not_used_names_the_settings_that_read_it():
+    sources = ConfigSources(['optimizers/adafactor.gin'], [('MOMENTUM_DTYPE', 'bfloat16')])
+    with pytest.raises(UserError, match=r'^--gin.MOMENTUM_DTYPE .* optimizer.adamw.momentum_dtype, ') as caught:
+        loading.load_gin_config(sources, '%OPTIMIZER', partial=False)
+    assert '.gin' not in str(caught.value).removeprefix('--gin')
+
+
 @pytest.mark.parametrize(
     ('macro', 'value', 'reference'),
     [('LAYOUT', 'prenorm', '@layer.PreNorm'), ('VOCABULARY', 'bytes', "'@vocabularies.byte()'")],
