@@ -1,10 +1,10 @@
 """Computes task metrics and leaderboard predictions for several checkpoints. Reads each example only once.
 
 Writes the results of an evaluation: `metrics.jsonl`, TensorBoard files, and predictions with targets. `metrics.jsonl`
-contains one object per task and checkpoint: `kind` ('<split>/<task>'), `step`, `checkpoint`, `examples_hash`, the
-metrics, and `timing`. Repeated evaluations append lines. `predictions/<task>-<split>-<step>.jsonl` contains the rows of
-a `TaskReport`. If the run or an earlier evaluation used different examples, the task name ends with the beginning of
-the examples' hash, as in `own_pairs@1a2b3c4d`.
+contains one object per task and checkpoint: `kind` ('<split>/<task>'), `step`, `checkpoint`, `examples_hash`,
+`settings_hash`, the metrics, and `timing`. Repeated evaluations append lines.
+`predictions/<task>-<split>-<step>.jsonl` contains the rows of a `TaskReport`. If the run or an earlier evaluation used
+different examples, the task name ends with the beginning of the examples' hash, as in `own_pairs@1a2b3c4d`.
 """
 
 import dataclasses
@@ -132,7 +132,7 @@ class CheckpointEvaluator:
         return TaskEvaluator(submission, settings.model, settings.partitioner)
 
     def read_evaluated_steps(self, suffix: str = '') -> set[int]:
-        """Returns the steps that an earlier command has evaluated, or an empty set if `follow` is None.
+        """Returns the steps that an earlier command has evaluated with the same settings, if `follow` is set.
 
         `suffix` is appended to the name of the results folder.
         """
@@ -140,7 +140,7 @@ class CheckpointEvaluator:
         if checkpoints.follow is None or self.task_evaluator is None:
             return set()
         folder = self._settings.get_results_folder(model_dir.to_absolute_path(checkpoints.path) / '0')
-        return read_evaluated_steps(folder + suffix, self.task_evaluator.examples_hashes)
+        return read_evaluated_steps(folder + suffix, self.task_evaluator.settings_hashes)
 
     def restore_params(self, folder: epath.Path) -> Any:
         """Restores the parameters of a checkpoint. With `follow`, returns None if the checkpoint was removed."""
@@ -190,6 +190,7 @@ class ReportWriter:
             )
         kind = f'{report.split}/{name}'
         record = {'kind': kind, 'step': step, 'checkpoint': str(checkpoint), 'examples_hash': digest}
+        record['settings_hash'] = report.settings_hash
         numbers = {metric: value if math.isfinite(value) else None for metric, value in report.metrics.items()}
         predictions = self.folder / PREDICTIONS / f'{name}-{report.split}-{step}.jsonl'
         # Write predictions first, so that every task listed in metrics.jsonl has predictions.
@@ -219,12 +220,12 @@ def evaluate_and_write_reports(
     return reports
 
 
-def read_evaluated_steps(folder: str, examples_hashes: Mapping[str, str]) -> set[int]:
-    """Returns the steps for which `folder` contains results on all examples with these hashes."""
-    steps: dict[str, set[int]] = {kind: set() for kind in examples_hashes}
+def read_evaluated_steps(folder: str, settings_hashes: Mapping[str, str]) -> set[int]:
+    """Returns the steps for which `folder` contains results of all tasks with these hashes."""
+    steps: dict[str, set[int]] = {kind: set() for kind in settings_hashes}
     for record in metrics.read_records(model_dir.to_absolute_path(folder) / model_dir.METRICS):
         kind = record['kind'].partition('@')[0]
-        if kind in steps and record.get('examples_hash') in (None, examples_hashes[kind]):
+        if kind in steps and record.get('settings_hash') == settings_hashes[kind]:
             steps[kind].add(record['step'])
     return set.intersection(*steps.values())
 

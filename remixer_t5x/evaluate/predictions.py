@@ -7,6 +7,7 @@ size, the mesh or the number of hosts; the sampling key is derived from the inde
 
 import collections
 import dataclasses
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from remixer_t5x.devices import compiler_options
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
 from remixer_t5x.models.decoding import Decoder, Greedy, RowDecoder, StopStrings
+from remixer_t5x.models.sampling import Sampling
 from remixer_t5x.optim.train_step import CompiledStep
 
 TokenIds = Sequence[int]
@@ -51,6 +53,17 @@ class Decoding:
 
     def __post_init__(self) -> None:
         ranges.check_fields(self, batch_size='EVAL_BATCH_SIZE')
+
+    def build_record(self) -> dict[str, Any]:
+        """Returns the settings that affect answers: the `decoder` with stop strings, `lengths`, and sampling `seed`."""
+        name = format_decoder_name(self.decoder) + (f' until {self.stop_strings!r}' if self.stop_strings else '')
+        seed = {'seed': self.seed} if isinstance(self.decoder, Sampling) else {}
+        return {'decoder': name, 'lengths': dict(self.feature_lengths), **seed}
+
+
+def format_decoder_name(decoder: Any) -> str:
+    """Returns a string that identifies a decoder and its settings. The string is the same in every process."""
+    return re.sub(r'<function (\S+) at 0x[0-9a-f]+>', r'\1', repr(decoder))
 
 
 class Prediction(NamedTuple):

@@ -6,6 +6,7 @@ Computes task metrics as seqio's Evaluator does: with a task's postprocessor, me
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -62,7 +63,7 @@ class TaskReport:
 
     A row contains `index`, `input`, `target`, `prediction` and `score`, the lists `predictions` and `scores` if there
     are several predictions, and `example`, a dict of all other features of the example. `examples_hash` identifies the
-    examples.
+    data, and `settings_hash` the evaluated examples and the settings that affect the answers.
     """
 
     task: str
@@ -71,14 +72,15 @@ class TaskReport:
     rows: Sequence[Mapping[str, Any]]
     seconds: float
     examples_hash: str = ''
+    settings_hash: str = ''
 
 
 class TaskEvaluator:
     """Evaluates any number of checkpoints of one model on examples that are read only once.
 
-    `notes` contains messages about skipped tasks and truncated texts. `examples_hashes` maps '<split>/<task>' to a hash
-    of the task's examples. Raises UserError if a task is unknown, if the split is None, missing or empty, or if the
-    vocabulary is larger than the model's embedding table.
+    `notes` contains messages about skipped tasks and truncated texts. `examples_hashes` and `settings_hashes` map
+    '<split>/<task>' to the hashes of a `TaskReport`. Raises UserError if a task is unknown, if the split is None,
+    missing or empty, or if the vocabulary is larger than the model's embedding table.
     """
 
     def __init__(self, settings: TaskEvaluation, model: Any, partitioner: Partitioner):
@@ -115,9 +117,13 @@ class TaskEvaluator:
             )
             for task in self.seqio_tasks
         ]
-        collectives.check_same_on_processes(
-            {f'the examples of {each.task.name}': each.hash_ids() for each in self._examples}
-        )
+        ids_hashes = {each.task.name: each.hash_ids() for each in self._examples}
+        collectives.check_same_on_processes({f'the examples of {name}': ids for name, ids in ids_hashes.items()})
+        record = {**settings.decoding.build_record(), 'rank_choices': settings.rank_choices}
+        self.settings_hashes = {
+            f'{self.split}/{name}': hashlib.sha256(repr((ids, record)).encode()).hexdigest()[:16]
+            for name, ids in ids_hashes.items()
+        }
         self.examples_hashes = {f'{self.split}/{each.task.name}': each.hash_first_texts() for each in self._examples}
         self.notes += [note for examples in self._examples for note in examples.notes]
         for examples in self._examples if self._has_head else ():
@@ -137,8 +143,9 @@ class TaskEvaluator:
             scores = [answer.scores[0] for answer in answers]
             metrics = compute_metrics(examples, texts, scores, self._score_targets(params, examples))
             rows = list(self._build_report_rows(examples, texts, answers))
-            digest = self.examples_hashes[f'{self.split}/{examples.task.name}']
-            yield TaskReport(examples.task.name, self.split, metrics, rows, time.perf_counter() - start, digest)
+            kind, seconds = f'{self.split}/{examples.task.name}', time.perf_counter() - start
+            hashes = self.examples_hashes[kind], self.settings_hashes[kind]
+            yield TaskReport(examples.task.name, self.split, metrics, rows, seconds, *hashes)
 
     def _get_labels_to_rank(self, task: seqio.Task) -> tuple[str, ...] | None:
         return task_vocabulary.get_labels(task) if self._settings.rank_choices else None

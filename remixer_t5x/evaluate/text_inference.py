@@ -11,7 +11,6 @@ import hashlib
 import itertools
 import json
 import os
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TextIO
@@ -26,7 +25,6 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate import head_predictions, predictions
 from remixer_t5x.evaluate.text_inputs import TextInputs
 from remixer_t5x.models import interface
-from remixer_t5x.models.sampling import Sampling
 from remixer_t5x.run_folder import model_dir, object_store
 
 # Number of batches in a window. The texts of a window are sorted by length before they are batched.
@@ -151,11 +149,6 @@ def hash_text(text: str) -> str:
     return hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:16]
 
 
-def format_decoder_name(decoder: Any) -> str:
-    """Returns a string that identifies a decoder and its settings. The string is the same in every process."""
-    return re.sub(r'<function (\S+) at 0x[0-9a-f]+>', r'\1', repr(decoder))
-
-
 def skip_predicted_texts(texts: Iterator[str], output: PredictionWriter, source: str) -> None:
     """Skips the texts that the output already contains. Raises UserError if `source` starts with different texts."""
     for index, digest in enumerate(output.hashes):
@@ -253,10 +246,7 @@ class TextInference:
 
     def open_output(self, folder: str) -> PredictionWriter:
         """Opens the output for appending. Only the first process writes."""
-        name, stop_strings = format_decoder_name(self.decoding.decoder), self.decoding.stop_strings
-        name += f' until {stop_strings!r}' if stop_strings else ''
-        origin: dict[str, Any] = {'checkpoint': folder, 'decoder': name, 'lengths': dict(self.decoding.feature_lengths)}
-        origin |= {'seed': self.decoding.seed} if isinstance(self.decoding.decoder, Sampling) else {}
+        origin = {'checkpoint': folder, **self.decoding.build_record()}
         output = PredictionWriter(self.output, origin, writes=jax.process_index() == 0)
         # Wait until all processes have read the output before the first process writes to it.
         collectives.barrier()

@@ -126,7 +126,7 @@ def test_results_on_other_rows_have_separate_names(current_folder, capsys):
     # In a folder without results of the run, the first evaluation determines the examples.
     with contextlib.closing(checkpoint_evaluation.ReportWriter('unknown_run')) as writer:
         for digest in ('a' * 16, 'b' * 16):
-            writer.write(TaskReport('cogs', 'test', {}, [], 0.0, digest), 1, epath.Path('1'))
+            writer.write(TaskReport('cogs', 'test', {}, [], 0.0, digest, digest), 1, epath.Path('1'))
     kinds = [record['kind'] for record in read_records('unknown_run/metrics.jsonl')]
     assert kinds == ['test/cogs', 'test/cogs@bbbbbbbb']
     for digest, steps in (('b' * 16, {1}), ('c' * 16, set())):

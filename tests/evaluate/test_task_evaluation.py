@@ -15,6 +15,7 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate import checkpoint_evaluation
 from remixer_t5x.evaluate.predictions import Decoding
 from remixer_t5x.evaluate.task_evaluation import TaskEvaluation, TaskEvaluator, TaskReport, format_metrics
+from remixer_t5x.models.beam_search import BeamSearch
 from remixer_tasks import vocabularies
 from remixer_tasks.corpora.text_corpus import ParsedCorpus
 
@@ -181,6 +182,23 @@ def test_results_are_appended_after_a_truncated_line(tmp_path):
             file.write('{"kind": "val')
     assert checkpoint_evaluation.read_evaluated_steps(str(tmp_path), {'validation/a': ''}) == {1, 2}
     assert b'\n\n' not in (tmp_path / 'metrics.jsonl').read_bytes()
+
+
+def test_a_step_is_evaluated_again_with_other_settings(tmp_path):
+    echo, decoding = task('echo_settings'), Decoding(4, LENGTHS)
+    with contextlib.closing(checkpoint_evaluation.ReportWriter(str(tmp_path))) as writer:
+        for report in evaluator(echo)({}):
+            writer.write(report, 1, tmp_path)
+
+    def read_steps(decoding=decoding, **settings):
+        other = TaskEvaluator(TaskEvaluation(echo, decoding, **settings), Echo(), Partitioner())
+        return checkpoint_evaluation.read_evaluated_steps(str(tmp_path), other.settings_hashes)
+
+    assert read_steps() == read_steps(Decoding(8, LENGTHS, seed=1)) == {1}
+    others = [{'examples': 5}, {'rank_choices': True}]
+    fields = [{'decoder': BeamSearch(beams=2)}, {'stop_strings': 'no'}, {'feature_lengths': {**LENGTHS, 'targets': 11}}]
+    others += [{'decoding': dataclasses.replace(decoding, **changed)} for changed in fields]
+    assert [read_steps(**settings) for settings in others] == [set()] * 5
 
 
 @pytest.mark.parametrize('text', ['even  odd', 'né'])

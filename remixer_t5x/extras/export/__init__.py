@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> None:
 
 def _export_model(args: argparse.Namespace, settings: TextInference, folder: pathlib.Path) -> None:
     from remixer_t5x.data import batch_formats, task_vocabulary
-    from remixer_t5x.evaluate import predictions, text_inference
+    from remixer_t5x.evaluate import predictions
     from remixer_t5x.extras.export import exported_functions
     from remixer_t5x.run_folder import model_dir
 
@@ -88,7 +88,7 @@ def _export_model(args: argparse.Namespace, settings: TextInference, folder: pat
                 # Vocabularies of remixer_tasks convert sentinels in texts to ids; vocabularies of seqio do not.
                 'sentinel_pattern': getattr(vocabulary, 'sentinel_pattern', None),
             },
-            'decoder': text_inference.format_decoder_name(decoder),
+            'decoder': predictions.format_decoder_name(decoder),
             'labels': list(getattr(model, 'labels', None) or ()),
             'weights': args.quantize or 'float32',
             'checkpoint': step,
