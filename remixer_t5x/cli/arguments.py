@@ -95,6 +95,11 @@ _GENERATION_OPTIONS = {
     'forced_prefix': ('IDS', "token ids that answers begin with, as in '[5, 6]'"),
     'stop_strings': ('TEXTS', "an answer ends after this text, or the first of several, as in \"['.', 'END']\""),
 }
+# Macros of options that only some decoders have, and the fields of these decoders.
+_DECODER_FIELDS = {
+    **{'BEAMS': 'beams', 'TEMPERATURE': 'temperature', 'TOP_K': 'top_k', 'TOP_P': 'top_p', 'MIN_P': 'min_p'},
+    'SAMPLES': 'num_samples',
+}
 
 
 def add_decoder_flags(parser: argparse.ArgumentParser, batch_size: str) -> Any:
@@ -112,12 +117,22 @@ def add_decoder_flags(parser: argparse.ArgumentParser, batch_size: str) -> Any:
     return group
 
 
-def apply_decoder_flags(args: argparse.Namespace) -> None:
-    """Converts the flags `--beams` and `--sampling` to gin flags in `args.gin_flags`."""
+def apply_decoder_flags(args: argparse.Namespace, base: Sequence[str]) -> None:
+    """Converts the flags `--beams` and `--sampling` to gin flags in `args.gin_flags`.
+
+    `base` contains the gin files that the command reads by default. Raises UserError if another flag sets an option
+    that the decoder does not have.
+    """
+    options = {name for name, _ in args.gin_flags} & _DECODER_FIELDS.keys()
     if args.beams is not None:
         args.gin_flags = [*args.gin_flags, ('DECODER', '@beam_search.BeamSearch()'), ('BEAMS', str(args.beams))]
     if args.sampling is not None:
         args.gin_flags = [*args.gin_flags, ('DECODER', '@sampling.Sampling()'), ('TEMPERATURE', args.sampling)]
+    decoder = load_macro_values(args, 'DECODER', base=base)[0] if options else None
+    for name in sorted(options):
+        if not hasattr(decoder, _DECODER_FIELDS[name]):
+            flag = '--beams' if name == 'BEAMS' else '--sampling'
+            raise UserError(f'{name} requires {flag}, got {type(decoder).__name__}; pass {flag}, or omit {name}')
 
 
 def split_gin_flags(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:

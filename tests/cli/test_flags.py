@@ -22,6 +22,7 @@ def parse(*argv):
     [(infer, (), Greedy()), (infer, ('--beams=3',), BeamSearch(beams=3)),
      (evaluate, ('--sampling=0.5', '--min_p=0.1'), Sampling(temperature=0.5, min_p=0.1)),
      (evaluate, ('--gin.DECODER=@sampling.Sampling()', '--gin.TOP_K=3'), Sampling(top_k=3)),
+     (infer, ('--gin.DECODER=@sampling.Sampling()', '--min_p=0.1'), Sampling(min_p=0.1)),
      (infer, ('--no_repeat_ngram_size=2', '--repetition_penalty=1.5', '--min_new_tokens=3'),
       Greedy(no_repeat_ngram_size=2, repetition_penalty=1.5, min_new_tokens=3)),
      (infer, ('--beams=3', '--bad_words_ids=[[5, 6], [7]]', '--forced_prefix=[4]'),
@@ -29,7 +30,7 @@ def parse(*argv):
 )  # fmt: skip
 def test_flags_choose_the_decoder_and_the_batch_size(command, flags, decoder):
     args = parse(command.COMMAND.name, *flags, '--batch_size=7')
-    arguments.apply_decoder_flags(args)
+    arguments.apply_decoder_flags(args, command.BASE)
     macro = {'infer': 'INFER_BATCH_SIZE', 'eval': 'EVAL_BATCH_SIZE'}[command.COMMAND.name]
     assert arguments.load_macro_values(args, 'DECODER', macro, base=command.BASE) == [decoder, 7]
     gin.clear_config()
@@ -41,6 +42,21 @@ def test_two_decoders_are_rejected():
             parse('infer', *flags)
     for temperature in ('hot', '0'):
         args = parse('infer', f'--sampling={temperature}')
-        arguments.apply_decoder_flags(args)
+        arguments.apply_decoder_flags(args, infer.BASE)
         with pytest.raises(UserError, match=f'TEMPERATURE must be .*{temperature}'):
             arguments.load_macro_values(args, 'DECODER', base=infer.BASE)
+
+
+@pytest.mark.parametrize(
+    ('flags', 'message'),
+    [(('--min_p=0.1',), 'MIN_P requires --sampling, got Greedy; pass --sampling, or omit MIN_P'),
+     (('--beams=3', '--min_p=0.1'), 'MIN_P requires --sampling, got BeamSearch'),
+     (('--gin.TEMPERATURE=0.5',), 'TEMPERATURE requires --sampling'), (('--gin.TOP_K=3',), 'TOP_K requires --sampling'),
+     (('--gin.TOP_P=0.9',), 'TOP_P requires --sampling'), (('--gin.SAMPLES=2',), 'SAMPLES requires --sampling'),
+     (('--sampling', '--gin.BEAMS=3'), 'BEAMS requires --beams, got Sampling')],
+)  # fmt: skip
+@pytest.mark.parametrize('command', [infer, evaluate])
+@pytest.mark.usefixtures('clean_gin')
+def test_options_of_another_decoder_are_rejected(command, flags, message):
+    with pytest.raises(UserError, match=message):
+        command.run(parse(command.COMMAND.name, *flags))
