@@ -4,9 +4,13 @@
 #
 #   scripts/quickstart.sh                   in .venv, into runs/quickstart
 #   scripts/quickstart.sh --model=t5_1_1    another model, into runs/quickstart_t5_1_1; passes other flags on
-#   VENV=/path scripts/quickstart.sh        in another virtual environment, created if missing
-#   MODEL_DIR=/path scripts/quickstart.sh   into another folder
+#   VENV=path scripts/quickstart.sh         in another virtual environment, created if missing
+#   MODEL_DIR=path scripts/quickstart.sh    into another folder
+#
+# .venv and runs/ are in this checkout. Relative paths in VENV, MODEL_DIR and flags refer to the current folder.
 set -euo pipefail
+FOLDER="$PWD"
+[[ "${VENV:-/}" == /* ]] || VENV="$FOLDER/$VENV"
 cd "$(dirname "$0")/.."
 
 source scripts/environment.sh
@@ -14,9 +18,11 @@ prepare_environment ''
 if [[ " $* " =~ \ --model[=\ ]([^\ ]+) ]]; then
     suffix="_${BASH_REMATCH[1]//\//_}"
 fi
-MODEL_DIR="${MODEL_DIR:-runs/quickstart${suffix:-}}"
+VENV="$(cd "$VENV" && pwd)"
+MODEL_DIR="${MODEL_DIR:-$PWD/runs/quickstart${suffix:-}}"
 
 say "training on this computer: English sentences to logical forms, into $MODEL_DIR"
+cd "$FOLDER"
 "$VENV/bin/remixer-t5x" train --gin_file=experiments/quickstart.gin "--gin.MODEL_DIR=$MODEL_DIR" "$@"
 
 say 'try next'

@@ -42,6 +42,15 @@ def words(line):
     return done.stdout.split('\0')[:-1]
 
 
+def test_paths_of_the_quickstart_are_relative_to_the_current_folder(tmp_path):
+    harness.write_program(tmp_path / 'venv/bin/python', 'true')
+    harness.write_program(tmp_path / 'venv/bin/remixer-t5x', 'echo "$PWD: $*" > "${0%/*}/calls"')
+    env = {**os.environ, 'VENV': str(tmp_path / 'venv'), 'MODEL_DIR': 'mine'}
+    done = subprocess.run([ROOT / 'scripts/quickstart.sh', '--model=t5_1_1'], cwd=tmp_path, env=env)
+    call = (tmp_path / 'venv/bin/calls').read_text()
+    assert done.returncode == 0 and call.startswith(f'{tmp_path}: train ') and '--gin.MODEL_DIR=mine ' in call
+
+
 @pytest.fixture
 def programs(tmp_path, monkeypatch):
     """Returns a function that writes programs to PATH; its attribute `calls` returns the recorded command lines."""
