@@ -21,14 +21,18 @@ Tree = Any
 LORA_PATTERN = f'/({LORA_IN}|{LORA_OUT})$'
 
 
-def restrict_to_trainable(optimizer: Any, trainable: str | None = None, lora: str | None = None) -> Optimizer:
+def restrict_to_trainable(
+    optimizer: Any, trainable: str | None = None, lora: str | None = None, model: Any = None
+) -> Optimizer:
     """Restricts `optimizer` to the parameters whose names match the regular expression `trainable`.
 
-    If `trainable` is None and `lora` is set (`lora.with_adapters`), only the LoRA matrices are trained; if both are
-    None, all parameters are trained. Raises UserError if the expression is invalid or matches no parameter.
+    If `trainable` is None and `lora` is set (`lora.with_adapters`), only the LoRA matrices and the head of `model` are
+    trained, because a head may have random initial values; if both are None, all parameters are trained. Raises
+    UserError if the expression is invalid or matches no parameter.
     """
-    optimizer = as_optimizer(optimizer)
-    pattern = LORA_PATTERN if trainable is None and lora is not None else trainable
+    optimizer, pattern = as_optimizer(optimizer), trainable
+    if trainable is None and lora is not None:
+        pattern = '|'.join([LORA_PATTERN, *(f'^{head}/' for head in getattr(model, 'fresh_parameters', ()))])
     if pattern is None:
         return optimizer
     check_regex('TRAINABLE', pattern, 'encoder/.*/kernel')

@@ -85,6 +85,18 @@ def test_invalid_expressions_are_rejected(names, words):
         make_plan_and_step(names)
 
 
+@pytest.mark.parametrize(('model_type', 'heads'), [('classifier', {'head'}), ('encoder_only', set())])
+def test_lora_also_trains_the_head_of_a_classifier(model_type, heads):
+    """BERT's head for masked language modelling is pretrained, so it is frozen."""
+    model = build_model('models/bert.gin', 'sizes/tiny.gin', f'model_types/{model_type}.gin')
+    adapted = lora.with_adapters(model, 'query')
+    rule = trainable.restrict_to_trainable(optimizer.adamw(0.1), lora='query', model=model)
+    plan = train_state.plan_train_state(adapted, rule, SHAPES, Partitioner())
+    trained, frozen = trainable.split_params(plan.abstract.params, rule.trainable)
+    assert trained.keys() == {'encoder', *heads}
+    assert len(by_name(trained['encoder'])) == 2 and 'head' in {**trained, **frozen} and 'token_embedder' in frozen
+
+
 def test_moments_are_sharded_like_trained_parameters(tmp_path):
     """Uses an abstract mesh of eight devices, adapters of all dense layers, and a trained sublayer."""
     (tmp_path / 'model.gin').write_text(saved_run.CONFIG)

@@ -61,7 +61,7 @@ def read_step_spec(args: argparse.Namespace) -> tuple[StepSpec, Hardware]:
     step = StepSpec(
         lora.with_adapters(model, values['LORA'], values['LORA_RANK']),
         trainable.restrict_to_trainable(
-            average_params(values['OPTIMIZER'], values['EMA_DECAY']), values['TRAINABLE'], values['LORA']
+            average_params(values['OPTIMIZER'], values['EMA_DECAY']), values['TRAINABLE'], values['LORA'], model
         ),
         values['PARTITIONER'],
         batch_formats.get_abstract_batch(model.model_type, lengths, size, values['PACK']),
@@ -85,8 +85,10 @@ def build_recomputing_model(args: argparse.Namespace) -> Any:
 
 def build_adafactor(args: argparse.Namespace) -> Optimizer:
     """Returns an Adafactor optimizer with the step's settings for averaging, freezing and adapting parameters."""
-    decay, pattern, adapted = arguments.load_macro_values(args, 'EMA_DECAY', 'TRAINABLE', 'LORA', defaults=_DEFAULTS)
-    return trainable.restrict_to_trainable(average_params(adafactor(learning_rate=1e-3), decay), pattern, adapted)
+    decay, *restrictions = arguments.load_macro_values(
+        args, 'EMA_DECAY', 'TRAINABLE', 'LORA', 'MODEL', defaults=_DEFAULTS
+    )
+    return trainable.restrict_to_trainable(average_params(adafactor(learning_rate=1e-3), decay), *restrictions)
 
 
 def print_memory_tables(args: argparse.Namespace) -> None:
