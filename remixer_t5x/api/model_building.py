@@ -1,10 +1,10 @@
 """Builds a model from gin files and macros."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from remixer_t5x.config import loading
+from remixer_t5x.config import gin_files, loading, reference_resolver
 from remixer_t5x.errors import UserError
 from remixer_t5x.models.interface import Model
 
@@ -24,8 +24,8 @@ def build_model(*gin_files: str, **macros: object) -> Model:
     Replaces gin's global configuration. Loading another configuration later does not change the model.
 
     Raises:
-        UserError: a file does not exist, a name is unknown, a value is invalid, or a model setting, such as one from
-            `sizes/*.gin`, is missing.
+        UserError: a file does not exist, a name is unknown, a value is invalid, a macro is a setting of a run and not
+            of a model, or a model setting, such as one from `sizes/*.gin`, is missing.
     """
     if not gin_files:
         raise UserError(
@@ -43,6 +43,10 @@ def _build_model(gin_files: Sequence[str], macros: Mapping[str, object]) -> Mode
     objects = {name: value for name, value in macros.items() if name not in references}
     sources = loading.ConfigSources([str(file) for file in gin_files], list(references.items()), objects=objects)
     (model,) = loading.load_macro_values(sources, 'MODEL', only=True)
+    # The loaded configuration contains only the macros that MODEL reads.
+    _check_macros_are_for_models(
+        name for name in macros if reference_resolver.get_unevaluated_macro(name) is reference_resolver.UNDEFINED
+    )
     if not isinstance(model, Model):
         return model
     try:
@@ -52,6 +56,15 @@ def _build_model(gin_files: Sequence[str], macros: Mapping[str, object]) -> Mode
         return dataclasses.replace(model, config='')
     loading.load_gin_config(dataclasses.replace(sources, flags=flags, objects={}), '%MODEL', only=True)
     return dataclasses.replace(model, config=loading.get_config_text())
+
+
+def _check_macros_are_for_models(unread: Iterable[str]) -> None:
+    """Raises UserError if an unread macro is a setting of runs. A macro that another model reads is allowed."""
+    for name in unread:
+        files = gin_files.find_files_with_macro(name)
+        if files and all(file.startswith(('runs/', 't5x/')) for file in files):
+            lora = ", and call remixer_t5x.models.lora.with_adapters(model, 'query|value')" if 'LORA' in name else ''
+            raise UserError(f'{name} is a setting of {files[0]}, which build_model does not read; omit it{lora}')
 
 
 def _format_gin_value(value: Any) -> str:

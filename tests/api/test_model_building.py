@@ -61,6 +61,9 @@ def test_a_macro_may_be_a_class_a_function_or_a_gin_reference():
         (('models/t5_1_1.gin', 'sizes/tiny.gin'), {'EMBED_DIMM': 8}, 'did you mean EMBED_DIM'),
         (('models/t5_1_1.gin', 'sizes/tiny.gin'), {'VOCAB_SIZE': 0}, 'set VOCAB_SIZE'),
         (('models/t5_1_1.gin', 'sizes/tiny.gin'), {'ENCODER_MIXER': 'fnet.FNet'}, 'pass ENCODER_MIXER=@fnet.FNet'),
+        (('models/t5_1_1.gin', 'sizes/tiny.gin'), {'LORA': 'query'}, 'omit it, and call remixer_t5x.models.lora.with_'),
+        (('models/t5_1_1.gin', 'sizes/tiny.gin'), {'BATCH_SIZE': 8}, 'BATCH_SIZE is a setting of runs/'),
+        (('models/t5_1_1.gin', 'sizes/tiny.gin'), {'OPTIMIZER': fnet.FNet}, 'OPTIMIZER is a setting of runs/'),
     ],
 )
 def test_invalid_arguments_raise_a_one_line_error(files, macros, message):
