@@ -63,6 +63,7 @@ class RunData:
         if tasks is not None:
             # The constructor reads the examples, and checks that they are equal in all processes.
             self.evaluator = task_evaluation.TaskEvaluator(tasks, model, partitioner)
+            _check_evaluation_vocabulary(self.evaluator, self.record['vocabulary'])
             self.record['examples_hashes'] = self.evaluator.examples_hashes
         self.notes = [*self.evaluator.notes] if self.evaluator else []
         if not dataset.save_position:
@@ -112,6 +113,15 @@ class RunData:
             else (split, *split.split_by_task())
         )
         return {part.name: part.open_batches(self._partitioner.get_data_shard(), self._threads) for part in parts}
+
+
+def _check_evaluation_vocabulary(evaluator: task_evaluation.TaskEvaluator, expected: str) -> None:
+    evaluated = task_vocabulary.get_vocabulary_record(evaluator.vocabulary)
+    if evaluated != expected:
+        raise UserError(
+            f'EVAL_MIXTURE_OR_TASK_NAME must have the vocabulary of MIXTURE_OR_TASK_NAME, {expected}, got {evaluated} '
+            f'for {evaluator.seqio_tasks[0].name}; register its tasks with the vocabulary of the training task'
+        )
 
 
 def create_shared_model_dir(path: str) -> epath.Path:

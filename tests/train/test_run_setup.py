@@ -1,0 +1,36 @@
+"""The data of a run: training and evaluation must agree."""
+
+import types
+
+import pytest
+import seqio
+
+from remixer_t5x import build_model
+from remixer_t5x.data import pipeline
+from remixer_t5x.devices.partition import Partitioner
+from remixer_t5x.errors import UserError
+from remixer_t5x.evaluate.predictions import Decoding
+from remixer_t5x.evaluate.task_evaluation import TaskEvaluation
+from remixer_t5x.train import run_setup
+from tests.support import toy_tasks
+
+LENGTHS = {'inputs': 16, 'targets': 8}
+
+
+def read_data(trained, evaluated):
+    """Returns the data of a run whose training and evaluation tasks have these vocabularies."""
+    tasks = TaskEvaluation(toy_tasks.labelled(evaluated, 'evaluated'), Decoding(4, LENGTHS))
+    model = build_model('models/t5_1_1.gin', 'sizes/tiny.gin', VOCAB_SIZE=384)
+    run = types.SimpleNamespace(
+        step_config=types.SimpleNamespace(model=model, partitioner=Partitioner()),
+        dataset=pipeline.DatasetConfig(toy_tasks.labelled(trained), LENGTHS, 4),
+        evaluation=None,
+        tasks=tasks,
+    )
+    return run_setup.RunData(run)
+
+
+def test_evaluated_tasks_must_have_the_vocabulary_of_the_training_task():
+    assert read_data(seqio.ByteVocabulary(), seqio.ByteVocabulary()).record['examples_hashes']
+    with pytest.raises(UserError, match='EVAL_MIXTURE_OR_TASK_NAME .* of 259 ids, got .* of 264 ids for evaluated'):
+        read_data(seqio.ByteVocabulary(0), seqio.ByteVocabulary(5))
