@@ -58,8 +58,8 @@ def select_ranking_metric(
         )
     if best_metrics == MEAN:
         higher = [value for name, value in metrics.items() if not _LOWER_IS_BETTER.fullmatch(name)]
-        name, values = (MEAN, higher) if higher else (f'-{MEAN}', metrics.values())
-        return (name, statistics.fmean(values)) if metrics else None
+        values = higher or list(metrics.values())
+        return (MEAN if higher else f'-{MEAN}', statistics.fmean(values)) if values else None
     name = best_metrics.get(task) if isinstance(best_metrics, Mapping) else None
     if name is not None and name.removeprefix('-') not in metrics:
         raise UserError(f'BEST_METRICS of {task} must be one of its metrics ({", ".join(metrics)}), got {name!r}')
