@@ -97,8 +97,8 @@ _GENERATION_OPTIONS = {
 }
 # Macros of options that only some decoders have, and the fields of these decoders.
 _DECODER_FIELDS = {
-    **{'BEAMS': 'beams', 'TEMPERATURE': 'temperature', 'TOP_K': 'top_k', 'TOP_P': 'top_p', 'MIN_P': 'min_p'},
     'SAMPLES': 'num_samples',
+    **{name: name.lower() for name in ('BEAMS', 'TEMPERATURE', 'TOP_K', 'TOP_P', 'MIN_P')},
 }
 
 

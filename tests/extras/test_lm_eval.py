@@ -245,7 +245,7 @@ def test_a_decoder_with_only_a_mixer_is_scored_by_definition(decoder_run):
 
 @pytest.mark.parametrize('kind', ['t5', 'decoder_run'])
 def test_rows_begin_with_the_special_tokens_of_the_vocabulary(kind, request, monkeypatch):
-    """Such as <bos> of Gemma; a context that is too long loses its first tokens, but not the special token."""
+    """Truncating a long context removes its first tokens, but keeps special tokens such as Gemma's <bos>."""
     path, begin = request.getfixturevalue(kind), 5
     trained = remixer_t5x.load(str(path))
     encode = type(trained.vocabulary).encode

@@ -185,9 +185,7 @@ def test_a_copied_data_set_keeps_its_commit_and_prints_it(tmp_path, monkeypatch,
     """Other settings, which copy it again, read the same commit."""
     hub = FakeHub()
     try:
-        hub.use(monkeypatch, tmp_path / 'hub')
-        monkeypatch.setattr(datasets.config, 'HF_ENDPOINT', hub.address)
-        monkeypatch.setattr(datasets.config, 'HF_DATASETS_CACHE', str(tmp_path / 'datasets'))
+        hub.use_for_datasets(monkeypatch, tmp_path)
         monkeypatch.setenv('REMIXER_T5X_CACHE', str(tmp_path / 'cache'))
 
         def read(**settings):

@@ -164,7 +164,7 @@ def test_columns_of_a_file_without_names_are_numbers(tmp_path):
     assert read_pairs(tmp_path, name, content, '{1}', '2')[0] == [('x', 'y'), ('z', 'w')]
     for targets in (None, '{7}'):
         assert list(pair_inputs.fill_template(TextInputs(str(tmp_path / name)), '{1}', targets=targets)) == ['x', 'z']
-    # Every line is a row, even one of the column numbers.
+    # Every line is a row, even if its cells are equal to the column numbers.
     assert read_pairs(tmp_path, 'b.csv', '0,1\n1,0\n', '{0}', '{1}')[0] == [('0', '1'), ('1', '0')]
     assert list(pair_inputs.fill_template(TextInputs(str(tmp_path / 'b.csv')), '{0}')) == ['0', '1']
     # A column name in either template means that the file has names.

@@ -206,9 +206,7 @@ def test_a_data_set_on_the_hub_is_streamed_with_its_commit(folders, tmp_path, mo
     """Uses the real datasets and huggingface_hub with a fake Hub server."""
     hub = FakeHub()
     try:
-        hub.use(monkeypatch, tmp_path / 'cache')
-        monkeypatch.setattr(datasets.config, 'HF_ENDPOINT', hub.address)
-        monkeypatch.setattr(datasets.config, 'HF_DATASETS_CACHE', str(tmp_path / 'datasets'))
+        hub.use_for_datasets(monkeypatch, tmp_path)
         hub.add('some/body', folders / 'jsonl')
         corpus = streamed('some/body', validation_fraction=1e-9)
         assert sorted(documents(corpus, 'train')) == ALL

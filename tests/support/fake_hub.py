@@ -54,6 +54,14 @@ class FakeHub:
             monkeypatch.setattr(constants, name, value)
         monkeypatch.setenv('HF_TOKEN', 'hf_of_a_test')
 
+    def use_for_datasets(self, monkeypatch, folder) -> None:
+        """Redirects huggingface_hub and datasets to this server, with new caches in `folder`."""
+        import datasets
+
+        self.use(monkeypatch, folder / 'hub')
+        monkeypatch.setattr(datasets.config, 'HF_ENDPOINT', self.address)
+        monkeypatch.setattr(datasets.config, 'HF_DATASETS_CACHE', str(folder / 'datasets'))
+
     def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()

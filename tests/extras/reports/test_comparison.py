@@ -160,7 +160,7 @@ def test_cost_differences_above_five_percent_cause_a_warning():
     costs = {'t5': COUNTS, 'remixer': more}
     (line,) = cost_matching.describe_cost_differences(costs, can_match=True)
     assert 'remixer has 10% more parameters than t5' in line and '--equal=parameters' in line
-    # The runs in the folder have other widths.
+    # Existing runs in the folder were trained with different widths.
     assert 'another --folder' in line
     (line,) = cost_matching.describe_cost_differences(costs, can_match=False)
     assert 'remixer has 10% more parameters than t5' in line and '--equal' not in line
