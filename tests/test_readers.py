@@ -15,7 +15,7 @@ REASONS = {
         config/gin_files.py::read_shipped_files config/gin_files.py::read config/user_modules.py::find_imported_modules
         extras/reproduce/tables.py::read_papers data/pipeline.py::require_cache
         interop/shared_folder.py::make_code_importable remixer_tasks/caching.py::_describe_cached_split
-        remixer_tasks/caching.py::_read_text
+        remixer_tasks/caching.py::_read_text remixer_tasks/huggingface_datasets.py::_read_commit
     """,
     'written by this process': """
         data/task_vocabulary.py::save_vocabulary checkpoints/durable_folders.py::commit_checkpoint

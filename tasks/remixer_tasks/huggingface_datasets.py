@@ -60,8 +60,8 @@ class HubDataset:
 
         If `document` raises ValueError, the row is malformed.
         """
-        if self._commit_file.exists():
-            _print_commit(self.path, self._commit_file.read_text())
+        if commit := self._read_commit():
+            _print_commit(self.path, commit)
         read = functools.partial(self._read_documents, document)
         return ParsedCorpus(
             name=f'{self.path}, split {self.train_split}',
@@ -86,6 +86,9 @@ class HubDataset:
     def _commit_file(self) -> Path:
         """The file with the commit that was copied first for `revision`."""
         return cache.get_cache_root() / 'commits' / cache.hash_cache_key(self.path, self.revision)
+
+    def _read_commit(self) -> str | None:
+        return self._commit_file.read_text() if self._commit_file.exists() else None
 
     def _compute_fingerprint(self) -> list[Any]:
         """Returns values that change if the data may have changed."""
@@ -116,15 +119,14 @@ class HubDataset:
             if folder.is_dir():
                 splits, files = _load_folder(folder, self.name, streaming)
             else:
-                is_known = not streaming and self._commit_file.exists()
-                revision = self._commit_file.read_text() if is_known else self.revision
-                builder = datasets.load_dataset_builder(self.path, self.name, revision=revision)
+                known = None if streaming else self._read_commit()
+                builder = datasets.load_dataset_builder(self.path, self.name, revision=known or self.revision)
                 urls = [url for part in (builder.config.data_files or {}).values() for url in part]
                 if outside := [url for url in urls if not url.startswith('hf://')]:
                     raise UserError(
                         f'{self.path} refers to {outside[0]}, which is not on the Hub; use another data set'
                     )
-                if not (streaming or is_known or builder.hash == self.revision):
+                if not (streaming or known or builder.hash == self.revision):
                     with cache.create_cache_entry(self._commit_file) as unfinished:
                         unfinished.write_text(builder.hash)
                     _print_commit(self.path, builder.hash)
