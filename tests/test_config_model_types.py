@@ -10,6 +10,7 @@ from flax import linen as nn
 from remixer_t5x import axes, build_model
 from remixer_t5x.data import batch_formats
 from remixer_t5x.models import interface
+from remixer_t5x.optim import train_step
 
 CONFIGS = pathlib.Path(__file__).parent.parent / 'configs'
 DECODER_ONLY = 'model_types/decoder_only.gin'
@@ -80,7 +81,28 @@ def test_renaming_ids_changes_no_loss(files, lengths, macros):
     np.testing.assert_allclose(loss(permuted, {**batch, **renamed})[0], loss(nn.unbox(boxed), batch)[0], rtol=1e-5)
 
 
-@pytest.mark.parametrize('model_type', ['classifier', 'token_labels'])
-def test_label_smoothing_reaches_the_models_with_labels(model_type):
-    files = ['models/t5_1_1.gin', 'sizes/tiny.gin', f'model_types/{model_type}.gin']
-    assert build_model(*files, LABELS=('O', 'B'), LABEL_SMOOTHING=0.1).label_smoothing == 0.1
+@pytest.mark.parametrize(
+    'files',
+    [
+        ['models/t5_1_1.gin'],
+        ['models/gpt2.gin'],
+        ['models/bert.gin'],
+        ['models/t5_1_1.gin', 'model_types/classifier.gin'],
+        ['models/t5_1_1.gin', 'model_types/token_labels.gin'],
+    ],
+    ids=lambda files: pathlib.Path(files[-1]).stem,
+)
+def test_label_smoothing_is_not_evaluated(files):
+    sizes = {'VOCAB_SIZE': 12, 'EMBED_DIM': 16, 'NUM_HEADS': 2, 'HEAD_DIM': 8}
+    labels = {'LABELS': ('O', 'B')} if len(files) > 1 else {}
+    smoothed, plain = (
+        build_model(*files, 'sizes/tiny.gin', LABEL_SMOOTHING=smoothing, **sizes, **labels) for smoothing in (0.2, 0.0)
+    )
+    lengths = {'inputs': 9, 'targets': 9} if plain.model_type != 'decoder_only' else {'targets': 9}
+    arrays = batch_formats.get_abstract_batch(plain.model_type, lengths, batch_size=3)
+    batch = {name: np.ones(array.shape, array.dtype) for name, array in arrays.items()}
+    params = nn.unbox(plain.init(jax.random.key(0), {name: array.shape for name, array in batch.items()}))
+    expected = float(plain.loss(params, batch)[0])
+    assert float(smoothed.loss(params, batch)[0]) != pytest.approx(expected, rel=1e-4)
+    for model in (smoothed, plain):
+        np.testing.assert_allclose(train_step.make_eval_step(model)(params, batch)['loss'], expected, rtol=1e-6)

@@ -1,7 +1,7 @@
 """Text classification and regression models: encoders with a head that predicts a label or a number for each text."""
 
 import dataclasses
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -53,6 +53,9 @@ class Classifier(EncoderWithHead):
 
     def __post_init__(self) -> None:
         check_label_names(self.labels)
+
+    def without_label_smoothing(self) -> Self:
+        return dataclasses.replace(self, label_smoothing=0.0)
 
     def loss(self, params: Params, batch: Batch, dropout_rng: jax.Array | None = None) -> tuple[jax.Array, MetricSums]:
         """Returns the summed cross-entropy, or the summed squared error for regression, and sums of metrics."""

@@ -5,7 +5,7 @@ The arrays in a batch of each model type are defined in `data.batch_formats`.
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -76,6 +76,10 @@ class Model:
         """
         raise NotImplementedError
 
+    def without_label_smoothing(self) -> Self:
+        """Returns this model with the loss that is evaluated; label smoothing would distort perplexities."""
+        return self
+
     def _init_method_and_inputs(self, batch: Batch) -> tuple[str, dict[str, Any]]:
         """Returns the name of a module method that uses all parameters, and the arguments to call it with."""
         raise NotImplementedError
@@ -109,6 +113,9 @@ class GenerativeModel(Model):
     @property
     def logit_softcap(self) -> float | None:
         return getattr(self.module, 'logit_softcap', None)
+
+    def without_label_smoothing(self) -> Self:
+        return dataclasses.replace(self, loss_function=dataclasses.replace(self.loss_function, label_smoothing=0.0))
 
     def _compute_hidden(self, params: Params, batch: Batch, rng: jax.Array | None = None) -> jax.Array:
         """Returns the input of the output projection, [batch, length, embed], with dropout if `rng` is a key."""

@@ -1,7 +1,7 @@
 """Masked language models (Devlin et al. 2019)."""
 
 import dataclasses
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -41,6 +41,9 @@ class MaskedLM(Model):
     predicted_share: ranges.PositiveFraction = 0.25
 
     model_type = 'encoder_only'
+
+    def without_label_smoothing(self) -> Self:
+        return dataclasses.replace(self, loss_function=dataclasses.replace(self.loss_function, label_smoothing=0.0))
 
     def loss(self, params: Params, batch: Batch, dropout_rng: jax.Array | None = None) -> tuple[jax.Array, MetricSums]:
         """Returns the loss summed over the tokens to predict, and sums of metrics."""

@@ -166,13 +166,16 @@ def compute_non_padding_fraction(batch: Batch) -> jax.Array | None:
 def make_eval_step(
     model: Model, token_bytes: np.ndarray | None = None, count_targets: bool = False
 ) -> Callable[[Params, Batch], Metrics]:
-    """Returns a pure evaluation step `step(params, batch) -> sums`, with the sums of `model.loss` without dropout.
+    """Returns a pure evaluation step `step(params, batch) -> sums`.
+
+    The sums are those of `model.loss` without dropout and label smoothing.
 
     Args:
         token_bytes: [ids], number of bytes in the text of each id, from which the sum `bytes` over the decoder targets
             is computed; if None, `bytes` is not computed.
         count_targets: whether to add `target_counts` [ids], the number of occurrences of each id in the targets.
     """
+    model = model.without_label_smoothing()
 
     def step_fn(params, batch):
         sums = model.loss(params, batch, None)[1]

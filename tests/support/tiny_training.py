@@ -74,6 +74,9 @@ class TinyModel:
         shape = batch_shapes['encoder_input_tokens'], batch_shapes['decoder_target_tokens']
         return TinyModule(self.vocab_size, self.embed).init(rng, *(jnp.ones(s, jnp.int32) for s in shape))['params']
 
+    def without_label_smoothing(self):
+        return self
+
     def loss(self, params, batch, dropout_rng=None):
         targets, weights = batch['decoder_target_tokens'], batch['decoder_loss_weights'].astype(jnp.float32)
         logits = TinyModule(self.vocab_size, self.embed).apply(
