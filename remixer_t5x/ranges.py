@@ -21,10 +21,10 @@ from remixer_t5x.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """The range of numbers allowed for a setting, and a description of the range for error messages."""
+    """The numbers or strings allowed for a setting, and a description of them for error messages."""
 
     description: str
-    contains: Callable[[float], bool]
+    contains: Callable[[Any], bool]
 
 
 Function = typing.TypeVar('Function', bound=Callable[..., Any])
@@ -38,6 +38,7 @@ PositiveFraction = Annotated[float, Range('a number above 0 and at most 1', lamb
 Positive = Annotated[float, Range('a number above 0', lambda n: n > 0)]
 NonNegative = Annotated[float, Range('a non-negative number', lambda n: n >= 0)]
 AboveOne = Annotated[float, Range('a number above 1', lambda n: n > 1)]
+LocalPath = Annotated[str, Range('a local path', lambda path: '://' not in path)]
 
 _DESCRIPTIONS: dict[Any, str] = {
     int: 'a whole number',
@@ -114,7 +115,7 @@ def _value_matches_type(value: Any, base: Any, bounds: Range | None) -> bool:
         return isinstance(value, (list, tuple) if base in (list, tuple) else base)
     if type(value) is not base and not (base is float and type(value) is int):
         return False
-    return bounds is None or (math.isfinite(value) and bounds.contains(value))
+    return bounds is None or ((base is str or math.isfinite(value)) and bounds.contains(value))
 
 
 def get_union_members(kind: Any) -> list[Any]:

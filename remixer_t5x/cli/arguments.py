@@ -246,6 +246,13 @@ def make_whole_number_type(minimum: int) -> Callable[[str], int]:
     return parse_integer
 
 
+def parse_local_path(text: str) -> str:
+    """Returns a path that is not a URL unchanged. The function is used as an argparse type."""
+    if '://' in text:
+        raise argparse.ArgumentTypeError(f'must be a local path, got {text!r}; copy the result after the command')
+    return text
+
+
 def split_names(text: str) -> list[str]:
     """Splits a comma-separated string into a list of names. The function is also used as an argparse type."""
     return [item.strip() for item in text.split(',') if item.strip()]

@@ -45,11 +45,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     adapters = 'a new MODEL_DIR with only the parameters that differ from --base; the others are loaded from --base'
     targets.add_argument('--to_adapters', metavar='MODEL_DIR', help=adapters)
     to_hf = 'a new folder that transformers can load, with PyTorch code if transformers lacks the model'
-    targets.add_argument('--to_hf', metavar='DIR', help=to_hf)
-    targets.add_argument('--to_safetensors', metavar='FILE', help='a new file with the parameters of any model')
+    targets.add_argument('--to_hf', type=arguments.parse_local_path, metavar='DIR', help=to_hf)
+    to_safetensors = 'a new file with the parameters of any model'
+    targets.add_argument('--to_safetensors', type=arguments.parse_local_path, metavar='FILE', help=to_safetensors)
     targets.add_argument('--to_t5x', metavar='DIR', help='a folder for a T5X checkpoint')
     shared = 'a new folder to share: weights, vocabulary, and a model card generated from the run'
-    targets.add_argument('--to_shared', metavar='DIR', help=shared)
+    targets.add_argument('--to_shared', type=arguments.parse_local_path, metavar='DIR', help=shared)
     targets.add_argument('--push_to_hub', metavar='NAME', help='a model on the Hub; uploads what --to_shared writes')
     base = 'with --to_adapters: the checkpoint that the run started from (default: its INITIAL_CHECKPOINT_PATH)'
     parser.add_argument('--base', metavar='PATH', help=base)

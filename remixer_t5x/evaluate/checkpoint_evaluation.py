@@ -79,7 +79,7 @@ class CheckpointEvaluation:
     checkpoints: Checkpoints
     tasks: TaskEvaluation
     output_dir: str | None = None
-    submission_dir: str | None = None
+    submission_dir: ranges.LocalPath | None = None
     submission_split: str = 'test'
 
     def get_results_folder(self, checkpoint: epath.Path) -> str:

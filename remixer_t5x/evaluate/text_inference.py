@@ -17,7 +17,7 @@ from typing import Any, TextIO
 
 import jax
 
-from remixer_t5x import untrusted_files
+from remixer_t5x import ranges, untrusted_files
 from remixer_t5x.checkpoints import saved_params
 from remixer_t5x.data import batch_formats, fingerprint, task_vocabulary
 from remixer_t5x.devices import collectives, partition
@@ -215,7 +215,7 @@ class TextInference:
     checkpoint: str
     decoding: predictions.Decoding
     inputs: TextInputs
-    output: str = '-'
+    output: ranges.LocalPath = '-'
     refuse_long: bool = False
 
     def check_settings(self, embed: bool = False) -> None:

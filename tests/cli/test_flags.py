@@ -60,3 +60,25 @@ def test_two_decoders_are_rejected():
 def test_options_of_another_decoder_are_rejected(command, flags, message):
     with pytest.raises(UserError, match=message):
         command.run(parse(command.COMMAND.name, *flags))
+
+
+@pytest.mark.parametrize(
+    ('command', 'flag'),
+    [('score M F', '--output'), ('export', '--to'), ('report R', '--out'), ('report R', '--pictures_dir'),
+     ('compare train', '--folder'), ('reproduce gmlp/table_3', '--folder'), ('convert --checkpoint=R', '--to_hf'),
+     ('convert --checkpoint=R', '--to_safetensors'), ('convert --checkpoint=R', '--to_shared')],
+)  # fmt: skip
+def test_output_flags_reject_urls(command, flag):
+    with pytest.raises(UserError, match=f'{flag}.* must be a local path.*, got .gs://bucket/x'):
+        parse(*command.split(), f'{flag}=gs://bucket/x')
+
+
+@pytest.mark.parametrize(
+    ('command', 'flag', 'name'), [(infer, '--output', 'OUTPUT'), (evaluate, '--submission', 'SUBMISSION_DIR')]
+)
+@pytest.mark.usefixtures('clean_gin')
+def test_output_macros_reject_urls(command, flag, name):
+    files = [f'--gin_file={file}.gin' for file in ('models/t5_1_1', 'sizes/tiny', 'data/mini_cogs')]
+    args = parse(command.COMMAND.name, f'{flag}=gs://bucket/x', *files, '--gin.CHECKPOINT_PATH=missing')
+    with pytest.raises(UserError, match=f'{name} must be a local path.*, got .gs://bucket/x'):
+        command.run(args)

@@ -28,7 +28,8 @@ SENTENCEPIECE, BYTES, IDS = 'sentencepiece', 'bytes', 'ids'
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_gin_flags(parser)
     arguments.add_macro_flag(parser, '--checkpoint', arguments.CHECKPOINT_MACRO, arguments.RUN_HELP)
-    parser.add_argument('--to', metavar='DIR', required=True, help='output folder, which must not exist')
+    to = 'output folder, which must not exist'
+    parser.add_argument('--to', type=arguments.parse_local_path, metavar='DIR', required=True, help=to)
     names = 'comma-separated: generate, score, encode, classify (default: all that the model supports)'
     parser.add_argument('--functions', type=arguments.split_names, metavar='NAMES', help=names)
     formats = 'comma-separated: stablehlo (default), saved_model'

@@ -9,12 +9,14 @@ from remixer_t5x.errors import UserError
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('folders', nargs='+', metavar='MODEL_DIR', help='folders of runs')
-    parser.add_argument('--out', metavar='FILE', default='report.html', help='output HTML file (default report.html)')
+    out = 'output HTML file (default report.html)'
+    parser.add_argument('--out', type=arguments.parse_local_path, metavar='FILE', default='report.html', help=out)
     pictures = 'draw what the models learned; executes the config.gin of each run and takes about a minute per run'
     parser.add_argument('--pictures', action='store_true', help=pictures)
     text = 'input text for the pictures (default: a short sentence)'
     parser.add_argument('--text', metavar='WORDS', help=text)
-    parser.add_argument('--pictures_dir', metavar='DIR', help='also write each picture as PNG and SVG to this folder')
+    pictures_dir = 'also write each picture as PNG and SVG to this folder'
+    parser.add_argument('--pictures_dir', type=arguments.parse_local_path, metavar='DIR', help=pictures_dir)
 
 
 def run(args: argparse.Namespace) -> None:

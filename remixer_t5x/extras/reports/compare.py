@@ -77,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--models', type=arguments.split_names, metavar='NAMES', required=True, help=models)
     parser.add_argument('--seeds', metavar='NUMBERS', default='0', help='comma-separated seeds (default 0)')
     folder = 'folder for the MODEL_DIR of each run and for report.html'
-    parser.add_argument('--folder', metavar='DIR', required=True, help=folder)
+    parser.add_argument('--folder', type=arguments.parse_local_path, metavar='DIR', required=True, help=folder)
     over = (
         'a macro and values to try with the first seed, such as LEARNING_RATE=1e-3,3e-3; repeat the flag for a grid; '
         'the other seeds use the best setting of each model'

@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         '--seeds', metavar='NUMBERS', help='comma-separated seeds (default 0,1,2 for small, 0 for paper)'
     )
     folder = 'folder for the runs (default runs/reproduce/PAPER/TABLE/SCALE)'
-    parser.add_argument('--folder', metavar='DIR', help=folder)
+    parser.add_argument('--folder', type=arguments.parse_local_path, metavar='DIR', help=folder)
     parser.add_argument(
         '--chip', default='h100', metavar='NAME', help='chip for the estimated hours in the cost table (default h100)'
     )
