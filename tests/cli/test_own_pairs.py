@@ -99,6 +99,13 @@ def test_each_file_has_separate_metrics_and_a_best_checkpoint(current_folder):
         assert large[f'{constant}/{group}'] == pytest.approx(100 * best)
 
 
+@pytest.mark.usefixtures('current_folder')
+def test_the_vocabulary_can_be_the_words_of_the_rows_in_any_experiment(capsys):
+    flags = ('--gin.PAIRS=rows.csv', '--gin.INPUTS=number', '--gin.TARGETS=answer')
+    assert main(['data', '--gin_file=data/own_pairs.gin', *flags, '--gin.VOCABULARY=@vocabularies.words()']) == 0
+    assert 'odd' in capsys.readouterr().out
+
+
 def test_infer_reads_rows_like_finetuning_even_without_a_gin_file(current_folder, capsys):
     expected = read_records('run/eval/predictions/own_pairs_large-validation-2.jsonl')
     answers = read_records('answers.jsonl')
