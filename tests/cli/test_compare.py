@@ -64,7 +64,7 @@ def compare(*arguments):
 def make_plan(*arguments):
     parser = argparse.ArgumentParser(epilog='')
     command.add_arguments(parser)
-    args = ['train', '--models=t5_1_1', '--folder=f', *arguments]
+    args = ['train', '--models=t5_1_1,remixer', '--folder=f', *arguments]
     return command.build_plan(parser.parse_args(args, argparse.Namespace(gin_flags=())))
 
 
@@ -101,6 +101,11 @@ def test_a_warning_advises_equal_only_if_it_is_not_given_and_not_refused(
     assert main(['compare', 'train', '--models=t5_1_1,remixer', f'--folder={tmp_path}', *arguments]) == 7
     (line,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith('warning'))
     assert 'remixer' in line and 'has 100% more FLOPs than t5_1_1' in line and ('--equal' in line) == advises
+
+
+def test_equal_refuses_a_single_model():
+    with pytest.raises(UserError, match='--equal requires at least two models'):
+        make_plan('--models=remixer', '--equal=flops')
 
 
 def test_equal_time_refuses_a_search_over_the_number_of_steps():

@@ -142,6 +142,8 @@ def build_plan(args: argparse.Namespace) -> ComparisonPlan:
     models = {_format_model_label(model): model for model in args.models}
     if len(models) < len(args.models):
         raise UserError(f'--models must not name a model twice, got {",".join(args.models)}; use distinct file names')
+    if args.equal and len(models) < 2:
+        raise UserError('--equal requires at least two models, got one; add a model to --models, or omit --equal')
     recipe = (
         args.compared,
         *cost_matching.build_config_flags(args, args.gin_file),
