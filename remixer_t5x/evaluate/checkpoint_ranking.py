@@ -93,11 +93,11 @@ class BestCheckpoints:
     def save_if_best(self, report: TaskReport, step: int, params: Any) -> bool:
         """Saves `params` if their score is the best so far, and returns whether they were saved.
 
-        A metric value of NaN is never the best. Raises UserError if the task does not have the selected metric, and
+        A non-finite value is never the best. Raises UserError if the task does not have the selected metric, and
         WriteError if the parameters cannot be written.
         """
         metric = self.select_metric(report)
-        if metric is None or math.isnan(metric[1]):
+        if metric is None or not math.isfinite(metric[1]):
             return False
         (name, value), folder = metric, self._folder / report.task
         known = None

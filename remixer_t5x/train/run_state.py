@@ -45,11 +45,15 @@ class EarlyStopping:
         return {'best': self.best, 'step': self.step, 'since': self.since}
 
     def add_evaluation(self, step: int, value: float) -> None:
-        """Records the `value` of the evaluation at `step`. Higher is better; a non-finite value is never the best."""
+        """Records the `value` of the evaluation at `step`, for which higher is better.
+
+        A non-finite value is never the best. Before the first finite value, evaluations are not counted, because
+        the correlation of constant predictions is NaN.
+        """
         value = collectives.broadcast(value)
         if math.isfinite(value) and (self.best is None or value > self.best):
             self.best, self.step, self.since = value, step, 0
-        else:
+        elif self.best is not None:
             self.since += 1
 
     @property

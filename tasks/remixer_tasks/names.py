@@ -170,6 +170,8 @@ def mixture(
     fixed_rates = dict(rates or {})
     if unknown := sorted(set(fixed_rates) - set(by_name)):
         raise UserError(f'RATES must contain only tasks in TASKS ({", ".join(by_name)}), got {", ".join(unknown)}')
+    if min(fixed_rates.values(), default=0) < 0 or (len(fixed_rates) == len(by_name) and not any(fixed_rates.values())):
+        raise UserError(f'RATES must be non-negative numbers, at least one of them above 0, got {fixed_rates}')
 
     def compute_rate(task: seqio.Task) -> float:
         if task.name in fixed_rates:

@@ -37,8 +37,8 @@ def best_checkpoints(tmp_path, metrics=None):
 
 
 def test_only_better_parameters_are_saved(tmp_path):
-    """A metric that is NaN is never better."""
-    values = {5: np.nan, 10: 50.0, 20: 60.0, 30: 60.0, 40: 55.0, 50: np.nan}
+    """A non-finite metric is never better."""
+    values = {5: np.nan, 10: 50.0, 20: 60.0, 30: 60.0, 40: 55.0, 50: np.nan, 60: np.inf}
     saved = [
         step
         for step, value in values.items()

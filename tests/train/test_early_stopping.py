@@ -28,12 +28,12 @@ VALUES = st.lists(st.sampled_from([1.0, 2.0, 3.0, float('nan'), float('inf')]), 
 @given(VALUES, st.integers(1, 4), st.sets(st.integers(1, 12)))
 def test_a_run_ends_after_limit_evaluations_without_improvement(values, limit, restores):
     def is_over(number):
-        """The definition: the best of the first `number` values is not among the last `limit` of them."""
+        """The definition: the first `number` values have a best finite value, and it is not among the last `limit`."""
         best, best_index = None, 0
         for index, value in enumerate(values[:number], 1):
             if math.isfinite(value) and (best is None or value > best):
                 best, best_index = value, index
-        return number - best_index >= limit
+        return best is not None and number - best_index >= limit
 
     expected = next((number for number in range(1, len(values) + 1) if is_over(number)), None)
     assert count_until_end(values, limit) == expected == count_until_end(values, limit, restores)
