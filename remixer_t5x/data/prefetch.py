@@ -127,6 +127,12 @@ class Prefetcher:
         with self._lock:
             self._failure = failure
             self._captures += captures
+            self._drop_old_captures()
+
+    def _drop_old_captures(self) -> None:
+        """Drops all captured positions before the newest one that does not follow the last consumed batch."""
+        while len(self._captures) > 1 and self._captures[1].batches <= self._consumed:
+            del self._captures[0]
 
     def _enqueue_batch(self, item: tuple[Any, BaseException | None]) -> None:
         while not self._stop.is_set():
@@ -159,9 +165,7 @@ class Prefetcher:
         with self._lock:
             if self._failure is not None:
                 raise self._failure
-            # Drop all captured positions before the one used here.
-            while len(self._captures) > 1 and self._captures[1].batches <= self._consumed:
-                del self._captures[0]
+            self._drop_old_captures()
             return dataclasses.replace(self._captures[0], batches=self._consumed)
 
     def close(self) -> None:

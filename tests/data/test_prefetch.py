@@ -59,6 +59,13 @@ def test_resumed_runs_return_every_batch_once(lengths, period, depth):
     assert seen == list(range(sum(lengths)))
 
 
+def test_old_captures_are_dropped_without_a_checkpoint():
+    with Prefetcher(Counter(), lambda n: n, START, capture_period=1, depth=2) as batches:
+        for _ in range(50):
+            next(batches)
+            assert len(batches._captures) <= 6
+
+
 def test_a_failed_capture_raises_an_error_until_the_next_capture(monkeypatch):
     counter, capture = Counter(), Counter.capture_states
 
