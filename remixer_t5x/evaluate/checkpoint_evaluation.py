@@ -70,7 +70,7 @@ class CheckpointEvaluation:
     Attributes:
         tasks: the tasks whose metrics are computed; if `tasks.split` is None, only leaderboard files are written.
         output_dir: folder for the results; None uses the folder `eval` in the MODEL_DIR of each checkpoint.
-        submission_dir: folder for the leaderboard files; None writes no leaderboard files.
+        submission_dir: folder for the leaderboard files of a single checkpoint; None writes no leaderboard files.
         submission_split: the split whose predictions are written to the leaderboard files.
     """
 
@@ -81,6 +81,10 @@ class CheckpointEvaluation:
     output_dir: str | None = None
     submission_dir: ranges.LocalPath | None = None
     submission_split: str = 'test'
+
+    def __post_init__(self) -> None:
+        if self.submission_dir and (self.checkpoints.follow is not None or ',' in self.checkpoints.path):
+            raise UserError('SUBMISSION_DIR requires a single checkpoint; pass one --checkpoint, without --follow')
 
     def get_results_folder(self, checkpoint: epath.Path) -> str:
         """Returns `output_dir`, or the folder `eval` in the MODEL_DIR that contains `checkpoint`."""

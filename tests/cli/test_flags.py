@@ -73,6 +73,14 @@ def test_output_flags_reject_urls(command, flag):
         parse(*command.split(), f'{flag}=gs://bucket/x')
 
 
+@pytest.mark.parametrize('flag', ['--follow', '--checkpoint=a,b'])
+@pytest.mark.usefixtures('clean_gin')
+def test_a_submission_of_several_checkpoints_is_rejected(flag, capsys):
+    files = [f'--gin_file={file}.gin' for file in ('models/t5_1_1', 'sizes/tiny', 'data/mini_cogs')]
+    assert main.main(['eval', '--checkpoint=missing', '--submission=files', *files, flag]) == 2
+    assert 'SUBMISSION_DIR requires a single checkpoint' in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ('command', 'flag', 'name'), [(infer, '--output', 'OUTPUT'), (evaluate, '--submission', 'SUBMISSION_DIR')]
 )
