@@ -173,6 +173,7 @@ FNET = [('ENCODER_MIXER', '@fnet.FNet'), ('ENCODER_POSITION_BIAS', 'None')]
         (['t5_1_1'], [('MUP_BASE_WIDTH', '16'), ('TIED_OUTPUT', 'True')], 'base_embed_dim of the model is 16'),
         (['bert', '../sublayers/fnet'], FNET, 'BERT cannot represent this model: .*FNet'),
         (['gpt2'], [('gpt2/feed_forward.GeluMLP.approximate', 'False'), BEGIN], 'approximate of decoder/layer/gelu'),
+        (['gpt2'], [('PREFIX_LM', 'True'), BEGIN], 'GPT-2 cannot represent this model: PREFIX_LM is True'),
     ],
 )
 def test_a_model_that_hugging_face_lacks_raises_its_difference(files, flags, words):

@@ -110,6 +110,7 @@ class Gpt2(ModelFamily):
         modules.require_condition(
             hasattr(vocabulary, 'end_id'), f'VOCABULARY is a {vocabulary_type}, not a byte-pair vocabulary'
         )
+        modules.require_condition(not model.prefix, 'PREFIX_LM is True')
         return {
             'vocab_size': model.module.vocab_size - 1,
             'embed_dim': model.module.embed_dim,
