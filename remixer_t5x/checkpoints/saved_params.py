@@ -34,7 +34,7 @@ from remixer_t5x.run_folder import model_dir, object_store
 
 # Keys in the run records of adapter checkpoints for the fingerprint of the base, the hash of its parameters, and the
 # Hugging Face model that `--from_hf` converted to the base in the cache.
-BASE_KEY, BASE_PARAMS_KEY, BASE_SOURCE_KEY = 'base', 'base_params', 'base_source'
+BASE_KEYS = BASE_KEY, BASE_PARAMS_KEY, BASE_SOURCE_KEY = 'base', 'base_params', 'base_source'
 # File in MODEL_DIR with the path of the base checkpoint. The path is absolute or relative to MODEL_DIR.
 BASE_FILE = 'base.txt'
 UNREADABLE_ADVICE = 'copy the checkpoint again, or use another'

@@ -128,8 +128,7 @@ def merge_adapters(args: argparse.Namespace) -> None:
     params, record, step = converted_checkpoint.read_checkpoint(args.checkpoint, '--checkpoint')
     folder = converted_checkpoint.create_model_dir(args.to)
     source = str(saved_params.find_checkpoint(args.checkpoint, '--checkpoint'))
-    base_keys = (saved_params.BASE_KEY, saved_params.BASE_PARAMS_KEY, saved_params.BASE_SOURCE_KEY)
-    record = {name: value for name, value in record.items() if name not in base_keys} | {'converted_from': source}
+    record = {**record, 'converted_from': source}
     converted_checkpoint.copy_vocabulary(source, folder)
     write_model_dir(folder, params, step, record, str(record.get('config') or ''))
     check_params_equal(params, converted_checkpoint.read_checkpoint(str(folder))[0], folder)

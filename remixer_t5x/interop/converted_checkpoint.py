@@ -68,6 +68,8 @@ def read_checkpoint(
 ) -> tuple[Params, dict[str, Any], int]:
     """Reads the parameters (NumPy arrays), the record and the step of a checkpoint.
 
+    The arrays include those of the base of an adapter checkpoint, so the record does not name the base.
+
     Args:
         path: a checkpoint, or a MODEL_DIR, whose newest checkpoint is read.
         setting: name of the setting or flag that contains the path, for error messages.
@@ -79,4 +81,5 @@ def read_checkpoint(
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     arrays = saved.read({n: jax.ShapeDtypeStruct(shape, np.float32, sharding=device) for n, shape in shapes.items()})
     params = traverse_util.unflatten_dict({name: np.asarray(array) for name, array in arrays.items()}, sep='/')
-    return params, dict(saved.record), int(saved.step.name) if durable_folders.is_step_name(saved.step.name) else 0
+    record = {name: value for name, value in saved.record.items() if name not in saved_params.BASE_KEYS}
+    return params, record, int(saved.step.name) if durable_folders.is_step_name(saved.step.name) else 0

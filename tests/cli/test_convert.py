@@ -120,6 +120,11 @@ def test_the_average_of_checkpoints_is_their_mean(current_folder, capsys):
     )
     message = convert_error(capsys, '--average=ours,wider', '--to=x')
     assert 'ours/checkpoints/0' in message and 'wider/checkpoints/0' in message and 'params/' in message
+    # The average of checkpoints that contain only what differs from a base is complete.
+    assert main(['convert', '--checkpoint=copy_3', '--base=ours', '--to_adapters=small']) == 0
+    assert main(['convert', '--average=small,copy_3', '--to=merged']) == 0
+    merged, _, _ = converted_checkpoint.read_checkpoint('merged')
+    assert safetensors_files.find_differing_array(merged, trees[1]) is None
 
 
 @pytest.mark.parametrize(
