@@ -101,6 +101,11 @@ def is_step_name(name: str) -> bool:
     return re.fullmatch('0|[1-9][0-9]{0,17}', name) is not None
 
 
+def get_step(folder: epath.Path) -> int:
+    """Returns the step of a checkpoint folder, or 0 if the folder was renamed."""
+    return int(folder.name) if is_step_name(folder.name) else 0
+
+
 def commit_checkpoint(written: pathlib.Path, final: pathlib.Path) -> None:
     """Writes FILE_LIST to the folder `written`, syncs all files, and renames the folder to `final`."""
     files = {}

@@ -19,7 +19,7 @@ from flax import traverse_util
 from remixer_t5x import lazy_imports
 from remixer_t5x.api import saved_models
 from remixer_t5x.api.model_building import build_model
-from remixer_t5x.checkpoints import compatibility, saved_params
+from remixer_t5x.checkpoints import compatibility, durable_folders, saved_params
 from remixer_t5x.cli.console import print_labeled_line
 from remixer_t5x.config import loading
 from remixer_t5x.data import batch_formats, task_vocabulary
@@ -231,7 +231,7 @@ def convert_to_t5x(args: argparse.Namespace, model: Seq2Seq, vocabulary: Any) ->
     if not args.own_names:
         _check_t5x_network(model, vocabulary)
     params = restore_params(args, model, vocabulary)
-    step = int(saved_params.find_checkpoint(args.checkpoint, '--checkpoint').name)
+    step = durable_folders.get_step(saved_params.find_checkpoint(args.checkpoint, '--checkpoint'))
     checkpoint = t5x_checkpoint.write_t5x_checkpoint(args.to_t5x, params, step, bool(args.own_names))
     print_labeled_line('checkpoint', checkpoint)
     check_params_equal(

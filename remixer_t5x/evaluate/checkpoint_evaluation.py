@@ -17,7 +17,7 @@ import jax
 from etils import epath
 
 from remixer_t5x import ranges, untrusted_files
-from remixer_t5x.checkpoints import saved_params
+from remixer_t5x.checkpoints import durable_folders, saved_params
 from remixer_t5x.data import batch_formats, task_vocabulary
 from remixer_t5x.devices import collectives, partition
 from remixer_t5x.errors import UserError
@@ -220,7 +220,7 @@ def evaluate_and_write_reports(
     for report in evaluator(params) if evaluator else ():
         reports.append(report)
         if outlet is not None:
-            outlet.write(report, int(folder.name), folder)
+            outlet.write(report, durable_folders.get_step(folder), folder)
     return reports
 
 

@@ -82,4 +82,4 @@ def read_checkpoint(
     arrays = saved.read({n: jax.ShapeDtypeStruct(shape, np.float32, sharding=device) for n, shape in shapes.items()})
     params = traverse_util.unflatten_dict({name: np.asarray(array) for name, array in arrays.items()}, sep='/')
     record = {name: value for name, value in saved.record.items() if name not in saved_params.BASE_KEYS}
-    return params, record, int(saved.step.name) if durable_folders.is_step_name(saved.step.name) else 0
+    return params, record, durable_folders.get_step(saved.step)

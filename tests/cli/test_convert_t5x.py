@@ -66,6 +66,12 @@ def test_a_checkpoint_survives_a_round_trip(folder, model_dir, tmp_path, own_nam
     jax.tree.map(np.testing.assert_array_equal, original, converted)
 
 
+def test_a_renamed_checkpoint_has_step_0(folder, model_dir, tmp_path):
+    shutil.copytree(f'{model_dir}/checkpoints/7', tmp_path / 'final')
+    assert convert(folder, f'--checkpoint={tmp_path}/final', f'--to_t5x={tmp_path}/theirs') == 0
+    assert [path.name for path in (tmp_path / 'theirs').iterdir()] == ['checkpoint_0']
+
+
 @pytest.mark.parametrize(
     ('flags', 'words'),
     [

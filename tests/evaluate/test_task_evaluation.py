@@ -184,6 +184,13 @@ def test_results_are_appended_after_a_truncated_line(tmp_path):
     assert b'\n\n' not in (tmp_path / 'metrics.jsonl').read_bytes()
 
 
+def test_results_of_a_renamed_checkpoint_have_step_0(tmp_path):
+    report = TaskReport('a', 'validation', {'accuracy': 1.0}, [], 0.0)
+    with contextlib.closing(checkpoint_evaluation.ReportWriter(str(tmp_path))) as writer:
+        checkpoint_evaluation.evaluate_and_write_reports(lambda params: [report], {}, tmp_path / 'final', writer)
+    assert checkpoint_evaluation.read_evaluated_steps(str(tmp_path), {'validation/a': ''}) == {0}
+
+
 def test_a_step_is_evaluated_again_with_other_settings(tmp_path):
     echo, decoding = task('echo_settings'), Decoding(4, LENGTHS)
     with contextlib.closing(checkpoint_evaluation.ReportWriter(str(tmp_path))) as writer:
