@@ -16,7 +16,8 @@ from remixer_t5x.interop import shared_folder
 WEIGHTS = ('model.safetensors', 'model.safetensors.index.json', 'model-*.safetensors')
 _OTHER_FILES = (
     *('config.json', 'generation_config.json', 'tokenizer_config.json', 'tokenizer.json', 'special_tokens_map.json'),
-    *('spiece.model', 'vocab.txt', 'vocab.json', 'merges.txt', 'model.gin', 'vocabulary/*', 'code/*.py'),
+    *('added_tokens.json', 'spiece.model', 'vocab.txt', 'vocab.json', 'merges.txt'),
+    *('model.gin', 'vocabulary/*', 'code/*.py'),
     *('modules.json', 'sentence_bert_config.json', '1_Pooling/config.json'),
     *('2_Dense/config.json', '2_Dense/model.safetensors'),
 )
