@@ -186,6 +186,18 @@ def test_the_card_has_recipe_metrics_and_curve_but_no_folder_names(shared):
         remixer_t5x.load(str(shared), vocabulary='spiece.model')
 
 
+def test_the_card_of_an_earlier_checkpoint_lacks_later_results(run, tmp_path):
+    folder = tmp_path / 'mine'
+    shutil.copytree(run, folder)
+    (folder / 'checkpoints/7').rename(folder / 'checkpoints/5')
+    with (folder / 'metrics.jsonl').open('a') as file:
+        file.write('{"kind": "held_out", "step": 4, "loss": 2.5, "timing": {}}\n')
+    assert main(['convert', f'--checkpoint={folder}', f'--to_shared={tmp_path}/shared']) == 0
+    card = (tmp_path / 'shared/README.md').read_text()
+    assert '| held_out | 4 | loss | 2.5 |' in card and '| held_out | 7 |' not in card
+    assert 'The whole run: Finished all 7 steps.' in card
+
+
 def test_the_card_in_a_relative_folder_loads_the_folder(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(['convert', f'--checkpoint={run}', '--to_shared=fnet']) == 0

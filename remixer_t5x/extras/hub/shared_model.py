@@ -134,7 +134,7 @@ def render_model_card(card: ModelCard, run: RecordedRun | None, curve: str = '')
         settings=first,
         others={name: value for name, value in settings.items() if name not in first},
         data=next((Markup(f'`{settings[name]}`') for name in _DATA_MACROS if name in settings), 'unnamed data'),
-        results=list(_iterate_metrics(run)),
+        results=list(_iterate_metrics(run and run.until(card.step))),
         curve=curve,
         versions=', '.join(f'{name} {version}' for name, version in card.versions.items()),
     )

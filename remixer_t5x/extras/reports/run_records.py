@@ -4,7 +4,7 @@ import dataclasses
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 from etils import epath
 
@@ -79,6 +79,13 @@ class RecordedRun:
             if record.kind != TRAIN and (record.kind not in newest or record.step >= newest[record.kind].step):
                 newest[record.kind] = record
         return newest
+
+    def until(self, step: int) -> Self:
+        """Returns the run without the metrics of later steps."""
+        records, evaluations = (
+            [record for record in part if record.step <= step] for part in (self.records, self.evaluations)
+        )
+        return dataclasses.replace(self, records=records, evaluations=evaluations)
 
     def parse_settings(self) -> dict[str, str]:
         """Returns a dict from macros and names `module.Class.argument` to gin values as strings."""
