@@ -272,6 +272,8 @@ def test_generation_settings_select_a_decoder_and_unsupported_operations_raise_a
 
     with pytest.raises(UserError, match='until, .*repetition_penalty'):
         harness_model.parse_generation_kwargs({'until': [], 'repetition_penalty': 2.0}, 8)
+    with pytest.raises(UserError, match='temperature must be above 0 with do_sample, got 0.0'):
+        harness_model.parse_generation_kwargs({'do_sample': True, 'top_p': 0.9}, 8)
     with pytest.raises(UserError, match='must not be set'):
         load_ours(t5, device='mps')
     model = load_ours(t5, max_length=4, device=default_device)

@@ -305,6 +305,10 @@ def parse_generation_kwargs(kwargs: Mapping[str, Any], default_length: int) -> t
     length = next((int(settings[name]) for name in _LENGTH_SETTINGS if name in settings), default_length)
     beams, temperature = int(settings.get('num_beams') or 1), float(settings.get('temperature') or 0.0)
     decoder: Decoder = Greedy()
+    if settings.get('do_sample') and temperature <= 0:
+        raise UserError(
+            f'temperature must be above 0 with do_sample, got {temperature}; set temperature in generation_kwargs'
+        )
     # As in lm_eval's `normalize_gen_kwargs`, a temperature without `do_sample` enables sampling.
     if settings.get('do_sample', True) and temperature > 0:
         if beams > 1:
