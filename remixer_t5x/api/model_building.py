@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from remixer_t5x.config import gin_files, loading, reference_resolver
 from remixer_t5x.errors import UserError
 from remixer_t5x.models.interface import Model
@@ -39,6 +41,7 @@ def build_model(*gin_files: str, **macros: object) -> Model:
 
 
 def _build_model(gin_files: Sequence[str], macros: Mapping[str, object]) -> Model:
+    macros = {name: value.item() if isinstance(value, np.generic) else value for name, value in macros.items()}
     references = {name: value for name, value in macros.items() if isinstance(value, str) and value[:1] in ('@', '%')}
     objects = {name: value for name, value in macros.items() if name not in references}
     sources = loading.ConfigSources([str(file) for file in gin_files], list(references.items()), objects=objects)

@@ -53,6 +53,12 @@ def test_a_macro_may_be_a_class_a_function_or_a_gin_reference():
     assert 'gated_mlp' in shapes(model)['encoder']['run_0']['layer']
 
 
+@pytest.mark.parametrize('kind', [float, np.float64, np.float32])
+def test_a_macro_may_be_a_numpy_number(kind):
+    model = build_model('models/t5_1_1.gin', 'sizes/tiny.gin', DROPOUT_RATE=kind(0.25), **SMALL)
+    assert 'DROPOUT_RATE = 0.25\n' in model.config
+
+
 @pytest.mark.parametrize(
     ('files', 'macros', 'message'),
     [
