@@ -44,7 +44,7 @@ def rsqrt(
     return _as_float32(learning_rate)
 
 
-# Length of the default warmup of `cosine`, as a fraction of all steps.
+# Length of the default warmup of schedules with a fixed number of steps, as a fraction of all steps.
 WARMUP_SHARE = 0.05
 
 
@@ -61,25 +61,23 @@ def cosine(
     The decay ends at step `total_steps`, which includes the warmup; later steps use `final`. If `warmup_steps` is None,
     the warmup takes the fraction `WARMUP_SHARE` of all steps.
     """
-    if warmup_steps is None:
-        warmup_steps = int(WARMUP_SHARE * total_steps)
-    _check_decay_steps(warmup_steps, total_steps)
+    warmup_steps = _resolve_warmup_steps(warmup_steps, total_steps)
     return _as_float32(optax.warmup_cosine_decay_schedule(warmup_start * peak, peak, warmup_steps, total_steps, final))
 
 
 @ranges.validate_arguments
 def linear(
     peak: ranges.Positive,
-    warmup_steps: ranges.NonNegativeInt,
+    warmup_steps: ranges.NonNegativeInt | None,
     total_steps: ranges.Count,
     final: ranges.NonNegative = 0.0,
     warmup_start: ranges.Fraction = 0.0,
 ) -> Schedule:
     """Creates a schedule with a linear warmup to `peak` and a linear decay to `final` at step `total_steps`.
 
-    The warmup starts at `warmup_start * peak`.
+    The warmup starts at `warmup_start * peak`. If `warmup_steps` is None, its length is as in `cosine`.
     """
-    _check_decay_steps(warmup_steps, total_steps)
+    warmup_steps = _resolve_warmup_steps(warmup_steps, total_steps)
     warmup = optax.linear_schedule(warmup_start * peak, peak, warmup_steps)
     decay = optax.linear_schedule(peak, final, total_steps - warmup_steps)
     return _as_float32(optax.join_schedules([warmup, decay], [warmup_steps]) if warmup_steps else decay)
@@ -88,7 +86,7 @@ def linear(
 @ranges.validate_arguments
 def wsd(
     peak: ranges.Positive,
-    warmup_steps: ranges.NonNegativeInt,
+    warmup_steps: ranges.NonNegativeInt | None,
     total_steps: ranges.Count,
     decay_share: ranges.Fraction = 0.2,
     final: ranges.NonNegative = 0.0,
@@ -97,10 +95,10 @@ def wsd(
     """Creates a warmup-stable-decay schedule: warmup from `warmup_start * peak`, constant `peak`, decay to `final`.
 
     Over the last fraction `decay_share` of `total_steps`, the rate decays as 1 - sqrt(x) for x from 0 to 1 (Haegele et
-    al. 2024, arXiv:2405.18392, section 3). A run can resume from a checkpoint saved before the decay with any larger
-    `total_steps`.
+    al. 2024, arXiv:2405.18392, section 3). A run can resume from a checkpoint saved before the decay with the same
+    warmup and any larger `total_steps`. If `warmup_steps` is None, its length is as in `cosine`.
     """
-    _check_decay_steps(warmup_steps, total_steps)
+    warmup_steps = _resolve_warmup_steps(warmup_steps, total_steps)
     decay_steps = round(decay_share * total_steps)
     if not 1 <= decay_steps <= total_steps - warmup_steps:
         least, most = 1 / total_steps, 1 - warmup_steps / total_steps
@@ -128,9 +126,12 @@ def _as_float32(schedule: Schedule) -> Schedule:
     return lambda step: jnp.asarray(schedule(step), jnp.float32)
 
 
-def _check_decay_steps(warmup_steps: int, total_steps: int) -> None:
+def _resolve_warmup_steps(warmup_steps: int | None, total_steps: int) -> int:
+    if warmup_steps is None:
+        return int(WARMUP_SHARE * total_steps)
     if total_steps <= warmup_steps:
         raise UserError(
             f'WARMUP_STEPS must be less than the {total_steps} steps of the schedule, got {warmup_steps}; '
             f'pass --gin.WARMUP_STEPS={total_steps // 20}, or increase TRAIN_STEPS'
         )
+    return warmup_steps

@@ -23,6 +23,8 @@ from remixer_t5x.optim import schedules
         # Without a number of warmup steps, 5% of the steps are warmup.
         (schedules.cosine(0.02, None, 200), {0: 0.0, 5: 0.01, 10: 0.02, 200: 0.0}),
         (schedules.cosine(0.02, None, 1), {0: 0.02, 1: 0.0}),
+        (schedules.linear(0.02, None, 200), {0: 0.0, 5: 0.01, 10: 0.02, 105: 0.01, 200: 0.0}),
+        (schedules.wsd(0.02, None, 200), {0: 0.0, 5: 0.01, 10: 0.02, 160: 0.02, 200: 0.0}),
     ],
 )
 def test_learning_rates_at_given_steps(schedule, rates):
