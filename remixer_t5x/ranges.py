@@ -39,6 +39,7 @@ Positive = Annotated[float, Range('a number above 0', lambda n: n > 0)]
 NonNegative = Annotated[float, Range('a non-negative number', lambda n: n >= 0)]
 AboveOne = Annotated[float, Range('a number above 1', lambda n: n > 1)]
 LocalPath = Annotated[str, Range('a local path', lambda path: '://' not in path)]
+FloatDtype = Annotated[str, Range("'float32' or 'bfloat16'", lambda name: name in ('float32', 'bfloat16'))]
 
 _DESCRIPTIONS: dict[Any, str] = {
     int: 'a whole number',

@@ -29,7 +29,7 @@ def muon(
     b2: ranges.Rate = 0.95,
     weight_decay: ranges.NonNegative = 0.0,
     max_grad_norm: ranges.Positive | None = 1.0,
-    momentum_dtype: str = 'float32',
+    momentum_dtype: ranges.FloatDtype = 'float32',
 ) -> Optimizer:
     """Creates an optimizer that updates hidden matrices with Muon and all other parameters with AdamW.
 

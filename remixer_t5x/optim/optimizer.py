@@ -123,7 +123,7 @@ def adamw_rms(
     min_rms_near_zero: float = MIN_RMS_NEAR_ZERO,
     weight_decay: ranges.NonNegative = 0.0,
     max_grad_norm: ranges.Positive | None = 1.0,
-    momentum_dtype: str = 'float32',
+    momentum_dtype: ranges.FloatDtype = 'float32',
 ) -> Optimizer:
     """Creates an AdamW optimizer that multiplies updates by max(parameter RMS, `min_rms`), as in nanoT5.
 
@@ -152,7 +152,7 @@ def adamw(
     epsilon: ranges.Positive = 1e-8,
     weight_decay: ranges.NonNegative = 0.0,
     max_grad_norm: ranges.Positive | None = 1.0,
-    momentum_dtype: str = 'float32',
+    momentum_dtype: ranges.FloatDtype = 'float32',
 ) -> Optimizer:
     """Creates an AdamW optimizer (Loshchilov and Hutter 2019).
 
@@ -171,7 +171,7 @@ def lion(
     b2: ranges.Rate = 0.99,
     weight_decay: ranges.NonNegative = 0.0,
     max_grad_norm: ranges.Positive | None = 1.0,
-    momentum_dtype: str = 'float32',
+    momentum_dtype: ranges.FloatDtype = 'float32',
 ) -> Optimizer:
     """Creates a Lion optimizer (Chen et al. 2023), which changes every element by plus or minus the learning rate.
 

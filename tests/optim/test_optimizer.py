@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from remixer_t5x.errors import UserError
-from remixer_t5x.optim import optimizer, parameter_averages, schedules
+from remixer_t5x.optim import muon, optimizer, parameter_averages, schedules
 
 GOLDEN = pathlib.Path(__file__).parent / 'golden' / 'adafactor_t5x.json'
 
@@ -205,3 +205,10 @@ def test_optax_transformations_are_wrapped_without_a_learning_rate():
     assert optimizer.as_optimizer(wrapped) is wrapped
     with pytest.raises(UserError, match=r'OPTIMIZER must be .* got adamw; add \(\) after'):
         optimizer.as_optimizer(optax.adamw)
+
+
+@pytest.mark.parametrize('make', [optimizer.adamw, optimizer.adamw_rms, optimizer.lion, muon.muon])
+@pytest.mark.parametrize('name', ['bf16', 'int8'])
+def test_an_unsupported_momentum_dtype_is_rejected(make, name):
+    with pytest.raises(UserError, match=f"momentum_dtype must be 'float32' or 'bfloat16', got '{name}'"):
+        make(1e-3, momentum_dtype=name)
