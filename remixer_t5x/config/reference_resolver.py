@@ -100,6 +100,8 @@ class ReferenceResolver:
                 value = self.get_macro(setting, parameters[name].default if name in parameters else UNDEFINED)
             if not isinstance(value, ConfigurableReference):
                 ranges.check_argument(function, name, value, setting)
+            elif not value.evaluate:
+                _check_no_missing_call(function, name, value.configurable.wrapped, setting)
             builder = self.create_value_builder(value, inner)
             builders[name] = (
                 ValueBuilder(functools.partial(functools.cache, builder.build)) if full in self._deferred else builder
@@ -177,6 +179,16 @@ def _bind_factory_arguments(function: Callable[..., Any], arguments: dict[str, V
         return function(*args, **({name: builder.build() for name, builder in arguments.items()} | kwargs))
 
     return factory
+
+
+def _check_no_missing_call(
+    function: Callable[..., Any], argument: str, given: Callable[..., Any], setting: str
+) -> None:
+    """Raises UserError if `given` is a factory, but the argument expects an object that the factory creates."""
+    created = given.__mro__ if isinstance(given, type) else (inspect.signature(given).return_annotation,)
+    expected = ranges.get_union_members(ranges.get_annotation(function, argument))
+    if any(kind in expected for kind in created if kind not in (object, Any, inspect.Parameter.empty)):
+        raise UserError(f'{setting} must be an object, got {given.__name__}, which creates one; add () after its name')
 
 
 def _is_macro(value: Any) -> bool:

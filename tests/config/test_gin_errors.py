@@ -81,6 +81,16 @@ def test_a_string_instead_of_a_reference_is_rejected_with_an_example(macro, valu
 
 
 @pytest.mark.parametrize(
+    ('macro', 'value', 'name'),
+    [('SCHEDULE', '@schedules.cosine', 'cosine'), ('PARTITIONER', '@partition.Partitioner', 'Partitioner')],
+)
+def test_a_reference_without_parentheses_is_rejected_if_an_object_is_expected(macro, value, name):
+    sources = ConfigSources(['experiments/quickstart.gin'], [(macro, value)])
+    with pytest.raises(UserError, match=rf'{macro} must be an object, got {name}, .*; add \(\) after its name$'):
+        loading.load_gin_config(sources, 'remixer_t5x.train.settings.Run')
+
+
+@pytest.mark.parametrize(
     ('name', 'advice'),
     [
         ('configs/runs/infr.gin', 'did you mean runs/infer.gin?'),
