@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 
+from remixer_t5x.devices import hardware_table
 from remixer_t5x.errors import UserError
 
 # Prevent XLA:GPU from merging matmuls with a common input, such as query, key and value, because it would copy their
@@ -25,7 +26,13 @@ def get_decoding_options() -> dict[str, Any] | None:
 
 
 def get_training_options(options: OptionsByPlatform | None, device: jax.Device) -> dict[str, Any]:
-    """Returns the XLA options for compiling a train step on `device`."""
+    """Returns the XLA options for compiling a train step on `device`. Raises UserError for an unknown platform."""
+    for platform in options or {}:
+        if platform not in hardware_table.PLATFORMS:
+            raise UserError(
+                f'XLA_OPTIONS must map platforms ({", ".join(hardware_table.PLATFORMS)}) to options, got {platform!r}; '
+                "write, for example, {'gpu': {'xla_gpu_enable_latency_hiding_scheduler': True}}"
+            )
     return dict((options or {}).get(device.platform, {}))
 
 

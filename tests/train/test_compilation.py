@@ -57,6 +57,12 @@ def test_an_invalid_xla_option_is_reported():
         ahead(jnp.ones(SHAPE.shape))
 
 
+@pytest.mark.parametrize('options', [{'xla_cpu_enable_fast_math': True}, {'cuda': {}}])
+def test_xla_options_of_an_unknown_platform_are_rejected(options):
+    with pytest.raises(UserError, match=rf'XLA_OPTIONS must map platforms \(cpu, gpu, tpu\).*{next(iter(options))}'):
+        compiler_options.get_training_options(options, jax.devices()[0])
+
+
 def test_xla_options_are_selected_by_platform():
     option_sets = loading.load_macro_values(
         loading.ConfigSources(['hardware/tpu.gin'], [('TOPOLOGY', 'v5e:2x4')]), 'XLA_OPTIONS'
