@@ -10,8 +10,8 @@ from etils import epath
 from remixer_t5x.checkpoints import checkpoint_manager, compatibility, durable_folders, saved_params
 from remixer_t5x.data import pipeline, prefetch, task_batches, task_vocabulary
 from remixer_t5x.devices import collectives
-from remixer_t5x.errors import UserError
-from remixer_t5x.evaluate import task_evaluation
+from remixer_t5x.errors import UserError, suggest_similar_name
+from remixer_t5x.evaluate import checkpoint_ranking, task_evaluation
 from remixer_t5x.run_folder import model_dir, object_store
 from remixer_t5x.train import compilation, run_state
 from remixer_t5x.train.settings import PREVIOUS, Run
@@ -64,6 +64,7 @@ class RunData:
             # The constructor reads the examples, and checks that they are equal in all processes.
             self.evaluator = task_evaluation.TaskEvaluator(tasks, model, partitioner)
             _check_evaluation_vocabulary(self.evaluator, self.record['vocabulary'])
+            _check_best_metrics(run.folder.best_metrics, self.evaluator)
             self.record['examples_hashes'] = self.evaluator.examples_hashes
         self.notes = [*self.evaluator.notes] if self.evaluator else []
         if not dataset.save_position:
@@ -122,6 +123,16 @@ def _check_evaluation_vocabulary(evaluator: task_evaluation.TaskEvaluator, expec
             f'EVAL_MIXTURE_OR_TASK_NAME must have the vocabulary of MIXTURE_OR_TASK_NAME, {expected}, got {evaluated} '
             f'for {evaluator.seqio_tasks[0].name}; register its tasks with the vocabulary of the training task'
         )
+
+
+def _check_best_metrics(best_metrics: checkpoint_ranking.BestMetrics, evaluator: task_evaluation.TaskEvaluator) -> None:
+    names = [task.name for task in evaluator.seqio_tasks]
+    for name in best_metrics if isinstance(best_metrics, Mapping) else ():
+        if name not in names:
+            raise UserError(
+                f'BEST_METRICS must map tasks that the run evaluates ({", ".join(names)}) to metrics, got {name!r}'
+                f'{suggest_similar_name(name, names)}'
+            )
 
 
 def create_shared_model_dir(path: str) -> epath.Path:

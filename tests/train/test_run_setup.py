@@ -17,7 +17,7 @@ from tests.support import toy_tasks
 LENGTHS = {'inputs': 16, 'targets': 8}
 
 
-def read_data(trained, evaluated):
+def read_data(trained, evaluated, best_metrics=None):
     """Returns the data of a run whose training and evaluation tasks have these vocabularies."""
     tasks = TaskEvaluation(toy_tasks.labelled(evaluated, 'evaluated'), Decoding(4, LENGTHS))
     model = build_model('models/t5_1_1.gin', 'sizes/tiny.gin', VOCAB_SIZE=384)
@@ -26,6 +26,7 @@ def read_data(trained, evaluated):
         dataset=pipeline.DatasetConfig(toy_tasks.labelled(trained), LENGTHS, 4),
         evaluation=None,
         tasks=tasks,
+        folder=types.SimpleNamespace(best_metrics=best_metrics),
     )
     return run_setup.RunData(run)
 
@@ -34,3 +35,10 @@ def test_evaluated_tasks_must_have_the_vocabulary_of_the_training_task():
     assert read_data(seqio.ByteVocabulary(), seqio.ByteVocabulary()).record['examples_hashes']
     with pytest.raises(UserError, match='EVAL_MIXTURE_OR_TASK_NAME .* of 259 ids, got .* of 264 ids for evaluated'):
         read_data(seqio.ByteVocabulary(0), seqio.ByteVocabulary(5))
+
+
+def test_best_metrics_must_belong_to_evaluated_tasks():
+    vocabulary = seqio.ByteVocabulary()
+    assert read_data(vocabulary, vocabulary, {'evaluated': 'accuracy'}).evaluator
+    with pytest.raises(UserError, match=r"BEST_METRICS .* \(evaluated\) .* got 'evalated'; did you mean evaluated"):
+        read_data(vocabulary, vocabulary, {'evalated': 'accuracy'})
