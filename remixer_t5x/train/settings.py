@@ -145,7 +145,9 @@ class Run:
     trackers: Sequence[Tracker] = (TensorBoard(),)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.trackers, list | tuple) or not all(hasattr(each, 'open') for each in self.trackers):
+        if not isinstance(self.trackers, list | tuple) or any(
+            isinstance(each, type) or not hasattr(each, 'open') for each in self.trackers
+        ):
             raise UserError(
                 f'TRACKERS must be a tuple of trackers, as in (@trackers.TensorBoard(),), or (), got '
                 f'{self.trackers!r:.80}'

@@ -9,6 +9,7 @@ import pytest
 
 from remixer_t5x.checkpoints import compatibility
 from remixer_t5x.errors import UserError
+from remixer_t5x.run_folder import trackers
 from remixer_t5x.train import progress, settings
 from tests.support.error_lines import printed_error
 
@@ -116,6 +117,10 @@ def test_a_run_resumes_on_other_meshes_with_equal_losses(training, tmp_path):
     [
         (lambda: settings.Periods(10, log_period=0), 'LOG_PERIOD must be a whole number of at least 1, got 0'),
         (lambda: settings.Recovery(on_bad_step='ignore'), "ON_BAD_STEP must be 'stop' or 'skip' or 'rewind', got 'ig"),
+        (
+            lambda: settings.Run(None, None, None, settings.Periods(10), trackers=(trackers.TensorBoard,)),
+            r'TRACKERS must be a tuple of trackers, as in \(@trackers.TensorBoard\(\),\)',
+        ),
         (
             lambda: settings.Run(None, None, None, settings.Periods(10, eval_period=None, eval_at_start=True), None),
             'EVAL_AT_START require evaluations',
