@@ -89,6 +89,12 @@ class Partitioner:
                 f'MESH must be None if Partitioner.data, fsdp, tensor are set ({", ".join(map(str, sizes))}), got '
                 f'{self.sizes!r}; use only MESH = {meshes.format_mesh_sizes(sizes)!r}'
             )
+        for name, axes in self.all_rules:
+            if unknown := {*_axes_as_tuple(axes)} - {*MESH_AXES}:
+                raise UserError(
+                    f'Partitioner.extra_rules and rules must map {name} to mesh axes ({", ".join(MESH_AXES)}), got '
+                    f"{', '.join(sorted(unknown))}; write, for example, ('mlp', 'tensor')"
+                )
 
     @property
     def all_rules(self) -> tuple[tuple[str, Any], ...]:

@@ -31,6 +31,12 @@ def test_extra_rules_come_first():
     assert rows[0].mesh_axes == (None, ('fsdp', 'tensor'))
 
 
+@pytest.mark.parametrize('axes_of_mlp', ['model', ('fsdp', 'model')])
+def test_rules_with_unknown_mesh_axes_are_rejected(axes_of_mlp):
+    with pytest.raises(UserError, match=r'must map mlp to mesh axes \(data, fsdp, tensor\), got model; write'):
+        Partitioner(extra_rules=[('mlp', axes_of_mlp)]).param_shardings(boxed((4, 6), 'embed', 'mlp'))
+
+
 def test_parameters_are_sharded_along_their_axes():
     params = {
         'embedding': boxed((12, 4), 'vocab', 'embed'),
