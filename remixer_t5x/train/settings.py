@@ -68,6 +68,20 @@ class Folder:
     checkpoint_map: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
     initial_vocabulary: Any = None
 
+    def __post_init__(self) -> None:
+        dependent = {
+            'FRESH_PARAMETERS': self.fresh_parameters,
+            'INITIAL_CHECKPOINT_MAP': self.checkpoint_map or None,
+            'INITIAL_VOCABULARY': self.initial_vocabulary,
+        }
+        used = [name for name, value in dependent.items() if value is not None]
+        if used and not self.initial_checkpoint_path:
+            raise UserError(
+                f'INITIAL_CHECKPOINT_PATH must be a checkpoint if {used[0]} is set, got '
+                f'{self.initial_checkpoint_path!r}; pass --gin.INITIAL_CHECKPOINT_PATH=MODEL_DIR, or remove '
+                f'{used[0]}'
+            )
+
 
 @dataclasses.dataclass(frozen=True)
 class Periods:

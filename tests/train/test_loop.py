@@ -117,6 +117,14 @@ def test_a_run_resumes_on_other_meshes_with_equal_losses(training, tmp_path):
     [
         (lambda: settings.Periods(10, log_period=0), 'LOG_PERIOD must be a whole number of at least 1, got 0'),
         (lambda: settings.Recovery(on_bad_step='ignore'), "ON_BAD_STEP must be 'stop' or 'skip' or 'rewind', got 'ig"),
+        *(
+            (lambda option=option: settings.Folder('runs/a', **option), f'INITIAL_CHECKPOINT_PATH .* if {name} is set')
+            for name, option in (
+                ('FRESH_PARAMETERS', {'fresh_parameters': 'mixer'}),
+                ('INITIAL_CHECKPOINT_MAP', {'checkpoint_map': {'.*': None}}),
+                ('INITIAL_VOCABULARY', {'initial_vocabulary': object()}),
+            )
+        ),
         (
             lambda: settings.Run(None, None, None, settings.Periods(10), trackers=(trackers.TensorBoard,)),
             r'TRACKERS must be a tuple of trackers, as in \(@trackers.TensorBoard\(\),\)',
