@@ -322,8 +322,7 @@ def check_remat(fixture: SublayerFixture, policies: tuple[Callable[..., bool], .
 def check_layouts(fixture: SublayerFixture) -> None:
     ctx, x = fixture.make_context([[LENGTH]] * ROWS), fixture.make_random_features(15)
     for layout in LAYOUTS:
-        norm = None if layout is layer.ReZero else fixture.norm
-        module = layer.make_layer(fixture.sublayers, layout, norm=norm)
+        module = layer.make_layer(fixture.sublayers, layout, norm=fixture.norm)
         out, _ = jax.eval_shape(module.init_with_output, jax.random.key(0), x, ctx)
         message = f'{layout.__name__} maps {x.shape} float32 to {out.shape} {out.dtype}'
         require_condition(out.shape == x.shape and out.dtype == jnp.float32, message)

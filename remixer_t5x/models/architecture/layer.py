@@ -50,10 +50,12 @@ class Layer(nn.Module):
     Attributes:
         sublayers: factories of modules `(x, ctx) -> y`. Do not pass instances, which would share weights across layers.
         dropout_rate: dropout rate of each sublayer's output, before the residual connection.
+        norm: factory of the norms; not used by `ReZero`, so that any model can be combined with this layout.
     """
 
     sublayers: Sequence[SublayerFactory]
     dropout_rate: ranges.Rate = 0.0
+    norm: Callable[..., nn.Module] = RMSNorm
 
     def _named_sublayers(self) -> Iterator[tuple[str, nn.Module]]:
         for name, factory in zip(_make_sublayer_names(self.sublayers), self.sublayers, strict=True):
@@ -74,13 +76,7 @@ def _call_sublayer(sublayer: nn.Module, x: jax.Array, ctx: SequenceContext) -> j
     return y
 
 
-class NormedLayer(Layer):
-    """Base class for layer layouts with normalization; `norm` creates the norm module."""
-
-    norm: Callable[..., nn.Module] = RMSNorm
-
-
-class PreNorm(NormedLayer):
+class PreNorm(Layer):
     """Layout that normalizes the input of each sublayer, as in T5.
 
     Attributes:
@@ -98,7 +94,7 @@ class PreNorm(NormedLayer):
         return x
 
 
-class PostNorm(NormedLayer):
+class PostNorm(Layer):
     """Layout that normalizes the sum after each residual connection, as in the original Transformer."""
 
     @nn.compact
@@ -108,7 +104,7 @@ class PostNorm(NormedLayer):
         return x
 
 
-class SandwichNorm(NormedLayer):
+class SandwichNorm(Layer):
     """Layout that normalizes the input and output of each sublayer (Ding et al. 2021), as in Gemma 2 and T5Gemma."""
 
     @nn.compact
@@ -131,7 +127,7 @@ class ReZero(Layer):
         return x
 
 
-class Parallel(NormedLayer):
+class Parallel(Layer):
     """Layout that applies all sublayers to the same normalized input and sums their updates."""
 
     @nn.compact
@@ -141,7 +137,7 @@ class Parallel(NormedLayer):
         return x + sum(updates)
 
 
-class Serialized(NormedLayer):
+class Serialized(Layer):
     """Variant of `PreNorm` that adds every update to the layer's input instead of the previous sum."""
 
     @nn.compact

@@ -11,6 +11,7 @@ from flax import linen as nn
 from remixer_t5x.context import SequenceContext
 from remixer_t5x.errors import UserError
 from remixer_t5x.models.architecture import layer
+from remixer_t5x.models.layers.norms import RMSNorm
 
 D = 4
 
@@ -50,7 +51,7 @@ LAYOUTS = {
 @pytest.mark.parametrize('layout', LAYOUTS)
 def test_layout_equals_its_equation(layout):
     sublayers = (functools.partial(Mixer, shift=0.3), functools.partial(FeedForward, shift=-0.2))
-    module = layer.make_layer(sublayers, layout)
+    module = layer.make_layer(sublayers, layout, norm=RMSNorm)
     x = jax.random.normal(jax.random.key(0), (2, 3, D))
     ctx = SequenceContext(jnp.ones((2, 3), jnp.int32), jnp.zeros((2, 3), jnp.int32))
     params = nn.unbox(jax.jit(module.init)(jax.random.key(1), x, ctx)['params'])
