@@ -139,11 +139,17 @@ def test_a_model_reads_all_of_its_parameters(model):
 
 
 def test_any_encoder_mixer_goes_with_any_decoder_mixer():
-    files = ('models/gmlp_mixer.gin', 'sublayers/hyper_mixer.gin', 'sublayers/mlp_mixer.gin', 'sizes/tiny.gin')
-    mixers = {'ENCODER_MIXER': '@encoder/hyper_mixer.HyperMixer', 'DECODER_MIXER': '@mlp_mixer.WindowMixer'}
-    shapes = interface.compute_param_shapes(build_model(*files, **mixers), SHAPES)
+    sublayers = (f'sublayers/{name}.gin' for name in ('hyper_mixer', 'mlp_mixer', 'linear_attention'))
+    mixers = {
+        'ENCODER_MIXER': '@encoder/hyper_mixer.HyperMixer',
+        'DECODER_MIXER': '@mlp_mixer.WindowMixer',
+        'DECODER_CROSS': '@linear_attention.LinearCrossAttention',
+    }
+    shapes = interface.compute_param_shapes(
+        build_model('models/gmlp_mixer.gin', *sublayers, 'sizes/tiny.gin', **mixers), SHAPES
+    )
     assert 'hyper_mixer' in shapes['encoder']['run_0']['layer']
-    assert 'window_mixer' in shapes['decoder']['run_0']['layer']
+    assert {'window_mixer', 'linear_cross_attention'} <= set(shapes['decoder']['run_0']['layer'])
 
 
 IDENTITY = '@remixer_t5x.models.sublayers.hyper_mixer.Identity'
