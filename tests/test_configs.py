@@ -160,6 +160,7 @@ SHARED_WEIGHT_VECTOR = 'GENERATED_WEIGHTS=@hyper_mixer.SharedWeightVector+TIED_H
 ABLATIONS = [
     *(('hyper_mixer', change) for change in (FEATURE_MIXING_ONLY, TOKEN_MIXING_ONLY)),
     *(('hyper_mixer', SHARED_WEIGHT_VECTOR), ('hyper_mixer', 'TIED_HYPER_MIXER=False')),
+    ('hyper_mixer', 'TOKEN_INFORMATION=@positions.LearnedPositions'),
     *(('remixer', f'COMPOSITION=@remixer.{name}') for name in ('NoComposition', 'GatedAlpha', 'GatedComposition')),
     *(('tim', TIM_ALL_LAYERS), ('tim', 'NUM_MECHANISMS=4'), ('tim', 'COMPETITION=None')),
 ]
