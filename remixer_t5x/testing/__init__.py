@@ -110,7 +110,7 @@ def check_sublayer(
     for side in sides:
         fixture = SublayerFixture((factory, *companions), side, layout, norm, position_bias, embed=embed_dim)
         rows += _check_stack(fixture, without)
-    report = CheckReport(_unwrap_partial(factory).__name__, tuple(rows))
+    report = CheckReport(layer.unwrap_partial(factory).__name__, tuple(rows))
     if show:
         sys.stdout.write(f'{report}\n')
     failed = [f'{row.check} in the {row.side}' for row in rows if row.result == FAILED]
@@ -133,8 +133,8 @@ def check_custom_sublayers(model: interface.Model, packed: bool = False) -> list
     lines = []
     for side, factories in interface.list_sublayer_factories(model).items():
         bias = getattr(model.module, f'{side}_stack')().position_bias
-        for name, factory in {_unwrap_partial(factory).__name__: factory for factory in factories}.items():
-            if not _unwrap_partial(factory).__module__.startswith('remixer_t5x.'):
+        for name, factory in {layer.unwrap_partial(factory).__name__: factory for factory in factories}.items():
+            if not layer.unwrap_partial(factory).__module__.startswith('remixer_t5x.'):
                 fixture = SublayerFixture((factory,), side, position_bias=bias, embed=model.module.embed_dim)
                 lines.append(f'{name} in the {side}: {_describe_read_tokens(name, fixture, packed)}')
     return lines
@@ -203,9 +203,3 @@ def _depends_on_memory(fixture: SublayerFixture) -> bool:
     return not np.array_equal(
         *(fixture.run_with_gradients(x, fixture.make_context(rows, memory)).outputs for memory in memories)
     )
-
-
-def _unwrap_partial(factory: Any) -> Any:
-    while isinstance(factory, functools.partial):
-        factory = factory.func
-    return factory

@@ -14,6 +14,7 @@ import collections
 import functools
 import re
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import jax
 from flax import linen as nn
@@ -27,13 +28,18 @@ from remixer_t5x.models.layers.norms import RMSNorm
 SublayerFactory = Callable[..., nn.Module]
 
 
+def unwrap_partial(factory: Any) -> Any:
+    """Returns the function or class of nested `functools.partial` objects; returns other objects unchanged."""
+    while isinstance(factory, functools.partial):
+        factory = factory.func
+    return factory
+
+
 def _make_sublayer_names(factories: Sequence[SublayerFactory]) -> list[str]:
     """Returns unique parameter names of sublayers: class names in snake case, with a number if a class is repeated."""
     names: list[str] = []
     counts: collections.Counter[str] = collections.Counter()
-    for factory in factories:
-        while isinstance(factory, functools.partial):
-            factory = factory.func
+    for factory in map(unwrap_partial, factories):
         if isinstance(factory, nn.Module):
             name = type(factory).__name__
             raise UserError(f'a sublayer must be a class or factory, got an instance of {name}; use @{name} without ()')
@@ -59,7 +65,15 @@ class Layer(nn.Module):
 
     def _named_sublayers(self) -> Iterator[tuple[str, nn.Module]]:
         for name, factory in zip(_make_sublayer_names(self.sublayers), self.sublayers, strict=True):
-            yield name, factory(name=name)
+            try:
+                sublayer = factory(name=name)
+            except TypeError as error:
+                kind = unwrap_partial(factory)
+                owner = f'{kind.__module__.rpartition(".")[2]}.{kind.__name__}'
+                raise UserError(
+                    f'{owner} must have a value for each attribute, got {error}; set {owner}.ATTRIBUTE = VALUE'
+                ) from error
+            yield name, sublayer
 
     def _compute_update(self, sublayer: nn.Module, x: jax.Array, ctx: SequenceContext) -> jax.Array:
         return dropout(self.dropout_rate, _call_sublayer(sublayer, x, ctx), deterministic=ctx.deterministic)

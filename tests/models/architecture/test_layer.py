@@ -95,9 +95,10 @@ def sublayer(**call):
         (sublayer(Narrow=lambda x: x[..., :2]), r'output of Narrow must be bfloat16\[2, 3, 4\] .* bfloat16\[2, 3, 2\]'),
         (sublayer(Pair=lambda x: (x, x)), 'the output of Pair must be .* got tuple'),
         (sublayer(Wide=lambda x: x.astype(jnp.float32)), r'the output of Wide must be .* got float32\[2, 3, 4\]'),
+        (functools.partial(Mixer), 'test_layer.Mixer must have a value .*shift.*; set test_layer.Mixer.ATTRIBUTE ='),
         (Mixer(shift=0.1), 'a sublayer must be a class or factory, got an instance of Mixer; use @Mixer without'),
     ],
-    ids=range(4),
+    ids=range(5),
 )
 def test_invalid_sublayer_raises(factory, message):
     module = layer.make_layer((factory,), layer.Serialized)
