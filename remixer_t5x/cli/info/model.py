@@ -179,10 +179,12 @@ def print_comparison(args: argparse.Namespace) -> None:
     (feature_lengths,) = arguments.load_macro_values(args, *LENGTHS_MACRO, defaults=LENGTHS_MACRO)
     sizes, models = arguments.split_names(args.compare or 'tiny,small,base'), args.models or MODELS
     lengths = resolve_feature_lengths(batch_formats.ENCODER_DECODER, feature_lengths)
+    # Without lengths, sublayers with a parameter for each position have their default size.
+    settings = {} if feature_lengths is None else {'TASK_FEATURE_LENGTHS': lengths}
     words = ('model', 'size')
     table = console.build_table(*words, 'parameters', 'ratio', 'forward FLOPs', 'ratio', words=words)
     for size in sizes:
-        rows = {model: _count_shipped_model_costs(model, size, lengths) for model in models}
+        rows = {model: _count_shipped_model_costs(model, size, lengths, **settings) for model in models}
         first = rows[models[0]]
         for model, count in rows.items():
             parameters, flops = count.total_parameters, count.total_forward_flops
@@ -191,14 +193,14 @@ def print_comparison(args: argparse.Namespace) -> None:
         table.add_section()
     counted = 'matrix products and Fourier transforms; a multiply and an add count as two'
     note = f'ratios to {models[0]}; one example of {describe_feature_lengths(lengths)}; {counted}'
-    console.print_with_rich(table, note, _build_published_table(lengths))
+    console.print_with_rich(table, note, _build_published_table())
 
 
-def _build_published_table(feature_lengths: Mapping[str, int]) -> Table:
+def _build_published_table() -> Table:
     words = ('model', 'size', 'part', 'source')
     table = console.build_table('model', 'size', 'paper', 'ours', 'ratio', 'part', 'source', words=words)
     for figure in PUBLISHED_COSTS:
-        count = _count_shipped_model_costs(figure.model, figure.size, {**feature_lengths, 'inputs': 512})
+        count = _count_shipped_model_costs(figure.model, figure.size)
         parameters, flops = count.total_parameters, count.total_forward_flops
         if figure.part == ENCODER_PART:
             parameters = sum(n for path, n in count.parameters.items() if path[0] in ('encoder', 'token_embedder'))
@@ -212,8 +214,11 @@ def _build_published_table(feature_lengths: Mapping[str, int]) -> Table:
     return table
 
 
-def _count_shipped_model_costs(model: str, size: str, feature_lengths: Mapping[str, int]) -> ModelCounts:
-    return model_counts.count_model_costs(build_model(f'models/{model}.gin', f'sizes/{size}.gin'), feature_lengths)
+def _count_shipped_model_costs(
+    model: str, size: str, feature_lengths: Mapping[str, int] | None = None, **settings: object
+) -> ModelCounts:
+    built = build_model(f'models/{model}.gin', f'sizes/{size}.gin', **settings)
+    return model_counts.count_model_costs(built, feature_lengths)
 
 
 def print_sharding(args: argparse.Namespace) -> None:
