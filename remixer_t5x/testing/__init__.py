@@ -128,15 +128,18 @@ def check_custom_sublayers(model: interface.Model, packed: bool = False) -> list
 
     If `packed` is set, also checks that packing an example with others does not change its outputs.
 
-    Returns one line per sublayer; raises UserError if a sublayer of a decoder reads later tokens.
+    Returns one line for each class and its attributes; raises UserError if a sublayer of a decoder reads later tokens.
     """
     lines = []
     for side, factories in interface.list_sublayer_factories(model).items():
         bias = getattr(model.module, f'{side}_stack')().position_bias
-        for name, factory in {layer.unwrap_partial(factory).__name__: factory for factory in factories}.items():
-            if not layer.unwrap_partial(factory).__module__.startswith('remixer_t5x.'):
+        # Factories of the same class can have different attributes, which their `repr` contains.
+        for factory in {repr(factory): factory for factory in factories}.values():
+            kind = layer.unwrap_partial(factory)
+            if not kind.__module__.startswith('remixer_t5x.'):
                 fixture = SublayerFixture((factory,), side, position_bias=bias, embed=model.module.embed_dim)
-                lines.append(f'{name} in the {side}: {_describe_read_tokens(name, fixture, packed)}')
+                description = _describe_read_tokens(kind.__name__, fixture, packed)
+                lines.append(f'{kind.__name__} in the {side}: {description}')
     return lines
 
 

@@ -52,9 +52,10 @@ def test_shipped_sublayers_are_not_checked():
     assert check_custom_sublayers(make_model()) == []
 
 
-def test_decoder_that_reads_later_tokens_raises():
+@pytest.mark.parametrize('macros', [{'DECODER_MIXER': Sum}, {'DECODER_SUBLAYERS': (Sum, causal_sum)}])
+def test_decoder_that_reads_later_tokens_raises(macros):
     with pytest.raises(UserError, match=r'Sum must not read later tokens in a decoder, but token 0 reads token \d'):
-        check_custom_sublayers(make_model(DECODER_MIXER=Sum, **NO_POSITION_BIAS))
+        check_custom_sublayers(make_model(**macros, **NO_POSITION_BIAS))
 
 
 def test_reading_padding_is_a_warning():
