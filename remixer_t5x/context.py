@@ -107,7 +107,8 @@ def check_length(owner: str, max_length: int, length: int) -> None:
     if length > max_length:
         raise UserError(
             f'{owner}.max_length must be at least the sequence length of {length} tokens, got {max_length}; '
-            f'set {owner}.max_length = {length} or reduce TASK_FEATURE_LENGTHS'
+            f'set the macro that it reads, MAX_INPUT_LENGTH or (in a decoder) MAX_TARGET_LENGTH, to {length}, '
+            'or reduce TASK_FEATURE_LENGTHS'
         )
 
 

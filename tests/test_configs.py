@@ -228,6 +228,17 @@ def test_noncausal_sublayers_are_rejected_when_a_decoder_is_built(file, line, in
         interface.compute_param_shapes(model, SHAPES)
 
 
+@pytest.mark.parametrize(('file', 'features'), [('models/bert.gin', 'inputs targets'), ('models/gpt2.gin', 'targets')])
+def test_the_macro_in_the_error_about_long_rows_allows_them(file, features):
+    model = build_model(file, 'sizes/tiny.gin')
+    shapes = batch_formats.get_batch_shapes(model.model_type, dict.fromkeys(features.split(), 2048))
+    with pytest.raises(UserError, match='2048 tokens') as caught:
+        interface.compute_param_shapes(model, shapes)
+    macro = 'MAX_TARGET_LENGTH' if model.model_type == 'decoder_only' else 'MAX_INPUT_LENGTH'
+    assert macro in str(caught.value)
+    interface.compute_param_shapes(build_model(file, 'sizes/tiny.gin', **{macro: 2048}), shapes)
+
+
 def test_sublayers_without_packing_are_rejected_when_a_model_is_built():
     model = build_model('models/fnet.gin', 'sizes/tiny.gin')
     shapes = {**SHAPES, 'encoder_segment_ids': (1, 512), 'decoder_segment_ids': (1, 114)}

@@ -20,7 +20,7 @@ from tests.models.sublayers.sublayer_inputs import context_of_ids
 
 LENGTH, WIDTH = 9, 8
 WITHOUT_ENCODER = {'memory': None}
-TOO_LONG = ('max_length', '9 tokens', 'got 8', 'max_length = 9', 'TASK_FEATURE_LENGTHS')
+TOO_LONG = ('max_length', '9 tokens', 'got 8', 'MAX_INPUT_LENGTH', 'to 9', 'TASK_FEATURE_LENGTHS')
 
 # The sublayer, changes to the context, and words of the message.
 UNSUPPORTED = {
