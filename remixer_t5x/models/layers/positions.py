@@ -9,6 +9,7 @@ from flax import linen as nn
 
 from remixer_t5x import axes, ranges
 from remixer_t5x.context import SequenceContext, check_length
+from remixer_t5x.errors import UserError
 from remixer_t5x.kernels.attention_formula import DistanceBias
 from remixer_t5x.kernels.compile_target import get_target_platform
 from remixer_t5x.models.layers.dense import create_param
@@ -25,7 +26,20 @@ def relative_position_bucket(
     Half of the buckets contain one distance each; the others divide the distances up to `max_distance` on a logarithmic
     scale, and the last bucket contains all larger distances. If `bidirectional`, keys before and after the query use
     separate halves of the buckets; otherwise, all keys after the query use bucket 0.
+
+    Raises UserError if there are too few buckets, or if no bucket remains for the distances up to `max_distance`.
     """
+    num_exact = num_buckets // (4 if bidirectional else 2)
+    if num_exact < 1:
+        raise UserError(
+            f'RelativePositionBias.num_buckets must be at least 2, or 4 in an encoder, got {num_buckets}; '
+            'set positions.RelativePositionBias.num_buckets = 32'
+        )
+    if max_distance <= num_exact:
+        raise UserError(
+            f'RelativePositionBias.max_distance must be above {num_exact} with {num_buckets} buckets, got '
+            f'{max_distance}; increase it, or set positions.RelativePositionBias.num_buckets = {max_distance}'
+        )
     if bidirectional:
         num_buckets //= 2
         offset = jnp.where(relative_position > 0, num_buckets, 0)
@@ -33,7 +47,6 @@ def relative_position_bucket(
     else:
         offset = 0
         distance = jnp.maximum(-relative_position, 0)
-    num_exact = num_buckets // 2
     log_share = jnp.log(jnp.maximum(distance, 1).astype(jnp.float32) / num_exact) / jnp.log(max_distance / num_exact)
     log_bucket = num_exact + (log_share * (num_buckets - num_exact)).astype(jnp.int32)
     log_bucket = jnp.minimum(log_bucket, num_buckets - 1)

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from remixer_t5x.context import SequenceContext
+from remixer_t5x.errors import UserError
 from remixer_t5x.models.layers import positions
 from tests.support import references
 
@@ -19,6 +20,20 @@ def test_position_buckets_equal_recorded_values(bidirectional):
     np.testing.assert_array_equal(before, BUCKETS[bidirectional])
     after = positions.relative_position_bucket(jnp.asarray(DISTANCES[1:]), bidirectional=bidirectional)
     np.testing.assert_array_equal(after, np.add(BUCKETS[True][1:], 16) if bidirectional else 0)
+
+
+@pytest.mark.parametrize(
+    ('bidirectional', 'options', 'words'),
+    [
+        (True, {'max_distance': 8}, 'max_distance must be above 8 .* got 8'),
+        (False, {'max_distance': 16}, 'max_distance must be above 16 .* got 16'),
+        (True, {'num_buckets': 3}, 'num_buckets must be .* 4 in an encoder, got 3'),
+        (False, {'num_buckets': 1}, 'num_buckets must be at least 2.* got 1'),
+    ],
+)
+def test_buckets_that_cannot_hold_all_distances_raise(bidirectional, options, words):
+    with pytest.raises(UserError, match=words):
+        positions.relative_position_bucket(jnp.asarray(DISTANCES), bidirectional=bidirectional, **options)
 
 
 # Slopes of build_alibi_tensor in transformers 5.23.0 for 12 heads.
