@@ -60,6 +60,10 @@ class Classifier(EncoderWithHead):
     def loss(self, params: Params, batch: Batch, dropout_rng: jax.Array | None = None) -> tuple[jax.Array, MetricSums]:
         """Returns the summed cross-entropy, or the summed squared error for regression, and sums of metrics."""
         outputs = self.compute_head_outputs(params, batch['encoder_input_tokens'], dropout_rng)
+        if outputs.ndim != 2:
+            raise UserError(
+                'POOLING must be a function in a classifier, got None; set POOLING = @encoder_only.first_token'
+            )
         labels, weights = batch['labels'], batch['label_weights'].astype(jnp.float32)
         if self.labels is None:
             return sum_weighted_losses(jnp.square(outputs[:, 0] - labels), jnp.zeros_like(weights), weights)

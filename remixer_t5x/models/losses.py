@@ -33,7 +33,7 @@ class CrossEntropy:
 
     z_loss: ranges.NonNegative = 1e-4
     label_smoothing: ranges.Rate = 0.0
-    chunk_length: int = 64
+    chunk_length: ranges.Count = 64
 
     def __call__(
         self,

@@ -118,6 +118,13 @@ def test_invalid_labels_raise(model_type, labels):
         make_model(model_type, LABELS=labels)
 
 
+def test_a_classifier_without_pooling_raises():
+    model = make_model('classifier', LABELS=LABELS, POOLING=None)
+    batch = {'encoder_input_tokens': make_tokens(), 'labels': np.zeros(4, np.float32), 'label_weights': np.ones(4)}
+    with pytest.raises(UserError, match='POOLING must be a function'):
+        model.loss(init_params(model), batch)
+
+
 @pytest.mark.parametrize('name', ['T5', 'Bert'])
 @pytest.mark.parametrize('model_type', ['token_labels', 'span'])
 def test_logits_equal_transformers(name, model_type, tmp_path):

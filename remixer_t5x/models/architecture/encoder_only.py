@@ -138,7 +138,7 @@ class BertInput(nn.Module):
     """
 
     max_length: ranges.Count
-    token_types: int = 2
+    token_types: ranges.Count = 2
     norm: Callable[..., nn.Module] = LayerNorm
 
     @nn.compact
