@@ -61,12 +61,13 @@ def corpus(
     train = expand_paths(files, 'FILES')
     held_out = expand_held_out_paths(validation_files, train, 'FILES', 'VALIDATION_FILES')
     states = [[cache.read_file_state(path) for path in group] for group in (train, held_out)]
-    settings = (format, field, txt_documents, longest, JOB_BYTES, MAX_JOBS)
+    passage = _choose_min_passage_bytes(states[0])
+    settings = (format, field, txt_documents, longest, JOB_BYTES, MAX_JOBS, *([passage] if held_out else []))
     return ParsedCorpus(
         name=describe_files(train),
         identity=cache.hash_cache_key('local files 2', states, *settings),
-        read=split_into_jobs(states[0], layout),
-        read_validation=split_into_jobs(states[1], layout) if held_out else None,
+        read=split_into_jobs(states[0], layout, passage),
+        read_validation=split_into_jobs(states[1], layout, passage) if held_out else None,
         validation_fraction=validation_fraction,
         strict=strict,
     )
@@ -145,16 +146,21 @@ class TextLayout:
         return self.format or row_files.find_format_by_extension(path, _EXTENSIONS, 'TEXT_FORMAT')
 
 
-def split_into_jobs(files: Sequence[cache.FileState], layout: TextLayout) -> list[DocumentReader]:
+def _choose_min_passage_bytes(files: Sequence[cache.FileState]) -> int:
+    """Returns the minimum size of a passage for these training files and for the held-out files."""
+    # Gzipped files and files in buckets are assumed to be large.
+    is_size_known = not any(file.path.lower().endswith('.gz') or '://' in file.path for file in files)
+    total = sum(file.size for file in files)
+    return min(MIN_PASSAGE_BYTES, total // PASSAGES_PER_CORPUS) if is_size_known else MIN_PASSAGE_BYTES
+
+
+def split_into_jobs(files: Sequence[cache.FileState], layout: TextLayout, passage: int) -> list[DocumentReader]:
     """Returns picklable functions that together yield all documents of the files, in order.
 
     Each job reads one or more whole files, usually at least JOB_BYTES in total. There are at most about MAX_JOBS jobs.
     """
     total = sum(file.size for file in files)
     smallest = max(JOB_BYTES, total // MAX_JOBS)
-    # Gzipped files and files in buckets are assumed to be large.
-    is_size_known = not any(file.path.lower().endswith('.gz') or '://' in file.path for file in files)
-    passage = min(MIN_PASSAGE_BYTES, total // PASSAGES_PER_CORPUS) if is_size_known else MIN_PASSAGE_BYTES
     groups: list[list[cache.FileState]] = [[]]
     for file in files:
         if sum(other.size for other in groups[-1]) + file.size // 2 >= smallest:

@@ -87,6 +87,16 @@ def test_a_passage_consists_of_adjacent_paragraphs(tmp_path):
     assert sorted(sum(positions, [])) == [*range(4000)]
 
 
+def test_passages_of_small_validation_files_are_as_long_as_those_of_training_files(tmp_path):
+    for name, count in (('train', 4000), ('held_out', 100)):
+        (tmp_path / f'{name}.txt').write_text('\n\n'.join(f'{name} {number}' for number in range(count)))
+    files = [str(tmp_path / f'{name}.txt') for name in ('train', 'held_out')]
+    corpus = local_files.corpus(*files, txt_documents='passage')
+    sizes = {split: [len(text) for text in texts(corpus, split)] for split in ('train', 'validation')}
+    # The last passage of a file may be shorter.
+    assert min(sizes['validation'][:-1]) > 0.9 * max(sizes['train']) and len(sizes['validation']) > 1
+
+
 def test_files_may_be_globs_lists_and_in_the_home_folder(tmp_path, monkeypatch):
     monkeypatch.setenv('HOME', str(tmp_path))
     for name in ('a.txt', 'b.txt', 'c.jsonl'):
