@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from remixer_t5x import ranges
+from remixer_t5x.errors import UserError
 from remixer_t5x.lazy_imports import seqio, tf
 from remixer_tasks import language_modeling
 from remixer_tasks import span_corruption as spans
@@ -111,6 +112,11 @@ def ul2(
     's' to prompts; UL2's prompts are the defaults. Each denoiser reads the corpus in a different order.
     """
     chosen = spans.build_denoisers(denoisers)
+    if unknown := sorted(set(prompts or {}) - set(spans.PROMPTS)):
+        raise UserError(
+            f'PROMPTS must map only {", ".join(spans.PROMPTS)} to prompts, got {unknown[0]!r}; '
+            "set PROMPTS = {'r': '[R]', 'x': '[X]', 's': '[S]'}"
+        )
     prompts = {**spans.PROMPTS, **(prompts or {})}
     tasks = []
     for order, denoiser in enumerate(chosen):

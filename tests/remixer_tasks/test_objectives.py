@@ -217,6 +217,10 @@ def test_few_sentinels_shorten_segments():
         (lambda: language_modeling.PrefixSettings(0.6), 'got 0.6'),
         (lambda: spans.NoiseSettings(1.0, 3.0), 'got 1.0'),
         (lambda: spans.build_denoisers([('s', 3, 0.25, 1)]), "'ul2', 'ul2r', or rows"),
+        (
+            lambda: pretraining.ul2(None, VOCABULARY, prompts={'r': '[R]', 'X': '[X]'}),
+            "map only r, x, s to prompts, got 'X'",
+        ),
     ],
 )
 def test_unusable_lengths_and_settings_are_rejected(call, message):
