@@ -80,7 +80,8 @@ class TaskEvaluator:
 
     `notes` contains messages about skipped tasks and truncated texts. `examples_hashes` and `settings_hashes` map
     '<split>/<task>' to the hashes of a `TaskReport`. Raises UserError if a task is unknown, if the split is None,
-    missing or empty, or if the vocabulary is larger than the model's embedding table.
+    missing or empty, if labels are ranked but no task lists labels, or if the vocabulary is larger than the model's
+    embedding table.
     """
 
     def __init__(self, settings: TaskEvaluation, model: Any, partitioner: Partitioner):
@@ -94,6 +95,12 @@ class TaskEvaluator:
         self.seqio_tasks, self.notes = task_examples.find_tasks(
             settings.mixture_or_task_name, self.split, settings.tasks
         )
+        if settings.rank_choices and not any(map(task_vocabulary.get_labels, self.seqio_tasks)):
+            names = ', '.join(task.name for task in self.seqio_tasks)
+            raise UserError(
+                f'RANK_CHOICES must be False for {names}, got True: no postprocessor lists labels; omit it, or use '
+                'a task with the postprocessor remixer_tasks.benchmarks.prompts.ClassIdPostprocessor(labels)'
+            )
         first = self.seqio_tasks[0]
         self.vocabulary = task_vocabulary.get_vocabulary(first)
         for task in self.seqio_tasks:

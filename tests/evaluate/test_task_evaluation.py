@@ -78,7 +78,15 @@ class MeanScore(seqio.metrics.Metric):
         return {'mean_score': self.mean}
 
 
-def task(name='echo', texts=TEXTS, metrics=(accuracy,), objects=(), vocabulary=BYTES, splits=('validation',)):
+def task(
+    name='echo',
+    texts=TEXTS,
+    metrics=(accuracy,),
+    objects=(),
+    vocabulary=BYTES,
+    splits=('validation',),
+    postprocess=Label(),  # noqa: B008 (frozen)
+):
     def read(split, shuffle_files, seed=None):
         targets = ['yes' if i % 2 else text for i, text in enumerate(texts)]
         strings = {'inputs': tf.constant(texts, tf.string), 'targets': tf.constant(targets, tf.string)}
@@ -90,7 +98,7 @@ def task(name='echo', texts=TEXTS, metrics=(accuracy,), objects=(), vocabulary=B
         source=seqio.FunctionDataSource(read, splits),
         preprocessors=[seqio.preprocessors.tokenize, seqio.preprocessors.append_eos_after_trim],
         output_features={'inputs': feature, 'targets': feature},
-        postprocess_fn=Label(),
+        postprocess_fn=postprocess,
         metric_fns=list(metrics),
         metric_objs=list(objects),
     )
@@ -247,6 +255,7 @@ def test_tasks_without_the_split_or_metrics_are_skipped():
         ('echp', {}, "MIXTURE_OR_TASK_NAME must be .* got 'echp'"),
         ([task('echo_d')], {'tasks': 'echo_e'}, "EVAL_TASKS must contain only echo_d, got 'echo_e'"),
         (task('echo_f'), {'split': 'test'}, "no task of echo_f .* no split 'test'"),
+        (task('echo_g', postprocess=None), {'rank_choices': True}, 'RANK_CHOICES must be False for echo_g'),
         (
             [task('echo_x'), task('echo_y', vocabulary=seqio.ByteVocabulary(5))],
             {},
