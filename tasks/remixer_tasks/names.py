@@ -170,8 +170,10 @@ def mixture(
     fixed_rates = dict(rates or {})
     if unknown := sorted(set(fixed_rates) - set(by_name)):
         raise UserError(f'RATES must contain only tasks in TASKS ({", ".join(by_name)}), got {", ".join(unknown)}')
-    if min(fixed_rates.values(), default=0) < 0 or (len(fixed_rates) == len(by_name) and not any(fixed_rates.values())):
-        raise UserError(f'RATES must be non-negative numbers, at least one of them above 0, got {fixed_rates}')
+    for key, rate in fixed_rates.items():
+        ranges.check_setting(f'RATES[{key!r}]', rate, ranges.NonNegative)
+    if len(fixed_rates) == len(by_name) and not any(fixed_rates.values()):
+        raise UserError(f'RATES must contain a number above 0, got {fixed_rates}; omit a task to use its size')
 
     def compute_rate(task: seqio.Task) -> float:
         if task.name in fixed_rates:

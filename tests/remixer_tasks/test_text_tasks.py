@@ -167,8 +167,8 @@ def test_rates_equal_those_of_seqio(tmp_path, maximum, temperature):
         names.mixture([unknown]).get_rate(unknown)
     with pytest.raises(UserError, match='RATES must contain only tasks in TASKS.* got super_glue_rte_v102'):
         names.mixture(['super_glue_cb_v102'], vocabularies.byte(), rates={'super_glue_rte_v102': 1})
-    for rate in (0, -1):
-        with pytest.raises(UserError, match='RATES must be non-negative numbers, at least one of them above 0'):
+    for rate in (0, -1, 'a', float('nan')):
+        with pytest.raises(UserError, match=r'RATES.* must (be a non-negative number|contain a number above 0), got '):
             names.mixture(['super_glue_cb_v102'], vocabularies.byte(), rates={'super_glue_cb_v102': rate})
     for tasks in ('super_glue_cb_v102', []):
         with pytest.raises(UserError, match='TASKS must be a list of names, got '):
