@@ -184,9 +184,11 @@ def _bind_factory_arguments(function: Callable[..., Any], arguments: dict[str, V
 def _check_no_missing_call(
     function: Callable[..., Any], argument: str, given: Callable[..., Any], setting: str
 ) -> None:
-    """Raises UserError if `given` is a factory, but the argument expects an object that the factory creates."""
+    """Raises UserError if `given` is a factory, but the argument expects a list, or an object that `given` creates."""
     created = given.__mro__ if isinstance(given, type) else (inspect.signature(given).return_annotation,)
     expected = ranges.get_union_members(ranges.get_annotation(function, argument))
+    if {ranges.split_annotation(kind)[0] for kind in expected} <= {Sequence, list, tuple, type(None)}:
+        raise UserError(f'{setting} must be a list, got {given.__name__}; put references in parentheses: (@NAME,)')
     if any(kind in expected for kind in created if kind not in (object, Any, inspect.Parameter.empty)):
         raise UserError(f'{setting} must be an object, got {given.__name__}, which creates one; add () after its name')
 

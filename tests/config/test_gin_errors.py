@@ -81,12 +81,16 @@ def test_a_string_instead_of_a_reference_is_rejected_with_an_example(macro, valu
 
 
 @pytest.mark.parametrize(
-    ('macro', 'value', 'name'),
-    [('SCHEDULE', '@schedules.cosine', 'cosine'), ('PARTITIONER', '@partition.Partitioner', 'Partitioner')],
+    ('macro', 'value', 'words'),
+    [
+        ('SCHEDULE', '@schedules.cosine', r'an object, got cosine, .*; add \(\) after its name'),
+        ('PARTITIONER', '@partition.Partitioner', r'an object, got Partitioner, .*; add \(\) after its name'),
+        ('ENCODER_SUBLAYERS', '@feed_forward.GatedMLP', r'a list, got GatedMLP; put references in .*: \(@NAME,\)'),
+    ],
 )
-def test_a_reference_without_parentheses_is_rejected_if_an_object_is_expected(macro, value, name):
+def test_a_reference_without_parentheses_is_rejected_if_an_object_or_a_list_is_expected(macro, value, words):
     sources = ConfigSources(['experiments/quickstart.gin'], [(macro, value)])
-    with pytest.raises(UserError, match=rf'{macro} must be an object, got {name}, .*; add \(\) after its name$'):
+    with pytest.raises(UserError, match=f'{macro} must be {words}$'):
         loading.load_gin_config(sources, 'remixer_t5x.train.settings.Run')
 
 
