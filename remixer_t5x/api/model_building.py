@@ -26,8 +26,8 @@ def build_model(*gin_files: str, **macros: object) -> Model:
     Replaces gin's global configuration. Loading another configuration later does not change the model.
 
     Raises:
-        UserError: a file does not exist, a name is unknown, a value is invalid, a macro is a setting of a run and not
-            of a model, or a model setting, such as one from `sizes/*.gin`, is missing.
+        UserError: a file does not exist, a name is unknown, a value is invalid, a macro configures runs instead of
+            models, or a model setting, such as one from `sizes/*.gin`, is missing.
     """
     if not gin_files:
         raise UserError(
@@ -46,7 +46,7 @@ def _build_model(gin_files: Sequence[str], macros: Mapping[str, object]) -> Mode
     objects = {name: value for name, value in macros.items() if name not in references}
     sources = loading.ConfigSources([str(file) for file in gin_files], list(references.items()), objects=objects)
     (model,) = loading.load_macro_values(sources, 'MODEL', only=True)
-    # The loaded configuration contains only the macros that MODEL reads.
+    # With `only=True`, the loaded configuration contains only macros that MODEL reads.
     _check_macros_are_for_models(
         name for name in macros if reference_resolver.get_unevaluated_macro(name) is reference_resolver.UNDEFINED
     )

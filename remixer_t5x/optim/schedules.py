@@ -75,7 +75,7 @@ def linear(
 ) -> Schedule:
     """Creates a schedule with a linear warmup to `peak` and a linear decay to `final` at step `total_steps`.
 
-    The warmup starts at `warmup_start * peak`. If `warmup_steps` is None, its length is as in `cosine`.
+    The warmup starts at `warmup_start * peak`. If `warmup_steps` is None, the warmup is as long as in `cosine`.
     """
     warmup_steps = _resolve_warmup_steps(warmup_steps, total_steps)
     warmup = optax.linear_schedule(warmup_start * peak, peak, warmup_steps)
@@ -96,7 +96,7 @@ def wsd(
 
     Over the last fraction `decay_share` of `total_steps`, the rate decays as 1 - sqrt(x) for x from 0 to 1 (Haegele et
     al. 2024, arXiv:2405.18392, section 3). A run can resume from a checkpoint saved before the decay with the same
-    warmup and any larger `total_steps`. If `warmup_steps` is None, its length is as in `cosine`.
+    warmup and any larger `total_steps`. If `warmup_steps` is None, the warmup is as long as in `cosine`.
     """
     warmup_steps = _resolve_warmup_steps(warmup_steps, total_steps)
     decay_steps = round(decay_share * total_steps)

@@ -28,7 +28,7 @@ VALUES = st.lists(st.sampled_from([1.0, 2.0, 3.0, float('nan'), float('inf')]), 
 @given(VALUES, st.integers(1, 4), st.sets(st.integers(1, 12)))
 def test_a_run_ends_after_limit_evaluations_without_improvement(values, limit, restores):
     def is_over(number):
-        """The definition: the first `number` values have a best finite value, and it is not among the last `limit`."""
+        """Returns whether there is a finite value, and none of the last `limit` values is the best finite value."""
         best, best_index = None, 0
         for index, value in enumerate(values[:number], 1):
             if math.isfinite(value) and (best is None or value > best):

@@ -27,7 +27,7 @@ def relative_position_bucket(
     scale, and the last bucket contains all larger distances. If `bidirectional`, keys before and after the query use
     separate halves of the buckets; otherwise, all keys after the query use bucket 0.
 
-    Raises UserError if there are too few buckets, or if no bucket remains for the distances up to `max_distance`.
+    Raises UserError if there are too few buckets, or if buckets with one distance each reach `max_distance`.
     """
     num_exact = num_buckets // (4 if bidirectional else 2)
     if num_exact < 1:
