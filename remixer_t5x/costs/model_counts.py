@@ -69,7 +69,7 @@ def count_row_costs(model: Model, batch: Mapping[str, jax.ShapeDtypeStruct]) -> 
     row = {
         name: jax.ShapeDtypeStruct((1, *array.shape[1:]), array.dtype)
         for name, array in batch.items()
-        if not name.endswith(('_segment_ids', '_positions'))
+        if name not in batch_formats.PACKED_ARRAYS
     }
     shapes = {name: array.shape for name, array in row.items()}
     params = nn.unbox(interface.compute_param_shapes(model, shapes))

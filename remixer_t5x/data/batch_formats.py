@@ -52,6 +52,8 @@ class BatchFormat:
 
 _DECODER_ARRAYS = ('decoder_input_tokens', 'decoder_target_tokens', 'decoder_loss_weights')
 _DECODER_PACKED_ARRAYS = ('decoder_segment_ids', 'decoder_positions')
+# All arrays that only batches with packed rows contain.
+PACKED_ARRAYS = ('encoder_segment_ids', 'encoder_positions', *_DECODER_PACKED_ARRAYS)
 _INPUTS_AND_TARGETS = ('inputs', 'targets')
 
 # `remixer-t5x info` uses the first format of a model type if TASK_FEATURE_LENGTHS is not set.

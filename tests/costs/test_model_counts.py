@@ -37,6 +37,16 @@ def test_t5_1_1_has_the_published_parameters_and_expected_flops():
     assert counted.training_flops == 3 * counted.total_forward_flops
 
 
+@pytest.mark.parametrize(('model_type', 'texts', 'head_flops'), [('span', 1, 2 * 24 * 128 * 2)])
+def test_encoder_models_count_every_text_of_an_example(model_type, texts, head_flops):
+    files = 'models/t5_1_1.gin', 'sizes/mini.gin', f'model_types/{model_type}.gin'
+    counted = model_counts.count_model_costs(build_model(*files, NUM_ENCODER_LAYERS=1), LENGTHS)
+    attention, mlp = 2 * (4 * 24 * 128 * 128 + 2 * 24 * 24 * 128), 2 * 3 * 24 * 128 * 256
+    in_modules = sum(flops for path, flops in counted.forward_flops.items() if path)
+    assert in_modules == texts * (attention + mlp) + head_flops
+    assert counted.tokens == texts * 24
+
+
 def test_flops_equal_xlas_except_for_elementwise_operations():
     # XLA counts the body of a loop once, so each stack has one layer.
     model = build_model('models/t5_1_1.gin', 'sizes/small.gin', NUM_ENCODER_LAYERS=1, NUM_DECODER_LAYERS=1)
