@@ -35,7 +35,7 @@ class ModelCounts:
 
     `parameters` maps the path of each array to its number of elements; layers stacked by a scan share one entry.
     `forward_flops` maps each module path to FLOPs per example; the path `()` stands for operations outside of modules,
-    such as the loss. `tokens` is the number of tokens in one example.
+    such as the loss. `tokens` is the number of input tokens of all stacks and texts in one example.
     """
 
     parameters: Mapping[Path, int]
@@ -76,7 +76,7 @@ def count_row_costs(model: Model, batch: Mapping[str, jax.ShapeDtypeStruct]) -> 
     return ModelCounts(
         parameters=count_parameters(params),
         forward_flops=count_flops_per_module(model.loss, params, row),
-        tokens=sum(batch_formats.get_row_lengths(shapes)),
+        tokens=batch_formats.count_positions(row),
     )
 
 

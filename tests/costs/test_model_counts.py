@@ -37,7 +37,7 @@ def test_t5_1_1_has_the_published_parameters_and_expected_flops():
     assert counted.training_flops == 3 * counted.total_forward_flops
 
 
-@pytest.mark.parametrize(('model_type', 'texts', 'head_flops'), [('span', 1, 2 * 24 * 128 * 2)])
+@pytest.mark.parametrize(('model_type', 'texts', 'head_flops'), [('span', 1, 2 * 24 * 128 * 2), ('embedding', 2, 0)])
 def test_encoder_models_count_every_text_of_an_example(model_type, texts, head_flops):
     files = 'models/t5_1_1.gin', 'sizes/mini.gin', f'model_types/{model_type}.gin'
     counted = model_counts.count_model_costs(build_model(*files, NUM_ENCODER_LAYERS=1), LENGTHS)
