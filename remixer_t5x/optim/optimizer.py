@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from remixer_t5x import ranges
+from remixer_t5x import axes, ranges
 from remixer_t5x.errors import UserError
-from remixer_t5x.optim.layerwise_updates import LAYERS_AXIS, apply_per_layer, is_partition_spec, scale_by_parameter_rms
+from remixer_t5x.optim.layerwise_updates import apply_per_layer, is_partition_spec, scale_by_parameter_rms
 from remixer_t5x.optim.schedules import Schedule, as_schedule
 
 # Minimum parameter RMS for scaling the updates of Remixer's H and alpha and gMLP's W. docs/results.md shows its effect.
@@ -129,7 +129,7 @@ def adamw_rms(
 
     The defaults are nanoT5's settings for T5.1.1-base (Nawrot 2023, arXiv:2309.02373). Gradients are first clipped to
     the global norm `max_grad_norm` (None disables clipping). `weight_decay` is decoupled, is multiplied only by the
-    learning rate, and is not applied to vectors, scalars and relative position biases. Parameters that may be
+    learning rate, and is applied only to matrices (`build_weight_decay_mask`). Parameters that may be
     initialized near zero (`layerwise_updates.find_params_near_zero`), which T5 does not have, use `min_rms_near_zero`
     instead of `min_rms`. `epsilon` is added after the bias correction, as in the Adam paper, whereas nanoT5 adds it
     before.
@@ -218,10 +218,12 @@ def _scale_updates(factors: Any) -> list[optax.GradientTransformation]:
 
 
 def build_weight_decay_mask(logical_axes: Any) -> Any:
-    """Returns a tree of booleans, True for parameters with weight decay: all matrices except position biases."""
+    """Returns a tree of booleans, True for parameters with weight decay: all matrices.
 
-    def has_weight_decay(axes):
-        names = [name for name in axes if name != LAYERS_AXIS]
-        return len(names) >= 2 and 'relpos_buckets' not in names
+    A vector for each layer, head or mechanism, such as a relative position bias, is not a matrix.
+    """
+
+    def has_weight_decay(spec):
+        return len([name for name in spec if name not in (axes.LAYERS, axes.HEADS, axes.MECHANISMS)]) >= 2
 
     return jax.tree.map(has_weight_decay, logical_axes, is_leaf=is_partition_spec)

@@ -129,6 +129,23 @@ def test_stacked_layers_get_the_updates_of_optax_on_each_layer(name):
     assert {leaf.dtype for leaf in jax.tree.leaves(state)} == {np.dtype('float32'), np.dtype('int32')}
 
 
+@pytest.mark.parametrize(
+    ('spec', 'decays'),
+    [
+        (P('vocab', 'embed'), True),
+        (P('layers', 'heads', 'embed', 'mlp'), True),
+        (P('layers', 'positions_out', 'positions_in'), True),
+        (P('layers', 'embed'), False),
+        (P('heads', 'relpos_buckets'), False),
+        # The biases and the shared weight vector of HyperMixer's hypernetworks.
+        (P('layers', 'heads', 'mlp'), False),
+        (P('layers', 'heads', 'token_mlp'), False),
+    ],
+)
+def test_only_matrices_have_weight_decay(spec, decays):
+    assert optimizer.build_weight_decay_mask({'parameter': spec}) == {'parameter': decays}
+
+
 def test_adafactor_equals_t5x():
     """Golden parameters after four updates by T5X's `adafactor.Adafactor` (commit cc342d4, jax 0.10.2).
 
