@@ -13,6 +13,7 @@ from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
 from remixer_t5x.models import interface
 from remixer_t5x.models.layers.embedding import scale_projection_input
+from remixer_t5x.models.sublayers import remixer
 from remixer_t5x.optim import muon, mup, optimizer, train_state
 from tests.support.paths import SCRIPTS
 
@@ -58,6 +59,12 @@ def test_parameters_are_classified_as_in_the_paper():
     assert hidden == {name for name in t5 if name.endswith('/kernel') and name != 'logits/kernel'}
     assert {kind for name, kind in remixer.items() if 'mixing' in name} == {'other'}
     assert {kind for name, kind in tim.items() if 'score' in name} == {'output'}
+
+
+def test_the_matrix_of_remixers_gate_is_hidden():
+    boxed = jax.eval_shape(remixer.DenseGate().init, jax.random.key(0), np.ones((1, 2, 4), np.float32))
+    [spec] = by_name(nn.get_partition_spec(boxed)).values()
+    assert mup.classify_parameter(spec) == 'hidden'
 
 
 def test_every_factor_is_1_at_the_base_width():

@@ -80,7 +80,8 @@ class DenseGate(nn.Module):
 
     @nn.compact
     def __call__(self, unmixed: jax.Array) -> jax.Array:
-        return nn.sigmoid(Dense(unmixed.shape[-1], (None, axes.MLP), name='gate')(unmixed))
+        # Both axes index hidden units, but a mesh axis can shard only one of them, so the first has the name `embed`.
+        return nn.sigmoid(Dense(unmixed.shape[-1], (axes.EMBED, axes.MLP), name='gate')(unmixed))
 
 
 class ElementwiseGate(nn.Module):
