@@ -16,7 +16,8 @@ factor is divided by the ratio by which this RMS changes with the width. For a t
 scaled instead (`base_embed_dim` of the models).
 
 `EMBED_DIM`, hidden widths and numbers of heads must be scaled in proportion. Head widths and hidden widths along
-the tokens (`token_mlp` in `axes`) must stay constant, so that attention needs no other scale.
+the tokens (`token_mlp` in `axes`) must stay constant, so that attention needs no other scale. The initial values of
+matrices with fixed standard deviations, as in BERT and GPT-2, do not follow the table.
 """
 
 import dataclasses
