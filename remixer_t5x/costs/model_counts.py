@@ -5,9 +5,10 @@ for the loss and two for the gradients of inputs and weights (Kaplan et al. 2020
 
 The counts include matrix products, convolutions and Fourier transforms. A multiply-add counts as two operations. As is
 usual in benchmarks, a complex transform of length n counts as 5 n log2 n operations, and a real transform as half as
-many. Elementwise operations are not counted. The cost of a scan is the cost of its body times its length, and the cost
-of a `cond` is the cost of its most expensive branch. A `while` loop is counted as one iteration, because the number of
-iterations is unknown.
+many. Elementwise operations are not counted. The cost of a scan is the cost of its body times its length. The cost of a
+`cond` is the cost of the branch for a true predicate, which our models take in usual batches: a masked language model
+computes all logits only if a row has unusually many tokens to predict. A `while` loop is counted as one iteration,
+because the number of iterations is unknown.
 """
 
 import collections
@@ -122,13 +123,8 @@ def _add_flops(jaxpr: Any, times: float, outer: Path, totals: dict[Path, float])
         if flops is not None:
             totals[where] += times * flops
         elif eqn.primitive.name == 'cond':
-            # Only the most expensive branch is counted.
-            counts: list[dict[Path, float]] = []
-            for branch in eqn.params['branches']:
-                counts.append(collections.defaultdict(float))
-                _add_flops(branch.jaxpr, times, where, counts[-1])
-            for path, flops in max(counts, key=lambda count: sum(count.values())).items():
-                totals[path] += flops
+            # The last branch is the one for a true predicate.
+            _add_flops(eqn.params['branches'][-1].jaxpr, times, where, totals)
         else:
             for inner in _find_inner_jaxprs(eqn):
                 _add_flops(inner, times * _count_repetitions(eqn), where, totals)
