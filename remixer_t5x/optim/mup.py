@@ -74,7 +74,7 @@ def scale_by_width(optimizer: Any, width: ranges.Count, base_width: ranges.Count
 
 
 def _compute_initial_value_factor(names: tuple[str | None, ...], shape: tuple[int, ...], ratio: float) -> float:
-    if axes.RELPOS_BUCKETS in names:
+    if names[-2:] == (axes.HEADS, axes.RELPOS_BUCKETS):
         heads, buckets = shape[-2:]
         return ((heads + buckets) / (heads / ratio + buckets)) ** 0.5
     return ratio**-0.5 if classify_parameter(PartitionSpec(*names)) == 'output' else 1.0

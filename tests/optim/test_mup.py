@@ -67,6 +67,11 @@ def test_the_matrix_of_remixers_gate_is_hidden():
     assert mup.classify_parameter(spec) == 'hidden'
 
 
+def test_position_weights_of_gmlp_keep_their_initial_values():
+    boxed = {'kernel': nn.LogicallyPartitioned(np.ones((2, 15)), ('layers', 'relpos_buckets'))}
+    assert mup.scale_by_width(FACTORS_ONLY, 256, 64).initial(boxed) == {'kernel': 1.0}
+
+
 def test_every_factor_is_1_at_the_base_width():
     boxed = interface.compute_param_shapes(width_transfer.build_scaled_model('t5_1_1', 64, None), SHAPES)
     scaled = mup.scale_by_width(FACTORS_ONLY, 64, 64)
