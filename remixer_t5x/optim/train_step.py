@@ -28,7 +28,7 @@ NUM_REAL_TARGET_TOKENS = 'NUM_REAL_TARGET_TOKENS'
 # Name of the evaluation sum that counts the occurrences of each id in the targets.
 TARGET_COUNTS = 'target_counts'
 # Names of the token id arrays of a batch, with 0 as padding.
-TOKEN_ARRAYS = ('encoder_input_tokens', 'decoder_target_tokens')
+TOKEN_ARRAYS = ('encoder_input_tokens', 'positive_input_tokens', 'decoder_target_tokens')
 StepFn = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
 
 

@@ -192,3 +192,18 @@ def test_invalid_settings_are_rejected():
     ):
         with pytest.raises(UserError, match=message):
             train_step.make_train_step(Bigrams(), optax.sgd(1.0), **settings_)
+
+
+@pytest.mark.parametrize(
+    ('names', 'expected'),
+    [
+        (('encoder_input_tokens', 'decoder_target_tokens'), 5 / 8),
+        (('encoder_input_tokens', 'positive_input_tokens'), 5 / 8),
+        (('decoder_input_tokens', 'decoder_target_tokens'), 4 / 4),
+        (('labels',), None),
+    ],
+)
+def test_non_padding_fraction_counts_the_inputs_and_targets_of_a_batch(names, expected):
+    batch = {name: np.asarray([[5, 0, 0, 0], [6, 7, 8, 9]][index : index + 1]) for index, name in enumerate(names)}
+    fraction = train_step.compute_non_padding_fraction(batch)
+    assert fraction is None if expected is None else float(fraction) == expected
