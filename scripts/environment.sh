@@ -13,7 +13,9 @@ find_python() {
     for minor in ${PYTHON_MINORS:-13 12 11}; do
         candidates+=("python3.$minor" "${PYENV_ROOT:-$HOME/.pyenv}"/versions/"3.$minor".*/bin/python)
     done
-    for candidate in ${PYTHON:-"${candidates[@]}" python3}; do
+    candidates+=(python3)
+    [[ -z "${PYTHON:-}" ]] || candidates=("$PYTHON")
+    for candidate in "${candidates[@]}"; do
         if "$candidate" -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' \
             2>/dev/null; then
             echo "$candidate"

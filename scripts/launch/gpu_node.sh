@@ -37,7 +37,11 @@ gpus="${gpus:-$count}"
 (( gpus <= count )) || fail "--gpus must be at most $count, as nvidia-smi lists, got $gpus; pass --gpus=$count"
 
 # Without gin files, eval and infer read the config.gin of the run.
-if [[ " ${COMMAND[*]}" == *' --gin_file'* && " ${COMMAND[*]}" != *hardware/* ]]; then
+hardware=''
+for word in "${COMMAND[@]}"; do
+    [[ "$word" == --gin.* || ! "$word" =~ (^|[=/])hardware/[^/]+\.gin$ ]] || hardware="$word"
+done
+if [[ " ${COMMAND[*]}" == *' --gin_file'* && -z "$hardware" ]]; then
     COMMAND+=(--gin_file=hardware/gpu.gin)
 fi
 CUDA_VISIBLE_DEVICES="$(seq -s, 0 $((gpus - 1)))"

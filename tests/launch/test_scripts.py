@@ -51,6 +51,13 @@ def test_paths_of_the_quickstart_are_relative_to_the_current_folder(tmp_path):
     assert done.returncode == 0 and call.startswith(f'{tmp_path}: train ') and '--gin.MODEL_DIR=mine ' in call
 
 
+def test_the_path_of_python_may_contain_spaces(tmp_path):
+    program = harness.write_program(tmp_path / 'my programs/python', 'true')
+    find = ['bash', '-c', 'source scripts/environment.sh; find_python']
+    done = subprocess.run(find, cwd=ROOT, env={**os.environ, 'PYTHON': str(program)}, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == (f'{program}\n', '')
+
+
 @pytest.fixture
 def programs(tmp_path, monkeypatch):
     """Returns a function that writes programs to PATH; its attribute `calls` returns the recorded command lines."""
@@ -216,6 +223,10 @@ def test_gpu_node_dry_run():
     assert install == ['env', 'VENV=.venv', 'scripts/launch/worker.sh', 'install', 'gpu']
     assert started[:2] == ['env', 'CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7']
     assert started[3:] == [*COMMAND[1:], '--gin_file=hardware/gpu.gin']
+    # Only a gin file of hardware/ replaces the default, not another path with a folder of this name.
+    for flag, added in (('--gin.MODEL_DIR=/data/hardware/run', 1), ('--gin_file=configs/hardware/cpu.gin', 0)):
+        out, _ = run_script('gpu_node.sh', '--gpus=8', '--dry_run', *COMMAND, flag)
+        assert out.count('--gin_file=hardware/gpu.gin') == added
     # Without gin files, eval reads the config.gin of the run.
     out, _ = run_script('gpu_node.sh', '--gpus=8', '--dry_run', '--', 'eval', '--checkpoint=run')
     assert out.endswith('remixer-t5x eval --checkpoint=run\n')
