@@ -55,6 +55,8 @@ def test_greedy_tokens_equal_recorded_values(tiny):
         ('query_pre_attn_scalar', 144, 'in the encoder, 16'),
         ('layer_types', ['full_attention'] * 2, 'layer'),
         ('rope_parameters', {'rope_type': 'yarn'}, "rope_type must be 'default'"),
+        ('rope_scaling', {'rope_type': 'linear', 'factor': 2.0}, "rope_type must be 'default'"),
+        ('rope_scaling', {'type': 'linear', 'factor': 2.0}, "rope_type must be 'default'"),
     ],
 )
 def test_an_unsupported_setting_of_config_json_is_named(tiny, tmp_path, setting, value, allowed):

@@ -55,17 +55,21 @@ class HuggingFaceConfig:
     def read_rope_theta(self, parameters: Any, name: str) -> float | None:
         """Reads the base of the rotary embedding from `rope_theta` in `parameters`, or from the setting `name`.
 
-        transformers 5 writes `rope_theta`, and version 4 writes the setting `name`. Returns None if both are missing.
-        Raises UserError if the base is invalid or the type of the rotary embedding is not supported.
+        transformers 5 writes `rope_theta`, and version 4 writes the setting `name` and `rope_scaling`, which overrides
+        `parameters`. Returns None if the base is missing. Raises UserError if it is invalid or the type of the rotary
+        embedding is not supported.
         """
+        scaling = self.values.get('rope_scaling')
+        source = 'rope_scaling' if isinstance(scaling, dict) and scaling else 'rope_parameters'
         parameters = parameters if isinstance(parameters, dict) else {}
-        if parameters.get('rope_type', 'default') != 'default':
-            raise self.setting_error('rope_parameters', "rope_type must be 'default'")
+        parameters = parameters | scaling if source == 'rope_scaling' else parameters
+        if parameters.get('rope_type', parameters.get('type', 'default')) != 'default':
+            raise self.setting_error(source, "rope_type must be 'default'")
         theta = parameters.get('rope_theta', self.values.get(name))
         if theta is None:
             return None
         if not isinstance(theta, int | float) or not 1 < theta < 1e9:
-            raise self.setting_error('rope_parameters', 'rope_theta must be a number between 1 and 1e9')
+            raise self.setting_error(source, 'rope_theta must be a number between 1 and 1e9')
         return float(theta)
 
     def check_allowed_values(self, allowed: Mapping[str, Sequence[Any]]) -> None:
