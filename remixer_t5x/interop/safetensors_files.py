@@ -91,10 +91,11 @@ class LazyTensors(Mapping[str, np.ndarray]):
 
 def open_weights_folder(folder: pathlib.Path) -> LazyTensors:
     """Opens the weights in a Hugging Face folder. Raises UserError if the weights are not in safetensors format."""
-    if (folder / INDEX_FILE).is_file():
-        return _open_shards(folder)
+    # If both exist, transformers loads the single file.
     if (folder / WEIGHTS_FILE).is_file():
         return _open_tensors(folder / WEIGHTS_FILE)
+    if (folder / INDEX_FILE).is_file():
+        return _open_shards(folder)
     pickled = next(iter(sorted([*folder.glob('*.bin'), *folder.glob('*.pt')])), None)
     if pickled:
         raise UserError(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from remixer_t5x.config import loading
 from remixer_t5x.devices.partition import unbox
@@ -273,6 +273,14 @@ def test_names_and_arrays_of_published_files_are_read(tmp_path, name):
     assert other.family == plain.family
     assert safetensors_files.find_differing_array(other.read_params(), plain.read_params()) is None
     assert other.find_differing_weight(plain.read_params()) is None
+
+
+def test_a_single_file_of_weights_takes_precedence_over_shards_as_in_transformers(tmp_path):
+    folder = hf_folders.write_tiny(tmp_path / 'hf', 't5_v1_1_tiny', shards=2)
+    weights = {name: array + 1 for name, array in hf_folders.weights('t5_v1_1_tiny').items()}
+    save_file(weights, folder / 'model.safetensors')
+    read = huggingface.open_model_folder(str(folder)).tensors['shared.weight']
+    np.testing.assert_array_equal(read, weights['shared.weight'])
 
 
 def test_folders_without_readable_weights_are_rejected(tmp_path):
