@@ -39,8 +39,10 @@ def test_a_bert_goes_to_a_model_dir_and_back_bit_for_bit(folder, tmp_path, capsy
     jax.tree.map(np.testing.assert_array_equal, written, hf_folders.weights('bert_tiny'))
     config = json.loads((tmp_path / 'theirs/config.json').read_text())
     assert hf_folders.BERT.items() <= config.items()
-    loaded = [remixer_t5x.load(str(path), lengths={'inputs': 8}) for path in (folder, tmp_path / 'ours')]
-    first, second = (model.encode('a text of words') for model in loaded)
+    # The model has 20 positions.
+    loaded = [remixer_t5x.load(str(path)) for path in (folder, tmp_path / 'ours')]
+    first, second = (model.encode('a text of words ' * 10) for model in loaded)
+    assert first.truncated and first.mask.shape == (1, 20)
     np.testing.assert_array_equal(first.mean, second.mean)
 
 

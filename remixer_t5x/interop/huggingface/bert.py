@@ -132,13 +132,16 @@ class Bert(ModelFamily):
         }
 
     def build_gin_settings(self) -> dict[str, Any]:
-        settings = {
+        settings: dict[str, Any] = {
             'MAX_INPUT_LENGTH': self.max_length,
             'encoder_only.BertInput.token_types': self.token_types,
             'bert/norms.LayerNorm.epsilon': self.epsilon,
         }
         if self.separator_id is not None:
             settings['encoder_only.EncoderOnly.separator_id'] = self.separator_id
+        if self.max_length < 512:
+            # The default length, 512 tokens, exceeds the number of positions.
+            settings['TASK_FEATURE_LENGTHS'] = self.max_lengths
         return settings
 
     def find_tokenizer(self, folder: pathlib.Path, file: str | None) -> Tokenizer:
