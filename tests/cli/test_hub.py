@@ -198,6 +198,17 @@ def test_the_card_of_an_earlier_checkpoint_lacks_later_results(run, tmp_path):
     assert 'The whole run: Finished all 7 steps.' in card
 
 
+def test_the_origin_of_averaged_and_merged_weights_names_the_runs():
+    merged, best = '/home/anna/runs/mine/checkpoints/100', 'gs://bucket/runs/mine/best/rte/200'
+    expected = {
+        merged: 'mine/checkpoints/100',
+        f'{merged},{best}': 'the mean of mine/checkpoints/100, mine/best/rte/200',
+        '/home/anna/t5-small/': 't5-small',
+        '/home/anna/models--google--flan/snapshots/0ab1': 'google/flan of the Hugging Face Hub, commit 0ab1',
+    }
+    assert {source: client.describe_model_origin(source) for source in expected} == expected
+
+
 def test_the_card_in_a_relative_folder_loads_the_folder(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(['convert', f'--checkpoint={run}', '--to_shared=fnet']) == 0
