@@ -145,6 +145,17 @@ def test_a_t5_is_pushed_in_the_format_of_transformers(hub, t5, tmp_path, capsys)
     assert safetensors_files.find_differing_array(first, second) is None
 
 
+def test_nothing_is_uploaded_to_a_public_model_with_private(hub, t5):
+    hub.add('anna/copy', t5)
+    before = dict(hub.models['anna/copy']['main'])
+    with pytest.raises(UserError, match='exists and is public'):
+        client.upload_model(t5, 'anna/copy', True, 'a message')
+    assert hub.models['anna/copy']['main'] == before and not hub.messages
+    hub.private.add('anna/copy')
+    client.upload_model(t5, 'anna/copy', True, 'a message')
+    assert hub.messages == ['a message']
+
+
 def test_a_model_unknown_to_transformers_is_pushed_and_loaded(hub, run, tmp_path, capsys):
     assert main(['convert', f'--checkpoint={run}', '--push_to_hub=anna/fnet']) == 0
     assert 'FNet' in capsys.readouterr().out

@@ -115,7 +115,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _revision(self, name, revision=MAIN):
         files = self._files(name, revision)
         siblings = [{'rfilename': file} for file in files]
-        return {'id': name, 'sha': _commit(files), 'siblings': siblings, 'private': False, 'tags': []}
+        private = name in self.hub.private
+        return {'id': name, 'sha': _commit(files), 'siblings': siblings, 'private': private, 'tags': []}
 
     def _tree(self, name, revision):
         return [
@@ -154,7 +155,8 @@ class _Handler(BaseHTTPRequestHandler):
             raise _Error('Invalid username or password.', 401, '')
         settings = json.loads(self.body)
         name = f'{settings.get("organization") or "somebody"}/{settings["name"]}'
-        if settings.get('private') or settings.get('visibility') == 'private':
+        # As on the Hub, the visibility of an existing model does not change.
+        if name not in self.hub.models and (settings.get('private') or settings.get('visibility') == 'private'):
             self.hub.private.add(name)
         self.hub.models.setdefault(name, {MAIN: {}})
         return {'url': f'{self.hub.address}/{name}', 'name': name, 'id': name}

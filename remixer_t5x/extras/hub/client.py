@@ -103,11 +103,19 @@ def check_upload_name(name: str) -> str:
 def upload_model(folder: pathlib.Path, name: str, private: bool, message: str) -> str:
     """Commits the files of `folder` to the Hub model `name`, and returns its URL.
 
-    Creates the model if it does not exist. Raises UserError if the Hub returns an error or does not respond.
+    Creates the model if it does not exist; unless `private` is true, the Hub's default determines whether it is
+    private. Raises UserError if `private` is true but the model is public, or if the Hub returns an error or does not
+    respond.
     """
     api = import_optional('huggingface_hub', '--push_to_hub', 'hub').HfApi()
     with _wrap_hub_errors(name, 'uploaded'):
-        address = api.create_repo(name, private=private, exist_ok=True)
+        address = api.create_repo(name, private=private or None, exist_ok=True)
+        # `create_repo` does not change an existing model.
+        if private and not api.model_info(address.repo_id).private:
+            raise UserError(
+                f'with --private, {name} must be private, but it exists and is public; make it private on the Hub, or '
+                'use another name'
+            )
         api.upload_folder(folder_path=str(folder), repo_id=address.repo_id, commit_message=message)
     return str(address)
 
