@@ -71,7 +71,8 @@ _FIRST_MACROS = (
     *('OPTIMIZER', 'LEARNING_RATE', 'SCHEDULE', 'DROPOUT_RATE', 'LABEL_SMOOTHING', 'DTYPE', 'SEED'),
     *('INITIAL_CHECKPOINT_PATH',),
 )
-_DATA_MACROS = ('MIXTURE_OR_TASK_NAME', 'TASK', 'FILES', 'HF_DATASET')
+# Macros that may name the data, in order of preference.
+_DATA_MACROS = ('MIXTURE_OR_TASK_NAME', 'TASK', 'TASKS', 'PAIRS', 'FILES', 'HF_DATASET', 'DATA_NAME')
 _MAX_CELL_LENGTH = 120
 
 
@@ -122,6 +123,8 @@ def render_model_card(card: ModelCard, run: RecordedRun | None, curve: str = '')
     first = {name: settings[name] for name in _FIRST_MACROS if name in settings}
     command = ['remixer-t5x', 'convert', f'--from_hf={card.address}', f'--to=runs/{card.name.rpartition("/")[2]}']
     command += ['--trust_gin'] if card.needs_trust else []
+    # A gin reference, such as @catalogue.task(), does not name the data.
+    data = sorted((settings[name] for name in _DATA_MACROS if name in settings), key=lambda text: text.startswith('@'))
     sublayers = sorted({name.lower() for names in card.sublayers.values() for name in names})
     metadata = {'library_name': card.library, 'pipeline_tag': kind.pipeline, 'tags': ['remixer_t5x', *sublayers]}
     return _load_template().render(
@@ -133,7 +136,7 @@ def render_model_card(card: ModelCard, run: RecordedRun | None, curve: str = '')
         numbers=numbers,
         settings=first,
         others={name: value for name, value in settings.items() if name not in first},
-        data=next((Markup(f'`{settings[name]}`') for name in _DATA_MACROS if name in settings), 'unnamed data'),
+        data=Markup(f'`{data[0]}`') if data else 'unnamed data',
         results=list(_iterate_metrics(run and run.until(card.step))),
         curve=curve,
         versions=', '.join(f'{name} {version}' for name, version in card.versions.items()),
