@@ -96,7 +96,8 @@ def open_shared_folder(folder: pathlib.Path) -> SharedModel:
 def copy_custom_code(folder: pathlib.Path, packages: Sequence[str]) -> list[str]:
     """Copies custom modules and packages to `folder`/code, including modules that they import from their own folder.
 
-    Returns the names of packages that were not copied because they are installed or cannot be found.
+    Only Python files are copied. Returns the names of packages that were not copied because they are installed or
+    cannot be found.
     """
     missing, names = [], list(packages)
     for name in names:
@@ -107,16 +108,24 @@ def copy_custom_code(folder: pathlib.Path, packages: Sequence[str]) -> list[str]
             continue
         target = folder / CODE / name
         if spec and spec.submodule_search_locations:
-            shutil.copytree(source.parent, target, ignore=shutil.ignore_patterns('__pycache__'))
+            shutil.copytree(source.parent, target, ignore=_list_other_files)
             parent = source.parent.parent
         else:
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, target.with_suffix('.py'))
             parent = source.parent
         for other in user_modules.find_imported_modules(spec) if spec else ():
-            if other not in names and ((parent / other).is_dir() or (parent / f'{other}.py').is_file()):
+            # The parent folder can be a checkout of this package.
+            known = other in names or other in ('remixer_t5x', 'remixer_tasks')
+            if not known and ((parent / other).is_dir() or (parent / f'{other}.py').is_file()):
                 names.append(other)
     return missing
+
+
+def _list_other_files(folder: str, names: list[str]) -> list[str]:
+    """Returns the names in `folder` that are hidden, or neither Python files nor folders."""
+    kept = {name for name in names if name.endswith('.py') or pathlib.Path(folder, name).is_dir()}
+    return [name for name in names if name not in kept or name.startswith('.') or name == '__pycache__']
 
 
 def write_shared_folder(

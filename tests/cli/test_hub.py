@@ -19,7 +19,7 @@ from remixer_t5x.cli import conversions
 from remixer_t5x.cli.main import main
 from remixer_t5x.extras.hub import client, shared_model
 from remixer_t5x.extras.reports import run_records
-from remixer_t5x.interop import converted_checkpoint, safetensors_files
+from remixer_t5x.interop import converted_checkpoint, safetensors_files, shared_folder
 from remixer_tasks.files import cache
 from tests.support import hf_folders, saved_run
 from tests.support.fake_hub import FakeHub
@@ -279,6 +279,20 @@ def test_a_custom_mixer_is_shared_with_its_modules(tmp_path, monkeypatch):
     (tmp_path / 'shared/code/own_mixers.py').write_text('')
     with pytest.raises(UserError, match='own_mixers is already loaded from'):
         remixer_t5x.load(str(tmp_path / 'shared'), trust_gin=True)
+
+
+def test_only_python_files_of_custom_packages_are_shared(tmp_path, monkeypatch):
+    """A mixer in a checkout of this package does not share the checkout."""
+    (tmp_path / 'remixer_t5x').mkdir()
+    (tmp_path / 'own_module.py').write_text('import own_package\nimport remixer_t5x')
+    for name in ('__init__.py', 'layers/mixer.py', '.env', '.git/hook.py', 'notes.txt', '__pycache__/mixer.pyc'):
+        (tmp_path / 'own_package' / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / 'own_package' / name).write_text('')
+    monkeypatch.syspath_prepend(tmp_path)
+    assert shared_folder.copy_custom_code(tmp_path / 'shared', ['own_module']) == []
+    code = tmp_path / 'shared/code'
+    files = {str(path.relative_to(code)) for path in code.rglob('*') if path.is_file()}
+    assert files == {'own_module.py', 'own_package/__init__.py', 'own_package/layers/mixer.py'}
 
 
 def test_untrusted_code_is_never_imported(shared, tmp_path):
