@@ -27,6 +27,7 @@ from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop import converted_checkpoint, safetensors_files, shared_folder
 from remixer_t5x.interop.huggingface import model_folders, pytorch_export
+from remixer_t5x.interop.huggingface.model_family import ModelFamily
 from remixer_t5x.interop.huggingface.t5 import T5
 from remixer_t5x.interop.huggingface.traced_modules import TracedModules, UnsupportedModelError
 from remixer_t5x.interop.t5x import checkpoint as t5x_checkpoint
@@ -311,8 +312,11 @@ def _convert_shared_folder(args: argparse.Namespace, folder: pathlib.Path) -> No
     check_params_equal(params, converted_checkpoint.read_checkpoint(str(target))[0], target)
 
 
-def export_transformers_model(args: argparse.Namespace, model: Any, vocabulary: Any) -> None:
-    """Writes a transformers model, or raises UnsupportedModelError and writes no file if there is no equivalent."""
+def export_transformers_model(args: argparse.Namespace, model: Any, vocabulary: Any) -> ModelFamily:
+    """Writes a transformers model, and returns its family.
+
+    Raises UnsupportedModelError and writes no file if there is no equivalent.
+    """
     family, runs = model_folders.find_equivalent_model(model, vocabulary, build_model_from_gin)
     model_folders.check_folder_is_empty(args.to_hf)
     params = restore_params(args, model, vocabulary)
@@ -324,6 +328,7 @@ def export_transformers_model(args: argparse.Namespace, model: Any, vocabulary: 
     check_no_array_differs(source.find_differing_weight(params, runs), folder)
     print_labeled_line('check', 'all weights, read back from the output, equal those written')
     _compare_with_reference(source, model, params, vocabulary)
+    return family
 
 
 def export_any_model(args: argparse.Namespace, model: Any, vocabulary: Any) -> None:

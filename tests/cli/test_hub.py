@@ -198,6 +198,14 @@ def test_the_card_has_recipe_metrics_and_curve_but_no_folder_names(shared):
         remixer_t5x.load(str(shared), vocabulary='spiece.model')
 
 
+def test_the_card_of_an_encoder_names_the_class_that_loads_it(tmp_path):
+    config = f"{saved_run.CONFIG}include 'model_types/encoder_only.gin'\n"
+    encoder = saved_run.write_run(tmp_path / 'mine', config, steps=(1,))
+    assert main(['convert', f'--checkpoint={encoder}', f'--to_shared={tmp_path}/shared']) == 0
+    card = (tmp_path / 'shared/README.md').read_text()
+    assert 'transformers.AutoModelForTextEncoding.from_pretrained(' in card
+
+
 def test_the_card_of_an_earlier_checkpoint_lacks_later_results(run, tmp_path):
     folder = tmp_path / 'mine'
     shutil.copytree(run, folder)
@@ -312,6 +320,7 @@ def test_values_in_a_card_are_plain_text(run, monkeypatch):
         name=f'x;touch y{hostile}',
         address=f"x;touch y'{hostile}\n```",
         library='transformers',
+        auto_class='AutoModelForSeq2SeqLM',
         model_type='encoder_decoder',
         parameters=1,
         sublayers={hostile: [hostile]},

@@ -38,32 +38,30 @@ CARD_FILE, LOSS_CURVE_FILE, TEMPLATE = 'README.md', 'loss.png', 'model_card.md.j
 class ModelTypeTexts(NamedTuple):
     """Model card strings for one model type.
 
-    Contains the Hub's `pipeline_tag`, a description, the name of the auto class in transformers, and example code that
-    uses the variable `model`.
+    Contains the Hub's `pipeline_tag`, a description, and example code that uses the variable `model`.
     """
 
     pipeline: str
     description: str
-    auto_class: str
     code: str
 
 
 _ENCODE = "print(model.encode(['The cat is on the mat.']).mean.shape)"
 TYPE_TEXTS = {
     'encoder_decoder': ModelTypeTexts(
-        'text2text-generation', 'An encoder-decoder', 'AutoModelForSeq2SeqLM',
+        'text2text-generation', 'An encoder-decoder',
         "print(model.generate('The cat <extra_id_0> on the mat.')[0].text)",
     ),
     'decoder_only': ModelTypeTexts(
-        'text-generation', 'A decoder-only model', 'AutoModelForCausalLM', "print(model.generate('The cat')[0].text)"
+        'text-generation', 'A decoder-only model', "print(model.generate('The cat')[0].text)"
     ),
-    'encoder_only': ModelTypeTexts('fill-mask', 'A masked language model', 'AutoModelForMaskedLM', _ENCODE),
+    'encoder_only': ModelTypeTexts('fill-mask', 'A masked language model', _ENCODE),
     'classifier': ModelTypeTexts(
-        'text-classification', 'A classifier', '', "print(model.classify('The cat is on the mat.')[0].texts)"
+        'text-classification', 'A classifier', "print(model.classify('The cat is on the mat.')[0].texts)"
     ),
-    'token_labels': ModelTypeTexts('token-classification', 'A token classifier', '', _ENCODE),
-    'span': ModelTypeTexts('question-answering', 'A model for extractive question answering', '', _ENCODE),
-    'embedding': ModelTypeTexts('sentence-similarity', 'A text embedding', '', _ENCODE),
+    'token_labels': ModelTypeTexts('token-classification', 'A token classifier', _ENCODE),
+    'span': ModelTypeTexts('question-answering', 'A model for extractive question answering', _ENCODE),
+    'embedding': ModelTypeTexts('sentence-similarity', 'A text embedding', _ENCODE),
 }  # fmt: skip
 # Macros to list first in the table of settings.
 _FIRST_MACROS = (
@@ -83,6 +81,7 @@ class ModelCard:
     Attributes:
         address: the Hub name or folder to pass to `convert --from_hf`.
         library: format of the folder, 'transformers' or 'remixer_t5x'.
+        auto_class: name of the auto class of transformers that loads the folder; empty for 'remixer_t5x'.
         sublayers: maps the name of each stack to the names of the sublayers in its layers.
         versions: versions of packages, from the checkpoint.
         origin: source of the weights if they were converted, otherwise empty.
@@ -100,6 +99,7 @@ class ModelCard:
     vocabulary: str
     step: int
     versions: Mapping[str, str]
+    auto_class: str = ''
     origin: str = ''
     needs_trust: bool = False
     code: Sequence[str] = ()
@@ -151,7 +151,7 @@ def _render_example_code(card: ModelCard, kind: ModelTypeTexts) -> str:
     if card.library == 'remixer_t5x':
         return ours
     return (
-        f'import transformers\n\nmodel = transformers.{kind.auto_class}.from_pretrained({card.address!r})\n'
+        f'import transformers\n\nmodel = transformers.{card.auto_class}.from_pretrained({card.address!r})\n'
         f'tokenizer = transformers.AutoTokenizer.from_pretrained({card.address!r})\n\n# or\n{ours}'
     )
 
@@ -229,10 +229,10 @@ def _write_model_folder(args: argparse.Namespace, folder: pathlib.Path, name: st
     task_vocabulary.check_vocabulary_size('VOCABULARY', vocabulary, model.vocab_size)
     print_labeled_line('reading', checkpoint)
     params, record, step = converted_checkpoint.read_checkpoint(checkpoint)
-    library, packages, missing = 'transformers', [], []
+    library, auto_class, packages, missing = 'transformers', '', [], []
     try:
         target = {**vars(args), 'checkpoint': checkpoint, 'to_hf': str(folder)}
-        export_transformers_model(argparse.Namespace(**target), model, vocabulary)
+        auto_class = export_transformers_model(argparse.Namespace(**target), model, vocabulary).auto_class
     except UnsupportedModelError as refusal:
         library = 'remixer_t5x'
         print_labeled_line('format', f'{library}, because {refusal.reason}')
@@ -258,6 +258,7 @@ def _write_model_folder(args: argparse.Namespace, folder: pathlib.Path, name: st
         vocabulary=f'{type(vocabulary).__name__}, {vocabulary.vocab_size:,} ids',
         step=step,
         versions=record.get('versions', {}),
+        auto_class=auto_class,
         origin=client.describe_model_origin(str(record['converted_from'])) if record.get('converted_from') else '',
         needs_trust=bool(packages),
         code=sorted(set(packages) - set(missing)),
