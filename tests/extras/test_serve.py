@@ -250,6 +250,14 @@ def test_a_used_port_raises_an_error_in_one_line(run, capsys):
     assert error.count('\n') == 1 and '--port' in error
 
 
+def test_a_length_that_the_model_does_not_support_raises_an_error_in_one_line(tmp_path, capsys):
+    config = saved_run.CONFIG.replace('t5_1_1', 'mixer_enc_dec').replace("'inputs': 40", "'inputs': 8")
+    folder = write_run(tmp_path / 'run', config, steps=(1,))
+    assert main(['serve', str(folder), '--port=0', '--max_input_tokens=9']) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert 'MLPMixer.max_length must be at least the sequence length of 9' in error and 'bug' not in error
+
+
 def test_each_row_samples_from_its_k_most_likely_tokens_and_its_nucleus():
     from remixer_t5x.extras.serve.engine import NO_TOP_K, PerRequestDecoder
 

@@ -146,20 +146,22 @@ class Engine:
                 if not self.waiting:
                     self._rows_arrived.clear()
 
-    def _compute_row_results(self, rows: Sequence[RequestRow], batch_size: int | None = None) -> list[Any]:
+    def _compute_row_results(self, rows: Sequence[RequestRow]) -> list[Any]:
         """Returns the result of each row, or an exception for each row if the model fails."""
-        size = batch_size or min(size for size in self._predictors if size >= len(rows))
-        predictor, params, inputs = self._predictors[size], self.trained.params, [row.inputs for row in rows]
         try:
-            if rows[0].operation == 'score':
-                return predictor.score(params, inputs, [row.targets for row in rows]).tolist()
-            if rows[0].operation == 'encode':
-                return list(embeddings.compute_sentence_vectors(self.trained.model, predictor, params, inputs))
-            settings = [(name, [row.settings[name] for row in rows], dtype) for name, dtype in SETTING_DTYPES.items()]
-            return predictor.predict(params, inputs, arrays={name: np.asarray(*values) for name, *values in settings})
+            return self._run_model(rows, min(size for size in self._predictors if size >= len(rows)))
         except Exception as error:
             log(f'error: {type(error).__name__}: {root_cause_message(error)}')
             return [HTTPException(500, 'the model failed; see the server log for the reason')] * len(rows)
+
+    def _run_model(self, rows: Sequence[RequestRow], batch_size: int) -> list[Any]:
+        predictor, params, inputs = self._predictors[batch_size], self.trained.params, [row.inputs for row in rows]
+        if rows[0].operation == 'score':
+            return predictor.score(params, inputs, [row.targets for row in rows]).tolist()
+        if rows[0].operation == 'encode':
+            return list(embeddings.compute_sentence_vectors(self.trained.model, predictor, params, inputs))
+        settings = [(name, [row.settings[name] for row in rows], dtype) for name, dtype in SETTING_DTYPES.items()]
+        return predictor.predict(params, inputs, arrays={name: np.asarray(*values) for name, *values in settings})
 
     def _warm_up(self) -> None:
         longest, length = self.trained.lengths['inputs'], 0
@@ -168,6 +170,4 @@ class Engine:
             for operation, size in itertools.product(('generate', 'score', 'encode'), self._predictors):
                 if hasattr(self.trained.model, operation) and self.state != 'stopping':
                     row = RequestRow(operation, [self.eos_id] * length, [self.eos_id], dict.fromkeys(SETTING_DTYPES, 1))
-                    [result] = self._compute_row_results([row], size)
-                    if isinstance(result, Exception):
-                        raise result
+                    self._run_model([row], size)
