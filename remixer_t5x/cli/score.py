@@ -93,7 +93,7 @@ def _count_target_tokens(trained: Any, text: str, target: str, index: int) -> in
         if count > trained.lengths[side]:
             raise UserError(
                 f'{side} of the pair with index {index} must have at most {trained.lengths[side]} tokens, got {count}; '
-                f'shorten the text, or pass --max_length={count}'
+                f'shorten the text, or pass --max_length={max(count, *trained.lengths.values())}'
             )
     return count
 

@@ -68,5 +68,6 @@ def test_a_pair_that_is_too_long_is_named_by_its_index_in_the_file(run, pairs, c
     assert 'targets of the pair with index 17 must have at most 12 tokens, got 13' in error
     # The first window was written, and the remedy must not fail because of its file.
     assert not (pairs / 'scores.jsonl').exists()
-    assert main([*command, '--max_length=13']) == 0 and '--max_length=13' in error
+    # --max_length sets both lengths, so the remedy must keep the 40 tokens of an input.
+    assert main([*command, '--max_length=40']) == 0 and '--max_length=40' in error
     assert len((pairs / 'scores.jsonl').read_text().splitlines()) == 18
