@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from remixer_t5x import temporary_files
-from remixer_t5x.data import batch_formats
+from remixer_t5x.data import batch_formats, token_alignment
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate import predictions
 from remixer_t5x.evaluate.text_inference import TextCodec, TextCounts
@@ -94,6 +94,8 @@ def embed_texts(
     index = 0
     with_tokens = with_tokens or model.model_type != batch_formats.EMBEDDING
     while chunk := list(itertools.islice(texts, window)):
+        if model.model_type == batch_formats.EMBEDDING:
+            _check_single_texts(chunk, index)
         encoded = [codec.encode(text, index + row) for row, text in enumerate(chunk)]
         rows = [ids for ids, _ in encoded]
         states = predictor.encode(params, rows) if with_tokens else [np.zeros((0, 0), np.float32)] * len(rows)
@@ -102,6 +104,16 @@ def embed_texts(
         for text, (ids, truncated), tokens, sentence in zip(chunk, encoded, states, vectors, strict=True):
             yield EmbeddedText(index, text, ids, truncated, tokens, sentence)
             index += 1
+
+
+def _check_single_texts(texts: Sequence[str], first: int) -> None:
+    """Raises UserError for a pair of texts, which training separates. `first` is the index of the first text."""
+    for index, text in enumerate(texts, first):
+        if token_alignment.PAIR_SEPARATOR in text:
+            raise UserError(
+                f'the input with index {index} must be one text, got two texts separated by a tab: {text!r:.60}; pass '
+                "--gin.INPUT_TEMPLATE='{COLUMN}' to embed a single column"
+            )
 
 
 def write_embeddings(

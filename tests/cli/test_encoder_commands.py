@@ -11,7 +11,7 @@ import pytest
 
 import remixer_t5x
 from remixer_t5x.cli.main import main
-from tests.support import command_folder, compare_runs, toy_tasks
+from tests.support import command_folder, compare_runs, saved_run, toy_tasks
 
 STEPS = ['--gin.BATCH_SIZE=8', '--gin.LOG_PERIOD=1', '--gin.CHECKPOINT_PERIOD=2', '--gin.EVAL_PERIOD=4']
 LABELS = "--gin.LABELS=('no', 'yes')"
@@ -104,3 +104,18 @@ def test_embeddings_are_written_to_npz_and_parquet_files(mlm):
     for row, tokens in enumerate(table['tokens']):
         np.testing.assert_allclose(tokens, encoded.hidden[row][encoded.mask[row]], rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(table['sentence'][row], tokens[0], rtol=1e-6)
+
+
+def test_the_two_texts_of_a_pair_are_not_embedded_as_one_text(tmp_path, capsys):
+    """A template of two texts is read by `infer` without --embed, which writes the similarity of the texts."""
+    pairs = "include 'model_types/embedding.gin'\nINPUTS = '{a}\\t{b}'\n"
+    run = saved_run.write_run(tmp_path / 'run', saved_run.CONFIG + pairs, steps=(1,))
+    (tmp_path / 'pairs.jsonl').write_text('{"a": "one", "b": "two"}\n')
+    flags = [f'--checkpoint={run}', f'--input={tmp_path}/pairs.jsonl', '--embed', f'--output={tmp_path}/b.npz']
+    assert main(['infer', *flags]) == 2
+    error = capsys.readouterr().err
+    assert 'index 0' in error and "--gin.INPUT_TEMPLATE='{COLUMN}'" in error
+    assert main(['infer', *flags, '--gin.INPUT_TEMPLATE={b}']) == 0
+    assert 'warning' not in capsys.readouterr().err
+    with np.load(tmp_path / 'b.npz') as file:
+        np.testing.assert_allclose(file['sentences'], remixer_t5x.load(run).encode('two').sentence, atol=1e-5)
