@@ -112,6 +112,12 @@ def _get_attribute(value, name):
     return getattr(value, name)
 
 
+def test_the_installation_page_lists_every_extra():
+    extras = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']['optional-dependencies']
+    rows = re.findall(r'^\| (`.*?) \|', (ROOT / 'docs/guide/install.md').read_text(), re.MULTILINE)
+    assert {name for row in rows for name in re.findall('`(.*?)`', row)} == set(extras)
+
+
 @pytest.mark.parametrize('page', [*PAGES, *UNLISTED], ids=lambda page: page.name)
 def test_shell_code_names_scripts_flags_and_packages_that_exist(page):
     """Also checks the lines that `test_configuration_of_every_command_loads` skips."""
