@@ -41,6 +41,13 @@ def fill_template(
         format = row_files.EXTENSIONS.get(os.path.basename(lines.path.lower().removesuffix('.gz')).rpartition('.')[2])
     row_template = TextTemplate(template, 'INPUTS')
     if format not in (None, 'txt'):
+        if lines.is_stdin:
+            raise UserError(f'rows for INPUTS = {template!r} must be in a file, got standard input; pass --input=FILE')
+        if lines.field != type(lines).field:
+            raise UserError(
+                f'INPUT_FIELD (--field) must be omitted with INPUTS = {template!r}, got {lines.field!r}; pass '
+                f"--gin.INPUT_TEMPLATE='{{{lines.field}}}' to read this column"
+            )
         numbered = row_template.has_numbered_columns and (
             targets is None or TextTemplate(targets, 'TARGETS').has_numbered_columns
         )

@@ -259,6 +259,8 @@ def test_inputs_that_cannot_be_rows_are_rejected(tmp_path):
         (TextInputs(table), None, r'is a table, which requires a template.* --gin.INPUTS='),
         (TextInputs(str(tmp_path / 'null.jsonl')), '{question}', r'null.jsonl:2: column question is empty'),
         (TextInputs(str(tmp_path / 'some.jsonl')), '{question}', r"some.jsonl line 2 \('id'\), got 'question'"),
+        (TextInputs(str(tmp_path / 'some.jsonl'), 'id'), 'question', "INPUT_FIELD .*got 'id'.*INPUT_TEMPLATE='{id}'"),
+        (TextInputs('-', format='jsonl'), 'question', 'rows .* in a file, got standard input'),
     ):
         with pytest.raises(UserError, match=message):
             list(pair_inputs.fill_template(inputs, template))
