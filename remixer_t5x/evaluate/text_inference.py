@@ -174,6 +174,8 @@ def write_predictions(
     `predict` is called with encoded texts and the index of the first text, and returns one `Prediction` per text. After
     each group of `window` texts, `after_window` is called with the counts of all texts written so far.
     """
+    # Create the file even if there are no texts.
+    output.write(())
     while chunk := list(itertools.islice(texts, window)):
         first = output.counts.written
         encoded = [codec.encode(text, first + row) for row, text in enumerate(chunk)]

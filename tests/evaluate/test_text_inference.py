@@ -82,6 +82,11 @@ def test_an_output_of_other_texts_or_models_is_rejected(tmp_path, change, line):
     assert (tmp_path / 'out.jsonl').read_bytes() == before
 
 
+def test_the_output_of_no_texts_is_an_empty_file(tmp_path):
+    run(tmp_path / 'out.jsonl', texts=[])
+    assert (tmp_path / 'out.jsonl').read_text() == ''
+
+
 def test_a_file_without_predictions_is_rejected(tmp_path):
     (tmp_path / 'out.jsonl').write_text('{"index": 0}\n')
     with pytest.raises(UserError, match='line 1 is not a prediction'):
