@@ -96,7 +96,10 @@ class TextEmbedder(EncoderWithHead):
 
     def embed(self, params: Params, inputs: jax.Array, rng: jax.Array | None = None) -> jax.Array:
         """Embeds tokenized texts [batch, length] as unit vectors, [batch, embed] float32."""
-        hidden = self._apply_module('encode', params, inputs, rng=rng)
+        return self.pool(self._apply_module('encode', params, inputs, rng=rng), inputs)
+
+    def pool(self, hidden: jax.Array, inputs: jax.Array) -> jax.Array:
+        """Pools the encoder output [batch, length, embed] of `inputs` to unit vectors, [batch, embed] float32."""
         pooled = self.pooling(hidden, make_sequence_context(inputs)).astype(jnp.float32)
         return pooled * jax.lax.rsqrt(jnp.sum(jnp.square(pooled), axis=-1, keepdims=True) + 1e-12)
 

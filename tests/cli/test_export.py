@@ -15,7 +15,7 @@ from flax import linen as nn
 
 import remixer_t5x
 from remixer_t5x.cli.main import main
-from remixer_t5x.extras.export import describe_difference, exported_functions
+from remixer_t5x.extras.export import describe_difference, exported_functions, standalone
 from tests.support import command_folder, hf_folders, saved_run
 
 # With sentinels, an unknown letter, a text that is too long, and one without tokens.
@@ -114,6 +114,15 @@ def test_a_converted_model_is_exported_with_a_single_flag(current_folder):
     # A server of another user can read the weights if the umask permits it.
     modes = {path.stat().st_mode for path in (current_folder / 'from_flag').iterdir()}
     assert len(modes) == 1
+
+
+def test_an_exported_embedding_model_returns_its_embeddings(current_folder):
+    pooling = 'from remixer_t5x.models.architecture import encoder_only\nPOOLING = @encoder_only.first_token\n'
+    config = f"{saved_run.CONFIG}include 'model_types/embedding.gin'\n{pooling}"
+    saved_run.write_run(current_folder / 'embedder', config, steps=(1,))
+    assert main(['export', '--checkpoint=embedder', '--to=embedded']) == 0
+    expected = remixer_t5x.load('embedder').encode(TEXTS).sentence
+    np.testing.assert_allclose(standalone.Model('embedded').encode(TEXTS), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_an_exported_program_reads_lines_as_infer_does(outputs, current_folder):

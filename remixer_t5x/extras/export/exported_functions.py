@@ -174,10 +174,15 @@ def build_functions(
         return {'scores': model.score(dequantize_weights(weights), batch)}
 
     def encode(weights: Weights, inputs: jax.Array) -> Outputs:
-        hidden = model.encode(dequantize_weights(weights), inputs).astype(jnp.float32)
-        mask = (inputs > 0).astype(jnp.float32)[..., None]
-        mean = jnp.sum(hidden * mask, 1) / jnp.maximum(jnp.sum(mask, 1), 1)
-        return {'hidden': hidden * mask, 'mean': mean}
+        params = dequantize_weights(weights)
+        encoded = model.encode(params, inputs)
+        hidden, mask = encoded.astype(jnp.float32), (inputs > 0).astype(jnp.float32)[..., None]
+        mean = sentence = jnp.sum(hidden * mask, 1) / jnp.maximum(jnp.sum(mask, 1), 1)
+        if model.model_type == batch_formats.EMBEDDING:
+            sentence = model.pool(encoded, inputs)
+        elif hasattr(model, 'project_sentence'):
+            sentence = model.project_sentence(params, mean)
+        return {'hidden': hidden * mask, 'mean': mean, 'sentence': sentence.astype(jnp.float32)}
 
     def classify(weights: Weights, inputs: jax.Array) -> Outputs:
         return {'scores': model.classify(dequantize_weights(weights), inputs)}

@@ -51,8 +51,8 @@ class Model:
         return self._run_function('score', *tokens)['scores']
 
     def encode(self, texts):
-        """Returns the mean encoder output of each text, [texts, width]."""
-        return self._run_function('encode', self._tokenize(texts, 'inputs'))['mean']
+        """Returns the vector of each text, [texts, width]: its embedding, or the mean encoder output."""
+        return self._run_function('encode', self._tokenize(texts, 'inputs'))['sentence']
 
     def classify(self, texts):
         """Returns the most likely label of each text, or the predicted number for a regression model."""
