@@ -340,3 +340,10 @@ def test_values_in_a_card_are_plain_text(run, monkeypatch):
     assert not re.search('https://evil', re.sub(r'```.*?\n```\n', '', text, flags=re.DOTALL)) and 'heading' in outside
     (command,) = [line for line in text.splitlines() if line.startswith('remixer-t5x convert')]
     assert len(shlex.split(command)) == 4
+
+
+def test_the_card_of_an_embedding_model_shows_its_embeddings():
+    """The mean of the tokens is another vector if the model has another pooling."""
+    fields = {'library': 'remixer_t5x', 'parameters': 1, 'sublayers': {}, 'vocabulary': 'bytes', 'step': 7}
+    card = shared_model.ModelCard('mine', 'mine', model_type='embedding', versions={}, **fields)
+    assert '.encode(' in (text := shared_model.render_model_card(card, None)) and '.sentence' in text

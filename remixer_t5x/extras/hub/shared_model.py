@@ -46,7 +46,7 @@ class ModelTypeTexts(NamedTuple):
     code: str
 
 
-_ENCODE = "print(model.encode(['The cat is on the mat.']).mean.shape)"
+_ENCODE = "print(model.encode(['The cat is on the mat.']).sentence.shape)"
 TYPE_TEXTS = {
     'encoder_decoder': ModelTypeTexts(
         'text2text-generation', 'An encoder-decoder',
@@ -61,7 +61,7 @@ TYPE_TEXTS = {
     ),
     'token_labels': ModelTypeTexts('token-classification', 'A token classifier', _ENCODE),
     'span': ModelTypeTexts('question-answering', 'A model for extractive question answering', _ENCODE),
-    'embedding': ModelTypeTexts('sentence-similarity', 'A text embedding', _ENCODE),
+    'embedding': ModelTypeTexts('sentence-similarity', 'A text embedding model', _ENCODE),
 }  # fmt: skip
 # Macros to list first in the table of settings.
 _FIRST_MACROS = (
