@@ -6,12 +6,13 @@ import dataclasses
 import functools
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
 import numpy as np
 
+from remixer_t5x import ranges
 from remixer_t5x.base_vocabulary import Vocabulary
 from remixer_t5x.data import batch_formats, task_vocabulary
 from remixer_t5x.devices.partition import Partitioner
@@ -118,7 +119,7 @@ class TrainedModel:
             stop_strings: strings that end an answer when they are generated.
 
         Raises:
-            UserError: `answers` is not between 1 and the decoder's number of answers, or `max_length` is not positive.
+            UserError: `answers` is not between 1 and the decoder's number of answers, or another argument is invalid.
         """
         rows, truncated = self._encode_inputs(texts)
         predictor = self._build_generation_predictor(len(rows), max_length, decoder, stop_strings)
@@ -146,6 +147,8 @@ class TrainedModel:
         The concatenated pieces are the first answer of `generate` with the same arguments. Raises UserError unless the
         decoder is `Greedy(...)` or `Sampling(...)`.
         """
+        if not isinstance(text, str):
+            raise UserError(f'text must be a str, got {text!r:.60}; call generate for several texts')
         (ids,), _ = self._encode_inputs(text)
         predictor, answer, yielded = self._build_generation_predictor(1, max_length, decoder, stop_strings), '', ''
         for answer_ids in predictor.stream_predictions(self.params, ids, seed):
@@ -203,7 +206,10 @@ class TrainedModel:
 
         `make_batch` creates a batch. Dropout is disabled. Raises UserError if the batch has no target tokens.
         """
-        missing = -len(next(iter(batch.values()))) % self.partitioner.batch_shards
+        count = len(next(iter(batch.values())))
+        if not count:
+            raise UserError('batch must have at least one row, got none')
+        missing = -count % self.partitioner.batch_shards
         rows = {name: np.pad(array, [(0, missing)] + [(0, 0)] * (array.ndim - 1)) for name, array in batch.items()}
         return held_out_loss.evaluate_loss(self.params, [rows], self._eval_step, self.partitioner.shard_batch, 'given')
 
@@ -278,9 +284,10 @@ class TrainedModel:
         self, count: int, max_length: int | None, decoder: Decoder, stop_strings: Strings
     ) -> predictions.Predictor:
         interface.require_method(self.model, 'generate', 'generate')
+        ranges.check_setting('max_length', max_length, ranges.Count | None)
+        if isinstance(decoder, type) or not callable(decoder):
+            raise UserError(f'decoder must be Greedy(), Sampling(...) or BeamSearch(...), got {decoder!r:.60}')
         length = self.lengths['targets'] if max_length is None else max_length
-        if length < 1:
-            raise UserError(f'max_length must be 1 or more, got {max_length}')
         return self._get_predictor(count, length, decoder, stop_strings)
 
     def _get_predictor(
@@ -324,18 +331,18 @@ def make_batch(
     Args:
         inputs: the token ids of each input.
         targets: the token ids of each target. The decoder's inputs are the targets shifted by one token.
-        lengths: row lengths of the arrays for `inputs` and `targets`; None uses the lengths of the longest input and
-            target.
+        lengths: row lengths of the arrays for `inputs` and `targets`; the defaults are the lengths of the longest input
+            and target.
 
     Returns:
         A dictionary that maps seqio's feature names to [rows, length] int32 arrays, padded with 0.
     """
     _check_same_length(inputs, targets)
     longest = {'inputs': max(map(len, inputs), default=0), 'targets': max(map(len, targets), default=0)}
-    for side, length in (lengths or longest).items():
+    lengths = {**longest, **(lengths or {})}
+    for side, length in lengths.items():
         if longest[side] > length:
             raise UserError(f'{side} must have at most {length} tokens, got {longest[side]}; truncate them first')
-    lengths = lengths or longest
     encoder = {'encoder_input_tokens': predictions.pad_ids(inputs, lengths['inputs'])}
     return {**encoder, **predictions.make_decoder_arrays(targets, lengths['targets'])}
 
@@ -346,7 +353,7 @@ def _check_same_length(inputs: Sequence[object], targets: Sequence[object]) -> N
 
 
 def _as_list(texts: Strings) -> list[str]:
-    items = [texts] if isinstance(texts, str) else list(texts)
+    items = [texts] if isinstance(texts, str) or not isinstance(texts, Iterable) else list(texts)
     for text in items:
         if not isinstance(text, str):
             raise UserError(

@@ -165,12 +165,34 @@ def test_long_texts_are_truncated_or_an_error(trained):
             trained.make_batch(inputs, targets)
 
 
+def test_a_row_length_that_is_not_given_is_that_of_the_longest_row():
+    batch = remixer_t5x.make_batch([[1], [2, 3]], [[4, 5], [6]], {'inputs': 3})
+    assert batch['encoder_input_tokens'].shape == (2, 3) and batch['decoder_target_tokens'].shape == (2, 2)
+
+
 def test_invalid_texts_raise_an_error(trained):
     for method in (trained.score, trained.make_batch):
         with pytest.raises(UserError, match='2 inputs and 1 targets'):
             method(['a', 'b'], ['c'])
     with pytest.raises(UserError, match='inputs must have at most 3 tokens, got 4'):
         remixer_t5x.make_batch([[1, 2, 3, 4]], [[1]], {'inputs': 3, 'targets': 3})
+
+
+@pytest.mark.parametrize(
+    ('call', 'message'),
+    [
+        (lambda trained: trained.generate('one', max_length=2.5), 'max_length must be a whole number .*, got 2.5'),
+        (lambda trained: trained.generate('one', max_length=0), 'max_length must be .* at least 1 or None, got 0'),
+        (lambda trained: trained.generate('one', decoder=remixer_t5x.Greedy), r'decoder must be Greedy\(\)'),
+        (lambda trained: trained.generate('one', decoder='beam'), "decoder must be .*, got 'beam'"),
+        (lambda trained: trained.generate(1), 'a text must be a str, got int 1'),
+        (lambda trained: list(trained.stream(['one', 'two'])), r"text must be a str, got \['one', 'two'\]"),
+        (lambda trained: trained.loss(trained.make_batch([], [])), 'batch must have at least one row'),
+    ],
+)
+def test_invalid_arguments_raise_an_error(trained, call, message):
+    with pytest.raises(UserError, match=message):
+        call(trained)
 
 
 @pytest.mark.parametrize('name', ['t5_v1_0_tiny', 'umt5_tiny'])
