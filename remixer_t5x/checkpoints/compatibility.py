@@ -17,6 +17,7 @@ FIXED_SETTINGS = {
     'length_buckets': 'LENGTH_BUCKETS',
     'task': 'MIXTURE_OR_TASK_NAME',
     'seed': 'SEED',
+    'split': 'TRAIN_SPLIT',
 }
 _RESET_ADVICE = (
     'train in another MODEL_DIR with INITIAL_CHECKPOINT_PATH set to this one, which keeps the parameters and resets '
@@ -35,6 +36,8 @@ def check_record_compatible(saved: Mapping[str, Any], current: Mapping[str, Any]
             f'the checkpoint was trained with vocabulary {old}, but this run uses {new}; use the same '
             'vocabulary, or another MODEL_DIR'
         )
+    # Checkpoints of earlier versions do not contain the split.
+    saved = {'split': current.get('split'), **saved}
     for key, setting in FIXED_SETTINGS.items():
         if saved.get(key) != current.get(key):
             raise UserError(

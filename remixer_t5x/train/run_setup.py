@@ -48,6 +48,7 @@ class RunData:
             'pack': dataset.pack,
             'feature_lengths': dict(dataset.task_feature_lengths),
             'seed': dataset.seed,
+            'split': dataset.split,
             'hosts': jax.process_count(),
         }
         if dataset.length_buckets:

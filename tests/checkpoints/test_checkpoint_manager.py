@@ -101,10 +101,13 @@ def test_resuming_with_other_settings_raises_an_error():
         lambda: compatibility.check_record_compatible(RUN, {**RUN, 'vocabulary': 'other'})
     )
     settings = {'BATCH_SIZE', 'TASK_FEATURE_LENGTHS', 'pack', 'LENGTH_BUCKETS', 'MIXTURE_OR_TASK_NAME', 'SEED'}
-    assert {*compatibility.FIXED_SETTINGS.values()} == settings
+    assert {*compatibility.FIXED_SETTINGS.values()} == settings | {'TRAIN_SPLIT'}
+    # Checkpoints of version 0.1.0 do not contain the split.
+    compatibility.check_record_compatible(RUN, {**RUN, 'split': 'train'})
+    saved = {**RUN, 'split': 12}
     for key, setting in compatibility.FIXED_SETTINGS.items():
-        text = error_message(lambda key=key: compatibility.check_record_compatible(RUN, {**RUN, key: 16}))
-        assert f'{setting} = {RUN.get(key)}' in text and '16' in text and 'INITIAL_CHECKPOINT_PATH' in text
+        text = error_message(lambda key=key: compatibility.check_record_compatible(saved, {**saved, key: 16}))
+        assert f'{setting} = {saved.get(key)}' in text and '16' in text and 'INITIAL_CHECKPOINT_PATH' in text
         assert 'keeps the parameters and resets the optimizer, the step and the data position' in text
 
 
