@@ -76,7 +76,16 @@ def train(
         flops = None if run.dataset.length_buckets else flops_per_step
         cost = progress.StepCost.create_for_current_devices(devices, flops)
         tolerates_failures = run.recovery.on_save_failure == settings.CONTINUE
-        log = run_log.RunLog(path, first, last, cost, tolerates_failures, show_progress, timeline, is_new)
+        log = run_log.RunLog(
+            path,
+            step=first,
+            last_step=last,
+            cost=cost,
+            tolerates_failures=tolerates_failures,
+            show=show_progress,
+            timeline=timeline,
+            is_new=is_new,
+        )
         stack.callback(log.close)
         if jax.process_index() == 0:
             run_setup.write_run_files(path, config_text, data.vocabulary, is_new, log.print)
@@ -89,7 +98,17 @@ def train(
 
         stop = (signals or stack).enter_context(preemption.StopSignalHandler(first))
         batches = stack.enter_context(data.open_batches(state.position, run.periods.checkpoint_period))
-        loop = _build_loop(run, programs, data, batches, checkpoints, record, path, log, is_new)
+        loop = _build_loop(
+            run,
+            programs,
+            data,
+            batches=batches,
+            checkpoints=checkpoints,
+            record=record,
+            path=path,
+            log=log,
+            is_new=is_new,
+        )
         startup_timer.end_phase('opening the data')
         try:
             stopped = loop.run(state, last, stop)
@@ -194,6 +213,7 @@ def _build_loop(
     run: settings.Run,
     programs: compilation.CompiledPrograms,
     data: run_setup.RunData,
+    *,
     batches: prefetch.Prefetcher,
     checkpoints: checkpoint_manager.RunCheckpoints,
     record: Mapping[str, Any],
@@ -203,7 +223,16 @@ def _build_loop(
 ) -> TrainingLoop:
     bad_steps = run_state.BadStepHandler(run.recovery.on_bad_step, checkpoints)
     last, abstract = run.periods.train_steps, programs.plan.abstract
-    saver = run_state.CheckpointSaver(run.recovery, last, checkpoints, batches, bad_steps, record, abstract, log)
+    saver = run_state.CheckpointSaver(
+        run.recovery,
+        last_step=last,
+        checkpoints=checkpoints,
+        batches=batches,
+        bad_steps=bad_steps,
+        record=record,
+        abstract=abstract,
+        log=log,
+    )
     profiler = hooks.Profiler(path / 'profile')
     best_checkpoints = checkpoint_ranking.BestCheckpoints(path, record, run.folder.best_metrics, is_new)
     params_of, period = programs.build_params_selector(), run.periods.eval_period

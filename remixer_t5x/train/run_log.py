@@ -34,6 +34,7 @@ class RunLog:
     def __init__(
         self,
         path: epath.Path,
+        *,
         step: int,
         last_step: int,
         cost: progress.StepCost,

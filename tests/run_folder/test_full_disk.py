@@ -101,7 +101,16 @@ def log(folder):
 
     def open_log(on_save_failure):
         continues = on_save_failure == settings.CONTINUE
-        logs.append(run_log.RunLog(epath.Path(folder), 1, 10, progress.StepCost(), continues, show=True))
+        logs.append(
+            run_log.RunLog(
+                epath.Path(folder),
+                step=1,
+                last_step=10,
+                cost=progress.StepCost(),
+                tolerates_failures=continues,
+                show=True,
+            )
+        )
         return logs[0]
 
     yield open_log
