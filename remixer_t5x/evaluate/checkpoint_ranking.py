@@ -93,8 +93,9 @@ class BestCheckpoints:
     def save_if_best(self, report: TaskReport, step: int, params: Any) -> bool:
         """Saves `params` if their score is the best so far, and returns whether they were saved.
 
-        A non-finite value is never the best. Raises UserError if the task does not have the selected metric, and
-        WriteError if the parameters cannot be written.
+        A non-finite value is never the best. Earlier values are ignored if the metric, the examples or the decoding
+        settings differ. Raises UserError if the task does not have the selected metric, and WriteError if the
+        parameters cannot be written.
         """
         metric = self.select_metric(report)
         if metric is None or not math.isfinite(metric[1]):
@@ -104,12 +105,15 @@ class BestCheckpoints:
         if not self._is_new or report.task in self._saved_tasks:
             steps = saved_params.list_steps(folder)
             known = collectives.broadcast(read_best_record(folder / str(steps[-1])) if steps else None)
+        best = {'task': report.task, 'metric': name, 'value': value, 'step': step, 'evaluated': report.settings_hash}
         # Do not save on equal values, because a resumed run may evaluate the same step again.
-        if known and (
-            known['metric'] == name and compute_signed_score(name, known['value']) >= compute_signed_score(name, value)
+        if (
+            known
+            and all(known.get(key, best[key]) == best[key] for key in ('metric', 'evaluated'))
+            and compute_signed_score(name, known['value']) >= compute_signed_score(name, value)
         ):
             return False
-        record = {**self._record, BEST_FOLDER: {'task': report.task, 'metric': name, 'value': value, 'step': step}}
+        record = {**self._record, BEST_FOLDER: best}
         others = collectives.broadcast([other for other in saved_params.list_steps(folder) if other != step])
         try:
             checkpoint_manager.write_params(folder, step, params, record, others)

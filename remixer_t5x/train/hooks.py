@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import hashlib
 import pathlib
 import tempfile
 import time
@@ -50,7 +51,8 @@ class LossEvaluationHook:
     """Logs the held-out loss, perplexity and token accuracy for a split and for each task in the split.
 
     `open_batches` maps the `kind` of each loss record to the batches of the split or task. `early_stopping` is the
-    `kind` of the loss that early stopping monitors; None if early stopping does not monitor a loss.
+    `kind` of the loss that early stopping monitors; None if early stopping does not monitor a loss. `evaluated`
+    identifies the examples of this loss.
     """
 
     open_batches: Callable[[], Mapping[str, task_batches.EvalBatches]]
@@ -59,6 +61,7 @@ class LossEvaluationHook:
     log: RunLog
     params_of: ParamsSelector
     early_stopping: str | None = None
+    evaluated: str | None = None
 
     @functools.cached_property
     def held_out_batches(self) -> Mapping[str, task_batches.EvalBatches]:
@@ -72,7 +75,7 @@ class LossEvaluationHook:
             numbers = held_out_loss.evaluate_loss(params, batches, self.eval_step, self.place, name)
             self.log.log_evaluation(name, state.step, numbers, time.perf_counter() - begun)
             if name == self.early_stopping:
-                state.patience.add_evaluation(state.step, -numbers['loss'])
+                state.patience.add_evaluation(state.step, -numbers['loss'], self.evaluated)
             task = name.partition('/')[2]
             self.log.print(
                 f'step {state.step} · {f"{task} · " if task else ""}held-out loss {numbers["loss"]:.4f}'
@@ -97,18 +100,22 @@ class TaskEvaluationHook:
 
     def __call__(self, state: RunState) -> None:
         scores: dict[str, float] = {}
+        evaluated: list[tuple[str, ...]] = []
         params = self.params_of(state.train_state)
         for report in self.evaluator(params):
             self._log_report(state, params, report)
             if (metric := self.best_checkpoints.select_metric(report)) is not None:
                 scores[report.task] = checkpoint_ranking.compute_signed_score(*metric)
+                evaluated.append((report.task, metric[0], report.settings_hash))
+        if not scores:
+            return
+        mean = checkpoint_ranking.compute_mean_score(scores)
+        settings_hash = hashlib.sha256(repr(evaluated).encode()).hexdigest()[:16]
         if len(scores) > 1:
-            metrics = {checkpoint_ranking.AVERAGE_TASK: checkpoint_ranking.compute_mean_score(scores)}
-            self._log_report(
-                state, params, TaskReport(checkpoint_ranking.AVERAGE_TASK, self.evaluator.split, metrics, (), 0.0)
-            )
-        if scores:
-            state.patience.add_evaluation(state.step, checkpoint_ranking.compute_mean_score(scores))
+            name = checkpoint_ranking.AVERAGE_TASK
+            average = TaskReport(name, self.evaluator.split, {name: mean}, (), 0.0, settings_hash=settings_hash)
+            self._log_report(state, params, average)
+        state.patience.add_evaluation(state.step, mean, settings_hash)
 
     def _log_report(self, state: RunState, params: Any, report: TaskReport) -> None:
         self.log.log_evaluation(f'eval/{report.task}', state.step, report.metrics, report.seconds)

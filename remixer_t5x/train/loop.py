@@ -243,7 +243,7 @@ def _build_loop(
         early_stopping = None if data.evaluator else data.loss_kind
         eval_step = programs.build_eval_step(data.vocabulary)
         loss = hooks.LossEvaluationHook(
-            data.open_held_out_batches, eval_step, data.place, log, params_of, early_stopping
+            data.open_held_out_batches, eval_step, data.place, log, params_of, early_stopping, data.evaluated
         )
         run_hooks.append(new_hook(loss, prepare=lambda: loss.held_out_batches))
     if data.evaluator is not None:

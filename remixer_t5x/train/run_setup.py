@@ -1,5 +1,6 @@
 """Prepares the data, MODEL_DIR and the state of a run before its first step."""
 
+import hashlib
 import secrets
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -28,6 +29,7 @@ class RunData:
         record: a description of the data, stored in each checkpoint for `compatibility.check_record_compatible`.
         place: function that transfers the rows of this process to the devices.
         loss_kind: the `kind` of the held-out loss in metrics.jsonl; empty if the run does not compute it.
+        evaluated: a hash that identifies the examples of the held-out loss in a run without task metrics.
         notes: warnings to print.
     """
 
@@ -54,9 +56,13 @@ class RunData:
         if dataset.length_buckets:
             self.record['length_buckets'] = list(dataset.length_buckets)
         self.loss_kind = evaluation.name if evaluation else ''
+        self.evaluated: str | None = None
         records = {'training': prepared.record}
         if evaluation is not None and tasks is None:
-            records['evaluation'] = pipeline.prepare_data(evaluation.dataset, model.vocab_size).record
+            held_out, steps = evaluation.dataset, evaluation.steps
+            records['evaluation'] = pipeline.prepare_data(held_out, model.vocab_size).record
+            described = records['evaluation'], held_out.split, steps and steps * held_out.batch_size
+            self.evaluated = hashlib.sha256(repr(described).encode()).hexdigest()[:16]
         collectives.check_same_on_processes(
             {f'the {part} for {use}': records[use][part] for use in records for part in ('vocabulary', 'data')}
         )

@@ -33,23 +33,29 @@ class EarlyStopping:
 
     Checkpoints contain the count, so a resumed run stops at the same step as an uninterrupted run. `limit` is the
     maximum number of consecutive evaluations without improvement, or None to disable early stopping; `best` is the
-    highest value so far, reached at `step`; and `since` is the number of evaluations after `step`.
+    highest value so far, reached at `step`; `since` is the number of evaluations after `step`; and `evaluated`
+    identifies the examples and settings of the evaluations.
     """
 
     limit: int | None = None
     best: float | None = None
     step: int = 0
     since: int = 0
+    evaluated: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        return {'best': self.best, 'step': self.step, 'since': self.since}
+        return {'best': self.best, 'step': self.step, 'since': self.since, 'evaluated': self.evaluated}
 
-    def add_evaluation(self, step: int, value: float) -> None:
+    def add_evaluation(self, step: int, value: float, evaluated: str | None = None) -> None:
         """Records the `value` of the evaluation at `step`, for which higher is better.
 
         A non-finite value is never the best. Before the first finite value, evaluations are not counted, because
-        the correlation of constant predictions is NaN.
+        the correlation of constant predictions is NaN. If `evaluated` differs from the previous evaluation, earlier
+        evaluations are ignored, because their values are not comparable.
         """
+        if evaluated != self.evaluated and self.evaluated is not None:
+            self.best, self.since = None, 0
+        self.evaluated = evaluated
         value = collectives.broadcast(value)
         if math.isfinite(value) and (self.best is None or value > self.best):
             self.best, self.step, self.since = value, step, 0

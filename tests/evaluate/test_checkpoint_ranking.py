@@ -19,8 +19,8 @@ RECORD = {'vocabulary': 'ab12 of 384 ids'}
 T5 = json.loads((GOLDEN / 't5_averages.json').read_text())
 
 
-def report(task='rte', **metrics):
-    return TaskReport(task, 'validation', metrics, (), 0.0)
+def report(task='rte', settings_hash='', **metrics):
+    return TaskReport(task, 'validation', metrics, (), 0.0, settings_hash=settings_hash)
 
 
 def params(value):
@@ -48,7 +48,16 @@ def test_only_better_parameters_are_saved(tmp_path):
     assert read_value(tmp_path / 'best' / 'rte') == 20.0
     assert [path.name for path in (tmp_path / 'best' / 'rte').iterdir() if path.name.isdigit()] == ['20']
     record = {'task': 'rte', 'metric': 'accuracy', 'value': 60.0, 'step': 20, 'path': str(tmp_path / 'best/rte/20')}
-    assert checkpoint_ranking.find_best_checkpoints(str(tmp_path)) == {'rte': record}
+    assert checkpoint_ranking.find_best_checkpoints(str(tmp_path)) == {'rte': {**record, 'evaluated': ''}}
+
+
+def test_values_on_other_examples_are_not_compared(tmp_path):
+    values = [('a', 60.0), ('b', 50.0), ('b', 40.0), ('b', 70.0)]
+    saved = [
+        best_checkpoints(tmp_path).save_if_best(report(settings_hash=examples, accuracy=value), step, params(step))
+        for step, (examples, value) in enumerate(values)
+    ]
+    assert saved == [True, True, False, True]
 
 
 def test_a_new_run_replaces_the_best_parameters_of_an_abandoned_run(tmp_path):

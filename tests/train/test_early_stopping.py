@@ -1,13 +1,20 @@
 """Early stopping ends a resumed run at the same step as an uninterrupted run."""
 
+import contextlib
 import json
 import math
 import pathlib
+from unittest import mock
 
+import numpy as np
+from etils import epath
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remixer_t5x.train.run_state import EarlyStopping
+from remixer_t5x.evaluate import checkpoint_ranking
+from remixer_t5x.evaluate.task_evaluation import TaskReport
+from remixer_t5x.train import hooks
+from remixer_t5x.train.run_state import EarlyStopping, RunState
 
 
 def count_until_end(values, limit, restores=()):
@@ -40,6 +47,17 @@ def test_a_run_ends_after_limit_evaluations_without_improvement(values, limit, r
     assert count_until_end(values, None) is None
 
 
+def test_other_examples_restart_the_count():
+    patience = EarlyStopping(2, best=9.0, step=10, since=1)
+    # A checkpoint of version 0.1.0 does not identify the examples.
+    patience.add_evaluation(20, 8.0, 'a')
+    assert (patience.best, patience.since) == (9.0, 2) and patience.is_exhausted
+    patience.add_evaluation(30, 5.0, 'b')
+    assert (patience.best, patience.step, patience.since) == (5.0, 30, 0)
+    patience.add_evaluation(40, 4.0, 'b')
+    assert (patience.best, patience.since) == (5.0, 1)
+
+
 def logged_steps(folder, kind='eval'):
     lines = pathlib.Path(folder, 'metrics.jsonl').read_text().splitlines()
     return [record['step'] for record in map(json.loads, lines) if record['kind'] == kind]
@@ -60,3 +78,16 @@ def test_a_resumed_run_ends_early_at_the_same_step(training, tmp_path):
         assert code == 0, output
         assert logged_steps(tmp_path / 'parts') == [2, 4, 6, 8]
     assert 'is already at step 8 (no better evaluation since step 2' in output
+
+
+def test_another_task_restarts_early_stopping_and_the_best_average(tmp_path):
+    reports = [TaskReport(name, 'validation', {'accuracy': 60.0}, (), 0.0, settings_hash=name) for name in 'abc']
+    state, best = RunState({}, patience=EarlyStopping(3)), []
+    for step, count in enumerate((2, 2, 3)):
+        evaluator = mock.Mock(split='validation', return_value=reports[:count])
+        checkpoints = checkpoint_ranking.BestCheckpoints(epath.Path(tmp_path), {})
+        log = mock.Mock(tolerate_write_errors=contextlib.nullcontext)
+        state.step = step
+        hooks.TaskEvaluationHook(evaluator, checkpoints, log, lambda state: {'table': np.ones(2)})(state)
+        best.append((state.patience.step, checkpoint_ranking.find_best_checkpoints(str(tmp_path))['average']['step']))
+    assert best == [(0, 0), (0, 0), (2, 2)]

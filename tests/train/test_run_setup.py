@@ -9,6 +9,7 @@ from remixer_t5x import build_model
 from remixer_t5x.data import pipeline
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
+from remixer_t5x.evaluate.held_out_loss import Evaluation
 from remixer_t5x.evaluate.predictions import Decoding
 from remixer_t5x.evaluate.task_evaluation import TaskEvaluation
 from remixer_t5x.train import run_setup
@@ -17,14 +18,14 @@ from tests.support import toy_tasks
 LENGTHS = {'inputs': 16, 'targets': 8}
 
 
-def read_data(trained, evaluated, best_metrics=None):
+def read_data(trained, evaluated=None, best_metrics=None, evaluation=None):
     """Returns the data of a run whose training and evaluation tasks have these vocabularies."""
-    tasks = TaskEvaluation(toy_tasks.labelled(evaluated, 'evaluated'), Decoding(4, LENGTHS))
+    tasks = evaluated and TaskEvaluation(toy_tasks.labelled(evaluated, 'evaluated'), Decoding(4, LENGTHS))
     model = build_model('models/t5_1_1.gin', 'sizes/tiny.gin', VOCAB_SIZE=384)
     run = types.SimpleNamespace(
         step_config=types.SimpleNamespace(model=model, partitioner=Partitioner()),
         dataset=pipeline.DatasetConfig(toy_tasks.labelled(trained), LENGTHS, 4),
-        evaluation=None,
+        evaluation=evaluation,
         tasks=tasks,
         folder=types.SimpleNamespace(best_metrics=best_metrics),
     )
@@ -42,3 +43,14 @@ def test_best_metrics_must_belong_to_evaluated_tasks():
     assert read_data(vocabulary, vocabulary, {'evaluated': 'accuracy'}).evaluator
     with pytest.raises(UserError, match=r"BEST_METRICS .* \(evaluated\) .* got 'evalated'; did you mean evaluated"):
         read_data(vocabulary, vocabulary, {'evalated': 'accuracy'})
+
+
+def test_the_examples_of_the_held_out_loss_are_identified():
+    vocabulary = seqio.ByteVocabulary()
+
+    def identify(steps, batch_size=4, split='validation'):
+        held_out = pipeline.DatasetConfig(toy_tasks.labelled(vocabulary), LENGTHS, batch_size, split)
+        return read_data(vocabulary, evaluation=Evaluation(held_out, steps)).evaluated
+
+    assert identify(2) == identify(1, batch_size=8)
+    assert len({identify(2), identify(3), identify(None), identify(2, split='train')}) == 4
