@@ -22,20 +22,29 @@ LORA_PATTERN = f'/({LORA_IN}|{LORA_OUT})$'
 
 
 def restrict_to_trainable(
-    optimizer: Any, trainable: str | None = None, lora: str | None = None, model: Any = None
+    optimizer: Any,
+    trainable: str | None = None,
+    lora: str | None = None,
+    model: Any = None,
+    fresh_parameters: str | None = None,
+    checkpoint_map: Mapping[str, str | None] | None = None,
 ) -> Optimizer:
     """Restricts `optimizer` to the parameters whose names match the regular expression `trainable`.
 
-    If `trainable` is None and `lora` is set (`lora.with_adapters`), only the LoRA matrices and the head of `model` are
-    trained, because a head may have random initial values; if both are None, all parameters are trained. Raises
+    If `trainable` is None and `lora` is set (`lora.with_adapters`), only the LoRA matrices and the parameters with
+    random initial values are trained: the head of `model` and, as in `train.settings.Folder`, parameters that contain
+    `fresh_parameters` or that `checkpoint_map` maps to None. If both are None, all parameters are trained. Raises
     UserError if the expression is invalid or matches no parameter.
     """
-    optimizer, pattern = as_optimizer(optimizer), trainable
+    optimizer, pattern, setting = as_optimizer(optimizer), trainable, 'TRAINABLE'
     if trainable is None and lora is not None:
-        pattern = '|'.join([LORA_PATTERN, *(f'^{head}/' for head in getattr(model, 'fresh_parameters', ()))])
+        heads = [f'^{head}/' for head in getattr(model, 'fresh_parameters', ())]
+        fresh = [re.escape(fresh_parameters)] if fresh_parameters else []
+        mapped = [f'^({names})$' for names, source in (checkpoint_map or {}).items() if source is None]
+        pattern, setting = '|'.join([LORA_PATTERN, *heads, *fresh, *mapped]), 'INITIAL_CHECKPOINT_MAP'
     if pattern is None:
         return optimizer
-    check_regex('TRAINABLE', pattern, 'encoder/.*/kernel')
+    check_regex(setting, pattern, 'encoder/.*/kernel')
 
     def make_gradient_transformation(logical_axes: Any) -> optax.GradientTransformation:
         inner = optimizer.make(split_params(logical_axes, pattern)[0])

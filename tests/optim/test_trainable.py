@@ -97,6 +97,18 @@ def test_lora_also_trains_the_head_of_a_classifier(model_type, heads):
     assert len(by_name(trained['encoder'])) == 2 and 'head' in {**trained, **frozen} and 'token_embedder' in frozen
 
 
+@pytest.mark.parametrize(
+    'settings',
+    [{'fresh_parameters': 'mlp/wi_0'}, {'checkpoint_map': {r'.*/wi_0/\w+': None, '(.*)/wo/(.*)': r'\1/w/\2'}}],
+)
+def test_lora_also_trains_parameters_that_are_not_in_the_initial_checkpoint(settings):
+    model = build_model('models/t5_1_1.gin', 'sizes/tiny.gin')
+    rule = trainable.restrict_to_trainable(optimizer.adamw(0.1), lora='query', model=model, **settings)
+    plan = train_state.plan_train_state(lora.with_adapters(model, 'query'), rule, SHAPES, Partitioner())
+    trained = by_name(trainable.split_params(plan.abstract.params, rule.trainable)[0])
+    assert {name.split("'")[-4] for name in trained} == {'query', 'wi_0'}
+
+
 def test_moments_are_sharded_like_trained_parameters(tmp_path):
     """Uses an abstract mesh of eight devices, adapters of all dense layers, and a trained sublayer."""
     (tmp_path / 'model.gin').write_text(saved_run.CONFIG)

@@ -32,12 +32,15 @@ _CPU_NOTE = (
 # Default values from runs/pretrain.gin, for macros that no other gin file sets.
 _DEFAULTS = {
     **{'TASK_FEATURE_LENGTHS': None, 'TRAIN_STEPS': 524288, 'BATCH_SIZE': 128},
-    **{'TRAINABLE': None, 'LORA': None, 'LORA_RANK': 8, 'PACK': False, 'EMA_DECAY': None},
+    **{'LORA_RANK': 8, 'PACK': False, 'EMA_DECAY': None},
+    **{'TRAINABLE': None, 'LORA': None, 'FRESH_PARAMETERS': None, 'INITIAL_CHECKPOINT_MAP': {}},
     **{'MICROBATCHES': 1, 'LOSS_NORMALIZING_FACTOR': NUM_REAL_TARGET_TOKENS, 'DROPOUT_RATE': 0.0},
 }
+# The macros of the settings of `trainable.restrict_to_trainable`, in order.
+_RESTRICTIONS = ('TRAINABLE', 'LORA', 'MODEL', 'FRESH_PARAMETERS', 'INITIAL_CHECKPOINT_MAP')
 _MACROS = (
-    *('MODEL', 'OPTIMIZER', 'PARTITIONER', 'TASK_FEATURE_LENGTHS', 'BATCH_SIZE', 'PACK'),
-    *('TRAINABLE', 'LORA', 'LORA_RANK', 'MICROBATCHES', 'LOSS_NORMALIZING_FACTOR', 'DROPOUT_RATE', 'EMA_DECAY'),
+    *('OPTIMIZER', 'PARTITIONER', 'TASK_FEATURE_LENGTHS', 'BATCH_SIZE', 'PACK'),
+    *(*_RESTRICTIONS, 'LORA_RANK', 'MICROBATCHES', 'LOSS_NORMALIZING_FACTOR', 'DROPOUT_RATE', 'EMA_DECAY'),
     *('XLA_OPTIONS', 'PLATFORM', 'DEVICES', 'DEVICE_MEMORY', 'TOPOLOGY'),
 )
 _ROWS = {
@@ -61,7 +64,7 @@ def read_step_spec(args: argparse.Namespace) -> tuple[StepSpec, Hardware]:
     step = StepSpec(
         lora.with_adapters(model, values['LORA'], values['LORA_RANK']),
         trainable.restrict_to_trainable(
-            average_params(values['OPTIMIZER'], values['EMA_DECAY']), values['TRAINABLE'], values['LORA'], model
+            average_params(values['OPTIMIZER'], values['EMA_DECAY']), *(values[name] for name in _RESTRICTIONS)
         ),
         values['PARTITIONER'],
         batch_formats.get_abstract_batch(model.model_type, lengths, size, values['PACK']),
@@ -85,9 +88,7 @@ def build_recomputing_model(args: argparse.Namespace) -> Any:
 
 def build_adafactor(args: argparse.Namespace) -> Optimizer:
     """Returns an Adafactor optimizer with the step's settings for averaging, freezing and adapting parameters."""
-    decay, *restrictions = arguments.load_macro_values(
-        args, 'EMA_DECAY', 'TRAINABLE', 'LORA', 'MODEL', defaults=_DEFAULTS
-    )
+    decay, *restrictions = arguments.load_macro_values(args, 'EMA_DECAY', *_RESTRICTIONS, defaults=_DEFAULTS)
     return trainable.restrict_to_trainable(average_params(adafactor(learning_rate=1e-3), decay), *restrictions)
 
 
