@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterator
 
 from remixer_t5x import tf_data
 from remixer_t5x.lazy_imports import seqio
+from remixer_tasks.benchmarks import text_task
 from remixer_tasks.corpora.text_corpus import TRAIN, VALIDATION
 
 
@@ -21,7 +23,8 @@ class TfdsCorpus:
 
     @property
     def training_data_key(self) -> str:
-        return repr(self)
+        folder = text_task.get_tfds_root(self.data_dir)
+        return repr(dataclasses.replace(self, data_dir=folder if '://' in folder else os.path.abspath(folder)))
 
     def create_source(self, order: int = 0) -> seqio.DataSource:
         # Imported lazily, because `sources` imports seqio.

@@ -64,6 +64,17 @@ def test_missing_c4_is_reported(tmp_path):
     assert 'set TFDS_DATA_DIR' in error_message(source.get_dataset, 'train')
 
 
+def test_the_vocabulary_of_a_tfds_data_set_depends_on_its_folder(monkeypatch):
+    files = []
+    for folder in ('/first', '/second'):
+        monkeypatch.setenv('TFDS_DATA_DIR', folder)
+        files += [
+            vocabularies.trained(corpus, 1024).sentencepiece_model_file
+            for corpus in (c4.corpus(), c4.corpus(data_dir='/first'))
+        ]
+    assert files[0] == files[1] == files[3] != files[2]
+
+
 @pytest.mark.filterwarnings('ignore::DeprecationWarning')
 def test_c4_examples_are_full(real_data):
     corpus = c4.corpus(data_dir=str(real_data / 'c4_en_minimal'))

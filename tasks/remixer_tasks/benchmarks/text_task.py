@@ -161,13 +161,17 @@ def find_published_files(
     return None
 
 
+def get_tfds_root(data_dir: str | None = None) -> str:
+    """Returns the folder of prepared TFDS data sets: `data_dir`, or else TFDS_DATA_DIR or TFDS's default."""
+    return os.path.expanduser(data_dir or os.environ.get('TFDS_DATA_DIR') or '~/tensorflow_datasets')
+
+
 def find_tfds_folder(dataset: LabelledDataset, data_dir: str | None = None) -> str | None:
     """Returns the folder of the prepared TFDS data set, in the version of `dataset.tfds` or else the newest version."""
     if dataset.tfds is None:
         return None
-    root = data_dir or os.environ.get('TFDS_DATA_DIR') or '~/tensorflow_datasets'
     name, _, version = dataset.tfds.partition(':')
-    folder = os.path.join(os.path.expanduser(root), name)
+    folder = os.path.join(get_tfds_root(data_dir), name)
     try:
         entries = tf.io.gfile.listdir(folder) if tf.io.gfile.isdir(folder) else []
     except tf.errors.OpError:

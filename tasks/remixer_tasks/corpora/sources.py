@@ -161,7 +161,7 @@ class TfdsSource(seqio.TfdsDataSource):
             raise self._build_unreadable_error(error) from error
 
     def _build_unreadable_error(self, error: Exception) -> UserError:
-        folder = self.tfds_dataset.data_dir or os.environ.get('TFDS_DATA_DIR') or '~/tensorflow_datasets'
+        folder = text_task.get_tfds_root(self.tfds_dataset.data_dir)
         reason = ' '.join(str(error).split())[:120]
         return UserError(
             f'TFDS data set {self._name} cannot be read from {folder} ({reason}); set TFDS_DATA_DIR to the folder that '
