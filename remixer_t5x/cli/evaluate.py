@@ -123,7 +123,7 @@ def _evaluate_checkpoints(settings: CheckpointEvaluation, quantize: str | None =
     if quantize and jax.process_count() > 1:
         raise UserError('--quantize works only in a single process; omit it, or use --process_count=1')
     settings.checkpoints.check_checkpoints_exist()
-    evaluator = CheckpointEvaluator(settings, submissions.has_leaderboard)
+    evaluator = CheckpointEvaluator(settings, submissions.get_file_name)
     for note in evaluator.notes:
         _print_on_first_process(note)
     suffix = f'_{quantize}' if quantize else ''

@@ -103,16 +103,17 @@ class CheckpointEvaluator:
     written. `notes` are messages about skipped tasks and truncated texts.
     """
 
-    def __init__(self, settings: CheckpointEvaluation, has_leaderboard: Callable[[str], bool]):
-        """Reads the examples.
+    def __init__(self, settings: CheckpointEvaluation, get_leaderboard_file: Callable[[str], str | None]):
+        """Reads the examples. `get_leaderboard_file` maps a task to the name of its leaderboard file, or to None.
 
-        Raises UserError if neither metrics nor submissions are requested, or if no task to submit has a leaderboard.
+        Raises UserError if neither metrics nor submissions are requested, if no task to submit has a leaderboard, or if
+        two tasks have the same leaderboard file.
         """
         tasks, model, partitioner = settings.tasks, settings.model, settings.partitioner
         self._settings = settings
         self.task_evaluator = TaskEvaluator(tasks, model, partitioner) if tasks.split is not None else None
         self.submission_evaluator = (
-            self._create_submission_evaluator(has_leaderboard) if settings.submission_dir else None
+            self._create_submission_evaluator(get_leaderboard_file) if settings.submission_dir else None
         )
         readers = [reader for reader in (self.task_evaluator, self.submission_evaluator) if reader]
         if not readers:
@@ -123,12 +124,20 @@ class CheckpointEvaluator:
         shapes = batch_formats.get_batch_shapes(model.model_type, lengths, size)
         self._abstract = saved_params.get_abstract_params(model, shapes, partitioner)
 
-    def _create_submission_evaluator(self, has_leaderboard: Callable[[str], bool]) -> TaskEvaluator:
+    def _create_submission_evaluator(self, get_leaderboard_file: Callable[[str], str | None]) -> TaskEvaluator:
         """Returns an evaluator for all examples of the tasks with a leaderboard."""
         settings, tasks = self._settings, self._settings.tasks
         split = settings.submission_split
         tasks_with_split, _ = task_examples.find_tasks(tasks.mixture_or_task_name, split, tasks.tasks)
-        submitted = [task for task in tasks_with_split if has_leaderboard(task.name)]
+        submitted = [task for task in tasks_with_split if get_leaderboard_file(task.name)]
+        task_of_file: dict[str | None, str] = {}
+        for task in submitted:
+            first = task_of_file.setdefault(file := get_leaderboard_file(task.name), task.name)
+            if first != task.name:
+                raise UserError(
+                    f'SUBMISSION_DIR requires tasks with different files, got {first} and {task.name}, which both have '
+                    f'the file {file}; select one of them with EVAL_TASKS'
+                )
         if not submitted:
             names = ', '.join(task.name for task in tasks_with_split)
             raise UserError(f'SUBMISSION_DIR requires GLUE or SuperGLUE tasks, got {names}; omit SUBMISSION_DIR')

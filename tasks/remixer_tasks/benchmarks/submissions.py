@@ -28,7 +28,7 @@ class SubmissionFile(NamedTuple):
 
 def write_submission(folder: str, task: str, rows: Sequence[Row]) -> str:
     """Writes the leaderboard file of `task` to `folder`; returns a line that describes the file."""
-    if not has_leaderboard(task):
+    if task not in _FILES:
         raise UserError(f'the task of a submission must be one of {", ".join(_FILES)}, got {task}')
     file = _FILES[task]
     labels = [file.label(row) for row in rows]
@@ -45,8 +45,9 @@ def write_submission(folder: str, task: str, rows: Sequence[Row]) -> str:
     return line + (f', {invalid:,} of them invalid and written as {file.default}' if invalid else '')
 
 
-def has_leaderboard(task: str) -> bool:
-    return task in _FILES
+def get_file_name(task: str) -> str | None:
+    """Returns the name of the leaderboard file of `task`, or None if the task has no leaderboard."""
+    return _FILES[task].name if task in _FILES else None
 
 
 def _build_classification_file(
