@@ -123,20 +123,22 @@ def evaluation_tasks(
     files: Mapping[str, Files] | None,
     read: Callable[..., ParsedCorpus],
     make: Callable[..., seqio.Task],
+    train: Files | None = None,
 ) -> seqio.Task | list[seqio.Task]:
     """Returns `task` and an evaluation task for each entry of `files`, as in {'dev': 'dev.tsv', 'hard': 'hard/*.tsv'}.
 
     For example, the entry 'dev' adds the task NAME_dev, whose split `validation` contains all rows of its files. If
     `files` is None or empty, only `task` is returned. `read` is `corpus` and `make` is `text_pairs.task`, both with the
-    settings of the training task.
+    settings of the training task. Raises UserError if a file is also in `train`, the training files.
     """
     if not files:
         return task
-    tasks = [task]
+    tasks, train_paths = [task], expand_paths(train, 'PAIRS', _EXAMPLE) if train else []
     for name, paths in files.items():
         if not re.fullmatch(r'\w+', str(name)):
             raise UserError(f'the names in EVAL_PAIRS must consist of letters, digits and _, got {name!r}')
-        rows = read(files=paths, validation_files=None)
+        held_out_paths = expand_held_out_paths(paths, train_paths, 'PAIRS', 'EVAL_PAIRS', _EXAMPLE)
+        rows = read(files=held_out_paths, validation_files=None)
         held_out = dataclasses.replace(
             rows, identity=cache.hash_cache_key('all held out', rows.identity), read_validation=rows.read
         )

@@ -144,6 +144,8 @@ def test_each_set_of_evaluation_files_is_a_task(tmp_path):
     assert counts == [4, 7]
     with pytest.raises(UserError, match="got 'very-hard'"):
         local_pairs.evaluation_tasks(task, {'very-hard': files['hard']}, read, make)
+    with pytest.raises(UserError, match=r'EVAL_PAIRS and PAIRS must not share files, got .*dev.jsonl in both'):
+        local_pairs.evaluation_tasks(task, files, read, make, train=str(tmp_path / 'd*.jsonl'))
 
 
 def test_a_word_vocabulary_contains_the_words_of_all_rows(tmp_path):
