@@ -223,8 +223,12 @@ class _RowParser:
     def parse_row(self, row: Row, number: int, part: str = '') -> str | None:
         """Converts a row to a text; returns None for a malformed or empty row. Messages contain `number` and `part`."""
         for name, feature in (self.features or {}).items():
-            if hasattr(feature, 'int2str'):
-                row[name] = feature.int2str(row[name]) if row[name] is not None and row[name] >= 0 else None
+            # The feature of a list of class labels has the class label as the attribute `feature`.
+            label, value = getattr(feature, 'feature', feature), row[name]
+            if hasattr(label, 'int2str'):
+                indices = value if isinstance(value, list) else [value]
+                is_known = all(index is not None and index >= 0 for index in indices)
+                row[name] = label.int2str(value) if is_known else None
         try:
             text = self.document(row)
         except UserError:
@@ -301,7 +305,8 @@ def corpus(dataset: HubDataset, field: str = 'text', streaming: bool = False) ->
 def pairs(dataset: HubDataset, inputs: str, targets: str) -> ParsedCorpus:
     """Returns a corpus of pairs for `text_pairs.task` from two columns or templates, as in 'premise: {premise}'.
 
-    Class labels are replaced by their names. A row without a value for a column is malformed.
+    Class labels are replaced by their names, and lists of class labels by names separated by spaces. A row without a
+    value for a column is malformed.
     """
     templates = TextTemplate(inputs, 'INPUTS'), TextTemplate(targets, 'TARGETS')
 

@@ -77,6 +77,17 @@ def test_rows_become_pairs_with_the_names_of_labels(folder, capsys):
     assert '1 malformed skipped' in capsys.readouterr().err
 
 
+def test_lists_of_class_labels_become_names_separated_by_spaces():
+    tags = datasets.Sequence(datasets.ClassLabel(names=['O', 'B-PER']))
+    columns = {'words': [['Ann', 'is', 'in'], ['no', 'one'], ['hidden']], 'tags': [[1, 0, 0], [0, 0], [-1]]}
+    features = datasets.Features(words=datasets.Sequence(datasets.Value('string')), tags=tags)
+    parse = huggingface_datasets._RowParser(
+        'rows', features, lambda row: f'{row["words"]} {row["tags"]}', None
+    ).parse_row
+    texts = [parse(row, 1) for row in datasets.Dataset.from_dict(columns, features)]
+    assert texts == ["['Ann', 'is', 'in'] ['B-PER', 'O', 'O']", "['no', 'one'] ['O', 'O']", "['hidden'] None"]
+
+
 def test_integers_with_a_missing_value_have_no_fraction(tmp_path):
     """pandas, with which datasets reads CSV files, converts a column of integers with a missing value to floats."""
     (tmp_path / 'train.csv').write_text('question,label\nis 0 even?,1\nis 1 even?,\nis 2 even?,2\n')
