@@ -63,7 +63,8 @@ class Decoding:
 
 def format_decoder_name(decoder: Any) -> str:
     """Returns a string that identifies a decoder and its settings. The string is the same in every process."""
-    return re.sub(r'<function (\S+) at 0x[0-9a-f]+>', r'\1', repr(decoder))
+    # Remove the addresses of functions and of objects without a repr, such as logits processors.
+    return re.sub(r'<(?:function )?(\S+)(?: object)? at 0x[0-9a-f]+>', r'\1', repr(decoder))
 
 
 class Prediction(NamedTuple):

@@ -14,6 +14,7 @@ from remixer_t5x.evaluate import text_inference
 from remixer_t5x.evaluate.predictions import Decoding, Prediction
 from remixer_t5x.evaluate.text_inputs import TextInputs
 from remixer_t5x.models.beam_search import BeamSearch
+from remixer_t5x.models.decoding import Greedy
 from remixer_t5x.models.sampling import Sampling
 
 BYTES = seqio.ByteVocabulary(extra_ids=0)
@@ -100,7 +101,15 @@ def test_long_texts_can_be_rejected(tmp_path):
     assert len(rows(tmp_path / 'out.jsonl')) == 6
 
 
-@pytest.mark.parametrize(('decoder', 'seed'), [(Sampling(), 3), (BeamSearch(beams=2), None)])
+class Unchanged:
+    def __call__(self, logits, tokens, step):
+        return logits
+
+
+@pytest.mark.parametrize(
+    ('decoder', 'seed'),
+    [(Sampling(), 3), (BeamSearch(beams=2), None), (Greedy(logits_processor=(Unchanged(),)), None)],
+)
 def test_an_output_has_the_decoder_and_the_seed_of_sampling(tmp_path, decoder, seed):
     decoding = Decoding(1, {'inputs': 16, 'targets': 4}, decoder, seed=3)
     inference = text_inference.TextInference(None, None, BYTES, '', decoding, TextInputs(), str(tmp_path / 'out.jsonl'))
@@ -109,7 +118,7 @@ def test_an_output_has_the_decoder_and_the_seed_of_sampling(tmp_path, decoder, s
         output.write([{'index': 0, 'input': 'a'}])
     (origin,) = rows(tmp_path / 'out.jsonl')
     assert origin['lengths'] == {'inputs': 16, 'targets': 4} and origin.get('seed') == seed
-    # Addresses of functions differ between processes.
+    # Addresses of functions and objects differ between processes.
     assert type(decoder).__name__ in origin['decoder'] and ' at 0x' not in origin['decoder']
 
 
