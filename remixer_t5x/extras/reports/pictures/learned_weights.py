@@ -24,7 +24,7 @@ from remixer_t5x.models.sublayers import remixer
 ENCODER, DECODER = 'encoder', 'decoder'
 
 # If the root mean square of H, after subtracting the mean of each row, is below this value, softmax(H) is nearly
-# uniform: weights typically differ from their row mean by at most a tenth. H is initialised with a standard deviation
+# uniform: weights typically differ from their row mean by at most a tenth. H is initialized with a standard deviation
 # of 0.02.
 NEAR_ZERO = 0.1
 # With more features per token than this, Jacobian norms are estimated with random sign vectors.
