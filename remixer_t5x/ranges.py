@@ -13,7 +13,7 @@ import operator
 import re
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 from remixer_t5x.errors import UserError
@@ -57,6 +57,7 @@ _TYPES_BY_NAME: dict[str, Any] = {'None': None, 'Any': Any} | {kind.__name__: ki
 _TYPES_BY_NAME |= {name: kind for name, kind in vars().items() if isinstance(kind, type(Count))}
 _SCALARS = (bool, int, float, str, types.NoneType)
 _CONTAINERS = (list, tuple, dict)
+_LISTS = {collections.abc.Sequence, list, tuple}
 
 
 def check_argument(function: Callable[..., Any], argument: str, value: Any, setting: str) -> None:
@@ -108,6 +109,52 @@ def check_setting(setting: str, value: Any, kind: Any) -> None:
     is_macro_or_argument = re.fullmatch(r'[A-Z_]+|(\w+\.)+\w+', setting)
     advice = f'; set {setting} = VALUE' if is_macro_or_argument else ''
     raise UserError(f'{setting} must be {allowed}, got {value!r}{advice}')
+
+
+def check_reference(setting: str, function: Callable[..., Any], is_call: bool, kind: Any) -> None:
+    """Raises UserError if a reference to a function or class does not match an annotation.
+
+    Args:
+        is_call: whether the value of the setting is the result of the function instead of the function.
+        kind: the annotation. Without annotations of the setting and of the function's result, nothing is checked.
+    """
+    kinds = [each for each in get_union_members(kind) if each not in (None, types.NoneType)]
+    created = function if isinstance(function, type) else inspect.signature(function).return_annotation
+    is_object = any(_is_subtype(created, each) for each in kinds)
+    results = [typing.get_args(each)[-1] for each in kinds if typing.get_origin(each) is collections.abc.Callable]
+    is_factory = any(_is_subtype(created, each) for each in results)
+    must_be, name = f'{setting} must be', function.__name__
+    if is_call and is_factory and not is_object:
+        raise UserError(f'{must_be} a class or function, got {name}(); remove () after its name')
+    if not is_call and is_object and not is_factory:
+        raise UserError(f'{must_be} an object, got {name}, which creates one; add () after its name')
+    bases = {split_annotation(each)[0] for each in kinds}
+    if is_object or is_factory or not bases or is_call and not isinstance(function, type):
+        return
+    if bases <= _LISTS:
+        raise UserError(f'{must_be} a list, got {name}; put references in parentheses: (@NAME,)')
+    if bases <= _DESCRIPTIONS.keys():
+        raise UserError(f'{must_be} {" or ".join(_DESCRIPTIONS[base] for base in bases)}, got @{name}')
+
+
+def _is_subtype(created: Any, kind: Any) -> bool:
+    """Returns whether objects with the annotation `created` match `kind`; False for any object."""
+    base, created_base = split_annotation(kind)[0], split_annotation(created)[0]
+    if created == kind or base in _LISTS and created_base in _LISTS:
+        return kind not in (Any, object, inspect.Parameter.empty)
+    if not isinstance(created, type) or base is not collections.abc.Callable:
+        return isinstance(created_base, type) and base in created_base.__mro__[:-1]
+    call = next((vars(each)['__call__'] for each in created.__mro__ if '__call__' in vars(each)), None)
+    return call is not None and _is_subtype(inspect.signature(call).return_annotation, typing.get_args(kind)[-1])
+
+
+def match_items(values: Sequence[Any], kind: Any) -> list[tuple[Any, Any]]:
+    """Returns pairs of the items of a list and their annotations; an empty list if `kind` is not a type of lists."""
+    kinds = [each for each in get_union_members(kind) if split_annotation(each)[0] in _LISTS]
+    args = typing.get_args(kinds[0]) if len(kinds) == 1 else ()
+    if len(args) == 1 or args[1:] == (...,):
+        args = args[:1] * len(values)
+    return list(zip(values, args, strict=False))
 
 
 def _value_matches_type(value: Any, base: Any, bounds: Range | None) -> bool:

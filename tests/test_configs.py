@@ -82,6 +82,23 @@ def count_parameters(model, size, **macros):
     return sum(leaf.size for leaf in jax.tree.leaves(shapes))
 
 
+def list_references_of_models():
+    """Yields each macro that a model or sublayer file sets to a reference, and the reference."""
+    for file in sorted(CONFIGS.glob('models/*.gin')) + sorted(CONFIGS.glob('sublayers/*.gin')):
+        for macro, reference in re.findall(r'^([A-Z_]+) = (@\S+)$', file.read_text(), re.M):
+            if macro not in ('MODEL', 'MAX_INPUT_LENGTH', 'MAX_TARGET_LENGTH'):
+                yield f'{file.parent.name}/{file.name}', macro, reference
+
+
+@pytest.mark.parametrize(('file', 'macro', 'reference'), tuple(list_references_of_models()))
+def test_a_factory_instead_of_an_object_and_the_reverse_are_rejected(file, macro, reference):
+    wrong = reference.removesuffix('()') if reference.endswith('()') else f'{reference}()'
+    model = file.replace('sublayers/', 'models/')
+    files = ['models/t5_1_1.gin', file, *([model] if (CONFIGS / model).exists() else []), 'sizes/tiny.gin']
+    with pytest.raises(UserError, match=f'^{macro} must be '):
+        loading.load_gin_config(loading.ConfigSources(files, [(macro, wrong)]), '%MODEL')
+
+
 @pytest.mark.parametrize(('model', 'size'), PARAMETERS)
 def test_number_of_parameters(model, size):
     assert count_parameters(model, size) == PARAMETERS[model, size]

@@ -98,15 +98,26 @@ class ReferenceResolver:
             while _is_macro(value):
                 setting, inner = '/'.join(value.scopes), value.scopes
                 value = self.get_macro(setting, parameters[name].default if name in parameters else UNDEFINED)
+            kind = ranges.get_annotation(function, name)
             if not isinstance(value, ConfigurableReference):
-                ranges.check_argument(function, name, value, setting)
-            elif not value.evaluate:
-                _check_no_missing_call(function, name, value.configurable.wrapped, setting)
+                ranges.check_setting(setting, value, kind)
+            self._check_references(value, kind, setting)
             builder = self.create_value_builder(value, inner)
             builders[name] = (
                 ValueBuilder(functools.partial(functools.cache, builder.build)) if full in self._deferred else builder
             )
         return builders
+
+    def _check_references(self, value: Any, kind: Any, setting: str) -> None:
+        """Raises UserError if a reference in a value, or in a list, does not match an annotation."""
+        while _is_macro(value):
+            setting = '/'.join(value.scopes)
+            value = self.get_macro(setting)
+        if isinstance(value, list | tuple):
+            for item, item_kind in ranges.match_items(value, kind):
+                self._check_references(item, item_kind, setting)
+        elif isinstance(value, ConfigurableReference):
+            ranges.check_reference(setting, value.configurable.wrapped, value.evaluate, kind)
 
     def resolve_root_arguments(self, selector: str, scope: Sequence[str] = ()) -> dict[str, ValueBuilder]:
         """Returns ValueBuilders for the bound arguments of `selector`. Raises UserError if gin binds no argument."""
@@ -179,18 +190,6 @@ def _bind_factory_arguments(function: Callable[..., Any], arguments: dict[str, V
         return function(*args, **({name: builder.build() for name, builder in arguments.items()} | kwargs))
 
     return factory
-
-
-def _check_no_missing_call(
-    function: Callable[..., Any], argument: str, given: Callable[..., Any], setting: str
-) -> None:
-    """Raises UserError if `given` is a factory, but the argument expects a list, or an object that `given` creates."""
-    created = given.__mro__ if isinstance(given, type) else (inspect.signature(given).return_annotation,)
-    expected = ranges.get_union_members(ranges.get_annotation(function, argument))
-    if {ranges.split_annotation(kind)[0] for kind in expected} <= {Sequence, list, tuple, type(None)}:
-        raise UserError(f'{setting} must be a list, got {given.__name__}; put references in parentheses: (@NAME,)')
-    if any(kind in expected for kind in created if kind not in (object, Any, inspect.Parameter.empty)):
-        raise UserError(f'{setting} must be an object, got {given.__name__}, which creates one; add () after its name')
 
 
 def _is_macro(value: Any) -> bool:

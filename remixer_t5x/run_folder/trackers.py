@@ -70,7 +70,7 @@ TrackerCall = Callable[[TrackerSession], None]
 
 
 @dataclasses.dataclass(frozen=True)
-class TensorBoard:
+class TensorBoard(Tracker):
     """Writes event files to MODEL_DIR/tensorboard."""
 
     takes_files = False
@@ -83,7 +83,7 @@ class TensorBoard:
 
 
 @dataclasses.dataclass(frozen=True)
-class WandB:
+class WandB(Tracker):
     """Logs to Weights & Biases, which reads WANDB_MODE, WANDB_API_KEY and WANDB_BASE_URL from the environment.
 
     Attributes:

@@ -80,15 +80,29 @@ def test_a_string_instead_of_a_reference_is_rejected_with_an_example(macro, valu
     assert str(caught.value).endswith(f'--gin.{macro}={reference}')
 
 
+ADD_CALL, ADD_LIST = (
+    r'an object, got {}, .*; add \(\) after its name',
+    r'a list, got {}; put references in .*: \(@NAME,\)',
+)
+REMOVE_CALL = r'a class or function, got {}\(\); remove \(\) after its name'
+
+
 @pytest.mark.parametrize(
     ('macro', 'value', 'words'),
     [
-        ('SCHEDULE', '@schedules.cosine', r'an object, got cosine, .*; add \(\) after its name'),
-        ('PARTITIONER', '@partition.Partitioner', r'an object, got Partitioner, .*; add \(\) after its name'),
-        ('ENCODER_SUBLAYERS', '@feed_forward.GatedMLP', r'a list, got GatedMLP; put references in .*: \(@NAME,\)'),
+        ('SCHEDULE', '@schedules.cosine', ADD_CALL.format('cosine')),
+        ('PARTITIONER', '@partition.Partitioner', ADD_CALL.format('Partitioner')),
+        ('DECODER', '@sampling.Sampling', ADD_CALL.format('Sampling')),
+        ('ENCODER_RUNS', '@encoder/layer.alternate', ADD_CALL.format('alternate')),
+        ('TRACKERS', '(@trackers.WandB,)', ADD_CALL.format('WandB')),
+        ('TRACKERS', '@trackers.WandB()', ADD_LIST.format('WandB')),
+        ('ENCODER_SUBLAYERS', '@feed_forward.GatedMLP', ADD_LIST.format('GatedMLP')),
+        ('ENCODER_RUNS', '((@encoder/layer.make_layer(), 2),)', REMOVE_CALL.format('make_layer')),
+        ('FINAL_NORM', '@norms.RMSNorm()', REMOVE_CALL.format('RMSNorm')),
+        ('NUM_HEADS', '@norms.RMSNorm', 'a whole number, got @RMSNorm'),
     ],
 )
-def test_a_reference_without_parentheses_is_rejected_if_an_object_or_a_list_is_expected(macro, value, words):
+def test_a_reference_that_does_not_match_the_annotation_is_rejected(macro, value, words):
     sources = ConfigSources(['experiments/quickstart.gin'], [(macro, value)])
     with pytest.raises(UserError, match=f'{macro} must be {words}$'):
         loading.load_gin_config(sources, 'remixer_t5x.train.settings.Run')
