@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from remixer_t5x import lazy_imports, ranges, startup_timer
@@ -123,15 +123,24 @@ def apply_decoder_flags(args: argparse.Namespace, base: Sequence[str]) -> None:
     `base` contains the gin files that the command reads by default. Raises UserError if another flag sets an option
     that the decoder does not have.
     """
-    options = {name for name, _ in args.gin_flags} & _DECODER_FIELDS.keys()
+    macros = {name for name, _ in args.gin_flags}
     if args.beams is not None:
         args.gin_flags = [*args.gin_flags, ('DECODER', '@beam_search.BeamSearch()'), ('BEAMS', str(args.beams))]
     if args.sampling is not None:
         args.gin_flags = [*args.gin_flags, ('DECODER', '@sampling.Sampling()'), ('TEMPERATURE', args.sampling)]
+    check_decoder_macros(args, base, macros)
+
+
+def check_decoder_macros(args: argparse.Namespace, base: Sequence[str], macros: Collection[str]) -> None:
+    """Raises UserError if one of `macros` sets an option that the decoder does not have."""
+    options = _DECODER_FIELDS.keys() & macros
     decoder = load_macro_values(args, 'DECODER', base=base)[0] if options else None
     for name in sorted(options):
         if not hasattr(decoder, _DECODER_FIELDS[name]):
-            flag = '--beams' if name == 'BEAMS' else '--sampling'
+            short, factory = (
+                ('beams', 'beam_search.BeamSearch') if name == 'BEAMS' else ('sampling', 'sampling.Sampling')
+            )
+            flag = f'--{short}' if hasattr(args, short) else f"--gin.DECODER='@{factory}()'"
             raise UserError(f'{name} requires {flag}, got {type(decoder).__name__}; pass {flag}, or omit {name}')
 
 

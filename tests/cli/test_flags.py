@@ -5,6 +5,7 @@ import pytest
 
 from remixer_t5x.cli import arguments, evaluate, infer, main
 from remixer_t5x.errors import UserError
+from remixer_t5x.extras import export
 from remixer_t5x.models.beam_search import BeamSearch
 from remixer_t5x.models.decoding import Greedy
 from remixer_t5x.models.sampling import Sampling
@@ -60,6 +61,16 @@ def test_two_decoders_are_rejected():
 def test_options_of_another_decoder_are_rejected(command, flags, message):
     with pytest.raises(UserError, match=message):
         command.run(parse(command.COMMAND.name, *flags))
+
+
+@pytest.mark.parametrize(
+    ('macro', 'decoder'),
+    [('MIN_P', 'sampling.Sampling'), ('TOP_K', 'sampling.Sampling'), ('BEAMS', 'beam_search.BeamSearch')],
+)
+@pytest.mark.usefixtures('clean_gin')
+def test_export_rejects_options_of_another_decoder(macro, decoder, tmp_path):
+    with pytest.raises(UserError, match=rf"{macro} requires --gin.DECODER='@{decoder}\(\)', got Greedy"):
+        export.run(parse('export', f'--to={tmp_path}/out', f'--gin.{macro}=1'))
 
 
 @pytest.mark.parametrize(
