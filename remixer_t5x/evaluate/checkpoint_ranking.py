@@ -47,7 +47,8 @@ def select_ranking_metric(
 
     `best_metrics` maps a task to the name of its metric (`-NAME` if lower is better). None selects the first metric of
     each task. `MEAN` averages all metrics for which higher is better; if there are none, it averages all metrics, and
-    the name is `-mean`. Raises UserError if the task does not have the selected metric.
+    the name is `-mean`. Values of groups (`accuracy/easy`) are not averaged, as `accuracy` already contains them.
+    Raises UserError if the task does not have the selected metric.
     """
     if task == AVERAGE_TASK:
         return next(iter(metrics.items()), None)
@@ -57,8 +58,9 @@ def select_ranking_metric(
             f'{best_metrics!r}'
         )
     if best_metrics == MEAN:
-        higher = [value for name, value in metrics.items() if not _LOWER_IS_BETTER.fullmatch(name)]
-        values = higher or list(metrics.values())
+        whole = {name: value for name, value in metrics.items() if name.rpartition('/')[0] not in metrics}
+        higher = [value for name, value in whole.items() if not _LOWER_IS_BETTER.fullmatch(name)]
+        values = higher or list(whole.values())
         return (MEAN if higher else f'-{MEAN}', statistics.fmean(values)) if values else None
     name = best_metrics.get(task) if isinstance(best_metrics, Mapping) else None
     if name is not None and name.removeprefix('-') not in metrics:
