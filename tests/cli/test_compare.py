@@ -108,6 +108,11 @@ def test_equal_refuses_a_single_model():
         make_plan('--models=remixer', '--equal=flops')
 
 
+def test_a_search_over_the_measure_of_results_is_rejected():
+    with pytest.raises(UserError, match='must not change how results are compared; pass --gin.BEST_METRICS=VALUE'):
+        make_plan("--over=BEST_METRICS='mean',None")
+
+
 def test_equal_time_refuses_a_search_over_the_number_of_steps():
     assert make_plan('--over=TRAIN_STEPS=1,2').settings
     with pytest.raises(UserError, match='must name a macro that neither compare nor an earlier --over sets'):

@@ -170,6 +170,8 @@ def _build_setting_grid(args: argparse.Namespace) -> list[Setting]:
                 f'--over={text} must name a macro that neither compare nor an earlier --over sets; '
                 'pass --over LEARNING_RATE=1e-3,3e-3'
             )
+        if name == 'BEST_METRICS':
+            raise UserError(f'--over={text} must not change how results are compared; pass --gin.BEST_METRICS=VALUE')
         axes[name] = _split_macro_values(values)
         if not axes[name] or len(set(axes[name])) < len(axes[name]):
             raise UserError(f'--over={text} must list distinct values; pass --over {name}=1e-3,3e-3')
