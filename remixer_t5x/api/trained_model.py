@@ -168,11 +168,15 @@ class TrainedModel:
         if a text is too long.
         """
         interface.require_method(self.model, 'score', 'score')
-        ids, target_ids = self._encode_pairs(inputs, targets)
-        if not ids:
+        return self.score_ids(*self._encode_pairs(inputs, targets))
+
+    def score_ids(self, inputs: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> np.ndarray:
+        """Computes the scores of `score` for pairs of lists of token ids, [texts] float32."""
+        interface.require_method(self.model, 'score', 'score_ids')
+        if not inputs:
             return np.zeros(0, np.float32)
-        length = predictions.round_up_length(max(map(len, target_ids)), self.lengths['targets'])
-        return self._get_predictor(len(ids), length).score(self.params, ids, target_ids)
+        length = predictions.round_up_length(max(map(len, targets)), self.lengths['targets'])
+        return self._get_predictor(len(inputs), length).score(self.params, inputs, targets)
 
     def classify(self, texts: Strings) -> list[Answer]:
         """Returns a classifier's labels for each text, most likely first, with their log-likelihoods.

@@ -74,28 +74,26 @@ def _read_pairs(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
 def _score_pairs(trained: Any, pairs: Iterable[tuple[str, str]], window: int) -> Iterator[dict[str, Any]]:
     rest, first = iter(pairs), 0
     while chunk := list(itertools.islice(rest, window)):
-        inputs, targets = zip(*chunk, strict=True)
-        tokens = [_count_target_tokens(trained, *pair, index) for index, pair in enumerate(chunk, first)]
-        scores = trained.score(inputs, targets)
-        for number, (text, target, score) in enumerate(zip(inputs, targets, scores, strict=True), first):
-            row = {'index': number, 'input': text, 'target': target, 'score': float(score)}
-            yield {**row, 'tokens': tokens[number - first]}
+        inputs = [_encode_text(trained, text, 'inputs', index) for index, (text, _) in enumerate(chunk, first)]
+        targets = [_encode_text(trained, text, 'targets', index) for index, (_, text) in enumerate(chunk, first)]
+        scores = trained.score_ids(inputs, targets)
+        for index, ((text, target), ids, score) in enumerate(zip(chunk, targets, scores, strict=True), first):
+            yield {'index': index, 'input': text, 'target': target, 'score': float(score), 'tokens': len(ids)}
         first += len(chunk)
 
 
-def _count_target_tokens(trained: Any, text: str, target: str, index: int) -> int:
-    """Returns the number of tokens of a target. Raises UserError if the input or the target is too long."""
-    from remixer_t5x.data import task_vocabulary
+def _encode_text(trained: Any, text: str, side: str, index: int) -> list[int]:
+    """Returns the token ids of an input or a target. Raises UserError if there are too many."""
+    from remixer_t5x.evaluate.text_inference import TextCodec
 
-    count = 0
-    for side, part, ends in (('inputs', text, trained.ends_inputs), ('targets', target, True)):
-        count = len(trained.vocabulary.encode(part)) + ends * len(task_vocabulary.get_end_ids(trained.vocabulary))
-        if count > trained.lengths[side]:
-            raise UserError(
-                f'{side} of the pair with index {index} must have at most {trained.lengths[side]} tokens, got {count}; '
-                f'shorten the text, or pass --max_length={max(count, *trained.lengths.values())}'
-            )
-    return count
+    codec = TextCodec(trained.vocabulary, sys.maxsize, ends=trained.ends_inputs or side == 'targets')
+    ids, _ = codec.encode(text, index)
+    if len(ids) > trained.lengths[side]:
+        raise UserError(
+            f'{side} of the pair with index {index} must have at most {trained.lengths[side]} tokens, got {len(ids)}; '
+            f'shorten the text, or pass --max_length={max(len(ids), *trained.lengths.values())}'
+        )
+    return ids
 
 
 @contextlib.contextmanager

@@ -45,6 +45,15 @@ def test_each_pair_has_a_line_with_its_score(run, pairs, capsys):
     assert summary.endswith(f'perplexity {math.exp(-expected.sum() / 19):.4g}')
 
 
+def test_each_text_is_tokenized_once(run, pairs, monkeypatch):
+    vocabulary, texts = type(remixer_t5x.load(str(run)).vocabulary), []
+    encode = vocabulary.encode
+    monkeypatch.setattr(vocabulary, 'encode', lambda self, text: texts.append(text) or encode(self, text))
+    flags = ['--inputs=is {n} even?', '--targets=answer', f'--output={pairs}/out.jsonl']
+    assert main(['score', str(run), str(pairs / 'pairs.jsonl'), *flags]) == 0
+    assert [texts.count(text) for text in ('is 3 even?', 'odd')] == [1, 1]
+
+
 def test_a_row_without_a_column_is_reported_before_a_file_is_created(run, pairs, capsys):
     (pairs / 'bad.jsonl').write_text('{"n": 3, "answer": "odd"}\n{"n": 3}\n')
     flags = ['--inputs=n', '--targets=answer', f'--output={pairs}/scores.jsonl']
