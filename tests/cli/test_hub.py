@@ -266,21 +266,30 @@ def write_run_with_mixer(folder, monkeypatch, modules):
 CUSTOM_MIXER = (
     'import own_helpers\nfrom remixer_t5x.models.sublayers.fnet import FNet\n\n\nclass Own(FNet):\n    pass\n'
 )
-LOAD = "import remixer_t5x, sys\nprint(remixer_t5x.load(sys.argv[1], trust_gin=True).score(['a'], ['b'])[0])"
+# Loads the first folder without consent to its code, and the second with it.
+LOAD = """
+import remixer_t5x, sys
+for path, trust_gin in zip(sys.argv[1:], (False, True), strict=True):
+    print(remixer_t5x.load(path, trust_gin=trust_gin).score(['a'], ['b'])[0])
+"""
 
 
-def test_a_custom_mixer_is_shared_with_its_modules(tmp_path, monkeypatch):
+def test_a_custom_mixer_is_shared_with_its_modules_and_imported_only_with_consent(shared, tmp_path, monkeypatch):
     model = write_run_with_mixer(tmp_path, monkeypatch, {'own_mixers.py': CUSTOM_MIXER, 'own_helpers.py': ''})
-    score = remixer_t5x.load(str(model)).score(['a'], ['b'])[0]
+    scores = [remixer_t5x.load(str(folder)).score(['a'], ['b'])[0] for folder in (shared, model)]
     assert main(['convert', f'--checkpoint={model}', f'--to_shared={tmp_path}/shared']) == 0
     assert sorted(path.name for path in (tmp_path / 'shared/code').iterdir()) == ['own_helpers.py', 'own_mixers.py']
     card = (tmp_path / 'shared/README.md').read_text()
     assert card.index('own_mixers') < card.index('|')
-    # This process finds modules only in the shared folder.
-    program = [sys.executable, '-c', LOAD, str(tmp_path / 'shared')]
+    untrusted = shutil.copytree(shared, tmp_path / 'untrusted')
+    (untrusted / 'code').mkdir()
+    for name in ('tensorflow', 'seqio', 'remixer_tasks', 'sentencepiece'):
+        (untrusted / 'code' / f'{name}.py').write_text("raise SystemExit('imported')")
+    # This process imports no untrusted code, and finds the custom modules only in the shared folder.
+    program = [sys.executable, '-c', LOAD, str(untrusted), str(tmp_path / 'shared')]
     done = subprocess.run(program, cwd=tmp_path / 'shared', capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    np.testing.assert_allclose(float(done.stdout), score, rtol=1e-5)
+    np.testing.assert_allclose([float(line) for line in done.stdout.splitlines()], scores, rtol=1e-5)
     with pytest.raises(UserError, match='trust_gin=True'):
         remixer_t5x.load(str(tmp_path / 'shared'))
     # This process has loaded another module of this name.
@@ -301,16 +310,6 @@ def test_only_python_files_of_custom_packages_are_shared(tmp_path, monkeypatch):
     code = tmp_path / 'shared/code'
     files = {str(path.relative_to(code)) for path in code.rglob('*') if path.is_file()}
     assert files == {'own_module.py', 'own_package/__init__.py', 'own_package/layers/mixer.py'}
-
-
-def test_untrusted_code_is_never_imported(shared, tmp_path):
-    folder = shutil.copytree(shared, tmp_path / 'shared')
-    (folder / 'code').mkdir()
-    for name in ('tensorflow', 'seqio', 'remixer_tasks', 'sentencepiece'):
-        (folder / 'code' / f'{name}.py').write_text("raise SystemExit('imported')")
-    program = [sys.executable, '-c', LOAD.replace(', trust_gin=True', ''), str(folder)]
-    done = subprocess.run(program, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
 
 
 def test_values_in_a_card_are_plain_text(run, monkeypatch):
