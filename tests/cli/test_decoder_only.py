@@ -1,7 +1,6 @@
-"""Decoder-only models: train, resume and infer commands, and the Python API."""
+"""Decoder-only models: train and infer commands, and the Python API."""
 
 import json
-import shutil
 
 import numpy as np
 import pytest
@@ -39,35 +38,30 @@ def arguments(tmp_path_factory):
 
 
 @pytest.fixture(scope='module')
-def runs(arguments, tmp_path_factory):
-    """Trains a run of 4 steps, `whole`, and a copy that is resumed after 2 steps, `resumed`."""
-    folder = tmp_path_factory.mktemp('runs')
+def run(arguments, tmp_path_factory):
+    folder = tmp_path_factory.mktemp('runs') / 'run'
     flags = arguments('hyper_mixer', 'causal_lm', {'targets': 24}, *TRAIN)
-    assert main(['train', *flags, f'--gin.MODEL_DIR={folder}/whole', '--gin.TRAIN_STEPS=4']) == 0
-    shutil.copytree(folder / 'whole', folder / 'resumed')
-    shutil.rmtree(folder / 'resumed/checkpoints/4')
-    assert main(['train', *flags, f'--gin.MODEL_DIR={folder}/resumed', '--gin.TRAIN_STEPS=4']) == 0
+    assert main(['train', *flags, f'--gin.MODEL_DIR={folder}', '--gin.TRAIN_STEPS=2']) == 0
     return folder
 
 
-def test_a_causal_language_model_resumes_exactly_and_reports_bits_per_byte(runs):
-    assert read_log(runs / 'whole') == read_log(runs / 'resumed')
-    (held_out, *_) = [record for record in read_log(runs / 'whole') if record['kind'] == 'eval']
+def test_a_causal_language_model_reports_bits_per_byte(run):
+    (held_out,) = [record for record in read_log(run) if record['kind'] == 'eval']
     # With a byte vocabulary, each token except the end token is one byte.
     assert held_out['bits_per_byte'] == pytest.approx(held_out['loss'] / np.log(2), rel=0.05)
 
 
-def test_infer_continues_prompts(runs, arguments, tmp_path):
+def test_infer_continues_prompts(run, arguments, tmp_path):
     (tmp_path / 'prompts.txt').write_text('The cat\nat\n\n')
     out = tmp_path / 'out.jsonl'
-    flags = arguments('hyper_mixer', 'causal_lm', {'targets': 24}, f'--checkpoint={runs}/whole', f'--output={out}')
+    flags = arguments('hyper_mixer', 'causal_lm', {'targets': 24}, f'--checkpoint={run}', f'--output={out}')
     assert not main(['infer', *flags, f'--input={tmp_path}/prompts.txt'])
     answers = [json.loads(line) for line in out.read_text().splitlines()]
     assert [answer['input'] for answer in answers] == ['The cat', 'at', ''] and not any(
         'truncated' in row for row in answers
     )
     assert all(answer['score'] < 0 for answer in answers)
-    loaded = remixer_t5x.load(str(runs / 'whole'))
+    loaded = remixer_t5x.load(str(run))
     assert loaded.lengths == {'inputs': 12, 'targets': 12} and not loaded.ends_inputs
     generated = loaded.generate(['The cat', 'at', ''])
     assert [answer.text for answer in generated] == [answer['prediction'] for answer in answers]

@@ -3,7 +3,6 @@
 import contextlib
 import io
 import json
-import shutil
 
 import numpy as np
 import pyarrow.parquet
@@ -29,14 +28,10 @@ def current_folder(tmp_path_factory):
         yield folder
 
 
-def train(folder, steps):
-    flags = [*STEPS, f'--gin.MODEL_DIR={folder}', f'--gin.TRAIN_STEPS={steps}', '--gin.EVAL_STEPS=1']
-    assert main(['train', '--gin_file=mlm.gin', '--gin_file=runs/pretrain.gin', *flags]) == 0
-
-
 @pytest.fixture(scope='module')
 def mlm(current_folder):
-    train('mlm', 4)
+    flags = [*STEPS, '--gin.MODEL_DIR=mlm', '--gin.TRAIN_STEPS=4', '--gin.EVAL_STEPS=1']
+    assert main(['train', '--gin_file=mlm.gin', '--gin_file=runs/pretrain.gin', *flags]) == 0
     return current_folder / 'mlm'
 
 
@@ -54,19 +49,9 @@ def finetune_output():
     return io.StringIO()
 
 
-def test_a_masked_language_model_resumes_bit_for_bit(mlm):
-    shutil.copytree('mlm', 'resumed')
-    shutil.rmtree('resumed/checkpoints/4')
-    train('resumed', 4)
-    uninterrupted, resumed = (
-        compare_runs.checkpoint_arrays(mlm, 4),
-        compare_runs.checkpoint_arrays(mlm.parent / 'resumed', 4),
-    )
-    assert uninterrupted.keys() == resumed.keys()
-    for name, array in uninterrupted.items():
-        np.testing.assert_array_equal(array, resumed[name], name)
-    held_out = [record for record in compare_runs.read_log(mlm) if record['kind'] == 'eval']
-    assert held_out and 0 < held_out[-1]['loss'] < 20 and 0 <= held_out[-1]['accuracy'] <= 1
+def test_a_masked_language_model_has_a_held_out_loss(mlm):
+    (held_out,) = [record for record in compare_runs.read_log(mlm) if record['kind'] == 'eval']
+    assert 0 < held_out['loss'] < 20 and 0 <= held_out['accuracy'] <= 1
 
 
 def test_a_classifier_starts_with_the_encoder_and_a_fresh_head(mlm, classes, finetune_output):
