@@ -59,7 +59,9 @@ def check_logits(folder: pathlib.Path, kind: str) -> None:
     with np.load(folder / 'outputs.npz') as arrays:
         inputs, targets, expected = arrays['inputs'], arrays['targets'], arrays['logits']
     shifted = np.pad(targets[:, :-1], ((0, 0), (1, 0)))
-    logits = model.module.apply({'params': params}, inputs, jnp.asarray(shifted), enable_dropout=False)
+    logits = jax.jit(model.module.apply, static_argnames='enable_dropout')(
+        {'params': params}, inputs, shifted, enable_dropout=False
+    )
     difference = np.max(np.abs(np.asarray(logits) - expected)[targets > 0])
     assert difference < 1e-5 * np.max(np.abs(expected)), difference
 
