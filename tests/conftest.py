@@ -72,20 +72,18 @@ def pytest_collection_modifyitems(config, items):
 
 def pytest_collection_finish(session):
     """Enables the cache of compiled programs and the settings of `process_overhead`."""
-    if 'jax' in sys.modules:
-        from tests.support import program_cache
+    from tests.support import program_cache
 
-        folder = _compiled_folder(session.config)
-        program_cache.remove_old_entries(folder)
-        program_cache.enable_cache(str(folder))
-        session.stash[_LOADED_PROGRAMS] = program_cache.LoadedPrograms()
+    folder = _compiled_folder(session.config)
+    program_cache.remove_old_entries(folder)
+    program_cache.enable_cache(str(folder))
+    session.stash[_LOADED_PROGRAMS] = program_cache.LoadedPrograms()
     process_overhead.configure_after_imports()
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item):
-    if _LOADED_PROGRAMS in item.session.stash:
-        item.session.stash[_LOADED_PROGRAMS].unload_if_many()
+    item.session.stash[_LOADED_PROGRAMS].unload_if_many()
 
 
 _LOADED_PROGRAMS = pytest.StashKey['program_cache.LoadedPrograms']()
