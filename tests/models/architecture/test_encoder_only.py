@@ -89,7 +89,7 @@ def test_any_encoder_can_have_the_head_and_the_input_layer_of_bert():
     files = ('models/t5_1_1.gin', 'sizes/tiny.gin', 'model_types/encoder_only.gin')
     layers = {'TOKEN_HEAD': '@encoder_only.BertHead', 'INPUT_LAYER': '@encoder_only.BertInput', 'MAX_INPUT_LENGTH': 24}
     params = params_of(build_model(*files, VOCAB_SIZE=40, **layers))
-    assert params['head']['bias'].shape == (40,) and params['input']['positions']['embedding'].shape[0] == 24
+    assert params['head']['bias'].shape == (40,) and params['input']['positions']['table'].shape[0] == 24
 
 
 def test_positions_without_segments_are_rejected():
