@@ -79,6 +79,8 @@ def describe_config_changes(old: str, new: str, ignored: Collection[str] = ()) -
         *IGNORED_SETTINGS,
         *ignored,
         *(name for name in (*before, *now) if name.endswith(('.model_dir', '.restore'))),
+        # A run from config.gin has no arguments of these functions, because config.gin contains their results.
+        *(name for name in (*before, *now) if name.startswith('positions.max_')),
     }
     names = [name for name in sorted({*before, *now} - harmless) if before.get(name) != now.get(name)]
     changes = [f'{name} {before.get(name, "(absent)")} -> {now.get(name, "(absent)")}' for name in names]

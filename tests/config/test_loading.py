@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from remixer_t5x.checkpoints import compatibility
 from remixer_t5x.config import gin_files, loading, reference_resolver
 from remixer_t5x.config.loading import ConfigSources
 from remixer_t5x.errors import UserError
@@ -117,6 +118,15 @@ def test_config_text_of_a_run_is_minimal_and_can_be_loaded(tmp_path):
     (tmp_path / 'config.gin').write_text(text)
     (loaded,) = loading.load_macro_values(ConfigSources([str(tmp_path / 'config.gin')]), 'MODEL')
     assert loaded.vocab_size == 2048
+
+
+def test_a_run_that_continues_from_its_config_has_no_changed_settings(tmp_path):
+    flags, texts = [('MODEL_DIR', str(tmp_path))], []
+    for file in ('experiments/quickstart.gin', str(tmp_path / 'config.gin')):
+        loading.load_gin_config(ConfigSources([file], flags), 'remixer_t5x.train.settings.Run', partial=False)
+        texts.append(loading.get_config_text())
+        (tmp_path / 'config.gin').write_text(texts[-1])
+    assert 'MAX_INPUT_LENGTH = ' in texts[0] and compatibility.describe_config_changes(*texts) == ''
 
 
 def test_a_partial_load_ignores_macros_of_other_commands(tmp_path):
