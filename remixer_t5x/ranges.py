@@ -107,7 +107,8 @@ def check_setting(setting: str, value: Any, kind: Any) -> None:
         raise UserError(f'{setting} must be a reference, as in @module.Class, got {value!r}; {advice}')
     allowed = ' or '.join(description or 'a reference' for description in descriptions)
     is_macro_or_argument = re.fullmatch(r'[A-Z_]+|(\w+\.)+\w+', setting)
-    advice = f'; set {setting} = VALUE' if is_macro_or_argument else ''
+    example = [value] if isinstance(value, str) and 'a list' in descriptions else 'VALUE'
+    advice = f'; set {setting} = {example}' if is_macro_or_argument else ''
     raise UserError(f'{setting} must be {allowed}, got {value!r}{advice}')
 
 
