@@ -71,11 +71,13 @@ def corpus(
     read = functools.partial(_read_pairs, layout=layout, templates=templates, columns=further)
     states = [[cache.read_file_state(path) for path in group] for group in (train, held_out)]
     settings = (format, inputs, targets, longest, delimiter, encoding)
+    read_train = functools.partial(read, train)
+    read_held_out = read_train if held_out is train else functools.partial(read, held_out) if held_out else None
     return ParsedCorpus(
         name=describe_files(train),
         identity=cache.hash_cache_key('local pairs 5', states, *settings, *([further] if further else [])),
-        read=functools.partial(read, train),
-        read_validation=functools.partial(read, held_out) if held_out else None,
+        read=read_train,
+        read_validation=read_held_out,
         validation_fraction=validation_fraction,
         strict=strict,
         unit='row',

@@ -100,6 +100,13 @@ def test_validation_files_are_held_out(tmp_path):
         local_pairs.corpus(train, validation_files=str(tmp_path / 'link.jsonl'))
 
 
+def test_rows_that_are_only_evaluated_are_counted_once(tmp_path, capsys):
+    (tmp_path / 'a.jsonl').write_text(GOOD_ROW + 'cut\n' + GOOD_ROW)
+    only_evaluated = local_pairs.corpus(None, 'q', 'a', validation_files=str(tmp_path / 'a.jsonl'))
+    assert [len(only_evaluated.open_documents(split)) for split in SPLITS] == [2, 2]
+    assert ': 2 rows to evaluate, 1 malformed skipped' in capsys.readouterr().err
+
+
 @given(st.lists(st.tuples(st.text(), st.text()), min_size=1, max_size=5))
 def test_csv_is_read_as_python_writes_it(tmp_path_factory, rows):
     """Cells contain commas, quotes and newlines, but no carriage returns, NUL characters or surrogates."""

@@ -132,7 +132,7 @@ def test_columns_are_part_of_the_identity_but_not_of_the_texts(tmp_path):
     assert {'yes', 'no'} < set(texts) and not any(text_pairs.SEPARATOR in text for text in texts)
 
 
-def test_each_set_of_evaluation_files_is_a_task(tmp_path):
+def test_each_set_of_evaluation_files_is_a_task(tmp_path, capsys):
     files = {'dev': write_rows(tmp_path, 'dev.jsonl', 4), 'hard': write_rows(tmp_path, 'hard.jsonl', 7)}
     read = functools.partial(local_pairs.corpus, files=write_rows(tmp_path), inputs='q', targets='a')
     make = functools.partial(text_pairs.task, vocabulary=BYTES, name='mine')
@@ -141,7 +141,7 @@ def test_each_set_of_evaluation_files_is_a_task(tmp_path):
     _, *tasks = local_pairs.evaluation_tasks(task, files, read, make)
     assert [task.name for task in tasks] == ['mine_dev', 'mine_hard']
     counts = [len(list(task.get_dataset({'inputs': 32, 'targets': 8}, 'validation', shuffle=False))) for task in tasks]
-    assert counts == [4, 7]
+    assert counts == [4, 7] and 'hard.jsonl: 7 rows to evaluate' in capsys.readouterr().err
     with pytest.raises(UserError, match="got 'very-hard'"):
         local_pairs.evaluation_tasks(task, {'very-hard': files['hard']}, read, make)
     with pytest.raises(UserError, match=r'EVAL_PAIRS and PAIRS must not share files, got .*dev.jsonl in both'):

@@ -71,7 +71,8 @@ class ParsedCorpus:
         read: a function that yields all documents, or a list of functions that each yield some of them. The functions
             run in parallel processes; after an interruption, only unfinished functions are run again.
         read_validation: like `read`, but yields held-out documents. If this function is None, documents of `read` are
-            held out, selected by the hash of their text, or of their key if they are `KeyedDocument`s.
+            held out, selected by the hash of their text, or of their key if they are `KeyedDocument`s. If it is `read`
+            itself, the corpus is only evaluated, and both splits contain all documents.
         validation_fraction: fraction of the documents to hold out if `read_validation` is None; each split has at least
             one document.
         unit: the word for a document in messages, a key of `_HOLD_OUT_ADVICE`.
@@ -146,7 +147,10 @@ def _parse_corpus(corpus: ParsedCorpus, folder: Path) -> None:
     notice, malformed = ProgressNotice(f'reading {corpus.name}'), BadRecords(corpus.strict)
     paths = _write_arrow_files(corpus, corpus.read, 'documents', folder, malformed, notice)
     shares = arrow_files.ArrowDocuments(paths).get_hash_fractions()
-    if corpus.read_validation is None:
+    only_evaluated = corpus.read_validation is corpus.read
+    if only_evaluated:
+        is_held_out = np.full(len(shares), True)
+    elif corpus.read_validation is None:
         if len(shares) == 1:
             raise UserError(f'{corpus.name} is a single {corpus.unit}; {_HOLD_OUT_ADVICE[corpus.unit]}')
         keys = arrow_files.ArrowDocuments(paths).get_hash_fractions(-1)
@@ -163,16 +167,18 @@ def _parse_corpus(corpus: ParsedCorpus, folder: Path) -> None:
         shares = np.concatenate([shares, held_out])
     # The digest is part of the file name, so that a resumed run detects changed text without reading it.
     digest = hashlib.sha256(shares.tobytes()).hexdigest()[:16]
-    for split, numbers in {TRAIN: np.flatnonzero(~is_held_out), VALIDATION: np.flatnonzero(is_held_out)}.items():
+    is_training = is_held_out if only_evaluated else ~is_held_out
+    for split, numbers in {TRAIN: np.flatnonzero(is_training), VALIDATION: np.flatnonzero(is_held_out)}.items():
         if not len(numbers):
             skipped = malformed.describe_skipped_records()
             raise UserError(f'{corpus.name} has no {split} {corpus.unit}s{skipped}; check the files and settings')
         np.save(folder / 'rows.tmp.npy', numbers)
         temporary_files.sync_and_rename(folder / 'rows.tmp.npy', folder / f'{split}-{digest}.npy')
     count = int(is_held_out.sum())
-    notice.print_result(
-        f'{len(shares) - count:,} {corpus.unit}s for training, {count:,} held out{malformed.describe_skipped_records()}'
-    )
+    counts = f'{len(shares) - count:,} {corpus.unit}s for training, {count:,} held out'
+    if only_evaluated:
+        counts = f'{count:,} {corpus.unit}s to evaluate'
+    notice.print_result(f'{counts}{malformed.describe_skipped_records()}')
     cache.mark_entry_complete(folder)
 
 
