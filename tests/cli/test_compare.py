@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from remixer_t5x.cli import train
 from remixer_t5x.cli.main import main
 from remixer_t5x.config import gin_files, loading
 from remixer_t5x.costs.model_counts import ModelCounts
@@ -115,8 +116,32 @@ def test_a_search_over_the_measure_of_results_is_rejected():
 
 def test_equal_time_refuses_a_search_over_the_number_of_steps():
     assert make_plan('--over=TRAIN_STEPS=1,2').settings
-    with pytest.raises(UserError, match='must name a macro that neither compare nor an earlier --over sets'):
-        make_plan('--over=TRAIN_STEPS=1,2', '--equal=time')
+    for steps in ('TRAIN_STEPS', 'TRAIN_STEPS_RELATIVE'):
+        with pytest.raises(UserError, match='must name a macro that neither compare nor an earlier --over sets'):
+            make_plan(f'--over={steps}=1,2', '--equal=time')
+
+
+def test_finetuning_runs_are_continued_and_timed_with_the_macro_of_their_steps(tmp_path, monkeypatch, capsys):
+    def run(self, cells):
+        commands.extend(cell.command for cell in cells)
+        raise sweep.SweepStopped(7)
+
+    commands = []
+    costs = ModelCounts({('a',): 1000}, {(): 2e6}, tokens=100)
+    monkeypatch.setattr('remixer_t5x.costs.model_counts.count_model_costs', lambda *args: costs)
+    monkeypatch.setattr(sweep.Sweep, 'run', run)
+    recipe, model = 'experiments/quickstart.gin', ['models/t5_1_1.gin']
+    flags = [('SEED', '0'), ('MODEL_DIR', 'x')]
+    loading.load_gin_config(loading.ConfigSources([recipe], flags, model=model), train.ROOT, partial=False)
+    folder = tmp_path / 'runs/t5_1_1/seed_0'
+    folder.mkdir(parents=True)
+    (folder / 'config.gin').write_text(loading.get_config_text())
+    for steps in ('TRAIN_STEPS', 'TRAIN_STEPS_RELATIVE'):
+        arguments = ['compare', 'finetune', f'--gin_file={recipe}', '--models=t5_1_1,remixer', f'--gin.{steps}=600']
+        assert main([*arguments, f'--folder={tmp_path}/runs']) == 7, capsys.readouterr().err
+        commands.clear()
+        assert main([*arguments, f'--folder={tmp_path}/timed', '--equal=time']) == 7
+        assert all(f'--gin.{steps}=150' in words for words in commands) and len(commands) == 2
 
 
 def table_rows(output):

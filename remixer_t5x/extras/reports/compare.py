@@ -32,8 +32,10 @@ COMMANDS = (train.TRAIN.name, train.FINETUNE.name)
 REPORT_FILE, CSV_FILE, PARAGRAPH_FILE, FIGURES = 'report.html', 'runs.csv', 'comparison.txt', 'figures'
 # Macros that the sweep sets for each run, and the flags to use instead.
 _SWEEP_MACROS = {'MODEL_DIR': '--folder=DIR', 'SEED': '--seeds=0,1,2'}
+# Macros for the number of steps; runs/finetune.gin sets the first to the second.
+_STEPS = ('TRAIN_STEPS', 'TRAIN_STEPS_RELATIVE')
 # Macros whose values may differ from an existing run, because a run can be continued with other values.
-_CHANGEABLE = ('SEED', 'TRAIN_STEPS', 'LOG_PERIOD', 'EVAL_PERIOD', 'CHECKPOINT_PERIOD')
+_CHANGEABLE = ('SEED', *_STEPS, 'LOG_PERIOD', 'EVAL_PERIOD', 'CHECKPOINT_PERIOD')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,7 +164,7 @@ def _format_model_label(model: str) -> str:
 def _build_setting_grid(args: argparse.Namespace) -> list[Setting]:
     """Builds the grid of settings for `--over`; with `--over_random`, returns the start of the shuffled grid."""
     axes: dict[str, list[str]] = {}
-    reserved = {'', *_SWEEP_MACROS, *(['TRAIN_STEPS'] if args.equal == 'time' else [])}
+    reserved = {'', *_SWEEP_MACROS, *(_STEPS if args.equal == 'time' else [])}
     for text in args.over:
         name, _, values = text.partition('=')
         if name in axes or name in reserved:
@@ -209,8 +211,10 @@ def _equalize_costs(
     if args.equal == 'time':
         cost_matching.count_cost(args, first, model, ())
         steps = reference_resolver.evaluate_macro('TRAIN_STEPS')
+        # Setting TRAIN_STEPS would leave TRAIN_STEPS_RELATIVE unread, which is an error if a flag sets it.
+        macro = _STEPS[str(reference_resolver.get_unevaluated_macro('TRAIN_STEPS')) == f'%{_STEPS[1]}']
         timed = str(3 * reference_resolver.evaluate_macro('LOG_PERIOD', 100))
-        short = (('TRAIN_STEPS', timed), ('WARMUP_STEPS', '1'), ('CHECKPOINT_PERIOD', timed))
+        short = ((macro, timed), ('WARMUP_STEPS', '1'), ('CHECKPOINT_PERIOD', timed))
         # The timing runs do not use the search's settings, because a setting such as a high learning rate may fail.
         cells = [runs.build_cell(label, (), runs.seeds[0], short, 'timing') for label in runs.models]
         sweep.run(cells)
@@ -221,7 +225,7 @@ def _equalize_costs(
         }
         for label, _ in others:
             ratio = seconds[label] / seconds[first]
-            changes[label] = (('TRAIN_STEPS', str(max(1, round(steps / ratio)))),)
+            changes[label] = ((macro, str(max(1, round(steps / ratio)))),)
             notes.append(
                 f'{label} was trained for {changes[label][0][1]} steps instead of {steps}, to equal the training time '
                 f'of {first}: a step takes {ratio:.2f} times as long.'
