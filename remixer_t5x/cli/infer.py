@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_macro_flag(
         parser, '--field', 'INPUT_FIELD', "field of JSON lines to read (default 'text')", metavar='NAME'
     )
-    output = 'output file; an existing file is continued (default: standard output)'
+    output = 'file of JSON lines, which is continued if it exists, or of embeddings (default: standard output)'
     arguments.add_macro_flag(parser, '--output', 'OUTPUT', output, metavar='FILE')
     decoder = arguments.add_decoder_flags(parser, 'INFER_BATCH_SIZE')
     arguments.add_macro_flag(parser, '--mesh', 'MESH', arguments.MESH_HELP, metavar='AXES')

@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     column = "a column, or a template with columns in braces such as 'is {number} even?'"
     parser.add_argument('--inputs', metavar='COLUMN', default='inputs', help=f'{column} (default inputs)')
     parser.add_argument('--targets', metavar='COLUMN', default='targets', help=f'{column} (default targets)')
-    output = 'a new file (default: standard output)'
+    output = 'a new JSON lines file (default: standard output)'
     parser.add_argument('--output', type=arguments.parse_local_path, metavar='FILE', help=output)
     size = f'pairs per batch (default {BATCH_SIZE})'
     parser.add_argument(
