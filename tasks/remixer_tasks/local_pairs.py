@@ -75,7 +75,7 @@ def corpus(
     read_held_out = read_train if held_out is train else functools.partial(read, held_out) if held_out else None
     return ParsedCorpus(
         name=describe_files(train),
-        identity=cache.hash_cache_key('local pairs 5', states, *settings, *([further] if further else [])),
+        identity=cache.hash_cache_key('local pairs 5', states, *settings, *([further, 2] if further else [])),
         read=read_train,
         read_validation=read_held_out,
         validation_fraction=validation_fraction,
@@ -99,7 +99,7 @@ def _read_pairs(
             names = names or list(row)
             seen.update(row)
             try:
-                further = ['' if row.get(name) is None else format_value(row[name]) for name in columns]
+                further = [format_value(row.get(name)) for name in columns]
                 pair = encode_row_as_pair(templates, row, layout.longest, further)
             except ValueError as error:
                 if isinstance(error, MissingColumnError) and layout.detect_format(path) != 'jsonl':

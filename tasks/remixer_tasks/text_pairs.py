@@ -87,8 +87,6 @@ def _get_column_text(row: Mapping[str, Any], name: str) -> str:
     if name not in row:
         raise MissingColumnError(f'the row has no column {name}')
     value = row[name]
-    if isinstance(value, bytes):
-        return value.decode()
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         raise ValueError(f'column {name} is empty')
     if isinstance(value, Mapping) and 'answer_start' in value:
@@ -97,13 +95,20 @@ def _get_column_text(row: Mapping[str, Any], name: str) -> str:
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
         # Replaces spaces within words, because spaces separate words.
         return ' '.join('_'.join(item.split()) or '_' for item in value)
-    if not isinstance(value, str) and isinstance(value, Iterable):
+    if not isinstance(value, str | bytes) and isinstance(value, Iterable):
         raise ValueError(f'column {name} must be a string or a list of words')
     return format_value(value)
 
 
 def format_value(value: Any) -> str:
-    """Converts a value to text. Whole floats lose '.0', because pandas makes an integer column with a gap float."""
+    """Converts a value to text, and a missing value (None or NaN) to ''.
+
+    Whole floats lose '.0', because pandas makes an integer column with a gap float.
+    """
+    if value is None or value != value:
+        return ''
+    if isinstance(value, bytes):
+        return value.decode()
     return str(int(value) if isinstance(value, float) and value.is_integer() else value)
 
 

@@ -153,7 +153,9 @@ def test_missing_values_and_bytes_of_parquet(tmp_path):
     read, skipped = read_pairs(tmp_path, 'a.parquet', content)
     assert read == [('x', '1.5'), ('w', '2')] and skipped.count('column a is empty') == 2
     read, _ = read_pairs(tmp_path, 'a.parquet', content, targets='q', columns=['a'])
-    assert [number for *_, number in read] == ['1.5', 'nan', '', '2']
+    assert [number for *_, number in read] == ['1.5', '', '', '2']
+    read, _ = read_pairs(tmp_path, 'a.parquet', content, targets='q', columns=['b'])
+    assert [text for *_, text in read] == ['a', 'c', '']
     read, skipped = read_pairs(tmp_path, 'a.parquet', content, targets='b')
     assert read == [('x', 'a'), ('z', 'c')]
     assert ":2: 'utf-8' codec can't decode" in skipped and ':4: column b is empty' in skipped
