@@ -67,7 +67,7 @@ _CONVERTERS = {
 }
 # Maps a model type to a function that converts the texts of an example to the arrays of one batch row (for SPAN: one
 # row per window).
-_TEXT_CONVERTERS: dict[str, Callable[..., dict[str, np.ndarray]]] = {
+TEXT_CONVERTERS: dict[str, Callable[..., dict[str, np.ndarray]]] = {
     batch_formats.TOKEN_LABELS: token_alignment.make_tag_arrays,
     batch_formats.SPAN: token_alignment.make_span_arrays,
     batch_formats.EMBEDDING: token_alignment.make_pair_arrays,
@@ -79,7 +79,7 @@ def convert_examples(config: DatasetConfig, dataset: tf.data.Dataset, source: An
     model_type, lengths = config.model_type, config.task_feature_lengths
     if model_type == batch_formats.CLASSIFIER:
         return _convert_targets_to_labels(config, dataset, source)
-    if model_type in _TEXT_CONVERTERS:
+    if model_type in TEXT_CONVERTERS:
         return _convert_original_texts(config, dataset, source)
     if model_type == batch_formats.ENCODER_ONLY and lengths['inputs'] != lengths['targets']:
         raise UserError(
@@ -119,6 +119,13 @@ def _convert_original_texts(config: DatasetConfig, dataset: tf.data.Dataset, sou
     """Converts examples in Python, because TensorFlow cannot align tokens with words for every vocabulary."""
     model_type, lengths = config.model_type, config.task_feature_lengths
     vocabulary = source.output_features['inputs'].vocabulary
+    features = tuple(f'{feature}_pretokenized' for feature in ('inputs', 'targets'))
+    if missing := [feature for feature in features if feature not in dataset.element_spec]:
+        raise UserError(
+            f'{source.name} must have {" and ".join(features)} for MODEL_TYPE = {model_type!r}, got no '
+            f'{" and no ".join(missing)}; use a task of text pairs, or seqio.preprocessors.tokenize with '
+            'copy_pretokenized=True'
+        )
     settings: dict[str, Any] = {
         batch_formats.TOKEN_LABELS: {'labels': tuple(config.labels or ()), 'name': source.name},
         batch_formats.SPAN: {'stride': config.doc_stride},
@@ -129,7 +136,7 @@ def _convert_original_texts(config: DatasetConfig, dataset: tf.data.Dataset, sou
     def convert_texts(*texts: bytes) -> list[np.ndarray]:
         inputs, targets = (text.decode(errors='replace') for text in texts)
         try:
-            arrays = _TEXT_CONVERTERS[model_type](inputs, targets, vocabulary, lengths['inputs'], **settings)
+            arrays = TEXT_CONVERTERS[model_type](inputs, targets, vocabulary, lengths['inputs'], **settings)
         except UserError:
             raise
         except (ValueError, KeyError, TypeError) as error:
@@ -140,7 +147,7 @@ def _convert_original_texts(config: DatasetConfig, dataset: tf.data.Dataset, sou
         return [arrays[name] for name in shapes]
 
     def convert_example(example: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        texts = [example[f'{feature}_pretokenized'] for feature in ('inputs', 'targets')]
+        texts = [example[feature] for feature in features]
         # Use a stateless call, because TensorFlow cannot save the position of a pipeline with a stateful Python call.
         dtypes = [tf.as_dtype(array.dtype) for array in shapes.values()]
         rows = tf.numpy_function(convert_texts, texts, dtypes, stateful=False)

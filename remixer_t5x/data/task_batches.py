@@ -45,6 +45,11 @@ def _open_examples(
             task, config.cache_dir, task_vocabulary.get_vocabulary_record(task_vocabulary.get_vocabulary(task))
         )
 
+    options: dict[str, Any] = {}
+    if isinstance(task, seqio.Mixture) and config.model_type in converters.TEXT_CONVERTERS:
+        # Unlike a task, a mixture removes the original texts by default.
+        options['copy_pretokenized'] = True
+
     def build_dataset() -> tf.data.Dataset:
         # Disable seqio's in-memory cache, which would otherwise be part of the saved position.
         dataset = task.get_dataset(
@@ -56,6 +61,7 @@ def _open_examples(
             shard_info=shard,
             num_epochs=epochs,
             try_in_mem_cache=False,
+            **options,
         )
         return converters.convert_examples(config, dataset, task)
 

@@ -151,12 +151,27 @@ def test_targets_become_numbers_without_labels():
        for text in ('many', '-1e39')),
      (lambda: pipeline.prepare_data(labels_config(('yes',), None), 384), r'3 labels of a_task.*\("no", "not", "yes"\)'),
      (lambda: labels_config(('yes',), LABELS, pack=True), 'PACK'),
+     (lambda: first_batch(config_of(task_of(ROWS), LENGTHS, 1, model_type='embedding')),
+      "a_task must have inputs_pretokenized and targets_pretokenized for MODEL_TYPE = 'embedding'"),
      (lambda: first_batch(config_of(task_of(CORRUPTED), {'inputs': 8, 'targets': 4}, 1, model_type='encoder_only')),
       'same length for inputs and targets')],
 )  # fmt: skip
 def test_data_that_does_not_fit_the_model_type_raises_an_error(call, words):
     with pytest.raises(UserError, match=words):
         call()
+
+
+def test_a_mixture_has_the_rows_of_its_task():
+    texts = {'inputs': 'a bc', 'targets': 'X Y'}
+    task = task_of([{**texts, **{f'{name}_pretokenized': text for name, text in texts.items()}}])
+    mixture = seqio.Mixture('a_mixture', [(task, 1.0)])
+    expected, batch = (
+        first_batch(config_of(source, {'inputs': 8, 'targets': 8}, 1, model_type='token_labels', labels=('X', 'Y')))
+        for source in (task, mixture)
+    )
+    assert {name: array.tolist() for name, array in batch.items()} == {
+        name: array.tolist() for name, array in expected.items()
+    }
 
 
 def test_windows_of_long_contexts_are_rows_with_an_exact_position():
