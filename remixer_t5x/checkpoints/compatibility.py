@@ -24,7 +24,12 @@ _RESET_ADVICE = (
     'the optimizer, the step and the data position'
 )
 # Settings whose changes are not reported: they do not affect the run, or the contents of their files are compared.
-IGNORED_SETTINGS = ('MODEL_DIR', 'KEEP_CHECKPOINTS', 'RESTORE', 'FILES', 'DATA_DIR', 'CACHE_DIR', 'VOCABULARY_PATH')
+IGNORED_SETTINGS = (
+    *('MODEL_DIR', 'KEEP_CHECKPOINTS', 'RESTORE', 'FILES', 'DATA_DIR', 'CACHE_DIR', 'VOCABULARY_PATH'),
+    # A run from config.gin has no arguments of these functions, because config.gin contains their results.
+    *('positions.max_input_length.lengths', 'positions.max_target_length.lengths'),
+    'positions.max_target_length.model_type',
+)
 MAX_SHOWN_CHANGES = 6
 
 
@@ -36,7 +41,7 @@ def check_record_compatible(saved: Mapping[str, Any], current: Mapping[str, Any]
             f'the checkpoint was trained with vocabulary {old}, but this run uses {new}; use the same '
             'vocabulary, or another MODEL_DIR'
         )
-    # Checkpoints of earlier versions do not contain the split.
+    # Older checkpoints do not record the split.
     saved = {'split': current.get('split'), **saved}
     for key, setting in FIXED_SETTINGS.items():
         if saved.get(key) != current.get(key):
@@ -79,8 +84,6 @@ def describe_config_changes(old: str, new: str, ignored: Collection[str] = ()) -
         *IGNORED_SETTINGS,
         *ignored,
         *(name for name in (*before, *now) if name.endswith(('.model_dir', '.restore'))),
-        # A run from config.gin has no arguments of these functions, because config.gin contains their results.
-        *(name for name in (*before, *now) if name.startswith('positions.max_')),
     }
     names = [name for name in sorted({*before, *now} - harmless) if before.get(name) != now.get(name)]
     changes = [f'{name} {before.get(name, "(absent)")} -> {now.get(name, "(absent)")}' for name in names]

@@ -54,7 +54,7 @@ def _fingerprint_task(task: seqio.Task, split: str, use_cached: bool) -> Fingerp
     reads_content = len(paths) <= MAX_HASHED_FILES
     signatures = {path[prefix_length:]: compute_file_signature(path, reads_content) for path in paths}
     text = '\n'.join(f'{name}\t{signature}' for name, signature in signatures.items())
-    record.update(files=len(paths), hash=_compute_short_hash(text))
+    record.update(files=len(paths), hash=compute_short_hash(text))
     return record | ({'each': signatures} if reads_content else {})
 
 
@@ -77,7 +77,7 @@ def compute_file_signature(path: str, reads_content: bool = True) -> str:
     '' if `reads_content` is false.
     """
     if path.startswith(URL_PREFIXES):
-        return _compute_short_hash(path)
+        return compute_short_hash(path)
     try:
         if '://' in path:
             # Requesting the sizes of many remote files would be slow.
@@ -90,7 +90,7 @@ def compute_file_signature(path: str, reads_content: bool = True) -> str:
             if size > WHOLE_BYTES:
                 file.seek(size - END_BYTES)
                 content += file.read(END_BYTES)
-        return f'{size} {_compute_short_hash(content)}'
+        return f'{size} {compute_short_hash(content)}'
     except (OSError, tf.errors.OpError) as error:
         raise UserError(
             f'{path} cannot be read ({root_cause_message(error)}); restore the file, or use the new path if the data '
@@ -98,7 +98,8 @@ def compute_file_signature(path: str, reads_content: bool = True) -> str:
         ) from error
 
 
-def _compute_short_hash(text: str | bytes) -> str:
+def compute_short_hash(text: str | bytes) -> str:
+    """Returns the first 16 hexadecimal digits of the SHA-256 hash of a text."""
     return hashlib.sha256(text.encode() if isinstance(text, str) else text).hexdigest()[:16]
 
 

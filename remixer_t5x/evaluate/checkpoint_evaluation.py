@@ -8,6 +8,7 @@ different examples, the task name ends with the beginning of the examples' hash,
 """
 
 import dataclasses
+import itertools
 import json
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -104,7 +105,7 @@ class CheckpointEvaluator:
     """
 
     def __init__(self, settings: CheckpointEvaluation, get_leaderboard_file: Callable[[str], str | None]):
-        """Reads the examples. `get_leaderboard_file` maps a task to the name of its leaderboard file, or to None.
+        """Reads the examples. `get_leaderboard_file` returns the name of a task's leaderboard file, or None.
 
         Raises UserError if neither metrics nor submissions are requested, if no task to submit has a leaderboard, or if
         two tasks have the same leaderboard file.
@@ -130,13 +131,12 @@ class CheckpointEvaluator:
         split = settings.submission_split
         tasks_with_split, _ = task_examples.find_tasks(tasks.mixture_or_task_name, split, tasks.tasks)
         submitted = [task for task in tasks_with_split if get_leaderboard_file(task.name)]
-        task_of_file: dict[str | None, str] = {}
-        for task in submitted:
-            first = task_of_file.setdefault(file := get_leaderboard_file(task.name), task.name)
-            if first != task.name:
+        files = {task.name: get_leaderboard_file(task.name) for task in submitted}
+        for first, second in itertools.combinations(files, 2):
+            if files[first] == files[second]:
                 raise UserError(
-                    f'SUBMISSION_DIR requires tasks with different files, got {first} and {task.name}, which both have '
-                    f'the file {file}; select one of them with EVAL_TASKS'
+                    f'SUBMISSION_DIR requires tasks with different files, got {first} and {second}, which both have '
+                    f'the file {files[first]}; select one of them with EVAL_TASKS'
                 )
         if not submitted:
             names = ', '.join(task.name for task in tasks_with_split)

@@ -6,7 +6,6 @@ Computes task metrics as seqio's Evaluator does: with a task's postprocessor, me
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from remixer_t5x import ranges
-from remixer_t5x.data import pipeline, task_vocabulary
+from remixer_t5x.data import fingerprint, pipeline, task_vocabulary
 from remixer_t5x.devices import collectives
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
@@ -128,7 +127,7 @@ class TaskEvaluator:
         collectives.check_same_on_processes({f'the examples of {name}': ids for name, ids in ids_hashes.items()})
         record = {**settings.decoding.build_record(), 'rank_choices': settings.rank_choices}
         self.settings_hashes = {
-            f'{self.split}/{name}': hashlib.sha256(repr((ids, record)).encode()).hexdigest()[:16]
+            f'{self.split}/{name}': fingerprint.compute_short_hash(repr((ids, record)))
             for name, ids in ids_hashes.items()
         }
         self.examples_hashes = {f'{self.split}/{each.task.name}': each.hash_first_texts() for each in self._examples}

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from remixer_t5x import tf_data
-from remixer_t5x.data import pipeline, resumable_iterator, task_vocabulary
+from remixer_t5x.data import fingerprint, pipeline, resumable_iterator, task_vocabulary
 from remixer_t5x.errors import UserError, suggest_similar_name
 from remixer_t5x.lazy_imports import seqio
 
@@ -39,12 +38,12 @@ class TaskExamples:
 
     def hash_ids(self) -> str:
         """Returns a hash of the ids of all inputs and targets."""
-        return hashlib.sha256(repr((self.inputs, self.targets)).encode()).hexdigest()[:16]
+        return fingerprint.compute_short_hash(repr((self.inputs, self.targets)))
 
     def hash_first_texts(self) -> str:
         """Returns a hash of the first texts, which does not depend on the maximum lengths or the number of examples."""
         first = dataclasses.replace(self, examples=self.examples[:_HASHED_EXAMPLES])
-        return hashlib.sha256(repr((first.get_texts('inputs'), first.get_texts('targets'))).encode()).hexdigest()[:16]
+        return fingerprint.compute_short_hash(repr((first.get_texts('inputs'), first.get_texts('targets'))))
 
     def get_texts(self, feature: str) -> list[str]:
         """Returns the texts of `feature` (`inputs` or `targets`) before tokenization."""

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import hashlib
 import pathlib
 import tempfile
 import time
@@ -12,7 +11,7 @@ from typing import Any
 import jax
 from etils import epath
 
-from remixer_t5x.data import task_batches
+from remixer_t5x.data import fingerprint, task_batches
 from remixer_t5x.evaluate import checkpoint_ranking, held_out_loss, task_evaluation
 from remixer_t5x.evaluate.task_evaluation import TaskEvaluator, TaskReport
 from remixer_t5x.optim.train_state import TrainState
@@ -110,7 +109,7 @@ class TaskEvaluationHook:
         if not scores:
             return
         mean = checkpoint_ranking.compute_mean_score(scores)
-        settings_hash = hashlib.sha256(repr(evaluated).encode()).hexdigest()[:16]
+        settings_hash = fingerprint.compute_short_hash(repr(evaluated))
         if len(scores) > 1:
             name = checkpoint_ranking.AVERAGE_TASK
             average = TaskReport(name, self.evaluator.split, {name: mean}, (), 0.0, settings_hash=settings_hash)

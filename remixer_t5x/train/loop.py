@@ -98,17 +98,7 @@ def train(
 
         stop = (signals or stack).enter_context(preemption.StopSignalHandler(first))
         batches = stack.enter_context(data.open_batches(state.position, run.periods.checkpoint_period))
-        loop = _build_loop(
-            run,
-            programs,
-            data,
-            batches=batches,
-            checkpoints=checkpoints,
-            record=record,
-            path=path,
-            log=log,
-            is_new=is_new,
-        )
+        loop = _build_loop(run, programs, data, batches, checkpoints, record, log)
         startup_timer.end_phase('opening the data')
         try:
             stopped = loop.run(state, last, stop)
@@ -213,28 +203,16 @@ def _build_loop(
     run: settings.Run,
     programs: compilation.CompiledPrograms,
     data: run_setup.RunData,
-    *,
     batches: prefetch.Prefetcher,
     checkpoints: checkpoint_manager.RunCheckpoints,
     record: Mapping[str, Any],
-    path: epath.Path,
     log: run_log.RunLog,
-    is_new: bool,
 ) -> TrainingLoop:
     bad_steps = run_state.BadStepHandler(run.recovery.on_bad_step, checkpoints)
     last, abstract = run.periods.train_steps, programs.plan.abstract
-    saver = run_state.CheckpointSaver(
-        run.recovery,
-        last_step=last,
-        checkpoints=checkpoints,
-        batches=batches,
-        bad_steps=bad_steps,
-        record=record,
-        abstract=abstract,
-        log=log,
-    )
-    profiler = hooks.Profiler(path / 'profile')
-    best_checkpoints = checkpoint_ranking.BestCheckpoints(path, record, run.folder.best_metrics, is_new)
+    saver = run_state.CheckpointSaver(run.recovery, last, checkpoints, batches, bad_steps, record, abstract, log)
+    profiler = hooks.Profiler(log.path / 'profile')
+    best_checkpoints = checkpoint_ranking.BestCheckpoints(log.path, record, run.folder.best_metrics, log.is_new)
     params_of, period = programs.build_params_selector(), run.periods.eval_period
     new_hook = functools.partial(hooks.Hook, period, at_start=run.periods.eval_at_start, activity=progress.EVALUATION)
     run_hooks = [hooks.Hook(run.periods.log_period, saver.log_mean_metrics)]

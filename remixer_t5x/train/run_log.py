@@ -28,7 +28,7 @@ class RunLog:
 
     Removes the records of steps after `step` from metrics.jsonl, because this process repeats these steps. If `is_new`
     is true (the run has no checkpoint), removes all records. If `tolerates_failures` is true, the run continues if a
-    file cannot be written.
+    file cannot be written. `path` is the absolute path of MODEL_DIR.
     """
 
     def __init__(
@@ -43,8 +43,8 @@ class RunLog:
         timeline: progress.ActivityTimer | None = None,
         is_new: bool = False,
     ):
-        self._path, self._step, self._last_step, self._cost = path, step, last_step, cost
-        self._restored_step = -1 if is_new else step
+        self.path, self._step, self._last_step, self._cost = path, step, last_step, cost
+        self.is_new, self._restored_step = is_new, -1 if is_new else step
         self._tolerates_failures = tolerates_failures
         self.timeline = timeline or progress.ActivityTimer()
         self._is_first_process = jax.process_index() == 0
@@ -66,7 +66,7 @@ class RunLog:
 
     def _open_records(self, step: int) -> None:
         if self._is_first_process:
-            self._records = metrics.JsonlWriter(self._path / model_dir.METRICS, step)
+            self._records = metrics.JsonlWriter(self.path / model_dir.METRICS, step)
 
     def start_trackers(
         self,
@@ -78,7 +78,7 @@ class RunLog:
     ) -> None:
         """Opens the trackers, sends them `config`, and prints the model size, the devices and `notes`."""
         if self._is_first_process:
-            tracked = trackers.TrackedRun(self._path, self._restored_step, compatibility.parse_bindings(config))
+            tracked = trackers.TrackedRun(self.path, self._restored_step, compatibility.parse_bindings(config))
             self._trackers = trackers.BackgroundTrackers(used_trackers, tracked, self.print)
         optimizer, parameters = step_config.optimizer, _count_parameters(plan.abstract.params)
         mesh = ' x '.join(f'{name} {size}' for name, size in step_config.partitioner.mesh.shape.items())
@@ -92,7 +92,7 @@ class RunLog:
         for note in (*describe_learning_rate(optimizer, self._last_step), *notes):
             self.print(note)
         start = f'resuming at step {self._step}' if self._step else 'starting at step 0'
-        self.print(f'{self._path}: {start} of {self._last_step}; the first step compiles')
+        self.print(f'{self.path}: {start} of {self._last_step}; the first step compiles')
 
     def print(self, text: str) -> None:
         self._line.print(text)
@@ -119,12 +119,12 @@ class RunLog:
         """Uploads the configuration, the best checkpoints and the file written by `report` to the trackers."""
         if not self._trackers.takes_files:
             return
-        self._trackers.add_files(model_dir.CONFIG, 'config', self._path / model_dir.CONFIG)
-        for task, record in checkpoint_ranking.find_best_checkpoints(str(self._path)).items():
+        self._trackers.add_files(model_dir.CONFIG, 'config', self.path / model_dir.CONFIG)
+        for task, record in checkpoint_ranking.find_best_checkpoints(str(self.path)).items():
             self._trackers.add_files(f'best-{task}', 'model', epath.Path(record['path']))
         if report is not None:
             try:
-                self._trackers.add_files('report', 'report', epath.Path(report(str(self._path))))
+                self._trackers.add_files('report', 'report', epath.Path(report(str(self.path))))
             except Exception as error:
                 # A finished run must not fail because its report cannot be written.
                 self.print(f'warning: the report cannot be written: {error}')
@@ -134,7 +134,7 @@ class RunLog:
         seconds = self.timeline.get_seconds_by_activity()
         if self._is_first_process:
             try:
-                progress.append_activity_times(self._path, self._step, last, seconds)
+                progress.append_activity_times(self.path, self._step, last, seconds)
             except object_store.WriteError as error:
                 self.print(f'warning: {error}')
         return seconds

@@ -1,6 +1,5 @@
 """Prepares the data, MODEL_DIR and the state of a run before its first step."""
 
-import hashlib
 import secrets
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -9,7 +8,7 @@ import jax
 from etils import epath
 
 from remixer_t5x.checkpoints import checkpoint_manager, compatibility, durable_folders, saved_params
-from remixer_t5x.data import pipeline, prefetch, task_batches, task_vocabulary
+from remixer_t5x.data import fingerprint, pipeline, prefetch, task_batches, task_vocabulary
 from remixer_t5x.devices import collectives
 from remixer_t5x.errors import UserError, suggest_similar_name
 from remixer_t5x.evaluate import checkpoint_ranking, task_evaluation
@@ -62,7 +61,7 @@ class RunData:
             held_out, steps = evaluation.dataset, evaluation.steps
             records['evaluation'] = pipeline.prepare_data(held_out, model.vocab_size).record
             described = records['evaluation'], held_out.split, steps and steps * held_out.batch_size
-            self.evaluated = hashlib.sha256(repr(described).encode()).hexdigest()[:16]
+            self.evaluated = fingerprint.compute_short_hash(repr(described))
         collectives.check_same_on_processes(
             {f'the {part} for {use}': records[use][part] for use in records for part in ('vocabulary', 'data')}
         )

@@ -223,7 +223,7 @@ def test_gpu_node_dry_run():
     assert install == ['env', 'VENV=.venv', 'scripts/launch/worker.sh', 'install', 'gpu']
     assert started[:2] == ['env', 'CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7']
     assert started[3:] == [*COMMAND[1:], '--gin_file=hardware/gpu.gin']
-    # Only a gin file of hardware/ replaces the default, not another path with a folder of this name.
+    # A gin file in hardware/ replaces the default; another path that contains hardware/ does not.
     for flag, added in (('--gin.MODEL_DIR=/data/hardware/run', 1), ('--gin_file=configs/hardware/cpu.gin', 0)):
         out, _ = run_script('gpu_node.sh', '--gpus=8', '--dry_run', *COMMAND, flag)
         assert out.count('--gin_file=hardware/gpu.gin') == added

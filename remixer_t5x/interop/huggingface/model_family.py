@@ -60,9 +60,9 @@ class HuggingFaceConfig:
         embedding is not supported.
         """
         scaling = self.values.get('rope_scaling')
-        source = 'rope_scaling' if isinstance(scaling, dict) and scaling else 'rope_parameters'
-        parameters = parameters if isinstance(parameters, dict) else {}
-        parameters = parameters | scaling if source == 'rope_scaling' else parameters
+        scaling = scaling if isinstance(scaling, dict) else {}
+        source = 'rope_scaling' if scaling else 'rope_parameters'
+        parameters = {**(parameters if isinstance(parameters, dict) else {}), **scaling}
         if parameters.get('rope_type', parameters.get('type', 'default')) != 'default':
             raise self.setting_error(source, "rope_type must be 'default'")
         theta = parameters.get('rope_theta', self.values.get(name))
