@@ -43,7 +43,7 @@ def find_settings(path: pathlib.Path) -> set[str]:
     text = gin_files.GinText(path.name, path.read_text())
     names = {f'%{name}' for name in text.assigned_macros}
     for scope, first, rest in re.findall(r'^((?:\w+/)*)(\w+)(\.[\w.]+)\s*=', text.text, re.M):
-        names.add(scope + '.'.join(text.imports[first].split()[1::2]) + rest)
+        names.add(scope + text.imports[first].module + rest)
     return names
 
 

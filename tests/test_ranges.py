@@ -92,8 +92,8 @@ def numeric_macros() -> tuple[dict[str, str], dict[str, list]]:
                 macros[macro] = [*gin_files.find_files_with_macro(macro), name][0]
         bindings = re.findall(r'^(?:\w+/)*(\w+)\.(\w+)\.(\w+) = %([A-Z_0-9]+)$', text.text, re.M)
         for module, rest, argument, macro in bindings:
-            if line := text.imports.get(module):
-                function = reference_resolver.import_by_name('.'.join([*line.split()[1::2], rest]))
+            if statement := text.imports.get(module):
+                function = reference_resolver.import_by_name(f'{statement.module}.{rest}')
                 annotation = ranges.get_annotation(function, argument)
                 types = [base for base, _ in map(ranges.split_annotation, ranges.get_union_members(annotation))]
                 if int in types or float in types:

@@ -4,24 +4,38 @@ import dataclasses
 import functools
 import os
 import pathlib
-import re
+import tokenize
 import tomllib
 from collections.abc import Iterator, Sequence
+from typing import Any
 
-from remixer_t5x.errors import UserError, suggest_similar_name
+from gin import config_parser
+from gin.config_parser import BindingStatement, ImportStatement, IncludeStatement
+
+from remixer_t5x.errors import UserError, suggest_similar_name, to_one_line
 
 MODELS_FOLDER = 'models/'
 FLAG = '--gin.'
 _PACKAGE = pathlib.Path(__file__).resolve().parents[1]
-_INCLUDE = re.compile(r"""include\s+(['"])(?P<file>.+?)\1""")
-_IMPORT = re.compile(r'(?:from|import)\s')
-_QUOTED = re.compile(r"""'[^'\n]*'|"[^"\n]*"|\#.*""")
 # Files that error messages suggest first if more than one file sets a macro.
 _PREFERRED_FILES = ('models/t5_1_1.gin', 'sizes/tiny.gin', 'data/own_text.gin', 'hardware/cpu.gin', 'runs/pretrain.gin')
 # Maximum number of files or settings that an error message lists.
 MAX_NAMES_LISTED = 4
 # Advice for macros, settings and flags of T5X that have different names in remixer_t5x.
 T5X_NAMES: dict[str, dict[str, str]] = tomllib.loads((_PACKAGE / 'config/t5x_names.toml').read_text(encoding='utf-8'))
+
+
+class ReferenceCollector(config_parser.ParserDelegate):
+    """Collects the references (`@name`) and macros (`%name`) in parsed values, without importing modules."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> None:
+        self.names.append(f'@{scoped_configurable_name}')
+
+    def macro(self, macro_name: str) -> None:
+        self.names.append(f'%{macro_name}')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,34 +55,63 @@ class GinText:
         return self.name.startswith(FLAG)
 
     @functools.cached_property
+    def statements(self) -> list[tuple[Any, list[str]]]:
+        """Pairs of a statement parsed by gin, and the references (`@name`) and macros (`%name`) in its value.
+
+        Raises UserError if the text is not valid gin.
+        """
+        statements, collector = [], ReferenceCollector()
+        try:
+            for statement in config_parser.ConfigParser(self.text, collector):
+                statements.append((statement, collector.names))
+                collector.names = []
+        except (SyntaxError, ValueError, RecursionError, tokenize.TokenError) as error:
+            raise self._convert_syntax_error(error) from None
+        return statements
+
+    @functools.cached_property
+    def bindings(self) -> dict[str, tuple[BindingStatement, list[str]]]:
+        """Maps each macro or setting, such as `scope/module.Class.argument`, to the last statement that sets it."""
+        pairs = [(each, names) for each, names in self.statements if isinstance(each, BindingStatement)]
+        return {f'{each.scope}/{each.selector}.{each.arg_name}'.strip('/.'): (each, names) for each, names in pairs}
+
+    @functools.cached_property
     def assigned_macros(self) -> dict[str, str]:
         """Maps each macro set by the text to its location, for error messages."""
-        locations = self._locate_matches(r'^([\w/]+)\s*=')
-        return {name: self.name if self.is_flag else f'{location}{name}' for name, location in locations.items()}
+        lines = {name: each.location.line_num for name, (each, _) in self.bindings.items() if not each.arg_name}
+        return {name: self.name if self.is_flag else f'{self.locate(line)}{name}' for name, line in lines.items()}
 
     @functools.cached_property
     def referenced_macros(self) -> dict[str, str]:
         """Maps each macro read by the text to its location, for error messages."""
-        return {name: f'{location}%{name}' for name, location in self._locate_matches(r'%([\w/.]+)').items()}
-
-    def find_settings_with_macro(self, macro: str) -> list[str]:
-        """Returns the settings and macros whose values contain a macro."""
-        return re.findall(rf'^([\w/.]+)\s*=(?:.|\n[ \t])*%{macro}(?![\w/.])', self.text, re.M)
-
-    def _locate_matches(self, pattern: str) -> dict[str, str]:
-        lines = enumerate(self.text.splitlines(), 1)
-        return {
-            name: f'{self.name}: ' if self.is_flag else f'{self.name} line {number}: '
-            for number, line in lines
-            for name in re.findall(pattern, _QUOTED.sub('', line))
-        }
+        pairs = [(name, self.locate(each.location.line_num)) for each, names in self.statements for name in names]
+        return {name[1:]: f'{location}{name}' for name, location in pairs if name[0] == '%'}
 
     @functools.cached_property
-    def imports(self) -> dict[str, str]:
+    def imports(self) -> dict[str, ImportStatement]:
         """Maps each name bound by an import statement to that statement."""
-        lines = [line.partition('#')[0].strip() for line in self.text.splitlines() if _IMPORT.match(line)]
-        words = [(line, re.split(r'[\s.]+', line)) for line in lines if '__gin__' not in line]
-        return {parts[1] if parts[0] == 'import' and 'as' not in parts else parts[-1]: line for line, parts in words}
+        imports = [each for each, _ in self.statements if isinstance(each, ImportStatement)]
+        return {each.bound_name(): each for each in imports if not each.module.startswith('__gin__')}
+
+    @functools.cached_property
+    def includes(self) -> list[IncludeStatement]:
+        return [each for each, _ in self.statements if isinstance(each, IncludeStatement)]
+
+    def locate(self, line: int) -> str:
+        """Returns the start of an error message about a line."""
+        return f'{self.name}: ' if self.is_flag else f'{self.name} line {line}: '
+
+    def _convert_syntax_error(self, error: Exception) -> UserError:
+        if isinstance(error, tokenize.TokenError):
+            # gin detects an unclosed bracket only at the end. The statement starts at the last unindented line.
+            lines = enumerate(self.text.splitlines(), 1)
+            line = max((number for number, text in lines if text[:1].isalpha()), default=1)
+            return UserError(f'{self.locate(line)}a bracket or quote is not closed; close it')
+        problem = to_one_line(str(getattr(error, 'msg', error)).splitlines()[-1].strip(' .'))
+        return UserError(
+            f'{self.locate(getattr(error, "lineno", 0) or 1)}{problem}; write NAME = value or '
+            'module.name.setting = value, and close quotes and brackets'
+        )
 
 
 def find_shipped_folder() -> pathlib.Path:
@@ -87,8 +130,9 @@ def read_shipped_files() -> dict[str, GinText]:
     texts = {str(path.relative_to(folder)): path.read_text(encoding='utf-8') for path in sorted(folder.rglob('*.gin'))}
     public = {}
     for name, text in texts.items():
-        included = [texts[match['file']] for match in _INCLUDE.finditer(text) if '/_' in match['file']]
         if not name.startswith('t5x/') and '/_' not in name:
+            includes = GinText(name, text).includes if '/_' in text else []
+            included = [texts[each.filename] for each in includes if '/_' in each.filename]
             public[name] = GinText(name, '\n'.join([text, *included]), shipped=True)
     return public
 
@@ -113,9 +157,9 @@ def suggest_file(setting: str) -> str:
     # Do not suggest experiment files, which configure complete runs, or files that commands load by default.
     excluded = ('experiments/', 'defaults', 'runs/eval', 'runs/infer')
     texts = {name: text for name, text in read_shipped_files().items() if not name.startswith(excluded)}
-    pattern = re.compile(rf'^{setting}\.', re.M)
-    direct = {name for name, text in texts.items() if setting in text.assigned_macros or pattern.search(text.text)}
-    including = {name: [match['file'] for match in _INCLUDE.finditer(text.text)] for name, text in texts.items()}
+    prefixes = (f'{setting} ', f'{setting}.')
+    direct = {name for name, text in texts.items() if any(f'{each} '.startswith(prefixes) for each in text.bindings)}
+    including = {name: [each.filename for each in text.includes] for name, text in texts.items()}
     names = [name for name, included in including.items() if not direct.isdisjoint([name, *included])]
     first, *others = sorted(names, key=lambda name: name not in _PREFERRED_FILES) or ['']
     alternatives = ', '.join(others) if len(others) < MAX_NAMES_LISTED else 'another file that sets it'
@@ -200,17 +244,17 @@ class GinReader:
         if path in self._open_files:
             raise UserError(f'{included_by}{file} must not include itself; remove one of the include statements')
         try:
-            lines = [*path.read_text(encoding='utf-8').split('\n'), '']
+            text = GinText(file, path.read_text(encoding='utf-8'), shipped)
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f'{included_by}gin file {file} cannot be read: {error}') from None
         self._open_files.append(path)
-        start = 0
-        for number, line in enumerate(lines, 1):
-            include = _INCLUDE.match(line)
-            if include or number == len(lines):
-                above = [line if _IMPORT.match(line) else '' for line in lines[:start]]
-                yield GinText(file, '\n'.join([*above, *lines[start : number - 1], '']), shipped)
-                start = number
+        lines, start = text.text.split('\n'), 0
+        imports = {each.location.line_num for each, _ in text.statements if isinstance(each, ImportStatement)}
+        for include in (*text.includes, None):
+            end = include.location.line_num if include else len(lines) + 1
+            above = [line if number in imports else '' for number, line in enumerate(lines[:start], 1)]
+            yield GinText(file, '\n'.join([*above, *lines[start : end - 1], '']), shipped)
+            start = end
             if include:
-                yield from self.read(include['file'], f'{file} line {number}: ', shipped, in_model)
+                yield from self.read(include.filename, text.locate(end), shipped, in_model)
         self._open_files.pop()

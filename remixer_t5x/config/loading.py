@@ -25,7 +25,7 @@ from gin import config_parser
 
 from remixer_t5x import lazy_imports
 from remixer_t5x.config import gin_files, reference_resolver, user_modules
-from remixer_t5x.config.gin_files import FLAG, MODELS_FOLDER, T5X_NAMES, GinText
+from remixer_t5x.config.gin_files import FLAG, MODELS_FOLDER, T5X_NAMES, GinText, ReferenceCollector
 from remixer_t5x.errors import UserError, suggest_similar_name, to_one_line
 
 # Default values of macros that models read but other files (for data, hardware or runs) set. This file is loaded first.
@@ -176,8 +176,8 @@ def _read_gin_texts(sources: ConfigSources) -> list[GinText]:
         )
     texts += [parse_gin_flag(name, text) for name, text in sources.flags]
     for text in texts:
-        modules = [line.split()[1] for line in text.imports.values()]
-        modules += re.findall(rf"^{MODULE}\s*=\s*['\"]([\w.]+)", text.text, re.M)
+        modules = [statement.module for statement in text.imports.values()]
+        modules += [str(text.bindings[MODULE][0].value)] if MODULE in text.bindings else []
         if any(module.partition('.')[0] == 't5x' for module in modules):
             raise UserError(
                 f"{text.name} configures T5X's scripts; docs/t5x.md lists the equivalent commands of remixer-t5x"
@@ -212,19 +212,6 @@ def parse_gin_flag(name: str, value: str) -> GinText:
     return GinText(flag, f'{name} = {bare}\n')
 
 
-class ReferenceCollector(config_parser.ParserDelegate):
-    """Collects the references and macros in parsed values, without importing modules."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-
-    def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> None:
-        self.names.append(f'@{scoped_configurable_name}')
-
-    def macro(self, macro_name: str) -> None:
-        self.names.append(f'%{macro_name}')
-
-
 def _check_macros(
     texts: Sequence[GinText], sources: ConfigSources, roots: Collection[str], may_be_unread: bool
 ) -> None:
@@ -252,7 +239,7 @@ def _check_macros(
 
 def _build_unread_macro_error(name: str, location: str, known: Collection[str], texts: Sequence[GinText]) -> UserError:
     advice = T5X_NAMES['macros'].get(name, '')
-    settings = [setting for text in texts for setting in text.find_settings_with_macro(name)]
+    settings = [target for text in texts for target, (_, names) in text.bindings.items() if f'%{name}' in names]
     if not advice and settings:
         shown = ', '.join(list(dict.fromkeys(settings))[: gin_files.MAX_NAMES_LISTED])
         advice = f'it is the value of {shown}, which this configuration does not use'
@@ -327,9 +314,11 @@ def parse_gin_text(text: GinText, before: Sequence[GinText]) -> None:
 
 def _find_missing_imports(text: GinText, before: Sequence[GinText]) -> list[str]:
     """Returns import statements for the modules that a gin text uses without importing them."""
-    known = {name: line for other in reversed(before) for name, line in other.imports.items()}
+    known = {name: statement.format() for other in reversed(before) for name, statement in other.imports.items()}
+    used = [name[1:] for _, names in text.statements for name in names if name[0] == '@']
+    used += [target.rpartition('.')[0] for target in text.bindings]
     lines = []
-    for module in re.findall(r'(?:@|^)(?:\w+/)*([\w.]+)\.\w+(?:\.\w+\s*=)?', text.text, re.M):
+    for module in filter(None, (name.rpartition('/')[2].rpartition('.')[0] for name in used)):
         name = module.partition('.')[0]
         if name not in known and text.is_flag:
             user_modules.importable_modules.add(name)
@@ -356,14 +345,7 @@ def _convert_gin_error(error: Exception, text: GinText, before: Sequence[GinText
     problem = problem.rstrip('.')
     match = re.search(r'line (\d+)', ' '.join(rest))
     number = int(match[1]) - header if match else 1
-    if isinstance(error, tokenize.TokenError):
-        # gin detects an unclosed bracket only at the end of the file. The statement starts at the last unindented line.
-        number = max((number for number, line in enumerate(lines, 1) if line[:1].isalpha()), default=1)
-        problem = 'a bracket or quote is not closed; close it'
-    elif isinstance(error, SyntaxError):
-        number, problem = error.lineno or 1, str(error.msg).splitlines()[-1].strip(' .')
-        problem += '; write NAME = value or module.name.setting = value, and close quotes and brackets'
-    elif missing := _find_missing_module(error):
+    if missing := _find_missing_module(error):
         problem += (
             f'; run {lazy_imports.INSTALL_COMMAND}'
             if missing in lazy_imports.TASK_LIBRARIES
@@ -371,7 +353,7 @@ def _convert_gin_error(error: Exception, text: GinText, before: Sequence[GinText
         )
     else:
         problem += _suggest_name(''.join(lines[number - 1 : number]), text, before)
-    return UserError(f'{text.name if text.is_flag else f"{text.name} line {number}"}: {to_one_line(problem)}')
+    return UserError(f'{text.locate(number)}{to_one_line(problem)}')
 
 
 def _suggest_name(line: str, text: GinText, before: Sequence[GinText]) -> str:

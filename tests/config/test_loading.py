@@ -58,6 +58,15 @@ def test_an_include_overrides_only_earlier_statements(car_folder):
     assert run('after.gin')[0].power == 2
 
 
+@pytest.mark.parametrize('value', ['"""\ninclude \'middle.gin\'\n"""', "'a\\\ninclude \\'middle.gin\\''"])
+def test_an_include_inside_of_a_text_is_not_read(car_folder, value):
+    text = f'toy_house.run.colour = {value}\n'
+    (car_folder / 'second.gin').write_text((car_folder / 'car.gin').read_text() + text)
+    (car_folder / 'middle.gin').write_text('POWER = 2\n')
+    engine, colour = run('second.gin')
+    assert engine.power == 5 and 'middle.gin' in colour
+
+
 def test_search_paths_come_before_the_shipped_configs(car_folder, tmp_path_factory):
     other = tmp_path_factory.mktemp('other')
     (other / 'runs').mkdir()

@@ -75,7 +75,7 @@ def _read_all_macros() -> list[GinMacro]:
     ]
     for file in sorted(names, key=lambda name: (_rank_file(name), name)):
         text = gin_files.GinText(file, (folder / file).read_text(encoding='utf-8'))
-        modules = {name: '.'.join(line.split()[1::2]) for name, line in text.imports.items()}
+        modules = {name: statement.module for name, statement in text.imports.items()}
         for match in _STATEMENT.finditer(text.text):
             target, value = match[2], ' '.join(match[3].split())
             # A comment at the beginning of a file describes the file.
