@@ -136,6 +136,11 @@ def check_reference(setting: str, function: Callable[..., Any], is_call: bool, k
         raise UserError(f'{must_be} a list, got {name}; put references in parentheses: (@NAME,)')
     if bases <= _DESCRIPTIONS.keys():
         raise UserError(f'{must_be} {" or ".join(_DESCRIPTIONS[base] for base in bases)}, got @{name}')
+    if isinstance(function, type) and len(results) == len(kinds) and all(isinstance(each, type) for each in results):
+        classes = ' or '.join(each.__name__ for each in results)
+        raise UserError(
+            f'{must_be} a class or function that creates {classes}, got @{name}; use a subclass of {classes}'
+        )
 
 
 def _is_subtype(created: Any, kind: Any) -> bool:

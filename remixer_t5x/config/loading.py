@@ -22,6 +22,7 @@ from typing import Any
 
 import gin
 from gin import config_parser
+from gin.config import ConfigurableReference
 
 from remixer_t5x import lazy_imports
 from remixer_t5x.config import gin_files, reference_resolver, user_modules
@@ -250,12 +251,20 @@ def _build_unread_macro_error(name: str, location: str, known: Collection[str], 
 
 
 def _check_macro_is_reference(macro: str, location: str) -> None:
-    """Raises UserError if the user sets a macro to a string, but shipped files set it only to references."""
-    if not isinstance(value := reference_resolver.get_unevaluated_macro(macro), str):
+    """Raises UserError if the user sets a macro to a string or a class that shipped files never set it to.
+
+    A string is rejected if shipped files set the macro only to references, and a class if they set it only to calls.
+    """
+    value = reference_resolver.get_unevaluated_macro(macro)
+    is_class = isinstance(value, ConfigurableReference) and isinstance(value.configurable.wrapped, type)
+    if not isinstance(value, str) and not (is_class and not value.evaluate):
         return
     text = '\n'.join(text.text for text in gin_files.read_shipped_files().values())
     references = re.findall(rf"\b{macro} ?= ?'?(@[^\s',]+)", text)
-    if references and not re.search(rf"^{macro} = '", text, re.M):
+    if is_class and references and all(reference.endswith('()') for reference in references):
+        name = value.configurable.wrapped.__name__
+        raise UserError(f'{location} must be an object, got {name}, which creates one; add () after its name')
+    if isinstance(value, str) and references and not re.search(rf"^{macro} = '", text, re.M):
         near = difflib.get_close_matches(value, references, n=1, cutoff=0)[0]
         example = f'{FLAG}{macro}={shlex.quote(near)}'
         raise UserError(

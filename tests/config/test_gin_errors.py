@@ -99,6 +99,8 @@ REMOVE_CALL = r'a class or function, got {}\(\); remove \(\) after its name'
         ('ENCODER_SUBLAYERS', '@feed_forward.GatedMLP', ADD_LIST.format('GatedMLP')),
         ('ENCODER_RUNS', '((@encoder/layer.make_layer(), 2),)', REMOVE_CALL.format('make_layer')),
         ('FINAL_NORM', '@norms.RMSNorm()', REMOVE_CALL.format('RMSNorm')),
+        ('MODEL', '@seq2seq.Seq2Seq', ADD_CALL.format('Seq2Seq')),
+        ('LAYOUT', '@norms.RMSNorm', r'a class or function that creates Layer, got @RMSNorm; use a subclass of Layer'),
         ('NUM_HEADS', '@norms.RMSNorm', 'a whole number, got @RMSNorm'),
     ],
 )

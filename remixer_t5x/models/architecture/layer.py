@@ -12,6 +12,7 @@ The equations show layers with two sublayers, f and g, and the norm N (HyperMixe
 
 import collections
 import functools
+import inspect
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -80,7 +81,14 @@ class Layer(nn.Module):
 
 
 def _call_sublayer(sublayer: nn.Module, x: jax.Array, ctx: SequenceContext) -> jax.Array:
-    """Calls a sublayer; raises UserError if the output differs from the input in shape or dtype."""
+    """Calls a sublayer; raises UserError for other arguments, or an output that differs in shape or dtype from `x`."""
+    try:
+        inspect.signature(sublayer.__call__).bind(x, ctx)
+    except TypeError as error:
+        name = type(sublayer).__name__
+        raise UserError(
+            f'a sublayer must be a module (x, ctx) -> y, got {name}; use a class of models/sublayers'
+        ) from error
     y = sublayer(x, ctx)
     if not isinstance(y, jax.Array) or y.shape != x.shape or y.dtype != x.dtype:
         output = f'{y.dtype}{[*y.shape]}' if isinstance(y, jax.Array) else type(y).__name__

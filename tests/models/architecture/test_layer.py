@@ -97,8 +97,9 @@ def sublayer(**call):
         (sublayer(Wide=lambda x: x.astype(jnp.float32)), r'the output of Wide must be .* got float32\[2, 3, 4\]'),
         (functools.partial(Mixer), 'test_layer.Mixer must have a value .*shift.*; set test_layer.Mixer.ATTRIBUTE ='),
         (Mixer(shift=0.1), 'a sublayer must be a class or factory, got an instance of Mixer; use @Mixer without'),
+        (layer.RMSNorm, r'a sublayer must be a module \(x, ctx\) -> y, got RMSNorm; use a class of models/sublayers'),
     ],
-    ids=range(5),
+    ids=range(6),
 )
 def test_invalid_sublayer_raises(factory, message):
     module = layer.make_layer((factory,), layer.Serialized)
