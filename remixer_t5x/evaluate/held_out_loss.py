@@ -65,6 +65,7 @@ def evaluate_loss(
 ) -> dict[str, float]:
     """Returns `loss`, `cross_ent_loss` (without z-loss), `perplexity`, `accuracy` and `tokens` for `params`.
 
+    For regression, returns `mean_squared_error` instead of `cross_ent_loss`, `perplexity` and `accuracy`.
     Also returns `bits_per_byte` if the sums contain `bytes` (the bytes of the target texts), and `constant_loss` in
     nats per token if the sums contain the count of each target token. `eval_step(params, batch)` returns the sums over
     a batch, and `place` transfers a batch to the devices. Raises UserError if no batch has a target token.
@@ -94,4 +95,6 @@ def evaluate_loss(
         # Compute the entropy of the token frequencies.
         probabilities = counts[counts > 0] / counts.sum()
         averages['constant_loss'] = float(-np.sum(probabilities * np.log(probabilities)))
-    return {**averages, 'perplexity': metrics.perplexity(averages['cross_ent_loss'])}
+    if 'cross_ent_loss' in averages:
+        averages['perplexity'] = metrics.perplexity(averages['cross_ent_loss'])
+    return averages

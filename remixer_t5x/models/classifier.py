@@ -66,7 +66,8 @@ class Classifier(EncoderWithHead):
             )
         labels, weights = batch['labels'], batch['label_weights'].astype(jnp.float32)
         if self.labels is None:
-            return sum_weighted_losses(jnp.square(outputs[:, 0] - labels), jnp.zeros_like(weights), weights)
+            loss, sums = _sum_weighted_losses(jnp.square(outputs[:, 0] - labels), weights)
+            return loss, {**sums, 'squared_error': loss}
         return compute_label_loss(outputs, labels, weights, self.label_smoothing)
 
     def classify(self, params: Params, inputs: jax.Array) -> jax.Array:
@@ -78,7 +79,7 @@ class Classifier(EncoderWithHead):
 def compute_label_loss(
     logits: jax.Array, labels: jax.Array, weights: jax.Array, label_smoothing: float = 0.0
 ) -> tuple[jax.Array, MetricSums]:
-    """Returns the weighted sum of the cross-entropies, and the same metric sums as `Model.loss`.
+    """Returns the weighted sum of the cross-entropies, and the same metric sums as `Classifier.loss`.
 
     Args:
         labels: class indices, [batch, ...].
@@ -88,17 +89,16 @@ def compute_label_loss(
     target = jax.nn.one_hot(labels.astype(jnp.int32), classes)
     correct = jnp.argmax(logits, axis=-1) == labels.astype(jnp.int32)
     target = target * (1.0 - label_smoothing) + label_smoothing / classes
-    return sum_weighted_losses(-jnp.sum(target * log_probabilities, axis=-1), correct, weights)
+    loss, sums = _sum_weighted_losses(-jnp.sum(target * log_probabilities, axis=-1), weights)
+    return loss, {**sums, 'z_loss': jnp.zeros((), jnp.float32), 'correct': jnp.sum(correct * weights)}
 
 
-def sum_weighted_losses(losses: jax.Array, correct: jax.Array, weights: jax.Array) -> tuple[jax.Array, MetricSums]:
-    """Returns the weighted sum of `losses` [batch, ...], and the same metric sums as `Model.loss`."""
+def _sum_weighted_losses(losses: jax.Array, weights: jax.Array) -> tuple[jax.Array, MetricSums]:
+    """Returns the weighted sum of `losses` [batch, ...], and the metric sums of any head."""
     loss = jnp.sum(losses * weights)
     has_weight = jnp.any(weights.reshape(weights.shape[0], -1) > 0, axis=1)
     return loss, {
         'loss': loss,
-        'z_loss': jnp.zeros((), jnp.float32),
-        'correct': jnp.sum(correct * weights),
         'weights': jnp.sum(weights),
         'sequences': jnp.sum(has_weight.astype(jnp.float32)),
     }

@@ -20,8 +20,8 @@ from etils import epath
 from remixer_t5x import untrusted_files
 from remixer_t5x.run_folder import object_store
 
-# Maps each sum over target tokens returned by a model's `loss` to the metric that `compute_means` computes from it.
-PER_TOKEN_METRICS = {'loss': 'loss', 'z_loss': 'z_loss', 'correct': 'accuracy'}
+# Maps each sum over targets returned by a model's `loss` to the metric that `compute_means` computes from it.
+PER_TOKEN_METRICS = {'loss': 'loss', 'z_loss': 'z_loss', 'correct': 'accuracy', 'squared_error': 'mean_squared_error'}
 COUNT_METRICS = ('weights', 'sequences', 'nonfinite', 'spike')
 LAST_VALUE_METRICS = ('learning_rate',)
 NUM_STEPS = 'steps'
@@ -64,7 +64,7 @@ class MetricsWindow:
 def compute_means(totals: Mapping[str, float]) -> dict[str, float]:
     """Divides sums over tokens by the number of target tokens, `weights`, and averages other metrics over steps.
 
-    `loss` is the minimized loss; `cross_ent_loss` is `loss` without `z_loss`.
+    `loss` is the minimized loss; `cross_ent_loss` is `loss` without `z_loss`, and is omitted for regression.
     """
     weights = totals.get('weights', 0.0)
     averages = {}
@@ -74,7 +74,8 @@ def compute_means(totals: Mapping[str, float]) -> dict[str, float]:
         elif name not in (*COUNT_METRICS, *LAST_VALUE_METRICS, NUM_STEPS, SKIPPED):
             averages[name] = value / totals[NUM_STEPS]
     averages.setdefault(PER_TOKEN_METRICS['loss'], math.nan)
-    averages['cross_ent_loss'] = averages['loss'] - averages.get('z_loss', 0.0)
+    if 'squared_error' not in totals:
+        averages['cross_ent_loss'] = averages['loss'] - averages.get('z_loss', 0.0)
     averages.update({name: totals[name] for name in (*LAST_VALUE_METRICS, SKIPPED) if name in totals})
     return {**averages, 'tokens': weights}
 

@@ -47,7 +47,7 @@ class Hook:
 
 @dataclasses.dataclass
 class LossEvaluationHook:
-    """Logs the held-out loss, perplexity and token accuracy for a split and for each task in the split.
+    """Logs the metrics of `held_out_loss.evaluate_loss` for a split and for each task in the split.
 
     `open_batches` maps the `kind` of each loss record to the batches of the split or task. `early_stopping` is the
     `kind` of the loss that early stopping monitors; None if early stopping does not monitor a loss. `evaluated`
@@ -79,7 +79,8 @@ class LossEvaluationHook:
             self.log.print(
                 f'step {state.step} · {f"{task} · " if task else ""}held-out loss {numbers["loss"]:.4f}'
                 + (f' (best constant prediction {numbers["constant_loss"]:.4f})' if 'constant_loss' in numbers else '')
-                + f' · perplexity {numbers["perplexity"]:.2f} · token accuracy {100 * numbers["accuracy"]:.1f}%'
+                + (f' · perplexity {numbers["perplexity"]:.2f}' if 'perplexity' in numbers else '')
+                + (f' · token accuracy {100 * numbers["accuracy"]:.1f}%' if 'accuracy' in numbers else '')
                 + (f' · {numbers["bits_per_byte"]:.3f} bits per byte' if 'bits_per_byte' in numbers else '')
             )
 

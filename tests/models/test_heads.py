@@ -47,6 +47,7 @@ def test_classifier_loss_is_the_cross_entropy_or_the_squared_error(labels):
     if labels is None:
         assert outputs.shape == (4, 1)
         assert float(loss) == pytest.approx(((outputs[:3, 0] - answers) ** 2).sum(), rel=1e-5)
+        assert sums['squared_error'] == loss and 'correct' not in sums
     else:
         np.testing.assert_allclose(np.exp(outputs).sum(-1), 1.0, rtol=1e-5)
         assert float(loss) == pytest.approx(-outputs[[0, 1, 2], answers].sum(), rel=1e-5)

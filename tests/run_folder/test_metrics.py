@@ -52,6 +52,8 @@ def test_means_are_computed_for_norms_learning_rate_and_cross_entropy():
     assert means['grad_norm'] == 2.0 and means['learning_rate'] == 0.25
     means = metrics.compute_means({'loss': 10.0, 'z_loss': 0.5, 'weights': 4.0, 'steps': 1.0})
     assert means['loss'] == 2.5 and means['cross_ent_loss'] == 9.5 / 4
+    means = metrics.compute_means({'loss': 10.0, 'squared_error': 10.0, 'weights': 4.0, 'steps': 1.0})
+    assert means == {'loss': 2.5, 'mean_squared_error': 2.5, 'tokens': 4.0}
     assert metrics.compute_means({'loss': 10.0, 'weights': 4.0, 'steps': 1.0})['cross_ent_loss'] == 2.5
     assert metrics.perplexity(2.0) == pytest.approx(math.e**2)
     assert metrics.perplexity(1e4) == math.inf

@@ -15,7 +15,9 @@ from remixer_t5x.extras.reports.differences import ComparedMeasure, ValueBySeed,
 from remixer_t5x.extras.reports.run_records import TRAIN, MetricsRecord, RecordedRun, RunGroup
 
 # Metrics of evaluations on held-out text. All other metrics belong to a task.
-LOSS_METRICS = ('loss', 'cross_ent_loss', 'constant_loss', 'perplexity', 'accuracy', 'z_loss', 'tokens')
+LOSS_METRICS = (
+    *('loss', 'cross_ent_loss', 'constant_loss', 'perplexity', 'accuracy', 'mean_squared_error', 'z_loss', 'tokens'),
+)
 # An evaluation with more metrics than this, such as COGS, has a separate table.
 MAX_TABLE_METRICS = 6
 MEMORY_TITLES = {'host_mib': 'host memory', 'device_mib': 'device memory', 'device_peak_mib': 'device memory, peak'}
