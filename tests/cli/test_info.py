@@ -3,6 +3,7 @@
 import pytest
 
 from remixer_t5x.cli import main as cli
+from remixer_t5x.cli.info import model
 
 MODEL = ('--gin_file=models/t5_1_1.gin', '--gin_file=sizes/tiny.gin')
 
@@ -23,6 +24,18 @@ def test_the_table_shows_modules_and_totals(info):
     # 8 layers of 4 projections 512 x 6 x 64.
     assert rows['self_attention'][0] == f'{8 * 4 * 512 * 384:,}'
     assert '76,961,152 parameters (77.0M), 293.6 MiB in float32' in out
+
+
+@pytest.mark.parametrize(
+    ('model_type', 'text'),
+    [
+        ('encoder_decoder', '8 input and 4 target tokens'),
+        ('span', '8 input tokens'),
+        ('encoder_only', '8 input tokens'),
+    ],
+)
+def test_only_lengths_that_the_model_reads_are_described(model_type, text):
+    assert model.describe_feature_lengths(model_type, {'inputs': 8, 'targets': 4}) == text
 
 
 def test_settings_lists_macros_that_contain_a_word(info, capsys):

@@ -47,7 +47,7 @@ def print_cost_table(args: argparse.Namespace) -> None:
         build_cost_table(count, args.depth),
         f'{parameters:,} parameters ({parameters / 1e6:,.1f}M), '
         f'{parameters * _FLOAT32_BYTES / 2**20:,.1f} MiB in float32',
-        f'one example: {describe_feature_lengths(lengths)}; forward pass '
+        f'one example: {describe_feature_lengths(model.model_type, lengths)}; forward pass '
         f'{format_quantity(count.total_forward_flops)}FLOPs, matrix products only, an add and a multiply count as two',
         f'training step per example: {format_quantity(training)}FLOPs ({TRAINING_FORWARD_PASSES} x forward), '
         f'{format_quantity(training / count.tokens)}FLOPs per token',
@@ -127,10 +127,11 @@ def build_cost_table(count: ModelCounts, depth: int) -> Table:
     return table
 
 
-def describe_feature_lengths(feature_lengths: Mapping[str, int]) -> str:
-    """Formats feature lengths, for example as `512 input and 114 target tokens`."""
-    parts = (f'{length} {name.removesuffix("s")}' for name, length in sorted(feature_lengths.items()))
-    return ' and '.join(parts) + ' tokens'
+def describe_feature_lengths(model_type: str, lengths: Mapping[str, int]) -> str:
+    """Formats the lengths of the features that the model reads, for example as `512 input and 114 target tokens`."""
+    arrays = batch_formats.select_batch_format(model_type, lengths).arrays
+    names = sorted({name for features in arrays.values() for name in features})
+    return ' and '.join(f'{lengths[name]} {name.removesuffix("s")}' for name in names) + ' tokens'
 
 
 def format_quantity(number: float) -> str:
@@ -192,7 +193,8 @@ def print_comparison(args: argparse.Namespace) -> None:
             table.add_row(model, size, f'{parameters:,}', ratios[0], format_quantity(flops), ratios[1])
         table.add_section()
     counted = 'matrix products and Fourier transforms; a multiply and an add count as two'
-    note = f'ratios to {models[0]}; one example of {describe_feature_lengths(lengths)}; {counted}'
+    example = describe_feature_lengths(batch_formats.ENCODER_DECODER, lengths)
+    note = f'ratios to {models[0]}; one example of {example}; {counted}'
     console.print_with_rich(table, note, _build_published_table())
 
 
