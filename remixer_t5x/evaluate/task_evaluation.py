@@ -153,6 +153,14 @@ class TaskEvaluator:
             hashes = self.examples_hashes[kind], self.settings_hashes[kind]
             yield TaskReport(examples.task.name, self.split, metrics, rows, seconds, *hashes)
 
+    def compute_target_metrics(self) -> dict[str, Metrics]:
+        """Maps each task to the metrics of answers that equal the targets, which shows the names of the metrics."""
+        results = {}
+        for examples in self._examples:
+            texts = examples.get_texts('targets')
+            results[examples.task.name] = compute_metrics(examples, texts, [0.0] * len(texts), [0.0] * len(texts))
+        return results
+
     def _get_labels_to_rank(self, task: seqio.Task) -> tuple[str, ...] | None:
         return task_vocabulary.get_labels(task) if self._settings.rank_choices else None
 

@@ -139,6 +139,9 @@ def _check_best_metrics(best_metrics: checkpoint_ranking.BestMetrics, evaluator:
                 f'BEST_METRICS must map tasks that the run evaluates ({", ".join(names)}) to metrics, got {name!r}'
                 f'{suggest_similar_name(name, names)}'
             )
+    if best_metrics not in (None, checkpoint_ranking.MEAN):
+        for name, metrics in evaluator.compute_target_metrics().items():
+            checkpoint_ranking.select_ranking_metric(name, metrics, best_metrics)
 
 
 def create_shared_model_dir(path: str) -> epath.Path:

@@ -43,6 +43,10 @@ def test_best_metrics_must_belong_to_evaluated_tasks():
     assert read_data(vocabulary, vocabulary, {'evaluated': 'accuracy'}).evaluator
     with pytest.raises(UserError, match=r"BEST_METRICS .* \(evaluated\) .* got 'evalated'; did you mean evaluated"):
         read_data(vocabulary, vocabulary, {'evalated': 'accuracy'})
+    with pytest.raises(UserError, match=r"BEST_METRICS of evaluated must be one of its metrics \(accuracy.*'-acuracy'"):
+        read_data(vocabulary, vocabulary, {'evaluated': '-acuracy'})
+    with pytest.raises(UserError, match="BEST_METRICS must be 'mean', or map tasks to metrics, .* got 'accuracy'"):
+        read_data(vocabulary, vocabulary, 'accuracy')
 
 
 def test_the_examples_of_the_held_out_loss_are_identified():
