@@ -36,6 +36,7 @@ sentinels.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import math
 from collections.abc import Mapping
@@ -92,7 +93,8 @@ def compute_segment_length(inputs_length: int, targets_length: int, noise: Noise
     if needed > targets_length:
         raise UserError(
             f"TASK_FEATURE_LENGTHS has 'targets': {targets_length}, but span corruption of {inputs_length} "
-            f"input tokens needs {needed} target tokens; use {{'inputs': {inputs_length}, 'targets': {needed}}}"
+            f"input tokens needs {needed} target tokens; use {{'inputs': {inputs_length}, 'targets': {needed}}}, "
+            'or a lower NOISE_DENSITY'
         )
     return length
 
@@ -110,10 +112,8 @@ def find_longest_segment(inputs_length: int, targets_length: float, noise: Noise
             and noise.count_hidden_tokens_and_spans(length)[1] <= sentinels
         )
 
-    length = 1
-    # Longer segments never have shorter inputs or targets, so the first segment that does not fit ends the search.
-    while segment_fits(length + 1):
-        length += 1
+    # Longer segments never have shorter inputs or targets.
+    length = 1 + bisect.bisect_left(range(2, 2**40), True, key=lambda length: not segment_fits(length))
     if length < 2:
         raise UserError(
             f'TASK_FEATURE_LENGTHS is too short for spans of {noise.mean_span:g} tokens, got {inputs_length} and '

@@ -59,6 +59,11 @@ def test_the_default_lengths_equal_those_of_t5():
     assert spans.NoiseSettings().count_hidden_tokens_and_spans(568) == (85, 28)
 
 
+def test_the_segment_length_is_found_without_trying_all_lengths():
+    message = error_message(spans.compute_segment_length, 512, 114, spans.NoiseSettings(0.999999))
+    assert "'targets': 114" in message and "'targets': 255500000}, or a lower NOISE_DENSITY" in message
+
+
 @settings(max_examples=8, deadline=None)
 @given(
     sizes=st.lists(st.integers(0, 300), max_size=12),
