@@ -15,6 +15,7 @@ from flax import linen as nn
 
 from remixer_t5x import ranges
 from remixer_t5x.devices.partition import Partitioner
+from remixer_t5x.errors import UserError
 from remixer_t5x.models.interface import Batch, Model, Params
 from remixer_t5x.optim import trainable as trainables
 from remixer_t5x.optim.schedules import Schedule
@@ -61,6 +62,11 @@ def make_train_step(
         trainable: regular expression for the names of the parameters to train; None trains all parameters.
     """
     ranges.check_setting('MICROBATCHES', microbatches, ranges.Count)
+    if microbatches > 1 and model.model_type == 'embedding':
+        raise UserError(
+            'MICROBATCHES must be 1 for MODEL_TYPE = embedding, because the negatives of a text are the other rows of '
+            f'its batch, got {microbatches}; use a smaller BATCH_SIZE, or more devices'
+        )
     is_mean = loss_normalizing_factor == NUM_REAL_TARGET_TOKENS
     if not is_mean:
         ranges.check_setting('LOSS_NORMALIZING_FACTOR', loss_normalizing_factor, ranges.Positive | None)

@@ -182,11 +182,6 @@ class Run:
                     f'MODEL_TYPE must be {model_type!r}, the type of MODEL, got {dataset.model_type!r}; pass '
                     f"--gin_file=model_types/{model_type}.gin after the model's file, or --gin.MODEL_TYPE={model_type}"
                 )
-        if model_type == 'embedding' and self.step_config.microbatches > 1:
-            raise UserError(
-                'MICROBATCHES must be 1 for MODEL_TYPE = embedding, because the negatives of a text are the other rows '
-                f'of its batch, got {self.step_config.microbatches}; use a smaller BATCH_SIZE, or more devices'
-            )
         check_batch_size = self.step_config.partitioner.check_batch_size
         check_batch_size(self.dataset.batch_size, self.step_config.microbatches)
         if self.evaluation is not None:

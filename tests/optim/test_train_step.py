@@ -1,6 +1,7 @@
 """The train step of a bigram model against its gradient in NumPy."""
 
 import functools
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,8 @@ GRADIENT_DESCENT = optax.sgd(1.0)
 
 class Bigrams:
     """Predicts each target token from one input token; implements `Model.loss`."""
+
+    model_type = 'bigrams'
 
     def init(self, rng, batch_shapes):
         return {'table': 0.1 * jax.random.normal(rng, (VOCAB, VOCAB))}
@@ -192,6 +195,8 @@ def test_invalid_settings_are_rejected():
     ):
         with pytest.raises(UserError, match=message):
             train_step.make_train_step(Bigrams(), optax.sgd(1.0), **settings_)
+    with pytest.raises(UserError, match='MICROBATCHES must be 1 for MODEL_TYPE = embedding, .* got 2'):
+        train_step.make_train_step(SimpleNamespace(model_type='embedding'), optax.sgd(1.0), microbatches=2)
 
 
 @pytest.mark.parametrize(

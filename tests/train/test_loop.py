@@ -2,7 +2,6 @@
 
 import json
 import pathlib
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -132,15 +131,6 @@ def test_a_run_resumes_on_other_meshes_with_equal_losses(training, tmp_path):
         (
             lambda: settings.Run(None, None, None, settings.Periods(10, eval_period=None, eval_at_start=True), None),
             'EVAL_AT_START require evaluations',
-        ),
-        (
-            lambda: settings.Run(
-                SimpleNamespace(model=SimpleNamespace(model_type='embedding'), microbatches=2),
-                SimpleNamespace(model_type='embedding'),
-                None,
-                settings.Periods(10, eval_period=None),
-            ),
-            'MICROBATCHES must be 1 for MODEL_TYPE = embedding',
         ),
     ],
 )
