@@ -51,7 +51,10 @@ def test_a_vocabulary_of_other_training_documents_is_trained_again():
 @pytest.mark.parametrize(
     ('make', 'message'),
     [
-        (lambda: vocabularies.trained(corpus(), 150), 'cannot train 50 pieces besides sentinels'),
+        (
+            lambda: vocabularies.trained(corpus(), 150),
+            '98 pieces besides sentinels, got 50; increase VOCAB_SIZE by at least 48',
+        ),
         (lambda: vocabularies.trained(corpus(), 30000), 'got 29900'),
         (lambda: vocabularies.sentencepiece('/missing.model'), 'No such file or directory); use a local file'),
         (lambda: vocabularies.sentencepiece(__file__), 'cannot be read as a SentencePiece model'),

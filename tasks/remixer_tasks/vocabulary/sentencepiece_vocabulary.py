@@ -80,7 +80,12 @@ def _train_model(sample: list[str], pieces: int, at_most: bool) -> bytes:
             minloglevel=2,
         )
     except RuntimeError as error:
-        # The error message contains the largest number of pieces that the text allows.
+        # The error message contains the smallest or the largest number of pieces that the text allows.
+        if least := re.search(r'smaller than required_chars. \d+ vs (\d+)', str(error)):
+            raise UserError(
+                f'this text needs at least {least[1]} pieces besides sentinels, got {pieces}; increase VOCAB_SIZE by '
+                f'at least {int(least[1]) - pieces}, or use VOCABULARY = @vocabularies.byte()'
+            ) from error
         limit = re.search(r'<= ?(\d+)', str(error))
         if limit is None:
             raise UserError(
