@@ -132,6 +132,6 @@ def _resolve_warmup_steps(warmup_steps: int | None, total_steps: int) -> int:
     if total_steps <= warmup_steps:
         raise UserError(
             f'WARMUP_STEPS must be less than the {total_steps} steps of the schedule, got {warmup_steps}; '
-            f'pass --gin.WARMUP_STEPS={total_steps // 20}, or increase TRAIN_STEPS'
+            f'pass --gin.WARMUP_STEPS={total_steps // 20}, or train for more steps'
         )
     return warmup_steps
