@@ -366,16 +366,20 @@ def _convert_gin_error(error: Exception, text: GinText, before: Sequence[GinText
 
 
 def _suggest_name(line: str, text: GinText, before: Sequence[GinText]) -> str:
-    """Suggests the counterpart of a T5X setting, or a file or module to add for the first name that is not imported."""
+    """Suggests a counterpart, name, file or module for the first name of T5X, or that is misspelt or not imported."""
     imports = {name for other in [*before, text] for name in other.imports}
     for name in re.findall(r'[A-Za-z_][\w.]*\.\w+', line):
         first, *rest = name.split('.')
         for pair in zip([first, *rest], rest, strict=False):
             if setting := T5X_NAMES['settings'].get('.'.join(pair)):
                 return f'; it is a setting of T5X; use its counterpart {setting}'
-        if first not in imports:
-            is_sublayer = f'sublayers/{first}.gin' in gin_files.read_shipped_files()
-            return f'; add --gin_file=sublayers/{first}.gin' if is_sublayer else _suggest_module(first, imports)
+        shipped, short = gin_files.read_shipped_files(), '.'.join([first, *rest[:1]])
+        known = {each for file in shipped.values() for each in re.findall(rf'\b{first}\.[A-Z]\w*', file.text)}
+        similar = '' if short in known else suggest_similar_name(short, known)
+        if first not in imports and f'sublayers/{first}.gin' in shipped:
+            return f'{similar}; add --gin_file=sublayers/{first}.gin'
+        if first not in imports or similar:
+            return similar or _suggest_module(first, imports)
     return ''
 
 

@@ -38,6 +38,16 @@ AS_A_FLAG = {
         'fnet.Fourier',
         '--gin_file=sublayers/fnet.gin',
     ),
+    'misspelt class of a sublayer': (
+        ('ENGINE', '@remixer.Remixr'),
+        'remixer.Remixr',
+        '; did you mean remixer.Remixer?; add --gin_file=sublayers/remixer.gin',
+    ),
+    'misspelt class of a module that is imported': (
+        ('ENGINE', '@attention.SelfAtention'),
+        'attention.SelfAtention',
+        '; did you mean attention.SelfAttention?',
+    ),
     'lower-case truth': (('run.colour', 'true'), 'true', '--gin.run.colour=True'),
     'empty value': (('POWER', ''), 'no value', '--gin.POWER=VALUE'),
 }
