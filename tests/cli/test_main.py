@@ -34,6 +34,11 @@ MISTAKES = {
         ['info', '--batch_size=8'],
         'error: unrecognized arguments: --batch_size=8; the setting is --gin.BATCH_SIZE=8; see remixer-t5x info --help',
     ),
+    'folder instead of a flag': (
+        ['info', 'runs/mine'],
+        'error: unrecognized arguments: runs/mine; pass a gin file as --gin_file=FILE, and a run as '
+        '--gin_file=MODEL_DIR/config.gin; see remixer-t5x info --help',
+    ),
     'flag without value': (['info', '--gin.X'], 'error: --gin.X has no value; pass --gin.X=VALUE'),
     'gin flag of a command without gin files': (
         ['data', 'list', '--gin.X=3'],
