@@ -146,7 +146,7 @@ def test_a_changed_file_is_read_again(tmp_path):
         ({'files': 'a.parquet', 'field': 'body'}, "TEXT_FIELD must be .* got 'body'; .* 'id', 'text'"),
         ({'files': 'a.txt', 'format': 'parquet'}, 'not a Parquet file'),
         ({'files': 'damaged.txt.gz'}, 'damaged gzip file'),
-        ({'files': 'empty.txt'}, 'has no train documents'),
+        ({'files': 'empty.txt'}, 'has no documents'),
     ],
 )
 def test_wrong_settings_and_files_are_rejected(tmp_path, monkeypatch, settings, message):
