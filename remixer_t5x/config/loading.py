@@ -106,10 +106,11 @@ def load_gin_config(
             resolver.create_value_builder(resolver.get_macro(root[1:]))
         else:
             resolver.resolve_root_arguments(root)
-    for name, location in macros_set.items():
+    in_model = {item.partition('=')[0] for item in sources.model if '=' in item}
+    for name, location in macros_set.items() if not partial else ():
         is_read = (name, 'gin.macro', 'value') in resolver.bindings or name == MODULE
-        if location.startswith(FLAG) and not is_read and not may_be_unread:
-            raise _build_unread_macro_error(name, location, (), texts)
+        if not is_read and (name in in_model or location.startswith(FLAG) and not may_be_unread):
+            raise _build_unread_macro_error(name, f'--model: {name}' if name in in_model else location, (), texts)
     if only or not partial:
         lines = [] if only else gin.config_str().splitlines()
         imports = [line for line in lines if line.startswith(('from ', 'import ')) and line != DYNAMIC_REGISTRATION]

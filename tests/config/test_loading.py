@@ -129,6 +129,13 @@ def test_config_text_of_a_run_is_minimal_and_can_be_loaded(tmp_path):
     assert loaded.vocab_size == 2048
 
 
+def test_a_setting_of_the_model_flag_that_nothing_reads_is_rejected(tmp_path):
+    flags, files = [('MODEL_DIR', str(tmp_path))], ('models/t5_1_1.gin', 'NUM_KV_HEADS=1', 'REMIXER_DIM=8')
+    run = ConfigSources(['experiments/python_docs.gin'], flags, model=files)
+    with pytest.raises(UserError, match='^--model: REMIXER_DIM is set, but nothing reads it; it is '):
+        loading.load_gin_config(run, 'remixer_t5x.train.settings.Run', partial=False)
+
+
 def test_a_run_that_continues_from_its_config_has_no_changed_settings(tmp_path):
     flags, texts = [('MODEL_DIR', str(tmp_path))], []
     for file in ('experiments/quickstart.gin', str(tmp_path / 'config.gin')):
