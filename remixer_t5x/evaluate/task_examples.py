@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from remixer_t5x import tf_data
 from remixer_t5x.data import fingerprint, pipeline, resumable_iterator, task_vocabulary
 from remixer_t5x.errors import UserError, suggest_similar_name
@@ -14,13 +16,15 @@ from remixer_t5x.lazy_imports import seqio
 Example = Mapping[str, Any]
 # Number of examples from which the hash that identifies a task's data is computed.
 _HASHED_EXAMPLES = 4
+# Share of unknown input tokens from which a note is printed; T5's vocabulary lacks a few characters of most tasks.
+_REPORTED_UNKNOWN_SHARE = 0.01
 
 
 @dataclasses.dataclass(frozen=True)
 class TaskExamples:
     """The preprocessed examples of a split as NumPy arrays, in the order of the data.
 
-    `notes` contains warnings about truncated texts and about targets that the model cannot generate.
+    `notes` contains warnings about truncated texts, unknown tokens, and targets that the model cannot generate.
     """
 
     task: seqio.Task
@@ -112,6 +116,7 @@ def read_examples(
         raise UserError(f'{task.name} has no examples in split {split!r}; use another split')
     notes = [
         *_describe_truncated_texts(task, examples, lengths, generated),
+        *_describe_unknown_tokens(examples, vocabulary),
         *(_describe_changed_targets(examples, vocabulary) if generated else ()),
     ]
     return TaskExamples(task, split, examples, tuple(f'{task.name}, {split}: {note}' for note in notes))
@@ -131,6 +136,14 @@ def _describe_truncated_texts(
         )
         if count:
             yield f'{count:,} of {len(examples):,} {name} have more than {length} tokens: {consequence}'
+
+
+def _describe_unknown_tokens(examples: Sequence[Example], vocabulary: seqio.Vocabulary) -> Iterator[str]:
+    ids = np.concatenate([example['inputs'] for example in examples])
+    share = np.count_nonzero(ids == vocabulary.unk_id) / max(ids.size, 1)
+    # A vocabulary without an unknown token, such as GPT-2's, uses the end token instead.
+    if share >= _REPORTED_UNKNOWN_SHARE and vocabulary.unk_id != vocabulary.eos_id:
+        yield f'warning: {share:.1%} of the input tokens are unknown to the vocabulary; use one trained on such text'
 
 
 def _describe_changed_targets(examples: Sequence[Example], vocabulary: seqio.Vocabulary) -> Iterator[str]:
