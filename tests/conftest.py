@@ -213,25 +213,19 @@ def _unload_written_modules(shared):
 
 
 @pytest.fixture(scope='session')
-def compiled(pytestconfig):
-    """Returns the folder of compiled programs, for processes that tests start."""
-    return _compiled_folder(pytestconfig)
-
-
-@pytest.fixture(scope='session')
-def training(tmp_path_factory, compiled):
+def training(tmp_path_factory):
     """Returns a `TrainingRuns`, which starts training runs in separate processes."""
     from tests.support.tiny_training import TrainingRuns
 
-    return TrainingRuns(tmp_path_factory.mktemp('training'), compiled)
+    return TrainingRuns(tmp_path_factory.mktemp('training'))
 
 
 @pytest.fixture
-def warm_python(compiled):
+def warm_python():
     """Yields a `WarmPython`: a command that starts Python with the libraries already imported."""
     from tests.support.warm_python import WarmPython
 
-    with contextlib.closing(WarmPython(compiled)) as python:
+    with contextlib.closing(WarmPython()) as python:
         yield python
 
 

@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 from remixer_t5x.extras.reports import sweep
-from tests.support import feed_forward, paths, program_cache
+from tests.support import feed_forward, paths
 
 TRAP = 'open({log!r}, "a").write(f"{{__name__}}\\n")\n'
 # Runs commands in one process, and writes a trap file for every module that Python looks for.
@@ -49,7 +49,7 @@ COMMANDS = [
 ]
 
 
-def test_only_modules_named_by_gin_files_and_flags_are_imported(tmp_path, compiled):
+def test_only_modules_named_by_gin_files_and_flags_are_imported(tmp_path):
     """Modules that the named modules import are also found in the folder, but no library finds a module there."""
     folder, log = tmp_path / 'folder', tmp_path / 'log'
     trap = TRAP.format(log=str(log))
@@ -71,7 +71,7 @@ def test_only_modules_named_by_gin_files_and_flags_are_imported(tmp_path, compil
     script.write_text(f'TRAP, COMMANDS = {trap!r}, {COMMANDS!r}\n{SCRIPT}')
     # -P: the folder of the script is not on sys.path.
     words = [sys.executable, '-P', str(script)]
-    environment = paths.environment(REMIXER_T5X_CACHE=str(folder / 'cache'), **program_cache.cache_variables(compiled))
+    environment = paths.environment(REMIXER_T5X_CACHE=str(folder / 'cache'))
     done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count('f_net') >= 2

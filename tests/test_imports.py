@@ -10,7 +10,7 @@ import pytest
 
 from remixer_t5x import lazy_imports
 from remixer_t5x.errors import UserError
-from tests.support import paths, program_cache
+from tests.support import paths
 
 # The parts run in one process, in this order, and print the names of loaded modules.
 PARTS = {
@@ -80,8 +80,8 @@ assert seqio.dataset_providers.pg.hyper.HyperPrimitive.__name__ == 'HyperPrimiti
 }
 
 
-def test_each_part_loads_only_the_libraries_that_it_needs(compiled):
-    environment = paths.environment(**program_cache.cache_variables(compiled))
+def test_each_part_loads_only_the_libraries_that_it_needs():
+    environment = paths.environment()
     # Libraries must print nothing, even without this variable.
     environment.pop('TF_CPP_MIN_LOG_LEVEL')
     words = [sys.executable, '-c', ''.join(PARTS.values())]

@@ -9,7 +9,7 @@ import numpy as np
 
 import remixer_t5x
 from remixer_t5x import lazy_imports
-from tests.support import program_cache, saved_run
+from tests.support import saved_run
 from tests.support.paths import environment
 
 COMMANDS = [
@@ -45,7 +45,7 @@ for command in {[*COMMANDS, *NEED_TASKS]!r}:
 """
 
 
-def test_trained_models_run_without_tensorflow(tmp_path, compiled):
+def test_trained_models_run_without_tensorflow(tmp_path):
     task = 'from remixer_tasks import vocabularies\nfrom remixer_tasks import names\n'
     config = saved_run.CONFIG.replace('from remixer_tasks import vocabularies\n', task)
     config += "include 'hardware/cpu.gin'\n"
@@ -54,8 +54,9 @@ def test_trained_models_run_without_tensorflow(tmp_path, compiled):
     (run / 'metrics.jsonl').write_text(json.dumps(record) + '\n')
     (tmp_path / 'texts.txt').write_text('ab\nc\n')
     (tmp_path / 'pairs.jsonl').write_text('{"inputs": "ab", "targets": "c"}\n')
-    variables = environment(**program_cache.cache_variables(compiled))
-    done = subprocess.run([sys.executable, '-c', PROGRAM], cwd=tmp_path, env=variables, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, '-c', PROGRAM], cwd=tmp_path, env=environment(), capture_output=True, text=True
+    )
     codes = [line.split()[2] for line in done.stderr.splitlines() if line.startswith('exit code')]
     assert codes == ['0'] * len(COMMANDS) + ['2'] * len(NEED_TASKS), done.stderr
     assert done.stderr.count(lazy_imports.INSTALL_COMMAND) == len(NEED_TASKS) and not {'new', 'served'} & {

@@ -62,10 +62,10 @@ def text(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize('targets', STREAM_TARGETS.values(), ids=STREAM_TARGETS)
-def test_train_runs_with_closed_or_broken_standard_streams(targets, text, tmp_path, compiled):
+def test_train_runs_with_closed_or_broken_standard_streams(targets, text, tmp_path):
     """The cache is empty, so that the data are also parsed in this process."""
     argv = [*TRAIN, f'--gin.FILES={text}', f'--gin.MODEL_DIR={tmp_path}/run']
-    process = Process(run_with_streams, targets, argv, output=tmp_path / 'output.txt', compiled=compiled)
+    process = Process(run_with_streams, targets, argv, output=tmp_path / 'output.txt')
     assert process.wait() == 0, process.output()
     assert compare_runs.checkpoint_steps(tmp_path / 'run')[-1] == 2
     # The warning is printed once, if standard error can be read.
@@ -97,11 +97,11 @@ def run_on_terminal(argv, run):
     return main.main(argv)
 
 
-def test_a_closed_terminal_saves_a_checkpoint_like_sigterm(text, tmp_path, compiled):
+def test_a_closed_terminal_saves_a_checkpoint_like_sigterm(text, tmp_path):
     run = tmp_path / 'run'
     argv = [*TRAIN, f'--gin.FILES={text}', f'--gin.MODEL_DIR={run}']
     argv += ['--gin.TRAIN_STEPS=100000', '--gin.CHECKPOINT_PERIOD=100000', '--gin.EVAL_PERIOD=None']
-    process = Process(run_on_terminal, argv, run, output=tmp_path / 'output.txt', compiled=compiled)
+    process = Process(run_on_terminal, argv, run, output=tmp_path / 'output.txt')
     assert process.wait() == 128 + signal.SIGHUP, process.output()
     assert compare_runs.checkpoint_steps(run) == [compare_runs.last_step(run)]
 

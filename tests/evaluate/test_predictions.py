@@ -14,11 +14,9 @@ from tests.evaluate import prediction_worker
 from tests.support.real_processes import Process
 
 
-def test_predictions_do_not_depend_on_batch_size_or_mesh(tmp_path, compiled):
+def test_predictions_do_not_depend_on_batch_size_or_mesh(tmp_path):
     """19 examples: the last batch is partial in both runs."""
-    process = Process(
-        prediction_worker.main, tmp_path / 'runs.json', output=tmp_path / 'output.txt', devices=8, compiled=compiled
-    )
+    process = Process(prediction_worker.main, tmp_path / 'runs.json', output=tmp_path / 'output.txt', devices=8)
     assert process.wait() == 0, process.output()
     runs = json.loads((tmp_path / 'runs.json').read_text())
     mesh, reference = runs['mesh 8'], runs['single 4']

@@ -54,8 +54,8 @@ def run_trials(bench: Bench, name: str, count: int) -> Iterator[TrialResult | As
             yield failure
 
 
-def main(argv: Sequence[str] | None = None, compiled: pathlib.Path | None = None) -> int:
-    """Runs the trials, and returns the exit code. `compiled` is passed to `Bench`."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the trials, and returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--only', choices=FAULTS, action='append', help='a fault to inject (default: all); repeatable')
     parser.add_argument('--trials', type=int, default=1, help='number of trials of each fault')
@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None, compiled: pathlib.Path | None = None
     folder.mkdir(parents=True)
     seed = random.SystemRandom().randrange(10**6) if args.seed is None else args.seed
     print(f'seed {seed}; runs and their output in {folder}')
-    bench = Bench(folder, args.command, random.Random(seed), args.train_steps, compiled)
+    bench = Bench(folder, args.command, random.Random(seed), args.train_steps)
     results: dict[str, list[TrialResult | AssertionError]] = collections.defaultdict(list)
     for name in args.only or FAULTS:
         count = (LONG_KILLS // 2 if name in KILLS else LONG_OTHERS) if args.long else args.trials

@@ -11,7 +11,15 @@ import time
 from collections.abc import Callable
 
 from remixer_t5x.cli import main
-from tests.support import command_without_autograph, compare_runs, feed_forward, paths, ports, real_processes
+from tests.support import (
+    command_without_autograph,
+    compare_runs,
+    feed_forward,
+    paths,
+    ports,
+    program_cache,
+    real_processes,
+)
 
 TRAIN_STEPS = 120
 TINY = [
@@ -54,7 +62,7 @@ class Process(real_processes.Process):
 class Bench:
     """The command under test, the uninterrupted runs to compare with, and the folders of trials.
 
-    `compiled` is a folder with compiled programs of earlier runs (default: a new folder).
+    The trials share the compilation cache of this process; if it has none, they share one in `folder`.
     """
 
     def __init__(
@@ -63,10 +71,10 @@ class Bench:
         command: list[str],
         rng: random.Random,
         train_steps: int = TRAIN_STEPS,
-        compiled: pathlib.Path | None = None,
     ):
         self.folder, self.rng, self.command = folder, rng, list(command)
-        self._compiled = compiled or folder / 'compiled'
+        if 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
+            program_cache.enable_cache(str(folder / 'compiled'))
         self.is_default = not command
         self._numbers = itertools.count()
         if self.is_default:
@@ -83,7 +91,7 @@ class Bench:
         variables = {**os.environ, 'PYTHONPATH': paths.environment()['PYTHONPATH']}
         log = self.folder / f'output_{next(self._numbers)}.txt'
         argv = [*self.command, f'--gin.MODEL_DIR={run}', *flags]
-        return Process(command, argv, output=log, environment=variables, compiled=self._compiled, **kwargs)
+        return Process(command, argv, output=log, environment=variables, **kwargs)
 
     def start_several(self, run: pathlib.Path, *flags: str, count: int = 2) -> list[Process]:
         address = f'localhost:{ports.reserve()}'

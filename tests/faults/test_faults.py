@@ -9,12 +9,12 @@ from tests.faults import __main__ as faults
 from tests.support import compare_runs
 
 
-def test_runs_with_faults_equal_an_uninterrupted_run(tmp_path, capsys, monkeypatch, compiled):
+def test_runs_with_faults_equal_an_uninterrupted_run(tmp_path, capsys, monkeypatch):
     """A kill during the write of a checkpoint, changed data, and an environment without HOME and TMPDIR."""
     monkeypatch.setenv('REMIXER_T5X_CACHE', str(tmp_path / 'cache'))
     names = ('kill_in_write', 'changed', 'poor_environment')
     argv = ['--folder', str(tmp_path / 'runs'), '--train_steps', '60', *(f'--only={name}' for name in names)]
-    code = faults.main(argv, compiled)
+    code = faults.main(argv)
     table = capsys.readouterr().out
     print(table)
     assert code == 0

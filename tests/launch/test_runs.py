@@ -30,9 +30,9 @@ def shared_folder(tmp_path_factory):
 
 
 @pytest.fixture(scope='module')
-def command(shared_folder, compiled):
+def command(shared_folder):
     """A program that runs `remixer-t5x` in processes that have already imported the libraries."""
-    python = WarmPython(compiled)
+    python = WarmPython()
     words = shlex.join([*python.command, '-m', 'tests.support.command_without_autograph'])
     yield harness.write_program(shared_folder / 'remixer-t5x', f'exec {words} "$@"')
     python.close()

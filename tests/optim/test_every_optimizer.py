@@ -11,9 +11,9 @@ from tests.support.real_processes import Process
 
 
 @pytest.fixture(scope='module')
-def results(tmp_path_factory, compiled):
+def results(tmp_path_factory):
     folder = tmp_path_factory.mktemp('optimizers')
-    process = Process(optimizer_worker.main, folder, output=folder / 'output.txt', devices=8, compiled=compiled)
+    process = Process(optimizer_worker.main, folder, output=folder / 'output.txt', devices=8)
     assert process.wait() == 0, process.output()
     return json.loads((folder / 'results.json').read_text())
 

@@ -279,12 +279,12 @@ def train_arguments(folder, data, *flags):
     return [*arguments, *feed_forward.FLAGS, *flags]
 
 
-def test_a_killed_and_resumed_train_command_is_bit_identical(folders, compiled, tmp_path):
+def test_a_killed_and_resumed_train_command_is_bit_identical(folders, tmp_path):
     """24 batches of 4 are about three epochs."""
 
     def start(name, output):
         arguments = train_arguments(tmp_path / name, folders / 'parquet')
-        return Process(main, arguments, output=tmp_path / output, compiled=compiled)
+        return Process(main, arguments, output=tmp_path / output)
 
     unbroken = start('unbroken', 'unbroken.log')
     assert unbroken.wait() == 0, unbroken.output()

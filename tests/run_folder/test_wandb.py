@@ -61,10 +61,10 @@ def main(folder):
     process(folder, 2)
 
 
-def test_a_resumed_run_continues_the_same_wandb_run_with_its_files(tmp_path, compiled):
+def test_a_resumed_run_continues_the_same_wandb_run_with_its_files(tmp_path):
     folder = tmp_path / 'my run'
     folder.mkdir()
-    child = Process(main, folder, output=tmp_path / 'output.txt', compiled=compiled)
+    child = Process(main, folder, output=tmp_path / 'output.txt')
     assert child.wait() == 0, child.output()
     # The library must not print anything.
     assert 'wandb:' not in child.output()

@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import os
 import pathlib
 import time
 
@@ -18,25 +19,21 @@ CHECK_PERIOD = 200
 
 
 def enable_cache(folder: str) -> None:
-    """Enables the compilation cache in `folder` for this process.
+    """Enables the compilation cache in `folder` for this process and the processes that it starts.
 
     A process that is killed while it writes leaves an incomplete entry: later processes then warn, and compile that
     program again.
     """
-    jax.config.update('jax_compilation_cache_dir', folder)
-    jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
-    jax.config.update('jax_persistent_cache_min_entry_size_bytes', -1)
+    options = {
+        'jax_compilation_cache_dir': folder,
+        'jax_persistent_cache_min_compile_time_secs': 0.0,
+        'jax_persistent_cache_min_entry_size_bytes': -1,
+    }
+    for name, value in options.items():
+        os.environ[name.upper()] = str(value)
+        jax.config.update(name, value)
     # JAX opens the cache once, at the first compilation.
     compilation_cache.reset_cache()
-
-
-def cache_variables(folder: pathlib.Path) -> dict[str, str]:
-    """Returns the environment variables that enable the cache for a new process."""
-    return {
-        'JAX_COMPILATION_CACHE_DIR': str(folder),
-        'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
-        'JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES': '-1',
-    }
 
 
 def remove_old_entries(folder: pathlib.Path) -> None:

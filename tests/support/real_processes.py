@@ -20,7 +20,7 @@ from typing import Any
 
 import jax
 
-from tests.support import paths, program_cache
+from tests.support import paths
 
 # The module that the server imports.
 PRELOADED_MODULE = 'tests.support.preloaded_modules'
@@ -42,7 +42,6 @@ class Process:
         devices: number of virtual CPU devices.
         environment: all environment variables (default: those of `paths.environment`).
         folder: the working directory (default: that of this process).
-        compiled: a folder for compiled programs that processes share; None disables the cache.
         file_size: the maximum file size in bytes; larger writes fail as on a full disk.
         clock_shift: seconds by which Python's clock is ahead.
     """
@@ -55,16 +54,12 @@ class Process:
         devices: int = 1,
         environment: Mapping[str, str] | None = None,
         folder: str | None = None,
-        compiled: pathlib.Path | None = None,
         file_size: int | None = None,
         clock_shift: float = 0.0,
     ):
         self.log = pathlib.Path(output)
         variables = dict(environment or paths.environment())
-        programs = None if compiled is None else str(compiled)
-        settings = _ChildSettings(
-            str(self.log), folder or os.getcwd(), variables, devices, programs, file_size, clock_shift
-        )
+        settings = _ChildSettings(str(self.log), folder or os.getcwd(), variables, devices, file_size, clock_shift)
         _start_server(paths.environment())
         args = (PRELOADED_MODULE, settings, function, arguments)
         self._process = _CONTEXT.Process(target=_run_child, args=args, daemon=True)
@@ -120,7 +115,6 @@ class _ChildSettings:
     folder: str
     environment: dict[str, str]
     devices: int
-    compiled: str | None
     file_size: int | None
     clock_shift: float
 
@@ -140,8 +134,6 @@ class _ChildSettings:
             time.time_ns = lambda: nanoseconds() + int(1e9 * self.clock_shift)
         if self.devices > 1:
             jax.config.update('jax_num_cpu_devices', self.devices)
-        if self.compiled:
-            program_cache.enable_cache(self.compiled)
 
 
 def _run_child(

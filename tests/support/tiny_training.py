@@ -212,10 +212,10 @@ def main(settings: dict[str, Any]) -> int:
 
 
 class TrainingRuns:
-    """Starts runs that write their output to files in `folder` and share the compiled programs in `compiled`."""
+    """Starts runs that write their output to files in `folder`."""
 
-    def __init__(self, folder: pathlib.Path, compiled: pathlib.Path):
-        self._folder, self._compiled = folder, compiled
+    def __init__(self, folder: pathlib.Path):
+        self._folder = folder
         self._numbers = itertools.count(1)
 
     def start(
@@ -228,8 +228,7 @@ class TrainingRuns:
     ) -> Process:
         """Starts a run with the arguments `settings` of `run`; see `Process` for the other arguments."""
         output = self._folder / f'output{next(self._numbers)}.txt'
-        options = {'output': output, 'environment': environment, 'compiled': self._compiled}
-        return Process(main, settings, devices=devices, file_size=file_size, **options)
+        return Process(main, settings, output=output, devices=devices, environment=environment, file_size=file_size)
 
     def run(self, **settings: Any) -> tuple[int, str]:
         """Runs to the end, and returns the exit code and the output."""

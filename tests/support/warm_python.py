@@ -41,9 +41,9 @@ sys.exit(answer['code'] if answer['code'] >= 0 else 128 - answer['code'])
 
 
 class WarmPython:
-    """A server for `command`. `compiled`: the folder of compiled programs, see `Process`."""
+    """A server for `command`."""
 
-    def __init__(self, compiled: pathlib.Path):
+    def __init__(self):
         # The folders of pytest are too long for the path of a socket, which has at most 107 bytes.
         self._folder = tempfile.TemporaryDirectory()
         folder = pathlib.Path(self._folder.name)
@@ -63,7 +63,6 @@ class WarmPython:
                         output=folder / f'output{next(numbers)}.txt',
                         environment=request['environment'],
                         folder=request['folder'],
-                        compiled=compiled,
                     )
                 self.wfile.write(f'{process.pid}\n'.encode())
                 _wait_for_end(process, self.connection)

@@ -10,10 +10,10 @@ from tests.train import mesh_worker
 
 
 @pytest.fixture(scope='module')
-def results(tmp_path_factory, compiled):
+def results(tmp_path_factory):
     folder = tmp_path_factory.mktemp('mesh')
     path, output = folder / 'runs.json', folder / 'output.txt'
-    process = Process(mesh_worker.main, path, output=output, devices=8, compiled=compiled)
+    process = Process(mesh_worker.main, path, output=output, devices=8)
     assert process.wait() == 0, process.output()
     return json.loads(path.read_text())
 

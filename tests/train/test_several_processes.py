@@ -98,8 +98,8 @@ def finetune(folder, model):
 class Commands:
     """Starts processes that run commands and can read the task `lines`."""
 
-    def __init__(self, folder, compiled):
-        self.folder, self._compiled = folder, compiled
+    def __init__(self, folder):
+        self.folder = folder
         self.lines = [f'{chr(97 + i % 26) * 3} line {i}' for i in range(90)]
         self._file = folder / 'lines.txt'
         self._file.write_text(''.join(f'{line}\n' for line in self.lines))
@@ -120,7 +120,6 @@ class Commands:
                 devices=devices,
                 folder=folder,
                 environment=paths.environment() | ({'REMIXER_T5X_CACHE': f'{folder}/cache'} if folder else {}),
-                compiled=self._compiled,
             )
             for (devices, commands, join), folder in zip(processes, folders, strict=False)
         ]
@@ -180,8 +179,8 @@ def rows(path):
 
 
 @pytest.fixture(scope='module')
-def processes(tmp_path_factory, compiled):
-    return Commands(tmp_path_factory.mktemp('processes'), compiled)
+def processes(tmp_path_factory):
+    return Commands(tmp_path_factory.mktemp('processes'))
 
 
 @pytest.fixture(scope='module')
