@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from etils import epath
 
 from remixer_t5x import lazy_imports, ranges
-from remixer_t5x.api.trained_model import TrainedModel
+from remixer_t5x.api.trained_model import LENGTHS_KEY, TrainedModel
 from remixer_t5x.checkpoints import compatibility, saved_params
 from remixer_t5x.config import loading, reference_resolver, untrusted_gin
 from remixer_t5x.data import batch_formats, pipeline, task_vocabulary
@@ -112,7 +112,8 @@ def _load_folder(path: str, partitioner: Partitioner, vocabulary: str | None, tr
     checkpoint = find_checkpoint(str(folder))
     model, vocab, run_lengths = read_model(checkpoint)
     params = restore_params(checkpoint, model, vocab, partitioner)
-    return _build_trained_model(model, params, vocab, checkpoint, partitioner, run_lengths)
+    lengths = saved_params.read_record(epath.Path(checkpoint)).get(LENGTHS_KEY)
+    return _build_trained_model(model, params, vocab, checkpoint, partitioner, run_lengths, lengths)
 
 
 def check_gin_is_safe(shared: shared_folder.SharedModel, advice: str) -> None:
@@ -201,9 +202,15 @@ def require_model_dir(checkpoint: str) -> epath.Path:
 
 
 def _build_trained_model(
-    model: Any, params: Any, vocabulary: Any, source: str, partitioner: Partitioner, run_lengths: Mapping[str, int]
+    model: Any,
+    params: Any,
+    vocabulary: Any,
+    source: str,
+    partitioner: Partitioner,
+    run_lengths: Mapping[str, int],
+    max_lengths: Mapping[str, int] | None = None,
 ) -> TrainedModel:
-    lengths = batch_formats.get_max_inference_lengths(run_lengths)
+    lengths = {**batch_formats.get_max_inference_lengths(run_lengths), **(max_lengths or {})}
     return TrainedModel(model, params, vocabulary, lengths, source, partitioner, ends_inputs='inputs' in run_lengths)
 
 
@@ -236,8 +243,7 @@ def _load_hugging_face_folder(path: str, partitioner: Partitioner, vocabulary_pa
     model, vocabulary, run_lengths = _read_gin_text(source.family.build_gin_text(f'Made from {path}.'), flags)
     source.family.check_vocabulary(vocabulary, tokenizer.name, path)
     params = _put_params_on_devices(source.read_params(), model, partitioner)
-    trained = _build_trained_model(model, params, vocabulary, path, partitioner, run_lengths)
-    return dataclasses.replace(trained, lengths={**trained.lengths, **(source.family.max_lengths or {})})
+    return _build_trained_model(model, params, vocabulary, path, partitioner, run_lengths, source.family.max_lengths)
 
 
 def _read_gin_text(text: str, flags: Sequence[tuple[str, str]] = ()) -> tuple[Any, Any, Mapping[str, int]]:

@@ -28,6 +28,9 @@ from remixer_t5x.run_folder import model_dir
 
 Strings = str | Sequence[str]
 GREEDY = Greedy()
+# Key in the record of a saved model for `TrainedModel.lengths`, which TASK_FEATURE_LENGTHS does not determine: a causal
+# language model has one length for prompt and answer, and the model's gin text may set the lengths of its run.
+LENGTHS_KEY = 'lengths'
 
 
 class Answer(NamedTuple):
@@ -251,7 +254,7 @@ class TrainedModel:
         record = converted_checkpoint.build_checkpoint_record(
             task_vocabulary.get_vocabulary_record(self.vocabulary), text, self.source
         )
-        converted_checkpoint.write_checkpoint(target, params, step, record)
+        converted_checkpoint.write_checkpoint(target, params, step, {**record, LENGTHS_KEY: dict(self.lengths)})
         return str(target)
 
     @functools.cached_property

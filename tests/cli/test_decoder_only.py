@@ -74,6 +74,13 @@ def test_infer_continues_prompts(run, arguments, tmp_path):
         loaded.encode('The cat')
 
 
+@pytest.mark.parametrize('lengths', [{'inputs': 16, 'targets': 8}, {'inputs': 9, 'targets': 9}])
+def test_a_saved_causal_language_model_keeps_its_lengths(run, lengths, tmp_path):
+    loaded = remixer_t5x.load(str(run), lengths=lengths)
+    again = remixer_t5x.load(loaded.save(tmp_path / 'saved'))
+    assert again.lengths == lengths and not again.ends_inputs
+
+
 def test_a_prefix_language_model_is_finetuned_on_packed_pairs(tmp_path, capsys):
     rows = [json.dumps({'number': index, 'answer': 'even' if index % 2 == 0 else 'odd'}) for index in range(60)]
     (tmp_path / 'rows.jsonl').write_text('\n'.join(rows))
