@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import os
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from remixer_t5x import lazy_imports, ranges, startup_timer
@@ -100,6 +100,7 @@ _DECODER_FIELDS = {
     'SAMPLES': 'num_samples',
     **{name: name.lower() for name in ('BEAMS', 'TEMPERATURE', 'TOP_K', 'TOP_P', 'MIN_P')},
 }
+_DECODER_MACROS = {'DECODER', 'LOGITS_PROCESSOR', *map(str.upper, _GENERATION_OPTIONS), *_DECODER_FIELDS}
 
 
 def add_decoder_flags(parser: argparse.ArgumentParser, batch_size: str) -> Any:
@@ -120,23 +121,30 @@ def add_decoder_flags(parser: argparse.ArgumentParser, batch_size: str) -> Any:
 def apply_decoder_flags(args: argparse.Namespace, base: Sequence[str]) -> None:
     """Converts the flags `--beams` and `--sampling` to gin flags in `args.gin_flags`.
 
-    `base` contains the gin files that the command reads by default. Raises UserError if another flag sets an option
-    that the decoder does not have.
+    `base` contains the gin files that the command reads by default. Raises UserError like `check_decoder_macros`.
     """
-    macros = {name for name, _ in args.gin_flags}
     if args.beams is not None:
         args.gin_flags = [*args.gin_flags, ('DECODER', '@beam_search.BeamSearch()'), ('BEAMS', str(args.beams))]
     if args.sampling is not None:
         args.gin_flags = [*args.gin_flags, ('DECODER', '@sampling.Sampling()'), ('TEMPERATURE', args.sampling)]
-    check_decoder_macros(args, base, macros)
+    check_decoder_macros(args, base)
 
 
-def check_decoder_macros(args: argparse.Namespace, base: Sequence[str], macros: Collection[str]) -> None:
-    """Raises UserError if one of `macros` sets an option that the decoder does not have."""
-    options = _DECODER_FIELDS.keys() & macros
-    decoder = load_macro_values(args, 'DECODER', base=base)[0] if options else None
-    for name in sorted(options):
-        if not hasattr(decoder, _DECODER_FIELDS[name]):
+def check_decoder_macros(args: argparse.Namespace, base: Sequence[str]) -> None:
+    """Raises UserError if a flag sets an option that the decoder does not have, or if the model generates no text."""
+    from remixer_t5x.data import batch_formats
+
+    macros = {name for name, _ in args.gin_flags}
+    if not (options := sorted(_DECODER_MACROS & macros)):
+        return
+    decoder, model_type = load_macro_values(args, 'DECODER', 'MODEL_TYPE', base=base)
+    flags = [f'--{name}' for name in ('beams', 'sampling') if getattr(args, name, None) is not None] or options
+    if getattr(args, 'embed', None) is not None:
+        raise UserError(f'{flags[0]} must be omitted with --embed, which generates no text')
+    if model_type in batch_formats.HEAD_MODEL_TYPES:
+        raise UserError(f'{flags[0]} requires a model that generates text, got MODEL_TYPE = {model_type!r}; omit it')
+    for name in options:
+        if not hasattr(decoder, _DECODER_FIELDS.get(name, '__call__')):
             short, factory = (
                 ('beams', 'beam_search.BeamSearch') if name == 'BEAMS' else ('sampling', 'sampling.Sampling')
             )

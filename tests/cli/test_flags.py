@@ -43,9 +43,8 @@ def test_two_decoders_are_rejected():
             parse('infer', *flags)
     for temperature in ('hot', '0'):
         args = parse('infer', f'--sampling={temperature}')
-        arguments.apply_decoder_flags(args, infer.BASE)
         with pytest.raises(UserError, match=f'TEMPERATURE must be .*{temperature}'):
-            arguments.load_macro_values(args, 'DECODER', base=infer.BASE)
+            arguments.apply_decoder_flags(args, infer.BASE)
 
 
 @pytest.mark.parametrize(
@@ -61,6 +60,24 @@ def test_two_decoders_are_rejected():
 def test_options_of_another_decoder_are_rejected(command, flags, message):
     with pytest.raises(UserError, match=message):
         command.run(parse(command.COMMAND.name, *flags))
+
+
+@pytest.mark.parametrize(
+    ('flag', 'name', 'model_type'),
+    [('--beams=3', '--beams', 'classifier'), ('--sampling', '--sampling', 'token_labels'),
+     ('--stop_strings=.', 'STOP_STRINGS', 'span'), ('--gin.DECODER=@sampling.Sampling()', 'DECODER', 'embedding')],
+)  # fmt: skip
+@pytest.mark.parametrize('command', [infer, evaluate])
+@pytest.mark.usefixtures('clean_gin')
+def test_decoder_flags_of_a_model_with_a_head_are_rejected(command, flag, name, model_type):
+    with pytest.raises(UserError, match=f"^{name} requires a model that generates text, got .* = '{model_type}'"):
+        command.run(parse(command.COMMAND.name, f'--gin.MODEL_TYPE={model_type}', flag))
+
+
+@pytest.mark.usefixtures('clean_gin')
+def test_decoder_options_with_embeddings_are_rejected():
+    with pytest.raises(UserError, match='NO_REPEAT_NGRAM_SIZE must be omitted with --embed'):
+        infer.run(parse('infer', '--embed', '--no_repeat_ngram_size=2'))
 
 
 @pytest.mark.parametrize(
