@@ -116,6 +116,15 @@ def test_ids_equal_transformers(tmp_path, name, shifted):
     assert saved == ours and saved.eos_id == ours.eos_id and saved.encode('The 你 word') == ours.encode('The 你 word')
 
 
+@pytest.mark.parametrize('pattern', [('</s>', '$A'), ('</s>', '$A', '</s>')])
+@pytest.mark.parametrize('shifted', [False, True])
+def test_a_start_token_that_is_the_end_token_is_omitted(tmp_path, pattern, shifted):
+    template(TOKENIZERS['gemma'](), *pattern).save(str(tmp_path / 'tokenizer.json'))
+    ours = vocabularies.huggingface_tokenizer(str(tmp_path / 'tokenizer.json'), end='</s>', shifted=shifted)
+    ids = ours.encode('The word')
+    assert ours.bos_id is None and ours.eos_id not in ids and ours.decode([*ids, ours.eos_id]) == 'The word'
+
+
 def test_token_bytes_add_up_to_the_text(tmp_path):
     TOKENIZERS['llama_3']().save(str(tmp_path / 'tokenizer.json'))
     ours = vocabularies.huggingface_tokenizer(str(tmp_path / 'tokenizer.json'), end='</s>')

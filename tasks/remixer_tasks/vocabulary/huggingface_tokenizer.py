@@ -67,6 +67,8 @@ SETTINGS = {
 class HuggingFaceTokenizer(Vocabulary):
     """The vocabulary of a `tokenizer.json`. Encoded texts begin with the special tokens that the file adds.
 
+    A start token that is also the end token is omitted, because decoding would stop there.
+
     Two vocabularies with the same pieces are equal.
     """
 
@@ -118,10 +120,15 @@ class HuggingFaceTokenizer(Vocabulary):
             raise UserError(f'{self._path} has no end token {end!a:.60}; set vocabularies.huggingface_tokenizer.end')
         return int(index) + self._shift
 
+    @functools.cached_property
+    def _start_ids(self) -> list[int]:
+        """The ids that the file adds before a text, without the end token, at which decoding stops."""
+        _, before, _ = self._loaded_tokenizer
+        return [index + self._shift for index in before if index + self._shift != self.eos_id]
+
     @property
     def bos_id(self) -> int | None:
-        _, before, _ = self._loaded_tokenizer
-        return before[0] + self._shift if before else None
+        return self._start_ids[0] if self._start_ids else None
 
     @property
     def unk_id(self) -> int:
@@ -163,10 +170,9 @@ class HuggingFaceTokenizer(Vocabulary):
         return len(self.words)
 
     def encode(self, text: str) -> list[int]:
-        _, before, _ = self._loaded_tokenizer
-        ids = [*before, *self.huggingface_ids(text)]
+        ids = [*self._start_ids, *(index + self._shift for index in self.huggingface_ids(text))]
         # Removes id 0, which is padding.
-        return [index + self._shift for index in ids if index + self._shift]
+        return [index for index in ids if index]
 
     def huggingface_ids(self, text: str) -> list[int]:
         """Returns the ids in the file's numbering, without special tokens."""
