@@ -33,13 +33,14 @@ CHECKS: dict[str, Callable[..., None]] = {
     'prefix': sublayer_contract.check_prefix,
     'decode': sublayer_contract.check_decode,
     'prompt': sublayer_contract.check_prompt,
+    'prefix_lm': functools.partial(sublayer_contract.check_prompt, bidirectional=True),
     'beams': sublayer_contract.check_beams,
     'bfloat16': sublayer_contract.check_bfloat16,
     'gradients': sublayer_contract.check_gradients,
     'remat': sublayer_contract.check_remat,
     'layouts': sublayer_contract.check_layouts,
 }
-DECODER_CHECKS = ('causality', 'prefix', 'decode', 'prompt', 'beams')
+DECODER_CHECKS = ('causality', 'prefix', 'decode', 'prompt', 'prefix_lm', 'beams')
 
 
 class CheckResult(NamedTuple):

@@ -8,6 +8,7 @@
 | decode | decoding one token at a time with a cache equals computing all tokens at once |
 | prefix | attention is bidirectional within a prefix and causal after it, or the sublayer raises `UserError` |
 | prompt | filling the caches with prompts of any length in one call equals computing all tokens at once |
+| prefix_lm | the same for prompts with bidirectional attention, or the sublayer raises `UserError` |
 | beams | beams that share one encoder output decode like separate sequences with copies of it |
 | bfloat16 | for bfloat16 inputs, outputs are bfloat16 and close to the float32 outputs |
 | dropout | `deterministic` disables dropout; otherwise the PRNG key determines the dropout masks |

@@ -11,6 +11,7 @@ from flax import linen as nn
 
 from remixer_t5x import axes
 from remixer_t5x.errors import UserError
+from remixer_t5x.models.layers import cache
 from remixer_t5x.models.layers.dense import Dense
 from remixer_t5x.models.sublayers.feed_forward import GatedMLP
 from remixer_t5x.testing import CHECKS, ContractViolation, check_sublayer
@@ -41,6 +42,19 @@ def cumsum_without_prompts(self, x, ctx):
             total.value += x
             return out(total.value)
     return out(jnp.cumsum(x, axis=1))
+
+
+def prompts_without_prefixes(self, x, ctx):
+    sums = jnp.cumsum(mask(x, ctx), axis=1)
+    if ctx.decode:
+        total = self.variable('cache', 'sum', cache.values_at_prompt_end, sums, ctx)
+        if ctx.step is not None:
+            total.value += x
+            return out(total.value)
+    elif ctx.prefix is not None:
+        is_prefix = ctx.prefix[..., None]
+        sums = jnp.where(is_prefix, jnp.sum(jnp.where(is_prefix, x, 0), 1, keepdims=True), sums)
+    return out(sums)
 
 
 def tiled_memory(self, x, ctx):
@@ -78,6 +92,7 @@ VIOLATIONS = [
     ('decode', 'decoder', cumsum_with_last_token_cache, 'step 2 with the cache differs'),
     ('prefix', 'decoder', cumsum_without_prompts, 'token 0 does not read token 1'),
     ('prompt', 'decoder', cumsum_without_prompts, 'step 0 after prompts differs'),
+    ('prefix_lm', 'decoder', prompts_without_prefixes, 'step 0 after bidirectional prompts differs'),
     ('beams', 'decoder', tiled_memory, 'two beams of a sequence differs'),
     ('bfloat16', 'encoder', lambda _, x, ctx: out((x + 1000) - 1000), 'from float32'),
     ('dropout', 'encoder', lambda _, x, ctx: out(x), 'different keys give the same output'),
@@ -101,7 +116,7 @@ def test_every_check_has_a_violation():
     assert {case[0] for case in VIOLATIONS} == set(CHECKS) - {'layouts'}
 
 
-def test_mixer_of_the_guide_passes_all_checks_but_prefix(tmp_path, capsys):
+def test_mixer_of_the_guide_passes_all_checks_but_prefixes(tmp_path, capsys):
     """A causal convolution rejects bidirectional prefixes."""
     page = (ROOT / 'docs/guide/new_mixer.md').read_text()
     (code,) = re.findall(r"^cat > my_convolutions.py <<'END'\n(.*?)^END$", page, re.DOTALL | re.MULTILINE)
@@ -109,7 +124,7 @@ def test_mixer_of_the_guide_passes_all_checks_but_prefix(tmp_path, capsys):
     mixer = runpy.run_path(str(tmp_path / 'my_convolutions.py'))['CausalConvolution']
     report = check_sublayer(mixer, sides=('decoder',))
     assert [row.check for row in report.rows] == [name for name in CHECKS if name != 'beams']
-    assert [row.check for row in report.rows if row.result != 'passed'] == ['prefix']
+    assert [row.check for row in report.rows if row.result != 'passed'] == ['prefix', 'prefix_lm']
     assert capsys.readouterr().out == f'{report}\n'
 
 
