@@ -115,9 +115,8 @@ def _iterate_operations(
                 program, instruction.find_called_computation('body'), repeats, devices, instruction.op_name or loop
             )
         elif instruction.op == 'conditional':
-            branches = instruction.find_branch_computations()
-            runs = (list(_iterate_operations(program, branch, num_runs, devices, loop)) for branch in branches)
-            yield from max(runs, key=_sum_flops_and_bytes)
+            # `costs.model_counts` counts the same branch.
+            yield from _iterate_operations(program, instruction.find_true_computation(), num_runs, devices, loop)
         elif instruction.op in ('call', 'async-start'):
             called = instruction.find_called_computation('to_apply') or instruction.find_called_computation()
             yield from _iterate_operations(program, called, num_runs, devices, loop)
@@ -126,14 +125,6 @@ def _iterate_operations(
         else:
             yield from _iterate_fused_collectives(instruction, program, num_runs, devices)
             yield _build_kernel(instruction, computation, program, num_runs, loop)
-
-
-def _sum_flops_and_bytes(runs: list[Kernel | Collective]) -> float:
-    """Returns bytes plus FLOPs, a rough cost for finding the most expensive branch of a conditional."""
-    return sum(
-        run.num_runs * (run.bytes + run.flops.total() if isinstance(run, Kernel) else run.count_bytes_sent())
-        for run in runs
-    )
 
 
 def _build_kernel(

@@ -82,13 +82,10 @@ class Instruction:
         """Returns the computation name in the attribute `role` ('calls', 'to_apply', 'body' or 'condition'), or ''."""
         return self.find_attribute(rf'\b{role}=%?([\w.\-]+)')
 
-    def find_branch_computations(self) -> list[str]:
-        """Returns the names of the branch computations of a conditional."""
-        listed = _NAME.findall(self.find_attribute(r'branch_computations=\{([^}]*)\}'))
-        return listed or [
-            self.find_called_computation('true_computation'),
-            self.find_called_computation('false_computation'),
-        ]
+    def find_true_computation(self) -> str:
+        """Returns the name of the last branch of a conditional, which runs if the predicate is true."""
+        branches = _NAME.findall(self.find_attribute(r'branch_computations=\{([^}]*)\}'))
+        return branches[-1] if branches else self.find_called_computation('true_computation')
 
 
 class Computation:

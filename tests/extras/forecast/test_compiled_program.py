@@ -6,6 +6,7 @@ over w [6, 256, 256] in bfloat16, with 128 rows of x on each device, and the sum
 
 import math
 import pathlib
+import re
 
 import jax
 import jax.numpy as jnp
@@ -78,13 +79,19 @@ def test_a_loop_counts_all_iterations_of_its_body():
     assert [kernel.num_runs for kernel in sliced] == [15] and sliced[0].bytes < 3 * 16 * 16 * 4
 
 
-def test_a_conditional_counts_its_most_expensive_branch():
+@pytest.mark.parametrize('products', [1, 2])
+def test_a_conditional_counts_the_branch_for_a_true_predicate(products):
     def either(x, y):
-        return jax.lax.cond(x[0, 0] > 0, lambda: x @ y, lambda: jnp.tanh(x) @ y @ y)
+        branches = (lambda: x @ y, lambda: jnp.tanh(x) @ y @ y)
+        return jax.lax.cond(x[0, 0] > 0, branches[products - 1], branches[products % 2])
 
     shape = jax.ShapeDtypeStruct((8, 8), jnp.float32)
-    program = compiled_program.parse_program(jax.jit(either).lower(shape, shape).compile().as_text())
-    assert sum(kernel.flops.total() for kernel in program.kernels) == 2 * 2 * 8**3
+    text = jax.jit(either).lower(shape, shape).compile().as_text()
+    forms = text, re.sub(r'branch_computations=\{(\S+), (\S+)\}', r'true_computation=\2, false_computation=\1', text)
+    assert forms[0] != forms[1]
+    for form in forms:
+        program = compiled_program.parse_program(form)
+        assert sum(kernel.flops.total() for kernel in program.kernels) == products * 2 * 8**3
 
 
 @pytest.mark.parametrize('name', ['scan_tpu_v5e_8', 'scan_h100_8'])
