@@ -12,8 +12,10 @@ import contextvars
 import dataclasses
 import functools
 import hashlib
+import importlib.metadata
 import json
 import logging
+import os
 import pathlib
 from collections.abc import Callable, Iterator
 from concurrent import futures
@@ -207,6 +209,14 @@ def _get_cache_path(check: KernelCheck) -> pathlib.Path | None:
     if not folder:
         return None
     sources = b''.join(source.read_bytes() for source in sorted(pathlib.Path(__file__).parent.rglob('*.py')))
-    versions = (jax.__version__, device.device_kind, device.client.platform_version, check.key)
+    flags = [os.environ.get(name) for name in ('XLA_FLAGS', 'LIBTPU_INIT_ARGS')]
+    versions = (device.device_kind, device.client.platform_version, _list_library_versions(), flags, check.key)
     key = hashlib.sha256(repr(versions).encode() + sources).hexdigest()[:24]
     return pathlib.Path(folder) / CACHE_FOLDER / f'{check.kernel}-{key}.json'
+
+
+@functools.cache
+def _list_library_versions() -> list[tuple[str, str]]:
+    """Returns the versions of the installed packages of JAX, libtpu, and NVIDIA's libraries such as cuDNN."""
+    packages = ((str(package.name), package.version) for package in importlib.metadata.distributions())
+    return sorted(package for package in packages if package[0].startswith(('jax', 'libtpu', 'nvidia')))

@@ -118,9 +118,21 @@ def test_a_correct_kernel_is_checked_once_and_used(monkeypatch, empty_cache, cap
     assert calls and not caplog.records
 
 
+@pytest.mark.parametrize('changed', ['XLA_FLAGS', 'LIBTPU_INIT_ARGS', 'cuDNN'])
+def test_other_flags_and_libraries_are_checked_again(monkeypatch, empty_cache, changed):
+    self_check.run_kernel_check(build_check(correct))
+    if changed == 'cuDNN':
+        monkeypatch.setattr(self_check, '_list_library_versions', lambda: [('nvidia-cudnn-cu12', '9.0')])
+    else:
+        monkeypatch.setenv(changed, '--changed')
+    monkeypatch.setattr(self_check, 'compute_relative_error', lambda check: 0.5)
+    assert self_check.run_kernel_check(build_check(correct)).difference == 0.5
+
+
 def test_the_formula_is_used_after_a_crash(empty_cache):
     program = 'from tests.kernels.test_self_check import *\nself_check.run_kernel_check(build_check(kills_its_process))'
     environment = {'JAX_PLATFORMS': 'cpu', 'JAX_COMPILATION_CACHE_DIR': str(empty_cache), 'PYTHONPATH': str(ROOT)}
+    environment |= {'XLA_FLAGS': flags} if (flags := os.environ.get('XLA_FLAGS')) else {}
     crashed = subprocess.run([sys.executable, '-c', program], env=environment, capture_output=True, text=True)
     assert crashed.returncode == -9, crashed.stderr
     check = build_check(kills_its_process)
