@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from remixer_t5x.data import resumable_iterator
 from remixer_t5x.errors import UserError
+from remixer_t5x.evaluate import checkpoint_ranking
 from remixer_tasks import catalogue, mixtures, names, pretraining, python_docs, vocabularies
 from remixer_tasks.benchmarks import cogs, generation
 from tests.support.error_lines import error_message
@@ -124,17 +125,20 @@ def test_cogs_from_rows_to_metrics(tmp_path):
     wrong = {2: 'sit . agent ( x _ 1 , Bo )', 3: ''}
     predictions = [task.postprocess_fn(wrong.get(n, f' {row[1]}  ')) for n, row in enumerate(COGS_ROWS)]
     (metric,) = task.metric_fns
-    assert metric(targets, predictions) == pytest.approx(
+    metrics = metric(targets, predictions)
+    assert metrics == pytest.approx(
         {
             'exact_match': 50,
-            'in_distribution': 100,
-            'lexical': 50,
-            'structural': 0,
-            'generalization': 100 / 3,
-            'prim_to_subj_proper': 50,
-            'cp_recursion': 0,
+            'exact_match/in_distribution': 100,
+            'exact_match/lexical': 50,
+            'exact_match/structural': 0,
+            'exact_match/generalization': 100 / 3,
+            'exact_match/prim_to_subj_proper': 50,
+            'exact_match/cp_recursion': 0,
         }
     )
+    # The groups of examples are not averaged.
+    assert checkpoint_ranking.select_ranking_metric('cogs_v001', metrics, 'mean') == ('mean', 50)
 
 
 def test_mixtures_exclude_tasks_and_limit_rates(tmp_path):

@@ -76,16 +76,17 @@ def _normalize_logical_form(text: str, example: dict[str, Any] | None = None, is
 
 
 def exact_match(targets: Sequence[tuple[str, str]], predictions: Sequence[str]) -> Metrics:
-    """Computes the exact match in percent over all examples, for each generalization type, and for groups of types.
+    """Computes the exact match in percent over all examples and, as `exact_match/GROUP`, over groups of examples.
 
-    The groups are `lexical`, `structural` and `generalization`; `in_distribution` covers all examples of other types.
+    The groups are the generalization types, `lexical`, `structural`, `generalization`, and `in_distribution` for all
+    other types.
     """
     right = collections.defaultdict(list)
     for (form, kind), prediction in zip(targets, predictions, strict=True):
         right[kind].append(form == prediction)
     generalization = LEXICAL + STRUCTURAL
     groups: dict[str, Collection[str]] = {
-        'exact_match': right.keys(),
+        '': right.keys(),
         IN_DISTRIBUTION: right.keys() - set(generalization),
         'lexical': LEXICAL,
         'structural': STRUCTURAL,
@@ -93,7 +94,11 @@ def exact_match(targets: Sequence[tuple[str, str]], predictions: Sequence[str]) 
         **{kind: (kind,) for kind in generalization},
     }
     values = {group: [value for kind in kinds for value in right.get(kind, [])] for group, kinds in groups.items()}
-    return {group: 100 * float(np.mean(matches)) for group, matches in values.items() if matches}
+    return {
+        f'exact_match/{group}'.rstrip('/'): 100 * float(np.mean(matches))
+        for group, matches in values.items()
+        if matches
+    }
 
 
 TASKS = (TextTask('cogs_v001', DATA, _format_rows, _normalize_logical_form, (exact_match,)),)
