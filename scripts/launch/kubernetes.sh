@@ -80,11 +80,11 @@ else:
     command += [f"--{flag}=$({variable})" for flag, variable in flags.items()]
 data = {"persistentVolumeClaim": {"claimName": claim}} if claim else {"emptyDir": {}}
 shared_memory = {"name": "shared-memory", "emptyDir": {"medium": "Memory"}}
-values = {"name": name, "nodes": nodes, "count": json.dumps(nodes), "slices": slices, "image": json.dumps(image),
+values = {"name": json.dumps(name), "nodes": nodes, "count": json.dumps(nodes), "slices": slices, "image": json.dumps(image),
           "annotations": json.dumps(annotations), "selector": json.dumps(selector), "grace": "15" if spot else "300",
           "limits": "{google.com/tpu: " + chips + "}" if tpu else "{nvidia.com/gpu: " + gpus + "}",
           "args": json.dumps(command), "coordinator": f"{name}-train-0-0.{name}:8476",
-          "account": account, "volumes": json.dumps([{"name": "data", **data}, shared_memory])}
+          "account": json.dumps(account), "volumes": json.dumps([{"name": "data", **data}, shared_memory])}
 for line in open("scripts/launch/kubernetes_jobset.yaml"):
     print(re.sub(r"^( *[\w./]+: ).* # \[(\w+)\]$", lambda found: found[1] + values[found[2]], line.rstrip("\n")))
 '

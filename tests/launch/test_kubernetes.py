@@ -24,10 +24,18 @@ def jobset(text):
 
 @pytest.mark.parametrize('filled_in', [False, True])
 def test_every_pod_finds_the_coordinator_and_restarts_except_after_user_errors(filled_in):
-    name, nodes, gpus, image = ('mix', 4, 2, 'me/it:1') if filled_in else ('remixer-t5x', 2, 8, 'remixer-t5x:gpu')
+    # Unquoted, this name would be a number.
+    name, nodes, gpus, image = ('007', 4, 2, 'me/it:1') if filled_in else ('remixer-t5x', 2, 8, 'remixer-t5x:gpu')
     text = (LAUNCH / 'kubernetes_jobset.yaml').read_text()
     if filled_in:
-        options = [f'--name={name}', f'--nodes={nodes}', f'--gpus={gpus}', f'--image={image}', '--claim=disk']
+        options = [
+            f'--name={name}',
+            f'--nodes={nodes}',
+            f'--gpus={gpus}',
+            f'--image={image}',
+            '--claim=disk',
+            '--service_account=on',
+        ]
         text, applied = run_script('kubernetes.sh', *options, '--dry_run', *COMMAND)
         assert applied.startswith('+ kubectl apply --filename=-')
     resource, job, pod = jobset(text)
@@ -51,6 +59,7 @@ def test_every_pod_finds_the_coordinator_and_restarts_except_after_user_errors(f
     assert (rule['action'], rule['onJobFailureReasons']) == ('FailJobSet', ['PodFailurePolicy'])
     (rule,) = spec['podFailurePolicy']['rules']
     assert rule['action'] == 'FailJob' and rule['onExitCodes']['values'] == [2]
+    assert pod['serviceAccountName'] == ('on' if filled_in else 'default')
     if filled_in:
         # Kubernetes replaces $$ with $.
         assert container['args'][:-3] == [*COMMAND[1:-1], '--gin.FILES=a b $$x']
