@@ -121,7 +121,7 @@ def convert_to_safetensors(args: argparse.Namespace) -> None:
 
 def _get_vocabulary_folder(file: pathlib.Path) -> epath.Path:
     """Returns the path of the vocabulary folder, which is next to the safetensors file."""
-    return epath.Path(file.with_suffix('.vocabulary'))
+    return epath.Path(file.with_name(f'{file.name.removesuffix(".safetensors")}.vocabulary'))
 
 
 def merge_adapters(args: argparse.Namespace) -> None:

@@ -83,23 +83,25 @@ def test_finetuning_starts_from_a_converted_checkpoint(current_folder, capsys):
     assert all(0 < np.abs(after[name].astype(np.float32) - before[name]).max() < 0.1 for name in before)
 
 
-def test_safetensors_survive_a_round_trip(current_folder, capsys):
-    assert main(['convert', '--checkpoint=ours', '--to_safetensors=plain.safetensors']) == 0
-    assert main(['convert', '--from_safetensors=plain.safetensors', '--to=again']) == 0
+@pytest.mark.parametrize(('file', 'vocabulary'), [('plain.safetensors', 'plain'), ('plain.v1', 'plain.v1')])
+def test_safetensors_survive_a_round_trip(current_folder, file, vocabulary, capsys):
+    again = f'{file}_again'
+    assert main(['convert', '--checkpoint=ours', f'--to_safetensors={file}']) == 0
+    assert main(['convert', f'--from_safetensors={file}', f'--to={again}']) == 0
     assert capsys.readouterr().out.count('bit-identical') == 2
-    for file in (current_folder / 'ours/vocabulary').iterdir():
-        assert (current_folder / 'again/vocabulary' / file.name).read_bytes() == file.read_bytes()
-    first, second = converted_checkpoint.read_checkpoint('ours'), converted_checkpoint.read_checkpoint('again')
+    for piece in (current_folder / 'ours/vocabulary').iterdir():
+        assert (current_folder / again / 'vocabulary' / piece.name).read_bytes() == piece.read_bytes()
+    first, second = converted_checkpoint.read_checkpoint('ours'), converted_checkpoint.read_checkpoint(again)
     assert safetensors_files.find_differing_array(first[0], second[0]) is None
     assert second[1]['vocabulary'] == first[1]['vocabulary'] and second[2] == first[2]
-    assert (current_folder / 'again/config.gin').read_text() == first[1]['config']
+    assert (current_folder / again / 'config.gin').read_text() == first[1]['config']
     # Other users can read the file if the umask permits it.
     (current_folder / 'ordinary').touch()
-    modes = {os.stat(name).st_mode for name in ('plain.safetensors', 'ordinary')}
+    modes = {os.stat(name).st_mode for name in (file, 'ordinary')}
     assert len(modes) == 1
-    shutil.rmtree('plain.vocabulary')
-    assert main(['convert', '--from_safetensors=plain.safetensors', '--to=no_vocabulary']) == 0
-    assert 'plain.vocabulary' in capsys.readouterr().out
+    shutil.rmtree(f'{vocabulary}.vocabulary')
+    assert main(['convert', f'--from_safetensors={file}', f'--to={file}_alone']) == 0
+    assert f'{vocabulary}.vocabulary' in capsys.readouterr().out
 
 
 def test_the_average_of_checkpoints_is_their_mean(current_folder, capsys):
