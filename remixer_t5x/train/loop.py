@@ -37,7 +37,7 @@ def train(
         run: the settings.
         config_text: the operative gin config, which is written to MODEL_DIR/config.gin and to each checkpoint.
         flops_per_step: function that returns the model FLOPs of one step on the global batch; None omits the model
-            FLOPs utilization (MFU) from the logs, and so do length buckets.
+            FLOPs utilization (MFU) from the logs, and so do length buckets and frozen parameters.
         show_progress: whether to print progress.
         signals: an exit stack that restores the caller's signal handlers when it is closed; None restores them when
             `train` returns.
@@ -73,7 +73,7 @@ def train(
 
         first, last, is_new = state.step, run.periods.train_steps, state.saved_step is None
         devices = run.step_config.partitioner.mesh.size
-        flops = None if run.dataset.length_buckets else flops_per_step
+        flops = None if run.dataset.length_buckets or run.step_config.optimizer.trainable else flops_per_step
         cost = progress.StepCost.create_for_current_devices(devices, flops)
         tolerates_failures = run.recovery.on_save_failure == settings.CONTINUE
         log = run_log.RunLog(

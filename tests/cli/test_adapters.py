@@ -8,6 +8,7 @@ import pytest
 
 import remixer_t5x
 from remixer_t5x.cli.main import main
+from remixer_t5x.train import progress
 from tests.support import command_folder, compare_runs, hf_folders
 
 BASE = ['--gin_file=experiments/finetune_pairs.gin', '--from_hf=t5', '--gin.PAIRS=rows.jsonl']
@@ -44,7 +45,8 @@ def score(path):
     return remixer_t5x.load(str(path), lengths={'inputs': 24, 'targets': 24}).score(TEXTS, TEXTS)
 
 
-def test_a_mixer_is_inserted_into_a_pretrained_model_and_trained_alone(current_folder, capsys):
+def test_a_mixer_is_inserted_into_a_pretrained_model_and_trained_alone(current_folder, capsys, monkeypatch):
+    monkeypatch.setattr(progress, 'get_peak_flops', lambda device_kind: 1e12)
     command = ['finetune', *BASE, *GRAFT, '--gin.MODEL_DIR=grafted', '--gin.TRAIN_STEPS_RELATIVE=2']
     assert main(command) == 2
     assert 'does not fit this model: encoder/' in capsys.readouterr().err
@@ -64,6 +66,9 @@ def test_a_mixer_is_inserted_into_a_pretrained_model_and_trained_alone(current_f
     state = [name for name in names if name.startswith('opt_state') and 'kernel' in name]
     assert state and all('hyper_mixer' in name for name in state)
     assert np.isfinite(score('grafted')).all()
+    # The counted FLOPs include the gradients of frozen parameters.
+    log = (current_folder / 'grafted/metrics.jsonl').read_text()
+    assert 'seconds_per_step' in log and 'mfu' not in log
 
 
 def test_a_run_with_adapters_resumes_bit_for_bit(adapted, current_folder):
