@@ -140,7 +140,7 @@ class Sweep:
             self._finished.append(list(cell.command))
             print_progress_line(f'{cell.name}: finished in {time.monotonic() - process.start:,.0f} s')
         elif not stopped:
-            line = process.read_last_line('error')
+            line = process.read_last_line('error') or 'no output'
             is_mistake = code == _USER_ERROR_CODE and _count_bytes_logged(cell) == process.bytes_before
             # A run of a search may fail because of its setting, such as a learning rate that is too high.
             if is_mistake and not cell.setting and can_raise:
@@ -175,10 +175,10 @@ class _RunProcess(subprocess.Popen):
                 self._shown_line = line
 
     def read_last_line(self, prefix: str = '') -> str:
-        """Returns the last line that this process logged with `prefix`, or its last line if there is none."""
+        """Returns the last line that this process logged with `prefix`, or else its last line, '' if there is none."""
         with self.cell.log_path.open('rb') as log:
             log.seek(self._log_start)
-            lines = log.read().decode(errors='replace').strip().splitlines() or ['no output']
+            lines = log.read().decode(errors='replace').strip().splitlines() or ['']
         return next((line for line in reversed(lines) if line.startswith(prefix)), lines[-1])
 
 

@@ -27,7 +27,8 @@ if action == 'stops':
 
 
 @pytest.mark.parametrize('action', ['fails', 'stops'])
-def test_parallel_cells_fail_separately_and_stop_together(action, tmp_path, monkeypatch):
+def test_parallel_cells_fail_separately_and_stop_together(action, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sweep, '_PROGRESS_PERIOD', 0.0)
     monkeypatch.setattr(sweep, 'PROGRAM', (sys.executable, '-c', PROGRAM))
     folders = [tmp_path / f'seed_{seed}' for seed in range(3)]
     cells = [sweep.SweepCell('t5', (), seed, path, (str(path), action)) for seed, path in enumerate(folders)]
@@ -43,6 +44,7 @@ def test_parallel_cells_fail_separately_and_stop_together(action, tmp_path, monk
         assert runner.failed == {cells[0]: 'error: boom'}
         assert [list(cell.command) in sweep.Sweep(tmp_path)._finished for cell in cells] == [False, True, True]
     assert signal.getsignal(signal.SIGTERM) == handler
+    assert 'no output' not in capsys.readouterr().err
 
 
 def test_the_error_of_a_failed_run_is_not_that_of_an_earlier_attempt(tmp_path, monkeypatch):
