@@ -71,24 +71,11 @@ def train(
             state, notes = run_setup.restore_or_create_state(run, checkpoints, programs, data, record)
         startup_timer.end_phase('state')
 
-        first, last, is_new = state.step, run.periods.train_steps, state.saved_step is None
-        devices = run.step_config.partitioner.mesh.size
-        flops = None if run.dataset.length_buckets or run.step_config.optimizer.trainable else flops_per_step
-        cost = progress.StepCost.create_for_current_devices(devices, flops)
-        tolerates_failures = run.recovery.on_save_failure == settings.CONTINUE
-        log = run_log.RunLog(
-            path,
-            step=first,
-            last_step=last,
-            cost=cost,
-            tolerates_failures=tolerates_failures,
-            show=show_progress,
-            timeline=timeline,
-            is_new=is_new,
-        )
+        first, last = state.step, run.periods.train_steps
+        log = _open_log(run, path, state, timeline, flops_per_step, show_progress)
         stack.callback(log.close)
         if jax.process_index() == 0:
-            run_setup.write_run_files(path, config_text, data.vocabulary, is_new, log.print)
+            run_setup.write_run_files(path, config_text, data.vocabulary, log.is_new, log.print)
         if first >= last or state.patience.is_exhausted:
             reason = f'TRAIN_STEPS = {last}' if first >= last else state.patience.describe_early_stop()
             for line in (f'{path} is already at step {first} ({reason}); nothing was trained', *notes):
@@ -197,6 +184,28 @@ class TrainingLoop:
             hook.call(state)
         if hook.activity:
             self.log.clock.exclude_time(time.perf_counter() - begin)
+
+
+def _open_log(
+    run: settings.Run,
+    path: epath.Path,
+    state: run_state.RunState,
+    timeline: progress.ActivityTimer,
+    flops_per_step: Callable[[], float] | None,
+    show_progress: bool,
+) -> run_log.RunLog:
+    # The FLOPs are those of full rows, and include the gradients of all parameters.
+    flops = None if run.dataset.length_buckets or run.step_config.optimizer.trainable else flops_per_step
+    return run_log.RunLog(
+        path,
+        step=state.step,
+        last_step=run.periods.train_steps,
+        cost=progress.StepCost.create_for_current_devices(run.step_config.partitioner.mesh.size, flops),
+        tolerates_failures=run.recovery.on_save_failure == settings.CONTINUE,
+        show=show_progress,
+        timeline=timeline,
+        is_new=state.saved_step is None,
+    )
 
 
 def _build_loop(
