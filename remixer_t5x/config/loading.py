@@ -107,9 +107,10 @@ def load_gin_config(
         else:
             resolver.resolve_root_arguments(root)
     in_model = {item.partition('=')[0] for item in sources.model if '=' in item}
-    for name, location in macros_set.items() if not partial else ():
+    for name, location in macros_set.items():
         is_read = (name, 'gin.macro', 'value') in resolver.bindings or name == MODULE
-        if not is_read and (name in in_model or location.startswith(FLAG) and not may_be_unread):
+        must_be_read = not partial and (name in in_model or location.startswith(FLAG) and not sources.model)
+        if must_be_read and not is_read:
             raise _build_unread_macro_error(name, f'--model: {name}' if name in in_model else location, (), texts)
     if only or not partial:
         lines = [] if only else gin.config_str().splitlines()
@@ -252,7 +253,7 @@ def _build_unread_macro_error(name: str, location: str, known: Collection[str], 
 
 
 def _check_macro_is_reference(macro: str, location: str) -> None:
-    """Raises UserError if the user sets a macro to a string or a class that shipped files never set it to.
+    """Raises UserError if a macro is set to a string or class instead of a reference or object as in shipped files.
 
     A string is rejected if shipped files set the macro only to references, and a class if they set it only to calls.
     """
@@ -367,7 +368,7 @@ def _convert_gin_error(error: Exception, text: GinText, before: Sequence[GinText
 
 
 def _suggest_name(line: str, text: GinText, before: Sequence[GinText]) -> str:
-    """Suggests a counterpart, name, file or module for the first name of T5X, or that is misspelt or not imported."""
+    """Suggests a replacement, or a file or module to add, for the first name in `line` that cannot be resolved."""
     imports = {name for other in [*before, text] for name in other.imports}
     for name in re.findall(r'[A-Za-z_][\w.]*\.\w+', line):
         first, *rest = name.split('.')
