@@ -121,7 +121,7 @@ def add_decoder_flags(parser: argparse.ArgumentParser, batch_size: str) -> Any:
 def apply_decoder_flags(args: argparse.Namespace, base: Sequence[str]) -> None:
     """Converts the flags `--beams` and `--sampling` to gin flags in `args.gin_flags`.
 
-    `base` contains the gin files that the command reads by default. Raises UserError like `check_decoder_macros`.
+    `base` contains the gin files that the command reads by default. Raises the errors of `check_decoder_macros`.
     """
     if args.beams is not None:
         args.gin_flags = [*args.gin_flags, ('DECODER', '@beam_search.BeamSearch()'), ('BEAMS', str(args.beams))]

@@ -103,7 +103,7 @@ class GinText:
 
     def _convert_syntax_error(self, error: Exception) -> UserError:
         if isinstance(error, tokenize.TokenError):
-            # gin detects an unclosed bracket only at the end. The statement starts at the last unindented line.
+            # gin reports an unclosed bracket at the end of the text. Report the last unindented line instead.
             lines = enumerate(self.text.splitlines(), 1)
             line = max((number for number, text in lines if text[:1].isalpha()), default=1)
             return UserError(f'{self.locate(line)}a bracket or quote is not closed; close it')

@@ -105,7 +105,9 @@ class CheckpointEvaluator:
     """
 
     def __init__(self, settings: CheckpointEvaluation, get_leaderboard_file: Callable[[str], str | None]):
-        """Reads the examples. `get_leaderboard_file` returns the name of a task's leaderboard file, or None.
+        """Reads the examples.
+
+        `get_leaderboard_file` returns the name of a task's leaderboard file, or None if it has none.
 
         Raises UserError if neither metrics nor submissions are requested, if no task to submit has a leaderboard, or if
         two tasks have the same leaderboard file.

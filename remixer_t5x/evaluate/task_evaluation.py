@@ -154,7 +154,7 @@ class TaskEvaluator:
             yield TaskReport(examples.task.name, self.split, metrics, rows, seconds, *hashes)
 
     def compute_target_metrics(self) -> dict[str, Metrics]:
-        """Maps each task to the metrics of answers that equal the targets, which shows the names of the metrics."""
+        """Computes the metrics of each task with the targets as predictions, to find the names of the metrics."""
         results = {}
         for examples in self._examples:
             texts = examples.get_texts('targets')

@@ -64,7 +64,7 @@ class MetricsWindow:
 def compute_means(totals: Mapping[str, float]) -> dict[str, float]:
     """Divides sums over tokens by the number of target tokens, `weights`, and averages other metrics over steps.
 
-    `loss` is the minimized loss; `cross_ent_loss` is `loss` without `z_loss`, and is omitted for regression.
+    `loss` is the training loss. `cross_ent_loss` is `loss` minus `z_loss`; it is omitted for regression.
     """
     weights = totals.get('weights', 0.0)
     averages = {}

@@ -299,7 +299,7 @@ def test_a_custom_mixer_is_shared_with_its_modules_and_imported_only_with_consen
 
 
 def test_only_python_files_of_custom_packages_are_shared(tmp_path, monkeypatch):
-    """The modules are in a checkout of this package, which is not shared."""
+    """The custom modules are inside a checkout of this package; the package itself is not copied."""
     (tmp_path / 'remixer_t5x').mkdir()
     (tmp_path / 'own_module.py').write_text('import own_package\nimport remixer_t5x')
     for name in ('__init__.py', 'layers/mixer.py', '.env', '.git/hook.py', 'notes.txt', '__pycache__/mixer.pyc'):

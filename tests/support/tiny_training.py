@@ -212,7 +212,7 @@ def main(settings: dict[str, Any]) -> int:
 
 
 class TrainingRuns:
-    """Starts runs that write their output to files in `folder`."""
+    """Starts training runs, and writes their output to files in `folder`."""
 
     def __init__(self, folder: pathlib.Path):
         self._folder = folder

@@ -175,7 +175,7 @@ class _RunProcess(subprocess.Popen):
                 self._shown_line = line
 
     def read_last_line(self, prefix: str = '') -> str:
-        """Returns the last line that this process logged with `prefix`, or else its last line, '' if there is none."""
+        """Returns the last logged line that starts with `prefix`; without such a line, the last line, or ''."""
         with self.cell.log_path.open('rb') as log:
             log.seek(self._log_start)
             lines = log.read().decode(errors='replace').strip().splitlines() or ['']

@@ -81,7 +81,7 @@ class Layer(nn.Module):
 
 
 def _call_sublayer(sublayer: nn.Module, x: jax.Array, ctx: SequenceContext) -> jax.Array:
-    """Calls a sublayer; raises UserError for other arguments, or an output that differs in shape or dtype from `x`."""
+    """Calls a sublayer. Raises UserError if it does not accept (x, ctx), or if its output is not like `x`."""
     try:
         inspect.signature(sublayer.__call__).bind(x, ctx)
     except TypeError as error:

@@ -78,8 +78,8 @@ def _normalize_logical_form(text: str, example: dict[str, Any] | None = None, is
 def exact_match(targets: Sequence[tuple[str, str]], predictions: Sequence[str]) -> Metrics:
     """Computes the exact match in percent over all examples and, as `exact_match/GROUP`, over groups of examples.
 
-    The groups are the generalization types, `lexical`, `structural`, `generalization`, and `in_distribution` for all
-    other types.
+    The groups are each generalization type, `lexical`, `structural`, `generalization` (all of these types), and
+    `in_distribution` (all other examples).
     """
     right = collections.defaultdict(list)
     for (form, kind), prediction in zip(targets, predictions, strict=True):

@@ -26,8 +26,8 @@ Metrics = dict[str, float]
 Metric = Callable[[Sequence[Any], Sequence[Any]], Metrics]
 Texts = Sequence[str]
 _PUNCTUATION = str.maketrans('', '', string.punctuation)
-# Replaces texts that mean that there is no answer, because word F1 is undefined for texts without words.
-NO_ANSWER = '\ue000'
+# Stands for 'no answer' when word F1 is computed, because word F1 is undefined for texts without words.
+_NO_ANSWER = '\ue000'
 ROUGE = ('rouge1', 'rouge2', 'rougeLsum')
 
 
@@ -120,18 +120,18 @@ def build_squad_2_metric(unanswerable: str) -> Metric:
     """Returns SQuAD 2.0's metric, which computes exact match (`em`) and word F1 (`f1`) over all questions.
 
     Also computes `em` and `f1` for questions with an answer (prefix `HasAns_`) and without an answer (prefix `NoAns_`).
-    A target or prediction equal to `unanswerable` means that there is no answer, and has no word in common with others.
+    A target or prediction equal to `unanswerable` means that there is no answer; no other text matches its words.
     """
 
     def squad_with_unanswerable(targets: Sequence[Texts], predictions: Texts) -> Metrics:
         nothing = normalize_answer(unanswerable)
 
         def mark_no_answer(text: str) -> str:
-            return NO_ANSWER if normalize_answer(text) == nothing else text
+            return _NO_ANSWER if normalize_answer(text) == nothing else text
 
         answers = [[*map(mark_no_answer, texts)] for texts in targets]
         scores = _score_answers(answers, [*map(mark_no_answer, predictions)])
-        return _average_by_answerability(scores, np.array([NO_ANSWER not in texts for texts in answers]))
+        return _average_by_answerability(scores, np.array([_NO_ANSWER not in texts for texts in answers]))
 
     return squad_with_unanswerable
 
@@ -290,8 +290,8 @@ def _find_entities(tags: Sequence[str]) -> set[tuple[str, int, int]]:
 def span_metrics(targets: Texts, predictions: Texts) -> Metrics:
     """Computes SQuAD 2.0's metrics from JSON targets {'text': [...], ...}; an empty prediction means no answer."""
     answers = [json.loads(target)['text'] for target in targets]
-    words = [[text for text in texts if normalize_answer(text)] or [NO_ANSWER] for texts in answers]
-    scores = _score_answers(words, [text if normalize_answer(text) else NO_ANSWER for text in predictions])
+    words = [[text for text in texts if normalize_answer(text)] or [_NO_ANSWER] for texts in answers]
+    scores = _score_answers(words, [text if normalize_answer(text) else _NO_ANSWER for text in predictions])
     return _average_by_answerability(scores, np.array([bool(texts) for texts in answers]))
 
 
