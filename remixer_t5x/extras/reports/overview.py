@@ -127,7 +127,7 @@ def build_charts(runs: Sequence[RecordedRun]) -> dict[str, list[LineChart]]:
     held_out, tasks = [], []
     for kind in dict.fromkeys(kind for run in runs for kind in run.list_evaluation_names()):
         title = 'Held-out loss' + (f', {format_evaluation_name(kind)}' if kind != 'eval' else '')
-        held_out.append(build_chart(title, 'nats per token', kind, 'loss'))
+        held_out.append(build_chart(title, 'mean over targets', kind, 'loss'))
         of_kind = (record for run in runs for record in run.records if record.kind == kind)
         names = list(dict.fromkeys(name for record in of_kind for name in select_task_metrics(record)))
         tasks += [
@@ -135,10 +135,10 @@ def build_charts(runs: Sequence[RecordedRun]) -> dict[str, list[LineChart]]:
         ]
     by_heading = {
         'curves': [
-            build_chart('Training loss', 'nats per token', TRAIN, 'loss', smooth=True),
+            build_chart('Training loss', 'mean over targets', TRAIN, 'loss', smooth=True),
             *held_out,
             *tasks,
-            build_chart('Training accuracy', 'share of tokens', TRAIN, 'accuracy', smooth=True),
+            build_chart('Training accuracy', 'share of targets', TRAIN, 'accuracy', smooth=True),
         ],
         'optimization': [
             build_chart('Learning rate', '', TRAIN, 'learning_rate'),
