@@ -112,6 +112,17 @@ def _get_attribute(value, name):
     return getattr(value, name)
 
 
+def test_the_troubleshooting_page_quotes_messages_of_the_code():
+    """`…` replaces the variable parts of a message; messages of Python and gin begin with `No`."""
+    code = '\n'.join(path.read_text() for folder in ('remixer_t5x', 'tasks') for path in (ROOT / folder).rglob('*.py'))
+    code = re.sub(r"""['"]\s*\n\s*f?['"]""", '', code)
+    symptoms = re.findall(r'^\| (.*?) \|', (ROOT / 'docs' / 'guide' / 'troubleshooting.md').read_text(), re.MULTILINE)
+    spans = [span for symptom in symptoms for span in symptom.split('`')[1::2]]
+    messages = [span for span in spans if ' ' in span and not span.startswith('No ')]
+    parts = [part.strip() for message in messages for part in message.split('…')]
+    assert len(messages) >= 10 and [part for part in parts if part not in code] == []
+
+
 def test_the_installation_page_lists_every_extra():
     extras = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']['optional-dependencies']
     rows = re.findall(r'^\| (`.*?) \|', (ROOT / 'docs/guide/install.md').read_text(), re.MULTILINE)
