@@ -28,7 +28,7 @@ from remixer_t5x.train.settings import Folder
 
 MAP_SETTING = 'INITIAL_CHECKPOINT_MAP'
 _LAYER_RANGE_PATTERN = re.compile(r'(.*)\[(\d+):(\d+)\]')
-# Maximum number of table rows to print for each status: taken, fresh or left.
+# Maximum number of table rows to print for each status: loaded, fresh or unused.
 MAX_TABLE_ROWS = 12
 Shapes = Mapping[str, tuple[int, ...]]
 Targets = Mapping[str, jax.ShapeDtypeStruct]
@@ -79,8 +79,8 @@ def load_initial_params(
     created: Mapping[str, jax.Array] = {}
     if fresh or rows:
         created = traverse_util.flatten_dict(create().params, sep='/')
-    taken = _read_param_sources(sources, targets, saved, rows, created)
-    params = {name: taken[name] if name in taken else created[name] for name in targets}
+    loaded = _read_param_sources(sources, targets, saved, rows, created)
+    params = {name: loaded[name] if name in loaded else created[name] for name in targets}
     description = _describe_param_sources(folder, sources, targets, shapes, rows)
     return traverse_util.unflatten_dict(params, sep='/'), description
 
@@ -140,8 +140,8 @@ def _check_param_sources(
                 shape = (*shape[:axis], expected[name][axis], *shape[axis + 1 :])
             available[name] = shape
     same_names = all(source == ParamSource(name) or lora.is_adapter(name) for name, source in sources.items())
-    left = {name: shape for name, shape in saved.items() if name not in _get_source_names(sources)}
-    saved_params.check_shapes_fit_model(checkpoint.step, {**available, **(left if same_names else {})}, expected)
+    unused = {name: shape for name, shape in saved.items() if name not in _get_source_names(sources)}
+    saved_params.check_shapes_fit_model(checkpoint.step, {**available, **(unused if same_names else {})}, expected)
 
 
 def _get_source_names(sources: Sources) -> set[str]:
@@ -152,9 +152,9 @@ def _read_param_sources(
     sources: Sources, targets: Targets, saved: SavedParams, rows: Mapping[str, Any], created: Mapping[str, Any]
 ) -> Any:
     """Reads arrays from the checkpoint, and returns them by the names of the model's parameters."""
-    taken = {name: source for name, source in sources.items() if source is not None}
+    loaded = {name: source for name, source in sources.items() if source is not None}
     shapes: dict[str, jax.ShapeDtypeStruct] = {}
-    for name, source in taken.items():
+    for name, source in loaded.items():
         leaf, shape = targets[name], saved.shapes[source.name]
         if name in rows:
             # Do not shard the vocabulary axis if the vocabularies differ, because its size in the checkpoint may not be
@@ -166,9 +166,9 @@ def _read_param_sources(
         else:
             shapes[source.name] = jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=leaf.sharding)
     arrays = saved.read(shapes)
-    uses = [source.name for source in taken.values()]
+    uses = [source.name for source in loaded.values()]
     params = {}
-    for name, source in taken.items():
+    for name, source in loaded.items():
         array = arrays[source.name]
         if source.layers is not None:
             params[name] = jax.jit(lambda a, b=source.layers: a[slice(*b)], out_shardings=targets[name].sharding)(array)
@@ -184,15 +184,15 @@ def _read_param_sources(
 def _describe_param_sources(
     folder: Folder, sources: Sources, targets: Targets, saved: Mapping[str, Any], rows: Mapping[str, Any]
 ) -> str:
-    taken = {name: leaf.shape for name, leaf in targets.items() if sources[name] is not None}
-    fresh = {name: leaf.shape for name, leaf in targets.items() if name not in taken}
-    left = {name: shape for name, shape in saved.items() if name not in _get_source_names(sources)}
+    loaded = {name: leaf.shape for name, leaf in targets.items() if sources[name] is not None}
+    fresh = {name: leaf.shape for name, leaf in targets.items() if name not in loaded}
+    unused = {name: shape for name, shape in saved.items() if name not in _get_source_names(sources)}
     lines = [f'parameters of {folder.initial_checkpoint_path}']
-    if fresh or left or rows or any(source and source.name != name for name, source in sources.items()):
-        lines += _format_table_rows(taken, fresh, left)
+    if fresh or unused or rows or any(source and source.name != name for name, source in sources.items()):
+        lines += _format_table_rows(loaded, fresh, unused)
     for name, (_, matches) in rows.items():
         known = int((matches >= 0).sum())
-        lines.append(f'  {name}: {known:,} of {len(matches):,} pieces are in the checkpoint, the others are fresh')
+        lines.append(f'  {name}: {known:,} of {len(matches):,} pieces are in the checkpoint; the others are fresh')
     return '\n'.join(lines)
 
 
@@ -255,15 +255,15 @@ def _copy_matched_rows(fresh: jax.Array, other: jax.Array, matches: np.ndarray, 
     return jax.jit(replace_matched_rows, out_shardings=fresh.sharding)(fresh, other)
 
 
-def _format_table_rows(taken: Shapes, fresh: Shapes, left: Shapes) -> Iterator[str]:
+def _format_table_rows(loaded: Shapes, fresh: Shapes, unused: Shapes) -> Iterator[str]:
     """Yields a line for each group of arrays with its status, name prefix, array count and parameter count.
 
-    All arrays in a group have the same name prefix and the same status (taken, fresh or left).
+    All arrays in a group have the same name prefix and the same status (loaded, fresh or unused).
     """
-    kinds = {'taken': taken, 'fresh': fresh, 'left': left}
-    everything = {name for shapes in kinds.values() for name in shapes}
-    for kind, shapes in kinds.items():
-        # `left` contains names in the checkpoint; `taken` and `fresh` contain names in the model.
+    by_status = {'loaded': loaded, 'fresh': fresh, 'unused': unused}
+    everything = {name for shapes in by_status.values() for name in shapes}
+    for status, shapes in by_status.items():
+        # `unused` contains names in the checkpoint; `loaded` and `fresh` contain names in the model.
         sizes_of: dict[str, list[int]] = {}
         for name, prefix in find_shortest_prefixes(shapes.keys(), everything - shapes.keys()).items():
             sizes_of.setdefault(prefix, []).append(math.prod(shapes[name]))
@@ -272,7 +272,7 @@ def _format_table_rows(taken: Shapes, fresh: Shapes, left: Shapes) -> Iterator[s
             ordered[MAX_TABLE_ROWS:] = [(f'{len(rest)} more groups', [size for _, sizes in rest for size in sizes])]
         for prefix, sizes in ordered:
             arrays = f'{len(sizes):>4} {"array " if len(sizes) == 1 else "arrays"}'
-            yield f'  {kind:<5}  {prefix:<44}  {arrays}  {sum(sizes):>14,} parameters'
+            yield f'  {status:<6}  {prefix:<44}  {arrays}  {sum(sizes):>14,} parameters'
 
 
 def find_shortest_prefixes(names: Collection[str], others: Collection[str]) -> dict[str, str]:

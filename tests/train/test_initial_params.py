@@ -48,7 +48,8 @@ def load(folder, model_type, fresh=None, renamed=None, vocabularies=None, gin=''
 def array_counts(description):
     """Returns the number of arrays of each module in the table, by status."""
     rows = [line.split() for line in description.splitlines()[1:]]
-    return {status: {row[1]: int(row[2]) for row in rows if row[0] == status} for status in ('taken', 'fresh', 'left')}
+    statuses = ('loaded', 'fresh', 'unused')
+    return {status: {row[1]: int(row[2]) for row in rows if row[0] == status} for status in statuses}
 
 
 def test_a_classifier_loads_the_encoder_of_an_encoder_decoder(seq2seq):
@@ -60,9 +61,9 @@ def test_a_classifier_loads_the_encoder_of_an_encoder_decoder(seq2seq):
             np.testing.assert_array_equal(ours, theirs)
     assert description.startswith(f'parameters of {seq2seq}\n')
     assert array_counts(description) == {
-        'taken': {'encoder': 11, 'token_embedder': 1},
+        'loaded': {'encoder': 11, 'token_embedder': 1},
         'fresh': {'head': 4},
-        'left': {'decoder': 16, 'logits': 1},
+        'unused': {'decoder': 16, 'logits': 1},
     }
 
 
@@ -93,7 +94,7 @@ def test_layers_of_a_run_can_be_split_over_other_runs(seq2seq):
         np.testing.assert_array_equal(ours, kernel[layers])
     assert (
         array_counts(description)['fresh'] == {'encoder/run_1/layer/gated_mlp': 3}
-        and not array_counts(description)['left']
+        and not array_counts(description)['unused']
     )
     wi = before['encoder']['run_0']['layer']['gated_mlp']['wi_0']['kernel']
     assert not np.array_equal(params['encoder']['run_1']['layer']['gated_mlp']['wi_0']['kernel'], wi[1:3])
