@@ -205,7 +205,7 @@ def _replace_surrogates(value: Any) -> Any:
 def check_links_inside(folder: str | os.PathLike[str]) -> None:
     """Raises UserError if `folder` contains a link to a path outside of the folder, or a pipe, socket or device.
 
-    In Hugging Face's cache, links from snapshots/<revision> into the neighboring blobs folder are allowed.
+    In Hugging Face's cache, links from snapshots/<revision> into the neighbouring blobs folder are allowed.
     """
     root = os.fspath(folder)
     if '://' in root or not os.path.isdir(root):

@@ -63,7 +63,7 @@ def add_gin_flags(parser: argparse.ArgumentParser, model: bool = True) -> None:
     if model:
         parser.add_argument('--model', metavar='NAME', help=_MODEL_HELP)
     parser.add_argument(
-        '--tfds_data_dir', metavar='DIR', help='folder with prepared TFDS data sets; overrides TFDS_DATA_DIR'
+        '--tfds_data_dir', metavar='DIR', help='folder with prepared TFDS datasets; overrides TFDS_DATA_DIR'
     )
     parser.add_argument(
         '--gin_search_paths',
@@ -202,7 +202,7 @@ def _build_config_sources(args: argparse.Namespace, **sources: Any) -> Any:
     from remixer_t5x.config import gin_files, loading
 
     if args.tfds_data_dir:
-        # All libraries that read TFDS data sets use this environment variable.
+        # All libraries that read TFDS datasets use this environment variable.
         os.environ['TFDS_DATA_DIR'] = args.tfds_data_dir
     search_paths = split_names(','.join(args.gin_search_paths))
     model = gin_files.parse_model_flag(args.model, search_paths) if args.model else ()

@@ -190,7 +190,7 @@ def list_tasks(args: argparse.Namespace) -> None:
 
 
 def add_get_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument('name', metavar='NAME', help='a task or data set listed by `data list`')
+    parser.add_argument('name', metavar='NAME', help='a task or dataset listed by `data list`')
     source = 'copy the published files from this folder instead of downloading them'
     parser.add_argument('--from', dest='source', metavar='DIR', help=source)
     folder = 'folder for the files (default: REMIXER_T5X_CACHE/data, or ~/.cache/remixer_t5x/data)'

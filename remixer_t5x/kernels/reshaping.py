@@ -1,7 +1,7 @@
 """Uses reshaping to split rows of tokens into blocks, build matrices with constant diagonals, and gather submatrices.
 
 With blocks, the window of each token lies within two consecutive blocks. Matrices are built from padded copies, because
-the gradient of an element-wise gather would be a scatter of single elements, which is slow on all devices.
+the gradient of an elementwise gather would be a scatter of single elements, which is slow on all devices.
 """
 
 from typing import Any

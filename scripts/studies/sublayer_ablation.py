@@ -39,7 +39,7 @@ def compute_ablation_effects(
     original encoder output.
 
     Args:
-        model: an encoder-decoder, encoder-only or decoder-only model, which is initialised at random.
+        model: an encoder-decoder, encoder-only or decoder-only model, which is initialized at random.
         inputs: the encoder's ids [batch, length] int32 with 0 for padding.
         targets: the decoder's ids [batch, length] int32 with 0 for padding.
         seed: seed of the parameters.

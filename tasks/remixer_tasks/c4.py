@@ -40,8 +40,8 @@ class TfdsCorpus:
 def corpus(
     name: str = 'c4/en:3.1.0', data_dir: str | None = None, train: str = 'train', validation: str = 'validation'
 ) -> TfdsCorpus:
-    """Returns C4, or another TFDS data set with a feature 'text', without opening a file.
+    """Returns C4, or another TFDS dataset with a feature 'text', without opening a file.
 
-    `data_dir` is the folder of the prepared data set; None uses TFDS_DATA_DIR.
+    `data_dir` is the folder of the prepared dataset; None uses TFDS_DATA_DIR.
     """
     return TfdsCorpus(name, data_dir, train, validation)

@@ -35,7 +35,7 @@ _WSC = ('dpr_v001_simple', 'super_glue_wsc_v102_simple_train', 'super_glue_wsc_v
 def _create_text_task_builder(
     objective: Callable[..., Provider], tfds: str, name: str | None = None, data: str = ''
 ) -> Builder:
-    """Returns a function that builds a pretraining task, which applies `objective` to the TFDS data set `tfds`."""
+    """Returns a function that builds a pretraining task, which applies `objective` to the TFDS dataset `tfds`."""
     names = {'name': name} if name else {'data': data}
     return lambda vocabulary, data_dir: objective(c4.corpus(tfds, data_dir), vocabulary, **names)
 

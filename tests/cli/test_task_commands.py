@@ -69,7 +69,7 @@ def read_records(path):
     return [json.loads(line) for line in pathlib.Path(path).read_text().splitlines()]
 
 
-def test_eval_evaluates_the_model_of_a_quantised_export(finetuned, monkeypatch):
+def test_eval_evaluates_the_model_of_a_quantized_export(finetuned, monkeypatch):
     """Checks the evaluated parameters and the output folder; `tests/extras/export` tests the rounding."""
     evaluated = {}
 

@@ -166,7 +166,7 @@ def test_the_folder_of_a_damaged_parsed_corpus_is_reported(tmp_path, monkeypatch
     shard = folder / 'documents-00000.arrow'
     intact = shard.read_bytes()
     for damaged in (intact.replace(b'document 77', b'dokument 77'), intact[:-20]):
-        # Open data sets keep the old file.
+        # Open datasets keep the old file.
         shard.unlink()
         shard.write_bytes(damaged)
         text_corpus._open_documents.cache_clear()

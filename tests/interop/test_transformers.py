@@ -194,7 +194,7 @@ def test_a_sentence_t5_is_written_as_it_was_read(tmp_path):
     assert source.family == family and np.array_equal(source.tensors['2_Dense/linear.weight'], projection.T)
     model = hf_folders.model_from_source(source, tmp_path)
     check_round_trip(source, model, VOCABULARY, tmp_path)
-    # The formula of the paper: the normalised projection of the mean.
+    # The formula of the paper: the normalized projection of the mean.
     mean = np.random.default_rng(1).standard_normal((3, 24), np.float32)
     expected = mean @ projection / np.linalg.norm(mean @ projection, axis=1, keepdims=True)
     np.testing.assert_allclose(model.project_sentence(source.read_params(), mean), expected, atol=1e-6)

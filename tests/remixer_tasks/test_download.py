@@ -59,7 +59,7 @@ def server(no_other_data, monkeypatch, tmp_path):
 
 
 def publish(server, name, content, folder='toy', **options):
-    """Serves a file, and returns its description in a data set."""
+    """Serves a file, and returns its description in a dataset."""
     (server.folder / name).write_bytes(content)
     return PublishedFile(f'http://127.0.0.1:{server.server_port}/{name}', sha256(content), folder, **options)
 
@@ -173,7 +173,7 @@ def test_an_existing_file_is_not_replaced(zipped, cache_folder):
     ],
 )
 def test_impossible_downloads_are_reported(plain, name, expected):
-    """An unwritable folder, a data set without downloads, and an unknown data set."""
+    """An unwritable folder, a dataset without downloads, and an unknown dataset."""
     message = error_message(lambda: download.download_files(name, data_dir='/dev/null'))
     assert all(text in message for text in expected)
 

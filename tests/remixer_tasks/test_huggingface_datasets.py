@@ -1,4 +1,4 @@
-"""Data sets of Hugging Face's `datasets` are read as corpora and tasks."""
+"""Datasets of Hugging Face's `datasets` are read as corpora and tasks."""
 
 import gzip
 import json
@@ -22,7 +22,7 @@ LABELS = ['no', 'yes']
 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
-    """Returns saved data sets of 60 rows with a question, a class label and a text; row 7 has no question."""
+    """Returns saved datasets of 60 rows with a question, a class label and a text; row 7 has no question."""
     columns = {
         'question': [None if i == 7 else f'is {i} even?' for i in range(60)],
         'label': [1 - i % 2 for i in range(60)],

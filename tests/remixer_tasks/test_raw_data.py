@@ -1,4 +1,4 @@
-"""Labelled data sets from raw files: layouts, order, positions, and errors of one line."""
+"""Labelled datasets from raw files: layouts, order, positions, and errors of one line."""
 
 import json
 

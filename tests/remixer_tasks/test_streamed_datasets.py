@@ -1,6 +1,6 @@
-"""Hugging Face data sets that are streamed during training (HF_STREAMING), without a copy.
+"""Hugging Face datasets that are streamed during training (HF_STREAMING), without a copy.
 
-The references are the same data set copied into the cache, and the lists from which the files were written.
+The references are the same dataset copied into the cache, and the lists from which the files were written.
 """
 
 import itertools
@@ -185,7 +185,7 @@ def test_malformed_rows_are_skipped_with_one_warning_or_rejected(tmp_path, capsy
 
 
 def test_a_fingerprint_changes_with_the_data(folders, tmp_path):
-    """The fingerprint depends on the content, and on whether the data set is streamed or copied."""
+    """The fingerprint depends on the content, and on whether the dataset is streamed or copied."""
 
     def identity(path, streaming=True):
         corpus = huggingface_datasets.corpus(HubDataset(str(path)), streaming=streaming)

@@ -108,7 +108,7 @@ def test_splits_without_labels_have_no_metrics():
 
 
 def test_tfds_and_raw_files_give_the_same_examples(raw_folder, tmp_path):
-    """The TFDS data sets are prepared from the raw files by TFDS."""
+    """The TFDS datasets are prepared from the raw files by TFDS."""
     for folder, config in (('WSC', 'wsc.fixed'), ('MultiRC', 'multirc'), ('ReCoRD', 'record'), ('CB', 'cb')):
         files = pathlib.Path(raw_folder) / 'super_glue' / folder
         toy_tasks.prepare_super_glue(config, files, tmp_path, rows_per_file=2)

@@ -16,7 +16,7 @@ class FakeHub:
     """A server in threads of this process.
 
     Attributes:
-        models: files by name of the model or data set, and revision.
+        models: files by name of the model or dataset, and revision.
         pull_requests: (author, number, status) by name of the model.
         private: names of private models.
         messages: messages of commits.

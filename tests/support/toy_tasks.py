@@ -86,7 +86,7 @@ toy_tasks.{task}.vocabulary = @vocabularies.byte()
 
 
 def prepare_super_glue(config: str, files: pathlib.Path, data_dir: pathlib.Path, rows_per_file: int = 20) -> None:
-    """Converts published SuperGLUE `files` to a TFDS data set."""
+    """Converts published SuperGLUE `files` to a TFDS dataset."""
     builder = tfds.text.super_glue.SuperGlue(config=config, data_dir=data_dir)
     pathlib.Path(builder.data_dir).mkdir(parents=True)
     writer = tfds.core.SequentialWriter(builder.info, max_examples_per_shard=rows_per_file)

@@ -28,7 +28,7 @@ from remixer_t5x.extras.forecast.forecast import (
 )
 from remixer_t5x.extras.forecast.roofline import KernelCosts
 
-# Number of measured steps, after two warm-up steps.
+# Number of measured steps, after two warmup steps.
 _MEASURED_STEPS = 10
 _NOTE = 'The bound is a lower limit and not a prediction: compare ratios of bounds or of estimates, not milliseconds.'
 _print = functools.partial(console.print_with_rich, pipe_width=150)
@@ -82,7 +82,7 @@ def print_measured_step(args: argparse.Namespace) -> None:
 
 
 def measure_step(step: StepSpec) -> float:
-    """Measures the median seconds of a train step on the local devices, after two warm-up steps."""
+    """Measures the median seconds of a train step on the local devices, after two warmup steps."""
     program = step_memory.compile_step(step, for_analysis=False)
     # A row of ones is a single example whose tokens all have a loss weight of 1.
     batch = {

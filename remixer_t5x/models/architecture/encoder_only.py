@@ -163,7 +163,7 @@ class NormInput(nn.Module):
 
 
 class BertHead(nn.Module):
-    """Masked language modeling head of BERT, `norm(gelu(x W + b))`, and the bias of the output projection.
+    """Masked language modelling head of BERT, `norm(gelu(x W + b))`, and the bias of the output projection.
 
     Attributes:
         use_bias: whether the dense layer has a bias b; False in ModernBERT.

@@ -78,7 +78,7 @@ class Competition(nn.Module):
 
 
 def _softmax_over_arrays(logits: Sequence[jax.Array]) -> list[jax.Array]:
-    """Computes an element-wise softmax over a list of arrays."""
+    """Computes an elementwise softmax over a list of arrays."""
     largest = jax.lax.stop_gradient(functools.reduce(jnp.maximum, logits))
     exponentials = [jnp.exp(array - largest) for array in logits]
     total = sum(exponentials)
@@ -209,7 +209,7 @@ class InterMechanismAttention(nn.Module):
 def _attend_to_mechanisms(query: jax.Array, key: Sequence[jax.Array], value: Sequence[jax.Array]) -> jax.Array:
     """Computes attention of one mechanism [..., heads, kv] to all mechanisms including itself.
 
-    Element-wise products are faster than one small matmul per token, and broadcasting over the pairs of mechanisms
+    Elementwise products are faster than one small matmul per token, and broadcasting over the pairs of mechanisms
     crashes XLA:CPU in the backward pass (jaxlib 0.10.2).
     """
     query32 = query.astype(jnp.float32)

@@ -1,6 +1,6 @@
 """Text generation tasks with T5's names and prompts: SQuAD, CNN/DailyMail and WMT.
 
-SQuAD is read from the published JSON files or from TFDS; the other data sets are read only from TFDS. T5 has no task
+SQuAD is read from the published JSON files or from TFDS; the other datasets are read only from TFDS. T5 has no task
 for SQuAD 2.0.
 """
 
@@ -83,7 +83,7 @@ def _build_prompt_preprocessor(prompt: str, source: str, target: str) -> Preproc
 
 
 def _build_translation_task(name: str, builder: str, language: str, splits: tuple[str, ...] = _SPLITS) -> TextTask:
-    """Returns a task that translates English to `language`, with data from the TFDS data set `builder`."""
+    """Returns a task that translates English to `language`, with data from the TFDS dataset `builder`."""
     terms = 'see https://www.statmt.org/wmt19/translation-task.html and the pages of the other years'
     to_text = _build_prompt_preprocessor(f'translate English to {_LANGUAGES[language]}:', 'en', language)
     tfds = f'{builder}/{language}-en'

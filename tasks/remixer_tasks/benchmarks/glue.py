@@ -36,7 +36,7 @@ LABELS = {
     **dict.fromkeys(('qnli', 'rte'), ('entailment', 'not_entailment')),
     'wnli': ('not_entailment', 'entailment'),
 }
-# The text columns of each data set, in the order of T5's prompts.
+# The text columns of each dataset, in the order of T5's prompts.
 _TEXTS = {
     **dict.fromkeys(('cola', 'sst2'), ('sentence',)),
     **dict.fromkeys(('mrpc', 'stsb', 'rte', 'wnli'), ('sentence1', 'sentence2')),
@@ -44,7 +44,7 @@ _TEXTS = {
     'qqp': ('question1', 'question2'),
     'qnli': ('question', 'sentence'),
 }
-# Maps each data set to the name of its archive in _URL, and to the SHA-256 published by TFDS.
+# Maps each dataset to the name of its archive in _URL, and to the SHA-256 published by TFDS.
 _URL = 'https://dl.fbaipublicfiles.com/glue/data/{}.zip'
 _ARCHIVES = {
     'cola': ('CoLA', 'f212fcd832b8f7b435fb991f101abf89f96b933ab400603bf198960dfc32cbff'),
@@ -67,7 +67,7 @@ def _build_reader(
     read: raw_rows.RowReader = raw_rows.read_tsv,
     rows: slice = slice(None),
 ) -> Reader:
-    """Returns a reader of a GLUE data set, or of a range of its rows; `idx` is counted from 0.
+    """Returns a reader of a GLUE dataset, or of a range of its rows; `idx` is counted from 0.
 
     `columns` maps features to columns; None means that their names are equal.
     """

@@ -103,7 +103,7 @@ _SNLI = LabelledDataset(
 
 
 def _build_anli_dataset(number: int) -> LabelledDataset:
-    """Returns an ANLI round's data set; its validation split is `dev`, or else the annotated ANLI_analysis file."""
+    """Returns an ANLI round's dataset; its validation split is `dev`, or else the annotated ANLI_analysis file."""
     read = _build_pair_reader(raw_rows.read_jsonl, _ANLI_TEXTS, 'label', _ANLI_TEXTS)
     annotated = _build_pair_reader(raw_rows.read_csv, ('context', 'statement'), 'gold_label', _ANLI_TEXTS)
     splits = build_single_file_layouts(

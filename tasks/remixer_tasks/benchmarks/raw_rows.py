@@ -1,4 +1,4 @@
-"""Reads the rows of published data sets: JSON lines, TSV, CSV and SQuAD's JSON.
+"""Reads the rows of published datasets: JSON lines, TSV, CSV and SQuAD's JSON.
 
 An unreadable record raises UserError with its file and line, because metrics on incomplete data are not comparable.
 """

@@ -1,6 +1,6 @@
 """SuperGLUE (Wang et al. 2019) with T5's task names and prompts, read from the published JSON lines or TFDS.
 
-WSC's tasks are in `winograd`. The diagnostic data sets AX-b and AX-g use RTE's prompt; T5 has no metrics for them.
+WSC's tasks are in `winograd`. The diagnostic datasets AX-b and AX-g use RTE's prompt; T5 has no metrics for them.
 FewGLUE (Schick and Schuetze 2021) has the same format, with 32 training and 32 validation examples of each task.
 """
 
@@ -150,7 +150,7 @@ _PARSERS: dict[str, tuple[Mapping[str, str], Callable[[Example], Iterator[Exampl
 
 
 def build_dataset(folder: str) -> LabelledDataset:
-    """Returns the SuperGLUE data set that is published in `folder`, such as 'BoolQ' or 'AX-b'."""
+    """Returns the SuperGLUE dataset that is published in `folder`, such as 'BoolQ' or 'AX-b'."""
     if folder.startswith('AX'):
         files = {TEST: f'{folder}.jsonl'}
     else:

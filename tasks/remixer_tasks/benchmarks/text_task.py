@@ -1,11 +1,11 @@
-"""Defines dataclasses for text-to-text tasks, which combine a labelled data set, a prompt, and metrics.
+"""Defines dataclasses for text-to-text tasks, which combine a labelled dataset, a prompt, and metrics.
 
-A data set is read from TFDS or the published files. Both sources yield the same examples: flat dicts with the keys of
+A dataset is read from TFDS or the published files. Both sources yield the same examples: flat dicts with the keys of
 `Dataset.features`; nested names are joined by '/', as in 'idx/question'.
 
-Locates the files of a labelled data set, either prepared by TFDS or as published.
+Locates the files of a labelled dataset, either prepared by TFDS or as published.
 
-If `data_dir` is set, only that folder is searched, first for a prepared TFDS data set and then for published files.
+If `data_dir` is set, only that folder is searched, first for a prepared TFDS dataset and then for published files.
 Otherwise the search order is TFDS_DATA_DIR (or ~/tensorflow_datasets), REMIXER_T5X_DATA, and `data` in the cache.
 """
 
@@ -51,13 +51,13 @@ class PublishedFile:
 
 @dataclasses.dataclass(frozen=True)
 class LabelledDataset:
-    """A labelled data set.
+    """A labelled dataset.
 
     Attributes:
         features: maps feature names to TEXT, TEXTS (a list of any length), INTEGER or REAL.
         splits: maps each split to its file layouts; the first layout whose files all exist is read. A split without
             layouts is read only from TFDS.
-        tfds: name and version of the TFDS data set, as in 'super_glue/cb:1.0.2', or None if TFDS does not have it.
+        tfds: name and version of the TFDS dataset, as in 'super_glue/cb:1.0.2', or None if TFDS does not have it.
         terms: licence or terms of use, and homepage.
     """
 
@@ -75,7 +75,7 @@ def build_text_features(*names: str, **others: str) -> dict[str, str]:
 
 
 def build_single_file_layouts(files: Mapping[str, str], read: Reader) -> dict[str, list[FileLayout]]:
-    """Returns the file layouts of a data set with a single file per split."""
+    """Returns the file layouts of a dataset with a single file per split."""
     return {split: [FileLayout((path,), read)] for split, path in files.items()}
 
 
@@ -87,7 +87,7 @@ class TextTask:
         to_text: maps examples of `dataset` to inputs and targets.
         postprocess: maps predicted and target texts to the values that `metrics` compare (see `prompts`); None compares
             the texts.
-        splits: splits of the data set to use; None uses all splits.
+        splits: splits of the dataset to use; None uses all splits.
     """
 
     name: str
@@ -162,12 +162,12 @@ def find_published_files(
 
 
 def get_tfds_root(data_dir: str | None = None) -> str:
-    """Returns the folder of prepared TFDS data sets: `data_dir`, or else TFDS_DATA_DIR or TFDS's default."""
+    """Returns the folder of prepared TFDS datasets: `data_dir`, or else TFDS_DATA_DIR or TFDS's default."""
     return os.path.expanduser(data_dir or os.environ.get('TFDS_DATA_DIR') or '~/tensorflow_datasets')
 
 
 def find_tfds_folder(dataset: LabelledDataset, data_dir: str | None = None) -> str | None:
-    """Returns the folder of the prepared TFDS data set, in the version of `dataset.tfds` or else the newest version."""
+    """Returns the folder of the prepared TFDS dataset, in the version of `dataset.tfds` or else the newest version."""
     if dataset.tfds is None:
         return None
     name, _, version = dataset.tfds.partition(':')
@@ -189,7 +189,7 @@ def describe_missing_files(dataset: LabelledDataset, split: str, data_dir: str |
         files = ' or '.join(' + '.join(layout.paths) for layout in layouts)
         locations.append(f'{files} in {" and ".join(map(str, list_published_folders(data_dir)))}')
     if dataset.tfds:
-        locations.append(f'TFDS data set {dataset.tfds} in {data_dir or "TFDS_DATA_DIR"}')
+        locations.append(f'TFDS dataset {dataset.tfds} in {data_dir or "TFDS_DATA_DIR"}')
     get = f', or run remixer-t5x data get {dataset.name}' if dataset.downloads else ''
     looked_for = f'{dataset.name} has no {split} files here (looked for {", and ".join(locations)})'
     return f'{looked_for}; set DATA_DIR to their folder{get}'

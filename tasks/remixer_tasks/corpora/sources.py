@@ -1,4 +1,4 @@
-"""seqio data sources of corpora and of labelled data sets. Importing this module imports seqio.
+"""seqio data sources of corpora and of labelled datasets. Importing this module imports seqio.
 
 The sources do not report their number of examples, because seqio would then cache small corpora with `Dataset.cache`,
 whose position cannot be saved. TFDS's files are read in one thread, because tf.data cannot restore the position of a
@@ -28,7 +28,7 @@ from remixer_tasks.files.cache import ProgressNotice
 
 # Number of TFDS examples in the shuffle buffer. Every saved position contains this buffer (a few kB per example).
 SHUFFLE_BUFFER = 256
-# Every stream reads all files of a TFDS data set with at most this number of examples, so that all streams together
+# Every stream reads all files of a TFDS dataset with at most this number of examples, so that all streams together
 # yield each example once per epoch.
 _MAX_UNSHARDED_EXAMPLES = 1_000_000
 _ROWS = 'rows.arrow'
@@ -131,7 +131,7 @@ class StreamedSource(seqio.DataSource):
 
 
 class TfdsSource(seqio.TfdsDataSource):
-    """seqio's TFDS data source, changed to never prepare a data set, and to raise UserError for unreadable data."""
+    """seqio's TFDS data source, changed to never prepare a dataset, and to raise UserError for unreadable data."""
 
     def __init__(self, name: str, data_dir: str | None, splits: Mapping[str, str], order: int = 0):
         """`order` is added to every seed, so that two sources of the same corpus are shuffled differently."""
@@ -164,7 +164,7 @@ class TfdsSource(seqio.TfdsDataSource):
         folder = text_task.get_tfds_root(self.tfds_dataset.data_dir)
         reason = ' '.join(str(error).split())[:120]
         return UserError(
-            f'TFDS data set {self._name} cannot be read from {folder} ({reason}); set TFDS_DATA_DIR to the folder that '
+            f'TFDS dataset {self._name} cannot be read from {folder} ({reason}); set TFDS_DATA_DIR to the folder that '
             'contains it, or use another c4.corpus.name'
         )
 
@@ -180,7 +180,7 @@ class _SequentialLoader(seqio.LazyTfdsLoader):
 
 
 class LabelledSource(seqio.DataSource):
-    """seqio data source of a `LabelledDataset`: a prepared TFDS data set, or else the published files.
+    """seqio data source of a `LabelledDataset`: a prepared TFDS dataset, or else the published files.
 
     Published files are parsed when they are first needed; the cached rows are read by index.
     Call `count_examples` for the number of examples. `task_batches` sets `repeats` so that a shuffled dataset repeats
@@ -267,7 +267,7 @@ class LabelledSource(seqio.DataSource):
     def _read_tfds_info(self, folder: str, split: str) -> tfds.core.SplitInfo:
         splits = tfds.builder_from_directory(folder).info.splits
         if split not in splits or not splits[split].num_examples:
-            raise UserError(f'{folder} has no examples of split {split!r}; prepare the TFDS data set again')
+            raise UserError(f'{folder} has no examples of split {split!r}; prepare the TFDS dataset again')
         return splits[split]
 
     def _flatten_example(self, example: Example) -> Example:

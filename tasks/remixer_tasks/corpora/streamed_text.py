@@ -137,7 +137,7 @@ class ShardReader:
             if is_whole and is_empty:
                 raise UserError(
                     f'{self._corpus.name} has no documents to train on in {len(self._shards)} of its '
-                    f'{shards.num_shards} shards; use a data set with text, a smaller VALIDATION_FRACTION, or fewer '
+                    f'{shards.num_shards} shards; use a dataset with text, a smaller VALIDATION_FRACTION, or fewer '
                     'STREAMS'
                 )
             if self._seed is None:

@@ -25,10 +25,10 @@ _TIMEOUT_SECONDS = 30
 
 
 def download_files(name: str, source: str | None = None, data_dir: str | None = None) -> list[str]:
-    """Downloads or copies the files of a task or data set into `catalogue.get_download_folder(data_dir)`.
+    """Downloads or copies the files of a task or dataset into `catalogue.get_download_folder(data_dir)`.
 
     Args:
-        name: name of a task, such as 'cogs_v001', or of a data set, such as 'super_glue/CB'.
+        name: name of a task, such as 'cogs_v001', or of a dataset, such as 'super_glue/CB'.
         source: a folder that contains the published files; None downloads them.
 
     Returns:
@@ -42,7 +42,7 @@ def download_files(name: str, source: str | None = None, data_dir: str | None = 
     if not dataset.downloads:
         files = ', '.join(' + '.join(layouts[0].paths) for layouts in dataset.splits.values() if layouts)
         parts = [f'put {files} into {folder}'] if files else []
-        parts += [f'prepare TFDS data set {dataset.tfds}'] if dataset.tfds else []
+        parts += [f'prepare TFDS dataset {dataset.tfds}'] if dataset.tfds else []
         raise UserError(
             f'{dataset.name} must be downloaded by hand ({dataset.terms}): {", or ".join(parts)}; its SHA-256 is '
             'unknown, so the files are not verified'
@@ -53,17 +53,17 @@ def download_files(name: str, source: str | None = None, data_dir: str | None = 
 
 
 def find_dataset(name: str) -> LabelledDataset:
-    """Returns the data set `name`, or the data set of the task `name`. Raises UserError for an unknown name."""
+    """Returns the dataset `name`, or the dataset of the task `name`. Raises UserError for an unknown name."""
     named = {**catalogue.DATASETS, **{task.name: task.dataset for task in catalogue.TASKS.values()}}
     if name not in named:
         advice = suggest_similar_name(name, named) or '; run remixer-t5x data list for all names'
-        raise UserError(f'NAME must be a task or data set, got {name!r}{advice}')
+        raise UserError(f'NAME must be a task or dataset, got {name!r}{advice}')
     return named[name]
 
 
 def _describe_splits(dataset: LabelledDataset, origins: dict[str, str | None]) -> list[str]:
     width = max(len(word) for word in (*origins, 'terms')) + 2
-    lines = [f'{split:<{width}}{origin or "not among the files of this data set"}' for split, origin in origins.items()]
+    lines = [f'{split:<{width}}{origin or "not among the files of this dataset"}' for split, origin in origins.items()]
     return [*lines, f'{"terms":<{width}}{dataset.terms}']
 
 
