@@ -30,7 +30,7 @@ from remixer_t5x.run_folder import model_dir, object_store
 # Default maximum numbers of tokens, for example for a Hugging Face folder that does not specify them.
 DEFAULT_LENGTHS = {'inputs': 512, 'targets': 114}
 # The name of the `path` argument in error messages.
-PATH_SETTING = 'the path given to load'
+PATH_SETTING = 'the path passed to load'
 
 
 def load(
@@ -50,12 +50,12 @@ def load(
 
     Args:
         path: a MODEL_DIR, a checkpoint such as `MODEL_DIR/checkpoints/1000` or `MODEL_DIR/best/TASK`, a Hugging Face
-            folder with a T5, BERT or GPT-2 model in safetensors, or a shared folder written by `convert --to_shared`.
-            From a MODEL_DIR, the newest checkpoint is loaded or, if only best checkpoints exist, the best checkpoint of
-            a task. `hf://NAME` downloads a Hugging Face folder or a shared folder from the Hub.
+            folder with a supported model in safetensors (docs/interop.md), or a shared folder written by
+            `convert --to_shared`. From a MODEL_DIR, the newest checkpoint is loaded or, if only best checkpoints exist,
+            the best checkpoint of a task. `hf://NAME` downloads a Hugging Face folder or a shared folder from the Hub.
         lengths: maximum number of tokens of `inputs` and of `targets`; overrides the run's TASK_FEATURE_LENGTHS.
         partitioner: shards arrays across devices; None replicates the parameters on all devices of this machine.
-        vocabulary: path of a SentencePiece model or of BERT's tokenizer.json, for a Hugging Face folder without a
+        vocabulary: path of a SentencePiece model, a tokenizer.json or a vocab.txt, for a Hugging Face folder without a
             vocabulary.
         trust_gin: whether to load a shared folder whose model.gin refers to modules other than this package's models,
             and to import modules from the subfolder `code` of the shared folder.
@@ -93,8 +93,8 @@ def _load_folder(path: str, partitioner: Partitioner, vocabulary: str | None, tr
     with object_store.wrap_read_errors(folder):
         if not folder.is_dir():
             raise UserError(
-                f'{folder} is not a folder; use a MODEL_DIR, a checkpoint, a Hugging Face T5 folder, or hf://NAME for '
-                'a model on the Hub'
+                f'{folder} is not a folder; use a MODEL_DIR, a checkpoint, a Hugging Face folder, or hf://NAME for a '
+                'model on the Hub'
             )
         is_hugging_face = (folder / model_folders.CONFIG).is_file() and not saved_params.list_steps(
             folder / model_dir.CHECKPOINTS

@@ -5,7 +5,7 @@ and learning rates of the standard parametrization are multiplied by factors tha
 
     parameter                         initial std      Adam's learning rate
     features -> features              1 (fan-in)       1 / m
-    features -> outputs, words,       m ** -0.5        1 / m
+    features -> outputs, vocabulary,  m ** -0.5        1 / m
       positions of a generated MLP
     others: embeddings, norms,        1                1
       biases, position weights

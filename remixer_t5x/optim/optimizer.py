@@ -1,8 +1,8 @@
 """Optimizers: Adafactor with T5's settings, AdamW scaled by parameter RMS, AdamW, and Lion.
 
-All optimizers are chains of optax transformations. Transformations that depend on a whole parameter are wrapped in
-`apply_per_layer`, so that the update of a layer does not depend on whether it is stacked with other layers. Elementwise
-and global transformations, such as clipping the gradient norm, do not need `apply_per_layer`.
+All optimizers are chains of optax transformations. Transformations that depend on a whole parameter process each layer
+separately (`layerwise_updates`), so that the update of a layer does not depend on whether it is stacked with other
+layers. Elementwise and global transformations, such as clipping the gradient norm, process stacked parameters directly.
 
 `momentum_dtype` is the dtype of the first moment, the running mean of gradients: 'bfloat16' halves its memory. Second
 moments are always float32: a step changes them by a fraction of 1 - b2 = 0.001, which bfloat16 would round away.
@@ -21,7 +21,8 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.optim.layerwise_updates import apply_per_layer, is_partition_spec, scale_by_parameter_rms
 from remixer_t5x.optim.schedules import Schedule, as_schedule
 
-# Minimum parameter RMS for scaling the updates of Remixer's H and alpha and gMLP's W. docs/results.md shows its effect.
+# Minimum parameter RMS for scaling the updates of Remixer's H and alpha and gMLP's W; docs/results/remixer.md shows its
+# effect.
 MIN_RMS_NEAR_ZERO = 0.2
 # If updates are multiplied by the parameter RMS, a run warns about a learning rate above this value. For comparison, T5
 # is pretrained with Adafactor at 0.01, and nanoT5 with AdamW at 0.02.
@@ -33,7 +34,7 @@ class Optimizer:
     """Factory of an optax transformation that may depend on the logical axes of the parameters.
 
     Attributes:
-        learning_rate: function that maps the step (starting with 0) to the learning rate; None if unknown.
+        learning_rate: function that maps the step (starting at 0) to the learning rate; None if unknown.
         make: function that creates the transformation from the logical axes of the parameters, a tree of PartitionSpec
             (`nn.get_partition_spec(boxed_params)`).
         evaluated: function that returns the averaged parameters to evaluate, computed from the transformation's state

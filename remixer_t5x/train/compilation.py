@@ -35,7 +35,7 @@ class AheadOfTimeFunction:
         """Traces the function and starts its compilation. Later calls do nothing. Raises tracing errors."""
         if self._program is None:
             lowered = self._function.lower(*self._shapes)
-            # Python waits for this thread at its exit, because it must not exit while XLA is compiling.
+            # Python waits for this thread before it exits, because a process must not exit while XLA is compiling.
             executor = futures.ThreadPoolExecutor(1, startup_timer.COMPILE_THREAD_NAME)
             self._program = executor.submit(compiler_options.compile_with_options, lowered, self._options)
             executor.shutdown(wait=False)
@@ -63,7 +63,7 @@ class CompiledPrograms:
     """
 
     def __init__(self, run: Run):
-        """Starts compiling the train step and, if the run has no initial checkpoint, the random initialization."""
+        """Starts compiling the train step and, unless the run may restore parameters, the random initialization."""
         self._config, self._folder = config, folder = run.step_config, run.folder
         shapes = pipeline.get_batch_shapes(run.dataset)
         self.plan = train_state.plan_train_state(config.model, config.optimizer, shapes, config.partitioner)

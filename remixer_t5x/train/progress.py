@@ -22,7 +22,7 @@ STEPS, WAITING_FOR_DATA, COMPILE, RESTORING_STATE = (
     'creating or restoring the state',
 )
 EVALUATION, CHECKPOINT, OTHER_ACTIVITIES = 'evaluation', 'checkpoints', 'imports and opening files'
-# File in MODEL_DIR with one line per finished process of the run: the seconds that the process spent on each activity.
+# File in MODEL_DIR to which a process appends the seconds that it spent on each activity when the run ends.
 TIMES_FILE = 'goodput.jsonl'
 # Maps a prefix of JAX's `device_kind` to the peak dense bfloat16 FLOP/s of one device, from its data sheet.
 PEAK_FLOPS = {

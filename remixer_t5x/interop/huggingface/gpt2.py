@@ -134,8 +134,7 @@ class Gpt2(ModelFamily):
     def find_tokenizer(self, folder: pathlib.Path, file: str | None) -> Tokenizer:
         if file is not None:
             raise UserError(
-                f'vocabulary is only for T5 and BERT, but {folder} is a GPT-2 model, which has its own tokenizer; omit '
-                'vocabulary'
+                f'vocabulary must be None for {folder}, a GPT-2 model with its own tokenizer, got {file}; omit it'
             )
         _find_tokenizer_files(folder)
         return Tokenizer('byte_pairs', {'folder': str(folder), 'end_id': self.end_id}, str(folder))

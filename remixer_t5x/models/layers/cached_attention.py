@@ -41,7 +41,7 @@ def attend_to_sequence(
     Args:
         query: [batch, length, heads, kv].
         key, value: [batch, length, kv_heads, kv]; kv_heads must divide heads.
-        bias: [1, heads, q, k] float32, a `DistanceBias`, or None.
+        bias: [1 or, in a decoding step, batch, heads, q, k] float32, a `DistanceBias`, or None.
         dropout_rate: dropout on the attention weights, with one mask per key head for all queries.
         softcap: bound c of the logits, `c tanh(logits / c)`, or None.
         window: keys at this distance or more are masked; None for no limit.
@@ -106,5 +106,5 @@ def _sow_attention_weights(
 
 
 def build_sequence_visibility(ctx: SequenceContext, window: int | None = None) -> Visibility:
-    """Describes the attention mask between the tokens of a sequence."""
+    """Builds the description of the attention mask between the tokens of a sequence."""
     return Visibility(ctx.segment_ids if ctx.packed else None, ctx.segment_ids, ctx.causal, ctx.prefix, window)

@@ -34,7 +34,7 @@ _BERT_INIT = nn.initializers.normal(stddev=0.02)
 
 
 class _MultiHeadAttention(nn.Module):
-    """Base class with the settings of all attention sublayers.
+    """Base class of the attention sublayers in this module, with their settings.
 
     Attributes:
         num_heads: number of attention heads.
@@ -54,7 +54,7 @@ class _T5Attention(_MultiHeadAttention):
         num_kv_heads: number of key and value heads; must divide `num_heads`. 1 selects multi-query attention, and None
             uses `num_heads`.
         qk_norm: whether to apply RMSNorm to each head of queries and keys.
-        logit_softcap: smooth bound on the absolute value of the attention logits, or None.
+        logit_softcap: smooth bound on the absolute value of q k^T, or None.
     """
 
     num_kv_heads: ranges.Count | None = None
@@ -88,9 +88,9 @@ class SelfAttention(_T5Attention):
     """T5's self-attention, a token mixer.
 
     Attributes:
-        position_bias: creates a module that maps (number of keys, ctx) to a separate bias of each layer, as in umT5
+        position_bias: factory of a module (number of keys, ctx) -> bias, which is separate for each layer as in umT5
             (Chung et al. 2023). If None, all layers of the stack share one bias, as in T5.
-        rotary: creates a module that maps (x, ctx) to x, rotated by the positions of the tokens, or None.
+        rotary: factory of a module that rotates queries and keys by their positions, or None.
         sliding_window: tokens attend only to tokens at a distance below this number, in both directions in an encoder
             and only backwards in a decoder. None disables the limit. For encoders of Hugging Face transformers, set
             `config.sliding_window + 1`, because they also attend to tokens at the distance `config.sliding_window`.
@@ -170,7 +170,7 @@ class RelativeAttention(ScaledAttention):
     al. 2021, table 3), which is a Random Synthesizer (Tay et al. 2020).
 
     Attributes:
-        position_bias: creates a module that maps (number of keys, ctx) to a bias.
+        position_bias: factory of a module (number of keys, ctx) -> bias.
     """
 
     position_bias: Callable[..., nn.Module] = RelativePositionBias
