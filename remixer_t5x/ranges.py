@@ -87,8 +87,8 @@ def check_fields(instance: Any, **names: str) -> None:
 def check_setting(setting: str, value: Any, kind: Any) -> None:
     """Raises UserError if a number, string, boolean or None does not match an annotation such as `Count | None`.
 
-    A list or dictionary is checked, without its items, if the annotation consists of the types in `_DESCRIPTIONS`.
-    Values of other types are not checked.
+    Lists and dictionaries are checked only if the annotation consists of types in `_DESCRIPTIONS`. Their items, and
+    values of other types, are not checked.
     """
     if not isinstance(value, _SCALARS + _CONTAINERS) or kind is inspect.Parameter.empty:
         return

@@ -26,7 +26,7 @@ _RESET_ADVICE = (
 # Settings whose changes are not reported: they do not affect the run, or the contents of their files are compared.
 IGNORED_SETTINGS = (
     *('MODEL_DIR', 'KEEP_CHECKPOINTS', 'RESTORE', 'FILES', 'DATA_DIR', 'CACHE_DIR', 'VOCABULARY_PATH'),
-    # A run from config.gin has no arguments of these functions, because config.gin contains their results.
+    # config.gin contains the results of these functions, so a run that reads it does not bind their arguments.
     *('positions.max_input_length.lengths', 'positions.max_target_length.lengths'),
     'positions.max_target_length.model_type',
 )

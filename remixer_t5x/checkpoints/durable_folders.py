@@ -43,8 +43,8 @@ class DurableFolder(ocp.path.atomicity.AtomicRenameTemporaryPath):
         if ocp.path.atomicity.TMP_DIR_SUFFIX in final.parent.name:
             # Do not commit an item of a checkpoint separately, because the checkpoint is committed as a whole.
             return await super().finalize()
-        # Orbax writes its last files and renames the folder in one call, so let it rename the folder to a second
-        # temporary name. If the process crashes, the next start also removes folders with this name.
+        # `super().finalize` writes the last files and renames the folder. Use a second temporary name, so that
+        # `commit_checkpoint` can sync all files first. The next start also removes folders with this name.
         written = final.parent / f'{self._tmp_path.name}.written'
         self._final_path = written
         try:

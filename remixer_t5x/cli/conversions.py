@@ -251,7 +251,7 @@ def _check_t5x_network(model: Seq2Seq, vocabulary: Any) -> None:
     except UnsupportedModelError as refusal:
         raise UserError(f"T5X's network cannot represent this model: {refusal.reason}; {advice}") from refusal
     fixed: dict[str, Any] = {'epsilon': 1e-6, 'num_buckets': 32, 'max_distance': 128, 'layer_biases': False}
-    # A tied output is scaled, and the gate of the feed-forward, if it has one, uses GELU.
+    # T5X's network scales a tied output, and a gated feed-forward sublayer uses GELU.
     fixed |= {'scaled_output': t5.tied, 'activation': t5.activation and 'gelu'}
     for name, value in fixed.items():
         if getattr(t5, name) != value:

@@ -304,7 +304,8 @@ def _replace_task_names() -> None:
 def parse_gin_text(text: GinText, before: Sequence[GinText]) -> None:
     """Parses a gin text. Raises a one-line UserError if gin reports an error.
 
-    A text without dynamic registration may use the imports of the texts in `before`. A flag may refer to any module.
+    A text that does not enable dynamic registration can use the imports of the texts in `before`. A flag can refer to
+    any module.
     """
     header: list[str] = []
     try:

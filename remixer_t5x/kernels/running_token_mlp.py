@@ -42,7 +42,7 @@ def apply_running_token_mlp(
     Args:
         w_in, w_out: [batch, length, heads, hidden], input and output weights of each token; w_in is ignored at padding.
         value: [batch, length, heads, features], values of each token; ignored at padding.
-        ids: [batch, length] int32, the example id of each token, starting with 1; 0 is padding.
+        ids: [batch, length] int32, the example id of each token, starting at 1; 0 is padding.
         packed: whether rows may contain more than one example.
         hidden_scale: [batch, length] float32, factor c_t of each token, treated as a constant; None for 1.
 

@@ -14,7 +14,7 @@ from remixer_t5x.models.interface import Batch, MetricSums, Model, Params, selec
 
 @dataclasses.dataclass(frozen=True)
 class EncoderWithHead(Model):
-    """Base class of encoder models for tasks other than masked language modeling."""
+    """Base class of encoder models for tasks other than masked language modelling."""
 
     module: EncoderOnly
 
@@ -94,7 +94,7 @@ def compute_label_loss(
 
 
 def _sum_weighted_losses(losses: jax.Array, weights: jax.Array) -> tuple[jax.Array, MetricSums]:
-    """Returns the weighted sum of `losses` [batch, ...], and the metric sums of any head."""
+    """Returns the weighted sum of `losses` [batch, ...], and the metric sums that all heads share."""
     loss = jnp.sum(losses * weights)
     has_weight = jnp.any(weights.reshape(weights.shape[0], -1) > 0, axis=1)
     return loss, {

@@ -77,7 +77,7 @@ class Model:
         raise NotImplementedError
 
     def without_label_smoothing(self) -> Self:
-        """Returns this model with the loss that is evaluated; label smoothing would distort perplexities."""
+        """Returns this model without label smoothing, which would distort perplexities."""
         return self
 
     def _init_method_and_inputs(self, batch: Batch) -> tuple[str, dict[str, Any]]:
@@ -273,17 +273,17 @@ OPTIONAL_MODEL_METHODS = {
 }
 
 
-def require_method(model: Model, ability: str, reader: str) -> None:
-    """Raises UserError if the model does not implement the method named `ability`, called by the command `reader`."""
-    if not callable(getattr(model, ability, None)):
-        description, model_types = OPTIONAL_MODEL_METHODS[ability]
+def require_method(model: Model, method: str, caller: str) -> None:
+    """Raises UserError if the model does not implement `method`, which the command or function `caller` requires."""
+    if not callable(getattr(model, method, None)):
+        description, model_types = OPTIONAL_MODEL_METHODS[method]
         raise UserError(
-            f'MODEL_TYPE must be {" or ".join(model_types)} for {reader}, got {model.model_type!r}; '
+            f'MODEL_TYPE must be {" or ".join(model_types)} for {caller}, got {model.model_type!r}; '
             f'use a model that {description}'
         )
 
 
-def require_model_type(model: Model, model_type: str, reader: str) -> None:
-    """Raises UserError unless the model has the type required by the command or flag `reader`."""
+def require_model_type(model: Model, model_type: str, caller: str) -> None:
+    """Raises UserError unless the model has the type required by the command or flag `caller`."""
     if model.model_type != model_type:
-        raise UserError(f'MODEL_TYPE must be {model_type} for {reader}, got {model.model_type!r}')
+        raise UserError(f'MODEL_TYPE must be {model_type} for {caller}, got {model.model_type!r}')

@@ -25,7 +25,7 @@ STORAGE_LIBRARY = 'google.cloud.storage'
 BUCKET_CHECK_SECONDS = 30.0
 # Seconds between uploads of a growing object.
 UPLOAD_SECONDS = 10.0
-# Prefix of CRC32C checksums, which buckets compute. Checksums without this prefix are SHA-256 checksums.
+# Prefix of the CRC32C checksums of objects in buckets. Checksums without this prefix are SHA-256 checksums.
 CRC32C_PREFIX = 'crc32c='
 
 

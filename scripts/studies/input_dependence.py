@@ -1,6 +1,7 @@
 """Measures how much the held-out loss of encoder-decoders increases when the inputs of the examples are swapped.
 
-Each target is paired with the inputs of the next example. The loss of a model that ignores its inputs does not change.
+Each target is paired with the inputs of the next example, which does not change the loss of a model that ignores its
+inputs.
 The examples are the first 1,024 validation examples, or all if there are fewer, of the task that the model was trained
 on.
 

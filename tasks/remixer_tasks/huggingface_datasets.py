@@ -1,6 +1,6 @@
-"""Reads data sets with Hugging Face's `datasets`: text for pretraining, and pairs of texts for finetuning.
+"""Reads datasets with Hugging Face's `datasets`: text for pretraining, and pairs of texts for finetuning.
 
-A data set is a folder written by `save_to_disk`, a name on the Hub, or a folder of Parquet, JSON, CSV or txt files.
+A dataset is a folder written by `save_to_disk`, a name on the Hub, or a folder of Parquet, JSON, CSV or txt files.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from remixer_tasks.files.row_files import BadRecords
 from remixer_tasks.text_pairs import TextTemplate, encode_row_as_pair
 
 Row = dict[str, Any]
-# Maximum number of shards of a streamed data set from `save_to_disk`; enough for the hosts of a large pod.
+# Maximum number of shards of a streamed dataset from `save_to_disk`; enough for the hosts of a large pod.
 _MAX_SHARDS = 64
 # Maps file extensions to readers of `datasets`. Other readers are unsafe: they open files to which the data refers, or
 # unpickle objects.
@@ -36,13 +36,13 @@ _COMPRESSIONS = ('.gz', '.bz2', '.xz', '.zst', '.lz4', '.zip')
 
 @dataclasses.dataclass(frozen=True)
 class HubDataset:
-    """A Hugging Face data set and the splits to use.
+    """A Hugging Face dataset and the splits to use.
 
     Attributes:
         path: a folder, or a name on the Hub.
         name: name of the configuration on the Hub or of the subfolder; None if there is only one.
         revision: revision of the repository on the Hub; None uses the newest revision. If it is not a commit, a copied
-            data set keeps the commit that was copied first, so that a run can be resumed, also offline.
+            dataset keeps the commit that was copied first, so that a run can be resumed, also offline.
         train_split: the training split.
         validation_split: the held-out split; None holds out `validation_fraction` of the training rows by their hash.
     """
@@ -91,7 +91,7 @@ class HubDataset:
         return self._commit_file.read_text() if self._commit_file.exists() else None
 
     def _compute_fingerprint(self) -> list[Any]:
-        """Returns values that change if the data may have changed."""
+        """Returns the settings and file states that identify the data."""
         files = sorted(path for path in Path(self.path).expanduser().rglob('*') if path.is_file())
         settings = [self.path, self.name, self.revision, self.train_split, self.validation_split]
         return [*settings, *(cache.read_file_state(str(path)) for path in files)]
@@ -123,9 +123,7 @@ class HubDataset:
                 builder = datasets.load_dataset_builder(self.path, self.name, revision=known or self.revision)
                 urls = [url for part in (builder.config.data_files or {}).values() for url in part]
                 if outside := [url for url in urls if not url.startswith('hf://')]:
-                    raise UserError(
-                        f'{self.path} refers to {outside[0]}, which is not on the Hub; use another data set'
-                    )
+                    raise UserError(f'{self.path} refers to {outside[0]}, which is not on the Hub; use another dataset')
                 if not (streaming or known or builder.hash == self.revision):
                     with cache.create_cache_entry(self._commit_file) as unfinished:
                         unfinished.write_text(builder.hash)

@@ -67,7 +67,7 @@ def fill_template(
 class RowTexts:
     """A re-iterable collection of input texts, built by filling the template with each row of the input file.
 
-    Predictions are matched to rows by number, so an unusable row raises UserError instead of being skipped.
+    Predictions are matched to rows by row number, so an invalid row raises UserError instead of being skipped.
     """
 
     lines: Any

@@ -183,7 +183,7 @@ def span_corruption(
         spans, count = noise.count_hidden_tokens_and_spans(length)[1], sentinels.find_sentinel_range(vocabulary)[1]
         if spans > count:
             raise UserError(
-                f'segments of {length} tokens hide {spans} spans, but the vocabulary has {count} '
+                f'segments of {length} tokens have {spans} hidden spans, but the vocabulary has {count} '
                 f'sentinels; set its extra_ids to {spans}, or use longer spans or shorter inputs'
             )
     else:

@@ -87,7 +87,7 @@ def build_recomputing_model(args: argparse.Namespace) -> Any:
 
 
 def build_adafactor(args: argparse.Namespace) -> Optimizer:
-    """Returns an Adafactor optimizer with the step's settings for averaging, freezing and adapting parameters."""
+    """Returns an Adafactor optimizer with the EMA and the trainable parameters of the step."""
     decay, *restrictions = arguments.load_macro_values(args, 'EMA_DECAY', *_RESTRICTIONS, defaults=_DEFAULTS)
     return trainable.restrict_to_trainable(average_params(adafactor(learning_rate=1e-3), decay), *restrictions)
 

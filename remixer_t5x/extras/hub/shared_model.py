@@ -222,7 +222,7 @@ def push_shared_model(args: argparse.Namespace) -> None:
 
 
 def _write_model_folder(args: argparse.Namespace, folder: pathlib.Path, name: str, address: str) -> int:
-    """Writes a checkpoint's weights, configuration, vocabulary and model card to `folder`, and returns its step."""
+    """Writes a checkpoint's weights, configuration, vocabulary and model card to `folder`; returns the step."""
     checkpoint = saved_models.find_checkpoint(args.checkpoint)
     model, vocabulary, lengths = saved_models.read_model(checkpoint)
     gin_text = trained_model.build_gin_text(model, lengths)

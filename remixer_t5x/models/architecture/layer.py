@@ -5,7 +5,7 @@ The equations show layers with two sublayers, f and g, and the norm N (HyperMixe
     pre         y = x + f(N(x));   z = y + g(N(y))
     post        y = N(x + f(x));   z = N(y + g(y))
     sandwich    y = x + N(f(N(x)));   z = y + N(g(N(y)))       Gemma 2 and T5Gemma
-    rezero      y = x + a f(x);    z = y + b g(y)       a and b are learned scalars, initialized with 0
+    rezero      y = x + a f(x);    z = y + b g(y)       a and b are learned scalars, initialized to 0
     parallel    z = x + f(N(x)) + g(N(x))
     serialized  y = x + f(N(x));   z = x + g(N(y))
 """
@@ -102,7 +102,7 @@ class PreNorm(Layer):
     """Layout that normalizes the input of each sublayer, as in T5.
 
     Attributes:
-        first_norm: whether to normalize the input of the first sublayer; set to False if the embeddings are already
+        first_norm: whether to normalize the input of the first sublayer; set it to False if the embeddings are already
             normalized, as in ModernBERT.
     """
 

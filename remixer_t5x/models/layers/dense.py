@@ -52,7 +52,7 @@ class Dense(nn.Module):
 
     Attributes:
         axes: logical names of the kernel's two axes.
-        use_bias: whether to add a learned bias, initialized with 0, as in BERT and GPT-2; T5 has no biases.
+        use_bias: whether to add a learned bias, initialized to 0, as in BERT and GPT-2; T5 has no biases.
     """
 
     features: int

@@ -14,7 +14,7 @@ class RMSNorm(nn.Module):
     """RMS normalization over the last axis, `x / rms(x) * scale`, computed in float32.
 
     Attributes:
-        zero_centered: whether to multiply by 1 + scale and initialize scale with 0, as in Gemma.
+        zero_centered: whether to multiply by 1 + scale and initialize scale to 0, as in Gemma.
     """
 
     epsilon: ranges.Positive = 1e-6

@@ -49,7 +49,7 @@ def apply_token_mlp(
         w_in: [batch, n, heads, hidden], weights of the input tokens; must be finite at padding unless `packed`.
         value: [batch, n, heads, features], values of the input tokens.
         w_out: [batch, m, heads, hidden], weights of the output tokens.
-        ids_in, ids_out: [batch, n] and [batch, m] int32, example ids starting with 1; 0 is padding.
+        ids_in, ids_out: [batch, n] and [batch, m] int32, example ids starting at 1; 0 is padding.
         packed: whether rows may contain more than one example.
         hidden_bias: [heads, hidden], or None.
         activation: elementwise function f; the default is the tanh approximation of GELU.
@@ -317,7 +317,7 @@ class TokenOrder:
 def sort_by_example(ids_in: jax.Array, ids_out: jax.Array) -> tuple[TokenOrder, TokenOrder, jax.Array]:
     """Returns a `TokenOrder` of the input tokens, one of the output tokens, and the number of ranks.
 
-    `ids_in` [batch, n] and `ids_out` [batch, m] are example ids starting with 1; 0 is padding. The tokens of an example
+    `ids_in` [batch, n] and `ids_out` [batch, m] are example ids starting at 1; 0 is padding. The tokens of an example
     need not be contiguous.
     """
     num_ids = ids_in.shape[1] + ids_out.shape[1] + 1

@@ -1,7 +1,7 @@
 """gMLP and aMLP (Liu et al. 2021, Pay Attention to MLPs, sections 2 and 4.3).
 
     Z = gelu(X U)                          U: [D, F]
-    f(Z) = W LN(Z) + b                     W: [length, length] near zero, b: [length] ones
+    f(Z) = W LN(Z) + b                     W: [length, length], initially near 0; b: [length], initially 1
     Y = s(Z) V                             s(Z) = Z_1 * f(Z_2) and three other gates; V: [F/2 or F, D]
 
 aMLP adds the output of a tiny attention with the same input X (figure 6) to f(Z):

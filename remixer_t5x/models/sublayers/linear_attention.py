@@ -78,8 +78,8 @@ def _sum_tokens(key: jax.Array, value: jax.Array, dtype: jax.typing.DTypeLike = 
     If the sums are later cast to a smaller dtype, pass it as `dtype`, so that the backward pass also multiplies in this
     dtype.
     """
-    result = jnp.float32 if targets_cpu() else dtype
-    state = jnp.einsum('...khd,...khv->...hdv', key, value, preferred_element_type=result)
+    state_dtype = jnp.float32 if targets_cpu() else dtype
+    state = jnp.einsum('...khd,...khv->...hdv', key, value, preferred_element_type=state_dtype)
     return state, jnp.sum(key.astype(jnp.float32), axis=-3)
 
 

@@ -214,8 +214,8 @@ class LearnedMixing(nn.Module):
     def _mix_with_row_weights(self, weights: jax.Array, hidden: jax.Array, ctx: SequenceContext) -> jax.Array:
         """Mixes rows that are packed or have a prefix, with separate [length, length] weights for each row."""
         weights = weights.astype(hidden.dtype)
-        placed = gather_by_positions(weights, ctx.positions) if ctx.packed else weights
-        weights = jnp.where(build_sequence_visibility(ctx).build_mask()[:, 0], placed, 0).astype(jnp.float32)
+        weights = gather_by_positions(weights, ctx.positions) if ctx.packed else weights
+        weights = jnp.where(build_sequence_visibility(ctx).build_mask()[:, 0], weights, 0).astype(jnp.float32)
         weights = weights * _safe_inverse(jnp.sum(weights, axis=-1, keepdims=True))
         weights = nn.Dropout(self.dropout_rate)(weights, deterministic=ctx.deterministic)
         return jnp.einsum('bqk,bkf->bqf', weights.astype(hidden.dtype), hidden)

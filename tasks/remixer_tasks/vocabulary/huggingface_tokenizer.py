@@ -122,7 +122,7 @@ class HuggingFaceTokenizer(Vocabulary):
 
     @functools.cached_property
     def _start_ids(self) -> list[int]:
-        """The ids that the file prepends to a text, except for the end token, at which decoding would stop."""
+        """The ids that the tokenizer prepends to a text, without the end token, because decoding would stop at it."""
         _, before, _ = self._loaded_tokenizer
         return [index + self._shift for index in before if index + self._shift != self.eos_id]
 
