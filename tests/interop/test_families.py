@@ -190,6 +190,8 @@ def test_a_model_that_hugging_face_lacks_raises_its_difference(files, flags, wor
         ('t5_v1_1_tiny', 'model_type', 'longt5'),
         ('t5_v1_1_tiny', 'decoder_start_token_id', 2),
         ('t5_v1_1_tiny', 'eos_token_id', [1, 2]),
+        ('t5_v1_1_tiny', 'dense_act_fn', 'relu'),
+        ('t5_v1_0_tiny', 'is_gated_act', True),
         ('bert_tiny', 'position_embedding_type', 'relative_key'),
         ('gpt2_tiny', 'tie_word_embeddings', False),
         ('gpt2_tiny', 'eos_token_id', 60),

@@ -40,6 +40,8 @@ EMBEDDING_TABLE, OUTPUT_WEIGHT = 'shared.weight', 'lm_head.weight'
 TABLE_COPIES = ('encoder.embed_tokens.weight', 'decoder.embed_tokens.weight')
 # Maps `feed_forward_proj` to the activation of the gate in remixer_t5x, or to None for a feed-forward without a gate.
 FEED_FORWARDS = {'relu': None, 'gated-gelu': 'gelu', 'gated-silu': 'silu'}
+# Maps the activation in remixer_t5x to `dense_act_fn`, which overrides `feed_forward_proj` if config.json contains it.
+ACTIVATIONS = {None: 'relu', 'gelu': 'gelu_new', 'silu': 'silu'}
 SENTENCE_MODULES, SENTENCE_SETTINGS, MODULE_CONFIG = 'modules.json', 'sentence_bert_config.json', 'config.json'
 POOLING, DENSE = '1_Pooling', '2_Dense'
 # Maps the folder of each module in modules.json to its class name.
@@ -101,8 +103,12 @@ class T5Encoder(ModelFamily):
         values = config.values
         if not isinstance(values.get('eos_token_id'), int | None):
             raise config.setting_error('eos_token_id', 'it must be a single integer, the id of the end token')
+        activation = FEED_FORWARDS[values.get('feed_forward_proj', 'relu')]
+        config.check_allowed_values(
+            {'dense_act_fn': (ACTIVATIONS[activation],), 'is_gated_act': (activation is not None,)}
+        )
         return {
-            'activation': FEED_FORWARDS[values.get('feed_forward_proj', 'relu')],
+            'activation': activation,
             'layer_biases': values['model_type'] == UMT5,
             'eos_id': values.get('eos_token_id') or 1,
         }
