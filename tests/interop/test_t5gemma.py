@@ -64,3 +64,15 @@ def test_an_unsupported_setting_of_config_json_is_named(tiny, tmp_path, setting,
     folder = hf_folders.write(tmp_path / 'hf', config, hf_folders.weights_of(tiny.arrays), tokenizer=False)
     message = error_message(model_folders.open_model_folder, str(folder))
     assert f'{setting} to {value!r}; ' in message and allowed in message
+
+
+def test_missing_softcaps_have_the_defaults_of_transformers(tiny, tmp_path):
+    without = {
+        side: {name: value for name, value in small_models.T5GEMMA[side].items() if 'softcap' not in name}
+        for side in ('encoder', 'decoder')
+    }
+    config = {**small_models.T5GEMMA, **without}
+    folder = hf_folders.write(tmp_path / 'hf', config, hf_folders.weights_of(tiny.arrays), tokenizer=False)
+    family = model_folders.open_model_folder(str(folder)).family
+    # The defaults of T5GemmaModuleConfig.
+    assert (family.softcap, family.final_softcap) == (50.0, 30.0)

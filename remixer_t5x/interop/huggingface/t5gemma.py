@@ -109,8 +109,8 @@ class T5Gemma(ModelFamily):
                 )
             sizes = {
                 **cls.read_size_fields(stack),
-                'softcap': _read_softcap(stack, 'attn_logit_softcapping'),
-                'final_softcap': _read_softcap(stack, 'final_logit_softcapping'),
+                'softcap': _read_softcap(stack, 'attn_logit_softcapping', cls.softcap),
+                'final_softcap': _read_softcap(stack, 'final_logit_softcapping', cls.final_softcap),
                 'theta': stack.read_rope_theta(values.get('rope_parameters'), 'rope_theta') or cls.theta,
             }
             if differing := [name for name, value in sizes.items() if fields.get(name, value) != value]:
@@ -262,8 +262,8 @@ class T5Gemma(ModelFamily):
         return {'input_ids': inputs, 'decoder_input_ids': targets}
 
 
-def _read_softcap(config: HuggingFaceConfig, name: str) -> float | None:
-    value = config.values.get(name)
+def _read_softcap(config: HuggingFaceConfig, name: str, default: float | None) -> float | None:
+    value = config.values.get(name, default)
     if value is not None and (not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < 1e6):
         raise config.setting_error(name, 'it must be a positive number or null')
     return None if value is None else float(value)
