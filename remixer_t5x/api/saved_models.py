@@ -233,7 +233,9 @@ def _load_shared_folder(shared: shared_folder.SharedModel, partitioner: Partitio
         raise UserError(f'the parameters in {folder} do not fit the model in its {shared_folder.GIN}: {difference}')
     params = _put_params_on_devices(arrays, model, partitioner)
     saved_params.check_arrays_finite(folder, params)
-    return _build_trained_model(model, params, vocabulary, str(folder), partitioner, run_lengths)
+    return _build_trained_model(
+        model, params, vocabulary, str(folder), partitioner, run_lengths, record.get(LENGTHS_KEY)
+    )
 
 
 def _load_hugging_face_folder(path: str, partitioner: Partitioner, vocabulary_path: str | None) -> TrainedModel:

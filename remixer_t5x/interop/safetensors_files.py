@@ -3,7 +3,8 @@
 A safetensors file starts with the header length N as 8 little-endian bytes, followed by N bytes of JSON and the bytes
 of the arrays. In files of remixer_t5x models, layers are stacked, and the name of an array is its path in
 the parameter tree, such as `encoder/run_0/layer/...`. The metadata contains `format`, `step`, `config` (the gin text of
-the run), `vocabulary` (as in a checkpoint) and `versions` (package versions as JSON).
+the run), `vocabulary` (as in a checkpoint), `versions` (package versions as JSON) and `lengths` (those of a
+`TrainedModel` that was saved, as JSON, or null).
 """
 
 import contextlib
@@ -149,6 +150,7 @@ def write_params(
         'config': str(record.get('config') or ''),
         'vocabulary': str(record.get('vocabulary') or ''),
         'versions': json.dumps(record.get('versions', {})),
+        'lengths': json.dumps(record.get('lengths')),
     }
     write_weights_file(file, cast, metadata)
     return file
@@ -171,12 +173,15 @@ def read_params(path: str) -> tuple[Params, int, dict[str, Any]]:
         if not re.fullmatch('[0-9]{1,18}', metadata['step']):
             raise ValueError(f'step {metadata["step"]!a:.60}')
         step, versions = int(metadata['step']), untrusted_files.parse_json(metadata['versions'])
-    except (KeyError, ValueError) as error:
+        lengths = untrusted_files.parse_json(metadata.get('lengths', 'null'))
+        if lengths and not all(type(lengths[side]) is int and lengths[side] > 0 for side in ('inputs', 'targets')):
+            raise ValueError(f'lengths {lengths!a:.60}')
+    except (KeyError, TypeError, ValueError) as error:
         reason = to_one_line(f'{type(error).__name__}: {error}')
         raise UserError(f'{path} has damaged metadata ({reason}); copy the file again') from error
     record = {name: metadata.get(name, '') for name in ('config', 'vocabulary')}
     params = traverse_util.unflatten_dict(dict(tensors), sep='/')
-    return params, step, {**record, 'versions': versions}
+    return params, step, {**record, 'versions': versions, **({'lengths': lengths} if lengths else {})}
 
 
 def round_params(params: Params, dtype: str) -> Params:

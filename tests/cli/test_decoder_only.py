@@ -77,8 +77,12 @@ def test_infer_continues_prompts(run, arguments, tmp_path):
 @pytest.mark.parametrize('lengths', [{'inputs': 16, 'targets': 8}, {'inputs': 9, 'targets': 9}])
 def test_a_saved_causal_language_model_keeps_its_lengths(run, lengths, tmp_path):
     loaded = remixer_t5x.load(str(run), lengths=lengths)
-    again = remixer_t5x.load(loaded.save(tmp_path / 'saved'))
-    assert again.lengths == lengths and not again.ends_inputs
+    saved, shared, back = loaded.save(tmp_path / 'saved'), str(tmp_path / 'shared'), str(tmp_path / 'back')
+    assert main(['convert', f'--checkpoint={saved}', f'--to_shared={shared}']) == 0
+    assert main(['convert', f'--from_hf={shared}', f'--to={back}']) == 0
+    for folder in (saved, shared, back):
+        again = remixer_t5x.load(folder)
+        assert again.lengths == lengths and not again.ends_inputs, folder
 
 
 def test_a_prefix_language_model_is_finetuned_on_packed_pairs(tmp_path, capsys):

@@ -134,7 +134,10 @@ def test_a_pickle_is_never_loaded(tmp_path, name):
 
 def test_metadata_of_our_files_is_checked(tmp_path):
     good = {'format': 'remixer_t5x', 'step': '3', 'versions': '{}'}
-    for change, reason in (({'step': 'x'}, "step 'x'"), ({'step': '²'}, 'step'), ({'versions': '['}, 'invalid JSON')):
+    for change, reason in (
+        *(({'step': 'x'}, "step 'x'"), ({'step': '²'}, 'step'), ({'versions': '['}, 'invalid JSON')),
+        *(({'lengths': '{"inputs": 3}'}, 'targets'), ({'lengths': '{"inputs": 3, "targets": "x"}'}, 'lengths')),
+    ):
         save_file(GOOD, tmp_path / 'x', {**good, **change})
         assert reason in error_message(safetensors_files.read_params, str(tmp_path / 'x'))
     save_file(GOOD, tmp_path / 'x', good)
