@@ -21,7 +21,12 @@ def read_tokenizer_config(folder: pathlib.Path) -> Mapping[str, Any]:
 
 
 def read_added_tokens(folder: pathlib.Path) -> dict[str, int]:
-    """Maps each added token to its id. Added tokens are matched before the rest of the text is tokenized.
+    """Maps each added token to its id. Added tokens are matched before the rest of the text is tokenized."""
+    return {name: entry['id'] for name, entry in read_added_token_entries(folder).items()}
+
+
+def read_added_token_entries(folder: pathlib.Path) -> dict[str, Mapping[str, Any]]:
+    """Maps each added token to its entry in the files: `content`, `id`, and flags such as `normalized` and `special`.
 
     Raises UserError if a token has an unsupported option: stripping surrounding spaces, or matching only whole words.
     """
@@ -37,17 +42,15 @@ def read_added_tokens(folder: pathlib.Path) -> dict[str, int]:
             {'content': name, 'id': index}
             for name, index in untrusted_files.read_json_object(folder / ADDED_TOKENS).items()
         ]
-    tokens: dict[str, int] = {}
+    tokens: dict[str, Mapping[str, Any]] = {}
     for entry in entries:
         name, index = (entry.get('content'), entry.get('id')) if isinstance(entry, dict) else (None, None)
         if not isinstance(name, str) or not name or not isinstance(index, int) or isinstance(index, bool):
             raise UserError(
                 f'each added token in {folder} must have content and id, got {entry!r:.80}; download the folder again'
             )
-        if tokens.setdefault(name, index) != index:
-            raise UserError(
-                f'the token {name!r:.60} must have one id, got {tokens[name]} and {index}; correct {folder}'
-            )
+        if (other := tokens.setdefault(name, entry)['id']) != index:
+            raise UserError(f'the token {name!r:.60} must have one id, got {other} and {index}; correct {folder}')
         set_flags = [flag for flag in _TOKEN_FLAGS if entry.get(flag)]
         if set_flags and not re.fullmatch(r'\[MASK\]|<mask>', name):
             raise UserError(

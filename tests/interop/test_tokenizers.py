@@ -86,6 +86,13 @@ def bert(folder, **config):
     return folder
 
 
+def add_token(folder):
+    """Adds a token with capital letters, which also matches other letters if the tokenizer lowercases the text."""
+    pieces = (folder / 'vocab.txt').read_text().split('\n')
+    (folder / 'added_tokens.json').write_text(json.dumps({'WORD': len(pieces)}))
+    return folder
+
+
 FOLDERS = {
     't5': t5,
     't5_saved_again': lambda folder: resave(t5(folder)),
@@ -98,6 +105,8 @@ FOLDERS = {
     'bert_cased': lambda folder: bert(folder, do_lower_case=False),
     'bert_with_accents': lambda folder: bert(folder, strip_accents=False),
     'bert_of_chinese_words': lambda folder: bert(folder, tokenize_chinese_chars=False),
+    'bert_with_an_added_token': lambda folder: add_token(bert(folder)),
+    'bert_with_an_added_token_saved_again': lambda folder: resave(add_token(bert(folder))),
     'bert_saved_again': lambda folder: resave(bert(folder, do_lower_case=False)),
 }
 

@@ -373,11 +373,16 @@ def load_wordpiece_tokenizer(path: str) -> Any:
             raise UserError(
                 f'{path} has {ours} {value}, but tokenizer_config.json has {theirs} {config[theirs]}; make them equal'
             )
-    for token, index in sorted(tokenizer_files.read_added_tokens(folder).items(), key=lambda item: item[1]):
-        tokenizer.add_special_tokens([tokenizers.AddedToken(token, normalized=False)])
-        if tokenizer.token_to_id(token) != index:
+    loaded = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    entries = tokenizer_files.read_added_token_entries(folder)
+    for token, entry in sorted(entries.items(), key=lambda item: item[1]['id']):
+        if token not in loaded:
+            # By default, the normalizer is applied to the text before the token is matched, as in transformers.
+            flags = {'normalized': bool(entry.get('normalized', True)), 'special': bool(entry.get('special'))}
+            tokenizer.add_tokens([tokenizers.AddedToken(token, **flags)])
+        if tokenizer.token_to_id(token) != entry['id']:
             raise UserError(
-                f'{folder} assigns id {index} to {token!r:.60}, but its vocabulary assigns '
+                f'{folder} assigns id {entry["id"]} to {token!r:.60}, but its vocabulary assigns '
                 f'{tokenizer.token_to_id(token)}; correct its files'
             )
     return tokenizer
