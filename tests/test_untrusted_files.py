@@ -21,6 +21,7 @@ from remixer_t5x.extras.reports import overview, run_records, sweep
 from remixer_t5x.interop import safetensors_files, shared_folder
 from remixer_t5x.interop.huggingface import model_folders, t5_tokenizer
 from remixer_t5x.interop.huggingface.model_family import HuggingFaceConfig
+from remixer_t5x.interop.huggingface.t5 import T5
 from remixer_t5x.run_folder import metrics, model_dir, trackers
 from remixer_t5x.train import progress
 from remixer_tasks import vocabularies
@@ -166,7 +167,7 @@ READERS = {
         untrusted_files.read_json_object(path), 'folder'
     ),
     'hugging_face_tokenizer': folder_reader(t5_tokenizer.CONFIG, t5_tokenizer.find_t5_tokenizer),
-    'shard_index': folder_reader(safetensors_files.INDEX_FILE, safetensors_files.open_weights_folder),
+    'shard_index': folder_reader(safetensors_files.INDEX_FILE, T5.open_tensors),
     'safetensors': lambda path: safetensors_files.read_params(str(path)),
     'finished_commands': folder_reader(sweep.FINISHED_FILE, sweep.Sweep),
     'cache_file_list': folder_reader(cache.FILE_LIST, cache.check_file_sizes),

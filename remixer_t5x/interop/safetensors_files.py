@@ -90,8 +90,11 @@ class LazyTensors(Mapping[str, np.ndarray]):
         return self._readers[file], name_in_file
 
 
-def open_weights_folder(folder: pathlib.Path) -> LazyTensors:
-    """Opens the weights in a Hugging Face folder. Raises UserError if the weights are not in safetensors format."""
+def open_weights_folder(folder: pathlib.Path, auto_class: str) -> LazyTensors:
+    """Opens the weights in a Hugging Face folder.
+
+    Raises UserError if the weights are not in safetensors format; `auto_class` of transformers can convert them.
+    """
     # If both exist, transformers loads the single file.
     if (folder / WEIGHTS_FILE).is_file():
         return _open_tensors(folder / WEIGHTS_FILE)
@@ -102,7 +105,7 @@ def open_weights_folder(folder: pathlib.Path) -> LazyTensors:
         raise UserError(
             f'the weights in {folder} must be safetensors, got the pickle {pickled.name}, which can run code when '
             f'loaded; if you trust the file, convert it to {WEIGHTS_FILE}: python -c "import transformers as t; '
-            f't.T5ForConditionalGeneration.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"'
+            f't.{auto_class}.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"'
         )
     raise UserError(f'{folder} has neither {WEIGHTS_FILE} nor {INDEX_FILE}; use the folder of a Hugging Face model')
 

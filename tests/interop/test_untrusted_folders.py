@@ -94,9 +94,9 @@ def test_an_index_cannot_name_files_outside_of_its_folder(tmp_path, name, reason
         save_file(GOOD, parent / 'x.safetensors')
     (folder / 'leaving.safetensors').symlink_to(tmp_path / 'x.safetensors')
     (folder / safetensors_files.INDEX_FILE).write_text(json.dumps({'weight_map': {'a': name}}))
-    assert reason in error_message(safetensors_files.open_weights_folder, folder)
+    assert reason in error_message(safetensors_files.open_weights_folder, folder, 'AutoModel')
     (folder / safetensors_files.INDEX_FILE).write_text(json.dumps({'weight_map': {'a': 'x.safetensors'}}))
-    assert list(safetensors_files.open_weights_folder(folder)) == ['a']
+    assert list(safetensors_files.open_weights_folder(folder, 'AutoModel')) == ['a']
 
 
 @pytest.mark.parametrize(

@@ -244,7 +244,7 @@ class ModelFamily(abc.ABC):
     @classmethod
     def open_tensors(cls, folder: pathlib.Path) -> LazyTensors:
         """Opens the weights in `folder`. The name of a weight in a subfolder starts with `subfolder/`."""
-        return safetensors_files.open_weights_folder(folder)
+        return safetensors_files.open_weights_folder(folder, cls.auto_class)
 
     def build_extra_files(self) -> dict[str, Any]:
         """Returns additional JSON files as a dict from paths to contents."""

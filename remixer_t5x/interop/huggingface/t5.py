@@ -327,9 +327,8 @@ class SentenceT5(T5Encoder):
                 f'{folder / SENTENCE_MODULES} must list the modules {", ".join(SENTENCE_LAYOUT.values())}, got '
                 f'{", ".join(classes):.100}; use the folder of a sentence-T5 model'
             )
-        return (
-            super().open_tensors(folder).merge_with_prefix(DENSE, safetensors_files.open_weights_folder(folder / DENSE))
-        )
+        dense = safetensors_files.open_weights_folder(folder / DENSE, cls.auto_class)
+        return super().open_tensors(folder).merge_with_prefix(DENSE, dense)
 
     @classmethod
     def from_config(cls, config: HuggingFaceConfig, tensors: LazyTensors) -> Self:
