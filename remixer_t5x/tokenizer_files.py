@@ -16,8 +16,13 @@ _TOKEN_FLAGS = ('single_word', 'lstrip', 'rstrip')
 
 
 def read_tokenizer_config(folder: pathlib.Path) -> Mapping[str, Any]:
-    """Returns the content of tokenizer_config.json in `folder`, or an empty mapping if the file does not exist."""
-    return untrusted_files.read_json_object(folder / CONFIG) if (folder / CONFIG).is_file() else {}
+    """Returns the content of tokenizer_config.json in `folder`, or an empty mapping if the file does not exist.
+
+    Raises UserError if special tokens in a text must be split into pieces, which our vocabularies do not do.
+    """
+    config = untrusted_files.read_json_object(folder / CONFIG) if (folder / CONFIG).is_file() else {}
+    check_tokenizer_settings(config, {'split_special_tokens': (None, False)}, str(folder / CONFIG))
+    return config
 
 
 def read_added_tokens(folder: pathlib.Path) -> dict[str, int]:

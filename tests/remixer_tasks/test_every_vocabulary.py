@@ -316,5 +316,6 @@ def test_gpt2_reads_added_tokens_and_rejects_unsupported_settings(tmp_path):
     assert vocabulary.decode([261, 257]) == '<|user|>th' and vocabulary.vocab_size == 262
     (folder / 'merges.txt').write_bytes((folder / 'merges.txt').read_bytes().replace(b'\n', b'\r\n'))
     assert vocabularies.byte_pairs(str(folder), 259).encode('the') == [259]
-    (folder / 'tokenizer_config.json').write_text(json.dumps({'add_prefix_space': True}))
-    assert 'add_prefix_space' in error_message(vocabularies.byte_pairs(str(folder), 259).encode, 'a')
+    for setting in ('add_prefix_space', 'split_special_tokens'):
+        (folder / 'tokenizer_config.json').write_text(json.dumps({setting: True}))
+        assert setting in error_message(vocabularies.byte_pairs(str(folder), 259).encode, 'a')
