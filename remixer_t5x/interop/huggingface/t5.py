@@ -247,7 +247,8 @@ class T5(T5Encoder):
             or EMBEDDING_TABLE in tensors
             and np.array_equal(tensors[OUTPUT_WEIGHT], tensors[EMBEDDING_TABLE])
         )
-        scaled = values['model_type'] != 'mt5' and values.get('tie_word_embeddings') is not False
+        scaled = values.get('scale_decoder_outputs', values.get('tie_word_embeddings') is not False)
+        scaled = bool(scaled) and values['model_type'] != 'mt5'
         # transformers 5 sets tie_word_embeddings for every umT5, even if lm_head.weight differs from the embedding.
         if not tied and scaled and 'scale_decoder_outputs' not in values and not flags['layer_biases']:
             raise UserError(
@@ -255,7 +256,7 @@ class T5(T5Encoder):
                 f'{OUTPUT_WEIGHT}; set tie_word_embeddings to false if the model uses this array, otherwise '
                 'remove the array'
             )
-        return cls(tied=tied, scaled_output=bool(values.get('scale_decoder_outputs', scaled)), **flags, **sizes)
+        return cls(tied=tied, scaled_output=scaled, **flags, **sizes)
 
     def to_config(self) -> dict[str, Any]:
         config = {**super().to_config(), 'tie_word_embeddings': self.scaled_output}
