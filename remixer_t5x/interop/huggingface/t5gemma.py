@@ -33,6 +33,12 @@ SUBLAYER_NAMES = {
     'cross_attention': ('cross_attn', 'cross_attn'),
     'gated_mlp': ('mlp', 'feedforward'),
 }
+# Maps further settings of each stack to field names.
+OTHER_SETTINGS = {
+    'attn_logit_softcapping': 'softcap',
+    'final_logit_softcapping': 'final_softcap',
+    'rope_parameters': 'theta',
+}
 MLP_PARTS = {'wi_0': 'gate_proj', 'wi_1': 'up_proj', 'wo': 'down_proj'}
 
 
@@ -114,9 +120,9 @@ class T5Gemma(ModelFamily):
                 'theta': stack.read_rope_theta(values.get('rope_parameters'), 'rope_theta') or cls.theta,
             }
             if differing := [name for name, value in sizes.items() if fields.get(name, value) != value]:
-                names = {field: name for name, field in cls.sizes.items()}
-                name = names.get(differing[0], differing[0])
-                raise stack.setting_error(name, f'it must equal the value in the encoder, {fields[differing[0]]}')
+                names = {field: name for name, field in [*cls.sizes.items(), *OTHER_SETTINGS.items()]}
+                field = differing[0]
+                raise stack.setting_error(names[field], f'it must equal the value in the encoder, {fields[field]}')
             fields |= {**sizes, f'num_{side}_layers': layers}
             if math.log2(fields['query_scale']) % 2:
                 raise stack.setting_error('query_pre_attn_scalar', 'it must be a power of 4, such as 64 or 256')
