@@ -109,10 +109,8 @@ def convert_to_safetensors(args: argparse.Namespace) -> None:
     file = safetensors_files.write_params(args.to_safetensors, params, step, record, dtype)
     print_labeled_line('read', f'{describe_params(params)}, step {step}')
     print_labeled_line('wrote', f'{file}, {dtype}, {file.stat().st_size / 2**20:,.1f} MiB')
-    source, vocabulary = model_dir.find_model_dir(args.checkpoint), _get_vocabulary_folder(file)
-    if source is not None and converted_checkpoint.copy_vocabulary_files(
-        source / task_vocabulary.VOCABULARY_FOLDER, vocabulary
-    ):
+    vocabulary = _get_vocabulary_folder(file)
+    if converted_checkpoint.copy_vocabulary(args.checkpoint, vocabulary):
         print_labeled_line('vocabulary', f'{vocabulary}; keep it next to the file for --from_safetensors')
     else:
         print_labeled_line('warning', 'the checkpoint contains no vocabulary; keep the files that VOCABULARY reads')
@@ -130,7 +128,7 @@ def merge_adapters(args: argparse.Namespace) -> None:
     folder = converted_checkpoint.create_model_dir(args.to)
     source = str(saved_params.find_checkpoint(args.checkpoint, '--checkpoint'))
     record = {**record, 'converted_from': source}
-    converted_checkpoint.copy_vocabulary(source, folder)
+    converted_checkpoint.copy_vocabulary(source, folder / task_vocabulary.VOCABULARY_FOLDER)
     write_model_dir(folder, params, step, record, str(record.get('config') or ''))
     check_params_equal(params, converted_checkpoint.read_checkpoint(str(folder))[0], folder)
 
@@ -157,7 +155,7 @@ def average_checkpoints(args: argparse.Namespace) -> None:
         total, step = jax.tree.map(np.add, total, params), max(step, other_step)
     mean = jax.tree.map(lambda array: array / np.float32(len(paths)), total)
     folder = converted_checkpoint.create_model_dir(args.to)
-    converted_checkpoint.copy_vocabulary(checkpoints[0], folder)
+    converted_checkpoint.copy_vocabulary(checkpoints[0], folder / task_vocabulary.VOCABULARY_FOLDER)
     print_labeled_line('averaged', f'{len(paths)} checkpoints: {", ".join(checkpoints)}')
     record = {**record, 'converted_from': ','.join(checkpoints)}
     write_model_dir(folder, mean, step, record, str(record.get('config') or ''))
@@ -188,7 +186,7 @@ def extract_adapters(args: argparse.Namespace) -> None:
         )
     folder = converted_checkpoint.create_model_dir(args.to_adapters)
     print_labeled_line('differing', f'{describe_params(changed)}, of {describe_params(params)}')
-    converted_checkpoint.copy_vocabulary(args.checkpoint, folder)
+    converted_checkpoint.copy_vocabulary(args.checkpoint, folder / task_vocabulary.VOCABULARY_FOLDER)
     (folder / saved_params.BASE_FILE).write_text(f'{base}\n')
     record[saved_params.BASE_KEY] = saved_params.fingerprint_checkpoint(base)
     record[saved_params.BASE_PARAMS_KEY] = saved_params.hash_params(base_arrays)

@@ -39,11 +39,10 @@ def create_model_dir(path: str | os.PathLike[str]) -> epath.Path:
     return model_dir.create_model_dir(path)
 
 
-def copy_vocabulary(checkpoint: str, folder: epath.Path) -> None:
-    """Copies the vocabulary saved with `checkpoint`, if any, to the MODEL_DIR `folder`."""
+def copy_vocabulary(checkpoint: str, target: epath.Path) -> bool:
+    """Copies the vocabulary saved with `checkpoint` to the folder `target`. Returns False if there is none."""
     source = model_dir.find_model_dir(checkpoint)
-    if source is not None:
-        copy_vocabulary_files(source / task_vocabulary.VOCABULARY_FOLDER, folder / task_vocabulary.VOCABULARY_FOLDER)
+    return source is not None and copy_vocabulary_files(source / task_vocabulary.VOCABULARY_FOLDER, target)
 
 
 def copy_vocabulary_files(source: epath.Path, target: epath.Path) -> bool:
