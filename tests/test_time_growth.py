@@ -18,7 +18,7 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate.text_inputs import TextInputs
 from remixer_tasks import local_files
 from remixer_tasks.benchmarks import text_metrics
-from remixer_tasks.files import row_files
+from remixer_tasks.files import cache, row_files
 from tests.remixer_tasks.test_every_vocabulary import VOCABULARIES
 
 SIZES = (3_000, 30_000, 300_000)
@@ -139,6 +139,11 @@ def test_readers_take_time_in_proportion_to_the_file(name, tmp_path, monkeypatch
         return str(tmp_path / 'text.txt')
 
     assert not find_steep(READERS[name], CONTENTS, write)
+
+
+def test_dividing_files_into_jobs_takes_time_in_proportion_to_their_number():
+    files = {'small files': lambda count: [cache.FileState(f'{number}.txt', 100, 0) for number in range(count)]}
+    assert not find_steep(lambda files: local_files.split_into_jobs(files, local_files.TextLayout(), 8_000), files)
 
 
 @pytest.mark.parametrize('name', ['sentencepiece', 'bytes', 'words', 'wordpiece', 'byte_pairs'])

@@ -82,7 +82,9 @@ def expand_held_out_paths(
     files: Files | None, train: Sequence[str], train_macro: str, macro: str, example: str = '*.txt'
 ) -> list[str]:
     """Expands held-out `files` to paths; returns [] for None. Raises UserError for a file that is also in `train`."""
-    held_out = [] if files is None else expand_paths(files, macro, example)
+    if files is None:
+        return []
+    held_out = expand_paths(files, macro, example)
     if both := sorted({os.path.realpath(path) for path in train} & {os.path.realpath(path) for path in held_out}):
         raise UserError(f'{macro} and {train_macro} must not share files, got {both[0]} in both; remove it from one')
     return held_out
@@ -162,10 +164,13 @@ def split_into_jobs(files: Sequence[cache.FileState], layout: TextLayout, passag
     total = sum(file.size for file in files)
     smallest = max(JOB_BYTES, total // MAX_JOBS)
     groups: list[list[cache.FileState]] = [[]]
+    size = 0
     for file in files:
-        if sum(other.size for other in groups[-1]) + file.size // 2 >= smallest:
+        if size + file.size // 2 >= smallest:
             groups.append([])
+            size = 0
         groups[-1].append(file)
+        size += file.size
     return [functools.partial(_read_files, group, layout, passage) for group in groups if group]
 
 
