@@ -18,7 +18,7 @@ from remixer_t5x.errors import UserError, import_optional, root_cause_message
 from remixer_tasks.corpora.streamed_text import StreamedCorpus
 from remixer_tasks.corpora.text_corpus import TRAIN, ParsedCorpus
 from remixer_tasks.files import cache
-from remixer_tasks.files.row_files import BadRecords
+from remixer_tasks.files.row_files import COMPRESSIONS, BadRecords
 from remixer_tasks.text_pairs import TextTemplate, encode_row_as_pair
 
 Row = dict[str, Any]
@@ -30,8 +30,6 @@ _READERS = {
     **{'.parquet': 'parquet', '.jsonl': 'json', '.ndjson': 'json', '.json': 'json'},
     **{'.csv': 'csv', '.tsv': 'csv', '.txt': 'text'},
 }
-# File extensions of compressed files that `datasets` decompresses.
-_COMPRESSIONS = ('.gz', '.bz2', '.xz', '.zst', '.lz4', '.zip')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,13 +189,16 @@ def _load_folder(folder: Path, name: str | None, streaming: bool) -> tuple[Mappi
         )
     # Reads the files with the most frequent extension.
     extension, chosen = max(files_by_extension.items(), key=lambda item: sum(map(len, item[1].values())))
-    options = {'sep': '\t'} if extension == '.tsv' else {}
-    return _load_splits(datasets.load_dataset_builder(_READERS[extension], data_files=chosen, **options), streaming)
+    reader = _READERS[extension]
+    # Without `keep_default_na` and `na_values`, pandas would replace texts such as 'None' and 'NA' with missing values.
+    csv_options = {'sep': '\t' if extension == '.tsv' else ',', 'keep_default_na': False, 'na_values': ['']}
+    options = csv_options if reader == 'csv' else {}
+    return _load_splits(datasets.load_dataset_builder(reader, data_files=chosen, **options), streaming)
 
 
 def _find_data_file_extension(file: str) -> str | None:
     path = Path(file)
-    extension = Path(path.stem).suffix if path.suffix in _COMPRESSIONS else path.suffix
+    extension = Path(path.stem).suffix if path.suffix in COMPRESSIONS else path.suffix
     return extension if extension in _READERS else None
 
 

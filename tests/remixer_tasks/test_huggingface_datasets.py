@@ -95,6 +95,19 @@ def test_integers_with_a_missing_value_have_no_fraction(tmp_path):
     assert [pair.split(text_pairs.SEPARATOR)[1] for pair in pairs] == ['1', '2']
 
 
+def test_only_empty_cells_of_csv_are_missing(tmp_path):
+    """By default, pandas replaces all of these texts with missing values."""
+    rows = ['None,0', 'NA,1', 'null,2', ',3', 'nan,4', 'N/A,']
+    (tmp_path / 'train.csv').write_text('\n'.join(['answer,number', *rows]))
+    pairs = huggingface_datasets.pairs(HubDataset(str(tmp_path)), '{number}', 'answer').read(BadRecords(strict=False))
+    assert [pair.split(text_pairs.SEPARATOR) for pair in pairs] == [
+        ['0', 'None'],
+        ['1', 'NA'],
+        ['2', 'null'],
+        ['4', 'nan'],
+    ]
+
+
 @pytest.mark.parametrize('kind', ['rows', 'parquet'])
 def test_rows_are_held_out_of_a_single_split(folder, kind):
     task = pair_task(folder / kind, validation_fraction=0.2)
