@@ -145,7 +145,7 @@ class TextLayout:
 
     def detect_format(self, path: str) -> str:
         """Returns the format of the file `path`. Raises UserError if `format` is None and the extension is unknown."""
-        return self.format or row_files.find_format_by_extension(path, _EXTENSIONS, 'TEXT_FORMAT')
+        return row_files.choose_format(path, self.format, _EXTENSIONS, 'TEXT_FORMAT')
 
 
 def _choose_min_passage_bytes(files: Sequence[cache.FileState]) -> int:

@@ -142,6 +142,7 @@ def test_a_changed_file_is_read_again(tmp_path):
         ({'files': 'a.txt', 'validation_files': ''}, 'VALIDATION_FILES must be a path or glob, got none'),
         ({'files': 'a.txt', 'validation_files': []}, 'VALIDATION_FILES must be a path or glob, got none'),
         ({'files': 'a.dat'}, 'unknown extension; set TEXT_FORMAT'),
+        *(({'files': 'a.txt.zst', 'format': format}, 'a.txt.zst .*decompress it') for format in (None, 'txt')),
         ({'files': 'a.jsonl', 'field': 'body'}, "TEXT_FIELD must be .* got 'body'; .* 'id', 'text'"),
         ({'files': 'a.parquet', 'field': 'body'}, "TEXT_FIELD must be .* got 'body'; .* 'id', 'text'"),
         ({'files': 'a.txt', 'format': 'parquet'}, 'not a Parquet file'),
@@ -155,6 +156,7 @@ def test_wrong_settings_and_files_are_rejected(tmp_path, monkeypatch, settings, 
         write(tmp_path, name)
     write(tmp_path, 'empty.txt', [' ', ''])
     (tmp_path / 'a.dat').write_text('x')
+    (tmp_path / 'a.txt.zst').write_text('compressed bytes\n\nthat are valid lines')
     (tmp_path / 'damaged.txt.gz').write_bytes(gzip.compress(b'text ' * 1000)[:20])
     assert re.search(message, error_message(lambda: all_texts(local_files.corpus(**settings))))
 

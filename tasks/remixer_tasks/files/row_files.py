@@ -25,6 +25,8 @@ from remixer_t5x.lazy_imports import tf
 
 FORMATS = ('jsonl', 'tsv', 'csv', 'parquet')
 EXTENSIONS = {'json': 'jsonl', 'ndjson': 'jsonl', **{name: name for name in FORMATS}}
+# File extensions of compressed files. This module decompresses only gzip, and `datasets` all of them.
+COMPRESSIONS = ('.gz', '.bz2', '.xz', '.zst', '.lz4', '.zip')
 Row = dict[str, Any]
 # Iterator over (number, row) pairs, where `number` is the 1-based line or row number.
 Rows = Iterator[tuple[int, Row]]
@@ -190,16 +192,22 @@ class RowLayout:
 
     def detect_format(self, path: str) -> str:
         """Returns the format of the file `path`. Raises UserError if `format` is None and the extension is unknown."""
-        return self.format or find_format_by_extension(path, EXTENSIONS, 'PAIRS_FORMAT')
+        return choose_format(path, self.format, EXTENSIONS, 'PAIRS_FORMAT')
 
 
-def find_format_by_extension(path: str, formats: Mapping[str, str], setting: str) -> str:
-    """Returns the format for a file's extension, ignoring .gz. Raises UserError for an unknown extension."""
-    extension = path.lower().removesuffix('.gz').rpartition('.')[2]
-    if extension not in formats:
+def choose_format(path: str, format: str | None, formats: Mapping[str, str], setting: str) -> str:
+    """Returns `format`, or the format for the file's extension, ignoring .gz, if it is None.
+
+    Raises UserError for an unknown extension, and for other compressions than gzip, whose bytes may be valid lines.
+    """
+    name = path.lower().removesuffix('.gz')
+    if name.endswith(COMPRESSIONS):
+        raise UserError(f'{path} must be uncompressed or gzipped; decompress it')
+    extension = name.rpartition('.')[2]
+    if format is None and extension not in formats:
         allowed = ', '.join(dict.fromkeys(formats.values()))
         raise UserError(f'{path}: unknown extension; set {setting} to one of {allowed}')
-    return formats[extension]
+    return format or formats[extension]
 
 
 def read_rows(path: str, layout: RowLayout, malformed: BadRecords) -> Rows:
