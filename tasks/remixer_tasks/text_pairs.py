@@ -48,19 +48,21 @@ class TextTemplate:
         if re.search('[{}]', ''.join(between)) or '' in self.columns:
             raise UserError(f"{self.macro} must have columns in braces, as in 'answer: {{label}}', got {self.text!r}")
 
-    def _split_parts(self) -> Iterator[tuple[bool, str]]:
-        """Splits the template; yields (True, column name) and (False, literal text) pairs in order."""
+    @functools.cached_property
+    def _parts(self) -> list[tuple[bool, str]]:
+        """The parts of the template in order, as pairs (True, column name) and (False, literal text)."""
         if not set(self.text) & set('{}'):
-            yield True, self.text
-            return
+            return [(True, self.text)]
+        parts = []
         for number, part in enumerate(_PARTS.split(self.text)):
             is_column = number % 2 == 1 and part not in ('{{', '}}')
             # `__post_init__` rejects other braces in the literal text.
-            yield is_column, part[1:-1] if is_column else part.replace('{{', '{').replace('}}', '}')
+            parts.append((is_column, part[1:-1] if is_column else part.replace('{{', '{').replace('}}', '}')))
+        return parts
 
-    @property
+    @functools.cached_property
     def columns(self) -> list[str]:
-        return [part for is_column, part in self._split_parts() if is_column]
+        return [part for is_column, part in self._parts if is_column]
 
     @property
     def has_numbered_columns(self) -> bool:
@@ -72,7 +74,7 @@ class TextTemplate:
 
         Raises MissingColumnError if a column is missing, and ValueError if it is empty, or neither text nor a number.
         """
-        return ''.join(_get_column_text(row, part) if is_column else part for is_column, part in self._split_parts())
+        return ''.join(_get_column_text(row, part) if is_column else part for is_column, part in self._parts)
 
     def build_missing_column_error(self, names: Iterable[str], data: str = 'the data') -> UserError:
         """Returns the error for data that lacks a column of the template; `names` are the columns of the data."""
