@@ -143,6 +143,7 @@ def test_errors_count_negative_and_are_excluded_from_a_mean():
 
 def test_a_mean_does_not_count_the_groups_of_a_metric_again():
     metrics = {'accuracy': 50.0, 'accuracy/easy': 90.0, 'accuracy/hard': 10.0, 'f1': 40.0, 'rouge/1': 30.0}
+    metrics |= {'f1/yes/no': 90.0}
     assert checkpoint_ranking.select_ranking_metric('cb', metrics, checkpoint_ranking.MEAN) == ('mean', 40.0)
 
 
