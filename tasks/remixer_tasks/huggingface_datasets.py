@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from remixer_t5x import ranges, untrusted_files
 from remixer_t5x.errors import UserError, import_optional, root_cause_message
 from remixer_tasks.corpora.streamed_text import StreamedCorpus
@@ -228,6 +230,9 @@ class _RowParser:
                 indices = value if isinstance(value, list) else [value]
                 is_known = all(index is not None and index >= 0 for index in indices)
                 row[name] = label.int2str(value) if is_known else None
+            elif getattr(feature, 'dtype', None) == 'float32' and value is not None:
+                # The shortest text of the number: 0.1, not 0.10000000149011612.
+                row[name] = float(str(np.float32(value)))
         try:
             text = self.document(row)
         except UserError:

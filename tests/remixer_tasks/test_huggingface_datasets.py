@@ -88,6 +88,12 @@ def test_lists_of_class_labels_become_names_separated_by_spaces():
     assert texts == ["['Ann', 'is', 'in'] ['B-PER', 'O', 'O']", "['no', 'one'] ['O', 'O']", "['hidden'] None"]
 
 
+def test_float32_numbers_have_their_shortest_text():
+    rows = datasets.Dataset.from_dict({'score': [0.1, None]}, datasets.Features(score=datasets.Value('float32')))
+    parser = huggingface_datasets._RowParser('rows', rows.features, lambda row: str(row['score']), None)
+    assert [parser.parse_row(row, 1) for row in rows] == ['0.1', 'None']
+
+
 def test_integers_with_a_missing_value_have_no_fraction(tmp_path):
     """pandas, with which datasets reads CSV files, converts a column of integers with a missing value to floats."""
     (tmp_path / 'train.csv').write_text('question,label\nis 0 even?,1\nis 1 even?,\nis 2 even?,2\n')

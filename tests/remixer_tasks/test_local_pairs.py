@@ -161,6 +161,13 @@ def test_missing_values_and_bytes_of_parquet(tmp_path):
     assert ":2: 'utf-8' codec can't decode" in skipped and ':4: column b is empty' in skipped
 
 
+def test_float32_numbers_of_parquet_have_their_shortest_text(tmp_path):
+    numbers = pa.array([0.1, 3.8, 2.0, None, float('nan')], pa.float32())
+    pq.write_table(pa.table({'q': [*'vwxyz'], 'a': numbers}), tmp_path / 'a.parquet')
+    read, skipped = read_pairs(tmp_path, 'a.parquet', (tmp_path / 'a.parquet').read_bytes())
+    assert read == [('v', '0.1'), ('w', '3.8'), ('x', '2')] and skipped.count('column a is empty') == 2
+
+
 @pytest.mark.parametrize('name', ['0', 'x!r ü'])
 def test_a_column_may_have_any_name(tmp_path, name):
     row = json.dumps({name: 'x', 'a': 'y'}, ensure_ascii=False)

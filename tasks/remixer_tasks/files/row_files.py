@@ -324,8 +324,19 @@ def read_parquet_rows(path: str, setting: str, column: str | None = None) -> Row
             table = pq.ParquetFile(pa.BufferReader(file.read()) if path.lower().endswith('.gz') else file)
             columns = [column] if column in table.schema_arrow.names else None
             batches = table.iter_batches(batch_size=1024, columns=columns)
-            yield from enumerate((row for batch in batches for row in batch.to_pylist()), 1)
+            yield from enumerate((row for batch in batches for row in _list_rows(batch)), 1)
         except pa.ArrowException as error:
             raise UserError(
                 f'{path} is not a Parquet file ({" ".join(str(error).split())}); write it again, or set {setting}'
             ) from error
+
+
+def _list_rows(batch: Any) -> list[Row]:
+    """Converts a record batch to rows. A float32 number has its shortest text: 0.1, not 0.10000000149011612."""
+    import pyarrow as pa
+
+    columns = [
+        column.cast(pa.string()).cast(pa.float64()) if pa.types.is_float32(column.type) else column
+        for column in batch.columns
+    ]
+    return pa.RecordBatch.from_arrays(columns, batch.schema.names).to_pylist()
