@@ -1,15 +1,14 @@
 """seqio data sources of corpora and of labelled datasets. Importing this module imports seqio.
 
 The sources do not report their number of examples, because seqio would then cache small corpora with `Dataset.cache`,
-whose position cannot be saved. TFDS's files are read in one thread, because tf.data cannot restore the position of a
-parallel read. Examples are shuffled before they are repeated, so every epoch contains each example once.
+whose position cannot be saved. Examples are shuffled before they are repeated, so every epoch contains each example
+once.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -138,7 +137,7 @@ class TfdsSource(seqio.TfdsDataSource):
         self._order = order
         self._name = name
         super().__init__(name, tfds_data_dir=data_dir, read_only=True, splits=splits)
-        self._tfds_dataset = _SequentialLoader(name, data_dir, splits, read_only=True)
+        self._tfds_dataset = _UncachedLoader(name, data_dir, splits, read_only=True)
 
     def num_input_examples(self, split: str) -> None:
         return None
@@ -153,10 +152,7 @@ class TfdsSource(seqio.TfdsDataSource):
         if kwargs.get('seed') is not None:
             kwargs['seed'] += self._order
         try:
-            with warnings.catch_warnings():
-                # The warning is irrelevant, because an interleave in one thread is always deterministic.
-                warnings.filterwarnings('ignore', 'The `deterministic` argument has no effect')
-                return super().get_dataset(*args, **kwargs)
+            return super().get_dataset(*args, **kwargs)
         except Exception as error:
             raise self._build_unreadable_error(error) from error
 
@@ -169,14 +165,12 @@ class TfdsSource(seqio.TfdsDataSource):
         )
 
 
-class _SequentialLoader(seqio.LazyTfdsLoader):
-    """seqio's TFDS loader without parallel reads and memory cache, so that tf.data can save its position."""
+class _UncachedLoader(seqio.LazyTfdsLoader):
+    """seqio's TFDS loader without memory cache, so that tf.data can save its position."""
 
     @property
     def read_config(self) -> tfds.ReadConfig:
-        return dataclasses.replace(
-            super().read_config, num_parallel_calls_for_interleave_files=None, try_autocache=False
-        )
+        return dataclasses.replace(super().read_config, try_autocache=False)
 
 
 class LabelledSource(seqio.DataSource):
@@ -242,15 +236,11 @@ class LabelledSource(seqio.DataSource):
             shuffle_seed=seed,
             interleave_cycle_length=16,
             num_parallel_calls_for_decode=1,
-            num_parallel_calls_for_interleave_files=None,
             try_autocache=False,
             input_context=tf.distribute.InputContext(shard.num_shards, shard.index) if has_enough_files else None,
         )
         builder = tfds.builder_from_directory(folder)
-        with warnings.catch_warnings():
-            # The warning is irrelevant, because an interleave in one thread is always deterministic.
-            warnings.filterwarnings('ignore', 'The `deterministic` argument has no effect')
-            examples = builder.as_dataset(split=split, shuffle_files=shuffle, read_config=config)
+        examples = builder.as_dataset(split=split, shuffle_files=shuffle, read_config=config)
         if shuffle and is_whole:
             examples = examples.shuffle(SHUFFLE_BUFFER, seed=seed).repeat()
         if not has_enough_files:
