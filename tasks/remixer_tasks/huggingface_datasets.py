@@ -20,10 +20,9 @@ from remixer_t5x.errors import UserError, import_optional, root_cause_message
 from remixer_tasks.corpora.streamed_text import StreamedCorpus
 from remixer_tasks.corpora.text_corpus import TRAIN, ParsedCorpus
 from remixer_tasks.files import cache
-from remixer_tasks.files.row_files import COMPRESSIONS, BadRecords
+from remixer_tasks.files.row_files import COMPRESSIONS, BadRecords, Row
 from remixer_tasks.text_pairs import TextTemplate, encode_row_as_pair
 
-Row = dict[str, Any]
 # Maximum number of shards of a streamed dataset from `save_to_disk`; enough for the hosts of a large pod.
 _MAX_SHARDS = 64
 # Maps file extensions to readers of `datasets`. Other readers are unsafe: they open files to which the data refers, or
