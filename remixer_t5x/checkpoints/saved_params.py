@@ -32,9 +32,10 @@ from remixer_t5x.models.layers import dense
 from remixer_t5x.optim import parameter_averages, train_state
 from remixer_t5x.run_folder import model_dir, object_store
 
-# Keys in the run records of adapter checkpoints for the fingerprint of the base, the hash of its parameters, and the
-# Hugging Face model that `--from_hf` converted to the base in the cache.
-BASE_KEYS = BASE_KEY, BASE_PARAMS_KEY, BASE_SOURCE_KEY = 'base', 'base_params', 'base_source'
+# Keys in the run records of adapter checkpoints: the fingerprint of the base, the hash of its parameters, the Hugging
+# Face model that `--from_hf` converted to the base in the cache, and the base's arrays that the model does not have.
+BASE_KEYS = 'base', 'base_params', 'base_source', 'base_unused'
+BASE_KEY, BASE_PARAMS_KEY, BASE_SOURCE_KEY, BASE_UNUSED_KEY = BASE_KEYS
 # File in MODEL_DIR with the path of the base checkpoint. The path is absolute or relative to MODEL_DIR.
 BASE_FILE = 'base.txt'
 UNREADABLE_ADVICE = 'copy the checkpoint again, or use another'
@@ -57,6 +58,8 @@ class SavedParams:
             name.removeprefix(params): shape for name, shape in self._state.items() if name.startswith(params)
         }
         self.shapes: dict[str, tuple[int, ...]] = {**(base.shapes if base else {}), **self.saved_shapes}
+        for name in record.get(BASE_UNUSED_KEY, ()):
+            self.shapes.pop(name, None)
 
     def select_shapes(self, names: Any) -> dict[str, tuple[int, ...]]:
         """Returns `shapes` without adapters that are not in `names`. Loading merges the omitted adapters."""

@@ -175,9 +175,10 @@ def extract_adapters(args: argparse.Namespace) -> None:
     base = saved_params.find_checkpoint(path, '--base')
     base_params, base_record, _ = converted_checkpoint.read_checkpoint(str(base), '--base')
     base_arrays = traverse_util.flatten_dict(base_params, sep='/')
+    arrays = traverse_util.flatten_dict(params, sep='/')
     changed = {
         name: array
-        for name, array in traverse_util.flatten_dict(params, sep='/').items()
+        for name, array in arrays.items()
         if name not in base_arrays or not np.array_equal(base_arrays[name], array, equal_nan=True)
     }
     if not changed:
@@ -190,6 +191,7 @@ def extract_adapters(args: argparse.Namespace) -> None:
     (folder / saved_params.BASE_FILE).write_text(f'{base}\n')
     record[saved_params.BASE_KEY] = saved_params.fingerprint_checkpoint(base)
     record[saved_params.BASE_PARAMS_KEY] = saved_params.hash_params(base_arrays)
+    record[saved_params.BASE_UNUSED_KEY] = sorted(base_arrays.keys() - arrays.keys())
     # If --from_hf converted the base model to the cache, record its Hugging Face name: the cache may be removed.
     if base.is_relative_to(model_dir.to_absolute_path(cache.get_cache_root())):
         client = lazy_imports.import_extra('hub.client')
