@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from etils import epath
 
 from remixer_t5x import lazy_imports, ranges
-from remixer_t5x.api.trained_model import LENGTHS_KEY, TrainedModel
+from remixer_t5x.api.trained_model import TrainedModel
 from remixer_t5x.checkpoints import compatibility, saved_params
 from remixer_t5x.config import loading, reference_resolver, untrusted_gin
 from remixer_t5x.data import batch_formats, pipeline, task_vocabulary
@@ -112,7 +112,7 @@ def _load_folder(path: str, partitioner: Partitioner, vocabulary: str | None, tr
     checkpoint = find_checkpoint(str(folder))
     model, vocab, run_lengths = read_model(checkpoint)
     params = restore_params(checkpoint, model, vocab, partitioner)
-    lengths = saved_params.read_record(epath.Path(checkpoint)).get(LENGTHS_KEY)
+    lengths = saved_params.read_record(epath.Path(checkpoint)).get(saved_params.LENGTHS_KEY)
     return _build_trained_model(model, params, vocab, checkpoint, partitioner, run_lengths, lengths)
 
 
@@ -234,7 +234,7 @@ def _load_shared_folder(shared: shared_folder.SharedModel, partitioner: Partitio
     params = _put_params_on_devices(arrays, model, partitioner)
     saved_params.check_arrays_finite(folder, params)
     return _build_trained_model(
-        model, params, vocabulary, str(folder), partitioner, run_lengths, record.get(LENGTHS_KEY)
+        model, params, vocabulary, str(folder), partitioner, run_lengths, record.get(saved_params.LENGTHS_KEY)
     )
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from remixer_t5x import ranges
 from remixer_t5x.base_vocabulary import Vocabulary
+from remixer_t5x.checkpoints import saved_params
 from remixer_t5x.data import batch_formats, task_vocabulary
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
@@ -28,9 +29,6 @@ from remixer_t5x.run_folder import model_dir
 
 Strings = str | Sequence[str]
 GREEDY = Greedy()
-# Key in the record of a saved model for `TrainedModel.lengths`, which TASK_FEATURE_LENGTHS does not determine: a causal
-# language model has one length for prompt and answer, and the model's gin text may set the lengths of its run.
-LENGTHS_KEY = 'lengths'
 
 
 class Answer(NamedTuple):
@@ -254,7 +252,9 @@ class TrainedModel:
         record = converted_checkpoint.build_checkpoint_record(
             task_vocabulary.get_vocabulary_record(self.vocabulary), text, self.source
         )
-        converted_checkpoint.write_checkpoint(target, params, step, {**record, LENGTHS_KEY: dict(self.lengths)})
+        converted_checkpoint.write_checkpoint(
+            target, params, step, {**record, saved_params.LENGTHS_KEY: dict(self.lengths)}
+        )
         return str(target)
 
     @functools.cached_property

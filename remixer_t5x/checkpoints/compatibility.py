@@ -1,5 +1,6 @@
 """Compares a checkpoint's data, settings and array shapes with those of the run that resumes from it."""
 
+import ast
 import re
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -70,6 +71,14 @@ def parse_bindings(config: str) -> dict[str, str]:
         else:
             name = None
     return {name: ' '.join(filter(None, (line.rstrip('\\').strip() for line in values[name]))) for name in values}
+
+
+def parse_literal(config: str, name: str) -> Any:
+    """Returns the value of a setting in an operative gin config; None if it is missing or not a literal."""
+    try:
+        return ast.literal_eval(parse_bindings(config).get(name, 'None'))
+    except (ValueError, SyntaxError):
+        return None
 
 
 def describe_config_changes(old: str, new: str, ignored: Collection[str] = ()) -> str:

@@ -36,6 +36,10 @@ from remixer_t5x.run_folder import model_dir, object_store
 # Face model that `--from_hf` converted to the base in the cache, and the base's arrays that the model does not have.
 BASE_KEYS = 'base', 'base_params', 'base_source', 'base_unused'
 BASE_KEY, BASE_PARAMS_KEY, BASE_SOURCE_KEY, BASE_UNUSED_KEY = BASE_KEYS
+# Key in the record of a model saved from Python for the maximum numbers of tokens, which TASK_FEATURE_LENGTHS does not
+# determine: a causal language model has one length for prompt and answer, and the model's gin text may set the lengths
+# of its run.
+LENGTHS_KEY = 'lengths'
 # File in MODEL_DIR with the path of the base checkpoint. The path is absolute or relative to MODEL_DIR.
 BASE_FILE = 'base.txt'
 UNREADABLE_ADVICE = 'copy the checkpoint again, or use another'

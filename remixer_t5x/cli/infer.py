@@ -80,7 +80,6 @@ def load_settings(args: argparse.Namespace) -> tuple[TextInference, str | None]:
 
 def find_template_mismatch(checkpoint: str, template: str | None) -> str | None:
     """Returns a warning if the checkpoint was trained with a different INPUTS template."""
-    import ast
     import json
     import shlex
 
@@ -92,9 +91,7 @@ def find_template_mismatch(checkpoint: str, template: str | None) -> str | None:
     if folder is None or not (folder / model_dir.CONFIG).is_file():
         return None
     config = untrusted_files.read_text(folder / model_dir.CONFIG, 'restore it, or remove it')
-    trained = None
-    with contextlib.suppress(ValueError, SyntaxError):
-        trained = ast.literal_eval(compatibility.parse_bindings(config).get('INPUTS', 'None'))
+    trained = compatibility.parse_literal(config, 'INPUTS')
     if trained is None or trained == template:
         return None
     now = 'the texts are read as they are' if template is None else f'INPUTS is now {template!r}'
@@ -107,6 +104,7 @@ def _predict_texts(settings: TextInference, template: str | None) -> None:
 
     settings.check_settings()
     folder = settings.find_checkpoint_folder()
+    settings = settings.adapt_to_checkpoint(folder)
     _print_on_first_process(find_template_mismatch(folder, template))
     out = settings.open_output(folder)
     inputs, decoding = settings.inputs, settings.decoding

@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TextIO
 
 import jax
+from etils import epath
 
 from remixer_t5x import ranges, untrusted_files
-from remixer_t5x.checkpoints import saved_params
+from remixer_t5x.checkpoints import compatibility, saved_params
 from remixer_t5x.data import batch_formats, fingerprint, task_vocabulary
 from remixer_t5x.devices import collectives, partition
 from remixer_t5x.errors import UserError
@@ -208,7 +209,8 @@ class TextInference:
 
     `vocabulary` is the vocabulary used in training. `checkpoint` is a checkpoint, or a MODEL_DIR whose newest
     checkpoint is used. `output` is a file, or '-' for standard output. If `refuse_long` is true, a text that is longer
-    than `decoding` allows raises UserError instead of being truncated.
+    than `decoding` allows raises UserError instead of being truncated. `ends_inputs` states whether texts get an end
+    token; False for prompts of causal language models.
     """
 
     model: Any
@@ -219,6 +221,7 @@ class TextInference:
     inputs: TextInputs
     output: ranges.LocalPath = '-'
     refuse_long: bool = False
+    ends_inputs: bool = True
 
     def check_settings(self, embed: bool = False) -> None:
         """Raises UserError if several processes use standard streams, or if the model or vocabulary is unsuitable."""
@@ -246,6 +249,16 @@ class TextInference:
         """Returns the folder of the checkpoint to use. All processes return the same folder."""
         return collectives.broadcast(str(saved_params.find_checkpoint(self.checkpoint, 'CHECKPOINT_PATH')))
 
+    def adapt_to_checkpoint(self, folder: str) -> 'TextInference':
+        """Returns settings that end texts as in training and, unless others are set, use the saved lengths."""
+        record = saved_params.read_record(epath.Path(folder))
+        lengths = self.decoding.feature_lengths
+        trained = compatibility.parse_literal(str(record.get('config') or ''), 'TASK_FEATURE_LENGTHS') or lengths
+        if lengths == trained:
+            lengths = record.get(saved_params.LENGTHS_KEY, lengths)
+        decoding = dataclasses.replace(self.decoding, feature_lengths=lengths)
+        return dataclasses.replace(self, decoding=decoding, ends_inputs='inputs' in trained)
+
     def open_output(self, folder: str) -> PredictionWriter:
         """Opens the output for appending. Only the first process writes."""
         origin = {'checkpoint': folder, **self.decoding.build_record()}
@@ -264,11 +277,10 @@ class TextInference:
         )
 
     def build_codec(self) -> TextCodec:
-        """Returns the codec for input texts. Without the feature `inputs`, texts are prompts without an end token."""
-        lengths = self.decoding.feature_lengths
-        longest = batch_formats.get_max_inference_lengths(lengths)['inputs']
+        """Returns the codec for input texts."""
+        longest = batch_formats.get_max_inference_lengths(self.decoding.feature_lengths)['inputs']
         model = self.model if head_predictions.has_head(self.model) else None
-        return TextCodec(self.vocabulary, longest, self.refuse_long, 'inputs' in lengths, model)
+        return TextCodec(self.vocabulary, longest, self.refuse_long, self.ends_inputs, model)
 
     def build_predictor(self) -> predictions.Predictor:
         return predictions.Predictor(self.model, self.partitioner, self.decoding, self.vocabulary)

@@ -83,6 +83,16 @@ def test_a_saved_causal_language_model_keeps_its_lengths(run, lengths, tmp_path)
     for folder in (saved, shared, back):
         again = remixer_t5x.load(folder)
         assert again.lengths == lengths and not again.ends_inputs, folder
+    flag = f'--gin.TASK_FEATURE_LENGTHS={lengths}'
+    answer = loaded.generate('The cat')[0]
+    (tmp_path / 'prompts.txt').write_text('The cat')
+    # `infer` uses the saved lengths. Lengths set by a flag do not add an end token to prompts.
+    for number, checkpoint in enumerate([[f'--checkpoint={tmp_path}/saved'], [f'--checkpoint={run}', flag]]):
+        out = tmp_path / f'{number}.jsonl'
+        assert main(['infer', *checkpoint, f'--input={tmp_path}/prompts.txt', f'--output={out}']) == 0
+        row = json.loads(out.read_text())
+        assert (row['prediction'], row['lengths']) == (answer.text, lengths)
+        assert row['score'] == pytest.approx(answer.scores[0], rel=1e-4)
 
 
 def test_a_prefix_language_model_is_finetuned_on_packed_pairs(tmp_path, capsys):

@@ -67,6 +67,8 @@ def _export_model(args: argparse.Namespace, settings: TextInference, folder: pat
 
     model, vocabulary, decoder = settings.model, settings.vocabulary, settings.decoding.decoder
     task_vocabulary.check_vocabulary_size('VOCABULARY', vocabulary, model.vocab_size)
+    step = settings.find_checkpoint_folder()
+    settings = settings.adapt_to_checkpoint(step)
     lengths = batch_formats.get_max_inference_lengths(settings.decoding.feature_lengths)
     eos_id = None if vocabulary.eos_id is None else int(vocabulary.eos_id)
     names = args.functions or exported_functions.list_supported_functions(model)
@@ -74,7 +76,6 @@ def _export_model(args: argparse.Namespace, settings: TextInference, folder: pat
     programs = exported_functions.build_functions(
         model, names, lengths, decoder, task_vocabulary.get_end_id(vocabulary), stop_strings
     )
-    step = settings.find_checkpoint_folder()
     print_labeled_line('reading', step)
     exact = exported_functions.flatten_params(settings.restore_params(step))
     weights = exported_functions.quantize_weights(model, exact) if args.quantize else exact
@@ -86,7 +87,7 @@ def _export_model(args: argparse.Namespace, settings: TextInference, folder: pat
             'lengths': dict(lengths),
             'vocabulary': {
                 **{'kind': kind, 'ids': int(vocabulary.vocab_size), 'eos_id': eos_id},
-                'ends_inputs': settings.build_codec().ends,
+                'ends_inputs': settings.ends_inputs,
                 # Vocabularies of remixer_tasks convert sentinels in texts to ids; vocabularies of seqio do not.
                 'sentinel_pattern': getattr(vocabulary, 'sentinel_pattern', None),
             },
