@@ -114,8 +114,10 @@ def _predict_texts(settings: TextInference, template: str | None) -> None:
         settings.build_predictor(), settings.restore_params(folder), settings.model
     )
     codec = settings.build_codec()
-    # In a terminal, prints the answer to each line before reading the next line.
-    window = 1 if inputs.is_stdin and sys.stdin.isatty() else decoding.batch_size * text_inference.WINDOW_BATCHES
+    window = decoding.batch_size * text_inference.WINDOW_BATCHES
+    if inputs.is_stdin and sys.stdin.isatty():
+        print('type a text and press Enter; Ctrl-D ends', file=sys.stderr)
+        window = 1  # Print the answer to each line before reading the next line.
     reporter = _ProgressReporter(inputs, out.counts)
     with contextlib.closing(out):
         text_inference.write_predictions(texts, out, codec, predict, window, reporter.update)

@@ -90,10 +90,10 @@ def find_tasks(
             usable.append(task)
     if not usable:
         name = ', '.join(provider.name for provider in providers)
-        raise UserError(
-            f'no task of {name} can be evaluated: {"; ".join(notes)}; set EVAL_SPLIT (SUBMISSION_SPLIT for leaderboard '
-            'files), or use another task'
-        )
+        advice = 'set EVAL_SPLIT (SUBMISSION_SPLIT for leaderboard files), or use another task'
+        if all(split in task.splits for task in tasks.values()):
+            advice = 'use a task with metrics'
+        raise UserError(f'no task of {name} can be evaluated: {"; ".join(notes)}; {advice}')
     return usable, notes
 
 

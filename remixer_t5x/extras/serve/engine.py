@@ -164,10 +164,15 @@ class Engine:
         return predictor.predict(params, inputs, arrays={name: np.asarray(*values) for name, *values in settings})
 
     def _warm_up(self) -> None:
-        longest, length = self.trained.lengths['inputs'], 0
-        while length < longest:
-            length = predictions.round_up_length(length + 1, longest)
-            for operation, size in itertools.product(('generate', 'score', 'encode'), self._predictors):
-                if hasattr(self.trained.model, operation) and self.state != 'stopping':
-                    row = RequestRow(operation, [self.eos_id] * length, [self.eos_id], dict.fromkeys(SETTING_DTYPES, 1))
-                    self._run_model([row], size)
+        longest, model = self.trained.lengths['inputs'], self.trained.model
+        lengths = [predictions.round_up_length(1, longest)]
+        while lengths[-1] < longest:
+            lengths.append(predictions.round_up_length(lengths[-1] + 1, longest))
+        operations = [name for name in ('generate', 'score', 'encode') if hasattr(model, name)]
+        programs = list(itertools.product(lengths, operations, self._predictors))
+        for number, (length, operation, size) in enumerate(programs, 1):
+            if self.state == 'stopping':
+                return
+            row = RequestRow(operation, [self.eos_id] * length, [self.eos_id], dict.fromkeys(SETTING_DTYPES, 1))
+            self._run_model([row], size)
+            log(f'compiled {number} of {len(programs)} programs')
