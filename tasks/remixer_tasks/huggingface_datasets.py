@@ -20,7 +20,7 @@ from remixer_t5x.errors import UserError, import_optional, root_cause_message
 from remixer_tasks.corpora.streamed_text import StreamedCorpus
 from remixer_tasks.corpora.text_corpus import TRAIN, ParsedCorpus
 from remixer_tasks.files import cache
-from remixer_tasks.files.row_files import COMPRESSIONS, BadRecords, Row
+from remixer_tasks.files.row_files import COMPRESSIONS, BadRecords, Row, add_nested_columns
 from remixer_tasks.text_pairs import TextTemplate, encode_row_as_pair
 
 # Maximum number of shards of a streamed dataset from `save_to_disk`; enough for the hosts of a large pod.
@@ -233,7 +233,7 @@ class _RowParser:
                 # The shortest text of the number: 0.1, not 0.10000000149011612.
                 row[name] = float(str(np.float32(value)))
         try:
-            text = self.document(row)
+            text = self.document(add_nested_columns(row))
         except UserError:
             raise
         except ValueError as error:

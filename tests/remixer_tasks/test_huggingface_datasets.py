@@ -114,6 +114,14 @@ def test_only_empty_cells_of_csv_are_missing(tmp_path):
     ]
 
 
+def test_templates_may_use_the_items_of_a_column_with_objects(tmp_path):
+    rows = [{'translation': {'en': f'cat {index}', 'de': f'Katze {index}'}} for index in range(2)]
+    datasets.Dataset.from_list(rows).save_to_disk(tmp_path)
+    corpus = huggingface_datasets.pairs(HubDataset(str(tmp_path)), 'translate: {translation.en}', 'translation.de')
+    pairs = [pair.split(text_pairs.SEPARATOR) for pair in corpus.read(BadRecords(strict=True))]
+    assert pairs == [[f'translate: cat {index}', f'Katze {index}'] for index in range(2)]
+
+
 @pytest.mark.parametrize('kind', ['rows', 'parquet'])
 def test_rows_are_held_out_of_a_single_split(folder, kind):
     task = pair_task(folder / kind, validation_fraction=0.2)

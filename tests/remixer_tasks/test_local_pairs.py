@@ -175,6 +175,13 @@ def test_a_column_may_have_any_name(tmp_path, name):
     assert read_pairs(tmp_path, 'a.jsonl', row, inputs=f'is {{{name}}} {{{{so}}}}?')[0] == [('is x {so}?', 'y')]
 
 
+@pytest.mark.parametrize('name', ['a.jsonl', 'a.parquet'])
+def test_templates_may_use_the_items_of_a_column_with_objects(tmp_path, name):
+    path = write(tmp_path, name, [{'translation': {'en': 'cat', 'de': 'Katze'}}])
+    corpus = local_pairs.corpus(path, 'translate: {translation.en}', 'translation.de')
+    assert list(corpus.read(BadRecords(strict=True))) == [f'translate: cat{text_pairs.SEPARATOR}Katze']
+
+
 def test_columns_of_a_file_without_names_are_numbers(tmp_path):
     name, content = 'a.csv', '1,x,y\n2,z,w'
     assert read_pairs(tmp_path, name, content, '{1}', '2')[0] == [('x', 'y'), ('z', 'w')]

@@ -210,13 +210,23 @@ def choose_format(path: str, format: str | None, formats: Mapping[str, str], set
     return format or formats[extension]
 
 
+def add_nested_columns(row: Row) -> Row:
+    """Adds a column `outer.inner` for each item of an object, such as `translation.en`, except in SQuAD's answers."""
+    objects = {name: value for name, value in row.items() if isinstance(value, dict) and 'answer_start' not in value}
+    nested = {f'{name}.{key}': value for name, items in objects.items() for key, value in items.items()}
+    return {**nested, **row} if nested else row
+
+
 def read_rows(path: str, layout: RowLayout, malformed: BadRecords) -> Rows:
     """Returns an iterator over the rows of one file. Raises UserError if the whole file is unusable."""
     format = layout.detect_format(path)
-    if format == 'parquet':
-        return read_parquet_rows(path, 'PAIRS_FORMAT')
-    if format == 'jsonl':
-        return read_json_rows(path, layout.longest, malformed, layout.encoding)
+    if format in ('parquet', 'jsonl'):
+        rows = (
+            read_parquet_rows(path, 'PAIRS_FORMAT')
+            if format == 'parquet'
+            else read_json_rows(path, layout.longest, malformed, layout.encoding)
+        )
+        return ((number, add_nested_columns(row)) for number, row in rows)
     if format == 'csv':
         cells = _read_csv_cells(path, layout, malformed)
     else:
