@@ -121,10 +121,12 @@ def _print_summary(result: TrainResult) -> None:
     loss, held_out = result.train.get('loss'), result.evaluation
     if loss is not None:
         numbers.append(f'train loss {loss:.4f}')
-    if held_out.get('loss') is not None and held_out.get('perplexity') is not None:
-        constant = held_out.get('constant_loss')
-        comparison = '' if constant is None else f' (best constant prediction {constant:.4f})'
-        numbers.append(f'held-out loss {held_out["loss"]:.4f}{comparison}, perplexity {held_out["perplexity"]:.2f}')
+    if held_out.get('loss') is not None:
+        numbers.append(f'held-out loss {held_out["loss"]:.4f}')
+        if held_out.get('constant_loss') is not None and held_out.get('perplexity') is not None:
+            numbers[-1] += (
+                f' (best constant prediction {held_out["constant_loss"]:.4f}), perplexity {held_out["perplexity"]:.2f}'
+            )
     print(' · '.join(numbers))
     if result.seconds_by_activity:
         duration = progress.format_duration(sum(result.seconds_by_activity.values()))

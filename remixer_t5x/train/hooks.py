@@ -77,11 +77,12 @@ class LossEvaluationHook:
                 state.patience.add_evaluation(state.step, -numbers['loss'], self.evaluated)
             task = name.partition('/')[2]
             # The targets of classifiers and other heads are not tokens, and have no constant loss.
-            accuracy = 'token accuracy' if 'constant_loss' in numbers else 'accuracy'
+            of_tokens = 'constant_loss' in numbers
+            accuracy = 'token accuracy' if of_tokens else 'accuracy'
             self.log.print(
                 f'step {state.step} · {f"{task} · " if task else ""}held-out loss {numbers["loss"]:.4f}'
-                + (f' (best constant prediction {numbers["constant_loss"]:.4f})' if 'constant_loss' in numbers else '')
-                + (f' · perplexity {numbers["perplexity"]:.2f}' if 'perplexity' in numbers else '')
+                + (f' (best constant prediction {numbers["constant_loss"]:.4f})' if of_tokens else '')
+                + (f' · perplexity {numbers["perplexity"]:.2f}' if of_tokens else '')
                 + (f' · {accuracy} {100 * numbers["accuracy"]:.1f}%' if 'accuracy' in numbers else '')
                 + (f' · {numbers["bits_per_byte"]:.3f} bits per byte' if 'bits_per_byte' in numbers else '')
             )
