@@ -18,7 +18,7 @@ from tests.support.untrusted_inputs import ODD_CHARACTERS
 tokenizers = pytest.importorskip('tokenizers', reason='tokenizers is not installed')
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers  # noqa: E402
 
-LINES = ["The word of the words, 1,234.50 don't", 'Ça va? Über é 你好 ＷＩＤＥ 😀', 'a\tb\n\n  c'] * 4
+LINES = ["## The word of the words, 1,234.50 don't", 'Ça va? Über é 你好 ＷＩＤＥ 😀', 'a\tb\n\n  c'] * 4
 SPECIAL = ['<pad>', '</s>', '<s>', '<unk>', '<mask>', '[CLS]', '[SEP]']
 FRAGMENTS = [*ODD_CHARACTERS, *SPECIAL, '  ', '\n', 'the ', 'word', '12345']
 TEXTS = st.lists(st.sampled_from(FRAGMENTS) | st.characters(codec='utf-8')).map(''.join)
@@ -125,10 +125,11 @@ def test_a_start_token_that_is_the_end_token_is_omitted(tmp_path, pattern, shift
     assert ours.bos_id is None and ours.eos_id not in ids and ours.decode([*ids, ours.eos_id]) == 'The word'
 
 
-def test_token_bytes_add_up_to_the_text(tmp_path):
-    TOKENIZERS['llama_3']().save(str(tmp_path / 'tokenizer.json'))
+@pytest.mark.parametrize('name', ['llama_3', 'gemma'])
+def test_token_bytes_add_up_to_the_text(tmp_path, name):
+    TOKENIZERS[name]().save(str(tmp_path / 'tokenizer.json'))
     ours = vocabularies.huggingface_tokenizer(str(tmp_path / 'tokenizer.json'), end='</s>')
-    text = 'The word 你好 😀 12'
+    text = '## The word 你好 😀 12'
     assert sum(task_vocabulary.count_bytes_per_token(ours)[ours.encode(text)]) == len(text.encode())
     assert b''.join(ours.token_texts[index] for index in ours.encode(text)) == text.encode()
 
@@ -143,9 +144,9 @@ def test_end_and_padding_without_a_flag_have_no_text(tmp_path):
     assert {0, 1} <= {*ours.special_ids}
 
 
-def test_special_tokens_of_word_piece_have_no_text(tmp_path):
+def test_texts_of_word_piece_include_the_space_before_a_word(tmp_path):
     (tmp_path / 'vocab.txt').write_text('[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n##b')
-    assert vocabularies.wordpiece(str(tmp_path / 'vocab.txt')).token_texts == [b''] * 5 + [b'a', b'b']
+    assert vocabularies.wordpiece(str(tmp_path / 'vocab.txt')).token_texts == [b''] * 5 + [b' a', b'b']
 
 
 @pytest.mark.parametrize('name', TOKENIZERS)

@@ -151,16 +151,19 @@ class HuggingFaceTokenizer(Vocabulary):
 
     @functools.cached_property
     def token_texts(self) -> list[bytes]:
-        """The text of each id as bytes; empty for special tokens and the unknown token."""
+        """The text of each id as bytes, with the space before a word; empty for special and unknown tokens."""
         if 'ByteLevel' in str(json.loads(self._tokenizer.to_str()).get('decoder')):
             byte_of_letter = {letter: bytes([byte]) for byte, letter in enumerate(list_byte_characters())}
             texts = [b''.join(byte_of_letter.get(letter, letter.encode()) for letter in piece) for piece in self.words]
         else:
+            pieces: Sequence[str] = self.words
+            if prefix := self.continuation_prefix:
+                pieces = [each.removeprefix(prefix) if each.startswith(prefix) else f' {each}' for each in pieces]
             texts = [
                 bytes([int(piece[3:5], 16)])
                 if re.fullmatch(r'<0x[0-9A-F]{2}>', piece)
-                else piece.removeprefix('##').replace('\u2581', ' ').encode()
-                for piece in self.words
+                else piece.replace('\u2581', ' ').encode()
+                for piece in pieces
             ]
         special = {*self.special_ids, self.unk_id}
         return [b'' if index in special else text for index, text in enumerate(texts)]
