@@ -294,7 +294,7 @@ class Predictor:
         seed = self._settings.seed if seed is None else seed
         ranges.check_setting('seed', seed, ranges.NonNegativeInt)
         # Use only the lower 32 bits of the seed, as `jax.random.key` does.
-        return np.full(count, seed, np.int64).astype(np.int32)
+        return np.full(count, seed % 2**32, np.uint32).astype(np.int32)
 
     def _transfer_batch(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
         """Pads a batch with copies of its last row and transfers it to the devices. Each host transfers its share."""

@@ -80,8 +80,8 @@ def test_results_do_not_depend_on_the_batch_size(trained):
 
 def test_generate_follows_decoder_seed_and_number_of_answers(trained, caplog):
     sampling = remixer_t5x.Sampling(num_samples=3)
-    drawn = [trained.generate(TEXTS[:2], decoder=sampling, seed=seed) for seed in (1, 1, 2)]
-    assert drawn[0] == drawn[1] != drawn[2]
+    drawn = [trained.generate(TEXTS[:2], decoder=sampling, seed=seed) for seed in (1, 1, 2, 2**64 + 1)]
+    assert drawn[0] == drawn[1] == drawn[3] != drawn[2]
     assert [len(answer.texts) for answer in drawn[0]] == [3, 3]
     with jax.log_compiles(), caplog.at_level('WARNING', 'jax'):
         trained.generate(TEXTS[:2], decoder=sampling, seed=3)
