@@ -174,6 +174,7 @@ class TrainedModel:
     def score_ids(self, inputs: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> np.ndarray:
         """Computes the scores of `score` for pairs of lists of token ids, [texts] float32."""
         interface.require_method(self.model, 'score', 'score_ids')
+        _check_same_length(inputs, targets)
         if not inputs:
             return np.zeros(0, np.float32)
         length = predictions.round_up_length(max(map(len, targets)), self.lengths['targets'])
@@ -269,15 +270,13 @@ class TrainedModel:
         return [ids for ids, _ in pairs], [is_truncated for _, is_truncated in pairs]
 
     def _encode_pairs(self, inputs: Strings, targets: Strings) -> tuple[list[list[int]], list[list[int]]]:
-        """Tokenizes pairs of texts. Raises UserError if the lists have different lengths or a text is too long."""
-        input_texts, target_texts = _as_list(inputs), _as_list(targets)
-        _check_same_length(input_texts, target_texts)
-        return self._encode_untruncated(input_texts, 'inputs'), self._encode_untruncated(target_texts, 'targets')
+        """Tokenizes pairs of texts. Raises UserError if a text is too long."""
+        return self._encode_untruncated(inputs, 'inputs'), self._encode_untruncated(targets, 'targets')
 
-    def _encode_untruncated(self, texts: Sequence[str], side: str) -> list[list[int]]:
+    def _encode_untruncated(self, texts: Strings, side: str) -> list[list[int]]:
         codec = TextCodec(self.vocabulary, self.lengths[side], ends=self.ends_inputs or side == 'targets')
         rows = []
-        for index, text in enumerate(texts):
+        for index, text in enumerate(_as_list(texts)):
             ids, is_truncated = codec.encode(text, index)
             if is_truncated:
                 raise UserError(

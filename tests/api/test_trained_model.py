@@ -174,6 +174,8 @@ def test_invalid_texts_raise_an_error(trained):
     for method in (trained.score, trained.make_batch):
         with pytest.raises(UserError, match='2 inputs and 1 targets'):
             method(['a', 'b'], ['c'])
+    with pytest.raises(UserError, match='1 inputs and 2 targets'):
+        trained.score_ids([[3]], [[4], [5]])
     with pytest.raises(UserError, match='inputs must have at most 3 tokens, got 4'):
         remixer_t5x.make_batch([[1, 2, 3, 4]], [[1]], {'inputs': 3, 'targets': 3})
 
