@@ -258,6 +258,11 @@ class TrainedModel:
         )
         return str(target)
 
+    def build_codec(self, side: str) -> TextCodec:
+        """Returns the codec of `inputs` or `targets`. A target that continues a prompt has no start token."""
+        ends, begins = self.ends_inputs or side == 'targets', self.ends_inputs or side == 'inputs'
+        return TextCodec(self.vocabulary, self.lengths[side], ends=ends, begins=begins)
+
     @functools.cached_property
     def _eval_step(self) -> train_step.CompiledStep:
         step = jax.jit(train_step.make_eval_step(self.model), out_shardings=self.partitioner.replicated_sharding)
@@ -265,7 +270,7 @@ class TrainedModel:
 
     def _encode_inputs(self, texts: Strings) -> tuple[list[list[int]], list[bool]]:
         """Returns the token ids of each text, and whether each text was truncated."""
-        codec = TextCodec(self.vocabulary, self.lengths['inputs'], ends=self.ends_inputs)
+        codec = self.build_codec('inputs')
         pairs = [codec.encode(text, index) for index, text in enumerate(_as_list(texts))]
         return [ids for ids, _ in pairs], [is_truncated for _, is_truncated in pairs]
 
@@ -274,8 +279,7 @@ class TrainedModel:
         return self._encode_untruncated(inputs, 'inputs'), self._encode_untruncated(targets, 'targets')
 
     def _encode_untruncated(self, texts: Strings, side: str) -> list[list[int]]:
-        codec = TextCodec(self.vocabulary, self.lengths[side], ends=self.ends_inputs or side == 'targets')
-        rows = []
+        codec, rows = self.build_codec(side), []
         for index, text in enumerate(_as_list(texts)):
             ids, is_truncated = codec.encode(text, index)
             if is_truncated:

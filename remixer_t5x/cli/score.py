@@ -84,10 +84,7 @@ def _score_pairs(trained: Any, pairs: Iterable[tuple[str, str]], window: int) ->
 
 def _encode_text(trained: Any, text: str, side: str, index: int) -> list[int]:
     """Returns the token ids of an input or a target. Raises UserError if there are too many."""
-    from remixer_t5x.evaluate.text_inference import TextCodec
-
-    codec = TextCodec(trained.vocabulary, sys.maxsize, ends=trained.ends_inputs or side == 'targets')
-    ids, _ = codec.encode(text, index)
+    ids, _ = dataclasses.replace(trained.build_codec(side), longest=sys.maxsize).encode(text, index)
     if len(ids) > trained.lengths[side]:
         raise UserError(
             f'{side} of the pair with index {index} must have at most {trained.lengths[side]} tokens, got {len(ids)}; '

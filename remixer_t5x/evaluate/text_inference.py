@@ -37,9 +37,10 @@ _OUTPUT_ADVICE = 'use another --output, or remove it'
 class TextCodec:
     """Encodes texts as at most `longest` tokens, including the end token.
 
-    If `refuse_long` is true, a longer text raises UserError instead of being truncated. `ends` states whether
-    the end token is appended: False for prompts that the model continues. `model` is None unless the model has a head,
-    in which case `head_predictions` encodes the texts.
+    If `refuse_long` is true, a longer text raises UserError instead of being truncated. `ends` states whether the end
+    token is appended: False for prompts that the model continues. `begins` states whether the vocabulary's start tokens
+    are kept: False for targets that continue a prompt. `model` is None unless the model has a head, in which case
+    `head_predictions` encodes the texts.
     """
 
     vocabulary: Any
@@ -47,6 +48,7 @@ class TextCodec:
     refuse_long: bool = False
     ends: bool = True
     model: Any = None
+    begins: bool = True
 
     def encode(self, text: str, index: int) -> tuple[Any, bool]:
         """Returns the encoded text and whether it was truncated. `index` identifies the text in error messages."""
@@ -54,7 +56,8 @@ class TextCodec:
             encoded: Any = head_predictions.encode_text(self.model, self.vocabulary, text, self.longest)
             count = encoded.num_tokens
         else:
-            ids = [int(token) for token in self.vocabulary.encode(text)]
+            start = 0 if self.begins else len(self.vocabulary.encode(''))
+            ids = [int(token) for token in self.vocabulary.encode(text)[start:]]
             end = task_vocabulary.get_end_ids(self.vocabulary) if self.ends else []
             encoded, count = ids[: self.longest - len(end)] + end, len(ids) + len(end)
         if count > self.longest and self.refuse_long:

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import types
 
 import jax
 import jax.numpy as jnp
@@ -168,6 +169,13 @@ def test_long_texts_are_truncated_or_an_error(trained):
 def test_a_row_length_that_is_not_given_is_that_of_the_longest_row():
     batch = remixer_t5x.make_batch([[1], [2, 3]], [[4, 5], [6]], {'inputs': 3})
     assert batch['encoder_input_tokens'].shape == (2, 3) and batch['decoder_target_tokens'].shape == (2, 2)
+
+
+def test_only_targets_that_continue_a_prompt_omit_the_start_token(trained):
+    vocabulary = types.SimpleNamespace(encode=lambda text: [5, *VOCABULARY.encode(text)], eos_id=1)
+    for ends_inputs, starts in ((True, [5, 5]), (False, [5, *VOCABULARY.encode('b')])):
+        batch = dataclasses.replace(trained, vocabulary=vocabulary, ends_inputs=ends_inputs).make_batch('a', 'b')
+        assert [batch[name][0, 0] for name in ('encoder_input_tokens', 'decoder_target_tokens')] == starts
 
 
 def test_invalid_texts_raise_an_error(trained):

@@ -28,7 +28,6 @@ from starlette.routing import Route
 
 from remixer_t5x.api.trained_model import TrainedModel
 from remixer_t5x.errors import root_cause_message
-from remixer_t5x.evaluate.text_inference import TextCodec
 from remixer_t5x.extras.serve.engine import NO_TOP_K, Engine, RequestRow, log
 
 # Maximum size of a request in bytes, and maximum number of samples per prompt.
@@ -149,8 +148,7 @@ class HttpApi:
         return {'object': 'list', 'data': data, 'usage': self._count_usage(texts)}
 
     def _tokenize(self, body: dict[str, Any], field: str, side: str) -> list[list[int]]:
-        trained = self._engine.trained
-        texts = TextCodec(trained.vocabulary, trained.lengths[side], ends=trained.ends_inputs or side == 'targets')
+        texts = self._engine.trained.build_codec(side)
         encoded = [texts.encode(text, index) for index, text in enumerate(_read_texts(body, field))]
         if any(is_truncated for _, is_truncated in encoded):
             raise HTTPException(400, f'each text in {field} must have at most {texts.longest} tokens; shorten it')
