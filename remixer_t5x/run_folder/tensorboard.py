@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import socket
 import time
 from collections.abc import Mapping
@@ -31,8 +32,12 @@ class TensorBoardWriter:
         self._folder, self._last_flush_time = folder, time.monotonic()
         with object_store.wrap_write_errors(folder):
             record_writer.directory_check(str(folder))
-            # TensorBoard reads only files whose names contain `tfevents`, in alphabetical order.
-            name = f'events.out.tfevents.{int(time.time())}.{socket.gethostname()}'
+            # TensorBoard reads only files whose names contain `tfevents`, in alphabetical order. The new file must be
+            # the last one, even if the clock has been set back or another machine's clock is slow.
+            files = folder.iterdir() if folder.exists() else ()
+            earlier = (re.match(r'events\.out\.tfevents\.(\d+)\.', path.name) for path in files)
+            number = max([int(time.time()), *(int(match[1]) + 1 for match in earlier if match)])
+            name = f'events.out.tfevents.{number}.{socket.gethostname()}'
             self._file = record_writer.RecordWriter(os.path.join(str(folder), name))
         self._add_event(file_version='brain.Event:2')
         if restored_step is not None:
