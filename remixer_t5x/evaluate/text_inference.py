@@ -227,12 +227,14 @@ class TextInference:
     ends_inputs: bool = True
 
     def check_settings(self, embed: bool = False) -> None:
-        """Raises UserError if several processes use standard streams, or if the model or vocabulary is unsuitable."""
+        """Raises UserError if processes cannot share the output, or if the model or vocabulary is unsuitable."""
         if embed:
             interface.require_method(self.model, 'encode', 'infer --embed')
         elif not (predictions.is_classifier(self.model) or head_predictions.has_head(self.model)):
             interface.require_method(self.model, 'generate', 'infer without --embed')
         is_distributed = collectives.is_distributed()
+        if is_distributed and embed:
+            raise UserError('infer --embed must run in one process, got several; start it once, with --process_count=1')
         if is_distributed and (self.inputs.is_stdin or self.output == '-'):
             raise UserError(
                 f'--input and --output must be files that all processes share, got {self.inputs.path} and '

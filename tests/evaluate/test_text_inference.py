@@ -3,12 +3,14 @@
 import contextlib
 import gzip
 import json
+from unittest import mock
 
 import pytest
 import seqio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from remixer_t5x.devices import collectives
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate import text_inference
 from remixer_t5x.evaluate.predictions import Decoding, Prediction
@@ -92,6 +94,16 @@ def test_a_file_without_predictions_is_rejected(tmp_path):
     (tmp_path / 'out.jsonl').write_text('{"index": 0}\n')
     with pytest.raises(UserError, match='line 1 is not a prediction'):
         run(tmp_path / 'out.jsonl')
+
+
+@pytest.mark.parametrize(
+    ('embed', 'output', 'words'), [(True, 'out.npz', 'must run in one process'), (False, '-', 'must be files')]
+)
+def test_processes_that_cannot_share_the_output_are_rejected(monkeypatch, embed, output, words):
+    monkeypatch.setattr(collectives, 'is_distributed', lambda: True)
+    inference = text_inference.TextInference(mock.Mock(), None, BYTES, 'run', None, TextInputs('in.txt'), output)
+    with pytest.raises(UserError, match=words):
+        inference.check_settings(embed)
 
 
 def test_long_texts_can_be_rejected(tmp_path):
