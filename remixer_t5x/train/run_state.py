@@ -56,7 +56,6 @@ class EarlyStopping:
         if evaluated != self.evaluated and self.evaluated is not None:
             self.best, self.since = None, 0
         self.evaluated = evaluated
-        value = collectives.broadcast(value)
         if math.isfinite(value) and (self.best is None or value > self.best):
             self.best, self.step, self.since = value, step, 0
         elif self.best is not None:

@@ -10,6 +10,7 @@ import pytest
 import seqio
 import tensorflow as tf
 
+from remixer_t5x.devices import collectives
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate import checkpoint_evaluation
@@ -156,6 +157,14 @@ def test_metrics_equal_those_of_seqios_evaluator():
     assert report.metrics == pytest.approx(numbers) and set(report.metrics) == set(numbers)
     assert 0 < report.metrics['accuracy'] < 1 and report.metrics['groups'] == sum(range(10, 16))
     assert {'equal', 'mean_score'} < set(numbers)
+
+
+def test_all_processes_report_the_metrics_of_the_first_process(monkeypatch):
+    """A metric may be random; processes that disagree about the best checkpoint would wait for each other forever."""
+    task_evaluator = evaluator(task('echo_random'))
+    monkeypatch.setattr(collectives, 'broadcast', lambda value: {name: -1.0 for name in value})
+    (report,) = task_evaluator({})
+    assert set(report.metrics.values()) == {-1.0}
 
 
 def test_rows_have_inputs_targets_and_predictions():
