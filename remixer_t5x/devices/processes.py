@@ -174,9 +174,10 @@ def connect_processes(
     watcher = collectives.FailureWatcher(name, heartbeat)
     try:
         yield
-        watcher.close()
-        # The shutdown waits at a barrier, so that process 0, the coordinator, exits last.
+        # The shutdown waits at a barrier, so that process 0, the coordinator, exits last. Another process may still
+        # fail before it reaches the barrier, for example when it writes the summary of the run.
         jax.distributed.shutdown()
+        watcher.close()
     except BaseException as error:
         watcher.wait_for_failure_report(error)
         code = print_error(error, name)

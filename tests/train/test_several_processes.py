@@ -8,11 +8,13 @@ import pathlib
 import re
 import shutil
 import signal
+from unittest import mock
 
 import numpy as np
 import pytest
 
-from remixer_t5x.cli import process_flags
+from remixer_t5x.cli import main, process_flags
+from remixer_t5x.devices import collectives
 from remixer_t5x.devices import processes as distributed
 from remixer_t5x.errors import UserError
 from tests.support import feed_forward, paths, ports
@@ -324,6 +326,16 @@ def test_an_error_in_one_process_ends_all_with_its_message(processes):
     assert (first_code, second_code) == (2, 2)
     assert 'error (process 1): MODEL_DIR' in second and 'elsewhere, which is a different folder' in second
     assert 'error (process 0): process 1 has failed: MODEL_DIR' in first
+
+
+def test_failures_of_other_processes_are_reported_until_all_have_finished(monkeypatch):
+    calls = mock.Mock()
+    monkeypatch.setattr(distributed, '_connect_process', calls.connect)
+    monkeypatch.setattr(collectives, 'FailureWatcher', lambda *arguments: calls.watcher)
+    monkeypatch.setattr('jax.distributed.shutdown', calls.shutdown)
+    with distributed.connect_processes(BY_HAND, main.report_error):
+        calls.run()
+    assert [call[0] for call in calls.mock_calls] == ['connect', 'run', 'shutdown', 'watcher.close']
 
 
 def test_processes_compare_settings_versions_environment_and_code(tmp_path):
