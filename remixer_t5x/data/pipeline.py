@@ -45,7 +45,7 @@ class DatasetConfig:
         doc_stride: for the model type 'span', the number of tokens between the starts of consecutive windows of a long
             context; None disables overlap.
         streams: number of streams into which the data is split, over all hosts; the number determines the order of
-            the examples. None creates one stream per host when the run starts.
+            the examples. None creates one stream per host when the run starts, or one stream with `length_buckets`.
         save_position: whether checkpoints contain the data position. False allows any data source, including Python
             generators, but a resumed run then reads the data from the beginning, in a different order.
         length_buckets: increasing row lengths of `inputs` below the length in `task_feature_lengths`. The rows of a
@@ -86,9 +86,18 @@ class DatasetConfig:
                 f"LENGTH_BUCKETS must be increasing lengths below TASK_FEATURE_LENGTHS['inputs'] = {buckets[-1]}, got "
                 f'{tuple(self.length_buckets)}'
             )
-        if self.pack or self.model_type == batch_formats.DECODER_ONLY:
-            reason = 'PACK = True' if self.pack else f'MODEL_TYPE = {self.model_type!r}'
-            raise UserError(f'LENGTH_BUCKETS must be () with {reason}, got {tuple(self.length_buckets)}')
+        for reason, is_excluded in {
+            'PACK = True': self.pack,
+            f'MODEL_TYPE = {self.model_type!r}': self.model_type == batch_formats.DECODER_ONLY,
+            f'STREAMS = {self.streams}': self.streams not in (None, 1),
+        }.items():
+            if is_excluded:
+                raise UserError(f'LENGTH_BUCKETS must be () with {reason}, got {tuple(self.length_buckets)}')
+
+    def count_streams(self, hosts: int) -> int:
+        """Returns the number of streams of a run that starts on `hosts` hosts."""
+        # The rows of a batch in a length bucket come from a single stream.
+        return self.streams or (1 if self.length_buckets else hosts)
 
 
 def get_configured_task(config: DatasetConfig) -> seqio.Task | seqio.Mixture:

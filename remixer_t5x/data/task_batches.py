@@ -131,7 +131,7 @@ class TrainBatches:
     `next` raises UserError if the data cannot be read.
 
     This host reads share `share_index`. `threads` is the number of tf.data threads, or None for TensorFlow's default.
-    If `streams` and `config.streams` are None, there is one stream per share.
+    If `streams` is None, `config.count_streams` returns the number of streams.
     """
 
     def __init__(
@@ -142,16 +142,11 @@ class TrainBatches:
         threads: int | None = None,
         streams: int | None = None,
     ):
-        streams = streams or config.streams or share_count
+        streams = streams or config.count_streams(share_count)
         if config.streams not in (None, streams):
             raise UserError(f'STREAMS must not change during a run, got {config.streams}; set STREAMS = {streams}')
         pipeline.check_batch_divisible(config.batch_size, share_count)
         pipeline.check_batch_divisible(config.batch_size, streams, 'streams')
-        if config.length_buckets and streams > 1:
-            raise UserError(
-                f'LENGTH_BUCKETS must be () with {streams} hosts or streams, got {tuple(config.length_buckets)}; use '
-                'one host and STREAMS = None'
-            )
         # Resolve the task only once, because a task factory returns a new task in each call.
         self._task, self._config = pipeline.get_configured_task(config), config
         stream_rows, share_rows = config.batch_size // streams, config.batch_size // share_count

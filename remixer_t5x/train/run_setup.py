@@ -83,7 +83,7 @@ class RunData:
 
     def get_first_data_position(self) -> prefetch.DataPosition:
         """Returns the data position at the start of a new run. Resumed runs keep their number of data streams."""
-        return prefetch.DataPosition.create_at_start(self._dataset.streams or self._partitioner.get_data_shard()[1])
+        return prefetch.DataPosition.create_at_start(self._dataset.count_streams(self._partitioner.get_data_shard()[1]))
 
     def get_resumed_data_position(self, saved: prefetch.DataPosition, step: int) -> prefetch.DataPosition:
         """Returns the data position saved in the checkpoint of `step`. Raises UserError if it was not saved."""

@@ -81,11 +81,13 @@ def test_shares_are_disjoint_and_complete(task):
     assert len(set(seen[0]) | set(seen[1])) == 60
 
 
-@pytest.mark.parametrize(('before', 'after', 'streams'), [(2, 1, None), (1, 2, 4)])
-def test_other_numbers_of_hosts_resume_with_the_same_batches(task, before, after, streams):
-    """The number of streams is STREAMS, or the number of hosts at the start of the run."""
-    config = pipeline.DatasetConfig(task, LENGTHS, batch_size=12, streams=streams)
-    streams = streams or before
+@pytest.mark.parametrize(
+    ('before', 'after', 'settings', 'streams'),
+    [(2, 1, {}, 2), (1, 2, {'streams': 4}, 4), (2, 3, {'length_buckets': (9, 11)}, 1)],
+)
+def test_other_numbers_of_hosts_resume_with_the_same_batches(task, before, after, settings, streams):
+    """The number of streams is STREAMS, 1 with length buckets, or the number of hosts at the start of the run."""
+    config = pipeline.DatasetConfig(task, LENGTHS, batch_size=12, **settings)
     old = [task_batches.TrainBatches(config, share, before, threads=1) for share in range(before)]
     captures = []
     for _ in range(3):
@@ -214,7 +216,7 @@ def test_invalid_settings_raise_an_error(task, tiny):
         "below TASK_FEATURE_LENGTHS['inputs'] = 16, got (8, 16)": lambda: change(length_buckets=(8, 16)),
         'must be () with PACK = True, got (8,)': lambda: change(length_buckets=(8,), pack=True),
         "with MODEL_TYPE = 'decoder_only'": lambda: change(length_buckets=(8,), model_type='decoder_only'),
-        'must be () with 2 hosts or streams': lambda: task_batches.TrainBatches(change(length_buckets=(8,)), 0, 2),
+        'must be () with STREAMS = 2': lambda: change(length_buckets=(8,), streams=2),
         'set VOCAB_SIZE to 384': lambda: pipeline.prepare_data(config, 256),
     }
     for text, call in errors.items():
