@@ -24,7 +24,7 @@ class TrainState(struct.PyTreeNode):
     step: jax.Array
     params: Params
     opt_state: optax.OptState
-    usual_loss: jax.Array | None = None
+    usual_loss: jax.Array
 
 
 @dataclasses.dataclass(frozen=True)

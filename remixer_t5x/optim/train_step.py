@@ -79,10 +79,8 @@ def make_train_step(
         normalizer = _count_target_tokens(sums) if is_mean else divisor
         grads = jax.tree.map(lambda grad: grad / normalizer, grads)
         metrics, good = compute_step_metrics(state.params, batch, sums, grads)
-        usual_loss = state.usual_loss
-        if usual_loss is not None:
-            usual_loss, good, spike = update_loss_ema(usual_loss, sums, spike_factor, good)
-            metrics.update(spike)
+        usual_loss, good, spike = update_loss_ema(state.usual_loss, sums, spike_factor, good)
+        metrics.update(spike)
         updates, opt_state = tx.update(grads, state.opt_state, state.params)
         updated = TrainState(state.step + 1, optax.apply_updates(trained, updates), opt_state, usual_loss)
         before = state.replace(params=trained)

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings('ignore::DeprecationWarning')
 
 def state_of(seed, embed=4):
     params = {'table': jax.random.normal(jax.random.key(seed), (6, embed)), 'scale': jnp.ones(embed)}
-    return TrainState(jnp.int32(seed), params, optax.adam(1e-3).init(params))
+    return TrainState(jnp.int32(seed), params, optax.adam(1e-3).init(params), jnp.zeros(()))
 
 
 def abstract(state):
@@ -64,7 +64,7 @@ def test_a_restored_checkpoint_equals_the_saved_one(saved):
 def test_donated_buffers_are_not_written(folder):
     """The next steps overwrite the buffers of the state while the checkpoint is written."""
     checkpoints = checkpoint_manager.RunCheckpoints(folder)
-    state = TrainState(jnp.int32(0), {'w': jnp.ones((256, 1024))}, ())
+    state = TrainState(jnp.int32(0), {'w': jnp.ones((256, 1024))}, (), jnp.zeros(()))
     advance = jax.jit(lambda s: jax.tree.map(lambda x: x * 0 + 7, s), donate_argnums=0)
     expected = jax.tree.map(np.array, state)
     checkpoints.save(1, state, DataPosition(), RUN)
