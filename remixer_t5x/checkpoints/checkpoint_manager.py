@@ -118,7 +118,6 @@ class RunCheckpoints:
         """Waits until the last checkpoint is complete. Raises CheckpointSaveError if it cannot be written."""
         with self._wrap_save_errors():
             self._manager.wait_until_finished()
-            self._manager.check_for_errors()
 
     def close(self) -> None:
         """Waits for the last write and stops Orbax's threads. Raises CheckpointSaveError if the write failed."""

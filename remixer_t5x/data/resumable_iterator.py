@@ -92,9 +92,6 @@ class ResumableIterator:
         self._iterator = iter(dataset)
         self._drawn = 0
 
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
     def __next__(self) -> Any:
         try:
             element = next(self._iterator)
