@@ -245,6 +245,8 @@ class CheckpointSaver:
         with self._tolerate_save_failure():
             self.checkpoints.wait_until_finished()
         step = collectives.broadcast(self.checkpoints.latest_step())
+        if step is None:
+            raise UserError(f'{reason}; no checkpoint to rewind to could be written; free space in MODEL_DIR')
         count = self.bad_steps.count_rewind(step)
         self.log.print(
             f'{reason}: rewinding to step {step} ({count} of at most {MAX_REWINDS} times) and skipping these batches'
