@@ -272,7 +272,7 @@ def _format_table_rows(loaded: Shapes, fresh: Shapes, unused: Shapes) -> Iterato
             ordered[MAX_TABLE_ROWS:] = [(f'{len(rest)} more groups', [size for _, sizes in rest for size in sizes])]
         for prefix, sizes in ordered:
             arrays = f'{len(sizes):>4} {"array " if len(sizes) == 1 else "arrays"}'
-            yield f'  {status:<6}  {prefix:<44}  {arrays}  {sum(sizes):>14,} parameters'
+            yield f'  {status:<6}  {prefix:<60}  {arrays}  {sum(sizes):>14,} parameters'
 
 
 def find_shortest_prefixes(names: Collection[str], others: Collection[str]) -> dict[str, str]:
