@@ -118,6 +118,7 @@ def _write_vocabulary_files(vocab: Any, folder: pathlib.Path) -> dict[str, Any] 
         (folder / WORDS_FILE).write_text('\n'.join(vocab.words), encoding='utf-8')
         return {'kind': 'words'}
     if model := getattr(vocab, 'sentencepiece_model_file', None):
+        int(vocab.vocab_size)  # If the vocabulary has not been used yet, this trains it.
         # Write the original model file, because seqio has added sentinels to `sp_model`.
         (folder / SENTENCEPIECE_FILE).write_bytes(epath.Path(model).expanduser().read_bytes())
         return {'kind': 'sentencepiece', 'extra_ids': int(vocab.extra_ids)}
