@@ -109,6 +109,7 @@ def _get_attribute(value, name):
     """Returns an attribute, or imports a submodule."""
     if not hasattr(value, name) and hasattr(value, '__path__'):
         return importlib.import_module(f'{value.__name__}.{name}')
+    assert hasattr(value, name), f'{value} has no attribute {name}'
     return getattr(value, name)
 
 
