@@ -233,7 +233,7 @@ class TrainedModel:
         return {name: np.asarray(array) for name, array in joined.items()}
 
     def save(self, folder: str | os.PathLike[str], step: int = 0) -> str:
-        """Saves the parameters in float32, vocabulary and gin text to a new or empty MODEL_DIR. Returns its path.
+        """Saves the float32 parameters, the vocabulary and the gin text to a new or empty folder. Returns its path.
 
         The path can be passed to `load`, to the flag `--checkpoint` of commands, and as INITIAL_CHECKPOINT_PATH. `step`
         is the step number of the checkpoint.

@@ -96,7 +96,7 @@ class DatasetConfig:
 
     def count_streams(self, hosts: int) -> int:
         """Returns the number of streams of a run that starts on `hosts` hosts."""
-        # The rows of a batch in a length bucket come from a single stream.
+        # With length buckets, all rows of a batch must come from the same stream.
         return self.streams or (1 if self.length_buckets else hosts)
 
 

@@ -107,7 +107,7 @@ class CheckpointEvaluator:
     def __init__(self, settings: CheckpointEvaluation, get_leaderboard_file: Callable[[str], str | None]):
         """Reads the examples.
 
-        `get_leaderboard_file` returns the name of a task's leaderboard file, or None if it has none.
+        `get_leaderboard_file` returns the name of a task's leaderboard file, or None if the task has no leaderboard.
 
         Raises UserError if neither metrics nor submissions are requested, if no task to submit has a leaderboard, or if
         two tasks have the same leaderboard file.

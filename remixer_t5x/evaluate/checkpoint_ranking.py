@@ -58,8 +58,10 @@ def select_ranking_metric(
             f'{best_metrics!r}'
         )
     if best_metrics == MEAN:
-        is_group = {name: '/' in name and name.partition('/')[0] in metrics for name in metrics}
-        whole = {name: value for name, value in metrics.items() if not is_group[name]}
+        # The metric `accuracy/hard` is that of a group of examples if there is a metric `accuracy`.
+        whole = {
+            name: value for name, value in metrics.items() if '/' not in name or name.partition('/')[0] not in metrics
+        }
         higher = [value for name, value in whole.items() if not _LOWER_IS_BETTER.fullmatch(name)]
         values = higher or list(whole.values())
         return (MEAN if higher else f'-{MEAN}', statistics.fmean(values)) if values else None

@@ -148,8 +148,8 @@ class TaskEvaluator:
             texts = [answer.decode_texts(self.vocabulary)[0] for answer in answers]
             scores = [answer.scores[0] for answer in answers]
             metrics = compute_metrics(examples, texts, scores, self._score_targets(params, examples))
-            # The metrics decide whether a checkpoint is the best, but may differ between processes, because bootstrap
-            # samples are random and the order of a set of strings differs.
+            # Use the metrics of the first process, because all processes must agree on the best checkpoint. Metrics can
+            # differ between processes if they use random numbers or iterate over a set of strings.
             metrics = collectives.broadcast(metrics)
             rows = list(self._build_report_rows(examples, texts, answers))
             kind, seconds = f'{self.split}/{examples.task.name}', time.perf_counter() - start
