@@ -220,19 +220,14 @@ def add_nested_columns(row: Row) -> Row:
 def read_rows(path: str, layout: RowLayout, malformed: BadRecords) -> Rows:
     """Returns an iterator over the rows of one file. Raises UserError if the whole file is unusable."""
     format = layout.detect_format(path)
-    if format in ('parquet', 'jsonl'):
-        rows = (
-            read_parquet_rows(path, 'PAIRS_FORMAT')
-            if format == 'parquet'
-            else read_json_rows(path, layout.longest, malformed, layout.encoding)
-        )
-        return ((number, add_nested_columns(row)) for number, row in rows)
-    if format == 'csv':
-        cells = _read_csv_cells(path, layout, malformed)
+    if format == 'parquet':
+        rows = read_parquet_rows(path, 'PAIRS_FORMAT')
+    elif format == 'jsonl':
+        rows = read_json_rows(path, layout.longest, malformed, layout.encoding)
     else:
-        lines = read_valid_lines(path, layout.longest, malformed, layout.encoding)
-        cells = ((number, line.split(layout.delimiter or '\t') if line else []) for number, line in lines)
-    return _convert_cells_to_rows(path, cells, layout, malformed)
+        cells = (_read_csv_cells if format == 'csv' else _read_tsv_cells)(path, layout, malformed)
+        return _convert_cells_to_rows(path, cells, layout, malformed)
+    return ((number, add_nested_columns(row)) for number, row in rows)
 
 
 def read_json_rows(path: str, longest: int, malformed: BadRecords, encoding: str = 'utf-8') -> Rows:
@@ -254,6 +249,11 @@ def read_json_rows(path: str, longest: int, malformed: BadRecords, encoding: str
         else:
             malformed.add_malformed_record(path, number, problem)
         is_first = False
+
+
+def _read_tsv_cells(path: str, layout: RowLayout, malformed: BadRecords) -> Iterator[tuple[int, list[str]]]:
+    for number, line in read_valid_lines(path, layout.longest, malformed, layout.encoding):
+        yield number, line.split(layout.delimiter or '\t') if line else []
 
 
 def _read_csv_cells(path: str, layout: RowLayout, malformed: BadRecords) -> Iterator[tuple[int, list[str]]]:
