@@ -53,10 +53,14 @@ def run(args: argparse.Namespace) -> None:
     load_config(args)
     with process_flags.connect_processes(args):
         settings, template = load_settings(args)
+        settings.check_settings(args.embed is not None)
+        folder = settings.find_checkpoint_folder()
+        settings = settings.adapt_to_checkpoint(folder)
+        _print_on_first_process(find_template_mismatch(folder, template))
         if args.embed is None:
-            _predict_texts(settings, template)
+            _predict_texts(settings, folder)
         else:
-            _embed_texts(settings, template, args)
+            _embed_texts(settings, folder, args)
 
 
 def load_config(args: argparse.Namespace) -> None:
@@ -99,13 +103,9 @@ def find_template_mismatch(checkpoint: str, template: str | None) -> str | None:
     return f'warning: {folder} was trained with INPUTS = {trained!r}, but {now}; pass {flag}'
 
 
-def _predict_texts(settings: TextInference, template: str | None) -> None:
+def _predict_texts(settings: TextInference, folder: str) -> None:
     from remixer_t5x.evaluate import text_inference
 
-    settings.check_settings()
-    folder = settings.find_checkpoint_folder()
-    settings = settings.adapt_to_checkpoint(folder)
-    _print_on_first_process(find_template_mismatch(folder, template))
     out = settings.open_output(folder)
     inputs, decoding = settings.inputs, settings.decoding
     texts = iter(inputs)
@@ -124,17 +124,12 @@ def _predict_texts(settings: TextInference, template: str | None) -> None:
     reporter.print_summary(out)
 
 
-def _embed_texts(settings: TextInference, template: str | None, args: argparse.Namespace) -> None:
+def _embed_texts(settings: TextInference, folder: str, args: argparse.Namespace) -> None:
     from remixer_t5x.evaluate import embeddings, text_inference
 
-    settings.check_settings(embed=True)
     embeddings.check_output_path(settings.output)
-    folder = settings.find_checkpoint_folder()
-    _print_on_first_process(find_template_mismatch(folder, template))
     params, predictor = settings.restore_params(folder), settings.build_predictor()
-    codec = text_inference.TextCodec(
-        settings.vocabulary, settings.decoding.feature_lengths['inputs'], settings.refuse_long
-    )
+    codec = dataclasses.replace(settings.build_codec(), model=None)
     window = settings.decoding.batch_size * text_inference.WINDOW_BATCHES
     reporter = _ProgressReporter(settings.inputs, text_inference.TextCounts())
     with_tokens = args.embed == 'tokens'

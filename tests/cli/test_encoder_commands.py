@@ -91,6 +91,18 @@ def test_embeddings_are_written_to_npz_and_parquet_files(mlm):
         np.testing.assert_allclose(table['sentence'][row], tokens[0], rtol=1e-6)
 
 
+def test_embeddings_use_the_lengths_saved_from_python(tmp_path):
+    """gMLP's parameters depend on the lengths, so the saved configuration contains those of the training run."""
+    config = saved_run.CONFIG.replace('models/t5_1_1.gin', 'models/gmlp_mixer.gin')
+    run, text = saved_run.write_run(tmp_path / 'run', config, steps=(1,)), 'a text of more than ten bytes'
+    loaded = remixer_t5x.load(run, lengths={'inputs': 10})
+    (tmp_path / 'text.txt').write_text(text)
+    checkpoint = f'--checkpoint={loaded.save(tmp_path / "short")}'
+    assert main(['infer', checkpoint, f'--input={tmp_path}/text.txt', '--embed', f'--output={tmp_path}/a.npz']) == 0
+    with np.load(tmp_path / 'a.npz') as file:
+        np.testing.assert_allclose(file['sentences'], loaded.encode(text).mean, rtol=1e-4, atol=1e-5)
+
+
 def test_the_two_texts_of_a_pair_are_not_embedded_as_one_text(tmp_path, capsys):
     """A template of two texts is read by `infer` without --embed, which writes the similarity of the texts."""
     pairs = "include 'model_types/embedding.gin'\nINPUTS = '{a}\\t{b}'\n"
