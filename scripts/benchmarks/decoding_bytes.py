@@ -35,6 +35,8 @@ def main() -> None:
     parser.add_argument('--inputs', type=int, default=512)
     parser.add_argument('--targets', type=int, default=114)
     args = parser.parse_args()
+    # The GPU plugin fails without CUDA's libraries if JAX may use it.
+    jax.config.update('jax_platforms', 'cpu')
     topology = Topology.from_string(args.topology)
     hardware = Hardware('gpu' if topology.is_gpu else 'tpu', devices=1, topology=args.topology)
     hardware.require_chip_compiler()
