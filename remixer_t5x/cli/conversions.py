@@ -77,6 +77,26 @@ def restore_params(args: argparse.Namespace, model: Model, vocabulary: Any) -> A
     return params
 
 
+def check_output(args: argparse.Namespace, target: str) -> None:
+    """Raises UserError if the conversion would replace an existing output. `target` is the name of the output's flag.
+
+    Commands call this function before they read their input, which can take long.
+    """
+    path = getattr(args, target)
+    if target in ('to', 'to_adapters'):
+        converted_checkpoint.check_model_dir(path)
+    elif target in ('to_hf', 'to_shared'):
+        model_folders.check_folder_is_empty(path)
+    elif target == 'to_safetensors':
+        safetensors_files.check_file_is_new(path)
+    elif target == 'to_t5x':
+        t5x_checkpoint.check_folder_is_new(path, _get_step(args))
+
+
+def _get_step(args: argparse.Namespace) -> int:
+    return durable_folders.get_step(saved_params.find_checkpoint(args.checkpoint, '--checkpoint'))
+
+
 def check_params_equal(before: Any, after: Any, output: str | os.PathLike[str]) -> None:
     """Raises UserError unless two parameter trees are bit-identical."""
     check_no_array_differs(safetensors_files.find_differing_array(before, after), output)
@@ -232,8 +252,7 @@ def convert_to_t5x(args: argparse.Namespace, model: Seq2Seq, vocabulary: Any) ->
     if not args.own_names:
         _check_t5x_network(model, vocabulary)
     params = restore_params(args, model, vocabulary)
-    step = durable_folders.get_step(saved_params.find_checkpoint(args.checkpoint, '--checkpoint'))
-    checkpoint = t5x_checkpoint.write_t5x_checkpoint(args.to_t5x, params, step, bool(args.own_names))
+    checkpoint = t5x_checkpoint.write_t5x_checkpoint(args.to_t5x, params, _get_step(args), bool(args.own_names))
     print_labeled_line('checkpoint', checkpoint)
     check_params_equal(
         params, t5x_checkpoint.read_t5x_checkpoint(checkpoint, get_abstract_params(model))[0], checkpoint
@@ -318,7 +337,6 @@ def export_transformers_model(args: argparse.Namespace, model: Any, vocabulary: 
     Raises UnsupportedModelError and writes no file if there is no equivalent.
     """
     family, runs = model_folders.find_equivalent_model(model, vocabulary, build_model_from_gin)
-    model_folders.check_folder_is_empty(args.to_hf)
     params = restore_params(args, model, vocabulary)
     dtype = args.dtype or 'float32'
     folder = model_folders.write_model_folder(args.to_hf, family, params, runs, dtype)

@@ -76,6 +76,7 @@ def run(args: argparse.Namespace) -> None:
         model, vocabulary = arguments.load_macro_values(args, 'MODEL', 'VOCABULARY')
         from remixer_t5x.cli import conversions
 
+        conversions.check_output(args, target)
         convert = {
             'from_t5x': conversions.convert_from_t5x,
             'to_hf': conversions.export_any_model,
@@ -89,6 +90,7 @@ def run(args: argparse.Namespace) -> None:
         )
     with arguments.hide_library_output(args):
         from remixer_t5x.cli import conversions
+    conversions.check_output(args, target)
     if source == 'from_hf':
         conversions.convert_to_model_dir(args)
     elif source == 'from_safetensors':

@@ -57,31 +57,44 @@ def find_gin_file(folder: epath.Path) -> epath.Path | None:
     return next((folder / name for name in (CONFIG, CONVERTED) if (folder / name).is_file()), None)
 
 
-def create_model_dir(path: str | os.PathLike[str]) -> epath.Path:
-    """Creates MODEL_DIR, or checks that an existing folder can be used as MODEL_DIR.
+def check_model_dir(path: str | os.PathLike[str]) -> epath.Path:
+    """Returns the absolute path of MODEL_DIR, which need not exist.
 
-    Raises UserError if `path` is a file, a non-empty folder that is not a MODEL_DIR, or not writable.
+    Raises UserError if `path` is a file, or a non-empty folder that is not a MODEL_DIR.
     """
     if not os.fspath(path):
         raise UserError("MODEL_DIR must be a folder for this run, got ''; pass --gin.MODEL_DIR=runs/first")
     folder = to_absolute_path(path)
     check_path_has_no_glob(folder)
     object_store.check_bucket_accessible(folder)
-    try:
+    with _wrap_folder_errors(folder):
         if folder.exists() and not folder.is_dir():
             raise UserError(f'MODEL_DIR must be a folder, got the file {folder}; use a new or empty folder')
         if folder.exists() and not (folder / MARKER_FILE).exists() and any(folder.iterdir()):
             raise UserError(
                 f'MODEL_DIR must be the folder of a run, got {folder} without {MARKER_FILE}; use a new or empty folder'
             )
+    return folder
+
+
+def create_model_dir(path: str | os.PathLike[str]) -> epath.Path:
+    """Creates MODEL_DIR, after `check_model_dir`. Raises UserError if the folder is not writable."""
+    folder = check_model_dir(path)
+    with _wrap_folder_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         # Always write the marker file, to check that the folder is writable.
         (folder / MARKER_FILE).write_text(json.dumps({'format': 'remixer_t5x', 'version': 1}) + '\n')
+    return folder
+
+
+@contextlib.contextmanager
+def _wrap_folder_errors(folder: epath.Path) -> Iterator[None]:
+    try:
+        yield
     except lazy_imports.get_file_error_types() as error:
         raise UserError(
             f'MODEL_DIR {folder} cannot be written ({object_store.describe_error(error)}); use another folder'
         ) from error
-    return folder
 
 
 def write_config(folder: epath.Path, text: str) -> None:

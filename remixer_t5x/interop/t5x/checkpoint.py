@@ -147,6 +147,14 @@ def read_t5x_checkpoint(path: str, abstract: Params) -> tuple[Params, int]:
     return traverse_util.unflatten_dict(arrays, sep='/'), saved.step
 
 
+def check_folder_is_new(path: str, step: int) -> epath.Path:
+    """Returns the folder `path`/checkpoint_<step>. Raises UserError if the folder exists."""
+    folder = model_dir.to_absolute_path(path) / f'checkpoint_{step}'
+    if folder.exists():
+        raise UserError(f'{folder} already exists; use another folder, or remove it')
+    return folder
+
+
 def write_t5x_checkpoint(path: str, params: Params, step: int, own_names: bool = False) -> str:
     """Writes `params` to `path`/checkpoint_<step> in the msgpack format of T5X, and returns the folder.
 
@@ -158,9 +166,7 @@ def write_t5x_checkpoint(path: str, params: Params, step: int, own_names: bool =
     """
     flat = _flatten_params(params)
     arrays = flat if own_names else _convert_to_t5x_params(flat)
-    folder = model_dir.to_absolute_path(path) / f'checkpoint_{step}'
-    if folder.exists():
-        raise UserError(f'{folder} already exists; use another folder, or remove it')
+    folder = check_folder_is_new(path, step)
     unfinished = folder.parent / f'{folder.name}.tmp'
     with saved_params.wrap_checkpoint_errors(folder, 'written'):
         if unfinished.exists():
