@@ -19,6 +19,7 @@ from remixer_t5x.interop import safetensors_files
 from remixer_t5x.interop.huggingface import bert, param_mapping
 from remixer_t5x.interop.huggingface import model_folders as huggingface
 from remixer_t5x.interop.huggingface.model_family import HuggingFaceConfig
+from remixer_t5x.interop.huggingface.modern_bert import ModernBert
 from remixer_t5x.interop.huggingface.t5 import T5
 from remixer_t5x.models import interface
 from tests.interop import small_models
@@ -203,6 +204,16 @@ def test_an_unsupported_setting_of_config_json_is_named(tmp_path, name, setting,
     assert f'{setting} to {value!r}; it must ' in error_message(
         lambda: huggingface.open_model_folder(str(folder)).read_params()
     )
+
+
+def test_a_null_base_of_the_local_layers_is_that_of_the_global_layers_as_in_transformers():
+    config = {
+        'vocab_size': 60, 'hidden_size': 32, 'intermediate_size': 40, 'num_hidden_layers': 4, 'num_attention_heads': 2,
+        'pad_token_id': 3, 'cls_token_id': 1, 'sep_token_id': 2, 'local_rope_theta': None,
+    }  # fmt: skip
+    for changes, expected in (({}, 160_000.0), ({'global_rope_theta': 500.0}, 500.0), ({'local_rope_theta': 9.0}, 9.0)):
+        family = ModernBert.from_config(HuggingFaceConfig({**config, **changes}, 'folder'), {})
+        assert family.local_theta == expected
 
 
 def test_the_problem_type_of_a_classifier_is_checked():

@@ -98,6 +98,9 @@ class ModernBert(ModelFamily):
         types, ropes = values.get('layer_types'), values.get('rope_parameters')
         if isinstance(types, list) and types:
             values['global_attn_every_n_layers'] = (types + [GLOBAL_ATTENTION])[1:].index(GLOBAL_ATTENTION) + 1
+        if values.get('local_rope_theta', 0) is None:
+            # As in transformers 4, null selects the base of the global layers.
+            values['local_rope_theta'] = values.get('global_rope_theta', cls.global_theta)
         config = HuggingFaceConfig(values, str(config.folder))
         sizes = cls.read_size_fields(config)
         expected = [
