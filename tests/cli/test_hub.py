@@ -130,6 +130,16 @@ def test_a_model_that_cannot_be_downloaded_raises_a_one_line_error(hub, t5, tmp_
     assert not (tmp_path / 'x').exists()
 
 
+def test_the_advice_for_a_model_with_pickles_names_the_class_that_loads_it(hub, t5, capsys):
+    hub.add(FLAN, t5, without='.safetensors')
+    files = hub.models[FLAN]['main']
+    for model_type, auto_class in {'t5': 'Seq2SeqLM', 'bert': 'MaskedLM', 'gpt2': 'CausalLM'}.items():
+        files['config.json'] = json.dumps({'model_type': model_type}).encode()
+        assert f't.AutoModelFor{auto_class}.from' in convert_error(capsys, f'--from_hf={FLAN}', '--to=x')
+    files['config.json'] = json.dumps({'model_type': 'albert'}).encode()
+    assert 'model_type' in convert_error(capsys, f'--from_hf={FLAN}', '--to=x')
+
+
 def test_a_t5_is_pushed_in_the_format_of_transformers(hub, t5, tmp_path, capsys):
     hub.add(FLAN, t5)
     assert main(['convert', f'--from_hf={FLAN}', f'--to={tmp_path}/ours']) == 0

@@ -12,6 +12,7 @@ from typing import Any
 
 from remixer_t5x.errors import UserError, import_optional, root_cause_message
 from remixer_t5x.interop import shared_folder
+from remixer_t5x.interop.huggingface import model_folders
 
 WEIGHTS = ('model.safetensors', 'model.safetensors.index.json', 'model-*.safetensors')
 _OTHER_FILES = (
@@ -60,10 +61,11 @@ def resolve_folder(path: str, print_line: Callable[[str, str], None] = lambda la
         if not has_weights(snapshot) and revision is None and (revision := _find_converted_revision(hub, name)):
             snapshot = download_revision(revision)
     if not has_weights(snapshot):
+        family, _ = model_folders.read_family(snapshot)
         raise UserError(
             f'{name} has no safetensors on the Hub, neither in main nor in a pull request by {CONVERSION_BOT}, and '
             'loading a pickle can run code; if you trust the model, run python -c "import transformers as t; '
-            f"t.AutoModelForSeq2SeqLM.from_pretrained({name!r}).save_pretrained('DIR')\" to write a folder with "
+            f"t.{family.auto_class}.from_pretrained({name!r}).save_pretrained('DIR')\" to write a folder with "
             'safetensors'
         )
     print_line('hub', f'{name}{f", {revision}" if revision else ""}, revision {snapshot.name}')

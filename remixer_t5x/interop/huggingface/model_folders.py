@@ -75,6 +75,13 @@ def open_model_folder(path: str) -> HuggingFaceFolder:
         hint = 'for a model on the Hub, use hf://NAME' if '/' in path else f'use a folder with {CONFIG}'
         raise UserError(f'{path} is not a folder; {hint}')
     untrusted_files.check_links_inside(folder)
+    family, config = read_family(folder)
+    tensors = family.open_tensors(folder)
+    return HuggingFaceFolder(folder, family.from_config(config, tensors), tensors)
+
+
+def read_family(folder: pathlib.Path) -> tuple[type[ModelFamily], HuggingFaceConfig]:
+    """Reads config.json, and returns it with the family of the model. Raises UserError if no family supports it."""
     if not (folder / CONFIG).is_file():
         raise UserError(f'{folder} has no {CONFIG}; use the folder of a Hugging Face model')
     config = HuggingFaceConfig(untrusted_files.read_json_object(folder / CONFIG), str(folder))
@@ -87,9 +94,7 @@ def open_model_folder(path: str) -> HuggingFaceFolder:
     architectures = config.values.get('architectures')
     names = tuple(str(name) for name in architectures) if isinstance(architectures, list) else ()
     named = [family for family in families if any(name.endswith(family.hf_class) for name in names)]
-    family = SentenceT5 if (folder / SENTENCE_MODULES).is_file() else [*named, *families][0]
-    tensors = family.open_tensors(folder)
-    return HuggingFaceFolder(folder, family.from_config(config, tensors), tensors)
+    return (SentenceT5 if (folder / SENTENCE_MODULES).is_file() else [*named, *families][0]), config
 
 
 def find_equivalent_model(model: Any, vocabulary: Any, build: Callable[[str], Any]) -> tuple[ModelFamily, Runs]:
