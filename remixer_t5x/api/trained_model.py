@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -172,9 +173,16 @@ class TrainedModel:
         return self.score_ids(*self._encode_pairs(inputs, targets))
 
     def score_ids(self, inputs: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> np.ndarray:
-        """Computes the scores of `score` for pairs of lists of token ids, [texts] float32."""
+        """Computes the scores of `score` for pairs of lists of token ids, [texts] float32.
+
+        Raises UserError if a list is too long, or if an id is outside the vocabulary.
+        """
         interface.require_method(self.model, 'score', 'score_ids')
         _check_same_length(inputs, targets)
+        _check_longest(inputs, targets, self.lengths)
+        for token in itertools.chain(*inputs, *targets):
+            if not 0 <= token < self.model.vocab_size:
+                raise UserError(f'a token id must be from 0 to {self.model.vocab_size - 1}, got {token}')
         if not inputs:
             return np.zeros(0, np.float32)
         length = predictions.round_up_length(max(map(len, targets)), self.lengths['targets'])
@@ -348,13 +356,21 @@ def make_batch(
         A dictionary that maps seqio's feature names to [rows, length] int32 arrays, padded with 0.
     """
     _check_same_length(inputs, targets)
+    lengths = _check_longest(inputs, targets, lengths or {})
+    encoder = {'encoder_input_tokens': predictions.pad_ids(inputs, lengths['inputs'])}
+    return {**encoder, **predictions.make_decoder_arrays(targets, lengths['targets'])}
+
+
+def _check_longest(
+    inputs: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], lengths: Mapping[str, int]
+) -> dict[str, int]:
+    """Returns `lengths`, by default the lengths of the longest rows. Raises UserError if a row is longer."""
     longest = {'inputs': max(map(len, inputs), default=0), 'targets': max(map(len, targets), default=0)}
-    lengths = {**longest, **(lengths or {})}
+    lengths = {**longest, **lengths}
     for side, length in lengths.items():
         if longest[side] > length:
             raise UserError(f'{side} must have at most {length} tokens, got {longest[side]}; truncate them first')
-    encoder = {'encoder_input_tokens': predictions.pad_ids(inputs, lengths['inputs'])}
-    return {**encoder, **predictions.make_decoder_arrays(targets, lengths['targets'])}
+    return lengths
 
 
 def _check_same_length(inputs: Sequence[object], targets: Sequence[object]) -> None:

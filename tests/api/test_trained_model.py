@@ -184,6 +184,13 @@ def test_invalid_texts_raise_an_error(trained):
             method(['a', 'b'], ['c'])
     with pytest.raises(UserError, match='1 inputs and 2 targets'):
         trained.score_ids([[3]], [[4], [5]])
+    size = trained.model.vocab_size
+    for token in (-1, size):
+        for pair in (([[3, token]], [[4]]), ([[3]], [[4, token]])):
+            with pytest.raises(UserError, match=f'token id must be from 0 to {size - 1}, got {token}'):
+                trained.score_ids(*pair)
+    with pytest.raises(UserError, match='targets must have at most 12 tokens, got 13'):
+        trained.score_ids([[3]], [[4] * 13])
     with pytest.raises(UserError, match='inputs must have at most 3 tokens, got 4'):
         remixer_t5x.make_batch([[1, 2, 3, 4]], [[1]], {'inputs': 3, 'targets': 3})
 
