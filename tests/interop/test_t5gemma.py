@@ -1,5 +1,6 @@
 """A T5Gemma of transformers: losses, scores, greedy tokens and unsupported settings."""
 
+import dataclasses
 import types
 
 import jax
@@ -66,6 +67,12 @@ def test_an_unsupported_setting_of_config_json_is_named(tiny, tmp_path, setting,
     folder = hf_folders.write(tmp_path / 'hf', config, hf_folders.weights_of(tiny.arrays), tokenizer=False)
     message = error_message(model_folders.open_model_folder, str(folder))
     assert f'{setting} to {value!r}; ' in message and allowed in message
+
+
+def test_heads_of_any_size_are_written(tiny, tmp_path):
+    family = dataclasses.replace(tiny.source.family, head_dim=24, query_scale=16)
+    model = hf_folders.model_from_source(types.SimpleNamespace(family=family), tmp_path)
+    assert hf_folders.describe(model, types.SimpleNamespace(eos_id=1))[0] == family
 
 
 def test_missing_softcaps_have_the_defaults_of_transformers(tiny, tmp_path):

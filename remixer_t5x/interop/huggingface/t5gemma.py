@@ -204,7 +204,6 @@ class T5Gemma(ModelFamily):
     @classmethod
     def read_model_fields(cls, model: Any, vocabulary: Any, modules: TracedModules) -> dict[str, Any]:
         module, attention = model.module, modules.find_module('encoder/layer/self_attention')
-        modules.require_condition(not math.log2(attention.head_dim) % 2, 'HEAD_DIM is not a power of 4')
         local = []
         for side in STACKS:
             layers, _ = list_layers_and_runs(getattr(module, f'{side}_stack')())
@@ -227,8 +226,9 @@ class T5Gemma(ModelFamily):
             'tied': module.tied,
             'bos_id': module.begin_id,
             'eos_id': int(vocabulary.eos_id or 1),
-            # The query kernels include the scale, so any value is valid; head_dim is the usual value in transformers.
-            'query_scale': attention.head_dim,
+            # The query kernels include the scale, so any power of 4 is valid. The largest that is at most head_dim is
+            # the usual value in transformers.
+            'query_scale': 4 ** ((attention.head_dim.bit_length() - 1) // 2),
         }
 
     def build_gin_settings(self) -> dict[str, Any]:
