@@ -2,8 +2,8 @@
 
 The output contains one JSON object per text: `index`, `input`, `prediction`, `score`, lists of `predictions` and
 `scores` if the decoder returns several, and `truncated` if the text was truncated. The first line also contains the
-`checkpoint`, `decoder`, `lengths` and sampling `seed` of all predictions. The output of an interrupted run is the
-beginning of the complete output.
+`checkpoint` and `lengths` of all predictions and, if the model generates text, the `decoder` and sampling `seed`. The
+output of an interrupted run is the beginning of the complete output.
 """
 
 import dataclasses
@@ -84,7 +84,7 @@ class TextCounts:
 class PredictionWriter:
     """Writes predictions to a file or standard output.
 
-    `origin` contains the `checkpoint`, `decoder`, `lengths` and `seed` of the predictions. If `writes` is False, as in
+    `origin` contains the `checkpoint` and the settings that affect the predictions. If `writes` is False, as in
     all processes except the first, predictions are counted but not written. Raises UserError if the file contains
     predictions with a different origin, or cannot be read or written.
     """
@@ -230,7 +230,7 @@ class TextInference:
         """Raises UserError if processes cannot share the output, or if the model or vocabulary is unsuitable."""
         if embed:
             interface.require_method(self.model, 'encode', 'infer --embed')
-        elif not (predictions.is_classifier(self.model) or head_predictions.has_head(self.model)):
+        elif self._generates:
             interface.require_method(self.model, 'generate', 'infer without --embed')
         is_distributed = collectives.is_distributed()
         if is_distributed and embed:
@@ -250,6 +250,11 @@ class TextInference:
                 }
             )
 
+    @property
+    def _generates(self) -> bool:
+        """Whether predictions are generated text, not the output of a head."""
+        return not (predictions.is_classifier(self.model) or head_predictions.has_head(self.model))
+
     def find_checkpoint_folder(self) -> str:
         """Returns the folder of the checkpoint to use. All processes return the same folder."""
         return collectives.broadcast(str(saved_params.find_checkpoint(self.checkpoint, 'CHECKPOINT_PATH')))
@@ -266,7 +271,8 @@ class TextInference:
 
     def open_output(self, folder: str) -> PredictionWriter:
         """Opens the output for appending. Only the first process writes."""
-        origin = {'checkpoint': folder, **self.decoding.build_record()}
+        record = self.decoding.build_record()
+        origin = {'checkpoint': folder, **(record if self._generates else {'lengths': record['lengths']})}
         output = PredictionWriter(self.output, origin, writes=jax.process_index() == 0)
         # Wait until all processes have read the output before the first process writes to it.
         collectives.barrier()

@@ -3,6 +3,7 @@
 import contextlib
 import gzip
 import json
+import types
 from unittest import mock
 
 import pytest
@@ -124,7 +125,10 @@ class Unchanged:
 )
 def test_an_output_has_the_decoder_and_the_seed_of_sampling(tmp_path, decoder, seed):
     decoding = Decoding(1, {'inputs': 16, 'targets': 4}, decoder, seed=3)
-    inference = text_inference.TextInference(None, None, BYTES, '', decoding, TextInputs(), str(tmp_path / 'out.jsonl'))
+    model = types.SimpleNamespace(model_type='encoder_decoder')
+    inference = text_inference.TextInference(
+        model, None, BYTES, '', decoding, TextInputs(), str(tmp_path / 'out.jsonl')
+    )
     output = inference.open_output('/x')
     with contextlib.closing(output):
         output.write([{'index': 0, 'input': 'a'}])
@@ -132,6 +136,20 @@ def test_an_output_has_the_decoder_and_the_seed_of_sampling(tmp_path, decoder, s
     assert origin['lengths'] == {'inputs': 16, 'targets': 4} and origin.get('seed') == seed
     # Addresses of functions and objects differ between processes.
     assert type(decoder).__name__ in origin['decoder'] and ' at 0x' not in origin['decoder']
+
+
+@pytest.mark.parametrize('model_type', ['classifier', 'span', 'token_labels', 'embedding'])
+def test_the_output_of_a_head_has_no_decoder_and_continues_one_that_has(tmp_path, model_type):
+    file, head = tmp_path / 'out.jsonl', {'classify': str} if model_type == 'classifier' else {}
+    model = types.SimpleNamespace(model_type=model_type, **head)
+    decoding = Decoding(1, {'inputs': 16, 'targets': 4}, Sampling())
+    inference = text_inference.TextInference(model, None, BYTES, '', decoding, TextInputs(), str(file))
+    with contextlib.closing(inference.open_output('/x')) as output:
+        output.write([{'index': 0, 'input': 'a'}])
+    (row,) = rows(file)
+    assert row == {'index': 0, 'input': 'a', 'checkpoint': '/x', 'lengths': {'inputs': 16, 'targets': 4}}
+    file.write_text(json.dumps({**row, 'decoder': 'Greedy()'}) + '\n')
+    assert inference.open_output('/x').counts.before == 1
 
 
 def test_texts_from_lines_and_fields(tmp_path):
