@@ -1,4 +1,4 @@
-"""Defines UserError, which commands print as one line without a traceback, and formats error messages."""
+"""Defines UserError, which commands print as one line without a traceback, and formats messages."""
 
 import difflib
 import importlib
@@ -34,6 +34,11 @@ def import_optional(module: str, user: str, extra: str) -> Any:
             'install '
             f"'remixer-t5x[{extra}]'"
         ) from error
+
+
+def format_count(count: int, noun: str) -> str:
+    """Returns a count with its noun, as in '1 row' and '1,000 rows'."""
+    return f'{count:,} {noun}' if count == 1 else f'{count:,} {noun}s'
 
 
 def to_one_line(text: str) -> str:

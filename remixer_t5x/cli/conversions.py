@@ -24,7 +24,7 @@ from remixer_t5x.cli.console import print_labeled_line
 from remixer_t5x.config import loading
 from remixer_t5x.data import batch_formats, task_vocabulary
 from remixer_t5x.devices.partition import Partitioner
-from remixer_t5x.errors import UserError
+from remixer_t5x.errors import UserError, format_count
 from remixer_t5x.interop import converted_checkpoint, safetensors_files, shared_folder
 from remixer_t5x.interop.huggingface import model_folders, pytorch_export
 from remixer_t5x.interop.huggingface.model_family import ModelFamily
@@ -44,7 +44,7 @@ INSTALL = "pip install 'remixer-t5x[hf]'"
 def describe_params(params: Any) -> str:
     """Returns the numbers of parameters and arrays in a tree, as text."""
     leaves = jax.tree.leaves(params)
-    return f'{sum(leaf.size for leaf in leaves):,} parameters in {len(leaves)} arrays'
+    return f'{format_count(sum(leaf.size for leaf in leaves), "parameter")} in {format_count(len(leaves), "array")}'
 
 
 def write_model_dir(

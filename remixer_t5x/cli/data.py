@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from remixer_t5x.cli import arguments, console
 from remixer_t5x.cli.arguments import ON_CPU, Command
-from remixer_t5x.errors import UserError
+from remixer_t5x.errors import UserError, format_count
 from remixer_tasks.vocabulary import sentinels
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def describe_packing_efficiency(rows: Iterable[Mapping[str, np.ndarray]]) -> lis
         examples = sum(int(row[segments].max()) if segments in row else 1 for row in rows)
         lines.append(
             f'{side}: {real / slots:.1%} of {slots // len(rows)} slots are tokens, '
-            f'{examples / len(rows):.2f} examples per row ({len(rows)} rows measured)'
+            f'{examples / len(rows):.2f} examples per row ({format_count(len(rows), "row")} measured)'
         )
     return lines
 
@@ -120,12 +120,12 @@ def _print_batch_row(row: Mapping[str, np.ndarray], vocabulary: seqio.Vocabulary
             for token, target in tokens_and_targets
             if target
         ]
-        print(f'  targets, {len(pairs)} tokens, at their positions: {" · ".join(pairs)}')
+        print(f'  targets, {format_count(len(pairs), "token")}, at their positions: {" · ".join(pairs)}')
 
 
 def _print_tokens(side: str, tokens: np.ndarray, vocabulary: seqio.Vocabulary) -> None:
     ids = [int(token) for token in tokens]
-    print(f'  {side}, {len(ids)} tokens: {decode_ids(ids, vocabulary)}')
+    print(f'  {side}, {format_count(len(ids), "token")}: {decode_ids(ids, vocabulary)}')
     print(f'    ids: {" ".join(map(str, ids))}')
 
 
@@ -321,7 +321,7 @@ def show_vocabulary(args: argparse.Namespace) -> None:
         print(f'model        {model}')
     if args.text:
         ids = [int(token) for token in vocabulary.encode(args.text)]
-        print(f'text         {args.text}\n{len(ids)} tokens')
+        print(f'text         {args.text}\n{format_count(len(ids), "token")}')
         for token in ids:
             print(f'  {token:>6}  {decode_piece(vocabulary, token)}')
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from remixer_t5x import lazy_imports
 from remixer_t5x.cli import arguments, console, process_flags
 from remixer_t5x.cli.arguments import Command
-from remixer_t5x.errors import UserError
+from remixer_t5x.errors import UserError, format_count
 
 if TYPE_CHECKING:
     from remixer_t5x.evaluate.checkpoint_evaluation import CheckpointEvaluation
@@ -100,7 +100,7 @@ def _score_predictions(args: argparse.Namespace) -> None:
             )
     scores = [row.get('score') or 0.0 for row in rows]
     metrics = task_evaluation.compute_metrics(examples, [row['prediction'] for row in rows], scores)
-    print(f'{tasks[0].name}, {split}, {len(rows):,} predictions of {path}')
+    print(f'{tasks[0].name}, {split}, {format_count(len(rows), "prediction")} of {path}')
     for metric, value in metrics.items():
         print(f'  {metric:<24} {value:.2f}')
 

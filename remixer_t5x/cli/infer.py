@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from remixer_t5x.cli import arguments, process_flags
 from remixer_t5x.cli.arguments import Command
-from remixer_t5x.errors import UserError
+from remixer_t5x.errors import UserError, format_count
 
 if TYPE_CHECKING:
     from remixer_t5x.evaluate import text_inference
@@ -138,7 +138,7 @@ def _embed_texts(settings: TextInference, folder: str, args: argparse.Namespace)
     )
     counts = embeddings.write_embeddings(settings.output, rows, with_tokens, args.pooling, reporter.update)
     truncated = f', {counts.truncated:,} truncated' if counts.truncated else ''
-    print(f'{counts.written:,} texts in {settings.output}{truncated}', file=sys.stderr)
+    print(f'{format_count(counts.written, "text")} in {settings.output}{truncated}', file=sys.stderr)
 
 
 class _ProgressReporter:
@@ -148,7 +148,7 @@ class _ProgressReporter:
         self._start, self._last_time = time.monotonic(), time.monotonic()
         self._total = '' if inputs.is_stdin else f' of {sum(1 for _ in inputs):,}'
         if counts.before:
-            _print_on_first_process(f'continuing after {counts.before:,} predictions')
+            _print_on_first_process(f'continuing after {format_count(counts.before, "prediction")}')
 
     def update(self, counts: text_inference.TextCounts) -> None:
         if (now := time.monotonic()) - self._last_time >= SECONDS_BETWEEN_LINES:
@@ -162,8 +162,8 @@ class _ProgressReporter:
         counts, seconds = output.counts, time.monotonic() - self._start
         truncated = f', {counts.truncated:,} of {counts.written:,} texts truncated' if counts.truncated else ''
         location = '' if output.is_stdout else f', {counts.written:,} in {output.path}'
-        new = counts.written - counts.before
-        _print_on_first_process(f'{new:,} predictions in {progress.format_duration(seconds)}{location}{truncated}')
+        new = format_count(counts.written - counts.before, 'prediction')
+        _print_on_first_process(f'{new} in {progress.format_duration(seconds)}{location}{truncated}')
 
 
 def _print_on_first_process(text: str | None) -> None:

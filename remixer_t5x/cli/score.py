@@ -15,7 +15,7 @@ from typing import Any, TextIO
 
 from remixer_t5x.cli import arguments
 from remixer_t5x.cli.arguments import Command
-from remixer_t5x.errors import UserError
+from remixer_t5x.errors import UserError, format_count
 
 # Number of pairs per batch, and number of batches whose pairs are sorted by length together.
 BATCH_SIZE, WINDOW_BATCHES = 32, 16
@@ -128,8 +128,8 @@ def _write_scores(args: argparse.Namespace, rows: Iterable[dict[str, Any]]) -> s
         return '0 pairs'
     per_token = total / tokens if tokens else math.nan
     return (
-        f'{count:,} pairs, {tokens:,} target tokens: log-likelihood {total / count:.4f} per pair, {per_token:.4f} '
-        f'per token, perplexity {metrics.perplexity(-per_token):.4g}'
+        f'{format_count(count, "pair")}, {format_count(tokens, "target token")}: log-likelihood '
+        f'{total / count:.4f} per pair, {per_token:.4f} per token, perplexity {metrics.perplexity(-per_token):.4g}'
     )
 
 

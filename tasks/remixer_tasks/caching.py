@@ -16,7 +16,7 @@ import shlex
 from collections.abc import Iterator
 from typing import Any
 
-from remixer_t5x.errors import UserError, import_optional
+from remixer_t5x.errors import UserError, format_count, import_optional
 from remixer_t5x.lazy_imports import seqio, tf
 from remixer_tasks.files.cache import ProgressNotice
 
@@ -71,10 +71,11 @@ def _describe_cached_split(task: seqio.Task, path: str, split: str) -> str:
     stats = json.loads(_read_text(seqio.get_cached_stats_path(path, split)))
     # The counts of tokens exclude EOS.
     names = sorted(name for name in task.output_features if f'{name}_tokens' in stats)
-    tokens = ', '.join(f'{stats[f"{name}_tokens"]:,} tokens of {name}' for name in names)
+    tokens = ', '.join(f'{format_count(stats[f"{name}_tokens"], "token")} of {name}' for name in names)
     files = tf.io.gfile.glob(f'{seqio.get_cached_tfrecord_prefix(path, split)}-*')
     size = sum(tf.io.gfile.stat(file).length for file in files)
-    return f'{split}: {stats["examples"]:,} examples, {tokens}, {len(files)} files, {size / 1e6:,.1f} MB'
+    examples, shards = format_count(stats['examples'], 'example'), format_count(len(files), 'file')
+    return f'{split}: {examples}, {tokens}, {shards}, {size / 1e6:,.1f} MB'
 
 
 def _write_cache(task: seqio.Task, path: str, note: str, shards: int, beam_options: str | None) -> None:

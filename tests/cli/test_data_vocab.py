@@ -63,6 +63,6 @@ def test_the_packing_efficiency_is_computed():
     row = {'encoder_input_tokens': tokens, 'encoder_segment_ids': segments}
     row |= {'decoder_target_tokens': tokens[:2], 'decoder_segment_ids': segments[:2]}
     assert data.describe_packing_efficiency([row]) == [
-        'inputs: 75.0% of 4 slots are tokens, 2.00 examples per row (1 rows measured)',
-        'targets: 100.0% of 2 slots are tokens, 1.00 examples per row (1 rows measured)',
+        'inputs: 75.0% of 4 slots are tokens, 2.00 examples per row (1 row measured)',
+        'targets: 100.0% of 2 slots are tokens, 1.00 examples per row (1 row measured)',
     ]

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from remixer_t5x.errors import UserError
+from remixer_t5x.errors import UserError, format_count
 from remixer_tasks.benchmarks import glue, prompts
 from remixer_tasks.benchmarks.super_glue import BOOLEAN_LABELS, CB_LABELS, COPA_LABELS, ENTAILMENT_LABELS
 
@@ -41,7 +41,7 @@ def write_submission(folder: str, task: str, rows: Sequence[Row]) -> str:
             out.write('\n'.join(file.format_lines(pairs)) + '\n')
     except OSError as error:
         raise UserError(f'{path} cannot be written ({error.strerror}); use another SUBMISSION_DIR') from error
-    line = f'submission   {path}: {len(rows):,} predictions'
+    line = f'submission   {path}: {format_count(len(rows), "prediction")}'
     return line + (f', {invalid:,} of them invalid and written as {file.default}' if invalid else '')
 
 

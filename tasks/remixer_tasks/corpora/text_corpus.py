@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from remixer_t5x import temporary_files, tf_data, untrusted_files
-from remixer_t5x.errors import UserError, root_cause_message
+from remixer_t5x.errors import UserError, format_count, root_cause_message
 from remixer_t5x.lazy_imports import seqio
 from remixer_tasks.files import cache, workers
 from remixer_tasks.files.cache import ProgressNotice
@@ -175,9 +175,9 @@ def _parse_corpus(corpus: ParsedCorpus, folder: Path) -> None:
         np.save(folder / 'rows.tmp.npy', numbers)
         temporary_files.sync_and_rename(folder / 'rows.tmp.npy', folder / f'{split}-{digest}.npy')
     count = int(is_held_out.sum())
-    counts = f'{len(shares) - count:,} {corpus.unit}s for training, {count:,} held out'
+    counts = f'{format_count(len(shares) - count, corpus.unit)} for training, {count:,} held out'
     if only_evaluated:
-        counts = f'{count:,} {corpus.unit}s to evaluate'
+        counts = f'{format_count(count, corpus.unit)} to evaluate'
     notice.print_result(f'{counts}{malformed.describe_skipped_records()}')
     cache.mark_entry_complete(folder)
 
