@@ -139,26 +139,26 @@ class Profiler:
 
     def __init__(self, folder: epath.Path):
         self._folder = folder
-        self._until: int | None = None
+        self._traced_steps = range(0)
         self._local: epath.Path | None = None
 
     def start_trace(self, state: RunState) -> None:
-        if self._until is None:
+        if not self._traced_steps:
             if object_store.is_remote(self._folder):
                 self._local = epath.Path(tempfile.mkdtemp())
             jax.profiler.start_trace(str(self._local or self._folder))
-            self._until = state.step + PROFILED_STEPS
+            self._traced_steps = range(state.step, state.step + PROFILED_STEPS)
 
     def stop_trace_if_due(self, step: int, result: Any) -> None:
-        """After the last traced step, waits for its `result` and ends the trace. Does nothing after other steps."""
-        if self._until is not None and step >= self._until:
+        """Ends the trace after the last traced step or a rewind, once the step's `result` is computed."""
+        if self._traced_steps and step not in self._traced_steps:
             jax.block_until_ready(result)
             self.close()
 
     def close(self) -> None:
-        if self._until is not None:
+        if self._traced_steps:
             jax.profiler.stop_trace()
-            self._until = None
+            self._traced_steps = range(0)
             if self._local is not None:
                 self._upload_trace(self._local)
 

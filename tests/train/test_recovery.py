@@ -6,12 +6,15 @@ import os
 import pathlib
 import shutil
 import signal
+from unittest import mock
 
+import jax
 import numpy as np
 import pytest
+from etils import epath
 
 from remixer_t5x.checkpoints import compatibility
-from remixer_t5x.train import preemption
+from remixer_t5x.train import hooks, preemption, run_state
 from tests.support import tiny_training
 from tests.support.compare_runs import checkpoint_arrays, checkpoint_steps, difference, last_step, read_log
 from tests.support.error_lines import printed_error
@@ -71,6 +74,18 @@ def test_a_run_that_is_stopped_after_a_bad_step_is_rewound(tmp_path, monkeypatch
     result = tiny_training.run(str(tmp_path), 60, log_period=50, nan_below=384, recovery={'on_bad_step': 'rewind'})
     assert (result.step, result.stopped) == (0, 'SIGTERM') and checkpoint_steps(tmp_path) == [0]
     assert result.checkpoint == str(tmp_path / 'checkpoints' / '0')
+
+
+@pytest.mark.parametrize('steps', [(20, 21, 22, 23), (20, 21, 11)])
+def test_a_trace_ends_after_three_steps_or_a_rewind(steps, monkeypatch):
+    calls = mock.Mock()
+    monkeypatch.setattr(jax, 'profiler', calls)
+    profiler = hooks.Profiler(epath.Path('profile'))
+    profiler.start_trace(run_state.RunState(None, step=20))
+    for step in steps:
+        assert not calls.stop_trace.called
+        profiler.stop_trace_if_due(step, None)
+    calls.stop_trace.assert_called_once_with()
 
 
 def test_a_failed_save_stops_the_run_or_is_retried(training, tmp_path):
