@@ -392,6 +392,11 @@ def get_or_convert_model_dir(path: str) -> pathlib.Path:
     files = sorted(str(file) for file in source.rglob('*') if file.is_file())
     key = cache.hash_cache_key(str(source), [cache.read_file_state(file) for file in files])
     folder = cache.get_cache_root() / 'huggingface' / key
-    if not saved_params.list_steps(model_dir.to_absolute_path(str(folder)) / model_dir.CHECKPOINTS):
-        convert_to_model_dir(argparse.Namespace(from_hf=str(source), to=str(folder), vocabulary=None, trust_gin=None))
+    with cache.lock_cache_entry(folder.with_suffix('.state'), path) as is_incomplete:
+        if is_incomplete:
+            # An interrupted conversion, or one whose check failed, may have left a complete checkpoint.
+            shutil.rmtree(folder, ignore_errors=True)
+            args = argparse.Namespace(from_hf=str(source), to=str(folder), vocabulary=None, trust_gin=None)
+            convert_to_model_dir(args)
+            cache.mark_entry_complete(folder.with_suffix('.state'))
     return folder

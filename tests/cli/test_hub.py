@@ -6,6 +6,9 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
+from concurrent import futures
+from unittest import mock
 
 import gin
 import markdown_it
@@ -102,6 +105,26 @@ def test_training_starts_from_the_current_revision_of_a_hub_model(hub, t5, tmp_p
     assert second != first
     _, record, _ = converted_checkpoint.read_checkpoint(str(second))
     assert client.format_model_name(record['converted_from']).startswith(f'{FLAN}@')
+
+
+def test_a_conversion_for_training_is_repeated_unless_its_check_succeeded(t5, tmp_path, monkeypatch):
+    monkeypatch.setattr(cache, 'get_cache_root', lambda: tmp_path)
+    check = mock.Mock(side_effect=[UserError('the logits differ'), None])
+    monkeypatch.setattr(conversions, '_compare_with_reference', check)
+    with pytest.raises(UserError, match='the logits differ'):
+        conversions.get_or_convert_model_dir(str(t5))
+    folder = conversions.get_or_convert_model_dir(str(t5))
+    assert conversions.get_or_convert_model_dir(str(t5)) == folder
+    assert check.call_count == 2
+
+
+def test_runs_that_start_together_convert_a_model_once(t5, tmp_path, monkeypatch):
+    monkeypatch.setattr(cache, 'get_cache_root', lambda: tmp_path)
+    convert = mock.Mock(side_effect=lambda args: time.sleep(0.1))
+    monkeypatch.setattr(conversions, 'convert_to_model_dir', convert)
+    with futures.ThreadPoolExecutor() as pool:
+        folders = list(pool.map(conversions.get_or_convert_model_dir, [str(t5)] * 2))
+    assert folders[0] == folders[1] and convert.call_count == 1
 
 
 def test_weights_in_an_automatic_hub_pull_request_are_downloaded(hub, t5, monkeypatch):

@@ -175,7 +175,7 @@ def test_a_second_process_waits_for_the_first(tmp_path, capsys):
     thread = threading.Thread(target=fill_again)
     with cache.lock_cache_entry(entry, 'some text') as is_incomplete:
         thread.start()
-        while 'waiting for another process that parses some text' not in capsys.readouterr().err:
+        while 'waiting for another process that prepares some text' not in capsys.readouterr().err:
             time.sleep(0.01)
         cache.mark_entry_complete(entry)
     thread.join()

@@ -88,7 +88,7 @@ def lock_cache_entry(folder: Path, name: str) -> Iterator[bool]:
         try:
             lock.acquire(blocking=False)
         except filelock.Timeout:
-            ProgressNotice(f'waiting for another process that parses {name}')
+            ProgressNotice(f'waiting for another process that prepares {name}')
             lock.acquire()
         try:
             yield not (folder / FILE_LIST).exists()
