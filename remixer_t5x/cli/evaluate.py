@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> None:
         # Evaluation does not need the training examples, which may no longer exist.
         args.gin_flags = [('PAIRS', 'None'), *args.gin_flags]
     if args.predictions is not None:
-        process_flags.reject_process_flags(args, 'predictions are scored by one process')
+        process_flags.require_single_process(args, '--predictions')
         given = {name for name, _ in args.gin_flags} | ({'--quantize'} if args.quantize else set())
         if ignored := sorted(given & {'--quantize', 'EVAL_OUTPUT_DIR', 'FOLLOW', 'SUBMISSION_DIR'}):
             raise UserError(

@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> None:
     if args.pooling is not None and args.embed is None:
         raise UserError('--pooling requires --embed; add --embed, or omit --pooling')
     if args.embed is not None:
-        process_flags.reject_process_flags(args, 'embeddings are written by one process')
+        process_flags.require_single_process(args, '--embed')
     arguments.apply_decoder_flags(args, BASE)
     load_config(args)
     with process_flags.connect_processes(args):

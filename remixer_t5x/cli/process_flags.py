@@ -69,8 +69,8 @@ def connect_processes(args: argparse.Namespace, saves: bool = False) -> Iterator
 
     from remixer_t5x.devices import collectives, processes
 
-    settings = processes.ProcessFlags(**{_FLAGS[flag][0]: value for flag, value in _get_given_flags(args).items()})
-    with processes.connect_processes(settings, functools.partial(args.report_error, verbose=args.verbose), saves):
+    print_error = functools.partial(args.report_error, verbose=args.verbose)
+    with processes.connect_processes(_build_process_flags(args), print_error, saves):
         if collectives.is_distributed():
             collectives.check_same_on_processes(collect_shared_values(args.command))
             # Initializing JAX's devices waits for the other processes.
@@ -120,12 +120,18 @@ def _hash_code() -> dict[str, str]:
     return digests
 
 
-def _get_given_flags(args: argparse.Namespace) -> dict[str, str]:
-    """Returns the values of the flags in `_FLAGS` that the user has passed."""
-    return {flag: value for flag in _FLAGS if (value := getattr(args, flag)) is not None}
+def _build_process_flags(args: argparse.Namespace) -> Any:
+    from remixer_t5x.devices import processes
+
+    values = {field: getattr(args, flag) for flag, (field, _, _) in _FLAGS.items()}
+    return processes.ProcessFlags(**{field: value for field, value in values.items() if value is not None})
 
 
-def reject_process_flags(args: argparse.Namespace, reason: str) -> None:
-    """Raises UserError with `reason` if the user has passed a flag in `_FLAGS`."""
-    for flag in _get_given_flags(args):
-        raise UserError(f'--{flag} cannot be used here ({reason}); omit it')
+def require_single_process(
+    args: argparse.Namespace, option: str, advice: str = 'start the command once, with --process_count=1'
+) -> None:
+    """Raises UserError with `advice` if flags, environment variables or the cluster define several processes."""
+    from remixer_t5x.devices import processes
+
+    if processes.resolve_distributed_config(_build_process_flags(args)) is not None:
+        raise UserError(f'{option} must be used in one process, got several; {advice}')

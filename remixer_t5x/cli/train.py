@@ -84,7 +84,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _start_from_hugging_face(args: argparse.Namespace) -> None:
     """Converts the model of `--from_hf`, and adds the gin file and checkpoint to `args`; gin flags override both."""
-    process_flags.reject_process_flags(args, f'run remixer-t5x convert --from_hf={args.from_hf} --to=MODEL_DIR first')
+    advice = f'run remixer-t5x convert --from_hf={args.from_hf} --to=DIR once, and pass --gin_file=DIR/model.gin and '
+    advice += '--gin.INITIAL_CHECKPOINT_PATH=DIR instead'
+    process_flags.require_single_process(args, '--from_hf', advice)
     with arguments.hide_library_output(args):
         from remixer_t5x.cli import conversions
         from remixer_t5x.run_folder import model_dir

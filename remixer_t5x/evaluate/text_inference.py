@@ -233,8 +233,6 @@ class TextInference:
         elif self._generates:
             interface.require_method(self.model, 'generate', 'infer without --embed')
         is_distributed = collectives.is_distributed()
-        if is_distributed and embed:
-            raise UserError('infer --embed must run in one process, got several; start it once, with --process_count=1')
         if is_distributed and (self.inputs.is_stdin or self.output == '-'):
             raise UserError(
                 f'--input and --output must be files that all processes share, got {self.inputs.path} and '

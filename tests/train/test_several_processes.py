@@ -462,6 +462,18 @@ def test_the_index_of_a_process_is_found_in_the_environment(monkeypatch, environ
     assert distributed.resolve_distributed_config(settings) == expected
 
 
+@pytest.mark.parametrize('command', [['train', '--from_hf=/missing'], ['infer', '--embed', '--output=missing']])
+def test_commands_for_one_process_are_rejected_in_several(command, monkeypatch, capsys):
+    for name, value in SLURM.items():
+        monkeypatch.setenv(name, value)
+    errors = []
+    for flags in ([], ['--process_count=1']):
+        assert main.main([*command, *flags]) == 2
+        errors.append(capsys.readouterr().err)
+    assert 'must be used in one process' in errors[0]
+    assert 'process' not in errors[1]
+
+
 @pytest.mark.parametrize(
     ('settings', 'words'),
     [
