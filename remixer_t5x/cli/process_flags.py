@@ -111,6 +111,9 @@ def _hash_code() -> dict[str, str]:
     elsewhere = tuple(f'{folder}/' for folder in (sysconfig.get_paths()['stdlib'], *(p.__path__[0] for p in packages)))
     for name, module in sorted(sys.modules.items()):
         file = getattr(module, '__file__', None) or ''
+        # TensorFlow's AutoGraph loads the code that it generates as modules with random names.
+        if name.startswith('__autograph_generated_file'):
+            continue
         if file.endswith('.py') and '-packages/' not in file and not file.startswith(elsewhere):
             files[name] = [pathlib.Path(file)]
     digests = {}

@@ -60,6 +60,8 @@ def compare_identities(gin_files, flags, join):
 
     Prints a JSON line for each comparison: the name and the value (null without a change), and the error or null.
     """
+    # Loads generated code as a module with a random name, as a task module does if it maps a dataset when imported.
+    tf.autograph.to_graph(register)
     loading.load_gin_config(loading.ConfigSources(gin_files, flags))
     with processes.connect_processes(processes.ProcessFlags(**join), main.report_error):
         identity = process_flags.collect_shared_values('train')
