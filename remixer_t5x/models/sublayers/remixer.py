@@ -185,10 +185,10 @@ class LearnedMixing(nn.Module):
         length = hidden.shape[1]
         check_length('Remixer', self.max_length, length)
         names, shape = (axes.POSITIONS_OUT, axes.POSITIONS_IN), (self.max_length, self.max_length)
-        logits = bound_logits(create_param(self, 'logits', MIXING_INIT, names, shape))
+        logits = create_param(self, 'logits', MIXING_INIT, names, shape)
         if ctx.step is not None:
             return self._mix_decoding_step(logits[:, :length], hidden, ctx)
-        logits = logits[:length, :length]
+        logits = bound_logits(logits[:length, :length])
         if ctx.causal and ctx.prefix is None:
             logits = jnp.where(jnp.tri(length, dtype=bool), logits, -jnp.inf)
         weights = jax.nn.softmax(logits, axis=-1)
@@ -223,7 +223,8 @@ class LearnedMixing(nn.Module):
     def _mix_decoding_step(self, logits: jax.Array, hidden: jax.Array, ctx: SequenceContext) -> jax.Array:
         """Computes S for the token at `ctx.step` from the cached X' of all tokens up to it."""
         step = cache.get_decoding_step(ctx)
-        rows = jnp.where(cache.visible_positions(logits.shape[1], ctx), jnp.take(logits, step, axis=0), -jnp.inf)
+        rows = bound_logits(jnp.take(logits, step, axis=0))
+        rows = jnp.where(cache.visible_positions(logits.shape[1], ctx), rows, -jnp.inf)
         equation = 'bk,bkf->bf' if step.ndim else 'k,bkf->bf'
         return jnp.einsum(equation, jax.nn.softmax(rows).astype(hidden.dtype), hidden)[:, None]
 
