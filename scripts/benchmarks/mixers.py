@@ -6,7 +6,8 @@ The input is one row of random float32 features; mixers are bidirectional as in 
 The memory is XLA's temporary memory, which excludes parameters, inputs and gradients. Programs that need more than
 --memory_gb are not run, and the table shows "too large". The last table shows the time of a decoding step by number of
 previous tokens. As in configs/, HyperMixer has one head if bidirectional and twice as many heads as attention if
-causal, and the window mixer has as many hidden units as its window has tokens.
+causal, and the window mixer has as many hidden units as its window has tokens. `--figure=mixers.png` draws the time and
+the memory by length.
 """
 
 import argparse
@@ -95,7 +96,8 @@ def time_decoding_step(module: nn.Module, length: int, embed: int, rounds: int) 
     params = nn.unbox(module.init(jax.random.key(0), x, make_context(length, causal=True)))['params']
     cache = module.apply({'params': params}, x, ctx, mutable=['cache'])[1]['cache']
 
-    @jax.jit
+    # XLA:CPU would compile this loop to slow scalar code, unlike the larger loop of a complete model.
+    @functools.partial(jax.jit, compiler_options={'xla_disable_hlo_passes': 'small-while-loop-hoisting'})
     def run_decoding_steps(cache, x):
         def run_decoding_step(index, carry):
             cache, x = carry
@@ -147,6 +149,32 @@ def print_time_growth(side: str, results: Results, lengths: list[int]) -> None:
         print(f'  {name:18s} {growth:6.2f}   {f"{since:,}" if since else "none measured"}')
 
 
+def draw_results(by_side: dict[str, Results], title: str, path: str) -> None:
+    """Draws the time (first row) and the memory (second row) of each mixer by length, with one column per side."""
+    from matplotlib import pyplot
+
+    figure, rows = pyplot.subplots(2, len(by_side), figsize=(13, 10), sharex=True, squeeze=False, layout='constrained')
+    figure.suptitle(title, x=0.01, ha='left')
+    names = list(dict.fromkeys(name for results in by_side.values() for name in results))
+    quantities = ('seconds, forward and backward', 'gigabytes of temporary memory')
+    for row, quantity in enumerate(quantities):
+        for axes, (side, results) in zip(rows[row], by_side.items(), strict=True):
+            for name, by_length in results.items():
+                colour, width = ('k', 3) if name == 'attention' else (f'C{names.index(name) - 1}', 1)
+                values = [measured[row] for measured in by_length.values()]
+                axes.loglog(list(by_length), values, 'o-', color=colour, linewidth=width, label=name)
+            axes.set_title(f'{side}: {quantity}', loc='left', fontsize='medium')
+            axes.set_xticks(list(by_length), [f'{length:,}' for length in by_length])
+            axes.minorticks_off()
+            axes.grid(alpha=0.3)
+            axes.spines[['top', 'right']].set_visible(False)
+    for axes in rows[-1]:
+        axes.set_xlabel('length [tokens]')
+    for axes in rows[0]:
+        axes.legend(frameon=False, fontsize='small')
+    figure.savefig(path, dpi=120)
+
+
 def print_decoding_times(lengths: list[int], args: argparse.Namespace) -> None:
     print('\nmicroseconds per decoding step, by number of tokens in the cache')
     print(f'{"":18s}' + ''.join(f'{length:>10,}' for length in lengths))
@@ -166,6 +194,7 @@ def main() -> None:
     parser.add_argument('--rounds', type=int, default=3)
     parser.add_argument('--memory_gb', type=float, default=12.0)
     parser.add_argument('--parts', default='training,decoding', help='parts to measure, separated by commas')
+    parser.add_argument('--figure', metavar='FILE', help='draw the time and the memory by length')
     args = parser.parse_args()
     lengths = sorted(int(n) for n in args.lengths.split(','))
     device = f'{jax.devices()[0].device_kind} x {jax.device_count()}'
@@ -177,6 +206,8 @@ def main() -> None:
         print()
         for side, results in by_side.items():
             print_time_growth(side, results, lengths)
+        if args.figure:
+            draw_results(by_side, f'Token mixers by length ({device}; {shape})', args.figure)
     if 'decoding' in parts:
         print_decoding_times([n for n in lengths if n > DECODING_STEPS], args)
 
