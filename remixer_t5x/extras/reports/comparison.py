@@ -13,7 +13,7 @@ import numpy as np
 
 from remixer_t5x.cli.info.model import format_quantity
 from remixer_t5x.costs.model_counts import ModelCounts
-from remixer_t5x.errors import UserError
+from remixer_t5x.errors import UserError, format_count
 from remixer_t5x.evaluate import checkpoint_ranking
 from remixer_t5x.evaluate.checkpoint_ranking import BestMetrics, compute_signed_score
 from remixer_t5x.extras.reports import differences, overview
@@ -212,7 +212,7 @@ class ModelComparison:
         )
         steps = _format_range([numbers.step for numbers in self.overviews.values()])
         sentences = [
-            f'We trained {sizes} for {steps} steps with {_format_range(seeds)} seed{_plural_suffix(max(seeds))}.',
+            f'We trained {sizes} for {steps} steps with {_format_range(seeds)} seed{"s" if max(seeds) > 1 else ""}.',
             *self.changes,
         ]
         if search := self.search:
@@ -236,7 +236,7 @@ class ModelComparison:
         costs = _join_words(f'{self._format_cost(group)} for {group.name}' for group in self.groups)
         sentences.append(f'E x D x H (training FLOPs of an example, examples of a run, settings tried) was {costs}.')
         if self.failed:
-            sentences.append(f'{len(self.failed)} run{_plural_suffix(len(self.failed))} failed.')
+            sentences.append(f'{format_count(len(self.failed), "run")} failed.')
         return ' '.join([*sentences, *self.bootstrap_results])
 
     def draw_pictures(self) -> list[Picture]:
@@ -308,7 +308,7 @@ def describe_bootstrap_results(groups: Sequence[RunGroup]) -> list[str]:
         sentences.append(
             f'Predictions of {task} that equal the target: {best} has {right[best].mean():.2f}%, '
             f'{_join_words(sorted(parts))}, over {len(examples):,} examples '
-            f'and {len(seeds)} seed{_plural_suffix(len(seeds))}.'
+            f'and {format_count(len(seeds), "seed")}.'
         )
     return sentences
 
@@ -395,7 +395,3 @@ def _join_words(parts: Iterable[str]) -> str:
     """Joins parts as `a, b and c`."""
     *others, last = parts
     return f'{", ".join(others)} and {last}' if others else last
-
-
-def _plural_suffix(count: int) -> str:
-    return 's' if count > 1 else ''
