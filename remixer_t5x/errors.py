@@ -1,4 +1,4 @@
-"""Defines UserError, which commands print as one line without a traceback, and formats messages."""
+"""Defines UserError, which commands print as one line without a traceback, and helpers that format messages."""
 
 import difflib
 import importlib

@@ -1,4 +1,4 @@
-"""The cause of an error, which messages quote on one line, and counts in messages."""
+"""Helpers for messages: the cause of an error on one line, and counts with a noun."""
 
 import numpy as np
 

@@ -80,7 +80,7 @@ def restore_params(args: argparse.Namespace, model: Model, vocabulary: Any) -> A
 def check_output(args: argparse.Namespace, target: str) -> None:
     """Raises UserError if the conversion would replace an existing output. `target` is the name of the output's flag.
 
-    Commands call this function before they read their input, which can take long.
+    Call this function before reading the input, which can take minutes.
     """
     path = getattr(args, target)
     if target in ('to', 'to_adapters'):
@@ -392,11 +392,12 @@ def get_or_convert_model_dir(path: str) -> pathlib.Path:
     files = sorted(str(file) for file in source.rglob('*') if file.is_file())
     key = cache.hash_cache_key(str(source), [cache.read_file_state(file) for file in files])
     folder = cache.get_cache_root() / 'huggingface' / key
-    with cache.lock_cache_entry(folder.with_suffix('.state'), path) as is_incomplete:
+    entry = folder.with_suffix('.state')
+    with cache.lock_cache_entry(entry, path) as is_incomplete:
         if is_incomplete:
             # An interrupted conversion, or one whose check failed, may have left a complete checkpoint.
             shutil.rmtree(folder, ignore_errors=True)
             args = argparse.Namespace(from_hf=str(source), to=str(folder), vocabulary=None, trust_gin=None)
             convert_to_model_dir(args)
-            cache.mark_entry_complete(folder.with_suffix('.state'))
+            cache.mark_entry_complete(entry)
     return folder

@@ -58,7 +58,7 @@ def find_gin_file(folder: epath.Path) -> epath.Path | None:
 
 
 def check_model_dir(path: str | os.PathLike[str]) -> epath.Path:
-    """Returns the absolute path of MODEL_DIR, which need not exist.
+    """Checks that `path` can be used as MODEL_DIR, whether or not it exists, and returns its absolute path.
 
     Raises UserError if `path` is a file, or a non-empty folder that is not a MODEL_DIR.
     """
@@ -78,7 +78,7 @@ def check_model_dir(path: str | os.PathLike[str]) -> epath.Path:
 
 
 def create_model_dir(path: str | os.PathLike[str]) -> epath.Path:
-    """Creates MODEL_DIR, after `check_model_dir`. Raises UserError if the folder is not writable."""
+    """Creates MODEL_DIR. Raises the errors of `check_model_dir`, and UserError if the folder is not writable."""
     folder = check_model_dir(path)
     with _wrap_folder_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)

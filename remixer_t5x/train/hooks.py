@@ -150,7 +150,7 @@ class Profiler:
             self._traced_steps = range(state.step, state.step + PROFILED_STEPS)
 
     def stop_trace_if_due(self, step: int, result: Any) -> None:
-        """Ends the trace after the last traced step or a rewind, once the step's `result` is computed."""
+        """Ends the trace after its last step, or after a rewind. First waits until `result` of the step is computed."""
         if self._traced_steps and step not in self._traced_steps:
             jax.block_until_ready(result)
             self.close()
