@@ -1,28 +1,21 @@
 """Computes a training step's memory usage per device, as reported by the compiler.
 
-The step is compiled but not run. `search_memory_savings` searches for settings with which a training step fits into
-device memory.
-
-Changes are tried in order of their cost. Microbatches add a few small kernels, recomputation adds a third of the FLOPs,
-and sharding the parameters adds network traffic. A smaller batch or a different optimizer changes the training results.
-If parameters, gradients and optimizer state alone exceed the memory, reducing activations does not help, so changes
-that shard or shrink the state are tried first.
+The step is compiled but not run.
 """
 
 import dataclasses
 import functools
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import numpy as np
 
-from remixer_t5x.devices import compiler_options, mesh
+from remixer_t5x.devices import compiler_options
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.optim import train_state, train_step
-from remixer_t5x.optim.optimizer import Optimizer
 
 _COMPILER_OPTIONS = {
     # Disable LLVM's optimizations, which do not change buffers but take a third of the compile time.
@@ -30,7 +23,6 @@ _COMPILER_OPTIONS = {
     # Disable autotuning, which requires the GPU, and Triton GEMMs, which require autotuning.
     'gpu': {'xla_gpu_autotune_level': 0, 'xla_gpu_enable_triton_gemm': False},
 }
-_MAX_REPETITIONS = 3  # of each kind of change in `search_memory_savings`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,94 +163,3 @@ def _parse_out_of_memory_error(inputs: Mapping[str, int], message: str) -> StepM
     total = int(float(used[1]) * 2 ** (10 * (1 + 'KMGT'.index(used[2])))) if used else sum(inputs.values())
     temporaries = max(0, total - sum(inputs.values()))
     return StepMemory(**inputs, padding=0, temporaries=temporaries, outputs=0, program=0, total=total)
-
-
-class SettingChange(NamedTuple):
-    """A changed training step, and the command-line flag and value that make the change."""
-
-    flag: str
-    value: str | int
-    step: StepSpec
-
-
-class MemoryTrial(NamedTuple):
-    """The memory usage of a changed training step. If a change saves memory, later changes are added to it."""
-
-    flag: str
-    value: str | int
-    memory: StepMemory
-    saves_memory: bool
-
-
-def search_memory_savings(
-    step: StepSpec,
-    memory: StepMemory,
-    available: int,
-    recomputing_model: Any,
-    adafactor: Optimizer,
-    measure: Callable[[StepSpec], StepMemory],
-    limit: int,
-) -> Iterator[MemoryTrial]:
-    """Adds one change after another until the step uses at most `available` bytes. Yields each change that was tried.
-
-    `memory` is the memory usage of `step`. `recomputing_model` is the step's model with full rematerialization.
-    `adafactor` is an Adafactor optimizer with the parameter averaging and the trainable parameters of the step's
-    optimizer. `measure` compiles a step and returns its memory usage; it is called at most `limit` times.
-    """
-
-    def use_full_remat(step: StepSpec, memory: StepMemory) -> SettingChange | None:
-        if step.model == recomputing_model:
-            return None
-        changed = dataclasses.replace(step, model=recomputing_model)
-        return SettingChange('--gin.REMAT_POLICY', '@stack.full_remat', changed)
-
-    def use_adafactor(step: StepSpec, memory: StepMemory) -> SettingChange | None:
-        changed = dataclasses.replace(step, optimizer=adafactor)
-        # Skip the compilation if the optimizer state would not shrink, for example if the step already uses Adafactor.
-        if count_bytes_per_device(changed.state_plan.abstract.opt_state) > 0.9 * memory.optimizer_state:
-            return None
-        return SettingChange('--gin_file', 'optimizers/adafactor.gin', changed)
-
-    changes = (_double_microbatches, use_full_remat, _double_fsdp_size, _halve_batch, use_adafactor)
-    if 2 * memory.parameters + memory.optimizer_state > available:
-        changes = (_double_fsdp_size, use_adafactor, _double_microbatches, use_full_remat, _halve_batch)
-    for make_change in changes:
-        for _ in range(_MAX_REPETITIONS):
-            change = make_change(step, memory)
-            if change is None or limit < 1:
-                break
-            limit -= 1
-            changed_memory = measure(change.step)
-            saves_memory = changed_memory.total < memory.total
-            yield MemoryTrial(change.flag, change.value, changed_memory, saves_memory)
-            if not saves_memory:
-                break
-            step, memory = change.step, changed_memory
-            if memory.total <= available:
-                return
-
-
-def _double_microbatches(step: StepSpec, memory: StepMemory) -> SettingChange | None:
-    microbatches = 2 * step.microbatches
-    # Do not split the batch of an embedding model, because its negatives are the other rows of a microbatch.
-    if step.model.model_type == 'embedding' or step.batch_size % (step.partitioner.batch_shards * microbatches):
-        return None
-    return SettingChange('--gin.MICROBATCHES', microbatches, dataclasses.replace(step, microbatches=microbatches))
-
-
-def _double_fsdp_size(step: StepSpec, memory: StepMemory) -> SettingChange | None:
-    data, fsdp, tensor = step.partitioner.mesh.shape.values()
-    if data % 2:
-        return None
-    text = mesh.format_mesh_sizes((data // 2, fsdp * 2, tensor))
-    # Reset `data`, `fsdp` and `tensor` to their defaults, because other values cannot be combined with `sizes`.
-    partitioner = dataclasses.replace(step.partitioner, data=-1, fsdp=1, tensor=1, sizes=text)
-    return SettingChange('--mesh', text, dataclasses.replace(step, partitioner=partitioner))
-
-
-def _halve_batch(step: StepSpec, memory: StepMemory) -> SettingChange | None:
-    rows = step.batch_size // 2
-    if rows < 1 or rows % (step.partitioner.batch_shards * step.microbatches):
-        return None
-    batch = {name: array.update(shape=(rows, *array.shape[1:])) for name, array in step.batch.items()}
-    return SettingChange('--gin.BATCH_SIZE', rows, dataclasses.replace(step, batch=batch))

@@ -19,9 +19,7 @@ from remixer_t5x.devices import jax_workarounds, mesh
 from remixer_t5x.devices.hardware_table import CUDNN_VERSION, GPU_SHARE, Hardware, Topology
 from remixer_t5x.kernels.compile_target import compile_for_platform
 from remixer_t5x.models import lora
-from remixer_t5x.models.architecture import stack
 from remixer_t5x.optim import trainable
-from remixer_t5x.optim.optimizer import Optimizer, adafactor
 from remixer_t5x.optim.parameter_averages import average_params
 from remixer_t5x.optim.train_step import NUM_REAL_TARGET_TOKENS
 
@@ -52,6 +50,11 @@ _ROWS = {
     'outputs': 'results other than the state',
     'program': 'program',
 }
+# Maximum number of repetitions of each kind of change in `_search_memory_savings`.
+_MAX_REPETITIONS = 3
+# A change of the command line: a macro and its value, or GIN_FILE and a gin file.
+Change = tuple[str, str]
+GIN_FILE = 'gin_file'
 _print = functools.partial(console.print_with_rich, pipe_width=110)
 
 
@@ -78,24 +81,9 @@ def read_step_spec(args: argparse.Namespace) -> tuple[StepSpec, Hardware]:
     return step, Hardware(values['PLATFORM'], devices, memory, values['TOPOLOGY'], args.compiler)
 
 
-def build_recomputing_model(args: argparse.Namespace) -> Any:
-    """Returns the model of the step, configured to recompute all activations in the backward pass."""
-    remat = {'REMAT_POLICY': stack.full_remat}
-    return lora.with_adapters(
-        *arguments.load_macro_values(args, 'MODEL', 'LORA', 'LORA_RANK', defaults=_DEFAULTS, objects=remat)
-    )
-
-
-def build_adafactor(args: argparse.Namespace) -> Optimizer:
-    """Returns an Adafactor optimizer with the EMA and the trainable parameters of the step."""
-    decay, *restrictions = arguments.load_macro_values(args, 'EMA_DECAY', *_RESTRICTIONS, defaults=_DEFAULTS)
-    return trainable.restrict_to_trainable(average_params(adafactor(learning_rate=1e-3), decay), *restrictions)
-
-
 def print_memory_tables(args: argparse.Namespace) -> None:
     """Prints the memory table, and suggests changes if the step does not fit into memory."""
     step, hardware = read_step_spec(args)
-    recomputing_model, smaller_optimizer = build_recomputing_model(args), build_adafactor(args)
     with lazy_imports.discard_stderr():
         devices, compiler = hardware.get_target_devices()
     step, available = place_step_on_devices(step, hardware, devices), hardware.memory_bytes
@@ -112,10 +100,7 @@ def print_memory_tables(args: argparse.Namespace) -> None:
                 f'{hardware.memory:g} GiB; set {GPU_SHARE}=0.95 to use more'
             )
         if available is not None and memory.total > available and args.memory:
-            trials = step_memory.search_memory_savings(
-                step, memory, available, recomputing_model, smaller_optimizer, _measure_memory, args.memory
-            )
-            _print_memory_trials(trials, available)
+            _search_memory_savings(args, step, memory, available)
 
 
 def _measure_memory(step: StepSpec) -> StepMemory:
@@ -124,22 +109,85 @@ def _measure_memory(step: StepSpec) -> StepMemory:
         return step_memory.measure_memory(step)
 
 
-def _print_memory_trials(trials: Iterator[step_memory.MemoryTrial], available: int) -> None:
+def _search_memory_savings(args: argparse.Namespace, step: StepSpec, memory: StepMemory, available: int) -> None:
+    """Adds one change after another until the step uses at most `available` bytes, and prints the memory with each.
+
+    Compiles at most `args.memory` changes, in order of their cost. Microbatches add a few small kernels, recomputation
+    adds a third of the FLOPs, and sharding the parameters adds network traffic. A smaller batch or a different
+    optimizer changes the training results. If parameters, gradients and optimizer state alone exceed the memory,
+    reducing activations does not help, so changes that shard or shrink the state are tried first.
+    """
+    changes = [_double_microbatches, _use_full_remat, _double_fsdp_size, _halve_batch, _use_adafactor]
+    if 2 * memory.parameters + memory.optimizer_state > available:
+        changes = [_double_fsdp_size, _use_adafactor, _double_microbatches, _use_full_remat, _halve_batch]
     _print('changes, each added to the previous ones and compiled:')
-    # A dict keyed by flag, so later values replace earlier values.
-    useful: dict[str, str] = {}
-    fits = False
-    for trial in trials:
-        typed = f'{trial.flag}={trial.value}'
-        note = '' if trial.saves_memory else ', saves no memory, not kept'
-        _print(f'  {typed:<44} {format_gibibytes(trial.memory.total):>12}{note}')
-        if trial.saves_memory:
-            useful[trial.flag] = typed
-        fits = trial.memory.total <= available
+    limit, tried, useful = args.memory, set[str](), dict[str, str]()
+    for make_change in (change for change in changes for _ in range(_MAX_REPETITIONS)):
+        change = make_change(step)
+        if change is None or (flag := format_flag(*change)) in tried:
+            continue
+        if memory.total <= available or limit < 1:
+            break
+        tried.add(flag)
+        changed_args = apply_change(args, *change)
+        changed_step, hardware = read_step_spec(changed_args)
+        changed_step = place_step_on_devices(changed_step, hardware, step.partitioner.devices)
+        moments = changed_step.state_plan.abstract.opt_state
+        if change[0] == GIN_FILE and step_memory.count_bytes_per_device(moments) > 0.9 * memory.optimizer_state:
+            continue
+        limit -= 1
+        changed_memory = _measure_memory(changed_step)
+        saves_memory = changed_memory.total < memory.total
+        note = '' if saves_memory else ', saves no memory, not kept'
+        _print(f'  {flag:<44} {format_gibibytes(changed_memory.total):>12}{note}')
+        if saves_memory:
+            args, step, memory = changed_args, changed_step, changed_memory
+            useful[change[0]] = flag
     if useful:
+        fits = memory.total <= available
         _print(f'{"fits with" if fits else "still too large with"} {" ".join(useful.values())}')
     else:
         _print('no change helps')
+
+
+def _double_microbatches(step: StepSpec) -> Change | None:
+    microbatches = 2 * step.microbatches
+    # Do not split the batch of an embedding model, because its negatives are the other rows of a microbatch.
+    if step.model.model_type == 'embedding' or step.batch_size % (step.partitioner.batch_shards * microbatches):
+        return None
+    return 'MICROBATCHES', str(microbatches)
+
+
+def _use_full_remat(step: StepSpec) -> Change:
+    return 'REMAT_POLICY', '@stack.full_remat'
+
+
+def _double_fsdp_size(step: StepSpec) -> Change | None:
+    data, fsdp, tensor = step.partitioner.mesh.shape.values()
+    return None if data % 2 else ('MESH', mesh.format_mesh_sizes((data // 2, fsdp * 2, tensor)))
+
+
+def _halve_batch(step: StepSpec) -> Change | None:
+    rows = step.batch_size // 2
+    if rows < 1 or rows % (step.partitioner.batch_shards * step.microbatches):
+        return None
+    return 'BATCH_SIZE', str(rows)
+
+
+def _use_adafactor(step: StepSpec) -> Change:
+    return GIN_FILE, 'optimizers/adafactor.gin'
+
+
+def apply_change(args: argparse.Namespace, macro: str, value: str) -> argparse.Namespace:
+    """Returns the arguments of the command with another value of a macro, or with another gin file (GIN_FILE)."""
+    if macro == GIN_FILE:
+        return argparse.Namespace(**{**vars(args), 'gin_file': [*args.gin_file, value]})
+    return argparse.Namespace(**{**vars(args), 'gin_flags': [*args.gin_flags, (macro, value)]})
+
+
+def format_flag(macro: str, value: str) -> str:
+    """Returns the command-line flag that makes a change."""
+    return f'{ {GIN_FILE: "--gin_file", "MESH": "--mesh"}.get(macro, f"--gin.{macro}") }={value}'
 
 
 def build_memory_table(memory: StepMemory, available: int | None) -> Table:

@@ -47,7 +47,7 @@ def print_forecast(args: argparse.Namespace) -> None:
     _print('what limits the step:', *(f'  {line}' for line in describe_bottlenecks(current)))
     changes = list(recommend_changes(current, hardware.memory_bytes))
     _print('what to change:' if changes else 'no known change of mesh, batch, remat or dtype would help')
-    _print(*(f'  {change.flag:<32} {change.reason}' for change in changes))
+    _print(*(f'  {memory.format_flag(change.macro, change.value):<32} {change.reason}' for change in changes))
     _compile_recommended_changes(args, current, changes[: args.speed])
     _print(memory.describe_memory_fit(current.memory, hardware.memory_bytes), _NOTE)
 
@@ -122,17 +122,15 @@ def _compile_recommended_changes(
     """Compiles each recommended change separately, and prints its tokens per second relative to the current step."""
     if changes:
         _print('compiled separately:')
-    for change in changes:
-        changed = copy.copy(args)
-        changed.gin_flags = [*args.gin_flags, (change.macro, change.value)]
-        after = _forecast_step(*_build_step_spec(changed))
+    for macro, value, _ in changes:
+        after = _forecast_step(*_build_step_spec(memory.apply_change(args, macro, value)))
         more_tokens = after.tokens / current.tokens
         gain = more_tokens * current.bound.serial_seconds / after.bound.serial_seconds
         line = f'{gain:.2f} times the tokens per second by the bound'
         if after.bound.estimated_seconds and current.bound.estimated_seconds:
             gain = more_tokens * current.bound.estimated_seconds / after.bound.estimated_seconds
             line += f", {gain:.2f} by the compiler's estimate"
-        _print(f'  {change.flag:<32} {line}; {step_memory.format_gibibytes(after.memory.total)}')
+        _print(f'  {memory.format_flag(macro, value):<32} {line}; {step_memory.format_gibibytes(after.memory.total)}')
 
 
 def _get_compiler_name(hardware: Hardware) -> str:

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from remixer_t5x.costs import model_counts, step_memory
 from remixer_t5x.costs.step_memory import StepMemory, StepSpec, format_gibibytes
@@ -78,18 +79,12 @@ def forecast_step(step: StepSpec, chip: str, slices: Sequence[int]) -> Forecast:
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class RecommendedChange:
+class RecommendedChange(NamedTuple):
     """A recommended change: the macro, its new value, and the reason."""
 
     macro: str
     value: str
     reason: str
-
-    @property
-    def flag(self) -> str:
-        """The command-line flag that makes the change."""
-        return f'--mesh={self.value}' if self.macro == 'MESH' else f'--gin.{self.macro}={self.value}'
 
 
 def describe_bottlenecks(forecast: Forecast) -> list[str]:
