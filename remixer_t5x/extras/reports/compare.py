@@ -310,7 +310,7 @@ def _show_results(
     notes: Sequence[str],
 ) -> None:
     """Prints the tables and conclusions, and writes the report, figures, CSV file and paragraph."""
-    from remixer_t5x.extras.reports import comparison, report_page, report_writer
+    from remixer_t5x.extras.reports import comparison, report_writer
     from remixer_t5x.extras.reports.pictures import drawing
     from remixer_t5x.extras.reports.run_records import RunGroup
 
@@ -337,7 +337,7 @@ def _show_results(
         drawing.save_picture(picture, sweep.folder / FIGURES)
     print(f'files        {sweep.folder}: {CSV_FILE}, {PARAGRAPH_FILE}, {FIGURES}/')
     report_writer.write_page(
-        report_page.render_page([run for group in groups for run in group.runs], comparison=result),
+        report_writer.render_page([run for group in groups for run in group.runs], comparison=result),
         sweep.folder / REPORT_FILE,
     )
 

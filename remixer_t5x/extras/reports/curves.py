@@ -1,17 +1,16 @@
 """Plots the losses of a run as a PNG, and draws the charts of a report."""
 
-import dataclasses
 import io
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from etils import epath
 
 from remixer_t5x.errors import UserError
-from remixer_t5x.extras.reports import run_records
+from remixer_t5x.extras.reports import overview, run_records
 from remixer_t5x.extras.reports.pictures import drawing
 from remixer_t5x.extras.reports.pictures.drawing import Picture
-from remixer_t5x.extras.reports.run_records import RecordedRun
+from remixer_t5x.extras.reports.run_records import TRAIN, RecordedRun
 from remixer_t5x.run_folder import object_store
 
 Points = Sequence[tuple[int, float]]
@@ -20,16 +19,6 @@ SMOOTHING = 0.6
 MAX_POINTS = 400
 _FEW_POINTS = 20
 _TRAIN, _HELD_OUT = '#8fb3d9', '#c0392b'
-
-
-@dataclasses.dataclass(frozen=True)
-class LineChart:
-    """A line chart; `lines` maps run indices to points, and `smooth` adds a moving average."""
-
-    title: str
-    unit: str
-    lines: Mapping[int, Points]
-    smooth: bool = False
 
 
 def moving_average(values: Sequence[float], weight: float) -> list[float]:
@@ -41,24 +30,65 @@ def moving_average(values: Sequence[float], weight: float) -> list[float]:
     return averages
 
 
-def draw_chart(chart: LineChart, name: str) -> Picture:
-    """Draws a chart. `name` must be unique on the page. Smoothed curves include the raw values as a thin line."""
+def draw_charts(runs: Sequence[RecordedRun]) -> dict[str, list[Picture]]:
+    """Draws the page's charts, keyed by the heading 'curves', 'optimization' or 'speed'. Omits empty charts."""
+    held_out, tasks = [], []
+    for kind in dict.fromkeys(kind for run in runs for kind in run.list_evaluation_names()):
+        name = overview.format_evaluation_name(kind)
+        title = 'Held-out loss' + (f', {name}' if kind != 'eval' else '')
+        held_out.append((title, 'mean over targets', kind, 'loss', False))
+        of_kind = (record for run in runs for record in run.records if record.kind == kind)
+        metrics = list(dict.fromkeys(metric for record in of_kind for metric in overview.select_task_metrics(record)))
+        tasks += [(f'{name}: {metric}', '', kind, metric, False) for metric in metrics[: overview.MAX_TABLE_METRICS]]
+    charts: dict[str, list[tuple[str, str, str, str, bool]]] = {
+        'curves': [
+            ('Training loss', 'mean over targets', TRAIN, 'loss', True),
+            *held_out,
+            *tasks,
+            ('Training accuracy', 'share of targets', TRAIN, 'accuracy', True),
+        ],
+        'optimization': [
+            ('Learning rate', '', TRAIN, 'learning_rate', False),
+            ('Norm of the gradient', '', TRAIN, 'grad_norm', True),
+            ('Norm of the parameters', '', TRAIN, 'param_norm', False),
+        ],
+        'speed': [
+            ('Tokens', 'per second', TRAIN, 'tokens_per_second', True),
+            ('Model FLOPs utilisation', 'share of the peak', TRAIN, 'mfu', True),
+            ('Waiting for data', 'seconds between logs', TRAIN, 'data_wait_seconds', False),
+            *((title.capitalize(), 'MiB', TRAIN, name, False) for name, title in overview.MEMORY_TITLES.items()),
+        ],
+    }
+    return {
+        heading: [
+            _draw_chart(f'{heading}-{number}', title, unit, lines, smooth)
+            for number, (title, unit, kind, metric, smooth) in enumerate(rows)
+            if any(lines := [run.select_metric_points(kind, metric) for run in runs])
+        ]
+        for heading, rows in charts.items()
+    }
+
+
+def _draw_chart(name: str, title: str, unit: str, lines: Sequence[Points], smooth: bool) -> Picture:
+    """Draws the points of each run. `smooth` adds a moving average; the raw values then are a thin line."""
     figure = drawing.create_figure(4.6, 2.3)
     axes = figure.add_subplot()
     drawing.style_axes(axes)
     axes.grid(axis='y', color=drawing.GRID, linewidth=0.5)
     axes.locator_params(nbins=6)
     axes.ticklabel_format(axis='both', style='sci', scilimits=(-4, 6), useOffset=False)
-    for run, points in chart.lines.items():
+    for run, points in enumerate(lines):
+        if not points:
+            continue
         steps, values = map(list, zip(*drawing.select_evenly_spaced(points, MAX_POINTS), strict=True))
         colour = drawing.COLOURS[run % len(drawing.COLOURS)]
         dashes = '--' if run >= len(drawing.COLOURS) else '-'
-        if chart.smooth:
+        if smooth:
             axes.plot(steps, values, color=colour, linewidth=0.6, alpha=0.45)
             values = moving_average(values, SMOOTHING)
-        few = not chart.smooth and len(steps) <= _FEW_POINTS
+        few = not smooth and len(steps) <= _FEW_POINTS
         axes.plot(steps, values, dashes, color=colour, linewidth=1.4, marker='o' if few else None, markersize=3)
-    return Picture(name, chart.title, chart.unit, figure)
+    return Picture(name, title, unit, figure)
 
 
 def plot_loss(metrics_file: str | os.PathLike, png_file: str | os.PathLike, title: str = 'Loss') -> epath.Path:
@@ -71,7 +101,7 @@ def plot_loss(metrics_file: str | os.PathLike, png_file: str | os.PathLike, titl
         UserError: the file is missing, has a malformed line, or has no training loss.
     """
     run = RecordedRun('', '', run_records.read_metrics_records(metrics_file))
-    train = run.select_metric_points(run_records.TRAIN, 'loss')
+    train = run.select_metric_points(TRAIN, 'loss')
     if not train:
         raise UserError(f'{metrics_file} has no training loss; choose a run that has logged at least one step')
     held_out = {

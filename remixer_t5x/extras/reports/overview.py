@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from remixer_t5x.evaluate.checkpoint_ranking import compute_signed_score
-from remixer_t5x.extras.reports.curves import LineChart
 from remixer_t5x.extras.reports.differences import ComparedMeasure, ValueBySeed, compare_models, describe_differences
 from remixer_t5x.extras.reports.run_records import TRAIN, MetricsRecord, RecordedRun, RunGroup
 
@@ -117,44 +116,6 @@ def find_metric_unit(metric: str) -> str:
     return '%' if metric.rpartition('_')[2] in ('accuracy', 'match', 'majority', 'f1', 'em') else ''
 
 
-def build_charts(runs: Sequence[RecordedRun]) -> dict[str, list[LineChart]]:
-    """Returns the page's charts, keyed by the heading 'curves', 'optimization' or 'speed'."""
-
-    def build_chart(title: str, unit: str, kind: str, number: str, smooth: bool = False) -> LineChart:
-        lines = {index: points for index, run in enumerate(runs) if (points := run.select_metric_points(kind, number))}
-        return LineChart(title, unit, lines, smooth)
-
-    held_out, tasks = [], []
-    for kind in dict.fromkeys(kind for run in runs for kind in run.list_evaluation_names()):
-        title = 'Held-out loss' + (f', {format_evaluation_name(kind)}' if kind != 'eval' else '')
-        held_out.append(build_chart(title, 'mean over targets', kind, 'loss'))
-        of_kind = (record for run in runs for record in run.records if record.kind == kind)
-        names = list(dict.fromkeys(name for record in of_kind for name in select_task_metrics(record)))
-        tasks += [
-            build_chart(f'{format_evaluation_name(kind)}: {name}', '', kind, name) for name in names[:MAX_TABLE_METRICS]
-        ]
-    by_heading = {
-        'curves': [
-            build_chart('Training loss', 'mean over targets', TRAIN, 'loss', smooth=True),
-            *held_out,
-            *tasks,
-            build_chart('Training accuracy', 'share of targets', TRAIN, 'accuracy', smooth=True),
-        ],
-        'optimization': [
-            build_chart('Learning rate', '', TRAIN, 'learning_rate'),
-            build_chart('Norm of the gradient', '', TRAIN, 'grad_norm', smooth=True),
-            build_chart('Norm of the parameters', '', TRAIN, 'param_norm'),
-        ],
-        'speed': [
-            build_chart('Tokens', 'per second', TRAIN, 'tokens_per_second', smooth=True),
-            build_chart('Model FLOPs utilisation', 'share of the peak', TRAIN, 'mfu', smooth=True),
-            build_chart('Waiting for data', 'seconds between logs', TRAIN, 'data_wait_seconds'),
-            *(build_chart(title.capitalize(), 'MiB', TRAIN, name) for name, title in MEMORY_TITLES.items()),
-        ],
-    }
-    return {heading: [chart for chart in charts if chart.lines] for heading, charts in by_heading.items()}
-
-
 @dataclasses.dataclass(frozen=True)
 class TableCell:
     """A metric of a group of runs; `best` marks a group that is significantly better than every other group."""
@@ -210,24 +171,23 @@ def _list_metrics(groups: Sequence[RunGroup]) -> list[tuple[str, list[str]]]:
     return [(kind, list(metrics)) for kind, metrics in names.items() if kind in unique.values()]
 
 
-def _build_metric_row(groups: Sequence[RunGroup], kind: str, name: str) -> MetricRow:
+def _build_metric_row(groups: Sequence[RunGroup], kind: str, metric: str) -> MetricRow:
     cells: dict[str, TableCell] = {}
-    keys = [str(index) for index in range(len(groups))]
-    for key, group in zip(keys, groups, strict=True):
+    for group in groups:
         by_seed = {
             run.seed: value
             for run in group.runs
             if kind in (latest := run.find_latest_evaluations())
-            and (value := select_task_metrics(latest[kind]).get(name)) is not None
+            and (value := select_task_metrics(latest[kind]).get(metric)) is not None
         }
         if by_seed:
-            cells[key] = TableCell(by_seed)
-    pairs = compare_models({key: cell.by_seed for key, cell in cells.items()}, compute_signed_score(name, 1.0) > 0)
+            cells[group.name] = TableCell(by_seed)
+    pairs = compare_models({name: cell.by_seed for name, cell in cells.items()}, compute_signed_score(metric, 1.0) > 0)
     wins = collections.Counter(pair.model for pair in pairs if pair.is_significant)
-    for key in cells:
-        if 0 < wins[key] == len(cells) - 1:
-            cells[key] = dataclasses.replace(cells[key], best=True)
-    return format_evaluation_name(kind), name, [cells.get(key) for key in keys]
+    for name in cells:
+        if 0 < wins[name] == len(cells) - 1:
+            cells[name] = dataclasses.replace(cells[name], best=True)
+    return format_evaluation_name(kind), metric, [cells.get(group.name) for group in groups]
 
 
 def select_main_metric_rows(rows: Sequence[MetricRow]) -> list[MetricRow]:

@@ -1,12 +1,15 @@
-"""Writes the HTML report: reads runs, plots learned parameters, and renders the page."""
+"""Writes a report about runs as a self-contained HTML page. Text from files is escaped."""
 
 import dataclasses
+import datetime
+import functools
 import pathlib
 import re
 import sys
 from collections.abc import Sequence
 from typing import Any
 
+import jinja2
 import numpy as np
 from etils import epath
 
@@ -19,15 +22,27 @@ from remixer_t5x.data import batch_formats, task_vocabulary
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate import predictions
 from remixer_t5x.evaluate.text_inference import TextCodec
-from remixer_t5x.extras.reports import report_page, run_records
+from remixer_t5x.extras.reports import curves, overview, run_records
+from remixer_t5x.extras.reports.comparison import ModelComparison
 from remixer_t5x.extras.reports.pictures import drawing, model_pictures
+from remixer_t5x.extras.reports.pictures.drawing import Picture
 from remixer_t5x.extras.reports.run_records import RecordedRun
 from remixer_t5x.models.decoding import Greedy
 from remixer_t5x.run_folder import object_store
+from remixer_t5x.train import progress
 
 DEFAULT_TEXT = 'The small dog that the children found in the park did not bark, but it followed them home.'
 # Maximum number of answer tokens in the plots of the decoder.
 MAX_ANSWER_TOKENS = 24
+
+
+@dataclasses.dataclass(frozen=True)
+class WeightPictures:
+    """Pictures of the learned weights of a run. `about` is a caption, or the reason why there are no pictures."""
+
+    run: str
+    pictures: Sequence[Picture] = ()
+    about: str = ''
 
 
 def write_report(
@@ -44,7 +59,7 @@ def write_report(
     """
     runs = run_records.read_runs(folders)
     learned = _draw_learned_weights(runs, text, pictures_dir) if pictures else []
-    write_page(report_page.render_page(runs, learned), pathlib.Path(out).expanduser())
+    write_page(render_page(runs, learned), pathlib.Path(out).expanduser())
     if pictures_dir and any(run.pictures for run in learned):
         print(f'pictures     {pictures_dir}')
 
@@ -60,9 +75,7 @@ def write_page(html: str, target: pathlib.Path) -> None:
     print(f'report       {target}  ({len(html) / 1e6:.1f} MB, one file; open it in any browser)')
 
 
-def _draw_learned_weights(
-    runs: Sequence[RecordedRun], text: str, folder: str | None
-) -> list[report_page.WeightPictures]:
+def _draw_learned_weights(runs: Sequence[RecordedRun], text: str, folder: str | None) -> list[WeightPictures]:
     """Plots the learned weights of the first run of each `RunGroup`; if a plot fails, the caption gives the reason."""
     learned = []
     for group in run_records.group_runs_by_settings(runs):
@@ -73,14 +86,14 @@ def _draw_learned_weights(
         except UserError as error:
             reason = f'No pictures of what was learned: {" ".join(str(error).split())}'
             print(f'{run.name}: {reason}', file=sys.stderr, flush=True)
-            learned.append(report_page.WeightPictures(run.name, about=reason))
+            learned.append(WeightPictures(run.name, about=reason))
         for picture in learned[-1].pictures if folder else ():
             stem = re.sub(r'[^\w.-]+', '_', f'{run.name}-{picture.name}')
             drawing.save_picture(dataclasses.replace(picture, name=stem), folder or '')
     return learned
 
 
-def _draw_run_weights(run: RecordedRun, text: str) -> report_page.WeightPictures:
+def _draw_run_weights(run: RecordedRun, text: str) -> WeightPictures:
     trained = saved_models.load(run.folder)
     if trained.model.model_type != batch_formats.ENCODER_DECODER:
         raise UserError(f'--pictures needs an encoder-decoder, but MODEL_TYPE is {trained.model.model_type!r}')
@@ -96,7 +109,7 @@ def _draw_run_weights(run: RecordedRun, text: str) -> report_page.WeightPictures
         initial=_restore_initial_params(trained),
     )
     about = f'The model of {trained.source} reads “{text}”; its decoder is shown with the model’s answer.'
-    return report_page.WeightPictures(run.name, model_pictures.draw_all_pictures(trained_text), about)
+    return WeightPictures(run.name, model_pictures.draw_all_pictures(trained_text), about)
 
 
 def _generate_answer(trained: TrainedModel, inputs: list[int]) -> np.ndarray:
@@ -119,3 +132,60 @@ def _restore_initial_params(trained: TrainedModel) -> Any:
         return saved_models.restore_params(initial, trained.model, trained.vocabulary, trained.partitioner)
     except UserError:
         return None
+
+
+def render_page(
+    runs: Sequence[RecordedRun],
+    learned: Sequence[WeightPictures] = (),
+    comparison: ModelComparison | None = None,
+) -> str:
+    """Renders the HTML page.
+
+    Args:
+        learned: pictures of learned parameters, in the order of the runs.
+        comparison: results of `compare`, which define groups of runs; if None, runs are grouped by their settings.
+    """
+    groups = comparison.groups if comparison else run_records.group_runs_by_settings(runs)
+    overviews = comparison.overviews if comparison else {run.name: overview.summarize_run(run) for run in runs}
+    rows = overview.build_task_table(groups)
+    measures = overview.collect_compared_measures(groups, rows, overviews)
+    headline = overview.describe_measure_differences(measures, overviews)
+    memory = {name for numbers in overviews.values() for name in numbers.memory}
+    return _load_template().render(
+        runs=runs,
+        groups=groups,
+        overviews=list(overviews.values()),
+        comparison=comparison,
+        headline=comparison.difference_sentences if comparison else headline,
+        charts=curves.draw_charts(runs),
+        smoothing=curves.SMOOTHING,
+        memory={name: title for name, title in overview.MEMORY_TITLES.items() if name in memory},
+        tasks=rows,
+        main_rows=overview.select_main_metric_rows(rows),
+        breakdowns=overview.build_breakdown_tables(groups),
+        samples=overview.select_prediction_samples(runs),
+        learned=learned,
+        differences=run_records.find_differing_settings(runs),
+        created=datetime.datetime.now().strftime('%Y-%m-%d %H:%M'),
+        colours=len(drawing.COLOURS),
+    )
+
+
+@functools.cache
+def _load_template() -> jinja2.Template:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader('remixer_t5x.extras.reports', '.'),
+        autoescape=True,
+        # An undefined template variable raises an error instead of rendering as an empty string.
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(
+        duration=progress.format_duration,
+        short='{:.4g}'.format,
+        count='{:,.0f}'.format,
+        svg=drawing.build_inline_svg,
+        unit=overview.find_metric_unit,
+    )
+    return environment.get_template('report.html.jinja')

@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from remixer_t5x.extras.reports import report_page
+from remixer_t5x.extras.reports import report_writer
 from remixer_t5x.extras.reports.pictures import drawing, model_pictures
 from remixer_t5x.extras.reports.pictures.drawing import Picture
 from remixer_t5x.extras.reports.pictures.learned_weights import LayerArray
@@ -66,10 +66,10 @@ def _run(name, seed, setting=0):
 @pytest.fixture
 def text(pictures):
     learned = [
-        report_page.WeightPictures(EVIL, pictures, EVIL),
-        report_page.WeightPictures('none', about=f'No pictures: {EVIL}'),
+        report_writer.WeightPictures(EVIL, pictures, EVIL),
+        report_writer.WeightPictures('none', about=f'No pictures: {EVIL}'),
     ]
-    return report_page.render_page([_run(EVIL, 1), _run('other', 2, 1)], learned)
+    return report_writer.render_page([_run(EVIL, 1), _run('other', 2, 1)], learned)
 
 
 def test_the_page_is_well_formed_and_self_contained_and_escapes_text_from_files(text):
