@@ -84,26 +84,6 @@ def test_plans_have_named_models_and_a_grid_of_settings_or_a_random_part_of_it()
     assert more[:2] == few and len(set(more)) == 4 and plan_settings() == [()]
 
 
-@pytest.mark.parametrize(
-    ('arguments', 'advises'),
-    [((), True), (('--equal=parameters',), False), (('--over=A=1,2',), True), (('--over=A_MLP_DIM=1,2',), False)],
-)
-def test_a_warning_advises_equal_only_if_it_is_not_given_and_not_refused(
-    arguments, advises, tmp_path, monkeypatch, capsys
-):
-    def count_cost(args, label, *_):
-        return ModelCounts({('a',): 1000}, {(): 2e6 if label.startswith('t5_1_1') else 4e6}, tokens=100)
-
-    def run(self, cells):
-        raise sweep.SweepStopped(7)
-
-    monkeypatch.setattr(cost_matching, 'count_cost', count_cost)
-    monkeypatch.setattr(sweep.Sweep, 'run', run)
-    assert main(['compare', 'train', '--models=t5_1_1,remixer', f'--folder={tmp_path}', *arguments]) == 7
-    (line,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith('warning'))
-    assert 'remixer' in line and 'has 100% more FLOPs than t5_1_1' in line and ('--equal' in line) == advises
-
-
 def test_equal_refuses_a_single_model():
     with pytest.raises(UserError, match='--equal requires at least two models'):
         make_plan('--models=remixer', '--equal=flops')

@@ -114,9 +114,7 @@ def run(args: argparse.Namespace) -> int:
         counts = {model: all_counts[model, setting] for model, setting in best.items()}
         for model, count in counts.items():
             print_progress_line(f'{model}: {count.total_parameters:,} parameters')
-        # --equal refuses a search over the widths that it changes.
-        can_match = not args.equal and not any(cost_matching.WIDTHS.fullmatch(name) for name, _ in runs.settings[0])
-        for line in [*notes, *cost_matching.describe_cost_differences(counts, can_match)]:
+        for line in [*notes, *cost_matching.describe_cost_differences(counts)]:
             print_progress_line(line)
         search = _run_setting_search(runs, sweep) if len(runs.settings) > 1 else None
         if search:

@@ -1,7 +1,6 @@
 """Computes the cost of each compared model, and scales model widths to match costs."""
 
 import argparse
-import os
 import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -26,16 +25,12 @@ Flags = Sequence[tuple[str, str]]
 
 
 def import_jax_on_cpu(args: argparse.Namespace) -> None:
-    """Imports JAX on the CPU, so that the runs can use the accelerator, and then restores JAX_PLATFORMS."""
-    platforms = os.environ.get('JAX_PLATFORMS')
-    os.environ['JAX_PLATFORMS'] = 'cpu'
-    try:
-        with arguments.hide_library_output(args):
-            from remixer_t5x.costs import model_counts  # noqa: F401
-    finally:
-        del os.environ['JAX_PLATFORMS']
-        if platforms is not None:
-            os.environ['JAX_PLATFORMS'] = platforms
+    """Lets JAX use only the CPU in this process, so that the runs can use the accelerator."""
+    with arguments.hide_library_output(args):
+        import jax
+
+        from remixer_t5x.costs import model_counts  # noqa: F401
+    jax.config.update('jax_platforms', 'cpu')
 
 
 def build_config_flags(args: argparse.Namespace, files: Sequence[str]) -> list[str]:
@@ -118,20 +113,16 @@ def match_widths(
     return widths
 
 
-def describe_cost_differences(costs: Mapping[str, Any], can_match: bool) -> list[str]:
-    """Returns warnings if parameters or FLOPs differ by more than `WARNING` between models.
-
-    With `can_match`, the last warning advises `--equal`.
-    """
-    lines, flags = [], []
+def describe_cost_differences(costs: Mapping[str, Any]) -> list[str]:
+    """Returns warnings if parameters or FLOPs differ by more than `WARNING` between models."""
+    lines = []
     for measure in _ATTRIBUTES:
         values = {model: get_cost(counts, measure) for model, counts in costs.items()}
         smallest, largest = min(values, key=values.__getitem__), max(values, key=values.__getitem__)
         if (excess := values[largest] / values[smallest] - 1) > WARNING:
-            lines.append(f'warning: {largest} has {excess:.0%} more {COST_NAMES[measure]} than {smallest}')
-            flags.append(f'--equal={measure}')
-    if lines and can_match:
-        lines[-1] += f'; to match the models, pass {" or ".join(flags)}, and another --folder'
+            lines.append(
+                f'warning: {largest} has {excess:.0%} more {COST_NAMES[measure]} than {smallest} (see --equal)'
+            )
     return lines
 
 
