@@ -162,24 +162,16 @@ def read_records(path: epath.Path) -> list[dict[str, Any]]:
 
 def _iterate_records(path: epath.Path) -> list[dict[str, Any]]:
     lines = untrusted_files.read_json_lines(path) if path.exists() else ()
-    return [line.value for line in lines if line.error is None and describe_invalid_record(line.value) is None]
+    return [line.value for line in lines if line.error is None and _is_record(line.value)]
 
 
-def describe_invalid_record(value: Any) -> str | None:
-    """Describes why a JSON value is not a valid record of metrics.jsonl. Returns None for a valid record."""
-    if not isinstance(value, dict):
-        return 'it is not a JSON object'
-    if not isinstance(value.get('kind'), str):
-        return 'its `kind` is not a string'
+def _is_record(value: Any) -> bool:
+    if not isinstance(value, dict) or not isinstance(value.get('kind'), str):
+        return False
     step, timing = value.get('step'), value.get('timing', {})
-    if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step < MAX_STEP:
-        return 'its `step` is missing or out of range'
-    if not isinstance(timing, dict):
-        return 'its `timing` is not a JSON object'
-    invalid = [name for name in READ_METRICS if isinstance(value.get(name), bool | str | list | dict)]
-    if invalid:
-        return f'its `{invalid[0]}` is not a number'
-    return None
+    if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step < MAX_STEP or not isinstance(timing, dict):
+        return False
+    return not any(isinstance(value.get(name), bool | str | list | dict) for name in READ_METRICS)
 
 
 def _replace_nonfinite(value: float) -> float | None:

@@ -115,26 +115,16 @@ class RunGroup:
 
 
 def read_metrics_records(metrics_file: str | os.PathLike[str]) -> list[MetricsRecord]:
-    """Reads the records of a metrics.jsonl in file order. Skips an incomplete last line, which a running or killed
-    process may leave.
-
-    Raises:
-        UserError: the file cannot be read, or one of its lines is not a metrics record.
+    """Reads the records of a metrics.jsonl in file order. Skips lines that are not records, such as an incomplete last
+    line. Raises UserError if the file cannot be read.
     """
-    advice = 'use the metrics.jsonl of a run'
     records = []
-    with untrusted_files.convert_to_user_errors(metrics_file, advice):
-        for line in untrusted_files.read_json_lines(metrics_file):
-            if not line.ended or line.is_blank:
-                continue
-            reason = line.error or metrics.describe_invalid_record(line.value)
-            if reason:
-                raise UserError(f'{metrics_file} line {line.number} is not a metrics record: {reason}; {advice}')
-            numbers, timing = (
-                {name: value for name, value in values.items() if value is None or _is_number(value)}
-                for values in (line.value, line.value.get('timing', {}))
-            )
-            records.append(MetricsRecord(line.value['kind'], numbers.pop('step'), numbers, timing))
+    for record in metrics.read_records(epath.Path(metrics_file)):
+        numbers, timing = (
+            {name: value for name, value in values.items() if value is None or _is_number(value)}
+            for values in (record, record.get('timing', {}))
+        )
+        records.append(MetricsRecord(record['kind'], numbers.pop('step'), numbers, timing))
     return records
 
 
@@ -165,8 +155,7 @@ def _read_run(folder: epath.Path, name: str) -> RecordedRun:
     if not (folder / model_dir.MARKER_FILE).exists():
         raise UserError(f'{folder} is not a run (it has no {model_dir.MARKER_FILE}); pass the MODEL_DIR of a run')
     path = folder / model_dir.METRICS
-    logged = read_metrics_records(path) if path.exists() else []
-    if not logged:
+    if not (logged := read_metrics_records(path)):
         raise UserError(f'{folder} has no metrics yet; wait for the first log (LOG_PERIOD steps), or use another run')
     config, evaluations = folder / model_dir.CONFIG, folder / EVAL_FOLDER / model_dir.METRICS
     return RecordedRun(
@@ -174,7 +163,7 @@ def _read_run(folder: epath.Path, name: str) -> RecordedRun:
         folder=os.fspath(folder),
         records=logged,
         config=untrusted_files.read_text(config, 'restore it, or remove it') if config.exists() else '',
-        evaluations=read_metrics_records(evaluations) if evaluations.exists() else (),
+        evaluations=read_metrics_records(evaluations),
         predictions=dict(_read_predictions(folder / EVAL_FOLDER / checkpoint_evaluation.PREDICTIONS)),
         seconds_by_activity=progress.read_activity_times(folder),
     )

@@ -38,7 +38,7 @@ def test_the_picture_shows_both_curves_and_the_best_constant_prediction(tmp_path
 
 
 def test_a_file_without_training_losses_is_reported(tmp_path):
-    with pytest.raises(UserError, match='metrics.jsonl cannot be read'):
+    with pytest.raises(UserError, match='metrics.jsonl has no training loss'):
         curves.plot_loss(tmp_path / 'metrics.jsonl', tmp_path / 'x.png')
     with pytest.raises(UserError, match='metrics.jsonl has no training loss'):
         curves.plot_loss(write(tmp_path, []), tmp_path / 'x.png')
