@@ -17,9 +17,8 @@ import jax.numpy as jnp
 from remixer_t5x.cli import arguments
 from remixer_t5x.costs import model_counts
 from remixer_t5x.errors import UserError
-from remixer_t5x.evaluate.checkpoint_ranking import compute_signed_score
 from remixer_t5x.extras.reports import cost_matching, run_records
-from remixer_t5x.extras.reports.differences import compare_models
+from remixer_t5x.extras.reports.differences import t_interval
 from remixer_t5x.extras.reports.sweep import SweepCell
 from remixer_t5x.extras.reproduce.tables import (
     COUNTED_METRICS,
@@ -191,8 +190,9 @@ def compare_with_paper(
             deviation = statistics.stdev(by_seed.values()) if len(by_seed) > 1 else None
             finding = ComparedNumber(published[row.name], ours, deviation)
             if column.metric not in COUNTED_METRICS:
-                if row.name != table.baseline:
-                    finding = _compare_with_baseline(finding, by_seed, base, published[table.baseline], column.metric)
+                gains = [value - base[seed] for seed, value in by_seed.items() if seed in base]
+                if row.name != table.baseline and gains:
+                    finding = _compare_with_baseline(finding, gains, published[table.baseline])
             elif ours is not None and finding.published is not None:
                 is_close = abs(ours / finding.published - 1) <= COUNT_TOLERANCE
                 finding = dataclasses.replace(finding, verdict=REPRODUCED if is_close else DIFFERENT)
@@ -200,29 +200,16 @@ def compare_with_paper(
 
 
 def _compare_with_baseline(
-    finding: ComparedNumber,
-    ours: Mapping[int, float],
-    base: Mapping[int, float],
-    published_base: float | None,
-    metric: str,
+    finding: ComparedNumber, gains: Sequence[float], published_base: float | None
 ) -> ComparedNumber:
-    higher_is_better = compute_signed_score(metric, 1.0) > 0
-    pairs = compare_models({'ours': ours, 'baseline': base}, higher_is_better)
-    if not pairs:
-        return finding
-    (pair,) = pairs
-    # `pair.gain` is the non-negative improvement of the better model.
-    sign = 1 if (pair.model == 'ours') == higher_is_better else -1
+    """Adds the differences and the verdict; `gains` are our differences from the baseline with each seed."""
+    difference, margin = map(float, t_interval(gains))
     published_difference, verdict = None, ''
     if finding.published is not None and published_base is not None:
         published_difference = finding.published - published_base
     if published_difference:
-        agrees = published_difference * sign > 0
-        verdict = NOT_SHOWN if not pair.is_significant else REPRODUCED if agrees else CONTRADICTED
+        agrees = published_difference * difference > 0
+        verdict = NOT_SHOWN if abs(difference) <= margin else REPRODUCED if agrees else CONTRADICTED
     return dataclasses.replace(
-        finding,
-        published_difference=published_difference,
-        difference=sign * pair.gain,
-        margin=pair.high - pair.gain,
-        verdict=verdict,
+        finding, published_difference=published_difference, difference=difference, margin=margin, verdict=verdict
     )
