@@ -151,23 +151,14 @@ def _draw_panel(axes: Axes, panel: MatrixPanel, is_first: bool) -> None:
 def build_inline_svg(picture: Picture, prefix: str = '') -> markupsafe.Markup:
     """Converts the figure to an `<svg>` element with selectable text, and colours from CSS variables.
 
-    Element ids start with `prefix` and the picture's name, and must be unique on the page. matplotlib escapes texts.
+    `prefix` and the picture's name together must be unique on the page. matplotlib escapes texts.
     """
-    name = prefix + picture.name
-    text = _render_svg(picture.figure, salt=name)
+    text = _render_svg(picture.figure, salt=prefix + picture.name)
     text = text[text.index('<svg') :]
     text = re.sub(r'<metadata>.*?</metadata>', '', text, flags=re.DOTALL)
-    for pattern in (r'( id=")', r'(url\(#)', r'(href="#)'):
-        text = re.sub(pattern, rf'\g<1>{name}-', text)
-    # Repeated images and markers have identical ids. All but the first id are removed, because ids must be unique.
-    seen: set[str] = set()
-
-    def remove_repeated_id(match: re.Match[str]) -> str:
-        is_repeated = match[1] in seen
-        seen.add(match[1])
-        return '' if is_repeated else match[0]
-
-    text = re.sub(r' id="([^"]*)"', remove_repeated_id, text)
+    # Only ids that the figure refers to are kept. matplotlib derives these ids from a hash with the salt.
+    used = set(re.findall(r'(?:url\(|href=")#([^)"]+)', text))
+    text = re.sub(r' id="([^"]*)"', lambda match: match[0] if match[1] in used else '', text)
     text = text.replace(TEXT_COLOUR, 'currentColor').replace(GRID, 'var(--line)')
     for index, colour in enumerate(COLOURS):
         text = text.replace(colour, f'var(--c{index})')

@@ -10,12 +10,13 @@ paper (following Simonyan et al. 2014). The result can be compared to an attenti
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import traverse_util
 from scipy import special
 
 from remixer_t5x.context import EncoderMemory, make_sequence_context
@@ -79,26 +80,18 @@ def collect_layer_arrays(tree: Mapping[str, Any], params: Mapping[str, Any], *na
         runs = [name for name in params.get(stack, {}) if name.startswith('run_')]
         for run in sorted(runs, key=lambda name: int(name.removeprefix('run_'))):
             count = jax.tree.leaves(params[stack][run])[0].shape[0]
-            for sublayer, stacked in _find_named_arrays(tree.get(stack, {}).get(run, {}), names):
+            for path, leaf in traverse_util.flatten_dict(tree.get(stack, {}).get(run, {})).items():
+                if path[-len(names) :] != names:
+                    continue
+                # The first name after 'layer' (or 'layer_N' in a `Block`) is the sublayer name.
+                sublayer = next(name for name in path[1:] if not name.startswith('layer_'))
+                stacked = leaf[0] if isinstance(leaf, tuple) else leaf
                 arrays += [
                     LayerArray(stack, first + index, sublayer, np.asarray(stacked[index], np.float32))
                     for index in range(count)
                 ]
             first += count
     return sorted(arrays, key=lambda layer: (layer.stack != ENCODER, layer.layer))
-
-
-def _find_named_arrays(tree: Any, names: tuple[str, ...], path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """Yields (sublayer name, array) for each array in a stack's layers if the array's path ends with `names`."""
-    if isinstance(tree, Mapping):
-        for name, child in tree.items():
-            yield from _find_named_arrays(child, names, (*path, name))
-    elif path[-len(names) :] == names:
-        # The first name after 'layer' (or 'layer_N' in a `Block`) is the sublayer name.
-        yield (
-            next(name for name in path[1:] if not name.startswith('layer_')),
-            tree[0] if isinstance(tree, tuple) else tree,
-        )
 
 
 def collect_remixer_logits(params: Mapping[str, Any]) -> list[LayerArray]:
