@@ -71,8 +71,15 @@ class Collective:
         return max(map(len, self.groups))
 
     def count_bytes_sent(self, slices: int = 1) -> float:
-        """Returns the bytes that each device sends per run, if each group of devices spans this number of slices."""
-        return hlo_costs.count_bytes_sent(self.kind, self.operand_bytes, self.group_size, slices)
+        """Returns the bytes that each device sends per run over the slowest link of its group.
+
+        If each group spans several slices, only the bytes sent between slices are counted.
+        """
+        count_relative_bytes = hlo_costs.RELATIVE_BYTES_SENT[self.kind]
+        if slices == 1:
+            return count_relative_bytes(self.group_size) * self.operand_bytes
+        share = slices / self.group_size if self.kind in hlo_costs.SHARDED_ACROSS_SLICES else 1.0
+        return count_relative_bytes(slices) * share * self.operand_bytes
 
 
 @dataclasses.dataclass(frozen=True)

@@ -30,7 +30,7 @@ _SLICING_OPS = ('dynamic-slice', 'slice', 'gather')
 _CONTEXT_DTYPES = ('u32', 'token')
 
 # Maps the number of devices n to the bytes that each device sends, relative to the size of its operands.
-_RELATIVE_BYTES_SENT = {
+RELATIVE_BYTES_SENT = {
     'all-gather': lambda n: n - 1,
     'all-reduce': lambda n: 2 * (n - 1) / n,
     'reduce-scatter': lambda n: (n - 1) / n,
@@ -40,7 +40,7 @@ _RELATIVE_BYTES_SENT = {
     'collective-permute': lambda n: 1,
 }
 # Collectives in which each device of a slice sends only its shard to other slices.
-_SHARDED_ACROSS_SLICES = ('all-reduce', 'reduce-scatter')
+SHARDED_ACROSS_SLICES = ('all-reduce', 'reduce-scatter')
 _MESH = r'mesh\[[^\]]*\](?:, device_ids=\(.*?\))? ?\{[^}]*\}'
 _DEVICE_IDS = re.compile(r'device_ids=\((?:\[([\d,]+)\](?:T\(([\d,]+)\))?|([\d, ]+))\)')
 _AXIS = re.compile(r"'([^']+)'(?::\((\d+)\)(\d+))?")
@@ -219,24 +219,7 @@ def _count_bytes_written(result: Instruction, fused: Computation, program: HloPr
 def find_collective_kind(instruction: Instruction) -> str:
     """Returns the kind of a collective, such as 'all-gather' for `all-gather-start`, or '' for other instructions."""
     name = instruction.op.removesuffix('-start')
-    return name if name in _RELATIVE_BYTES_SENT else ''
-
-
-def count_bytes_sent(kind: str, operand_bytes: float, members: int, slices: int = 1) -> float:
-    """Returns the bytes that each device sends over the slowest link of its group.
-
-    Args:
-        operand_bytes: size of the operands on one device, in bytes.
-        members: number of devices in the group.
-        slices: number of slices that the group spans; if above 1, only bytes sent between slices are counted.
-    """
-    if slices == 1:
-        return _RELATIVE_BYTES_SENT[kind](members) * operand_bytes
-    return (
-        _RELATIVE_BYTES_SENT[kind](slices)
-        * operand_bytes
-        * (slices / members if kind in _SHARDED_ACROSS_SLICES else 1.0)
-    )
+    return name if name in RELATIVE_BYTES_SENT else ''
 
 
 def parse_device_groups(instruction: Instruction, devices: int) -> tuple[tuple[int, ...], ...]:
