@@ -249,24 +249,22 @@ def test_gpu_node_restarts_only_after_a_crash(gpu_node, programs, code, starts):
     assert out.count('sees 0,1\n') == starts
 
 
-def test_gpu_node_forwards_sigterm(gpu_node, tmp_path):
-    gpu_node('touch "$FAKE/up"; trap "sleep 0.3; touch $FAKE/saved; exit 143" TERM; sleep 60 & wait')
-    node = subprocess.Popen(['bash', str(LAUNCH / 'gpu_node.sh'), *COMMAND], stdout=subprocess.DEVNULL)
-    wait_for_start(tmp_path)
-    node.send_signal(signal.SIGTERM)
-    assert node.wait(timeout=20) == SAVED
-    assert (tmp_path / 'saved').exists()
-
-
-@pytest.mark.parametrize('body', ['exit 139', 'trap "exit 139" TERM; sleep 60 & wait'])
-def test_gpu_node_does_not_restart_after_sigterm(gpu_node, tmp_path, monkeypatch, body):
+@pytest.mark.parametrize(
+    ('body', 'code'),
+    [
+        ('exit 139', 139),
+        ('trap "exit 139" TERM; sleep 60 & wait', 139),
+        ('trap "exit 143" TERM; sleep 60 & wait', SAVED),
+    ],
+)
+def test_gpu_node_forwards_sigterm_and_does_not_restart(gpu_node, tmp_path, monkeypatch, body, code):
     monkeypatch.setenv('RESTART_SECONDS', '1')
     gpu_node(f'echo start >> "$FAKE/starts"; touch "$FAKE/up"; {body}')
     node = subprocess.Popen(['bash', str(LAUNCH / 'gpu_node.sh'), *COMMAND], stdout=subprocess.DEVNULL)
     wait_for_start(tmp_path)
     time.sleep(0.3)
     node.send_signal(signal.SIGTERM)
-    assert node.wait(timeout=20) == 139
+    assert node.wait(timeout=20) == code
     assert (tmp_path / 'starts').read_text() == 'start\n'
 
 
