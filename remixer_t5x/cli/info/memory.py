@@ -100,7 +100,7 @@ def print_memory_tables(args: argparse.Namespace) -> None:
                 f'{hardware.memory:g} GiB; set {GPU_SHARE}=0.95 to use more'
             )
         if available is not None and memory.total > available and args.memory:
-            _search_memory_savings(args, step, memory, available)
+            _search_memory_savings(args, step, memory, available, devices)
 
 
 def _measure_memory(step: StepSpec) -> StepMemory:
@@ -109,7 +109,9 @@ def _measure_memory(step: StepSpec) -> StepMemory:
         return step_memory.measure_memory(step)
 
 
-def _search_memory_savings(args: argparse.Namespace, step: StepSpec, memory: StepMemory, available: int) -> None:
+def _search_memory_savings(
+    args: argparse.Namespace, step: StepSpec, memory: StepMemory, available: int, devices: Sequence[Any]
+) -> None:
     """Adds one change after another until the step uses at most `available` bytes, and prints the memory with each.
 
     Compiles at most `args.memory` changes, in order of their cost. Microbatches add a few small kernels, recomputation
@@ -131,7 +133,7 @@ def _search_memory_savings(args: argparse.Namespace, step: StepSpec, memory: Ste
         tried.add(flag)
         changed_args = apply_change(args, *change)
         changed_step, hardware = read_step_spec(changed_args)
-        changed_step = place_step_on_devices(changed_step, hardware, step.partitioner.devices)
+        changed_step = place_step_on_devices(changed_step, hardware, devices)
         moments = changed_step.state_plan.abstract.opt_state
         if change[0] == GIN_FILE and step_memory.count_bytes_per_device(moments) > 0.9 * memory.optimizer_state:
             continue
