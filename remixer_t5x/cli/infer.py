@@ -131,12 +131,15 @@ def _embed_texts(settings: TextInference, folder: str, args: argparse.Namespace)
     params, predictor = settings.restore_params(folder), settings.build_predictor()
     codec = dataclasses.replace(settings.build_codec(), model=None)
     window = settings.decoding.batch_size * text_inference.WINDOW_BATCHES
-    reporter = _ProgressReporter(settings.inputs, text_inference.TextCounts())
-    with_tokens = args.embed == 'tokens'
-    rows = embeddings.embed_texts(
-        iter(settings.inputs), codec, settings.model, predictor, params, window, with_tokens or args.pooling is not None
-    )
-    counts = embeddings.write_embeddings(settings.output, rows, with_tokens, args.pooling, reporter.update)
+    records, counts = [], text_inference.TextCounts()
+    reporter = _ProgressReporter(settings.inputs, counts)
+    for record in embeddings.embed_texts(
+        iter(settings.inputs), codec, settings.model, predictor, params, window, args.embed == 'tokens', args.pooling
+    ):
+        records.append(record)
+        counts.count_row(record)
+        reporter.update(counts)
+    embeddings.write_embeddings(settings.output, records)
     truncated = f', {counts.truncated:,} truncated' if counts.truncated else ''
     print(f'{format_count(counts.written, "text")} in {settings.output}{truncated}', file=sys.stderr)
 

@@ -12,8 +12,8 @@ vector of the first token can be selected for all models.
 
 import itertools
 import pathlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -21,26 +21,10 @@ from remixer_t5x import temporary_files
 from remixer_t5x.data import batch_formats, token_alignment
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate import predictions
-from remixer_t5x.evaluate.text_inference import TextCodec, TextCounts
+from remixer_t5x.evaluate.text_inference import TextCodec
 from remixer_t5x.run_folder import model_dir, object_store
 
 NPZ, PARQUET = '.npz', '.parquet'
-MEAN_POOLING, FIRST_TOKEN_POOLING = 'mean', 'first'
-
-
-class EmbeddedText(NamedTuple):
-    """A text with its index, token ids and vectors, and whether it was truncated.
-
-    `tokens` are the token vectors, [tokens, embed] float32, or empty if they were not computed. `sentence` is the text
-    embedding, [outputs] float32.
-    """
-
-    number: int
-    text: str
-    ids: list[int]
-    truncated: bool
-    tokens: np.ndarray
-    sentence: np.ndarray
 
 
 def check_output_path(path: str) -> None:
@@ -85,58 +69,44 @@ def embed_texts(
     predictor: predictions.Predictor,
     params: Any,
     window: int,
-    with_tokens: bool,
-) -> Iterator[EmbeddedText]:
-    """Yields each text with its vectors. The model runs on up to `window` texts at a time.
+    with_tokens: bool = False,
+    pooling: str | None = None,
+) -> Iterator[dict[str, Any]]:
+    """Yields a record for each text. The model runs on up to `window` texts at a time.
 
-    Text embedding models compute token vectors only if `with_tokens` is true, because this takes a second forward pass.
+    A record contains `index`, `input`, `truncated`, the vector of the text, `sentence` [outputs] float32, and, if
+    `with_tokens` is true, the token `ids` and their vectors, `tokens` [tokens, embed] float32.
+
+    `pooling` is 'mean' (the mean of the token vectors), 'first' (the vector of the first token), or None (the
+    embedding). Text embedding models compute token vectors only if they are needed, in a second forward pass. Raises
+    UserError for a pair of texts, which training of a text embedding model separates.
     """
     index = 0
-    with_tokens = with_tokens or model.model_type != batch_formats.EMBEDDING
+    has_embeddings = model.model_type == batch_formats.EMBEDDING
     while chunk := list(itertools.islice(texts, window)):
-        if model.model_type == batch_formats.EMBEDDING:
-            _check_single_texts(chunk, index)
-        encoded = [codec.encode(text, index + row) for row, text in enumerate(chunk)]
-        rows = [ids for ids, _ in encoded]
-        states = predictor.encode(params, rows) if with_tokens else [np.zeros((0, 0), np.float32)] * len(rows)
-        mean = np.stack([*map(compute_mean_vector, states)])
-        vectors = compute_sentence_vectors(model, predictor, params, rows, mean)
-        for text, (ids, truncated), tokens, sentence in zip(chunk, encoded, states, vectors, strict=True):
-            yield EmbeddedText(index, text, ids, truncated, tokens, sentence)
-            index += 1
+        for number, text in enumerate(chunk if has_embeddings else (), index):
+            if token_alignment.PAIR_SEPARATOR in text:
+                raise UserError(
+                    f'the input with index {number} must be one text, got two texts separated by a tab: {text!r:.60}; '
+                    "pass --gin.INPUT_TEMPLATE='{COLUMN}' to embed a single column"
+                )
+        encoded = [codec.encode(text, number) for number, text in enumerate(chunk, index)]
+        ids = [row for row, _ in encoded]
+        vectors: Any = None
+        if with_tokens or pooling is not None or not has_embeddings:
+            states = predictor.encode(params, ids)
+            pooled = [tokens[:1] for tokens in states] if pooling == 'first' else states
+            vectors = np.stack([*map(compute_mean_vector, pooled)])
+        if pooling is None:
+            vectors = compute_sentence_vectors(model, predictor, params, ids, vectors)
+        for row, (text, (_, truncated)) in enumerate(zip(chunk, encoded, strict=True)):
+            record = {'index': index + row, 'input': text, 'truncated': truncated, 'sentence': vectors[row]}
+            yield record | ({'ids': ids[row], 'tokens': states[row]} if with_tokens else {})
+        index += len(chunk)
 
 
-def _check_single_texts(texts: Sequence[str], first: int) -> None:
-    """Raises UserError for a pair of texts, which training separates. `first` is the index of the first text."""
-    for index, text in enumerate(texts, first):
-        if token_alignment.PAIR_SEPARATOR in text:
-            raise UserError(
-                f'the input with index {index} must be one text, got two texts separated by a tab: {text!r:.60}; pass '
-                "--gin.INPUT_TEMPLATE='{COLUMN}' to embed a single column"
-            )
-
-
-def write_embeddings(
-    path: str,
-    rows: Iterator[EmbeddedText],
-    with_tokens: bool,
-    pooling: str | None = None,
-    after_row: Callable[[TextCounts], None] = lambda counts: None,
-) -> TextCounts:
-    """Writes all rows to a file atomically. Returns the numbers of written and truncated texts.
-
-    `pooling` is MEAN_POOLING (the mean of the token vectors), FIRST_TOKEN_POOLING (the vector of the first token), or
-    None (the embedding).
-    """
-    counts = TextCounts()
-    records: list[dict[str, Any]] = []
-    for row in rows:
-        pooled = row.tokens[:1] if pooling == FIRST_TOKEN_POOLING else row.tokens
-        sentence = row.sentence if pooling is None else compute_mean_vector(pooled)
-        record = {'index': row.number, 'input': row.text, 'truncated': row.truncated, 'sentence': sentence}
-        records.append(record | ({'ids': row.ids, 'tokens': row.tokens} if with_tokens else {}))
-        counts.count_row(record)
-        after_row(counts)
+def write_embeddings(path: str, records: list[dict[str, Any]]) -> None:
+    """Writes the records of all texts to a file atomically."""
     if not records:
         raise UserError('there is no text to embed; pass --input=FILE')
     target = model_dir.to_absolute_path(path)
@@ -144,28 +114,27 @@ def write_embeddings(
     with object_store.wrap_write_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         with unfinished.open('wb') as file:
-            (_write_npz if target.suffix == NPZ else _write_parquet)(file, records, with_tokens)
+            (_write_npz if target.suffix == NPZ else _write_parquet)(file, records)
         temporary_files.sync_and_rename(unfinished, target)
-    return counts
 
 
-def _write_npz(file: Any, rows: list[dict[str, Any]], with_tokens: bool) -> None:
+def _write_npz(file: Any, rows: list[dict[str, Any]]) -> None:
     arrays = {'sentences': np.stack([row['sentence'] for row in rows])}
-    if with_tokens:
+    if 'tokens' in rows[0]:
         arrays['tokens'] = np.concatenate([row['tokens'] for row in rows])
         arrays['ids'] = np.concatenate([np.asarray(row['ids'], np.int32) for row in rows])
         arrays['offsets'] = np.cumsum([0, *(len(row['ids']) for row in rows)])
     np.savez(file, **arrays)
 
 
-def _write_parquet(file: Any, rows: list[dict[str, Any]], with_tokens: bool) -> None:
+def _write_parquet(file: Any, rows: list[dict[str, Any]]) -> None:
     import pyarrow
     import pyarrow.parquet
 
     columns = {name: [row[name] for row in rows] for name in rows[0]}
     vector = pyarrow.list_(pyarrow.float32())
     types = {'sentence': vector, 'tokens': pyarrow.list_(vector), 'ids': pyarrow.list_(pyarrow.int32())}
-    if with_tokens:
+    if 'tokens' in columns:
         columns['tokens'] = [list(tokens) for tokens in columns['tokens']]
     arrays = {name: pyarrow.array(values, types.get(name)) for name, values in columns.items()}
     pyarrow.parquet.write_table(pyarrow.table(arrays), file)
