@@ -122,7 +122,9 @@ def _evaluate_checkpoints(settings: CheckpointEvaluation, quantize: str | None =
 
     if quantize and jax.process_count() > 1:
         raise UserError('--quantize works only in a single process; omit it, or use --process_count=1')
-    settings.checkpoints.check_checkpoints_exist()
+    if settings.follow is None:
+        # Report a wrong path before reading examples.
+        saved_params.find_checkpoints(settings.checkpoint_path)
     evaluator = CheckpointEvaluator(settings, submissions.get_file_name)
     for note in evaluator.notes:
         _print_on_first_process(note)
@@ -130,7 +132,7 @@ def _evaluate_checkpoints(settings: CheckpointEvaluation, quantize: str | None =
     # Only the first process writes results.
     writers: dict[str, ReportWriter] = {}
     try:
-        for folder in settings.checkpoints.find_checkpoint_folders(evaluator.read_evaluated_steps(suffix)):
+        for folder in settings.find_checkpoint_folders(evaluator.read_evaluated_steps(suffix)):
             params = evaluator.restore_params(folder)
             if params is None:
                 _print_on_first_process(

@@ -32,44 +32,15 @@ PREDICTIONS = 'predictions'
 
 
 @dataclasses.dataclass(frozen=True)
-class Checkpoints:
-    """The checkpoints to evaluate.
-
-    `path` is a checkpoint, a MODEL_DIR (whose newest checkpoint is evaluated), or a comma-separated list of these. If
-    `follow` is not None, each new checkpoint of a MODEL_DIR is evaluated until step `until`, or until no checkpoint
-    appears for `follow` seconds.
-    """
-
-    path: str
-    follow: ranges.NonNegative | None = None
-    until: ranges.Count | None = None
-
-    def __post_init__(self) -> None:
-        ranges.check_fields(self)
-
-    def check_checkpoints_exist(self) -> None:
-        """Raises UserError if `path` contains no checkpoint. Call this method before reading examples."""
-        if self.follow is None:
-            saved_params.find_checkpoints(self.path)
-
-    def find_checkpoint_folders(self, done: Collection[int]) -> Iterator[epath.Path]:
-        """Yields the same checkpoint folders on every process. Skips steps in `done` if `follow` is set."""
-        if self.follow is None:
-            folders = iter(saved_params.find_checkpoints(self.path))
-        else:
-            folders = saved_params.follow_checkpoints(self.path, self.follow, self.until, done)
-        # The first process selects the checkpoint, because processes may see a new checkpoint at different times.
-        folders = folders if jax.process_index() == 0 else iter(())
-        while folder := collectives.broadcast(str(next(folders, ''))):
-            yield epath.Path(folder)
-
-
-@dataclasses.dataclass(frozen=True)
 class CheckpointEvaluation:
     """The settings of `remixer-t5x eval`.
 
     Attributes:
+        checkpoint_path: a checkpoint, a MODEL_DIR (whose newest checkpoint is evaluated), or a comma-separated list of
+            these.
         tasks: the tasks whose metrics are computed; if `tasks.split` is None, only leaderboard files are written.
+        follow: if not None, each new checkpoint of a MODEL_DIR is evaluated until step `until`, or until no checkpoint
+            appears for this number of seconds.
         output_dir: folder for the results; None uses the folder `eval` in the MODEL_DIR of each checkpoint.
         submission_dir: folder for the leaderboard files of a single checkpoint; None writes no leaderboard files.
         submission_split: the split whose predictions are written to the leaderboard files.
@@ -77,15 +48,29 @@ class CheckpointEvaluation:
 
     model: Any
     partitioner: partition.Partitioner
-    checkpoints: Checkpoints
+    checkpoint_path: str
     tasks: TaskEvaluation
+    follow: ranges.NonNegative | None = None
+    until: ranges.Count | None = None
     output_dir: str | None = None
     submission_dir: ranges.LocalPath | None = None
     submission_split: str = 'test'
 
     def __post_init__(self) -> None:
-        if self.submission_dir and (self.checkpoints.follow is not None or ',' in self.checkpoints.path):
+        ranges.check_fields(self)
+        if self.submission_dir and (self.follow is not None or ',' in self.checkpoint_path):
             raise UserError('SUBMISSION_DIR requires a single checkpoint; pass one --checkpoint, without --follow')
+
+    def find_checkpoint_folders(self, done: Collection[int]) -> Iterator[epath.Path]:
+        """Yields the same checkpoint folders on every process. Skips steps in `done` if `follow` is set."""
+        if self.follow is None:
+            folders = iter(saved_params.find_checkpoints(self.checkpoint_path))
+        else:
+            folders = saved_params.follow_checkpoints(self.checkpoint_path, self.follow, self.until, done)
+        # The first process selects the checkpoint, because processes may see a new checkpoint at different times.
+        folders = folders if jax.process_index() == 0 else iter(())
+        while folder := collectives.broadcast(str(next(folders, ''))):
+            yield epath.Path(folder)
 
     def get_results_folder(self, checkpoint: epath.Path) -> str:
         """Returns `output_dir`, or the folder `eval` in the MODEL_DIR that contains `checkpoint`."""
@@ -151,15 +136,14 @@ class CheckpointEvaluator:
 
         `suffix` is appended to the name of the results folder.
         """
-        checkpoints = self._settings.checkpoints
-        if checkpoints.follow is None or self.task_evaluator is None:
+        if self._settings.follow is None or self.task_evaluator is None:
             return set()
-        folder = self._settings.get_results_folder(model_dir.to_absolute_path(checkpoints.path) / '0')
+        folder = self._settings.get_results_folder(model_dir.to_absolute_path(self._settings.checkpoint_path) / '0')
         return read_evaluated_steps(folder + suffix, self.task_evaluator.settings_hashes)
 
     def restore_params(self, folder: epath.Path) -> Any:
         """Restores the parameters of a checkpoint. With `follow`, returns None if the checkpoint was removed."""
-        may_disappear = self._settings.checkpoints.follow is not None
+        may_disappear = self._settings.follow is not None
         if may_disappear and collectives.broadcast(_is_checkpoint_removed(folder)):
             return None
         try:
