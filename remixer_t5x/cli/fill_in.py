@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from remixer_t5x.cli import arguments
@@ -12,14 +12,13 @@ from remixer_t5x.errors import UserError
 from remixer_tasks.vocabulary import sentinels
 
 if TYPE_CHECKING:
-    import numpy as np
     from rich.console import Console
 
 # Maximum number of tokens to show per example, because whole examples do not fit on the screen.
 TOKENS_SHOWN = 80
 BATCH_SIZE = 32
 # Macros that configure the training data, and their defaults.
-_DATA = {'SEED': 0, 'PACK': False, 'USE_CACHED_TASKS': False, 'CACHE_DIR': None}
+_DATA = {'SEED': 0, 'USE_CACHED_TASKS': False, 'CACHE_DIR': None}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,18 +30,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Prints the beginning of the first validation examples, with the true and predicted text of each gap."""
     macros = ('MODEL', 'PARTITIONER', 'MODEL_DIR', 'MIXTURE_OR_TASK_NAME', 'TASK_FEATURE_LENGTHS', *_DATA)
-    model, partitioner, folder, mixture, lengths, *data = arguments.load_macro_values(args, *macros, defaults=_DATA)
-    import jax
-    import numpy as np
+    model, partitioner, folder, mixture, lengths, seed, use_cached, cache_dir = arguments.load_macro_values(
+        args, *macros, defaults=_DATA
+    )
     from rich.console import Console
 
     from remixer_t5x.checkpoints import saved_params
     from remixer_t5x.data import batch_formats, pipeline, task_batches, task_vocabulary
-    from remixer_t5x.devices import compiler_options
+    from remixer_t5x.evaluate import predictions
     from remixer_t5x.models import interface
     from remixer_t5x.run_folder import model_dir
 
-    dataset = pipeline.DatasetConfig(mixture, lengths, BATCH_SIZE, 'validation', False, *data)
+    dataset = pipeline.DatasetConfig(
+        mixture, lengths, BATCH_SIZE, 'validation', False, seed, use_cached=use_cached, cache_dir=cache_dir
+    )
     vocab = pipeline.get_vocabulary(dataset)
     if not sentinels.find_sentinel_range(vocab)[1]:
         raise UserError('the vocabulary has no sentinels; use a span-corruption task')
@@ -52,24 +53,18 @@ def run(args: argparse.Namespace) -> None:
         folder, abstract, task_vocabulary.get_vocabulary_record(vocab), setting='MODEL_DIR'
     )
     batch = next(iter(task_batches.EvalBatches(dataset, limit=1)))
-    with partitioner.activate_mesh():
-        predict = jax.jit(
-            lambda params, batch: model.predict(params, batch, lengths['targets'], vocab.eos_id),
-            compiler_options=compiler_options.get_decoding_options(),
-        )
-        predicted = np.asarray(predict(params, partitioner.shard_batch(batch)))
+    inputs = [row for row in batch['encoder_input_tokens'][: args.num_examples] if row.any()]
+    decoding = predictions.Decoding(BATCH_SIZE, lengths)
+    answers = predictions.Predictor(model, partitioner, decoding, vocab).predict(params, inputs)
     console = Console(highlight=False)
-    num_rows = int(np.sum(np.any(batch['encoder_input_tokens'] > 0, axis=1)))
-    for row in range(min(args.num_examples, num_rows)):
-        print_filled_gaps(
-            console, vocab, batch['encoder_input_tokens'][row], batch['decoder_target_tokens'][row], predicted[row]
-        )
+    for row, (ids, answer) in enumerate(zip(inputs, answers, strict=True)):
+        print_filled_gaps(console, vocab, ids, batch['decoder_target_tokens'][row], answer.ids[0])
     # Do not wrap the line, so that the path can be copied.
     console.print(f'from the newest checkpoint in {folder}/{model_dir.CHECKPOINTS}', style='dim', soft_wrap=True)
 
 
 def print_filled_gaps(
-    console: Console, vocab: Any, inputs: np.ndarray, targets: np.ndarray, predicted: np.ndarray
+    console: Console, vocab: Any, inputs: Sequence[int], targets: Sequence[int], predicted: Sequence[int]
 ) -> None:
     """Prints the beginning of an example with numbered gaps, followed by the true and predicted text of each gap."""
     from rich.text import Text
