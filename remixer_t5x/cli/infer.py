@@ -106,10 +106,9 @@ def find_template_mismatch(checkpoint: str, template: str | None) -> str | None:
 def _predict_texts(settings: TextInference, folder: str) -> None:
     from remixer_t5x.evaluate import text_inference
 
-    out = settings.open_output(folder)
     inputs, decoding = settings.inputs, settings.decoding
     texts = iter(inputs)
-    text_inference.skip_predicted_texts(texts, out, inputs.display_name)
+    out = settings.open_output(folder, texts)
     predict = text_inference.build_predict_function(
         settings.build_predictor(), settings.restore_params(folder), settings.model
     )

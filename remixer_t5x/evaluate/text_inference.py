@@ -7,7 +7,6 @@ output of an interrupted run is the beginning of the complete output.
 """
 
 import dataclasses
-import hashlib
 import itertools
 import json
 import os
@@ -82,45 +81,51 @@ class TextCounts:
 
 
 class PredictionWriter:
-    """Writes predictions to a file or standard output.
+    """Writes predictions to a file or standard output, and continues the file of an interrupted run.
 
-    `origin` contains the `checkpoint` and the settings that affect the predictions. If `writes` is False, as in
-    all processes except the first, predictions are counted but not written. Raises UserError if the file contains
-    predictions with a different origin, or cannot be read or written.
+    `origin` contains the `checkpoint` and the settings that affect the predictions. `texts` are the input texts, and
+    `source` is their name in error messages; the constructor skips the texts whose predictions the file contains. If
+    `writes` is False, as in all processes except the first, predictions are counted but not written. Raises UserError
+    if the file contains predictions of other texts or with a different origin, or cannot be read or written.
     """
 
-    def __init__(self, path: str, origin: Mapping[str, Any], writes: bool = True):
+    def __init__(self, path: str, origin: Mapping[str, Any], texts: Iterator[str], source: str, writes: bool = True):
         self.path, self._origin, self._writes = path, origin, writes
-        self.hashes: list[str] = []
         self.counts = TextCounts()
         self._file: TextIO | None = None
         self._complete_bytes = 0
         if not self.is_stdout:
             self.path = os.path.abspath(os.path.expanduser(path))
             if os.path.exists(self.path):
-                self._read_output()
+                self._skip_predicted_texts(texts, source)
 
     @property
     def is_stdout(self) -> bool:
         return self.path == '-'
 
-    def _read_output(self) -> None:
+    def _skip_predicted_texts(self, texts: Iterator[str], source: str) -> None:
         """Reads the output of an interrupted run. An incomplete last line is removed when writing starts."""
         with untrusted_files.convert_to_user_errors(self.path, _OUTPUT_ADVICE):
             # Accept -inf, the score of an impossible text, although it is not valid JSON.
-            for line in untrusted_files.read_json_lines(self.path, odd_numbers=True):
+            for index, line in enumerate(untrusted_files.read_json_lines(self.path, odd_numbers=True)):
                 if not line.ended:
                     break
                 row = line.value if isinstance(line.value, dict) else {}
-                if row.get('index') != line.number - 1 or not isinstance(row.get('input'), str):
+                if row.get('index') != index or not isinstance(row.get('input'), str):
                     raise UserError(f'{self.path} line {line.number} is not a prediction; {_OUTPUT_ADVICE}')
-                for name, value in self._origin.items() if line.number == 1 else ():
+                for name, value in self._origin.items() if index == 0 else ():
                     if row.get(name) != value:
                         raise UserError(
                             f'{self.path} was written with {name} {row.get(name)}, but this run uses {value}; '
                             f'{_OUTPUT_ADVICE}'
                         )
-                self.hashes.append(hash_text(row['input']))
+                text = next(texts, None)
+                if text != row['input']:
+                    reason = f'only {index:,} texts' if text is None else f'a different text with index {index}'
+                    raise UserError(
+                        f'{self.path} line {line.number} is a prediction of another text: {source} has {reason}; use '
+                        'the same input, or another --output'
+                    )
                 self.counts.count_row(row)
                 self._complete_bytes += line.size
         self.counts.before = self.counts.written
@@ -146,23 +151,6 @@ class PredictionWriter:
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
-
-
-def hash_text(text: str) -> str:
-    """Returns a hash of a text as 16 hex digits."""
-    return hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:16]
-
-
-def skip_predicted_texts(texts: Iterator[str], output: PredictionWriter, source: str) -> None:
-    """Skips the texts that the output already contains. Raises UserError if `source` starts with different texts."""
-    for index, digest in enumerate(output.hashes):
-        text = next(texts, None)
-        if text is None or hash_text(text) != digest:
-            reason = f'has only {index:,} texts' if text is None else f'has a different text with index {index}'
-            raise UserError(
-                f'{output.path} has {len(output.hashes):,} predictions, but {source} {reason}; use the same input, or '
-                'another --output'
-            )
 
 
 def write_predictions(
@@ -201,7 +189,7 @@ def build_predict_function(
     """Returns a function `predict(inputs, first)` for `write_predictions` that generates answers or runs the head."""
     if head_predictions.has_head(model):
         return lambda inputs, first: head_predictions.predict_texts(predictor, params, model, inputs)
-    if predictions.is_classifier(model):
+    if model.model_type == batch_formats.CLASSIFIER:
         return lambda inputs, first: predictor.predict_labels(params, inputs)
     return lambda inputs, first: predictor.predict(params, inputs, first)
 
@@ -251,7 +239,7 @@ class TextInference:
     @property
     def _generates(self) -> bool:
         """Whether predictions are generated text, not the output of a head."""
-        return not (predictions.is_classifier(self.model) or head_predictions.has_head(self.model))
+        return self.model.model_type not in batch_formats.HEAD_MODEL_TYPES
 
     def find_checkpoint_folder(self) -> str:
         """Returns the folder of the checkpoint to use. All processes return the same folder."""
@@ -267,11 +255,11 @@ class TextInference:
         decoding = dataclasses.replace(self.decoding, feature_lengths=lengths)
         return dataclasses.replace(self, decoding=decoding, ends_inputs='inputs' in trained)
 
-    def open_output(self, folder: str) -> PredictionWriter:
-        """Opens the output for appending. Only the first process writes."""
+    def open_output(self, folder: str, texts: Iterator[str]) -> PredictionWriter:
+        """Opens the output for appending, and skips the texts that it contains. Only the first process writes."""
         record = self.decoding.build_record()
         origin = {'checkpoint': folder, **(record if self._generates else {'lengths': record['lengths']})}
-        output = PredictionWriter(self.output, origin, writes=jax.process_index() == 0)
+        output = PredictionWriter(self.output, origin, texts, self.inputs.display_name, writes=jax.process_index() == 0)
         # Wait until all processes have read the output before the first process writes to it.
         collectives.barrier()
         return output

@@ -31,10 +31,9 @@ def echo(inputs, first):
 
 
 def run(path, texts=TEXTS, origin=ORIGIN, window=3, **codec):
-    output = text_inference.PredictionWriter(str(path), origin)
     rest = iter(texts)
+    output = text_inference.PredictionWriter(str(path), origin, rest, 'in.txt')
     with contextlib.closing(output):
-        text_inference.skip_predicted_texts(rest, output, 'in.txt')
         text_inference.write_predictions(rest, output, text_inference.TextCodec(BYTES, 16, **codec), echo, window)
     return output
 
@@ -74,7 +73,7 @@ def test_an_output_truncated_anywhere_is_continued(tmp_path, data, window):
     ('change', 'line'),
     [
         ({'texts': ['one', 'two', *TEXTS[2:]]}, 'in.txt has a different text with index 1'),
-        ({'texts': TEXTS[:5]}, 'has 8 predictions, but in.txt has only 5 texts'),
+        ({'texts': TEXTS[:5]}, 'line 6 is a prediction of another text: in.txt has only 5 texts'),
         ({'origin': {**ORIGIN, 'lengths': {'inputs': 8}}}, "written with lengths {'inputs': 16}, but"),
     ],
 )
@@ -126,7 +125,7 @@ def test_an_output_has_the_decoder_and_the_seed_of_sampling(tmp_path, decoder, s
     inference = text_inference.TextInference(
         model, None, BYTES, '', decoding, TextInputs(), str(tmp_path / 'out.jsonl')
     )
-    output = inference.open_output('/x')
+    output = inference.open_output('/x', iter(()))
     with contextlib.closing(output):
         output.write([{'index': 0, 'input': 'a'}])
     (origin,) = rows(tmp_path / 'out.jsonl')
@@ -137,16 +136,15 @@ def test_an_output_has_the_decoder_and_the_seed_of_sampling(tmp_path, decoder, s
 
 @pytest.mark.parametrize('model_type', ['classifier', 'span', 'token_labels', 'embedding'])
 def test_the_output_of_a_head_has_no_decoder_and_continues_one_that_has(tmp_path, model_type):
-    file, head = tmp_path / 'out.jsonl', {'classify': str} if model_type == 'classifier' else {}
-    model = types.SimpleNamespace(model_type=model_type, **head)
+    file, model = tmp_path / 'out.jsonl', types.SimpleNamespace(model_type=model_type)
     decoding = Decoding(1, {'inputs': 16, 'targets': 4}, Sampling())
     inference = text_inference.TextInference(model, None, BYTES, '', decoding, TextInputs(), str(file))
-    with contextlib.closing(inference.open_output('/x')) as output:
+    with contextlib.closing(inference.open_output('/x', iter(()))) as output:
         output.write([{'index': 0, 'input': 'a'}])
     (row,) = rows(file)
     assert row == {'index': 0, 'input': 'a', 'checkpoint': '/x', 'lengths': {'inputs': 16, 'targets': 4}}
     file.write_text(json.dumps({**row, 'decoder': 'Greedy()'}) + '\n')
-    assert inference.open_output('/x').counts.before == 1
+    assert inference.open_output('/x', iter('a')).counts.before == 1
 
 
 def test_texts_from_lines_and_fields(tmp_path):
