@@ -368,8 +368,3 @@ def plan_batches(lengths: Sequence[int], batch_size: int, longest: int) -> list[
             larger = min(other for other in padded if other > length)
             padded = [larger if other == length else other for other in padded]
     return list(map(BatchRows, batches, padded))
-
-
-def is_classifier(model: Any) -> bool:
-    """Returns whether the model predicts labels or numbers instead of text."""
-    return callable(getattr(model, 'classify', None))

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from remixer_t5x import ranges
-from remixer_t5x.data import fingerprint, pipeline, task_vocabulary
+from remixer_t5x.data import batch_formats, fingerprint, pipeline, task_vocabulary
 from remixer_t5x.devices import collectives
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
-from remixer_t5x.evaluate import head_predictions, predictions, task_examples
+from remixer_t5x.evaluate import head_predictions, task_examples
 from remixer_t5x.evaluate.predictions import Decoding, Prediction, Predictor, pad_ids
 from remixer_t5x.evaluate.task_examples import TaskExamples
 from remixer_t5x.lazy_imports import seqio
@@ -86,8 +86,10 @@ class TaskEvaluator:
     def __init__(self, settings: TaskEvaluation, model: Any, partitioner: Partitioner):
         if settings.split is None:
             raise UserError('EVAL_SPLIT must be the name of a split, got None; pass --split=validation')
-        self._classifies, self._has_head = predictions.is_classifier(model), head_predictions.has_head(model)
-        if not (self._classifies or self._has_head):
+        self._classifies = model.model_type == batch_formats.CLASSIFIER
+        self._has_head = head_predictions.has_head(model)
+        is_generated = model.model_type not in batch_formats.HEAD_MODEL_TYPES
+        if is_generated:
             interface.require_method(model, 'generate', 'evaluation by metrics')
         self._settings, self._model = settings, model
         self.split = settings.split
@@ -111,7 +113,6 @@ class TaskEvaluator:
         task_vocabulary.check_vocabulary_size(first.name, self.vocabulary, model.vocab_size)
         self._predictor = Predictor(model, partitioner, settings.decoding, self.vocabulary)
         lengths = settings.decoding.feature_lengths
-        is_generated = not (self._classifies or self._has_head)
         self._examples = [
             task_examples.read_examples(
                 task,
