@@ -180,7 +180,8 @@ class TrainedModel:
         interface.require_method(self.model, 'score', 'score_ids')
         _check_same_length(inputs, targets)
         _check_longest(inputs, targets, self.lengths)
-        for token in itertools.chain(*inputs, *targets):
+        ids = [*itertools.chain(*inputs, *targets)]
+        for token in (min(ids, default=0), max(ids, default=0)):
             if not 0 <= token < self.model.vocab_size:
                 raise UserError(f'a token id must be from 0 to {self.model.vocab_size - 1}, got {token}')
         if not inputs:
