@@ -53,13 +53,12 @@ REASONS = {
     'JSON that the tokenizer returns': 'remixer_tasks/vocabulary/huggingface_tokenizer.py::token_texts',
     'written by the operating system': 'devices/compilation_cache.py::get_machine_name',
     'a request of at most 1 MiB; see tests/extras/test_serve.py': 'extras/serve/server.py::_read_body',
-    'standard input, and files opened by untrusted_files': 'evaluate/text_inputs.py::_open_text',
     'the package itself': 'kernels/self_check.py::_get_cache_path',
     'the compilation cache, as JAX reads it': 'kernels/self_check.py::run_kernel_check',
     'at most 200 bytes of a non-blocking descriptor': 'run_folder/model_dir.py::lock_model_dir',
     'text in a position that tf.data has restored': 'remixer_tasks/corpora/streamed_text.py::_read_from_position',
     'an archive whose SHA-256 is in this package': 'remixer_tasks/files/download.py::_fetch_file',
-    'opened by untrusted_files': 'remixer_tasks/files/row_files.py::open_bytes',
+    'standard input, and files opened by untrusted_files': 'remixer_tasks/files/row_files.py::open_bytes',
     'an installed package': 'remixer_tasks/python_docs.py::read_documentation',
 }
 READERS = {name for names in REASONS.values() for name in names.split()}

@@ -15,10 +15,10 @@ import pytest
 from remixer_t5x import untrusted_files
 from remixer_t5x.checkpoints import compatibility
 from remixer_t5x.errors import UserError
-from remixer_t5x.evaluate.text_inputs import TextInputs
 from remixer_tasks import local_files
 from remixer_tasks.benchmarks import text_metrics
 from remixer_tasks.files import cache, row_files
+from remixer_tasks.pair_inputs import TextInputs
 from tests.remixer_tasks.test_every_vocabulary import VOCABULARIES
 
 SIZES = (3_000, 30_000, 300_000)

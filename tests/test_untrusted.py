@@ -12,8 +12,8 @@ import pytest
 
 from remixer_t5x.checkpoints import saved_params
 from remixer_t5x.data import task_vocabulary
-from remixer_t5x.evaluate import checkpoint_evaluation, text_inputs
-from remixer_tasks import local_files, vocabularies
+from remixer_t5x.evaluate import checkpoint_evaluation
+from remixer_tasks import local_files, pair_inputs, vocabularies
 from remixer_tasks.benchmarks import raw_rows
 from remixer_tasks.files import row_files
 from tests.support.error_lines import error_message
@@ -61,7 +61,7 @@ READERS = {
     'rows json': lambda path: raw_rows.parse_json_file(str(path)),
     'vocabulary': lambda path: vocabularies.sentencepiece(str(path)).vocab_size,
     'predictions': lambda path: checkpoint_evaluation.read_predictions(str(path)),
-    'texts': lambda path: list(text_inputs.TextInputs(str(path), format='jsonl')),
+    'texts': lambda path: list(pair_inputs.TextInputs(str(path), format='jsonl')),
     'checkpoint': lambda path: saved_params.read_record(saved_params.find_checkpoint(str(path.parent / 'run'))),
 }
 

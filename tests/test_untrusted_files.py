@@ -16,7 +16,7 @@ from remixer_t5x.checkpoints import durable_folders, saved_params, untrusted_che
 from remixer_t5x.cli import infer
 from remixer_t5x.data import task_vocabulary
 from remixer_t5x.errors import UserError
-from remixer_t5x.evaluate import checkpoint_evaluation, text_inference, text_inputs
+from remixer_t5x.evaluate import checkpoint_evaluation, text_inference
 from remixer_t5x.extras.reports import overview, run_records, sweep
 from remixer_t5x.interop import safetensors_files, shared_folder
 from remixer_t5x.interop.huggingface import model_folders, t5_tokenizer
@@ -24,7 +24,7 @@ from remixer_t5x.interop.huggingface.model_family import HuggingFaceConfig
 from remixer_t5x.interop.huggingface.t5 import T5
 from remixer_t5x.run_folder import metrics, model_dir, trackers
 from remixer_t5x.train import progress
-from remixer_tasks import vocabularies
+from remixer_tasks import pair_inputs, vocabularies
 from remixer_tasks.benchmarks import raw_rows
 from remixer_tasks.files import cache, row_files
 from remixer_tasks.files.row_files import BadRecords
@@ -55,7 +55,7 @@ def summarize_metrics(path):
 
 def read_texts(path):
     for kind in ('txt', 'jsonl'):
-        result_or_one_line_error(lambda: [text.encode() for text in text_inputs.TextInputs(str(path), format=kind)])  # noqa: B023
+        result_or_one_line_error(lambda: [text.encode() for text in pair_inputs.TextInputs(str(path), format=kind)])  # noqa: B023
 
 
 def read_rows(path):
@@ -141,7 +141,7 @@ READERS = {
         row['prediction'].encode() for row in checkpoint_evaluation.read_predictions(str(path))
     ],
     'texts': read_texts,
-    'output': lambda path: text_inference.PredictionWriter(str(path), {'checkpoint': 'a', 'decoder': 'b'}),
+    'output': lambda path: text_inference.PredictionWriter(str(path), {'checkpoint': 'a'}, iter(()), 'texts'),
     'checkpoint_file_list': folder_reader(
         durable_folders.FILE_LIST, lambda folder: durable_folders.verify_file_checksums(epath.Path(folder))
     ),

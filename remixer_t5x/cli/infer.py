@@ -16,7 +16,7 @@ from remixer_t5x.errors import UserError, format_count
 if TYPE_CHECKING:
     from remixer_t5x.evaluate import text_inference
     from remixer_t5x.evaluate.text_inference import TextInference
-    from remixer_t5x.evaluate.text_inputs import TextInputs
+    from remixer_tasks.pair_inputs import RowTexts, TextInputs
 
 BASE = ('runs/infer.gin',)
 ROOT = 'remixer_t5x.evaluate.text_inference.TextInference'
@@ -146,7 +146,7 @@ def _embed_texts(settings: TextInference, folder: str, args: argparse.Namespace)
 class _ProgressReporter:
     """Prints the number of predictions to standard error during inference, and a summary at the end."""
 
-    def __init__(self, inputs: TextInputs, counts: text_inference.TextCounts):
+    def __init__(self, inputs: TextInputs | RowTexts, counts: text_inference.TextCounts):
         self._start, self._last_time = time.monotonic(), time.monotonic()
         self._total = '' if inputs.is_stdin else f' of {sum(1 for _ in inputs):,}'
         if counts.before:

@@ -23,7 +23,6 @@ from remixer_t5x.data import batch_formats, fingerprint, task_vocabulary
 from remixer_t5x.devices import collectives, partition
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate import head_predictions, predictions
-from remixer_t5x.evaluate.text_inputs import TextInputs
 from remixer_t5x.models import interface
 from remixer_t5x.run_folder import model_dir, object_store
 
@@ -199,9 +198,10 @@ class TextInference:
     """The settings of `remixer-t5x infer`, configured by gin.
 
     `vocabulary` is the vocabulary used in training. `checkpoint` is a checkpoint, or a MODEL_DIR whose newest
-    checkpoint is used. `output` is a file, or '-' for standard output. If `refuse_long` is true, a text that is longer
-    than `decoding` allows raises UserError instead of being truncated. `ends_inputs` states whether texts get an end
-    token; False for prompts of causal language models.
+    checkpoint is used. `inputs` iterates over the texts, such as a `remixer_tasks.pair_inputs.TextInputs`. `output` is
+    a file, or '-' for standard output. If `refuse_long` is true, a text that is longer than `decoding` allows raises
+    UserError instead of being truncated. `ends_inputs` states whether texts get an end token; False for prompts of
+    causal language models.
     """
 
     model: Any
@@ -209,7 +209,7 @@ class TextInference:
     vocabulary: Any
     checkpoint: str
     decoding: predictions.Decoding
-    inputs: TextInputs
+    inputs: Any
     output: ranges.LocalPath = '-'
     refuse_long: bool = False
     ends_inputs: bool = True

@@ -1,4 +1,4 @@
-"""Converts the rows of a file to inputs for inference, with the template used for finetuning."""
+"""Reads the input texts of inference: lines, a field of JSON lines, or rows with the template used for finetuning."""
 
 from __future__ import annotations
 
@@ -6,28 +6,83 @@ import dataclasses
 import os
 import re
 from collections.abc import Iterator
-from typing import Any
 
-from remixer_t5x.errors import UserError
+from remixer_t5x.errors import UserError, to_one_line
 from remixer_tasks.files import row_files
 from remixer_tasks.files.row_files import BadRecords
 from remixer_tasks.text_pairs import MissingColumnError, TextTemplate
 
 
+@dataclasses.dataclass(frozen=True)
+class TextInputs:
+    """Iterates over texts. A file can be read repeatedly, but standard input only once.
+
+    Attributes:
+        path: a file, possibly gzipped (`.gz`), or '-' for standard input.
+        field: the name of the JSON field that contains the text.
+        format: 'txt' (one text per line, including empty lines) or 'jsonl'; None uses the file extension, with 'txt' as
+            the default. The rows of 'csv', 'tsv' and 'parquet' files require a template (`fill_template`).
+
+    Raises UserError if the file cannot be read, if it is a table (csv, tsv or parquet), or if a line is not JSON or
+    lacks the field.
+    """
+
+    path: str = '-'
+    field: str = 'text'
+    format: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.format not in (None, 'txt', *row_files.FORMATS):
+            known = ', '.join(map(repr, ('txt', *row_files.FORMATS)))
+            raise UserError(f'INPUT_FORMAT must be {known} or None, got {self.format!r}')
+
+    @property
+    def is_stdin(self) -> bool:
+        return self.path == '-'
+
+    @property
+    def display_name(self) -> str:
+        return 'standard input' if self.is_stdin else self.path
+
+    def detect_format(self) -> str:
+        """Returns the format: 'txt', or one of `row_files.FORMATS`."""
+        extension = os.path.splitext(self.path.lower().removesuffix('.gz'))[1]
+        return self.format or row_files.EXTENSIONS.get(extension.removeprefix('.'), 'txt')
+
+    def __iter__(self) -> Iterator[str]:
+        format, path = self.detect_format(), row_files.STDIN if self.is_stdin else os.path.expanduser(self.path)
+        if format not in ('txt', 'jsonl'):
+            raise UserError(
+                f'{self.display_name} is a table, which requires a template; set INPUTS as in finetuning, for example '
+                "--gin.INPUTS='question: {question}', or pass --gin.INPUT_FORMAT=txt to read its lines"
+            )
+        file_advice = 'pass --input=FILE, or --input=- for a pipe'
+        malformed = BadRecords(True, file_advice, 'correct the line, or pass --field or --gin.INPUT_FORMAT=txt')
+        if format == 'txt':
+            for _, line in row_files.read_valid_lines(path, row_files.MAX_CHARACTERS, malformed):
+                yield line
+            return
+        for number, row in row_files.read_json_rows(path, row_files.MAX_CHARACTERS, malformed):
+            if not isinstance(row.get(self.field), str):
+                names = to_one_line(', '.join(row)[:200])
+                malformed.add_malformed_record(path, number, f'field {self.field!r} is not a string in {names}')
+            yield row[self.field]
+
+
 def fill_template(
-    lines: Any,
+    lines: TextInputs,
     template: str | None,
     delimiter: str | None = None,
     encoding: str = 'utf-8',
     targets: str | None = None,
-) -> Any:
+) -> TextInputs | RowTexts:
     """Returns the input texts: `template` filled with each row of a file, or `lines` unchanged.
 
     `lines` is returned if `template` is None, or if it is a single column and the input is plain text. Each line is
     then an input text. Other templates require rows, and raise UserError for plain text.
 
     Args:
-        lines: the input file or standard input, as a `text_inputs.TextInputs`.
+        lines: the input file or standard input.
         template: the template, or None if the lines are complete texts.
         delimiter: delimiter of columns in TSV and CSV files; None uses a tab or a comma.
         encoding: text encoding of the file.
@@ -36,14 +91,12 @@ def fill_template(
     """
     if template is None:
         return lines
-    format = lines.format
-    if format is None and not lines.is_stdin:
-        format = row_files.EXTENSIONS.get(os.path.basename(lines.path.lower().removesuffix('.gz')).rpartition('.')[2])
+    format = lines.detect_format()
     row_template = TextTemplate(template, 'INPUTS')
-    if format not in (None, 'txt'):
+    if format != 'txt':
         if lines.is_stdin:
             raise UserError(f'rows for INPUTS = {template!r} must be in a file, got standard input; pass --input=FILE')
-        if lines.field != type(lines).field:
+        if lines.field != TextInputs.field:
             raise UserError(
                 f'INPUT_FIELD (--field) must be omitted with INPUTS = {template!r}, got {lines.field!r}; pass '
                 f"--gin.INPUT_TEMPLATE='{{{lines.field}}}' to read this column"
@@ -70,7 +123,7 @@ class RowTexts:
     Predictions are matched to rows by row number, so an invalid row raises UserError instead of being skipped.
     """
 
-    lines: Any
+    lines: TextInputs
     template: TextTemplate
     layout: row_files.RowLayout
     is_stdin = False

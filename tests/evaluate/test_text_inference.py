@@ -15,10 +15,10 @@ from remixer_t5x.devices import collectives
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate import text_inference
 from remixer_t5x.evaluate.predictions import Decoding, Prediction
-from remixer_t5x.evaluate.text_inputs import TextInputs
 from remixer_t5x.models.beam_search import BeamSearch
 from remixer_t5x.models.decoding import Greedy
 from remixer_t5x.models.sampling import Sampling
+from remixer_tasks.pair_inputs import TextInputs
 
 BYTES = seqio.ByteVocabulary(extra_ids=0)
 ORIGIN = {'checkpoint': '/runs/x/checkpoints/10', 'decoder': 'Greedy()', 'lengths': {'inputs': 16}, 'seed': 1}
@@ -169,10 +169,10 @@ def test_texts_from_lines_and_fields(tmp_path):
 @pytest.mark.parametrize(
     ('name', 'content', 'line'),
     [
-        ('a.jsonl', '{"text": "a"}\n{"text": \n', 'a.jsonl line 2: invalid JSON'),
-        ('a.jsonl', '{"text": "a"}\n\n{"body": "b"}\n', "line 3 must have a string in field 'text', got fields body"),
-        ('a.txt', b'\xff\xfe', 'cannot be read as UTF-8 text'),
-        ('missing.txt', None, 'cannot be read as UTF-8 text .No such file'),
+        ('a.jsonl', '{"text": "a"}\n{"text": \n', 'a.jsonl:2: invalid JSON'),
+        ('a.jsonl', '{"text": "a"}\n\n{"body": "b"}\n', ":3: field 'text' is not a string in body"),
+        ('a.txt', b'\xff\xfe', 'a.txt:1: invalid UTF-8'),
+        ('missing.txt', None, 'missing.txt: No such file.*--input=FILE'),
     ],
 )
 def test_a_bad_input_is_reported(tmp_path, name, content, line):

@@ -12,8 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from remixer_t5x.errors import UserError
-from remixer_t5x.evaluate import text_inputs
-from remixer_tasks import local_files, vocabularies
+from remixer_tasks import local_files, pair_inputs, vocabularies
 from remixer_tasks.files import row_files
 from tests.support.untrusted_inputs import result_or_one_line_error
 
@@ -63,7 +62,7 @@ def test_gzipped_documents_and_texts(tmp_path_factory, content):
         path = write_file(tmp_path_factory, data, 'fuzz.txt.gz')
         skipped = row_files.BadRecords(False)
         result_or_one_line_error(lambda: list(local_files.read_documents(path, local_files.TextLayout(), skipped)))  # noqa: B023
-        result_or_one_line_error(lambda: list(text_inputs.TextInputs(path)))  # noqa: B023
+        result_or_one_line_error(lambda: list(pair_inputs.TextInputs(path)))  # noqa: B023
 
 
 @FUZZ
@@ -79,7 +78,7 @@ def test_any_vocabulary_file_loads_or_raises_a_one_line_error(tmp_path_factory, 
 
 @pytest.mark.parametrize('text', [json.dumps({'text': 'x' * 100}), 'x' * 100])
 def test_a_line_longer_than_the_limit_raises_a_one_line_error(tmp_path, monkeypatch, text):
-    monkeypatch.setattr(text_inputs, 'MAX_LINE_CHARACTERS', 50)
+    monkeypatch.setattr(row_files, 'MAX_CHARACTERS', 50)
     (tmp_path / 'a').write_text('short\n' + text)
-    with pytest.raises(UserError, match='line 2 must have at most 50 characters'):
-        list(text_inputs.TextInputs(str(tmp_path / 'a')))
+    with pytest.raises(UserError, match=':2: the line has more than 50 characters'):
+        list(pair_inputs.TextInputs(str(tmp_path / 'a')))

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from remixer_t5x.data import pipeline, task_batches
 from remixer_t5x.errors import UserError
-from remixer_t5x.evaluate.text_inputs import TextInputs
 from remixer_tasks import local_pairs, pair_inputs, text_pairs
 from remixer_tasks.files import row_files
 from remixer_tasks.files.row_files import BadRecords
+from remixer_tasks.pair_inputs import TextInputs
 
 BYTES = seqio.ByteVocabulary(extra_ids=100)
 ROWS = [{'question': f'is {i}, "{i}" even?', 'label': 'yes' if i % 2 == 0 else 'no', 'id': str(i)} for i in range(40)]

@@ -15,6 +15,7 @@ import gzip
 import io
 import itertools
 import re
+import sys
 import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -32,6 +33,8 @@ Row = dict[str, Any]
 Rows = Iterator[tuple[int, Row]]
 # Default maximum number of characters of a line or document: longer than a book, but small enough for memory.
 MAX_CHARACTERS = 50_000_000
+# The path of standard input, which `open_bytes` can read even if it is a pipe.
+STDIN = '/dev/stdin'
 # Limits the cells of all CSV readers of this process, because an unclosed quote extends a cell to the end of the file.
 csv.field_size_limit(MAX_CHARACTERS)
 _CHUNK = 1 << 20
@@ -93,7 +96,13 @@ class BadRecords:
 def open_bytes(path: str, advice: str) -> Iterator[Any]:
     """Opens a file for reading bytes; decompresses a file named *.gz. Read errors raise UserError with `advice`."""
     try:
-        with io.BufferedReader(_RemoteFile(path), _CHUNK) if '://' in path else untrusted_files.open_file(path) as file:
+        if path == STDIN:
+            opened: Any = open(sys.stdin.fileno(), 'rb', closefd=False)  # noqa: SIM115 (closed below)
+        elif '://' in path:
+            opened = io.BufferedReader(_RemoteFile(path), _CHUNK)
+        else:
+            opened = untrusted_files.open_file(path)
+        with opened as file:
             if path.lower().endswith('.gz'):
                 with gzip.GzipFile(fileobj=file) as decompressed:
                     yield decompressed
