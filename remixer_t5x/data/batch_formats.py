@@ -42,7 +42,7 @@ class BatchFormat:
 
     example: Lengths
     arrays: Mapping[str, tuple[str, ...]]
-    packed: Mapping[str, tuple[str, ...]] | None
+    packed: Mapping[str, tuple[str, ...]] | None = None
     floats: tuple[str, ...] = ()
 
     @property
@@ -98,7 +98,6 @@ FORMATS: dict[str, tuple[BatchFormat, ...]] = {
         BatchFormat(
             {'inputs': 512, 'targets': 114},
             {'encoder_input_tokens': ('inputs',), 'labels': (), 'label_weights': ()},
-            packed=None,
             floats=('labels', 'label_weights'),
         ),
     ),
@@ -107,7 +106,6 @@ FORMATS: dict[str, tuple[BatchFormat, ...]] = {
         BatchFormat(
             {'inputs': 512, 'targets': 512},
             dict.fromkeys(('encoder_input_tokens', 'labels', 'label_weights'), ('inputs',)),
-            packed=None,
             floats=('labels', 'label_weights'),
         ),
     ),
@@ -119,7 +117,6 @@ FORMATS: dict[str, tuple[BatchFormat, ...]] = {
                 'encoder_input_tokens': ('inputs',),
                 **dict.fromkeys(('start_positions', 'end_positions', 'label_weights'), ()),
             },
-            packed=None,
             floats=('label_weights',),
         ),
     ),
@@ -128,7 +125,6 @@ FORMATS: dict[str, tuple[BatchFormat, ...]] = {
         BatchFormat(
             {'inputs': 128, 'targets': 8},
             {**dict.fromkeys(('encoder_input_tokens', 'positive_input_tokens'), ('inputs',)), 'label_weights': ()},
-            packed=None,
             floats=('label_weights',),
         ),
     ),
