@@ -175,7 +175,7 @@ def pytest_xdist_make_scheduler(config, log):
 LONG_FILES = (
     *('test_several_processes', 'test_runs', 'test_sublayer_contract', 'test_recovery', 'test_faults'),
     'test_sublayer_ablation',
-    *('test_own_task', 'test_export', 'test_copied_run', 'test_docs', 'test_encoder_commands', 'test_studies'),
+    *('test_own_task', 'test_export', 'test_docs', 'test_encoder_commands', 'test_studies'),
     *('test_trained_model', 'test_local_files', 'test_meshes', 'test_decoder_only', 'test_pipeline'),
     *('test_learned_weights', 'test_seq2seq', 'test_text_tasks', 'test_compare', 'test_task_commands', 'test_resume'),
     *('test_loop', 'test_info', 'test_beam_search', 'test_report', 'test_corpora', 'test_bucket'),

@@ -31,13 +31,11 @@ EVAL_PAIRS = {'small': 'small.csv', 'large': 'large.csv'}
 METRICS = ['accuracy', 'best_constant_prediction']
 METRICS_BY = 'type'
 COLUMNS = ['number']
-VOCABULARY = @vocabularies.words()
-VOCAB_SIZE = 128
 EMBED_DIM = 8
 MLP_DIM = 8
 NUM_ENCODER_LAYERS = 1
 NUM_DECODER_LAYERS = 1
-TASK_FEATURE_LENGTHS = {'inputs': 6, 'targets': 3}
+TASK_FEATURE_LENGTHS = {'inputs': 24, 'targets': 8}
 BATCH_SIZE = 4
 EVAL_BATCH_SIZE = 8
 TRAIN_STEPS = 2
@@ -201,10 +199,18 @@ def test_infer_and_eval_need_no_training_rows(copied_run, capsys):
     assert answers == expected
     rows = ['--gin.VALIDATION_PAIRS=new.csv', '--gin.EVAL_PAIRS=None', '--gin.EVAL_EXAMPLES=4']
     assert main(['eval', '--checkpoint=model/checkpoints/2', *rows, '--output=evaluated', '--sampling=0.5']) == 0
+    expected = remixer_t5x.load('model').score('is 3 even?', 'odd')
+    (copied_run / 'pairs.jsonl').write_text('{"inputs": "is 3 even?", "targets": "odd"}\n')
     capsys.readouterr()
+    assert main(['score', 'model', 'pairs.jsonl']) == 0
+    assert json.loads(capsys.readouterr().out)['score'] == pytest.approx(float(expected[0]), rel=1e-5)
+    assert not (copied_run / 'cache/vocabularies').exists(), 'the vocabulary was trained again'
     assert main(['eval', '--checkpoint=model']) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert 'PAIRS' in error and 'rows.csv' in error and 'existing path' in error
+    assert main(['infer', '--input=new.csv', '--beams=2', '--checkpoint=modl']) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert 'modl' in error and 'model' in error.replace('modl', '') and 'defined' not in error
 
 
 def test_loading_sharing_and_export_need_no_training_rows(copied_run):
