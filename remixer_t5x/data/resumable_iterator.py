@@ -97,9 +97,11 @@ class ResumableIterator:
             element = next(self._iterator)
         except tf.errors.OpError as error:
             self._iterator = iter(())
+            # Drop the traceback and context, because they keep the iterator and its threads alive.
+            error.__context__ = None
             raise UserError(
                 f'{self._name} failed after {self._drawn} batches of this run: {extract_error_message(error)}'
-            ) from strip_traceback(error)
+            ) from error.with_traceback(None)
         self._drawn += 1
         return element
 
@@ -156,12 +158,6 @@ def _find_unsaved_operation(dataset: tf.data.Dataset) -> str | None:
     operations = {node.op for node in graph.node}
     operations.update(node.op for function in graph.library.function for node in function.node_def)
     return next((name for name in UNSAVED_OPERATIONS if name in operations), None)
-
-
-def strip_traceback(error: tf.errors.OpError) -> tf.errors.OpError:
-    """Removes the traceback and context of an exception, because they keep the iterator and its threads alive."""
-    error.__context__ = None
-    return error.with_traceback(None)
 
 
 @contextlib.contextmanager

@@ -23,9 +23,7 @@ from remixer_t5x.data.pipeline import DatasetConfig
 from remixer_t5x.data.resumable_iterator import (
     ResumableIterator,
     call_without_autograph,
-    extract_error_message,
     patch_tf_data,
-    strip_traceback,
     wrap_task_errors,
 )
 from remixer_t5x.errors import UserError
@@ -229,17 +227,13 @@ class EvalBatches:
         self._dataset = _set_data_options(dataset.take(-1 if limit is None else limit), threads)
 
     def __iter__(self) -> Iterator[Batch]:
-        try:
-            for batch in self._dataset:
-                arrays = {name: _cast_to_32_bits(value.numpy()) for name, value in batch.items()}
-                for name, array in arrays.items():
-                    padding = [(0, self._config.batch_size - len(array)), *[(0, 0)] * (array.ndim - 1)]
-                    arrays[name] = np.pad(array, padding)[self._rows]
-                yield arrays
-        except tf.errors.OpError as error:
-            raise UserError(
-                f'{self._task.name} failed in split {self._config.split!r}: {extract_error_message(error)}'
-            ) from strip_traceback(error)
+        batches = ResumableIterator(self._dataset, f'{self._task.name}, split {self._config.split!r},', saves=False)
+        while (batch := next(batches, None)) is not None:
+            arrays = {name: _cast_to_32_bits(value.numpy()) for name, value in batch.items()}
+            for name, array in arrays.items():
+                padding = [(0, self._config.batch_size - len(array)), *[(0, 0)] * (array.ndim - 1)]
+                arrays[name] = np.pad(array, padding)[self._rows]
+            yield arrays
 
 
 def _cast_to_32_bits(value: np.ndarray) -> np.ndarray:
