@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def print_filled_gaps(
-    console: Console, vocab: Any, inputs: Sequence[int], targets: Sequence[int], predicted: Sequence[int]
+    console: Console, vocab: Any, inputs: Sequence[int], targets: Iterable[int], predicted: Iterable[int]
 ) -> None:
     """Prints the beginning of an example with numbered gaps, followed by the true and predicted text of each gap."""
     from rich.text import Text

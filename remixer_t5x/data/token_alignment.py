@@ -46,8 +46,17 @@ class EncodedText(NamedTuple):
         return [at for at, word in enumerate(self.words) if word >= 0 and (at == 0 or self.words[at - 1] != word)]
 
     def compute_context_mask(self) -> np.ndarray:
-        """Returns a [tokens] bool array that is True for tokens of the context."""
-        start = find_context_start(self.text)
+        """Returns a [tokens] bool array that is True for tokens after the first CONTEXT_PREFIX.
+
+        Later occurrences are more likely to belong to the long context than to the question. Raises UserError if the
+        text does not contain CONTEXT_PREFIX.
+        """
+        if CONTEXT_PREFIX not in self.text:
+            raise UserError(
+                f"INPUTS must contain '{CONTEXT_PREFIX}' before the context, got {self.text!r:.60}; for example "
+                "'question: {question} context: {context}'"
+            )
+        start = self.text.index(CONTEXT_PREFIX) + len(CONTEXT_PREFIX)
         return np.asarray([end > begin >= start for begin, end in self.offsets], bool)
 
 
@@ -63,20 +72,6 @@ class EncodedQuestion(NamedTuple):
     whole: EncodedText
     windows: list[EncodedText]
     num_tokens: int
-
-
-def find_context_start(text: str) -> int:
-    """Returns the start of the context: the index of the first character after the first CONTEXT_PREFIX.
-
-    Later occurrences are more likely to belong to the long context than to the question. Raises UserError if the text
-    does not contain CONTEXT_PREFIX.
-    """
-    if CONTEXT_PREFIX not in text:
-        raise UserError(
-            f"INPUTS must contain '{CONTEXT_PREFIX}' before the context, got {text!r:.60}; for example "
-            "'question: {question} context: {context}'"
-        )
-    return text.index(CONTEXT_PREFIX) + len(CONTEXT_PREFIX)
 
 
 def encode_words(vocabulary: Any, text: str, length: int) -> EncodedText:

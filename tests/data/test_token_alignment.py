@@ -163,7 +163,7 @@ def test_invalid_texts_raise_an_error():
         with pytest.raises(UserError, match=f"answer_start must .* got {start} for 'Ada' in 'question: .*;"):
             token_alignment.make_span_arrays(SQUAD, json.dumps({'text': ['Ada'], 'answer_start': [start]}), BYTES, 60)
     with pytest.raises(UserError, match="INPUTS must contain 'context: '"):
-        token_alignment.find_context_start('question: who?')
+        token_alignment.encode_question(BYTES, 'question: who?', 60)
     with pytest.raises(UserError, match='INPUTS must be two texts separated by a tab'):
         token_alignment.encode_pair(BYTES, 'one text', 8)
     with pytest.raises(ValueError, match='finite and at least 0'):
