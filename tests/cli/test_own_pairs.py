@@ -217,7 +217,8 @@ def test_loading_sharing_and_export_need_no_training_rows(copied_run):
     texts, answers = ['is 3 even?', 'is 8 even?'], ['odd', 'even']
     expected = remixer_t5x.load('model').score(texts, answers)
     assert main(['export', '--checkpoint=model', '--to=exported', '--functions=score']) == 0
-    assert main(['convert', '--checkpoint=model', '--to_shared=shared']) == 0
+    for target in ('shared=shared', 'safetensors=file.safetensors'):
+        assert main(['convert', '--checkpoint=model', f'--to_{target}']) == 0
     assert main(['convert', '--from_hf=shared', '--to=back']) == 0
     os.rename('back', 'moved')
     for folder in ('shared', 'moved'):
