@@ -4,6 +4,7 @@ Logits of forbidden tokens are set to -inf. In beam search, processors modify lo
 """
 
 import dataclasses
+import functools
 import numbers
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -21,79 +22,52 @@ from remixer_t5x.errors import UserError
 LogitsProcessor = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 
-@dataclasses.dataclass(frozen=True)
-class RepetitionPenalty:
+def penalize_repetition(logits: jax.Array, tokens: jax.Array, step: jax.Array, *, penalty: float) -> jax.Array:
     """Divides positive logits of preceding tokens by `penalty`, and multiplies negative ones (Keskar et al. 2019)."""
-
-    penalty: float
-
-    def __call__(self, logits: jax.Array, tokens: jax.Array, step: jax.Array) -> jax.Array:
-        penalized = jnp.where(logits < 0, logits * self.penalty, logits / self.penalty)
-        return jnp.where(_find_occurring_ids(tokens, tokens >= 0, logits.shape[-1]), penalized, logits)
+    penalized = jnp.where(logits < 0, logits * penalty, logits / penalty)
+    return jnp.where(_find_occurring_ids(tokens, tokens >= 0, logits.shape[-1]), penalized, logits)
 
 
-@dataclasses.dataclass(frozen=True)
-class NoRepeatNGram:
+def forbid_repeated_ngrams(logits: jax.Array, tokens: jax.Array, step: jax.Array, *, size: int) -> jax.Array:
     """Forbids tokens that would repeat an earlier n-gram of `size` tokens (Paulus et al. 2017)."""
-
-    size: int
-
-    def __call__(self, logits: jax.Array, tokens: jax.Array, step: jax.Array) -> jax.Array:
-        windows = tokens.shape[1] - self.size + 1
-        if windows < 1:
-            return logits
-        repeats = tokens[:, :windows] >= 0
-        for offset in range(self.size - 1):
-            repeats &= tokens[:, offset : offset + windows] == tokens[:, windows + offset, None]
-        return jnp.where(_find_occurring_ids(tokens[:, self.size - 1 :], repeats, logits.shape[-1]), -jnp.inf, logits)
+    windows = tokens.shape[1] - size + 1
+    if windows < 1:
+        return logits
+    repeats = tokens[:, :windows] >= 0
+    for offset in range(size - 1):
+        repeats &= tokens[:, offset : offset + windows] == tokens[:, windows + offset, None]
+    return jnp.where(_find_occurring_ids(tokens[:, size - 1 :], repeats, logits.shape[-1]), -jnp.inf, logits)
 
 
-@dataclasses.dataclass(frozen=True)
-class NoBadWords:
+def forbid_words(logits: jax.Array, tokens: jax.Array, step: jax.Array, *, words: Sequence[Sequence[int]]) -> jax.Array:
     """Forbids each token sequence in `words`: its last token is forbidden after its other tokens."""
-
-    words: Sequence[Sequence[int]]
-
-    def __call__(self, logits: jax.Array, tokens: jax.Array, step: jax.Array) -> jax.Array:
-        words = [word for word in self.words if len(word) <= tokens.shape[1] + 1]
-        if not words:
-            return logits
-        _check_token_ids('BAD_WORDS_IDS', (token for word in words for token in word), logits.shape[-1])
-        longest = max(len(word) - 1 for word in words)
-        # Shorter words are padded with -1, which matches every token.
-        starts: np.ndarray = np.asarray(
-            [[-1] * (longest + 1 - len(word)) + list(word[:-1]) for word in words], np.int32
-        )
-        recent = tokens[:, None, tokens.shape[1] - longest :]
-        matches = jnp.all((recent == starts) | (starts < 0), axis=-1)
-        last = jnp.broadcast_to(np.asarray([word[-1] for word in words], np.int32), matches.shape)
-        return jnp.where(_find_occurring_ids(last, matches, logits.shape[-1]), -jnp.inf, logits)
+    words = [word for word in words if len(word) <= tokens.shape[1] + 1]
+    if not words:
+        return logits
+    _check_token_ids('BAD_WORDS_IDS', (token for word in words for token in word), logits.shape[-1])
+    longest = max(len(word) - 1 for word in words)
+    # Shorter words are padded with -1, which matches every token.
+    starts: np.ndarray = np.asarray([[-1] * (longest + 1 - len(word)) + list(word[:-1]) for word in words], np.int32)
+    recent = tokens[:, None, tokens.shape[1] - longest :]
+    matches = jnp.all((recent == starts) | (starts < 0), axis=-1)
+    last = jnp.broadcast_to(np.asarray([word[-1] for word in words], np.int32), matches.shape)
+    return jnp.where(_find_occurring_ids(last, matches, logits.shape[-1]), -jnp.inf, logits)
 
 
-@dataclasses.dataclass(frozen=True)
-class MinNewTokens:
-    """Forbids the end token until `count` tokens have been generated."""
-
-    count: int
-    eos_id: int
-
-    def __call__(self, logits: jax.Array, tokens: jax.Array, step: jax.Array) -> jax.Array:
-        is_end = jnp.arange(logits.shape[-1]) == self.eos_id
-        return jnp.where(is_end & (step < self.count), -jnp.inf, logits)
+def forbid_early_end(
+    logits: jax.Array, tokens: jax.Array, step: jax.Array, *, min_new_tokens: int, eos_id: int
+) -> jax.Array:
+    """Forbids the end token until `min_new_tokens` tokens have been generated."""
+    is_end = jnp.arange(logits.shape[-1]) == eos_id
+    return jnp.where(is_end & (step < min_new_tokens), -jnp.inf, logits)
 
 
-@dataclasses.dataclass(frozen=True)
-class ForcedPrefix:
+def force_prefix(logits: jax.Array, tokens: jax.Array, step: jax.Array, *, prefix: Sequence[int]) -> jax.Array:
     """Forces the first generated tokens to be `prefix`, even if their logits are -inf."""
-
-    prefix: Sequence[int]
-
-    def __call__(self, logits: jax.Array, tokens: jax.Array, step: jax.Array) -> jax.Array:
-        _check_token_ids('FORCED_PREFIX', self.prefix, logits.shape[-1])
-        prefix = jnp.asarray(self.prefix, jnp.int32)
-        is_forced = jnp.arange(logits.shape[-1]) == prefix[jnp.minimum(step, len(self.prefix) - 1)]
-        forced = jnp.where(is_forced, jnp.where(jnp.isneginf(logits), 0.0, logits), -jnp.inf)
-        return jnp.where(step < len(self.prefix), forced, logits)
+    _check_token_ids('FORCED_PREFIX', prefix, logits.shape[-1])
+    is_forced = jnp.arange(logits.shape[-1]) == jnp.asarray(prefix, jnp.int32)[jnp.minimum(step, len(prefix) - 1)]
+    forced = jnp.where(is_forced, jnp.where(jnp.isneginf(logits), 0.0, logits), -jnp.inf)
+    return jnp.where(step < len(prefix), forced, logits)
 
 
 def _check_token_ids(setting: str, ids: Iterable[int], vocab: int) -> None:
@@ -153,15 +127,15 @@ class LogitsOptions:
         """Returns the processors of all options that are set, in the order used by transformers."""
         processors: list[LogitsProcessor] = []
         if self.repetition_penalty != 1:
-            processors.append(RepetitionPenalty(self.repetition_penalty))
+            processors.append(functools.partial(penalize_repetition, penalty=self.repetition_penalty))
         if self.no_repeat_ngram_size:
-            processors.append(NoRepeatNGram(self.no_repeat_ngram_size))
+            processors.append(functools.partial(forbid_repeated_ngrams, size=self.no_repeat_ngram_size))
         if words := [word for word in self.bad_words_ids if tuple(word) != (eos_id,)]:
-            processors.append(NoBadWords(words))
+            processors.append(functools.partial(forbid_words, words=words))
         if self.min_new_tokens:
-            processors.append(MinNewTokens(self.min_new_tokens, eos_id))
+            processors.append(functools.partial(forbid_early_end, min_new_tokens=self.min_new_tokens, eos_id=eos_id))
         if self.forced_prefix:
-            processors.append(ForcedPrefix(self.forced_prefix))
+            processors.append(functools.partial(force_prefix, prefix=self.forced_prefix))
         return [*processors, *self.logits_processor]
 
 

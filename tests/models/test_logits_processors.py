@@ -1,5 +1,6 @@
 """Logits processors against their definitions in NumPy, and stop strings."""
 
+import functools
 import itertools
 
 import jax
@@ -52,13 +53,13 @@ def forced_prefix(logits, tokens, step):
 
 
 PROCESSORS = [
-    (logits_processors.RepetitionPenalty(1.5), repetition_penalty),
-    (logits_processors.NoRepeatNGram(2), no_repeat_bigram),
-    (logits_processors.NoRepeatNGram(1), no_repeat_token),
-    (logits_processors.NoRepeatNGram(9), lambda logits, tokens, step: logits),
-    (logits_processors.NoBadWords(BAD_WORDS), no_bad_words),
-    (logits_processors.MinNewTokens(3, EOS), min_new_tokens),
-    (logits_processors.ForcedPrefix((4, 2)), forced_prefix),
+    (functools.partial(logits_processors.penalize_repetition, penalty=1.5), repetition_penalty),
+    (functools.partial(logits_processors.forbid_repeated_ngrams, size=2), no_repeat_bigram),
+    (functools.partial(logits_processors.forbid_repeated_ngrams, size=1), no_repeat_token),
+    (functools.partial(logits_processors.forbid_repeated_ngrams, size=9), lambda logits, tokens, step: logits),
+    (functools.partial(logits_processors.forbid_words, words=BAD_WORDS), no_bad_words),
+    (functools.partial(logits_processors.forbid_early_end, min_new_tokens=3, eos_id=EOS), min_new_tokens),
+    (functools.partial(logits_processors.force_prefix, prefix=(4, 2)), forced_prefix),
 ]
 
 
@@ -75,7 +76,8 @@ def test_processor_equals_its_formula(processor, formula):
 
 
 def test_forced_token_that_is_forbidden_gets_the_logit_0():
-    processed = logits_processors.ForcedPrefix((2,))(jnp.full((1, 4), -jnp.inf), jnp.zeros((1, 1), jnp.int32), 0)
+    forbidden, tokens = jnp.full((1, 4), -jnp.inf), jnp.zeros((1, 1), jnp.int32)
+    processed = logits_processors.force_prefix(forbidden, tokens, 0, prefix=(2,))
     np.testing.assert_array_equal(processed, [[-np.inf, -np.inf, 0, -np.inf]])
 
 
