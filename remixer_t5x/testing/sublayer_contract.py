@@ -15,7 +15,6 @@
 | parameters | parameters are float32, have logical axes, and are initialized separately for each layer |
 | gradients | gradients are finite, and nonzero for every parameter |
 | remat | rematerialization and unrolling do not change the gradients |
-| layouts | every layout of a layer preserves shape and dtype |
 """
 
 import dataclasses
@@ -28,7 +27,7 @@ import numpy as np
 from flax import linen as nn
 
 from remixer_t5x import axes
-from remixer_t5x.models.architecture import layer, stack
+from remixer_t5x.models.architecture import stack
 from remixer_t5x.testing.sublayer_fixture import (
     LENGTH,
     MEMORY,
@@ -42,7 +41,6 @@ from remixer_t5x.testing.sublayer_fixture import (
 # larger.
 TOLERANCE = 1e-4
 SHORT_LENGTH = 7
-LAYOUTS = (layer.PreNorm, layer.PostNorm, layer.SandwichNorm, layer.ReZero, layer.Parallel, layer.Serialized)
 
 
 class ContractViolation(AssertionError):
@@ -318,12 +316,3 @@ def check_remat(fixture: SublayerFixture, policies: tuple[Callable[..., bool], .
             if max(np.max(np.abs(gradient)), np.max(np.abs(other))) >= rounding:
                 name = jax.tree_util.keystr(path, simple=True, separator='/')
                 require_close(other, gradient, f'the gradient of {name} with {policy.__name__}', 'that without')
-
-
-def check_layouts(fixture: SublayerFixture) -> None:
-    ctx, x = fixture.make_context([[LENGTH]] * ROWS), fixture.make_random_features(15)
-    for layout in LAYOUTS:
-        module = layer.make_layer(fixture.sublayers, layout, norm=fixture.norm)
-        out, _ = jax.eval_shape(module.init_with_output, jax.random.key(0), x, ctx)
-        message = f'{layout.__name__} maps {x.shape} float32 to {out.shape} {out.dtype}'
-        require_condition(out.shape == x.shape and out.dtype == jnp.float32, message)

@@ -113,7 +113,7 @@ def test_violation_is_reported_in_one_line(check, side, call, words, capsys):
 
 
 def test_every_check_has_a_violation():
-    assert {case[0] for case in VIOLATIONS} == set(CHECKS) - {'layouts'}
+    assert {case[0] for case in VIOLATIONS} == set(CHECKS)
 
 
 def test_mixer_of_the_guide_passes_all_checks_but_prefixes(tmp_path, capsys):
@@ -123,7 +123,7 @@ def test_mixer_of_the_guide_passes_all_checks_but_prefixes(tmp_path, capsys):
     (tmp_path / 'my_convolutions.py').write_text(code)
     mixer = runpy.run_path(str(tmp_path / 'my_convolutions.py'))['CausalConvolution']
     report = check_sublayer(mixer, sides=('decoder',))
-    assert [row.check for row in report.rows] == [name for name in CHECKS if name != 'beams']
+    assert [row.check for row in report.rows] == list(CHECKS)
     assert [row.check for row in report.rows if row.result != 'passed'] == ['prefix', 'prefix_lm']
     assert capsys.readouterr().out == f'{report}\n'
 
