@@ -174,12 +174,12 @@ def check_prompt(fixture: SublayerFixture, bidirectional: bool = False) -> None:
     prompt_prefix = None if is_prefix is None else is_prefix[:, :SHORT_LENGTH]
     segments = [[int(n)] for n in counts]
     ctx = fixture.make_context(segments, length=SHORT_LENGTH, decode=True, cache_slots=LENGTH, prefix=prompt_prefix)
-    _, variables = step({'params': fixture.params}, x[:, :SHORT_LENGTH], ctx)
+    _, variables = step({'params': fixture.unstacked_params}, x[:, :SHORT_LENGTH], ctx)
     ctx = fixture.make_context([[1]] * ROWS, length=1, decode=True)
     rows = np.arange(ROWS)
     for t in range(LENGTH - SHORT_LENGTH):
         positions = counts - 1 + t
-        y, variables = step({'params': fixture.params, **variables}, x[rows, positions][:, None], ctx)
+        y, variables = step({'params': fixture.unstacked_params, **variables}, x[rows, positions][:, None], ctx)
         step_name = f'step {t} after {"bidirectional " if bidirectional else ""}prompts'
         reference = 'the output for all tokens at once; read ctx.cache_slots'
         require_close(np.asarray(y)[:, 0], expected[rows, positions], step_name, reference)
@@ -191,7 +191,7 @@ def check_decode(fixture: SublayerFixture) -> None:
     expected = fixture.run_with_gradients(x, fixture.make_context([[LENGTH]] * ROWS, memory, lengths)).outputs
     step = _make_decoding_step(fixture)
     ctx = fixture.make_context([[LENGTH]] * ROWS, memory, lengths, decode=True)
-    _, variables = step({'params': fixture.params}, np.zeros_like(x), ctx)
+    _, variables = step({'params': fixture.unstacked_params}, np.zeros_like(x), ctx)
     for path, leaf in jax.tree_util.tree_leaves_with_path(variables['cache']):
         name = jax.tree_util.keystr(path, simple=True, separator='/')
         is_counter = leaf.ndim == 0 and name.endswith('cache_index')
@@ -202,7 +202,7 @@ def check_decode(fixture: SublayerFixture) -> None:
     # Replace the encoder output with NaN, so that steps that read the encoder output instead of the cache fail.
     ctx = fixture.make_context([[1]] * ROWS, np.full_like(memory, np.nan), lengths, length=1, decode=True)
     for t in range(LENGTH):
-        y, variables = step({'params': fixture.params, **variables}, x[:, t : t + 1], ctx)
+        y, variables = step({'params': fixture.unstacked_params, **variables}, x[:, t : t + 1], ctx)
         step_name, reference = f'step {t} with the cache', 'the output for all tokens at once'
         require_close(np.asarray(y)[:, 0], expected[:, t], step_name, reference)
 
@@ -219,11 +219,11 @@ def check_beams(fixture: SublayerFixture) -> None:
 
     @jax.jit
     def decode_steps(ctx_all, ctx_step):
-        _, variables = model.apply({'params': fixture.params}, jnp.zeros_like(x), ctx_all, LENGTH, mutable=['cache'])
+        params = {'params': fixture.unstacked_params}
+        _, variables = model.apply(params, jnp.zeros_like(x), ctx_all, LENGTH, mutable=['cache'])
         outputs = []
         for t in range(steps):
-            variables = {'params': fixture.params, 'cache': variables['cache']}
-            y, variables = model.apply(variables, x[:, t : t + 1], ctx_step, LENGTH, mutable=['cache'])
+            y, variables = model.apply({**params, **variables}, x[:, t : t + 1], ctx_step, LENGTH, mutable=['cache'])
             outputs.append(y)
         return jnp.stack(outputs)
 

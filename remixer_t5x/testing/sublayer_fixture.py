@@ -108,6 +108,11 @@ class SublayerFixture:
         return jax.tree.map(lambda x: x + 0.3 * rng.standard_normal(x.shape, np.float32), initial)
 
     @functools.cached_property
+    def unstacked_params(self) -> Any:
+        """The same parameters in the form that decoding requires."""
+        return stack.unstack_layers(self.params)
+
+    @functools.cached_property
     def forward(self) -> Callable[..., jax.Array]:
         """The compiled function `(params, x, ctx) -> outputs`."""
         model = self.build_stack()

@@ -72,23 +72,16 @@ class _ScanBody(nn.Module):
 
 
 def unstack_layers(params: Params) -> Params:
-    """Unstacks the runs in the parameters of a stack; returns its other parameters unchanged.
+    """Unstacks each run in the parameters of a stack, from `{'layer': stacked}` to `{'layer_0': ..., 'layer_1': ...}`.
 
-    Unstacking once before decoding avoids slicing parameters at every step.
+    Decoding requires unstacked layers. Unstacking once before decoding avoids slicing parameters at every step.
     """
-    return {name: _unstack_run(child) if name.startswith('run_') else child for name, child in params.items()}
 
+    def unstack_run(run: Params) -> Params:
+        count = jax.tree.leaves(run)[0].shape[0]
+        return {f'layer_{index}': jax.tree.map(operator.itemgetter(index), run['layer']) for index in range(count)}
 
-def _unstack_run(params: Params) -> Params:
-    """Unstacks the parameters of a run, from `{'layer': stacked}` to `{'layer_0': ..., 'layer_1': ...}`.
-
-    Layers that are already separate are returned unchanged.
-    """
-    if set(params) != {'layer'}:
-        return params
-    stacked = params['layer']
-    count = jax.tree.leaves(stacked)[0].shape[0]
-    return {f'layer_{index}': jax.tree.map(operator.itemgetter(index), stacked) for index in range(count)}
+    return {name: unstack_run(child) if name.startswith('run_') else child for name, child in params.items()}
 
 
 def _find_initial_cache_index(ctx: SequenceContext) -> jax.Array:
@@ -164,12 +157,7 @@ class Stack(nn.Module):
     ) -> jax.Array:
         if ctx.decode:
             # At every decoding step, a scan would copy slices of all stacked parameters and caches.
-            unrolled_run = nn.map_variables(
-                Block,
-                'params',
-                trans_in_fn=lambda variables: {name: _unstack_run(params) for name, params in variables.items()},
-            )
-            return unrolled_run((layer,) * count, name=name)(x, ctx)
+            return Block((layer,) * count, name=name)(x, ctx)
         body: type[nn.Module] = _ScanBody
         unroll = count if self.unroll is None else min(self.unroll, count)
         if self.remat_policy is not None:

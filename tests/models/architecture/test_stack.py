@@ -1,4 +1,4 @@
-"""Number of traces of a layer, the random numbers of a seed, which depend on it, and unstacked layers."""
+"""Number of traces of a layer, and the random numbers of a seed, which depend on it."""
 
 import functools
 
@@ -62,25 +62,3 @@ def test_a_seed_returns_the_recorded_numbers(variables):
     dropped = jax.jit(lambda key: STACK.apply(variables, X, context(False), rngs={'dropout': key}))(jax.random.key(1))
     np.testing.assert_allclose(kernel[:, 0, 0], [-0.010857144, 0.012349445, 0.010359694], rtol=1e-6)
     np.testing.assert_allclose(dropped[0, 0], [1.0449876, 0.9938751, 0.9626720, 0.9967308], rtol=1e-6)
-
-
-class Wrapper(nn.Module):
-    """A sublayer whose parameters are those of one submodule named `layer`, like the layers of a run."""
-
-    @nn.compact
-    def __call__(self, x, ctx):
-        return nn.Dense(x.shape[-1], use_bias=False, name='layer')(x)
-
-
-def test_a_submodule_named_layer_is_not_unstacked():
-    """Decoding with unstacked layers equals computing all tokens at once."""
-    model = STACK.clone(runs=((functools.partial(layer.make_layer, (Wrapper,)), 3),))
-    params = jax.jit(model.init)(jax.random.key(0), X, context())['params']
-    expected = model.apply({'params': params}, X, context())
-    unstacked = stack.unstack_layers(params)
-    assert set(unstacked['run_0']) == {'layer_0', 'layer_1', 'layer_2'}
-    assert jax.tree.map(jnp.shape, unstacked['run_0']['layer_1']['wrapper']) == {'layer': {'kernel': (4, 4)}}
-    decoding = context().replace(causal=True, decode=True)
-    _, cache = model.apply({'params': unstacked}, X, decoding, mutable=['cache'])
-    first, _ = model.apply({'params': unstacked, **cache}, X[:, :1], decoding, 2, mutable=['cache'])
-    np.testing.assert_allclose(first[:, 0], expected[:, 0], rtol=1e-5)
