@@ -22,18 +22,6 @@ from tests.support.paths import CONFIGS
 MODELS = sorted(path.stem for path in (CONFIGS / 'models').glob('*.gin') if "'model_types/" not in path.read_text())
 LENGTHS = {'inputs': 8, 'targets': 8}
 
-# Counts for T5's vocabulary, as printed by `remixer-t5x info --gin_file=models/MODEL.gin --gin_file=sizes/SIZE.gin
-# --gin_file=model_types/encoder_only.gin`.
-PARAMETERS = {
-    ('t5_1_1', 'tiny'): 10_848_640,
-    ('t5_1_1', 'base'): 109_628_544,
-    ('hyper_mixer', 'hyper_mixer_paper'): 10_982_144,
-    ('linear_transformer', 'hyper_mixer_paper'): 11_372_288,
-    ('fnet', 'hyper_mixer_paper'): 9_799_424,
-    ('amlp', 'gmlp_paper_base'): 108_646_876,
-    ('tim', 'base'): 110_024_832,
-}
-
 
 def params_of(model):
     shapes = batch_formats.get_batch_shapes(model.model_type, LENGTHS)
@@ -44,11 +32,6 @@ def params_of(model):
 def count(name, size, **macros):
     model = build_model(f'models/{name}.gin', f'sizes/{size}.gin', 'model_types/encoder_only.gin', **macros)
     return sum(leaf.size for leaf in jax.tree.leaves(params_of(model)))
-
-
-@pytest.mark.parametrize(('name', 'size'), PARAMETERS)
-def test_number_of_parameters(name, size):
-    assert count(name, size) == PARAMETERS[name, size]
 
 
 def test_mlp_mixer_with_250_tokens_has_11_million_parameters():
