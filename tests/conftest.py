@@ -163,8 +163,7 @@ def pytest_xdist_make_scheduler(config, log):
             file, _, test = nodeid.partition('::')
             if not file.endswith('test_sublayer_contract.py'):
                 return file
-            words = test.partition('[')[2].rstrip(']').split('-')
-            return f'{file}:{next((word for word in words if word not in OTHER_ID_WORDS), "")}'
+            return f'{file}:{test.partition("[")[2].rstrip("]").partition("-")[0]}'
 
     # Keep the order of `pytest_collection_modifyitems`.
     config.option.loadscopereorder = False
@@ -183,8 +182,6 @@ LONG_FILES = (
     *('test_checkpoint_manager', 'test_predictions', 'test_imports', 'test_guide'),
     'test_decoding',
 )
-# Words in the ids of contract tests that are not names of sublayers.
-OTHER_ID_WORDS = {'encoder', 'decoder', 'one', 'packed'}
 
 
 @pytest.fixture(scope='session', autouse=True)

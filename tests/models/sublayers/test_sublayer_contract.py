@@ -27,7 +27,7 @@ from remixer_t5x.models.sublayers import (
     remixer,
     tim,
 )
-from remixer_t5x.testing import sublayer_contract
+from remixer_t5x.testing import CHECKS, sublayer_contract
 from remixer_t5x.testing.sublayer_fixture import LENGTH, SublayerFixture
 
 BATCH, EMBED, HIDDEN = 2, 16, 24
@@ -133,26 +133,6 @@ SUBLAYERS['fnet'] = Case((functools.partial(fnet.FNet), _gated_mlp), whole_rows=
 
 READS_POSITION_BIAS = {attention.SelfAttention, tim.TimAttention}
 
-ENCODERS = [name for name, case in SUBLAYERS.items() if case.encoder]
-DECODERS = [name for name, case in SUBLAYERS.items() if case.decoder]
-both_sides = pytest.mark.parametrize(
-    ('name', 'side'), [(name, 'encoder') for name in ENCODERS] + [(name, 'decoder') for name in DECODERS]
-)
-per_example = pytest.mark.parametrize(
-    ('name', 'side'), [pair for pair in both_sides.args[1] if not SUBLAYERS[pair[0]].whole_rows]
-)
-every_decoder = pytest.mark.parametrize('name', DECODERS)
-# Only the larger side, for tests that compile large programs.
-larger_side = pytest.mark.parametrize(
-    ('name', 'side'), [(name, 'decoder' if case.decoder else 'encoder') for name, case in SUBLAYERS.items()]
-)
-READS_MEMORY = {
-    attention.CrossAttention,
-    tim.TimCrossAttention,
-    hyper_mixer.HyperMixerCross,
-    linear_attention.LinearCrossAttention,
-}
-
 
 def sublayer_classes(factory):
     """Returns the sublayer classes of a factory and of the factories among its arguments."""
@@ -174,17 +154,6 @@ def covering_cases() -> list[tuple[str, str]]:
     return pairs
 
 
-def decoders_with_memory() -> list[str]:
-    """Returns the first decoder with each sublayer that reads the memory."""
-    names = {}
-    for name, case in SUBLAYERS.items():
-        for factory in case.decoder:
-            if factory.func in READS_MEMORY:
-                names.setdefault(factory.func, name)
-    assert set(names) == READS_MEMORY
-    return list(names.values())
-
-
 @functools.cache
 def make_fixture(name: str, side: str) -> SublayerFixture:
     """Builds the fixture of a case once, because all checks share its compiled programs."""
@@ -196,88 +165,64 @@ def make_fixture(name: str, side: str) -> SublayerFixture:
     return SublayerFixture(sublayers, side, case.layout, case.norm, bias, case.reach, EMBED)
 
 
-@per_example
-def test_outputs_ignore_padding(name, side):
-    sublayer_contract.check_padding(make_fixture(name, side))
+REFUSES_PREFIX = ('gmlp', 'window_mixer')
+
+BOTH_SIDES = [(name, side) for side in ('encoder', 'decoder') for name in SUBLAYERS if getattr(SUBLAYERS[name], side)]
+PER_EXAMPLE = [case for case in BOTH_SIDES if not SUBLAYERS[case[0]].whole_rows]
+DECODERS = [case for case in BOTH_SIDES if case[1] == 'decoder']
+PREFIX_DECODERS = [case for case in DECODERS if case[0] not in REFUSES_PREFIX]
+# Only the larger side, for tests that compile large programs.
+LARGER_SIDE = [(name, 'decoder' if case.decoder else 'encoder') for name, case in SUBLAYERS.items()]
+# The first decoder with each sublayer that reads the memory.
+MEMORY_DECODERS = {
+    factory.func: (name, 'decoder')
+    for name, case in reversed(SUBLAYERS.items())
+    for factory in case.decoder
+    if 'Cross' in factory.func.__name__
+}
+CONTRACT_CHECKS = {**CHECKS, 'packed_causality': functools.partial(sublayer_contract.check_causality, segments=(5, 4))}
+CASES = {
+    **dict.fromkeys(('padding', 'packing'), PER_EXAMPLE),
+    **dict.fromkeys(('causality', 'packed_causality', 'decode', 'prompt'), DECODERS),
+    **dict.fromkeys(('prefix', 'prefix_lm'), PREFIX_DECODERS),
+    'beams': list(MEMORY_DECODERS.values()),
+    **dict.fromkeys(('bfloat16', 'dropout'), LARGER_SIDE),
+    **dict.fromkeys(('parameters', 'gradients'), BOTH_SIDES),
+    'remat': covering_cases(),
+}
 
 
-@per_example
-def test_packing_keeps_outputs(name, side):
-    sublayer_contract.check_packing(make_fixture(name, side))
+@pytest.mark.parametrize(
+    ('name', 'side', 'check'),
+    [
+        pytest.param(*case, check, marks=[pytest.mark.quick] * (case in covering_cases()))
+        for check in CONTRACT_CHECKS
+        for case in CASES[check]
+    ],
+)
+def test_sublayer_fulfils_its_contract(name, side, check):
+    CONTRACT_CHECKS[check](make_fixture(name, side))
 
 
-@every_decoder
-@pytest.mark.parametrize('segments', [(LENGTH,), (5, 4)], ids=['one', 'packed'])
-def test_decoder_is_causal(name, segments):
-    sublayer_contract.check_causality(make_fixture(name, 'decoder'), segments)
-
-
-@every_decoder
-def test_decoding_equals_all_tokens_at_once(name):
-    sublayer_contract.check_decode(make_fixture(name, 'decoder'))
-
-
+@pytest.mark.quick
 def test_decoding_with_tpu_caches_equals_all_tokens_at_once(monkeypatch):
     monkeypatch.setattr(attention_formula, 'get_target_platform', lambda: 'tpu')
-    sublayer_contract.check_decode(make_fixture('modern', 'decoder'))
-    sublayer_contract.check_beams(make_fixture('modern', 'decoder'))
-    sublayer_contract.check_prompt(make_fixture('modern', 'decoder'))
+    for check in ('decode', 'beams', 'prompt'):
+        CHECKS[check](make_fixture('modern', 'decoder'))
 
 
-REFUSES_PREFIX = {'gmlp', 'window_mixer'}
+@pytest.mark.parametrize('name', REFUSES_PREFIX)
+def test_unsupported_prefix_raises_a_one_line_error(name):
+    with pytest.raises(UserError, match='PREFIX_LM = False') as error:
+        CHECKS['prefix'](make_fixture(name, 'decoder'))
+    assert 'SelfAttention' in str(error.value) and '\n' not in str(error.value)
 
 
-@every_decoder
-def test_prefix_is_bidirectional(name):
-    if name in REFUSES_PREFIX:
-        with pytest.raises(UserError, match='PREFIX_LM = False') as error:
-            sublayer_contract.check_prefix(make_fixture(name, 'decoder'))
-        assert 'SelfAttention' in str(error.value) and '\n' not in str(error.value)
-    else:
-        sublayer_contract.check_prefix(make_fixture(name, 'decoder'))
-
-
-@every_decoder
-def test_prompts_fill_caches(name):
-    sublayer_contract.check_prompt(make_fixture(name, 'decoder'))
-    if name not in REFUSES_PREFIX:
-        sublayer_contract.check_prompt(make_fixture(name, 'decoder'), bidirectional=True)
-
-
-@pytest.mark.parametrize('name', decoders_with_memory())
-def test_beams_share_the_memory(name):
-    sublayer_contract.check_beams(make_fixture(name, 'decoder'))
-
-
-@larger_side
-def test_bfloat16_is_close_to_float32(name, side):
-    sublayer_contract.check_bfloat16(make_fixture(name, side))
-
-
-@larger_side
-def test_dropout_is_applied_only_in_training(name, side):
-    sublayer_contract.check_dropout(make_fixture(name, side))
-
-
-@both_sides
-def test_parameters_have_axes_and_are_not_shared(name, side):
-    sublayer_contract.check_parameters(make_fixture(name, side))
-
-
-@both_sides
-def test_gradients_are_finite_and_reach_every_parameter(name, side):
-    sublayer_contract.check_gradients(make_fixture(name, side))
-
-
-@pytest.mark.parametrize(('name', 'side'), covering_cases())
-def test_remat_and_unroll_do_not_change_results(name, side):
-    policies = (stack.full_remat, stack.dots_remat) if name == 't5' else (stack.full_remat,)
-    sublayer_contract.check_remat(make_fixture(name, side), policies)
-
-
+@pytest.mark.quick
 def test_remat_recomputes():
     matmuls = {}
     t5 = make_fixture('t5', 'encoder')
+    sublayer_contract.check_remat(t5, (stack.dots_remat,))
     for policy in (None, stack.dots_remat, stack.full_remat):
         model = t5.build_stack(remat_policy=policy)
         ctx = t5.make_context([[LENGTH]] * BATCH)
@@ -290,6 +235,7 @@ def test_remat_recomputes():
     assert matmuls[None] <= matmuls[stack.dots_remat] < matmuls[stack.full_remat], matmuls
 
 
+@pytest.mark.quick
 def test_encoder_only_logits_do_not_depend_on_packing():
     fixture, counts = make_fixture('t5', 'encoder'), (5, 4)
     module = encoder_only.EncoderOnly(20, EMBED, fixture.build_stack)
