@@ -228,10 +228,11 @@ def _load_shared_folder(shared: shared_folder.SharedModel, partitioner: Partitio
             f'the model in {folder} was trained with vocabulary {record["vocabulary"]}, but the folder contains '
             f'{vocabulary_record}; download it again'
         )
-    shapes = (shared_folder.map_names_to_shapes(tree) for tree in (arrays, _get_abstract_params(model, partitioner)))
+    abstract = _get_abstract_params(model, partitioner)
+    shapes = (shared_folder.map_names_to_shapes(tree) for tree in (arrays, abstract))
     if difference := compatibility.describe_shape_difference(*shapes):
         raise UserError(f'the parameters in {folder} do not fit the model in its {shared_folder.GIN}: {difference}')
-    params = _put_params_on_devices(arrays, model, partitioner)
+    params = _put_params_on_devices(arrays, abstract)
     saved_params.check_arrays_finite(folder, params)
     return _build_trained_model(
         model, params, vocabulary, str(folder), partitioner, run_lengths, record.get(saved_params.LENGTHS_KEY)
@@ -244,7 +245,8 @@ def _load_hugging_face_folder(path: str, partitioner: Partitioner, vocabulary_pa
     flags = task_vocabulary.build_vocabulary_flags(tokenizer.function, **tokenizer.arguments)
     model, vocabulary, run_lengths = _read_gin_text(source.family.build_gin_text(f'Made from {path}.'), flags)
     source.family.check_vocabulary(vocabulary, tokenizer.name, path)
-    params = _put_params_on_devices(source.read_params(), model, partitioner)
+    abstract = _get_abstract_params(model, partitioner)
+    params = _put_params_on_devices(source.read_params(abstract), abstract)
     return _build_trained_model(model, params, vocabulary, path, partitioner, run_lengths, source.family.max_lengths)
 
 
@@ -256,7 +258,5 @@ def _read_gin_text(text: str, flags: Sequence[tuple[str, str]] = ()) -> tuple[An
         return _read_gin_file(str(file), flags)
 
 
-def _put_params_on_devices(params: Any, model: Any, partitioner: Partitioner) -> Any:
-    return jax.tree.map(
-        lambda array, leaf: jax.device_put(array, leaf.sharding), params, _get_abstract_params(model, partitioner)
-    )
+def _put_params_on_devices(params: Any, abstract: Any) -> Any:
+    return jax.tree.map(lambda array, leaf: jax.device_put(array, leaf.sharding), params, abstract)

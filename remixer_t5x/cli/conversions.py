@@ -266,7 +266,7 @@ def _check_t5x_network(model: Seq2Seq, vocabulary: Any) -> None:
     """
     advice = t5x_checkpoint.KEEP_NAMES_ADVICE
     try:
-        t5, _ = T5.from_model(model, vocabulary, TracedModules(model), build_model_from_gin)
+        t5 = T5.from_model(model, vocabulary, TracedModules(model), build_model_from_gin)
     except UnsupportedModelError as refusal:
         raise UserError(f"T5X's network cannot represent this model: {refusal.reason}; {advice}") from refusal
     fixed: dict[str, Any] = {'epsilon': 1e-6, 'num_buckets': 32, 'max_distance': 128, 'layer_biases': False}
@@ -289,17 +289,16 @@ def convert_to_model_dir(args: argparse.Namespace) -> None:
     source.family.check_vocabulary(vocabulary, tokenizer.name, str(source.folder))
     target = converted_checkpoint.create_model_dir(args.to)
     print_labeled_line('reading', str(source.folder))
-    params, origin = source.read_params(), str(source.folder.resolve())
+    origin = str(source.folder.resolve())
     task_vocabulary.save_vocabulary(vocabulary, target / task_vocabulary.VOCABULARY_FOLDER)
     text = source.family.build_gin_text(f'Converted from the Hugging Face folder {origin}.')
     text = f'{text}\n{task_vocabulary.build_vocabulary_statements(target)}'
-    record = task_vocabulary.get_vocabulary_record(vocabulary)
+    # Loads the gin text in the same way as other commands.
+    model: Any = build_model_from_gin(text)
+    abstract, record = get_abstract_params(model), task_vocabulary.get_vocabulary_record(vocabulary)
     run = converted_checkpoint.build_checkpoint_record(record, text, origin)
-    write_model_dir(target, params, 0, run, text, model_dir.CONVERTED)
-    del params
-    # Loads the gin file in the same way as other commands.
-    model: Any = build_model(str(target / model_dir.CONVERTED))
-    params = saved_params.restore_params(str(target), get_abstract_params(model), record)
+    write_model_dir(target, source.read_params(abstract), 0, run, text, model_dir.CONVERTED)
+    params = saved_params.restore_params(str(target), abstract, record)
     check_no_array_differs(source.find_differing_weight(params), target)
     print_labeled_line('check', 'all weights in the output equal those in the input')
     _compare_with_reference(source, model, params, vocabulary)
@@ -336,14 +335,14 @@ def export_transformers_model(args: argparse.Namespace, model: Any, vocabulary: 
 
     Raises UnsupportedModelError and writes no file if there is no equivalent.
     """
-    family, runs = model_folders.find_equivalent_model(model, vocabulary, build_model_from_gin)
+    family = model_folders.find_equivalent_model(model, vocabulary, build_model_from_gin)
     params = restore_params(args, model, vocabulary)
     dtype = args.dtype or 'float32'
-    folder = model_folders.write_model_folder(args.to_hf, family, params, runs, dtype)
+    folder = model_folders.write_model_folder(args.to_hf, family, params, dtype)
     print_labeled_line('wrote', f'{folder}, {dtype}')
     print_labeled_line('tokenizer', family.write_tokenizer(vocabulary, folder))
     params, source = safetensors_files.round_params(params, dtype), model_folders.open_model_folder(str(folder))
-    check_no_array_differs(source.find_differing_weight(params, runs), folder)
+    check_no_array_differs(source.find_differing_weight(params), folder)
     print_labeled_line('check', 'all weights, read back from the output, equal those written')
     _compare_with_reference(source, model, params, vocabulary)
     return family

@@ -34,7 +34,7 @@ def test_a_umt5_generates_the_recorded_answers(tmp_path):
     """Each layer has a position bias, in the decoding caches too."""
     arrays = hf_folders.recorded_arrays('umt5_tiny')
     source = huggingface.open_model_folder(str(hf_folders.write_tiny(tmp_path / 'hf', 'umt5_tiny')))
-    model, params = hf_folders.model_from_source(source, tmp_path), source.read_params()
+    model, params = hf_folders.model_from_source(source, tmp_path), hf_folders.read_params(source.folder)
     assert params['decoder']['run_0']['layer']['self_attention']['position_bias']['embedding'].shape == (2, 2, 32)
     length = arrays['greedy'].shape[1]
     greedy = jax.jit(lambda params, batch: model.predict(params, batch, length))
@@ -44,7 +44,7 @@ def test_a_umt5_generates_the_recorded_answers(tmp_path):
 def test_losses_gradients_and_answers_of_a_tied_scaled_t5(tmp_path):
     """The loss and the generated tokens equal recorded values; the gradient equals a difference quotient."""
     arrays = hf_folders.recorded_arrays('t5_v1_0_tiny')
-    params = huggingface.open_model_folder(str(hf_folders.write_tiny(tmp_path / 'hf', 't5_v1_0_tiny'))).read_params()
+    params = hf_folders.read_params(hf_folders.write_tiny(tmp_path / 'hf', 't5_v1_0_tiny'))
     mlp = functools.partial(ReluMLP, hidden_dim=40)
     model = small_models.t5(mlp, mlp, (3, 2), 64, 24, head_dim=8, tied=True, scaled_output=True)
     targets, inputs = arrays['targets'], {'encoder_input_tokens': arrays['inputs']}
@@ -81,11 +81,10 @@ def test_our_model_loads_in_transformers(tmp_path):
     flags = [('ENCODER_RUNS', '((@encoder/layer.make_layer, 1), (@encoder/layer.make_layer, 2))')]
     flags += [(name, str(value)) for name, value in SIZES.items()]
     model = shipped('models/t5_1_1.gin', flags=flags)
-    t5, runs = hf_folders.describe(model, VOCABULARY)
-    assert runs == {'encoder': (1, 2), 'decoder': (2,)}
+    t5 = hf_folders.describe(model, VOCABULARY)
     assert (t5.activation, t5.tied, t5.scaled_output) == ('gelu', False, False)
     params = small_models.random_params(model)
-    folder = huggingface.write_model_folder(str(tmp_path / 'hf'), t5, params, runs, 'bfloat16')
+    folder = huggingface.write_model_folder(str(tmp_path / 'hf'), t5, params, 'bfloat16')
     source, rounded = huggingface.open_model_folder(str(folder)), safetensors_files.round_params(params, 'bfloat16')
     ours, theirs = huggingface.compute_logits_pair(source, model, rounded)
     # Random parameters of standard deviation 1 give large logits, and therefore larger rounding.

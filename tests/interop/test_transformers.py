@@ -7,6 +7,7 @@ import types
 
 import numpy as np
 import pytest
+from flax import traverse_util
 
 import remixer_t5x
 from remixer_t5x.context import make_sequence_context
@@ -119,11 +120,9 @@ def save_random(make, folder):
 
 
 def check_round_trip(source, model, vocabulary, tmp_path):
-    family, runs = hf_folders.describe(model, vocabulary)
+    family, params = hf_folders.describe(model, vocabulary), hf_folders.read_params(source.folder)
     assert family == source.family
-    back = huggingface.open_model_folder(
-        str(huggingface.write_model_folder(str(tmp_path / 'back'), family, source.read_params(), runs))
-    )
+    back = huggingface.open_model_folder(str(huggingface.write_model_folder(str(tmp_path / 'back'), family, params)))
     assert back.family == source.family
     for name in source.tensors:
         assert name in family.copies or np.array_equal(back.tensors[name], source.tensors[name]), name
@@ -185,19 +184,17 @@ def test_a_sentence_t5_is_written_as_it_was_read(tmp_path):
     family = SentenceT5(**dataclasses.asdict(family), sentence_dim=16, max_length=32)
     projection = np.random.default_rng(0).standard_normal((24, 16), np.float32)
     params = {
-        **huggingface.open_model_folder(str(tmp_path / 'hf')).read_params(),
+        **hf_folders.read_params(tmp_path / 'hf'),
         'sentence': {'dense': {'kernel': projection}},
     }
-    source = huggingface.open_model_folder(
-        str(huggingface.write_model_folder(str(tmp_path / 'st'), family, params, family.default_layer_runs()))
-    )
+    source = huggingface.open_model_folder(str(huggingface.write_model_folder(str(tmp_path / 'st'), family, params)))
     assert source.family == family and np.array_equal(source.tensors['2_Dense/linear.weight'], projection.T)
     model = hf_folders.model_from_source(source, tmp_path)
     check_round_trip(source, model, VOCABULARY, tmp_path)
     # The formula of the paper: the normalized projection of the mean.
     mean = np.random.default_rng(1).standard_normal((3, 24), np.float32)
     expected = mean @ projection / np.linalg.norm(mean @ projection, axis=1, keepdims=True)
-    np.testing.assert_allclose(model.project_sentence(source.read_params(), mean), expected, atol=1e-6)
+    np.testing.assert_allclose(model.project_sentence(hf_folders.read_params(source.folder), mean), expected, atol=1e-6)
 
 
 def test_a_sentence_t5_of_other_modules_raises_a_one_line_error(tmp_path):
@@ -219,12 +216,10 @@ def test_a_ul2_20b_has_the_names_and_shapes_of_transformers():
     assert family.activation == 'silu'
     with torch.device('meta'):
         model = transformers.T5ForConditionalGeneration(config)
-    rows = (
-        (row, names)
-        for row in family.param_mappings()
-        for _, names in row.expand_layer_runs(family.default_layer_runs())
-    )
-    shapes = {name: row.shape for row, names in rows for name in names}
+    abstract = hf_folders.abstract_params(family)
+    ours = traverse_util.flatten_dict(abstract, sep='/')
+    rows = [(row.find_huggingface_shape(ours[row.path].shape), row.names) for row in family.map_params(abstract)]
+    shapes = {name: shape for shape, names in rows for name in names}
     theirs = {name: tuple(weight.shape) for name, weight in model.state_dict().items() if 'embed_tokens' not in name}
     assert shapes == theirs and sum(map(math.prod, shapes.values())) == 19_591_209_984
 
@@ -234,9 +229,9 @@ def test_outputs_and_files_equal_transformers(name, tmp_path):
     save_random(MODELS[name], tmp_path / 'hf')
     source = huggingface.open_model_folder(str(tmp_path / 'hf'))
     model = hf_folders.model_from_source(source, tmp_path)
-    ours, theirs = huggingface.compute_logits_pair(source, model, source.read_params())
+    ours, theirs = huggingface.compute_logits_pair(source, model, hf_folders.read_params(source.folder))
     print(f'{name}: n = {theirs.size}, largest difference {np.max(np.abs(ours - theirs)):.2g}')
     assert np.max(np.abs(ours - theirs)) < 1e-4 and np.max(np.abs(theirs)) > 0.01
     back = check_round_trip(source, model, VOCABULARY, tmp_path)
-    _, again = huggingface.compute_logits_pair(back, model, source.read_params())
+    _, again = huggingface.compute_logits_pair(back, model, hf_folders.read_params(source.folder))
     np.testing.assert_array_equal(again, theirs)

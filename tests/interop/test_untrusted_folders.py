@@ -13,6 +13,8 @@ from safetensors.numpy import save, save_file
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop import safetensors_files
 from remixer_t5x.interop.huggingface import model_folders as huggingface
+from remixer_t5x.interop.huggingface.model_family import MAX_NUMBER, HuggingFaceConfig
+from remixer_t5x.interop.huggingface.modern_bert import ModernBert
 from tests.support import hf_folders
 from tests.support.error_lines import error_message
 from tests.support.untrusted_inputs import Malicious
@@ -107,8 +109,17 @@ def test_an_odd_config_raises_a_one_line_error(tmp_path, change):
     """tests/test_untrusted_files.py reads random configs."""
     folder = hf_folders.write_tiny(tmp_path / 'hf', 't5_v1_0_tiny')
     (folder / 'config.json').write_text(json.dumps({**hf_folders.V1_0, **change}))
-    message = error_message(lambda: huggingface.open_model_folder(str(folder)).read_params())
+    message = error_message(hf_folders.read_params, folder)
     assert 'config.json' in message and len(message) < 1000
+
+
+def test_the_largest_sizes_raise_a_one_line_error():
+    tokens = dict.fromkeys(('pad_token_id', 'cls_token_id', 'sep_token_id'), 1)
+    config = {**dict.fromkeys(('vocab_size', 'intermediate_size'), MAX_NUMBER), **tokens}
+    config |= {'hidden_size': 4, 'num_attention_heads': 1, 'num_hidden_layers': 2}
+    family = ModernBert.from_config(HuggingFaceConfig(config, 'hf'), safetensors_files.LazyTensors({}))
+    abstract = hf_folders.abstract_params(family)
+    assert 'hf lacks' in error_message(family.read_params, safetensors_files.LazyTensors({}), abstract, 'hf')
 
 
 @pytest.mark.parametrize('name', ['config.json', 'deep/unread'])
@@ -125,7 +136,7 @@ def test_a_pickle_is_never_loaded(tmp_path, name):
     folder = hf_folders.write_tiny(tmp_path / 'hf', 't5_v1_0_tiny')
     (folder / 'model.safetensors').unlink()
     (folder / name).write_bytes(pickle.dumps(Malicious(tmp_path / 'ran')))
-    error_message(lambda: huggingface.open_model_folder(str(folder)).read_params())
+    error_message(hf_folders.read_params, folder)
     error_message(safetensors_files.read_params, str(folder / name))
     assert not (tmp_path / 'ran').exists()
     pickle.loads((folder / name).read_bytes())

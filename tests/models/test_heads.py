@@ -167,7 +167,7 @@ def test_logits_equal_transformers(name, model_type, tmp_path):
     model = build_model(str(tmp_path / 'model.gin'), f'model_types/{model_type}.gin', **labels)
     kernel, bias = (array.detach().numpy() for array in (output.weight, output.bias))
     modules = ('token_embedder', 'encoder', 'input')
-    backbone_params = {name: tree for name, tree in source.read_params().items() if name in modules}
+    backbone_params = {name: tree for name, tree in hf_folders.read_params(source.folder).items() if name in modules}
     params = {**backbone_params, 'head': {'output': {'kernel': kernel.T, 'bias': bias}}}
     logits = np.asarray(jax.jit(model.compute_head_outputs)(params, tokens))
     is_token = tokens > 0

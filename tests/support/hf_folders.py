@@ -8,7 +8,7 @@ import seqio
 from safetensors.numpy import save_file
 
 from remixer_t5x import build_model
-from remixer_t5x.cli.conversions import build_model_from_gin
+from remixer_t5x.cli import conversions
 from remixer_t5x.interop.huggingface import model_folders
 from tests.support.paths import GOLDEN
 
@@ -76,9 +76,20 @@ def write_gpt2(folder, **settings):
     return folder
 
 
+def abstract_params(family):
+    """Returns the shapes of the parameters of the model that the gin text of `family` configures."""
+    return conversions.get_abstract_params(conversions.build_model_from_gin(family.build_gin_text('A test.')))
+
+
+def read_params(folder):
+    """Reads the parameters in a Hugging Face folder."""
+    source = model_folders.open_model_folder(str(folder))
+    return source.read_params(abstract_params(source.family))
+
+
 def describe(model, vocabulary):
-    """Returns the Hugging Face model that `model` corresponds to, and its runs of layers."""
-    return model_folders.find_equivalent_model(model, vocabulary, build_model_from_gin)
+    """Returns the Hugging Face model that `model` corresponds to."""
+    return model_folders.find_equivalent_model(model, vocabulary, conversions.build_model_from_gin)
 
 
 def bert_model(*files, **macros):

@@ -8,7 +8,7 @@ pooler and no next-sentence head; weights of these modules in published BERT mod
 import dataclasses
 import pathlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,12 +16,7 @@ import numpy as np
 from remixer_t5x import tokenizer_files, untrusted_files
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop.huggingface.model_family import HuggingFaceConfig, ModelFamily, Tokenizer
-from remixer_t5x.interop.huggingface.param_mapping import (
-    ParamMapping,
-    Params,
-    build_dense_mappings,
-    build_layer_norm_mappings,
-)
+from remixer_t5x.interop.huggingface.param_mapping import ModuleNames, Params
 from remixer_t5x.interop.huggingface.traced_modules import TracedModules
 from remixer_t5x.interop.safetensors_files import LazyTensors
 from remixer_t5x.models.classifier import Classifier
@@ -30,6 +25,7 @@ from remixer_t5x.models.masked_lm import MaskedLM
 # Tokenizer files in order of preference.
 TOKENIZERS = ('tokenizer.json', 'vocab.txt')
 EMBEDDING_TABLE, HEAD = 'bert.embeddings.word_embeddings.weight', 'cls.predictions'
+ATTENTION, LAYER = 'encoder/layer/scaled_attention', 'bert.encoder.layer.{}'
 # Published BERT models use TensorFlow's names for the parameters of norms.
 OLD_NORM_NAMES = {'LayerNorm.gamma': 'LayerNorm.weight', 'LayerNorm.beta': 'LayerNorm.bias'}
 
@@ -69,6 +65,23 @@ class Bert(ModelFamily):
     copies = {f'{HEAD}.decoder.weight': EMBEDDING_TABLE, f'{HEAD}.decoder.bias': f'{HEAD}.bias'}
     ignored = r'bert\.pooler\..*|cls\.seq_relationship\..*|bert\.embeddings\.position_ids'
 
+    attention_name = 'scaled_attention'
+    module_names: ClassVar[ModuleNames] = {
+        'token_embedder': 'bert.embeddings.word_embeddings',
+        'input/positions': 'bert.embeddings.position_embeddings',
+        'input/token_types': 'bert.embeddings.token_type_embeddings',
+        'input/norm': 'bert.embeddings.LayerNorm',
+        **{f'{ATTENTION}/{name}': f'{LAYER}.attention.self.{name}' for name in ('query', 'key', 'value')},
+        f'{ATTENTION}/out': f'{LAYER}.attention.output.dense',
+        f'{ATTENTION}_norm': f'{LAYER}.attention.output.LayerNorm',
+        'encoder/layer/gelu_mlp/wi': f'{LAYER}.intermediate.dense',
+        'encoder/layer/gelu_mlp/wo': f'{LAYER}.output.dense',
+        'encoder/layer/gelu_mlp_norm': f'{LAYER}.output.LayerNorm',
+        'head': HEAD,
+        'head/dense': f'{HEAD}.transform.dense',
+        'head/output_norm': f'{HEAD}.transform.LayerNorm',
+    }
+
     num_encoder_layers: int
     max_length: int
     token_types: int = 2
@@ -83,34 +96,6 @@ class Bert(ModelFamily):
     def max_lengths(self) -> dict[str, int]:
         return {'inputs': self.max_length, 'targets': self.max_length}
 
-    def param_mappings(self) -> Iterator[ParamMapping]:
-        dim, hidden = self.embed_dim, self.mlp_dim
-        yield ParamMapping('token_embedder/embedding', EMBEDDING_TABLE, (self.vocab_size, dim))
-        yield ParamMapping(
-            'input/positions/table', 'bert.embeddings.position_embeddings.weight', (self.max_length, dim)
-        )
-        yield ParamMapping('input/token_types', 'bert.embeddings.token_type_embeddings.weight', (self.token_types, dim))
-        yield from build_layer_norm_mappings('input/norm', 'bert.embeddings.LayerNorm', dim)
-        ours, theirs = 'encoder/run/layer', 'bert.encoder.layer.{}'
-        for part in ('query', 'key', 'value'):
-            yield from build_dense_mappings(
-                f'{ours}/scaled_attention/{part}', f'{theirs}.attention.self.{part}', dim, dim
-            )
-        yield from build_dense_mappings(f'{ours}/scaled_attention/out', f'{theirs}.attention.output.dense', dim, dim)
-        yield from build_layer_norm_mappings(
-            f'{ours}/scaled_attention_norm', f'{theirs}.attention.output.LayerNorm', dim
-        )
-        yield from build_dense_mappings(f'{ours}/gelu_mlp/wi', f'{theirs}.intermediate.dense', dim, hidden)
-        yield from build_dense_mappings(f'{ours}/gelu_mlp/wo', f'{theirs}.output.dense', hidden, dim)
-        yield from build_layer_norm_mappings(f'{ours}/gelu_mlp_norm', f'{theirs}.output.LayerNorm', dim)
-        yield from self.head_param_mappings()
-
-    def head_param_mappings(self) -> Iterator[ParamMapping]:
-        """Yields the mappings of the parameters of the head."""
-        yield ParamMapping('head/bias', f'{HEAD}.bias', (self.vocab_size,))
-        yield from build_dense_mappings('head/dense', f'{HEAD}.transform.dense', self.embed_dim, self.embed_dim)
-        yield from build_layer_norm_mappings('head/output_norm', f'{HEAD}.transform.LayerNorm', self.embed_dim)
-
     @staticmethod
     def map_canonical_names(tensors: LazyTensors) -> dict[str, str]:
         pattern = re.compile('|'.join(map(re.escape, OLD_NORM_NAMES)) + '$')
@@ -118,14 +103,8 @@ class Bert(ModelFamily):
 
     @classmethod
     def read_model_fields(cls, model: Any, vocabulary: Any, modules: TracedModules) -> dict[str, Any]:
-        attention, embedding = modules.find_module('encoder/layer/scaled_attention'), modules.find_module('input')
-        return {
-            'vocab_size': model.module.vocab_size,
-            'embed_dim': model.module.embed_dim,
-            'mlp_dim': modules.find_module('encoder/layer/gelu_mlp').hidden_dim,
-            'num_heads': attention.num_heads,
-            'head_dim': attention.head_dim,
-            'epsilon': modules.find_module('encoder/layer/gelu_mlp_norm').epsilon,
+        fields, embedding = super().read_model_fields(model, vocabulary, modules), modules.find_module('input')
+        return fields | {
             'max_length': embedding.max_length,
             'token_types': embedding.token_types,
             'separator_id': model.module.separator_id,
@@ -188,6 +167,7 @@ class BertClassifier(Bert):
     gin_files = ('models/bert.gin', 'model_types/classifier.gin')
     copies = {}
     ignored = r'bert\.embeddings\.position_ids'
+    module_names = {**Bert.module_names, 'head/dense': 'bert.pooler.dense', 'head/output': 'classifier'}
 
     labels: tuple[str, ...] | None
 
@@ -197,10 +177,6 @@ class BertClassifier(Bert):
 
     def to_config(self) -> dict[str, Any]:
         return {**super().to_config(), **build_label_config(self.labels)}
-
-    def head_param_mappings(self) -> Iterator[ParamMapping]:
-        yield from build_dense_mappings('head/dense', 'bert.pooler.dense', self.embed_dim, self.embed_dim)
-        yield from build_dense_mappings('head/output', 'classifier', self.embed_dim, len(self.labels or ' '))
 
     @classmethod
     def read_model_fields(cls, model: Any, vocabulary: Any, modules: TracedModules) -> dict[str, Any]:

@@ -10,19 +10,20 @@ row of the embedding table is zero. With `DecoderOnly.begin_id`, the model never
 import dataclasses
 import pathlib
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Self
 
 import numpy as np
 
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop.huggingface.model_family import HuggingFaceConfig, ModelFamily, Tokenizer
-from remixer_t5x.interop.huggingface.param_mapping import ParamMapping, Params, build_layer_norm_mappings
+from remixer_t5x.interop.huggingface.param_mapping import HuggingFaceModule, Params
 from remixer_t5x.interop.huggingface.traced_modules import TracedModules
 from remixer_t5x.interop.safetensors_files import LazyTensors
 from remixer_t5x.models.language_model import LanguageModel
 
 PREFIX, EMBEDDING_TABLE = 'transformer.', 'transformer.wte.weight'
+ATTENTION, LAYER = 'decoder/layer/scaled_attention', 'transformer.h.{}'
 # A tokenizer consists of the optional files and one of these sets of files, in transformers' order of preference.
 TOKENIZER_FILES = (('tokenizer.json',), ('vocab.json', 'merges.txt'))
 OPTIONAL_FILES = ('tokenizer_config.json', 'added_tokens.json')
@@ -62,6 +63,24 @@ class Gpt2(ModelFamily):
     # Older checkpoints contain the causal masks.
     ignored = r'transformer\.h\.\d+\.attn\.(masked_)?bias'
 
+    attention_name = 'scaled_attention'
+    module_names = {
+        'token_embedder': 'transformer.wte',
+        'decoder/position_embedding': 'transformer.wpe',
+        'decoder/final_norm': 'transformer.ln_f',
+        f'{ATTENTION}_norm': f'{LAYER}.ln_1',
+        # Conv1D of transformers stores weights as [inputs, outputs], so they are not transposed.
+        **{
+            f'{ATTENTION}/{name}': HuggingFaceModule(f'{LAYER}.attn.c_attn', (index, 3), transposed=False)
+            for index, name in enumerate(('query', 'key', 'value'))
+        },
+        f'{ATTENTION}/out': HuggingFaceModule(f'{LAYER}.attn.c_proj', transposed=False),
+        'decoder/layer/gelu_mlp_norm': f'{LAYER}.ln_2',
+        'decoder/layer/gelu_mlp/wi': HuggingFaceModule(f'{LAYER}.mlp.c_fc', transposed=False),
+        'decoder/layer/gelu_mlp/wo': HuggingFaceModule(f'{LAYER}.mlp.c_proj', transposed=False),
+    }
+    id_offset = 1
+
     num_decoder_layers: int
     max_length: int
     end_id: int = 50256
@@ -77,27 +96,6 @@ class Gpt2(ModelFamily):
     def to_config(self) -> dict[str, Any]:
         return {**super().to_config(), 'bos_token_id': self.end_id}
 
-    def param_mappings(self) -> Iterator[ParamMapping]:
-        dim, hidden = self.embed_dim, self.mlp_dim
-        yield ParamMapping('token_embedder/embedding', EMBEDDING_TABLE, (self.vocab_size, dim), zero_rows=1)
-        yield ParamMapping('decoder/position_embedding/table', 'transformer.wpe.weight', (self.max_length, dim))
-        yield from build_layer_norm_mappings('decoder/final_norm', 'transformer.ln_f', dim)
-        ours, theirs = 'decoder/run/layer', 'transformer.h.{}'
-        yield from build_layer_norm_mappings(f'{ours}/scaled_attention_norm', f'{theirs}.ln_1', dim)
-        for index, name in enumerate(('query', 'key', 'value')):
-            path, joined = f'{ours}/scaled_attention/{name}', f'{theirs}.attn.c_attn'
-            yield ParamMapping(f'{path}/kernel', f'{joined}.weight', (dim, 3 * dim), part=(index, 3))
-            yield ParamMapping(f'{path}/bias', f'{joined}.bias', (3 * dim,), part=(index, 3))
-        yield from build_layer_norm_mappings(f'{ours}/gelu_mlp_norm', f'{theirs}.ln_2', dim)
-        # Conv1D of transformers stores kernels as [inputs, outputs], so they are not transposed.
-        for path, name, inputs, outputs in (
-            ('scaled_attention/out', 'attn.c_proj', dim, dim),
-            ('gelu_mlp/wi', 'mlp.c_fc', dim, hidden),
-            ('gelu_mlp/wo', 'mlp.c_proj', hidden, dim),
-        ):
-            yield ParamMapping(f'{ours}/{path}/kernel', f'{theirs}.{name}.weight', (inputs, outputs))
-            yield ParamMapping(f'{ours}/{path}/bias', f'{theirs}.{name}.bias', (outputs,))
-
     @staticmethod
     def map_canonical_names(tensors: LazyTensors) -> dict[str, str]:
         # Array names in older checkpoints do not have the prefix `transformer.`.
@@ -106,25 +104,16 @@ class Gpt2(ModelFamily):
 
     @classmethod
     def read_model_fields(cls, model: Any, vocabulary: Any, modules: TracedModules) -> dict[str, Any]:
-        attention, vocabulary_type = modules.find_module('decoder/layer/scaled_attention'), type(vocabulary).__name__
-        modules.require_condition(
-            hasattr(vocabulary, 'end_id'), f'VOCABULARY is a {vocabulary_type}, not a byte-pair vocabulary'
-        )
+        kind = type(vocabulary).__name__
+        modules.require_condition(hasattr(vocabulary, 'end_id'), f'VOCABULARY is a {kind}, not a byte-pair vocabulary')
         modules.require_condition(not model.prefix, 'PREFIX_LM is True')
-        return {
-            'vocab_size': model.module.vocab_size - 1,
-            'embed_dim': model.module.embed_dim,
-            'mlp_dim': modules.find_module('decoder/layer/gelu_mlp').hidden_dim,
-            'num_heads': attention.num_heads,
-            'head_dim': attention.head_dim,
-            'epsilon': modules.find_module('decoder/final_norm').epsilon,
+        return super().read_model_fields(model, vocabulary, modules) | {
             'max_length': modules.find_module('decoder/position_embedding').max_length,
             'end_id': vocabulary.end_id,
         }
 
     def build_gin_settings(self) -> dict[str, Any]:
         return {
-            'VOCAB_SIZE': self.vocab_size + 1,
             'decoder_only.DecoderOnly.begin_id': self.end_id + 1,
             'MAX_TARGET_LENGTH': self.max_length,
             'TASK_FEATURE_LENGTHS': {'targets': self.max_length},

@@ -8,22 +8,24 @@ import abc
 import dataclasses
 import pathlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
+from flax import traverse_util
 
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop import safetensors_files
 from remixer_t5x.interop.huggingface import param_mapping
-from remixer_t5x.interop.huggingface.param_mapping import ParamMapping, Params, Runs
+from remixer_t5x.interop.huggingface.param_mapping import ModuleNames, ParamMapping, Params
 from remixer_t5x.interop.huggingface.traced_modules import TracedModules
 from remixer_t5x.interop.safetensors_files import LazyTensors
 from remixer_t5x.models.architecture.layer import Block
 
 # Conversion iterates over all layers, so layer counts from untrusted files need a limit.
 MAX_LAYERS = 4096
-MAX_NUMBER = 2**31 - 1
+# Numbers plus `ModelFamily.id_offset` must fit into int32.
+MAX_NUMBER = 2**31 - 2
 
 
 class HuggingFaceConfig:
@@ -79,16 +81,13 @@ class HuggingFaceConfig:
                 raise self.setting_error(name, f'it must be {" or ".join(map(repr, values))}, as in published models')
 
 
-def list_layers_and_runs(stack: Any) -> tuple[list[Any], list[int | tuple[int, int]]]:
-    """Returns the layers of a `Stack`, including the layers in its blocks, and its runs in the format of `Runs`."""
+def list_layers(stack: Any) -> list[Any]:
+    """Returns the layers of a `Stack`, including the layers in its blocks."""
     layers: list[Any] = []
-    runs: list[int | tuple[int, int]] = []
     for factory, count in stack.runs:
         layer = factory()
-        block = [each() for each in layer.layers] if isinstance(layer, Block) else [layer]
-        runs.append((count, len(block)) if isinstance(layer, Block) else count)
-        layers += block * count
-    return layers, runs
+        layers += ([each() for each in layer.layers] if isinstance(layer, Block) else [layer]) * count
+    return layers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,6 +118,11 @@ class ModelFamily(abc.ABC):
     sizes: ClassVar[Mapping[str, str]]
     allowed: ClassVar[Mapping[str, Sequence[Any]]]
     constants: ClassVar[Mapping[str, Any]] = {}
+    # The Hugging Face modules of the parameters. `id_offset` is the difference between remixer_t5x ids and Hugging Face
+    # ids: 1 if Hugging Face's id 0 is not padding, so that our arrays over the vocabulary begin with a zero row.
+    module_names: ClassVar[ModuleNames]
+    attention_name: ClassVar[str] = 'self_attention'
+    id_offset: ClassVar[int] = 0
     # Optional arrays: `copies` maps duplicates to their originals, and `ignored` is a regex of array names to ignore.
     copies: ClassVar[Mapping[str, str]] = {}
     ignored: ClassVar[str] = ''
@@ -171,40 +175,46 @@ class ModelFamily(abc.ABC):
         }
 
     @classmethod
-    @abc.abstractmethod
     def read_model_fields(cls, model: Any, vocabulary: Any, modules: TracedModules) -> dict[str, Any]:
         """Returns the fields of the equivalent Hugging Face model, except for the numbers of layers.
 
         `from_model` checks all other settings. Raises UnsupportedModelError if a required module is missing.
         """
+        stack = cls.stack_names[0]
+        attention = modules.find_module(f'{stack}/layer/{cls.attention_name}')
+        feed_forward = modules.find_module(*(f'{stack}/layer/{kind}_mlp' for kind in ('gated', 'relu', 'gelu')))
+        return {
+            'vocab_size': model.module.vocab_size - cls.id_offset,
+            'embed_dim': model.module.embed_dim,
+            'mlp_dim': feed_forward.hidden_dim,
+            'num_heads': attention.num_heads,
+            'head_dim': attention.head_dim,
+            'epsilon': modules.find_module(f'{stack}/final_norm', 'input/norm').epsilon,
+        }
 
     @classmethod
-    def from_model(
-        cls, model: Any, vocabulary: Any, modules: TracedModules, build: Callable[[str], Any]
-    ) -> tuple[Self, Runs]:
-        """Returns the equivalent Hugging Face model and the runs of layers in `model`.
+    def from_model(cls, model: Any, vocabulary: Any, modules: TracedModules, build: Callable[[str], Any]) -> Self:
+        """Returns the equivalent Hugging Face model.
 
         `build` builds a model from gin text. Raises UnsupportedModelError if `modules` differ from those of the model
         that `build` creates.
         """
         fields = cls.read_model_fields(model, vocabulary, modules)
-        runs = {}
         for stack in cls.stack_names:
-            layers, runs_of_stack = list_layers_and_runs(getattr(model.module, f'{stack}_stack')())
-            runs[stack] = tuple(runs_of_stack)
-            fields[f'num_{stack}_layers'] = len(layers)
+            fields[f'num_{stack}_layers'] = len(list_layers(getattr(model.module, f'{stack}_stack')()))
         family = cls(**fields)
         modules.require_same_modules(build(family.build_gin_text('')))
-        return family, runs
+        return family
 
     @property
     def layer_counts(self) -> dict[str, int]:
         """The number of layers of each stack ('encoder' or 'decoder')."""
         return {stack: getattr(self, f'num_{stack}_layers') for stack in self.stack_names}
 
-    @abc.abstractmethod
-    def param_mappings(self) -> Iterator[ParamMapping]:
-        """Yields the mapping of each parameter to a Hugging Face array."""
+    @property
+    def query_factor(self) -> float:
+        """The factor by which the query kernels of Hugging Face are multiplied."""
+        return 1.0
 
     @property
     @abc.abstractmethod
@@ -238,7 +248,7 @@ class ModelFamily(abc.ABC):
 
     @staticmethod
     def map_canonical_names(tensors: LazyTensors) -> dict[str, str]:
-        """Maps the array names in `param_mappings` to the names in the file."""
+        """Maps the array names that `module_names` implies to the names in the file."""
         return {name: name for name in tensors}
 
     @classmethod
@@ -254,22 +264,19 @@ class ModelFamily(abc.ABC):
         """Returns transformers settings that override config.json when logits are compared."""
         return {}
 
-    def default_layer_runs(self) -> Runs:
-        """Returns the runs of layers in models/*.gin; by default, a single run for each stack."""
-        return {stack: (count,) for stack, count in self.layer_counts.items()}
-
-    def read_params(self, tensors: LazyTensors, folder: str) -> Params:
+    def read_params(self, tensors: LazyTensors, abstract: Params, folder: str) -> Params:
         """Converts Hugging Face weights to remixer_t5x parameters in float32.
 
-        Raises UserError if a weight is missing or unknown, or if its shape does not match config.json.
+        `abstract` is the parameter tree of the model that `build_gin_text` configures, with ShapeDtypeStructs as
+        leaves. Raises UserError if a weight is missing or unknown, or if its shape does not match config.json.
         """
-        mappings, runs = list(self.param_mappings()), self.default_layer_runs()
+        flat = traverse_util.flatten_dict(abstract, sep='/')
+        mappings = self.map_params(abstract)
         tensors = tensors.with_new_names(self.map_canonical_names(tensors))
         shapes = {
-            name: mapping.shape
+            name: mapping.find_huggingface_shape(flat[mapping.path].shape)
             for mapping in mappings
-            for _, names in mapping.expand_layer_runs(runs)
-            for name in names
+            for name in mapping.names
         }
         if missing := [name for name in shapes if name not in tensors]:
             raise UserError(
@@ -292,16 +299,21 @@ class ModelFamily(abc.ABC):
                 raise UserError(
                     f'{copy} differs from {name} in {folder}; {self.hf_class} ties these arrays, so they must be equal'
                 )
-        return param_mapping.convert_to_flax(mappings, runs, tensors)
+        params = {mapping.path: mapping.to_flax(tensors) for mapping in mappings}
+        return traverse_util.unflatten_dict(params, sep='/')
 
-    def convert_to_huggingface(self, params: Params, runs: Runs) -> dict[str, np.ndarray]:
+    def map_params(self, params: Params) -> list[ParamMapping]:
+        """Maps each of `params` (arrays or ShapeDtypeStructs) to Hugging Face arrays."""
+        return param_mapping.map_params(params, self.module_names, self.id_offset, self.query_factor)
+
+    def convert_to_huggingface(self, params: Params) -> dict[str, np.ndarray]:
         """Converts `params` to a dict of named Hugging Face arrays, which are views if possible."""
-        return param_mapping.convert_to_huggingface(self.param_mappings(), runs, params)
+        return param_mapping.convert_to_huggingface(self.map_params(params), params)
 
     def check_vocabulary(self, vocabulary: Any, name: str, folder: str) -> None:
         """Raises UserError if `vocabulary` is too large or its end token differs from that of the model in `folder`."""
         advice = 'pass the vocabulary of this model'
-        rows = self.build_gin_settings().get('VOCAB_SIZE', self.vocab_size)
+        rows = self.vocab_size + self.id_offset
         if vocabulary.vocab_size > rows:
             raise UserError(f'{name} has {vocabulary.vocab_size} ids, but the model in {folder} has {rows}; {advice}')
         eos_id = getattr(self, 'eos_id', vocabulary.eos_id)
@@ -314,7 +326,7 @@ class ModelFamily(abc.ABC):
         """Returns the text of the model's gin file. The first line is a comment with `origin`, the weights' source."""
         depth = max(self.layer_counts.values())
         settings = {
-            'VOCAB_SIZE': self.vocab_size,
+            'VOCAB_SIZE': self.vocab_size + self.id_offset,
             'EMBED_DIM': self.embed_dim,
             'MLP_DIM': self.mlp_dim,
             'NUM_HEADS': self.num_heads,

@@ -22,7 +22,7 @@ from remixer_t5x.interop.huggingface.bert import Bert, BertClassifier
 from remixer_t5x.interop.huggingface.gpt2 import Gpt2
 from remixer_t5x.interop.huggingface.model_family import HuggingFaceConfig, ModelFamily
 from remixer_t5x.interop.huggingface.modern_bert import ModernBert, ModernBertClassifier
-from remixer_t5x.interop.huggingface.param_mapping import Params, Runs
+from remixer_t5x.interop.huggingface.param_mapping import Params
 from remixer_t5x.interop.huggingface.t5 import SENTENCE_MODULES, T5, SentenceT5, T5Encoder
 from remixer_t5x.interop.huggingface.t5gemma import T5Gemma
 from remixer_t5x.interop.huggingface.traced_modules import TracedModules, UnsupportedModelError
@@ -52,19 +52,17 @@ class HuggingFaceFolder:
     family: ModelFamily
     tensors: safetensors_files.LazyTensors
 
-    def read_params(self) -> Params:
-        """Reads the parameters (NumPy, float32). Raises UserError for a missing, unknown or misshapen weight."""
-        return self.family.read_params(self.tensors, str(self.folder))
+    def read_params(self, abstract: Params) -> Params:
+        """Reads the parameters (NumPy, float32) of the model whose parameter tree has the shapes of `abstract`.
 
-    def find_differing_weight(self, params: Params, runs: Runs | None = None) -> str | None:
-        """Returns the name of a weight that differs from `params`, or None if all weights are equal.
-
-        `runs` describes the runs of layers in `params`, by default those in models/*.gin.
+        Raises UserError for a missing, unknown or misshapen weight.
         """
+        return self.family.read_params(self.tensors, abstract, str(self.folder))
+
+    def find_differing_weight(self, params: Params) -> str | None:
+        """Returns the name of a weight that differs from `params`, or None if all weights are equal."""
         tensors = self.tensors.with_new_names(self.family.map_canonical_names(self.tensors))
-        arrays = param_mapping.convert_to_huggingface(
-            self.family.param_mappings(), runs or self.family.default_layer_runs(), params
-        )
+        arrays = param_mapping.convert_to_huggingface(self.family.map_params(params), params)
         return next((name for name, array in arrays.items() if not np.array_equal(array, tensors[name])), None)
 
 
@@ -97,8 +95,8 @@ def read_family(folder: pathlib.Path) -> tuple[type[ModelFamily], HuggingFaceCon
     return (SentenceT5 if (folder / SENTENCE_MODULES).is_file() else [*named, *families][0]), config
 
 
-def find_equivalent_model(model: Any, vocabulary: Any, build: Callable[[str], Any]) -> tuple[ModelFamily, Runs]:
-    """Returns the equivalent Hugging Face model and the runs of layers in `model`.
+def find_equivalent_model(model: Any, vocabulary: Any, build: Callable[[str], Any]) -> ModelFamily:
+    """Returns the equivalent Hugging Face model.
 
     `build` builds a model from gin text. Raises UnsupportedModelError, with the first difference as the reason, if no
     family has an equivalent.
@@ -119,9 +117,7 @@ def find_equivalent_model(model: Any, vocabulary: Any, build: Callable[[str], An
     raise refusals[0]
 
 
-def write_model_folder(
-    path: str, family: ModelFamily, params: Params, runs: Runs, dtype: str = 'float32'
-) -> pathlib.Path:
+def write_model_folder(path: str, family: ModelFamily, params: Params, dtype: str = 'float32') -> pathlib.Path:
     """Writes config.json and the weights, converted to `dtype`, to a new or empty folder, and returns its path."""
     folder = check_folder_is_empty(path)
     files = {CONFIG: {**family.to_config(), 'dtype': dtype, 'torch_dtype': dtype}, **family.build_extra_files()}
@@ -134,7 +130,7 @@ def write_model_folder(
             f'{folder} cannot be written ({error.strerror}); check free disk space and permissions'
         ) from error
     arrays: dict[str, dict[str, np.ndarray]] = {}
-    for name, array in family.convert_to_huggingface(params, runs).items():
+    for name, array in family.convert_to_huggingface(params).items():
         subfolder, _, name_in_file = name.rpartition('/')
         arrays.setdefault(subfolder, {})[name_in_file] = array.astype(np.dtype(dtype), copy=False)
     for subfolder, contents in arrays.items():

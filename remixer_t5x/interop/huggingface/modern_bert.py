@@ -12,7 +12,7 @@ import dataclasses
 import json
 import math
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -20,14 +20,8 @@ import numpy as np
 from remixer_t5x import tokenizer_files
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop.huggingface.bert import build_label_config, read_label_names
-from remixer_t5x.interop.huggingface.model_family import HuggingFaceConfig, ModelFamily, Tokenizer, list_layers_and_runs
-from remixer_t5x.interop.huggingface.param_mapping import (
-    ParamMapping,
-    Params,
-    Runs,
-    build_dense_mappings,
-    build_kernel_mapping,
-)
+from remixer_t5x.interop.huggingface.model_family import HuggingFaceConfig, ModelFamily, Tokenizer, list_layers
+from remixer_t5x.interop.huggingface.param_mapping import HuggingFaceModule, ModuleNames, Params
 from remixer_t5x.interop.huggingface.traced_modules import TracedModules
 from remixer_t5x.interop.safetensors_files import LazyTensors
 from remixer_t5x.models.architecture.encoder_only import first_token, mean_of_tokens
@@ -36,7 +30,7 @@ from remixer_t5x.models.masked_lm import MaskedLM
 
 EMBEDDING_TABLE = 'model.embeddings.tok_embeddings.weight'
 GLOBAL_ATTENTION, LOCAL_ATTENTION = 'full_attention', 'sliding_attention'
-ROTARY = 'encoder/layer/self_attention/rotary'
+ATTENTION, LAYER = 'encoder/layer/self_attention', 'model.layers.{}'
 SPECIAL_TOKENS = ('pad', 'cls', 'sep')
 POOLINGS = {'cls': first_token, 'mean': mean_of_tokens}
 
@@ -78,6 +72,26 @@ class ModernBert(ModelFamily):
     }
     constants = {'initializer_range': 0.02}
     copies = {'decoder.weight': EMBEDDING_TABLE}
+
+    module_names: ClassVar[ModuleNames] = {
+        'token_embedder': 'model.embeddings.tok_embeddings',
+        'input/norm': 'model.embeddings.norm',
+        f'{ATTENTION}_norm': f'{LAYER}.attn_norm',
+        **{
+            f'{ATTENTION}/{name}': HuggingFaceModule(f'{LAYER}.attn.Wqkv', (index, 3))
+            for index, name in enumerate(('query', 'key', 'value'))
+        },
+        f'{ATTENTION}/out': f'{LAYER}.attn.Wo',
+        'encoder/layer/gated_mlp_norm': f'{LAYER}.mlp_norm',
+        **{f'encoder/layer/gated_mlp/wi_{index}': HuggingFaceModule(f'{LAYER}.mlp.Wi', (index, 2)) for index in (0, 1)},
+        'encoder/layer/gated_mlp/wo': f'{LAYER}.mlp.Wo',
+        'encoder/final_norm': 'model.final_norm',
+        'head': 'decoder',
+        'head/dense': 'head.dense',
+        'head/output_norm': 'head.norm',
+        'head/output': 'classifier',
+    }
+    id_offset = 1
 
     num_encoder_layers: int
     # `max_length` is not compared for equality, because the remixer_t5x model has no maximum length.
@@ -136,36 +150,9 @@ class ModernBert(ModelFamily):
             'local_rope_theta': self.local_theta,
         }
 
-    def default_layer_runs(self) -> Runs:
-        # The runs are layer 0, blocks of local layers that end with a global layer, and the remaining layers.
-        blocks, rest = divmod(self.num_encoder_layers - 1, self.global_every)
-        shapes = ((blocks, self.global_every), (1, rest))
-        return {'encoder': (1, *(shape for shape in shapes if all(shape)))}
-
-    def param_mappings(self) -> Iterator[ParamMapping]:
-        dim, hidden = self.embed_dim, self.mlp_dim
-        yield ParamMapping('token_embedder/embedding', EMBEDDING_TABLE, (self.vocab_size, dim), zero_rows=1)
-        yield ParamMapping('input/norm/scale', 'model.embeddings.norm.weight', (dim,))
-        ours, theirs = 'encoder/run/layer', 'model.layers.{}'
-        yield ParamMapping(f'{ours}/self_attention_norm/scale', f'{theirs}.attn_norm.weight', (dim,), first_layer=1)
-        for index, part in enumerate(('query', 'key', 'value')):
-            mapping = build_kernel_mapping(f'{ours}/self_attention/{part}', f'{theirs}.attn.Wqkv', dim, 3 * dim)
-            factor = 1.0 if index else self.head_dim**-0.5
-            yield dataclasses.replace(mapping, part=(index, 3), factor=factor)
-        yield build_kernel_mapping(f'{ours}/self_attention/out', f'{theirs}.attn.Wo', dim, dim)
-        yield ParamMapping(f'{ours}/gated_mlp_norm/scale', f'{theirs}.mlp_norm.weight', (dim,))
-        for index in range(2):
-            mapping = build_kernel_mapping(f'{ours}/gated_mlp/wi_{index}', f'{theirs}.mlp.Wi', dim, 2 * hidden)
-            yield dataclasses.replace(mapping, part=(index, 2))
-        yield build_kernel_mapping(f'{ours}/gated_mlp/wo', f'{theirs}.mlp.Wo', hidden, dim)
-        yield ParamMapping('encoder/final_norm/scale', 'model.final_norm.weight', (dim,))
-        yield build_kernel_mapping('head/dense', 'head.dense', dim, dim)
-        yield ParamMapping('head/output_norm/scale', 'head.norm.weight', (dim,))
-        yield from self.head_param_mappings()
-
-    def head_param_mappings(self) -> Iterator[ParamMapping]:
-        """Yields the mappings of the parameters in the task-specific part of the head."""
-        yield ParamMapping('head/bias', 'decoder.bias', (self.vocab_size,), zero_rows=1)
+    @property
+    def query_factor(self) -> float:
+        return self.head_dim**-0.5
 
     @classmethod
     def read_model_fields(cls, model: Any, vocabulary: Any, modules: TracedModules) -> dict[str, Any]:
@@ -173,31 +160,25 @@ class ModernBert(ModelFamily):
         modules.require_condition(
             bool(special), f'VOCABULARY is a {kind}, not a shifted vocabularies.huggingface_tokenizer'
         )
-        attentions = modules.find_modules('encoder/layer/self_attention')
-        layers, _ = list_layers_and_runs(model.module.encoder_stack())
+        attentions = modules.find_modules(ATTENTION)
+        layers = list_layers(model.module.encoder_stack())
         windows = [getattr(layer.sublayers[0](), 'sliding_window', None) for layer in layers]
         local = next((window for window in windows if window is not None), 65)
         every = [*windows[1:], None].index(None) + 1
         alternates = windows == [local if layer % every else None for layer in range(len(layers))]
         modules.require_condition(alternates, 'windows do not alternate')
-        rotaries = dict(zip((each.sliding_window for each in attentions), modules.find_modules(ROTARY), strict=True))
-        thetas = {'local_theta': rotaries[local].theta} if local in rotaries else {}
-        return thetas | {
-            'vocab_size': model.module.vocab_size - 1,
-            'embed_dim': model.module.embed_dim,
-            'mlp_dim': modules.find_module('encoder/layer/gated_mlp').hidden_dim,
-            'num_heads': attentions[0].num_heads,
-            'head_dim': attentions[0].head_dim,
-            'epsilon': modules.find_module('encoder/final_norm').epsilon,
+        rotaries = modules.find_modules(f'{ATTENTION}/rotary')
+        thetas = {layer.sliding_window: rotary.theta for layer, rotary in zip(attentions, rotaries, strict=True)}
+        return super().read_model_fields(model, vocabulary, modules) | {
             'window': 2 * (local - 1),
             'global_every': every,
-            'global_theta': rotaries[None].theta,
+            'global_theta': thetas[None],
+            'local_theta': thetas.get(local, cls.local_theta),
             **{f'{role}_id': special[role] for role in SPECIAL_TOKENS},
         }
 
     def build_gin_settings(self) -> dict[str, Any]:
         return {
-            'VOCAB_SIZE': self.vocab_size + 1,
             'LOCAL_WINDOW': self.window // 2 + 1,
             'GLOBAL_EVERY': self.global_every,
             'GLOBAL_THETA': self.global_theta,
@@ -246,9 +227,6 @@ class ModernBertClassifier(ModernBert):
 
     def to_config(self) -> dict[str, Any]:
         return {**super().to_config(), **build_label_config(self.labels), 'classifier_pooling': self.pooling}
-
-    def head_param_mappings(self) -> Iterator[ParamMapping]:
-        yield from build_dense_mappings('head/output', 'classifier', self.embed_dim, len(self.labels or ' '))
 
     @classmethod
     def read_model_fields(cls, model: Any, vocabulary: Any, modules: TracedModules) -> dict[str, Any]:

@@ -5,114 +5,146 @@ Hugging Face stores a separate array for each layer. remixer_t5x stacks the arra
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import itertools
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from flax import traverse_util
 
 Params = Any
-# Maps each stack to its runs. A run is a number of layers, or (blocks, layers per block) for a run of blocks.
-Runs = Mapping[str, Sequence[int | tuple[int, int]]]
+_LAYER_PARAM = re.compile(r'(\w+)/run_(\d+)/layer/(?:layer_(\d+)/)?(.+)')
+
+
+@dataclasses.dataclass(frozen=True)
+class HuggingFaceModule:
+    """A Hugging Face module that contains the parameters of a remixer_t5x module.
+
+    Attributes:
+        name: name of the module, in which `{}` is replaced with the index of the layer.
+        part: (index, count): the parameter is the array at `index` after splitting the Hugging Face array into `count`
+            equal arrays along the parameter's last axis.
+        transposed: whether to swap the two axes of the weight. By default, only kernels are transposed, because a
+            PyTorch Linear stores its weight as [outputs, inputs].
+    """
+
+    name: str
+    part: tuple[int, int] = (0, 1)
+    transposed: bool | None = None
+
+
+# Maps remixer_t5x modules, such as `encoder/layer/self_attention/query`, to Hugging Face modules. A key can also be the
+# path of a parameter.
+ModuleNames = Mapping[str, str | HuggingFaceModule]
 
 
 @dataclasses.dataclass(frozen=True)
 class ParamMapping:
-    """A remixer_t5x parameter and the corresponding Hugging Face array.
+    """A remixer_t5x parameter and the Hugging Face arrays of its layers, or a single array outside of the layers.
 
     Attributes:
-        path: path in the remixer_t5x parameter tree; in `encoder/run/layer/...`, `run` means run_0, run_1, ...
-        name: name of the Hugging Face array, in which `{}` is replaced with the index of the layer.
-        shape: shape of the Hugging Face array of a single layer.
-        transposed: whether to swap the last two axes.
-        part: (index, count): the parameter is the array at `index` after splitting the Hugging Face array into `count`
-            equal arrays along the parameter's last axis. Mappings with the same name are in the order of `index`.
+        path: path in the remixer_t5x parameter tree.
+        names: names of the Hugging Face arrays.
+        is_stacked: whether the parameter has a layer axis.
+        transposed, part: see `HuggingFaceModule`.
         zero_rows: number of rows of zeros to insert before the rows of the Hugging Face array.
         factor: factor by which Hugging Face values are multiplied; a power of two, so that the product is exact.
-        first_layer: index of the first layer that has this parameter.
     """
 
     path: str
-    name: str
-    shape: tuple[int, ...]
-    transposed: bool = False
-    part: tuple[int, int] = (0, 1)
-    zero_rows: int = 0
-    factor: float = 1.0
-    first_layer: int = 0
+    names: Sequence[str]
+    is_stacked: bool
+    transposed: bool
+    part: tuple[int, int]
+    zero_rows: int
+    factor: float
 
-    @property
-    def is_stacked(self) -> bool:
-        return '{}' in self.name
+    def find_huggingface_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Returns the shape of each Hugging Face array of a parameter with the shape `shape`."""
+        first, *rest = shape[1:] if self.is_stacked else shape
+        sizes = [first - self.zero_rows, *rest]
+        sizes[-1] *= self.part[1]
+        return tuple(sizes[::-1] if self.transposed else sizes)
 
-    def expand_layer_runs(self, runs: Runs) -> Iterator[tuple[str, list[str]]]:
-        """Yields the path of each remixer_t5x array and the names of the Hugging Face arrays that it stacks."""
-        if not self.is_stacked:
-            yield self.path, [self.name]
-            return
-        start = 0
-        for run, shape in enumerate(runs[self.path.partition('/')[0]]):
-            count, size = shape if isinstance(shape, tuple) else (shape, 0)
-            path, step = self.path.replace('/run/', f'/run_{run}/'), max(size, 1)
-            for index in range(step):
-                layers = range(start + index, start + count * step, step)
-                if names := [self.name.format(layer) for layer in layers if layer >= self.first_layer]:
-                    yield path.replace('/layer/', f'/layer/layer_{index}/') if size else path, names
-            start += count * step
+    def to_flax(self, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Returns the parameter in the remixer_t5x layout."""
+        layers = [self._convert_layer(tensors[name]) for name in self.names]
+        return np.stack(layers) if self.is_stacked else np.ascontiguousarray(layers[0])
 
-    def to_flax(self, array: np.ndarray) -> np.ndarray:
-        """Converts the Hugging Face array of a single layer to the remixer_t5x layout."""
+    def _convert_layer(self, array: np.ndarray) -> np.ndarray:
         index, count = self.part
         array = np.split(array.T if self.transposed else array, count, axis=-1)[index]
         array = array if self.factor == 1.0 else array * np.float32(self.factor)
         return np.pad(array, [(self.zero_rows, 0)] + [(0, 0)] * (array.ndim - 1)) if self.zero_rows else array
 
-    def to_huggingface(self, array: np.ndarray) -> np.ndarray:
-        """Converts the remixer_t5x array of a single layer to the Hugging Face layout, as a view if possible."""
-        array = array[self.zero_rows :]
-        array = array if self.factor == 1.0 else array / array.dtype.type(self.factor)
-        return array.T if self.transposed else array
+    def to_huggingface(self, array: np.ndarray) -> list[np.ndarray]:
+        """Returns an array in the Hugging Face layout, as a view if possible, for each of `names`."""
+        layers = [layer[self.zero_rows :] for layer in (array if self.is_stacked else [array])]
+        layers = layers if self.factor == 1.0 else [layer / layer.dtype.type(self.factor) for layer in layers]
+        return [layer.T for layer in layers] if self.transposed else layers
 
 
-def build_kernel_mapping(path: str, name: str, inputs: int, outputs: int) -> ParamMapping:
-    """Returns the mapping from a Flax kernel to the weight of a PyTorch Linear, [outputs, inputs], its transpose."""
-    return ParamMapping(f'{path}/kernel', f'{name}.weight', (outputs, inputs), transposed=True)
+def map_params(params: Params, modules: ModuleNames, id_offset: int, query_factor: float) -> list[ParamMapping]:
+    """Maps the parameters of a model (arrays or ShapeDtypeStructs) to the Hugging Face arrays in `modules`.
+
+    Args:
+        id_offset: number of rows of zeros in arrays over the vocabulary.
+        query_factor: factor of the query kernels.
+    """
+    flat = traverse_util.flatten_dict(params, sep='/')
+    layers, mappings = _find_layer_indices(flat), []
+    for path in flat:
+        match = _LAYER_PARAM.fullmatch(path)
+        key = f'{match[1]}/layer/{match[4]}' if match else path
+        module, _, leaf = key.rpartition('/')
+        target = modules.get(key) or modules[module]
+        target = HuggingFaceModule(target) if isinstance(target, str) else target
+        name = f'{target.name}.{"bias" if leaf == "bias" else "weight"}'
+        mappings.append(
+            ParamMapping(
+                path,
+                [name.format(layer) for layer in layers[_get_layer_key(match)]] if match else [name],
+                is_stacked=match is not None,
+                transposed=leaf == 'kernel' if target.transposed is None else target.transposed,
+                part=target.part,
+                zero_rows=id_offset if key in ('token_embedder/embedding', 'head/bias') else 0,
+                factor=query_factor if module.endswith('/query') else 1.0,
+            )
+        )
+    return mappings
 
 
-def build_dense_mappings(path: str, name: str, inputs: int, outputs: int) -> list[ParamMapping]:
-    """Returns the mappings of the weight and bias of a PyTorch Linear."""
-    return [build_kernel_mapping(path, name, inputs, outputs), ParamMapping(f'{path}/bias', f'{name}.bias', (outputs,))]
+def _get_layer_key(match: re.Match[str]) -> tuple[str, int, int]:
+    """Returns the stack, the run and the index in the block, which is 0 without a block."""
+    return match[1], int(match[2]), int(match[3] or 0)
 
 
-def build_layer_norm_mappings(path: str, name: str, width: int) -> list[ParamMapping]:
-    """Returns the mappings of the scale and bias of a PyTorch LayerNorm."""
-    return [
-        ParamMapping(f'{path}/scale', f'{name}.weight', (width,)),
-        ParamMapping(f'{path}/bias', f'{name}.bias', (width,)),
-    ]
+def _find_layer_indices(flat: Mapping[str, Any]) -> dict[tuple[str, int, int], Iterable[int]]:
+    """Maps each key of `_get_layer_key` to the indices, in the whole stack, of the layers that its arrays stack."""
+    counts = {
+        _get_layer_key(match): array.shape[0] for path, array in flat.items() if (match := _LAYER_PARAM.fullmatch(path))
+    }
+    indices: dict[tuple[str, int, int], Iterable[int]] = {}
+    for _, keys_of_stack in itertools.groupby(sorted(counts), key=lambda key: key[0]):
+        start = 0
+        for _, keys_of_run in itertools.groupby(keys_of_stack, key=lambda key: key[1]):
+            block = list(keys_of_run)
+            end = start + counts[block[0]] * len(block)
+            indices |= {key: range(start + index, end, len(block)) for index, key in enumerate(block)}
+            start = end
+    return indices
 
 
-def convert_to_flax(mappings: Iterable[ParamMapping], runs: Runs, tensors: Mapping[str, np.ndarray]) -> Params:
-    """Converts Hugging Face `tensors` to remixer_t5x parameters in float32. The caller must check names and shapes."""
-    flat = {}
-    for mapping in mappings:
-        for path, names in mapping.expand_layer_runs(runs):
-            layers = [mapping.to_flax(tensors[name]) for name in names]
-            flat[path] = np.stack(layers) if mapping.is_stacked else np.ascontiguousarray(layers[0])
-    return traverse_util.unflatten_dict(flat, sep='/')
-
-
-def convert_to_huggingface(mappings: Iterable[ParamMapping], runs: Runs, params: Params) -> dict[str, np.ndarray]:
+def convert_to_huggingface(mappings: Iterable[ParamMapping], params: Params) -> dict[str, np.ndarray]:
     """Converts remixer_t5x `params` to a dict of named Hugging Face arrays, which are views if possible."""
     flat = traverse_util.flatten_dict(params, sep='/')
     parts: dict[str, list[np.ndarray]] = {}
     axes: dict[str, int] = {}
-    for mapping in mappings:
-        for path, names in mapping.expand_layer_runs(runs):
-            layers = np.asarray(flat[path]) if mapping.is_stacked else [np.asarray(flat[path])]
-            for name, layer in zip(names, layers, strict=True):
-                parts.setdefault(name, []).append(mapping.to_huggingface(layer))
-                axes[name] = 0 if mapping.transposed else -1
+    for mapping in sorted(mappings, key=lambda mapping: mapping.part):
+        for name, array in zip(mapping.names, mapping.to_huggingface(np.asarray(flat[mapping.path])), strict=True):
+            parts.setdefault(name, []).append(array)
+            axes[name] = 0 if mapping.transposed else -1
     return {
         name: arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axes[name]) for name, arrays in parts.items()
     }

@@ -28,7 +28,7 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.interop import safetensors_files
 from remixer_t5x.interop.huggingface import t5_tokenizer
 from remixer_t5x.interop.huggingface.model_family import MAX_NUMBER, HuggingFaceConfig, ModelFamily
-from remixer_t5x.interop.huggingface.param_mapping import ParamMapping, Params, Runs, build_kernel_mapping
+from remixer_t5x.interop.huggingface.param_mapping import HuggingFaceModule, Params
 from remixer_t5x.interop.huggingface.traced_modules import TracedModules
 from remixer_t5x.interop.safetensors_files import LazyTensors
 from remixer_t5x.models.masked_lm import MaskedLM
@@ -47,6 +47,24 @@ POOLING, DENSE = '1_Pooling', '2_Dense'
 # Maps the folder of each module in modules.json to its class name.
 SENTENCE_LAYOUT = {'': 'Transformer', POOLING: 'Pooling', DENSE: 'Dense', '3_Normalize': 'Normalize'}
 IDENTITY = 'torch.nn.modules.linear.Identity'
+
+
+def _list_module_names() -> Iterator[tuple[str, str | HuggingFaceModule]]:
+    yield 'token_embedder', 'shared'
+    yield 'logits', 'lm_head'
+    yield 'sentence/dense', f'{DENSE}/linear'
+    for side, last in (('encoder', 1), ('decoder', 2)):
+        ours, theirs, bias = f'{side}/layer', f'{side}.block.{{}}.layer', 'SelfAttention.relative_attention_bias'
+        yield f'{side}/final_norm', f'{side}.final_layer_norm'
+        yield f'{side}/position_bias', HuggingFaceModule(f'{side}.block.0.layer.0.{bias}', transposed=True)
+        yield f'{ours}/self_attention/position_bias', HuggingFaceModule(f'{theirs}.0.{bias}', transposed=True)
+        for index, (name, module) in enumerate((('self', 'SelfAttention'), ('cross', 'EncDecAttention'))):
+            yield f'{ours}/{name}_attention_norm', f'{theirs}.{index}.layer_norm'
+            for part in ('query', 'key', 'value', 'out'):
+                yield f'{ours}/{name}_attention/{part}', f'{theirs}.{index}.{module}.{part[0]}'
+        for kind, part in (('gated', 'wi_0'), ('gated', 'wi_1'), ('gated', 'wo'), ('relu', 'wi'), ('relu', 'wo')):
+            yield f'{ours}/{kind}_mlp/{part}', f'{theirs}.{last}.DenseReluDense.{part}'
+            yield f'{ours}/{kind}_mlp_norm', f'{theirs}.{last}.layer_norm'
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -89,6 +107,7 @@ class T5Encoder(ModelFamily):
     # T5's dropout rate for finetuning, which is only used when training with transformers.
     constants = {'dropout_rate': 0.1, 'initializer_factor': 1.0, 'use_cache': True}
     copies = dict.fromkeys(TABLE_COPIES[:1], EMBEDDING_TABLE)
+    module_names = dict(_list_module_names())
 
     num_encoder_layers: int
     activation: str | None
@@ -123,36 +142,6 @@ class T5Encoder(ModelFamily):
             config |= {'architectures': [f'UM{self.hf_class}'], 'model_type': UMT5}
         return config
 
-    def param_mappings(self) -> Iterator[ParamMapping]:
-        dim, hidden, joined = self.embed_dim, self.mlp_dim, self.num_heads * self.head_dim
-        buckets, feed_forward = (self.num_buckets, self.num_heads), 'gated_mlp' if self.activation else 'relu_mlp'
-        yield ParamMapping('token_embedder/embedding', EMBEDDING_TABLE, (self.vocab_size, dim))
-        for side in self.layer_counts:
-            ours, theirs = f'{side}/run/layer', f'{side}.block.{{}}.layer'
-            attentions = {'self_attention': f'{theirs}.0.SelfAttention'}
-            if side == 'decoder':
-                attentions['cross_attention'] = f'{theirs}.1.EncDecAttention'
-            path = f'{ours}/self_attention' if self.layer_biases else side
-            bias = attentions['self_attention'] if self.layer_biases else f'{side}.block.0.layer.0.SelfAttention'
-            yield ParamMapping(
-                f'{path}/position_bias/embedding', f'{bias}.relative_attention_bias.weight', buckets, True
-            )
-            for name, attention in attentions.items():
-                for part in ('query', 'key', 'value'):
-                    yield build_kernel_mapping(f'{ours}/{name}/{part}', f'{attention}.{part[0]}', dim, joined)
-                yield build_kernel_mapping(f'{ours}/{name}/out', f'{attention}.o', joined, dim)
-                yield ParamMapping(
-                    f'{ours}/{name}_norm/scale', f'{attention.rpartition(".")[0]}.layer_norm.weight', (dim,)
-                )
-            last = f'{theirs}.{len(attentions)}'
-            for part in ('wi_0', 'wi_1') if self.activation else ('wi',):
-                yield build_kernel_mapping(
-                    f'{ours}/{feed_forward}/{part}', f'{last}.DenseReluDense.{part}', dim, hidden
-                )
-            yield build_kernel_mapping(f'{ours}/{feed_forward}/wo', f'{last}.DenseReluDense.wo', hidden, dim)
-            yield ParamMapping(f'{ours}/{feed_forward}_norm/scale', f'{last}.layer_norm.weight', (dim,))
-            yield ParamMapping(f'{side}/final_norm/scale', f'{side}.final_layer_norm.weight', (dim,))
-
     @staticmethod
     def map_canonical_names(tensors: LazyTensors) -> dict[str, str]:
         names = {name: name for name in tensors}
@@ -164,7 +153,7 @@ class T5Encoder(ModelFamily):
 
     @classmethod
     def read_model_fields(cls, model: Any, vocabulary: Any, modules: TracedModules) -> dict[str, Any]:
-        attention = modules.find_module('encoder/layer/self_attention')
+        fields = super().read_model_fields(model, vocabulary, modules)
         feed_forward = modules.find_module('encoder/layer/gated_mlp', 'encoder/layer/relu_mlp')
         activation = getattr(feed_forward, 'activation', None)
         modules.require_condition(activation in FEED_FORWARDS.values(), f'ACTIVATION is {activation!r}')
@@ -172,13 +161,7 @@ class T5Encoder(ModelFamily):
         bias = modules.find_module(
             'encoder/layer/self_attention/position_bias' if layer_biases else 'encoder/position_bias'
         )
-        return {
-            'vocab_size': model.module.vocab_size,
-            'embed_dim': model.module.embed_dim,
-            'mlp_dim': feed_forward.hidden_dim,
-            'num_heads': attention.num_heads,
-            'head_dim': attention.head_dim,
-            'epsilon': modules.find_module('encoder/final_norm').epsilon,
+        return fields | {
             'activation': activation,
             'num_buckets': bias.num_buckets,
             'max_distance': bias.max_distance,
@@ -268,13 +251,8 @@ class T5(T5Encoder):
     def build_extra_files(self) -> dict[str, Any]:
         return {GENERATION_CONFIG: {'decoder_start_token_id': 0, 'eos_token_id': self.eos_id, 'pad_token_id': 0}}
 
-    def param_mappings(self) -> Iterator[ParamMapping]:
-        yield from super().param_mappings()
-        if not self.tied:
-            yield ParamMapping('logits/kernel', OUTPUT_WEIGHT, (self.vocab_size, self.embed_dim), transposed=True)
-
-    def convert_to_huggingface(self, params: Params, runs: Runs) -> dict[str, np.ndarray]:
-        arrays = super().convert_to_huggingface(params, runs)
+    def convert_to_huggingface(self, params: Params) -> dict[str, np.ndarray]:
+        arrays = super().convert_to_huggingface(params)
         if self.tied and not self.scaled_output:
             # transformers 4 cannot tie the output without scaling it, and version 5 ties equal arrays.
             arrays[OUTPUT_WEIGHT] = arrays[EMBEDDING_TABLE]
@@ -382,10 +360,6 @@ class SentenceT5(T5Encoder):
     @property
     def max_lengths(self) -> dict[str, int]:
         return {'inputs': self.max_length, 'targets': self.max_length}
-
-    def param_mappings(self) -> Iterator[ParamMapping]:
-        yield from super().param_mappings()
-        yield build_kernel_mapping('sentence/dense', f'{DENSE}/linear', self.embed_dim, self.sentence_dim)
 
     @classmethod
     def read_model_fields(cls, model: Any, vocabulary: Any, modules: TracedModules) -> dict[str, Any]:

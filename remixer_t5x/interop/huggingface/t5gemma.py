@@ -18,28 +18,37 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from remixer_t5x.interop.huggingface import modern_bert
-from remixer_t5x.interop.huggingface.model_family import HuggingFaceConfig, ModelFamily, list_layers_and_runs
-from remixer_t5x.interop.huggingface.param_mapping import ParamMapping, Runs, build_kernel_mapping
+from remixer_t5x.interop.huggingface.model_family import HuggingFaceConfig, ModelFamily, list_layers
 from remixer_t5x.interop.huggingface.traced_modules import TracedModules
 from remixer_t5x.interop.safetensors_files import LazyTensors
 from remixer_t5x.models.seq2seq import Seq2Seq
 
 STACKS = ('encoder', 'decoder')
 LOCAL_OR_GLOBAL = ('sliding_attention', 'full_attention')
-OUTPUT_WEIGHT = 'lm_head.out_proj.weight'
-# Maps each sublayer to its Hugging Face module name, and to the X in its norms pre_X_layernorm and post_X_layernorm.
-SUBLAYER_NAMES = {
-    'self_attention': ('self_attn', 'self_attn'),
-    'cross_attention': ('cross_attn', 'cross_attn'),
-    'gated_mlp': ('mlp', 'feedforward'),
-}
+# Maps each sublayer to the X in its norms pre_X_layernorm and post_X_layernorm.
+SUBLAYER_NORMS = {'self_attention': 'self_attn', 'cross_attention': 'cross_attn', 'gated_mlp': 'feedforward'}
 # Maps further settings of each stack to field names.
 OTHER_SETTINGS = {
     'attn_logit_softcapping': 'softcap',
     'final_logit_softcapping': 'final_softcap',
     'rope_parameters': 'theta',
 }
-MLP_PARTS = {'wi_0': 'gate_proj', 'wi_1': 'up_proj', 'wo': 'down_proj'}
+
+
+def _list_module_names() -> Iterator[tuple[str, str]]:
+    yield 'logits', 'lm_head.out_proj'
+    for side, table in (('encoder', 'token_embedder'), ('decoder', 'decoder_token_embedder')):
+        ours, theirs = f'{side}/layer', f'model.{side}.layers.{{}}'
+        yield table, f'model.{side}.embed_tokens'
+        yield f'{side}/final_norm', f'model.{side}.norm'
+        for name, norm in SUBLAYER_NORMS.items():
+            yield f'{ours}/{name}_norm', f'{theirs}.pre_{norm}_layernorm'
+            yield f'{ours}/{name}_post_norm', f'{theirs}.post_{norm}_layernorm'
+        for name in ('self', 'cross'):
+            for part, projection in (('query', 'q'), ('key', 'k'), ('value', 'v'), ('out', 'o')):
+                yield f'{ours}/{name}_attention/{part}', f'{theirs}.{name}_attn.{projection}_proj'
+        for part, projection in (('wi_0', 'gate'), ('wi_1', 'up'), ('wo', 'down')):
+            yield f'{ours}/gated_mlp/{part}', f'{theirs}.mlp.{projection}_proj'
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,6 +91,7 @@ class T5Gemma(ModelFamily):
     }
     allowed = {'hidden_activation': ('gelu_pytorch_tanh',), 'attention_bias': (False,), 'pad_token_id': (0,)}
     constants = {'initializer_range': 0.02, 'attention_dropout': 0.0, 'use_cache': True}
+    module_names = dict(_list_module_names())
     ignored = r'(model\.)?decoder\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq'
 
     num_encoder_layers: int
@@ -164,64 +174,25 @@ class T5Gemma(ModelFamily):
             'pad_token_id': 0,
         }
 
-    def default_layer_runs(self) -> Runs:
-        # Each block has a local and a global layer; if the number of layers is odd, the last layer is a separate run.
-        return {
-            side: tuple(shape for shape in ((count // 2, 2), (count % 2, 1)) if shape[0])
-            for side, count in self.layer_counts.items()
-        }
-
-    def param_mappings(self) -> Iterator[ParamMapping]:
-        dim = self.embed_dim
-        for side in STACKS:
-            table = 'token_embedder' if side == 'encoder' else 'decoder_token_embedder'
-            yield ParamMapping(f'{table}/embedding', f'model.{side}.embed_tokens.weight', (self.vocab_size, dim))
-            yield ParamMapping(f'{side}/final_norm/scale', f'model.{side}.norm.weight', (dim,))
-            for name, (module, norm) in SUBLAYER_NAMES.items():
-                if name == 'cross_attention' and side == 'encoder':
-                    continue
-                ours, theirs = f'{side}/run/layer/{name}', f'model.{side}.layers.{{}}'
-                yield ParamMapping(f'{ours}_norm/scale', f'{theirs}.pre_{norm}_layernorm.weight', (dim,))
-                yield ParamMapping(f'{ours}_post_norm/scale', f'{theirs}.post_{norm}_layernorm.weight', (dim,))
-                yield from self._build_sublayer_mappings(ours, f'{theirs}.{module}', name)
-        if not self.tied:
-            yield ParamMapping('logits/kernel', OUTPUT_WEIGHT, (self.vocab_size, dim), transposed=True)
-
-    def _build_sublayer_mappings(self, ours: str, theirs: str, name: str) -> Iterator[ParamMapping]:
-        dim = self.embed_dim
-        if name == 'gated_mlp':
-            for part, projection in MLP_PARTS.items():
-                shape = (self.mlp_dim, dim) if part == 'wo' else (dim, self.mlp_dim)
-                yield build_kernel_mapping(f'{ours}/{part}', f'{theirs}.{projection}', *shape)
-            return
-        joined, shared = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        query = build_kernel_mapping(f'{ours}/query', f'{theirs}.q_proj', dim, joined)
-        yield dataclasses.replace(query, factor=self.query_scale**-0.5)
-        yield build_kernel_mapping(f'{ours}/key', f'{theirs}.k_proj', dim, shared)
-        yield build_kernel_mapping(f'{ours}/value', f'{theirs}.v_proj', dim, shared)
-        yield build_kernel_mapping(f'{ours}/out', f'{theirs}.o_proj', joined, dim)
+    @property
+    def query_factor(self) -> float:
+        return self.query_scale**-0.5
 
     @classmethod
     def read_model_fields(cls, model: Any, vocabulary: Any, modules: TracedModules) -> dict[str, Any]:
         module, attention = model.module, modules.find_module('encoder/layer/self_attention')
         local = []
         for side in STACKS:
-            layers, _ = list_layers_and_runs(getattr(module, f'{side}_stack')())
+            layers = list_layers(getattr(module, f'{side}_stack')())
             windows = [getattr(layer.sublayers[0](), 'sliding_window', None) for layer in layers]
             alternate = all((window is None) == bool(index % 2) for index, window in enumerate(windows))
             modules.require_condition(alternate, f'the windows of the {side} do not alternate')
             local += [window - (side == 'encoder') for window in windows if window is not None]
-        return {
-            'vocab_size': module.vocab_size,
-            'embed_dim': module.embed_dim,
-            'mlp_dim': modules.find_module('encoder/layer/gated_mlp').hidden_dim,
-            'num_heads': attention.num_heads,
+        return super().read_model_fields(model, vocabulary, modules) | {
             'num_kv_heads': attention.num_kv_heads or attention.num_heads,
-            'head_dim': attention.head_dim,
             'softcap': attention.logit_softcap,
             'window': local[0],
             'theta': modules.find_module('encoder/layer/self_attention/rotary').theta,
-            'epsilon': modules.find_module('encoder/final_norm').epsilon,
             'final_softcap': module.logit_softcap,
             'tied': module.tied,
             'bos_id': module.begin_id,
