@@ -6,19 +6,27 @@ the input.
 """
 
 import argparse
+from typing import Any
 
 from remixer_t5x import lazy_imports
 from remixer_t5x.cli import arguments
 from remixer_t5x.cli.arguments import ON_CPU, Command
 from remixer_t5x.errors import UserError
 
-# Maps each source flag to its target flags. The source or the target is a checkpoint or MODEL_DIR of remixer_t5x.
-TARGETS = {
-    'from_hf': ('to',),
-    'from_safetensors': ('to',),
-    'from_t5x': ('to',),
-    'average': ('to',),
-    'checkpoint': ('to', 'to_adapters', 'to_hf', 'to_safetensors', 'to_t5x', 'to_shared', 'push_to_hub'),
+# Maps source and target flags to the function that converts: a name in `cli.conversions` or, for targets to share, in
+# `extras.hub.shared_model`. The source or the target is a checkpoint or MODEL_DIR of remixer_t5x.
+CONVERSIONS = {
+    ('from_hf', 'to'): 'convert_to_model_dir',
+    ('from_safetensors', 'to'): 'convert_from_safetensors',
+    ('from_t5x', 'to'): 'convert_from_t5x',
+    ('average', 'to'): 'average_checkpoints',
+    ('checkpoint', 'to'): 'merge_adapters',
+    ('checkpoint', 'to_adapters'): 'extract_adapters',
+    ('checkpoint', 'to_hf'): 'export_any_model',
+    ('checkpoint', 'to_safetensors'): 'convert_to_safetensors',
+    ('checkpoint', 'to_t5x'): 'convert_to_t5x',
+    ('checkpoint', 'to_shared'): 'write_shared_model',
+    ('checkpoint', 'push_to_hub'): 'push_shared_model',
 }
 # Maps each additional flag to the source and target flags that it can be combined with.
 READERS = {
@@ -71,47 +79,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Runs the conversion, compares the output with the input, and prints the paths of both."""
     source, target = select_conversion(args)
+    model_and_vocabulary: list[Any] = []
     # These conversions require gin files, because the source files do not contain the model's configuration.
     if {'from_t5x', 'to_hf', 'to_t5x'} & {source, target}:
-        model, vocabulary = arguments.load_macro_values(args, 'MODEL', 'VOCABULARY')
-        from remixer_t5x.cli import conversions
-
-        conversions.check_output(args, target)
-        convert = {
-            'from_t5x': conversions.convert_from_t5x,
-            'to_hf': conversions.export_any_model,
-            'to_t5x': conversions.convert_to_t5x,
-        }
-        convert[source if source in convert else target](args, model, vocabulary)
-        return
-    if args.gin_file or args.gin_flags or args.model:
+        model_and_vocabulary = arguments.load_macro_values(args, 'MODEL', 'VOCABULARY')
+    elif args.gin_file or args.gin_flags or args.model:
         raise UserError(
             f'gin files and --model must be omitted with --{source} and --{target}, because the input defines the model'
         )
     with arguments.hide_library_output(args):
         from remixer_t5x.cli import conversions
     conversions.check_output(args, target)
-    if source == 'from_hf':
-        conversions.convert_to_model_dir(args)
-    elif source == 'from_safetensors':
-        conversions.convert_from_safetensors(args)
-    elif source == 'average':
-        conversions.average_checkpoints(args)
-    elif target in ('to_shared', 'push_to_hub'):
-        shared_model = lazy_imports.import_extra('hub.shared_model')
-        (shared_model.write_shared_model if target == 'to_shared' else shared_model.push_shared_model)(args)
-    elif target == 'to_safetensors':
-        conversions.convert_to_safetensors(args)
-    else:
-        (conversions.merge_adapters if target == 'to' else conversions.extract_adapters)(args)
+    is_shared = target in ('to_shared', 'push_to_hub')
+    module = lazy_imports.import_extra('hub.shared_model') if is_shared else conversions
+    getattr(module, CONVERSIONS[source, target])(args, *model_and_vocabulary)
 
 
 def select_conversion(args: argparse.Namespace) -> tuple[str, str]:
     """Returns the source and target flags. Raises UserError if flags cannot be combined."""
-    (source,) = [name for name in TARGETS if getattr(args, name) is not None]
-    (target,) = [name for name in TARGETS['checkpoint'] if getattr(args, name) is not None]
-    if target not in TARGETS[source]:
-        raise UserError(f'--{source} must be combined with --{TARGETS[source][0]}, got --{target}')
+    sources, targets = ({pair[index] for pair in CONVERSIONS} for index in (0, 1))
+    # argparse requires one flag of each kind.
+    (source,) = [name for name in sources if getattr(args, name) is not None]
+    (target,) = [name for name in targets if getattr(args, name) is not None]
+    if (source, target) not in CONVERSIONS:
+        raise UserError(f'--{source} must be combined with --to, got --{target}')
     for flag, readers in READERS.items():
         if getattr(args, flag) is not None and not {source, target} & {*readers}:
             names = ' or '.join(f'--{name}' for name in readers)
