@@ -55,7 +55,7 @@ def document_reader(extension):
 
 
 READERS = {
-    **{extension: document_reader(extension) for extension in ('txt', 'jsonl', 'tsv', 'parquet')},
+    **{extension: document_reader(extension) for extension in local_files.FORMATS},
     'rows jsonl': lambda path: list(raw_rows.read_jsonl(str(path))),
     'rows csv': lambda path: list(raw_rows.read_csv(str(path))),
     'rows json': lambda path: raw_rows.parse_json_file(str(path)),

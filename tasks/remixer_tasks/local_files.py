@@ -1,6 +1,6 @@
 """Builds corpora from local text files, set up with gin macros or flags (FILES, VALIDATION_FILES, TEXT_FIELD, ...).
 
-Reads documents from local or gs:// files in txt, JSON lines, TSV or Parquet format, which may be gzipped.
+Reads documents from local or gs:// files in txt, JSON lines, TSV, CSV or Parquet format, which may be gzipped.
 Readers report unreadable and empty records to `BadRecords`, and raise UserError if a whole file is unusable.
 """
 
@@ -12,7 +12,6 @@ import glob
 import itertools
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 from remixer_t5x import ranges
 from remixer_t5x.errors import UserError
@@ -21,10 +20,9 @@ from remixer_tasks.corpora.text_corpus import DocumentReader, ParsedCorpus
 from remixer_tasks.files import cache, row_files
 from remixer_tasks.files.row_files import BadRecords
 
-FORMATS = ('txt', 'jsonl', 'tsv', 'parquet')
+FORMATS = ('txt', *row_files.FORMATS)
 TXT_DOCUMENTS = ('passage', 'paragraph', 'line', 'file')
-_EXTENSIONS = {'txt': 'txt', 'text': 'txt', 'md': 'txt', 'json': 'jsonl', 'ndjson': 'jsonl'}
-_EXTENSIONS |= {format: format for format in FORMATS}
+_EXTENSIONS = {'txt': 'txt', 'text': 'txt', 'md': 'txt', **row_files.EXTENSIONS}
 # Minimum number of bytes per job, and approximate maximum number of jobs (the file of each job stays open).
 JOB_BYTES, MAX_JOBS = 16 << 20, 64
 # Minimum size of a passage in bytes (about 2,000 tokens), so that few training examples contain parts of two passages.
@@ -51,7 +49,7 @@ def corpus(
         files: a path or glob, or a list of paths and globs, which may begin with `~` or gs://.
         validation_files: files with held-out documents; None holds out `validation_fraction` of all documents by hash.
         format: one of `FORMATS`; None detects the format from the file extension.
-        field: JSON field or column name; for TSV without a header line, a 0-based column number.
+        field: JSON field or column name; for TSV and CSV without a header line, a 0-based column number.
         txt_documents: the part of a txt file that forms a document, one of `TXT_DOCUMENTS`. Blank lines delimit
             paragraphs, and a passage consists of adjacent paragraphs.
         longest: maximum number of characters of a line or document; longer ones are malformed and not loaded.
@@ -135,16 +133,11 @@ class TextLayout:
     longest: int = row_files.MAX_CHARACTERS
 
     def __post_init__(self):
-        if self.format not in (None, *FORMATS):
-            raise UserError(
-                f'TEXT_FORMAT must be {", ".join(FORMATS)} or None, got {self.format!r}; '
-                'None detects the format from the file extension'
-            )
         if self.txt_documents not in TXT_DOCUMENTS:
             raise UserError(f'TXT_DOCUMENTS must be one of {", ".join(TXT_DOCUMENTS)}, got {self.txt_documents!r}')
 
     def detect_format(self, path: str) -> str:
-        """Returns the format of the file `path`. Raises UserError if `format` is None and the extension is unknown."""
+        """Returns the format of the file `path`. Raises UserError if it is unknown."""
         return row_files.choose_format(path, self.format, _EXTENSIONS, 'TEXT_FORMAT')
 
 
@@ -202,8 +195,8 @@ def _join_paragraphs(paragraphs: Iterable[str], min_bytes: int) -> Iterator[str]
 
 def read_documents(path: str, layout: TextLayout, malformed: BadRecords) -> Iterator[str]:
     """Yields the non-empty documents of one file, in order. Raises UserError if the whole file is unusable."""
-    readers = {'txt': _read_txt, 'jsonl': _read_rows, 'tsv': _read_tsv, 'parquet': _read_rows}
-    for number, document in readers[layout.detect_format(path)](path, layout, malformed):
+    read = _read_txt if layout.detect_format(path) == 'txt' else _read_rows
+    for number, document in read(path, layout, malformed):
         if document.strip():
             yield document
         else:
@@ -236,16 +229,14 @@ def _read_txt(path: str, layout: TextLayout, malformed: BadRecords) -> Documents
 
 
 def _read_rows(path: str, layout: TextLayout, malformed: BadRecords) -> Documents:
-    """Yields the texts of a JSON lines or Parquet file."""
     field = str(layout.field)
-    if layout.detect_format(path) == 'jsonl':
-        rows = row_files.read_json_rows(path, layout.longest, malformed)
-    else:
-        rows = row_files.read_parquet_rows(path, 'TEXT_FORMAT', field)
+    numbered = ranges.parse_whole_number(field) is not None
+    row_layout = row_files.RowLayout(layout.detect_format(path), layout.longest, numbered=numbered)
     is_first = True
-    for number, row in rows:
+    for number, row in row_files.read_rows(path, row_layout, malformed, field):
         if is_first and field not in row:
-            raise _build_missing_field_error(path, field, list(row))
+            names = ', '.join(ascii(name)[:60] for name in [*row][:10]) + (', ...' if len(row) > 10 else '')
+            raise UserError(f"TEXT_FIELD must be a field or column of {path}, got '{field}'; set it to one of {names}")
         is_first = False
         text = row.get(field)
         if not isinstance(text, str):
@@ -254,27 +245,3 @@ def _read_rows(path: str, layout: TextLayout, malformed: BadRecords) -> Document
             malformed.add_malformed_record(path, number, f'the text has more than {layout.longest:,} characters')
         else:
             yield number, text
-
-
-def _read_tsv(path: str, layout: TextLayout, malformed: BadRecords) -> Documents:
-    field: Any = layout.field
-    column = ranges.parse_whole_number(field)
-    for number, line in row_files.read_valid_lines(path, layout.longest, malformed):
-        if not line:
-            continue
-        cells = line.split('\t')
-        if column is None:
-            if field not in cells:
-                raise _build_missing_field_error(path, field, cells)
-            column = cells.index(field)
-        elif column < len(cells):
-            yield number, cells[column]
-        elif line.strip():
-            malformed.add_malformed_record(
-                path, number, f'{len(cells)} columns, but the text must be in column {column} (from 0)'
-            )
-
-
-def _build_missing_field_error(path: str, field: str | int, names: Sequence[str]) -> UserError:
-    shown = ', '.join(ascii(name)[:60] for name in names[:10]) + (', ...' if len(names) > 10 else '')
-    return UserError(f"TEXT_FIELD must be a field or column of {path}, got '{field}'; set it to one of {shown}")

@@ -185,11 +185,6 @@ class RowLayout:
     numbered: bool = False
 
     def __post_init__(self):
-        if self.format not in (None, *FORMATS):
-            raise UserError(
-                f'PAIRS_FORMAT must be {", ".join(FORMATS)} or None, got {self.format!r}; '
-                'None detects the format from the file extension'
-            )
         if self.delimiter is not None and (len(self.delimiter) != 1 or self.delimiter in '"\r\n'):
             raise UserError(f"DELIMITER must be one character or None, got {self.delimiter!r}; set DELIMITER = ';'")
         try:
@@ -200,23 +195,25 @@ class RowLayout:
             ) from error
 
     def detect_format(self, path: str) -> str:
-        """Returns the format of the file `path`. Raises UserError if `format` is None and the extension is unknown."""
+        """Returns the format of the file `path`. Raises UserError if it is unknown."""
         return choose_format(path, self.format, EXTENSIONS, 'PAIRS_FORMAT')
 
 
 def choose_format(path: str, format: str | None, formats: Mapping[str, str], setting: str) -> str:
     """Returns `format`, or the format for the file's extension, ignoring .gz, if it is None.
 
-    Raises UserError for an unknown extension, and for other compressions than gzip, whose bytes may be valid lines.
+    Raises UserError for a format that is not among the values of `formats`, for an unknown extension, and for other
+    compressions than gzip, whose bytes may be valid lines.
     """
     name = path.lower().removesuffix('.gz')
     if name.endswith(COMPRESSIONS):
         raise UserError(f'{path} must be uncompressed or gzipped; decompress it')
-    extension = name.rpartition('.')[2]
-    if format is None and extension not in formats:
+    chosen = formats.get(name.rpartition('.')[2]) if format is None else format
+    if chosen is None or chosen not in formats.values():
+        unknown = 'extension' if format is None else f'{setting} {format!r}'
         allowed = ', '.join(dict.fromkeys(formats.values()))
-        raise UserError(f'{path}: unknown extension; set {setting} to one of {allowed}')
-    return format or formats[extension]
+        raise UserError(f'{path}: unknown {unknown}; set {setting} to one of {allowed}')
+    return chosen
 
 
 def add_nested_columns(row: Row) -> Row:
@@ -226,11 +223,14 @@ def add_nested_columns(row: Row) -> Row:
     return {**nested, **row} if nested else row
 
 
-def read_rows(path: str, layout: RowLayout, malformed: BadRecords) -> Rows:
-    """Returns an iterator over the rows of one file. Raises UserError if the whole file is unusable."""
+def read_rows(path: str, layout: RowLayout, malformed: BadRecords, column: str | None = None) -> Rows:
+    """Returns an iterator over the rows of one file. Raises UserError if the whole file is unusable.
+
+    If `column` is a column of a Parquet file, its rows contain only this column.
+    """
     format = layout.detect_format(path)
     if format == 'parquet':
-        rows = read_parquet_rows(path, 'PAIRS_FORMAT')
+        rows = _read_parquet_rows(path, column)
     elif format == 'jsonl':
         rows = read_json_rows(path, layout.longest, malformed, layout.encoding)
     else:
@@ -332,12 +332,11 @@ def _convert_cells_to_rows(
             malformed.add_malformed_record(path, number, f'{len(row)} columns, the first line has {len(names)}')
 
 
-def read_parquet_rows(path: str, setting: str, column: str | None = None) -> Rows:
-    """Yields the rows of a Parquet file, with only `column` if the file has this column."""
+def _read_parquet_rows(path: str, column: str | None) -> Rows:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    with open_bytes(path, f'correct the file, or set {setting}') as file:
+    with open_bytes(path, 'correct the file, or set its format') as file:
         try:
             # Parquet is read from the end of the file, so a gzipped file is decompressed first.
             table = pq.ParquetFile(pa.BufferReader(file.read()) if path.lower().endswith('.gz') else file)
@@ -346,7 +345,7 @@ def read_parquet_rows(path: str, setting: str, column: str | None = None) -> Row
             yield from enumerate((row for batch in batches for row in _list_rows(batch)), 1)
         except pa.ArrowException as error:
             raise UserError(
-                f'{path} is not a Parquet file ({" ".join(str(error).split())}); write it again, or set {setting}'
+                f'{path} is not a Parquet file ({" ".join(str(error).split())}); write it again, or set its format'
             ) from error
 
 
