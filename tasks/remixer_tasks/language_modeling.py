@@ -48,7 +48,6 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from remixer_t5x import ranges
 from remixer_t5x.errors import UserError
 from remixer_t5x.lazy_imports import seqio, tf
 from remixer_tasks.vocabulary import sentinels
@@ -195,31 +194,6 @@ def prefix_lm(
     return split_segment(cut(extract_tokens(dataset), length))
 
 
-@dataclasses.dataclass(frozen=True)
-class MaskingSettings:
-    """Settings of masked language modelling.
-
-    Attributes:
-        rate: fraction of tokens that are predicted, above 0 and below 1.
-        masked: fraction of predicted tokens that are replaced by the mask.
-        random: fraction of predicted tokens that are replaced by a random token; the others are unchanged.
-        whole_words: whether to select all pieces of a word together.
-    """
-
-    rate: ranges.OpenFraction = 0.15
-    masked: ranges.Fraction = 0.8
-    random: ranges.Fraction = 0.1
-    whole_words: bool = False
-
-    def __post_init__(self):
-        ranges.check_fields(self, rate='rate', masked='masked_share', random='random_share')
-        if self.masked + self.random > 1:
-            raise UserError(
-                'the shares of masks and random tokens of masked LM must add up to at most 1, got '
-                f'{self.masked} and {self.random}; BERT uses 0.8 and 0.1'
-            )
-
-
 def choose_predicted_tokens(words: tf.Tensor, count: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     """Selects `count` single tokens, or whole words of at most `count` tokens, to predict; returns an [n] bool mask.
 
@@ -232,19 +206,6 @@ def choose_predicted_tokens(words: tf.Tensor, count: tf.Tensor, seed: tf.Tensor)
     taken = (total <= count) | (tf.range(tf.size(order)) == 0)
     chosen = tf.scatter_nd(order[:, None], tf.cast(taken, tf.int32), [tf.size(order)])
     return tf.gather(chosen, words) > 0
-
-
-def mask_chosen_tokens(
-    tokens: tf.Tensor, chosen: tf.Tensor, masking: MaskingSettings, vocabulary: seqio.Vocabulary, seed: tf.Tensor
-):
-    """Masks, randomly replaces or keeps each chosen token in a segment of [n] ids. `seed` has [2] integers."""
-    which, ids = tf.unstack(tf.random.experimental.stateless_split(seed, 2))
-    draw = tf.random.stateless_uniform(tf.shape(tokens), which)
-    ordinary = sentinels.count_ordinary_ids(vocabulary)
-    random = tf.random.stateless_uniform(tf.shape(tokens), ids, _SPECIAL, ordinary, tf.int32)
-    replaced = tf.where(draw < masking.masked + masking.random, random, tokens)
-    replaced = tf.where(draw < masking.masked, get_mask_id(vocabulary), replaced)
-    return tf.where(chosen, replaced, tokens)
 
 
 def get_mask_id(vocabulary: seqio.Vocabulary) -> int:
@@ -279,12 +240,26 @@ def masked_lm(
     dataset: tf.data.Dataset,
     sequence_length: Mapping[str, int],
     output_features: Mapping[str, seqio.Feature],
-    masking: MaskingSettings = MaskingSettings(),  # noqa: B008 (frozen)
+    rate: float = 0.15,
+    masked_share: float = 0.8,
+    random_share: float = 0.1,
+    whole_words: bool = False,
 ) -> tf.data.Dataset:
     """seqio preprocessor that converts documents {'targets': [n] int32 ids} to {'inputs', 'targets'}, both [length].
 
     Inputs end with EOS; targets are the original ids of predicted tokens, and 0 elsewhere.
+
+    Args:
+        rate: fraction of tokens that are predicted, above 0 and below 1.
+        masked_share: fraction of predicted tokens that are replaced by the mask.
+        random_share: fraction of predicted tokens that are replaced by a random token; the others are unchanged.
+        whole_words: whether to select all pieces of a word together.
     """
+    if masked_share + random_share > 1:
+        raise UserError(
+            'MASKED_SHARE and RANDOM_SHARE must add up to at most 1, got '
+            f'{masked_share} and {random_share}; BERT uses 0.8 and 0.1'
+        )
     length = sequence_length['inputs']
     if length != sequence_length['targets'] or length < 2:
         raise UserError(
@@ -292,11 +267,11 @@ def masked_lm(
             f"{dict(sequence_length)}; set {{'inputs': 512, 'targets': 512}}"
         )
     vocabulary = output_features['targets'].vocabulary
-    get_mask_id(vocabulary)
+    mask_id, ordinary = get_mask_id(vocabulary), sentinels.count_ordinary_ids(vocabulary)
     special = tf.constant(getattr(vocabulary, 'special_ids', ()), tf.int32)
     # The number of tokens to predict in a segment of each size; for whole words, an upper bound.
-    counts = [min(max(round(size * masking.rate), 1), size) for size in range(length)]
-    starts = find_word_starts(vocabulary) if masking.whole_words else None
+    counts = [min(max(round(size * rate), 1), size) for size in range(length)]
+    starts = find_word_starts(vocabulary) if whole_words else None
 
     @seqio.map_over_dataset(num_seeds=2)
     def mask_segment(tokens, seeds):
@@ -306,9 +281,13 @@ def masked_lm(
             words -= words[0]
         chosen = choose_predicted_tokens(words, tf.constant(counts)[tf.size(tokens)], seeds[0])
         chosen &= ~tf.reduce_any(tokens[:, None] == special, axis=1)
-        inputs = mask_chosen_tokens(tokens, chosen, masking, vocabulary, seeds[1])
+        which, ids = tf.unstack(tf.random.experimental.stateless_split(seeds[1], 2))
+        draw = tf.random.stateless_uniform(tf.shape(tokens), which)
+        random = tf.random.stateless_uniform(tf.shape(tokens), ids, _SPECIAL, ordinary, tf.int32)
+        replaced = tf.where(draw < masked_share + random_share, random, tokens)
+        replaced = tf.where(draw < masked_share, mask_id, replaced)
         return {
-            'inputs': tf.concat([inputs, [vocabulary.eos_id]], 0),
+            'inputs': tf.concat([tf.where(chosen, replaced, tokens), [vocabulary.eos_id]], 0),
             'targets': tf.concat([tf.where(chosen, tokens, 0), [0]], 0),
         }
 

@@ -70,19 +70,25 @@ def causal_lm(
     )
 
 
+@ranges.validate_arguments
 def masked_lm(
     corpus: Corpus,
     vocabulary: seqio.Vocabulary,
     data: str = 'text',
-    rate: float = 0.15,
-    masked_share: float = 0.8,
-    random_share: float = 0.1,
+    rate: ranges.OpenFraction = 0.15,
+    masked_share: ranges.Fraction = 0.8,
+    random_share: ranges.Fraction = 0.1,
     whole_words: bool = False,
     shuffle_buffer_size: int = SHUFFLE_BUFFER,
 ) -> seqio.Task:
     """Returns a masked LM task, in which inputs and targets are aligned; see `language_modeling.py`."""
-    masking = language_modeling.MaskingSettings(rate, masked_share, random_share, whole_words)
-    objective = functools.partial(language_modeling.masked_lm, masking=masking)
+    objective = functools.partial(
+        language_modeling.masked_lm,
+        rate=rate,
+        masked_share=masked_share,
+        random_share=random_share,
+        whole_words=whole_words,
+    )
     return _build_task(f'{data}_masked_lm', corpus, vocabulary, objective, shuffle_buffer_size, eos=False)
 
 

@@ -70,9 +70,9 @@ def test_masked_tokens_are_the_mask_piece_of_a_bert(folder):
     text = vocabulary.encode('a texts of words a texts of words')
     signature = {'targets': tf.TensorSpec([None], tf.int32)}
     documents = tf.data.Dataset.from_generator(lambda: iter([{'targets': text}] * 40), output_signature=signature)
-    masking = language_modeling.MaskingSettings(rate=0.5, masked=1.0, random=0.0, whole_words=True)
+    masking = {'rate': 0.5, 'masked_share': 1.0, 'random_share': 0.0, 'whole_words': True}
     length = {'inputs': 32, 'targets': 32}
-    rows = list(language_modeling.masked_lm(documents, length, features, masking).as_numpy_iterator())
+    rows = list(language_modeling.masked_lm(documents, length, features, **masking).as_numpy_iterator())
     inputs, targets = (np.stack([row[name] for row in rows[:-1]]) for name in ('inputs', 'targets'))
     assert (inputs[targets > 0] == mask).all() and (targets > 0).sum() > 20
     assert cls not in targets and (inputs == cls).any()

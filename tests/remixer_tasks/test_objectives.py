@@ -99,8 +99,7 @@ def test_causal_text_equals_that_of_t5():
 def masked_examples(size=2000, count=4, **options):
     lengths = {'inputs': size + 1, 'targets': size + 1}
     documents = [random_tokens(size).tolist()] * count
-    masking = language_modeling.MaskingSettings(**options)
-    ours = examples(language_modeling.masked_lm, documents, lengths, masking=masking)
+    ours = examples(language_modeling.masked_lm, documents, lengths, **options)
     return np.array([e['inputs'] for e in ours]), np.array([e['targets'] for e in ours]), random_tokens(size)
 
 
