@@ -243,6 +243,9 @@ def load_tokenizer(path: str) -> tuple[Any, list[int], list[int]]:
         # `tokenizers` raises plain Exceptions.
         lines = (getattr(error, 'stderr', None) or str(error)).strip().splitlines()
         raise UserError(f'{path} cannot be read as a tokenizer ({lines[-1] if lines else error!s:.200})') from error
+    for piece, index in tokenizer.get_vocab(with_added_tokens=True).items():
+        if len(piece) > MAX_TEXT or index >= MAX_ID:
+            raise UserError(f'{path}: the piece {piece!a:.60} or its id {index} is too long; download it again')
     start = next(index for index in range(len(whole) + 1) if whole[index : index + len(plain)] == plain)
     return tokenizer, whole[:start], whole[start + len(plain) :]
 
@@ -272,25 +275,13 @@ def select_supported_components(content: dict[str, Any], path: str) -> dict[str,
                         f'{path}: {name} in {section} is too long, got {value!a:.60}; download the file again'
                     )
     model: Any = content.get('model')
-    added = content.get('added_tokens') or []
-    vocab = model.get('vocab') if isinstance(model, dict) else None
-    if not isinstance(vocab, dict | list) or not isinstance(added, list):
-        raise UserError(f'{path}: vocab must be an object or a list, and added_tokens a list; download it again')
+    if not isinstance(model, dict):
+        raise UserError(f'{path} has no model; download the file again')
     if model.get('dropout') or model.get('max_input_chars_per_word', 0) > MAX_TEXT:
         raise UserError(f'{path}: dropout must be 0 and max_input_chars_per_word at most {MAX_TEXT}')
-    # A Unigram model lists pairs of a piece and its score; the other models map pieces to ids.
-    pieces = (
-        vocab.items() if isinstance(vocab, dict) else ((row[0], 0) for row in vocab if isinstance(row, list) and row)
-    )
-    tokens = ((token.get('content'), token.get('id')) if isinstance(token, dict) else (None, 0) for token in added)
-    for piece, index in [*pieces, *tokens]:
-        if not isinstance(piece, str) or len(piece) > MAX_TEXT or type(index) is not int or not 0 <= index < MAX_ID:
-            raise UserError(
-                f'{path}: {piece!a:.60} with id {index!a:.60} is not a valid vocabulary entry; download it again'
-            )
-    return {'version': '1.0', 'truncation': None, 'padding': None, 'added_tokens': added} | {
-        section: content.get(section) for section in ALLOWED_COMPONENTS
-    }
+    sections = {section: content.get(section) for section in ALLOWED_COMPONENTS}
+    added = content.get('added_tokens') or []
+    return {'version': '1.0', 'truncation': None, 'padding': None, 'added_tokens': added, **sections}
 
 
 def _iterate_components(part: Any, depth: int = 0) -> Iterator[dict[str, Any]]:
