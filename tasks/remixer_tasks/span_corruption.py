@@ -82,25 +82,11 @@ class NoiseSettings:
         return length - hidden + spans + 1, hidden + spans + 1
 
 
-def compute_segment_length(inputs_length: int, targets_length: int, noise: NoiseSettings) -> int:
-    """Returns the maximum length of a segment whose inputs, with EOS, fit `inputs_length`.
-
-    T5's inputs of 512 tokens allow segments of 568 tokens, whose targets have 114 tokens. Raises UserError
-    if the targets of such a segment do not fit `targets_length`.
-    """
-    length = find_longest_segment(inputs_length, math.inf, noise, math.inf)
-    needed = noise.compute_feature_lengths(length)[1]
-    if needed > targets_length:
-        raise UserError(
-            f"TASK_FEATURE_LENGTHS has 'targets': {targets_length}, but span corruption of {inputs_length} "
-            f"input tokens needs {needed} target tokens; use {{'inputs': {inputs_length}, 'targets': {needed}}}, "
-            'or a lower NOISE_DENSITY'
-        )
-    return length
-
-
 def find_longest_segment(inputs_length: int, targets_length: float, noise: NoiseSettings, sentinels: float) -> int:
-    """Returns the maximum length of a segment whose inputs, targets and spans fit. Raises UserError if below 2."""
+    """Returns the maximum length of a segment whose inputs, targets and spans fit. Raises UserError if below 2.
+
+    T5's inputs of 512 tokens allow segments of 568 tokens, whose targets have 114 tokens.
+    """
     if sentinels < 1:
         raise UserError('span corruption needs sentinels, but the vocabulary has none; set its extra_ids to 100')
 
@@ -170,25 +156,25 @@ def span_corruption(
 ) -> tf.data.Dataset:
     """seqio preprocessor that converts documents {'targets': [n] int32 ids} to {'inputs', 'targets'} with EOS.
 
-    All examples have the lengths `noise.compute_feature_lengths(compute_segment_length(...))`, except the last one of a
-    finite dataset. If a `prompt` is prepended to the inputs, as in UL2, segments have the length
-    `find_longest_segment(...)` instead, because denoisers with different noise share the feature lengths. The hidden
-    spans depend only on seqio's map seed and the position of the example in the stream.
+    All examples have the lengths `noise.compute_feature_lengths(find_longest_segment(...))`, except the last one of a
+    finite dataset. The inputs are full: if the targets or the sentinels do not suffice for full inputs, UserError is
+    raised. If a `prompt` is prepended to the inputs, as in UL2, segments are shorter instead, because denoisers with
+    different noise share the feature lengths. The hidden spans depend only on seqio's map seed and the position of the
+    example in the stream.
     """
     vocabulary = output_features['targets'].vocabulary
     front = vocabulary.encode(prompt) if prompt else []
     inputs_length, targets_length = sequence_length['inputs'] - len(front), sequence_length['targets']
-    if prompt is None:
-        length = compute_segment_length(inputs_length, targets_length, noise)
-        spans, count = noise.count_hidden_tokens_and_spans(length)[1], sentinels.find_sentinel_range(vocabulary)[1]
-        if spans > count:
-            raise UserError(
-                f'segments of {length} tokens have {spans} hidden spans, but the vocabulary has {count} '
-                f'sentinels; set its extra_ids to {spans}, or use longer spans or shorter inputs'
-            )
-    else:
-        length = find_longest_segment(
-            inputs_length, targets_length, noise, sentinels.find_sentinel_range(vocabulary)[1]
+    count = sentinels.find_sentinel_range(vocabulary)[1]
+    length = find_longest_segment(inputs_length, targets_length, noise, count)
+    full_length = find_longest_segment(inputs_length, math.inf, noise, math.inf)
+    if prompt is None and length < full_length:
+        needed = noise.compute_feature_lengths(full_length)[1]
+        spans = noise.count_hidden_tokens_and_spans(full_length)[1]
+        raise UserError(
+            f'span corruption of {inputs_length} input tokens needs {needed} target tokens and {spans} sentinels, got '
+            f"{targets_length} and {count}; use {{'inputs': {inputs_length}, 'targets': {needed}}} as "
+            f'TASK_FEATURE_LENGTHS, set the extra_ids of the vocabulary to {spans}, or use a lower NOISE_DENSITY'
         )
     counts = [noise.count_hidden_tokens_and_spans(size) for size in range(length + 1)]
 

@@ -55,13 +55,13 @@ def original_tokens(example):
 
 
 def test_the_default_lengths_equal_those_of_t5():
-    assert spans.compute_segment_length(512, 114, spans.NoiseSettings()) == 568
+    assert spans.find_longest_segment(512, 114, spans.NoiseSettings(), 100) == 568
     assert spans.NoiseSettings().count_hidden_tokens_and_spans(568) == (85, 28)
 
 
 def test_the_segment_length_is_found_without_trying_all_lengths():
-    message = error_message(spans.compute_segment_length, 512, 114, spans.NoiseSettings(0.999999))
-    assert "'targets': 114" in message and "'targets': 255500000}, or a lower NOISE_DENSITY" in message
+    message = error_message(corrupted, documents([10]), LENGTHS, spans.NoiseSettings(0.999999))
+    assert 'got 114' in message and "'targets': 255500000}" in message and 'a lower NOISE_DENSITY' in message
 
 
 @settings(max_examples=8, deadline=None)
@@ -75,7 +75,7 @@ def test_any_stream_can_be_rebuilt(sizes, inputs, density, mean_span):
     docs = documents(sizes)
     noise = spans.NoiseSettings(density, mean_span)
     lengths = {'inputs': inputs, 'targets': 4096}
-    length = spans.compute_segment_length(inputs, 4096, noise)
+    length = spans.find_longest_segment(inputs, 4096, noise, np.inf)
     if noise.count_hidden_tokens_and_spans(length)[1] > 100:
         assert 'sentinels' in error_message(corrupted, docs, lengths, noise)
         return
@@ -121,7 +121,7 @@ def test_every_seed_and_epoch_hides_different_tokens():
     [
         ({'inputs': 512, 'targets': 64}, "use {'inputs': 512, 'targets': 114}"),
         ({'inputs': 2, 'targets': 64}, 'is too short'),
-        ({'inputs': 4096, 'targets': 4096}, 'extra_ids to 227'),
+        ({'inputs': 4096, 'targets': 4096}, 'extra_ids of the vocabulary to 227'),
     ],
 )
 def test_lengths_too_short_for_the_noise_are_rejected(lengths, message):
