@@ -15,7 +15,6 @@ from pathlib import Path
 from remixer_t5x import temporary_files
 from remixer_t5x.errors import UserError, suggest_similar_name
 from remixer_tasks import catalogue
-from remixer_tasks.benchmarks import text_task
 from remixer_tasks.benchmarks.text_task import LabelledDataset, PublishedFile
 from remixer_tasks.files.cache import ProgressNotice
 
@@ -47,7 +46,7 @@ def download_files(name: str, source: str | None = None, data_dir: str | None = 
             f'{dataset.name} must be downloaded by hand ({dataset.terms}): {", or ".join(parts)}; its SHA-256 is '
             'unknown, so the files are not verified'
         )
-    new = sum(_fetch_file(dataset, download, folder, source, name) for download in dataset.downloads)
+    new = sum(_fetch_file(download, folder, source, name) for download in dataset.downloads)
     done = f'is now in {folder}, SHA-256 verified' if new else f'is already in {folder}, nothing was copied'
     return [f'{dataset.name} {done}', *_describe_splits(dataset, catalogue.locate_splits(dataset, data_dir))]
 
@@ -67,18 +66,10 @@ def _describe_splits(dataset: LabelledDataset, origins: dict[str, str | None]) -
     return [*lines, f'{"terms":<{width}}{dataset.terms}']
 
 
-def _fetch_file(dataset: LabelledDataset, download: PublishedFile, folder: Path, source: str | None, name: str) -> bool:
-    """Downloads or copies one file unless its data is already in `folder`; returns whether the file is new."""
+def _fetch_file(download: PublishedFile, folder: Path, source: str | None, name: str) -> bool:
+    """Downloads or copies one file unless it is already in `folder`; returns whether the file is new."""
     file_name, target = os.path.basename(urllib.parse.urlparse(download.url).path), folder / download.folder
-    if download.unzip:
-        is_there = all(
-            text_task.find_published_files(dataset, split, str(folder))
-            for split, files in dataset.splits.items()
-            if files
-        )
-    else:
-        is_there = (target / file_name).is_file() and _compute_file_sha256(target / file_name) == download.sha256
-    if is_there:
+    if (target / file_name).is_file() and _compute_file_sha256(target / file_name) == download.sha256:
         return False
     try:
         folder.mkdir(parents=True, exist_ok=True)
