@@ -62,9 +62,6 @@ def _read_pairs(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
     # Malformed rows raise an error, because skipping a row would change the index of all later rows.
     malformed = BadRecords(strict=True, line_advice='correct or remove the row')
     for number, row in row_files.read_rows(path, row_files.RowLayout(numbered=numbered), malformed):
-        for template in templates:
-            if not set(template.columns) <= row.keys():
-                raise template.build_missing_column_error(row, f'{args.pairs} row {number}')
         try:
             yield templates[0].fill_from_row(row), templates[1].fill_from_row(row)
         except ValueError as error:

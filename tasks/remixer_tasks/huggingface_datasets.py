@@ -312,11 +312,4 @@ def pairs(dataset: HubDataset, inputs: str, targets: str) -> ParsedCorpus:
     value for a column is malformed.
     """
     templates = TextTemplate(inputs, 'INPUTS'), TextTemplate(targets, 'TARGETS')
-
-    def encode_row(row: Row) -> str:
-        for template in templates:
-            if not set(template.columns) <= row.keys():
-                raise template.build_missing_column_error(row)
-        return encode_row_as_pair(templates, row)
-
-    return dataset.build_corpus(('pairs 3', inputs, targets), encode_row)
+    return dataset.build_corpus(('pairs 3', inputs, targets), functools.partial(encode_row_as_pair, templates))

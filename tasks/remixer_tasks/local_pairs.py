@@ -15,7 +15,6 @@ from remixer_tasks.files import cache, row_files
 from remixer_tasks.files.row_files import MAX_CHARACTERS, BadRecords
 from remixer_tasks.local_files import Files, describe_files, expand_held_out_paths, expand_paths
 from remixer_tasks.text_pairs import (
-    MissingColumnError,
     PairTexts,
     TextTemplate,
     check_column_names,
@@ -92,27 +91,21 @@ def _read_pairs(
     columns: Sequence[str],
 ) -> Iterator[str]:
     for path in paths:
-        # `names` contains the columns of the first row, and `seen` those of all rows read so far.
-        names: list[str] = []
-        seen: set[str] = set()
+        seen: dict[str, None] = {}
         for number, row in row_files.read_rows(path, layout, malformed):
-            names = names or list(row)
-            seen.update(row)
+            seen.update(dict.fromkeys(row))
             try:
                 further = [format_value(row.get(name)) for name in columns]
                 pair = encode_row_as_pair(templates, row, layout.longest, further)
             except ValueError as error:
-                if isinstance(error, MissingColumnError) and layout.detect_format(path) != 'jsonl':
-                    # In all formats except JSON lines, all rows have the same columns.
-                    break
+                # A column is missing. In all formats except JSON lines, all rows have the same columns.
+                if isinstance(error, UserError) and layout.detect_format(path) != 'jsonl':
+                    raise
                 malformed.add_malformed_record(path, number, str(error))
                 continue
             yield pair
-        for template in templates:
-            if names and not set(template.columns) <= seen:
-                raise template.build_missing_column_error(names)
-        if absent := [name for name in columns if names and name not in seen]:
-            raise UserError(f'COLUMNS and METRICS_BY must be columns of {path} ({", ".join(names)}), got {absent[0]!r}')
+        if absent := [name for name in columns if seen and name not in seen]:
+            raise UserError(f'COLUMNS and METRICS_BY must be columns of {path} ({", ".join(seen)}), got {absent[0]!r}')
 
 
 def pair_texts(pairs: ParsedCorpus) -> PairTexts:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from remixer_t5x.errors import UserError, to_one_line
 from remixer_tasks.files import row_files
 from remixer_tasks.files.row_files import BadRecords
-from remixer_tasks.text_pairs import MissingColumnError, TextTemplate
+from remixer_tasks.text_pairs import TextTemplate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,9 +141,5 @@ class RowTexts:
         for number, row in row_files.read_rows(os.path.expanduser(self.lines.path), self.layout, malformed):
             try:
                 yield self.template.fill_from_row(row)
-            except MissingColumnError as error:
-                # In all formats except JSON lines, all rows have the same columns.
-                data = f'{self.display_name} line {number}' if self.layout.format == 'jsonl' else 'the data'
-                raise self.template.build_missing_column_error(row, data) from error
             except ValueError as error:
                 malformed.add_malformed_record(self.display_name, number, str(error))

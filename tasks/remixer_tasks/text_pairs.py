@@ -23,10 +23,6 @@ SEPARATOR = '\x1f'
 _PARTS = re.compile(r'(\{\{|\}\}|\{[^{}]*\})')
 
 
-class MissingColumnError(ValueError):
-    """Error for a row that lacks a column of the template."""
-
-
 @dataclasses.dataclass(frozen=True)
 class TextTemplate:
     """A template that builds a text from the columns of a row; `text` is the value of the setting `macro`.
@@ -72,22 +68,18 @@ class TextTemplate:
     def fill_from_row(self, row: Mapping[str, Any]) -> str:
         """Fills the template with a row.
 
-        Raises MissingColumnError if a column is missing, and ValueError if it is empty, or neither text nor a number.
+        Raises UserError if a column is missing, and ValueError if it is empty, or neither text nor a number.
         """
+        if absent := [name for name in self.columns if name not in row]:
+            shown = ', '.join(ascii(name)[:60] for name in [*row][:20]) + (', ...' if len(row) > 20 else '')
+            hint = '; check DELIMITER' if len(row) == 1 and re.search(r'[,;|\t]', [*row][0]) else ''
+            raise UserError(
+                f'{self.macro} must use columns of the data ({shown}), got {absent[0]!r} in {self.text!r}{hint}'
+            )
         return ''.join(_get_column_text(row, part) if is_column else part for is_column, part in self._parts)
-
-    def build_missing_column_error(self, names: Iterable[str], data: str = 'the data') -> UserError:
-        """Returns the error for data that lacks a column of the template; `names` are the columns of the data."""
-        known = [*names]
-        absent = next(name for name in self.columns if name not in known)
-        shown = ', '.join(ascii(name)[:60] for name in known[:20]) + (', ...' if len(known) > 20 else '')
-        hint = '; check DELIMITER' if len(known) == 1 and re.search(r'[,;|\t]', known[0]) else ''
-        return UserError(f'{self.macro} must use columns of {data} ({shown}), got {absent!r} in {self.text!r}{hint}')
 
 
 def _get_column_text(row: Mapping[str, Any], name: str) -> str:
-    if name not in row:
-        raise MissingColumnError(f'the row has no column {name}')
     value = row[name]
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         raise ValueError(f'column {name} is empty')

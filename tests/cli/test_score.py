@@ -59,7 +59,7 @@ def test_a_row_without_a_column_is_reported_before_a_file_is_created(run, pairs,
     flags = ['--inputs=n', '--targets=answer', f'--output={pairs}/scores.jsonl']
     assert main(['score', str(run), str(pairs / 'bad.jsonl'), *flags]) == 2
     error = capsys.readouterr().err
-    assert "bad.jsonl row 2 ('n')" in error and 'DELIMITER' not in error
+    assert "bad.jsonl row 2: --targets must use columns of the data ('n')" in error and 'DELIMITER' not in error
     assert not (pairs / 'scores.jsonl').exists()
     (pairs / 'bad.jsonl').write_text('{"n": 3, "answer": "odd"}\n3\n')
     assert main(['score', str(run), str(pairs / 'bad.jsonl'), *flags]) == 2

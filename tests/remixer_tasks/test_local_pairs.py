@@ -128,7 +128,7 @@ def test_csv_is_read_as_python_writes_it(tmp_path_factory, rows):
         (r'{"q": "\ud83d x", "a": "y"}', [('? x', 'y')], ''),
         ('{"q": "x", "a": NaN}', [], ':1: column a is empty'),
         ('{"q": "x", "a": [null]}', [], ':1: column a must be a string'),
-        ('{"q": "x"}', [], ':1: the row has no column a'),
+        ('{"q": "x"}', [], ":1: TARGETS must use columns of the data ('q'), got 'a'"),
         ('{"q": "x", "a": "y", "other": NaN}', [('x', 'y')], ''),
         ('{"q": "x", "a": -2.0}', [('x', '-2')], ''),
         ('{"q": "x", "a": 12345678901234567890123}', [('x', '12345678901234567890123')], ''),
@@ -281,7 +281,7 @@ def test_inputs_that_cannot_be_rows_are_rejected(tmp_path):
     for inputs, template, message in (
         (TextInputs(table), None, r'is a table, which requires a template.* --gin.INPUTS='),
         (TextInputs(str(tmp_path / 'null.jsonl')), '{question}', r'null.jsonl:2: column question is empty'),
-        (TextInputs(str(tmp_path / 'some.jsonl')), '{question}', r"some.jsonl line 2 \('id'\), got 'question'"),
+        (TextInputs(str(tmp_path / 'some.jsonl')), '{question}', r"some.jsonl:2: .* \('id'\), got 'question'"),
         (TextInputs(str(tmp_path / 'some.jsonl'), 'id'), 'question', "INPUT_FIELD .*got 'id'.*INPUT_TEMPLATE='{id}'"),
         (TextInputs('-', format='jsonl'), 'question', 'rows .* in a file, got standard input'),
     ):
