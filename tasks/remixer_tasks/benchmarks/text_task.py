@@ -3,8 +3,6 @@
 A dataset is read from TFDS or the published files. Both sources yield the same examples: flat dicts with the keys of
 `Dataset.features`; nested names are joined by '/', as in 'idx/question'.
 
-Locates the files of a labelled dataset, either prepared by TFDS or as published.
-
 If `data_dir` is set, only that folder is searched, first for a prepared TFDS dataset and then for published files.
 Otherwise the search order is TFDS_DATA_DIR (or ~/tensorflow_datasets), REMIXER_T5X_DATA, and `data` in the cache.
 """
