@@ -7,7 +7,6 @@ metrics of the previous step.
 import contextlib
 import dataclasses
 import functools
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -143,10 +142,8 @@ class TrainingLoop:
 
     def _run_step(self, state: run_state.RunState, first: int, last: int) -> None:
         with self._measure_activity(progress.STEPS):
-            begin = time.perf_counter()
             with self._measure_activity(progress.WAITING_FOR_DATA):
                 batch = next(self.batches)
-            self.log.clock.add_data_wait(time.perf_counter() - begin)
             self.log.clock.add_batch(batch_formats.count_positions(batch))
             is_first = state.step + 1 == first
             with self._measure_activity(progress.COMPILE if is_first else progress.STEPS):
@@ -165,25 +162,17 @@ class TrainingLoop:
                     if hook.is_due(state.step, last):
                         self._call_hook(hook, state)
                 self.profiler.stop_trace_if_due(state.step, step_metrics)
-                if is_first:
-                    self._prepare_hooks()
-
-    def _prepare_hooks(self) -> None:
-        begin = time.perf_counter()
-        with self._measure_activity(progress.EVALUATION):
-            for hook in self.run_hooks:
-                if hook.prepare is not None:
-                    hook.prepare()
-        self.log.clock.exclude_time(time.perf_counter() - begin)
+            if is_first:
+                with self._measure_activity(progress.EVALUATION):
+                    for hook in self.run_hooks:
+                        if hook.prepare is not None:
+                            hook.prepare()
 
     def _call_hook(self, hook: hooks.Hook, state: run_state.RunState) -> None:
         # Wait for the last step first, so that its time is not attributed to the hook.
         self.bad_steps.check_last_step()
-        begin = time.perf_counter()
         with self._measure_activity(hook.activity or progress.STEPS):
             hook.call(state)
-        if hook.activity:
-            self.log.clock.exclude_time(time.perf_counter() - begin)
 
 
 def _open_log(

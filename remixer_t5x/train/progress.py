@@ -68,45 +68,6 @@ class StepCost:
         return cls(flops() if flops and peak else None, peak and peak * devices, devices)
 
 
-class SpeedMeter:
-    """Measures the training speed between two logs, without pauses for evaluations and checkpoints (`exclude_time`)."""
-
-    def __init__(self, cost: StepCost, step: int):
-        self._cost, self._step = cost, step
-        self._start = time.perf_counter()
-        self._paused = self._waited = 0.0
-        self._positions = 0
-
-    def add_batch(self, positions: int) -> None:
-        """Counts the encoder and decoder positions of a batch."""
-        self._positions += positions
-
-    def exclude_time(self, seconds: float) -> None:
-        self._paused += seconds
-
-    def add_data_wait(self, seconds: float) -> None:
-        """Adds `seconds` to the time that the host has waited for batches. The device may be busy during this time."""
-        self._waited += seconds
-
-    def measure_speed(self, step: int) -> dict[str, float]:
-        """Returns the memory usage, and the training speed since the last call; {} if no step has run since then.
-
-        The speed consists of seconds per step, tokens per second (total and per device), seconds spent waiting for
-        data, and the model FLOPs utilization (`mfu`, 0 to 1) if it is known.
-        """
-        now, steps = time.perf_counter(), step - self._step
-        if not steps:
-            return {}
-        per_step = max(now - self._start - self._paused, 1e-9) / steps
-        speed = self._positions / steps / per_step
-        timing = {'seconds_per_step': per_step, 'tokens_per_second': speed, 'data_wait_seconds': self._waited}
-        timing['tokens_per_second_per_device'] = speed / self._cost.devices
-        self._start, self._step, self._paused, self._waited, self._positions = now, step, 0.0, 0.0, 0
-        if self._cost.flops and self._cost.peak:
-            timing['mfu'] = self._cost.flops / per_step / self._cost.peak
-        return {**timing, **measure_memory_usage()}
-
-
 class ActivityTimer:
     """Measures the time that a process spends on each activity, such as training steps, data loading or compilation.
 
@@ -137,6 +98,40 @@ class ActivityTimer:
         now = self._clock()
         self._seconds[self._name] = self._seconds.get(self._name, 0.0) + now - self._since
         self._name, self._since = name, now
+
+
+class SpeedMeter:
+    """Measures the training speed between two logs. Pauses for evaluations and checkpoints do not count."""
+
+    def __init__(self, cost: StepCost, step: int, timeline: ActivityTimer):
+        self._cost, self._step, self._timeline = cost, step, timeline
+        self._before = timeline.get_seconds_by_activity()
+        self._positions = 0
+
+    def add_batch(self, positions: int) -> None:
+        """Counts the encoder and decoder positions of a batch."""
+        self._positions += positions
+
+    def measure_speed(self, step: int) -> dict[str, float]:
+        """Returns the memory usage, and the training speed since the last call; {} if no step has run since then.
+
+        The speed consists of seconds per step, tokens per second (total and per device), seconds spent waiting for
+        data, and the model FLOPs utilization (`mfu`, 0 to 1) if it is known. The device may be busy while the host
+        waits for data.
+        """
+        steps = step - self._step
+        if not steps:
+            return {}
+        seconds = self._timeline.get_seconds_by_activity()
+        in_steps, waited = (seconds.get(name, 0.0) - self._before.get(name, 0.0) for name in (STEPS, WAITING_FOR_DATA))
+        per_step = max(in_steps + waited, 1e-9) / steps
+        speed = self._positions / steps / per_step
+        timing = {'seconds_per_step': per_step, 'tokens_per_second': speed, 'data_wait_seconds': waited}
+        timing['tokens_per_second_per_device'] = speed / self._cost.devices
+        self._before, self._step, self._positions = seconds, step, 0
+        if self._cost.flops and self._cost.peak:
+            timing['mfu'] = self._cost.flops / per_step / self._cost.peak
+        return {**timing, **measure_memory_usage()}
 
 
 def format_activity_shares(seconds: Mapping[str, float]) -> str:

@@ -54,14 +54,14 @@ class RunLog:
         # `start_trackers` opens the trackers. If the run is already finished, `start_trackers` is not called.
         self._trackers = trackers.BackgroundTrackers((), trackers.TrackedRun(path, self._restored_step, {}), self.print)
         self._open_records(self._restored_step)
-        self.clock = progress.SpeedMeter(cost, step)
+        self.clock = progress.SpeedMeter(cost, step, self.timeline)
 
     def rewind_records(self, step: int) -> None:
         """Removes the records after `step`, and restarts the clock."""
         with self.tolerate_write_errors():
             self.flush()
         self._open_records(step)
-        self.clock = progress.SpeedMeter(self._cost, step)
+        self.clock = progress.SpeedMeter(self._cost, step, self.timeline)
         self._trackers.rewind(step)
 
     def _open_records(self, step: int) -> None:

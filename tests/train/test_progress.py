@@ -1,5 +1,6 @@
 """The progress line, the speed, the time by activity, and the notes on the learning rate."""
 
+import contextlib
 import io
 
 import pytest
@@ -30,22 +31,28 @@ def test_peak_flops_match_the_most_specific_device():
     assert {kind: progress.get_peak_flops(kind) for kind in kinds} == kinds
 
 
-def test_the_clock_excludes_pauses(monkeypatch):
+def test_the_speed_excludes_pauses():
     now = [0.0]
-    monkeypatch.setattr(progress.time, 'perf_counter', lambda: now[0])
-    clock = progress.SpeedMeter(progress.StepCost(flops=50.0, peak=1000.0, devices=2), step=10)
-    now[0] = 7.0
-    clock.add_batch(80)
-    clock.add_batch(120)
-    clock.exclude_time(3.0)
-    clock.add_data_wait(0.5)
-    clock.add_data_wait(1.0)
+    timeline = progress.ActivityTimer(lambda: now[0])
+    clock = progress.SpeedMeter(progress.StepCost(flops=50.0, peak=1000.0, devices=2), 10, timeline)
+
+    def spend(seconds, *activities):
+        with contextlib.ExitStack() as stack:
+            for name in activities:
+                stack.enter_context(timeline.measure_activity(name))
+            now[0] += seconds
+
+    for batch in (80, 120):
+        clock.add_batch(batch)
+        spend(0.75, progress.STEPS, progress.WAITING_FOR_DATA)
+        spend(1.25, progress.STEPS)
+        spend(1.5, progress.STEPS, progress.EVALUATION)
     lap = clock.measure_speed(12)
     assert lap.pop('host_mib') > 10
     speed = {'tokens_per_second': 50.0, 'tokens_per_second_per_device': 25.0}
     assert lap == {'seconds_per_step': 2.0, **speed, 'mfu': 0.025, 'data_wait_seconds': 1.5}
     assert clock.measure_speed(12) == {}
-    now[0] = 8.0
+    spend(1.0, progress.STEPS)
     assert (last := clock.measure_speed(13))['seconds_per_step'] == 1.0 and last['data_wait_seconds'] == 0.0
 
 
