@@ -4,7 +4,6 @@
 resumed runs read metrics only from `metrics.jsonl`, never from the files of a tracker.
 """
 
-import contextlib
 import dataclasses
 import importlib.util
 import json
@@ -26,8 +25,6 @@ from remixer_t5x.run_folder import model_dir, object_store
 
 # File in MODEL_DIR that maps the name of each tracker to the id by which the tracker identifies the run.
 IDS_FILE = 'trackers.json'
-# Maximum number of queued calls to a slow tracker. Further calls are dropped.
-MAX_QUEUED_CALLS = 1000
 # Maximum number of seconds to wait for each tracker at the end of a run, for example for uploads.
 CLOSE_SECONDS = float(os.environ.get('REMIXER_T5X_TRACKER_SECONDS', '120'))
 
@@ -213,7 +210,7 @@ class BackgroundTrackers:
     def close(self, seconds: float | None = None) -> None:
         """Closes all trackers. Waits at most `seconds` for each tracker; None uses CLOSE_SECONDS."""
         for thread in self._threads:
-            thread.request_stop()
+            thread.enqueue_call(None)
         for thread in self._threads:
             thread.wait_until_stopped(CLOSE_SECONDS if seconds is None else seconds)
 
@@ -228,26 +225,15 @@ class _TrackerThread:
     def __init__(self, tracker: Tracker, run: TrackedRun, warn: Callable[[str], None]):
         self._tracker, self._run, self._warn_user = tracker, run, warn
         self._name = type(tracker).__name__
-        self._waiting: queue.Queue[TrackerCall | None] = queue.Queue(MAX_QUEUED_CALLS)
+        self._waiting: queue.SimpleQueue[TrackerCall | None] = queue.SimpleQueue()
         self._warned = threading.Lock()
         self._thread = threading.Thread(target=self._run_calls, name=f'tracker {self._name}', daemon=True)
         self._thread.start()
 
-    def enqueue_call(self, call: TrackerCall) -> None:
+    def enqueue_call(self, call: TrackerCall | None) -> None:
+        """Queues a call; None stops the thread after the queued calls."""
         if self._thread.is_alive():
-            try:
-                self._waiting.put_nowait(call)
-            except queue.Full:
-                self._warn_once(
-                    f'is {MAX_QUEUED_CALLS} records behind, and further records are dropped until it catches up'
-                )
-
-    def request_stop(self) -> None:
-        while self._thread.is_alive():
-            with contextlib.suppress(queue.Full):
-                return self._waiting.put_nowait(None)
-            with contextlib.suppress(queue.Empty):
-                self._waiting.get_nowait()
+            self._waiting.put(call)
 
     def wait_until_stopped(self, seconds: float) -> None:
         self._thread.join(seconds)

@@ -1,4 +1,4 @@
-"""Trackers that raise, hang or fall behind warn once and do not stop a run; the order of calls; run ids."""
+"""Trackers that raise or hang warn once and do not stop a run; the order of calls; run ids."""
 
 import json
 import threading
@@ -87,18 +87,12 @@ def test_a_tracker_that_raises_warns_once_and_others_get_everything(track):
 
 def test_a_tracker_that_hangs_delays_nothing(track):
     open_trackers, warnings = track
-    forever = threading.Event()
-    hanging = open_trackers(Recorder(forever.wait))
-    for step in range(2 * trackers.MAX_QUEUED_CALLS):
+    hanging = open_trackers(Recorder((forever := threading.Event()).wait))
+    for step in range(9):
         hanging.write('train', step, LOSS, {})
     hanging.close(0.01)
-    assert len(warnings) == 1 and f'is {trackers.MAX_QUEUED_CALLS} records behind' in warnings[0]
+    assert len(warnings) == 1 and 'has not closed within 0.01 s' in warnings[0]
     forever.set()
-    slow = open_trackers(Recorder((other := threading.Event()).wait))
-    slow.write('train', 1, LOSS, {})
-    slow.close(0.01)
-    assert len(warnings) == 2 and 'has not closed within 0.01 s' in warnings[1]
-    other.set()
 
 
 def test_an_id_is_created_once_for_a_folder_and_a_tracker(tmp_path):
