@@ -2,8 +2,6 @@
 
 import math
 import os
-import re
-import socket
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -32,13 +30,8 @@ class TensorBoardWriter:
         self._folder, self._last_flush_time = folder, time.monotonic()
         with object_store.wrap_write_errors(folder):
             record_writer.directory_check(str(folder))
-            # TensorBoard reads only files whose names contain `tfevents`, in alphabetical order. The new file must be
-            # the last one, even if the clock has been set back or another machine's clock is slow.
-            files = folder.iterdir() if folder.exists() else ()
-            earlier = (re.match(r'events\.out\.tfevents\.(\d+)\.', path.name) for path in files)
-            number = max([int(time.time()), *(int(match[1]) + 1 for match in earlier if match)])
-            name = f'events.out.tfevents.{number}.{socket.gethostname()}'
-            self._file = record_writer.RecordWriter(os.path.join(str(folder), name))
+            # TensorBoard reads the files whose names contain `tfevents` in alphabetical order.
+            self._file = record_writer.RecordWriter(os.path.join(str(folder), f'events.out.tfevents.{time.time_ns()}'))
         self._add_event(file_version='brain.Event:2')
         if restored_step is not None:
             self.rewind(restored_step)
