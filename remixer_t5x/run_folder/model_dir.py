@@ -11,7 +11,6 @@ from collections.abc import Iterator
 
 from etils import epath
 
-from remixer_t5x import lazy_imports
 from remixer_t5x.errors import UserError, to_one_line
 from remixer_t5x.run_folder import object_store
 
@@ -67,7 +66,7 @@ def check_model_dir(path: str | os.PathLike[str]) -> epath.Path:
     folder = to_absolute_path(path)
     check_path_has_no_glob(folder)
     object_store.check_bucket_accessible(folder)
-    with _wrap_folder_errors(folder):
+    with object_store.wrap_write_errors(folder):
         if folder.exists() and not folder.is_dir():
             raise UserError(f'MODEL_DIR must be a folder, got the file {folder}; use a new or empty folder')
         if folder.exists() and not (folder / MARKER_FILE).exists() and any(folder.iterdir()):
@@ -80,21 +79,11 @@ def check_model_dir(path: str | os.PathLike[str]) -> epath.Path:
 def create_model_dir(path: str | os.PathLike[str]) -> epath.Path:
     """Creates MODEL_DIR. Raises the errors of `check_model_dir`, and UserError if the folder is not writable."""
     folder = check_model_dir(path)
-    with _wrap_folder_errors(folder):
+    with object_store.wrap_write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         # Always write the marker file, to check that the folder is writable.
         (folder / MARKER_FILE).write_text(json.dumps({'format': 'remixer_t5x', 'version': 1}) + '\n')
     return folder
-
-
-@contextlib.contextmanager
-def _wrap_folder_errors(folder: epath.Path) -> Iterator[None]:
-    try:
-        yield
-    except lazy_imports.get_file_error_types() as error:
-        raise UserError(
-            f'MODEL_DIR {folder} cannot be written ({object_store.describe_error(error)}); use another folder'
-        ) from error
 
 
 def write_config(folder: epath.Path, text: str) -> None:
