@@ -54,14 +54,9 @@ def _load_library(name: str) -> Any:
     _import_tensorflow()
     if name not in sys.modules:
         with discard_stderr(), _pause_garbage_collection(), _delay_imports(_DELAYED_MODULES):
-            _import_library(name)
+            check_libraries_installed(name)
+            importlib.import_module(name)
     return sys.modules[name]
-
-
-def _import_library(name: str) -> Any:
-    """Imports a library that the extra `train` installs. Raises UserError if the library is not installed."""
-    check_libraries_installed(name)
-    return importlib.import_module(name)
 
 
 def check_libraries_installed(*names: str) -> None:
@@ -84,7 +79,8 @@ def _import_tensorflow() -> Any:
     if not verbose:
         set_log_levels()
     with discard_stderr(), _pause_garbage_collection(), _block_imports(_BLOCKED_MODULES):
-        tensorflow = _import_library('tensorflow')
+        check_libraries_installed('tensorflow')
+        tensorflow = importlib.import_module('tensorflow')
         # Hide accelerators, because TensorFlow would allocate all GPU memory at its first operation.
         for kind in ('GPU', 'TPU'):
             try:

@@ -40,14 +40,10 @@ class AheadOfTimeFunction:
             self._program = executor.submit(compiler_options.compile_with_options, lowered, self._options)
             executor.shutdown(wait=False)
 
-    def wait_until_compiled(self) -> jax.stages.Compiled:
-        """Starts the compilation if necessary, waits for it, and returns the program. Raises compilation errors."""
+    def __call__(self, *args: Any) -> Any:
         self.start_compilation()
         assert self._program is not None
-        return self._program.result()
-
-    def __call__(self, *args: Any) -> Any:
-        program = self.wait_until_compiled()
+        program = self._program.result()
         if self._is_first_call:
             # On CPUs, Gloo waits at most 30 s for each process to join the first collective operation.
             collectives.barrier()

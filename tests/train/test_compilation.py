@@ -33,7 +33,7 @@ def test_a_call_returns_the_same_as_jit_and_traces_once():
         return jnp.sin(x) @ x.T
 
     ahead = _ahead(function)
-    ahead.wait_until_compiled()
+    ahead.start_compilation()
     x = jax.random.normal(jax.random.key(0), SHAPE.shape)
     outputs = [np.asarray(ahead(x)) for _ in range(2)]
     assert traced == [(3, 4)]
