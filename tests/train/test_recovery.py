@@ -136,7 +136,7 @@ def test_changed_settings_are_described():
     old = (
         '# Macros:\nLEARNING_RATE = 0.001\nMODEL_DIR = \'a\'\nTRAIN_STEPS = 10\nx.y = \\\n    {"a": 1,\n     "b": 2}\n'
     )
-    new = old.replace('0.001', '0.01').replace('"a"\nT', '"b"\nT').replace('"b": 2', '"b": 3')
+    new = old.replace('0.001', '0.01').replace("'a'\nT", "'b'\nT").replace('"b": 2', '"b": 3')
     describe = compatibility.describe_config_changes
     assert describe(old, old) == '' == describe('', new)
     assert describe(old, new) == 'LEARNING_RATE 0.001 -> 0.01, x.y {"a": 1, "b": 2} -> {"a": 1, "b": 3}'
