@@ -88,7 +88,8 @@ def check_output(args: argparse.Namespace, target: str) -> None:
     elif target in ('to_hf', 'to_shared'):
         model_folders.check_folder_is_empty(path)
     elif target == 'to_safetensors':
-        safetensors_files.check_file_is_new(path)
+        file = safetensors_files.check_file_is_new(path)
+        safetensors_files.check_file_is_new(str(_get_vocabulary_folder(file)))
     elif target == 'to_t5x':
         t5x_checkpoint.check_folder_is_new(path, _get_step(args))
 

@@ -138,6 +138,7 @@ def test_the_average_of_checkpoints_is_their_mean(current_folder, capsys):
         (('--average=ours,ours', '--to=ours'), 'step 0'),
         (('--from_safetensors=a.safetensors', '--to=ours'), 'step 0'),
         (('--checkpoint=ours', '--to_safetensors=toy.gin'), 'toy.gin already exists'),
+        (('--checkpoint=ours', '--to_safetensors=old.safetensors'), 'old.vocabulary already exists'),
         (('--checkpoint=ours', '--to_shared=hf'), 'is not empty'),
         (('--gin_file=ours/model.gin', '--checkpoint=ours', '--to_hf=hf'), 'is not empty'),
         (('--gin_file=ours/model.gin', '--checkpoint=ours', '--to_t5x=t5x'), 'checkpoint_0 already exists'),
@@ -145,7 +146,8 @@ def test_the_average_of_checkpoints_is_their_mean(current_folder, capsys):
     ],
 )  # fmt: skip
 def test_an_existing_output_is_refused_before_the_input_is_read(current_folder, capsys, argv, message, monkeypatch):
-    (current_folder / 't5x/checkpoint_0').mkdir(parents=True, exist_ok=True)
+    for folder in ('t5x/checkpoint_0', 'old.vocabulary'):
+        (current_folder / folder).mkdir(parents=True, exist_ok=True)
     for name in ('converted_checkpoint.read_checkpoint', 'safetensors_files.read_params'):
         monkeypatch.setattr(f'remixer_t5x.interop.{name}', None)
     monkeypatch.setattr('remixer_t5x.checkpoints.saved_params.restore_params', None)
