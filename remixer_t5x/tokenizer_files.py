@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from remixer_t5x import untrusted_files
@@ -71,10 +71,3 @@ def check_tokenizer_settings(settings: Any, allowed: Mapping[str, Any], where: s
         values = values if isinstance(values, tuple) else (values,)
         if settings.get(name) not in values:
             raise UserError(f'{name} in {where} must be {values[-1]!r}, got {settings.get(name)!r:.60}')
-
-
-def make_token_splitter(tokens: Iterable[str]) -> Callable[[str], list[str]]:
-    """Returns a function that splits a text into `tokens` and the text between them. Longer tokens match first."""
-    ordered = sorted(tokens, key=len, reverse=True)
-    pattern = re.compile('(' + '|'.join(map(re.escape, ordered)) + ')') if ordered else None
-    return lambda text: [part for part in (pattern.split(text) if pattern else [text]) if part]

@@ -38,7 +38,7 @@ done
 
 EXTRAS='test,dev,docs'
 if [[ -n "$REFERENCES" ]]; then
-    EXTRAS+=',forecast,generation,hf,lm-eval,wordpiece'
+    EXTRAS+=',forecast,generation,hf,lm-eval'
     VENV="${VENV:-.venv-references}"
     # The lock file for Python 3.11 pins torch.
     PYTHON_MINORS='11'

@@ -28,7 +28,7 @@ from remixer_tasks import pair_inputs, vocabularies
 from remixer_tasks.benchmarks import raw_rows
 from remixer_tasks.files import cache, row_files
 from remixer_tasks.files.row_files import BadRecords
-from remixer_tasks.vocabulary import byte_pairs, sentencepiece_vocabulary
+from remixer_tasks.vocabulary import sentencepiece_vocabulary
 from tests.support import untrusted_inputs
 from tests.support.untrusted_inputs import result_or_one_line_error
 
@@ -128,10 +128,6 @@ def config_reader(model_type):
     return read
 
 
-def encode_byte_pairs(folder):
-    byte_pairs.BytePairs(str(folder), 0).encode('ab')
-
-
 ADDED_TOKENS = (tokenizer_files.TOKENIZER, tokenizer_files.CONFIG, tokenizer_files.ADDED_TOKENS)
 READERS = {
     'run_metrics': read_metrics,
@@ -160,8 +156,6 @@ READERS = {
     'gpt2_config': config_reader('gpt2'),
     'modern_bert_config': config_reader('modernbert'),
     't5gemma_config': config_reader('t5gemma'),
-    'gpt2_tokenizer': folder_reader(byte_pairs.TOKENIZER, encode_byte_pairs),
-    'gpt2_vocabulary': folder_reader(byte_pairs.VOCABULARY, encode_byte_pairs, **{byte_pairs.MERGES: 'a b'}),
     **{name: folder_reader(name, tokenizer_files.read_added_tokens) for name in ADDED_TOKENS},
     'unigram': lambda path: sentencepiece_vocabulary.build_unigram_model(
         untrusted_files.read_json_object(path), 'folder'

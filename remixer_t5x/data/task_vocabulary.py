@@ -11,7 +11,6 @@ import hashlib
 import json
 import pathlib
 import re
-import shutil
 import tempfile
 from typing import TYPE_CHECKING, Any
 
@@ -30,10 +29,6 @@ INDEX_FILE, SENTENCEPIECE_FILE, WORDS_FILE, TOKENIZER_FILE = (
     'spiece.model',
     'words.txt',
     'tokenizer.json',
-)
-_BYTE_PAIR_FILES = (
-    *('vocab.json', 'merges.txt', TOKENIZER_FILE),
-    *('tokenizer_config.json', 'special_tokens_map.json', 'added_tokens.json'),
 )
 # SentencePiece's notation for spaces and bytes.
 SPACE, BYTE_PIECE = '\u2581', re.compile(r'<0x[0-9A-F]{2}>')
@@ -109,11 +104,6 @@ def _write_vocabulary_files(vocab: Any, folder: pathlib.Path) -> dict[str, Any] 
         vocab.save(str(folder / TOKENIZER_FILE))
         settings = getattr(vocab, 'saved_settings', None)
         return {'kind': 'wordpiece'} if settings is None else {'kind': 'huggingface', **settings}
-    if hasattr(vocab, 'end_id') and hasattr(vocab, 'folder'):
-        for name in _BYTE_PAIR_FILES:
-            if (file := pathlib.Path(vocab.folder, name)).is_file():
-                shutil.copyfile(file, folder / name)
-        return {'kind': 'byte_pairs', 'end_id': int(vocab.end_id)}
     if hasattr(vocab, 'words'):
         (folder / WORDS_FILE).write_text('\n'.join(vocab.words), encoding='utf-8')
         return {'kind': 'words'}

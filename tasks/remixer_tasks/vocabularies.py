@@ -1,4 +1,4 @@
-"""Builds SentencePiece, byte, word, Hugging Face, BERT (WordPiece) and GPT-2 (BPE) vocabularies.
+"""Builds SentencePiece, byte, word, Hugging Face and BERT (WordPiece) vocabularies.
 
 SentencePiece, byte and word vocabularies reserve T5's ids (0 padding, 1 EOS, 2 unknown). SentencePiece and byte
 vocabularies end with `extra_ids` sentinels, <extra_id_0> last. Files are read when a vocabulary is first used.
@@ -21,7 +21,6 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.lazy_imports import seqio, tf
 from remixer_tasks.corpora.text_corpus import Corpus
 from remixer_tasks.vocabulary import sentencepiece_vocabulary
-from remixer_tasks.vocabulary.byte_pairs import BytePairs
 from remixer_tasks.vocabulary.huggingface_tokenizer import HuggingFaceTokenizer, WordPieceVocabulary
 from remixer_tasks.vocabulary.sentencepiece_vocabulary import SentencePiece
 from remixer_tasks.vocabulary.words_and_bytes import ByteVocabulary, WordVocabulary
@@ -64,7 +63,7 @@ def wordpiece(path: str) -> WordPieceVocabulary:
 
 
 def huggingface_tokenizer(path: str, end: str | None = None, shifted: bool = False) -> HuggingFaceTokenizer:
-    """Loads the vocabulary of a `tokenizer.json`, such as Llama's; requires the package tokenizers.
+    """Loads the vocabulary of a `tokenizer.json`, such as GPT-2's or Llama's; requires the package tokenizers.
 
     Args:
         path: path of the tokenizer.json.
@@ -72,14 +71,6 @@ def huggingface_tokenizer(path: str, end: str | None = None, shifted: bool = Fal
         shifted: whether to add 1 to the ids, for files in which id 0 is not padding.
     """
     return HuggingFaceTokenizer(path, end, shifted)
-
-
-def byte_pairs(folder: str, end_id: int = 50256) -> BytePairs:
-    """Loads GPT-2's byte-pair vocabulary from `folder`, with ids shifted by one, because id 0 is padding.
-
-    `end_id` is GPT-2's id of <|endoftext|>, the end token.
-    """
-    return BytePairs(folder, end_id)
 
 
 def trained(
@@ -113,10 +104,11 @@ def saved(folder: str) -> Vocabulary:
         source = epath.Path(local)
     index = untrusted_files.read_json_object(pathlib.Path(source / 'vocabulary.json'), 'copy MODEL_DIR again')
     kind = index.get('kind')
-    name, largest = ('end_id', 2**31) if kind == 'byte_pairs' else ('extra_ids', MAX_SENTINELS)
-    number = index.get(name, 0)
-    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= largest:
-        raise UserError(f'{source / "vocabulary.json"} is damaged: {name} must be from 0 to {largest}, got {number!a}')
+    number = index.get('extra_ids', 0)
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= MAX_SENTINELS:
+        raise UserError(
+            f'{source / "vocabulary.json"} is damaged: extra_ids must be from 0 to {MAX_SENTINELS}, got {number!a}'
+        )
     if kind == 'sentencepiece':
         return sentencepiece(str(source / 'spiece.model'), number)
     if kind == 'bytes':
@@ -125,8 +117,6 @@ def saved(folder: str) -> Vocabulary:
         return wordpiece(str(source / 'tokenizer.json'))
     if kind == 'huggingface':
         return huggingface_tokenizer(str(source / 'tokenizer.json'), str(index.get('end')), bool(index.get('shifted')))
-    if kind == 'byte_pairs':
-        return byte_pairs(str(source), number)
     if kind == 'words':
         text = untrusted_files.read_text(pathlib.Path(source / 'words.txt'), 'copy MODEL_DIR again')
         return WordVocabulary(f'words of {source}', lambda: text.split('\n'))

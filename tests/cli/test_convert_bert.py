@@ -1,6 +1,5 @@
 """`convert` of a BERT from Hugging Face to a MODEL_DIR and back, and its vocabulary."""
 
-import importlib.util
 import json
 import sys
 
@@ -13,9 +12,6 @@ import remixer_t5x
 from remixer_t5x.cli.main import main
 from tests.support import command_folder, hf_folders
 
-needs_tokenizers = pytest.mark.skipif(
-    importlib.util.find_spec('tokenizers') is None, reason='tokenizers is not installed'
-)
 PIECES = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', 'a', 'text', '##s', 'of', 'words']
 
 
@@ -28,7 +24,6 @@ def folder(tmp_path):
         yield folder
 
 
-@needs_tokenizers
 def test_a_bert_goes_to_a_model_dir_and_back_bit_for_bit(folder, tmp_path, capsys):
     assert main(['convert', f'--from_hf={folder}', f'--to={tmp_path / "ours"}']) == 0
     assert 'all weights in the output equal those in the input' in capsys.readouterr().out
@@ -55,7 +50,6 @@ def test_a_missing_library_or_vocabulary_raises_a_one_line_error(folder, tmp_pat
     assert 'has no tokenizer.json and no vocab.txt; pass vocabulary' in capsys.readouterr().err
 
 
-@needs_tokenizers
 def test_masked_tokens_are_the_mask_piece_of_a_bert(folder):
     """[CLS] at the start of a document is not predicted."""
     import seqio

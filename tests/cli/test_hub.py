@@ -86,13 +86,12 @@ def test_a_model_is_downloaded_once_and_available_offline(hub, t5, tmp_path, mon
 
 
 def test_tokens_in_a_separate_file_are_downloaded(hub, tmp_path):
-    folder = hf_folders.write_gpt2(tmp_path / 'gpt2')
-    # The token is not the result of merges, so only added_tokens.json makes it one piece.
-    (folder / 'vocab.json').write_text((folder / 'vocab.json').read_text().replace('<58>', 'user'))
-    (folder / 'added_tokens.json').write_text('{"user": 58}')
-    hub.add('anna/gpt2', folder)
-    ids = [list(remixer_t5x.load(path).vocabulary.encode('user')) for path in (str(folder), 'hf://anna/gpt2')]
-    assert ids == [[59], [59]]
+    folder = hf_folders.write_tiny(tmp_path / 'bert', 'bert_tiny')
+    (folder / 'vocab.txt').write_text('[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n')
+    (folder / 'added_tokens.json').write_text('{"user": 5}')
+    hub.add('anna/bert', folder)
+    ids = [list(remixer_t5x.load(path).vocabulary.encode('user')) for path in (str(folder), 'hf://anna/bert')]
+    assert ids == [[2, 5], [2, 5]]
 
 
 def test_training_starts_from_the_current_revision_of_a_hub_model(hub, t5, tmp_path, monkeypatch):

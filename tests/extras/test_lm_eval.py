@@ -311,7 +311,6 @@ def test_a_masked_language_model_scores_words_and_no_special_tokens(tmp_path):
     import torch
     import transformers
 
-    pytest.importorskip('tokenizers')
     folder = hf_folders.write_tiny(tmp_path / 'bert', 'bert_tiny')
     words = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', *'abcdefghij', *(f'[unused{index}]' for index in range(45))]
     (folder / 'vocab.txt').write_text('\n'.join(words))

@@ -24,8 +24,10 @@ from tests.interop import small_models
 from tests.support import hf_folders
 from tests.support.error_lines import error_message
 
-# `end_id` is that of the recorded GPT-2.
-VOCABULARY = types.SimpleNamespace(eos_id=1, end_id=59)
+GPT2_END = hf_folders.GPT2['eos_token_id']
+VOCABULARY, GPT2_VOCABULARY = (
+    types.SimpleNamespace(eos_id=end, saved_settings={'shifted': True}) for end in (1, GPT2_END + 1)
+)
 CONFIGS = {**hf_folders.CONFIGS, 't5gemma_tiny': small_models.T5GEMMA}
 pytestmark = pytest.mark.usefixtures('clean_gin')
 
@@ -45,7 +47,7 @@ class Tiny:
         """Returns transformers' arguments, and a mask of the positions with recorded logits."""
         arrays = self.arrays
         if self.name == 'gpt2_tiny':
-            tokens = np.pad(arrays['tokens'], ((0, 0), (1, 0)), constant_values=VOCABULARY.end_id)
+            tokens = np.pad(arrays['tokens'], ((0, 0), (1, 0)), constant_values=GPT2_END)
             return {'input_ids': tokens}, tokens >= 0
         if self.name == 'bert_tiny':
             return {'input_ids': arrays['inputs'], 'token_type_ids': arrays['token_types']}, arrays['inputs'] > 0
@@ -70,7 +72,8 @@ def test_our_model_has_the_parameters_and_description_of_the_family(tiny):
     ours = unbox(interface.compute_param_shapes(tiny.model, shapes))
     assert jax.tree.map(np.shape, tiny.params) == jax.tree.map(np.shape, ours)
     assert {leaf.dtype.name for leaf in jax.tree.leaves(tiny.params)} == {'float32'}
-    assert hf_folders.describe(tiny.model, VOCABULARY) == tiny.family
+    vocabulary = GPT2_VOCABULARY if tiny.name == 'gpt2_tiny' else VOCABULARY
+    assert hf_folders.describe(tiny.model, vocabulary) == tiny.family
 
 
 def test_a_folder_is_written_back_bit_for_bit(tiny, tmp_path):
@@ -170,7 +173,7 @@ FNET = [('ENCODER_MIXER', '@fnet.FNet'), ('ENCODER_POSITION_BIAS', 'None')]
 )
 def test_a_model_that_hugging_face_lacks_raises_its_difference(files, flags, words):
     model = shipped(*(f'models/{file}.gin'.replace('models/../', '') for file in files), flags=flags)
-    message = error_message(hf_folders.describe, model, VOCABULARY)
+    message = error_message(hf_folders.describe, model, GPT2_VOCABULARY)
     assert re.search(words, message) and '--to_safetensors' in message
     classifier = types.SimpleNamespace(model_type='classifier')
     assert "'classifier'" in error_message(hf_folders.describe, classifier, VOCABULARY)

@@ -12,7 +12,7 @@ import remixer_t5x
 from remixer_t5x.cli.main import main
 from remixer_t5x.data import task_vocabulary
 from remixer_t5x.models.losses import CrossEntropy
-from remixer_tasks.vocabulary import byte_pairs
+from remixer_tasks import vocabularies
 from tests.support import hf_folders, references
 
 pytestmark = [
@@ -71,26 +71,37 @@ def test_a_model_dir_is_loaded_as_its_folder_and_written_back(folder, ours, tmp_
     assert 'all weights, read back from the output, equal those written' in capsys.readouterr().out
     written = load_file(tmp_path / 'theirs/model.safetensors')
     jax.tree.map(np.testing.assert_array_equal, written, hf_folders.weights('gpt2_tiny'))
-    for file in ('vocab.json', 'merges.txt'):
-        assert (tmp_path / 'theirs' / file).read_text() == (folder / file).read_text()
+    config = json.loads((tmp_path / 'theirs/tokenizer_config.json').read_text())
+    assert config['bos_token'] == config['eos_token'] == '<|endoftext|>'
+    again = [remixer_t5x.load(str(path)).vocabulary for path in (folder, tmp_path / 'theirs')]
+    assert again[0] == again[1] and again[1].eos_id == END + 1
+
+
+def test_a_folder_without_tokenizer_json_or_end_token_raises_a_one_line_error(tmp_path, capsys):
+    folder = hf_folders.write_gpt2(tmp_path / 'gpt2')
+    file = folder / 'tokenizer.json'
+    command = ['convert', f'--from_hf={folder}', f'--to={tmp_path}/ours']
+    for setting in ('add_prefix_space', 'split_special_tokens'):
+        (folder / 'tokenizer_config.json').write_text(json.dumps({setting: True}))
+        assert main(command) == 2 and setting in capsys.readouterr().err
+    (folder / 'tokenizer_config.json').unlink()
+    file.write_text(file.read_text().replace('"added_tokens"', '"other"'))
+    assert main(command) == 2 and 'an added token with the id 59' in capsys.readouterr().err
+    file.unlink()
+    assert main(command) == 2 and f".from_pretrained('{folder}').save_pretrained(" in capsys.readouterr().err
 
 
 def test_text_is_split_into_byte_pairs_in_the_order_of_merges(folder):
-    vocabulary = byte_pairs.BytePairs(str(folder), END)
+    file = folder / 'tokenizer.json'
+    vocabulary = vocabularies.huggingface_tokenizer(str(file), '<|endoftext|>', shifted=True)
     text = 'the ä that the cat'
     ids = vocabulary.encode(text)
-    names = json.loads((folder / 'vocab.json').read_text())
+    names = json.loads(file.read_text())['model']['vocab']
     pieces = ['the', 'Ġ', 'Ã', '¤', 'Ġ', 'th', 'a', 't', 'Ġthe', 'Ġ', 'c', 'a', 't']
     assert ids == [names[piece] + 1 for piece in pieces] and vocabulary.decode(ids) == text
     assert vocabulary.encode('!') == [1] and vocabulary.eos_id == END + 1 and vocabulary.pad_id == 0
     assert sum(task_vocabulary.count_bytes_per_token(vocabulary)[ids]) == len(text.encode())
     assert np.array_equal(vocabulary.encode_tf(text).numpy(), ids)
-
-
-def test_words_are_split_like_gpt2s():
-    text = "I'll take 25 of  them,\n\n  it's Émile's -- ok?\t"
-    words = ['I', "'ll", ' take', ' 25', ' of', ' ', ' them', ',', '\n\n ', ' it', "'s", ' Émile', "'s", ' --', ' ok']
-    assert list(byte_pairs.split_words(text)) == [*words, '?', '\t']
 
 
 def test_rows_of_several_documents_equal_those_of_transformers(folder):

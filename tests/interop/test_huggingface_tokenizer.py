@@ -5,8 +5,10 @@ import re
 
 import numpy as np
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from remixer_t5x.data import task_vocabulary
 from remixer_t5x.errors import UserError
@@ -14,9 +16,6 @@ from remixer_tasks import language_modeling, vocabularies
 from remixer_tasks.vocabulary import huggingface_tokenizer
 from tests.support.error_lines import error_message
 from tests.support.untrusted_inputs import ODD_CHARACTERS
-
-tokenizers = pytest.importorskip('tokenizers', reason='tokenizers is not installed')
-from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers  # noqa: E402
 
 LINES = ["## The word of the words, 1,234.50 don't", 'Ça va? Über é 你好 ＷＩＤＥ 😀', 'a\tb\n\n  c'] * 4
 SPECIAL = ['<pad>', '</s>', '<s>', '<unk>', '<mask>', '[CLS]', '[SEP]']

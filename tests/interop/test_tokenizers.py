@@ -80,7 +80,6 @@ def gpt2_folder(folder):
 
 
 def bert(folder, **config):
-    pytest.importorskip('tokenizers')
     write(folder, {**BERT, **config})
     (folder / 'vocab.txt').write_text('\n'.join([*every.WORDS, 'The', 'e', 'é', '你', 'w', '##é', '##e']))
     return folder

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import json
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +15,6 @@ from remixer_t5x.models.beam_search import BeamSearch, PowerPenalty
 from remixer_t5x.models.decoding import Greedy, StopStrings
 from remixer_t5x.models.sampling import Sampling
 from remixer_tasks import vocabularies
-from remixer_tasks.vocabulary import byte_pairs
 from tests.models.tiny_models import make_t5, t5_params
 from tests.support import hf_folders, references
 
@@ -24,7 +22,7 @@ ROWS, LENGTH, BEAMS = 64, 10, 3
 ALPHA = 0.6
 # GPT-2's tokenizer, as in tests/interop/test_gpt2.py.
 PIECES = [*'!abcdefghijklmnopqrstuvwxyz', 'Ġ', 'th', 'the', 'Ġthe', 'Ã', '¤']
-MERGES = [('t', 'h'), ('th', 'e'), ('Ġ', 'the')]
+MERGES = ['t h', 'th e', 'Ġ the']
 GPT2_END = 59
 
 
@@ -104,14 +102,13 @@ def gpt2(tmp_path_factory):
 
     folder = hf_folders.write_tiny(tmp_path_factory.mktemp('gpt2') / 'theirs', 'gpt2_tiny')
     names = [*PIECES, *(f'<{index}>' for index in range(len(PIECES), GPT2_END)), '<|endoftext|>']
-    (folder / 'vocab.json').write_text(json.dumps({piece: index for index, piece in enumerate(names)}))
-    (folder / 'merges.txt').write_text('#version: 0.2\n' + '\n'.join(map(' '.join, MERGES)) + '\n')
+    hf_folders.write_byte_pairs(folder, names, MERGES, '<|endoftext|>')
     theirs = transformers.GPT2LMHeadModel.from_pretrained(folder, use_safetensors=True, local_files_only=True).eval()
-    tokenizer = transformers.GPT2Tokenizer(str(folder / 'vocab.json'), str(folder / 'merges.txt'))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
     prompts = np.random.default_rng(0).integers(0, GPT2_END, (ROWS, 7))
     ids = torch.from_numpy(np.pad(prompts, ((0, 0), (1, 0)), constant_values=GPT2_END))
     loaded = remixer_t5x.load(str(folder))
-    texts = byte_pairs.BytePairs(str(folder), GPT2_END).token_texts
+    texts = loaded.vocabulary.token_texts
     batch = {'prompt_tokens': jnp.asarray(prompts + 1, jnp.int32)}
     inputs = {'input_ids': ids, 'attention_mask': torch.ones_like(ids)}
     return ModelPair(loaded.model, loaded.params, batch, GPT2_END + 1, 1, texts, theirs, inputs, tokenizer)

@@ -1,10 +1,8 @@
 """All vocabularies with all objectives: exact positions, and equal ids in training and inference."""
 
 import functools
-import importlib.util
 import io
 import json
-import pathlib
 import shutil
 import subprocess
 import sys
@@ -22,7 +20,8 @@ from remixer_t5x import lazy_imports
 from remixer_t5x.data import batch_formats, pipeline, task_batches, task_vocabulary
 from remixer_tasks import pretraining, text_pairs, vocabularies
 from remixer_tasks.corpora.text_corpus import ParsedCorpus
-from remixer_tasks.vocabulary import byte_pairs, sentinels
+from remixer_tasks.vocabulary import huggingface_tokenizer, sentinels
+from tests.support import hf_folders
 from tests.support.error_lines import error_message
 from tests.support.paths import environment
 
@@ -58,11 +57,9 @@ def write_mt5(folder) -> str:
 
 
 def write_gpt2(folder) -> str:
-    pieces = [*byte_pairs.list_byte_characters(), 'th', 'Ġth', 'the', '<|endoftext|>', '<|user|>']
-    (folder / 'vocab.json').write_text(json.dumps({piece: index for index, piece in enumerate(pieces)}))
-    (folder / 'merges.txt').write_text('#version: 0.2\nt h\nĠ th\nth e\n')
-    (folder / 'added_tokens.json').write_text(json.dumps({'<|user|>': pieces.index('<|user|>')}))
-    return str(folder)
+    pieces = [*huggingface_tokenizer.list_byte_characters(), 'th', 'Ġth', 'the', '<|endoftext|>', '<|user|>']
+    hf_folders.write_byte_pairs(folder, pieces, ['t h', 'Ġ th', 'th e'], '<|endoftext|>', '<|user|>')
+    return str(folder / 'tokenizer.json')
 
 
 def write_bert(folder) -> str:
@@ -75,11 +72,11 @@ VOCABULARIES = {
     'bytes': lambda folder: vocabularies.byte(),
     'words': lambda folder: vocabularies.words(corpus()),
     'wordpiece': lambda folder: vocabularies.wordpiece(write_bert(folder)),
-    'byte_pairs': lambda folder: vocabularies.byte_pairs(write_gpt2(folder), 259),
+    'gpt2': lambda folder: vocabularies.huggingface_tokenizer(write_gpt2(folder), '<|endoftext|>', shifted=True),
     'mt5': lambda folder: vocabularies.sentencepiece(write_mt5(folder), extra_ids=0),
     'byt5': lambda folder: vocabularies.byte(extra_ids=0),
 }
-WITHOUT_SENTINELS = {'words', 'wordpiece', 'byte_pairs'}
+WITHOUT_SENTINELS = {'words', 'wordpiece', 'gpt2'}
 BOTH = {'inputs': 48, 'targets': 48}
 # Task, supported model types, lengths, and whether it needs sentinels.
 OBJECTIVES = {
@@ -101,22 +98,17 @@ CASES = [('bytes', objective, model_type) for objective in OBJECTIVES for model_
     ('words', 'span_corruption', 'encoder_decoder'),
     ('wordpiece', 'iid_denoising', 'encoder_decoder'),
     ('wordpiece', 'masked_lm', 'encoder_only'),
-    ('byte_pairs', 'ul2', 'encoder_decoder'),
-    ('byte_pairs', 'masked_lm', 'encoder_only'),
-    ('byte_pairs', 'causal_lm', 'decoder_only'),
+    ('gpt2', 'ul2', 'encoder_decoder'),
+    ('gpt2', 'causal_lm', 'decoder_only'),
 ]
 
 
 @pytest.fixture(scope='module')
 def get_vocabulary(tmp_path_factory):
-    """Returns a function that makes the vocabulary of a name, or skips if its library is not installed."""
+    """Returns a function that makes the vocabulary of a name."""
 
     @functools.cache
     def make(name):
-        if name == 'wordpiece':
-            pytest.importorskip(
-                'tokenizers', reason="tokenizers is not installed: pip install 'remixer-t5x[wordpiece]'"
-            )
         return VOCABULARIES[name](tmp_path_factory.mktemp(name))
 
     return make
@@ -137,7 +129,7 @@ def check_position(config) -> dict[str, np.ndarray]:
 def test_an_objective_has_exact_positions_or_is_rejected(get_vocabulary, name, objective, model_type):
     vocabulary, (task, _, lengths, needs_sentinels) = get_vocabulary(name), OBJECTIVES[objective]
     config = pipeline.DatasetConfig(lambda: task(corpus(), vocabulary), lengths, 4, model_type=model_type)
-    if needs_sentinels and name in WITHOUT_SENTINELS and (name, objective) != ('wordpiece', 'masked_lm'):
+    if needs_sentinels and name in WITHOUT_SENTINELS and objective != 'masked_lm':
         assert 'sentinel' in error_message(lambda: next(task_batches.TrainBatches(config)))
         return
     batch = check_position(config)
@@ -154,7 +146,7 @@ def test_an_objective_has_exact_positions_or_is_rejected(get_vocabulary, name, o
 @pytest.mark.parametrize(
     ('name', 'model_type'),
     [
-        *((name, 'decoder_only') for name in ('sentencepiece', 'wordpiece', 'byte_pairs')),
+        *((name, 'decoder_only') for name in ('sentencepiece', 'wordpiece', 'gpt2')),
         *(('bytes', 'encoder_decoder'), ('words', 'classifier')),
     ],
 )
@@ -220,8 +212,6 @@ def test_ids_and_texts_equal_those_of_seqio(get_vocabulary, name):
 
 @pytest.mark.parametrize('name', VOCABULARIES)
 def test_a_saved_vocabulary_gives_the_same_ids_without_its_sources(name, tmp_path, monkeypatch):
-    if name == 'wordpiece':
-        pytest.importorskip('tokenizers', reason='tokenizers is not installed: pip install tokenizers')
     (tmp_path / 'source').mkdir()
     vocabulary = VOCABULARIES[name](tmp_path / 'source')
     texts = ['the word 17 stands', 'the  unknown', '', 'x']
@@ -241,7 +231,7 @@ def test_a_saved_vocabulary_gives_the_same_ids_without_its_sources(name, tmp_pat
 
 def test_a_process_without_tensorflow_computes_the_same_ids(get_vocabulary, tmp_path):
     texts, ids = ['the word <extra_id_3>é', '', '\x00 stands (next)', "1's\n"], [5, 9, 20, 1, 7]
-    names = [name for name in VOCABULARIES if name != 'wordpiece' or importlib.util.find_spec('tokenizers')]
+    names = list(VOCABULARIES)
     for name in names:
         assert task_vocabulary.save_vocabulary(get_vocabulary(name), tmp_path / name)
     program = f"""if True:
@@ -309,13 +299,7 @@ def test_a_stateful_python_function_is_rejected():
     assert 'stateful=False' in error_message(lambda: next(task_batches.TrainBatches(config)))
 
 
-def test_gpt2_reads_added_tokens_and_rejects_unsupported_settings(tmp_path):
-    folder = pathlib.Path(write_gpt2(tmp_path))
-    vocabulary = vocabularies.byte_pairs(str(folder), 259)
+def test_added_tokens_of_gpt2_are_single_tokens(get_vocabulary):
+    vocabulary = get_vocabulary('gpt2')
     assert vocabulary.encode('<|user|>th<|endoftext|>') == [261, 257, 260]
     assert vocabulary.decode([261, 257]) == '<|user|>th' and vocabulary.vocab_size == 262
-    (folder / 'merges.txt').write_bytes((folder / 'merges.txt').read_bytes().replace(b'\n', b'\r\n'))
-    assert vocabularies.byte_pairs(str(folder), 259).encode('the') == [259]
-    for setting in ('add_prefix_space', 'split_special_tokens'):
-        (folder / 'tokenizer_config.json').write_text(json.dumps({setting: True}))
-        assert setting in error_message(vocabularies.byte_pairs(str(folder), 259).encode, 'a')

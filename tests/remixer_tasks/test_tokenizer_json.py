@@ -8,11 +8,10 @@ import json
 import time
 
 import pytest
+import tokenizers
 
 from remixer_t5x.errors import UserError
 from tests.support.real_processes import Process
-
-tokenizers = pytest.importorskip('tokenizers', reason='tokenizers is not installed: pip install tokenizers')
 
 PIECES = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', 'a', 'é', 'e', 'text', '##s', 'of', 'words', '##a', '.']
 TEXTS = ['a texts of words.', 'É A text [MASK] of', 'the 東 unknown', '', ' \0\t a ', 'a' * 99, 'a' * 101, 'xyz[NEW]s']

@@ -71,8 +71,18 @@ def write_gpt2(folder, **settings):
     write(folder, {**GPT2, **settings}, weights('gpt2_tiny'), tokenizer=False)
     pieces = [*'!.abcdefghijklmnopqrstuvwxyz', 'Ġ', 'th', 'the', 'Ġthe', 'Ã', '¤']
     names = [*pieces, *(f'<{index}>' for index in range(len(pieces), GPT2['eos_token_id'])), '<|endoftext|>']
-    (folder / 'vocab.json').write_text(json.dumps({piece: index for index, piece in enumerate(names)}))
-    (folder / 'merges.txt').write_text('#version: 0.2\nt h\nth e\nĠ the\n')
+    return write_byte_pairs(folder, names, ['t h', 'th e', 'Ġ the'], '<|endoftext|>')
+
+
+def write_byte_pairs(folder, names, merges, end, *added):
+    """Writes GPT-2's tokenizer.json with the pieces `names`, a special end token, and further added tokens."""
+    ids = {piece: index for index, piece in enumerate(names)}
+    byte_level = {'type': 'ByteLevel', 'add_prefix_space': False, 'trim_offsets': True}
+    flags = dict.fromkeys(('single_word', 'lstrip', 'rstrip', 'normalized'), False)
+    tokens = [{'id': ids[token], 'content': token, 'special': token == end, **flags} for token in (end, *added)]
+    model = {'type': 'BPE', 'vocab': ids, 'merges': merges}
+    content = {'added_tokens': tokens, 'pre_tokenizer': byte_level, 'decoder': byte_level, 'model': model}
+    (folder / 'tokenizer.json').write_text(json.dumps({'version': '1.0', **content}))
     return folder
 
 

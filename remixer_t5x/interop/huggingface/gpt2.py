@@ -9,13 +9,14 @@ row of the embedding table is zero. With `DecoderOnly.begin_id`, the model never
 
 import dataclasses
 import pathlib
-import shutil
 from collections.abc import Mapping
 from typing import Any, Self
 
 import numpy as np
 
+from remixer_t5x import tokenizer_files
 from remixer_t5x.errors import UserError
+from remixer_t5x.interop.huggingface import modern_bert
 from remixer_t5x.interop.huggingface.model_family import HuggingFaceConfig, ModelFamily, Tokenizer
 from remixer_t5x.interop.huggingface.param_mapping import HuggingFaceModule, Params
 from remixer_t5x.interop.huggingface.traced_modules import TracedModules
@@ -24,9 +25,6 @@ from remixer_t5x.models.language_model import LanguageModel
 
 PREFIX, EMBEDDING_TABLE = 'transformer.', 'transformer.wte.weight'
 ATTENTION, LAYER = 'decoder/layer/scaled_attention', 'transformer.h.{}'
-# A tokenizer consists of the optional files and one of these sets of files, in transformers' order of preference.
-TOKENIZER_FILES = (('tokenizer.json',), ('vocab.json', 'merges.txt'))
-OPTIONAL_FILES = ('tokenizer_config.json', 'added_tokens.json')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -104,12 +102,14 @@ class Gpt2(ModelFamily):
 
     @classmethod
     def read_model_fields(cls, model: Any, vocabulary: Any, modules: TracedModules) -> dict[str, Any]:
-        kind = type(vocabulary).__name__
-        modules.require_condition(hasattr(vocabulary, 'end_id'), f'VOCABULARY is a {kind}, not a byte-pair vocabulary')
+        settings, kind = getattr(vocabulary, 'saved_settings', None) or {}, type(vocabulary).__name__
+        modules.require_condition(
+            settings.get('shifted', False), f'VOCABULARY is a {kind}, not a shifted vocabularies.huggingface_tokenizer'
+        )
         modules.require_condition(not model.prefix, 'PREFIX_LM is True')
         return super().read_model_fields(model, vocabulary, modules) | {
             'max_length': modules.find_module('decoder/position_embedding').max_length,
-            'end_id': vocabulary.end_id,
+            'end_id': vocabulary.eos_id - 1,
         }
 
     def build_gin_settings(self) -> dict[str, Any]:
@@ -121,18 +121,20 @@ class Gpt2(ModelFamily):
         }
 
     def find_tokenizer(self, folder: pathlib.Path, file: str | None) -> Tokenizer:
-        if file is not None:
+        found = modern_bert.find_tokenizer(folder, file, shifted=True)
+        parent = pathlib.Path(found.name).parent
+        # transformers inserts this space independently of tokenizer.json.
+        config = tokenizer_files.read_tokenizer_config(parent)
+        tokenizer_files.check_tokenizer_settings(config, {'add_prefix_space': (None, False)}, str(parent))
+        ends = [name for name, index in tokenizer_files.read_added_tokens(parent).items() if index == self.end_id]
+        if not ends:
             raise UserError(
-                f'vocabulary must be None for {folder}, a GPT-2 model with its own tokenizer, got {file}; omit it'
+                f'{found.name} must have an added token with the id {self.end_id}, the eos_token_id in config.json; '
+                'correct eos_token_id'
             )
-        _find_tokenizer_files(folder)
-        return Tokenizer('byte_pairs', {'folder': str(folder), 'end_id': self.end_id}, str(folder))
+        return dataclasses.replace(found, arguments={**found.arguments, 'end': ends[0]})
 
-    def write_tokenizer(self, vocabulary: Any, folder: pathlib.Path) -> str:
-        files = _find_tokenizer_files(pathlib.Path(vocabulary.folder))
-        for file in files:
-            shutil.copyfile(file, folder / file.name)
-        return ' and '.join(file.name for file in files)
+    write_tokenizer = staticmethod(modern_bert.write_tokenizer)
 
     def make_random_inputs(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
         # Excludes GPT-2's token 0, because 0 means padding in the returned array.
@@ -143,11 +145,3 @@ class Gpt2(ModelFamily):
     def compute_remixer_logits(self, model: LanguageModel, params: Params, inputs: Mapping[str, np.ndarray]) -> Any:
         tokens = np.pad(inputs['input_ids'][:, 1:] + 1, ((0, 0), (1, 0)))
         return super().compute_remixer_logits(model, params, {'tokens': tokens})[..., 1:]
-
-
-def _find_tokenizer_files(folder: pathlib.Path) -> list[pathlib.Path]:
-    """Returns the tokenizer files in `folder`. Raises UserError if the folder has no tokenizer."""
-    for names in TOKENIZER_FILES:
-        if all((folder / name).is_file() for name in names):
-            return [folder / name for name in (*names, *OPTIONAL_FILES) if (folder / name).is_file()]
-    raise UserError(f'{folder} has neither tokenizer.json nor vocab.json and merges.txt; download its tokenizer too')

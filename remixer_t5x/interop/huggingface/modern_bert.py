@@ -260,12 +260,14 @@ def _shift_token_ids(inputs: Mapping[str, np.ndarray]) -> np.ndarray:
 
 def find_tokenizer(folder: pathlib.Path, file: str | None, **arguments: Any) -> Tokenizer:
     """Returns the tokenizer in `file`, by default tokenizer.json in `folder`. Raises UserError for a missing file."""
-    path = file or str(folder / tokenizer_files.TOKENIZER)
-    if not pathlib.Path(path).is_file():
+    path = pathlib.Path(file or folder / tokenizer_files.TOKENIZER)
+    if not path.is_file():
+        where = repr(str(path.parent))
         raise UserError(
-            f'{path} does not exist; pass vocabulary=/path/to/{tokenizer_files.TOKENIZER} (--vocabulary in commands)'
+            f'{path} does not exist; write it with transformers.AutoTokenizer.from_pretrained({where}).save_pretrained('
+            f'{where}), or pass vocabulary=/path/to/{tokenizer_files.TOKENIZER} (--vocabulary in commands)'
         )
-    return Tokenizer('huggingface_tokenizer', {'path': path, **arguments}, path)
+    return Tokenizer('huggingface_tokenizer', {'path': str(path), **arguments}, str(path))
 
 
 def write_tokenizer(vocabulary: Any, folder: pathlib.Path) -> str:

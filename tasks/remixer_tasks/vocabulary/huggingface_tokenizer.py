@@ -20,7 +20,6 @@ from typing import Any
 from remixer_t5x import tokenizer_files, untrusted_files
 from remixer_t5x.base_vocabulary import Vocabulary
 from remixer_t5x.errors import UserError, import_optional, root_cause_message
-from remixer_tasks.vocabulary.byte_pairs import list_byte_characters
 
 # Accepted types of each component of a tokenizer.json.
 ALLOWED_COMPONENTS = {
@@ -62,6 +61,14 @@ SETTINGS = {
     'strip_accents': 'strip_accents',
     'handle_chinese_chars': 'tokenize_chinese_chars',
 }
+
+
+@functools.cache
+def list_byte_characters() -> tuple[str, ...]:
+    """Returns the characters that represent the 256 bytes in GPT-2's pieces; a printable byte represents itself."""
+    printed = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = iter(range(256, 512))
+    return tuple(chr(byte) if byte in printed else chr(next(others)) for byte in range(256))
 
 
 class HuggingFaceTokenizer(Vocabulary):
@@ -204,8 +211,9 @@ class HuggingFaceTokenizer(Vocabulary):
         """Maps keys of tokenizer_config.json, such as `pad_token`, to special tokens."""
         roles = {'pad_token': ('[PAD]', '<pad>'), 'unk_token': ('[UNK]', '<unk>'), 'mask_token': ('[MASK]', '<mask>')}
         names = {role: name for role, choices in roles.items() for name in choices if name in self._special_tokens}
-        first = {} if self.bos_id is None else {'cls_token': self.words[self.bos_id]}
-        return {**names, **first, 'sep_token': self.words[self.eos_id]}
+        end = self.words[self.eos_id]
+        first = {} if self.bos_id is None else {'cls_token': self.words[self.bos_id], 'sep_token': end}
+        return {**names, **first, 'bos_token': first.get('cls_token', end), 'eos_token': end}
 
     @property
     def saved_settings(self) -> dict[str, Any]:
