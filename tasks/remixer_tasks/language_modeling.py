@@ -211,6 +211,8 @@ def choose_predicted_tokens(words: tf.Tensor, count: tf.Tensor, seed: tf.Tensor)
 def get_mask_id(vocabulary: seqio.Vocabulary) -> int:
     """Returns the id of the mask token. Raises UserError if the vocabulary has none."""
     if hasattr(vocabulary, 'mask_id'):
+        if vocabulary.mask_id == vocabulary.eos_id:
+            raise UserError('masked LM needs a mask token, but the last token of tokenizer.json is the end token')
         return int(vocabulary.mask_id)
     first, count = sentinels.find_sentinel_range(vocabulary)
     if count < 1:

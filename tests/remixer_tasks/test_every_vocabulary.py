@@ -18,7 +18,7 @@ from sentencepiece import sentencepiece_model_pb2
 
 from remixer_t5x import lazy_imports
 from remixer_t5x.data import batch_formats, pipeline, task_batches, task_vocabulary
-from remixer_tasks import pretraining, text_pairs, vocabularies
+from remixer_tasks import language_modeling, pretraining, text_pairs, vocabularies
 from remixer_tasks.corpora.text_corpus import ParsedCorpus
 from remixer_tasks.vocabulary import huggingface_tokenizer, sentinels
 from tests.support import hf_folders
@@ -303,3 +303,9 @@ def test_added_tokens_of_gpt2_are_single_tokens(get_vocabulary):
     vocabulary = get_vocabulary('gpt2')
     assert vocabulary.encode('<|user|>th<|endoftext|>') == [261, 257, 260]
     assert vocabulary.decode([261, 257]) == '<|user|>th' and vocabulary.vocab_size == 262
+
+
+def test_an_end_token_is_not_used_as_a_mask(tmp_path):
+    hf_folders.write_byte_pairs(tmp_path, ['a', '<|endoftext|>'], [], '<|endoftext|>')
+    vocabulary = vocabularies.huggingface_tokenizer(str(tmp_path / 'tokenizer.json'), '<|endoftext|>', shifted=True)
+    assert 'needs a mask token' in error_message(language_modeling.get_mask_id, vocabulary)
