@@ -44,7 +44,7 @@ def test_a_bert_goes_to_a_model_dir_and_back_bit_for_bit(folder, tmp_path, capsy
 def test_a_missing_library_or_vocabulary_raises_a_one_line_error(folder, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, 'tokenizers', None)
     assert main(['convert', f'--from_hf={folder}', f'--to={tmp_path / "ours"}']) == 2
-    assert "pip install 'remixer-t5x[wordpiece]'" in capsys.readouterr().err
+    assert "pip install 'remixer-t5x[tokenizers]'" in capsys.readouterr().err
     (folder / 'vocab.txt').unlink()
     assert main(['convert', f'--from_hf={folder}', f'--to={tmp_path / "ours"}']) == 2
     assert 'has no tokenizer.json and no vocab.txt; pass vocabulary' in capsys.readouterr().err

@@ -229,7 +229,7 @@ class HuggingFaceTokenizer(Vocabulary):
 
 def load_tokenizer(path: str) -> tuple[Any, list[int], list[int]]:
     """Returns the tokenizer, and the special ids that the tokenizer adds before and after a text."""
-    tokenizers = import_optional('tokenizers', path, 'wordpiece')
+    tokenizers = import_optional('tokenizers', path, 'tokenizers')
     content = untrusted_files.read_json_object(path)
     text = json.dumps(select_supported_components(content, path))
     try:
@@ -345,7 +345,7 @@ def load_wordpiece_tokenizer(path: str) -> Any:
 
     Also applies the settings and added tokens in other files of the folder.
     """
-    tokenizers = import_optional('tokenizers', path, 'wordpiece')
+    tokenizers = import_optional('tokenizers', path, 'tokenizers')
     if not os.path.isfile(path):
         raise UserError(f'{path} must be an existing file; use the tokenizer.json or vocab.txt of a BERT model')
     folder = pathlib.Path(path).parent
