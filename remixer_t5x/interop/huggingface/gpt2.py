@@ -16,7 +16,6 @@ import numpy as np
 
 from remixer_t5x import tokenizer_files
 from remixer_t5x.errors import UserError
-from remixer_t5x.interop.huggingface import modern_bert
 from remixer_t5x.interop.huggingface.model_family import HuggingFaceConfig, ModelFamily, Tokenizer
 from remixer_t5x.interop.huggingface.param_mapping import HuggingFaceModule, Params
 from remixer_t5x.interop.huggingface.traced_modules import TracedModules
@@ -121,7 +120,7 @@ class Gpt2(ModelFamily):
         }
 
     def find_tokenizer(self, folder: pathlib.Path, file: str | None) -> Tokenizer:
-        found = modern_bert.find_tokenizer(folder, file, shifted=True)
+        found = super().find_tokenizer(folder, file)
         parent = pathlib.Path(found.name).parent
         # transformers inserts this space independently of tokenizer.json.
         config = tokenizer_files.read_tokenizer_config(parent)
@@ -133,8 +132,6 @@ class Gpt2(ModelFamily):
                 'correct eos_token_id'
             )
         return dataclasses.replace(found, arguments={**found.arguments, 'end': ends[0]})
-
-    write_tokenizer = staticmethod(modern_bert.write_tokenizer)
 
     def make_random_inputs(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
         # Excludes GPT-2's token 0, because 0 means padding in the returned array.

@@ -6,6 +6,7 @@ tiny model to `tests/support/hf_folders.py`, which tests/interop/test_families.p
 
 import abc
 import dataclasses
+import json
 import pathlib
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from flax import traverse_util
 
+from remixer_t5x import tokenizer_files
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop import safetensors_files
 from remixer_t5x.interop.huggingface import param_mapping
@@ -225,13 +227,28 @@ class ModelFamily(abc.ABC):
     def build_gin_settings(self) -> dict[str, Any]:
         """Returns gin settings, except common sizes, that override `gin_files`. String values are gin expressions."""
 
-    @abc.abstractmethod
     def find_tokenizer(self, folder: pathlib.Path, file: str | None) -> Tokenizer:
-        """Finds the tokenizer in `folder`, or uses `file` if it is set. Raises UserError if no tokenizer is found."""
+        """Returns the tokenizer in `file`, by default the one in `folder`. Raises UserError for a missing file.
 
-    @abc.abstractmethod
+        Subclasses whose tokenizer is not a tokenizer.json override this method and `write_tokenizer`.
+        """
+        path = pathlib.Path(file or folder / tokenizer_files.TOKENIZER)
+        if not path.is_file():
+            where = repr(str(path.parent))
+            raise UserError(
+                f'{path} does not exist; write it with transformers.AutoTokenizer.from_pretrained({where})'
+                f'.save_pretrained({where}), or pass vocabulary=/path/to/{tokenizer_files.TOKENIZER} (--vocabulary in '
+                'commands)'
+            )
+        arguments = {'path': str(path), 'shifted': bool(self.id_offset)}
+        return Tokenizer('huggingface_tokenizer', arguments, str(path))
+
     def write_tokenizer(self, vocabulary: Any, folder: pathlib.Path) -> str:
         """Writes the tokenizer files, and returns a description of them."""
+        vocabulary.save(str(folder / tokenizer_files.TOKENIZER))
+        config = {'tokenizer_class': 'PreTrainedTokenizerFast', **vocabulary.special_token_names}
+        (folder / tokenizer_files.CONFIG).write_text(json.dumps(config, indent=2) + '\n', encoding='utf-8')
+        return f'{tokenizer_files.TOKENIZER} and {tokenizer_files.CONFIG}'
 
     @abc.abstractmethod
     def make_random_inputs(self, rng: np.random.Generator) -> dict[str, np.ndarray]:

@@ -9,18 +9,14 @@ remixer_t5x. The query kernels include the factor head_dim ** -0.5, because `Sel
 """
 
 import dataclasses
-import json
 import math
-import pathlib
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from remixer_t5x import tokenizer_files
-from remixer_t5x.errors import UserError
 from remixer_t5x.interop.huggingface.bert import build_label_config, read_label_names
-from remixer_t5x.interop.huggingface.model_family import HuggingFaceConfig, ModelFamily, Tokenizer, list_layers
+from remixer_t5x.interop.huggingface.model_family import HuggingFaceConfig, ModelFamily, list_layers
 from remixer_t5x.interop.huggingface.param_mapping import HuggingFaceModule, ModuleNames, Params
 from remixer_t5x.interop.huggingface.traced_modules import TracedModules
 from remixer_t5x.interop.safetensors_files import LazyTensors
@@ -190,12 +186,6 @@ class ModernBert(ModelFamily):
     def max_lengths(self) -> dict[str, int]:
         return dict.fromkeys(('inputs', 'targets'), min(self.max_length, 512))
 
-    def find_tokenizer(self, folder: pathlib.Path, file: str | None) -> Tokenizer:
-        return find_tokenizer(folder, file, shifted=True)
-
-    def write_tokenizer(self, vocabulary: Any, folder: pathlib.Path) -> str:
-        return write_tokenizer(vocabulary, folder)
-
     def make_random_inputs(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
         # The inputs are longer than the window and exclude id 0, which marks padding in the returned array.
         tokens = rng.integers(1, self.vocab_size, (2, min(self.max_length, 2 * self.window)), dtype=np.int32)
@@ -256,23 +246,3 @@ def _shift_token_ids(inputs: Mapping[str, np.ndarray]) -> np.ndarray:
     """Converts the `input_ids` of `make_random_inputs`, in which 0 is padding, to remixer_t5x ids."""
     tokens = inputs['input_ids']
     return np.where(tokens > 0, tokens + 1, 0)
-
-
-def find_tokenizer(folder: pathlib.Path, file: str | None, **arguments: Any) -> Tokenizer:
-    """Returns the tokenizer in `file`, by default tokenizer.json in `folder`. Raises UserError for a missing file."""
-    path = pathlib.Path(file or folder / tokenizer_files.TOKENIZER)
-    if not path.is_file():
-        where = repr(str(path.parent))
-        raise UserError(
-            f'{path} does not exist; write it with transformers.AutoTokenizer.from_pretrained({where}).save_pretrained('
-            f'{where}), or pass vocabulary=/path/to/{tokenizer_files.TOKENIZER} (--vocabulary in commands)'
-        )
-    return Tokenizer('huggingface_tokenizer', {'path': str(path), **arguments}, str(path))
-
-
-def write_tokenizer(vocabulary: Any, folder: pathlib.Path) -> str:
-    """Writes tokenizer.json and tokenizer_config.json, and returns a description of the files."""
-    vocabulary.save(str(folder / tokenizer_files.TOKENIZER))
-    config = {'tokenizer_class': 'PreTrainedTokenizerFast', **vocabulary.special_token_names}
-    (folder / tokenizer_files.CONFIG).write_text(json.dumps(config, indent=2) + '\n', encoding='utf-8')
-    return f'{tokenizer_files.TOKENIZER} and {tokenizer_files.CONFIG}'

@@ -17,7 +17,6 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from remixer_t5x.interop.huggingface import modern_bert
 from remixer_t5x.interop.huggingface.model_family import HuggingFaceConfig, ModelFamily, list_layers
 from remixer_t5x.interop.huggingface.traced_modules import TracedModules
 from remixer_t5x.interop.safetensors_files import LazyTensors
@@ -224,9 +223,6 @@ class T5Gemma(ModelFamily):
     def build_extra_files(self) -> dict[str, Any]:
         ids = {'decoder_start_token_id': self.bos_id, 'bos_token_id': self.bos_id, 'eos_token_id': self.eos_id}
         return {'generation_config.json': {**ids, 'pad_token_id': 0}}
-
-    find_tokenizer = staticmethod(modern_bert.find_tokenizer)
-    write_tokenizer = staticmethod(modern_bert.write_tokenizer)
 
     def make_random_inputs(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
         # The inputs are longer than the window, unless this would require more than 256 tokens.
