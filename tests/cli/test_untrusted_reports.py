@@ -1,6 +1,7 @@
 """Reports on untrusted runs are written completely or raise a one-line error."""
 
 import json
+import pathlib
 
 import pytest
 
@@ -54,10 +55,13 @@ def test_a_report_without_a_valid_record_raises_one_line_and_keeps_the_old_repor
         write_report(run)
     assert len(str(error.value).splitlines()) == 1
     assert (run.parent / 'report.html').read_text() == 'the old report'
+    assert sorted(path.name for path in run.parent.iterdir()) == ['report.html', 'run']
 
 
 @pytest.mark.parametrize('name', [model_dir.METRICS, model_dir.CONFIG, 'eval/predictions/cogs-gen-3.jsonl'])
 def test_the_report_does_not_wait_for_a_pipe(run, name):
     (run / name).unlink(missing_ok=True)
     untrusted_inputs.create_special_path('pipe', run / name)
-    untrusted_inputs.result_or_one_line_error(write_report, run)
+    with pytest.raises(UserError, match=pathlib.Path(name).name) as error:
+        write_report(run)
+    assert len(str(error.value).splitlines()) == 1

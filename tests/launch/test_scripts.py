@@ -254,7 +254,7 @@ def test_gpu_node_restarts_only_after_a_crash(gpu_node, programs, code, starts):
     [
         ('exit 139', 139),
         ('trap "exit 139" TERM; sleep 60 & wait', 139),
-        ('trap "exit 143" TERM; sleep 60 & wait', SAVED),
+        ('trap "sleep 0.3; touch $FAKE/saved; exit 143" TERM; sleep 60 & wait', SAVED),
     ],
 )
 def test_gpu_node_forwards_sigterm_and_does_not_restart(gpu_node, tmp_path, monkeypatch, body, code):
@@ -265,6 +265,7 @@ def test_gpu_node_forwards_sigterm_and_does_not_restart(gpu_node, tmp_path, monk
     time.sleep(0.3)
     node.send_signal(signal.SIGTERM)
     assert node.wait(timeout=20) == code
+    assert (tmp_path / 'saved').exists() == (code == SAVED)
     assert (tmp_path / 'starts').read_text() == 'start\n'
 
 

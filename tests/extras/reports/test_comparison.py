@@ -159,7 +159,7 @@ def test_cost_differences_above_five_percent_cause_a_warning():
     more = dataclasses.replace(COUNTS, parameters={('a',): 1100})
     costs = {'t5': COUNTS, 'remixer': more}
     (line,) = cost_matching.describe_cost_differences(costs)
-    assert 'remixer has 10% more parameters than t5' in line
+    assert 'remixer has 10% more parameters than t5' in line and '--equal' in line
     assert cost_matching.describe_cost_differences({'t5': COUNTS, 'remixer': COUNTS}) == []
     costs['remixer'] = dataclasses.replace(more, forward_flops={(): 4e6})
     assert len(cost_matching.describe_cost_differences(costs)) == 2

@@ -173,13 +173,20 @@ DECODERS = [case for case in BOTH_SIDES if case[1] == 'decoder']
 PREFIX_DECODERS = [case for case in DECODERS if case[0] not in REFUSES_PREFIX]
 # Only the larger side, for tests that compile large programs.
 LARGER_SIDE = [(name, 'decoder' if case.decoder else 'encoder') for name, case in SUBLAYERS.items()]
+READS_MEMORY = {
+    attention.CrossAttention,
+    tim.TimCrossAttention,
+    hyper_mixer.HyperMixerCross,
+    linear_attention.LinearCrossAttention,
+}
 # The first decoder with each sublayer that reads the memory.
 MEMORY_DECODERS = {
     factory.func: (name, 'decoder')
     for name, case in reversed(SUBLAYERS.items())
     for factory in case.decoder
-    if 'Cross' in factory.func.__name__
+    if factory.func in READS_MEMORY
 }
+assert set(MEMORY_DECODERS) == READS_MEMORY
 CONTRACT_CHECKS = {**CHECKS, 'packed_causality': functools.partial(sublayer_contract.check_causality, segments=(5, 4))}
 CASES = {
     **dict.fromkeys(('padding', 'packing'), PER_EXAMPLE),
@@ -222,7 +229,7 @@ def test_unsupported_prefix_raises_a_one_line_error(name):
 def test_remat_recomputes():
     matmuls = {}
     t5 = make_fixture('t5', 'encoder')
-    sublayer_contract.check_remat(t5, (stack.dots_remat,))
+    sublayer_contract.check_remat(make_fixture('t5', 'decoder'), (stack.dots_remat,))
     for policy in (None, stack.dots_remat, stack.full_remat):
         model = t5.build_stack(remat_policy=policy)
         ctx = t5.make_context([[LENGTH]] * BATCH)
