@@ -13,8 +13,9 @@ from remixer_t5x.cli import arguments
 from remixer_t5x.cli.arguments import ON_CPU, Command
 from remixer_t5x.errors import UserError
 
-# Maps source and target flags to the function that converts: a name in `cli.conversions` or, for targets to share, in
-# `extras.hub.shared_model`. The source or the target is a checkpoint or MODEL_DIR of remixer_t5x.
+# Maps each pair of a source flag and a target flag to the name of the conversion function in `cli.conversions`, or in
+# `extras.hub.shared_model` for `to_shared` and `push_to_hub`. The source or the target is a checkpoint or MODEL_DIR of
+# remixer_t5x.
 CONVERSIONS = {
     ('from_hf', 'to'): 'convert_to_model_dir',
     ('from_safetensors', 'to'): 'convert_from_safetensors',

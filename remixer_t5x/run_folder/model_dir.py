@@ -57,7 +57,7 @@ def find_gin_file(folder: epath.Path) -> epath.Path | None:
 
 
 def check_model_dir(path: str | os.PathLike[str]) -> epath.Path:
-    """Checks that `path` can be used as MODEL_DIR, whether or not it exists, and returns its absolute path.
+    """Checks that `path`, which need not exist, can be used as MODEL_DIR. Returns its absolute path.
 
     Raises UserError if `path` is a file, or a non-empty folder that is not a MODEL_DIR.
     """

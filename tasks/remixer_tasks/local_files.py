@@ -137,7 +137,7 @@ class TextLayout:
             raise UserError(f'TXT_DOCUMENTS must be one of {", ".join(TXT_DOCUMENTS)}, got {self.txt_documents!r}')
 
     def detect_format(self, path: str) -> str:
-        """Returns the format of the file `path`. Raises UserError if it is unknown."""
+        """Returns the format of the file `path`. Raises UserError for an unknown format."""
         return row_files.choose_format(path, self.format, _EXTENSIONS, 'TEXT_FORMAT')
 
 

@@ -1,4 +1,4 @@
-"""Builds SentencePiece, byte, word, Hugging Face and BERT (WordPiece) vocabularies.
+"""Builds vocabularies from SentencePiece models, bytes, words, tokenizer.json files and BERT (WordPiece) files.
 
 SentencePiece, byte and word vocabularies reserve T5's ids (0 padding, 1 EOS, 2 unknown). SentencePiece and byte
 vocabularies end with `extra_ids` sentinels, <extra_id_0> last. Files are read when a vocabulary is first used.

@@ -105,7 +105,7 @@ CASES = [('bytes', objective, model_type) for objective in OBJECTIVES for model_
 
 @pytest.fixture(scope='module')
 def get_vocabulary(tmp_path_factory):
-    """Returns a function that makes the vocabulary of a name."""
+    """Returns a function that builds a vocabulary by name."""
 
     @functools.cache
     def make(name):

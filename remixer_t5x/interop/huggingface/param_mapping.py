@@ -79,7 +79,7 @@ class ParamMapping:
         return np.pad(array, [(self.zero_rows, 0)] + [(0, 0)] * (array.ndim - 1)) if self.zero_rows else array
 
     def to_huggingface(self, array: np.ndarray) -> list[np.ndarray]:
-        """Returns an array in the Hugging Face layout, as a view if possible, for each of `names`."""
+        """Converts the parameter to Hugging Face arrays, one for each of `names`. They are views if possible."""
         layers = [layer[self.zero_rows :] for layer in (array if self.is_stacked else [array])]
         layers = layers if self.factor == 1.0 else [layer / layer.dtype.type(self.factor) for layer in layers]
         return [layer.T for layer in layers] if self.transposed else layers
@@ -121,7 +121,7 @@ def _get_layer_key(match: re.Match[str]) -> tuple[str, int, int]:
 
 
 def _find_layer_indices(flat: Mapping[str, Any]) -> dict[tuple[str, int, int], Iterable[int]]:
-    """Maps each key of `_get_layer_key` to the indices, in the whole stack, of the layers that its arrays stack."""
+    """Maps each key of `_get_layer_key` to the indices of its layers within the whole stack."""
     counts = {
         _get_layer_key(match): array.shape[0] for path, array in flat.items() if (match := _LAYER_PARAM.fullmatch(path))
     }

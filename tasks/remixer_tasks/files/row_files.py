@@ -195,7 +195,7 @@ class RowLayout:
             ) from error
 
     def detect_format(self, path: str) -> str:
-        """Returns the format of the file `path`. Raises UserError if it is unknown."""
+        """Returns the format of the file `path`. Raises UserError for an unknown format."""
         return choose_format(path, self.format, EXTENSIONS, 'PAIRS_FORMAT')
 
 
