@@ -182,7 +182,7 @@ def _load_folder(folder: Path, name: str | None, streaming: bool) -> tuple[Mappi
     for split, paths in listed.items():
         for file in paths:
             if extension := _find_data_file_extension(file):
-                files_by_extension.setdefault(extension, {}).setdefault(split, []).append(glob.escape(file))
+                files_by_extension.setdefault(extension, {}).setdefault(split, []).append(file)
     if not files_by_extension:
         raise UserError(
             f'{data_folder} must contain files with the extension {", ".join(_READERS)} (may be gzipped), or be '
@@ -192,9 +192,21 @@ def _load_folder(folder: Path, name: str | None, streaming: bool) -> tuple[Mappi
     extension, chosen = max(files_by_extension.items(), key=lambda item: sum(map(len, item[1].values())))
     reader = _READERS[extension]
     # Without `keep_default_na` and `na_values`, pandas would replace texts such as 'None' and 'NA' with missing values.
-    csv_options = {'sep': '\t' if extension == '.tsv' else ',', 'keep_default_na': False, 'na_values': ['']}
-    options = csv_options if reader == 'csv' else {}
-    return _load_splits(datasets.load_dataset_builder(reader, data_files=chosen, **options), streaming)
+    options: dict[str, Any] = {}
+    if reader == 'csv':
+        options = {'sep': '\t' if extension == '.tsv' else ',', 'keep_default_na': False, 'na_values': ['']}
+        options['features'] = _build_text_features(next(iter(chosen.values()))[0], options)
+    escaped = {split: [glob.escape(file) for file in paths] for split, paths in chosen.items()}
+    return _load_splits(datasets.load_dataset_builder(reader, data_files=escaped, **options), streaming)
+
+
+def _build_text_features(file: str, options: Mapping[str, Any]) -> Any:
+    """Returns features with one text column per column of a CSV file, so that 007 and 1.50 are kept as written."""
+    import datasets
+    import pandas  # noqa: TID251 (read_csv does not unpickle, and datasets uses it, too)
+
+    header = pandas.read_csv(file, nrows=0, **options)
+    return datasets.Features({name: datasets.Value('string') for name in header.columns})
 
 
 def _find_data_file_extension(file: str) -> str | None:
@@ -312,4 +324,4 @@ def pairs(dataset: HubDataset, inputs: str, targets: str) -> ParsedCorpus:
     value for a column is malformed.
     """
     templates = TextTemplate(inputs, 'INPUTS'), TextTemplate(targets, 'TARGETS')
-    return dataset.build_corpus(('pairs 3', inputs, targets), functools.partial(encode_row_as_pair, templates))
+    return dataset.build_corpus(('pairs 4', inputs, targets), functools.partial(encode_row_as_pair, templates))
