@@ -18,6 +18,7 @@ from remixer_tasks.text_pairs import (
     PairTexts,
     TextTemplate,
     check_column_names,
+    check_columns_exist,
     encode_row_as_pair,
     format_value,
 )
@@ -91,21 +92,23 @@ def _read_pairs(
     columns: Sequence[str],
 ) -> Iterator[str]:
     for path in paths:
-        seen: dict[str, None] = {}
+        seen: dict[str, bool] = {}
         for number, row in row_files.read_rows(path, layout, malformed):
-            seen.update(dict.fromkeys(row))
+            seen.update(dict.fromkeys(row, True))
             try:
                 further = [format_value(row.get(name)) for name in columns]
                 pair = encode_row_as_pair(templates, row, layout.longest, further)
             except ValueError as error:
                 # A column is missing. In all formats except JSON lines, all rows have the same columns.
                 if isinstance(error, UserError) and layout.detect_format(path) != 'jsonl':
-                    raise
+                    break
                 malformed.add_malformed_record(path, number, str(error))
                 continue
             yield pair
-        if absent := [name for name in columns if seen and name not in seen]:
-            raise UserError(f'COLUMNS and METRICS_BY must be columns of {path} ({", ".join(seen)}), got {absent[0]!r}')
+        if seen:
+            for template in templates:
+                check_columns_exist(template.columns, seen, template.macro, path)
+            check_columns_exist(columns, seen, 'COLUMNS and METRICS_BY', path)
 
 
 def pair_texts(pairs: ParsedCorpus) -> PairTexts:

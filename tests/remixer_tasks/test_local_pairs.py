@@ -182,6 +182,16 @@ def test_templates_may_use_the_items_of_a_column_with_objects(tmp_path, name):
     assert list(corpus.read(BadRecords(strict=True))) == [f'translate: cat{text_pairs.SEPARATOR}Katze']
 
 
+@pytest.mark.parametrize('name', ['a.jsonl', 'a.csv', 'a.parquet'])
+@pytest.mark.parametrize('settings', [{'inputs': '{questoin}'}, {'columns': ['questoin']}])
+def test_a_misspelt_column_raises_an_error_with_the_most_similar_column(tmp_path, name, settings):
+    path = write(tmp_path, name)
+    corpus = local_pairs.corpus(**{'files': path, 'inputs': 'id', 'targets': 'label'} | settings)
+    message = f"must use columns of {path} .'question', 'label', 'id'., got 'questoin'; did you mean question"
+    with pytest.raises(UserError, match=message):
+        list(corpus.read(BadRecords(strict=False)))
+
+
 def test_columns_of_a_file_without_names_are_numbers(tmp_path):
     name, content = 'a.csv', '1,x,y\n2,z,w'
     assert read_pairs(tmp_path, name, content, '{1}', '2')[0] == [('x', 'y'), ('z', 'w')]
@@ -193,7 +203,7 @@ def test_columns_of_a_file_without_names_are_numbers(tmp_path):
     # A column name in either template means that the file has names.
     assert read_pairs(tmp_path, name, '1,a\nx,y\n', '{1}')[0] == [('x', 'y')]
     assert list(pair_inputs.fill_template(TextInputs(str(tmp_path / name)), '{1}', targets='a')) == ['x']
-    with pytest.raises(UserError, match="data .'0', '1', '2'., got '7'"):
+    with pytest.raises(UserError, match="a.csv .'0', '1', '2'., got '7'"):
         read_pairs(tmp_path, name, content, '{1}', '7')
 
 
@@ -242,7 +252,7 @@ def test_infer_skips_no_row_of_a_table(tmp_path, name, content):
     [
         ('a.json', b'[{"q": "b", "a": "c"}]', r"one JSON object on each line; run jq -c '.\[\]'"),
         ('a.csv', gzip.compress(b'q,a\nb,c\n', mtime=0), 'column names cannot be read'),
-        ('a.csv', b'q;a\nb;c\n', "data .'q;a'.*check DELIMITER"),
+        ('a.csv', b'q;a\nb;c\n', "a.csv .'q;a'.*check DELIMITER"),
         ('a.csv', b'q,a,q\n1,2,3\n', "must have different names, got 'q' twice"),
         ('a.txt', b'a', 'set PAIRS_FORMAT to one of jsonl, tsv, csv, parquet'),
         ('a.parquet', b'no parquet', 'not a Parquet file'),
@@ -261,7 +271,7 @@ def test_an_unusable_file_is_rejected_with_a_hint(tmp_path, name, content, messa
     [
         ({'encoding': 'rot13'}, 'ENCODING must be a text encoding.* got .rot13.'),
         # Templates are not format strings.
-        *(({'inputs': text}, 'INPUTS must use columns of the data') for text in ('{q.__class__}', '{q:>1000000000}')),
+        *(({'inputs': text}, 'INPUTS must use columns of .*a.csv') for text in ('{q.__class__}', '{q:>1000000000}')),
         ({'files': []}, r'data/\*.jsonl'),
     ],
 )
