@@ -75,8 +75,11 @@ class TextTemplate:
 
 
 def check_columns_exist(names: Iterable[str], row: Mapping[str, Any], setting: str, data: str = 'the data') -> None:
-    """Raises UserError if one of `names`, the columns of a setting, is not a column of `row`."""
-    if absent := [name for name in names if name not in row]:
+    """Raises UserError if one of `names`, the columns of a setting, is not a column of `row`.
+
+    An item of a column without a value, such as `translation.en` if `translation` is None, counts as a column.
+    """
+    if absent := [name for name in names if name not in row and row.get(name.rpartition('.')[0], '') is not None]:
         shown = ', '.join(ascii(name)[:60] for name in [*row][:20]) + (', ...' if len(row) > 20 else '')
         is_unsplit = len(row) == 1 and re.search(r'[,;|\t]', [*row][0])
         hint = '; check DELIMITER' if is_unsplit else suggest_similar_name(absent[0], row)
@@ -84,7 +87,7 @@ def check_columns_exist(names: Iterable[str], row: Mapping[str, Any], setting: s
 
 
 def _get_column_text(row: Mapping[str, Any], name: str) -> str:
-    value = row[name]
+    value = row.get(name)
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         raise ValueError(f'column {name} is empty')
     if isinstance(value, Mapping) and 'answer_start' in value:

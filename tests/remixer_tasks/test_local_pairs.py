@@ -177,9 +177,11 @@ def test_a_column_may_have_any_name(tmp_path, name):
 
 @pytest.mark.parametrize('name', ['a.jsonl', 'a.parquet'])
 def test_templates_may_use_the_items_of_a_column_with_objects(tmp_path, name):
-    path = write(tmp_path, name, [{'translation': {'en': 'cat', 'de': 'Katze'}}])
+    path = write(tmp_path, name, [{'translation': None}, {'translation': {'en': 'cat', 'de': 'Katze'}}])
     corpus = local_pairs.corpus(path, 'translate: {translation.en}', 'translation.de')
-    assert list(corpus.read(BadRecords(strict=True))) == [f'translate: cat{text_pairs.SEPARATOR}Katze']
+    skipped = BadRecords(strict=False)
+    assert list(corpus.read(skipped)) == [f'translate: cat{text_pairs.SEPARATOR}Katze']
+    assert f'{name}:1: column translation.en is empty' in skipped.describe_skipped_records()
 
 
 @pytest.mark.parametrize('name', ['a.jsonl', 'a.csv', 'a.parquet'])
