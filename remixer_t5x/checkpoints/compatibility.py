@@ -37,10 +37,12 @@ MAX_SHOWN_CHANGES = 6
 def check_record_compatible(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
     """Raises UserError if a run with the record `current` cannot resume from a checkpoint with the record `saved`."""
     old, new = saved.get('vocabulary'), current.get('vocabulary')
+    settings = describe_config_changes(saved.get('config', ''), current.get('config', ''))
+    settings = f' (changed: {settings})' if settings else ''
     if old != new:
         raise UserError(
             f'the checkpoint was trained with vocabulary {old}, but this run uses {new}; use the same '
-            'vocabulary, or another MODEL_DIR'
+            f'vocabulary{settings}, or another MODEL_DIR'
         )
     # Older checkpoints do not record the split.
     saved = {'split': current.get('split'), **saved}
@@ -53,7 +55,8 @@ def check_record_compatible(saved: Mapping[str, Any], current: Mapping[str, Any]
     changed = fingerprint.describe_data_difference(saved.get('data') or {}, current.get('data') or {})
     if changed:
         raise UserError(
-            f'the data has changed since the checkpoint: {changed}; restore the old data, or {_RESET_ADVICE}'
+            f'the data has changed since the checkpoint: {changed}; restore the old data and settings{settings}, or '
+            f'{_RESET_ADVICE}'
         )
 
 

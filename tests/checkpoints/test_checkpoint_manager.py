@@ -104,6 +104,12 @@ def test_resuming_with_other_settings_raises_an_error():
     assert {*compatibility.FIXED_SETTINGS.values()} == settings | {'TRAIN_SPLIT'}
     # Checkpoints of version 0.1.0 do not contain the split.
     compatibility.check_record_compatible(RUN, {**RUN, 'split': 'train'})
+    for name in ('vocabulary', 'data'):
+        other = {**RUN, name: {'pairs': {}}, 'config': "INPUTS = 'b'\n"}
+        text = error_message(
+            lambda other=other: compatibility.check_record_compatible({**RUN, 'config': "INPUTS = 'a'\n"}, other)
+        )
+        assert "(changed: INPUTS 'a' -> 'b')" in text
     saved = {**RUN, 'split': 12}
     for key, setting in compatibility.FIXED_SETTINGS.items():
         text = error_message(lambda key=key: compatibility.check_record_compatible(saved, {**saved, key: 16}))
