@@ -5,6 +5,7 @@ A dataset is a folder written by `save_to_disk`, a name on the Hub, or a folder 
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import functools
 import glob
@@ -64,7 +65,7 @@ class HubDataset:
         read = functools.partial(self._read_documents, document)
         return ParsedCorpus(
             name=f'{self.path}, split {self.train_split}',
-            identity=cache.hash_cache_key('hugging face', self._compute_fingerprint(), *kind),
+            identity=cache.hash_cache_key('hugging face 2', self._compute_fingerprint(), *kind),
             read=functools.partial(read, self.train_split),
             read_validation=functools.partial(read, self.validation_split) if self.validation_split else None,
             validation_fraction=self.validation_fraction,
@@ -194,7 +195,10 @@ def _load_folder(folder: Path, name: str | None, streaming: bool) -> tuple[Mappi
     # Without `keep_default_na` and `na_values`, pandas would replace texts such as 'None' and 'NA' with missing values.
     options: dict[str, Any] = {}
     if reader == 'csv':
-        options = {'sep': '\t' if extension == '.tsv' else ',', 'keep_default_na': False, 'na_values': ['']}
+        options = {'keep_default_na': False, 'na_values': ['']}
+        if extension == '.tsv':
+            # As in labelled rows, quotes in TSV are ordinary characters.
+            options |= {'sep': '\t', 'quoting': csv.QUOTE_NONE}
         options['features'] = _build_text_features(next(iter(chosen.values()))[0], options)
     escaped = {split: [glob.escape(file) for file in paths] for split, paths in chosen.items()}
     return _load_splits(datasets.load_dataset_builder(reader, data_files=escaped, **options), streaming)

@@ -102,6 +102,13 @@ def test_cells_of_csv_are_kept_as_written(tmp_path, streaming):
     assert rows == [{'code': '007', 'price': '1.50', 'count': '1'}, {'code': '010', 'price': '2', 'count': None}]
 
 
+@pytest.mark.parametrize('streaming', [False, True])
+def test_quotes_in_tsv_are_ordinary_characters(tmp_path, streaming):
+    (tmp_path / 'train.tsv').write_text('q\ta\nx\t"y\nz\tw"\nu\t"v" is\n')
+    rows = list(HubDataset(str(tmp_path))._load_split('train', streaming)[0])
+    assert [row['a'] for row in rows] == ['"y', 'w"', '"v" is']
+
+
 def test_only_empty_cells_of_csv_are_missing(tmp_path):
     """By default, pandas replaces all of these texts with missing values."""
     rows = ['None,0', 'NA,1', 'null,2', ',3', 'nan,4', 'N/A,']
