@@ -199,18 +199,25 @@ def _load_folder(folder: Path, name: str | None, streaming: bool) -> tuple[Mappi
         if extension == '.tsv':
             # As in labelled rows, quotes in TSV are ordinary characters.
             options |= {'sep': '\t', 'quoting': csv.QUOTE_NONE}
-        options['features'] = _build_text_features(next(iter(chosen.values()))[0], options)
+        options['features'] = _build_text_features([file for files in chosen.values() for file in files], options)
     escaped = {split: [glob.escape(file) for file in paths] for split, paths in chosen.items()}
     return _load_splits(datasets.load_dataset_builder(reader, data_files=escaped, **options), streaming)
 
 
-def _build_text_features(file: str, options: Mapping[str, Any]) -> Any:
-    """Returns features with one text column per column of a CSV file, so that 007 and 1.50 are kept as written."""
+def _build_text_features(files: Sequence[str], options: Mapping[str, Any]) -> Any:
+    """Returns features with one text column per column of CSV files, so that 007 and 1.50 are kept as written.
+
+    Raises UserError if the first row of a file has more cells than column names, which pandas would shift.
+    """
     import datasets
     import pandas  # noqa: TID251 (read_csv does not unpickle, and datasets uses it, too)
 
-    header = pandas.read_csv(file, nrows=0, **options)
-    return datasets.Features({name: datasets.Value('string') for name in header.columns})
+    first_rows = [pandas.read_csv(file, nrows=1, **options) for file in files]
+    for file, row in zip(files, first_rows, strict=True):
+        if not isinstance(row.index, pandas.RangeIndex):
+            names = ', '.join(map(repr, row.columns))
+            raise UserError(f'{file} must have a name for each column, got more cells than names ({names}); add names')
+    return datasets.Features({name: datasets.Value('string') for name in first_rows[0].columns})
 
 
 def _find_data_file_extension(file: str) -> str | None:

@@ -109,6 +109,15 @@ def test_quotes_in_tsv_are_ordinary_characters(tmp_path, streaming):
     assert [row['a'] for row in rows] == ['"y', 'w"', '"v" is']
 
 
+@pytest.mark.parametrize('rows', ['x1,y1,z1', 'x1,y1,'])
+def test_a_csv_file_with_more_cells_than_column_names_is_rejected(tmp_path, rows):
+    """pandas would use the first column as row names, and shift the names of all columns."""
+    (tmp_path / 'train.csv').write_text('q,a\nx,y\n')
+    (tmp_path / 'test.csv').write_text(f'q,a\n{rows}\n')
+    message = error_message(lambda: HubDataset(str(tmp_path))._load_split('train'))
+    assert "test.csv must have a name for each column, got more cells than names ('q', 'a')" in message
+
+
 def test_only_empty_cells_of_csv_are_missing(tmp_path):
     """By default, pandas replaces all of these texts with missing values."""
     rows = ['None,0', 'NA,1', 'null,2', ',3', 'nan,4', 'N/A,']
