@@ -174,7 +174,8 @@ def wrap_task_errors(name: str) -> Iterator[None]:
 def extract_error_message(error: BaseException) -> str:
     """Returns an error's message as one line, without the graph trace that tf.data appends."""
     text = str(error)
-    if user_error := re.search(r'UserError: ([^\n]+)', text):
-        return user_error.group(1).strip()
+    # TensorFlow writes the message of an assertion in brackets.
+    if user_error := re.search(r'(\[)?UserError: ([^\n]+)(?(1)\])', text):
+        return user_error.group(2).strip()
     first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
     return re.sub(r'^\{\{function_node [^}]*\}\}\s*', '', first).strip()

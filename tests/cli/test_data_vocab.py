@@ -47,7 +47,8 @@ def test_examples_of_a_classifier_are_shown_and_unknown_labels_are_reported(own_
     assert main.main([*command, "--gin.LABELS=('yes', 'no')", '--num_examples=1']) == 0
     assert 'inputs, 2 tokens: ' in capsys.readouterr().out
     assert main.main([*command, "--gin.LABELS=('maybe',)"]) == 2
-    assert 'LABELS must include the targets of own_pairs' in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert 'LABELS must include the targets of own_pairs, got maybe; add ' in error and ']' not in error
 
 
 def test_vocab_shows_special_ids_and_pieces(own_text, capsys):
