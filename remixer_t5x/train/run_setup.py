@@ -70,7 +70,7 @@ class RunData:
             # The constructor reads the examples, and checks that they are equal in all processes.
             self.evaluator = task_evaluation.TaskEvaluator(tasks, model, partitioner)
             _check_evaluation_vocabulary(self.evaluator, self.record['vocabulary'])
-            _check_best_metrics(run.folder.best_metrics, self.evaluator)
+            _check_metrics(run.folder.best_metrics, self.evaluator)
             self.record['examples_hashes'] = self.evaluator.examples_hashes
         self.notes = [*self.evaluator.notes] if self.evaluator else []
         if not dataset.save_position:
@@ -131,7 +131,8 @@ def _check_evaluation_vocabulary(evaluator: task_evaluation.TaskEvaluator, expec
         )
 
 
-def _check_best_metrics(best_metrics: checkpoint_ranking.BestMetrics, evaluator: task_evaluation.TaskEvaluator) -> None:
+def _check_metrics(best_metrics: checkpoint_ranking.BestMetrics, evaluator: task_evaluation.TaskEvaluator) -> None:
+    """Raises UserError if a metric cannot be computed, or if BEST_METRICS does not fit the tasks, before training."""
     names = [task.name for task in evaluator.seqio_tasks]
     for name in best_metrics if isinstance(best_metrics, Mapping) else ():
         if name not in names:
@@ -139,9 +140,8 @@ def _check_best_metrics(best_metrics: checkpoint_ranking.BestMetrics, evaluator:
                 f'BEST_METRICS must map tasks that the run evaluates ({", ".join(names)}) to metrics, got {name!r}'
                 f'{suggest_similar_name(name, names)}'
             )
-    if best_metrics not in (None, checkpoint_ranking.MEAN):
-        for name, metrics in evaluator.compute_target_metrics().items():
-            checkpoint_ranking.select_ranking_metric(name, metrics, best_metrics)
+    for name, metrics in evaluator.compute_target_metrics().items():
+        checkpoint_ranking.select_ranking_metric(name, metrics, best_metrics)
 
 
 def create_shared_model_dir(path: str) -> epath.Path:

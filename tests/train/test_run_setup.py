@@ -49,6 +49,15 @@ def test_best_metrics_must_belong_to_evaluated_tasks():
         read_data(vocabulary, vocabulary, 'accuracy')
 
 
+def test_a_metric_that_cannot_be_computed_is_reported_before_training(monkeypatch):
+    def check_numbers(targets, predictions):
+        raise UserError('targets must be numbers')
+
+    monkeypatch.setattr(toy_tasks, 'accuracy', check_numbers)
+    with pytest.raises(UserError, match='targets must be numbers'):
+        read_data(seqio.ByteVocabulary(), seqio.ByteVocabulary())
+
+
 def test_the_examples_of_the_held_out_loss_are_identified():
     vocabulary = seqio.ByteVocabulary()
 
