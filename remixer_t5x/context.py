@@ -49,7 +49,7 @@ class SequenceContext:
     causal: bool = struct.field(pytree_node=False, default=False)
     decode: bool = struct.field(pytree_node=False, default=False)
     cache_slots: int | None = struct.field(pytree_node=False, default=None)
-    num_keys: int | None = struct.field(pytree_node=False, default=None)
+    num_keys: int = struct.field(pytree_node=False, default=0)
     deterministic: bool = struct.field(pytree_node=False, default=True)
     packed: bool = struct.field(pytree_node=False, default=False)
     attention: str = struct.field(pytree_node=False, default='auto')

@@ -49,6 +49,10 @@ def attention(
     """
     if implementation not in IMPLEMENTATIONS:
         raise UserError(f'ATTENTION must be one of {", ".join(IMPLEMENTATIONS)}, got {implementation!r}')
+    if isinstance(bias, jax.Array) and bias.ndim != 4:
+        raise UserError(
+            f'a position bias must be [1, heads, q, k], got {[*bias.shape]}; use @positions.RelativePositionBias'
+        )
     platform = get_target_platform()
     name, kernel = KERNELS.get(platform, (None, None))
     if kernel is not None and implementation in ('auto', name):

@@ -94,6 +94,7 @@ ADD_CALL, ADD_LIST = (
     r'an object, got {}, .*; add \(\) after its name',
     r'a list, got {}; put references in .*: \(@NAME,\)',
 )
+INPUTS = r'a class of modules with the inputs \({}\), got {}; run .* --settings .*'
 REMOVE_CALL = r'a class or function, got {}\(\); remove \(\) after its name'
 
 
@@ -111,6 +112,13 @@ REMOVE_CALL = r'a class or function, got {}\(\); remove \(\) after its name'
         ('FINAL_NORM', '@norms.RMSNorm()', REMOVE_CALL.format('RMSNorm')),
         ('MODEL', '@seq2seq.Seq2Seq', ADD_CALL.format('Seq2Seq')),
         ('LAYOUT', '@norms.RMSNorm', r'a class or function that creates Layer, got @RMSNorm; use a subclass of Layer'),
+        ('FINAL_NORM', '@feed_forward.GatedMLP', INPUTS.format('Array', 'GatedMLP')),
+        ('LAYER_NORM', '@attention.SelfAttention', INPUTS.format('Array', 'SelfAttention')),
+        ('COMPOSITION', '@norms.RMSNorm', INPUTS.format('Array, Array', 'RMSNorm')),
+        ('ROTARY', '@norms.RMSNorm', INPUTS.format('Array, SequenceContext', 'RMSNorm')),
+        ('ENCODER_POSITION_BIAS', '@norms.RMSNorm', INPUTS.format('int, SequenceContext', 'RMSNorm')),
+        ('DECODER_POSITION_EMBEDDING', '@feed_forward.GatedMLP', INPUTS.format('int, SequenceContext', 'GatedMLP')),
+        ('ENCODER_MIXER', '@positions.AlibiBias', INPUTS.format('Array, SequenceContext', 'AlibiBias')),
         ('NUM_HEADS', '@norms.RMSNorm', 'a whole number, got @RMSNorm'),
     ],
 )

@@ -21,7 +21,7 @@ from remixer_t5x.models.architecture.encoder_decoder import parse_dtype
 from remixer_t5x.models.architecture.stack import Stack
 from remixer_t5x.models.layers.dense import Dense, create_param
 from remixer_t5x.models.layers.embedding import Embed, scale_projection_input
-from remixer_t5x.models.layers.norms import LayerNorm
+from remixer_t5x.models.layers.norms import LayerNorm, NormFactory
 from remixer_t5x.models.layers.positions import LearnedPositions
 
 _BERT_INIT = nn.initializers.normal(stddev=0.02)
@@ -139,7 +139,7 @@ class BertInput(nn.Module):
 
     max_length: ranges.Count
     token_types: ranges.Count = 2
-    norm: Callable[..., nn.Module] = LayerNorm
+    norm: NormFactory = LayerNorm
 
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext, token_types: jax.Array | None = None) -> jax.Array:
@@ -155,7 +155,7 @@ class BertInput(nn.Module):
 class NormInput(nn.Module):
     """Input layer of ModernBERT (Warner et al. 2024), which only normalizes the embeddings."""
 
-    norm: Callable[..., nn.Module] = LayerNorm
+    norm: NormFactory = LayerNorm
 
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext, token_types: jax.Array | None = None) -> jax.Array:
@@ -170,7 +170,7 @@ class BertHead(nn.Module):
     """
 
     vocab_size: ranges.Count
-    norm: Callable[..., nn.Module] = LayerNorm
+    norm: NormFactory = LayerNorm
     use_bias: bool = True
 
     def setup(self) -> None:
@@ -226,7 +226,7 @@ class TransformedClassifierHead(nn.Module):
 
     outputs: ranges.Count
     pooling: Pooling = mean_of_tokens
-    norm: Callable[..., nn.Module] = LayerNorm
+    norm: NormFactory = LayerNorm
     dropout_rate: ranges.Rate = 0.0
 
     @nn.compact

@@ -24,9 +24,9 @@ from remixer_t5x import ranges
 from remixer_t5x.context import SequenceContext
 from remixer_t5x.errors import UserError
 from remixer_t5x.models.layers.dense import create_param, dropout
-from remixer_t5x.models.layers.norms import RMSNorm
+from remixer_t5x.models.layers.norms import NormFactory, RMSNorm
 
-SublayerFactory = Callable[..., nn.Module]
+SublayerFactory = Callable[..., Callable[[jax.Array, SequenceContext], jax.Array]]
 
 
 def unwrap_partial(factory: Any) -> Any:
@@ -62,7 +62,7 @@ class Layer(nn.Module):
 
     sublayers: Sequence[SublayerFactory]
     dropout_rate: ranges.Rate = 0.0
-    norm: Callable[..., nn.Module] = RMSNorm
+    norm: NormFactory = RMSNorm
 
     def _named_sublayers(self) -> Iterator[tuple[str, nn.Module]]:
         for name, factory in zip(_make_sublayer_names(self.sublayers), self.sublayers, strict=True):
@@ -175,7 +175,7 @@ def make_layer(
     sublayers: Sequence[SublayerFactory | None],
     layout: Callable[..., Layer] = PreNorm,
     dropout_rate: ranges.Rate = 0.0,
-    norm: Callable[..., nn.Module] | None = None,
+    norm: NormFactory | None = None,
     name: str | None = None,
 ) -> Layer:
     """Builds a layer from the sublayers that are not None; if `norm` is None, uses the layout's default norm."""

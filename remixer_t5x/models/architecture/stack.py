@@ -17,10 +17,12 @@ from flax import linen as nn
 
 from remixer_t5x import axes, ranges
 from remixer_t5x.context import SequenceContext
+from remixer_t5x.errors import UserError
 from remixer_t5x.kernels.attention_formula import ATTENTION_OUTPUT
 from remixer_t5x.models.architecture.layer import Block
 from remixer_t5x.models.layers.dense import dropout
-from remixer_t5x.models.layers.norms import RMSNorm
+from remixer_t5x.models.layers.norms import NormFactory, RMSNorm
+from remixer_t5x.models.layers.positions import BiasFactory, EmbeddingFactory
 
 LayerFactory = Callable[..., nn.Module]
 Params = Any
@@ -106,9 +108,9 @@ class Stack(nn.Module):
     """
 
     runs: Sequence[tuple[LayerFactory, int]]
-    position_bias: Callable[..., nn.Module] | None = None
-    position_embedding: Callable[..., nn.Module] | None = None
-    final_norm: Callable[..., nn.Module] | None = RMSNorm
+    position_bias: BiasFactory | None = None
+    position_embedding: EmbeddingFactory | None = None
+    final_norm: NormFactory | None = RMSNorm
     dropout_rate: ranges.Rate = 0.0
     remat_policy: Callable[..., bool] | None = None
     attention: str = 'auto'
@@ -133,7 +135,13 @@ class Stack(nn.Module):
             bias = self.position_bias(name='position_bias')(length, ctx)
             ctx = dataclasses.replace(ctx, position_bias=bias)
         if self.position_embedding is not None:
-            x = x + self.position_embedding(name='position_embedding')(x.shape[-1], ctx).astype(x.dtype)
+            embedding = self.position_embedding(name='position_embedding')(x.shape[-1], ctx)
+            if not isinstance(embedding, jax.Array) or embedding.shape[1:] != x.shape[1:]:
+                raise UserError(
+                    f'a position embedding must be an array [1 or batch, length, embed], got '
+                    f'{jax.tree.map(jnp.shape, embedding)}; use @positions.SinusoidalPositions'
+                )
+            x = x + embedding.astype(x.dtype)
         x = dropout(self.dropout_rate, x, deterministic=ctx.deterministic)
         for index, (layer, count) in enumerate(self.runs):
             x = self._apply_layer_run(f'run_{index}', layer, count, x, ctx)

@@ -1,5 +1,7 @@
 """RMSNorm (Zhang and Sennrich 2019), which T5 uses, and LayerNorm (Ba et al. 2016)."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
@@ -8,6 +10,9 @@ from remixer_t5x import axes, ranges
 from remixer_t5x.errors import UserError
 from remixer_t5x.kernels.compile_target import get_target_platform
 from remixer_t5x.models.layers.dense import create_param
+
+# Factory of a module x -> y.
+NormFactory = Callable[..., Callable[[jax.Array], jax.Array]]
 
 
 class RMSNorm(nn.Module):

@@ -1,7 +1,7 @@
 """Position biases for attention (T5 and ALiBi), rotary and absolute position embeddings, and sequence lengths."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,11 @@ from remixer_t5x.models.layers.dense import create_param
 
 # Sequence length of models that are built without data, as in T5.
 DEFAULT_MAX_LENGTH = 512
+
+# Factories of modules (number of keys, ctx) -> bias, (width, ctx) -> embeddings, and (queries or keys, ctx) -> rotated.
+BiasFactory = Callable[..., Callable[[int, SequenceContext], jax.Array | DistanceBias]]
+EmbeddingFactory = Callable[..., Callable[[int, SequenceContext], jax.Array]]
+RotaryFactory = Callable[..., Callable[[jax.Array, SequenceContext], jax.Array]]
 
 
 def relative_position_bucket(

@@ -13,8 +13,6 @@ equivalent under Adafactor. `SelfAttention` and `CrossAttention` support the opt
     sliding window    tokens attend only to nearby tokens; self-attention only (Beltagy et al. 2020)
 """
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
@@ -27,7 +25,7 @@ from remixer_t5x.models.layers import cache
 from remixer_t5x.models.layers.cached_attention import attend_to_memory, attend_to_sequence
 from remixer_t5x.models.layers.dense import Dense, split_heads
 from remixer_t5x.models.layers.norms import RMSNorm
-from remixer_t5x.models.layers.positions import RelativePositionBias
+from remixer_t5x.models.layers.positions import BiasFactory, RelativePositionBias, RotaryFactory
 
 _IN_AXES, _OUT_AXES = (axes.EMBED, axes.JOINED_KV), (axes.JOINED_KV, axes.EMBED)
 _BERT_INIT = nn.initializers.normal(stddev=0.02)
@@ -96,8 +94,8 @@ class SelfAttention(_T5Attention):
             `config.sliding_window + 1`, because they also attend to tokens at the distance `config.sliding_window`.
     """
 
-    position_bias: Callable[..., nn.Module] | None = None
-    rotary: Callable[..., nn.Module] | None = None
+    position_bias: BiasFactory | None = None
+    rotary: RotaryFactory | None = None
     sliding_window: ranges.Count | None = None
 
     @nn.compact
@@ -173,7 +171,7 @@ class RelativeAttention(ScaledAttention):
         position_bias: factory of a module (number of keys, ctx) -> bias.
     """
 
-    position_bias: Callable[..., nn.Module] = RelativePositionBias
+    position_bias: BiasFactory = RelativePositionBias
     content: bool = True
 
     @nn.compact

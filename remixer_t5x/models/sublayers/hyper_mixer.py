@@ -29,10 +29,8 @@ from remixer_t5x.kernels.running_token_mlp import apply_running_token_mlp
 from remixer_t5x.kernels.running_token_mlp_loop import add_token_to_state, compute_token_output
 from remixer_t5x.models.layers import cache, token_mlp
 from remixer_t5x.models.layers.dense import GroupDense, create_param, dropout, split_groups
-from remixer_t5x.models.layers.norms import LayerNorm
-from remixer_t5x.models.layers.positions import compute_example_lengths
-
-ModuleFactory = Callable[..., nn.Module]
+from remixer_t5x.models.layers.norms import LayerNorm, NormFactory
+from remixer_t5x.models.layers.positions import EmbeddingFactory, compute_example_lengths
 
 
 class GeneratedWeights(nn.Module):
@@ -96,9 +94,9 @@ class _HyperMixerBase(nn.Module):
 
     hidden_dim: ranges.Count
     num_heads: ranges.Count = 1
-    weights: ModuleFactory = GeneratedWeights
-    token_information: ModuleFactory | None = None
-    norm: ModuleFactory | None = LayerNorm
+    weights: Callable[..., Callable[[jax.Array], jax.Array]] = GeneratedWeights
+    token_information: EmbeddingFactory | None = None
+    norm: NormFactory | None = LayerNorm
     length_scale: bool = False
     dropout_rate: ranges.Rate = 0.0
 

@@ -37,6 +37,9 @@ from remixer_t5x.models.layers.dense import Dense, create_param, dropout
 Projection = Callable[[jax.Array], jax.Array]
 
 # The initial mixing is nearly uniform, but the columns of H receive different gradients.
+# Factories of modules X' -> gates and (S, X') -> C.
+GateFactory = Callable[..., Callable[[jax.Array], jax.Array]]
+CompositionFactory = Callable[..., Callable[[jax.Array, jax.Array], jax.Array]]
 MIXING_INIT = nn.initializers.normal(stddev=0.02)
 # `bound_logits` does not change absolute values up to EXACT_LOGIT, and bounds others by EXACT_LOGIT + LOGIT_MARGIN.
 EXACT_LOGIT, LOGIT_MARGIN = 20.0, 10.0
@@ -103,7 +106,7 @@ class GatedAlpha(nn.Module):
         gate: factory of a module that maps X' to gates in (0, 1), [batch, length, F].
     """
 
-    gate: Callable[..., nn.Module] = DenseGate
+    gate: GateFactory = DenseGate
 
     @nn.compact
     def __call__(self, mixed: jax.Array, unmixed: jax.Array) -> jax.Array:
@@ -120,8 +123,8 @@ class GatedComposition(nn.Module):
         composition: factory of a module (S, X') -> X_C.
     """
 
-    gate: Callable[..., nn.Module] = DenseGate
-    composition: Callable[..., nn.Module] = ScalarAlpha
+    gate: GateFactory = DenseGate
+    composition: CompositionFactory = ScalarAlpha
 
     @nn.compact
     def __call__(self, mixed: jax.Array, unmixed: jax.Array) -> jax.Array:
@@ -249,7 +252,7 @@ class Remixer(nn.Module):
 
     hidden_dim: ranges.Count
     max_length: ranges.Count
-    composition: Callable[..., nn.Module] = ScalarAlpha
+    composition: CompositionFactory = ScalarAlpha
     residual: Callable[..., jax.Array] = hidden_residual
     dropout_rate: ranges.Rate = 0.0
     mixing_dropout_rate: ranges.Rate = 0.0

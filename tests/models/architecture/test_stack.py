@@ -1,4 +1,4 @@
-"""Number of traces of a layer, and the random numbers of a seed, which depend on it."""
+"""Number of traces of a layer, the random numbers of a seed, which depend on it, and wrong position modules."""
 
 import functools
 
@@ -9,8 +9,11 @@ import pytest
 from flax import linen as nn
 
 from remixer_t5x.context import SequenceContext
+from remixer_t5x.errors import UserError
 from remixer_t5x.models.architecture import layer, stack
+from remixer_t5x.models.layers import positions
 from remixer_t5x.models.layers.dense import dropout
+from remixer_t5x.models.sublayers import attention
 
 calls = []
 
@@ -62,3 +65,17 @@ def test_a_seed_returns_the_recorded_numbers(variables):
     dropped = jax.jit(lambda key: STACK.apply(variables, X, context(False), rngs={'dropout': key}))(jax.random.key(1))
     np.testing.assert_allclose(kernel[:, 0, 0], [-0.010857144, 0.012349445, 0.010359694], rtol=1e-6)
     np.testing.assert_allclose(dropped[0, 0], [1.0449876, 0.9938751, 0.9626720, 0.9967308], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ('modules', 'message'),
+    [
+        ({'position_bias': positions.SinusoidalPositions}, r'position bias must be \[1, heads, .*got \[1, 2, 2\]'),
+        ({'position_embedding': functools.partial(positions.AlibiBias, 2)}, r'position embedding .*got \(1, 2, 4, 4\)'),
+    ],
+)
+def test_wrong_position_module_raises(modules, message):
+    attend = functools.partial(attention.SelfAttention, num_heads=2, head_dim=2)
+    module = stack.Stack(runs=((functools.partial(layer.make_layer, (attend,)), 1),), **modules)
+    with pytest.raises(UserError, match=message):
+        jax.eval_shape(module.init, jax.random.key(0), X, context())
