@@ -111,20 +111,23 @@ def estimate_memory(step):
 
 
 MICROBATCHES = [f'--gin.MICROBATCHES={count}' for count in (2, 4, 8)]
+FULL_REMAT = '--gin.REMAT_POLICY=@stack.full_remat'
 SHARDING = ['--mesh=data=2,fsdp=2,tensor=1', '--mesh=data=1,fsdp=4,tensor=1']
 
 
 # The parameters, AdamW's moments and the gradients have 4 x 46,336 bytes, and the activations of 16 rows 16,000 bytes.
 @pytest.mark.parametrize(
-    ('available', 'tried'),
+    ('available', 'flags', 'tried'),
     [
-        (185_344 + 9000, MICROBATCHES[:1]),
-        (185_344 + 1500, [*MICROBATCHES, '--gin.REMAT_POLICY=@stack.full_remat']),
+        (185_344 + 9000, [], MICROBATCHES[:1]),
+        (185_344 + 1500, [], [*MICROBATCHES, FULL_REMAT]),
+        # The step already recomputes all activations.
+        (185_344 + 300, [FULL_REMAT], [*MICROBATCHES, SHARDING[0]]),
         # The state is sharded first if it does not fit.
-        (1000, [*SHARDING, '--gin_file=optimizers/adafactor.gin', '--gin.MICROBATCHES=2']),
+        (1000, [], [*SHARDING, '--gin_file=optimizers/adafactor.gin', '--gin.MICROBATCHES=2']),
     ],
 )
-def test_changes_are_added_until_the_step_fits(available, tried, info, monkeypatch):
+def test_changes_are_added_until_the_step_fits(available, flags, tried, info, monkeypatch):
     def use_abstract_devices(step, hardware, devices):
         return dataclasses.replace(step, partitioner=dataclasses.replace(step.partitioner, devices=devices))
 
@@ -133,7 +136,7 @@ def test_changes_are_added_until_the_step_fits(available, tried, info, monkeypat
     monkeypatch.setattr(Hardware, 'get_target_devices', lambda self: (4, 'XLA:CPU'))
     files = ('--gin_file=optimizers/adamw.gin', '--gin_file=hardware/cpu.gin')
     mesh = ('--mesh=data=-1', f'--device_memory={available / 2**30}')
-    out = info('--memory=4', *MODEL, *files, *MINIATURE, '--gin.BATCH_SIZE=64', *mesh)
+    out = info('--memory=4', *MODEL, *files, *MINIATURE, '--gin.BATCH_SIZE=64', *mesh, *flags)
     *lines, summary = out.partition('compiled:')[2].splitlines()[1:]
     assert [line.split()[0] for line in lines] == tried
     last = {flag.partition('=')[0]: flag for flag in tried}

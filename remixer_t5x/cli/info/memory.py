@@ -12,6 +12,7 @@ from rich.table import Table
 from remixer_t5x import lazy_imports, ranges
 from remixer_t5x.cli import arguments, console
 from remixer_t5x.cli.info.model import resolve_feature_lengths
+from remixer_t5x.config import loading
 from remixer_t5x.costs import step_memory
 from remixer_t5x.costs.step_memory import StepMemory, StepSpec, format_gibibytes
 from remixer_t5x.data import batch_formats
@@ -123,22 +124,24 @@ def _search_memory_savings(
     if 2 * memory.parameters + memory.optimizer_state > available:
         changes = [_double_fsdp_size, _use_adafactor, _double_microbatches, _use_full_remat, _halve_batch]
     _print('changes, each added to the previous ones and compiled:')
-    limit, tried, useful = args.memory, set[str](), dict[str, str]()
+    limit, tried, useful = args.memory, {loading.get_config_text()}, dict[str, str]()
     for make_change in (change for change in changes for _ in range(_MAX_REPETITIONS)):
         change = make_change(step)
-        if change is None or (flag := format_flag(*change)) in tried:
+        if change is None:
             continue
         if memory.total <= available or limit < 1:
             break
-        tried.add(flag)
         changed_args = apply_change(args, *change)
         changed_step, hardware = read_step_spec(changed_args)
+        if (config := loading.get_config_text()) in tried:
+            continue
+        tried.add(config)
         changed_step = place_step_on_devices(changed_step, hardware, devices)
         moments = changed_step.state_plan.abstract.opt_state
         if change[0] == GIN_FILE and step_memory.count_bytes_per_device(moments) > 0.9 * memory.optimizer_state:
             continue
         limit -= 1
-        changed_memory = _measure_memory(changed_step)
+        changed_memory, flag = _measure_memory(changed_step), format_flag(*change)
         saves_memory = changed_memory.total < memory.total
         note = '' if saves_memory else ', saves no memory, not kept'
         _print(f'  {flag:<44} {format_gibibytes(changed_memory.total):>12}{note}')
