@@ -89,6 +89,12 @@ def test_equal_refuses_a_single_model():
         make_plan('--models=remixer', '--equal=flops')
 
 
+@pytest.mark.parametrize('flag', ['--over=A=(1, 2),[1, 2]', '--models=remixer+A=@b/c,remixer+A=@b_c'])
+def test_runs_with_the_same_folder_are_rejected(flag):
+    with pytest.raises(UserError, match=r'^(t5_1_1, A=.1, 2.|remixer.A=@b.c) and .* must .* distinct folders'):
+        make_plan(flag)
+
+
 def test_a_search_over_the_measure_of_results_is_rejected():
     with pytest.raises(UserError, match='must not change how results are compared; pass --gin.BEST_METRICS=VALUE'):
         make_plan("--over=BEST_METRICS='mean',None")

@@ -150,7 +150,18 @@ def build_plan(args: argparse.Namespace) -> ComparisonPlan:
         *(f'--gin.{name}={value}' for name, value in args.gin_flags),
     )
     folder = pathlib.Path(args.folder).expanduser().absolute()
-    return ComparisonPlan(models, _build_setting_grid(args), parse_seeds(args.seeds), folder, recipe)
+    plan = ComparisonPlan(models, _build_setting_grid(args), parse_seeds(args.seeds), folder, recipe)
+    names: dict[pathlib.Path, str] = {}
+    for model, setting in itertools.product(models, plan.settings):
+        name = ', '.join(filter(None, (model, format_setting(setting))))
+        run_folder = plan.build_cell(model, setting, 0).folder
+        if run_folder in names:
+            raise UserError(
+                f'{names[run_folder]} and {name} must have distinct folders, got {run_folder.parent} for both; they '
+                'must differ in letters, digits or one of .=,+-'
+            )
+        names[run_folder] = name
+    return plan
 
 
 def _format_model_label(model: str) -> str:
