@@ -157,6 +157,11 @@ def test_a_sweep_prints_a_table_writes_a_report_and_is_not_repeated(tmp_path, ca
     assert (tmp_path / 'runs/report.html').read_text().startswith('<!DOCTYPE html>')
     assert compare(*arguments) == 0
     assert '2 runs, 2 finished before' in capsys.readouterr().err
+    # A gin file may change although the command does not.
+    with (tmp_path / 'custom/mine.gin').open('a') as file:
+        file.write('KEEP_CHECKPOINTS = 2\n')
+    assert compare(*arguments) == 0
+    assert '2 runs, 1 finished before' in capsys.readouterr().err
     # More steps would continue the runs. Other settings are reported before the first run.
     assert compare(*arguments, '--gin.LEARNING_RATE=0.5', '--gin.BATCH_SIZE=2', '--gin.TRAIN_STEPS=4') == 2
     (line,) = capsys.readouterr().err.splitlines()

@@ -104,13 +104,14 @@ def run(args: argparse.Namespace) -> int:
     cost_matching.import_jax_on_cpu(args)
     best = dict.fromkeys(runs.models, runs.settings[0])
     # Counts costs first, so that an invalid model is reported before any other model is trained for hours.
-    all_counts = _count_costs(args, runs, check_runs=not args.equal)
+    all_counts, changed_runs = _count_costs(args, runs, check_runs=not args.equal)
     sweep = Sweep(runs.folder)
     try:
         notes: list[str] = []
         if args.equal:
             runs, notes = _equalize_costs(args, runs, sweep, {model: all_counts[model, best[model]] for model in best})
-            all_counts = _count_costs(args, runs, check_runs=True)
+            all_counts, changed_runs = _count_costs(args, runs, check_runs=True)
+        sweep.forget_finished(changed_runs)
         counts = {model: all_counts[model, setting] for model, setting in best.items()}
         for model, count in counts.items():
             print_progress_line(f'{model}: {count.total_parameters:,} parameters')
@@ -262,16 +263,19 @@ def _equalize_costs(
     return dataclasses.replace(runs, changes=changes), notes
 
 
-def _count_costs(args: argparse.Namespace, runs: ComparisonPlan, check_runs: bool) -> dict[tuple[str, Setting], Any]:
+def _count_costs(
+    args: argparse.Namespace, runs: ComparisonPlan, check_runs: bool
+) -> tuple[dict[tuple[str, Setting], Any], list[pathlib.Path]]:
     """Counts the parameters and FLOPs of each model at each setting.
 
-    With `check_runs`, raises UserError if a run in the folder was started with other settings.
+    With `check_runs`, also returns the folders of runs that can be continued with changed settings, such as more steps
+    in a gin file, and raises UserError if a run was started with settings that cannot change.
     """
     from remixer_t5x.checkpoints import compatibility
     from remixer_t5x.config import loading
     from remixer_t5x.run_folder import model_dir
 
-    counts = {}
+    counts, changed_runs = {}, []
     for label, setting in itertools.product(runs.models, runs.settings):
         flags = [*runs.changes.get(label, ()), *setting]
         name = ', '.join(filter(None, (label, format_setting(setting))))
@@ -279,12 +283,16 @@ def _count_costs(args: argparse.Namespace, runs: ComparisonPlan, check_runs: boo
         for seed in runs.seeds if check_runs else ():
             config = runs.build_cell(label, setting, seed).folder / model_dir.CONFIG
             text = untrusted_files.read_text(config, 'restore it, or remove it') if config.is_file() else ''
-            if changed := compatibility.describe_config_changes(text, loading.get_config_text(), _CHANGEABLE):
+            now = loading.get_config_text()
+            if changed := compatibility.describe_config_changes(text, now, _CHANGEABLE):
                 raise UserError(
                     f'{config.parent} was started with other settings ({changed}); restore them, or use another '
                     '--folder'
                 )
-    return counts
+            before, after = (compatibility.parse_bindings(each).items() for each in (text, now))
+            if before and any(name not in _SWEEP_MACROS for name, _ in before ^ after):
+                changed_runs.append(config.parent)
+    return counts, changed_runs
 
 
 def _run_setting_search(runs: ComparisonPlan, sweep: Sweep) -> Any:

@@ -82,6 +82,11 @@ class Sweep:
         # Each line is a list of words; a line that a killed process left incomplete has no value.
         self._finished = [line.value for line in lines]
 
+    def forget_finished(self, folders: Sequence[pathlib.Path]) -> None:
+        """Lets `run` continue the finished runs in `folders`, whose settings have changed."""
+        flags = {f'--gin.MODEL_DIR={folder}' for folder in folders}
+        self._finished = [command for command in self._finished if flags.isdisjoint(command)]
+
     def run(self, cells: Sequence[SweepCell], parallel: int = 1) -> None:
         """Runs the cells that have not finished, up to `parallel` of them at the same time.
 
