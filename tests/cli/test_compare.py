@@ -84,20 +84,31 @@ def test_plans_have_named_models_and_a_grid_of_settings_or_a_random_part_of_it()
     assert more[:2] == few and len(set(more)) == 4 and plan_settings() == [()]
 
 
-def test_equal_refuses_a_single_model():
-    with pytest.raises(UserError, match='--equal requires at least two models'):
-        make_plan('--models=remixer', '--equal=flops')
+@pytest.mark.parametrize(
+    ('flags', 'message'),
+    [
+        (['--models=,'], '--models must name at least one model; pass --models=t5_1_1,remixer'),
+        (['--models=remixer', '--equal=flops'], '--equal requires at least two models'),
+        (['--over_random=3'], '--over_random requires --over'),
+        (["--over=BEST_METRICS='mean',None"], 'must not change how results are compared; pass --gin.BEST_METRICS='),
+    ],
+)
+def test_invalid_flags_are_rejected(flags, message):
+    with pytest.raises(UserError, match=message):
+        make_plan(*flags)
+
+
+def test_long_settings_have_short_folders():
+    texts = ['x' * 300, 'x' * 301, 'é' * 300]
+    names = [make_plan().build_cell('remixer', (('A', text),), 0).folder.parent.name for text in texts]
+    assert len(set(names)) == 3 and max(len(name.encode()) for name in names) <= 200
+    assert make_plan().build_cell('remixer', (('A', '(1, 2)'),), 0).folder.parent.name == 'A=_1,_2_'
 
 
 @pytest.mark.parametrize('flag', ['--over=A=(1, 2),[1, 2]', '--models=remixer+A=@b/c,remixer+A=@b_c'])
 def test_runs_with_the_same_folder_are_rejected(flag):
     with pytest.raises(UserError, match=r'^(t5_1_1, A=.1, 2.|remixer.A=@b.c) and .* must .* distinct folders'):
         make_plan(flag)
-
-
-def test_a_search_over_the_measure_of_results_is_rejected():
-    with pytest.raises(UserError, match='must not change how results are compared; pass --gin.BEST_METRICS=VALUE'):
-        make_plan("--over=BEST_METRICS='mean',None")
 
 
 def test_equal_time_refuses_a_search_over_the_number_of_steps():

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from remixer_t5x.cli import console
 from remixer_t5x.config import gin_files
-from remixer_t5x.errors import UserError
+from remixer_t5x.errors import UserError, format_count
 
 # The default value of a macro is read from the first of these files that sets the macro.
 _FILE_ORDER = (
@@ -54,7 +54,8 @@ def print_macro_table(args: argparse.Namespace) -> None:
         # rich would interpret brackets in a cell as styles.
         cells = (row.name, row.default, row.files_summary, row.reader, row.meaning)
         table.add_row(*(cell.replace('[', r'\[') for cell in cells))
-    console.print_with_rich(table, f'{len(macros)} macros; set one with --gin.NAME=VALUE', pipe_width=200)
+    count = format_count(len(macros), 'macro')
+    console.print_with_rich(table, f'{count}; set one with --gin.NAME=VALUE', pipe_width=200)
 
 
 def find_macros(word: str = '') -> list[GinMacro]:

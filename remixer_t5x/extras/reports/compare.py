@@ -10,6 +10,7 @@ import itertools
 import pathlib
 import random
 import re
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -64,10 +65,17 @@ class ComparisonPlan:
         The macros in `extra` override `setting`.
         """
         setting_name = re.sub(r'[^\w.=,+-]+', '_', format_setting(setting))
-        folder = self.folder / model.replace('/', '_') / setting_name / (name or f'seed_{seed}')
+        names = (_shorten_file_name(each) for each in (model.replace('/', '_'), setting_name))
+        folder = self.folder.joinpath(*names, name or f'seed_{seed}')
         flags = [*self.changes.get(model, ()), *setting, *extra, ('SEED', str(seed)), ('MODEL_DIR', str(folder))]
         gin_flags = (f'--gin.{macro}={value}' for macro, value in flags)
         return SweepCell(model, setting, seed, folder, (*self.recipe, f'--model={self.models[model]}', *gin_flags))
+
+
+def _shorten_file_name(name: str) -> str:
+    """Replaces the end of a name that is too long for a file system by a checksum of the name."""
+    data = name.encode()
+    return name if len(data) <= 200 else f'{data[:190].decode(errors="ignore")}_{zlib.crc32(data):08x}'
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -140,6 +148,10 @@ def build_plan(args: argparse.Namespace) -> ComparisonPlan:
             raise UserError(
                 f'--gin.{name} must be omitted, because each run has its own value; use {_SWEEP_MACROS[name]}'
             )
+    if not args.models:
+        raise UserError('--models must name at least one model; pass --models=t5_1_1,remixer')
+    if args.over_random is not None and not args.over:
+        raise UserError('--over_random requires --over; pass --over LEARNING_RATE=1e-3,3e-3, or omit it')
     models = {_format_model_label(model): model for model in args.models}
     if len(models) < len(args.models):
         raise UserError(f'--models must not name a model twice, got {",".join(args.models)}; use distinct file names')

@@ -17,7 +17,7 @@ from etils import epath
 
 from remixer_t5x import ranges, untrusted_files
 from remixer_t5x.cli import arguments
-from remixer_t5x.errors import UserError
+from remixer_t5x.errors import UserError, format_count
 from remixer_t5x.run_folder import model_dir, object_store
 
 # Without -P, modules in the current folder would take precedence over installed modules.
@@ -98,7 +98,8 @@ class Sweep:
         from remixer_t5x.train import preemption
 
         todo = [cell for cell in cells if not self._is_finished(cell) and cell not in self.failed]
-        print_progress_line(f'{len(cells)} runs, {len(cells) - len(todo)} finished before; in {self.folder}')
+        count = format_count(len(cells), 'run')
+        print_progress_line(f'{count}, {len(cells) - len(todo)} finished before; in {self.folder}')
         started, running, received = 0, list[_RunProcess](), list[int]()
         stop_signal, mistake = 0, None
         with contextlib.ExitStack() as handlers:
@@ -163,7 +164,8 @@ class _RunProcess(subprocess.Popen):
     def __init__(self, cell: SweepCell):
         self.cell, self.start, self.bytes_before = cell, time.monotonic(), _count_bytes_logged(cell)
         self._next_progress, self._shown_line = self.start + _PROGRESS_PERIOD, ''
-        cell.folder.parent.mkdir(parents=True, exist_ok=True)
+        with object_store.wrap_write_errors(epath.Path(cell.folder.parent)):
+            cell.folder.parent.mkdir(parents=True, exist_ok=True)
         with cell.log_path.open('ab') as log:
             # Earlier attempts have written to the same log.
             self._log_start = log.tell()

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from remixer_t5x.extras.reports import sweep
+from remixer_t5x.run_folder import object_store
 
 # Seeds 0 and 1 wait for each other; seed 0 then fails if the last argument is `fails`, or signals the sweep.
 PROGRAM = """
@@ -45,6 +46,12 @@ def test_parallel_cells_fail_separately_and_stop_together(action, tmp_path, monk
         assert [list(cell.command) in sweep.Sweep(tmp_path)._finished for cell in cells] == [False, True, True]
     assert signal.getsignal(signal.SIGTERM) == handler
     assert 'no output' not in capsys.readouterr().err
+
+
+def test_a_file_instead_of_a_folder_is_reported(tmp_path):
+    (tmp_path / 't5').touch()
+    with pytest.raises(object_store.WriteError, match='t5 cannot be written'):
+        sweep.Sweep(tmp_path).run([sweep.SweepCell('t5', (), 0, tmp_path / 't5/seed_0', ())])
 
 
 def test_the_error_of_a_failed_run_is_not_that_of_an_earlier_attempt(tmp_path, monkeypatch):
