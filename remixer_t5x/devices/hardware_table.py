@@ -207,8 +207,8 @@ class Hardware:
     def _check_compiler(self, compiler: str) -> None:
         if not has_compiler(compiler):
             raise UserError(
-                f'the {compiler.upper()} compiler must be installed; run {_INSTALL_COMMANDS[compiler]}, or pass '
-                '--compiler=cpu'
+                f'the {compiler.upper()} compiler must be installed; run {_INSTALL_COMMANDS[compiler]}, or use '
+                'info --memory --compiler=cpu'
             )
         if self.get_chip_compiler() != compiler:
             raise UserError(
