@@ -155,6 +155,7 @@ H100 = ('--gin_file=hardware/gpu.gin', '--gin.TOPOLOGY=h100:8')
         ([*MODEL, '--models=fnet'], '--models requires --compare'),
         ([*MODEL, '--devices=4'], '--devices requires --sharding or --memory or --speed'),
         (['--memory', *MODEL, '--price=0'], '--price requires --speed'),
+        (['--settings', 'learnign_rate'], 'did you mean LEARNING_RATE?'),
         (['--compare', '--settings'], 'cannot be combined with --settings'),
         (['--compare', *MODEL], 'got --gin_file=models/t5_1_1.gin'),
         (['--compare', '--gin.EMBED_DIM=8'], 'got --gin.EMBED_DIM'),

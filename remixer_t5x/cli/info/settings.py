@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from remixer_t5x.cli import console
 from remixer_t5x.config import gin_files
-from remixer_t5x.errors import UserError, format_count
+from remixer_t5x.errors import UserError, format_count, suggest_similar_name
 
 # The default value of a macro is read from the first of these files that sets the macro.
 _FILE_ORDER = (
@@ -46,8 +46,10 @@ def print_macro_table(args: argparse.Namespace) -> None:
     """Prints the macros whose name, meaning or configured argument contains the value of `--settings`."""
     macros = find_macros(args.settings)
     if not macros:
+        suggestion = suggest_similar_name(args.settings, (row.name for row in find_macros()))
         raise UserError(
-            f'no macro contains {args.settings!r} in name, reader or meaning; run remixer-t5x info --settings for all'
+            f'no macro contains {args.settings!r} in name, reader or meaning'
+            f'{suggestion or "; run remixer-t5x info --settings for all"}'
         )
     table = console.build_table('macro', 'default', 'set by', 'read by', 'meaning', wraps=True)
     for row in macros:

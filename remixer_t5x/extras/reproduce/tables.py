@@ -115,7 +115,8 @@ def load_table(name: str, scale: str) -> PaperTable:
     """
     entries = list_tables()
     if name not in entries:
-        raise UserError(f'{name} is not a table of a paper{suggest_similar_name(name, entries)}; run reproduce --list')
+        suggestion = suggest_similar_name(name, entries) or '; run reproduce --list'
+        raise UserError(f'{name} is not a table of a paper{suggestion}')
     entry, paper = entries[name], read_papers()[name.partition('/')[0]]
     if reason := entry.get('reason'):
         raise UserError(f'{name} cannot be reproduced: {reason}')
