@@ -39,7 +39,6 @@ class StepSpec:
     batch: Mapping[str, jax.ShapeDtypeStruct]
     microbatches: int = 1
     loss_normalizing_factor: float | str | None = train_step.NUM_REAL_TARGET_TOKENS
-    dropout: bool = False
     xla_options: compiler_options.OptionsByPlatform | None = None
 
     @property
@@ -105,7 +104,6 @@ def compile_step(step: StepSpec, for_analysis: bool = True) -> jax.stages.Compil
         step.state_plan.tx,
         microbatches=step.microbatches,
         loss_normalizing_factor=step.loss_normalizing_factor,
-        dropout=step.dropout,
         trainable=getattr(step.optimizer, 'trainable', None),
     )
     jitted = train_step.jit_train_step(function, step.state_plan.shardings, step.partitioner, donate=True)

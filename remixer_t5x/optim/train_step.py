@@ -39,7 +39,6 @@ def make_train_step(
     *,
     microbatches: int = 1,
     loss_normalizing_factor: float | str | None = NUM_REAL_TARGET_TOKENS,
-    dropout: bool = False,
     seed: int = 0,
     learning_rate: Schedule | None = None,
     spike_factor: float | None = None,
@@ -55,7 +54,7 @@ def make_train_step(
         loss_normalizing_factor: divisor of the loss sum, as in T5X: a number, None for the sum itself, or
             'NUM_REAL_TARGET_TOKENS' for the number of target tokens (the sum of weights). Released T5 checkpoints were
             trained with a constant, batch rows x target length (233472 in T5X's configs).
-        dropout: whether to enable dropout, with a PRNG key derived from `seed`, the step and the microbatch.
+        seed: seed of the PRNG keys for dropout, which are derived from it, the step and the microbatch.
         learning_rate: schedule to report as the metric `learning_rate`, or None. A skipped step does not advance the
             schedule, because the optimizer counts only its updates.
         spike_factor: a loss per token above this multiple of `state.usual_loss` is a spike; None disables the check.
@@ -71,7 +70,7 @@ def make_train_step(
     if not is_mean:
         ranges.check_setting('LOSS_NORMALIZING_FACTOR', loss_normalizing_factor, ranges.Positive | None)
     divisor: Any = 1.0 if loss_normalizing_factor is None else loss_normalizing_factor
-    gradients = _build_gradient_fn(model, seed if dropout else None)
+    gradients = _build_gradient_fn(model, seed)
 
     def step_fn(state, batch):
         trained, frozen = trainables.split_params(state.params, trainable)
@@ -96,16 +95,11 @@ def make_train_step(
     return step_fn
 
 
-def _build_gradient_fn(model: Model, seed: int | None) -> Callable:
-    """Returns a function `((trained, frozen), batch, step, index) -> (gradients, sums)`.
-
-    Dropout is enabled unless `seed` is None.
-    """
+def _build_gradient_fn(model: Model, seed: int) -> Callable:
+    """Returns a function `((trained, frozen), batch, step, index) -> (gradients, sums)`."""
 
     def compute_gradients(params, batch, step, index):
-        rng = None
-        if seed is not None:
-            rng = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), step), index)
+        rng = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), step), index)
         trained, frozen = params
 
         def loss(trained):

@@ -68,7 +68,6 @@ class CompiledPrograms:
             self.plan.tx,
             microbatches=config.microbatches,
             loss_normalizing_factor=config.loss_normalizing_factor,
-            dropout=config.dropout_rate > 0,
             seed=config.seed,
             learning_rate=config.optimizer.learning_rate,
             spike_factor=run.recovery.spike_factor,

@@ -23,8 +23,6 @@ class StepConfig:
         optimizer: an `Optimizer`, or an optax gradient transformation to convert to one.
         microbatches: number of microbatches into which a batch is split for gradient accumulation.
         loss_normalizing_factor: divisor of the summed loss.
-        dropout_rate: if nonzero, the train step creates dropout keys. The dropout rate itself is a setting of the
-            model.
         seed: seed for the initial parameters and for dropout.
         xla_options: maps each platform to the XLA options for the train step.
     """
@@ -34,7 +32,6 @@ class StepConfig:
     partitioner: partition.Partitioner
     microbatches: ranges.Count = 1
     loss_normalizing_factor: ranges.Positive | str | None = NUM_REAL_TARGET_TOKENS
-    dropout_rate: ranges.Rate = 0.0
     seed: ranges.NonNegativeInt = 0
     xla_options: compiler_options.OptionsByPlatform | None = None
 

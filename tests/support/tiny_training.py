@@ -42,7 +42,7 @@ class TinyModule(nn.Module):
     embed: int = 16
 
     @nn.compact
-    def __call__(self, inputs, decoder_inputs, dropout_rng=None):
+    def __call__(self, inputs, decoder_inputs, dropout_rate=0.0, dropout_rng=None):
         sizes = {'vocab': self.vocab_size, 'embed': self.embed, 'mlp': 2 * self.embed}
 
         def matrix(name, initializer, *axes):
@@ -55,8 +55,9 @@ class TinyModule(nn.Module):
         weights = (inputs > 0).astype(jnp.float32)[..., None]
         memory = jnp.sum(table[inputs] * weights, 1, keepdims=True) / (1.0 + jnp.sum(weights, 1, keepdims=True))
         hidden = jax.nn.gelu((table[decoder_inputs] + memory) @ kernel)
-        if dropout_rng is not None:
-            hidden = hidden * jax.random.bernoulli(dropout_rng, 0.9, hidden.shape) / 0.9
+        if dropout_rate and dropout_rng is not None:
+            keep = 1 - dropout_rate
+            hidden = hidden * jax.random.bernoulli(dropout_rng, keep, hidden.shape) / keep
         return hidden @ logits
 
 
@@ -69,6 +70,7 @@ class TinyModel:
     nan_below: int = -1  # target ids below it make the loss NaN
     loss_factors: tuple[float, ...] = ()  # factors of the losses of MARKED_LINES
     embed: int = 16
+    dropout_rate: float = 0.0
 
     def init(self, rng, batch_shapes):
         shape = batch_shapes['encoder_input_tokens'], batch_shapes['decoder_target_tokens']
@@ -79,9 +81,9 @@ class TinyModel:
 
     def loss(self, params, batch, dropout_rng=None):
         targets, weights = batch['decoder_target_tokens'], batch['decoder_loss_weights'].astype(jnp.float32)
-        logits = TinyModule(self.vocab_size, self.embed).apply(
-            {'params': params}, batch['encoder_input_tokens'], batch['decoder_input_tokens'], dropout_rng
-        )
+        arrays = batch['encoder_input_tokens'], batch['decoder_input_tokens']
+        module = TinyModule(self.vocab_size, self.embed)
+        logits = module.apply({'params': params}, *arrays, self.dropout_rate, dropout_rng)
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
         losses = jnp.where((targets > 0) & (targets < self.nan_below), jnp.nan, losses)
         for letter, factor in zip(MARKED_LINES.values(), self.loss_factors, strict=False):
@@ -179,11 +181,10 @@ def run(
     """Trains, and returns `settings.TrainResult`. `recovery`: arguments of `settings.Recovery`."""
     tiny = task(poison=poison, marked=bool(loss_factors), generator=generator)
     step_config = settings.StepConfig(
-        TinyModel(vocab_size, nan_below, tuple(loss_factors), embed),
+        TinyModel(vocab_size, nan_below, tuple(loss_factors), embed, dropout_rate),
         _adam(learning_rate),
         partition.Partitioner(**(mesh or {})),
         microbatches,
-        dropout_rate=dropout_rate,
         seed=seed,
     )
     data_options = {'save_position': save_position, 'length_buckets': length_buckets}

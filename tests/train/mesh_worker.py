@@ -40,9 +40,9 @@ TWO_HEADS = {'num_heads': 2}
 GROUPED_HEADS = {'num_heads': 4, 'num_kv_heads': 2}
 
 
-def make_model(heads):
+def make_model(heads, dropout_rate=0.0):
     def attention(module):
-        return lambda **names: module(head_dim=16, dropout_rate=0.1, **heads, **names)
+        return lambda **names: module(head_dim=16, dropout_rate=dropout_rate, **heads, **names)
 
     def stack(*sublayers):
         layer = lambda **names: make_layer((*sublayers, lambda **n: GatedMLP(MLP, **n)), **names)  # noqa: E731
@@ -72,12 +72,12 @@ def batches(steps):
         }
 
 
-def train(make_optimizer, partitioner, microbatches=1, dropout=False, heads=TWO_HEADS, steps=3):
-    model = make_model(heads)
+def train(make_optimizer, partitioner, microbatches=1, dropout_rate=0.0, heads=TWO_HEADS, steps=3):
+    model = make_model(heads, dropout_rate)
     shapes = {name: array.shape for name, array in next(batches(1)).items()}
     plan = train_state.plan_train_state(model, make_optimizer, shapes, partitioner)
     state = plan.create(jax.random.key(0))
-    step = train_step.make_train_step(model, plan.tx, microbatches=microbatches, dropout=dropout)
+    step = train_step.make_train_step(model, plan.tx, microbatches=microbatches)
     step = train_step.jit_train_step(step, plan.shardings, partitioner, donate=True)
     losses = []
     for batch in batches(steps):
@@ -172,14 +172,14 @@ def main(path):
     single = jax.devices()[:1]
     adam, factored = optimizer.adamw_rms(0.01), optimizer.adafactor(0.01, min_dim_size_to_factor=16)
     runs = {
-        'adam single': (adam, Partitioner(devices=single), 1, True),
-        'adam data': (adam, Partitioner(), 1, True),
-        'adam fsdp': (adam, Partitioner(data=1, fsdp=-1), 1, True),
+        'adam single': (adam, Partitioner(devices=single), 1, 0.1),
+        'adam data': (adam, Partitioner(), 1, 0.1),
+        'adam fsdp': (adam, Partitioner(data=1, fsdp=-1), 1, 0.1),
         'adafactor single': (factored, Partitioner(devices=single)),
         'adafactor tensor': (factored, Partitioner(tensor=4)),
         'adafactor all, 2 microbatches': (factored, Partitioner(data=2, fsdp=2, tensor=2), 2),
-        'grouped single': (adam, Partitioner(devices=single), 1, False, GROUPED_HEADS),
-        'grouped tensor': (adam, Partitioner(tensor=4), 1, False, GROUPED_HEADS),
+        'grouped single': (adam, Partitioner(devices=single), 1, 0.0, GROUPED_HEADS),
+        'grouped tensor': (adam, Partitioner(tensor=4), 1, 0.0, GROUPED_HEADS),
     }
     results = {name: train(*arguments) for name, arguments in runs.items()}
     formula = {

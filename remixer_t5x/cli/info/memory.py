@@ -33,13 +33,13 @@ _DEFAULTS = {
     **{'TASK_FEATURE_LENGTHS': None, 'TRAIN_STEPS': 524288, 'BATCH_SIZE': 128},
     **{'LORA_RANK': 8, 'PACK': False, 'EMA_DECAY': None},
     **{'TRAINABLE': None, 'LORA': None, 'FRESH_PARAMETERS': None, 'INITIAL_CHECKPOINT_MAP': {}},
-    **{'MICROBATCHES': 1, 'LOSS_NORMALIZING_FACTOR': NUM_REAL_TARGET_TOKENS, 'DROPOUT_RATE': 0.0},
+    **{'MICROBATCHES': 1, 'LOSS_NORMALIZING_FACTOR': NUM_REAL_TARGET_TOKENS},
 }
 # The macros of the settings of `trainable.restrict_to_trainable`, in order.
 _RESTRICTIONS = ('TRAINABLE', 'LORA', 'MODEL', 'FRESH_PARAMETERS', 'INITIAL_CHECKPOINT_MAP')
 _MACROS = (
     *('OPTIMIZER', 'PARTITIONER', 'TASK_FEATURE_LENGTHS', 'BATCH_SIZE', 'PACK'),
-    *(*_RESTRICTIONS, 'LORA_RANK', 'MICROBATCHES', 'LOSS_NORMALIZING_FACTOR', 'DROPOUT_RATE', 'EMA_DECAY'),
+    *(*_RESTRICTIONS, 'LORA_RANK', 'MICROBATCHES', 'LOSS_NORMALIZING_FACTOR', 'EMA_DECAY'),
     *('XLA_OPTIONS', 'PLATFORM', 'DEVICES', 'DEVICE_MEMORY', 'TOPOLOGY'),
 )
 _ROWS = {
@@ -74,7 +74,6 @@ def read_step_spec(args: argparse.Namespace) -> tuple[StepSpec, Hardware]:
         batch_formats.get_abstract_batch(model.model_type, lengths, size, values['PACK']),
         values['MICROBATCHES'],
         values['LOSS_NORMALIZING_FACTOR'],
-        dropout=values['DROPOUT_RATE'] > 0,
         xla_options=values['XLA_OPTIONS'],
     )
     memory = values['DEVICE_MEMORY'] if args.device_memory is None else args.device_memory
