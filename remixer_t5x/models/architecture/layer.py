@@ -72,7 +72,8 @@ class Layer(nn.Module):
                 kind = unwrap_partial(factory)
                 owner = f'{kind.__module__.rpartition(".")[2]}.{kind.__name__}'
                 raise UserError(
-                    f'{owner} must have a value for each attribute, got {error}; set {owner}.ATTRIBUTE = VALUE'
+                    f'{owner} must be a Flax module with a value for each attribute, got {error}; set '
+                    f'{owner}.ATTRIBUTE = VALUE'
                 ) from error
             yield name, sublayer
 
@@ -82,12 +83,14 @@ class Layer(nn.Module):
 
 def _call_sublayer(sublayer: nn.Module, x: jax.Array, ctx: SequenceContext) -> jax.Array:
     """Calls a sublayer. Raises UserError if it does not accept (x, ctx), or if its output is not like `x`."""
+    signature = inspect.signature(sublayer.__call__)
     try:
-        inspect.signature(sublayer.__call__).bind(x, ctx)
+        signature.bind(x, ctx)
     except TypeError as error:
         name = type(sublayer).__name__
         raise UserError(
-            f'a sublayer must be a module (x, ctx) -> y, got {name}; use a class of models/sublayers'
+            f'a sublayer must be a module (x, ctx) -> y, got {name}({", ".join(signature.parameters)}); define '
+            f'{name}.__call__(self, x, ctx), or use a class of models/sublayers'
         ) from error
     y = sublayer(x, ctx)
     if not isinstance(y, jax.Array) or y.shape != x.shape or y.dtype != x.dtype:
