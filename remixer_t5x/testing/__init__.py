@@ -43,12 +43,16 @@ DECODER_CHECKS = ('causality', 'prefix', 'decode', 'prompt', 'prefix_lm', 'beams
 
 
 class CheckResult(NamedTuple):
-    """Result of a check: `passed`, `FAILED`, `refused` (the sublayer raised UserError) or `skipped`, with a reason."""
+    """Result of a check: `passed`, `FAILED`, `refused` (the sublayer raised UserError) or `skipped`, with a reason.
+
+    If the sublayer raised another exception, the check failed, and `error` is that exception.
+    """
 
     check: str
     side: str
     result: str
     reason: str = ''
+    error: BaseException | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,11 +117,11 @@ def check_sublayer(
     report = CheckReport(layer.unwrap_partial(factory).__name__, tuple(rows))
     if show:
         sys.stdout.write(f'{report}\n')
-    failed = [f'{row.check} in the {row.side}' for row in rows if row.result == FAILED]
+    failed = [row for row in rows if row.result == FAILED]
     if failed:
-        reason = next(row.reason for row in rows if row.result == FAILED)
-        others = f' (also failed: {", ".join(failed[1:])})' if failed[1:] else ''
-        raise ContractViolation(f'{report.name} fails {failed[0]}: {reason}{others}')
+        names = [f'{row.check} in the {row.side}' for row in failed]
+        others = f' (also failed: {", ".join(names[1:])})' if names[1:] else ''
+        raise ContractViolation(f'{report.name} fails {names[0]}: {failed[0].reason}{others}') from failed[0].error
     if not any(row.result == PASSED for row in rows):
         raise UserError(f'{report.name} was not checked: {rows[0].reason}')
     return report
@@ -185,16 +189,18 @@ def _check_stack(fixture: SublayerFixture, without: Sequence[str]) -> list[Check
     return rows
 
 
-def _run_check(check: Callable[[SublayerFixture], None], fixture: SublayerFixture) -> tuple[str, str]:
-    """Returns the result of a check and the reason."""
+def _run_check(
+    check: Callable[[SublayerFixture], None], fixture: SublayerFixture
+) -> tuple[str, str, BaseException | None]:
+    """Returns the result of a check, the reason, and the exception of the sublayer, if it is not a `UserError`."""
     try:
         check(fixture)
     except ContractViolation as error:
-        return FAILED, str(error)
+        return FAILED, str(error), error.__cause__
     except UserError as error:
-        return REFUSED, to_one_line(str(error))
+        return REFUSED, to_one_line(str(error)), None
     except Exception as error:
         # The sublayer raised this error; its first line describes the cause.
         first = to_one_line((str(error).splitlines() or [''])[0])
-        return FAILED, f'{type(error).__name__}: {first:.200}'
-    return PASSED, ''
+        return FAILED, f'{type(error).__name__}: {first:.200}', error
+    return PASSED, '', None

@@ -24,6 +24,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import errors
 from flax import linen as nn
 
 from remixer_t5x import axes
@@ -56,6 +57,7 @@ def require_condition(condition: Any, message: str) -> None:
 def require_close(actual: Any, expected: Any, actual_name: str, expected_name: str) -> None:
     """Raises ContractViolation if the arrays differ by more than rounding."""
     error = relative_difference(actual, expected)
+    require_condition(np.isfinite(error), f'{actual_name}, or {expected_name}, contains NaN or infinity')
     require_condition(error < TOLERANCE, f'{actual_name} differs by {error:.1%} from {expected_name}')
 
 
@@ -204,6 +206,8 @@ def check_decode(fixture: SublayerFixture) -> None:
     for t in range(LENGTH):
         y, variables = step({'params': fixture.unstacked_params, **variables}, x[:, t : t + 1], ctx)
         step_name, reference = f'step {t} with the cache', 'the output for all tokens at once'
+        advice = 'check the masks, and cache what steps read from ctx.memory.hidden'
+        require_condition(np.all(np.isfinite(y)), f'{step_name} contains NaN or infinity; {advice}')
         require_close(np.asarray(y)[:, 0], expected[:, t], step_name, reference)
 
 
@@ -267,12 +271,16 @@ def check_dropout(fixture: SublayerFixture) -> None:
     settings = [item for factory in fixture.sublayers for item in vars(factory()).items()]
     has_dropout = any(value for name, value in settings if name.endswith('dropout_rate'))
     model = fixture.build_stack(dropout=0.0) if has_dropout else fixture.build_stack()
-    evaluated = fixture.run_with_gradients(x, ctx).outputs  # without a dropout key
+    try:
+        evaluated = fixture.run_with_gradients(x, ctx).outputs  # without a dropout key
+    except errors.InvalidRngError as error:
+        advice = "draw random numbers only if ctx.deterministic is False, with make_rng('dropout')"
+        raise ContractViolation(f'{str(error).partition(" (")[0]}; {advice}') from error
     train_ctx = dataclasses.replace(ctx, deterministic=False)
     train = jax.jit(lambda params, key: model.apply({'params': params}, x, train_ctx, rngs={'dropout': key}))
     with stack.trace_layers_once():
         trained = [np.asarray(train(fixture.params, make_fast_prng_key(seed))) for seed in (1, 1, 2)]
-    require_condition(np.array_equal(trained[0], trained[1]), 'the same key gives different outputs')
+    require_condition(np.array_equal(trained[0], trained[1], equal_nan=True), 'the same key gives different outputs')
     require_condition(not np.allclose(trained[0], trained[2]), 'different keys give the same output')
     require_condition(not np.allclose(trained[0], evaluated), 'deterministic=False does not enable dropout')
 
@@ -291,6 +299,9 @@ def check_parameters(fixture: SublayerFixture) -> None:
         )
         unknown = ', '.join(sorted(map(str, set(leaf.names) - known_axes)))
         require_condition(not unknown, f'{name} has axes that remixer_t5x/axes.py does not define: {unknown}')
+        named = [axis for axis in leaf.names if axis is not None]
+        advice = 'use another name from remixer_t5x/axes.py, or None'
+        require_condition(len({*named}) == len(named), f'{name} has a repeated axis in {leaf.names}; {advice}')
         require_condition(leaf.value.dtype == jnp.float32, f'{name} must be float32, got {leaf.value.dtype}')
         is_stacked = 'run_0' in name
         require_condition((leaf.names[:1] == (axes.LAYERS,)) == is_stacked, f'{name} is not stacked over layers')

@@ -90,14 +90,19 @@ VIOLATIONS = [
      'token 0 reads padding at position 7'),
     ('packing', 'decoder', lambda _, x, ctx: out(jnp.cumsum(mask(x, ctx), axis=1)), 'example 2 in a row'),
     ('decode', 'decoder', cumsum_with_last_token_cache, 'step 2 with the cache differs'),
+    ('decode', 'decoder', lambda _, x, ctx: out(x + jnp.mean(ctx.memory.hidden, (1, 2), keepdims=True)), 'ctx.memory'),
     ('prefix', 'decoder', cumsum_without_prompts, 'token 0 does not read token 1'),
     ('prompt', 'decoder', cumsum_without_prompts, 'step 0 after prompts differs'),
     ('prefix_lm', 'decoder', prompts_without_prefixes, 'step 0 after bidirectional prompts differs'),
     ('beams', 'decoder', tiled_memory, 'two beams of a sequence differs'),
     ('bfloat16', 'encoder', lambda _, x, ctx: out((x + 1000) - 1000), 'from float32'),
     ('dropout', 'encoder', lambda _, x, ctx: out(x), 'different keys give the same output'),
+    ('dropout', 'encoder', lambda _, x, ctx: nn.Dropout(0.5)(x, deterministic=False), 'only if ctx.deterministic is'),
+    ('padding', 'encoder', lambda _, x, ctx: out(jnp.sqrt(x)), 'contains NaN'),
     ('parameters', 'encoder', lambda self, x, ctx: x * self.param('scale', nn.initializers.ones, x.shape[-1:]),
      'broken/scale has no logical axes'),
+    ('parameters', 'encoder', lambda _, x, ctx: Dense(x.shape[-1], (axes.EMBED, axes.EMBED), name='out')(x),
+     'out/kernel has a repeated axis'),
     ('gradients', 'encoder', unused_parameter, 'scale is zero'),
     ('remat', 'encoder', lambda _, x, ctx: out(x * np.random.default_rng().uniform(0.5, 2)), 'with full_remat differs'),
 ]  # fmt: skip
@@ -110,6 +115,14 @@ def test_violation_is_reported_in_one_line(check, side, call, words, capsys):
     message = str(error.value)
     assert message.startswith(f'Broken fails {check} in the {side}: ') and words in message
     assert '\n' not in message and 'FAILED' in capsys.readouterr().out
+
+
+def test_cause_of_a_violation_is_the_exception_of_the_sublayer():
+    with pytest.raises(ContractViolation, match='ZeroDivisionError') as error:
+        # Only the padding check also uses rows of fewer than 8 tokens.
+        sublayer = make_sublayer(lambda _, x, ctx: out(x * (1 // (x.shape[1] // 8))))
+        check_sublayer(sublayer, without=[name for name in CHECKS if name != 'padding'])
+    assert isinstance(error.value.__cause__, ZeroDivisionError)
 
 
 def test_every_check_has_a_violation():
