@@ -44,6 +44,8 @@ def _make_sublayer_names(factories: Sequence[SublayerFactory]) -> list[str]:
         if isinstance(factory, nn.Module):
             name = type(factory).__name__
             raise UserError(f'a sublayer must be a class or factory, got an instance of {name}; use @{name} without ()')
+        if not callable(factory):
+            raise UserError(f'a sublayer must be a class or factory, got {factory!r}; use @attention.SelfAttention')
         words = re.findall(r'[A-Z]+(?![a-z])\d*|[A-Z][a-z0-9]*|[a-z0-9]+', factory.__name__)
         name = '_'.join(words).lower()
         counts[name] += 1

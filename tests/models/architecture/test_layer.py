@@ -96,11 +96,12 @@ def sublayer(**call):
         (sublayer(Pair=lambda x: (x, x)), 'the output of Pair must be .* got tuple'),
         (sublayer(Wide=lambda x: x.astype(jnp.float32)), r'the output of Wide must be .* got float32\[2, 3, 4\]'),
         (functools.partial(Mixer), 'test_layer.Mixer must .* a value .*shift.*; set test_layer.Mixer.ATTRIBUTE ='),
+        ('Mixer', "a sublayer must be a class or factory, got 'Mixer'; use @"),
         (len, 'builtins.len must be a Flax module'),
         (Mixer(shift=0.1), 'a sublayer must be a class or factory, got an instance of Mixer; use @Mixer without'),
         (layer.RMSNorm, r'a sublayer must be a module \(x, ctx\) -> y, got RMSNorm\(x\); define RMSNorm.__call__\('),
     ],
-    ids=range(7),
+    ids=range(8),
 )
 def test_invalid_sublayer_raises(factory, message):
     module = layer.make_layer((factory,), layer.Serialized)
