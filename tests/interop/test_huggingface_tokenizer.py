@@ -126,9 +126,11 @@ def test_a_start_token_that_is_the_end_token_is_omitted(tmp_path, pattern, shift
 
 @pytest.mark.parametrize('name', ['llama_3', 'gemma'])
 def test_token_bytes_add_up_to_the_text(tmp_path, name):
-    TOKENIZERS[name]().save(str(tmp_path / 'tokenizer.json'))
+    tokenizer = TOKENIZERS[name]()
+    tokenizer.add_tokens(['déjà'])
+    tokenizer.save(str(tmp_path / 'tokenizer.json'))
     ours = vocabularies.huggingface_tokenizer(str(tmp_path / 'tokenizer.json'), end='</s>')
-    text = '## The word 你好 😀 12'
+    text = '## The word 你好 😀 déjà 12'
     assert sum(task_vocabulary.count_bytes_per_token(ours)[ours.encode(text)]) == len(text.encode())
     assert b''.join(ours.token_texts[index] for index in ours.encode(text)) == text.encode()
 

@@ -161,7 +161,13 @@ class HuggingFaceTokenizer(Vocabulary):
         """The text of each id as bytes, with the space before a word; empty for special and unknown tokens."""
         if 'ByteLevel' in str(json.loads(self._tokenizer.to_str()).get('decoder')):
             byte_of_letter = {letter: bytes([byte]) for byte, letter in enumerate(list_byte_characters())}
-            texts = [b''.join(byte_of_letter.get(letter, letter.encode()) for letter in piece) for piece in self.words]
+            added = {token.content for token in self._tokenizer.get_added_tokens_decoder().values()}
+            texts = [
+                piece.encode()
+                if piece in added
+                else b''.join(byte_of_letter.get(letter, letter.encode()) for letter in piece)
+                for piece in self.words
+            ]
         else:
             pieces: Sequence[str] = self.words
             if prefix := self.continuation_prefix:
