@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pathlib
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,8 +10,6 @@ from remixer_t5x import untrusted_files
 from remixer_t5x.errors import UserError
 
 TOKENIZER, CONFIG, ADDED_TOKENS = 'tokenizer.json', 'tokenizer_config.json', 'added_tokens.json'
-# Flags of an added token that change how the surrounding text is tokenized.
-_TOKEN_FLAGS = ('single_word', 'lstrip', 'rstrip')
 
 
 def read_tokenizer_config(folder: pathlib.Path) -> Mapping[str, Any]:
@@ -31,10 +28,7 @@ def read_added_tokens(folder: pathlib.Path) -> dict[str, int]:
 
 
 def read_added_token_entries(folder: pathlib.Path) -> dict[str, Mapping[str, Any]]:
-    """Maps each added token to its entry in the files: `content`, `id`, and flags such as `normalized` and `special`.
-
-    Raises UserError if a token has an unsupported option: stripping surrounding spaces, or matching only whole words.
-    """
+    """Maps each added token to its entry in the files: `content`, `id`, and flags such as `special`."""
     entries: list[Any] = []
     by_id = read_tokenizer_config(folder).get('added_tokens_decoder')
     for index, entry in (by_id if isinstance(by_id, dict) else {}).items():
@@ -56,11 +50,6 @@ def read_added_token_entries(folder: pathlib.Path) -> dict[str, Mapping[str, Any
             )
         if (other := tokens.setdefault(name, entry)['id']) != index:
             raise UserError(f'the token {name!r:.60} must have one id, got {other} and {index}; correct {folder}')
-        set_flags = [flag for flag in _TOKEN_FLAGS if entry.get(flag)]
-        if set_flags and not re.fullmatch(r'\[MASK\]|<mask>', name):
-            raise UserError(
-                f'{set_flags[0]} of the token {name!r:.60} in {folder} must be false, got true; correct the folder'
-            )
     return tokens
 
 

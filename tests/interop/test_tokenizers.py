@@ -92,12 +92,24 @@ def add_token(folder):
     return folder
 
 
+def set_flags(folder, tokens, **flags):
+    """Adds `tokens`, a dict from ids, with flags that affect the surrounding text to tokenizer_config.json."""
+    config = json.loads((folder / 'tokenizer_config.json').read_text())
+    added = {str(index): {'content': token, **flags} for index, token in tokens.items()}
+    return write(folder, {**config, 'added_tokens_decoder': added})
+
+
 FOLDERS = {
     't5': t5,
     't5_saved_again': lambda folder: resave(t5(folder)),
+    # transformers 4 writes these flags.
+    't5_of_transformers_4': lambda folder: set_flags(
+        t5(folder), {69 - index: f'<extra_id_{index}>' for index in range(10)}, lstrip=True, rstrip=True, special=True
+    ),
     'mt5': mt5,
     'byt5': lambda folder: byt5(folder, 20),
     'byt5_as_pretrained': lambda folder: byt5(folder, 0),
+    'byt5_saved_again': lambda folder: resave(byt5(folder, 20)),
     'gpt2': gpt2_folder,
     'gpt2_saved_again': lambda folder: resave(gpt2_folder(folder)),
     'bert': bert,
@@ -105,6 +117,9 @@ FOLDERS = {
     'bert_with_accents': lambda folder: bert(folder, strip_accents=False),
     'bert_of_chinese_words': lambda folder: bert(folder, tokenize_chinese_chars=False),
     'bert_with_an_added_token': lambda folder: add_token(bert(folder)),
+    'bert_with_an_added_whole_word': lambda folder: set_flags(
+        bert(folder), {len(every.WORDS) + 7: 'wor'}, single_word=True, normalized=False
+    ),
     'bert_with_an_added_token_saved_again': lambda folder: resave(add_token(bert(folder))),
     'bert_saved_again': lambda folder: resave(bert(folder, do_lower_case=False)),
 }

@@ -386,7 +386,8 @@ def load_wordpiece_tokenizer(path: str) -> Any:
     for token, entry in sorted(entries.items(), key=lambda item: item[1]['id']):
         if token not in loaded:
             # By default, the normalizer is applied to the text before the token is matched, as in transformers.
-            flags = {'normalized': bool(entry.get('normalized', True)), 'special': bool(entry.get('special'))}
+            flags = {'normalized': bool(entry.get('normalized', True))}
+            flags |= {flag: bool(entry.get(flag)) for flag in ('special', 'single_word', 'lstrip', 'rstrip')}
             tokenizer.add_tokens([tokenizers.AddedToken(token, **flags)])
         if tokenizer.token_to_id(token) != entry['id']:
             raise UserError(
