@@ -10,6 +10,7 @@ from remixer_t5x import untrusted_files
 from remixer_t5x.errors import UserError
 
 TOKENIZER, CONFIG, ADDED_TOKENS = 'tokenizer.json', 'tokenizer_config.json', 'added_tokens.json'
+SENTENCEPIECE, BYTES_TOKENIZER = 'spiece.model', 'ByT5Tokenizer'
 
 
 def read_tokenizer_config(folder: pathlib.Path) -> Mapping[str, Any]:

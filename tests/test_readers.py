@@ -31,7 +31,7 @@ REASONS = {
     'validated by untrusted_files; tests/interop and tests/checkpoints test damaged files': """
         checkpoints/untrusted_checkpoints.py::_read_array_metadata
         interop/huggingface/t5_tokenizer.py::_read_vocabulary_pieces
-        interop/huggingface/t5_tokenizer.py::write_t5_tokenizer interop/t5x/checkpoint.py::_open_msgpack_checkpoint
+        interop/huggingface/tokenizer_export.py::write_tokenizer interop/t5x/checkpoint.py::_open_msgpack_checkpoint
         interop/t5x/checkpoint.py::_read_array
     """,
     'data that is read in bounded memory; tests/remixer_tasks tests damaged files': """

@@ -26,7 +26,7 @@ from remixer_t5x.data import batch_formats, task_vocabulary
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError, format_count
 from remixer_t5x.interop import converted_checkpoint, safetensors_files, shared_folder
-from remixer_t5x.interop.huggingface import model_folders, pytorch_export
+from remixer_t5x.interop.huggingface import model_folders, pytorch_export, tokenizer_export
 from remixer_t5x.interop.huggingface.model_family import ModelFamily
 from remixer_t5x.interop.huggingface.t5 import T5
 from remixer_t5x.interop.huggingface.traced_modules import TracedModules, UnsupportedModelError
@@ -341,7 +341,7 @@ def export_transformers_model(args: argparse.Namespace, model: Any, vocabulary: 
     dtype = args.dtype or 'float32'
     folder = model_folders.write_model_folder(args.to_hf, family, params, dtype)
     print_labeled_line('wrote', f'{folder}, {dtype}')
-    print_labeled_line('tokenizer', family.write_tokenizer(vocabulary, folder))
+    print_labeled_line('tokenizer', tokenizer_export.write_tokenizer(vocabulary, folder, bool(family.id_offset)))
     params, source = safetensors_files.round_params(params, dtype), model_folders.open_model_folder(str(folder))
     check_no_array_differs(source.find_differing_weight(params), folder)
     print_labeled_line('check', 'all weights, read back from the output, equal those written')
@@ -365,7 +365,7 @@ def export_any_model(args: argparse.Namespace, model: Any, vocabulary: Any) -> N
     dtype = args.dtype or 'float32'
     pytorch_export.write_pytorch_model(folder, config, params, dtype)
     print_labeled_line('wrote', f'{folder}, {dtype}')
-    print_labeled_line('tokenizer', pytorch_export.write_tokenizer(vocabulary, folder))
+    print_labeled_line('tokenizer', tokenizer_export.write_tokenizer(vocabulary, folder))
     if missing := model_folders.find_missing_packages():
         print_labeled_line('check', f'without {" and ".join(missing)}, logits are not compared; {INSTALL}')
     else:

@@ -25,9 +25,7 @@ from tests.support import hf_folders
 from tests.support.error_lines import error_message
 
 GPT2_END = hf_folders.GPT2['eos_token_id']
-VOCABULARY, GPT2_VOCABULARY = (
-    types.SimpleNamespace(eos_id=end, saved_settings={'shifted': True}) for end in (1, GPT2_END + 1)
-)
+VOCABULARY, GPT2_VOCABULARY = (types.SimpleNamespace(eos_id=end, shifted=True) for end in (1, GPT2_END + 1))
 CONFIGS = {**hf_folders.CONFIGS, 't5gemma_tiny': small_models.T5GEMMA}
 pytestmark = pytest.mark.usefixtures('clean_gin')
 

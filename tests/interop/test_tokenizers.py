@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remixer_t5x.errors import UserError
-from remixer_t5x.interop.huggingface import model_folders, t5_tokenizer
+from remixer_t5x.interop.huggingface import model_folders, t5_tokenizer, tokenizer_export
 from remixer_t5x.interop.huggingface.bert import Bert
 from remixer_t5x.interop.huggingface.gpt2 import Gpt2
 from remixer_t5x.interop.huggingface.t5 import T5
@@ -69,7 +69,7 @@ def mt5(folder):
 
 def byt5(folder, extra_ids):
     folder.mkdir()
-    t5_tokenizer.write_t5_tokenizer(vocabularies.byte(extra_ids), folder)
+    tokenizer_export.write_tokenizer(vocabularies.byte(extra_ids), folder)
     return folder
 
 
@@ -143,8 +143,13 @@ def vocabulary_of(name, folder):
 def test_ids_equal_those_of_transformers(tmp_path, monkeypatch, name):
     monkeypatch.setenv('REMIXER_T5X_CACHE', str(tmp_path / 'cache'))
     folder = FOLDERS[name](tmp_path / name)
-    theirs = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    ours = vocabulary_of(name, folder)
+    ours, written = vocabulary_of(name, folder), tmp_path / 'written'
+    written.mkdir()
+    tokenizer_export.write_tokenizer(ours, written, shifted=name.startswith('gpt2'))
+    # For some model types, transformers ignores tokenizer.json without tokenizer_config.json.
+    (written / 'config.json').write_text(json.dumps({'model_type': name.partition('_')[0]}))
+    theirs = [transformers.AutoTokenizer.from_pretrained(path, local_files_only=True) for path in (folder, written)]
+    assert theirs[1].pad_token_id == (None if name.startswith('gpt2') else 0)
     ids_of = getattr(ours, 'huggingface_ids', ours.encode)
 
     @settings(max_examples=300)
@@ -158,7 +163,8 @@ def test_ids_equal_those_of_transformers(tmp_path, monkeypatch, name):
         if name == 'mt5':
             # transformers removes this character, SentencePiece's space, before a sentinel.
             text = text.replace('▁<', '<')
-        assert list(ids_of(text)) == theirs(text, add_special_tokens=False).input_ids
+        for tokenizer in theirs:
+            assert list(ids_of(text)) == tokenizer(text, add_special_tokens=False).input_ids
 
     check_ids()
     assert 'same ids' in model_folders.compare_token_ids(folder, ours)

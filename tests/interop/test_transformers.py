@@ -79,7 +79,7 @@ def t5gemma(layers=(4, 4), tied=True, **settings):
 
 
 # The special ids are those of `modern_bert`.
-VOCABULARY = types.SimpleNamespace(eos_id=1, special_ids_in_file={'pad': 3, 'cls': 1, 'sep': 2})
+VOCABULARY = types.SimpleNamespace(eos_id=1, shifted=True, special_ids_in_file={'pad': 3, 'cls': 1, 'sep': 2})
 MODELS = {
     'T5 encoder': encoder('T5'),
     'gated T5 encoder': encoder('T5', feed_forward_proj='gated-gelu'),

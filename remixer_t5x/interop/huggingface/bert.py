@@ -23,7 +23,7 @@ from remixer_t5x.models.classifier import Classifier
 from remixer_t5x.models.masked_lm import MaskedLM
 
 # Tokenizer files in order of preference.
-TOKENIZERS = ('tokenizer.json', 'vocab.txt')
+TOKENIZERS = (tokenizer_files.TOKENIZER, 'vocab.txt')
 EMBEDDING_TABLE, HEAD = 'bert.embeddings.word_embeddings.weight', 'cls.predictions'
 ATTENTION, LAYER = 'encoder/layer/scaled_attention', 'bert.encoder.layer.{}'
 # Published BERT models use TensorFlow's names for the parameters of norms.
@@ -136,12 +136,6 @@ class Bert(ModelFamily):
                 f'{folder} must contain a tokenizer in which [SEP] has the same id as in {path}; copy {path.name} to it'
             )
         return Tokenizer('wordpiece', {'path': str(path)}, str(path))
-
-    def write_tokenizer(self, vocabulary: Any, folder: pathlib.Path) -> str:
-        if not hasattr(vocabulary, 'save'):
-            return f'no tokenizer: Hugging Face has none for {type(vocabulary).__name__}'
-        vocabulary.save(str(folder / TOKENIZERS[0]))
-        return TOKENIZERS[0]
 
     def make_random_inputs(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
         length = min(64, self.max_length)

@@ -101,10 +101,6 @@ class Gpt2(ModelFamily):
 
     @classmethod
     def read_model_fields(cls, model: Any, vocabulary: Any, modules: TracedModules) -> dict[str, Any]:
-        settings, kind = getattr(vocabulary, 'saved_settings', None) or {}, type(vocabulary).__name__
-        modules.require_condition(
-            settings.get('shifted', False), f'VOCABULARY is a {kind}, not a shifted vocabularies.huggingface_tokenizer'
-        )
         modules.require_condition(not model.prefix, 'PREFIX_LM is True')
         return super().read_model_fields(model, vocabulary, modules) | {
             'max_length': modules.find_module('decoder/position_embedding').max_length,

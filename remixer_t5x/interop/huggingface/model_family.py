@@ -6,7 +6,6 @@ tiny model to `tests/support/hf_folders.py`, which tests/interop/test_families.p
 
 import abc
 import dataclasses
-import json
 import pathlib
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -182,6 +181,10 @@ class ModelFamily(abc.ABC):
 
         `from_model` checks all other settings. Raises UnsupportedModelError if a required module is missing.
         """
+        modules.require_condition(
+            not cls.id_offset or getattr(vocabulary, 'shifted', False),
+            f'VOCABULARY is a {type(vocabulary).__name__}, not a shifted vocabularies.huggingface_tokenizer',
+        )
         stack = cls.stack_names[0]
         attention = modules.find_module(f'{stack}/layer/{cls.attention_name}')
         feed_forward = modules.find_module(*(f'{stack}/layer/{kind}_mlp' for kind in ('gated', 'relu', 'gelu')))
@@ -230,7 +233,7 @@ class ModelFamily(abc.ABC):
     def find_tokenizer(self, folder: pathlib.Path, file: str | None) -> Tokenizer:
         """Returns the tokenizer in `file`, by default the one in `folder`. Raises UserError for a missing file.
 
-        Subclasses whose tokenizer is not a tokenizer.json override this method and `write_tokenizer`.
+        Subclasses whose tokenizer is not a tokenizer.json override this method.
         """
         path = pathlib.Path(file or folder / tokenizer_files.TOKENIZER)
         if not path.is_file():
@@ -242,13 +245,6 @@ class ModelFamily(abc.ABC):
             )
         arguments = {'path': str(path), 'shifted': bool(self.id_offset)}
         return Tokenizer('huggingface_tokenizer', arguments, str(path))
-
-    def write_tokenizer(self, vocabulary: Any, folder: pathlib.Path) -> str:
-        """Writes the tokenizer files, and returns a description of them."""
-        vocabulary.save(str(folder / tokenizer_files.TOKENIZER))
-        config = {'tokenizer_class': 'PreTrainedTokenizerFast', **vocabulary.special_token_names}
-        (folder / tokenizer_files.CONFIG).write_text(json.dumps(config, indent=2) + '\n', encoding='utf-8')
-        return f'{tokenizer_files.TOKENIZER} and {tokenizer_files.CONFIG}'
 
     @abc.abstractmethod
     def make_random_inputs(self, rng: np.random.Generator) -> dict[str, np.ndarray]:

@@ -152,10 +152,10 @@ class ModernBert(ModelFamily):
 
     @classmethod
     def read_model_fields(cls, model: Any, vocabulary: Any, modules: TracedModules) -> dict[str, Any]:
-        special, kind = getattr(vocabulary, 'special_ids_in_file', None) or {}, type(vocabulary).__name__
-        modules.require_condition(
-            bool(special), f'VOCABULARY is a {kind}, not a shifted vocabularies.huggingface_tokenizer'
-        )
+        fields = super().read_model_fields(model, vocabulary, modules)
+        special = vocabulary.special_ids_in_file
+        missing = ', '.join(role for role, index in special.items() if index is None)
+        modules.require_condition(not missing, f'VOCABULARY has no token for {missing}')
         attentions = modules.find_modules(ATTENTION)
         layers = list_layers(model.module.encoder_stack())
         windows = [getattr(layer.sublayers[0](), 'sliding_window', None) for layer in layers]
@@ -165,7 +165,7 @@ class ModernBert(ModelFamily):
         modules.require_condition(alternates, 'windows do not alternate')
         rotaries = modules.find_modules(f'{ATTENTION}/rotary')
         thetas = {layer.sliding_window: rotary.theta for layer, rotary in zip(attentions, rotaries, strict=True)}
-        return super().read_model_fields(model, vocabulary, modules) | {
+        return fields | {
             'window': 2 * (local - 1),
             'global_every': every,
             'global_theta': thetas[None],

@@ -24,7 +24,7 @@ from flax import linen as nn
 from flax import traverse_util
 
 from remixer_t5x.interop import safetensors_files
-from remixer_t5x.interop.huggingface import bert, model_folders, t5_tokenizer, traced_modules
+from remixer_t5x.interop.huggingface import model_folders, traced_modules
 from remixer_t5x.interop.huggingface.traced_modules import UnsupportedModelError
 from remixer_t5x.models import lora
 from remixer_t5x.models.architecture import stack
@@ -234,11 +234,3 @@ def find_max_row_length(tree: Mapping[str, Any]) -> int:
     """Returns the maximum row length that all modules of `build_module_tree` accept, at most 1024."""
     parts = [*tree.get('children', {}).values(), *(run['layer'] for run in tree.get('runs', ()))]
     return min([tree.get('max_length', 1024), *map(find_max_row_length, parts)])
-
-
-def write_tokenizer(vocabulary: Any, folder: pathlib.Path) -> str:
-    """Writes the tokenizer files for `vocabulary`, if it is supported, and returns a description of the files."""
-    if type(vocabulary).__name__ == 'WordPieceVocabulary':
-        vocabulary.save(str(folder / bert.TOKENIZERS[0]))
-        return bert.TOKENIZERS[0]
-    return t5_tokenizer.write_t5_tokenizer(vocabulary, folder)

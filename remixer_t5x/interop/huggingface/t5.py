@@ -189,7 +189,6 @@ class T5Encoder(ModelFamily):
         return settings
 
     find_tokenizer = staticmethod(t5_tokenizer.find_t5_tokenizer)
-    write_tokenizer = staticmethod(t5_tokenizer.write_t5_tokenizer)
 
     def make_random_inputs(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
         # The inputs are longer than the default max_distance.

@@ -1,4 +1,4 @@
-"""Reads and writes the tokenizer files of T5 (SentencePiece) and ByT5 (bytes).
+"""Reads the tokenizer files of T5 (SentencePiece) and ByT5 (bytes).
 
 For T5, transformers 5 only writes tokenizer.json, without the SentencePiece model.
 """
@@ -9,14 +9,11 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from etils import epath
-
 from remixer_t5x import tokenizer_files, untrusted_files
 from remixer_t5x.errors import UserError, root_cause_message
 from remixer_t5x.interop.huggingface.model_family import Tokenizer
 
-MODEL, TOKENIZER, CONFIG = 'spiece.model', tokenizer_files.TOKENIZER, tokenizer_files.CONFIG
-BYTES_TOKENIZER = 'ByT5Tokenizer'
+MODEL, TOKENIZER, CONFIG = tokenizer_files.SENTENCEPIECE, tokenizer_files.TOKENIZER, tokenizer_files.CONFIG
 # Each sentinel is added to the vocabulary, so the number of sentinels in untrusted files needs a limit.
 MAX_SENTINELS = 10_000
 # Default number of sentinels of T5Tokenizer and ByT5Tokenizer.
@@ -30,7 +27,7 @@ def find_t5_tokenizer(folder: pathlib.Path, file: str | None = None) -> Tokenize
     """Finds the tokenizer in `folder`, or uses the SentencePiece model `file`. Raises UserError if both are missing."""
     untrusted_files.check_links_inside(folder)
     config = tokenizer_files.read_tokenizer_config(folder)
-    if config.get('tokenizer_class') == BYTES_TOKENIZER and file is None:
+    if config.get('tokenizer_class') == tokenizer_files.BYTES_TOKENIZER and file is None:
         return Tokenizer('byte', {'extra_ids': _count_byte_sentinels(config, folder)}, 'the vocabulary of bytes')
     model = next((folder / name for name in (MODEL, TOKENIZER) if (folder / name).is_file()), None)
     if file is None and model is None:
@@ -41,30 +38,6 @@ def find_t5_tokenizer(folder: pathlib.Path, file: str | None = None) -> Tokenize
     path = file or str(model)
     extra_ids = _count_piece_sentinels(config, folder, None if file else model)
     return Tokenizer('sentencepiece', {'path': path, 'extra_ids': extra_ids}, path)
-
-
-def write_t5_tokenizer(vocabulary: Any, folder: pathlib.Path) -> str:
-    """Writes the tokenizer files for `vocabulary`, and returns a description of the files.
-
-    Writes no files if `vocabulary` is neither a SentencePiece nor a byte vocabulary.
-    """
-    sentinels = vocabulary.extra_ids
-    names = [f'<extra_id_{i}>' for i in range(sentinels)]
-    config = {'eos_token': '</s>', 'unk_token': '<unk>', 'pad_token': '<pad>', 'extra_ids': sentinels}
-    model = getattr(vocabulary, 'sentencepiece_model_file', None)
-    if model:
-        # Copies the original file, because seqio adds sentinels to the model in memory.
-        (folder / MODEL).write_bytes(epath.Path(model).expanduser().read_bytes())
-        config |= {'tokenizer_class': 'T5Tokenizer', 'additional_special_tokens': names}
-        description = f'{MODEL} and {CONFIG} ({vocabulary.vocab_size:,} ids, {sentinels} of them sentinels)'
-    elif type(vocabulary).__name__ == 'ByteVocabulary':
-        # ByT5Tokenizer assigns ids in list order, and <extra_id_0> has the last id of the vocabulary.
-        config |= {'tokenizer_class': BYTES_TOKENIZER, 'extra_special_tokens': names[::-1]}
-        description = f'{CONFIG} (bytes, {sentinels} sentinels)'
-    else:
-        return f'no tokenizer: Hugging Face has none for {type(vocabulary).__name__}'
-    (folder / CONFIG).write_text(json.dumps(config, indent=2) + '\n', encoding='utf-8')
-    return description
 
 
 def _count_byte_sentinels(config: Mapping[str, Any], folder: pathlib.Path) -> int:

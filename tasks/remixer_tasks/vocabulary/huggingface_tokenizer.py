@@ -90,7 +90,7 @@ class HuggingFaceTokenizer(Vocabulary):
                 would have no weight in the loss.
         """
         super().__init__()
-        self._path, self._end, self._shift = os.path.expanduser(path), end, int(shifted)
+        self._path, self._end, self.shifted, self._shift = os.path.expanduser(path), end, shifted, int(shifted)
 
     @functools.cached_property
     def _loaded_tokenizer(self) -> tuple[Any, list[int], list[int]]:
@@ -202,15 +202,14 @@ class HuggingFaceTokenizer(Vocabulary):
         self._tokenizer.save(path)
 
     @property
-    def special_ids_in_file(self) -> dict[str, int] | None:
-        """The file's ids of the padding, first and last token; None if ids are not shifted or a token is missing."""
+    def special_ids_in_file(self) -> dict[str, int | None]:
+        """The file's ids of the padding, first and last token; None for a missing token."""
         roles = {
             'pad': self._special_tokens.get('[PAD]', self._special_tokens.get('<pad>')),
             'cls': self.bos_id,
             'sep': self.eos_id,
         }
-        is_complete = self._shift and None not in roles.values()
-        return {role: index - 1 for role, index in roles.items() if index} if is_complete else None
+        return {role: None if index is None else index - self._shift for role, index in roles.items()}
 
     @property
     def special_token_names(self) -> dict[str, str]:
@@ -224,7 +223,7 @@ class HuggingFaceTokenizer(Vocabulary):
     @property
     def saved_settings(self) -> dict[str, Any]:
         """The arguments, other than the path, that restore this vocabulary from the saved file."""
-        return {'end': self.words[self.eos_id], 'shifted': bool(self._shift)}
+        return {'end': self.words[self.eos_id], 'shifted': self.shifted}
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, HuggingFaceTokenizer) and self.words == other.words
