@@ -331,12 +331,17 @@ def _convert_shared_folder(args: argparse.Namespace, folder: pathlib.Path) -> No
     check_params_equal(params, converted_checkpoint.read_checkpoint(str(target))[0], target)
 
 
-def export_transformers_model(args: argparse.Namespace, model: Any, vocabulary: Any) -> ModelFamily:
+def export_transformers_model(
+    args: argparse.Namespace, model: Any, vocabulary: Any, requires_tokenizer: bool = False
+) -> ModelFamily:
     """Writes a transformers model, and returns its family.
 
-    Raises UnsupportedModelError and writes no file if there is no equivalent.
+    Raises UnsupportedModelError and writes no file if there is no equivalent model or, with `requires_tokenizer`, no
+    equivalent tokenizer.
     """
     family = model_folders.find_equivalent_model(model, vocabulary, build_model_from_gin)
+    if requires_tokenizer and not tokenizer_export.has_tokenizer(vocabulary, bool(family.id_offset)):
+        raise UnsupportedModelError(f'Hugging Face has no tokenizer for this {type(vocabulary).__name__}')
     params = restore_params(args, model, vocabulary)
     dtype = args.dtype or 'float32'
     folder = model_folders.write_model_folder(args.to_hf, family, params, dtype)

@@ -20,10 +20,12 @@ import remixer_t5x
 from remixer_t5x import UserError
 from remixer_t5x.cli import conversions
 from remixer_t5x.cli.main import main
+from remixer_t5x.data import task_vocabulary
 from remixer_t5x.extras.hub import client, shared_model
 from remixer_t5x.extras.reports import run_records
 from remixer_t5x.interop import converted_checkpoint, safetensors_files, shared_folder
 from remixer_tasks.files import cache
+from remixer_tasks.vocabulary import words_and_bytes
 from tests.support import hf_folders, saved_run
 from tests.support.fake_hub import FakeHub
 
@@ -236,6 +238,16 @@ def test_the_card_of_an_encoder_names_the_class_that_loads_it(tmp_path):
     assert main(['convert', f'--checkpoint={encoder}', f'--to_shared={tmp_path}/shared']) == 0
     card = (tmp_path / 'shared/README.md').read_text()
     assert 'transformers.AutoModelForTextEncoding.from_pretrained(' in card
+
+
+def test_a_t5_whose_vocabulary_hugging_face_lacks_is_shared_with_the_vocabulary(tmp_path):
+    words = words_and_bytes.WordVocabulary('two words', lambda: ['a text'])
+    task_vocabulary.save_vocabulary(words, tmp_path / 'vocabulary')
+    saved = f"@vocabularies.saved()\nvocabularies.saved.folder = '{tmp_path}'"
+    config = saved_run.CONFIG.replace('@vocabularies.byte()', saved)
+    run = saved_run.write_run(tmp_path / 'mine', config, (1,), words)
+    assert main(['convert', f'--checkpoint={run}', f'--to_shared={tmp_path}/shared']) == 0
+    assert remixer_t5x.load(str(tmp_path / 'shared')).vocabulary.words == words.words
 
 
 def test_the_card_of_an_earlier_checkpoint_lacks_later_results(run, tmp_path):

@@ -27,7 +27,7 @@ DTYPE = 'float32'
 VOCABULARY = vocabularies.byte()
 
 
-def write_run(folder, config=CONFIG, steps=(1, 2)):
+def write_run(folder, config=CONFIG, steps=(1, 2), vocabulary=VOCABULARY):
     """Writes a MODEL_DIR with a checkpoint of random parameters for each step."""
     config_file = folder.parent / 'saved_run.gin'
     config_file.write_text(config)
@@ -37,7 +37,7 @@ def write_run(folder, config=CONFIG, steps=(1, 2)):
     for step in steps:
         params = jax.jit(lambda rng: nn.unbox(model.init(rng, shapes)))(jax.random.key(step))
         record = converted_checkpoint.build_checkpoint_record(
-            task_vocabulary.get_vocabulary_record(VOCABULARY), config, 'a test'
+            task_vocabulary.get_vocabulary_record(vocabulary), config, 'a test'
         )
         converted_checkpoint.write_checkpoint(claimed, jax.device_get(params), step, record)
     (folder / 'config.gin').write_text(config)

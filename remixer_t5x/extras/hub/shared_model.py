@@ -232,7 +232,8 @@ def _write_model_folder(args: argparse.Namespace, folder: pathlib.Path, name: st
     library, auto_class, packages, missing = 'transformers', '', [], []
     try:
         target = {**vars(args), 'checkpoint': checkpoint, 'to_hf': str(folder)}
-        auto_class = export_transformers_model(argparse.Namespace(**target), model, vocabulary).auto_class
+        family = export_transformers_model(argparse.Namespace(**target), model, vocabulary, requires_tokenizer=True)
+        auto_class = family.auto_class
     except UnsupportedModelError as refusal:
         library = 'remixer_t5x'
         print_labeled_line('format', f'{library}, because {refusal.reason}')
