@@ -78,12 +78,19 @@ def t5gemma(layers=(4, 4), tied=True, **settings):
     return functools.partial(transformers.T5GemmaForConditionalGeneration, config)
 
 
+def gpt2(**settings):
+    config = transformers.GPT2Config(vocab_size=60, n_embd=24, n_layer=2, n_head=2, n_positions=20, **settings)
+    return functools.partial(transformers.GPT2LMHeadModel, config)
+
+
 # The special ids are those of `modern_bert`.
 VOCABULARY = types.SimpleNamespace(eos_id=1, shifted=True, special_ids_in_file={'pad': 3, 'cls': 1, 'sep': 2})
 MODELS = {
     'T5 encoder': encoder('T5'),
     'gated T5 encoder': encoder('T5', feed_forward_proj='gated-gelu'),
     'umT5 encoder': encoder('UMT5', feed_forward_proj='gated-gelu'),
+    # As in tokenizers that are trained with the end token as the first token.
+    'GPT-2 with an end token of id 0': gpt2(bos_token_id=0, eos_token_id=0),
     'BERT': functools.partial(transformers.BertForMaskedLM, transformers.BertConfig(**SMALL_BERT)),
     'BERT classifier': bert_classifier(id2label={0: 'no', 1: 'yes', 2: 'maybe'}),
     'BERT regression': bert_classifier(num_labels=1),

@@ -130,10 +130,9 @@ class Gpt2(ModelFamily):
         return dataclasses.replace(found, arguments={**found.arguments, 'end': ends[0]})
 
     def make_random_inputs(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        # Excludes GPT-2's token 0, because 0 means padding in the returned array.
-        tokens = rng.integers(1, self.vocab_size, (2, min(64, self.max_length)), dtype=np.int32)
+        tokens = rng.integers(0, self.vocab_size, (2, min(64, self.max_length)), dtype=np.int32)
         tokens[:, 0] = self.end_id
-        return {'input_ids': tokens}
+        return {'input_ids': tokens, 'attention_mask': np.ones_like(tokens, bool)}
 
     def compute_remixer_logits(self, model: LanguageModel, params: Params, inputs: Mapping[str, np.ndarray]) -> Any:
         tokens = np.pad(inputs['input_ids'][:, 1:] + 1, ((0, 0), (1, 0)))

@@ -248,7 +248,10 @@ class ModelFamily(abc.ABC):
 
     @abc.abstractmethod
     def make_random_inputs(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """Returns random [batch, length] int32 arguments for the transformers model; 0 in `input_ids` is padding."""
+        """Returns random [batch, length] arguments for the transformers model.
+
+        Without `attention_mask`, 0 in `input_ids` is padding.
+        """
 
     def compute_remixer_logits(self, model: Any, params: Params, inputs: Mapping[str, np.ndarray]) -> Any:
         """Computes the remixer_t5x model's logits [batch, length, vocab_size] for inputs from `make_random_inputs`."""

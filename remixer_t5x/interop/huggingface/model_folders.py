@@ -164,19 +164,20 @@ def compute_logits_pair(source: HuggingFaceFolder, model: Any, params: Params) -
     family, inputs = source.family, source.family.make_random_inputs(np.random.default_rng(0))
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    tensors = {name: torch.from_numpy(array).long() for name, array in inputs.items()}
+    is_token = inputs.get('attention_mask', inputs['input_ids'] > 0)
+    tensors = {name: torch.from_numpy(array).long() for name, array in {'attention_mask': is_token, **inputs}.items()}
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter('ignore')
         auto_class = getattr(transformers, family.auto_class)
         reference = auto_class.from_pretrained(source.folder, use_safetensors=True, **LOCAL_OPTIONS)
         for name, value in family.get_reference_overrides().items():
             setattr(reference.config, name, value)
-        output = reference.float().eval()(attention_mask=(tensors['input_ids'] > 0).long(), **tensors)
+        output = reference.float().eval()(**tensors)
     # The first output is the logits, or the hidden states if the model has no head.
     theirs = output[0].numpy()
     ours = np.asarray(jax.jit(lambda params: family.compute_remixer_logits(model, params, inputs))(params))
-    if ours.shape[:2] == inputs['input_ids'].shape:
-        ours, theirs = (logits[inputs['input_ids'] > 0] for logits in (ours, theirs))
+    if ours.shape[:2] == is_token.shape:
+        ours, theirs = (logits[is_token] for logits in (ours, theirs))
     return ours, theirs
 
 
