@@ -153,13 +153,13 @@ def _read_gin_file(gin_file: str, flags: Sequence[tuple[str, str]] = ()) -> tupl
 def restore_params(checkpoint: str, model: Any, vocabulary: Any, partitioner: Partitioner) -> Any:
     """Restores parameters to the partitioner's devices. Raises UserError if the parameters do not fit the model."""
     record = task_vocabulary.get_vocabulary_record(vocabulary)
-    return saved_params.restore_params(checkpoint, _get_abstract_params(model, partitioner), record, PATH_SETTING)
+    return saved_params.restore_params(checkpoint, get_abstract_params(model, partitioner), record, PATH_SETTING)
 
 
-def _get_abstract_params(model: Any, partitioner: Partitioner) -> Any:
-    # Use the smallest batch shapes, because parameter shapes do not depend on batch shapes.
+def get_abstract_params(model: Any, partitioner: Partitioner | None = None) -> Any:
+    """Returns the shapes and shardings of the model's parameters, which do not depend on the batch shapes."""
     return saved_params.get_abstract_params(
-        model, batch_formats.get_smallest_batch_shapes(model.model_type), partitioner
+        model, batch_formats.get_smallest_batch_shapes(model.model_type), partitioner or Partitioner()
     )
 
 
@@ -228,7 +228,7 @@ def _load_shared_folder(shared: shared_folder.SharedModel, partitioner: Partitio
             f'the model in {folder} was trained with vocabulary {record["vocabulary"]}, but the folder contains '
             f'{vocabulary_record}; download it again'
         )
-    abstract = _get_abstract_params(model, partitioner)
+    abstract = get_abstract_params(model, partitioner)
     shapes = (shared_folder.map_names_to_shapes(tree) for tree in (arrays, abstract))
     if difference := compatibility.describe_shape_difference(*shapes):
         raise UserError(f'the parameters in {folder} do not fit the model in its {shared_folder.GIN}: {difference}')
@@ -245,7 +245,7 @@ def _load_hugging_face_folder(path: str, partitioner: Partitioner, vocabulary_pa
     flags = task_vocabulary.build_vocabulary_flags(tokenizer.function, **tokenizer.arguments)
     model, vocabulary, run_lengths = _read_gin_text(source.family.build_gin_text(f'Made from {path}.'), flags)
     source.family.check_vocabulary(vocabulary, tokenizer.name, path)
-    abstract = _get_abstract_params(model, partitioner)
+    abstract = get_abstract_params(model, partitioner)
     params = _put_params_on_devices(source.read_params(abstract), abstract)
     return _build_trained_model(model, params, vocabulary, path, partitioner, run_lengths, source.family.max_lengths)
 

@@ -8,7 +8,7 @@ import os
 import pathlib
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -23,7 +23,6 @@ from remixer_t5x.checkpoints import compatibility, durable_folders, saved_params
 from remixer_t5x.cli.console import print_labeled_line
 from remixer_t5x.config import loading
 from remixer_t5x.data import batch_formats, task_vocabulary
-from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError, format_count
 from remixer_t5x.interop import converted_checkpoint, safetensors_files, shared_folder
 from remixer_t5x.interop.huggingface import model_folders, pytorch_export, tokenizer_export
@@ -60,19 +59,14 @@ def write_model_dir(
         print_labeled_line('model', str(folder / name))
 
 
-def get_abstract_params(model: Model) -> Any:
-    """Returns the shapes of the model's parameters, with shardings for a single device."""
-    return saved_params.get_abstract_params(
-        model, batch_formats.get_smallest_batch_shapes(model.model_type), Partitioner()
-    )
-
-
 def restore_params(args: argparse.Namespace, model: Model, vocabulary: Any) -> Any:
     """Reads the parameters of `--checkpoint`, after checking the vocabulary size."""
     task_vocabulary.check_vocabulary_size('VOCABULARY', vocabulary, model.vocab_size)
     print_labeled_line('reading', str(saved_params.find_checkpoint(args.checkpoint, '--checkpoint')))
     record = task_vocabulary.get_vocabulary_record(vocabulary)
-    params = saved_params.restore_params(args.checkpoint, get_abstract_params(model), record, '--checkpoint')
+    params = saved_params.restore_params(
+        args.checkpoint, saved_models.get_abstract_params(model), record, '--checkpoint'
+    )
     print_labeled_line('read', describe_params(params))
     return params
 
@@ -145,13 +139,7 @@ def _get_vocabulary_folder(file: pathlib.Path) -> epath.Path:
 
 def merge_adapters(args: argparse.Namespace) -> None:
     """Merges adapters into their base model (`--checkpoint=PATH --to=MODEL_DIR`)."""
-    params, record, step = converted_checkpoint.read_checkpoint(args.checkpoint, '--checkpoint')
-    folder = converted_checkpoint.create_model_dir(args.to)
-    source = str(saved_params.find_checkpoint(args.checkpoint, '--checkpoint'))
-    record = {**record, 'converted_from': source}
-    converted_checkpoint.copy_vocabulary(source, folder / task_vocabulary.VOCABULARY_FOLDER)
-    write_model_dir(folder, params, step, record, str(record.get('config') or ''))
-    check_params_equal(params, converted_checkpoint.read_checkpoint(str(folder))[0], folder)
+    _write_mean([str(saved_params.find_checkpoint(args.checkpoint, '--checkpoint'))], '--checkpoint', args.to)
 
 
 def average_checkpoints(args: argparse.Namespace) -> None:
@@ -160,9 +148,15 @@ def average_checkpoints(args: argparse.Namespace) -> None:
     if len(paths) < 2:
         raise UserError(f'--average must list two or more checkpoints, got {args.average!r}; pass --average=A,B')
     checkpoints = [str(saved_params.find_checkpoint(path, '--average')) for path in paths]
-    total, record, step = converted_checkpoint.read_checkpoint(checkpoints[0], '--average')
+    print_labeled_line('averaging', f'{len(paths)} checkpoints: {", ".join(checkpoints)}')
+    _write_mean(checkpoints, '--average', args.to)
+
+
+def _write_mean(checkpoints: Sequence[str], setting: str, target: str) -> None:
+    """Writes the mean of the parameters to the MODEL_DIR `target`, with adapters merged into their base models."""
+    total, record, step = converted_checkpoint.read_checkpoint(checkpoints[0], setting)
     for checkpoint in checkpoints[1:]:
-        params, other, other_step = converted_checkpoint.read_checkpoint(checkpoint, '--average')
+        params, other, other_step = converted_checkpoint.read_checkpoint(checkpoint, setting)
         difference = compatibility.describe_shape_difference(
             shared_folder.map_names_to_shapes(params), shared_folder.map_names_to_shapes(total)
         )
@@ -170,14 +164,13 @@ def average_checkpoints(args: argparse.Namespace) -> None:
             difference = f'the vocabulary is {other.get("vocabulary")}, expected {record.get("vocabulary")}'
         if difference:
             raise UserError(
-                f'--average must list checkpoints of the same model, got {checkpoints[0]} and {checkpoint}: '
+                f'{setting} must list checkpoints of the same model, got {checkpoints[0]} and {checkpoint}: '
                 f'{difference}; omit one of them'
             )
         total, step = jax.tree.map(np.add, total, params), max(step, other_step)
-    mean = jax.tree.map(lambda array: array / np.float32(len(paths)), total)
-    folder = converted_checkpoint.create_model_dir(args.to)
+    mean = jax.tree.map(lambda array: array / np.float32(len(checkpoints)), total)
+    folder = converted_checkpoint.create_model_dir(target)
     converted_checkpoint.copy_vocabulary(checkpoints[0], folder / task_vocabulary.VOCABULARY_FOLDER)
-    print_labeled_line('averaged', f'{len(paths)} checkpoints: {", ".join(checkpoints)}')
     record = {**record, 'converted_from': ','.join(checkpoints)}
     write_model_dir(folder, mean, step, record, str(record.get('config') or ''))
     check_params_equal(mean, converted_checkpoint.read_checkpoint(str(folder))[0], folder)
@@ -229,7 +222,7 @@ def convert_from_t5x(args: argparse.Namespace, model: Seq2Seq, vocabulary: Any) 
     task_vocabulary.check_vocabulary_size('VOCABULARY', vocabulary, model.vocab_size)
     folder = converted_checkpoint.create_model_dir(args.to)
     print_labeled_line('reading', args.from_t5x)
-    params, step = t5x_checkpoint.read_t5x_checkpoint(args.from_t5x, get_abstract_params(model))
+    params, step = t5x_checkpoint.read_t5x_checkpoint(args.from_t5x, saved_models.get_abstract_params(model))
     config = loading.get_config_text()
     task_vocabulary.save_vocabulary(vocabulary, folder / task_vocabulary.VOCABULARY_FOLDER)
     record = converted_checkpoint.build_checkpoint_record(
@@ -256,7 +249,7 @@ def convert_to_t5x(args: argparse.Namespace, model: Seq2Seq, vocabulary: Any) ->
     checkpoint = t5x_checkpoint.write_t5x_checkpoint(args.to_t5x, params, _get_step(args), bool(args.own_names))
     print_labeled_line('checkpoint', checkpoint)
     check_params_equal(
-        params, t5x_checkpoint.read_t5x_checkpoint(checkpoint, get_abstract_params(model))[0], checkpoint
+        params, t5x_checkpoint.read_t5x_checkpoint(checkpoint, saved_models.get_abstract_params(model))[0], checkpoint
     )
 
 
@@ -296,7 +289,7 @@ def convert_to_model_dir(args: argparse.Namespace) -> None:
     text = f'{text}\n{task_vocabulary.build_vocabulary_statements(target)}'
     # Loads the gin text in the same way as other commands.
     model: Any = build_model_from_gin(text)
-    abstract, record = get_abstract_params(model), task_vocabulary.get_vocabulary_record(vocabulary)
+    abstract, record = saved_models.get_abstract_params(model), task_vocabulary.get_vocabulary_record(vocabulary)
     run = converted_checkpoint.build_checkpoint_record(record, text, origin)
     write_model_dir(target, source.read_params(abstract), 0, run, text, model_dir.CONVERTED)
     params = saved_params.restore_params(str(target), abstract, record)

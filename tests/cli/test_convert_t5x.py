@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from remixer_t5x import build_model
-from remixer_t5x.cli.conversions import get_abstract_params
+from remixer_t5x.api import saved_models
 from remixer_t5x.cli.main import main
 from remixer_t5x.interop.t5x import checkpoint as t5x_checkpoint
 from tests.support.paths import GOLDEN
@@ -58,7 +58,8 @@ def test_a_checkpoint_survives_a_round_trip(folder, model_dir, tmp_path, own_nam
     assert 'bit-identical' in capsys.readouterr().out
     names = [path.name for path in (tmp_path / 'checkpoint_7').iterdir()]
     assert ('target.encoder.layers_0.mlp.wo.kernel' in names) != own_names
-    abstract = get_abstract_params(build_model('models/t5_1_1.gin', str(folder / 'sizes.gin')))
+    model = build_model('models/t5_1_1.gin', str(folder / 'sizes.gin'))
+    abstract = saved_models.get_abstract_params(model)
     (original, step), (converted, converted_step) = (
         t5x_checkpoint.read_t5x_checkpoint(str(path), abstract) for path in (folder / 't5_1_1', tmp_path)
     )

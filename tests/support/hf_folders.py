@@ -8,6 +8,7 @@ import seqio
 from safetensors.numpy import save_file
 
 from remixer_t5x import build_model
+from remixer_t5x.api import saved_models
 from remixer_t5x.cli import conversions
 from remixer_t5x.interop.huggingface import model_folders
 from tests.support.paths import GOLDEN
@@ -88,7 +89,7 @@ def write_byte_pairs(folder, names, merges, end, *added):
 
 def abstract_params(family):
     """Returns the shapes of the parameters of the model that the gin text of `family` configures."""
-    return conversions.get_abstract_params(conversions.build_model_from_gin(family.build_gin_text('A test.')))
+    return saved_models.get_abstract_params(conversions.build_model_from_gin(family.build_gin_text('A test.')))
 
 
 def read_params(folder):

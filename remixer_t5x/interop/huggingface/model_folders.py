@@ -8,7 +8,7 @@ import importlib.util
 import json
 import pathlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -41,7 +41,6 @@ TOKENIZER_TEXTS = (
     " Tabs\tand\u00a0\u2028lines\n\n e\u0301 ﬁ ｗｉｄｅ 你好 don't  ",
 )
 MAX_ADDED_TOKENS = 200
-LOCAL_OPTIONS = {'local_files_only': True, 'trust_remote_code': False}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,29 +155,44 @@ def find_missing_packages() -> list[str]:
 def compute_logits_pair(source: HuggingFaceFolder, model: Any, params: Params) -> tuple[np.ndarray, np.ndarray]:
     """Returns the float32 logits of the remixer_t5x model and of the transformers model for a random batch.
 
-    transformers loads only safetensors files, and neither accesses the network nor runs code from the folder.
+    transformers does not run code from the folder.
     """
-    import torch
-    import transformers
-
     family, inputs = source.family, source.family.make_random_inputs(np.random.default_rng(0))
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
     is_token = inputs.get('attention_mask', inputs['input_ids'] > 0)
-    tensors = {name: torch.from_numpy(array).long() for name, array in {'attention_mask': is_token, **inputs}.items()}
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter('ignore')
-        auto_class = getattr(transformers, family.auto_class)
-        reference = auto_class.from_pretrained(source.folder, use_safetensors=True, **LOCAL_OPTIONS)
-        for name, value in family.get_reference_overrides().items():
-            setattr(reference.config, name, value)
-        output = reference.float().eval()(**tensors)
-    # The first output is the logits, or the hidden states if the model has no head.
-    theirs = output[0].numpy()
+    arrays = {'attention_mask': is_token, **inputs}
+    theirs = compute_reference_output(source.folder, family.auto_class, arrays, family.get_reference_overrides())
     ours = np.asarray(jax.jit(lambda params: family.compute_remixer_logits(model, params, inputs))(params))
     if ours.shape[:2] == is_token.shape:
         ours, theirs = (logits[is_token] for logits in (ours, theirs))
     return ours, theirs
+
+
+def compute_reference_output(
+    folder: pathlib.Path,
+    auto_class: str,
+    inputs: Mapping[str, np.ndarray],
+    overrides: Mapping[str, Any] = {},
+    trusted: bool = False,
+) -> np.ndarray:
+    """Returns the float32 logits of the transformers model in `folder`, or the hidden states of a model without a head.
+
+    transformers loads only safetensors files, does not access the network, and runs code from the folder only if
+    `trusted` is true. `overrides` override settings in config.json.
+    """
+    import torch
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    tensors = {name: torch.from_numpy(array).long() for name, array in inputs.items()}
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter('ignore')
+        reference = getattr(transformers, auto_class).from_pretrained(
+            folder, use_safetensors=True, local_files_only=True, trust_remote_code=trusted
+        )
+        for name, value in overrides.items():
+            setattr(reference.config, name, value)
+        return reference.float().eval()(**tensors)[0].numpy()
 
 
 def describe_logits_difference(ours: np.ndarray, theirs: np.ndarray) -> str:
@@ -201,7 +215,9 @@ def compare_token_ids(folder: pathlib.Path, vocabulary: Any) -> str:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter('ignore')
-            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **LOCAL_OPTIONS)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
     except Exception as error:
         # transformers raises various exceptions for missing or unknown files.
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)

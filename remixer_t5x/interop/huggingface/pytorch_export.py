@@ -14,7 +14,6 @@ import importlib.resources
 import inspect
 import json
 import pathlib
-import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -206,11 +205,6 @@ def compare_logits(folder: pathlib.Path, model: Any, params: Params) -> str:
 
     Raises UserError if the difference exceeds the tolerance. Executes the code in `folder`, which must be trusted.
     """
-    import torch
-    import transformers
-
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
     length = min(16, find_max_row_length(build_module_tree(model)) - 1)
     tokens = np.random.default_rng(0).integers(2, model.vocab_size, (2, length), dtype=np.int32)
     shifted = np.pad(tokens, ((0, 0), (1, 0)))
@@ -222,11 +216,8 @@ def compare_logits(folder: pathlib.Path, model: Any, params: Params) -> str:
     module = model.module.clone(dtype='float32')
     apply = jax.jit(lambda params: module.apply({'params': params}, *arguments, enable_dropout=False, method=method))
     ours = np.asarray(apply(params))
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter('ignore')
-        auto_class = getattr(transformers, MODEL_CLASSES[model.model_type][1])
-        reference = auto_class.from_pretrained(folder, local_files_only=True, trust_remote_code=True).float().eval()
-        theirs = reference(**{name: torch.from_numpy(array).long() for name, array in inputs.items()}).logits.numpy()
+    auto_class = MODEL_CLASSES[model.model_type][1]
+    theirs = model_folders.compute_reference_output(folder, auto_class, inputs, trusted=True)
     return model_folders.describe_logits_difference(ours[:, 1:] if model.model_type == 'decoder_only' else ours, theirs)
 
 
