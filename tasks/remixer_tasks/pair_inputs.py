@@ -42,7 +42,7 @@ class TextInputs:
 
     @property
     def display_name(self) -> str:
-        return 'standard input' if self.is_stdin else self.path
+        return row_files.STDIN if self.is_stdin else self.path
 
     def detect_format(self) -> str:
         """Returns the format: 'txt', or one of `row_files.FORMATS`."""

@@ -4,7 +4,9 @@ import csv
 import gzip
 import io
 import json
+import os
 import re
+import sys
 
 import numpy as np
 import pyarrow as pa
@@ -299,6 +301,19 @@ def test_inputs_that_cannot_be_rows_are_rejected(tmp_path):
     ):
         with pytest.raises(UserError, match=message):
             list(pair_inputs.fill_template(inputs, template))
+
+
+def test_standard_input_is_read_once(monkeypatch):
+    """`infer` counts the lines of a file before it reads them, so /dev/stdin must not be accepted as a file."""
+    read, write = os.pipe()
+    os.write(write, b'a\n\0\n')
+    os.close(write)
+    with open(read) as pipe:
+        monkeypatch.setattr(sys, 'stdin', pipe)
+        with pytest.raises(UserError, match='it is a pipe, socket or device, .* or --input=- for a pipe'):
+            list(TextInputs('/dev/stdin'))
+        with pytest.raises(UserError, match='^standard input:2: a NUL character'):
+            list(TextInputs('-'))
 
 
 @pytest.mark.parametrize(

@@ -33,8 +33,8 @@ Row = dict[str, Any]
 Rows = Iterator[tuple[int, Row]]
 # Default maximum number of characters of a line or document: longer than a book, but small enough for memory.
 MAX_CHARACTERS = 50_000_000
-# The path of standard input, which `open_bytes` can read even if it is a pipe.
-STDIN = '/dev/stdin'
+# The path with which `open_bytes` reads standard input, even if it is a pipe. Error messages contain it.
+STDIN = 'standard input'
 # Limits the cells of all CSV readers of this process, because an unclosed quote extends a cell to the end of the file.
 csv.field_size_limit(MAX_CHARACTERS)
 _CHUNK = 1 << 20
