@@ -123,10 +123,11 @@ class TrainedModel:
         Raises:
             UserError: `answers` is not between 1 and the decoder's number of answers, or another argument is invalid.
         """
+        ranges.check_setting('answers', answers, ranges.Count | None)
         rows, truncated = self._encode_inputs(texts)
         predictor = self._build_generation_predictor(len(rows), max_length, decoder, stop_strings)
         decoded = predictor.predict(self.params, rows, seed=seed) if rows else []
-        if decoded and answers is not None and not 1 <= answers <= len(decoded[0].ids):
+        if decoded and answers is not None and answers > len(decoded[0].ids):
             raise UserError(
                 f'answers must be between 1 and {len(decoded[0].ids)}, the number of outputs of the decoder, '
                 f'got {answers}; pass decoder=BeamSearch(beams=N) or decoder=Sampling(num_samples=N)'
@@ -221,7 +222,7 @@ class TrainedModel:
 
         `make_batch` creates a batch. Dropout is disabled. Raises UserError if the batch has no target tokens.
         """
-        count = len(next(iter(batch.values())))
+        count = len(next(iter(batch.values()), ()))
         if not count:
             raise UserError('batch must have at least one row, got none')
         missing = -count % self.partitioner.batch_shards
@@ -385,5 +386,9 @@ def _as_list(texts: Strings) -> list[str]:
         if not isinstance(text, str):
             raise UserError(
                 f'a text must be a str, got {type(text).__name__} {text!r:.40}; pass a str or a list of str'
+            )
+        if re.search('[\ud800-\udfff]', text):
+            raise UserError(
+                f"a text must be valid Unicode, got {text!a:.40}; pass text.encode(errors='replace').decode()"
             )
     return items

@@ -167,7 +167,8 @@ class Predictor:
         `seed` overrides `Decoding.seed`.
         """
         if not isinstance(self._settings.decoder, RowDecoder):
-            raise UserError(f'decoder must be Greedy() or Sampling() to stream, got {self._settings.decoder}')
+            name = format_decoder_name(self._settings.decoder)
+            raise UserError(f'decoder must be Greedy() or Sampling() to stream, got {name}')
         length = round_up_length(len(ids), self._longest)
         batch = self._transfer_batch(
             {

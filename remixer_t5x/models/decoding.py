@@ -54,8 +54,8 @@ class StopStrings:
     @classmethod
     def compile_automaton(cls, stop_strings: Sequence[str], token_texts: Sequence[bytes]) -> 'StopStrings':
         """Builds the automaton for `stop_strings`; `token_texts` contains the UTF-8 text of each token id."""
-        if not all(stop_strings):
-            raise UserError(f'STOP_STRINGS must not contain an empty string, got {list(stop_strings)}')
+        if not all(isinstance(stop, str) and stop for stop in stop_strings):
+            raise UserError(f'STOP_STRINGS must be texts with at least 1 character, got {list(stop_strings)}')
         stops = tuple(text.encode() for text in stop_strings)
         states = sorted({stop[:length] for stop in stops for length in range(len(stop))})
         by_byte: np.ndarray = np.zeros((len(states), 256), np.int32)

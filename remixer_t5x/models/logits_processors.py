@@ -111,10 +111,10 @@ class LogitsOptions:
             raise UserError(f'BAD_WORDS_IDS must be lists of ids, such as [[5, 6], [7]], got {self.bad_words_ids}')
         if not _is_tuple_of_ids(self.forced_prefix):
             raise UserError(f'FORCED_PREFIX must be a list of ids, such as [5, 6], got {self.forced_prefix}')
-        if not isinstance(self.logits_processor, tuple):
+        if not isinstance(self.logits_processor, tuple) or not all(map(callable, self.logits_processor)):
             raise UserError(
-                f'LOGITS_PROCESSOR must be a list of functions, got {self.logits_processor}; put it in brackets, as in '
-                'logits_processor=[function]'
+                f'LOGITS_PROCESSOR must be a list of functions, got {self.logits_processor}; put functions in '
+                'brackets, as in logits_processor=[function]'
             )
 
     def __repr__(self) -> str:

@@ -108,7 +108,7 @@ def test_streamed_pieces_join_to_the_generated_text(trained):
         stopped = trained.generate(text, decoder=decoder, seed=3, stop_strings=stop)[0].text
         assert stopped == expected[: expected.index(stop) + 1]
         assert ''.join(trained.stream(text, decoder=decoder, seed=3, stop_strings=[stop])) == stopped
-    with pytest.raises(UserError, match='decoder must be .*, got BeamSearch'):
+    with pytest.raises(UserError, match=r'decoder must be .*, got BeamSearch\(.*stop=continue_until_settled\)$'):
         list(trained.stream('one', decoder=remixer_t5x.BeamSearch()))
 
 
@@ -202,9 +202,12 @@ def test_invalid_texts_raise_an_error(trained):
         (lambda trained: trained.generate('one', max_length=0), 'max_length must be .* at least 1 or None, got 0'),
         (lambda trained: trained.generate('one', decoder=remixer_t5x.Greedy), r'decoder must be Greedy\(\)'),
         (lambda trained: trained.generate('one', decoder='beam'), "decoder must be .*, got 'beam'"),
+        (lambda trained: trained.generate('one', answers=1.0), 'answers must be a whole number .*, got 1.0'),
         (lambda trained: trained.generate(1), 'a text must be a str, got int 1'),
+        (lambda trained: trained.score('one', 'a\ud800'), r"a text must be valid Unicode, got 'a\\ud800'"),
         (lambda trained: list(trained.stream(['one', 'two'])), r"text must be a str, got \['one', 'two'\]"),
         (lambda trained: trained.loss(trained.make_batch([], [])), 'batch must have at least one row'),
+        (lambda trained: trained.loss({}), 'batch must have at least one row'),
     ],
 )
 def test_invalid_arguments_raise_an_error(trained, call, message):

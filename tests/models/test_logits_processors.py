@@ -152,13 +152,15 @@ def test_generation_ends_with_a_stop_string(decoder):
         ({'bad_words_ids': [['a']]}, "BAD_WORDS_IDS must be lists of ids, .* got ..'a',"),
         ({'forced_prefix': [[2, 3]]}, 'FORCED_PREFIX must be a list of ids, .* got ..2, 3.,'),
         ({'logits_processor': no_repeat_bigram}, 'LOGITS_PROCESSOR must be a list of functions, got <function'),
+        ({'logits_processor': [3]}, 'LOGITS_PROCESSOR must be a list of functions, got .3,'),
     ],
 )
 def test_invalid_option_raises_an_error(options, message):
     with pytest.raises(UserError, match=message):
         Greedy(**options)(toy.generation(toy.make_tables(0, 1, 4, 2), 2))
-    with pytest.raises(UserError, match='STOP_STRINGS must not contain an empty string'):
-        StopStrings.compile_automaton([''], TEXTS)
+    for stop in ('', 5):
+        with pytest.raises(UserError, match='STOP_STRINGS must be texts with at least 1 character, got .*x'):
+            StopStrings.compile_automaton(['x', stop], TEXTS)
 
 
 def test_repr_of_a_decoder_contains_the_options_that_are_set():
