@@ -107,10 +107,12 @@ def test_an_exported_model_runs_without_this_package(outputs, name):
     np.testing.assert_allclose(means, trained.encode(TEXTS).mean, rtol=1e-4, atol=1e-4)
 
 
-def test_a_converted_model_is_exported_with_a_single_flag(current_folder):
-    assert main(['export', '--checkpoint=pieces', '--to=from_flag', '--functions=encode']) == 0
+def test_a_converted_model_is_exported_without_a_gin_file(current_folder):
+    command = ['export', '--checkpoint=pieces', '--to=from_flag', '--functions=encode', '--gin.STOP_STRINGS=END']
+    assert main(command) == 0
     contents = json.loads((current_folder / 'from_flag/contents.json').read_text())
     assert contents['lengths'] == {'inputs': 512, 'targets': 114}
+    assert contents['decoder'] == "Greedy() until 'END'"
     # A server of another user can read the weights if the umask permits it.
     modes = {path.stat().st_mode for path in (current_folder / 'from_flag').iterdir()}
     assert len(modes) == 1

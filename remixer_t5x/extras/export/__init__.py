@@ -91,7 +91,7 @@ def _export_model(args: argparse.Namespace, settings: TextInference, folder: pat
                 # Vocabularies of remixer_tasks convert sentinels in texts to ids; vocabularies of seqio do not.
                 'sentinel_pattern': getattr(vocabulary, 'sentinel_pattern', None),
             },
-            'decoder': predictions.format_decoder_name(decoder),
+            'decoder': settings.decoding.build_record()['decoder'],
             'labels': list(getattr(model, 'labels', None) or ()),
             'weights': args.quantize or 'float32',
             'checkpoint': step,
