@@ -141,7 +141,7 @@ def test_a_changed_file_is_read_again(tmp_path):
         ({'files': '*.txt', 'validation_files': 'a.txt'}, 'VALIDATION_FILES and FILES must not share files'),
         ({'files': 'a.txt', 'validation_files': ''}, 'VALIDATION_FILES must be a path or glob, got none'),
         ({'files': 'a.txt', 'validation_files': []}, 'VALIDATION_FILES must be a path or glob, got none'),
-        ({'files': 'a.dat'}, 'unknown extension; set TEXT_FORMAT'),
+        ({'files': 'a.dat'}, 'unknown extension; rename it, or set TEXT_FORMAT'),
         *(({'files': 'a.txt.zst', 'format': format}, 'a.txt.zst .*decompress it') for format in (None, 'txt')),
         ({'files': 'a.jsonl', 'field': 'body'}, "TEXT_FIELD must be .* got 'body'; .* 'id', 'text'"),
         ({'files': 'a.parquet', 'field': 'body'}, "TEXT_FIELD must be .* got 'body'; .* 'id', 'text'"),

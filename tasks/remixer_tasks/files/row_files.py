@@ -210,9 +210,10 @@ def choose_format(path: str, format: str | None, formats: Mapping[str, str], set
         raise UserError(f'{path} must be uncompressed or gzipped; decompress it')
     chosen = formats.get(name.rpartition('.')[2]) if format is None else format
     if chosen is None or chosen not in formats.values():
-        unknown = 'extension' if format is None else f'{setting} {format!r}'
+        # The command `score` has no setting, so its users can only rename the file.
+        problem = 'extension; rename it, or' if format is None else f'{setting} {format!r};'
         allowed = ', '.join(dict.fromkeys(formats.values()))
-        raise UserError(f'{path}: unknown {unknown}; set {setting} to one of {allowed}')
+        raise UserError(f'{path}: unknown {problem} set {setting} to one of {allowed}')
     return chosen
 
 
