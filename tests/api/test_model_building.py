@@ -91,17 +91,28 @@ def save(model, folder):
     return trained, trained.save(folder)
 
 
+def check_saved_model(model, folder):
+    """Saves and loads the model, and returns the loaded model."""
+    trained, path = save(model, folder)
+    loaded = load(path)
+    assert loaded.lengths == trained.lengths
+    np.testing.assert_array_equal(loaded.score(['a'], ['b']), trained.score(['a'], ['b']))
+    return loaded
+
+
 def test_a_model_with_a_custom_mixer_is_saved_and_loaded(tmp_path, monkeypatch):
     (tmp_path / 'saved_mixers.py').write_text(CUSTOM)
     monkeypatch.syspath_prepend(tmp_path)
     mixer = importlib.import_module('saved_mixers').Custom
     files = ('models/t5_1_1.gin', 'sizes/tiny.gin')
     macros = {**SMALL, 'VOCAB_SIZE': 259, 'ENCODER_SUBLAYERS': (mixer,), 'ENCODER_POSITION_BIAS': None}
-    trained, folder = save(build_model(*files, **macros), tmp_path / 'saved')
-    loaded = load(folder)
-    assert loaded.lengths == trained.lengths
+    loaded = check_saved_model(build_model(*files, **macros), tmp_path / 'saved')
     assert 'custom_norm' in loaded.params['encoder']['run_0']['layer']
-    np.testing.assert_array_equal(loaded.score(['a'], ['b']), trained.score(['a'], ['b']))
+
+
+def test_a_model_with_weights_for_each_position_is_saved_and_loaded(tmp_path):
+    """The shapes of the parameters depend on TASK_FEATURE_LENGTHS, which `build_model` does not set."""
+    check_saved_model(build_model('models/remixer.gin', 'sizes/tiny.gin', **{**SMALL, 'VOCAB_SIZE': 259}), tmp_path)
 
 
 def test_a_mixer_that_cannot_be_imported_cannot_be_saved(tmp_path):
