@@ -5,10 +5,10 @@ distribution at every position cannot reach a lower loss on these tokens. Consta
 the training data results in a higher loss.
 """
 
+import collections
 import dataclasses
-import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -21,6 +21,8 @@ from remixer_t5x.lazy_imports import seqio
 from remixer_t5x.optim.train_step import TARGET_COUNTS
 from remixer_t5x.run_folder import metrics
 
+# Maximum number of batches in flight, so that the device does not wait for the host.
+MAX_PENDING = 2
 EvalStep = Callable[[Any, Any], Mapping[str, jax.Array]]
 
 
@@ -72,16 +74,12 @@ def evaluate_loss(
     """
     totals: dict[str, float] = {}
     counts: np.ndarray = np.zeros(1)
-    batches = iter(batches)
-    while chunk := list(itertools.islice(batches, 16)):
-        # Dispatch several steps before fetching their sums, so that the device does not wait for the host.
-        pending = [eval_step(params, place(batch)) for batch in chunk]
-        for sums in jax.device_get(pending):
-            for key, value in sums.items():
-                if key == TARGET_COUNTS:
-                    counts = counts + np.asarray(value, np.float64)
-                else:
-                    totals[key] = totals.get(key, 0.0) + float(value)
+    for sums in _run_eval_steps(params, batches, eval_step, place):
+        for key, value in sums.items():
+            if key == TARGET_COUNTS:
+                counts = counts + np.asarray(value, np.float64)
+            else:
+                totals[key] = totals.get(key, 0.0) + float(value)
     if not totals.get('weights'):
         raise UserError(
             f'the {name} split must contain target tokens, got none; use another split, or set EVAL_PERIOD = None'
@@ -98,3 +96,15 @@ def evaluate_loss(
     if 'cross_ent_loss' in averages:
         averages['perplexity'] = metrics.perplexity(averages['cross_ent_loss'])
     return averages
+
+
+def _run_eval_steps(
+    params: Any, batches: Iterable[Any], eval_step: EvalStep, place: Callable[[Any], Any]
+) -> Iterator[Mapping[str, Any]]:
+    """Yields the sums over each batch."""
+    pending: collections.deque = collections.deque()
+    for batch in batches:
+        pending.append(eval_step(params, place(batch)))
+        if len(pending) > MAX_PENDING:
+            yield jax.device_get(pending.popleft())
+    yield from map(jax.device_get, pending)

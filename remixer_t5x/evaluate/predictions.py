@@ -86,7 +86,8 @@ class Predictor:
     """Runs the inference functions of a model on a mesh. Each function is compiled once per batch shape.
 
     `vocabulary` defines the end token and is used to match stop strings. If `vocabulary` is None, the end token has id
-    1. Raises UserError if the batch size is not divisible by the number of batch shards.
+    1. `before_batch` is called before each batch, unless it is None. Raises UserError if the batch size is not
+    divisible by the number of batch shards.
     """
 
     def __init__(self, model: Any, partitioner: Partitioner, settings: Decoding, vocabulary: Any = None):
@@ -95,6 +96,7 @@ class Predictor:
         lengths = batch_formats.get_max_inference_lengths(settings.feature_lengths)
         self._longest, self._target_length = lengths['inputs'], lengths['targets']
         self._input = batch_formats.get_input_array_name(model.model_type)
+        self.before_batch: Callable[[], None] | None = None
 
         decoder: Any = settings.decoder
         eos_id = task_vocabulary.get_end_id(vocabulary)
@@ -299,6 +301,8 @@ class Predictor:
 
     def _transfer_batch(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
         """Pads a batch with copies of its last row and transfers it to the devices. Each host transfers its share."""
+        if self.before_batch is not None:
+            self.before_batch()
         size = self._settings.batch_size
         index, count = self._partitioner.get_data_shard()
         share = slice(index * (size // count), (index + 1) * (size // count))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -141,8 +141,9 @@ class TaskEvaluator:
                     f'{lengths["inputs"]} tokens: truncated'
                 )
 
-    def __call__(self, params: Any) -> Iterator[TaskReport]:
-        """Yields a report for each task, in task order."""
+    def __call__(self, params: Any, before_batch: Callable[[], None] | None = None) -> Iterator[TaskReport]:
+        """Yields a report for each task, in task order. Calls `before_batch` before each batch."""
+        self._predictor.before_batch = before_batch
         for examples in self._examples:
             start = time.perf_counter()
             answers = self._predict_answers(params, examples)

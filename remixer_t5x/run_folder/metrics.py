@@ -20,6 +20,8 @@ from etils import epath
 from remixer_t5x import untrusted_files
 from remixer_t5x.run_folder import object_store
 
+# The `kind` of training records.
+TRAIN_KIND = 'train'
 # Maps each sum over targets returned by a model's `loss` to the metric that `compute_means` computes from it.
 PER_TOKEN_METRICS = {'loss': 'loss', 'z_loss': 'z_loss', 'correct': 'accuracy', 'squared_error': 'mean_squared_error'}
 COUNT_METRICS = ('weights', 'sequences', 'nonfinite', 'spike')
@@ -90,18 +92,23 @@ class JsonlWriter:
 
     On a disk, `write` returns once the line is synced. For a bucket, `flush` returns once all lines are uploaded.
 
-    The constructor removes lines that are not records, and also records of steps after `restored_step`, because the
-    resumed run writes these records again.
+    The constructor removes lines that are not records, records of steps after `restored_step` and, unless
+    `is_evaluated`, the evaluations of `restored_step`, because the resumed run writes these records again.
     """
 
-    def __init__(self, path: epath.Path, restored_step: int):
+    def __init__(self, path: epath.Path, restored_step: int, is_evaluated: bool = True):
         self._path = path
         # Lines that have not been written to disk yet.
         self._unwritten_lines: list[str] = []
         self._object: object_store.GrowingObject | None = None
         with object_store.wrap_write_errors(path):
-            records = _iterate_records(path)
-            text = ''.join(json.dumps(record) + '\n' for record in records if record['step'] <= restored_step)
+            records = [
+                record
+                for record in _iterate_records(path)
+                if record['step'] <= restored_step
+                and (is_evaluated or record['step'] < restored_step or record['kind'] == TRAIN_KIND)
+            ]
+            text = ''.join(json.dumps(record) + '\n' for record in records)
             object_store.write_atomically(path, text)
             if object_store.is_remote(path):
                 self._object = object_store.GrowingObject(path, text.encode())

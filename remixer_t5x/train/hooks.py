@@ -28,7 +28,7 @@ ParamsSelector = Callable[[TrainState], Any]
 class Hook:
     """A function that the training loop calls every `period` steps, or never if `period` is None.
 
-    If `at_end` is true, the function is also called after the last step; if `at_start` is true, it is also called
+    If `at_end` is true, the function is also called after the last step; `at_start` determines whether it is called
     before the first step of a new run. `progress.ActivityTimer` attributes the duration of the call to `activity`; None
     attributes it to training. `prepare` is called once after the first step of a process, so that errors appear early
     without delaying the start.
@@ -42,6 +42,8 @@ class Hook:
     prepare: Callable[[], object] | None = None
 
     def is_due(self, step: int, last: int) -> bool:
+        if step == 0:
+            return self.at_start
         return self.period is not None and (step % self.period == 0 or (self.at_end and step == last))
 
 
@@ -68,13 +70,12 @@ class LossEvaluationHook:
         return self.open_batches()
 
     def __call__(self, state: RunState) -> None:
-        params = self.params_of(state.train_state)
+        params, losses = self.params_of(state.train_state), {}
         for name, batches in self.held_out_batches.items():
             begun = time.perf_counter()
             numbers = held_out_loss.evaluate_loss(params, batches, self.eval_step, self.place, name)
             self.log.log_evaluation(name, state.step, numbers, time.perf_counter() - begun)
-            if name == self.early_stopping:
-                state.patience.add_evaluation(state.step, -numbers['loss'], self.evaluated)
+            losses[name] = numbers['loss']
             task = name.partition('/')[2]
             # The targets of classifiers and other heads are not tokens, and have no constant loss.
             of_tokens = 'constant_loss' in numbers
@@ -86,26 +87,31 @@ class LossEvaluationHook:
                 + (f' · {accuracy} {100 * numbers["accuracy"]:.1f}%' if 'accuracy' in numbers else '')
                 + (f' · {numbers["bits_per_byte"]:.3f} bits per byte' if 'bits_per_byte' in numbers else '')
             )
+        # Update early stopping last, because an interrupted evaluation is repeated.
+        if self.early_stopping is not None:
+            state.patience.add_evaluation(state.step, -losses[self.early_stopping], self.evaluated)
 
 
 @dataclasses.dataclass
 class TaskEvaluationHook:
     """Logs each task's metrics and the average over tasks, and saves the best parameters so far.
 
-    Early stopping monitors the average. For each task, prints the model's answers to the first `shown` examples.
+    Calls `before_batch` before each batch. Early stopping monitors the average. For each task, prints the model's
+    answers to the first `shown` examples.
     """
 
     evaluator: TaskEvaluator
     best_checkpoints: checkpoint_ranking.BestCheckpoints
     log: RunLog
     params_of: ParamsSelector
+    before_batch: Callable[[], None]
     shown: int = 0
 
     def __call__(self, state: RunState) -> None:
         scores: dict[str, float] = {}
         evaluated: list[tuple[str, ...]] = []
         params = self.params_of(state.train_state)
-        for report in self.evaluator(params):
+        for report in self.evaluator(params, self.before_batch):
             self._log_report(state, params, report)
             if (metric := self.best_checkpoints.select_metric(report)) is not None:
                 scores[report.task] = checkpoint_ranking.compute_signed_score(*metric)

@@ -75,16 +75,16 @@ def train(
         stack.callback(log.close)
         if jax.process_index() == 0:
             run_setup.write_run_files(path, config_text, data.vocabulary, log.is_new, log.print)
-        if first >= last or state.patience.is_exhausted:
+        if (first >= last and state.is_evaluated) or state.patience.is_exhausted:
             reason = f'TRAIN_STEPS = {last}' if first >= last else state.patience.describe_early_stop()
             for line in (f'{path} is already at step {first} ({reason}); nothing was trained', *notes):
                 log.print(line)
             return _build_result(data.loss_kind, path, first, None)
         log.start_trackers(run.step_config, programs.plan, run.trackers, config_text, (*notes, *data.notes))
 
-        stop = (signals or stack).enter_context(preemption.StopSignalHandler(first))
+        stop = (signals or stack).enter_context(preemption.StopSignalHandler())
         batches = stack.enter_context(data.open_batches(state.position, run.periods.checkpoint_period))
-        loop = _build_loop(run, programs, data, batches, checkpoints, record, log)
+        loop = _build_loop(run, programs, data, batches, checkpoints, record, log, stop)
         startup_timer.end_phase('opening the data')
         try:
             stopped = loop.run(state, last, stop)
@@ -118,19 +118,22 @@ class TrainingLoop:
         Returns the name of the signal, or None if there was no signal.
         """
         signal_name, first = None, state.step + 1
-        if state.saved_step is None:
-            for hook in self.run_hooks:
-                if hook.at_start:
-                    self._call_hook(hook, state)
         with self._measure_activity(progress.CHECKPOINT):
             self.saver.save_initial_state(state)
-        while state.step < last and not signal_name and not state.patience.is_exhausted:
+        while (state.step < last or not state.is_evaluated) and not signal_name and not state.patience.is_exhausted:
             try:
-                self._run_step(state, first, last)
+                if state.is_evaluated:
+                    self._run_step(state, first, last)
+                else:
+                    self._call_due_hooks(state, last, progress.EVALUATION)
+                    state.is_evaluated = True
             except run_state.RewindRequested as reason:
                 with self._measure_activity(progress.RESTORING_STATE):
                     self.saver.rewind_run(state, reason)
-            signal_name = stop.get_agreed_signal(state.step)
+            except preemption.EvaluationInterrupted:
+                # The resumed run repeats all evaluations of this step.
+                state.is_evaluated = False
+            signal_name = stop.get_agreed_signal()
         self.profiler.close()
         if state.patience.is_exhausted and state.window.compute_totals():
             self.saver.log_mean_metrics(state)
@@ -158,9 +161,7 @@ class TrainingLoop:
                     startup_timer.end_phase('compiling and the first step')
                     startup_timer.report_phases(self.log.print)
                 self.log.show_step(state.step)
-                for hook in self.run_hooks:
-                    if hook.is_due(state.step, last):
-                        self._call_hook(hook, state)
+                self._call_due_hooks(state, last)
                 self.profiler.stop_trace_if_due(state.step, step_metrics)
             if is_first:
                 with self._measure_activity(progress.EVALUATION):
@@ -168,11 +169,14 @@ class TrainingLoop:
                         if hook.prepare is not None:
                             hook.prepare()
 
-    def _call_hook(self, hook: hooks.Hook, state: run_state.RunState) -> None:
-        # Wait for the last step first, so that its time is not attributed to the hook.
-        self.bad_steps.check_last_step()
-        with self._measure_activity(hook.activity or progress.STEPS):
-            hook.call(state)
+    def _call_due_hooks(self, state: run_state.RunState, last: int, activity: str | None = None) -> None:
+        """Calls the hooks that are due at the step of `state`, or only those with this `activity`."""
+        for hook in self.run_hooks:
+            if hook.is_due(state.step, last) and activity in (None, hook.activity):
+                # Wait for the last step first, so that its time is not attributed to the hook.
+                self.bad_steps.check_last_step()
+                with self._measure_activity(hook.activity or progress.STEPS):
+                    hook.call(state)
 
 
 def _open_log(
@@ -193,7 +197,7 @@ def _open_log(
         tolerates_failures=run.recovery.on_save_failure == settings.CONTINUE,
         show=show_progress,
         timeline=timeline,
-        is_new=state.saved_step is None,
+        is_evaluated=state.is_evaluated,
     )
 
 
@@ -205,6 +209,7 @@ def _build_loop(
     checkpoints: checkpoint_manager.RunCheckpoints,
     record: Mapping[str, Any],
     log: run_log.RunLog,
+    stop: preemption.StopSignalHandler,
 ) -> TrainingLoop:
     bad_steps = run_state.BadStepHandler(run.recovery.on_bad_step, checkpoints)
     last, abstract = run.periods.train_steps, programs.plan.abstract
@@ -218,14 +223,21 @@ def _build_loop(
         # If the run evaluates tasks, early stopping uses their metrics instead.
         early_stopping = None if data.evaluator else data.loss_kind
         eval_step = programs.build_eval_step(data.vocabulary)
+
+        def place(batch: Any) -> Any:
+            stop.check()
+            return data.place(batch)
+
         loss = hooks.LossEvaluationHook(
-            data.open_held_out_batches, eval_step, data.place, log, params_of, early_stopping, data.evaluated
+            data.open_held_out_batches, eval_step, place, log, params_of, early_stopping, data.evaluated
         )
         run_hooks.append(new_hook(loss, prepare=lambda: loss.held_out_batches))
     if data.evaluator is not None:
         shown_answers = run.tasks.shown if run.tasks else 0
         run_hooks.append(
-            new_hook(hooks.TaskEvaluationHook(data.evaluator, best_checkpoints, log, params_of, shown_answers))
+            new_hook(
+                hooks.TaskEvaluationHook(data.evaluator, best_checkpoints, log, params_of, stop.check, shown_answers)
+            )
         )
     # Log a step's records before saving its checkpoint, so that a resumed run does not repeat them.
     run_hooks += [
@@ -241,5 +253,5 @@ def _build_result(
     last = {record['kind']: record for record in metrics.read_records(path / model_dir.METRICS)}
     checkpoint = str(path / model_dir.CHECKPOINTS / str(step))
     return settings.TrainResult(
-        step, stopped, last.get(run_log.TRAIN_KIND, {}), last.get(loss_kind, {}), str(path), checkpoint, seconds or {}
+        step, stopped, last.get(metrics.TRAIN_KIND, {}), last.get(loss_kind, {}), str(path), checkpoint, seconds or {}
     )

@@ -1,4 +1,4 @@
-"""Handles SIGTERM, Ctrl-C and SIGHUP: the run finishes the current step and saves a checkpoint.
+"""Handles SIGTERM, Ctrl-C and SIGHUP: the run finishes the current step or evaluation batch, and saves a checkpoint.
 
 A second signal ends the process immediately. A second SIGHUP is ignored, because both the shell and the kernel may send
 SIGHUP when a terminal is closed.
@@ -21,15 +21,19 @@ def get_stop_signals() -> list[signal.Signals]:
     return [signal.SIGTERM, signal.SIGINT, *hang_up]
 
 
+class EvaluationInterrupted(Exception):
+    """Raised if a signal stops the run during an evaluation."""
+
+
 class StopSignalHandler:
     """Installs signal handlers for `get_stop_signals`.
 
-    `step` is the step at which the training loop starts. The loop must call `get_agreed_signal` after every step.
+    The training loop must call `get_agreed_signal` after every step, and evaluations `check` before every batch.
     """
 
-    def __init__(self, step: int = 0) -> None:
+    def __init__(self) -> None:
         self._name: str | None = None
-        self._step = step
+        self._num_calls, self._is_agreed = 0, False
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> 'StopSignalHandler':
@@ -52,20 +56,26 @@ class StopSignalHandler:
         self._name = signal.Signals(number).name
         again = 'press again' if number == signal.SIGINT else 'send it again'
         _print_in_signal_handler(
-            f'{self._name}: finishing step {self._step + 1}, then saving; {again} to quit without saving'
+            f'{self._name}: finishing this step or evaluation batch, then saving; {again} to quit without saving'
         )
         if jax.process_count() > 1:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    def get_agreed_signal(self, step: int) -> str | None:
-        """Returns the name of the received signal if all processes should stop after `step`, or None.
+    def get_agreed_signal(self) -> str | None:
+        """Returns the name of the received signal if all processes should stop now, or None.
 
-        All processes must call this method.
+        All processes must call this method and `check` in the same order.
         """
-        self._step = step
         if jax.process_count() == 1:
             return self._name
-        return (self._name or 'SIGTERM') if multihost_utils.reached_preemption_sync_point(step) else None
+        self._num_calls += 1
+        self._is_agreed |= multihost_utils.reached_preemption_sync_point(self._num_calls)
+        return (self._name or 'SIGTERM') if self._is_agreed else None
+
+    def check(self) -> None:
+        """Raises EvaluationInterrupted if all processes should stop now."""
+        if self.get_agreed_signal():
+            raise EvaluationInterrupted
 
 
 def _print_in_signal_handler(text: str) -> None:

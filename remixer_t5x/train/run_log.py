@@ -19,16 +19,14 @@ from remixer_t5x.train.settings import StepConfig
 
 # Maximum number of steps at which `describe_learning_rate` evaluates the schedule.
 _NUM_SCHEDULE_SAMPLES = 1000
-# The `kind` of training records in metrics.jsonl.
-TRAIN_KIND = 'train'
 
 
 class RunLog:
     """Writes metrics to metrics.jsonl and the trackers, and prints progress. Only the first process writes and prints.
 
-    Removes the records of steps after `step` from metrics.jsonl, because this process repeats these steps. If `is_new`
-    is true (the run has no checkpoint), removes all records. If `tolerates_failures` is true, the run continues if a
-    file cannot be written. `path` is the absolute path of MODEL_DIR.
+    Removes the records of steps after `step` from metrics.jsonl, because this process repeats these steps. Unless
+    `is_evaluated`, also removes the evaluations of `step`. If `tolerates_failures` is true, the run continues if a file
+    cannot be written. `path` is the absolute path of MODEL_DIR.
     """
 
     def __init__(
@@ -41,10 +39,11 @@ class RunLog:
         tolerates_failures: bool,
         show: bool,
         timeline: progress.ActivityTimer | None = None,
-        is_new: bool = False,
+        is_evaluated: bool = True,
     ):
         self.path, self._step, self._last_step, self._cost = path, step, last_step, cost
-        self.is_new, self._restored_step = is_new, -1 if is_new else step
+        self.is_new = step == 0 and not is_evaluated
+        self._restored_step = -1 if self.is_new else step
         self._tolerates_failures = tolerates_failures
         self.timeline = timeline or progress.ActivityTimer()
         self._is_first_process = jax.process_index() == 0
@@ -53,7 +52,7 @@ class RunLog:
         self._records: metrics.JsonlWriter | None = None
         # `start_trackers` opens the trackers. If the run is already finished, `start_trackers` is not called.
         self._trackers = trackers.BackgroundTrackers((), trackers.TrackedRun(path, self._restored_step, {}), self.print)
-        self._open_records(self._restored_step)
+        self._open_records(self._restored_step, is_evaluated)
         self.clock = progress.SpeedMeter(cost, step, self.timeline)
 
     def rewind_records(self, step: int) -> None:
@@ -64,9 +63,9 @@ class RunLog:
         self.clock = progress.SpeedMeter(self._cost, step, self.timeline)
         self._trackers.rewind(step)
 
-    def _open_records(self, step: int) -> None:
+    def _open_records(self, step: int, is_evaluated: bool = True) -> None:
         if self._is_first_process:
-            self._records = metrics.JsonlWriter(self.path / model_dir.METRICS, step)
+            self._records = metrics.JsonlWriter(self.path / model_dir.METRICS, step, is_evaluated)
 
     def start_trackers(
         self,
@@ -103,7 +102,7 @@ class RunLog:
     def log_train_metrics(self, step: int, numbers: Mapping[str, float]) -> None:
         """Logs `numbers`, the mean metrics of the steps since the last log, and the speed of these steps."""
         timing = self.clock.measure_speed(step)
-        self._write_record(TRAIN_KIND, step, numbers, timing)
+        self._write_record(metrics.TRAIN_KIND, step, numbers, timing)
         self._line.show_metrics(step, numbers, timing)
 
     def log_evaluation(self, kind: str, step: int, numbers: Mapping[str, float], seconds: float) -> None:

@@ -76,13 +76,15 @@ class EarlyStopping:
 class RunState:
     """The state of a run between two steps, which the loop and its hooks update.
 
-    Do not keep other references to `train_state`, because the train step donates its buffers. `window` contains the
-    metrics of the steps since the last log, and `position` is the data position at which this process started.
-    `saved_step` is the step of the newest checkpoint, or None.
+    Do not keep other references to `train_state`, because the train step donates its buffers. `is_evaluated` is False
+    if the evaluations of `step` have not finished: in a new run, and in a run that a signal stopped during an
+    evaluation. `window` contains the metrics of the steps since the last log, and `position` is the data position at
+    which this process started. `saved_step` is the step of the newest checkpoint, or None.
     """
 
     train_state: TrainState
     step: int = 0
+    is_evaluated: bool = False
     window: metrics.MetricsWindow = dataclasses.field(default_factory=metrics.MetricsWindow)
     saved_step: int | None = None
     position: prefetch.DataPosition = dataclasses.field(default_factory=prefetch.DataPosition)
@@ -105,7 +107,8 @@ def restore_state(
     """
     restored, position = checkpoints.restore(step, abstract, changed)
     patience = dataclasses.replace(patience, **(record.get('patience') or {}))
-    return RunState(restored, step, metrics.MetricsWindow(record['window']), step, position, patience)
+    window, is_evaluated = metrics.MetricsWindow(record['window']), record.get('is_evaluated', True)
+    return RunState(restored, step, is_evaluated, window, step, position, patience)
 
 
 class RewindRequested(Exception):
@@ -207,7 +210,12 @@ class CheckpointSaver:
         with self._tolerate_save_failure():
             # Wait for the previous write here, although Orbax would also wait, to handle its failure separately.
             self.checkpoints.wait_until_finished()
-        record = {**self.record, 'window': state.window.compute_totals(), 'patience': state.patience.to_json()}
+        record = {
+            **self.record,
+            'window': state.window.compute_totals(),
+            'patience': state.patience.to_json(),
+            'is_evaluated': state.is_evaluated,
+        }
         with self._tolerate_save_failure(another_follows=not is_last and state.step < self.last_step):
             try:
                 # Flush the log first, because a resumed run does not repeat the records of steps before its checkpoint.

@@ -88,6 +88,7 @@ def test_another_task_restarts_early_stopping_and_the_best_average(tmp_path):
         checkpoints = checkpoint_ranking.BestCheckpoints(epath.Path(tmp_path), {})
         log = mock.Mock(tolerate_write_errors=contextlib.nullcontext)
         state.step = step
-        hooks.TaskEvaluationHook(evaluator, checkpoints, log, lambda state: {'table': np.ones(2)})(state)
+        hook = hooks.TaskEvaluationHook(evaluator, checkpoints, log, lambda state: {'table': np.ones(2)}, mock.Mock())
+        hook(state)
         best.append((state.patience.step, checkpoint_ranking.find_best_checkpoints(str(tmp_path))['average']['step']))
     assert best == [(0, 0), (0, 0), (2, 2)]

@@ -70,7 +70,7 @@ def test_a_bad_step_stops_a_run_by_default_and_many_always_do(training, tmp_path
 
 def test_a_run_that_is_stopped_after_a_bad_step_is_rewound(tmp_path, monkeypatch):
     """The metrics of the last step are checked only when the run saves."""
-    monkeypatch.setattr(preemption.StopSignalHandler, 'get_agreed_signal', lambda handler, step: 'SIGTERM')
+    monkeypatch.setattr(preemption.StopSignalHandler, 'get_agreed_signal', lambda handler: 'SIGTERM')
     result = tiny_training.run(str(tmp_path), 60, log_period=50, nan_below=384, recovery={'on_bad_step': 'rewind'})
     assert (result.step, result.stopped) == (0, 'SIGTERM') and checkpoint_steps(tmp_path) == [0]
     assert result.checkpoint == str(tmp_path / 'checkpoints' / '0')

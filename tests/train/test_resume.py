@@ -3,6 +3,7 @@
 Real processes are killed at random moments; the tests print the seed and the moments.
 """
 
+import itertools
 import json
 import random
 import shutil
@@ -12,6 +13,7 @@ import time
 import numpy as np
 import pytest
 
+from remixer_t5x.train import preemption
 from tests.golden import make_resumable_run
 from tests.support import tiny_training
 from tests.support.compare_runs import checkpoint_steps, difference, last_step, read_log
@@ -91,6 +93,26 @@ def test_a_second_signal_ends_the_process_at_once(training, tmp_path):
     for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGINT, signal.SIGCONT):
         process.send(number)
     assert process.wait() in (128 + signal.SIGTERM, 128 + signal.SIGINT)
+
+
+def test_a_run_that_is_stopped_in_evaluations_ends_bit_identical(tmp_path, monkeypatch):
+    """An evaluation has three batches. The run evaluates at steps 0, 4, 8 and 10, the last step."""
+    settings = {'train_steps': 10, 'eval_period': 4, 'eval_at_start': True, 'checkpoint_period': 4}
+    tiny_training.run(str(tmp_path / 'uninterrupted'), **settings)
+    check, signalled, outcomes = preemption.StopSignalHandler.check, None, []
+
+    def check_after_signal(stop):
+        if next(calls) == signalled:
+            signal.raise_signal(signal.SIGTERM)
+        check(stop)
+
+    monkeypatch.setattr(preemption.StopSignalHandler, 'check', check_after_signal)
+    for number in (2, 3 + 3, 3 + 3 + 1, None):
+        calls, signalled = itertools.count(1), number
+        result = tiny_training.run(str(tmp_path / 'run'), **settings)
+        outcomes.append((result.step, result.stopped, next(calls) - 1))
+    assert outcomes == [(0, 'SIGTERM', 2), (4, 'SIGTERM', 6), (10, 'SIGTERM', 7), (10, None, 3)], outcomes
+    assert difference(tmp_path / 'run', tmp_path / 'uninterrupted', 10) is None
 
 
 def test_the_newest_checkpoints_are_kept(uninterrupted):

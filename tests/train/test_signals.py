@@ -24,15 +24,18 @@ def catch_exit(monkeypatch):
 
 @pytest.mark.parametrize(('number', 'again'), [(signal.SIGINT, 'press again'), (signal.SIGTERM, 'send it again')])
 def test_the_first_signal_stops_the_run_and_the_second_exits(capfd, catch_exit, number, again):
-    with preemption.StopSignalHandler(step=4) as stop:
-        assert stop.get_agreed_signal(5) is None
+    with preemption.StopSignalHandler() as stop:
+        assert stop.get_agreed_signal() is None
+        stop.check()
         signal.raise_signal(number)
-        line = f'{number.name}: finishing step 6, then saving; {again} to quit without saving'
+        line = f'{number.name}: finishing this step or evaluation batch, then saving; {again} to quit without saving'
         assert capfd.readouterr().err.strip() == line
-        assert stop.get_agreed_signal(6) == number.name
+        assert stop.get_agreed_signal() == number.name
+        with pytest.raises(preemption.EvaluationInterrupted):
+            stop.check()
         # SIGHUP after another signal is ignored, because a closing terminal sends it twice.
         signal.raise_signal(signal.SIGHUP)
-        assert stop.get_agreed_signal(6) == number.name
+        assert stop.get_agreed_signal() == number.name
         with pytest.raises(Exited, match=str(128 + number)):
             signal.raise_signal(number)
         assert capfd.readouterr().err.strip() == 'exiting without saving'
@@ -42,26 +45,26 @@ def test_each_of_several_processes_returns_the_signal_that_it_received(monkeypat
     """JAX notifies the other processes of SIGTERM, which the process that receives Ctrl-C sends to itself."""
     killed = []
     monkeypatch.setattr(preemption.jax, 'process_count', lambda: 2)
-    monkeypatch.setattr(preemption.multihost_utils, 'reached_preemption_sync_point', lambda step: step == 6)
+    monkeypatch.setattr(preemption.multihost_utils, 'reached_preemption_sync_point', lambda call: call == 2)
     monkeypatch.setattr(preemption.os, 'kill', lambda process, number: killed.append(number))
     with preemption.StopSignalHandler() as stop:
-        assert (stop.get_agreed_signal(5), stop.get_agreed_signal(6)) == (None, 'SIGTERM')
+        assert [stop.get_agreed_signal() for _ in range(3)] == [None, 'SIGTERM', 'SIGTERM']
         signal.raise_signal(signal.SIGINT)
-        assert (stop.get_agreed_signal(5), stop.get_agreed_signal(6)) == (None, 'SIGINT')
+        assert stop.get_agreed_signal() == 'SIGINT'
     assert killed == [signal.SIGTERM]
 
 
 def test_sighup_stops_the_run_unless_it_is_ignored_as_under_nohup():
     # The test itself may run under nohup.
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    with preemption.StopSignalHandler(step=4) as stop:
+    with preemption.StopSignalHandler() as stop:
         signal.raise_signal(signal.SIGHUP)
         signal.raise_signal(signal.SIGHUP)
-        assert stop.get_agreed_signal(5) == 'SIGHUP'
+        assert stop.get_agreed_signal() == 'SIGHUP'
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    with preemption.StopSignalHandler(step=4) as stop:
+    with preemption.StopSignalHandler() as stop:
         signal.raise_signal(signal.SIGHUP)
-        assert stop.get_agreed_signal(5) is None
+        assert stop.get_agreed_signal() is None
     signal.signal(signal.SIGHUP, before)
 
 
