@@ -109,12 +109,13 @@ class ReferenceResolver:
         return builders
 
     def _check_references(self, value: Any, kind: Any, setting: str) -> None:
-        """Raises UserError if a reference in a value, or in a list, does not match an annotation."""
+        """Raises UserError if a reference in a value, or an item of a list, does not match an annotation."""
         while _is_macro(value):
             setting = '/'.join(value.scopes)
             value = self.get_macro(setting)
         if isinstance(value, list | tuple):
             for item, item_kind in ranges.match_items(value, kind):
+                ranges.check_setting(setting, item, item_kind)
                 self._check_references(item, item_kind, setting)
         elif isinstance(value, ConfigurableReference):
             ranges.check_reference(setting, value.configurable.wrapped, value.evaluate, kind)

@@ -108,6 +108,8 @@ REMOVE_CALL = r'a class or function, got {}\(\); remove \(\) after its name'
         ('TRACKERS', '(@trackers.WandB,)', ADD_CALL.format('WandB')),
         ('TRACKERS', '@trackers.WandB()', ADD_LIST.format('WandB')),
         ('ENCODER_SUBLAYERS', '@feed_forward.GatedMLP', ADD_LIST.format('GatedMLP')),
+        ('ENCODER_SUBLAYERS', "(%ENCODER_MIXER, 'GatedMLP')", "a reference or None, got 'GatedMLP'; .*"),
+        ('ENCODER_RUNS', "((@encoder/layer.make_layer, '2'),)", "a whole number, got '2'; .*"),
         ('ENCODER_RUNS', '((@encoder/layer.make_layer(), 2),)', REMOVE_CALL.format('make_layer')),
         ('FINAL_NORM', '@norms.RMSNorm()', REMOVE_CALL.format('RMSNorm')),
         ('MODEL', '@seq2seq.Seq2Seq', ADD_CALL.format('Seq2Seq')),
