@@ -178,7 +178,7 @@ class TrainedModel:
 
         Raises UserError if a list is too long, or if an id is outside the vocabulary.
         """
-        interface.require_method(self.model, 'score', 'score_ids')
+        interface.require_method(self.model, 'score', 'score')
         _check_same_length(inputs, targets)
         _check_longest(inputs, targets, self.lengths)
         ids = [*itertools.chain(*inputs, *targets)]

@@ -309,13 +309,15 @@ def test_a_replaced_model_or_length_takes_effect_after_the_first_call(run):
     assert dataclasses.replace(trained, model=low).score('one', '1') != score
 
 
-def test_make_batch_refuses_a_model_that_does_not_score_texts():
+def test_a_model_that_does_not_score_texts_is_refused():
     files = ['models/t5_1_1.gin', 'sizes/tiny.gin', 'model_types/classifier.gin']
     classifier = remixer_t5x.TrainedModel(
         remixer_t5x.build_model(*files, LABELS=('a', 'b')), {}, VOCABULARY, {'inputs': 8, 'targets': 8}
     )
     with pytest.raises(UserError, match="for make_batch, got 'classifier'"):
         classifier.make_batch('a', 'b')
+    with pytest.raises(UserError, match="for score, got 'classifier'"):
+        classifier.score_ids([[3]], [[4]])
 
 
 ONE_EXAMPLE = """
