@@ -83,12 +83,12 @@ def test_our_model_loads_in_transformers(tmp_path):
     model = shipped('models/t5_1_1.gin', flags=flags)
     t5 = hf_folders.describe(model, VOCABULARY)
     assert (t5.activation, t5.tied, t5.scaled_output) == ('gelu', False, False)
-    params = small_models.random_params(model)
+    # With a standard deviation of 1, the softmax amplifies rounding errors.
+    params = jax.tree.map(lambda array: array / 2, small_models.random_params(model))
     folder = huggingface.write_model_folder(str(tmp_path / 'hf'), t5, params, 'bfloat16')
     source, rounded = huggingface.open_model_folder(str(folder)), safetensors_files.round_params(params, 'bfloat16')
     ours, theirs = huggingface.compute_logits_pair(source, model, rounded)
-    # Random parameters of standard deviation 1 give large logits, and therefore larger rounding.
-    assert np.max(np.abs(ours - theirs)) < 3e-5 * np.max(np.abs(theirs))
+    assert np.max(np.abs(ours - theirs)) < 1e-5 * np.max(np.abs(theirs))
 
 
 SIZES = {'VOCAB_SIZE': 48, 'EMBED_DIM': 16, 'MLP_DIM': 24, 'NUM_HEADS': 2, 'HEAD_DIM': 4, 'NUM_DECODER_LAYERS': 2}
