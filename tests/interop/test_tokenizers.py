@@ -170,6 +170,12 @@ def test_ids_equal_those_of_transformers(tmp_path, monkeypatch, name):
     assert 'same ids' in model_folders.compare_token_ids(folder, ours)
 
 
+def test_the_reason_why_transformers_cannot_load_a_tokenizer_is_shown(tmp_path):
+    folder = t5(tmp_path / 't5')
+    (folder / 'config.json').write_text('{"model_type": "umt5"}')
+    assert 'serialization file' in model_folders.compare_token_ids(folder, vocabularies.byte())
+
+
 @pytest.mark.parametrize(
     ('added', 'words'),
     [({'<ORG>': 70}, '<ORG>'), ({f'<extra_id_{index}>': 60 + index for index in range(10)}, '<extra_id_0>.*69')],

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from remixer_t5x import untrusted_files
-from remixer_t5x.errors import UserError
+from remixer_t5x.errors import UserError, to_one_line
 from remixer_t5x.interop import safetensors_files
 from remixer_t5x.interop.huggingface import param_mapping
 from remixer_t5x.interop.huggingface.bert import Bert, BertClassifier
@@ -220,8 +220,8 @@ def compare_token_ids(folder: pathlib.Path, vocabulary: Any) -> str:
             )
     except Exception as error:
         # transformers raises various exceptions for missing or unknown files.
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        return f'ids are not compared: transformers cannot load a tokenizer from {folder} ({reason})'
+        reason = to_one_line(str(error)) or type(error).__name__
+        return f'ids are not compared: transformers cannot load a tokenizer from {folder} ({reason:.200})'
     # Skips special tokens, which never occur in texts, and the sentinels of ByT5's tokenizer, because ByT5 was
     # pretrained with the last byte ids as sentinels instead.
     special = ('pad', 'eos', 'bos', 'unk', 'cls', 'sep', 'mask')
