@@ -176,6 +176,12 @@ def test_the_reason_why_transformers_cannot_load_a_tokenizer_is_shown(tmp_path):
     assert 'serialization file' in model_folders.compare_token_ids(folder, vocabularies.byte())
 
 
+def test_ids_are_not_compared_without_a_tokenizer(tmp_path):
+    """transformers 5 would create an empty T5 tokenizer."""
+    (tmp_path / 'config.json').write_text('{"model_type": "t5"}')
+    assert 'has no tokenizer' in model_folders.compare_token_ids(tmp_path, vocabularies.byte())
+
+
 @pytest.mark.parametrize(
     ('added', 'words'),
     [({'<ORG>': 70}, '<ORG>'), ({f'<extra_id_{index}>': 60 + index for index in range(10)}, '<extra_id_0>.*69')],

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from remixer_t5x import untrusted_files
+from remixer_t5x import tokenizer_files, untrusted_files
 from remixer_t5x.errors import UserError, to_one_line
 from remixer_t5x.interop import safetensors_files
 from remixer_t5x.interop.huggingface import param_mapping
@@ -41,6 +41,11 @@ TOKENIZER_TEXTS = (
     " Tabs\tand\u00a0\u2028lines\n\n e\u0301 ﬁ ｗｉｄｅ 你好 don't  ",
 )
 MAX_ADDED_TOKENS = 200
+# Each tokenizer of transformers requires at least one of these files.
+TOKENIZER_FILES = (
+    *(tokenizer_files.TOKENIZER, tokenizer_files.CONFIG, tokenizer_files.SENTENCEPIECE),
+    *('vocab.txt', 'vocab.json'),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,6 +217,8 @@ def compare_token_ids(folder: pathlib.Path, vocabulary: Any) -> str:
     """Tokenizes texts with the tokenizer in `folder` and with `vocabulary`, and describes whether the ids are equal."""
     import transformers
 
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        return f'ids are not compared: {folder} has no tokenizer'
     try:
         with warnings.catch_warnings():
             warnings.simplefilter('ignore')
