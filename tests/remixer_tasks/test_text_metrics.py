@@ -162,5 +162,5 @@ def test_a_word_vocabulary_contains_the_words_of_all_rows(tmp_path):
 def test_unknown_metrics_and_columns_are_rejected(tmp_path):
     with pytest.raises(UserError, match='METRICS must be a list of names from accuracy, exact'):
         text_metrics.select_metrics(['acuracy'])
-    with pytest.raises(UserError, match="of .*q, a, type, id.*got 'kind'"):
+    with pytest.raises(UserError, match="of .*'q', 'a', 'type', 'id'.*got 'kind'"):
         list(local_pairs.corpus(write_rows(tmp_path), 'q', 'a', columns=['kind']).read_training_documents())

@@ -160,12 +160,19 @@ def find_missing_packages() -> list[str]:
 def compute_logits_pair(source: HuggingFaceFolder, model: Any, params: Params) -> tuple[np.ndarray, np.ndarray]:
     """Returns the float32 logits of the remixer_t5x model and of the transformers model for a random batch.
 
-    transformers does not run code from the folder.
+    transformers loads only safetensors files, does not access the network, and does not run code from the folder.
     """
     family, inputs = source.family, source.family.make_random_inputs(np.random.default_rng(0))
     is_token = inputs.get('attention_mask', inputs['input_ids'] > 0)
     arrays = {'attention_mask': is_token, **inputs}
-    theirs = compute_reference_output(source.folder, family.auto_class, arrays, family.get_reference_overrides())
+    theirs = compute_reference_output(
+        family.auto_class,
+        lambda auto_class: auto_class.from_pretrained(
+            source.folder, use_safetensors=True, local_files_only=True, trust_remote_code=False
+        ),
+        arrays,
+        family.get_reference_overrides(),
+    )
     ours = np.asarray(jax.jit(lambda params: family.compute_remixer_logits(model, params, inputs))(params))
     if ours.shape[:2] == is_token.shape:
         ours, theirs = (logits[is_token] for logits in (ours, theirs))
@@ -173,16 +180,15 @@ def compute_logits_pair(source: HuggingFaceFolder, model: Any, params: Params) -
 
 
 def compute_reference_output(
-    folder: pathlib.Path,
     auto_class: str,
+    load: Callable[[Any], Any],
     inputs: Mapping[str, np.ndarray],
     overrides: Mapping[str, Any] = {},
-    trusted: bool = False,
 ) -> np.ndarray:
-    """Returns the float32 logits of the transformers model in `folder`, or the hidden states of a model without a head.
+    """Returns the float32 logits of a transformers model, or the hidden states of a model without a head.
 
-    transformers loads only safetensors files, does not access the network, and runs code from the folder only if
-    `trusted` is true. `overrides` override settings in config.json.
+    `load` loads the model with the class of transformers that `auto_class` names, and `overrides` override settings of
+    its configuration.
     """
     import torch
     import transformers
@@ -192,9 +198,7 @@ def compute_reference_output(
     tensors = {name: torch.from_numpy(array).long() for name, array in inputs.items()}
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter('ignore')
-        reference = getattr(transformers, auto_class).from_pretrained(
-            folder, use_safetensors=True, local_files_only=True, trust_remote_code=trusted
-        )
+        reference = load(getattr(transformers, auto_class))
         for name, value in overrides.items():
             setattr(reference.config, name, value)
         return reference.float().eval()(**tensors)[0].numpy()

@@ -216,8 +216,13 @@ def compare_logits(folder: pathlib.Path, model: Any, params: Params) -> str:
     module = model.module.clone(dtype='float32')
     apply = jax.jit(lambda params: module.apply({'params': params}, *arguments, enable_dropout=False, method=method))
     ours = np.asarray(apply(params))
-    auto_class = MODEL_CLASSES[model.model_type][1]
-    theirs = model_folders.compute_reference_output(folder, auto_class, inputs, trusted=True)
+    theirs = model_folders.compute_reference_output(
+        MODEL_CLASSES[model.model_type][1],
+        lambda auto_class: auto_class.from_pretrained(
+            folder, use_safetensors=True, local_files_only=True, trust_remote_code=True
+        ),
+        inputs,
+    )
     return model_folders.describe_logits_difference(ours[:, 1:] if model.model_type == 'decoder_only' else ours, theirs)
 
 
