@@ -99,26 +99,25 @@ class ReferenceResolver:
                 setting, inner = '/'.join(value.scopes), value.scopes
                 value = self.get_macro(setting, parameters[name].default if name in parameters else UNDEFINED)
             kind = ranges.get_annotation(function, name)
-            if not isinstance(value, ConfigurableReference):
-                ranges.check_setting(setting, value, kind)
-            self._check_references(value, kind, setting)
+            self._check_value(value, kind, setting)
             builder = self.create_value_builder(value, inner)
             builders[name] = (
                 ValueBuilder(functools.partial(functools.cache, builder.build)) if full in self._deferred else builder
             )
         return builders
 
-    def _check_references(self, value: Any, kind: Any, setting: str) -> None:
-        """Raises UserError if a reference in a value, or an item of a list, does not match an annotation."""
+    def _check_value(self, value: Any, kind: Any, setting: str) -> None:
+        """Raises UserError if a value, or an item of a list, does not match an annotation."""
         while _is_macro(value):
             setting = '/'.join(value.scopes)
             value = self.get_macro(setting)
+        if isinstance(value, ConfigurableReference):
+            ranges.check_reference(setting, value.configurable.wrapped, value.evaluate, kind)
+            return
+        ranges.check_setting(setting, value, kind)
         if isinstance(value, list | tuple):
             for item, item_kind in ranges.match_items(value, kind):
-                ranges.check_setting(setting, item, item_kind)
-                self._check_references(item, item_kind, setting)
-        elif isinstance(value, ConfigurableReference):
-            ranges.check_reference(setting, value.configurable.wrapped, value.evaluate, kind)
+                self._check_value(item, item_kind, setting)
 
     def resolve_root_arguments(self, selector: str, scope: Sequence[str] = ()) -> dict[str, ValueBuilder]:
         """Returns ValueBuilders for the bound arguments of `selector`. Raises UserError if gin binds no argument."""
