@@ -25,6 +25,7 @@ from remixer_t5x.extras.reports.sweep import (
     SweepCell,
     SweepStopped,
     format_setting,
+    join_run_name,
     parse_seeds,
     print_progress_line,
 )
@@ -166,7 +167,7 @@ def build_plan(args: argparse.Namespace) -> ComparisonPlan:
     plan = ComparisonPlan(models, _build_setting_grid(args), parse_seeds(args.seeds), folder, recipe)
     names: dict[pathlib.Path, str] = {}
     for model, setting in itertools.product(models, plan.settings):
-        name = ', '.join(filter(None, (model, format_setting(setting))))
+        name = join_run_name(model, setting)
         run_folder = plan.build_cell(model, setting, 0).folder
         if run_folder in names:
             raise UserError(
@@ -290,12 +291,13 @@ def _count_costs(
     counts, changed_runs = {}, []
     for label, setting in itertools.product(runs.models, runs.settings):
         flags = [*runs.changes.get(label, ()), *setting]
-        name = ', '.join(filter(None, (label, format_setting(setting))))
-        counts[label, setting] = cost_matching.count_cost(args, name, runs.models[label], flags)
+        counts[label, setting] = cost_matching.count_cost(
+            args, join_run_name(label, setting), runs.models[label], flags
+        )
+        now = loading.get_config_text()
         for seed in runs.seeds if check_runs else ():
             config = runs.build_cell(label, setting, seed).folder / model_dir.CONFIG
             text = untrusted_files.read_text(config, 'restore it, or remove it') if config.is_file() else ''
-            now = loading.get_config_text()
             if changed := compatibility.describe_config_changes(text, now, _CHANGEABLE):
                 raise UserError(
                     f'{config.parent} was started with other settings ({changed}); restore them, or use another '

@@ -43,11 +43,15 @@ class SweepCell:
 
     @property
     def name(self) -> str:
-        return ', '.join(filter(None, (self.model, format_setting(self.setting), self.folder.name.replace('_', ' '))))
+        return join_run_name(self.model, self.setting, self.folder.name.replace('_', ' '))
 
     @property
     def log_path(self) -> pathlib.Path:
         return self.folder.parent / f'{self.folder.name}.log'
+
+
+def join_run_name(model: str, setting: Setting, run: str = '') -> str:
+    return ', '.join(filter(None, (model, format_setting(setting), run)))
 
 
 def format_setting(setting: Setting) -> str:
