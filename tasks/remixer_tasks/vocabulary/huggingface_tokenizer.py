@@ -90,7 +90,7 @@ class HuggingFaceTokenizer(Vocabulary):
                 would have no weight in the loss.
         """
         super().__init__()
-        self._path, self._end, self.shifted, self._shift = os.path.expanduser(path), end, shifted, int(shifted)
+        self._path, self._end, self.shifted = os.path.expanduser(path), end, shifted
 
     @functools.cached_property
     def _loaded_tokenizer(self) -> tuple[Any, list[int], list[int]]:
@@ -104,34 +104,34 @@ class HuggingFaceTokenizer(Vocabulary):
     def words(self) -> tuple[str, ...]:
         """The pieces in the order of their ids; '' for unused ids."""
         ids = self._tokenizer.get_vocab(with_added_tokens=True)
-        pieces = [''] * (max(ids.values()) + 1 + self._shift)
+        pieces = [''] * (max(ids.values()) + 1 + self.shifted)
         for piece, index in ids.items():
-            pieces[index + self._shift] = piece
+            pieces[index + self.shifted] = piece
         return tuple(pieces)
 
     @functools.cached_property
     def _special_tokens(self) -> dict[str, int]:
         """Maps each special token to its id."""
         added = self._tokenizer.get_added_tokens_decoder()
-        return {token.content: index + self._shift for index, token in added.items() if token.special}
+        return {token.content: index + self.shifted for index, token in added.items() if token.special}
 
     @functools.cached_property
     def eos_id(self) -> int:
         _, _, after = self._loaded_tokenizer
         if self._end is None and after:
-            return after[-1] + self._shift
+            return after[-1] + self.shifted
         end = self._end or tokenizer_files.read_tokenizer_config(pathlib.Path(self._path).parent).get('eos_token')
         end = end.get('content') if isinstance(end, dict) else end
         index = self._tokenizer.token_to_id(end) if isinstance(end, str) else None
         if index is None:
             raise UserError(f'{self._path} has no end token {end!a:.60}; set vocabularies.huggingface_tokenizer.end')
-        return int(index) + self._shift
+        return int(index) + self.shifted
 
     @functools.cached_property
     def _start_ids(self) -> list[int]:
         """The ids that the tokenizer prepends to a text, without the end token, because decoding would stop at it."""
         _, before, _ = self._loaded_tokenizer
-        return [index + self._shift for index in before if index + self._shift != self.eos_id]
+        return [index + self.shifted for index in before if index + self.shifted != self.eos_id]
 
     @property
     def bos_id(self) -> int | None:
@@ -186,7 +186,7 @@ class HuggingFaceTokenizer(Vocabulary):
         return len(self.words)
 
     def encode(self, text: str) -> list[int]:
-        ids = [*self._start_ids, *(index + self._shift for index in self.huggingface_ids(text))]
+        ids = [*self._start_ids, *(index + self.shifted for index in self.huggingface_ids(text))]
         # Removes id 0, which is padding.
         return [index for index in ids if index]
 
@@ -195,7 +195,7 @@ class HuggingFaceTokenizer(Vocabulary):
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def _decode(self, ids: Sequence[int]) -> str:
-        known = [index - self._shift for index in ids if index > self.pad_id and index != self.eos_id]
+        known = [index - self.shifted for index in ids if index > self.pad_id and index != self.eos_id]
         return self._tokenizer.decode(known, skip_special_tokens=True)
 
     def save(self, path: str) -> None:
@@ -209,7 +209,7 @@ class HuggingFaceTokenizer(Vocabulary):
             'cls': self.bos_id,
             'sep': self.eos_id,
         }
-        return {role: None if index is None else index - self._shift for role, index in roles.items()}
+        return {role: None if index is None else index - self.shifted for role, index in roles.items()}
 
     @property
     def special_token_names(self) -> dict[str, str]:
