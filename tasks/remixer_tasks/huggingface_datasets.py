@@ -335,4 +335,4 @@ def pairs(dataset: HubDataset, inputs: str, targets: str) -> ParsedCorpus:
     value for a column is malformed.
     """
     templates = TextTemplate(inputs, 'INPUTS'), TextTemplate(targets, 'TARGETS')
-    return dataset.build_corpus(('pairs 4', inputs, targets), functools.partial(encode_row_as_pair, templates))
+    return dataset.build_corpus(('pairs 3', inputs, targets), functools.partial(encode_row_as_pair, templates))
