@@ -83,9 +83,10 @@ class NoiseSettings:
 
 
 def find_longest_segment(inputs_length: int, targets_length: float, noise: NoiseSettings, sentinels: float) -> int:
-    """Returns the maximum length of a segment whose inputs, targets and spans fit. Raises UserError if below 2.
+    """Returns the maximum number of tokens in a segment, limited by the lengths of features and the sentinels.
 
-    T5's inputs of 512 tokens allow segments of 568 tokens, whose targets have 114 tokens.
+    T5's inputs of 512 tokens allow segments of 568 tokens, whose targets have 114 tokens. Raises UserError if the
+    result is less than 2.
     """
     if sentinels < 1:
         raise UserError('span corruption needs sentinels, but the vocabulary has none; set its extra_ids to 100')

@@ -17,9 +17,11 @@ from remixer_t5x.models.layers.dense import create_param
 # Sequence length of models that are built without data, as in T5.
 DEFAULT_MAX_LENGTH = 512
 
-# Factories of modules (number of keys, ctx) -> bias, (width, ctx) -> embeddings, and (queries or keys, ctx) -> rotated.
+# Creates a module that computes the position bias for a number of keys.
 BiasFactory = Callable[..., Callable[[int, SequenceContext], jax.Array | DistanceBias]]
+# Creates a module that computes position embeddings of a given width.
 EmbeddingFactory = Callable[..., Callable[[int, SequenceContext], jax.Array]]
+# Creates a module that rotates queries or keys.
 RotaryFactory = Callable[..., Callable[[jax.Array, SequenceContext], jax.Array]]
 
 

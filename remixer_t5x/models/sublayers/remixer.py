@@ -35,11 +35,12 @@ from remixer_t5x.models.layers.cached_attention import build_sequence_visibility
 from remixer_t5x.models.layers.dense import Dense, create_param, dropout
 
 Projection = Callable[[jax.Array], jax.Array]
+# Creates a module that computes gates from X'.
+GateFactory = Callable[..., Callable[[jax.Array], jax.Array]]
+# Creates a module that computes C from S and X'.
+CompositionFactory = Callable[..., Callable[[jax.Array, jax.Array], jax.Array]]
 
 # The initial mixing is nearly uniform, but the columns of H receive different gradients.
-# Factories of modules X' -> gates and (S, X') -> C.
-GateFactory = Callable[..., Callable[[jax.Array], jax.Array]]
-CompositionFactory = Callable[..., Callable[[jax.Array, jax.Array], jax.Array]]
 MIXING_INIT = nn.initializers.normal(stddev=0.02)
 # `bound_logits` does not change absolute values up to EXACT_LOGIT, and bounds others by EXACT_LOGIT + LOGIT_MARGIN.
 EXACT_LOGIT, LOGIT_MARGIN = 20.0, 10.0

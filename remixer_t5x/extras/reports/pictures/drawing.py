@@ -151,12 +151,12 @@ def _draw_panel(axes: Axes, panel: MatrixPanel, is_first: bool) -> None:
 def build_inline_svg(picture: Picture, prefix: str = '') -> markupsafe.Markup:
     """Converts the figure to an `<svg>` element with selectable text, and colours from CSS variables.
 
-    `prefix` and the picture's name together must be unique on the page. matplotlib escapes texts.
+    `prefix` and the picture's name together must be unique on the page. Texts of the figure need not be escaped.
     """
     text = _render_svg(picture.figure, salt=prefix + picture.name)
     text = text[text.index('<svg') :]
     text = re.sub(r'<metadata>.*?</metadata>', '', text, flags=re.DOTALL)
-    # Only ids that the figure refers to are kept. matplotlib derives these ids from a hash with the salt.
+    # Keep only ids to which the figure refers. The salt makes them differ between pictures.
     used = set(re.findall(r'(?:url\(|href=")#([^)"]+)', text))
     text = re.sub(r' id="([^"]*)"', lambda match: match[0] if match[1] in used else '', text)
     text = text.replace(TEXT_COLOUR, 'currentColor').replace(GRID, 'var(--line)')
