@@ -98,7 +98,7 @@ def load_gin_config(
     macros_set = {
         name: location for text in texts if not text.shipped for name, location in text.assigned_macros.items()
     }
-    for name, location in macros_set.items():
+    for name, location in [*macros_set.items(), *((name, name) for name in sources.objects)]:
         _check_macro_is_reference(name, location)
     resolver = reference_resolver.ReferenceResolver()
     for root in roots:
