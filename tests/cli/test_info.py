@@ -1,15 +1,9 @@
 """`remixer-t5x info` on the shipped models, in this process."""
 
-import dataclasses
-
 import pytest
 
 from remixer_t5x.cli import main as cli
 from remixer_t5x.cli.info import memory, model
-from remixer_t5x.costs import step_memory
-from remixer_t5x.costs.step_memory import StepMemory
-from remixer_t5x.devices.hardware_table import Hardware
-from remixer_t5x.models.architecture import stack
 
 MODEL = ('--gin_file=models/t5_1_1.gin', '--gin_file=sizes/tiny.gin')
 
@@ -85,62 +79,16 @@ MINIATURE = [
 ]  # fmt: skip
 
 
-def test_info_prints_the_memory_of_a_step_and_changes(info):
+def test_info_prints_the_memory_of_a_step_and_advice(info):
     hardware = ('--gin_file=optimizers/adafactor.gin', '--gin_file=hardware/cpu.gin')
-    out = info('--memory=1', *MODEL, *hardware, *MINIATURE, '--device_memory=0.0001')
+    out = info('--memory', *MODEL, *hardware, *MINIATURE, '--device_memory=0.0001')
     lines = [line.split() for line in out.splitlines()]
     # Two embedding tables of 64 x 16; 7 matrices of 16 x 16 in an encoder layer and 11 in a decoder layer, 4 of each
     # attention and 3 of the gated MLP; norms of all sublayers and stacks; two biases of 32 buckets for 2 heads.
     matrices = 2 * (7 + 11) * 16 * 16
     norms = (2 * 2 + 2 * 3 + 2) * 16
     assert ['parameters', f'{4 * (2 * 64 * 16 + matrices + norms + 2 * 2 * 32):,}'] in [line[:2] for line in lines]
-    assert 'does not fit' in out and 'changes, each added' in out
-    flags = [line[0] for line in lines if line and line[0].startswith('--gin')]
-    assert flags == ['--gin.MICROBATCHES=2']
-
-
-def estimate_memory(step):
-    """Replaces the compiler by a formula for the memory of gradients and activations on one device."""
-    state, (data, fsdp, _) = step.state_plan.abstract, step.partitioner.mesh.shape.values()
-    parameters, moments = map(step_memory.count_bytes_per_device, (state.params, state.opt_state))
-    activations = 1000 * step.batch_size // (data * fsdp * step.microbatches)
-    if step.model.module.encoder_stack().remat_policy is stack.full_remat:
-        activations //= 4
-    sizes = [parameters, moments, 0, 0, parameters + activations, 0, 0]
-    return StepMemory(*sizes, sum(sizes))
-
-
-MICROBATCHES = [f'--gin.MICROBATCHES={count}' for count in (2, 4, 8)]
-FULL_REMAT = '--gin.REMAT_POLICY=@stack.full_remat'
-SHARDING = ['--mesh=data=2,fsdp=2,tensor=1', '--mesh=data=1,fsdp=4,tensor=1']
-
-
-# The parameters, AdamW's moments and the gradients have 4 x 46,336 bytes, and the activations of 16 rows 16,000 bytes.
-@pytest.mark.parametrize(
-    ('available', 'flags', 'tried'),
-    [
-        (185_344 + 9000, [], MICROBATCHES[:1]),
-        (185_344 + 1500, [], [*MICROBATCHES, FULL_REMAT]),
-        # The step already recomputes all activations.
-        (185_344 + 300, [FULL_REMAT], [*MICROBATCHES, SHARDING[0]]),
-        # The state is sharded first if it does not fit.
-        (1000, [], [*SHARDING, '--gin_file=optimizers/adafactor.gin', '--gin.MICROBATCHES=2']),
-    ],
-)
-def test_changes_are_added_until_the_step_fits(available, flags, tried, info, monkeypatch):
-    def use_abstract_devices(step, hardware, devices):
-        return dataclasses.replace(step, partitioner=dataclasses.replace(step.partitioner, devices=devices))
-
-    monkeypatch.setattr(memory, '_measure_memory', estimate_memory)
-    monkeypatch.setattr(memory, 'place_step_on_devices', use_abstract_devices)
-    monkeypatch.setattr(Hardware, 'get_target_devices', lambda self: (4, 'XLA:CPU'))
-    files = ('--gin_file=optimizers/adamw.gin', '--gin_file=hardware/cpu.gin')
-    mesh = ('--mesh=data=-1', f'--device_memory={available / 2**30}')
-    out = info('--memory=4', *MODEL, *files, *MINIATURE, '--gin.BATCH_SIZE=64', *mesh, *flags)
-    *lines, summary = out.partition('compiled:')[2].splitlines()[1:]
-    assert [line.split()[0] for line in lines] == tried
-    last = {flag.partition('=')[0]: flag for flag in tried}
-    assert summary == f'{"fits" if available > 1000 else "still too large"} with {" ".join(last.values())}'
+    assert 'does not fit' in out and 'to save memory: --gin.MICROBATCHES=2' in out
 
 
 H100 = ('--gin_file=hardware/gpu.gin', '--gin.TOPOLOGY=h100:8')

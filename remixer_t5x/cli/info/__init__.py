@@ -25,10 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         '--sharding', nargs='?', const='*', metavar='NAMES',
         help="how each parameter is sharded over the mesh of a hardware file; NAMES is a pattern such as 'encoder/*'",
     )  # fmt: skip
-    kinds.add_argument(
-        '--memory', nargs='?', const=8, type=arguments.make_whole_number_type(0), metavar='CHANGES',
-        help='memory of a training step per device; CHANGES: number of changes to try if it does not fit (default 8)',
-    )  # fmt: skip
+    kinds.add_argument('--memory', action='store_true', help='memory of a training step per device')
     kinds.add_argument(
         '--speed', nargs='?', const=0, type=arguments.make_whole_number_type(0), metavar='CHANGES',
         help='minimum time of a training step on the machine of a hardware file, bottlenecks, and possible changes; '
@@ -76,7 +73,7 @@ def run(args: argparse.Namespace) -> None:
 
         settings.print_macro_table(args)
         return
-    if args.memory is not None:
+    if args.memory:
         from remixer_t5x.cli.info import memory
 
         memory.print_memory_tables(args)

@@ -12,7 +12,6 @@ from rich.table import Table
 from remixer_t5x import lazy_imports, ranges
 from remixer_t5x.cli import arguments, console
 from remixer_t5x.cli.info.model import resolve_feature_lengths
-from remixer_t5x.config import loading
 from remixer_t5x.costs import step_memory
 from remixer_t5x.costs.step_memory import StepMemory, StepSpec, format_gibibytes
 from remixer_t5x.data import batch_formats
@@ -51,11 +50,11 @@ _ROWS = {
     'outputs': 'results other than the state',
     'program': 'program',
 }
-# Maximum number of repetitions of each kind of change in `_search_memory_savings`.
-_MAX_REPETITIONS = 3
-# A change of the command line: a macro and its value, or GIN_FILE and a gin file.
-Change = tuple[str, str]
-GIN_FILE = 'gin_file'
+# Changes that reduce the memory, in order of their cost.
+_SAVINGS = (
+    'to save memory: --gin.MICROBATCHES=2 or more, --gin.REMAT_POLICY=@stack.full_remat, --mesh=fsdp=-1, a smaller '
+    '--gin.BATCH_SIZE, or --gin_file=optimizers/adafactor.gin'
+)
 _print = functools.partial(console.print_with_rich, pipe_width=110)
 
 
@@ -88,110 +87,30 @@ def print_memory_tables(args: argparse.Namespace) -> None:
         devices, compiler = hardware.get_target_devices()
     step, available = place_step_on_devices(step, hardware, devices), hardware.memory_bytes
     _print(describe_train_step(step, hardware, compiler))
-    with trace_for_hardware(hardware, compiler):
-        memory = _measure_memory(step)
-        _print(build_memory_table(memory, available))
-        if compiler == 'XLA:CPU' and hardware.platform != 'cpu':
-            _print(_CPU_NOTE)
-        _print(describe_memory_fit(memory, available))
-        if available is not None and hardware.memory_share < 1:
-            _print(
-                f'JAX uses {hardware.memory_share:.0%} of a GPU: {format_gibibytes(available)} of '
-                f'{hardware.memory:g} GiB; set {GPU_SHARE}=0.95 to use more'
-            )
-        if available is not None and memory.total > available and args.memory:
-            _search_memory_savings(args, step, memory, available, devices)
-
-
-def _measure_memory(step: StepSpec) -> StepMemory:
     # XLA prints warnings about slow compilations to standard error.
-    with lazy_imports.discard_stderr():
-        return step_memory.measure_memory(step)
-
-
-def _search_memory_savings(
-    args: argparse.Namespace, step: StepSpec, memory: StepMemory, available: int, devices: Sequence[Any]
-) -> None:
-    """Adds one change after another until the step uses at most `available` bytes, and prints the memory with each.
-
-    Compiles at most `args.memory` changes, in order of their cost. Microbatches add a few small kernels, recomputation
-    adds a third of the FLOPs, and sharding the parameters adds network traffic. A smaller batch or a different
-    optimizer changes the training results. If parameters, gradients and optimizer state alone exceed the memory,
-    reducing activations does not help, so changes that shard or shrink the state are tried first.
-    """
-    changes = [_double_microbatches, _use_full_remat, _double_fsdp_size, _halve_batch, _use_adafactor]
-    if 2 * memory.parameters + memory.optimizer_state > available:
-        changes = [_double_fsdp_size, _use_adafactor, _double_microbatches, _use_full_remat, _halve_batch]
-    _print('changes, each added to the previous ones and compiled:')
-    limit, tried, useful = args.memory, {loading.get_config_text()}, dict[str, str]()
-    for make_change in (change for change in changes for _ in range(_MAX_REPETITIONS)):
-        change = make_change(step)
-        if change is None:
-            continue
-        if memory.total <= available or limit < 1:
-            break
-        changed_args = apply_change(args, *change)
-        changed_step, hardware = read_step_spec(changed_args)
-        if (config := loading.get_config_text()) in tried:
-            continue
-        tried.add(config)
-        changed_step = place_step_on_devices(changed_step, hardware, devices)
-        moments = changed_step.state_plan.abstract.opt_state
-        if change[0] == GIN_FILE and step_memory.count_bytes_per_device(moments) > 0.9 * memory.optimizer_state:
-            continue
-        limit -= 1
-        changed_memory, flag = _measure_memory(changed_step), format_flag(*change)
-        saves_memory = changed_memory.total < memory.total
-        note = '' if saves_memory else ', saves no memory, not kept'
-        _print(f'  {flag:<44} {format_gibibytes(changed_memory.total):>12}{note}')
-        if saves_memory:
-            args, step, memory = changed_args, changed_step, changed_memory
-            useful[change[0]] = flag
-    if useful:
-        fits = memory.total <= available
-        _print(f'{"fits with" if fits else "still too large with"} {" ".join(useful.values())}')
-    else:
-        _print('no change helps')
-
-
-def _double_microbatches(step: StepSpec) -> Change | None:
-    microbatches = 2 * step.microbatches
-    # Do not split the batch of an embedding model, because its negatives are the other rows of a microbatch.
-    if step.model.model_type == 'embedding' or step.batch_size % (step.partitioner.batch_shards * microbatches):
-        return None
-    return 'MICROBATCHES', str(microbatches)
-
-
-def _use_full_remat(step: StepSpec) -> Change:
-    return 'REMAT_POLICY', '@stack.full_remat'
-
-
-def _double_fsdp_size(step: StepSpec) -> Change | None:
-    data, fsdp, tensor = step.partitioner.mesh.shape.values()
-    return None if data % 2 else ('MESH', mesh.format_mesh_sizes((data // 2, fsdp * 2, tensor)))
-
-
-def _halve_batch(step: StepSpec) -> Change | None:
-    rows = step.batch_size // 2
-    if rows < 1 or rows % (step.partitioner.batch_shards * step.microbatches):
-        return None
-    return 'BATCH_SIZE', str(rows)
-
-
-def _use_adafactor(step: StepSpec) -> Change:
-    return GIN_FILE, 'optimizers/adafactor.gin'
+    with trace_for_hardware(hardware, compiler), lazy_imports.discard_stderr():
+        memory = step_memory.measure_memory(step)
+    _print(build_memory_table(memory, available))
+    if compiler == 'XLA:CPU' and hardware.platform != 'cpu':
+        _print(_CPU_NOTE)
+    _print(describe_memory_fit(memory, available))
+    if available is not None and hardware.memory_share < 1:
+        _print(
+            f'JAX uses {hardware.memory_share:.0%} of a GPU: {format_gibibytes(available)} of '
+            f'{hardware.memory:g} GiB; set {GPU_SHARE}=0.95 to use more'
+        )
+    if available is not None and memory.total > available:
+        _print(_SAVINGS)
 
 
 def apply_change(args: argparse.Namespace, macro: str, value: str) -> argparse.Namespace:
-    """Returns the arguments of the command with another value of a macro, or with another gin file (GIN_FILE)."""
-    if macro == GIN_FILE:
-        return argparse.Namespace(**{**vars(args), 'gin_file': [*args.gin_file, value]})
+    """Returns the arguments of the command with another value of a macro."""
     return argparse.Namespace(**{**vars(args), 'gin_flags': [*args.gin_flags, (macro, value)]})
 
 
 def format_flag(macro: str, value: str) -> str:
-    """Returns the command-line flag that makes a change."""
-    return f'{ {GIN_FILE: "--gin_file", "MESH": "--mesh"}.get(macro, f"--gin.{macro}") }={value}'
+    """Returns the command-line flag that sets a macro."""
+    return f'{"--mesh" if macro == "MESH" else f"--gin.{macro}"}={value}'
 
 
 def build_memory_table(memory: StepMemory, available: int | None) -> Table:
