@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from remixer_t5x import lazy_imports, ranges, startup_timer
+from remixer_t5x import lazy_imports, ranges
 from remixer_t5x.errors import UserError
 
 ON_CPU = {'JAX_PLATFORMS': 'cpu'}
@@ -183,7 +183,6 @@ def load_config(args: argparse.Namespace, root: str, partial: bool = True, **sou
     loading.load_gin_config(
         _build_config_sources(args, **sources), root, importing=hide_library_output(args), partial=partial
     )
-    startup_timer.end_phase('imports')
 
 
 def load_macro_values(args: argparse.Namespace, *macros: str, **sources: Any) -> list[Any]:

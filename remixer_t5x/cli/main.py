@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Sequence
 from typing import Any
 
-from remixer_t5x import __version__, lazy_imports, startup_timer
+from remixer_t5x import __version__, lazy_imports
 from remixer_t5x.cli import arguments, console, convert, data, evaluate, fill_in, infer, info, score, train
 from remixer_t5x.cli.arguments import Command
 from remixer_t5x.config import user_modules
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
     except (Exception, KeyboardInterrupt) as error:
         code = report_error(error, verbose='--verbose' in arguments_given)
-    if own_process and startup_timer.is_compiling():
+    if own_process and compilation_cache.is_compiling():
         # Exits immediately, for example after an error in the data, because Python would otherwise wait for XLA.
         sys.stderr.flush()
         os._exit(code)
@@ -136,9 +136,7 @@ def _run_command(argv: Sequence[str], own_process: bool) -> int:
     if command.keeps_buffers and own_process:
         keep_freed_buffers()
     lazy_imports.verbose = args.verbose
-    if args.verbose:
-        startup_timer.start_timer()
-    else:
+    if not args.verbose:
         console.silence_library_logs()
     if not command.prints_result:
         console.ignore_stdout_errors()

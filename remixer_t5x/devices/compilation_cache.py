@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import os
 import platform
+import threading
 from collections.abc import MutableMapping
 from pathlib import Path
 
@@ -18,6 +19,8 @@ CACHE_FOLDER = 'compiled'
 MAX_BYTES = 2 * 2**30
 # Minimum compile time of programs to cache. Loading a program that compiles faster would take as long as compiling it.
 MIN_COMPILE_SECONDS = 0.2
+# Name of the threads that run XLA's compiler, which cannot be interrupted.
+COMPILE_THREAD_NAME = 'compile'
 
 
 def enable_compilation_cache(environment: MutableMapping[str, str] = os.environ) -> None:
@@ -47,3 +50,8 @@ def get_machine_name() -> str:
         lines = Path('/proc/cpuinfo').read_text(encoding='utf-8').splitlines()
         text = next((line for line in lines if line.startswith(('flags', 'Features'))), text)
     return f'{platform.machine()}-{hashlib.sha256(text.encode()).hexdigest()[:8]}'
+
+
+def is_compiling() -> bool:
+    """Returns whether a thread is running XLA's compiler."""
+    return any(thread.name.startswith(COMPILE_THREAD_NAME) for thread in threading.enumerate())

@@ -9,9 +9,8 @@ from typing import Any
 
 import jax
 
-from remixer_t5x import startup_timer
 from remixer_t5x.data import batch_formats, pipeline, task_vocabulary
-from remixer_t5x.devices import collectives, compiler_options
+from remixer_t5x.devices import collectives, compilation_cache, compiler_options
 from remixer_t5x.optim import train_state, train_step
 from remixer_t5x.optim.train_state import TrainState
 from remixer_t5x.run_folder import model_dir, object_store
@@ -36,7 +35,7 @@ class AheadOfTimeFunction:
         if self._program is None:
             lowered = self._function.lower(*self._shapes)
             # Python waits for this thread before it exits, because a process must not exit while XLA is compiling.
-            executor = futures.ThreadPoolExecutor(1, startup_timer.COMPILE_THREAD_NAME)
+            executor = futures.ThreadPoolExecutor(1, compilation_cache.COMPILE_THREAD_NAME)
             self._program = executor.submit(compiler_options.compile_with_options, lowered, self._options)
             executor.shutdown(wait=False)
 

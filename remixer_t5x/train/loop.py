@@ -13,7 +13,6 @@ from typing import Any
 import jax
 from etils import epath
 
-from remixer_t5x import startup_timer
 from remixer_t5x.checkpoints import checkpoint_manager, saved_params
 from remixer_t5x.data import batch_formats, prefetch
 from remixer_t5x.evaluate import checkpoint_ranking
@@ -47,7 +46,6 @@ def train(
         UserError: a setting is invalid, the disk is full, or the loss is not finite.
     """
     timeline = progress.ActivityTimer()
-    startup_timer.end_phase('configuration')
 
     folder, checkpoints_path = run.folder, model_dir.to_absolute_path(run.folder.model_dir) / model_dir.CHECKPOINTS
     # Check the path of the initial checkpoint first, because preparing programs and data is slow. A resumed run does
@@ -56,9 +54,7 @@ def train(
         saved_params.find_checkpoint(folder.initial_checkpoint_path)
     # XLA compiles the train step in a thread while this thread opens the data.
     programs = compilation.CompiledPrograms(run)
-    startup_timer.end_phase('model')
     data = run_setup.RunData(run)
-    startup_timer.end_phase('data')
 
     path = run_setup.create_shared_model_dir(run.folder.model_dir)
     record = {**data.record, 'config': config_text, 'versions': model_dir.get_package_versions()}
@@ -68,7 +64,6 @@ def train(
         checkpoints = stack.enter_context(run_state.open_checkpoints(path, run.folder.keep_checkpoints))
         with timeline.measure_activity(progress.RESTORING_STATE):
             state, notes = run_setup.restore_or_create_state(run, checkpoints, programs, data, record)
-        startup_timer.end_phase('state')
 
         first, last = state.step, run.periods.train_steps
         log = _open_log(run, path, state, timeline, flops_per_step, show_progress)
@@ -85,7 +80,6 @@ def train(
         stop = (signals or stack).enter_context(preemption.StopSignalHandler())
         batches = stack.enter_context(data.open_batches(state.position, run.periods.checkpoint_period))
         loop = _build_loop(run, programs, data, batches, checkpoints, record, log, stop)
-        startup_timer.end_phase('opening the data')
         try:
             stopped = loop.run(state, last, stop)
             seconds = log.write_activity_times(state.step)
@@ -158,8 +152,6 @@ class TrainingLoop:
                     # Measure the speed from the second step onwards, because the first step waits for the compiler.
                     jax.block_until_ready(step_metrics)
                     self.log.clock.measure_speed(state.step)
-                    startup_timer.end_phase('compiling and the first step')
-                    startup_timer.report_phases(self.log.print)
                 self.log.show_step(state.step)
                 self._call_due_hooks(state, last)
                 self.profiler.stop_trace_if_due(state.step, step_metrics)

@@ -1,4 +1,4 @@
-"""The start of a command: the compilation cache, start-up times, and compilation before TensorFlow is imported."""
+"""The start of a command: the compilation cache, and compilation before TensorFlow is imported."""
 
 import subprocess
 import sys
@@ -32,14 +32,13 @@ def test_a_command_keeps_compiled_programs(tmp_path, capsys):
 
 _TRAIN = """
 import sys, threading
-from remixer_t5x import startup_timer
 from remixer_t5x.cli import main
-from remixer_t5x.devices import compiler_options
+from remixer_t5x.devices import compilation_cache, compiler_options
 from remixer_t5x.errors import UserError
 from remixer_t5x.train import run_setup
 
 def prepare(*_, **__):
-    raise UserError(f'compiles: {startup_timer.is_compiling()}, TensorFlow: {"tensorflow" in sys.modules}')
+    raise UserError(f'compiles: {compilation_cache.is_compiling()}, TensorFlow: {"tensorflow" in sys.modules}')
 
 run_setup.RunData = prepare
 # The compilation never ends.

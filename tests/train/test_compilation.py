@@ -9,9 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from remixer_t5x import startup_timer
 from remixer_t5x.config import loading
-from remixer_t5x.devices import collectives, compiler_options
+from remixer_t5x.devices import collectives, compilation_cache, compiler_options
 from remixer_t5x.devices.hardware_table import PLATFORMS
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
@@ -87,12 +86,12 @@ def test_start_traces_at_once_and_the_first_call_waits_for_the_compiler_and_othe
 
     monkeypatch.setattr(collectives, 'barrier', lambda: events.append('barrier'))
     ahead = AheadOfTimeFunction(types.SimpleNamespace(lower=lower), SHAPE)
-    assert not startup_timer.is_compiling()
+    assert not compilation_cache.is_compiling()
     ahead.start_compilation()
-    assert events == ['traced'] and startup_timer.is_compiling()
+    assert events == ['traced'] and compilation_cache.is_compiling()
     finish.set()
     ahead('first call')
     ahead('second call')
     assert events == ['traced', 'barrier', 'first call', 'second call']
-    while startup_timer.is_compiling():
+    while compilation_cache.is_compiling():
         time.sleep(0.01)
