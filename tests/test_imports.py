@@ -1,15 +1,12 @@
 """Tests which modules import TensorFlow, seqio and gin; the first two are imported on first use, without Keras."""
 
 import importlib.util
-import os
 import subprocess
 import sys
 import types
 
 import pytest
 
-from remixer_t5x import lazy_imports
-from remixer_t5x.errors import UserError
 from tests.support import paths
 
 # The parts run in one process, in this order, and print the names of loaded modules.
@@ -108,11 +105,3 @@ def test_accelerators_are_hidden_if_a_library_has_imported_tensorflow(monkeypatc
     assert hidden == [([], 'GPU'), ([], 'TPU')]
     with pytest.raises(AttributeError, match='nothing_like_this'):
         module.tf.nothing_like_this  # noqa: B018
-
-
-@pytest.mark.parametrize(('error', 'shown'), [(UserError('a mistake'), ''), (ImportError('a bug'), 'the reason')])
-def test_output_of_libraries_is_shown_only_if_their_import_fails(error, shown, capfd):
-    with pytest.raises(type(error)), lazy_imports.discard_stderr():
-        os.write(2, b'the reason')
-        raise error
-    assert capfd.readouterr().err == shown
