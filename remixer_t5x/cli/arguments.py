@@ -4,14 +4,13 @@ The shared arguments are flags for gin files, macros and decoders, and argument 
 """
 
 import argparse
-import contextlib
 import dataclasses
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from remixer_t5x import lazy_imports, ranges
+from remixer_t5x import ranges
 from remixer_t5x.errors import UserError
 
 ON_CPU = {'JAX_PLATFORMS': 'cpu'}
@@ -180,9 +179,7 @@ def load_config(args: argparse.Namespace, root: str, partial: bool = True, **sou
     """
     from remixer_t5x.config import loading
 
-    loading.load_gin_config(
-        _build_config_sources(args, **sources), root, importing=hide_library_output(args), partial=partial
-    )
+    loading.load_gin_config(_build_config_sources(args, **sources), root, partial=partial)
 
 
 def load_macro_values(args: argparse.Namespace, *macros: str, **sources: Any) -> list[Any]:
@@ -192,9 +189,7 @@ def load_macro_values(args: argparse.Namespace, *macros: str, **sources: Any) ->
     """
     from remixer_t5x.config import loading
 
-    return loading.load_macro_values(
-        _build_config_sources(args, **sources), *macros, importing=hide_library_output(args)
-    )
+    return loading.load_macro_values(_build_config_sources(args, **sources), *macros)
 
 
 def _build_config_sources(args: argparse.Namespace, **sources: Any) -> Any:
@@ -234,8 +229,7 @@ def _find_checkpoint_config(args: argparse.Namespace) -> tuple[list[str], list[t
         return [], flags
     file = None if folder is None else model_dir.find_gin_file(folder)
     if file is None:
-        with hide_library_output(args):
-            from remixer_t5x.checkpoints import saved_params
+        from remixer_t5x.checkpoints import saved_params
 
         # Raises a UserError that suggests the most similar path if there is no checkpoint.
         saved_params.find_checkpoint(first, '--checkpoint')
@@ -243,11 +237,6 @@ def _find_checkpoint_config(args: argparse.Namespace) -> tuple[list[str], list[t
     if not getattr(args, 'process_index', None):
         print(f'no --gin_file is given: reading {file}', file=sys.stderr)
     return [str(file)], flags
-
-
-def hide_library_output(args: argparse.Namespace) -> contextlib.AbstractContextManager[None]:
-    """Hides the output of libraries during their import, unless `--verbose` is set or the import fails."""
-    return contextlib.nullcontext() if args.verbose else lazy_imports.discard_stderr()
 
 
 def make_whole_number_type(minimum: int) -> Callable[[str], int]:

@@ -88,8 +88,8 @@ def run(args: argparse.Namespace) -> None:
         raise UserError(
             f'gin files and --model must be omitted with --{source} and --{target}, because the input defines the model'
         )
-    with arguments.hide_library_output(args):
-        from remixer_t5x.cli import conversions
+    from remixer_t5x.cli import conversions
+
     conversions.check_output(args, target)
     is_shared = target in ('to_shared', 'push_to_hub')
     module = lazy_imports.import_extra('hub.shared_model') if is_shared else conversions

@@ -164,8 +164,8 @@ def add_list_arguments(parser: argparse.ArgumentParser) -> None:
 
 def list_tasks(args: argparse.Namespace) -> None:
     """Prints a table of the tasks, with the splits of each task and the path of its data if downloaded."""
-    with arguments.hide_library_output(args):
-        from remixer_tasks import catalogue
+    from remixer_tasks import catalogue
+
     table = console.build_table('task', 'available', 'missing', 'location', wraps=True)
     whole = 0
     for task in catalogue.TASKS.values():
@@ -199,8 +199,8 @@ def add_get_arguments(parser: argparse.ArgumentParser) -> None:
 
 def download_task_files(args: argparse.Namespace) -> None:
     """Downloads and verifies the published files of a task, and prints their paths."""
-    with arguments.hide_library_output(args):
-        from remixer_tasks.files import download
+    from remixer_tasks.files import download
+
     print('\n'.join(download.download_files(args.name, args.source, args.data_dir)))
 
 
@@ -214,8 +214,8 @@ def add_show_arguments(parser: argparse.ArgumentParser) -> None:
 
 def show_examples(args: argparse.Namespace) -> None:
     """Prints the first examples of a split, in the order of the data files."""
-    with arguments.hide_library_output(args):
-        from remixer_tasks import catalogue
+    from remixer_tasks import catalogue
+
     split, examples = catalogue.read_examples(args.name, args.split, args.num_examples, args.data_dir)
     print(f'{args.name}, split {split}')
     for number, (row, texts) in enumerate(examples, 1):

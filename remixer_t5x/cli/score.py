@@ -40,8 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Writes a JSON line with the score of each pair, in order, and prints mean log-likelihoods at the end."""
-    with arguments.hide_library_output(args):
-        from remixer_t5x.api import saved_models
+    from remixer_t5x.api import saved_models
+
     pairs = _read_pairs(args)
     first = list(itertools.islice(pairs, 1))
     lengths = None if args.max_length is None else dict.fromkeys(('inputs', 'targets'), args.max_length)

@@ -87,9 +87,8 @@ def _start_from_hugging_face(args: argparse.Namespace) -> None:
     advice = f'run remixer-t5x convert --from_hf={args.from_hf} --to=DIR once, and pass --gin_file=DIR/model.gin and '
     advice += '--gin.INITIAL_CHECKPOINT_PATH=DIR instead'
     process_flags.require_single_process(args, '--from_hf', advice)
-    with arguments.hide_library_output(args):
-        from remixer_t5x.cli import conversions
-        from remixer_t5x.run_folder import model_dir
+    from remixer_t5x.cli import conversions
+    from remixer_t5x.run_folder import model_dir
 
     folder = conversions.get_or_convert_model_dir(args.from_hf)
     args.gin_file = [*args.gin_file, f'{folder}/{model_dir.CONVERTED}']

@@ -7,7 +7,6 @@ it. Only macros that the caller reads must be set.
 gin errors are converted to one-line UserErrors with the location, the problem, and advice.
 """
 
-import contextlib
 import dataclasses
 import difflib
 import importlib.util
@@ -69,7 +68,6 @@ class ConfigSources:
 def load_gin_config(
     sources: ConfigSources,
     *roots: str,
-    importing: contextlib.AbstractContextManager | None = None,
     partial: bool = True,
     only: bool = False,
 ) -> None:
@@ -78,8 +76,6 @@ def load_gin_config(
     Args:
         sources: the files, flags and Python values to load.
         roots: macros (such as `%MODEL`), and full names of classes or functions, that `sources` must configure.
-        importing: context manager that is active while gin imports modules, and is entered after all checks that need
-            no imports.
         partial: whether the caller reads only some settings of a training configuration. If True, macros of other
             shipped files may be set but unread. If False, `get_config_text` contains only settings that `roots` read.
         only: whether `get_config_text` contains only settings that `roots` read, and no further imports.
@@ -89,7 +85,7 @@ def load_gin_config(
     may_be_unread = partial or bool(sources.model)
     _check_macros(texts, sources, {name[1:] for name in roots if name[0] == '%'}, may_be_unread)
     gin.clear_config()
-    with importing or contextlib.nullcontext():
+    with lazy_imports.discard_stderr():
         _bind_macros(sources.defaults)
         for number, text in enumerate(texts):
             parse_gin_text(text, texts[:number])

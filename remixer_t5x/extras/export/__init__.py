@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> None:
     settings, template = infer.load_settings(args)
     if template is not None:
         print_labeled_line('inputs', f'texts formatted with the template {template!r}')
-    with arguments.hide_library_output(args):
+    with lazy_imports.discard_stderr():
         _export_model(args, settings, folder)
 
 

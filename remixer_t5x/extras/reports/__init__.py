@@ -24,8 +24,7 @@ def run(args: argparse.Namespace) -> None:
     for flag in ('text', 'pictures_dir'):
         if getattr(args, flag) and not args.pictures:
             raise UserError(f'--{flag} requires --pictures, which runs the gin code in each config.gin; add --pictures')
-    with arguments.hide_library_output(args):
-        from remixer_t5x.extras.reports import report_writer
+    from remixer_t5x.extras.reports import report_writer
 
     report_writer.write_report(
         args.folders, args.out, args.text or report_writer.DEFAULT_TEXT, args.pictures, args.pictures_dir

@@ -110,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
         UserError: a flag is invalid, or the first run reports an invalid setting.
     """
     runs = build_plan(args)
-    cost_matching.import_jax_on_cpu(args)
+    cost_matching.import_jax_on_cpu()
     best = dict.fromkeys(runs.models, runs.settings[0])
     # Counts costs first, so that an invalid model is reported before any other model is trained for hours.
     all_counts, changed_runs = _count_costs(args, runs, check_runs=not args.equal)
@@ -135,8 +135,7 @@ def run(args: argparse.Namespace) -> int:
     except SweepStopped as stop:
         return stop.args[0]
     if any(cell not in sweep.failed for cell in cells):
-        with arguments.hide_library_output(args):
-            _show_results(sweep, cells, all_counts, search, notes)
+        _show_results(sweep, cells, all_counts, search, notes)
     for cell, line in sweep.failed.items():
         print_progress_line(f'FAILED {cell.name}: {line}')
     return int(bool(sweep.failed))

@@ -24,12 +24,10 @@ _UNIT = 8
 Flags = Sequence[tuple[str, str]]
 
 
-def import_jax_on_cpu(args: argparse.Namespace) -> None:
+def import_jax_on_cpu() -> None:
     """Lets JAX use only the CPU in this process, so that the runs can use the accelerator."""
-    with arguments.hide_library_output(args):
-        import jax
+    import jax
 
-        from remixer_t5x.costs import model_counts  # noqa: F401
     jax.config.update('jax_platforms', 'cpu')
 
 

@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
             )
     table = tables.load_table(args.table, args.scale)
     seeds = sweep.parse_seeds(args.seeds or _SEEDS[args.scale])
-    cost_matching.import_jax_on_cpu(args)
+    cost_matching.import_jax_on_cpu()
     from remixer_t5x.extras.reproduce import table_runs
 
     costs = {

@@ -43,10 +43,10 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(
             f'cannot listen on {args.host}:{args.port} ({root_cause_message(error)}); use another --host or --port'
         ) from error
-    with arguments.hide_library_output(args):
-        import_optional('uvicorn', 'serve', 'serve')
-        from remixer_t5x.api import saved_models
-        from remixer_t5x.extras.serve import server
+    import_optional('uvicorn', 'serve', 'serve')
+    from remixer_t5x.api import saved_models
+    from remixer_t5x.extras.serve import server
+
     lengths = {'inputs': args.max_input_tokens, 'targets': args.max_tokens}
     trained = saved_models.load(args.model, lengths={side: length for side, length in lengths.items() if length})
     return asyncio.run(server.serve(trained, name, listener, args.batch_size, args.max_queue))
