@@ -8,7 +8,6 @@ import errno
 import io
 import logging
 import os
-import select
 import signal
 import sys
 import warnings
@@ -61,40 +60,30 @@ def build_table(*headings: str, words: tuple[str, ...] = (), wraps: bool = False
     return result
 
 
-class _ErrorTolerantStream(io.FileIO):
-    """A standard stream that ignores write errors.
+class _StandardStream(io.FileIO):
+    """A standard stream that ignores write errors, or ends the command at the first one.
 
-    If `is_result` is true, the first write error ends the command. The command exits with the code that shells report
-    for SIGPIPE if the reader closed the pipe, and raises a UserError for any other write error.
+    The command ends with the code that shells report for SIGPIPE if the reader closed the pipe, and with a UserError
+    after any other write error.
     """
 
-    is_result = False
-    _has_failed = False
+    ignores_errors = True
 
     def write(self, data):
         try:
-            while (count := super().write(data)) is None:
-                # `write` returns None if another program has set the terminal to non-blocking mode.
-                select.select([], [self], [])
-            return count
+            # `write` returns None if the terminal is in non-blocking mode and not ready.
+            return super().write(data) or len(data)
         except OSError as error:
-            is_first, self._has_failed = not self._has_failed, True
-            if is_first:
-                self._report_error(error)
+            if not self.ignores_errors:
+                self.ignores_errors = True
+                if error.errno == errno.EPIPE:
+                    raise SystemExit(128 + signal.SIGPIPE) from None
+                raise UserError(f'standard output cannot be written ({error.strerror}); use another disk') from None
         return len(data)
-
-    def _report_error(self, error: OSError) -> None:
-        if self.is_result and error.errno == errno.EPIPE:
-            raise SystemExit(128 + signal.SIGPIPE)
-        problem = f'standard output cannot be written ({error.strerror})'
-        if self.is_result:
-            raise UserError(f'{problem}; write to a file on another disk')
-        if self.fileno() == 1:
-            print(f'warning: {problem}; continuing', file=sys.stderr)
 
 
 def protect_standard_streams() -> None:
-    """Replaces the standard streams of this process with streams that ignore write errors.
+    """Replaces standard output and error of this process by streams that handle write errors.
 
     First opens /dev/null for closed streams, so that no other file gets their descriptors.
     """
@@ -104,20 +93,17 @@ def protect_standard_streams() -> None:
         except OSError:
             # `open` returns the lowest free descriptor, which is the closed one.
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
-    if sys.stdin is None:
-        sys.stdin = open(0, closefd=False)  # noqa: SIM115 (lives as long as the process)
     # Streams that the caller (for example, pytest) has replaced are not changed.
     if sys.stdout is sys.__stdout__:
         sys.stdout = _build_text_stream(1, sys.stdout)
+        sys.stdout.buffer.raw.ignores_errors = False
     if sys.stderr is sys.__stderr__:
         sys.stderr = _build_text_stream(2, sys.stderr)
 
 
-def _build_text_stream(descriptor: int, before: Any) -> io.TextIOWrapper:
-    raw = _ErrorTolerantStream(descriptor, 'w', closefd=False)
-    raw.is_result = descriptor == 1
+def _build_text_stream(descriptor: int, before: Any) -> Any:
     return io.TextIOWrapper(
-        io.BufferedWriter(raw),
+        io.BufferedWriter(_StandardStream(descriptor, 'w', closefd=False)),
         # Escapes characters that the locale cannot encode, for example in file names.
         encoding='utf-8' if before is None else before.encoding,
         errors='backslashreplace',
@@ -128,8 +114,8 @@ def _build_text_stream(descriptor: int, before: Any) -> io.TextIOWrapper:
 def ignore_stdout_errors() -> None:
     """Ignores write errors of standard output from now on."""
     raw = getattr(getattr(sys.stdout, 'buffer', None), 'raw', None)
-    if isinstance(raw, _ErrorTolerantStream):
-        raw.is_result = False
+    if isinstance(raw, _StandardStream):
+        raw.ignores_errors = True
 
 
 def silence_library_logs() -> None:

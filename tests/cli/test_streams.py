@@ -68,9 +68,6 @@ def test_train_runs_with_closed_or_broken_standard_streams(targets, text, tmp_pa
     process = Process(run_with_streams, targets, argv, output=tmp_path / 'output.txt')
     assert process.wait() == 0, process.output()
     assert compare_runs.checkpoint_steps(tmp_path / 'run')[-1] == 2
-    # The warning is printed once, if standard error can be read.
-    warnings = [line for line in process.output().splitlines() if 'standard output' in line]
-    assert len(warnings) == (targets == ('pipe', 'file')), process.output()
     assert 'Traceback' not in process.output()
 
 
@@ -129,7 +126,7 @@ def test_closed_descriptors_are_not_reused_by_files(tmp_path):
     code = (
         'import os\nfrom remixer_t5x.cli import console\nconsole.protect_standard_streams()\n'
         f'file = open({str(tmp_path / "checkpoint")!r}, "w")\nos.write(1, b"text"); os.write(2, b"text")\n'
-        'assert file.fileno() > 2 and input is not None\nprint("more")'
+        'assert file.fileno() > 2\nprint("more")'
     )
     bash = f'exec {sys.executable} -c "$0" <&- >&- 2>&-'
     done = subprocess.run(['bash', '-c', bash, code], env=paths.environment())
