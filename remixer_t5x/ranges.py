@@ -58,7 +58,6 @@ _TYPES_BY_NAME |= {name: kind for name, kind in vars().items() if isinstance(kin
 _SCALARS = (bool, int, float, str, types.NoneType)
 _CONTAINERS = (list, tuple, dict)
 _LISTS = {collections.abc.Sequence, list, tuple}
-_UNKNOWN = (Any, object, inspect.Parameter.empty)
 
 
 def check_argument(function: Callable[..., Any], argument: str, value: Any, setting: str) -> None:
@@ -130,14 +129,6 @@ def check_reference(setting: str, function: Callable[..., Any], is_call: bool, k
         raise UserError(f'{must_be} a class or function, got {name}(); remove () after its name')
     if not is_call and is_object and not is_factory:
         raise UserError(f'{must_be} an object, got {name}, which creates one; add () after its name')
-    called = [each for each in results if typing.get_origin(each) is collections.abc.Callable]
-    inputs = [each for kind in called for each in typing.get_args(kind)[:1] if isinstance(each, list)]
-    if isinstance(function, type) and inputs and not any(_accepts_inputs(function, each) for each in inputs):
-        classes = ', '.join(each.__name__ for each in inputs[0])
-        raise UserError(
-            f'{must_be} a class of modules with the inputs ({classes}), got {name}; run remixer-t5x info --settings '
-            f'{setting} for its meaning'
-        )
     bases = {split_annotation(each)[0] for each in kinds}
     if is_object or is_factory or not bases or is_call and not isinstance(function, type):
         return
@@ -156,30 +147,11 @@ def _is_subtype(created: Any, kind: Any) -> bool:
     """Returns whether objects with the annotation `created` match `kind`; False for any object."""
     base, created_base = split_annotation(kind)[0], split_annotation(created)[0]
     if created == kind or base in _LISTS and created_base in _LISTS:
-        return kind not in _UNKNOWN
+        return kind not in (Any, object, inspect.Parameter.empty)
     if not isinstance(created, type) or base is not collections.abc.Callable:
         return isinstance(created_base, type) and base in created_base.__mro__[:-1]
-    call = _find_call_signature(created)
-    return call is not None and _is_subtype(call.return_annotation, typing.get_args(kind)[-1])
-
-
-def _accepts_inputs(created: type, inputs: Sequence[Any]) -> bool:
-    """Returns whether objects of a class can be called with `inputs`, and have integers at the same positions."""
-    call = _find_call_signature(created)
-    if call is None:
-        return False
-    try:
-        arguments = call.bind(None, *inputs).arguments
-    except TypeError:
-        return False
-    pairs = [(call.parameters[name].annotation, kind) for name, kind in arguments.items()]
-    # Annotations that are strings or missing match any input.
-    return not any(int in pair and isinstance(pair[0], type) and pair[0] not in (pair[1], *_UNKNOWN) for pair in pairs)
-
-
-def _find_call_signature(created: type) -> inspect.Signature | None:
     call = next((vars(each)['__call__'] for each in created.__mro__ if '__call__' in vars(each)), None)
-    return call and inspect.signature(call)
+    return call is not None and _is_subtype(inspect.signature(call).return_annotation, typing.get_args(kind)[-1])
 
 
 def match_items(values: Sequence[Any], kind: Any) -> list[tuple[Any, Any]]:
