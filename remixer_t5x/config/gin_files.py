@@ -19,8 +19,6 @@ FLAG = '--gin.'
 _PACKAGE = pathlib.Path(__file__).resolve().parents[1]
 # Files that error messages suggest first if more than one file sets a macro.
 _PREFERRED_FILES = ('models/t5_1_1.gin', 'sizes/tiny.gin', 'data/own_text.gin', 'hardware/cpu.gin', 'runs/pretrain.gin')
-# Maximum number of files or settings that an error message lists.
-MAX_NAMES_LISTED = 4
 # Advice for macros, settings and flags of T5X that have different names in remixer_t5x.
 T5X_NAMES: dict[str, dict[str, str]] = tomllib.loads((_PACKAGE / 'config/t5x_names.toml').read_text(encoding='utf-8'))
 
@@ -102,12 +100,7 @@ class GinText:
         return f'{self.name}: ' if self.is_flag else f'{self.name} line {line}: '
 
     def _convert_syntax_error(self, error: Exception) -> UserError:
-        if isinstance(error, tokenize.TokenError):
-            # gin reports an unclosed bracket at the end of the text. Report the last unindented line instead.
-            lines = enumerate(self.text.splitlines(), 1)
-            line = max((number for number, text in lines if text[:1].isalpha()), default=1)
-            return UserError(f'{self.locate(line)}a bracket or quote is not closed; close it')
-        problem = to_one_line(str(getattr(error, 'msg', error)).splitlines()[-1].strip(' .'))
+        problem = to_one_line(str(getattr(error, 'msg', error.args[0])).splitlines()[-1].strip(' .'))
         return UserError(
             f'{self.locate(getattr(error, "lineno", 0) or 1)}{problem}; write NAME = value or '
             'module.name.setting = value, and close quotes and brackets'
@@ -122,19 +115,14 @@ def find_shipped_folder() -> pathlib.Path:
 
 @functools.cache
 def read_shipped_files() -> dict[str, GinText]:
-    """Returns the shipped gin files, keyed by name, except for the files for T5X's scripts.
-
-    The text of a private file, whose name starts with `_`, is appended to each file that includes it.
-    """
+    """Returns the shipped gin files, keyed by name, except for the files for T5X's scripts."""
     folder = find_shipped_folder()
-    texts = {str(path.relative_to(folder)): path.read_text(encoding='utf-8') for path in sorted(folder.rglob('*.gin'))}
-    public = {}
-    for name, text in texts.items():
-        if not name.startswith('t5x/') and '/_' not in name:
-            includes = GinText(name, text).includes if '/_' in text else []
-            included = [texts[each.filename] for each in includes if '/_' in each.filename]
-            public[name] = GinText(name, '\n'.join([text, *included]), shipped=True)
-    return public
+    files = {str(path.relative_to(folder)): path for path in sorted(folder.rglob('*.gin'))}
+    return {
+        name: GinText(name, path.read_text(encoding='utf-8'), shipped=True)
+        for name, path in files.items()
+        if not name.startswith('t5x/')
+    }
 
 
 def find_files_with_macro(macro: str) -> list[str]:
@@ -159,11 +147,10 @@ def suggest_file(setting: str) -> str:
     texts = {name: text for name, text in read_shipped_files().items() if not name.startswith(excluded)}
     prefixes = (f'{setting} ', f'{setting}.')
     direct = {name for name, text in texts.items() if any(f'{each} '.startswith(prefixes) for each in text.bindings)}
-    including = {name: [each.filename for each in text.includes] for name, text in texts.items()}
-    names = [name for name, included in including.items() if not direct.isdisjoint([name, *included])]
-    first, *others = sorted(names, key=lambda name: name not in _PREFERRED_FILES) or ['']
-    alternatives = ', '.join(others) if len(others) < MAX_NAMES_LISTED else 'another file that sets it'
-    return first and f'; add --gin_file={first}' + (f', or {alternatives}' if others else '')
+    names = [name for name, text in texts.items() if direct & {name, *(each.filename for each in text.includes)}]
+    names = sorted((name for name in names if '/_' not in name), key=lambda name: name not in _PREFERRED_FILES)
+    others = ' or another file that sets it' if len(names) > 1 else ''
+    return f'; add --gin_file={names[0]}{others}' if names else ''
 
 
 def find_file(

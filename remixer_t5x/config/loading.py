@@ -21,7 +21,6 @@ from typing import Any
 
 import gin
 from gin import config_parser
-from gin.config import ConfigurableReference
 
 from remixer_t5x import lazy_imports
 from remixer_t5x.config import gin_files, reference_resolver, user_modules
@@ -95,7 +94,7 @@ def load_gin_config(
         name: location for text in texts if not text.shipped for name, location in text.assigned_macros.items()
     }
     for name, location in [*macros_set.items(), *((name, name) for name in sources.objects)]:
-        _check_macro_is_reference(name, location)
+        _check_macro_is_not_text(name, location)
     resolver = reference_resolver.ReferenceResolver()
     for root in roots:
         if root[0] == '%':
@@ -240,7 +239,7 @@ def _build_unread_macro_error(name: str, location: str, known: Collection[str], 
     advice = T5X_NAMES['macros'].get(name, '')
     settings = [target for text in texts for target, (_, names) in text.bindings.items() if f'%{name}' in names]
     if not advice and settings:
-        shown = ', '.join(list(dict.fromkeys(settings))[: gin_files.MAX_NAMES_LISTED])
+        shown = ', '.join(list(dict.fromkeys(settings))[:3])
         advice = f'it is the value of {shown}, which this configuration does not use'
     elif not advice and (readers := gin_files.find_files_with_macro(name)):
         advice = f'it is a setting of {", ".join(readers[:3])}'
@@ -248,21 +247,14 @@ def _build_unread_macro_error(name: str, location: str, known: Collection[str], 
     return UserError(f'{location} is set, but nothing reads it{advice}')
 
 
-def _check_macro_is_reference(macro: str, location: str) -> None:
-    """Raises UserError if a macro is set to a string or class instead of a reference or object as in shipped files.
-
-    A string is rejected if shipped files set the macro only to references, and a class if they set it only to calls.
-    """
+def _check_macro_is_not_text(macro: str, location: str) -> None:
+    """Raises UserError if a macro that shipped files set only to references is set to a string."""
     value = reference_resolver.get_unevaluated_macro(macro)
-    is_class = isinstance(value, ConfigurableReference) and isinstance(value.configurable.wrapped, type)
-    if not isinstance(value, str) and not (is_class and not value.evaluate):
+    if not isinstance(value, str):
         return
     text = '\n'.join(text.text for text in gin_files.read_shipped_files().values())
     references = re.findall(rf"\b{macro} ?= ?'?(@[^\s',]+)", text)
-    if is_class and references and all(reference.endswith('()') for reference in references):
-        name = value.configurable.wrapped.__name__
-        raise UserError(f'{location} must be an object, got {name}, which creates one; add () after its name')
-    if isinstance(value, str) and references and not re.search(rf"^{macro} = '", text, re.M):
+    if references and not re.search(rf"^{macro} = '", text, re.M):
         near = difflib.get_close_matches(value, references, n=1, cutoff=0)[0]
         example = f'{FLAG}{macro}={shlex.quote(near)}'
         raise UserError(
@@ -372,13 +364,9 @@ def _suggest_name(line: str, text: GinText, before: Sequence[GinText]) -> str:
         for pair in zip([first, *rest], rest, strict=False):
             if setting := T5X_NAMES['settings'].get('.'.join(pair)):
                 return f'; it is a setting of T5X; use its counterpart {setting}'
-        shipped, short = gin_files.read_shipped_files(), '.'.join([first, *rest[:1]])
-        known = {each for file in shipped.values() for each in re.findall(rf'\b{first}\.[A-Z]\w*', file.text)}
-        similar = '' if short in known else suggest_similar_name(short, known)
-        if first not in imports and f'sublayers/{first}.gin' in shipped:
-            return f'{similar}; add --gin_file=sublayers/{first}.gin'
-        if first not in imports or similar:
-            return similar or _suggest_module(first, imports)
+        if first not in imports:
+            is_sublayer = f'sublayers/{first}.gin' in gin_files.read_shipped_files()
+            return f'; add --gin_file=sublayers/{first}.gin' if is_sublayer else _suggest_module(first, imports)
     return ''
 
 

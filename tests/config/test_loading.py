@@ -164,7 +164,7 @@ def test_any_flag_text_is_a_value_or_a_one_line_error(text):
         return
     # The value is either the text itself or gin's value of the text.
     if value != text:
-        assert gin.config.parse_value(text) == value
+        assert gin.config.parse_value(text.strip()) == value
 
 
 @pytest.mark.parametrize('text', ['{a} {b}', '100%', '"{a}" or {b}'])
