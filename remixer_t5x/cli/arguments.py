@@ -94,12 +94,8 @@ _GENERATION_OPTIONS = {
     'forced_prefix': ('IDS', "token ids that answers begin with, as in '[5, 6]'"),
     'stop_strings': ('TEXTS', "an answer ends after this text, or the first of several, as in \"['.', 'END']\""),
 }
-# Macros of options that only some decoders have, and the fields of these decoders.
-_DECODER_FIELDS = {
-    'SAMPLES': 'num_samples',
-    **{name: name.lower() for name in ('BEAMS', 'TEMPERATURE', 'TOP_K', 'TOP_P', 'MIN_P')},
-}
-_DECODER_MACROS = {'DECODER', 'LOGITS_PROCESSOR', *map(str.upper, _GENERATION_OPTIONS), *_DECODER_FIELDS}
+# Flags that set these macros must have an effect: most decoders lack some of these options.
+_DECODER_MACROS = ('SAMPLES', 'BEAMS', 'TEMPERATURE', 'TOP_K', 'TOP_P', *map(str.upper, _GENERATION_OPTIONS))
 
 
 def add_decoder_flags(parser: argparse.ArgumentParser, batch_size: str) -> Any:
@@ -117,38 +113,12 @@ def add_decoder_flags(parser: argparse.ArgumentParser, batch_size: str) -> Any:
     return group
 
 
-def apply_decoder_flags(args: argparse.Namespace, base: Sequence[str]) -> None:
-    """Converts the flags `--beams` and `--sampling` to gin flags in `args.gin_flags`.
-
-    `base` contains the gin files that the command reads by default. Raises the errors of `check_decoder_macros`.
-    """
+def apply_decoder_flags(args: argparse.Namespace) -> None:
+    """Converts the flags `--beams` and `--sampling` to gin flags in `args.gin_flags`."""
     if args.beams is not None:
         args.gin_flags = [*args.gin_flags, ('DECODER', '@beam_search.BeamSearch()'), ('BEAMS', str(args.beams))]
     if args.sampling is not None:
         args.gin_flags = [*args.gin_flags, ('DECODER', '@sampling.Sampling()'), ('TEMPERATURE', args.sampling)]
-    check_decoder_macros(args, base)
-
-
-def check_decoder_macros(args: argparse.Namespace, base: Sequence[str]) -> None:
-    """Raises UserError if a flag sets an option that the decoder does not have, or if the model generates no text."""
-    from remixer_t5x.data import batch_formats
-
-    macros = {name for name, _ in args.gin_flags}
-    if not (options := sorted(_DECODER_MACROS & macros)):
-        return
-    decoder, model_type = load_macro_values(args, 'DECODER', 'MODEL_TYPE', base=base)
-    flags = [f'--{name}' for name in ('beams', 'sampling') if getattr(args, name, None) is not None] or options
-    if getattr(args, 'embed', None) is not None:
-        raise UserError(f'{flags[0]} must be omitted with --embed, which generates no text')
-    if model_type in batch_formats.HEAD_MODEL_TYPES:
-        raise UserError(f'{flags[0]} requires a model that generates text, got MODEL_TYPE = {model_type!r}; omit it')
-    for name in options:
-        if not hasattr(decoder, _DECODER_FIELDS.get(name, '__call__')):
-            short, factory = (
-                ('beams', 'beam_search.BeamSearch') if name == 'BEAMS' else ('sampling', 'sampling.Sampling')
-            )
-            flag = f'--{short}' if hasattr(args, short) else f"--gin.DECODER='@{factory}()'"
-            raise UserError(f'{name} requires {flag}, got {type(decoder).__name__}; pass {flag}, or omit {name}')
 
 
 def split_gin_flags(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
@@ -174,12 +144,14 @@ def split_gin_flags(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, str
 def load_config(args: argparse.Namespace, root: str, partial: bool = True, **sources: Any) -> None:
     """Loads the gin files and flags of the command line, and checks the settings that the class `root` requires.
 
-    With `partial`, the command reads only some settings of the configuration, and unread macros are allowed.
+    With `partial`, the command reads only some settings of the configuration, and unread macros are allowed, except for
+    options of decoders.
     `sources` sets the optional fields `base`, `defaults` and `objects` of `config.loading.ConfigSources`.
     """
     from remixer_t5x.config import loading
 
-    loading.load_gin_config(_build_config_sources(args, **sources), root, partial=partial)
+    config_sources = _build_config_sources(args, **sources)
+    loading.load_gin_config(config_sources, root, partial=partial, must_be_read=_DECODER_MACROS)
 
 
 def load_macro_values(args: argparse.Namespace, *macros: str, **sources: Any) -> list[Any]:

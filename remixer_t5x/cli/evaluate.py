@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Evaluates checkpoints, prints a table of metrics, and writes metrics, predictions and leaderboard submissions."""
-    arguments.apply_decoder_flags(args, BASE)
+    arguments.apply_decoder_flags(args)
     defaults = {'VALIDATION_PAIRS': None}
     held_out, split = arguments.load_macro_values(args, *defaults, 'EVAL_SPLIT', base=BASE, defaults=defaults)
     if held_out and split != 'train' and 'PAIRS' not in dict(args.gin_flags):

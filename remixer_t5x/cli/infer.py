@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> None:
         raise UserError('--pooling requires --embed; add --embed, or omit --pooling')
     if args.embed is not None:
         process_flags.require_single_process(args, '--embed')
-    arguments.apply_decoder_flags(args, BASE)
+    arguments.apply_decoder_flags(args)
     load_config(args)
     with process_flags.connect_processes(args):
         settings, template = load_settings(args)

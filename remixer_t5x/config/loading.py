@@ -68,6 +68,7 @@ def load_gin_config(
     sources: ConfigSources,
     *roots: str,
     partial: bool = True,
+    must_be_read: Collection[str] = (),
     only: bool = False,
 ) -> None:
     """Replaces gin's configuration with `sources`. Raises a one-line UserError for any error in the sources.
@@ -77,6 +78,7 @@ def load_gin_config(
         roots: macros (such as `%MODEL`), and full names of classes or functions, that `sources` must configure.
         partial: whether the caller reads only some settings of a training configuration. If True, macros of other
             shipped files may be set but unread. If False, `get_config_text` contains only settings that `roots` read.
+        must_be_read: macros that flags must not set unless `roots` read them, even if `partial` is True.
         only: whether `get_config_text` contains only settings that `roots` read, and no further imports.
     """
     texts = _read_gin_texts(sources)
@@ -104,8 +106,8 @@ def load_gin_config(
     in_model = {item.partition('=')[0] for item in sources.model if '=' in item}
     for name, location in macros_set.items():
         is_read = (name, 'gin.macro', 'value') in resolver.bindings or name == MODULE
-        must_be_read = not partial and (name in in_model or location.startswith(FLAG) and not sources.model)
-        if must_be_read and not is_read:
+        is_checked = not partial and (name in in_model or location.startswith(FLAG) and not sources.model)
+        if not is_read and (is_checked or name in must_be_read and location.startswith(FLAG)):
             raise _build_unread_macro_error(name, f'--model: {name}' if name in in_model else location, (), texts)
     if only or not partial:
         lines = [] if only else gin.config_str().splitlines()

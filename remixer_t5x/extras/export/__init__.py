@@ -48,7 +48,6 @@ def run(args: argparse.Namespace) -> None:
         raise UserError(f'--to must be a new folder, got {folder}, which exists')
     from remixer_t5x.cli import infer
 
-    arguments.check_decoder_macros(args, infer.BASE)
     # The input template is not applied, because exported functions accept complete input texts.
     args.gin_flags = [('INPUT_TEMPLATE', 'None'), *args.gin_flags]
     infer.load_config(args)
