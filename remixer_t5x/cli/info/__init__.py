@@ -21,10 +21,8 @@ _FLAG_MODES = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_gin_flags(parser)
     kinds = parser.add_mutually_exclusive_group()
-    kinds.add_argument(
-        '--sharding', nargs='?', const='*', metavar='NAMES',
-        help="how each parameter is sharded over the mesh of a hardware file; NAMES is a pattern such as 'encoder/*'",
-    )  # fmt: skip
+    sharding = 'how each parameter is sharded over the mesh of a hardware file'
+    kinds.add_argument('--sharding', action='store_true', help=sharding)
     kinds.add_argument('--memory', action='store_true', help='memory of a training step per device')
     kinds.add_argument(
         '--speed', nargs='?', const=0, type=arguments.make_whole_number_type(0), metavar='CHANGES',
@@ -88,7 +86,7 @@ def run(args: argparse.Namespace) -> None:
             speed.print_comparison(args, args.models or model.MODELS, arguments.split_names(args.compare or 'small'))
     elif args.compare is not None:
         model.print_comparison(args)
-    elif args.sharding is not None:
+    elif args.sharding:
         model.print_sharding(args)
     else:
         model.print_cost_table(args)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import fnmatch
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -22,7 +21,6 @@ from remixer_t5x.data import batch_formats
 from remixer_t5x.devices import mesh
 from remixer_t5x.devices.hardware_table import Hardware
 from remixer_t5x.devices.partition import ShardingRow
-from remixer_t5x.errors import UserError
 from remixer_t5x.models import interface
 
 _FLOAT32_BYTES = 4
@@ -224,7 +222,7 @@ def _count_shipped_model_costs(
 
 
 def print_sharding(args: argparse.Namespace) -> None:
-    """Prints the sharding of the parameters whose names match `--sharding`. The devices need not be present."""
+    """Prints the sharding of each parameter. The devices need not be present."""
     macros = ('MODEL', 'PARTITIONER', 'DEVICES', *LENGTHS_MACRO)
     model, partitioner, devices, lengths = arguments.load_macro_values(args, *macros, defaults=LENGTHS_MACRO)
     described = dataclasses.replace(
@@ -232,17 +230,11 @@ def print_sharding(args: argparse.Namespace) -> None:
     )
     shapes = batch_formats.get_batch_shapes(model.model_type, resolve_feature_lengths(model.model_type, lengths))
     rows = described.list_sharding_rows(interface.compute_param_shapes(model, shapes))
-    shown = [row for row in rows if fnmatch.fnmatch(row.name, args.sharding)]
-    if not shown:
-        raise UserError(
-            f'--sharding must match the name of a parameter, got {args.sharding!r}; pass a pattern such as '
-            f"'*', or a name such as '{rows[0].name}'"
-        )
     local, total = sum(row.bytes_per_device for row in rows), sum(map(_count_total_bytes, rows))
     split = sum(_count_total_bytes(row) for row in rows if row.bytes_per_device < _count_total_bytes(row))
     console.print_with_rich(
         f'{described.mesh.size} devices, {mesh.format_mesh_shape(described.mesh.shape)}',
-        build_sharding_table(shown),
+        build_sharding_table(rows),
         f'parameters in float32: {local / 2**20:,.1f} MiB on each device of {total / 2**20:,.1f} MiB in all; '
         f'{100 * split / total:.1f}% of them are split',
         pipe_width=160,
