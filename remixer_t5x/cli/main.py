@@ -10,7 +10,6 @@ import ctypes
 import os
 import re
 import sys
-import tempfile
 import traceback
 from collections.abc import Sequence
 from typing import Any
@@ -77,37 +76,21 @@ def report_error(error: BaseException, process: str = '', verbose: bool = False)
         return 130
     if isinstance(error, SystemExit):
         return int(error.code or 0)
-    if verbose:
-        traceback.print_exception(error)
     if isinstance(error, MemoryError):
         error = UserError('this process is out of memory; use a smaller model or batch, or raise ulimit -v')
-    frames = user_modules.find_user_frames(error)
-    text = str(error) if isinstance(error, UserError) else _describe_exception(error, frames)
-    print(f'error{where}: {to_one_line(text)}', file=sys.stderr)
-    return 2 if isinstance(error, UserError) or frames else 1
-
-
-def _describe_exception(error: BaseException, frames: traceback.StackSummary) -> str:
-    """Describes an unexpected error and its notes on one line.
-
-    If `frames` contains frames of the user's modules, prints them, and starts the description with the innermost one.
-    Otherwise, describes the error as a bug, and writes its traceback to a file.
-    """
-    line = to_one_line(f'{type(error).__name__}: {error}')[:500]
-    # Removes the long note that JAX adds about its internal frames.
-    notes = ''.join(f'; {note}' for note in getattr(error, '__notes__', ()) if '\n' not in note)
-    if frames:
+    frames, text = user_modules.find_user_frames(error), str(error)
+    is_bug = not isinstance(error, UserError) and not frames
+    if is_bug or verbose:
+        traceback.print_exception(error)
+    else:
         print(*frames.format(), sep='', end='', file=sys.stderr)
-        return f'{frames[-1].filename} line {frames[-1].lineno}: {line}{notes}'
-    try:
-        with tempfile.NamedTemporaryFile(
-            'w', prefix='remixer_t5x_', suffix='.txt', delete=False, encoding='utf-8', errors='backslashreplace'
-        ) as file:
-            file.write(f'remixer-t5x {__version__}: {" ".join(sys.argv)}\n')
-            traceback.print_exception(error, file=file)
-    except OSError:
-        return f'{line}: this is a bug{notes}; pass --verbose for its traceback'
-    return f'{line}: this is a bug{notes}; its traceback is in {file.name}'
+    if not isinstance(error, UserError):
+        # Removes the long note that JAX adds about its internal frames.
+        notes = [note for note in getattr(error, '__notes__', ()) if '\n' not in note]
+        text = '; '.join([f'{type(error).__name__}: {error}'[:500], *notes])
+        text = f'this is a bug: {text}' if is_bug else f'{frames[-1].filename} line {frames[-1].lineno}: {text}'
+    print(f'error{where}: {to_one_line(text)}', file=sys.stderr)
+    return 1 if is_bug else 2
 
 
 def _run_command(argv: Sequence[str], own_process: bool) -> int:

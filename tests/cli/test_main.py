@@ -63,24 +63,19 @@ def test_an_invalid_flag_is_one_line_and_exit_code_2(argv, line, capsys, clean_e
     assert err.count('\n') == 1 and err.endswith('\n')
 
 
-def test_a_bug_is_one_line_that_names_its_traceback(capsys, clean_environment, monkeypatch, tmp_path):
+def test_a_bug_is_a_line_below_its_traceback(capsys, clean_environment, monkeypatch):
     def fail(*_):
         error = ZeroDivisionError('by\nzero')
         error.add_note('the newest checkpoint is of step 3')
         raise error
 
-    monkeypatch.setattr('tempfile.tempdir', str(tmp_path))
     monkeypatch.setattr(cli, '_run_command', fail)
     # An earlier test in this process may have made the modules of `tests` modules of the user.
     monkeypatch.setattr(user_modules, 'importable_modules', set())
     assert cli.main(['info']) == 1
-    [line] = capsys.readouterr().err.splitlines()
-    [file] = tmp_path.iterdir()
-    assert line == (
-        'error: ZeroDivisionError: by zero: this is a bug; the newest checkpoint is of step 3; '
-        f'its traceback is in {file}'
-    )
-    assert 'ZeroDivisionError' in file.read_text() and 'in fail' in file.read_text()
+    first, *frames, line = capsys.readouterr().err.splitlines()
+    assert first.startswith('Traceback') and any('in fail' in frame for frame in frames)
+    assert line == 'error: this is a bug: ZeroDivisionError: by zero; the newest checkpoint is of step 3'
 
 
 MIXER = """import flax.linen as nn
