@@ -43,8 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='compare all models at these sizes (default tiny,small,base) with each other and with the papers; with '
         '--speed, compare their forecasts (default small)',
     )  # fmt: skip
-    depth = 'number of levels of modules to show (default 3)'
-    parser.add_argument('--depth', metavar='N', type=arguments.make_whole_number_type(1), default=3, help=depth)
+    depth = 'number of levels of modules to show (default 4)'
+    parser.add_argument('--depth', metavar='N', type=arguments.make_whole_number_type(1), default=4, help=depth)
     models = 'with --compare: models, separated by commas (default: all)'
     parser.add_argument('--models', metavar='NAMES', type=arguments.split_names, help=models)
     arguments.add_macro_flag(parser, '--mesh', 'MESH', f'with --sharding, --memory or --speed: {arguments.MESH_HELP}')

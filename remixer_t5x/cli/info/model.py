@@ -7,9 +7,10 @@ each parameter is sharded over the device mesh.
 from __future__ import annotations
 
 import argparse
+import collections
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.table import Table
 
@@ -61,67 +62,29 @@ def resolve_feature_lengths(model_type: str, feature_lengths: Mapping[str, int] 
     return feature_lengths
 
 
-@dataclasses.dataclass
-class ModuleNode:
-    """A module of the model, with the parameters and FLOPs of the module and its submodules."""
-
-    name: str
-    parameters: int = 0
-    flops: float = 0.0
-    children: dict[str, ModuleNode] = dataclasses.field(default_factory=dict)
-
-
-def build_module_tree(count: ModelCounts) -> ModuleNode:
-    """Returns the tree of modules in order of first use. If a module has a single child, merges the child into it."""
-    root = ModuleNode('')
-    for path, flops in count.forward_flops.items():
-        for node in _iterate_path_nodes(root, path):
-            node.flops += flops
-    for path, parameters in count.parameters.items():
-        for node in _iterate_path_nodes(root, path[:-1]):
-            node.parameters += parameters
-    root.children = {name: _merge_only_children(child) for name, child in root.children.items()}
-    return root
-
-
-def _iterate_path_nodes(root: ModuleNode, path: tuple[str, ...]) -> Iterator[ModuleNode]:
-    node = root
-    yield node
-    for name in path:
-        node = node.children.setdefault(name, ModuleNode(name))
-        yield node
-
-
-def _merge_only_children(node: ModuleNode) -> ModuleNode:
-    children = [_merge_only_children(child) for child in node.children.values()]
-    node.children = {child.name: child for child in children}
-    if len(children) == 1 and (node.parameters, node.flops) == (children[0].parameters, children[0].flops):
-        return dataclasses.replace(children[0], name=f'{node.name}/{children[0].name}')
-    return node
-
-
 def build_cost_table(count: ModelCounts, depth: int) -> Table:
     """Returns a table of the modules in the first `depth` levels; each row includes the costs of submodules."""
-    root = build_module_tree(count)
+    parameters, flops = collections.Counter[tuple[str, ...]](), collections.Counter[tuple[str, ...]]()
+    for path, module_flops in count.forward_flops.items():
+        flops.update({path[:level]: module_flops for level in range(1, len(path) + 1)})
+    for path, size in count.parameters.items():
+        parameters.update({path[:level]: size for level in range(1, len(path))})
     table = console.build_table('module', 'parameters', '%', 'forward FLOPs', '%', words=('module',))
 
-    def add_module_rows(node: ModuleNode, level: int) -> None:
-        shares = [
-            f'{100 * part / whole:.1f}' if whole else '-'
-            for part, whole in ((node.parameters, root.parameters), (node.flops, root.flops))
-        ]
-        table.add_row(
-            '  ' * level + node.name, f'{node.parameters:,}', shares[0], format_quantity(node.flops), shares[1]
-        )
-        for child in node.children.values() if level + 1 < depth else ():
-            add_module_rows(child, level + 1)
+    def add_row(name: str, size: float, module_flops: float) -> None:
+        size_share = 100 * size / count.total_parameters
+        flops_share = 100 * module_flops / count.total_forward_flops
+        table.add_row(name, f'{size:,}', f'{size_share:.1f}', format_quantity(module_flops), f'{flops_share:.1f}')
 
-    for node in root.children.values():
-        add_module_rows(node, 0)
+    # Order modules by first use, and each module before its submodules.
+    ranks = {path: rank for rank, path in enumerate(dict.fromkeys([*flops, *parameters]))}
+    for path in sorted(ranks, key=lambda path: [ranks[path[:level]] for level in range(1, len(path) + 1)]):
+        if len(path) <= depth:
+            add_row('  ' * (len(path) - 1) + path[-1], parameters[path], flops[path])
     if outside := count.forward_flops.get(()):
-        add_module_rows(ModuleNode('loss (outside modules)', 0, outside), 0)
+        add_row('loss (outside modules)', 0, outside)
     table.add_section()
-    add_module_rows(ModuleNode('total', root.parameters, root.flops), 0)
+    add_row('total', count.total_parameters, count.total_forward_flops)
     return table
 
 
