@@ -183,12 +183,11 @@ def find_file(
     )
 
 
-def parse_model_flag(text: str, search_paths: Sequence[str] = ()) -> list[str]:
+def parse_model_flag(text: str) -> list[str]:
     """Splits the value of --model, such as `bert+sublayers/fnet+ENCODER_MIXER=@fnet.FNet`, into gin files and settings.
 
-    A name without a folder refers to a file in models/, the current folder or `search_paths`. If both models/ and
-    another folder contain mine.gin, `mine` selects the file in models/, and `mine.gin` the other file. Raises UserError
-    if a name is empty.
+    `NAME` refers to the shipped file models/NAME.gin if it exists; `NAME.gin`, and any other `NAME`, refer to NAME.gin.
+    Raises UserError if a name is empty.
     """
     parts = []
     for name in map(str.strip, text.split('+')):
@@ -198,9 +197,8 @@ def parse_model_flag(text: str, search_paths: Sequence[str] = ()) -> list[str]:
                 f'--model must be one or more names joined by +, got {text!r}; pass --model=t5_1_1, or '
                 '--model=remixer+NAME=VALUE'
             )
-        is_users = any(pathlib.Path(folder).expanduser().joinpath(file).is_file() for folder in ('', *search_paths))
-        is_shipped = not is_users or (name != file and f'{MODELS_FOLDER}{file}' in read_shipped_files())
-        parts.append(name if '=' in name else f'{MODELS_FOLDER}{file}' if is_shipped and '/' not in file else file)
+        is_shipped = name != file and f'{MODELS_FOLDER}{file}' in read_shipped_files()
+        parts.append(name if '=' in name else f'{MODELS_FOLDER}{file}' if is_shipped else file)
     return parts
 
 
