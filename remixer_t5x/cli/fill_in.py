@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from remixer_t5x.cli import arguments
 from remixer_t5x.cli.arguments import Command
 from remixer_t5x.errors import UserError
 from remixer_tasks.vocabulary import sentinels
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 # Maximum number of tokens to show per example, because whole examples do not fit on the screen.
 TOKENS_SHOWN = 80
@@ -33,8 +30,6 @@ def run(args: argparse.Namespace) -> None:
     model, partitioner, folder, mixture, lengths, seed, use_cached, cache_dir = arguments.load_macro_values(
         args, *macros, defaults=_DATA
     )
-    from rich.console import Console
-
     from remixer_t5x.checkpoints import saved_params
     from remixer_t5x.data import batch_formats, pipeline, task_batches, task_vocabulary
     from remixer_t5x.evaluate import predictions
@@ -56,30 +51,22 @@ def run(args: argparse.Namespace) -> None:
     inputs = [row for row in batch['encoder_input_tokens'][: args.num_examples] if row.any()]
     decoding = predictions.Decoding(BATCH_SIZE, lengths)
     answers = predictions.Predictor(model, partitioner, decoding, vocab).predict(params, inputs)
-    console = Console(highlight=False)
     for row, (ids, answer) in enumerate(zip(inputs, answers, strict=True)):
-        print_filled_gaps(console, vocab, ids, batch['decoder_target_tokens'][row], answer.ids[0])
-    # Do not wrap the line, so that the path can be copied.
-    console.print(f'from the newest checkpoint in {folder}/{model_dir.CHECKPOINTS}', style='dim', soft_wrap=True)
+        print_filled_gaps(vocab, ids, batch['decoder_target_tokens'][row], answer.ids[0])
+    print(f'from the newest checkpoint in {folder}/{model_dir.CHECKPOINTS}')
 
 
-def print_filled_gaps(
-    console: Console, vocab: Any, inputs: Sequence[int], targets: Iterable[int], predicted: Iterable[int]
-) -> None:
+def print_filled_gaps(vocab: Any, inputs: Sequence[int], targets: Iterable[int], predicted: Iterable[int]) -> None:
     """Prints the beginning of an example with numbered gaps, followed by the true and predicted text of each gap."""
-    from rich.text import Text
-
     parts = list(split_at_sentinels(inputs[:TOKENS_SHOWN], vocab))
-    text = Text('text   ', style='dim')
-    for sentinel, words in parts:
-        text += Text('' if sentinel is None else f' [{sentinel + 1}] ', style='bold') + Text(words)
-    console.print(text + Text(' ...'))
+    text = ''.join(words if number is None else f' [{number + 1}] {words}' for number, words in parts)
+    print(f'text   {text} ...')
     truth, guess = (dict(split_at_sentinels(ids, vocab)) for ids in (targets, predicted))
-    for sentinel, _ in parts:
-        if sentinel is not None:
-            was, says = (f'"{words}"' if words else 'nothing' for words in (truth.get(sentinel), guess.get(sentinel)))
-            console.print(Text(f'  [{sentinel + 1}]  ', style='bold') + Text(f'was {was}   the model says {says}'))
-    console.print()
+    for number, _ in parts:
+        if number is not None:
+            was, says = (f'"{words}"' if words else 'nothing' for words in (truth.get(number), guess.get(number)))
+            print(f'  [{number + 1}]  was {was}   the model says {says}')
+    print()
 
 
 def split_at_sentinels(ids: Iterable[int], vocab: Any) -> Iterator[tuple[int | None, str]]:
