@@ -53,10 +53,8 @@ def suggest_similar_name(name: str, known: Iterable[str], key: Callable[[str], s
     Compares `key(name)` with the keys of the known names. If `key(name)` is a prefix of the keys of one to three known
     names, suggests these names instead of the most similar name: for `t5`, suggests `t5_1_1` instead of `tim`.
     """
-    # If several names have keys that differ only in case, `by_key` keeps the name that shares the most letters with
-    # `name`.
-    known = sorted({*known} - {name}, key=lambda candidate: (sum(map(str.__eq__, candidate, name)), candidate))
-    by_key, word = {key(candidate).lower(): candidate for candidate in known}, key(name).lower()
+    by_key = {key(candidate).lower(): candidate for candidate in sorted({*known} - {name})}
+    word = key(name).lower()
     longer = sorted(by_key[candidate] for candidate in by_key if candidate.startswith(word))
     if len(word) > 1 and 1 <= len(longer) <= 3:
         return f'; did you mean {" or ".join(longer)}?'

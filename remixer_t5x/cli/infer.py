@@ -16,7 +16,6 @@ from remixer_t5x.errors import UserError, format_count
 if TYPE_CHECKING:
     from remixer_t5x.evaluate import text_inference
     from remixer_t5x.evaluate.text_inference import TextInference
-    from remixer_tasks.pair_inputs import RowTexts, TextInputs
 
 BASE = ('runs/infer.gin',)
 ROOT = 'remixer_t5x.evaluate.text_inference.TextInference'
@@ -117,7 +116,7 @@ def _predict_texts(settings: TextInference, folder: str) -> None:
     if inputs.is_stdin and sys.stdin.isatty():
         print('type a text and press Enter; Ctrl-D ends', file=sys.stderr)
         window = 1  # Print the answer to each line before reading the next line.
-    reporter = _ProgressReporter(inputs, out.counts)
+    reporter = _ProgressReporter(out.counts)
     with contextlib.closing(out):
         text_inference.write_predictions(texts, out, codec, predict, window, reporter.update)
     reporter.print_summary(out)
@@ -131,7 +130,7 @@ def _embed_texts(settings: TextInference, folder: str, args: argparse.Namespace)
     codec = dataclasses.replace(settings.build_codec(), model=None)
     window = settings.decoding.batch_size * text_inference.WINDOW_BATCHES
     records, counts = [], text_inference.TextCounts()
-    reporter = _ProgressReporter(settings.inputs, counts)
+    reporter = _ProgressReporter(counts)
     for record in embeddings.embed_texts(
         iter(settings.inputs), codec, settings.model, predictor, params, window, args.embed == 'tokens', args.pooling
     ):
@@ -146,9 +145,8 @@ def _embed_texts(settings: TextInference, folder: str, args: argparse.Namespace)
 class _ProgressReporter:
     """Prints the number of predictions to standard error during inference, and a summary at the end."""
 
-    def __init__(self, inputs: TextInputs | RowTexts, counts: text_inference.TextCounts):
+    def __init__(self, counts: text_inference.TextCounts):
         self._start, self._last_time = time.monotonic(), time.monotonic()
-        self._total = '' if inputs.is_stdin else f' of {sum(1 for _ in inputs):,}'
         if counts.before:
             _print_on_first_process(f'continuing after {format_count(counts.before, "prediction")}')
 
@@ -156,7 +154,7 @@ class _ProgressReporter:
         if (now := time.monotonic()) - self._last_time >= SECONDS_BETWEEN_LINES:
             self._last_time = now
             rate = (counts.written - counts.before) / max(now - self._start, 1e-9)
-            _print_on_first_process(f'{counts.written:,}{self._total} predictions · {rate:.1f} per second')
+            _print_on_first_process(f'{counts.written:,} predictions · {rate:.1f} per second')
 
     def print_summary(self, output: text_inference.PredictionWriter) -> None:
         from remixer_t5x.train import progress
