@@ -7,7 +7,6 @@ import pytest
 
 from remixer_t5x.config import loading, reference_resolver
 from remixer_t5x.config.loading import ConfigSources
-from remixer_t5x.errors import UserError
 
 MODULE = """
 import dataclasses
@@ -115,12 +114,6 @@ def test_values_do_not_change_with_the_next_configuration(garage):
     built_garage, *_ = reference_resolver.call_configured('toy_garage.open')
     garage('@toy_garage.Garage()', 'toy_garage.Garage.make = @toy_garage.Motor', 'toy_garage.Motor.power = 9')
     assert built_garage.build().power == 2
-
-
-def test_a_missing_argument_raises_a_one_line_error(garage):
-    garage('@toy_garage.Garage()')
-    with pytest.raises(UserError, match='Garage.* make; pass --gin.Garage.make=VALUE$'):
-        reference_resolver.call_configured('toy_garage.open')
 
 
 def test_a_deferred_value_is_created_once_at_its_first_use(garage):

@@ -90,14 +90,6 @@ def test_advice_names_existing_macros():
     assert len(named) > 15
 
 
-@pytest.mark.parametrize(
-    ('table', 'name', 'command'),
-    [('macros', 'INFER_MODE', 'score'), ('settings', 'infer.mode', 'score'), ('macros', 'MODEL_OUTPUT_DIR', 'export')],
-)
-def test_advice_names_the_command_with_the_same_purpose(table, name, command):
-    assert command in gin_files.T5X_NAMES[table][name]
-
-
 def test_finetune_rejects_the_absolute_train_steps_of_t5x(capsys):
     files = [*TRAINING, 'runs/finetune.gin']
     flags = [('MODEL_DIR', 'given'), ('INITIAL_CHECKPOINT_PATH', 'given'), ('TRAIN_STEPS', '1020000')]
