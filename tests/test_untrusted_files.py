@@ -22,7 +22,7 @@ from remixer_t5x.interop import safetensors_files, shared_folder
 from remixer_t5x.interop.huggingface import model_folders, t5_tokenizer
 from remixer_t5x.interop.huggingface.model_family import HuggingFaceConfig
 from remixer_t5x.interop.huggingface.t5 import T5
-from remixer_t5x.run_folder import metrics, model_dir, trackers
+from remixer_t5x.run_folder import metrics, model_dir
 from remixer_t5x.train import progress
 from remixer_tasks import pair_inputs, vocabularies
 from remixer_tasks.benchmarks import raw_rows
@@ -74,10 +74,6 @@ def read_tables(path):
 
 def read_checkpoint_record(folder):
     assert isinstance(saved_params.read_record(epath.Path(folder)), dict)
-
-
-def read_tracker_ids(folder):
-    assert trackers.get_or_create_run_id(epath.Path(folder), 'wandb')
 
 
 def lock_model_dir(folder):
@@ -143,7 +139,6 @@ READERS = {
     ),
     'array_metadata': folder_reader('.zarray', untrusted_checkpoints.check_untrusted_checkpoint),
     'checkpoint_record': folder_reader('run/metadata', read_checkpoint_record),
-    'tracker_ids': folder_reader(trackers.IDS_FILE, read_tracker_ids),
     'run_times': folder_reader(progress.TIMES_FILE, lambda folder: progress.read_activity_times(epath.Path(folder))),
     'run_config': folder_reader(
         model_dir.CONFIG,

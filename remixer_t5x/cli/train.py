@@ -25,7 +25,6 @@ TRAINING_TASK = 'remixer_t5x.data.pipeline.DatasetConfig.mixture_or_task_name'
 EVALUATION_TASKS = 'remixer_t5x.evaluate.task_evaluation.TaskEvaluation.mixture_or_task_name'
 FILES = {'train': 'runs/pretrain.gin', 'finetune': 'runs/finetune.gin'}
 LOSS_PICTURE = 'loss.png'
-REPORT = 'report.html'
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,9 +69,7 @@ def run(args: argparse.Namespace) -> int:
             for line in lines:
                 print(f'checked      {line}', file=sys.stderr)
         flops = functools.partial(_count_flops_per_step, settings)
-        result = loop.train(
-            settings, config_text=loading.get_config_text(), flops_per_step=flops, signals=signals, report=_write_report
-        )
+        result = loop.train(settings, config_text=loading.get_config_text(), flops_per_step=flops, signals=signals)
         if jax.process_index() == 0:
             _print_summary(result)
             _plot_loss(result, settings.recovery.on_save_failure)
@@ -100,15 +97,6 @@ def _count_flops_per_step(settings: Run) -> float:
 
     count = model_counts.count_model_costs(settings.step_config.model, settings.dataset.task_feature_lengths)
     return count.training_flops * settings.dataset.batch_size
-
-
-def _write_report(folder: str) -> str:
-    from remixer_t5x.run_folder import object_store
-
-    if object_store.is_remote(folder):
-        raise UserError('the report must be written to a local folder, got a bucket; run remixer-t5x report')
-    lazy_imports.import_extra('reports.report_writer').write_report([folder], f'{folder}/{REPORT}')
-    return f'{folder}/{REPORT}'
 
 
 def _print_summary(result: TrainResult) -> None:

@@ -168,16 +168,16 @@ class ReportWriter:
 
     def __init__(self, folder: str, examples_hashes: Mapping[str, str] | None = None):
         self.folder, self.notes = model_dir.to_absolute_path(folder), list[str]()
+        # Import lazily, because importing tensorboardX takes half a second.
+        from remixer_t5x.run_folder import tensorboard
+
         with object_store.wrap_write_errors(self.folder):
             (self.folder / PREDICTIONS).mkdir(parents=True, exist_ok=True)
+            self._tensorboard = tensorboard.TensorBoardWriter(self.folder / model_dir.TENSORBOARD, None)
         # A result keeps its name only if the examples are those of the first record of the same kind.
         records = metrics.read_records(self.folder / model_dir.METRICS)[::-1]
         self._hashes: dict[str, str] = {record['kind']: record.get('examples_hash', '') for record in records}
         self._hashes.update(examples_hashes or {})
-        # Import lazily, because importing tensorboardX takes half a second.
-        from remixer_t5x.run_folder import tensorboard
-
-        self._tensorboard = tensorboard.TensorBoardWriter(self.folder / model_dir.TENSORBOARD, None)
 
     def write(self, report: TaskReport, step: int, checkpoint: epath.Path) -> epath.Path:
         """Writes a report and returns the path of the file with its predictions."""
@@ -200,11 +200,12 @@ class ReportWriter:
             start = '\n' if path.exists() and path.read_bytes()[-1:] not in (b'', b'\n') else ''
             with path.open('a') as file:
                 file.write(start + json.dumps({**record, **numbers, 'timing': {'seconds': report.seconds}}) + '\n')
-        self._tensorboard.write(kind, step, report.metrics, {'seconds': report.seconds})
+            self._tensorboard.write(kind, step, report.metrics, {'seconds': report.seconds})
         return predictions
 
     def close(self) -> None:
-        self._tensorboard.close()
+        with object_store.wrap_write_errors(self.folder):
+            self._tensorboard.close()
 
 
 def evaluate_and_write_reports(

@@ -1,8 +1,8 @@
 """Writes TensorBoard event files with tensorboardX. Import this module lazily: the import takes 0.5 seconds."""
 
 import math
-import os
 import time
+import types
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +14,13 @@ from remixer_t5x.run_folder import object_store
 
 # Seconds between two uploads of an event file to a bucket.
 UPLOAD_SECONDS = 30
+# Write event files in buckets like other files; tensorboardX would use google-cloud-storage.
+record_writer.register_writer_factory(
+    'gs',
+    types.SimpleNamespace(
+        open=lambda path: object_store.GrowingObject(epath.Path(path)), directory_check=lambda path: None
+    ),
+)
 
 
 class TensorBoardWriter:
@@ -25,13 +32,10 @@ class TensorBoardWriter:
     """
 
     def __init__(self, folder: epath.Path, restored_step: int | None):
-        # Replace tensorboardX's writer for gs://, which requires google-cloud-storage.
-        record_writer.register_writer_factory('gs', _BucketFileFactory())
-        self._folder, self._last_flush_time = folder, time.monotonic()
-        with object_store.wrap_write_errors(folder):
-            record_writer.directory_check(str(folder))
-            # TensorBoard reads the files whose names contain `tfevents` in alphabetical order.
-            self._file = record_writer.RecordWriter(os.path.join(str(folder), f'events.out.tfevents.{time.time_ns()}'))
+        self._is_remote, self._last_flush_time = object_store.is_remote(folder), time.monotonic()
+        record_writer.directory_check(str(folder))
+        # TensorBoard reads the files whose names contain `tfevents` in alphabetical order.
+        self._file = record_writer.RecordWriter(f'{folder}/events.out.tfevents.{time.time_ns()}')
         self._add_event(file_version='brain.Event:2')
         if restored_step is not None:
             self.rewind(restored_step)
@@ -47,29 +51,12 @@ class TensorBoardWriter:
             if math.isfinite(value):
                 self._add_event(step=step, summary=summary.scalar(f'{kind}/{name}', value))
         # Flush local files immediately, because a resumed run does not log the steps before its checkpoint again.
-        is_due = time.monotonic() - self._last_flush_time > UPLOAD_SECONDS
-        if is_due or not object_store.is_remote(self._folder):
+        if not self._is_remote or time.monotonic() - self._last_flush_time > UPLOAD_SECONDS:
             self._last_flush_time = time.monotonic()
-            with object_store.wrap_write_errors(self._folder):
-                self._file.flush()
+            self._file.flush()
 
     def _add_event(self, **event: Any) -> None:
-        with object_store.wrap_write_errors(self._folder):
-            self._file.write(event_pb2.Event(wall_time=time.time(), **event).SerializeToString())
-
-    def add_files(self, name: str, kind: str, path: epath.Path) -> None:
-        """Does nothing, because TensorBoard displays only metrics."""
+        self._file.write(event_pb2.Event(wall_time=time.time(), **event).SerializeToString())
 
     def close(self) -> None:
-        with object_store.wrap_write_errors(self._folder):
-            self._file.close()
-
-
-class _BucketFileFactory:
-    """Opens event files in gs:// folders for tensorboardX."""
-
-    def open(self, path: str) -> object_store.GrowingObject:
-        return object_store.GrowingObject(epath.Path(path))
-
-    def directory_check(self, path: str) -> None:
-        """Does nothing, because buckets have no folders."""
+        self._file.close()

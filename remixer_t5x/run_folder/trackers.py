@@ -6,11 +6,8 @@ resumed runs read metrics only from `metrics.jsonl`, never from the files of a t
 
 import dataclasses
 import importlib.util
-import json
 import os
-import pathlib
 import queue
-import re
 import secrets
 import tempfile
 import threading
@@ -23,8 +20,8 @@ from remixer_t5x import untrusted_files
 from remixer_t5x.errors import UserError, root_cause_message
 from remixer_t5x.run_folder import model_dir, object_store
 
-# File in MODEL_DIR that maps the name of each tracker to the id by which the tracker identifies the run.
-IDS_FILE = 'trackers.json'
+# File in MODEL_DIR with the id of the W&B run.
+ID_FILE = 'wandb_id.txt'
 # Maximum number of seconds to wait for each tracker at the end of a run, for example for uploads.
 CLOSE_SECONDS = float(os.environ.get('REMIXER_T5X_TRACKER_SECONDS', '120'))
 
@@ -47,18 +44,11 @@ class TrackerSession(Protocol):
     def rewind(self, step: int) -> None:
         """Called when the run returns to `step`, after which the run logs the metrics of later steps again."""
 
-    def add_files(self, name: str, kind: str, path: epath.Path) -> None:
-        """Uploads the file or folder `path`. `kind` is 'config', 'report' or 'model'."""
-
     def close(self) -> None: ...
 
 
 class Tracker(Protocol):
     """An experiment tracker that can be listed in the gin macro TRACKERS."""
-
-    @property
-    def takes_files(self) -> bool:
-        """Whether `add_files` stores files. If False, no report is written for the tracker."""
 
     def open(self, run: TrackedRun) -> TrackerSession: ...
 
@@ -69,8 +59,6 @@ TrackerCall = Callable[[TrackerSession], None]
 @dataclasses.dataclass(frozen=True)
 class TensorBoard(Tracker):
     """Writes event files to MODEL_DIR/tensorboard."""
-
-    takes_files = False
 
     def open(self, run: TrackedRun) -> TrackerSession:
         # Import lazily, because importing tensorboardX takes half a second.
@@ -88,7 +76,6 @@ class WandB(Tracker):
         name: name of the run; None uses the last component of MODEL_DIR.
         mode: 'online', 'offline' (writes files to MODEL_DIR/wandb for `wandb sync`) or 'disabled'; None uses the
             environment variable WANDB_MODE.
-        best_checkpoint: whether to upload the best checkpoint of each task at the end of a run.
     """
 
     project: str = 'remixer_t5x'
@@ -97,8 +84,6 @@ class WandB(Tracker):
     tags: Sequence[str] = ()
     name: str | None = None
     mode: str | None = None
-    best_checkpoint: bool = True
-    takes_files = True
 
     def __post_init__(self) -> None:
         if self.mode not in (None, 'online', 'offline', 'disabled'):
@@ -133,7 +118,7 @@ class _WandBSession:
             tags=list(tracker.tags),
             name=tracker.name or run.folder.name,
             mode=cast(Any, tracker.mode),
-            id=get_or_create_run_id(run.folder, 'wandb'),
+            id=get_or_create_run_id(run.folder),
             resume='allow',
             dir=folder,
             config=dict(run.settings),
@@ -149,41 +134,16 @@ class _WandBSession:
     def rewind(self, step: int) -> None:
         """Does nothing, because the run logs the metrics again, and W&B displays both values."""
 
-    def add_files(self, name: str, kind: str, path: epath.Path) -> None:
-        if kind == 'model' and not self._tracker.best_checkpoint:
-            return
-        allowed_name = re.sub(r'[^\w.-]', '-', name)
-        artifact = self._wandb.Artifact(f'{self._run.id}-{allowed_name}', kind)
-        if object_store.is_remote(path):
-            artifact.add_reference(str(path), checksum=False)
-        elif path.is_dir():
-            # Add the files one by one, because `add_dir` prints a line.
-            for file in sorted(filter(pathlib.Path.is_file, pathlib.Path(path).rglob('*'))):
-                artifact.add_file(str(file), name=str(file.relative_to(str(path))))
-        else:
-            artifact.add_file(str(path))
-        self._run.log_artifact(artifact)
-
     def close(self) -> None:
         self._run.finish()
 
 
-def get_or_create_run_id(folder: epath.Path, tracker: str) -> str:
-    """Returns the id by which `tracker` identifies the run in `folder`. The first call creates the id.
-
-    Raises UserError if the file that stores the ids is damaged or not writable.
-    """
-    path = folder / IDS_FILE
-    advice = 'move it to another folder, so that the run gets a new id'
-    with object_store.wrap_read_errors(path):
-        ids = untrusted_files.read_json_object(path, advice) if path.exists() else {}
-    if not re.fullmatch(r'[\w-]{1,64}', str(ids.get(tracker, 'new'))):
-        raise UserError(f'{path} is damaged; {advice}')
-    if tracker not in ids:
-        ids[tracker] = secrets.token_hex(4)
-        with object_store.wrap_write_errors(path):
-            object_store.write_atomically(path, json.dumps(ids) + '\n')
-    return str(ids[tracker])
+def get_or_create_run_id(folder: epath.Path) -> str:
+    """Returns the id of the W&B run of MODEL_DIR, which the first call creates and stores."""
+    path = folder / ID_FILE
+    if not path.exists():
+        object_store.write_atomically(path, secrets.token_hex(4))
+    return untrusted_files.read_text(path, 'move it to another folder').strip()
 
 
 class BackgroundTrackers:
@@ -195,7 +155,6 @@ class BackgroundTrackers:
 
     def __init__(self, trackers: Sequence[Tracker], run: TrackedRun, warn: Callable[[str], None]):
         self._threads = [_TrackerThread(tracker, run, warn) for tracker in trackers]
-        self.takes_files = any(tracker.takes_files for tracker in trackers)
 
     def write(self, kind: str, step: int, numbers: Mapping[str, float], timing: Mapping[str, float]) -> None:
         numbers, timing = dict(numbers), dict(timing)
@@ -203,9 +162,6 @@ class BackgroundTrackers:
 
     def rewind(self, step: int) -> None:
         self._enqueue_for_all(lambda session: session.rewind(step))
-
-    def add_files(self, name: str, kind: str, path: epath.Path) -> None:
-        self._enqueue_for_all(lambda session: session.add_files(name, kind, path))
 
     def close(self, seconds: float | None = None) -> None:
         """Closes all trackers. Waits at most `seconds` for each tracker; None uses CLOSE_SECONDS."""

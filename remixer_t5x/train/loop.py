@@ -27,7 +27,6 @@ def train(
     flops_per_step: Callable[[], float] | None = None,
     show_progress: bool = True,
     signals: contextlib.ExitStack | None = None,
-    report: Callable[[str], str] | None = None,
 ) -> settings.TrainResult:
     """Trains until step `run.periods.train_steps`, starting from the newest checkpoint in MODEL_DIR if there is one.
 
@@ -39,8 +38,6 @@ def train(
         show_progress: whether to print progress.
         signals: an exit stack that restores the caller's signal handlers when it is closed; None restores them when
             `train` returns.
-        report: function that writes a report about a MODEL_DIR and returns the report's path; called only if a tracker
-            stores files.
 
     Raises:
         UserError: a setting is invalid, the disk is full, or the loss is not finite.
@@ -83,7 +80,6 @@ def train(
         try:
             stopped = loop.run(state, last, stop)
             seconds = log.write_activity_times(state.step)
-            log.upload_files(report)
         except Exception as error:
             latest = state.saved_step
             error.add_note(f'the newest checkpoint is from step {latest}' if latest else 'there is no checkpoint')

@@ -1,7 +1,7 @@
 """Logs the metrics of a run to metrics.jsonl, the trackers and the terminal."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -9,7 +9,6 @@ import numpy as np
 from etils import epath
 
 from remixer_t5x.checkpoints import compatibility
-from remixer_t5x.evaluate import checkpoint_ranking
 from remixer_t5x.optim import trainable
 from remixer_t5x.optim.optimizer import HIGHEST_RELATIVE_RATE, Optimizer
 from remixer_t5x.optim.train_state import TrainStatePlan
@@ -75,7 +74,7 @@ class RunLog:
         config: str,
         notes: Sequence[str],
     ) -> None:
-        """Opens the trackers, sends them `config`, and prints the model size, the devices and `notes`."""
+        """Opens the trackers with the settings in `config`, and prints the model size, the devices and `notes`."""
         if self._is_first_process:
             tracked = trackers.TrackedRun(self.path, self._restored_step, compatibility.parse_bindings(config))
             self._trackers = trackers.BackgroundTrackers(used_trackers, tracked, self.print)
@@ -113,20 +112,6 @@ class RunLog:
         with self.tolerate_write_errors():
             if self._records is not None:
                 self._records.write(kind, step, numbers, timing)
-
-    def upload_files(self, report: Callable[[str], str] | None) -> None:
-        """Uploads the configuration, the best checkpoints and the file written by `report` to the trackers."""
-        if not self._trackers.takes_files:
-            return
-        self._trackers.add_files(model_dir.CONFIG, 'config', self.path / model_dir.CONFIG)
-        for task, record in checkpoint_ranking.find_best_checkpoints(str(self.path)).items():
-            self._trackers.add_files(f'best-{task}', 'model', epath.Path(record['path']))
-        if report is not None:
-            try:
-                self._trackers.add_files('report', 'report', epath.Path(report(str(self.path))))
-            except Exception as error:
-                # A finished run must not fail because its report cannot be written.
-                self.print(f'warning: the report cannot be written: {error}')
 
     def write_activity_times(self, last: int) -> dict[str, float]:
         """Appends the seconds that this process spent on each activity to goodput.jsonl, and returns them."""

@@ -12,7 +12,7 @@ from remixer_t5x.cli import train as train_command
 from remixer_t5x.evaluate import checkpoint_evaluation, checkpoint_ranking
 from remixer_t5x.evaluate.task_evaluation import TaskReport
 from remixer_t5x.interop import safetensors_files
-from remixer_t5x.run_folder import metrics, model_dir, tensorboard
+from remixer_t5x.run_folder import metrics, model_dir
 from remixer_t5x.train import progress, run_log, settings
 from remixer_t5x.train.settings import TrainResult
 from tests.run_folder import full_disks
@@ -20,12 +20,6 @@ from tests.support.error_lines import error_message
 
 LOSS = {'loss': 2.0}
 REPORT = TaskReport('cogs', 'gen', {'f1': 2.0}, [{'prediction': 'a'}], 1.0)
-
-
-def _tensorboard(folder):
-    with contextlib.closing(tensorboard.TensorBoardWriter(epath.Path(folder), 0)) as writer:
-        for step in range(200):
-            writer.write('train', step, LOSS, {})
 
 
 def _lock(folder):
@@ -49,7 +43,6 @@ def _best(folder):
 
 WRITERS = {
     'metrics': lambda folder: metrics.JsonlWriter(epath.Path(folder) / 'x', 0).write('train', 1, LOSS, {}),
-    'TensorBoard': _tensorboard,
     'lock': _lock,
     'loss.png': _loss_png,
     'best': _best,

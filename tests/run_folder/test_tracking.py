@@ -1,12 +1,10 @@
-"""Trackers that raise or hang warn once and do not stop a run; the order of calls; run ids."""
+"""Trackers that raise or hang warn once and do not stop a run; the order of calls."""
 
-import json
 import threading
 
 import pytest
 from etils import epath
 
-from remixer_t5x.errors import UserError
 from remixer_t5x.run_folder import trackers
 
 LOSS = {'loss': 2.0}
@@ -14,8 +12,6 @@ LOSS = {'loss': 2.0}
 
 class Recorder:
     """A tracker that records its calls, and calls `act` in each of them."""
-
-    takes_files = True
 
     def __init__(self, act=lambda: None, opening=lambda: None):
         self.calls, self._act, self._opening = [], act, opening
@@ -35,9 +31,6 @@ class Recorder:
     def rewind(self, step):
         self._call('rewind', step)
 
-    def add_files(self, name, kind, path):
-        self._call('files', name, kind, path)
-
     def close(self):
         self._call('close')
 
@@ -53,20 +46,15 @@ def track(tmp_path):
     return lambda *opened: trackers.BackgroundTrackers(opened, run_of(tmp_path), warnings.append), warnings
 
 
-def test_every_call_arrives_in_order(track, tmp_path):
+def test_every_call_arrives_in_order(track):
     open_trackers, warnings = track
     first = Recorder()
     both = open_trackers(first, other := Recorder())
     both.write('train', 4, LOSS, {'seconds': 1.0})
     both.rewind(3)
-    both.add_files('config', 'config', tmp_path)
     both.close()
-    expected = [
-        ('open', 3), ('train', 4, LOSS, {'seconds': 1.0}), ('rewind', 3), ('files', 'config', 'config', tmp_path),
-        ('close',),
-    ]  # fmt: skip
+    expected = [('open', 3), ('train', 4, LOSS, {'seconds': 1.0}), ('rewind', 3), ('close',)]
     assert first.calls == other.calls == expected and not warnings
-    assert both.takes_files and not open_trackers(trackers.TensorBoard()).takes_files
 
 
 def test_a_tracker_that_raises_warns_once_and_others_get_everything(track):
@@ -93,14 +81,3 @@ def test_a_tracker_that_hangs_delays_nothing(track):
     hanging.close(0.01)
     assert len(warnings) == 1 and 'has not closed within 0.01 s' in warnings[0]
     forever.set()
-
-
-def test_an_id_is_created_once_for_a_folder_and_a_tracker(tmp_path):
-    folder = epath.Path(tmp_path)
-    first = trackers.get_or_create_run_id(folder, 'wandb')
-    assert trackers.get_or_create_run_id(folder, 'wandb') == first != trackers.get_or_create_run_id(folder, 'other')
-    assert json.loads((tmp_path / trackers.IDS_FILE).read_text())['wandb'] == first
-    for damaged in ('{', '[]', '{"wandb": "../x"}', '{"wandb": 3.5}'):
-        (tmp_path / trackers.IDS_FILE).write_text(damaged)
-        with pytest.raises(UserError, match='move it to another folder, so that the run gets a new id'):
-            trackers.get_or_create_run_id(folder, 'wandb')
