@@ -24,9 +24,6 @@ from remixer_t5x.optim.schedules import Schedule, as_schedule
 # Minimum parameter RMS for scaling the updates of Remixer's H and alpha and gMLP's W; docs/results/remixer.md shows its
 # effect.
 MIN_RMS_NEAR_ZERO = 0.2
-# If updates are multiplied by the parameter RMS, a run warns about a learning rate above this value. For comparison, T5
-# is pretrained with Adafactor at 0.01, and nanoT5 with AdamW at 0.02.
-HIGHEST_RELATIVE_RATE = 0.05
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,14 +10,10 @@ from etils import epath
 
 from remixer_t5x.checkpoints import compatibility
 from remixer_t5x.optim import trainable
-from remixer_t5x.optim.optimizer import HIGHEST_RELATIVE_RATE, Optimizer
 from remixer_t5x.optim.train_state import TrainStatePlan
 from remixer_t5x.run_folder import metrics, model_dir, object_store, trackers
 from remixer_t5x.train import progress
 from remixer_t5x.train.settings import StepConfig
-
-# Maximum number of steps at which `describe_learning_rate` evaluates the schedule.
-_NUM_SCHEDULE_SAMPLES = 1000
 
 
 class RunLog:
@@ -87,7 +83,7 @@ class RunLog:
             memory = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) / 2**20
             share = 100 * trained / parameters
             self.print(f'{trained:,} of them are trained ({share:.2f}%) · optimizer state {memory:,.2f} MiB')
-        for note in (*describe_learning_rate(optimizer, self._last_step), *notes):
+        for note in notes:
             self.print(note)
         start = f'resuming at step {self._step}' if self._step else 'starting at step 0'
         self.print(f'{self.path}: {start} of {self._last_step}; the first step compiles')
@@ -146,31 +142,6 @@ class RunLog:
         with contextlib.suppress(object_store.WriteError):
             self.flush()
         self._trackers.close()
-
-
-def describe_learning_rate(optimizer: Optimizer, steps: int) -> Iterator[str]:
-    """Describes the first, highest and last learning rates, and warns about a rate above HIGHEST_RELATIVE_RATE.
-
-    Yields no lines if the optimizer's learning rate is unknown.
-    """
-    if optimizer.learning_rate is None:
-        return
-    at = np.unique(np.linspace(0, steps - 1, min(steps, _NUM_SCHEDULE_SAMPLES)).round().astype(np.int32))
-    rates = np.asarray(jax.jit(jax.vmap(optimizer.learning_rate))(at))
-    peak = int(rates.argmax())
-    parts = [f'{rates[0]:.3g} at step 1']
-    if 0 < peak < len(at) - 1:
-        parts.append(f'{rates[peak]:.3g} at step {at[peak] + 1:,}')
-    if len(at) > 1:
-        parts.append(f'{rates[-1]:.3g} at step {steps:,}')
-    constant = rates.min() == rates.max()
-    yield f'learning rate: {rates[0]:.3g}' if constant else f'learning rate: {", ".join(parts)}'
-    if optimizer.relative and rates[peak] > HIGHEST_RELATIVE_RATE:
-        yield (
-            f'warning: the learning rate reaches {rates[peak]:.3g}; with this optimizer, each step changes a parameter '
-            f'by about that fraction of its magnitude, and T5 is trained with 0.01 to 0.02; lower LEARNING_RATE to at '
-            f'most {HIGHEST_RELATIVE_RATE:g}'
-        )
 
 
 def _count_parameters(tree: Any) -> int:

@@ -1,4 +1,4 @@
-"""The progress line, the speed, the time by activity, and the notes on the learning rate."""
+"""The progress line, the speed, and the time by activity."""
 
 import contextlib
 import io
@@ -9,9 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from remixer_t5x.optim import optimizer, schedules
 from remixer_t5x.train import progress
-from remixer_t5x.train.run_log import describe_learning_rate
 
 TIMING = {'seconds_per_step': 0.5, 'tokens_per_second': 12345.6}
 
@@ -97,23 +95,3 @@ def test_times_of_processes_add_up_and_invalid_lines_are_skipped(tmp_path):
     seconds = progress.read_activity_times(folder)
     assert seconds == {'steps': 5.0, 'compile': 4.0, 'idle': 1.0}
     assert progress.format_activity_shares(seconds) == 'steps 50.0% · compile 40.0% · idle 10.0%'
-
-
-def notes(optimizer, steps=100):
-    return list(describe_learning_rate(optimizer, steps))
-
-
-def test_notes_describe_start_peak_and_end_of_the_schedule():
-    schedule = schedules.cosine(0.02, 10, 100, final=1e-5, warmup_start=0.5)
-    (line,) = notes(optimizer.adamw_rms(schedule))
-    assert line == f'learning rate: 0.01 at step 1, 0.02 at step 11, {float(schedule(99)):.3g} at step 100'
-    assert notes(optimizer.adafactor(0.001)) == ['learning rate: 0.001']
-    # T5's schedule is constant for 10,000 steps.
-    (line,) = notes(optimizer.adafactor(schedules.rsqrt()), 40_000)
-    assert line == 'learning rate: 0.01 at step 1, 0.005 at step 40,000'
-
-
-def test_a_learning_rate_far_above_published_ones_warns():
-    lines = notes(optimizer.adamw_rms(schedules.rsqrt(0.14)))
-    assert [line.startswith('warning: the learning rate reaches 0.14; ') for line in lines] == [0, 1]
-    assert len(notes(optimizer.adafactor(0.02))) == len(notes(optimizer.adamw(1.0))) == 1
