@@ -23,7 +23,6 @@ from remixer_t5x.interop.huggingface import model_folders, t5_tokenizer
 from remixer_t5x.interop.huggingface.model_family import HuggingFaceConfig
 from remixer_t5x.interop.huggingface.t5 import T5
 from remixer_t5x.run_folder import metrics, model_dir
-from remixer_t5x.train import progress
 from remixer_tasks import pair_inputs, vocabularies
 from remixer_tasks.benchmarks import raw_rows
 from remixer_tasks.files import cache, row_files
@@ -139,7 +138,6 @@ READERS = {
     ),
     'array_metadata': folder_reader('.zarray', untrusted_checkpoints.check_untrusted_checkpoint),
     'checkpoint_record': folder_reader('run/metadata', read_checkpoint_record),
-    'run_times': folder_reader(progress.TIMES_FILE, lambda folder: progress.read_activity_times(epath.Path(folder))),
     'run_config': folder_reader(
         model_dir.CONFIG,
         lambda folder: infer.find_template_mismatch(f'{folder}/checkpoints/1', None),

@@ -79,7 +79,7 @@ def train(
         loop = _build_loop(run, programs, data, batches, checkpoints, record, log, stop)
         try:
             stopped = loop.run(state, last, stop)
-            seconds = log.write_activity_times(state.step)
+            seconds = timeline.get_seconds_by_activity()
         except Exception as error:
             latest = state.saved_step
             error.add_note(f'the newest checkpoint is from step {latest}' if latest else 'there is no checkpoint')

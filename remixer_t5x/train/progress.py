@@ -2,18 +2,14 @@
 
 import contextlib
 import dataclasses
-import json
+import datetime
 import time
 from collections.abc import Callable, Iterator, Mapping
 
 import jax
 import psutil
-from etils import epath
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
-
-from remixer_t5x import untrusted_files
-from remixer_t5x.run_folder import object_store
 
 STEPS, WAITING_FOR_DATA, COMPILE, RESTORING_STATE = (
     'steps',
@@ -22,8 +18,6 @@ STEPS, WAITING_FOR_DATA, COMPILE, RESTORING_STATE = (
     'creating or restoring the state',
 )
 EVALUATION, CHECKPOINT, OTHER_ACTIVITIES = 'evaluation', 'checkpoints', 'imports and opening files'
-# File in MODEL_DIR to which a process appends the seconds that it spent on each activity when the run ends.
-TIMES_FILE = 'goodput.jsonl'
 # Maps a prefix of JAX's `device_kind` to the peak dense bfloat16 FLOP/s of one device, from its data sheet.
 PEAK_FLOPS = {
     'TPU v2': 45e12 / 2,
@@ -143,32 +137,6 @@ def format_activity_shares(seconds: Mapping[str, float]) -> str:
     return ' · '.join(f'{name} {100 * part / total:.1f}%' for name, part in seconds.items() if part >= total / 1000)
 
 
-def append_activity_times(folder: epath.Path, first: int, last: int, seconds: Mapping[str, float]) -> None:
-    """Appends a record of the activity times of a process that ran from step `first` to step `last`.
-
-    Raises object_store.WriteError if the file cannot be written.
-    """
-    path = folder / TIMES_FILE
-    line = json.dumps({'first': first, 'last': last, 'seconds': {name: round(s, 3) for name, s in seconds.items()}})
-    with object_store.wrap_write_errors(path):
-        known = untrusted_files.read_text(path, 'move it away') if path.exists() else ''
-        object_store.write_atomically(path, f'{known}{line}\n')
-
-
-def read_activity_times(folder: epath.Path) -> dict[str, float]:
-    """Returns the seconds spent on each activity, summed over all finished processes of a run; {} if there are none."""
-    path, total = folder / TIMES_FILE, dict[str, float]()
-    if not path.exists():
-        return {}
-    with object_store.wrap_read_errors(path):
-        for line in untrusted_files.read_json_lines(path):
-            seconds = line.value.get('seconds') if isinstance(line.value, dict) else None
-            for name, value in seconds.items() if isinstance(seconds, dict) else ():
-                if isinstance(value, int | float) and 0 <= value < 1e12:
-                    total[str(name)] = total.get(str(name), 0.0) + value
-    return dict(sorted(total.items(), key=lambda pair: -pair[1]))
-
-
 def measure_memory_usage() -> dict[str, float]:
     """Returns the memory usage in MiB: `host_mib` and, if JAX reports them, `device_mib` and `device_peak_mib`.
 
@@ -183,19 +151,12 @@ def measure_memory_usage() -> dict[str, float]:
 
 
 def format_duration(seconds: float) -> str:
-    """Formats a duration, as in 45s, 3m20s, 2h05m or 3d04h."""
-    whole = int(seconds)
-    if whole < 60:
-        return f'{whole}s'
-    if whole < 3600:
-        return f'{whole // 60}m{whole % 60:02d}s'
-    if whole < 86400:
-        return f'{whole // 3600}h{whole // 60 % 60:02d}m'
-    return f'{whole // 86400}d{whole // 3600 % 24:02d}h'
+    """Formats a duration, as in 0:03:20 or 3 days, 4:00:00."""
+    return str(datetime.timedelta(seconds=int(seconds)))
 
 
 def format_progress(step: int, total: int, numbers: Mapping[str, float], timing: Mapping[str, float]) -> str:
-    """Formats a progress line: `step 300/1000 · loss 4.8120 · rate 0.01 · 12,345 tokens/s · MFU 41% · 3m20s left`."""
+    """Formats a progress line: `step 300/1000 · loss 4.8120 · rate 0.01 · 12,345 tokens/s · MFU 41% · 0:03:20 left`."""
     parts = [f'step {step}/{total}', f'loss {numbers["loss"]:.4f}']
     if 'learning_rate' in numbers:
         parts.append(f'rate {numbers["learning_rate"]:.2g}')

@@ -109,16 +109,6 @@ class RunLog:
             if self._records is not None:
                 self._records.write(kind, step, numbers, timing)
 
-    def write_activity_times(self, last: int) -> dict[str, float]:
-        """Appends the seconds that this process spent on each activity to goodput.jsonl, and returns them."""
-        seconds = self.timeline.get_seconds_by_activity()
-        if self._is_first_process:
-            try:
-                progress.append_activity_times(self.path, self._step, last, seconds)
-            except object_store.WriteError as error:
-                self.print(f'warning: {error}')
-        return seconds
-
     @contextlib.contextmanager
     def tolerate_write_errors(self) -> Iterator[None]:
         """Prints one warning per file that cannot be written. If `tolerates_failures` is false, raises WriteError."""

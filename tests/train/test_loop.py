@@ -38,11 +38,7 @@ def test_a_run_learns_and_writes_its_folder(training, tmp_path):
     result = json.loads(output.splitlines()[-1])
     assert result['step'] == 30 and result['stopped'] is None and result['train'] == train[-1]
     assert 0 < train[-1]['non_padding_fraction'] < 1 and train[-1]['timing']['data_wait_seconds'] >= 0
-    goodput = json.loads((folder / 'goodput.jsonl').read_text())
-    assert (goodput['first'], goodput['last']) == (0, 30) and goodput['seconds'] == pytest.approx(
-        result['seconds_by_activity'], abs=1e-3
-    )
-    assert set(goodput['seconds']) == {
+    assert set(result['seconds_by_activity']) == {
         *(progress.STEPS, progress.WAITING_FOR_DATA, progress.COMPILE, progress.RESTORING_STATE),
         *(progress.EVALUATION, progress.CHECKPOINT, progress.OTHER_ACTIVITIES),
     }

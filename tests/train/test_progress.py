@@ -4,7 +4,6 @@ import contextlib
 import io
 
 import pytest
-from etils import epath
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
@@ -21,7 +20,7 @@ def test_output_to_a_file_has_plain_lines():
         line.update(step)
     line.show_metrics(300, {'loss': 4.8123, 'learning_rate': 0.0123}, {**TIMING, 'mfu': 0.413})
     line.close()
-    assert out.getvalue() == 'step 300/1000 · loss 4.8123 · rate 0.012 · 12,346 tokens/s · MFU 41% · 5m50s left\n'
+    assert out.getvalue() == 'step 300/1000 · loss 4.8123 · rate 0.012 · 12,346 tokens/s · MFU 41% · 0:05:50 left\n'
 
 
 def test_peak_flops_match_the_most_specific_device():
@@ -83,15 +82,3 @@ def test_each_moment_belongs_to_the_innermost_block(blocks):
     expected[progress.OTHER_ACTIVITIES] += 1.0
     seconds = timeline.get_seconds_by_activity()
     assert seconds == pytest.approx(expected) and sum(seconds.values()) == pytest.approx(now[0])
-
-
-def test_times_of_processes_add_up_and_invalid_lines_are_skipped(tmp_path):
-    folder = epath.Path(tmp_path)
-    assert progress.read_activity_times(folder) == {}
-    progress.append_activity_times(folder, 0, 5, {'steps': 3.0, 'idle': 1.0})
-    with (folder / progress.TIMES_FILE).open('a') as file:
-        file.write('3\n{"seconds": {"steps": "x", "idle": -1}}\n{"sec\n')
-    progress.append_activity_times(folder, 5, 9, {'steps': 2.0, 'compile': 4.0})
-    seconds = progress.read_activity_times(folder)
-    assert seconds == {'steps': 5.0, 'compile': 4.0, 'idle': 1.0}
-    assert progress.format_activity_shares(seconds) == 'steps 50.0% · compile 40.0% · idle 10.0%'

@@ -14,7 +14,6 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate import checkpoint_evaluation
 from remixer_t5x.evaluate.checkpoint_evaluation import EVAL_FOLDER
 from remixer_t5x.run_folder import metrics, model_dir, object_store
-from remixer_t5x.train import progress
 
 TRAIN = 'train'
 # Macros for input and output folders, which do not affect results.
@@ -48,7 +47,6 @@ class RecordedRun:
         config: the operative gin configuration.
         evaluations: metrics from `remixer-t5x eval`.
         predictions: maps each '<task>-<split>' to the rows of the newest prediction file.
-        seconds_by_activity: total time of each activity of the run in seconds, in decreasing order.
     """
 
     name: str
@@ -57,7 +55,6 @@ class RecordedRun:
     config: str = ''
     evaluations: Sequence[MetricsRecord] = ()
     predictions: Mapping[str, Sequence[Mapping[str, Any]]] = dataclasses.field(default_factory=dict)
-    seconds_by_activity: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def select_metric_points(self, kind: str, number: str) -> list[tuple[int, float]]:
         """Returns the finite (step, value) pairs of a metric or timing, sorted by step."""
@@ -165,7 +162,6 @@ def _read_run(folder: epath.Path, name: str) -> RecordedRun:
         config=untrusted_files.read_text(config, 'restore it, or remove it') if config.exists() else '',
         evaluations=read_metrics_records(evaluations),
         predictions=dict(_read_predictions(folder / EVAL_FOLDER / checkpoint_evaluation.PREDICTIONS)),
-        seconds_by_activity=progress.read_activity_times(folder),
     )
 
 
