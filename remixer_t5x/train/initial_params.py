@@ -5,9 +5,9 @@ vocabulary (INITIAL_VOCABULARY), each row of a parameter with the logical axis `
 row for the same vocabulary piece. Rows for pieces that the checkpoint's vocabulary lacks are initialized randomly.
 """
 
-import math
+import collections
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -28,9 +28,6 @@ from remixer_t5x.train.settings import Folder
 
 MAP_SETTING = 'INITIAL_CHECKPOINT_MAP'
 _LAYER_RANGE_PATTERN = re.compile(r'(.*)\[(\d+):(\d+)\]')
-# Maximum number of table rows to print for each status: loaded, fresh or unused.
-MAX_TABLE_ROWS = 12
-Shapes = Mapping[str, tuple[int, ...]]
 Targets = Mapping[str, jax.ShapeDtypeStruct]
 
 
@@ -58,7 +55,7 @@ def load_initial_params(
     create: Callable[[], train_state.TrainState],
     may_be_fresh: Sequence[str] = (),
 ) -> tuple[Any, str]:
-    """Loads the initial parameters. Returns the parameters and a printable table of their sources.
+    """Loads the initial parameters. Returns the parameters and a description of their sources.
 
     All parameters are loaded from the checkpoint, except for parameters excluded by FRESH_PARAMETERS or
     INITIAL_CHECKPOINT_MAP, adapters that are not in the checkpoint, and a head (`may_be_fresh`) that is missing or has
@@ -81,8 +78,7 @@ def load_initial_params(
         created = traverse_util.flatten_dict(create().params, sep='/')
     loaded = _read_param_sources(sources, targets, saved, rows, created)
     params = {name: loaded[name] if name in loaded else created[name] for name in targets}
-    description = _describe_param_sources(folder, sources, targets, shapes, rows)
-    return traverse_util.unflatten_dict(params, sep='/'), description
+    return traverse_util.unflatten_dict(params, sep='/'), _describe_param_sources(folder, sources, shapes, rows)
 
 
 def _match_vocabulary_rows(
@@ -181,15 +177,14 @@ def _read_param_sources(
     return params
 
 
-def _describe_param_sources(
-    folder: Folder, sources: Sources, targets: Targets, saved: Mapping[str, Any], rows: Mapping[str, Any]
-) -> str:
-    loaded = {name: leaf.shape for name, leaf in targets.items() if sources[name] is not None}
-    fresh = {name: leaf.shape for name, leaf in targets.items() if name not in loaded}
-    unused = {name: shape for name, shape in saved.items() if name not in _get_source_names(sources)}
-    lines = [f'parameters of {folder.initial_checkpoint_path}']
-    if fresh or unused or rows or any(source and source.name != name for name, source in sources.items()):
-        lines += _format_table_rows(loaded, fresh, unused)
+def _describe_param_sources(folder: Folder, sources: Sources, saved: Mapping[str, Any], rows: Mapping[str, Any]) -> str:
+    """Counts the loaded arrays, and lists the modules of fresh arrays and of arrays that only the checkpoint has."""
+    fresh = [name for name, source in sources.items() if source is None]
+    unused = [name for name in saved if name not in _get_source_names(sources)]
+    lines = [f'parameters of {folder.initial_checkpoint_path}: {len(sources) - len(fresh)} arrays are loaded']
+    for status, names in (('fresh', fresh), ('unused', unused)):
+        modules = collections.Counter('/'.join(name.split('/')[:4]) for name in names)
+        lines += [f'  {status:<6}  {module} ({count} arrays)' for module, count in modules.items()]
     for name, (_, matches) in rows.items():
         known = int((matches >= 0).sum())
         lines.append(f'  {name}: {known:,} of {len(matches):,} pieces are in the checkpoint; the others are fresh')
@@ -253,34 +248,3 @@ def _copy_matched_rows(fresh: jax.Array, other: jax.Array, matches: np.ndarray, 
         return jnp.where(is_known, jnp.take(other, np.maximum(index, 0), axis=axis), fresh)
 
     return jax.jit(replace_matched_rows, out_shardings=fresh.sharding)(fresh, other)
-
-
-def _format_table_rows(loaded: Shapes, fresh: Shapes, unused: Shapes) -> Iterator[str]:
-    """Yields a line for each group of arrays with its status, name prefix, array count and parameter count.
-
-    All arrays in a group have the same name prefix and the same status (loaded, fresh or unused).
-    """
-    by_status = {'loaded': loaded, 'fresh': fresh, 'unused': unused}
-    everything = {name for shapes in by_status.values() for name in shapes}
-    for status, shapes in by_status.items():
-        # `unused` contains names in the checkpoint; `loaded` and `fresh` contain names in the model.
-        sizes_of: dict[str, list[int]] = {}
-        for name, prefix in find_shortest_prefixes(shapes.keys(), everything - shapes.keys()).items():
-            sizes_of.setdefault(prefix, []).append(math.prod(shapes[name]))
-        ordered = sorted(sizes_of.items(), key=lambda item: -sum(item[1]))
-        if rest := ordered[MAX_TABLE_ROWS:]:
-            ordered[MAX_TABLE_ROWS:] = [(f'{len(rest)} more groups', [size for _, sizes in rest for size in sizes])]
-        for prefix, sizes in ordered:
-            arrays = f'{len(sizes):>4} {"array " if len(sizes) == 1 else "arrays"}'
-            yield f'  {status:<6}  {prefix:<60}  {arrays}  {sum(sizes):>14,} parameters'
-
-
-def find_shortest_prefixes(names: Collection[str], others: Collection[str]) -> dict[str, str]:
-    """Maps each name to its shortest prefix (such as `encoder/run_0`) that is not a prefix of any of `others`."""
-    known = {'/'.join(parts[:depth]) for parts in (name.split('/') for name in others) for depth in range(len(parts))}
-    prefixes = {}
-    for name in names:
-        parts = name.split('/')
-        candidates = ('/'.join(parts[:depth]) for depth in range(1, len(parts) + 1))
-        prefixes[name] = next((prefix for prefix in candidates if prefix not in known), name)
-    return prefixes

@@ -52,11 +52,10 @@ def test_a_mixer_is_inserted_into_a_pretrained_model_and_trained_alone(current_f
     assert 'does not fit this model: encoder/' in capsys.readouterr().err
     assert main([*command, '--gin.FRESH_PARAMETERS=hyper_mixer']) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    modules = {kind: [line[1] for line in lines if line[:1] == [kind]] for kind in ('loaded', 'fresh', 'unused')}
+    modules = {kind: [line[1] for line in lines if line[:1] == [kind]] for kind in ('fresh', 'unused')}
     attention = {f'encoder/run_0/layer/self_attention{end}' for end in ('', '_norm')}
-    assert set(modules['unused']) == {*attention, 'encoder/position_bias'}
+    assert {*attention} < set(modules['unused'])
     assert set(modules['fresh']) == {f'encoder/run_0/layer/hyper_mixer{end}' for end in ('', '_norm')}
-    assert 'decoder' in modules['loaded'] and 'encoder/run_0/layer/gated_mlp' in modules['loaded']
     weights = hf_folders.weights('t5_v1_1_tiny')
     ours = params('grafted', 2)
     np.testing.assert_array_equal(ours['token_embedder/embedding'], weights['shared.weight'])

@@ -46,10 +46,9 @@ def load(folder, model_type, fresh=None, renamed=None, vocabularies=None, gin=''
 
 
 def array_counts(description):
-    """Returns the number of arrays of each module in the table, by status."""
+    """Returns the number of fresh arrays and of unused arrays of each module."""
     rows = [line.split() for line in description.splitlines()[1:]]
-    statuses = ('loaded', 'fresh', 'unused')
-    return {status: {row[1]: int(row[2]) for row in rows if row[0] == status} for status in statuses}
+    return [{row[1]: int(row[2][1:]) for row in rows if row[0] == status} for status in ('fresh', 'unused')]
 
 
 def test_a_classifier_loads_the_encoder_of_an_encoder_decoder(seq2seq):
@@ -59,12 +58,10 @@ def test_a_classifier_loads_the_encoder_of_an_encoder_decoder(seq2seq):
     for name in ('token_embedder', 'encoder'):
         for ours, theirs in zip(jax.tree.leaves(params[name]), jax.tree.leaves(before[name]), strict=True):
             np.testing.assert_array_equal(ours, theirs)
-    assert description.startswith(f'parameters of {seq2seq}\n')
-    assert array_counts(description) == {
-        'loaded': {'encoder': 11, 'token_embedder': 1},
-        'fresh': {'head': 4},
-        'unused': {'decoder': 16, 'logits': 1},
-    }
+    assert description.startswith(f'parameters of {seq2seq}: 12 arrays are loaded\n')
+    fresh, unused = array_counts(description)
+    assert all(name.startswith('head/') for name in fresh) and sum(fresh.values()) == 4
+    assert unused.pop('logits/kernel') == 1 and sum(unused.values()) == 16
 
 
 @pytest.mark.parametrize(
@@ -92,10 +89,7 @@ def test_layers_of_a_run_can_be_split_over_other_runs(seq2seq):
     for run, layers in ((0, slice(0, 1)), (1, slice(1, 3)), (2, slice(3, 4))):
         ours = params['encoder'][f'run_{run}']['layer']['self_attention']['query']['kernel']
         np.testing.assert_array_equal(ours, kernel[layers])
-    assert (
-        array_counts(description)['fresh'] == {'encoder/run_1/layer/gated_mlp': 3}
-        and not array_counts(description)['unused']
-    )
+    assert array_counts(description) == [{'encoder/run_1/layer/gated_mlp': 3}, {}]
     wi = before['encoder']['run_0']['layer']['gated_mlp']['wi_0']['kernel']
     assert not np.array_equal(params['encoder']['run_1']['layer']['gated_mlp']['wi_0']['kernel'], wi[1:3])
     np.testing.assert_array_equal(params['decoder']['final_norm']['scale'], before['decoder']['final_norm']['scale'])
