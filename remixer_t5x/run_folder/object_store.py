@@ -109,27 +109,8 @@ def describe_error(error: BaseException) -> str:
     """Describes a disk or bucket error in one line."""
     text = getattr(error, 'message', None) or getattr(error, 'strerror', None) or str(error)
     text = ' '.join(str(text).split('\n\t')[0].split()) or type(error).__name__
-    for words, advice in _ADVICE.items():
-        if any(word in f'{type(error).__name__}: {text}' for word in words):
-            return advice
     # Omit the middle of a long message: the failed operation is at the start, and the system's error is at the end.
     return text if len(text) <= 200 else f'{text[:80]} ... {text[-110:]}'
-
-
-# Maps exception names and substrings of error messages to a description and advice.
-_ADVICE = {
-    ('DefaultCredentialsError', 'RefreshError', 'Unauthorized', 'UNAUTHENTICATED', 'response code 401'): (
-        'there are no valid credentials; run gcloud auth application-default login, or set '
-        'GOOGLE_APPLICATION_CREDENTIALS to the file of a service account'
-    ),
-    ('Forbidden', 'PERMISSION_DENIED', 'response code 403'): (
-        'the credentials are not allowed to do that; a run needs the roles Storage Object Admin and Storage Legacy '
-        'Bucket Reader (roles/storage.objectAdmin, roles/storage.legacyBucketReader) on the bucket'
-    ),
-    ('libcurl code', 'Max retries exceeded', 'TransportError', 'RetryError', 'ConnectionError'): (
-        'the storage server does not answer; check the network of this machine'
-    ),
-}
 
 
 def _create_storage_client() -> Any:

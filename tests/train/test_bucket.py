@@ -114,7 +114,7 @@ def test_a_failed_upload_keeps_the_previous_checkpoint(training, store, uninterr
     store.fail(f'(POST|PUT) {PREFIX}/checkpoints/20/state/.*ocdbt', status=403)
     code, output = train(training, store)
     error = printed_error(output)
-    assert code == 2 and 'the checkpoint of step 10 is kept' in error and 'credentials are not allowed' in error
+    assert code == 2 and 'the checkpoint of step 10 is kept' in error
     assert complete_steps(store) == [10]
 
     # With 'continue', the run continues and the next checkpoint is complete.
@@ -145,27 +145,18 @@ def test_damaged_objects_are_named_and_log_records_not_repeated(training, store,
     assert difference(store.copy('bucket', PREFIX, tmp_path / 'copy'), uninterrupted, 30) is None
 
 
-def test_bucket_errors_are_one_line_with_advice(local_store, monkeypatch, tmp_path):
+def test_bucket_errors_are_one_line(local_store, monkeypatch):
     def message(folder=MODEL_DIR):
         return error_message(model_dir.create_model_dir, folder)
 
     assert 'does not exist' in message('gs://other/run')
     local_store.fail('GET /storage/v1/b/bucket$', status=403)
-    assert 'are not allowed to do that; a run needs the roles' in message()
+    assert 'gs://bucket cannot be used: GET http' in message()
     local_store.clear_faults()
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, 'google.cloud.storage', None)
         assert "run pip install 'remixer-t5x[gcs]'" in message()
-    with monkeypatch.context() as patch:
-        patch.delenv('STORAGE_EMULATOR_HOST')
-        patch.delenv('GOOGLE_APPLICATION_CREDENTIALS', raising=False)
-        patch.setenv('CLOUDSDK_CONFIG', str(tmp_path))
-        assert 'run gcloud auth application-default login' in message()
-    with monkeypatch.context() as patch:
-        patch.setattr('remixer_t5x.run_folder.object_store.BUCKET_CHECK_SECONDS', 0.1)
-        patch.setenv('STORAGE_EMULATOR_HOST', 'http://127.0.0.1:9')
-        assert 'does not answer; check the network' in message()
     # Reading requires the network but not the library.
     monkeypatch.setenv('https_proxy', 'http://127.0.0.1:9')
-    with pytest.raises(UserError, match='gs://bucket/runs/first cannot be read: .* does not answer'):
+    with pytest.raises(UserError, match='gs://bucket/runs/first cannot be read: .*libcurl'):
         saved_params.find_checkpoint(MODEL_DIR)
