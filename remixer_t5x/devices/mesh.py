@@ -54,17 +54,14 @@ def resolve_mesh_shape(sizes: Sequence[int], num_devices: int) -> tuple[int, ...
     return shape
 
 
-def build_mesh(shape: Sequence[int], devices: Sequence[jax.Device], slices: int | None = None) -> Mesh:
-    """Builds a mesh from devices in JAX's order.
-
-    Raises UserError if the devices cannot be divided into `slices` slices.
-    """
+def build_mesh(shape: Sequence[int], devices: Sequence[jax.Device]) -> Mesh:
+    """Builds a mesh from devices in JAX's order. Devices that report no slice belong to one slice."""
     # Override JAX's default axis type, Explicit, which does not allow sharding constraints.
     types = (AxisType.Auto,) * len(MESH_AXES)
-    attribute, count = identify_slices(devices, slices)
-    if count == 1:
+    slices = len({getattr(device, 'slice_index', None) for device in devices})
+    if slices == 1:
         return jax.make_mesh(shape, MESH_AXES, types, devices=devices)
-    return Mesh(arrange_devices_over_slices(shape, devices, attribute, count), MESH_AXES, axis_types=types)
+    return Mesh(arrange_devices_over_slices(shape, devices, slices), MESH_AXES, axis_types=types)
 
 
 def build_abstract_mesh(shape: Sequence[int], axis_type: AxisType = AxisType.Auto) -> AbstractMesh:
@@ -72,36 +69,12 @@ def build_abstract_mesh(shape: Sequence[int], axis_type: AxisType = AxisType.Aut
     return AbstractMesh(tuple(shape), MESH_AXES, (axis_type,) * len(MESH_AXES))
 
 
-def identify_slices(devices: Sequence[Any], slices: int | None = None) -> tuple[str, int]:
-    """Returns the name of the device attribute that identifies the slice, and the number of slices.
-
-    `slices` must be None or the number of slices that the devices report. For devices that do not report slices (CPU
-    hosts), `slices` may also be the number of processes. Raises UserError for any other number.
-    """
-    reported = {getattr(device, 'slice_index', None) for device in devices}
-    processes = {device.process_index for device in devices}
-    if slices is None or slices == len(reported):
-        return 'slice_index', len(reported)
-    if slices == len(processes):
-        return 'process_index', slices
-    raise UserError(
-        f'Partitioner.slices must be None, {len(reported)} (the number of slices that the devices report) or '
-        f'{len(processes)} (the number of processes), got {slices}; set Partitioner.slices = {len(reported)}'
-    )
-
-
-def arrange_devices_over_slices(
-    shape: Sequence[int], devices: Sequence[Any], attribute: str, slices: int
-) -> np.ndarray:
+def arrange_devices_over_slices(shape: Sequence[int], devices: Sequence[Any], slices: int) -> np.ndarray:
     """Arranges devices as [data, fsdp, tensor]; only axes selected by `split_axes_over_slices` span slices."""
     outer = split_axes_over_slices(shape, slices)
     inner = tuple(size // across for size, across in zip(shape, outer, strict=True))
     return mesh_utils.create_hybrid_device_mesh(
-        inner,
-        outer,
-        devices,
-        process_is_granule=attribute == 'process_index',
-        allow_split_physical_axes=devices[0].device_kind in _SPLIT_AXES_KINDS,
+        inner, outer, devices, allow_split_physical_axes=devices[0].device_kind in _SPLIT_AXES_KINDS
     )
 
 

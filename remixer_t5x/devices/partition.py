@@ -64,13 +64,12 @@ class Partitioner:
     Attributes:
         data, fsdp, tensor: sizes of the mesh axes. At most one may be -1, which means all remaining devices.
         sizes: the mesh sizes as a string, such as 'data=2,fsdp=4', instead of `data`, `fsdp` and `tensor`.
-        slices: number of TPU slices or GPU nodes; None uses the number that the devices report.
         rules: pairs (logical axis, mesh axes), where the mesh axes are a name, several names or None. Earlier pairs
             take precedence.
         extra_rules: pairs that take precedence over `rules`, so that gin can change individual rules.
         devices: the devices to use, in JAX's order; None uses all. A number creates an abstract mesh of this size,
             which supports shardings and tables but cannot run programs. The first use of the mesh raises UserError if
-            the mesh sizes do not match the devices or slices.
+            the mesh sizes do not match the devices or their slices.
     """
 
     data: int = -1
@@ -80,7 +79,6 @@ class Partitioner:
     extra_rules: Rules = ()
     devices: Sequence[jax.Device] | int | None = None
     sizes: str | None = None
-    slices: int | None = None
 
     def __post_init__(self):
         sizes = (self.data, self.fsdp, self.tensor)
@@ -115,7 +113,7 @@ class Partitioner:
         if isinstance(self.devices, int):
             return meshes.build_abstract_mesh(meshes.resolve_mesh_shape(self.axis_sizes, self.devices))
         devices = list(jax.devices() if self.devices is None else self.devices)
-        return meshes.build_mesh(meshes.resolve_mesh_shape(self.axis_sizes, len(devices)), devices, self.slices)
+        return meshes.build_mesh(meshes.resolve_mesh_shape(self.axis_sizes, len(devices)), devices)
 
     @contextlib.contextmanager
     def activate_mesh(self) -> Iterator[Mesh]:

@@ -23,8 +23,8 @@ class FakeDevice:
     device_kind: str = 'NVIDIA H100'
 
 
-def devices(count, slices=1, processes=1):
-    return [FakeDevice(i, i * slices // count, i * processes // count) for i in range(count)]
+def devices(count, slices):
+    return [FakeDevice(i, i * slices // count) for i in range(count)]
 
 
 @settings(deadline=None)
@@ -61,7 +61,7 @@ def test_invalid_sizes_are_rejected(text, hint):
 def test_only_data_and_then_fsdp_cross_slices(inner, slices, over_fsdp):
     shape = (inner[0], inner[1] * slices, inner[2]) if over_fsdp else (inner[0] * slices, *inner[1:])
     reported = devices(math.prod(shape), slices)
-    arranged = mesh.arrange_devices_over_slices(shape, reported, *mesh.identify_slices(reported))
+    arranged = mesh.arrange_devices_over_slices(shape, reported, slices)
     assert arranged.shape == shape and {device.id for device in arranged.flat} == set(range(len(reported)))
     index = np.vectorize(lambda device: device.slice_index)(arranged)
     assert (index == index[:, :, :1]).all()
@@ -70,15 +70,6 @@ def test_only_data_and_then_fsdp_cross_slices(inner, slices, over_fsdp):
         assert (index == index[:, :1, :1]).all()
 
 
-def test_processes_are_slices_if_devices_report_none():
-    reported = [dataclasses.replace(device, slice_index=None) for device in devices(8, processes=2)]
-    assert mesh.identify_slices(reported) == ('slice_index', 1)
-    arranged = mesh.arrange_devices_over_slices((2, 4, 1), reported, *mesh.identify_slices(reported, 2))
-    assert [[device.process_index for device in row] for row in arranged[:, :, 0]] == [[0] * 4, [1] * 4]
-
-
 def test_a_mesh_that_does_not_fit_the_slices_is_rejected():
     with pytest.raises(UserError, match='use data=2,fsdp=-1'):
         mesh.split_axes_over_slices((1, 1, 8), 2)
-    with pytest.raises(UserError, match='Partitioner.slices = 2'):
-        mesh.identify_slices(devices(8, slices=2), 4)

@@ -85,7 +85,7 @@ def print_memory_tables(args: argparse.Namespace) -> None:
     step, hardware = read_step_spec(args)
     with lazy_imports.discard_stderr():
         devices, compiler = hardware.get_target_devices()
-    step, available = place_step_on_devices(step, hardware, devices), hardware.memory_bytes
+    step, available = place_step_on_devices(step, devices), hardware.memory_bytes
     _print(describe_train_step(step, hardware, compiler))
     # XLA prints warnings about slow compilations to standard error.
     with trace_for_hardware(hardware, compiler), lazy_imports.discard_stderr():
@@ -136,14 +136,9 @@ def describe_memory_fit(memory: StepMemory, available: int | None) -> str:
     return f'fits: {format_gibibytes(available - memory.total)} of {format_gibibytes(available)} are left'
 
 
-def place_step_on_devices(step: StepSpec, hardware: Hardware, devices: Sequence[Any]) -> StepSpec:
-    """Places the step on a mesh of the devices that `hardware` describes."""
-    partitioner = dataclasses.replace(step.partitioner, devices=devices)
-    nodes = len({device.process_index for device in devices})
-    if hardware.platform == 'gpu' and nodes > 1:
-        # JAX does not assign GPUs to nodes if the GPUs are only described, not present.
-        partitioner = dataclasses.replace(partitioner, slices=nodes)
-    return dataclasses.replace(step, partitioner=partitioner)
+def place_step_on_devices(step: StepSpec, devices: Sequence[Any]) -> StepSpec:
+    """Places the step on a mesh of `devices`, which may be absent."""
+    return dataclasses.replace(step, partitioner=dataclasses.replace(step.partitioner, devices=devices))
 
 
 @contextlib.contextmanager

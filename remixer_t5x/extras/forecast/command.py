@@ -104,7 +104,7 @@ def _build_step_spec(args: argparse.Namespace) -> tuple[StepSpec, Hardware]:
     hardware.require_chip_compiler()
     with lazy_imports.discard_stderr():
         devices, _ = hardware.get_target_devices()
-    return memory.place_step_on_devices(step, hardware, devices), hardware
+    return memory.place_step_on_devices(step, devices), hardware
 
 
 def _forecast_step(step: StepSpec, hardware: Hardware) -> Forecast:
