@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         'detected on TPU, Slurm, Open MPI and Kubernetes; otherwise, set all of the first three flags',
     )
     for flag, (_, metavar, help) in _FLAGS.items():
-        group.add_argument(f'--{flag}', metavar=metavar, help=help)
+        group.add_argument(f'--{flag}', metavar=metavar, help=help, type=str if metavar == 'HOST:PORT' else int)
 
 
 @contextlib.contextmanager

@@ -16,10 +16,8 @@ import jax
 
 from remixer_t5x import ranges
 from remixer_t5x.devices import collectives, jax_workarounds
-from remixer_t5x.errors import UserError, root_cause_message
+from remixer_t5x.errors import UserError
 
-PROCESS_FLAGS = {'address': '--coordinator_address', 'count': '--process_count', 'index': '--process_index'}
-PROCESS_VARIABLES = {'address': 'JAX_COORDINATOR_ADDRESS', 'count': 'JAX_NUM_PROCESSES', 'index': 'JAX_PROCESS_ID'}
 _FLAGS_ADVICE = 'pass --coordinator_address=HOST:PORT --process_count=N --process_index=I'
 
 
@@ -32,10 +30,10 @@ class ProcessFlags:
     """
 
     address: str | None = None
-    count: int | str | None = None
-    index: int | str | None = None
-    initialization_timeout: int | str = 300
-    heartbeat_timeout: int | str = 100
+    count: int | None = None
+    index: int | None = None
+    initialization_timeout: int = 300
+    heartbeat_timeout: int = 100
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,52 +51,38 @@ def resolve_distributed_config(
 ) -> DistributedConfig | None:
     """Returns the arguments of `jax.distributed.initialize`, or None for a single process. Does not initialize devices.
 
-    Raises UserError if flags are invalid or incomplete, or if the cluster cannot be queried.
+    Flags take precedence over JAX's environment variables, and these over the cluster. Raises UserError if flags are
+    incomplete or contradictory.
     """
-    flags = {name: getattr(settings, name) for name in PROCESS_FLAGS}
-    values = {name: environment.get(PROCESS_VARIABLES[name]) if flag is None else flag for name, flag in flags.items()}
-    address, devices = values['address'], None
+    address, devices = settings.address or environment.get('JAX_COORDINATOR_ADDRESS'), None
     count, index = (
-        None if values[name] is None else _parse_integer(name, values[name], minimum)
-        for name, minimum in (('count', 1), ('index', 0))
+        int(environment[variable]) if flag is None and variable in environment else flag
+        for flag, variable in ((settings.count, 'JAX_NUM_PROCESSES'), (settings.index, 'JAX_PROCESS_ID'))
     )
     if count == 1 and not index:
         return None
-    timeout = _parse_integer('initialization_timeout', settings.initialization_timeout, 1)
-    if None in values.values():
+    if address is None or count is None or index is None:
         cluster = _detect_cluster(environment)
-        if cluster is None:
-            missing = ' and '.join(PROCESS_FLAGS[name] for name, value in values.items() if value is None)
-            if any(value is not None for value in values.values()):
-                raise UserError(f'{missing} must be set in a run with several processes; {_FLAGS_ADVICE}')
+        if cluster is None and (address, count, index) == (None, None, None):
             return None
-        with _wrap_cluster_errors(cluster):
-            count = int(cluster.get_process_count()) if count is None else count
-            if count == 1:
-                return None
-            index = int(cluster.get_process_id()) if index is None else index
-            port = environment.get('JAX_COORDINATOR_PORT')
-            address = address or cluster.get_coordinator_address(timeout_secs=timeout, override_coordinator_port=port)
+        if cluster is None:
+            raise UserError(f'the address, number and index of the processes must be set together; {_FLAGS_ADVICE}')
+        count = int(cluster.get_process_count()) if count is None else count
+        if count == 1:
+            return None
+        index = int(cluster.get_process_id()) if index is None else index
+        port, timeout = environment.get('JAX_COORDINATOR_PORT'), settings.initialization_timeout
+        address = address or cluster.get_coordinator_address(timeout_secs=timeout, override_coordinator_port=port)
         devices = _select_local_devices(cluster, environment)
-    assert count is not None and index is not None
-    if index >= count:
-        raise UserError(f'{PROCESS_FLAGS["index"]} must be from 0 to {count - 1}, got {index}; {_FLAGS_ADVICE}')
-    host, _, port = str(address).rpartition(':')
+    if not 0 <= index < count:
+        raise UserError(f'--process_index must be from 0 to {count - 1}, got {index}; {_FLAGS_ADVICE}')
+    host, _, port = address.rpartition(':')
     if not (host and ranges.parse_whole_number(port, 1, 65535)):
         raise UserError(
-            f'{PROCESS_FLAGS["address"]} must be the host of process 0 and a free port on it, got {address!r}; '
-            f'pass {PROCESS_FLAGS["address"]}=node1:8476'
+            f'--coordinator_address must be the host of process 0 and a free port on it, got {address!r}; '
+            'pass --coordinator_address=node1:8476'
         )
-    return DistributedConfig(str(address), count, index, devices)
-
-
-def _parse_integer(name: str, value: Any, minimum: int) -> int:
-    number = ranges.parse_whole_number(value, minimum)
-    if number is None:
-        source = f'{PROCESS_FLAGS[name]} (or {PROCESS_VARIABLES[name]})' if name in PROCESS_FLAGS else f'--{name}'
-        advice = _FLAGS_ADVICE if name in PROCESS_FLAGS else f'pass seconds, as in --{name}=300'
-        raise UserError(f'{source} must be a whole number of at least {minimum}, got {value!r}; {advice}')
-    return number
+    return DistributedConfig(address, count, index, devices)
 
 
 def _detect_cluster(environment: Mapping[str, str]) -> Any:
@@ -106,31 +90,12 @@ def _detect_cluster(environment: Mapping[str, str]) -> Any:
 
     JAX's automatic detection would raise an error for a single process, and would assign one GPU to each process.
     """
-    is_numbered_pod = 'KUBERNETES_SERVICE_HOST' in environment and 'JOB_COMPLETION_INDEX' in environment
+    # A pod outside of an indexed Job, such as a notebook, is a single process.
+    is_numbered_pod = 'JOB_COMPLETION_INDEX' in environment
     for cluster in jax_workarounds.list_cluster_types():
-        with _wrap_cluster_errors(cluster):
-            # A pod outside of an indexed Job, such as a notebook, is a single process.
-            if (is_numbered_pod or cluster.__name__ != 'K8sCluster') and cluster.is_env_present():
-                return cluster
-    if is_numbered_pod:
-        raise UserError(
-            'the package kubernetes, which detects the processes of an indexed Job, must be installed; run pip '
-            f'install kubernetes, or {_FLAGS_ADVICE} (--process_count=1 for a single pod)'
-        )
+        if (is_numbered_pod or cluster.__name__ != 'K8sCluster') and cluster.is_env_present():
+            return cluster
     return None
-
-
-@contextlib.contextmanager
-def _wrap_cluster_errors(cluster: Any) -> Iterator[None]:
-    """Raises UserError if the cluster cannot be queried."""
-    try:
-        yield
-    except Exception as error:
-        raise UserError(
-            f"JAX's {cluster.__name__} cannot find the processes of this run ({root_cause_message(error)}); "
-            f'{_FLAGS_ADVICE}, or '
-            '--process_count=1 for a single process'
-        ) from error
 
 
 def _select_local_devices(cluster: Any, environment: Mapping[str, str]) -> tuple[int, ...] | None:
@@ -166,12 +131,11 @@ def connect_processes(
         yield
         return
     name = f'process {config.index}'
-    heartbeat = _parse_integer('heartbeat_timeout', settings.heartbeat_timeout, 1)
     try:
-        _connect_process(config, int(settings.initialization_timeout), heartbeat, saves)
+        _connect_process(config, settings.initialization_timeout, settings.heartbeat_timeout, saves)
     except BaseException as error:
         collectives.exit_process(print_error(error, name))
-    watcher = collectives.FailureWatcher(name, heartbeat)
+    watcher = collectives.FailureWatcher(name, settings.heartbeat_timeout)
     try:
         yield
         # The shutdown waits at a barrier, so that process 0, the coordinator, exits last. Another process may still

@@ -427,7 +427,7 @@ MPI = {
     'OMPI_COMM_WORLD_LOCAL_RANK': '1',
     'OMPI_COMM_WORLD_LOCAL_SIZE': '8',
 }
-BY_HAND = distributed.ProcessFlags('node1:8476', '2', '1')
+BY_HAND = distributed.ProcessFlags('node1:8476', 2, 1)
 
 
 @pytest.mark.parametrize(
@@ -437,7 +437,7 @@ BY_HAND = distributed.ProcessFlags('node1:8476', '2', '1')
         ({}, BY_HAND, distributed.DistributedConfig('node1:8476', 2, 1)),
         (
             {'JAX_COORDINATOR_ADDRESS': 'node1:8476', 'JAX_NUM_PROCESSES': '3', 'JAX_PROCESS_ID': '0'},
-            distributed.ProcessFlags(index='2'),
+            distributed.ProcessFlags(index=2),
             distributed.DistributedConfig('node1:8476', 3, 2),
         ),
         # A single process per machine uses all devices; one of several processes uses one device.
@@ -477,10 +477,9 @@ def test_commands_for_one_process_are_rejected_in_several(command, monkeypatch, 
 @pytest.mark.parametrize(
     ('settings', 'words'),
     [
-        (('node1:8476',), '--process_count and --process_index'),
-        (('node1:8476', '2', '2'), 'from 0 to 1, got 2'),
-        (('node1', '2', '1'), '--coordinator_address=node1:8476'),
-        (('node1:8476', 'two', '1'), "(or JAX_NUM_PROCESSES) must be a whole number of at least 1, got 'two'"),
+        (('node1:8476',), '--process_count=N --process_index=I'),
+        (('node1:8476', 2, 2), 'from 0 to 1, got 2'),
+        (('node1', 2, 1), '--coordinator_address=node1:8476'),
     ],
 )
 def test_invalid_process_flags_raise_a_one_line_error(settings, words):
