@@ -116,13 +116,3 @@ def all_finite(tree: Any) -> jax.Array:
     """Returns whether all floating-point arrays of `tree` are finite, as a scalar bool array."""
     floating = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
     return jnp.all(jnp.asarray([jnp.all(jnp.isfinite(leaf)) for leaf in floating], bool))
-
-
-def find_nonfinite_array(tree: Any) -> str | None:
-    """Returns the name of the first array that contains NaN or infinity, or None if all are finite."""
-    if bool(all_finite(tree)):
-        return None
-    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
-        if not bool(all_finite(leaf)):
-            return jax.tree_util.keystr(path, simple=True, separator='/')
-    return None

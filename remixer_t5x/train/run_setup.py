@@ -146,24 +146,24 @@ def _check_metrics(best_metrics: checkpoint_ranking.BestMetrics, evaluator: task
 
 def create_shared_model_dir(path: str) -> epath.Path:
     """Creates MODEL_DIR in the first process. Raises UserError if another process cannot see the folder."""
-    # Use a random file name, because a local folder with the same path may contain a file from an earlier run.
-    token = collectives.broadcast(secrets.token_hex(8))
     is_first = jax.process_index() == 0
     folder = model_dir.create_model_dir(path) if is_first else model_dir.to_absolute_path(path)
-    if jax.process_count() > 1:
-        marker = folder / f'.{token}'
-        if is_first:
-            marker.write_text('')
-        collectives.broadcast('the folder exists')
-        is_shared = marker.exists()
-        collectives.barrier()
-        if is_first:
-            marker.unlink()
-        if not is_shared:
-            raise UserError(
-                f'MODEL_DIR must be a folder that all machines share (NFS or gs://), got {folder}, which is a '
-                'different folder on the machine of process 0'
-            )
+    if jax.process_count() == 1:
+        return folder
+    # Use a random file name, because a local folder with the same path may contain a file from an earlier run.
+    marker = folder / f'.{collectives.broadcast(secrets.token_hex(8))}'
+    if is_first:
+        marker.write_text('')
+    collectives.barrier()
+    is_shared = marker.exists()
+    collectives.barrier()
+    if is_first:
+        marker.unlink()
+    if not is_shared:
+        raise UserError(
+            f'MODEL_DIR must be a folder that all machines share (NFS or gs://), got {folder}, which is a different '
+            'folder on the machine of process 0'
+        )
     return folder
 
 
