@@ -63,13 +63,10 @@ def row_ids(length):
 
 @pytest.mark.parametrize('block', BLOCKS)
 @few_examples
-@given(st.tuples(row_ids(N), row_ids(N)), st.tuples(row_ids(M), row_ids(M)), st.booleans(), st.integers(0, 99))
-def test_packed_equals_plain_with_gradients(block, ids_in, ids_out, shuffled, seed):
-    """Includes examples with tokens on one side only, and examples with non-adjacent tokens."""
-    ids = [np.stack(rows).astype(np.int32) for rows in (ids_in, ids_out)]
-    if shuffled:
-        ids = [np.random.default_rng(seed).permuted(rows, axis=1) for rows in ids]
-    ids = [jnp.asarray(rows) for rows in ids]
+@given(st.tuples(row_ids(N), row_ids(N)), st.tuples(row_ids(M), row_ids(M)), st.integers(0, 99))
+def test_packed_equals_plain_with_gradients(block, ids_in, ids_out, seed):
+    """Includes examples with tokens on one side only."""
+    ids = [jnp.asarray(np.stack(rows), jnp.int32) for rows in (ids_in, ids_out)]
     weights = make_arrays(seed, 2)
     actual, expected = ours_packed(block, *ids, *weights), plain_packed(*ids, *weights)
     jax.tree.map(lambda a, w: np.testing.assert_allclose(a, w, rtol=1e-4, atol=1e-4), actual, expected)
