@@ -78,7 +78,6 @@ for _left_out in (*_SUITES, 'cnn_dailymail_v002', _SQUAD, *_WMT):
 _C4 = 'c4/en:2.2.0'
 BUILDERS: dict[str, Builder] = {
     'c4_v220_span_corruption': _create_text_task_builder(pretraining.span_corruption, _C4, data='c4_v220'),
-    'c4_v220_iid_denoising': _create_text_task_builder(pretraining.iid_denoising, _C4, data='c4_v220'),
     'c4_v220_prefix_lm': _create_text_task_builder(pretraining.prefix_lm, _C4, data='c4_v220'),
     'c4_v220_full_lm': _create_text_task_builder(pretraining.causal_lm, _C4, 'c4_v220_full_lm'),
     # T5 sets the objective of these tasks in gin; the gin files of the T5 paper select span corruption.

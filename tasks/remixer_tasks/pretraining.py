@@ -92,18 +92,6 @@ def masked_lm(
     return _build_task(f'{data}_masked_lm', corpus, vocabulary, objective, shuffle_buffer_size, eos=False)
 
 
-def iid_denoising(
-    corpus: Corpus,
-    vocabulary: seqio.Vocabulary,
-    data: str = 'text',
-    density: ranges.OpenFraction = 0.15,
-    shuffle_buffer_size: int = SHUFFLE_BUFFER,
-) -> seqio.Task:
-    """Returns a task that hides each token independently; see `span_corruption.py`."""
-    objective = functools.partial(spans.iid_denoising, density=density)
-    return _build_task(f'{data}_iid_denoising', corpus, vocabulary, objective, shuffle_buffer_size)
-
-
 def ul2(
     corpus: Corpus,
     vocabulary: seqio.Vocabulary,

@@ -1,4 +1,4 @@
-"""Implements T5's denoising objectives (Raffel et al. 2020) as tf.data transformations.
+"""Implements T5's span corruption (Raffel et al. 2020) and UL2's denoisers as tf.data transformations.
 
 Span corruption (section 3.1.4; t5's `span_corruption`): documents are joined without a separator and split into
 segments. In each segment, random spans are selected that are 3 tokens long on average and contain 15% of the
@@ -8,19 +8,10 @@ tokens in total; each span is replaced by a sentinel. The targets are the hidden
     inputs   Thank you <X> me to your party <Y> week </s>
     targets  <X> for inviting <Y> last </s>
 
-Independent masking (section 3.2.2, "replace spans"; t5's `iid_denoising`): every token is hidden with probability
-`density`, independently of other tokens. Each run of hidden tokens becomes a sentinel in the inputs, and each run of
-visible tokens becomes a sentinel in the targets:
-
-    inputs   Thank <X> for inviting <Y> your party last <Z> </s>
-    targets  <X'> you <Y'> me to <Z'> week </s>
-
-With the same segment and seed, independent masks are bit-identical to t5's. Differences from T5:
+Differences from T5:
 - Documents are joined across the whole stream, so only the last example of the stream is shorter. T5 creates a shorter
   example at the end of every group of documents, and uses only a part of a document with more than 65,536 tokens.
-- Targets of span corruption that do not fit the feature length raise an error; T5 truncates such targets.
-- If a segment has more independent runs than the vocabulary has sentinels, later runs stay visible; t5 would use
-  ordinary pieces as sentinels.
+- Targets that do not fit the feature length raise an error; T5 truncates such targets.
 
 Defines the denoisers of UL2 (Tay et al. 2023, arXiv:2205.05131, section 3.1.2 and table 1) and of UL2R.
 
@@ -137,15 +128,15 @@ def corrupt_spans(tokens: tf.Tensor, mask: tf.Tensor, vocabulary: seqio.Vocabula
 
     mask[0] is False, so every span follows a visible token. In the targets, the span's sentinel replaces this token.
     """
-    last, _ = sentinels.find_sentinel_range(vocabulary)
-    eos = [vocabulary.eos_id]
-    # True for tokens directly before a span.
+    first, _ = sentinels.find_sentinel_range(vocabulary)
+    # True for the first token of each span, and for the token directly before each span.
+    starts = mask & ~tf.concat([[False], mask[:-1]], 0)
     before = ~mask & tf.concat([mask[1:], [False]], 0)
-    targets = tf.where(before, last + 1 - tf.cumsum(tf.cast(before, tf.int32)), tokens)
-    return {
-        'inputs': tf.concat([replace_masked_runs(tokens, mask, last), eos], 0),
-        'targets': tf.concat([tf.boolean_mask(targets, before | mask), eos], 0),
-    }
+    corrupted = {}
+    for name, replaced, is_kept in (('inputs', starts, starts | ~mask), ('targets', before, before | mask)):
+        marked = tf.where(replaced, first + 1 - tf.cumsum(tf.cast(replaced, tf.int32)), tokens)
+        corrupted[name] = tf.concat([tf.boolean_mask(marked, is_kept), [vocabulary.eos_id]], 0)
+    return corrupted
 
 
 def span_corruption(
@@ -189,61 +180,6 @@ def span_corruption(
 
     return corrupt_segment(
         language_modeling.join_and_split_documents(language_modeling.extract_tokens(dataset), length)
-    )
-
-
-def draw_iid_noise_mask(length: tf.Tensor, density: float, seed: tf.Tensor) -> tf.Tensor:
-    """Samples a [length] bool mask of hidden tokens. As in t5, `seed` ([2] integers) is split into six seeds."""
-    draw = tf.random.experimental.stateless_split(seed, 6)[0]
-    return tf.random.stateless_uniform([length], draw) < density
-
-
-def replace_masked_runs(tokens: tf.Tensor, mask: tf.Tensor, last_id: int) -> tf.Tensor:
-    """Replaces each run of masked tokens by one sentinel, counted down from `last_id`; returns [m <= n] ids."""
-    starts = mask & ~tf.concat([[False], mask[:-1]], 0)
-    marked = tf.where(starts, last_id + 1 - tf.cumsum(tf.cast(starts, tf.int32)), tokens)
-    return tf.boolean_mask(marked, starts | ~mask)
-
-
-def _limit_masked_runs(mask: tf.Tensor, sentinel_count: int) -> tf.Tensor:
-    """Clears `mask` from its False span number `sentinel_count` on, so that there are sentinels for all spans."""
-    visible_starts = ~mask & tf.concat([[True], mask[:-1]], 0)
-    return mask & (tf.cumsum(tf.cast(visible_starts, tf.int32)) < sentinel_count)
-
-
-def iid_denoising(
-    dataset: tf.data.Dataset,
-    sequence_length: Mapping[str, int],
-    output_features: Mapping[str, seqio.Feature],
-    density: float = 0.15,
-) -> tf.data.Dataset:
-    """seqio preprocessor that converts documents {'targets': [n] int32 ids} to {'inputs', 'targets'} with EOS.
-
-    Targets have random lengths and are truncated to the feature length, as in t5.
-    """
-    if sequence_length['inputs'] < 3:
-        raise UserError(
-            "i.i.d. denoising needs at least 3 input tokens; set TASK_FEATURE_LENGTHS = {'inputs': 512, 'targets': 256}"
-        )
-    vocabulary = output_features['targets'].vocabulary
-    last, count = sentinels.find_sentinel_range(vocabulary)
-    if count < 2:
-        raise UserError(f'i.i.d. denoising needs 2 sentinels, but the vocabulary has {count}; set its extra_ids to 100')
-    eos = [vocabulary.eos_id]
-
-    @seqio.map_over_dataset(num_seeds=1)
-    def corrupt_segment(tokens, seed):
-        mask = _limit_masked_runs(draw_iid_noise_mask(tf.size(tokens), density, seed), count)
-        targets = replace_masked_runs(tokens, ~mask, last)[: sequence_length['targets'] - 1]
-        return {
-            'inputs': tf.concat([replace_masked_runs(tokens, mask, last), eos], 0),
-            'targets': tf.concat([targets, eos], 0),
-        }
-
-    return corrupt_segment(
-        language_modeling.join_and_split_documents(
-            language_modeling.extract_tokens(dataset), sequence_length['inputs'] - 1
-        )
     )
 
 

@@ -81,7 +81,6 @@ BOTH = {'inputs': 48, 'targets': 48}
 # Task, supported model types, lengths, and whether it needs sentinels.
 OBJECTIVES = {
     'span_corruption': (pretraining.span_corruption, ['encoder_decoder', 'decoder_only'], BOTH, True),
-    'iid_denoising': (pretraining.iid_denoising, ['encoder_decoder'], BOTH, True),
     'prefix_lm': (pretraining.prefix_lm, ['encoder_decoder', 'decoder_only'], BOTH, False),
     'ul2': (
         functools.partial(pretraining.ul2, denoisers=[('r', 3, 0.15, 1), ('s', None, 0.25, 1)]), ['encoder_decoder'],
@@ -96,7 +95,6 @@ CASES = [('bytes', objective, model_type) for objective in OBJECTIVES for model_
     ('mt5', 'span_corruption', 'encoder_decoder'),
     ('byt5', 'span_corruption', 'decoder_only'),
     ('words', 'span_corruption', 'encoder_decoder'),
-    ('wordpiece', 'iid_denoising', 'encoder_decoder'),
     ('wordpiece', 'masked_lm', 'encoder_only'),
     ('gpt2', 'ul2', 'encoder_decoder'),
     ('gpt2', 'causal_lm', 'decoder_only'),

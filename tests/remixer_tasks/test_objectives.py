@@ -50,14 +50,6 @@ def test_segments_of_a_prefix_lm_equal_those_of_t5():
     np.testing.assert_array_equal(np.concatenate(joined), np.concatenate(documents))
 
 
-def test_iid_denoising_hides_the_tokens_of_t5():
-    for case in T5['iid_denoising']:
-        tokens = tf.constant(random_tokens(case['size']))
-        mask = spans.draw_iid_noise_mask(case['size'], 0.15, tf.constant(case['seed']))
-        for hidden, name in ((mask, 'inputs'), (~mask, 'targets')):
-            assert spans.replace_masked_runs(tokens, hidden, MASK).numpy().tolist() == case[name]
-
-
 def noise_mask(case):
     """Returns the mask of the tokens that t5 hid, reconstructed from its inputs and targets."""
     run_lengths = {'inputs': [0], 'targets': []}

@@ -73,11 +73,6 @@ def main():
             for seed in seeds
             for density in (0.5, 0.25)
         ],
-        'iid_denoising': [
-            {'size': size, 'seed': seed, **denoise_with_sentinels(size, seed, 0.15, preprocessors.iid_noise_mask)}
-            for size in SIZES
-            for seed in seeds
-        ],
         'span_corruption': [
             {
                 'size': size,
