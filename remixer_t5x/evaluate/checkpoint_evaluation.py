@@ -8,7 +8,6 @@ different examples, the task name ends with the beginning of the examples' hash,
 """
 
 import dataclasses
-import itertools
 import json
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -94,8 +93,7 @@ class CheckpointEvaluator:
 
         `get_leaderboard_file` returns the name of a task's leaderboard file, or None if the task has no leaderboard.
 
-        Raises UserError if neither metrics nor submissions are requested, if no task to submit has a leaderboard, or if
-        two tasks have the same leaderboard file.
+        Raises UserError if neither metrics nor submissions are requested, or if no task to submit has a leaderboard.
         """
         tasks, model, partitioner = settings.tasks, settings.model, settings.partitioner
         self._settings = settings
@@ -118,13 +116,6 @@ class CheckpointEvaluator:
         split = settings.submission_split
         tasks_with_split, _ = task_examples.find_tasks(tasks.mixture_or_task_name, split, tasks.tasks)
         submitted = [task for task in tasks_with_split if get_leaderboard_file(task.name)]
-        files = {task.name: get_leaderboard_file(task.name) for task in submitted}
-        for first, second in itertools.combinations(files, 2):
-            if files[first] == files[second]:
-                raise UserError(
-                    f'SUBMISSION_DIR requires tasks with different files, got {first} and {second}, which both have '
-                    f'the file {files[first]}; select one of them with EVAL_TASKS'
-                )
         if not submitted:
             names = ', '.join(task.name for task in tasks_with_split)
             raise UserError(f'SUBMISSION_DIR requires GLUE or SuperGLUE tasks, got {names}; omit SUBMISSION_DIR')

@@ -282,12 +282,3 @@ def test_tasks_without_the_split_or_metrics_are_skipped():
 def test_invalid_settings_raise_errors(mixture, settings, message):
     with pytest.raises(UserError, match=message):
         evaluator(mixture, **settings)
-
-
-def test_tasks_with_the_same_leaderboard_file_are_rejected():
-    tasks = TaskEvaluation([task('wnli'), task('cola'), task('wnli_eval')], Decoding(4, LENGTHS), split=None)
-    settings = checkpoint_evaluation.CheckpointEvaluation(
-        Echo(), Partitioner(), 'run', tasks, submission_dir='files', submission_split='validation'
-    )
-    with pytest.raises(UserError, match=r'got wnli and wnli_eval, .* the file WNLI.tsv; .* EVAL_TASKS'):
-        checkpoint_evaluation.CheckpointEvaluator(settings, lambda name: f'{name.partition("_")[0].upper()}.tsv')

@@ -42,7 +42,6 @@ LINES = {
     'glue_qnli_v002': ('not_entailment', 'QNLI.tsv', '0\tnot_entailment'),
     'glue_rte_v002': ('entailment', 'RTE.tsv', '0\tentailment'),
     'glue_wnli_v002': ('entailment', 'WNLI.tsv', '0\t1'),
-    'glue_wnli_v002_simple_eval': ('a dog', 'WNLI.tsv', '0\t0'),
     'glue_ax_v002': ('neutral', 'AX.tsv', '0\tneutral'),
 }
 

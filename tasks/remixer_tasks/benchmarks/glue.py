@@ -2,14 +2,14 @@
 
 Also reads CoLA as published by its authors, AX with labels, and the CSV files of
 github.com/felipessalvatore/NLI_datasets. The feature `idx` is the row index. AX uses MNLI's prompt; T5 has no metric
-for AX. WNLI has two tasks: classification, and T5's task for models that were trained on WSC to predict a noun.
+for AX.
 """
 
 import functools
 import itertools
 from collections.abc import Iterator, Mapping
 
-from remixer_tasks.benchmarks import prompts, raw_rows, text_metrics, winograd
+from remixer_tasks.benchmarks import prompts, raw_rows, text_metrics
 from remixer_tasks.benchmarks.text_task import (
     INTEGER,
     REAL,
@@ -196,12 +196,4 @@ TASKS = (
     _build_classification_task('rte'),
     _build_classification_task('wnli'),
     _build_classification_task('ax', text_metrics.matthews_corrcoef),
-    TextTask(
-        'glue_wnli_v002_simple_eval',
-        _build_dataset('wnli'),
-        winograd.format_wnli,
-        prompts.matches_candidate,
-        (text_metrics.accuracy,),
-        splits=(VALIDATION, TEST),
-    ),
 )

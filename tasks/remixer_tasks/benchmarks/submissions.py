@@ -59,14 +59,10 @@ def _build_classification_file(
     return SubmissionFile(name, lambda row: texts.get(row['prediction']), texts[names[0]], lines)
 
 
-def _build_winograd_file(name: str, written: Sequence[Any]) -> SubmissionFile:
-    """Returns a Winograd task's submission file; a label states whether the predicted noun is the candidate."""
-
-    def format_label(row: Row) -> Any:
-        referent = prompts.matches_candidate(row['prediction'], example={'targets_pretokenized': row['target']})
-        return None if referent == prompts.INVALID else written[referent]
-
-    return SubmissionFile(name, format_label, written[0], _format_tsv if name.endswith('.tsv') else _format_jsonl)
+def _format_wsc_label(row: Row) -> str | None:
+    """Returns 'True' if the predicted noun is the candidate, 'False' if not, and None if the prediction is empty."""
+    referent = prompts.matches_candidate(row['prediction'], example={'targets_pretokenized': row['target']})
+    return None if referent == prompts.INVALID else BOOLEAN_LABELS[referent]
 
 
 def _format_score(row: Row) -> str | None:
@@ -140,7 +136,6 @@ _GLUE = {
 }
 _FILES = {
     **{f'super_glue_{name}_v102': file for name, file in _SUPER_GLUE.items()},
-    'super_glue_wsc_v102_simple_eval': _build_winograd_file('WSC.jsonl', BOOLEAN_LABELS),
+    'super_glue_wsc_v102_simple_eval': SubmissionFile('WSC.jsonl', _format_wsc_label, 'False', _format_jsonl),
     **{f'glue_{name}_v002': file for name, file in _GLUE.items()},
-    'glue_wnli_v002_simple_eval': _build_winograd_file('WNLI.tsv', (0, 1)),
 }

@@ -1,15 +1,13 @@
 """Winograd schemas in T5's format: the pronoun is marked with asterisks, and the target is its referent.
 
 WSC models are trained on SuperGLUE's true pairs and on DPR (Rahman and Ng 2012). The evaluation checks whether these
-models predict the candidate noun of a pair. In GLUE's WNLI, the marked pronoun is the one whose neighbouring words in
-the premise best match the hypothesis, and the candidate is the text between these words in the hypothesis.
+models predict the candidate noun of a pair.
 """
 
 from __future__ import annotations
 
 import itertools
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from remixer_t5x.lazy_imports import tf
 from remixer_tasks.benchmarks import prompts, raw_rows, super_glue, text_metrics
@@ -31,9 +29,6 @@ from remixer_tasks.benchmarks.text_task import (
 _CORRECTIONS = dict(
     zip(super_glue.TEXTS_WITH_WRONG_INDEX, (('him," he said. ', 'X ," he said.'), (' it ', ' X ')), strict=True)
 )
-_PRONOUNS = frozenset(['he', 'she', 'they', 'it', 'her', 'his', 'their', 'them', 'him'])
-_ARTICLES = ('a', 'an', 'the')
-_MARKS = '.,?!'
 
 
 def _format_wsc(dataset: tf.data.Dataset) -> tf.data.Dataset:
@@ -122,76 +117,3 @@ TASKS = (
     TextTask('dpr_v001_simple', _DPR, _format_dpr, metrics=(text_metrics.accuracy,)),
 )
 FEW_SHOT = _build_wsc_tasks('fewglue_wsc_v001', super_glue.build_few_shot_dataset('WSC'), (VALIDATION,))
-
-
-def format_wnli(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Formats WNLI's rows; the input marks the pronoun, and the target is the candidate, correct or not."""
-
-    def format_example(example):
-        premise, hypothesis = example['sentence1'], example['sentence2']
-        inputs, target = tf.numpy_function(
-            _convert_wnli_pair, [premise, hypothesis], [tf.string, tf.string], stateful=False
-        )
-        schema = {'inputs': tf.reshape(inputs, []), 'targets': tf.reshape(target, [])}
-        metadata = {'idx': example['idx'], 'label': example['label'], 'premise': premise, 'hypothesis': hypothesis}
-        return {**schema, **metadata}
-
-    return dataset.map(format_example)
-
-
-def _convert_wnli_pair(premise: bytes, hypothesis: bytes) -> tuple[bytes, bytes]:
-    text, other = premise.decode(), hypothesis.decode()
-    words, other_words = _split_words(text), _split_words(other)
-    pronouns = [index for index, word in enumerate(words) if word in _PRONOUNS]
-    matches = [(*_match_context(words[:index], words[index + 1 :], other_words), index) for index in pronouns]
-    _, candidate, index = max(matches, key=lambda match: match[0])
-    starred = text.split(' ')
-    word = starred[index]
-    starred[index] = f'*{word[:-1]}* {word[-1]}' if word[-1] in _MARKS else f'*{word}*'
-    # Removes the words before the candidate's article, because a match may start at the beginning of the sentence.
-    candidate_words = candidate.split(' ')
-    start = max((candidate_words.index(article) for article in _ARTICLES if article in candidate_words), default=0)
-    return f'wsc: {" ".join(starred)}'.encode(), _restore_case(' '.join(candidate_words[start:]), other).encode()
-
-
-def _split_words(text: str) -> list[str]:
-    """Splits a string into lower-case words and strips one trailing punctuation mark from each word."""
-    words = (word[:-1] if word.endswith(tuple(_MARKS)) else word for word in text.strip().lower().split(' '))
-    return [word for word in words if word]
-
-
-def _match_context(before: list[str], after: list[str], other: list[str]) -> tuple[int, str]:
-    """Matches as many words as possible before and after the pronoun with the words of the sentence `other`.
-
-    Returns the number of matched words, and the text of `other` between the matches.
-    """
-    left = _count_matching_words(other[::-1], before[::-1])
-    right = _count_matching_words(other, after)
-    if not left + right:
-        return 0, ''
-    left_words, right_words = before[len(before) - left :], after[:right]
-    # The candidate may be in the middle, at the start or at the end of the sentence.
-    patterns = ([*left_words, '(.+)', *right_words], ['^(.+)', *right_words], [*left_words, '(.+)$'])
-    for pattern in patterns:
-        match = re.search(' '.join(pattern), ' '.join(other))
-        if match:
-            return left + right, match[1]
-    return left + right, ''
-
-
-def _count_matching_words(sentence: Sequence[str], words: Sequence[str]) -> int:
-    """Returns the number of words in the longest prefix of `words` that occurs in `sentence`."""
-    text = ' '.join(sentence)
-    size = 0
-    while size < len(words) and ' '.join(words[: size + 1]) in text:
-        size += 1
-    return size
-
-
-def _restore_case(candidate: str, sentence: str) -> str:
-    """Restores the candidate's case and punctuation from the sentence, without final punctuation or possessive 's."""
-    pattern = ' '.join(f'{re.escape(word)}[{re.escape(_MARKS)}]?' for word in candidate.split(' '))
-    match = re.search(pattern, sentence, re.IGNORECASE)
-    assert match, f'there is no {candidate!r} in {sentence!r}'
-    written = match[0][:-1] if match[0].endswith(tuple(_MARKS)) else match[0]
-    return written.removesuffix("'") if written.endswith("'") else written.removesuffix("'s")

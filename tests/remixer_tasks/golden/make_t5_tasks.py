@@ -61,14 +61,14 @@ def glue_builder(config):
     return tfds.text.glue.Glue(config=config, data_dir=tempfile.mkdtemp())
 
 
-def glue(config, file, preprocess=None):
+def glue(config, file):
     builder = glue_builder(config)
     split = {'test': 'test', 'wnli-test': 'test'}.get(file.stem, 'train')
     data = to_dataset(builder, builder._generate_examples(file, split))
-    return (preprocess or glue_utils.get_glue_text_preprocessor(builder.builder_config))(data)
+    return glue_utils.get_glue_text_preprocessor(builder.builder_config)(data)
 
 
-def csv_pairs(config, columns, file, rows=slice(None), preprocess=None):
+def csv_pairs(config, columns, file, rows=slice(None)):
     """Returns the rows of a CSV file with premise, hypothesis and label as examples of a GLUE configuration."""
     builder = glue_builder(config)
     with open(file, newline='') as opened:
@@ -78,7 +78,7 @@ def csv_pairs(config, columns, file, rows=slice(None), preprocess=None):
         for n, row in enumerate(csv_rows)
     ]
     data = to_dataset(builder, generated)
-    return (preprocess or glue_utils.get_glue_text_preprocessor(builder.builder_config))(data)
+    return glue_utils.get_glue_text_preprocessor(builder.builder_config)(data)
 
 
 def pronouns(file):
@@ -119,9 +119,6 @@ def pipelines(root):
             file = root / 'glue' / folder / f'{name}.tsv'
             if file.exists():
                 readers[f'glue_{config}_v002/{split}'] = functools.partial(glue, config, file)
-                if config == 'wnli' and split != 'train':
-                    simple = functools.partial(glue, 'wnli', file, preprocessors.wnli_simple)
-                    readers[f'glue_wnli_v002_simple_eval/{split}'] = simple
     matched = root / 'glue/MNLI/dev_matched.tsv'
     if matched.exists():
         readers['glue_mnli_matched_v002/validation'] = functools.partial(glue, 'mnli_matched', matched)
@@ -143,12 +140,6 @@ def other_layouts(root):
         'glue_cola_v002/train': functools.partial(glue, 'cola', cola[0]),
         'glue_cola_v002/validation': lambda: glue('cola', cola[1]).concatenate(glue('cola', cola[2])),
         'glue_wnli_v002/test': functools.partial(glue, 'wnli', root / 'dpr_wsc/wnli-test.tsv'),
-        'glue_wnli_v002_simple_eval/test': functools.partial(
-            glue, 'wnli', root / 'dpr_wsc/wnli-test.tsv', preprocessors.wnli_simple
-        ),
-        'glue_wnli_v002_simple_eval/validation': functools.partial(
-            csv_pairs, 'wnli', pair, folder / 'wnli/dev.csv', preprocess=preprocessors.wnli_simple
-        ),
     }
     for config in ('rte', 'wnli'):
         for split, name in (('train', 'train'), ('validation', 'dev')):
