@@ -31,7 +31,7 @@ from remixer_t5x.extras.reports.sweep import (
 )
 
 COMMANDS = (train.TRAIN.name, train.FINETUNE.name)
-REPORT_FILE, CSV_FILE, PARAGRAPH_FILE, FIGURES = 'report.html', 'runs.csv', 'comparison.txt', 'figures'
+REPORT_FILE, CSV_FILE, FIGURES = 'report.html', 'runs.csv', 'figures'
 # Macros that the sweep sets for each run, and the flags to use instead.
 _SWEEP_MACROS = {'MODEL_DIR': '--folder=DIR', 'SEED': '--seeds=0,1,2'}
 # Macros for the number of steps; runs/finetune.gin sets the first to the second.
@@ -339,7 +339,7 @@ def _show_results(
     search: Any,
     notes: Sequence[str],
 ) -> None:
-    """Prints the tables and conclusions, and writes the report, figures, CSV file and paragraph."""
+    """Prints the tables and conclusions, and writes the report, figures and CSV file."""
     from remixer_t5x.extras.reports import comparison, report_writer
     from remixer_t5x.extras.reports.pictures import drawing
     from remixer_t5x.extras.reports.run_records import RunGroup
@@ -359,13 +359,11 @@ def _show_results(
             tables.append(console.build_table(heading, *(group.name for group in groups), words=(heading,)))
             for name, texts in rows:
                 tables[-1].add_row(name, *texts)
-    console.print_with_rich(*tables, *result.difference_sentences, '', result.results_paragraph, '')
+    console.print_with_rich(*tables, *notes, *result.difference_sentences, '')
     comparison.write_csv(runs, sweep.failed, all_counts, sweep.folder / CSV_FILE)
-    (sweep.folder / PARAGRAPH_FILE).write_text(result.results_paragraph + '\n', encoding='utf-8')
-    pictures = result.draw_pictures()
-    for picture in pictures:
+    for picture in result.draw_pictures():
         drawing.save_picture(picture, sweep.folder / FIGURES)
-    print(f'files        {sweep.folder}: {CSV_FILE}, {PARAGRAPH_FILE}, {FIGURES}/')
+    print(f'files        {sweep.folder}: {CSV_FILE}, {FIGURES}/')
     report_writer.write_page(
         report_writer.render_page([run for group in groups for run in group.runs], comparison=result),
         sweep.folder / REPORT_FILE,

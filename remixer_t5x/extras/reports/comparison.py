@@ -1,4 +1,4 @@
-"""Formats the results of `remixer-t5x compare` as a table, figures, a CSV file, and a paragraph for a paper."""
+"""Formats the results of `remixer-t5x compare` as tables, figures and a CSV file."""
 
 import csv
 import dataclasses
@@ -13,11 +13,11 @@ import numpy as np
 
 from remixer_t5x.cli.info.model import format_quantity
 from remixer_t5x.costs.model_counts import ModelCounts
-from remixer_t5x.errors import UserError, format_count
+from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate import checkpoint_ranking
 from remixer_t5x.evaluate.checkpoint_ranking import BestMetrics, compute_signed_score
 from remixer_t5x.extras.reports import differences, overview
-from remixer_t5x.extras.reports.differences import CONFIDENCE, ComparedMeasure
+from remixer_t5x.extras.reports.differences import ComparedMeasure
 from remixer_t5x.extras.reports.overview import RunOverview
 from remixer_t5x.extras.reports.pictures import drawing
 from remixer_t5x.extras.reports.pictures.drawing import Picture
@@ -128,13 +128,9 @@ class ModelComparison:
         """The held-out loss and the main metric of each task."""
         return overview.collect_compared_measures(self.groups, self.metric_rows, self.overviews)
 
-    @functools.cached_property
-    def bootstrap_results(self) -> list[str]:
-        return describe_bootstrap_results(self.groups)
-
     @property
     def difference_sentences(self) -> list[str]:
-        return [*overview.describe_measure_differences(self.compared_metrics, self.overviews), *self.bootstrap_results]
+        return overview.describe_measure_differences(self.compared_metrics, self.overviews)
 
     @property
     def num_trials(self) -> int:
@@ -201,44 +197,6 @@ class ModelComparison:
         shown = [k for k in range(1, self.num_trials + 1) if k in _TRIALS or k == self.num_trials]
         return lines + [(f'expected best of {k}', [_format_value(curve.get(k)) for curve in curves]) for k in shown]
 
-    @property
-    def results_paragraph(self) -> str:
-        names = [group.name for group in self.groups]
-        seeds = [len(group.runs) for group in self.groups]
-        sizes = _join_words(
-            f'{name} ({self.counts[name].total_parameters:,} parameters, '
-            f'{self._format_flops(name)} forward FLOPs per token)'
-            for name in names
-        )
-        steps = _format_range([numbers.step for numbers in self.overviews.values()])
-        sentences = [
-            f'We trained {sizes} for {steps} steps with {_format_range(seeds)} seed{"s" if max(seeds) > 1 else ""}.',
-            *self.changes,
-        ]
-        if search := self.search:
-            macros = _join_words(name for name, _ in search.cells[0].setting)
-            best = _join_words(f'{format_setting(search.find_best_setting(name))} for {name}' for name in names)
-            first = _join_words(f'{search.compute_expected_best_values(name)[0]:.4g} for {name}' for name in names)
-            sentences.append(
-                f'The best of {self.num_trials} settings of {macros} was chosen for each model by the {search.measure} '
-                f'on validation data with seed {search.cells[0].seed}: {best}. The expected {search.measure} of one '
-                f'random setting was {first}.'
-            )
-        for measure in self.compared_metrics:
-            digits, models = _choose_decimal_places(measure.name), measure.models.items()
-            means = _join_words(f'{_format_mean(by_seed.values(), digits)} for {name}' for name, by_seed in models)
-            spread = ' (mean ± standard deviation over seeds)' if max(seeds) > 1 else ''
-            result = differences.describe_differences(measure).removeprefix(f'{measure.name}: ')
-            sentences.append(f'The {measure.name} was {means}{spread}' + (f'; {result}' if result else '.'))
-        if max(seeds) > 1 and len(names) > 1:
-            bonferroni = ", with Bonferroni's correction over all pairs of models" if len(names) > 2 else ''
-            sentences.append(f"Intervals are Student's t-intervals of differences paired by seed{bonferroni}.")
-        costs = _join_words(f'{self._format_cost(group)} for {group.name}' for group in self.groups)
-        sentences.append(f'E x D x H (training FLOPs of an example, examples of a run, settings tried) was {costs}.')
-        if self.failed:
-            sentences.append(f'{format_count(len(self.failed), "run")} failed.')
-        return ' '.join([*sentences, *self.bootstrap_results])
-
     def draw_pictures(self) -> list[Picture]:
         """Plots the metrics of all seeds and, after a search, each setting's measure and the expected best value."""
         models = [group.name for group in self.groups]
@@ -271,46 +229,6 @@ class ModelComparison:
             note = 'Expected best value of k random settings (Dodge et al. 2019).'
             pictures.append(Picture('comparison-expected', 'Expected best value', note, figure))
         return pictures
-
-
-def describe_bootstrap_results(groups: Sequence[RunGroup]) -> list[str]:
-    """Returns sentences that compare the accuracies of the models, with bootstrap intervals over examples and seeds.
-
-    Only uses the seeds and examples that all models have in common for a task.
-    """
-    sentences = []
-    for task in dict.fromkeys(name for group in groups for run in group.runs for name in run.predictions):
-        rows = {
-            (group.name, run.seed): overview.index_predictions(run, task)
-            for group in groups
-            for run in group.runs
-            if task in run.predictions
-        }
-        names = dict.fromkeys(name for name, _ in rows)
-        seeds = [
-            seed for seed in dict.fromkeys(seed for _, seed in rows) if all((name, seed) in rows for name in names)
-        ]
-        examples = sorted(set.intersection(*map(set, rows.values())))
-        if len(names) < 2 or not seeds or not examples:
-            continue
-        is_right = overview.prediction_equals_target
-        right = {
-            name: 100.0 * np.asarray([[is_right(rows[name, seed][index]) for index in examples] for seed in seeds])
-            for name in names
-        }
-        best = max(right, key=lambda name: right[name].mean())
-        parts = []
-        for name in names.keys() - {best}:
-            gains = right[best] - right[name]
-            low, high = differences.bootstrap_interval(gains, differences.bonferroni_confidence(len(names)))
-            interval = f'{CONFIDENCE:.0%} bootstrap interval {low:.2f} to {high:.2f}'
-            parts.append(f'{gains.mean():.2f} points above {name} ({interval})')
-        sentences.append(
-            f'Predictions of {task} that equal the target: {best} has {right[best].mean():.2f}%, '
-            f'{_join_words(sorted(parts))}, over {len(examples):,} examples '
-            f'and {format_count(len(seeds), "seed")}.'
-        )
-    return sentences
 
 
 def write_csv(
@@ -389,9 +307,3 @@ def _format_value(value: float | None) -> str:
 def _format_range(values: Sequence[int]) -> str:
     """Formats the range of the values as `2 to 3`, or `3` if all are equal."""
     return ' to '.join(f'{value:,}' for value in sorted({min(values), max(values)}))
-
-
-def _join_words(parts: Iterable[str]) -> str:
-    """Joins parts as `a, b and c`."""
-    *others, last = parts
-    return f'{", ".join(others)} and {last}' if others else last

@@ -1,4 +1,4 @@
-"""Compares models over seeds and examples with confidence intervals, and describes significant differences."""
+"""Compares models over seeds with confidence intervals, and describes significant differences."""
 
 import dataclasses
 import itertools
@@ -10,7 +10,6 @@ from scipy import special
 
 # Joint confidence level of all intervals for a measure, assuming normally distributed differences between seeds.
 CONFIDENCE = 0.9
-BOOTSTRAP_SAMPLES = 2000
 
 # Value of a metric for each seed.
 ValueBySeed = Mapping[int, float]
@@ -75,26 +74,6 @@ def t_interval(gains: np.ndarray | Sequence[float], confidence: float = CONFIDEN
         return gains.mean(-1), np.full(gains.shape[:-1], np.inf)
     quantile = special.stdtrit(seeds - 1, (1 + confidence) / 2)
     return gains.mean(-1), quantile * gains.std(-1, ddof=1) / seeds**0.5
-
-
-def bootstrap_interval(
-    gains: np.ndarray, confidence: float = CONFIDENCE, samples: int = BOOTSTRAP_SAMPLES
-) -> tuple[float, float]:
-    """Computes a percentile bootstrap interval of the mean of `gains`, [seeds, examples].
-
-    Draws seeds and examples independently with replacement, because every seed predicts the same examples (pigeonhole
-    bootstrap, Owen 2007).
-    """
-    rng = np.random.default_rng(0)
-    seeds, examples = gains.shape
-    means: list[np.ndarray] = []
-    # Samples are drawn in blocks of at most about 2 million numbers, to limit the memory.
-    for block in np.array_split(np.arange(samples), 1 + samples * examples // 2_000_000):
-        weights = rng.multinomial(seeds, np.full(seeds, 1 / seeds), size=len(block)) / seeds
-        drawn = rng.integers(examples, size=(len(block), examples))
-        means.append(np.take_along_axis(weights @ gains, drawn, axis=1).mean(axis=1))
-    low, high = np.quantile(np.concatenate(means), [(1 - confidence) / 2, (1 + confidence) / 2])
-    return float(low), float(high)
 
 
 def expected_maximum(values: Sequence[float] | np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Differences between models over seeds and examples: intervals, conclusions, and how often they are right."""
+"""Differences between models over seeds: intervals, conclusions, and how often they are right."""
 
 import itertools
 
@@ -57,21 +57,6 @@ def test_comparisons_of_simulated_models_state_what_the_intervals_show(gap, most
     count = sum('model_0 is better' in line for line in lines)
     assert least <= count and sum('is better' in line for line in lines) <= most
     assert all(('no difference shown' in line) != ('is better' in line) for line in lines)
-
-
-def test_the_bootstrap_of_one_seed_equals_scipys():
-    gains = np.random.default_rng(0).choice([-1.0, 0.0, 1.0], size=(1, 200), p=[0.1, 0.6, 0.3])
-    options = {'confidence_level': 0.9, 'method': 'percentile', 'n_resamples': 20_000, 'rng': np.random.default_rng(1)}
-    reference = scipy.stats.bootstrap((gains[0],), np.mean, **options).confidence_interval
-    assert differences.bootstrap_interval(gains, samples=20_000) == pytest.approx(tuple(reference), abs=0.006)
-
-
-def test_the_bootstrap_draws_seeds_and_examples_independently():
-    rng = np.random.default_rng(0)
-    gains = rng.normal(size=(3, 50)) + rng.normal(size=(3, 1))
-    means = [gains[rng.integers(3, size=3)][:, rng.integers(50, size=50)].mean() for _ in range(20_000)]
-    interval = differences.bootstrap_interval(gains, samples=20_000)
-    assert interval == pytest.approx(tuple(np.quantile(means, [0.05, 0.95])), abs=0.04)
 
 
 def test_the_expected_best_is_the_mean_over_all_draws():
