@@ -1,4 +1,4 @@
-"""Tests of scripts/studies: the toy task of the paper, resuming after a kill, and the FLOPs of figure 2."""
+"""Tests of scripts/studies: the toy task of the paper, resuming after a kill, and TIM's images."""
 
 import json
 import pathlib
@@ -18,12 +18,11 @@ def studies():
     before = list(sys.path), set(sys.modules)
     sys.path[:0] = [str(SCRIPTS / 'studies')]
     import competition
-    import length
     import toy_task
     import two_sources
-    from library import results_file, toy_data
+    from library import toy_data
 
-    modules = (competition, length, results_file, toy_data, toy_task, two_sources)
+    modules = (competition, toy_data, toy_task, two_sources)
     yield types.SimpleNamespace(**{module.__name__.rpartition('.')[2]: module for module in modules})
     sys.path[:] = before[0]
     for name in set(sys.modules) - before[1]:
@@ -65,20 +64,6 @@ def test_toy_task_rows_follow_the_papers_description(studies, length):
         assert min(start[0] for start in starts) == 0 and np.any(inputs[:, -1])
 
 
-def test_records_ignore_an_incomplete_line(studies, tmp_path):
-    file = tmp_path / 'deeper' / 'results.jsonl'
-    records = studies.results_file.ResultsFile(file)
-    records.append_result({'a': 1, 'b': 2}, {'x': 0.5})
-    line = file.read_text()
-    for cut in range(1, len(line)):
-        file.write_text(line + line[:cut].replace('0.5', '0.7'))
-        reopened = studies.results_file.ResultsFile(file)
-        assert reopened.find_result({'b': 2, 'a': 1})['x'] in (0.5, 0.7)
-        reopened.append_result({'a': 2, 'b': 2}, {'x': 1.5})
-        last = studies.results_file.ResultsFile(file)
-        assert last.find_result({'a': 2, 'b': 2}) == {'x': 1.5} and last.find_result({'a': 1, 'b': 2})
-
-
 def test_toy_study_resumes_after_a_kill(studies, tmp_path, monkeypatch, capsys):
     out, figure = tmp_path / 'toy.jsonl', tmp_path / 'toy.png'
 
@@ -108,35 +93,6 @@ def test_toy_study_resumes_after_a_kill(studies, tmp_path, monkeypatch, capsys):
 
     run_toy('--learning_rate=0.1', '--show')
     assert 'not yet run' in capsys.readouterr().out.partition('[seeds]')[2]  # other settings are other cells
-
-
-def test_counted_flops_equal_the_papers_formulas(studies):
-    args = studies.length.parse_arguments(['--embed=32', '--hidden=48', '--heads=4', '--lengths=16'])
-
-    def count(name, n):
-        return studies.length.count_forward_flops(
-            studies.length.build_mixer('bidirectional', name, n, args), n, 32, False
-        )
-
-    for n in (16, 64):
-        # Only matrix products: the formulas of D.1 without GELU, and attention with an output projection.
-        assert count('hyper_mixer', n) == 4 * n * 48 * 32 + n * (2 * 32 * 32 + 2 * 32 * 48)
-        assert count('attention', n) == 8 * n * 32 * 32 + 4 * n * n * 32
-        assert count('mlp_mixer', n) == 4 * n * 48 * 32
-        printed = studies.length.count_operations_by_formula(n, args)
-        assert printed['appendix D: attention'] == 6 * 4 * 8**2 + 4 * n**2 * 2 * 8 + 3 * n + 2 * 32 * n**2
-
-
-def test_length_study_resumes(studies, tmp_path, monkeypatch, capsys):
-    out, figure = tmp_path / 'length.jsonl', tmp_path / 'length.png'
-    monkeypatch.setattr(studies.length, 'select_mixer_names', lambda side, args: ['attention', 'fnet'])
-    words = ['--embed=8', '--hidden=8', '--heads=2', '--rounds=1', '--sides=bidirectional', f'--out={out}']
-    monkeypatch.setattr(sys, 'argv', ['length.py', *words, '--lengths=4'])
-    studies.length.main()
-    monkeypatch.setattr(sys, 'argv', ['length.py', *words, '--lengths=4,8', f'--figure={figure}'])
-    studies.length.main()
-    assert '4 measurements, 2 already done' in capsys.readouterr().out
-    assert len(out.read_text().splitlines()) == 4 and figure.stat().st_size > 0
 
 
 def test_weights_belong_to_the_pixel_that_the_decoder_has_read(studies):

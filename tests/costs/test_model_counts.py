@@ -6,9 +6,11 @@ import pytest
 from flax import linen as nn
 
 from remixer_t5x import build_model
+from remixer_t5x.context import make_sequence_context
 from remixer_t5x.costs import model_counts
 from remixer_t5x.data import batch_formats
 from remixer_t5x.models import interface
+from remixer_t5x.models.sublayers import attention, hyper_mixer, mlp_mixer
 
 LENGTHS = {'inputs': 24, 'targets': 10}
 
@@ -121,6 +123,19 @@ class _Scanned(nn.Module):
     @nn.compact
     def __call__(self, x, _):
         return _Inner(name='inner')(x), None
+
+
+@pytest.mark.parametrize('n', [16, 64])
+def test_mixers_have_the_flops_of_the_papers_formulas(n):
+    """HyperMixer's formulas (Mai et al. 2023, appendix D) without GELU, and attention with an output projection."""
+    x, ctx = jnp.zeros((1, n, 32)), make_sequence_context(jnp.ones((1, n), jnp.int32))
+    for module, expected in (
+        (hyper_mixer.HyperMixer(hidden_dim=48), 4 * n * 48 * 32 + n * (2 * 32 * 32 + 2 * 32 * 48)),
+        (attention.SelfAttention(4, 8), 8 * n * 32 * 32 + 4 * n * n * 32),
+        (mlp_mixer.MLPMixer(hidden_dim=48, max_length=n), 4 * n * 48 * 32),
+    ):
+        variables = module.init(jax.random.key(0), x, ctx)
+        assert model_counts.count_total_flops(lambda v, x, m=module: m.apply(v, x, ctx), variables, x) == expected
 
 
 def test_flops_are_counted_by_module_inside_scan_and_remat():
