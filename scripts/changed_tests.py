@@ -4,9 +4,9 @@
     python scripts/changed_tests.py --since HEAD~3  commits since a revision, and uncommitted changes
 
 A file depends on the modules that it imports or names in a string, and on the paths that it mentions (gin files,
-scripts, pages of the documentation). A test also depends on its fixtures. The reason for each selection is printed to
-stderr. `scripts/test.sh --changed` runs the selected tests. pytest-testmon is not used, because it cannot trace gin
-files and child processes, on which half of the tests depend.
+scripts, pages of the documentation). A test also depends on its fixtures. `scripts/test.sh --changed` runs the selected
+tests. pytest-testmon is not used, because it records neither gin files nor child processes, on which half of the tests
+depend, and because a function that an earlier test has compiled with JAX is not executed again.
 """
 
 import argparse
@@ -24,22 +24,15 @@ PATH_ROOTS = ('', 'configs/', 'docs/', 'docs/guide/', 'scripts/', 'scripts/studi
 MODULE_ROOTS = ('', 'tasks/', 'scripts/studies/')
 # Files that every test depends on.
 AFFECTS_ALL_TESTS = {
-    'tests/conftest.py',
-    'pyproject.toml',
-    'setup.py',
-    'scripts/environment.sh',
-    'remixer_t5x/__init__.py',
+    *('tests/conftest.py', 'pyproject.toml', 'setup.py', 'scripts/environment.sh', 'remixer_t5x/__init__.py'),
+    *('requirements.lock', 'requirements-py311.lock'),
 }
-AFFECTS_ALL_TESTS |= {'requirements.lock', 'requirements-py311.lock'}
 # Files that no test reads.
 UNREAD_FILES = {
-    'LICENSE',
-    'SECURITY.md',
-    '.gitignore',
-    '.ci/run',
-    'scripts/test.sh',
-    '.github/pull_request_template.md',
+    *('LICENSE', 'SECURITY.md', '.gitignore', '.ci/run', '.github/pull_request_template.md'),
+    *('scripts/test.sh', 'scripts/changed_tests.py'),
 }
+READ_SUFFIXES = ('.py', '.gin', '.md', '.ipynb', '.sh', '.sbatch', '.toml')
 
 
 def run_git(*words: str) -> list[str]:
@@ -47,21 +40,6 @@ def run_git(*words: str) -> list[str]:
     if done.returncode:
         raise SystemExit(f'error: git {" ".join(words)}: {done.stderr.strip()}; specify a revision with --since REV')
     return done.stdout.splitlines()
-
-
-def find_branch_point() -> str:
-    """Returns the commit at which this branch diverged from the main branch."""
-    for name in ('origin/HEAD', 'origin/main', 'main', 'master'):
-        done = subprocess.run(['git', '-C', str(ROOT), 'merge-base', 'HEAD', name], capture_output=True, text=True)
-        if not done.returncode:
-            return done.stdout.strip()
-    raise SystemExit('error: there is no branch main to compare with; specify a revision with --since REV')
-
-
-def find_changed_files(since: str) -> set[str]:
-    """Returns the files that were changed, added or deleted since a commit, including untracked files."""
-    known = run_git('diff', '--name-only', '--no-renames', since, '--')
-    return {*known, *run_git('ls-files', '--others', '--exclude-standard')}
 
 
 class DependencyGraph:
@@ -84,31 +62,45 @@ class DependencyGraph:
                     yield from (name for name in (*found, *packages) if name in self.names)
                     break
 
-    def find_path_files(self, word: str) -> Iterator[str]:
-        yield from (root + word for root in PATH_ROOTS if root + word in self.names)
-
     @functools.cache  # noqa: B019 (there is one object, which lives as long as the process)
     def find_dependencies(self, name: str) -> set[str]:
         """Returns the files that the file `name` imports or mentions."""
         path = ROOT / name
-        if not path.is_file() or path.suffix not in ('.py', '.gin', '.md', '.ipynb', '.sh', '.sbatch', '.toml'):
+        # The fixtures of a conftest.py are dependencies only of the tests that use them, see `_find_conftest_files`.
+        if path.name == 'conftest.py' or name in AFFECTS_ALL_TESTS | UNREAD_FILES:
             return set()
-        if path.name == 'conftest.py':
-            return set()  # only the fixtures that a test uses are dependencies, see `_find_conftest_files`
+        if not path.is_file() or path.suffix not in READ_SUFFIXES:
+            return set()
         text = path.read_text(encoding='utf-8')
         if path.suffix != '.md':
             text = re.sub(r'^\s*#[^!].*', '', text, flags=re.MULTILINE)
-        if path.suffix != '.py':
-            return {*self._find_files_in_import_lines(text), *self._find_mentioned_files(text)} - {name}
-        tree = ast.parse(text)
-        if name.startswith(('remixer_t5x/', 'tasks/')):
-            # Only strings that consist of a path are dependencies, because messages also name files as examples.
-            strings: set[object] = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
-            return {*self._find_imported_files(tree), *self._find_files_in_strings(strings)} - {name}
-        found = {*self._find_imported_files(tree), *self._find_mentioned_files(text)}
+        tree = ast.parse(text) if path.suffix == '.py' else ast.Module([], [])
+        dependencies = {*self._find_imported_files(tree)}
+        if path.suffix == '.py' and name.startswith(('remixer_t5x/', 'tasks/')):
+            # Only strings that consist of a name are dependencies, because messages also name files as examples.
+            constants = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
+            words = {word for word in constants if isinstance(word, str) and re.fullmatch(r'[\w./-]+', word)}
+        else:
+            text = re.sub(r'^\s*from ([\w.]+) import (\w+)', r'\1.\2', text.replace("' / '", '/'), flags=re.MULTILINE)
+            words = set(re.findall(r'[\w.-]+(?:/[\w.-]+)*', text))
+            dependencies |= {*self._find_folder_files(text)}
+            for models in re.findall(r'--models?[= ]([\w,]+)', text):
+                words |= {f'models/{model}.gin' for model in models.split(',')}
         if name in self.tests:
-            found |= set(self._find_conftest_files(name, text))
-        return found - {name}
+            dependencies |= {*self._find_conftest_files(name, text)}
+        for word in words:
+            if '/' in word or '.' in word:
+                dependencies |= {root + word for root in PATH_ROOTS} & self.names
+            if re.fullmatch(r'(remixer_t5x|remixer_tasks|tests)(\.\w+)+', word):
+                dependencies |= {*self.find_module_files(word)}
+        return dependencies - {name}
+
+    def _find_imported_files(self, tree: ast.AST) -> Iterator[str]:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                package = f'{node.module}.' if isinstance(node, ast.ImportFrom) else ''
+                for alias in node.names:
+                    yield from self.find_module_files(package + alias.name)
 
     def _find_conftest_files(self, test: str, text: str) -> Iterator[str]:
         """Returns the `conftest.py` files of a test, and the imports of the fixtures that the test mentions."""
@@ -120,86 +112,43 @@ class DependencyGraph:
                     if not isinstance(node, ast.FunctionDef) or re.search(rf'\b{node.name}\b', text):
                         yield from self._find_imported_files(node)
 
-    def _find_imported_files(self, tree: ast.AST) -> Iterator[str]:
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Import):
-                for alias in node.names:
-                    yield from self.find_module_files(alias.name)
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                for alias in node.names:
-                    yield from self.find_module_files(f'{node.module}.{alias.name}')
-
-    def _find_files_in_import_lines(self, text: str) -> Iterator[str]:
-        for module, name in re.findall(r'^\s*from ([\w.]+) import (\w+)', text, re.MULTILINE):
-            yield from self.find_module_files(f'{module}.{name}')
-
-    def _find_files_in_strings(self, strings: set[object]) -> Iterator[str]:
-        for string in strings:
-            if isinstance(string, str) and re.fullmatch(r'remixer_\w+(\.\w+)+', string):
-                yield from self.find_module_files(string)
-            elif isinstance(string, str) and re.fullmatch(r'[\w/-]+\.\w+', string):
-                yield from self.find_path_files(string)
-
-    def _find_mentioned_files(self, text: str) -> Iterator[str]:
-        """Returns the files that a test, script or page mentions by module, path, folder or model name."""
-        text = text.replace("' / '", '/')
-        for dotted in set(re.findall(r'\b(?:remixer_t5x|remixer_tasks|tests)(?:\.\w+)+', text)):
-            yield from self.find_module_files(dotted)
-        for word in set(re.findall(r'[\w.-]+(?:/[\w.-]+)*/?', text)):
-            if '/' in word or '.' in word:
-                yield from self.find_path_files(word)
-        # A path with a variable part, such as f'models/{name}.gin', is a dependency on all files in the folder.
+    def _find_folder_files(self, text: str) -> Iterator[str]:
+        """Returns all files in a folder if a path has a variable part, such as f'models/{name}.gin'."""
         folders = set(re.findall(r'([\w-]+)/[{*]', text))
         if 'glob(' in text:
             folders |= set(re.findall(r"'([\w/-]+)'", text))
-        for folder in folders:
-            for root in PATH_ROOTS:
-                yield from (name for name in self.names if name.startswith(f'{root}{folder}/'))
-        for models in set(re.findall(r'--models?[= ]([\w,]+)', text)):
-            yield from self.names & {f'configs/models/{model}.gin' for model in models.split(',')}
+        prefixes = tuple(f'{root}{folder}/' for folder in folders for root in PATH_ROOTS)
+        return (name for name in self.names if name.startswith(prefixes))
 
-    def find_dependency_chain(self, test: str, changed: set[str]) -> list[str] | None:
-        """Returns the shortest dependency chain from a test to a changed file, or None."""
-        seen, chains = {test}, [[test]]
-        while chains:
-            reached = []
-            for chain in chains:
-                if chain[-1] in changed:
-                    return chain
-                for name in sorted(self.find_dependencies(chain[-1]) - seen):
-                    seen.add(name)
-                    reached.append([*chain, name])
-            chains = reached
-        return None
+    def depends_on(self, test: str, changed: set[str]) -> bool:
+        """Returns whether a test depends on a changed file, directly or through other files."""
+        reached, seen = {test}, set[str]()
+        while reached and not reached & changed:
+            seen |= reached
+            reached = set().union(*map(self.find_dependencies, reached)) - seen
+        return bool(reached)
 
 
-def select_tests(files: DependencyGraph, changed: set[str]) -> dict[str, str]:
-    """Maps each test to run to the reason; selects all tests if the dependents of a changed file are unknown."""
-    general = sorted(changed & AFFECTS_ALL_TESTS)
-    if general:
-        return dict.fromkeys(files.tests, f'every test depends on {general[0]}')
-    chains = {test: files.find_dependency_chain(test, changed) for test in files.tests}
-    chosen = {test: ' > '.join(chain[1:]) or 'changed itself' for test, chain in chains.items() if chain}
+def select_tests(files: DependencyGraph, changed: set[str]) -> list[str]:
+    """Returns the tests that depend on a changed file; all tests if the dependents of a changed file are unknown."""
     for name in sorted(changed - UNREAD_FILES):
-        if not any(files.find_dependency_chain(test, {name}) for test in files.tests):
-            return dict.fromkeys(files.tests, f'no known test reads {name}, so all tests run')
-    return chosen
+        if name in AFFECTS_ALL_TESTS or not any(files.depends_on(test, {name}) for test in files.tests):
+            print(f'all tests run, because every test or no known test depends on {name}', file=sys.stderr)
+            return files.tests
+    return [test for test in files.tests if files.depends_on(test, changed)]
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--since', metavar='REV', help='the revision to compare with (default: the main branch)')
-    since = parser.parse_args().since or find_branch_point()
-    changed = find_changed_files(since)
+    parser.add_argument('--since', metavar='REV', help='the revision to compare with (default: branch main)')
+    since = parser.parse_args().since or run_git('merge-base', 'HEAD', 'main')[0]
+    changed = {
+        *run_git('diff', '--name-only', '--no-renames', since, '--'),
+        *run_git('ls-files', '--others', '--exclude-standard'),
+    }
     files = DependencyGraph({*run_git('ls-files'), *changed})
-    chosen = select_tests(files, changed)
-    print(f'{len(changed)} files changed since {since[:12]}:', *sorted(changed), sep='\n  ', file=sys.stderr)
-    print(f'{len(chosen)} of {len(files.tests)} test files depend on them:', file=sys.stderr)
-    for test, why in chosen.items():
-        print(f'  {test}: {why}', file=sys.stderr)
-    print(*(test for test in chosen if (ROOT / test).exists()), sep='\n')
-    return 0
+    print(*(test for test in select_tests(files, changed) if (ROOT / test).exists()), sep='\n')
 
 
 if __name__ == '__main__':
-    sys.exit(main())
+    main()

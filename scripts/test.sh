@@ -4,7 +4,7 @@
 #   scripts/test.sh                   everything, in .venv
 #   scripts/test.sh --quick           lint, types, import directions, one test of each property for each sublayer, and
 #                                     one run that trains, saves, resumes and evaluates
-#   scripts/test.sh --changed         the tests that changes since the main branch can affect, with reasons
+#   scripts/test.sh --changed         the tests that changes since the main branch can affect
 #   scripts/test.sh --since REV       the tests that changes since a revision can affect
 #   scripts/test.sh tests/cli -k gin  everything, with these arguments for pytest
 #   scripts/test.sh --random-order-seed 7   files, and the tests of each file, in a random order
@@ -101,7 +101,7 @@ check 'format (ruff)' "$VENV/bin/ruff" format --check .
 check 'types (mypy)' "$VENV/bin/mypy"
 check 'import directions (import-linter)' "$VENV/bin/lint-imports" --no-cache --no-logo
 if [[ "$SELECT" == changed && -z "$CHOSEN" ]]; then
-    say 'no test depends on a changed file (listed above): no tests were run'
+    say 'no test depends on a changed file: no tests were run'
 else
     # A crashed worker ends the run, because the file scheduler of pytest-xdist 3.8 hangs after replacing a worker.
     check 'tests (pytest)' "$VENV/bin/python" -m pytest -q -n "${TEST_WORKERS:-$(workers)}" --max-worker-restart=0 --durations=10 ${PYTEST[@]+"${PYTEST[@]}"}
