@@ -110,6 +110,7 @@ def test_equal_time_refuses_a_search_over_the_number_of_steps():
 
 def test_finetuning_runs_are_continued_and_timed_with_the_macro_of_their_steps(tmp_path, monkeypatch, capsys):
     def run(self, cells):
+        assert not self._finished
         commands.extend(cell.command for cell in cells)
         raise sweep.SweepStopped(7)
 
@@ -123,6 +124,8 @@ def test_finetuning_runs_are_continued_and_timed_with_the_macro_of_their_steps(t
     folder = tmp_path / 'runs/t5_1_1/seed_0'
     folder.mkdir(parents=True)
     (folder / 'config.gin').write_text(loading.get_config_text())
+    # The steps may also change in a gin file, so that the command does not.
+    (tmp_path / 'runs' / sweep.FINISHED_FILE).write_text(json.dumps([f'--gin.MODEL_DIR={folder}']) + '\n')
     for steps in ('TRAIN_STEPS', 'TRAIN_STEPS_RELATIVE'):
         arguments = ['compare', 'finetune', f'--gin_file={recipe}', '--models=t5_1_1,remixer', f'--gin.{steps}=600']
         assert main([*arguments, f'--folder={tmp_path}/runs']) == 7, capsys.readouterr().err
@@ -158,16 +161,18 @@ def test_a_sweep_prints_a_table_writes_a_report_and_is_not_repeated(tmp_path, ca
     assert (tmp_path / 'runs/report.html').read_text().startswith('<!DOCTYPE html>')
     assert compare(*arguments) == 0
     assert '2 runs, 2 finished before' in capsys.readouterr().err
-    # A gin file may change although the command does not.
-    with (tmp_path / 'custom/mine.gin').open('a') as file:
-        file.write('KEEP_CHECKPOINTS = 2\n')
-    assert compare(*arguments) == 0
-    assert '2 runs, 1 finished before' in capsys.readouterr().err
-    # More steps would continue the runs. Other settings are reported before the first run.
-    assert compare(*arguments, '--gin.LEARNING_RATE=0.5', '--gin.BATCH_SIZE=2', '--gin.TRAIN_STEPS=4') == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert all(words in line for words in ('BATCH_SIZE 4 -> 2', '-> 0.5', 'seed_0', 'use another --folder'))
-    assert 'TRAIN_STEPS' not in line
+    # More steps would continue the runs. Other changes are reported before the first run.
+    settings = ['--gin.LEARNING_RATE=0.5', '--gin.BATCH_SIZE=2', '--gin.TRAIN_STEPS=4']
+    with (tmp_path / 'text.txt').open('a') as file:
+        file.write('More text.\n')
+    for flags, words in (
+        (settings, ('BATCH_SIZE 4 -> 2', '-> 0.5', 'seed_0')),
+        (['--gin.TRAIN_STEPS=1'], ('(TRAIN_STEPS 2 -> 1)',)),
+        ([], ('own_text_span_corruption has the file',)),
+    ):
+        assert compare(*arguments, *flags) == 2
+        line = capsys.readouterr().err.splitlines()[-1]
+        assert all(word in line for word in (*words, 'use another --folder')) and '-> 4' not in line
 
 
 def use_program(tmp_path, monkeypatch, text):

@@ -14,12 +14,12 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from remixer_t5x import untrusted_files
 from remixer_t5x.cli import arguments, console, train
 from remixer_t5x.cli.arguments import Command
 from remixer_t5x.errors import UserError
 from remixer_t5x.extras.reports import cost_matching
 from remixer_t5x.extras.reports.sweep import (
+    STEPS,
     Setting,
     Sweep,
     SweepCell,
@@ -34,10 +34,6 @@ COMMANDS = (train.TRAIN.name, train.FINETUNE.name)
 REPORT_FILE, CSV_FILE, FIGURES = 'report.html', 'runs.csv', 'figures'
 # Macros that the sweep sets for each run, and the flags to use instead.
 _SWEEP_MACROS = {'MODEL_DIR': '--folder=DIR', 'SEED': '--seeds=0,1,2'}
-# Macros for the number of steps; runs/finetune.gin sets the first to the second.
-_STEPS = ('TRAIN_STEPS', 'TRAIN_STEPS_RELATIVE')
-# Macros whose values may differ from an existing run, because a run can be continued with other values.
-_CHANGEABLE = ('SEED', *_STEPS, 'LOG_PERIOD', 'EVAL_PERIOD', 'CHECKPOINT_PERIOD')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,15 +108,14 @@ def run(args: argparse.Namespace) -> int:
     runs = build_plan(args)
     cost_matching.import_jax_on_cpu()
     best = dict.fromkeys(runs.models, runs.settings[0])
-    # Counts costs first, so that an invalid model is reported before any other model is trained for hours.
-    all_counts, changed_runs = _count_costs(args, runs, check_runs=not args.equal)
     sweep = Sweep(runs.folder)
+    # Counts costs first, so that an invalid model is reported before any other model is trained for hours.
+    all_counts = _count_costs(args, runs, None if args.equal else sweep)
     try:
         notes: list[str] = []
         if args.equal:
             runs, notes = _equalize_costs(args, runs, sweep, {model: all_counts[model, best[model]] for model in best})
-            all_counts, changed_runs = _count_costs(args, runs, check_runs=True)
-        sweep.forget_finished(changed_runs)
+            all_counts = _count_costs(args, runs, sweep)
         counts = {model: all_counts[model, setting] for model, setting in best.items()}
         for model, count in counts.items():
             print_progress_line(f'{model}: {count.total_parameters:,} parameters')
@@ -186,7 +181,7 @@ def _format_model_label(model: str) -> str:
 def _build_setting_grid(args: argparse.Namespace) -> list[Setting]:
     """Builds the grid of settings for `--over`; with `--over_random`, returns the start of the shuffled grid."""
     axes: dict[str, list[str]] = {}
-    reserved = {'', *_SWEEP_MACROS, *(_STEPS if args.equal == 'time' else [])}
+    reserved = {'', *_SWEEP_MACROS, *(STEPS if args.equal == 'time' else [])}
     for text in args.over:
         name, _, values = text.partition('=')
         if name in axes or name in reserved:
@@ -234,7 +229,7 @@ def _equalize_costs(
         cost_matching.count_cost(args, first, model, ())
         steps = reference_resolver.evaluate_macro('TRAIN_STEPS')
         # Setting TRAIN_STEPS would leave TRAIN_STEPS_RELATIVE unread, which is an error if a flag sets it.
-        macro = _STEPS[str(reference_resolver.get_unevaluated_macro('TRAIN_STEPS')) == f'%{_STEPS[1]}']
+        macro = STEPS[str(reference_resolver.get_unevaluated_macro('TRAIN_STEPS')) == f'%{STEPS[1]}']
         timed = str(3 * reference_resolver.evaluate_macro('LOG_PERIOD', 100))
         short = ((macro, timed), ('WARMUP_STEPS', '1'), ('CHECKPOINT_PERIOD', timed))
         # The timing runs do not use the search's settings, because a setting such as a high learning rate may fail.
@@ -275,37 +270,21 @@ def _equalize_costs(
     return dataclasses.replace(runs, changes=changes), notes
 
 
-def _count_costs(
-    args: argparse.Namespace, runs: ComparisonPlan, check_runs: bool
-) -> tuple[dict[tuple[str, Setting], Any], list[pathlib.Path]]:
+def _count_costs(args: argparse.Namespace, runs: ComparisonPlan, sweep: Sweep | None) -> dict[tuple[str, Setting], Any]:
     """Counts the parameters and FLOPs of each model at each setting.
 
-    With `check_runs`, also returns the folders of runs that can be continued with changed settings, such as more steps
-    in a gin file, and raises UserError if a run was started with settings that cannot change.
+    If `sweep` is not None, also compares the configurations with those of existing runs.
     """
-    from remixer_t5x.checkpoints import compatibility
-    from remixer_t5x.config import loading
-    from remixer_t5x.run_folder import model_dir
-
-    counts, changed_runs = {}, []
+    counts = {}
     for label, setting in itertools.product(runs.models, runs.settings):
         flags = [*runs.changes.get(label, ()), *setting]
         counts[label, setting] = cost_matching.count_cost(
             args, join_run_name(label, setting), runs.models[label], flags
         )
-        now = loading.get_config_text()
-        for seed in runs.seeds if check_runs else ():
-            config = runs.build_cell(label, setting, seed).folder / model_dir.CONFIG
-            text = untrusted_files.read_text(config, 'restore it, or remove it') if config.is_file() else ''
-            if changed := compatibility.describe_config_changes(text, now, _CHANGEABLE):
-                raise UserError(
-                    f'{config.parent} was started with other settings ({changed}); restore them, or use another '
-                    '--folder'
-                )
-            before, after = (compatibility.parse_bindings(each).items() for each in (text, now))
-            if before and any(name not in _SWEEP_MACROS for name, _ in before ^ after):
-                changed_runs.append(config.parent)
-    return counts, changed_runs
+        if sweep is not None:
+            for seed in runs.seeds:
+                sweep.check_existing_run(runs.build_cell(label, setting, seed).folder)
+    return counts
 
 
 def _run_setting_search(runs: ComparisonPlan, sweep: Sweep) -> Any:

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from etils import epath
 
@@ -24,6 +24,10 @@ from remixer_t5x.run_folder import model_dir, object_store
 PROGRAM = (sys.executable, '-P', '-m', 'remixer_t5x.cli.main')
 # Name of the file in the sweep's folder that lists the finished commands.
 FINISHED_FILE = 'finished.jsonl'
+# Macros for the number of steps; runs/finetune.gin sets the first to the second.
+STEPS = ('TRAIN_STEPS', 'TRAIN_STEPS_RELATIVE')
+# Macros whose values may differ from an existing run.
+_CHANGEABLE = ('SEED', *STEPS, 'LOG_PERIOD', 'EVAL_PERIOD', 'CHECKPOINT_PERIOD')
 # Pairs (macro, value), with the value as a string.
 Setting = tuple[tuple[str, str], ...]
 _USER_ERROR_CODE = 2
@@ -86,10 +90,30 @@ class Sweep:
         # Each line is a list of words; a line that a killed process left incomplete has no value.
         self._finished = [line.value for line in lines]
 
-    def forget_finished(self, folders: Sequence[pathlib.Path]) -> None:
-        """Lets `run` continue the finished runs in `folders`, whose settings have changed."""
-        flags = {f'--gin.MODEL_DIR={folder}' for folder in folders}
-        self._finished = [command for command in self._finished if flags.isdisjoint(command)]
+    def check_existing_run(self, folder: pathlib.Path, ignored: Collection[str] = ()) -> None:
+        """Compares the loaded configuration and its data with those of an earlier run in `folder`, if there is one.
+
+        A run with fewer TRAIN_STEPS than the configuration will be continued. Raises UserError if TRAIN_STEPS has
+        decreased, or if another setting, except those in `ignored`, or the training data has changed.
+        """
+        from remixer_t5x.checkpoints import compatibility
+        from remixer_t5x.config import loading
+        from remixer_t5x.extras.reports.run_records import RecordedRun
+
+        config = folder / model_dir.CONFIG
+        if not config.is_file():
+            return
+        texts = untrusted_files.read_text(config, 'restore it, or remove it'), loading.get_config_text()
+        steps, new_steps = (RecordedRun('', '', (), text).find_whole_number(STEPS[0]) or 0 for text in texts)
+        changes = [compatibility.describe_config_changes(*texts, (*_CHANGEABLE, *ignored))]
+        if new_steps < steps:
+            changes.append(f'{STEPS[0]} {steps} -> {new_steps}')
+        if changed := ', '.join(filter(None, changes)) or _describe_data_change(folder):
+            raise UserError(
+                f'{folder} was started with other settings or data ({changed}); restore them, or use another --folder'
+            )
+        if new_steps > steps:
+            self._finished = [command for command in self._finished if f'--gin.MODEL_DIR={folder}' not in command]
 
     def run(self, cells: Sequence[SweepCell], parallel: int = 1) -> None:
         """Runs the cells that have not finished, up to `parallel` of them at the same time.
@@ -160,6 +184,20 @@ class Sweep:
 
     def _is_finished(self, cell: SweepCell) -> bool:
         return list(cell.command) in self._finished and cell.folder.is_dir()
+
+
+def _describe_data_change(folder: pathlib.Path) -> str | None:
+    """Describes the difference between the data of the loaded configuration and that of the newest checkpoint."""
+    from remixer_t5x.checkpoints import saved_params
+    from remixer_t5x.config import reference_resolver
+    from remixer_t5x.data import fingerprint, pipeline
+
+    checkpoints = epath.Path(folder) / model_dir.CHECKPOINTS
+    if not (steps := saved_params.list_steps(checkpoints)):
+        return None
+    dataset = reference_resolver.call_configured(pipeline.DatasetConfig, 'train')
+    data = pipeline.prepare_data(dataset, reference_resolver.evaluate_macro('MODEL').vocab_size).record['data']
+    return fingerprint.describe_data_difference(saved_params.read_record(checkpoints / str(steps[-1]))['data'], data)
 
 
 class _RunProcess(subprocess.Popen):

@@ -1,6 +1,7 @@
 """`remixer-t5x reproduce`: trains the models of a paper's table and prints the results next to the published ones."""
 
 import argparse
+import itertools
 import os
 import pathlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -59,19 +60,22 @@ def run(args: argparse.Namespace) -> int:
     cost_matching.import_jax_on_cpu()
     from remixer_t5x.extras.reproduce import table_runs
 
-    costs = {
-        (stage.name, row.name): table_runs.compute_run_cost(stage, row, args)
-        for stage in table.stages
-        for row in table.rows
-    }
+    folder = pathlib.Path(args.folder or f'runs/reproduce/{args.table}/{args.scale}').expanduser().absolute()
+    args.folder = str(folder)
+    trains = not table.has_only_counted_columns and not args.dry_run
+    cells, runner = table_runs.plan_runs(table, args, seeds, folder), sweep.Sweep(folder) if trains else None
+    costs = {}
+    for stage, model in itertools.product(table.stages, table.rows):
+        costs[stage.name, model.name] = table_runs.compute_run_cost(stage, model, args)
+        if runner is not None:
+            for seed in seeds:
+                runner.check_existing_run(cells[stage.name, model.name, seed].folder, ('INITIAL_CHECKPOINT_PATH',))
     results = table_runs.compute_counted_results(table, costs)
     failed: Collection[sweep.SweepCell] = ()
     if not table.has_only_counted_columns:
         console.print_with_rich(f'{args.table}: {table.title}', _cost_table(table, costs, args.chip, len(seeds)))
-        if args.dry_run:
+        if runner is None:
             return 0
-        folder = pathlib.Path(args.folder or f'runs/reproduce/{args.table}/{args.scale}').expanduser().absolute()
-        cells, runner = table_runs.plan_runs(table, args, seeds, folder), sweep.Sweep(folder)
         parallel = 1
         # Small runs use the CPU unless JAX_PLATFORMS is set, because the first run would reserve a GPU's memory.
         if args.scale == tables.SMALL and os.environ.setdefault('JAX_PLATFORMS', 'cpu') == 'cpu':

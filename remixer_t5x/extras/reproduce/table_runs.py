@@ -14,8 +14,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 import jax
 import jax.numpy as jnp
 
-from remixer_t5x.cli import arguments
-from remixer_t5x.costs import model_counts
+from remixer_t5x.config import reference_resolver
 from remixer_t5x.errors import UserError
 from remixer_t5x.extras.reports import cost_matching, run_records
 from remixer_t5x.extras.reports.differences import t_interval
@@ -83,16 +82,14 @@ Costs = Mapping[tuple[str, str], RunCost]
 
 
 def compute_run_cost(stage: TrainingStage, row: TableRow, args: argparse.Namespace) -> RunCost:
-    """Counts the cost of a run from array shapes. Raises UserError for an invalid setting."""
+    """Loads the configuration of a run, and counts its cost from array shapes. Raises UserError if it is invalid."""
     files, settings = _collect_gin_sources(stage, row, args)
-    flags = [(name, str(value)) for name, value in settings.items()]
-    sources = argparse.Namespace(**{**vars(args), 'model': row.model, 'gin_file': files, 'gin_flags': flags})
-    macros = ('MODEL', 'TASK_FEATURE_LENGTHS', 'BATCH_SIZE', 'TRAIN_STEPS')
-    try:
-        model, lengths, batch_size, steps = arguments.load_macro_values(sources, *macros)
-        counted = model_counts.count_model_costs(model, lengths)
-    except UserError as error:
-        raise UserError(f'{row.name}, {stage.name}: {error}') from error
+    # Finetuning requires a checkpoint, which may not exist yet.
+    initial = [('INITIAL_CHECKPOINT_PATH', 'checkpoint')] if stage.previous_stage else []
+    flags = [*initial, *((name, str(value)) for name, value in settings.items())]
+    sources = argparse.Namespace(**{**vars(args), 'gin_file': files, 'gin_flags': flags})
+    counted = cost_matching.count_cost(sources, f'{row.name}, {stage.name}', row.model, ())
+    batch_size, steps = map(reference_resolver.evaluate_macro, ('BATCH_SIZE', 'TRAIN_STEPS'))
     flops = counted.training_flops * batch_size * steps
     return RunCost(counted.total_parameters, counted.total_forward_flops, steps, flops)
 

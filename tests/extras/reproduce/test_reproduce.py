@@ -13,7 +13,9 @@ from remixer_t5x.extras.reports import sweep
 from remixer_t5x.extras.reproduce import table_runs, tables
 from remixer_t5x.run_folder import model_dir
 
-ARGS = argparse.Namespace(gin_file=[], gin_flags=[], gin_search_paths=[], tfds_data_dir=None, verbose=True)
+ARGS = argparse.Namespace(
+    gin_file=[], gin_flags=[], gin_search_paths=[], tfds_data_dir=None, verbose=True, folder='runs'
+)
 # Numbers of the tables and figures of each paper.
 PAPERS = {
     'remixers': ([1, 2, 3, 4, 5], [1, 2]),
@@ -142,6 +144,10 @@ def test_the_table_shows_our_numbers_next_to_those_of_the_paper(tmp_path, monkey
     (row,) = [line.split() for line in lines if 'Remixer base' in line and '79.2' in line]
     assert row[2:] == ['79.2', '56.1', '±', '1.1', '+1.8', '+5.1', '±', '0.17', 'reproduced']
     assert any(line.split()[:3] == ['Remixer', 'base', 'cogs'] and '848,292' in line for line in lines)
+    for file in tmp_path.glob('*/*/seed_1/metrics.jsonl'):
+        (file.parent / model_dir.CONFIG).write_text('BATCH_SIZE = 1')
+    assert main.main(['reproduce', 'remixers/table_4', f'--folder={tmp_path}']) == 2
+    assert 'started with other settings' in capsys.readouterr().err
 
 
 def test_a_stage_starts_after_all_runs_of_the_stage_before(tmp_path, monkeypatch):
