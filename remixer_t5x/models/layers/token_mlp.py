@@ -123,12 +123,14 @@ def _mix_examples(activation, w_in, value, w_out, hidden_bias, ids_in, ids_out):
     # If every row contains one example, a single pass takes a quarter less time.
     return jax.lax.cond(
         jnp.max(ids_out) > 1,
-        lambda: _mix_multiple_examples(activation, *weights, *_find_examples(ids_in, ids_out)),
+        lambda: _mix_multiple_examples(activation, weights, _find_examples(ids_in, ids_out)),
         mix_single_example,
     )
 
 
-def _mix_multiple_examples(activation, w_in, value, w_out, hidden_bias, inputs, outputs, num_ranks):
+def _mix_multiple_examples(activation, weights, examples):
+    w_in, value, w_out, hidden_bias = weights
+    inputs, outputs, num_ranks = examples
 
     def mix_examples_of_rank(rank, mixed):
         units = activation(_sum_examples_of_rank(inputs, rank, w_in, value, hidden_bias))
@@ -164,13 +166,16 @@ def _mix_examples_backward(activation, arguments, gradient):
 
     gradients = jax.lax.cond(
         jnp.max(ids_out) > 1,
-        lambda: _compute_example_gradients(activation, *weights, gradient, *_find_examples(ids_in, ids_out)),
+        lambda: _compute_example_gradients(activation, weights, gradient, _find_examples(ids_in, ids_out)),
         compute_single_example_gradients,
     )
     return *gradients, None, None
 
 
-def _compute_example_gradients(activation, w_in, value, w_out, hidden_bias, gradient, inputs, outputs, num_ranks):
+def _compute_example_gradients(activation, weights, gradient, examples):
+    w_in, value, w_out, hidden_bias = weights
+    inputs, outputs, num_ranks = examples
+
     def add_rank_gradients(rank, gradients):
         *grad_in, grad_w_out, grad_bias = gradients
         total = _sum_examples_of_rank(inputs, rank, w_in, value, hidden_bias)
