@@ -39,6 +39,7 @@ sys.meta_path.append(temporary_modules.WrittenModules())
 def pytest_addoption(parser):
     text = 'shuffle the files and the tests within each file, with N as the seed'
     parser.addoption('--random-order-seed', type=int, metavar='N', help=text)
+    parser.addoption('--long', action='store_true', help='also run the long tests of tests/faults')
     text = 'write the CPU time of each test to FILE, in descending order'
     parser.addoption('--processor-seconds', type=pathlib.Path, metavar='FILE', help=text)
 

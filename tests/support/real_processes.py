@@ -43,7 +43,6 @@ class Process:
         environment: all environment variables (default: those of `paths.environment`).
         folder: the working directory (default: that of this process).
         file_size: the maximum file size in bytes; larger writes fail as on a full disk.
-        clock_shift: seconds by which Python's clock is ahead.
     """
 
     def __init__(
@@ -55,11 +54,10 @@ class Process:
         environment: Mapping[str, str] | None = None,
         folder: str | None = None,
         file_size: int | None = None,
-        clock_shift: float = 0.0,
     ):
         self.log = pathlib.Path(output)
         variables = dict(environment or paths.environment())
-        settings = _ChildSettings(str(self.log), folder or os.getcwd(), variables, devices, file_size, clock_shift)
+        settings = _ChildSettings(str(self.log), folder or os.getcwd(), variables, devices, file_size)
         _start_server(paths.environment())
         args = (PRELOADED_MODULE, settings, function, arguments)
         self._process = _CONTEXT.Process(target=_run_child, args=args, daemon=True)
@@ -116,7 +114,6 @@ class _ChildSettings:
     environment: dict[str, str]
     devices: int
     file_size: int | None
-    clock_shift: float
 
     def apply(self) -> None:
         descriptor = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
@@ -128,10 +125,6 @@ class _ChildSettings:
         if self.file_size is not None:
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (self.file_size, self.file_size))
-        if self.clock_shift:
-            real, nanoseconds = time.time, time.time_ns
-            time.time = lambda: real() + self.clock_shift
-            time.time_ns = lambda: nanoseconds() + int(1e9 * self.clock_shift)
         if self.devices > 1:
             jax.config.update('jax_num_cpu_devices', self.devices)
 

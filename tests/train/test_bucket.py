@@ -158,5 +158,5 @@ def test_bucket_errors_are_one_line(local_store, monkeypatch):
         assert "run pip install 'remixer-t5x[gcs]'" in message()
     # Reading requires the network but not the library.
     monkeypatch.setenv('https_proxy', 'http://127.0.0.1:9')
-    with pytest.raises(UserError, match='gs://bucket/runs/first cannot be read: .*libcurl'):
+    with pytest.raises(UserError, match='gs://bucket/runs/first cannot be read: .*Could not connect'):
         saved_params.find_checkpoint(MODEL_DIR)
