@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from remixer_t5x.data import pipeline, task_batches
 from remixer_t5x.errors import UserError
-from remixer_tasks import local_pairs, pair_inputs, text_pairs
+from remixer_tasks import local_pairs, text_pairs
 from remixer_tasks.files import row_files
 from remixer_tasks.files.row_files import BadRecords
 from remixer_tasks.pair_inputs import TextInputs
@@ -70,7 +70,7 @@ def test_every_format_gives_the_pairs_for_training_and_infer(tmp_path, name):
     task = text_pairs.task(local_pairs.corpus(path, *TEMPLATES, validation_fraction=0.2), BYTES)
     train, held_out = texts(task, 'train'), texts(task, 'validation')
     assert held_out and not train & held_out and train | held_out == PAIRS
-    inputs = pair_inputs.fill_template(TextInputs(path), TEMPLATES[0])
+    inputs = TextInputs(path, template=TEMPLATES[0])
     assert list(inputs) == list(inputs) == [TEMPLATES[0].format(**row) for row in ROWS]
     assert set(inputs) == {text for text, _ in PAIRS} and inputs.display_name == path and not inputs.is_stdin
 
@@ -200,20 +200,20 @@ def test_columns_of_a_file_without_names_are_numbers(tmp_path):
     name, content = 'a.csv', '1,x,y\n2,z,w'
     assert read_pairs(tmp_path, name, content, '{1}', '2')[0] == [('x', 'y'), ('z', 'w')]
     for targets in (None, '{7}'):
-        assert list(pair_inputs.fill_template(TextInputs(str(tmp_path / name)), '{1}', targets=targets)) == ['x', 'z']
+        assert list(TextInputs(str(tmp_path / name), template='{1}', targets=targets)) == ['x', 'z']
     # Every line is a row, even if its cells are equal to the column numbers.
     assert read_pairs(tmp_path, 'b.csv', '0,1\n1,0\n', '{0}', '{1}')[0] == [('0', '1'), ('1', '0')]
-    assert list(pair_inputs.fill_template(TextInputs(str(tmp_path / 'b.csv')), '{0}')) == ['0', '1']
+    assert list(TextInputs(str(tmp_path / 'b.csv'), template='{0}')) == ['0', '1']
     # A column name in either template means that the file has names.
     assert read_pairs(tmp_path, name, '1,a\nx,y\n', '{1}')[0] == [('x', 'y')]
-    assert list(pair_inputs.fill_template(TextInputs(str(tmp_path / name)), '{1}', targets='a')) == ['x']
+    assert list(TextInputs(str(tmp_path / name), template='{1}', targets='a')) == ['x']
     with pytest.raises(UserError, match="a.csv .'0', '1', '2'., got '7'"):
         read_pairs(tmp_path, name, content, '{1}', '7')
 
 
 def test_other_delimiters_and_encodings(tmp_path):
     assert read_pairs(tmp_path, 'a.csv', 'q;a\n"x;1";y\n', delimiter=';')[0] == [('x;1', 'y')]
-    assert list(pair_inputs.fill_template(TextInputs(str(tmp_path / 'a.csv')), 'is {q}', ';')) == ['is x;1']
+    assert list(TextInputs(str(tmp_path / 'a.csv'), template='is {q}', delimiter=';')) == ['is x;1']
     assert read_pairs(tmp_path, 'a.tsv', 'q|a\nx|y\n', delimiter='|')[0] == [('x', 'y')]
     text = 'q\ta\ncaf\u00e9\u2028\toui\n'
     assert read_pairs(tmp_path, 'a.tsv', text.encode('utf-16'), encoding='utf-16')[0] == [('caf\u00e9\u2028', 'oui')]
@@ -243,11 +243,11 @@ def test_malformed_csv_rows_and_too_long_texts_are_counted(tmp_path):
 def test_infer_skips_no_row_of_a_table(tmp_path, name, content):
     """Blank lines are allowed only outside of the rows, because predictions are matched to rows by number."""
     path, last = tmp_path / name, content.splitlines()[-1]
-    inputs = pair_inputs.fill_template(TextInputs(str(path)), 'is {a}?')
+    inputs = TextInputs(str(path), template='is {a}?')
     path.write_text(f'\n{content}\n\n')
     assert [text.split() for text in inputs] == [['is', '1?'], ['is', '?']]
     path.write_text(f'{content}\n\n{last}\n')
-    with pytest.raises(UserError, match=f'{name}:4: a blank line; correct or remove'):
+    with pytest.raises(UserError, match=f'{name}:4: a blank line; correct the row'):
         list(inputs)
 
 
@@ -287,20 +287,21 @@ def test_a_wrong_setting_is_rejected(tmp_path, monkeypatch, settings, message):
 
 
 def test_inputs_that_cannot_be_rows_are_rejected(tmp_path):
-    lines = TextInputs(str(tmp_path / 'a.txt'))
-    assert pair_inputs.fill_template(lines, None) is lines
     (tmp_path / 'null.jsonl').write_text('{"id": 3, "question": "x"}\n{"id": 3, "question": null}\n')
     (tmp_path / 'some.jsonl').write_text('{"id": 3, "question": "x"}\n{"id": 3}\n')
-    table = write(tmp_path, 'a.csv')
-    for inputs, template, message in (
-        (TextInputs(table), None, r'is a table, which requires a template.* --gin.INPUTS='),
-        (TextInputs(str(tmp_path / 'null.jsonl')), '{question}', r'null.jsonl:2: column question is empty'),
-        (TextInputs(str(tmp_path / 'some.jsonl')), '{question}', r"some.jsonl:2: .* \('id'\), got 'question'"),
-        (TextInputs(str(tmp_path / 'some.jsonl'), 'id'), 'question', "INPUT_FIELD .*got 'id'.*INPUT_TEMPLATE='{id}'"),
-        (TextInputs('-', format='jsonl'), 'question', 'rows .* in a file, got standard input'),
+    table, some = write(tmp_path, 'a.csv'), str(tmp_path / 'some.jsonl')
+    for settings, message in (
+        ({'path': table}, r'is a table, which requires a template.* --gin.INPUTS='),
+        ({'path': str(tmp_path / 'null.jsonl'), 'template': '{question}'}, r'null.jsonl:2: column question is empty'),
+        (
+            {'path': some, 'template': '{question}'},
+            r"some.jsonl:2: .* \('id'\), got 'question'; correct the row or INP",
+        ),
+        ({'path': some, 'field': 'id', 'template': 'question'}, "INPUT_FIELD .*got 'id'.*INPUT_TEMPLATE='{id}'"),
+        ({'format': 'jsonl', 'template': 'question'}, 'rows .* in a file, got standard input'),
     ):
         with pytest.raises(UserError, match=message):
-            list(pair_inputs.fill_template(inputs, template))
+            list(TextInputs(**settings))
 
 
 def test_standard_input_is_read_once(monkeypatch):
