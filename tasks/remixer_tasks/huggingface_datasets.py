@@ -1,11 +1,10 @@
 """Reads datasets with Hugging Face's `datasets`: text for pretraining, and pairs of texts for finetuning.
 
-A dataset is a folder written by `save_to_disk`, a name on the Hub, or a folder of Parquet, JSON, CSV or txt files.
+A dataset is a folder written by `save_to_disk`, a name on the Hub, or a folder of Parquet, JSON or txt files.
 """
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import functools
 import glob
@@ -26,12 +25,9 @@ from remixer_tasks.text_pairs import TextTemplate, encode_row_as_pair
 
 # Maximum number of shards of a streamed dataset from `save_to_disk`; enough for the hosts of a large pod.
 _MAX_SHARDS = 64
-# Maps file extensions to readers of `datasets`. Other readers are unsafe: they open files to which the data refers, or
-# unpickle objects.
-_READERS = {
-    **{'.parquet': 'parquet', '.jsonl': 'json', '.ndjson': 'json', '.json': 'json'},
-    **{'.csv': 'csv', '.tsv': 'csv', '.txt': 'text'},
-}
+# Maps file extensions to readers of `datasets`. Its CSV reader would change cells, such as 007 to 7. Other readers are
+# unsafe: they open files to which the data refers, or unpickle objects.
+_READERS = {'.parquet': 'parquet', '.jsonl': 'json', '.ndjson': 'json', '.json': 'json', '.txt': 'text'}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,8 +37,7 @@ class HubDataset:
     Attributes:
         path: a folder, or a name on the Hub.
         name: name of the configuration on the Hub or of the subfolder; None if there is only one.
-        revision: revision of the repository on the Hub; None uses the newest revision. If it is not a commit, a copied
-            dataset keeps the commit that was copied first, so that a run can be resumed, also offline.
+        revision: revision of the repository on the Hub; None uses the newest revision.
         train_split: the training split.
         validation_split: the held-out split; None holds out `validation_fraction` of the training rows by their hash.
     """
@@ -60,8 +55,6 @@ class HubDataset:
 
         If `document` raises ValueError, the row is malformed.
         """
-        if commit := self._read_commit():
-            _print_commit(self.path, commit)
         read = functools.partial(self._read_documents, document)
         return ParsedCorpus(
             name=f'{self.path}, split {self.train_split}',
@@ -81,14 +74,6 @@ class HubDataset:
             open_split=functools.partial(self._open_shards, document),
             validation_fraction=None if self.validation_split else self.validation_fraction,
         )
-
-    @property
-    def _commit_file(self) -> Path:
-        """The file with the commit that was copied first for `revision`."""
-        return cache.get_cache_root() / 'commits' / cache.hash_cache_key(self.path, self.revision)
-
-    def _read_commit(self) -> str | None:
-        return self._commit_file.read_text() if self._commit_file.exists() else None
 
     def _compute_fingerprint(self) -> list[Any]:
         """Returns the settings and file states that identify the data."""
@@ -119,15 +104,10 @@ class HubDataset:
             if folder.is_dir():
                 splits, files = _load_folder(folder, self.name, streaming)
             else:
-                known = None if streaming else self._read_commit()
-                builder = datasets.load_dataset_builder(self.path, self.name, revision=known or self.revision)
+                builder = datasets.load_dataset_builder(self.path, self.name, revision=self.revision)
                 urls = [url for part in (builder.config.data_files or {}).values() for url in part]
                 if outside := [url for url in urls if not url.startswith('hf://')]:
                     raise UserError(f'{self.path} refers to {outside[0]}, which is not on the Hub; use another dataset')
-                if not (streaming or known or builder.hash == self.revision):
-                    with cache.create_cache_entry(self._commit_file) as unfinished:
-                        unfinished.write_text(builder.hash)
-                    _print_commit(self.path, builder.hash)
                 splits, files = _load_splits(builder, streaming)
         except UserError:
             raise
@@ -138,11 +118,6 @@ class HubDataset:
         if split not in splits:
             raise UserError(f'the split of {self.path} must be one of {", ".join(splits)}, got {split!r}')
         return splits[split], files.get(split, ())
-
-
-@functools.cache
-def _print_commit(path: str, commit: str) -> None:
-    print(f'HF_DATASET {path}: reading commit {commit}; to read another, set HF_REVISION to it', file=sys.stderr)
 
 
 def _load_folder(folder: Path, name: str | None, streaming: bool) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
@@ -187,37 +162,12 @@ def _load_folder(folder: Path, name: str | None, streaming: bool) -> tuple[Mappi
     if not files_by_extension:
         raise UserError(
             f'{data_folder} must contain files with the extension {", ".join(_READERS)} (may be gzipped), or be '
-            'written by save_to_disk, got neither; use another HF_DATASET'
+            'written by save_to_disk, got neither; read CSV and TSV with data/own_text.gin or data/own_pairs.gin'
         )
     # Reads the files with the most frequent extension.
     extension, chosen = max(files_by_extension.items(), key=lambda item: sum(map(len, item[1].values())))
-    reader = _READERS[extension]
-    # Without `keep_default_na` and `na_values`, pandas would replace texts such as 'None' and 'NA' with missing values.
-    options: dict[str, Any] = {}
-    if reader == 'csv':
-        options = {'keep_default_na': False, 'na_values': ['']}
-        if extension == '.tsv':
-            # As in labelled rows, quotes in TSV are ordinary characters.
-            options |= {'sep': '\t', 'quoting': csv.QUOTE_NONE}
-        options['features'] = _build_text_features([file for files in chosen.values() for file in files], options)
     escaped = {split: [glob.escape(file) for file in paths] for split, paths in chosen.items()}
-    return _load_splits(datasets.load_dataset_builder(reader, data_files=escaped, **options), streaming)
-
-
-def _build_text_features(files: Sequence[str], options: Mapping[str, Any]) -> Any:
-    """Returns features with one text column per column of CSV files, so that 007 and 1.50 are kept as written.
-
-    Raises UserError if the first row of a file has more cells than column names, which pandas would shift.
-    """
-    import datasets
-    import pandas  # noqa: TID251 (read_csv does not unpickle, and datasets uses it, too)
-
-    first_rows = [pandas.read_csv(file, nrows=1, **options) for file in files]
-    for file, row in zip(files, first_rows, strict=True):
-        if not isinstance(row.index, pandas.RangeIndex):
-            names = ', '.join(map(repr, row.columns))
-            raise UserError(f'{file} must have a name for each column, got more cells than names ({names}); add names')
-    return datasets.Features({name: datasets.Value('string') for name in first_rows[0].columns})
+    return _load_splits(datasets.load_dataset_builder(_READERS[extension], data_files=escaped), streaming)
 
 
 def _find_data_file_extension(file: str) -> str | None:

@@ -11,7 +11,6 @@ from remixer_t5x.errors import UserError
 from remixer_tasks import huggingface_datasets, text_pairs
 from remixer_tasks.files.row_files import BadRecords
 from tests.support.error_lines import error_message
-from tests.support.fake_hub import FakeHub
 
 datasets = pytest.importorskip('datasets', reason='datasets is not installed: pip install datasets')
 from remixer_tasks.huggingface_datasets import HubDataset  # noqa: E402 (after the skip)
@@ -92,43 +91,6 @@ def test_float32_numbers_have_their_shortest_text():
     rows = datasets.Dataset.from_dict({'score': [0.1, None]}, datasets.Features(score=datasets.Value('float32')))
     parser = huggingface_datasets._RowParser('rows', rows.features, lambda row: str(row['score']), None)
     assert [parser.parse_row(row, 1) for row in rows] == ['0.1', 'None']
-
-
-@pytest.mark.parametrize('streaming', [False, True])
-def test_cells_of_csv_are_kept_as_written(tmp_path, streaming):
-    """pandas, with which datasets reads CSV files, converts columns to numbers: 007 to 7, and 1 to 1.0 beside ''."""
-    (tmp_path / 'train.csv').write_text('code,price,count\n007,1.50,1\n010,2,\n')
-    rows = list(HubDataset(str(tmp_path))._load_split('train', streaming)[0])
-    assert rows == [{'code': '007', 'price': '1.50', 'count': '1'}, {'code': '010', 'price': '2', 'count': None}]
-
-
-@pytest.mark.parametrize('streaming', [False, True])
-def test_quotes_in_tsv_are_ordinary_characters(tmp_path, streaming):
-    (tmp_path / 'train.tsv').write_text('q\ta\nx\t"y\nz\tw"\nu\t"v" is\n')
-    rows = list(HubDataset(str(tmp_path))._load_split('train', streaming)[0])
-    assert [row['a'] for row in rows] == ['"y', 'w"', '"v" is']
-
-
-@pytest.mark.parametrize('rows', ['x1,y1,z1', 'x1,y1,'])
-def test_a_csv_file_with_more_cells_than_column_names_is_rejected(tmp_path, rows):
-    """pandas would use the first column as row names, and shift the names of all columns."""
-    (tmp_path / 'train.csv').write_text('q,a\nx,y\n')
-    (tmp_path / 'test.csv').write_text(f'q,a\n{rows}\n')
-    message = error_message(lambda: HubDataset(str(tmp_path))._load_split('train'))
-    assert "test.csv must have a name for each column, got more cells than names ('q', 'a')" in message
-
-
-def test_only_empty_cells_of_csv_are_missing(tmp_path):
-    """By default, pandas replaces all of these texts with missing values."""
-    rows = ['None,0', 'NA,1', 'null,2', ',3', 'nan,4', 'N/A,']
-    (tmp_path / 'train.csv').write_text('\n'.join(['answer,number', *rows]))
-    pairs = huggingface_datasets.pairs(HubDataset(str(tmp_path)), '{number}', 'answer').read(BadRecords(strict=False))
-    assert [pair.split(text_pairs.SEPARATOR) for pair in pairs] == [
-        ['0', 'None'],
-        ['1', 'NA'],
-        ['2', 'null'],
-        ['4', 'nan'],
-    ]
 
 
 def test_templates_may_use_the_items_of_a_column_with_objects(tmp_path):
@@ -222,44 +184,17 @@ def test_the_last_extension_selects_the_reader(tmp_path):
     (tmp_path / 'train.jsonl.bak').write_text('{"text": "old"}\n')
     corpus = huggingface_datasets.corpus(HubDataset(str(tmp_path)))
     assert [*corpus.read(BadRecords(strict=True))] == [f'row {row}' for row in range(9)]
+    (tmp_path / 'train-0.5.csv.jsonl.gz').rename(tmp_path / 'train.csv.gz')
+    assert 'read CSV and TSV with' in error_message(lambda: list(corpus.read(BadRecords(strict=True))))
 
 
 def test_a_configuration_is_a_folder_with_data_files(tmp_path):
     for language in ('de', 'en'):
         (tmp_path / language).mkdir()
-        (tmp_path / language / 'train[1].csv').write_text(f'text\nwords of {language}\nother {language}\n')
+        (tmp_path / language / 'train[1].txt').write_text(f'words of {language}\nother {language}\n')
         (tmp_path / language / 'LICENSE').write_text('none')
     (tmp_path / 'README.md').write_text('---\nconfigs:\n- config_name: default\n  data_files: fr/*\n---\n')
     corpus = huggingface_datasets.corpus(HubDataset(str(tmp_path), 'de'))
     assert {*corpus.read_training_documents()} < {'words of de', 'other de'}
     missing = huggingface_datasets.corpus(HubDataset(str(tmp_path), 'fr'))
     assert "got 'fr'" in error_message(lambda: list(missing.read_training_documents()))
-
-
-def test_a_copied_data_set_keeps_its_commit_and_prints_it(tmp_path, monkeypatch, capsys):
-    """Other settings, which copy it again, read the same commit."""
-    hub = FakeHub()
-    try:
-        hub.use_for_datasets(monkeypatch, tmp_path)
-        monkeypatch.setenv('REMIXER_T5X_CACHE', str(tmp_path / 'cache'))
-
-        def read(**settings):
-            """Returns the documents, and the commit that is printed in a new process."""
-            huggingface_datasets._print_commit.cache_clear()
-            corpus = huggingface_datasets.corpus(HubDataset('some/body', **settings))
-            documents = {*corpus.read_training_documents()}
-            lines = [line for line in capsys.readouterr().err.splitlines() if 'HF_REVISION' in line]
-            assert len(lines) <= 1
-            return documents, lines[0].split('commit ')[1].split(';')[0] if lines else None
-
-        hub.models['some/body'] = {'main': {'train.csv': b'text\na\na\nb\n'}}
-        documents, first = read()
-        revisions = hub.models['some/body']
-        revisions |= {'before': revisions['main'], 'main': {'train.csv': b'text\nc\nc\nd\n'}}
-        assert len(first) == 40 and documents <= {'a', 'b'} and read() == (documents, first)
-        assert read(strict=True) == (documents, first)
-        newest = datasets.load_dataset_builder('some/body').hash
-        documents, printed = read(revision=newest)
-        assert documents <= {'c', 'd'} and printed is None
-    finally:
-        hub.close()

@@ -215,6 +215,8 @@ def test_a_data_set_on_the_hub_is_streamed_with_its_commit(folders, tmp_path, mo
         assert [text for text, _ in read(ShardReader(corpus, range(SHARDS), 'seed'), 12, position)] == expected[8:]
         stored = [path for path in tmp_path.rglob('*') if path.is_file() and path.stat().st_size > 1000]
         assert stored == []
+        copied = huggingface_datasets.corpus(HubDataset('some/body'))
+        assert sorted(documents(copied, 'train') + documents(copied, 'validation')) == ALL
 
         def identity():
             return fingerprint.fingerprint_data(pretraining.span_corruption(streamed('some/body'), BYTES), 'train')
