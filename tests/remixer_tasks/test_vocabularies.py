@@ -51,11 +51,8 @@ def test_a_vocabulary_of_other_training_documents_is_trained_again():
 @pytest.mark.parametrize(
     ('make', 'message'),
     [
-        (
-            lambda: vocabularies.trained(corpus(), 150),
-            '98 pieces besides sentinels, got 50; increase VOCAB_SIZE by at least 48',
-        ),
-        (lambda: vocabularies.trained(corpus(), 30000), 'got 29900'),
+        (lambda: vocabularies.trained(corpus(), 150), 'smaller than required_chars. 50 vs 98'),
+        (lambda: vocabularies.trained(corpus(), 30000), 'cannot train 29900 pieces besides sentinels (Vocab'),
         (lambda: vocabularies.sentencepiece('/missing.model'), 'No such file or directory); use a local file'),
         (lambda: vocabularies.sentencepiece(__file__), 'cannot be read as a SentencePiece model'),
     ],

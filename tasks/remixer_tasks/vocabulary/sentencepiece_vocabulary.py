@@ -80,24 +80,14 @@ def _train_model(sample: list[str], pieces: int, at_most: bool) -> bytes:
             minloglevel=2,
         )
     except RuntimeError as error:
-        # The error message contains the smallest or the largest number of pieces that the text allows.
-        if least := re.search(r'smaller than required_chars. \d+ vs (\d+)', str(error)):
-            raise UserError(
-                f'this text needs at least {least[1]} pieces besides sentinels, got {pieces}; increase VOCAB_SIZE by '
-                f'at least {int(least[1]) - pieces}, or use VOCABULARY = @vocabularies.byte()'
-            ) from error
+        # The message contains the largest number of pieces that the text allows.
         limit = re.search(r'<= ?(\d+)', str(error))
-        if limit is None:
-            raise UserError(
-                f'SentencePiece cannot train {pieces} pieces besides sentinels ({root_cause_message(error)}); '
-                'try another VOCAB_SIZE, or VOCABULARY = @vocabularies.byte()'
-            ) from error
-        most = int(limit[1])
-        if at_most:
-            return _train_model(sample, most, at_most=False)
+        if at_most and limit:
+            return _train_model(sample, int(limit[1]), at_most=False)
+        reason = root_cause_message(error).rpartition('] ')[2]
         raise UserError(
-            f'this text allows at most {most} pieces, got {pieces}; reduce VOCAB_SIZE by at least '
-            f'{pieces - most}, use more text, or use VOCABULARY = @vocabularies.byte()'
+            f'SentencePiece cannot train {pieces} pieces besides sentinels ({reason}); set another VOCAB_SIZE, use '
+            'more text, or use VOCABULARY = @vocabularies.byte()'
         ) from error
     return writer.getvalue()
 
