@@ -60,21 +60,21 @@ SQUAD = {'squad_v010_allanswers': 87_599}
 
 def glue(vocabulary: seqio.Vocabulary, data_dir: str | None = None, excluded: Sequence[str] = ()) -> seqio.Mixture:
     """Returns the mixture of GLUE without WNLI."""
-    return _build_mixture('glue_v002_proportional', GLUE, vocabulary, data_dir, excluded)
+    return build_mixture('glue_v002_proportional', GLUE, vocabulary, data_dir, excluded)
 
 
 def super_glue(
     vocabulary: seqio.Vocabulary, data_dir: str | None = None, excluded: Sequence[str] = ()
 ) -> seqio.Mixture:
     """Returns the mixture of SuperGLUE with DPR and the diagnostic tasks."""
-    return _build_mixture('super_glue_v102_proportional', SUPER_GLUE, vocabulary, data_dir, excluded)
+    return build_mixture('super_glue_v102_proportional', SUPER_GLUE, vocabulary, data_dir, excluded)
 
 
 def entailment(
     vocabulary: seqio.Vocabulary, data_dir: str | None = None, excluded: Sequence[str] = ()
 ) -> seqio.Mixture:
     """Returns the mixture of the five entailment tasks."""
-    return _build_mixture('entailment_v001_proportional', ENTAILMENT, vocabulary, data_dir, excluded)
+    return build_mixture('entailment_v001_proportional', ENTAILMENT, vocabulary, data_dir, excluded)
 
 
 def multi_task(
@@ -84,6 +84,7 @@ def multi_task(
     vocabulary: seqio.Vocabulary | None = None,
     data_dir: str | None = None,
     excluded: Sequence[str] = (),
+    name: str = 'mt_v001_mix',
 ) -> seqio.Mixture:
     """Returns the mixture for multi-task pretraining (T5's en_mix): span corruption, GLUE, SuperGLUE and SQuAD.
 
@@ -95,7 +96,7 @@ def multi_task(
     """
     vocabulary = vocabulary or unsupervised.output_features['targets'].vocabulary
     rates = {task: min(rate, maximum) for task, rate in {**GLUE, **SUPER_GLUE, **SQUAD}.items()}
-    return _build_mixture('mt_v001_mix', rates, vocabulary, data_dir, excluded, [(unsupervised, unsupervised_rate)])
+    return build_mixture(name, rates, vocabulary, data_dir, excluded, [(unsupervised, unsupervised_rate)])
 
 
 def count_examples(task: seqio.Task) -> float:
@@ -116,14 +117,15 @@ def count_examples(task: seqio.Task) -> float:
     return float(number)
 
 
-def _build_mixture(
+def build_mixture(
     name: str,
     rates: Mapping[str, float],
     vocabulary: seqio.Vocabulary,
     data_dir: str | None,
-    excluded: Sequence[str],
+    excluded: Sequence[str] = (),
     more: Sequence[tuple[seqio.Task, float]] = (),
 ) -> seqio.Mixture:
+    """Returns the mixture of the tasks in `rates`, except those in `excluded`, and of `more` tasks with their rates."""
     if unknown := sorted(set(excluded) - set(rates)):
         raise UserError(
             f'EXCLUDED_TASKS must contain only tasks of {name} ({", ".join(rates)}), got {", ".join(unknown)}'

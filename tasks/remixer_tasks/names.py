@@ -21,15 +21,7 @@ Provider: TypeAlias = 'seqio.Task | seqio.Mixture'
 Builder: TypeAlias = 'Callable[[Any, str | None], Provider]'
 
 UNSUPERVISED = 'c4_v020_unsupervised'
-# Mixing rate of C4, in examples, in T5's mixtures with labelled tasks.
-UNSUPERVISED_RATE = 1e6
 PYTHON_DOCS_VOCAB_SIZE = 4096
-_GLUE, _SUPER_GLUE = tuple(mixtures.GLUE), tuple(mixtures.SUPER_GLUE)
-_SQUAD = 'squad_v010_allanswers'
-_WMT = ('wmt_t2t_ende_v003', 'wmt15_enfr_v003', 'wmt16_enro_v003')
-_SUPERVISED = (*_GLUE, *_SUPER_GLUE, 'cnn_dailymail_v002', _SQUAD, *_WMT)
-_LARGE = ('wmt_t2t_ende_v003', 'wmt15_enfr_v003', 'cnn_dailymail_v002')
-_WSC = ('dpr_v001_simple', 'super_glue_wsc_v102_simple_train', 'super_glue_wsc_v102_simple_eval')
 
 
 def _create_text_task_builder(
@@ -40,41 +32,18 @@ def _create_text_task_builder(
     return lambda vocabulary, data_dir: objective(c4.corpus(tfds, data_dir), vocabulary, **names)
 
 
-def _count_with_halved_rte(task: seqio.Task) -> float:
-    """Returns the number of training examples, halved for RTE, because GLUE and SuperGLUE both contain RTE."""
-    return mixtures.count_examples(task) * (0.5 if 'glue' in task.name and 'rte' in task.name else 1.0)
+def _build_en_mix(vocabulary: seqio.Vocabulary, data_dir: str | None) -> seqio.Mixture:
+    unsupervised = BUILDERS[UNSUPERVISED](vocabulary, data_dir)
+    return mixtures.multi_task(unsupervised, vocabulary=vocabulary, data_dir=data_dir, name='en_mix')
 
 
-def _build_mixture(name: str, vocabulary: seqio.Vocabulary, data_dir: str | None) -> seqio.Mixture:
-    tasks, rate, unsupervised_rate = _MIXTURES[name]
-    rates = [(catalogue.task(task, vocabulary, data_dir), rate) for task in tasks]
-    if unsupervised_rate is not None:
-        rates.insert(0, (BUILDERS[UNSUPERVISED](vocabulary, data_dir), unsupervised_rate))
-    return seqio.Mixture(name, rates)
-
-
-# Number of examples in the training split of C4 2.2.0 (English, cleaned), according to TFDS.
-C4_COUNT = 364_868_892.0
-# The tasks of each mixture, their rate, and the rate of C4, or None without C4.
-_MIXTURES: dict[str, tuple[Sequence[str], Any, float | None]] = {
-    'glue_mnli_and_dev_v002': ([name for name in _GLUE if 'mnli' in name], 1.0, None),
-    'wsc_dpr_simple_proportional': (_WSC, mixtures.count_examples, None),
-    'en_mix': ((*_GLUE, *_SUPER_GLUE, _SQUAD), mixtures.count_examples, UNSUPERVISED_RATE),
-    'all_equal': (_SUPERVISED, 1.0, 1.0),
-    'all_proportional': (_SUPERVISED, _count_with_halved_rte, C4_COUNT),
-    'all_mix': (_SUPERVISED, _count_with_halved_rte, UNSUPERVISED_RATE),
-    'large_supervised_equal': (_LARGE, 1.0, None),
-    'large_supervised_proportional': (_LARGE, mixtures.count_examples, None),
-    'large_translation_equal': (_LARGE[:2], 1.0, None),
+# T5's mixtures with the same rate for each task, or with a part of the tasks of `mixtures.SUPER_GLUE`.
+_RATES = {
+    'glue_mnli_and_dev_v002': {name: 1.0 for name in mixtures.GLUE if 'mnli' in name},
+    'wsc_dpr_simple_proportional': {
+        name: rate for name, rate in mixtures.SUPER_GLUE.items() if 'wsc' in name or 'dpr' in name
+    },
 }
-_SUITES = {'glue_v002_proportional': _GLUE, 'super_glue_v102_proportional': _SUPER_GLUE}
-for _left_out in (*_SUITES, 'cnn_dailymail_v002', _SQUAD, *_WMT):
-    # RTE's rate is halved only if RTE is in two suites.
-    _MIXTURES[f'leave_one_out_{_left_out}'] = (
-        [task for task in _SUPERVISED if task not in _SUITES.get(_left_out, (_left_out,))],
-        mixtures.count_examples if _left_out in _SUITES else _count_with_halved_rte,
-        C4_COUNT,
-    )
 _C4 = 'c4/en:2.2.0'
 BUILDERS: dict[str, Builder] = {
     'c4_v220_span_corruption': _create_text_task_builder(pretraining.span_corruption, _C4, data='c4_v220'),
@@ -96,7 +65,8 @@ BUILDERS: dict[str, Builder] = {
     'glue_v002_proportional': mixtures.glue,
     'entailment_v001_proportional': mixtures.entailment,
     'super_glue_v102_proportional': mixtures.super_glue,
-    **{name: functools.partial(_build_mixture, name) for name in _MIXTURES},
+    **{name: functools.partial(mixtures.build_mixture, name, rates) for name, rates in _RATES.items()},
+    'en_mix': _build_en_mix,
 }
 
 

@@ -38,7 +38,11 @@ def test_every_implemented_task_of_t5_has_its_name(tmp_path):
 
 
 @pytest.mark.parametrize(
-    'name', sorted(name for name in T5['mixtures'] if is_implemented(name) and 'trivia' not in name)
+    'name',
+    [
+        *('en_mix', 'glue_mnli_and_dev_v002', 'glue_v002_proportional', 'super_glue_v102_proportional'),
+        'wsc_dpr_simple_proportional',
+    ],
 )
 def test_mixtures_of_t5_have_its_tasks_and_rates(name, tmp_path):
     mixture = names.find_task(name, BYTES, str(tmp_path))
