@@ -172,17 +172,13 @@ def list_tasks(args: argparse.Namespace) -> None:
         origins = catalogue.locate_splits(task.dataset, args.data_dir, task.splits)
         missing = [split for split, origin in origins.items() if not origin]
         whole += not missing
-        amounts = ' · '.join(
-            f'{split} {catalogue.describe_split_size(task.dataset, split, args.data_dir)}'.strip()
-            for split in origins
-            if split not in missing
-        )
+        available = [split for split in origins if split not in missing]
         # Shows the folders of the task's files, or the command that downloads the files.
         paths = [path for origin in origins.values() if origin for path in origin.split(', ')]
         location = ', '.join(sorted({path if os.path.isdir(path) else os.path.dirname(path) for path in paths}))
         get_task = f'data get {task.name}'
         advice = f'remixer-t5x {get_task}' if task.dataset.downloads else f'no download, see {get_task}'
-        table.add_row(task.name, amounts, ', '.join(missing), location or advice)
+        table.add_row(task.name, ', '.join(available), ', '.join(missing), location or advice)
     folder = catalogue.get_download_folder(args.data_dir)
     summary = f'{whole} of {len(catalogue.TASKS)} tasks are available; downloads go to {folder}'
     corpora = 'Corpora for pretraining are gin files: data/python_docs.gin, data/own_text.gin, data/c4.gin'

@@ -1,8 +1,7 @@
-"""Lists the names of all text-to-text tasks, locates and measures their data, and loads examples."""
+"""Lists the names of all text-to-text tasks, locates their data, and loads examples."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,8 +17,6 @@ _SUITES = (super_glue, winograd, glue, nli, cogs, generation)
 _ALL = (*(task for suite in _SUITES for task in suite.TASKS), *super_glue.FEW_SHOT, *winograd.FEW_SHOT)
 TASKS: dict[str, TextTask] = {task.name: task for task in _ALL}
 DATASETS: dict[str, LabelledDataset] = {task.dataset.name: task.dataset for task in TASKS.values()}
-# Maximum total size, in bytes, of the published files of a split for which examples are counted.
-_MAX_COUNTED_BYTES = 1_000_000
 
 
 def task(name: str, vocabulary: seqio.Vocabulary, data_dir: str | None = None) -> seqio.Task:
@@ -48,21 +45,6 @@ def locate_splits(
 def get_download_folder(data_dir: str | None = None) -> str:
     """Returns the folder for downloads, which `text_task` searches last."""
     return str(text_task.list_published_folders(data_dir)[-1])
-
-
-def describe_split_size(dataset: LabelledDataset, split: str, data_dir: str | None = None) -> str:
-    """Returns '250' (examples) or '12 MB' for a split with data, or '' if the data cannot be read."""
-    from remixer_tasks.corpora.sources import LabelledSource
-
-    try:
-        raw = text_task.find_published_files(dataset, split, data_dir)
-        if raw is None or text_task.find_tfds_folder(dataset, data_dir):
-            return f'{LabelledSource(dataset, tuple(dataset.splits), data_dir).count_examples(split):,}'
-        layout, paths = raw
-        size = sum(os.path.getsize(path) for path in paths)
-        return f'{size / 1e6:.0f} MB' if size > _MAX_COUNTED_BYTES else f'{sum(1 for _ in layout.read(*paths)):,}'
-    except (UserError, OSError, KeyError, ValueError):
-        return ''
 
 
 def read_examples(

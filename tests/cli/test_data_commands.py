@@ -44,11 +44,10 @@ def test_list_prints_every_task_and_the_location_of_its_data(published, tmp_path
     rows = {line.split()[0]: ' '.join(line.split()) for line in run_data(capsys, 'list').splitlines() if line.strip()}
     assert set(catalogue.TASKS) <= set(rows)
     location = f'{published}/super_glue/CB'
-    assert rows['super_glue_cb_v102'] == f'super_glue_cb_v102 validation 3 · test 1 train {location}'
-    assert rows['super_glue_wsc_v102_simple_train'].endswith(f'train 2 {published}/super_glue/WSC')
+    assert rows['super_glue_cb_v102'] == f'super_glue_cb_v102 validation, test train {location}'
+    assert rows['super_glue_wsc_v102_simple_train'].endswith(f'train {published}/super_glue/WSC')
     assert rows['glue_qqp_v002'].endswith('train, validation, test remixer-t5x data get glue_qqp_v002')
     assert rows['abductive_nli_v001'].endswith('no download, see data get abductive_nli_v001')
-    # A split that cannot be read has no number, and raises no error.
     assert rows['cogs_v001'] == f'cogs_v001 validation train, test, gen {published}/cogs'
     output = run_data(capsys, 'list', f'--data_dir={tmp_path}/empty')
     assert f'0 of {len(catalogue.TASKS)} tasks are available; downloads go to {tmp_path}/empty' in output
