@@ -122,7 +122,7 @@ READERS = {
         f'rows of {form}': make_reader(row_files.read_rows, row_files.RowLayout(form), MALFORMED)
         for form in ('jsonl', 'tsv', 'csv')
     },
-    'another encoding': make_reader(row_files.read_valid_lines, row_files.MAX_CHARACTERS, MALFORMED, 'latin-1'),
+    'another encoding': make_reader(row_files.read_valid_lines, MALFORMED, 'latin-1'),
     'texts of infer': make_reader(TextInputs),
     'JSON lines': make_reader(untrusted_files.read_json_lines),
     'JSON': parse_json_file,

@@ -41,7 +41,6 @@ def corpus(
     txt_documents: str = 'paragraph',
     validation_fraction: ranges.OpenFraction = 0.01,
     strict: bool = False,
-    longest: ranges.Count = row_files.MAX_CHARACTERS,
 ) -> ParsedCorpus:
     """Returns a corpus of text files, which are parsed at first use.
 
@@ -52,18 +51,17 @@ def corpus(
         field: JSON field or column name; for TSV and CSV without a header line, a 0-based column number.
         txt_documents: the part of a txt file that forms a document, one of `TXT_DOCUMENTS`. Blank lines delimit
             paragraphs, and a passage consists of adjacent paragraphs.
-        longest: maximum number of characters of a line or document; longer ones are malformed and not loaded.
         strict: whether to raise UserError for a malformed or empty record instead of skipping and counting it.
     """
-    layout = TextLayout(format, field, txt_documents, longest)
+    layout = TextLayout(format, field, txt_documents)
     train = expand_paths(files, 'FILES')
     held_out = expand_held_out_paths(validation_files, train, 'FILES', 'VALIDATION_FILES')
     states = [[cache.read_file_state(path) for path in group] for group in (train, held_out)]
     passage = _choose_min_passage_bytes(states[0])
-    settings = (format, field, txt_documents, longest, JOB_BYTES, MAX_JOBS, *([passage] if held_out else []))
+    limits = (row_files.MAX_CHARACTERS, JOB_BYTES, MAX_JOBS, *([passage] if held_out else []))
     return ParsedCorpus(
         name=describe_files(train),
-        identity=cache.hash_cache_key('local files 2', states, *settings),
+        identity=cache.hash_cache_key('local files 2', states, format, field, txt_documents, *limits),
         read=split_into_jobs(states[0], layout, passage),
         read_validation=split_into_jobs(states[1], layout, passage) if held_out else None,
         validation_fraction=validation_fraction,
@@ -130,7 +128,6 @@ class TextLayout:
     format: str | None = None
     field: str | int = 'text'
     txt_documents: str = 'paragraph'
-    longest: int = row_files.MAX_CHARACTERS
 
     def __post_init__(self):
         if self.txt_documents not in TXT_DOCUMENTS:
@@ -204,7 +201,7 @@ def read_documents(path: str, layout: TextLayout, malformed: BadRecords) -> Iter
 
 
 def _read_txt(path: str, layout: TextLayout, malformed: BadRecords) -> Documents:
-    numbered = row_files.read_valid_lines(path, layout.longest, malformed)
+    numbered = row_files.read_valid_lines(path, malformed)
     if layout.txt_documents == 'line':
         yield from ((number, line) for number, line in numbered if line.strip())
         return
@@ -215,15 +212,15 @@ def _read_txt(path: str, layout: TextLayout, malformed: BadRecords) -> Documents
             start = start if size else number
             size += len(line) + 1
             # Does not store further lines of a document that is already too long.
-            if size <= layout.longest:
+            if size <= row_files.MAX_CHARACTERS:
                 document.append(line)
             else:
                 document.clear()
         elif size:
-            if size <= layout.longest:
+            if size <= row_files.MAX_CHARACTERS:
                 yield start, '\n'.join(document)
             else:
-                reason = f'the document that begins here has more than {layout.longest:,} characters'
+                reason = f'the document that begins here has more than {row_files.MAX_CHARACTERS:,} characters'
                 malformed.add_malformed_record(path, start, reason)
             document, size = [], 0
 
@@ -231,7 +228,7 @@ def _read_txt(path: str, layout: TextLayout, malformed: BadRecords) -> Documents
 def _read_rows(path: str, layout: TextLayout, malformed: BadRecords) -> Documents:
     field = str(layout.field)
     numbered = ranges.parse_whole_number(field) is not None
-    row_layout = row_files.RowLayout(layout.detect_format(path), layout.longest, numbered=numbered)
+    row_layout = row_files.RowLayout(layout.detect_format(path), numbered=numbered)
     is_first = True
     for number, row in row_files.read_rows(path, row_layout, malformed, field):
         if is_first and field not in row:
@@ -241,7 +238,8 @@ def _read_rows(path: str, layout: TextLayout, malformed: BadRecords) -> Document
         text = row.get(field)
         if not isinstance(text, str):
             malformed.add_malformed_record(path, number, f"the field '{field}' is missing or not a string")
-        elif len(text) > layout.longest:
-            malformed.add_malformed_record(path, number, f'the text has more than {layout.longest:,} characters')
+        elif len(text) > row_files.MAX_CHARACTERS:
+            reason = f'the text has more than {row_files.MAX_CHARACTERS:,} characters'
+            malformed.add_malformed_record(path, number, reason)
         else:
             yield number, text

@@ -12,7 +12,7 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.lazy_imports import seqio
 from remixer_tasks.corpora.text_corpus import ParsedCorpus
 from remixer_tasks.files import cache, row_files
-from remixer_tasks.files.row_files import MAX_CHARACTERS, BadRecords
+from remixer_tasks.files.row_files import BadRecords
 from remixer_tasks.local_files import Files, describe_files, expand_held_out_paths, expand_paths
 from remixer_tasks.text_pairs import (
     PairTexts,
@@ -36,7 +36,6 @@ def corpus(
     encoding: str = 'utf-8',
     validation_fraction: ranges.OpenFraction = 0.01,
     strict: bool = False,
-    longest: ranges.Count = MAX_CHARACTERS,
     columns: Sequence[str] = (),
     metrics_by: str | None = None,
 ) -> ParsedCorpus:
@@ -55,13 +54,12 @@ def corpus(
         encoding: text encoding of the files.
         strict: whether to raise UserError for a row that cannot be read or lacks a value, instead of skipping and
             counting it. Null and NaN count as missing in JSON and Parquet; in TSV and CSV, `null` is ordinary text.
-        longest: maximum number of characters of a line or a text.
         columns: additional columns to write with the predictions; missing values are written as ''.
         metrics_by: a column; each metric is also computed for each value of this column.
     """
     templates = TextTemplate(inputs, 'INPUTS'), TextTemplate(targets, 'TARGETS')
     numbered = all(template.has_numbered_columns for template in templates)
-    layout = row_files.RowLayout(format, longest, delimiter, encoding, numbered)
+    layout = row_files.RowLayout(format, delimiter, encoding, numbered)
     if files is None and validation_files:
         train = held_out = expand_paths(validation_files, 'VALIDATION_PAIRS', _EXAMPLE)
     else:
@@ -70,7 +68,7 @@ def corpus(
     further = check_column_names(columns, metrics_by)
     read = functools.partial(_read_pairs, layout=layout, templates=templates, columns=further)
     states = [[cache.read_file_state(path) for path in group] for group in (train, held_out)]
-    settings = (format, inputs, targets, longest, delimiter, encoding)
+    settings = (format, inputs, targets, row_files.MAX_CHARACTERS, delimiter, encoding)
     read_train = functools.partial(read, train)
     read_held_out = read_train if held_out is train else functools.partial(read, held_out) if held_out else None
     return ParsedCorpus(
@@ -97,7 +95,7 @@ def _read_pairs(
             seen.update(dict.fromkeys(row, True))
             try:
                 further = [format_value(row.get(name)) for name in columns]
-                pair = encode_row_as_pair(templates, row, layout.longest, further)
+                pair = encode_row_as_pair(templates, row, further)
             except ValueError as error:
                 # A column is missing. In all formats except JSON lines, all rows have the same columns.
                 if isinstance(error, UserError) and layout.detect_format(path) != 'jsonl':

@@ -91,10 +91,10 @@ class TextInputs:
         file_advice = 'pass --input=FILE, or --input=- for a pipe'
         malformed = BadRecords(True, file_advice, 'correct the line, or pass --field or --gin.INPUT_FORMAT=txt')
         if format == 'txt':
-            for _, line in row_files.read_valid_lines(path, row_files.MAX_CHARACTERS, malformed):
+            for _, line in row_files.read_valid_lines(path, malformed):
                 yield line
             return
-        for number, row in row_files.read_json_rows(path, row_files.MAX_CHARACTERS, malformed):
+        for number, row in row_files.read_json_rows(path, malformed):
             if not isinstance(row.get(self.field), str):
                 names = to_one_line(', '.join(row)[:200])
                 malformed.add_malformed_record(path, number, f'field {self.field!r} is not a string in {names}')

@@ -17,6 +17,7 @@ from remixer_t5x.errors import UserError, suggest_similar_name
 from remixer_t5x.lazy_imports import seqio, tf
 from remixer_tasks.benchmarks import text_metrics, text_task
 from remixer_tasks.corpora.text_corpus import Corpus, KeyedDocument
+from remixer_tasks.files import row_files
 
 # Separates the input, target and columns in a document; `encode_pair` rejects inputs and targets that contain it.
 SEPARATOR = '\x1f'
@@ -113,14 +114,14 @@ def format_value(value: Any) -> str:
     return str(int(value) if isinstance(value, float) and value.is_integer() else value)
 
 
-def encode_pair(inputs: str, targets: str, longest: int | None = None, columns: Sequence[str] = ()) -> str:
+def encode_pair(inputs: str, targets: str, columns: Sequence[str] = ()) -> str:
     """Joins a pair and additional column values into one document; replaces separators in these values with spaces.
 
-    Raises ValueError if the input or target is empty, contains the separator, or has more than `longest` characters.
+    Raises ValueError if the input or target is empty, contains the separator, or has more than MAX_CHARACTERS.
     """
     for name, text in (('inputs', inputs), ('targets', targets)):
-        if longest is not None and len(text) > longest:
-            raise ValueError(f'the {name} have more than {longest:,} characters')
+        if len(text) > row_files.MAX_CHARACTERS:
+            raise ValueError(f'the {name} have more than {row_files.MAX_CHARACTERS:,} characters')
         if not text.strip():
             raise ValueError(f'the {name} are empty')
         if SEPARATOR in text:
@@ -129,15 +130,10 @@ def encode_pair(inputs: str, targets: str, longest: int | None = None, columns: 
 
 
 def encode_row_as_pair(
-    templates: tuple[TextTemplate, TextTemplate],
-    row: Mapping[str, Any],
-    longest: int | None = None,
-    columns: Sequence[str] = (),
+    templates: tuple[TextTemplate, TextTemplate], row: Mapping[str, Any], columns: Sequence[str] = ()
 ) -> KeyedDocument:
     """Encodes a row as a pair, whose split depends on the values in the columns, not on the templates' text."""
-    pair = KeyedDocument(
-        encode_pair(templates[0].fill_from_row(row), templates[1].fill_from_row(row), longest, columns)
-    )
+    pair = KeyedDocument(encode_pair(templates[0].fill_from_row(row), templates[1].fill_from_row(row), columns))
     names = sorted({name for template in templates for name in template.columns})
     # Rows that differ only in columns outside the templates give equal pairs, which must be in the same split.
     pair.split_key = json.dumps([_get_column_text(row, name) for name in names])

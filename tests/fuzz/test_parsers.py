@@ -28,6 +28,13 @@ LONG_NUMBER = b'{"text": ' + b'9' * 5000 + b'}\n'
 DEEP = b'[' * 100_000
 
 
+@pytest.fixture(autouse=True, scope='module')
+def limit_lines():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(row_files, 'MAX_CHARACTERS', 40)
+        yield
+
+
 def write_file(tmp_path_factory, content, name='fuzz'):
     path = tmp_path_factory.getbasetemp() / name
     path.write_bytes(content)
@@ -44,13 +51,13 @@ def write_file(tmp_path_factory, content, name='fuzz'):
 def test_any_document_parses_or_raises_a_one_line_error(tmp_path_factory, content, kind, txt_documents, strict):
     path = write_file(tmp_path_factory, content)
     for field in ('text', 1):
-        layout = local_files.TextLayout(kind, field, txt_documents, longest=40)
+        layout = local_files.TextLayout(kind, field, txt_documents)
         skipped = row_files.BadRecords(strict)
         texts = result_or_one_line_error(lambda: list(local_files.read_documents(path, layout, skipped)))  # noqa: B023
         assert len(skipped.describe_skipped_records().splitlines()) < 2
         for document in texts or ():
             assert document.strip() and document.encode()
-            assert kind == 'parquet' or len(document.encode()) <= 3 * layout.longest
+            assert kind == 'parquet' or len(document.encode()) <= 3 * row_files.MAX_CHARACTERS
 
 
 @FUZZ

@@ -7,6 +7,7 @@ import pytest
 
 from remixer_tasks import local_files
 from remixer_tasks.benchmarks import raw_rows
+from remixer_tasks.files import row_files
 from remixer_tasks.files.row_files import BadRecords
 from tests.support.error_lines import error_message
 
@@ -32,11 +33,12 @@ FAULTS = {
 
 
 @pytest.mark.parametrize('kind', FAULTS)
-def test_a_faulty_line_is_counted_or_rejected(tmp_path, kind):
+def test_a_faulty_line_is_counted_or_rejected(tmp_path, monkeypatch, kind):
     content, text_format, expected, message = FAULTS[kind]
+    monkeypatch.setattr(row_files, 'MAX_CHARACTERS', 50)
     path = tmp_path / 'a'
     path.write_bytes(content)
-    layout = {'format': text_format, 'txt_documents': 'line', 'longest': 50}
+    layout = {'format': text_format, 'txt_documents': 'line'}
     texts, summary = read(path, **layout)
     assert texts == expected
     if message is None:
@@ -46,8 +48,9 @@ def test_a_faulty_line_is_counted_or_rejected(tmp_path, kind):
     assert 'STRICT = False' in error_message(lambda: read(path, strict=True, **layout))
 
 
-def test_a_huge_line_is_read_in_bounded_memory(tmp_path):
+def test_a_huge_line_is_read_in_bounded_memory(tmp_path, monkeypatch):
     """The sparse file has a line of 200 MiB between two valid lines, and ends with 50 MiB without a newline."""
+    monkeypatch.setattr(row_files, 'MAX_CHARACTERS', 1_000_000)
     path = tmp_path / 'huge.txt'
     with open(path, 'wb') as file:
         file.write(b'good\n')
@@ -57,7 +60,7 @@ def test_a_huge_line_is_read_in_bounded_memory(tmp_path):
         file.truncate(250 * 2**20)
     tracemalloc.start()
     try:
-        texts, summary = read(path, txt_documents='line', longest=1_000_000)
+        texts, summary = read(path, txt_documents='line')
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -65,24 +68,17 @@ def test_a_huge_line_is_read_in_bounded_memory(tmp_path):
     assert peak < 8 * 2**20
 
 
-def test_a_huge_document_is_read_in_bounded_memory(tmp_path):
+def test_a_huge_document_is_read_in_bounded_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(row_files, 'MAX_CHARACTERS', 10_000)
     path = tmp_path / 'a.txt'
     path.write_bytes(b''.join(b'%d\n' % number for number in range(50_000)) + b'\nshort\n')
     tracemalloc.start()
-    texts, summary = read(path, longest=10_000)
+    texts, summary = read(path)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     # A list of its lines would take 3 MiB.
     assert texts == ['short'] and peak < 2**20
     assert ':1: the document that begins here has more than 10,000 characters' in summary
-
-
-def test_longest_sets_the_limit_of_a_document(tmp_path):
-    path = tmp_path / 'a.txt'
-    path.write_bytes(b'\n\n'.join(b'%d ' % number + b'x' * number for number in range(100)))
-    corpora = [local_files.corpus(str(path), longest=n) for n in (30, 80, 50_000_000)]
-    assert [len(list(corpus.read[0](BadRecords(False)))) for corpus in corpora] == [27, 77, 100]
-    assert len({corpus.identity for corpus in corpora}) == 3
 
 
 def test_pipes_folders_and_deleted_files_are_rejected(tmp_path):
@@ -100,5 +96,5 @@ def test_malformed_rows_of_published_files_are_never_skipped(tmp_path, monkeypat
     path = tmp_path / 'a'
     path.write_bytes(b'{"a": 1}\n{"a": "\0"}\n')
     assert ':2: a NUL character' in error_message(lambda: list(raw_rows.read_jsonl(str(path))))
-    monkeypatch.setattr(raw_rows.row_files, 'MAX_CHARACTERS', 8)
+    monkeypatch.setattr(row_files, 'MAX_CHARACTERS', 8)
     assert ':2: the line has more than' in error_message(lambda: list(raw_rows.read_lines(str(path))))

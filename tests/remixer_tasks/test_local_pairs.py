@@ -224,8 +224,10 @@ def test_other_delimiters_and_encodings(tmp_path):
         read_pairs(tmp_path, 'a.tsv', latin, encoding='ascii')
 
 
-def test_malformed_csv_rows_and_too_long_texts_are_counted(tmp_path):
-    read, skipped = read_pairs(tmp_path, 'a.jsonl', GOOD_ROW, inputs='{q}' * 40, longest=30)
+def test_malformed_csv_rows_and_too_long_texts_are_counted(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(row_files, 'MAX_CHARACTERS', 30)
+        read, skipped = read_pairs(tmp_path, 'a.jsonl', GOOD_ROW, inputs='{q}' * 40)
     assert not read and 'the inputs have more than 30 characters' in skipped
     read, skipped = read_pairs(tmp_path, 'a.csv', 'q,a\n"x"y,z\nb,c\n')
     assert read == [('b', 'c')] and ':2: invalid CSV' in skipped

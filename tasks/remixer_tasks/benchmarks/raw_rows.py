@@ -62,7 +62,7 @@ def parse_label(value: Any, names: Sequence[str]) -> int:
 
 def read_jsonl(path: str) -> Iterator[tuple[int, Row]]:
     """Yields (line number, object) for each line; blank lines are skipped."""
-    return row_files.read_json_rows(path, row_files.MAX_CHARACTERS, _STRICT)
+    return row_files.read_json_rows(path, _STRICT)
 
 
 def read_tsv(path: str, columns: Sequence[str] | None = None, skip_short: bool = False) -> Iterator[tuple[int, Row]]:
@@ -98,4 +98,4 @@ def parse_json_file(path: str) -> Any:
 
 def read_lines(path: str) -> Iterator[tuple[int, str]]:
     """Yields (line number, line) for each line, without line ends and without a byte order mark."""
-    return row_files.read_valid_lines(path, row_files.MAX_CHARACTERS, _STRICT)
+    return row_files.read_valid_lines(path, _STRICT)

@@ -31,7 +31,7 @@ COMPRESSIONS = ('.gz', '.bz2', '.xz', '.zst', '.lz4', '.zip')
 Row = dict[str, Any]
 # Iterator over (number, row) pairs, where `number` is the 1-based line or row number.
 Rows = Iterator[tuple[int, Row]]
-# Default maximum number of characters of a line or document: longer than a book, but small enough for memory.
+# Maximum number of characters of a line or document: longer than a book, but small enough for memory.
 MAX_CHARACTERS = 50_000_000
 # The path with which `open_bytes` reads standard input, even if it is a pipe. Error messages contain it.
 STDIN = 'standard input'
@@ -134,13 +134,11 @@ class _RemoteFile(io.RawIOBase):
         return self._file.tell()
 
 
-def read_valid_lines(
-    path: str, longest: int, malformed: BadRecords, encoding: str = 'utf-8'
-) -> Iterator[tuple[int, str]]:
+def read_valid_lines(path: str, malformed: BadRecords, encoding: str = 'utf-8') -> Iterator[tuple[int, str]]:
     """Yields (line number, line) for each valid line. Numbers start at 1, and line ends are removed.
 
-    A line is malformed if it has more than `longest` characters, a NUL, or invalid UTF-8. If `encoding` is not
-    UTF-8, text that cannot be decoded raises UserError.
+    A line is malformed if it has more than MAX_CHARACTERS, a NUL, or invalid UTF-8. If `encoding` is not UTF-8, text
+    that cannot be decoded raises UserError.
     """
     is_utf_8 = codecs.lookup(encoding).name == 'utf-8'
     codec, errors = ('utf-8-sig', 'surrogateescape') if is_utf_8 else (encoding, 'strict')
@@ -149,11 +147,13 @@ def read_valid_lines(
             number = 0
             try:
                 # The limit excludes the line end.
-                while line := text.readline(longest + 2):
+                while line := text.readline(MAX_CHARACTERS + 2):
                     number += 1
-                    if len(line.removesuffix('\n').removesuffix('\r')) > longest:
+                    if len(line.removesuffix('\n').removesuffix('\r')) > MAX_CHARACTERS:
                         # Records the error before skipping the rest of the line, because skipping may take minutes.
-                        malformed.add_malformed_record(path, number, f'the line has more than {longest:,} characters')
+                        malformed.add_malformed_record(
+                            path, number, f'the line has more than {MAX_CHARACTERS:,} characters'
+                        )
                         while line and not line.endswith('\n'):
                             line = text.readline(_CHUNK)
                     elif '\0' in line:
@@ -172,14 +172,12 @@ class RowLayout:
 
     Attributes:
         format: one of FORMATS; None detects the format from each file's extension.
-        longest: maximum number of characters of a line; longer lines are malformed and never loaded completely.
         delimiter: column delimiter of TSV and CSV; None uses a tab for TSV and a comma for CSV.
         encoding: text encoding of JSON lines, TSV and CSV files.
         numbered: whether TSV and CSV files have no header line; their columns are then named 0, 1, 2, ...
     """
 
     format: str | None = None
-    longest: int = MAX_CHARACTERS
     delimiter: str | None = None
     encoding: str = 'utf-8'
     numbered: bool = False
@@ -233,17 +231,17 @@ def read_rows(path: str, layout: RowLayout, malformed: BadRecords, column: str |
     if format == 'parquet':
         rows = _read_parquet_rows(path, column)
     elif format == 'jsonl':
-        rows = read_json_rows(path, layout.longest, malformed, layout.encoding)
+        rows = read_json_rows(path, malformed, layout.encoding)
     else:
         cells = (_read_csv_cells if format == 'csv' else _read_tsv_cells)(path, layout, malformed)
         return _convert_cells_to_rows(path, cells, layout, malformed)
     return ((number, add_nested_columns(row)) for number, row in rows)
 
 
-def read_json_rows(path: str, longest: int, malformed: BadRecords, encoding: str = 'utf-8') -> Rows:
+def read_json_rows(path: str, malformed: BadRecords, encoding: str = 'utf-8') -> Rows:
     """Yields (line number, object) from a JSON lines file; blank lines are skipped."""
     is_first = True
-    for number, line in read_valid_lines(path, longest, malformed, encoding):
+    for number, line in read_valid_lines(path, malformed, encoding):
         if not line.strip():
             continue
         try:
@@ -262,7 +260,7 @@ def read_json_rows(path: str, longest: int, malformed: BadRecords, encoding: str
 
 
 def _read_tsv_cells(path: str, layout: RowLayout, malformed: BadRecords) -> Iterator[tuple[int, list[str]]]:
-    for number, line in read_valid_lines(path, layout.longest, malformed, layout.encoding):
+    for number, line in read_valid_lines(path, malformed, layout.encoding):
         yield number, line.split(layout.delimiter or '\t') if line else []
 
 
@@ -273,7 +271,7 @@ def _read_csv_cells(path: str, layout: RowLayout, malformed: BadRecords) -> Iter
 
     def read_lines() -> Iterator[str]:
         nonlocal first, last, skipped
-        for number, line in read_valid_lines(path, layout.longest, malformed, layout.encoding):
+        for number, line in read_valid_lines(path, malformed, layout.encoding):
             if not first:
                 first, skipped = number, malformed.count
             last = number
