@@ -63,7 +63,6 @@ class HubDataset:
             read_validation=functools.partial(read, self.validation_split) if self.validation_split else None,
             validation_fraction=self.validation_fraction,
             strict=self.strict,
-            unit='example',
         )
 
     def build_streamed_corpus(self, kind: tuple[str, ...], document: Callable[[Row], str]) -> StreamedCorpus:

@@ -78,7 +78,6 @@ def corpus(
         read_validation=read_held_out,
         validation_fraction=validation_fraction,
         strict=strict,
-        unit='row',
     )
 
 

@@ -62,12 +62,6 @@ def test_a_schema_error_is_shown_with_its_cause(tmp_path):
     assert 'extra' in message and 'use a folder' not in message
 
 
-def test_the_error_for_a_single_row_names_the_setting_of_hugging_face_datasets(tmp_path):
-    (tmp_path / 'train.jsonl').write_text('{"text": "a"}\n')
-    corpus = huggingface_datasets.corpus(HubDataset(str(tmp_path)))
-    assert 'is a single example; set HF_VALIDATION_SPLIT' in error_message(corpus.prepare_folder)
-
-
 def test_rows_become_pairs_with_the_names_of_labels(folder, capsys):
     task = pair_task(folder / 'both', validation_split='dev')
     expected = {(f'question: is {i} even?', LABELS[1 - i % 2]) for i in range(60)}

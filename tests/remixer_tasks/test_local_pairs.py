@@ -106,7 +106,7 @@ def test_rows_that_are_only_evaluated_are_counted_once(tmp_path, capsys):
     (tmp_path / 'a.jsonl').write_text(GOOD_ROW + 'cut\n' + GOOD_ROW)
     only_evaluated = local_pairs.corpus(None, 'q', 'a', validation_files=str(tmp_path / 'a.jsonl'))
     assert [len(only_evaluated.open_documents(split)) for split in SPLITS] == [2, 2]
-    assert ': 2 rows to evaluate, 1 malformed skipped' in capsys.readouterr().err
+    assert ': 2 documents to evaluate, 1 malformed skipped' in capsys.readouterr().err
 
 
 @given(st.lists(st.tuples(st.text(), st.text()), min_size=1, max_size=5))
@@ -262,7 +262,7 @@ def test_infer_skips_no_row_of_a_table(tmp_path, name, content):
         ('a.csv', b'q,a,q\n1,2,3\n', "must have different names, got 'q' twice"),
         ('a.txt', b'a', 'rename it, or set PAIRS_FORMAT to one of jsonl, tsv, csv, parquet'),
         ('a.parquet', b'no parquet', 'not a Parquet file'),
-        ('a.jsonl', GOOD_ROW.encode() * 40, 'all 40 rows of .* are identical; set VALIDATION_PAIRS'),
+        ('a.jsonl', GOOD_ROW.encode() * 40, 'a.jsonl has no two different documents.* VALIDATION_PAIRS'),
     ],
 )
 def test_an_unusable_file_is_rejected_with_a_hint(tmp_path, name, content, message):

@@ -142,7 +142,7 @@ def test_each_set_of_evaluation_files_is_a_task(tmp_path, capsys):
     _, *tasks = local_pairs.evaluation_tasks(task, files, read, make)
     assert [task.name for task in tasks] == ['mine_dev', 'mine_hard']
     counts = [len(list(task.get_dataset({'inputs': 32, 'targets': 8}, 'validation', shuffle=False))) for task in tasks]
-    assert counts == [4, 7] and 'hard.jsonl: 7 rows to evaluate' in capsys.readouterr().err
+    assert counts == [4, 7] and 'hard.jsonl: 7 documents to evaluate' in capsys.readouterr().err
     with pytest.raises(UserError, match="got 'very-hard'"):
         local_pairs.evaluation_tasks(task, {'very-hard': files['hard']}, read, make)
     with pytest.raises(UserError, match=r'EVAL_PAIRS and PAIRS must not share files, got .*dev.jsonl in both'):

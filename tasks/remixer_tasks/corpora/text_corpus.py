@@ -26,11 +26,6 @@ from remixer_tasks.files.cache import ProgressNotice
 from remixer_tasks.files.row_files import BadRecords
 
 TRAIN, VALIDATION = 'train', 'validation'
-_HOLD_OUT_ADVICE = {
-    'document': "set VALIDATION_FILES, or split the text into documents (blank lines, or TXT_DOCUMENTS = 'line')",
-    'row': 'set VALIDATION_PAIRS, or add rows',
-    'example': 'set HF_VALIDATION_SPLIT, or add rows',
-}
 # A function that yields documents and reports unreadable records to `BadRecords`.
 DocumentReader = Callable[[BadRecords], Iterator[str]]
 
@@ -75,7 +70,6 @@ class ParsedCorpus:
             itself, the corpus is only evaluated, and both splits contain all documents.
         validation_fraction: fraction of the documents to hold out if `read_validation` is None; each split has at least
             one document.
-        unit: the word for a document in messages, a key of `_HOLD_OUT_ADVICE`.
     """
 
     name: str
@@ -84,7 +78,6 @@ class ParsedCorpus:
     read_validation: DocumentReader | Sequence[DocumentReader] | None = dataclasses.field(default=None, compare=False)
     validation_fraction: float = 0.01
     strict: bool = False
-    unit: str = 'document'
 
     @property
     def training_data_key(self) -> str:
@@ -151,15 +144,16 @@ def _parse_corpus(corpus: ParsedCorpus, folder: Path) -> None:
     if only_evaluated:
         is_held_out = np.full(len(shares), True)
     elif corpus.read_validation is None:
-        if len(shares) == 1:
-            raise UserError(f'{corpus.name} is a single {corpus.unit}; {_HOLD_OUT_ADVICE[corpus.unit]}')
         keys = arrow_files.ArrowDocuments(paths).get_hash_fractions(-1)
         # The document with the smallest hash is always held out, and the one with the largest hash never is.
         limit = min(corpus.validation_fraction, keys.max(initial=0))
         is_held_out = (keys < limit) | (keys == keys.min(initial=1))
         if len(keys) and is_held_out.all():
-            advice = _HOLD_OUT_ADVICE[corpus.unit]
-            raise UserError(f'all {len(keys):,} {corpus.unit}s of {corpus.name} are identical; {advice}')
+            raise UserError(
+                f'{corpus.name} has no two different documents, so none can be held out; add text, split it into '
+                "documents (blank lines, or TXT_DOCUMENTS = 'line'), or set VALIDATION_FILES, VALIDATION_PAIRS or "
+                'HF_VALIDATION_SPLIT'
+            )
     else:
         paths = _write_arrow_files(corpus, corpus.read_validation, 'held_out', folder, malformed, notice)
         held_out = arrow_files.ArrowDocuments(paths).get_hash_fractions()
@@ -171,13 +165,13 @@ def _parse_corpus(corpus: ParsedCorpus, folder: Path) -> None:
     for split, numbers in {TRAIN: np.flatnonzero(is_training), VALIDATION: np.flatnonzero(is_held_out)}.items():
         if not len(numbers):
             which, skipped = f'{split} ' if len(shares) else '', malformed.describe_skipped_records()
-            raise UserError(f'{corpus.name} has no {which}{corpus.unit}s{skipped}; check the files and settings')
+            raise UserError(f'{corpus.name} has no {which}documents{skipped}; check the files and settings')
         np.save(folder / 'rows.tmp.npy', numbers)
         temporary_files.sync_and_rename(folder / 'rows.tmp.npy', folder / f'{split}-{digest}.npy')
     count = int(is_held_out.sum())
-    counts = f'{format_count(len(shares) - count, corpus.unit)} for training, {count:,} held out'
+    counts = f'{format_count(len(shares) - count, "document")} for training, {count:,} held out'
     if only_evaluated:
-        counts = f'{format_count(count, corpus.unit)} to evaluate'
+        counts = f'{format_count(count, "document")} to evaluate'
     notice.print_result(f'{counts}{malformed.describe_skipped_records()}')
     cache.mark_entry_complete(folder)
 
@@ -196,7 +190,7 @@ def _write_arrow_files(
     jobs = [(function, path, corpus.strict) for function, path in zip(functions, paths, strict=True)]
     if len(jobs) == 1:
         results = iter(
-            [_write_arrow_file(*jobs[0], lambda count: notice.update_progress(lambda: f'{count:,} {corpus.unit}s'))]
+            [_write_arrow_file(*jobs[0], lambda count: notice.update_progress(lambda: f'{count:,} documents'))]
         )
     else:
         results = workers.map_in_order(_write_arrow_file, jobs, workers.count_cores())
