@@ -106,25 +106,13 @@ def compute_short_hash(text: str | bytes) -> str:
 def describe_data_difference(old: Mapping[str, FingerprintRecord], new: Mapping[str, FingerprintRecord]) -> str | None:
     """Describes the first difference between two data fingerprints. Returns None if the fingerprints are equal."""
     for name in sorted({*old, *new}):
-        if name not in new:
-            return f'task {name} was removed'
-        if name not in old:
-            return f'task {name} was added'
-        if old[name] != new[name]:
-            return f'task {name} {_describe_record_difference(old[name], new[name])}'
+        before, now = old.get(name), new.get(name)
+        if before is None or now is None:
+            return f'task {name} was {"added" if before is None else "removed"}'
+        if before != now:
+            summaries = [f'{record.get("files")} files read by {record.get("source")}' for record in (before, now)]
+            old_files, new_files = before.get('each') or {}, now.get('each') or {}
+            files = [file for file in sorted({*old_files, *new_files}) if old_files.get(file) != new_files.get(file)]
+            first = f', beginning with {files[0]}' if files else ''
+            return f'task {name} has different files{first} (before: {summaries[0]}; now: {summaries[1]})'
     return None
-
-
-def _describe_record_difference(old: FingerprintRecord, new: FingerprintRecord) -> str:
-    if old.get('source') != new.get('source'):
-        return f'was read by {old.get("source")} and is now read by {new.get("source")}'
-    if old.get('files') != new.get('files'):
-        return f'had {old.get("files")} files and now has {new.get("files")}'
-    before, now = old.get('each') or {}, new.get('each') or {}
-    removed, added = sorted(before.keys() - now.keys()), sorted(now.keys() - before.keys())
-    changed = sorted(name for name in before.keys() & now.keys() if before[name] != now[name])
-    if removed and added:
-        return f'has the file {added[0]} in place of {removed[0]}'
-    if changed:
-        return f'has different content in {len(changed)} of its files, such as {changed[0]}'
-    return f'still has {new.get("files")} files, but with different names, sizes or order'

@@ -50,16 +50,19 @@ def test_a_copy_in_another_folder_has_the_same_fingerprint(folder, tmp_path):
 
 @pytest.mark.parametrize(
     ('change', 'words'),
-    [(lambda path: path.write_text('b 2\n' * 9), 'has different content in 1 of its files, such as b/1.txt'),
-     (pathlib.Path.unlink, 'had 6 files and now has 5'),
-     (lambda path: path.rename(path.with_name('7.txt')), 'has the file b/7.txt in place of')],
-)  # fmt: skip
+    [
+        (lambda path: path.write_text('b 2\n' * 9), 'now: 6 files'),
+        (pathlib.Path.unlink, 'before: 6 files read by TextLineDataSource; now: 5 files'),
+        (lambda path: path.rename(path.with_name('7.txt')), ''),
+    ],
+)
 def test_differences_are_described(folder, tmp_path, change, words):
     # Changes a copy, because seqio lists a pattern's files once.
     copy = shutil.copytree(folder, tmp_path / 'copy')
     change(copy / 'b' / '1.txt')
     difference = fingerprints.describe_data_difference(fingerprint(folder), fingerprint(copy))
-    assert difference.startswith(f'task lines {words}') and '\n' not in difference
+    assert difference.startswith('task lines has different files, beginning with b/1.txt (before: 6 files')
+    assert words in difference and '\n' not in difference
 
 
 @pytest.mark.parametrize('position', [5, fingerprints.WHOLE_BYTES])
@@ -71,7 +74,7 @@ def test_start_and_end_of_a_large_file_are_hashed(tmp_path, position):
     with open(large, 'r+b') as file:
         file.seek(position)
         file.write(b'y')
-    assert 'such as large.txt' in fingerprints.describe_data_difference(before, fingerprint(tmp_path))
+    assert 'beginning with large.txt' in fingerprints.describe_data_difference(before, fingerprint(tmp_path))
 
 
 def test_a_mixture_is_described_by_task_and_source_class(folder):
@@ -87,10 +90,7 @@ def test_a_mixture_is_described_by_task_and_source_class(folder):
     assert fingerprints.describe_data_difference(both, alone) == 'task generated was removed'
     assert fingerprints.describe_data_difference(alone, both) == 'task generated was added'
     other = {'lines': {'source': 'FunctionDataSource', 'files': None}}
-    assert (
-        'was read by TextLineDataSource and is now read by FunctionDataSource'
-        in fingerprints.describe_data_difference(alone, other)
-    )
+    assert 'now: None files read by FunctionDataSource' in fingerprints.describe_data_difference(alone, other)
 
 
 def test_many_files_are_identified_by_their_sizes(tmp_path, monkeypatch):
@@ -103,7 +103,7 @@ def test_many_files_are_identified_by_their_sizes(tmp_path, monkeypatch):
         before = fingerprints.fingerprint_data(lines, 'train')
     assert len(json.dumps(before)) < 200
     (tmp_path / 'a' / '200.txt').write_bytes(b'x' * 100)
-    assert 'still has 300 files' in fingerprints.describe_data_difference(before, fingerprint(tmp_path))
+    assert 'now: 300 files' in fingerprints.describe_data_difference(before, fingerprint(tmp_path))
 
 
 def test_a_missing_file_is_reported(folder):
