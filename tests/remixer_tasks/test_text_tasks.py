@@ -1,4 +1,4 @@
-"""Tasks that T5 lacks (NLI, SQuAD 2.0, COGS), mixtures and their rates, and all tasks on real data."""
+"""Tasks that T5 lacks (NLI, COGS), mixtures and their rates, and all tasks on real data."""
 
 import json
 import pathlib
@@ -11,7 +11,7 @@ from remixer_t5x.data import resumable_iterator
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate import checkpoint_ranking
 from remixer_tasks import catalogue, mixtures, names, pretraining, python_docs, vocabularies
-from remixer_tasks.benchmarks import cogs, generation
+from remixer_tasks.benchmarks import cogs
 from tests.support.error_lines import error_message
 
 REAL_ROWS = json.loads((pathlib.Path(__file__).parent / 'golden' / 't5_real_rows.json').read_text())
@@ -31,17 +31,10 @@ def json_lines(*rows):
     return ''.join(json.dumps(row) + '\n' for row in rows)
 
 
-def question(number, *answers):
-    texts = [{'text': text, 'answer_start': 0} for text in answers]
-    return {'id': str(number), 'question': 'Who?', 'is_impossible': not answers, 'answers': texts}
-
-
 SNLI = [{'sentence1': 'P', 'sentence2': 'H', 'gold_label': label} for label in ('neutral', '-')]
 ABDUCTIVE = {'obs1': 'A', 'obs2': 'B', 'hyp1': 'C', 'hyp2': 'D'}
 ABDUCTIVE_PAIR = ('abductive_nli obs1: A obs2: B hyp1: C hyp2: D', 'hyp2')
 ANLI_PAIR = ('anli hypothesis: H premise: C, d', 'contradiction')
-SQUAD = {'data': [{'paragraphs': [{'context': 'Ada won.', 'qas': [question(0, 'Ada', 'Ada won'), question(1)]}]}]}
-SQUAD_TEXT = 'question: Who ? context: Ada won . '
 # Task, split, files and expected pairs. SNLI pairs without a majority label are skipped; ANLI and Abductive NLI have
 # two layouts.
 TASKS_WITHOUT_T5 = [
@@ -61,8 +54,6 @@ TASKS_WITHOUT_T5 = [
      [ABDUCTIVE_PAIR]),
     ('abductive_nli_v001', 'train',
      {'abductive_nli/train.jsonl': json_lines(ABDUCTIVE), 'abductive_nli/train-labels.lst': '2\n'}, [ABDUCTIVE_PAIR]),
-    ('squad2_v001_allanswers', 'validation', {'squad/dev-v2.0.json': json.dumps(SQUAD)},
-     [(SQUAD_TEXT, 'Ada'), (SQUAD_TEXT, generation.UNANSWERABLE)]),
 ]  # fmt: skip
 
 

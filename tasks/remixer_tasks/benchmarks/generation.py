@@ -1,7 +1,6 @@
 """Text generation tasks with T5's names and prompts: SQuAD, CNN/DailyMail and WMT.
 
-SQuAD is read from the published JSON files or from TFDS; the other datasets are read only from TFDS. T5 has no task
-for SQuAD 2.0.
+SQuAD is read from the published JSON files or from TFDS; the other datasets are read only from TFDS.
 """
 
 from __future__ import annotations
@@ -26,19 +25,12 @@ from remixer_tasks.benchmarks.text_task import (
     build_text_features,
 )
 
-UNANSWERABLE = 'unanswerable'
 _LANGUAGES = {'de': 'German', 'fr': 'French', 'ro': 'Romanian'}
 _SPLITS = (TRAIN, VALIDATION, TEST)
 _SQUAD_URL = 'https://rajpurkar.github.io/SQuAD-explorer/dataset/{}'
-_SQUAD_SHA256 = {
-    'v1.1': {
-        'train': '3527663986b8295af4f7fcdff1ba1ff3f72d07d61a20f487cb238a6ef92fd955',
-        'dev': '95aa6a52d5d6a735563366753ca50492a658031da74f301ac5238b03966972c9',
-    },
-    'v2.0': {
-        'train': '68dcfbb971bd3e96d5b46c7177b16c1a4e7d4bdef19fb204502738552dede002',
-        'dev': '80a5225e94905956a6446d296ca1093975c4d3b3260f1d6c8f68bc2ab77182d8',
-    },
+_SQUAD_FILES = {
+    TRAIN: ('train-v1.1.json', '3527663986b8295af4f7fcdff1ba1ff3f72d07d61a20f487cb238a6ef92fd955'),
+    VALIDATION: ('dev-v1.1.json', '95aa6a52d5d6a735563366753ca50492a658031da74f301ac5238b03966972c9'),
 }
 
 
@@ -58,19 +50,16 @@ def _read_squad(path: str) -> Iterator[Example]:
     return raw_rows.parse_rows(lambda path: iter([(1, raw_rows.parse_json_file(path))]), _parse_squad_file, path)
 
 
-def _build_squad_dataset(version: str) -> LabelledDataset:
-    files = {TRAIN: f'squad/train-{version}.json', VALIDATION: f'squad/dev-{version}.json'}
-    return LabelledDataset(
-        name=f'squad/{version}',
-        features=build_text_features('id', 'question', 'context', **{'answers/text': TEXTS}),
-        splits=build_single_file_layouts(files, _read_squad),
-        tfds=f'squad/{version}:3.0.0',
-        terms='CC BY-SA 4.0: https://rajpurkar.github.io/SQuAD-explorer',
-        downloads=tuple(
-            PublishedFile(_SQUAD_URL.format(f'{file}-{version}.json'), sha256, 'squad')
-            for file, sha256 in _SQUAD_SHA256[version].items()
-        ),
-    )
+_SQUAD = LabelledDataset(
+    name='squad/v1.1',
+    features=build_text_features('id', 'question', 'context', **{'answers/text': TEXTS}),
+    splits=build_single_file_layouts(
+        {split: f'squad/{name}' for split, (name, _) in _SQUAD_FILES.items()}, _read_squad
+    ),
+    tfds='squad/v1.1:3.0.0',
+    terms='CC BY-SA 4.0: https://rajpurkar.github.io/SQuAD-explorer',
+    downloads=tuple(PublishedFile(_SQUAD_URL.format(name), sha256, 'squad') for name, sha256 in _SQUAD_FILES.values()),
+)
 
 
 def _build_prompt_preprocessor(prompt: str, source: str, target: str) -> Preprocessor:
@@ -101,17 +90,10 @@ _CNN_DAILYMAIL = LabelledDataset(
 TASKS = (
     TextTask(
         'squad_v010_allanswers',
-        _build_squad_dataset('v1.1'),
-        prompts.build_squad_preprocessor(),
+        _SQUAD,
+        prompts.format_squad,
         prompts.postprocess_squad,
         (text_metrics.squad_em_and_f1,),
-    ),
-    TextTask(
-        'squad2_v001_allanswers',
-        _build_squad_dataset('v2.0'),
-        prompts.build_squad_preprocessor(UNANSWERABLE),
-        prompts.postprocess_squad,
-        (text_metrics.build_squad_2_metric(UNANSWERABLE),),
     ),
     TextTask(
         'cnn_dailymail_v002',

@@ -84,23 +84,16 @@ def format_record_queries(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return dataset.flat_map(split_by_answer)
 
 
-def build_squad_preprocessor(unanswerable: str | None = None) -> Preprocessor:
-    """Returns SQuAD's preprocessor, which builds 'question: ... context: ...' with spaces around punctuation.
-
-    The target is the first correct answer, or `unanswerable` for a question without an answer. If `unanswerable` is
-    None, every question must have an answer.
-    """
+def format_squad(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Builds 'question: ... context: ...' with spaces around punctuation; the target is the first correct answer."""
 
     def format_example(example):
         answers = _pad_punctuation(example['answers/text'])
-        if unanswerable is not None:
-            nothing = tf.constant([unanswerable])
-            answers = tf.cond(tf.size(answers) > 0, lambda: answers, lambda: nothing)
         parts = ['question:', _pad_punctuation(example['question']), 'context:', _pad_punctuation(example['context'])]
         inputs = tf.strings.regex_replace(tf.strings.join(parts, separator=' '), r'\s+', ' ')
         return {'inputs': inputs, 'targets': answers[0], 'answers': answers, 'id': example['id']}
 
-    return lambda dataset: dataset.map(format_example)
+    return dataset.map(format_example)
 
 
 def _pad_punctuation(text: tf.Tensor) -> tf.Tensor:

@@ -116,26 +116,6 @@ def squad_em_and_f1(targets: Sequence[Texts], predictions: Texts) -> Metrics:
     return _average_em_and_f1(_score_answers(targets, predictions)) if any(targets) else {}
 
 
-def build_squad_2_metric(unanswerable: str) -> Metric:
-    """Returns SQuAD 2.0's metric, which computes exact match (`em`) and word F1 (`f1`) over all questions.
-
-    Also computes `em` and `f1` for questions with an answer (prefix `HasAns_`) and without an answer (prefix `NoAns_`).
-    A target or prediction equal to `unanswerable` means that there is no answer; no other text matches its words.
-    """
-
-    def squad_with_unanswerable(targets: Sequence[Texts], predictions: Texts) -> Metrics:
-        nothing = normalize_answer(unanswerable)
-
-        def mark_no_answer(text: str) -> str:
-            return _NO_ANSWER if normalize_answer(text) == nothing else text
-
-        answers = [[*map(mark_no_answer, texts)] for texts in targets]
-        scores = _score_answers(answers, [*map(mark_no_answer, predictions)])
-        return _average_by_answerability(scores, np.array([_NO_ANSWER not in texts for texts in answers]))
-
-    return squad_with_unanswerable
-
-
 def _score_answers(targets: Sequence[Texts], predictions: Texts) -> np.ndarray:
     """Returns the maximum exact match and word F1 over the answers to each question, as an array [questions, 2]."""
     scores = []
@@ -149,16 +129,6 @@ def _score_answers(targets: Sequence[Texts], predictions: Texts) -> np.ndarray:
 def _compute_word_f1(answer: list[str], prediction: list[str]) -> float:
     common = sum((collections.Counter(answer) & collections.Counter(prediction)).values())
     return 2 * common / (len(answer) + len(prediction)) if common else 0.0
-
-
-def _average_by_answerability(scores: np.ndarray, has_answer: np.ndarray) -> Metrics:
-    groups = (('', has_answer | ~has_answer), ('HasAns_', has_answer), ('NoAns_', ~has_answer))
-    return {
-        f'{prefix}{name}': value
-        for prefix, rows in groups
-        if rows.any()
-        for name, value in _average_em_and_f1(scores[rows]).items()
-    }
 
 
 def _average_em_and_f1(scores: np.ndarray) -> Metrics:
@@ -292,7 +262,14 @@ def span_metrics(targets: Texts, predictions: Texts) -> Metrics:
     answers = [json.loads(target)['text'] for target in targets]
     words = [[text for text in texts if normalize_answer(text)] or [_NO_ANSWER] for texts in answers]
     scores = _score_answers(words, [text if normalize_answer(text) else _NO_ANSWER for text in predictions])
-    return _average_by_answerability(scores, np.array([bool(texts) for texts in answers]))
+    has_answer = np.array([bool(texts) for texts in answers])
+    groups = (('', has_answer | ~has_answer), ('HasAns_', has_answer), ('NoAns_', ~has_answer))
+    return {
+        f'{prefix}{name}': value
+        for prefix, rows in groups
+        if rows.any()
+        for name, value in _average_em_and_f1(scores[rows]).items()
+    }
 
 
 METRICS_BY_NAME: dict[str, Metric] = {
