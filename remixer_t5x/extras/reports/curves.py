@@ -38,8 +38,9 @@ def draw_charts(runs: Sequence[RecordedRun]) -> dict[str, list[Picture]]:
         title = 'Held-out loss' + (f', {name}' if kind != 'eval' else '')
         held_out.append((title, 'mean over targets', kind, 'loss', False))
         of_kind = (record for run in runs for record in run.records if record.kind == kind)
-        metrics = list(dict.fromkeys(metric for record in of_kind for metric in overview.select_task_metrics(record)))
-        tasks += [(f'{name}: {metric}', '', kind, metric, False) for metric in metrics[: overview.MAX_TABLE_METRICS]]
+        # The other metrics of a task, such as those of constant predictions, are in its table.
+        metrics = [metric for record in of_kind for metric in overview.select_task_metrics(record)]
+        tasks += [(f'{name}: {metric}', '', kind, metric, False) for metric in metrics[:1]]
     charts: dict[str, list[tuple[str, str, str, str, bool]]] = {
         'curves': [
             ('Training loss', 'mean over targets', TRAIN, 'loss', True),
@@ -56,7 +57,9 @@ def draw_charts(runs: Sequence[RecordedRun]) -> dict[str, list[Picture]]:
             ('Tokens', 'per second', TRAIN, 'tokens_per_second', True),
             ('Model FLOPs utilisation', 'share of the peak', TRAIN, 'mfu', True),
             ('Waiting for data', 'seconds between logs', TRAIN, 'data_wait_seconds', False),
-            *((title.capitalize(), 'MiB', TRAIN, name, False) for name, title in overview.MEMORY_TITLES.items()),
+            ('Host memory', 'MiB', TRAIN, 'host_mib', False),
+            ('Device memory', 'MiB', TRAIN, 'device_mib', False),
+            ('Device memory, peak', 'MiB', TRAIN, 'device_peak_mib', False),
         ],
     }
     return {

@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from remixer_t5x.evaluate.checkpoint_ranking import compute_signed_score
+from remixer_t5x.evaluate.checkpoint_ranking import AVERAGE_TASK, compute_signed_score
 from remixer_t5x.extras.reports.differences import ComparedMeasure, ValueBySeed, compare_models, describe_differences
 from remixer_t5x.extras.reports.run_records import TRAIN, MetricsRecord, RecordedRun, RunGroup
 
@@ -19,7 +19,6 @@ LOSS_METRICS = (
 )
 # An evaluation with more metrics than this, such as COGS, has a separate table.
 MAX_TABLE_METRICS = 6
-MEMORY_TITLES = {'host_mib': 'host memory', 'device_mib': 'device memory', 'device_peak_mib': 'device memory, peak'}
 # The summary warns if the last held-out loss exceeds the lowest one by more than this fraction.
 _MAX_RELATIVE_RISE = 0.01
 HELD_OUT = 'held-out loss'
@@ -39,7 +38,6 @@ class RunOverview:
     constant_loss: float | None
     tokens_per_second: float | None
     seconds: float
-    memory: Mapping[str, float]
     summary: str
 
 
@@ -89,11 +87,6 @@ def summarize_run(run: RecordedRun) -> RunOverview:
         constant_loss=constant[-1][1] if constant else None,
         tokens_per_second=statistics.median(speeds) if speeds else None,
         seconds=seconds,
-        memory={
-            name: max(value for _, value in series)
-            for name in MEMORY_TITLES
-            if (series := run.select_metric_points(TRAIN, name))
-        },
         summary=' '.join(sentences),
     )
 
@@ -101,7 +94,7 @@ def summarize_run(run: RecordedRun) -> RunOverview:
 def format_evaluation_name(kind: str) -> str:
     """Formats 'eval/cogs' as 'cogs, eval'; returns names of held-out evaluations unchanged."""
     split, slash, task = kind.partition('/')
-    return f'{task}, {split}' if slash else kind
+    return f'{"all tasks" if task == AVERAGE_TASK else task}, {split}' if slash else kind
 
 
 def select_task_metrics(record: MetricsRecord) -> dict[str, float]:
@@ -190,11 +183,6 @@ def _build_metric_row(groups: Sequence[RunGroup], kind: str, metric: str) -> Met
     return format_evaluation_name(kind), metric, [cells.get(group.name) for group in groups]
 
 
-def select_main_metric_rows(rows: Sequence[MetricRow]) -> list[MetricRow]:
-    """Selects the row of the main metric of each evaluation, which is the first row."""
-    return list({row[0]: row for row in reversed(rows)}.values())[::-1]
-
-
 def collect_compared_measures(
     groups: Sequence[RunGroup], rows: Sequence[MetricRow], overviews: Mapping[str, RunOverview]
 ) -> list[ComparedMeasure]:
@@ -204,7 +192,11 @@ def collect_compared_measures(
         for group in groups
     }
     measures = [ComparedMeasure(HELD_OUT, {name: by_seed for name, by_seed in losses.items() if by_seed}, False)]
-    for kind, metric, cells in select_main_metric_rows(rows):
+    main_rows: dict[str, MetricRow] = {}
+    for row in rows:
+        # The main metric of an evaluation is in its first row.
+        main_rows.setdefault(row[0], row)
+    for kind, metric, cells in main_rows.values():
         values = {group.name: cell.by_seed for group, cell in zip(groups, cells, strict=True) if cell}
         measures.append(ComparedMeasure(f'{metric} of {kind}', values, compute_signed_score(metric, 1.0) > 0))
     return [measure for measure in measures if measure.models]

@@ -150,7 +150,6 @@ def render_page(
     rows = overview.build_task_table(groups)
     measures = overview.collect_compared_measures(groups, rows, overviews)
     headline = overview.describe_measure_differences(measures, overviews)
-    memory = {name for numbers in overviews.values() for name in numbers.memory}
     return _load_template().render(
         runs=runs,
         groups=groups,
@@ -159,9 +158,7 @@ def render_page(
         headline=comparison.difference_sentences if comparison else headline,
         charts=curves.draw_charts(runs),
         smoothing=curves.SMOOTHING,
-        memory={name: title for name, title in overview.MEMORY_TITLES.items() if name in memory},
         tasks=rows,
-        main_rows=overview.select_main_metric_rows(rows),
         breakdowns=overview.build_breakdown_tables(groups),
         samples=overview.select_prediction_samples(runs),
         learned=learned,

@@ -58,6 +58,13 @@ def test_numbers_of_macros_that_refer_to_other_macros_are_read():
     assert run.find_whole_number('X') is run.find_whole_number('Z') is None
 
 
+def test_a_chart_shows_only_the_main_metric_of_a_task():
+    numbers = {'exact_match': 36.0, 'best_constant_prediction': 0.2}
+    run = _run('r', eval__cogs=(9, numbers), eval__average=(9, {'average': 36.0}))
+    titles = [chart.title for chart in curves.draw_charts([run])['curves']]
+    assert titles == ['Training loss', 'cogs, eval: exact_match', 'all tasks, eval: average']
+
+
 def test_smoothing_follows_its_formula():
     # Of 4, 8 and 2 with weight 0.5: 4 / 1, (2 + 8) / 1.5, (1 + 4 + 2) / 1.75.
     assert curves.moving_average([4.0, 8.0, 2.0], 0.5) == pytest.approx([4.0, 10 / 1.5, 4.0])
