@@ -7,7 +7,6 @@ import pathlib
 import re
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 import jinja2
 import numpy as np
@@ -17,7 +16,6 @@ from remixer_t5x import temporary_files
 from remixer_t5x.api import saved_models
 from remixer_t5x.api.trained_model import TrainedModel
 from remixer_t5x.cli import data
-from remixer_t5x.config import loading
 from remixer_t5x.data import batch_formats, task_vocabulary
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate import predictions
@@ -106,7 +104,6 @@ def _draw_run_weights(run: RecordedRun, text: str) -> WeightPictures:
         inputs=(inputs, pieces[0]),
         targets=(targets, pieces[1]),
         lengths={'encoder': trained.lengths['inputs'], 'decoder': trained.lengths['targets']},
-        initial=_restore_initial_params(trained),
     )
     about = f'The model of {trained.source} reads “{text}”; its decoder is shown with the model’s answer.'
     return WeightPictures(run.name, model_pictures.draw_all_pictures(trained_text), about)
@@ -119,19 +116,6 @@ def _generate_answer(trained: TrainedModel, inputs: list[int]) -> np.ndarray:
     predictor = predictions.Predictor(trained.model, trained.partitioner, settings, trained.vocabulary)
     ids = predictor.predict(trained.params, [inputs])[0].ids[0]
     return np.asarray(ids or [task_vocabulary.get_end_id(trained.vocabulary)], np.int32)
-
-
-def _restore_initial_params(trained: TrainedModel) -> Any:
-    """Returns the initial parameters of the run, or None if they were random or cannot be restored."""
-    macro = 'INITIAL_CHECKPOINT_PATH'
-    with saved_models.ensure_local_gin_file(trained.source) as gin_file:
-        (initial,) = loading.load_macro_values(loading.ConfigSources([gin_file], defaults={macro: None}), macro)
-    if not initial:
-        return None
-    try:
-        return saved_models.restore_params(initial, trained.model, trained.vocabulary, trained.partitioner)
-    except UserError:
-        return None
 
 
 def render_page(

@@ -15,7 +15,7 @@ from flax import linen as nn
 from remixer_t5x.context import make_sequence_context
 from remixer_t5x.devices.partition import unbox
 from remixer_t5x.extras.reports.pictures import learned_weights
-from remixer_t5x.extras.reports.pictures.learned_weights import DECODER, ENCODER, LayerArray
+from remixer_t5x.extras.reports.pictures.learned_weights import DECODER, ENCODER
 from remixer_t5x.models import interface
 from remixer_t5x.models.architecture.encoder_decoder import EncoderDecoder
 from remixer_t5x.models.architecture.layer import PreNorm
@@ -111,29 +111,6 @@ def test_mixing_weights_of_the_layer_are_the_softmax_of_h(causal):
     np.testing.assert_allclose(weights, module.apply({'params': params}, x, ctx)[0], atol=1e-6)
     masked = np.where(np.tri(LENGTH) > 0, logits[:LENGTH, :LENGTH], -np.inf) if causal else logits[:LENGTH, :LENGTH]
     np.testing.assert_allclose(weights, scipy.special.softmax(masked, axis=-1), atol=1e-6)
-
-
-@pytest.mark.parametrize('causal', [False, True])
-def test_spread_ignores_what_softmax_ignores(causal):
-    rng = np.random.default_rng(0)
-    logits = rng.normal(size=(5, 5))
-    moved = logits + rng.normal(size=(5, 1))
-    moved[np.triu_indices(5, 1)] += 7 * causal
-    np.testing.assert_allclose(
-        learned_weights.compute_row_spread(logits, 5, causal),
-        learned_weights.compute_row_spread(moved, 5, causal),
-        atol=1e-9,
-    )
-
-
-def test_layers_near_zero_have_a_small_spread():
-    rng = np.random.default_rng(0)
-    layers = [LayerArray(ENCODER, n, 'remixer', scale * rng.normal(size=(32, 32))) for n, scale in ((1, 0.02), (2, 1))]
-    spreads = [learned_weights.compute_row_spread(layer.array, 32, False) for layer in layers]
-    assert spreads[0] < learned_weights.NEAR_ZERO < spreads[1]
-    weights = [learned_weights.compute_softmax_rows(layer.array, 32, False) for layer in layers]
-    deviations = [np.abs(32 * array - 1).mean() for array in weights]
-    assert deviations[0] < learned_weights.NEAR_ZERO < deviations[1]
 
 
 @pytest.mark.parametrize(('weights', 'stack'), [(gmlp.ToeplitzSpatial, DECODER), (gmlp.FreeSpatial, ENCODER)])

@@ -24,10 +24,6 @@ from remixer_t5x.models.sublayers import remixer
 
 ENCODER, DECODER = 'encoder', 'decoder'
 
-# If the root mean square of H, after subtracting the mean of each row, is below this value, softmax(H) is nearly
-# uniform: weights typically differ from their row mean by at most a tenth. H is initialized with a standard deviation
-# of 0.02.
-NEAR_ZERO = 0.1
 # With more features per token than this, Jacobian norms are estimated with random sign vectors.
 MAX_EXACT_FEATURES = 64
 PROBES = 32
@@ -108,16 +104,6 @@ def compute_softmax_rows(logits: np.ndarray, length: int, causal: bool) -> np.nd
     if causal:
         matrix = np.where(np.tri(length, dtype=bool), matrix, -np.inf)
     return special.softmax(matrix, axis=-1).astype(np.float32)
-
-
-def compute_row_spread(logits: np.ndarray, length: int, causal: bool) -> float:
-    """Computes the root mean square deviation of H from its row means, over the columns that each row can attend to.
-    softmax(H) depends only on these deviations, and is uniform if all are 0. See NEAR_ZERO.
-    """
-    matrix = np.asarray(logits, np.float64)[:length, :length]
-    visible = np.tri(length, dtype=bool) if causal else np.ones_like(matrix, bool)
-    mean = np.where(visible, matrix, 0).sum(axis=-1, keepdims=True) / visible.sum(axis=-1, keepdims=True)
-    return float(np.sqrt(np.mean((matrix - mean)[visible] ** 2)))
 
 
 def collect_spatial_weights(params: Mapping[str, Any], lengths: Mapping[str, int]) -> list[LayerArray]:

@@ -23,7 +23,6 @@ class ModelWithText:
         inputs: token ids and the text of each token.
         targets: token ids of the decoder and the text of each token.
         lengths: maximum sequence lengths in training, for `encoder` and `decoder`.
-        initial: initial parameters of the training run, or None.
     """
 
     model: Any
@@ -31,7 +30,6 @@ class ModelWithText:
     inputs: tuple[np.ndarray, Sequence[str]]
     targets: tuple[np.ndarray, Sequence[str]]
     lengths: Mapping[str, int]
-    initial: Any = None
 
     @property
     def stack_tokens(self) -> list[tuple[str, np.ndarray, Sequence[str]]]:
@@ -57,50 +55,31 @@ def _select_stack_layers(layers: Iterable[LayerArray], stack: str, sublayer: str
 
 
 def _draw_remixer_weights(text: ModelWithText, intermediates: Mapping[str, Any]) -> Iterator[Picture]:
-    """Plots softmax(H) of Remixer layers, and if available, the mean self-attention and the initial softmax(H)."""
+    """Plots softmax(H) of Remixer layers, and the mean self-attention if all shown layers have it."""
     logits = learned_weights.collect_remixer_logits(text.params)
-    initial = [] if text.initial is None else learned_weights.collect_remixer_logits(text.initial)
     attention = [
         layer
         for layer in learned_weights.collect_attention_maps(intermediates, text.params)
         if 'self_attention' in layer.sublayer
     ]
     for stack, ids, pieces in text.stack_tokens:
-        layers = _select_stack_layers(logits, stack)
-        if not layers:
+        shown = drawing.select_evenly_spaced(_select_stack_layers(logits, stack), MAX_DRAWN_LAYERS)
+        if not shown:
             continue
-        shown = drawing.select_evenly_spaced(layers, MAX_DRAWN_LAYERS)
         means = {layer.layer: layer.array.mean(axis=0) for layer in _select_stack_layers(attention, stack)}
-        before = {layer.layer: layer for layer in _select_stack_layers(initial, stack)}
         matrices: dict[str, list[np.ndarray]] = {}
-        # Self-attention is drawn only if all shown layers have it.
         if all(layer.layer in means for layer in shown):
             matrices['self-attention, mean'] = [means[layer.layer] for layer in shown]
-        sources = {'initial softmax(H)': [before[layer.layer] for layer in shown]} if before else {}
-        for name, source in {**sources, 'softmax(H)': shown}.items():
-            matrices[name] = [
-                learned_weights.compute_softmax_rows(layer.array, len(ids), stack == DECODER) for layer in source
-            ]
-        note = _describe_near_zero_layers(layers, text.lengths)
-        if before:
-            note += f' Before this training, {_describe_near_zero_layers(list(before.values()), text.lengths)}'
+        matrices['softmax(H)'] = [
+            learned_weights.compute_softmax_rows(layer.array, len(ids), stack == DECODER) for layer in shown
+        ]
         panels = [
             [MatrixPanel(layer.title, array, pieces, pieces) for layer, array in zip(shown, row, strict=True)]
             for row in matrices.values()
         ]
+        note = 'Rows are output tokens, columns are input tokens. H is initialized near 0, where softmax(H) is uniform.'
         figure = drawing.draw_matrices(panels, list(matrices))
         yield Picture(f'remixer-{stack}', f'What H learned, {stack}', note, figure)
-
-
-def _describe_near_zero_layers(layers: Sequence[LayerArray], lengths: Mapping[str, int]) -> str:
-    spreads = {
-        layer.title: learned_weights.compute_row_spread(layer.array, lengths[layer.stack], layer.stack == DECODER)
-        for layer in layers
-    }
-    near_zero = [title for title, spread in spreads.items() if spread < learned_weights.NEAR_ZERO]
-    count = f'H is near zero in {len(near_zero)} of {len(layers)} layers'
-    texts = ', '.join(f'{title}: {spread:.3f}' for title, spread in spreads.items())
-    return f'{count}: root mean square deviation from the row means below {learned_weights.NEAR_ZERO} ({texts}).'
 
 
 def _draw_tim_competition(text: ModelWithText, intermediates: Mapping[str, Any]) -> Iterator[Picture]:
