@@ -282,8 +282,8 @@ def cache_tasks(args: argparse.Namespace) -> None:
     for task in seqio.get_subtasks(pipeline.get_task(mixture)):
         vocabulary = task_vocabulary.get_vocabulary_record(task.output_features['targets'].vocabulary)
         note = pipeline.format_cache_record(vocabulary)
-        lines = caching.cache_task(task, os.path.expanduser(folder), note, args.shards, args.beam_options)
-        print('\n'.join(lines), flush=True)
+        summary = caching.cache_task(task, os.path.expanduser(folder), note, args.shards, args.beam_options)
+        print(summary, flush=True)
     print(f'to train with the cache: --gin.USE_CACHED_TASKS=True --gin.CACHE_DIR={shlex.quote(folder)}')
 
 

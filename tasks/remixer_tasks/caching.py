@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
 import re
 import shlex
 from collections.abc import Iterator
 from typing import Any
 
-from remixer_t5x.errors import UserError, format_count, import_optional
+from remixer_t5x.errors import UserError, import_optional
 from remixer_t5x.lazy_imports import seqio, tf
 from remixer_tasks.files.cache import ProgressNotice
 
@@ -30,10 +29,8 @@ def get_cache_folder(task: seqio.Task, directory: str) -> str:
     return os.path.join(directory, seqio.get_task_dir_from_name(task.name))
 
 
-def cache_task(
-    task: seqio.Task, directory: str, note: str, shards: int = 64, beam_options: str | None = None
-) -> list[str]:
-    """Caches every split of a task in `directory` unless it is already cached; returns summary lines.
+def cache_task(task: seqio.Task, directory: str, note: str, shards: int = 64, beam_options: str | None = None) -> str:
+    """Caches every split of a task in `directory` unless it is already cached; returns a summary.
 
     Raises UserError if the existing cache has a different note, if the task cannot be cached, if the folder contains
     other files, or if the pipeline fails.
@@ -48,34 +45,19 @@ def cache_task(
     before = read_completion_note(path)
     if before is None:
         _write_cache(task, path, note, shards, beam_options)
-        summary = f'{task.name} is cached in {path}'
-    elif before in (note, ''):
-        summary = f'{task.name} is already cached in {path}; to recreate it, delete that folder'
-    else:
-        raise UserError(f'the cache {path} was written for {before}, not for {note}; use another CACHE_DIR')
-    return [summary, *(f'  {_describe_cached_split(task, path, split)}' for split in sorted(task.splits))]
+        return f'{task.name} is cached in {path}'
+    if before in (note, ''):
+        return f'{task.name} is already cached in {path}; to recreate it, delete that folder'
+    raise UserError(f'the cache {path} was written for {before}, not for {note}; use another CACHE_DIR')
 
 
 def read_completion_note(path: str) -> str | None:
     """Returns the vocabulary note in COMPLETED, or None if the cache is incomplete."""
     name = os.path.join(path, COMPLETED)
-    return _read_text(name).strip() if tf.io.gfile.exists(name) else None
-
-
-def _read_text(path: str) -> str:
-    with tf.io.gfile.GFile(path) as file:
-        return file.read()
-
-
-def _describe_cached_split(task: seqio.Task, path: str, split: str) -> str:
-    stats = json.loads(_read_text(seqio.get_cached_stats_path(path, split)))
-    # The counts of tokens exclude EOS.
-    names = sorted(name for name in task.output_features if f'{name}_tokens' in stats)
-    tokens = ', '.join(f'{format_count(stats[f"{name}_tokens"], "token")} of {name}' for name in names)
-    files = tf.io.gfile.glob(f'{seqio.get_cached_tfrecord_prefix(path, split)}-*')
-    size = sum(tf.io.gfile.stat(file).length for file in files)
-    examples, shards = format_count(stats['examples'], 'example'), format_count(len(files), 'file')
-    return f'{split}: {examples}, {tokens}, {shards}, {size / 1e6:,.1f} MB'
+    if not tf.io.gfile.exists(name):
+        return None
+    with tf.io.gfile.GFile(name) as file:
+        return file.read().strip()
 
 
 def _write_cache(task: seqio.Task, path: str, note: str, shards: int, beam_options: str | None) -> None:

@@ -15,7 +15,6 @@ from remixer_tasks.files import cache, row_files
 from remixer_tasks.files.row_files import BadRecords
 from remixer_tasks.local_files import Files, describe_files, expand_held_out_paths, expand_paths
 from remixer_tasks.text_pairs import (
-    PairTexts,
     TextTemplate,
     check_column_names,
     check_columns_exist,
@@ -106,11 +105,6 @@ def _read_pairs(
             for template in templates:
                 check_columns_exist(template.columns, seen, template.macro, path)
             check_columns_exist(columns, seen, 'COLUMNS and METRICS_BY', path)
-
-
-def pair_texts(pairs: ParsedCorpus) -> PairTexts:
-    """Returns a corpus whose documents are the inputs and targets of `pairs`, to train a vocabulary."""
-    return PairTexts(pairs)
 
 
 def evaluation_tasks(

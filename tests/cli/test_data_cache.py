@@ -166,7 +166,6 @@ def test_an_existing_cache_is_kept_and_its_vocabulary_compared(run_data_cache, t
     code, out, _ = run_data_cache()
     assert code == 0
     assert out.startswith(f'own_text_span_corruption is already cached in {folder}; to recreate it, delete that folder')
-    assert '\n  train: 24 examples, ' in out
     (folder / 'COMPLETED').write_text(pipeline.format_cache_record(make_record(seqio.ByteVocabulary(0))))
     code, out, error = run_data_cache()
     assert code == 2 and not out
@@ -183,8 +182,7 @@ def test_data_cache_writes_what_training_reads(run_data_cache, tmp_path):
     assert code == 0, error
     assert not leftover.exists()
     lines = out.splitlines()
-    letters = sum(len(text.encode()) for text in DOCUMENTS['train'])
-    assert lines[1].startswith(f'  train: 24 examples, {letters:,} tokens of targets, 5 files, ')
+    assert len(list((tmp_path / 'cache/own_text_span_corruption').glob('train.tfrecord-*-of-00005'))) == 5
     assert lines[-1] == f'to train with the cache: --gin.USE_CACHED_TASKS=True --gin.CACHE_DIR={tmp_path}/cache'
     from remixer_tasks import local_files, pretraining, vocabularies
 

@@ -120,7 +120,7 @@ def test_columns_are_part_of_the_identity_but_not_of_the_texts(tmp_path):
     assert without_column.identity != with_column.identity
     document = next(iter(without_column.read_training_documents()))
     assert document.count(text_pairs.SEPARATOR) == 1
-    texts = list(local_pairs.pair_texts(with_column).read_training_documents())
+    texts = list(text_pairs.PairTexts(with_column).read_training_documents())
     assert {'yes', 'no'} < set(texts) and not any(text_pairs.SEPARATOR in text for text in texts)
 
 
@@ -141,7 +141,7 @@ def test_each_set_of_evaluation_files_is_a_task(tmp_path, capsys):
 
 
 def test_a_word_vocabulary_contains_the_words_of_all_rows(tmp_path):
-    texts = local_pairs.pair_texts(
+    texts = text_pairs.PairTexts(
         local_pairs.corpus(write_rows(tmp_path), 'q', 'a', validation_files=write_rows(tmp_path, 'b.jsonl', 2))
     )
     vocabulary, again = vocabularies.words(texts), vocabularies.words(texts)
