@@ -28,9 +28,6 @@ from remixer_tasks.benchmarks.text_task import (
     build_single_file_layouts,
     build_text_features,
 )
-from remixer_tasks.corpora.text_corpus import ParsedCorpus
-from remixer_tasks.files import cache
-from remixer_tasks.files.row_files import BadRecords
 from remixer_tasks.vocabulary.words_and_bytes import WordVocabulary
 
 GENERALIZATION_SPLIT = 'gen'
@@ -104,20 +101,6 @@ def exact_match(targets: Sequence[tuple[str, str]], predictions: Sequence[str]) 
 TASKS = (TextTask('cogs_v001', DATA, _format_rows, _normalize_logical_form, (exact_match,)),)
 
 
-def corpus(data_dir: str | None = None) -> ParsedCorpus:
-    """Returns a corpus of the training split's sentences and logical forms, to train a vocabulary.
-
-    The dev split is held out.
-    """
-    paths = {split: _find_split_file(split, data_dir) for split in (TRAIN, VALIDATION)}
-    return ParsedCorpus(
-        name='COGS',
-        identity=cache.hash_cache_key('cogs 1', [cache.read_file_state(path) for path in paths.values()]),
-        read=functools.partial(_read_texts, paths[TRAIN]),
-        read_validation=functools.partial(_read_texts, paths[VALIDATION]),
-    )
-
-
 def words(data_dir: str | None = None, positions: int = 64) -> Vocabulary:
     """Returns a vocabulary of the words in the training split and of the integers from 0 to `positions` - 1.
 
@@ -128,19 +111,9 @@ def words(data_dir: str | None = None, positions: int = 64) -> Vocabulary:
 
 
 def _read_vocabulary_texts(data_dir: str | None, positions: int) -> Iterator[str]:
-    yield ' '.join(map(str, range(positions)))
-    yield from _read_texts(_find_split_file(TRAIN, data_dir), BadRecords(strict=True))
-
-
-def _read_texts(path: str, malformed: BadRecords) -> Iterator[str]:
-    del malformed  # `raw_rows` raises UserError for a malformed row.
-    for example in _read(path):
-        yield example['sentence']
-        yield example['logical_form']
-
-
-def _find_split_file(split: str, data_dir: str | None) -> str:
-    raw = text_task.find_published_files(DATA, split, data_dir)
+    raw = text_task.find_published_files(DATA, TRAIN, data_dir)
     if raw is None:
-        raise UserError(text_task.describe_missing_files(DATA, split, data_dir))
-    return raw[1][0]
+        raise UserError(text_task.describe_missing_files(DATA, TRAIN, data_dir))
+    yield ' '.join(map(str, range(positions)))
+    for example in _read(raw[1][0]):
+        yield f'{example["sentence"]} {example["logical_form"]}'
