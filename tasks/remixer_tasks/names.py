@@ -1,7 +1,7 @@
 """Builds tasks and mixtures by name. T5's tasks keep their names.
 
-This module does not register names with seqio, so that `import t5.data.mixtures` still works; to register them, import
-`remixer_tasks.registered`. Tasks in seqio's registry take precedence.
+This module does not register names with seqio, so that `import t5.data.mixtures` still works. Tasks in seqio's registry
+take precedence.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from typing import Any, TypeAlias
 from remixer_t5x import ranges
 from remixer_t5x.errors import UserError, suggest_similar_name
 from remixer_t5x.lazy_imports import seqio
-from remixer_tasks import c4, catalogue, mixtures, pretraining, python_docs, vocabularies
+from remixer_tasks import c4, catalogue, mixtures, pretraining, vocabularies
 
 Provider: TypeAlias = 'seqio.Task | seqio.Mixture'
 # A function that maps a vocabulary and a data folder to a task or mixture.
 Builder: TypeAlias = 'Callable[[Any, str | None], Provider]'
 
 UNSUPERVISED = 'c4_v020_unsupervised'
-PYTHON_DOCS_VOCAB_SIZE = 4096
 
 
 def _create_text_task_builder(
@@ -68,17 +67,6 @@ BUILDERS: dict[str, Builder] = {
     **{name: functools.partial(mixtures.build_mixture, name, rates) for name, rates in _RATES.items()},
     'en_mix': _build_en_mix,
 }
-
-
-@functools.cache
-def _build_python_docs_task() -> seqio.Task:
-    """Returns a span corruption task for Python's documentation, with a vocabulary trained on the same text."""
-    corpus = python_docs.corpus()
-    vocabulary = vocabularies.trained(corpus, PYTHON_DOCS_VOCAB_SIZE)
-    return pretraining.span_corruption(corpus, vocabulary, data='python_docs_v001')
-
-
-BUILDERS['python_docs_v001_span_corruption'] = lambda vocabulary, data_dir: _build_python_docs_task()
 
 
 def find_task(name: str, vocabulary: seqio.Vocabulary | None = None, data_dir: str | None = None) -> Provider:

@@ -201,7 +201,7 @@ def test_several_task_names_become_a_list_of_tasks():
 
 
 def test_the_default_vocabulary_equals_that_of_the_task():
-    load_task((TASK, 'python_docs_v001_span_corruption'), macro=VOCABULARY)
+    load_task((TASK, 'cogs_v001'), macro=VOCABULARY)
     assert repr(gin.query_parameter('%VOCABULARY')) == '@names.vocabulary_of()'
     task = gin.get_bindings(names.vocabulary_of, resolve_references=False)['task']
     assert repr(task) == '%MIXTURE_OR_TASK_NAME'

@@ -1,7 +1,6 @@
-"""The corpora of the project, and registered tasks, which are imported without reading data."""
+"""The corpora of the project."""
 
 import ast
-import subprocess
 
 import pytest
 
@@ -42,21 +41,6 @@ def test_python_documentation_is_enough_to_train_on(shared, monkeypatch):
     assert sum(map(len, train)) > 1_000_000
     assert 0.02 < len(held_out) / len(train) < 0.08
     assert any('asyncio' in document for document in train)
-
-
-def test_importing_registered_tasks_reads_no_data(cache_folder, warm_python):
-    """Splits and features of registered tasks are known before any text is read."""
-    code = """
-import sys
-assert 'remixer_tasks.registered' not in sys.modules
-import seqio, remixer_tasks.registered
-for name in ('c4_v310_span_corruption', 'python_docs_v001_span_corruption'):
-    task = seqio.get_mixture_or_task(name)
-    assert set(task.splits) == {'train', 'validation'} and set(task.output_features) == {'inputs', 'targets'}
-"""
-    completed = subprocess.run([*warm_python.command, '-c', code], stdout=subprocess.PIPE, text=True)
-    assert completed.returncode == 0, completed.stdout
-    assert not cache_folder.exists()
 
 
 def test_missing_c4_is_reported(tmp_path):
