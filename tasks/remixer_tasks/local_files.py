@@ -229,12 +229,13 @@ def _read_rows(path: str, layout: TextLayout, malformed: BadRecords) -> Document
     field = str(layout.field)
     numbered = ranges.parse_whole_number(field) is not None
     row_layout = row_files.RowLayout(layout.detect_format(path), numbered=numbered)
-    is_first = True
+    first: row_files.Row = {}
+    is_known = False
     for number, row in row_files.read_rows(path, row_layout, malformed, field):
-        if is_first and field not in row:
-            names = ', '.join(ascii(name)[:60] for name in [*row][:10]) + (', ...' if len(row) > 10 else '')
-            raise UserError(f"TEXT_FIELD must be a field or column of {path}, got '{field}'; set it to one of {names}")
-        is_first = False
+        first, is_known = first or row, is_known or field in row
+        # In all formats except JSON lines, all rows have the same columns.
+        if not is_known and row_layout.format != 'jsonl':
+            break
         text = row.get(field)
         if not isinstance(text, str):
             malformed.add_malformed_record(path, number, f"the field '{field}' is missing or not a string")
@@ -243,3 +244,5 @@ def _read_rows(path: str, layout: TextLayout, malformed: BadRecords) -> Document
             malformed.add_malformed_record(path, number, reason)
         else:
             yield number, text
+    if first and not is_known:
+        row_files.check_columns_exist([field], first, 'TEXT_FIELD', path)

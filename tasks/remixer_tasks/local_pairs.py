@@ -17,7 +17,6 @@ from remixer_tasks.local_files import Files, describe_files, expand_held_out_pat
 from remixer_tasks.text_pairs import (
     TextTemplate,
     check_column_names,
-    check_columns_exist,
     encode_row_as_pair,
     format_value,
 )
@@ -103,8 +102,8 @@ def _read_pairs(
             yield pair
         if seen:
             for template in templates:
-                check_columns_exist(template.columns, seen, template.macro, path)
-            check_columns_exist(columns, seen, 'COLUMNS and METRICS_BY', path)
+                row_files.check_columns_exist(template.columns, seen, template.macro, path)
+            row_files.check_columns_exist(columns, seen, 'COLUMNS and METRICS_BY', path)
 
 
 def evaluation_tasks(

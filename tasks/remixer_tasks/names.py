@@ -120,9 +120,9 @@ def mixture(
     by_name: dict[str, seqio.Task] = {}
     if isinstance(tasks, str) or not tasks:
         raise UserError(f"TASKS must be a list of names, got {tasks!r}; set TASKS = ['super_glue_rte_v102']")
-    given = [task.name for task in tasks if not isinstance(task, str)]
+    given = [task if isinstance(task, str) else task.name for task in tasks]
     if len(set(given)) < len(given):
-        raise UserError(f'TASKS must have different names, got {", ".join(given)}; set the argument name of each')
+        raise UserError(f'TASKS must have different names, got {", ".join(given)}; list each task once')
     for task in tasks:
         resolved = find_provider(task, vocabulary, data_dir) if isinstance(task, str) else task
         resolved = seqio.get_mixture_or_task(resolved) if isinstance(resolved, str) else resolved

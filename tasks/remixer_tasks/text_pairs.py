@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from remixer_t5x.errors import UserError, suggest_similar_name
+from remixer_t5x.errors import UserError
 from remixer_t5x.lazy_imports import seqio, tf
 from remixer_tasks.benchmarks import text_metrics, text_task
 from remixer_tasks.corpora.text_corpus import Corpus, KeyedDocument
@@ -71,20 +71,8 @@ class TextTemplate:
 
         Raises UserError if a column is missing, and ValueError if it is empty, or neither text nor a number.
         """
-        check_columns_exist(self.columns, row, self.macro)
+        row_files.check_columns_exist(self.columns, row, self.macro)
         return ''.join(_get_column_text(row, part) if is_column else part for is_column, part in self._parts)
-
-
-def check_columns_exist(names: Iterable[str], row: Mapping[str, Any], setting: str, data: str = 'the data') -> None:
-    """Raises UserError if one of `names`, the columns of a setting, is not a column of `row`.
-
-    An item of a column without a value, such as `translation.en` if `translation` is None, counts as a column.
-    """
-    if absent := [name for name in names if name not in row and row.get(name.rpartition('.')[0], '') is not None]:
-        shown = ', '.join(ascii(name)[:60] for name in [*row][:20]) + (', ...' if len(row) > 20 else '')
-        is_unsplit = len(row) == 1 and re.search(r'[,;|\t]', [*row][0])
-        hint = '; check DELIMITER' if is_unsplit else suggest_similar_name(absent[0], row)
-        raise UserError(f'{setting} must use columns of {data} ({shown}), got {absent[0]!r}{hint}')
 
 
 def _get_column_text(row: Mapping[str, Any], name: str) -> str:

@@ -58,6 +58,12 @@ def test_blank_lines_above_the_column_names_of_a_tsv_file_are_skipped(tmp_path):
     assert all_texts(local_files.corpus(str(tmp_path / 'a.tsv'))) == ['one', 'two']
 
 
+def test_the_first_row_of_json_lines_may_lack_the_text(tmp_path):
+    (tmp_path / 'a.jsonl').write_text('{"id": 1}\n{"text": "one"}\n{"text": "two"}\n')
+    (tmp_path / 'empty.jsonl').touch()
+    assert all_texts(local_files.corpus(str(tmp_path / '*.jsonl'))) == ['one', 'two']
+
+
 @pytest.mark.parametrize(('setting', 'count'), [('passage', 2), ('paragraph', 2), ('line', 3), ('file', 1)])
 def test_text_files_are_split_into_documents(tmp_path, setting, count):
     (tmp_path / 'a.txt').write_bytes(b'\xef\xbb\xbfone\r\ntwo\r\n\r\n\r\nthree\r\n')
@@ -143,8 +149,8 @@ def test_a_changed_file_is_read_again(tmp_path):
         ({'files': 'a.txt', 'validation_files': []}, 'VALIDATION_FILES must be a path or glob, got none'),
         ({'files': 'a.dat'}, 'unknown extension; rename it, or set TEXT_FORMAT'),
         *(({'files': 'a.txt.zst', 'format': format}, 'a.txt.zst .*decompress it') for format in (None, 'txt')),
-        ({'files': 'a.jsonl', 'field': 'body'}, "TEXT_FIELD must be .* got 'body'; .* 'id', 'text'"),
-        ({'files': 'a.parquet', 'field': 'body'}, "TEXT_FIELD must be .* got 'body'; .* 'id', 'text'"),
+        ({'files': 'a.jsonl', 'field': 'body'}, "TEXT_FIELD must use columns of .*'id', 'text'.* got 'body'"),
+        ({'files': 'a.parquet', 'field': 'body'}, "TEXT_FIELD must use columns of .*'id', 'text'.* got 'body'"),
         ({'files': 'a.txt', 'format': 'parquet'}, 'not a Parquet file'),
         ({'files': 'damaged.txt.gz'}, 'damaged gzip file'),
         ({'files': 'empty.txt'}, 'has no documents'),

@@ -165,8 +165,9 @@ def test_rates_equal_those_of_seqio(tmp_path, maximum, temperature):
     for tasks in ('super_glue_cb_v102', []):
         with pytest.raises(UserError, match='TASKS must be a list of names, got '):
             names.mixture(tasks)
-    with pytest.raises(UserError, match='TASKS must have different names, got counted, counted'):
-        names.mixture([counted, seqio.Task('counted', source, counted.output_features, [])])
+    for tasks in ([counted, seqio.Task('counted', source, counted.output_features, [])], ['counted'] * 2):
+        with pytest.raises(UserError, match='TASKS must have different names, got counted, counted'):
+            names.mixture(tasks)
 
 
 def test_the_vocabulary_size_of_cogs_equals_that_in_its_gin_file(real_data):

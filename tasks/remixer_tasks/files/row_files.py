@@ -17,11 +17,11 @@ import itertools
 import re
 import sys
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from remixer_t5x import lazy_imports, untrusted_files
-from remixer_t5x.errors import UserError, root_cause_message
+from remixer_t5x.errors import UserError, root_cause_message, suggest_similar_name
 from remixer_t5x.lazy_imports import tf
 
 FORMATS = ('jsonl', 'tsv', 'csv', 'parquet')
@@ -220,6 +220,18 @@ def add_nested_columns(row: Row) -> Row:
     objects = {name: value for name, value in row.items() if isinstance(value, dict) and 'answer_start' not in value}
     nested = {f'{name}.{key}': value for name, items in objects.items() for key, value in items.items()}
     return {**nested, **row} if nested else row
+
+
+def check_columns_exist(names: Iterable[str], row: Mapping[str, Any], setting: str, data: str = 'the data') -> None:
+    """Raises UserError if one of `names`, the columns of a setting, is not a column of `row`.
+
+    An item of a column without a value, such as `translation.en` if `translation` is None, counts as a column.
+    """
+    if absent := [name for name in names if name not in row and row.get(name.rpartition('.')[0], '') is not None]:
+        shown = ', '.join(ascii(name)[:60] for name in [*row][:20]) + (', ...' if len(row) > 20 else '')
+        is_unsplit = len(row) == 1 and re.search(r'[,;|\t]', [*row][0])
+        hint = '; check DELIMITER' if is_unsplit else suggest_similar_name(absent[0], row)
+        raise UserError(f'{setting} must use columns of {data} ({shown}), got {absent[0]!r}{hint}')
 
 
 def read_rows(path: str, layout: RowLayout, malformed: BadRecords, column: str | None = None) -> Rows:
