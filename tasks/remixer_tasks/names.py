@@ -37,7 +37,7 @@ def _build_en_mix(vocabulary: seqio.Vocabulary, data_dir: str | None) -> seqio.M
 
 
 # T5's mixtures with the same rate for each task, or with a part of the tasks of `mixtures.SUPER_GLUE`.
-_RATES = {
+_RATES: dict[str, Mapping[str, float]] = {
     'glue_mnli_and_dev_v002': {name: 1.0 for name in mixtures.GLUE if 'mnli' in name},
     'wsc_dpr_simple_proportional': {
         name: rate for name, rate in mixtures.SUPER_GLUE.items() if 'wsc' in name or 'dpr' in name
