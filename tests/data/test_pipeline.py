@@ -173,11 +173,14 @@ def test_sequential_reading_has_the_order_of_parallel_reading(tmp_path):
     assert_same(take(task_batches.TrainBatches(config), 9), list(theirs.take(9).as_numpy_iterator()))
 
 
-@pytest.mark.parametrize('kind', ['generator', 'cache'])
+@pytest.mark.parametrize('kind', ['generator', 'cache', 'function'])
 def test_a_source_whose_position_cannot_be_saved_raises_an_error(kind):
     def read(split, shuffle_files, seed=None):
         if kind == 'cache':
             return tf.data.Dataset.from_tensor_slices([*'abcdefghij']).cache()
+        if kind == 'function':
+            letters = tf.data.Dataset.from_tensor_slices([*'abcdefghij'])
+            return letters.map(lambda text: tf.ensure_shape(tf.numpy_function(bytes.upper, [text], tf.string), []))
         return tf.data.Dataset.from_generator(lambda: iter('abcdefghij'), output_signature=tf.TensorSpec([], tf.string))
 
     source = seqio.FunctionDataSource(read, ['train'])

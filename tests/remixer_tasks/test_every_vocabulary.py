@@ -281,22 +281,6 @@ def test_a_model_with_other_padding_or_its_own_sentinels_is_rejected(tmp_path):
         assert words in error_message(lambda: vocabularies.sentencepiece(path, extra_ids).vocab_size)  # noqa: B023
 
 
-def test_a_stateful_python_function_is_rejected():
-    def tokenize(dataset):
-        def one_id(text):
-            return tf.ensure_shape(tf.numpy_function(lambda text: np.ones(1, np.int32), [text], tf.int32), [1])
-
-        return dataset.map(lambda example: {name: one_id(text) for name, text in example.items()})
-
-    source = seqio.FunctionDataSource(
-        lambda split, shuffle_files, seed=None: tf.data.Dataset.from_tensors({'targets': 'a'}), ['train']
-    )
-    feature = seqio.Feature(seqio.ByteVocabulary())
-    task = seqio.Task('stateful', source, {'targets': feature}, [tokenize], shuffle_buffer_size=None)
-    config = pipeline.DatasetConfig(task, {'targets': 4}, 1, shuffle=False, model_type='decoder_only')
-    assert 'stateful=False' in error_message(lambda: next(task_batches.TrainBatches(config)))
-
-
 def test_added_tokens_of_gpt2_are_single_tokens(get_vocabulary):
     vocabulary = get_vocabulary('gpt2')
     assert vocabulary.encode('<|user|>th<|endoftext|>') == [261, 257, 260]

@@ -53,11 +53,6 @@ def test_tsv_columns_are_selected_by_name_or_number(tmp_path, name, field, extra
     assert actual == sorted(ONE_LINE + ['text'] * extra), 'a column number means that there is no header line'
 
 
-def test_blank_lines_above_the_column_names_of_a_tsv_file_are_skipped(tmp_path):
-    (tmp_path / 'a.tsv').write_text('\n\nid\ttext\n1\tone\n\n2\ttwo\n')
-    assert all_texts(local_files.corpus(str(tmp_path / 'a.tsv'))) == ['one', 'two']
-
-
 def test_the_first_row_of_json_lines_may_lack_the_text(tmp_path):
     (tmp_path / 'a.jsonl').write_text('{"id": 1}\n{"text": "one"}\n{"text": "two"}\n')
     (tmp_path / 'empty.jsonl').touch()

@@ -142,14 +142,6 @@ def test_the_seven_denoisers_of_ul2():
     assert [(d.name, d.rate) for d in spans.build_denoisers(rows)] == [('r_span3_rate15', 1.0), ('s_rate25', 2.0)]
 
 
-@pytest.mark.parametrize(('inputs', 'hidden', 'count'), [(512, 89, 1), (548, 96, 2), (1024, 179, 3)])
-def test_the_x_denoiser_of_rate_15_has_few_spans(inputs, hidden, count):
-    """T5's vocabulary encodes the prompt [NLG] as 4 tokens."""
-    noise = spans.NoiseSettings(0.15, 64)
-    length = spans.find_longest_segment(inputs - 4, 512, noise, 100)
-    assert noise.count_hidden_tokens_and_spans(length) == (hidden, count)
-
-
 def run_on_two_tokens(preprocessor, **lengths):
     return examples(preprocessor, [[5, 6]], lengths)
 
@@ -232,9 +224,3 @@ def test_the_targets_of_a_prefix_lm_fit_with_eos(density, targets):
         )
 
     assert tf.reduce_max(target_sizes()).numpy() + 1 in (targets - 1, targets)
-
-
-def test_documents_are_split_separately():
-    documents = dataset([list(range(3, 3 + size)) for size in (0, 5, 2, 4)]).map(lambda example: example['targets'])
-    actual = [segment.tolist() for segment in language_modeling.split_documents(documents, 4).as_numpy_iterator()]
-    assert actual == [[3, 4, 5, 6], [7], [3, 4], [3, 4, 5, 6]]
