@@ -206,9 +206,6 @@ def shapes_of(tree, prefix):
         yield f'{prefix}{name}', tuple(shape)
     for name, child in tree.get('children', {}).items():
         yield from shapes_of(child, f'{prefix}{name}.')
-    layers = [run['layer'] for run in tree.get('runs', []) for _ in range(run['count'])]
-    for index, layer in enumerate(layers):
-        yield from shapes_of(layer, f'{prefix}layers.{index}.')
 
 
 # Fields that determine which parameters a module has, and their shapes, so that the PyTorch classes need no copy.

@@ -635,8 +635,8 @@ class Serialized(Layer):
         return stream
 
 
-class Block(BaseModule):
-    """Applies different layers in sequence."""
+class LayerList(BaseModule):
+    """The layers of a stack, applied in sequence."""
 
     def forward(self, x: Tensor, tokens: SequenceContext) -> Tensor:
         for layer in self.children():
@@ -650,17 +650,12 @@ class Stack(BaseModule):
     # `generate` requires this name to match the `main_input_name` of the model.
     main_input_name = 'input_ids'
 
-    def __init__(self, spec: dict):
-        super().__init__(spec)
-        self.layers = nn.ModuleList(build_module(run['layer']) for run in spec['runs'] for _ in range(run['count']))
-
     def forward(self, x: Tensor, tokens: SequenceContext) -> Tensor:
         if hasattr(self, 'position_bias'):
             tokens = dataclasses.replace(tokens, bias=self.position_bias(tokens))
         if hasattr(self, 'position_embedding'):
             x = x + self.position_embedding(x, tokens)
-        for layer in self.layers:
-            x = layer(x, tokens)
+        x = self.layers(x, tokens)
         return self.final_norm(x) if hasattr(self, 'final_norm') else x
 
 

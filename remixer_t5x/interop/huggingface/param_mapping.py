@@ -14,7 +14,7 @@ import numpy as np
 from flax import traverse_util
 
 Params = Any
-_LAYER_PARAM = re.compile(r'(\w+)/run_(\d+)/layer/(?:layer_(\d+)/)?(.+)')
+_LAYER_PATH = re.compile(r'(\w+)/run_(\d+)/layer(?:/layer_(\d+))?(?:/(.+))?')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,10 +93,10 @@ def map_params(params: Params, modules: ModuleNames, id_offset: int, query_facto
         query_factor: factor of the query kernels.
     """
     flat = traverse_util.flatten_dict(params, sep='/')
-    layers, mappings = _find_layer_indices(flat), []
+    layers = LayerIndices({path: array.shape for path, array in flat.items()})
+    mappings = []
     for path in flat:
-        match = _LAYER_PARAM.fullmatch(path)
-        key = f'{match[1]}/layer/{match[4]}' if match else path
+        key, indices = layers.locate(path)
         module, _, leaf = key.rpartition('/')
         target = modules.get(key) or modules[module]
         target = HuggingFaceModule(target) if isinstance(target, str) else target
@@ -104,8 +104,8 @@ def map_params(params: Params, modules: ModuleNames, id_offset: int, query_facto
         mappings.append(
             ParamMapping(
                 path,
-                [name.format(layer) for layer in layers[_get_layer_key(match)]] if match else [name],
-                is_stacked=match is not None,
+                [name] if indices is None else [name.format(index) for index in indices],
+                is_stacked=indices is not None,
                 transposed=leaf == 'kernel' if target.transposed is None else target.transposed,
                 part=target.part,
                 zero_rows=id_offset if key in ('token_embedder/embedding', 'head/bias') else 0,
@@ -115,25 +115,35 @@ def map_params(params: Params, modules: ModuleNames, id_offset: int, query_facto
     return mappings
 
 
+class LayerIndices:
+    """Maps paths of parameters and modules to the indices of their layers within the whole stack.
+
+    `shapes` maps the paths of all parameters to their shapes, whose first axis is the number of layers in a run.
+    """
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]]):
+        counts = {_get_layer_key(match): shapes[match[0]][0] for match in map(_LAYER_PATH.fullmatch, shapes) if match}
+        self._indices: dict[tuple[str, int, int], range] = {}
+        ends: dict[str, int] = {}
+        for (stack, _), run in itertools.groupby(sorted(counts), key=lambda key: key[:2]):
+            block, start = list(run), ends.get(stack, 0)
+            ends[stack] = start + counts[block[0]] * len(block)
+            self._indices |= {key: range(start + i, ends[stack], len(block)) for i, key in enumerate(block)}
+
+    def locate(self, path: str) -> tuple[str, range | None]:
+        """Returns a path such as `encoder/layer/self_attention` without its run, and the indices of its layers.
+
+        Returns the unchanged path and None for a path outside of the layers.
+        """
+        match = _LAYER_PATH.fullmatch(path)
+        if match is None:
+            return path, None
+        return '/'.join(filter(None, (match[1], 'layer', match[4]))), self._indices[_get_layer_key(match)]
+
+
 def _get_layer_key(match: re.Match[str]) -> tuple[str, int, int]:
     """Returns the stack, the run and the index in the block, which is 0 without a block."""
     return match[1], int(match[2]), int(match[3] or 0)
-
-
-def _find_layer_indices(flat: Mapping[str, Any]) -> dict[tuple[str, int, int], Iterable[int]]:
-    """Maps each key of `_get_layer_key` to the indices of its layers within the whole stack."""
-    counts = {
-        _get_layer_key(match): array.shape[0] for path, array in flat.items() if (match := _LAYER_PARAM.fullmatch(path))
-    }
-    indices: dict[tuple[str, int, int], Iterable[int]] = {}
-    for _, keys_of_stack in itertools.groupby(sorted(counts), key=lambda key: key[0]):
-        start = 0
-        for _, keys_of_run in itertools.groupby(keys_of_stack, key=lambda key: key[1]):
-            block = list(keys_of_run)
-            end = start + counts[block[0]] * len(block)
-            indices |= {key: range(start + index, end, len(block)) for index, key in enumerate(block)}
-            start = end
-    return indices
 
 
 def convert_to_huggingface(mappings: Iterable[ParamMapping], params: Params) -> dict[str, np.ndarray]:

@@ -14,7 +14,7 @@ import importlib.resources
 import inspect
 import json
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -24,9 +24,9 @@ from flax import traverse_util
 
 from remixer_t5x.interop import safetensors_files
 from remixer_t5x.interop.huggingface import model_folders, traced_modules
+from remixer_t5x.interop.huggingface.param_mapping import LayerIndices
 from remixer_t5x.interop.huggingface.traced_modules import UnsupportedModelError
 from remixer_t5x.models import lora
-from remixer_t5x.models.architecture import stack
 from remixer_t5x.models.interface import Model, Params
 from remixer_t5x.models.layers import dense
 
@@ -40,8 +40,8 @@ MODEL_CLASSES = {
     'encoder_only': ('RemixerT5xForMaskedLM', 'AutoModelForMaskedLM'),
     'classifier': ('RemixerT5xForSequenceClassification', 'AutoModelForSequenceClassification'),
 }
-# Flax modules without a PyTorch class: the root modules, and the body of the scan over layers.
-CLASSES_WITHOUT_CODE = ('EncoderDecoder', 'DecoderOnly', 'EncoderOnly', '_ScanBody')
+# Root modules, which have no PyTorch class.
+CLASSES_WITHOUT_CODE = ('EncoderDecoder', 'DecoderOnly', 'EncoderOnly')
 # Fields of Flax modules that the PyTorch classes use. All other fields only affect training or are factories.
 SETTINGS = (
     *('activation', 'approximate', 'begin_id', 'epsilon', 'fraction', 'gate', 'length_scale', 'logit_softcap'),
@@ -99,18 +99,32 @@ def to_config(model: Model, vocabulary: Any) -> dict[str, Any]:
 def build_module_tree(model: Model) -> dict[str, Any]:
     """Returns the modules as nested dicts: class, settings, parameter shapes, submodules and the submodules' order."""
     modules, shapes = traced_modules.record_modules(model)
+    layers = LayerIndices(shapes)
     tree: dict[str, Any] = {}
     for path, module in modules.items():
-        _find_or_add_module(tree, path).update(_describe_module(module))
+        for name in _list_pytorch_names(path, layers):
+            _find_or_add_module(tree, name).update(_describe_module(module))
     for path, shape in shapes.items():
-        if not lora.is_adapter('/'.join(path)):
-            _find_or_add_module(tree, path[:-1]).setdefault('params', {})[path[-1]] = list(shape)
-    return _group_layer_runs(tree)
+        is_stacked = layers.locate(path)[1] is not None
+        for name in _list_pytorch_names(path, layers):
+            if not lora.is_adapter(path):
+                module_name, _, leaf = name.rpartition('.')
+                _find_or_add_module(tree, module_name).setdefault('params', {})[leaf] = list(shape[is_stacked:])
+    return _add_submodule_order(tree)
 
 
-def _find_or_add_module(tree: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
-    for name in path:
-        tree = tree.setdefault('children', {}).setdefault(name, {})
+def _list_pytorch_names(path: str, layers: LayerIndices) -> list[str]:
+    """Returns the PyTorch names of a Flax module or parameter, one for each of its layers."""
+    key, indices = layers.locate(path)
+    if indices is None:
+        return [path.replace('/', '.')]
+    stack, _, rest = key.partition('/layer')
+    return [f'{stack}.layers.{index}{rest.replace("/", ".")}' for index in indices]
+
+
+def _find_or_add_module(tree: dict[str, Any], name: str) -> dict[str, Any]:
+    for part in name.split('.') if name else ():
+        tree = tree.setdefault('children', {}).setdefault(part, {'class': 'LayerList'})
     return tree
 
 
@@ -124,31 +138,14 @@ def _describe_module(module: nn.Module) -> dict[str, Any]:
     values = {field.name: getattr(module, field.name) for field in dataclasses.fields(module)}
     names = {name: value.__name__ if inspect.isfunction(value) else value for name, value in values.items()}
     settings = {name: names[name] for name in SETTINGS if isinstance(names.get(name), bool | int | float | str)}
-    if isinstance(module, stack.Stack):
-        settings['counts'] = [count for _, count in module.runs]
     return {'class': kind.__name__, **settings}
 
 
-def _group_layer_runs(tree: dict[str, Any]) -> dict[str, Any]:
-    """Replaces the children run_0, run_1, ... of each stack with `runs`, a list of layers and their layer counts."""
-    children = {name: _group_layer_runs(child) for name, child in tree.get('children', {}).items()}
-    rest = {name: value for name, value in tree.items() if name not in ('children', 'counts')}
-    if 'counts' in tree:
-        layers = [children.pop(f'run_{index}')['children']['layer'] for index in range(len(tree['counts']))]
-        runs = zip(tree['counts'], layers, strict=True)
-        rest['runs'] = [{'count': count, 'layer': _remove_layer_axis(layer)} for count, layer in runs]
-    # transformers sorts the keys when it saves config.json, so a list stores the order of the children.
-    return {**rest, 'children': children, 'order': list(children)} if children else rest
-
-
-def _remove_layer_axis(tree: dict[str, Any]) -> dict[str, Any]:
-    """Removes the leading layer axis from the parameter shapes of a run."""
-    result = dict(tree)
-    if 'params' in tree:
-        result['params'] = {name: shape[1:] for name, shape in tree['params'].items()}
-    if 'children' in tree:
-        result['children'] = {name: _remove_layer_axis(child) for name, child in tree['children'].items()}
-    return result
+def _add_submodule_order(tree: dict[str, Any]) -> dict[str, Any]:
+    """Adds the list `order` to each module with children, because transformers sorts the keys of config.json."""
+    children = {name: _add_submodule_order(child) for name, child in tree.get('children', {}).items()}
+    order = sorted(children, key=int) if tree.get('class') == 'LayerList' else list(children)
+    return {**tree, 'children': children, 'order': order} if children else tree
 
 
 def convert_to_pytorch(params: Params) -> dict[str, np.ndarray]:
@@ -162,28 +159,13 @@ def convert_to_pytorch(params: Params) -> dict[str, np.ndarray]:
             flat[name] = np.asarray(
                 dense.merge_adapter(flat[name], *(flat[matrix] for matrix in lora.get_adapter_names(name)))
             )
-    return dict(_unstack_layers({name: array for name, array in flat.items() if not lora.is_adapter(name)}))
-
-
-def _unstack_layers(flat: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
-    first: dict[str, int] = {}
-    offsets: dict[tuple[str, str], int] = {}
-    for name, array in sorted(flat.items(), key=lambda item: _layer_run_sort_key(item[0])):
-        side, _, rest = name.partition('/run_')
-        if not rest:
-            yield name.replace('/', '.'), array
-            continue
-        run, _, path = rest.partition('/layer/')
-        if (side, run) not in offsets:
-            offsets[side, run] = first.get(side, 0)
-            first[side] = offsets[side, run] + len(array)
-        for index, layer in enumerate(array):
-            yield f'{side}.layers.{offsets[side, run] + index}.{path.replace("/", ".")}', layer
-
-
-def _layer_run_sort_key(name: str) -> tuple[str, int, str]:
-    side, _, rest = name.partition('/run_')
-    return side, int(rest.partition('/')[0]) if rest else 0, name
+    layers = LayerIndices({name: array.shape for name, array in flat.items()})
+    arrays: dict[str, np.ndarray] = {}
+    for path, array in flat.items():
+        if not lora.is_adapter(path):
+            is_stacked = layers.locate(path)[1] is not None
+            arrays |= zip(_list_pytorch_names(path, layers), array if is_stacked else [array], strict=True)
+    return arrays
 
 
 def write_pytorch_model(
@@ -228,5 +210,4 @@ def compare_logits(folder: pathlib.Path, model: Any, params: Params) -> str:
 
 def find_max_row_length(tree: Mapping[str, Any]) -> int:
     """Returns the maximum row length that all modules of `build_module_tree` accept, at most 1024."""
-    parts = [*tree.get('children', {}).values(), *(run['layer'] for run in tree.get('runs', ()))]
-    return min([tree.get('max_length', 1024), *map(find_max_row_length, parts)])
+    return min([tree.get('max_length', 1024), *map(find_max_row_length, tree.get('children', {}).values())])

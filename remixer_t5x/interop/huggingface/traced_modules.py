@@ -2,7 +2,6 @@
 
 import inspect
 import math
-import re
 from typing import Any
 
 from flax import linen as nn
@@ -10,11 +9,11 @@ from flax import traverse_util
 
 from remixer_t5x.data import batch_formats
 from remixer_t5x.errors import UserError
+from remixer_t5x.interop.huggingface.param_mapping import LayerIndices
 from remixer_t5x.models import interface
 from remixer_t5x.models.architecture.layer import Block
 from remixer_t5x.models.interface import Model
 
-Path = tuple[str, ...]
 # Fields that do not change what a module computes from its parameters, except for rounding.
 TRAINING_FIELDS = (
     *('attention', 'axes', 'dropout_rate', 'dtype', 'kernel_init', 'mixing_dropout_rate', 'name', 'one_hot'),
@@ -30,18 +29,23 @@ class UnsupportedModelError(UserError):
         super().__init__(f'{reason}; --to_safetensors=FILE writes the parameters of any model')
 
 
-def record_modules(model: Model) -> tuple[dict[Path, nn.Module], dict[Path, tuple[int, ...]]]:
-    """Returns the modules of a model (except for dropout) and its parameter shapes, both keyed by path."""
-    modules: dict[Path, nn.Module] = {}
+def record_modules(model: Model) -> tuple[dict[str, nn.Module], dict[str, tuple[int, ...]]]:
+    """Returns the modules of a model and the shapes of its parameters, both keyed by path.
+
+    A path is, for example, `encoder/run_0/layer/remixer`. Omits dropout, and modules that only contain layers.
+    """
+    modules: dict[str, nn.Module] = {}
 
     def record_module(call: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
-        if not isinstance(context.module, nn.Dropout):
-            modules.setdefault(context.module.path, context.module)
+        path = context.module.path
+        if not isinstance(context.module, nn.Dropout | Block) and not (path and path[-1].startswith('run_')):
+            modules.setdefault('/'.join(path), context.module)
         return call(*args, **kwargs)
 
     with nn.intercept_methods(record_module):
         boxed = interface.compute_param_shapes(model, batch_formats.get_smallest_batch_shapes(model.model_type))
-    return modules, {path: leaf.shape for path, leaf in traverse_util.flatten_dict(nn.unbox(boxed)).items()}
+    shapes = traverse_util.flatten_dict(nn.unbox(boxed), sep='/')
+    return modules, {path: leaf.shape for path, leaf in shapes.items()}
 
 
 class TracedModules:
@@ -51,11 +55,12 @@ class TracedModules:
     """
 
     def __init__(self, model: Model):
-        self._modules: dict[str, list[nn.Module]] = {}
-        for path, module in record_modules(model)[0].items():
-            if not isinstance(module, Block) and not re.fullmatch(r'run_\d+', path[-1] if path else ''):
-                name = re.sub(r'/run_\d+/layer(/layer_\d+)?', '/layer', '/'.join(path))
-                self._modules.setdefault(name, []).append(module)
+        self._modules: dict[str, dict[int, nn.Module]] = {}
+        modules, shapes = record_modules(model)
+        layers = LayerIndices(shapes)
+        for path, module in modules.items():
+            name, indices = layers.locate(path)
+            self._modules.setdefault(name, {}).update(dict.fromkeys(indices or [0], module))
 
     def require_condition(self, holds: bool, difference: str) -> None:
         """Raises UnsupportedModelError with the reason `difference` unless `holds` is true."""
@@ -66,33 +71,41 @@ class TracedModules:
         return path in self._modules
 
     def find_modules(self, *paths: str) -> list[Any]:
-        """Returns the modules at the first path that exists. Raises UnsupportedModelError if no path exists."""
-        modules = next((self._modules[path] for path in paths if path in self._modules), None)
-        if modules is None:
+        """Returns the modules of all layers at the first path that exists.
+
+        Raises UnsupportedModelError if no path exists.
+        """
+        modules = next((self._modules[path] for path in paths if path in self._modules), {})
+        if not modules:
             layer = paths[0].rpartition('/')[0]
             children = [each for name, each in self._modules.items() if name.rpartition('/')[0] == layer]
-            names = ', '.join(type(each[0]).__name__ for each in children)
+            names = ', '.join(type([*each.values()][0]).__name__ for each in children)
             self.require_condition(
                 False, f'it has no {" or ".join(paths)}; {layer or "it"} consists of {names or "nothing"}'
             )
-        return modules or []
+        return [modules[index] for index in sorted(modules)]
 
     def find_module(self, *paths: str) -> Any:
         """Returns the first module at the first path that exists. Raises UnsupportedModelError if no path exists."""
         return self.find_modules(*paths)[0]
 
+    def count_layers(self, stack: str) -> int:
+        """Returns the number of layers of a stack ('encoder' or 'decoder')."""
+        return len(self._modules[f'{stack}/layer'])
+
     def require_same_modules(self, expected: Model) -> None:
         """Raises UnsupportedModelError for the first module or setting that differs from those of `expected`."""
         ours, theirs = self._modules, TracedModules(expected)._modules
         for path, modules in ours.items():
-            self.require_condition(path in theirs, f'it has a {type(modules[0]).__name__} as {path}')
-            others = [_read_module_settings(module) for module in theirs[path]]
-            for settings in map(_read_module_settings, modules):
-                for name in min((_find_differing_settings(settings, each) for each in others), key=len):
-                    values = f'{settings[name]!r}, not {others[0][name]!r}'
+            for layer, module in modules.items():
+                other = theirs.get(path, {}).get(layer)
+                self.require_condition(other is not None, f'it has a {type(module).__name__} as {path}')
+                settings, others = _read_module_settings(module), _read_module_settings(other)
+                for name in _find_differing_settings(settings, others):
+                    values = f'{settings[name]!r}, not {others[name]!r}'
                     self.require_condition(False, f'{name} of {path or "the model"} is {values}')
-        for path in theirs:
-            self.require_condition(path in ours, f'it has no {path}')
+        for path, modules in theirs.items():
+            self.require_condition(modules.keys() <= ours.get(path, {}).keys(), f'it has no {path}')
 
 
 def _read_module_settings(module: nn.Module) -> dict[str, Any]:
