@@ -117,8 +117,8 @@ def config_reader(model_type):
         config = HuggingFaceConfig({'model_type': model_type, **untrusted_files.read_json_object(path)}, 'folder')
         for family in others:
             with contextlib.suppress(UserError):
-                family.from_config(config, safetensors_files.LazyTensors({}))
-        last.from_config(config, safetensors_files.LazyTensors({}))
+                family.from_config(config)
+        last.from_config(config)
 
     return read
 

@@ -78,9 +78,9 @@ def test_a_renamed_checkpoint_has_step_0(folder, model_dir, tmp_path):
     [
         (['MUP_BASE_WIDTH=8'], 'base_embed_dim of the model is 8'),
         (['LAYOUT=@layer.PostNorm'], "class of encoder/layer is 'PostNorm', not 'PreNorm'"),
-        (['encoder_decoder.EncoderDecoder.tied=True'], "scaled_output must be True in T5X's network, got False"),
-        (['ACTIVATION="silu"'], "activation must be gelu in T5X's network, got silu"),
-        (['positions.RelativePositionBias.max_distance=64'], "max_distance must be 128 in T5X's network, got 64"),
+        (['encoder_decoder.EncoderDecoder.tied=True'], 'tied of the model is True'),
+        (['ACTIVATION="silu"'], 'got silu'),
+        (['positions.RelativePositionBias.max_distance=64'], 'max_distance of'),
         (['SLIDING_WINDOW=4'], 'sliding_window'),
         (['LOGIT_SOFTCAP=30.0'], 'logit_softcap'),
         (['ROTARY=@positions.RotaryEmbedding'], 'rotary'),
@@ -89,7 +89,7 @@ def test_a_renamed_checkpoint_has_step_0(folder, model_dir, tmp_path):
         (
             ['attention.SelfAttention.position_bias=@positions.RelativePositionBias']
             + [f'{side}_POSITION_BIAS=None' for side in ('ENCODER', 'DECODER')],
-            "layer_biases must be False in T5X's network, got True",
+            'got a bias in each layer',
         ),
     ],
 )

@@ -13,8 +13,7 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.interop import safetensors_files
 from remixer_t5x.interop.huggingface import model_folders as huggingface
 from remixer_t5x.interop.huggingface import t5_tokenizer
-from remixer_t5x.interop.huggingface.model_family import HuggingFaceConfig, Tokenizer
-from remixer_t5x.interop.huggingface.t5 import T5
+from remixer_t5x.interop.huggingface.model_family import Tokenizer
 from remixer_t5x.models.beam_search import BeamSearch, PowerPenalty
 from remixer_t5x.models.seq2seq import Seq2Seq
 from remixer_t5x.models.sublayers.feed_forward import ReluMLP
@@ -82,7 +81,7 @@ def test_our_model_loads_in_transformers(tmp_path):
     flags += [(name, str(value)) for name, value in SIZES.items()]
     model = shipped('models/t5_1_1.gin', flags=flags)
     t5 = hf_folders.describe(model, VOCABULARY)
-    assert (t5.activation, t5.tied, t5.scaled_output) == ('gelu', False, False)
+    assert t5.activation == 'gelu'
     # With a standard deviation of 1, the softmax amplifies rounding errors.
     params = jax.tree.map(lambda array: array / 2, small_models.random_params(model))
     folder = huggingface.write_model_folder(str(tmp_path / 'hf'), t5, params, 'bfloat16')
@@ -92,13 +91,6 @@ def test_our_model_loads_in_transformers(tmp_path):
 
 
 SIZES = {'VOCAB_SIZE': 48, 'EMBED_DIM': 16, 'MLP_DIM': 24, 'NUM_HEADS': 2, 'HEAD_DIM': 4, 'NUM_DECODER_LAYERS': 2}
-
-
-@pytest.mark.parametrize(('model_type', 'scaled'), [('t5', True), ('umt5', True), ('mt5', False)])
-def test_the_output_of_mt5_is_never_scaled(model_type, scaled):
-    values = {**hf_folders.V1_1, 'model_type': model_type, 'scale_decoder_outputs': True}
-    family = T5.from_config(HuggingFaceConfig(values, 'memory'), safetensors_files.LazyTensors({}))
-    assert family.scaled_output == scaled
 
 
 def test_the_number_of_sentinels_is_read_from_the_tokenizer(tmp_path):

@@ -55,7 +55,6 @@ def test_greedy_tokens_equal_recorded_values(tiny):
     [
         ('query_pre_attn_scalar', 144, 'in the encoder, 16'),
         ('attn_logit_softcapping', 5.0, 'in the encoder, 1.0'),
-        ('rope_parameters', {'rope_theta': 55.0}, 'in the encoder, 10000.0'),
         ('layer_types', ['full_attention'] * 2, 'layer'),
         ('rope_parameters', {'rope_type': 'yarn'}, "rope_type must be 'default'"),
         ('rope_scaling', {'rope_type': 'linear', 'factor': 2.0}, "rope_type must be 'default'"),

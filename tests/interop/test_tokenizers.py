@@ -129,7 +129,7 @@ SIZES = dict.fromkeys(('vocab_size', 'embed_dim', 'mlp_dim', 'num_heads', 'head_
 FAMILIES = {
     'gpt2': Gpt2(**SIZES, num_decoder_layers=1, max_length=1, end_id=259),
     'bert': Bert(**SIZES, num_encoder_layers=1, max_length=1, token_types=1),
-    't5': T5(**SIZES, num_encoder_layers=1, num_decoder_layers=1, activation='gelu', tied=True, scaled_output=True),
+    't5': T5(**SIZES, num_encoder_layers=1, num_decoder_layers=1, activation='gelu'),
 }
 
 

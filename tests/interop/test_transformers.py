@@ -15,7 +15,6 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.interop.huggingface import model_folders as huggingface
 from remixer_t5x.interop.huggingface.model_family import HuggingFaceConfig
 from remixer_t5x.interop.huggingface.t5 import T5, SentenceT5
-from remixer_t5x.interop.safetensors_files import LazyTensors
 from remixer_t5x.models.architecture import encoder_only
 from tests.support import hf_folders
 
@@ -31,14 +30,14 @@ SMALL_BERT = {
 }  # fmt: skip
 
 
-def t5(separate_output=False, **settings):
-    """Returns a function that makes a T5, whose output matrix is a separate array if `separate_output` is true."""
+def gated_t5(name, **settings):
+    """Returns a function that makes a T5 with a separate output matrix."""
 
     def make():
-        sizes = {**SMALL_T5, 'num_decoder_layers': 2, 'decoder_start_token_id': 0}
-        model = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, **settings))
-        if separate_output:
-            model.lm_head.weight = torch.nn.Parameter(torch.randn(64, 24))
+        sizes = {**SMALL_T5, 'num_decoder_layers': 2, 'decoder_start_token_id': 0, 'tie_word_embeddings': False}
+        config = getattr(transformers, f'{name}Config')(**sizes, **settings)
+        model = getattr(transformers, f'{name}ForConditionalGeneration')(config)
+        model.lm_head.weight = torch.nn.Parameter(torch.randn(64, 24))
         return model
 
     return make
@@ -94,15 +93,8 @@ MODELS = {
     'BERT': functools.partial(transformers.BertForMaskedLM, transformers.BertConfig(**SMALL_BERT)),
     'BERT classifier': bert_classifier(id2label={0: 'no', 1: 'yes', 2: 'maybe'}),
     'BERT regression': bert_classifier(num_labels=1),
-    # Except for UL2, these T5s are not published.
-    'UL2': t5(feed_forward_proj='gated-silu', tie_word_embeddings=False),
-    'T5, untied': t5(True, feed_forward_proj='relu', tie_word_embeddings=False),
-    'T5, untied and scaled': t5(True, feed_forward_proj='relu'),
-    'gated T5, tied and scaled': t5(feed_forward_proj='gated-gelu', tie_word_embeddings=True),
-    'gated T5, tied': t5(feed_forward_proj='gated-gelu', tie_word_embeddings=False),
-    'T5, other numbers': t5(
-        relative_attention_num_buckets=20, relative_attention_max_distance=40, layer_norm_epsilon=1e-2
-    ),
+    'UL2': gated_t5('T5', feed_forward_proj='gated-silu'),
+    'mT5': gated_t5('MT5', feed_forward_proj='gated-gelu'),
     'T5Gemma': t5gemma(attn_logit_softcapping=1.0, final_logit_softcapping=2.0),
     'T5Gemma, untied, of 3 and 5 layers': t5gemma((3, 5), tied=False, rope_parameters=ROPE),
     'T5Gemma without softcaps': t5gemma((1, 2), attn_logit_softcapping=None, final_logit_softcapping=None),
@@ -217,9 +209,7 @@ def test_a_ul2_20b_has_the_names_and_shapes_of_transformers():
         feed_forward_proj='gated-silu', tie_word_embeddings=False, decoder_start_token_id=0,
     )  # fmt: skip
     values = {**config.to_dict(), 'num_decoder_layers': 32}
-    family = T5.from_config(
-        HuggingFaceConfig(values, 'memory'), LazyTensors(dict.fromkeys(['lm_head.weight'], ('', '')))
-    )
+    family = T5.from_config(HuggingFaceConfig(values, 'memory'))
     assert family.activation == 'silu'
     with torch.device('meta'):
         model = transformers.T5ForConditionalGeneration(config)

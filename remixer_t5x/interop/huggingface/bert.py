@@ -89,8 +89,8 @@ class Bert(ModelFamily):
     separator_id: int | None = None
 
     @classmethod
-    def read_non_size_fields(cls, config: HuggingFaceConfig) -> dict[str, Any]:
-        return {'separator_id': _read_separator_id(_find_tokenizer_file(config.folder))}
+    def read_fields(cls, config: HuggingFaceConfig) -> dict[str, Any]:
+        return {**super().read_fields(config), 'separator_id': _read_separator_id(_find_tokenizer_file(config.folder))}
 
     @property
     def max_lengths(self) -> dict[str, int]:
@@ -166,8 +166,8 @@ class BertClassifier(Bert):
     labels: tuple[str, ...] | None
 
     @classmethod
-    def read_non_size_fields(cls, config: HuggingFaceConfig) -> dict[str, Any]:
-        return {**super().read_non_size_fields(config), 'labels': read_label_names(config)}
+    def read_fields(cls, config: HuggingFaceConfig) -> dict[str, Any]:
+        return {**super().read_fields(config), 'labels': read_label_names(config)}
 
     def to_config(self) -> dict[str, Any]:
         return {**super().to_config(), **build_label_config(self.labels)}

@@ -10,7 +10,7 @@ row of the embedding table is zero. With `DecoderOnly.begin_id`, the model never
 import dataclasses
 import pathlib
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -84,11 +84,11 @@ class Gpt2(ModelFamily):
     epsilon: float = 1e-5
 
     @classmethod
-    def from_config(cls, config: HuggingFaceConfig, tensors: LazyTensors) -> Self:
-        gpt2 = cls(**cls.read_size_fields(config, mlp_dim=4 * config.read_int('n_embd')))
-        if gpt2.end_id >= gpt2.vocab_size:
-            raise config.setting_error('eos_token_id', f'it must be less than vocab_size, which is {gpt2.vocab_size}')
-        return gpt2
+    def read_fields(cls, config: HuggingFaceConfig) -> dict[str, Any]:
+        fields = super().read_fields(config.with_defaults({'n_inner': 4 * config.read_number('n_embd')}))
+        if fields['end_id'] >= fields['vocab_size']:
+            raise config.setting_error('eos_token_id', f'it must be less than vocab_size, {fields["vocab_size"]}')
+        return fields
 
     def to_config(self) -> dict[str, Any]:
         return {**super().to_config(), 'bos_token_id': self.end_id}

@@ -15,13 +15,13 @@ import numpy as np
 from flax import traverse_util
 
 from remixer_t5x import tokenizer_files
+from remixer_t5x.checkpoints import compatibility
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop import safetensors_files
 from remixer_t5x.interop.huggingface import param_mapping
 from remixer_t5x.interop.huggingface.param_mapping import ModuleNames, ParamMapping, Params
 from remixer_t5x.interop.huggingface.traced_modules import TracedModules
 from remixer_t5x.interop.safetensors_files import LazyTensors
-from remixer_t5x.models.architecture.layer import Block
 
 # Conversion iterates over all layers, so layer counts from untrusted files need a limit.
 MAX_LAYERS = 4096
@@ -32,7 +32,7 @@ MAX_NUMBER = 2**31 - 2
 class HuggingFaceConfig:
     """The untrusted config.json in `folder`. Each value is validated when it is read."""
 
-    def __init__(self, values: Mapping[str, Any], folder: str):
+    def __init__(self, values: Mapping[str, Any], folder: str | pathlib.Path):
         self.values, self.folder, self.file = values, pathlib.Path(folder), f'{folder}/config.json'
 
     def setting_error(self, name: str, advice: str) -> UserError:
@@ -40,38 +40,44 @@ class HuggingFaceConfig:
         value = ascii(self.values.get(name))
         return UserError(f'{self.file} sets {name} to {value if len(value) <= 60 else value[:60] + "..."}; {advice}')
 
-    def read_int(self, name: str, default: int | None = None) -> int:
-        """Reads a positive integer, or a non-negative integer for a token id. Raises UserError for any other value."""
-        value = default if self.values.get(name) is None else self.values[name]
-        lowest, limit = int(not name.endswith('token_id')), MAX_LAYERS if 'layer' in name else MAX_NUMBER
-        if not isinstance(value, int) or isinstance(value, bool) or not lowest <= value <= limit:
-            raise self.setting_error(name, f'it must be an integer from {lowest} to {limit:,}')
-        return value
+    def with_defaults(self, defaults: Mapping[str, Any]) -> 'HuggingFaceConfig':
+        """Returns the configuration with the values of `defaults` for settings that are missing or null."""
+        missing = {name: value for name, value in defaults.items() if self.values.get(name) is None}
+        return HuggingFaceConfig({**self.values, **missing}, self.folder)
 
-    def read_fraction(self, name: str, default: float | None = None) -> float:
-        """Reads a number between 0 and 1. Raises UserError for any other value."""
+    def read_number(self, name: str, kind: Any = int, default: Any = None) -> Any:
+        """Reads a number of the type `kind`: int, float, or `float | None` if null has a meaning.
+
+        Integers must be positive, or not negative for token ids. Raises UserError for any other value.
+        """
         value = self.values.get(name, default)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < 1:
-            raise self.setting_error(name, 'it must be a number between 0 and 1')
+        if value is None and kind not in (int, float):
+            return None
+        value = default if value is None else value
+        if kind is int:
+            lowest, limit = int(not name.endswith('token_id')), MAX_LAYERS if 'layer' in name else MAX_NUMBER
+            if type(value) is not int or not lowest <= value <= limit:
+                raise self.setting_error(name, f'it must be an integer from {lowest} to {limit:,}')
+            return value
+        if type(value) not in (int, float) or not 0 < value < 1e9:
+            raise self.setting_error(name, 'it must be a number above 0 and below 1e9')
         return float(value)
 
-    def read_rope_theta(self, parameters: Any, name: str) -> float | None:
+    def read_rope_theta(self, parameters: Any, name: str, default: float) -> float:
         """Reads the base of the rotary embedding from `rope_theta` in `parameters`, or from the setting `name`.
 
         transformers 5 writes `rope_theta`, and version 4 writes the setting `name` and `rope_scaling`, which overrides
-        `parameters`. Returns None if the base is missing. Raises UserError if it is invalid or the type of the rotary
-        embedding is not supported.
+        `parameters`. Raises UserError if the base is invalid or the type of the rotary embedding is not supported.
         """
         scaling = self.values.get('rope_scaling')
-        scaling = scaling if isinstance(scaling, dict) else {}
         source = 'rope_scaling' if scaling else 'rope_parameters'
-        parameters = {**(parameters if isinstance(parameters, dict) else {}), **scaling}
-        if parameters.get('rope_type', parameters.get('type', 'default')) != 'default':
+        dicts = [each for each in (parameters, scaling) if isinstance(each, dict)]
+        values = {name: value for each in dicts for name, value in each.items()}
+        if values.get('rope_type', values.get('type', 'default')) != 'default':
             raise self.setting_error(source, "rope_type must be 'default'")
-        theta = parameters.get('rope_theta', self.values.get(name))
-        if theta is None:
-            return None
-        if not isinstance(theta, int | float) or not 1 < theta < 1e9:
+        theta = values.get('rope_theta', self.values.get(name))
+        theta = default if theta is None else theta
+        if type(theta) not in (int, float) or not 1 < theta < 1e9:
             raise self.setting_error(source, 'rope_theta must be a number between 1 and 1e9')
         return float(theta)
 
@@ -80,15 +86,6 @@ class HuggingFaceConfig:
         for name, values in allowed.items():
             if self.values.get(name, values[0]) not in values:
                 raise self.setting_error(name, f'it must be {" or ".join(map(repr, values))}, as in published models')
-
-
-def list_layers(stack: Any) -> list[Any]:
-    """Returns the layers of a `Stack`, including the layers in its blocks."""
-    layers: list[Any] = []
-    for factory, count in stack.runs:
-        layer = factory()
-        layers += ([each() for each in layer.layers] if isinstance(layer, Block) else [layer]) * count
-    return layers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,8 +111,9 @@ class ModelFamily(abc.ABC):
     gin_modules: ClassVar[tuple[str, ...]]
     # The fields `num_encoder_layers` and `num_decoder_layers` contain the layer counts of the stacks.
     stack_names: ClassVar[tuple[str, ...]] = ('encoder',)
-    # Dicts keyed by the settings of config.json. `sizes` maps settings to field names. `allowed` maps settings to their
-    # supported values; the first value is the default and is written. `constants` contains further settings to write.
+    # Dicts keyed by the settings of config.json. `sizes` maps numbers to the fields that contain them. `allowed` maps
+    # settings to their supported values; the first value is the default and is written. `constants` contains further
+    # settings to write.
     sizes: ClassVar[Mapping[str, str]]
     allowed: ClassVar[Mapping[str, Sequence[Any]]]
     constants: ClassVar[Mapping[str, Any]] = {}
@@ -137,33 +135,28 @@ class ModelFamily(abc.ABC):
     epsilon: float
 
     @classmethod
-    def from_config(cls, config: HuggingFaceConfig, tensors: LazyTensors) -> Self:
+    def from_config(cls, config: HuggingFaceConfig) -> Self:
         """Reads config.json and checks it. Raises UserError for a feature that remixer_t5x does not support."""
-        return cls(**cls.read_size_fields(config), **cls.read_non_size_fields(config))
+        return cls(**cls.read_fields(config))
 
     @classmethod
-    def read_non_size_fields(cls, config: HuggingFaceConfig) -> dict[str, Any]:
-        """Reads the values of the dataclass fields that `sizes` does not contain."""
-        return {}
-
-    @classmethod
-    def read_size_fields(cls, config: HuggingFaceConfig, **defaults: int) -> dict[str, Any]:
+    def read_fields(cls, config: HuggingFaceConfig) -> dict[str, Any]:
         """Checks the settings in `allowed`, and returns the values of the fields in `sizes`.
 
-        `defaults` override the default values of the fields.
+        Subclasses add their other fields.
         """
         config.check_allowed_values(cls.allowed)
-        fields = {field.name: field.default for field in dataclasses.fields(cls)}
-        defaults = {name: value for name, value in fields.items() if value is not dataclasses.MISSING} | defaults
-        sizes: dict[str, Any] = {}
-        for name, field in cls.sizes.items():
-            sizes[field] = (config.read_fraction if field == 'epsilon' else config.read_int)(name, defaults.get(field))
-        if 'head_dim' not in sizes:
-            if sizes['embed_dim'] % sizes['num_heads']:
+        types = {field.name: field.type for field in dataclasses.fields(cls)}
+        fields = {
+            field: config.read_number(name, types[field], getattr(cls, field, None))
+            for name, field in cls.sizes.items()
+        }
+        if 'head_dim' not in fields:
+            if fields['embed_dim'] % fields['num_heads']:
                 heads = next(name for name, field in cls.sizes.items() if field == 'num_heads')
-                raise config.setting_error(heads, f'it must divide the width {sizes["embed_dim"]}')
-            sizes['head_dim'] = sizes['embed_dim'] // sizes['num_heads']
-        return sizes
+                raise config.setting_error(heads, f'it must divide the width {fields["embed_dim"]}')
+            fields['head_dim'] = fields['embed_dim'] // fields['num_heads']
+        return fields
 
     def to_config(self) -> dict[str, Any]:
         """Returns the content of config.json, for transformers 4.50 to 5."""
@@ -206,7 +199,7 @@ class ModelFamily(abc.ABC):
         """
         fields = cls.read_model_fields(model, vocabulary, modules)
         for stack in cls.stack_names:
-            fields[f'num_{stack}_layers'] = len(list_layers(getattr(model.module, f'{stack}_stack')()))
+            fields[f'num_{stack}_layers'] = modules.count_layers(stack)
         family = cls(**fields)
         modules.require_same_modules(build(family.build_gin_text('')))
         return family
@@ -289,29 +282,20 @@ class ModelFamily(abc.ABC):
         flat = traverse_util.flatten_dict(abstract, sep='/')
         mappings = self.map_params(abstract)
         tensors = tensors.with_new_names(self.map_canonical_names(tensors))
-        shapes = {
+        expected = {
             name: mapping.find_huggingface_shape(flat[mapping.path].shape)
             for mapping in mappings
             for name in mapping.names
         }
-        if missing := [name for name in shapes if name not in tensors]:
+        optional = {name for name in tensors if name in self.copies or re.fullmatch(self.ignored, name)}
+        found = {name: tensors.read_shape(name) for name in tensors if name in expected or name not in optional}
+        if difference := compatibility.describe_shape_difference(found, expected):
             raise UserError(
-                f'{folder} lacks the weight {_summarize_names(missing)}; use a complete checkpoint of {self.hf_class}'
-            )
-        if differing := [name for name, shape in shapes.items() if tensors.read_shape(name) != shape]:
-            name = differing[0]
-            raise UserError(
-                f'{name} in {folder} has shape {tensors.read_shape(name)}, but config.json requires {shapes[name]}; '
-                'use the config.json that belongs to the weights'
-            )
-        extra = [name for name in sorted({*tensors} - {*shapes, *self.copies}) if not re.fullmatch(self.ignored, name)]
-        if extra:
-            raise UserError(
-                f'{folder} contains the weight {_summarize_names(extra)}, which a {self.hf_class} with this '
-                'config.json does not have; use the config.json that belongs to the weights'
+                f'the weights in {folder} do not fit its config.json: {difference}; use the complete folder of a '
+                f'{self.hf_class}'
             )
         for copy, name in self.copies.items():
-            if copy in tensors and copy not in shapes and not np.array_equal(tensors[copy], tensors[name]):
+            if copy in tensors and copy not in expected and not np.array_equal(tensors[copy], tensors[name]):
                 raise UserError(
                     f'{copy} differs from {name} in {folder}; {self.hf_class} ties these arrays, so they must be equal'
                 )
@@ -367,7 +351,3 @@ class ModelFamily(abc.ABC):
             *lines,
             '',
         ])  # fmt: skip
-
-
-def _summarize_names(names: Sequence[str]) -> str:
-    return names[0] + (f' (and {len(names) - 1} more)' if len(names) > 1 else '')

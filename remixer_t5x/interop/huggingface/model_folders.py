@@ -79,7 +79,7 @@ def open_model_folder(path: str) -> HuggingFaceFolder:
     untrusted_files.check_links_inside(folder)
     family, config = read_family(folder)
     tensors = family.open_tensors(folder)
-    return HuggingFaceFolder(folder, family.from_config(config, tensors), tensors)
+    return HuggingFaceFolder(folder, family.from_config(config), tensors)
 
 
 def read_family(folder: pathlib.Path) -> tuple[type[ModelFamily], HuggingFaceConfig]:

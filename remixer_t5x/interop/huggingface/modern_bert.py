@@ -11,15 +11,14 @@ remixer_t5x. The query kernels include the factor head_dim ** -0.5, because `Sel
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 
 from remixer_t5x.interop.huggingface.bert import build_label_config, read_label_names
-from remixer_t5x.interop.huggingface.model_family import HuggingFaceConfig, ModelFamily, list_layers
+from remixer_t5x.interop.huggingface.model_family import HuggingFaceConfig, ModelFamily
 from remixer_t5x.interop.huggingface.param_mapping import HuggingFaceModule, ModuleNames, Params
 from remixer_t5x.interop.huggingface.traced_modules import TracedModules
-from remixer_t5x.interop.safetensors_files import LazyTensors
 from remixer_t5x.models.architecture.encoder_only import first_token, mean_of_tokens
 from remixer_t5x.models.classifier import Classifier
 from remixer_t5x.models.masked_lm import MaskedLM
@@ -102,40 +101,32 @@ class ModernBert(ModelFamily):
     sep_id: int = 50282
 
     @classmethod
-    def from_config(cls, config: HuggingFaceConfig, tensors: LazyTensors) -> Self:
+    def read_fields(cls, config: HuggingFaceConfig) -> dict[str, Any]:
         # In transformers 5, layer_types and rope_parameters replace global_attn_every_n_layers and *_rope_theta.
-        values = dict(config.values)
-        types, ropes = values.get('layer_types'), values.get('rope_parameters')
+        types, ropes = config.values.get('layer_types'), config.values.get('rope_parameters')
         if isinstance(types, list) and types:
-            values['global_attn_every_n_layers'] = (types + [GLOBAL_ATTENTION])[1:].index(GLOBAL_ATTENTION) + 1
-        if values.get('local_rope_theta', 0) is None:
-            # As in transformers 4, null selects the base of the global layers.
-            values['local_rope_theta'] = values.get('global_rope_theta', cls.global_theta)
-        config = HuggingFaceConfig(values, str(config.folder))
-        sizes = cls.read_size_fields(config)
+            interval = (types + [GLOBAL_ATTENTION])[1:].index(GLOBAL_ATTENTION) + 1
+            config = HuggingFaceConfig({**config.values, 'global_attn_every_n_layers': interval}, config.folder)
+        fields = super().read_fields(config)
         expected = [
-            LOCAL_ATTENTION if layer % sizes['global_every'] else GLOBAL_ATTENTION
-            for layer in range(sizes['num_encoder_layers'])
+            LOCAL_ATTENTION if layer % fields['global_every'] else GLOBAL_ATTENTION
+            for layer in range(fields['num_encoder_layers'])
         ]
         if types is not None and types != expected:
             raise config.setting_error(
                 'layer_types', 'it must be full_attention for layers 0, n, 2n, ... and sliding_attention for all others'
             )
-        thetas: dict[str, Any] = {}
         for field, kind in (('global_theta', GLOBAL_ATTENTION), ('local_theta', LOCAL_ATTENTION)):
             rope = ropes.get(kind) if isinstance(ropes, dict) else None
-            theta = config.read_rope_theta(rope, field.replace('_', '_rope_'))
-            thetas |= {} if theta is None else {field: theta}
-        if math.log2(sizes['head_dim']) % 2:
+            fields[field] = config.read_rope_theta(rope, field.replace('_', '_rope_'), getattr(cls, field))
+        if math.log2(fields['head_dim']) % 2:
             raise config.setting_error(
                 'num_attention_heads', 'hidden_size / num_attention_heads must be 4, 16, 64 or 256'
             )
         for role in SPECIAL_TOKENS:
-            if sizes[f'{role}_id'] >= sizes['vocab_size']:
-                raise config.setting_error(
-                    f'{role}_token_id', f'it must be below vocab_size, which is {sizes["vocab_size"]}'
-                )
-        return cls(**thetas, **sizes, **cls.read_non_size_fields(config))
+            if fields[f'{role}_id'] >= fields['vocab_size']:
+                raise config.setting_error(f'{role}_token_id', f'it must be below vocab_size, {fields["vocab_size"]}')
+        return fields
 
     def to_config(self) -> dict[str, Any]:
         return {
@@ -156,20 +147,15 @@ class ModernBert(ModelFamily):
         special = vocabulary.special_ids_in_file
         missing = ', '.join(role for role, index in special.items() if index is None)
         modules.require_condition(not missing, f'VOCABULARY has no token for {missing}')
-        attentions = modules.find_modules(ATTENTION)
-        layers = list_layers(model.module.encoder_stack())
-        windows = [getattr(layer.sublayers[0](), 'sliding_window', None) for layer in layers]
-        local = next((window for window in windows if window is not None), 65)
+        windows = [layer.sliding_window for layer in modules.find_modules(ATTENTION)]
+        thetas = [rotary.theta for rotary in modules.find_modules(f'{ATTENTION}/rotary')]
         every = [*windows[1:], None].index(None) + 1
-        alternates = windows == [local if layer % every else None for layer in range(len(layers))]
-        modules.require_condition(alternates, 'windows do not alternate')
-        rotaries = modules.find_modules(f'{ATTENTION}/rotary')
-        thetas = {layer.sliding_window: rotary.theta for layer, rotary in zip(attentions, rotaries, strict=True)}
+        window, local_theta = (windows[1], thetas[1]) if every > 1 else (cls.window // 2 + 1, cls.local_theta)
         return fields | {
-            'window': 2 * (local - 1),
+            'window': 2 * (window - 1),
             'global_every': every,
-            'global_theta': thetas[None],
-            'local_theta': thetas.get(local, cls.local_theta),
+            'global_theta': thetas[0],
+            'local_theta': local_theta,
             **{f'{role}_id': special[role] for role in SPECIAL_TOKENS},
         }
 
@@ -211,9 +197,10 @@ class ModernBertClassifier(ModernBert):
     pooling: str = 'cls'
 
     @classmethod
-    def read_non_size_fields(cls, config: HuggingFaceConfig) -> dict[str, Any]:
+    def read_fields(cls, config: HuggingFaceConfig) -> dict[str, Any]:
         config.check_allowed_values({'classifier_pooling': tuple(POOLINGS)})
-        return {'labels': read_label_names(config), 'pooling': config.values.get('classifier_pooling', 'cls')}
+        pooling = config.values.get('classifier_pooling', 'cls')
+        return {**super().read_fields(config), 'labels': read_label_names(config), 'pooling': pooling}
 
     def to_config(self) -> dict[str, Any]:
         return {**super().to_config(), **build_label_config(self.labels), 'classifier_pooling': self.pooling}

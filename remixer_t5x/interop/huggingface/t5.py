@@ -1,10 +1,9 @@
 """Converts T5, T5 v1.1, mT5, ByT5, umT5 and their encoders between Hugging Face and models/t5_1_*.gin.
 
-Source: `T5Config`, `MT5Config` and `UMT5Config` of transformers 4 and 5, which differ in the output projection. In
-version 4, `tie_word_embeddings` determines both whether the output is tied to the embedding and whether the decoder
-output is scaled by d_model ** -0.5. Version 5 uses `scale_decoder_outputs` for the scale, and ties the output if the
-file does not contain `lm_head.weight`. Version 5 never scales mT5 and always scales umT5, regardless of config.json.
-For umT5, this module follows config.json, like version 4.
+Source: `T5Config`, `MT5Config` and `UMT5Config` of transformers 4 and 5. As in published models, the output projection
+of a T5 without gate is tied to the embedding, with an input scaled by d_model ** -0.5, and that of a gated T5 is
+neither tied nor scaled. In version 4, `tie_word_embeddings` determines both. In version 5, `scale_decoder_outputs`
+determines the scale, and umT5 is always scaled, regardless of config.json; for umT5, this module follows version 4.
 
 Also converts sentence-T5 (Ni et al. 2021), stored in the format of sentence-transformers. The model consists of a T5
 encoder, mean pooling over tokens, a linear projection, and L2 normalization.
@@ -19,15 +18,15 @@ Source: `Pooling`, `Dense` and `Normalize` of sentence-transformers 2 to 6.
 import dataclasses
 import pathlib
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 
-from remixer_t5x import tokenizer_files, untrusted_files
+from remixer_t5x import untrusted_files
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop import safetensors_files
 from remixer_t5x.interop.huggingface import t5_tokenizer
-from remixer_t5x.interop.huggingface.model_family import MAX_NUMBER, HuggingFaceConfig, ModelFamily
+from remixer_t5x.interop.huggingface.model_family import HuggingFaceConfig, ModelFamily
 from remixer_t5x.interop.huggingface.param_mapping import HuggingFaceModule, Params
 from remixer_t5x.interop.huggingface.traced_modules import TracedModules
 from remixer_t5x.interop.safetensors_files import LazyTensors
@@ -37,11 +36,11 @@ from remixer_t5x.models.seq2seq import Seq2Seq
 UMT5 = 'umt5'
 GENERATION_CONFIG = 'generation_config.json'
 EMBEDDING_TABLE, OUTPUT_WEIGHT = 'shared.weight', 'lm_head.weight'
+# The settings that determine whether the decoder output is scaled, in order of precedence.
+OUTPUT_SETTINGS = ('scale_decoder_outputs', 'tie_word_embeddings')
 TABLE_COPIES = ('encoder.embed_tokens.weight', 'decoder.embed_tokens.weight')
 # Maps `feed_forward_proj` to the activation of the gate in remixer_t5x, or to None for a feed-forward without a gate.
 FEED_FORWARDS = {'relu': None, 'gated-gelu': 'gelu', 'gated-silu': 'silu'}
-# Maps the activation in remixer_t5x to `dense_act_fn`, which overrides `feed_forward_proj` if config.json contains it.
-ACTIVATIONS = {None: 'relu', 'gelu': 'gelu_new', 'silu': 'silu'}
 SENTENCE_MODULES, SENTENCE_SETTINGS, MODULE_CONFIG = 'modules.json', 'sentence_bert_config.json', 'config.json'
 POOLING, DENSE = '1_Pooling', '2_Dense'
 # Maps the folder of each module in modules.json to its class name.
@@ -82,10 +81,7 @@ class T5Encoder(ModelFamily):
     hf_class = 'T5EncoderModel'
     auto_class = 'AutoModelForTextEncoding'
     model_class: ClassVar[type] = MaskedLM
-    gin_modules = (
-        *('architecture.encoder_decoder', 'architecture.encoder_only', 'architecture.layer', 'architecture.stack'),
-        *('layers.norms', 'layers.positions', 'sublayers.attention'),
-    )
+    gin_modules = (*('architecture.encoder_only', 'layers.positions', 'sublayers.attention'),)
     sizes = {
         'vocab_size': 'vocab_size',
         'd_model': 'embed_dim',
@@ -93,12 +89,13 @@ class T5Encoder(ModelFamily):
         'd_kv': 'head_dim',
         'num_heads': 'num_heads',
         'num_layers': 'num_encoder_layers',
-        'relative_attention_num_buckets': 'num_buckets',
-        'relative_attention_max_distance': 'max_distance',
-        'layer_norm_epsilon': 'epsilon',
+        'eos_token_id': 'eos_id',
     }
-    # The ids must match the special ids of remixer_t5x, as in all published T5 models.
+    # All published T5 models have these numbers, and these ids are the special ids of remixer_t5x.
     allowed = {
+        'relative_attention_num_buckets': (32,),
+        'relative_attention_max_distance': (128,),
+        'layer_norm_epsilon': (1e-6,),
         'is_encoder_decoder': (False, True),
         'feed_forward_proj': tuple(FEED_FORWARDS),
         'decoder_start_token_id': (0, None),
@@ -111,32 +108,20 @@ class T5Encoder(ModelFamily):
 
     num_encoder_layers: int
     activation: str | None
-    num_buckets: int = 32
-    max_distance: int = 128
     epsilon: float = 1e-6
     layer_biases: bool = False
     eos_id: int = 1
 
     @classmethod
-    def read_non_size_fields(cls, config: HuggingFaceConfig) -> dict[str, Any]:
-        values = config.values
-        if not isinstance(values.get('eos_token_id'), int | None):
-            raise config.setting_error('eos_token_id', 'it must be a single integer, the id of the end token')
-        activation = FEED_FORWARDS[values.get('feed_forward_proj', 'relu')]
-        config.check_allowed_values(
-            {'dense_act_fn': (ACTIVATIONS[activation],), 'is_gated_act': (activation is not None,)}
-        )
-        return {
-            'activation': activation,
-            'layer_biases': values['model_type'] == UMT5,
-            'eos_id': values.get('eos_token_id') or 1,
-        }
+    def read_fields(cls, config: HuggingFaceConfig) -> dict[str, Any]:
+        fields = super().read_fields(config)
+        activation = FEED_FORWARDS[config.values.get('feed_forward_proj', 'relu')]
+        return {**fields, 'activation': activation, 'layer_biases': config.values['model_type'] == UMT5}
 
     def to_config(self) -> dict[str, Any]:
         config = {
             **super().to_config(),
             'feed_forward_proj': next(n for n, value in FEED_FORWARDS.items() if value == self.activation),
-            'eos_token_id': self.eos_id,
         }
         if self.layer_biases:
             config |= {'architectures': [f'UM{self.hf_class}'], 'model_type': UMT5}
@@ -157,15 +142,9 @@ class T5Encoder(ModelFamily):
         feed_forward = modules.find_module('encoder/layer/gated_mlp', 'encoder/layer/relu_mlp')
         activation = getattr(feed_forward, 'activation', None)
         modules.require_condition(activation in FEED_FORWARDS.values(), f'ACTIVATION is {activation!r}')
-        layer_biases = 'encoder/layer/self_attention/position_bias' in modules
-        bias = modules.find_module(
-            'encoder/layer/self_attention/position_bias' if layer_biases else 'encoder/position_bias'
-        )
         return fields | {
             'activation': activation,
-            'num_buckets': bias.num_buckets,
-            'max_distance': bias.max_distance,
-            'layer_biases': layer_biases,
+            'layer_biases': 'encoder/layer/self_attention/position_bias' in modules,
             'eos_id': int(vocabulary.eos_id or 1),
         }
 
@@ -177,15 +156,9 @@ class T5Encoder(ModelFamily):
         settings: dict[str, Any] = {}
         if self.activation not in (None, 'gelu'):
             settings['ACTIVATION'] = repr(self.activation)
-        if self.epsilon != 1e-6:
-            settings |= dict.fromkeys(('layer.make_layer.norm', 'stack.Stack.final_norm'), '@norms.RMSNorm')
-            settings['norms.RMSNorm.epsilon'] = self.epsilon
         if self.layer_biases:
             settings |= dict.fromkeys(('ENCODER_POSITION_BIAS', 'DECODER_POSITION_BIAS'))
             settings['attention.SelfAttention.position_bias'] = '@positions.RelativePositionBias'
-        if (self.num_buckets, self.max_distance) != (32, 128):
-            settings['positions.RelativePositionBias.num_buckets'] = self.num_buckets
-            settings['positions.RelativePositionBias.max_distance'] = self.max_distance
         return settings
 
     find_tokenizer = staticmethod(t5_tokenizer.find_t5_tokenizer)
@@ -202,7 +175,7 @@ class T5Encoder(ModelFamily):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class T5(T5Encoder):
-    """A T5 encoder-decoder; if `scaled_output` is true, the decoder output is multiplied by embed_dim ** -0.5."""
+    """A T5 encoder-decoder."""
 
     display_name = 'T5'
     hf_class = 'T5ForConditionalGeneration'
@@ -216,63 +189,27 @@ class T5(T5Encoder):
     ignored = r'decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight'
 
     num_decoder_layers: int
-    tied: bool
-    scaled_output: bool
 
     @classmethod
-    def from_config(cls, config: HuggingFaceConfig, tensors: LazyTensors) -> Self:
-        values, tensors = config.values, tensors.with_new_names(cls.map_canonical_names(tensors))
-        sizes = cls.read_size_fields(config, num_decoder_layers=config.read_int('num_layers'))
-        flags = cls.read_non_size_fields(config)
-        tied = (
-            OUTPUT_WEIGHT not in tensors
-            or EMBEDDING_TABLE in tensors
-            and np.array_equal(tensors[OUTPUT_WEIGHT], tensors[EMBEDDING_TABLE])
-        )
-        scaled = values.get('scale_decoder_outputs', values.get('tie_word_embeddings') is not False)
-        scaled = bool(scaled) and values['model_type'] != 'mt5'
-        # transformers 5 sets tie_word_embeddings for every umT5, even if lm_head.weight differs from the embedding.
-        if not tied and scaled and 'scale_decoder_outputs' not in values and not flags['layer_biases']:
-            raise UserError(
-                f'{config.file} ties the output to the embedding (tie_word_embeddings), but the weights contain '
-                f'{OUTPUT_WEIGHT}; set tie_word_embeddings to false if the model uses this array, otherwise '
-                'remove the array'
+    def read_fields(cls, config: HuggingFaceConfig) -> dict[str, Any]:
+        fields = super().read_fields(config.with_defaults({'num_decoder_layers': config.values.get('num_layers')}))
+        setting = next((name for name in OUTPUT_SETTINGS if name in config.values), OUTPUT_SETTINGS[-1])
+        is_scaled = config.values.get(setting) is not False
+        if is_scaled != (fields['activation'] is None) and config.values['model_type'] != 'mt5':
+            raise config.setting_error(
+                setting, f'it must be {not is_scaled} with this feed_forward_proj, as in published models'
             )
-        return cls(tied=tied, scaled_output=scaled, **flags, **sizes)
+        return fields
 
     def to_config(self) -> dict[str, Any]:
-        config = {**super().to_config(), 'tie_word_embeddings': self.scaled_output}
-        if self.scaled_output and not self.tied and not self.layer_biases:
-            # Only transformers 5 can scale the decoder output without tying the output projection.
-            config['scale_decoder_outputs'] = True
-        return config
+        return {**super().to_config(), 'tie_word_embeddings': self.activation is None}
 
     def build_extra_files(self) -> dict[str, Any]:
         return {GENERATION_CONFIG: {'decoder_start_token_id': 0, 'eos_token_id': self.eos_id, 'pad_token_id': 0}}
 
-    def convert_to_huggingface(self, params: Params) -> dict[str, np.ndarray]:
-        arrays = super().convert_to_huggingface(params)
-        if self.tied and not self.scaled_output:
-            # transformers 4 cannot tie the output without scaling it, and version 5 ties equal arrays.
-            arrays[OUTPUT_WEIGHT] = arrays[EMBEDDING_TABLE]
-        return arrays
-
-    @classmethod
-    def read_model_fields(cls, model: Any, vocabulary: Any, modules: TracedModules) -> dict[str, Any]:
-        outputs = {'tied': model.module.tied, 'scaled_output': model.module.scaled_output}
-        return super().read_model_fields(model, vocabulary, modules) | outputs
-
     @property
     def gin_files(self) -> tuple[str, ...]:
         return super().gin_files[:1]
-
-    def build_gin_settings(self) -> dict[str, Any]:
-        settings = super().build_gin_settings()
-        # The gin files tie and scale the output for the original T5, but not for T5.1.1.
-        if (self.tied, self.scaled_output) != (self.activation is None, self.activation is None):
-            settings['encoder_decoder.EncoderDecoder.tied'] = self.tied
-            settings['encoder_decoder.EncoderDecoder.scaled_output'] = self.scaled_output
-        return settings
 
     def make_random_inputs(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
         targets = rng.integers(2, self.vocab_size, (2, 24), dtype=np.int32)
@@ -281,7 +218,7 @@ class T5(T5Encoder):
     compute_remixer_logits = ModelFamily.compute_remixer_logits
 
     def get_reference_overrides(self) -> dict[str, Any]:
-        return {'tie_word_embeddings': self.scaled_output} if self.layer_biases else {}
+        return {'tie_word_embeddings': False} if self.layer_biases else {}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -309,10 +246,10 @@ class SentenceT5(T5Encoder):
         return super().open_tensors(folder).merge_with_prefix(DENSE, dense)
 
     @classmethod
-    def from_config(cls, config: HuggingFaceConfig, tensors: LazyTensors) -> Self:
+    def read_fields(cls, config: HuggingFaceConfig) -> dict[str, Any]:
         folder = config.folder
         pooling, dense = (
-            HuggingFaceConfig(untrusted_files.read_json_object(folder / name / MODULE_CONFIG), str(folder / name))
+            HuggingFaceConfig(untrusted_files.read_json_object(folder / name / MODULE_CONFIG), folder / name)
             for name in (POOLING, DENSE)
         )
         # Before version 6, sentence-transformers used a separate flag for each pooling mode.
@@ -320,22 +257,13 @@ class SentenceT5(T5Encoder):
             if name.startswith('pooling_mode') and value not in ('mean', name == 'pooling_mode_mean_tokens'):
                 raise pooling.setting_error(name, 'the pooling mode must be mean')
         dense.check_allowed_values({'bias': (False,), 'activation_function': (IDENTITY,), 'use_residual': (False,)})
-        settings = (
-            untrusted_files.read_json_object(folder / SENTENCE_SETTINGS)
-            if (folder / SENTENCE_SETTINGS).is_file()
-            else {}
-        )
-        # sentence-transformers 6 does not write max_seq_length, and transformers writes 10**30 if there is no limit.
-        longest = settings.get('max_seq_length') or tokenizer_files.read_tokenizer_config(folder).get(
-            'model_max_length'
-        )
-        limits = {} if isinstance(longest, int) and longest > MAX_NUMBER else {'max_seq_length': longest}
-        return cls(
-            sentence_dim=dense.read_int('out_features'),
-            max_length=HuggingFaceConfig(limits, str(folder)).read_int('max_seq_length', 512),
-            **cls.read_size_fields(config),
-            **cls.read_non_size_fields(config),
-        )
+        file = folder / SENTENCE_SETTINGS
+        settings = HuggingFaceConfig(untrusted_files.read_json_object(file) if file.is_file() else {}, folder)
+        return {
+            **super().read_fields(config),
+            'sentence_dim': dense.read_number('out_features'),
+            'max_length': settings.read_number('max_seq_length', default=512),
+        }
 
     def build_extra_files(self) -> dict[str, Any]:
         return {

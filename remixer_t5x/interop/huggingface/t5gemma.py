@@ -13,25 +13,19 @@ In local encoder layers of transformers, tokens attend to tokens at a distance o
 import dataclasses
 import math
 from collections.abc import Iterator
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 
-from remixer_t5x.interop.huggingface.model_family import HuggingFaceConfig, ModelFamily, list_layers
+from remixer_t5x.errors import UserError
+from remixer_t5x.interop.huggingface.model_family import HuggingFaceConfig, ModelFamily
 from remixer_t5x.interop.huggingface.traced_modules import TracedModules
-from remixer_t5x.interop.safetensors_files import LazyTensors
 from remixer_t5x.models.seq2seq import Seq2Seq
 
 STACKS = ('encoder', 'decoder')
 LOCAL_OR_GLOBAL = ('sliding_attention', 'full_attention')
 # Maps each sublayer to the X in its norms pre_X_layernorm and post_X_layernorm.
 SUBLAYER_NORMS = {'self_attention': 'self_attn', 'cross_attention': 'cross_attn', 'gated_mlp': 'feedforward'}
-# Maps further settings of each stack to field names.
-OTHER_SETTINGS = {
-    'attn_logit_softcapping': 'softcap',
-    'final_logit_softcapping': 'final_softcap',
-    'rope_parameters': 'theta',
-}
 
 
 def _list_module_names() -> Iterator[tuple[str, str]]:
@@ -87,6 +81,8 @@ class T5Gemma(ModelFamily):
         'max_position_embeddings': 'max_length',
         'bos_token_id': 'bos_id',
         'eos_token_id': 'eos_id',
+        'attn_logit_softcapping': 'softcap',
+        'final_logit_softcapping': 'final_softcap',
     }
     allowed = {'hidden_activation': ('gelu_pytorch_tanh',), 'attention_bias': (False,), 'pad_token_id': (0,)}
     constants = {'initializer_range': 0.02, 'attention_dropout': 0.0, 'use_cache': True}
@@ -109,43 +105,38 @@ class T5Gemma(ModelFamily):
     eos_id: int = 1
 
     @classmethod
-    def from_config(cls, config: HuggingFaceConfig, tensors: LazyTensors) -> Self:
+    def read_fields(cls, config: HuggingFaceConfig) -> dict[str, Any]:
         fields: dict[str, Any] = {}
         for side in STACKS:
             values = config.values.get(side)
             if not isinstance(values, dict):
                 raise config.setting_error(side, 'it must be an object with the settings of the stack')
-            stack = HuggingFaceConfig(values, str(config.folder))
-            layers = stack.read_int('num_hidden_layers')
+            stack = HuggingFaceConfig(values, config.folder)
+            layers = stack.read_number('num_hidden_layers')
             expected = [LOCAL_OR_GLOBAL[layer % 2] for layer in range(layers)]
             if values.get('layer_types', expected) != expected:
                 raise stack.setting_error(
                     'layer_types', 'it must alternate between sliding_attention and full_attention'
                 )
-            sizes = {
-                **cls.read_size_fields(stack),
-                'softcap': _read_softcap(stack, 'attn_logit_softcapping', cls.softcap),
-                'final_softcap': _read_softcap(stack, 'final_logit_softcapping', cls.final_softcap),
-                'theta': stack.read_rope_theta(values.get('rope_parameters'), 'rope_theta') or cls.theta,
-            }
+            sizes = super().read_fields(stack)
+            sizes['theta'] = stack.read_rope_theta(values.get('rope_parameters'), 'rope_theta', cls.theta)
             if differing := [name for name, value in sizes.items() if fields.get(name, value) != value]:
-                names = {field: name for name, field in [*cls.sizes.items(), *OTHER_SETTINGS.items()]}
                 field = differing[0]
-                raise stack.setting_error(names[field], f'it must equal the value in the encoder, {fields[field]}')
+                names = {**{field: name for name, field in cls.sizes.items()}, 'theta': 'rope_theta'}
+                raise UserError(
+                    f'{config.file} sets {names[field]} to {sizes[field]}; it must equal the value in the encoder, '
+                    f'{fields[field]}'
+                )
             fields |= {**sizes, f'num_{side}_layers': layers}
-            if math.log2(fields['query_scale']) % 2:
-                raise stack.setting_error('query_pre_attn_scalar', 'it must be a power of 4, such as 64 or 256')
-        if config.values.get('tie_word_embeddings', True) is False:
-            fields['tied'] = False
-        return cls(**fields)
+        if math.log2(fields['query_scale']) % 2:
+            raise config.setting_error('encoder', 'query_pre_attn_scalar must be a power of 4, such as 64 or 256')
+        return {**fields, 'tied': config.values.get('tie_word_embeddings', True) is not False}
 
     def to_config(self) -> dict[str, Any]:
         stack = {
             **{name: getattr(self, field) for name, field in self.sizes.items()},
             **{name: values[0] for name, values in self.allowed.items()},
             **self.constants,
-            'attn_logit_softcapping': self.softcap,
-            'final_logit_softcapping': self.final_softcap,
             'rope_theta': self.theta,
             'rope_parameters': {'rope_type': 'default', 'rope_theta': self.theta},
             'tie_word_embeddings': self.tied,
@@ -180,17 +171,10 @@ class T5Gemma(ModelFamily):
     @classmethod
     def read_model_fields(cls, model: Any, vocabulary: Any, modules: TracedModules) -> dict[str, Any]:
         module, attention = model.module, modules.find_module('encoder/layer/self_attention')
-        local = []
-        for side in STACKS:
-            layers = list_layers(getattr(module, f'{side}_stack')())
-            windows = [getattr(layer.sublayers[0](), 'sliding_window', None) for layer in layers]
-            alternate = all((window is None) == bool(index % 2) for index, window in enumerate(windows))
-            modules.require_condition(alternate, f'the windows of the {side} do not alternate')
-            local += [window - (side == 'encoder') for window in windows if window is not None]
         return super().read_model_fields(model, vocabulary, modules) | {
             'num_kv_heads': attention.num_kv_heads or attention.num_heads,
             'softcap': attention.logit_softcap,
-            'window': local[0],
+            'window': (attention.sliding_window or cls.window + 1) - 1,
             'theta': modules.find_module('encoder/layer/self_attention/rotary').theta,
             'final_softcap': module.logit_softcap,
             'tied': module.tied,
@@ -233,10 +217,3 @@ class T5Gemma(ModelFamily):
         inputs[-1, inputs.shape[1] // 2 :] = 0
         targets[:, 0] = self.bos_id
         return {'input_ids': inputs, 'decoder_input_ids': targets}
-
-
-def _read_softcap(config: HuggingFaceConfig, name: str, default: float | None) -> float | None:
-    value = config.values.get(name, default)
-    if value is not None and (not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < 1e6):
-        raise config.setting_error(name, 'it must be a positive number or null')
-    return None if value is None else float(value)
