@@ -83,7 +83,7 @@ def test_a_model_is_downloaded_once_and_available_offline(hub, t5, tmp_path, mon
     again = client.resolve_folder(FLAN)
     assert (again / 'model.safetensors').read_bytes() == (t5 / 'model.safetensors').read_bytes()
     assert not hub.requests
-    with pytest.raises(UserError, match='HF_HUB_OFFLINE is set'):
+    with pytest.raises(UserError, match='cannot be downloaded'):
         client.resolve_folder('google/another')
 
 
@@ -139,9 +139,6 @@ def test_weights_in_an_automatic_hub_pull_request_are_downloaded(hub, t5, monkey
     assert not [name for name in hub.requests if 'refs%2Fpr%2F3' in name]
     client.resolve_folder(f'{FLAN}@refs/pr/3')
     monkeypatch.setattr('huggingface_hub.constants.HF_HUB_OFFLINE', True)
-    # The cache contains both revisions, but not their authors.
-    with pytest.raises(UserError, match='choose one that you trust'):
-        client.resolve_folder(FLAN)
     assert client.resolve_folder(f'{FLAN}@refs/pr/4') == folder
 
 

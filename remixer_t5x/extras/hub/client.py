@@ -27,8 +27,6 @@ CONVERSION_BOT = 'SFconvertbot'
 # Matches NAMESPACE/NAME, or NAME for old models such as gpt2, optionally followed by @ and a branch, tag, commit or
 # refs/pr/N.
 _HUB_NAME = re.compile(r'(?P<name>\w[\w.-]*(/\w[\w.-]*)?)(@(?P<revision>[\w./-]+))?')
-# Top-level modules of huggingface_hub 1 and 2 and of their HTTP clients.
-_HUB_MODULES = {'huggingface_hub', 'httpx', 'httpx2', 'requests'}
 
 
 def resolve_folder(path: str, print_line: Callable[[str, str], None] = lambda label, text: None) -> pathlib.Path:
@@ -130,42 +128,28 @@ def _parse_hub_name(text: str) -> tuple[str, str | None] | None:
 
 def _find_converted_revision(hub: Any, name: str) -> str | None:
     """Returns refs/pr/N of the pull request in which the Hub's conversion bot adds safetensors, or None."""
-    try:
-        requests = hub.HfApi().get_repo_discussions(name, author=CONVERSION_BOT, discussion_type='pull_request')
-        for request in requests:
-            if request.author == CONVERSION_BOT and request.is_pull_request and request.status in ('open', 'draft'):
-                return f'refs/pr/{request.num}'
-        return None
-    except Exception as error:
-        if not _is_hub_error(error):
-            raise
-        # If the Hub cannot be reached, the author of a pull request is unknown, because the cache does not record it.
-        raise UserError(
-            f'{name} has no safetensors in main, and its pull requests cannot be listed ({root_cause_message(error)}); '
-            f'choose one that you trust, such as {name}@refs/pr/1'
-        ) from error
+    for request in hub.HfApi().get_repo_discussions(name, author=CONVERSION_BOT, discussion_type='pull_request'):
+        if request.author == CONVERSION_BOT and request.is_pull_request and request.status in ('open', 'draft'):
+            return f'refs/pr/{request.num}'
+    return None
 
 
 @contextlib.contextmanager
 def _wrap_hub_errors(name: str, action: str) -> Iterator[None]:
-    """Converts errors of huggingface_hub to UserError; `action` is 'downloaded' or 'uploaded'."""
+    """Converts errors of huggingface_hub, its HTTP client and the disk to UserError.
+
+    `action` is 'downloaded' or 'uploaded'.
+    """
     try:
         yield
+    except UserError:
+        raise
     except Exception as error:
-        if isinstance(error, UserError) or not _is_hub_error(error):
-            raise
-        from huggingface_hub import constants, errors
+        from huggingface_hub import errors
 
-        text = f'cannot be {action}: {root_cause_message(error)}; check the name and revision, or run hf auth login'
         if isinstance(error, errors.RepositoryNotFoundError) and not isinstance(error, errors.GatedRepoError):
             text = 'is not a folder, and the Hub has no such model, or it is private; check the name, or log in'
-        elif isinstance(error, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled):
-            why = 'HF_HUB_OFFLINE is set' if constants.HF_HUB_OFFLINE else 'the Hub does not respond'
-            text = f'cannot be {action}: {why}, and the cache has no complete copy; go online, or use a folder'
+        else:
+            advice = 'check the name, the revision and the connection, or run hf auth login'
+            text = f'cannot be {action}: {root_cause_message(error)}; {advice}'
         raise UserError(f'{name} {text}') from error
-
-
-def _is_hub_error(error: Exception) -> bool:
-    """Returns whether huggingface_hub, its HTTP client or the file system raised `error`."""
-    modules = {kind.__module__.partition('.')[0] for kind in type(error).__mro__}
-    return bool(modules & _HUB_MODULES) or isinstance(error, OSError)

@@ -63,12 +63,6 @@ TYPE_TEXTS = {
     'span': ModelTypeTexts('question-answering', 'A model for extractive question answering', _ENCODE),
     'embedding': ModelTypeTexts('sentence-similarity', 'A text embedding model', _ENCODE),
 }  # fmt: skip
-# Macros to list first in the table of settings.
-_FIRST_MACROS = (
-    *('MIXTURE_OR_TASK_NAME', 'TASK', 'FILES', 'TASK_FEATURE_LENGTHS', 'PACK', 'TRAIN_STEPS', 'BATCH_SIZE'),
-    *('OPTIMIZER', 'LEARNING_RATE', 'SCHEDULE', 'DROPOUT_RATE', 'LABEL_SMOOTHING', 'DTYPE', 'SEED'),
-    *('INITIAL_CHECKPOINT_PATH',),
-)
 # Macros that may name the data, in order of preference.
 _DATA_MACROS = ('MIXTURE_OR_TASK_NAME', 'TASK', 'TASKS', 'PAIRS', 'FILES', 'HF_DATASET', 'DATA_NAME')
 _MAX_CELL_LENGTH = 120
@@ -120,7 +114,6 @@ def render_model_card(card: ModelCard, run: RecordedRun | None, curve: str = '')
     """Renders README.md; `curve` is the file name of the loss curve, or empty."""
     settings, kind = _format_macro_cells(run), TYPE_TEXTS[card.model_type]
     numbers = overview.summarize_run(run) if run is not None else None
-    first = {name: settings[name] for name in _FIRST_MACROS if name in settings}
     command = ['remixer-t5x', 'convert', f'--from_hf={card.address}', f'--to=runs/{card.name.rpartition("/")[2]}']
     command += ['--trust_gin'] if card.needs_trust else []
     # A gin reference, such as @catalogue.task(), does not name the data.
@@ -134,8 +127,7 @@ def render_model_card(card: ModelCard, run: RecordedRun | None, curve: str = '')
         summary=f'{kind.description} with {card.parameters:,} parameters, trained with remixer_t5x.',
         code=Markup(_render_example_code(card, kind)),
         numbers=numbers,
-        settings=first,
-        others={name: value for name, value in settings.items() if name not in first},
+        settings=settings,
         data=Markup(f'`{data[0]}`') if data else 'unnamed data',
         results=list(_iterate_metrics(run and run.until(card.step))),
         curve=curve,
