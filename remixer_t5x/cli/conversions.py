@@ -71,27 +71,6 @@ def restore_params(args: argparse.Namespace, model: Model, vocabulary: Any) -> A
     return params
 
 
-def check_output(args: argparse.Namespace, target: str) -> None:
-    """Raises UserError if the conversion would replace an existing output. `target` is the name of the output's flag.
-
-    Call this function before reading the input, which can take minutes.
-    """
-    path = getattr(args, target)
-    if target in ('to', 'to_adapters'):
-        converted_checkpoint.check_model_dir(path)
-    elif target in ('to_hf', 'to_shared'):
-        model_folders.check_folder_is_empty(path)
-    elif target == 'to_safetensors':
-        file = safetensors_files.check_file_is_new(path)
-        safetensors_files.check_file_is_new(str(_get_vocabulary_folder(file)))
-    elif target == 'to_t5x':
-        t5x_checkpoint.check_folder_is_new(path, _get_step(args))
-
-
-def _get_step(args: argparse.Namespace) -> int:
-    return durable_folders.get_step(saved_params.find_checkpoint(args.checkpoint, '--checkpoint'))
-
-
 def check_params_equal(before: Any, after: Any, output: str | os.PathLike[str]) -> None:
     """Raises UserError unless two parameter trees are bit-identical."""
     check_no_array_differs(safetensors_files.find_differing_array(before, after), output)
@@ -119,12 +98,13 @@ def convert_from_safetensors(args: argparse.Namespace) -> None:
 
 def convert_to_safetensors(args: argparse.Namespace) -> None:
     """Converts a checkpoint to a safetensors file (`--checkpoint=PATH --to_safetensors=FILE`)."""
+    vocabulary = _get_vocabulary_folder(pathlib.Path(args.to_safetensors).expanduser())
+    model_folders.check_folder_is_empty(vocabulary)
     params, record, step = converted_checkpoint.read_checkpoint(args.checkpoint, '--checkpoint')
     dtype = args.dtype or 'float32'
     file = safetensors_files.write_params(args.to_safetensors, params, step, record, dtype)
     print_labeled_line('read', f'{describe_params(params)}, step {step}')
     print_labeled_line('wrote', f'{file}, {dtype}, {file.stat().st_size / 2**20:,.1f} MiB')
-    vocabulary = _get_vocabulary_folder(file)
     if converted_checkpoint.copy_vocabulary(args.checkpoint, vocabulary):
         print_labeled_line('vocabulary', f'{vocabulary}; keep it next to the file for --from_safetensors')
     else:
@@ -245,8 +225,10 @@ def convert_to_t5x(args: argparse.Namespace, model: Seq2Seq, vocabulary: Any) ->
     interface.require_model_type(model, batch_formats.ENCODER_DECODER, '--to_t5x')
     if not args.own_names:
         _check_t5x_network(model, vocabulary)
+    step = durable_folders.get_step(saved_params.find_checkpoint(args.checkpoint, '--checkpoint'))
+    t5x_checkpoint.check_folder_is_new(args.to_t5x, step)
     params = restore_params(args, model, vocabulary)
-    checkpoint = t5x_checkpoint.write_t5x_checkpoint(args.to_t5x, params, _get_step(args), bool(args.own_names))
+    checkpoint = t5x_checkpoint.write_t5x_checkpoint(args.to_t5x, params, step, bool(args.own_names))
     print_labeled_line('checkpoint', checkpoint)
     check_params_equal(
         params, t5x_checkpoint.read_t5x_checkpoint(checkpoint, saved_models.get_abstract_params(model))[0], checkpoint

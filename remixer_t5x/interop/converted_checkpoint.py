@@ -29,16 +29,14 @@ def build_checkpoint_record(vocabulary: str, config: str, source: str) -> dict[s
 
 
 def create_model_dir(path: str | os.PathLike[str]) -> epath.Path:
-    """Creates a MODEL_DIR for a converted checkpoint. Raises the errors of `check_model_dir`."""
-    check_model_dir(path)
-    return model_dir.create_model_dir(path)
+    """Creates a MODEL_DIR for a converted checkpoint.
 
-
-def check_model_dir(path: str | os.PathLike[str]) -> None:
-    """Raises UserError if the folder already contains checkpoints, or files that were not written by a run."""
-    folder = model_dir.check_model_dir(path)
+    Raises UserError if the folder already contains checkpoints, or files that were not written by a run.
+    """
+    folder = model_dir.create_model_dir(path)
     if steps := saved_params.list_steps(folder / model_dir.CHECKPOINTS):
         raise UserError(f'{folder} already contains the checkpoint of step {steps[-1]}; use a new or empty folder')
+    return folder
 
 
 def copy_vocabulary(checkpoint: str, target: epath.Path) -> bool:

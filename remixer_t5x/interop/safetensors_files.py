@@ -138,19 +138,13 @@ def write_weights_file(path: pathlib.Path, arrays: Mapping[str, np.ndarray], met
         raise UserError(f'{path} cannot be written: {error}; check free disk space and permissions') from error
 
 
-def check_file_is_new(path: str) -> pathlib.Path:
-    """Returns the expanded path of an output file. Raises UserError if the file exists."""
-    file = pathlib.Path(path).expanduser()
-    if file.exists():
-        raise UserError(f'{file} already exists; use another file')
-    return file
-
-
 def write_params(
     path: str, params: Params, step: int, record: Mapping[str, Any], dtype: str = 'float32'
 ) -> pathlib.Path:
     """Writes a remixer_t5x checkpoint, converted to `dtype`, to a new file, and returns the path of the file."""
-    file = check_file_is_new(path)
+    file = pathlib.Path(path).expanduser()
+    if file.exists():
+        raise UserError(f'{file} already exists; use another file')
     arrays = traverse_util.flatten_dict(params, sep='/')
     cast = {name: np.asarray(array).astype(np.dtype(dtype), copy=False) for name, array in arrays.items()}
     metadata = {

@@ -94,7 +94,7 @@ def wrap_read_errors(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def wrap_write_errors(path: epath.Path) -> Iterator[None]:
+def wrap_write_errors(path: str | os.PathLike[str]) -> Iterator[None]:
     """Converts disk and bucket errors to a WriteError that explains why `path` cannot be written."""
     try:
         yield

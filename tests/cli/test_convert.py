@@ -132,21 +132,15 @@ def test_the_average_of_checkpoints_is_their_mean(current_folder, capsys):
 @pytest.mark.parametrize(
     ('argv', 'message'),
     [
-        (('--checkpoint=ours', '--to=ours'), 'step 0'),
-        (('--checkpoint=ours', '--to=hf'), 'the folder of a run'),
-        (('--checkpoint=ours', '--to_adapters=ours'), 'step 0'),
-        (('--average=ours,ours', '--to=ours'), 'step 0'),
-        (('--from_safetensors=a.safetensors', '--to=ours'), 'step 0'),
+        (('--checkpoint=ours', '--to=hf'), 'hf already exists'),
+        (('--average=ours,ours', '--to=ours'), 'ours already exists'),
         (('--checkpoint=ours', '--to_safetensors=toy.gin'), 'toy.gin already exists'),
         (('--checkpoint=ours', '--to_safetensors=old.safetensors'), 'old.vocabulary already exists'),
-        (('--checkpoint=ours', '--to_shared=hf'), 'is not empty'),
-        (('--gin_file=ours/model.gin', '--checkpoint=ours', '--to_hf=hf'), 'is not empty'),
         (('--gin_file=ours/model.gin', '--checkpoint=ours', '--to_t5x=t5x'), 'checkpoint_0 already exists'),
-        (('--gin_file=ours/model.gin', '--from_t5x=t5x', '--to=ours'), 'step 0'),
     ],
 )  # fmt: skip
 def test_an_existing_output_is_refused_before_the_input_is_read(current_folder, capsys, argv, message, monkeypatch):
-    for folder in ('t5x/checkpoint_0', 'old.vocabulary'):
+    for folder in ('t5x/checkpoint_0', 'old.vocabulary/pieces'):
         (current_folder / folder).mkdir(parents=True, exist_ok=True)
     for name in ('converted_checkpoint.read_checkpoint', 'safetensors_files.read_params'):
         monkeypatch.setattr(f'remixer_t5x.interop.{name}', None)
@@ -158,8 +152,8 @@ def test_an_existing_output_is_refused_before_the_input_is_read(current_folder, 
     ('argv', 'message'),
     [
         (('--from_hf=hf', '--to_hf=x'), '--from_hf must be combined with --to, got --to_hf'),
-        (('--from_hf=hf', '--to=ours'), 'already contains the checkpoint of step 0'),
-        (('--from_hf=google/t5', '--to=x'), 'HF_HUB_OFFLINE is set'),
+        (('--gin_file=ours/model.gin', '--checkpoint=ours', '--to_hf=/proc/x'), '/proc/x cannot be written'),
+        (('--from_hf=google/t5', '--to=x'), 'google/t5 cannot be downloaded'),
         (('--gin_file=ours/model.gin', '--checkpoint=ours', '--to_hf=x', '--gin.MLP_DIM=8'), 'relu_mlp'),
     ],
 )  # fmt: skip

@@ -6,6 +6,7 @@ A folder contains config.json, the weights as safetensors (a single file or shar
 import dataclasses
 import importlib.util
 import json
+import os
 import pathlib
 import warnings
 from collections.abc import Callable, Mapping
@@ -125,14 +126,9 @@ def write_model_folder(path: str, family: ModelFamily, params: Params, dtype: st
     """Writes config.json and the weights, converted to `dtype`, to a new or empty folder, and returns its path."""
     folder = check_folder_is_empty(path)
     files = {CONFIG: {**family.to_config(), 'dtype': dtype, 'torch_dtype': dtype}, **family.build_extra_files()}
-    try:
-        for name, content in files.items():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_text(json.dumps(content, indent=2) + '\n', encoding='utf-8')
-    except OSError as error:
-        raise UserError(
-            f'{folder} cannot be written ({error.strerror}); check free disk space and permissions'
-        ) from error
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(json.dumps(content, indent=2) + '\n', encoding='utf-8')
     arrays: dict[str, dict[str, np.ndarray]] = {}
     for name, array in family.convert_to_huggingface(params).items():
         subfolder, _, name_in_file = name.rpartition('/')
@@ -144,11 +140,11 @@ def write_model_folder(path: str, family: ModelFamily, params: Params, dtype: st
     return folder
 
 
-def check_folder_is_empty(path: str) -> pathlib.Path:
-    """Returns the expanded path of an output folder. Raises UserError if the folder is not empty."""
+def check_folder_is_empty(path: str | os.PathLike[str]) -> pathlib.Path:
+    """Returns the expanded path of an output. Raises UserError if it is a file or a folder that is not empty."""
     folder = pathlib.Path(path).expanduser()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f'{folder} is not empty; use a new or empty folder')
+        raise UserError(f'{folder} already exists; use a new path or an empty folder')
     return folder
 
 
