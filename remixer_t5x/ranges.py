@@ -104,7 +104,9 @@ def check_setting(setting: str, value: Any, kind: Any) -> None:
     descriptions = [bounds.description if bounds else _DESCRIPTIONS.get(base, '') for base, bounds in kinds]
     if not any(descriptions):
         advice = f'set {setting} = @...' if isinstance(value, str) else f'remove {setting}'
-        raise UserError(f'{setting} must be a reference, as in @module.Class, got {value!r}; {advice}')
+        raise UserError(
+            f'{setting} must be a reference, as in @module.Class (in Python, an object), got {value!r}; {advice}'
+        )
     allowed = ' or '.join(description or 'a reference' for description in descriptions)
     is_macro_or_argument = re.fullmatch(r'[A-Z_]+|(\w+\.)+\w+', setting)
     example = [value] if isinstance(value, str) and 'a list' in descriptions else 'VALUE'

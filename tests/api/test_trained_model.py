@@ -201,6 +201,7 @@ def test_invalid_texts_raise_an_error(trained):
         (lambda trained: trained.generate('one', max_length=2.5), 'max_length must be a whole number .*, got 2.5'),
         (lambda trained: trained.generate('one', max_length=0), 'max_length must be .* at least 1 or None, got 0'),
         (lambda trained: trained.generate('one', decoder=remixer_t5x.Greedy), r'decoder must be Greedy\(\)'),
+        (lambda _: remixer_t5x.BeamSearch(length_penalty=1.0), r'\(in Python, an object\), got 1.0'),
         (lambda trained: trained.generate('one', decoder='beam'), "decoder must be .*, got 'beam'"),
         (lambda trained: trained.generate('one', answers=1.0), 'answers must be a whole number .*, got 1.0'),
         (lambda trained: trained.generate(1), 'a text must be a str, got int 1'),
