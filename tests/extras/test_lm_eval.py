@@ -263,20 +263,13 @@ def test_rows_begin_with_the_special_tokens_of_the_vocabulary(kind, request, mon
 
 
 def test_generation_settings_select_a_decoder_and_unsupported_operations_raise_an_error(t5):
-    from lm_eval.config.evaluate_config import EvaluatorConfig
-
     from remixer_t5x.extras.lm_eval import harness_model
-
-    default_device = EvaluatorConfig(model='remixer_t5x', tasks=['any']).device
-    assert default_device == harness_model.DEFAULT_DEVICE
 
     with pytest.raises(UserError, match='until, .*repetition_penalty'):
         harness_model.parse_generation_kwargs({'until': [], 'repetition_penalty': 2.0}, 8)
-    with pytest.raises(UserError, match='temperature must be above 0 with do_sample, got 0.0'):
+    with pytest.raises(UserError, match='temperature must be .* above 0, got 0.0'):
         harness_model.parse_generation_kwargs({'do_sample': True, 'top_p': 0.9}, 8)
-    with pytest.raises(UserError, match='must not be set'):
-        load_ours(t5, device='mps')
-    model = load_ours(t5, max_length=4, device=default_device)
+    model = load_ours(t5, max_length=4)
     with pytest.raises(UserError, match='a continuation has .* tokens, but the model accepts at most 4'):
         model.loglikelihood(make_requests(('a', 'this is a test and the end of it')))
     decoders = [harness_model.parse_generation_kwargs(kwargs, 8)[2] for kwargs in (

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from lm_eval import utils
 from lm_eval.api.model import LM
+from lm_eval.models.utils import normalize_gen_kwargs
 from tqdm import tqdm
 
 from remixer_t5x.api import saved_models
@@ -34,11 +35,11 @@ Likelihood = tuple[float, bool]
 # The batch size for --batch_size=auto.
 DEFAULT_BATCH_SIZE = 32
 GREEDY = Greedy()
-# Device that lm_eval passes if --device is not set.
-DEFAULT_DEVICE = 'cuda:0'
-# lm_eval's settings for the maximum length of an answer, in order of precedence.
-_LENGTH_SETTINGS = ('max_gen_toks', 'max_new_tokens', 'max_tokens', 'max_completion_tokens')
-_OTHER_SETTINGS = ('do_sample', 'temperature', 'top_k', 'top_p', 'num_beams', 'early_stopping', 'length_penalty')
+# The supported keys of `generation_kwargs`.
+_SETTINGS = (
+    *('until', 'max_gen_toks', 'do_sample', 'temperature', 'top_k', 'top_p', 'num_beams', 'early_stopping'),
+    'length_penalty',
+)
 # Maps values of transformers' `early_stopping` to stopping conditions; the default is False.
 _STOPPING_CONDITIONS = {
     False: beam_search.continue_until_unlikely,
@@ -56,8 +57,7 @@ class RemixerLM(LM):
         max_length: maximum length of each context and each continuation in tokens; None uses the model's lengths.
         trust_gin: whether to load a shared model whose model.gin refers to modules outside this package.
         seed: random seed for sampled answers.
-        max_batch_size: unused, but lm_eval passes it to every model.
-        device: must be None or lm_eval's default, because JAX selects the device (JAX_PLATFORMS).
+        max_batch_size, device: unused, but lm_eval passes them to every model. JAX selects the device (JAX_PLATFORMS).
     """
 
     def __init__(
@@ -71,8 +71,6 @@ class RemixerLM(LM):
         device: str | None = None,
     ) -> None:
         super().__init__()
-        if device not in (None, DEFAULT_DEVICE):
-            raise UserError(f'--device must not be set, got {device}; set JAX_PLATFORMS to select the device')
         size = DEFAULT_BATCH_SIZE if str(batch_size).startswith('auto') else int(batch_size)
         lengths = None if max_length is None else {'inputs': int(max_length), 'targets': int(max_length)}
         self.trained = saved_models.load(str(path), lengths=lengths, trust_gin=trust_gin)
@@ -296,27 +294,23 @@ def parse_generation_kwargs(kwargs: Mapping[str, Any], default_length: int) -> t
     Beam search has the same defaults as transformers' `generate`, which lm_eval's `hf` calls. Raises UserError for a
     setting that no decoder supports.
     """
-    settings = {name: value for name, value in kwargs.items() if value is not None}
-    unknown = settings.keys() - {'until', *_LENGTH_SETTINGS, *_OTHER_SETTINGS}
-    if unknown:
-        allowed = ', '.join(('until', _LENGTH_SETTINGS[0], *_OTHER_SETTINGS))
-        raise UserError(f'the keys of generation_kwargs must be among {allowed}, got {", ".join(sorted(unknown))}')
-    until = settings.get('until', [])
-    length = next((int(settings[name]) for name in _LENGTH_SETTINGS if name in settings), default_length)
-    beams, temperature = int(settings.get('num_beams') or 1), float(settings.get('temperature') or 0.0)
-    decoder: Decoder = Greedy()
-    if settings.get('do_sample') and temperature <= 0:
+    settings: Any = normalize_gen_kwargs(
+        {name: value for name, value in kwargs.items() if value is not None}, default_length
+    )
+    if unknown := settings.keys() - {*_SETTINGS}:
         raise UserError(
-            f'temperature must be above 0 with do_sample, got {temperature}; set temperature in generation_kwargs'
+            f'the keys of generation_kwargs must be among {", ".join(_SETTINGS)}, got {", ".join(sorted(unknown))}'
         )
-    # As in lm_eval's `normalize_gen_kwargs`, a temperature without `do_sample` enables sampling.
-    if settings.get('do_sample', True) and temperature > 0:
+    beams = int(settings.get('num_beams') or 1)
+    decoder: Decoder = Greedy()
+    if settings['do_sample']:
         if beams > 1:
             raise UserError(
                 f'generation_kwargs must not set both do_sample and num_beams, got do_sample and num_beams = {beams}'
             )
-        decoder = Sampling(temperature, settings.get('top_k') or None, float(settings.get('top_p') or 1.0))
+        top_k, top_p = settings.get('top_k') or None, float(settings.get('top_p') or 1.0)
+        decoder = Sampling(float(settings.get('temperature') or 0.0), top_k, top_p)
     elif beams > 1:
         penalty = PowerPenalty(float(settings.get('length_penalty', 1.0)))
         decoder = BeamSearch(beams, penalty, _STOPPING_CONDITIONS[settings.get('early_stopping', False)])
-    return [until] if isinstance(until, str) else list(until), length, decoder
+    return settings['until'], settings['max_gen_toks'], decoder
