@@ -22,6 +22,11 @@ from tests.support import command_folder, hf_folders, saved_run
 TEXTS = ['this is a <extra_id_0>. test', 'Ünknown', '', 'the ' * 60, 'a test']
 PAIRS = [['a <extra_id_1>.t<extra_id_0>', 'this', ''], ['a', 'te', 'tes']]
 LENGTHS = {'inputs': 12, 'targets': 6}
+# The byte ids of PAIRS, without the end token of inputs that are too long.
+IDS = {
+    side: [([*saved_run.VOCABULARY.encode(text)][: length - 1] + [1] + [0] * length)[:length] for text in texts]
+    for (side, length), texts in zip(LENGTHS.items(), PAIRS, strict=True)
+}
 BEAMS = ['--gin.DECODER=@beam_search.BeamSearch()', '--gin.beam_search.BeamSearch.beams=2']
 # Raises an error if the program imports this package or its libraries.
 REFUSE_IMPORTS = """
@@ -73,7 +78,8 @@ import json
 import tensorflow as tf
 import tensorflow_text
 model, texts, pairs = tf.saved_model.load('saved_model'), tf.constant({TEXTS!r}), tf.constant({PAIRS!r})
-small = tf.saved_model.load('../small/saved_model').signatures['score'](inputs=pairs[0], targets=pairs[1])
+ids = {{name: tf.constant(rows) for name, rows in {IDS!r}.items()}}
+small = tf.saved_model.load('../small/saved_model').signatures['score_ids'](**ids)
 call = lambda name, **inputs: {{key: value.numpy() for key, value in model.signatures[name](**inputs).items()}}
 generated = call('generate', inputs=texts)
 rows = zip(generated['texts'], generated['scores'])
@@ -134,6 +140,8 @@ def test_an_exported_program_reads_lines_as_infer_does(outputs, current_folder):
     assert first == second != b''
     done = subprocess.run(command, input=b'a\tbc\na\n', capture_output=True)
     assert (done.returncode, done.stderr) == (1, b'line 2 must be INPUT<tab>TARGET, but it has no tab\n')
+    done = subprocess.run(command, input=b'a\tb\xff\n', capture_output=True)
+    assert done.returncode == 1 and done.stderr.startswith(b'the input must be UTF-8') and done.stderr.count(b'\n') == 1
 
 
 def test_an_int8_export_is_a_quarter_of_the_size_and_nearly_equal(outputs, current_folder):

@@ -1,8 +1,8 @@
-"""Writes a TensorFlow SavedModel that includes the tokenizer and accepts any number of texts.
+"""Writes a TensorFlow SavedModel that accepts any number of rows.
 
-Each function has two signatures: `NAME` for texts and `NAME_ids` for token ids. TensorFlow runs the function's
-StableHLO program with XLA, without converting it to TensorFlow operations. Tokenizers consist of TensorFlow operations
-(from TensorFlow Text for SentencePiece), not Python functions.
+Each function has a signature `NAME_ids` for token ids and, if the vocabulary is a SentencePiece model, a signature
+`NAME` for texts, whose tokenizer consists of operations of TensorFlow Text. TensorFlow runs the function's StableHLO
+program with XLA, without converting it to TensorFlow operations.
 """
 
 from __future__ import annotations
@@ -15,13 +15,11 @@ import jax
 import numpy as np
 
 from remixer_t5x.devices import jax_workarounds
-from remixer_t5x.extras.export import BYTES, IDS
+from remixer_t5x.extras.export import SENTENCEPIECE
 from remixer_t5x.extras.export.exported_functions import ExportedFunction
 from remixer_t5x.lazy_imports import tf
 
 Call = Callable[..., Any]
-# Number of special ids that precede the ids of bytes.
-_SPECIAL_IDS = 3
 
 
 def write_saved_model(
@@ -40,9 +38,8 @@ def write_saved_model(
     # As attributes of the module, the weights are shared by all functions and saved only once.
     module.weights = {name: tf.Variable(array, trainable=False, name=name) for name, array in weights.items()}
     codec = None
-    if contents['vocabulary']['kind'] != IDS:
-        is_bytes = contents['vocabulary']['kind'] == BYTES
-        module.tokenizer = None if is_bytes else vocabulary.tf_tokenizer
+    if contents['vocabulary']['kind'] == SENTENCEPIECE:
+        module.tokenizer = vocabulary.tf_tokenizer
         codec = _TensorFlowTokenizer(vocabulary, module.tokenizer, contents['vocabulary']['sentinel_pattern'])
     signatures: dict[str, Any] = {}
     for function in functions:
@@ -112,7 +109,7 @@ class _TensorFlowTokenizer:
     """Converts texts [rows] to ids [rows, length] and back with TensorFlow operations.
 
     Args:
-        tokenizer: a TensorFlow Text SentencePiece tokenizer; None for a byte vocabulary.
+        tokenizer: a TensorFlow Text SentencePiece tokenizer.
         sentinel_pattern: a regular expression that matches the names of sentinels; None if texts have no sentinels.
     """
 
@@ -121,48 +118,18 @@ class _TensorFlowTokenizer:
 
     def encode(self, strings: Any, length: int, ends: bool) -> Any:
         """Tokenizes texts, and pads or truncates them to `length`. Adds an end token if `ends` is true."""
-        eos_id = self._vocabulary.eos_id if ends else None
-        if self._tokenizer is None:
-            ids = self._encode_bytes(strings)
-        else:
-            pattern = self._sentinel_pattern
-            ids = self._tokenizer.tokenize(
-                tf.strings.regex_replace(strings, pattern, r' <extra_id_\1> ') if pattern else strings
-            )
-        ids = ids[:, : length - (eos_id is not None)]
-        if eos_id is not None:
-            end = tf.fill([ids.nrows(), 1], tf.constant(int(eos_id), tf.int32))
+        if self._sentinel_pattern:
+            strings = tf.strings.regex_replace(strings, self._sentinel_pattern, r' <extra_id_\1> ')
+        ids = self._tokenizer.tokenize(strings)[:, : length - ends]
+        if ends:
+            end = tf.fill([ids.nrows(), 1], tf.constant(int(self._vocabulary.eos_id), tf.int32))
             ids = tf.concat([ids, end], axis=1)
         return ids.to_tensor(shape=[None, length])
-
-    def _encode_bytes(self, strings: Any) -> Any:
-        # The pattern `\b\B` never matches.
-        pattern = self._sentinel_pattern or r'\b\B'
-        # The byte 0xFF, which does not occur in UTF-8, separates sentinels from other text.
-        parts = tf.strings.split(tf.strings.regex_replace(strings, pattern, b'\xff\\0\xff'), b'\xff')
-        is_sentinel = tf.strings.regex_full_match(parts.flat_values, pattern)
-        numbers = tf.strings.regex_replace(tf.where(is_sentinel, parts.flat_values, '0'), '[^0-9]', '')
-        sentinel_ids = int(self._vocabulary.vocab_size) - 1 - tf.strings.to_number(numbers, tf.int32)
-        # Each sentinel is replaced by one byte, `?`, because it becomes one id.
-        split = tf.strings.bytes_split(tf.where(is_sentinel, '?', parts.flat_values))
-        values = tf.cast(tf.reshape(tf.io.decode_raw(split.flat_values, tf.uint8), [-1]), tf.int32)
-        rows = split.value_rowids()
-        ids = tf.where(tf.gather(is_sentinel, rows), tf.gather(sentinel_ids, rows), values + _SPECIAL_IDS)
-        return parts.with_flat_values(split.with_flat_values(ids)).merge_dims(1, 2)
 
     def decode(self, tokens: Any) -> Any:
         """Decodes ids [rows, answers, length] to texts [rows, answers]."""
         flat = tf.reshape(tokens, [-1, tf.shape(tokens)[-1]])
-        return tf.reshape(self._decode_rows(flat), tf.shape(tokens)[:-1])
-
-    def _decode_rows(self, tokens: Any) -> Any:
-        is_end = tf.cast(tf.equal(tokens, int(self._vocabulary.eos_id)), tf.int32)
+        is_end = tf.cast(tf.equal(flat, int(self._vocabulary.eos_id)), tf.int32)
         before_end = tf.cumsum(is_end, exclusive=True, axis=-1) == 0
-        if self._tokenizer is not None:
-            known = tf.where(tokens < int(self._vocabulary.vocab_size), tokens, int(self._vocabulary.unk_id))
-            return self._tokenizer.detokenize(tf.where(before_end, known, 0))
-        values = tokens - _SPECIAL_IDS
-        kept = tf.ragged.boolean_mask(values, before_end & (values >= 0) & (values < 256))
-        texts = tf.strings.reduce_join(tf.gather(tf.constant([bytes([value]) for value in range(256)]), kept), axis=-1)
-        # Drops bytes that are not valid UTF-8.
-        return tf.strings.unicode_transcode(texts, 'UTF-8', 'UTF-8', errors='ignore')
+        known = tf.where(flat < int(self._vocabulary.vocab_size), flat, int(self._vocabulary.unk_id))
+        return tf.reshape(self._tokenizer.detokenize(tf.where(before_end, known, 0)), tf.shape(tokens)[:-1])

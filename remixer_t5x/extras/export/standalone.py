@@ -124,7 +124,11 @@ def main():
     name, model = sys.argv[1] if len(sys.argv) == 2 else '', Model()
     if name not in ('generate', 'score', 'encode', 'classify'):
         raise SystemExit(__doc__)
-    lines = [line.rstrip('\r\n') for line in sys.stdin]
+    try:
+        sys.stdin.reconfigure(encoding='utf-8')  # type: ignore[union-attr]
+        lines = [line.rstrip('\r\n') for line in sys.stdin]
+    except UnicodeDecodeError as error:
+        raise SystemExit(f'the input must be UTF-8, got {error}') from None
     if name == 'score':
         pairs = [line.split('\t', 1) for line in lines]
         if short := [number for number, pair in enumerate(pairs, 1) if len(pair) < 2]:
