@@ -10,7 +10,6 @@ import itertools
 import pathlib
 import random
 import re
-import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -62,17 +61,10 @@ class ComparisonPlan:
         The macros in `extra` override `setting`.
         """
         setting_name = re.sub(r'[^\w.=,+-]+', '_', format_setting(setting))
-        names = (_shorten_file_name(each) for each in (model.replace('/', '_'), setting_name))
-        folder = self.folder.joinpath(*names, name or f'seed_{seed}')
+        folder = self.folder.joinpath(model.replace('/', '_'), setting_name, name or f'seed_{seed}')
         flags = [*self.changes.get(model, ()), *setting, *extra, ('SEED', str(seed)), ('MODEL_DIR', str(folder))]
         gin_flags = (f'--gin.{macro}={value}' for macro, value in flags)
         return SweepCell(model, setting, seed, folder, (*self.recipe, f'--model={self.models[model]}', *gin_flags))
-
-
-def _shorten_file_name(name: str) -> str:
-    """Replaces the end of a name that is too long for a file system by a checksum of the name."""
-    data = name.encode()
-    return name if len(data) <= 200 else f'{data[:190].decode(errors="ignore")}_{zlib.crc32(data):08x}'
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -103,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
     """Starts the runs that have not finished, then prints and writes the results; returns the exit code.
 
     Raises:
-        UserError: a flag is invalid, or the first run reports an invalid setting.
+        UserError: a flag is invalid.
     """
     runs = build_plan(args)
     cost_matching.import_jax_on_cpu()

@@ -30,7 +30,6 @@ STEPS = ('TRAIN_STEPS', 'TRAIN_STEPS_RELATIVE')
 _CHANGEABLE = ('SEED', *STEPS, 'LOG_PERIOD', 'EVAL_PERIOD', 'CHECKPOINT_PERIOD')
 # Pairs (macro, value), with the value as a string.
 Setting = tuple[tuple[str, str], ...]
-_USER_ERROR_CODE = 2
 # Seconds between progress lines of a run, and between checks for ended runs.
 _PROGRESS_PERIOD, _POLL_PERIOD = 30.0, 0.1
 
@@ -118,18 +117,14 @@ class Sweep:
     def run(self, cells: Sequence[SweepCell], parallel: int = 1) -> None:
         """Runs the cells that have not finished, up to `parallel` of them at the same time.
 
-        Raises:
-            SweepStopped: a signal stopped the sweep; the exit code is 128 plus the signal number.
-            UserError: no cell has finished, and a run that is not part of a search reported a user error before
-                logging metrics in this sweep.
+        Raises SweepStopped if a signal stopped the sweep; the exit code is 128 plus the signal number.
         """
         from remixer_t5x.train import preemption
 
         todo = [cell for cell in cells if not self._is_finished(cell) and cell not in self.failed]
         count = format_count(len(cells), 'run')
         print_progress_line(f'{count}, {len(cells) - len(todo)} finished before; in {self.folder}')
-        started, running, received = 0, list[_RunProcess](), list[int]()
-        stop_signal, mistake = 0, None
+        started, running, received, stop_signal = 0, list[_RunProcess](), list[int](), 0
         with contextlib.ExitStack() as handlers:
             for number in preemption.get_stop_signals():
                 previous = signal.signal(number, lambda number, _: received.append(number))
@@ -151,36 +146,24 @@ class Sweep:
                 for process in tuple(running):
                     if process.poll() is None:
                         process.show_progress()
-                        continue
-                    running.remove(process)
-                    can_raise = not any(map(self._is_finished, cells))
-                    try:
-                        self._record_outcome(process, bool(stop_signal), can_raise)
-                    except UserError as error:
-                        mistake = error
-                        received.append(signal.SIGTERM)
-        if mistake:
-            raise mistake
+                    else:
+                        running.remove(process)
+                        self._record_outcome(process, bool(stop_signal))
         if stop_signal:
             print_progress_line('stopped; run the same command again to continue')
             raise SweepStopped(128 + stop_signal)
 
-    def _record_outcome(self, process: '_RunProcess', stopped: bool, can_raise: bool) -> None:
-        """Records whether a run finished or failed. With `can_raise`, raises the run's user error, if any."""
-        cell, code = process.cell, process.returncode
-        if code == 0:
+    def _record_outcome(self, process: '_RunProcess', stopped: bool) -> None:
+        """Records whether a run finished or failed."""
+        cell = process.cell
+        if process.returncode == 0:
             with (self.folder / FINISHED_FILE).open('a') as file:
                 file.write(json.dumps(list(cell.command)) + '\n')
             self._finished.append(list(cell.command))
             print_progress_line(f'{cell.name}: finished in {time.monotonic() - process.start:,.0f} s')
         elif not stopped:
-            line = process.read_last_line('error') or 'no output'
-            is_mistake = code == _USER_ERROR_CODE and _count_bytes_logged(cell) == process.bytes_before
-            # A run of a search may fail because of its setting, such as a learning rate that is too high.
-            if is_mistake and not cell.setting and can_raise:
-                raise UserError(f'{cell.name}: {line.removeprefix("error: ")}')
-            self.failed[cell] = line
-            print_progress_line(f'{cell.name}: FAILED with {code}: {line}')
+            self.failed[cell] = process.read_last_line('error') or 'no output'
+            print_progress_line(f'{cell.name}: FAILED with {process.returncode}: {self.failed[cell]}')
 
     def _is_finished(self, cell: SweepCell) -> bool:
         return list(cell.command) in self._finished and cell.folder.is_dir()
@@ -204,7 +187,7 @@ class _RunProcess(subprocess.Popen):
     """The process of a `SweepCell` that is running."""
 
     def __init__(self, cell: SweepCell):
-        self.cell, self.start, self.bytes_before = cell, time.monotonic(), _count_bytes_logged(cell)
+        self.cell, self.start = cell, time.monotonic()
         self._next_progress, self._shown_line = self.start + _PROGRESS_PERIOD, ''
         with object_store.wrap_write_errors(epath.Path(cell.folder.parent)):
             cell.folder.parent.mkdir(parents=True, exist_ok=True)
@@ -229,11 +212,6 @@ class _RunProcess(subprocess.Popen):
             log.seek(self._log_start)
             lines = log.read().decode(errors='replace').strip().splitlines() or ['']
         return next((line for line in reversed(lines) if line.startswith(prefix)), lines[-1])
-
-
-def _count_bytes_logged(cell: SweepCell) -> int:
-    metrics = cell.folder / model_dir.METRICS
-    return metrics.stat().st_size if metrics.exists() else 0
 
 
 def print_progress_line(line: str) -> None:

@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     """Prints the cost of each run, starts the runs that have not finished, and prints the table; returns the exit code.
 
     Raises:
-        UserError: a flag is invalid, or a run reports an invalid setting.
+        UserError: a flag is invalid.
     """
     from remixer_t5x.extras.reports import cost_matching, sweep
     from remixer_t5x.extras.reproduce import tables
