@@ -165,8 +165,11 @@ def test_missing_values_and_bytes_of_parquet(tmp_path):
 
 def test_float32_numbers_of_parquet_have_their_shortest_text(tmp_path):
     numbers = pa.array([0.1, 3.8, 2.0, None, float('nan')], pa.float32())
-    pq.write_table(pa.table({'q': [*'vwxyz'], 'a': numbers}), tmp_path / 'a.parquet')
-    read, skipped = read_pairs(tmp_path, 'a.parquet', (tmp_path / 'a.parquet').read_bytes())
+    objects = pa.StructArray.from_arrays([numbers], ['x'])
+    pq.write_table(pa.table({'q': [*'vwxyz'], 'a': numbers, 'b': objects}), tmp_path / 'a.parquet')
+    content = (tmp_path / 'a.parquet').read_bytes()
+    read, skipped = read_pairs(tmp_path, 'a.parquet', content)
+    assert read == read_pairs(tmp_path, 'a.parquet', content, targets='b.x')[0]
     assert read == [('v', '0.1'), ('w', '3.8'), ('x', '2')] and skipped.count('column a is empty') == 2
 
 

@@ -364,8 +364,13 @@ def _list_rows(batch: Any) -> list[Row]:
     """Converts a record batch to rows. A float32 number has its shortest text: 0.1, not 0.10000000149011612."""
     import pyarrow as pa
 
+    def replace_float32(type: Any, by: Any) -> Any:
+        if pa.types.is_struct(type):
+            return pa.struct([field.with_type(replace_float32(field.type, by)) for field in type])
+        return by if pa.types.is_float32(type) else type
+
     columns = [
-        column.cast(pa.string()).cast(pa.float64()) if pa.types.is_float32(column.type) else column
+        column.cast(replace_float32(column.type, pa.string())).cast(replace_float32(column.type, pa.float64()))
         for column in batch.columns
     ]
     return pa.RecordBatch.from_arrays(columns, batch.schema.names).to_pylist()
