@@ -183,9 +183,22 @@ def _load_splits(builder: Any, streaming: bool) -> tuple[Mapping[str, Any], Mapp
     return builder.as_dataset(), files
 
 
+def _convert_value(feature: Any, value: Any) -> Any:
+    """Replaces class labels by their names, and float32 numbers by those with the shortest text: 0.1."""
+    if value is None:
+        return None
+    if isinstance(feature, Mapping):
+        return {name: _convert_value(feature[name], item) for name, item in value.items()}
+    if hasattr(feature, 'feature') and isinstance(value, list):
+        return [_convert_value(feature.feature, item) for item in value]
+    if hasattr(feature, 'int2str'):
+        return feature.int2str(value) if value >= 0 else None
+    return float(str(np.float32(value))) if getattr(feature, 'dtype', None) == 'float32' else value
+
+
 @dataclasses.dataclass(frozen=True)
 class _RowParser:
-    """Converts rows to texts with `document`, after replacing class labels by names; error messages contain `where`."""
+    """Converts rows to texts with `document`, after `_convert_value`; error messages contain `where`."""
 
     where: str
     features: Mapping[str, Any] | None
@@ -194,16 +207,7 @@ class _RowParser:
 
     def parse_row(self, row: Row, number: int, part: str = '') -> str | None:
         """Converts a row to a text; returns None for a malformed or empty row. Messages contain `number` and `part`."""
-        for name, feature in (self.features or {}).items():
-            # The feature of a list of class labels has the class label as the attribute `feature`.
-            label, value = getattr(feature, 'feature', feature), row[name]
-            if hasattr(label, 'int2str'):
-                indices = value if isinstance(value, list) else [value]
-                is_known = all(index is not None and index >= 0 for index in indices)
-                row[name] = label.int2str(value) if is_known else None
-            elif getattr(feature, 'dtype', None) == 'float32' and value is not None:
-                # The shortest text of the number: 0.1, not 0.10000000149011612.
-                row[name] = float(str(np.float32(value)))
+        row = _convert_value(self.features, row)
         try:
             text = self.document(add_nested_columns(row))
         except UserError:

@@ -78,13 +78,18 @@ def test_lists_of_class_labels_become_names_separated_by_spaces():
         'rows', features, lambda row: f'{row["words"]} {row["tags"]}', None
     ).parse_row
     texts = [parse(row, 1) for row in datasets.Dataset.from_dict(columns, features)]
-    assert texts == ["['Ann', 'is', 'in'] ['B-PER', 'O', 'O']", "['no', 'one'] ['O', 'O']", "['hidden'] None"]
+    assert texts == ["['Ann', 'is', 'in'] ['B-PER', 'O', 'O']", "['no', 'one'] ['O', 'O']", "['hidden'] [None]"]
 
 
-def test_float32_numbers_have_their_shortest_text():
-    rows = datasets.Dataset.from_dict({'score': [0.1, None]}, datasets.Features(score=datasets.Value('float32')))
-    parser = huggingface_datasets._RowParser('rows', rows.features, lambda row: str(row['score']), None)
-    assert [parser.parse_row(row, 1) for row in rows] == ['0.1', 'None']
+def test_float32_numbers_have_their_shortest_text_and_labels_their_names():
+    """This includes those in objects."""
+    features = {'score': datasets.Value('float32'), 'label': datasets.ClassLabel(names=['no', 'yes'])}
+    values = {'score': [0.1, None], 'label': [1, None]}
+    inner = [{name: value[row] for name, value in values.items()} for row in range(2)]
+    rows = datasets.Dataset.from_dict({**values, 'inner': inner}, datasets.Features({**features, 'inner': features}))
+    names = ('score', 'label', 'inner.score', 'inner.label')
+    parser = huggingface_datasets._RowParser('', rows.features, lambda row: ' '.join(f'{row[n]}' for n in names), None)
+    assert [parser.parse_row(row, 1) for row in rows] == ['0.1 yes 0.1 yes', 'None None None None']
 
 
 def test_templates_may_use_the_items_of_a_column_with_objects(tmp_path):
