@@ -287,6 +287,14 @@ def test_added_tokens_of_gpt2_are_single_tokens(get_vocabulary):
     assert vocabulary.decode([261, 257]) == '<|user|>th' and vocabulary.vocab_size == 262
 
 
+@pytest.mark.parametrize('pieces', [['!', '<|endoftext|>'], ['<|endoftext|>', '!']])
+def test_a_tokenizer_without_padding_must_be_shifted(tmp_path, pieces):
+    """Otherwise, the piece with id 0 would be removed from texts, or the end token would have no weight."""
+    hf_folders.write_byte_pairs(tmp_path, pieces, [], '<|endoftext|>')
+    vocabulary = vocabularies.huggingface_tokenizer(str(tmp_path / 'tokenizer.json'), '<|endoftext|>')
+    assert 'shifted = True' in error_message(lambda: vocabulary.eos_id)
+
+
 def test_an_end_token_is_not_used_as_a_mask(tmp_path):
     hf_folders.write_byte_pairs(tmp_path, ['a', '<|endoftext|>'], [], '<|endoftext|>')
     vocabulary = vocabularies.huggingface_tokenizer(str(tmp_path / 'tokenizer.json'), '<|endoftext|>', shifted=True)

@@ -117,14 +117,19 @@ class HuggingFaceTokenizer(Vocabulary):
 
     @functools.cached_property
     def eos_id(self) -> int:
-        _, _, after = self._loaded_tokenizer
-        if self._end is None and after:
-            return after[-1] + self.shifted
+        tokenizer, _, after = self._loaded_tokenizer
         end = self._end or tokenizer_files.read_tokenizer_config(pathlib.Path(self._path).parent).get('eos_token')
         end = end.get('content') if isinstance(end, dict) else end
-        index = self._tokenizer.token_to_id(end) if isinstance(end, str) else None
+        index = tokenizer.token_to_id(end) if isinstance(end, str) else None
+        if self._end is None and after:
+            index = after[-1]
         if index is None:
             raise UserError(f'{self._path} has no end token {end!a:.60}; set vocabularies.huggingface_tokenizer.end')
+        if not self.shifted and (index == 0 or 0 not in tokenizer.get_added_tokens_decoder()):
+            raise UserError(
+                f'{self._path}: id 0 must be padding, got {tokenizer.id_to_token(0)!a:.60}; set '
+                'vocabularies.huggingface_tokenizer.shifted = True'
+            )
         return int(index) + self.shifted
 
     @functools.cached_property
