@@ -4,6 +4,8 @@ The arrays in a batch of each model type are defined in `data.batch_formats`.
 """
 
 import dataclasses
+import re
+import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Self
 
@@ -55,6 +57,9 @@ class Model:
         Args:
             batch_shapes: shapes of a batch's token arrays, and of its segment ids if rows are packed. Some sublayers
                 raise UserError for long or packed rows.
+
+        Raises:
+            UserError: a module requires other attributes or inputs than the module that contains it passes.
         """
         method, inputs = self._init_method_and_inputs(
             {name: jnp.ones(shape, jnp.int32) for name, shape in batch_shapes.items()}
@@ -63,7 +68,15 @@ class Model:
         def init() -> Params:
             return self.module.init(rng, **inputs, enable_dropout=False, method=method)['params']
 
-        return init() if self.lora is None else self.lora.init(init, rng)
+        try:
+            return init() if self.lora is None else self.lora.init(init, rng)
+        except TypeError as error:
+            if not _is_raised_by_call_of_ours(error):
+                raise
+            raise UserError(
+                f'a module does not fit its setting: {error}; set its attributes, CLASS.ATTRIBUTE = VALUE, or use '
+                'another class'
+            ) from error
 
     def loss(self, params: Params, batch: Batch, dropout_rng: jax.Array | None = None) -> tuple[jax.Array, MetricSums]:
         """Returns the loss summed over all predictions, and float32 sums of metrics.
@@ -225,6 +238,13 @@ class GenerativeModel(Model):
     def _compute_next_logits(self, params: Params, hidden: jax.Array) -> jax.Array:
         """Computes the logits of the next token, [rows, vocab] float32, from the decoder's output [rows, 1, embed]."""
         return losses.compute_token_logits(hidden[:, 0], self.module.get_output_kernel(params), self.logit_softcap)
+
+
+def _is_raised_by_call_of_ours(error: TypeError) -> bool:
+    """Returns whether a module of this package, not of the user, has called an object with the wrong arguments."""
+    names = [frame.f_globals.get('__name__', '') for frame, _ in traceback.walk_tb(error.__traceback__)]
+    caller = next(name for name in reversed(names) if not name.startswith(('flax.', 'jax.')))
+    return caller.startswith('remixer_t5x.') and bool(re.search(r'__(init|call)__\(\)|is not callable', str(error)))
 
 
 def select_batch_arrays(batch: Batch, *names: str) -> dict[str, jax.Array]:

@@ -39,7 +39,7 @@ class DecoderOnly(nn.Module):
     embed_dim: ranges.Count
     decoder_stack: Callable[..., Stack]
     dtype: str = 'float32'
-    embedding: Callable[..., nn.Module] = Embed
+    embedding: Callable[..., Embed] = Embed
     tied: bool = False
     scaled_output: bool = False
     base_embed_dim: ranges.Count | None = None

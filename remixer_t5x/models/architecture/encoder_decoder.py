@@ -52,7 +52,7 @@ class EncoderDecoder(nn.Module):
     encoder_stack: Callable[..., Stack]
     decoder_stack: Callable[..., Stack]
     dtype: str = 'float32'
-    embedding: Callable[..., nn.Module] = Embed
+    embedding: Callable[..., Embed] = Embed
     tied: bool = False
     scaled_output: bool = False
     base_embed_dim: ranges.Count | None = None

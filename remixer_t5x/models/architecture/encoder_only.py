@@ -24,6 +24,9 @@ from remixer_t5x.models.layers.embedding import Embed, scale_projection_input
 from remixer_t5x.models.layers.norms import LayerNorm, NormFactory
 from remixer_t5x.models.layers.positions import LearnedPositions
 
+# Creates a module (x, ctx, token types or None) -> x that computes the input of the stack.
+InputLayerFactory = Callable[..., Callable[[jax.Array, SequenceContext, jax.Array], jax.Array]]
+
 _BERT_INIT = nn.initializers.normal(stddev=0.02)
 
 
@@ -45,11 +48,11 @@ class EncoderOnly(nn.Module):
     embed_dim: ranges.Count
     encoder_stack: Callable[..., Stack]
     dtype: str = 'float32'
-    embedding: Callable[..., nn.Module] = Embed
-    input_layer: Callable[..., nn.Module] | None = None
+    embedding: Callable[..., Embed] = Embed
+    input_layer: InputLayerFactory | None = None
     head_layer: Callable[..., nn.Module] | None = None
     base_embed_dim: ranges.Count | None = None
-    sentence_layer: Callable[..., nn.Module] | None = None
+    sentence_layer: Callable[..., Callable[[jax.Array], jax.Array]] | None = None
     separator_id: int | None = None
 
     def setup(self) -> None:

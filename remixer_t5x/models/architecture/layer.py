@@ -12,7 +12,6 @@ The equations show layers with two sublayers, f and g, and the norm N (HyperMixe
 
 import collections
 import functools
-import inspect
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -68,32 +67,14 @@ class Layer(nn.Module):
 
     def _named_sublayers(self) -> Iterator[tuple[str, nn.Module]]:
         for name, factory in zip(_make_sublayer_names(self.sublayers), self.sublayers, strict=True):
-            try:
-                sublayer = factory(name=name)
-            except TypeError as error:
-                kind = unwrap_partial(factory)
-                owner = f'{kind.__module__.rpartition(".")[2]}.{kind.__name__}'
-                raise UserError(
-                    f'{owner} must be a Flax module with a value for each attribute, got {error}; set '
-                    f'{owner}.ATTRIBUTE = VALUE'
-                ) from error
-            yield name, sublayer
+            yield name, factory(name=name)
 
     def _compute_update(self, sublayer: nn.Module, x: jax.Array, ctx: SequenceContext) -> jax.Array:
         return dropout(self.dropout_rate, _call_sublayer(sublayer, x, ctx), deterministic=ctx.deterministic)
 
 
 def _call_sublayer(sublayer: nn.Module, x: jax.Array, ctx: SequenceContext) -> jax.Array:
-    """Calls a sublayer. Raises UserError if it does not accept (x, ctx), or if its output is not like `x`."""
-    signature = inspect.signature(sublayer.__call__)
-    try:
-        signature.bind(x, ctx)
-    except TypeError as error:
-        name = type(sublayer).__name__
-        raise UserError(
-            f'a sublayer must be a module (x, ctx) -> y, got {name}({", ".join(signature.parameters)}); define '
-            f'{name}.__call__(self, x, ctx), or use a class of models/sublayers'
-        ) from error
+    """Calls a sublayer. Raises UserError if its output is not like `x`."""
     y = sublayer(x, ctx)
     if not isinstance(y, jax.Array) or y.shape != x.shape or y.dtype != x.dtype:
         output = f'{y.dtype}{[*y.shape]}' if isinstance(y, jax.Array) else type(y).__name__

@@ -34,6 +34,8 @@ from remixer_t5x.models.layers.norms import LayerNorm
 ExpandFunction = Callable[[str, int], jax.Array]
 # Function (X U) -> f(Z) or (X U_2, X U_1) -> Z_1 * f(Z_2). On GPUs, one kernel computes the second form.
 SpatialProjection = Callable[..., jax.Array]
+# Creates a module that computes the spatial weights W for a number of tokens.
+SpatialFactory = Callable[..., Callable[[int, SequenceContext], jax.Array]]
 
 # cuBLAS loads 16 bytes at a time, so the contracted dimension of a bfloat16 matmul should be a multiple of 8.
 _MATMUL_DEPTH_MULTIPLE = 8
@@ -148,7 +150,7 @@ class SpatialMixing(nn.Module):
     """Spatial projection `f(Z) = W LN(Z) + b`, which mixes the tokens visible to each token."""
 
     max_length: ranges.Count
-    weights: Callable[..., nn.Module]
+    weights: SpatialFactory
 
     @nn.compact
     def __call__(
@@ -245,8 +247,8 @@ class GMLP(nn.Module):
     hidden_dim: ranges.Count
     max_length: ranges.Count
     gate: Callable[..., jax.Array] = split_gate
-    spatial: Callable[..., nn.Module] = ToeplitzSpatial
-    attention: Callable[..., nn.Module] | None = None
+    spatial: SpatialFactory = ToeplitzSpatial
+    attention: Callable[..., Callable[[jax.Array, SequenceContext], LazyProduct]] | None = None
     dropout_rate: ranges.Rate = 0.0
 
     @nn.compact

@@ -130,7 +130,7 @@ class TimAttention(_MechanismAttention):
         competition: factory of a module that weights the updates of the mechanisms, or None (TIM-NoComp in the paper).
     """
 
-    competition: Callable[..., nn.Module] | None = Competition
+    competition: Callable[..., Callable[[FeatureGroups], FeatureGroups]] | None = Competition
 
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
@@ -152,6 +152,8 @@ class TimCrossAttention(_MechanismAttention):
 
     While decoding, the first call computes and caches the keys and values of the memory, which all beams share.
     """
+
+    reads_memory = True
 
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
