@@ -6,9 +6,6 @@
 #       train --gin_file=experiments/t5_1_1_base_c4.gin --gin_file=hardware/gpu.gin --gin.MODEL_DIR=/data/run
 #   scripts/launch/kubernetes.sh --tpu=tpu-v5-lite-podslice --topology=4x4 --slices=2 --spot --image=registry/remixer-t5x:tpu \
 #       -- train --gin_file=experiments/t5_1_1_base_c4.gin --gin_file=hardware/tpu.gin --gin.TOPOLOGY='2*v5e:4x4' --gin.MODEL_DIR=gs://bucket/run
-#   scripts/launch/kubernetes.sh fetch --from=/data/run --to=runs/mine
-#
-# Actions: apply (default); fetch, which copies a folder from the claim (through a temporary pod) or gs:// to this machine.
 #
 #   --name=NAME     name of the JobSet (default remixer-t5x)
 #   --nodes=N       number of GPU nodes, with one process each (default 2)
@@ -21,7 +18,6 @@
 #                   a MODEL_DIR in gs://, /data is a folder of the pod)
 #   --service_account=NAME   service account of the pods (default `default`), with access to a MODEL_DIR in gs:// (on GKE
 #                   through Workload Identity Federation)
-#   --from=FOLDER --to=FOLDER   source and target of `fetch`
 #   --dry_run       print the JobSet and the command; DRY_RUN=1 does the same
 #
 # Logs:   kubectl logs --follow --selector=jobset.sigs.k8s.io/jobset-name=NAME
@@ -30,12 +26,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 source scripts/launch/command_line.sh
 
-name=remixer-t5x nodes=2 gpus=8 tpu='' topology='' chips=4 slices=1 spot='' image='' claim='' account=default from='' to=''
-action=apply
-if [[ "${1:-}" =~ ^[a-z]+$ ]]; then
-    action="$1"
-    shift
-fi
+name=remixer-t5x nodes=2 gpus=8 tpu='' topology='' chips=4 slices=1 spot='' image='' claim='' account=default
 split_arguments "$@"
 for option in "${OPTIONS[@]}"; do
     case "$option" in
@@ -50,8 +41,6 @@ for option in "${OPTIONS[@]}"; do
         --image=*) image="${option#*=}" ;;
         --claim=*) claim="${option#*=}" ;;
         --service_account=*) account="${option#*=}" ;;
-        --from=*) from="${option#*=}" ;;
-        --to=*) to="$(given_path "${option#*=}")" ;;
         *) fail "$option is not an option of kubernetes.sh; pass --help for a list" ;;
     esac
 done
@@ -89,41 +78,13 @@ for line in open("scripts/launch/kubernetes_jobset.yaml"):
     print(re.sub(r"^( *[\w./]+: ).* # \[(\w+)\]$", lambda found: found[1] + values[found[2]], line.rstrip("\n")))
 '
 
-apply() {
-    local jobset
-    need_command
-    [[ -n "$image" ]] || fail '--image is required; pass --image=REGISTRY/remixer-t5x:gpu, after docker build and docker push'
-    jobset="$(python3 -c "$fill" "$name" "$nodes" "$gpus" "$tpu" "$topology" "$chips" "$slices" "$spot" "$image" "$claim" \
-        "$account" "${COMMAND[@]}")"
-    if [[ "$DRY_RUN" == 1 ]]; then
-        echo "$jobset"
-        echo '+ kubectl apply --filename=- # (the JobSet above)' >&2
-    else
-        kubectl apply --filename=- <<< "$jobset"
-    fi
-}
-
-fetch() {
-    [[ -n "$from" && -n "$to" ]] || fail '--from and --to are required; pass --from=/data/run --to=FOLDER'
-    run mkdir -p "$to"
-    if [[ "$from" == gs://* ]]; then
-        run gcloud storage rsync --recursive "$from" "$to"
-        return
-    fi
-    # A pod that mounts the claim and sleeps, with the user of the image. `kubectl cp` requires tar in the image.
-    local pod="$name-fetch" overrides='{"apiVersion": "v1", "spec": {"securityContext": {"runAsUser": 1000, "fsGroup": 1000},
-        "containers": [{"name": "POD", "image": "IMAGE", "command": ["sleep", "86400"],
-            "volumeMounts": [{"name": "data", "mountPath": "/data"}]}],
-        "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "CLAIM"}}]}}'
-    image="${image:-docker.io/library/busybox:stable}"
-    overrides="${overrides/POD/$pod}" overrides="${overrides/IMAGE/$image}" overrides="${overrides/CLAIM/$claim}"
-    run kubectl run "$pod" --image="$image" --restart=Never --overrides="$overrides"
-    run kubectl wait --for=condition=Ready --timeout=600s "pod/$pod"
-    run kubectl cp "$pod:$from" "$to"
-    run kubectl delete pod "$pod" --wait=false
-}
-
-case "$action" in
-    apply | fetch) "$action" ;;
-    *) fail "kubernetes.sh got '$action'; use fetch, or nothing to apply a JobSet" ;;
-esac
+need_command
+[[ -n "$image" ]] || fail '--image is required; pass --image=REGISTRY/remixer-t5x:gpu, after docker build and docker push'
+jobset="$(python3 -c "$fill" "$name" "$nodes" "$gpus" "$tpu" "$topology" "$chips" "$slices" "$spot" "$image" "$claim" \
+    "$account" "${COMMAND[@]}")"
+if [[ "$DRY_RUN" == 1 ]]; then
+    echo "$jobset"
+    echo '+ kubectl apply --filename=- # (the JobSet above)' >&2
+else
+    kubectl apply --filename=- <<< "$jobset"
+fi

@@ -15,7 +15,6 @@
 #   logs        follows the log of one host (--worker=0)
 #   status      prints the state of the slice, and that of the command on every host
 #   stop        sends SIGTERM on every host: the run saves a checkpoint and exits with 143, or is killed after five minutes
-#   fetch       copies the folder --from, in gs:// or on the first host, to the local folder --to
 #   delete      deletes the slice
 #
 #   --name=NAME --zone=ZONE --type=TYPE   the slice; TYPE, as in v4-32 or v5litepod-16, is required by `create`
@@ -27,7 +26,6 @@
 #   --wheel=FILE        install this wheel of remixer_t5x instead of building one from the checkout
 #   --env=NAME=VALUE    environment variable for the command on every host, repeatable
 #   --worker=N          host whose log to follow (default 0, of the first slice)
-#   --from=FOLDER --to=FOLDER   source and target of `fetch`
 #   --failures=N        number of failures, except for preemptions, after which `supervise` stops (default 3)
 #   --dry_run           print the commands; DRY_RUN=1 does the same
 #
@@ -42,7 +40,7 @@ POLL_SECONDS="${POLL_SECONDS:-30}"
 action="${1:-}"
 shift || true
 name='' zone='' type='' version='' project='' queued='' spot='' worker=0 failures=3
-slices=1 wheel='' from='' to=''
+slices=1 wheel=''
 environment=()
 
 read_options() {
@@ -58,8 +56,6 @@ read_options() {
             --queued) queued=1 ;;
             --spot) spot=1 ;;
             --wheel=*) wheel="$(given_path "${option#*=}")" ;;
-            --from=*) from="${option#*=}" ;;
-            --to=*) to="$(given_path "${option#*=}")" ;;
             --env=*=*) environment+=("${option#*=}") ;;
             --worker=*) worker="${option#*=}" ;;
             --failures=*) failures="${option#*=}" ;;
@@ -71,10 +67,10 @@ read_options() {
     where=(--zone="$zone")
     [[ -z "$project" ]] || where+=(--project="$project")
     # gcloud connects to the hosts of several slices through their queued resource.
-    hosts=tpu-vm every=(--worker=all) one=(--worker="$worker") first=(--worker=0)
+    hosts=tpu-vm every=(--worker=all) one=(--worker="$worker")
     if (( slices > 1 )); then
         hosts='queued-resources' queued=1
-        every+=(--node=all) one+=(--node=0) first+=(--node=0)
+        every+=(--node=all) one+=(--node=0)
     fi
 }
 
@@ -212,16 +208,6 @@ stop() {
     on "$REMOTE_FOLDER/scripts/launch/worker.sh stop" "${every[@]}"
 }
 
-fetch() {
-    [[ -n "$from" && -n "$to" ]] || fail '--from and --to are required; pass --from=gs://bucket/run --to=FOLDER'
-    run mkdir -p "$to"
-    if [[ "$from" == gs://* ]]; then
-        run gcloud storage rsync --recursive "$from" "$to"
-    else
-        run gcloud compute tpus "$hosts" scp --recurse "$name:$from" "$to" "${where[@]}" "${first[@]}"
-    fi
-}
-
 delete() {
     if [[ -n "$queued" ]]; then
         run gcloud compute tpus queued-resources delete "$name" "${where[@]}" --force --quiet
@@ -266,8 +252,8 @@ supervise() {
 }
 
 case "$action" in
-    supervise | create | install | start | logs | status | stop | fetch | delete) ;;
-    *) fail "tpu_vm.sh got '$action'; use supervise, create, install, start, logs, status, stop, fetch, delete or --help" ;;
+    supervise | create | install | start | logs | status | stop | delete) ;;
+    *) fail "tpu_vm.sh got '$action'; use supervise, create, install, start, logs, status, stop, delete or --help" ;;
 esac
 split_arguments "$@"
 read_options

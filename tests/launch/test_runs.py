@@ -159,9 +159,8 @@ def test_several_tpu_slices_restart_and_resume_a_run(cluster, tmp_path, files_fl
             supervisor.wait()
     output = (tmp_path / 'output').read_text()
     assert 'mixer was preempted' in output and 'the command has succeeded' in output
-    harness.run_script('tpu_vm.sh', 'fetch', *where, '--from=gs://mine/run', f'--to={tmp_path}/mine', env=cluster)
     harness.run_script('tpu_vm.sh', 'delete', *where, env=cluster)
-    assert_resumed(tmp_path / 'mine', uninterrupted(2))
+    assert_resumed(bucket, uninterrupted(2))
 
 
 def test_a_jobset_is_restarted_and_resumes(cluster, tmp_path, files_flag, uninterrupted):
@@ -177,8 +176,7 @@ def test_a_jobset_is_restarted_and_resumes(cluster, tmp_path, files_flag, uninte
     fake_commands.wait_until(has_text(tmp_path / 'ended'), 'the end of the JobSet')
     assert (tmp_path / 'ended').read_text() == 'Completed', (tmp_path / 'pod_0.log').read_text()
     assert (tmp_path / 'attempts').read_text().splitlines()[1:] == ['[0, 0]']
-    harness.run_script('kubernetes.sh', 'fetch', *options, '--from=/data/run', f'--to={tmp_path}/mine', env=cluster)
-    assert_resumed(tmp_path / 'mine', uninterrupted(2))
+    assert_resumed(run, uninterrupted(2))
 
 
 def test_a_slurm_job_is_requeued_and_resumes(cluster, tmp_path, files_flag, uninterrupted, installed):

@@ -1,4 +1,4 @@
-"""A fake of `gcloud compute tpus` and `gcloud storage rsync` (cloud.google.com/sdk/gcloud/reference).
+"""A fake of `gcloud compute tpus` (cloud.google.com/sdk/gcloud/reference).
 
 A slice has two hosts; if a queued resource has several slices, each has one host. A host is a folder, which is its
 HOME. Environment variables replace the TPU metadata with which JAX connects the processes. A queued resource passes
@@ -101,18 +101,13 @@ def ssh(words, kind: str) -> int:
 
 def scp(words, kind: str) -> int:
     values = {**TO_HOSTS, 'node': HOSTS} if kind == 'queued-resources' else TO_HOSTS
-    positional, options = parse_options(words, values, ('recurse',))
+    positional, options = parse_options(words, values)
     source, target = check_positionals(positional, 2)
     name, colon, path = target.partition(':')
-    if colon:
-        for home in selected_hosts(name, options):
-            shutil.copy(source, home / path)
-        return 0
-    name, colon, path = source.partition(':')
-    if not colon or 'recurse' not in options:
-        refuse('the source or the target must be NAME:PATH, and a folder requires --recurse')
-    [home] = selected_hosts(name, options)
-    shutil.copytree(home / path, pathlib.Path(target) / pathlib.Path(path).name)
+    if not colon:
+        refuse('the target must be NAME:PATH')
+    for home in selected_hosts(name, options):
+        shutil.copy(source, home / path)
     return 0
 
 
@@ -171,19 +166,8 @@ def preempt(name: str) -> None:
         kill_group(int(group.read_text()))
 
 
-def rsync(words) -> int:
-    positional, _ = parse_options(words, {}, ('recursive', 'delete-unmatched-destination-objects'), ('recursive',))
-    source, target = check_positionals(positional, 2)
-    if not source.startswith('gs://') or not pathlib.Path(target).is_dir():
-        refuse('the source must be in gs://, and the destination must be a folder')
-    shutil.copytree(CLUSTER / 'buckets' / source.removeprefix('gs://'), target, dirs_exist_ok=True)
-    return 0
-
-
 def main(words: list[str]) -> int:
     record_call()
-    if words[:2] == ['storage', 'rsync']:
-        return rsync(words[2:])
     actions = {'list': list_states, 'create': create, 'delete': delete, 'ssh': ssh, 'scp': scp}
     if words[:2] != ['compute', 'tpus'] or words[2] not in ('tpu-vm', 'queued-resources') or words[3] not in actions:
         refuse('no such command')

@@ -8,7 +8,6 @@ import json
 import os
 import pathlib
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -140,52 +139,13 @@ def controller() -> int:
     return 0
 
 
-def run(words: list[str]) -> int:
-    values = {'image': '.+', 'restart': 'Never|Always|OnFailure', 'overrides': r'\{.+\}', 'namespace': NAME}
-    positional, options = parse_options(words, values, ('rm', 'stdin', 'quiet'), ('image', 'restart', 'overrides'))
-    [name] = check_positionals(positional, 1)
-    overrides = json.loads(options['overrides'])
-    if overrides.get('apiVersion') != 'v1':
-        refuse('--overrides needs a valid apiVersion')
-    pod = overrides['spec']
-    check_pod(pod)
-    (CLUSTER / f'{name}.pod').write_text(str(claim(pod)))
-    return 0
-
-
-def wait(words: list[str]) -> int:
-    positional, _ = parse_options(words, {'for': r'condition=\w+|delete', 'timeout': r'\d+[smh]'}, (), ('for',))
-    [name] = check_positionals(positional, 1)
-    return 0 if (CLUSTER / f'{name.removeprefix("pod/")}.pod').exists() else refuse(f'{name} does not exist')
-
-
-def copy(words: list[str]) -> int:
-    positional, _ = parse_options(words, {'container': NAME, 'retries': r'\d+'}, ('no-preserve',))
-    source, target = check_positionals(positional, 2)
-    name, _, path = source.partition(':')
-    folder = (CLUSTER / f'{name}.pod').read_text()
-    # Copies the contents of the folder, not the folder.
-    shutil.copytree(path.replace('/data', folder, 1), target, dirs_exist_ok=True)
-    return 0
-
-
-def delete(words: list[str]) -> int:
-    positional, _ = parse_options(words, {'wait': 'true|false', 'grace-period': r'\d+'})
-    kind, name = check_positionals(positional, 2)
-    if kind != 'pod':
-        refuse(f'unknown kind {kind}')
-    (CLUSTER / f'{name}.pod').unlink()
-    return 0
-
-
 def main(words: list[str]) -> int:
     if words == ['controller']:
         return controller()
     record_call()
-    actions = {'apply': apply, 'run': run, 'wait': wait, 'cp': copy, 'delete': delete}
-    if words[0] not in actions:
+    if words[0] != 'apply':
         refuse(f'unknown command {words[0]}')
-    return actions[words[0]](words[1:])
+    return apply(words[1:])
 
 
 if __name__ == '__main__':
