@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_macro_flag(parser, '--output', 'OUTPUT', output, metavar='FILE')
     decoder = arguments.add_decoder_flags(parser, 'INFER_BATCH_SIZE')
     arguments.add_macro_flag(parser, '--mesh', 'MESH', arguments.MESH_HELP, metavar='AXES')
-    embed = "write the encoder's output to --output, a .npz or .parquet file: one vector per text, or one per token too"
+    embed = "write the encoder's output to --output, an .npz file: one vector per text, or one per token too"
     decoder.add_argument('--embed', choices=('sentences', 'tokens'), nargs='?', const='sentences', help=embed)
     pooling = 'with --embed: mean of the tokens, or the first (default: the embedding of the model, if any, or mean)'
     parser.add_argument('--pooling', choices=('mean', 'first'), help=pooling)

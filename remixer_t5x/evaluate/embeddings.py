@@ -1,17 +1,14 @@
-"""Writes the embeddings of texts to a file: one vector per text and, optionally, one vector per token.
+"""Writes the embeddings of texts to an `.npz` file: one vector per text and, optionally, one vector per token.
 
-| file | contents |
-|---|---|
-| `.npz` | `sentences` [texts, embed] float32; if token vectors are requested, also `tokens` [all tokens, embed], `ids` [all tokens] and `offsets` [texts + 1]: the tokens of text i are `tokens[offsets[i]:offsets[i + 1]]` |
-| `.parquet` | a row for each text: `index`, `input`, `sentence`, `truncated`; if token vectors are requested, also `ids` and `tokens` |
+The file contains `sentences` [texts, embed] float32 and, if token vectors are requested, `tokens` [all tokens, embed],
+`ids` [all tokens] and `offsets` [texts + 1]: the tokens of text i are `tokens[offsets[i]:offsets[i + 1]]`.
 
 By default, the vector of a text is the embedding computed by a text embedding model, or the output of the model's
 sentence projection. For other models, it is the mean of the token vectors, including the end token. The mean and the
 vector of the first token can be selected for all models.
-"""  # noqa: E501 (a table)
+"""
 
 import itertools
-import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -24,15 +21,11 @@ from remixer_t5x.evaluate import predictions
 from remixer_t5x.evaluate.text_inference import TextCodec
 from remixer_t5x.run_folder import model_dir, object_store
 
-NPZ, PARQUET = '.npz', '.parquet'
-
 
 def check_output_path(path: str) -> None:
-    """Raises UserError unless `path` ends with .npz or .parquet and does not exist yet."""
-    if pathlib.PurePath(path).suffix not in (NPZ, PARQUET):
-        raise UserError(
-            f'with --embed, --output must end with .npz or .parquet, got {path!r}; pass --output=embeddings.npz'
-        )
+    """Raises UserError unless `path` ends with .npz and does not exist yet."""
+    if not path.endswith('.npz'):
+        raise UserError(f'with --embed, --output must end with .npz, got {path!r}; pass --output=embeddings.npz')
     if model_dir.to_absolute_path(path).exists():
         raise UserError(f'{path} already exists; use another --output, or remove it')
 
@@ -74,8 +67,8 @@ def embed_texts(
 ) -> Iterator[dict[str, Any]]:
     """Yields a record for each text. The model runs on up to `window` texts at a time.
 
-    A record contains `index`, `input`, `truncated`, the vector of the text, `sentence` [outputs] float32, and, if
-    `with_tokens` is true, the token `ids` and their vectors, `tokens` [tokens, embed] float32.
+    A record contains `truncated`, the vector of the text, `sentence` [outputs] float32, and, if `with_tokens` is true,
+    the token `ids` and their vectors, `tokens` [tokens, embed] float32.
 
     `pooling` is 'mean' (the mean of the token vectors), 'first' (the vector of the first token), or None (the
     embedding). Text embedding models compute token vectors only if they are needed, in a second forward pass. Raises
@@ -99,8 +92,8 @@ def embed_texts(
             vectors = np.stack([*map(compute_mean_vector, pooled)])
         if pooling is None:
             vectors = compute_sentence_vectors(model, predictor, params, ids, vectors)
-        for row, (text, (_, truncated)) in enumerate(zip(chunk, encoded, strict=True)):
-            record = {'index': index + row, 'input': text, 'truncated': truncated, 'sentence': vectors[row]}
+        for row, (_, truncated) in enumerate(encoded):
+            record = {'truncated': truncated, 'sentence': vectors[row]}
             yield record | ({'ids': ids[row], 'tokens': states[row]} if with_tokens else {})
         index += len(chunk)
 
@@ -109,32 +102,15 @@ def write_embeddings(path: str, records: list[dict[str, Any]]) -> None:
     """Writes the records of all texts to a file atomically."""
     if not records:
         raise UserError('there is no text to embed; pass --input=FILE')
+    arrays = {'sentences': np.stack([record['sentence'] for record in records])}
+    if 'tokens' in records[0]:
+        arrays['tokens'] = np.concatenate([record['tokens'] for record in records])
+        arrays['ids'] = np.concatenate([np.asarray(record['ids'], np.int32) for record in records])
+        arrays['offsets'] = np.cumsum([0, *(len(record['ids']) for record in records)])
     target = model_dir.to_absolute_path(path)
     unfinished = target.parent / f'.{target.name}.unfinished'
     with object_store.wrap_write_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         with unfinished.open('wb') as file:
-            (_write_npz if target.suffix == NPZ else _write_parquet)(file, records)
+            np.savez(file, **arrays)
         temporary_files.sync_and_rename(unfinished, target)
-
-
-def _write_npz(file: Any, rows: list[dict[str, Any]]) -> None:
-    arrays = {'sentences': np.stack([row['sentence'] for row in rows])}
-    if 'tokens' in rows[0]:
-        arrays['tokens'] = np.concatenate([row['tokens'] for row in rows])
-        arrays['ids'] = np.concatenate([np.asarray(row['ids'], np.int32) for row in rows])
-        arrays['offsets'] = np.cumsum([0, *(len(row['ids']) for row in rows)])
-    np.savez(file, **arrays)
-
-
-def _write_parquet(file: Any, rows: list[dict[str, Any]]) -> None:
-    import pyarrow
-    import pyarrow.parquet
-
-    columns = {name: [row[name] for row in rows] for name in rows[0]}
-    vector = pyarrow.list_(pyarrow.float32())
-    types = {'sentence': vector, 'tokens': pyarrow.list_(vector), 'ids': pyarrow.list_(pyarrow.int32())}
-    if 'tokens' in columns:
-        columns['tokens'] = [list(tokens) for tokens in columns['tokens']]
-    arrays = {name: pyarrow.array(values, types.get(name)) for name, values in columns.items()}
-    pyarrow.parquet.write_table(pyarrow.table(arrays), file)
