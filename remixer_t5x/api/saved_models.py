@@ -226,7 +226,7 @@ def _load_shared_folder(shared: shared_folder.SharedModel, partitioner: Partitio
     if record['vocabulary'] != vocabulary_record:
         raise UserError(
             f'the model in {folder} was trained with vocabulary {record["vocabulary"]}, but the folder contains '
-            f'{vocabulary_record}; download it again'
+            f'{vocabulary_record}; download the folder again'
         )
     abstract = get_abstract_params(model, partitioner)
     shapes = (shared_folder.map_names_to_shapes(tree) for tree in (arrays, abstract))

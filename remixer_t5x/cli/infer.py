@@ -93,7 +93,7 @@ def find_template_mismatch(checkpoint: str, template: str | None) -> str | None:
     folder = model_dir.find_model_dir(checkpoint)
     if folder is None or not (folder / model_dir.CONFIG).is_file():
         return None
-    config = untrusted_files.read_text(folder / model_dir.CONFIG, 'restore it, or remove it')
+    config = untrusted_files.read_text(folder / model_dir.CONFIG, 'restore or remove the file')
     trained = compatibility.parse_literal(config, 'INPUTS')
     if trained is None or trained == template:
         return None

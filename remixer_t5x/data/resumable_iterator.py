@@ -125,7 +125,7 @@ class ResumableIterator:
             except (tf.errors.OpError, AssertionError) as error:
                 raise UserError(
                     f'the saved data position does not match the current {self._name} '
-                    f'({extract_error_message(error)}); train into a new MODEL_DIR with INITIAL_CHECKPOINT_PATH set to '
+                    f'({extract_error_message(error)}); use a new MODEL_DIR with INITIAL_CHECKPOINT_PATH set to '
                     'the old one'
                 ) from error
 

@@ -151,6 +151,6 @@ def read_best_record(step: epath.Path) -> dict[str, Any]:
     expected = {'metric': str, 'value': int | float, 'step': int}
     if not isinstance(record, dict) or not all(isinstance(record.get(name), type_) for name, type_ in expected.items()):
         raise UserError(
-            f'{step} has no record of the best metric; move it elsewhere, so that the next best checkpoint can be saved'
+            f'{step} has no record of the best metric; move this folder so that the next best checkpoint can be saved'
         )
     return record

@@ -32,7 +32,7 @@ MODEL_TYPE = 'remixer_t5x'
 # URL prefix of models on the Hugging Face Hub.
 HUB_SCHEME = 'hf://'
 CONFIG, GIN, CODE = 'config.json', 'model.gin', 'code'
-_ADVICE = 'download it again'
+_ADVICE = 'download the folder again'
 
 
 @dataclasses.dataclass(frozen=True)

@@ -254,7 +254,7 @@ class CheckpointSaver:
             self.checkpoints.wait_until_finished()
         step = collectives.broadcast(self.checkpoints.latest_step())
         if step is None:
-            raise UserError(f'{reason}; no checkpoint to rewind to could be written; free space in MODEL_DIR')
+            raise UserError(f'{reason}, but no earlier checkpoint could be written; free space in MODEL_DIR')
         count = self.bad_steps.count_rewind(step)
         self.log.print(
             f'{reason}: rewinding to step {step} ({count} of at most {MAX_REWINDS} times) and skipping these batches'

@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     kinds.add_argument(
         '--settings', nargs='?', const='', metavar='WORD',
-        help='list all gin macros with default, file, reader and meaning, or only those that contain WORD',
+        help='list all gin macros, or only those whose name, meaning or argument contains WORD',
     )  # fmt: skip
     parser.add_argument(
         '--compare', nargs='?', const='', metavar='SIZES',

@@ -48,7 +48,7 @@ def print_macro_table(args: argparse.Namespace) -> None:
     if not macros:
         suggestion = suggest_similar_name(args.settings, (row.name for row in find_macros()))
         raise UserError(
-            f'no macro contains {args.settings!r} in name, reader or meaning'
+            f'no macro contains {args.settings!r} in its name, meaning or argument'
             f'{suggestion or "; run remixer-t5x info --settings for all"}'
         )
     table = console.build_table('macro', 'default', 'set by', 'read by', 'meaning', wraps=True)

@@ -107,7 +107,9 @@ def match_widths(
         widths = dict(start)
     if abs(cost_of(widths) / target - 1) > TOLERANCE:
         names = ' and '.join(start)
-        raise UserError(f'no {names} has a cost within {TOLERANCE:.0%} of {target:,.0f}; change the number of layers')
+        raise UserError(
+            f'no {names} leads to a cost within {TOLERANCE:.0%} of {target:,.0f}; change the number of layers'
+        )
     return widths
 
 

@@ -159,7 +159,7 @@ def _read_run(folder: epath.Path, name: str) -> RecordedRun:
         name=name,
         folder=os.fspath(folder),
         records=logged,
-        config=untrusted_files.read_text(config, 'restore it, or remove it') if config.exists() else '',
+        config=untrusted_files.read_text(config, 'restore or remove the file') if config.exists() else '',
         evaluations=read_metrics_records(evaluations),
         predictions=dict(_read_predictions(folder / EVAL_FOLDER / checkpoint_evaluation.PREDICTIONS)),
     )

@@ -291,7 +291,7 @@ class LabelledSource(seqio.DataSource):
                 notice = ProgressNotice(f'reading {self._dataset.name}, split {split}')
                 records = [self._serialize_example(example) for example in layout.read(*paths)]
                 if not records:
-                    raise UserError(f'{", ".join(paths)} has no examples; download it again, or choose another split')
+                    raise UserError(f'{", ".join(paths)} has no examples; download them again, or choose another split')
                 arrow_files.write_documents(temporary / _ROWS, ((record, None) for record in records), lambda: '')
                 notice.print_result(f'{len(records):,} examples')
                 cache.mark_entry_complete(temporary)

@@ -46,7 +46,7 @@ def read_file_state(path: str) -> FileState:
         return FileState(path, local.st_size, local.st_mtime_ns)
     except lazy_imports.get_file_error_types() as error:
         raise UserError(
-            f'{path} cannot be read ({root_cause_message(error)}); restore it and run the command again'
+            f'{path} cannot be read ({root_cause_message(error)}); restore the file and run the command again'
         ) from error
 
 

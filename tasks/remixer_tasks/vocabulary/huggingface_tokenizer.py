@@ -263,7 +263,7 @@ def load_tokenizer(path: str) -> tuple[Any, list[int], list[int]]:
         raise UserError(f'{path} cannot be read as a tokenizer ({lines[-1] if lines else error!s:.200})') from error
     for piece, index in tokenizer.get_vocab(with_added_tokens=True).items():
         if len(piece) > MAX_TEXT or index >= MAX_ID:
-            raise UserError(f'{path}: the piece {piece!a:.60} or its id {index} is too long; download it again')
+            raise UserError(f'{path}: the piece {piece!a:.60} or its id {index} is too long; download the file again')
     start = next(index for index in range(len(whole) + 1) if whole[index : index + len(plain)] == plain)
     return tokenizer, whole[:start], whole[start + len(plain) :]
 

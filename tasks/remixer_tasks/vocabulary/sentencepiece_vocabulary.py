@@ -260,7 +260,7 @@ def build_unigram_model(tokenizer: dict[str, Any], where: str) -> bytes:
         for row in rows
     )
     if not is_pieces or not isinstance(unk_id, int):
-        raise UserError(f'{where} must contain pieces with scores, and an unk_id; download it again')
+        raise UserError(f'{where} must contain pieces with scores, and an unk_id; download the file again')
     steps = _list_component_steps(tokenizer.get('pre_tokenizer'), 'pretokenizers')
     steps = steps[1:] if steps[:1] == [{'type': 'WhitespaceSplit'}] else steps
     tokenizer_files.check_tokenizer_settings(steps[0] if steps else None, _METASPACE, f'{where}, pre_tokenizer')
