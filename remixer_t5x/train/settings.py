@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from remixer_t5x import ranges
 from remixer_t5x.data import pipeline
@@ -104,6 +104,9 @@ class Periods:
 
 STOP, SKIP, REWIND, CONTINUE = 'stop', 'skip', 'rewind', 'continue'
 NEWEST, PREVIOUS = 'newest', 'previous'
+_BadStepPolicy = Annotated[str, ranges.Range("'stop', 'skip' or 'rewind'", {STOP, SKIP, REWIND}.__contains__)]
+_SaveFailurePolicy = Annotated[str, ranges.Range("'stop' or 'continue'", {STOP, CONTINUE}.__contains__)]
+_RestorePolicy = Annotated[str, ranges.Range("'newest' or 'previous'", {NEWEST, PREVIOUS}.__contains__)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,20 +124,12 @@ class Recovery:
             checkpoint away and restores the previous checkpoint.
     """
 
-    on_bad_step: str = STOP
+    on_bad_step: _BadStepPolicy = STOP
     spike_factor: ranges.AboveOne | None = None
-    on_save_failure: str = STOP
-    restore: str = NEWEST
+    on_save_failure: _SaveFailurePolicy = STOP
+    restore: _RestorePolicy = NEWEST
 
     def __post_init__(self) -> None:
-        for field, allowed in (
-            ('on_bad_step', (STOP, SKIP, REWIND)),
-            ('on_save_failure', (STOP, CONTINUE)),
-            ('restore', (NEWEST, PREVIOUS)),
-        ):
-            if getattr(self, field) not in allowed:
-                options = ' or '.join(repr(choice) for choice in allowed)
-                raise UserError(f'{field.upper()} must be {options}, got {getattr(self, field)!r}')
         ranges.check_fields(self)
 
 

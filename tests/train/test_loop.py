@@ -111,7 +111,7 @@ def test_a_run_resumes_on_other_meshes_with_equal_losses(training, tmp_path):
     ('build', 'message'),
     [
         (lambda: settings.Periods(10, log_period=0), 'LOG_PERIOD must be a whole number of at least 1, got 0'),
-        (lambda: settings.Recovery(on_bad_step='ignore'), "ON_BAD_STEP must be 'stop' or 'skip' or 'rewind', got 'ig"),
+        (lambda: settings.Recovery(on_bad_step='ignore'), "ON_BAD_STEP must be 'stop', 'skip' or 'rewind', got 'ig"),
         *(
             (lambda option=option: settings.Folder('runs/a', **option), f'INITIAL_CHECKPOINT_PATH .* if {name} is set')
             for name, option in (
