@@ -4,9 +4,8 @@ On a local disk, a checkpoint is committed in this order: all files are written;
 and SHA-256 of each file; all files and folders are synced; the folder is renamed to its step number; the parent folder
 is synced. If a folder named after a step number exists after a power loss, all of its files are complete.
 
-Buckets do not support atomic renames, so all objects are written directly to the final folder. `files.json` lists the
-size of each object and the CRC32C checksum computed by the bucket. Orbax's marker file, which is written last, commits
-the checkpoint.
+Buckets do not support atomic renames, so all objects are written directly to the final folder, without `files.json`.
+Orbax's marker file, which is written last, commits the checkpoint.
 """
 
 import contextlib
@@ -27,8 +26,6 @@ from remixer_t5x.errors import UserError, root_cause_message
 from remixer_t5x.run_folder import object_store
 
 FILE_LIST = 'files.json'
-# Files that FILE_LIST omits, because Orbax writes or changes them after FILE_LIST is written.
-_UNLISTED_OBJECTS = ('_CHECKPOINT_METADATA', 'commit_success.txt')
 
 
 class DamagedCheckpointError(UserError):
@@ -54,29 +51,17 @@ class DurableFolder(ocp.path.atomicity.AtomicRenameTemporaryPath):
         commit_checkpoint(pathlib.Path(written), pathlib.Path(final))
 
 
-class BucketFolder(ocp.path.atomicity.CommitFileTemporaryPath):
-    """An Orbax checkpoint folder in a bucket, which lists all objects before the commit marker is written."""
-
-    async def finalize(self) -> None:
-        final: epath.Path = self.get_final()
-        # Write the file list only to the checkpoint's folder, which contains the items `state`, `data` and `run`.
-        if is_step_name(final.name):
-            contents = object_store.list_objects(final) or {}
-            listed = {name: entry for name, entry in contents.items() if name not in _UNLISTED_OBJECTS}
-            (final / FILE_LIST).write_text(json.dumps(listed))
-        await super().finalize()
-
-
 def build_manager_options(
     folder: epath.Path, keep: int | None = None, background: bool = False
 ) -> ocp.CheckpointManagerOptions:
     """Returns Orbax's options for `folder`, which keep the newest `keep` checkpoints (all if `keep` is None)."""
+    is_remote = object_store.is_remote(folder)
     return ocp.CheckpointManagerOptions(
         max_to_keep=keep,
         cleanup_tmp_directories=True,
         enable_async_checkpointing=background,
         async_options=ocp.options.AsyncOptions(barrier_sync_fn=_build_barrier()),
-        temporary_path_class=BucketFolder if object_store.is_remote(folder) else DurableFolder,
+        temporary_path_class=ocp.path.atomicity.CommitFileTemporaryPath if is_remote else DurableFolder,
     )
 
 
@@ -121,42 +106,23 @@ def commit_checkpoint(written: pathlib.Path, final: pathlib.Path) -> None:
 
 
 def verify_file_checksums(folder: epath.Path) -> None:
-    """Raises DamagedCheckpointError, which names the first missing, truncated or changed file.
+    """Raises DamagedCheckpointError, which names the first missing, truncated or changed file of a local checkpoint.
 
-    On a disk, reads all files of the checkpoint; in a bucket, reads only the sizes and checksums of the objects. Raises
-    UserError if FILE_LIST contains files outside of the folder.
+    Raises UserError if FILE_LIST contains files outside of the folder.
     """
-    listed = _read_file_list(folder)
-    is_remote = object_store.is_remote(folder)
-    # Without google-cloud-storage or credentials, `list_objects` returns None: a public bucket can still be read, but
-    # the checksums of its objects cannot be queried.
-    contents = object_store.list_objects(folder) if is_remote else None
-    if is_remote and contents is None:
-        return
-    for name, (size, digest) in sorted(listed.items()):
+    for name, (size, digest) in sorted(_read_file_list(folder).items()):
+        path = untrusted_files.resolve_path_inside(pathlib.Path(folder), name, str(folder / FILE_LIST))
+        problem = ''
         try:
-            if contents is None:
-                path = untrusted_files.resolve_path_inside(pathlib.Path(folder), name, str(folder / FILE_LIST))
-                with untrusted_files.open_file(path) as file:
-                    size_now, digest_now = os.fstat(file.fileno()).st_size, ''
-                    if not digest.startswith(object_store.CRC32C_PREFIX):
-                        digest_now = hashlib.file_digest(file, 'sha256').hexdigest()
-            elif name in contents:
-                size_now, digest_now = int(contents[name][0]), str(contents[name][1])
-            else:
-                raise FileNotFoundError
+            with untrusted_files.open_file(path) as file:
+                size_now = os.fstat(file.fileno()).st_size
+                if size_now != size:
+                    problem = f'has {size_now:,} bytes instead of {size:,}'
+                elif hashlib.file_digest(file, 'sha256').hexdigest() != digest:
+                    problem = 'does not match its checksum'
         except OSError as error:
             is_missing = isinstance(error, FileNotFoundError)
             problem = 'is missing' if is_missing else f'cannot be read ({root_cause_message(error)})'
-        else:
-            problem = f'has {size_now:,} bytes instead of {size:,}' if size_now != size else ''
-            # Compare checksums only if both use the same algorithm: copying a checkpoint between a disk and a bucket
-            # changes the algorithm.
-            is_comparable = digest.startswith(object_store.CRC32C_PREFIX) == digest_now.startswith(
-                object_store.CRC32C_PREFIX
-            )
-            if not problem and is_comparable and digest_now != digest:
-                problem = 'does not match its checksum'
         if problem:
             raise DamagedCheckpointError(f'the checkpoint at {folder} is damaged: {name} {problem}')
 

@@ -142,11 +142,11 @@ def wrap_checkpoint_errors(path: epath.Path, done: str) -> Iterator[None]:
 def verify_checkpoint_files(folder: epath.Path, listed: bool = False) -> None:
     """Checks the files of a checkpoint in the first process, before any process reads them.
 
-    Raises durable_folders.DamagedCheckpointError if a file is damaged, or if `listed` is True and `files.json` is
-    missing. Raises UserError if a link or a listed file name points outside of the folder.
+    Does nothing for a bucket. Raises durable_folders.DamagedCheckpointError if a file is damaged, or if `listed` is
+    True and `files.json` is missing. Raises UserError if a link or a listed file name points outside of the folder.
     """
     damage = None
-    if jax.process_index() == 0:
+    if jax.process_index() == 0 and not object_store.is_remote(folder):
         untrusted_files.check_links_inside(folder)
         try:
             if listed or (folder / durable_folders.FILE_LIST).exists():
@@ -203,9 +203,9 @@ def read_record(step: epath.Path) -> dict[str, Any]:
 
 
 def fingerprint_checkpoint(step: epath.Path) -> str:
-    """Returns the SHA-256 of a checkpoint's file list. Copies of the checkpoint have the same fingerprint."""
+    """Returns the SHA-256 of the manifest of the arrays. Copies of a checkpoint have the same fingerprint."""
     with wrap_checkpoint_errors(step, 'read'):
-        return hashlib.sha256(untrusted_files.read_bytes(step / durable_folders.FILE_LIST)).hexdigest()
+        return hashlib.sha256(untrusted_files.read_bytes(step / 'state' / 'manifest.ocdbt')).hexdigest()
 
 
 def hash_params(arrays: Mapping[str, Any]) -> str:
@@ -325,10 +325,7 @@ def open_checkpoint(path: str, setting: str = 'INITIAL_CHECKPOINT_PATH') -> Save
     model_dir.check_path_has_no_glob(step)
     verify_checkpoint_files(step)
     if collectives.is_distributed():
-        listed = (step / durable_folders.FILE_LIST).exists()
-        collectives.check_same_on_processes(
-            {f'the checkpoint {step}': fingerprint_checkpoint(step) if listed else 'unlisted'}
-        )
+        collectives.check_same_on_processes({f'the checkpoint {step}': fingerprint_checkpoint(step)})
     record = read_record(step)
     if BASE_KEY not in record:
         return SavedParams(step, record)

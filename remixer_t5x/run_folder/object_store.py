@@ -25,8 +25,6 @@ STORAGE_LIBRARY = 'google.cloud.storage'
 BUCKET_CHECK_SECONDS = 30.0
 # Seconds between uploads of a growing object.
 UPLOAD_SECONDS = 10.0
-# Prefix of the CRC32C checksums of objects in buckets. Checksums without this prefix are SHA-256 checksums.
-CRC32C_PREFIX = 'crc32c='
 
 
 class WriteError(UserError):
@@ -64,24 +62,6 @@ def check_bucket_accessible(folder: epath.Path) -> None:
         raise UserError(
             f'{GOOGLE_SCHEME}{_parse_bucket_name(folder)} cannot be used: {describe_error(error)}'
         ) from error
-
-
-def list_objects(folder: epath.Path) -> dict[str, list[Any]] | None:
-    """Maps the name of each object, relative to `folder`, to a list of its size in bytes and its prefixed checksum.
-
-    Returns None if google-cloud-storage or credentials are missing on this machine. Raises UserError if the bucket
-    cannot be read.
-    """
-    prefix = os.fspath(folder).removeprefix(GOOGLE_SCHEME).partition('/')[2].rstrip('/') + '/'
-    try:
-        blobs = list(_create_storage_client().list_blobs(_parse_bucket_name(folder), prefix=prefix))
-    except Exception as error:
-        if isinstance(error, ImportError) or type(error).__name__ == 'DefaultCredentialsError':
-            return None
-        raise UserError(f'{os.fspath(folder)} cannot be read: {describe_error(error)}') from error
-    # Skip names that end with a slash, which represent folders.
-    objects = (blob for blob in blobs if not blob.name.endswith('/'))
-    return {blob.name.removeprefix(prefix): [int(blob.size), f'{CRC32C_PREFIX}{blob.crc32c}'] for blob in objects}
 
 
 @contextlib.contextmanager
