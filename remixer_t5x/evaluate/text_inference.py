@@ -110,21 +110,17 @@ class PredictionWriter:
                 if not line.ended:
                     break
                 row = line.value if isinstance(line.value, dict) else {}
-                if row.get('index') != index or not isinstance(row.get('input'), str):
-                    raise UserError(f'{self.path} line {line.number} is not a prediction; {_OUTPUT_ADVICE}')
+                if row.get('index') != index or row.get('input') != next(texts, False):
+                    raise UserError(
+                        f'{self.path} line {line.number} is not the prediction of text {index} of {source}; use the same '
+                        'input, or another --output'
+                    )
                 for name, value in self._origin.items() if index == 0 else ():
                     if row.get(name) != value:
                         raise UserError(
                             f'{self.path} was written with {name} {row.get(name)}, but this run uses {value}; '
                             f'{_OUTPUT_ADVICE}'
                         )
-                text = next(texts, None)
-                if text != row['input']:
-                    reason = f'only {index:,} texts' if text is None else f'a different text with index {index}'
-                    raise UserError(
-                        f'{self.path} line {line.number} is a prediction of another text: {source} has {reason}; use '
-                        'the same input, or another --output'
-                    )
                 self.counts.count_row(row)
                 self._complete_bytes += line.size
         self.counts.before = self.counts.written
