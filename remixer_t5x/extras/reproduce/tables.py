@@ -1,7 +1,8 @@
 """Loads the tables of the papers from `papers/*.toml`: rows, recipes and published numbers.
 
-Each file contains a `title`, training runs (`stages`), `models` and `tables`. Stages and models define gin `files` and
-`flags` for each scale: `paper`, and `small` for runs that take about a minute on two CPU cores.
+Each file contains a `title`, training runs (`stages`), `models`, `tables`, and `excluded` tables and figures. Stages
+and models define gin `files` and `flags` for each scale: `paper`, and `small` for runs that take about a minute on two
+CPU cores.
 """
 
 import dataclasses
@@ -100,11 +101,12 @@ def read_papers() -> dict[str, dict[str, Any]]:
 
 def list_tables() -> dict[str, dict[str, Any]]:
     """Returns a dict from names such as 'remixers/table_4' to tables; irreproducible tables have a `reason`."""
-    return {
-        f'{paper}/{name}': entry
-        for paper, content in read_papers().items()
-        for name, entry in content['tables'].items()
-    }
+    entries = {}
+    for paper, content in read_papers().items():
+        entries |= {f'{paper}/{name}': entry for name, entry in content['tables'].items()}
+        for name, (title, reason) in content['excluded'].items():
+            entries[f'{paper}/{name}'] = {'title': title, 'reason': reason}
+    return entries
 
 
 def load_table(name: str, scale: str) -> PaperTable:
