@@ -101,7 +101,7 @@ def read_papers() -> dict[str, dict[str, Any]]:
 
 def list_tables() -> dict[str, dict[str, Any]]:
     """Returns a dict from names such as 'remixers/table_4' to tables; irreproducible tables have a `reason`."""
-    entries = {}
+    entries: dict[str, dict[str, Any]] = {}
     for paper, content in read_papers().items():
         entries |= {f'{paper}/{name}': entry for name, entry in content['tables'].items()}
         for name, (title, reason) in content['excluded'].items():
