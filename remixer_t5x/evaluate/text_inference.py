@@ -112,8 +112,8 @@ class PredictionWriter:
                 row = line.value if isinstance(line.value, dict) else {}
                 if row.get('index') != index or row.get('input') != next(texts, False):
                     raise UserError(
-                        f'{self.path} line {line.number} is not the prediction of text {index} of {source}; use the same '
-                        'input, or another --output'
+                        f'{self.path} line {line.number} is not the prediction of text {index} of {source}; use the '
+                        'same input, or another --output'
                     )
                 for name, value in self._origin.items() if index == 0 else ():
                     if row.get(name) != value:

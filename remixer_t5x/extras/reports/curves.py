@@ -107,23 +107,15 @@ def plot_loss(metrics_file: str | os.PathLike, png_file: str | os.PathLike, titl
     train = run.select_metric_points(TRAIN, 'loss')
     if not train:
         raise UserError(f'{metrics_file} has no training loss; choose a run that has logged at least one step')
-    held_out = {
-        kind: points for kind in run.list_evaluation_names() if (points := run.select_metric_points(kind, 'loss'))
-    }
     figure = drawing.create_figure(8, 4.5)
     axes = figure.add_subplot()
     axes.plot(*zip(*train, strict=True), color=_TRAIN, marker='.' if len(train) < 60 else None, label='training')
-    for index, (kind, points) in enumerate(held_out.items()):
-        label = 'held out' if len(held_out) == 1 else f'held out: {kind.removeprefix("held_out/")}'
-        label += f' (last: {points[-1][1]:.3f})'
+    for index, kind in enumerate(run.list_evaluation_names()):
         colour = _HELD_OUT if index == 0 else f'C{index}'
-        axes.plot(*zip(*points, strict=True), color=colour, linewidth=2, marker='o', markersize=4, label=label)
-    # The dotted line is the latest loss of the best constant prediction, from the first evaluation that reports it.
-    constants = (run.select_metric_points(kind, 'constant_loss') for kind in run.list_evaluation_names())
-    if constant := next(filter(None, constants), None):
-        axes.axhline(
-            constant[-1][1], color=drawing.TEXT_COLOUR, linewidth=1.2, linestyle=':', label='best constant prediction'
-        )
+        for number, label, style in (('loss', kind, 'o-'), ('constant_loss', 'best constant prediction', ':')):
+            if points := run.select_metric_points(kind, number):
+                label += f' (last: {points[-1][1]:.3f})'
+                axes.plot(*zip(*points, strict=True), style, color=colour, linewidth=2, markersize=4, label=label)
     drawing.style_axes(axes, title, 'step', 'cross-entropy per target token [nats]')
     axes.title.set_fontsize(13)
     axes.grid(axis='y', color=drawing.GRID, linewidth=0.8)

@@ -191,12 +191,7 @@ def group_runs_by_settings(runs: Sequence[RecordedRun]) -> list[RunGroup]:
     for run in runs:
         settings = {name: value for name, value in run.parse_settings().items() if name not in (*FOLDER_MACROS, SEED)}
         groups.setdefault(tuple(sorted(settings.items())) or run.folder, []).append(run)
-    names = []
-    for members in groups.values():
-        prefix = os.path.commonprefix([run.name for run in members]).rstrip('_-./ ') or members[0].name
-        names.append(members[0].name if len(members) == 1 else f'{prefix} × {len(members)}')
-    # Several groups may have the same prefix, but run names are unique.
     return [
-        RunGroup(name if names.count(name) == 1 else f'{members[0].name} × {len(members)}', members)
-        for name, members in zip(names, groups.values(), strict=True)
+        RunGroup(members[0].name + (f' × {len(members)}' if len(members) > 1 else ''), members)
+        for members in groups.values()
     ]

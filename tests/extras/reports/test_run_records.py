@@ -25,7 +25,7 @@ def test_runs_that_differ_only_in_seed_and_folders_are_one_group():
     ]
     groups = run_records.group_runs_by_settings(runs)
     assert [[run.name for run in group.runs] for group in groups] == [['a_1', 'a_2'], ['b'], ['bare'], ['bare_too']]
-    assert [group.name for group in groups] == ['a × 2', 'b', 'bare', 'bare_too']
+    assert [group.name for group in groups] == ['a_1 × 2', 'b', 'bare', 'bare_too']
 
 
 @pytest.mark.parametrize('values', [[5.0], [10.0, 90.0, 20.0]])
