@@ -161,11 +161,7 @@ class ModelComparison:
         }
         for measure in self.compared_metrics:
             if by_seed := measure.models.get(group.name):
-                best = (max if measure.higher_is_better else min)(by_seed, key=by_seed.__getitem__)
-                digits = _choose_decimal_places(measure.name)
-                texts[measure.name] = _format_mean(by_seed.values(), digits)
-                texts[f'{measure.name}, median'] = f'{statistics.median(by_seed.values()):.{digits}f}'
-                texts[f'{measure.name}, best seed'] = f'{by_seed[best]:.{digits}f} (seed {best})'
+                texts[measure.name] = _format_mean(by_seed.values(), _choose_decimal_places(measure.name))
         for kind, metric, cells in self.metric_rows:
             if cell := cells[index]:
                 texts.setdefault(
@@ -198,34 +194,25 @@ class ModelComparison:
         return lines + [(f'expected best of {k}', [_format_value(curve.get(k)) for curve in curves]) for k in shown]
 
     def draw_pictures(self) -> list[Picture]:
-        """Plots the metrics of all seeds and, after a search, each setting's measure and the expected best value."""
-        models = [group.name for group in self.groups]
+        """Plots each measure of all seeds and, after a search, the expected best value."""
         pictures = []
         for number, measure in enumerate(self.compared_metrics, 1):
-            points = {name: {name: list(by_seed.values())} for name, by_seed in measure.models.items()}
-            figure = draw_dot_plot(points, models, measure.name, show_mean=True)
             note = 'Each dot is a seed; the line is the mean.'
-            pictures.append(Picture(f'comparison-{number}', measure.name, note, figure))
-        if search := self.search:
-            points = {
-                format_setting(each): {
-                    name: [search.values[name][each]] for name in models if each in search.values[name]
-                }
-                for each in search.settings
-            }
-            note = f'{search.measure}, seed {search.cells[0].seed}'
-            pictures.append(Picture('comparison-search', 'Search', note, draw_dot_plot(points, models, search.measure)))
+            pictures.append(Picture(f'comparison-{number}', measure.name, note, _draw_dot_plot(measure)))
+        if self.search:
             figure = drawing.create_figure(_FIGURE_WIDTH, 3.0)
             axes = figure.add_subplot()
-            for index, name in enumerate(models):
-                curve = search.compute_expected_best_values(name)
-                axes.plot(
-                    range(1, len(curve) + 1), curve, 'o-', color=_choose_model_colour(index), markersize=3, label=name
-                )
+            for index, group in enumerate(self.groups):
+                curve = self.search.compute_expected_best_values(group.name)
+                colour = _choose_model_colour(index)
+                axes.plot(range(1, len(curve) + 1), curve, 'o-', color=colour, markersize=3, label=group.name)
             axes.locator_params(axis='x', integer=True)
             axes.grid(axis='y', color=drawing.GRID, linewidth=0.5)
-            drawing.style_axes(axes, '', 'settings tried', f'expected best {search.measure}')
-            _add_legend(figure, models)
+            drawing.style_axes(axes, '', 'settings tried', f'expected best {self.search.measure}')
+            columns = 1 if max(len(group.name) for group in self.groups) > 24 else 3
+            figure.legend(
+                loc='outside lower left', ncols=columns, frameon=False, fontsize=7, labelcolor=drawing.TEXT_COLOUR
+            )
             note = 'Expected best value of k random settings (Dodge et al. 2019).'
             pictures.append(Picture('comparison-expected', 'Expected best value', note, figure))
         return pictures
@@ -257,33 +244,20 @@ def write_csv(
         writer.writerows(lines)
 
 
-def draw_dot_plot(
-    rows: Mapping[str, Mapping[str, Sequence[float]]], models: Sequence[str], unit: str, show_mean: bool = False
-) -> Any:
-    """Plots a row of dots for each key of `rows`, with one colour per model."""
-    figure = drawing.create_figure(_FIGURE_WIDTH, 0.9 + 0.3 * len(rows) + 0.2 * (not show_mean) * len(models))
+def _draw_dot_plot(measure: ComparedMeasure) -> Any:
+    """Plots a row of dots for each model: the values of its seeds, with a line at their mean."""
+    figure = drawing.create_figure(_FIGURE_WIDTH, 0.9 + 0.3 * len(measure.models))
     axes = figure.add_subplot()
-    for height, by_model in enumerate(rows.values()):
-        for name, values in by_model.items():
-            colour = _choose_model_colour(models.index(name))
-            axes.plot(values, [height] * len(values), 'o', color=colour, markersize=5, alpha=0.75)
-            if show_mean:
-                axes.plot([statistics.fmean(values)] * 2, [height - 0.3, height + 0.3], color=colour, linewidth=1.6)
-    axes.set_yticks(range(len(rows)), list(rows), parse_math=False)
-    axes.set_ylim(len(rows) - 0.4, -0.6)
+    for row, by_seed in enumerate(measure.models.values()):
+        values, colour = list(by_seed.values()), _choose_model_colour(row)
+        axes.plot(values, [row] * len(values), 'o', color=colour, markersize=5, alpha=0.75)
+        axes.plot([statistics.fmean(values)] * 2, [row - 0.3, row + 0.3], color=colour, linewidth=1.6)
+    axes.set_yticks(range(len(measure.models)), list(measure.models), parse_math=False)
+    axes.set_ylim(len(measure.models) - 0.4, -0.6)
     axes.locator_params(axis='x', nbins=6)
     axes.grid(axis='x', color=drawing.GRID, linewidth=0.5)
-    drawing.style_axes(axes, '', unit)
-    if not show_mean:
-        for index, name in enumerate(models):
-            axes.plot([], [], 'o', color=_choose_model_colour(index), markersize=5, label=name)
-        _add_legend(figure, models)
+    drawing.style_axes(axes, '', measure.name)
     return figure
-
-
-def _add_legend(figure: Any, models: Sequence[str]) -> None:
-    columns = 1 if max(map(len, models)) > 24 else 3
-    figure.legend(loc='outside lower left', ncols=columns, frameon=False, fontsize=7, labelcolor=drawing.TEXT_COLOUR)
 
 
 def _choose_model_colour(index: int) -> str:

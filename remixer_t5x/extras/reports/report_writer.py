@@ -133,13 +133,12 @@ def render_page(
     overviews = comparison.overviews if comparison else {run.name: overview.summarize_run(run) for run in runs}
     rows = overview.build_task_table(groups)
     measures = overview.collect_compared_measures(groups, rows, overviews)
-    headline = overview.describe_measure_differences(measures, overviews)
     return _load_template().render(
         runs=runs,
         groups=groups,
         overviews=list(overviews.values()),
         comparison=comparison,
-        headline=comparison.difference_sentences if comparison else headline,
+        headline=overview.describe_measure_differences(measures, overviews),
         charts=curves.draw_charts(runs),
         smoothing=curves.SMOOTHING,
         tasks=rows,
