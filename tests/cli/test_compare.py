@@ -168,26 +168,6 @@ def test_a_sweep_prints_a_table_writes_a_report_and_is_not_repeated(tmp_path, ca
         assert all(word in line for word in (*words, 'use another --folder')) and '-> 4' not in line
 
 
-def use_program(tmp_path, monkeypatch, text):
-    """Replaces the program that runs are started with."""
-    (tmp_path / 'program.py').write_text(text)
-    monkeypatch.setattr(sweep, 'PROGRAM', (sys.executable, str(tmp_path / 'program.py')))
-    # These runs have no gin files.
-    monkeypatch.setattr(cost_matching, 'count_cost', lambda *args: ModelCounts({('a',): 1000}, {(): 2e6}, tokens=100))
-
-
-def test_a_failed_run_does_not_stop_the_others_and_is_retried(tmp_path, monkeypatch, capsys):
-    use_program(tmp_path, monkeypatch, 'import sys; print("boom"); sys.exit("remixer" in str(sys.argv) and 7)')
-    monkeypatch.setattr(command, '_show_results', lambda *args: None)
-    arguments = ['--models=remixer,t5_1_1', f'--folder={tmp_path}/runs']
-    assert main(['compare', 'train', *arguments]) == 1
-    error = capsys.readouterr().err
-    assert 'remixer, seed 0: FAILED with 7: boom' in error and error.endswith('FAILED remixer, seed 0: boom\n')
-    (tmp_path / 'runs/t5_1_1/seed_0').mkdir()  # as a real run does
-    assert main(['compare', 'train', *arguments]) == 1
-    assert '2 runs, 1 finished before' in capsys.readouterr().err
-
-
 TIMED = """
 import json, pathlib, sys
 words = dict(word.removeprefix('--gin.').split('=', 1) for word in sys.argv if '=' in word)

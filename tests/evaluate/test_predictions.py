@@ -21,13 +21,12 @@ def test_predictions_do_not_depend_on_batch_size_or_mesh(tmp_path):
     runs = json.loads((tmp_path / 'runs.json').read_text())
     mesh, reference = runs['mesh 8'], runs['single 4']
     assert mesh['predictions'] == reference['predictions']
-    np.testing.assert_allclose(mesh['scores'], reference['scores'], rtol=2e-4, atol=2e-4)
-    assert mesh['metrics'] == pytest.approx(reference['metrics'], rel=1e-4)
+    for name in ('scores', 'likelihoods'):
+        np.testing.assert_allclose(mesh[name], reference[name], rtol=2e-4, atol=2e-4)
     # The predictions differ enough for the comparison to mean something.
-    pairs = [tuple(pair) for pair in reference['predictions']]
+    pairs = [tuple(map(tuple, pair)) for pair in reference['predictions']]
     assert len(set(pairs)) > 15 and len(pairs) == 19 and all(len(pair) == 2 for pair in pairs)
-    assert len({len(text) for pair in pairs for text in pair}) > 2
-    assert set(reference['metrics']) == {'sum', 'equal', 'likelihood'}
+    assert len({len(ids) for pair in pairs for ids in pair}) > 1
 
 
 class Counting:

@@ -88,8 +88,3 @@ def test_the_page_is_well_formed_and_self_contained_and_escapes_text_from_files(
     style = re.search(r'<style>(.*?)</style>', text, re.DOTALL)[1]
     assert '@import' not in style and 'url(' not in style
     assert reader.data.count(EVIL) > 5
-
-
-def test_a_figure_is_saved_as_png_and_svg(pictures, tmp_path):
-    for path in drawing.save_picture(pictures[0], tmp_path / 'new'):
-        assert path.read_bytes().startswith((b'\x89PNG', b'<?xml'))

@@ -1,6 +1,5 @@
 """Records, settings and groups of runs, and their summaries, tables and charts."""
 
-import json
 import statistics
 
 import pytest
@@ -86,9 +85,3 @@ def test_a_group_is_marked_best_only_if_its_difference_is_shown():
             overview.collect_compared_measures(groups, rows, overviews), overviews
         )
         assert ('b is better than a by 8' in sentence) == best[1] and ('no difference shown' in sentence) != best[1]
-
-
-def test_an_unfinished_last_line_is_skipped(tmp_path):
-    file = tmp_path / 'metrics.jsonl'
-    file.write_text(json.dumps({'kind': 'train', 'step': 1}) + '\n{"kind": "train", "step"')
-    assert run_records.read_metrics_records(file) == [MetricsRecord('train', 1, {}, {})]
