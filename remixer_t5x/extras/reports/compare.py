@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 import pathlib
 import random
-import re
+import urllib.parse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,7 +23,6 @@ from remixer_t5x.extras.reports.sweep import (
     Sweep,
     SweepCell,
     SweepStopped,
-    format_setting,
     join_run_name,
     parse_seeds,
     print_progress_line,
@@ -60,8 +59,10 @@ class ComparisonPlan:
 
         The macros in `extra` override `setting`.
         """
-        setting_name = re.sub(r'[^\w.=,+-]+', '_', format_setting(setting))
-        folder = self.folder.joinpath(model.replace('/', '_'), setting_name, name or f'seed_{seed}')
+        texts = model, ','.join(f'{name}={value}' for name, value in setting)
+        # Other characters are escaped, so that distinct settings have distinct folders.
+        names = (urllib.parse.quote(text, safe='=,+@') for text in texts)
+        folder = self.folder.joinpath(*names, name or f'seed_{seed}')
         flags = [*self.changes.get(model, ()), *setting, *extra, ('SEED', str(seed)), ('MODEL_DIR', str(folder))]
         gin_flags = (f'--gin.{macro}={value}' for macro, value in flags)
         return SweepCell(model, setting, seed, folder, (*self.recipe, f'--model={self.models[model]}', *gin_flags))
@@ -137,31 +138,16 @@ def build_plan(args: argparse.Namespace) -> ComparisonPlan:
             )
     if not args.models:
         raise UserError('--models must name at least one model; pass --models=t5_1_1,remixer')
-    if args.over_random is not None and not args.over:
-        raise UserError('--over_random requires --over; pass --over LEARNING_RATE=1e-3,3e-3, or omit it')
     models = {_format_model_label(model): model for model in args.models}
     if len(models) < len(args.models):
         raise UserError(f'--models must not name a model twice, got {",".join(args.models)}; use distinct file names')
-    if args.equal and len(models) < 2:
-        raise UserError('--equal requires at least two models, got one; add a model to --models, or omit --equal')
     recipe = (
         args.compared,
         *cost_matching.build_config_flags(args, args.gin_file),
         *(f'--gin.{name}={value}' for name, value in args.gin_flags),
     )
     folder = pathlib.Path(args.folder).expanduser().absolute()
-    plan = ComparisonPlan(models, _build_setting_grid(args), parse_seeds(args.seeds), folder, recipe)
-    names: dict[pathlib.Path, str] = {}
-    for model, setting in itertools.product(models, plan.settings):
-        name = join_run_name(model, setting)
-        run_folder = plan.build_cell(model, setting, 0).folder
-        if run_folder in names:
-            raise UserError(
-                f'{names[run_folder]} and {name} must have distinct folders, got {run_folder.parent} for both; they '
-                'must differ in letters, digits or one of .=,+-'
-            )
-        names[run_folder] = name
-    return plan
+    return ComparisonPlan(models, _build_setting_grid(args), parse_seeds(args.seeds), folder, recipe)
 
 
 def _format_model_label(model: str) -> str:

@@ -67,19 +67,7 @@ class Layer(nn.Module):
 
     def _named_sublayers(self) -> Iterator[tuple[str, nn.Module]]:
         for name, factory in zip(_make_sublayer_names(self.sublayers), self.sublayers, strict=True):
-<<<<<<< HEAD
             yield name, factory(name=name)
-=======
-            try:
-                sublayer = factory(name=name)
-            except TypeError as error:
-                kind = unwrap_partial(factory)
-                owner = f'{kind.__module__.rpartition(".")[2]}.{kind.__name__}'
-                raise UserError(
-                    f'{owner} must be a Flax module whose attributes are set ({error}); set {owner}.ATTRIBUTE = VALUE'
-                ) from error
-            yield name, sublayer
->>>>>>> 6b7c59b2 (Name the file, folder or value in advice of error messages)
 
     def _compute_update(self, sublayer: nn.Module, x: jax.Array, ctx: SequenceContext) -> jax.Array:
         return dropout(self.dropout_rate, _call_sublayer(sublayer, x, ctx), deterministic=ctx.deterministic)

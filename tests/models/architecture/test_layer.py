@@ -98,10 +98,6 @@ def sublayer(**call):
         (sublayer(Narrow=lambda x: x[..., :2]), r'output of Narrow must be bfloat16\[2, 3, 4\] .* bfloat16\[2, 3, 2\]'),
         (sublayer(Pair=lambda x: (x, x)), 'the output of Pair must be .* got tuple'),
         (sublayer(Wide=lambda x: x.astype(jnp.float32)), r'the output of Wide must be .* got float32\[2, 3, 4\]'),
-<<<<<<< HEAD
-=======
-        (functools.partial(Mixer), 'test_layer.Mixer must .* are set .*shift.*; set test_layer.Mixer.ATTRIBUTE ='),
->>>>>>> 6b7c59b2 (Name the file, folder or value in advice of error messages)
         ('Mixer', "a sublayer must be a class or factory, got 'Mixer'; use @"),
         (Mixer(shift=0.1), 'a sublayer must be a class or factory, got an instance of Mixer; use @Mixer without'),
     ],
