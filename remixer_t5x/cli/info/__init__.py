@@ -25,9 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     kinds.add_argument('--sharding', action='store_true', help=sharding)
     kinds.add_argument('--memory', action='store_true', help='memory of a training step per device')
     kinds.add_argument(
-        '--speed', nargs='?', const=0, type=arguments.make_whole_number_type(0), metavar='CHANGES',
-        help='minimum time of a training step on the machine of a hardware file, bottlenecks, and possible changes; '
-        'CHANGES: number of changes to compile as well (default 0)',
+        '--speed', action='store_true',
+        help='minimum time of a training step on the machine of a hardware file, and its bottlenecks',
     )  # fmt: skip
     kinds.add_argument(
         '--self_check', action='store_true',
@@ -78,7 +77,7 @@ def run(args: argparse.Namespace) -> None:
         return
     from remixer_t5x.cli.info import model
 
-    if args.speed is not None:
+    if args.speed:
         speed = lazy_imports.import_extra('forecast.command')
         if args.compare is None:
             speed.print_forecast(args)

@@ -103,16 +103,6 @@ def print_memory_tables(args: argparse.Namespace) -> None:
         _print(_SAVINGS)
 
 
-def apply_change(args: argparse.Namespace, macro: str, value: str) -> argparse.Namespace:
-    """Returns the arguments of the command with another value of a macro."""
-    return argparse.Namespace(**{**vars(args), 'gin_flags': [*args.gin_flags, (macro, value)]})
-
-
-def format_flag(macro: str, value: str) -> str:
-    """Returns the command-line flag that sets a macro."""
-    return f'{"--mesh" if macro == "MESH" else f"--gin.{macro}"}={value}'
-
-
 def build_memory_table(memory: StepMemory, available: int | None) -> Table:
     """Returns a table of the memory by component and in total. The table has percentages if `available` is not None."""
     first = 'on each device'

@@ -20,11 +20,9 @@ from remixer_t5x.devices.hardware_table import Hardware, Topology
 from remixer_t5x.extras.forecast import roofline
 from remixer_t5x.extras.forecast.forecast import (
     Forecast,
-    RecommendedChange,
     describe_bottlenecks,
     describe_uncounted_kernels,
     forecast_step,
-    recommend_changes,
 )
 from remixer_t5x.extras.forecast.roofline import KernelCosts
 
@@ -36,7 +34,7 @@ _SHOWN_OPERATIONS = 10
 
 
 def print_forecast(args: argparse.Namespace) -> None:
-    """Prints the forecast of one configuration, then compiles the first N recommended changes (`--speed=N`)."""
+    """Prints the forecast of one configuration."""
     step, hardware = _build_step_spec(args)
     _print(memory.describe_train_step(step, hardware, _get_compiler_name(hardware)))
     current = _forecast_step(step, hardware)
@@ -45,10 +43,6 @@ def print_forecast(args: argparse.Namespace) -> None:
     if current.bound.collectives:
         _print(build_collectives_table(current))
     _print('what limits the step:', *(f'  {line}' for line in describe_bottlenecks(current)))
-    changes = list(recommend_changes(current, hardware.memory_bytes))
-    _print('what to change:' if changes else 'no known change of mesh, batch, remat or dtype would help')
-    _print(*(f'  {memory.format_flag(change.macro, change.value):<32} {change.reason}' for change in changes))
-    _compile_recommended_changes(args, current, changes[: args.speed])
     _print(memory.describe_memory_fit(current.memory, hardware.memory_bytes), _NOTE)
 
 
@@ -114,23 +108,6 @@ def _forecast_step(step: StepSpec, hardware: Hardware) -> Forecast:
     # XLA prints warnings about slow compilations to stderr.
     with lazy_imports.discard_stderr(), memory.trace_for_hardware(hardware, _get_compiler_name(hardware)):
         return forecast_step(step, chip, slices)
-
-
-def _compile_recommended_changes(
-    args: argparse.Namespace, current: Forecast, changes: Sequence[RecommendedChange]
-) -> None:
-    """Compiles each recommended change separately, and prints its tokens per second relative to the current step."""
-    if changes:
-        _print('compiled separately:')
-    for macro, value, _ in changes:
-        after = _forecast_step(*_build_step_spec(memory.apply_change(args, macro, value)))
-        more_tokens = after.tokens / current.tokens
-        gain = more_tokens * current.bound.serial_seconds / after.bound.serial_seconds
-        line = f'{gain:.2f} times the tokens per second by the bound'
-        if after.bound.estimated_seconds and current.bound.estimated_seconds:
-            gain = more_tokens * current.bound.estimated_seconds / after.bound.estimated_seconds
-            line += f", {gain:.2f} by the compiler's estimate"
-        _print(f'  {memory.format_flag(macro, value):<32} {line}; {step_memory.format_gibibytes(after.memory.total)}')
 
 
 def _get_compiler_name(hardware: Hardware) -> str:

@@ -1,20 +1,14 @@
-"""Forecasts a training step on given hardware: minimum time, memory, bottlenecks and recommended changes."""
+"""Forecasts a training step on given hardware: minimum time, memory and bottlenecks."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 from remixer_t5x.costs import model_counts, step_memory
-from remixer_t5x.costs.step_memory import StepMemory, StepSpec, format_gibibytes
+from remixer_t5x.costs.step_memory import StepMemory, StepSpec
 from remixer_t5x.errors import UserError
 from remixer_t5x.extras.forecast import compiled_program, roofline
-from remixer_t5x.extras.forecast.roofline import RECOMPUTED, UPDATE, StepTimeBound
+from remixer_t5x.extras.forecast.roofline import StepTimeBound
 from remixer_t5x.kernels.compile_target import compile_for_platform
-
-# Changes that save less than this fraction of the step time are not recommended.
-_MIN_SAVING = 0.03
-# More collective-permutes than this indicate windowed einsums, which are matrix products that XLA has split.
-_MAX_PERMUTES = 100
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,14 +73,6 @@ def forecast_step(step: StepSpec, chip: str, slices: Sequence[int]) -> Forecast:
     )
 
 
-class RecommendedChange(NamedTuple):
-    """A recommended change: the macro, its new value, and the reason."""
-
-    macro: str
-    value: str
-    reason: str
-
-
 def describe_bottlenecks(forecast: Forecast) -> list[str]:
     """Describes the bottlenecks of the step, in decreasing order of time."""
     bound = forecast.bound
@@ -116,80 +102,6 @@ def describe_uncounted_kernels(forecast: Forecast) -> list[str]:
             f'lower bound of kernels without a compiler estimate: {format_milliseconds(missing.total())} ({listed})'
         )
     return lines
-
-
-def recommend_changes(forecast: Forecast, available: int | None) -> Iterator[RecommendedChange]:
-    """Yields recommended changes, starting with those that have no drawback.
-
-    Args:
-        available: memory of a device in bytes, or None to skip the memory check.
-    """
-    bound, memory, step = forecast.bound, forecast.memory, forecast.step
-    float32 = (bound.flops['f32'] + bound.flops['f32 exact']) / max(bound.flops.total(), 1)
-    if float32 >= 0.5:
-        reason = f'{float32:.0%} of the FLOPs are float32 matrix products, and activations take twice the memory'
-        yield RecommendedChange('DTYPE', 'bfloat16', reason)
-    yield from _recommend_mesh(forecast, available)
-    if available is not None and memory.total + memory.temporaries > available:
-        return
-    # The following changes may double the memory of activations.
-    if step.microbatches % 2 == 0:
-        reason = f'each step reads the weights and accumulates gradients {step.microbatches} times'
-        yield RecommendedChange('MICROBATCHES', str(step.microbatches // 2), reason)
-    recomputing = bound.phase_seconds(RECOMPUTED)
-    share, repeated = recomputing / bound.serial_seconds, bound.flops.total() * forecast.devices / forecast.model_flops
-    if max(share, repeated - 1) >= _MIN_SAVING:
-        reason = f'recomputation takes {format_milliseconds(recomputing)} ({share:.0%}), and '
-        yield RecommendedChange('REMAT_POLICY', 'None', f'{reason}the step has {repeated:.2f} times the model FLOPs')
-    constant = bound.phase_seconds(UPDATE) + bound.gap_seconds
-    share = constant / (bound.serial_seconds + bound.gap_seconds)
-    if share >= _MIN_SAVING:
-        reason = f'the optimizer and the gaps take {format_milliseconds(constant)} ({share:.0%}) at any batch size'
-        yield RecommendedChange('BATCH_SIZE', str(2 * step.batch_size), reason)
-
-
-def _recommend_mesh(forecast: Forecast, available: int | None) -> Iterator[RecommendedChange]:
-    """Recommends another mesh if it saves time: data parallelism if parameters are sharded now, otherwise FSDP."""
-    bound, memory = forecast.bound, forecast.memory
-    data, fsdp, tensor = forecast.step.partitioner.mesh.shape.values()
-    parts, update = fsdp * tensor, bound.phase_seconds(UPDATE)
-    # Gradients are counted as a second copy of the parameters with the same sharding.
-    state = 2 * memory.parameters + memory.optimizer_state
-    if parts > 1:
-        needed = memory.total + (parts - 1) * state
-        if available is not None and needed > available:
-            return
-        permutes = sum(
-            collective.num_runs for collective in bound.collectives if collective.kind == 'collective-permute'
-        )
-        # Data parallelism still all-reduces the gradients.
-        reduced = 2 * (1 - 1 / forecast.devices) * memory.parameters * parts
-        # Half of the collectives are assumed to overlap with kernels. Without sharding, each device updates all
-        # parameters.
-        saved = (1 - reduced / (bound.bytes_sent or 1)) * bound.collective_seconds / 2 - (parts - 1) * update
-        if permutes > _MAX_PERMUTES:
-            reason = f'{permutes:,} collective-permutes split the matrix products into small pieces'
-        elif bound.bytes_sent > 1.2 * reduced and saved > _MIN_SAVING * bound.serial_seconds:
-            sent = f'{bound.bytes_sent / 1e6:,.0f} MB'
-            reason = f'each device sends {sent}, and {reduced / 1e6:,.0f} MB if parameters are not sharded'
-        else:
-            return
-        limit = f' of {format_gibibytes(available)}' if available else ''
-        yield RecommendedChange(
-            'MESH',
-            'data=-1',
-            f'{reason}; without sharding, the memory of a step would be {format_gibibytes(needed)}{limit}',
-        )
-    elif data > 1 and not any(collective.link == roofline.NETWORK for collective in bound.collectives):
-        # FSDP gathers the parameters twice, so each device sends about twice the bytes, half of them during kernels.
-        saved = update * (1 - 1 / data) - bound.collective_seconds / 2
-        if saved >= _MIN_SAVING * bound.serial_seconds:
-            reason = (
-                f'each device updates all parameters, which takes {format_milliseconds(update)}; with fsdp, it updates '
-                f'1/{data} of them'
-            )
-            freed = format_gibibytes(int((1 - 1 / data) * state))
-            yield RecommendedChange('MESH', 'fsdp=-1', f'{reason}, and a step needs {freed} less memory')
 
 
 def format_milliseconds(seconds: float) -> str:

@@ -273,9 +273,6 @@ class StepTimeBound(KernelCosts):
         """The total time of gaps between kernels, which the bound excludes."""
         return self.num_kernel_runs * self.machine.gap
 
-    def phase_seconds(self, phase: str) -> float:
-        return sum(operation.kernel_seconds for operation in self.operations if operation.location.phase == phase)
-
 
 def compute_step_time_bound(program: CompiledProgram, machine: Machine, slices: Sequence[int]) -> StepTimeBound:
     """Computes the minimum time of a program.
