@@ -338,8 +338,8 @@ def build_gin_text(model: interface.Model, lengths: Mapping[str, int]) -> str:
             'this model cannot be saved, because build_model received values other than numbers, strings, and '
             'top-level classes and functions of an importable module; define your classes in a file and import it'
         )
-    # The configuration contains TASK_FEATURE_LENGTHS only if the model depends on the lengths, and None if they are not
-    # set, as in `build_model`.
+    # The configuration contains TASK_FEATURE_LENGTHS only if the model depends on the lengths. The value is None if the
+    # lengths are not set, as in `build_model`.
     config = re.sub(r'^TASK_FEATURE_LENGTHS = None$', '', model.config, flags=re.MULTILINE)
     known = re.search(r'^TASK_FEATURE_LENGTHS = ', config, re.MULTILINE)
     return config if known else f'{config}\nTASK_FEATURE_LENGTHS = {dict(lengths)}\n'

@@ -9,8 +9,8 @@ from remixer_t5x.data import fingerprint
 from remixer_t5x.errors import UserError
 
 Shapes = Mapping[str, tuple[int, ...]]
-# Settings that must not change when a run resumes, because the data position is saved as a number of batches. The keys
-# are the names under which a checkpoint's run record stores these settings.
+# Maps keys of the run record in a checkpoint to the settings that must not change when a run resumes, because the data
+# position is saved as a number of batches.
 FIXED_SETTINGS = {
     'batch_size': 'BATCH_SIZE',
     'feature_lengths': 'TASK_FEATURE_LENGTHS',

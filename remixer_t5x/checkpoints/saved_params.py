@@ -127,7 +127,7 @@ def describe_root_cause(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def wrap_checkpoint_errors(path: epath.Path, done: str) -> Iterator[None]:
-    """Converts Orbax errors to a UserError that names `path` and the failed operation `done`, such as 'read'."""
+    """Converts Orbax errors to a UserError that the checkpoint at `path` cannot be `done`, such as 'read'."""
     try:
         yield
     except UserError:
@@ -346,7 +346,7 @@ def _open_base_checkpoint(step: epath.Path, record: Mapping[str, Any]) -> SavedP
             f'{error}; to convert the base model again, run {command}, and write the path of that MODEL_DIR to {file}'
         ) from error
     verify_checkpoint_files(base)
-    # A base has no base itself, because `convert --to_adapters` compares complete sets of parameters.
+    # The base is never an adapter checkpoint, because `convert --to_adapters` compares complete sets of parameters.
     saved = SavedParams(base, read_record(base))
     if fingerprint_checkpoint(base) != record[BASE_KEY]:
         device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])

@@ -224,7 +224,7 @@ def make_whole_number_type(minimum: int) -> Callable[[str], int]:
 
 
 def parse_local_path(text: str) -> str:
-    """Returns a path that is not a URL unchanged. The function is used as an argparse type."""
+    """Returns a local path unchanged, and rejects URLs. The function is used as an argparse type."""
     if '://' in text:
         raise argparse.ArgumentTypeError(f'must be a local path, got {text!r}; copy the result after the command')
     return text

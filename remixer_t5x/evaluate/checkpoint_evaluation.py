@@ -123,7 +123,7 @@ class CheckpointEvaluator:
         return TaskEvaluator(submission, settings.model, settings.partitioner)
 
     def read_evaluated_steps(self, suffix: str = '') -> set[int]:
-        """Returns the steps that an earlier command has evaluated with the same settings, if `follow` is set.
+        """With `follow`, returns the steps that an earlier command has evaluated with the same settings.
 
         `suffix` is appended to the name of the results folder.
         """

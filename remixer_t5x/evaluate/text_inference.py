@@ -242,7 +242,7 @@ class TextInference:
         return collectives.broadcast(str(saved_params.find_checkpoint(self.checkpoint, 'CHECKPOINT_PATH')))
 
     def adapt_to_checkpoint(self, folder: str) -> 'TextInference':
-        """Returns settings that end texts as in training and, unless others are set, use the saved lengths."""
+        """Returns settings that append the end token as in training and use the saved lengths unless others are set."""
         record = saved_params.read_record(epath.Path(folder))
         lengths = self.decoding.feature_lengths
         trained = compatibility.parse_literal(str(record.get('config') or ''), 'TASK_FEATURE_LENGTHS') or lengths

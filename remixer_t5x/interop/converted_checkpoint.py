@@ -40,13 +40,13 @@ def create_model_dir(path: str | os.PathLike[str]) -> epath.Path:
 
 
 def copy_vocabulary(checkpoint: str, target: epath.Path) -> bool:
-    """Copies the vocabulary saved with `checkpoint` to the folder `target`. Returns False if there is none."""
+    """Copies the vocabulary saved with `checkpoint` to the folder `target`, and returns whether there is one."""
     source = model_dir.find_model_dir(checkpoint)
     return source is not None and copy_vocabulary_files(source / task_vocabulary.VOCABULARY_FOLDER, target)
 
 
 def copy_vocabulary_files(source: epath.Path, target: epath.Path) -> bool:
-    """Copies a saved vocabulary to another folder. Returns False if `source` contains no vocabulary."""
+    """Copies a saved vocabulary to another folder, and returns whether `source` contains one."""
     if not (source / task_vocabulary.INDEX_FILE).is_file():
         return False
     target.mkdir(parents=True, exist_ok=True)

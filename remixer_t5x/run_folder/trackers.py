@@ -42,7 +42,7 @@ class TrackerSession(Protocol):
         """Logs metrics of `kind` ('train', or the name of an evaluation) after `step` updates."""
 
     def rewind(self, step: int) -> None:
-        """Called when the run returns to `step`, after which the run logs the metrics of later steps again."""
+        """Called when the run returns to `step`; the metrics of later steps are logged again."""
 
     def close(self) -> None: ...
 
@@ -132,7 +132,7 @@ class _WandBSession:
         self._run.log({'step': step, **named})
 
     def rewind(self, step: int) -> None:
-        """Does nothing, because the run logs the metrics again, and W&B displays both values."""
+        """Does nothing: the run logs these steps again, and W&B keeps both values of each metric."""
 
     def close(self) -> None:
         self._run.finish()

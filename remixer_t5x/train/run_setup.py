@@ -108,8 +108,8 @@ class RunData:
     def open_held_out_batches(self) -> dict[str, task_batches.EvalBatches]:
         """Opens the held-out batches. Maps each `kind` of held-out loss record in metrics.jsonl to its batches.
 
-        A run with task metrics evaluates the loss of each task. Other runs evaluate the loss of the whole split and,
-        for a mixture, also the loss of each task.
+        If the run computes task metrics, there is one loss per task. Otherwise, there is a loss of the whole split and,
+        for a mixture, also of each task.
         """
         split = self._evaluation
         if split is None:

@@ -297,7 +297,7 @@ def open_checkpoints(path: epath.Path, keep: int | None) -> Iterator[checkpoint_
 
         closing = threading.Thread(target=close_checkpoints, daemon=True)
         closing.start()
-        # Limit the time to wait, because other processes may be waiting for this process elsewhere.
+        # Limit the time to wait, because other processes may be waiting for this process at another barrier.
         closing.join(None if jax.process_count() == 1 else CLOSING_SECONDS)
         raise
     checkpoints.close()

@@ -43,7 +43,7 @@ class GinMacro(NamedTuple):
 
 
 def print_macro_table(args: argparse.Namespace) -> None:
-    """Prints the macros whose name, meaning or configured argument contains the value of `--settings`."""
+    """Prints the macros whose name, meaning or argument contains the value of `--settings`."""
     macros = find_macros(args.settings)
     if not macros:
         suggestion = suggest_similar_name(args.settings, (row.name for row in find_macros()))

@@ -173,7 +173,7 @@ class ModernBert(ModelFamily):
         return dict.fromkeys(('inputs', 'targets'), min(self.max_length, 512))
 
     def make_random_inputs(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        # The inputs are longer than the window and exclude id 0, which marks padding in the returned array.
+        # Test the sliding window with longer inputs. Exclude id 0, which marks padding in the returned array.
         tokens = rng.integers(1, self.vocab_size, (2, min(self.max_length, 2 * self.window)), dtype=np.int32)
         tokens[-1, tokens.shape[1] // 2 :] = 0
         return {'input_ids': tokens}

@@ -164,7 +164,7 @@ class T5Encoder(ModelFamily):
     find_tokenizer = staticmethod(t5_tokenizer.find_t5_tokenizer)
 
     def make_random_inputs(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        # The inputs are longer than the default max_distance.
+        # Test all position buckets with inputs that are longer than the default max_distance.
         inputs = rng.integers(2, self.vocab_size, (2, 160), dtype=np.int32)
         inputs[-1, 80:] = 0
         return {'input_ids': inputs}

@@ -209,7 +209,7 @@ class T5Gemma(ModelFamily):
         return {'generation_config.json': {**ids, 'pad_token_id': 0}}
 
     def make_random_inputs(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        # The inputs are longer than the window, unless this would require more than 256 tokens.
+        # Test the sliding window with inputs that are longer, but have at most 256 tokens.
         inputs, targets = (
             rng.integers(3, self.vocab_size, (2, min(2 * self.window + 5, 256) - less), dtype=np.int32)
             for less in (0, 3)
