@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> None:
 
 COMMAND = Command(
     'report',
-    'one HTML file about runs: curves, tasks, predictions, settings, and pictures of what was learned',
+    'write one HTML file about runs: curves, tasks, predictions, settings, and pictures of what was learned',
     add_arguments,
     run,
     (

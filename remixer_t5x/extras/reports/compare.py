@@ -329,7 +329,7 @@ def _show_results(
 
 COMMAND = Command(
     'compare',
-    'trains one recipe with several models and seeds, and reports significant differences; run it again to continue',
+    'train one recipe with several models and seeds, and report significant differences; run it again to continue',
     add_arguments,
     run,
     (

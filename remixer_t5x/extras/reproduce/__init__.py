@@ -180,7 +180,7 @@ def _result_tables(table: Any, findings: Iterable[tuple[Any, Any, Any]]) -> Sequ
 
 COMMAND = Command(
     'reproduce',
-    "trains the models of a paper's table and prints our numbers next to the paper's; run it again to continue",
+    "train the models of a paper's table and print our numbers next to the paper's; run it again to continue",
     add_arguments,
     run,
     (
