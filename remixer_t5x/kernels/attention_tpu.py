@@ -11,20 +11,15 @@ from jax.sharding import PartitionSpec
 from remixer_t5x.kernels import attention_tpu_kernel
 from remixer_t5x.kernels.attention_formula import ATTENTION_OUTPUT, Bias, DistanceBias, Visibility
 from remixer_t5x.kernels.attention_tpu_kernel import AttentionOperands, AttentionPlan
-from remixer_t5x.kernels.compile_target import (
-    get_batch_and_head_axes,
-    unsupported_bfloat16_reason,
-    wrap_in_shard_map,
-)
+from remixer_t5x.kernels.compile_target import get_batch_and_head_axes, wrap_in_shard_map
 
 
 def unsupported_reason(
     query: jax.Array, key: jax.Array, value: jax.Array, visibility: Visibility, bias: Bias
 ) -> str | None:
     """Returns the reason why the kernel does not support this call, or None if the call is supported."""
-    if isinstance(bias, jax.Array):
-        return 'requires a relative position bias (DistanceBias), got an array'
-    return unsupported_bfloat16_reason(query.dtype)
+    is_array = isinstance(bias, jax.Array)
+    return 'requires a relative position bias (DistanceBias), got an array' if is_array else None
 
 
 def attend(query: jax.Array, key: jax.Array, value: jax.Array, visibility: Visibility, bias: Bias) -> jax.Array:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 from flax import linen as nn
 from jax.sharding import PartitionSpec
 
@@ -21,7 +20,6 @@ from remixer_t5x import axes
 class _CompileTarget(NamedTuple):
     platform: str | None = None
     interpret: bool = False
-    chip: str | None = None
 
 
 _DEFAULT_TARGET = _CompileTarget()
@@ -29,16 +27,15 @@ _COMPILE_TARGET = contextvars.ContextVar('compile_target', default=_DEFAULT_TARG
 
 
 @contextlib.contextmanager
-def compile_for_platform(platform: str, interpret: bool = False, chip: str | None = None) -> Iterator[None]:
+def compile_for_platform(platform: str, interpret: bool = False) -> Iterator[None]:
     """Traces programs for `platform` in this context, even if this process has no such device.
 
     Args:
         platform: 'tpu', 'gpu', or 'accelerator'. 'accelerator' is for programs that are written for a TPU or GPU but
-            compiled with XLA:CPU, so they cannot contain kernels.
+            cannot contain kernels, for example because XLA:CPU compiles them.
         interpret: whether to run kernels in Pallas's interpreter, which works on all devices.
-        chip: chip generation such as 'v3', or None if unknown.
     """
-    token = _COMPILE_TARGET.set(_CompileTarget(platform, interpret, chip))
+    token = _COMPILE_TARGET.set(_CompileTarget(platform, interpret))
     try:
         yield
     finally:
@@ -70,16 +67,6 @@ def targets_single_cpu() -> bool:
     loop would gather every row. On accelerators, one row is too small to use the whole device.
     """
     return targets_cpu() and jax.device_count() == 1
-
-
-def unsupported_bfloat16_reason(dtype: Any) -> str | None:
-    """Returns why Pallas kernels cannot multiply arrays with this dtype on the target TPU, or None if they can."""
-    chip = _COMPILE_TARGET.get().chip
-    if chip is None and not is_cross_compiling() and jax.default_backend() == 'tpu':
-        chip = jax.devices()[0].device_kind.removeprefix('TPU ')
-    if dtype != jnp.bfloat16 or chip not in ('v2', 'v3'):
-        return None
-    return f'requires a TPU v4 or newer for bfloat16, got a {chip}'
 
 
 def get_batch_and_head_axes(batch: int, heads: int) -> tuple[Any, Any]:

@@ -19,7 +19,7 @@ _LANES = 128
 _FLOAT32 = jnp.float32
 _MAX_BLOCK_LENGTH = 128
 _MAX_UNITS = 16  # maximum number of hidden units per kernel program
-# VMEM sizes in bytes: upper bound on a kernel's limit, the state A before and after a block, and the weights.
+# VMEM sizes in bytes: the kernels' limit, the state A before and after a block, and the weights.
 _MAX_VMEM, _STATE_BYTES, _WEIGHT_BYTES = 56 * 2**20, 4 * 2**20, 4 * 2**20
 # Axis orders in the kernels, for weights [batch, tokens, heads, hidden], values [batch, tokens, heads, features] and A
 # [batch, heads, hidden, features]. The last two axes, batch and heads, are merged into lanes.
@@ -31,13 +31,8 @@ def choose_block_length(w_in: jax.Array, value: jax.Array) -> int:
     _, length, _, features = value.shape
     # Each token needs VMEM for a float32 copy of A, a double-buffered float32 output and two double-buffered inputs.
     bytes_per_token = _LANES * features * (4 + 2 * 4 + 4 * value.dtype.itemsize)
-    available = _get_vmem_limit() - _STATE_BYTES - _WEIGHT_BYTES
+    available = _MAX_VMEM - _STATE_BYTES - _WEIGHT_BYTES
     return min(length, max(8, available // bytes_per_token // 8 * 8), _MAX_BLOCK_LENGTH)
-
-
-def _get_vmem_limit() -> int:
-    """Returns the on-chip memory (VMEM) for a kernel program in bytes. TPUs before v4 have less than `_MAX_VMEM`."""
-    return min(_MAX_VMEM, pltpu.get_tpu_info().vmem_capacity_bytes) if jax.default_backend() == 'tpu' else _MAX_VMEM
 
 
 class _KernelOperands(NamedTuple):
@@ -139,7 +134,7 @@ class _KernelPlan:
                 flops=operations * self.num_activations, transcendentals=self.num_activations, bytes_accessed=moved
             ),
             'compiler_params': pltpu.CompilerParams(
-                dimension_semantics=('parallel', 'arbitrary'), vmem_limit_bytes=_get_vmem_limit()
+                dimension_semantics=('parallel', 'arbitrary'), vmem_limit_bytes=_MAX_VMEM
             ),
             'interpret': is_interpreting_kernels(),
         }

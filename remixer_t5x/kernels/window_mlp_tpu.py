@@ -16,7 +16,6 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import PartitionSpec
 
-from remixer_t5x.kernels import compile_target
 from remixer_t5x.kernels.attention_formula import ATTENTION_OUTPUT
 from remixer_t5x.kernels.compile_target import get_batch_and_head_axes, is_interpreting_kernels, wrap_in_shard_map
 from remixer_t5x.kernels.gelu import sigmoid_gelu, sigmoid_gelu_and_slope
@@ -45,9 +44,7 @@ def unsupported_reason(wi: jax.Array, tokens: jax.Array) -> str | None:
     """Returns the reason why the kernel does not support this call, or None if the call is supported."""
     if wi.shape[0] > BLOCK + 1:
         return f'supports windows of at most {BLOCK + 1} tokens'
-    if tokens.shape[-1] % _LANES:
-        return f'requires a multiple of {_LANES} features'
-    return compile_target.unsupported_bfloat16_reason(tokens.dtype)
+    return f'requires a multiple of {_LANES} features' if tokens.shape[-1] % _LANES else None
 
 
 def apply_mlp(wi: jax.Array, bias: jax.Array, out: jax.Array, tokens: jax.Array, ids: jax.Array | None) -> jax.Array:

@@ -134,11 +134,13 @@ def place_step_on_devices(step: StepSpec, devices: Sequence[Any]) -> StepSpec:
 @contextlib.contextmanager
 def trace_for_hardware(hardware: Hardware, compiler: str) -> Iterator[None]:
     """Returns a context manager in which JAX traces models for `compiler` and the devices that `hardware` describes."""
-    # XLA:CPU, which is used if the compiler of the accelerator is not available, cannot compile custom kernels.
-    platform = 'accelerator' if compiler == 'XLA:CPU' and hardware.platform != 'cpu' else hardware.platform
+    # XLA:CPU, which is used if the compiler of the accelerator is not available, cannot compile custom kernels, and
+    # those for TPUs do not support TPU v3 in bfloat16.
     chip = Topology.from_string(hardware.topology).chip if hardware.topology else None
+    has_no_kernels = compiler == 'XLA:CPU' and hardware.platform != 'cpu' or chip == 'v3'
+    platform = 'accelerator' if has_no_kernels else hardware.platform
     assume_cudnn = jax_workarounds.assume_cudnn_version(CUDNN_VERSION)
-    with compile_for_platform(platform, chip=chip):
+    with compile_for_platform(platform):
         with assume_cudnn if compiler == 'XLA:GPU' else contextlib.nullcontext():
             yield
 
