@@ -88,12 +88,13 @@ def expand_held_out_paths(
 
 def expand_paths(files: Files, macro: str, example: str = '*.txt') -> list[str]:
     """Expands paths and globs to sorted distinct paths. Error messages contain `macro` (the setting) and `example`."""
-    paths: set[str] = set()
-    for pattern in filter(None, [files] if isinstance(files, str) else files):
-        paths.update(_match_files(pattern, macro, example))
-    if not paths:
-        raise UserError(f"{macro} must be a path or glob, got none; pass --gin.{macro}='~/data/{example}'")
-    return sorted(paths)
+    patterns = [files] if isinstance(files, str) else files
+    is_list = isinstance(patterns, list | tuple) and all(isinstance(pattern, str) for pattern in patterns)
+    if not is_list or not all(patterns) or not patterns:
+        raise UserError(
+            f"{macro} must be a path or glob, or a list of them, got {files!r}; pass --gin.{macro}='~/data/{example}'"
+        )
+    return sorted({path for pattern in patterns for path in _match_files(pattern, macro, example)})
 
 
 def _match_files(pattern: str, macro: str, example: str) -> list[str]:

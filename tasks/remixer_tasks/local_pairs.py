@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from remixer_t5x import ranges
@@ -123,8 +122,6 @@ def evaluation_tasks(
         return task
     tasks, train_paths = [task], expand_paths(train, 'PAIRS', _EXAMPLE) if train else []
     for name, paths in files.items():
-        if not re.fullmatch(r'\w+', str(name)):
-            raise UserError(f'the names in EVAL_PAIRS must consist of letters, digits and _, got {name!r}')
         held_out_paths = expand_held_out_paths(paths, train_paths, 'PAIRS', 'EVAL_PAIRS', _EXAMPLE)
         rows = read(files=held_out_paths, validation_files=None)
         held_out = dataclasses.replace(

@@ -118,7 +118,10 @@ def mixture(
         temperature: each number of examples is raised to the power 1 / temperature; values above 1 equalize rates.
     """
     by_name: dict[str, seqio.Task] = {}
-    if isinstance(tasks, str) or not tasks:
+    is_list = isinstance(tasks, list | tuple) and all(
+        isinstance(task, str | seqio.Task | seqio.Mixture) for task in tasks
+    )
+    if not is_list or not tasks:
         raise UserError(f"TASKS must be a list of names, got {tasks!r}; set TASKS = ['super_glue_rte_v102']")
     given = [task if isinstance(task, str) else task.name for task in tasks]
     if len(set(given)) < len(given):

@@ -20,6 +20,7 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.lazy_imports import seqio, tf
 from remixer_tasks import language_modeling
 from remixer_tasks import span_corruption as spans
+from remixer_tasks.benchmarks.text_task import check_task_name
 from remixer_tasks.corpora.text_corpus import Corpus
 from remixer_tasks.vocabularies import load_vocabulary
 
@@ -138,7 +139,7 @@ def _build_task(
     """Returns a task that applies `objective` to tokenized documents {'targets': ids}."""
     feature = seqio.Feature(vocabulary, add_eos=eos)
     return seqio.Task(
-        name,
+        check_task_name(name),
         source=corpus.create_source(order),
         preprocessors=[
             rename_text_to_targets,

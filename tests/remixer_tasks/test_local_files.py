@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from remixer_t5x.data import pipeline, task_batches
-from remixer_tasks import local_files, pretraining, vocabularies
+from remixer_tasks import local_files, pretraining, text_pairs, vocabularies
 from tests.support.error_lines import error_message
 
 DOCUMENTS = [f'Document {number} says:\n"tabs or spaces", naïvely — 你好 {"x" * number}.' for number in range(40)]
@@ -140,8 +140,14 @@ def test_a_changed_file_is_read_again(tmp_path):
     [
         ({'files': 'nothing/*.txt'}, 'FILES must .*match a file, got nothing/'),
         ({'files': '*.txt', 'validation_files': 'a.txt'}, 'VALIDATION_FILES and FILES must not share files'),
-        ({'files': 'a.txt', 'validation_files': ''}, 'VALIDATION_FILES must be a path or glob, got none'),
-        ({'files': 'a.txt', 'validation_files': []}, 'VALIDATION_FILES must be a path or glob, got none'),
+        *(
+            (
+                {'files': 'a.txt', 'validation_files': files},
+                f'VALIDATION_FILES must be a path .* got {files!r}'.rstrip(']'),
+            )
+            for files in ('', 5)
+        ),
+        ({'files': [5]}, r"FILES must be a path or glob, or a list of them, got \[5\]; pass --gin.FILES='~/data"),
         ({'files': 'a.dat'}, 'unknown extension; rename it, or set TEXT_FORMAT'),
         *(({'files': 'a.txt.zst', 'format': format}, 'a.txt.zst .*decompress it') for format in (None, 'txt')),
         ({'files': 'a.jsonl', 'field': 'body'}, "TEXT_FIELD must use columns of .*'id', 'text'.* got 'body'"),
@@ -160,6 +166,12 @@ def test_wrong_settings_and_files_are_rejected(tmp_path, monkeypatch, settings, 
     (tmp_path / 'a.txt.zst').write_text('compressed bytes\n\nthat are valid lines')
     (tmp_path / 'damaged.txt.gz').write_bytes(gzip.compress(b'text ' * 1000)[:20])
     assert re.search(message, error_message(lambda: all_texts(local_files.corpus(**settings))))
+
+
+def test_a_name_that_tasks_cannot_have_is_rejected(tmp_path):
+    corpus = local_files.corpus(write(tmp_path, 'a.txt'))
+    for build in (pretraining.causal_lm, text_pairs.task):
+        assert "letters, digits and _.:#, got 'my-data" in error_message(build, corpus, vocabularies.byte(), 'my-data')
 
 
 def test_repeated_resumes_give_the_same_batches(tmp_path):

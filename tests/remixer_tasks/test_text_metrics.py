@@ -134,7 +134,7 @@ def test_each_set_of_evaluation_files_is_a_task(tmp_path, capsys):
     assert [task.name for task in tasks] == ['mine_dev', 'mine_hard']
     counts = [len(list(task.get_dataset({'inputs': 32, 'targets': 8}, 'validation', shuffle=False))) for task in tasks]
     assert counts == [4, 7] and 'hard.jsonl: 7 documents to evaluate' in capsys.readouterr().err
-    with pytest.raises(UserError, match="got 'very-hard'"):
+    with pytest.raises(UserError, match="letters, digits and _.:#, got 'mine_very-hard'"):
         local_pairs.evaluation_tasks(task, {'very-hard': files['hard']}, read, make)
     with pytest.raises(UserError, match=r'EVAL_PAIRS and PAIRS must not share files, got .*dev.jsonl in both'):
         local_pairs.evaluation_tasks(task, files, read, make, train=str(tmp_path / 'd*.jsonl'))

@@ -162,7 +162,7 @@ def test_rates_equal_those_of_seqio(tmp_path, maximum, temperature):
     for rate in (0, -1, 'a', float('nan')):
         with pytest.raises(UserError, match=r'RATES.* must (be a non-negative number|contain a number above 0), got '):
             names.mixture(['super_glue_cb_v102'], vocabularies.byte(), rates={'super_glue_cb_v102': rate})
-    for tasks in ('super_glue_cb_v102', []):
+    for tasks in ('super_glue_cb_v102', [], [5], 5):
         with pytest.raises(UserError, match='TASKS must be a list of names, got '):
             names.mixture(tasks)
     for tasks in ([counted, seqio.Task('counted', source, counted.output_features, [])], ['counted'] * 2):

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from remixer_t5x.errors import UserError
 from remixer_t5x.lazy_imports import seqio, tf
 from remixer_tasks.files import cache
 from remixer_tasks.vocabularies import load_vocabulary
@@ -123,7 +124,7 @@ def build_task(
     """
     feature = seqio.Feature(vocabulary, add_eos=True)
     return seqio.Task(
-        name,
+        check_task_name(name),
         source=source,
         preprocessors=[
             to_text,
@@ -137,6 +138,16 @@ def build_task(
         metric_fns=metrics,
         shuffle_buffer_size=None,
     )
+
+
+def check_task_name(name: str) -> str:
+    """Returns `name`. Raises UserError if seqio does not accept it."""
+    if not re.fullmatch(r'[\w.:#]+', name):
+        raise UserError(
+            f'the name of a task must consist of letters, digits and _.:#, got {name!r}; correct PAIRS_NAME, DATA_NAME '
+            'or EVAL_PAIRS'
+        )
+    return name
 
 
 def list_published_folders(data_dir: str | None = None) -> list[Path]:

@@ -230,7 +230,7 @@ def check_columns_exist(names: Iterable[str], row: Mapping[str, Any], setting: s
     if absent := [name for name in names if name not in row and row.get(name.rpartition('.')[0], '') is not None]:
         shown = ', '.join(ascii(name)[:60] for name in [*row][:20]) + (', ...' if len(row) > 20 else '')
         is_unsplit = len(row) == 1 and re.search(r'[,;|\t]', [*row][0])
-        hint = '; check DELIMITER' if is_unsplit else suggest_similar_name(absent[0], row)
+        hint = '; check the delimiter (DELIMITER of PAIRS)' if is_unsplit else suggest_similar_name(absent[0], row)
         raise UserError(f'{setting} must use columns of {data} ({shown}), got {absent[0]!r}{hint}')
 
 
