@@ -183,30 +183,23 @@ def compare_with_paper(
         base = results.get((table.baseline, column.name), {})
         for row in table.rows:
             by_seed = results.get((row.name, column.name), {})
+            number, published_base = published[row.name], published[table.baseline]
             ours = statistics.fmean(by_seed.values()) if by_seed else None
-            deviation = statistics.stdev(by_seed.values()) if len(by_seed) > 1 else None
-            finding = ComparedNumber(published[row.name], ours, deviation)
-            if column.metric not in COUNTED_METRICS:
-                gains = [value - base[seed] for seed, value in by_seed.items() if seed in base]
-                if row.name != table.baseline and gains:
-                    finding = _compare_with_baseline(finding, gains, published[table.baseline])
-            elif ours is not None and finding.published is not None:
-                is_close = abs(ours / finding.published - 1) <= COUNT_TOLERANCE
-                finding = dataclasses.replace(finding, verdict=REPRODUCED if is_close else DIFFERENT)
+            finding = ComparedNumber(number, ours, statistics.stdev(by_seed.values()) if len(by_seed) > 1 else None)
+            gains = [value - base[seed] for seed, value in by_seed.items() if seed in base]
+            if column.metric in COUNTED_METRICS:
+                if ours is not None and number is not None:
+                    is_close = abs(ours / number - 1) <= COUNT_TOLERANCE
+                    finding = dataclasses.replace(finding, verdict=REPRODUCED if is_close else DIFFERENT)
+            elif gains and row.name != table.baseline:
+                (difference, margin), verdict = map(float, t_interval(gains)), ''
+                published_difference = None
+                if number is not None and published_base is not None:
+                    published_difference = number - published_base
+                if published_difference:
+                    agrees = published_difference * difference > 0
+                    verdict = NOT_SHOWN if abs(difference) <= margin else REPRODUCED if agrees else CONTRADICTED
+                finding = ComparedNumber(
+                    number, ours, finding.deviation, published_difference, difference, margin, verdict
+                )
             yield column, row, finding
-
-
-def _compare_with_baseline(
-    finding: ComparedNumber, gains: Sequence[float], published_base: float | None
-) -> ComparedNumber:
-    """Adds the differences and the verdict; `gains` are our differences from the baseline with each seed."""
-    difference, margin = map(float, t_interval(gains))
-    published_difference, verdict = None, ''
-    if finding.published is not None and published_base is not None:
-        published_difference = finding.published - published_base
-    if published_difference:
-        agrees = published_difference * difference > 0
-        verdict = NOT_SHOWN if abs(difference) <= margin else REPRODUCED if agrees else CONTRADICTED
-    return dataclasses.replace(
-        finding, published_difference=published_difference, difference=difference, margin=margin, verdict=verdict
-    )
