@@ -87,25 +87,7 @@ def multiply_by_gelu(x: jax.Array, factor: jax.Array) -> jax.Array:
     """Computes `gelu(x) * factor` in x's dtype; `factor` may have a higher precision."""
     if get_target_platform() != 'gpu':
         return gelu(x) * factor
-    return _fused_multiply_by_gelu(x, factor)
-
-
-@jax.custom_vjp
-def _fused_multiply_by_gelu(x: jax.Array, factor: jax.Array) -> jax.Array:
     return (sigmoid_gelu(x.astype(jnp.float32)) * factor.astype(jnp.float32)).astype(x.dtype)
-
-
-def _multiply_by_gelu_backward(residuals, gradient):
-    x, factor = residuals
-    gradient = gradient.astype(jnp.float32)
-    units, slope = sigmoid_gelu_and_slope(prevent_cse(x.astype(jnp.float32), 1))
-    x_gradient = gradient * factor.astype(jnp.float32) * slope
-    return x_gradient.astype(x.dtype), (gradient * units).astype(factor.dtype)
-
-
-_fused_multiply_by_gelu.defvjp(
-    lambda *operands: (_fused_multiply_by_gelu(*operands), operands), _multiply_by_gelu_backward
-)
 
 
 def _mean_over_features(array: jax.Array) -> jax.Array:
