@@ -149,7 +149,7 @@ def import_extra(name: str) -> Any:
     """
     folder = name.partition('.')[0]
     if not has_extra(folder):
-        raise UserError(f'the folder remixer_t5x/extras/{folder} is missing from this installation; reinstall remixer-t5x')
+        raise UserError(f'remixer_t5x/extras/{folder} is missing from this installation; reinstall remixer-t5x')
     return importlib.import_module(f'remixer_t5x.extras.{name}')
 
 

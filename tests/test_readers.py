@@ -12,7 +12,7 @@ REASONS = {
     'trusted, see docs/faults.md': """
         data/task_vocabulary.py cli/info/settings.py interop/huggingface/pytorch_export.py config/gin_files.py
         config/user_modules.py extras/reproduce/tables.py data/pipeline.py interop/shared_folder.py
-        remixer_tasks/caching.py remixer_tasks/huggingface_datasets.py
+        remixer_tasks/caching.py
     """,
     'written by this process': """
         checkpoints/durable_folders.py extras/forecast/hlo_costs.py extras/reports/sweep.py

@@ -114,7 +114,7 @@ def test_settings_of_t5x_have_advice(setting, ours):
 
 def test_flags_of_t5x_work_or_have_advice(capsys):
     for flag in THEIRS['flags']:
-        assert main(['train', '--gin_file=models/none.gin', f'--{flag}=x']) == 2
+        assert main(['train', '--gin_file=models/none.gin', f'--{flag}=1']) == 2
         error = capsys.readouterr().err
         assert 'models/none.gin' in error or (
             flag in gin_files.T5X_NAMES['flags'] and gin_files.T5X_NAMES['flags'][flag] in error
