@@ -6,17 +6,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from remixer_t5x.errors import UserError
 from remixer_t5x.models import decoding
 from remixer_t5x.models.architecture.encoder_decoder import EncoderDecoder
-from remixer_t5x.models.architecture.layer import unwrap_partial
-from remixer_t5x.models.interface import (
-    Batch,
-    GenerativeModel,
-    Params,
-    list_sublayer_factories,
-    select_batch_arrays,
-)
+from remixer_t5x.models.interface import Batch, GenerativeModel, Params, select_batch_arrays
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,17 +24,6 @@ class Seq2Seq(GenerativeModel):
 
     model_type = 'encoder_decoder'
     input_array = 'encoder_input_tokens'
-
-    def __post_init__(self) -> None:
-        kinds = [unwrap_partial(factory) for factory in list_sublayer_factories(self)['decoder']]
-        # The user's sublayers may read the encoder output.
-        is_shipped = all(kind.__module__.startswith('remixer_t5x.') for kind in kinds)
-        if is_shipped and not any(getattr(kind, 'reads_memory', False) for kind in kinds):
-            raise UserError(
-                'DECODER_SUBLAYERS must include a sublayer that reads the encoder output, got '
-                f'{", ".join(dict.fromkeys(kind.__name__ for kind in kinds))}; set DECODER_CROSS = '
-                '@attention.CrossAttention, or use model_types/decoder_only.gin'
-            )
 
     def encode(self, params: Params, inputs: jax.Array) -> jax.Array:
         """Returns the encoder output [batch, length, embed] for `inputs` [batch, length], one example per row."""

@@ -177,8 +177,6 @@ class HyperMixerCross(_HyperMixerBase):
     caches the hidden units, so the size of the cache does not depend on the length of M.
     """
 
-    reads_memory = True
-
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
         memory = require_encoder_memory(ctx, 'HyperMixerCross', 'HyperMixer')

@@ -185,8 +185,6 @@ class LinearCrossAttention(_LinearAttentionBase):
     While decoding, the first call computes and caches the sums over the memory, which all beams share.
     """
 
-    reads_memory = True
-
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
         memory = require_encoder_memory(ctx, 'LinearCrossAttention', 'LinearAttention')

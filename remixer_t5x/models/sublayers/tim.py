@@ -153,8 +153,6 @@ class TimCrossAttention(_MechanismAttention):
     While decoding, the first call computes and caches the keys and values of the memory, which all beams share.
     """
 
-    reads_memory = True
-
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
         memory = require_encoder_memory(ctx, 'TimCrossAttention', 'TimAttention')

@@ -120,14 +120,11 @@ def test_invalid_sublayer_raises(factory, message):
         ('TOKEN_EMBEDDING', '@norms.RMSNorm', ('creates Embed', '@RMSNorm')),
         ('SPATIAL_WEIGHTS', '@norms.RMSNorm', ('RMSNorm.__init__()', "'max_length'")),
         ('gmlp.GMLP.attention', '@attention.SelfAttention', ('SelfAttention', "'features'", 'use another class')),
-        ('DECODER_CROSS', '@attention.SelfAttention', ('reads the encoder output', '@attention.CrossAttention')),
     ],
 )
 def test_a_module_that_does_not_fit_its_setting_raises(macro, value, words):
     name = {'SPATIAL_WEIGHTS': 'gmlp', 'gmlp.GMLP.attention': 'amlp'}.get(macro, 't5_1_1')
-    files = [f'models/{name}.gin', 'sizes/tiny.gin']
-    if macro != 'DECODER_CROSS':
-        files.append('model_types/encoder_only.gin')
+    files = [f'models/{name}.gin', 'sizes/tiny.gin', 'model_types/encoder_only.gin']
     with pytest.raises(UserError) as caught:
         model = build_model(*files, **{macro: value})
         shapes = batch_formats.get_batch_shapes(model.model_type, {'inputs': 4, 'targets': 4})

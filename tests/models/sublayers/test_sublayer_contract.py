@@ -173,13 +173,20 @@ DECODERS = [case for case in BOTH_SIDES if case[1] == 'decoder']
 PREFIX_DECODERS = [case for case in DECODERS if case[0] not in REFUSES_PREFIX]
 # Only the larger side, for tests that compile large programs.
 LARGER_SIDE = [(name, 'decoder' if case.decoder else 'encoder') for name, case in SUBLAYERS.items()]
+READS_MEMORY = {
+    attention.CrossAttention,
+    tim.TimCrossAttention,
+    hyper_mixer.HyperMixerCross,
+    linear_attention.LinearCrossAttention,
+}
 # The first decoder with each sublayer that reads the memory.
 MEMORY_DECODERS = {
     factory.func: (name, 'decoder')
     for name, case in reversed(SUBLAYERS.items())
     for factory in case.decoder
-    if getattr(factory.func, 'reads_memory', False)
+    if factory.func in READS_MEMORY
 }
+assert set(MEMORY_DECODERS) == READS_MEMORY
 CONTRACT_CHECKS = {**CHECKS, 'packed_causality': functools.partial(sublayer_contract.check_causality, segments=(5, 4))}
 CASES = {
     **dict.fromkeys(('padding', 'packing'), PER_EXAMPLE),
