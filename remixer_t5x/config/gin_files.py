@@ -103,7 +103,7 @@ class GinText:
         problem = to_one_line(str(getattr(error, 'msg', error.args[0])).splitlines()[-1].strip(' .'))
         return UserError(
             f'{self.locate(getattr(error, "lineno", 0) or 1)}{problem}; write NAME = value or '
-            'module.name.setting = value, and close quotes and brackets'
+            'module.name.setting = value, put quotes around texts and @ before references, and close brackets'
         )
 
 
@@ -229,7 +229,7 @@ class GinReader:
         if path in self._open_files:
             raise UserError(f'{included_by}{file} must not include itself; remove one of the include statements')
         try:
-            text = GinText(file, path.read_text(encoding='utf-8'), shipped)
+            text = GinText(file, path.read_text(encoding='utf-8-sig'), shipped)
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f'{included_by}gin file {file} cannot be read: {error}') from None
         self._open_files.append(path)

@@ -9,11 +9,14 @@ gin errors are converted to one-line UserErrors with the location, the problem, 
 
 import dataclasses
 import difflib
+import graphlib
 import importlib.util
+import inspect
 import os
 import pathlib
 import re
 import shlex
+import sys
 import tokenize
 import traceback
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -21,6 +24,7 @@ from typing import Any
 
 import gin
 from gin import config_parser
+from gin.config import ConfigurableReference
 
 from remixer_t5x import lazy_imports
 from remixer_t5x.config import gin_files, reference_resolver, user_modules
@@ -215,10 +219,16 @@ def parse_gin_flag(name: str, value: str) -> GinText:
 def _check_macros(
     texts: Sequence[GinText], sources: ConfigSources, roots: Collection[str], may_be_unread: bool
 ) -> None:
-    """Raises UserError for macros that the user sets but no text reads, and for macros that are read but not set.
+    """Raises UserError for macros that are set by the user but not read, read but not set, or defined by a cycle.
 
     With `may_be_unread`, macros that any shipped file reads are allowed, although no text of this configuration does.
     """
+    values = {name: names for text in texts for name, (binding, names) in text.bindings.items() if not binding.arg_name}
+    try:
+        graphlib.TopologicalSorter({f'%{name}': names for name, names in values.items()}).prepare()
+    except graphlib.CycleError as error:
+        cycle = ' = '.join(error.args[1])
+        raise UserError(f'a macro must not refer to itself, got {cycle}; change one of them') from None
     known = {*sources.defaults, *roots, MODULE, 'gin.REQUIRED'}
     macros_read = known.union(*(text.referenced_macros for text in texts))
     macros_set = known.union(sources.objects, *(text.assigned_macros for text in texts))
@@ -316,7 +326,8 @@ def parse_gin_text(text: GinText, before: Sequence[GinText]) -> None:
 
 def _find_missing_imports(text: GinText, before: Sequence[GinText]) -> list[str]:
     """Returns import statements for the modules that a gin text uses without importing them."""
-    known = {name: statement.format() for other in reversed(before) for name, statement in other.imports.items()}
+    texts = [*reversed(before), text]
+    known = {name: statement.format() for other in texts for name, statement in other.imports.items()}
     used = [name[1:] for _, names in text.statements for name in names if name[0] == '@']
     used += [target.rpartition('.')[0] for target in text.bindings]
     lines = []
@@ -348,14 +359,17 @@ def _convert_gin_error(error: Exception, text: GinText, before: Sequence[GinText
     match = re.search(r'line (\d+)', ' '.join(rest))
     number = int(match[1]) - header if match else 1
     if missing := _find_missing_module(error):
-        problem += (
-            f'; run {lazy_imports.INSTALL_COMMAND}'
-            if missing in lazy_imports.TASK_LIBRARIES
-            else _suggest_module(missing, ())
-        )
+        is_task_library = missing in lazy_imports.TASK_LIBRARIES
+        advice = f'; run {lazy_imports.INSTALL_COMMAND}' if is_task_library else _suggest_module(missing, ())
+    elif unknown := re.search(r"<module '([\w.]+)'.* has no attribute (\w+)", problem):
+        problem = f'{unknown[1]} has no attribute {unknown[2]}'
+        advice = suggest_similar_name(unknown[2], vars(sys.modules[unknown[1]]))
+    elif parameter := re.search(r"'(.+)' doesn't have a parameter named '(\w+)'", problem):
+        function = ConfigurableReference(parameter[1], evaluate=False).configurable.wrapped
+        advice = suggest_similar_name(parameter[2], inspect.signature(function).parameters)
     else:
-        problem += _suggest_name(''.join(lines[number - 1 : number]), text, before)
-    return UserError(f'{text.locate(number)}{to_one_line(problem)}')
+        advice = _suggest_name(''.join(lines[number - 1 : number]), text, before)
+    return UserError(f'{text.locate(number)}{to_one_line(problem)}{advice}')
 
 
 def _suggest_name(line: str, text: GinText, before: Sequence[GinText]) -> str:

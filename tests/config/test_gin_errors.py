@@ -11,7 +11,11 @@ IMPORTS = 'from __gin__ import dynamic_registration\nimport toy_house\n'
 # Line 3 of `user.gin` or a flag, and two expected parts of the message.
 IN_A_FILE = {
     'misspelt parameter': ('toy_house.Engine.pwoer = 3', 'pwoer', ''),
-    'misspelt reference': ('ENGINE = @toy_house.Turbin()', 'Turbin', ''),
+    'misspelt reference': (
+        'ENGINE = @toy_house.Turbin()',
+        'toy_house has no attribute Turbin',
+        'did you mean Turbine?',
+    ),
     'module not imported': ('toy_hose.Engine.power = 3', 'toy_hose', 'did you mean toy_house?'),
     'unimportable module': ('import no_such_thing', 'no_such_thing', 'installed'),
     'misspelt macro': ('POWERR = 3', 'POWERR', 'did you mean POWER?'),
@@ -29,7 +33,7 @@ IN_A_FILE = {
 
 AS_A_FLAG = {
     'macro of a file that is not read': (('INPUT_FIELD', '3'), 'INPUT_FIELD', 'it is a setting of runs/infer.gin'),
-    'misspelt setting': (('Engine.powr', '3'), 'powr', ''),
+    'misspelt setting': (('Engine.powr', '3'), 'powr', '; did you mean power?'),
     'module that does not exist': (('ENGINE', '@qqq.Plane()'), "'@qqq.Plane()'; ", 'PYTHONPATH'),
     'name that an importable module lacks': (('ENGINE', '@fractions.Fractoin()'), 'Fractoin', ''),
     'sublayer of a file that is not included': (
@@ -124,6 +128,13 @@ def test_a_missing_file_names_the_nearest_one(car_folder, name, advice):
     with pytest.raises(UserError, match=name) as caught:
         loading.load_gin_config(ConfigSources([name]))
     assert advice in str(caught.value)
+
+
+@pytest.mark.parametrize('text', ['POWER = %POWER', 'A = %B\nB = (1, %A)\nPOWER = %A'])
+def test_a_macro_that_refers_to_itself_is_rejected(car_folder, text):
+    (car_folder / 'user.gin').write_text(f'{text}\n')
+    with pytest.raises(UserError, match='a macro must not refer to itself, got %'):
+        loading.load_gin_config(ConfigSources(['car.gin', 'user.gin']), 'toy_house.run')
 
 
 def test_line_numbers_below_an_include_are_correct(car_folder):

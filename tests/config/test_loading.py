@@ -33,8 +33,13 @@ HEAD = 'from __gin__ import dynamic_registration\n'
         ('ENGINE = @Engine()', [('POWER', '9')], 9, 'red'),
         ('toy_house.Engine.power = %fast/POWER\nfast/POWER = 3\nX = %POWER\ntoy_house.run.colour = %X', [], 3, 5),
         (f'{HEAD}import os.path as toy_house', [], 5, 'red'),
+        ('import toy_house\nENGINE = @toy_house.Engine()\nPOWER = 4', [], 4, 'red'),
+        ('\ufeffPOWER = 3', [], 3, 'red'),
     ],
-    ids=['later file', 'flag', 'string', 'short name', 'scoped macro', 'name of another module'],
+    ids=[
+        *('later file', 'flag', 'string', 'short name', 'scoped macro', 'name of another module'),
+        *('no dynamic registration', 'byte order mark'),
+    ],
 )
 def test_later_sources_override_earlier_ones(car_folder, second_file, flags, power, colour):
     (car_folder / 'second.gin').write_text(f'{second_file}\n')
