@@ -171,7 +171,7 @@ def _build_config_sources(args: argparse.Namespace, **sources: Any) -> Any:
         # All libraries that read TFDS datasets use this environment variable.
         os.environ['TFDS_DATA_DIR'] = args.tfds_data_dir
     search_paths = split_names(','.join(args.gin_search_paths))
-    model = gin_files.parse_model_flag(args.model) if args.model else ()
+    model = gin_files.parse_model_flag(args.model) if args.model is not None else ()
     if not hasattr(args, 'run_sources'):
         args.run_sources = _find_checkpoint_config(args)
     run_files, run_flags = args.run_sources

@@ -138,6 +138,8 @@ def _describe_unknown_flags(args: argparse.Namespace, unknown: list[str]) -> str
         message += f'; the equivalent of this T5X flag is {gin_files.T5X_NAMES["flags"][name]}'
     elif hasattr(args, 'gin_file') and value and gin_files.find_files_with_macro(name.upper()):
         message += f'; the setting is --gin.{name.upper()}={value}'
+    elif near := suggest_similar_name(f'{args.command} {flag}', (command.name for command in COMMANDS)):
+        message += near
     elif hasattr(args, 'gin_file') and not flag.startswith('-'):
         message += '; pass a gin file as --gin_file=FILE, and a run as --gin_file=MODEL_DIR/config.gin'
     return f'{message}; see {parser.prog} --help'

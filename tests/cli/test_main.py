@@ -44,6 +44,8 @@ MISTAKES = {
         ['data', 'list', '--gin.X=3'],
         'error: --gin.X is set, but remixer-t5x data list reads no gin files; see remixer-t5x data list --help',
     ),
+    'empty model': (['info', '--model='], "error: --model must be one or more names joined by +, got ''"),
+    'misspelt subcommand': (['data', 'lst'], 'error: unrecognized arguments: lst; did you mean data list?'),
     'missing file': (
         ['info', '--gin_file=sizes/bse.gin'],
         "error: gin file 'sizes/bse.gin' is not in the current folder, --gin_search_paths or shipped configs; "
