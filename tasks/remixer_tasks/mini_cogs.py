@@ -92,11 +92,6 @@ def make_noun_phrase(name: str, definite: bool = True) -> Phrase:
     return Phrase(f'the {name}', f'* {name}') if definite else Phrase(f'a {name}', name)
 
 
-def modify_noun(head: Phrase, preposition: str, place: Phrase) -> Phrase:
-    """Adds a prepositional phrase to a noun, as in 'the cake on the table'."""
-    return Phrase(f'{head.words} {preposition} {place.words}', f'{head.form} ( {preposition} {place.form} )')
-
-
 def make_clause(template: str, verb: str, **roles: Phrase) -> Phrase:
     """Builds a clause such as 'Emma gave the boy a cake'. The logical form lists the roles in the order of ROLES."""
     past, participle = (*VERBS[verb], '')[:2]
@@ -141,7 +136,8 @@ class _Sampler:
         if depth == 0:
             return head
         preposition = self.choose_word(PLACES)
-        return modify_noun(head, preposition, self.add_location(self.sample_noun(*PLACES[preposition]), depth - 1))
+        place = self.add_location(self.sample_noun(*PLACES[preposition]), depth - 1)
+        return Phrase(f'{head.words} {preposition} {place.words}', f'{head.form} ( {preposition} {place.form} )')
 
     def sample_clause(self) -> Phrase:
         """Samples a clause that contains no other clause."""
