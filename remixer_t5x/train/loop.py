@@ -148,7 +148,6 @@ class TrainingLoop:
                     # Measure the speed from the second step onwards, because the first step waits for the compiler.
                     jax.block_until_ready(step_metrics)
                     self.log.clock.measure_speed(state.step)
-                self.log.show_step(state.step)
                 self._call_due_hooks(state, last)
                 self.profiler.stop_trace_if_due(state.step, step_metrics)
             if is_first:

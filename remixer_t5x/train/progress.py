@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator, Mapping
 
 import jax
 import psutil
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
 
 STEPS, WAITING_FOR_DATA, COMPILE, RESTORING_STATE = (
     'steps',
@@ -169,40 +167,3 @@ def format_progress(step: int, total: int, numbers: Mapping[str, float], timing:
     if step < total and 'seconds_per_step' in timing:
         parts.append(f'{format_duration(timing["seconds_per_step"] * (total - step))} left')
     return ' · '.join(parts)
-
-
-class ProgressLine:
-    """Displays a progress bar on a terminal, or prints a line for each log if the output is not a terminal.
-
-    `update` moves the bar, `show_metrics` changes the numbers on the bar, and `print` prints a line above the bar.
-    """
-
-    def __init__(self, total: int, step: int = 0, console: Console | None = None, quiet: bool = False):
-        self._console = console or Console(highlight=False, soft_wrap=True)
-        self._total, self._quiet = total, quiet
-        columns = BarColumn(bar_width=20), TextColumn('{task.description}')
-        has_bar = self._console.is_terminal and not quiet
-        self._bar = Progress(*columns, console=self._console, disable=not has_bar)
-        self._task = self._bar.add_task(f'step {step}/{total} · compiling', total=total, completed=step)
-        self._bar.start()
-
-    def update(self, step: int) -> None:
-        self._bar.update(self._task, completed=step)
-
-    def show_metrics(self, step: int, numbers: Mapping[str, float], timing: Mapping[str, float]) -> None:
-        """Displays the metrics `numbers`, which must include `loss`, and the result of `SpeedMeter.measure_speed`."""
-        text = format_progress(step, self._total, numbers, timing)
-        self._bar.update(self._task, completed=step, description=text)
-        if self._bar.disable:
-            self.print(text)
-
-    def print(self, text: str) -> None:
-        if not self._quiet:
-            self._console.print(text, markup=False)
-            # Flush the output, because lines written to a pipe would otherwise stay in the buffer until it is full.
-            self._console.file.flush()
-
-    def close(self) -> None:
-        # Older versions of rich print an empty line for a disabled bar.
-        if not self._bar.disable:
-            self._bar.stop()

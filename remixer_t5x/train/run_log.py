@@ -43,7 +43,7 @@ class RunLog:
         self.timeline = timeline or progress.ActivityTimer()
         self._is_first_process = jax.process_index() == 0
         self._warned: set[str] = set()
-        self._line = progress.ProgressLine(last_step, step, quiet=not (show and self._is_first_process))
+        self._prints = show and self._is_first_process
         self._records: metrics.JsonlWriter | None = None
         # `start_trackers` opens the trackers. If the run is already finished, `start_trackers` is not called.
         self._trackers = trackers.BackgroundTrackers((), trackers.TrackedRun(path, self._restored_step, {}), self.print)
@@ -89,16 +89,15 @@ class RunLog:
         self.print(f'{self.path}: {start} of {self._last_step}; the first step compiles')
 
     def print(self, text: str) -> None:
-        self._line.print(text)
-
-    def show_step(self, step: int) -> None:
-        self._line.update(step)
+        if self._prints:
+            # Flush the output, because lines written to a pipe would otherwise stay in the buffer until it is full.
+            print(text, flush=True)
 
     def log_train_metrics(self, step: int, numbers: Mapping[str, float]) -> None:
         """Logs `numbers`, the mean metrics of the steps since the last log, and the speed of these steps."""
         timing = self.clock.measure_speed(step)
         self._write_record(metrics.TRAIN_KIND, step, numbers, timing)
-        self._line.show_metrics(step, numbers, timing)
+        self.print(progress.format_progress(step, self._last_step, numbers, timing))
 
     def log_evaluation(self, kind: str, step: int, numbers: Mapping[str, float], seconds: float) -> None:
         self._write_record(kind, step, numbers, {'seconds': seconds})
@@ -127,7 +126,6 @@ class RunLog:
             self._records.flush()
 
     def close(self) -> None:
-        self._line.close()
         # Ignore a failed upload, because the error that ended the run is more useful; every checkpoint flushes the log.
         with contextlib.suppress(object_store.WriteError):
             self.flush()

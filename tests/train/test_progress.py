@@ -1,26 +1,19 @@
 """The progress line, the speed, and the time by activity."""
 
 import contextlib
-import io
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
 from remixer_t5x.train import progress
 
 TIMING = {'seconds_per_step': 0.5, 'tokens_per_second': 12345.6}
 
 
-def test_output_to_a_file_has_plain_lines():
-    out = io.StringIO()
-    line = progress.ProgressLine(1000, console=Console(file=out, highlight=False, soft_wrap=True, width=20))
-    for step in range(1, 301):
-        line.update(step)
-    line.show_metrics(300, {'loss': 4.8123, 'learning_rate': 0.0123}, {**TIMING, 'mfu': 0.413})
-    line.close()
-    assert out.getvalue() == 'step 300/1000 · loss 4.8123 · rate 0.012 · 12,346 tokens/s · MFU 41% · 0:05:50 left\n'
+def test_a_progress_line_shows_loss_rate_speed_and_remaining_time():
+    line = progress.format_progress(300, 1000, {'loss': 4.8123, 'learning_rate': 0.0123}, {**TIMING, 'mfu': 0.413})
+    assert line == 'step 300/1000 · loss 4.8123 · rate 0.012 · 12,346 tokens/s · MFU 41% · 0:05:50 left'
 
 
 def test_peak_flops_match_the_most_specific_device():
