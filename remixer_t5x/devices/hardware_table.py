@@ -187,8 +187,7 @@ class Hardware:
         devices: number of devices; None if not configured.
         memory: memory of one device in GiB; None if unknown.
         topology: a string that `Topology.from_string` can parse, such as 'v3:4x4' or 'h100:8'; None if unknown.
-        compiler: the XLA compiler to use, 'tpu', 'gpu' or 'cpu'; None selects the compiler of the chip if it is
-            installed.
+        compiler: 'cpu' selects XLA:CPU; None selects the compiler of the chip if it is installed.
     """
 
     platform: str = 'cpu'
@@ -201,20 +200,6 @@ class Hardware:
         if self.platform not in PLATFORMS:
             raise UserError(f'PLATFORM must be one of {", ".join(PLATFORMS)}, got {self.platform!r}')
         ranges.check_fields(self, memory='DEVICE_MEMORY')
-        if self.compiler in _INSTALL_COMMANDS:
-            self._check_compiler(self.compiler)
-
-    def _check_compiler(self, compiler: str) -> None:
-        if not has_compiler(compiler):
-            raise UserError(
-                f'the {compiler.upper()} compiler must be installed; run {_INSTALL_COMMANDS[compiler]}, or use '
-                'info --memory --compiler=cpu'
-            )
-        if self.get_chip_compiler() != compiler:
-            raise UserError(
-                f'TOPOLOGY must name {compiler.upper()}s for --compiler={compiler}, got {self.topology!r}; '
-                'pass, for example, --gin.TOPOLOGY=v5e:4x4 or h100:8'
-            )
 
     @property
     def memory_bytes(self) -> int | None:
@@ -261,7 +246,9 @@ class Hardware:
         """Raises UserError unless the compiler for the described chip is installed."""
         if not self.topology:
             raise UserError('TOPOLOGY must be a chip and a shape, got None; pass --gin.TOPOLOGY=v5e:2x4')
-        self._check_compiler(self.get_chip_compiler())
+        compiler = self.get_chip_compiler()
+        if not has_compiler(compiler):
+            raise UserError(f'the {compiler.upper()} compiler must be installed; run {_INSTALL_COMMANDS[compiler]}')
 
 
 def has_compiler(name: str) -> bool:

@@ -52,10 +52,8 @@ def test_unknown_topologies_are_rejected(text, advice):
 def test_a_missing_compiler_is_reported_with_its_package(monkeypatch):
     monkeypatch.setattr(hardware_table, 'has_compiler', lambda name: name == 'cpu')
     for topology, package in {'v5e:2x4': 'libtpu', 'h100:8': 'CUDA plugin'}.items():
-        with pytest.raises(UserError, match=f'{package}, or use info --memory --compiler=cpu$'):
+        with pytest.raises(UserError, match=f'{package}$'):
             Hardware(topology=topology).require_chip_compiler()
-    with pytest.raises(UserError, match='libtpu'):
-        Hardware(topology='v5e:2x4', compiler='tpu')
     # Without the compiler, the program is compiled for virtual CPU devices.
     assert Hardware(topology='v5e:1x1', devices=1).get_target_devices()[1] == 'XLA:CPU'
 

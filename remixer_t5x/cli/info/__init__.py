@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--device_memory', metavar='GIB', type=float, help='with --memory or --speed: memory of one device, in GiB'
     )
-    parser.add_argument('--compiler', choices=('cpu', 'gpu', 'tpu'), help='with --memory: XLA compiler for the step')
+    parser.add_argument('--compiler', choices=('cpu',), help='with --memory: use XLA:CPU')
     parser.add_argument('--price', metavar='DOLLARS', type=float, help='with --speed: dollars per chip-hour')
 
 
