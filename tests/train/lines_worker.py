@@ -1,7 +1,9 @@
 """The functions of the processes in test_several_processes, which run commands on a small task of text lines."""
 
+import itertools
 import json
 import os
+import signal
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
@@ -12,6 +14,7 @@ from remixer_t5x.cli import main, process_flags
 from remixer_t5x.config import loading
 from remixer_t5x.devices import collectives, processes
 from remixer_t5x.errors import UserError
+from remixer_t5x.train import preemption
 from tests.support import command_without_autograph
 
 LENGTHS = {'inputs': 16, 'targets': 12}
@@ -53,6 +56,19 @@ def work(file, commands, join):
                 # Reports the error to the other processes, which would otherwise wait for this one.
                 raise UserError(f'{argv[0]} ended with exit code {code}')
     return 0
+
+
+def work_until_signal(file, commands, join, number):
+    """Like `work`, but process 1 sends itself SIGTERM before its evaluation batch `number`."""
+    check, calls = preemption.StopSignalHandler.check, itertools.count(1)
+
+    def check_after_signal(stop):
+        if next(calls) == number and '--process_index=1' in commands[0]:
+            signal.raise_signal(signal.SIGTERM)
+        check(stop)
+
+    preemption.StopSignalHandler.check = check_after_signal
+    return work(file, commands, join)
 
 
 def compare_identities(gin_files, flags, join):

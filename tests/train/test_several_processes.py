@@ -18,7 +18,7 @@ from remixer_t5x.devices import collectives
 from remixer_t5x.devices import processes as distributed
 from remixer_t5x.errors import UserError
 from tests.support import feed_forward, paths, ports
-from tests.support.compare_runs import last_step
+from tests.support.compare_runs import difference, last_step
 from tests.support.real_processes import Process
 from tests.train import lines_worker
 
@@ -107,17 +107,18 @@ class Commands:
         self._file.write_text(''.join(f'{line}\n' for line in self.lines))
         self._number = itertools.count(1)
 
-    def start(self, *processes, folders=(None, None)):
+    def start(self, *processes, folders=(None, None), function=lines_worker.work, arguments=()):
         """Starts processes. Each has a number of devices, commands, and settings to connect to the other processes.
 
         `folders` are their working directories; a file `lines.txt` there replaces the lines of the task.
         """
         return [
             Process(
-                lines_worker.work,
+                function,
                 str(folder / 'lines.txt' if folder and (folder / 'lines.txt').exists() else self._file),
                 [[str(word) for word in command] for command in commands],
                 join,
+                *arguments,
                 output=self.folder / f'output{next(self._number)}.txt',
                 devices=devices,
                 folder=folder,
@@ -316,6 +317,19 @@ def test_sigterm_of_one_process_stops_all_and_a_kill_aborts_all(processes):
     assert (code, killed) == (-signal.SIGABRT, -9)
     assert 'another task died' in output
     assert [int(path.name) for path in (folder / 'checkpoints').iterdir() if path.name.isdigit()] == saved
+
+
+def test_a_run_that_is_stopped_in_an_evaluation_ends_bit_identical(processes):
+    """Each evaluation has six batches, and process 1 receives the signal before the third batch."""
+    folders = [processes.folder / name for name in ('uninterrupted', 'stopped')]
+    settings = {'TRAIN_STEPS': 4, 'EVAL_PERIOD': 2, 'EVAL_STEPS': None}
+    whole, command = (train(folder, 'feed_forward', **settings) for folder in folders)
+    _check_success(processes.run(*pair_by_flags(whole)))
+    function = lines_worker.work_until_signal
+    outputs = wait_for(processes.start(*pair_by_flags(command), function=function, arguments=(3,)))
+    assert [code for code, _ in outputs] == [143, 143], outputs
+    _check_success(processes.run(*pair_by_flags(command)))
+    assert difference(*folders, 4) is None
 
 
 def test_an_error_in_one_process_ends_all_with_its_message(processes):
