@@ -40,14 +40,14 @@ def average_params(optimizer: Any, decay: float | None) -> Optimizer:
         )
 
     def make_gradient_transformation(logical_axes):
-        inner = optimizer(logical_axes)
+        inner = optax.with_extra_args_support(optimizer(logical_axes))
 
         def init(params):
             copies = jax.tree.map(jnp.copy, params)
             return {AVERAGE: copies, 'count': jnp.zeros((), jnp.int32), 'inner': inner.init(params)}
 
-        def update(updates, state, params):
-            updates, inner_state = inner.update(updates, state['inner'], params)
+        def update(updates, state, params, **extra_args):
+            updates, inner_state = inner.update(updates, state['inner'], params, **extra_args)
             count = state['count'] + 1
             share = 1 - jnp.minimum(decay, (1 + count) / (10 + count))
             average = jax.tree.map(
@@ -55,7 +55,7 @@ def average_params(optimizer: Any, decay: float | None) -> Optimizer:
             )
             return updates, {AVERAGE: average, 'count': count, 'inner': inner_state}
 
-        return optax.GradientTransformation(init, update)
+        return optax.GradientTransformationExtraArgs(init, update)
 
     return dataclasses.replace(
         optimizer, make=make_gradient_transformation, evaluated=lambda state, params: state[AVERAGE]

@@ -71,6 +71,7 @@ def make_train_step(
         ranges.check_setting('LOSS_NORMALIZING_FACTOR', loss_normalizing_factor, ranges.Positive | None)
     divisor: Any = 1.0 if loss_normalizing_factor is None else loss_normalizing_factor
     gradients = _build_gradient_fn(model, seed)
+    tx = optax.with_extra_args_support(tx)
 
     def step_fn(state, batch):
         trained, frozen = trainables.split_params(state.params, trainable)
@@ -80,7 +81,9 @@ def make_train_step(
         metrics, good = compute_step_metrics(state.params, batch, sums, grads)
         usual_loss, good, spike = update_loss_ema(state.usual_loss, sums, spike_factor, good)
         metrics.update(spike)
-        updates, opt_state = tx.update(grads, state.opt_state, state.params)
+        # Transformations such as `optax.contrib.reduce_on_plateau` also read the loss.
+        loss = sums['loss'] / _count_target_tokens(sums)
+        updates, opt_state = tx.update(grads, state.opt_state, state.params, value=loss)
         updated = TrainState(state.step + 1, optax.apply_updates(trained, updates), opt_state, usual_loss)
         before = state.replace(params=trained)
         new_state = jax.tree.map(lambda new, old: jnp.where(good, new, old), updated, before)

@@ -47,15 +47,15 @@ def restrict_to_trainable(
     check_regex(setting, pattern, 'encoder/.*/kernel')
 
     def make_gradient_transformation(logical_axes: Any) -> optax.GradientTransformation:
-        inner = optimizer.make(split_params(logical_axes, pattern)[0])
+        inner = optax.with_extra_args_support(optimizer.make(split_params(logical_axes, pattern)[0]))
 
         def init(params: Any) -> Any:
             return inner.init(split_params(params, pattern)[0])
 
-        def update(gradients: Any, state: Any, params: Any) -> Any:
-            return inner.update(gradients, state, split_params(params, pattern)[0])
+        def update(gradients: Any, state: Any, params: Any, **extra_args: Any) -> Any:
+            return inner.update(gradients, state, split_params(params, pattern)[0], **extra_args)
 
-        return optax.GradientTransformation(init, update)
+        return optax.GradientTransformationExtraArgs(init, update)
 
     average = optimizer.evaluated
 

@@ -10,10 +10,11 @@ import optax
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.sharding import PartitionSpec
 
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
-from remixer_t5x.optim import schedules, train_state, train_step
+from remixer_t5x.optim import parameter_averages, schedules, train_state, train_step, trainable
 from remixer_t5x.optim.train_state import TrainState
 
 ROWS, LENGTH, VOCAB = 8, 5, 11
@@ -175,6 +176,24 @@ def test_the_reported_learning_rate_equals_that_of_the_update():
             expected = reference_gradient(before.params['table'], batch) / batch['weights'].sum()
             np.testing.assert_allclose(gradient(before, state), rate * expected, atol=1e-6)
     assert state.step == 4
+
+
+@pytest.mark.parametrize(
+    'wrap',
+    [
+        lambda tx: tx,
+        lambda tx: parameter_averages.average_params(tx, 0.9).make(None),
+        lambda tx: trainable.restrict_to_trainable(tx, 'table').make({'table': PartitionSpec()}),
+    ],
+    ids=['alone', 'averaged', 'restricted'],
+)
+def test_transformations_may_need_the_loss(wrap):
+    """`reduce_on_plateau` halves the updates after each step in which the loss does not improve."""
+    tx = wrap(optax.chain(optax.sgd(0.0), optax.contrib.reduce_on_plateau(factor=0.5, patience=1)))
+    state = make_state(tx)
+    for _ in range(3):
+        state, _ = compiled(tx, ())(state, make_batch())
+    assert optax.tree.get(state.opt_state, 'scale') == 0.25
 
 
 def test_the_compiled_step_equals_the_plain_step_and_can_donate():
