@@ -139,17 +139,17 @@ def wrap_checkpoint_errors(path: epath.Path, done: str) -> Iterator[None]:
         raise UserError(f'the checkpoint at {path} cannot be {done}: {reason}') from error
 
 
-def verify_checkpoint_files(folder: epath.Path, listed: bool = False) -> None:
+def verify_checkpoint_files(folder: epath.Path) -> None:
     """Checks the files of a checkpoint in the first process, before any process reads them.
 
-    Does nothing for a bucket. Raises durable_folders.DamagedCheckpointError if a file is damaged, or if `listed` is
-    True and `files.json` is missing. Raises UserError if a link or a listed file name points outside of the folder.
+    Does nothing for a bucket. Raises durable_folders.DamagedCheckpointError if a file is damaged, and UserError if a
+    link or a listed file name points outside of the folder. A checkpoint copied from a bucket has no list of files.
     """
     damage = None
     if jax.process_index() == 0 and not object_store.is_remote(folder):
         untrusted_files.check_links_inside(folder)
         try:
-            if listed or (folder / durable_folders.FILE_LIST).exists():
+            if (folder / durable_folders.FILE_LIST).exists():
                 durable_folders.verify_file_checksums(folder)
             # Check the checksums first, so that a damaged array description is reported as damage.
             untrusted_checkpoints.check_array_metadata(folder)

@@ -196,7 +196,7 @@ def restore_or_create_state(
     while (step := collectives.broadcast(checkpoints.latest_step())) is not None:
         folder = checkpoints.folder / str(step)
         try:
-            saved_params.verify_checkpoint_files(folder, listed=True)
+            saved_params.verify_checkpoint_files(folder)
             saved_record = saved_params.read_record(folder)
             compatibility.check_record_compatible(saved_record, record)
             changed = compatibility.describe_config_changes(saved_record.get('config', ''), record['config'])

@@ -124,7 +124,7 @@ def test_a_damaged_array_description_is_reported_as_damage(written, tmp_path):
     (path,) = pathlib.Path(folder).glob('state/manifest.ocdbt')
     path.write_bytes(b'x' + path.read_bytes()[1:])
     with pytest.raises(durable_folders.DamagedCheckpointError, match='is damaged'):
-        saved_params.verify_checkpoint_files(folder, listed=True)
+        saved_params.verify_checkpoint_files(folder)
 
 
 def test_a_file_list_with_files_outside_is_rejected(written, tmp_path):
@@ -133,5 +133,5 @@ def test_a_file_list_with_files_outside_is_rejected(written, tmp_path):
     listed = json.loads((folder / durable_folders.FILE_LIST).read_text())
     (folder / durable_folders.FILE_LIST).write_text(json.dumps({**listed, '../../other': [1, 'a']}))
     with pytest.raises(UserError, match='outside') as error:
-        saved_params.verify_checkpoint_files(epath.Path(folder), listed=True)
+        saved_params.verify_checkpoint_files(epath.Path(folder))
     assert not isinstance(error.value, durable_folders.DamagedCheckpointError)

@@ -65,7 +65,7 @@ def test_a_bad_step_stops_a_run_by_default_and_many_always_do(training, tmp_path
     assert code == 2 and 'was rewound to step 0 5 times' in printed_error(output)
     recovery = {'on_bad_step': 'rewind', 'on_save_failure': 'continue'}
     code, output = train(training, tmp_path / 'full', nan_below=384, recovery=recovery, file_size=300_000, embed=256)
-    assert code == 2 and 'no checkpoint to rewind to' in printed_error(output)
+    assert code == 2 and 'no earlier checkpoint could be written' in printed_error(output)
 
 
 def test_a_run_that_is_stopped_after_a_bad_step_is_rewound(tmp_path, monkeypatch):
