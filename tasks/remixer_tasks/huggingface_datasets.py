@@ -20,7 +20,7 @@ from remixer_t5x.errors import UserError, import_optional, root_cause_message
 from remixer_tasks.corpora.streamed_text import StreamedCorpus
 from remixer_tasks.corpora.text_corpus import TRAIN, ParsedCorpus
 from remixer_tasks.files import cache
-from remixer_tasks.files.row_files import COMPRESSIONS, BadRecords, Row, add_nested_columns
+from remixer_tasks.files.row_files import COMPRESSIONS, BadRecords, Row, add_nested_columns, check_columns_exist
 from remixer_tasks.text_pairs import TextTemplate, encode_row_as_pair
 
 # Maximum number of shards of a streamed dataset from `save_to_disk`; enough for the hosts of a large pod.
@@ -272,9 +272,8 @@ def corpus(dataset: HubDataset, field: str = 'text', streaming: bool = False) ->
     """
 
     def get_text(row: Row) -> str:
-        if field not in row:
-            raise UserError(f'TEXT_FIELD must be a column of {dataset.path} ({", ".join(row)}), got {field!r}')
-        if not isinstance(row[field], str):
+        check_columns_exist([field], row, 'TEXT_FIELD', dataset.path)
+        if not isinstance(row.get(field), str):
             raise ValueError(f'column {field} has no text')
         return row[field]
 

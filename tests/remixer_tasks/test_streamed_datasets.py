@@ -245,7 +245,7 @@ def test_wrong_settings_are_rejected(folders, tmp_path, monkeypatch):
     assert 'no documents to train on in 5 of its 5' in error_message(reader.read_document_after, START_POSITION)
     # Raised before a pipeline runs, because TensorFlow changes the messages of errors within it.
     other_field = huggingface_datasets.corpus(HubDataset(str(path)), 'body', True)
-    assert 'TEXT_FIELD must be a column of' in error_message(other_field.open_shards, 'train')
+    assert 'TEXT_FIELD must use columns of' in error_message(other_field.open_shards, 'train')
     task = pretraining.span_corruption(streamed(path, validation_fraction=1e-9), BYTES)
     assert 'cannot be cached' in error_message(caching.cache_task, task, str(tmp_path / 'cached'), 'note')
     config = DatasetConfig(task, LENGTHS, 2, split='validation', shuffle=False)
