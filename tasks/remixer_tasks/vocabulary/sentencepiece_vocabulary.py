@@ -86,8 +86,8 @@ def _train_model(sample: list[str], pieces: int, at_most: bool) -> bytes:
             return _train_model(sample, int(limit[1]), at_most=False)
         reason = root_cause_message(error).rpartition('] ')[2]
         raise UserError(
-            f'SentencePiece cannot train {pieces} pieces besides sentinels ({reason}); set another VOCAB_SIZE, use '
-            'more text, or use VOCABULARY = @vocabularies.byte()'
+            f'SentencePiece cannot train {pieces} pieces besides sentinels ({reason}); set another '
+            'VOCAB_SIZE (pieces and sentinels), use more text, or use VOCABULARY = @vocabularies.byte()'
         ) from error
     return writer.getvalue()
 
