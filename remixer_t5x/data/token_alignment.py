@@ -207,7 +207,9 @@ class EncodedPair(NamedTuple):
 def encode_pair(vocabulary: Any, text: str, length: int) -> EncodedPair:
     """Encodes two tab-separated texts, and truncates each to `length` tokens."""
     if text.count(PAIR_SEPARATOR) != 1:
-        raise UserError(f"INPUTS must be two texts separated by a tab, got {text!r:.60}; for example '{{a}}\\t{{b}}'")
+        raise UserError(
+            f'INPUTS must be two texts separated by a tab, got {text!r:.60}; pass --gin.INPUTS="\'{{a}}\\t{{b}}\'"'
+        )
     end = task_vocabulary.get_end_ids(vocabulary)
     first, second = (vocabulary.encode(part) for part in text.split(PAIR_SEPARATOR))
     limit = length - len(end)

@@ -164,7 +164,7 @@ def test_invalid_texts_raise_an_error():
             token_alignment.make_span_arrays(SQUAD, json.dumps({'text': ['Ada'], 'answer_start': [start]}), BYTES, 60)
     with pytest.raises(UserError, match="INPUTS must contain 'context: '"):
         token_alignment.encode_question(BYTES, 'question: who?', 60)
-    with pytest.raises(UserError, match='INPUTS must be two texts separated by a tab'):
+    with pytest.raises(UserError, match='INPUTS must be two texts separated by a tab.* pass --gin.INPUTS="'):
         token_alignment.encode_pair(BYTES, 'one text', 8)
     with pytest.raises(ValueError, match='finite and at least 0'):
         token_alignment.make_pair_arrays('a\tb', 'nan', BYTES, 4)

@@ -278,6 +278,7 @@ def test_an_unusable_file_is_rejected_with_a_hint(tmp_path, name, content, messa
 @pytest.mark.parametrize(
     ('settings', 'message'),
     [
+        ({'delimiter': r'\t'}, 'DELIMITER must be one character .*; for a tab, pass --gin.DELIMITER="'),
         ({'encoding': 'rot13'}, 'ENCODING must be a text encoding.* got .rot13.'),
         # Templates are not format strings.
         *(({'inputs': text}, 'INPUTS must use columns of .*a.csv') for text in ('{q.__class__}', '{q:>1000000000}')),

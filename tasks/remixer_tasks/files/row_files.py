@@ -184,7 +184,10 @@ class RowLayout:
 
     def __post_init__(self):
         if self.delimiter is not None and (len(self.delimiter) != 1 or self.delimiter in '"\r\n'):
-            raise UserError(f"DELIMITER must be one character or None, got {self.delimiter!r}; set DELIMITER = ';'")
+            raise UserError(
+                f'DELIMITER must be one character or None, got {self.delimiter!r}; for a tab, pass '
+                '--gin.DELIMITER="\'\\t\'"'
+            )
         try:
             ''.encode(self.encoding)
         except (LookupError, TypeError, ValueError) as error:
