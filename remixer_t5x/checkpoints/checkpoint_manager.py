@@ -19,6 +19,7 @@ from jax.experimental import multihost_utils
 
 from remixer_t5x.checkpoints import durable_folders, saved_params
 from remixer_t5x.data.prefetch import DataPosition
+from remixer_t5x.devices import collectives
 from remixer_t5x.errors import UserError
 from remixer_t5x.run_folder import model_dir
 
@@ -38,6 +39,8 @@ class RunCheckpoints:
         self._open_manager()
 
     def _open_manager(self) -> None:
+        # Orbax communicates on the devices. On CPUs, Gloo waits at most 30 s for a process that is still busy.
+        collectives.barrier()
         with saved_params.wrap_checkpoint_errors(self.folder, 'opened'):
             self._manager = ocp.CheckpointManager(
                 self.folder, options=self._options, item_names=('state', 'data', 'run')
@@ -138,6 +141,8 @@ class RunCheckpoints:
         except UserError:
             raise
         except Exception as error:
+            if collectives.is_connection_error(error):
+                raise
             raise CheckpointSaveError(
                 f'{what} could not be written to {self.folder}: {saved_params.describe_root_cause(error)}; free disk '
                 f'space or correct the permissions, and run the same command again '

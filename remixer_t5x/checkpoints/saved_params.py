@@ -127,12 +127,17 @@ def describe_root_cause(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def wrap_checkpoint_errors(path: epath.Path, done: str) -> Iterator[None]:
-    """Converts Orbax errors to a UserError that the checkpoint at `path` cannot be `done`, such as 'read'."""
+    """Converts Orbax errors to a UserError that names `path` and the failed operation `done`, such as 'read'.
+
+    Does not convert failed connections to other processes.
+    """
     try:
         yield
     except UserError:
         raise
     except Exception as error:
+        if collectives.is_connection_error(error):
+            raise
         reason = describe_root_cause(error)
         if done == 'read' and isinstance(error, AttributeError | KeyError | TypeError | json.JSONDecodeError):
             reason = f'one of its metadata files is damaged ({type(error).__name__}: {reason}); {UNREADABLE_ADVICE}'

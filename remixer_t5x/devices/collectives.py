@@ -24,6 +24,8 @@ _POLL_SECONDS = 1.0
 _EXIT_SECONDS = 5.0
 # Substrings that identify messages of connection errors.
 _CONNECTION_ERRORS = ('Gloo', 'NCCL', 'UNAVAILABLE', 'coordination')
+# Exit code after a connection error; JAX aborts with the same code (SIGABRT) if another process is lost.
+LOST_CODE = 134
 # Counts the calls; the count makes message keys unique. All processes make their calls in the same order.
 _call_numbers = itertools.count()
 
@@ -99,6 +101,16 @@ def _describe_difference(first: Mapping[str, Any], other: Mapping[str, Any], pro
     return ''
 
 
+def is_connection_error(error: BaseException | None) -> bool:
+    """Returns whether `error` or one of its causes is a failed connection between processes."""
+    while error is not None:
+        is_runtime_error = isinstance(error, jax.errors.JaxRuntimeError | ValueError)
+        if is_runtime_error and any(word in str(error) for word in _CONNECTION_ERRORS):
+            return True
+        error = error.__cause__
+    return False
+
+
 class FailureWatcher:
     """Exits this process with a one-line error message if another process reports a failure.
 
@@ -126,14 +138,12 @@ class FailureWatcher:
             get_coordination_state().client.key_value_set(_FAILURE_KEY, json.dumps(record))
         self._wait_before_exit()
 
-    def wait_for_failure_report(self, error: BaseException) -> None:
-        """Waits for another process's failure report if `error` indicates a lost connection between processes.
+    def wait_for_failure_report(self) -> None:
+        """Waits for another process's failure report after a connection error.
 
         Other processes may detect the broken connection before the failed process reports its failure.
         """
-        is_runtime_error = isinstance(error, jax.errors.JaxRuntimeError | ValueError)
-        if is_runtime_error and any(word in str(error) for word in _CONNECTION_ERRORS):
-            self._closed.wait(self._timeout + _POLL_SECONDS)
+        self._closed.wait(self._timeout + _POLL_SECONDS)
 
     def _poll_failure_key(self) -> None:
         while not self._closed.wait(_POLL_SECONDS):

@@ -16,7 +16,7 @@ import jax
 
 from remixer_t5x import ranges
 from remixer_t5x.devices import collectives, jax_workarounds
-from remixer_t5x.errors import UserError
+from remixer_t5x.errors import UserError, root_cause_message
 
 _FLAGS_ADVICE = 'pass --coordinator_address=HOST:PORT --process_count=N --process_index=I'
 
@@ -143,8 +143,14 @@ def connect_processes(
         jax.distributed.shutdown()
         watcher.close()
     except BaseException as error:
-        watcher.wait_for_failure_report(error)
+        is_lost = collectives.is_connection_error(error)
+        if is_lost:
+            watcher.wait_for_failure_report()
+            reason = root_cause_message(error)
+            error = UserError(f'the connection to another process failed: {reason}; run the same command again')
         code = print_error(error, name)
+        if is_lost:
+            code = collectives.LOST_CODE
         watcher.report_failure(code, str(error) or type(error).__name__)
         collectives.exit_process(code)
 

@@ -10,13 +10,17 @@ import shutil
 import signal
 from unittest import mock
 
+import jax
 import numpy as np
 import pytest
 
+from remixer_t5x.checkpoints import checkpoint_manager
 from remixer_t5x.cli import main, process_flags
+from remixer_t5x.data.prefetch import DataPosition
 from remixer_t5x.devices import collectives
 from remixer_t5x.devices import processes as distributed
 from remixer_t5x.errors import UserError
+from remixer_t5x.run_folder import model_dir
 from tests.support import feed_forward, paths, ports
 from tests.support.compare_runs import difference, last_step
 from tests.support.real_processes import Process
@@ -350,6 +354,27 @@ def test_failures_of_other_processes_are_reported_until_all_have_finished(monkey
     with distributed.connect_processes(BY_HAND, main.report_error):
         calls.run()
     assert [call[0] for call in calls.mock_calls] == ['connect', 'run', 'shutdown', 'watcher.close']
+
+
+def raise_connection_error(*arguments, **options):
+    raise jax.errors.JaxRuntimeError('INTERNAL: Gloo context initialization failed: Connect timeout')
+
+
+def test_a_lost_connection_is_not_reported_as_a_user_error(monkeypatch, tmp_path, capsys):
+    """Neither when checkpoints are opened nor when they are saved. Launch scripts restart a run that exits with 134."""
+    calls = mock.Mock()
+    monkeypatch.setattr(distributed, '_connect_process', calls.connect)
+    monkeypatch.setattr(collectives, 'FailureWatcher', lambda *arguments: calls.watcher)
+    monkeypatch.setattr(collectives, 'exit_process', calls.exit)
+    checkpoints = checkpoint_manager.RunCheckpoints(model_dir.create_model_dir(tmp_path / 'run'))
+    checkpoints._manager = mock.Mock(save=raise_connection_error)
+    monkeypatch.setattr('orbax.checkpoint.CheckpointManager', raise_connection_error)
+    for action in (checkpoints._open_manager, lambda: checkpoints.save(1, {}, DataPosition(), {})):
+        with distributed.connect_processes(BY_HAND, main.report_error):
+            action()
+        calls.watcher.report_failure.assert_called_with(134, mock.ANY)
+        calls.exit.assert_called_with(134)
+        assert 'error (process 1): the connection to another process failed' in capsys.readouterr().err
 
 
 def test_processes_compare_settings_versions_environment_and_code(tmp_path):
