@@ -162,7 +162,7 @@ class ModelComparison:
         for measure in self.compared_metrics:
             if by_seed := measure.models.get(group.name):
                 texts[measure.name] = _format_mean(by_seed.values(), _choose_decimal_places(measure.name))
-        for kind, metric, cells in self.metric_rows:
+        for kind, metric, cells, _ in self.metric_rows:
             if cell := cells[index]:
                 texts.setdefault(
                     f'{metric} of {kind}', _format_mean(cell.by_seed.values(), _choose_decimal_places(metric))

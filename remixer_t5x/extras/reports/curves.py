@@ -2,7 +2,7 @@
 
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from etils import epath
 
@@ -30,8 +30,11 @@ def moving_average(values: Sequence[float], weight: float) -> list[float]:
     return averages
 
 
-def draw_charts(runs: Sequence[RecordedRun]) -> dict[str, list[Picture]]:
-    """Draws the page's charts, keyed by the heading 'curves', 'optimization' or 'speed'. Omits empty charts."""
+def draw_charts(runs: Sequence[RecordedRun], colours: Mapping[str, int]) -> dict[str, list[Picture]]:
+    """Draws the page's charts, keyed by the heading 'curves', 'optimization' or 'speed'. Omits empty charts.
+
+    `colours` maps the name of each run to the index of its colour.
+    """
     held_out, tasks = [], []
     for kind in dict.fromkeys(kind for run in runs for kind in run.list_evaluation_names()):
         name = overview.format_evaluation_name(kind)
@@ -66,26 +69,28 @@ def draw_charts(runs: Sequence[RecordedRun]) -> dict[str, list[Picture]]:
         heading: [
             _draw_chart(f'{heading}-{number}', title, unit, lines, smooth)
             for number, (title, unit, kind, metric, smooth) in enumerate(rows)
-            if any(lines := [run.select_metric_points(kind, metric) for run in runs])
+            if (
+                lines := [
+                    (colours[run.name], points) for run in runs if (points := run.select_metric_points(kind, metric))
+                ]
+            )
         ]
         for heading, rows in charts.items()
     }
 
 
-def _draw_chart(name: str, title: str, unit: str, lines: Sequence[Points], smooth: bool) -> Picture:
-    """Draws the points of each run. `smooth` adds a moving average; the raw values then are a thin line."""
+def _draw_chart(name: str, title: str, unit: str, lines: Sequence[tuple[int, Points]], smooth: bool) -> Picture:
+    """Draws the points of each run, with the index of its colour. `smooth` adds a moving average to the raw values."""
     figure = drawing.create_figure(4.6, 2.3)
     axes = figure.add_subplot()
     drawing.style_axes(axes)
     axes.grid(axis='y', color=drawing.GRID, linewidth=0.5)
     axes.locator_params(nbins=6)
     axes.ticklabel_format(axis='both', style='sci', scilimits=(-4, 6), useOffset=False)
-    for run, points in enumerate(lines):
-        if not points:
-            continue
+    for index, points in lines:
         steps, values = map(list, zip(*drawing.select_evenly_spaced(points, MAX_POINTS), strict=True))
-        colour = drawing.COLOURS[run % len(drawing.COLOURS)]
-        dashes = '--' if run >= len(drawing.COLOURS) else '-'
+        colour = drawing.COLOURS[index % len(drawing.COLOURS)]
+        dashes = '--' if index >= len(drawing.COLOURS) else '-'
         if smooth:
             axes.plot(steps, values, color=colour, linewidth=0.6, alpha=0.45)
             values = moving_average(values, SMOOTHING)

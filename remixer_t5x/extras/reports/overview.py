@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from remixer_t5x.checkpoints import compatibility
 from remixer_t5x.evaluate.checkpoint_ranking import AVERAGE_TASK, compute_signed_score
 from remixer_t5x.extras.reports.differences import ComparedMeasure, ValueBySeed, compare_models, describe_differences
 from remixer_t5x.extras.reports.run_records import TRAIN, MetricsRecord, RecordedRun, RunGroup
@@ -126,8 +127,13 @@ class TableCell:
         return statistics.stdev(self.by_seed.values()) if len(self.by_seed) > 1 else None
 
 
-# A table row: (evaluation name, metric name, cell for each group of runs).
-MetricRow = tuple[str, str, list[TableCell | None]]
+class MetricRow(NamedTuple):
+    """A table row: the names of the evaluation and the metric, and a cell for each group of runs."""
+
+    kind: str
+    metric: str
+    cells: list[TableCell | None]
+    higher_is_better: bool
 
 
 def build_task_table(groups: Sequence[RunGroup]) -> list[MetricRow]:
@@ -175,12 +181,19 @@ def _build_metric_row(groups: Sequence[RunGroup], kind: str, metric: str) -> Met
         }
         if by_seed:
             cells[group.name] = TableCell(by_seed)
-    pairs = compare_models({name: cell.by_seed for name, cell in cells.items()}, compute_signed_score(metric, 1.0) > 0)
+    # BEST_METRICS may state that lower is better, as in {'cogs_v001': '-distance'}.
+    ranking = compatibility.parse_literal(groups[0].runs[0].config, 'BEST_METRICS')
+    negated = f'-{metric}'
+    is_negated = isinstance(ranking, dict) and ranking.get(kind.partition('/')[2]) == negated
+    higher_is_better = compute_signed_score(negated if is_negated else metric, 1.0) > 0
+    pairs = compare_models({name: cell.by_seed for name, cell in cells.items()}, higher_is_better)
     wins = collections.Counter(pair.model for pair in pairs if pair.is_significant)
     for name in cells:
         if 0 < wins[name] == len(cells) - 1:
             cells[name] = dataclasses.replace(cells[name], best=True)
-    return format_evaluation_name(kind), metric, [cells.get(group.name) for group in groups]
+    return MetricRow(
+        format_evaluation_name(kind), metric, [cells.get(group.name) for group in groups], higher_is_better
+    )
 
 
 def collect_compared_measures(
@@ -195,10 +208,10 @@ def collect_compared_measures(
     main_rows: dict[str, MetricRow] = {}
     for row in rows:
         # The main metric of an evaluation is in its first row.
-        main_rows.setdefault(row[0], row)
-    for kind, metric, cells in main_rows.values():
-        values = {group.name: cell.by_seed for group, cell in zip(groups, cells, strict=True) if cell}
-        measures.append(ComparedMeasure(f'{metric} of {kind}', values, compute_signed_score(metric, 1.0) > 0))
+        main_rows.setdefault(row.kind, row)
+    for row in main_rows.values():
+        values = {group.name: cell.by_seed for group, cell in zip(groups, row.cells, strict=True) if cell}
+        measures.append(ComparedMeasure(f'{row.metric} of {row.kind}', values, row.higher_is_better))
     return [measure for measure in measures if measure.models]
 
 

@@ -12,7 +12,6 @@ import jinja2
 import numpy as np
 from etils import epath
 
-from remixer_t5x import temporary_files
 from remixer_t5x.api import saved_models
 from remixer_t5x.api.trained_model import TrainedModel
 from remixer_t5x.cli import data
@@ -24,7 +23,7 @@ from remixer_t5x.extras.reports import curves, overview, run_records
 from remixer_t5x.extras.reports.comparison import ModelComparison
 from remixer_t5x.extras.reports.pictures import drawing, model_pictures
 from remixer_t5x.extras.reports.pictures.drawing import Picture
-from remixer_t5x.extras.reports.run_records import RecordedRun
+from remixer_t5x.extras.reports.run_records import RecordedRun, RunGroup
 from remixer_t5x.models.decoding import Greedy
 from remixer_t5x.run_folder import object_store
 from remixer_t5x.train import progress
@@ -64,12 +63,11 @@ def write_report(
 
 def write_page(html: str, target: pathlib.Path) -> None:
     """Writes the page to a file and prints the path. Raises UserError if the file cannot be written."""
-    with object_store.wrap_write_errors(epath.Path(target)):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with temporary_files.reserve_temporary_path(target.parent, target.name) as unfinished:
-            # Folder names may contain bytes that are not UTF-8, which Python represents as lone surrogates.
-            unfinished.write_bytes(html.encode('utf-8', 'replace'))
-            temporary_files.sync_and_rename(unfinished, target)
+    path = epath.Path(target)
+    with object_store.wrap_write_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Folder names may contain bytes that are not UTF-8, which Python represents as lone surrogates.
+        object_store.write_atomically(path, html.encode('utf-8', 'replace').decode())
     print(f'report       {target}  ({len(html) / 1e6:.1f} MB, one file; open it in any browser)')
 
 
@@ -131,6 +129,9 @@ def render_page(
     """
     groups = comparison.groups if comparison else run_records.group_runs_by_settings(runs)
     overviews = comparison.overviews if comparison else {run.name: overview.summarize_run(run) for run in runs}
+    # Runs of a group have the same colour, unless there is only one group.
+    series = groups if len(groups) > 1 else [RunGroup(run.name, [run]) for run in runs]
+    colours = {run.name: index for index, group in enumerate(series) for run in group.runs}
     rows = overview.build_task_table(groups)
     measures = overview.collect_compared_measures(groups, rows, overviews)
     return _load_template().render(
@@ -139,7 +140,9 @@ def render_page(
         overviews=list(overviews.values()),
         comparison=comparison,
         headline=overview.describe_measure_differences(measures, overviews),
-        charts=curves.draw_charts(runs),
+        charts=curves.draw_charts(runs, colours),
+        series=series,
+        colours=colours,
         smoothing=curves.SMOOTHING,
         tasks=rows,
         breakdowns=overview.build_breakdown_tables(groups),
@@ -147,7 +150,7 @@ def render_page(
         learned=learned,
         differences=run_records.find_differing_settings(runs),
         created=datetime.datetime.now().strftime('%Y-%m-%d %H:%M'),
-        colours=len(drawing.COLOURS),
+        palette=len(drawing.COLOURS),
     )
 
 

@@ -88,3 +88,10 @@ def test_the_page_is_well_formed_and_self_contained_and_escapes_text_from_files(
     style = re.search(r'<style>(.*?)</style>', text, re.DOTALL)[1]
     assert '@import' not in style and 'url(' not in style
     assert reader.data.count(EVIL) > 5
+
+
+def test_runs_of_a_group_have_the_same_colour():
+    page = report_writer.render_page([_run('a', 1), _run('b', 2), _run('c', 1, setting=1)])
+    assert 'a × 2</li>' in page and 'var(--c1)' in page and 'var(--c2)' not in page
+    page = report_writer.render_page([_run('a', 1), _run('b', 2)])
+    assert 'b</li>' in page and 'var(--c1)' in page

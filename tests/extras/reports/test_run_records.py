@@ -32,7 +32,7 @@ def test_the_table_has_mean_and_sample_deviation_over_seeds(values):
     runs = [_run(f'r{n}', f'SEED = {n}\nX = 1\n', eval__cb=(9, {'f1': value})) for n, value in enumerate(values)]
     # Of two runs with one seed, the last is used.
     runs = [_run('first', 'SEED = 0\nX = 1\n', eval__cb=(9, {'f1': 1.0})), *runs]
-    [(kind, metric, [cell])] = overview.build_task_table(run_records.group_runs_by_settings(runs))
+    [(kind, metric, [cell], _)] = overview.build_task_table(run_records.group_runs_by_settings(runs))
     assert (kind, metric, len(cell.by_seed)) == ('cb, eval', 'f1', len(values))
     assert cell.mean == pytest.approx(statistics.mean(values))
     assert cell.standard_deviation == (pytest.approx(statistics.stdev(values)) if len(values) > 1 else None)
@@ -60,7 +60,7 @@ def test_numbers_of_macros_that_refer_to_other_macros_are_read():
 def test_a_chart_shows_only_the_main_metric_of_a_task():
     numbers = {'exact_match': 36.0, 'best_constant_prediction': 0.2}
     run = _run('r', eval__cogs=(9, numbers), eval__average=(9, {'average': 36.0}))
-    titles = [chart.title for chart in curves.draw_charts([run])['curves']]
+    titles = [chart.title for chart in curves.draw_charts([run], {'r': 0})['curves']]
     assert titles == ['Training loss', 'cogs, eval: exact_match', 'all tasks, eval: average']
 
 
@@ -69,19 +69,29 @@ def test_smoothing_follows_its_formula():
     assert curves.moving_average([4.0, 8.0, 2.0], 0.5) == pytest.approx([4.0, 10 / 1.5, 4.0])
 
 
-def test_a_group_is_marked_best_only_if_its_difference_is_shown():
-    def group(name, values):
-        records = [[MetricsRecord('eval/toy', 10, {'accuracy': value}, {})] for value in values]
-        return RunGroup(
-            name, [RecordedRun(f'{name}{k}', f'/{name}{k}', r, f'SEED = {k}\n') for k, r in enumerate(records)]
+@pytest.mark.parametrize(
+    ('values', 'negated', 'best'),
+    [
+        ([(1.0, 1.1), (9.0, 9.1)], '', 'b'),
+        ([(1.0, 1.1), (9.0, 9.1)], "BEST_METRICS = {'toy': '-accuracy'}\n", 'a'),
+        ([(1.0, 9.0), (2.0, 7.0)], '', None),
+    ],
+)
+def test_a_group_is_marked_best_only_if_its_difference_is_shown(values, negated, best):
+    groups = [
+        RunGroup(
+            name,
+            [
+                _run(f'{name}{k}', f'SEED = {k}\n{negated}', (), eval__toy=(10, {'accuracy': x}))
+                for k, x in enumerate(row)
+            ],
         )
-
-    apart, close = [group('a', [1.0, 1.1]), group('b', [9.0, 9.1])], [group('a', [1.0, 9.0]), group('b', [2.0, 7.0])]
-    for groups, best in ((apart, [False, True]), (close, [False, False])):
-        ((_, _, cells),) = rows = overview.build_task_table(groups)
-        assert [cell.best for cell in cells] == best
-        overviews = {run.name: overview.summarize_run(run) for group in groups for run in group.runs}
-        (sentence,) = overview.describe_measure_differences(
-            overview.collect_compared_measures(groups, rows, overviews), overviews
-        )
-        assert ('b is better than a by 8' in sentence) == best[1] and ('no difference shown' in sentence) != best[1]
+        for name, row in zip('ab', values, strict=True)
+    ]
+    (row,) = rows = overview.build_task_table(groups)
+    assert [cell.best for cell in row.cells] == [group.name == best for group in groups]
+    overviews = {run.name: overview.summarize_run(run) for group in groups for run in group.runs}
+    (sentence,) = overview.describe_measure_differences(
+        overview.collect_compared_measures(groups, rows, overviews), overviews
+    )
+    assert (f'{best} is better than' in sentence) if best else ('no difference shown' in sentence)
