@@ -64,18 +64,12 @@ def find_tasks(
     """Returns the tasks that have metrics and this split, and a note about each skipped task.
 
     `names` may contain comma-separated tasks or mixtures. `only` contains the comma-separated names of the tasks to
-    select; None selects all. Raises UserError if a name is unknown or occurs twice, or if no task remains.
+    select; None selects all. Raises UserError if a name is unknown, or if no task remains.
     """
     names = names() if callable(names) else names
     if isinstance(names, str):
         names = [name.strip() for name in names.split(',')]
     providers = [pipeline.get_task(name) for name in (names if isinstance(names, list | tuple) else [names])]
-    provider_names = [provider.name for provider in providers]
-    if len({*provider_names}) < len(providers):
-        raise UserError(
-            f'the tasks to evaluate must have different names, got {", ".join(provider_names)}; set the argument name '
-            'of each task, or list it once'
-        )
     tasks = {task.name: task for provider in providers for task in seqio.get_subtasks(provider)}
     if only is not None:
         selected = [name.strip() for name in only.split(',') if name.strip()]
@@ -95,7 +89,7 @@ def find_tasks(
         else:
             usable.append(task)
     if not usable:
-        name = ', '.join(provider_names)
+        name = ', '.join(provider.name for provider in providers)
         advice = 'set EVAL_SPLIT (SUBMISSION_SPLIT for leaderboard files), or use another task'
         if all(split in task.splits for task in tasks.values()):
             advice = 'use a task with metrics'

@@ -213,7 +213,7 @@ def test_a_search_chooses_settings_at_equal_training_time(tmp_path, monkeypatch,
     html = (tmp_path / 'runs/report.html').read_text()
     failure = 'mine, LEARNING_RATE=1e3, seed 0</b> failed: error: the loss is not finite'
     assert all(words in html for words in (failure, 'for 1 steps instead of 2', 'expected best of 2'))
-    assert (tmp_path / 'runs/figures/comparison-expected.png').exists()
+    assert (tmp_path / 'runs/figures/comparison-1.png').exists()
 
 
 def test_every_model_is_built_before_the_first_run(tmp_path, monkeypatch, capsys):

@@ -270,7 +270,6 @@ def test_tasks_without_the_split_or_metrics_are_skipped():
         ([task('echo_d')], {'tasks': 'echo_e'}, "EVAL_TASKS must contain only echo_d, got 'echo_e'"),
         (task('echo_f'), {'split': 'test'}, "no task of echo_f .* no split 'test'.*EVAL_SPLIT"),
         (task('echo_h', metrics=()), {}, 'echo_h has no metrics; use a task with metrics'),
-        ([task('echo_z'), task('echo_z', texts=['no'])], {}, 'must have different names, got echo_z, echo_z'),
         (task('echo_g', postprocess=None), {'rank_choices': True}, 'RANK_CHOICES must be False for echo_g'),
         (
             [task('echo_x'), task('echo_y', vocabulary=seqio.ByteVocabulary(5))],

@@ -25,7 +25,6 @@ from remixer_t5x.extras.reports.run_records import RecordedRun, RunGroup
 from remixer_t5x.extras.reports.sweep import Setting, SweepCell, format_setting
 from remixer_t5x.train import progress
 
-_FIGURE_WIDTH = 4.4
 # The tables show the expected best value after each of these numbers of trials.
 _TRIALS = (1, 2, 3, 5, 10, 20, 50, 100, 200, 500)
 
@@ -194,28 +193,12 @@ class ModelComparison:
         return lines + [(f'expected best of {k}', [_format_value(curve.get(k)) for curve in curves]) for k in shown]
 
     def draw_pictures(self) -> list[Picture]:
-        """Plots each measure of all seeds and, after a search, the expected best value."""
-        pictures = []
-        for number, measure in enumerate(self.compared_metrics, 1):
-            note = 'Each dot is a seed; the line is the mean.'
-            pictures.append(Picture(f'comparison-{number}', measure.name, note, _draw_dot_plot(measure)))
-        if self.search:
-            figure = drawing.create_figure(_FIGURE_WIDTH, 3.0)
-            axes = figure.add_subplot()
-            for index, group in enumerate(self.groups):
-                curve = self.search.compute_expected_best_values(group.name)
-                colour = _choose_model_colour(index)
-                axes.plot(range(1, len(curve) + 1), curve, 'o-', color=colour, markersize=3, label=group.name)
-            axes.locator_params(axis='x', integer=True)
-            axes.grid(axis='y', color=drawing.GRID, linewidth=0.5)
-            drawing.style_axes(axes, '', 'settings tried', f'expected best {self.search.measure}')
-            columns = 1 if max(len(group.name) for group in self.groups) > 24 else 3
-            figure.legend(
-                loc='outside lower left', ncols=columns, frameon=False, fontsize=7, labelcolor=drawing.TEXT_COLOUR
-            )
-            note = 'Expected best value of k random settings (Dodge et al. 2019).'
-            pictures.append(Picture('comparison-expected', 'Expected best value', note, figure))
-        return pictures
+        """Plots each measure of all seeds."""
+        note = 'Each dot is a seed; the line is the mean.'
+        return [
+            Picture(f'comparison-{number}', measure.name, note, _draw_dot_plot(measure))
+            for number, measure in enumerate(self.compared_metrics, 1)
+        ]
 
 
 def write_csv(
@@ -246,10 +229,10 @@ def write_csv(
 
 def _draw_dot_plot(measure: ComparedMeasure) -> Any:
     """Plots a row of dots for each model: the values of its seeds, with a line at their mean."""
-    figure = drawing.create_figure(_FIGURE_WIDTH, 0.9 + 0.3 * len(measure.models))
+    figure = drawing.create_figure(4.4, 0.9 + 0.3 * len(measure.models))
     axes = figure.add_subplot()
     for row, by_seed in enumerate(measure.models.values()):
-        values, colour = list(by_seed.values()), _choose_model_colour(row)
+        values, colour = list(by_seed.values()), drawing.COLOURS[row % len(drawing.COLOURS)]
         axes.plot(values, [row] * len(values), 'o', color=colour, markersize=5, alpha=0.75)
         axes.plot([statistics.fmean(values)] * 2, [row - 0.3, row + 0.3], color=colour, linewidth=1.6)
     axes.set_yticks(range(len(measure.models)), list(measure.models), parse_math=False)
@@ -258,10 +241,6 @@ def _draw_dot_plot(measure: ComparedMeasure) -> Any:
     axes.grid(axis='x', color=drawing.GRID, linewidth=0.5)
     drawing.style_axes(axes, '', measure.name)
     return figure
-
-
-def _choose_model_colour(index: int) -> str:
-    return drawing.COLOURS[index % len(drawing.COLOURS)]
 
 
 def _choose_decimal_places(measure: str) -> int:

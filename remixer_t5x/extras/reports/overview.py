@@ -240,11 +240,14 @@ def select_prediction_samples(runs: Sequence[RecordedRun]) -> list[tuple[str, li
     """
     tables = []
     for name in dict.fromkeys(name for run in runs for name in run.predictions):
-        by_index = [index_predictions(run, name) for run in runs]
+        by_index = [
+            {row.get('index', position): row for position, row in enumerate(run.predictions.get(name, ()))}
+            for run in runs
+        ]
         first = next(rows for rows in by_index if rows)
-        indices = sorted(first, key=lambda index: prediction_equals_target(first[index]))[:_SHOWN_PREDICTIONS]
+        indices = sorted(first, key=lambda index: _equals_target(first[index]))[:_SHOWN_PREDICTIONS]
         counts = [
-            f'{sum(map(prediction_equals_target, rows.values())):,} of {len(rows):,} equal the target' if rows else ''
+            f'{sum(map(_equals_target, rows.values())):,} of {len(rows):,} equal the target' if rows else ''
             for rows in by_index
         ]
         samples = [
@@ -259,12 +262,7 @@ def select_prediction_samples(runs: Sequence[RecordedRun]) -> list[tuple[str, li
     return tables
 
 
-def index_predictions(run: RecordedRun, name: str) -> dict[Any, Mapping[str, Any]]:
-    """Returns a dict from example indices to the rows of a prediction file."""
-    return {row.get('index', position): row for position, row in enumerate(run.predictions.get(name, ()))}
-
-
-def prediction_equals_target(row: Mapping[str, Any]) -> bool:
+def _equals_target(row: Mapping[str, Any]) -> bool:
     return str(row['prediction']).split() == str(row.get('target', '')).split()
 
 

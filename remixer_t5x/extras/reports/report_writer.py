@@ -13,18 +13,14 @@ import numpy as np
 from etils import epath
 
 from remixer_t5x.api import saved_models
-from remixer_t5x.api.trained_model import TrainedModel
 from remixer_t5x.cli import data
-from remixer_t5x.data import batch_formats, task_vocabulary
+from remixer_t5x.data import batch_formats
 from remixer_t5x.errors import UserError
-from remixer_t5x.evaluate import predictions
-from remixer_t5x.evaluate.text_inference import TextCodec
 from remixer_t5x.extras.reports import curves, overview, run_records
 from remixer_t5x.extras.reports.comparison import ModelComparison
 from remixer_t5x.extras.reports.pictures import drawing, model_pictures
 from remixer_t5x.extras.reports.pictures.drawing import Picture
 from remixer_t5x.extras.reports.run_records import RecordedRun, RunGroup
-from remixer_t5x.models.decoding import Greedy
 from remixer_t5x.run_folder import object_store
 from remixer_t5x.train import progress
 
@@ -93,8 +89,11 @@ def _draw_run_weights(run: RecordedRun, text: str) -> WeightPictures:
     trained = saved_models.load(run.folder)
     if trained.model.model_type != batch_formats.ENCODER_DECODER:
         raise UserError(f'--pictures needs an encoder-decoder, but MODEL_TYPE is {trained.model.model_type!r}')
-    ids, _ = TextCodec(trained.vocabulary, trained.lengths['inputs']).encode(text, 0)
-    inputs, targets = np.asarray(ids, np.int32), _generate_answer(trained, ids)
+    answer = trained.generate(text, min(MAX_ANSWER_TOKENS, trained.lengths['targets']))[0].text
+    inputs, targets = (
+        np.asarray(trained.build_codec(side).encode(words, 0)[0], np.int32)
+        for side, words in (('inputs', text), ('targets', answer))
+    )
     pieces = [[data.decode_piece(trained.vocabulary, int(token)) for token in ids] for ids in (inputs, targets)]
     trained_text = model_pictures.ModelWithText(
         model=trained.model,
@@ -105,15 +104,6 @@ def _draw_run_weights(run: RecordedRun, text: str) -> WeightPictures:
     )
     about = f'The model of {trained.source} reads “{text}”; its decoder is shown with the model’s answer.'
     return WeightPictures(run.name, model_pictures.draw_all_pictures(trained_text), about)
-
-
-def _generate_answer(trained: TrainedModel, inputs: list[int]) -> np.ndarray:
-    """Returns the token ids of the model's greedy answer, [length] int32 (1 to MAX_ANSWER_TOKENS tokens)."""
-    lengths = {**trained.lengths, 'targets': min(MAX_ANSWER_TOKENS, trained.lengths['targets'])}
-    settings = predictions.Decoding(trained.partitioner.batch_shards, lengths, Greedy())
-    predictor = predictions.Predictor(trained.model, trained.partitioner, settings, trained.vocabulary)
-    ids = predictor.predict(trained.params, [inputs])[0].ids[0]
-    return np.asarray(ids or [task_vocabulary.get_end_id(trained.vocabulary)], np.int32)
 
 
 def render_page(
