@@ -171,10 +171,6 @@ def _result_tables(table: Any, findings: Iterable[tuple[Any, Any, Any]]) -> Sequ
             cells += [format_number(finding.published_difference, signed=True), difference]
         verdict = 'baseline' if row.name == table.baseline and not table.has_only_counted_columns else finding.verdict
         results[column.name].add_row(row.name, *cells, verdict)
-    for index, column in enumerate(table.columns):
-        for name, numbers in table.cited.items():
-            if numbers[index] is not None:
-                results[column.name].add_row(name, format_number(numbers[index]), '', '', '', 'cited, not trained')
     return list(results.values())
 
 

@@ -74,7 +74,6 @@ class PaperTable:
         name: name of the paper and the table, such as 'remixers/table_4'.
         baseline: name of the row that all other rows are compared to.
         stages: the training stages of `columns`, in training order.
-        cited: maps model names to numbers that the paper quotes from other papers.
         note: known differences from the paper.
     """
 
@@ -84,7 +83,6 @@ class PaperTable:
     rows: Sequence[TableRow]
     baseline: str
     stages: Sequence[TrainingStage]
-    cited: Mapping[str, Sequence[float | None]]
     note: str = ''
 
     @property
@@ -135,7 +133,7 @@ def load_table(name: str, scale: str) -> PaperTable:
         raise UserError(f'{name} has no small-scale version; pass --scale=paper --dry_run to estimate its cost')
 
     def select_columns(numbers: Sequence[Any]) -> list[float | None]:
-        return [numbers[index] if numbers[index : index + 1] not in ([], ['']) else None for index in indices]
+        return [numbers[index] if numbers else None for index in indices]
 
     rows = []
     for label, numbers in entry['rows'].items():
@@ -150,9 +148,8 @@ def load_table(name: str, scale: str) -> PaperTable:
         while chain[0].previous_stage:
             chain.insert(0, _load_training_stage(paper, chain[0].previous_stage, scale))
         stages |= {stage.name: stage for stage in chain}
-    cited = {label: select_columns(numbers) for label, numbers in entry.get('cited', {}).items()}
     baseline, note = entry.get('baseline', rows[0].name), entry.get('note', '')
-    return PaperTable(name, entry['title'], columns, rows, baseline, list(stages.values()), cited, note)
+    return PaperTable(name, entry['title'], columns, rows, baseline, list(stages.values()), note)
 
 
 def _load_training_stage(paper: Mapping[str, Any], name: str, scale: str) -> TrainingStage:
