@@ -209,7 +209,7 @@ def test_a_file_system_without_locks(bench, run, monkeypatch):
     bench.uninterrupted()
     with monkeypatch.context() as patch:
         patch.setenv('REMIXER_T5X_CACHE', str(run.parent / 'cache without locks'))
-        bench.expect_error(run, 'must support file locks', command=run_without_locks)
+        bench.expect_error(run, 'No locks available', command=run_without_locks)
     bench.kill_at_random_step(run, command=run_without_locks)
     bench.finish(run, command=run_without_locks)
 
