@@ -108,23 +108,6 @@ def test_files_that_scripts_name_exist():
             assert (ROOT / 'configs' / name).exists(), f'{path.name} names {name}'
 
 
-def test_tpu_vm_dry_run_creates_copies_installs_and_runs():
-    options = ['supervise', '--name=mixer', '--zone=us-central2-b', '--type=v4-32', '--spot', '--project=p']
-    calls = dry('tpu_vm.sh', *options, '--env=A=b c')
-    gcloud = [call[1:] for call in calls if call[0] == 'gcloud' and 'list' not in call]
-    location = ['--zone=us-central2-b', '--project=p']
-    assert gcloud[0][:4] == ['compute', 'tpus', 'tpu-vm', 'create']
-    assert {'mixer', *location, '--accelerator-type=v4-32', '--spot'} <= set(gcloud[0])
-    assert gcloud[1][3] == 'scp' and '--worker=all' in gcloud[1] and gcloud[1][5].startswith('mixer:')
-    assert all(call[:5] == ['compute', 'tpus', 'tpu-vm', 'ssh', 'mixer'] for call in gcloud[2:])
-    workers, remote = zip(*((call[-2], call[-1].removeprefix('--command=')) for call in gcloud[2:]), strict=True)
-    assert workers == ('--worker=all', '--worker=all', '--worker=0', '--worker=all')
-    assert remote[0].endswith('scripts/launch/worker.sh install tpu dist/*.whl')
-    assert words(remote[1])[:2] == ['env', 'A=b c'] and words(remote[1])[-4:] == COMMAND
-    wheel = next(call for call in calls if 'wheel' in call)
-    assert '--wheel-dir=/tmp/remixer_t5x_mixer/dist' in wheel and 'SOURCE_DATE_EPOCH=315532800' in wheel
-
-
 # At the first start, the slice is preempted; at the second, the run is stopped by SIGTERM; the third succeeds.
 RUN_ON_TPU = """
 start="$(cat "$FAKE/starts$JAX_PROCESS_ID" 2> /dev/null || echo 0)"
