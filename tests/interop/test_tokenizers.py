@@ -184,10 +184,16 @@ def test_ids_are_not_compared_without_a_tokenizer(tmp_path):
 
 @pytest.mark.parametrize(
     ('added', 'words'),
-    [({'<ORG>': 70}, '<ORG>'), ({f'<extra_id_{index}>': 60 + index for index in range(10)}, '<extra_id_0>.*69')],
+    [
+        ({'<ORG>': 70}, '<ORG>'),
+        ({'s': 10}, "added token 's'"),
+        ({f'<extra_id_{index}>': 60 + index for index in range(10)}, '<extra_id_0>.*69'),
+    ],
 )
 def test_added_tokens_and_reordered_sentinels_raise_a_one_line_error(tmp_path, added, words):
     folder = t5(tmp_path / 't5')
+    pieces = sentencepiece.SentencePieceProcessor(model_file=str(folder / 'spiece.model'))
+    assert pieces.IdToPiece(pieces.PieceToId('s')) == 's'
     (folder / 'added_tokens.json').write_text(json.dumps(added))
     with pytest.raises(UserError, match=words) as error:
         t5_tokenizer.find_t5_tokenizer(folder)

@@ -63,7 +63,7 @@ def _count_piece_sentinels(config: Mapping[str, Any], folder: pathlib.Path, path
         pieces = _read_vocabulary_pieces(path)
         added = tokenizer_files.read_added_tokens(folder)
         sentinels = {name: index for name, index in added.items() if _SENTINEL.fullmatch(name)}
-        _check_added_tokens(set(added) - set(sentinels) - set(pieces), folder)
+        _check_added_tokens({name for name in added if name not in sentinels and not pieces.get(name)}, folder)
         if any(_SENTINEL.fullmatch(piece.lstrip('▁')) for piece in pieces):
             return 0
         if sentinels:
@@ -78,20 +78,24 @@ def _count_piece_sentinels(config: Mapping[str, Any], folder: pathlib.Path, path
     return count
 
 
-def _read_vocabulary_pieces(path: pathlib.Path) -> list[str]:
-    """Reads the pieces of a SentencePiece model, or those in tokenizer.json except for sentinels."""
+def _read_vocabulary_pieces(path: pathlib.Path) -> dict[str, bool]:
+    """Reads the pieces of a SentencePiece model, or those in tokenizer.json except for sentinels.
+
+    The value of a piece is whether SentencePiece matches it before all others, like transformers' added tokens.
+    """
     if path.name == TOKENIZER:
         model = untrusted_files.read_json_object(path).get('model')
         rows = model.get('vocab') if isinstance(model, dict) else None
-        pieces = [str(row[0]) for row in (rows if isinstance(rows, list) else []) if isinstance(row, list) and row]
-        return [piece for piece in pieces if not _SENTINEL.fullmatch(piece)]
-    import sentencepiece
+        names = [str(row[0]) for row in (rows if isinstance(rows, list) else []) if isinstance(row, list) and row]
+        return {name: name.startswith('▁<extra_id_') for name in names if not _SENTINEL.fullmatch(name)}
+    from sentencepiece import sentencepiece_model_pb2
 
     try:
-        processor = sentencepiece.SentencePieceProcessor(model_proto=path.read_bytes())
-    except (RuntimeError, OSError) as error:
+        model = sentencepiece_model_pb2.ModelProto.FromString(path.read_bytes())  # type: ignore[attr-defined]
+    except Exception as error:
+        # protobuf's DecodeError, or an error of the disk.
         raise UserError(f'{path} cannot be read as a SentencePiece model: {root_cause_message(error)}') from error
-    return [processor.IdToPiece(index) for index in range(processor.GetPieceSize())]
+    return {piece.piece: piece.type != piece.NORMAL for piece in model.pieces}
 
 
 def _check_added_tokens(names: Iterable[str], folder: pathlib.Path) -> None:
