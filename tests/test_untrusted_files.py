@@ -82,7 +82,7 @@ def lock_model_dir(folder):
 
 def open_shared_model(folder):
     if shared_folder.is_shared_folder(folder):
-        shared_folder.open_shared_folder(folder)
+        shared_folder.check_shared_folder(folder)
 
 
 @contextlib.contextmanager

@@ -105,10 +105,8 @@ def _load_folder(path: str, partitioner: Partitioner, vocabulary: str | None, tr
     if vocabulary is not None:
         raise UserError(f'{folder} contains a vocabulary, so vocabulary must be None, got {vocabulary}; omit it')
     if is_shared:
-        shared = shared_folder.open_shared_folder(pathlib.Path(folder))
-        if not trust_gin:
-            check_gin_is_safe(shared, advice)
-        return _load_shared_folder(shared, partitioner, trust_gin)
+        check_shared_folder(pathlib.Path(folder), trust_gin, advice)
+        return _load_shared_folder(pathlib.Path(folder), partitioner, trust_gin)
     checkpoint = find_checkpoint(str(folder))
     model, vocab, run_lengths = read_model(checkpoint)
     params = restore_params(checkpoint, model, vocab, partitioner)
@@ -116,13 +114,15 @@ def _load_folder(path: str, partitioner: Partitioner, vocabulary: str | None, tr
     return _build_trained_model(model, params, vocab, checkpoint, partitioner, run_lengths, lengths)
 
 
-def check_gin_is_safe(shared: shared_folder.SharedModel, advice: str) -> None:
-    """Raises UserError if the gin text of a shared folder refers to code other than this package's models.
+def check_shared_folder(folder: pathlib.Path, trust_gin: bool, advice: str) -> None:
+    """Raises UserError if a shared folder lacks files or, unless `trust_gin` is true, refers to foreign code.
 
-    The error message ends with `advice`: the call or command that loads the folder despite this code.
+    Foreign code is code other than this package's models. The error message ends with `advice`: the call or command
+    that loads the folder despite this code.
     """
-    file = shared.folder / shared_folder.GIN
-    if foreign := untrusted_gin.find_disallowed_statement(shared.read_gin_text(), str(file)):
+    shared_folder.check_shared_folder(folder)
+    file, text = folder / shared_folder.GIN, shared_folder.read_gin_text(folder)
+    if not trust_gin and (foreign := untrusted_gin.find_disallowed_statement(text, str(file))):
         raise UserError(
             f'{file} refers to {to_one_line(foreign):.200}, which is not part of the models of this package, and gin '
             f'files can run code; read the file and, if you trust it, use {advice}'
@@ -214,13 +214,12 @@ def _build_trained_model(
     return TrainedModel(model, params, vocabulary, lengths, source, partitioner, ends_inputs='inputs' in run_lengths)
 
 
-def _load_shared_folder(shared: shared_folder.SharedModel, partitioner: Partitioner, trust_gin: bool) -> TrainedModel:
-    folder = shared.folder
-    arrays, _, record = shared.read_checkpoint()
+def _load_shared_folder(folder: pathlib.Path, partitioner: Partitioner, trust_gin: bool) -> TrainedModel:
+    arrays, _, record = shared_folder.read_checkpoint(folder)
     # Without `trust_gin`, the modules in `code` must not be importable.
-    with shared.make_code_importable() if trust_gin else contextlib.nullcontext():
+    with shared_folder.make_code_importable(folder) if trust_gin else contextlib.nullcontext():
         model, vocabulary, run_lengths = _read_gin_text(
-            shared.read_gin_text(), task_vocabulary.get_saved_vocabulary_flags(folder)
+            shared_folder.read_gin_text(folder), task_vocabulary.get_saved_vocabulary_flags(folder)
         )
     vocabulary_record = task_vocabulary.get_vocabulary_record(vocabulary)
     if record['vocabulary'] != vocabulary_record:

@@ -288,18 +288,17 @@ def _convert_shared_folder(args: argparse.Namespace, folder: pathlib.Path) -> No
         raise UserError(
             f'--vocabulary must be omitted, because {folder} was shared by this package and contains its own vocabulary'
         )
-    shared = shared_folder.open_shared_folder(folder)
-    if not args.trust_gin:
-        saved_models.check_gin_is_safe(shared, f'remixer-t5x convert --from_hf={folder} --to={args.to} --trust_gin')
+    advice = f'remixer-t5x convert --from_hf={folder} --to={args.to} --trust_gin'
+    saved_models.check_shared_folder(folder, bool(args.trust_gin), advice)
     target = converted_checkpoint.create_model_dir(args.to)
     print_labeled_line('reading', str(folder))
-    params, step, record = shared.read_checkpoint()
+    params, step, record = shared_folder.read_checkpoint(folder)
     shutil.copytree(folder / task_vocabulary.VOCABULARY_FOLDER, target / task_vocabulary.VOCABULARY_FOLDER)
     if args.trust_gin and (folder / shared_folder.CODE).is_dir():
         code = target / shared_folder.CODE
         shutil.copytree(folder / shared_folder.CODE, code)
         print_labeled_line('code', f'{code}; set PYTHONPATH={code} for commands that use it')
-    text = f'{shared.read_gin_text()}\n{task_vocabulary.build_vocabulary_statements(target)}'
+    text = f'{shared_folder.read_gin_text(folder)}\n{task_vocabulary.build_vocabulary_statements(target)}'
     run = {**record, 'config': text, 'converted_from': str(folder)}
     write_model_dir(target, params, step, run, text, model_dir.CONVERTED)
     check_params_equal(params, converted_checkpoint.read_checkpoint(str(target))[0], target)

@@ -11,7 +11,6 @@ be moved.
 """
 
 import contextlib
-import dataclasses
 import importlib.util
 import json
 import pathlib
@@ -35,36 +34,32 @@ CONFIG, GIN, CODE = 'config.json', 'model.gin', 'code'
 _ADVICE = 'download the folder again'
 
 
-@dataclasses.dataclass(frozen=True)
-class SharedModel:
-    """A folder written by `write_shared_folder`; the parameters and gin text are read on demand."""
+@contextlib.contextmanager
+def make_code_importable(folder: pathlib.Path) -> Iterator[None]:
+    """Makes the modules in `code` importable. Raises UserError if another module with the same name is loaded."""
+    code = folder / CODE
+    for path in code.glob('*'):
+        file = path / '__init__.py' if path.is_dir() else path
+        loaded = getattr(sys.modules.get(path.stem), '__file__', None)
+        if loaded and pathlib.Path(loaded).read_bytes() != file.read_bytes():
+            raise UserError(
+                f'{path.stem} is already loaded from {loaded}, which differs from {file}; start a new process'
+            )
+    sys.path.insert(0, str(code))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(code))
 
-    folder: pathlib.Path
 
-    def read_checkpoint(self) -> tuple[Any, int, dict[str, Any]]:
-        """Reads the parameters (NumPy, float32), the step and the record of the checkpoint."""
-        return safetensors_files.read_params(str(self.folder / safetensors_files.WEIGHTS_FILE))
+def read_gin_text(folder: pathlib.Path) -> str:
+    """Reads model.gin, which does not configure the vocabulary."""
+    return untrusted_files.read_text(folder / GIN, _ADVICE)
 
-    @contextlib.contextmanager
-    def make_code_importable(self) -> Iterator[None]:
-        """Makes the modules in `code` importable. Raises UserError if another module with the same name is loaded."""
-        code = self.folder / CODE
-        for path in code.glob('*'):
-            file = path / '__init__.py' if path.is_dir() else path
-            loaded = getattr(sys.modules.get(path.stem), '__file__', None)
-            if loaded and pathlib.Path(loaded).read_bytes() != file.read_bytes():
-                raise UserError(
-                    f'{path.stem} is already loaded from {loaded}, which differs from {file}; start a new process'
-                )
-        sys.path.insert(0, str(code))
-        try:
-            yield
-        finally:
-            sys.path.remove(str(code))
 
-    def read_gin_text(self) -> str:
-        """Reads model.gin, which does not configure the vocabulary."""
-        return untrusted_files.read_text(self.folder / GIN, _ADVICE)
+def read_checkpoint(folder: pathlib.Path) -> tuple[Any, int, dict[str, Any]]:
+    """Reads the parameters (NumPy, float32), the step and the record of the checkpoint."""
+    return safetensors_files.read_params(str(folder / safetensors_files.WEIGHTS_FILE))
 
 
 def map_names_to_shapes(params: Any) -> dict[str, tuple[int, ...]]:
@@ -78,19 +73,13 @@ def is_shared_folder(folder: pathlib.Path) -> bool:
     return path.is_file() and untrusted_files.read_json_object(path, _ADVICE).get('model_type') == MODEL_TYPE
 
 
-def open_shared_folder(folder: pathlib.Path) -> SharedModel:
-    """Opens a folder written by `write_shared_folder`. Raises UserError for other folders and missing files."""
+def check_shared_folder(folder: pathlib.Path) -> None:
+    """Raises UserError unless `folder` contains the files that `write_shared_folder` writes."""
     untrusted_files.check_links_inside(folder)
-    if not is_shared_folder(folder):
-        raise UserError(f'{folder / CONFIG} does not have the model_type {MODEL_TYPE}; {_ADVICE}')
-    for name in (
-        GIN,
-        safetensors_files.WEIGHTS_FILE,
-        f'{task_vocabulary.VOCABULARY_FOLDER}/{task_vocabulary.INDEX_FILE}',
-    ):
+    vocabulary = f'{task_vocabulary.VOCABULARY_FOLDER}/{task_vocabulary.INDEX_FILE}'
+    for name in (GIN, safetensors_files.WEIGHTS_FILE, vocabulary):
         if not (folder / name).is_file():
             raise UserError(f'{folder} has no {name}; {_ADVICE}')
-    return SharedModel(folder)
 
 
 def copy_custom_code(folder: pathlib.Path, packages: Sequence[str]) -> list[str]:
@@ -106,26 +95,19 @@ def copy_custom_code(folder: pathlib.Path, packages: Sequence[str]) -> list[str]
         if not source.is_file() or {'site-packages', 'dist-packages'} & set(source.parts):
             missing.append(name)
             continue
-        target = folder / CODE / name
-        if spec and spec.submodule_search_locations:
-            shutil.copytree(source.parent, target, ignore=_list_other_files)
-            parent = source.parent.parent
-        else:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source, target.with_suffix('.py'))
-            parent = source.parent
+        is_package = bool(spec and spec.submodule_search_locations)
+        parent = source.parent.parent if is_package else source.parent
+        for file in sorted(source.parent.rglob('*.py')) if is_package else [source]:
+            path = file.relative_to(parent)
+            if not any(part.startswith('.') for part in path.parts):
+                (folder / CODE / path).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, folder / CODE / path)
         for other in user_modules.find_imported_modules(spec) if spec else ():
             # The parent folder can be a checkout of this package.
             known = other in names or other in ('remixer_t5x', 'remixer_tasks')
             if not known and ((parent / other).is_dir() or (parent / f'{other}.py').is_file()):
                 names.append(other)
     return missing
-
-
-def _list_other_files(folder: str, names: list[str]) -> list[str]:
-    """Returns the names in `folder` that are hidden, or neither Python files nor folders."""
-    kept = {name for name in names if name.endswith('.py') or pathlib.Path(folder, name).is_dir()}
-    return [name for name in names if name not in kept or name.startswith('.') or name == '__pycache__']
 
 
 def write_shared_folder(

@@ -273,7 +273,6 @@ def _write_shared_files(
     shared_folder.write_shared_folder(folder, model, vocabulary, gin_text, params, step, record)
     print_labeled_line('wrote', describe_params(params))
     check_no_array_differs(
-        safetensors_files.find_differing_array(params, shared_folder.open_shared_folder(folder).read_checkpoint()[0]),
-        folder,
+        safetensors_files.find_differing_array(params, shared_folder.read_checkpoint(folder)[0]), folder
     )
     print_labeled_line('check', 'the parameters in the folder are bit-identical to those of the checkpoint')

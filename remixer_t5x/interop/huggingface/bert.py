@@ -37,13 +37,11 @@ class Bert(ModelFamily):
     Tokens after [SEP] have type 1. `separator_id` is the id of [SEP], or None if the folder has no tokenizer.
     """
 
-    display_name = 'BERT'
     model_types = ('bert',)
     hf_class = 'BertForMaskedLM'
     auto_class = 'AutoModelForMaskedLM'
     model_class: ClassVar[type] = MaskedLM
     gin_files: ClassVar[tuple[str, ...]] = ('models/bert.gin',)
-    gin_modules: ClassVar[tuple[str, ...]] = ('architecture.encoder_only', 'layers.norms')
     sizes = {
         'vocab_size': 'vocab_size',
         'hidden_size': 'embed_dim',
@@ -61,7 +59,6 @@ class Bert(ModelFamily):
         'is_decoder': (False,),
         'pad_token_id': (0,),
     }
-    constants = {'hidden_dropout_prob': 0.1, 'attention_probs_dropout_prob': 0.1, 'initializer_range': 0.02}
     copies = {f'{HEAD}.decoder.weight': EMBEDDING_TABLE, f'{HEAD}.decoder.bias': f'{HEAD}.bias'}
     ignored = r'bert\.pooler\..*|cls\.seq_relationship\..*|bert\.embeddings\.position_ids'
 
@@ -90,7 +87,7 @@ class Bert(ModelFamily):
 
     @classmethod
     def read_fields(cls, config: HuggingFaceConfig) -> dict[str, Any]:
-        return {**super().read_fields(config), 'separator_id': _read_separator_id(_find_tokenizer_file(config.folder))}
+        return {**super().read_fields(config), 'separator_id': _read_separator_id(config.folder)}
 
     @property
     def max_lengths(self) -> dict[str, int]:
@@ -124,14 +121,15 @@ class Bert(ModelFamily):
         return settings
 
     def find_tokenizer(self, folder: pathlib.Path, file: str | None) -> Tokenizer:
-        path = pathlib.Path(file) if file else _find_tokenizer_file(folder)
-        if path is None:
+        files = [pathlib.Path(file)] if file else [folder / name for name in TOKENIZERS if (folder / name).is_file()]
+        if not files:
             raise UserError(
                 f'{folder} has no {" and no ".join(TOKENIZERS)}; pass vocabulary=/path/to/{TOKENIZERS[0]} '
                 '(--vocabulary in commands)'
             )
+        path = files[0]
         # The separator determines the token types.
-        if self.token_types > 1 and _read_separator_id(path) != self.separator_id:
+        if self.token_types > 1 and _read_separator_id(path.parent) != self.separator_id:
             raise UserError(
                 f'{folder} must contain a tokenizer in which [SEP] has the same id as in {path}; copy {path.name} to it'
             )
@@ -154,7 +152,6 @@ class Bert(ModelFamily):
 class BertClassifier(Bert):
     """A BERT classifier with a pooler, or a regression model if `labels` is None."""
 
-    display_name = 'BertForSequenceClassification'
     hf_class = 'BertForSequenceClassification'
     auto_class = 'AutoModelForSequenceClassification'
     model_class = Classifier
@@ -207,22 +204,10 @@ def build_label_config(labels: tuple[str, ...] | None) -> dict[str, Any]:
     }
 
 
-def _find_tokenizer_file(folder: pathlib.Path) -> pathlib.Path | None:
-    return next((folder / name for name in TOKENIZERS if (folder / name).is_file()), None)
-
-
-def _read_separator_id(tokenizer: pathlib.Path | None) -> int | None:
-    """Returns the id of [SEP] from a tokenizer file or the added tokens in its folder, or None if neither has [SEP]."""
-    if tokenizer is None:
-        return None
-    index: Any = None
-    if tokenizer.suffix == '.txt':
-        pieces = untrusted_files.read_text(tokenizer).replace('\r\n', '\n').split('\n')
-        index = pieces.index('[SEP]') if '[SEP]' in pieces else None
-    else:
-        model = untrusted_files.read_json_object(tokenizer).get('model')
-        vocab = model.get('vocab') if isinstance(model, dict) else None
-        index = vocab.get('[SEP]') if isinstance(vocab, dict) else None
-    if index is None:
-        index = tokenizer_files.read_added_tokens(tokenizer.parent).get('[SEP]')
-    return index if type(index) is int else None
+def _read_separator_id(folder: pathlib.Path) -> int | None:
+    """Returns the id of [SEP] from the added tokens or vocab.txt in a folder, or None if neither has [SEP]."""
+    added, file = tokenizer_files.read_added_tokens(folder), folder / TOKENIZERS[1]
+    if '[SEP]' in added or not file.is_file():
+        return added.get('[SEP]')
+    pieces = untrusted_files.read_text(file).replace('\r\n', '\n').split('\n')
+    return pieces.index('[SEP]') if '[SEP]' in pieces else None

@@ -30,14 +30,12 @@ ATTENTION, LAYER = 'decoder/layer/scaled_attention', 'transformer.h.{}'
 class Gpt2(ModelFamily):
     """A GPT-2 language model; `end_id` is the Hugging Face id of the token that begins and ends a text."""
 
-    display_name = 'GPT-2'
     model_types = ('gpt2',)
     hf_class = 'GPT2LMHeadModel'
     auto_class = 'AutoModelForCausalLM'
     model_class = LanguageModel
     stack_names = ('decoder',)
     gin_files = ('models/gpt2.gin',)
-    gin_modules = ('architecture.decoder_only', 'layers.norms')
     sizes = {
         'vocab_size': 'vocab_size',
         'n_embd': 'embed_dim',
@@ -55,7 +53,6 @@ class Gpt2(ModelFamily):
         'tie_word_embeddings': (True,),
         'add_cross_attention': (False,),
     }
-    constants = {'initializer_range': 0.02, **dict.fromkeys(('resid_pdrop', 'embd_pdrop', 'attn_pdrop'), 0.1)}
     copies = {'lm_head.weight': EMBEDDING_TABLE}
     # Older checkpoints contain the causal masks.
     ignored = r'transformer\.h\.\d+\.attn\.(masked_)?bias'

@@ -27,6 +27,11 @@ from remixer_t5x.interop.safetensors_files import LazyTensors
 MAX_LAYERS = 4096
 # Numbers plus `ModelFamily.id_offset` must fit into int32.
 MAX_NUMBER = 2**31 - 2
+# The modules of remixer_t5x.models that gin texts of converted models import if they use them.
+GIN_MODULES = (
+    *('architecture.decoder_only', 'architecture.encoder_decoder', 'architecture.encoder_only'),
+    *('layers.embedding', 'layers.norms', 'layers.positions', 'sublayers.attention'),
+)
 
 
 class HuggingFaceConfig:
@@ -101,22 +106,18 @@ class Tokenizer:
 class ModelFamily(abc.ABC):
     """The sizes and settings of a Hugging Face model, and its conversion to and from remixer_t5x."""
 
-    display_name: ClassVar[str]
     model_types: ClassVar[tuple[str, ...]]
     # The model class in transformers, and the auto class that loads it.
     hf_class: ClassVar[str]
     auto_class: ClassVar[str]
-    # The remixer_t5x model class, and the modules of remixer_t5x.models to import in the gin text.
+    # The remixer_t5x model class.
     model_class: ClassVar[type]
-    gin_modules: ClassVar[tuple[str, ...]]
     # The fields `num_encoder_layers` and `num_decoder_layers` contain the layer counts of the stacks.
     stack_names: ClassVar[tuple[str, ...]] = ('encoder',)
     # Dicts keyed by the settings of config.json. `sizes` maps numbers to the fields that contain them. `allowed` maps
-    # settings to their supported values; the first value is the default and is written. `constants` contains further
-    # settings to write.
+    # settings to their supported values; the first value is the default and is written.
     sizes: ClassVar[Mapping[str, str]]
     allowed: ClassVar[Mapping[str, Sequence[Any]]]
-    constants: ClassVar[Mapping[str, Any]] = {}
     # The Hugging Face modules of the parameters. `id_offset` is the difference between remixer_t5x ids and Hugging Face
     # ids: 1 if Hugging Face's id 0 is not padding, so that our arrays over the vocabulary begin with a zero row.
     module_names: ClassVar[ModuleNames]
@@ -165,7 +166,6 @@ class ModelFamily(abc.ABC):
             'model_type': self.model_types[0],
             **{name: getattr(self, field) for name, field in self.sizes.items()},
             **{name: values[0] for name, values in self.allowed.items()},
-            **self.constants,
         }
 
     @classmethod
@@ -337,7 +337,7 @@ class ModelFamily(abc.ABC):
             **self.build_gin_settings(),
         }
         lines = [f'{name} = {value if isinstance(value, str) else repr(value)}' for name, value in settings.items()]
-        modules = [name for name in self.gin_modules if f'{name.rpartition(".")[2]}.' in ' '.join(lines)]
+        modules = [name for name in GIN_MODULES if f'{name.rpartition(".")[2]}.' in ' '.join(lines)]
         imports = [f'from remixer_t5x.models.{name.replace(".", " import ")}' for name in modules]
         return '\n'.join([
             f'# {" ".join(origin.split())}',

@@ -108,7 +108,7 @@ def find_equivalent_model(model: Any, vocabulary: Any, build: Callable[[str], An
     """
     families = [family for family in FAMILIES if isinstance(model, family.model_class)]
     if not families:
-        supported = ', '.join(family.display_name for family in FAMILIES)
+        supported = ', '.join(family.hf_class for family in FAMILIES)
         raise UnsupportedModelError(
             f'no Hugging Face model corresponds to MODEL_TYPE = {model.model_type!r} (supported: {supported})'
         )
@@ -117,7 +117,7 @@ def find_equivalent_model(model: Any, vocabulary: Any, build: Callable[[str], An
         try:
             return family.from_model(model, vocabulary, modules, build)
         except UnsupportedModelError as refusal:
-            reason = f"Hugging Face's {family.display_name} cannot represent this model: {refusal.reason}"
+            reason = f"Hugging Face's {family.hf_class} cannot represent this model: {refusal.reason}"
             refusals.append(UnsupportedModelError(reason))
     raise refusals[0]
 

@@ -41,13 +41,11 @@ class ModernBert(ModelFamily):
         pad_id, cls_id, sep_id: Hugging Face ids of padding and of the first and the last token of a text.
     """
 
-    display_name = 'ModernBERT'
     model_types = ('modernbert',)
     hf_class = 'ModernBertForMaskedLM'
     auto_class = 'AutoModelForMaskedLM'
     model_class: ClassVar[type] = MaskedLM
     gin_files: ClassVar[tuple[str, ...]] = ('models/modern_bert.gin',)
-    gin_modules = ('architecture.encoder_only', 'layers.norms')
     sizes = {
         'vocab_size': 'vocab_size',
         'hidden_size': 'embed_dim',
@@ -65,7 +63,6 @@ class ModernBert(ModelFamily):
         **dict.fromkeys(('norm_bias', 'attention_bias', 'mlp_bias', 'classifier_bias'), (False,)),
         **dict.fromkeys(('decoder_bias', 'tie_word_embeddings'), (True,)),
     }
-    constants = {'initializer_range': 0.02}
     copies = {'decoder.weight': EMBEDDING_TABLE}
 
     module_names: ClassVar[ModuleNames] = {
@@ -186,7 +183,6 @@ class ModernBert(ModelFamily):
 class ModernBertClassifier(ModernBert):
     """A ModernBERT classifier, or a regression model if `labels` is None."""
 
-    display_name = 'ModernBertForSequenceClassification'
     hf_class = 'ModernBertForSequenceClassification'
     auto_class = 'AutoModelForSequenceClassification'
     model_class = Classifier

@@ -76,12 +76,10 @@ class T5Encoder(ModelFamily):
         layer_biases: whether each layer has a separate position bias, as in umT5, instead of one per stack.
     """
 
-    display_name = 'T5EncoderModel'
     model_types = ('t5', 'mt5', UMT5)
     hf_class = 'T5EncoderModel'
     auto_class = 'AutoModelForTextEncoding'
     model_class: ClassVar[type] = MaskedLM
-    gin_modules = (*('architecture.encoder_only', 'layers.positions', 'sublayers.attention'),)
     sizes = {
         'vocab_size': 'vocab_size',
         'd_model': 'embed_dim',
@@ -101,8 +99,6 @@ class T5Encoder(ModelFamily):
         'decoder_start_token_id': (0, None),
         'pad_token_id': (0, None),
     }
-    # T5's dropout rate for finetuning, which is only used when training with transformers.
-    constants = {'dropout_rate': 0.1, 'initializer_factor': 1.0, 'use_cache': True}
     copies = dict.fromkeys(TABLE_COPIES[:1], EMBEDDING_TABLE)
     module_names = dict(_list_module_names())
 
@@ -177,7 +173,6 @@ class T5Encoder(ModelFamily):
 class T5(T5Encoder):
     """A T5 encoder-decoder."""
 
-    display_name = 'T5'
     hf_class = 'T5ForConditionalGeneration'
     auto_class = 'AutoModelForSeq2SeqLM'
     model_class = Seq2Seq
@@ -224,8 +219,6 @@ class T5(T5Encoder):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SentenceT5(T5Encoder):
     """A T5 encoder with mean pooling and a linear projection to `sentence_dim` features."""
-
-    display_name = 'sentence-T5'
 
     sentence_dim: int
     max_length: int = 512

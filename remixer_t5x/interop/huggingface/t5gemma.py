@@ -56,17 +56,12 @@ class T5Gemma(ModelFamily):
         max_length: maximum number of tokens, used only by transformers.
     """
 
-    display_name = 'T5Gemma'
     model_types = ('t5gemma',)
     hf_class = 'T5GemmaForConditionalGeneration'
     auto_class = 'AutoModelForSeq2SeqLM'
     model_class: ClassVar[type] = Seq2Seq
     stack_names = STACKS
     gin_files: ClassVar[tuple[str, ...]] = ('models/modern_t5.gin',)
-    gin_modules = (
-        *('architecture.encoder_decoder', 'layers.embedding', 'layers.norms', 'layers.positions'),
-        'sublayers.attention',
-    )
     # These sizes are repeated in the configuration of each stack.
     sizes = {
         'hidden_size': 'embed_dim',
@@ -85,7 +80,6 @@ class T5Gemma(ModelFamily):
         'final_logit_softcapping': 'final_softcap',
     }
     allowed = {'hidden_activation': ('gelu_pytorch_tanh',), 'attention_bias': (False,), 'pad_token_id': (0,)}
-    constants = {'initializer_range': 0.02, 'attention_dropout': 0.0, 'use_cache': True}
     module_names = dict(_list_module_names())
     ignored = r'(model\.)?decoder\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq'
 
@@ -136,7 +130,6 @@ class T5Gemma(ModelFamily):
         stack = {
             **{name: getattr(self, field) for name, field in self.sizes.items()},
             **{name: values[0] for name, values in self.allowed.items()},
-            **self.constants,
             'rope_theta': self.theta,
             'rope_parameters': {'rope_type': 'default', 'rope_theta': self.theta},
             'tie_word_embeddings': self.tied,
