@@ -216,20 +216,12 @@ def test_invalid_arguments_raise_an_error(trained, call, message):
         call(trained)
 
 
-@pytest.mark.parametrize('name', ['t5_v1_0_tiny', 'umt5_tiny'])
-def test_a_hugging_face_folder_is_loaded_with_equal_logits_and_saved(name, tmp_path):
-    """The tests of the commands load T5 v1.1."""
-    arrays = hf_folders.recorded_arrays(name)
-    folder = hf_folders.write(tmp_path / 'hf', hf_folders.CONFIGS[name], hf_folders.weights_of(arrays))
+def test_a_hugging_face_folder_is_loaded_and_saved(tmp_path):
+    """The tests of `convert` load other models."""
+    folder = hf_folders.write_tiny(tmp_path / 'hf', 't5_v1_1_tiny')
     # Code in the folder is not run.
     (folder / 'config.gin').write_text('this is not gin')
     loaded = remixer_t5x.load(str(folder), lengths={'inputs': 16, 'targets': 8})
-    inputs, targets = arrays['inputs'], arrays['targets']
-    shifted = np.pad(targets, ((0, 0), (1, 0)))[:, :-1]
-    apply = jax.jit(functools.partial(loaded.model.module.apply, enable_dropout=False))
-    logits = apply({'params': loaded.params}, inputs, shifted)
-    real = targets > 0
-    np.testing.assert_allclose(logits[real], arrays['logits'][real], atol=1e-3)
     assert len(loaded.generate(['a b', 'c'])) == 2
     again = remixer_t5x.load(loaded.save(tmp_path / 'ours'))
     assert again.lengths == loaded.lengths

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import sys
 
 import jax
 import numpy as np
@@ -10,6 +11,7 @@ import optax
 import pytest
 from safetensors.numpy import load_file
 
+import remixer_t5x
 from remixer_t5x.cli.main import main
 from remixer_t5x.interop import converted_checkpoint, safetensors_files
 from remixer_t5x.interop.huggingface import model_folders as huggingface
@@ -46,23 +48,53 @@ def convert_error(capsys, *argv):
     return lines[0]
 
 
-def export(*argv):
-    return main(['convert', '--gin_file=ours/model.gin', '--checkpoint=ours', *argv])
+def write_bert(folder):
+    hf_folders.write_tiny(folder, 'bert_tiny')
+    (folder / 'vocab.txt').write_text(
+        '\n'.join(['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', 'a', 'text', '##s', 'of'])
+    )
+    return folder
 
 
-def test_conversion_to_hugging_face_reproduces_the_files(current_folder, capsys):
-    assert export('--to_hf=back') == 0
+FOLDERS = {
+    't5_v1_0_tiny': lambda folder: hf_folders.write_tiny(folder, 't5_v1_0_tiny', shards=2),
+    'umt5_tiny': lambda folder: hf_folders.write_tiny(folder, 'umt5_tiny'),
+    'bert_tiny': write_bert,
+    'gpt2_tiny': hf_folders.write_gpt2,
+}
+
+
+@pytest.mark.usefixtures('clean_gin')
+@pytest.mark.parametrize('name', FOLDERS)
+def test_a_folder_becomes_a_model_dir_and_a_folder_again(name, tmp_path, capsys):
+    theirs, ours, back = FOLDERS[name](tmp_path / 'theirs'), tmp_path / 'ours', tmp_path / 'back'
+    assert main(['convert', f'--from_hf={theirs}', f'--to={ours}']) == 0
+    assert 'all weights in the output equal those in the input' in capsys.readouterr().out
+    assert main(['convert', f'--gin_file={ours}/model.gin', f'--checkpoint={ours}', f'--to_hf={back}']) == 0
     out = capsys.readouterr().out
     assert 'all weights, read back from the output, equal those written' in out
     if huggingface.find_missing_packages():
         assert 'logits are not compared' in out and 'remixer-t5x[hf]' in out
     else:
         assert "logits of Hugging Face's model and ours differ by" in out
-        assert "Hugging Face's tokenizer and ours use the same ids" in out
-    weights = load_file('back/model.safetensors')
-    jax.tree.map(np.testing.assert_array_equal, weights, hf_folders.weights('t5_v1_0_tiny'))
-    assert (current_folder / 'back/spiece.model').read_bytes() == (current_folder / 'hf/spiece.model').read_bytes()
-    assert json.loads((current_folder / 'back/tokenizer_config.json').read_text())['extra_ids'] == hf_folders.SENTINELS
+    jax.tree.map(np.testing.assert_array_equal, load_file(back / 'model.safetensors'), hf_folders.weights(name))
+    settings = hf_folders.CONFIGS[name].items()
+    assert settings <= json.loads((back / 'config.json').read_text()).items()
+    loaded, *others = [remixer_t5x.load(str(path)) for path in (theirs, ours, back)]
+    assert loaded.lengths == ({'inputs': 20, 'targets': 20} if name == 'bert_tiny' else loaded.lengths)
+    for other in others:
+        jax.tree.map(np.testing.assert_array_equal, loaded.params, other.params)
+        assert other.lengths == loaded.lengths and other.vocabulary.eos_id == loaded.vocabulary.eos_id
+        assert list(other.vocabulary.encode('a text of it')) == list(loaded.vocabulary.encode('a text of it'))
+
+
+def test_a_missing_library_or_vocabulary_raises_a_one_line_error(tmp_path, capsys, monkeypatch):
+    folder = write_bert(tmp_path / 'bert')
+    monkeypatch.setitem(sys.modules, 'tokenizers', None)
+    command = [f'--from_hf={folder}', f'--to={tmp_path}/ours']
+    assert "pip install 'remixer-t5x[tokenizers]'" in convert_error(capsys, *command)
+    (folder / 'vocab.txt').unlink()
+    assert 'has no tokenizer.json and no vocab.txt; pass vocabulary' in convert_error(capsys, *command)
 
 
 def test_finetuning_starts_from_a_converted_checkpoint(current_folder, capsys):

@@ -6,46 +6,26 @@ import json
 import jax
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 
-from remixer_t5x.config import loading
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop import safetensors_files
-from remixer_t5x.interop.huggingface import model_folders as huggingface
 from remixer_t5x.interop.huggingface import t5_tokenizer
 from remixer_t5x.interop.huggingface.model_family import Tokenizer
 from remixer_t5x.models.beam_search import BeamSearch, PowerPenalty
-from remixer_t5x.models.seq2seq import Seq2Seq
 from remixer_t5x.models.sublayers.feed_forward import ReluMLP
-from remixer_tasks import vocabularies
 from tests.interop import small_models
-from tests.support import hf_folders, references
+from tests.support import hf_folders
 
-VOCABULARY = vocabularies.byte(0)
+MLP = functools.partial(ReluMLP, hidden_dim=40)
 pytestmark = pytest.mark.usefixtures('clean_gin')
-
-
-def shipped(*files, flags=()) -> Seq2Seq:
-    return loading.load_macro_values(loading.ConfigSources([*files, 'sizes/tiny.gin'], flags), 'MODEL')[0]
-
-
-def test_a_umt5_generates_the_recorded_answers(tmp_path):
-    """Each layer has a position bias, in the decoding caches too."""
-    arrays = hf_folders.recorded_arrays('umt5_tiny')
-    source = huggingface.open_model_folder(str(hf_folders.write_tiny(tmp_path / 'hf', 'umt5_tiny')))
-    model, params = hf_folders.model_from_source(source, tmp_path), hf_folders.read_params(source.folder)
-    assert params['decoder']['run_0']['layer']['self_attention']['position_bias']['embedding'].shape == (2, 2, 32)
-    length = arrays['greedy'].shape[1]
-    greedy = jax.jit(lambda params, batch: model.predict(params, batch, length))
-    np.testing.assert_array_equal(greedy(params, {'encoder_input_tokens': arrays['inputs']}), arrays['greedy'])
 
 
 def test_losses_gradients_and_answers_of_a_tied_scaled_t5(tmp_path):
     """The loss and the generated tokens equal recorded values; the gradient equals a difference quotient."""
     arrays = hf_folders.recorded_arrays('t5_v1_0_tiny')
     params = hf_folders.read_params(hf_folders.write_tiny(tmp_path / 'hf', 't5_v1_0_tiny'))
-    mlp = functools.partial(ReluMLP, hidden_dim=40)
-    model = small_models.t5(mlp, mlp, (3, 2), 64, 24, head_dim=8, tied=True, scaled_output=True)
+    model = small_models.t5(MLP, MLP, (3, 2), 64, 24, head_dim=8, tied=True, scaled_output=True)
     targets, inputs = arrays['targets'], {'encoder_input_tokens': arrays['inputs']}
     shifted = np.pad(targets[:, :-1], ((0, 0), (1, 0)))
     batch = {**inputs, 'decoder_input_tokens': shifted, 'decoder_target_tokens': targets}
@@ -56,8 +36,6 @@ def test_losses_gradients_and_answers_of_a_tied_scaled_t5(tmp_path):
     assert -float(jax.jit(model.score)(params, batch).sum() / sums['weights']) == expected
 
     length = arrays['greedy'].shape[1]
-    greedy = jax.jit(lambda params: model.predict(params, inputs, length))(params)
-    np.testing.assert_array_equal(greedy, arrays['greedy'])
     search = BeamSearch(arrays['beams'].shape[1], PowerPenalty(0.6))
     beams = jax.jit(lambda params: model.generate(params, inputs, length, decoder=search))(params)
     np.testing.assert_array_equal(beams.tokens, arrays['beams'])
@@ -72,25 +50,6 @@ def test_losses_gradients_and_answers_of_a_tied_scaled_t5(tmp_path):
     )
     slope = np.sum(gradient['token_embedder']['embedding'] * direction)
     assert slope == pytest.approx((above - below) / 2e-3, rel=2e-2)
-
-
-def test_our_model_loads_in_transformers(tmp_path):
-    """Random parameters of our model, in two runs, rounded to bfloat16."""
-    references.require('torch', 'transformers')
-    flags = [('ENCODER_RUNS', '((@encoder/layer.make_layer, 1), (@encoder/layer.make_layer, 2))')]
-    flags += [(name, str(value)) for name, value in SIZES.items()]
-    model = shipped('models/t5_1_1.gin', flags=flags)
-    t5 = hf_folders.describe(model, VOCABULARY)
-    assert t5.activation == 'gelu'
-    # With a standard deviation of 1, the softmax amplifies rounding errors.
-    params = jax.tree.map(lambda array: array / 2, small_models.random_params(model))
-    folder = huggingface.write_model_folder(str(tmp_path / 'hf'), t5, params, 'bfloat16')
-    source, rounded = huggingface.open_model_folder(str(folder)), safetensors_files.round_params(params, 'bfloat16')
-    ours, theirs = huggingface.compute_logits_pair(source, model, rounded)
-    assert np.max(np.abs(ours - theirs)) < 1e-5 * np.max(np.abs(theirs))
-
-
-SIZES = {'VOCAB_SIZE': 48, 'EMBED_DIM': 16, 'MLP_DIM': 24, 'NUM_HEADS': 2, 'HEAD_DIM': 4, 'NUM_DECODER_LAYERS': 2}
 
 
 def test_the_number_of_sentinels_is_read_from_the_tokenizer(tmp_path):
@@ -112,20 +71,17 @@ def test_the_number_of_sentinels_is_read_from_the_tokenizer(tmp_path):
 
 
 def test_any_model_is_written_to_safetensors_and_read(tmp_path):
-    params = small_models.random_params(shipped('models/remixer.gin', flags=[(k, str(v)) for k, v in SIZES.items()]))
+    params = small_models.random_params(small_models.t5(MLP, MLP, (1, 1), 64, 24))
     record = {'config': 'X = 1\n', 'vocabulary': 'abc of 48 ids', 'versions': {'jax': '0'}, 'task': 'other'}
-    file = safetensors_files.write_params(str(tmp_path / 'a.safetensors'), params, 12, record)
-    read, step, read_record = safetensors_files.read_params(str(file))
-    assert safetensors_files.find_differing_array(params, read) is None and step == 12
-    assert read_record == {name: record[name] for name in ('config', 'vocabulary', 'versions')}
-    assert 'encoder/run_0/layer/remixer/mixing/logits' in load_file(file)
+    for dtype in ('float32', 'bfloat16'):
+        file = safetensors_files.write_params(str(tmp_path / dtype), params, 12, record, dtype)
+        read, step, read_record = safetensors_files.read_params(str(file))
+        rounded = safetensors_files.round_params(params, dtype)
+        assert safetensors_files.find_differing_array(rounded, read) is None and step == 12
+        assert read_record == {name: record[name] for name in ('config', 'vocabulary', 'versions')}
+    assert safetensors_files.find_differing_array(params, rounded) is not None
     with pytest.raises(UserError, match='already exists'):
         safetensors_files.write_params(str(file), params, 12, record)
-    low = safetensors_files.write_params(str(tmp_path / 'low.safetensors'), params, 12, record, 'bfloat16')
-    assert low.stat().st_size < 0.6 * file.stat().st_size
-    rounded = safetensors_files.round_params(params, 'bfloat16')
-    assert safetensors_files.find_differing_array(rounded, safetensors_files.read_params(str(low))[0]) is None
-    assert safetensors_files.find_differing_array(params, rounded) is not None
     save_file({'x': np.ones(2, np.float32)}, tmp_path / 'foreign.safetensors', {'format': 'pt'})
     with pytest.raises(UserError, match='--from_hf'):
         safetensors_files.read_params(str(tmp_path / 'foreign.safetensors'))

@@ -112,6 +112,25 @@ def test_masked_tokens_have_the_statistics_of_bert():
     assert chosen[:, :1000].sum() == pytest.approx(600, abs=70)
 
 
+def test_masked_tokens_are_the_mask_piece_of_a_bert(tmp_path):
+    """[CLS] at the start of a document is not predicted, and '##s' is masked with the piece before it."""
+    pieces = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', 'a', 'text', '##s', 'of', 'words']
+    (tmp_path / 'vocab.txt').write_text('\n'.join(pieces))
+    vocabulary = vocabularies.wordpiece(str(tmp_path / 'vocab.txt'))
+    assert vocabulary.mask_id == pieces.index('[MASK]')
+    features = {name: seqio.Feature(vocabulary) for name in ('inputs', 'targets')}
+    documents = dataset([vocabulary.encode('a texts of words a texts of words')] * 40)
+    masking = {'rate': 0.5, 'masked_share': 1.0, 'random_share': 0.0, 'whole_words': True}
+    rows = language_modeling.masked_lm(documents, {'inputs': 32, 'targets': 32}, features, **masking)
+    *rows, _ = rows.as_numpy_iterator()
+    inputs, targets = (np.stack([row[name] for row in rows]) for name in ('inputs', 'targets'))
+    assert (inputs[targets > 0] == vocabulary.mask_id).all() and (targets > 0).sum() > 20
+    assert pieces.index('[CLS]') not in targets and (inputs == pieces.index('[CLS]')).any()
+    original = np.where(targets > 0, targets, inputs)
+    is_word = (original[:, :-1] == pieces.index('text')) & (original[:, 1:] == pieces.index('##s'))
+    assert is_word.any() and ((targets[:, :-1] > 0) == (targets[:, 1:] > 0))[is_word].all()
+
+
 def test_whole_words_are_predicted_together():
     words = np.repeat(np.arange(120), np.random.default_rng(0).integers(1, 5, 120))
     for seed in range(20):

@@ -63,8 +63,6 @@ TYPE_TEXTS = {
     'span': ModelTypeTexts('question-answering', 'A model for extractive question answering', _ENCODE),
     'embedding': ModelTypeTexts('sentence-similarity', 'A text embedding model', _ENCODE),
 }  # fmt: skip
-# Macros that may name the data, in order of preference.
-_DATA_MACROS = ('MIXTURE_OR_TASK_NAME', 'TASK', 'TASKS', 'PAIRS', 'FILES', 'HF_DATASET', 'DATA_NAME')
 _MAX_CELL_LENGTH = 120
 
 
@@ -74,19 +72,16 @@ class ModelCard:
 
     Attributes:
         address: the Hub name or folder to pass to `convert --from_hf`.
-        library: format of the folder, 'transformers' or 'remixer_t5x'.
-        auto_class: name of the auto class of transformers that loads the folder; empty for 'remixer_t5x'.
+        auto_class: name of the auto class of transformers that loads the folder; empty if only this package loads it.
         sublayers: maps the name of each stack to the names of the sublayers in its layers.
         versions: versions of packages, from the checkpoint.
         origin: source of the weights if they were converted, otherwise empty.
-        needs_trust: whether `load` requires trust_gin=True, because model.gin imports modules outside this package.
-        code: names of the modules in the subfolder `code`.
+        code: names of the modules that model.gin imports from the subfolder `code`.
         missing: names of packages that model.gin imports but the folder does not contain.
     """
 
     name: str
     address: str
-    library: str
     model_type: str
     parameters: int
     sublayers: Mapping[str, Sequence[str]]
@@ -95,9 +90,13 @@ class ModelCard:
     versions: Mapping[str, str]
     auto_class: str = ''
     origin: str = ''
-    needs_trust: bool = False
     code: Sequence[str] = ()
     missing: Sequence[str] = ()
+
+    @property
+    def needs_trust(self) -> bool:
+        """Whether `load` requires trust_gin=True, because model.gin imports modules outside of this package."""
+        return bool(self.code or self.missing)
 
 
 def write_model_card(folder: pathlib.Path, card: ModelCard, run: RecordedRun | None) -> None:
@@ -116,10 +115,9 @@ def render_model_card(card: ModelCard, run: RecordedRun | None, curve: str = '')
     numbers = overview.summarize_run(run) if run is not None else None
     command = ['remixer-t5x', 'convert', f'--from_hf={card.address}', f'--to=runs/{card.name.rpartition("/")[2]}']
     command += ['--trust_gin'] if card.needs_trust else []
-    # A gin reference, such as @catalogue.task(), does not name the data.
-    data = sorted((settings[name] for name in _DATA_MACROS if name in settings), key=lambda text: text.startswith('@'))
     sublayers = sorted({name.lower() for names in card.sublayers.values() for name in names})
-    metadata = {'library_name': card.library, 'pipeline_tag': kind.pipeline, 'tags': ['remixer_t5x', *sublayers]}
+    library = 'transformers' if card.auto_class else 'remixer_t5x'
+    metadata = {'library_name': library, 'pipeline_tag': kind.pipeline, 'tags': ['remixer_t5x', *sublayers]}
     return _load_template().render(
         card=card,
         command=Markup(shlex.join(map(to_one_line, command))),
@@ -128,7 +126,6 @@ def render_model_card(card: ModelCard, run: RecordedRun | None, curve: str = '')
         code=Markup(_render_example_code(card, kind)),
         numbers=numbers,
         settings=settings,
-        data=Markup(f'`{data[0]}`') if data else 'unnamed data',
         results=list(_iterate_metrics(run and run.until(card.step))),
         curve=curve,
         versions=', '.join(f'{name} {version}' for name, version in card.versions.items()),
@@ -140,7 +137,7 @@ def _render_example_code(card: ModelCard, kind: ModelTypeTexts) -> str:
     name = card.address if '://' in card.address or card.address[:1] in '/.~' else f'hf://{card.address}'
     arguments = f'{name!r}{", trust_gin=True" if card.needs_trust else ""}'
     ours = f'import remixer_t5x\n\nmodel = remixer_t5x.load({arguments})\n{kind.code}'
-    if card.library == 'remixer_t5x':
+    if not card.auto_class:
         return ours
     return (
         f'import transformers\n\nmodel = transformers.{card.auto_class}.from_pretrained({card.address!r})\n'
@@ -221,14 +218,13 @@ def _write_model_folder(args: argparse.Namespace, folder: pathlib.Path, name: st
     task_vocabulary.check_vocabulary_size('VOCABULARY', vocabulary, model.vocab_size)
     print_labeled_line('reading', checkpoint)
     params, record, step = converted_checkpoint.read_checkpoint(checkpoint)
-    library, auto_class, packages, missing = 'transformers', '', [], []
+    auto_class, packages, missing = '', [], []
     try:
         target = {**vars(args), 'checkpoint': checkpoint, 'to_hf': str(folder)}
         family = export_transformers_model(argparse.Namespace(**target), model, vocabulary, requires_tokenizer=True)
         auto_class = family.auto_class
     except UnsupportedModelError as refusal:
-        library = 'remixer_t5x'
-        print_labeled_line('format', f'{library}, because {refusal.reason}')
+        print_labeled_line('format', f'remixer_t5x, because {refusal.reason}')
         _write_shared_files(folder, model, vocabulary, gin_text, params, step, record)
         if untrusted_gin.find_disallowed_statement(gin_text, checkpoint):
             packages = untrusted_gin.find_imported_packages(gin_text)
@@ -244,7 +240,6 @@ def _write_model_folder(args: argparse.Namespace, folder: pathlib.Path, name: st
     card = ModelCard(
         name=name,
         address=address,
-        library=library,
         model_type=model.model_type,
         parameters=sum(leaf.size for leaf in jax.tree.leaves(params)),
         sublayers=sublayers,
@@ -253,7 +248,6 @@ def _write_model_folder(args: argparse.Namespace, folder: pathlib.Path, name: st
         versions=record.get('versions', {}),
         auto_class=auto_class,
         origin=client.describe_model_origin(str(record['converted_from'])) if record.get('converted_from') else '',
-        needs_trust=bool(packages),
         code=sorted(set(packages) - set(missing)),
         missing=missing,
     )

@@ -1,4 +1,4 @@
-"""Options of attention against their formulas; `tests/interop/test_t5gemma.py` compares complete models."""
+"""Options of attention against their formulas; `tests/interop/test_families.py` compares complete models."""
 
 import functools
 import itertools
