@@ -272,7 +272,7 @@ def corpus(dataset: HubDataset, field: str = 'text', streaming: bool = False) ->
     """
 
     def get_text(row: Row) -> str:
-        check_columns_exist([field], row, 'TEXT_FIELD', dataset.path)
+        check_columns_exist({'TEXT_FIELD': [field]}, row, dataset.path)
         if not isinstance(row.get(field), str):
             raise ValueError(f'column {field} has no text')
         return row[field]

@@ -230,13 +230,7 @@ def _read_rows(path: str, layout: TextLayout, malformed: BadRecords) -> Document
     field = str(layout.field)
     numbered = ranges.parse_whole_number(field) is not None
     row_layout = row_files.RowLayout(layout.detect_format(path), numbered=numbered)
-    first: row_files.Row = {}
-    is_known = False
-    for number, row in row_files.read_rows(path, row_layout, malformed, field):
-        first, is_known = first or row, is_known or field in row
-        # In all formats except JSON lines, all rows have the same columns.
-        if not is_known and row_layout.format != 'jsonl':
-            break
+    for number, row in row_files.read_rows_with_columns(path, row_layout, malformed, {'TEXT_FIELD': [field]}):
         text = row.get(field)
         if not isinstance(text, str):
             malformed.add_malformed_record(path, number, f"the field '{field}' is missing or not a string")
@@ -245,5 +239,3 @@ def _read_rows(path: str, layout: TextLayout, malformed: BadRecords) -> Document
             malformed.add_malformed_record(path, number, reason)
         else:
             yield number, text
-    if first and not is_known:
-        row_files.check_columns_exist([field], first, 'TEXT_FIELD', path)

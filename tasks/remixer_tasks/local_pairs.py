@@ -7,7 +7,6 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from remixer_t5x import ranges
-from remixer_t5x.errors import UserError
 from remixer_t5x.lazy_imports import seqio
 from remixer_tasks.corpora.text_corpus import ParsedCorpus
 from remixer_tasks.files import cache, row_files
@@ -85,24 +84,16 @@ def _read_pairs(
     templates: tuple[TextTemplate, TextTemplate],
     columns: Sequence[str],
 ) -> Iterator[str]:
+    settings = {template.macro: template.columns for template in templates} | {'COLUMNS and METRICS_BY': columns}
     for path in paths:
-        seen: dict[str, bool] = {}
-        for number, row in row_files.read_rows(path, layout, malformed):
-            seen.update(dict.fromkeys(row, True))
+        for number, row in row_files.read_rows_with_columns(path, layout, malformed, settings):
             try:
                 further = [format_value(row.get(name)) for name in columns]
                 pair = encode_row_as_pair(templates, row, further)
             except ValueError as error:
-                # A column is missing. In all formats except JSON lines, all rows have the same columns.
-                if isinstance(error, UserError) and layout.detect_format(path) != 'jsonl':
-                    break
                 malformed.add_malformed_record(path, number, str(error))
                 continue
             yield pair
-        if seen:
-            for template in templates:
-                row_files.check_columns_exist(template.columns, seen, template.macro, path)
-            row_files.check_columns_exist(columns, seen, 'COLUMNS and METRICS_BY', path)
 
 
 def evaluation_tasks(

@@ -107,7 +107,7 @@ class TextInputs:
         )
         layout = row_files.RowLayout(format, delimiter=self.delimiter, encoding=self.encoding, numbered=numbered)
         malformed = BadRecords(True, 'correct --input or the file', 'correct the row or INPUTS')
-        for number, row in row_files.read_rows(path, layout, malformed):
+        for number, row in row_files.read_rows_with_columns(path, layout, malformed, {'INPUTS': template.columns}):
             try:
                 yield template.fill_from_row(row)
             except ValueError as error:

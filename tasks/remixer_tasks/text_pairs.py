@@ -66,12 +66,12 @@ class TextTemplate:
         """Whether all columns are numbers. If this holds for all templates, TSV and CSV files have no header line."""
         return all(name.isdecimal() for name in self.columns)
 
-    def fill_from_row(self, row: Mapping[str, Any]) -> str:
+    def fill_from_row(self, row: row_files.Row) -> str:
         """Fills the template with a row.
 
         Raises UserError if a column is missing, and ValueError if it is empty, or neither text nor a number.
         """
-        row_files.check_columns_exist(self.columns, row, self.macro)
+        row_files.check_columns_exist({self.macro: self.columns}, row)
         return ''.join(_get_column_text(row, part) if is_column else part for is_column, part in self._parts)
 
 
@@ -118,7 +118,7 @@ def encode_pair(inputs: str, targets: str, columns: Sequence[str] = ()) -> str:
 
 
 def encode_row_as_pair(
-    templates: tuple[TextTemplate, TextTemplate], row: Mapping[str, Any], columns: Sequence[str] = ()
+    templates: tuple[TextTemplate, TextTemplate], row: row_files.Row, columns: Sequence[str] = ()
 ) -> KeyedDocument:
     """Encodes a row as a pair, whose split depends on the values in the columns, not on the templates' text."""
     pair = KeyedDocument(encode_pair(templates[0].fill_from_row(row), templates[1].fill_from_row(row), columns))

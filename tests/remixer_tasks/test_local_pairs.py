@@ -298,6 +298,7 @@ def test_inputs_that_cannot_be_rows_are_rejected(tmp_path):
     table, some = write(tmp_path, 'a.csv'), str(tmp_path / 'some.jsonl')
     for settings, message in (
         ({'path': table}, r'is a table, which requires a template.* --gin.INPUTS='),
+        ({'path': table, 'template': '{questoin}'}, 'INPUTS must use columns of .*a.csv .*did you mean question.$'),
         ({'path': str(tmp_path / 'null.jsonl'), 'template': '{question}'}, r'null.jsonl:2: column question is empty'),
         (
             {'path': some, 'template': '{question}'},

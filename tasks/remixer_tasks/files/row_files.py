@@ -17,7 +17,7 @@ import itertools
 import re
 import sys
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from remixer_t5x import lazy_imports, untrusted_files
@@ -225,26 +225,48 @@ def add_nested_columns(row: Row) -> Row:
     return {**nested, **row} if nested else row
 
 
-def check_columns_exist(names: Iterable[str], row: Mapping[str, Any], setting: str, data: str = 'the data') -> None:
-    """Raises UserError if one of `names`, the columns of a setting, is not a column of `row`.
+def check_columns_exist(columns: Mapping[str, Sequence[str]], row: Row, data: str = 'the data') -> None:
+    """Raises UserError if a column of a setting is not a column of `row`; `columns` maps each setting to its columns.
 
     An item of a column without a value, such as `translation.en` if `translation` is None, counts as a column.
     """
-    if absent := [name for name in names if name not in row and row.get(name.rpartition('.')[0], '') is not None]:
-        shown = ', '.join(ascii(name)[:60] for name in [*row][:20]) + (', ...' if len(row) > 20 else '')
-        is_unsplit = len(row) == 1 and re.search(r'[,;|\t]', [*row][0])
-        hint = '; check the delimiter (DELIMITER of PAIRS)' if is_unsplit else suggest_similar_name(absent[0], row)
-        raise UserError(f'{setting} must use columns of {data} ({shown}), got {absent[0]!r}{hint}')
+    for setting, names in columns.items():
+        if absent := [name for name in names if name not in row and row.get(name.rpartition('.')[0], '') is not None]:
+            shown = ', '.join(ascii(name)[:60] for name in [*row][:20]) + (', ...' if len(row) > 20 else '')
+            is_unsplit = len(row) == 1 and re.search(r'[,;|\t]', [*row][0])
+            hint = '; check the delimiter (DELIMITER of PAIRS)' if is_unsplit else suggest_similar_name(absent[0], row)
+            raise UserError(f'{setting} must use columns of {data} ({shown}), got {absent[0]!r}{hint}')
 
 
-def read_rows(path: str, layout: RowLayout, malformed: BadRecords, column: str | None = None) -> Rows:
+def read_rows_with_columns(
+    path: str, layout: RowLayout, malformed: BadRecords, columns: Mapping[str, Sequence[str]]
+) -> Rows:
+    """Yields the rows of one file. Raises UserError if a column of a setting does not exist.
+
+    `columns` maps each setting to its columns. Rows of JSON lines may lack a column, but all rows of other files have
+    the same columns. The rows of a Parquet file contain only these columns.
+    """
+    names = {name for group in columns.values() for name in group}
+    is_jsonl = layout.detect_format(path) == 'jsonl'
+    seen: Row = {}
+    for number, row in read_rows(path, layout, malformed, names):
+        if not names <= seen.keys():
+            seen.update(row)
+            if not is_jsonl:
+                check_columns_exist(columns, seen, path)
+        yield number, row
+    if seen:
+        check_columns_exist(columns, seen, path)
+
+
+def read_rows(path: str, layout: RowLayout, malformed: BadRecords, columns: Collection[str] = ()) -> Rows:
     """Returns an iterator over the rows of one file. Raises UserError if the whole file is unusable.
 
-    If `column` is a column of a Parquet file, its rows contain only this column.
+    If a Parquet file has all `columns`, its rows contain only these.
     """
     format = layout.detect_format(path)
     if format == 'parquet':
-        rows = _read_parquet_rows(path, column)
+        rows = _read_parquet_rows(path, columns)
     elif format == 'jsonl':
         rows = read_json_rows(path, malformed, layout.encoding)
     else:
@@ -346,7 +368,7 @@ def _convert_cells_to_rows(
             malformed.add_malformed_record(path, number, f'{len(row)} columns, the first line has {len(names)}')
 
 
-def _read_parquet_rows(path: str, column: str | None) -> Rows:
+def _read_parquet_rows(path: str, columns: Collection[str]) -> Rows:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -354,8 +376,8 @@ def _read_parquet_rows(path: str, column: str | None) -> Rows:
         try:
             # Parquet is read from the end of the file, so a gzipped file is decompressed first.
             table = pq.ParquetFile(pa.BufferReader(file.read()) if path.lower().endswith('.gz') else file)
-            columns = [column] if column in table.schema_arrow.names else None
-            batches = table.iter_batches(batch_size=1024, columns=columns)
+            has_columns = columns and set(columns) <= set(table.schema_arrow.names)
+            batches = table.iter_batches(batch_size=1024, columns=sorted(columns) if has_columns else None)
             yield from enumerate((row for batch in batches for row in _list_rows(batch)), 1)
         except pa.ArrowException as error:
             raise UserError(
