@@ -216,7 +216,10 @@ def get_mask_id(vocabulary: seqio.Vocabulary) -> int:
         return int(vocabulary.mask_id)
     first, count = sentinels.find_sentinel_range(vocabulary)
     if count < 1:
-        raise UserError('masked LM uses a sentinel as its mask, but the vocabulary has none; set its extra_ids to 100')
+        raise UserError(
+            'masked LM uses a sentinel as its mask, but the vocabulary has none; use a BERT vocabulary, or a '
+            'SentencePiece or byte vocabulary with extra_ids = 100'
+        )
     return first
 
 

@@ -80,7 +80,10 @@ def find_longest_segment(inputs_length: int, targets_length: float, noise: Noise
     result is less than 2.
     """
     if sentinels < 1:
-        raise UserError('span corruption needs sentinels, but the vocabulary has none; set its extra_ids to 100')
+        raise UserError(
+            'span corruption needs sentinels, but the vocabulary has none; use a SentencePiece or byte vocabulary with '
+            'extra_ids = 100'
+        )
 
     def segment_fits(length: int) -> bool:
         inputs, targets = noise.compute_feature_lengths(length)
