@@ -157,14 +157,18 @@ def test_a_sweep_prints_a_table_writes_a_report_and_is_not_repeated(tmp_path, ca
     settings = ['--gin.LEARNING_RATE=0.5', '--gin.BATCH_SIZE=2', '--gin.TRAIN_STEPS=4']
     with (tmp_path / 'text.txt').open('a') as file:
         file.write('More text.\n')
+    (tmp_path / 'custom/bad.gin').write_text("include 'models/t5_1_1.gin'\nENCODER_MIXER = @attention.NoSuchMixer\n")
+    advice = 'use another --folder'
     for flags, words in (
-        (settings, ('BATCH_SIZE 4 -> 2', '-> 0.5', 'seed_0')),
-        (['--gin.TRAIN_STEPS=1'], ('(TRAIN_STEPS 2 -> 1)',)),
-        ([], ('own_text_span_corruption has the file',)),
+        (settings, ('BATCH_SIZE 4 -> 2', '-> 0.5', 'seed_0', advice)),
+        (['--gin.TRAIN_STEPS=1'], ('(TRAIN_STEPS 2 -> 1)', advice)),
+        (['--models=remixer,custom/bad'], ('error: bad: ', 'NoSuchMixer')),
+        ([], ('own_text_span_corruption has the file', advice)),
     ):
         assert compare(*arguments, *flags) == 2
         line = capsys.readouterr().err.splitlines()[-1]
-        assert all(word in line for word in (*words, 'use another --folder')) and '-> 4' not in line
+        assert all(word in line for word in words) and '-> 4' not in line
+    assert not (tmp_path / 'runs/remixer').exists()
 
 
 TIMED = """
@@ -214,15 +218,3 @@ def test_a_search_chooses_settings_at_equal_training_time(tmp_path, monkeypatch,
     failure = 'mine, LEARNING_RATE=1e3, seed 0</b> failed: error: the loss is not finite'
     assert all(words in html for words in (failure, 'for 1 steps instead of 2', 'expected best of 2'))
     assert (tmp_path / 'runs/figures/comparison-1.png').exists()
-
-
-def test_every_model_is_built_before_the_first_run(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(sweep, 'PROGRAM', ('false',))
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / 'custom').mkdir()
-    (tmp_path / 'custom/bad.gin').write_text("include 'models/t5_1_1.gin'\nENCODER_MIXER = @attention.NoSuchMixer\n")
-    (tmp_path / 'a.txt').write_text('some text')
-    assert compare('--models=t5_1_1,custom/bad', '--folder=runs', '--gin.FILES=a.txt') == 2
-    error = capsys.readouterr().err.splitlines()
-    assert error[-1].startswith('error: bad: ') and 'NoSuchMixer' in error[-1] and len(error) == 1
-    assert not (tmp_path / 'runs/t5_1_1').exists()

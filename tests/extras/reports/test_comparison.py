@@ -81,12 +81,9 @@ MIXTURE = {
 @pytest.mark.parametrize(
     ('tasks', 'best_metrics', 'measure', 'values', 'best'),
     [
-        ({'a': ERRORS}, None, 'accuracy', [60, 50], '0'),
         ({'a': ERRORS}, {'a': 'wer'}, 'wer', [9, 7], '1'),
         ({'a': ERRORS}, {'a': '-accuracy'}, 'accuracy', [60, 50], '1'),
-        ({'a': ERRORS}, 'mean', 'mean', [60, 50], '0'),
         ({'a': LOSS_ONLY}, 'mean', 'mean', [3, 4], '0'),
-        ({'a': LOSS_ONLY, 'b': LOSS_ONLY}, None, "mean of the tasks' metrics", [4, 5], '0'),
         (MIXTURE, None, "mean of the tasks' metrics", [55, 60], '1'),
         ({'a': ERRORS, 'b': LOSS_ONLY}, None, "mean of the tasks' metrics, with errors negated", [28, 22.5], '0'),
     ],

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.special
-import scipy.stats
 from flax import linen as nn
 
 from remixer_t5x.context import make_sequence_context
@@ -121,14 +120,6 @@ def test_spatial_weights_equal_those_of_the_layer(weights, stack):
     tree = {'run_0': {'layer': {'gmlp': {'mixing': {'weights': jax.tree.map(lambda leaf: leaf[None], params)}}}}}
     (layer,) = learned_weights.collect_spatial_weights({stack: tree}, {stack: LENGTH})
     np.testing.assert_array_equal(layer.array, module.apply({'params': params}, LENGTH, ctx))
-
-
-def test_entropies_equal_those_of_scipy():
-    weights = np.random.default_rng(0).dirichlet(np.full(3, 0.3), size=7).T
-    weights[:, 0] = np.eye(3)[0]
-    np.testing.assert_allclose(
-        learned_weights.entropy(weights), scipy.stats.entropy(weights, base=2, axis=0), atol=1e-9
-    )
 
 
 def test_sowing_does_not_change_a_training_step(observed, monkeypatch):

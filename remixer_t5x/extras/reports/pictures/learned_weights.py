@@ -145,11 +145,6 @@ def collect_competition_weights(intermediates: Mapping[str, Any], params: Mappin
     return [dataclasses.replace(layer, array=layer.array[:, 0, :, 0]) for layer in layers]
 
 
-def entropy(weights: np.ndarray) -> np.ndarray:
-    """Computes the entropy in bits along the first axis."""
-    return special.entr(weights).sum(axis=0) / np.log(2)
-
-
 def compute_jacobian_norms(function: Callable[..., jax.Array], x: jax.Array, *others: Any) -> np.ndarray:
     """Computes the Frobenius norms of d function(x, *others)[i] / d x[j], [outputs, inputs] float32.
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from scipy import stats
 
 from remixer_t5x.extras.reports.pictures import drawing, learned_weights
 from remixer_t5x.extras.reports.pictures.drawing import MatrixPanel, Picture
@@ -88,7 +89,7 @@ def _draw_tim_competition(text: ModelWithText, intermediates: Mapping[str, Any])
         layers = _select_stack_layers(competition, stack)
         if not layers:
             continue
-        bits = ', '.join(f'{layer.title}: {learned_weights.entropy(layer.array).mean():.2f}' for layer in layers)
+        bits = ', '.join(f'{each.title}: {stats.entropy(each.array, base=2).mean():.2f}' for each in layers)
         note = (
             'The colour shows the weight of each mechanism for each token; weights sum to 1 over mechanisms. Mean '
             f'entropy in bits, {bits}; {np.log2(len(layers[0].array)):.2f} means no preference.'
