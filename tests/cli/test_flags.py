@@ -4,6 +4,7 @@ import gin
 import pytest
 
 from remixer_t5x.cli import arguments, evaluate, infer, main
+from remixer_t5x.config import reference_resolver
 from remixer_t5x.errors import UserError
 from remixer_t5x.extras import export
 from remixer_t5x.models.beam_search import BeamSearch
@@ -35,10 +36,15 @@ def parse(*argv):
       BeamSearch(beams=3, bad_words_ids=[[5, 6], [7]], forced_prefix=[4]))],
 )  # fmt: skip
 def test_flags_choose_the_decoder_and_the_batch_size(command, flags, decoder):
-    args = parse(command.COMMAND.name, *flags, '--batch_size=7')
+    """The files of the finetuned run, which set another batch size and seed, are read after those of the command."""
+    values = ('--batch_size=7', '--gin.DECODER_SEED=3', '--gin.CHECKPOINT_PATH=missing')
+    args = parse(command.COMMAND.name, '--gin_file=experiments/quickstart.gin', *flags, *values)
     arguments.apply_decoder_flags(args)
-    macro = {'infer': 'INFER_BATCH_SIZE', 'eval': 'EVAL_BATCH_SIZE'}[command.COMMAND.name]
-    assert arguments.load_macro_values(args, 'DECODER', macro, base=command.BASE) == [decoder, 7]
+    defaults = infer.DEFAULTS if command is infer else {}
+    arguments.load_config(args, command.ROOT, base=command.BASE, defaults=defaults)
+    settings = reference_resolver.call_configured(command.ROOT)
+    decoding = settings.decoding if command is infer else settings.tasks.decoding
+    assert (decoding.decoder, decoding.batch_size, decoding.seed) == (decoder, 7, 3)
     gin.clear_config()
 
 
