@@ -244,7 +244,7 @@ def _is_raised_by_call_of_ours(error: TypeError) -> bool:
     """Returns whether a module of this package, not of the user, has called an object with the wrong arguments."""
     names = [frame.f_globals.get('__name__', '') for frame, _ in traceback.walk_tb(error.__traceback__)]
     caller = next(name for name in reversed(names) if not name.startswith(('flax.', 'jax.')))
-    return caller.startswith('remixer_t5x.') and bool(re.search(r'__(init|call)__\(\)|is not callable', str(error)))
+    return caller.startswith('remixer_t5x.') and bool(re.search(r'\(\) (missing|got|takes) |not callable', str(error)))
 
 
 def select_batch_arrays(batch: Batch, *names: str) -> dict[str, jax.Array]:

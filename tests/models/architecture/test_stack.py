@@ -71,6 +71,7 @@ def test_a_seed_returns_the_recorded_numbers(variables):
     ('modules', 'message'),
     [
         ({'position_bias': positions.SinusoidalPositions}, r'position bias must be \[1, heads, .*got \[1, 2, 2\]'),
+        ({'position_bias': functools.partial(positions.AlibiBias, 3)}, r'with 2 heads, got \[1, 3, 2, 2\]'),
         ({'position_embedding': functools.partial(positions.AlibiBias, 2)}, r'position embedding .*got \(1, 2, 4, 4\)'),
     ],
 )
