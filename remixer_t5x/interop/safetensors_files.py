@@ -100,14 +100,16 @@ def open_weights_folder(folder: pathlib.Path, auto_class: str) -> LazyTensors:
         return _open_tensors(folder / WEIGHTS_FILE)
     if (folder / INDEX_FILE).is_file():
         return _open_shards(folder)
-    pickled = next(iter(sorted([*folder.glob('*.bin'), *folder.glob('*.pt')])), None)
-    if pickled:
-        raise UserError(
-            f'the weights in {folder} must be safetensors, got the pickle {pickled.name}, which can run code when '
-            f'loaded; if you trust the file, convert it to {WEIGHTS_FILE}: python -c "import transformers as t; '
-            f't.{auto_class}.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"'
-        )
-    raise UserError(f'{folder} has neither {WEIGHTS_FILE} nor {INDEX_FILE}; use the folder of a Hugging Face model')
+    raise missing_weights_error(str(folder), auto_class)
+
+
+def missing_weights_error(name: str, auto_class: str) -> UserError:
+    """Returns the error for a folder or a Hub model without safetensors; `auto_class` can write them."""
+    return UserError(
+        f'{name} has neither {WEIGHTS_FILE} nor {INDEX_FILE}, and loading a pickle can run code; if you trust its '
+        f'pickles, run python -c "import transformers as t; t.{auto_class}.from_pretrained({name!r})'
+        ".save_pretrained('DIR')\" to write a folder with safetensors"
+    )
 
 
 def open_weights_file(path: str) -> tuple[LazyTensors, dict[str, str]]:

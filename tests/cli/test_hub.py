@@ -145,7 +145,7 @@ def test_weights_in_an_automatic_hub_pull_request_are_downloaded(hub, t5, monkey
 def test_a_model_that_cannot_be_downloaded_raises_a_one_line_error(hub, t5, tmp_path, capsys):
     hub.add(FLAN, t5, without='.safetensors')
     hub.pull_requests[FLAN] = [('stranger', 3, 'open')]
-    wrong = {FLAN: 'no safetensors', 'nobody/nothing': 'no such model', f'{FLAN}@v9': 'revision'}
+    wrong = {FLAN: 'has neither model.safetensors', 'nobody/nothing': 'no such model', f'{FLAN}@v9': 'revision'}
     for name, words in {**wrong, '../up': 'is not a folder', 'a/b/c': 'is not a folder'}.items():
         assert words in convert_error(capsys, f'--from_hf={name}', f'--to={tmp_path}/x')
     assert not (tmp_path / 'x').exists()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from remixer_t5x.errors import UserError, import_optional, root_cause_message
-from remixer_t5x.interop import shared_folder
+from remixer_t5x.interop import safetensors_files, shared_folder
 from remixer_t5x.interop.huggingface import model_folders
 
 WEIGHTS = ('model.safetensors', 'model.safetensors.index.json', 'model-*.safetensors')
@@ -60,12 +60,7 @@ def resolve_folder(path: str, print_line: Callable[[str, str], None] = lambda la
             snapshot = download_revision(revision)
     if not has_weights(snapshot):
         family, _ = model_folders.read_family(snapshot)
-        raise UserError(
-            f'{name} has no safetensors on the Hub, neither in main nor in a pull request by {CONVERSION_BOT}, and '
-            'loading a pickle can run code; if you trust the model, run python -c "import transformers as t; '
-            f"t.{family.auto_class}.from_pretrained({name!r}).save_pretrained('DIR')\" to write a folder with "
-            'safetensors'
-        )
+        raise safetensors_files.missing_weights_error(name, family.auto_class)
     print_line('hub', f'{name}{f", {revision}" if revision else ""}, revision {snapshot.name}')
     return snapshot
 

@@ -5,9 +5,8 @@ Each type of model processes a request as follows:
     encoder-decoder    the context is the encoder input; the continuation is the decoder target, as in lm_eval's `hf`
     decoder-only       the context is the prompt, followed by the continuation; without a context, rows start with id 0
     masked LM          pseudo-log-likelihood (Salazar et al. 2020): masks one token of the continuation at a time
-    classifier         the continuation is a label
 
-Contexts that are too long are truncated at the start, as in lm_eval's `hf`; those of a classifier at the end.
+Contexts that are too long are truncated at the start, as in lm_eval's `hf`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +25,6 @@ from remixer_t5x.evaluate import predictions
 from remixer_t5x.extras.lm_eval import NAME
 from remixer_t5x.models import beam_search
 from remixer_t5x.models.beam_search import BeamSearch, PowerPenalty
-from remixer_t5x.models.classifier import Classifier
 from remixer_t5x.models.decoding import Decoder, Greedy
 from remixer_t5x.models.sampling import Sampling
 
@@ -75,7 +73,11 @@ class RemixerLM(LM):
         lengths = None if max_length is None else {'inputs': int(max_length), 'targets': int(max_length)}
         self.trained = saved_models.load(str(path), lengths=lengths, trust_gin=trust_gin)
         self.model_type = self.trained.model.model_type
-        if self.model_type in (batch_formats.TOKEN_LABELS, batch_formats.SPAN, batch_formats.EMBEDDING):
+        if self.model_type not in (
+            batch_formats.ENCODER_DECODER,
+            batch_formats.DECODER_ONLY,
+            batch_formats.ENCODER_ONLY,
+        ):
             raise UserError(f'lm_eval needs a model that scores texts, got MODEL_TYPE = {self.model_type!r}')
         shards = self.trained.partitioner.batch_shards
         self._size, self._seed = -(-size // shards) * shards, int(seed)
@@ -94,13 +96,7 @@ class RemixerLM(LM):
 
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[Likelihood]:
         """Returns log p(continuation | context) for each request, and whether the continuation is the greedy output."""
-        pairs = [request.args for request in requests]
-        if self.model_type == batch_formats.CLASSIFIER:
-            likelihoods = self._score_labels(pairs)
-        elif self.model_type == batch_formats.ENCODER_ONLY:
-            likelihoods = self._score_with_masked_lm([self._tokenize_pair(*pair) for pair in pairs])
-        else:
-            likelihoods = self._score_pairs([self._tokenize_pair(*pair) for pair in pairs], disable_tqdm)
+        likelihoods = self._score_pairs([self._tokenize_pair(*request.args) for request in requests], disable_tqdm)
         for request, likelihood in zip(requests, likelihoods, strict=True):
             self.cache_hook.add_partial('loglikelihood', request.args, likelihood)
         return likelihoods
@@ -111,17 +107,10 @@ class RemixerLM(LM):
         The context of a window is as much of the preceding text as fits. Encoder-decoder models receive the context as
         the encoder input. For a masked language model, returns the pseudo-log-likelihood.
         """
-        if self.model_type == batch_formats.CLASSIFIER:
-            raise UserError(
-                'the task needs loglikelihood_rolling, but a classifier only scores its labels; omit the task'
-            )
         longest = self._find_longest_continuation()
         windows = [list(self._split_into_windows(request.args[0], longest)) for request in requests]
         pairs = [pair for text in windows for pair in text]
-        if self.model_type == batch_formats.ENCODER_ONLY:
-            scores = iter(self._score_with_masked_lm(pairs))
-        else:
-            scores = iter(self._score_pairs(pairs, disable_tqdm))
+        scores = iter(self._score_pairs(pairs, disable_tqdm))
         totals = [float(sum(next(scores)[0] for _ in text)) for text in windows]
         for request, total in zip(requests, totals, strict=True):
             self.cache_hook.add_partial('loglikelihood_rolling', request.args, total)
@@ -129,10 +118,8 @@ class RemixerLM(LM):
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
         """Generates an answer to each context, and truncates it before the first stop string in `until`."""
-        if self.model_type in (batch_formats.ENCODER_ONLY, batch_formats.CLASSIFIER):
-            raise UserError(
-                f'the task needs generated text, but MODEL_TYPE = {self.model_type!r} cannot generate; omit the task'
-            )
+        if self.model_type == batch_formats.ENCODER_ONLY:
+            raise UserError('the task needs generated text, but a masked language model cannot generate; omit the task')
         groups: dict[str, list[int]] = {}
         for index, request in enumerate(requests):
             groups.setdefault(repr(sorted(request.args[1].items())), []).append(index)
@@ -156,7 +143,9 @@ class RemixerLM(LM):
         return texts
 
     def _score_pairs(self, pairs: Sequence[tuple[Ids, Ids]], disable_tqdm: bool) -> list[Likelihood]:
-        """Scores (context, continuation) pairs of ids with a decoder, in batches of similar length."""
+        """Scores (context, continuation) pairs of ids, with a decoder in batches of similar length."""
+        if self.model_type == batch_formats.ENCODER_ONLY:
+            return self._score_with_masked_lm(pairs)
         likelihoods: list[Likelihood] = [(0.0, False)] * len(pairs)
         groups: dict[int, list[int]] = {}
         for index, (context, continuation) in enumerate(pairs):
@@ -199,19 +188,6 @@ class RemixerLM(LM):
             scores[index] += float(score)
             greedy[index] &= bool(is_greedy)
         return list(zip(scores, greedy, strict=True))
-
-    def _score_labels(self, pairs: Sequence[tuple[str, str]]) -> list[Likelihood]:
-        assert isinstance(self.trained.model, Classifier)
-        labels = self.trained.model.labels or ()
-        for _, continuation in pairs:
-            if continuation.strip() not in labels:
-                allowed = ', '.join(labels) or 'none: it predicts a number'
-                raise UserError(f'a continuation must be a label of the model ({allowed}), got {continuation!r}')
-        answers = self.trained.classify([context for context, _ in pairs])
-        return [
-            (answer.scores[answer.texts.index(label.strip())], answer.text == label.strip())
-            for answer, (_, label) in zip(answers, pairs, strict=True)
-        ]
 
     def _tokenize_pair(self, context: str, continuation: str) -> tuple[Ids, Ids]:
         """Tokenizes a context and its continuation; white space between them belongs to the continuation.

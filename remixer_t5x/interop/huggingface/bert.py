@@ -8,15 +8,12 @@ pooler and no next-sentence head; weights of these modules in published BERT mod
 import dataclasses
 import pathlib
 import re
-from collections.abc import Mapping
 from typing import Any, ClassVar
-
-import numpy as np
 
 from remixer_t5x import tokenizer_files, untrusted_files
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop.huggingface.model_family import HuggingFaceConfig, ModelFamily, Tokenizer
-from remixer_t5x.interop.huggingface.param_mapping import ModuleNames, Params
+from remixer_t5x.interop.huggingface.param_mapping import ModuleNames
 from remixer_t5x.interop.huggingface.traced_modules import TracedModules
 from remixer_t5x.interop.safetensors_files import LazyTensors
 from remixer_t5x.models.classifier import Classifier
@@ -41,6 +38,7 @@ class Bert(ModelFamily):
     hf_class = 'BertForMaskedLM'
     auto_class = 'AutoModelForMaskedLM'
     model_class: ClassVar[type] = MaskedLM
+    method = 'predict_tokens'
     gin_files: ClassVar[tuple[str, ...]] = ('models/bert.gin',)
     sizes = {
         'vocab_size': 'vocab_size',
@@ -135,18 +133,6 @@ class Bert(ModelFamily):
             )
         return Tokenizer('wordpiece', {'path': str(path)}, str(path))
 
-    def make_random_inputs(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        length = min(64, self.max_length)
-        tokens = rng.integers(1, self.vocab_size, (2, length), dtype=np.int32)
-        tokens[-1, length // 2 :] = 0
-        types = np.zeros_like(tokens)
-        types[:, length // 3 :] = min(1, self.token_types - 1)
-        return {'input_ids': tokens, 'token_type_ids': types}
-
-    def compute_remixer_logits(self, model: Any, params: Params, inputs: Mapping[str, np.ndarray]) -> Any:
-        names = ('encoder_input_tokens', 'encoder_token_types')
-        return model.logits(params, dict(zip(names, inputs.values(), strict=True)))
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BertClassifier(Bert):
@@ -155,6 +141,7 @@ class BertClassifier(Bert):
     hf_class = 'BertForSequenceClassification'
     auto_class = 'AutoModelForSequenceClassification'
     model_class = Classifier
+    method = 'classify'
     gin_files = ('models/bert.gin', 'model_types/classifier.gin')
     copies = {}
     ignored = r'bert\.embeddings\.position_ids'
@@ -175,9 +162,6 @@ class BertClassifier(Bert):
 
     def build_gin_settings(self) -> dict[str, Any]:
         return {**super().build_gin_settings(), 'POOLING': '@encoder_only.first_token', 'LABELS': self.labels}
-
-    def compute_remixer_logits(self, model: Any, params: Params, inputs: Mapping[str, np.ndarray]) -> Any:
-        return model.module.apply({'params': params}, *inputs.values(), enable_dropout=False, method='classify')
 
 
 def read_label_names(config: HuggingFaceConfig) -> tuple[str, ...] | None:

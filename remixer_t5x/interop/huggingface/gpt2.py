@@ -9,15 +9,12 @@ row of the embedding table is zero. With `DecoderOnly.begin_id`, the model never
 
 import dataclasses
 import pathlib
-from collections.abc import Mapping
 from typing import Any
-
-import numpy as np
 
 from remixer_t5x import tokenizer_files
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop.huggingface.model_family import HuggingFaceConfig, ModelFamily, Tokenizer
-from remixer_t5x.interop.huggingface.param_mapping import HuggingFaceModule, Params
+from remixer_t5x.interop.huggingface.param_mapping import HuggingFaceModule
 from remixer_t5x.interop.huggingface.traced_modules import TracedModules
 from remixer_t5x.interop.safetensors_files import LazyTensors
 from remixer_t5x.models.language_model import LanguageModel
@@ -125,12 +122,3 @@ class Gpt2(ModelFamily):
                 'correct eos_token_id'
             )
         return dataclasses.replace(found, arguments={**found.arguments, 'end': ends[0]})
-
-    def make_random_inputs(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        tokens = rng.integers(0, self.vocab_size, (2, min(64, self.max_length)), dtype=np.int32)
-        tokens[:, 0] = self.end_id
-        return {'input_ids': tokens, 'attention_mask': np.ones_like(tokens, bool)}
-
-    def compute_remixer_logits(self, model: LanguageModel, params: Params, inputs: Mapping[str, np.ndarray]) -> Any:
-        tokens = np.pad(inputs['input_ids'][:, 1:] + 1, ((0, 0), (1, 0)))
-        return super().compute_remixer_logits(model, params, {'tokens': tokens})[..., 1:]

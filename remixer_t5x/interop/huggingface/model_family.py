@@ -110,8 +110,9 @@ class ModelFamily(abc.ABC):
     # The model class in transformers, and the auto class that loads it.
     hf_class: ClassVar[str]
     auto_class: ClassVar[str]
-    # The remixer_t5x model class.
+    # The remixer_t5x model class, and the method of its module whose output equals that of the transformers model.
     model_class: ClassVar[type]
+    method: ClassVar[str] = '__call__'
     # The fields `num_encoder_layers` and `num_decoder_layers` contain the layer counts of the stacks.
     stack_names: ClassVar[tuple[str, ...]] = ('encoder',)
     # Dicts keyed by the settings of config.json. `sizes` maps numbers to the fields that contain them. `allowed` maps
@@ -239,17 +240,6 @@ class ModelFamily(abc.ABC):
         arguments = {'path': str(path), 'shifted': bool(self.id_offset)}
         return Tokenizer('huggingface_tokenizer', arguments, str(path))
 
-    @abc.abstractmethod
-    def make_random_inputs(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """Returns random [batch, length] arguments for the transformers model.
-
-        Without `attention_mask`, 0 in `input_ids` is padding.
-        """
-
-    def compute_remixer_logits(self, model: Any, params: Params, inputs: Mapping[str, np.ndarray]) -> Any:
-        """Computes the remixer_t5x model's logits [batch, length, vocab_size] for inputs from `make_random_inputs`."""
-        return model.module.clone(dtype='float32').apply({'params': params}, *inputs.values(), enable_dropout=False)
-
     @property
     def max_lengths(self) -> dict[str, int] | None:
         """The maximum input and target lengths, or None if the model has no limit or `build_gin_settings` sets them."""
@@ -267,10 +257,6 @@ class ModelFamily(abc.ABC):
 
     def build_extra_files(self) -> dict[str, Any]:
         """Returns additional JSON files as a dict from paths to contents."""
-        return {}
-
-    def get_reference_overrides(self) -> dict[str, Any]:
-        """Returns transformers settings that override config.json when logits are compared."""
         return {}
 
     def read_params(self, tensors: LazyTensors, abstract: Params, folder: str) -> Params:

@@ -9,13 +9,14 @@ import json
 import os
 import pathlib
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from remixer_t5x import tokenizer_files, untrusted_files
+from remixer_t5x.data import batch_formats
 from remixer_t5x.errors import UserError, to_one_line
 from remixer_t5x.interop import safetensors_files
 from remixer_t5x.interop.huggingface import param_mapping
@@ -35,13 +36,12 @@ FAMILIES: tuple[type[ModelFamily], ...] = (
 CONFIG = 'config.json'
 # Maximum difference between logits, as a fraction of the largest absolute logit.
 TOLERANCE = 1e-3
-# Texts for comparing tokenizers; `compare_token_ids` adds a text for each added token of the tokenizer.
+# Texts for comparing tokenizers.
 TOKENIZER_TEXTS = (
     'Thank you for inviting me to your party last week.',
     'Ça va? Über 1,234.50 €; "quoted" (x_1 = 2).',
     " Tabs\tand\u00a0\u2028lines\n\n e\u0301 ﬁ ｗｉｄｅ 你好 don't  ",
 )
-MAX_ADDED_TOKENS = 200
 # Each tokenizer of transformers requires at least one of these files.
 TOKENIZER_FILES = (
     *(tokenizer_files.TOKENIZER, tokenizer_files.CONFIG, tokenizer_files.SENTENCEPIECE),
@@ -158,21 +158,44 @@ def compute_logits_pair(source: HuggingFaceFolder, model: Any, params: Params) -
 
     transformers loads only safetensors files, does not access the network, and does not run code from the folder.
     """
-    family, inputs = source.family, source.family.make_random_inputs(np.random.default_rng(0))
-    is_token = inputs.get('attention_mask', inputs['input_ids'] > 0)
-    arrays = {'attention_mask': is_token, **inputs}
+    family, rng = source.family, np.random.default_rng(0)
+    # Longer than T5's maximum distance and ModernBERT's window.
+    tokens = rng.integers(3, family.vocab_size, (2, min(256, getattr(family, 'max_length', 256))), dtype=np.int32)
+    # transformers does not compute BERT's token types.
+    tokens[tokens == getattr(family, 'separator_id', None)] = 1
+    is_token = np.ones_like(tokens, bool)
+    if model.model_type == batch_formats.DECODER_ONLY:
+        tokens[:, 0] = getattr(family, 'end_id', 0)
+    else:
+        is_token[-1, tokens.shape[1] // 2 :] = False
+    arrays = {'input_ids': np.where(is_token, tokens, 0), 'attention_mask': is_token}
+    ours = [np.where(is_token, tokens + family.id_offset, 0)]
+    if model.model_type == batch_formats.DECODER_ONLY:
+        ours[0][:, 0] = 0
+    if model.model_type == batch_formats.ENCODER_DECODER:
+        targets = np.pad(rng.integers(3, family.vocab_size, (2, 23), dtype=np.int32), ((0, 0), (1, 0)))
+        arrays['decoder_input_ids'] = np.where(targets > 0, targets, getattr(family, 'bos_id', 0))
+        ours.append(targets)
     theirs = compute_reference_output(
         family.auto_class,
         lambda auto_class: auto_class.from_pretrained(
             source.folder, use_safetensors=True, local_files_only=True, trust_remote_code=False
         ),
         arrays,
-        family.get_reference_overrides(),
+        # transformers 5 sets this for every umT5, which scales the output.
+        {'tie_word_embeddings': False} if getattr(family, 'layer_biases', False) else {},
     )
-    ours = np.asarray(jax.jit(lambda params: family.compute_remixer_logits(model, params, inputs))(params))
-    if ours.shape[:2] == is_token.shape:
-        ours, theirs = (logits[is_token] for logits in (ours, theirs))
-    return ours, theirs
+    logits = apply_module(model, params, ours, family.method)[..., family.id_offset if theirs.ndim == 3 else 0 :]
+    if logits.shape[:2] == is_token.shape:
+        logits, theirs = (each[is_token] for each in (logits, theirs))
+    return logits, theirs
+
+
+def apply_module(model: Any, params: Params, inputs: Sequence[np.ndarray], method: str) -> np.ndarray:
+    """Returns the output of a method of the model's module, computed in float32 without dropout."""
+    module = model.module.clone(dtype='float32')
+    call = jax.jit(lambda params: module.apply({'params': params}, *inputs, enable_dropout=False, method=method))
+    return np.asarray(call(params))
 
 
 def compute_reference_output(
@@ -229,16 +252,8 @@ def compare_token_ids(folder: pathlib.Path, vocabulary: Any) -> str:
         # transformers raises various exceptions for missing or unknown files.
         reason = to_one_line(str(error)) or type(error).__name__
         return f'ids are not compared: transformers cannot load a tokenizer from {folder} ({reason:.200})'
-    # Skips special tokens, which never occur in texts, and the sentinels of ByT5's tokenizer, because ByT5 was
-    # pretrained with the last byte ids as sentinels instead.
-    special = ('pad', 'eos', 'bos', 'unk', 'cls', 'sep', 'mask')
-    skipped = {getattr(tokenizer, f'{name}_token', None) for name in special}
-    added = tokenizer.get_added_vocab()
-    if type(vocabulary).__name__ == 'ByteVocabulary' and not vocabulary.extra_ids:
-        skipped |= {name for name in added if name.startswith('<extra_id_')}
-    texts = [*TOKENIZER_TEXTS, *[f'to ({name}) {name}s' for name in added if name not in skipped][:MAX_ADDED_TOKENS]]
     ids_of = getattr(vocabulary, 'huggingface_ids', vocabulary.encode)
-    for text in texts:
+    for text in TOKENIZER_TEXTS:
         if tokenizer(text, add_special_tokens=False).input_ids != [int(token) for token in ids_of(text)]:
             return f"Hugging Face's tokenizer returns DIFFERENT ids for {text!r}; use our tokenizer with this model"
-    return f"Hugging Face's tokenizer and ours use the same ids for {len(texts)} texts"
+    return f"Hugging Face's tokenizer and ours use the same ids for {len(TOKENIZER_TEXTS)} texts"

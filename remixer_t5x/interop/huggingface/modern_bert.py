@@ -10,14 +10,11 @@ remixer_t5x. The query kernels include the factor head_dim ** -0.5, because `Sel
 
 import dataclasses
 import math
-from collections.abc import Mapping
 from typing import Any, ClassVar
-
-import numpy as np
 
 from remixer_t5x.interop.huggingface.bert import build_label_config, read_label_names
 from remixer_t5x.interop.huggingface.model_family import HuggingFaceConfig, ModelFamily
-from remixer_t5x.interop.huggingface.param_mapping import HuggingFaceModule, ModuleNames, Params
+from remixer_t5x.interop.huggingface.param_mapping import HuggingFaceModule, ModuleNames
 from remixer_t5x.interop.huggingface.traced_modules import TracedModules
 from remixer_t5x.models.architecture.encoder_only import first_token, mean_of_tokens
 from remixer_t5x.models.classifier import Classifier
@@ -45,6 +42,7 @@ class ModernBert(ModelFamily):
     hf_class = 'ModernBertForMaskedLM'
     auto_class = 'AutoModelForMaskedLM'
     model_class: ClassVar[type] = MaskedLM
+    method = 'predict_tokens'
     gin_files: ClassVar[tuple[str, ...]] = ('models/modern_bert.gin',)
     sizes = {
         'vocab_size': 'vocab_size',
@@ -169,15 +167,6 @@ class ModernBert(ModelFamily):
     def max_lengths(self) -> dict[str, int]:
         return dict.fromkeys(('inputs', 'targets'), min(self.max_length, 512))
 
-    def make_random_inputs(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        # Test the sliding window with longer inputs. Exclude id 0, which marks padding in the returned array.
-        tokens = rng.integers(1, self.vocab_size, (2, min(self.max_length, 2 * self.window)), dtype=np.int32)
-        tokens[-1, tokens.shape[1] // 2 :] = 0
-        return {'input_ids': tokens}
-
-    def compute_remixer_logits(self, model: Any, params: Params, inputs: Mapping[str, np.ndarray]) -> Any:
-        return model.logits(params, {'encoder_input_tokens': _shift_token_ids(inputs)})[..., 1:]
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModernBertClassifier(ModernBert):
@@ -186,6 +175,7 @@ class ModernBertClassifier(ModernBert):
     hf_class = 'ModernBertForSequenceClassification'
     auto_class = 'AutoModelForSequenceClassification'
     model_class = Classifier
+    method = 'classify'
     gin_files = ('models/modern_bert.gin', 'model_types/classifier.gin')
     copies = {}
 
@@ -220,12 +210,3 @@ class ModernBertClassifier(ModernBert):
             'encoder_only.TransformedClassifierHead.pooling': '%POOLING',
             'encoder_only.TransformedClassifierHead.norm': '@modern_bert/norms.LayerNorm',
         }
-
-    def compute_remixer_logits(self, model: Any, params: Params, inputs: Mapping[str, np.ndarray]) -> Any:
-        return model.module.apply({'params': params}, _shift_token_ids(inputs), enable_dropout=False, method='classify')
-
-
-def _shift_token_ids(inputs: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Converts the `input_ids` of `make_random_inputs`, in which 0 is padding, to remixer_t5x ids."""
-    tokens = inputs['input_ids']
-    return np.where(tokens > 0, tokens + 1, 0)

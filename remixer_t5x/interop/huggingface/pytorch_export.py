@@ -17,7 +17,6 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 import numpy as np
 from flax import linen as nn
 from flax import traverse_util
@@ -195,9 +194,7 @@ def compare_logits(folder: pathlib.Path, model: Any, params: Params) -> str:
         inputs['decoder_input_ids'] = shifted[:, :-1]
     arguments = [shifted] if model.model_type == 'decoder_only' else list(inputs.values())
     method = {'classifier': 'classify', 'encoder_only': 'predict_tokens'}.get(model.model_type, '__call__')
-    module = model.module.clone(dtype='float32')
-    apply = jax.jit(lambda params: module.apply({'params': params}, *arguments, enable_dropout=False, method=method))
-    ours = np.asarray(apply(params))
+    ours = model_folders.apply_module(model, params, arguments, method)
     theirs = model_folders.compute_reference_output(
         MODEL_CLASSES[model.model_type][1],
         lambda auto_class: auto_class.from_pretrained(

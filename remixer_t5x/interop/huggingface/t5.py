@@ -17,17 +17,15 @@ Source: `Pooling`, `Dense` and `Normalize` of sentence-transformers 2 to 6.
 
 import dataclasses
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, ClassVar
-
-import numpy as np
 
 from remixer_t5x import untrusted_files
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop import safetensors_files
 from remixer_t5x.interop.huggingface import t5_tokenizer
 from remixer_t5x.interop.huggingface.model_family import HuggingFaceConfig, ModelFamily
-from remixer_t5x.interop.huggingface.param_mapping import HuggingFaceModule, Params
+from remixer_t5x.interop.huggingface.param_mapping import HuggingFaceModule
 from remixer_t5x.interop.huggingface.traced_modules import TracedModules
 from remixer_t5x.interop.safetensors_files import LazyTensors
 from remixer_t5x.models.masked_lm import MaskedLM
@@ -80,6 +78,7 @@ class T5Encoder(ModelFamily):
     hf_class = 'T5EncoderModel'
     auto_class = 'AutoModelForTextEncoding'
     model_class: ClassVar[type] = MaskedLM
+    method = 'encode'
     sizes = {
         'vocab_size': 'vocab_size',
         'd_model': 'embed_dim',
@@ -159,15 +158,6 @@ class T5Encoder(ModelFamily):
 
     find_tokenizer = staticmethod(t5_tokenizer.find_t5_tokenizer)
 
-    def make_random_inputs(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        # Test all position buckets with inputs that are longer than the default max_distance.
-        inputs = rng.integers(2, self.vocab_size, (2, 160), dtype=np.int32)
-        inputs[-1, 80:] = 0
-        return {'input_ids': inputs}
-
-    def compute_remixer_logits(self, model: Any, params: Params, inputs: Mapping[str, np.ndarray]) -> Any:
-        return model.encode(params, inputs['input_ids'])
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class T5(T5Encoder):
@@ -176,6 +166,7 @@ class T5(T5Encoder):
     hf_class = 'T5ForConditionalGeneration'
     auto_class = 'AutoModelForSeq2SeqLM'
     model_class = Seq2Seq
+    method = '__call__'
     stack_names = ('encoder', 'decoder')
     sizes = {**T5Encoder.sizes, 'num_decoder_layers': 'num_decoder_layers'}
     allowed = {**T5Encoder.allowed, 'is_encoder_decoder': (True,)}
@@ -205,15 +196,6 @@ class T5(T5Encoder):
     @property
     def gin_files(self) -> tuple[str, ...]:
         return super().gin_files[:1]
-
-    def make_random_inputs(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        targets = rng.integers(2, self.vocab_size, (2, 24), dtype=np.int32)
-        return {**super().make_random_inputs(rng), 'decoder_input_ids': np.pad(targets[:, :-1], ((0, 0), (1, 0)))}
-
-    compute_remixer_logits = ModelFamily.compute_remixer_logits
-
-    def get_reference_overrides(self) -> dict[str, Any]:
-        return {'tie_word_embeddings': False} if self.layer_biases else {}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

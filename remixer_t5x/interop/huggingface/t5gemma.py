@@ -15,8 +15,6 @@ import math
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-import numpy as np
-
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop.huggingface.model_family import HuggingFaceConfig, ModelFamily
 from remixer_t5x.interop.huggingface.traced_modules import TracedModules
@@ -200,13 +198,3 @@ class T5Gemma(ModelFamily):
     def build_extra_files(self) -> dict[str, Any]:
         ids = {'decoder_start_token_id': self.bos_id, 'bos_token_id': self.bos_id, 'eos_token_id': self.eos_id}
         return {'generation_config.json': {**ids, 'pad_token_id': 0}}
-
-    def make_random_inputs(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        # Test the sliding window with inputs that are longer, but have at most 256 tokens.
-        inputs, targets = (
-            rng.integers(3, self.vocab_size, (2, min(2 * self.window + 5, 256) - less), dtype=np.int32)
-            for less in (0, 3)
-        )
-        inputs[-1, inputs.shape[1] // 2 :] = 0
-        targets[:, 0] = self.bos_id
-        return {'input_ids': inputs, 'decoder_input_ids': targets}
