@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 BASE = ('runs/eval.gin',)
 ROOT = 'remixer_t5x.evaluate.checkpoint_evaluation.CheckpointEvaluation'
-_TASK_MACROS = ('MIXTURE_OR_TASK_NAME', 'TASK_FEATURE_LENGTHS', 'EVAL_SPLIT', 'EVAL_TASKS', 'EVAL_EXAMPLES')
+_TASK_MACROS = ('EVAL_MIXTURE_OR_TASK_NAME', 'TASK_FEATURE_LENGTHS', 'EVAL_SPLIT', 'EVAL_TASKS', 'EVAL_EXAMPLES')
 _FOLLOW_HELP = (
     'evaluate each new checkpoint of a MODEL_DIR, until TRAIN_STEPS or this many seconds without one (default 3600)'
 )

@@ -148,6 +148,10 @@ def test_predictions_are_scored_without_the_training_rows(current_folder, capsys
     assert 'accuracy                 50.00' in capsys.readouterr().out
     assert main([*command, '--split=train']) == 2
     assert 'removed.csv' in capsys.readouterr().err
+    # Tasks that only evaluation reads.
+    predictions = 'run/eval/predictions/own_pairs_large-validation-2.jsonl'
+    assert run('eval', f'--predictions={predictions}', '--task=own_pairs_large') == 0
+    assert 'own_pairs_large, validation, 12 predictions' in capsys.readouterr().out
 
 
 def test_infer_rejects_lines_that_do_not_fill_in_the_template(current_folder, capsys):
