@@ -102,8 +102,11 @@ def _describe_difference(first: Mapping[str, Any], other: Mapping[str, Any], pro
 
 
 def is_connection_error(error: BaseException | None) -> bool:
-    """Returns whether `error` or one of its causes is a failed connection between processes."""
-    while error is not None:
+    """Returns whether `error` or one of its causes is a failed connection between processes.
+
+    False in a run with one process, because TensorStore describes failures of a bucket with the same words.
+    """
+    while error is not None and is_distributed():
         is_runtime_error = isinstance(error, jax.errors.JaxRuntimeError | ValueError)
         if is_runtime_error and any(word in str(error) for word in _CONNECTION_ERRORS):
             return True

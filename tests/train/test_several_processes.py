@@ -367,6 +367,8 @@ def test_a_lost_connection_is_not_reported_as_a_user_error(monkeypatch, tmp_path
     monkeypatch.setattr(collectives, 'FailureWatcher', lambda *arguments: calls.watcher)
     monkeypatch.setattr(collectives, 'exit_process', calls.exit)
     checkpoints = checkpoint_manager.RunCheckpoints(model_dir.create_model_dir(tmp_path / 'run'))
+    monkeypatch.setattr(collectives, 'is_distributed', lambda: True)
+    monkeypatch.setattr(collectives, 'barrier', calls.barrier)
     checkpoints._manager = mock.Mock(save=raise_connection_error)
     monkeypatch.setattr('orbax.checkpoint.CheckpointManager', raise_connection_error)
     for action in (checkpoints._open_manager, lambda: checkpoints.save(1, {}, DataPosition(), {})):
