@@ -222,9 +222,7 @@ class TrainedModel:
 
         `make_batch` creates a batch. Dropout is disabled. Raises UserError if the batch has no target tokens.
         """
-        count = len(next(iter(batch.values()), ()))
-        if not count:
-            raise UserError('batch must have at least one row, got none')
+        count = len(next(iter(batch.values())))
         missing = -count % self.partitioner.batch_shards
         rows = {name: np.pad(array, [(0, missing)] + [(0, 0)] * (array.ndim - 1)) for name, array in batch.items()}
         return held_out_loss.evaluate_loss(self.params, [rows], self._eval_step, self.partitioner.shard_batch, 'given')

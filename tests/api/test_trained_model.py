@@ -207,8 +207,6 @@ def test_invalid_texts_raise_an_error(trained):
         (lambda trained: trained.generate(1), 'a text must be a str, got int 1'),
         (lambda trained: trained.score('one', 'a\ud800'), r"a text must be valid Unicode, got 'a\\ud800'"),
         (lambda trained: list(trained.stream(['one', 'two'])), r"text must be a str, got \['one', 'two'\]"),
-        (lambda trained: trained.loss(trained.make_batch([], [])), 'batch must have at least one row'),
-        (lambda trained: trained.loss({}), 'batch must have at least one row'),
     ],
 )
 def test_invalid_arguments_raise_an_error(trained, call, message):

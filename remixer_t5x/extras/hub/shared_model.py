@@ -19,14 +19,14 @@ from markupsafe import Markup
 
 from remixer_t5x.api import saved_models, trained_model
 from remixer_t5x.cli.console import print_labeled_line
-from remixer_t5x.cli.conversions import check_no_array_differs, describe_params, export_transformers_model
+from remixer_t5x.cli.conversions import check_params_equal, describe_params, export_transformers_model
 from remixer_t5x.config import untrusted_gin
 from remixer_t5x.data import task_vocabulary
 from remixer_t5x.errors import to_one_line
 from remixer_t5x.extras.hub import client
 from remixer_t5x.extras.reports import curves, overview, run_records
 from remixer_t5x.extras.reports.run_records import FOLDER_MACROS, TRAIN, RecordedRun
-from remixer_t5x.interop import converted_checkpoint, safetensors_files, shared_folder
+from remixer_t5x.interop import converted_checkpoint, shared_folder
 from remixer_t5x.interop.huggingface import model_folders
 from remixer_t5x.interop.huggingface.traced_modules import UnsupportedModelError
 from remixer_t5x.models import interface
@@ -225,7 +225,11 @@ def _write_model_folder(args: argparse.Namespace, folder: pathlib.Path, name: st
         auto_class = family.auto_class
     except UnsupportedModelError as refusal:
         print_labeled_line('format', f'remixer_t5x, because {refusal.reason}')
-        _write_shared_files(folder, model, vocabulary, gin_text, params, step, record)
+        folder.mkdir(parents=True, exist_ok=True)
+        described = {**record, 'vocabulary': task_vocabulary.get_vocabulary_record(vocabulary)}
+        shared_folder.write_shared_folder(folder, model, vocabulary, gin_text, params, step, described)
+        print_labeled_line('wrote', describe_params(params))
+        check_params_equal(params, shared_folder.read_checkpoint(folder)[0], folder)
         if untrusted_gin.find_disallowed_statement(gin_text, checkpoint):
             packages = untrusted_gin.find_imported_packages(gin_text)
             missing = shared_folder.copy_custom_code(folder, packages)
@@ -256,17 +260,3 @@ def _write_model_folder(args: argparse.Namespace, folder: pathlib.Path, name: st
     runs = run_records.read_runs([str(run)]) if (run / model_dir.METRICS).exists() else [None]
     write_model_card(folder, card, runs[0])
     return step
-
-
-def _write_shared_files(
-    folder: pathlib.Path, model: Any, vocabulary: Any, gin_text: str, params: Any, step: int, record: dict[str, Any]
-) -> None:
-    """Writes a shared folder in this package's format, and verifies the weights by reading them back."""
-    folder.mkdir(parents=True, exist_ok=True)
-    record = {**record, 'vocabulary': task_vocabulary.get_vocabulary_record(vocabulary)}
-    shared_folder.write_shared_folder(folder, model, vocabulary, gin_text, params, step, record)
-    print_labeled_line('wrote', describe_params(params))
-    check_no_array_differs(
-        safetensors_files.find_differing_array(params, shared_folder.read_checkpoint(folder)[0]), folder
-    )
-    print_labeled_line('check', 'the parameters in the folder are bit-identical to those of the checkpoint')

@@ -755,11 +755,6 @@ class RemixerT5xModel(PreTrainedModel):
         return self.encoder(x, tokens), tokens
 
 
-def compute_token_loss(logits: Tensor, labels: Tensor | None) -> Tensor | None:
-    """Computes the mean cross-entropy, ignoring labels of -100."""
-    return None if labels is None else functional.cross_entropy(logits.flatten(0, -2).float(), labels.flatten())
-
-
 class EncoderWrapper(nn.Module):
     """Wraps the encoder of a model as a separate module, for generation and for export to ONNX."""
 
@@ -786,29 +781,21 @@ class RemixerT5xForConditionalGeneration(RemixerT5xModel, GenerationMixin):
         attention_mask: Tensor | None = None,
         decoder_input_ids: Tensor | None = None,
         encoder_outputs: BaseModelOutput | None = None,
-        labels: Tensor | None = None,
         **_,
     ) -> Seq2SeqLMOutput:
-        """Computes the logits of the next token, [batch, target_length, vocab].
-
-        `decoder_input_ids` default to the labels, shifted to the right by one token.
-        """
+        """Computes the logits of the next token, [batch, target_length, vocab]."""
         if encoder_outputs is None:
             memory, tokens = self.encode(input_ids, attention_mask)
             mask = tokens.mask
         else:
             memory = encoder_outputs[0]
             mask = torch.ones(memory.shape[:2], dtype=torch.bool) if attention_mask is None else attention_mask > 0
-        if decoder_input_ids is None:
-            if labels is None:
-                raise ValueError('decoder_input_ids or labels must be passed to the decoder')
-            decoder_input_ids = functional.pad(labels.clamp(min=0), (1, 0))[:, :-1]
         everywhere = torch.ones_like(decoder_input_ids, dtype=torch.bool)
         tokens = SequenceContext(everywhere, causal=True, memory=(memory, mask.to(memory.device)))
         begin_id = self.settings.get('begin_id', 0)
         decoder_input_ids = torch.where(decoder_input_ids == 0, begin_id, decoder_input_ids)
         logits = self.compute_logits(self.decoder(self.get_decoder_embedder()(decoder_input_ids), tokens))
-        return Seq2SeqLMOutput(loss=compute_token_loss(logits, labels), logits=logits, encoder_last_hidden_state=memory)
+        return Seq2SeqLMOutput(logits=logits, encoder_last_hidden_state=memory)
 
     def prepare_inputs_for_generation(self, input_ids: Tensor, attention_mask=None, encoder_outputs=None, **_) -> dict:
         return {'decoder_input_ids': input_ids, 'attention_mask': attention_mask, 'encoder_outputs': encoder_outputs}
@@ -817,13 +804,8 @@ class RemixerT5xForConditionalGeneration(RemixerT5xModel, GenerationMixin):
 class RemixerT5xForCausalLM(RemixerT5xModel, GenerationMixin):
     """A decoder-only model, which inserts the begin token automatically. Padding may be on either side of the text."""
 
-    def forward(
-        self, input_ids: Tensor, attention_mask: Tensor | None = None, labels: Tensor | None = None, **_
-    ) -> CausalLMOutput:
-        """Computes the logits of the next token at each position, [batch, length, vocab].
-
-        `labels` must not be shifted relative to `input_ids`; for language modeling, pass the same ids for both.
-        """
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **_) -> CausalLMOutput:
+        """Computes the logits of the next token at each position, [batch, length, vocab]."""
         # Moves leading padding to the end of each row, because positions are counted from the first token.
         is_token = torch.ones_like(input_ids) if attention_mask is None else (attention_mask > 0).long()
         shift = is_token.argmax(1, keepdim=True)
@@ -833,8 +815,7 @@ class RemixerT5xForCausalLM(RemixerT5xModel, GenerationMixin):
         logits = self.compute_logits(self.decoder(self.token_embedder(ids), tokens))
         if begin:
             logits[..., 0] = PADDING_LOGIT
-        loss = None if labels is None else compute_token_loss(logits[:, :-1], roll_rows_left(labels, shift))
-        return CausalLMOutput(loss=loss, logits=roll_rows_left(logits[:, 1:], -shift))
+        return CausalLMOutput(logits=roll_rows_left(logits[:, 1:], -shift))
 
     def prepare_inputs_for_generation(self, input_ids: Tensor, attention_mask=None, **_) -> dict:
         return {'input_ids': input_ids, 'attention_mask': attention_mask}
@@ -854,7 +835,6 @@ class RemixerT5xForMaskedLM(RemixerT5xModel):
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
         token_type_ids: Tensor | None = None,
-        labels: Tensor | None = None,
         **_,
     ) -> MaskedLMOutput:
         """Computes the logits of the token at each position, [batch, length, vocab]."""
@@ -863,7 +843,7 @@ class RemixerT5xForMaskedLM(RemixerT5xModel):
             logits = self.token_embedder.attend(self.head(hidden)) + self.head.bias
         else:
             logits = self.token_embedder.attend(hidden * self.config.hidden_size**-0.5)
-        return MaskedLMOutput(loss=compute_token_loss(logits, labels), logits=logits, hidden_states=(hidden,))
+        return MaskedLMOutput(logits=logits, hidden_states=(hidden,))
 
 
 class RemixerT5xForSequenceClassification(RemixerT5xModel):
@@ -874,15 +854,8 @@ class RemixerT5xForSequenceClassification(RemixerT5xModel):
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
         token_type_ids: Tensor | None = None,
-        labels: Tensor | None = None,
         **_,
     ) -> SequenceClassifierOutput:
         """Computes the logits of the labels, [batch, labels] float32."""
         logits = self.head(*self.encode(input_ids, attention_mask, token_type_ids))
-        loss = None
-        if labels is not None:
-            regression = logits.shape[1] == 1
-            loss = (
-                functional.mse_loss(logits[:, 0], labels.float()) if regression else compute_token_loss(logits, labels)
-            )
-        return SequenceClassifierOutput(loss=loss, logits=logits)
+        return SequenceClassifierOutput(logits=logits)

@@ -208,14 +208,11 @@ class SentenceT5(T5Encoder):
     @classmethod
     def open_tensors(cls, folder: pathlib.Path) -> LazyTensors:
         modules = untrusted_files.read_json_list(folder / SENTENCE_MODULES)
-        entries = [module if isinstance(module, dict) else {} for module in modules]
-        classes = [str(entry.get('type')).rpartition('.')[2] for entry in entries]
-        if [(entry.get('path'), name) for entry, name in zip(entries, classes, strict=True)] != [
-            *SENTENCE_LAYOUT.items()
-        ]:
+        kinds = [isinstance(module, dict) and str(module.get('type')).rpartition('.')[2] for module in modules]
+        if kinds != [*SENTENCE_LAYOUT.values()]:
             raise UserError(
                 f'{folder / SENTENCE_MODULES} must list the modules {", ".join(SENTENCE_LAYOUT.values())}, got '
-                f'{", ".join(classes):.100}; use the folder of a sentence-T5 model'
+                f'{kinds!a:.100}; use the folder of a sentence-T5 model'
             )
         dense = safetensors_files.open_weights_folder(folder / DENSE, cls.auto_class)
         return super().open_tensors(folder).merge_with_prefix(DENSE, dense)
