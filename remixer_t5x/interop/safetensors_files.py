@@ -8,10 +8,11 @@ the run), `vocabulary` (as in a checkpoint), `versions` (package versions as JSO
 """
 
 import contextlib
+import dataclasses
 import json
 import pathlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -31,66 +32,41 @@ INDEX_FILE = 'model.safetensors.index.json'
 FLOAT_DTYPES = ('F32', 'BF16', 'F16')
 
 
-class LazyTensors(Mapping[str, np.ndarray]):
-    """A mapping from names to float32 arrays, which are read on demand.
+@dataclasses.dataclass(frozen=True)
+class StoredArray:
+    """The array `name` in a safetensors file, which is read as float32 when it is converted to a NumPy array."""
 
-    `locations` maps the name of each array to its file and its name in that file.
-    """
+    file: pathlib.Path
+    reader: safe_open
+    name: str
 
-    def __init__(self, locations: Mapping[str, tuple[pathlib.Path, str]]):
-        self._locations = dict(locations)
-        self._readers: dict[pathlib.Path, safe_open] = {}
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        self.read_shape(name)
-        reader, name_in_file = self._locate_array(name)
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape, without reading the array. Raises UserError if the array is missing or quantized."""
         try:
-            return np.asarray(reader.get_tensor(name_in_file), np.float32)
-        except (ValueError, SafetensorError) as error:
-            # safetensors accepts shapes that NumPy does not support, such as [0, 2**62].
-            raise _unreadable_file_error(self._locations[name][0], f'{name!r}: {error}') from error
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._locations
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._locations)
-
-    def __len__(self) -> int:
-        return len(self._locations)
-
-    def read_shape(self, name: str) -> tuple[int, ...]:
-        """Returns the shape of an array without reading the array. Raises UserError if the array is quantized."""
-        reader, name_in_file = self._locate_array(name)
-        try:
-            part = reader.get_slice(name_in_file)
+            part = self.reader.get_slice(self.name)
         except SafetensorError as error:
-            raise _unreadable_file_error(self._locations[name][0], f'{name!r}: {error}') from error
+            raise _unreadable_file_error(self.file, f'{self.name!r}: {error}') from error
         if part.get_dtype() not in FLOAT_DTYPES:
             raise UserError(
-                f'{name} in {self._locations[name][0]} must have dtype {", ".join(FLOAT_DTYPES)}, '
-                f'got {part.get_dtype()}; use the unquantized model'
+                f'{self.name} in {self.file} must have dtype {", ".join(FLOAT_DTYPES)}, got {part.get_dtype()}; use '
+                'the unquantized model'
             )
         return tuple(part.get_shape())
 
-    def with_new_names(self, names: Mapping[str, str]) -> 'LazyTensors':
-        """Returns the arrays with new names: `names` maps new names to current names."""
-        return LazyTensors({new: self._locations[name] for new, name in names.items()})
-
-    def merge_with_prefix(self, folder: str, tensors: 'LazyTensors') -> 'LazyTensors':
-        """Returns these arrays and the arrays of `tensors`, with the prefix `folder`/ added to the latter's names."""
-        return LazyTensors(
-            self._locations | {f'{folder}/{name}': location for name, location in tensors._locations.items()}
-        )
-
-    def _locate_array(self, name: str) -> tuple[safe_open, str]:
-        file, name_in_file = self._locations[name]
-        if file not in self._readers:
-            self._readers[file] = _open_safetensors_file(file)
-        return self._readers[file], name_in_file
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        shape = self.shape
+        try:
+            return np.asarray(self.reader.get_tensor(self.name), np.float32).reshape(shape)
+        except (ValueError, SafetensorError) as error:
+            # safetensors accepts shapes that NumPy does not support, such as [0, 2**62].
+            raise _unreadable_file_error(self.file, f'{self.name!r}: {error}') from error
 
 
-def open_weights_folder(folder: pathlib.Path, auto_class: str) -> LazyTensors:
+Tensors = Mapping[str, StoredArray]
+
+
+def open_weights_folder(folder: pathlib.Path, auto_class: str) -> Tensors:
     """Opens the weights in a Hugging Face folder.
 
     Raises UserError if the weights are not in safetensors format; `auto_class` of transformers can convert them.
@@ -112,7 +88,7 @@ def missing_weights_error(name: str, auto_class: str) -> UserError:
     )
 
 
-def open_weights_file(path: str) -> tuple[LazyTensors, dict[str, str]]:
+def open_weights_file(path: str) -> tuple[Tensors, dict[str, str]]:
     """Opens a single safetensors file, and returns its arrays and metadata."""
     file = pathlib.Path(path).expanduser()
     if not file.is_file():
@@ -185,7 +161,7 @@ def read_params(path: str) -> tuple[Params, int, dict[str, Any]]:
         reason = to_one_line(f'{type(error).__name__}: {error}')
         raise UserError(f'{path} has damaged metadata ({reason}); copy the file again') from error
     record = {name: metadata.get(name, '') for name in ('config', 'vocabulary')}
-    params = traverse_util.unflatten_dict(dict(tensors), sep='/')
+    params = traverse_util.unflatten_dict({name: np.asarray(array) for name, array in tensors.items()}, sep='/')
     return params, step, {**record, 'versions': versions, **({'lengths': lengths} if lengths else {})}
 
 
@@ -211,11 +187,12 @@ def _open_safetensors_file(path: pathlib.Path) -> safe_open:
         raise _unreadable_file_error(path, str(error).removeprefix('Error while deserializing header: ')) from error
 
 
-def _open_tensors(path: pathlib.Path) -> LazyTensors:
-    return LazyTensors({name: (path, name) for name in _open_safetensors_file(path).keys()})  # noqa: SIM118 (safe_open is no mapping)
+def _open_tensors(path: pathlib.Path) -> Tensors:
+    reader = _open_safetensors_file(path)
+    return {name: StoredArray(path, reader, name) for name in reader.keys()}  # noqa: SIM118 (safe_open is no mapping)
 
 
-def _open_shards(folder: pathlib.Path) -> LazyTensors:
+def _open_shards(folder: pathlib.Path) -> Tensors:
     by_name = untrusted_files.read_json_object(folder / INDEX_FILE).get('weight_map')
     if not isinstance(by_name, dict):
         raise UserError(f'{folder / INDEX_FILE} has no weight_map, which maps arrays to files; download the file again')
@@ -225,7 +202,8 @@ def _open_shards(folder: pathlib.Path) -> LazyTensors:
     }
     if missing := [file.name for file in files.values() if not file.is_file()]:
         raise UserError(f'{folder} lacks the shard {missing[0]}, listed in {INDEX_FILE}; download the folder again')
-    return LazyTensors({name: (file, name) for name, file in files.items()})
+    readers = {file: _open_safetensors_file(file) for file in {*files.values()}}
+    return {name: StoredArray(file, readers[file], name) for name, file in files.items()}
 
 
 def _unreadable_file_error(path: pathlib.Path, reason: str) -> UserError:

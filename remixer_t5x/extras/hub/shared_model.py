@@ -12,7 +12,7 @@ import re
 import shlex
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from markupsafe import Markup
@@ -35,34 +35,17 @@ from remixer_t5x.run_folder import model_dir
 CARD_FILE, LOSS_CURVE_FILE, TEMPLATE = 'README.md', 'loss.png', 'model_card.md.jinja'
 
 
-class ModelTypeTexts(NamedTuple):
-    """Model card strings for one model type.
-
-    Contains the Hub's `pipeline_tag`, a description, and example code that uses the variable `model`.
-    """
-
-    pipeline: str
-    description: str
-    code: str
-
-
-_ENCODE = "print(model.encode(['The cat is on the mat.']).sentence.shape)"
+_ENCODE = "model.encode(['The cat is on the mat.']).sentence.shape"
+# Maps each model type to the Hub's `pipeline_tag`, and to an expression that uses the variable `model`.
 TYPE_TEXTS = {
-    'encoder_decoder': ModelTypeTexts(
-        'text2text-generation', 'An encoder-decoder',
-        "print(model.generate('The cat <extra_id_0> on the mat.')[0].text)",
-    ),
-    'decoder_only': ModelTypeTexts(
-        'text-generation', 'A decoder-only model', "print(model.generate('The cat')[0].text)"
-    ),
-    'encoder_only': ModelTypeTexts('fill-mask', 'A masked language model', _ENCODE),
-    'classifier': ModelTypeTexts(
-        'text-classification', 'A classifier', "print(model.classify('The cat is on the mat.')[0].texts)"
-    ),
-    'token_labels': ModelTypeTexts('token-classification', 'A token classifier', _ENCODE),
-    'span': ModelTypeTexts('question-answering', 'A model for extractive question answering', _ENCODE),
-    'embedding': ModelTypeTexts('sentence-similarity', 'A text embedding model', _ENCODE),
-}  # fmt: skip
+    'encoder_decoder': ('text2text-generation', "model.generate('The cat <extra_id_0> on the mat.')[0].text"),
+    'decoder_only': ('text-generation', "model.generate('The cat')[0].text"),
+    'encoder_only': ('fill-mask', _ENCODE),
+    'classifier': ('text-classification', "model.classify('The cat is on the mat.')[0].texts"),
+    'token_labels': ('token-classification', _ENCODE),
+    'span': ('question-answering', _ENCODE),
+    'embedding': ('sentence-similarity', _ENCODE),
+}
 _MAX_CELL_LENGTH = 120
 
 
@@ -111,19 +94,18 @@ def write_model_card(folder: pathlib.Path, card: ModelCard, run: RecordedRun | N
 
 def render_model_card(card: ModelCard, run: RecordedRun | None, curve: str = '') -> str:
     """Renders README.md; `curve` is the file name of the loss curve, or empty."""
-    settings, kind = _format_macro_cells(run), TYPE_TEXTS[card.model_type]
+    settings, (pipeline, example) = _format_macro_cells(run), TYPE_TEXTS[card.model_type]
     numbers = overview.summarize_run(run) if run is not None else None
     command = ['remixer-t5x', 'convert', f'--from_hf={card.address}', f'--to=runs/{card.name.rpartition("/")[2]}']
     command += ['--trust_gin'] if card.needs_trust else []
     sublayers = sorted({name.lower() for names in card.sublayers.values() for name in names})
     library = 'transformers' if card.auto_class else 'remixer_t5x'
-    metadata = {'library_name': library, 'pipeline_tag': kind.pipeline, 'tags': ['remixer_t5x', *sublayers]}
+    metadata = {'library_name': library, 'pipeline_tag': pipeline, 'tags': ['remixer_t5x', *sublayers]}
     return _load_template().render(
         card=card,
         command=Markup(shlex.join(map(to_one_line, command))),
         metadata=metadata,
-        summary=f'{kind.description} with {card.parameters:,} parameters, trained with remixer_t5x.',
-        code=Markup(_render_example_code(card, kind)),
+        code=Markup(_render_example_code(card, f'print({example})')),
         numbers=numbers,
         settings=settings,
         results=list(_iterate_metrics(run and run.until(card.step))),
@@ -132,11 +114,11 @@ def render_model_card(card: ModelCard, run: RecordedRun | None, curve: str = '')
     )
 
 
-def _render_example_code(card: ModelCard, kind: ModelTypeTexts) -> str:
+def _render_example_code(card: ModelCard, example: str) -> str:
     # The path of a local folder has no scheme such as `hf://`.
     name = card.address if '://' in card.address or card.address[:1] in '/.~' else f'hf://{card.address}'
     arguments = f'{name!r}{", trust_gin=True" if card.needs_trust else ""}'
-    ours = f'import remixer_t5x\n\nmodel = remixer_t5x.load({arguments})\n{kind.code}'
+    ours = f'import remixer_t5x\n\nmodel = remixer_t5x.load({arguments})\n{example}'
     if not card.auto_class:
         return ours
     return (

@@ -15,7 +15,7 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.interop.huggingface.model_family import HuggingFaceConfig, ModelFamily, Tokenizer
 from remixer_t5x.interop.huggingface.param_mapping import ModuleNames
 from remixer_t5x.interop.huggingface.traced_modules import TracedModules
-from remixer_t5x.interop.safetensors_files import LazyTensors
+from remixer_t5x.interop.safetensors_files import Tensors
 from remixer_t5x.models.classifier import Classifier
 from remixer_t5x.models.masked_lm import MaskedLM
 
@@ -92,7 +92,7 @@ class Bert(ModelFamily):
         return {'inputs': self.max_length, 'targets': self.max_length}
 
     @staticmethod
-    def map_canonical_names(tensors: LazyTensors) -> dict[str, str]:
+    def map_canonical_names(tensors: Tensors) -> dict[str, str]:
         pattern = re.compile('|'.join(map(re.escape, OLD_NORM_NAMES)) + '$')
         return {pattern.sub(lambda match: OLD_NORM_NAMES[match[0]], name): name for name in tensors}
 

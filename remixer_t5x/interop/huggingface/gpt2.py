@@ -16,7 +16,7 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.interop.huggingface.model_family import HuggingFaceConfig, ModelFamily, Tokenizer
 from remixer_t5x.interop.huggingface.param_mapping import HuggingFaceModule
 from remixer_t5x.interop.huggingface.traced_modules import TracedModules
-from remixer_t5x.interop.safetensors_files import LazyTensors
+from remixer_t5x.interop.safetensors_files import Tensors
 from remixer_t5x.models.language_model import LanguageModel
 
 PREFIX, EMBEDDING_TABLE = 'transformer.', 'transformer.wte.weight'
@@ -88,7 +88,7 @@ class Gpt2(ModelFamily):
         return {**super().to_config(), 'bos_token_id': self.end_id}
 
     @staticmethod
-    def map_canonical_names(tensors: LazyTensors) -> dict[str, str]:
+    def map_canonical_names(tensors: Tensors) -> dict[str, str]:
         # Array names in older checkpoints do not have the prefix `transformer.`.
         has_prefix = any(name.startswith(PREFIX) for name in tensors)
         return {name if has_prefix or name in Gpt2.copies else PREFIX + name: name for name in tensors}

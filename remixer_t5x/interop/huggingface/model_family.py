@@ -21,7 +21,7 @@ from remixer_t5x.interop import safetensors_files
 from remixer_t5x.interop.huggingface import param_mapping
 from remixer_t5x.interop.huggingface.param_mapping import ModuleNames, ParamMapping, Params
 from remixer_t5x.interop.huggingface.traced_modules import TracedModules
-from remixer_t5x.interop.safetensors_files import LazyTensors
+from remixer_t5x.interop.safetensors_files import Tensors
 
 # Conversion iterates over all layers, so layer counts from untrusted files need a limit.
 MAX_LAYERS = 4096
@@ -246,20 +246,21 @@ class ModelFamily(abc.ABC):
         return None
 
     @staticmethod
-    def map_canonical_names(tensors: LazyTensors) -> dict[str, str]:
+    def map_canonical_names(tensors: Tensors) -> dict[str, str]:
         """Maps the array names that `module_names` implies to the names in the file."""
         return {name: name for name in tensors}
 
     @classmethod
-    def open_tensors(cls, folder: pathlib.Path) -> LazyTensors:
+    def open_tensors(cls, folder: pathlib.Path) -> Tensors:
         """Opens the weights in `folder`. The name of a weight in a subfolder starts with `subfolder/`."""
-        return safetensors_files.open_weights_folder(folder, cls.auto_class)
+        tensors = safetensors_files.open_weights_folder(folder, cls.auto_class)
+        return {name: tensors[name_in_file] for name, name_in_file in cls.map_canonical_names(tensors).items()}
 
     def build_extra_files(self) -> dict[str, Any]:
         """Returns additional JSON files as a dict from paths to contents."""
         return {}
 
-    def read_params(self, tensors: LazyTensors, abstract: Params, folder: str) -> Params:
+    def read_params(self, tensors: Tensors, abstract: Params, folder: str) -> Params:
         """Converts Hugging Face weights to remixer_t5x parameters in float32.
 
         `abstract` is the parameter tree of the model that `build_gin_text` configures, with ShapeDtypeStructs as
@@ -267,14 +268,13 @@ class ModelFamily(abc.ABC):
         """
         flat = traverse_util.flatten_dict(abstract, sep='/')
         mappings = self.map_params(abstract)
-        tensors = tensors.with_new_names(self.map_canonical_names(tensors))
         expected = {
             name: mapping.find_huggingface_shape(flat[mapping.path].shape)
             for mapping in mappings
             for name in mapping.names
         }
         optional = {name for name in tensors if name in self.copies or re.fullmatch(self.ignored, name)}
-        found = {name: tensors.read_shape(name) for name in tensors if name in expected or name not in optional}
+        found = {name: array.shape for name, array in tensors.items() if name in expected or name not in optional}
         if difference := compatibility.describe_shape_difference(found, expected):
             raise UserError(
                 f'the weights in {folder} do not fit its config.json: {difference}; use the complete folder of a '

@@ -55,7 +55,7 @@ class HuggingFaceFolder:
 
     folder: pathlib.Path
     family: ModelFamily
-    tensors: safetensors_files.LazyTensors
+    tensors: safetensors_files.Tensors
 
     def read_params(self, abstract: Params) -> Params:
         """Reads the parameters (NumPy, float32) of the model whose parameter tree has the shapes of `abstract`.
@@ -66,9 +66,8 @@ class HuggingFaceFolder:
 
     def find_differing_weight(self, params: Params) -> str | None:
         """Returns the name of a weight that differs from `params`, or None if all weights are equal."""
-        tensors = self.tensors.with_new_names(self.family.map_canonical_names(self.tensors))
         arrays = param_mapping.convert_to_huggingface(self.family.map_params(params), params)
-        return next((name for name, array in arrays.items() if not np.array_equal(array, tensors[name])), None)
+        return next((name for name, array in arrays.items() if not np.array_equal(array, self.tensors[name])), None)
 
 
 def open_model_folder(path: str) -> HuggingFaceFolder:

@@ -67,9 +67,9 @@ class ParamMapping:
         sizes[-1] *= self.part[1]
         return tuple(sizes[::-1] if self.transposed else sizes)
 
-    def to_flax(self, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
+    def to_flax(self, tensors: Mapping[str, Any]) -> np.ndarray:
         """Returns the parameter in the remixer_t5x layout."""
-        layers = [self._convert_layer(tensors[name]) for name in self.names]
+        layers = [self._convert_layer(np.asarray(tensors[name])) for name in self.names]
         return np.stack(layers) if self.is_stacked else np.ascontiguousarray(layers[0])
 
     def _convert_layer(self, array: np.ndarray) -> np.ndarray:

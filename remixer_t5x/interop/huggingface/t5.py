@@ -27,7 +27,7 @@ from remixer_t5x.interop.huggingface import t5_tokenizer
 from remixer_t5x.interop.huggingface.model_family import HuggingFaceConfig, ModelFamily
 from remixer_t5x.interop.huggingface.param_mapping import HuggingFaceModule
 from remixer_t5x.interop.huggingface.traced_modules import TracedModules
-from remixer_t5x.interop.safetensors_files import LazyTensors
+from remixer_t5x.interop.safetensors_files import Tensors
 from remixer_t5x.models.masked_lm import MaskedLM
 from remixer_t5x.models.seq2seq import Seq2Seq
 
@@ -123,7 +123,7 @@ class T5Encoder(ModelFamily):
         return config
 
     @staticmethod
-    def map_canonical_names(tensors: LazyTensors) -> dict[str, str]:
+    def map_canonical_names(tensors: Tensors) -> dict[str, str]:
         names = {name: name for name in tensors}
         # Some files contain the embedding table only under its name in the encoder or decoder.
         for copy in TABLE_COPIES:
@@ -206,7 +206,7 @@ class SentenceT5(T5Encoder):
     max_length: int = 512
 
     @classmethod
-    def open_tensors(cls, folder: pathlib.Path) -> LazyTensors:
+    def open_tensors(cls, folder: pathlib.Path) -> Tensors:
         modules = untrusted_files.read_json_list(folder / SENTENCE_MODULES)
         kinds = [isinstance(module, dict) and str(module.get('type')).rpartition('.')[2] for module in modules]
         if kinds != [*SENTENCE_LAYOUT.values()]:
@@ -215,7 +215,7 @@ class SentenceT5(T5Encoder):
                 f'{kinds!a:.100}; use the folder of a sentence-T5 model'
             )
         dense = safetensors_files.open_weights_folder(folder / DENSE, cls.auto_class)
-        return super().open_tensors(folder).merge_with_prefix(DENSE, dense)
+        return {**super().open_tensors(folder), **{f'{DENSE}/{name}': array for name, array in dense.items()}}
 
     @classmethod
     def read_fields(cls, config: HuggingFaceConfig) -> dict[str, Any]:
