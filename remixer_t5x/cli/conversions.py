@@ -47,9 +47,18 @@ def describe_params(params: Any) -> str:
 
 
 def write_model_dir(
-    folder: epath.Path, params: Any, step: int, record: Mapping[str, Any], gin_text: str, name: str = model_dir.CONFIG
+    folder: epath.Path,
+    params: Any,
+    step: int,
+    record: Mapping[str, Any],
+    gin_text: str,
+    name: str = model_dir.CONFIG,
+    expected: Any = None,
 ) -> None:
-    """Writes a checkpoint to a MODEL_DIR, and `gin_text`, unless empty, to the file `name`; prints their paths."""
+    """Writes a checkpoint to a MODEL_DIR, and `gin_text`, unless empty, to the file `name`; prints their paths.
+
+    Raises UserError unless the parameters in the output equal `expected`, by default `params`.
+    """
     if gin_text:
         (folder / name).write_text(gin_text)
     checkpoint = converted_checkpoint.write_checkpoint(folder, params, step, record)
@@ -57,6 +66,8 @@ def write_model_dir(
     print_labeled_line('checkpoint', str(checkpoint))
     if gin_text:
         print_labeled_line('model', str(folder / name))
+    written = converted_checkpoint.read_checkpoint(str(folder))[0]
+    check_params_equal(params if expected is None else expected, written, folder)
 
 
 def restore_params(args: argparse.Namespace, model: Model, vocabulary: Any) -> Any:
@@ -93,7 +104,6 @@ def convert_from_safetensors(args: argparse.Namespace) -> None:
     if not converted_checkpoint.copy_vocabulary_files(vocabulary, folder / task_vocabulary.VOCABULARY_FOLDER):
         advice = 'copy it next to the file and convert again, or pass VOCABULARY to each command'
         print_labeled_line('warning', f'{vocabulary} was not found, so {folder} contains no vocabulary; {advice}')
-    check_params_equal(params, converted_checkpoint.read_checkpoint(str(folder))[0], folder)
 
 
 def convert_to_safetensors(args: argparse.Namespace) -> None:
@@ -153,7 +163,6 @@ def _write_mean(checkpoints: Sequence[str], setting: str, target: str) -> None:
     converted_checkpoint.copy_vocabulary(checkpoints[0], folder / task_vocabulary.VOCABULARY_FOLDER)
     record = {**record, 'converted_from': ','.join(checkpoints)}
     write_model_dir(folder, mean, step, record, str(record.get('config') or ''))
-    check_params_equal(mean, converted_checkpoint.read_checkpoint(str(folder))[0], folder)
 
 
 def extract_adapters(args: argparse.Namespace) -> None:
@@ -190,10 +199,9 @@ def extract_adapters(args: argparse.Namespace) -> None:
     if base.is_relative_to(model_dir.to_absolute_path(cache.get_cache_root())):
         client = lazy_imports.import_extra('hub.client')
         record[saved_params.BASE_SOURCE_KEY] = client.format_model_name(base_record['converted_from'])
-    write_model_dir(folder, traverse_util.unflatten_dict(changed, sep='/'), step, record, config)
-    print_labeled_line('base', f'{base}; if you move it, write its new path to {folder / saved_params.BASE_FILE}')
     merged, _, _ = converted_checkpoint.read_checkpoint(args.checkpoint)
-    check_params_equal(merged, converted_checkpoint.read_checkpoint(str(folder))[0], folder)
+    write_model_dir(folder, traverse_util.unflatten_dict(changed, sep='/'), step, record, config, expected=merged)
+    print_labeled_line('base', f'{base}; if you move it, write its new path to {folder / saved_params.BASE_FILE}')
 
 
 def convert_from_t5x(args: argparse.Namespace, model: Seq2Seq, vocabulary: Any) -> None:
@@ -209,7 +217,6 @@ def convert_from_t5x(args: argparse.Namespace, model: Seq2Seq, vocabulary: Any) 
         task_vocabulary.get_vocabulary_record(vocabulary), config, args.from_t5x
     )
     write_model_dir(folder, params, step, record, config)
-    check_params_equal(params, converted_checkpoint.read_checkpoint(str(folder))[0], folder)
 
 
 def build_model_from_gin(gin_text: str) -> Any:
@@ -272,8 +279,8 @@ def convert_to_model_dir(args: argparse.Namespace) -> None:
     model: Any = build_model_from_gin(text)
     abstract, record = saved_models.get_abstract_params(model), task_vocabulary.get_vocabulary_record(vocabulary)
     run = converted_checkpoint.build_checkpoint_record(record, text, origin)
-    write_model_dir(target, source.read_params(abstract), 0, run, text, model_dir.CONVERTED)
-    params = saved_params.restore_params(str(target), abstract, record)
+    params = source.read_params(abstract)
+    write_model_dir(target, params, 0, run, text, model_dir.CONVERTED)
     check_no_array_differs(source.find_differing_weight(params), target)
     print_labeled_line('check', 'all weights in the output equal those in the input')
     _compare_with_reference(source, model, params, vocabulary)
@@ -301,7 +308,6 @@ def _convert_shared_folder(args: argparse.Namespace, folder: pathlib.Path) -> No
     text = f'{shared_folder.read_gin_text(folder)}\n{task_vocabulary.build_vocabulary_statements(target)}'
     run = {**record, 'config': text, 'converted_from': str(folder)}
     write_model_dir(target, params, step, run, text, model_dir.CONVERTED)
-    check_params_equal(params, converted_checkpoint.read_checkpoint(str(target))[0], target)
 
 
 def export_transformers_model(
