@@ -1,8 +1,6 @@
 """Exported models, in processes that cannot import this package, give the results of the original models."""
 
-import contextlib
 import dataclasses
-import io
 import json
 import os
 import subprocess
@@ -11,11 +9,10 @@ import sys
 import jax
 import numpy as np
 import pytest
-from flax import linen as nn
 
 import remixer_t5x
 from remixer_t5x.cli.main import main
-from remixer_t5x.extras.export import describe_difference, exported_functions, standalone
+from remixer_t5x.extras.export import exported_functions, standalone
 from tests.support import command_folder, hf_folders, saved_run
 
 # With sentinels, an unknown letter, a text that is too long, and one without tokens.
@@ -93,18 +90,16 @@ PROGRAMS = {'StableHLO': RUN, 'SavedModel': SERVE}
 
 @pytest.fixture(scope='module')
 def outputs(current_folder):
-    """Returns the output of each program for `pieces` and a quantized `bytes`, and of the export of the latter."""
+    """Returns the output of each program for `pieces` and a quantized `bytes`."""
     assert export('pieces', 'served', '--formats=stablehlo,saved_model', *BEAMS) == 0
-    with contextlib.redirect_stdout(io.StringIO()) as out:
-        flags = ['--quantize=int8', '--functions=score', '--formats=stablehlo,saved_model']
-        assert export('bytes', 'small', *flags) == 0
-    return {name: run_program(program, current_folder / 'served') for name, program in PROGRAMS.items()}, out.getvalue()
+    assert export('bytes', 'small', '--quantize=int8', '--functions=score', '--formats=stablehlo,saved_model') == 0
+    return {name: run_program(program, current_folder / 'served') for name, program in PROGRAMS.items()}
 
 
 @pytest.mark.parametrize('name', PROGRAMS)
 def test_an_exported_model_runs_without_this_package(outputs, name):
     trained = remixer_t5x.load('pieces', lengths=LENGTHS)
-    generated, scores, means, _ = outputs[0][name]
+    generated, scores, means, _ = outputs[name]
     expected = trained.generate(TEXTS, decoder=remixer_t5x.BeamSearch(beams=2))
     assert [[text for text, _ in answers] for answers in generated] == [answer.texts for answer in expected]
     ours = [[score for _, score in answers] for answers in generated]
@@ -145,9 +140,8 @@ def test_an_exported_program_reads_lines_as_infer_does(outputs, current_folder):
 
 
 def test_an_int8_export_is_a_quarter_of_the_size_and_nearly_equal(outputs, current_folder):
-    assert 'scores differ from the model by up to' in outputs[1]
     trained = remixer_t5x.load('bytes', lengths=LENGTHS)
-    scores, expected = np.asarray([outputs[0][name][-1] for name in PROGRAMS]), trained.score(*PAIRS)
+    scores, expected = np.asarray([outputs[name][-1] for name in PROGRAMS]), trained.score(*PAIRS)
     np.testing.assert_allclose(scores[0], scores[1], rtol=1e-5)
     assert 0 < np.abs(scores[0] - expected).max() < 0.02 * np.abs(expected).max()
     rounded = dataclasses.replace(trained, params=exported_functions.round_params(trained.model, trained.params))
@@ -166,15 +160,3 @@ def test_a_failed_export_leaves_no_folder_that_the_next_run_refuses(current_fold
     flags = ['--functions=generate', '--gin.BAD_WORDS_IDS=[[99999]]']
     assert export('bytes', 'failed', *flags) == 2
     assert 'BAD_WORDS_IDS must contain ids' in capsys.readouterr().err and not (current_folder / 'failed').exists()
-
-
-def test_the_difference_is_a_number_for_a_small_vocabulary():
-    sizes = {'EMBED_DIM': 16, 'MLP_DIM': 16, 'NUM_ENCODER_LAYERS': 1, 'NUM_DECODER_LAYERS': 1}
-    model = remixer_t5x.build_model('models/t5_1_1.gin', 'sizes/tiny.gin', VOCAB_SIZE=48, **sizes)
-    shapes = {'encoder_input_tokens': (1, 8), 'decoder_target_tokens': (1, 8)}
-    weights = exported_functions.flatten_params(
-        jax.jit(lambda key: nn.unbox(model.init(key, shapes)))(jax.random.key(0))
-    )
-    (encode,) = exported_functions.build_functions(model, ['encode'], LENGTHS, remixer_t5x.Greedy(), 1)
-    program = encode.to_stablehlo(weights).serialize()
-    assert 'nan' not in describe_difference(program, encode, weights, weights, model.vocab_size)

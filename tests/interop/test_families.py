@@ -137,7 +137,7 @@ FNET = [('ENCODER_MIXER', '@fnet.FNet'), ('ENCODER_POSITION_BIAS', 'None')]
 @pytest.mark.parametrize(
     ('files', 'flags', 'words'),
     [
-        (['remixer'], [], 'no encoder/layer/gated_mlp .* consists of RMSNorm, SelfAttention, RMSNorm, Remixer'),
+        (['remixer'], [], 'it has no encoder/layer/gated_mlp'),
         (['t5_1_1'], [('LAYOUT', '@layer.PostNorm')], "class of encoder/layer is 'PostNorm', not 'PreNorm'"),
         (['t5_1_1'], [('NUM_KV_HEADS', '2')], 'num_kv_heads of encoder/layer/self_attention is 2, not 4'),
         (['t5_1_1'], [BIASES], 'it has a RelativePositionBias as encoder/position_bias'),

@@ -25,6 +25,7 @@ Call = Callable[..., Any]
 def write_saved_model(
     folder: str | os.PathLike[str],
     functions: Sequence[ExportedFunction],
+    exported: Mapping[str, jax.export.Exported],
     weights: Mapping[str, np.ndarray],
     vocabulary: Any,
     contents: Mapping[str, Any],
@@ -32,6 +33,7 @@ def write_saved_model(
     """Writes the SavedModel into `folder`, and returns the names of its signatures.
 
     Args:
+        exported: the program of each function.
         contents: the content of contents.json.
     """
     module = tf.Module()
@@ -43,7 +45,7 @@ def write_saved_model(
         codec = _TensorFlowTokenizer(vocabulary, module.tokenizer, contents['vocabulary']['sentinel_pattern'])
     signatures: dict[str, Any] = {}
     for function in functions:
-        call = _build_ids_function(function.to_stablehlo(weights), module.weights)
+        call = _build_ids_function(exported[function.name], module.weights)
         specs = [tf.TensorSpec([None, *shape], tf.int32, name=name) for name, shape in function.inputs.items()]
         signatures[f'{function.name}_ids'] = tf.function(call, input_signature=specs, autograph=False)
         if codec is not None:

@@ -71,20 +71,6 @@ def format_model_name(folder: str) -> str:
     return folder if match is None else f'{match[1].replace("--", "/")}@{match[2]}'
 
 
-def describe_model_origin(source: str) -> str:
-    """Describes the folders from which a model was converted, or averaged if `source` lists several checkpoints.
-
-    Returns the model name and commit of a folder in the Hugging Face cache. Otherwise, for privacy, returns only the
-    name of each folder, preceded by the name of its run if it is a checkpoint.
-    """
-    if format_model_name(source) != source:
-        return '{} of the Hugging Face Hub, commit {}'.format(*format_model_name(source).split('@'))
-    paths = re.split(r',(?=/|\w+://)', source)
-    found = (re.search(r'([^/]+/(checkpoints|best/[^/]+)/)?[^/]+/?$', path) for path in paths)
-    names = [match[0].rstrip('/') for match in found if match]
-    return names[0] if len(names) == 1 else f'the mean of {", ".join(names)}'
-
-
 def check_upload_name(name: str) -> str:
     """Removes `hf://` from a Hub name. Raises UserError if the name is invalid or the user is not logged in."""
     parsed = _parse_hub_name(name)

@@ -58,7 +58,7 @@ class ModelCard:
         auto_class: name of the auto class of transformers that loads the folder; empty if only this package loads it.
         sublayers: maps the name of each stack to the names of the sublayers in its layers.
         versions: versions of packages, from the checkpoint.
-        origin: source of the weights if they were converted, otherwise empty.
+        origin: name and commit of the model on the Hub from which the weights were converted, or empty.
         code: names of the modules that model.gin imports from the subfolder `code`.
         missing: names of packages that model.gin imports but the folder does not contain.
     """
@@ -219,6 +219,7 @@ def _write_model_folder(args: argparse.Namespace, folder: pathlib.Path, name: st
                 print_labeled_line(
                     'warning', f'{package}, which model.gin imports, is not copied; the model card lists it'
                 )
+    source = str(record.get('converted_from', ''))
     sublayers = {
         side: list(dict.fromkeys(type(factory()).__name__ for factory in factories))
         for side, factories in interface.list_sublayer_factories(model).items()
@@ -233,7 +234,8 @@ def _write_model_folder(args: argparse.Namespace, folder: pathlib.Path, name: st
         step=step,
         versions=record.get('versions', {}),
         auto_class=auto_class,
-        origin=client.describe_model_origin(str(record['converted_from'])) if record.get('converted_from') else '',
+        # For privacy, local folders are not named.
+        origin=origin if (origin := client.format_model_name(source)) != source else '',
         code=sorted(set(packages) - set(missing)),
         missing=missing,
     )

@@ -76,13 +76,7 @@ class TracedModules:
         Raises UnsupportedModelError if no path exists.
         """
         modules = next((self._modules[path] for path in paths if path in self._modules), {})
-        if not modules:
-            layer = paths[0].rpartition('/')[0]
-            children = [each for name, each in self._modules.items() if name.rpartition('/')[0] == layer]
-            names = ', '.join(type([*each.values()][0]).__name__ for each in children)
-            self.require_condition(
-                False, f'it has no {" or ".join(paths)}; {layer or "it"} consists of {names or "nothing"}'
-            )
+        self.require_condition(bool(modules), f'it has no {" or ".join(paths)}')
         return [modules[index] for index in sorted(modules)]
 
     def find_module(self, *paths: str) -> Any:
