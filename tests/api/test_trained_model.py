@@ -178,23 +178,6 @@ def test_only_targets_that_continue_a_prompt_omit_the_start_token(trained):
         assert [batch[name][0, 0] for name in ('encoder_input_tokens', 'decoder_target_tokens')] == starts
 
 
-def test_invalid_texts_raise_an_error(trained):
-    for method in (trained.score, trained.make_batch):
-        with pytest.raises(UserError, match='2 inputs and 1 targets'):
-            method(['a', 'b'], ['c'])
-    with pytest.raises(UserError, match='1 inputs and 2 targets'):
-        trained.score_ids([[3]], [[4], [5]])
-    size = trained.model.vocab_size
-    for token in (-1, size):
-        for pair in (([[3, token]], [[4]]), ([[3]], [[4, token]])):
-            with pytest.raises(UserError, match=f'token id must be from 0 to {size - 1}, got {token}'):
-                trained.score_ids(*pair)
-    with pytest.raises(UserError, match='targets must have at most 12 tokens, got 13'):
-        trained.score_ids([[3]], [[4] * 13])
-    with pytest.raises(UserError, match='inputs must have at most 3 tokens, got 4'):
-        remixer_t5x.make_batch([[1, 2, 3, 4]], [[1]], {'inputs': 3, 'targets': 3})
-
-
 @pytest.mark.parametrize(
     ('call', 'message'),
     [
@@ -207,6 +190,13 @@ def test_invalid_texts_raise_an_error(trained):
         (lambda trained: trained.generate(1), 'a text must be a str, got int 1'),
         (lambda trained: trained.score('one', 'a\ud800'), r"a text must be valid Unicode, got 'a\\ud800'"),
         (lambda trained: list(trained.stream(['one', 'two'])), r"text must be a str, got \['one', 'two'\]"),
+        (lambda trained: trained.score(['a', 'b'], ['c']), '2 inputs and 1 targets'),
+        (lambda trained: trained.make_batch(['a', 'b'], ['c']), '2 inputs and 1 targets'),
+        (lambda trained: trained.score_ids([[3]], [[4], [5]]), '1 inputs and 2 targets'),
+        (lambda trained: trained.score_ids([[3, -1]], [[4]]), 'token id must be from 0 to 383, got -1'),
+        (lambda trained: trained.score_ids([[3]], [[4, 384]]), 'token id must be from 0 to 383, got 384'),
+        (lambda trained: trained.score_ids([[3]], [[4] * 13]), 'targets must have at most 12 tokens, got 13'),
+        (lambda _: remixer_t5x.make_batch([[1] * 4], [[1]], {'inputs': 3}), 'inputs must have at most 3 tokens, got 4'),
     ],
 )
 def test_invalid_arguments_raise_an_error(trained, call, message):

@@ -76,16 +76,10 @@ def test_a_renamed_checkpoint_has_step_0(folder, model_dir, tmp_path):
 @pytest.mark.parametrize(
     ('flags', 'words'),
     [
-        (['MUP_BASE_WIDTH=8'], 'base_embed_dim of the model is 8'),
         (['LAYOUT=@layer.PostNorm'], "class of encoder/layer is 'PostNorm', not 'PreNorm'"),
         (['encoder_decoder.EncoderDecoder.tied=True'], 'tied of the model is True'),
         (['ACTIVATION="silu"'], 'got silu'),
         (['positions.RelativePositionBias.max_distance=64'], 'max_distance of'),
-        (['SLIDING_WINDOW=4'], 'sliding_window'),
-        (['LOGIT_SOFTCAP=30.0'], 'logit_softcap'),
-        (['ROTARY=@positions.RotaryEmbedding'], 'rotary'),
-        (['QK_NORM=True'], 'norm'),
-        (['NUM_KV_HEADS=1'], 'num_kv_heads'),
         (
             ['attention.SelfAttention.position_bias=@positions.RelativePositionBias']
             + [f'{side}_POSITION_BIAS=None' for side in ('ENCODER', 'DECODER')],

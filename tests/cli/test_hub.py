@@ -6,8 +6,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import time
-from concurrent import futures
 from unittest import mock
 
 import gin
@@ -119,15 +117,6 @@ def test_a_conversion_for_training_is_repeated_unless_its_check_succeeded(t5, tm
     assert check.call_count == 2
 
 
-def test_runs_that_start_together_convert_a_model_once(t5, tmp_path, monkeypatch):
-    monkeypatch.setattr(cache, 'get_cache_root', lambda: tmp_path)
-    convert = mock.Mock(side_effect=lambda args: time.sleep(0.1))
-    monkeypatch.setattr(conversions, 'convert_to_model_dir', convert)
-    with futures.ThreadPoolExecutor() as pool:
-        folders = list(pool.map(conversions.get_or_convert_model_dir, [str(t5)] * 2))
-    assert folders[0] == folders[1] and convert.call_count == 1
-
-
 def test_weights_in_an_automatic_hub_pull_request_are_downloaded(hub, t5, monkeypatch):
     hub.add(FLAN, t5, without='.safetensors')
     hub.add(FLAN, t5, 'refs/pr/3', without='config.json')
@@ -149,16 +138,6 @@ def test_a_model_that_cannot_be_downloaded_raises_a_one_line_error(hub, t5, tmp_
     for name, words in {**wrong, '../up': 'is not a folder', 'a/b/c': 'is not a folder'}.items():
         assert words in convert_error(capsys, f'--from_hf={name}', f'--to={tmp_path}/x')
     assert not (tmp_path / 'x').exists()
-
-
-def test_the_advice_for_a_model_with_pickles_names_the_class_that_loads_it(hub, t5, capsys):
-    hub.add(FLAN, t5, without='.safetensors')
-    files = hub.models[FLAN]['main']
-    for model_type, auto_class in {'t5': 'Seq2SeqLM', 'bert': 'MaskedLM', 'gpt2': 'CausalLM'}.items():
-        files['config.json'] = json.dumps({'model_type': model_type}).encode()
-        assert f't.AutoModelFor{auto_class}.from' in convert_error(capsys, f'--from_hf={FLAN}', '--to=x')
-    files['config.json'] = json.dumps({'model_type': 'albert'}).encode()
-    assert 'model_type' in convert_error(capsys, f'--from_hf={FLAN}', '--to=x')
 
 
 def test_a_t5_is_pushed_in_the_format_of_transformers(hub, t5, tmp_path, capsys):
@@ -227,14 +206,6 @@ def test_the_card_has_recipe_metrics_and_curve_but_no_folder_names(shared):
     assert remixer_t5x.load(str(shared)).generate('a text', max_length=3)
     with pytest.raises(UserError, match='contains a vocabulary'):
         remixer_t5x.load(str(shared), vocabulary='spiece.model')
-
-
-def test_the_card_of_an_encoder_names_the_class_that_loads_it(tmp_path):
-    config = f"{saved_run.CONFIG}include 'model_types/encoder_only.gin'\n"
-    encoder = saved_run.write_run(tmp_path / 'mine', config, steps=(1,))
-    assert main(['convert', f'--checkpoint={encoder}', f'--to_shared={tmp_path}/shared']) == 0
-    card = (tmp_path / 'shared/README.md').read_text()
-    assert 'transformers.AutoModelForTextEncoding.from_pretrained(' in card
 
 
 def test_a_t5_whose_vocabulary_hugging_face_lacks_is_shared_with_the_vocabulary(tmp_path):
@@ -368,10 +339,3 @@ def test_values_in_a_card_are_plain_text(run, monkeypatch):
     assert not re.search('https://evil', re.sub(r'```.*?\n```\n', '', text, flags=re.DOTALL)) and 'heading' in outside
     (command,) = [line for line in text.splitlines() if line.startswith('remixer-t5x convert')]
     assert len(shlex.split(command)) == 4
-
-
-def test_the_card_of_an_embedding_model_shows_its_embeddings():
-    """The mean of the tokens is another vector if the model has another pooling."""
-    fields = {'parameters': 1, 'sublayers': {}, 'vocabulary': 'bytes', 'step': 7}
-    card = shared_model.ModelCard('mine', 'mine', model_type='embedding', versions={}, **fields)
-    assert '.encode(' in (text := shared_model.render_model_card(card, None)) and '.sentence' in text

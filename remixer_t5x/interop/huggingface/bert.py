@@ -135,17 +135,13 @@ class Bert(ModelFamily):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class BertClassifier(Bert):
-    """A BERT classifier with a pooler, or a regression model if `labels` is None."""
+class ClassifierFamily(ModelFamily):
+    """Base class of the families of classifiers; `labels` is None for a regression model."""
 
-    hf_class = 'BertForSequenceClassification'
     auto_class = 'AutoModelForSequenceClassification'
-    model_class = Classifier
+    model_class: ClassVar[type] = Classifier
     method = 'classify'
-    gin_files = ('models/bert.gin', 'model_types/classifier.gin')
     copies = {}
-    ignored = r'bert\.embeddings\.position_ids'
-    module_names = {**Bert.module_names, 'head/dense': 'bert.pooler.dense', 'head/output': 'classifier'}
 
     labels: tuple[str, ...] | None
 
@@ -154,11 +150,27 @@ class BertClassifier(Bert):
         return {**super().read_fields(config), 'labels': read_label_names(config)}
 
     def to_config(self) -> dict[str, Any]:
-        return {**super().to_config(), **build_label_config(self.labels)}
+        names = self.labels or ('LABEL_0',)
+        return {
+            **super().to_config(),
+            'id2label': {str(index): name for index, name in enumerate(names)},
+            'label2id': {name: index for index, name in enumerate(names)},
+            'problem_type': 'single_label_classification' if self.labels else 'regression',
+        }
 
     @classmethod
     def read_model_fields(cls, model: Any, vocabulary: Any, modules: TracedModules) -> dict[str, Any]:
         return super().read_model_fields(model, vocabulary, modules) | {'labels': model.labels and tuple(model.labels)}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BertClassifier(ClassifierFamily, Bert):
+    """A BERT classifier or regression model with a pooler."""
+
+    hf_class = 'BertForSequenceClassification'
+    gin_files = ('models/bert.gin', 'model_types/classifier.gin')
+    ignored = r'bert\.embeddings\.position_ids'
+    module_names = {**Bert.module_names, 'head/dense': 'bert.pooler.dense', 'head/output': 'classifier'}
 
     def build_gin_settings(self) -> dict[str, Any]:
         return {**super().build_gin_settings(), 'POOLING': '@encoder_only.first_token', 'LABELS': self.labels}
@@ -176,16 +188,6 @@ def read_label_names(config: HuggingFaceConfig) -> tuple[str, ...] | None:
     if config.values.get('problem_type') not in (None, expected):
         raise config.setting_error('problem_type', f'with {len(labels)} labels, it must be {expected!r} or null')
     return labels if len(labels) > 1 else None
-
-
-def build_label_config(labels: tuple[str, ...] | None) -> dict[str, Any]:
-    """Returns the label settings of config.json for a classifier, or for a regression model if `labels` is None."""
-    names = labels or ('LABEL_0',)
-    return {
-        'id2label': {str(index): name for index, name in enumerate(names)},
-        'label2id': {name: index for index, name in enumerate(names)},
-        'problem_type': 'single_label_classification' if labels else 'regression',
-    }
 
 
 def _read_separator_id(folder: pathlib.Path) -> int | None:

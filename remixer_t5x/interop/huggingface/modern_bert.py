@@ -12,12 +12,11 @@ import dataclasses
 import math
 from typing import Any, ClassVar
 
-from remixer_t5x.interop.huggingface.bert import build_label_config, read_label_names
+from remixer_t5x.interop.huggingface.bert import ClassifierFamily
 from remixer_t5x.interop.huggingface.model_family import HuggingFaceConfig, ModelFamily
 from remixer_t5x.interop.huggingface.param_mapping import HuggingFaceModule, ModuleNames
 from remixer_t5x.interop.huggingface.traced_modules import TracedModules
 from remixer_t5x.models.architecture.encoder_only import first_token, mean_of_tokens
-from remixer_t5x.models.classifier import Classifier
 from remixer_t5x.models.masked_lm import MaskedLM
 
 EMBEDDING_TABLE = 'model.embeddings.tok_embeddings.weight'
@@ -169,27 +168,21 @@ class ModernBert(ModelFamily):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ModernBertClassifier(ModernBert):
-    """A ModernBERT classifier, or a regression model if `labels` is None."""
+class ModernBertClassifier(ClassifierFamily, ModernBert):
+    """A ModernBERT classifier or regression model, whose head pools the token `cls` or the mean of all tokens."""
 
     hf_class = 'ModernBertForSequenceClassification'
-    auto_class = 'AutoModelForSequenceClassification'
-    model_class = Classifier
-    method = 'classify'
     gin_files = ('models/modern_bert.gin', 'model_types/classifier.gin')
-    copies = {}
 
-    labels: tuple[str, ...] | None
     pooling: str = 'cls'
 
     @classmethod
     def read_fields(cls, config: HuggingFaceConfig) -> dict[str, Any]:
         config.check_allowed_values({'classifier_pooling': tuple(POOLINGS)})
-        pooling = config.values.get('classifier_pooling', 'cls')
-        return {**super().read_fields(config), 'labels': read_label_names(config), 'pooling': pooling}
+        return {**super().read_fields(config), 'pooling': config.values.get('classifier_pooling', 'cls')}
 
     def to_config(self) -> dict[str, Any]:
-        return {**super().to_config(), **build_label_config(self.labels), 'classifier_pooling': self.pooling}
+        return {**super().to_config(), 'classifier_pooling': self.pooling}
 
     @classmethod
     def read_model_fields(cls, model: Any, vocabulary: Any, modules: TracedModules) -> dict[str, Any]:
@@ -197,8 +190,7 @@ class ModernBertClassifier(ModernBert):
             (name for name, function in POOLINGS.items() if modules.find_module('head').pooling is function), None
         )
         modules.require_condition(pooling is not None, 'POOLING is neither first_token nor mean_of_tokens')
-        labels = model.labels and tuple(model.labels)
-        return super().read_model_fields(model, vocabulary, modules) | {'labels': labels, 'pooling': pooling}
+        return super().read_model_fields(model, vocabulary, modules) | {'pooling': pooling}
 
     def build_gin_settings(self) -> dict[str, Any]:
         return {
