@@ -267,7 +267,7 @@ def test_generation_settings_select_a_decoder_and_unsupported_operations_raise_a
 
     with pytest.raises(UserError, match='until, .*repetition_penalty'):
         harness_model.parse_generation_kwargs({'until': [], 'repetition_penalty': 2.0}, 8)
-    with pytest.raises(UserError, match='temperature must be .* above 0, got 0.0'):
+    with pytest.raises(UserError, match='TEMPERATURE must be .* above 0, got 0.0'):
         harness_model.parse_generation_kwargs({'do_sample': True, 'top_p': 0.9}, 8)
     model = load_ours(t5, max_length=4)
     with pytest.raises(UserError, match='a continuation has .* tokens, but the model accepts at most 4'):

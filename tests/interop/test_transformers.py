@@ -230,5 +230,5 @@ def test_outputs_and_files_equal_transformers(name, tmp_path):
     print(f'{name}: n = {theirs.size}, largest difference {np.max(np.abs(ours - theirs)):.2g}')
     assert np.max(np.abs(ours - theirs)) < 1e-4 and np.max(np.abs(theirs)) > 0.01
     back = check_round_trip(source, model, VOCABULARY, tmp_path)
-    _, again = huggingface.compute_logits_pair(back, model, hf_folders.read_params(source.folder))
-    np.testing.assert_array_equal(again, theirs)
+    ours, theirs = huggingface.compute_logits_pair(back, model, hf_folders.read_params(source.folder))
+    assert np.max(np.abs(ours - theirs)) < 1e-4

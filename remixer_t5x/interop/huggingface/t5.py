@@ -208,11 +208,12 @@ class SentenceT5(T5Encoder):
     @classmethod
     def open_tensors(cls, folder: pathlib.Path) -> Tensors:
         modules = untrusted_files.read_json_list(folder / SENTENCE_MODULES)
-        kinds = [isinstance(module, dict) and str(module.get('type')).rpartition('.')[2] for module in modules]
+        types = [str(module.get('type') if isinstance(module, dict) else module) for module in modules]
+        kinds = [name.rpartition('.')[2] for name in types]
         if kinds != [*SENTENCE_LAYOUT.values()]:
             raise UserError(
                 f'{folder / SENTENCE_MODULES} must list the modules {", ".join(SENTENCE_LAYOUT.values())}, got '
-                f'{kinds!a:.100}; use the folder of a sentence-T5 model'
+                f'{", ".join(kinds)!a:.100}; use the folder of a sentence-T5 model'
             )
         dense = safetensors_files.open_weights_folder(folder / DENSE, cls.auto_class)
         return {**super().open_tensors(folder), **{f'{DENSE}/{name}': array for name, array in dense.items()}}
