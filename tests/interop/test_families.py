@@ -170,7 +170,6 @@ def test_a_model_that_hugging_face_lacks_raises_its_difference(files, flags, wor
         ('t5gemma_tiny', 'attn_logit_softcapping', 5.0),
         ('t5gemma_tiny', 'layer_types', ['full_attention'] * 2),
         ('t5gemma_tiny', 'rope_parameters', {'rope_type': 'yarn'}),
-        ('t5gemma_tiny', 'rope_scaling', {'rope_type': 'linear', 'factor': 2.0}),
         ('t5gemma_tiny', 'rope_scaling', {'type': 'linear', 'factor': 2.0}),
     ],
 )

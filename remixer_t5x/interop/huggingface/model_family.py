@@ -71,20 +71,21 @@ class HuggingFaceConfig:
     def read_rope_theta(self, parameters: Any, name: str, default: float) -> float:
         """Reads the base of the rotary embedding from `rope_theta` in `parameters`, or from the setting `name`.
 
-        transformers 5 writes `rope_theta`, and version 4 writes the setting `name` and `rope_scaling`, which overrides
-        `parameters`. Raises UserError if the base is invalid or the type of the rotary embedding is not supported.
+        transformers 5 writes `parameters`, and version 4 writes `name`. Raises UserError for other rotary embeddings.
         """
-        scaling = self.values.get('rope_scaling')
-        source = 'rope_scaling' if scaling else 'rope_parameters'
-        dicts = [each for each in (parameters, scaling) if isinstance(each, dict)]
-        values = {name: value for each in dicts for name, value in each.items()}
-        if values.get('rope_type', values.get('type', 'default')) != 'default':
-            raise self.setting_error(source, "rope_type must be 'default'")
+        values = parameters if isinstance(parameters, dict) else {}
         theta = values.get('rope_theta', self.values.get(name))
         theta = default if theta is None else theta
-        if type(theta) not in (int, float) or not 1 < theta < 1e9:
-            raise self.setting_error(source, 'rope_theta must be a number between 1 and 1e9')
+        if values.get('rope_type', 'default') != 'default' or type(theta) not in (int, float) or not 1 < theta < 1e9:
+            raise self.setting_error(
+                'rope_parameters', "rope_type must be 'default', and rope_theta a number between 1 and 1e9"
+            )
         return float(theta)
+
+    def check_layer_types(self, expected: list[str]) -> None:
+        """Raises UserError if the setting `layer_types` of transformers 5 differs from `expected`."""
+        if self.values.get('layer_types') not in (None, expected):
+            raise self.setting_error('layer_types', f'it must be {", ".join(expected[:4])}, ...')
 
     def check_allowed_values(self, allowed: Mapping[str, Sequence[Any]]) -> None:
         """Raises UserError if a setting has a value that is not in `allowed`; missing settings are accepted."""

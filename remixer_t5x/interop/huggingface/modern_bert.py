@@ -59,6 +59,7 @@ class ModernBert(ModelFamily):
         **dict.fromkeys(('hidden_activation', 'classifier_activation'), ('gelu',)),
         **dict.fromkeys(('norm_bias', 'attention_bias', 'mlp_bias', 'classifier_bias'), (False,)),
         **dict.fromkeys(('decoder_bias', 'tie_word_embeddings'), (True,)),
+        'rope_scaling': (None,),
     }
     copies = {'decoder.weight': EMBEDDING_TABLE}
 
@@ -102,14 +103,8 @@ class ModernBert(ModelFamily):
             interval = (types + [GLOBAL_ATTENTION])[1:].index(GLOBAL_ATTENTION) + 1
             config = HuggingFaceConfig({**config.values, 'global_attn_every_n_layers': interval}, config.folder)
         fields = super().read_fields(config)
-        expected = [
-            LOCAL_ATTENTION if layer % fields['global_every'] else GLOBAL_ATTENTION
-            for layer in range(fields['num_encoder_layers'])
-        ]
-        if types is not None and types != expected:
-            raise config.setting_error(
-                'layer_types', 'it must be full_attention for layers 0, n, 2n, ... and sliding_attention for all others'
-            )
+        layers, every = fields['num_encoder_layers'], fields['global_every']
+        config.check_layer_types([LOCAL_ATTENTION if layer % every else GLOBAL_ATTENTION for layer in range(layers)])
         for field, kind in (('global_theta', GLOBAL_ATTENTION), ('local_theta', LOCAL_ATTENTION)):
             rope = ropes.get(kind) if isinstance(ropes, dict) else None
             fields[field] = config.read_rope_theta(rope, field.replace('_', '_rope_'), getattr(cls, field))

@@ -77,7 +77,12 @@ class T5Gemma(ModelFamily):
         'attn_logit_softcapping': 'softcap',
         'final_logit_softcapping': 'final_softcap',
     }
-    allowed = {'hidden_activation': ('gelu_pytorch_tanh',), 'attention_bias': (False,), 'pad_token_id': (0,)}
+    allowed = {
+        'hidden_activation': ('gelu_pytorch_tanh',),
+        'attention_bias': (False,),
+        'pad_token_id': (0,),
+        'rope_scaling': (None,),
+    }
     module_names = dict(_list_module_names())
     ignored = r'(model\.)?decoder\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq'
 
@@ -105,11 +110,7 @@ class T5Gemma(ModelFamily):
                 raise config.setting_error(side, 'it must be an object with the settings of the stack')
             stack = HuggingFaceConfig(values, config.folder)
             layers = stack.read_number('num_hidden_layers')
-            expected = [LOCAL_OR_GLOBAL[layer % 2] for layer in range(layers)]
-            if values.get('layer_types', expected) != expected:
-                raise stack.setting_error(
-                    'layer_types', 'it must alternate between sliding_attention and full_attention'
-                )
+            stack.check_layer_types([LOCAL_OR_GLOBAL[layer % 2] for layer in range(layers)])
             sizes = super().read_fields(stack)
             sizes['theta'] = stack.read_rope_theta(values.get('rope_parameters'), 'rope_theta', cls.theta)
             if differing := [name for name, value in sizes.items() if fields.get(name, value) != value]:
