@@ -172,6 +172,8 @@ def test_generation_gives_the_same_greedy_tokens_for_100_inputs(name, files, tmp
     model, params = make_model(name, *files)
     theirs, steps = export(tmp_path, model, params), 12
     inputs = np.random.default_rng(3).integers(2, SIZES['VOCAB_SIZE'], (100, 16), dtype=np.int32)
+    if model.model_type == 'encoder_decoder':
+        inputs[::2, 9:] = 0
     ours = np.asarray(jax.jit(lambda p: model.predict(p, {model.input_array: inputs}, steps))(params))
     tokens = theirs.generate(torch_of(inputs), max_new_tokens=steps, do_sample=False).numpy()
     tokens = tokens[:, 1:] if model.model_type == 'encoder_decoder' else tokens[:, inputs.shape[1] :]

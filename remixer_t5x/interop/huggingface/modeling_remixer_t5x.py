@@ -744,7 +744,7 @@ class RemixerT5xModel(PreTrainedModel):
         first separator have type 1 if the model has a separator.
         """
         if attention_mask is None:
-            attention_mask = (input_ids != 0).flip(1).cumsum(1).flip(1)
+            attention_mask = infer_attention_mask(input_ids)
         tokens = SequenceContext(attention_mask > 0)
         x = self.token_embedder(input_ids)
         if hasattr(self, 'input'):
@@ -753,6 +753,11 @@ class RemixerT5xModel(PreTrainedModel):
                 token_type_ids = (separators.cumsum(1) > separators).long() * tokens.mask
             x = self.input(x, tokens, token_type_ids)
         return self.encoder(x, tokens), tokens
+
+
+def infer_attention_mask(input_ids: Tensor) -> Tensor:
+    """Returns a mask [batch, length] of long integers that is 0 at trailing zeros of the rows, which are padding."""
+    return ((input_ids != 0).flip(1).cumsum(1).flip(1) > 0).long()
 
 
 class EncoderWrapper(nn.Module):
@@ -774,6 +779,13 @@ class RemixerT5xForConditionalGeneration(RemixerT5xModel, GenerationMixin):
 
     def get_encoder(self, *_, **__) -> nn.Module:
         return EncoderWrapper(self).train(self.training)
+
+    def generate(self, inputs: Tensor | None = None, *args, **kwargs) -> Any:
+        """Generates answers; see transformers. Without `attention_mask`, trailing zeros in the inputs are padding."""
+        inputs = kwargs.pop('input_ids', inputs)
+        if inputs is not None and kwargs.get('attention_mask') is None:
+            kwargs['attention_mask'] = infer_attention_mask(inputs)
+        return super().generate(inputs, *args, **kwargs)
 
     def forward(
         self,
