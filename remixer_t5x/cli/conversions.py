@@ -325,7 +325,8 @@ def export_transformers_model(
     dtype = args.dtype or 'float32'
     folder = model_folders.write_model_folder(args.to_hf, family, params, dtype)
     print_labeled_line('wrote', f'{folder}, {dtype}')
-    print_labeled_line('tokenizer', tokenizer_export.write_tokenizer(vocabulary, folder, bool(family.id_offset)))
+    files = tokenizer_export.write_tokenizer(vocabulary, folder, bool(family.id_offset), family.tokenizer_outputs)
+    print_labeled_line('tokenizer', files)
     params, source = safetensors_files.round_params(params, dtype), model_folders.open_model_folder(str(folder))
     check_no_array_differs(source.find_differing_weight(params), folder)
     print_labeled_line('check', 'all weights, read back from the output, equal those written')

@@ -133,9 +133,12 @@ FAMILIES = {
 }
 
 
+def find_family(name):
+    return FAMILIES.get(name.partition('_')[0], FAMILIES['t5'])
+
+
 def vocabulary_of(name, folder):
-    family = FAMILIES.get(name.partition('_')[0], FAMILIES['t5'])
-    tokenizer = family.find_tokenizer(folder, None)
+    tokenizer = find_family(name).find_tokenizer(folder, None)
     return getattr(vocabularies, tokenizer.function)(**tokenizer.arguments)
 
 
@@ -145,11 +148,15 @@ def test_ids_equal_those_of_transformers(tmp_path, monkeypatch, name):
     folder = FOLDERS[name](tmp_path / name)
     ours, written = vocabulary_of(name, folder), tmp_path / 'written'
     written.mkdir()
-    tokenizer_export.write_tokenizer(ours, written, shifted=name.startswith('gpt2'))
+    outputs = find_family(name).tokenizer_outputs
+    tokenizer_export.write_tokenizer(ours, written, shifted=name.startswith('gpt2'), outputs=outputs)
     # For some model types, transformers ignores tokenizer.json without tokenizer_config.json.
     (written / 'config.json').write_text(json.dumps({'model_type': name.partition('_')[0]}))
     theirs = [transformers.AutoTokenizer.from_pretrained(path, local_files_only=True) for path in (folder, written)]
     assert theirs[1].pad_token_id == (None if name.startswith('gpt2') else 0)
+    if name.startswith(('bert', 'gpt2')):
+        # For BERT, this includes token types.
+        assert dict(theirs[0]('the', 'word')) == dict(theirs[1]('the', 'word'))
     ids_of = getattr(ours, 'huggingface_ids', ours.encode)
 
     @settings(max_examples=300)

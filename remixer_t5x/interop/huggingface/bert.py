@@ -60,6 +60,7 @@ class Bert(ModelFamily):
     copies = {f'{HEAD}.decoder.weight': EMBEDDING_TABLE, f'{HEAD}.decoder.bias': f'{HEAD}.bias'}
     ignored = r'bert\.pooler\..*|cls\.seq_relationship\..*|bert\.embeddings\.position_ids'
 
+    tokenizer_outputs = ('input_ids', 'token_type_ids', 'attention_mask')
     attention_name = 'scaled_attention'
     module_names: ClassVar[ModuleNames] = {
         'token_embedder': 'bert.embeddings.word_embeddings',

@@ -18,7 +18,7 @@ from remixer_t5x import tokenizer_files
 from remixer_t5x.checkpoints import compatibility
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop import safetensors_files
-from remixer_t5x.interop.huggingface import param_mapping
+from remixer_t5x.interop.huggingface import param_mapping, tokenizer_export
 from remixer_t5x.interop.huggingface.param_mapping import ModuleNames, ParamMapping, Params
 from remixer_t5x.interop.huggingface.traced_modules import TracedModules
 from remixer_t5x.interop.safetensors_files import Tensors
@@ -125,6 +125,8 @@ class ModelFamily(abc.ABC):
     module_names: ClassVar[ModuleNames]
     attention_name: ClassVar[str] = 'self_attention'
     id_offset: ClassVar[int] = 0
+    # The arrays that the tokenizer returns.
+    tokenizer_outputs: ClassVar[tuple[str, ...]] = tokenizer_export.TOKENIZER_OUTPUTS
     # Optional arrays: `copies` maps duplicates to their originals, and `ignored` is a regex of array names to ignore.
     copies: ClassVar[Mapping[str, str]] = {}
     ignored: ClassVar[str] = ''
