@@ -20,7 +20,7 @@ WITHOUT_JAX = """
     import torch, transformers
 
     model = transformers.AutoModelForSeq2SeqLM.from_pretrained('exported', trust_remote_code=True)
-    tokenizer = transformers.AutoTokenizer.from_pretrained('exported')
+    tokenizer = transformers.AutoTokenizer.from_pretrained('exported', trust_remote_code=True)
     ids = tokenizer('reverse: a b c', return_tensors='pt').input_ids
     print('answer:', *model.generate(ids, max_new_tokens=12, do_sample=False)[0, 1:].tolist())
 """
