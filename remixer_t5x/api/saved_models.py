@@ -240,10 +240,10 @@ def _load_shared_folder(folder: pathlib.Path, partitioner: Partitioner, trust_gi
 
 def _load_hugging_face_folder(path: str, partitioner: Partitioner, vocabulary_path: str | None) -> TrainedModel:
     source = model_folders.open_model_folder(path)
-    tokenizer = source.family.find_tokenizer(source.folder, vocabulary_path)
-    flags = task_vocabulary.build_vocabulary_flags(tokenizer.function, **tokenizer.arguments)
+    function, arguments = source.family.find_tokenizer(source.folder, vocabulary_path)
+    flags = task_vocabulary.build_vocabulary_flags(function, **arguments)
     model, vocabulary, run_lengths = _read_gin_text(source.family.build_gin_text(f'Made from {path}.'), flags)
-    source.family.check_vocabulary(vocabulary, tokenizer.name, path)
+    source.family.check_vocabulary(vocabulary, path)
     abstract = get_abstract_params(model, partitioner)
     params = _put_params_on_devices(source.read_params(abstract), abstract)
     return _build_trained_model(model, params, vocabulary, path, partitioner, run_lengths, source.family.max_lengths)

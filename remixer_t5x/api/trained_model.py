@@ -387,8 +387,4 @@ def _as_list(texts: Strings) -> list[str]:
             raise UserError(
                 f'a text must be a str, got {type(text).__name__} {text!r:.40}; pass a str or a list of str'
             )
-        if re.search('[\ud800-\udfff]', text):
-            raise UserError(
-                f"a text must be valid Unicode, got {text!a:.40}; pass text.encode(errors='replace').decode()"
-            )
     return items

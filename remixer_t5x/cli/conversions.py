@@ -266,9 +266,9 @@ def convert_to_model_dir(args: argparse.Namespace) -> None:
         _convert_shared_folder(args, folder)
         return
     source = model_folders.open_model_folder(str(folder))
-    tokenizer = source.family.find_tokenizer(source.folder, args.vocabulary)
-    vocabulary = getattr(vocabularies, tokenizer.function)(**tokenizer.arguments)
-    source.family.check_vocabulary(vocabulary, tokenizer.name, str(source.folder))
+    function, arguments = source.family.find_tokenizer(source.folder, args.vocabulary)
+    vocabulary = getattr(vocabularies, function)(**arguments)
+    source.family.check_vocabulary(vocabulary, str(source.folder))
     target = converted_checkpoint.create_model_dir(args.to)
     print_labeled_line('reading', str(source.folder))
     origin = str(source.folder.resolve())

@@ -207,7 +207,7 @@ def test_the_separator_of_bert_is_found(tmp_path):
     assert 'copy vocab.txt' in words
     shutil.copy(tmp_path / 'vocab.txt', folder)
     family = huggingface.open_model_folder(str(folder)).family
-    assert family.separator_id == 3 and family.find_tokenizer(folder, None).name == str(folder / 'vocab.txt')
+    assert family.separator_id == 3 and family.find_tokenizer(folder, None)[1]['path'] == str(folder / 'vocab.txt')
     (folder / 'vocab.txt').write_text('[PAD]\n[UNK]')
     (folder / 'added_tokens.json').write_text('{"[SEP]": 2}')
     assert huggingface.open_model_folder(str(folder)).family.separator_id == 2

@@ -11,7 +11,6 @@ from safetensors.numpy import save_file
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop import safetensors_files
 from remixer_t5x.interop.huggingface import t5_tokenizer
-from remixer_t5x.interop.huggingface.model_family import Tokenizer
 from remixer_t5x.models.beam_search import BeamSearch, PowerPenalty
 from remixer_t5x.models.sublayers.feed_forward import ReluMLP
 from tests.interop import small_models
@@ -56,15 +55,15 @@ def test_the_number_of_sentinels_is_read_from_the_tokenizer(tmp_path):
     folder = hf_folders.write_tiny(tmp_path / 'hf', 't5_v1_0_tiny')
     tokenizer = folder / 'tokenizer_config.json'
     model = str(folder / 'spiece.model')
-    expected = Tokenizer('sentencepiece', {'path': model, 'extra_ids': 10}, model)
+    expected = ('sentencepiece', {'path': model, 'extra_ids': 10})
     assert t5_tokenizer.find_t5_tokenizer(folder) == expected
-    assert t5_tokenizer.find_t5_tokenizer(folder, '/other.model').arguments['path'] == '/other.model'
+    assert t5_tokenizer.find_t5_tokenizer(folder, '/other.model')[1]['path'] == '/other.model'
     names = [f'<extra_id_{i}>' for i in range(7)]
     # ByT5 was pretrained with the last bytes as sentinels.
     byt5 = {'tokenizer_class': 'ByT5Tokenizer', 'extra_ids': 125}
     for config, extra_ids in (({'additional_special_tokens': names}, 7), ({'extra_ids': 0}, 0), (byt5, 0), ({}, 100)):
         tokenizer.write_text(json.dumps(config))
-        assert t5_tokenizer.find_t5_tokenizer(folder).arguments['extra_ids'] == extra_ids
+        assert t5_tokenizer.find_t5_tokenizer(folder)[1]['extra_ids'] == extra_ids
     (folder / 'spiece.model').unlink()
     with pytest.raises(UserError, match='--vocabulary'):
         t5_tokenizer.find_t5_tokenizer(folder)

@@ -138,8 +138,8 @@ def find_family(name):
 
 
 def vocabulary_of(name, folder):
-    tokenizer = find_family(name).find_tokenizer(folder, None)
-    return getattr(vocabularies, tokenizer.function)(**tokenizer.arguments)
+    function, arguments = find_family(name).find_tokenizer(folder, None)
+    return getattr(vocabularies, function)(**arguments)
 
 
 @pytest.mark.parametrize('name', FOLDERS)

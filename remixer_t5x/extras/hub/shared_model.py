@@ -35,16 +35,15 @@ from remixer_t5x.run_folder import model_dir
 CARD_FILE, LOSS_CURVE_FILE, TEMPLATE = 'README.md', 'loss.png', 'model_card.md.jinja'
 
 
-_ENCODE = "model.encode(['The cat is on the mat.']).sentence.shape"
-# Maps each model type to the Hub's `pipeline_tag`, and to an expression that uses the variable `model`.
-TYPE_TEXTS = {
-    'encoder_decoder': ('text2text-generation', "model.generate('The cat <extra_id_0> on the mat.')[0].text"),
-    'decoder_only': ('text-generation', "model.generate('The cat')[0].text"),
-    'encoder_only': ('fill-mask', _ENCODE),
-    'classifier': ('text-classification', "model.classify('The cat is on the mat.')[0].texts"),
-    'token_labels': ('token-classification', _ENCODE),
-    'span': ('question-answering', _ENCODE),
-    'embedding': ('sentence-similarity', _ENCODE),
+# Maps each model type to the Hub's `pipeline_tag`.
+PIPELINE_TAGS = {
+    'encoder_decoder': 'text2text-generation',
+    'decoder_only': 'text-generation',
+    'encoder_only': 'fill-mask',
+    'classifier': 'text-classification',
+    'token_labels': 'token-classification',
+    'span': 'question-answering',
+    'embedding': 'sentence-similarity',
 }
 _MAX_CELL_LENGTH = 120
 
@@ -94,7 +93,7 @@ def write_model_card(folder: pathlib.Path, card: ModelCard, run: RecordedRun | N
 
 def render_model_card(card: ModelCard, run: RecordedRun | None, curve: str = '') -> str:
     """Renders README.md; `curve` is the file name of the loss curve, or empty."""
-    settings, (pipeline, example) = _format_macro_cells(run), TYPE_TEXTS[card.model_type]
+    settings, pipeline = _format_macro_cells(run), PIPELINE_TAGS[card.model_type]
     numbers = overview.summarize_run(run) if run is not None else None
     command = ['remixer-t5x', 'convert', f'--from_hf={card.address}', f'--to=runs/{card.name.rpartition("/")[2]}']
     command += ['--trust_gin'] if card.needs_trust else []
@@ -105,7 +104,7 @@ def render_model_card(card: ModelCard, run: RecordedRun | None, curve: str = '')
         card=card,
         command=Markup(shlex.join(map(to_one_line, command))),
         metadata=metadata,
-        code=Markup(_render_example_code(card, f'print({example})')),
+        code=Markup(_render_example_code(card)),
         numbers=numbers,
         settings=settings,
         results=list(_iterate_metrics(run and run.until(card.step))),
@@ -114,11 +113,11 @@ def render_model_card(card: ModelCard, run: RecordedRun | None, curve: str = '')
     )
 
 
-def _render_example_code(card: ModelCard, example: str) -> str:
+def _render_example_code(card: ModelCard) -> str:
     # The path of a local folder has no scheme such as `hf://`.
     name = card.address if '://' in card.address or card.address[:1] in '/.~' else f'hf://{card.address}'
     arguments = f'{name!r}{", trust_gin=True" if card.needs_trust else ""}'
-    ours = f'import remixer_t5x\n\nmodel = remixer_t5x.load({arguments})\n{example}'
+    ours = f'import remixer_t5x\n\nmodel = remixer_t5x.load({arguments})'
     if not card.auto_class:
         return ours
     return (

@@ -132,7 +132,7 @@ class Bert(ModelFamily):
             raise UserError(
                 f'{folder} must contain a tokenizer in which [SEP] has the same id as in {path}; copy {path.name} to it'
             )
-        return Tokenizer('wordpiece', {'path': str(path)}, str(path))
+        return 'wordpiece', {'path': str(path)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -110,15 +110,15 @@ class Gpt2(ModelFamily):
         }
 
     def find_tokenizer(self, folder: pathlib.Path, file: str | None) -> Tokenizer:
-        found = super().find_tokenizer(folder, file)
-        parent = pathlib.Path(found.name).parent
+        function, arguments = super().find_tokenizer(folder, file)
+        path = pathlib.Path(arguments['path'])
         # transformers inserts this space independently of tokenizer.json.
-        config = tokenizer_files.read_tokenizer_config(parent)
-        tokenizer_files.check_tokenizer_settings(config, {'add_prefix_space': (None, False)}, str(parent))
-        ends = [name for name, index in tokenizer_files.read_added_tokens(parent).items() if index == self.end_id]
+        config = tokenizer_files.read_tokenizer_config(path.parent)
+        tokenizer_files.check_tokenizer_settings(config, {'add_prefix_space': (None, False)}, str(path.parent))
+        ends = [name for name, index in tokenizer_files.read_added_tokens(path.parent).items() if index == self.end_id]
         if not ends:
             raise UserError(
-                f'{found.name} must have an added token with the id {self.end_id}, the eos_token_id in config.json; '
+                f'{path} must have an added token with the id {self.end_id}, the eos_token_id in config.json; '
                 'correct eos_token_id'
             )
-        return dataclasses.replace(found, arguments={**found.arguments, 'end': ends[0]})
+        return function, {**arguments, 'end': ends[0]}

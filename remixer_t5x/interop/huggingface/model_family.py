@@ -94,13 +94,8 @@ class HuggingFaceConfig:
                 raise self.setting_error(name, f'it must be {" or ".join(map(repr, values))}, as in published models')
 
 
-@dataclasses.dataclass(frozen=True)
-class Tokenizer:
-    """A vocabulary, created by `function` in `remixer_tasks.vocabularies`; `name` identifies it in error messages."""
-
-    function: str
-    arguments: Mapping[str, Any]
-    name: str
+# The name of a function in `remixer_tasks.vocabularies` and its arguments, which create a vocabulary.
+Tokenizer = tuple[str, dict[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -240,8 +235,7 @@ class ModelFamily(abc.ABC):
                 f'.save_pretrained({where}), or pass vocabulary=/path/to/{tokenizer_files.TOKENIZER} (--vocabulary in '
                 'commands)'
             )
-        arguments = {'path': str(path), 'shifted': bool(self.id_offset)}
-        return Tokenizer('huggingface_tokenizer', arguments, str(path))
+        return 'huggingface_tokenizer', {'path': str(path), 'shifted': bool(self.id_offset)}
 
     @property
     def max_lengths(self) -> dict[str, int] | None:
@@ -299,16 +293,19 @@ class ModelFamily(abc.ABC):
         """Converts `params` to a dict of named Hugging Face arrays, which are views if possible."""
         return param_mapping.convert_to_huggingface(self.map_params(params), params)
 
-    def check_vocabulary(self, vocabulary: Any, name: str, folder: str) -> None:
+    def check_vocabulary(self, vocabulary: Any, folder: str) -> None:
         """Raises UserError if `vocabulary` is too large or its end token differs from that of the model in `folder`."""
         advice = 'pass the vocabulary of this model'
         rows = self.vocab_size + self.id_offset
         if vocabulary.vocab_size > rows:
-            raise UserError(f'{name} has {vocabulary.vocab_size} ids, but the model in {folder} has {rows}; {advice}')
+            raise UserError(
+                f'the vocabulary has {vocabulary.vocab_size} ids, but the model in {folder} has {rows}; {advice}'
+            )
         eos_id = getattr(self, 'eos_id', vocabulary.eos_id)
         if vocabulary.eos_id != eos_id:
             raise UserError(
-                f'{folder}/config.json sets eos_token_id to {eos_id}, but {name} uses {vocabulary.eos_id}; {advice}'
+                f'{folder}/config.json sets eos_token_id to {eos_id}, but the vocabulary uses {vocabulary.eos_id}; '
+                f'{advice}'
             )
 
     def build_gin_text(self, origin: str) -> str:

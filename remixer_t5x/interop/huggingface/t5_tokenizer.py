@@ -28,7 +28,7 @@ def find_t5_tokenizer(folder: pathlib.Path, file: str | None = None) -> Tokenize
     untrusted_files.check_links_inside(folder)
     config = tokenizer_files.read_tokenizer_config(folder)
     if config.get('tokenizer_class') == tokenizer_files.BYTES_TOKENIZER and file is None:
-        return Tokenizer('byte', {'extra_ids': _count_byte_sentinels(config, folder)}, 'the vocabulary of bytes')
+        return 'byte', {'extra_ids': _count_byte_sentinels(config, folder)}
     model = next((folder / name for name in (MODEL, TOKENIZER) if (folder / name).is_file()), None)
     if file is None and model is None:
         raise UserError(
@@ -37,7 +37,7 @@ def find_t5_tokenizer(folder: pathlib.Path, file: str | None = None) -> Tokenize
         )
     path = file or str(model)
     extra_ids = _count_piece_sentinels(config, folder, None if file else model)
-    return Tokenizer('sentencepiece', {'path': path, 'extra_ids': extra_ids}, path)
+    return 'sentencepiece', {'path': path, 'extra_ids': extra_ids}
 
 
 def _count_byte_sentinels(config: Mapping[str, Any], folder: pathlib.Path) -> int:
