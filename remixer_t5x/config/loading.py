@@ -100,7 +100,7 @@ def load_gin_config(
         name: location for text in texts if not text.shipped for name, location in text.assigned_macros.items()
     }
     for name, location in [*macros_set.items(), *((name, name) for name in sources.objects)]:
-        _check_macro_is_not_text(name, location)
+        _check_macro_is_reference(name, location)
     resolver = reference_resolver.ReferenceResolver()
     for root in roots:
         if root[0] == '%':
@@ -259,14 +259,18 @@ def _build_unread_macro_error(name: str, location: str, known: Collection[str], 
     return UserError(f'{location} is set, but nothing reads it{advice}')
 
 
-def _check_macro_is_not_text(macro: str, location: str) -> None:
-    """Raises UserError if a macro that shipped files set only to references is set to a string."""
+def _check_macro_is_reference(macro: str, location: str) -> None:
+    """Raises UserError if a macro is set to a string or function instead of a reference or call as in shipped files."""
     value = reference_resolver.get_unevaluated_macro(macro)
-    if not isinstance(value, str):
+    is_function = isinstance(value, ConfigurableReference) and not value.evaluate
+    if not is_function and not isinstance(value, str):
         return
     text = '\n'.join(text.text for text in gin_files.read_shipped_files().values())
-    references = re.findall(rf"\b{macro} ?= ?'?(@[^\s',]+)", text)
-    if references and not re.search(rf"^{macro} = '", text, re.M):
+    references = re.findall(rf"\b{macro} ?= ?'?(@[\w/]+(?:\.\w+)*(?:\(\))?)", text)
+    if is_function and references and all(reference.endswith('()') for reference in references):
+        name = value.configurable.wrapped.__name__
+        raise UserError(f'{macro} must be an object, got {name}, which creates one; add () after its name')
+    if isinstance(value, str) and references and not re.search(rf"^{macro} = '", text, re.M):
         near = difflib.get_close_matches(value, references, n=1, cutoff=0)[0]
         example = f'{FLAG}{macro}={shlex.quote(near)}'
         raise UserError(

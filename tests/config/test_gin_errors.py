@@ -94,6 +94,8 @@ REMOVE_CALL = r'a class or function, got {}\(\); remove \(\) after its name'
     ('macro', 'value', 'words'),
     [
         ('SCHEDULE', '@schedules.cosine', ADD_CALL.format('cosine')),
+        ('VOCABULARY', '@remixer_tasks.vocabularies.byte', ADD_CALL.format('byte')),
+        ('MODEL', '@seq2seq.Seq2Seq', ADD_CALL.format('Seq2Seq')),
         ('PARTITIONER', '@partition.Partitioner', ADD_CALL.format('Partitioner')),
         ('DECODER', '@sampling.Sampling', ADD_CALL.format('Sampling')),
         ('ENCODER_RUNS', '@encoder/layer.alternate', ADD_CALL.format('alternate')),
