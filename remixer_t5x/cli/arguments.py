@@ -175,6 +175,10 @@ def _build_config_sources(args: argparse.Namespace, **sources: Any) -> Any:
     if not hasattr(args, 'run_sources'):
         args.run_sources = _find_checkpoint_config(args)
     run_files, run_flags = args.run_sources
+    if sources.get('base') and not (run_files or args.gin_file):
+        raise UserError(
+            'a gin file must configure the model; pass --checkpoint=MODEL_DIR of a local run, or --gin_file=FILE'
+        )
     return loading.ConfigSources(
         [*run_files, *args.gin_file], [*run_flags, *args.gin_flags], search_paths, model, **sources
     )

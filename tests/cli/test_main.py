@@ -45,6 +45,10 @@ MISTAKES = {
         'error: --gin.X is set, but remixer-t5x data list reads no gin files; see remixer-t5x data list --help',
     ),
     'empty model': (['info', '--model='], "error: --model must be one or more names joined by +, got ''"),
+    'no checkpoint': (
+        ['infer', '--input=a.txt'],
+        'error: a gin file must configure the model; pass --checkpoint=MODEL_DIR of a local run, or --gin_file=FILE',
+    ),
     'misspelt subcommand': (['data', 'lst'], 'error: unrecognized arguments: lst; did you mean data list?'),
     'missing file': (
         ['info', '--gin_file=sizes/bse.gin'],
