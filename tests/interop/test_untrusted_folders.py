@@ -120,6 +120,9 @@ def test_the_largest_sizes_raise_a_one_line_error():
     config = {**dict.fromkeys(('vocab_size', 'intermediate_size'), MAX_NUMBER), **tokens}
     config |= {'hidden_size': 4, 'num_attention_heads': 1, 'num_hidden_layers': 2}
     family = ModernBert.from_config(HuggingFaceConfig(config, 'hf'))
+    # In transformers 4, null selects the base of the global layers.
+    null = HuggingFaceConfig({**config, 'local_rope_theta': None}, 'hf')
+    assert 'rope_theta' in error_message(ModernBert.from_config, null)
     abstract = hf_folders.abstract_params(family)
     assert 'in hf do not fit' in error_message(family.read_params, {}, abstract, 'hf')
 

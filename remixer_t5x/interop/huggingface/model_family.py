@@ -74,8 +74,7 @@ class HuggingFaceConfig:
         transformers 5 writes `parameters`, and version 4 writes `name`. Raises UserError for other rotary embeddings.
         """
         values = parameters if isinstance(parameters, dict) else {}
-        theta = values.get('rope_theta', self.values.get(name))
-        theta = default if theta is None else theta
+        theta = values.get('rope_theta', self.values.get(name, default))
         if values.get('rope_type', 'default') != 'default' or type(theta) not in (int, float) or not 1 < theta < 1e9:
             raise self.setting_error(
                 'rope_parameters', "rope_type must be 'default', and rope_theta a number between 1 and 1e9"

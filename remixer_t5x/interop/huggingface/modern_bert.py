@@ -139,7 +139,7 @@ class ModernBert(ModelFamily):
         windows = [layer.sliding_window for layer in modules.find_modules(ATTENTION)]
         thetas = [rotary.theta for rotary in modules.find_modules(f'{ATTENTION}/rotary')]
         every = [*windows[1:], None].index(None) + 1
-        window, local_theta = (windows[1], thetas[1]) if every > 1 else (cls.window // 2 + 1, cls.local_theta)
+        window, local_theta = (windows[1], thetas[:2][-1]) if every > 1 else (cls.window // 2 + 1, cls.local_theta)
         return fields | {
             'window': 2 * (window - 1),
             'global_every': every,
