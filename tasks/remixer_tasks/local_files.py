@@ -12,6 +12,7 @@ import glob
 import itertools
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from remixer_t5x import ranges
 from remixer_t5x.errors import UserError
@@ -86,11 +87,10 @@ def expand_held_out_paths(
     return held_out
 
 
-def expand_paths(files: Files, macro: str, example: str = '*.txt') -> list[str]:
+def expand_paths(files: Files | None, macro: str, example: str = '*.txt') -> list[str]:
     """Expands paths and globs to sorted distinct paths. Error messages contain `macro` (the setting) and `example`."""
-    patterns = [files] if isinstance(files, str) else files
-    is_list = isinstance(patterns, list | tuple) and all(isinstance(pattern, str) for pattern in patterns)
-    if not is_list or not all(patterns) or not patterns:
+    patterns: Sequence[Any] = files if isinstance(files, list | tuple) else [files]
+    if not patterns or not all(isinstance(pattern, str) and pattern for pattern in patterns):
         raise UserError(
             f"{macro} must be a path or glob, or a list of them, got {files!r}; pass --gin.{macro}='~/data/{example}'"
         )

@@ -59,7 +59,7 @@ def corpus(
     if files is None and validation_files:
         train = held_out = expand_paths(validation_files, 'VALIDATION_PAIRS', _EXAMPLE)
     else:
-        train = expand_paths(files or (), 'PAIRS', _EXAMPLE)
+        train = expand_paths(files, 'PAIRS', _EXAMPLE)
         held_out = expand_held_out_paths(validation_files, train, 'PAIRS', 'VALIDATION_PAIRS', _EXAMPLE)
     further = check_column_names(columns, metrics_by)
     read = functools.partial(_read_pairs, layout=layout, templates=templates, columns=further)
