@@ -85,13 +85,6 @@ class Phrase(NamedTuple):
     form: str
 
 
-def make_noun_phrase(name: str, definite: bool = True) -> Phrase:
-    """Returns the phrase for a proper name such as 'Emma', or for a noun with an article."""
-    if name[0].isupper():
-        return Phrase(name, name)
-    return Phrase(f'the {name}', f'* {name}') if definite else Phrase(f'a {name}', name)
-
-
 def make_clause(template: str, verb: str, **roles: Phrase) -> Phrase:
     """Builds a clause such as 'Emma gave the boy a cake'. The logical form lists the roles in the order of ROLES."""
     past, participle = (*VERBS[verb], '')[:2]
@@ -115,7 +108,11 @@ class _Sampler:
         return self._random.choice(tuple(options))
 
     def sample_noun(self, *options: str) -> Phrase:
-        return make_noun_phrase(self.choose_word(options), definite=self._random.random() < 0.5)
+        """Samples a noun with an article, or a proper name such as 'Emma'."""
+        name, is_definite = self.choose_word(options), self._random.random() < 0.5
+        if name[0].isupper():
+            return Phrase(name, name)
+        return Phrase(f'the {name}', f'* {name}') if is_definite else Phrase(f'a {name}', name)
 
     def sample_agent(self) -> Phrase:
         return self.sample_noun(*NAMES, *ANIMATE, *ONLY_AGENTS)
