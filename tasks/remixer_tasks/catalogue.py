@@ -21,7 +21,9 @@ DATASETS: dict[str, LabelledDataset] = {task.dataset.name: task.dataset for task
 
 def task(name: str, vocabulary: seqio.Vocabulary, data_dir: str | None = None) -> seqio.Task:
     """Returns the seqio task `name` without opening a file. Raises UserError for an unknown name."""
-    return find_task(name).build_seqio_task(vocabulary, data_dir)
+    task = find_task(name)
+    source = task.create_source(data_dir)
+    return text_task.build_task(name, source, task.to_text, vocabulary, list(task.metrics), task.postprocess)
 
 
 def find_task(name: str) -> TextTask:

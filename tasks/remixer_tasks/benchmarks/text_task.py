@@ -103,12 +103,6 @@ class TextTask:
 
         return LabelledSource(self.dataset, self.splits or tuple(self.dataset.splits), data_dir)
 
-    def build_seqio_task(self, vocabulary: seqio.Vocabulary, data_dir: str | None = None) -> seqio.Task:
-        """Returns the seqio task; no file is opened before the first dataset is created."""
-        return build_task(
-            self.name, self.create_source(data_dir), self.to_text, vocabulary, list(self.metrics), self.postprocess
-        )
-
 
 def build_task(
     name: str,
