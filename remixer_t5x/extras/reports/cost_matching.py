@@ -1,6 +1,7 @@
 """Computes the cost of each compared model, and scales model widths to match costs."""
 
 import argparse
+import contextlib
 import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,7 @@ TOLERANCE, WARNING = 0.01, 0.05
 WIDTHS = re.compile(r'\w*MLP_DIM|REMIXER_DIM|EMBED_DIM')
 # Widths are scaled by a factor in this range.
 _MIN_FACTOR, _MAX_FACTOR = 1 / 16, 16
-# If the largest width is at least 32 times this number, widths are scaled to multiples of it for speed.
+# If the largest width is at least 32 times this number, widths are scaled to multiples of it if possible, for speed.
 _UNIT = 8
 
 Flags = Sequence[tuple[str, str]]
@@ -91,26 +92,24 @@ def match_widths(
     from scipy import optimize
 
     largest = max(start.values())
-    unit = _UNIT if largest >= 32 * _UNIT else 1
+    for unit in (_UNIT, 1) if largest >= 32 * _UNIT else (1,):
 
-    def scale_widths(factor: float) -> dict[str, int]:
-        return {name: unit * max(1, round(factor * width / unit)) for name, width in start.items()}
+        def scale_widths(factor: float, unit: int = unit) -> dict[str, int]:
+            return {name: unit * max(1, round(factor * width / unit)) for name, width in start.items()}
 
-    def compute_excess_cost(factor: float) -> float:
-        difference = cost_of(scale_widths(factor)) / target - 1
-        # `brentq` stops as soon as the function returns 0.
-        return 0.0 if abs(difference) <= TOLERANCE / 4 else difference
+        def compute_excess_cost(factor: float, scale_widths: Any = scale_widths) -> float:
+            difference = cost_of(scale_widths(factor)) / target - 1
+            # `brentq` stops as soon as the function returns 0.
+            return 0.0 if abs(difference) <= TOLERANCE / 4 else difference
 
-    try:
-        widths = scale_widths(optimize.brentq(compute_excess_cost, _MIN_FACTOR, _MAX_FACTOR, xtol=unit / (4 * largest)))
-    except ValueError:
-        widths = dict(start)
-    if abs(cost_of(widths) / target - 1) > TOLERANCE:
-        names = ' and '.join(start)
-        raise UserError(
-            f'no {names} leads to a cost within {TOLERANCE:.0%} of {target:,.0f}; change the number of layers'
-        )
-    return widths
+        # `brentq` raises ValueError if the target is out of reach.
+        with contextlib.suppress(ValueError):
+            precision = unit / (4 * largest)
+            widths = scale_widths(optimize.brentq(compute_excess_cost, _MIN_FACTOR, _MAX_FACTOR, xtol=precision))
+            if abs(cost_of(widths) / target - 1) <= TOLERANCE:
+                return widths
+    names = ' and '.join(start)
+    raise UserError(f'no {names} has a cost within {TOLERANCE:.0%} of {target:,.0f}; change the number of layers')
 
 
 def describe_cost_differences(costs: Mapping[str, Any]) -> list[str]:
