@@ -69,34 +69,6 @@ def test_window_form_equals_the_equation(window):
     check()
 
 
-@pytest.mark.parametrize('devices', [1, 4])
-def test_gradient_of_the_window_form_equals_that_of_the_equation(devices, monkeypatch):
-    """The reference gathers all windows. One device loops over the rows; several devices compute them together."""
-    monkeypatch.setattr(jax, 'device_count', lambda: devices)
-    length, window = window_mlp.CHUNK + 3, 5
-    mixer = mlp_mixer.WindowMixer(4, window)
-    x = jax.random.normal(jax.random.key(2), (2, length, WIDTH))
-    ids = jnp.asarray([[1] * 7 + [2] * (length - 7), [1] * (length - 2) + [0] * 2])
-    ctx = context_of_ids(ids, packed=True)
-    params = random_params(mixer, x, ctx)
-
-    def direct(params, x):
-        source = jnp.arange(length)[:, None] - jnp.arange(window)[::-1]
-        is_visible = (source >= 0) & (ids[:, source] == ids[..., None])
-        seen = jnp.where(is_visible[..., None], x[:, source], 0)  # [batch, length, window, width]
-        hidden = nn.gelu(jnp.einsum('btwd,ws->btsd', seen, params['wi']) + params['wi_bias'][:, None])
-        return jnp.einsum('btsd,s->btd', hidden, params['wo']) + params['wo_bias']
-
-    def loss(mix):
-        return lambda params, x: jnp.sum(jnp.sin(mix(params, x)) * ctx.is_token[..., None])
-
-    def gradient(mix):
-        return jax.jit(jax.grad(loss(mix), argnums=(0, 1)))(params, x)
-
-    expected, actual = gradient(direct), gradient(lambda params, x: mixer.apply({'params': params}, x, ctx))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), actual, expected)
-
-
 def test_window_form_never_saves_all_hidden_units():
     """Tests a remat policy that saves the results of matrix products."""
     batch, length, width, hidden = 2, 512, 64, 32
