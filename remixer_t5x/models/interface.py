@@ -270,7 +270,12 @@ def list_sublayer_factories(model: Model) -> dict[str, list[Callable[..., nn.Mod
     """Returns the sublayer factories of the encoder and decoder stacks, in layer order."""
     stacks = {side: getattr(model.module, f'{side}_stack', None) for side in ('encoder', 'decoder')}
     return {
-        side: [sublayer for layer, _ in stack_factory().runs for sublayer in layer().sublayers]
+        side: [
+            sublayer
+            for layer, _ in stack_factory().runs
+            # A custom layer without the attribute `sublayers` counts as one sublayer.
+            for sublayer in getattr(layer(), 'sublayers', (layer,))
+        ]
         for side, stack_factory in stacks.items()
         if stack_factory is not None
     }

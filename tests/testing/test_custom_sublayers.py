@@ -52,7 +52,9 @@ def test_shipped_sublayers_are_not_checked():
     assert check_custom_sublayers(make_model()) == []
 
 
-@pytest.mark.parametrize('macros', [{'DECODER_MIXER': Sum}, {'DECODER_SUBLAYERS': (Sum, causal_sum)}])
+@pytest.mark.parametrize(
+    'macros', [{'DECODER_MIXER': Sum}, {'DECODER_SUBLAYERS': (Sum, causal_sum)}, {'DECODER_RUNS': ((Sum, 1),)}]
+)
 def test_decoder_that_reads_later_tokens_raises(macros):
     with pytest.raises(UserError, match=r'Sum must not read later tokens in a decoder, but token 0 reads token \d'):
         check_custom_sublayers(make_model(**macros, **NO_POSITION_BIAS))
