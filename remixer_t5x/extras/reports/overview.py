@@ -76,7 +76,7 @@ def summarize_run(run: RecordedRun) -> RunOverview:
         )
     for kind, record in run.find_latest_evaluations().items():
         for name, value in list(select_task_metrics(record).items())[:1]:
-            sentences.append(f'{format_evaluation_name(kind)}: {name} {value:.4g}{find_metric_unit(name)}.')
+            sentences.append(f'{format_evaluation_name(kind)}: {name} {value:.4g}.')
     if lost := sum(record.numbers.get('loss', 0.0) is None for record in run.records):
         sentences.append(f'Number of logged losses that are not finite: {lost}.')
     return RunOverview(
@@ -103,11 +103,6 @@ def select_task_metrics(record: MetricsRecord) -> dict[str, float]:
     if 'loss' in record.numbers:
         return {}
     return {name: value for name, value in record.numbers.items() if value is not None}
-
-
-def find_metric_unit(metric: str) -> str:
-    """Returns '%' for metrics in percent, such as accuracy, or '' for other metrics."""
-    return '%' if metric.rpartition('_')[2] in ('accuracy', 'match', 'majority', 'f1', 'em') else ''
 
 
 @dataclasses.dataclass(frozen=True)

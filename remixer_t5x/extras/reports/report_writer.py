@@ -159,6 +159,5 @@ def _load_template() -> jinja2.Template:
         short='{:.4g}'.format,
         count='{:,.0f}'.format,
         svg=drawing.build_inline_svg,
-        unit=overview.find_metric_unit,
     )
     return environment.get_template('report.html.jinja')

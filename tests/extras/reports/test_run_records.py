@@ -60,6 +60,8 @@ def test_numbers_of_macros_that_refer_to_other_macros_are_read():
 def test_a_chart_shows_only_the_main_metric_of_a_task():
     numbers = {'exact_match': 36.0, 'best_constant_prediction': 0.2}
     run = _run('r', eval__cogs=(9, numbers), eval__average=(9, {'average': 36.0}))
+    # A metric may be a fraction, so it has no unit.
+    assert 'exact_match 36. ' in overview.summarize_run(run).summary
     titles = [chart.title for chart in curves.draw_charts([run], {'r': 0})['curves']]
     assert titles == ['Training loss', 'cogs, eval: exact_match', 'all tasks, eval: average']
 
