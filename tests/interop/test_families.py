@@ -142,7 +142,11 @@ FNET = [('ENCODER_MIXER', '@fnet.FNet'), ('ENCODER_POSITION_BIAS', 'None')]
         (['t5_1_1'], [('NUM_KV_HEADS', '2')], 'num_kv_heads of encoder/layer/self_attention is 2, not 4'),
         (['t5_1_1'], [BIASES], 'it has a RelativePositionBias as encoder/position_bias'),
         (['t5_1_1'], [('MUP_BASE_WIDTH', '16'), ('TIED_OUTPUT', 'True')], 'base_embed_dim of the model is 16'),
-        (['bert', '../sublayers/fnet'], FNET, 'BertForMaskedLM cannot represent this model: .*FNet'),
+        (
+            ['bert', '../sublayers/fnet'],
+            FNET,
+            'BertForMaskedLM cannot represent this model: it has no encoder.layer.scaled_attention',
+        ),
         (['gpt2'], [('gpt2/feed_forward.GeluMLP.approximate', 'False'), BEGIN], 'approximate of decoder/layer/gelu'),
         (['gpt2'], [('PREFIX_LM', 'True'), BEGIN], 'GPT2LMHeadModel cannot represent this model: PREFIX_LM is True'),
     ],
