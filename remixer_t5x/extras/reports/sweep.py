@@ -95,12 +95,15 @@ class Sweep:
         A run with fewer TRAIN_STEPS than the configuration will be continued. Raises UserError if TRAIN_STEPS has
         decreased, or if another setting, except those in `ignored`, or the training data has changed.
         """
-        from remixer_t5x.checkpoints import compatibility
+        from remixer_t5x.checkpoints import compatibility, saved_params
         from remixer_t5x.config import loading
         from remixer_t5x.extras.reports.run_records import RecordedRun
 
-        config = folder / model_dir.CONFIG
-        if not config.is_file():
+        config, flag = folder / model_dir.CONFIG, f'--gin.MODEL_DIR={folder}'
+        is_finished = any(flag in command for command in self._finished)
+        # A run that failed before its first checkpoint starts again, with other settings if they have changed.
+        has_results = is_finished or saved_params.list_steps(epath.Path(folder) / model_dir.CHECKPOINTS)
+        if not has_results or not config.is_file():
             return
         texts = untrusted_files.read_text(config, 'restore it, or remove it'), loading.get_config_text()
         steps, new_steps = (RecordedRun('', '', (), text).find_whole_number(STEPS[0]) or 0 for text in texts)
@@ -112,7 +115,7 @@ class Sweep:
                 f'{folder} was started with other settings or data ({changed}); restore them, or use another --folder'
             )
         if new_steps > steps:
-            self._finished = [command for command in self._finished if f'--gin.MODEL_DIR={folder}' not in command]
+            self._finished = [command for command in self._finished if flag not in command]
 
     def run(self, cells: Sequence[SweepCell], parallel: int = 1) -> None:
         """Runs the cells that have not finished, up to `parallel` of them at the same time.

@@ -129,7 +129,7 @@ def test_the_table_shows_our_numbers_next_to_those_of_the_paper(tmp_path, monkey
         for cell in cells:
             value = 50.0 + cell.seed + (5.0 + 0.1 * cell.seed) * cell.model.startswith('Remixer')
             record = {'kind': 'eval/mini_cogs_generalization', 'step': 300, 'exact_match': value}
-            cell.folder.mkdir(parents=True)
+            cell.folder.mkdir(parents=True, exist_ok=True)
             (cell.folder / model_dir.MARKER_FILE).write_text('{}')
             (cell.folder / 'metrics.jsonl').write_text(json.dumps(record) + '\n')
 
@@ -142,8 +142,11 @@ def test_the_table_shows_our_numbers_next_to_those_of_the_paper(tmp_path, monkey
     (row,) = [line.split() for line in lines if 'Remixer base' in line and '79.2' in line]
     assert row[2:] == ['79.2', '56.1', '±', '1.1', '+1.8', '+5.1', '±', '0.17', 'reproduced']
     assert any(line.split()[:3] == ['Remixer', 'base', 'cogs'] and '848,292' in line for line in lines)
-    for file in tmp_path.glob('*/*/seed_1/metrics.jsonl'):
-        (file.parent / model_dir.CONFIG).write_text('BATCH_SIZE = 1')
+    (folder,) = tmp_path.glob('*/Remixer_base/seed_1')
+    (folder / model_dir.CONFIG).write_text('BATCH_SIZE = 1')
+    # A run without checkpoints that has not finished starts again.
+    assert main.main(['reproduce', 'remixers/table_4', f'--folder={tmp_path}']) == 0
+    (tmp_path / sweep.FINISHED_FILE).write_text(json.dumps([f'--gin.MODEL_DIR={folder}']) + '\n')
     assert main.main(['reproduce', 'remixers/table_4', f'--folder={tmp_path}']) == 2
     assert 'started with other settings' in capsys.readouterr().err
 
