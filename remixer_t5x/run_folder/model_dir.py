@@ -48,7 +48,8 @@ def check_path_has_no_glob(folder: epath.Path) -> None:
 def find_model_dir(path: str | os.PathLike[str]) -> epath.Path | None:
     """Returns the MODEL_DIR that equals or contains `path`, or None if there is none."""
     start = to_absolute_path(path)
-    return next((folder for folder in (start, *start.parents) if (folder / MARKER_FILE).is_file()), None)
+    with object_store.wrap_read_errors(start):
+        return next((folder for folder in (start, *start.parents) if (folder / MARKER_FILE).is_file()), None)
 
 
 def find_gin_file(folder: epath.Path) -> epath.Path | None:

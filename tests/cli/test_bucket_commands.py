@@ -70,6 +70,10 @@ def test_eval_follows_a_bucket_and_infer_reads_it(finetuned, current_folder, cap
     assert [row['prediction'] for row in rows] == [row['prediction'] for row in expected]
     assert run('infer', '--input=in.txt', '--checkpoint=gs://bucket/turned') == 2
     assert 'does not contain a checkpoint; did you mean tuned?' in capsys.readouterr().err
+    finetuned.fail('GET .*private', status=403)
+    assert run('infer', '--input=in.txt', '--checkpoint=gs://bucket/private') == 2
+    assert 'error: gs://bucket/private cannot be read: ' in capsys.readouterr().err
+    finetuned.clear_faults()
 
 
 def test_report_and_load_read_a_bucket(finetuned, current_folder, tmp_path, capsys):  # noqa: F811
