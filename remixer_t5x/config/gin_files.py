@@ -176,6 +176,8 @@ def find_file(
     # Compare names without folders and extensions, because equal folders and extensions make short names similar.
     advice = suggest_similar_name(bare, known, lambda file: pathlib.Path(file).stem)
     advice = advice or f'; shipped configs are in {find_shipped_folder()}'
+    if pathlib.Path(name, 'config.gin').is_file():
+        advice = f'; did you mean {name}/config.gin?'
     if 't5x/' in name:
         advice = "; T5X's gin files configure T5X's classes: docs/t5x.md lists their counterparts"
     raise UserError(

@@ -122,11 +122,14 @@ def test_a_reference_that_does_not_match_the_annotation_is_rejected(macro, value
         ('configs/runs/infr.gin', 'did you mean runs/infer.gin?'),
         ('models/t5.gin', 'did you mean models/t5_1_0.gin or models/t5_1_1.gin?'),
         ('models/caar.gin', 'did you mean car.gin?'),
+        ('run', 'did you mean run/config.gin?'),
         # This resembles models/bert.gin only in the folder and the extension.
         ('models/averge.gin', 'shipped configs are in'),
     ],
 )
 def test_a_missing_file_names_the_nearest_one(car_folder, name, advice):
+    (car_folder / 'run').mkdir()
+    (car_folder / 'run/config.gin').write_text('')
     with pytest.raises(UserError, match=name) as caught:
         loading.load_gin_config(ConfigSources([name]))
     assert advice in str(caught.value)
