@@ -177,7 +177,14 @@ def compute_logits_pair(source: HuggingFaceFolder, model: Any, params: Params) -
         ours.append(targets)
     # transformers 5 sets this for every umT5, which scales the output.
     overrides = {'tie_word_embeddings': False} if getattr(family, 'layer_biases', False) else {}
-    theirs = compute_reference_output(source.folder, family.auto_class, arrays, overrides)
+    theirs = compute_reference_output(
+        family.auto_class,
+        lambda auto_class: auto_class.from_pretrained(
+            source.folder, use_safetensors=True, local_files_only=True, trust_remote_code=False
+        ),
+        arrays,
+        overrides,
+    )
     logits = apply_module(model, params, ours, family.method)[..., family.id_offset if theirs.ndim == 3 else 0 :]
     if logits.shape[:2] == is_token.shape:
         logits, theirs = (each[is_token] for each in (logits, theirs))
@@ -192,15 +199,15 @@ def apply_module(model: Any, params: Params, inputs: Sequence[np.ndarray], metho
 
 
 def compute_reference_output(
-    folder: pathlib.Path,
     auto_class: str,
+    load: Callable[[Any], Any],
     inputs: Mapping[str, np.ndarray],
     overrides: Mapping[str, Any] = {},
-    trust_remote_code: bool = False,
 ) -> np.ndarray:
     """Returns the float32 logits of a transformers model, or the hidden states of a model without a head.
 
-    `auto_class` is the class of transformers that loads `folder`, and `overrides` override its configuration.
+    `load` loads the model with the class of transformers that `auto_class` names, and `overrides` override settings of
+    its configuration.
     """
     import torch
     import transformers
@@ -210,9 +217,7 @@ def compute_reference_output(
     tensors = {name: torch.from_numpy(array).long() for name, array in inputs.items()}
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter('ignore')
-        reference = getattr(transformers, auto_class).from_pretrained(
-            folder, use_safetensors=True, local_files_only=True, trust_remote_code=trust_remote_code
-        )
+        reference = load(getattr(transformers, auto_class))
         for name, value in overrides.items():
             setattr(reference.config, name, value)
         return reference.float().eval()(**tensors)[0].numpy()

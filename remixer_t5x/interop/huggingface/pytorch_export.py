@@ -195,8 +195,13 @@ def compare_logits(folder: pathlib.Path, model: Any, params: Params) -> str:
     arguments = [shifted] if model.model_type == 'decoder_only' else list(inputs.values())
     method = {'classifier': 'classify', 'encoder_only': 'predict_tokens'}.get(model.model_type, '__call__')
     ours = model_folders.apply_module(model, params, arguments, method)
-    auto_class = MODEL_CLASSES[model.model_type][1]
-    theirs = model_folders.compute_reference_output(folder, auto_class, inputs, trust_remote_code=True)
+    theirs = model_folders.compute_reference_output(
+        MODEL_CLASSES[model.model_type][1],
+        lambda auto_class: auto_class.from_pretrained(
+            folder, use_safetensors=True, local_files_only=True, trust_remote_code=True
+        ),
+        inputs,
+    )
     return model_folders.describe_logits_difference(ours[:, 1:] if model.model_type == 'decoder_only' else ours, theirs)
 
 
