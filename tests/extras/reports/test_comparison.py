@@ -110,12 +110,6 @@ def test_the_table_has_costs_and_means():
     assert dict(result.search_table)['LEARNING_RATE=9e-1'] == ['-', '-']
 
 
-def test_models_without_a_common_seed_have_no_sentence_about_differences():
-    groups = [RunGroup(name, [run(name, seed, 2.0)]) for seed, name in enumerate(LOSSES)]
-    result = comparison.ModelComparison(groups, dict.fromkeys(LOSSES, COUNTS))
-    assert result.difference_sentences == []
-
-
 @pytest.mark.parametrize(('target', 'power'), [(30_000, 1), (250_000, 2)])
 def test_widths_are_scaled_until_costs_are_within_one_percent(target, power):
     calls = []
