@@ -1,1 +1,1 @@
-"""Computes the minimum time of a training step on hardware that is not available, and recommends changes."""
+"""Computes the minimum time of a training step on hardware that is not available."""
