@@ -163,7 +163,7 @@ def test_a_sweep_prints_a_table_writes_a_report_and_is_not_repeated(tmp_path, ca
         (settings, ('BATCH_SIZE 4 -> 2', '-> 0.5', 'seed_0', advice)),
         (['--gin.TRAIN_STEPS=1'], ('(TRAIN_STEPS 2 -> 1)', advice)),
         (['--models=remixer,custom/bad'], ('error: bad: ', 'NoSuchMixer')),
-        ([], ('own_text_span_corruption has the file', advice)),
+        ([], ('own_text_span_corruption has different files', advice)),
     ):
         assert compare(*arguments, *flags) == 2
         line = capsys.readouterr().err.splitlines()[-1]

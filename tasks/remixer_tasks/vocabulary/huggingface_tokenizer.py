@@ -125,7 +125,8 @@ class HuggingFaceTokenizer(Vocabulary):
             index = after[-1]
         if index is None:
             raise UserError(f'{self._path} has no end token {end!a:.60}; set vocabularies.huggingface_tokenizer.end')
-        if not self.shifted and (index == 0 or 0 not in tokenizer.get_added_tokens_decoder()):
+        is_padding = 0 in tokenizer.get_added_tokens_decoder() or 'pad' in (tokenizer.id_to_token(0) or '').lower()
+        if not self.shifted and (index == 0 or not is_padding):
             raise UserError(
                 f'{self._path}: id 0 must be padding, got {tokenizer.id_to_token(0)!a:.60}; set '
                 'vocabularies.huggingface_tokenizer.shifted = True'
