@@ -64,7 +64,11 @@ class GinText:
                 statements.append((statement, collector.names))
                 collector.names = []
         except (SyntaxError, ValueError, RecursionError, tokenize.TokenError) as error:
-            raise self._convert_syntax_error(error) from None
+            problem = to_one_line(str(getattr(error, 'msg', error.args[0])).splitlines()[-1].strip(' .'))
+            raise UserError(
+                f'{self.locate(getattr(error, "lineno", 0) or 1)}{problem}; write NAME = value or '
+                'module.name.setting = value, put quotes around texts and @ before references, and close brackets'
+            ) from None
         return statements
 
     @functools.cached_property
@@ -98,13 +102,6 @@ class GinText:
     def locate(self, line: int) -> str:
         """Returns the start of an error message about a line."""
         return f'{self.name}: ' if self.is_flag else f'{self.name} line {line}: '
-
-    def _convert_syntax_error(self, error: Exception) -> UserError:
-        problem = to_one_line(str(getattr(error, 'msg', error.args[0])).splitlines()[-1].strip(' .'))
-        return UserError(
-            f'{self.locate(getattr(error, "lineno", 0) or 1)}{problem}; write NAME = value or '
-            'module.name.setting = value, put quotes around texts and @ before references, and close brackets'
-        )
 
 
 def find_shipped_folder() -> pathlib.Path:

@@ -145,13 +145,14 @@ class ModelComparison:
 
     def _build_column(self, index: int) -> dict[str, str]:
         group = self.groups[index]
+        count = self.counts[group.name]
         runs = [self.overviews[run.name] for run in group.runs]
         speeds = [run.tokens_per_second for run in runs if run.tokens_per_second]
         train_losses = [run.train_loss for run in runs if run.train_loss is not None]
         texts = {'best setting': format_setting(self.search.find_best_setting(group.name))} if self.search else {}
         texts |= {
-            'parameters': f'{self.counts[group.name].total_parameters:,}',
-            'forward FLOPs per token': self._format_flops(group.name),
+            'parameters': f'{count.total_parameters:,}',
+            'forward FLOPs per token': format_quantity(count.total_forward_flops / count.tokens),
             'steps': _format_range([run.step for run in runs]),
             'seeds': str(len(runs)),
             'time in steps, mean': progress.format_duration(statistics.fmean(run.seconds for run in runs)),
@@ -168,9 +169,6 @@ class ModelComparison:
                 )
         texts['E x D x H'] = self._format_cost(group)
         return texts
-
-    def _format_flops(self, model: str) -> str:
-        return format_quantity(self.counts[model].total_forward_flops / self.counts[model].tokens)
 
     def _format_cost(self, group: RunGroup) -> str:
         """Formats HyperMixer's cost E x D x H: training FLOPs per example x examples per run x settings tried."""
