@@ -68,8 +68,11 @@ def test_gzipped_documents_and_texts(tmp_path_factory, content):
     for data in (content, gzip.compress(content)):
         path = write_file(tmp_path_factory, data, 'fuzz.txt.gz')
         skipped = row_files.BadRecords(False)
-        result_or_one_line_error(lambda: list(local_files.read_documents(path, local_files.TextLayout(), skipped)))  # noqa: B023
-        result_or_one_line_error(lambda: list(pair_inputs.TextInputs(path)))  # noqa: B023
+        layout = local_files.TextLayout()
+        documents = result_or_one_line_error(lambda: list(local_files.read_documents(path, layout, skipped)))  # noqa: B023
+        assert all(document.strip() and document.encode() for document in documents or ())
+        texts = result_or_one_line_error(lambda: list(pair_inputs.TextInputs(path)))  # noqa: B023
+        assert all(len(text) <= row_files.MAX_CHARACTERS for text in texts or ())
 
 
 @FUZZ
