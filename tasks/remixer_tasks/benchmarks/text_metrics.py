@@ -263,7 +263,7 @@ def span_metrics(targets: Texts, predictions: Texts) -> Metrics:
     words = [[text for text in texts if normalize_answer(text)] or [_NO_ANSWER] for texts in answers]
     scores = _score_answers(words, [text if normalize_answer(text) else _NO_ANSWER for text in predictions])
     has_answer = np.array([bool(texts) for texts in answers])
-    groups = (('', has_answer | ~has_answer), ('HasAns_', has_answer), ('NoAns_', ~has_answer))
+    groups = (('', np.full(len(answers), True)), ('HasAns_', has_answer), ('NoAns_', ~has_answer))
     return {
         f'{prefix}{name}': value
         for prefix, rows in groups
