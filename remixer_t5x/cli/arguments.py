@@ -94,7 +94,7 @@ _GENERATION_OPTIONS = {
     'forced_prefix': ('IDS', "token ids that answers begin with, as in '[5, 6]'"),
     'stop_strings': ('TEXTS', "an answer ends after this text, or the first of several, as in \"['.', 'END']\""),
 }
-# Flags that set these macros must have an effect: most decoders lack some of these options.
+# Options that most decoders lack; a flag for an option that the decoder does not read is an error.
 _DECODER_MACROS = ('SAMPLES', 'BEAMS', 'TEMPERATURE', 'TOP_K', 'TOP_P', *map(str.upper, _GENERATION_OPTIONS))
 
 

@@ -19,7 +19,7 @@ from tests.support import command_folder, hf_folders, saved_run
 TEXTS = ['this is a <extra_id_0>. test', 'Ünknown', '', 'the ' * 60, 'a test']
 PAIRS = [['a <extra_id_1>.t<extra_id_0>', 'this', ''], ['a', 'te', 'tes']]
 LENGTHS = {'inputs': 12, 'targets': 6}
-# The byte ids of PAIRS, without the end token of inputs that are too long.
+# The byte ids of PAIRS, truncated, with an end token, and padded.
 IDS = {
     side: [([*saved_run.VOCABULARY.encode(text)][: length - 1] + [1] + [0] * length)[:length] for text in texts]
     for (side, length), texts in zip(LENGTHS.items(), PAIRS, strict=True)

@@ -24,7 +24,7 @@ from remixer_t5x.models.layers.embedding import Embed, scale_projection_input
 from remixer_t5x.models.layers.norms import LayerNorm, NormFactory
 from remixer_t5x.models.layers.positions import LearnedPositions
 
-# Creates a module (x, ctx, token types or None) -> x that computes the input of the stack.
+# Factory of modules that compute the stack's input from the embeddings, the context and the token types (or None).
 InputLayerFactory = Callable[..., Callable[[jax.Array, SequenceContext, jax.Array], jax.Array]]
 
 _BERT_INIT = nn.initializers.normal(stddev=0.02)

@@ -11,7 +11,7 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.kernels.compile_target import get_target_platform
 from remixer_t5x.models.layers.dense import create_param
 
-# Creates a module that normalizes an array.
+# Factory of modules that normalize an array.
 NormFactory = Callable[..., Callable[[jax.Array], jax.Array]]
 
 

@@ -17,11 +17,11 @@ from remixer_t5x.models.layers.dense import create_param
 # Sequence length of models that are built without data, as in T5.
 DEFAULT_MAX_LENGTH = 512
 
-# Creates a module that computes the position bias for a number of keys.
+# Factory of modules that compute the position bias for a number of keys.
 BiasFactory = Callable[..., Callable[[int, SequenceContext], jax.Array | DistanceBias]]
-# Creates a module that computes position embeddings of a given width.
+# Factory of modules that compute position embeddings of a given width.
 EmbeddingFactory = Callable[..., Callable[[int, SequenceContext], jax.Array]]
-# Creates a module that rotates queries or keys.
+# Factory of modules that rotate queries or keys.
 RotaryFactory = Callable[..., Callable[[jax.Array, SequenceContext], jax.Array]]
 
 

@@ -34,7 +34,7 @@ from remixer_t5x.models.layers.norms import LayerNorm
 ExpandFunction = Callable[[str, int], jax.Array]
 # Function (X U) -> f(Z) or (X U_2, X U_1) -> Z_1 * f(Z_2). On GPUs, one kernel computes the second form.
 SpatialProjection = Callable[..., jax.Array]
-# Creates a module that computes the spatial weights W for a number of tokens.
+# Factory of modules that compute the spatial weights W for a number of tokens.
 SpatialFactory = Callable[..., Callable[[int, SequenceContext], jax.Array]]
 
 # cuBLAS loads 16 bytes at a time, so the contracted dimension of a bfloat16 matmul should be a multiple of 8.

@@ -35,9 +35,9 @@ from remixer_t5x.models.layers.cached_attention import build_sequence_visibility
 from remixer_t5x.models.layers.dense import Dense, create_param, dropout
 
 Projection = Callable[[jax.Array], jax.Array]
-# Creates a module that computes gates from X'.
+# Factory of modules that compute gates from X'.
 GateFactory = Callable[..., Callable[[jax.Array], jax.Array]]
-# Creates a module that computes C from S and X'.
+# Factory of modules that compute C from S and X'.
 CompositionFactory = Callable[..., Callable[[jax.Array, jax.Array], jax.Array]]
 
 # The initial mixing is nearly uniform, but the columns of H receive different gradients.
