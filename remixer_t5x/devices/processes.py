@@ -56,7 +56,7 @@ def resolve_distributed_config(
     """
     address, devices = settings.address or environment.get('JAX_COORDINATOR_ADDRESS'), None
     count, index = (
-        int(environment[variable]) if flag is None and variable in environment else flag
+        _read_whole_number(environment, variable) if flag is None else flag
         for flag, variable in ((settings.count, 'JAX_NUM_PROCESSES'), (settings.index, 'JAX_PROCESS_ID'))
     )
     if count == 1 and not index:
@@ -83,6 +83,15 @@ def resolve_distributed_config(
             'pass --coordinator_address=node1:8476'
         )
     return DistributedConfig(address, count, index, devices)
+
+
+def _read_whole_number(environment: Mapping[str, str], variable: str) -> int | None:
+    if variable not in environment:
+        return None
+    number = ranges.parse_whole_number(environment[variable])
+    if number is None:
+        raise UserError(f'{variable} must be a whole number, got {environment[variable]!r}; {_FLAGS_ADVICE}')
+    return number
 
 
 def _detect_cluster(environment: Mapping[str, str]) -> Any:

@@ -516,14 +516,15 @@ def test_commands_for_one_process_are_rejected_in_several(command, monkeypatch, 
 
 
 @pytest.mark.parametrize(
-    ('settings', 'words'),
+    ('settings', 'environment', 'words'),
     [
-        (('node1:8476',), '--process_count=N --process_index=I'),
-        (('node1:8476', 2, 2), 'from 0 to 1, got 2'),
-        (('node1', 2, 1), '--coordinator_address=node1:8476'),
+        (('node1:8476',), {}, '--process_count=N --process_index=I'),
+        (('node1:8476', 2, 2), {}, 'from 0 to 1, got 2'),
+        (('node1', 2, 1), {}, '--coordinator_address=node1:8476'),
+        ((), {'JAX_NUM_PROCESSES': 'two'}, "JAX_NUM_PROCESSES must be a whole number, got 'two'; pass --coordinator_"),
     ],
 )
-def test_invalid_process_flags_raise_a_one_line_error(settings, words):
+def test_invalid_process_flags_raise_a_one_line_error(settings, environment, words):
     with pytest.raises(UserError) as error:
-        distributed.resolve_distributed_config(distributed.ProcessFlags(*settings), {})
+        distributed.resolve_distributed_config(distributed.ProcessFlags(*settings), environment)
     assert words in str(error.value) and '\n' not in str(error.value)
