@@ -22,8 +22,6 @@ from remixer_t5x.run_folder import model_dir, object_store
 
 # File in MODEL_DIR with the id of the W&B run.
 ID_FILE = 'wandb_id.txt'
-# Maximum number of seconds to wait for each tracker at the end of a run, for example for uploads.
-CLOSE_SECONDS = float(os.environ.get('REMIXER_T5X_TRACKER_SECONDS', '120'))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,12 +161,12 @@ class BackgroundTrackers:
     def rewind(self, step: int) -> None:
         self._enqueue_for_all(lambda session: session.rewind(step))
 
-    def close(self, seconds: float | None = None) -> None:
-        """Closes all trackers. Waits at most `seconds` for each tracker; None uses CLOSE_SECONDS."""
+    def close(self, seconds: float = 120.0) -> None:
+        """Closes all trackers. Waits at most `seconds` for each tracker, for example for uploads."""
         for thread in self._threads:
             thread.enqueue_call(None)
         for thread in self._threads:
-            thread.wait_until_stopped(CLOSE_SECONDS if seconds is None else seconds)
+            thread.wait_until_stopped(seconds)
 
     def _enqueue_for_all(self, call: TrackerCall) -> None:
         for thread in self._threads:
