@@ -61,7 +61,8 @@ def _read_pairs(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
     path = os.path.expanduser(args.pairs)
     # Malformed rows raise an error, because skipping a row would change the index of all later rows.
     malformed = BadRecords(strict=True, line_advice='correct or remove the row')
-    for number, row in row_files.read_rows(path, row_files.RowLayout(numbered=numbered), malformed):
+    layout = row_files.RowLayout(row_files.choose_format(path, None, row_files.EXTENSIONS, ''), numbered=numbered)
+    for number, row in row_files.read_rows(path, layout, malformed):
         try:
             yield templates[0].fill_from_row(row), templates[1].fill_from_row(row)
         except ValueError as error:

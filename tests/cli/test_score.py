@@ -65,6 +65,11 @@ def test_a_row_without_a_column_is_reported_before_a_file_is_created(run, pairs,
     assert main(['score', str(run), str(pairs / 'bad.jsonl'), *flags]) == 2
     error = capsys.readouterr().err
     assert 'bad.jsonl:2: the line is not a JSON object; correct or remove the row' in error and 'STRICT' not in error
+    for name, text, advice in (('a.sh', 'n', 'convert it to one of'), ('a.csv', 'n,answer\n"3', 'correct the line')):
+        (pairs / name).write_text(text)
+        assert main(['score', str(run), str(pairs / name), *flags]) == 2
+        error = capsys.readouterr().err
+        assert advice in error and 'PAIRS_FORMAT' not in error
 
 
 def test_a_pair_that_is_too_long_is_named_by_its_index_in_the_file(run, pairs, capsys):

@@ -203,17 +203,19 @@ class RowLayout:
 def choose_format(path: str, format: str | None, formats: Mapping[str, str], setting: str) -> str:
     """Returns `format`, or the format for the file's extension, ignoring .gz, if it is None.
 
-    Raises UserError for a format that is not among the values of `formats`, for an unknown extension, and for other
-    compressions than gzip, whose bytes may be valid lines.
+    `setting` is the macro of `format`; an empty string if the command has none. Raises UserError for a format that is
+    not among the values of `formats`, for an unknown extension, and for other compressions than gzip, whose bytes may
+    be valid lines.
     """
     name = path.lower().removesuffix('.gz')
     if name.endswith(COMPRESSIONS):
         raise UserError(f'{path} must be uncompressed or gzipped; decompress it')
     chosen = formats.get(name.rpartition('.')[2]) if format is None else format
     if chosen is None or chosen not in formats.values():
-        # The command `score` has no setting, so its users can only rename the file.
-        problem = 'extension; rename it, or' if format is None else f'{setting} {format!r};'
         allowed = ', '.join(dict.fromkeys(formats.values()))
+        if not setting:
+            raise UserError(f'{path}: unknown extension; convert it to one of {allowed}')
+        problem = 'extension; rename it, or' if format is None else f'{setting} {format!r};'
         raise UserError(f'{path}: unknown {problem} set {setting} to one of {allowed}')
     return chosen
 
@@ -325,8 +327,7 @@ def _read_csv_cells(path: str, layout: RowLayout, malformed: BadRecords) -> Iter
         except csv.Error as error:
             if last > first or 'unexpected end' in str(error) or 'field larger' in str(error):
                 raise UserError(
-                    f'{path} line {first}: a quoted cell that starts here is never closed ({error}); '
-                    'correct the line, or set PAIRS_FORMAT'
+                    f'{path} line {first}: a quoted cell that starts here is never closed ({error}); correct the line'
                 ) from error
             malformed.add_malformed_record(path, last, f'invalid CSV ({error})')
             continue
