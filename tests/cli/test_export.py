@@ -1,10 +1,12 @@
 """Exported models, in processes that cannot import this package, give the results of the original models."""
 
 import dataclasses
+import io
 import json
 import os
 import subprocess
 import sys
+import types
 
 import jax
 import numpy as np
@@ -13,7 +15,7 @@ import pytest
 import remixer_t5x
 from remixer_t5x.cli.main import main
 from remixer_t5x.extras.export import exported_functions, standalone
-from tests.support import command_folder, hf_folders, saved_run
+from tests.support import command_folder, feed_forward, hf_folders, saved_run
 
 # With sentinels, an unknown letter, a text that is too long, and one without tokens.
 TEXTS = ['this is a <extra_id_0>. test', 'Ünknown', '', 'the ' * 60, 'a test']
@@ -24,6 +26,7 @@ IDS = {
     side: [([*saved_run.VOCABULARY.encode(text)][: length - 1] + [1] + [0] * length)[:length] for text in texts]
     for (side, length), texts in zip(LENGTHS.items(), PAIRS, strict=True)
 }
+WITHOUT_ATTENTION = saved_run.CONFIG + ''.join(f'{name} = {value}\n' for name, value in feed_forward.SETTINGS.items())
 BEAMS = ['--gin.DECODER=@beam_search.BeamSearch()', '--gin.beam_search.BeamSearch.beams=2']
 # Raises an error if the program imports this package or its libraries.
 REFUSE_IMPORTS = """
@@ -42,7 +45,7 @@ def current_folder(tmp_path_factory):
     with command_folder.working_directory(tmp_path_factory.mktemp('export')) as folder:
         hf_folders.write_tiny(folder / 't5', 't5_v1_1_tiny')
         assert main(['convert', '--from_hf=t5', '--to=pieces']) == 0
-        saved_run.write_run(folder / 'bytes', steps=(1,))
+        saved_run.write_run(folder / 'bytes', WITHOUT_ATTENTION, steps=(1,))
         yield folder
 
 
@@ -121,7 +124,7 @@ def test_a_converted_model_is_exported_without_a_gin_file(current_folder):
 
 def test_an_exported_embedding_model_returns_its_embeddings(current_folder):
     pooling = 'from remixer_t5x.models.architecture import encoder_only\nPOOLING = @encoder_only.first_token\n'
-    config = f"{saved_run.CONFIG}include 'model_types/embedding.gin'\n{pooling}"
+    config = f"{WITHOUT_ATTENTION}include 'model_types/embedding.gin'\n{pooling}"
     saved_run.write_run(current_folder / 'embedder', config, steps=(1,))
     assert main(['export', '--checkpoint=embedder', '--to=embedded']) == 0
     expected = remixer_t5x.load('embedder').encode(TEXTS).sentence
@@ -137,6 +140,15 @@ def test_an_exported_program_reads_lines_as_infer_does(outputs, current_folder):
     assert (done.returncode, done.stderr) == (1, b'line 2 must be INPUT<tab>TARGET, but it has no tab\n')
     done = subprocess.run(command, input=b'a\tb\xff\n', capture_output=True)
     assert done.returncode == 1 and done.stderr.startswith(b'the input must be UTF-8') and done.stderr.count(b'\n') == 1
+
+
+def test_an_answer_with_line_breaks_is_one_line(monkeypatch, capsys):
+    model = types.SimpleNamespace(generate=lambda lines: [[('a\r\nb', -1.0)] for _ in lines])
+    monkeypatch.setattr(standalone, 'Model', lambda: model)
+    monkeypatch.setattr(sys, 'argv', ['run.py', 'generate'])
+    monkeypatch.setattr(sys, 'stdin', io.TextIOWrapper(io.BytesIO(b'one\n')))
+    standalone.main()
+    assert capsys.readouterr().out == 'a\\r\\nb\n'
 
 
 def test_an_int8_export_is_a_quarter_of_the_size_and_nearly_equal(outputs, current_folder):

@@ -2,7 +2,7 @@
 
 `export` copies this file into the model's folder as run.py, so it must not import remixer_t5x.
 
-    python run.py generate < texts.txt        an answer for each line
+    python run.py generate < texts.txt        an answer for each line, with escaped line breaks
     python run.py score < pairs.tsv           log p(target | input) for each line INPUT<tab>TARGET
     python run.py encode < texts.txt          one vector for each line, as JSON
     python run.py classify < texts.txt        the most likely label for each line
@@ -136,7 +136,7 @@ def main():
         scores = model.score([pair[0] for pair in pairs], [pair[1] for pair in pairs])
         lines = [f'{score:.6f}' for score in scores]
     elif name == 'generate':
-        lines = [answers[0][0] for answers in model.generate(lines)]
+        lines = [answers[0][0].replace('\r', '\\r').replace('\n', '\\n') for answers in model.generate(lines)]
     elif name == 'encode':
         lines = [json.dumps([round(float(x), 6) for x in row]) for row in model.encode(lines)]
     else:
