@@ -41,6 +41,8 @@ def test_a_remixer_becomes_a_folder_that_transformers_loads(current_folder, caps
     assert 'PyTorch code' in out and 'AutoModelForSeq2SeqLM' in out and 'trust_remote_code=True' in out
     files = {path.name for path in (current_folder / 'exported').iterdir()}
     assert files == {'config.json', 'modeling_remixer_t5x.py', 'model.safetensors', 'tokenizer_config.json'}
+    with pytest.raises(remixer_t5x.UserError, match='an export to PyTorch; use the MODEL_DIR'):
+        remixer_t5x.load('exported')
     references.require('torch', 'transformers')
     assert 'logits of the PyTorch code and ours differ by' in out
     command = [sys.executable, '-c', textwrap.dedent(WITHOUT_JAX)]

@@ -34,6 +34,9 @@ FAMILIES: tuple[type[ModelFamily], ...] = (
     *(ModernBert, ModernBertClassifier, T5Gemma),
 )
 CONFIG = 'config.json'
+# `model_type` of the folders that `pytorch_export` writes. It must differ from `shared_folder.MODEL_TYPE`, because
+# shared folders contain gin text instead of PyTorch code.
+PYTORCH_MODEL_TYPE = 'remixer_t5x_pytorch'
 # Maximum difference between logits, as a fraction of the largest absolute logit.
 TOLERANCE = 1e-3
 # Texts for comparing tokenizers.
@@ -90,6 +93,8 @@ def read_family(folder: pathlib.Path) -> tuple[type[ModelFamily], HuggingFaceCon
     model_type = config.values.get('model_type')
     families = [family for family in FAMILIES if model_type in family.model_types]
     if not families:
+        if model_type == PYTORCH_MODEL_TYPE:
+            raise UserError(f'{folder} is an export to PyTorch; use the MODEL_DIR from which `convert` wrote it')
         model_types = dict.fromkeys(name for family in FAMILIES for name in family.model_types)
         raise config.setting_error('model_type', f'it must be one of {", ".join(model_types)}')
     # Some classes of transformers share a model type; the first family is the default.

@@ -30,8 +30,6 @@ from remixer_t5x.models.interface import Model, Params
 from remixer_t5x.models.layers import dense
 
 CODE_FILE = 'modeling_remixer_t5x.py'
-# Must differ from `shared_folder.MODEL_TYPE`, because shared folders contain gin text instead of PyTorch code.
-MODEL_TYPE = 'remixer_t5x_pytorch'
 # Maps each model type to the class in `CODE_FILE`, and to the auto class of transformers that loads it.
 MODEL_CLASSES = {
     'encoder_decoder': ('RemixerT5xForConditionalGeneration', 'AutoModelForSeq2SeqLM'),
@@ -73,7 +71,7 @@ def to_config(model: Model, vocabulary: Any) -> dict[str, Any]:
     class_name, auto_class = MODEL_CLASSES[model.model_type]
     config = {
         'architectures': [class_name],
-        'model_type': MODEL_TYPE,
+        'model_type': model_folders.PYTORCH_MODEL_TYPE,
         'auto_map': {
             'AutoConfig': f'{pathlib.Path(CODE_FILE).stem}.RemixerT5xConfig',
             auto_class: f'{pathlib.Path(CODE_FILE).stem}.{class_name}',
