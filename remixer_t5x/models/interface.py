@@ -74,8 +74,8 @@ class Model:
             if not _is_raised_by_call_of_ours(error):
                 raise
             raise UserError(
-                f'a module does not fit its setting: {error}; set its attributes, CLASS.ATTRIBUTE = VALUE, or use '
-                'another class'
+                f'a module does not fit its setting: {str(error).splitlines()[0]}; set its attributes, '
+                'CLASS.ATTRIBUTE = VALUE, or use another class'
             ) from error
 
     def loss(self, params: Params, batch: Batch, dropout_rng: jax.Array | None = None) -> tuple[jax.Array, MetricSums]:
@@ -241,10 +241,14 @@ class GenerativeModel(Model):
 
 
 def _is_raised_by_call_of_ours(error: TypeError) -> bool:
-    """Returns whether a module of this package, not of the user, has called an object with the wrong arguments."""
+    """Returns whether a module of this package, not of the user, has called an object with the wrong arguments.
+
+    An array instead of a number, such as the length that a position bias expects, is an abstract tracer.
+    """
     names = [frame.f_globals.get('__name__', '') for frame, _ in traceback.walk_tb(error.__traceback__)]
     caller = next(name for name in reversed(names) if not name.startswith(('flax.', 'jax.')))
-    return caller.startswith('remixer_t5x.') and bool(re.search(r'\(\) (missing|got|takes) |not callable', str(error)))
+    problems = r'\(\) (missing|got|takes) |not callable|Abstract tracer'
+    return caller.startswith('remixer_t5x.') and bool(re.search(problems, str(error)))
 
 
 def select_batch_arrays(batch: Batch, *names: str) -> dict[str, jax.Array]:

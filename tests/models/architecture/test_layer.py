@@ -115,6 +115,7 @@ def test_invalid_sublayer_raises(factory, message):
     [
         ('FINAL_NORM', '@norms.GroupedRMSNorm', ('GroupedRMSNorm', "'num_groups'", 'CLASS.ATTRIBUTE = VALUE')),
         ('LAYOUT', '@layer.Layer', ("'Layer' object is not callable", 'use another class')),
+        ('ENCODER_MIXER', '@positions.AlibiBias', ('Abstract tracer value', 'use another class')),
         ('LAYOUT', '@layer.alternate', ("alternate() got an unexpected keyword argument 'sublayers'",)),
         ('INPUT_LAYER', '@attention.SelfAttention', ('SelfAttention.__call__() takes',)),
         ('TOKEN_HEAD', '@attention.SelfAttention', ('SelfAttention.__call__() missing', "'ctx'")),
