@@ -385,8 +385,13 @@ def _suggest_name(line: str, text: GinText, before: Sequence[GinText]) -> str:
             if setting := T5X_NAMES['settings'].get('.'.join(pair)):
                 return f'; it is a setting of T5X; use its counterpart {setting}'
         if first not in imports:
-            is_sublayer = f'sublayers/{first}.gin' in gin_files.read_shipped_files()
-            return f'; add --gin_file=sublayers/{first}.gin' if is_sublayer else _suggest_module(first, imports)
+            shipped = gin_files.read_shipped_files()
+            if f'sublayers/{first}.gin' in shipped:
+                return f'; add --gin_file=sublayers/{first}.gin'
+            models = [pathlib.Path(name).stem for name, other in shipped.items() if first in other.imports]
+            if f'models/{first}.gin' in shipped:
+                return f'; use a model that configures it: --model={" or --model=".join(models)}'
+            return _suggest_module(first, imports)
     return ''
 
 
