@@ -73,8 +73,9 @@ def test_shardings_of_a_described_slice_are_printed_without_its_devices(info):
 MINIATURE = [
     f'--gin.{name}={size}'
     for name, size in {
-        'EMBED_DIM': 16, 'MLP_DIM': 16, 'NUM_HEADS': 2, 'HEAD_DIM': 8, 'NUM_ENCODER_LAYERS': 2, 'NUM_DECODER_LAYERS': 2,
-        'VOCAB_SIZE': 64, 'BATCH_SIZE': 8, 'TASK_FEATURE_LENGTHS': "{'inputs': 64, 'targets': 16}",
+        'EMBED_DIM': 128, 'MLP_DIM': 128, 'NUM_HEADS': 2, 'HEAD_DIM': 64, 'NUM_ENCODER_LAYERS': 2,
+        'NUM_DECODER_LAYERS': 2, 'VOCAB_SIZE': 128, 'BATCH_SIZE': 8,
+        'TASK_FEATURE_LENGTHS': "{'inputs': 64, 'targets': 16}",
     }.items()
 ]  # fmt: skip
 
@@ -83,12 +84,14 @@ def test_info_prints_the_memory_of_a_step_and_advice(info):
     hardware = ('--gin_file=optimizers/adafactor.gin', '--gin_file=hardware/cpu.gin')
     out = info('--memory', *MODEL, *hardware, *MINIATURE, '--device_memory=0.0001')
     lines = [line.split() for line in out.splitlines()]
-    # Two embedding tables of 64 x 16; 7 matrices of 16 x 16 in an encoder layer and 11 in a decoder layer, 4 of each
+    # Matrices of 128 x 128: two embedding tables, and 7 in an encoder layer and 11 in a decoder layer, 4 of each
     # attention and 3 of the gated MLP; norms of all sublayers and stacks; two biases of 32 buckets for 2 heads.
-    matrices = 2 * (7 + 11) * 16 * 16
-    norms = (2 * 2 + 2 * 3 + 2) * 16
-    assert ['parameters', f'{4 * (2 * 64 * 16 + matrices + norms + 2 * 2 * 32):,}'] in [line[:2] for line in lines]
+    matrices = 2 + 2 * (7 + 11)
+    norms = 2 * 2 + 2 * 3 + 2
+    parameters = matrices * 128 * 128 + norms * 128 + 2 * 2 * 32
+    assert ['parameters', f'{4 * parameters:,}'] in [line[:2] for line in lines]
     assert 'does not fit' in out and 'to save memory: --gin.MICROBATCHES=2' in out
+    assert 'adafactor' not in out, 'the run uses it already'
 
 
 H100 = ('--gin_file=hardware/gpu.gin', '--gin.TOPOLOGY=h100:8')

@@ -52,8 +52,8 @@ _ROWS = {
 }
 # Changes that reduce the memory, in order of their cost.
 _SAVINGS = (
-    'to save memory: --gin.MICROBATCHES=2 or more, --gin.REMAT_POLICY=@stack.full_remat, --mesh=fsdp=-1, a smaller '
-    '--gin.BATCH_SIZE, or --gin_file=optimizers/adafactor.gin'
+    'to save memory: --gin.MICROBATCHES=2 or more, --gin.REMAT_POLICY=@stack.full_remat, --mesh=fsdp=-1, or a smaller '
+    '--gin.BATCH_SIZE'
 )
 _print = functools.partial(console.print_with_rich, pipe_width=110)
 
@@ -101,6 +101,8 @@ def print_memory_tables(args: argparse.Namespace) -> None:
         )
     if available is not None and memory.total > available:
         _print(_SAVINGS)
+        if memory.optimizer_state >= memory.parameters:
+            _print('the optimizer state is smaller with --gin_file=optimizers/adafactor.gin')
 
 
 def build_memory_table(memory: StepMemory, available: int | None) -> Table:
