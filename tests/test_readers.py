@@ -26,7 +26,7 @@ REASONS = {
         interop/huggingface/tokenizer_export.py
     """,
     'data that is read in bounded memory; tests/remixer_tasks tests damaged files': """
-        remixer_tasks/corpora/text_corpus.py remixer_tasks/files/row_files.py remixer_tasks/files/download.py
+        remixer_tasks/corpora/text_corpus.py remixer_tasks/files/text_lines.py remixer_tasks/files/download.py
         remixer_tasks/vocabulary/sentencepiece_vocabulary.py
     """,
     'sent by another process of this run': 'checkpoints/checkpoint_manager.py',

@@ -17,7 +17,7 @@ from remixer_t5x.checkpoints import compatibility
 from remixer_t5x.errors import UserError
 from remixer_tasks import local_files
 from remixer_tasks.benchmarks import text_metrics
-from remixer_tasks.files import cache, row_files
+from remixer_tasks.files import cache, row_files, text_lines
 from remixer_tasks.pair_inputs import TextInputs
 from tests.remixer_tasks.test_every_vocabulary import VOCABULARIES
 
@@ -106,7 +106,7 @@ def parse_json_file(path):
         untrusted_files.parse_json(pathlib.Path(path).read_bytes())
 
 
-MALFORMED = row_files.BadRecords(False)
+MALFORMED = text_lines.BadRecords(False)
 READERS = {
     **{
         f'{kind} of txt': make_reader(
@@ -122,7 +122,7 @@ READERS = {
         f'rows of {form}': make_reader(row_files.read_rows, row_files.RowLayout(form), MALFORMED)
         for form in ('jsonl', 'tsv', 'csv')
     },
-    'another encoding': make_reader(row_files.read_valid_lines, MALFORMED, 'latin-1'),
+    'another encoding': make_reader(text_lines.read_valid_lines, MALFORMED, 'latin-1'),
     'texts of infer': make_reader(TextInputs),
     'JSON lines': make_reader(untrusted_files.read_json_lines),
     'JSON': parse_json_file,
@@ -132,7 +132,7 @@ READERS = {
 
 @pytest.mark.parametrize('name', READERS)
 def test_readers_take_time_in_proportion_to_the_file(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(row_files, '_CHUNK', 1000)
+    monkeypatch.setattr(text_lines, '_CHUNK', 1000)
 
     def write(text):
         (tmp_path / 'text.txt').write_text(text)

@@ -15,7 +15,7 @@ from remixer_t5x.data import task_vocabulary
 from remixer_t5x.evaluate import checkpoint_evaluation
 from remixer_tasks import local_files, pair_inputs, vocabularies
 from remixer_tasks.benchmarks import raw_rows
-from remixer_tasks.files import row_files
+from remixer_tasks.files import text_lines
 from tests.support.error_lines import error_message
 from tests.support.untrusted_inputs import Malicious
 
@@ -51,7 +51,7 @@ def test_no_call_could_run_code_in_a_file():
 
 def document_reader(extension):
     layout = local_files.TextLayout(extension)
-    return lambda path: list(local_files.read_documents(str(path), layout, row_files.BadRecords(strict=True)))
+    return lambda path: list(local_files.read_documents(str(path), layout, text_lines.BadRecords(strict=True)))
 
 
 READERS = {

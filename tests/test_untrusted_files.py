@@ -26,7 +26,7 @@ from remixer_t5x.run_folder import metrics, model_dir
 from remixer_tasks import pair_inputs, vocabularies
 from remixer_tasks.benchmarks import raw_rows
 from remixer_tasks.files import cache, row_files
-from remixer_tasks.files.row_files import BadRecords
+from remixer_tasks.files.text_lines import BadRecords
 from remixer_tasks.vocabulary import sentencepiece_vocabulary
 from tests.support import untrusted_inputs
 from tests.support.untrusted_inputs import result_or_one_line_error

@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> None:
 
 def _read_pairs(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
     from remixer_tasks.files import row_files
-    from remixer_tasks.files.row_files import BadRecords
+    from remixer_tasks.files.text_lines import BadRecords
     from remixer_tasks.text_pairs import TextTemplate
 
     templates = TextTemplate(args.inputs, '--inputs'), TextTemplate(args.targets, '--targets')

@@ -20,7 +20,8 @@ from remixer_t5x.errors import UserError, import_optional, root_cause_message
 from remixer_tasks.corpora.streamed_text import StreamedCorpus
 from remixer_tasks.corpora.text_corpus import TRAIN, ParsedCorpus
 from remixer_tasks.files import cache
-from remixer_tasks.files.row_files import COMPRESSIONS, BadRecords, Row, add_nested_columns, check_columns_exist
+from remixer_tasks.files.row_files import COMPRESSIONS, Row, add_nested_columns, check_columns_exist
+from remixer_tasks.files.text_lines import BadRecords
 from remixer_tasks.text_pairs import TextTemplate, encode_row_as_pair
 
 # Maximum number of shards of a streamed dataset from `save_to_disk`; enough for the hosts of a large pod.

@@ -18,8 +18,8 @@ from remixer_t5x import ranges
 from remixer_t5x.errors import UserError
 from remixer_t5x.lazy_imports import tf
 from remixer_tasks.corpora.text_corpus import DocumentReader, ParsedCorpus
-from remixer_tasks.files import cache, row_files
-from remixer_tasks.files.row_files import BadRecords
+from remixer_tasks.files import cache, row_files, text_lines
+from remixer_tasks.files.text_lines import BadRecords
 
 FORMATS = ('txt', *row_files.FORMATS)
 TXT_DOCUMENTS = ('passage', 'paragraph', 'line', 'file')
@@ -59,7 +59,7 @@ def corpus(
     held_out = expand_held_out_paths(validation_files, train, 'FILES', 'VALIDATION_FILES')
     states = [[cache.read_file_state(path) for path in group] for group in (train, held_out)]
     passage = _choose_min_passage_bytes(states[0])
-    limits = (row_files.MAX_CHARACTERS, JOB_BYTES, MAX_JOBS, *([passage] if held_out else []))
+    limits = (text_lines.MAX_CHARACTERS, JOB_BYTES, MAX_JOBS, *([passage] if held_out else []))
     return ParsedCorpus(
         name=describe_files(train),
         identity=cache.hash_cache_key('local files 2', states, format, field, txt_documents, *limits),
@@ -202,7 +202,7 @@ def read_documents(path: str, layout: TextLayout, malformed: BadRecords) -> Iter
 
 
 def _read_txt(path: str, layout: TextLayout, malformed: BadRecords) -> Documents:
-    numbered = row_files.read_valid_lines(path, malformed)
+    numbered = text_lines.read_valid_lines(path, malformed)
     if layout.txt_documents == 'line':
         yield from ((number, line) for number, line in numbered if line.strip())
         return
@@ -213,15 +213,15 @@ def _read_txt(path: str, layout: TextLayout, malformed: BadRecords) -> Documents
             start = start if size else number
             size += len(line) + 1
             # Does not store further lines of a document that is already too long.
-            if size <= row_files.MAX_CHARACTERS:
+            if size <= text_lines.MAX_CHARACTERS:
                 document.append(line)
             else:
                 document.clear()
         elif size:
-            if size <= row_files.MAX_CHARACTERS:
+            if size <= text_lines.MAX_CHARACTERS:
                 yield start, '\n'.join(document)
             else:
-                reason = f'the document that begins here has more than {row_files.MAX_CHARACTERS:,} characters'
+                reason = f'the document that begins here has more than {text_lines.MAX_CHARACTERS:,} characters'
                 malformed.add_malformed_record(path, start, reason)
             document, size = [], 0
 
@@ -234,8 +234,8 @@ def _read_rows(path: str, layout: TextLayout, malformed: BadRecords) -> Document
         text = row.get(field)
         if not isinstance(text, str):
             malformed.add_malformed_record(path, number, f"the field '{field}' is missing or not a string")
-        elif len(text) > row_files.MAX_CHARACTERS:
-            reason = f'the text has more than {row_files.MAX_CHARACTERS:,} characters'
+        elif len(text) > text_lines.MAX_CHARACTERS:
+            reason = f'the text has more than {text_lines.MAX_CHARACTERS:,} characters'
             malformed.add_malformed_record(path, number, reason)
         else:
             yield number, text

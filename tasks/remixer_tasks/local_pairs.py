@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from remixer_t5x import ranges
 from remixer_t5x.lazy_imports import seqio
 from remixer_tasks.corpora.text_corpus import ParsedCorpus
-from remixer_tasks.files import cache, row_files
-from remixer_tasks.files.row_files import BadRecords
+from remixer_tasks.files import cache, row_files, text_lines
+from remixer_tasks.files.text_lines import BadRecords
 from remixer_tasks.local_files import Files, describe_files, expand_held_out_paths, expand_paths
 from remixer_tasks.text_pairs import (
     TextTemplate,
@@ -64,7 +64,7 @@ def corpus(
     further = check_column_names(columns, metrics_by)
     read = functools.partial(_read_pairs, layout=layout, templates=templates, columns=further)
     states = [[cache.read_file_state(path) for path in group] for group in (train, held_out)]
-    settings = (format, inputs, targets, row_files.MAX_CHARACTERS, delimiter, encoding)
+    settings = (format, inputs, targets, text_lines.MAX_CHARACTERS, delimiter, encoding)
     read_train = functools.partial(read, train)
     read_held_out = read_train if held_out is train else functools.partial(read, held_out) if held_out else None
     return ParsedCorpus(

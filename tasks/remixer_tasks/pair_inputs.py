@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterator
 
 from remixer_t5x.errors import UserError, to_one_line
-from remixer_tasks.files import row_files
-from remixer_tasks.files.row_files import BadRecords
+from remixer_tasks.files import row_files, text_lines
+from remixer_tasks.files.text_lines import BadRecords
 from remixer_tasks.text_pairs import TextTemplate
 
 
@@ -72,14 +72,14 @@ class TextInputs:
 
     @property
     def display_name(self) -> str:
-        return row_files.STDIN if self.is_stdin else self.path
+        return text_lines.STDIN if self.is_stdin else self.path
 
     def _detect_format(self) -> str:
         extension = os.path.splitext(self.path.lower().removesuffix('.gz'))[1]
         return self.format or row_files.EXTENSIONS.get(extension.removeprefix('.'), 'txt')
 
     def __iter__(self) -> Iterator[str]:
-        format, path = self._detect_format(), row_files.STDIN if self.is_stdin else os.path.expanduser(self.path)
+        format, path = self._detect_format(), text_lines.STDIN if self.is_stdin else os.path.expanduser(self.path)
         if self.template is not None and format != 'txt':
             yield from self._fill_template(path, format, self.template)
             return
@@ -91,7 +91,7 @@ class TextInputs:
         file_advice = 'pass --input=FILE, or --input=- for a pipe'
         malformed = BadRecords(True, file_advice, 'correct the line, or pass --field or --gin.INPUT_FORMAT=txt')
         if format == 'txt':
-            for _, line in row_files.read_valid_lines(path, malformed):
+            for _, line in text_lines.read_valid_lines(path, malformed):
                 yield line
             return
         for number, row in row_files.read_json_rows(path, malformed):

@@ -14,7 +14,7 @@ from pathlib import Path
 from remixer_t5x import ranges
 from remixer_tasks.corpora.text_corpus import ParsedCorpus
 from remixer_tasks.files import cache
-from remixer_tasks.files.row_files import BadRecords
+from remixer_tasks.files.text_lines import BadRecords
 
 # Folders to skip: tests and tools have few docstrings, and all modules in `encodings` have the same docstring.
 _SKIPPED = {

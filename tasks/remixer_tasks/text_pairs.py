@@ -17,7 +17,7 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.lazy_imports import seqio, tf
 from remixer_tasks.benchmarks import text_metrics, text_task
 from remixer_tasks.corpora.text_corpus import Corpus, KeyedDocument
-from remixer_tasks.files import row_files
+from remixer_tasks.files import row_files, text_lines
 
 # Separates the input, target and columns in a document; `encode_pair` rejects inputs and targets that contain it.
 SEPARATOR = '\x1f'
@@ -108,8 +108,8 @@ def encode_pair(inputs: str, targets: str, columns: Sequence[str] = ()) -> str:
     Raises ValueError if the input or target is empty, contains the separator, or has more than MAX_CHARACTERS.
     """
     for name, text in (('inputs', inputs), ('targets', targets)):
-        if len(text) > row_files.MAX_CHARACTERS:
-            raise ValueError(f'the {name} have more than {row_files.MAX_CHARACTERS:,} characters')
+        if len(text) > text_lines.MAX_CHARACTERS:
+            raise ValueError(f'the {name} have more than {text_lines.MAX_CHARACTERS:,} characters')
         if not text.strip():
             raise ValueError(f'the {name} are empty')
         if SEPARATOR in text:

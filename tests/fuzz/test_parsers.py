@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from remixer_t5x.errors import UserError
 from remixer_tasks import local_files, pair_inputs, vocabularies
-from remixer_tasks.files import row_files
+from remixer_tasks.files import text_lines
 from tests.support.untrusted_inputs import result_or_one_line_error
 
 FUZZ = settings(max_examples=120, deadline=None)
@@ -31,7 +31,7 @@ DEEP = b'[' * 100_000
 @pytest.fixture(autouse=True, scope='module')
 def limit_lines():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(row_files, 'MAX_CHARACTERS', 40)
+        patch.setattr(text_lines, 'MAX_CHARACTERS', 40)
         yield
 
 
@@ -52,12 +52,12 @@ def test_any_document_parses_or_raises_a_one_line_error(tmp_path_factory, conten
     path = write_file(tmp_path_factory, content)
     for field in ('text', 1):
         layout = local_files.TextLayout(kind, field, txt_documents)
-        skipped = row_files.BadRecords(strict)
+        skipped = text_lines.BadRecords(strict)
         texts = result_or_one_line_error(lambda: list(local_files.read_documents(path, layout, skipped)))  # noqa: B023
         assert len(skipped.describe_skipped_records().splitlines()) < 2
         for document in texts or ():
             assert document.strip() and document.encode()
-            assert kind == 'parquet' or len(document.encode()) <= 3 * row_files.MAX_CHARACTERS
+            assert kind == 'parquet' or len(document.encode()) <= 3 * text_lines.MAX_CHARACTERS
 
 
 @FUZZ
@@ -67,12 +67,12 @@ def test_any_document_parses_or_raises_a_one_line_error(tmp_path_factory, conten
 def test_gzipped_documents_and_texts(tmp_path_factory, content):
     for data in (content, gzip.compress(content)):
         path = write_file(tmp_path_factory, data, 'fuzz.txt.gz')
-        skipped = row_files.BadRecords(False)
+        skipped = text_lines.BadRecords(False)
         layout = local_files.TextLayout()
         documents = result_or_one_line_error(lambda: list(local_files.read_documents(path, layout, skipped)))  # noqa: B023
         assert all(document.strip() and document.encode() for document in documents or ())
         texts = result_or_one_line_error(lambda: list(pair_inputs.TextInputs(path)))  # noqa: B023
-        assert all(len(text) <= row_files.MAX_CHARACTERS for text in texts or ())
+        assert all(len(text) <= text_lines.MAX_CHARACTERS for text in texts or ())
 
 
 @FUZZ
@@ -88,7 +88,7 @@ def test_any_vocabulary_file_loads_or_raises_a_one_line_error(tmp_path_factory, 
 
 @pytest.mark.parametrize('text', [json.dumps({'text': 'x' * 100}), 'x' * 100])
 def test_a_line_longer_than_the_limit_raises_a_one_line_error(tmp_path, monkeypatch, text):
-    monkeypatch.setattr(row_files, 'MAX_CHARACTERS', 50)
+    monkeypatch.setattr(text_lines, 'MAX_CHARACTERS', 50)
     (tmp_path / 'a').write_text('short\n' + text)
     with pytest.raises(UserError, match=':2: the line has more than 50 characters'):
         list(pair_inputs.TextInputs(str(tmp_path / 'a')))

@@ -7,8 +7,8 @@ import pytest
 
 from remixer_tasks import local_files
 from remixer_tasks.benchmarks import raw_rows
-from remixer_tasks.files import row_files
-from remixer_tasks.files.row_files import BadRecords
+from remixer_tasks.files import text_lines
+from remixer_tasks.files.text_lines import BadRecords
 from tests.support.error_lines import error_message
 
 
@@ -35,7 +35,7 @@ FAULTS = {
 @pytest.mark.parametrize('kind', FAULTS)
 def test_a_faulty_line_is_counted_or_rejected(tmp_path, monkeypatch, kind):
     content, text_format, expected, message = FAULTS[kind]
-    monkeypatch.setattr(row_files, 'MAX_CHARACTERS', 50)
+    monkeypatch.setattr(text_lines, 'MAX_CHARACTERS', 50)
     path = tmp_path / 'a'
     path.write_bytes(content)
     layout = {'format': text_format, 'txt_documents': 'line'}
@@ -50,7 +50,7 @@ def test_a_faulty_line_is_counted_or_rejected(tmp_path, monkeypatch, kind):
 
 def test_a_huge_line_is_read_in_bounded_memory(tmp_path, monkeypatch):
     """The sparse file has a line of 200 MiB between two valid lines, and ends with 50 MiB without a newline."""
-    monkeypatch.setattr(row_files, 'MAX_CHARACTERS', 1_000_000)
+    monkeypatch.setattr(text_lines, 'MAX_CHARACTERS', 1_000_000)
     path = tmp_path / 'huge.txt'
     with open(path, 'wb') as file:
         file.write(b'good\n')
@@ -69,7 +69,7 @@ def test_a_huge_line_is_read_in_bounded_memory(tmp_path, monkeypatch):
 
 
 def test_a_huge_document_is_read_in_bounded_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(row_files, 'MAX_CHARACTERS', 10_000)
+    monkeypatch.setattr(text_lines, 'MAX_CHARACTERS', 10_000)
     path = tmp_path / 'a.txt'
     path.write_bytes(b''.join(b'%d\n' % number for number in range(50_000)) + b'\nshort\n')
     tracemalloc.start()
@@ -96,5 +96,5 @@ def test_malformed_rows_of_published_files_are_never_skipped(tmp_path, monkeypat
     path = tmp_path / 'a'
     path.write_bytes(b'{"a": 1}\n{"a": "\0"}\n')
     assert ':2: a NUL character' in error_message(lambda: list(raw_rows.read_jsonl(str(path))))
-    monkeypatch.setattr(row_files, 'MAX_CHARACTERS', 8)
+    monkeypatch.setattr(text_lines, 'MAX_CHARACTERS', 8)
     assert ':2: the line has more than' in error_message(lambda: list(raw_rows.read_lines(str(path))))

@@ -9,7 +9,7 @@ import seqio
 
 from remixer_t5x.errors import UserError
 from remixer_tasks import huggingface_datasets, text_pairs
-from remixer_tasks.files.row_files import BadRecords
+from remixer_tasks.files.text_lines import BadRecords
 from tests.support.error_lines import error_message
 
 datasets = pytest.importorskip('datasets', reason='datasets is not installed: pip install datasets')

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from remixer_t5x.data import pipeline, task_batches
 from remixer_t5x.errors import UserError
 from remixer_tasks import local_pairs, text_pairs
-from remixer_tasks.files import row_files
-from remixer_tasks.files.row_files import BadRecords
+from remixer_tasks.files import row_files, text_lines
+from remixer_tasks.files.text_lines import BadRecords
 from remixer_tasks.pair_inputs import TextInputs
 
 BYTES = seqio.ByteVocabulary(extra_ids=100)
@@ -229,7 +229,7 @@ def test_other_delimiters_and_encodings(tmp_path):
 
 def test_malformed_csv_rows_and_too_long_texts_are_counted(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(row_files, 'MAX_CHARACTERS', 30)
+        patch.setattr(text_lines, 'MAX_CHARACTERS', 30)
         read, skipped = read_pairs(tmp_path, 'a.jsonl', GOOD_ROW, inputs='{q}' * 40)
     assert not read and 'the inputs have more than 30 characters' in skipped
     read, skipped = read_pairs(tmp_path, 'a.csv', 'q,a\n"x"y,z\nb,c\n')

@@ -11,8 +11,8 @@ from typing import Any
 from remixer_t5x import untrusted_files
 from remixer_t5x.errors import UserError
 from remixer_tasks.benchmarks.prompts import UNLABELLED
-from remixer_tasks.files import row_files
-from remixer_tasks.files.row_files import BadRecords
+from remixer_tasks.files import row_files, text_lines
+from remixer_tasks.files.text_lines import BadRecords
 
 _FILE_ADVICE = 'set DATA_DIR to the folder that contains the published files'
 _LINE_ADVICE = 'correct the line, or download the file again'
@@ -88,7 +88,7 @@ def read_csv(path: str) -> Iterator[tuple[int, Row]]:
 
 def parse_json_file(path: str) -> Any:
     """Parses a whole file as a single JSON value."""
-    with row_files.open_bytes(path, _FILE_ADVICE) as file:
+    with text_lines.open_bytes(path, _FILE_ADVICE) as file:
         content = file.read()
     try:
         return untrusted_files.parse_json(content)
@@ -98,4 +98,4 @@ def parse_json_file(path: str) -> Any:
 
 def read_lines(path: str) -> Iterator[tuple[int, str]]:
     """Yields (line number, line) for each line, without line ends and without a byte order mark."""
-    return row_files.read_valid_lines(path, _STRICT)
+    return text_lines.read_valid_lines(path, _STRICT)

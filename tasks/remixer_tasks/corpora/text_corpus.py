@@ -23,7 +23,7 @@ from remixer_t5x.errors import UserError, format_count, root_cause_message
 from remixer_t5x.lazy_imports import seqio
 from remixer_tasks.files import cache, workers
 from remixer_tasks.files.cache import ProgressNotice
-from remixer_tasks.files.row_files import BadRecords
+from remixer_tasks.files.text_lines import BadRecords
 
 TRAIN, VALIDATION = 'train', 'validation'
 # A function that yields documents and reports unreadable records to `BadRecords`.
