@@ -198,7 +198,10 @@ def test_targets_of_real_data_score_as_correct_predictions(name, real_data, shar
         decoded = [task.output_features['targets'].vocabulary.decode(e['targets'].tolist()) for e in examples]
         assert decoded == [e['targets_pretokenized'].decode() for e in examples]
         targets, predictions = (
-            [task.postprocess_fn(text, example=e, is_target=is_target) for text, e in zip(decoded, examples, strict=True)]
+            [
+                task.postprocess_fn(text, example=e, is_target=is_target)
+                for text, e in zip(decoded, examples, strict=True)
+            ]
             for is_target in (True, False)
         )
         for metric in task.metric_fns:

@@ -29,23 +29,19 @@ def test_a_trained_vocabulary_has_its_size_and_the_ids_of_t5():
 
 
 def test_training_is_lazy_cached_and_deterministic(cache_folder, monkeypatch, capsys):
-    first = vocabularies.trained(corpus(), 400)
+    """A larger fraction holds out documents on which the first vocabulary was trained."""
+    few, other = (text_pairs.PairTexts(corpus(500, **each)) for each in ({}, {'validation_fraction': 0.5}))
+    first = vocabularies.trained(few, 300)
     assert not cache_folder.exists(), 'nothing is read or trained before the first use'
     model = first.sp_model
-    assert 'training a vocabulary of 300 pieces' in capsys.readouterr().err
-    assert vocabularies.trained(corpus(), 400).sp_model == model
+    assert 'training a vocabulary of 200 pieces' in capsys.readouterr().err
+    assert vocabularies.trained(few, 300).sp_model == model
     assert capsys.readouterr().err == ''
+    many = vocabularies.trained(other, 300)
+    assert first != many and model != many.sp_model
     monkeypatch.setenv('REMIXER_T5X_CACHE', str(cache_folder) + '2')
-    again = vocabularies.trained(corpus(), 400)
-    assert again.sp_model == model
-    assert again.sentencepiece_model_file != first.sentencepiece_model_file
-
-
-def test_a_vocabulary_of_other_training_documents_is_trained_again():
-    """A larger fraction holds out documents on which the first vocabulary was trained."""
-    corpora = corpus(), corpus(validation_fraction=0.5)
-    few, many = (vocabularies.trained(text_pairs.PairTexts(texts), 300) for texts in corpora)
-    assert few != many and few.sp_model != many.sp_model
+    again = vocabularies.trained(few, 300)
+    assert again.sp_model == model and again.sentencepiece_model_file != first.sentencepiece_model_file
 
 
 @pytest.mark.parametrize(
