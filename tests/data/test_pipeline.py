@@ -44,7 +44,11 @@ def test_batches_equal_those_of_seqio(task, pack):
     """The reference is `seqio.get_dataset` with the same arguments."""
     config = pipeline.DatasetConfig(task, LENGTHS, batch_size=4, pack=pack, seed=3)
     converter = seqio.EncDecFeatureConverter(pack=pack)
-    theirs = seqio.get_dataset(task, LENGTHS, converter, 'train', shuffle=True, seed=3, num_epochs=None, batch_size=4)
+    theirs = call_without_autograph(
+        lambda: seqio.get_dataset(
+            task, LENGTHS, converter, 'train', shuffle=True, seed=3, num_epochs=None, batch_size=4
+        )
+    )
     ours = take(task_batches.TrainBatches(config), 5)
     assert_same(ours, list(theirs.take(5).as_numpy_iterator()))
     assert {name: a.shape for name, a in ours[0].items()} == pipeline.get_batch_shapes(config)
@@ -66,7 +70,7 @@ def test_a_restored_position_continues_with_the_next_batch(task, settings):
 
 @pytest.mark.parametrize(
     ('before', 'after', 'settings', 'streams'),
-    [(2, 1, {}, 2), (1, 2, {'streams': 4}, 4), (2, 3, {'length_buckets': (9, 11)}, 1)],
+    [(2, 1, {}, 2), (1, 3, {'streams': 3}, 3), (2, 3, {'length_buckets': (9, 11)}, 1)],
 )
 def test_other_numbers_of_hosts_resume_with_the_same_batches(task, before, after, settings, streams):
     """The number of streams is STREAMS, 1 with length buckets, or the number of hosts at the start of the run."""
