@@ -11,16 +11,17 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from remixer_t5x.api import saved_models
 from remixer_t5x.cli import conversions
 from remixer_t5x.config import loading
-from remixer_t5x.devices.partition import unbox
+from remixer_t5x.errors import UserError
 from remixer_t5x.interop import safetensors_files
-from remixer_t5x.interop.huggingface import bert, param_mapping
+from remixer_t5x.interop.huggingface import bert, param_mapping, t5_tokenizer
 from remixer_t5x.interop.huggingface import model_folders as huggingface
 from remixer_t5x.interop.huggingface.model_family import HuggingFaceConfig
 from remixer_t5x.interop.huggingface.t5 import T5
 from remixer_t5x.interop.huggingface.t5gemma import T5Gemma
-from remixer_t5x.models import interface
+from remixer_t5x.models.beam_search import BeamSearch, PowerPenalty
 from tests.interop import small_models
 from tests.support import hf_folders
 from tests.support.error_lines import error_message
@@ -38,9 +39,9 @@ class Tiny:
         self.name, self.arrays = name, hf_folders.recorded_arrays(name)
         self.config, self.weights = CONFIGS[name], hf_folders.weights_of(self.arrays)
         folder = hf_folders.write(path / name, self.config, self.weights, tokenizer=name != 'bert_tiny', shards=3)
-        self.source = huggingface.open_model_folder(str(folder))
-        self.family, self.params = self.source.family, hf_folders.read_params(folder)
-        self.model = hf_folders.model_from_source(self.source, path)
+        source = huggingface.open_model_folder(str(folder))
+        self.family, self.model = source.family, hf_folders.model_from_source(source, path)
+        self.params = source.read_params(saved_models.get_abstract_params(self.model))
 
 
 @pytest.fixture(scope='module', params=CONFIGS)
@@ -48,7 +49,8 @@ def tiny(request, tmp_path_factory):
     return Tiny(request.param, tmp_path_factory.mktemp('tiny'))
 
 
-@pytest.mark.parametrize('tiny', [name for name in CONFIGS if name != 'bert_tiny'], indirect=True)
+# `test_losses_gradients_and_answers_of_a_tied_scaled_t5` computes those of T5 v1.0.
+@pytest.mark.parametrize('tiny', ['t5_v1_1_tiny', 'umt5_tiny', 'gpt2_tiny', 't5gemma_tiny'], indirect=True)
 def test_scores_and_greedy_tokens_equal_recorded_values(tiny):
     arrays, shift = tiny.arrays, tiny.family.id_offset
     theirs = arrays['tokens' if shift else 'targets']
@@ -65,16 +67,40 @@ def test_scores_and_greedy_tokens_equal_recorded_values(tiny):
         np.testing.assert_array_equal(greedy, arrays['greedy'])
 
 
-def test_our_model_has_the_parameters_and_description_of_the_family(tiny):
-    shapes = {'encoder_input_tokens': (1, 4), 'decoder_target_tokens': (1, 4)}
-    ours = unbox(interface.compute_param_shapes(tiny.model, shapes))
-    assert jax.tree.map(np.shape, tiny.params) == jax.tree.map(np.shape, ours)
-    assert {leaf.dtype.name for leaf in jax.tree.leaves(tiny.params)} == {'float32'}
-    vocabulary = GPT2_VOCABULARY if tiny.name == 'gpt2_tiny' else VOCABULARY
-    assert hf_folders.describe(tiny.model, vocabulary) == tiny.family
+@pytest.mark.parametrize('tiny', ['t5_v1_0_tiny'], indirect=True)
+def test_losses_gradients_and_answers_of_a_tied_scaled_t5(tiny):
+    """The loss and the generated tokens equal recorded values; the gradient equals a difference quotient."""
+    arrays, model, params = tiny.arrays, tiny.model, tiny.params
+    targets, inputs = arrays['targets'], {'encoder_input_tokens': arrays['inputs']}
+    shifted = np.pad(targets[:, :-1], ((0, 0), (1, 0)))
+    batch = {**inputs, 'decoder_input_tokens': shifted, 'decoder_target_tokens': targets}
+    compute_loss = jax.jit(jax.value_and_grad(model.loss, has_aux=True))
+    (loss, sums), gradient = compute_loss(params, batch)
+    expected = pytest.approx(float(arrays['loss']), rel=1e-5)
+    assert float((loss - sums['z_loss']) / sums['weights']) == expected
+    assert -float(jax.jit(model.score)(params, batch).sum() / sums['weights']) == expected
+
+    length = arrays['greedy'].shape[1]
+    search = BeamSearch(arrays['beams'].shape[1], PowerPenalty(0.6))
+    beams = jax.jit(lambda params: model.generate(params, inputs, length, decoder=search))(params)
+    np.testing.assert_array_equal(beams.tokens, arrays['beams'])
+    np.testing.assert_allclose(beams.scores, arrays['beam_scores'], rtol=1e-5)
+
+    # The loss computes its own gradient of the transposed table, which is also the embedding.
+    table = params['token_embedder']['embedding']
+    direction = np.random.default_rng(0).standard_normal(table.shape, np.float32)
+    above, below = (
+        float(compute_loss({**params, 'token_embedder': {'embedding': table + sign * 1e-3 * direction}}, batch)[0][0])
+        for sign in (1, -1)
+    )
+    slope = np.sum(gradient['token_embedder']['embedding'] * direction)
+    assert slope == pytest.approx((above - below) / 2e-3, rel=2e-2)
 
 
 def test_a_folder_is_written_back_bit_for_bit(tiny, tmp_path):
+    vocabulary = GPT2_VOCABULARY if tiny.name == 'gpt2_tiny' else VOCABULARY
+    assert hf_folders.describe(tiny.model, vocabulary) == tiny.family
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(tiny.params)} == {'float32'}
     back = huggingface.write_model_folder(str(tmp_path / 'back'), tiny.family, tiny.params)
     written = load_file(back / 'model.safetensors')
     assert set(written) == set(tiny.weights)
@@ -113,11 +139,9 @@ def test_half_precision_files_are_read_without_loss(tiny, tmp_path):
         assert safetensors_files.find_differing_array(read, safetensors_files.round_params(tiny.params, dtype)) is None
 
 
-@pytest.mark.parametrize('layer_biases', [False, True])
-@pytest.mark.parametrize('activation', [None, 'silu'])
-def test_any_t5_is_written_and_read(activation, layer_biases):
+def test_a_t5_with_silu_is_written_and_read():
     sizes = {'vocab_size': 5, 'embed_dim': 2, 'mlp_dim': 3, 'num_heads': 2, 'head_dim': 4}
-    t5 = T5(**sizes, num_encoder_layers=2, num_decoder_layers=1, activation=activation, layer_biases=layer_biases)
+    t5 = T5(**sizes, num_encoder_layers=2, num_decoder_layers=1, activation='silu')
     rng, abstract = np.random.default_rng(0), hf_folders.abstract_params(t5)
     params = jax.tree.map(lambda leaf: rng.standard_normal(leaf.shape, np.float32), abstract)
     read = t5.read_params(t5.convert_to_huggingface(params), abstract, 'memory')
@@ -200,6 +224,24 @@ def test_the_problem_type_of_a_classifier_is_checked():
     config = {'problem_type': 'regression', 'id2label': {'0': 'a', '1': 'b'}}
     message = error_message(lambda: bert.read_label_names(HuggingFaceConfig(config, 'hf')))
     assert "problem_type to 'regression'" in message and 'with 2 labels' in message
+
+
+def test_the_number_of_sentinels_is_read_from_the_tokenizer(tmp_path):
+    folder = hf_folders.write_tiny(tmp_path / 'hf', 't5_v1_0_tiny')
+    tokenizer = folder / 'tokenizer_config.json'
+    model = str(folder / 'spiece.model')
+    expected = ('sentencepiece', {'path': model, 'extra_ids': 10})
+    assert t5_tokenizer.find_t5_tokenizer(folder) == expected
+    assert t5_tokenizer.find_t5_tokenizer(folder, '/other.model')[1]['path'] == '/other.model'
+    names = [f'<extra_id_{i}>' for i in range(7)]
+    # ByT5 was pretrained with the last bytes as sentinels.
+    byt5 = {'tokenizer_class': 'ByT5Tokenizer', 'extra_ids': 125}
+    for config, extra_ids in (({'additional_special_tokens': names}, 7), ({'extra_ids': 0}, 0), (byt5, 0), ({}, 100)):
+        tokenizer.write_text(json.dumps(config))
+        assert t5_tokenizer.find_t5_tokenizer(folder)[1]['extra_ids'] == extra_ids
+    (folder / 'spiece.model').unlink()
+    with pytest.raises(UserError, match='--vocabulary'):
+        t5_tokenizer.find_t5_tokenizer(folder)
 
 
 def test_the_separator_of_bert_is_found(tmp_path):

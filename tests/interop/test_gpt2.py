@@ -44,7 +44,7 @@ def test_label_smoothing_gives_no_probability_to_padding(recorded, folder):
     loaded, targets = remixer_t5x.load(str(folder)), recorded['tokens'] + 1
     batch = {'decoder_input_tokens': np.pad(targets[:, :-1], ((0, 0), (1, 0))), 'decoder_target_tokens': targets}
     smoothed = dataclasses.replace(loaded.model.loss_function, label_smoothing=0.1)
-    gradient = jax.grad(lambda p: dataclasses.replace(loaded.model, loss_function=smoothed).loss(p, batch)[0])
+    gradient = jax.jit(jax.grad(lambda p: dataclasses.replace(loaded.model, loss_function=smoothed).loss(p, batch)[0]))
     assert not np.any(gradient(loaded.params)['token_embedder']['embedding'][0])
 
 

@@ -152,6 +152,7 @@ def test_metadata_of_our_files_is_checked(tmp_path):
     good = {'format': 'remixer_t5x', 'step': '3', 'versions': '{}'}
     for change, reason in (
         *(({'step': 'x'}, "step 'x'"), ({'step': '²'}, 'step'), ({'versions': '['}, 'invalid JSON')),
+        ({'format': 'pt'}, '--from_hf'),
         *(({'lengths': '{"inputs": 3}'}, 'targets'), ({'lengths': '{"inputs": 3, "targets": "x"}'}, 'lengths')),
     ):
         save_file(GOOD, tmp_path / 'x', {**good, **change})
