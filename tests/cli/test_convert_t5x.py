@@ -76,7 +76,6 @@ def test_a_renamed_checkpoint_has_step_0(folder, model_dir, tmp_path):
 @pytest.mark.parametrize(
     ('flags', 'words'),
     [
-        (['LAYOUT=@layer.PostNorm'], "class of encoder/layer is 'PostNorm', not 'PreNorm'"),
         (['encoder_decoder.EncoderDecoder.tied=True'], 'tied of the model is True'),
         (['ACTIVATION="silu"'], 'got silu'),
         (['positions.RelativePositionBias.max_distance=64'], 'max_distance of'),

@@ -44,6 +44,7 @@ def t5(encoder_mlp, decoder_mlp, layers, vocab_size, embed_dim, head_dim=4, **se
     return Seq2Seq(EncoderDecoder(vocab_size, embed_dim, encoder, decoder, **settings))
 
 
+@functools.cache
 def abstract_params(model):
     """Returns the shapes of the parameters."""
     return unbox(
