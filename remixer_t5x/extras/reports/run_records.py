@@ -27,7 +27,8 @@ class MetricsRecord:
 
     Attributes:
         kind: 'train', or the name of an evaluation.
-        numbers, timing: map metric names to values; None replaces values that are not finite.
+        numbers, timing: map metric names to values; None replaces values that are not finite. The first metric of a
+            task ranks its checkpoints.
     """
 
     kind: str
@@ -154,15 +155,30 @@ def _read_run(folder: epath.Path, name: str) -> RecordedRun:
     path = folder / model_dir.METRICS
     if not (logged := read_metrics_records(path)):
         raise UserError(f'{folder} has no metrics yet; wait for the first log (LOG_PERIOD steps), or use another run')
-    config, evaluations = folder / model_dir.CONFIG, folder / EVAL_FOLDER / model_dir.METRICS
+    file, evaluations = folder / model_dir.CONFIG, folder / EVAL_FOLDER / model_dir.METRICS
+    config = untrusted_files.read_text(file, 'restore or remove the file') if file.exists() else ''
     return RecordedRun(
         name=name,
         folder=os.fspath(folder),
-        records=logged,
-        config=untrusted_files.read_text(config, 'restore or remove the file') if config.exists() else '',
-        evaluations=read_metrics_records(evaluations),
+        records=_put_ranking_metrics_first(logged, config),
+        config=config,
+        evaluations=_put_ranking_metrics_first(read_metrics_records(evaluations), config),
         predictions=dict(_read_predictions(folder / EVAL_FOLDER / checkpoint_evaluation.PREDICTIONS)),
     )
+
+
+def _put_ranking_metrics_first(records: Sequence[MetricsRecord], config: str) -> list[MetricsRecord]:
+    """Sorts the metrics of each task so that its metric in BEST_METRICS is the first, which reports compare."""
+    best_metrics = compatibility.parse_literal(config, 'BEST_METRICS')
+    if not isinstance(best_metrics, dict):
+        return list(records)
+
+    def sort_metrics(record: MetricsRecord) -> MetricsRecord:
+        best = str(best_metrics.get(record.kind.partition('/')[2])).removeprefix('-')
+        numbers = dict(sorted(record.numbers.items(), key=lambda item: item[0] != best))
+        return dataclasses.replace(record, numbers=numbers)
+
+    return list(map(sort_metrics, records))
 
 
 def _read_predictions(folder: epath.Path) -> Iterator[tuple[str, Sequence[Mapping[str, Any]]]]:

@@ -57,7 +57,7 @@ def _run(name, seed, setting=0):
     logged = [MetricsRecord('train', step, {'loss': 3.0 / step}, timing) for step in (1, 2)]
     logged += [
         MetricsRecord(f'eval/{EVIL}', 2, {EVIL: 5.0}, {}),
-        MetricsRecord('eval/cogs', 2, {f't{n}': 50.0 for n in range(8)}, {}),
+        MetricsRecord('eval/cogs', 2, {f't_{n}': 50.0 for n in range(8)}, {}),
     ]
     row = {'index': 0, 'input': EVIL, 'target': EVIL, 'prediction': f'other {EVIL}'}
     return RecordedRun(name, f'/runs/{EVIL}', logged, f"SEED = {seed}\nX = '{EVIL}{setting}'\n", (), {EVIL: [row]})
@@ -95,3 +95,4 @@ def test_runs_of_a_group_have_the_same_colour():
     assert 'a × 2</li>' in page and 'var(--c1)' in page and 'var(--c2)' not in page
     page = report_writer.render_page([_run('a', 1), _run('b', 2)])
     assert 'b</li>' in page and 'var(--c1)' in page
+    assert '<td>t_0</td>' in page and 'cogs, eval: t_0' in page

@@ -1,11 +1,13 @@
 """Records, settings and groups of runs, and their summaries, tables and charts."""
 
+import json
 import statistics
 
 import pytest
 
 from remixer_t5x.extras.reports import curves, overview, run_records
 from remixer_t5x.extras.reports.run_records import MetricsRecord, RecordedRun, RunGroup
+from remixer_t5x.run_folder import model_dir
 
 
 def _run(name, config='', train=((1, 3.0), (2, 2.0)), **evaluations):
@@ -64,6 +66,16 @@ def test_a_chart_shows_only_the_main_metric_of_a_task():
     assert 'exact_match 36. ' in overview.summarize_run(run).summary
     titles = [chart.title for chart in curves.draw_charts([run], {'r': 0})['curves']]
     assert titles == ['Training loss', 'cogs, eval: exact_match', 'all tasks, eval: average']
+
+
+def test_the_main_metric_of_a_task_is_that_of_best_metrics(tmp_path):
+    line = {'kind': 'eval/qa', 'step': 9, 'exact_match': 36.0, 'distance': 5.0}
+    for name in (model_dir.MARKER_FILE, model_dir.METRICS):
+        (tmp_path / name).write_text(json.dumps(line))
+    (tmp_path / model_dir.CONFIG).write_text("BEST_METRICS = {'qa': '-distance'}\n")
+    [run] = run_records.read_runs([str(tmp_path)])
+    assert 'qa, eval: distance 5.' in overview.summarize_run(run).summary
+    assert [row.metric for row in overview.build_task_table([RunGroup('r', [run])])] == ['distance', 'exact_match']
 
 
 def test_smoothing_follows_its_formula():
