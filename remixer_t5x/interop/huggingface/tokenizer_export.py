@@ -44,8 +44,11 @@ def write_tokenizer(
             counts = f'{vocabulary.vocab_size:,} ids, {sentinels} of them sentinels'
             description = f'{tokenizer_files.SENTENCEPIECE} and {tokenizer_files.CONFIG} ({counts})'
         else:
-            # ByT5Tokenizer assigns ids in list order, and <extra_id_0> has the last id of the vocabulary.
-            config |= {'tokenizer_class': tokenizer_files.BYTES_TOKENIZER, 'extra_special_tokens': tokens[::-1]}
+            # ByT5Tokenizer assigns ids in list order, and <extra_id_0> has the last id of the vocabulary. Published
+            # models, without sentinels in the vocabulary, have 384 ids, which ByT5Tokenizer only decodes with names.
+            names = tokens[::-1] or [f'<extra_id_{i}>' for i in range(125)]
+            config |= {'tokenizer_class': tokenizer_files.BYTES_TOKENIZER, 'extra_ids': len(names)}
+            config |= {'extra_special_tokens': names}
             description = f'{tokenizer_files.CONFIG} (bytes, {sentinels} sentinels)'
     (folder / tokenizer_files.CONFIG).write_text(json.dumps(config, indent=2) + '\n', encoding='utf-8')
     return description
