@@ -59,6 +59,15 @@ def work(file, commands, join):
     return 0
 
 
+def work_rejected(file, commands, join):
+    """Runs commands that end with a user error in all processes."""
+    register(file)
+    with processes.connect_processes(processes.ProcessFlags(**join), main.report_error):
+        for argv in commands:
+            assert command_without_autograph.main(argv) == 2
+    return 0
+
+
 def work_until_signal(file, commands, join, number):
     """Like `work`, but process 1 sends itself SIGTERM before its evaluation batch `number`."""
     check, calls = preemption.StopSignalHandler.check, itertools.count(1)

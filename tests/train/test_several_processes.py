@@ -27,17 +27,13 @@ from tests.support.real_processes import Process
 from tests.train import lines_worker
 
 DEVICES = 4
-HEARTBEAT = 20
+HEARTBEAT = 10
 # Macros that make each model compile quickly. `mixed` has layers of HyperMixer and Remixer, and layers of TIM;
 # `feed_forward` is a T5 without attention.
 MODELS = {
     'feed_forward': {
         **{'EMBED_DIM': 16, 'MLP_DIM': 16, 'NUM_ENCODER_LAYERS': 1, 'NUM_DECODER_LAYERS': 1},
         **feed_forward.SETTINGS,
-    },
-    't5_1_1': {
-        **{'HEAD_DIM': 8, 'NUM_HEADS': 2, 'EMBED_DIM': 16, 'MLP_DIM': 16},
-        **{'NUM_ENCODER_LAYERS': 1, 'NUM_DECODER_LAYERS': 1},
     },
     'mixed': {
         **{'HEAD_DIM': 8, 'TIM_NUM_HEADS': 2, 'TIM_EMBED_DIM': 16, 'TIM_MLP_DIM': 16},
@@ -59,6 +55,8 @@ DECODER_FEED_FORWARD = @decoder/remixer.Remixer
 ENCODER_RUNS = ((@encoder/layer.make_layer, 1), (@tim_encoder/layer.make_layer, 1))
 DECODER_RUNS = ((@decoder/layer.make_layer, 1), (@tim_decoder/layer.make_layer, 1))
 """
+# Settings of a run with several checkpoints and evaluations.
+LONG = {'TRAIN_STEPS': 4, 'CHECKPOINT_PERIOD': 2, 'EVAL_PERIOD': 2}
 # Folders in which a run of two processes is resumed by one, and vice versa.
 RESUMED = {'together': 'together to alone', 'alone': 'alone to together'}
 DATA = {
@@ -71,6 +69,7 @@ TRAINING = {
     'TRAIN_STEPS': 2,
     'LOG_PERIOD': 1,
     'EVAL_PERIOD': None,
+    'EVAL_STEPS': None,
     'CHECKPOINT_PERIOD': 1000,
     'KEEP_CHECKPOINTS': None,
 }
@@ -80,15 +79,14 @@ def gin(settings):
     return [f'--gin.{name}={value}' for name, value in settings.items()]
 
 
-def model_flags(model='t5_1_1'):
-    """Returns the flags of a model in configs/models, or of a gin file."""
+def model_flags(model='feed_forward'):
+    """Returns the flags of `feed_forward`, or of the gin file of `mixed`."""
     name = pathlib.Path(model).stem
-    model_file = {'mixed': model, 'feed_forward': 'models/t5_1_1.gin'}.get(name, f'models/{name}.gin')
-    files = [model_file, 'sizes/tiny.gin', 'hardware/cpu.gin']
+    files = [model if name == 'mixed' else 'models/t5_1_1.gin', 'sizes/tiny.gin', 'hardware/cpu.gin']
     return [f'--gin_file={file}' for file in files] + gin({**MODELS[name], **DATA})
 
 
-def train(folder, model='t5_1_1', shuffle=True, **settings):
+def train(folder, model='feed_forward', shuffle=True, **settings):
     files = ['--gin_file=optimizers/adafactor_constant.gin', '--gin_file=runs/pretrain.gin']
     changes = {**TRAINING, 'MODEL_DIR': folder, 'train/pipeline.DatasetConfig.shuffle': shuffle, **settings}
     return ['train', *files, *model_flags(model), *gin(changes)]
@@ -114,12 +112,12 @@ class Commands:
     def start(self, *processes, folders=(None, None), function=lines_worker.work, arguments=()):
         """Starts processes. Each has a number of devices, commands, and settings to connect to the other processes.
 
-        `folders` are their working directories; a file `lines.txt` there replaces the lines of the task.
+        `folders` are their working directories.
         """
         return [
             Process(
                 function,
-                str(folder / 'lines.txt' if folder and (folder / 'lines.txt').exists() else self._file),
+                str(self._file),
                 [[str(word) for word in command] for command in commands],
                 join,
                 *arguments,
@@ -192,39 +190,36 @@ def processes(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def runs(processes):
-    """Returns the results of commands in two processes and in one process, which also resume runs of each other."""
+    """Runs commands in one process and in two, which also resume runs of each other.
+
+    Returns the folder, and the outputs of the two processes.
+    """
     folder = processes.folder
     texts = folder / 'texts.txt'
     texts.write_text('\n'.join(processes.lines[:20]) + '\n')
     mixed = folder / 'mixed.gin'
     mixed.write_text(MIXED)
-    long = {'TRAIN_STEPS': 4, 'CHECKPOINT_PERIOD': 2}
 
     def commands(name):
-        return [finetune(folder / name / 'mixed', str(mixed)), train(folder / name / 't5_1_1', **long)]
+        return [finetune(folder / name / 'mixed', str(mixed)), train(folder / name / 'feed_forward', **LONG)]
 
     def evaluation_commands(name):
-        checkpoint = f'--checkpoint={folder / "alone" / "t5_1_1"}'
-        evaluate = [
-            'eval',
-            checkpoint,
-            *model_flags(),
-            '--gin.EVAL_BATCH_SIZE=16',
-            f'--output={folder / name / "eval"}',
-        ]
+        checkpoint = f'--checkpoint={folder / "alone" / "feed_forward"}'
+        evaluate = ['eval', checkpoint, *model_flags(), '--gin.EVAL_BATCH_SIZE=16']
         infer = ['infer', checkpoint, *model_flags(), '--gin.INFER_BATCH_SIZE=8', f'--input={texts}']
         vocabulary = ['--gin_file=' + str(_vocabulary_gin(folder)), f'--output={folder / name / "answers.jsonl"}']
-        return [evaluate, [*infer, *vocabulary]]
+        return [[*evaluate, f'--output={folder / name / "eval"}'], [*infer, *vocabulary]]
 
-    both = processes.start(*pair(*commands('together')))
-    single = processes.start(*alone(*commands('alone'), *evaluation_commands('alone')))
-    results = {'together': _check_success(wait_for(both)), 'alone': _check_success(wait_for(single))}
-    for name in ('together', 'alone'):
-        copy_until(folder / name / 't5_1_1', folder / RESUMED[name], 2)
-    both = processes.start(*pair(train(folder / RESUMED['alone'], **long), *evaluation_commands('together')))
-    _check_success(processes.run(*alone(train(folder / RESUMED['together'], **long))))
-    _check_success(wait_for(both))
-    return folder, results
+    def copy_first_half(name):
+        copy_until(folder / name / 'feed_forward', folder / RESUMED[name], 2)
+
+    _check_success(processes.run(*alone(*commands('alone'), *evaluation_commands('alone'))))
+    copy_first_half('alone')
+    resumed = [train(folder / RESUMED['alone'], **LONG), *evaluation_commands('together')]
+    outputs = _check_success(processes.run(*pair(*commands('together'), *resumed)))
+    copy_first_half('together')
+    _check_success(processes.run(*alone(train(folder / RESUMED['together'], **LONG))))
+    return folder, [output for _, output in outputs]
 
 
 def _check_success(results):
@@ -252,10 +247,10 @@ def test_two_processes_train_like_one_device(runs):
 def test_a_run_resumes_with_another_number_of_processes(runs):
     """The data is shuffled."""
     folder = runs[0]
-    assert_close(losses(folder / RESUMED['together']), losses(folder / 'together' / 't5_1_1'))
-    assert_close(losses(folder / RESUMED['alone']), losses(folder / 'alone' / 't5_1_1'))
+    assert_close(losses(folder / RESUMED['together']), losses(folder / 'together' / 'feed_forward'))
+    assert_close(losses(folder / RESUMED['alone']), losses(folder / 'alone' / 'feed_forward'))
     # The order of the data depends on the number of streams, so the two runs differ.
-    assert losses(folder / 'together' / 't5_1_1')[4] != losses(folder / 'alone' / 't5_1_1')[4]
+    assert losses(folder / 'together' / 'feed_forward')[4] != losses(folder / 'alone' / 'feed_forward')[4]
 
 
 def test_finetuning_saves_the_best_parameters(runs):
@@ -297,14 +292,14 @@ def without_gloo(output):
 
 
 def test_only_the_first_process_prints(runs):
-    first, second = (output for _, output in runs[1]['together'])
+    first, second = runs[1]
     assert 'finished at step 2' in first and 'parameters' in first
     assert not without_gloo(second)
 
 
 def test_sigterm_of_one_process_stops_all_and_a_kill_aborts_all(processes):
     folder = processes.folder / 'endless'
-    endless = train(folder, 'feed_forward', TRAIN_STEPS=10**6, CHECKPOINT_PERIOD=10**6)
+    endless = train(folder, TRAIN_STEPS=10**6, CHECKPOINT_PERIOD=10**6)
     first, second = processes.start(*pair_by_flags(endless))
     first.wait_until(lambda: last_step(folder) >= 3, 'step 3')
     second.send(signal.SIGTERM)
@@ -323,21 +318,18 @@ def test_sigterm_of_one_process_stops_all_and_a_kill_aborts_all(processes):
     assert [int(path.name) for path in (folder / 'checkpoints').iterdir() if path.name.isdigit()] == saved
 
 
-def test_a_run_that_is_stopped_in_an_evaluation_ends_bit_identical(processes):
+def test_a_run_that_is_stopped_in_an_evaluation_ends_bit_identical(runs, processes):
     """Each evaluation has six batches, and process 1 receives the signal before the third batch."""
-    folders = [processes.folder / name for name in ('uninterrupted', 'stopped')]
-    settings = {'TRAIN_STEPS': 4, 'EVAL_PERIOD': 2, 'EVAL_STEPS': None}
-    whole, command = (train(folder, 'feed_forward', **settings) for folder in folders)
-    _check_success(processes.run(*pair_by_flags(whole)))
+    command = train(processes.folder / 'stopped', **LONG)
     function = lines_worker.work_until_signal
     outputs = wait_for(processes.start(*pair_by_flags(command), function=function, arguments=(3,)))
     assert [code for code, _ in outputs] == [143, 143], outputs
     _check_success(processes.run(*pair_by_flags(command)))
-    assert difference(*folders, 4) is None
+    assert difference(processes.folder / 'stopped', runs[0] / 'together' / 'feed_forward', 4) is None
 
 
 def test_an_error_in_one_process_ends_all_with_its_message(processes):
-    command = train(processes.folder / 'mistaken', 'feed_forward')
+    command = train(processes.folder / 'mistaken')
     (first_code, first), (second_code, second) = processes.run(
         *pair_by_flags(command, [], [f'--gin.MODEL_DIR={processes.folder / "elsewhere"}'])
     )
@@ -405,49 +397,40 @@ def test_processes_compare_settings_versions_environment_and_code(tmp_path):
     assert not {*process_flags.MAY_DIFFER} & compared.keys()
 
 
-OWN_TEXT = ['--gin_file=data/own_text.gin', '--gin.TXT_DOCUMENTS=line', *gin({'FILES': 'text.txt', 'VOCAB_SIZE': 384})]
-
-
-@pytest.mark.parametrize(
-    ('difference', 'named'),
-    [
-        ('devices', 'the devices of a process'),
-        ('lines', 'the data for training'),
-        ('text', 'the vocabulary for training'),
-        ('checkpoint', 'the checkpoint'),
-        ('input', 'the texts of INPUT'),
-    ],
-)
-def test_processes_that_differ_are_rejected(runs, processes, tmp_path, difference, named):
+def test_processes_that_differ_are_rejected(runs, processes, tmp_path):
     """The processes have different working directories, and read files by the same relative names."""
     folders = [tmp_path / 'first', tmp_path / 'second']
     for folder, run in zip(folders, ('alone', 'together'), strict=True):
         folder.mkdir()
-        if difference == 'lines':
-            (folder / 'lines.txt').write_text(f'the lines of {run}\n' * 20)
         words = [base64.b32encode(f'{run}{index**5}'.encode()).decode()[index % 9 :] for index in range(300)]
         (folder / 'text.txt').write_text('\n'.join(' '.join(words[index:]) for index in range(250)))
-        (folder / 'checkpoint').symlink_to(processes.folder / run / 't5_1_1')
-    command = train(tmp_path / 'run', 'feed_forward')
-    if difference == 'text':
-        command = [word for word in command if 'MIXTURE_OR_TASK_NAME' not in word] + OWN_TEXT
-    elif difference == 'checkpoint':
-        command = train(tmp_path / 'run', 't5_1_1', INITIAL_CHECKPOINT_PATH='checkpoint')
-    elif difference == 'input':
-        vocabulary = f'--gin_file={_vocabulary_gin(tmp_path)}'
-        command = ['infer', '--checkpoint=checkpoint', *model_flags(), vocabulary, '--gin.INFER_BATCH_SIZE=8']
-        command += ['--input=text.txt', '--output=answers.jsonl']
-    arguments = pair_by_flags(command)
-    if difference == 'devices':
-        arguments[1] = (2, *arguments[1][1:])
-    for index, (code, output) in enumerate(wait_for(processes.start(*arguments, folders=folders))):
+        (folder / 'checkpoint').symlink_to(processes.folder / run / 'feed_forward')
+    own_text = [word for word in train(tmp_path / 'run') if 'MIXTURE_OR_TASK_NAME' not in word]
+    own_text += ['--gin_file=data/own_text.gin', '--gin.TXT_DOCUMENTS=line', '--gin.FILES=text.txt']
+    infer = ['infer', '--checkpoint=checkpoint', *model_flags(), f'--gin_file={_vocabulary_gin(tmp_path)}']
+    commands = {
+        'the vocabulary for training': [*own_text, '--gin.VOCAB_SIZE=384'],
+        'the data for training': [*own_text, '--gin.VOCABULARY=@vocabularies.byte()', '--gin.VOCAB_SIZE=384'],
+        'the checkpoint': train(tmp_path / 'initialized', INITIAL_CHECKPOINT_PATH='checkpoint'),
+        'the texts of INPUT': [*infer, '--gin.INFER_BATCH_SIZE=8', '--input=text.txt', '--output=answers.jsonl'],
+    }
+    started = processes.start(*pair(*commands.values()), folders=folders, function=lines_worker.work_rejected)
+    for _, output in _check_success(wait_for(started)):
+        errors = [line for line in without_gloo(output) if line.startswith('error')]
+        for line, named in zip(errors, commands, strict=True):
+            assert line.startswith(f'error: {named}') and 'in process 0 and' in line, output
+    assert not (tmp_path / 'run').exists()
+
+
+def test_processes_with_different_numbers_of_devices_are_rejected(processes, tmp_path):
+    first, second = pair_by_flags(train(tmp_path / 'run'))
+    for index, (code, output) in enumerate(processes.run(first, (2, *second[1:]))):
         (line,) = [line for line in without_gloo(output) if line.startswith('error')]
-        assert code == 2 and line.startswith(f'error (process {index}): {named}') and 'in process 0 and' in line, output
-    assert not (tmp_path / 'run').exists() or difference == 'checkpoint'
+        assert code == 2 and line.startswith(f'error (process {index}): the devices of a process'), output
 
 
 def test_a_missing_process_aborts_the_run_after_the_timeout(processes):
-    first = pair_by_flags(train(processes.folder / 'lonely', 'feed_forward'), ['--initialization_timeout=2'], [])[:1]
+    first = pair_by_flags(train(processes.folder / 'lonely'), ['--initialization_timeout=2'], [])[:1]
     ((code, output),) = processes.run(*first)
     assert code == -signal.SIGABRT
     assert 'process 0 waits up to 2 s for 2 processes at 127.0.0.1:' in output
