@@ -51,14 +51,12 @@ def empty_cache(run, monkeypatch):
     return cache
 
 
-@pytest.mark.parametrize('in_write', [True, pytest.param(False, marks=ONLY_LONG)])
-def test_kills(bench, run, request, in_write):
-    """SIGKILL while a checkpoint is written; with --long, also at random moments, and again until the run ends."""
-    is_long = request.config.getoption('--long')
-    while (is_killed := kill_once(bench, run, in_write)) and is_long:
+@ONLY_LONG
+@pytest.mark.parametrize('in_write', [True, False])
+def test_kills(bench, run, in_write):
+    """SIGKILL while a checkpoint is written or at random moments, and again until the run ends."""
+    while kill_once(bench, run, in_write):
         pass
-    if is_killed:
-        bench.finish(run)
     bench.compare(run)
 
 
@@ -96,8 +94,9 @@ def test_kills_at_the_start(bench, run, empty_cache):
     assert not list(empty_cache.rglob('*.tmp*'))
 
 
-def test_changed_data_is_rejected_and_the_original_data_resumes(bench, run):
-    process = bench.start(run)
+def test_a_poor_environment_and_changed_data(bench, run):
+    """40 open files, the C locale, no HOME, and a read-only TMPDIR: the run works, and resumes with the same data."""
+    process = bench.start(run, command=run_in_a_poor_environment)
     bench.wait_for_checkpoints(run, process)
     process.send(signal.SIGTERM)
     process.expect_exit(128 + signal.SIGTERM)
@@ -107,15 +106,6 @@ def test_changed_data_is_rejected_and_the_original_data_resumes(bench, run):
         bench.expect_error(run, 'the data has changed')
     finally:
         bench.text.write_text(text)
-    bench.finish(run)
-
-
-def test_a_poor_environment(bench, run):
-    """40 open files, the C locale, no HOME, and a read-only TMPDIR: the run works and resumes."""
-    process = bench.start(run, command=run_in_a_poor_environment)
-    bench.wait_for_step(run, process)
-    process.send(signal.SIGTERM)
-    process.expect_exit(128 + signal.SIGTERM)
     bench.finish(run, command=run_in_a_poor_environment)
 
 
