@@ -27,7 +27,7 @@ from tests.support.real_processes import Process
 from tests.train import lines_worker
 
 DEVICES = 4
-HEARTBEAT = 10
+HEARTBEAT = 20
 # Macros that make each model compile quickly. `mixed` has layers of HyperMixer and Remixer, and layers of TIM;
 # `feed_forward` is a T5 without attention.
 MODELS = {
