@@ -44,11 +44,7 @@ def test_batches_equal_those_of_seqio(task, pack):
     """The reference is `seqio.get_dataset` with the same arguments."""
     config = pipeline.DatasetConfig(task, LENGTHS, batch_size=4, pack=pack, seed=3)
     converter = seqio.EncDecFeatureConverter(pack=pack)
-    theirs = call_without_autograph(
-        lambda: seqio.get_dataset(
-            task, LENGTHS, converter, 'train', shuffle=True, seed=3, num_epochs=None, batch_size=4
-        )
-    )
+    theirs = seqio.get_dataset(task, LENGTHS, converter, 'train', shuffle=True, seed=3, num_epochs=None, batch_size=4)
     ours = take(task_batches.TrainBatches(config), 5)
     assert_same(ours, list(theirs.take(5).as_numpy_iterator()))
     assert {name: a.shape for name, a in ours[0].items()} == pipeline.get_batch_shapes(config)

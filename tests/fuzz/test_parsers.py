@@ -4,14 +4,12 @@ The explicit examples once raised other exceptions.
 """
 
 import gzip
-import json
 import os
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from remixer_t5x.errors import UserError
 from remixer_tasks import local_files, pair_inputs, vocabularies
 from remixer_tasks.files import text_lines
 from tests.support.untrusted_inputs import result_or_one_line_error
@@ -84,11 +82,3 @@ def test_any_vocabulary_file_loads_or_raises_a_one_line_error(tmp_path_factory, 
     path = write_file(tmp_path_factory, content, f'{abs(hash(content))}.model')
     assert result_or_one_line_error(lambda: vocabularies.sentencepiece(path).vocab_size) is None
     os.unlink(path)
-
-
-@pytest.mark.parametrize('text', [json.dumps({'text': 'x' * 100}), 'x' * 100])
-def test_a_line_longer_than_the_limit_raises_a_one_line_error(tmp_path, monkeypatch, text):
-    monkeypatch.setattr(text_lines, 'MAX_CHARACTERS', 50)
-    (tmp_path / 'a').write_text('short\n' + text)
-    with pytest.raises(UserError, match=':2: the line has more than 50 characters'):
-        list(pair_inputs.TextInputs(str(tmp_path / 'a')))

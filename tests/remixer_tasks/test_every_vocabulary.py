@@ -90,7 +90,6 @@ OBJECTIVES = {
 }
 # All objectives, and for each vocabulary those that use its special ids.
 CASES = [
-    ('bytes', 'prefix_lm', 'encoder_decoder'),
     ('bytes', 'prefix_lm', 'decoder_only'),
     ('bytes', 'ul2', 'encoder_decoder'),
     ('sentencepiece', 'masked_lm', 'encoder_only'),

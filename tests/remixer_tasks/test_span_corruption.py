@@ -64,7 +64,7 @@ def test_the_segment_length_is_found_without_trying_all_lengths():
     assert 'got 114' in message and "'targets': 255500000}" in message and 'a lower NOISE_DENSITY' in message
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     sizes=st.lists(st.integers(0, 300), max_size=12),
     inputs=st.integers(8, 128),
@@ -109,8 +109,7 @@ def test_spans_have_the_statistics_of_random_boundaries():
 
 def test_every_seed_and_epoch_hides_different_tokens():
     docs = documents([568 * 4])
-    with seqio.map_seed_manager(0):
-        two_epochs = list(spans.span_corruption(dataset(docs).repeat(2), LENGTHS, FEATURES).as_numpy_iterator())
+    two_epochs = corrupted(docs * 2)
     for first, second, other in zip(two_epochs[:4], two_epochs[4:], corrupted(docs, seed=1), strict=True):
         assert original_tokens(first) == original_tokens(second) == original_tokens(other)
         assert len({tuple(example['inputs']) for example in (first, second, other)}) == 3
