@@ -114,7 +114,9 @@ class HubDataset:
         except Exception as error:
             # `datasets` raises errors from many libraries, such as connection and file format errors.
             advice = '; use an existing folder or Hub name' if isinstance(error, FileNotFoundError) else ''
-            raise UserError(f'HF_DATASET {self.path} cannot be read ({root_cause_message(error)}){advice}') from error
+            # Its JSON reader raises StopIteration if all files are empty.
+            reason = 'its files are empty' if isinstance(error, StopIteration) else root_cause_message(error)
+            raise UserError(f'HF_DATASET {self.path} cannot be read ({reason}){advice}') from error
         if split not in splits:
             raise UserError(f'the split of {self.path} must be one of {", ".join(splits)}, got {split!r}')
         return splits[split], files.get(split, ())

@@ -185,6 +185,8 @@ def test_the_last_extension_selects_the_reader(tmp_path):
     assert [*corpus.read(BadRecords(strict=True))] == [f'row {row}' for row in range(9)]
     (tmp_path / 'train-0.5.csv.jsonl.gz').rename(tmp_path / 'train.csv.gz')
     assert 'read CSV and TSV with' in error_message(lambda: list(corpus.read(BadRecords(strict=True))))
+    (tmp_path / 'train.jsonl').touch()
+    assert '(its files are empty)' in error_message(lambda: list(corpus.read(BadRecords(strict=True))))
 
 
 def test_a_configuration_is_a_folder_with_data_files(tmp_path):
