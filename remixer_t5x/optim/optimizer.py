@@ -9,6 +9,7 @@ moments are always float32: a step changes them by a fraction of 1 - b2 = 0.001,
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,7 @@ import jax.numpy as jnp
 import optax
 
 from remixer_t5x import axes, ranges
-from remixer_t5x.errors import UserError
+from remixer_t5x.errors import UserError, to_one_line
 from remixer_t5x.optim.layerwise_updates import apply_per_layer, is_partition_spec, scale_by_parameter_rms
 from remixer_t5x.optim.schedules import Schedule, as_schedule
 
@@ -61,12 +62,31 @@ def as_optimizer(optimizer: Any) -> Optimizer:
     if isinstance(optimizer, Optimizer):
         return optimizer
     if isinstance(optimizer, optax.GradientTransformation):
-        return Optimizer(None, lambda logical_axes: optimizer)
+        update = optax.with_extra_args_support(optimizer).update
+        checked = optax.GradientTransformationExtraArgs(_report_errors(optimizer.init), _report_errors(update))
+        return Optimizer(None, lambda logical_axes: checked)
     advice = 'add () after its name' if callable(optimizer) else 'set OPTIMIZER = @optimizer.adafactor()'
     raise UserError(
         'OPTIMIZER must be an optimizer such as @optimizer.adafactor() or an optax transformation such as '
         f'@optax.adamw(), got {getattr(optimizer, "__name__", None) or repr(optimizer):.80}; {advice}'
     )
+
+
+def _report_errors(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Raises UserError if `init` or `update` of an optax transformation fails, such as that of `optax.lbfgs`."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            raise UserError(
+                'OPTIMIZER must compute updates from the gradients, the parameters and the loss, and support sharded '
+                f'parameters, but it raised {type(error).__name__}: {to_one_line(str(error)):.200}; use another '
+                'optimizer, such as @optax.adamw()'
+            ) from error
+
+    return call
 
 
 @ranges.validate_arguments

@@ -1,5 +1,6 @@
 """Optimizers against T5X, optax and NumPy, for stacked and unstacked layers."""
 
+import functools
 import json
 import pathlib
 
@@ -10,8 +11,10 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
-from remixer_t5x.optim import muon, optimizer, parameter_averages, schedules
+from remixer_t5x.optim import muon, optimizer, parameter_averages, schedules, train_state
+from tests.optim.optimizer_worker import Layers
 
 GOLDEN = pathlib.Path(__file__).parent / 'golden' / 'adafactor_t5x.json'
 
@@ -216,12 +219,35 @@ def test_parameters_near_zero_have_a_different_minimum_rms(name):
 
 
 def test_optax_transformations_are_wrapped_without_a_learning_rate():
-    tx = optax.adamw(1e-3)
+    tx, params = optax.adamw(1e-3), {'w': jnp.ones(2)}
     wrapped = optimizer.as_optimizer(tx)
-    assert wrapped(None) is tx and wrapped.learning_rate is None
-    assert optimizer.as_optimizer(wrapped) is wrapped
+    jax.tree.map(np.testing.assert_array_equal, wrapped(None).init(params), tx.init(params))
+    assert wrapped.learning_rate is None and optimizer.as_optimizer(wrapped) is wrapped
     with pytest.raises(UserError, match=r'OPTIMIZER must be .* got adamw; add \(\) after'):
         optimizer.as_optimizer(optax.adamw)
+
+
+@pytest.mark.parametrize(
+    ('tx', 'words'),
+    [
+        (optax.flatten(optax.adam(0.1)), 'ShardingTypeError: This reshape is not supported'),
+        (optax.lookahead(optax.sgd(0.1), 3, 0.5), "AttributeError: 'dict' object has no attribute 'fast'"),
+        (optax.lbfgs(0.1), "TypeError: .* missing 2 required keyword-only arguments: 'grad' and 'value_fn'"),
+        (optax.contrib.sam(optax.sgd(0.1), optax.sgd(0.1)), "TypeError: .* unexpected keyword argument 'value'"),
+    ],
+    ids=['flatten', 'lookahead', 'lbfgs', 'sam'],
+)
+@pytest.mark.filterwarnings('ignore:Specifying a key')
+def test_an_optax_transformation_that_does_not_fit_raises(tx, words):
+    with pytest.raises(UserError, match=f'OPTIMIZER must compute updates .* {words}.*; use another optimizer') as error:
+        plan = train_state.plan_train_state(Layers(), optimizer.as_optimizer(tx), None, Partitioner())
+        jax.eval_shape(
+            functools.partial(plan.tx.update, value=0.0),
+            plan.abstract.params,
+            plan.abstract.opt_state,
+            plan.abstract.params,
+        )
+    assert '\n' not in str(error.value)
 
 
 @pytest.mark.parametrize('make', [optimizer.adamw, optimizer.adamw_rms, optimizer.lion, muon.muon])
