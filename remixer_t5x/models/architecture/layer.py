@@ -69,17 +69,20 @@ class Layer(nn.Module):
         for name, factory in zip(_make_sublayer_names(self.sublayers), self.sublayers, strict=True):
             yield name, factory(name=name)
 
+    def _normalize(self, name: str, x: jax.Array) -> jax.Array:
+        return apply_same_shape(self.norm(name=name), x)
+
     def _compute_update(self, sublayer: nn.Module, x: jax.Array, ctx: SequenceContext) -> jax.Array:
-        return dropout(self.dropout_rate, _call_sublayer(sublayer, x, ctx), deterministic=ctx.deterministic)
+        return dropout(self.dropout_rate, apply_same_shape(sublayer, x, ctx), deterministic=ctx.deterministic)
 
 
-def _call_sublayer(sublayer: nn.Module, x: jax.Array, ctx: SequenceContext) -> jax.Array:
-    """Calls a sublayer. Raises UserError if its output is not like `x`."""
-    y = sublayer(x, ctx)
+def apply_same_shape(module: nn.Module, x: jax.Array, *args: Any) -> jax.Array:
+    """Applies a sublayer or norm to `x`. Raises UserError if its output is not like `x`."""
+    y = module(x, *args)
     if not isinstance(y, jax.Array) or y.shape != x.shape or y.dtype != x.dtype:
         output = f'{y.dtype}{[*y.shape]}' if isinstance(y, jax.Array) else type(y).__name__
         raise UserError(
-            f'the output of {type(sublayer).__name__} must be {x.dtype}{[*x.shape]} like its input, got {output}'
+            f'the output of {type(module).__name__} must be {x.dtype}{[*x.shape]} like its input, got {output}'
         )
     return y
 
@@ -97,7 +100,7 @@ class PreNorm(Layer):
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
         for index, (name, sublayer) in enumerate(self._named_sublayers()):
-            normed = self.norm(name=f'{name}_norm')(x) if index or self.first_norm else x
+            normed = self._normalize(f'{name}_norm', x) if index or self.first_norm else x
             x = x + self._compute_update(sublayer, normed, ctx)
         return x
 
@@ -108,7 +111,7 @@ class PostNorm(Layer):
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
         for name, sublayer in self._named_sublayers():
-            x = self.norm(name=f'{name}_norm')(x + self._compute_update(sublayer, x, ctx))
+            x = self._normalize(f'{name}_norm', x + self._compute_update(sublayer, x, ctx))
         return x
 
 
@@ -118,8 +121,8 @@ class SandwichNorm(Layer):
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
         for name, sublayer in self._named_sublayers():
-            update = _call_sublayer(sublayer, self.norm(name=f'{name}_norm')(x), ctx)
-            update = self.norm(name=f'{name}_post_norm')(update)
+            update = apply_same_shape(sublayer, self._normalize(f'{name}_norm', x), ctx)
+            update = self._normalize(f'{name}_post_norm', update)
             x = x + dropout(self.dropout_rate, update, deterministic=ctx.deterministic)
         return x
 
@@ -140,7 +143,7 @@ class Parallel(Layer):
 
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
-        normed = self.norm(name='norm')(x)
+        normed = self._normalize('norm', x)
         updates = [self._compute_update(sublayer, normed, ctx) for _, sublayer in self._named_sublayers()]
         return x + sum(updates)
 
@@ -152,7 +155,7 @@ class Serialized(Layer):
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
         stream = x
         for name, sublayer in self._named_sublayers():
-            update = self._compute_update(sublayer, self.norm(name=f'{name}_norm')(stream), ctx)
+            update = self._compute_update(sublayer, self._normalize(f'{name}_norm', stream), ctx)
             stream = x + update
         return stream
 

@@ -19,7 +19,7 @@ from remixer_t5x import axes, ranges
 from remixer_t5x.context import SequenceContext
 from remixer_t5x.errors import UserError
 from remixer_t5x.kernels.attention_formula import ATTENTION_OUTPUT
-from remixer_t5x.models.architecture.layer import Block
+from remixer_t5x.models.architecture.layer import Block, apply_same_shape
 from remixer_t5x.models.layers.dense import dropout
 from remixer_t5x.models.layers.norms import NormFactory, RMSNorm
 from remixer_t5x.models.layers.positions import BiasFactory, EmbeddingFactory
@@ -146,7 +146,7 @@ class Stack(nn.Module):
         for index, (layer, count) in enumerate(self.runs):
             x = self._apply_layer_run(f'run_{index}', layer, count, x, ctx)
         if self.final_norm is not None:
-            x = self.final_norm(name='final_norm')(x)
+            x = apply_same_shape(self.final_norm(name='final_norm'), x)
         return dropout(self.dropout_rate, x, deterministic=ctx.deterministic)
 
     def _set_decoding_step(self, x: jax.Array, ctx: SequenceContext) -> SequenceContext:

@@ -110,9 +110,16 @@ def test_invalid_sublayer_raises(factory, message):
         jax.eval_shape(module.init, jax.random.key(1), jnp.ones((2, 3, D), jnp.bfloat16), ctx)
 
 
+class Narrow(nn.Module):
+    def __call__(self, x):
+        return x[..., :1]
+
+
 @pytest.mark.parametrize(
     ('macro', 'value', 'words'),
     [
+        ('FINAL_NORM', Narrow, ('the output of Narrow must be float32[1, 4, 256]', 'got float32[1, 4, 1]')),
+        ('LAYER_NORM', Narrow, ('the output of Narrow must be', 'got float32[1, 4, 1]')),
         ('FINAL_NORM', '@norms.GroupedRMSNorm', ('GroupedRMSNorm', "'num_groups'", 'CLASS.ATTRIBUTE = VALUE')),
         ('LAYOUT', '@layer.Layer', ("'Layer' object is not callable", 'use another class')),
         ('ENCODER_MIXER', '@positions.AlibiBias', ('Abstract tracer value', 'use another class')),
