@@ -218,3 +218,6 @@ def test_a_search_chooses_settings_at_equal_training_time(tmp_path, monkeypatch,
     failure = 'mine, LEARNING_RATE=1e3, seed 0</b> failed: error: the loss is not finite'
     assert all(words in html for words in (failure, 'for 1 steps instead of 2', 'expected best of 2'))
     assert (tmp_path / 'runs/figures/comparison-1.png').exists()
+    # Timings with other settings are not used.
+    assert compare(*arguments, '--seeds=0,1', *flags) == 2
+    assert 'runs/t5_1_1/timing was started with other settings' in capsys.readouterr().err

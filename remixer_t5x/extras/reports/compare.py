@@ -212,6 +212,9 @@ def _equalize_costs(
         short = ((macro, timed), ('WARMUP_STEPS', '1'), ('CHECKPOINT_PERIOD', timed))
         # The timing runs do not use the search's settings, because a setting such as a high learning rate may fail.
         cells = [runs.build_cell(label, (), runs.seeds[0], short, 'timing') for label in runs.models]
+        for cell in cells:
+            cost_matching.count_cost(args, cell.name, runs.models[cell.model], short)
+            sweep.check_existing_run(cell.folder)
         sweep.run(cells)
         for cell, line in sweep.failed.items():
             raise UserError(f'--equal=time needs the step time of each model, but {cell.name} failed: {line}')

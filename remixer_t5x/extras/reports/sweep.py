@@ -76,11 +76,17 @@ class SweepStopped(Exception):
 
 
 class Sweep:
-    """Runs the cells of a sweep in `folder`; `failed` maps each failed cell to the last error in the cell's log."""
+    """Runs the cells of a sweep in `folder`.
+
+    Attributes:
+        failed: maps each failed cell to the last error in the cell's log.
+        continued: folders of runs that `check_existing_run` will continue with more steps.
+    """
 
     def __init__(self, folder: pathlib.Path):
         self.folder = folder
         self.failed: dict[SweepCell, str] = {}
+        self.continued: set[pathlib.Path] = set()
         with object_store.wrap_write_errors(epath.Path(folder)):
             folder.mkdir(parents=True, exist_ok=True)
         path = folder / FINISHED_FILE
@@ -115,6 +121,7 @@ class Sweep:
                 f'{folder} was started with other settings or data ({changed}); restore them, or use another --folder'
             )
         if new_steps > steps:
+            self.continued.add(folder)
             self._finished = [command for command in self._finished if flag not in command]
 
     def run(self, cells: Sequence[SweepCell], parallel: int = 1) -> None:

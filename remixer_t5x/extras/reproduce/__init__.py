@@ -69,7 +69,14 @@ def run(args: argparse.Namespace) -> int:
         costs[stage.name, model.name] = table_runs.compute_run_cost(stage, model, args)
         if runner is not None:
             for seed in seeds:
-                runner.check_existing_run(cells[stage.name, model.name, seed].folder, ('INITIAL_CHECKPOINT_PATH',))
+                cell = cells[stage.name, model.name, seed]
+                runner.check_existing_run(cell.folder, ('INITIAL_CHECKPOINT_PATH',))
+                previous = cells.get((stage.previous_stage, model.name, seed))
+                if previous and previous.folder in runner.continued and cell.folder.exists():
+                    raise UserError(
+                        f'{cell.folder} started from fewer steps of {previous.folder}; remove it to finetune again, '
+                        'or use another --folder'
+                    )
     results = table_runs.compute_counted_results(table, costs)
     failed: Collection[sweep.SweepCell] = ()
     if not table.has_only_counted_columns:

@@ -1,12 +1,15 @@
 """`Sweep.run` with parallel cells: a failed cell is listed with its error, and a signal stops all of them."""
 
+import json
 import signal
 import sys
 
 import pytest
 
+from remixer_t5x.config import loading
 from remixer_t5x.extras.reports import sweep
-from remixer_t5x.run_folder import object_store
+from remixer_t5x.run_folder import model_dir, object_store
+from tests.support.error_lines import error_message
 
 # Seeds 0 and 1 wait for each other; seed 0 then fails if the last argument is `fails`, or signals the sweep.
 PROGRAM = """
@@ -46,6 +49,17 @@ def test_parallel_cells_fail_separately_and_stop_together(action, tmp_path, monk
         assert [list(cell.command) in sweep.Sweep(tmp_path)._finished for cell in cells] == [False, True, True]
     assert signal.getsignal(signal.SIGTERM) == handler
     assert 'no output' not in capsys.readouterr().err
+
+
+def test_runs_with_results_keep_their_settings(tmp_path, monkeypatch):
+    folder = tmp_path / 'seed_1'
+    folder.mkdir()
+    (folder / model_dir.CONFIG).write_text('BATCH_SIZE = 1')
+    monkeypatch.setattr(loading, 'get_config_text', lambda: 'BATCH_SIZE = 2')
+    # A run without checkpoints that has not finished starts again.
+    sweep.Sweep(tmp_path).check_existing_run(folder)
+    (tmp_path / sweep.FINISHED_FILE).write_text(json.dumps([f'--gin.MODEL_DIR={folder}']) + '\n')
+    assert 'BATCH_SIZE 1 -> 2' in error_message(sweep.Sweep(tmp_path).check_existing_run, folder)
 
 
 def test_a_file_instead_of_a_folder_is_reported(tmp_path):

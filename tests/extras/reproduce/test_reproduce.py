@@ -144,11 +144,6 @@ def test_the_table_shows_our_numbers_next_to_those_of_the_paper(tmp_path, monkey
     (row,) = [line.split() for line in lines if 'Remixer base' in line and '79.2' in line]
     assert row[2:] == ['79.2', '56.1', '±', '1.1', '+1.8', '+5.1', '±', '0.17', 'reproduced']
     assert any(line.split()[:3] == ['Remixer', 'base', 'cogs'] and '848,292' in line for line in lines)
-    (folder,) = tmp_path.glob('*/Remixer_base/seed_1')
-    (folder / model_dir.CONFIG).write_text('BATCH_SIZE = 1')
-    (tmp_path / sweep.FINISHED_FILE).write_text(json.dumps([f'--gin.MODEL_DIR={folder}']) + '\n')
-    assert main.main(['reproduce', 'remixers/table_4', f'--folder={tmp_path}']) == 2
-    assert 'started with other settings' in capsys.readouterr().err
 
 
 def test_a_stage_starts_after_all_runs_of_the_stage_before(tmp_path, monkeypatch):
@@ -168,6 +163,20 @@ def test_a_stage_starts_after_all_runs_of_the_stage_before(tmp_path, monkeypatch
     assert stages == [{'c4'}, {'cogs'}]
     # A model whose pretraining failed is not finetuned.
     assert failed == [set(), {'MixerEnc_base'}]
+
+
+def test_models_are_finetuned_again_after_a_longer_pretraining(tmp_path, monkeypatch, capsys):
+    pretrained, finetuned = (tmp_path / f'{stage}/T5_1_1_base/seed_0' for stage in ('c4', 'cogs'))
+    for folder in (pretrained, finetuned):
+        folder.mkdir(parents=True)
+    (pretrained / model_dir.CONFIG).write_text('TRAIN_STEPS = 7\n')
+    (tmp_path / sweep.FINISHED_FILE).write_text(json.dumps([f'--gin.MODEL_DIR={pretrained}']) + '\n')
+    monkeypatch.setattr(sweep.Sweep, 'run', None)
+    monkeypatch.setattr(table_runs, 'compute_run_cost', lambda *args: table_runs.RunCost(1, 1.0, 1, 1.0))
+    monkeypatch.setattr(loading, 'get_config_text', lambda: 'TRAIN_STEPS = 9\n')
+    monkeypatch.setattr(sweep, '_describe_data_change', lambda folder: None)
+    assert main.main(['reproduce', 'remixers/table_4', '--scale=paper', f'--folder={tmp_path}']) == 2
+    assert 'cogs/T5_1_1_base/seed_0 started from fewer steps of' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
