@@ -50,15 +50,15 @@ class RunLog:
         self._open_records(self._restored_step, is_evaluated)
         self.clock = progress.SpeedMeter(cost, step, self.timeline)
 
-    def rewind_records(self, step: int) -> None:
-        """Removes the records after `step`, and restarts the clock."""
+    def rewind_records(self, step: int, is_evaluated: bool) -> None:
+        """Removes the records after `step` and, unless `is_evaluated`, the evaluations of `step`. Restarts the clock."""
         with self.tolerate_write_errors():
             self.flush()
-        self._open_records(step)
+        self._open_records(step, is_evaluated)
         self.clock = progress.SpeedMeter(self._cost, step, self.timeline)
         self._trackers.rewind(step)
 
-    def _open_records(self, step: int, is_evaluated: bool = True) -> None:
+    def _open_records(self, step: int, is_evaluated: bool) -> None:
         if self._is_first_process:
             self._records = metrics.JsonlWriter(self.path / model_dir.METRICS, step, is_evaluated)
 

@@ -265,7 +265,8 @@ class CheckpointSaver:
         restored = restore_state(self.checkpoints, step, self.abstract, record, state.patience)
         state.train_state, state.window, state.patience = restored.train_state, restored.window, restored.patience
         state.step = state.saved_step = step
-        self.log.rewind_records(step)
+        state.is_evaluated = restored.is_evaluated
+        self.log.rewind_records(step, restored.is_evaluated)
 
     @contextlib.contextmanager
     def _tolerate_save_failure(self, another_follows: bool = True) -> Iterator[None]:

@@ -76,6 +76,15 @@ def test_a_run_that_is_stopped_after_a_bad_step_is_rewound(tmp_path, monkeypatch
     assert result.checkpoint == str(tmp_path / 'checkpoints' / '0')
 
 
+def test_a_rewind_to_an_unevaluated_step_repeats_the_evaluation(tmp_path):
+    """With a learning rate of 0, no evaluation is better than that at the start."""
+    options = {'learning_rate': 0.0, 'eval_at_start': True, 'eval_period': 5, 'checkpoint_period': 20}
+    tiny_training.run(str(tmp_path), 20, loss_factors=(math.nan,), recovery={'on_bad_step': 'rewind'}, **options)
+    record = json.loads((tmp_path / 'checkpoints' / '20' / 'run' / 'metadata').read_text())
+    assert (record['patience']['step'], record['patience']['since']) == (0, 4)
+    assert [line['step'] for line in read_log(tmp_path) if line['kind'] == 'eval'] == [0, 5, 10, 15, 20]
+
+
 @pytest.mark.parametrize('steps', [(20, 21, 22, 23), (20, 21, 11)])
 def test_a_trace_ends_after_three_steps_or_a_rewind(steps, monkeypatch):
     calls = mock.Mock()
