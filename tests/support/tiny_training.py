@@ -3,7 +3,9 @@
 `main` is the function of each process of a run; `TrainingRuns` starts these processes.
 """
 
+import contextlib
 import dataclasses
+import io
 import itertools
 import json
 import os
@@ -200,8 +202,13 @@ def run(
 
 
 def main(settings: dict[str, Any]) -> int:
-    """Calls `run`, prints the result as JSON, and returns the exit code that the command line would return."""
+    """Calls `train` in a new process."""
     console.silence_library_logs()
+    return train(settings)
+
+
+def train(settings: dict[str, Any]) -> int:
+    """Calls `run`, prints the result as JSON, and returns the exit code that the command line would return."""
     try:
         # AutoGraph takes seconds to rewrite the functions of seqio, none of which requires it.
         result = tf.autograph.experimental.do_not_convert(run)(**settings)
@@ -213,7 +220,7 @@ def main(settings: dict[str, Any]) -> int:
 
 
 class TrainingRuns:
-    """Starts training runs, and writes their output to files in `folder`."""
+    """Runs trainings in this process, or starts them in processes that write their output to files in `folder`."""
 
     def __init__(self, folder: pathlib.Path):
         self._folder = folder
@@ -227,11 +234,16 @@ class TrainingRuns:
         environment: Mapping[str, str] | None = None,
         **settings,
     ) -> Process:
-        """Starts a run with the arguments `settings` of `run`; see `Process` for the other arguments."""
+        """Starts a process with the arguments `settings` of `run`; see `Process` for the other arguments."""
         output = self._folder / f'output{next(self._numbers)}.txt'
         return Process(main, settings, output=output, devices=devices, environment=environment, file_size=file_size)
 
     def run(self, **settings: Any) -> tuple[int, str]:
-        """Runs to the end, and returns the exit code and the output."""
-        process = self.start(**settings)
-        return process.wait(), process.output()
+        """Runs to the end, and returns the exit code and the output. Arguments of `start` require a new process."""
+        if settings.keys() & {'devices', 'file_size', 'environment'}:
+            process = self.start(**settings)
+            return process.wait(), process.output()
+        output = io.StringIO()
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+            code = train(settings)
+        return code, output.getvalue()
