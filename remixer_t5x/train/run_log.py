@@ -51,7 +51,7 @@ class RunLog:
         self.clock = progress.SpeedMeter(cost, step, self.timeline)
 
     def rewind_records(self, step: int, is_evaluated: bool) -> None:
-        """Removes the records after `step` and, unless `is_evaluated`, the evaluations of `step`. Restarts the clock."""
+        """Restarts the clock. Removes records after `step` and, unless `is_evaluated`, the evaluations of `step`."""
         with self.tolerate_write_errors():
             self.flush()
         self._open_records(step, is_evaluated)
