@@ -45,8 +45,8 @@ def _build_model(gin_files: Sequence[str], macros: Mapping[str, object]) -> Mode
     references = {name: value for name, value in macros.items() if isinstance(value, str) and value[:1] in ('@', '%')}
     objects = {name: value for name, value in macros.items() if name not in references}
     sources = loading.ConfigSources([str(file) for file in gin_files], list(references.items()), objects=objects)
-    (model,) = loading.load_macro_values(sources, 'MODEL', only=True)
-    # With `only=True`, the loaded configuration contains only macros that MODEL reads.
+    (model,) = loading.load_macro_values(sources, 'MODEL', only_roots=True)
+    # With `only_roots=True`, the loaded configuration contains only macros that MODEL reads.
     _check_macros_are_for_models(
         name for name in macros if reference_resolver.get_unevaluated_macro(name) is reference_resolver.UNDEFINED
     )
@@ -57,7 +57,7 @@ def _build_model(gin_files: Sequence[str], macros: Mapping[str, object]) -> Mode
     except ValueError:
         # The model has no gin text if one of the values, such as a lambda, cannot be written in gin.
         return dataclasses.replace(model, config='')
-    loading.load_gin_config(dataclasses.replace(sources, flags=flags, objects={}), '%MODEL', only=True)
+    loading.load_gin_config(dataclasses.replace(sources, flags=flags, objects={}), '%MODEL', only_roots=True)
     return dataclasses.replace(model, config=loading.get_config_text())
 
 

@@ -140,12 +140,12 @@ def _read_gin_file(gin_file: str, flags: Sequence[tuple[str, str]] = ()) -> tupl
     sources = loading.ConfigSources(
         [gin_file], flags, defaults={'VOCABULARY': None, 'TASK_FEATURE_LENGTHS': DEFAULT_LENGTHS}
     )
-    model, vocabulary, lengths = loading.load_macro_values(sources, 'MODEL', *sources.defaults, only=True)
+    model, vocabulary, lengths = loading.load_macro_values(sources, 'MODEL', *sources.defaults, only_roots=True)
     if vocabulary is None:
         loading.load_gin_config(sources, '%MODEL')
         vocabulary = pipeline.get_vocabulary(reference_resolver.call_configured(pipeline.DatasetConfig, 'train'))
     if isinstance(model, Model):
-        loading.load_gin_config(dataclasses.replace(sources, flags=()), '%MODEL', only=True)
+        loading.load_gin_config(dataclasses.replace(sources, flags=()), '%MODEL', only_roots=True)
         model = dataclasses.replace(model, config=loading.get_config_text())
     return model, vocabulary, lengths
 

@@ -135,7 +135,7 @@ class RunCheckpoints:
         return 'there is no checkpoint yet'
 
     @contextlib.contextmanager
-    def _wrap_save_errors(self, what: str = 'a checkpoint') -> Iterator[None]:
+    def _wrap_save_errors(self, item: str = 'a checkpoint') -> Iterator[None]:
         try:
             yield
         except UserError:
@@ -144,7 +144,7 @@ class RunCheckpoints:
             if collectives.is_connection_error(error):
                 raise
             raise CheckpointSaveError(
-                f'{what} could not be written to {self.folder}: {saved_params.describe_root_cause(error)}; free disk '
+                f'{item} could not be written to {self.folder}: {saved_params.describe_root_cause(error)}; free disk '
                 f'space or correct the permissions, and run the same command again '
                 f'({self._describe_newest_checkpoint()})'
             ) from error

@@ -89,18 +89,22 @@ def describe_config_changes(old: str, new: str, ignored: Collection[str] = ()) -
 
     Returns '' if no setting has changed, or if one of the two configurations is empty.
     """
-    before, now = parse_bindings(old), parse_bindings(new)
-    if not before or not now:
+    old_settings, new_settings = parse_bindings(old), parse_bindings(new)
+    if not old_settings or not new_settings:
         return ''
     harmless = {
         *IGNORED_SETTINGS,
         *ignored,
-        *(name for name in (*before, *now) if name.endswith(('.model_dir', '.restore'))),
+        *(name for name in (*old_settings, *new_settings) if name.endswith(('.model_dir', '.restore'))),
     }
-    names = [name for name in sorted({*before, *now} - harmless) if before.get(name) != now.get(name)]
-    changes = [f'{name} {before.get(name, "(absent)")} -> {now.get(name, "(absent)")}' for name in names]
-    more = [f'and {len(names) - MAX_SHOWN_CHANGES} more'] if len(names) > MAX_SHOWN_CHANGES else []
-    return ', '.join([*changes[:MAX_SHOWN_CHANGES], *more])
+    names = [
+        name
+        for name in sorted({*old_settings, *new_settings} - harmless)
+        if old_settings.get(name) != new_settings.get(name)
+    ]
+    changes = [f'{name} {old_settings.get(name, "(absent)")} -> {new_settings.get(name, "(absent)")}' for name in names]
+    suffix = [f'and {len(names) - MAX_SHOWN_CHANGES} more'] if len(names) > MAX_SHOWN_CHANGES else []
+    return ', '.join([*changes[:MAX_SHOWN_CHANGES], *suffix])
 
 
 def describe_shape_difference(saved: Shapes, current: Shapes) -> str:
@@ -114,6 +118,6 @@ def describe_shape_difference(saved: Shapes, current: Shapes) -> str:
         return ''
     # Prefer arrays that exist in both the checkpoint and the model, and prefer parameters to optimizer moments.
     name = min(differing, key=lambda name: (not (name in saved and name in current), not name.startswith('params/')))
-    more = f' (and {len(differing) - 1} more differ)' if len(differing) > 1 else ''
-    there, here = saved.get(name, '(absent)'), current.get(name, '(absent)')
-    return f'{name} has shape {there}, expected {here}{more}'
+    others = f' (and {len(differing) - 1} more differ)' if len(differing) > 1 else ''
+    saved_shape, current_shape = saved.get(name, '(absent)'), current.get(name, '(absent)')
+    return f'{name} has shape {saved_shape}, expected {current_shape}{others}'

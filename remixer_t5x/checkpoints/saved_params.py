@@ -79,8 +79,8 @@ class SavedParams:
         Raises UserError if an array cannot be read, and durable_folders.DamagedCheckpointError if it contains NaN or
         infinity.
         """
-        here = {name: leaf for name, leaf in abstract.items() if name in self.saved_shapes}
-        in_base = {name: leaf for name, leaf in abstract.items() if name not in here}
+        in_checkpoint = {name: leaf for name, leaf in abstract.items() if name in self.saved_shapes}
+        in_base = {name: leaf for name, leaf in abstract.items() if name not in in_checkpoint}
         arrays = self._base.read(in_base) if self._base else {}
         merged, matrices = {}, {}
         for kernel in abstract:
@@ -97,7 +97,7 @@ class SavedParams:
                 sharding = NamedSharding(sharding.mesh, PartitionSpec())
             for name in pair:
                 matrices[name] = jax.ShapeDtypeStruct(self.saved_shapes[name], jnp.float32, sharding=sharding)
-        arrays |= self._read_arrays({**here, **matrices})
+        arrays |= self._read_arrays({**in_checkpoint, **matrices})
         for kernel, pair in merged.items():
             add = jax.jit(dense.merge_adapter, out_shardings=abstract[kernel].sharding, donate_argnums=0)
             arrays[kernel] = add(arrays[kernel], *(arrays.pop(name) for name in pair))
@@ -126,8 +126,8 @@ def describe_root_cause(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def wrap_checkpoint_errors(path: epath.Path, done: str) -> Iterator[None]:
-    """Converts Orbax errors to a UserError that names `path` and the failed operation `done`, such as 'read'.
+def wrap_checkpoint_errors(path: epath.Path, operation: str) -> Iterator[None]:
+    """Converts Orbax errors to a UserError that names `path` and the failed `operation`, such as 'read'.
 
     Does not convert failed connections to other processes.
     """
@@ -139,9 +139,9 @@ def wrap_checkpoint_errors(path: epath.Path, done: str) -> Iterator[None]:
         if collectives.is_connection_error(error):
             raise
         reason = describe_root_cause(error)
-        if done == 'read' and isinstance(error, AttributeError | KeyError | TypeError | json.JSONDecodeError):
+        if operation == 'read' and isinstance(error, AttributeError | KeyError | TypeError | json.JSONDecodeError):
             reason = f'one of its metadata files is damaged ({type(error).__name__}: {reason}); {UNREADABLE_ADVICE}'
-        raise UserError(f'the checkpoint at {path} cannot be {done}: {reason}') from error
+        raise UserError(f'the checkpoint at {path} cannot be {operation}: {reason}') from error
 
 
 def verify_checkpoint_files(folder: epath.Path) -> None:
@@ -292,11 +292,11 @@ def find_checkpoints(paths: str) -> list[epath.Path]:
 
 
 def follow_checkpoints(
-    path: str, timeout: float, until: int | None = None, done: Collection[int] = (), poll: float = 10.0
+    path: str, timeout: float, until: int | None = None, skipped: Collection[int] = (), poll: float = 10.0
 ) -> Iterator[epath.Path]:
     """Yields the checkpoints of a MODEL_DIR in ascending order, and waits for new checkpoints.
 
-    Stops after step `until`, or if no checkpoint appears for `timeout` seconds. Skips the steps in `done` and all
+    Stops after step `until`, or if no checkpoint appears for `timeout` seconds. Skips the steps in `skipped` and all
     checkpoints that are deleted before they can be yielded. Raises UserError if no checkpoint appears at all.
     """
     run = model_dir.to_absolute_path(path)
@@ -307,7 +307,7 @@ def follow_checkpoints(
         new_step = next((step for step in list_steps(folder) if step not in seen), None)
         if new_step is not None:
             seen.add(new_step)
-            if new_step not in done:
+            if new_step not in skipped:
                 yield folder / str(new_step)
             quiet_since = time.monotonic()
         if until is not None and seen and max(seen) >= until:

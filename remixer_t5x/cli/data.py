@@ -106,13 +106,13 @@ def _print_batch_row(row: Mapping[str, np.ndarray], vocabulary: seqio.Vocabulary
             continue
         examples = row[segments] if segments in row else (row[tokens] != 0).astype('int32')
         for example in range(1, int(examples.max()) + 1):
-            here = examples == example
+            is_in_example = examples == example
             if 'decoder_causal_attention' in row:
                 # For prefix language models, the inputs are the tokens whose loss weight is 0.
                 weights = row['decoder_loss_weights']
-                _print_tokens('inputs', row[tokens][here & (weights == 0)], vocabulary)
-                here &= weights > 0
-            _print_tokens(side, row[tokens][here], vocabulary)
+                _print_tokens('inputs', row[tokens][is_in_example & (weights == 0)], vocabulary)
+                is_in_example &= weights > 0
+            _print_tokens(side, row[tokens][is_in_example], vocabulary)
     if _IN_PLACE in row:
         tokens_and_targets = zip(row['encoder_input_tokens'].tolist(), row[_IN_PLACE].tolist(), strict=True)
         pairs = [

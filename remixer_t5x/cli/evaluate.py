@@ -54,8 +54,8 @@ def run(args: argparse.Namespace) -> None:
         args.gin_flags = [('PAIRS', 'None'), *args.gin_flags]
     if args.predictions is not None:
         process_flags.require_single_process(args, '--predictions')
-        given = {name for name, _ in args.gin_flags} | ({'--quantize'} if args.quantize else set())
-        if ignored := sorted(given & {'--quantize', 'EVAL_OUTPUT_DIR', 'FOLLOW', 'SUBMISSION_DIR'}):
+        flags = {name for name, _ in args.gin_flags} | ({'--quantize'} if args.quantize else set())
+        if ignored := sorted(flags & {'--quantize', 'EVAL_OUTPUT_DIR', 'FOLLOW', 'SUBMISSION_DIR'}):
             raise UserError(
                 f'{ignored[0]} must be omitted with --predictions, which only prints metrics; pass --checkpoint instead'
             )

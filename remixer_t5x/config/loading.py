@@ -73,7 +73,7 @@ def load_gin_config(
     *roots: str,
     partial: bool = True,
     must_be_read: Collection[str] = (),
-    only: bool = False,
+    only_roots: bool = False,
 ) -> None:
     """Replaces gin's configuration with `sources`. Raises a one-line UserError for any error in the sources.
 
@@ -82,8 +82,9 @@ def load_gin_config(
         roots: macros (such as `%MODEL`), and full names of classes or functions, that `sources` must configure.
         partial: whether the caller reads only some settings of a training configuration. If True, macros of other
             shipped files may be set but unread. If False, `get_config_text` contains only settings that `roots` read.
-        must_be_read: macros that flags must not set unless `roots` read them, even if `partial` is True.
-        only: whether `get_config_text` contains only settings that `roots` read, and no further imports.
+        must_be_read: macros that raise an error if flags set them but `roots` do not read them, also if `partial` is
+            True.
+        only_roots: whether `get_config_text` contains only settings that `roots` read, and no further imports.
     """
     texts = _read_gin_texts(sources)
     # If --model replaces a model, macros of the replaced model may be set but unread.
@@ -115,8 +116,8 @@ def load_gin_config(
         is_checked = not partial and (name in in_model or location.startswith(FLAG) and not sources.model)
         if not is_read and (is_checked or name in must_be_read and location.startswith(FLAG)):
             raise _build_unread_macro_error(name, f'--model: {name}' if name in in_model else location, (), texts)
-    if only or not partial:
-        lines = [] if only else gin.config_str().splitlines()
+    if only_roots or not partial:
+        lines = [] if only_roots else gin.config_str().splitlines()
         imports = [line for line in lines if line.startswith(('from ', 'import ')) and line != DYNAMIC_REGISTRATION]
         gin.clear_config()
         gin.parse_config([DYNAMIC_REGISTRATION, *imports])

@@ -60,12 +60,12 @@ class CheckpointEvaluation:
         if self.submission_dir and (self.follow is not None or ',' in self.checkpoint_path):
             raise UserError('SUBMISSION_DIR requires a single checkpoint; pass one --checkpoint, without --follow')
 
-    def find_checkpoint_folders(self, done: Collection[int]) -> Iterator[epath.Path]:
-        """Yields the same checkpoint folders on every process. Skips steps in `done` if `follow` is set."""
+    def find_checkpoint_folders(self, evaluated: Collection[int]) -> Iterator[epath.Path]:
+        """Yields the same checkpoint folders on every process. Skips steps in `evaluated` if `follow` is set."""
         if self.follow is None:
             folders = iter(saved_params.find_checkpoints(self.checkpoint_path))
         else:
-            folders = saved_params.follow_checkpoints(self.checkpoint_path, self.follow, self.until, done)
+            folders = saved_params.follow_checkpoints(self.checkpoint_path, self.follow, self.until, evaluated)
         # The first process selects the checkpoint, because processes may see a new checkpoint at different times.
         folders = folders if jax.process_index() == 0 else iter(())
         while folder := collectives.broadcast(str(next(folders, ''))):

@@ -14,7 +14,7 @@ from remixer_t5x.errors import UserError, suggest_similar_name
 from remixer_t5x.lazy_imports import seqio
 
 Example = Mapping[str, Any]
-# Number of examples from which the hash that identifies a task's data is computed.
+# Number of examples whose hash identifies the data of a task.
 _HASHED_EXAMPLES = 4
 # Share of unknown input tokens from which a note is printed; T5's vocabulary lacks a few characters of most tasks.
 _REPORTED_UNKNOWN_SHARE = 0.01

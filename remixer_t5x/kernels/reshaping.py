@@ -63,9 +63,9 @@ def join_blocks(blocks: jax.Array, length: int) -> jax.Array:
 
 def join_previous_blocks(array: jax.Array, block: int) -> jax.Array:
     """Splits [batch, length, ...] into blocks joined with their previous block, [batch, blocks, 2 * block, ...]."""
-    here = split_blocks(array, block, axis=1)
-    earlier = jnp.pad(here[:, :-1], ((0, 0), (1, 0), *((0, 0),) * (here.ndim - 2)))
-    return jnp.concatenate([earlier, here], axis=2)
+    current = split_blocks(array, block, axis=1)
+    previous = jnp.pad(current[:, :-1], ((0, 0), (1, 0), *((0, 0),) * (current.ndim - 2)))
+    return jnp.concatenate([previous, current], axis=2)
 
 
 def build_same_example_mask(ids: jax.Array, block: int) -> jax.Array:

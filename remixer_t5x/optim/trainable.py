@@ -90,5 +90,5 @@ def join_params(trained: Tree, frozen: Tree) -> Tree:
     """Merges trained and frozen parameters; the inverse of `split_params`."""
     if isinstance(frozen, Mapping) and not frozen:
         return trained
-    both = trained.keys() & frozen.keys()
-    return {**trained, **frozen, **{name: join_params(trained[name], frozen[name]) for name in both}}
+    shared = trained.keys() & frozen.keys()
+    return {**trained, **frozen, **{name: join_params(trained[name], frozen[name]) for name in shared}}

@@ -209,7 +209,7 @@ class _TrackerThread:
         except BaseException as error:
             self._warn_once(f'failed ({root_cause_message(error)})')
 
-    def _warn_once(self, what: str) -> None:
+    def _warn_once(self, failure: str) -> None:
         """Prints the tracker's first failure as one line, and ignores later failures."""
         if self._warned.acquire(blocking=False):
-            self._warn_user(f'warning: the tracker {self._name} {what}; training continues')
+            self._warn_user(f'warning: the tracker {self._name} {failure}; training continues')

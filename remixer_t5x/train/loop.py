@@ -212,7 +212,7 @@ def _build_loop(
         eval_step = programs.build_eval_step(data.vocabulary)
 
         def place(batch: Any) -> Any:
-            stop.check()
+            stop.raise_if_stopping()
             return data.place(batch)
 
         loss = hooks.LossEvaluationHook(
@@ -223,7 +223,9 @@ def _build_loop(
         shown_answers = run.tasks.shown if run.tasks else 0
         run_hooks.append(
             new_hook(
-                hooks.TaskEvaluationHook(data.evaluator, best_checkpoints, log, params_of, stop.check, shown_answers)
+                hooks.TaskEvaluationHook(
+                    data.evaluator, best_checkpoints, log, params_of, stop.raise_if_stopping, shown_answers
+                )
             )
         )
     # Log a step's records before saving its checkpoint, so that a resumed run does not repeat them.

@@ -64,7 +64,7 @@ class StopSignalHandler:
     def get_agreed_signal(self) -> str | None:
         """Returns the name of the received signal if all processes should stop now, or None.
 
-        All processes must call this method and `check` in the same order.
+        All processes must call this method and `raise_if_stopping` in the same order.
         """
         if jax.process_count() == 1:
             return self._name
@@ -72,7 +72,7 @@ class StopSignalHandler:
         self._is_agreed |= multihost_utils.reached_preemption_sync_point(self._num_calls)
         return (self._name or 'SIGTERM') if self._is_agreed else None
 
-    def check(self) -> None:
+    def raise_if_stopping(self) -> None:
         """Raises EvaluationInterrupted if all processes should stop now."""
         if self.get_agreed_signal():
             raise EvaluationInterrupted

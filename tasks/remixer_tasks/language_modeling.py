@@ -203,8 +203,8 @@ def choose_predicted_tokens(words: tf.Tensor, count: tf.Tensor, seed: tf.Tensor)
     sizes = tf.math.bincount(words)
     order = tf.argsort(tf.random.stateless_uniform([tf.size(sizes)], seed))
     total = tf.cumsum(tf.gather(sizes, order))
-    taken = (total <= count) | (tf.range(tf.size(order)) == 0)
-    chosen = tf.scatter_nd(order[:, None], tf.cast(taken, tf.int32), [tf.size(order)])
+    is_selected = (total <= count) | (tf.range(tf.size(order)) == 0)
+    chosen = tf.scatter_nd(order[:, None], tf.cast(is_selected, tf.int32), [tf.size(order)])
     return tf.gather(chosen, words) > 0
 
 
@@ -286,9 +286,9 @@ def masked_lm(
             words -= words[0]
         chosen = choose_predicted_tokens(words, tf.constant(counts)[tf.size(tokens)], seeds[0])
         chosen &= ~tf.reduce_any(tokens[:, None] == special, axis=1)
-        which, ids = tf.unstack(tf.random.experimental.stateless_split(seeds[1], 2))
-        draw = tf.random.stateless_uniform(tf.shape(tokens), which)
-        random = tf.random.stateless_uniform(tf.shape(tokens), ids, _SPECIAL, ordinary, tf.int32)
+        draw_seed, id_seed = tf.unstack(tf.random.experimental.stateless_split(seeds[1], 2))
+        draw = tf.random.stateless_uniform(tf.shape(tokens), draw_seed)
+        random = tf.random.stateless_uniform(tf.shape(tokens), id_seed, _SPECIAL, ordinary, tf.int32)
         replaced = tf.where(draw < masked_share + random_share, random, tokens)
         replaced = tf.where(draw < masked_share, mask_id, replaced)
         return {

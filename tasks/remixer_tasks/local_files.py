@@ -82,8 +82,8 @@ def expand_held_out_paths(
     if files is None:
         return []
     held_out = expand_paths(files, macro, example)
-    if both := sorted({os.path.realpath(path) for path in train} & {os.path.realpath(path) for path in held_out}):
-        raise UserError(f'{macro} and {train_macro} must not share files, got {both[0]} in both; remove it from one')
+    if shared := sorted({os.path.realpath(path) for path in train} & {os.path.realpath(path) for path in held_out}):
+        raise UserError(f'{macro} and {train_macro} must not share files, got {shared[0]} in both; remove it from one')
     return held_out
 
 

@@ -123,9 +123,9 @@ def mixture(
     )
     if not is_list or not tasks:
         raise UserError(f"TASKS must be a list of names, got {tasks!r}; set TASKS = ['super_glue_rte_v102']")
-    given = [task if isinstance(task, str) else task.name for task in tasks]
-    if len(set(given)) < len(given):
-        raise UserError(f'TASKS must have different names, got {", ".join(given)}; list each task once')
+    task_names = [task if isinstance(task, str) else task.name for task in tasks]
+    if len(set(task_names)) < len(task_names):
+        raise UserError(f'TASKS must have different names, got {", ".join(task_names)}; list each task once')
     for task in tasks:
         resolved = find_provider(task, vocabulary, data_dir) if isinstance(task, str) else task
         resolved = seqio.get_mixture_or_task(resolved) if isinstance(resolved, str) else resolved

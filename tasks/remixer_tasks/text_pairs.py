@@ -131,8 +131,8 @@ def encode_row_as_pair(
 def check_column_names(columns: Sequence[str], metrics_by: str | None) -> tuple[str, ...]:
     """Returns the names of additional columns, in order. Raises UserError for 'inputs' and 'targets'."""
     names = tuple(dict.fromkeys([*columns, *([metrics_by] if metrics_by else [])]))
-    taken = [name for name in names if name.removesuffix('_pretokenized') in ('inputs', 'targets')]
-    if taken:
+    reserved = [name for name in names if name.removesuffix('_pretokenized') in ('inputs', 'targets')]
+    if reserved:
         raise UserError(
             f'COLUMNS and METRICS_BY must name columns other than inputs and targets, got {columns!r} and '
             f"{metrics_by!r}; set COLUMNS = ['type']"

@@ -90,12 +90,12 @@ def trained(
 def saved(folder: str) -> Vocabulary:
     """Loads the vocabulary that a run saved in MODEL_DIR or its subfolder `vocabulary`. Copies remote files first."""
     source = epath.Path(folder).expanduser()
-    found = [path for path in (source, source / 'vocabulary') if (path / 'vocabulary.json').is_file()]
-    if not found:
+    folders = [path for path in (source, source / 'vocabulary') if (path / 'vocabulary.json').is_file()]
+    if not folders:
         raise UserError(
             f'the folder of a vocabulary must contain vocabulary.json, got {folder}; use the MODEL_DIR of a run'
         )
-    source = found[0]
+    source = folders[0]
     if '://' in folder:
         local = tempfile.mkdtemp(prefix='remixer_t5x_vocabulary_')
         atexit.register(shutil.rmtree, local, ignore_errors=True)
@@ -104,15 +104,15 @@ def saved(folder: str) -> Vocabulary:
         source = epath.Path(local)
     index = untrusted_files.read_json_object(pathlib.Path(source / 'vocabulary.json'), 'copy MODEL_DIR again')
     kind = index.get('kind')
-    number = index.get('extra_ids', 0)
-    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= MAX_SENTINELS:
+    extra_ids = index.get('extra_ids', 0)
+    if isinstance(extra_ids, bool) or not isinstance(extra_ids, int) or not 0 <= extra_ids <= MAX_SENTINELS:
         raise UserError(
-            f'{source / "vocabulary.json"} is damaged: extra_ids must be from 0 to {MAX_SENTINELS}, got {number!a}'
+            f'{source / "vocabulary.json"} is damaged: extra_ids must be from 0 to {MAX_SENTINELS}, got {extra_ids!a}'
         )
     if kind == 'sentencepiece':
-        return sentencepiece(str(source / 'spiece.model'), number)
+        return sentencepiece(str(source / 'spiece.model'), extra_ids)
     if kind == 'bytes':
-        return byte(number)
+        return byte(extra_ids)
     if kind == 'wordpiece':
         return wordpiece(str(source / 'tokenizer.json'))
     if kind == 'huggingface':

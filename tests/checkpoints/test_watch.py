@@ -65,5 +65,5 @@ def test_following_skips_evaluated_steps_and_ends_after_the_timeout(tmp_path, mo
     save(tmp_path, 10, 20, 30)
     clock = FakeTime()
     monkeypatch.setattr(saved_params, 'time', clock)
-    assert names(saved_params.follow_checkpoints(str(tmp_path), timeout=0.1, done={10, 30}, poll=0.01)) == ['20']
+    assert names(saved_params.follow_checkpoints(str(tmp_path), timeout=0.1, skipped={10, 30}, poll=0.01)) == ['20']
     assert clock.now == pytest.approx(0.1, abs=0.02)

@@ -70,7 +70,7 @@ def work_rejected(file, commands, join):
 
 def work_until_signal(file, commands, join, number):
     """Like `work`, but process 1 sends itself SIGTERM before its evaluation batch `number`."""
-    check, calls = preemption.StopSignalHandler.check, itertools.count(1)
+    check, calls = preemption.StopSignalHandler.raise_if_stopping, itertools.count(1)
 
     def check_after_signal(stop):
         call = next(calls)
@@ -81,7 +81,7 @@ def work_until_signal(file, commands, join, number):
             time.sleep(1)
         check(stop)
 
-    preemption.StopSignalHandler.check = check_after_signal
+    preemption.StopSignalHandler.raise_if_stopping = check_after_signal
     return work(file, commands, join)
 
 

@@ -99,14 +99,14 @@ def test_a_run_that_is_stopped_in_evaluations_ends_bit_identical(tmp_path, monke
     """An evaluation has three batches. The run evaluates at steps 0, 4, 8 and 10, the last step."""
     settings = {'train_steps': 10, 'eval_period': 4, 'eval_at_start': True, 'checkpoint_period': 4}
     tiny_training.run(str(tmp_path / 'uninterrupted'), **settings)
-    check, signalled, outcomes = preemption.StopSignalHandler.check, None, []
+    check, signalled, outcomes = preemption.StopSignalHandler.raise_if_stopping, None, []
 
     def check_after_signal(stop):
         if next(calls) == signalled:
             signal.raise_signal(signal.SIGTERM)
         check(stop)
 
-    monkeypatch.setattr(preemption.StopSignalHandler, 'check', check_after_signal)
+    monkeypatch.setattr(preemption.StopSignalHandler, 'raise_if_stopping', check_after_signal)
     for number in (2, 3 + 3, 3 + 3 + 1, None):
         calls, signalled = itertools.count(1), number
         result = tiny_training.run(str(tmp_path / 'run'), **settings)

@@ -26,13 +26,13 @@ def catch_exit(monkeypatch):
 def test_the_first_signal_stops_the_run_and_the_second_exits(capfd, catch_exit, number, again):
     with preemption.StopSignalHandler() as stop:
         assert stop.get_agreed_signal() is None
-        stop.check()
+        stop.raise_if_stopping()
         signal.raise_signal(number)
         line = f'{number.name}: finishing this step or evaluation batch, then saving; {again} to quit without saving'
         assert capfd.readouterr().err.strip() == line
         assert stop.get_agreed_signal() == number.name
         with pytest.raises(preemption.EvaluationInterrupted):
-            stop.check()
+            stop.raise_if_stopping()
         # SIGHUP after another signal is ignored, because a closing terminal sends it twice.
         signal.raise_signal(signal.SIGHUP)
         assert stop.get_agreed_signal() == number.name

@@ -83,8 +83,8 @@ def describe_bottlenecks(forecast: Forecast) -> list[str]:
         (f'gaps between {bound.num_kernel_runs:,} kernels', '(a guess, not in the bound)', bound.gap_seconds),
     ]
     return [
-        f'{name}: {format_milliseconds(seconds)} {what} ({seconds / bound.serial_seconds:.0%})'
-        for name, what, seconds in sorted(parts, key=lambda part: -part[2])
+        f'{name}: {format_milliseconds(seconds)} {description} ({seconds / bound.serial_seconds:.0%})'
+        for name, description, seconds in sorted(parts, key=lambda part: -part[2])
         if seconds > 0
     ]
 

@@ -140,7 +140,7 @@ def _read_metric_value(column: TableColumn, cell: SweepCell) -> float:
     record = latest.get(column.evaluation)
     value = record.numbers.get(column.metric) if record else None
     if value is None:
-        known = ', '.join(f'{kind} {name}' for kind, found in latest.items() for name in found.numbers) or 'none'
+        known = ', '.join(f'{kind} {name}' for kind, metrics in latest.items() for name in metrics.numbers) or 'none'
         raise UserError(f'{cell.folder} has no metric {column.metric} of {column.evaluation}; its metrics are {known}')
     return value
 

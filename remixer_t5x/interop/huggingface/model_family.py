@@ -270,8 +270,8 @@ class ModelFamily(abc.ABC):
             for name in mapping.names
         }
         optional = {name for name in tensors if name in self.copies or re.fullmatch(self.ignored, name)}
-        found = {name: array.shape for name, array in tensors.items() if name in expected or name not in optional}
-        if difference := compatibility.describe_shape_difference(found, expected):
+        shapes = {name: array.shape for name, array in tensors.items() if name in expected or name not in optional}
+        if difference := compatibility.describe_shape_difference(shapes, expected):
             raise UserError(
                 f'the weights in {folder} do not fit its config.json: {difference}; use the complete folder of a '
                 f'{self.hf_class}'

@@ -52,8 +52,8 @@ def _mark_pronoun(example: Example) -> tf.Tensor:
     before, after = (tf.strings.reduce_join(part, separator=' ') for part in (words[:index], words[index + 1 :]))
     # Like T5, appends a space even if the pronoun is the last word.
     blanked = tf.strings.join([before, 'X', after], separator=' ')
-    for original, (wrong, right) in _CORRECTIONS.items():
-        blanked = tf.where(text == original, original.replace(wrong, right), blanked)
+    for original, (typo, correction) in _CORRECTIONS.items():
+        blanked = tf.where(text == original, original.replace(typo, correction), blanked)
     return tf.strings.regex_replace(blanked, ' X ', tf.strings.join([' *', example['span2_text'], '* ']))
 
 

@@ -142,21 +142,21 @@ def describe_repair(folder: Path) -> str:
 class ProgressNotice:
     """Reports progress on standard error by redrawing a line on a terminal, or by printing lines in a log."""
 
-    def __init__(self, what: str):
-        self._what = what
+    def __init__(self, activity: str):
+        self._activity = activity
         self._start = self._drawn = time.monotonic()
         self._terminal = sys.stderr.isatty()
-        self._print_line(f'{what} ...', last=not self._terminal)
+        self._print_line(f'{activity} ...', last=not self._terminal)
 
     def update_progress(self, progress: Callable[[], str]) -> None:
         """Redraws the line with the string that `progress` returns, at most twice per second; does nothing in a log."""
         if self._terminal and time.monotonic() - self._drawn > _REDRAW_SECONDS:
             self._drawn = time.monotonic()
-            self._print_line(f'{self._what}: {progress()} ...', last=False)
+            self._print_line(f'{self._activity}: {progress()} ...', last=False)
 
     def print_result(self, result: str) -> None:
         """Prints the final line, with `result` and the elapsed seconds."""
-        self._print_line(f'{self._what}: {result} ({time.monotonic() - self._start:.1f} s)', last=True)
+        self._print_line(f'{self._activity}: {result} ({time.monotonic() - self._start:.1f} s)', last=True)
 
     def _print_line(self, text: str, last: bool) -> None:
         start = '\r\x1b[2K' if self._terminal else ''

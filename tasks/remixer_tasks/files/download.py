@@ -47,8 +47,8 @@ def download_files(name: str, source: str | None = None, data_dir: str | None = 
             'unknown, so the files are not verified'
         )
     new = sum(_fetch_file(download, folder, source, name) for download in dataset.downloads)
-    done = f'is now in {folder}, SHA-256 verified' if new else f'is already in {folder}, nothing was copied'
-    return [f'{dataset.name} {done}', *_describe_splits(dataset, catalogue.locate_splits(dataset, data_dir))]
+    status = f'is now in {folder}, SHA-256 verified' if new else f'is already in {folder}, nothing was copied'
+    return [f'{dataset.name} {status}', *_describe_splits(dataset, catalogue.locate_splits(dataset, data_dir))]
 
 
 def find_dataset(name: str) -> LabelledDataset:

@@ -92,11 +92,11 @@ def check_columns_exist(columns: Mapping[str, Sequence[str]], row: Row, data: st
     An item of a column without a value, such as `translation.en` if `translation` is None, counts as a column.
     """
     for setting, names in columns.items():
-        if absent := [name for name in names if name not in row and row.get(name.rpartition('.')[0], '') is not None]:
+        if missing := [name for name in names if name not in row and row.get(name.rpartition('.')[0], '') is not None]:
             shown = ', '.join(ascii(name)[:60] for name in [*row][:20]) + (', ...' if len(row) > 20 else '')
             is_unsplit = len(row) == 1 and re.search(r'[,;|\t]', [*row][0])
-            hint = '; check the delimiter (DELIMITER of PAIRS)' if is_unsplit else suggest_similar_name(absent[0], row)
-            raise UserError(f'{setting} must use columns of {data} ({shown}), got {absent[0]!r}{hint}')
+            hint = '; check the delimiter (DELIMITER of PAIRS)' if is_unsplit else suggest_similar_name(missing[0], row)
+            raise UserError(f'{setting} must use columns of {data} ({shown}), got {missing[0]!r}{hint}')
 
 
 def read_rows_with_columns(
@@ -109,15 +109,15 @@ def read_rows_with_columns(
     """
     names = {name for group in columns.values() for name in group}
     is_jsonl = layout.detect_format(path) == 'jsonl'
-    seen: Row = {}
+    merged: Row = {}
     for number, row in read_rows(path, layout, malformed, names):
-        if not names <= seen.keys():
-            seen.update(row)
+        if not names <= merged.keys():
+            merged.update(row)
             if not is_jsonl:
-                check_columns_exist(columns, seen, path)
+                check_columns_exist(columns, merged, path)
         yield number, row
-    if seen:
-        check_columns_exist(columns, seen, path)
+    if merged:
+        check_columns_exist(columns, merged, path)
 
 
 def read_rows(path: str, layout: RowLayout, malformed: BadRecords, columns: Collection[str] = ()) -> Rows:
