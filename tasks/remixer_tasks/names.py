@@ -112,7 +112,7 @@ def mixture(
     """Mixes tasks in proportion to their training set sizes, like seqio's `mixing_rate_num_examples`.
 
     Args:
-        tasks: tasks, or names of tasks and mixtures; a mixture adds all of its tasks.
+        tasks: tasks, or names of tasks and mixtures; a mixture adds those of its tasks that are not in the list yet.
         rates: maps task names to mixing rates, to be used instead of the numbers of examples.
         maximum: upper limit on the number of examples of each task.
         temperature: each number of examples is raised to the power 1 / temperature; values above 1 equalize rates.
