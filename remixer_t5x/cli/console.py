@@ -28,14 +28,16 @@ def print_with_rich(*parts: Any, pipe_width: int = 150) -> None:
     """
     from rich.console import Console
 
-    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else pipe_width, highlight=False)
+    width = None if sys.stdout.isatty() else pipe_width
+    # Names of tasks and groups of metrics may contain brackets and colons.
+    console = Console(file=sys.stdout, width=width, highlight=False, markup=False, emoji=False)
     for part in parts:
         text = isinstance(part, str)
         if not text:
             # Prints wide tables at full width and lets the terminal wrap them, so that numbers are never truncated.
             widest = console.measure(part, options=console.options.update(width=10_000)).maximum
             console.width = max(console.width, widest)
-        console.print(part, soft_wrap=text, markup=not text)
+        console.print(part, soft_wrap=text)
     sys.stdout.flush()
 
 
