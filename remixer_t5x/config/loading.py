@@ -372,9 +372,9 @@ def _suggest_name(line: str, text: GinText, before: Sequence[GinText]) -> str:
             shipped = gin_files.read_shipped_files()
             if f'sublayers/{first}.gin' in shipped:
                 return f'; add --gin_file=sublayers/{first}.gin'
-            models = [pathlib.Path(name).stem for name, other in shipped.items() if first in other.imports]
             if f'models/{first}.gin' in shipped:
-                return f'; use a model that configures it: --model={" or --model=".join(models)}'
+                models = [name for name, other in shipped.items() if first in other.imports]
+                return f'; use a model that configures it: {", ".join(models)}'
             return _suggest_module(first, imports)
     return ''
 
