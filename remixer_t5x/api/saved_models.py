@@ -65,6 +65,7 @@ def load(
     Raises:
         UserError: the folder, a checkpoint, the saved gin text, a module or a vocabulary is missing or damaged.
     """
+    ranges.check_setting('lengths', lengths, Mapping[str, int] | None)
     if unknown := sorted(set(lengths or {}) - set(DEFAULT_LENGTHS)):
         raise UserError(f'keys of lengths must be inputs or targets, got {", ".join(unknown)}')
     for side, length in (lengths or {}).items():

@@ -247,9 +247,10 @@ class TrainedModel:
         is the step number of the checkpoint.
 
         Raises:
-            UserError: `folder` already contains a checkpoint or cannot be written, the model's gin text is unknown, or
-                the vocabulary is a custom class.
+            UserError: `step` is negative, `folder` already contains a checkpoint or cannot be written, the model's gin
+                text is unknown, or the vocabulary is a custom class.
         """
+        ranges.check_setting('step', step, ranges.NonNegativeInt)
         text = build_gin_text(self.model, self.lengths if self.ends_inputs else {'targets': sum(self.lengths.values())})
         target = converted_checkpoint.create_model_dir(folder)
         if not task_vocabulary.save_vocabulary(self.vocabulary, target / task_vocabulary.VOCABULARY_FOLDER):
@@ -357,6 +358,7 @@ def make_batch(
     Returns:
         A dictionary that maps seqio's feature names to [rows, length] int32 arrays, padded with 0.
     """
+    ranges.check_setting('lengths', lengths, Mapping[str, int] | None)
     _check_same_length(inputs, targets)
     lengths = _check_longest(inputs, targets, lengths or {})
     encoder = {'encoder_input_tokens': predictions.pad_ids(inputs, lengths['inputs'])}

@@ -196,6 +196,9 @@ def test_only_targets_that_continue_a_prompt_omit_the_start_token(trained):
         (lambda trained: trained.score_ids([[3]], [[4, 384]]), 'token id must be from 0 to 383, got 384'),
         (lambda trained: trained.score_ids([[3]], [[4] * 13]), 'targets must have at most 12 tokens, got 13'),
         (lambda _: remixer_t5x.make_batch([[1] * 4], [[1]], {'inputs': 3}), 'inputs must have at most 3 tokens, got 4'),
+        (lambda _: remixer_t5x.make_batch([[1]], [[1]], 5), 'lengths must be a dictionary.* or None, got 5'),
+        (lambda _: remixer_t5x.load('runs/mine', lengths=512), 'lengths must be a dictionary.* or None, got 512'),
+        (lambda trained: trained.save('unused', step=-1), 'step must be a non-negative integer, got -1'),
     ],
 )
 def test_invalid_arguments_raise_an_error(trained, call, message):
