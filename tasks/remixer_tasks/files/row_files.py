@@ -209,8 +209,8 @@ def _convert_cells_to_rows(
         first, names = [(number, names)], [str(column) for column in range(len(names))]
     elif malformed.count > skipped:
         raise UserError(
-            f'{path}: the line of column names cannot be read{malformed.describe_skipped_records()}; correct it, or '
-            "set ENCODING, as in ENCODING = 'latin-1'"
+            f'{path}: the line of column names cannot be read{malformed.describe_skipped_records()}; correct it, '
+            "convert the file to UTF-8, or set the encoding of PAIRS, as in ENCODING = 'latin-1'"
         )
     if duplicates := sorted(name for name, count in collections.Counter(names).items() if count > 1):
         raise UserError(f'the columns of {path} must have different names, got {duplicates[0]!a:.60} twice; rename one')
