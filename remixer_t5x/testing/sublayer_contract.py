@@ -18,7 +18,7 @@
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -28,11 +28,13 @@ from flax import errors
 from flax import linen as nn
 
 from remixer_t5x import axes
+from remixer_t5x.errors import UserError
 from remixer_t5x.models.architecture import stack
 from remixer_t5x.testing.sublayer_fixture import (
     LENGTH,
     MEMORY,
     ROWS,
+    Segments,
     SublayerFixture,
     make_fast_prng_key,
     make_segment_arrays,
@@ -172,74 +174,66 @@ def check_prompt(fixture: SublayerFixture, bidirectional: bool = False) -> None:
     expected = np.asarray(
         fixture.run_with_gradients(x, fixture.make_context([[LENGTH]] * ROWS, prefix=is_prefix)).outputs
     )
-    step = _make_decoding_step(fixture)
     prompt_prefix = None if is_prefix is None else is_prefix[:, :SHORT_LENGTH]
     segments = [[int(n)] for n in counts]
     ctx = fixture.make_context(segments, length=SHORT_LENGTH, decode=True, cache_slots=LENGTH, prefix=prompt_prefix)
-    _, variables = step({'params': fixture.unstacked_params}, x[:, :SHORT_LENGTH], ctx)
+    _, caches = fixture.decode(x[:, :SHORT_LENGTH], ctx, {})
     ctx = fixture.make_context([[1]] * ROWS, length=1, decode=True)
     rows = np.arange(ROWS)
     for t in range(LENGTH - SHORT_LENGTH):
         positions = counts - 1 + t
-        y, variables = step({'params': fixture.unstacked_params, **variables}, x[rows, positions][:, None], ctx)
+        y, caches = fixture.decode(x[rows, positions][:, None], ctx, caches)
         step_name = f'step {t} after {"bidirectional " if bidirectional else ""}prompts'
         reference = 'the output for all tokens at once; read ctx.cache_slots'
         require_close(np.asarray(y)[:, 0], expected[rows, positions], step_name, reference)
 
 
 def check_decode(fixture: SublayerFixture) -> None:
-    x, memory = fixture.make_random_features(4), fixture.make_random_features(5, MEMORY)
-    lengths = [[MEMORY], [MEMORY - 2]] * (ROWS // 2)
-    expected = fixture.run_with_gradients(x, fixture.make_context([[LENGTH]] * ROWS, memory, lengths)).outputs
-    step = _make_decoding_step(fixture)
-    ctx = fixture.make_context([[LENGTH]] * ROWS, memory, lengths, decode=True)
-    _, variables = step({'params': fixture.unstacked_params}, np.zeros_like(x), ctx)
-    for path, leaf in jax.tree_util.tree_leaves_with_path(variables['cache']):
+    memory, lengths = fixture.make_random_features(5, MEMORY), [[MEMORY], [MEMORY - 2]] * (ROWS // 2)
+    expected, caches, outputs = _decode_with_memory(fixture, memory, lengths)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(caches['cache']):
         name = jax.tree_util.keystr(path, simple=True, separator='/')
         is_counter = leaf.ndim == 0 and name.endswith('cache_index')
         is_batched = leaf.shape[:1] == (ROWS,)
         require_condition(
             is_batched or is_counter, f'the first axis of the cache {name} must be the batch, got {leaf.shape}'
         )
-    # Replace the encoder output with NaN, so that steps that read the encoder output instead of the cache fail.
-    ctx = fixture.make_context([[1]] * ROWS, np.full_like(memory, np.nan), lengths, length=1, decode=True)
-    for t in range(LENGTH):
-        y, variables = step({'params': fixture.unstacked_params, **variables}, x[:, t : t + 1], ctx)
+    for t, y in enumerate(outputs):
         step_name, reference = f'step {t} with the cache', 'the output for all tokens at once'
         advice = 'check the masks, and cache what steps read from ctx.memory.hidden'
         require_condition(np.all(np.isfinite(y)), f'{step_name} contains NaN or infinity; {advice}')
-        require_close(np.asarray(y)[:, 0], expected[:, t], step_name, reference)
-
-
-def _make_decoding_step(fixture: SublayerFixture) -> Callable[..., Any]:
-    model = fixture.build_stack()
-    return jax.jit(lambda variables, x, ctx: model.apply(variables, x, ctx, LENGTH, mutable=['cache']))
+        require_close(y[:, 0], expected[:, t], step_name, reference)
 
 
 def check_beams(fixture: SublayerFixture) -> None:
-    model, rows, steps = fixture.build_stack(), 2, 2
-    x, memory = fixture.make_random_features(4, rows=2 * rows), fixture.make_random_features(5, MEMORY, rows)
-    lengths = [[MEMORY], [MEMORY - 2]]
-
-    @jax.jit
-    def decode_steps(ctx_all, ctx_step):
-        params = {'params': fixture.unstacked_params}
-        _, variables = model.apply(params, jnp.zeros_like(x), ctx_all, LENGTH, mutable=['cache'])
-        outputs = []
-        for t in range(steps):
-            y, variables = model.apply({**params, **variables}, x[:, t : t + 1], ctx_step, LENGTH, mutable=['cache'])
-            outputs.append(y)
-        return jnp.stack(outputs)
-
-    def decode_beams(memory, memory_lengths):
-        ctx_all = fixture.make_context([[LENGTH]] * 2 * rows, memory, memory_lengths, decode=True)
-        return decode_steps(
-            ctx_all, fixture.make_context([[1]] * 2 * rows, memory, memory_lengths, length=1, decode=True)
-        )
-
-    copies = decode_beams(np.repeat(memory, 2, axis=0), [row for row in lengths for _ in range(2)])
+    memory, lengths = fixture.make_random_features(5, MEMORY, ROWS // 2), [[MEMORY], [MEMORY - 2]] * (ROWS // 4)
+    expected, _, outputs = _decode_with_memory(fixture, memory, lengths, beams=2)
     reference = 'that of two sequences with copies of the memory'
-    require_close(decode_beams(memory, lengths), copies, 'the output of two beams of a sequence', reference)
+    for t, y in zip(range(2), outputs, strict=False):
+        require_close(y[:, 0], expected[:, t], 'the output of two beams of a sequence', reference)
+
+
+def _decode_with_memory(
+    fixture: SublayerFixture, memory: np.ndarray, lengths: Segments, beams: int = 1
+) -> tuple[np.ndarray, Any, Iterator[np.ndarray]]:
+    """Returns the outputs for all tokens at once, the allocated caches, and the output of each decoding step.
+
+    `beams` rows share each row of `memory`, [ROWS / beams, MEMORY, embed].
+    """
+    x, rows = fixture.make_random_features(4), [[LENGTH]] * ROWS
+    ctx = fixture.make_context(rows, np.repeat(memory, beams, axis=0), np.repeat(lengths, beams, axis=0).tolist())
+    expected = fixture.run_with_gradients(x, ctx).outputs
+    _, allocated = fixture.decode(np.zeros_like(x), fixture.make_context(rows, memory, lengths, decode=True), {})
+    # Replace the encoder output with NaN, so that steps that read the encoder output instead of the cache fail.
+    ctx = fixture.make_context([[1]] * ROWS, np.full_like(memory, np.nan), lengths, length=1, decode=True)
+
+    def run_steps() -> Iterator[np.ndarray]:
+        caches = allocated
+        for t in range(LENGTH):
+            y, caches = fixture.decode(x[:, t : t + 1], ctx, caches)
+            yield np.asarray(y)
+
+    return expected, allocated, run_steps()
 
 
 def check_bfloat16(fixture: SublayerFixture) -> None:
@@ -253,11 +247,11 @@ def check_bfloat16(fixture: SublayerFixture) -> None:
     expected = fixture.run_with_gradients(x, fixture.make_context(rows, memory), params=params).outputs
     low_x: Any = x.astype(jnp.bfloat16)
     low_context = fixture.make_context(rows, memory.astype(jnp.bfloat16))
-    # Apply the sublayer without a layer, because a layer raises UserError for a wrong dtype.
-    for factory in fixture.sublayers:
-        dtype = jax.eval_shape(factory().init_with_output, jax.random.key(0), low_x, low_context)[0].dtype
-        require_condition(dtype == jnp.bfloat16, f'the output for bfloat16 is {dtype}; compute in x.dtype')
-    low = np.asarray(fixture.forward(params, low_x, low_context), np.float32)
+    try:
+        low = np.asarray(fixture.forward(params, low_x, low_context), np.float32)
+    except UserError as reason:
+        # The layer checks the dtype of the sublayer's output.
+        raise ContractViolation(f'{reason}; compute in x.dtype') from reason
     error, size = np.linalg.norm(low - expected, axis=-1), np.linalg.norm(expected, axis=-1)
     total, median = np.linalg.norm(error) / np.linalg.norm(size), np.median(error) / np.sqrt(np.mean(size**2))
     message = f'the output differs by {total:.1%} from float32 ({median:.1%} in the median token)'

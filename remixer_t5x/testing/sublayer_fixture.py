@@ -118,6 +118,17 @@ class SublayerFixture:
         model = self.build_stack()
         return jax.jit(lambda params, x, ctx: model.apply({'params': params}, x, ctx))
 
+    @functools.cached_property
+    def decode(self) -> Callable[..., tuple[jax.Array, Any]]:
+        """The compiled function `(x, ctx, caches) -> (outputs, caches)`; empty `caches` are allocated or filled."""
+        model = self.build_stack()
+
+        @jax.jit
+        def decode(params, x, ctx, caches):
+            return model.apply({'params': params, **caches}, x, ctx, LENGTH, mutable=['cache'])
+
+        return functools.partial(decode, self.unstacked_params)
+
     def run_with_gradients(
         self, x: np.ndarray, ctx: SequenceContext, cotangents: np.ndarray | None = None, params: Any = None
     ) -> OutputsWithGradients:

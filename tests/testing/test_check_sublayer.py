@@ -96,6 +96,7 @@ VIOLATIONS = [
     ('prefix_lm', 'decoder', prompts_without_prefixes, 'step 0 after bidirectional prompts differs'),
     ('beams', 'decoder', tiled_memory, 'two beams of a sequence differs'),
     ('bfloat16', 'encoder', lambda _, x, ctx: out((x + 1000) - 1000), 'from float32'),
+    ('bfloat16', 'encoder', lambda _, x, ctx: out(x).astype(jnp.float32), 'compute in x.dtype'),
     ('dropout', 'encoder', lambda _, x, ctx: out(x), 'different keys give the same output'),
     ('dropout', 'encoder', lambda _, x, ctx: nn.Dropout(0.5)(x, deterministic=False), 'only if ctx.deterministic is'),
     ('padding', 'encoder', lambda _, x, ctx: out(jnp.sqrt(x)), 'contains NaN'),
