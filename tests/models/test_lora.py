@@ -11,7 +11,6 @@ from remixer_t5x import axes, build_model
 from remixer_t5x.config import loading
 from remixer_t5x.errors import UserError
 from remixer_t5x.models import interface, lora
-from remixer_t5x.models.beam_search import BeamSearch
 from remixer_t5x.models.layers.dense import Dense, GroupDense
 from tests.support import saved_run
 
@@ -82,7 +81,7 @@ def test_adapted_model_equals_merged_model(base_model):
     batch = {name: rng.integers(1, 384, (2, 6)).astype(np.int32) for name in names}
 
     def compute(model, params):
-        return model.loss(params, batch)[0], model.generate(params, batch, 5, decoder=BeamSearch(beams=2))
+        return model.loss(params, batch)[0], model.predict(params, batch, 5)
 
     adapted_outputs = jax.jit(lambda p: compute(model, p))(params)
     run_base, merged = jax.jit(lambda p: compute(base_model, p)), merge(params)
