@@ -271,9 +271,10 @@ def check_dropout(fixture: SublayerFixture) -> None:
         advice = "draw random numbers only if ctx.deterministic is False, with make_rng('dropout')"
         raise ContractViolation(f'{str(error).partition(" (")[0]}; {advice}') from error
     train_ctx = dataclasses.replace(ctx, deterministic=False)
-    train = jax.jit(lambda params, key: model.apply({'params': params}, x, train_ctx, rngs={'dropout': key}))
+    # Pass the context as an argument, because sublayers may require JAX arrays.
+    train = jax.jit(lambda params, x, ctx, key: model.apply({'params': params}, x, ctx, rngs={'dropout': key}))
     with stack.trace_layers_once():
-        trained = [np.asarray(train(fixture.params, make_fast_prng_key(seed))) for seed in (1, 1, 2)]
+        trained = [np.asarray(train(fixture.params, x, train_ctx, make_fast_prng_key(seed))) for seed in (1, 1, 2)]
     require_condition(np.array_equal(trained[0], trained[1], equal_nan=True), 'the same key gives different outputs')
     require_condition(not np.allclose(trained[0], trained[2]), 'different keys give the same output')
     require_condition(not np.allclose(trained[0], evaluated), 'deterministic=False does not enable dropout')

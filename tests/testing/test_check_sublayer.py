@@ -23,7 +23,8 @@ def out(x):
 
 
 def mask(x, ctx):
-    return jnp.where(ctx.is_token[..., None], x, 0)
+    # Only JAX arrays have the property `at`.
+    return jnp.where((ctx.segment_ids.at[:].get() > 0)[..., None], x, 0)
 
 
 def cumsum_with_last_token_cache(self, x, ctx):
@@ -97,7 +98,7 @@ VIOLATIONS = [
     ('beams', 'decoder', tiled_memory, 'two beams of a sequence differs'),
     ('bfloat16', 'encoder', lambda _, x, ctx: out((x + 1000) - 1000), 'from float32'),
     ('bfloat16', 'encoder', lambda _, x, ctx: out(x).astype(jnp.float32), 'compute in x.dtype'),
-    ('dropout', 'encoder', lambda _, x, ctx: out(x), 'different keys give the same output'),
+    ('dropout', 'encoder', lambda _, x, ctx: out(mask(x, ctx)), 'different keys give the same output'),
     ('dropout', 'encoder', lambda _, x, ctx: nn.Dropout(0.5)(x, deterministic=False), 'only if ctx.deterministic is'),
     ('padding', 'encoder', lambda _, x, ctx: out(jnp.sqrt(x)), 'contains NaN'),
     ('parameters', 'encoder', lambda self, x, ctx: x * self.param('scale', nn.initializers.ones, x.shape[-1:]),
