@@ -13,6 +13,8 @@ import pytest
 from remixer_t5x.checkpoints import saved_params
 from remixer_t5x.data import task_vocabulary
 from remixer_t5x.evaluate import checkpoint_evaluation
+from remixer_t5x.interop import safetensors_files
+from remixer_t5x.interop.t5x import checkpoint as t5x_checkpoint
 from remixer_tasks import local_files, pair_inputs, vocabularies
 from remixer_tasks.benchmarks import raw_rows
 from remixer_tasks.files import text_lines
@@ -62,20 +64,23 @@ READERS = {
     'vocabulary': lambda path: vocabularies.sentencepiece(str(path)).vocab_size,
     'predictions': lambda path: checkpoint_evaluation.read_predictions(str(path)),
     'texts': lambda path: list(pair_inputs.TextInputs(str(path), format='jsonl')),
+    'weights': lambda path: safetensors_files.open_weights_folder(path.parent, 'AutoModel'),
+    'safetensors': lambda path: safetensors_files.read_params(str(path)),
+    'T5X checkpoint': lambda path: t5x_checkpoint.read_t5x_checkpoint(str(path.parent), {}),
     'checkpoint': lambda path: saved_params.read_record(saved_params.find_checkpoint(str(path.parent / 'run'))),
 }
 
 
 @pytest.mark.parametrize('kind', READERS)
 def test_a_pickle_is_not_run(tmp_path, kind):
-    """tests/interop tests safetensors, Hugging Face folders and T5X checkpoints."""
     ran = tmp_path / 'ran'
     path = tmp_path / 'file'
     path.write_bytes(pickle.dumps(Malicious(ran)))
-    for item in ('state', 'run'):
-        (tmp_path / 'run' / 'checkpoints' / '1' / item).mkdir(parents=True)
-        for name in ('metadata', '_METADATA', 'checkpoint', 'manifest.ocdbt'):
-            (tmp_path / 'run' / 'checkpoints' / '1' / item / name).write_bytes(path.read_bytes())
+    names = ('metadata', '_METADATA', 'checkpoint', 'manifest.ocdbt')
+    copies = [f'run/checkpoints/1/{item}/{name}' for item in ('state', 'run') for name in names]
+    for name in (*copies, 'model.safetensors', 'checkpoint_7/checkpoint'):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(path.read_bytes())
     error_message(READERS[kind], path)
     assert not ran.exists()
     pickle.loads(path.read_bytes())

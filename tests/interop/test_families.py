@@ -130,25 +130,6 @@ def test_layers_of_runs_and_blocks_are_numbered_in_their_order():
     assert located[3] == ('encoder/norm', None) and list(layers.locate('encoder/run_10/layer/a')[1]) == [8]
 
 
-@pytest.mark.parametrize('tiny', ['t5_v1_0_tiny'], indirect=True)
-def test_half_precision_files_are_read_without_loss(tiny, tmp_path):
-    for dtype in ('bfloat16', 'float16'):
-        low = {name: array.astype(np.dtype(dtype)) for name, array in tiny.weights.items()}
-        source = huggingface.open_model_folder(str(hf_folders.write(tmp_path / dtype, tiny.config, low)))
-        read = source.read_params(tiny.params)
-        assert safetensors_files.find_differing_array(read, safetensors_files.round_params(tiny.params, dtype)) is None
-
-
-def test_a_t5_with_silu_is_written_and_read():
-    sizes = {'vocab_size': 5, 'embed_dim': 2, 'mlp_dim': 3, 'num_heads': 2, 'head_dim': 4}
-    t5 = T5(**sizes, num_encoder_layers=2, num_decoder_layers=1, activation='silu')
-    rng, abstract = np.random.default_rng(0), hf_folders.abstract_params(t5)
-    params = jax.tree.map(lambda leaf: rng.standard_normal(leaf.shape, np.float32), abstract)
-    read = t5.read_params(t5.convert_to_huggingface(params), abstract, 'memory')
-    assert safetensors_files.find_differing_array(read, params) is None
-    assert T5.from_config(HuggingFaceConfig(t5.to_config(), 'memory')) == t5
-
-
 def shipped(*files, flags=()):
     return loading.load_macro_values(loading.ConfigSources([*files, 'sizes/tiny.gin'], flags), 'MODEL')[0]
 

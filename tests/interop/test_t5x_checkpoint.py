@@ -3,7 +3,6 @@
 import functools
 import json
 import pathlib
-import pickle  # noqa: TID251 (writes a pickle that must not be loaded)
 import re
 import shutil
 
@@ -26,7 +25,6 @@ from tests.interop.small_models import abstract_params, random_params
 from tests.support import references
 from tests.support.error_lines import error_message
 from tests.support.paths import GOLDEN
-from tests.support.untrusted_inputs import Malicious
 
 KINDS = ('t5_1_1', 't5_1_1_orbax', 't5_1_0', 't5_1_1_scanned')
 # As in tests/golden/make_t5x_checkpoints.py.
@@ -227,14 +225,6 @@ def test_an_array_with_invalid_metadata_raises_a_one_line_error(golden, tmp_path
         key = next(key for key in store.list().result() if key.startswith(b'target.token_embedder') and b'.z' in key)
         store.write(key, json.dumps({**json.loads(store[key]), **change})).result()
     error_message(t5x_checkpoint.read_t5x_checkpoint, str(copy), abstract_params(make_model()))
-
-
-def test_a_pickle_as_a_checkpoint_is_never_loaded(tmp_path):
-    (tmp_path / 'checkpoint_7').mkdir()
-    (tmp_path / 'checkpoint_7' / 'checkpoint').write_bytes(pickle.dumps(Malicious(tmp_path / 'ran')))
-    with pytest.raises(UserError, match='cannot be read'):
-        t5x_checkpoint.read_t5x_checkpoint(str(tmp_path), abstract_params(make_model()))
-    assert not (tmp_path / 'ran').exists()
 
 
 @settings(max_examples=50, deadline=None)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import pickle  # noqa: TID251 (writes files that must not be unpickled)
 
 import numpy as np
 import pytest
@@ -17,7 +16,6 @@ from remixer_t5x.interop.huggingface.model_family import MAX_NUMBER, HuggingFace
 from remixer_t5x.interop.huggingface.modern_bert import ModernBert
 from tests.support import hf_folders
 from tests.support.error_lines import error_message
-from tests.support.untrusted_inputs import Malicious
 
 GOOD = {'a': np.arange(6, dtype=np.float32).reshape(2, 3), 'b': np.ones(4, np.float16)}
 FUZZ = settings(max_examples=100, deadline=None)
@@ -85,10 +83,8 @@ def test_any_bytes_are_read_or_raise_a_one_line_error(tmp_path_factory, content)
 @pytest.mark.parametrize(
     ('name', 'reason'),
     [
-        ('/etc/passwd', 'outside of'),
         ('a/../../x.safetensors', 'outside of'),
         ('leaving.safetensors', 'is a link to '),
-        (7, 'names the file 7'),
     ],
 )
 def test_an_index_cannot_name_files_outside_of_its_folder(tmp_path, name, reason):
@@ -134,18 +130,6 @@ def test_a_link_out_of_the_folder_raises_a_one_line_error(tmp_path, name):
     (folder / name).unlink(missing_ok=True)
     (folder / name).symlink_to('/etc/passwd')
     assert f'{name} is a link to ' in error_message(huggingface.open_model_folder, str(folder))
-
-
-@pytest.mark.parametrize('name', ['pytorch_model.bin', 'model.safetensors'])
-def test_a_pickle_is_never_loaded(tmp_path, name):
-    folder = hf_folders.write_tiny(tmp_path / 'hf', 't5_v1_0_tiny')
-    (folder / 'model.safetensors').unlink()
-    (folder / name).write_bytes(pickle.dumps(Malicious(tmp_path / 'ran')))
-    error_message(hf_folders.read_params, folder)
-    error_message(safetensors_files.read_params, str(folder / name))
-    assert not (tmp_path / 'ran').exists()
-    pickle.loads((folder / name).read_bytes())
-    assert (tmp_path / 'ran').exists(), 'the pickle has no effect, so this test is invalid'
 
 
 def test_metadata_of_our_files_is_checked(tmp_path):
