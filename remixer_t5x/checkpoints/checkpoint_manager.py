@@ -52,7 +52,7 @@ class RunCheckpoints:
             self._manager.wait_until_finished()
         # List the folder instead of querying Orbax's manager, because the manager forgets the previous checkpoint when
         # a write starts, even if the write fails.
-        return sorted(ocp.utils.checkpoint_steps(self.folder))
+        return saved_params.list_steps(self.folder)
 
     def latest_step(self) -> int | None:
         """Returns the step of the newest complete checkpoint, or None if there is none."""
@@ -130,8 +130,8 @@ class RunCheckpoints:
     def _describe_newest_checkpoint(self) -> str:
         with contextlib.suppress(Exception):
             # List only complete checkpoints, because a failed write to a bucket may leave a folder with a step number.
-            if steps := ocp.utils.checkpoint_steps(self.folder):
-                return f'the checkpoint of step {max(steps)} is kept'
+            if steps := saved_params.list_steps(self.folder):
+                return f'the checkpoint of step {steps[-1]} is kept'
         return 'there is no checkpoint yet'
 
     @contextlib.contextmanager

@@ -75,16 +75,18 @@ def test_donated_buffers_are_not_written(folder):
     checkpoints.close()
 
 
-def test_an_interrupted_write_is_not_a_checkpoint_and_is_removed(saved):
+def test_an_interrupted_write_or_removal_is_not_a_checkpoint(saved):
     steps = saved / 'checkpoints'
     shutil.copytree(steps / '3', steps / '4.orbax-checkpoint-tmp')
     os.remove(steps / '4.orbax-checkpoint-tmp' / '_CHECKPOINT_METADATA')
-    checkpoints = checkpoint_manager.RunCheckpoints(saved)
+    # An interrupted removal.
+    (steps / '5').mkdir()
+    checkpoints = checkpoint_manager.RunCheckpoints(saved, keep=4)
     assert checkpoints.latest_step() == 3
     checkpoints.save(4, state_of(4), DataPosition(), RUN)
     checkpoints.wait_until_finished()
     checkpoints.close()
-    assert sorted(p.name for p in steps.iterdir()) == ['2', '3', '4']
+    assert sorted(p.name for p in steps.iterdir()) == ['2', '3', '4', '5'] and checkpoints.latest_step() == 4
 
 
 def test_a_damaged_description_without_file_list_raises_an_error(saved):
