@@ -66,9 +66,16 @@ def scale_by_width(optimizer: Any, width: ranges.Count, base_width: ranges.Count
         return optimizer.make(logical_axes, factors)
 
     def compute_initial_factors(boxed: Any) -> Any:
-        return jax.tree.map(
-            lambda box: _compute_initial_value_factor(box.names, box.value.shape, ratio), boxed, is_leaf=is_boxed
-        )
+        def compute_factor(path: Any, box: Any) -> float:
+            if not is_boxed(box):
+                name = jax.tree_util.keystr(path, simple=True, separator='/')
+                raise UserError(
+                    f'MUP_BASE_WIDTH requires parameters with logical axes, but {name} has none; use '
+                    'nn.with_logical_partitioning'
+                )
+            return _compute_initial_value_factor(box.names, box.value.shape, ratio)
+
+        return jax.tree_util.tree_map_with_path(compute_factor, boxed, is_leaf=is_boxed)
 
     return dataclasses.replace(optimizer, make=make_gradient_transformation, initial=compute_initial_factors)
 

@@ -130,7 +130,8 @@ def check_sublayer(
 def check_custom_sublayers(model: interface.Model, packed: bool = False) -> list[str]:
     """Runs a quick check that a model's custom sublayers ignore padding and, in a decoder, later tokens.
 
-    If `packed` is set, also checks that packing an example with others does not change its outputs.
+    Also checks their parameters and, if `packed` is set, that packing an example with others does not change its
+    outputs.
 
     Returns one line for each class and its attributes; raises UserError if a sublayer of a decoder reads later tokens.
     """
@@ -149,8 +150,9 @@ def check_custom_sublayers(model: interface.Model, packed: bool = False) -> list
 
 def _describe_read_tokens(name: str, fixture: SublayerFixture, packed: bool) -> str:
     """Describes which tokens a custom sublayer reads; raises UserError if a decoder's sublayer reads later tokens."""
-    advice = f'remixer_t5x.testing.check_sublayer({name})'
+    test = f'test it with remixer_t5x.testing.check_sublayer({name})'
     leaks: Any = []
+    advice = f'read {"ctx.segment_ids" if packed else "ctx.is_token"}, and '
     try:
         if fixture.is_decoder:
             leaks = np.argwhere(np.triu(fixture.compute_position_gradients((LENGTH,)), 1))
@@ -158,15 +160,17 @@ def _describe_read_tokens(name: str, fixture: SublayerFixture, packed: bool) -> 
             if packed:
                 sublayer_contract.check_packing(fixture)
             sublayer_contract.check_padding(fixture)
+            advice = ''
+            sublayer_contract.check_parameters(fixture)
     except ContractViolation as error:
-        return f'warning: {error}; read {"ctx.segment_ids" if packed else "ctx.is_token"}, and test it with {advice}'
+        return f'warning: {error}; {advice}{test}'
     except Exception as error:
         # Do not raise other errors here: if they affect the model, the run itself raises them.
-        return f'could not be checked ({to_one_line(str(error)):.100}); test it with {advice}'
+        return f'could not be checked ({to_one_line(str(error)):.100}); {test}'
     if len(leaks):
         raise UserError(
             f'{name} must not read later tokens in a decoder, but token {leaks[0][0]} reads token {leaks[0][1]}; '
-            f'mask later tokens if ctx.causal is True, and test the sublayer with {advice}'
+            f'mask later tokens if ctx.causal is True, and {test}'
         )
     later, other = 'a later token or ' * fixture.is_decoder, ' or another example of a packed row' * packed
     return f'no token reads {later}padding{other}'

@@ -109,6 +109,8 @@ def test_tied_logits_have_the_scale_of_the_base_width():
         np.testing.assert_allclose(aligned, np.sum(scale_projection_input(np.ones(64), scaled, None)), rtol=1e-12)
 
 
-def test_an_optimizer_without_factors_is_rejected():
+def test_optimizers_without_factors_and_parameters_without_axes_are_rejected():
     with pytest.raises(UserError, match='MUP_BASE_WIDTH requires the optimizer adamw'):
         mup.scale_by_width(muon.muon(0.01), 256, 64)
+    with pytest.raises(UserError, match='parameters with logical axes, but dense/bias has none; use nn.with_logical'):
+        mup.scale_by_width(FACTORS_ONLY, 256, 64).initial({'dense': {'bias': np.ones(2)}})

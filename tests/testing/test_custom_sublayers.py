@@ -28,6 +28,12 @@ class Sum(nn.Module):
         return Dense(x.shape[-1], (axes.EMBED, axes.MLP), name='out')(jnp.broadcast_to(sums, x.shape))
 
 
+class WithoutAxes(nn.Module):
+    @nn.compact
+    def __call__(self, x, ctx):
+        return nn.Dense(x.shape[-1], dtype=x.dtype)(x)
+
+
 class TokenWise(nn.Module):
     @nn.compact
     def __call__(self, x, ctx):
@@ -72,6 +78,12 @@ def test_mixing_packed_examples_is_a_warning():
         assert 'warning' in line and 'example 1 in a row' in line or 'example 2 in a row' in line
     (line,) = check_custom_sublayers(make_model(ENCODER_MIXER=TokenWise, ENCODER_POSITION_BIAS=None), packed=True)
     assert 'no token reads padding or another example' in line
+
+
+def test_parameters_without_logical_axes_are_a_warning():
+    (line,) = check_custom_sublayers(make_model(ENCODER_MIXER=WithoutAxes, ENCODER_POSITION_BIAS=None))
+    assert line.startswith('WithoutAxes in the encoder: warning: run_0/layer/without_axes/Dense_0/bias has no logical')
+    assert 'with_logical_partitioning; test it with' in line and 'is_token' not in line
 
 
 def test_failing_check_does_not_stop_the_run():
