@@ -291,6 +291,12 @@ def test_names_and_arrays_of_published_files_are_read(tmp_path, name):
     assert other.find_differing_weight(params) is None
 
 
+def test_without_an_output_matrix_a_gated_t5_uses_the_embedding_as_in_transformers_5(tmp_path):
+    weights = {name: x for name, x in hf_folders.weights('t5_v1_1_tiny').items() if name != 'lm_head.weight'}
+    params = hf_folders.read_params(hf_folders.write(tmp_path / 'hf', hf_folders.V1_1, weights))
+    np.testing.assert_array_equal(params['logits']['kernel'].T, params['token_embedder']['embedding'])
+
+
 def test_a_single_file_of_weights_takes_precedence_over_shards_as_in_transformers(tmp_path):
     folder = hf_folders.write_tiny(tmp_path / 'hf', 't5_v1_1_tiny', shards=2)
     weights = {name: array + 1 for name, array in hf_folders.weights('t5_v1_1_tiny').items()}

@@ -30,14 +30,15 @@ SMALL_BERT = {
 }  # fmt: skip
 
 
-def gated_t5(name, **settings):
-    """Returns a function that makes a T5 with a separate output matrix."""
+def gated_t5(name, tied=False, **settings):
+    """Returns a function that makes a T5; unless `tied`, which transformers 5 assumes, it has an output matrix."""
 
     def make():
         sizes = {**SMALL_T5, 'num_decoder_layers': 2, 'decoder_start_token_id': 0, 'tie_word_embeddings': False}
         config = getattr(transformers, f'{name}Config')(**sizes, **settings)
         model = getattr(transformers, f'{name}ForConditionalGeneration')(config)
-        model.lm_head.weight = torch.nn.Parameter(torch.randn(64, 24))
+        if not tied:
+            model.lm_head.weight = torch.nn.Parameter(torch.randn(64, 24))
         return model
 
     return make
@@ -94,6 +95,7 @@ MODELS = {
     'BERT classifier': bert_classifier(id2label={0: 'no', 1: 'yes', 2: 'maybe'}),
     'BERT regression': bert_classifier(num_labels=1),
     'UL2': gated_t5('T5', feed_forward_proj='gated-silu'),
+    'gated T5 of transformers 5': gated_t5('T5', tied=True, feed_forward_proj='gated-gelu'),
     'mT5': gated_t5('MT5', feed_forward_proj='gated-gelu'),
     'T5Gemma': t5gemma(attn_logit_softcapping=1.0, final_logit_softcapping=2.0),
     'T5Gemma, untied, of 3 and 5 layers': t5gemma((3, 5), tied=False, rope_parameters=ROPE),

@@ -176,6 +176,14 @@ class T5(T5Encoder):
 
     num_decoder_layers: int
 
+    @staticmethod
+    def map_canonical_names(tensors: Tensors) -> dict[str, str]:
+        names = T5Encoder.map_canonical_names(tensors)
+        # transformers 5 ties the output of every T5 unless the file contains an output matrix.
+        if EMBEDDING_TABLE in names:
+            names.setdefault(OUTPUT_WEIGHT, names[EMBEDDING_TABLE])
+        return names
+
     @classmethod
     def read_fields(cls, config: HuggingFaceConfig) -> dict[str, Any]:
         fields = super().read_fields(config.with_defaults({'num_decoder_layers': config.values.get('num_layers')}))
