@@ -114,7 +114,8 @@ def check_sublayer(
     for side in sides:
         fixture = SublayerFixture((factory, *companions), side, layout, norm, position_bias, embed=embed_dim)
         rows += _check_stack(fixture, without)
-    report = CheckReport(layer.unwrap_partial(factory).__name__, tuple(rows))
+    kind = layer.unwrap_partial(factory)
+    report = CheckReport(getattr(kind, '__name__', repr(kind)), tuple(rows))
     if show:
         sys.stdout.write(f'{report}\n')
     failed = [row for row in rows if row.result == FAILED]
@@ -177,20 +178,24 @@ def _describe_read_tokens(name: str, fixture: SublayerFixture, packed: bool) -> 
 
 
 def _check_stack(fixture: SublayerFixture, without: Sequence[str]) -> list[CheckResult]:
-    ctx, side = fixture.make_context([[LENGTH]] * ROWS), fixture.side
-    try:
-        jax.eval_shape(fixture.build_stack().init, jax.random.key(0), fixture.make_random_features(0), ctx)
-    except UserError as error:
-        return [CheckResult('all', side, REFUSED, to_one_line(str(error)))]
+    side = fixture.side
+    built = CheckResult('all', side, *_run_check(_trace_stack, fixture))
+    if built.result != PASSED:
+        return [built]
     rows = []
     for name, check in CHECKS.items():
         if name in DECODER_CHECKS and not fixture.is_decoder:
             continue
         if name in without:
-            rows.append(CheckResult(name, side, SKIPPED))
+            rows.append(CheckResult(name, side, SKIPPED, 'named by without'))
         else:
             rows.append(CheckResult(name, side, *_run_check(check, fixture)))
     return rows
+
+
+def _trace_stack(fixture: SublayerFixture) -> None:
+    ctx = fixture.make_context([[LENGTH]] * ROWS)
+    jax.eval_shape(fixture.build_stack().init, jax.random.key(0), fixture.make_random_features(0), ctx)
 
 
 def _run_check(

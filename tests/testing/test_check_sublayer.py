@@ -154,7 +154,20 @@ def test_refused_side_is_reported(capsys):
         check_sublayer(sublayer, sides=('decoder',))
 
 
-@pytest.mark.parametrize('options', [{'sides': ('middle',)}, {'sides': 'encoder'}])
-def test_unknown_names_raise(options):
-    with pytest.raises(UserError, match='must be a tuple of names'):
-        check_sublayer(GatedMLP, **options)
+def without_context(self, x):
+    return x
+
+
+@pytest.mark.parametrize(
+    ('sublayer', 'options', 'error', 'words'),
+    [
+        (GatedMLP, {'sides': ('middle',)}, UserError, 'must be a tuple of names'),
+        (GatedMLP, {'sides': 'encoder'}, UserError, 'must be a tuple of names'),
+        (make_sublayer(unused_parameter), {'without': tuple(CHECKS)}, UserError, 'not checked: named by without'),
+        ('GatedMLP', {}, UserError, "'GatedMLP' was not checked: a sublayer must be a class or factory"),
+        (make_sublayer(without_context), {}, ContractViolation, 'fails all in the encoder: TypeError: .* takes 2'),
+    ],
+)
+def test_invalid_argument_raises(sublayer, options, error, words):
+    with pytest.raises(error, match=words):
+        check_sublayer(sublayer, show=False, **options)
