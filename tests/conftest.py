@@ -173,10 +173,11 @@ def pytest_xdist_make_scheduler(config, log):
 
 # The slowest test files, in descending order of time.
 LONG_FILES = (
-    *('test_several_processes', 'test_runs', 'test_sublayer_contract', 'test_recovery', 'test_faults'),
+    *('test_several_processes', 'test_runs', 'test_sublayer_contract'),
     'test_sublayer_ablation',
     *('test_own_task', 'test_export', 'test_docs', 'test_encoder_commands', 'test_studies'),
-    *('test_trained_model', 'test_local_files', 'test_meshes', 'test_decoder_only', 'test_pipeline'),
+    *('test_trained_model', 'test_local_files', 'test_meshes', 'test_faults', 'test_recovery', 'test_decoder_only'),
+    'test_pipeline',
     *('test_learned_weights', 'test_seq2seq', 'test_text_tasks', 'test_compare', 'test_task_commands', 'test_resume'),
     *('test_loop', 'test_info', 'test_beam_search', 'test_report', 'test_corpora', 'test_bucket'),
     *('test_bucket_commands', 'test_data_cache', 'test_language_model', 'test_report_page', 'test_t5_semantics'),

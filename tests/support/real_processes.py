@@ -5,7 +5,6 @@ server is the forkserver of `multiprocessing`: one for each pytest process, whic
 """
 
 import ctypes
-import dataclasses
 import multiprocessing
 import os
 import pathlib
@@ -57,10 +56,9 @@ class Process:
     ):
         self.log = pathlib.Path(output)
         variables = dict(environment or paths.environment())
-        settings = _ChildSettings(str(self.log), folder or os.getcwd(), variables, devices, file_size)
         _start_server(paths.environment())
-        args = (PRELOADED_MODULE, settings, function, arguments)
-        self._process = _CONTEXT.Process(target=_run_child, args=args, daemon=True)
+        settings = (PRELOADED_MODULE, str(self.log), folder or os.getcwd(), variables, devices, file_size)
+        self._process = _CONTEXT.Process(target=_run_child, args=(*settings, function, *arguments), daemon=True)
         self._process.start()
         self.pid = self._process.pid
 
@@ -105,38 +103,31 @@ class Process:
         return self.log.read_text(errors='replace') if self.log.exists() else ''
 
 
-@dataclasses.dataclass(frozen=True)
-class _ChildSettings:
-    """Settings that a child applies before it calls its function; see `Process`."""
-
-    log: str
-    folder: str
-    environment: dict[str, str]
-    devices: int
-    file_size: int | None
-
-    def apply(self) -> None:
-        descriptor = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-        os.dup2(descriptor, 1)
-        os.dup2(descriptor, 2)
-        os.chdir(self.folder)
-        os.environ.clear()
-        os.environ.update(self.environment)
-        if self.file_size is not None:
-            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-            resource.setrlimit(resource.RLIMIT_FSIZE, (self.file_size, self.file_size))
-        if self.devices > 1:
-            jax.config.update('jax_num_cpu_devices', self.devices)
-
-
 def _run_child(
-    preloaded: str, settings: _ChildSettings, function: Callable[..., int | None], arguments: tuple[Any, ...]
+    preloaded: str,
+    log: str,
+    folder: str,
+    environment: dict[str, str],
+    devices: int,
+    file_size: int | None,
+    function: Callable[..., int | None],
+    *arguments: Any,
 ) -> None:
-    """Calls the function in a forked process, and exits."""
+    """Calls the function in a forked process, and exits. See `Process` for the arguments."""
     _exit_with_server()
     code = 1
     try:
-        settings.apply()
+        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        os.dup2(descriptor, 1)
+        os.dup2(descriptor, 2)
+        os.chdir(folder)
+        os.environ.clear()
+        os.environ.update(environment)
+        if file_size is not None:
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))
+        if devices > 1:
+            jax.config.update('jax_num_cpu_devices', devices)
         if preloaded not in sys.modules:
             raise ImportError(f'the server has not imported {preloaded}')
         code = function(*arguments) or 0

@@ -104,13 +104,12 @@ def lines(count, start=0):
     return [f'line {i} {"abcdefg"[: i % 7]}' for i in range(start, start + count)]
 
 
-def task(name='tiny', train=200, validation=21, shuffle_buffer_size=32, poison=None, marked=False, generator=False):
+def task(name='tiny', train=200, validation=21, shuffle_buffer_size=32, poison=None, marked=False):
     """Returns a task over `lines` whose input ids have random noise.
 
     Args:
         poison: a line that raises an error when it is read.
         marked: whether the training data contains MARKED_LINES.
-        generator: whether the data source is a Python generator.
     """
     texts = {'train': lines(train), 'validation': lines(validation, 1000)}
     for line in MARKED_LINES if marked else ():
@@ -118,11 +117,7 @@ def task(name='tiny', train=200, validation=21, shuffle_buffer_size=32, poison=N
     features = {key: seqio.Feature(seqio.ByteVocabulary(extra_ids=100)) for key in LENGTHS}
 
     def read(split, shuffle_files, seed=None):
-        if generator:
-            signature = tf.TensorSpec((), tf.string)
-            strings = tf.data.Dataset.from_generator(lambda: iter(texts[split]), output_signature=signature)
-        else:
-            strings = tf.data.Dataset.from_tensor_slices(tf.constant(texts[split], tf.string))
+        strings = tf.data.Dataset.from_tensor_slices(tf.constant(texts[split], tf.string))
         dataset = strings.map(lambda x: {'inputs': x, 'targets': x})
         if poison is not None:
             dataset = dataset.map(lambda x: {**x, 'inputs': _refuse(x['inputs'], poison)})
@@ -174,14 +169,13 @@ def run(
     loss_factors=(),
     recovery=None,
     stop_after_evaluations=None,
-    generator=False,
     save_position=True,
     length_buckets=(),
     eval_at_start=False,
     quiet=True,
 ):
     """Trains, and returns `settings.TrainResult`. `recovery`: arguments of `settings.Recovery`."""
-    tiny = task(poison=poison, marked=bool(loss_factors), generator=generator)
+    tiny = task(poison=poison, marked=bool(loss_factors))
     step_config = settings.StepConfig(
         TinyModel(vocab_size, nan_below, tuple(loss_factors), embed, dropout_rate),
         _adam(learning_rate),
