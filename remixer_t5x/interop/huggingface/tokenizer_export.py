@@ -46,9 +46,9 @@ def write_tokenizer(
         else:
             # ByT5Tokenizer assigns ids in list order, and <extra_id_0> has the last id of the vocabulary. Published
             # models, without sentinels in the vocabulary, have 384 ids, which ByT5Tokenizer only decodes with names.
-            names = tokens[::-1] or [f'<extra_id_{i}>' for i in range(125)]
-            config |= {'tokenizer_class': tokenizer_files.BYTES_TOKENIZER, 'extra_ids': len(names)}
-            config |= {'extra_special_tokens': names}
+            tokens = tokens[::-1] or [f'<extra_id_{i}>' for i in range(125)]
+            config |= {'tokenizer_class': tokenizer_files.BYTES_TOKENIZER, 'extra_ids': len(tokens)}
+            config |= {'extra_special_tokens': tokens}
             description = f'{tokenizer_files.CONFIG} (bytes, {sentinels} sentinels)'
     (folder / tokenizer_files.CONFIG).write_text(json.dumps(config, indent=2) + '\n', encoding='utf-8')
     return description
