@@ -224,7 +224,7 @@ def _check_macros(
 ) -> None:
     """Raises UserError for macros that are set by the user but not read, read but not set, or defined by a cycle.
 
-    With `may_be_unread`, macros that any shipped file reads are allowed, although no text of this configuration does.
+    If `may_be_unread` is True, macros that only other shipped files read may be set.
     """
     values = {name: names for text in texts for name, (binding, names) in text.bindings.items() if not binding.arg_name}
     try:

@@ -1,7 +1,7 @@
 """Ranks checkpoints by a metric, and saves the best parameters of each task separately from the regular checkpoints.
 
 `MODEL_DIR/best/<task>/<step>` contains the checkpoint items `state` (only parameters) and `run`, so the folder can be
-used as a checkpoint. The item `run` also records the name and value of the metric that ranks the parameters.
+used as a checkpoint. The item `run` also records the name and value of the metric that ranks the checkpoints.
 
 The score of a mixture is the mean score of its tasks, as in T5's `eval_utils`; MNLI matched and MNLI mismatched count
 as one task. `BEST_METRICS = 'mean'` scores a task as T5 does, by the mean of its metrics.

@@ -106,8 +106,8 @@ def evaluation_tasks(
     """Returns `task` and an evaluation task for each entry of `files`, as in {'dev': 'dev.tsv', 'hard': 'hard/*.tsv'}.
 
     For example, the entry 'dev' adds the task NAME_dev, whose split `validation` contains all rows of its files. If
-    `files` is None or empty, only `task` is returned. `read` is `corpus` and `make` is `text_pairs.task`, both with the
-    settings of the training task. Raises UserError if a file is also in `train`, the training files.
+    `files` is None or empty, only `task` is returned. The functions `read` (`corpus`) and `make` (`text_pairs.task`)
+    must have the settings of the training task. Raises UserError if a file is also in `train`, the training files.
     """
     if not files:
         return task

@@ -1,7 +1,7 @@
 """A stack of layers, divided into runs of consecutive identical layers, which are executed with `nn.scan`.
 
-The parameters of a run are stacked along a leading `layers` axis. If `unroll` is 1, the compile time does not depend on
-the number of layers in a run.
+The parameters of these layers are stacked along a leading `layers` axis. If `unroll` is 1, the compile time does not
+depend on their number.
 """
 
 import contextlib
