@@ -46,7 +46,7 @@ def test_names_of_extras_are_normalized():
     assert [name for name in PROJECT['optional-dependencies'] if not re.fullmatch('[a-z0-9-]+', name)] == []
 
 
-def test_an_installed_sdist_describes_a_model_and_trains_without_extras(sdist, tmp_path):
+def test_an_installed_sdist_trains_without_extras(sdist, tmp_path):
     pip = (sys.executable, '-m', 'pip', '--quiet')
     run(sys.executable, '-m', 'venv', '--without-pip', 'venv', cwd=tmp_path)
     # pip install does the same in one command, but needs setuptools in the new environment to build an sdist.
@@ -72,8 +72,6 @@ def test_an_installed_sdist_describes_a_model_and_trains_without_extras(sdist, t
 
     shutil.rmtree(packages / 'remixer_t5x/extras')
     command = tmp_path / 'venv/bin/remixer-t5x'
-    table = run(command, 'info', '--gin_file=models/remixer.gin', '--gin_file=sizes/base.gin', cwd=tmp_path)
-    assert 'parameters' in table
     (tmp_path / 'text.txt').write_text(harness.TEXT)
     train = (*harness.TRAIN, '--gin.TRAIN_STEPS=5', '--gin.FILES=text.txt', '--gin.MODEL_DIR=run')
     run(command, *train, cwd=tmp_path)
