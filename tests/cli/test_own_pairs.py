@@ -72,7 +72,8 @@ def current_folder(tmp_path_factory):
         write_rows('rows.csv', range(60))
         write_rows('small.csv', range(9))
         write_rows('large.csv', range(15, 27))
-        assert run('finetune', '--gin.MODEL_DIR=run') == 0
+        with (folder / 'output.txt').open('w') as file, contextlib.redirect_stdout(file):
+            assert run('finetune', '--gin.MODEL_DIR=run') == 0
         assert run('eval', '--checkpoint=run') == 0
         assert run('infer', '--checkpoint=run', '--input=large.csv', '--output=answers.jsonl') == 0
         yield folder
@@ -80,13 +81,18 @@ def current_folder(tmp_path_factory):
 
 def test_each_file_has_separate_metrics_and_a_best_checkpoint(current_folder):
     names = {'own_pairs', 'own_pairs_small', 'own_pairs_large'}
-    evaluations = {r['kind']: r for r in read_records('run/metrics.jsonl') if r['kind'].startswith('eval/')}
-    assert set(evaluations) - {'eval/average'} == {f'eval/{name}' for name in names}
+    records = read_records('run/metrics.jsonl')
+    evaluations = {record['kind']: record for record in records if record['kind'].startswith('eval/')}
+    assert all(f'held_out/{name}' in {record['kind'] for record in records} for name in names)
+    average = evaluations.pop('eval/average')['average']
+    assert set(evaluations) == {f'eval/{name}' for name in names}
+    assert average == pytest.approx(np.mean([record['accuracy'] for record in evaluations.values()]))
+    assert 'average over 3 tasks, each at its best step: ' in (current_folder / 'output.txt').read_text()
     large = evaluations['eval/own_pairs_large']
     constant = 'best_constant_prediction'
     assert large[constant] == pytest.approx(100 * 8 / 12)
     assert f'{constant}/{BIG}' not in evaluations['eval/own_pairs_small']
-    assert {path.name for path in (current_folder / 'run/best').iterdir()} - {'average'} == names
+    assert {path.name for path in (current_folder / 'run/best').iterdir()} == names | {'average'}
     predictions = {path.name: read_records(path) for path in (current_folder / 'run/eval/predictions').iterdir()}
     assert set(predictions) == {f'{name}-validation-2.jsonl' for name in names}
     rows = predictions['own_pairs_large-validation-2.jsonl']
@@ -174,12 +180,13 @@ def test_infer_warns_if_the_template_differs_from_that_of_the_run(current_folder
     )  # fmt: skip
 
 
-@pytest.mark.parametrize('template', ["what's {number}?", 'is "{number}" $even?', 'ist {number} gerade?\\n'])
-def test_a_shell_reads_the_template_in_the_warning(template, tmp_path):
-    run_folder = saved_run.write_run(tmp_path / 'run', f'{saved_run.CONFIG}INPUTS = {template!r}\n', steps=(1,))
-    warning = infer.find_template_mismatch(str(run_folder), None)
-    _, _, value = shlex.split(warning.partition('; pass ')[2])[0].partition('=')
-    assert ast.literal_eval(value) == template
+def test_a_shell_reads_the_template_in_the_warning(tmp_path):
+    run_folder = saved_run.write_run(tmp_path / 'run', steps=(1,))
+    for template in ("what's {number}?", 'is "{number}" $even?', 'ist {number} gerade?\\n'):
+        (run_folder / 'config.gin').write_text(f'INPUTS = {template!r}\n')
+        warning = infer.find_template_mismatch(str(run_folder), None)
+        _, _, value = shlex.split(warning.partition('; pass ')[2])[0].partition('=')
+        assert ast.literal_eval(value) == template
 
 
 @pytest.fixture
