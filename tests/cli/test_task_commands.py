@@ -24,7 +24,7 @@ TASK = """
 toy_tasks.labelled.name = 'glue_cola_v002'
 toy_tasks.labelled.labels = ('acceptable', 'unacceptable')
 """
-# test_own_task.py tests the held-out loss.
+# test_own_pairs.py tests the held-out loss.
 FINETUNE = [
     *('--gin.BATCH_SIZE=8', '--gin.EVAL_BATCH_SIZE=4', '--gin.LOG_PERIOD=1', '--gin.DROPOUT_RATE=0.0'),
     '--gin.EVAL_STEPS=0',
@@ -51,13 +51,12 @@ def finetune(model_dir, steps, *flags, initial=None):
 
 @pytest.fixture(scope='module')
 def finetuned(current_folder):
-    """`first`: 4 steps from random parameters; `second`: 2 steps from its parameters, and then 1 more."""
+    """`first`: 4 steps from random parameters; `second`: 2 steps from its parameters."""
     assert finetune('first', 4, '--gin.CHECKPOINT_PERIOD=1', '--gin.KEEP_CHECKPOINTS=2') == 0
     with pytest.MonkeyPatch.context() as patch:
         # Finetuning must not initialize random parameters.
         patch.setattr(train_state.TrainStatePlan, 'jit_init', lambda plan: types.SimpleNamespace(lower=_never))
         assert finetune('second', 2, initial='first') == 0
-        assert finetune('second', 3, initial='first') == 0
     return current_folder
 
 
@@ -118,16 +117,14 @@ def test_metrics_are_logged_and_the_best_is_kept(finetuned):
 
 
 @pytest.mark.quick
-def test_finetuning_loads_only_parameters_and_resumes_from_its_checkpoint(finetuned):
+def test_finetuning_loads_only_parameters(finetuned):
     first = read_kind('first/metrics.jsonl', 'train')
     second = read_kind('second/metrics.jsonl', 'train')
-    assert [record['step'] for record in second] == [1, 2, 3]
+    assert [record['step'] for record in second] == [1, 2]
     # Fresh optimizer and steps, but not fresh parameters.
     assert second[0]['param_norm'] != pytest.approx(first[0]['param_norm'], rel=1e-5)
     norm = np.sqrt(sum(float((leaf**2).sum()) for leaf in jax.tree.leaves(parameters('first'))))
     assert second[0]['param_norm'] == pytest.approx(norm, rel=1e-5)
-    # The second start resumed from `second` and not from `first`.
-    assert second[2]['loss'] < second[0]['loss']
 
 
 @pytest.fixture(scope='module')

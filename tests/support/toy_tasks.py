@@ -9,6 +9,7 @@ import tensorflow as tf
 import tensorflow_datasets as tfds
 
 from remixer_tasks.benchmarks import prompts
+from tests.support import feed_forward
 
 LABELS = ('no', 'yes')
 EXAMPLES = {'train': 64, 'validation': 10, 'test': 5, 'empty': 0}
@@ -60,8 +61,13 @@ def masked(vocabulary: seqio.Vocabulary) -> seqio.Task:
 
 
 def config(task: str, lengths: Mapping[str, int], model_type: str = '') -> str:
-    """Returns the text of a gin file for one of the tasks above and a T5 (or a `model_type`) with one layer."""
+    """Returns the text of a gin file for one of the tasks above and a T5, or an encoder for a `model_type`.
+
+    The model has one layer per stack, without attention, which takes long to compile.
+    """
     include = f"include 'model_types/{model_type}.gin'" if model_type else ''
+    settings = {name: value for name, value in feed_forward.SETTINGS.items() if not model_type or 'ENCODER' in name}
+    sublayers = '\n'.join(f'{name} = {value}' for name, value in settings.items())
     return f"""
 from __gin__ import dynamic_registration
 from remixer_tasks import vocabularies
@@ -78,6 +84,7 @@ NUM_HEADS = 2
 HEAD_DIM = 8
 NUM_ENCODER_LAYERS = 1
 NUM_DECODER_LAYERS = 1
+{sublayers}
 VOCAB_SIZE = 384
 TASK_FEATURE_LENGTHS = {dict(lengths)}
 MIXTURE_OR_TASK_NAME = @toy_tasks.{task}()
