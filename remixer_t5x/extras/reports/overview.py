@@ -221,35 +221,38 @@ def describe_measure_differences(
 
 
 class PredictionSample(NamedTuple):
-    """An evaluation example and the prediction of each run (None if the run lacks the example)."""
+    """An evaluation example, and the prediction of each run that has the example by the name of the run."""
 
     input: str
     target: str
-    predictions: Sequence[str | None]
+    predictions: Mapping[str, str]
 
 
-def select_prediction_samples(runs: Sequence[RecordedRun]) -> list[tuple[str, list[PredictionSample], list[str]]]:
-    """Returns (task and split, selected examples, accuracy string of each run) for each prediction file.
+def select_prediction_samples(
+    runs: Sequence[RecordedRun],
+) -> list[tuple[str, list[PredictionSample], dict[str, str]]]:
+    """Returns (task and split, selected examples, accuracy string by run) for each prediction file.
 
     Examples that the first run predicts incorrectly come first.
     """
     tables = []
     for name in dict.fromkeys(name for run in runs for name in run.predictions):
-        by_index = [
-            {row.get('index', position): row for position, row in enumerate(run.predictions.get(name, ()))}
+        by_index = {
+            run.name: {row.get('index', position): row for position, row in enumerate(run.predictions[name])}
             for run in runs
-        ]
-        first = next(rows for rows in by_index if rows)
+            if name in run.predictions
+        }
+        first = next(iter(by_index.values()))
         indices = sorted(first, key=lambda index: _equals_target(first[index]))[:_SHOWN_PREDICTIONS]
-        counts = [
-            f'{sum(map(_equals_target, rows.values())):,} of {len(rows):,} equal the target' if rows else ''
-            for rows in by_index
-        ]
+        counts = {
+            run: f'{sum(map(_equals_target, rows.values())):,} of {len(rows):,} equal the target'
+            for run, rows in by_index.items()
+        }
         samples = [
             PredictionSample(
                 _truncate_text(first[index].get('input', '')),
                 _truncate_text(first[index].get('target', '')),
-                [_truncate_text(rows[index]['prediction']) if index in rows else None for rows in by_index],
+                {run: _truncate_text(rows[index]['prediction']) for run, rows in by_index.items() if index in rows},
             )
             for index in indices
         ]

@@ -1,5 +1,6 @@
 """The report is a self-contained, well-formed HTML file without scripts."""
 
+import dataclasses
 import html.parser
 import re
 
@@ -93,6 +94,8 @@ def test_the_page_is_well_formed_and_self_contained_and_escapes_text_from_files(
 def test_runs_of_a_group_have_the_same_colour():
     page = report_writer.render_page([_run('a', 1), _run('b', 2), _run('c', 1, setting=1)])
     assert 'a × 2</li>' in page and 'var(--c1)' in page and 'var(--c2)' not in page
-    page = report_writer.render_page([_run('a', 1), _run('b', 2)])
+    # The first run has no predictions.
+    page = report_writer.render_page([dataclasses.replace(_run('a', 1), predictions={}), _run('b', 2)])
+    assert '>b: 0 of 1 equal the target<' in page and '<dt>b</dt>' in page and '<dt>a</dt>' not in page
     assert 'b</li>' in page and 'var(--c1)' in page
     assert '<td>t_0</td>' in page and 'cogs, eval: t_0' in page
