@@ -263,7 +263,7 @@ def test_a_damaged_shard_is_reported(folders, tmp_path):
         assert 'split train, shard 2 cannot be read after row 0' in message
 
 
-def train_arguments(folder, data, *flags):
+def train_arguments(folder, data):
     """Returns the arguments of a train command of 24 steps, with a model of one layer without attention."""
     files = ('models/t5_1_1.gin', 'sizes/tiny.gin', 'data/huggingface.gin', 'optimizers/adafactor_constant.gin')
     sizes = {'EMBED_DIM': 16, 'MLP_DIM': 32, 'NUM_ENCODER_LAYERS': 1}
@@ -272,16 +272,15 @@ def train_arguments(folder, data, *flags):
     vocabulary_flags = ('--gin.VOCABULARY=@vocabularies.byte()', '--gin.VOCAB_SIZE=384', '--gin.CHECKPOINT_PERIOD=5')
     macros = {**sizes, 'NUM_DECODER_LAYERS': 1, **data, **run, 'MODEL_DIR': f'{folder}'}
     names = (f'--gin_file={name}' for name in (*files, 'hardware/cpu.gin', 'runs/pretrain.gin'))
-    arguments = ['train', *names, *(f'--gin.{name}={value!r}' for name, value in macros.items()), *vocabulary_flags]
-    return [*arguments, *feed_forward.FLAGS, *flags]
+    flags = (f'--gin.{name}={value!r}' for name, value in macros.items())
+    return ['train', *names, *flags, *vocabulary_flags, *feed_forward.FLAGS]
 
 
 def test_a_killed_and_resumed_train_command_is_bit_identical(folders, tmp_path):
     """24 batches of 4 are about three epochs."""
 
     def start(name, output):
-        arguments = train_arguments(tmp_path / name, folders / 'parquet')
-        return Process(main, arguments, output=tmp_path / output)
+        return Process(main, train_arguments(tmp_path / name, folders / 'parquet'), output=tmp_path / output)
 
     unbroken = start('unbroken', 'unbroken.log')
     assert unbroken.wait() == 0, unbroken.output()
