@@ -13,8 +13,18 @@ import remixer_t5x
 from remixer_t5x.data import batch_formats
 from remixer_t5x.errors import UserError
 from remixer_t5x.models import decoding, interface
+from remixer_t5x.models.architecture.encoder_decoder import EncoderDecoder
 from remixer_t5x.models.layers.embedding import Embed
-from tests.models.tiny_models import make_seq2seq
+from remixer_t5x.models.seq2seq import Seq2Seq
+from remixer_t5x.models.sublayers.attention import CrossAttention, SelfAttention
+from remixer_t5x.models.sublayers.fnet import FNet
+from remixer_t5x.models.sublayers.gmlp import GMLP
+from remixer_t5x.models.sublayers.hyper_mixer import HyperMixer, HyperMixerCross
+from remixer_t5x.models.sublayers.linear_attention import LinearAttention, LinearCrossAttention
+from remixer_t5x.models.sublayers.mlp_mixer import MLPMixer, WindowMixer
+from remixer_t5x.models.sublayers.remixer import Remixer
+from remixer_t5x.models.sublayers.tim import InterMechanismAttention, TimAttention, TimCrossAttention, TimMLP
+from tests.models.tiny_models import make_seq2seq, make_stack
 
 VOCAB = 40
 
@@ -45,8 +55,24 @@ def test_logits_processors_receive_the_start_token():
     np.testing.assert_array_equal(processed, plain)
 
 
+def make_model_of_all_sublayers():
+    """Returns a model whose encoder and decoder contain all sublayers that they support, and its parameters."""
+    make, lengths = functools.partial, {'hidden_dim': 8, 'max_length': 16}
+    hyper, linear, heads = make(HyperMixer, 8), make(LinearAttention, 2, 4), {'num_heads': 2, 'head_dim': 4}
+    both = make(SelfAttention, **heads), hyper, linear, make(GMLP, **lengths), make(Remixer, **lengths)
+    both += make(TimAttention, 2, **heads), make(InterMechanismAttention, 2), make(TimMLP, 2, 8)
+    cross = [make(kind, **heads) for kind in (CrossAttention, LinearCrossAttention)]
+    cross += [make(TimCrossAttention, 2, **heads), make(HyperMixerCross, 8), make(WindowMixer, 8, 3)]
+    stacks = [(*both, FNet, make(MLPMixer, **lengths)), (*both, *cross)]
+    stacks = [make_stack(*sublayers, layers=(1,), num_heads=2) for sublayers in stacks]
+    model = Seq2Seq(EncoderDecoder(VOCAB, 8, *stacks))
+    shapes = {'encoder_input_tokens': (1, 5), 'decoder_target_tokens': (1, 3)}
+    params = nn.unbox(jax.jit(lambda key: model.init(key, shapes))(jax.random.key(0)))
+    return model, jax.tree.map(lambda leaf: leaf + 0.3 * np.random.default_rng(0).normal(size=leaf.shape), params)
+
+
 def test_greedy_tokens_are_the_argmax_of_teacher_forcing():
-    model, params = make_seq2seq('remixer', VOCAB)
+    model, params = make_model_of_all_sublayers()
     inputs = jax.random.randint(jax.random.key(1), (4, 9), 1, VOCAB).at[1, 5:].set(0)
     eos = 3
     tokens = jax.jit(lambda params, batch: model.predict(params, batch, 12, eos))(
