@@ -150,7 +150,7 @@ def check_prefix(fixture: SublayerFixture) -> None:
     for segments, prefixes in (((SHORT_LENGTH,), (4,)), ((5, 4), (3, 2))):
         ids, positions = make_segment_arrays([list(segments)] * ROWS, LENGTH)
         is_prefix = (ids > 0) & (positions < np.asarray((0, *prefixes))[ids])
-        influence = fixture.compute_position_gradients(segments, prefix=is_prefix)
+        influence = fixture.compute_position_gradients(segments, prefix=is_prefix, packed=True)
         is_token, in_prefix = ids[0] > 0, is_prefix[0]
         same_example = (ids[0][:, None] == ids[0][None, :]) & is_token[:, None]
         may_read = same_example & (np.tri(LENGTH, dtype=bool) | in_prefix[None, :])
@@ -160,6 +160,13 @@ def check_prefix(fixture: SublayerFixture) -> None:
             unread = same_example & in_prefix[:, None] & in_prefix[None, :] & (influence == 0)
             advice = 'read ctx.prefix, or call context.check_no_prefix'
             require_no_dependency(unread, f'token {{}} does not read token {{}} {row}; {advice}')
+    x, lengths = fixture.make_random_features(27), [[LENGTH - 1], [SHORT_LENGTH]] * (ROWS // 2)
+    is_prefix = np.arange(LENGTH) < np.arange(1, ROWS + 1)[:, None] // 2
+    packed = fixture.run_with_gradients(x, fixture.make_context(lengths, prefix=is_prefix, packed=True)).outputs
+    separate = np.asarray(fixture.forward(fixture.params, x, fixture.make_context(lengths, prefix=is_prefix)))
+    for index, (count,) in enumerate(lengths):
+        actual, expected = separate[index, :count], packed[index, :count]
+        require_close(actual, expected, 'the output with a prefix', 'that in packed rows (ctx.packed)')
 
 
 def check_prompt(fixture: SublayerFixture, bidirectional: bool = False) -> None:
@@ -171,9 +178,10 @@ def check_prompt(fixture: SublayerFixture, bidirectional: bool = False) -> None:
     counts = np.random.default_rng(3).integers(1, SHORT_LENGTH + 1, ROWS)
     counts[:2] = 1, SHORT_LENGTH
     is_prefix = np.arange(LENGTH) < counts[:, None] if bidirectional else None
-    expected = np.asarray(
-        fixture.run_with_gradients(x, fixture.make_context([[LENGTH]] * ROWS, prefix=is_prefix)).outputs
-    )
+    ctx = fixture.make_context([[LENGTH]] * ROWS, prefix=is_prefix)
+    # The check of prefixes uses the same program.
+    expected = fixture.forward(fixture.params, x, ctx) if bidirectional else fixture.run_with_gradients(x, ctx).outputs
+    expected = np.asarray(expected)
     prompt_prefix = None if is_prefix is None else is_prefix[:, :SHORT_LENGTH]
     segments = [[int(n)] for n in counts]
     ctx = fixture.make_context(segments, length=SHORT_LENGTH, decode=True, cache_slots=LENGTH, prefix=prompt_prefix)

@@ -79,8 +79,8 @@ class SublayerFixture:
     def make_context(
         self, segments: Segments, memory: Any = None, memory_segments: Segments | None = None, **flags: Any
     ) -> SequenceContext:
-        """Returns the context of packed rows; `segments` lists the example lengths of each row, as in [[3, 4], [5]]."""
-        packed = any(len(row) > 1 for row in segments)
+        """Returns the context of rows; `segments` lists the example lengths of each row, as in [[3, 4], [5]]."""
+        packed = flags.pop('packed', any(len(row) > 1 for row in segments))
         ids, positions = make_segment_arrays(segments, flags.pop('length', LENGTH))
         ctx = SequenceContext(ids, positions, causal=self.is_decoder, packed=packed, num_keys=ids.shape[1], **flags)
         if not self.is_decoder:

@@ -93,6 +93,7 @@ VIOLATIONS = [
     ('decode', 'decoder', cumsum_with_last_token_cache, 'step 2 with the cache differs'),
     ('decode', 'decoder', lambda _, x, ctx: out(x + jnp.mean(ctx.memory.hidden, (1, 2), keepdims=True)), 'ctx.memory'),
     ('prefix', 'decoder', cumsum_without_prompts, 'token 0 does not read token 1'),
+    ('prefix', 'decoder', lambda _, x, ctx: out(x * (1 + ctx.packed)), 'the output with a prefix differs'),
     ('prompt', 'decoder', cumsum_without_prompts, 'step 0 after prompts differs'),
     ('prefix_lm', 'decoder', prompts_without_prefixes, 'step 0 after bidirectional prompts differs'),
     ('beams', 'decoder', tiled_memory, 'two beams of a sequence differs'),
