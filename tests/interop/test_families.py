@@ -161,7 +161,8 @@ def test_a_model_that_hugging_face_lacks_raises_its_difference(files, flags, wor
     message = error_message(hf_folders.describe, model, GPT2_VOCABULARY)
     assert re.search(words, message) and '--to_safetensors' in message
     classifier = types.SimpleNamespace(model_type='classifier')
-    assert "'classifier'" in error_message(hf_folders.describe, classifier, VOCABULARY)
+    message = error_message(hf_folders.describe, classifier, VOCABULARY)
+    assert "'classifier'" in message and message.count('T5EncoderModel') == 1
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ def find_equivalent_model(model: Any, vocabulary: Any, build: Callable[[str], An
     """
     families = [family for family in FAMILIES if isinstance(model, family.model_class)]
     if not families:
-        supported = ', '.join(family.hf_class for family in FAMILIES)
+        supported = ', '.join(dict.fromkeys(family.hf_class for family in FAMILIES))
         raise UnsupportedModelError(
             f'no Hugging Face model corresponds to MODEL_TYPE = {model.model_type!r} (supported: {supported})'
         )
