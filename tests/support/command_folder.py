@@ -4,6 +4,7 @@ import contextlib
 import os
 import pathlib
 from collections.abc import Iterator
+from unittest import mock
 
 import gin
 
@@ -11,11 +12,8 @@ import gin
 @contextlib.contextmanager
 def working_directory(folder: pathlib.Path) -> Iterator[pathlib.Path]:
     """Changes to `folder`; restores the environment variables and clears the gin configuration at the end."""
-    environment = dict(os.environ)
-    try:
-        with contextlib.chdir(folder):
+    with mock.patch.dict(os.environ), contextlib.chdir(folder):
+        try:
             yield folder
-    finally:
-        os.environ.clear()
-        os.environ.update(environment)
-        gin.clear_config()
+        finally:
+            gin.clear_config()

@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from multiprocessing import forkserver
 from typing import Any
+from unittest import mock
 
 import jax
 
@@ -150,11 +151,6 @@ def _exit_with_server() -> None:
 
 def _start_server(environment: Mapping[str, str]) -> None:
     """Starts the server, unless it is running, with an environment in which it can import this checkout."""
-    original = dict(os.environ)
-    os.environ.update(environment)
-    try:
+    with mock.patch.dict(os.environ, environment):
         forkserver.set_forkserver_preload([PRELOADED_MODULE])
         forkserver.ensure_running()
-    finally:
-        os.environ.clear()
-        os.environ.update(original)

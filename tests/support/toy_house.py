@@ -2,6 +2,7 @@
 
 import os
 import sys
+from unittest import mock
 
 import gin
 import pytest
@@ -62,11 +63,7 @@ def car_folder(toy_module, tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def clean_environment(monkeypatch):
+def clean_environment():
     """Restores the environment variables, which `main` changes, after the test."""
-    saved = dict(os.environ)
-    yield
-    for name in set(os.environ) - set(saved):
-        monkeypatch.delenv(name)
-    os.environ.clear()
-    os.environ.update(saved)
+    with mock.patch.dict(os.environ):
+        yield
