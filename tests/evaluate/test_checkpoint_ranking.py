@@ -145,10 +145,3 @@ def test_a_mean_does_not_count_the_groups_of_a_metric_again():
     metrics = {'accuracy': 50.0, 'accuracy/easy': 90.0, 'accuracy/hard': 10.0, 'f1': 40.0, 'rouge/1': 30.0}
     metrics |= {'f1/yes/no': 90.0}
     assert checkpoint_ranking.select_ranking_metric('cb', metrics, checkpoint_ranking.MEAN) == ('mean', 40.0)
-
-
-def test_the_first_metric_is_the_default():
-    assert checkpoint_ranking.select_ranking_metric('cb', {'f1': 2.0, 'accuracy': 3.0}) == ('f1', 2.0)
-    assert checkpoint_ranking.select_ranking_metric('cb', {}) is None
-    with pytest.raises(UserError, match="BEST_METRICS must be 'mean', or map tasks to metrics"):
-        checkpoint_ranking.select_ranking_metric('cb', {'f1': 2.0}, 'f1')
