@@ -265,7 +265,8 @@ def test_infer_skips_no_row_of_a_table(tmp_path, name, content):
         ('a.csv', b'q,a,q\n1,2,3\n', "must have different names, got 'q' twice"),
         ('a.txt', b'a', 'rename it, or set PAIRS_FORMAT to one of jsonl, tsv, csv, parquet'),
         ('a.parquet', b'no parquet', 'not a Parquet file'),
-        ('a.jsonl', GOOD_ROW.encode() * 40, 'a.jsonl has no two different documents.* VALIDATION_PAIRS'),
+        ('a.jsonl', GOOD_ROW.encode() * 40, 'a.jsonl has no two different documents or rows, so.* VALIDATION_PAIRS'),
+        ('a.jsonl', GOOD_ROW.encode() + b'{"q": null, "a": "c"}', 'different documents or rows, 1 malformed skipped'),
     ],
 )
 def test_an_unusable_file_is_rejected_with_a_hint(tmp_path, name, content, message):

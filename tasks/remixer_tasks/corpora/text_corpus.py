@@ -150,9 +150,9 @@ def _parse_corpus(corpus: ParsedCorpus, folder: Path) -> None:
         is_held_out = (keys < limit) | (keys == keys.min(initial=1))
         if len(keys) and is_held_out.all():
             raise UserError(
-                f'{corpus.name} has no two different documents, so none can be held out; add text, split it into '
-                "documents (blank lines, or TXT_DOCUMENTS = 'line'), or set VALIDATION_FILES, VALIDATION_PAIRS or "
-                'HF_VALIDATION_SPLIT'
+                f'{corpus.name} has no two different documents or rows{malformed.describe_skipped_records()}, so none '
+                "can be held out; add data, split text into documents (blank lines, or TXT_DOCUMENTS = 'line'), or set "
+                'VALIDATION_FILES, VALIDATION_PAIRS or HF_VALIDATION_SPLIT'
             )
     else:
         paths = _write_arrow_files(corpus, corpus.read_validation, 'held_out', folder, malformed, notice)
@@ -165,7 +165,7 @@ def _parse_corpus(corpus: ParsedCorpus, folder: Path) -> None:
     for split, numbers in {TRAIN: np.flatnonzero(is_training), VALIDATION: np.flatnonzero(is_held_out)}.items():
         if not len(numbers):
             split_name, skipped = f'{split} ' if len(shares) else '', malformed.describe_skipped_records()
-            raise UserError(f'{corpus.name} has no {split_name}documents{skipped}; check the files and settings')
+            raise UserError(f'{corpus.name} has no {split_name}documents or rows{skipped}; check the files and settings')
         np.save(folder / 'rows.tmp.npy', numbers)
         temporary_files.sync_and_rename(folder / 'rows.tmp.npy', folder / f'{split}-{digest}.npy')
     count = int(is_held_out.sum())
