@@ -39,7 +39,6 @@ OWN_TEXT = [
 ]
 USER = ['--gin_file=mixers.gin', '--gin.ENCODER_FEED_FORWARD=@my_package.mixers.Another']
 COMMANDS = [
-    ['info', *TINY],
     ['data', 'list'],
     ['train', *OWN_TEXT],
     ['report', 'run'],

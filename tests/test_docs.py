@@ -23,6 +23,7 @@ from remixer_t5x.config import loading, reference_resolver
 from remixer_t5x.devices import processes
 from remixer_t5x.errors import UserError
 from remixer_t5x.extras.reports import compare
+from tests.support import feed_forward
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = sorted([ROOT / 'README.md', *(ROOT / 'docs').rglob('*.md')])
@@ -300,7 +301,7 @@ def test_the_readme_shows_what_the_quickstart_prints(tmp_path, monkeypatch, caps
     """A smaller model trained for two steps prints the same lines, except for numbers and answers."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv('REMIXER_T5X_CACHE', str(tmp_path / 'cache'))
-    smaller = {'EMBED_DIM': 8, 'NUM_ENCODER_LAYERS': 1, 'NUM_DECODER_LAYERS': 1}
+    smaller = {'EMBED_DIM': 8, 'NUM_ENCODER_LAYERS': 1, 'NUM_DECODER_LAYERS': 1, **feed_forward.SETTINGS}
     shorter = {'TRAIN_STEPS_RELATIVE': 2, 'LOG_PERIOD': 1, 'EVAL_EXAMPLES': 5, 'EVAL_STEPS': 1, 'EVAL_BATCH_SIZE': 8}
     flags = [f'--gin.{name}={value}' for name, value in (smaller | shorter).items()]
     assert main.main(['train', '--gin_file=experiments/quickstart.gin', *flags]) == 0

@@ -66,11 +66,10 @@ def test_a_mixer_is_inserted_into_a_pretrained_model_and_trained_alone(current_f
     assert state and all('hyper_mixer' in name for name in state)
     # The small checkpoint omits the base's self-attention, which the model does not have.
     assert main(['convert', '--checkpoint=grafted', '--to_adapters=small_graft']) == 0
-    assert main(['convert', '--checkpoint=small_graft', '--to=merged_graft']) == 0
     assert all('hyper_mixer' in name for name in params('small_graft', 2))
-    assert np.isfinite(score('grafted')).all()
-    np.testing.assert_array_equal(score('small_graft'), score('grafted'))
-    np.testing.assert_array_equal(score('merged_graft'), score('grafted'))
+    grafted = score('grafted')
+    assert np.isfinite(grafted).all()
+    np.testing.assert_array_equal(score('small_graft'), grafted)
     # The counted FLOPs include the gradients of frozen parameters.
     log = (current_folder / 'grafted/metrics.jsonl').read_text()
     assert 'seconds_per_step' in log and 'mfu' not in log

@@ -16,6 +16,7 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.extras.reports import compare as command
 from remixer_t5x.extras.reports import cost_matching, sweep
 from remixer_t5x.models.sublayers import attention, feed_forward, fnet, hyper_mixer, remixer
+from tests.support import feed_forward as feed_forward_only
 
 SMALL = [
     *('--gin_file=models/remixer.gin', '--gin_file=sizes/tiny.gin', '--gin_file=data/own_text.gin'),
@@ -139,7 +140,7 @@ def test_a_sweep_prints_a_table_writes_a_report_and_is_not_repeated(tmp_path, ca
     (tmp_path / 'custom').mkdir()
     (tmp_path / 'custom/mine.gin').write_text("include 'models/remixer.gin'\n")
     arguments = [f'--gin.FILES={tmp_path}/text.txt', '--models=t5_1_1,custom/mine.gin', f'--folder={tmp_path}/runs']
-    arguments.append('--equal=parameters')
+    arguments += ['--equal=parameters', *feed_forward_only.FLAGS]
     assert compare(*arguments) == 0
     output = capsys.readouterr()
     assert '2 runs, 0 finished before' in output.err and 'mine has REMIXER_DIM' in output.err
