@@ -109,7 +109,8 @@ def check_setting(setting: str, value: Any, kind: Any) -> None:
         )
     allowed = ' or '.join(description or 'a reference' for description in descriptions)
     is_macro_or_argument = re.fullmatch(r'[A-Z_]+|(\w+\.)+\w+', setting)
-    example = [value] if isinstance(value, str) and 'a list' in descriptions else 'VALUE'
+    items = {item for each in get_union_members(kind) for item in typing.get_args(each)}
+    example = [value] if isinstance(value, str) and 'a list' in descriptions and items <= {str} else 'VALUE'
     advice = f'; set {setting} = {example}' if is_macro_or_argument else ''
     raise UserError(f'{setting} must be {allowed}, got {value!r}{advice}')
 

@@ -25,6 +25,7 @@ class Sizes:
     depth: int = None  # type: ignore[assignment]
     other: list | int = 3
     names: Sequence[str] = ()
+    makers: Sequence[Callable[[], int]] = ()
     heads: ranges.Count = 1
     dropout: ranges.Rate | None = 0.0
     make: Callable[[], int] = int
@@ -39,7 +40,8 @@ class Sizes:
      ('heads', 0, 'at least 1'), ('heads', 1.5, 'a whole number'), ('dropout', 1, 'from 0 to below 1 or None'),
      ('dropout', -0.1, 'from 0'), ('dropout', float('nan'), 'from 0'), ('make', 'int', 'a reference'),
      ('width', [3], 'a whole number'), ('rates', ['a'], "a dictionary, as in {'a': 1} or None"),
-     ('other', {}, 'a list'), ('names', 'x', "a list, got 'x'; set MACRO = ['x']")],
+     ('other', {}, 'a list'), ('names', 'x', "a list, got 'x'; set MACRO = ['x']"),
+     ('makers', 'x', "a list, got 'x'; set MACRO = VALUE")],
 )  # fmt: skip
 def test_values_of_the_wrong_type_or_range_are_rejected(argument, value, allowed):
     with pytest.raises(UserError) as error:
