@@ -164,8 +164,8 @@ def _parse_corpus(corpus: ParsedCorpus, folder: Path) -> None:
     is_training = is_held_out if only_evaluated else ~is_held_out
     for split, numbers in {TRAIN: np.flatnonzero(is_training), VALIDATION: np.flatnonzero(is_held_out)}.items():
         if not len(numbers):
-            split_name, skipped = f'{split} ' if len(shares) else '', malformed.describe_skipped_records()
-            raise UserError(f'{corpus.name} has no {split_name}documents or rows{skipped}; check the files and settings')
+            kind, skipped = f'{split} documents' if len(shares) else 'documents', malformed.describe_skipped_records()
+            raise UserError(f'{corpus.name} has no {kind} or rows{skipped}; check the files and settings')
         np.save(folder / 'rows.tmp.npy', numbers)
         temporary_files.sync_and_rename(folder / 'rows.tmp.npy', folder / f'{split}-{digest}.npy')
     count = int(is_held_out.sum())
