@@ -7,6 +7,7 @@ import types
 
 import pytest
 
+from remixer_t5x import lazy_imports
 from tests.support import paths
 
 # The parts run in one process, in this order, and print the names of loaded modules.
@@ -85,6 +86,14 @@ def test_each_part_loads_only_the_libraries_that_it_needs():
     done = subprocess.run(words, env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, '')
     assert done.stdout.splitlines() == ['flax jax numpy', '', '', 'seqio tensorflow', '']
+
+
+def test_ctrl_c_takes_effect_after_the_import(tmp_path, monkeypatch):
+    (tmp_path / 'slow_library.py').write_text('import signal\nsignal.raise_signal(signal.SIGINT)\nfinished = True\n')
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        lazy_imports._import_quickly('slow_library')
+    assert sys.modules.pop('slow_library').finished
 
 
 def import_lazy_after_tensorflow(monkeypatch, **config):
