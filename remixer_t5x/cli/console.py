@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 import warnings
 from typing import Any
 
@@ -120,6 +121,16 @@ def ignore_stdout_errors() -> None:
         raw.ignores_errors = True
 
 
+def _handle_unraisable(unraisable: 'sys.UnraisableHookArgs') -> None:
+    """Hides errors that Python ignores, but sends Ctrl-C again.
+
+    TensorStore's threads report failed writes to an event loop that is already closed. Ctrl-C during a garbage
+    collection raises KeyboardInterrupt in JAX's callback, where Python ignores it.
+    """
+    if unraisable.exc_type is KeyboardInterrupt:
+        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+
 def silence_library_logs() -> None:
     """Hides library warnings and log lines below ERROR from now on."""
     lazy_imports.set_log_levels()
@@ -129,6 +140,5 @@ def silence_library_logs() -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
     for name in _REPORTED_ELSEWHERE:
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    # Hide errors of TensorStore's threads, which report failed writes to an event loop that is already closed.
-    sys.unraisablehook = lambda unraisable: None
+    sys.unraisablehook = _handle_unraisable
     logging.getLogger('remixer_t5x').setLevel(logging.WARNING)

@@ -117,6 +117,16 @@ def test_a_command_ends_if_its_result_cannot_be_written(target, code, error, tmp
     assert process.output().startswith(error) and len(process.output().splitlines()) == bool(error)
 
 
+def test_ctrl_c_in_a_callback_of_the_garbage_collector_is_not_lost():
+    code = (
+        'import gc, signal, time\nfrom remixer_t5x.cli import console\nconsole.silence_library_logs()\n'
+        'def interrupt(*_):\n    gc.callbacks.clear()\n    signal.raise_signal(signal.SIGINT)\n'
+        'gc.callbacks.append(interrupt)\ngc.collect()\ntime.sleep(60)'
+    )
+    done = subprocess.run([sys.executable, '-c', code], env=paths.environment(), capture_output=True, text=True)
+    assert done.stderr.splitlines()[-1] == 'KeyboardInterrupt'
+
+
 def test_exit_code_is_2_if_the_output_pipe_is_closed():
     command = f'{sys.executable} -m remixer_t5x.cli.main trian 2>&1 | true; exit ${{PIPESTATUS[0]}}'
     assert subprocess.run(['bash', '-c', command], env=paths.environment()).returncode == 2
