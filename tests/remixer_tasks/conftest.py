@@ -1,5 +1,6 @@
 import os
 import pathlib
+import sys
 
 import pytest
 
@@ -19,3 +20,10 @@ def real_data():
     if not folder:
         pytest.skip('REMIXER_T5X_DATA is not set: no real data to read')
     return pathlib.Path(folder)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem):
+    """Runs tests without AutoGraph, as training runs do, because it takes most of the time needed to open a task."""
+    if 'tensorflow' in sys.modules:
+        pyfuncitem.obj = sys.modules['tensorflow'].autograph.experimental.do_not_convert(pyfuncitem.obj)

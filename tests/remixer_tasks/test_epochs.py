@@ -89,16 +89,17 @@ def train_batches(task, batch_size, streams=1):
     [*((make, 1) for make in [*INDEXED, tfds_text, hub_stream]), (pairs, 2), (tfds_benchmark, 2)],
 )
 def test_every_epoch_has_each_row_once_in_a_different_order(tmp_path, make, streams):
-    """A run that is resumed at the end of an epoch or within it continues with the same rows."""
+    """A run that is resumed at the end of an epoch, and again within an epoch, continues with the same rows."""
     task, size = make(tmp_path, ROWS), 24 if streams == 2 else 25
-    batches, states, rows = train_batches(task, size, streams), [], []
-    for _ in range(-(-3 * ROWS // size)):
-        states.append(batches.capture_states())
-        rows += draw_batches(batches, 1)
-    for number in (5, 13):
+    batches = train_batches(task, size, streams)
+    rows = draw_batches(batches, 5)
+    position = batches.capture_states()
+    rows += draw_batches(batches, 10)
+    for start, end in ((5, 13), (13, 15)):
         resumed = train_batches(task, size, streams)
-        resumed.restore_states(states[number])
-        assert draw_batches(resumed, len(rows) - number) == rows[number:]
+        resumed.restore_states(position)
+        assert draw_batches(resumed, end - start) == rows[start:end]
+        position = resumed.capture_states()
     if make is pairs and streams == 2:
         assert [set(batch) for batch in draw_batches(train_batches(task, size), len(rows))] == [*map(set, rows)]
     epochs = np.array(sum(rows, [])[: 3 * ROWS], object).reshape(3, ROWS).tolist()

@@ -113,17 +113,6 @@ def get_vocabulary(tmp_path_factory):
     return make
 
 
-def check_position(config) -> dict[str, np.ndarray]:
-    """Checks that a restored position continues with the same batch; returns the batch before it."""
-    batches = task_batches.TrainBatches(config)
-    first, position, second = next(batches), batches.capture_states(), next(batches)
-    restored = task_batches.TrainBatches(config)
-    restored.restore_states(position)
-    for name, array in next(restored).items():
-        np.testing.assert_array_equal(array, second[name])
-    return first
-
-
 @pytest.mark.parametrize(('name', 'objective', 'model_type'), CASES)
 def test_an_objective_has_exact_positions_or_is_rejected(get_vocabulary, name, objective, model_type):
     vocabulary, (task, lengths) = get_vocabulary(name), OBJECTIVES[objective]
@@ -133,7 +122,12 @@ def test_an_objective_has_exact_positions_or_is_rejected(get_vocabulary, name, o
             lambda: next(task_batches.TrainBatches(config))
         )
         return
-    batch = check_position(config)
+    batches, restored = task_batches.TrainBatches(config), task_batches.TrainBatches(config)
+    batch = next(batches)
+    restored.restore_states(batches.capture_states())
+    second = next(batches)
+    for array_name, array in next(restored).items():
+        np.testing.assert_array_equal(array, second[array_name])
     side = 'encoder' if model_type == batch_formats.ENCODER_ONLY else 'decoder'
     targets, weights = batch[f'{side}_target_tokens'], batch[f'{side}_loss_weights']
     assert not np.any(weights[targets == 0]), 'padding has no weight'
@@ -156,7 +150,7 @@ def test_the_end_of_an_answer_has_a_weight(get_vocabulary, name, model_type):
     lengths, labels = {'inputs': 80, 'targets': 8}, ('no', 'yes')
     task = text_pairs.task(pairs(), vocabulary)
     config = pipeline.DatasetConfig(task, lengths, 4, model_type=model_type, labels=labels)
-    batch = check_position(config)
+    batch = next(task_batches.TrainBatches(config))
     if model_type == 'classifier':
         assert set(batch['labels']) <= {0.0, 1.0}
         return

@@ -4,12 +4,10 @@ import gzip
 import json
 import re
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from remixer_t5x.data import pipeline, task_batches
 from remixer_tasks import local_files, pretraining, text_pairs, vocabularies
 from tests.support.error_lines import error_message
 
@@ -172,21 +170,3 @@ def test_a_name_that_tasks_cannot_have_is_rejected(tmp_path):
     corpus = local_files.corpus(write(tmp_path, 'a.txt'))
     for build in (pretraining.causal_lm, text_pairs.task):
         assert "letters, digits and _.:#, got 'my-data" in error_message(build, corpus, vocabularies.byte(), 'my-data')
-
-
-def test_repeated_resumes_give_the_same_batches(tmp_path):
-    """Each saved position must include the batches before the last restored position."""
-    documents = [f'document {number} with some words of its own' for number in range(300)]
-    corpus = local_files.corpus(write(tmp_path, 'a.txt', documents))
-    task = pretraining.span_corruption(corpus, vocabularies.byte(), shuffle_buffer_size=20)
-    config = pipeline.DatasetConfig(task, {'inputs': 64, 'targets': 24}, batch_size=8)
-    unbroken, state = task_batches.TrainBatches(config, threads=1), None
-    for count in (11, 3, 12):
-        fresh = task_batches.TrainBatches(config, threads=1)
-        if state is not None:
-            fresh.restore_states(state)
-        for _ in range(count):
-            expected = next(unbroken)
-            for name, ids in next(fresh).items():
-                np.testing.assert_array_equal(ids, expected[name])
-        state = fresh.capture_states()
