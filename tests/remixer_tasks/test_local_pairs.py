@@ -29,6 +29,8 @@ TEMPLATES = 'question {id}: {question}', 'label'
 PAIRS = {(f'question {row["id"]}: {row["question"]}', row['label']) for row in ROWS}
 SPLITS = 'train', 'validation'
 GOOD_ROW = '{"q": "b", "a": "c"}\n'
+DUPLICATE_COLUMNS = io.BytesIO()
+pq.write_table(pa.table([['1'], ['2'], ['3']], ['q', 'a', 'q']), DUPLICATE_COLUMNS)
 
 
 def write(folder, name, rows=ROWS):
@@ -263,6 +265,7 @@ def test_infer_skips_no_row_of_a_table(tmp_path, name, content):
         ('a.csv', gzip.compress(b'q,a\nb,c\n', mtime=0), 'column names cannot be read.* convert the file to UTF-8'),
         ('a.csv', b'q;a\nb;c\n', "a.csv .'q;a'.*check the delimiter"),
         ('a.csv', b'q,a,q\n1,2,3\n', "must have different names, got 'q' twice"),
+        ('a.parquet', DUPLICATE_COLUMNS.getvalue(), "must have different names, got 'q' twice"),
         ('a.txt', b'a', 'rename it, or set PAIRS_FORMAT to one of jsonl, tsv, csv, parquet'),
         ('a.parquet', b'no parquet', 'not a Parquet file'),
         ('a.jsonl', GOOD_ROW.encode() * 40, 'a.jsonl has no two different documents or rows, so.* VALIDATION_PAIRS'),

@@ -212,8 +212,7 @@ def _convert_cells_to_rows(
             f'{path}: the line of column names cannot be read{malformed.describe_skipped_records()}; correct it, '
             "convert the file to UTF-8, or set the encoding of PAIRS, as in ENCODING = 'latin-1'"
         )
-    if duplicates := sorted(name for name, count in collections.Counter(names).items() if count > 1):
-        raise UserError(f'the columns of {path} must have different names, got {duplicates[0]!a:.60} twice; rename one')
+    _check_distinct_names(path, names)
     blank = 0
     for number, row in itertools.chain(first, cells):
         if not row:
@@ -228,6 +227,11 @@ def _convert_cells_to_rows(
             malformed.add_malformed_record(path, number, f'{len(row)} columns, the first line has {len(names)}')
 
 
+def _check_distinct_names(path: str, names: Sequence[str]) -> None:
+    if duplicates := sorted(name for name, count in collections.Counter(names).items() if count > 1):
+        raise UserError(f'the columns of {path} must have different names, got {duplicates[0]!a:.60} twice; rename one')
+
+
 def _read_parquet_rows(path: str, columns: Collection[str]) -> Rows:
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -236,6 +240,7 @@ def _read_parquet_rows(path: str, columns: Collection[str]) -> Rows:
         try:
             # Parquet is read from the end of the file, so a gzipped file is decompressed first.
             table = pq.ParquetFile(pa.BufferReader(file.read()) if path.lower().endswith('.gz') else file)
+            _check_distinct_names(path, table.schema_arrow.names)
             has_columns = columns and set(columns) <= set(table.schema_arrow.names)
             batches = table.iter_batches(batch_size=1024, columns=sorted(columns) if has_columns else None)
             yield from enumerate((row for batch in batches for row in _list_rows(batch)), 1)
