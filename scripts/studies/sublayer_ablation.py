@@ -63,10 +63,10 @@ def _compute_outputs(model: Model, inputs: Any, targets: Any, seed: int) -> tupl
     """
     kinds: list[SublayerKind] = []
 
-    def ablate_sublayers(stack: str, keep: jax.Array) -> Any:
+    def ablate_sublayers(keep: jax.Array) -> Any:
         def ablate_sublayer(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
             y, kind = call(*args, **kwargs), _find_sublayer_kind(args, context)
-            return y * keep[kinds.index(kind)].astype(y.dtype) if kind is not None and kind[0] == stack else y
+            return y if kind is None else y * keep[kinds.index(kind)].astype(y.dtype)
 
         return nn.intercept_methods(ablate_sublayer)
 
@@ -75,18 +75,19 @@ def _compute_outputs(model: Model, inputs: Any, targets: Any, seed: int) -> tupl
         params = nn.unbox(_init_params(model, kinds, key, inputs, targets))
         stacks = {stack for stack, _ in kinds}
 
-        def apply_ablated_stacks(stack: str, method: str, *args: Any) -> jax.Array:
-            def run_ablated(keep: jax.Array) -> jax.Array:
-                with ablate_sublayers(stack, keep):
-                    return model.module.apply({'params': params}, *args, enable_dropout=False, method=method)
+        def apply(method: str, *args: Any) -> jax.Array:
+            return model.module.apply({'params': params}, *args, enable_dropout=False, method=method)
 
-            return jax.vmap(run_ablated)(jnp.concatenate([jnp.ones((1, len(kinds))), 1 - jnp.eye(len(kinds))]))
+        def run_ablated(keep: jax.Array) -> dict[str, jax.Array]:
+            with ablate_sublayers(keep):
+                outputs = {'encoder': apply('encode', inputs)} if 'encoder' in stacks else {}
+                if 'decoder' in stacks:
+                    memory = (outputs['encoder'], inputs) if outputs else ()
+                    outputs['decoder'] = apply('decode_hidden', *memory, targets)
+            return {stack: y.astype(jnp.float32) for stack, y in outputs.items()}
 
-        outputs = {'encoder': apply_ablated_stacks('encoder', 'encode', inputs)} if 'encoder' in stacks else {}
-        if 'decoder' in stacks:
-            memory = (outputs['encoder'][0], inputs) if outputs else ()
-            outputs['decoder'] = apply_ablated_stacks('decoder', 'decode_hidden', *memory, targets)
-        return {stack: y.astype(jnp.float32) for stack, y in outputs.items()}
+        # A loop, because `vmap` would batch the trace of every operation.
+        return jax.lax.map(run_ablated, jnp.concatenate([jnp.ones((1, len(kinds))), 1 - jnp.eye(len(kinds))]))
 
     with trace_layers_once():
         outputs = jax.device_get(run_model(make_fast_prng_key(seed)))
