@@ -107,6 +107,7 @@ def test_a_run_resumes_on_other_meshes_with_equal_losses(training, tmp_path):
 @pytest.mark.parametrize(
     ('build', 'message'),
     [
+        (lambda: settings.Recovery(on_bad_step='ignore'), "ON_BAD_STEP must be 'stop', 'skip' or 'rewind', got 'ig"),
         *(
             (lambda option=option: settings.Folder('runs/a', **option), f'INITIAL_CHECKPOINT_PATH .* if {name} is set')
             for name, option in (
