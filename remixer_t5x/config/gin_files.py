@@ -58,18 +58,14 @@ class GinText:
 
         Raises UserError if the text is not valid gin.
         """
-        statements, collector = [], ReferenceCollector()
         try:
-            for statement in config_parser.ConfigParser(self.text, collector):
-                statements.append((statement, collector.names))
-                collector.names = []
+            return _parse_statements(self.text)
         except (SyntaxError, ValueError, RecursionError, tokenize.TokenError) as error:
             problem = to_one_line(str(getattr(error, 'msg', error.args[0])).splitlines()[-1].strip(' .'))
             raise UserError(
                 f'{self.locate(getattr(error, "lineno", 0) or 1)}{problem}; write NAME = value or '
                 'module.name.setting = value, put quotes around texts and @ before references, and close brackets'
             ) from None
-        return statements
 
     @functools.cached_property
     def bindings(self) -> dict[str, tuple[BindingStatement, list[str]]]:
@@ -102,6 +98,15 @@ class GinText:
     def locate(self, line: int) -> str:
         """Returns the start of an error message about a line."""
         return f'{self.name}: ' if self.is_flag else f'{self.name} line {line}: '
+
+
+@functools.cache
+def _parse_statements(text: str) -> list[tuple[Any, list[str]]]:
+    statements, collector = [], ReferenceCollector()
+    for statement in config_parser.ConfigParser(text, collector):
+        statements.append((statement, collector.names))
+        collector.names = []
+    return statements
 
 
 def find_shipped_folder() -> pathlib.Path:
