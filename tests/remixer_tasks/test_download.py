@@ -1,10 +1,12 @@
-"""`data get` from URLs or a folder writes the published files, or nothing."""
+"""`data get` from a local server or a folder writes the published files, or nothing."""
 
 import functools
 import hashlib
+import http.server
 import io
 import os
 import re
+import threading
 import zipfile
 
 import pytest
@@ -30,17 +32,35 @@ def archive() -> bytes:
     return out.getvalue()
 
 
+class Handler(http.server.SimpleHTTPRequestHandler):
+    """Serves the files of a folder; records their names."""
+
+    def log_request(self, *_):
+        self.server.requested.append(self.path[1:])
+
+    def log_message(self, *_):
+        pass
+
+
 @pytest.fixture
-def published(no_other_data, tmp_path):
-    """Returns an empty folder, whose files are published with file:// URLs, and a function that publishes a file."""
-    folder = tmp_path / 'published'
+def server(no_other_data, monkeypatch, tmp_path):
+    """Returns a server of the folder `server.folder`; `server.requested` lists the names of the requested files."""
+    monkeypatch.setenv('no_proxy', '*')
+    folder = tmp_path / 'served'
     folder.mkdir()
+    with http.server.ThreadingHTTPServer(('127.0.0.1', 0), functools.partial(Handler, directory=str(folder))) as server:
+        server.folder, server.requested = folder, []
+        thread = threading.Thread(target=server.serve_forever, kwargs={'poll_interval': 0.02})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
 
-    def publish(name, content, **options):
-        (folder / name).write_bytes(content)
-        return PublishedFile((folder / name).as_uri(), sha256(content), 'toy', **options)
 
-    return folder, publish
+def publish(server, name, content, folder='toy', **options):
+    """Serves a file, and returns its description in a dataset."""
+    (server.folder / name).write_bytes(content)
+    return PublishedFile(f'http://127.0.0.1:{server.server_port}/{name}', sha256(content), folder, **options)
 
 
 @pytest.fixture
@@ -58,17 +78,13 @@ def register_dataset(monkeypatch, downloads, folder=''):
 
 
 @pytest.fixture
-def plain(published, monkeypatch):
-    folder, publish = published
-    register_dataset(monkeypatch, [publish(name, content) for name, content in CONTENT.items()])
-    return folder
+def plain(server, monkeypatch):
+    register_dataset(monkeypatch, [publish(server, name, content) for name, content in CONTENT.items()])
 
 
 @pytest.fixture
-def zipped(published, monkeypatch):
-    folder, publish = published
-    register_dataset(monkeypatch, [publish('Toy.zip', archive(), unzip=True)], 'Toy/')
-    return folder
+def zipped(server, monkeypatch):
+    register_dataset(monkeypatch, [publish(server, 'Toy.zip', archive(), unzip=True)], 'Toy/')
 
 
 def tree(folder):
@@ -88,43 +104,43 @@ def test_downloads_are_verified_and_their_paths_are_shown(plain, cache_folder, c
     assert not [path for path in (cache_folder / 'data').iterdir() if path.name != 'toy']
 
 
-def test_existing_files_are_not_downloaded_again(zipped, cache_folder):
+def test_existing_files_are_not_downloaded_again(zipped, server, cache_folder):
     download.download_files('toy')
     assert tree(cache_folder) == {f'data/toy/Toy/{name}': content for name, content in CONTENT.items()}
-    (zipped / 'Toy.zip').unlink()
+    requests_before = list(server.requested)
     assert download.download_files('toy')[0] == 'toy already exists, nothing was downloaded'
+    assert server.requested == requests_before
 
 
-def test_a_faulty_download_leaves_nothing(plain, cache_folder):
-    (plain / 'a.tsv').write_bytes(b'other')
+def test_a_faulty_download_leaves_nothing(plain, server, cache_folder):
+    (server.folder / 'a.tsv').write_bytes(b'other')
     assert 'must have SHA-256' in error_message(download.download_files, 'toy')
     assert tree(cache_folder) == {}
 
 
-def test_a_repeated_command_downloads_only_the_missing_file(plain, cache_folder):
-    (plain / 'b.tsv').unlink()
-    with pytest.raises(UserError, match='cannot be read .No such file.* get toy --from DIR .the file is b.tsv, SHA'):
+def test_a_repeated_command_downloads_only_the_missing_file(plain, server, cache_folder):
+    (server.folder / 'b.tsv').rename(server.folder / 'gone')
+    with pytest.raises(UserError, match='cannot be read .File not found.* get toy --from DIR .the file is b.tsv, SHA'):
         download.download_files('toy')
     assert tree(cache_folder) == {'data/toy/a.tsv': CONTENT['a.tsv']}
-    (plain / 'a.tsv').rename(plain / 'b.tsv')
-    (plain / 'b.tsv').write_bytes(CONTENT['b.tsv'])
+    (server.folder / 'gone').rename(server.folder / 'b.tsv')
     download.download_files('toy')
+    assert server.requested == ['a.tsv', 'b.tsv', 'b.tsv']
 
 
-def test_files_are_copied_from_a_folder_with_the_published_files(plain, tmp_path, cache_folder):
+def test_files_are_copied_from_a_folder_with_the_published_files(plain, server, tmp_path, cache_folder):
     source = tmp_path / 'source' / 'toy'
     source.mkdir(parents=True)
     copy = functools.partial(download.download_files, 'toy', str(tmp_path / 'source'))
-    assert 'must contain the file a.tsv; get it from file://' in error_message(copy)
+    assert 'must contain the file a.tsv; get it from http://127' in error_message(copy)
     (source / 'a.tsv').write_bytes(b'other')
     assert f'got {sha256(b"other")}' in error_message(copy)
     assert tree(cache_folder) == {}
     for name, content in CONTENT.items():
         (source / name).write_bytes(content)
-        (plain / name).unlink()
     assert 'is now in' in copy()[0] and 'already' in copy()[0]
     assert tree(cache_folder) == {f'data/toy/{name}': content for name, content in CONTENT.items()}
-    assert tree(source) == CONTENT
+    assert tree(source) == CONTENT and server.requested == []
 
 
 def test_an_existing_file_is_not_replaced(zipped, cache_folder):
