@@ -130,6 +130,8 @@ def check_reference(setting: str, function: Callable[..., Any], is_call: bool, k
     must_be, name = f'{setting} must be', function.__name__
     if is_call and is_factory and not is_object:
         raise UserError(f'{must_be} a class or function, got {name}(); remove () after its name')
+    if is_object and not is_factory and len(results) == len(kinds) and hasattr(function, 'init_with_output'):
+        raise UserError(f'{must_be} a function, got the Flax module {name}; use a function with the same arguments')
     if not is_call and is_object and not is_factory:
         raise UserError(f'{must_be} an object, got {name}, which creates one; add () after its name')
     bases = {split_annotation(each)[0] for each in kinds}

@@ -128,11 +128,13 @@ class Narrow(nn.Module):
         ('TOKEN_HEAD', '@attention.SelfAttention', ('SelfAttention.__call__() missing', "'ctx'")),
         ('TOKEN_EMBEDDING', '@norms.RMSNorm', ('creates Embed', '@RMSNorm')),
         ('SPATIAL_WEIGHTS', '@norms.RMSNorm', ('RMSNorm.__init__()', "'max_length'")),
+        ('GATE', '@gmlp.GMLP', ('GATE must be a function, got the Flax module GMLP',)),
+        ('GATE', '@gmlp.GMLP()', ('GATE must be a function, got the Flax module GMLP',)),
         ('gmlp.GMLP.attention', '@attention.SelfAttention', ('SelfAttention', "'features'", 'use another class')),
     ],
 )
 def test_a_module_that_does_not_fit_its_setting_raises(macro, value, words):
-    name = {'SPATIAL_WEIGHTS': 'gmlp', 'gmlp.GMLP.attention': 'amlp'}.get(macro, 't5_1_1')
+    name = {'SPATIAL_WEIGHTS': 'gmlp', 'GATE': 'gmlp', 'gmlp.GMLP.attention': 'amlp'}.get(macro, 't5_1_1')
     files = [f'models/{name}.gin', 'sizes/tiny.gin', 'model_types/encoder_only.gin']
     with pytest.raises(UserError) as caught:
         model = build_model(*files, **{macro: value})
