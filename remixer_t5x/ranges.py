@@ -102,15 +102,18 @@ def check_setting(setting: str, value: Any, kind: Any) -> None:
     ):
         return
     descriptions = [bounds.description if bounds else _DESCRIPTIONS.get(base, '') for base, bounds in kinds]
+    is_reference = isinstance(value, str) and re.fullmatch(r'[\w/]+(\.\w+)+', value)
+    reference = f'@{value}' if is_reference else '@...'
     if not any(descriptions):
-        advice = f'set {setting} = @...' if isinstance(value, str) else f'remove {setting}'
+        advice = f'set {setting} = {reference}' if isinstance(value, str) else f'remove {setting}'
         raise UserError(
             f'{setting} must be a reference, as in @module.Class (in Python, an object), got {value!r}; {advice}'
         )
     allowed = ' or '.join(description or 'a reference' for description in descriptions)
     is_macro_or_argument = re.fullmatch(r'[A-Z_]+|(\w+\.)+\w+', setting)
-    items = {item for each in get_union_members(kind) for item in typing.get_args(each)}
-    example = [value] if isinstance(value, str) and 'a list' in descriptions and items <= {str} else 'VALUE'
+    items = [item for each in get_union_members(kind) for item in typing.get_args(each)]
+    is_text_list = isinstance(value, str) and 'a list' in descriptions and all(item in (str, ...) for item in items)
+    example = [value] if is_text_list else reference if is_reference and '' in descriptions else 'VALUE'
     advice = f'; set {setting} = {example}' if is_macro_or_argument else ''
     raise UserError(f'{setting} must be {allowed}, got {value!r}{advice}')
 

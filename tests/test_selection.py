@@ -40,7 +40,8 @@ def test_quick_runs_each_contract_test_for_each_sublayer_module():
     rows = contract.covering_cases()
     factories = [factory for name, side in rows for factory in getattr(contract.SUBLAYERS[name], side)]
     assert {cls.__module__ for factory in factories for cls in contract.sublayer_classes(factory)} == modules
-    assert len(rows) < len(contract.SUBLAYERS), '--quick runs all rows'
+    sides = [side for case in contract.SUBLAYERS.values() for side in (case.encoder, case.decoder) if side]
+    assert len(rows) < len(sides), '--quick runs all cases'
 
 
 CHANGES = {

@@ -37,7 +37,7 @@ def test_a_report_on_two_seeds_has_the_pictures_of_the_first(current_folder, cap
     assert capsys.readouterr().out.startswith('report       report.html')
     text = (current_folder / 'report.html').read_text()
     assert '<script>alert' not in text and 'alert(2)' in text
-    for words in ('SEED', 'type 8', '36.00', 'What H learned, encoder', 'Self-attention, encoder', 'Cross-attention',
+    for words in ('SEED', 'type_8', '36.00', 'What H learned, encoder', 'Self-attention, encoder', 'Cross-attention',
                   'Pseudo-attention, decoder to text'):  # fmt: skip
         assert words in text, words
     assert text.count('What H learned, encoder</b>') == 1

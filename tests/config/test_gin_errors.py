@@ -36,7 +36,7 @@ AS_A_FLAG = {
         'fnet.Fourier',
         '--gin_file=sublayers/fnet.gin',
     ),
-    'sublayer that only models configure': (('ENGINE', '@gmlp.GMLP'), 'gmlp.GMLP', 'models/gmlp_mixer.gin'),
+    'sublayer that only models configure': (('ENGINE', '@gmlp.Gating'), 'gmlp.Gating', 'models/gmlp_mixer.gin'),
     'lower-case truth': (('run.colour', 'true'), 'true', '--gin.run.colour=True'),
     'empty value': (('POWER', ''), 'no value', '--gin.POWER=VALUE'),
 }

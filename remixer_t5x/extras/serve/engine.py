@@ -7,7 +7,6 @@ the smallest one and `batch_size`, and for each input length that `predictions.r
 
 import asyncio
 import dataclasses
-import functools
 import itertools
 import sys
 import time
@@ -26,7 +25,6 @@ from remixer_t5x.errors import root_cause_message
 from remixer_t5x.evaluate import embeddings, predictions
 from remixer_t5x.models import decoding
 
-log = functools.partial(print, file=sys.stderr, flush=True)
 # Seconds to wait for more rows before computing a batch that is not full.
 BATCH_WAIT_SECONDS = 0.004
 # The value of `top_k` for rows that sample from all tokens.
@@ -35,6 +33,11 @@ NO_TOP_K = 2**31 - 1
 # `infer`.
 SETTING_DTYPES: dict[str, Any] = dict.fromkeys(('number', 'max_tokens', 'top_k'), np.int32)
 SETTING_DTYPES |= dict.fromkeys(('temperature', 'top_p'), np.float32)
+
+
+def log(message: str) -> None:
+    """Prints a line of the server log to standard error."""
+    print(message, file=sys.stderr, flush=True)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
