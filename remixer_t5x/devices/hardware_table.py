@@ -211,7 +211,11 @@ class Hardware:
         """The fraction of device memory that JAX can use: 1 for a TPU; for a GPU, set by environment variables."""
         if self.platform != 'gpu' or os.environ.get('XLA_PYTHON_CLIENT_ALLOCATOR') == 'platform':
             return 1.0
-        return float(os.environ.get(GPU_SHARE) or DEFAULT_GPU_SHARE)
+        text = os.environ.get(GPU_SHARE) or DEFAULT_GPU_SHARE
+        with contextlib.suppress(ValueError):
+            if math.isfinite(share := float(text)) and share > 0:
+                return share
+        raise UserError(f'{GPU_SHARE} must be a number above 0, got {text!r}; set {GPU_SHARE}={DEFAULT_GPU_SHARE}')
 
     def require_num_devices(self) -> int:
         """Returns the number of devices. Raises UserError if DEVICES is not set."""

@@ -72,6 +72,13 @@ def test_usable_memory_is_the_fraction_that_jax_preallocates(monkeypatch, platfo
     assert hardware.memory_bytes == gib * 2**30
 
 
+@pytest.mark.parametrize('share', ['abc', '-1', 'nan'])
+def test_an_invalid_fraction_of_the_memory_is_rejected(monkeypatch, share):
+    monkeypatch.setenv('XLA_PYTHON_CLIENT_MEM_FRACTION', share)
+    with pytest.raises(UserError, match=f"XLA_PYTHON_CLIENT_MEM_FRACTION must be .*, got '{share}'"):
+        hardware_table.Hardware('gpu', devices=1, memory=80.0).memory_bytes  # noqa: B018
+
+
 def test_invalid_numbers_of_devices_are_rejected():
     with pytest.raises(UserError, match='--devices=32'):
         Hardware().require_num_devices()
