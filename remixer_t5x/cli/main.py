@@ -134,10 +134,11 @@ def _describe_unknown_flags(args: argparse.Namespace, unknown: list[str]) -> str
     parser = getattr(args, 'own_parser', None) or _build_parser()
     flag, _, value = unknown[0].partition('=')
     name = flag.removeprefix('--')
+    macro = 'INITIAL_CHECKPOINT_PATH' if name == 'checkpoint' else name.upper()
     if name in gin_files.T5X_NAMES['flags']:
         message += f'; the equivalent of this T5X flag is {gin_files.T5X_NAMES["flags"][name]}'
-    elif hasattr(args, 'gin_file') and value and gin_files.find_files_with_macro(name.upper()):
-        message += f'; the setting is --gin.{name.upper()}={value}'
+    elif hasattr(args, 'gin_file') and value and gin_files.find_files_with_macro(macro):
+        message += f'; the setting is --gin.{macro}={value}'
     elif near := suggest_similar_name(f'{args.command} {flag}', (command.name for command in COMMANDS)):
         message += near
     elif hasattr(args, 'gin_file') and not flag.startswith('-'):

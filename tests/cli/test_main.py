@@ -34,6 +34,11 @@ MISTAKES = {
         ['info', '--batch_size=8'],
         'error: unrecognized arguments: --batch_size=8; the setting is --gin.BATCH_SIZE=8; see remixer-t5x info --help',
     ),
+    'checkpoint of a new run': (
+        ['finetune', '--checkpoint=runs/mine'],
+        'error: unrecognized arguments: --checkpoint=runs/mine; the setting is '
+        '--gin.INITIAL_CHECKPOINT_PATH=runs/mine; see remixer-t5x finetune --help',
+    ),
     'folder instead of a flag': (
         ['info', 'runs/mine'],
         'error: unrecognized arguments: runs/mine; pass a gin file as --gin_file=FILE, and a run as '
