@@ -222,6 +222,8 @@ class TrainedModel:
 
         `make_batch` creates a batch. Dropout is disabled. Raises UserError if the batch has no target tokens.
         """
+        if not batch:
+            raise UserError(f'batch must contain arrays of the model type, got {batch!r}; use make_batch')
         count = len(next(iter(batch.values())))
         missing = -count % self.partitioner.batch_shards
         rows = {name: np.pad(array, [(0, missing)] + [(0, 0)] * (array.ndim - 1)) for name, array in batch.items()}
@@ -369,6 +371,9 @@ def _check_longest(
     inputs: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], lengths: Mapping[str, int]
 ) -> dict[str, int]:
     """Returns `lengths`, by default the lengths of the longest rows. Raises UserError if a row is longer."""
+    for side, rows in (('inputs', inputs), ('targets', targets)):
+        if any(isinstance(row, str) or not hasattr(row, '__len__') for row in rows):
+            raise UserError(f'{side} must be lists of token ids, got {rows!r:.60}; pass [[1, 2], [3]]')
     longest = {'inputs': max(map(len, inputs), default=0), 'targets': max(map(len, targets), default=0)}
     lengths = {**longest, **lengths}
     for side, length in lengths.items():
