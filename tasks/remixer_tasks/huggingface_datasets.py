@@ -277,7 +277,7 @@ def corpus(dataset: HubDataset, field: str = 'text', streaming: bool = False) ->
     def get_text(row: Row) -> str:
         check_columns_exist({'TEXT_FIELD': [field]}, row, dataset.path)
         if not isinstance(row.get(field), str):
-            raise ValueError(f'column {field} has no text')
+            raise ValueError(f'column {field} must contain text, got {type(row.get(field)).__name__}')
         return row[field]
 
     return (dataset.build_streamed_corpus if streaming else dataset.build_corpus)(('text', field), get_text)

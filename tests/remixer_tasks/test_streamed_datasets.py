@@ -175,8 +175,15 @@ def test_malformed_rows_are_skipped_with_one_warning_or_rejected(tmp_path, capsy
     (tmp_path / 'train.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
     assert documents(streamed(tmp_path), 'train') == ['one', 'two']
     (line,) = capsys.readouterr().err.splitlines()
-    assert 'split train, shard 0:2 (column text has no text)' in line and 'STRICT = True' in line
-    with pytest.raises(Exception, match='shard 0:2: column text has no text; correct the line'):
+    assert 'split train, shard 0:2 (column text must contain text, got NoneType)' in line and 'STRICT = True' in line
+    with pytest.raises(Exception, match='shard 0:2: column text must contain text, got NoneType; correct the line'):
+        documents(streamed(tmp_path, strict=True), 'train')
+
+
+def test_a_column_of_timestamps_is_not_text(tmp_path):
+    """The JSON reader of `datasets` converts texts such as ISO dates to timestamps."""
+    (tmp_path / 'train.jsonl').write_text('{"text": "2020-01-01"}\n')
+    with pytest.raises(Exception, match='column text must contain text, got datetime'):
         documents(streamed(tmp_path, strict=True), 'train')
 
 
