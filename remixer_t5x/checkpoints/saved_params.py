@@ -156,6 +156,10 @@ def verify_checkpoint_files(folder: epath.Path) -> None:
         try:
             if (folder / durable_folders.FILE_LIST).exists():
                 durable_folders.verify_file_checksums(folder)
+            elif not (folder / 'run' / 'metadata').exists():
+                raise durable_folders.DamagedCheckpointError(
+                    f'the checkpoint at {folder} is damaged: run/metadata is missing'
+                )
             # Check the checksums first, so that a damaged array description is reported as damage.
             untrusted_checkpoints.check_array_metadata(folder)
         except durable_folders.DamagedCheckpointError as error:

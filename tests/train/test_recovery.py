@@ -129,6 +129,9 @@ def test_a_damaged_checkpoint_is_reported_and_the_previous_one_restored(training
     assert code == 0 and 'resuming at step 50' in output and path.name in output
     assert (folder / 'damaged' / '60').is_dir()
     assert difference(folder, finished, 60) is None
+    (folder / 'checkpoints' / '80' / 'state').mkdir(parents=True)
+    assert train(training, folder, recovery={'restore': 'previous'})[0] == 0
+    assert (folder / 'damaged' / '80').is_dir()
 
 
 def test_a_second_run_in_a_used_folder_is_rejected(training, tmp_path):
