@@ -92,7 +92,7 @@ def evaluate_loss(
     if counts.any():
         # Compute the entropy of the token frequencies.
         probabilities = counts[counts > 0] / counts.sum()
-        averages['constant_loss'] = float(-np.sum(probabilities * np.log(probabilities)))
+        averages['constant_loss'] = float(np.sum(probabilities * np.log(1 / probabilities)))
     if 'cross_ent_loss' in averages:
         averages['perplexity'] = metrics.perplexity(averages['cross_ent_loss'])
     return averages

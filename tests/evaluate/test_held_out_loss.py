@@ -56,6 +56,9 @@ def test_constant_loss_is_the_entropy_of_the_targets(setting):
     other = (counts + 1) / (counts + 1).sum()
     assert averages['constant_loss'] < -np.mean(np.log(other[targets]))
     assert 'constant_loss' not in evaluate(setting, 4)
+    sums = {'loss': 1.0, 'weights': 1.0, train_step.TARGET_COUNTS: np.array([0.0, 5.0])}
+    averages = held_out_loss.evaluate_loss({}, [sums], lambda _, batch: batch, lambda batch: batch)
+    assert f'{averages["constant_loss"]:.4f}' == '0.0000'
 
 
 def test_steps_limit_the_batches(setting):
