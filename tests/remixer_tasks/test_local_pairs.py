@@ -196,9 +196,15 @@ def test_templates_may_use_the_items_of_a_column_with_objects(tmp_path, name):
 def test_a_misspelt_column_raises_an_error_with_the_most_similar_column(tmp_path, name, settings):
     path = write(tmp_path, name)
     corpus = local_pairs.corpus(**{'files': path, 'inputs': 'id', 'targets': 'label'} | settings)
-    message = f"must use columns of {path} .'question', 'label', 'id'., got 'questoin'; did you mean question"
+    message = f"must use columns of {path} .'question', 'label', 'id'., got 'questoin'; did you mean 'question'"
     with pytest.raises(UserError, match=message):
         list(corpus.read(BadRecords(strict=False)))
+
+
+def test_a_suggested_column_is_quoted_because_its_name_may_contain_spaces(tmp_path):
+    (tmp_path / 'a.csv').write_text('q, a\nb, c\n')
+    with pytest.raises(UserError, match="got 'a'; did you mean ' a'"):
+        list(local_pairs.corpus(str(tmp_path / 'a.csv'), 'q', 'a').read(BadRecords(strict=False)))
 
 
 def test_columns_of_a_file_without_names_are_numbers(tmp_path):
@@ -302,7 +308,7 @@ def test_inputs_that_cannot_be_rows_are_rejected(tmp_path):
     table, some = write(tmp_path, 'a.csv'), str(tmp_path / 'some.jsonl')
     for settings, message in (
         ({'path': table}, r'is a table, which requires a template.* --gin.INPUTS='),
-        ({'path': table, 'template': '{questoin}'}, 'INPUTS must use columns of .*a.csv .*did you mean question.$'),
+        ({'path': table, 'template': '{questoin}'}, 'INPUTS must use columns of .*a.csv .*did you mean .question..$'),
         ({'path': str(tmp_path / 'null.jsonl'), 'template': '{question}'}, r'null.jsonl:2: column question is empty'),
         (
             {'path': some, 'template': '{question}'},

@@ -95,7 +95,8 @@ def check_columns_exist(columns: Mapping[str, Sequence[str]], row: Row, data: st
         if missing := [name for name in names if name not in row and row.get(name.rpartition('.')[0], '') is not None]:
             shown = ', '.join(ascii(name)[:60] for name in [*row][:20]) + (', ...' if len(row) > 20 else '')
             is_unsplit = len(row) == 1 and re.search(r'[,;|\t]', [*row][0])
-            hint = '; check the delimiter (DELIMITER of PAIRS)' if is_unsplit else suggest_similar_name(missing[0], row)
+            similar = suggest_similar_name(missing[0], map(ascii, row), lambda name: name.strip('\'" '))
+            hint = '; check the delimiter (DELIMITER of PAIRS)' if is_unsplit else similar
             raise UserError(f'{setting} must use columns of {data} ({shown}), got {missing[0]!r}{hint}')
 
 
