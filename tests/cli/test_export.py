@@ -11,9 +11,11 @@ import types
 import jax
 import numpy as np
 import pytest
+import seqio
 
 import remixer_t5x
 from remixer_t5x.cli.main import main
+from remixer_t5x.data import task_vocabulary
 from remixer_t5x.extras.export import exported_functions, standalone
 from tests.support import command_folder, feed_forward, hf_folders, saved_run
 
@@ -43,41 +45,33 @@ sys.meta_path.insert(0, Refuse())
 def current_folder(tmp_path_factory):
     """Yields the current folder with two models: `pieces`, with SentencePiece, and `bytes`."""
     with command_folder.working_directory(tmp_path_factory.mktemp('export')) as folder:
-        hf_folders.write_tiny(folder / 't5', 't5_v1_1_tiny')
-        assert main(['convert', '--from_hf=t5', '--to=pieces']) == 0
+        pieces = seqio.SentencePieceVocabulary(str(hf_folders.SPIECE), extra_ids=2)
+        task_vocabulary.save_vocabulary(pieces, folder / 'vocabulary')
+        saved = f"@vocabularies.saved()\nvocabularies.saved.folder = '{folder}'"
+        config = saved_run.CONFIG.replace('@vocabularies.byte()', saved).replace('384', '30')
+        saved_run.write_run(folder / 'pieces', config, (1,), pieces)
         saved_run.write_run(folder / 'bytes', WITHOUT_ATTENTION, steps=(1,))
         yield folder
 
 
 def export(name, to, *flags):
-    gin_file = 'pieces/model.gin' if name == 'pieces' else 'bytes/config.gin'
-    command = ['export', f'--gin_file={gin_file}', '--gin_file=hardware/cpu.gin', f'--checkpoint={name}']
+    command = ['export', f'--gin_file={name}/config.gin', '--gin_file=hardware/cpu.gin', f'--checkpoint={name}']
     command.append(f'--gin.TASK_FEATURE_LENGTHS={LENGTHS}')
     return main([*command, f'--to={to}', *flags])
 
 
-def run_program(program, folder):
-    """Returns the JSON that a program prints in a process that cannot import this package."""
-    environment = {name: value for name, value in os.environ.items() if name != 'PYTHONPATH'}
-    command = [sys.executable, '-c', REFUSE_IMPORTS + program]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-RUN = f"""
+# Runs StableHLO, which requires neither TensorFlow nor this package, and then SavedModels.
+PROGRAM = f"""
 import json
 sys.path.insert(0, '.')
 import run
 model, texts, pairs = run.Model('.'), {TEXTS!r}, {PAIRS!r}
 results = [model.generate(texts), model.score(*pairs).tolist(), model.encode(texts).tolist()]
-print(json.dumps([*results, run.Model('../small').score(*pairs).tolist()]))
-"""
-SERVE = f"""
-import json
+results.append(run.Model('../small').score(*pairs).tolist())
+assert 'tensorflow' not in sys.modules
 import tensorflow as tf
 import tensorflow_text
-model, texts, pairs = tf.saved_model.load('saved_model'), tf.constant({TEXTS!r}), tf.constant({PAIRS!r})
+model, texts, pairs = tf.saved_model.load('saved_model'), tf.constant(texts), tf.constant(pairs)
 ids = {{name: tf.constant(rows) for name, rows in {IDS!r}.items()}}
 small = tf.saved_model.load('../small/saved_model').signatures['score_ids'](**ids)
 call = lambda name, **inputs: {{key: value.numpy() for key, value in model.signatures[name](**inputs).items()}}
@@ -86,36 +80,39 @@ rows = zip(generated['texts'], generated['scores'])
 answers = [[[text.decode(), float(score)] for text, score in zip(*row)] for row in rows]
 score = call('score', inputs=pairs[0], targets=pairs[1])['scores'].tolist()
 assert call('encode_ids', inputs=tf.zeros([3, 12], tf.int32))['hidden'].shape[:2] == (3, 12)
-print(json.dumps([answers, score, call('encode', inputs=texts)['mean'].tolist(), small['scores'].numpy().tolist()]))
+served = [answers, score, call('encode', inputs=texts)['mean'].tolist(), small['scores'].numpy().tolist()]
+print(json.dumps([results, served]))
 """
-PROGRAMS = {'StableHLO': RUN, 'SavedModel': SERVE}
 
 
 @pytest.fixture(scope='module')
 def outputs(current_folder):
-    """Returns the output of each program for `pieces` and a quantized `bytes`."""
+    """Returns the outputs of StableHLO and of SavedModel for `pieces` and a quantized `bytes`, without this package."""
     assert export('pieces', 'served', '--formats=stablehlo,saved_model', *BEAMS) == 0
     assert export('bytes', 'small', '--quantize=int8', '--functions=score', '--formats=stablehlo,saved_model') == 0
-    return {name: run_program(program, current_folder / 'served') for name, program in PROGRAMS.items()}
+    environment = {name: value for name, value in os.environ.items() if name != 'PYTHONPATH'}
+    command = [sys.executable, '-c', REFUSE_IMPORTS + PROGRAM]
+    done = subprocess.run(command, cwd=current_folder / 'served', env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize('name', PROGRAMS)
-def test_an_exported_model_runs_without_this_package(outputs, name):
+def test_an_exported_model_runs_without_this_package(outputs):
     trained = remixer_t5x.load('pieces', lengths=LENGTHS)
-    generated, scores, means, _ = outputs[name]
     expected = trained.generate(TEXTS, decoder=remixer_t5x.BeamSearch(beams=2))
-    assert [[text for text, _ in answers] for answers in generated] == [answer.texts for answer in expected]
-    ours = [[score for _, score in answers] for answers in generated]
-    np.testing.assert_allclose(ours, [answer.scores for answer in expected], rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(scores, trained.score(*PAIRS), rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(means, trained.encode(TEXTS).mean, rtol=1e-4, atol=1e-4)
+    for generated, scores, means, _ in outputs:
+        assert [[text for text, _ in answers] for answers in generated] == [answer.texts for answer in expected]
+        ours = [[score for _, score in answers] for answers in generated]
+        np.testing.assert_allclose(ours, [answer.scores for answer in expected], rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(scores, trained.score(*PAIRS), rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(means, trained.encode(TEXTS).mean, rtol=1e-4, atol=1e-4)
 
 
-def test_a_converted_model_is_exported_without_a_gin_file(current_folder):
+def test_a_model_is_exported_without_a_gin_file(current_folder):
     command = ['export', '--checkpoint=pieces', '--to=from_flag', '--functions=encode', '--gin.STOP_STRINGS=END']
     assert main(command) == 0
     contents = json.loads((current_folder / 'from_flag/contents.json').read_text())
-    assert contents['lengths'] == {'inputs': 512, 'targets': 114}
+    assert contents['lengths'] == {'inputs': 40, 'targets': 12}
     assert contents['decoder'] == "Greedy() until 'END'"
     # A server of another user can read the weights if the umask permits it.
     modes = {path.stat().st_mode for path in (current_folder / 'from_flag').iterdir()}
@@ -131,29 +128,34 @@ def test_an_exported_embedding_model_returns_its_embeddings(current_folder):
     np.testing.assert_allclose(standalone.Model('embedded').encode(TEXTS), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_an_exported_program_reads_lines_as_infer_does(outputs, current_folder):
-    command = [sys.executable, 'small/run.py', 'score']
-    done = subprocess.run(command, input=b'a\tbc\r\na\tbc\n', stdout=subprocess.PIPE, check=True)
-    first, second = done.stdout.splitlines()
-    assert first == second != b''
-    done = subprocess.run(command, input=b'a\tbc\na\n', capture_output=True)
-    assert (done.returncode, done.stderr) == (1, b'line 2 must be INPUT<tab>TARGET, but it has no tab\n')
-    done = subprocess.run(command, input=b'a\tb\xff\n', capture_output=True)
-    assert done.returncode == 1 and done.stderr.startswith(b'the input must be UTF-8') and done.stderr.count(b'\n') == 1
-
-
-def test_an_answer_with_line_breaks_is_one_line(monkeypatch, capsys):
-    model = types.SimpleNamespace(generate=lambda lines: [[('a\r\nb', -1.0)] for _ in lines])
+@pytest.mark.parametrize(
+    ('function', 'text', 'result'),
+    [
+        ('generate', b'one\n', 'a\\r\\nb\n'),
+        ('score', b'a\tbc\r\na\tbc\n', '1.000000\n1.000000\n'),
+        ('score', b'a\tbc\na\n', 'line 2 must be INPUT<tab>TARGET, but it has no tab'),
+        ('score', b'a\tb\xff\n', 'the input must be UTF-8'),
+    ],
+)
+def test_an_exported_program_reads_and_writes_lines(monkeypatch, capsys, function, text, result):
+    model = types.SimpleNamespace(
+        generate=lambda lines: [[('a\r\nb', -1.0)] for _ in lines],
+        score=lambda inputs, targets: [float((*pair,) == ('a', 'bc')) for pair in zip(inputs, targets, strict=True)],
+    )
     monkeypatch.setattr(standalone, 'Model', lambda: model)
-    monkeypatch.setattr(sys, 'argv', ['run.py', 'generate'])
-    monkeypatch.setattr(sys, 'stdin', io.TextIOWrapper(io.BytesIO(b'one\n')))
-    standalone.main()
-    assert capsys.readouterr().out == 'a\\r\\nb\n'
+    monkeypatch.setattr(sys, 'argv', ['run.py', function])
+    monkeypatch.setattr(sys, 'stdin', io.TextIOWrapper(io.BytesIO(text)))
+    if result.endswith('\n'):
+        standalone.main()
+        assert capsys.readouterr().out == result
+    else:
+        with pytest.raises(SystemExit, match=result):
+            standalone.main()
 
 
 def test_an_int8_export_is_a_quarter_of_the_size_and_nearly_equal(outputs, current_folder):
     trained = remixer_t5x.load('bytes', lengths=LENGTHS)
-    scores, expected = np.asarray([outputs[name][-1] for name in PROGRAMS]), trained.score(*PAIRS)
+    scores, expected = np.asarray([output[-1] for output in outputs]), trained.score(*PAIRS)
     np.testing.assert_allclose(scores[0], scores[1], rtol=1e-5)
     assert 0 < np.abs(scores[0] - expected).max() < 0.02 * np.abs(expected).max()
     rounded = dataclasses.replace(trained, params=exported_functions.round_params(trained.model, trained.params))

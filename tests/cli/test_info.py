@@ -4,6 +4,7 @@ import pytest
 
 from remixer_t5x.cli import main as cli
 from remixer_t5x.cli.info import memory, model
+from tests.support import feed_forward
 
 MODEL = ('--gin_file=models/t5_1_1.gin', '--gin_file=sizes/tiny.gin')
 
@@ -69,14 +70,16 @@ def test_shardings_of_a_described_slice_are_printed_without_its_devices(info):
     assert 'of 86.8 MiB in all' in out and 'heads=4 is not divisible by 8: replicated' in out
 
 
-# The smallest T5.
+# The smallest T5 without attention.
 MINIATURE = [
-    f'--gin.{name}={size}'
-    for name, size in {
-        'EMBED_DIM': 128, 'MLP_DIM': 128, 'NUM_HEADS': 2, 'HEAD_DIM': 64, 'NUM_ENCODER_LAYERS': 2,
-        'NUM_DECODER_LAYERS': 2, 'VOCAB_SIZE': 128, 'BATCH_SIZE': 8,
-        'TASK_FEATURE_LENGTHS': "{'inputs': 64, 'targets': 16}",
-    }.items()
+    *feed_forward.FLAGS,
+    *(
+        f'--gin.{name}={size}'
+        for name, size in {
+            'EMBED_DIM': 128, 'MLP_DIM': 128, 'NUM_ENCODER_LAYERS': 1, 'NUM_DECODER_LAYERS': 1, 'VOCAB_SIZE': 128,
+            'BATCH_SIZE': 8, 'TASK_FEATURE_LENGTHS': "{'inputs': 64, 'targets': 16}",
+        }.items()
+    ),
 ]  # fmt: skip
 
 
@@ -84,11 +87,8 @@ def test_info_prints_the_memory_of_a_step_and_advice(info):
     hardware = ('--gin_file=optimizers/adafactor.gin', '--gin_file=hardware/cpu.gin')
     out = info('--memory', *MODEL, *hardware, *MINIATURE, '--device_memory=0.0001')
     lines = [line.split() for line in out.splitlines()]
-    # Matrices of 128 x 128: two embedding tables, and 7 in an encoder layer and 11 in a decoder layer, 4 of each
-    # attention and 3 of the gated MLP; norms of all sublayers and stacks; two biases of 32 buckets for 2 heads.
-    matrices = 2 + 2 * (7 + 11)
-    norms = 2 * 2 + 2 * 3 + 2
-    parameters = matrices * 128 * 128 + norms * 128 + 2 * 2 * 32
+    # Matrices of 128 x 128: two embedding tables, and the 3 of each gated MLP; norms of both sublayers and stacks.
+    parameters = (2 + 2 * 3) * 128 * 128 + 4 * 128
     assert ['parameters', f'{4 * parameters:,}'] in [line[:2] for line in lines]
     assert 'does not fit' in out and 'to save memory: --gin.MICROBATCHES=2' in out
     assert 'adafactor' not in out, 'the run uses it already'
