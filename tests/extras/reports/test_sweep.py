@@ -60,6 +60,8 @@ def test_runs_with_results_keep_their_settings(tmp_path, monkeypatch):
     sweep.Sweep(tmp_path).check_existing_run(folder)
     (tmp_path / sweep.FINISHED_FILE).write_text(json.dumps([f'--gin.MODEL_DIR={folder}']) + '\n')
     assert 'BATCH_SIZE 1 -> 2' in error_message(sweep.Sweep(tmp_path).check_existing_run, folder)
+    (folder / model_dir.CONFIG).write_text('BATCH_SIZE = 2\nTRAIN_STEPS = 2')
+    assert '(TRAIN_STEPS 2 -> 0)' in error_message(sweep.Sweep(tmp_path).check_existing_run, folder)
 
 
 def test_a_file_instead_of_a_folder_is_reported(tmp_path):
