@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 from etils import epath
 
-from remixer_t5x import lazy_imports, ranges
-from remixer_t5x.api.trained_model import TrainedModel
+from remixer_t5x import lazy_imports
+from remixer_t5x.api.trained_model import TrainedModel, check_lengths
 from remixer_t5x.checkpoints import compatibility, saved_params
 from remixer_t5x.config import loading, reference_resolver, untrusted_gin
 from remixer_t5x.data import batch_formats, pipeline, task_vocabulary
@@ -65,11 +65,7 @@ def load(
     Raises:
         UserError: the folder, a checkpoint, the saved gin text, a module or a vocabulary is missing or damaged.
     """
-    ranges.check_setting('lengths', lengths, Mapping[str, int] | None)
-    if unknown := sorted(set(lengths or {}) - set(DEFAULT_LENGTHS)):
-        raise UserError(f'keys of lengths must be inputs or targets, got {", ".join(unknown)}')
-    for side, length in (lengths or {}).items():
-        ranges.check_setting(f'lengths[{side!r}]', length, ranges.Count)
+    check_lengths(lengths)
     low_precision = None if dtype is None else parse_dtype(dtype)
     # Hide Orbax warnings about checkpoints without Orbax metadata, such as converted weights.
     logger, level = logging.getLogger('absl'), logging.getLogger('absl').level

@@ -185,7 +185,7 @@ class TrainedModel:
         for token in (min(ids, default=0), max(ids, default=0)):
             if not 0 <= token < self.model.vocab_size:
                 raise UserError(f'a token id must be from 0 to {self.model.vocab_size - 1}, got {token}')
-        if not inputs:
+        if not len(inputs):
             return np.zeros(0, np.float32)
         length = predictions.round_up_length(max(map(len, targets)), self.lengths['targets'])
         return self._get_predictor(len(inputs), length).score(self.params, inputs, targets)
@@ -222,9 +222,9 @@ class TrainedModel:
 
         `make_batch` creates a batch. Dropout is disabled. Raises UserError if the batch has no target tokens.
         """
-        if not batch:
-            raise UserError(f'batch must contain arrays of the model type, got {batch!r}; use make_batch')
-        count = len(next(iter(batch.values())))
+        count = len(next(iter(batch.values()), ()))
+        if not count:
+            raise UserError('batch must have at least 1 row, got 0; use make_batch')
         missing = -count % self.partitioner.batch_shards
         rows = {name: np.pad(array, [(0, missing)] + [(0, 0)] * (array.ndim - 1)) for name, array in batch.items()}
         return held_out_loss.evaluate_loss(self.params, [rows], self._eval_step, self.partitioner.shard_batch, 'given')
@@ -360,11 +360,20 @@ def make_batch(
     Returns:
         A dictionary that maps seqio's feature names to [rows, length] int32 arrays, padded with 0.
     """
-    ranges.check_setting('lengths', lengths, Mapping[str, int] | None)
+    check_lengths(lengths)
     _check_same_length(inputs, targets)
     lengths = _check_longest(inputs, targets, lengths or {})
     encoder = {'encoder_input_tokens': predictions.pad_ids(inputs, lengths['inputs'])}
     return {**encoder, **predictions.make_decoder_arrays(targets, lengths['targets'])}
+
+
+def check_lengths(lengths: Mapping[str, int] | None) -> None:
+    """Raises UserError if `lengths` is not None or a dictionary from `inputs` and `targets` to whole numbers."""
+    ranges.check_setting('lengths', lengths, Mapping[str, int] | None)
+    if unknown := sorted(set(lengths or {}) - {'inputs', 'targets'}):
+        raise UserError(f'keys of lengths must be inputs or targets, got {", ".join(unknown)}')
+    for side, length in (lengths or {}).items():
+        ranges.check_setting(f'lengths[{side!r}]', length, ranges.Count)
 
 
 def _check_longest(

@@ -144,7 +144,7 @@ def test_methods_accept_a_single_text_and_an_empty_list(trained):
     np.testing.assert_array_equal(trained.score('one', '1'), trained.score(['one'], ['1']))
     assert trained.encode('one').hidden.shape == (1, 4, 16)
     assert trained.generate([]) == []
-    assert trained.score([], []).shape == (0,)
+    assert trained.score([], []).shape == trained.score_ids(np.zeros((0, 3)), np.zeros((0, 2))).shape == (0,)
     assert [array.shape for array in trained.encode([])] == [(0, 0, 16), (0, 0), (0, 16), (0,), (0, 16)]
 
 
@@ -196,7 +196,10 @@ def test_only_targets_that_continue_a_prompt_omit_the_start_token(trained):
         (lambda _: remixer_t5x.make_batch([1, 2], [3, 4]), r'inputs must be lists of token ids, got \[1, 2\]'),
         (lambda _: remixer_t5x.make_batch([[1]], ['a']), r"targets must be lists of token ids, got \['a'\]"),
         (lambda trained: trained.score_ids([3], [[4]]), r'inputs must be lists of token ids, got \[3\]'),
-        (lambda trained: trained.loss({}), 'batch must contain arrays.*, got {}; .*make_batch'),
+        (lambda trained: trained.loss({}), 'batch must have at least 1 row, got 0; use make_batch'),
+        (lambda trained: trained.loss(trained.make_batch([], [])), 'batch must have at least 1 row, got 0'),
+        (lambda _: remixer_t5x.make_batch([[1]], [[1]], {'input': 3}), 'keys of lengths must be .*, got input'),
+        (lambda _: remixer_t5x.make_batch([[1]], [[1]], {'inputs': 3.0}), r"lengths\['inputs'\] must be .*, got 3.0"),
         (lambda _: remixer_t5x.make_batch([[1]], [[1]], 5), 'lengths must be a dictionary.* or None, got 5'),
         (lambda _: remixer_t5x.load('runs/mine', lengths=512), 'lengths must be a dictionary.* or None, got 512'),
         (lambda trained: trained.save('unused', step=-1), 'step must be a non-negative integer, got -1'),
