@@ -11,27 +11,21 @@ import remixer_t5x
 from remixer_t5x.cli.main import main
 from tests.support import command_folder, compare_runs, saved_run, toy_tasks
 
-STEPS = ['--gin.BATCH_SIZE=8', '--gin.LOG_PERIOD=1', '--gin.CHECKPOINT_PERIOD=2', '--gin.EVAL_PERIOD=4']
+STEPS = ['--gin.BATCH_SIZE=8', '--gin.LOG_PERIOD=1', '--gin.CHECKPOINT_PERIOD=2', '--gin.EVAL_PERIOD=2']
 LABELS = "--gin.LABELS=('no', 'yes')"
 
 
 @pytest.fixture(scope='module')
 def current_folder(tmp_path_factory):
-    """Yields the current folder with a masked language model in `mlm.gin` and a classifier in `classes.gin`."""
+    """Yields the current folder with a saved masked language model, `mlm`, and the classifier of `classes.gin`."""
     with command_folder.working_directory(tmp_path_factory.mktemp('encoders')) as folder:
-        lengths = {'inputs': 12, 'targets': 12}
-        for name, task, model_type in (('mlm', 'masked', 'encoder_only'), ('classes', 'labelled', 'classifier')):
-            vocabulary = f'VOCABULARY = @vocabularies.byte()\ntoy_tasks.{task}.vocabulary = %VOCABULARY\n'
-            (folder / f'{name}.gin').write_text(toy_tasks.config(task, lengths, model_type) + vocabulary)
+        vocabulary, lengths = 'VOCABULARY = @vocabularies.byte()\n', {'inputs': 12, 'targets': 12}
+        masked = toy_tasks.config('masked', lengths, 'encoder_only')
+        saved_run.write_run(folder / 'mlm', masked + vocabulary, steps=(4,))
+        task = f'{vocabulary}toy_tasks.labelled.vocabulary = %VOCABULARY\n'
+        (folder / 'classes.gin').write_text(toy_tasks.config('labelled', lengths, 'classifier') + task)
         (folder / 'texts.txt').write_text('text 1\ntext 2\na longer text than twelve bytes\n')
         yield folder
-
-
-@pytest.fixture(scope='module')
-def mlm(current_folder):
-    flags = [*STEPS, '--gin.MODEL_DIR=mlm', '--gin.TRAIN_STEPS=4', '--gin.EVAL_STEPS=1']
-    assert main(['train', '--gin_file=mlm.gin', '--gin_file=runs/pretrain.gin', *flags]) == 0
-    return current_folder / 'mlm'
 
 
 @pytest.fixture(scope='module')
@@ -40,21 +34,18 @@ def finetune_output():
 
 
 @pytest.fixture(scope='module')
-def classes(mlm, finetune_output):
-    flags = [*STEPS, '--gin.MODEL_DIR=classes', '--gin.TRAIN_STEPS_RELATIVE=4', LABELS, '--gin.EVAL_BATCH_SIZE=4']
+def classes(current_folder, finetune_output):
+    flags = [*STEPS, '--gin.MODEL_DIR=classes', '--gin.TRAIN_STEPS_RELATIVE=2', LABELS, '--gin.EVAL_BATCH_SIZE=4']
     files = ['--gin_file=classes.gin', '--gin_file=runs/finetune.gin']
     with contextlib.redirect_stdout(finetune_output):
         assert main(['finetune', *files, *flags, '--gin.INITIAL_CHECKPOINT_PATH=mlm']) == 0
-    return mlm.parent / 'classes'
+    return current_folder / 'classes'
 
 
-def test_a_classifier_starts_with_the_encoder_and_a_fresh_head(mlm, classes, finetune_output):
-    (held_out,) = [record for record in compare_runs.read_log(mlm) if record['kind'] == 'eval']
-    assert 0 < held_out['loss'] < 20 and 0 <= held_out['accuracy'] <= 1
+def test_a_classifier_starts_with_the_encoder_and_a_fresh_head(classes, finetune_output):
     table = ' '.join(finetune_output.getvalue().split())
     assert 'parameters of mlm: 6 arrays are loaded' in table and ' fresh head/' in table
-    before, after = compare_runs.checkpoint_arrays(mlm, 4), compare_runs.checkpoint_arrays(classes, 2)
-    assert not any('head' in name for name in before) and any('head' in name for name in after)
+    assert any('head' in name for name in compare_runs.checkpoint_arrays(classes, 2))
     report = [record for record in compare_runs.read_log(classes) if record['kind'].endswith('labelled')]
     assert report and 0 <= report[-1]['accuracy'] <= 100
 
@@ -62,7 +53,7 @@ def test_a_classifier_starts_with_the_encoder_and_a_fresh_head(mlm, classes, fin
 def test_eval_and_infer_predict_labels(classes, capsys):
     files = ['--gin_file=classes.gin', LABELS, '--checkpoint=classes']
     assert main(['eval', *files, '--gin.EVAL_BATCH_SIZE=4', '--output=evaluated']) == 0
-    rows = (classes.parent / 'evaluated/predictions/labelled-validation-4.jsonl').read_text().splitlines()
+    rows = (classes.parent / 'evaluated/predictions/labelled-validation-2.jsonl').read_text().splitlines()
     assert len(rows) == 10 and {json.loads(row)['prediction'] for row in rows} <= {'no', 'yes'}
     assert main(['infer', *files, '--input=texts.txt', '--output=labels.jsonl']) == 0
     rows = [json.loads(line) for line in (classes.parent / 'labels.jsonl').read_text().splitlines()]
@@ -72,11 +63,11 @@ def test_eval_and_infer_predict_labels(classes, capsys):
     assert [answer.texts for answer in loaded] == [row['predictions'] for row in rows[:2]]
 
 
-def test_embeddings_are_written_to_npz_files(mlm):
-    files = ['--gin_file=mlm.gin', '--checkpoint=mlm', '--input=texts.txt']
+def test_embeddings_are_written_to_npz_files(current_folder):
+    files = ['--checkpoint=mlm', '--input=texts.txt']
     assert main(['infer', *files, '--embed', '--output=sentences.npz']) == 0
     assert main(['infer', *files, '--embed=tokens', '--pooling=first', '--output=tokens.npz']) == 0
-    encoded = remixer_t5x.load('mlm').encode((mlm.parent / 'texts.txt').read_text().splitlines())
+    encoded = remixer_t5x.load('mlm').encode((current_folder / 'texts.txt').read_text().splitlines())
     with np.load('sentences.npz') as embeddings:
         assert set(embeddings) == {'sentences'}
         np.testing.assert_allclose(embeddings['sentences'], encoded.mean, rtol=1e-4, atol=1e-5)

@@ -1,7 +1,7 @@
 """Launch scripts on fake clusters: runs are installed from a wheel, preempted, and restarted.
 
 Each test kills all processes of a run after a checkpoint. The script, Slurm or the JobSet restarts the run, which
-resumes from the checkpoint and ends bit-identical to an uninterrupted run.
+resumes from the checkpoint; runs with two processes end bit-identical to an uninterrupted run.
 """
 
 import os
@@ -87,7 +87,7 @@ def cluster(tmp_path, monkeypatch, installed, command, shared_folder):
     """Environment variables for the scripts; CLUSTER is the folder of the fakes."""
     monkeypatch.setattr(fake_commands, 'CLUSTER', tmp_path)
     programs = harness.write_programs(tmp_path / 'bin')
-    env = harness.environment(CLUSTER=tmp_path, PORT=ports.reserve(), POLL_SECONDS='0.05', REMIXER_T5X=command)
+    env = harness.environment(CLUSTER=tmp_path, PORT=ports.reserve(), POLL_SECONDS='0.3', REMIXER_T5X=command)
     env |= {
         'PATH': f'{programs}:{env["PATH"]}',
         'REMIXER_T5X_CACHE': str(shared_folder / 'cache'),
@@ -106,20 +106,14 @@ def files_flag(shared_folder):
 
 @pytest.fixture(scope='module')
 def uninterrupted(shared_folder, command, files_flag):
-    """Returns `uninterrupted(count)`: the folder of an uninterrupted run with `count` processes."""
-    folders: dict[int, pathlib.Path] = {}
-
-    def run(count):
-        if count not in folders:
-            folders[count] = shared_folder / f'uninterrupted_{count}'
-            words = [command, *harness.TRAIN, files_flag, f'--gin.MODEL_DIR={folders[count]}']
-            env = harness.environment(REMIXER_T5X_CACHE=shared_folder / 'cache', JAX_NUM_PROCESSES=count)
-            env['JAX_COORDINATOR_ADDRESS'] = f'127.0.0.1:{ports.reserve()}'
-            started = [subprocess.Popen(words, env={**env, 'JAX_PROCESS_ID': str(i)}) for i in range(count)]
-            assert [process.wait() for process in started] == [0] * count
-        return folders[count]
-
-    return run
+    """The folder of an uninterrupted run with two processes."""
+    folder = shared_folder / 'uninterrupted'
+    words = [command, *harness.TRAIN, files_flag, f'--gin.MODEL_DIR={folder}']
+    env = harness.environment(REMIXER_T5X_CACHE=shared_folder / 'cache', JAX_NUM_PROCESSES=2)
+    env['JAX_COORDINATOR_ADDRESS'] = f'127.0.0.1:{ports.reserve()}'
+    started = [subprocess.Popen(words, env={**env, 'JAX_PROCESS_ID': str(i)}) for i in range(2)]
+    assert [process.wait() for process in started] == [0, 0]
+    return folder
 
 
 def train(folder, files_flag):
@@ -160,7 +154,7 @@ def test_several_tpu_slices_restart_and_resume_a_run(cluster, tmp_path, files_fl
     output = (tmp_path / 'output').read_text()
     assert 'mixer was preempted' in output and 'the command has succeeded' in output
     harness.run_script('tpu_vm.sh', 'delete', *where, env=cluster)
-    assert_resumed(bucket, uninterrupted(2))
+    assert_resumed(bucket, uninterrupted)
 
 
 def test_a_jobset_is_restarted_and_resumes(cluster, tmp_path, files_flag, uninterrupted):
@@ -176,7 +170,7 @@ def test_a_jobset_is_restarted_and_resumes(cluster, tmp_path, files_flag, uninte
     fake_commands.wait_until(has_text(tmp_path / 'ended'), 'the end of the JobSet')
     assert (tmp_path / 'ended').read_text() == 'Completed', (tmp_path / 'pod_0.log').read_text()
     assert (tmp_path / 'attempts').read_text().splitlines()[1:] == ['[0, 0]']
-    assert_resumed(run, uninterrupted(2))
+    assert_resumed(run, uninterrupted)
 
 
 def test_a_slurm_job_is_requeued_and_resumes(cluster, tmp_path, files_flag, uninterrupted, installed):
@@ -193,10 +187,10 @@ def test_a_slurm_job_is_requeued_and_resumes(cluster, tmp_path, files_flag, unin
     fake_commands.kill_group(int((tmp_path / 'job').read_text()))
     fake_commands.wait_until(has_text(tmp_path / 'ended'), 'the end of the job')
     assert (tmp_path / 'ended').read_text() == '0', (tmp_path / 'detached.log').read_text()
-    assert_resumed(run, uninterrupted(2))
+    assert_resumed(run, uninterrupted)
 
 
-def test_a_gpu_node_restarts_and_resumes_a_run(cluster, tmp_path, files_flag, uninterrupted, installed, wheel):
+def test_a_gpu_node_restarts_and_resumes_a_run(cluster, tmp_path, files_flag, installed, wheel):
     run = tmp_path / 'run'
     harness.write_program(tmp_path / 'bin' / 'nvidia-smi', 'echo "GPU 0"')
     wrapper = harness.write_program(
@@ -218,5 +212,5 @@ def test_a_gpu_node_restarts_and_resumes_a_run(cluster, tmp_path, files_flag, un
             node.kill()
             node.wait()
     output = (tmp_path / 'output').read_text()
-    assert 'remixer-t5x ended with 137; start 2 of 4' in output
-    assert_resumed(run, uninterrupted(1))
+    assert 'remixer-t5x ended with 137; start 2 of 4' in output and 'resuming at step ' in output
+    assert max(compare_runs.checkpoint_steps(run)) == harness.STEPS
