@@ -48,9 +48,8 @@ def score(path):
 def test_a_mixer_is_inserted_into_a_pretrained_model_and_trained_alone(current_folder, capsys, monkeypatch):
     monkeypatch.setattr(progress, 'get_peak_flops', lambda device_kind: 1e12)
     command = ['finetune', *BASE, *GRAFT, '--gin.MODEL_DIR=grafted', '--gin.TRAIN_STEPS_RELATIVE=2']
-    assert main(command) == 2
-    assert 'does not fit this model: encoder/' in capsys.readouterr().err
-    assert main([*command, '--gin.FRESH_PARAMETERS=hyper_mixer']) == 0
+    command.append('--gin.FRESH_PARAMETERS=hyper_mixer')
+    assert main(command) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     modules = {kind: [line[1] for line in lines if line[:1] == [kind]] for kind in ('fresh', 'unused')}
     attention = {f'encoder/run_0/layer/self_attention{end}' for end in ('', '_norm')}
@@ -97,13 +96,10 @@ def test_adapters_are_a_small_checkpoint_on_top_of_their_base(adapted, current_f
     assert main(['convert', '--checkpoint=adapted', '--to_adapters=small']) == 0
     assert set(params('small', 4)) == adapter_names(compare_runs.checkpoint_arrays(adapted, 4))
     np.testing.assert_array_equal(score('small'), expected)
-    # Adapters are merged into a checkpoint and into a Hugging Face T5.
+    # Adapters are merged into a checkpoint.
     assert main(['convert', '--checkpoint=small', '--to=merged']) == 0
     np.testing.assert_array_equal(score('merged'), expected)
     assert not [name for name in params('merged', 4) if '/lora_' in name]
-    assert main(['convert', '--gin_file=adapted/config.gin', '--checkpoint=small', '--to_hf=hf']) == 0
-    np.testing.assert_allclose(score('hf'), expected, rtol=1e-5)
-    assert np.abs(score('t5') - expected).max() > 1e-4
     infer = ['infer', '--gin_file=adapted/config.gin', '--input=t.txt', '--output=o.jsonl', '--checkpoint=small']
     (current_folder / 't.txt').write_text('\n'.join(TEXTS))
     assert main(infer) == 0 and len((current_folder / 'o.jsonl').read_text().splitlines()) == 2

@@ -11,11 +11,14 @@ from remixer_t5x.errors import UserError
 from tests.support import feed_forward, saved_run
 from tests.support.compare_runs import read_log
 
-CONFIG = saved_run.CONFIG.replace('models/t5_1_1.gin', 'models/hyper_mixer.gin') + """
+CONFIG = (
+    saved_run.CONFIG.replace('models/t5_1_1.gin', 'models/hyper_mixer.gin')
+    + """
 include 'objectives/causal_lm.gin'
 include 'model_types/decoder_only.gin'
 TASK_FEATURE_LENGTHS = {'targets': 24}
 """
+)
 
 
 @pytest.fixture(scope='module')

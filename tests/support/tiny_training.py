@@ -162,7 +162,6 @@ def run(
     mesh=None,
     learning_rate=1e-2,
     microbatches=1,
-    initial=None,
     vocab_size=384,
     embed=16,
     poison=None,
@@ -188,7 +187,7 @@ def run(
     held_out = dataclasses.replace(config, split='validation', shuffle=False)
     evaluation_options = {'stop_after_evaluations': stop_after_evaluations, 'eval_at_start': eval_at_start}
     periods = settings.Periods(train_steps, log_period, eval_period, checkpoint_period, **evaluation_options)
-    folder, evaluation = settings.Folder(model_dir, keep, initial), held_out_loss.Evaluation(held_out)
+    folder, evaluation = settings.Folder(model_dir, keep), held_out_loss.Evaluation(held_out)
     run_settings = settings.Run(
         step_config, config, folder, periods, evaluation, recovery=settings.Recovery(**(recovery or {}))
     )

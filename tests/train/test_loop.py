@@ -46,13 +46,6 @@ def test_a_run_learns_and_writes_its_folder(training, tmp_path):
     code, output = training.run(model_dir=str(folder), train_steps=30, quiet=False)
     assert code == 0 and 'is already at step 30' in output and records(folder) == train
 
-    # A second run is initialized from this one.
-    other = tmp_path / 'other'
-    code, output = training.run(model_dir=str(other), train_steps=3, initial=str(folder))
-    assert code == 0, output
-    first = records(other)[0]
-    assert first['step'] == 3 and first['loss'] < train[-1]['loss'] + 0.5
-
     code, output = training.run(model_dir=str(folder), train_steps=60, batch_size=4)
     assert code == 2 and 'BATCH_SIZE = 8, but this run uses 4' in printed_error(output)
     assert records(folder) == train
