@@ -65,7 +65,7 @@ PROGRAM = f"""
 import json
 sys.path.insert(0, '.')
 import run
-model, texts, pairs = run.Model('.'), {TEXTS!r}, {PAIRS!r}
+model, texts, pairs = run.Model(), {TEXTS!r}, {PAIRS!r}
 results = [model.generate(texts), model.score(*pairs).tolist(), model.encode(texts).tolist()]
 results.append(run.Model('../small').score(*pairs).tolist())
 assert 'tensorflow' not in sys.modules
