@@ -67,8 +67,8 @@ def make_model_of_all_sublayers():
     stacks = [make_stack(*sublayers, layers=(1,), num_heads=2) for sublayers in stacks]
     model = Seq2Seq(EncoderDecoder(VOCAB, 8, *stacks))
     shapes = {'encoder_input_tokens': (1, 5), 'decoder_target_tokens': (1, 3)}
-    params = nn.unbox(jax.jit(lambda key: model.init(key, shapes))(jax.random.key(0)))
-    return model, jax.tree.map(lambda leaf: leaf + 0.3 * np.random.default_rng(0).normal(size=leaf.shape), params)
+    rng, leaves = np.random.default_rng(0), nn.unbox(interface.compute_param_shapes(model, shapes))
+    return model, jax.tree.map(lambda leaf: rng.normal(size=leaf.shape, scale=0.5).astype(leaf.dtype), leaves)
 
 
 def test_greedy_tokens_are_the_argmax_of_teacher_forcing():

@@ -7,7 +7,9 @@ from remixer_t5x import build_model
 from scripts.studies import sublayer_ablation
 from tests.support.paths import CONFIGS
 
-MODELS = sorted(path.stem for path in (CONFIGS / 'models').glob('*.gin'))
+# All sublayers of these models are in the same layouts in t5_1_1, mixer_enc_dec and remixer.
+COVERED = {'mixer_enc', 'remixer_scaled'}
+MODELS = sorted({path.stem for path in (CONFIGS / 'models').glob('*.gin')} - COVERED)
 STACKS = {'bert': {'encoder'}, 'modern_bert': {'encoder'}, 'gpt2': {'decoder'}}
 LENGTH, TARGETS, VOCAB = 32, 16, 64
 WIDTHS = ('MLP_DIM', 'REMIXER_DIM', 'HYPER_MIXER_DIM', 'HYPER_MIXER_MLP_DIM', 'MIXER_DIM', 'WIDER_MLP_DIM')
@@ -18,28 +20,28 @@ PUBLISHED = {'EMBED_DIM': 768, 'MLP_DIM': 3072, 'NUM_HEADS': 12, 'HEAD_DIM': 64}
 SIZES |= {'NUM_ENCODER_LAYERS': 2, 'NUM_DECODER_LAYERS': 2, 'VOCAB_SIZE': VOCAB, 'REMAT_POLICY': None}
 
 
-def compute_effects(model: str, dtype: str, **macros: str) -> dict[sublayer_ablation.SublayerKind, float]:
+def compute_effects(model: str, **macros: str) -> dict[sublayer_ablation.SublayerKind, float]:
     rng = np.random.default_rng(0)
     inputs, targets = (rng.integers(1, VOCAB, (2, n)).astype(np.int32) for n in (LENGTH, TARGETS))
     inputs[1, -4:] = 0
     sizes = SIZES | (PUBLISHED if model in STACKS else {})
     return sublayer_ablation.compute_ablation_effects(
-        build_model(f'models/{model}.gin', 'sizes/tiny.gin', **sizes, DTYPE=dtype, **macros), inputs, targets
+        build_model(f'models/{model}.gin', 'sizes/tiny.gin', **sizes, **macros), inputs, targets
     )
 
 
 def too_small(effects: dict[sublayer_ablation.SublayerKind, float]) -> list[sublayer_ablation.SublayerKind]:
-    """Returns the sublayers with an effect below 0.05 or NaN. Rounding to bfloat16 alone has an effect of 0.01."""
+    """Returns the sublayers with an effect below 0.05 or NaN. Rounding to bfloat16 has an effect of 0.01."""
     return [sublayer for sublayer, effect in effects.items() if not effect >= 0.05]
 
 
 @pytest.mark.parametrize('model', MODELS)
 def test_every_sublayer_changes_the_output_of_its_stack(model):
-    effects = compute_effects(model, 'bfloat16')
+    effects = compute_effects(model)
     assert {stack for stack, _ in effects} == STACKS.get(model, {'encoder', 'decoder'})
     assert too_small(effects) == []
 
 
 def test_feed_forward_of_fnet_in_pre_norm_layers_is_too_small():
-    effects = compute_effects('fnet', 'float32', ENCODER_LAYOUT='@layer.PreNorm')
+    effects = compute_effects('fnet', ENCODER_LAYOUT='@layer.PreNorm')
     assert too_small(effects) == [('encoder', 'gated_mlp')]
