@@ -76,10 +76,15 @@ VOCABULARIES = {'bert': {'VOCAB_SIZE': 30522}, 'modern_bert': {'VOCAB_SIZE': 503
 MATCHED_MODELS = sorted({model for model, _ in PARAMETERS} - UNMATCHED_MODELS - {'t5_1_1'})
 
 
-def count_parameters(model, size, **macros):
+@functools.cache
+def build_shapes(model, size, **macros):
+    """Returns a model and the shapes of its parameters."""
     built = build_model(f'models/{model}.gin', f'sizes/{size}.gin', **VOCABULARIES.get(model, {}), **macros)
-    shapes = interface.compute_param_shapes(built, batch_formats.get_batch_shapes(built.model_type))
-    return sum(leaf.size for leaf in jax.tree.leaves(shapes))
+    return built, interface.compute_param_shapes(built, batch_formats.get_batch_shapes(built.model_type))
+
+
+def count_parameters(model, size, **macros):
+    return sum(leaf.size for leaf in jax.tree.leaves(build_shapes(model, size, **macros)[1]))
 
 
 def list_references_of_models():
@@ -148,11 +153,9 @@ def test_experiments_lack_only_the_settings_that_their_headers_require():
 @pytest.mark.parametrize('model', [*MATCHED_MODELS, 't5_1_1', 't5_1_0', 'gpt2'])
 def test_a_model_reads_all_of_its_parameters(model):
     """For example, a position bias in a stack without attention would be unused."""
-    built = build_model(f'models/{model}.gin', 'sizes/tiny.gin')
+    built, shapes = build_shapes(model, 'tiny')
     batch = batch_formats.get_abstract_batch(built.model_type)
-    shapes = {name: array.shape for name, array in batch.items()}
-    params = nn.unbox(interface.compute_param_shapes(built, shapes))
-    assert parameters.unread_params(built, params, batch) == []
+    assert parameters.unread_params(built, nn.unbox(shapes), batch) == []
 
 
 def test_any_encoder_mixer_goes_with_any_decoder_mixer():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from remixer_t5x import build_model
+from remixer_t5x.config import loading
 from scripts.studies import sublayer_ablation
 from tests.support.paths import CONFIGS
 
@@ -18,16 +18,18 @@ SIZES = {'EMBED_DIM': 32, 'TIM_EMBED_DIM': 32, 'HEAD_DIM': 8, 'GATE_ATTENTION_DI
 # BERT and GPT-2 initialize kernels with a standard deviation of 0.02, which is too small for narrower models.
 PUBLISHED = {'EMBED_DIM': 768, 'MLP_DIM': 3072, 'NUM_HEADS': 12, 'HEAD_DIM': 64}
 SIZES |= {'NUM_ENCODER_LAYERS': 2, 'NUM_DECODER_LAYERS': 2, 'VOCAB_SIZE': VOCAB, 'REMAT_POLICY': None}
+# Without TIM's plain layers, which are those of t5_1_1.
+TIM_LAYERS = {f'{side}_RUNS': f'((@tim_{side.lower()}/layer.make_layer, 2),)' for side in ('ENCODER', 'DECODER')}
 
 
 def compute_effects(model: str, **macros: str) -> dict[sublayer_ablation.SublayerKind, float]:
     rng = np.random.default_rng(0)
     inputs, targets = (rng.integers(1, VOCAB, (2, n)).astype(np.int32) for n in (LENGTH, TARGETS))
     inputs[1, -4:] = 0
-    sizes = SIZES | (PUBLISHED if model in STACKS else {})
-    return sublayer_ablation.compute_ablation_effects(
-        build_model(f'models/{model}.gin', 'sizes/tiny.gin', **sizes, **macros), inputs, targets
-    )
+    flags = SIZES | (PUBLISHED if model in STACKS else TIM_LAYERS if model == 'tim' else {}) | macros
+    sources = loading.ConfigSources([f'models/{model}.gin', 'sizes/tiny.gin'], [(k, str(v)) for k, v in flags.items()])
+    (built,) = loading.load_macro_values(sources, 'MODEL')
+    return sublayer_ablation.compute_ablation_effects(built, inputs, targets)
 
 
 def too_small(effects: dict[sublayer_ablation.SublayerKind, float]) -> list[sublayer_ablation.SublayerKind]:
