@@ -11,6 +11,7 @@ from flax import linen as nn
 from flax import struct
 
 from remixer_t5x.devices.partition import Partitioner, unbox
+from remixer_t5x.errors import UserError
 from remixer_t5x.models.interface import Model, Params
 
 
@@ -85,6 +86,11 @@ def plan_train_state(
     init_params = jax.jit(lambda rng: model.init(rng, batch_shapes), inline=True)
     boxed = jax.eval_shape(init_params, jax.random.key(0))
     is_optax = isinstance(optimizer, optax.GradientTransformation)
+    if not is_optax and not callable(optimizer):
+        raise UserError(
+            f'optimizer must be an optax transformation, got {type(optimizer).__name__}; use, for example, '
+            'optax.adam(1e-3), or optax.MultiSteps(...).gradient_transformation()'
+        )
     tx: Any = optimizer if is_optax else optimizer(nn.get_partition_spec(boxed))
     initial = getattr(optimizer, 'initial', None)
     factors = initial(boxed) if initial else None
