@@ -56,8 +56,7 @@ def test_finetune_writes_logs_checkpoints_and_traces_to_a_bucket(finetuned):
 
 
 def test_eval_follows_a_bucket_and_infer_reads_it(finetuned, current_folder, capsys):  # noqa: F811
-    follow = ('eval', '--checkpoint=gs://bucket/tuned', '--follow=0', '--gin.EVAL_BATCH_SIZE=4')
-    assert run(*follow) == 0 and run(*follow) == 0
+    assert run('eval', '--checkpoint=gs://bucket/tuned', '--follow=0', '--gin.EVAL_BATCH_SIZE=4') == 0
     assert [record['step'] for record in read_records(finetuned, 'tuned/eval/metrics.jsonl')] == [3, 4]
     trained = [r for r in read_records(finetuned, 'tuned/metrics.jsonl') if r['kind'] == 'eval/glue_cola_v002'][-1]
     assert read_records(finetuned, 'tuned/eval/metrics.jsonl')[-1]['accuracy'] == trained['accuracy']

@@ -27,31 +27,27 @@ def pairs(tmp_path):
     gin.clear_config()
 
 
-def test_each_pair_has_a_line_with_its_score(run, pairs, capsys):
+def test_each_pair_has_a_line_with_its_score(run, pairs, capsys, monkeypatch):
+    trained, texts = remixer_t5x.load(str(run)), []
+    vocabulary = type(trained.vocabulary)
+    encode = vocabulary.encode
+    monkeypatch.setattr(vocabulary, 'encode', lambda self, text: texts.append(text) or encode(self, text))
     flags = ['--inputs=is {n} even?', '--targets=answer', '--batch_size=2']
     assert main(['score', str(run), str(pairs / 'pairs.jsonl'), *flags, f'--output={pairs}/out.jsonl']) == 0
+    # Each text is tokenized once.
+    assert [texts.count(text) for text in ('is 3 even?', 'odd')] == [1, 1]
     summary = capsys.readouterr().err.strip().splitlines()[-1]
     assert main(['score', str(run), str(pairs / 'pairs.csv'), *flags]) == 0
     assert capsys.readouterr().out == (pairs / 'out.jsonl').read_text()
     rows = [json.loads(line) for line in (pairs / 'out.jsonl').read_text().splitlines()]
     assert [row['input'] for row in rows] == ['is 3 even?', 'is 14 even?', 'is 5 even?']
     assert [row['target'] for row in rows] == [row['answer'] for row in ROWS]
-    trained = remixer_t5x.load(str(run))
     expected = trained.score([row['input'] for row in rows], [row['target'] for row in rows])
     np.testing.assert_allclose([row['score'] for row in rows], expected, rtol=1e-4)
     # Bytes and the end token.
     assert [row['tokens'] for row in rows] == [4, 5, 10]
     assert f'3 pairs, 19 target tokens: log-likelihood {expected.mean():.4f} per pair' in summary
     assert summary.endswith(f'perplexity {math.exp(-expected.sum() / 19):.4g}')
-
-
-def test_each_text_is_tokenized_once(run, pairs, monkeypatch):
-    vocabulary, texts = type(remixer_t5x.load(str(run)).vocabulary), []
-    encode = vocabulary.encode
-    monkeypatch.setattr(vocabulary, 'encode', lambda self, text: texts.append(text) or encode(self, text))
-    flags = ['--inputs=is {n} even?', '--targets=answer', f'--output={pairs}/out.jsonl']
-    assert main(['score', str(run), str(pairs / 'pairs.jsonl'), *flags]) == 0
-    assert [texts.count(text) for text in ('is 3 even?', 'odd')] == [1, 1]
 
 
 def test_a_row_without_a_column_is_reported_before_a_file_is_created(run, pairs, capsys):
