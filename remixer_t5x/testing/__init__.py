@@ -156,7 +156,7 @@ def _describe_read_tokens(name: str, fixture: SublayerFixture, packed: bool) -> 
     advice = f'read {"ctx.segment_ids" if packed else "ctx.is_token"}, and '
     try:
         if fixture.is_decoder:
-            leaks = np.argwhere(np.triu(fixture.compute_position_gradients((LENGTH,)), 1))
+            leaks = np.argwhere(np.triu(fixture.compute_position_influence((LENGTH,)), 1))
         if not len(leaks):
             if packed:
                 sublayer_contract.check_packing(fixture)

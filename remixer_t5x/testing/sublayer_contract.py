@@ -88,7 +88,7 @@ def check_padding(fixture: SublayerFixture) -> None:
     for row, n in enumerate(lengths):
         long_name = f'the output at {n} tokens with {LENGTH - n} positions of padding'
         require_close(long[row, :n], short[row, :n], long_name, f'that with {SHORT_LENGTH - n} positions')
-    influence = fixture.compute_position_gradients([SHORT_LENGTH])
+    influence = fixture.compute_position_influence([SHORT_LENGTH])
     influence[:, :SHORT_LENGTH] = influence[SHORT_LENGTH:] = 0
     require_no_dependency(influence, 'token {} reads padding at position {}')
 
@@ -118,7 +118,7 @@ def check_packing(fixture: SublayerFixture) -> None:
             packed_name = f'the output of example {example + 1} in a row of {pairs[row]} tokens'
             require_close(tokens, separate[row, :count], packed_name, 'its output in a separate row')
     if fixture.is_decoder:
-        leaks = fixture.compute_position_gradients([5, 4])[:5, 5:9]
+        leaks = fixture.compute_position_influence([5, 4])[:5, 5:9]
         require_no_dependency(leaks, 'token {} of one example reads token {} of another example in the same row')
 
 
@@ -131,7 +131,7 @@ def _move_to_front(x: np.ndarray, starts: np.ndarray) -> np.ndarray:
 
 
 def check_causality(fixture: SublayerFixture, segments: tuple[int, ...] = (LENGTH,)) -> None:
-    influence = fixture.compute_position_gradients(segments)
+    influence = fixture.compute_position_influence(segments)
     ids, _ = make_segment_arrays([segments], LENGTH)
     are_tokens = (ids.T > 0) & (ids > 0)
     may_read = are_tokens & (ids == ids.T) & np.tri(LENGTH, dtype=bool)
@@ -150,7 +150,7 @@ def check_prefix(fixture: SublayerFixture) -> None:
     for segments, prefixes in (((SHORT_LENGTH,), (4,)), ((5, 4), (3, 2))):
         ids, positions = make_segment_arrays([list(segments)] * ROWS, LENGTH)
         is_prefix = (ids > 0) & (positions < np.asarray((0, *prefixes))[ids])
-        influence = fixture.compute_position_gradients(segments, prefix=is_prefix, packed=True)
+        influence = fixture.compute_position_influence(segments, prefix=is_prefix, packed=True)
         is_token, in_prefix = ids[0] > 0, is_prefix[0]
         same_example = (ids[0][:, None] == ids[0][None, :]) & is_token[:, None]
         may_read = same_example & (np.tri(LENGTH, dtype=bool) | in_prefix[None, :])

@@ -150,8 +150,11 @@ class SublayerFixture:
             self._compile_with_gradients(**options)(self.params, self.make_random_features(10), ctx, cotangents).params
         )
 
-    def compute_position_gradients(self, segments: Sequence[int], **flags: Any) -> np.ndarray:
-        """Returns the largest absolute gradient of each output position for each input position, [output, input].
+    def compute_position_influence(self, segments: Sequence[int], **flags: Any) -> np.ndarray:
+        """Returns how much each output position depends on each input position, [output, input]; 0 if it does not.
+
+        The influence is the largest absolute gradient plus, for dependencies without a gradient, the largest change of
+        the output after a change of the input. Changes that rounding can explain are not counted.
 
         Each row contains examples of lengths `segments`; `flags` are fields of the `SequenceContext`.
         """
@@ -159,7 +162,13 @@ class SublayerFixture:
         cotangents[np.arange(ROWS), np.arange(LENGTH)] = np.random.default_rng(5).standard_normal(self.embed)
         rows = [list(segments)] * ROWS
         ctx = self.make_context(rows, self.make_random_features(3, MEMORY), [[3] * len(segments)] * ROWS, **flags)
-        return np.max(np.abs(self.run_with_gradients(self.make_random_features(2), ctx, cotangents).x), axis=-1)
+        x = self.make_random_features(2)
+        changed = x.copy()
+        changed[np.arange(ROWS), np.arange(LENGTH)] = self.make_random_features(5, 1)[:, 0]
+        results = self.run_with_gradients(x, ctx, cotangents)
+        changes = np.abs(self.run_with_gradients(changed, ctx, cotangents).outputs - results.outputs).max(axis=-1).T
+        changes[changes <= 1e-4 * np.abs(results.outputs).max()] = 0
+        return np.abs(results.x).max(axis=-1) + changes
 
     @functools.cache  # noqa: B019 (the cache should live as long as the fixture)
     def _compile_with_gradients(self, **options: Any) -> Callable[..., OutputsWithGradients]:
