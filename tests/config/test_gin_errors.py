@@ -99,6 +99,7 @@ def test_a_reference_that_does_not_match_the_annotation_is_rejected(macro, value
     [
         ('configs/runs/infr.gin', 'did you mean runs/infer.gin?'),
         ('models/t5.gin', 'did you mean models/t5_1_0.gin or models/t5_1_1.gin?'),
+        ('hyper_mixr.gin', 'did you mean models/hyper_mixer.gin?'),
         ('models/caar.gin', 'did you mean car.gin?'),
         ('run', 'did you mean run/config.gin?'),
         # This resembles models/bert.gin only in the folder and the extension.
