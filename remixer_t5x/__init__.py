@@ -13,7 +13,7 @@ _DEFINITIONS: dict[str, tuple[str, str | None]] = {
     'build_model': ('api.model_building', 'build_model'),
     'load': ('api.saved_models', 'load'),
     'TrainedModel': ('api.trained_model', 'TrainedModel'),
-    'make_batch': ('api.trained_model', 'make_batch'),
+    'make_batch': ('api.token_batches', 'make_batch'),
     'Greedy': ('models.decoding', 'Greedy'),
     'Sampling': ('models.sampling', 'Sampling'),
     'BeamSearch': ('models.beam_search', 'BeamSearch'),
@@ -51,8 +51,8 @@ if TYPE_CHECKING:
     from remixer_t5x import testing as testing
     from remixer_t5x.api.model_building import build_model as build_model
     from remixer_t5x.api.saved_models import load as load
+    from remixer_t5x.api.token_batches import make_batch as make_batch
     from remixer_t5x.api.trained_model import TrainedModel as TrainedModel
-    from remixer_t5x.api.trained_model import make_batch as make_batch
     from remixer_t5x.devices.partition import Partitioner as Partitioner
     from remixer_t5x.errors import UserError as UserError
     from remixer_t5x.models.beam_search import BeamSearch as BeamSearch

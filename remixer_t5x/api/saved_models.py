@@ -14,7 +14,8 @@ import jax.numpy as jnp
 from etils import epath
 
 from remixer_t5x import lazy_imports
-from remixer_t5x.api.trained_model import TrainedModel, check_lengths
+from remixer_t5x.api.token_batches import check_lengths
+from remixer_t5x.api.trained_model import TrainedModel
 from remixer_t5x.checkpoints import compatibility, saved_params
 from remixer_t5x.config import loading, reference_resolver, untrusted_gin
 from remixer_t5x.data import batch_formats, pipeline, task_vocabulary

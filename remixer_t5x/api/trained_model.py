@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from remixer_t5x import ranges
+from remixer_t5x.api import token_batches
 from remixer_t5x.base_vocabulary import Vocabulary
 from remixer_t5x.checkpoints import saved_params
 from remixer_t5x.data import batch_formats, task_vocabulary
@@ -179,8 +180,8 @@ class TrainedModel:
         Raises UserError if a list is too long, or if an id is outside the vocabulary.
         """
         interface.require_method(self.model, 'score', 'score')
-        _check_same_length(inputs, targets)
-        _check_longest(inputs, targets, self.lengths)
+        token_batches.check_same_length(inputs, targets)
+        token_batches.check_longest(inputs, targets, self.lengths)
         ids = [*itertools.chain(*inputs, *targets)]
         for token in (min(ids, default=0), max(ids, default=0)):
             if not 0 <= token < self.model.vocab_size:
@@ -236,7 +237,7 @@ class TrainedModel:
         model is not an encoder-decoder or a decoder-only model.
         """
         interface.require_method(self.model, 'score', 'make_batch')
-        batch = make_batch(*self._encode_pairs(inputs, targets), self.lengths)
+        batch = token_batches.make_batch(*self._encode_pairs(inputs, targets), self.lengths)
         if self.model.model_type != batch_formats.DECODER_ONLY:
             return batch
         joined = join_prompts_and_targets(batch['encoder_input_tokens'], batch['decoder_target_tokens'])
@@ -344,56 +345,6 @@ def build_gin_text(model: interface.Model, lengths: Mapping[str, int]) -> str:
     config = re.sub(r'^TASK_FEATURE_LENGTHS = None$', '', model.config, flags=re.MULTILINE)
     known = re.search(r'^TASK_FEATURE_LENGTHS = ', config, re.MULTILINE)
     return config if known else f'{config}\nTASK_FEATURE_LENGTHS = {dict(lengths)}\n'
-
-
-def make_batch(
-    inputs: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], lengths: Mapping[str, int] | None = None
-) -> dict[str, np.ndarray]:
-    """Converts lists of token ids to a batch for `model.loss` or a train step.
-
-    Args:
-        inputs: the token ids of each input.
-        targets: the token ids of each target. The decoder's inputs are the targets shifted by one token.
-        lengths: row lengths of the arrays for `inputs` and `targets`; the defaults are the lengths of the longest input
-            and target.
-
-    Returns:
-        A dictionary that maps seqio's feature names to [rows, length] int32 arrays, padded with 0.
-    """
-    check_lengths(lengths)
-    _check_same_length(inputs, targets)
-    lengths = _check_longest(inputs, targets, lengths or {})
-    encoder = {'encoder_input_tokens': predictions.pad_ids(inputs, lengths['inputs'])}
-    return {**encoder, **predictions.make_decoder_arrays(targets, lengths['targets'])}
-
-
-def check_lengths(lengths: Mapping[str, int] | None) -> None:
-    """Raises UserError if `lengths` is not None or a dictionary from `inputs` and `targets` to whole numbers."""
-    ranges.check_setting('lengths', lengths, Mapping[str, int] | None)
-    if unknown := sorted(set(lengths or {}) - {'inputs', 'targets'}):
-        raise UserError(f'keys of lengths must be inputs or targets, got {", ".join(unknown)}')
-    for side, length in (lengths or {}).items():
-        ranges.check_setting(f'lengths[{side!r}]', length, ranges.Count)
-
-
-def _check_longest(
-    inputs: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], lengths: Mapping[str, int]
-) -> dict[str, int]:
-    """Returns `lengths`, by default the lengths of the longest rows. Raises UserError if a row is longer."""
-    for side, rows in (('inputs', inputs), ('targets', targets)):
-        if any(isinstance(row, str) or not hasattr(row, '__len__') for row in rows):
-            raise UserError(f'{side} must be lists of token ids, got {rows!r:.60}; pass [[1, 2], [3]]')
-    longest = {'inputs': max(map(len, inputs), default=0), 'targets': max(map(len, targets), default=0)}
-    lengths = {**longest, **lengths}
-    for side, length in lengths.items():
-        if longest[side] > length:
-            raise UserError(f'{side} must have at most {length} tokens, got {longest[side]}; truncate them first')
-    return lengths
-
-
-def _check_same_length(inputs: Sequence[object], targets: Sequence[object]) -> None:
-    if len(inputs) != len(targets):
-        raise UserError(f'there must be a target for each input, got {len(inputs)} inputs and {len(targets)} targets')
 
 
 def _as_list(texts: Strings) -> list[str]:
