@@ -53,6 +53,7 @@ def suggest_similar_name(name: str, known: Iterable[str], key: Callable[[str], s
     Compares `key(name)` with the keys of the known names. If `key(name)` is a prefix of the keys of one to three known
     names, suggests these names instead of the most similar name: for `t5`, suggests `t5_1_1` instead of `tim`.
     """
+    # Of several names with the same key, keep the first in alphabetical order.
     by_key = {key(candidate).lower(): candidate for candidate in sorted({*known} - {name}, reverse=True)}
     word = key(name).lower()
     longer = sorted(by_key[candidate] for candidate in by_key if candidate.startswith(word))

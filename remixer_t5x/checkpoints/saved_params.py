@@ -42,6 +42,8 @@ BASE_KEY, BASE_PARAMS_KEY, BASE_SOURCE_KEY, BASE_UNUSED_KEY = BASE_KEYS
 LENGTHS_KEY = 'lengths'
 # File in MODEL_DIR with the path of the base checkpoint. The path is absolute or relative to MODEL_DIR.
 BASE_FILE = 'base.txt'
+# File in a checkpoint folder with the run record, which Orbax writes for the item `run`.
+RUN_RECORD = 'run/metadata'
 UNREADABLE_ADVICE = 'copy the checkpoint again, or use another'
 Arrays = dict[str, jax.Array]
 
@@ -156,9 +158,9 @@ def verify_checkpoint_files(folder: epath.Path) -> None:
         try:
             if (folder / durable_folders.FILE_LIST).exists():
                 durable_folders.verify_file_checksums(folder)
-            elif not (folder / 'run' / 'metadata').exists():
+            elif not (folder / RUN_RECORD).exists():
                 raise durable_folders.DamagedCheckpointError(
-                    f'the checkpoint at {folder} is damaged: run/metadata is missing'
+                    f'the checkpoint at {folder} is damaged: {RUN_RECORD} is missing'
                 )
             # Check the checksums first, so that a damaged array description is reported as damage.
             untrusted_checkpoints.check_array_metadata(folder)
@@ -208,7 +210,7 @@ def check_shapes_fit_model(
 def read_record(step: epath.Path) -> dict[str, Any]:
     """Reads the run record from the checkpoint folder `step`, without reading arrays."""
     with wrap_checkpoint_errors(step, 'read'):
-        return untrusted_files.read_json_object(step / 'run' / 'metadata', UNREADABLE_ADVICE)
+        return untrusted_files.read_json_object(step / RUN_RECORD, UNREADABLE_ADVICE)
 
 
 def fingerprint_checkpoint(step: epath.Path) -> str:
