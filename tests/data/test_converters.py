@@ -14,7 +14,7 @@ from remixer_t5x.models import interface
 
 FEATURES = [each.features for each in batch_formats.FORMATS[batch_formats.DECODER_ONLY]]
 LENGTHS = {'inputs': 7, 'targets': 8}
-# seqio's own example of a prefix language model; test_pipeline.py compares encoder-decoder batches with seqio's.
+# seqio's example of a prefix language model; test_pipeline.py compares encoder-decoder batches with seqio's.
 ROWS = [{'inputs': [7, 8, 5, 1], 'targets': [3, 9, 1]}, {'inputs': [8, 4, 9, 3, 1], 'targets': [4, 1]}]
 VOCABULARY = seqio.ByteVocabulary(extra_ids=0)
 
