@@ -8,6 +8,7 @@ import os
 import pathlib
 import random
 import resource
+import signal
 import sys
 
 import hypothesis
@@ -33,6 +34,8 @@ os.environ.pop('VENV', None)
 # Retry failed bucket requests after a millisecond. TensorFlow reads these variables when it is imported.
 os.environ['GCS_RETRY_CONFIG_INIT_DELAY_TIME_US'] = '1000'
 os.environ['GCS_RETRY_CONFIG_MAX_DELAY_TIME_US'] = '1000'
+# Shell scripts start background commands with SIGINT ignored, and child processes inherit this.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.meta_path.append(temporary_modules.WrittenModules())
 
 
