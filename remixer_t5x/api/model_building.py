@@ -66,7 +66,7 @@ def _check_macros_are_for_models(unread: Iterable[str]) -> None:
     for name in unread:
         files = gin_files.find_files_with_macro(name)
         if files and all(file.startswith(('runs/', 't5x/')) for file in files):
-            lora = ", and call remixer_t5x.models.lora.with_adapters(model, 'query|value')" if 'LORA' in name else ''
+            lora = ', and train adapters as in docs/guide/python.md' if 'LORA' in name else ''
             raise UserError(f'{name} is a setting of {files[0]}, which build_model does not read; omit it{lora}')
 
 

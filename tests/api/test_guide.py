@@ -1,16 +1,19 @@
 """Runs the Python examples of docs/guide/python.md."""
 
+import dataclasses
 import pathlib
 import re
 import runpy
 
+import jax
+import numpy as np
 import pytest
 
 import remixer_t5x
 from tests.support.saved_run import write_run
 
 PAGE = (pathlib.Path(__file__).parents[2] / 'docs/guide/python.md').read_text()
-LOADING, FINETUNING, TRAINING = re.findall(r'^```python\n(.*?)^```$', PAGE, re.DOTALL | re.MULTILINE)
+LOADING, FINETUNING, ADAPTING, TRAINING = re.findall(r'^```python\n(.*?)^```$', PAGE, re.DOTALL | re.MULTILINE)
 
 
 @pytest.fixture(autouse=True)
@@ -44,6 +47,16 @@ def test_the_finetuning_and_saving_example_runs(first_run, capsys):
     assert after < before
     again = remixer_t5x.load('runs/tuned')
     assert again.loss(names['batch']) == names['tuned'].loss(names['batch'])
+
+
+def test_the_example_of_adapters_trains_only_adapters(first_run):
+    names = run_code(f'{FINETUNING}\n{ADAPTING}\nstate, _ = step(state, batch)')
+    adapters, frozen = names['trainable'].split_params(names['state'].params, names['optimizer'].trainable)
+    assert all((leaf != 0).any() for leaf in jax.tree.leaves(adapters))
+    jax.tree.map(np.testing.assert_array_equal, frozen, names['trained'].params)
+    adapted = dataclasses.replace(names['trained'], model=names['model'], params=names['state'].params)
+    adapted.save('runs/adapted')
+    assert adapted.loss(names['batch']) == remixer_t5x.load('runs/adapted').loss(names['batch'])
 
 
 def test_the_custom_training_loop_learns_and_is_short():

@@ -67,7 +67,7 @@ def test_a_macro_may_be_a_numpy_number(kind):
         (('models/t5_1_1.gin', 'sizes/tiny.gin'), {'EMBED_DIMM': 8}, 'did you mean EMBED_DIM'),
         (('models/t5_1_1.gin', 'sizes/tiny.gin'), {'VOCAB_SIZE': 0}, 'set VOCAB_SIZE'),
         (('models/t5_1_1.gin', 'sizes/tiny.gin'), {'ENCODER_MIXER': 'fnet.FNet'}, 'set ENCODER_MIXER = @fnet.FNet'),
-        (('models/t5_1_1.gin', 'sizes/tiny.gin'), {'LORA': 'query'}, 'omit it, and call remixer_t5x.models.lora.with_'),
+        (('models/t5_1_1.gin', 'sizes/tiny.gin'), {'LORA': 'query'}, 'omit it, and train adapters as in docs'),
         (('models/t5_1_1.gin', 'sizes/tiny.gin'), {'BATCH_SIZE': 8}, 'BATCH_SIZE is a setting of runs/'),
         (('models/t5_1_1.gin', 'sizes/tiny.gin'), {'OPTIMIZER': fnet.FNet}, 'OPTIMIZER is a setting of runs/'),
     ],
