@@ -2,10 +2,8 @@
 
 import contextlib
 import dataclasses
-import importlib
 import json
 import pathlib
-import pkgutil
 import types
 
 import jax
@@ -13,10 +11,9 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-import remixer_t5x.models
 from remixer_t5x import build_model
 from remixer_t5x.data import batch_formats
-from remixer_t5x.interop.huggingface import pytorch_export, traced_modules
+from remixer_t5x.interop.huggingface import pytorch_export
 from remixer_t5x.interop.huggingface.traced_modules import UnsupportedModelError
 from remixer_t5x.models import interface, lora
 from tests.support import references, shipped_models
@@ -207,29 +204,6 @@ def shapes_of(tree, prefix):
         yield f'{prefix}{name}', tuple(shape)
     for name, child in tree.get('children', {}).items():
         yield from shapes_of(child, f'{prefix}{name}.')
-
-
-# Fields that determine which parameters a module has, and their shapes, so that the PyTorch classes need no copy.
-SHOWN_BY_PARAMETERS = {'axis', 'first_norm', 'head_dim', 'qk_norm', 'shared_embedding', 'token_types', 'use_bias'}
-# `to_config` rejects models that need this field.
-REJECTED = {'base_embed_dim'}
-
-
-def test_every_plain_field_with_a_default_is_exported():
-    folder, prefix = remixer_t5x.models.__path__, 'remixer_t5x.models.'
-    modules = [importlib.import_module(info.name) for info in pkgutil.walk_packages(folder, prefix)]
-    classes = {kind for module in modules for kind in vars(module).values() if isinstance(kind, type)}
-    names = {*pytorch_export.list_supported_classes(), *pytorch_export.CLASSES_WITHOUT_CODE}
-    known = {*pytorch_export.SETTINGS, *traced_modules.TRAINING_FIELDS, *SHOWN_BY_PARAMETERS, *REJECTED}
-    missing = set()
-    for kind in classes:
-        if issubclass(kind, nn.Module) and kind.__name__ in names:
-            for field in dataclasses.fields(kind):
-                is_factory = 'Callable' in str(field.type)
-                is_plain = isinstance(field.default, bool | int | float | str | None) and not is_factory
-                if is_plain and field.name not in known:
-                    missing.add(f'{kind.__name__}.{field.name}')
-    assert not missing
 
 
 def test_adapters_are_merged():

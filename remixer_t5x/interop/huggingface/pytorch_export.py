@@ -8,10 +8,8 @@ The tree is recorded while Flax initializes the model, so any gin configuration 
 """
 
 import ast
-import dataclasses
 import functools
 import importlib.resources
-import inspect
 import json
 import pathlib
 from collections.abc import Mapping
@@ -39,13 +37,6 @@ MODEL_CLASSES = {
 }
 # Root modules, which have no PyTorch class.
 CLASSES_WITHOUT_CODE = ('EncoderDecoder', 'DecoderOnly', 'EncoderOnly')
-# Fields of Flax modules that the PyTorch classes use. All other fields only affect training or are factories.
-SETTINGS = (
-    *('activation', 'approximate', 'begin_id', 'epsilon', 'fraction', 'gate', 'length_scale', 'logit_softcap'),
-    *('max_distance', 'max_length', 'num_buckets', 'num_groups', 'num_heads', 'num_kv_heads', 'num_mechanisms'),
-    *('pooling', 'residual', 'scale', 'scaled_output', 'scaling_factor', 'separator_id', 'sliding_window', 'theta'),
-    *('tied', 'value', 'window', 'zero_centered'),
-)
 
 
 @functools.cache
@@ -132,10 +123,8 @@ def _describe_module(module: nn.Module) -> dict[str, Any]:
         raise UnsupportedModelError(
             f'--to_hf has no PyTorch code for {kind.__module__}.{kind.__name__}; use --to_shared=DIR'
         )
-    values = {field.name: getattr(module, field.name) for field in dataclasses.fields(module)}
-    names = {name: value.__name__ if inspect.isfunction(value) else value for name, value in values.items()}
-    settings = {name: names[name] for name in SETTINGS if isinstance(names.get(name), bool | int | float | str)}
-    return {'class': kind.__name__, **settings}
+    settings = traced_modules.read_module_settings(module)
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 def _add_submodule_order(tree: dict[str, Any]) -> dict[str, Any]:

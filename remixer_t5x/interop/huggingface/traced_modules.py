@@ -94,7 +94,7 @@ class TracedModules:
             for layer, module in modules.items():
                 other = theirs.get(path, {}).get(layer)
                 self.require_condition(other is not None, f'it has a {type(module).__name__} as {path}')
-                settings, others = _read_module_settings(module), _read_module_settings(other)
+                settings, others = read_module_settings(module), read_module_settings(other)
                 for name in _find_differing_settings(settings, others):
                     values = f'{settings[name]!r}, not {others[name]!r}'
                     self.require_condition(False, f'{name} of {path or "the model"} is {values}')
@@ -102,7 +102,8 @@ class TracedModules:
             self.require_condition(modules.keys() <= ours.get(path, {}).keys(), f'it has no {path}')
 
 
-def _read_module_settings(module: nn.Module) -> dict[str, Any]:
+def read_module_settings(module: nn.Module) -> dict[str, Any]:
+    """Returns the class of a module, and the plain fields and functions that determine its output, by name."""
     settings: dict[str, Any] = {'class': type(module).__name__}
     for name in type(module).__dataclass_fields__:
         value = getattr(module, name)
