@@ -38,21 +38,24 @@ def _allocate_buffer(value: jax.Array, slots: int | None, axis: int) -> jax.Arra
     return jnp.pad(value, [(0, slots - value.shape[axis] if index == axis else 0) for index in range(value.ndim)])
 
 
-def values_at_prompt_end(values: jax.Array, ctx: SequenceContext) -> jax.Array:
-    """Returns the initial cache of a sublayer that caches a single token: the second-to-last token of each prompt.
+def values_at_prompt_end(values: jax.Array, ctx: SequenceContext, count: int = 1) -> jax.Array:
+    """Returns the initial cache of a sublayer that caches the values of the last `count` tokens.
 
     Args:
         values: values of the allocating call, [batch, length, ...].
         ctx: context of the tokens of the allocating call.
+        count: number of tokens to cache.
 
     Returns:
-        [batch, 1, ...], zeros for prompts with a single token, or without a prompt.
+        [batch, count, ...]: the values of the tokens before the last token of each prompt; zeros before the first
+        token, and without a prompt.
     """
     if ctx.cache_slots is None:
-        return jnp.zeros_like(values[:, :1])
-    index = jnp.sum(ctx.is_token, axis=1) - 2
-    tokens = jax.vmap(lambda row, index: jax.lax.dynamic_slice_in_dim(row, index, 1))(values, jnp.maximum(index, 0))
-    return jnp.where((index >= 0).reshape(-1, *(1,) * (values.ndim - 1)), tokens, 0)
+        return jnp.zeros((values.shape[0], count, *values.shape[2:]), values.dtype)
+    # Place the tokens before token i at [i, i + count).
+    padded = jnp.pad(values, ((0, 0), (count, 0), *((0, 0),) * (values.ndim - 2)))
+    last = jnp.maximum(jnp.sum(ctx.is_token, axis=1) - 1, 0)
+    return jax.vmap(lambda row, start: jax.lax.dynamic_slice_in_dim(row, start, count))(padded, last)
 
 
 def mask_before_last_token(ctx: SequenceContext) -> jax.Array:

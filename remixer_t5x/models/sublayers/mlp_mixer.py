@@ -117,19 +117,10 @@ class WindowMixer(nn.Module):
         check_no_prefix(ctx, 'WindowMixer')
         weights = _create_token_mlp(self, self.window, self.hidden_dim, None, x.dtype)
         if ctx.decode:
-            inputs = self.variable('cache', 'cached_inputs', _compute_initial_window, x, self.window, ctx)
+            inputs = self.variable('cache', 'cached_inputs', cache.values_at_prompt_end, x, ctx, self.window)
             if ctx.step is not None:
                 inputs.value = jnp.concatenate([inputs.value[:, 1:], x.astype(inputs.value.dtype)], axis=1)
                 return mix_window(weights, jnp.moveaxis(inputs.value[:, :, None], 1, 0), None)
         scale = _sample_dropout_factors(self.dropout_rate, x.shape[0], weights, ctx)
         tokens = jnp.where(ctx.is_token[..., None], x, 0)
         return mix_windows(weights, tokens, scale, ctx.segment_ids if ctx.packed else None)
-
-
-def _compute_initial_window(x: jax.Array, window: int, ctx: SequenceContext) -> jax.Array:
-    """Returns the window cache before the first decoding step, [batch, window, embed]: zeros or the end of a prompt."""
-    if ctx.cache_slots is None:
-        return jnp.zeros((x.shape[0], window, x.shape[-1]), x.dtype)
-    before = jnp.pad(jnp.where(cache.mask_before_last_token(ctx)[..., None], x, 0), ((0, 0), (window, 0), (0, 0)))
-    first = jnp.sum(ctx.is_token, axis=1) - 1
-    return jax.vmap(lambda row, start: jax.lax.dynamic_slice_in_dim(row, start, window))(before, first)
