@@ -28,11 +28,11 @@ LAYERS = 'layers'  # identical layers stacked by scan; never sharded
 def is_hidden_matrix(names: tuple[str | None, ...]) -> bool:
     """Returns whether a parameter with these axes is a weight matrix, or a stack of matrices, of a hidden layer.
 
-    Returns False for embeddings, output projections, adapters, and parameters with an axis of positions or distances.
+    Returns False for embeddings, output projections, adapters, tables such as (None, MLP) with a row of values for each
+    hidden unit, and parameters with an axis of positions or distances.
     """
-    # None marks an axis that is never sharded; the token type embedding has the axes (None, EMBED).
-    features = {EMBED, MLP, JOINED_KV, TOKEN_MLP, None}
-    stacked, ends = {*names[:-2]}, names[-2:]
-    if len(ends) < 2 or ends == (None, EMBED):
+    features = {EMBED, MLP, JOINED_KV, KV, TOKEN_MLP}
+    if len(names) < 2:
         return False
-    return {*ends} <= features and stacked <= {LAYERS, HEADS, MECHANISMS}
+    *stacked, inputs, outputs = names
+    return inputs in features and outputs in {*features, None} and {*stacked} <= {LAYERS, HEADS, MECHANISMS}

@@ -44,6 +44,7 @@ def test_updates_are_the_orthogonalized_momentum_of_each_matrix(shape):
 
 def test_stacked_layers_get_the_updates_of_optax_on_each_layer():
     params, axes = stacked_problem((3, 1))
+    axes['bias'] = P(None, 'mlp')  # a table with 5 values for each hidden unit
     schedule = schedules.linear(0.1, 2, 10)
 
     def optax_on_each_layer(rule):
@@ -52,7 +53,7 @@ def test_stacked_layers_get_the_updates_of_optax_on_each_layer():
         return train(tx, params, axes, flat=True)[0]
 
     def mask(tree):
-        return {name: leaf.ndim == 2 and name != 'bias' for name, leaf in tree.items()}
+        return {name: leaf.ndim == 2 for name, leaf in tree.items()}
 
     def dimensions(tree):
         return {name: optax.contrib.MuonDimensionNumbers() if 'kernel' in name else None for name in tree}
@@ -75,7 +76,9 @@ def test_muon_updates_exactly_the_hidden_matrices(name):
     params = nn.unbox(boxes)
     state = jax.eval_shape(optimizer.init, params)
     [muon_state] = [leaf for leaf in jax.tree.leaves(state, is_leaf=_is_muon) if _is_muon(leaf)]
-    assert _names(muon_state.mu) == {path for path in _names(params) if shipped_models.HIDDEN_KERNEL.search(path)}
+    matrices = {path for path in _names(params) if shipped_models.HIDDEN_KERNEL.search(path)}
+    message = 'change the axes of the parameters, or shipped_models.HIDDEN_KERNEL if they are hidden matrices'
+    assert _names(muon_state.mu) == matrices, message
 
 
 def _is_muon(state):

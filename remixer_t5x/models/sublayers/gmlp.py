@@ -129,9 +129,9 @@ class TinyAttention(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> LazyProduct:
-        # The head is not sharded, because each attention logit would then require a sum across devices.
+        # The rules must not shard KV, because each attention logit would then require a sum across devices.
         kernels = [
-            Dense(self.head_dim, (axes.EMBED, None), name=name).get_merged_kernel(x.shape[-1], x.dtype)
+            Dense(self.head_dim, (axes.EMBED, axes.KV), name=name).get_merged_kernel(x.shape[-1], x.dtype)
             for name in ('query', 'key', 'value')
         ]
         if get_target_platform() == 'gpu' and not ctx.decode:
@@ -142,7 +142,7 @@ class TinyAttention(nn.Module):
         query, key, value = (array[:, :, None] for array in projected)
         mixed = attend_to_sequence(self, query * self.head_dim**-0.5, key, value, ctx)[:, :, 0]
         return LazyProduct(
-            mixed, Dense(self.features, (None, axes.MLP), name='out').get_merged_kernel(self.head_dim, x.dtype)
+            mixed, Dense(self.features, (axes.KV, axes.MLP), name='out').get_merged_kernel(self.head_dim, x.dtype)
         )
 
 
