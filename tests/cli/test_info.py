@@ -24,7 +24,7 @@ def test_the_table_shows_modules_and_totals(info):
     assert rows['total'][0] == '76,961,152'
     # 8 layers of 4 projections 512 x 6 x 64.
     assert rows['self_attention'][0] == f'{8 * 4 * 512 * 384:,}'
-    assert '76,961,152 parameters (77.0M), 293.6 MiB in float32' in out
+    assert '76,961,152 parameters (77.0M), 293.6 MiB in float32' in out and 'Fourier transforms' in out
 
 
 @pytest.mark.parametrize(

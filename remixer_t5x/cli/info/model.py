@@ -32,6 +32,7 @@ MODELS = (
     *('t5_1_1', 'modern_t5', 'remixer', 'mixer_enc', 'mixer_enc_dec', 'hyper_mixer', 'linear_transformer', 'fnet'),
     *('gmlp', 'gmlp_mixer', 'amlp', 'tim'),
 )
+COUNTED_OPERATIONS = 'matrix products, convolutions and Fourier transforms; a multiply-add counts as two'
 # Papers count the parameters of the whole encoder-decoder, or of the encoder and its embedding (BERT, classifiers).
 WHOLE_MODEL, ENCODER_PART = 'whole model', 'encoder and embedding'
 
@@ -47,7 +48,7 @@ def print_cost_table(args: argparse.Namespace) -> None:
         f'{parameters:,} parameters ({parameters / 1e6:,.1f}M), '
         f'{parameters * _FLOAT32_BYTES / 2**20:,.1f} MiB in float32',
         f'one example: {describe_feature_lengths(model.model_type, lengths)}; forward pass '
-        f'{format_quantity(count.total_forward_flops)}FLOPs, matrix products only, an add and a multiply count as two',
+        f'{format_quantity(count.total_forward_flops)}FLOPs: {COUNTED_OPERATIONS}',
         f'training step per example: {format_quantity(training)}FLOPs ({TRAINING_FORWARD_PASSES} x forward), '
         f'{format_quantity(training / count.tokens)}FLOPs per token',
         pipe_width=110,
@@ -153,9 +154,8 @@ def print_comparison(args: argparse.Namespace) -> None:
             ratios = f'{parameters / first.total_parameters:.3f}', f'{flops / first.total_forward_flops:.3f}'
             table.add_row(model, size, f'{parameters:,}', ratios[0], format_quantity(flops), ratios[1])
         table.add_section()
-    counted = 'matrix products and Fourier transforms; a multiply and an add count as two'
     example = describe_feature_lengths(batch_formats.ENCODER_DECODER, lengths)
-    note = f'ratios to {models[0]}; one example of {example}; {counted}'
+    note = f'ratios to {models[0]}; one example of {example}; FLOPs: {COUNTED_OPERATIONS}'
     console.print_with_rich(table, note, _build_published_table())
 
 
