@@ -16,14 +16,7 @@ from remixer_t5x.models import decoding, interface
 from remixer_t5x.models.architecture.encoder_decoder import EncoderDecoder
 from remixer_t5x.models.layers.embedding import Embed
 from remixer_t5x.models.seq2seq import Seq2Seq
-from remixer_t5x.models.sublayers.attention import CrossAttention, SelfAttention
-from remixer_t5x.models.sublayers.fnet import FNet
-from remixer_t5x.models.sublayers.gmlp import GMLP
-from remixer_t5x.models.sublayers.hyper_mixer import HyperMixer, HyperMixerCross
-from remixer_t5x.models.sublayers.linear_attention import LinearAttention, LinearCrossAttention
-from remixer_t5x.models.sublayers.mlp_mixer import MLPMixer, WindowMixer
-from remixer_t5x.models.sublayers.remixer import Remixer
-from remixer_t5x.models.sublayers.tim import InterMechanismAttention, TimAttention, TimCrossAttention, TimMLP
+from tests.models.sublayers.test_sublayer_contract import EMBED, SUBLAYERS
 from tests.models.tiny_models import make_seq2seq, make_stack
 
 VOCAB = 40
@@ -57,15 +50,12 @@ def test_logits_processors_receive_the_start_token():
 
 def make_model_of_all_sublayers(dtype='float32'):
     """Returns a model whose encoder and decoder contain all sublayers that they support, and its parameters."""
-    make, lengths = functools.partial, {'hidden_dim': 8, 'max_length': 16}
-    hyper, linear, heads = make(HyperMixer, 8), make(LinearAttention, 2, 4), {'num_heads': 2, 'head_dim': 4}
-    both = make(SelfAttention, **heads), hyper, linear, make(GMLP, **lengths), make(Remixer, **lengths)
-    both += make(TimAttention, 2, **heads), make(InterMechanismAttention, 2), make(TimMLP, 2, 8)
-    cross = [make(kind, **heads) for kind in (CrossAttention, LinearCrossAttention)]
-    cross += [make(TimCrossAttention, 2, **heads), make(HyperMixerCross, 8), make(WindowMixer, 8, 3)]
-    stacks = [(*both, FNet, make(MLPMixer, **lengths)), (*both, *cross)]
-    stacks = [make_stack(*sublayers, layers=(1,), num_heads=2) for sublayers in stacks]
-    model = Seq2Seq(EncoderDecoder(VOCAB, 8, *stacks, dtype))
+    stacks = []
+    for side in ('encoder', 'decoder'):
+        # The first factory of each class.
+        factories = {factory.func: factory for case in reversed(SUBLAYERS.values()) for factory in getattr(case, side)}
+        stacks.append(make_stack(*factories.values(), layers=(1,), num_heads=2))
+    model = Seq2Seq(EncoderDecoder(VOCAB, EMBED, *stacks, dtype))
     shapes = {'encoder_input_tokens': (1, 5), 'decoder_target_tokens': (1, 3)}
     rng, leaves = np.random.default_rng(0), nn.unbox(interface.compute_param_shapes(model, shapes))
     return model, jax.tree.map(lambda leaf: rng.normal(size=leaf.shape, scale=0.5).astype(leaf.dtype), leaves)

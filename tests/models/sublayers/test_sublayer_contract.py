@@ -48,6 +48,7 @@ class Case(NamedTuple):
 
     `reach` is the number of tokens that an output of two decoder layers depends on. `whole_rows` marks a sublayer that
     rejects packed rows and whose outputs depend on the padded length, so the padding and packing checks do not apply.
+    `prefix` is False if a sublayer of the decoder rejects bidirectional prefixes.
     """
 
     encoder: tuple = ()
@@ -57,6 +58,7 @@ class Case(NamedTuple):
     reach: int = LENGTH
     whole_rows: bool = False
     position_bias: type = RelativePositionBias
+    prefix: bool = True
 
 
 SUBLAYERS = {'t5': Case((_self, _gated_mlp), (_self, _cross, _gated_mlp))}
@@ -95,7 +97,7 @@ _tiny = functools.partial(gmlp.TinyAttention, head_dim=8)
 _amlp = functools.partial(_gmlp, spatial=gmlp.FreeSpatial, attention=_tiny)
 _additive = functools.partial(_gmlp, gate=gmlp.additive_gate)
 _mlp_mixer = functools.partial(mlp_mixer.MLPMixer, HIDDEN, max_length=LENGTH + 2, dropout_rate=DROPOUT)
-SUBLAYERS['gmlp'] = Case((_gmlp, _mlp_mixer), (_gmlp, _additive))
+SUBLAYERS['gmlp'] = Case((_gmlp, _mlp_mixer), (_gmlp, _additive), prefix=False)
 SUBLAYERS['amlp'] = Case((_amlp,), (_amlp, _cross), layer.Parallel)
 
 _tim_self = functools.partial(tim.TimAttention, 2, num_heads=2, head_dim=8, dropout_rate=DROPOUT)
@@ -122,7 +124,7 @@ _linear_cross = functools.partial(linear_attention.LinearCrossAttention, num_hea
 _window = functools.partial(mlp_mixer.WindowMixer, HIDDEN, window=3, dropout_rate=DROPOUT)
 SUBLAYERS['linear_attention'] = Case((_linear, _gated_mlp), (_linear, _linear_cross), layer.ReZero)
 # Sublayers that compute each token separately do not change the reach.
-SUBLAYERS['window_mixer'] = Case((), (_window, _identity, _relu_mlp), reach=5)
+SUBLAYERS['window_mixer'] = Case((), (_window, _identity, _relu_mlp), reach=5, prefix=False)
 SUBLAYERS['fnet'] = Case((functools.partial(fnet.FNet), _gated_mlp), whole_rows=True)
 
 
@@ -160,12 +162,10 @@ def make_fixture(name: str, side: str) -> SublayerFixture:
     return SublayerFixture(sublayers, side, case.layout, case.norm, bias, case.reach, EMBED)
 
 
-REFUSES_PREFIX = ('gmlp', 'window_mixer')
-
 BOTH_SIDES = [(name, side) for side in ('encoder', 'decoder') for name in SUBLAYERS if getattr(SUBLAYERS[name], side)]
 PER_EXAMPLE = [case for case in BOTH_SIDES if not SUBLAYERS[case[0]].whole_rows]
 DECODERS = [case for case in BOTH_SIDES if case[1] == 'decoder']
-PREFIX_DECODERS = [case for case in DECODERS if case[0] not in REFUSES_PREFIX]
+PREFIX_DECODERS = [case for case in DECODERS if SUBLAYERS[case[0]].prefix]
 # Only the larger side, for tests that compile large programs.
 LARGER_SIDE = [(name, 'decoder' if case.decoder else 'encoder') for name, case in SUBLAYERS.items()]
 READS_MEMORY = {
@@ -216,7 +216,7 @@ def test_decoding_with_tpu_caches_equals_all_tokens_at_once(monkeypatch):
         CHECKS[check](fixture)
 
 
-@pytest.mark.parametrize('name', REFUSES_PREFIX)
+@pytest.mark.parametrize('name', [name for name, case in SUBLAYERS.items() if not case.prefix])
 def test_unsupported_prefix_raises_a_one_line_error(name):
     with pytest.raises(UserError, match='PREFIX_LM = False') as error:
         CHECKS['prefix'](make_fixture(name, 'decoder'))
