@@ -82,7 +82,8 @@ class Bert(ModelFamily):
     max_length: int
     token_types: int = 2
     epsilon: float = 1e-12
-    separator_id: int | None = None
+    # Not compared for equality, because the tokenizer determines it, and not config.json.
+    separator_id: int | None = dataclasses.field(default=None, compare=False)
 
     @classmethod
     def read_fields(cls, config: HuggingFaceConfig) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -119,20 +120,40 @@ def find_equivalent_model(model: Any, vocabulary: Any, build: Callable[[str], An
     modules, refusals = TracedModules(model), []
     for family in families:
         try:
-            return family.from_model(model, vocabulary, modules, build)
+            equivalent = family.from_model(model, vocabulary, modules, build)
+            _require_equivalent_config(equivalent)
+            return equivalent
         except UnsupportedModelError as refusal:
             reason = f"Hugging Face's {family.hf_class} cannot represent this model: {refusal.reason}"
             refusals.append(UnsupportedModelError(reason))
     raise refusals[0]
 
 
-def write_model_folder(path: str, family: ModelFamily, params: Params, dtype: str = 'float32') -> pathlib.Path:
-    """Writes config.json and the weights, converted to `dtype`, to a new or empty folder, and returns its path."""
-    folder = check_folder_is_empty(path)
+def _require_equivalent_config(family: ModelFamily) -> None:
+    """Raises UnsupportedModelError if the settings that are written for `family` describe another model."""
+    with tempfile.TemporaryDirectory() as folder:
+        _write_settings(pathlib.Path(folder), family, 'float32')
+        try:
+            written = type(family).from_config(read_family(pathlib.Path(folder))[1])
+        except UserError as error:
+            raise UnsupportedModelError(str(error).replace(f'{folder}/', '')) from error
+    for name in [field.name for field in dataclasses.fields(family) if field.compare]:
+        ours, theirs = getattr(family, name), getattr(written, name)
+        if ours != theirs:
+            raise UnsupportedModelError(f'{name} is {ours!r}, but transformers would use {theirs!r}')
+
+
+def _write_settings(folder: pathlib.Path, family: ModelFamily, dtype: str) -> None:
     files = {CONFIG: {**family.to_config(), 'dtype': dtype, 'torch_dtype': dtype}, **family.build_extra_files()}
     for name, content in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(json.dumps(content, indent=2) + '\n', encoding='utf-8')
+
+
+def write_model_folder(path: str, family: ModelFamily, params: Params, dtype: str = 'float32') -> pathlib.Path:
+    """Writes config.json and the weights, converted to `dtype`, to a new or empty folder, and returns its path."""
+    folder = check_folder_is_empty(path)
+    _write_settings(folder, family, dtype)
     arrays: dict[str, dict[str, np.ndarray]] = {}
     for name, array in family.convert_to_huggingface(params).items():
         subfolder, _, name_in_file = name.rpartition('/')
