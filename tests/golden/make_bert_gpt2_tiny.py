@@ -1,21 +1,19 @@
 """Writes bert_tiny.npz and gpt2_tiny.npz: a tiny random BertForMaskedLM and GPT2LMHeadModel of Hugging Face's
 transformers, a batch of each, their outputs, and GPT-2's greedy continuations.
 
-Needs torch and transformers: `python tests/golden/make_bert_gpt2_tiny.py`.
+Needs torch and transformers: `python -m tests.golden.make_bert_gpt2_tiny NAME`, such as bert_tiny.
 """
 
 import pathlib
+import sys
 
 import numpy as np
 import torch
 import transformers
 
-PAD, END = 0, 59
-BERT = {
-    'vocab_size': 60, 'hidden_size': 24, 'intermediate_size': 40, 'num_hidden_layers': 3, 'num_attention_heads': 2,
-    'max_position_embeddings': 20,
-}  # fmt: skip
-GPT2 = {'vocab_size': 60, 'n_embd': 24, 'n_layer': 3, 'n_head': 2, 'n_positions': 20, 'n_inner': 40}
+from tests.support.hf_folders import BERT, GPT2
+
+PAD, END = 0, GPT2['eos_token_id']
 
 
 @torch.no_grad()
@@ -57,7 +55,7 @@ def make_gpt2(seed):
     """Returns weights, `tokens` [rows, length], `logits` and `continued` [rows, 4], with the ids of transformers."""
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
-    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT2, bos_token_id=END, eos_token_id=END)).eval()
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT2, bos_token_id=END)).eval()
     weights = randomize(model, rng)
     tokens = rng.integers(0, END, (3, 12))
     prompts = torch.from_numpy(np.pad(tokens, ((0, 0), (1, 0)), constant_values=END))
@@ -77,5 +75,5 @@ def make_gpt2(seed):
 FILES = {'bert_tiny': make_bert, 'gpt2_tiny': make_gpt2}
 
 if __name__ == '__main__':
-    for file, make in FILES.items():
-        np.savez_compressed(pathlib.Path(__file__).with_name(f'{file}.npz'), **make(seed=0))
+    name = sys.argv[1]
+    np.savez_compressed(pathlib.Path(__file__).with_name(f'{name}.npz'), **FILES[name](seed=0))

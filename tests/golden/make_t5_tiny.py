@@ -1,26 +1,23 @@
 """Writes t5_v1_1_tiny.npz, t5_v1_0_tiny.npz, umt5_tiny.npz, t5gemma_tiny.npz and t5_generate.npz: tiny random T5s of
 Hugging Face's transformers, padded batches, and outputs of the models and of `generate`.
 
-Needs torch and transformers: `python tests/golden/make_t5_tiny.py`.
+Needs torch and transformers: `python -m tests.golden.make_t5_tiny NAME`, such as umt5_tiny.
 """
 
 import pathlib
+import sys
 import warnings
 
 import numpy as np
 import torch
 import transformers
 
+from tests.support.hf_folders import T5GEMMA
+
 PAD, EOS, BOS = 0, 1, 2
 V1_1 = {
     'vocab_size': 96, 'd_model': 32, 'd_kv': 8, 'd_ff': 48, 'num_layers': 2, 'num_heads': 4,
     'feed_forward_proj': 'gated-gelu', 'tie_word_embeddings': False,
-}  # fmt: skip
-# The configuration of `tests/interop/small_models.py`.
-T5GEMMA = {
-    'vocab_size': 48, 'hidden_size': 16, 'intermediate_size': 20, 'num_attention_heads': 2, 'head_dim': 16,
-    'num_key_value_heads': 1, 'query_pre_attn_scalar': 16, 'sliding_window': 4, 'attn_logit_softcapping': 1.0,
-    'final_logit_softcapping': 3.0,
 }  # fmt: skip
 SMALL = {'d_model': 24, 'd_kv': 8, 'd_ff': 40, 'num_layers': 3, 'num_decoder_layers': 2, 'num_heads': 2}
 # (length_penalty, early_stopping) of the beam searches of `make_generate`.
@@ -143,7 +140,7 @@ def make_umt5(seed):
 def make_t5gemma(seed):
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
-    stacks = {'encoder': {**T5GEMMA, 'num_hidden_layers': 3}, 'decoder': {**T5GEMMA, 'num_hidden_layers': 2}}
+    stacks = {side: T5GEMMA[side] for side in ('encoder', 'decoder')}
     config = transformers.T5GemmaConfig(**stacks, vocab_size=48, attn_implementation='eager')
     model = transformers.T5GemmaForConditionalGeneration(config).eval()
     inputs, targets = padded(rng, 48, 14, (14, 10, 1), low=3), padded(rng, 48, 9, (9, 5, 2), low=3)
@@ -188,5 +185,5 @@ FILES = {
 }
 
 if __name__ == '__main__':
-    for file, make in FILES.items():
-        np.savez_compressed(pathlib.Path(__file__).with_name(f'{file}.npz'), **make(seed=0))
+    name = sys.argv[1]
+    np.savez_compressed(pathlib.Path(__file__).with_name(f'{name}.npz'), **FILES[name](seed=0))

@@ -14,19 +14,6 @@ from remixer_t5x.models.layers.positions import RelativePositionBias
 from remixer_t5x.models.seq2seq import Seq2Seq
 from remixer_t5x.models.sublayers.attention import CrossAttention, SelfAttention
 
-# The configuration of t5gemma_tiny.npz.
-_GEMMA_STACK = {
-    'vocab_size': 48, 'hidden_size': 16, 'intermediate_size': 20, 'num_attention_heads': 2, 'head_dim': 16,
-    'num_key_value_heads': 1, 'query_pre_attn_scalar': 16, 'sliding_window': 4, 'attn_logit_softcapping': 1.0,
-    'final_logit_softcapping': 3.0, 'rms_norm_eps': 1e-6, 'max_position_embeddings': 8192, 'bos_token_id': 2,
-    'eos_token_id': 1,
-}  # fmt: skip
-T5GEMMA = {
-    'model_type': 't5gemma',
-    'encoder': {**_GEMMA_STACK, 'num_hidden_layers': 3},
-    'decoder': {**_GEMMA_STACK, 'num_hidden_layers': 2},
-}
-
 
 def t5(encoder_mlp, decoder_mlp, layers, vocab_size, embed_dim, head_dim=4, **settings) -> Seq2Seq:
     """Returns a T5 with two heads and these feed-forward sublayers; `layers` are those of (encoder, decoder)."""

@@ -22,13 +22,12 @@ from remixer_t5x.interop.huggingface.model_family import HuggingFaceConfig
 from remixer_t5x.interop.huggingface.t5 import T5
 from remixer_t5x.interop.huggingface.t5gemma import T5Gemma
 from remixer_t5x.models.beam_search import BeamSearch, PowerPenalty
-from tests.interop import small_models
 from tests.support import hf_folders
 from tests.support.error_lines import error_message
+from tests.support.hf_folders import CONFIGS
 
 GPT2_END = hf_folders.GPT2['eos_token_id']
 VOCABULARY, GPT2_VOCABULARY = (types.SimpleNamespace(eos_id=end, shifted=True) for end in (1, GPT2_END + 1))
-CONFIGS = {**hf_folders.CONFIGS, 't5gemma_tiny': small_models.T5GEMMA}
 pytestmark = pytest.mark.usefixtures('clean_gin')
 
 
@@ -38,7 +37,7 @@ class Tiny:
     def __init__(self, name, path):
         self.name, self.arrays = name, hf_folders.recorded_arrays(name)
         self.config, self.weights = CONFIGS[name], hf_folders.weights_of(self.arrays)
-        folder = hf_folders.write(path / name, self.config, self.weights, tokenizer=name != 'bert_tiny', shards=3)
+        folder = hf_folders.write(path / name, self.config, self.weights, shards=3)
         source = huggingface.open_model_folder(str(folder))
         self.family, self.model = source.family, hf_folders.model_from_source(source, path)
         self.params = source.read_params(saved_models.get_abstract_params(self.model))
@@ -189,7 +188,7 @@ def test_an_unsupported_setting_of_config_json_is_named(tmp_path, name, setting,
     config = {**CONFIGS[name], setting: value}
     if name == 't5gemma_tiny':
         config = {**CONFIGS[name], 'decoder': {**CONFIGS[name]['decoder'], setting: value}}
-    folder = hf_folders.write(tmp_path / 'hf', config, hf_folders.weights(name), tokenizer=False)
+    folder = hf_folders.write(tmp_path / 'hf', config, hf_folders.weights(name))
     message = error_message(hf_folders.read_params, folder)
     assert re.search(rf'{setting} to {re.escape(repr(value))}; (it|rope_type) must ', message)
 
@@ -258,10 +257,10 @@ ONES = np.ones(60, np.float32)
 )
 def test_weights_that_do_not_fit_config_json_are_named(tmp_path, name, changes, words):
     """`changes` of the weights, whose names have a dot, or of config.json."""
-    contents = {**hf_folders.CONFIGS[name], **hf_folders.weights(name), **changes}
+    contents = {**CONFIGS[name], **hf_folders.weights(name), **changes}
     config = {key: value for key, value in contents.items() if '.' not in key}
     weights = {key: value for key, value in contents.items() if '.' in key}
-    folder = hf_folders.write(tmp_path / 'hf', config, weights, tokenizer=False)
+    folder = hf_folders.write(tmp_path / 'hf', config, weights)
     assert words in error_message(hf_folders.read_params, folder)
 
 
@@ -284,7 +283,7 @@ def published(name, weights):
 
 @pytest.mark.parametrize('name', ['t5_v1_0_tiny', 'bert_tiny', 'gpt2_tiny'])
 def test_names_and_arrays_of_published_files_are_read(tmp_path, name):
-    weights, config = hf_folders.weights(name), hf_folders.CONFIGS[name]
+    weights, config = hf_folders.weights(name), CONFIGS[name]
     paths = [hf_folders.write(tmp_path / 'plain', config, weights)]
     paths += [hf_folders.write(tmp_path / 'published', config, published(name, weights))]
     plain, other = (huggingface.open_model_folder(str(path)) for path in paths)

@@ -11,6 +11,7 @@ from remixer_t5x import build_model
 from remixer_t5x.api import saved_models
 from remixer_t5x.cli import conversions
 from remixer_t5x.interop.huggingface import model_folders
+from remixer_t5x.interop.huggingface.t5 import T5
 from tests.support.paths import GOLDEN
 
 # A vocabulary of 26 pieces, which is included in seqio.
@@ -38,8 +39,21 @@ BERT = {
     'model_type': 'bert', 'vocab_size': 60, 'hidden_size': 24, 'intermediate_size': 40, 'num_hidden_layers': 3,
     'num_attention_heads': 2, 'max_position_embeddings': 20,
 }  # fmt: skip
-T5_CONFIGS = {'t5_v1_1_tiny': V1_1, 't5_v1_0_tiny': V1_0, 'umt5_tiny': UMT5}
-CONFIGS = {**T5_CONFIGS, 'bert_tiny': BERT, 'gpt2_tiny': GPT2}
+_GEMMA_STACK = {
+    'vocab_size': 48, 'hidden_size': 16, 'intermediate_size': 20, 'num_attention_heads': 2, 'head_dim': 16,
+    'num_key_value_heads': 1, 'query_pre_attn_scalar': 16, 'sliding_window': 4, 'attn_logit_softcapping': 1.0,
+    'final_logit_softcapping': 3.0, 'rms_norm_eps': 1e-6, 'max_position_embeddings': 8192, 'bos_token_id': 2,
+    'eos_token_id': 1,
+}  # fmt: skip
+T5GEMMA = {
+    'model_type': 't5gemma',
+    'encoder': {**_GEMMA_STACK, 'num_hidden_layers': 3},
+    'decoder': {**_GEMMA_STACK, 'num_hidden_layers': 2},
+}
+CONFIGS = {
+    't5_v1_1_tiny': V1_1, 't5_v1_0_tiny': V1_0, 'umt5_tiny': UMT5, 'bert_tiny': BERT, 'gpt2_tiny': GPT2,
+    't5gemma_tiny': T5GEMMA,
+}  # fmt: skip
 
 
 def recorded_arrays(name):
@@ -58,7 +72,7 @@ def weights(name):
 
 def write_tiny(folder, name, **options):
     """Writes the folder of a recorded tiny model."""
-    return write(folder, CONFIGS[name], weights(name), tokenizer=CONFIGS[name]['model_type'].endswith('t5'), **options)
+    return write(folder, CONFIGS[name], weights(name), **options)
 
 
 def model_from_source(source, folder):
@@ -69,7 +83,7 @@ def model_from_source(source, folder):
 
 def write_gpt2(folder, **settings):
     """Writes the recorded GPT-2, with a byte-level BPE tokenizer of letters and three merges."""
-    write(folder, {**GPT2, **settings}, weights('gpt2_tiny'), tokenizer=False)
+    write(folder, {**GPT2, **settings}, weights('gpt2_tiny'))
     pieces = [*'!.abcdefghijklmnopqrstuvwxyz', 'Ġ', 'th', 'the', 'Ġthe', 'Ã', '¤']
     names = [*pieces, *(f'<{index}>' for index in range(len(pieces), GPT2['eos_token_id'])), '<|endoftext|>']
     return write_byte_pairs(folder, names, ['t h', 'th e', 'Ġ the'], '<|endoftext|>')
@@ -111,8 +125,8 @@ def bert_model(*files, **macros):
     )  # fmt: skip
 
 
-def write(folder, config, weights, tokenizer=True, shards=1):
-    """Writes `weights` to `shards` files with Hugging Face's file names, and returns the folder."""
+def write(folder, config, weights, shards=1):
+    """Writes `weights` to `shards` files with Hugging Face's file names, and T5's tokenizer; returns the folder."""
     folder.mkdir(parents=True)
     (folder / 'config.json').write_text(json.dumps(config))
     weights = {name: np.ascontiguousarray(array) for name, array in weights.items()}
@@ -124,7 +138,7 @@ def write(folder, config, weights, tokenizer=True, shards=1):
         for file in files:
             save_file({n: weights[n] for n, f in weight_map.items() if f == file}, folder / file, {'format': 'pt'})
         (folder / 'model.safetensors.index.json').write_text(json.dumps({'metadata': {}, 'weight_map': weight_map}))
-    if tokenizer:
+    if config['model_type'] in T5.model_types:
         (folder / 'spiece.model').write_bytes(SPIECE.read_bytes())
         (folder / 'tokenizer_config.json').write_text(json.dumps({'extra_ids': SENTINELS}))
     return folder
