@@ -144,11 +144,11 @@ READERS = {
         **{model_dir.MARKER_FILE: '{}'},
     ),
     'run_lock': folder_reader(model_dir.LOCK_FILE, lock_model_dir),
-    't5_config': config_reader('t5'),
-    'bert_config': config_reader('bert'),
-    'gpt2_config': config_reader('gpt2'),
-    'modern_bert_config': config_reader('modernbert'),
-    't5gemma_config': config_reader('t5gemma'),
+    **{
+        f'{model_type}_config': config_reader(model_type)
+        for family in model_folders.FAMILIES
+        for model_type in family.model_types
+    },
     **{name: folder_reader(name, tokenizer_files.read_added_tokens) for name in ADDED_TOKENS},
     'unigram': lambda path: sentencepiece_vocabulary.build_unigram_model(
         untrusted_files.read_json_object(path), 'folder'

@@ -125,6 +125,7 @@ FOLDERS = {
 }
 
 
+# The part of a name in `FOLDERS` before the first underscore is the family; the others are T5s.
 SIZES = dict.fromkeys(('vocab_size', 'embed_dim', 'mlp_dim', 'num_heads', 'head_dim'), 1)
 FAMILIES = {
     'gpt2': Gpt2(**SIZES, num_decoder_layers=1, max_length=1, end_id=259),
@@ -146,15 +147,15 @@ def vocabulary_of(name, folder):
 def test_ids_equal_those_of_transformers(tmp_path, monkeypatch, name):
     monkeypatch.setenv('REMIXER_T5X_CACHE', str(tmp_path / 'cache'))
     folder = FOLDERS[name](tmp_path / name)
-    ours, written = vocabulary_of(name, folder), tmp_path / 'written'
+    ours, written, family = vocabulary_of(name, folder), tmp_path / 'written', find_family(name)
     written.mkdir()
-    outputs = find_family(name).tokenizer_outputs
-    tokenizer_export.write_tokenizer(ours, written, shifted=name.startswith('gpt2'), outputs=outputs)
+    shifted = bool(family.id_offset)
+    tokenizer_export.write_tokenizer(ours, written, shifted, family.tokenizer_outputs)
     # For some model types, transformers ignores tokenizer.json without tokenizer_config.json.
     (written / 'config.json').write_text(json.dumps({'model_type': name.partition('_')[0]}))
     theirs = [transformers.AutoTokenizer.from_pretrained(path, local_files_only=True) for path in (folder, written)]
-    assert theirs[1].pad_token_id == (None if name.startswith('gpt2') else 0)
-    if name.startswith(('bert', 'gpt2')):
+    assert theirs[1].pad_token_id == (None if shifted else 0)
+    if not isinstance(family, T5):
         # For BERT, this includes token types.
         assert dict(theirs[0]('the', 'word')) == dict(theirs[1]('the', 'word'))
     ids_of = getattr(ours, 'huggingface_ids', ours.encode)

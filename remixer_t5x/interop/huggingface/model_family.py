@@ -1,7 +1,12 @@
 """Defines `ModelFamily`, the base class for converting config.json, parameters and tokenizers of Hugging Face models.
 
-To add a family, subclass `ModelFamily` in a file in this folder, add the class to `model_folders.FAMILIES`, and add a
-tiny model to `tests/support/hf_folders.py`, which tests/interop/test_families.py uses.
+To add a family:
+1. Subclass `ModelFamily` in a file in this folder, and add the class to `model_folders.FAMILIES`.
+2. Add a random model to `MODELS` in tests/interop/test_transformers.py, which compares it with transformers, and a
+   tokenizer to `FOLDERS` in test_tokenizers.py. Both require torch.
+3. For tests without torch (test_families.py), add a tiny model to `CONFIGS` in tests/support/hf_folders.py, and record
+   its arrays in tests/golden, as make_bert_gpt2_tiny.py does.
+4. Describe the family in docs/interop.md.
 """
 
 import abc
