@@ -38,7 +38,6 @@ class Bert(ModelFamily):
     hf_class = 'BertForMaskedLM'
     auto_class = 'AutoModelForMaskedLM'
     model_class: ClassVar[type] = MaskedLM
-    method = 'predict_tokens'
     gin_files: ClassVar[tuple[str, ...]] = ('models/bert.gin',)
     sizes = {
         'vocab_size': 'vocab_size',
@@ -142,7 +141,6 @@ class ClassifierFamily(ModelFamily):
 
     auto_class = 'AutoModelForSequenceClassification'
     model_class: ClassVar[type] = Classifier
-    method = 'classify'
     copies = {}
 
     labels: tuple[str, ...] | None

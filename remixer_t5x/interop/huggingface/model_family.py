@@ -110,9 +110,9 @@ class ModelFamily(abc.ABC):
     # The model class in transformers, and the auto class that loads it.
     hf_class: ClassVar[str]
     auto_class: ClassVar[str]
-    # The remixer_t5x model class, and the method of its module whose output equals that of the transformers model.
+    # The remixer_t5x model class, and the method of its module if transformers computes no logits.
     model_class: ClassVar[type]
-    method: ClassVar[str] = '__call__'
+    method: ClassVar[str | None] = None
     # The fields `num_encoder_layers` and `num_decoder_layers` contain the layer counts of the stacks.
     stack_names: ClassVar[tuple[str, ...]] = ('encoder',)
     # Dicts keyed by the settings of config.json. `sizes` maps numbers to the fields that contain them. `allowed` maps

@@ -20,7 +20,6 @@ from remixer_t5x import tokenizer_files, untrusted_files
 from remixer_t5x.data import batch_formats
 from remixer_t5x.errors import UserError, to_one_line
 from remixer_t5x.interop import safetensors_files
-from remixer_t5x.interop.huggingface import param_mapping
 from remixer_t5x.interop.huggingface.bert import Bert, BertClassifier
 from remixer_t5x.interop.huggingface.gpt2 import Gpt2
 from remixer_t5x.interop.huggingface.model_family import HuggingFaceConfig, ModelFamily
@@ -70,7 +69,7 @@ class HuggingFaceFolder:
 
     def find_differing_weight(self, params: Params) -> str | None:
         """Returns the name of a weight that differs from `params`, or None if all weights are equal."""
-        arrays = param_mapping.convert_to_huggingface(self.family.map_params(params), params)
+        arrays = self.family.convert_to_huggingface(params)
         return next((name for name, array in arrays.items() if not np.array_equal(array, self.tensors[name])), None)
 
 
@@ -217,8 +216,9 @@ def compute_logits_pair(source: HuggingFaceFolder, model: Any, params: Params) -
     return logits, theirs
 
 
-def apply_module(model: Any, params: Params, inputs: Sequence[np.ndarray], method: str) -> np.ndarray:
-    """Returns the output of a method of the model's module, computed in float32 without dropout."""
+def apply_module(model: Any, params: Params, inputs: Sequence[np.ndarray], method: str | None = None) -> np.ndarray:
+    """Returns the output of `method` of the model's module, by default the logits, in float32 without dropout."""
+    method = method or {'classifier': 'classify', 'encoder_only': 'predict_tokens'}.get(model.model_type, '__call__')
     module = model.module.clone(dtype='float32')
     call = jax.jit(lambda params: module.apply({'params': params}, *inputs, enable_dropout=False, method=method))
     return np.asarray(call(params))

@@ -41,7 +41,6 @@ class ModernBert(ModelFamily):
     hf_class = 'ModernBertForMaskedLM'
     auto_class = 'AutoModelForMaskedLM'
     model_class: ClassVar[type] = MaskedLM
-    method = 'predict_tokens'
     gin_files: ClassVar[tuple[str, ...]] = ('models/modern_bert.gin',)
     sizes = {
         'vocab_size': 'vocab_size',

@@ -180,8 +180,7 @@ def compare_logits(folder: pathlib.Path, model: Any, params: Params) -> str:
     if model.model_type == 'encoder_decoder':
         inputs['decoder_input_ids'] = shifted[:, :-1]
     arguments = [shifted] if model.model_type == 'decoder_only' else list(inputs.values())
-    method = {'classifier': 'classify', 'encoder_only': 'predict_tokens'}.get(model.model_type, '__call__')
-    ours = model_folders.apply_module(model, params, arguments, method)
+    ours = model_folders.apply_module(model, params, arguments)
     theirs = model_folders.compute_reference_output(
         MODEL_CLASSES[model.model_type][1],
         lambda auto_class: auto_class.from_pretrained(
