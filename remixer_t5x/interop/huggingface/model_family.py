@@ -145,15 +145,16 @@ class ModelFamily(abc.ABC):
 
     @classmethod
     def read_fields(cls, config: HuggingFaceConfig) -> dict[str, Any]:
-        """Checks the settings in `allowed`, and returns the values of the fields in `sizes`.
+        """Checks the settings in `allowed`, and returns the values of the fields in `sizes` and all defaults.
 
         Subclasses add their other fields.
         """
         config.check_allowed_values(cls.allowed)
         types = {field.name: field.type for field in dataclasses.fields(cls)}
-        fields = {
-            field: config.read_number(name, types[field], getattr(cls, field, None))
-            for name, field in cls.sizes.items()
+        # A classifier needs the default of `epsilon`, because `ClassifierFamily` declares the fields without defaults.
+        fields: dict[str, Any] = {name: getattr(cls, name) for name in types if hasattr(cls, name)}
+        fields |= {
+            field: config.read_number(name, types[field], fields.get(field)) for name, field in cls.sizes.items()
         }
         if 'head_dim' not in fields:
             if fields['embed_dim'] % fields['num_heads']:
