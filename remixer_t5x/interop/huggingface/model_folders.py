@@ -178,10 +178,7 @@ def find_missing_packages() -> list[str]:
 
 
 def compute_logits_pair(source: HuggingFaceFolder, model: Any, params: Params) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the float32 logits of the remixer_t5x model and of the transformers model for a random batch.
-
-    transformers loads only safetensors files, does not access the network, and does not run code from the folder.
-    """
+    """Returns the float32 logits of the remixer_t5x model and of the transformers model for a random batch."""
     family, rng = source.family, np.random.default_rng(0)
     # Longer than T5's maximum distance and ModernBERT's window.
     tokens = rng.integers(3, family.vocab_size, (2, min(256, getattr(family, 'max_length', 256))), dtype=np.int32)
@@ -202,14 +199,7 @@ def compute_logits_pair(source: HuggingFaceFolder, model: Any, params: Params) -
         ours.append(targets)
     # transformers 5 sets this for every umT5, which scales the output.
     overrides = {'tie_word_embeddings': False} if getattr(family, 'layer_biases', False) else {}
-    theirs = compute_reference_output(
-        family.auto_class,
-        lambda auto_class: auto_class.from_pretrained(
-            source.folder, use_safetensors=True, local_files_only=True, trust_remote_code=False
-        ),
-        arrays,
-        overrides,
-    )
+    theirs = compute_reference_output(source.folder, family.auto_class, arrays, overrides)
     logits = apply_module(model, params, ours, family.method)[..., family.id_offset if theirs.ndim == 3 else 0 :]
     if logits.shape[:2] == is_token.shape:
         logits, theirs = (each[is_token] for each in (logits, theirs))
@@ -225,15 +215,16 @@ def apply_module(model: Any, params: Params, inputs: Sequence[np.ndarray], metho
 
 
 def compute_reference_output(
+    folder: pathlib.Path,
     auto_class: str,
-    load: Callable[[Any], Any],
     inputs: Mapping[str, np.ndarray],
     overrides: Mapping[str, Any] = {},
+    trust_code: bool = False,
 ) -> np.ndarray:
     """Returns the float32 logits of a transformers model, or the hidden states of a model without a head.
 
-    `load` loads the model with the class of transformers that `auto_class` names, and `overrides` override settings of
-    its configuration.
+    transformers loads only safetensors files, does not access the network, and runs code from `folder` only if
+    `trust_code` is true. `overrides` override settings of config.json.
     """
     import torch
     import transformers
@@ -243,7 +234,9 @@ def compute_reference_output(
     tensors = {name: torch.from_numpy(array).long() for name, array in inputs.items()}
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter('ignore')
-        reference = load(getattr(transformers, auto_class))
+        reference = getattr(transformers, auto_class).from_pretrained(
+            folder, use_safetensors=True, local_files_only=True, trust_remote_code=trust_code
+        )
         for name, value in overrides.items():
             setattr(reference.config, name, value)
         return reference.float().eval()(**tensors)[0].numpy()
