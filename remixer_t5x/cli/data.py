@@ -220,7 +220,7 @@ def show_examples(args: argparse.Namespace) -> None:
         for field, value in row.items():
             print(f'  {field:<{width}}  {json.dumps(value, ensure_ascii=False)}')
         for inputs, targets in texts:
-            print(f'  {"inputs":<{width}}→ {inputs}\n  {"targets":<{width}}→ {targets}')
+            print(f'  {"inputs":<{width}} → {inputs}\n  {"targets":<{width}} → {targets}')
         if not texts:
             print('  the task excludes this example')
 

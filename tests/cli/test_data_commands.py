@@ -58,7 +58,7 @@ def test_show_prints_fields_and_texts(capsys):
     # The train split is missing, so validation is the first available split.
     assert output.startswith('super_glue_cb_v102, split validation\n\nexample 1\n')
     assert '  premise     "A naïve premise 1."\n' in output
-    assert '  inputs    → cb hypothesis: B premise: A naïve premise 1.\n  targets   → neutral\n' in output
+    assert '  inputs     → cb hypothesis: B premise: A naïve premise 1.\n  targets    → neutral\n' in output
     assert output.count('example ') == 2
     assert 'split test' in run_data(capsys, 'show', 'super_glue_cb_v102', '--split', 'test')
 
