@@ -13,7 +13,6 @@ from jax.sharding import PartitionSpec
 
 from remixer_t5x import axes
 
-LAYERS_AXIS = 'layers'
 # Logical axes that do not index features, hidden units, heads or vocabulary entries.
 _NON_FEATURE_AXES = {axes.POSITIONS_OUT, axes.POSITIONS_IN, axes.RELPOS_BUCKETS, axes.OUTPUTS, None}
 
@@ -84,17 +83,12 @@ def find_stacked_params(logical_axes: Any) -> Any:
     """
 
     def has_layers_axis(path: Any, spec: PartitionSpec) -> bool:
-        if LAYERS_AXIS in spec[1:]:
+        if axes.LAYERS in spec[1:]:
             name = jax.tree_util.keystr(path)
-            raise ValueError(f'{LAYERS_AXIS!r} must be the first axis of {name} and not be repeated, got {tuple(spec)}')
-        return LAYERS_AXIS in spec
+            raise ValueError(f'{axes.LAYERS!r} must be the first axis of {name} and not be repeated, got {tuple(spec)}')
+        return axes.LAYERS in spec
 
-    return jax.tree_util.tree_map_with_path(has_layers_axis, logical_axes, is_leaf=is_partition_spec)
-
-
-def is_partition_spec(leaf: Any) -> bool:
-    """Returns whether a leaf is a PartitionSpec, which JAX would otherwise treat as a tuple."""
-    return isinstance(leaf, PartitionSpec)
+    return jax.tree_util.tree_map_with_path(has_layers_axis, logical_axes)
 
 
 def find_params_near_zero(logical_axes: Any) -> Any:
@@ -107,10 +101,10 @@ def find_params_near_zero(logical_axes: Any) -> Any:
     """
 
     def may_start_near_zero(spec: PartitionSpec) -> bool:
-        names = {name for name in spec if name != LAYERS_AXIS}
+        names = {name for name in spec if name != axes.LAYERS}
         return names <= _NON_FEATURE_AXES or axes.LORA_RANK in spec[-2:-1]
 
-    return jax.tree.map(may_start_near_zero, logical_axes, is_leaf=is_partition_spec)
+    return jax.tree.map(may_start_near_zero, logical_axes)
 
 
 def scale_by_parameter_rms(logical_axes: Any, min_rms: float, min_rms_near_zero: float) -> optax.GradientTransformation:

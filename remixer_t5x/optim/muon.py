@@ -12,7 +12,6 @@ import optax
 from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
 from remixer_t5x import axes, ranges
-from remixer_t5x.optim.layerwise_updates import is_partition_spec
 from remixer_t5x.optim.optimizer import Optimizer, build_optimizer_with_decay
 from remixer_t5x.optim.schedules import Schedule
 
@@ -45,11 +44,7 @@ def muon(
     dtype = jnp.dtype(momentum_dtype)
 
     def build_update_rule(logical_axes):
-        labels = jax.tree.map(
-            lambda spec: 'muon' if axes.is_hidden_matrix(tuple(spec)) else 'adam',
-            logical_axes,
-            is_leaf=is_partition_spec,
-        )
+        labels = jax.tree.map(lambda spec: 'muon' if axes.is_hidden_matrix(tuple(spec)) else 'adam', logical_axes)
 
         def get_matrix_dimensions(params):
             # `params` contains only the matrices, because `optax.partition` masks other parameters.

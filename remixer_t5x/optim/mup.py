@@ -30,7 +30,6 @@ from jax.sharding import PartitionSpec
 from remixer_t5x import axes, ranges
 from remixer_t5x.devices.partition import is_boxed
 from remixer_t5x.errors import UserError
-from remixer_t5x.optim.layerwise_updates import is_partition_spec
 from remixer_t5x.optim.optimizer import Optimizer, as_optimizer
 
 _FEATURE_AXES = {axes.EMBED, axes.MLP, axes.JOINED_KV}
@@ -61,7 +60,6 @@ def scale_by_width(optimizer: Any, width: ranges.Count, base_width: ranges.Count
         factors = jax.tree.map(
             lambda spec: _compute_learning_rate_factor(classify_parameter(spec), ratio, optimizer.relative),
             logical_axes,
-            is_leaf=is_partition_spec,
         )
         return optimizer.make(logical_axes, factors)
 

@@ -19,7 +19,7 @@ import optax
 
 from remixer_t5x import axes, ranges
 from remixer_t5x.errors import UserError, to_one_line
-from remixer_t5x.optim.layerwise_updates import apply_per_layer, is_partition_spec, scale_by_parameter_rms
+from remixer_t5x.optim.layerwise_updates import apply_per_layer, scale_by_parameter_rms
 from remixer_t5x.optim.schedules import Schedule, as_schedule
 
 # Minimum parameter RMS for scaling the updates of Remixer's H and alpha and gMLP's W; docs/results/remixer.md shows its
@@ -244,4 +244,4 @@ def build_weight_decay_mask(logical_axes: Any) -> Any:
     def has_weight_decay(spec):
         return len([name for name in spec if name not in (axes.LAYERS, axes.HEADS, axes.MECHANISMS)]) >= 2
 
-    return jax.tree.map(has_weight_decay, logical_axes, is_leaf=is_partition_spec)
+    return jax.tree.map(has_weight_decay, logical_axes)
