@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -16,6 +16,7 @@ import numpy as np
 from remixer_t5x.devices import compiler_options
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.optim import train_state, train_step
+from remixer_t5x.optim.optimizer import Optimizer
 
 _COMPILER_OPTIONS = {
     # Disable LLVM's optimizations, which do not change buffers but take a third of the compile time.
@@ -34,7 +35,7 @@ class StepSpec:
     """
 
     model: Any
-    optimizer: Callable[[Any], Any]
+    optimizer: Optimizer
     partitioner: Partitioner
     batch: Mapping[str, jax.ShapeDtypeStruct]
     microbatches: int = 1

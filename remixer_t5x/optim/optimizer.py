@@ -53,9 +53,6 @@ class Optimizer:
     initial: Callable[[Any], Any] | None = None
     trainable: str | None = None
 
-    def __call__(self, logical_axes: Any) -> optax.GradientTransformation:
-        return self.make(logical_axes)
-
 
 def as_optimizer(optimizer: Any) -> Optimizer:
     """Wraps an optax transformation in an `Optimizer`, without `apply_per_layer`; returns an `Optimizer` unchanged."""
@@ -65,7 +62,11 @@ def as_optimizer(optimizer: Any) -> Optimizer:
         update = optax.with_extra_args_support(optimizer).update
         checked = optax.GradientTransformationExtraArgs(_report_errors(optimizer.init), _report_errors(update))
         return Optimizer(None, lambda logical_axes: checked)
-    advice = 'add () after its name' if callable(optimizer) else 'set OPTIMIZER = @optimizer.adafactor()'
+    advice = 'set OPTIMIZER = @optimizer.adafactor()'
+    if callable(optimizer):
+        advice = 'add () after its name'
+    elif isinstance(optimizer, optax.MultiSteps):
+        advice = 'pass optax.MultiSteps(...).gradient_transformation()'
     raise UserError(
         'OPTIMIZER must be an optimizer such as @optimizer.adafactor() or an optax transformation such as '
         f'@optax.adamw(), got {getattr(optimizer, "__name__", None) or repr(optimizer):.80}; {advice}'

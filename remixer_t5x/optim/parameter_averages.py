@@ -40,7 +40,7 @@ def average_params(optimizer: Any, decay: float | None) -> Optimizer:
         )
 
     def make_gradient_transformation(logical_axes):
-        inner = optax.with_extra_args_support(optimizer(logical_axes))
+        inner = optax.with_extra_args_support(optimizer.make(logical_axes))
 
         def init(params):
             copies = jax.tree.map(jnp.copy, params)
@@ -84,7 +84,7 @@ def schedule_free_adamw(
     iterates = build_optimizer_with_decay(lambda logical_axes: rule, schedule, weight_decay, max_grad_norm)
 
     def make_gradient_transformation(logical_axes):
-        inner = schedule_free(iterates(logical_axes), schedule, b1=b1)
+        inner = schedule_free(iterates.make(logical_axes), schedule, b1=b1)
         return optax.GradientTransformation(inner.init, inner.update)
 
     return Optimizer(schedule, make_gradient_transformation, evaluated=schedule_free_eval_params)

@@ -11,8 +11,8 @@ from flax import linen as nn
 from flax import struct
 
 from remixer_t5x.devices.partition import Partitioner, unbox
-from remixer_t5x.errors import UserError
 from remixer_t5x.models.interface import Model, Params
+from remixer_t5x.optim.optimizer import Optimizer, as_optimizer
 
 
 class TrainState(struct.PyTreeNode):
@@ -72,28 +72,20 @@ class TrainStatePlan:
 
 def plan_train_state(
     model: Model,
-    optimizer: optax.GradientTransformation | Callable[[Any], optax.GradientTransformation],
+    optimizer: Optimizer | optax.GradientTransformation,
     batch_shapes: Mapping[str, tuple[int, ...]],
     partitioner: Partitioner,
 ) -> TrainStatePlan:
     """Plans the train state of `model` on the partitioner's mesh without computing any arrays.
 
-    Args:
-        optimizer: an optax transformation, or an `Optimizer`.
-        batch_shapes: shape of each array of a batch, which is passed to `model.init`.
+    `batch_shapes` contains the shape of each array of a batch, and is passed to `model.init`.
     """
+    optimizer = as_optimizer(optimizer)
     # Cache the trace with jit, because `init_params` is called repeatedly below.
     init_params = jax.jit(lambda rng: model.init(rng, batch_shapes), inline=True)
     boxed = jax.eval_shape(init_params, jax.random.key(0))
-    is_optax = isinstance(optimizer, optax.GradientTransformation)
-    if not is_optax and not callable(optimizer):
-        raise UserError(
-            f'optimizer must be an optax transformation, got {type(optimizer).__name__}; use, for example, '
-            'optax.adam(1e-3), or optax.MultiSteps(...).gradient_transformation()'
-        )
-    tx: Any = optimizer if is_optax else optimizer(nn.get_partition_spec(boxed))
-    initial = getattr(optimizer, 'initial', None)
-    factors = initial(boxed) if initial else None
+    tx = optimizer.make(nn.get_partition_spec(boxed))
+    factors = optimizer.initial(boxed) if optimizer.initial else None
 
     def init(rng):
         # Unbox here, because `nn.unbox` would apply sharding constraints even to axes that do not divide evenly.

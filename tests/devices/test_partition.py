@@ -82,7 +82,7 @@ def test_factored_moments_keep_the_sharding_of_their_axes(width):
         'gate': boxed((3,), 'layers'),
     }
     partitioner = Partitioner(devices=8, sizes='fsdp=4,tensor=2')
-    tx = optimizer.adafactor(0.1)(nn.get_partition_spec(boxes))
+    tx = optimizer.adafactor(0.1).make(nn.get_partition_spec(boxes))
     groups = sharded_state(tx.init, partitioner, boxes)[0]
     stacked, single = groups['layers_3'][0], groups['single'][0]
     # v_row is summed over the longer axis, v_col over the shorter; of two equal axes, the last counts as longer.

@@ -61,7 +61,7 @@ class LayersPerOptimizer:
 
 def all_optimizers(axes):
     """Combines all optimizers; each updates its copy of the parameters."""
-    transformations = {name: rule(axes[name]) for name, rule in OPTIMIZERS.items()}
+    transformations = {name: rule.make(axes[name]) for name, rule in OPTIMIZERS.items()}
 
     def update(updates, state, params):
         pairs = {name: tx.update(updates[name], state[name], params[name]) for name, tx in transformations.items()}
@@ -74,7 +74,8 @@ def all_optimizers(axes):
 
 def start_training(partitioner):
     """Returns the plan, a function that takes a train step, and the initial state."""
-    plan = train_state.plan_train_state(LayersPerOptimizer(), all_optimizers, None, partitioner)
+    rule = optimizer.Optimizer(None, all_optimizers)
+    plan = train_state.plan_train_state(LayersPerOptimizer(), rule, None, partitioner)
     step = train_step.jit_train_step(
         train_step.make_train_step(LayersPerOptimizer(), plan.tx), plan.shardings, partitioner, donate=True
     )

@@ -29,7 +29,7 @@ def orthogonalize(matrix):
 def test_updates_are_the_orthogonalized_momentum_of_each_matrix(shape):
     """Includes optax's Nesterov momentum with bias correction: b m' + (1 - b) g."""
     spec = P(*('layers', 'heads')[: len(shape) - 2], 'embed', 'mlp')
-    tx, beta = muon.muon(0.1, max_grad_norm=None)({'w': spec}), 0.95
+    tx, beta = muon.muon(0.1, max_grad_norm=None).make({'w': spec}), 0.95
     params = {'w': wave(shape, 0.0, 0.5)}
     state, moment = tx.init(params), 0.0
     for step in range(1, 4):
@@ -63,7 +63,7 @@ def test_stacked_layers_get_the_updates_of_optax_on_each_layer():
         optax.contrib.muon(-1.0, consistent_rms=0.2, muon_weight_dimension_numbers=dimensions)
     )
     others = optax_on_each_layer(optax.scale_by_adam(b2=0.95))
-    ours, state = train(muon.muon(schedule, weight_decay=0.1)(axes), params, axes)
+    ours, state = train(muon.muon(schedule, weight_decay=0.1).make(axes), params, axes)
     assert_same(ours, {name: (matrices if 'kernel' in name else others)[name] for name in others}, axes)
     assert all(leaf == 4 for leaf in jax.tree.leaves(state) if leaf.dtype == np.int32)
 
@@ -72,7 +72,7 @@ def test_stacked_layers_get_the_updates_of_optax_on_each_layer():
 def test_muon_updates_exactly_the_hidden_matrices(name):
     """Checks all parameters of all models; Muon does not update the matrices of adapters."""
     boxes = shipped_models.boxed_shapes(name)
-    optimizer = muon.muon(0.1)(nn.get_partition_spec(boxes))
+    optimizer = muon.muon(0.1).make(nn.get_partition_spec(boxes))
     params = nn.unbox(boxes)
     state = jax.eval_shape(optimizer.init, params)
     [muon_state] = [leaf for leaf in jax.tree.leaves(state, is_leaf=_is_muon) if _is_muon(leaf)]

@@ -123,7 +123,7 @@ PAIRS = {
 def test_stacked_layers_get_the_updates_of_optax_on_each_layer(name):
     params, axes = stacked_problem((3, 1))
     ours, reference = PAIRS[name]
-    updated, state = train(ours(axes), params, axes)
+    updated, state = train(ours.make(axes), params, axes)
     assert_same(updated, train(reference, params, axes, flat=True)[0], axes)
     counters = [leaf for leaf in jax.tree.leaves(state) if leaf.dtype == np.int32]
     assert counters and all(leaf.shape == () for leaf in counters)
@@ -172,7 +172,7 @@ def test_adafactor_equals_t5x():
         ),
     }
     for problem, (params, axes) in problems.items():
-        tx = optimizer.adafactor(schedules.rsqrt(2**-0.5, constant_steps=2), min_dim_size_to_factor=4)(axes)
+        tx = optimizer.adafactor(schedules.rsqrt(2**-0.5, constant_steps=2), min_dim_size_to_factor=4).make(axes)
         state = tx.init(params)
         for step in range(4):
             grads = {
@@ -201,7 +201,7 @@ def test_parameters_near_zero_have_a_different_minimum_rms(name):
     params = {key: 1e-5 * np.ones(np.arange(2, 2 + len(spec)), np.float32) for key, spec in axes.items()}
     make = getattr(optimizer, name)
     options = {'clipping_threshold': None} if name == 'adafactor' else {'max_grad_norm': None}
-    tx = make(0.1, min_rms_near_zero=0.25, **options)(axes)
+    tx = make(0.1, min_rms_near_zero=0.25, **options).make(axes)
     updates, _ = tx.update(jax.tree.map(np.ones_like, params), tx.init(params), params)
     moved = {key: float(np.max(np.abs(leaf))) for key, leaf in updates.items()}
     near_zero = {'h', 'toeplitz', 'alpha', 'alpha_vector'}
@@ -212,10 +212,15 @@ def test_parameters_near_zero_have_a_different_minimum_rms(name):
 def test_optax_transformations_are_wrapped_without_a_learning_rate():
     tx, params = optax.adamw(1e-3), {'w': jnp.ones(2)}
     wrapped = optimizer.as_optimizer(tx)
-    jax.tree.map(np.testing.assert_array_equal, wrapped(None).init(params), tx.init(params))
+    jax.tree.map(np.testing.assert_array_equal, wrapped.make(None).init(params), tx.init(params))
     assert wrapped.learning_rate is None and optimizer.as_optimizer(wrapped) is wrapped
-    with pytest.raises(UserError, match=r'OPTIMIZER must be .* got adamw; add \(\) after'):
-        optimizer.as_optimizer(optax.adamw)
+    for invalid, message in (
+        (optax.adamw, r'got adamw; add \(\) after'),
+        (optax.MultiSteps(optax.sgd(1.0), 2), r'got .*MultiSteps.*; pass .*\.gradient_transformation\(\)'),
+        (0.1, 'got 0.1; set OPTIMIZER'),
+    ):
+        with pytest.raises(UserError, match=f'OPTIMIZER must be .* {message}'):
+            optimizer.as_optimizer(invalid)
 
 
 @pytest.mark.parametrize(
@@ -231,7 +236,7 @@ def test_optax_transformations_are_wrapped_without_a_learning_rate():
 @pytest.mark.filterwarnings('ignore:Specifying a key')
 def test_an_optax_transformation_that_does_not_fit_raises(tx, words):
     with pytest.raises(UserError, match=f'OPTIMIZER must compute updates .* {words}.*; use another optimizer') as error:
-        plan = train_state.plan_train_state(Layers(), optimizer.as_optimizer(tx), None, Partitioner())
+        plan = train_state.plan_train_state(Layers(), tx, None, Partitioner())
         jax.eval_shape(
             functools.partial(plan.tx.update, value=0.0),
             plan.abstract.params,

@@ -31,7 +31,7 @@ def load(folder, model_type, fresh=None, renamed=None, vocabularies=None, gin=''
     (folder.parent / f'{model_type}.gin').write_text(f'{saved_run.CONFIG}NUM_ENCODER_LAYERS = 4\n{type_file}{gin}')
     model = build_model(str(folder.parent / f'{model_type}.gin'), **macros)
     plan = train_state.plan_train_state(
-        model, lambda axes: optax.sgd(1.0), batch_formats.get_smallest_batch_shapes(model_type), Partitioner()
+        model, optax.sgd(1.0), batch_formats.get_smallest_batch_shapes(model_type), Partitioner()
     )
     ours, theirs = vocabularies or (saved_run.VOCABULARY, None)
     settings = types.SimpleNamespace(
