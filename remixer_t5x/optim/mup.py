@@ -49,9 +49,9 @@ def scale_by_width(optimizer: Any, width: ranges.Count, base_width: ranges.Count
     optimizer = as_optimizer(optimizer)
     if base_width is None:
         return optimizer
-    if not optimizer.takes_multipliers:
+    if not optimizer.supports_mup:
         raise UserError(
-            'MUP_BASE_WIDTH requires the optimizer adamw, adamw_rms, lion or adafactor; '
+            'MUP_BASE_WIDTH requires an optimizer with learning rate factors (`supports_mup`); '
             'pass, for example, --gin_file=optimizers/adamw_rms.gin'
         )
     ratio = width / base_width

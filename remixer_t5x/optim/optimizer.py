@@ -38,7 +38,8 @@ class Optimizer:
         evaluated: function that returns the averaged parameters to evaluate, computed from the transformation's state
             and the parameters (`parameter_averages`); None if the optimizer computes no average.
         relative: whether updates are multiplied by the RMS of their parameter.
-        takes_multipliers: whether `make` accepts a second argument, a tree of learning rate factors (`mup`).
+        supports_mup: whether `make` accepts a second argument, a tree of factors by which updates are multiplied. The
+            factors of `mup` are correct for updates whose size does not depend on that of the gradients, as in Adam.
         initial: function that maps boxed parameters to a tree of factors for their initial values; None leaves the
             initial values unchanged.
         trainable: regular expression for the names of the parameters to train; all other parameters are frozen
@@ -49,7 +50,7 @@ class Optimizer:
     make: Callable[..., optax.GradientTransformation]
     evaluated: Callable[[Any, Any], Any] | None = None
     relative: bool = False
-    takes_multipliers: bool = False
+    supports_mup: bool = False
     initial: Callable[[Any], Any] | None = None
     trainable: str | None = None
 
@@ -127,9 +128,7 @@ def adafactor(
         steps += _scale_updates(multipliers)
         return optax.chain(*steps, optax.scale_by_learning_rate(schedule))
 
-    return Optimizer(
-        schedule, make_gradient_transformation, relative=multiply_by_parameter_scale, takes_multipliers=True
-    )
+    return Optimizer(schedule, make_gradient_transformation, relative=multiply_by_parameter_scale, supports_mup=True)
 
 
 @ranges.validate_arguments
@@ -159,7 +158,7 @@ def adamw_rms(
         return optax.chain(adam, scale_by_parameter_rms(logical_axes, min_rms, min_rms_near_zero))
 
     return build_optimizer_with_decay(
-        build_update_rule, learning_rate, weight_decay, max_grad_norm, relative=True, takes_multipliers=True
+        build_update_rule, learning_rate, weight_decay, max_grad_norm, relative=True, supports_mup=True
     )
 
 
@@ -179,7 +178,7 @@ def adamw(
     """
     adam = optax.scale_by_adam(b1=b1, b2=b2, eps=epsilon, mu_dtype=jnp.dtype(momentum_dtype))
     return build_optimizer_with_decay(
-        lambda logical_axes: adam, learning_rate, weight_decay, max_grad_norm, takes_multipliers=True
+        lambda logical_axes: adam, learning_rate, weight_decay, max_grad_norm, supports_mup=True
     )
 
 
@@ -200,7 +199,7 @@ def lion(
     """
     rule = optax.scale_by_lion(b1=b1, b2=b2, mu_dtype=jnp.dtype(momentum_dtype))
     return build_optimizer_with_decay(
-        lambda logical_axes: rule, learning_rate, weight_decay, max_grad_norm, takes_multipliers=True
+        lambda logical_axes: rule, learning_rate, weight_decay, max_grad_norm, supports_mup=True
     )
 
 
@@ -210,12 +209,13 @@ def build_optimizer_with_decay(
     weight_decay: ranges.NonNegative,
     max_grad_norm: ranges.Positive | None,
     relative: bool = False,
-    takes_multipliers: bool = False,
+    supports_mup: bool = False,
 ) -> Optimizer:
     """Creates an optimizer that combines an update rule with gradient clipping and weight decay.
 
-    Gradients are clipped to the global norm `max_grad_norm` and transformed by `rule(logical_axes)`. Weight decay is
-    then added to the updates of matrices, and the sum is multiplied by the learning rate.
+    Gradients are clipped to the global norm `max_grad_norm`, transformed by `rule(logical_axes)`, and multiplied by the
+    factors of `mup`. Weight decay is then added to the updates of matrices, and the sum is multiplied by the learning
+    rate, so muP does not change the weight decay.
     """
     schedule = as_schedule(learning_rate)
 
@@ -226,7 +226,7 @@ def build_optimizer_with_decay(
             steps.append(optax.add_decayed_weights(weight_decay, mask=build_weight_decay_mask(logical_axes)))
         return optax.chain(*steps, optax.scale_by_learning_rate(schedule))
 
-    return Optimizer(schedule, make_gradient_transformation, relative=relative, takes_multipliers=takes_multipliers)
+    return Optimizer(schedule, make_gradient_transformation, relative=relative, supports_mup=supports_mup)
 
 
 def _scale_updates(factors: Any) -> list[optax.GradientTransformation]:

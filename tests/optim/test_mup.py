@@ -25,7 +25,7 @@ _SPEC.loader.exec_module(width_transfer)
 SHAPES = {'encoder_input_tokens': (2, 16), 'decoder_input_tokens': (2, 8), 'decoder_target_tokens': (2, 8)}
 GOLDEN = json.loads((pathlib.Path(__file__).parents[1] / 'golden' / 'mup.json').read_text())
 # Returns the factors instead of a gradient transformation.
-FACTORS_ONLY = optimizer.Optimizer(None, lambda logical_axes, factors: factors, takes_multipliers=True)
+FACTORS_ONLY = optimizer.Optimizer(None, lambda logical_axes, factors: factors, supports_mup=True)
 
 
 def by_name(tree):
@@ -91,6 +91,7 @@ def test_updates_and_initial_values_scale_with_the_width(make):
     matrix = 0.5 if make is optimizer.adafactor else 0.25
     expected = {'wo': (1.0, matrix), 'logits': (0.5, matrix), 'embedding': (1.0, 1.0)}
     for name, (initial, update) in expected.items():
+        assert np.all(plain_updates[name])
         np.testing.assert_allclose(scaled[name], initial * plain[name], rtol=1e-6)
         np.testing.assert_allclose(updates[name], update * plain_updates[name], rtol=1e-5)
 
@@ -110,7 +111,7 @@ def test_tied_logits_have_the_scale_of_the_base_width():
 
 
 def test_optimizers_without_factors_and_parameters_without_axes_are_rejected():
-    with pytest.raises(UserError, match='MUP_BASE_WIDTH requires the optimizer adamw'):
+    with pytest.raises(UserError, match='MUP_BASE_WIDTH requires .*optimizers/adamw_rms.gin'):
         mup.scale_by_width(muon.muon(0.01), 256, 64)
     with pytest.raises(UserError, match='parameters with logical axes, but dense/bias has none; use nn.with_logical'):
         mup.scale_by_width(FACTORS_ONLY, 256, 64).initial({'dense': {'bias': np.ones(2)}})
