@@ -20,7 +20,7 @@ FIXED_SETTINGS = {
     'seed': 'SEED',
     'split': 'TRAIN_SPLIT',
 }
-_RESET_ADVICE = (
+RESET_ADVICE = (
     'train in another MODEL_DIR with INITIAL_CHECKPOINT_PATH set to this one, which keeps the parameters and resets '
     'the optimizer, the step and the data position'
 )
@@ -50,13 +50,13 @@ def check_record_compatible(saved: Mapping[str, Any], current: Mapping[str, Any]
         if saved.get(key) != current.get(key):
             raise UserError(
                 f'the checkpoint was trained with {setting} = {saved.get(key)!r}, but this run uses '
-                f'{current.get(key)!r}; use the same value, or {_RESET_ADVICE}'
+                f'{current.get(key)!r}; use the same value, or {RESET_ADVICE}'
             )
     changed = fingerprint.describe_data_difference(saved.get('data') or {}, current.get('data') or {})
     if changed:
         raise UserError(
             f'the data has changed since the checkpoint: {changed}; restore the old data and settings{settings}, or '
-            f'{_RESET_ADVICE}'
+            f'{RESET_ADVICE}'
         )
 
 

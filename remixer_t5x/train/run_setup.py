@@ -197,6 +197,11 @@ def restore_or_create_state(
         folder = checkpoints.folder / str(step)
         try:
             saved_params.verify_checkpoint_files(folder)
+            if not (folder / 'data').exists():
+                raise UserError(
+                    f'the checkpoint at {folder} was not saved by a training run and contains only parameters; '
+                    f'{compatibility.RESET_ADVICE}'
+                )
             saved_record = saved_params.read_record(folder)
             compatibility.check_record_compatible(saved_record, record)
             changed = compatibility.describe_config_changes(saved_record.get('config', ''), record['config'])

@@ -14,6 +14,7 @@ import pytest
 from etils import epath
 
 from remixer_t5x.checkpoints import compatibility
+from remixer_t5x.interop import converted_checkpoint
 from remixer_t5x.train import hooks, preemption, run_state
 from tests.support import tiny_training
 from tests.support.compare_runs import checkpoint_arrays, checkpoint_steps, difference, last_step, read_log
@@ -130,6 +131,13 @@ def test_a_damaged_checkpoint_is_reported_and_the_previous_one_restored(training
     (folder / 'checkpoints' / '80' / 'state').mkdir(parents=True)
     assert train(training, folder, recovery={'restore': 'previous'})[0] == 0
     assert (folder / 'damaged' / '80').is_dir()
+    # A run cannot resume from the output of `convert`.
+    converted = converted_checkpoint.create_model_dir(tmp_path / 'converted')
+    params, record, _ = converted_checkpoint.read_checkpoint(str(finished))
+    converted_checkpoint.write_checkpoint(converted, params, 60, record)
+    code, output = train(training, converted)
+    error = printed_error(output)
+    assert code == 2 and 'contains only parameters' in error and 'INITIAL_CHECKPOINT_PATH set to this one' in error
 
 
 def test_a_second_run_in_a_used_folder_is_rejected(training, tmp_path):
