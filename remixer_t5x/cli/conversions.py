@@ -57,7 +57,7 @@ def write_model_dir(
 ) -> None:
     """Writes a checkpoint to a MODEL_DIR, and `gin_text`, unless empty, to the file `name`; prints their paths.
 
-    Raises UserError unless the parameters in the output equal `expected`, by default `params`.
+    Raises UserError unless the parameters, read back from the output, equal `expected`, by default `params`.
     """
     if gin_text:
         (folder / name).write_text(gin_text)
@@ -85,7 +85,7 @@ def restore_params(args: argparse.Namespace, model: Model, vocabulary: Any) -> A
 def check_params_equal(before: Any, after: Any, output: str | os.PathLike[str]) -> None:
     """Raises UserError unless two parameter trees are bit-identical."""
     check_no_array_differs(safetensors_files.find_differing_array(before, after), output)
-    print_labeled_line('check', 'all parameters in the output are bit-identical to the input')
+    print_labeled_line('check', 'all parameters, read back from the output, are bit-identical to those written')
 
 
 def check_no_array_differs(name: str | None, output: str | os.PathLike[str]) -> None:

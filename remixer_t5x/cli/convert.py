@@ -118,7 +118,7 @@ def select_conversion(args: argparse.Namespace) -> tuple[str, str]:
 
 COMMAND = Command(
     'convert',
-    'convert weights between checkpoints, Hugging Face and its Hub, T5X and safetensors, and compare both sides',
+    'convert weights between checkpoints, Hugging Face and its Hub, T5X and safetensors; merge or average checkpoints',
     add_arguments,
     run,
     (
