@@ -21,7 +21,7 @@ from remixer_t5x.errors import UserError, root_cause_message
 from remixer_t5x.run_folder import model_dir, object_store
 
 # File in MODEL_DIR with the id of the W&B run.
-ID_FILE = 'wandb_id.txt'
+WANDB_ID_FILE = 'wandb_id.txt'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +37,10 @@ class TrackerSession(Protocol):
     """A tracker that has been opened for a run. Its methods may raise exceptions or be slow."""
 
     def write(self, kind: str, step: int, numbers: Mapping[str, float], timing: Mapping[str, float]) -> None:
-        """Logs metrics of `kind` ('train', or the name of an evaluation) after `step` updates."""
+        """Logs metrics of `kind` ('train', or the name of an evaluation) after `step` updates.
+
+        A value may be NaN or infinite. `timing` contains the machine-dependent metrics, such as `seconds_per_step`.
+        """
 
     def rewind(self, step: int) -> None:
         """Called when the run returns to `step`; the metrics of later steps are logged again."""
@@ -48,7 +51,11 @@ class TrackerSession(Protocol):
 class Tracker(Protocol):
     """An experiment tracker that can be listed in the gin macro TRACKERS."""
 
-    def open(self, run: TrackedRun) -> TrackerSession: ...
+    def open(self, run: TrackedRun) -> TrackerSession:
+        """Opens the tracker. A resumed run logs the metrics of steps after `run.restored_step` again.
+
+        It also repeats the evaluations of this step if they were not finished.
+        """
 
 
 TrackerCall = Callable[[TrackerSession], None]
@@ -116,7 +123,7 @@ class _WandBSession:
             tags=list(tracker.tags),
             name=tracker.name or run.folder.name,
             mode=cast(Any, tracker.mode),
-            id=get_or_create_run_id(run.folder),
+            id=get_or_create_wandb_id(run.folder),
             resume='allow',
             dir=folder,
             config=dict(run.settings),
@@ -136,9 +143,9 @@ class _WandBSession:
         self._run.finish()
 
 
-def get_or_create_run_id(folder: epath.Path) -> str:
+def get_or_create_wandb_id(folder: epath.Path) -> str:
     """Returns the id of the W&B run of MODEL_DIR, which the first call creates and stores."""
-    path = folder / ID_FILE
+    path = folder / WANDB_ID_FILE
     if not path.exists():
         object_store.write_atomically(path, secrets.token_hex(4))
     return untrusted_files.read_text(path, 'move it to another folder').strip()

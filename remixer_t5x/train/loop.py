@@ -72,7 +72,7 @@ def train(
             for line in (f'{path} is already at step {first} ({reason}); nothing was trained', *notes):
                 log.print(line)
             return _build_result(data.loss_kind, path, first, None)
-        log.start_trackers(run.step_config, programs.plan, run.trackers, config_text, (*notes, *data.notes))
+        log.start(run.step_config, programs.plan, run.trackers, config_text, (*notes, *data.notes))
 
         stop = (signals or stack).enter_context(preemption.StopSignalHandler())
         batches = stack.enter_context(data.open_batches(state.position, run.periods.checkpoint_period))

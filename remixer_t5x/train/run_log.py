@@ -45,7 +45,7 @@ class RunLog:
         self._warned: set[str] = set()
         self._prints = show and self._is_first_process
         self._records: metrics.JsonlWriter | None = None
-        # `start_trackers` opens the trackers. If the run is already finished, `start_trackers` is not called.
+        # `start` opens the trackers. If the run is already finished, `start` is not called.
         self._trackers = trackers.BackgroundTrackers((), trackers.TrackedRun(path, self._restored_step, {}), self.print)
         self._open_records(self._restored_step, is_evaluated)
         self.clock = progress.SpeedMeter(cost, step, self.timeline)
@@ -62,7 +62,7 @@ class RunLog:
         if self._is_first_process:
             self._records = metrics.JsonlWriter(self.path / model_dir.METRICS, step, is_evaluated)
 
-    def start_trackers(
+    def start(
         self,
         step_config: StepConfig,
         plan: TrainStatePlan,

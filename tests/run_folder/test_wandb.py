@@ -64,7 +64,7 @@ def test_a_resumed_run_continues_the_same_wandb_run(tmp_path):
     assert 'wandb:' not in child.output()
     records = [list(records_of(path)) for path in sorted(folder.glob('wandb/offline-run-*/*.wandb'))]
     assert len(records) == 2
-    identity = (folder / trackers.ID_FILE).read_text()
+    identity = (folder / trackers.WANDB_ID_FILE).read_text()
     history = []
     for part in records:
         (run,) = {(r.run.run_id, r.run.project, r.run.display_name, *r.run.tags) for r in part if r.HasField('run')}
