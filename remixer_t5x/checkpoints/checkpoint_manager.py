@@ -17,7 +17,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 from jax.experimental import multihost_utils
 
-from remixer_t5x.checkpoints import durable_folders, saved_params
+from remixer_t5x.checkpoints import compatibility, durable_folders, saved_params
 from remixer_t5x.data.prefetch import DataPosition
 from remixer_t5x.devices import collectives
 from remixer_t5x.errors import UserError
@@ -99,10 +99,11 @@ class RunCheckpoints:
         contains NaN or infinity.
         """
         folder = self.folder / str(step)
-        shapes = saved_params.read_saved_shapes(folder / 'state')
+        shapes = saved_params.read_saved_shapes(folder / 'state'), saved_params.get_array_shapes(abstract_state)
         changed = f' (changed: {changed})' if changed else ''
-        advice = f'restore the old settings{changed}, or pass another --gin.MODEL_DIR'
-        saved_params.check_shapes_fit_model(folder, shapes, saved_params.get_array_shapes(abstract_state), advice)
+        params = [{name: shape for name, shape in side.items() if name.startswith('params/')} for side in shapes]
+        new_folder = compatibility.RESET_ADVICE if params[0] == params[1] else 'pass another --gin.MODEL_DIR'
+        saved_params.check_shapes_fit_model(folder, *shapes, f'restore the old settings{changed}, or {new_folder}')
         with saved_params.wrap_checkpoint_errors(folder, 'read'):
             items = self._manager.restore(
                 step,

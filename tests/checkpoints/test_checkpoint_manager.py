@@ -129,7 +129,10 @@ def test_a_checkpoint_of_another_model_or_vocabulary_raises_an_error(saved):
     checkpoints, other = checkpoint_manager.RunCheckpoints(saved), abstract(state_of(0, embed=5))
     text = error_message(checkpoints.restore, 3, other, 'EMBED 4 -> 5')
     assert 'has shape' in text and '(4,), expected (5,)' in text
-    assert 'EMBED 4 -> 5' in text and 'MODEL_DIR' in text
+    assert 'EMBED 4 -> 5' in text and 'MODEL_DIR' in text and 'INITIAL_CHECKPOINT_PATH' not in text
+    # The parameters of a run with another optimizer can be kept.
+    text = error_message(checkpoints.restore, 3, abstract(state_of(0).replace(opt_state={'z': jnp.zeros(2)})))
+    assert 'opt_state/' in text and 'INITIAL_CHECKPOINT_PATH' in text
     checkpoints.close()
     assert '(4,), expected (5,)' in error_message(saved_params.restore_params, str(saved), other.params)
     params = abstract(state_of(0)).params
