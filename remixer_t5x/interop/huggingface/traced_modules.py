@@ -7,6 +7,7 @@ from typing import Any
 from flax import linen as nn
 from flax import traverse_util
 
+from remixer_t5x import ranges
 from remixer_t5x.data import batch_formats
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop.huggingface.param_mapping import LayerIndices
@@ -14,11 +15,7 @@ from remixer_t5x.models import interface
 from remixer_t5x.models.architecture.layer import Block
 from remixer_t5x.models.interface import Model
 
-# Fields that do not change what a module computes from its parameters, except for rounding.
-TRAINING_FIELDS = (
-    *('attention', 'axes', 'dropout_rate', 'dtype', 'kernel_init', 'mixing_dropout_rate', 'name', 'one_hot'),
-    *('remat_policy', 'stddev', 'unroll'),
-)
+_TRAINING_FIELDS = ('attention', 'axes', 'dtype', 'kernel_init', 'name', 'one_hot', 'remat_policy', 'stddev', 'unroll')
 
 
 class UnsupportedModelError(UserError):
@@ -46,6 +43,14 @@ def record_modules(model: Model) -> tuple[dict[str, nn.Module], dict[str, tuple[
         boxed = interface.compute_param_shapes(model, batch_formats.get_smallest_batch_shapes(model.model_type))
     shapes = traverse_util.flatten_dict(nn.unbox(boxed), sep='/')
     return modules, {path: leaf.shape for path, leaf in shapes.items()}
+
+
+def is_training_field(kind: type, name: str) -> bool:
+    """Returns whether a field does not change what a module computes from its parameters, except for rounding.
+
+    All fields of type `ranges.Rate` are dropout rates.
+    """
+    return name in _TRAINING_FIELDS or ranges.get_annotation(kind, name) == ranges.Rate
 
 
 class TracedModules:
@@ -108,7 +113,7 @@ def read_module_settings(module: nn.Module) -> dict[str, Any]:
     for name in type(module).__dataclass_fields__:
         value = getattr(module, name)
         value = value.__name__ if inspect.isfunction(value) else value
-        if name not in TRAINING_FIELDS and isinstance(value, bool | int | float | str | None):
+        if not is_training_field(type(module), name) and isinstance(value, bool | int | float | str | None):
             settings[name] = value
     if settings.get('num_kv_heads', 0) is None:
         settings['num_kv_heads'] = settings['num_heads']
