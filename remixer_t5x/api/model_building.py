@@ -65,7 +65,7 @@ def _check_macros_are_for_models(unread: Iterable[str]) -> None:
     """Raises UserError if an unread macro is a setting of runs. A macro that another model reads is allowed."""
     for name in unread:
         files = gin_files.find_files_with_macro(name)
-        if files and all(file.startswith(('runs/', 't5x/')) for file in files):
+        if files and all(file.startswith('runs/') for file in files):
             lora = ', and train adapters as in docs/guide/python.md' if 'LORA' in name else ''
             raise UserError(f'{name} is a setting of {files[0]}, which build_model does not read; omit it{lora}')
 

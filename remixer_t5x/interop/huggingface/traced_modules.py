@@ -15,7 +15,8 @@ from remixer_t5x.models import interface
 from remixer_t5x.models.architecture.layer import Block
 from remixer_t5x.models.interface import Model
 
-_TRAINING_FIELDS = ('attention', 'axes', 'dtype', 'kernel_init', 'name', 'one_hot', 'remat_policy', 'stddev', 'unroll')
+# Fields that, like dropout rates, do not change what a module computes from its parameters, except for rounding.
+TRAINING_FIELDS = ('attention', 'axes', 'dtype', 'kernel_init', 'name', 'one_hot', 'remat_policy', 'stddev', 'unroll')
 
 
 class UnsupportedModelError(UserError):
@@ -43,14 +44,6 @@ def record_modules(model: Model) -> tuple[dict[str, nn.Module], dict[str, tuple[
         boxed = interface.compute_param_shapes(model, batch_formats.get_smallest_batch_shapes(model.model_type))
     shapes = traverse_util.flatten_dict(nn.unbox(boxed), sep='/')
     return modules, {path: leaf.shape for path, leaf in shapes.items()}
-
-
-def is_training_field(kind: type, name: str) -> bool:
-    """Returns whether a field does not change what a module computes from its parameters, except for rounding.
-
-    All fields of type `ranges.Rate` are dropout rates.
-    """
-    return name in _TRAINING_FIELDS or ranges.get_annotation(kind, name) == ranges.Rate
 
 
 class TracedModules:
@@ -110,10 +103,12 @@ class TracedModules:
 def read_module_settings(module: nn.Module) -> dict[str, Any]:
     """Returns the class of a module, and the plain fields and functions that determine its output, by name."""
     settings: dict[str, Any] = {'class': type(module).__name__}
-    for name in type(module).__dataclass_fields__:
+    for name, field in type(module).__dataclass_fields__.items():
         value = getattr(module, name)
         value = value.__name__ if inspect.isfunction(value) else value
-        if not is_training_field(type(module), name) and isinstance(value, bool | int | float | str | None):
+        # All rates are dropout rates.
+        is_training_field = name in TRAINING_FIELDS or field.type == ranges.Rate
+        if not is_training_field and isinstance(value, bool | int | float | str | None):
             settings[name] = value
     if settings.get('num_kv_heads', 0) is None:
         settings['num_kv_heads'] = settings['num_heads']
