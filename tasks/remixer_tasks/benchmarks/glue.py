@@ -167,14 +167,9 @@ def _build_dataset(name: str) -> LabelledDataset:
 
 
 def _build_classification_task(name: str, *metrics: text_metrics.Metric) -> TextTask:
-    wording = 'mnli' if LABELS[name] is MNLI else name
-    return TextTask(
-        f'glue_{name}_v002',
-        _build_dataset(name),
-        prompts.build_classification_preprocessor(wording, _TEXTS[name], LABELS[name]),
-        prompts.ClassIdPostprocessor(LABELS[name]),
-        metrics or (text_metrics.accuracy,),
-    )
+    prompt = 'mnli' if LABELS[name] is MNLI else name
+    task, metrics = f'glue_{name}_v002', metrics or (text_metrics.accuracy,)
+    return prompts.build_classification_task(task, _build_dataset(name), prompt, _TEXTS[name], LABELS[name], metrics)
 
 
 TASKS = (

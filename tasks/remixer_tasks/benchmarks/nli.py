@@ -5,6 +5,7 @@ T5 does not define these tasks. SNLI pairs without a label are excluded.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -19,7 +20,6 @@ from remixer_tasks.benchmarks.text_task import (
     Example,
     FileLayout,
     LabelledDataset,
-    Preprocessor,
     PublishedFile,
     Reader,
     TextTask,
@@ -162,33 +162,26 @@ _ABDUCTIVE = LabelledDataset(
 )
 
 
-def _build_classification_task(
-    name: str, dataset: LabelledDataset, to_text: Preprocessor, labels: Sequence[str] = _LABELS
-) -> TextTask:
-    return TextTask(name, dataset, to_text, prompts.ClassIdPostprocessor(tuple(labels)), (text_metrics.accuracy,))
+_METRICS = (text_metrics.accuracy,)
 
 
-def _build_pair_preprocessor(wording: str, premise: str = 'premise') -> Preprocessor:
-    return prompts.build_classification_preprocessor(wording, {'hypothesis': 'hypothesis', 'premise': premise}, _LABELS)
+def _build_entailment_task(name: str, dataset: LabelledDataset, prompt: str, premise: str = 'premise') -> TextTask:
+    features = {'hypothesis': 'hypothesis', 'premise': premise}
+    return prompts.build_classification_task(name, dataset, prompt, features, _LABELS, _METRICS)
+
+
+_SNLI_TASK = _build_entailment_task('snli_v001', _SNLI, 'snli')
 
 
 def _format_labelled_snli(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    return _build_pair_preprocessor('snli')(dataset.filter(lambda example: example['label'] != prompts.UNLABELLED))
+    return _SNLI_TASK.to_text(dataset.filter(lambda example: example['label'] != prompts.UNLABELLED))
 
 
 TASKS = (
-    _build_classification_task('snli_v001', _SNLI, _format_labelled_snli),
-    *(
-        _build_classification_task(
-            f'anli_r{number}_v001', _build_anli_dataset(number), _build_pair_preprocessor('anli', 'context')
-        )
-        for number in (1, 2, 3)
-    ),
-    _build_classification_task('conj_nli_v001', _CONJUNCTIVE, _build_pair_preprocessor('conj_nli')),
-    _build_classification_task(
-        'abductive_nli_v001',
-        _ABDUCTIVE,
-        prompts.build_classification_preprocessor('abductive_nli', _HYPOTHESES, _CHOICES),
-        _CHOICES,
+    dataclasses.replace(_SNLI_TASK, to_text=_format_labelled_snli),
+    *(_build_entailment_task(f'anli_r{n}_v001', _build_anli_dataset(n), 'anli', 'context') for n in (1, 2, 3)),
+    _build_entailment_task('conj_nli_v001', _CONJUNCTIVE, 'conj_nli'),
+    prompts.build_classification_task(
+        'abductive_nli_v001', _ABDUCTIVE, 'abductive_nli', _HYPOTHESES, _CHOICES, _METRICS
     ),
 )

@@ -10,11 +10,11 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from remixer_t5x.lazy_imports import tf
-from remixer_tasks.benchmarks.text_task import Preprocessor
+from remixer_tasks.benchmarks.text_task import LabelledDataset, Preprocessor, TextTask
 
 # Class id of an unlabelled example, and of a predicted text that is not a label.
 UNLABELLED = INVALID = -1
@@ -113,6 +113,19 @@ class ClassIdPostprocessor:
 
     def __call__(self, text: str, **_: Any) -> int:
         return self.labels.index(text) if text in self.labels else INVALID
+
+
+def build_classification_task(
+    name: str,
+    dataset: LabelledDataset,
+    prompt: str,
+    features: Sequence[str] | Mapping[str, str],
+    labels: Sequence[str],
+    metrics: Sequence[Callable[..., dict[str, float]]],
+) -> TextTask:
+    """Returns a task that formats examples with `build_classification_preprocessor` and compares class ids."""
+    to_text = build_classification_preprocessor(prompt, features, labels)
+    return TextTask(name, dataset, to_text, ClassIdPostprocessor(tuple(labels)), metrics)
 
 
 def parse_number(text: str, default: float = INVALID, **_: Any) -> float:

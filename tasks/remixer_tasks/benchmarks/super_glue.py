@@ -184,10 +184,10 @@ def _build_tasks(data: Callable[[str], LabelledDataset], name: str) -> tuple[Tex
 
     def build_classification_task(folder: str, *metrics: text_metrics.Metric) -> TextTask:
         task = folder.lower()
-        columns, names = _CLASSIFICATION[folder]
-        to_text = prompts.build_classification_preprocessor(task, columns, names)
         metrics = metrics or (text_metrics.accuracy,)
-        return TextTask(name.format(task), data(folder), to_text, prompts.ClassIdPostprocessor(names), metrics)
+        return prompts.build_classification_task(
+            name.format(task), data(folder), task, *_CLASSIFICATION[folder], metrics
+        )
 
     return (
         build_classification_task('BoolQ'),
@@ -215,8 +215,7 @@ def _build_tasks(data: Callable[[str], LabelledDataset], name: str) -> tuple[Tex
 
 
 def _build_diagnostic_task(name: str, folder: str, columns: Mapping[str, str], metric: text_metrics.Metric) -> TextTask:
-    to_text = prompts.build_classification_preprocessor('rte', columns, ENTAILMENT_LABELS)
-    return TextTask(name, build_dataset(folder), to_text, prompts.ClassIdPostprocessor(ENTAILMENT_LABELS), (metric,))
+    return prompts.build_classification_task(name, build_dataset(folder), 'rte', columns, ENTAILMENT_LABELS, (metric,))
 
 
 _AXB = {'hypothesis': 'sentence2', 'premise': 'sentence1'}
