@@ -1,7 +1,9 @@
 """Tasks that T5 lacks (NLI, COGS), mixtures and their rates, and all tasks on real data."""
 
+import fnmatch
 import json
 import pathlib
+import re
 
 import pytest
 import seqio
@@ -13,6 +15,7 @@ from remixer_t5x.evaluate import checkpoint_ranking
 from remixer_tasks import catalogue, mixtures, names, pretraining, python_docs, vocabularies
 from remixer_tasks.benchmarks import cogs
 from tests.support.error_lines import error_message
+from tests.support.paths import CONFIGS, ROOT
 
 REAL_ROWS = json.loads((pathlib.Path(__file__).parent / 'golden' / 't5_real_rows.json').read_text())
 
@@ -62,6 +65,11 @@ def test_tasks_that_t5_lacks_have_their_text_format(tmp_path, name, split, files
     for file, text in files.items():
         write(tmp_path, file, text)
     assert pairs(name, split, tmp_path) == expected
+
+
+def test_every_task_has_a_row_in_the_docs():
+    names = re.findall(r'`([\w*]+)`', (ROOT / 'docs/tasks.md').read_text())
+    assert [task for task in catalogue.TASKS if not any(fnmatch.fnmatch(task, name) for name in names)] == []
 
 
 @pytest.mark.parametrize(
@@ -172,7 +180,7 @@ def test_rates_equal_those_of_seqio(tmp_path, maximum, temperature):
 
 def test_the_vocabulary_size_of_cogs_equals_that_in_its_gin_file(real_data):
     assert cogs.words().vocab_size == 880
-    assert '880 ids' in (pathlib.Path(__file__).parents[2] / 'configs/data/cogs.gin').read_text()
+    assert '880 ids' in (CONFIGS / 'data/cogs.gin').read_text()
 
 
 @pytest.mark.parametrize('name', sorted(catalogue.TASKS))
