@@ -130,10 +130,7 @@ def read_shipped_files() -> dict[str, GinText]:
 
 
 def find_files_with_macro(macro: str) -> list[str]:
-    """Returns the names of the shipped files that read a macro.
-
-    Partial files such as runs/_common.gin, which users do not select, are replaced by the files that include them.
-    """
+    """Returns the shipped files that read a macro; for a partial file (runs/_common.gin), its includers."""
     texts = read_shipped_files()
     direct = {name for name, text in texts.items() if macro in text.referenced_macros}
     partial = {name for name in direct if '/_' in name}
@@ -143,9 +140,7 @@ def find_files_with_macro(macro: str) -> list[str]:
 
 def is_known_macro(macro: str) -> bool:
     """Returns whether a shipped file reads or sets a macro."""
-    return any(
-        macro in text.referenced_macros or macro in text.assigned_macros for text in read_shipped_files().values()
-    )
+    return any(macro in {*text.referenced_macros, *text.assigned_macros} for text in read_shipped_files().values())
 
 
 def suggest_file(setting: str) -> str:

@@ -103,9 +103,8 @@ def count_examples(task: seqio.Task) -> float:
     """Returns the number of training examples, as counted by T5 if known; returns 0 without a training split."""
     if TRAIN not in task.splits:
         return 0.0
-    known = {**GLUE, **SUPER_GLUE, **ENTAILMENT, **SQUAD}
-    if task.name in known and known[task.name]:
-        return float(known[task.name])
+    if known := {**GLUE, **SUPER_GLUE, **ENTAILMENT, **SQUAD}.get(task.name):
+        return float(known)
     # `sources.LabelledSource` does not report its number of examples to seqio.
     count = getattr(task.source, 'count_examples', task.source.num_input_examples)
     number = count(TRAIN)

@@ -168,8 +168,10 @@ def _build_dataset(name: str) -> LabelledDataset:
 
 def _build_classification_task(name: str, *metrics: text_metrics.Metric) -> TextTask:
     prompt = 'mnli' if LABELS[name] is MNLI else name
-    task, metrics = f'glue_{name}_v002', metrics or (text_metrics.accuracy,)
-    return prompts.build_classification_task(task, _build_dataset(name), prompt, _TEXTS[name], LABELS[name], metrics)
+    metrics = metrics or (text_metrics.accuracy,)
+    return prompts.build_classification_task(
+        f'glue_{name}_v002', _build_dataset(name), prompt, _TEXTS[name], LABELS[name], *metrics
+    )
 
 
 TASKS = (

@@ -162,12 +162,9 @@ _ABDUCTIVE = LabelledDataset(
 )
 
 
-_METRICS = (text_metrics.accuracy,)
-
-
 def _build_entailment_task(name: str, dataset: LabelledDataset, prompt: str, premise: str = 'premise') -> TextTask:
     features = {'hypothesis': 'hypothesis', 'premise': premise}
-    return prompts.build_classification_task(name, dataset, prompt, features, _LABELS, _METRICS)
+    return prompts.build_classification_task(name, dataset, prompt, features, _LABELS, text_metrics.accuracy)
 
 
 _SNLI_TASK = _build_entailment_task('snli_v001', _SNLI, 'snli')
@@ -182,6 +179,6 @@ TASKS = (
     *(_build_entailment_task(f'anli_r{n}_v001', _build_anli_dataset(n), 'anli', 'context') for n in (1, 2, 3)),
     _build_entailment_task('conj_nli_v001', _CONJUNCTIVE, 'conj_nli'),
     prompts.build_classification_task(
-        'abductive_nli_v001', _ABDUCTIVE, 'abductive_nli', _HYPOTHESES, _CHOICES, _METRICS
+        'abductive_nli_v001', _ABDUCTIVE, 'abductive_nli', _HYPOTHESES, _CHOICES, text_metrics.accuracy
     ),
 )

@@ -10,11 +10,11 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from remixer_t5x.lazy_imports import tf
-from remixer_tasks.benchmarks.text_task import LabelledDataset, Preprocessor, TextTask
+from remixer_tasks.benchmarks.text_task import LabelledDataset, Metric, Preprocessor, TextTask
 
 # Class id of an unlabelled example, and of a predicted text that is not a label.
 UNLABELLED = INVALID = -1
@@ -27,10 +27,11 @@ _DETERMINERS = frozenset([
 # fmt: on
 _NUMBER = re.compile(r'\s*[-+]?([0-9]+(?:\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?\s*')
 Example = Mapping[str, Any]
+Features = Sequence[str] | Mapping[str, str]
 
 
 def build_classification_preprocessor(
-    name: str, features: Sequence[str] | Mapping[str, str], labels: Sequence[str], markup: bool = False
+    name: str, features: Features, labels: Sequence[str], markup: bool = False
 ) -> Preprocessor:
     """Returns a preprocessor that builds 'NAME feature: text feature: text ...', with the label's name as the target.
 
@@ -116,12 +117,7 @@ class ClassIdPostprocessor:
 
 
 def build_classification_task(
-    name: str,
-    dataset: LabelledDataset,
-    prompt: str,
-    features: Sequence[str] | Mapping[str, str],
-    labels: Sequence[str],
-    metrics: Sequence[Callable[..., dict[str, float]]],
+    name: str, dataset: LabelledDataset, prompt: str, features: Features, labels: Sequence[str], *metrics: Metric
 ) -> TextTask:
     """Returns a task that formats examples with `build_classification_preprocessor` and compares class ids."""
     to_text = build_classification_preprocessor(prompt, features, labels)

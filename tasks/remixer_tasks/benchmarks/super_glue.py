@@ -186,7 +186,7 @@ def _build_tasks(data: Callable[[str], LabelledDataset], name: str) -> tuple[Tex
         task = folder.lower()
         metrics = metrics or (text_metrics.accuracy,)
         return prompts.build_classification_task(
-            name.format(task), data(folder), task, *_CLASSIFICATION[folder], metrics
+            name.format(task), data(folder), task, *_CLASSIFICATION[folder], *metrics
         )
 
     return (
@@ -215,7 +215,7 @@ def _build_tasks(data: Callable[[str], LabelledDataset], name: str) -> tuple[Tex
 
 
 def _build_diagnostic_task(name: str, folder: str, columns: Mapping[str, str], metric: text_metrics.Metric) -> TextTask:
-    return prompts.build_classification_task(name, build_dataset(folder), 'rte', columns, ENTAILMENT_LABELS, (metric,))
+    return prompts.build_classification_task(name, build_dataset(folder), 'rte', columns, ENTAILMENT_LABELS, metric)
 
 
 _AXB = {'hypothesis': 'sentence2', 'premise': 'sentence1'}

@@ -21,9 +21,9 @@ import scipy.stats
 from remixer_t5x.errors import UserError, import_optional
 from remixer_tasks.benchmarks import prompts
 from remixer_tasks.benchmarks.prompts import INVALID
+from remixer_tasks.benchmarks.text_task import Metric
 
 Metrics = dict[str, float]
-Metric = Callable[[Sequence[Any], Sequence[Any]], Metrics]
 Texts = Sequence[str]
 _PUNCTUATION = str.maketrans('', '', string.punctuation)
 # Stands for 'no answer' when word F1 is computed, because word F1 is undefined for texts without words.

@@ -27,6 +27,7 @@ TRAIN, VALIDATION, TEST = 'train', 'validation', 'test'
 Example = dict[str, Any]
 # A reader is called with the path of each file in the layout.
 Reader = Callable[..., Iterator[Example]]
+Metric = Callable[..., dict[str, float]]
 Preprocessor: TypeAlias = 'Callable[[tf.data.Dataset], tf.data.Dataset]'
 
 
@@ -93,7 +94,7 @@ class TextTask:
     dataset: LabelledDataset
     to_text: Preprocessor
     postprocess: Callable[..., Any] | None = None
-    metrics: Sequence[Callable[..., dict[str, float]]] = ()
+    metrics: Sequence[Metric] = ()
     splits: tuple[str, ...] | None = None
 
     def create_source(self, data_dir: str | None = None) -> Any:
@@ -109,7 +110,7 @@ def build_task(
     source: seqio.DataSource,
     to_text: Preprocessor,
     vocabulary: seqio.Vocabulary,
-    metrics: Sequence[Callable[..., dict[str, float]]],
+    metrics: Sequence[Metric],
     postprocess: Callable[..., Any] | None,
 ) -> seqio.Task:
     """Returns a seqio task whose inputs and targets end with EOS, and whose source shuffles the examples.
