@@ -23,7 +23,7 @@ from remixer_t5x.config import loading, reference_resolver
 from remixer_t5x.devices import processes
 from remixer_t5x.errors import UserError
 from remixer_t5x.extras.reports import compare
-from tests.support import feed_forward
+from tests.support import feed_forward, paths
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = sorted([ROOT / 'README.md', *(ROOT / 'docs').rglob('*.md')])
@@ -239,14 +239,13 @@ def _write_user_files(folder, words):
     for word in (*words, '--gin_file=kept/model.gin'):
         path = word.partition('--gin_file=')[2]
         if path.endswith('/model.gin'):
-            (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            (folder / path).write_text(
+            paths.write_text(
+                folder / path,
                 "include 'models/t5_1_1.gin'\ninclude 'sizes/small.gin'\nfrom __gin__ import "
-                'dynamic_registration\nfrom remixer_tasks import vocabularies\nVOCABULARY = @vocabularies.byte()\n'
+                'dynamic_registration\nfrom remixer_tasks import vocabularies\nVOCABULARY = @vocabularies.byte()\n',
             )
         if path.endswith('/config.gin'):
-            (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            (folder / path).write_text("include 'experiments/python_docs.gin'\n")
+            paths.write_text(folder / path, "include 'experiments/python_docs.gin'\n")
 
 
 @pytest.mark.parametrize('page', [*PAGES, *UNLISTED], ids=lambda page: page.name)

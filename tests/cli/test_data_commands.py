@@ -6,6 +6,7 @@ import pytest
 
 from remixer_t5x.cli import main
 from remixer_tasks import catalogue
+from tests.support.paths import write_text
 
 COMMITMENT = [{'premise': f'A naïve premise {i}.', 'hypothesis': 'B', 'label': 'neutral', 'idx': i} for i in range(3)]
 WINOGRAD = [
@@ -24,9 +25,8 @@ def published(tmp_path, monkeypatch, clean_environment):
     """Writes files of CB and WSC and a malformed `cogs/dev.tsv`; no other data are present."""
     folder = tmp_path / 'data'
     for name, rows in {'CB/val': COMMITMENT, 'CB/test': COMMITMENT[:1], 'WSC/train': WINOGRAD}.items():
-        file = folder / 'super_glue' / f'{name}.jsonl'
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(''.join(json.dumps(row) + '\n' for row in rows))
+        text = ''.join(json.dumps(row) + '\n' for row in rows)
+        write_text(folder / 'super_glue' / f'{name}.jsonl', text)
     (folder / 'cogs').mkdir()
     (folder / 'cogs' / 'dev.tsv').write_text('no cells\n')
     monkeypatch.setenv('REMIXER_T5X_DATA', str(folder))

@@ -25,7 +25,7 @@ from remixer_t5x.extras.reports import run_records
 from remixer_t5x.interop import converted_checkpoint, safetensors_files, shared_folder
 from remixer_tasks.files import cache
 from remixer_tasks.vocabulary import words_and_bytes
-from tests.support import hf_folders, saved_run
+from tests.support import hf_folders, paths, saved_run
 from tests.support.fake_hub import FakeHub
 
 pytest.importorskip('huggingface_hub')
@@ -293,8 +293,7 @@ def test_only_python_files_of_custom_packages_are_shared(tmp_path, monkeypatch):
     (tmp_path / 'remixer_t5x').mkdir()
     (tmp_path / 'own_module.py').write_text('import own_package\nimport remixer_t5x')
     for name in ('__init__.py', 'layers/mixer.py', '.env', '.git/hook.py', 'notes.txt', '__pycache__/mixer.pyc'):
-        (tmp_path / 'own_package' / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / 'own_package' / name).write_text('')
+        paths.write_text(tmp_path / 'own_package' / name, '')
     monkeypatch.syspath_prepend(tmp_path)
     assert shared_folder.copy_custom_code(tmp_path / 'shared', ['own_module']) == []
     code = tmp_path / 'shared/code'

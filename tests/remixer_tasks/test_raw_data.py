@@ -8,14 +8,10 @@ import pytest
 from remixer_t5x.errors import UserError
 from remixer_tasks import catalogue, mixtures, vocabularies
 from remixer_tasks.corpora import arrow_files
+from tests.support.paths import write_text
 
 RTE = [{'premise': f'P {n}.', 'hypothesis': 'H.', 'label': 'entailment', 'idx': n} for n in range(40)]
 CSV = 'premise,hypothesis,label\n"A ""b"",\nc.",d,not_entailment\ne,f,entailment\n'
-
-
-def write(folder, name, text):
-    (folder / name).parent.mkdir(parents=True, exist_ok=True)
-    (folder / name).write_text(text)
 
 
 def wsc_row(text, index, word):
@@ -25,7 +21,7 @@ def wsc_row(text, index, word):
 
 def write_rte(folder, train=RTE, validation=RTE[:7], name='super_glue/RTE'):
     for file, rows in (('train', train), ('val', validation)):
-        write(folder, f'{name}/{file}.jsonl', ''.join(json.dumps(row) + '\n' for row in rows))
+        write_text(folder / f'{name}/{file}.jsonl', ''.join(json.dumps(row) + '\n' for row in rows))
 
 
 def texts(name, split, folder):
@@ -46,7 +42,7 @@ def test_rows_keep_the_order_of_the_file_and_become_ids_with_eos(tmp_path):
 
 def test_the_first_layout_whose_files_exist_is_read(tmp_path):
     """The first file is a CSV file with quotes and line breaks."""
-    write(tmp_path, 'nli_datasets/rte/dev.csv', CSV)
+    write_text(tmp_path / 'nli_datasets/rte/dev.csv', CSV)
     assert catalogue.locate_splits(catalogue.find_task('glue_rte_v002').dataset, str(tmp_path)) == {
         'train': None,
         'validation': str(tmp_path / 'nli_datasets/rte/dev.csv'),
@@ -54,13 +50,13 @@ def test_the_first_layout_whose_files_exist_is_read(tmp_path):
     }
     expected = ['rte sentence1: A "b",\nc. sentence2: d', 'rte sentence1: e sentence2: f']
     assert texts('glue_rte_v002', 'validation', tmp_path) == expected
-    write(tmp_path, 'glue/RTE/dev.tsv', 'index\tsentence1\tsentence2\tlabel\n0\ta\tb\tentailment\n')
+    write_text(tmp_path / 'glue/RTE/dev.tsv', 'index\tsentence1\tsentence2\tlabel\n0\ta\tb\tentailment\n')
     assert texts('glue_rte_v002', 'validation', tmp_path) == ['rte sentence1: a sentence2: b']
 
 
 def test_a_pronoun_at_the_end_is_marked_with_asterisks(tmp_path):
     """As in T5, the text then ends with a space."""
-    write(tmp_path, 'super_glue/WSC/train.jsonl', wsc_row('They gave it to her', 4, 'her'))
+    write_text(tmp_path / 'super_glue/WSC/train.jsonl', wsc_row('They gave it to her', 4, 'her'))
     assert texts('super_glue_wsc_v102_simple_train', 'train', tmp_path) == ['wsc: They gave it to *her* ']
 
 
@@ -118,7 +114,7 @@ INVALID_ROWS = [
 
 @pytest.mark.parametrize(('task', 'file', 'text', 'message'), INVALID_ROWS)
 def test_invalid_rows_are_rejected_with_file_and_line(tmp_path, cache_folder, task, file, text, message):
-    write(tmp_path, file, text)
+    write_text(tmp_path / file, text)
     with pytest.raises(UserError) as error:
         catalogue.read_examples(task, 'train', data_dir=str(tmp_path))
     assert str(error.value).startswith(f'{tmp_path / file}{message}')

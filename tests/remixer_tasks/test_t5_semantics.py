@@ -9,6 +9,7 @@ import pytest
 from remixer_t5x import tf_data
 from remixer_tasks import catalogue
 from tests.support import toy_tasks
+from tests.support.paths import write_text
 
 GOLDEN = pathlib.Path(__file__).parent / 'golden'
 T5 = json.loads((GOLDEN / 't5_tasks.json').read_text())
@@ -35,8 +36,7 @@ TASK_NAMES = {
 def raw_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp('raw')
     for name, text in T5['files'].items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
+        write_text(folder / name, text)
     return str(folder)
 
 

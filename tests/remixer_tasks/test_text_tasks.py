@@ -15,14 +15,9 @@ from remixer_t5x.evaluate import checkpoint_ranking
 from remixer_tasks import catalogue, mixtures, names, pretraining, python_docs, vocabularies
 from remixer_tasks.benchmarks import cogs
 from tests.support.error_lines import error_message
-from tests.support.paths import CONFIGS, ROOT
+from tests.support.paths import CONFIGS, ROOT, write_text
 
 REAL_ROWS = json.loads((pathlib.Path(__file__).parent / 'golden' / 't5_real_rows.json').read_text())
-
-
-def write(folder, name, text):
-    (folder / name).parent.mkdir(parents=True, exist_ok=True)
-    (folder / name).write_text(text)
 
 
 def pairs(name, split, folder):
@@ -63,7 +58,7 @@ TASKS_WITHOUT_T5 = [
 @pytest.mark.parametrize(('name', 'split', 'files', 'expected'), TASKS_WITHOUT_T5)
 def test_tasks_that_t5_lacks_have_their_text_format(tmp_path, name, split, files, expected):
     for file, text in files.items():
-        write(tmp_path, file, text)
+        write_text(tmp_path / file, text)
     assert pairs(name, split, tmp_path) == expected
 
 
@@ -76,8 +71,8 @@ def test_every_task_has_a_row_in_the_docs():
     ('labels', 'words'), [('3\n', "must be 1 or 2, got '3'"), ('1\n2\n', 'must have 1 labels, one per line')]
 )
 def test_invalid_labels_of_abductive_nli_are_rejected(tmp_path, labels, words):
-    write(tmp_path, 'abductive_nli/train.jsonl', json_lines(ABDUCTIVE))
-    write(tmp_path, 'abductive_nli/train-labels.lst', labels)
+    write_text(tmp_path / 'abductive_nli/train.jsonl', json_lines(ABDUCTIVE))
+    write_text(tmp_path / 'abductive_nli/train-labels.lst', labels)
     assert words in error_message(pairs, 'abductive_nli_v001', 'train', tmp_path)
 
 
@@ -105,7 +100,7 @@ COGS_ROWS = (
 
 def write_cogs(folder):
     for name in ('train', 'dev', 'test', 'gen'):
-        write(folder, f'cogs/{name}.tsv', ''.join('\t'.join(row) + '\n' for row in COGS_ROWS))
+        write_text(folder / f'cogs/{name}.tsv', ''.join('\t'.join(row) + '\n' for row in COGS_ROWS))
 
 
 def test_cogs_from_rows_to_metrics(tmp_path):

@@ -1,4 +1,4 @@
-"""Paths in the repository, and the environment of child processes."""
+"""Paths in the repository, files in new folders, and the environment of child processes."""
 
 import os
 import pathlib
@@ -7,6 +7,12 @@ ROOT = pathlib.Path(__file__).parents[2]
 CONFIGS = ROOT / 'configs'
 GOLDEN = ROOT / 'tests' / 'golden'
 SCRIPTS = ROOT / 'scripts'
+
+
+def write_text(path: pathlib.Path, text: str) -> None:
+    """Writes a text file, and creates its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
 
 
 def environment(**changes: str) -> dict[str, str]:

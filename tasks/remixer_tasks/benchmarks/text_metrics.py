@@ -2,7 +2,8 @@
 
 Classification metrics compare class ids. A prediction that is not a label has the id INVALID, which differs from the
 ids of all labels. If the labels of a split are not public, all targets are INVALID and metrics are empty. BLEU and
-ROUGE use T5's settings. `METRICS_BY_NAME` contains the metrics that users can select for their own data.
+ROUGE use T5's settings. `METRICS_BY_NAME` contains the metrics that users can select for their own data; these compare
+texts.
 """
 
 import collections
