@@ -109,7 +109,7 @@ def convert_from_safetensors(args: argparse.Namespace) -> None:
 def convert_to_safetensors(args: argparse.Namespace) -> None:
     """Converts a checkpoint to a safetensors file (`--checkpoint=PATH --to_safetensors=FILE`)."""
     vocabulary = _get_vocabulary_folder(pathlib.Path(args.to_safetensors).expanduser())
-    model_folders.check_folder_is_empty(vocabulary)
+    converted_checkpoint.check_folder_is_empty(vocabulary)
     params, record, step = converted_checkpoint.read_checkpoint(args.checkpoint, '--checkpoint')
     dtype = args.dtype or 'float32'
     file = safetensors_files.write_params(args.to_safetensors, params, step, record, dtype)
@@ -345,7 +345,7 @@ def export_any_model(args: argparse.Namespace, model: Any, vocabulary: Any) -> N
     except UnsupportedModelError as refusal:
         config = pytorch_export.to_config(model, vocabulary)
         print_labeled_line('code', f'{refusal.reason}, so PyTorch code is written next to the weights')
-    folder = model_folders.check_folder_is_empty(args.to_hf)
+    folder = converted_checkpoint.check_folder_is_empty(args.to_hf)
     params = restore_params(args, model, vocabulary)
     dtype = args.dtype or 'float32'
     pytorch_export.write_pytorch_model(folder, config, params, dtype)

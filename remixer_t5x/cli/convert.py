@@ -89,12 +89,12 @@ def run(args: argparse.Namespace) -> None:
             f'gin files and --model must be omitted with --{source} and --{target}, because the input defines the model'
         )
     from remixer_t5x.cli import conversions
-    from remixer_t5x.interop.huggingface import model_folders
+    from remixer_t5x.interop import converted_checkpoint
     from remixer_t5x.run_folder import object_store
 
     # Checks the output before reading the input, which can take minutes.
     if target not in ('to_t5x', 'push_to_hub'):
-        model_folders.check_folder_is_empty(getattr(args, target))
+        converted_checkpoint.check_folder_is_empty(getattr(args, target))
     is_shared = target in ('to_shared', 'push_to_hub')
     module = lazy_imports.import_extra('hub.shared_model') if is_shared else conversions
     with object_store.wrap_write_errors(getattr(args, target)):

@@ -5,6 +5,7 @@ load it like the checkpoint of a training run.
 """
 
 import os
+import pathlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,6 +27,14 @@ def build_checkpoint_record(vocabulary: str, config: str, source: str) -> dict[s
     """Builds the record of a converted checkpoint: vocabulary, gin text, source and package versions."""
     versions = model_dir.get_package_versions()
     return {'vocabulary': vocabulary, 'config': config, 'converted_from': source, 'versions': versions}
+
+
+def check_folder_is_empty(path: str | os.PathLike[str]) -> pathlib.Path:
+    """Returns the expanded path of an output. Raises UserError if it is a file or a folder that is not empty."""
+    folder = pathlib.Path(path).expanduser()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f'{folder} already exists; use a new path or an empty folder')
+    return folder
 
 
 def create_model_dir(path: str | os.PathLike[str]) -> epath.Path:

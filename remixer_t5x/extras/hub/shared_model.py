@@ -27,7 +27,6 @@ from remixer_t5x.extras.hub import client
 from remixer_t5x.extras.reports import curves, overview, run_records
 from remixer_t5x.extras.reports.run_records import FOLDER_MACROS, TRAIN, RecordedRun
 from remixer_t5x.interop import converted_checkpoint, shared_folder
-from remixer_t5x.interop.huggingface import model_folders
 from remixer_t5x.interop.huggingface.traced_modules import UnsupportedModelError
 from remixer_t5x.models import interface
 from remixer_t5x.run_folder import model_dir
@@ -175,7 +174,7 @@ def _load_template() -> Any:
 
 def write_shared_model(args: argparse.Namespace) -> None:
     """Writes the shared folder for `--checkpoint=PATH --to_shared=DIR`."""
-    folder = model_folders.check_folder_is_empty(args.to_shared)
+    folder = converted_checkpoint.check_folder_is_empty(args.to_shared)
     # Without './', a relative path has the form of a Hub name.
     _write_model_folder(args, folder, folder.name, os.path.join('.', folder))
     print_labeled_line('wrote', f'{folder}, with its model card: {folder / CARD_FILE}')

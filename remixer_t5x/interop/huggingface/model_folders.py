@@ -6,7 +6,6 @@ A folder contains config.json, the weights as safetensors (a single file or shar
 import dataclasses
 import importlib.util
 import json
-import os
 import pathlib
 import tempfile
 import warnings
@@ -19,7 +18,7 @@ import numpy as np
 from remixer_t5x import tokenizer_files, untrusted_files
 from remixer_t5x.data import batch_formats
 from remixer_t5x.errors import UserError, to_one_line
-from remixer_t5x.interop import safetensors_files
+from remixer_t5x.interop import converted_checkpoint, safetensors_files
 from remixer_t5x.interop.huggingface.bert import Bert, BertClassifier
 from remixer_t5x.interop.huggingface.gpt2 import Gpt2
 from remixer_t5x.interop.huggingface.model_family import HuggingFaceConfig, ModelFamily
@@ -151,7 +150,7 @@ def _write_settings(folder: pathlib.Path, family: ModelFamily, dtype: str) -> No
 
 def write_model_folder(path: str, family: ModelFamily, params: Params, dtype: str = 'float32') -> pathlib.Path:
     """Writes config.json and the weights, converted to `dtype`, to a new or empty folder, and returns its path."""
-    folder = check_folder_is_empty(path)
+    folder = converted_checkpoint.check_folder_is_empty(path)
     _write_settings(folder, family, dtype)
     arrays: dict[str, dict[str, np.ndarray]] = {}
     for name, array in family.convert_to_huggingface(params).items():
@@ -161,14 +160,6 @@ def write_model_folder(path: str, family: ModelFamily, params: Params, dtype: st
         safetensors_files.write_weights_file(
             folder / subfolder / safetensors_files.WEIGHTS_FILE, contents, {'format': 'pt'}
         )
-    return folder
-
-
-def check_folder_is_empty(path: str | os.PathLike[str]) -> pathlib.Path:
-    """Returns the expanded path of an output. Raises UserError if it is a file or a folder that is not empty."""
-    folder = pathlib.Path(path).expanduser()
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f'{folder} already exists; use a new path or an empty folder')
     return folder
 
 
