@@ -36,8 +36,11 @@ def _build_en_mix(vocabulary: seqio.Vocabulary, data_dir: str | None) -> seqio.M
     return mixtures.multi_task(unsupervised, vocabulary=vocabulary, data_dir=data_dir, name='en_mix')
 
 
-# T5's mixtures with the same rate for each task, or with a part of the tasks of `mixtures.SUPER_GLUE`.
+# Maps the name of each mixture of labelled tasks to its rates.
 _RATES: dict[str, Mapping[str, float]] = {
+    'glue_v002_proportional': mixtures.GLUE,
+    'super_glue_v102_proportional': mixtures.SUPER_GLUE,
+    'entailment_v001_proportional': mixtures.ENTAILMENT,
     'glue_mnli_and_dev_v002': {name: 1.0 for name in mixtures.GLUE if 'mnli' in name},
     'wsc_dpr_simple_proportional': {
         name: rate for name, rate in mixtures.SUPER_GLUE.items() if 'wsc' in name or 'dpr' in name
@@ -61,9 +64,6 @@ BUILDERS: dict[str, Builder] = {
     },
     'c4_v310_span_corruption': _create_text_task_builder(pretraining.span_corruption, 'c4/en:3.1.0', data='c4_v310'),
     **{name: functools.partial(catalogue.task, name) for name in catalogue.TASKS},
-    'glue_v002_proportional': mixtures.glue,
-    'entailment_v001_proportional': mixtures.entailment,
-    'super_glue_v102_proportional': mixtures.super_glue,
     **{name: functools.partial(mixtures.build_mixture, name, rates) for name, rates in _RATES.items()},
     'en_mix': _build_en_mix,
 }
