@@ -1,5 +1,7 @@
 """Optimizers: Adafactor with T5's settings, AdamW scaled by parameter RMS, AdamW, and Lion.
 
+`muon` defines Muon, and `parameter_averages` schedule-free AdamW.
+
 All optimizers are chains of optax transformations. Transformations that depend on a whole parameter process each layer
 separately (`layerwise_updates`), so that the update of a layer does not depend on whether it is stacked with other
 layers. Elementwise and global transformations, such as clipping the gradient norm, process stacked parameters directly.

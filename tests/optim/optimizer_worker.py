@@ -31,7 +31,7 @@ OPTIMIZERS = {
     'adamw bfloat16': optimizer.adamw(RATE, momentum_dtype='bfloat16'),
     'lion': optimizer.lion(RATE, weight_decay=0.1, momentum_dtype='bfloat16'),
     'muon': muon.muon(RATE, weight_decay=0.1),
-    'schedule_free': parameter_averages.schedule_free_adamw(RATE, weight_decay=0.1),
+    'schedule_free_adamw': parameter_averages.schedule_free_adamw(RATE, weight_decay=0.1),
     'average': parameter_averages.average_params(optimizer.adamw(RATE), 0.9),
 }
 
