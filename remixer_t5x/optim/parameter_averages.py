@@ -39,8 +39,8 @@ def average_params(optimizer: Any, decay: float | None) -> Optimizer:
             'pass --gin.EMA_DECAY=None'
         )
 
-    def make_gradient_transformation(logical_axes):
-        inner = optax.with_extra_args_support(optimizer.make(logical_axes))
+    def make_gradient_transformation(*axes_and_factors):
+        inner = optax.with_extra_args_support(optimizer.make(*axes_and_factors))
 
         def init(params):
             copies = jax.tree.map(jnp.copy, params)

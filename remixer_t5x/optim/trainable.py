@@ -46,8 +46,9 @@ def restrict_to_trainable(
         return optimizer
     check_regex(setting, pattern, 'encoder/.*/kernel')
 
-    def make_gradient_transformation(logical_axes: Any) -> optax.GradientTransformation:
-        inner = optax.with_extra_args_support(optimizer.make(split_params(logical_axes, pattern)[0]))
+    def make_gradient_transformation(*axes_and_factors: Any) -> optax.GradientTransformation:
+        trained = [split_params(tree, pattern)[0] for tree in axes_and_factors]
+        inner = optax.with_extra_args_support(optimizer.make(*trained))
 
         def init(params: Any) -> Any:
             return inner.init(split_params(params, pattern)[0])

@@ -16,7 +16,7 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.models import interface
 from remixer_t5x.models.layers.embedding import scale_projection_input
 from remixer_t5x.models.sublayers import remixer
-from remixer_t5x.optim import muon, mup, optimizer, train_state
+from remixer_t5x.optim import muon, mup, optimizer, parameter_averages, train_state, trainable
 from tests.support.paths import SCRIPTS
 
 _SPEC = importlib.util.spec_from_file_location('width_transfer', SCRIPTS / 'benchmarks' / 'width_transfer.py')
@@ -74,7 +74,13 @@ def test_position_weights_of_gmlp_keep_their_initial_values():
     assert mup.scale_by_width(FACTORS_ONLY, 256, 64).initial(boxed) == {'kernel': 1.0}
 
 
-@pytest.mark.parametrize('make', [optimizer.adamw, optimizer.adafactor])
+def adamw_of_trained_average(rate):
+    return trainable.restrict_to_trainable(
+        parameter_averages.average_params(optimizer.adamw(rate), 0.9), 'wo|logits|emb'
+    )
+
+
+@pytest.mark.parametrize('make', [optimizer.adamw, optimizer.adafactor, adamw_of_trained_average])
 def test_updates_and_initial_values_scale_with_the_width(make):
     """From width 32 to 128, updates of matrices are divided by 4, and initial values of output matrices by 2."""
     axes = {'wo': ('mlp', 'embed'), 'logits': ('embed', 'vocab'), 'embedding': ('vocab', 'embed')}
