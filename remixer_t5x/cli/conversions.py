@@ -20,6 +20,7 @@ from remixer_t5x import lazy_imports
 from remixer_t5x.api import saved_models
 from remixer_t5x.api.model_building import build_model
 from remixer_t5x.checkpoints import compatibility, durable_folders, saved_params
+from remixer_t5x.cli import arguments
 from remixer_t5x.cli.console import print_labeled_line
 from remixer_t5x.config import loading
 from remixer_t5x.data import batch_formats, task_vocabulary
@@ -134,7 +135,7 @@ def merge_adapters(args: argparse.Namespace) -> None:
 
 def average_checkpoints(args: argparse.Namespace) -> None:
     """Averages the parameters of checkpoints in float32 (`--average=A,B,C --to=MODEL_DIR`)."""
-    paths = [path for path in args.average.split(',') if path]
+    paths = arguments.split_names(args.average)
     if len(paths) < 2:
         raise UserError(f'--average must list two or more checkpoints, got {args.average!r}; pass --average=A,B')
     checkpoints = [str(saved_params.find_checkpoint(path, '--average')) for path in paths]

@@ -120,7 +120,7 @@ def test_the_average_of_checkpoints_is_their_mean(current_folder, capsys):
         converted_checkpoint.write_checkpoint(
             converted_checkpoint.create_model_dir(f'copy_{step}'), trees[-1], step, record
         )
-    assert main(['convert', '--average=ours,copy_3,copy_7/checkpoints/7', '--to=mean']) == 0
+    assert main(['convert', '--average=ours, copy_3,copy_7/checkpoints/7', '--to=mean']) == 0
     mean, _, step = converted_checkpoint.read_checkpoint('mean')
     expected = jax.tree.map(lambda *arrays: np.mean(np.stack(arrays), axis=0, dtype=np.float32), *trees)
     assert safetensors_files.find_differing_array(mean, expected) is None and step == 7
