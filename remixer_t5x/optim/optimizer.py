@@ -38,7 +38,8 @@ class Optimizer:
         make: function that creates the transformation from the logical axes of the parameters, a tree of PartitionSpec
             (`nn.get_partition_spec(boxed_params)`).
         evaluated: function that returns the averaged parameters to evaluate, computed from the transformation's state
-            and the parameters (`parameter_averages`); None if the optimizer computes no average.
+            and the parameters; None if the optimizer computes no average. Commands that read a checkpoint have no
+            optimizer, and find the average by its name (`parameter_averages.select_saved_arrays`).
         relative: whether updates are multiplied by the RMS of their parameter.
         supports_mup: whether `make` accepts a second argument, a tree of factors by which updates are multiplied. The
             factors of `mup` are correct for updates whose size does not depend on that of the gradients, as in Adam.
