@@ -71,14 +71,12 @@ def write_model_dir(
     check_params_equal(params if expected is None else expected, written, folder)
 
 
-def restore_params(args: argparse.Namespace, model: Model, vocabulary: Any) -> Any:
+def restore_params(checkpoint: str, model: Model, vocabulary: Any) -> Any:
     """Reads the parameters of `--checkpoint`, after checking the vocabulary size."""
     task_vocabulary.check_vocabulary_size('VOCABULARY', vocabulary, model.vocab_size)
-    print_labeled_line('reading', str(saved_params.find_checkpoint(args.checkpoint, '--checkpoint')))
+    print_labeled_line('reading', str(saved_params.find_checkpoint(checkpoint, '--checkpoint')))
     record = task_vocabulary.get_vocabulary_record(vocabulary)
-    params = saved_params.restore_params(
-        args.checkpoint, saved_models.get_abstract_params(model), record, '--checkpoint'
-    )
+    params = saved_params.restore_params(checkpoint, saved_models.get_abstract_params(model), record, '--checkpoint')
     print_labeled_line('read', describe_params(params))
     return params
 
@@ -235,7 +233,7 @@ def convert_to_t5x(args: argparse.Namespace, model: Seq2Seq, vocabulary: Any) ->
         _check_t5x_network(model, vocabulary)
     step = durable_folders.get_step(saved_params.find_checkpoint(args.checkpoint, '--checkpoint'))
     t5x_checkpoint.check_folder_is_new(args.to_t5x, step)
-    params = restore_params(args, model, vocabulary)
+    params = restore_params(args.checkpoint, model, vocabulary)
     checkpoint = t5x_checkpoint.write_t5x_checkpoint(args.to_t5x, params, step, bool(args.own_names))
     print_labeled_line('checkpoint', checkpoint)
     check_params_equal(
@@ -267,8 +265,8 @@ def convert_to_model_dir(args: argparse.Namespace) -> None:
         _convert_shared_folder(args, folder)
         return
     source = model_folders.open_model_folder(str(folder))
-    function, arguments = source.family.find_tokenizer(source.folder, args.vocabulary)
-    vocabulary = getattr(vocabularies, function)(**arguments)
+    function, options = source.family.find_tokenizer(source.folder, args.vocabulary)
+    vocabulary = getattr(vocabularies, function)(**options)
     source.family.check_vocabulary(vocabulary, str(source.folder))
     target = converted_checkpoint.create_model_dir(args.to)
     print_labeled_line('reading', str(source.folder))
@@ -312,9 +310,9 @@ def _convert_shared_folder(args: argparse.Namespace, folder: pathlib.Path) -> No
 
 
 def export_transformers_model(
-    args: argparse.Namespace, model: Any, vocabulary: Any, requires_tokenizer: bool = False
+    checkpoint: str, target: str, dtype: str | None, model: Any, vocabulary: Any, requires_tokenizer: bool = False
 ) -> ModelFamily:
-    """Writes a transformers model, and returns its family.
+    """Writes a transformers model with float32 weights, or of `dtype`, to `target`, and returns its family.
 
     Raises UnsupportedModelError and writes no file if there is no equivalent model or, with `requires_tokenizer`, no
     equivalent tokenizer.
@@ -322,9 +320,9 @@ def export_transformers_model(
     family = model_folders.find_equivalent_model(model, vocabulary, build_model_from_gin)
     if requires_tokenizer and not tokenizer_export.has_tokenizer(vocabulary, bool(family.id_offset)):
         raise UnsupportedModelError(f'Hugging Face has no tokenizer for this {type(vocabulary).__name__}')
-    params = restore_params(args, model, vocabulary)
-    dtype = args.dtype or 'float32'
-    folder = model_folders.write_model_folder(args.to_hf, family, params, dtype)
+    params = restore_params(checkpoint, model, vocabulary)
+    dtype = dtype or 'float32'
+    folder = model_folders.write_model_folder(target, family, params, dtype)
     print_labeled_line('wrote', f'{folder}, {dtype}')
     files = tokenizer_export.write_tokenizer(vocabulary, folder, bool(family.id_offset), family.tokenizer_outputs)
     print_labeled_line('tokenizer', files)
@@ -341,13 +339,13 @@ def export_any_model(args: argparse.Namespace, model: Any, vocabulary: Any) -> N
     Raises UnsupportedModelError before writing any file if a module of the model has no PyTorch code.
     """
     try:
-        export_transformers_model(args, model, vocabulary)
+        export_transformers_model(args.checkpoint, args.to_hf, args.dtype, model, vocabulary)
         return
     except UnsupportedModelError as refusal:
         config = pytorch_export.to_config(model, vocabulary)
         print_labeled_line('code', f'{refusal.reason}, so PyTorch code is written next to the weights')
     folder = converted_checkpoint.check_folder_is_empty(args.to_hf)
-    params = restore_params(args, model, vocabulary)
+    params = restore_params(args.checkpoint, model, vocabulary)
     dtype = args.dtype or 'float32'
     pytorch_export.write_pytorch_model(folder, config, params, dtype)
     print_labeled_line('wrote', f'{folder}, {dtype}')

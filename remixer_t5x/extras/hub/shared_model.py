@@ -200,8 +200,7 @@ def _write_model_folder(args: argparse.Namespace, folder: pathlib.Path, name: st
     params, record, step = converted_checkpoint.read_checkpoint(checkpoint)
     auto_class, packages, missing = '', [], []
     try:
-        target = {**vars(args), 'checkpoint': checkpoint, 'to_hf': str(folder)}
-        family = export_transformers_model(argparse.Namespace(**target), model, vocabulary, requires_tokenizer=True)
+        family = export_transformers_model(checkpoint, str(folder), None, model, vocabulary, requires_tokenizer=True)
         auto_class = family.auto_class
     except UnsupportedModelError as refusal:
         print_labeled_line('format', f'remixer_t5x, because {refusal.reason}')
