@@ -4,15 +4,20 @@ To test a new sublayer, add a case to `SUBLAYERS`.
 """
 
 import functools
+import importlib
+import inspect
+import pkgutil
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 
 from remixer_t5x.errors import UserError
 from remixer_t5x.kernels import attention_formula
+from remixer_t5x.models import sublayers as sublayer_package
 from remixer_t5x.models.architecture import encoder_only, layer, stack
 from remixer_t5x.models.layers.norms import GroupedRMSNorm, LayerNorm
 from remixer_t5x.models.layers.positions import AlibiBias, LearnedPositions, RelativePositionBias, RotaryEmbedding
@@ -149,6 +154,16 @@ def covering_cases() -> list[tuple[str, str]]:
                 seen |= new
                 pairs.append((name, side))
     return pairs
+
+
+def test_every_sublayer_has_a_case():
+    classes = set()
+    for info in pkgutil.iter_modules(sublayer_package.__path__, f'{sublayer_package.__name__}.'):
+        members = vars(importlib.import_module(info.name)).values()
+        modules = [kind for kind in members if isinstance(kind, type) and issubclass(kind, nn.Module)]
+        classes |= {kind for kind in modules if [*inspect.signature(kind.__call__).parameters][1:3] == ['x', 'ctx']}
+    factories = [factory for case in SUBLAYERS.values() for factory in (*case.encoder, *case.decoder)]
+    assert classes - {cls for factory in factories for cls in sublayer_classes(factory)} == set(), 'add to SUBLAYERS'
 
 
 @functools.cache
