@@ -1,6 +1,6 @@
 """Checks muP (`optim.mup`): activations and the best learning rate should not depend on the width.
 
-    python scripts/benchmarks/width_transfer.py                       # coordinate check of eight models
+    python scripts/benchmarks/width_transfer.py                       # coordinate check of MODELS
     python scripts/benchmarks/width_transfer.py --rates --models t5_1_1
 
 The coordinate check trains models of increasing width for a few steps, and fits the log RMS of each layer's output and

@@ -17,6 +17,7 @@ from remixer_t5x.interop.huggingface import pytorch_export
 from remixer_t5x.interop.huggingface.traced_modules import UnsupportedModelError
 from remixer_t5x.models import interface, lora
 from tests.support import references, shipped_models
+from tests.support.paths import CONFIGS
 
 SIZES = {
     **{'VOCAB_SIZE': 96, 'EMBED_DIM': 32, 'HEAD_DIM': 8, 'NUM_HEADS': 4, 'MLP_DIM': 48, 'GMLP_DIM': 64, 'AMLP_DIM': 48},
@@ -64,6 +65,8 @@ VARIANTS = {
 }
 DECODERS = ('remixer', 'mixer_enc_dec', 'hyper_mixer', 'gmlp', 'linear_transformer', 'tim', 'gpt2')
 ENCODERS = ('t5_1_1', 'fnet', 'mixer_enc', 'hyper_mixer', 'bert', 'modern_bert')
+# Models whose modules and layouts are in the other cases.
+COVERED = {'remixer_scaled'}
 LENGTH = 40
 VOCABULARY = types.SimpleNamespace(eos_id=1)
 # An id that two rows of `rows` contain.
@@ -186,6 +189,12 @@ def test_a_model_saved_by_transformers_has_the_same_logits(tmp_path, torch):
     saved = type(exported).from_pretrained(tmp_path / 'saved', trust_remote_code=True).eval()
     inputs = torch.tensor(rows())
     check_equal(exported(input_ids=inputs).logits.detach(), saved(input_ids=inputs).logits)
+
+
+def test_the_logits_of_every_shipped_model_are_compared():
+    names = {name.partition(',')[0] for name in (*ENCODER_DECODERS, *VARIANTS, *DECODERS, *ENCODERS)}
+    models = {path.stem for path in (CONFIGS / 'models').glob('*.gin')}
+    assert models - names - COVERED == set(), 'add to ENCODER_DECODERS and, if it can be causal, to DECODERS'
 
 
 @pytest.mark.parametrize('name', [name for name in shipped_models.NAMES if name != 'tim_with_adapters'])

@@ -1,5 +1,7 @@
 """Every sublayer of the shipped models has an effect at initialization."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -12,9 +14,8 @@ COVERED = {'mixer_enc', 'remixer_scaled'}
 MODELS = sorted({path.stem for path in (CONFIGS / 'models').glob('*.gin')} - COVERED)
 STACKS = {'bert': {'encoder'}, 'modern_bert': {'encoder'}, 'gpt2': {'decoder'}}
 LENGTH, TARGETS, VOCAB = 32, 16, 64
-WIDTHS = ('MLP_DIM', 'REMIXER_DIM', 'HYPER_MIXER_DIM', 'HYPER_MIXER_MLP_DIM', 'MIXER_DIM', 'WIDER_MLP_DIM')
-WIDTHS += ('GMLP_DIM', 'AMLP_DIM', 'TIM_MLP_DIM')
-SIZES = {'EMBED_DIM': 32, 'TIM_EMBED_DIM': 32, 'HEAD_DIM': 8, 'GATE_ATTENTION_DIM': 8, **dict.fromkeys(WIDTHS, 64)}
+SIZES = dict.fromkeys(re.findall(r'^(\w+_DIM) =', (CONFIGS / 'sizes/mini.gin').read_text(), re.M), 64)
+SIZES |= {'EMBED_DIM': 32, 'TIM_EMBED_DIM': 32, 'HEAD_DIM': 8, 'GATE_ATTENTION_DIM': 8}
 # BERT and GPT-2 initialize kernels with a standard deviation of 0.02, which is too small for narrower models.
 PUBLISHED = {'EMBED_DIM': 768, 'MLP_DIM': 3072, 'NUM_HEADS': 12, 'HEAD_DIM': 64}
 SIZES |= {'NUM_ENCODER_LAYERS': 2, 'NUM_DECODER_LAYERS': 2, 'VOCAB_SIZE': VOCAB, 'REMAT_POLICY': None}
