@@ -12,6 +12,7 @@ moments are always float32: a step changes them by a fraction of 1 - b2 = 0.001,
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -242,10 +243,12 @@ def _scale_updates(factors: Any) -> list[optax.GradientTransformation]:
 def build_weight_decay_mask(logical_axes: Any) -> Any:
     """Returns a tree of booleans, True for parameters with weight decay: all matrices.
 
-    A vector for each layer, head or mechanism, such as a relative position bias, is not a matrix.
+    A vector for each layer, head or mechanism, such as a relative position bias, is not a matrix. A kernel that maps
+    features to heads is a matrix.
     """
 
     def has_weight_decay(spec):
-        return len([name for name in spec if name not in (axes.LAYERS, axes.HEADS, axes.MECHANISMS)]) >= 2
+        stacking_axes = {axes.LAYERS, axes.HEADS, axes.MECHANISMS}
+        return len([*itertools.dropwhile(stacking_axes.__contains__, spec)]) >= 2
 
     return jax.tree.map(has_weight_decay, logical_axes)

@@ -57,7 +57,7 @@ def train(tx, params, axes, steps=4, flat=False):
 
 def stacked_problem(lengths):
     """Returns parameters of stacked layers (matrices, vectors and scalars) and other parameters, and their axes."""
-    axes = {'embedding': P('vocab', 'embed'), 'bias': P('relpos_buckets', 'heads'), 'norm': P('embed')}
+    axes = {'embedding': P('vocab', 'embed'), 'bias': P('heads', 'relpos_buckets'), 'norm': P('embed')}
     shapes = {'embedding': (9, 6), 'bias': (5, 2), 'norm': (6,)}
     for run, length in enumerate(lengths):
         axes |= {
@@ -138,6 +138,7 @@ def test_stacked_layers_get_the_updates_of_optax_on_each_layer(name):
         (P('vocab', 'embed'), True),
         (P('layers', 'heads', 'embed', 'mlp'), True),
         (P('layers', 'positions_out', 'positions_in'), True),
+        (P('layers', 'embed', 'heads'), True),
         (P('layers', 'embed'), False),
         (P('heads', 'relpos_buckets'), False),
         # The biases and the shared weight vector of HyperMixer's hypernetworks.
