@@ -75,7 +75,8 @@ class Model:
                 raise
             raise UserError(
                 f'a module does not fit its setting: {str(error).splitlines()[0]}; set its attributes, '
-                'CLASS.ATTRIBUTE = VALUE, or use another class'
+                'CLASS.ATTRIBUTE = VALUE, name the scope in which a file sets them, as in '
+                '@encoder/remixer.Remixer, or use another class'
             ) from error
 
     def loss(self, params: Params, batch: Batch, dropout_rng: jax.Array | None = None) -> tuple[jax.Array, MetricSums]:

@@ -121,6 +121,7 @@ class Narrow(nn.Module):
         ('FINAL_NORM', Narrow, ('the output of Narrow must be float32[1, 4, 256]', 'got float32[1, 4, 1]')),
         ('LAYER_NORM', Narrow, ('the output of Narrow must be', 'got float32[1, 4, 1]')),
         ('FINAL_NORM', '@norms.GroupedRMSNorm', ('GroupedRMSNorm', "'num_groups'", 'CLASS.ATTRIBUTE = VALUE')),
+        ('ENCODER_FEED_FORWARD', '@remixer.Remixer', ("'max_length'", '@encoder/remixer.Remixer')),
         ('LAYOUT', '@layer.Layer', ("'Layer' object is not callable", 'use another class')),
         ('ENCODER_MIXER', '@positions.AlibiBias', ('Abstract tracer value', 'use another class')),
         ('LAYOUT', '@layer.alternate', ("alternate() got an unexpected keyword argument 'sublayers'",)),
@@ -134,7 +135,7 @@ class Narrow(nn.Module):
     ],
 )
 def test_a_module_that_does_not_fit_its_setting_raises(macro, value, words):
-    name = {'SPATIAL_WEIGHTS': 'gmlp', 'GATE': 'gmlp', 'gmlp.GMLP.attention': 'amlp'}.get(macro, 't5_1_1')
+    name = {'SPATIAL_WEIGHTS': 'gmlp', 'GATE': 'gmlp', 'gmlp.GMLP.attention': 'amlp'}.get(macro, 'remixer')
     files = [f'models/{name}.gin', 'sizes/tiny.gin', 'model_types/encoder_only.gin']
     with pytest.raises(UserError) as caught:
         model = build_model(*files, **{macro: value})
