@@ -28,11 +28,7 @@ IN_A_FILE = {
 
 AS_A_FLAG = {
     'macro of a file that is not read': (('INPUT_FIELD', '3'), 'INPUT_FIELD', 'it is a setting of runs/infer.gin'),
-    'macro of a file that other files include': (
-        ('MIXTURE_OR_TASK_NAME', 'cogs_v001'),
-        'MIXTURE_OR_TASK_NAME',
-        'it is a setting of runs/finetune.gin, runs/pretrain.gin',
-    ),
+    'macro of a partial file': (('PACK', 'True'), 'PACK', 'it is a setting of runs/finetune.gin, runs/pretrain.gin'),
     'misspelt setting': (('Engine.powr', '3'), 'powr', '; did you mean power?'),
     'module that does not exist': (('ENGINE', '@qqq.Plane()'), "'@qqq.Plane()'; ", 'PYTHONPATH'),
     'name that an importable module lacks': (('ENGINE', '@fractions.Fractoin()'), 'Fractoin', ''),

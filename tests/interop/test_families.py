@@ -135,6 +135,8 @@ def shipped(*files, flags=()):
 
 BIASES = ('attention.SelfAttention.position_bias', '@positions.RelativePositionBias')
 BEGIN = ('decoder_only.DecoderOnly.begin_id', '60')
+# Not a difference.
+DROPOUT = ('DROPOUT_RATE', '0.1')
 FNET = [('ENCODER_MIXER', '@fnet.FNet'), ('ENCODER_POSITION_BIAS', 'None')]
 
 
@@ -143,12 +145,7 @@ FNET = [('ENCODER_MIXER', '@fnet.FNet'), ('ENCODER_POSITION_BIAS', 'None')]
     [
         (['remixer'], [], 'it has no encoder/layer/gated_mlp'),
         (['t5_1_1'], [('LAYOUT', '@layer.PostNorm')], "class of encoder/layer is 'PostNorm', not 'PreNorm'"),
-        # Dropout is not a difference.
-        (
-            ['t5_1_1'],
-            [('DROPOUT_RATE', '0.1'), ('NUM_KV_HEADS', '2')],
-            'num_kv_heads of encoder/layer/self_attention is 2, not 4',
-        ),
+        (['t5_1_1'], [DROPOUT, ('NUM_KV_HEADS', '2')], 'num_kv_heads of encoder/layer/self_attention is 2, not 4'),
         (['t5_1_1'], [BIASES], 'it has a RelativePositionBias as encoder/position_bias'),
         (['t5_1_1'], [('MUP_BASE_WIDTH', '16'), ('TIED_OUTPUT', 'True')], 'base_embed_dim of the model is 16'),
         (
