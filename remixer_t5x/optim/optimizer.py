@@ -72,9 +72,10 @@ def as_optimizer(optimizer: Any) -> Optimizer:
         advice = 'add () after its name'
     elif isinstance(optimizer, optax.MultiSteps):
         advice = 'pass optax.MultiSteps(...).gradient_transformation()'
+    name = getattr(optimizer, '__name__', None) or repr(optimizer)
     raise UserError(
         'OPTIMIZER must be an optimizer such as @optimizer.adafactor() or an optax transformation such as '
-        f'@optax.adamw(), got {getattr(optimizer, "__name__", None) or repr(optimizer):.80}; {advice}'
+        f'@optax.adamw() (in Python, optax.adamw(1e-3)), got {name:.80}; {advice}'
     )
 
 
