@@ -10,6 +10,7 @@ layers. Elementwise and global transformations, such as clipping the gradient no
 moments are always float32: a step changes them by a fraction of 1 - b2 = 0.001, which bfloat16 would round away.
 """
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -19,6 +20,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from optax.contrib import ScheduleFreeState, schedule_free_eval_params
 
 from remixer_t5x import axes, ranges
 from remixer_t5x.errors import UserError, to_one_line
@@ -66,7 +68,12 @@ def as_optimizer(optimizer: Any) -> Optimizer:
     if isinstance(optimizer, optax.GradientTransformation):
         update = optax.with_extra_args_support(optimizer).update
         checked = optax.GradientTransformationExtraArgs(_report_errors(optimizer.init), _report_errors(update))
-        return Optimizer(None, lambda logical_axes: checked)
+        average = None
+        # A transformation whose `init` raises an error without parameters is not schedule-free.
+        with contextlib.suppress(Exception):
+            is_schedule_free = isinstance(jax.eval_shape(optimizer.init, {}), ScheduleFreeState)
+            average = schedule_free_eval_params if is_schedule_free else None
+        return Optimizer(None, lambda logical_axes: checked, evaluated=average)
     advice = 'set OPTIMIZER = @optimizer.adafactor()'
     if callable(optimizer):
         advice = 'add () after its name'

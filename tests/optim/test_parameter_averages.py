@@ -47,10 +47,18 @@ def test_the_average_follows_its_formula_and_does_not_change_updates():
         optimizer.adamw(0.1),
         parameter_averages.average_params(optax.sgd(0.1), DECAY),
         parameter_averages.schedule_free_adamw(0.1),
+        optimizer.as_optimizer(optax.contrib.schedule_free_sgd(0.1)),
         trainable.restrict_to_trainable(parameter_averages.average_params(optax.sgd(0.1), DECAY), 'wi'),
         trainable.restrict_to_trainable(parameter_averages.schedule_free_adamw(0.1), 'wi'),
     ],
-    ids=['no average', 'average', 'schedule-free', 'average of a subset', 'schedule-free of a subset'],
+    ids=[
+        'no average',
+        'average',
+        'schedule-free',
+        'schedule-free of optax',
+        'average of a subset',
+        'schedule-free of a subset',
+    ],
 )
 def test_checkpoints_contain_the_evaluated_parameters(rule, tmp_path):
     *_, (plan, state) = states(rule)
