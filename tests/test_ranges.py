@@ -30,6 +30,7 @@ class Sizes:
     dropout: ranges.Rate | None = 0.0
     make: Callable[[], int] = int
     rates: Mapping[str, float] | None = None
+    dtype: ranges.FloatDtype = 'float32'
 
 
 @pytest.mark.parametrize(
@@ -41,7 +42,7 @@ class Sizes:
      ('dropout', -0.1, 'from 0'), ('dropout', float('nan'), 'from 0'), ('make', 'int', 'a reference'),
      ('width', [3], 'a whole number'), ('rates', ['a'], "a dictionary, as in {'a': 1} or None"),
      ('other', {}, 'a list'), ('names', 'x', "a list, got 'x'; set MACRO = ['x']"),
-     ('makers', 'x', "a list, got 'x'; set MACRO = VALUE")],
+     ('makers', 'x', "a list, got 'x'; set MACRO = VALUE"), ('dtype', 'bf16', "'float32' or 'bfloat16'")],
 )  # fmt: skip
 def test_values_of_the_wrong_type_or_range_are_rejected(argument, value, allowed):
     with pytest.raises(UserError) as error:

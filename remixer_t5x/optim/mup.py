@@ -57,10 +57,7 @@ def scale_by_width(optimizer: Any, width: ranges.Count, base_width: ranges.Count
     ratio = width / base_width
 
     def make_gradient_transformation(logical_axes: Any) -> optax.GradientTransformation:
-        factors = jax.tree.map(
-            lambda spec: _compute_learning_rate_factor(classify_parameter(spec), ratio, optimizer.relative),
-            logical_axes,
-        )
+        factors = jax.tree.map(lambda spec: _compute_rate_factor(spec, ratio, optimizer.relative), logical_axes)
         return optimizer.make(logical_axes, factors)
 
     def compute_initial_factors(boxed: Any) -> Any:
@@ -85,7 +82,8 @@ def _compute_initial_value_factor(names: tuple[str | None, ...], shape: tuple[in
     return ratio**-0.5 if classify_parameter(PartitionSpec(*names)) == 'output' else 1.0
 
 
-def _compute_learning_rate_factor(kind: str, ratio: float, relative: bool) -> float:
+def _compute_rate_factor(spec: PartitionSpec, ratio: float, relative: bool) -> float:
+    kind = classify_parameter(spec)
     if kind == 'other':
         return 1.0
     # The RMS of hidden matrices is proportional to 1 / sqrt(m), and the RMS of output matrices to 1 / m.

@@ -52,10 +52,7 @@ class Tracker(Protocol):
     """An experiment tracker that can be listed in the gin macro TRACKERS."""
 
     def open(self, run: TrackedRun) -> TrackerSession:
-        """Opens the tracker. A resumed run logs the metrics of steps after `run.restored_step` again.
-
-        It also repeats the evaluations of this step if they were not finished.
-        """
+        """Opens the tracker. A resumed run repeats steps after `run.restored_step`, and unfinished evaluations."""
 
 
 TrackerCall = Callable[[TrackerSession], None]

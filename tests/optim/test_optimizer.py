@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
-from remixer_t5x.optim import muon, optimizer, parameter_averages, schedules, train_state
+from remixer_t5x.optim import optimizer, parameter_averages, schedules, train_state
 from tests.optim.optimizer_worker import Layers
 
 GOLDEN = pathlib.Path(__file__).parent / 'golden' / 'adafactor_t5x.json'
@@ -245,10 +245,3 @@ def test_an_optax_transformation_that_does_not_fit_raises(tx, words):
             plan.abstract.params,
         )
     assert '\n' not in str(error.value)
-
-
-@pytest.mark.parametrize('make', [optimizer.adamw, optimizer.adamw_rms, optimizer.lion, muon.muon])
-@pytest.mark.parametrize('name', ['bf16', 'int8'])
-def test_an_unsupported_momentum_dtype_is_rejected(make, name):
-    with pytest.raises(UserError, match=f"momentum_dtype must be 'float32' or 'bfloat16', got '{name}'"):
-        make(1e-3, momentum_dtype=name)
