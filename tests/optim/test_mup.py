@@ -74,6 +74,16 @@ def test_position_weights_of_gmlp_keep_their_initial_values():
     assert mup.scale_by_width(FACTORS_ONLY, 256, 64).initial(boxed) == {'kernel': 1.0}
 
 
+@pytest.mark.parametrize('name', width_transfer.MODELS)
+def test_the_coordinate_check_scales_all_hidden_widths(name):
+    models = [width_transfer.build_scaled_model(name, width, None) for width in (64, 128)]
+    narrow, wide = (by_name(interface.compute_param_shapes(model, SHAPES)) for model in models)
+    for path, box in narrow.items():
+        for axis, size, scaled in zip(box.names, box.value.shape, wide[path].value.shape, strict=True):
+            advice = 'add the width to width_transfer.build_scaled_model'
+            assert axis not in ('embed', 'mlp') or scaled == 2 * size, f'{path}: {advice}'
+
+
 def adamw_of_trained_average(rate):
     return trainable.restrict_to_trainable(
         parameter_averages.average_params(optimizer.adamw(rate), 0.9), 'wo|logits|emb'
