@@ -28,6 +28,7 @@ from remixer_t5x.interop.huggingface.param_mapping import ModuleNames, ParamMapp
 from remixer_t5x.interop.huggingface.traced_modules import TracedModules
 from remixer_t5x.interop.safetensors_files import Tensors
 
+CONFIG = 'config.json'
 # Conversion iterates over all layers, so layer counts from untrusted files need a limit.
 MAX_LAYERS = 4096
 # Numbers plus `ModelFamily.id_offset` must fit into int32.
@@ -43,7 +44,7 @@ class HuggingFaceConfig:
     """The untrusted config.json in `folder`. Each value is validated when it is read."""
 
     def __init__(self, values: Mapping[str, Any], folder: str | pathlib.Path):
-        self.values, self.folder, self.file = values, pathlib.Path(folder), f'{folder}/config.json'
+        self.values, self.folder, self.file = values, pathlib.Path(folder), f'{folder}/{CONFIG}'
 
     def setting_error(self, name: str, advice: str) -> UserError:
         """Returns a UserError for the invalid value of the setting `name`."""
@@ -258,9 +259,9 @@ class ModelFamily(abc.ABC):
         tensors = safetensors_files.open_weights_folder(folder, cls.auto_class)
         return {name: tensors[name_in_file] for name, name_in_file in cls.map_canonical_names(tensors).items()}
 
-    def build_extra_files(self) -> dict[str, Any]:
-        """Returns additional JSON files as a dict from paths to contents."""
-        return {}
+    def build_json_files(self) -> dict[str, Any]:
+        """Returns config.json and the other JSON files of the model as a dict from paths to contents."""
+        return {CONFIG: self.to_config()}
 
     def read_params(self, tensors: Tensors, abstract: Params, folder: str) -> Params:
         """Converts Hugging Face weights to remixer_t5x parameters in float32.

@@ -21,7 +21,7 @@ from remixer_t5x.errors import UserError, to_one_line
 from remixer_t5x.interop import converted_checkpoint, safetensors_files
 from remixer_t5x.interop.huggingface.bert import Bert, BertClassifier
 from remixer_t5x.interop.huggingface.gpt2 import Gpt2
-from remixer_t5x.interop.huggingface.model_family import HuggingFaceConfig, ModelFamily
+from remixer_t5x.interop.huggingface.model_family import CONFIG, HuggingFaceConfig, ModelFamily
 from remixer_t5x.interop.huggingface.modern_bert import ModernBert, ModernBertClassifier
 from remixer_t5x.interop.huggingface.param_mapping import Params
 from remixer_t5x.interop.huggingface.t5 import SENTENCE_MODULES, T5, SentenceT5, T5Encoder
@@ -32,7 +32,6 @@ FAMILIES: tuple[type[ModelFamily], ...] = (
     *(T5, Bert, Gpt2, T5Encoder, SentenceT5, BertClassifier),
     *(ModernBert, ModernBertClassifier, T5Gemma),
 )
-CONFIG = 'config.json'
 # `model_type` of the folders that `pytorch_export` writes. It must differ from `shared_folder.MODEL_TYPE`, because
 # shared folders contain gin text instead of PyTorch code.
 PYTORCH_MODEL_TYPE = 'remixer_t5x_pytorch'
@@ -130,7 +129,7 @@ def find_equivalent_model(model: Any, vocabulary: Any, build: Callable[[str], An
 def _require_equivalent_config(family: ModelFamily) -> None:
     """Raises UnsupportedModelError if the settings that are written for `family` describe another model."""
     with tempfile.TemporaryDirectory() as folder:
-        _write_settings(pathlib.Path(folder), family, 'float32')
+        write_files(pathlib.Path(folder), family.build_json_files(), {}, 'float32')
         try:
             written = type(family).from_config(read_family(pathlib.Path(folder))[1])
         except UserError as error:
@@ -141,26 +140,31 @@ def _require_equivalent_config(family: ModelFamily) -> None:
             raise UnsupportedModelError(f'{name} is {ours!r}, but transformers would use {theirs!r}')
 
 
-def _write_settings(folder: pathlib.Path, family: ModelFamily, dtype: str) -> None:
-    files = {CONFIG: {**family.to_config(), 'dtype': dtype, 'torch_dtype': dtype}, **family.build_extra_files()}
-    for name, content in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(json.dumps(content, indent=2) + '\n', encoding='utf-8')
-
-
 def write_model_folder(path: str, family: ModelFamily, params: Params, dtype: str = 'float32') -> pathlib.Path:
     """Writes config.json and the weights, converted to `dtype`, to a new or empty folder, and returns its path."""
     folder = converted_checkpoint.check_folder_is_empty(path)
-    _write_settings(folder, family, dtype)
-    arrays: dict[str, dict[str, np.ndarray]] = {}
-    for name, array in family.convert_to_huggingface(params).items():
-        subfolder, _, name_in_file = name.rpartition('/')
-        arrays.setdefault(subfolder, {})[name_in_file] = array.astype(np.dtype(dtype), copy=False)
-    for subfolder, contents in arrays.items():
-        safetensors_files.write_weights_file(
-            folder / subfolder / safetensors_files.WEIGHTS_FILE, contents, {'format': 'pt'}
-        )
+    write_files(folder, family.build_json_files(), family.convert_to_huggingface(params), dtype)
     return folder
+
+
+def write_files(folder: pathlib.Path, files: Mapping[str, Any], arrays: Mapping[str, np.ndarray], dtype: str) -> None:
+    """Writes JSON files and weights, converted to `dtype`, which is added to config.json.
+
+    Args:
+        files: contents of the JSON files, keyed by path.
+        arrays: the weights. The name of a weight in a subfolder starts with `subfolder/`.
+    """
+    for name, content in files.items():
+        content = {**content, 'dtype': dtype, 'torch_dtype': dtype} if name == CONFIG else content
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(json.dumps(content, indent=2) + '\n', encoding='utf-8')
+    weights: dict[str, dict[str, np.ndarray]] = {}
+    for name, array in arrays.items():
+        subfolder, _, name_in_file = name.rpartition('/')
+        weights.setdefault(subfolder, {})[name_in_file] = array.astype(np.dtype(dtype), copy=False)
+    for subfolder, contents in weights.items():
+        file = folder / subfolder / safetensors_files.WEIGHTS_FILE
+        safetensors_files.write_weights_file(file, contents, {'format': 'pt'})
 
 
 def find_missing_packages() -> list[str]:

@@ -10,7 +10,6 @@ The tree is recorded while Flax initializes the model, so any gin configuration 
 import ast
 import functools
 import importlib.resources
-import json
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -19,7 +18,6 @@ import numpy as np
 from flax import linen as nn
 from flax import traverse_util
 
-from remixer_t5x.interop import safetensors_files
 from remixer_t5x.interop.huggingface import model_folders, traced_modules
 from remixer_t5x.interop.huggingface.param_mapping import LayerIndices
 from remixer_t5x.interop.huggingface.traced_modules import UnsupportedModelError
@@ -158,14 +156,8 @@ def write_pytorch_model(
     folder: pathlib.Path, config: Mapping[str, Any], params: Params, dtype: str = 'float32'
 ) -> None:
     """Writes the result of `to_config`, the PyTorch code and the weights, converted to `dtype`, to an empty folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({**config, 'dtype': dtype, 'torch_dtype': dtype}, indent=2)
-    (folder / 'config.json').write_text(text + '\n', encoding='utf-8')
+    model_folders.write_files(folder, {model_folders.CONFIG: config}, convert_to_pytorch(params), dtype)
     (folder / CODE_FILE).write_text(read_pytorch_code(), encoding='utf-8')
-    cast: dict[str, Any] = {
-        name: array.astype(np.dtype(dtype), copy=False) for name, array in convert_to_pytorch(params).items()
-    }
-    safetensors_files.write_weights_file(folder / safetensors_files.WEIGHTS_FILE, cast, {'format': 'pt'})
 
 
 def compare_logits(folder: pathlib.Path, model: Any, params: Params) -> str:

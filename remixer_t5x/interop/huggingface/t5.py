@@ -198,8 +198,9 @@ class T5(T5Encoder):
     def to_config(self) -> dict[str, Any]:
         return {**super().to_config(), 'tie_word_embeddings': self.activation is None}
 
-    def build_extra_files(self) -> dict[str, Any]:
-        return {GENERATION_CONFIG: {'decoder_start_token_id': 0, 'eos_token_id': self.eos_id, 'pad_token_id': 0}}
+    def build_json_files(self) -> dict[str, Any]:
+        ids = {'decoder_start_token_id': 0, 'eos_token_id': self.eos_id, 'pad_token_id': 0}
+        return {**super().build_json_files(), GENERATION_CONFIG: ids}
 
     @property
     def gin_files(self) -> tuple[str, ...]:
@@ -246,8 +247,9 @@ class SentenceT5(T5Encoder):
             'max_length': settings.read_number('max_seq_length', default=512),
         }
 
-    def build_extra_files(self) -> dict[str, Any]:
+    def build_json_files(self) -> dict[str, Any]:
         return {
+            **super().build_json_files(),
             SENTENCE_MODULES: [
                 {'idx': index, 'name': str(index), 'path': path, 'type': f'sentence_transformers.models.{name}'}
                 for index, (path, name) in enumerate(SENTENCE_LAYOUT.items())

@@ -196,6 +196,6 @@ class T5Gemma(ModelFamily):
             'encoder_decoder.EncoderDecoder.logit_softcap': self.final_softcap,
         }
 
-    def build_extra_files(self) -> dict[str, Any]:
+    def build_json_files(self) -> dict[str, Any]:
         ids = {'decoder_start_token_id': self.bos_id, 'bos_token_id': self.bos_id, 'eos_token_id': self.eos_id}
-        return {'generation_config.json': {**ids, 'pad_token_id': 0}}
+        return {**super().build_json_files(), 'generation_config.json': {**ids, 'pad_token_id': 0}}
