@@ -105,7 +105,12 @@ Tokenizer = tuple[str, dict[str, Any]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelFamily(abc.ABC):
-    """The sizes and settings of a Hugging Face model, and its conversion to and from remixer_t5x."""
+    """The sizes and settings of a Hugging Face model, and its conversion to and from remixer_t5x.
+
+    The comparison with transformers uses these fields if a family has them: `max_length`, the maximum number of tokens;
+    `bos_id` and `end_id`, the Hugging Face ids of the first token of a decoder in an encoder-decoder and alone;
+    `separator_id` and `layer_biases`. If a family has `eos_id`, the vocabulary must have the same end token.
+    """
 
     model_types: ClassVar[tuple[str, ...]]
     # The model class in transformers, and the auto class that loads it.
@@ -177,7 +182,8 @@ class ModelFamily(abc.ABC):
     def read_model_fields(cls, model: Any, vocabulary: Any, modules: TracedModules) -> dict[str, Any]:
         """Returns the fields of the equivalent Hugging Face model, except for the numbers of layers.
 
-        `from_model` checks all other settings. Raises UnsupportedModelError if a required module is missing.
+        `from_model` checks all other settings, and `find_equivalent_model` that config.json can store the fields.
+        Raises UnsupportedModelError if a required module is missing.
         """
         modules.require_condition(
             not cls.id_offset or getattr(vocabulary, 'shifted', False),
