@@ -174,6 +174,7 @@ def test_a_model_that_hugging_face_lacks_raises_its_difference(files, flags, wor
         ('t5_v1_1_tiny', 'model_type', 'longt5'),
         ('t5_v1_1_tiny', 'decoder_start_token_id', 2),
         ('t5_v1_1_tiny', 'eos_token_id', [1, 2]),
+        ('t5_v1_1_tiny', 'eos_token_id', 96),
         ('t5_v1_1_tiny', 'tie_word_embeddings', True),
         ('t5_v1_0_tiny', 'layer_norm_epsilon', 1e-5),
         ('bert_tiny', 'position_embedding_type', 'relative_key'),

@@ -79,10 +79,7 @@ class Gpt2(ModelFamily):
 
     @classmethod
     def read_fields(cls, config: HuggingFaceConfig) -> dict[str, Any]:
-        fields = super().read_fields(config.with_defaults({'n_inner': 4 * config.read_number('n_embd')}))
-        if fields['end_id'] >= fields['vocab_size']:
-            raise config.setting_error('eos_token_id', f'it must be less than vocab_size, {fields["vocab_size"]}')
-        return fields
+        return super().read_fields(config.with_defaults({'n_inner': 4 * config.read_number('n_embd')}))
 
     def to_config(self) -> dict[str, Any]:
         return {**super().to_config(), 'bos_token_id': self.end_id}

@@ -107,9 +107,9 @@ Tokenizer = tuple[str, dict[str, Any]]
 class ModelFamily(abc.ABC):
     """The sizes and settings of a Hugging Face model, and its conversion to and from remixer_t5x.
 
-    The comparison with transformers uses these fields if a family has them: `max_length`, the maximum number of tokens;
-    `bos_id` and `end_id`, the Hugging Face ids of the first token of a decoder in an encoder-decoder and alone;
-    `separator_id` and `layer_biases`. If a family has `eos_id`, the vocabulary must have the same end token.
+    The comparison with transformers uses these fields if a family has them: the maximum number of tokens, `max_length`;
+    the start tokens of an encoder-decoder and a decoder-only model, `bos_id` and `end_id`; `separator_id` and
+    `layer_biases`. If a family has `eos_id`, the vocabulary must have the same end token.
     """
 
     model_types: ClassVar[tuple[str, ...]]
@@ -162,6 +162,9 @@ class ModelFamily(abc.ABC):
         fields |= {
             field: config.read_number(name, types[field], fields.get(field)) for name, field in cls.sizes.items()
         }
+        for name, field in cls.sizes.items():
+            if name.endswith('_token_id') and fields[field] >= fields['vocab_size']:
+                raise config.setting_error(name, f'it must be less than vocab_size, {fields["vocab_size"]}')
         if 'head_dim' not in fields:
             if fields['embed_dim'] % fields['num_heads']:
                 heads = next(name for name, field in cls.sizes.items() if field == 'num_heads')

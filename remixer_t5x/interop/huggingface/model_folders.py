@@ -96,9 +96,9 @@ def read_family(folder: pathlib.Path) -> tuple[type[ModelFamily], HuggingFaceCon
         model_types = dict.fromkeys(name for family in FAMILIES for name in family.model_types)
         raise config.setting_error('model_type', f'it must be one of {", ".join(model_types)}')
     # Some classes of transformers share a model type; the first family is the default.
-    architectures = config.values.get('architectures')
-    names = tuple(str(name) for name in architectures) if isinstance(architectures, list) else ()
-    named = [family for family in families if any(name.endswith(family.hf_class) for name in names)]
+    names = config.values.get('architectures')
+    names = names if isinstance(names, list) else []
+    named = [family for family in families if any(str(name).endswith(family.hf_class) for name in names)]
     return (SentenceT5 if (folder / SENTENCE_MODULES).is_file() else [*named, *families][0]), config
 
 
@@ -148,11 +148,9 @@ def write_model_folder(path: str, family: ModelFamily, params: Params, dtype: st
 
 
 def write_files(folder: pathlib.Path, files: Mapping[str, Any], arrays: Mapping[str, np.ndarray], dtype: str) -> None:
-    """Writes JSON files and weights, converted to `dtype`, which is added to config.json.
+    """Writes JSON files (a dict from paths to contents) and weights, converted to `dtype`, which config.json names.
 
-    Args:
-        files: contents of the JSON files, keyed by path.
-        arrays: the weights. The name of a weight in a subfolder starts with `subfolder/`.
+    The name of a weight in a subfolder starts with `subfolder/`.
     """
     for name, content in files.items():
         content = {**content, 'dtype': dtype, 'torch_dtype': dtype} if name == CONFIG else content

@@ -111,9 +111,6 @@ class ModernBert(ModelFamily):
             raise config.setting_error(
                 'num_attention_heads', 'hidden_size / num_attention_heads must be 4, 16, 64 or 256'
             )
-        for role in SPECIAL_TOKENS:
-            if fields[f'{role}_id'] >= fields['vocab_size']:
-                raise config.setting_error(f'{role}_token_id', f'it must be below vocab_size, {fields["vocab_size"]}')
         return fields
 
     def to_config(self) -> dict[str, Any]:
