@@ -116,9 +116,8 @@ class ModelFamily(abc.ABC):
     # The model class in transformers, and the auto class that loads it.
     hf_class: ClassVar[str]
     auto_class: ClassVar[str]
-    # The remixer_t5x model class, and the method of its module if transformers computes no logits.
+    # The remixer_t5x model class.
     model_class: ClassVar[type]
-    method: ClassVar[str | None] = None
     # The fields `num_encoder_layers` and `num_decoder_layers` contain the layer counts of the stacks.
     stack_names: ClassVar[tuple[str, ...]] = ('encoder',)
     # Dicts keyed by the settings of config.json. `sizes` maps numbers to the fields that contain them. `allowed` maps
@@ -212,8 +211,7 @@ class ModelFamily(abc.ABC):
         that `build` creates.
         """
         fields = cls.read_model_fields(model, vocabulary, modules)
-        for stack in cls.stack_names:
-            fields[f'num_{stack}_layers'] = modules.count_layers(stack)
+        fields |= {f'num_{stack}_layers': modules.count_layers(stack) for stack in cls.stack_names}
         family = cls(**fields)
         modules.require_same_modules(build(family.build_gin_text('')))
         return family

@@ -193,7 +193,8 @@ def compute_logits_pair(source: HuggingFaceFolder, model: Any, params: Params) -
     # transformers 5 sets this for every umT5, which scales the output.
     overrides = {'tie_word_embeddings': False} if getattr(family, 'layer_biases', False) else {}
     theirs = compute_reference_output(source.folder, family.auto_class, arrays, overrides)
-    logits = apply_module(model, params, ours, family.method)[..., family.id_offset if theirs.ndim == 3 else 0 :]
+    method = 'encode' if family.auto_class == 'AutoModelForTextEncoding' else None
+    logits = apply_module(model, params, ours, method)[..., family.id_offset if theirs.ndim == 3 else 0 :]
     if logits.shape[:2] == is_token.shape:
         logits, theirs = (each[is_token] for each in (logits, theirs))
     return logits, theirs

@@ -78,7 +78,6 @@ class T5Encoder(ModelFamily):
     hf_class = 'T5EncoderModel'
     auto_class = 'AutoModelForTextEncoding'
     model_class: ClassVar[type] = MaskedLM
-    method: ClassVar[str | None] = 'encode'
     sizes = {
         'vocab_size': 'vocab_size',
         'd_model': 'embed_dim',
@@ -166,7 +165,6 @@ class T5(T5Encoder):
     hf_class = 'T5ForConditionalGeneration'
     auto_class = 'AutoModelForSeq2SeqLM'
     model_class = Seq2Seq
-    method = None
     stack_names = ('encoder', 'decoder')
     sizes = {**T5Encoder.sizes, 'num_decoder_layers': 'num_decoder_layers'}
     allowed = {**T5Encoder.allowed, 'is_encoder_decoder': (True,)}
