@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 import remixer_t5x
 from remixer_t5x.cli.main import main
 from remixer_t5x.interop import converted_checkpoint, safetensors_files
-from remixer_t5x.interop.huggingface import model_folders as huggingface
+from remixer_t5x.interop.huggingface import model_folders
 from tests.support import command_folder, hf_folders
 
 
@@ -51,7 +51,7 @@ def test_a_folder_becomes_a_model_dir_and_a_folder_again(name, write, tmp_path, 
     assert main(['convert', f'--gin_file={ours}/model.gin', f'--checkpoint={ours}', f'--to_hf={back}']) == 0
     out = capsys.readouterr().out
     assert 'all weights, read back from the output, equal those written' in out
-    if huggingface.find_missing_packages():
+    if model_folders.find_missing_packages():
         assert 'logits are not compared' in out and 'remixer-t5x[hf]' in out
     else:
         assert "logits of Hugging Face's model and ours differ by" in out

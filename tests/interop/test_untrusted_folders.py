@@ -11,7 +11,7 @@ from safetensors.numpy import save, save_file
 
 from remixer_t5x.errors import UserError
 from remixer_t5x.interop import safetensors_files
-from remixer_t5x.interop.huggingface import model_folders as huggingface
+from remixer_t5x.interop.huggingface import model_folders
 from remixer_t5x.interop.huggingface.model_family import MAX_NUMBER, HuggingFaceConfig
 from remixer_t5x.interop.huggingface.modern_bert import ModernBert
 from tests.support import hf_folders
@@ -129,7 +129,7 @@ def test_a_link_out_of_the_folder_raises_a_one_line_error(tmp_path, name):
     (folder / 'deep').mkdir()
     (folder / name).unlink(missing_ok=True)
     (folder / name).symlink_to('/etc/passwd')
-    assert f'{name} is a link to ' in error_message(huggingface.open_model_folder, str(folder))
+    assert f'{name} is a link to ' in error_message(model_folders.open_model_folder, str(folder))
 
 
 def test_metadata_of_our_files_is_checked(tmp_path):
