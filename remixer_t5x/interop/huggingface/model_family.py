@@ -211,8 +211,7 @@ class ModelFamily(abc.ABC):
         that `build` creates.
         """
         fields = cls.read_model_fields(model, vocabulary, modules)
-        fields |= {f'num_{stack}_layers': modules.count_layers(stack) for stack in cls.stack_names}
-        family = cls(**fields)
+        family = cls(**fields, **{f'num_{stack}_layers': modules.count_layers(stack) for stack in cls.stack_names})
         modules.require_same_modules(build(family.build_gin_text('')))
         return family
 

@@ -32,7 +32,6 @@ from remixer_t5x.models.masked_lm import MaskedLM
 from remixer_t5x.models.seq2seq import Seq2Seq
 
 UMT5 = 'umt5'
-GENERATION_CONFIG = 'generation_config.json'
 EMBEDDING_TABLE, OUTPUT_WEIGHT = 'shared.weight', 'lm_head.weight'
 # The settings that determine whether the decoder output is scaled, in order of precedence.
 OUTPUT_SETTINGS = ('scale_decoder_outputs', 'tie_word_embeddings')
@@ -198,7 +197,7 @@ class T5(T5Encoder):
 
     def build_json_files(self) -> dict[str, Any]:
         ids = {'decoder_start_token_id': 0, 'eos_token_id': self.eos_id, 'pad_token_id': 0}
-        return {**super().build_json_files(), GENERATION_CONFIG: ids}
+        return {**super().build_json_files(), 'generation_config.json': ids}
 
     @property
     def gin_files(self) -> tuple[str, ...]:
