@@ -52,7 +52,7 @@ def make_model_of_all_sublayers(dtype='float32'):
     """Returns a model whose encoder and decoder contain all sublayers that they support, and its parameters."""
     stacks = []
     for side in ('encoder', 'decoder'):
-        # The first factory of each class.
+        # One factory of each class, from the first case that contains it.
         factories = {factory.func: factory for case in reversed(SUBLAYERS.values()) for factory in getattr(case, side)}
         stacks.append(make_stack(*factories.values(), layers=(1,), num_heads=2))
     model = Seq2Seq(EncoderDecoder(VOCAB, EMBED, *stacks, dtype))
