@@ -264,7 +264,7 @@ def convert_to_model_dir(args: argparse.Namespace) -> None:
     if shared_folder.is_shared_folder(folder):
         _convert_shared_folder(args, folder)
         return
-    source = model_folders.open_model_folder(str(folder))
+    source = model_folders.open_model_folder(folder)
     function, options = source.family.find_tokenizer(source.folder, args.vocabulary)
     vocabulary = getattr(vocabularies, function)(**options)
     source.family.check_vocabulary(vocabulary, str(source.folder))
@@ -326,7 +326,7 @@ def export_transformers_model(
     print_labeled_line('wrote', f'{folder}, {dtype}')
     files = tokenizer_export.write_tokenizer(vocabulary, folder, bool(family.id_offset), family.tokenizer_outputs)
     print_labeled_line('tokenizer', files)
-    params, source = safetensors_files.round_params(params, dtype), model_folders.open_model_folder(str(folder))
+    params, source = safetensors_files.round_params(params, dtype), model_folders.open_model_folder(folder)
     check_no_array_differs(source.find_differing_weight(params), folder)
     print_labeled_line('check', 'all weights, read back from the output, equal those written')
     _compare_with_reference(source, model, params, vocabulary)

@@ -37,7 +37,7 @@ class Tiny:
         self.name, self.arrays = name, hf_folders.recorded_arrays(name)
         self.config, self.weights = CONFIGS[name], hf_folders.weights_of(self.arrays)
         folder = hf_folders.write(path / name, self.config, self.weights, shards=3)
-        source = model_folders.open_model_folder(str(folder))
+        source = model_folders.open_model_folder(folder)
         self.family, self.model = source.family, hf_folders.model_from_source(source, path)
         self.params = source.read_params(saved_models.get_abstract_params(self.model))
 
@@ -99,12 +99,12 @@ def test_a_folder_is_written_back_bit_for_bit(tiny, tmp_path):
     vocabulary = GPT2_VOCABULARY if tiny.name == 'gpt2_tiny' else VOCABULARY
     assert hf_folders.describe(tiny.model, vocabulary) == tiny.family
     assert {leaf.dtype.name for leaf in jax.tree.leaves(tiny.params)} == {'float32'}
-    back = model_folders.write_model_folder(str(tmp_path / 'back'), tiny.family, tiny.params)
+    back = model_folders.write_model_folder(tmp_path / 'back', tiny.family, tiny.params)
     written = load_file(back / 'model.safetensors')
     assert set(written) == set(tiny.weights)
     for name, array in tiny.weights.items():
         assert written[name].dtype == np.float32 and np.array_equal(written[name], array), name
-    assert model_folders.open_model_folder(str(back)).family == tiny.family
+    assert model_folders.open_model_folder(back).family == tiny.family
     config = json.loads((back / 'config.json').read_text())
     stacks = [name for name in ('encoder', 'decoder') if name in tiny.config]
     pairs = [(tiny.config[name], config[name]) for name in stacks] or [(tiny.config, config)]
@@ -233,15 +233,15 @@ def test_the_separator_of_bert_is_found(tmp_path):
     folder = pathlib.Path(hf_folders.write_tiny(tmp_path / 'hf', 'bert_tiny'))
     (tmp_path / 'vocab.txt').write_bytes('\r\n'.join(['[PAD]', '[UNK]', '[CLS]', '[SEP]', 'a']).encode())
     words = error_message(
-        lambda: model_folders.open_model_folder(str(folder)).family.find_tokenizer(folder, tmp_path / 'vocab.txt')
+        lambda: model_folders.open_model_folder(folder).family.find_tokenizer(folder, tmp_path / 'vocab.txt')
     )
     assert 'copy vocab.txt' in words
     shutil.copy(tmp_path / 'vocab.txt', folder)
-    family = model_folders.open_model_folder(str(folder)).family
+    family = model_folders.open_model_folder(folder).family
     assert family.separator_id == 3 and family.find_tokenizer(folder, None)[1]['path'] == str(folder / 'vocab.txt')
     (folder / 'vocab.txt').write_text('[PAD]\n[UNK]')
     (folder / 'added_tokens.json').write_text('{"[SEP]": 2}')
-    assert model_folders.open_model_folder(str(folder)).family.separator_id == 2
+    assert model_folders.open_model_folder(folder).family.separator_id == 2
 
 
 ONES = np.ones(60, np.float32)
@@ -288,7 +288,7 @@ def test_names_and_arrays_of_published_files_are_read(tmp_path, name):
     weights, config = hf_folders.weights(name), CONFIGS[name]
     paths = [hf_folders.write(tmp_path / 'plain', config, weights)]
     paths += [hf_folders.write(tmp_path / 'published', config, published(name, weights))]
-    plain, other = (model_folders.open_model_folder(str(path)) for path in paths)
+    plain, other = (model_folders.open_model_folder(path) for path in paths)
     assert other.family == plain.family
     params = hf_folders.read_params(paths[0])
     assert safetensors_files.find_differing_array(other.read_params(params), params) is None
@@ -305,7 +305,7 @@ def test_a_single_file_of_weights_takes_precedence_over_shards_as_in_transformer
     folder = hf_folders.write_tiny(tmp_path / 'hf', 't5_v1_1_tiny', shards=2)
     weights = {name: array + 1 for name, array in hf_folders.weights('t5_v1_1_tiny').items()}
     save_file(weights, folder / 'model.safetensors')
-    read = model_folders.open_model_folder(str(folder)).tensors['shared.weight']
+    read = model_folders.open_model_folder(folder).tensors['shared.weight']
     np.testing.assert_array_equal(read, weights['shared.weight'])
 
 

@@ -123,9 +123,7 @@ def save_random(make, folder):
 def check_round_trip(source, model, vocabulary, tmp_path):
     family, params = hf_folders.describe(model, vocabulary), hf_folders.read_params(source.folder)
     assert family == source.family
-    back = model_folders.open_model_folder(
-        str(model_folders.write_model_folder(str(tmp_path / 'back'), family, params))
-    )
+    back = model_folders.open_model_folder(model_folders.write_model_folder(tmp_path / 'back', family, params))
     assert back.family == source.family
     for name in source.tensors:
         assert name in family.copies or np.array_equal(back.tensors[name], source.tensors[name]), name
@@ -183,16 +181,14 @@ def test_a_sentence_t5_gives_the_embeddings_of_sentence_transformers(tmp_path):
 
 def test_a_sentence_t5_is_written_as_it_was_read(tmp_path):
     save_random(encoder('T5'), tmp_path / 'hf')
-    family = model_folders.open_model_folder(str(tmp_path / 'hf')).family
+    family = model_folders.open_model_folder(tmp_path / 'hf').family
     family = SentenceT5(**dataclasses.asdict(family), sentence_dim=16, max_length=32)
     projection = np.random.default_rng(0).standard_normal((24, 16), np.float32)
     params = {
         **hf_folders.read_params(tmp_path / 'hf'),
         'sentence': {'dense': {'kernel': projection}},
     }
-    source = model_folders.open_model_folder(
-        str(model_folders.write_model_folder(str(tmp_path / 'st'), family, params))
-    )
+    source = model_folders.open_model_folder(model_folders.write_model_folder(tmp_path / 'st', family, params))
     assert source.family == family and np.array_equal(source.tensors['2_Dense/linear.weight'], projection.T)
     model = hf_folders.model_from_source(source, tmp_path)
     check_round_trip(source, model, VOCABULARY, tmp_path)
@@ -206,7 +202,7 @@ def test_a_sentence_t5_of_other_modules_raises_a_one_line_error(tmp_path):
     save_random(encoder('T5'), tmp_path / 'st')
     (tmp_path / 'st/modules.json').write_text('[{"path": "", "type": "a.Transformer"}, {"path": "1", "type": "b.CNN"}]')
     with pytest.raises(UserError, match='Transformer, CNN'):
-        model_folders.open_model_folder(str(tmp_path / 'st'))
+        model_folders.open_model_folder(tmp_path / 'st')
 
 
 def test_a_ul2_20b_has_the_names_and_shapes_of_transformers():
@@ -230,7 +226,7 @@ def test_a_ul2_20b_has_the_names_and_shapes_of_transformers():
 @pytest.mark.parametrize('name', MODELS)
 def test_outputs_and_files_equal_transformers(name, tmp_path):
     save_random(MODELS[name], tmp_path / 'hf')
-    source = model_folders.open_model_folder(str(tmp_path / 'hf'))
+    source = model_folders.open_model_folder(tmp_path / 'hf')
     model = hf_folders.model_from_source(source, tmp_path)
     ours, theirs = model_folders.compute_logits_pair(source, model, hf_folders.read_params(source.folder))
     print(f'{name}: n = {theirs.size}, largest difference {np.max(np.abs(ours - theirs)):.2g}')

@@ -129,7 +129,7 @@ def test_a_link_out_of_the_folder_raises_a_one_line_error(tmp_path, name):
     (folder / 'deep').mkdir()
     (folder / name).unlink(missing_ok=True)
     (folder / name).symlink_to('/etc/passwd')
-    assert f'{name} is a link to ' in error_message(model_folders.open_model_folder, str(folder))
+    assert f'{name} is a link to ' in error_message(model_folders.open_model_folder, folder)
 
 
 def test_metadata_of_our_files_is_checked(tmp_path):

@@ -161,7 +161,7 @@ def test_logits_equal_transformers(name, model_type, tmp_path):
             expected = output(reference.encoder(**inputs).last_hidden_state).numpy()
 
     weights = {key: array.numpy() for key, array in base.state_dict().items()}
-    source = model_folders.open_model_folder(str(hf_folders.write(tmp_path / 'hf', sizes, weights)))
+    source = model_folders.open_model_folder(hf_folders.write(tmp_path / 'hf', sizes, weights))
     (tmp_path / 'model.gin').write_text(source.family.build_gin_text('A test.'))
     labels = {'LABELS': LABELS} if model_type == 'token_labels' else {}
     model = build_model(str(tmp_path / 'model.gin'), f'model_types/{model_type}.gin', **labels)

@@ -108,7 +108,7 @@ def abstract_params(family):
 
 def read_params(folder):
     """Reads the parameters in a Hugging Face folder."""
-    source = model_folders.open_model_folder(str(folder))
+    source = model_folders.open_model_folder(folder)
     return source.read_params(abstract_params(source.family))
 
 

@@ -6,6 +6,7 @@ A folder contains config.json, the weights as safetensors (a single file or shar
 import dataclasses
 import importlib.util
 import json
+import os
 import pathlib
 import tempfile
 import warnings
@@ -71,11 +72,11 @@ class HuggingFaceFolder:
         return next((name for name, array in arrays.items() if not np.array_equal(array, self.tensors[name])), None)
 
 
-def open_model_folder(path: str) -> HuggingFaceFolder:
+def open_model_folder(path: str | os.PathLike[str]) -> HuggingFaceFolder:
     """Opens the folder `path`. Raises UserError if the folder has no supported model."""
     folder = pathlib.Path(path).expanduser()
     if not folder.is_dir():
-        hint = 'for a model on the Hub, use hf://NAME' if '/' in path else f'use a folder with {CONFIG}'
+        hint = 'for a model on the Hub, use hf://NAME' if '/' in str(path) else f'use a folder with {CONFIG}'
         raise UserError(f'{path} is not a folder; {hint}')
     untrusted_files.check_links_inside(folder)
     family, config = read_family(folder)
@@ -140,7 +141,9 @@ def _require_equivalent_config(family: ModelFamily) -> None:
             raise UnsupportedModelError(f'{name} is {ours!r}, but transformers would use {theirs!r}')
 
 
-def write_model_folder(path: str, family: ModelFamily, params: Params, dtype: str = 'float32') -> pathlib.Path:
+def write_model_folder(
+    path: str | os.PathLike[str], family: ModelFamily, params: Params, dtype: str = 'float32'
+) -> pathlib.Path:
     """Writes config.json and the weights, converted to `dtype`, to a new or empty folder, and returns its path."""
     folder = converted_checkpoint.check_folder_is_empty(path)
     write_files(folder, family.build_json_files(), family.convert_to_huggingface(params), dtype)
