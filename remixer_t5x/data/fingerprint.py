@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from remixer_t5x import untrusted_files
@@ -40,7 +40,14 @@ def fingerprint_data(
     Skips tasks without the split. If `use_cached` is true, fingerprints seqio's caches instead of the tasks' sources;
     `pipeline.require_cache` must have found these caches. Raises UserError if a file is missing or cannot be read.
     """
-    tasks = sorted(seqio.get_subtasks(provider), key=lambda task: task.name)
+    return fingerprint_tasks(seqio.get_subtasks(provider), split, use_cached)
+
+
+def fingerprint_tasks(
+    tasks: Iterable[seqio.Task], split: str, use_cached: bool = False
+) -> dict[str, FingerprintRecord]:
+    """Returns the same as `fingerprint_data` for a list of tasks."""
+    tasks = sorted(tasks, key=lambda task: task.name)
     return {task.name: _fingerprint_task(task, split, use_cached) for task in tasks if split in task.splits}
 
 

@@ -72,6 +72,8 @@ class RunData:
             _check_evaluation_vocabulary(self.evaluator, self.record['vocabulary'])
             _check_metrics(run.folder.best_metrics, self.evaluator)
             self.record['examples_hashes'] = self.evaluator.examples_hashes
+            evaluated, split = self.evaluator.seqio_tasks, self.evaluator.split
+            self.record['evaluation_data'] = fingerprint.fingerprint_tasks(evaluated, split)
         self.notes = [*self.evaluator.notes] if self.evaluator else []
         if not dataset.save_position:
             self.notes.append(

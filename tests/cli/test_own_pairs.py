@@ -14,10 +14,13 @@ import pytest
 from etils import epath
 
 import remixer_t5x
-from remixer_t5x.cli import infer
+from remixer_t5x.cli import infer, train
 from remixer_t5x.cli.main import main
+from remixer_t5x.config import loading
+from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate import checkpoint_evaluation
 from remixer_t5x.evaluate.task_evaluation import TaskReport
+from remixer_t5x.extras.reports import sweep
 from tests.support import command_folder, feed_forward, saved_run
 
 TEMPLATE = 'is {number} even?'
@@ -138,6 +141,16 @@ def test_results_on_other_rows_have_separate_names(current_folder, capsys):
     assert kinds == ['test/cogs', 'test/cogs@bbbbbbbb']
     for digest, steps in (('b' * 16, {1}), ('c' * 16, set())):
         assert checkpoint_evaluation.read_evaluated_steps('unknown_run', {'test/cogs': digest}) == steps
+
+
+def test_compare_does_not_reuse_a_run_that_was_evaluated_on_other_rows(current_folder, clean_gin):
+    loading.load_gin_config(loading.ConfigSources(['pairs.gin'], [('MODEL_DIR', 'run')]), train.ROOT, partial=False)
+    runs = sweep.Sweep(current_folder)
+    runs.check_existing_run(current_folder / 'run')
+    write_rows('small.csv', range(10))
+    with pytest.raises(UserError, match='own_pairs_small has different files'):
+        runs.check_existing_run(current_folder / 'run')
+    write_rows('small.csv', range(9))
 
 
 def test_predictions_are_scored_without_the_training_rows(current_folder, capsys):

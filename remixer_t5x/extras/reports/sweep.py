@@ -99,7 +99,7 @@ class Sweep:
         """Compares the loaded configuration and its data with those of an earlier run in `folder`, if there is one.
 
         A run with fewer TRAIN_STEPS than the configuration will be continued. Raises UserError if TRAIN_STEPS has
-        decreased, or if another setting, except those in `ignored`, or the training data has changed.
+        decreased, or if another setting, except those in `ignored`, or the training or evaluation data has changed.
         """
         from remixer_t5x.checkpoints import compatibility, saved_params
         from remixer_t5x.config import loading
@@ -184,13 +184,21 @@ def _describe_data_change(folder: pathlib.Path) -> str | None:
     from remixer_t5x.checkpoints import saved_params
     from remixer_t5x.config import reference_resolver
     from remixer_t5x.data import fingerprint, pipeline
+    from remixer_t5x.evaluate import task_examples
 
     checkpoints = epath.Path(folder) / model_dir.CHECKPOINTS
     if not (steps := saved_params.list_steps(checkpoints)):
         return None
+    record = saved_params.read_record(checkpoints / str(steps[-1]))
     dataset = reference_resolver.call_configured(pipeline.DatasetConfig, 'train')
     data = pipeline.prepare_data(dataset, reference_resolver.evaluate_macro('MODEL').vocab_size).record['data']
-    return fingerprint.describe_data_difference(saved_params.read_record(checkpoints / str(steps[-1]))['data'], data)
+    difference = fingerprint.describe_data_difference(record['data'], data)
+    if difference is None and (evaluated := record.get('evaluation_data')) is not None:
+        names = reference_resolver.evaluate_macro('EVAL_MIXTURE_OR_TASK_NAME')
+        split, only = (reference_resolver.evaluate_macro(name, None) for name in ('EVAL_SPLIT', 'EVAL_TASKS'))
+        tasks, _ = task_examples.find_tasks(names, split, only)
+        difference = fingerprint.describe_data_difference(evaluated, fingerprint.fingerprint_tasks(tasks, split))
+    return difference
 
 
 class _RunProcess(subprocess.Popen):
