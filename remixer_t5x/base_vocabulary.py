@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import abc
 import math
+import pathlib
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -45,6 +47,13 @@ class Vocabulary(abc.ABC):
     @abc.abstractmethod
     def vocab_size(self) -> int:
         """The number of ids, including sentinels."""
+
+    def save(self, folder: pathlib.Path) -> dict[str, Any] | None:
+        """Writes the files of the vocabulary to `folder`, and returns the settings that `vocabularies.saved` reads.
+
+        The settings are JSON values; `kind` selects the class. Returns None if the class cannot be saved.
+        """
+        return None
 
     @abc.abstractmethod
     def encode(self, text: str) -> list[int]:

@@ -27,7 +27,7 @@ from remixer_tasks import pair_inputs, vocabularies
 from remixer_tasks.benchmarks import raw_rows
 from remixer_tasks.files import cache, row_files
 from remixer_tasks.files.text_lines import BadRecords
-from remixer_tasks.vocabulary import sentencepiece_vocabulary
+from remixer_tasks.vocabulary import sentencepiece_vocabulary, words_and_bytes
 from tests.support import untrusted_inputs
 from tests.support.untrusted_inputs import result_or_one_line_error
 
@@ -164,7 +164,7 @@ READERS = {
     'rows': read_rows,
     'saved_vocabulary': folder_reader(task_vocabulary.INDEX_FILE, lambda folder: vocabularies.saved(str(folder))),
     'saved_words': folder_reader(
-        task_vocabulary.WORDS_FILE,
+        words_and_bytes.WORDS_FILE,
         lambda folder: vocabularies.saved(str(folder)).encode('a'),
         **{task_vocabulary.INDEX_FILE: '{"kind": "words"}'},
     ),

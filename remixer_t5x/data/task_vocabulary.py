@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from etils import epath
 
+from remixer_t5x import tokenizer_files
+from remixer_t5x.base_vocabulary import Vocabulary
 from remixer_t5x.errors import UserError
 
 if TYPE_CHECKING:
@@ -24,12 +26,7 @@ if TYPE_CHECKING:
 
 # Folder in MODEL_DIR with a copy of the vocabulary, so that a trained model can be used without its training data.
 VOCABULARY_FOLDER = 'vocabulary'
-INDEX_FILE, SENTENCEPIECE_FILE, WORDS_FILE, TOKENIZER_FILE = (
-    'vocabulary.json',
-    'spiece.model',
-    'words.txt',
-    'tokenizer.json',
-)
+INDEX_FILE = 'vocabulary.json'
 # SentencePiece's notation for spaces and bytes.
 SPACE, BYTE_PIECE = '\u2581', re.compile(r'<0x[0-9A-F]{2}>')
 
@@ -100,17 +97,13 @@ def save_vocabulary(vocab: seqio.Vocabulary, folder: epath.PathLike) -> bool:
 
 def _write_vocabulary_files(vocab: Any, folder: pathlib.Path) -> dict[str, Any] | None:
     """Writes the vocabulary files. Returns the settings for loading the files; None for an unknown vocabulary class."""
-    if hasattr(vocab, 'save'):
-        vocab.save(str(folder / TOKENIZER_FILE))
-        settings = getattr(vocab, 'saved_settings', None)
-        return {'kind': 'wordpiece'} if settings is None else {'kind': 'huggingface', **settings}
-    if hasattr(vocab, 'words'):
-        (folder / WORDS_FILE).write_text('\n'.join(vocab.words), encoding='utf-8')
-        return {'kind': 'words'}
+    if isinstance(vocab, Vocabulary) and (settings := vocab.save(folder)):
+        return settings
+    # The other classes of remixer_tasks have the attributes of seqio's classes.
     if model := getattr(vocab, 'sentencepiece_model_file', None):
         int(vocab.vocab_size)  # If the vocabulary has not been used yet, this trains it.
         # Write the original model file, because seqio has added sentinels to `sp_model`.
-        (folder / SENTENCEPIECE_FILE).write_bytes(epath.Path(model).expanduser().read_bytes())
+        (folder / tokenizer_files.SENTENCEPIECE).write_bytes(epath.Path(model).expanduser().read_bytes())
         return {'kind': 'sentencepiece', 'extra_ids': int(vocab.extra_ids)}
     if type(vocab).__name__ == 'ByteVocabulary':
         return {'kind': 'bytes', 'extra_ids': int(vocab.extra_ids)}

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 from etils import epath
 
-from remixer_t5x import ranges, untrusted_files
+from remixer_t5x import ranges, tokenizer_files, untrusted_files
 from remixer_t5x.base_vocabulary import Vocabulary
 from remixer_t5x.errors import UserError
 from remixer_t5x.lazy_imports import seqio, tf
@@ -23,7 +23,7 @@ from remixer_tasks.corpora.text_corpus import Corpus
 from remixer_tasks.vocabulary import sentencepiece_vocabulary
 from remixer_tasks.vocabulary.huggingface_tokenizer import HuggingFaceTokenizer, WordPieceVocabulary
 from remixer_tasks.vocabulary.sentencepiece_vocabulary import SentencePiece
-from remixer_tasks.vocabulary.words_and_bytes import ByteVocabulary, WordVocabulary
+from remixer_tasks.vocabulary.words_and_bytes import WORDS_FILE, ByteVocabulary, WordVocabulary
 
 T5_MODEL = 'gs://t5-data/vocabs/cc_all.32000/sentencepiece.model'
 NUM_SENTINELS = 100
@@ -110,15 +110,16 @@ def saved(folder: str) -> Vocabulary:
             f'{source / "vocabulary.json"} is damaged: extra_ids must be from 0 to {MAX_SENTINELS}, got {extra_ids!a}'
         )
     if kind == 'sentencepiece':
-        return sentencepiece(str(source / 'spiece.model'), extra_ids)
+        return sentencepiece(str(source / tokenizer_files.SENTENCEPIECE), extra_ids)
     if kind == 'bytes':
         return byte(extra_ids)
+    tokenizer = str(source / tokenizer_files.TOKENIZER)
     if kind == 'wordpiece':
-        return wordpiece(str(source / 'tokenizer.json'))
+        return wordpiece(tokenizer)
     if kind == 'huggingface':
-        return huggingface_tokenizer(str(source / 'tokenizer.json'), str(index.get('end')), bool(index.get('shifted')))
+        return huggingface_tokenizer(tokenizer, str(index.get('end')), bool(index.get('shifted')))
     if kind == 'words':
-        text = untrusted_files.read_text(pathlib.Path(source / 'words.txt'), 'copy MODEL_DIR again')
+        text = untrusted_files.read_text(pathlib.Path(source / WORDS_FILE), 'copy MODEL_DIR again')
         return WordVocabulary(f'words of {source}', lambda: text.split('\n'))
     raise UserError(f'{source / "vocabulary.json"} has the unknown kind {kind!a:.60}; update remixer_t5x')
 

@@ -29,7 +29,7 @@ def write_tokenizer(
     if not has_tokenizer(vocabulary, shifted):
         return f'no tokenizer: Hugging Face has none with the ids of this {type(vocabulary).__name__}'
     if hasattr(vocabulary, 'shifted'):
-        vocabulary.save(str(folder / tokenizer_files.TOKENIZER))
+        vocabulary.save(folder)
         names = {'tokenizer_class': 'PreTrainedTokenizerFast', 'model_input_names': [*outputs]}
         config = {**names, **vocabulary.special_token_names}
         description = f'{tokenizer_files.TOKENIZER} and {tokenizer_files.CONFIG}'

@@ -204,8 +204,9 @@ class HuggingFaceTokenizer(Vocabulary):
         known = [index - self.shifted for index in ids if index > self.pad_id and index != self.eos_id]
         return self._tokenizer.decode(known, skip_special_tokens=True)
 
-    def save(self, path: str) -> None:
-        self._tokenizer.save(path)
+    def save(self, folder: pathlib.Path) -> dict[str, Any]:
+        self._tokenizer.save(str(folder / tokenizer_files.TOKENIZER))
+        return {'kind': 'huggingface', 'end': self.words[self.eos_id], 'shifted': self.shifted}
 
     @property
     def special_ids_in_file(self) -> dict[str, int | None]:
@@ -225,11 +226,6 @@ class HuggingFaceTokenizer(Vocabulary):
         end = self.words[self.eos_id]
         first = {} if self.bos_id is None else {'cls_token': self.words[self.bos_id], 'sep_token': end}
         return {**names, **first, 'bos_token': first.get('cls_token', end), 'eos_token': end}
-
-    @property
-    def saved_settings(self) -> dict[str, Any]:
-        """The arguments, other than the path, that restore this vocabulary from the saved file."""
-        return {'end': self.words[self.eos_id], 'shifted': self.shifted}
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, HuggingFaceTokenizer) and self.words == other.words
@@ -330,13 +326,14 @@ class WordPieceVocabulary(HuggingFaceTokenizer):
     Two vocabularies with the same pieces are equal.
     """
 
-    # No settings are saved, because the path alone restores the vocabulary.
-    saved_settings: Any = None
-
     @functools.cached_property
     def _loaded_tokenizer(self) -> tuple[Any, list[int], list[int]]:
         tokenizer = load_wordpiece_tokenizer(self._path)
         return tokenizer, [tokenizer.token_to_id(CLS)], [tokenizer.token_to_id(SEP)]
+
+    def save(self, folder: pathlib.Path) -> dict[str, Any]:
+        super().save(folder)
+        return {'kind': 'wordpiece'}
 
     @property
     def mask_id(self) -> int:

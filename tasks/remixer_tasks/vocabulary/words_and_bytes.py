@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import pathlib
 import re
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from remixer_t5x.base_vocabulary import Vocabulary
 from remixer_t5x.lazy_imports import tf
@@ -12,6 +14,8 @@ from remixer_tasks.vocabulary import sentinels
 
 # Number of T5's special ids: padding, the end token and the unknown token.
 _SPECIAL = 3
+# The file of a saved word vocabulary, with one word per line.
+WORDS_FILE = 'words.txt'
 
 
 class WordVocabulary(Vocabulary):
@@ -43,6 +47,10 @@ class WordVocabulary(Vocabulary):
         """Decodes ids; omits padding and the end token, and decodes the unknown id as '<unk>'."""
         shown = [index for index in ids if index not in (self.pad_id, self.eos_id)]
         return ' '.join('<unk>' if index < _SPECIAL else self.words[index - _SPECIAL] for index in shown)
+
+    def save(self, folder: pathlib.Path) -> dict[str, Any]:
+        (folder / WORDS_FILE).write_text('\n'.join(self.words), encoding='utf-8')
+        return {'kind': 'words'}
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, WordVocabulary):
