@@ -61,10 +61,12 @@ def get_labels(task: seqio.Task) -> tuple[str, ...] | None:
 
 def get_vocabulary_record(vocab: seqio.Vocabulary) -> str:
     """Returns a string that identifies the vocabulary. A run rejects checkpoints with a different vocabulary record."""
-    model = getattr(vocab, 'sp_model', None)
-    # Hash the list of words if the vocabulary has one, because a word vocabulary has no model file.
-    name = '\n'.join((type(vocab).__name__, *getattr(vocab, 'words', ())))
-    text = model if isinstance(model, bytes) else name.encode()
+    text = getattr(vocab, 'sp_model', None)
+    if not isinstance(text, bytes):
+        # Without a model file, the words or token texts identify the vocabulary. All byte vocabularies have the same.
+        name, words = type(vocab).__name__, getattr(vocab, 'words', None)
+        texts = get_token_texts(vocab) if words is None and name != 'ByteVocabulary' else map(str.encode, words or ())
+        text = b'\n'.join((name.encode(), *texts))
     digest = hashlib.sha256(text + f'|{vocab.vocab_size}|{vocab.extra_ids}'.encode()).hexdigest()[:16]
     return f'{digest} of {vocab.vocab_size} ids'
 
