@@ -1,6 +1,9 @@
 """Defines the base class of vocabularies with seqio's interface. Encoding and decoding do not import TensorFlow.
 
 A seqio feature accepts any object with the methods of this class, so tasks and inference share a vocabulary object.
+
+The sentinels <extra_id_0>, <extra_id_1>, ... count down from the last id, as in T5. mT5's sentinels are the last pieces
+of its SentencePiece model; ByT5's are the last byte values, which do not occur in UTF-8.
 """
 
 from __future__ import annotations
@@ -16,8 +19,27 @@ import numpy as np
 from remixer_t5x.lazy_imports import tf
 
 
+def find_sentinel_range(vocabulary: Any) -> tuple[int, int]:
+    """Returns the id of <extra_id_0> and the number of sentinels; the ids of the others count down from this id."""
+    return vocabulary.vocab_size - 1, getattr(vocabulary, 'sentinels', vocabulary.extra_ids)
+
+
+def count_ordinary_ids(vocabulary: Any) -> int:
+    """Returns the number of ids below the sentinels."""
+    first, count = find_sentinel_range(vocabulary)
+    return first + 1 - count
+
+
+def build_sentinel_regex(count: int) -> str:
+    """Returns a regular expression, for Python and TensorFlow, that matches the names of `count` sentinels."""
+    return f'<extra_id_({"|".join(map(str, range(count)))})>'
+
+
 class Vocabulary(abc.ABC):
     """Converts texts to token ids and back. Id 0 is padding.
+
+    A class can define further attributes, which other modules read with `getattr`, because seqio's classes lack them:
+    `words` (all pieces), `token_texts` (bytes of each id), `mask_id` and `special_ids` (both for masked LM).
 
     Attributes:
         extra_ids: number of sentinel ids, which follow the last id of the tokenizer.
@@ -42,6 +64,16 @@ class Vocabulary(abc.ABC):
     def unk_id(self) -> int:
         """The id of the unknown token; by default 2, as in T5."""
         return 2
+
+    @property
+    def sentinels(self) -> int:
+        """The number of sentinels: `extra_ids`, unless the tokenizer itself contains sentinels."""
+        return self.extra_ids
+
+    @property
+    def sentinel_pattern(self) -> str | None:
+        """A regular expression that matches the names of sentinels in texts; None if texts contain no sentinels."""
+        return build_sentinel_regex(self.extra_ids) if self.extra_ids else None
 
     @property
     @abc.abstractmethod

@@ -10,10 +10,10 @@ import shlex
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from remixer_t5x import base_vocabulary
 from remixer_t5x.cli import arguments, console
 from remixer_t5x.cli.arguments import ON_CPU, Command
 from remixer_t5x.errors import UserError, format_count
-from remixer_tasks.vocabulary import sentinels
 
 if TYPE_CHECKING:
     import numpy as np
@@ -131,7 +131,7 @@ def _print_tokens(side: str, tokens: np.ndarray, vocabulary: seqio.Vocabulary) -
 
 def decode_ids(ids: list[int], vocabulary: seqio.Vocabulary) -> str:
     """Decodes token ids to text that shows sentinels as <extra_id_0>, <extra_id_1>, ... and the end token as </s>."""
-    ordinary = sentinels.count_ordinary_ids(vocabulary)
+    ordinary = base_vocabulary.count_ordinary_ids(vocabulary)
     parts = []
     for is_special, group in itertools.groupby(ids, lambda token: token >= ordinary or token == vocabulary.eos_id):
         if not is_special:
@@ -308,7 +308,7 @@ def show_vocabulary(args: argparse.Namespace) -> None:
     Raises UserError if the tokenizer model of the vocabulary cannot be read or trained.
     """
     (vocabulary,) = arguments.load_macro_values(args, 'VOCABULARY')
-    first, count = sentinels.find_sentinel_range(vocabulary)
+    first, count = base_vocabulary.find_sentinel_range(vocabulary)
     print(f'ids          {vocabulary.vocab_size} (VOCAB_SIZE must be at least this)')
     print(f'padding {vocabulary.pad_id}, EOS {vocabulary.eos_id}, unknown {vocabulary.unk_id}')
     sentinel_ids = f': <extra_id_0> is {first}, <extra_id_{count - 1}> is {first + 1 - count}'

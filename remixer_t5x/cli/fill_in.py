@@ -6,10 +6,10 @@ import argparse
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from remixer_t5x import base_vocabulary
 from remixer_t5x.cli import arguments
 from remixer_t5x.cli.arguments import Command
 from remixer_t5x.errors import UserError
-from remixer_tasks.vocabulary import sentinels
 
 # Maximum number of tokens to show per example, because whole examples do not fit on the screen.
 TOKENS_SHOWN = 80
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> None:
         mixture, lengths, BATCH_SIZE, 'validation', False, seed, use_cached=use_cached, cache_dir=cache_dir
     )
     vocab = pipeline.get_vocabulary(dataset)
-    if not sentinels.find_sentinel_range(vocab)[1]:
+    if not base_vocabulary.find_sentinel_range(vocab)[1]:
         raise UserError('the vocabulary has no sentinels; use a span-corruption task')
     interface.require_model_type(model, batch_formats.ENCODER_DECODER, 'fill_in')
     abstract = saved_params.get_abstract_params(model, pipeline.get_batch_shapes(dataset), partitioner)
@@ -71,13 +71,13 @@ def print_filled_gaps(vocab: Any, inputs: Sequence[int], targets: Iterable[int],
 
 def split_at_sentinels(ids: Iterable[int], vocab: Any) -> Iterator[tuple[int | None, str]]:
     """Yields each sentinel's number (None before the first sentinel) and the text after it, up to the end token."""
-    first_sentinel, last_sentinel = sentinels.find_sentinel_range(vocab)[0], sentinels.count_ordinary_ids(vocab)
+    first_sentinel, count = base_vocabulary.find_sentinel_range(vocab)
     number: int | None = None
     part: list[int] = []
     for token in ids:
         if token in (vocab.pad_id, vocab.eos_id):
             break
-        if last_sentinel <= token <= first_sentinel:
+        if first_sentinel - count < token <= first_sentinel:
             yield number, vocab.decode(part)
             number, part = first_sentinel - int(token), []
         else:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from etils import epath
 
-from remixer_t5x import tokenizer_files
+from remixer_t5x import base_vocabulary, tokenizer_files
 from remixer_t5x.base_vocabulary import Vocabulary
 from remixer_t5x.errors import UserError
 
@@ -136,13 +136,8 @@ def build_vocabulary_flags(function: str, **arguments: Any) -> list[tuple[str, s
 def count_bytes_per_token(vocabulary: Any) -> np.ndarray:
     """Returns the number of bytes in each token's text (0 for sentinels) as an [ids] int32 array."""
     counts: np.ndarray = np.asarray([len(text) for text in get_token_texts(vocabulary)], np.int32)
-    counts[vocabulary.vocab_size - _count_sentinels(vocabulary) :] = 0
+    counts[base_vocabulary.count_ordinary_ids(vocabulary) :] = 0
     return counts
-
-
-def _count_sentinels(vocabulary: Any) -> int:
-    """Counts the sentinels at the end of the vocabulary, including those of mT5 and ByT5 (unlike `extra_ids`)."""
-    return int(getattr(vocabulary, 'sentinels', vocabulary.extra_ids))
 
 
 def get_token_texts(vocabulary: Any) -> list[bytes]:
@@ -172,8 +167,8 @@ def list_pieces(vocabulary: Any) -> list[str]:
 
     Raises UserError unless the vocabulary is a SentencePiece or byte vocabulary.
     """
-    sentinels = _count_sentinels(vocabulary)
-    count = vocabulary.vocab_size - sentinels
+    count = base_vocabulary.count_ordinary_ids(vocabulary)
+    sentinels = vocabulary.vocab_size - count
     model: Any = getattr(vocabulary, 'tokenizer', None)
     if hasattr(model, 'IdToPiece'):
         names = [model.IdToPiece(index) for index in range(count)]

@@ -48,9 +48,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from remixer_t5x import base_vocabulary
 from remixer_t5x.errors import UserError
 from remixer_t5x.lazy_imports import seqio, tf
-from remixer_tasks.vocabulary import sentinels
 
 # Number of documents that one graph call joins. Larger groups are faster if documents are single lines.
 DOCUMENTS_PER_GROUP = 32
@@ -214,7 +214,7 @@ def get_mask_id(vocabulary: seqio.Vocabulary) -> int:
         if vocabulary.mask_id == vocabulary.eos_id:
             raise UserError('masked LM needs a mask token, but the last token of tokenizer.json is the end token')
         return int(vocabulary.mask_id)
-    first, count = sentinels.find_sentinel_range(vocabulary)
+    first, count = base_vocabulary.find_sentinel_range(vocabulary)
     if count < 1:
         raise UserError(
             'masked LM uses a sentinel as its mask, but the vocabulary has none; use a BERT vocabulary, or a '
@@ -236,7 +236,7 @@ def find_word_starts(vocabulary: seqio.Vocabulary) -> np.ndarray:
             'whole-word masking needs a SentencePiece, WordPiece or byte-level vocabulary, got a '
             f'{type(vocabulary).__name__}: set WHOLE_WORDS = False'
         )
-    ordinary = sentinels.count_ordinary_ids(vocabulary)
+    ordinary = base_vocabulary.count_ordinary_ids(vocabulary)
     starts = [vocabulary.tokenizer.IdToPiece(index).startswith(_WORD_START) for index in range(ordinary)]
     return np.array(starts + [True] * (vocabulary.vocab_size - ordinary))
 
@@ -272,7 +272,7 @@ def masked_lm(
             f"{dict(sequence_length)}; set {{'inputs': 512, 'targets': 512}}"
         )
     vocabulary = output_features['targets'].vocabulary
-    mask_id, ordinary = get_mask_id(vocabulary), sentinels.count_ordinary_ids(vocabulary)
+    mask_id, ordinary = get_mask_id(vocabulary), base_vocabulary.count_ordinary_ids(vocabulary)
     special = tf.constant(getattr(vocabulary, 'special_ids', ()), tf.int32)
     # The number of tokens to predict in a segment of each size; for whole words, an upper bound.
     counts = [min(max(round(size * rate), 1), size) for size in range(length)]

@@ -33,12 +33,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from remixer_t5x import ranges
+from remixer_t5x import base_vocabulary, ranges
 from remixer_t5x.errors import UserError
 from remixer_t5x.lazy_imports import seqio, tf
 from remixer_tasks import language_modeling
 from remixer_tasks.language_modeling import PrefixSettings
-from remixer_tasks.vocabulary import sentinels
 
 REGULAR, EXTREME, SEQUENTIAL = 'r', 'x', 's'
 PROMPTS = {REGULAR: '[NLU]', EXTREME: '[NLG]', SEQUENTIAL: '[S2S]'}
@@ -131,7 +130,7 @@ def corrupt_spans(tokens: tf.Tensor, mask: tf.Tensor, vocabulary: seqio.Vocabula
 
     mask[0] is False, so every span follows a visible token. In the targets, the span's sentinel replaces this token.
     """
-    first, _ = sentinels.find_sentinel_range(vocabulary)
+    first, _ = base_vocabulary.find_sentinel_range(vocabulary)
     # True for the first token of each span, and for the token directly before each span.
     starts = mask & ~tf.concat([[False], mask[:-1]], 0)
     before = ~mask & tf.concat([mask[1:], [False]], 0)
@@ -160,7 +159,7 @@ def span_corruption(
     vocabulary = output_features['targets'].vocabulary
     front = vocabulary.encode(prompt) if prompt else []
     inputs_length, targets_length = sequence_length['inputs'] - len(front), sequence_length['targets']
-    count = sentinels.find_sentinel_range(vocabulary)[1]
+    count = base_vocabulary.find_sentinel_range(vocabulary)[1]
     length = find_longest_segment(inputs_length, targets_length, noise, count)
     full_length = find_longest_segment(inputs_length, math.inf, noise, math.inf)
     if prompt is None and length < full_length:

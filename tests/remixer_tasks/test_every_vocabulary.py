@@ -16,12 +16,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sentencepiece import sentencepiece_model_pb2
 
-from remixer_t5x import lazy_imports
+from remixer_t5x import base_vocabulary, lazy_imports
 from remixer_t5x.base_vocabulary import Vocabulary
 from remixer_t5x.data import batch_formats, pipeline, task_batches, task_vocabulary
 from remixer_tasks import language_modeling, pretraining, text_pairs, vocabularies
 from remixer_tasks.corpora.text_corpus import ParsedCorpus
-from remixer_tasks.vocabulary import huggingface_tokenizer, sentinels
+from remixer_tasks.vocabulary import huggingface_tokenizer
 from tests.support import hf_folders
 from tests.support.error_lines import error_message
 from tests.support.paths import environment
@@ -283,7 +283,7 @@ def test_sentinels_have_no_bytes(get_vocabulary, name, count):
 @pytest.mark.parametrize('name', ['sentencepiece', 'bytes', 'byt5'])
 def test_a_sentinel_is_found_next_to_any_character(get_vocabulary, name):
     vocabulary = get_vocabulary(name)
-    first, _ = sentinels.find_sentinel_range(vocabulary)
+    first, _ = base_vocabulary.find_sentinel_range(vocabulary)
     for text in ('the <extra_id_0> word', 'the(<extra_id_0>)', 'un<extra_id_0>able', 'a,<extra_id_0>\n'):
         assert list(vocabulary.encode(text)).count(first) == 1, text
     assert vocabulary.encode('<extra_id_0><extra_id_3>') == [first, first - 3]

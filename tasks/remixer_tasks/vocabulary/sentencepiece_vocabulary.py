@@ -29,7 +29,6 @@ from remixer_t5x.lazy_imports import tf, tf_text
 from remixer_tasks.corpora.text_corpus import Corpus
 from remixer_tasks.files import cache
 from remixer_tasks.files.cache import ProgressNotice
-from remixer_tasks.vocabulary import sentinels
 
 # Number of characters to train on, which is enough for about 10,000 pieces.
 SAMPLE_CHARACTERS = 20_000_000
@@ -163,11 +162,6 @@ class SentencePiece(Vocabulary):
     def encode_tf(self, text: tf.Tensor) -> tf.Tensor:
         pattern = self.sentinel_pattern
         return self.tf_tokenizer.tokenize(tf.strings.regex_replace(text, pattern, SPACED_SENTINEL) if pattern else text)
-
-    @property
-    def sentinel_pattern(self) -> str | None:
-        """A regular expression that matches the names of the `extra_ids` sentinels; None if there are none."""
-        return sentinels.build_sentinel_regex(self.extra_ids) if self.extra_ids else None
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, SentencePiece):

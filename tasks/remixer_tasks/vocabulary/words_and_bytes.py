@@ -8,12 +8,14 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from remixer_t5x import base_vocabulary
 from remixer_t5x.base_vocabulary import Vocabulary
 from remixer_t5x.lazy_imports import tf
-from remixer_tasks.vocabulary import sentinels
 
 # Number of T5's special ids: padding, the end token and the unknown token.
 _SPECIAL = 3
+# Number of byte values that do not occur in UTF-8, 0xF5 to 0xFF.
+_UNUSED_BYTES = 11
 # The file of a saved word vocabulary, with one word per line.
 WORDS_FILE = 'words.txt'
 
@@ -71,12 +73,11 @@ class ByteVocabulary(Vocabulary):
     @property
     def sentinels(self) -> int:
         """The number of sentinels; if `extra_ids` is 0, the number of bytes that do not occur in UTF-8, as in ByT5."""
-        return self.extra_ids or sentinels.UNUSED_BYTES
+        return self.extra_ids or _UNUSED_BYTES
 
     @property
     def sentinel_pattern(self) -> str:
-        """A regular expression that matches the names of the sentinels."""
-        return sentinels.build_sentinel_regex(self.sentinels)
+        return base_vocabulary.build_sentinel_regex(self.sentinels)
 
     def encode(self, text: str) -> list[int]:
         # `re.split` returns captured sentinel numbers at the odd positions.
