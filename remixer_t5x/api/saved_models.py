@@ -92,7 +92,7 @@ def _load_folder(path: str, partitioner: Partitioner, vocabulary: str | None, tr
         if not folder.is_dir():
             raise UserError(
                 f'{folder} is not a folder; use a MODEL_DIR, a checkpoint, a Hugging Face folder, or hf://NAME for a '
-                'model on the Hub'
+                'model on the Hub, or convert a .safetensors file with `convert --from_safetensors`'
             )
         is_hugging_face = (folder / model_folders.CONFIG).is_file() and not saved_params.list_steps(
             folder / model_dir.CHECKPOINTS

@@ -327,7 +327,8 @@ def decode_piece(vocabulary: seqio.Vocabulary, token: int) -> str:
     tokenizer = getattr(vocabulary, 'tokenizer', None)
     if tokenizer is not None and token < tokenizer.GetPieceSize():
         return tokenizer.IdToPiece(token)
-    return repr(vocabulary.decode([token]))
+    is_sentinel = token >= base_vocabulary.count_ordinary_ids(vocabulary)
+    return decode_ids([token], vocabulary) if is_sentinel else repr(vocabulary.decode([token]))
 
 
 VOCABULARY = Command(

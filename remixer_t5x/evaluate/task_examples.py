@@ -92,7 +92,7 @@ def find_tasks(
         name = ', '.join(provider.name for provider in providers)
         advice = 'set EVAL_SPLIT (SUBMISSION_SPLIT for leaderboard files), or use another task'
         if all(split in task.splits for task in tasks.values()):
-            advice = 'use a task with metrics'
+            advice = 'use a task with metrics; `report MODEL_DIR` shows the held-out loss of a pretraining task'
         raise UserError(f'no task of {name} can be evaluated: {"; ".join(notes)}; {advice}')
     return usable, notes
 

@@ -57,6 +57,8 @@ def test_vocab_shows_special_ids_and_pieces(own_text, capsys):
     assert 'ids          300' in output
     assert '<extra_id_0> is 299, <extra_id_99> is 200' in output
     assert '▁' in output
+    assert main.main(['vocab', *own_text, *BYTES, '--text=7<extra_id_3>']) == 0
+    assert capsys.readouterr().out.endswith("2 tokens\n      58  '7'\n     355  <extra_id_3>\n")
 
 
 def test_the_packing_efficiency_is_computed():

@@ -269,7 +269,7 @@ def test_tasks_without_the_split_or_metrics_are_skipped():
         ('echp', {}, "MIXTURE_OR_TASK_NAME must be .* got 'echp'"),
         ([task('echo_d')], {'tasks': 'echo_e'}, "EVAL_TASKS must contain only echo_d, got 'echo_e'"),
         (task('echo_f'), {'split': 'test'}, "no task of echo_f .* no split 'test'.*EVAL_SPLIT"),
-        (task('echo_h', metrics=()), {}, 'echo_h has no metrics; use a task with metrics'),
+        (task('echo_h', metrics=()), {}, 'echo_h has no metrics; use a task with metrics; `report MODEL_DIR`'),
         (task('echo_g', postprocess=None), {'rank_choices': True}, 'RANK_CHOICES must be False for echo_g'),
         (
             [task('echo_x'), task('echo_y', vocabulary=seqio.ByteVocabulary(5))],
