@@ -20,7 +20,7 @@ from remixer_t5x.checkpoints import saved_params
 from remixer_t5x.data import batch_formats, task_vocabulary
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
-from remixer_t5x.evaluate import embeddings, held_out_loss, predictions
+from remixer_t5x.evaluate import embeddings, head_predictions, held_out_loss, predictions
 from remixer_t5x.evaluate.text_inference import TextCodec
 from remixer_t5x.interop import converted_checkpoint
 from remixer_t5x.models import interface
@@ -199,7 +199,7 @@ class TrainedModel:
         interface.require_method(self.model, 'classify', 'classify')
         ids, truncated = self._encode_inputs(texts)
         predictor = self._get_predictor(len(ids), self.lengths['targets'])
-        rows = predictor.predict_labels(self.params, ids) if ids else []
+        rows = head_predictions.predict_texts(predictor, self.params, self.model, ids) if ids else []
         pairs = zip(rows, truncated, strict=True)
         return [Answer(list(row.texts or ()), row.scores, is_truncated) for row, is_truncated in pairs]
 

@@ -22,8 +22,6 @@ CLASSIFIER = 'classifier'
 TOKEN_LABELS = 'token_labels'
 SPAN = 'span'
 EMBEDDING = 'embedding'
-# Model types whose predictions are not tokens of the vocabulary.
-HEAD_MODEL_TYPES = (CLASSIFIER, TOKEN_LABELS, SPAN, EMBEDDING)
 
 Lengths: TypeAlias = Mapping[str, int]
 

@@ -2,6 +2,7 @@
 
 | model type | input | prediction | score |
 |---|---|---|---|
+| classifier | text | all labels, most likely first, or a number | log-probability of each label, or the number |
 | token_labels | words | a label for each word | mean log-probability of the labels |
 | span | `question: ... context: ...` | a substring of the context, or '' | answer score minus no-answer score |
 | embedding | two texts separated by a tab | cosine similarity of their embeddings | cosine similarity |
@@ -15,29 +16,74 @@ import numpy as np
 
 from remixer_t5x.data import batch_formats, token_alignment
 from remixer_t5x.data.token_alignment import EncodedPair, EncodedQuestion, EncodedText
-from remixer_t5x.evaluate.predictions import Prediction, Predictor
+from remixer_t5x.errors import UserError
+from remixer_t5x.evaluate.predictions import Prediction, Predictor, TokenIds
 
 
 def has_head(model: Any) -> bool:
-    """Returns whether the model computes an output for each token or for each pair of texts."""
+    """Returns whether the model's predictions are not tokens of the vocabulary."""
     return model.model_type in _PREDICTIONS
+
+
+def encodes_texts(model: Any) -> bool:
+    """Returns whether `encode_text` encodes the model's inputs; if not, they are token ids, as for other models."""
+    return model.model_type in _ENCODERS
 
 
 def encode_text(model: Any, vocabulary: Any, text: str, length: int) -> EncodedText | EncodedQuestion | EncodedPair:
     """Encodes an input text as one or more sequences of at most `length` tokens."""
-    if model.model_type == batch_formats.EMBEDDING:
-        return token_alignment.encode_pair(vocabulary, text, length)
-    if model.model_type == batch_formats.SPAN:
-        return token_alignment.encode_question(vocabulary, text, length, model.doc_stride)
-    return token_alignment.encode_words(vocabulary, text, length)
+    return _ENCODERS[model.model_type](model, vocabulary, text, length)
 
 
-def predict_texts(predictor: Predictor, params: Any, model: Any, inputs: Sequence[Any]) -> list[Prediction]:
-    """Returns a prediction for each input encoded by `encode_text`."""
+def predict_texts(
+    predictor: Predictor, params: Any, model: Any, inputs: Sequence[Any], task_labels: Sequence[str] | None = None
+) -> list[Prediction]:
+    """Returns a prediction for each input: the result of `encode_text` if `encodes_texts(model)`, otherwise token ids.
+
+    `task_labels` are the candidate labels of a classifier; None uses all labels of the model.
+    """
+    if model.model_type == batch_formats.CLASSIFIER:
+        return _predict_classes(predictor, params, model, inputs, task_labels)
     return _PREDICTIONS[model.model_type](predictor, params, model, inputs)
 
 
-def _predict_labels(predictor: Predictor, params: Any, model: Any, inputs: Sequence[EncodedText]) -> list[Prediction]:
+def _predict_classes(
+    predictor: Predictor, params: Any, model: Any, inputs: Sequence[TokenIds], task_labels: Sequence[str] | None = None
+) -> list[Prediction]:
+    labels, outputs = model.labels, predictor.classify(params, inputs)
+    if labels is None:
+        return [Prediction([], [float(value)], [f'{value:.6g}']) for value in outputs[:, 0]]
+    chosen = _find_label_indices(model, labels if task_labels is None else task_labels)
+    names, scores = [labels[index] for index in chosen], outputs[:, chosen]
+    order = np.argsort(-scores, axis=1, kind='stable')
+    return [
+        Prediction([], [float(row[index]) for index in best], [names[index] for index in best])
+        for row, best in zip(scores, order, strict=True)
+    ]
+
+
+def score_labels(
+    predictor: Predictor, params: Any, model: Any, inputs: Sequence[TokenIds], targets: Sequence[str]
+) -> list[float]:
+    """Returns a classifier's log p(target | input) of each text.
+
+    Raises UserError for a regression model or an unknown label.
+    """
+    if model.labels is None:
+        raise UserError('LABELS must be set for tasks that are scored by likelihood, got None')
+    return predictor.classify(params, inputs)[np.arange(len(inputs)), _find_label_indices(model, targets)].tolist()
+
+
+def _find_label_indices(model: Any, names: Sequence[str]) -> list[int]:
+    for name in names:
+        if name not in model.labels:
+            raise UserError(f'LABELS must include the target {name!r:.60} of the task, got {tuple(model.labels)}')
+    return [model.labels.index(name) for name in names]
+
+
+def _predict_token_labels(
+    predictor: Predictor, params: Any, model: Any, inputs: Sequence[EncodedText]
+) -> list[Prediction]:
     results = []
     for encoded, logits in zip(
         inputs, predictor.compute_token_logits(params, [each.ids for each in inputs]), strict=True
@@ -115,8 +161,17 @@ def _predict_similarity(
     return [Prediction([], [cosine], [f'{cosine:.6g}']) for cosine in cosines]
 
 
+# Functions (model, vocabulary, text, length) of the model types with a row in `converters.TEXT_CONVERTERS`.
+_ENCODERS: dict[str, Callable[..., Any]] = {
+    batch_formats.TOKEN_LABELS: lambda model, *args: token_alignment.encode_words(*args),
+    batch_formats.SPAN: lambda model, vocabulary, text, length: token_alignment.encode_question(
+        vocabulary, text, length, model.doc_stride
+    ),
+    batch_formats.EMBEDDING: lambda model, *args: token_alignment.encode_pair(*args),
+}
 _PREDICTIONS: dict[str, Callable[..., list[Prediction]]] = {
-    batch_formats.TOKEN_LABELS: _predict_labels,
+    batch_formats.CLASSIFIER: _predict_classes,
+    batch_formats.TOKEN_LABELS: _predict_token_labels,
     batch_formats.SPAN: _predict_spans,
     batch_formats.EMBEDDING: _predict_similarity,
 }

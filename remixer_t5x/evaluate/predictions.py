@@ -216,38 +216,6 @@ class Predictor:
         """Returns log p(label) for each input and label, or the regression outputs, as an [examples, outputs] array."""
         return self._collect_outputs(self._classify, params, inputs, {}, (self._outputs,))
 
-    def predict_labels(
-        self, params: Any, inputs: Sequence[TokenIds], task_labels: Sequence[str] | None = None
-    ) -> list[Prediction]:
-        """Returns the labels of each text, most likely first, with their log-likelihoods.
-
-        `task_labels` are the candidate labels; None uses all labels of the model. For a regression model, the text and
-        the score are both the predicted number.
-        """
-        labels, outputs = self._model.labels, self.classify(params, inputs)
-        if labels is None:
-            return [Prediction([], [float(value)], [f'{value:.6g}']) for value in outputs[:, 0]]
-        chosen = self._find_label_indices(labels if task_labels is None else task_labels)
-        names, scores = [labels[index] for index in chosen], outputs[:, chosen]
-        order = np.argsort(-scores, axis=1, kind='stable')
-        return [
-            Prediction([], [float(row[index]) for index in best], [names[index] for index in best])
-            for row, best in zip(scores, order, strict=True)
-        ]
-
-    def score_labels(self, params: Any, inputs: Sequence[TokenIds], targets: Sequence[str]) -> list[float]:
-        """Returns log p(target | input) of each text. Raises UserError for a regression model or an unknown label."""
-        if self._model.labels is None:
-            raise UserError('LABELS must be set for tasks that are scored by likelihood, got None')
-        return self.classify(params, inputs)[np.arange(len(inputs)), self._find_label_indices(targets)].tolist()
-
-    def _find_label_indices(self, names: Sequence[str]) -> list[int]:
-        labels = self._model.labels
-        for name in names:
-            if name not in labels:
-                raise UserError(f'LABELS must include the target {name!r:.60} of the task, got {tuple(labels)}')
-        return [labels.index(name) for name in names]
-
     def score_choices(self, params: Any, inputs: Sequence[TokenIds], choices: Sequence[TokenIds]) -> np.ndarray:
         """Returns log p(choice | inputs) for each example and choice as an [examples, choices] float32 array."""
         ids = pad_ids(choices, max(map(len, choices)))

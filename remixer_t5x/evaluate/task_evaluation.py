@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from remixer_t5x import ranges
-from remixer_t5x.data import batch_formats, fingerprint, pipeline, task_vocabulary
+from remixer_t5x.data import fingerprint, pipeline, task_vocabulary
 from remixer_t5x.devices import collectives
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
@@ -86,10 +86,9 @@ class TaskEvaluator:
     def __init__(self, settings: TaskEvaluation, model: Any, partitioner: Partitioner):
         if settings.split is None:
             raise UserError('EVAL_SPLIT must be the name of a split, got None; pass --split=validation')
-        self._classifies = model.model_type == batch_formats.CLASSIFIER
         self._has_head = head_predictions.has_head(model)
-        is_generated = model.model_type not in batch_formats.HEAD_MODEL_TYPES
-        if is_generated:
+        self._encodes_texts = head_predictions.encodes_texts(model)
+        if not self._has_head:
             interface.require_method(model, 'generate', 'evaluation by metrics')
         self._settings, self._model = settings, model
         self.split = settings.split
@@ -117,10 +116,10 @@ class TaskEvaluator:
             task_examples.read_examples(
                 task,
                 self.split,
-                # `head_predictions` tokenizes the original texts for models with a head, so do not truncate them here.
-                dict.fromkeys(lengths, 2**20) if self._has_head else lengths,
+                # Do not truncate the original texts that `head_predictions` tokenizes.
+                dict.fromkeys(lengths, 2**20) if self._encodes_texts else lengths,
                 settings.examples,
-                is_generated and not self._get_labels_to_rank(task),
+                not self._has_head and not self._get_labels_to_rank(task),
             )
             for task in self.seqio_tasks
         ]
@@ -133,8 +132,8 @@ class TaskEvaluator:
         }
         self.examples_hashes = {f'{self.split}/{each.task.name}': each.hash_first_texts() for each in self._examples}
         self.notes += [note for examples in self._examples for note in examples.notes]
-        for examples in self._examples if self._has_head else ():
-            counts = [encoded.num_tokens for encoded in self._encode_for_head(examples)]
+        for examples in self._examples if self._encodes_texts else ():
+            counts = [encoded.num_tokens for encoded in self._get_head_inputs(examples)]
             if truncated := sum(count > lengths['inputs'] for count in counts):
                 self.notes.append(
                     f'{examples.task.name}, {self.split}: {truncated:,} of {len(counts):,} inputs have more than '
@@ -171,9 +170,8 @@ class TaskEvaluator:
 
     def _predict_answers(self, params: Any, examples: TaskExamples) -> list[Prediction]:
         if self._has_head:
-            return head_predictions.predict_texts(self._predictor, params, self._model, self._encode_for_head(examples))
-        if self._classifies:
-            return self._predictor.predict_labels(params, examples.inputs, task_vocabulary.get_labels(examples.task))
+            inputs, labels = self._get_head_inputs(examples), task_vocabulary.get_labels(examples.task)
+            return head_predictions.predict_texts(self._predictor, params, self._model, inputs, labels)
         ranked = self._get_labels_to_rank(examples.task)
         if ranked is None:
             return self._predictor.predict(params, examples.inputs)
@@ -187,7 +185,9 @@ class TaskEvaluator:
             for row, best in zip(scores, order, strict=True)
         ]
 
-    def _encode_for_head(self, examples: TaskExamples) -> list[Any]:
+    def _get_head_inputs(self, examples: TaskExamples) -> list[Any]:
+        if not self._encodes_texts:
+            return examples.inputs
         length = self._settings.decoding.feature_lengths['inputs']
         return [
             head_predictions.encode_text(self._model, self.vocabulary, text, length)
@@ -197,8 +197,9 @@ class TaskEvaluator:
     def _score_targets(self, params: Any, examples: TaskExamples) -> list[float] | None:
         if not needs_target_scores(examples.task):
             return None
-        if self._classifies:
-            return self._predictor.score_labels(params, examples.inputs, examples.get_texts('targets'))
+        if self._has_head:
+            targets = examples.get_texts('targets')
+            return head_predictions.score_labels(self._predictor, params, self._model, examples.inputs, targets)
         return self._predictor.score(params, examples.inputs, examples.targets).tolist()
 
     def _build_report_rows(

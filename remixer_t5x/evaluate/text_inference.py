@@ -37,8 +37,7 @@ class TextCodec:
 
     If `refuse_long` is true, a longer text raises UserError instead of being truncated. `ends` states whether the end
     token is appended: False for prompts that the model continues. `begins` states whether the vocabulary's start tokens
-    are kept: False for targets that continue a prompt. `model` is None unless the model has a head, in which case
-    `head_predictions` encodes the texts.
+    are kept: False for targets that continue a prompt. `model` is None unless `head_predictions` encodes its texts.
     """
 
     vocabulary: Any
@@ -184,8 +183,6 @@ def build_predict_function(
     """Returns a function `predict(inputs, first)` for `write_predictions` that generates answers or runs the head."""
     if head_predictions.has_head(model):
         return lambda inputs, first: head_predictions.predict_texts(predictor, params, model, inputs)
-    if model.model_type == batch_formats.CLASSIFIER:
-        return lambda inputs, first: predictor.predict_labels(params, inputs)
     return lambda inputs, first: predictor.predict(params, inputs, first)
 
 
@@ -214,7 +211,7 @@ class TextInference:
         """Raises UserError if processes cannot share the output, or if the model or vocabulary is unsuitable."""
         if embed:
             interface.require_method(self.model, 'encode', 'infer --embed')
-        elif self._generates:
+        elif not head_predictions.has_head(self.model):
             interface.require_method(self.model, 'generate', 'infer without --embed')
         is_distributed = collectives.is_distributed()
         if is_distributed and (self.inputs.is_stdin or self.output == '-'):
@@ -231,11 +228,6 @@ class TextInference:
                     'the texts of INPUT': input_signature,
                 }
             )
-
-    @property
-    def _generates(self) -> bool:
-        """Whether predictions are generated text, not the output of a head."""
-        return self.model.model_type not in batch_formats.HEAD_MODEL_TYPES
 
     def find_checkpoint_folder(self) -> str:
         """Returns the folder of the checkpoint to use. All processes return the same folder."""
@@ -254,7 +246,10 @@ class TextInference:
     def open_output(self, folder: str, texts: Iterator[str]) -> PredictionWriter:
         """Opens the output for appending, and skips the texts that it contains. Only the first process writes."""
         record = self.decoding.build_record()
-        origin = {'checkpoint': folder, **(record if self._generates else {'lengths': record['lengths']})}
+        origin = {
+            'checkpoint': folder,
+            **({'lengths': record['lengths']} if head_predictions.has_head(self.model) else record),
+        }
         output = PredictionWriter(self.output, origin, texts, self.inputs.display_name, writes=jax.process_index() == 0)
         # Wait until all processes have read the output before the first process writes to it.
         collectives.barrier()
@@ -272,7 +267,7 @@ class TextInference:
     def build_codec(self) -> TextCodec:
         """Returns the codec for input texts."""
         longest = batch_formats.get_max_inference_lengths(self.decoding.feature_lengths)['inputs']
-        model = self.model if head_predictions.has_head(self.model) else None
+        model = self.model if head_predictions.encodes_texts(self.model) else None
         return TextCodec(self.vocabulary, longest, self.refuse_long, self.ends_inputs, model)
 
     def build_predictor(self) -> predictions.Predictor:

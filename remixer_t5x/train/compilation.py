@@ -11,6 +11,7 @@ import jax
 
 from remixer_t5x.data import batch_formats, pipeline, task_vocabulary
 from remixer_t5x.devices import collectives, compilation_cache, compiler_options
+from remixer_t5x.evaluate import head_predictions
 from remixer_t5x.optim import train_state, train_step
 from remixer_t5x.optim.train_state import TrainState
 from remixer_t5x.run_folder import model_dir, object_store
@@ -119,9 +120,7 @@ class CompiledPrograms:
         model, token_bytes = self._config.model, None
         if model.model_type == batch_formats.DECODER_ONLY:
             token_bytes = task_vocabulary.count_bytes_per_token(vocabulary)
-        step = train_step.make_eval_step(
-            model, token_bytes, count_targets=model.model_type not in batch_formats.HEAD_MODEL_TYPES
-        )
+        step = train_step.make_eval_step(model, token_bytes, count_targets=not head_predictions.has_head(model))
         return train_step.jit_eval_step(step, self.plan.shardings, self._config.partitioner)
 
     def build_params_selector(self) -> Callable[[TrainState], Any]:
