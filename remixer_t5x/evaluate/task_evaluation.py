@@ -101,6 +101,9 @@ class TaskEvaluator:
                 f'RANK_CHOICES must be False for {names}, got True: no postprocessor lists labels; omit it, or use '
                 'a task with the postprocessor remixer_tasks.benchmarks.prompts.ClassIdPostprocessor(labels)'
             )
+        for task in filter(needs_target_scores, self.seqio_tasks):
+            method = 'classify' if self._has_head else 'score'
+            interface.require_method(model, method, f'the metrics of {task.name}')
         first = self.seqio_tasks[0]
         self.vocabulary = task_vocabulary.get_vocabulary(first)
         for task in self.seqio_tasks:

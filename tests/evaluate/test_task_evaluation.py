@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import types
 
 import flax
 import jax.numpy as jnp
@@ -281,3 +282,10 @@ def test_tasks_without_the_split_or_metrics_are_skipped():
 def test_invalid_settings_raise_errors(mixture, settings, message):
     with pytest.raises(UserError, match=message):
         evaluator(mixture, **settings)
+
+
+def test_a_metric_of_likelihoods_is_rejected_for_a_model_without_them():
+    settings = TaskEvaluation(task('echo_i', metrics=(likelihood,)), Decoding(4, LENGTHS))
+    model = types.SimpleNamespace(model_type='token_labels', vocab_size=384)
+    with pytest.raises(UserError, match="MODEL_TYPE must be classifier for the metrics of echo_i, got 'token_labels'"):
+        TaskEvaluator(settings, model, Partitioner())
