@@ -21,7 +21,6 @@ from remixer_t5x.devices import compiler_options
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
 from remixer_t5x.models.decoding import Decoder, Greedy, RowDecoder, StopStrings
-from remixer_t5x.models.sampling import Sampling
 from remixer_t5x.optim.train_step import CompiledStep
 
 TokenIds = Sequence[int]
@@ -57,7 +56,7 @@ class Decoding:
     def build_record(self) -> dict[str, Any]:
         """Returns the settings that affect answers: the `decoder` with stop strings, `lengths`, and sampling `seed`."""
         name = format_decoder_name(self.decoder) + (f' until {self.stop_strings!r}' if self.stop_strings else '')
-        seed = {'seed': self.seed} if isinstance(self.decoder, Sampling) else {}
+        seed = {} if getattr(self.decoder, 'is_deterministic', False) else {'seed': self.seed}
         return {'decoder': name, 'lengths': dict(self.feature_lengths), **seed}
 
 

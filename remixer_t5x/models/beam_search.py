@@ -8,7 +8,7 @@ next live beams. At the last position, every candidate is finished. The results 
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -105,6 +105,7 @@ class BeamSearch(LogitsOptions):
     beams: ranges.Count = 4
     length_penalty: LengthPenalty = PowerPenalty()
     stop: Callable[..., jax.Array] = continue_until_settled
+    is_deterministic: ClassVar[bool] = True
 
     def __call__(self, generation: GenerationInputs, rng: jax.Array | None = None) -> DecodingResult:
         cache = generation.allocate(self.beams)

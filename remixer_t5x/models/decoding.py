@@ -1,12 +1,13 @@
 """The decoder interface, greedy decoding and stop strings.
 
 A decoder is a frozen dataclass that implements `(generation, rng) -> DecodingResult`: `Greedy`, `sampling.Sampling` or
-`beam_search.BeamSearch`. The samples or beams of a sequence are adjacent rows, which share the encoder output.
+`beam_search.BeamSearch`. The samples or beams of a sequence are adjacent rows, which share the encoder output. Decoders
+that do not use `rng` set `is_deterministic`, so that predictions do not depend on the seed.
 """
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -218,6 +219,8 @@ class RowDecoder(LogitsOptions):
 @dataclasses.dataclass(frozen=True, repr=False)
 class Greedy(RowDecoder):
     """Generates the most likely token at each step, one row per sequence."""
+
+    is_deterministic: ClassVar[bool] = True
 
     def build_token_selector(self, rng: jax.Array | None, batch: int) -> Callable[[jax.Array, jax.Array], jax.Array]:
         return lambda logits, index: jnp.argmax(logits, axis=-1)

@@ -16,7 +16,7 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate import text_inference
 from remixer_t5x.evaluate.predictions import Decoding, Prediction
 from remixer_t5x.models.beam_search import BeamSearch
-from remixer_t5x.models.decoding import Greedy
+from remixer_t5x.models.decoding import Greedy, RowDecoder
 from remixer_t5x.models.sampling import Sampling
 from remixer_tasks.pair_inputs import TextInputs
 
@@ -109,9 +109,18 @@ class Unchanged:
         return logits
 
 
+class CustomSampling(RowDecoder):
+    pass
+
+
 @pytest.mark.parametrize(
     ('decoder', 'seed'),
-    [(Sampling(), 3), (BeamSearch(beams=2), None), (Greedy(logits_processor=(Unchanged(),)), None)],
+    [
+        (Sampling(), 3),
+        (CustomSampling(), 3),
+        (BeamSearch(beams=2), None),
+        (Greedy(logits_processor=(Unchanged(),)), None),
+    ],
 )
 def test_an_output_has_the_decoder_and_the_seed_of_sampling(tmp_path, decoder, seed):
     decoding = Decoding(1, {'inputs': 16, 'targets': 4}, decoder, seed=3)
