@@ -135,13 +135,14 @@ def _describe_unknown_flags(args: argparse.Namespace, unknown: list[str]) -> str
     flag, _, value = unknown[0].partition('=')
     name = flag.removeprefix('--')
     macro = 'INITIAL_CHECKPOINT_PATH' if name == 'checkpoint' else name.upper()
+    is_run = not flag.startswith('-') or (name == 'checkpoint' and args.command not in ('train', 'finetune'))
     if name in gin_files.T5X_NAMES['flags']:
         message += f'; the equivalent of this T5X flag is {gin_files.T5X_NAMES["flags"][name]}'
-    elif hasattr(args, 'gin_file') and value and gin_files.find_files_with_macro(macro):
+    elif hasattr(args, 'gin_file') and value and not is_run and gin_files.find_files_with_macro(macro):
         message += f'; the setting is --gin.{macro}={value}'
     elif near := suggest_similar_name(f'{args.command} {flag}', (command.name for command in COMMANDS)):
         message += near
-    elif hasattr(args, 'gin_file') and not flag.startswith('-'):
+    elif hasattr(args, 'gin_file') and is_run:
         message += '; pass a gin file as --gin_file=FILE, and a run as --gin_file=MODEL_DIR/config.gin'
     return f'{message}; see {parser.prog} --help'
 

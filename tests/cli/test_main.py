@@ -44,6 +44,11 @@ MISTAKES = {
         'error: unrecognized arguments: runs/mine; pass a gin file as --gin_file=FILE, and a run as '
         '--gin_file=MODEL_DIR/config.gin; see remixer-t5x info --help',
     ),
+    'checkpoint of a command that reads none': (
+        ['info', '--checkpoint=runs/mine'],
+        'error: unrecognized arguments: --checkpoint=runs/mine; pass a gin file as --gin_file=FILE, and a run as '
+        '--gin_file=MODEL_DIR/config.gin; see remixer-t5x info --help',
+    ),
     'flag without value': (['info', '--gin.X'], 'error: --gin.X has no value; pass --gin.X=VALUE'),
     'gin flag of a command without gin files': (
         ['data', 'list', '--gin.X=3'],
