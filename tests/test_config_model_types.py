@@ -28,32 +28,42 @@ def test_every_model_has_a_decoder_only_form(name):
     assert model.model_type == 'decoder_only' and 'cross' not in names and "'encoder'" not in names
 
 
+# For each model type: gin files, feature lengths and macros.
+TYPES = {
+    'encoder_decoder': (['models/t5_1_1.gin'], {'inputs': 9, 'targets': 7}, {}),
+    'decoder_only': (['models/gpt2.gin'], {'targets': 8}, {}),
+    'encoder_only': (['models/bert.gin'], {'inputs': 9, 'targets': 9}, {}),
+    **{
+        name: (['models/t5_1_1.gin', f'model_types/{name}.gin'], {'inputs': 9, 'targets': targets}, macros)
+        for name, targets, macros in (
+            ('classifier', 4, {'LABELS': ('O', 'B')}),
+            ('token_labels', 9, {'LABELS': ('O', 'B')}),
+            ('span', 9, {}),
+            ('embedding', 4, {}),
+        )
+    },
+}
+REGRESSION = (['models/t5_1_1.gin', 'model_types/classifier.gin'], {'inputs': 9, 'targets': 4}, {})
+PREFIX = (['models/t5_1_1.gin', DECODER_ONLY], {'inputs': 5, 'targets': 4}, {'PREFIX_LM': True})
+
+
+def build_small_model(files, **macros):
+    return build_model(*files, 'sizes/tiny.gin', VOCAB_SIZE=12, EMBED_DIM=16, NUM_HEADS=2, HEAD_DIM=8, **macros)
+
+
+def test_the_table_of_optional_methods_lists_the_model_types_that_have_them():
+    models = {name: build_small_model(files, **macros) for name, (files, _, macros) in TYPES.items()}
+    assert models.keys() == batch_formats.FORMATS.keys()
+    for method, (_, model_types) in interface.OPTIONAL_MODEL_METHODS.items():
+        assert set(model_types) == {name for name, model in models.items() if hasattr(model, method)}, method
+
+
 @pytest.mark.parametrize(
-    ('files', 'lengths', 'macros'),
-    [
-        (['models/t5_1_1.gin'], {'inputs': 9, 'targets': 7}, {}),
-        (['models/gpt2.gin'], {'targets': 8}, {}),
-        (['models/t5_1_1.gin', DECODER_ONLY], {'inputs': 5, 'targets': 4}, {'PREFIX_LM': True}),
-        (['models/bert.gin'], {'inputs': 9, 'targets': 9}, {}),
-        (['models/t5_1_1.gin', 'model_types/classifier.gin'], {'inputs': 9, 'targets': 4}, {}),
-        (['models/t5_1_1.gin', 'model_types/token_labels.gin'], {'inputs': 9, 'targets': 9}, {'LABELS': ('O', 'B')}),
-        (['models/t5_1_1.gin', 'model_types/span.gin'], {'inputs': 9, 'targets': 9}, {}),
-        (['models/t5_1_1.gin', 'model_types/embedding.gin'], {'inputs': 9, 'targets': 4}, {}),
-    ],
-    ids=[
-        'encoder_decoder',
-        'decoder_only',
-        'prefix',
-        'encoder_only',
-        'classifier',
-        'token_labels',
-        'span',
-        'embedding',
-    ],
+    ('files', 'lengths', 'macros'), [*TYPES.values(), PREFIX, REGRESSION], ids=[*TYPES, 'prefix', 'regression']
 )
 def test_renaming_ids_changes_no_loss(files, lengths, macros):
     """Only segment ids, weights and trailing zeros mark padding, so a token may be renamed to id 0."""
-    model = build_model(*files, 'sizes/tiny.gin', VOCAB_SIZE=12, EMBED_DIM=16, NUM_HEADS=2, HEAD_DIM=8, **macros)
+    model = build_small_model(files, **macros)
     renamed_ids = np.arange(12)
     renamed_ids[[0, 7]] = 7, 0
     batch, renamed = {}, {}
@@ -83,24 +93,10 @@ def test_renaming_ids_changes_no_loss(files, lengths, macros):
     np.testing.assert_allclose(loss(permuted, {**batch, **renamed})[0], loss(nn.unbox(boxed), batch)[0], rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    'files',
-    [
-        ['models/t5_1_1.gin'],
-        ['models/gpt2.gin'],
-        ['models/bert.gin'],
-        ['models/t5_1_1.gin', 'model_types/classifier.gin'],
-        ['models/t5_1_1.gin', 'model_types/token_labels.gin'],
-    ],
-    ids=lambda files: pathlib.Path(files[-1]).stem,
-)
-def test_label_smoothing_is_not_evaluated(files):
-    sizes = {'VOCAB_SIZE': 12, 'EMBED_DIM': 16, 'NUM_HEADS': 2, 'HEAD_DIM': 8}
-    labels = {'LABELS': ('O', 'B')} if len(files) > 1 else {}
-    smoothed, plain = (
-        build_model(*files, 'sizes/tiny.gin', LABEL_SMOOTHING=smoothing, **sizes, **labels) for smoothing in (0.2, 0.0)
-    )
-    lengths = {'inputs': 9, 'targets': 9} if plain.model_type != 'decoder_only' else {'targets': 9}
+@pytest.mark.parametrize('name', ['encoder_decoder', 'decoder_only', 'encoder_only', 'classifier', 'token_labels'])
+def test_label_smoothing_is_not_evaluated(name):
+    files, lengths, macros = TYPES[name]
+    smoothed, plain = (build_small_model(files, LABEL_SMOOTHING=smoothing, **macros) for smoothing in (0.2, 0.0))
     batch = batch_formats.get_abstract_batch(plain.model_type, lengths, batch_size=3)
     params = nn.unbox(interface.compute_param_shapes(plain, {name: array.shape for name, array in batch.items()}))
 

@@ -128,11 +128,12 @@ def test_no_model_or_size_is_left_out():
     assert models == {model for model, _ in PARAMETERS}
     assert set(info_model.MODELS) == {*MATCHED_MODELS, 't5_1_1'}
     text = (ROOT / 'docs/architectures.md').read_text()
-    assert [name for name in models if f'`{name}`' not in text] == []
+    assert [name for name in models if f'`{name}`' not in text] == [], 'models that docs/architectures.md does not name'
     text = (ROOT / 'docs/guide/configuration.md').read_text()
     for folder in ('models', 'sublayers', 'model_types', 'objectives', 'optimizers', 'hardware'):
         (row,) = re.findall(rf'^\| `{folder}/` \|.*', text, re.M)
-        assert [path.stem for path in (CONFIGS / folder).glob('[!_]*.gin') if f'`{path.stem}`' not in row] == []
+        missing = [path.stem for path in (CONFIGS / folder).glob('[!_]*.gin') if f'`{path.stem}`' not in row]
+        assert missing == [], f'files of configs/{folder} that the table in docs/guide/configuration.md does not name'
     assert {path.stem for path in (CONFIGS / 'sizes').glob('[!_]*.gin')} == {size for _, size in PARAMETERS}
 
 

@@ -19,7 +19,7 @@ import remixer_t5x
 from remixer_t5x import UserError
 from remixer_t5x.cli import conversions
 from remixer_t5x.cli.main import main
-from remixer_t5x.data import task_vocabulary
+from remixer_t5x.data import batch_formats, task_vocabulary
 from remixer_t5x.extras.hub import client, shared_model
 from remixer_t5x.extras.reports import run_records
 from remixer_t5x.interop import converted_checkpoint, safetensors_files, shared_folder
@@ -188,6 +188,7 @@ def shared(run, tmp_path_factory):
 
 
 def test_the_card_has_recipe_metrics_and_curve_but_no_folder_names(shared):
+    assert shared_model.PIPELINE_TAGS.keys() == batch_formats.FORMATS.keys()
     card = (shared / 'README.md').read_text()
     front = card.split('---')[1]
     assert 'library_name: "remixer_t5x"' in front and '"fnet"' in front

@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from remixer_t5x.data import batch_formats, pipeline, task_batches, token_alignment
 from remixer_t5x.errors import UserError
-from remixer_t5x.models import interface
 
 FEATURES = [each.features for each in batch_formats.FORMATS[batch_formats.DECODER_ONLY]]
 LENGTHS = {'inputs': 7, 'targets': 8}
@@ -64,12 +63,6 @@ def test_a_decoder_batch_has_the_arrays_of_its_format(features, pack):
         assert batch['decoder_target_tokens'][0].tolist() == [7, 8, 5, 1, 3, 9, 1, 8, 4, 9, 3, 1, 4, 1, 0]
         assert batch['decoder_causal_attention'][0].tolist() == [1, 1, 1, 1, 1, 0, 0, 1, 1, 1, 1, 1, 1, 0, 0]
         assert batch['decoder_loss_weights'][0].tolist() == [0, 0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 0, 1, 1, 0]
-
-
-def test_every_model_type_has_a_batch_format():
-    assert {
-        model_type for _, model_types in interface.OPTIONAL_MODEL_METHODS.values() for model_type in model_types
-    } <= set(batch_formats.FORMATS)
 
 
 CORRUPTED = [{'inputs': [5, 9, 7, 8], 'targets': [0, 6, 0, 0]}, {'inputs': [3, 4, 9], 'targets': [3, 0, 0]}]
