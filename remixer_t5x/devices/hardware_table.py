@@ -20,13 +20,9 @@ import jax
 from jax.experimental import topologies
 
 from remixer_t5x import ranges
+from remixer_t5x.devices.chips import CHIPS
 from remixer_t5x.errors import UserError, root_cause_message
 
-# Chips with two JAX devices each: the two cores of a v3, or the two chiplets of a v7x (Ironwood).
-TWO_DEVICE_CHIPS = ('v3', 'v7x')
-# Memory of one device in GiB.
-MEMORY_GIB = {'v3': 16, 'v4': 32, 'v5e': 16, 'v5p': 95, 'v6e': 32, 'v7x': 96}
-MEMORY_GIB |= {'a100': 80, 'h100': 80, 'h200': 140, 'b200': 179}
 # Maps each topology that shards parameters over only a fraction of a slice to the size of its mesh axis `fsdp`. By
 # default, parameters and moments are sharded over an entire slice or node, so that each device updates only its shard.
 # docs/forecast.md reports the measurements.
@@ -67,33 +63,14 @@ _TPU_ENV = {
 }
 # cuDNN 9.8, in JAX's version format.
 CUDNN_VERSION = 90800
-# GPU properties (SXM form factor) as CUDA reports them. `memory`, `shared_memory` and `l2_cache` are in bytes,
-# `bandwidth` is in bytes per second, `clock` is in GHz, and `fpus` is the number of float32 units per core.
-_H100: dict[str, Any] = dict(
-    name='NVIDIA H100 80GB HBM3', capability=9, cores=132, memory=84_978_434_048, bandwidth=3_352_320_000_000,
-    shared_memory=233_472, l2_cache=52_428_800, clock=1.98, fpus=128,
-)  # fmt: skip
-GPUS: dict[str, dict[str, Any]] = {
-    'a100': dict(
-        name='NVIDIA A100-SXM4-80GB', capability=8, cores=108, memory=85_097_971_712, bandwidth=2_039_000_000_000,
-        shared_memory=167_936, l2_cache=41_943_040, clock=1.41, fpus=64,
-    ),
-    'h100': _H100,
-    'h200': {**_H100, 'name': 'NVIDIA H200', 'memory': 150_754_820_096, 'bandwidth': 4_800_000_000_000},
-    # The memory size is from nvidia-smi; the other numbers are from NVIDIA's data sheet and compute capability 10.0.
-    'b200': dict(
-        name='NVIDIA B200', capability=10, cores=148, memory=192_265_846_784, bandwidth=8_000_000_000_000,
-        shared_memory=233_472, l2_cache=132_644_864, clock=1.965, fpus=128,
-    ),
-}  # fmt: skip
 # XLA's `GpuTargetConfigProto` in text format.
 _TARGET_CONFIG = """
 gpu_device_info {{
-  cuda_compute_capability {{ major: {capability} minor: 0 }}
+  cuda_compute_capability {{ major: {capability[0]} minor: {capability[1]} }}
   core_count: {cores}
   clock_rate_ghz: {clock}
-  device_memory_size: {memory}
-  memory_bandwidth: {bandwidth}
+  device_memory_size: {device_memory}
+  memory_bandwidth: {hbm_bandwidth}
   l2_cache_size: {l2_cache}
   shared_memory_per_core: {shared_memory}
   shared_memory_per_block: 49152
@@ -110,7 +87,7 @@ gpu_device_info {{
 }}
 platform_name: "CUDA"
 dnn_version_info {{ major: 9 minor: 8 patch: 0 }}
-device_description_str: "{name}"
+device_description_str: "{description}"
 """
 
 
@@ -127,24 +104,23 @@ class Topology(NamedTuple):
 
     @property
     def num_devices(self) -> int:
-        """The number of JAX devices: two per chip for TWO_DEVICE_CHIPS, otherwise one per chip."""
-        return self.slices * math.prod(map(int, self.shape.split('x'))) * (2 if self.chip in TWO_DEVICE_CHIPS else 1)
+        """The number of JAX devices."""
+        return self.slices * math.prod(map(int, self.shape.split('x'))) * CHIPS[self.chip].devices_per_chip
 
     @property
     def is_gpu(self) -> bool:
-        return self.chip in GPUS
+        return CHIPS[self.chip].cuda is not None
 
     @staticmethod
     def from_string(text: str) -> 'Topology':
-        """Parses a string such as 'v5e:4x4' or '2*h100:8'. Raises UserError for other formats and for unknown GPUs."""
+        """Parses a string such as 'v5e:4x4' or '2*h100:8'. Raises UserError for other formats and unknown chips."""
         match = re.fullmatch(r'(?:(\d+)\*)?(\w+):(\d+(?:x\d+)*)', text)
-        chip = match[2].lower() if match else ''
-        if not match or not (chip in GPUS or chip.startswith('v')):
+        if not match or match[2].lower() not in CHIPS:
             raise UserError(
-                f'TOPOLOGY must be a chip ({", ".join(GPUS)}, or a TPU such as v5e) and a shape, got {text!r}; '
+                f'TOPOLOGY must be a chip ({", ".join(CHIPS)}) and a shape, got {text!r}; '
                 'use one such as v5e:4x4, 2*v5e:4x4, h100:8 or 2*h100:8'
             )
-        return Topology(int(match[1] or 1), chip, match[3])
+        return Topology(int(match[1] or 1), match[2].lower(), match[3])
 
 
 def devices(topology: str | None = None) -> int | None:
@@ -152,9 +128,9 @@ def devices(topology: str | None = None) -> int | None:
     return None if topology is None else Topology.from_string(topology).num_devices
 
 
-def memory(topology: str | None = None) -> int | None:
+def memory(topology: str | None = None) -> float | None:
     """Returns the memory of one device in GiB, or None if it is unknown."""
-    return None if topology is None else MEMORY_GIB.get(Topology.from_string(topology).chip)
+    return None if topology is None else CHIPS[Topology.from_string(topology).chip].memory
 
 
 def mesh(topology: str | None = None) -> str:
@@ -304,7 +280,8 @@ def _describe_gpu_devices(topology: str) -> Sequence[jax.Device]:
         raise UserError(
             f'TOPOLOGY must end with the number of GPUs per node, got {topology!r}; use {chip}:8 or 2*{chip}:8'
         )
+    cuda = CHIPS[chip].cuda or {}
     # CUDA reserves 1 KiB of shared memory per thread block.
-    config = _TARGET_CONFIG.format(**GPUS[chip], block_memory=GPUS[chip]['shared_memory'] - 1024)
+    config = _TARGET_CONFIG.format(**cuda, block_memory=cuda['shared_memory'] - 1024)
     layout = f'{nodes}x1x{shape}'
     return topologies.get_topology_desc('', platform='cuda', target_config=config, topology=layout).devices

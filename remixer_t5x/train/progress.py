@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 import jax
 import psutil
 
+from remixer_t5x.devices import chips
+
 STEPS, WAITING_FOR_DATA, COMPILE, RESTORING_STATE = (
     'steps',
     'waiting for data',
@@ -16,30 +18,6 @@ STEPS, WAITING_FOR_DATA, COMPILE, RESTORING_STATE = (
     'creating or restoring the state',
 )
 EVALUATION, CHECKPOINT, OTHER_ACTIVITIES = 'evaluation', 'checkpoints', 'imports and opening files'
-# Maps a prefix of JAX's `device_kind` to the peak dense bfloat16 FLOP/s of one device, from its data sheet.
-PEAK_FLOPS = {
-    'TPU v2': 45e12 / 2,
-    'TPU v3': 123e12 / 2,
-    'TPU v4': 275e12,
-    'TPU v5 lite': 197e12,
-    'TPU v5e': 197e12,
-    'TPU v5p': 459e12,
-    'TPU v5': 459e12,
-    'TPU v6 lite': 918e12,
-    'TPU v6e': 918e12,
-    'NVIDIA A100': 312e12,
-    'NVIDIA H100 PCIe': 756e12,
-    'NVIDIA H100 NVL': 835e12,
-    'NVIDIA H100': 989e12,
-    'NVIDIA H200': 989e12,
-    'NVIDIA GH200': 989e12,
-}
-
-
-def get_peak_flops(device_kind: str) -> float | None:
-    """Returns the peak bfloat16 throughput of one device in FLOP/s, or None if it is unknown."""
-    kinds = [kind for kind in PEAK_FLOPS if device_kind.lower().startswith(kind.lower())]
-    return PEAK_FLOPS[max(kinds, key=len)] if kinds else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +34,7 @@ class StepCost:
     @classmethod
     def create_for_current_devices(cls, devices: int, flops: Callable[[], float] | None) -> 'StepCost':
         """Returns a step's cost on the current devices. Calls `flops` only if the devices' peak throughput is known."""
-        peak = get_peak_flops(jax.devices()[0].device_kind)
+        peak = chips.get_peak_flops(jax.devices()[0].device_kind)
         return cls(flops() if flops and peak else None, peak and peak * devices, devices)
 
 

@@ -19,6 +19,7 @@ from jax.sharding import SingleDeviceSharding
 
 import remixer_t5x
 from remixer_t5x.cli.info.memory import trace_for_hardware
+from remixer_t5x.devices.chips import CHIPS, Chip
 from remixer_t5x.devices.hardware_table import Hardware, Topology
 from remixer_t5x.extras.forecast import compiled_program, roofline
 from remixer_t5x.models.seq2seq import Seq2Seq
@@ -42,10 +43,10 @@ def main() -> None:
     hardware.require_chip_compiler()
     model: Any = remixer_t5x.build_model(f'models/{args.model}.gin', f'sizes/{args.size}.gin', DTYPE='bfloat16')
     for rows in args.rows:
-        print_memory_traffic(model, hardware, roofline.find_machine(topology.chip), rows, args)
+        print_memory_traffic(model, hardware, CHIPS[topology.chip], rows, args)
 
 
-def print_memory_traffic(model: Seq2Seq, hardware: Hardware, machine: roofline.Machine, rows: int, args: Any) -> None:
+def print_memory_traffic(model: Seq2Seq, hardware: Hardware, machine: Chip, rows: int, args: Any) -> None:
     """Compiles generation for `rows` rows; prints a decoding step's memory traffic, the lower bound, and the time."""
     (device,), compiler = hardware.get_target_devices()
     sharding = SingleDeviceSharding(device)

@@ -8,7 +8,7 @@ import pytest
 
 import remixer_t5x
 from remixer_t5x.cli.main import main
-from remixer_t5x.train import progress
+from remixer_t5x.devices import chips
 from tests.support import command_folder, compare_runs, hf_folders
 
 BASE = ['--gin_file=experiments/finetune_pairs.gin', '--from_hf=t5', '--gin.PAIRS=rows.jsonl']
@@ -46,7 +46,7 @@ def score(path):
 
 
 def test_a_mixer_is_inserted_into_a_pretrained_model_and_trained_alone(current_folder, capsys, monkeypatch):
-    monkeypatch.setattr(progress, 'get_peak_flops', lambda device_kind: 1e12)
+    monkeypatch.setattr(chips, 'get_peak_flops', lambda device_kind: 1e12)
     command = ['finetune', *BASE, *GRAFT, '--gin.MODEL_DIR=grafted', '--gin.TRAIN_STEPS_RELATIVE=2']
     command.append('--gin.FRESH_PARAMETERS=hyper_mixer')
     assert main(command) == 0

@@ -128,12 +128,10 @@ def test_kernels_of_both_accelerators_are_compared_on_a_cpu(info):
 
 def test_a_step_is_timed(clean_environment):
     """Runs on any device; `info --self_check` times steps on accelerators whose speed is known."""
-    from remixer_t5x.extras.forecast import command, roofline
+    from remixer_t5x.extras.forecast import command
 
     files = (*MODEL, '--gin_file=optimizers/adafactor.gin', '--gin_file=hardware/cpu.gin')
     args = cli._build_parser().parse_args(['info', '--memory', '--verbose', *files])
     args.gin_flags = [tuple(flag.removeprefix('--gin.').split('=', 1)) for flag in (*MINIATURE, '--gin.PACK=True')]
     step, _ = memory.read_step_spec(args)
     assert 0 < command.measure_step(step) < 60
-    chips = {'NVIDIA H100 80GB HBM3': 'h100', 'TPU v5 lite': 'v5e'}
-    assert [roofline.find_chip_name(kind) for kind in chips] == list(chips.values())

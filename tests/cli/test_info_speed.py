@@ -11,6 +11,7 @@ import pytest
 from remixer_t5x.cli.info import memory
 from remixer_t5x.cli.main import main
 from remixer_t5x.costs.step_memory import StepMemory
+from remixer_t5x.devices.chips import CHIPS
 from remixer_t5x.devices.hardware_table import has_compiler
 from remixer_t5x.extras.forecast import command as speed
 from remixer_t5x.extras.forecast import compiled_program, roofline
@@ -71,7 +72,7 @@ def compiled_steps(monkeypatch):
         parameters = sum(array.size for array in jax.tree.leaves(step.state_plan.abstract.params))
         program = compiled_program.parse_program(PRODUCT)
         program = dataclasses.replace(program, kernels=program.kernels * (parameters // 10**6))
-        bound = roofline.compute_step_time_bound(program, roofline.find_machine('h100'), [0])
+        bound = roofline.compute_step_time_bound(program, CHIPS['h100'], [0])
         return Forecast(step, bound, StepMemory(0, 0, 0, 0, 2**30, 0, 0, 2**30), 1e12, 1000, 1)
 
     monkeypatch.setattr(speed, '_build_step_spec', memory.read_step_spec)

@@ -3,10 +3,9 @@
 import jax
 import pytest
 
-from remixer_t5x.devices import hardware_table
+from remixer_t5x.devices import chips, hardware_table
 from remixer_t5x.devices.hardware_table import Hardware, Topology
 from remixer_t5x.errors import UserError
-from remixer_t5x.extras.forecast import roofline
 
 
 @pytest.mark.parametrize(
@@ -39,11 +38,26 @@ def test_a_topology_sets_devices_memory_and_mesh(topology, devices, memory, mesh
     assert (options is not None and len(options) == 2) == (devices != 1)
 
 
-def test_all_tables_have_the_same_chips():
-    assert set(hardware_table.MEMORY_GIB) == set(roofline.MACHINES)
+@pytest.mark.parametrize(
+    ('device_kind', 'chip', 'peak'),
+    [
+        ('NVIDIA H100 80GB HBM3', 'h100', 989e12),
+        ('NVIDIA H100 PCIe', None, 756e12),
+        ('TPU v5 lite', 'v5e', 197e12),
+        ('TPU v5e', 'v5e', 197e12),
+        ('TPU v5', 'v5p', 459e12),
+        ('TPU v6e', 'v6e', 918e12),
+        ('TPU7x', 'v7x', 1153.5e12),
+        ('NVIDIA B200', 'b200', 2250e12),
+        ('cpu', None, None),
+    ],
+)
+def test_the_most_specific_device_kind_selects_the_chip(device_kind, chip, peak):
+    assert chips.find_chip(device_kind) is chips.CHIPS.get(chip)
+    assert chips.get_peak_flops(device_kind) == peak
 
 
-@pytest.mark.parametrize(('text', 'advice'), [('v5e', '2*v5e:4x4'), ('b300:8', 'a100, h100, h200, b200')])
+@pytest.mark.parametrize(('text', 'advice'), [('v5e', '2*v5e:4x4'), ('b300:8', 'v7x, a100, h100'), ('v7:2x2x1', 'v7x')])
 def test_unknown_topologies_are_rejected(text, advice):
     with pytest.raises(UserError, match=advice.replace('*', r'\*')):
         Topology.from_string(text)

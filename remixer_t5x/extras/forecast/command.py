@@ -16,8 +16,8 @@ from remixer_t5x.cli import console
 from remixer_t5x.cli.info import memory
 from remixer_t5x.costs import step_memory
 from remixer_t5x.costs.step_memory import StepSpec
+from remixer_t5x.devices import chips
 from remixer_t5x.devices.hardware_table import Hardware, Topology
-from remixer_t5x.extras.forecast import roofline
 from remixer_t5x.extras.forecast.forecast import (
     Forecast,
     describe_bottlenecks,
@@ -68,7 +68,7 @@ def print_measured_step(args: argparse.Namespace) -> None:
     Prints nothing if the peak rates of the device are unknown.
     """
     devices = jax.devices()
-    chip = roofline.find_chip_name(devices[0].device_kind)
+    chip = chips.find_chip(devices[0].device_kind)
     if chip:
         step, _ = memory.read_step_spec(args)
         bound = forecast_step(step, chip, [getattr(device, 'slice_index', 0) or 0 for device in devices])
@@ -102,7 +102,7 @@ def _build_step_spec(args: argparse.Namespace) -> tuple[StepSpec, Hardware]:
 
 
 def _forecast_step(step: StepSpec, hardware: Hardware) -> Forecast:
-    chip = Topology.from_string(hardware.topology or '').chip
+    chip = chips.CHIPS[Topology.from_string(hardware.topology or '').chip]
     slice_of = 'process_index' if hardware.platform == 'gpu' else 'slice_index'
     slices = [getattr(device, slice_of, None) or 0 for device in step.partitioner.mesh.devices.flat]
     # XLA prints warnings about slow compilations to stderr.

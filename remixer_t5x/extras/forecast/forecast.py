@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from remixer_t5x.costs import model_counts, step_memory
 from remixer_t5x.costs.step_memory import StepMemory, StepSpec
+from remixer_t5x.devices.chips import Chip
 from remixer_t5x.errors import UserError
 from remixer_t5x.extras.forecast import compiled_program, roofline
 from remixer_t5x.extras.forecast.roofline import StepTimeBound
@@ -39,17 +40,16 @@ class Forecast:
         return price * chips * seconds / 3600 / self.tokens * 1e6
 
 
-def forecast_step(step: StepSpec, chip: str, slices: Sequence[int]) -> Forecast:
+def forecast_step(step: StepSpec, machine: Chip, slices: Sequence[int]) -> Forecast:
     """Compiles a training step for the devices of its partitioner, and computes a lower bound on the step time.
 
     Args:
-        chip: name of the chip, as in TOPOLOGY, such as 'v5e'.
+        machine: the chip of the devices.
         slices: index of the slice or node of each device, in mesh order.
 
     Raises:
-        UserError: the chip is unknown, or its memory is too small for the step.
+        UserError: the memory of a device is too small for the step.
     """
-    machine = roofline.find_machine(chip)
     try:
         compiled = step_memory.compile_step(step)
     except Exception as error:

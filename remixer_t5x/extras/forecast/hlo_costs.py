@@ -18,12 +18,11 @@ import re
 
 import numpy as np
 
+from remixer_t5x.devices.chips import EXACT_FLOAT32
 from remixer_t5x.extras.forecast.hlo import Computation, HloProgram, Instruction
 
 # Number of FLOPs of matrix products, keyed by their dtype (XLA's name, or EXACT_FLOAT32).
 Flops = collections.Counter
-# The key in `Flops` for float32 matrix products whose precision is higher than the default.
-EXACT_FLOAT32 = 'f32 exact'
 # Operations that read only the returned elements of their first operand.
 _SLICING_OPS = ('dynamic-slice', 'slice', 'gather')
 # An asynchronous copy also returns values of these dtypes, which are not part of the copied data.

@@ -134,10 +134,10 @@ def _build_list_of_tables(entries: Mapping[str, Mapping[str, Any]]) -> Any:
 def _cost_table(table: Any, costs: Mapping[tuple[str, str], Any], chip: str, seeds: int) -> Any:
     """Builds a table with the cost of each run for one seed, and the total for all seeds."""
     from remixer_t5x.cli.info.model import format_quantity
-    from remixer_t5x.extras.forecast import roofline
+    from remixer_t5x.devices import chips
     from remixer_t5x.extras.reproduce import table_runs
 
-    peaks = roofline.find_machine(chip).peak_flops_per_second('bf16'), table_runs.measure_matmul_flops_per_second()
+    peaks = chips.get_chip(chip).peak_flops_per_second('bf16'), table_runs.measure_matmul_flops_per_second()
 
     def format_hours(flops: float) -> list[str]:
         values = [flops / (table_runs.UTILIZATION * peak) / 3600 for peak in peaks]

@@ -4,14 +4,15 @@ import dataclasses
 
 import pytest
 
+from remixer_t5x.devices.chips import Chip
 from remixer_t5x.extras.forecast import roofline
 from remixer_t5x.extras.forecast.compiled_program import Collective, CompiledProgram, Kernel
 from remixer_t5x.extras.forecast.forecast import Forecast
 from remixer_t5x.extras.forecast.hlo_costs import Flops
-from remixer_t5x.extras.forecast.roofline import BACKWARD, FORWARD, RECOMPUTED, UPDATE, Machine
+from remixer_t5x.extras.forecast.roofline import BACKWARD, FORWARD, RECOMPUTED, UPDATE
 
 # 100 FLOP/s, 10 bytes/s, links of 5 bytes/s, a network of 1; 10 cycles per second.
-MACHINE = Machine('toy', {'bf16': 100.0, 'f32': 50.0}, 10.0, 5.0, 'link', 1.0, clock=10.0, devices_per_chip=2)
+MACHINE = Chip('toy', (), 1, {'bf16': 100.0, 'f32': 50.0}, 10.0, 5.0, 1.0, 'link', clock=10.0, devices_per_chip=2)
 LAYER = 'encoder/encoder._run/while/body/closed_call'
 
 
