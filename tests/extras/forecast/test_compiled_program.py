@@ -133,9 +133,10 @@ def test_an_array_takes_the_bytes_of_its_tiles(kind, expected):
 
 KERNEL = """HloModule kernel
 
-ENTRY %main (x: bf16[256,128]) -> (bf16[256,256], u8[4096]) {
-  %x = bf16[256,128]{1,0} parameter(0)
-  ROOT %call = (bf16[256,256]{1,0}, u8[4096]{0}) custom-call(%x, %x), custom_call_target="tpu_custom_call"ESTIMATE
+ENTRY %main (ids: s32[256], x: bf16[256,128]) -> (bf16[256,256], u8[4096]) {
+  %ids = s32[256]{0} parameter(0)
+  %x = bf16[256,128]{1,0} parameter(1)
+  ROOT %call = (bf16[256,256]{1,0}, u8[4096]{0}) custom-call(%ids, %x, %x), custom_call_target="tpu_custom_call"ESTIMATE
 }
 """
 
@@ -146,7 +147,7 @@ def test_a_custom_call_counts_its_estimate_or_its_arrays():
     assert (estimated.flops, estimated.bytes) == ({'bf16': 700}, 12345)
     (bare,) = compiled_program.parse_program(KERNEL.replace('ESTIMATE', '')).kernels
     # The library's scratch memory is not traffic.
-    assert (bare.flops, bare.bytes) == ({}, 2 * (2 * 256 * 128 + 256 * 256)) and bare.op == 'tpu_custom_call'
+    assert (bare.flops, bare.bytes) == ({}, 4 * 256 + 2 * (2 * 256 * 128 + 256 * 256)) and bare.op == 'tpu_custom_call'
 
 
 ATTENTION = """HloModule attention
