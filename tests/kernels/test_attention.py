@@ -114,6 +114,16 @@ def test_a_kernel_equals_the_formula_with_gradients(case, platform, monkeypatch)
     jax.tree.map(lambda a, e: np.testing.assert_allclose(a, e, rtol=2e-4, atol=2e-4), actual, expected)
 
 
+@pytest.mark.parametrize(
+    ('causal', 'window', 'keys'), [(False, None, 400), (True, None, 200), (True, 9, 9), (False, 9, 17)]
+)
+def test_the_cost_estimate_counts_visible_keys(causal, window, keys):
+    plan = attention_tpu_kernel.AttentionPlan(400, 400, H, D, causal, window)
+    operands = attention_tpu_kernel.AttentionOperands(*[jnp.zeros((B, 400, H * D))] * 3, None, None, None)
+    options = attention_tpu_kernel._build_pallas_call_options(plan, operands, matmuls=2, reads=1)
+    assert options['cost_estimate'].flops == 2 * 2 * B * H * 400 * keys * D
+
+
 def test_segment_features_separate_the_segments_of_packed_rows():
     sets = attention_cudnn._build_segment_sets()[:600]
     products = jnp.einsum(
