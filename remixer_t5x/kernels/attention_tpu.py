@@ -74,7 +74,7 @@ def _backward_rule(
         return *gradients, bias_gradient
 
     query_spec, key_spec, *_, bias_spec = specs
-    bias_spec = None if bias_spec is None else PartitionSpec(query_spec[0], *bias_spec)
+    bias_spec = PartitionSpec(query_spec[0], *bias_spec)
     in_specs = (*specs, query_spec, log_total_spec, query_spec)
     run = wrap_in_shard_map(backward, in_specs, (query_spec, key_spec, key_spec, bias_spec))
     *gradients, bias_gradient = run(*arrays, mixed, log_total, gradient)
@@ -89,9 +89,7 @@ def _build_partition_specs(head_dim: int, arrays: tuple[Any, ...]) -> tuple[Any,
     """Returns the partition specs of `arrays` and of the log-sum-exp, [batch, heads, queries]."""
     rows, heads = get_batch_and_head_axes(arrays[0].shape[0], arrays[0].shape[-1] // head_dim)
     by_head, by_row = PartitionSpec(rows, None, heads), PartitionSpec(rows, None)
-    specs = (by_head, by_head, by_head, by_row, by_row, PartitionSpec(heads, None))
-    used = (None if array is None else spec for array, spec in zip(arrays, specs, strict=True))
-    return *used, PartitionSpec(rows, heads, None)
+    return by_head, by_head, by_head, by_row, by_row, PartitionSpec(heads, None), PartitionSpec(rows, heads, None)
 
 
 def _build_plan_and_operands(head_dim, causal, window, query, key, value, query_segments, key_segments, by_distance):

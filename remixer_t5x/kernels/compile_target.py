@@ -84,7 +84,10 @@ def get_batch_and_head_axes(batch: int, heads: int) -> tuple[Any, Any]:
 
 
 def wrap_in_shard_map(run: Callable, in_specs: Any, out_specs: Any) -> Callable:
-    """Wraps `run` in `shard_map`, or returns it unchanged if there is no mesh or the mesh has a single device."""
+    """Wraps `run` in `shard_map`, or returns it unchanged if there is no mesh or the mesh has a single device.
+
+    An operand or result that is None may have a partition spec, which is ignored.
+    """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1:
         return run

@@ -108,8 +108,7 @@ mix_by_blocks.defvjp(_forward_rule, _backward_rule)
 def _build_partition_specs(tokens: TokenArrays) -> TokenArrays:
     rows, heads = get_batch_and_head_axes(tokens.value.shape[0], tokens.value.shape[2])
     by_head, by_row = PartitionSpec(rows, None, heads, None), PartitionSpec(rows, None)
-    specs = (by_head, by_head, by_head, by_row, by_row)
-    return TokenArrays(*(None if array is None else spec for array, spec in zip(tokens, specs, strict=True)))
+    return TokenArrays(by_head, by_head, by_head, by_row, by_row)
 
 
 def _forward(kernel: ModuleType, tokens: TokenArrays) -> jax.Array:

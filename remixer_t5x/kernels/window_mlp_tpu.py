@@ -99,7 +99,7 @@ def _build_partition_specs(operands: _KernelOperands) -> tuple[PartitionSpec, _K
     """Returns the partition spec of arrays [batch, ...] and the partition specs of the operands."""
     rows, _ = get_batch_and_head_axes(operands.tokens.shape[0], 1)
     by_row, whole = PartitionSpec(rows), PartitionSpec()
-    return by_row, _KernelOperands(by_row, whole, None if operands.same_example is None else by_row, whole, by_row)
+    return by_row, _KernelOperands(by_row, whole, by_row, whole, by_row)
 
 
 def _forward(operands: _KernelOperands) -> jax.Array:
