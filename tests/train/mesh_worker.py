@@ -18,7 +18,7 @@ from remixer_t5x.costs import step_memory
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.kernels import attention
 from remixer_t5x.kernels.attention_formula import DistanceBias, Visibility
-from remixer_t5x.kernels.compile_target import compile_for_platform
+from remixer_t5x.kernels.compile_target import compile_for_platform, get_target_platform
 from remixer_t5x.kernels.running_token_mlp import apply_running_token_mlp
 from remixer_t5x.models.architecture.encoder_decoder import EncoderDecoder
 from remixer_t5x.models.architecture.layer import make_layer
@@ -122,7 +122,8 @@ def token_ids():
     return next(batches(1))['decoder_target_tokens']
 
 
-def attend(implementation, partitioner):
+def attend(partitioner):
+    implementation = 'tpu_kernel' if get_target_platform() == 'tpu' else 'formula'
     rng = np.random.default_rng(0)
     by_distance = rng.normal(size=(2, 2 * LENGTH - 1)).astype(np.float32)
     visibility = Visibility(None, token_ids(), causal=True)
@@ -162,10 +163,16 @@ def sublayer(module, width):
     return project
 
 
-WINDOW = sublayer(WindowMixer(hidden_dim=3, window=5), 128)
-AMLP = sublayer(
-    GMLP(hidden_dim=MLP, max_length=LENGTH, attention=lambda **names: TinyAttention(head_dim=16, **names)), EMBED
-)
+OPERATIONS = {
+    'attention': attend,
+    'running': mix_tokens,
+    'window': sublayer(WindowMixer(hidden_dim=3, window=5), 128),
+    'amlp': sublayer(
+        GMLP(hidden_dim=MLP, max_length=LENGTH, attention=lambda **names: TinyAttention(head_dim=16, **names)), EMBED
+    ),
+}
+# Operations with a kernel for each platform.
+KERNELS = {'tpu': ('attention', 'running', 'window'), 'gpu': ('running', 'window', 'amlp')}
 
 
 def main(path):
@@ -182,18 +189,11 @@ def main(path):
         'grouped tensor': (adam, Partitioner(tensor=4), 1, 0.0, GROUPED_HEADS),
     }
     results = {name: train(*arguments) for name, arguments in runs.items()}
-    formula = {
-        'attention': attend('formula', Partitioner(devices=single)),
-        'running': mix_tokens(Partitioner(devices=single)),
-        'window': WINDOW(Partitioner(devices=single)),
-        'amlp': AMLP(Partitioner(devices=single)),
-    }
+    operations = {'formula': {name: compute(Partitioner(devices=single)) for name, compute in OPERATIONS.items()}}
     decoded = [
         generate(GROUPED_HEADS, partitioner) for partitioner in (Partitioner(devices=single), Partitioner(tensor=4))
     ]
-    mesh = Partitioner(data=2, fsdp=2, tensor=2)
-    with compile_for_platform('tpu', interpret=True):
-        tpu = {'attention': attend('tpu_kernel', mesh), 'running': mix_tokens(mesh), 'window': WINDOW(mesh)}
-    with compile_for_platform('gpu', interpret=True):
-        gpu = {'running': mix_tokens(mesh), 'window': WINDOW(mesh), 'amlp': AMLP(mesh)}
-    path.write_text(json.dumps({'runs': results, 'formula': formula, 'tpu': tpu, 'gpu': gpu, 'decoded': decoded}))
+    for platform, names in KERNELS.items():
+        with compile_for_platform(platform, interpret=True):
+            operations[platform] = {name: OPERATIONS[name](Partitioner(data=2, fsdp=2, tensor=2)) for name in names}
+    path.write_text(json.dumps({'runs': results, 'decoded': decoded, **operations}))

@@ -65,9 +65,8 @@ def test_factored_moments_are_sharded_like_their_parameters(runs):
     assert sharded < 0.6 * replicated
 
 
-KERNELS = {'tpu': ('attention', 'running', 'window'), 'gpu': ('running', 'window', 'amlp')}
-
-
-@pytest.mark.parametrize(('platform', 'kernel'), [(name, kernel) for name in KERNELS for kernel in KERNELS[name]])
+@pytest.mark.parametrize(
+    ('platform', 'kernel'), [(platform, name) for platform, names in mesh_worker.KERNELS.items() for name in names]
+)
 def test_a_sharded_kernel_equals_its_formula(results, platform, kernel):
     np.testing.assert_allclose(results[platform][kernel], results['formula'][kernel], rtol=1e-4, atol=1e-3)

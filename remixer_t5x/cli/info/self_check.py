@@ -20,7 +20,7 @@ from remixer_t5x.models.interface import Model
 from remixer_t5x.run_folder import model_dir
 
 # Together, these models use all kernels, on sequences that fit into one block and on longer sequences.
-_MODELS = ('t5_1_1', 'hyper_mixer', 'mixer_enc_dec')
+MODELS_WITH_KERNELS = ('t5_1_1', 'hyper_mixer', 'mixer_enc_dec')
 
 
 def print_kernel_checks(args: argparse.Namespace) -> None:
@@ -62,7 +62,7 @@ def _select_models(args: argparse.Namespace) -> Iterator[tuple[Model, Mapping[st
         model, lengths, pack = arguments.load_macro_values(args, 'MODEL', *defaults, defaults=defaults)
         yield model, resolve_feature_lengths(model.model_type, lengths), pack
         return
-    for name in _MODELS:
+    for name in MODELS_WITH_KERNELS:
         model = build_model(f'models/{name}.gin', 'sizes/tiny.gin', DTYPE='bfloat16')
         for pack in (False, True):
             yield model, resolve_feature_lengths(model.model_type, None), pack
