@@ -239,7 +239,8 @@ def read_predictions(path: str) -> list[dict[str, Any]]:
         for line in untrusted_files.read_json_lines(model_dir.to_absolute_path(path), odd_numbers=True):
             row = line.value if isinstance(line.value, dict) else {}
             has_texts = isinstance(row.get('prediction'), str) and isinstance(row.get('input', ''), str)
-            if has_texts and isinstance(row.get('score'), int | float | None):
+            has_numbers = isinstance(row.get('score'), int | float | None) and isinstance(row.get('index'), int | None)
+            if has_texts and has_numbers:
                 rows.append(row)
             elif not line.is_blank:
                 raise UserError(f'{path} line {line.number}: {line.error or "it is not a prediction"}; {advice}')

@@ -46,12 +46,17 @@ def test_a_lone_surrogate_becomes_a_question_mark(run):
 
 @pytest.mark.parametrize(
     'text',
-    [{'step': 'NaN'}, {'step': '9' * 30}, {'loss': '1e999'}, {'timing': '3'}, {'kind': 'null'}],
-)
+    [
+        {'step': 'NaN'}, {'step': '9' * 30}, {'loss': '1e999'}, {'timing': '3'}, {'kind': 'null'}, {'index': '[0]'},
+        {'score': '"0"'},
+    ],
+)  # fmt: skip
 def test_a_report_without_a_valid_record_raises_one_line_and_keeps_the_old_report(run, text):
     (run.parent / 'report.html').write_text('the old report')
-    (run / model_dir.METRICS).write_text(format_record(LINE, text))
-    with pytest.raises(UserError, match='no metrics yet') as error:
+    is_metric = text.keys() <= {*LINE}
+    file, record = (model_dir.METRICS, LINE) if is_metric else ('eval/predictions/cogs-gen-2.jsonl', ROW)
+    (run / file).write_text(format_record(record, text))
+    with pytest.raises(UserError, match='no metrics yet' if is_metric else 'line 1: it is not a prediction') as error:
         write_report(run)
     assert len(str(error.value).splitlines()) == 1
     assert (run.parent / 'report.html').read_text() == 'the old report'
