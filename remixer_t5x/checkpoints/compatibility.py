@@ -77,10 +77,15 @@ def parse_bindings(config: str) -> dict[str, str]:
 
 
 def parse_literal(config: str, name: str) -> Any:
-    """Returns the value of a setting in an operative gin config; None if it is missing or not a literal."""
+    """Returns the value of a setting, or of the macro that it refers to; None if it is missing or not a literal."""
+    settings = parse_bindings(config)
+    text = settings.pop(name, 'None')
+    while text.startswith('%'):
+        # Macros of a damaged file may refer to each other.
+        text = settings.pop(text[1:], 'None')
     try:
-        return ast.literal_eval(parse_bindings(config).get(name, 'None'))
-    except (ValueError, SyntaxError):
+        return ast.literal_eval(text)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return None
 
 

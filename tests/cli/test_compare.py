@@ -187,7 +187,8 @@ if words['LEARNING_RATE'] == '1e3':
 folder = pathlib.Path(words['MODEL_DIR'])
 folder.mkdir()
 (folder / 'remixer_t5x_run.json').write_text('{}')
-(folder / 'config.gin').write_text(f"TRAIN_STEPS = {words['TRAIN_STEPS']}\\nSEED = {words['SEED']}\\n")
+names = ('TRAIN_STEPS', 'SEED', 'settings.Folder.best_metrics')
+(folder / 'config.gin').write_text(''.join(f'{name} = {words[name]}\\n' for name in names))
 loss = (1 + int(words['SEED'])) * 2 * float(words['LEARNING_RATE'])
 timing = {'seconds_per_step': 2.0 if 'mine' in words['--model'] else 1.0}
 lines = [{'kind': 'train', 'step': 1, 'loss': 6.0, 'timing': timing}, {'kind': 'eval', 'step': 1, 'loss': loss}]

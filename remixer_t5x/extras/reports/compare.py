@@ -275,13 +275,9 @@ def _run_setting_search(runs: ComparisonPlan, sweep: Sweep) -> Any:
     sweep.run(cells)
     if all(cell in sweep.failed for cell in cells):
         raise UserError(f'every run of the search failed: {sweep.failed[cells[0]]}')
-    from remixer_t5x.config import reference_resolver
     from remixer_t5x.extras.reports import comparison
-    from remixer_t5x.train import settings
 
-    # The configuration of a run is still loaded, because its cost was counted.
-    best_metrics = reference_resolver.call_configured(settings.Folder).best_metrics
-    return comparison.collect_search_results(cells, _read_runs(cells, sweep), best_metrics)
+    return comparison.collect_search_results(cells, _read_runs(cells, sweep))
 
 
 def _read_runs(cells: Sequence[SweepCell], sweep: Sweep) -> dict[SweepCell, Any]:

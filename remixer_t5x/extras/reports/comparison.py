@@ -15,7 +15,7 @@ from remixer_t5x.cli.info.model import format_quantity
 from remixer_t5x.costs.model_counts import ModelCounts
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate import checkpoint_ranking
-from remixer_t5x.evaluate.checkpoint_ranking import BestMetrics, compute_signed_score
+from remixer_t5x.evaluate.checkpoint_ranking import compute_signed_score
 from remixer_t5x.extras.reports import differences, overview
 from remixer_t5x.extras.reports.differences import ComparedMeasure
 from remixer_t5x.extras.reports.overview import RunOverview
@@ -57,13 +57,11 @@ class SettingSearch:
         return (self.sign * differences.expected_maximum(values)).tolist()
 
 
-def collect_search_results(
-    cells: Sequence[SweepCell], runs: Mapping[SweepCell, RecordedRun], best_metrics: BestMetrics = None
-) -> SettingSearch:
+def collect_search_results(cells: Sequence[SweepCell], runs: Mapping[SweepCell, RecordedRun]) -> SettingSearch:
     """Collects the measure of each run of a search.
 
     The measure is the metric that ranks the checkpoints of the runs' task, the mean over several tasks, or the held-out
-    loss if there are no tasks. `best_metrics` selects the metrics; see `checkpoint_ranking.select_ranking_metric`.
+    loss if there are no tasks.
 
     Only uses evaluations during training, which use the validation split. `runs` contains only the runs that succeeded.
     """
@@ -76,7 +74,7 @@ def collect_search_results(
             # Numbers that are not finite are recorded as None.
             numbers = {name: math.nan if value is None else value for name, value in record.numbers.items()}
             is_ranked = 'loss' not in numbers and task != checkpoint_ranking.AVERAGE_TASK
-            if is_ranked and (metric := checkpoint_ranking.select_ranking_metric(task, numbers, best_metrics)):
+            if is_ranked and (metric := checkpoint_ranking.select_ranking_metric(task, numbers, run.best_metrics)):
                 metrics[task] = metric
         value = overview.summarize_run(run).held_out
         if metrics:

@@ -9,7 +9,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from remixer_t5x.checkpoints import compatibility
 from remixer_t5x.evaluate.checkpoint_ranking import AVERAGE_TASK, compute_signed_score
 from remixer_t5x.extras.reports.differences import ComparedMeasure, ValueBySeed, compare_models, describe_differences
 from remixer_t5x.extras.reports.run_records import TRAIN, MetricsRecord, RecordedRun, RunGroup
@@ -177,7 +176,7 @@ def _build_metric_row(groups: Sequence[RunGroup], kind: str, metric: str) -> Met
         if by_seed:
             cells[group.name] = TableCell(by_seed)
     # BEST_METRICS may state that lower is better, as in {'cogs_v001': '-distance'}.
-    ranking = compatibility.parse_literal(groups[0].runs[0].config, 'BEST_METRICS')
+    ranking = groups[0].runs[0].best_metrics
     negated = f'-{metric}'
     is_negated = isinstance(ranking, dict) and ranking.get(kind.partition('/')[2]) == negated
     higher_is_better = compute_signed_score(negated if is_negated else metric, 1.0) > 0

@@ -90,13 +90,13 @@ class RecordedRun:
         return compatibility.parse_bindings(self.config)
 
     def find_whole_number(self, macro: str) -> int | None:
-        """Returns the value of a macro, which may refer to another macro; None if it is not a whole number."""
-        settings = self.parse_settings()
-        text = settings.get(macro, '')
-        while text.startswith('%'):
-            # Macros of a damaged file may refer to each other.
-            text = settings.pop(text[1:], '')
-        return ranges.parse_whole_number(text, most=10**18)
+        """Returns the value of a macro; None if it is not a whole number."""
+        return ranges.parse_whole_number(compatibility.parse_literal(self.config, macro), most=10**18)
+
+    @property
+    def best_metrics(self) -> Any:
+        """The setting BEST_METRICS, which selects the main metric of each task; None if not set."""
+        return compatibility.parse_literal(self.config, 'settings.Folder.best_metrics')
 
     @property
     def seed(self) -> int:
@@ -157,28 +157,28 @@ def _read_run(folder: epath.Path, name: str) -> RecordedRun:
         raise UserError(f'{folder} has no metrics yet; wait for the first log (LOG_PERIOD steps), or use another run')
     file, evaluations = folder / model_dir.CONFIG, folder / EVAL_FOLDER / model_dir.METRICS
     config = untrusted_files.read_text(file, 'restore or remove the file') if file.exists() else ''
-    return RecordedRun(
+    run = RecordedRun(
         name=name,
         folder=os.fspath(folder),
-        records=_put_ranking_metrics_first(logged, config),
+        records=logged,
         config=config,
-        evaluations=_put_ranking_metrics_first(read_metrics_records(evaluations), config),
+        evaluations=read_metrics_records(evaluations),
         predictions=dict(_read_predictions(folder / EVAL_FOLDER / checkpoint_evaluation.PREDICTIONS)),
     )
+    return _put_ranking_metrics_first(run) if isinstance(run.best_metrics, dict) else run
 
 
-def _put_ranking_metrics_first(records: Sequence[MetricsRecord], config: str) -> list[MetricsRecord]:
+def _put_ranking_metrics_first(run: RecordedRun) -> RecordedRun:
     """Sorts the metrics of each task so that its metric in BEST_METRICS is the first, which reports compare."""
-    best_metrics = compatibility.parse_literal(config, 'BEST_METRICS')
-    if not isinstance(best_metrics, dict):
-        return list(records)
+    best_metrics = run.best_metrics
 
     def sort_metrics(record: MetricsRecord) -> MetricsRecord:
         best = str(best_metrics.get(record.kind.partition('/')[2])).removeprefix('-')
         numbers = dict(sorted(record.numbers.items(), key=lambda item: item[0] != best))
         return dataclasses.replace(record, numbers=numbers)
 
-    return list(map(sort_metrics, records))
+    records, evaluations = (list(map(sort_metrics, part)) for part in (run.records, run.evaluations))
+    return dataclasses.replace(run, records=records, evaluations=evaluations)
 
 
 def _read_predictions(folder: epath.Path) -> Iterator[tuple[str, Sequence[Mapping[str, Any]]]]:

@@ -56,12 +56,15 @@ def test_task_settings_are_selected_by_the_mean_validation_metric_if_it_is_finit
     assert results.find_best_setting('t5') == (('LEARNING_RATE', '2'),)
 
 
-def evaluated_runs(**by_task):
-    """Returns runs whose metrics of each task are those of one setting after another."""
+def evaluated_runs(config='', **by_task):
+    """Returns runs with a configuration, whose metrics of each task are those of one setting after another."""
     names = [f'{n}' for n in range(len(next(iter(by_task.values()))))]
     return {
         cell('t5', name): RecordedRun(
-            name, '/run', [MetricsRecord(f'eval/{task}', 1, rows[int(name)], {}) for task, rows in by_task.items()]
+            name,
+            '/run',
+            [MetricsRecord(f'eval/{task}', 1, rows[int(name)], {}) for task, rows in by_task.items()],
+            config,
         )
         for name in names
     }
@@ -89,8 +92,8 @@ MIXTURE = {
     ],
 )
 def test_settings_are_ranked_by_the_metric_of_the_best_checkpoint(tasks, best_metrics, measure, values, best):
-    runs = evaluated_runs(**tasks)
-    results = comparison.collect_search_results(list(runs), runs, best_metrics)
+    runs = evaluated_runs(f'settings.Folder.best_metrics = {best_metrics!r}\n', **tasks)
+    results = comparison.collect_search_results(list(runs), runs)
     assert results.measure == measure and list(results.values['t5'].values()) == values
     assert results.find_best_setting('t5') == (('LEARNING_RATE', best),)
 

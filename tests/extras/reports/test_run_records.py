@@ -59,6 +59,11 @@ def test_numbers_of_macros_that_refer_to_other_macros_are_read():
     assert run.find_whole_number('X') is run.find_whole_number('Z') is None
 
 
+@pytest.mark.parametrize('text', ['{[]: 1}', f'{"-" * 20_000}1', '%A', '(', '@x.Y'])
+def test_a_setting_that_is_not_a_literal_is_none(text):
+    assert _run('r', f'A = {text}\nsettings.Folder.best_metrics = %A\n').best_metrics is None
+
+
 def test_a_chart_shows_only_the_main_metric_of_a_task():
     numbers = {'exact_match': 36.0, 'best_constant_prediction': 0.2}
     run = _run('r', eval__cogs=(9, numbers), eval__average=(9, {'average': 36.0}))
@@ -72,7 +77,9 @@ def test_the_main_metric_of_a_task_is_that_of_best_metrics(tmp_path):
     line = {'kind': 'eval/qa', 'step': 9, 'exact_match': 36.0, 'distance': 5.0}
     for name in (model_dir.MARKER_FILE, model_dir.METRICS):
         (tmp_path / name).write_text(json.dumps(line))
-    (tmp_path / model_dir.CONFIG).write_text("BEST_METRICS = {'qa': '-distance'}\n")
+    (tmp_path / model_dir.CONFIG).write_text(
+        "BEST_METRICS = {'qa': '-distance'}\nsettings.Folder.best_metrics = %BEST_METRICS\n"
+    )
     [run] = run_records.read_runs([str(tmp_path)])
     assert 'qa, eval: distance 5.' in overview.summarize_run(run).summary
     assert [row.metric for row in overview.build_task_table([RunGroup('r', [run])])] == ['distance', 'exact_match']
@@ -87,7 +94,7 @@ def test_smoothing_follows_its_formula():
     ('values', 'negated', 'best'),
     [
         ([(1.0, 1.1), (9.0, 9.1)], '', 'b'),
-        ([(1.0, 1.1), (9.0, 9.1)], "BEST_METRICS = {'toy': '-accuracy'}\n", 'a'),
+        ([(1.0, 1.1), (9.0, 9.1)], "settings.Folder.best_metrics = {'toy': '-accuracy'}\n", 'a'),
         ([(1.0, 9.0), (2.0, 7.0)], '', None),
     ],
 )
