@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from etils import epath
 
 from remixer_t5x.cli.info.model import format_quantity
 from remixer_t5x.costs.model_counts import ModelCounts
@@ -23,6 +24,7 @@ from remixer_t5x.extras.reports.pictures import drawing
 from remixer_t5x.extras.reports.pictures.drawing import Picture
 from remixer_t5x.extras.reports.run_records import RecordedRun, RunGroup
 from remixer_t5x.extras.reports.sweep import Setting, SweepCell, format_setting
+from remixer_t5x.run_folder import object_store
 from remixer_t5x.train import progress
 
 # The tables show the expected best value after each of these numbers of trials.
@@ -217,7 +219,7 @@ def write_csv(
             for kind, record in runs[cell].find_latest_evaluations().items():
                 line |= {f'{kind}/{name}': value for name, value in overview.select_task_metrics(record).items()}
         lines.append(line | {'error': failed.get(cell, '')})
-    with path.open('w', encoding='utf-8', newline='') as file:
+    with object_store.wrap_write_errors(epath.Path(path)), path.open('w', encoding='utf-8', newline='') as file:
         writer = csv.DictWriter(file, list(dict.fromkeys(name for line in lines for name in line)))
         writer.writeheader()
         writer.writerows(lines)

@@ -167,7 +167,8 @@ class Sweep:
         """Records whether a run finished or failed."""
         cell = process.cell
         if process.returncode == 0:
-            with (self.folder / FINISHED_FILE).open('a') as file:
+            path = self.folder / FINISHED_FILE
+            with object_store.wrap_write_errors(epath.Path(path)), path.open('a') as file:
                 file.write(json.dumps(list(cell.command)) + '\n')
             self._finished.append(list(cell.command))
             print_progress_line(f'{cell.name}: finished in {time.monotonic() - process.start:,.0f} s')

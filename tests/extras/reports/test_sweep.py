@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from remixer_t5x.config import loading
-from remixer_t5x.extras.reports import sweep
+from remixer_t5x.extras.reports import comparison, sweep
 from remixer_t5x.run_folder import model_dir, object_store
 from tests.support.error_lines import error_message
 
@@ -64,10 +64,16 @@ def test_runs_with_results_keep_their_settings(tmp_path, monkeypatch):
     assert '(TRAIN_STEPS 2 -> 0)' in error_message(sweep.Sweep(tmp_path).check_existing_run, folder)
 
 
-def test_a_file_instead_of_a_folder_is_reported(tmp_path):
-    (tmp_path / 't5').touch()
-    with pytest.raises(object_store.WriteError, match='t5 cannot be written'):
-        sweep.Sweep(tmp_path).run([sweep.SweepCell('t5', (), 0, tmp_path / 't5/seed_0', ())])
+def test_a_file_that_cannot_be_written_is_reported(tmp_path, monkeypatch):
+    monkeypatch.setattr(sweep, 'PROGRAM', (sys.executable, '-c', ''))
+    (tmp_path / 'file').touch()
+    runner = sweep.Sweep(tmp_path)
+    (tmp_path / sweep.FINISHED_FILE).mkdir()
+    for folder, message in (('file/seed_0', 'file cannot'), ('t5/seed_0', f'{sweep.FINISHED_FILE} cannot')):
+        with pytest.raises(object_store.WriteError, match=f'{message} be written'):
+            runner.run([sweep.SweepCell('t5', (), 0, tmp_path / folder, ())])
+    with pytest.raises(object_store.WriteError, match=f'{tmp_path} cannot be written'):
+        comparison.write_csv({}, {}, {}, tmp_path)
 
 
 def test_the_error_of_a_failed_run_is_not_that_of_an_earlier_attempt(tmp_path, monkeypatch):
