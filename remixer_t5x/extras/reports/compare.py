@@ -18,6 +18,7 @@ from remixer_t5x.cli.arguments import Command
 from remixer_t5x.errors import UserError
 from remixer_t5x.extras.reports import cost_matching
 from remixer_t5x.extras.reports.sweep import (
+    RUN_MACROS,
     STEPS,
     Setting,
     Sweep,
@@ -26,12 +27,11 @@ from remixer_t5x.extras.reports.sweep import (
     join_run_name,
     parse_seeds,
     print_progress_line,
+    reject_run_macros,
 )
 
 COMMANDS = (train.TRAIN.name, train.FINETUNE.name)
 REPORT_FILE, CSV_FILE, FIGURES = 'report.html', 'runs.csv', 'figures'
-# Macros that the sweep sets for each run, and the flags to use instead.
-_SWEEP_MACROS = {'MODEL_DIR': '--folder=DIR', 'SEED': '--seeds=0,1,2'}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,11 +131,7 @@ def run(args: argparse.Namespace) -> int:
 
 def build_plan(args: argparse.Namespace) -> ComparisonPlan:
     """Builds the plan from the flags. Raises UserError for an invalid flag."""
-    for name, _ in args.gin_flags:
-        if name in _SWEEP_MACROS:
-            raise UserError(
-                f'--gin.{name} must be omitted, because each run has its own value; use {_SWEEP_MACROS[name]}'
-            )
+    reject_run_macros(args.gin_flags)
     if not args.models:
         raise UserError('--models must name at least one model; pass --models=t5_1_1,remixer')
     models = {_format_model_label(model): model for model in args.models}
@@ -159,7 +155,7 @@ def _format_model_label(model: str) -> str:
 def _build_setting_grid(args: argparse.Namespace) -> list[Setting]:
     """Builds the grid of settings for `--over`; with `--over_random`, returns the start of the shuffled grid."""
     axes: dict[str, list[str]] = {}
-    reserved = {'', *_SWEEP_MACROS, *(STEPS if args.equal == 'time' else [])}
+    reserved = {'', *RUN_MACROS, *(STEPS if args.equal == 'time' else [])}
     for text in args.over:
         name, _, values = text.partition('=')
         if name in axes or name in reserved:

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from etils import epath
 
@@ -26,6 +26,8 @@ PROGRAM = (sys.executable, '-P', '-m', 'remixer_t5x.cli.main')
 FINISHED_FILE = 'finished.jsonl'
 # Macros for the number of steps; runs/finetune.gin sets the first to the second.
 STEPS = ('TRAIN_STEPS', 'TRAIN_STEPS_RELATIVE')
+# Macros that the sweep sets for each run, and the flags to use instead.
+RUN_MACROS = {'MODEL_DIR': '--folder=DIR', 'SEED': '--seeds=0,1,2'}
 # Macros whose values may differ from an existing run.
 _CHANGEABLE = ('SEED', *STEPS, 'LOG_PERIOD', 'EVAL_PERIOD', 'CHECKPOINT_PERIOD')
 # Pairs (macro, value), with the value as a string.
@@ -69,6 +71,13 @@ def parse_seeds(text: str) -> list[int]:
     if not seeds or len(set(seeds)) < len(texts):
         raise UserError(f'--seeds must be different whole numbers, got {text}; pass --seeds=0,1,2')
     return seeds
+
+
+def reject_run_macros(gin_flags: Sequence[tuple[str, str]], macros: Mapping[str, str] = RUN_MACROS) -> None:
+    """Raises UserError if a flag sets a macro whose value differs between runs; `macros` maps them to advice."""
+    for name, _ in gin_flags:
+        if name in macros:
+            raise UserError(f'--gin.{name} must be omitted, because each run has its own value; use {macros[name]}')
 
 
 class SweepStopped(Exception):

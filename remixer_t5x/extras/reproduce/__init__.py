@@ -14,7 +14,6 @@ from remixer_t5x.errors import UserError
 _SEEDS = {'small': '0,1,2', 'paper': '0'}
 # Each run at small scale uses about 1.8 GB of memory.
 _MAX_PARALLEL_RUNS = 4
-_RUN_MACROS = ('MODEL_DIR', 'SEED', 'INITIAL_CHECKPOINT_PATH')
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,11 +49,8 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if not args.table:
         raise UserError('reproduce needs a table, such as remixers/table_4; run reproduce --list to list all tables')
-    for name, _ in args.gin_flags:
-        if name in _RUN_MACROS:
-            raise UserError(
-                f'--gin.{name} must be omitted, because each run has its own value; use --seeds or --folder'
-            )
+    checkpoint_advice = '--folder=DIR with the runs of the stage before'
+    sweep.reject_run_macros(args.gin_flags, {**sweep.RUN_MACROS, 'INITIAL_CHECKPOINT_PATH': checkpoint_advice})
     table = tables.load_table(args.table, args.scale)
     seeds = sweep.parse_seeds(args.seeds or _SEEDS[args.scale])
     cost_matching.import_jax_on_cpu()
