@@ -80,6 +80,8 @@ def test_plans_have_named_models_and_a_grid_of_settings_or_a_random_part_of_it()
     ('flags', 'message'),
     [
         (['--models=,'], '--models must name at least one model; pass --models=t5_1_1,remixer'),
+        (['--over_random=3'], '--over_random must be omitted without --over'),
+        (['--models=remixer', '--equal=time'], '--equal must be omitted for one model'),
         (["--over=BEST_METRICS='mean',None"], 'must not change how results are compared; pass --gin.BEST_METRICS='),
     ],
 )

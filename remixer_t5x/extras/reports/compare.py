@@ -137,6 +137,8 @@ def build_plan(args: argparse.Namespace) -> ComparisonPlan:
     models = {_format_model_label(model): model for model in args.models}
     if len(models) < len(args.models):
         raise UserError(f'--models must not name a model twice, got {",".join(args.models)}; use distinct file names')
+    if args.equal and len(models) < 2:
+        raise UserError(f'--equal must be omitted for one model, got {args.models[0]}; name more models in --models')
     recipe = (
         args.compared,
         *cost_matching.build_config_flags(args, args.gin_file),
@@ -168,6 +170,8 @@ def _build_setting_grid(args: argparse.Namespace) -> list[Setting]:
         axes[name] = _split_macro_values(values)
         if not axes[name] or len(set(axes[name])) < len(axes[name]):
             raise UserError(f'--over={text} must list distinct values; pass --over {name}=1e-3,3e-3')
+    if args.over_random is not None and not axes:
+        raise UserError('--over_random must be omitted without --over; pass --over LEARNING_RATE=1e-3,3e-3')
     grid = [tuple(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
     if args.over_random is not None:
         random.Random(0).shuffle(grid)
