@@ -115,13 +115,15 @@ _COUNTED_LEGEND = 'reproduced: within 5% of the paper; counted from shapes, with
 
 
 def _build_list_of_tables(entries: Mapping[str, Mapping[str, Any]]) -> Any:
+    from remixer_t5x.extras.reproduce import tables
+
     headings = 'table', 'what it shows', 'at small scale'
     result = console.build_table(*headings, words=headings)
     for name, entry in entries.items():
         if 'reason' in entry:
             result.add_row(name, entry['title'], f'not available: {entry["reason"]}')
             continue
-        counted = all(column['metric'] in ('parameters', 'relative FLOPs') for column in entry['columns'].values())
+        counted = tables.are_counted(column['metric'] for column in entry['columns'].values())
         small = [label for label, column in entry['columns'].items() if column.get('small')]
         result.add_row(name, entry['title'], 'counted' if counted else ', '.join(small) or 'only --scale=paper')
     return result

@@ -1,15 +1,24 @@
 """Loads the tables of the papers from `papers/*.toml`: rows, recipes and published numbers.
 
-Each file contains a `title`, training runs (`stages`), `models`, `tables`, and `excluded` tables and figures. Stages
-and models define gin `files` and `flags` for each scale: `paper`, and `small` for runs that take about a minute on two
-CPU cores.
+Each file contains a `title` and these sections, in which `paper` and `small` contain the gin `files` and `flags` of a
+scale; `small` is for runs that take about a minute on two CPU cores.
+
+- `stages`: training runs, see `TrainingStage`. `after`, in the settings of a scale, is the previous stage. A column
+  exists at small scale only if its stage does.
+- `models`: the value of `--model`, and `flags` for both scales. `small = false` excludes a model from the small scale.
+- `tables`: a `title`, `columns`, `rows`, and optionally a `note` and the row that is the `baseline` (default: the
+  first). A column has a `stage` and a `metric`, which is one of COUNTED_METRICS or, as in metrics.jsonl, a kind and a
+  name ('eval/cogs_v001 exact_match'); `small` is the metric at small scale. A row lists the published number of each
+  column; nan if there is none.
+- `excluded`: the titles of tables and figures that cannot be reproduced, and the reasons.
 """
 
 import dataclasses
 import functools
+import math
 import pathlib
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from remixer_t5x.errors import UserError, suggest_similar_name
@@ -88,7 +97,11 @@ class PaperTable:
     @property
     def has_only_counted_columns(self) -> bool:
         """Whether all columns can be counted without a training run."""
-        return all(column.metric in COUNTED_METRICS for column in self.columns)
+        return are_counted(column.metric for column in self.columns)
+
+
+def are_counted(metrics: Iterable[str]) -> bool:
+    return set(metrics) <= set(COUNTED_METRICS)
 
 
 @functools.cache
@@ -120,7 +133,7 @@ def load_table(name: str, scale: str) -> PaperTable:
     entry, paper = entries[name], read_papers()[name.partition('/')[0]]
     if reason := entry.get('reason'):
         raise UserError(f'{name} cannot be reproduced: {reason}')
-    if all(column['metric'] in COUNTED_METRICS for column in entry['columns'].values()):
+    if are_counted(column['metric'] for column in entry['columns'].values()):
         scale = PAPER
     columns: list[TableColumn] = []
     indices: list[int] = []
@@ -133,12 +146,11 @@ def load_table(name: str, scale: str) -> PaperTable:
         raise UserError(f'{name} has no small-scale version; pass --scale=paper --dry_run to estimate its cost')
 
     def select_columns(numbers: Sequence[Any]) -> list[float | None]:
-        return [numbers[index] if numbers else None for index in indices]
+        return [None if math.isnan(numbers[index]) else numbers[index] for index in indices]
 
     rows = []
     for label, numbers in entry['rows'].items():
         model = paper['models'][label]
-        # `small = false` excludes the model from the small scale.
         if (settings := model.get(scale, {})) is not False:
             flags = {**model.get('flags', {}), **settings.get('flags', {})}
             rows.append(TableRow(label, model['model'], settings.get('files', ()), flags, select_columns(numbers)))
@@ -154,6 +166,8 @@ def load_table(name: str, scale: str) -> PaperTable:
 
 def _load_training_stage(paper: Mapping[str, Any], name: str, scale: str) -> TrainingStage:
     entry = paper['stages'][name]
+    if scale not in entry:
+        raise UserError(f'stage {name} has no settings of the scale {scale}; add them to the file of its paper')
     settings = entry[scale]
     return TrainingStage(
         name, entry['command'], settings['files'], settings.get('flags', {}), settings.get('after', '')

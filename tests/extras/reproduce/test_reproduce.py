@@ -13,6 +13,7 @@ from remixer_t5x.config import gin_files, loading
 from remixer_t5x.extras.reports import sweep
 from remixer_t5x.extras.reproduce import table_runs, tables
 from remixer_t5x.run_folder import model_dir
+from tests.support.error_lines import error_message
 
 ARGS = argparse.Namespace(
     gin_file=[], gin_flags=[], gin_search_paths=[], tfds_data_dir=None, verbose=True, folder='runs'
@@ -36,12 +37,15 @@ def load_tables(scale):
 
 def test_every_table_and_figure_has_an_entry_or_a_reason():
     entries = tables.list_tables()
+    assert {*PAPERS, 'mlp_slides'} == set(tables.read_papers()), 'add the new paper to PAPERS'
     for paper, (numbers, figures) in PAPERS.items():
         assert {f'{paper}/table_{n}' for n in numbers} | {f'{paper}/figure_{n}' for n in figures} <= set(entries)
     for name, entry in entries.items():
         assert ('reason' in entry) != ('rows' in entry), name
         for numbers in entry.get('rows', {}).values():
-            assert len(numbers) in (0, len(entry['columns'])), name
+            assert len(numbers) == len(entry['columns']), f'{name}: write nan for a missing number'
+    for table in (*load_tables(tables.PAPER), *load_tables(tables.SMALL)):
+        assert table.baseline in [row.name for row in table.rows], table.name
 
 
 def test_every_stage_and_model_is_a_valid_configuration():
@@ -80,6 +84,16 @@ def test_models_have_the_papers_number_of_parameters(table, row, published):
     (column,) = [column for column in loaded_table.columns if column.metric == tables.PARAMETERS]
     assert model.numbers[loaded_table.columns.index(column)] == published
     assert table_runs.compute_run_cost(column.stage, model, ARGS).parameters / 1e6 == pytest.approx(published, rel=0.03)
+
+
+def test_missing_numbers_are_none_and_a_missing_scale_is_named(monkeypatch):
+    assert {row.numbers[0] for row in tables.load_table('remixers/section_3_1_2', tables.SMALL).rows} == {None}
+    monkeypatch.setitem(
+        tables.read_papers()['remixers'], 'stages', {'super_glue': {'command': 'finetune', 'paper': {}}}
+    )
+    assert 'stage super_glue has no settings of the scale small' in error_message(
+        tables.load_table, 'remixers/section_3_1_2', tables.SMALL
+    )
 
 
 def small_table(metric='accuracy', numbers=(70.0, 72.0, 69.0, None)):
