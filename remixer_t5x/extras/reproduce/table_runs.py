@@ -122,27 +122,28 @@ def measure_matmul_flops_per_second() -> float:
 def read_results(
     table: PaperTable, cells: Mapping[tuple[str, str, int], SweepCell], failed: Collection[SweepCell]
 ) -> dict[tuple[str, str], dict[int, float]]:
-    """Reads the columns that require training, as {(row, column): {seed: newest value}}, except for failed runs.
+    """Reads the columns that require training, as {(row, column): {seed: newest value}}.
 
-    Raises UserError for a missing metric.
+    Omits failed runs and values that are not finite. Raises UserError for a missing metric.
     """
     results: dict[tuple[str, str], dict[int, float]] = {}
     for column in table.columns:
         for (stage, row, seed), cell in cells.items():
-            if column.metric not in COUNTED_METRICS and stage == column.stage.name and cell not in failed:
-                results.setdefault((row, column.name), {})[seed] = _read_metric_value(column, cell)
+            if column.metric in COUNTED_METRICS or stage != column.stage.name or cell in failed:
+                continue
+            if (value := _read_metric_value(column, cell)) is not None:
+                results.setdefault((row, column.name), {})[seed] = value
     return results
 
 
-def _read_metric_value(column: TableColumn, cell: SweepCell) -> float:
+def _read_metric_value(column: TableColumn, cell: SweepCell) -> float | None:
     (run,) = run_records.read_runs([str(cell.folder)])
     latest = run.find_latest_evaluations()
     record = latest.get(column.evaluation)
-    value = record.numbers.get(column.metric) if record else None
-    if value is None:
+    if record is None or column.metric not in record.numbers:
         known = ', '.join(f'{kind} {name}' for kind, metrics in latest.items() for name in metrics.numbers) or 'none'
         raise UserError(f'{cell.folder} has no metric {column.metric} of {column.evaluation}; its metrics are {known}')
-    return value
+    return record.numbers[column.metric]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -138,12 +138,16 @@ def test_finetuning_starts_from_the_pretraining_of_its_model_and_seed(tmp_path):
 
 
 def test_the_table_shows_our_numbers_next_to_those_of_the_paper(tmp_path, monkeypatch, capsys):
-    """The runs are replaced by their results: Remixer is 5 points better than T5.1.1 with every seed."""
+    """The runs are replaced by their results: Remixer is 5 points better than T5.1.1 with every seed.
+
+    A run with another seed has diverged.
+    """
 
     def run_cells(self, cells, parallel):
-        assert self.folder == tmp_path and len(cells) == 6
+        assert self.folder == tmp_path and len(cells) == 8
         for cell in cells:
             value = 50.0 + cell.seed + (5.0 + 0.1 * cell.seed) * cell.model.startswith('Remixer')
+            value = None if cell.seed == 3 and cell.model.startswith('Remixer') else value
             record = {'kind': 'eval/mini_cogs_generalization', 'step': 300, 'exact_match': value}
             cell.folder.mkdir(parents=True, exist_ok=True)
             (cell.folder / model_dir.MARKER_FILE).write_text('{}')
@@ -153,7 +157,7 @@ def test_the_table_shows_our_numbers_next_to_those_of_the_paper(tmp_path, monkey
     table = tables.load_table('remixers/table_4', tables.SMALL)
     table = dataclasses.replace(table, rows=table.rows[1:])
     monkeypatch.setattr(tables, 'load_table', lambda *names: table)
-    assert main.main(['reproduce', 'remixers/table_4', f'--folder={tmp_path}']) == 0
+    assert main.main(['reproduce', 'remixers/table_4', f'--folder={tmp_path}', '--seeds=0,1,2,3']) == 0
     lines = capsys.readouterr().out.splitlines()
     (row,) = [line.split() for line in lines if 'Remixer base' in line and '79.2' in line]
     assert row[2:] == ['79.2', '56.1', '±', '1.1', '+1.8', '+5.1', '±', '0.17', 'reproduced']
