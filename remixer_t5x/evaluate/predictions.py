@@ -69,7 +69,9 @@ def format_decoder_name(decoder: Any) -> str:
 class Prediction(NamedTuple):
     """The answers to one example and their scores, sorted by score or, with sampling, in the order of generation.
 
-    The `ids` of a complete answer end with the end token. A classifier sets `texts` instead of `ids`.
+    A score is the log-likelihood of the answer, summed over its tokens. Beam search divides it by the length penalty;
+    the score of a regression model is the predicted number; for other models with a head, see `head_predictions`. The
+    `ids` of a complete answer end with the end token. A classifier sets `texts` instead of `ids`.
     """
 
     ids: list[list[int]]

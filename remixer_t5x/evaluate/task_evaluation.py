@@ -60,9 +60,10 @@ class TaskEvaluation:
 class TaskReport:
     """The metrics of a task, in the order defined by the task, and one row per evaluated example.
 
-    A row contains `index`, `input`, `target`, `prediction` and `score`, the lists `predictions` and `scores` if there
-    are several predictions, and `example`, a dict of all other features of the example. `examples_hash` identifies the
-    data, and `settings_hash` the evaluated examples and the settings that affect the answers.
+    A row contains `index`, `input`, `target`, `prediction` and `score` (see `Prediction`), the lists `predictions` and
+    `scores` if there are several predictions, and `example`, a dict of all other features of the example.
+    `examples_hash` identifies the data, and `settings_hash` the evaluated examples and the settings that affect the
+    answers.
     """
 
     task: str

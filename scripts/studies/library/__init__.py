@@ -1,1 +1,1 @@
-"""Code shared by the studies: training, tasks, model variants, result files and figures."""
+"""Modules of toy_task.py: data, network and results file."""
