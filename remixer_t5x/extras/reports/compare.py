@@ -103,12 +103,12 @@ def run(args: argparse.Namespace) -> int:
     best = dict.fromkeys(runs.models, runs.settings[0])
     sweep = Sweep(runs.folder)
     # Counts costs first, so that an invalid model is reported before any other model is trained for hours.
-    all_counts = _count_costs(args, runs, None if args.equal else sweep)
+    all_counts = _count_costs_and_check_runs(args, runs, None if args.equal else sweep)
     try:
         notes: list[str] = []
         if args.equal:
             runs, notes = _equalize_costs(args, runs, sweep, {model: all_counts[model, best[model]] for model in best})
-            all_counts = _count_costs(args, runs, sweep)
+            all_counts = _count_costs_and_check_runs(args, runs, sweep)
         counts = {model: all_counts[model, setting] for model, setting in best.items()}
         for model, count in counts.items():
             print_progress_line(f'{model}: {count.total_parameters:,} parameters')
@@ -251,7 +251,9 @@ def _equalize_costs(
     return dataclasses.replace(runs, changes=changes), notes
 
 
-def _count_costs(args: argparse.Namespace, runs: ComparisonPlan, sweep: Sweep | None) -> dict[tuple[str, Setting], Any]:
+def _count_costs_and_check_runs(
+    args: argparse.Namespace, runs: ComparisonPlan, sweep: Sweep | None
+) -> dict[tuple[str, Setting], Any]:
     """Counts the parameters and FLOPs of each model at each setting.
 
     If `sweep` is not None, also compares the configurations with those of existing runs.
