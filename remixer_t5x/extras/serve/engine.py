@@ -7,6 +7,7 @@ the smallest one and `batch_size`, and for each input length that `predictions.r
 
 import asyncio
 import dataclasses
+import functools
 import itertools
 import sys
 import time
@@ -24,6 +25,7 @@ from remixer_t5x.data import task_vocabulary
 from remixer_t5x.errors import root_cause_message
 from remixer_t5x.evaluate import embeddings, predictions
 from remixer_t5x.models import decoding
+from remixer_t5x.models.sampling import exclude_outside_nucleus
 
 # Seconds to wait for more rows before computing a batch that is not full.
 BATCH_WAIT_SECONDS = 0.004
@@ -71,17 +73,9 @@ class PerRequestDecoder(decoding.RowDecoder):
         """Samples a token for each row, [rows], from logits [rows, vocab]."""
         logits /= jnp.where(self.temperature > 0, self.temperature, 1)[:, None]
         is_restricted = (self.top_k < logits.shape[-1]) | (self.top_p < 1)
-        logits = jax.lax.cond(jnp.any(is_restricted), self._restrict_logits, lambda logits: logits, logits)
+        restrict = functools.partial(exclude_outside_nucleus, top_p=self.top_p[:, None], top_k=self.top_k[:, None])
+        logits = jax.lax.cond(jnp.any(is_restricted), restrict, lambda logits: logits, logits)
         return jax.vmap(jax.random.categorical)(keys, logits)
-
-    def _restrict_logits(self, logits: jax.Array) -> jax.Array:
-        """Sets the logits to -inf outside the top k tokens, and then outside the top-p nucleus."""
-        ordered, top_p = jnp.sort(logits, axis=-1, descending=True), self.top_p[:, None]
-        is_inside = jnp.arange(logits.shape[-1]) < self.top_k[:, None]
-        probabilities = jax.nn.softmax(jnp.where(is_inside, ordered, -jnp.inf), axis=-1)
-        is_inside &= (jnp.cumsum(probabilities, axis=-1) - probabilities < top_p) | (top_p >= 1)
-        smallest = jnp.min(jnp.where(is_inside, ordered, jnp.inf), axis=-1, keepdims=True)
-        return jnp.where(logits >= smallest, logits, -jnp.inf)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
