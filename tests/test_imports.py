@@ -48,7 +48,7 @@ plan = remixer_t5x.plan_train_state(model, optimizer, {name: (2, 4) for name in 
 step = remixer_t5x.jit_train_step(remixer_t5x.make_train_step(model, plan.tx), plan.shardings, partitioner)
 state, metrics = step(plan.create(jax.random.key(0)), partitioner.shard_batch(batch))
 assert int(state.step) == 1 and float(metrics['loss']) > 0
-assert model.predict(state.params, batch, 3).shape == (2, 3)
+assert model.generate(state.params, batch, 3).tokens.shape == (2, 1, 3)
 loaded('tensorflow', 'seqio', 'gin', 'tensorflow_datasets')
 """,
     'modules that gin files name': """

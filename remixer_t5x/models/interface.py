@@ -185,18 +185,6 @@ class GenerativeModel(Model):
         _, scores = jax.lax.scan(score_next_token, start, by_position)
         return jnp.sum(scores, axis=0).reshape(batch, count)
 
-    def predict(
-        self,
-        params: Params,
-        batch: Batch,
-        max_decode_length: int,
-        eos_id: int = 1,
-        decoder: decoding.Decoder = _GREEDY,
-        rng: jax.Array | None = None,
-    ) -> jax.Array:
-        """Generates one sequence per row, [batch, max_decode_length] int32: the first that `generate` returns."""
-        return self.generate(params, batch, max_decode_length, eos_id, decoder, rng).tokens[:, 0]
-
     def generate(
         self,
         params: Params,

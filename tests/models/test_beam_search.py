@@ -148,7 +148,7 @@ def check_parity(arrays):
     model, params = make_t5(decoder_layers=2), t5_params(weights, decoder_layers=2)
     batch = {'encoder_input_tokens': jnp.asarray(arrays['inputs'])}
     length = arrays['greedy'].shape[-1]
-    greedy = jax.jit(lambda params, batch: model.predict(params, batch, length))(params, batch)
+    greedy = jax.jit(lambda params, batch: model.generate(params, batch, length).tokens[:, 0])(params, batch)
     np.testing.assert_array_equal(greedy, arrays['greedy'])
     generate = {
         early_stopping: jax.jit(

@@ -81,7 +81,7 @@ def test_adapted_model_equals_merged_model(base_model):
     batch = {name: rng.integers(1, 384, (2, 6)).astype(np.int32) for name in names}
 
     def compute(model, params):
-        return model.loss(params, batch)[0], model.predict(params, batch, 5)
+        return model.loss(params, batch)[0], model.generate(params, batch, 5).tokens[:, 0]
 
     adapted_outputs = jax.jit(lambda p: compute(model, p))(params)
     run_base, merged = jax.jit(lambda p: compute(base_model, p)), merge(params)

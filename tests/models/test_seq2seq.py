@@ -65,7 +65,7 @@ def test_greedy_tokens_are_the_argmax_of_teacher_forcing():
     model, params = make_model_of_all_sublayers()
     inputs = jax.random.randint(jax.random.key(1), (4, 9), 1, VOCAB).at[1, 5:].set(0)
     eos = 3
-    tokens = jax.jit(lambda params, batch: model.predict(params, batch, 12, eos))(
+    tokens = jax.jit(lambda params, batch: model.generate(params, batch, 12, eos).tokens[:, 0])(
         params, {'encoder_input_tokens': inputs}
     )
     best = np.argmax(teacher_forced(model, params, inputs, shift(tokens)), axis=-1)
@@ -131,7 +131,7 @@ def test_bfloat16_parameters_have_a_float32_loss_and_generate_the_same(name):
     low = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.bfloat16), shapes)
     assert jax.eval_shape(model.loss, low, batch)[0].dtype == jnp.float32
     inputs = {batch_formats.get_input_array_name(model.model_type): jax.ShapeDtypeStruct((1, 8), jnp.int32)}
-    assert jax.eval_shape(lambda *args: model.predict(*args, 4), low, inputs).shape == (1, 4)
+    assert jax.eval_shape(lambda *args: model.generate(*args, 4), low, inputs).tokens.shape == (1, 1, 4)
     # Parameters that a sublayer uses in float32 are not cast before decoding.
     rng = np.random.default_rng(0)
     params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape, scale=0.3).astype(leaf.dtype), shapes)
