@@ -91,6 +91,7 @@ class ResumableIterator:
         self._name, self._saves = name, saves
         self._iterator = iter(dataset)
         self._drawn = 0
+        self._is_restored = False
 
     def __next__(self) -> Any:
         try:
@@ -99,8 +100,14 @@ class ResumableIterator:
             self._iterator = iter(())
             # Drop the traceback and context, because they keep the iterator and its threads alive.
             error.__context__ = None
+            # The position contains examples that the former settings have created.
+            advice = (
+                '; settings of the task (NOISE_DENSITY, ...) must not change in a resumed run: restore them, or use '
+                'another MODEL_DIR'
+            )
             raise UserError(
                 f'{self._name} failed after {self._drawn} batches of this run: {extract_error_message(error)}'
+                f'{advice if self._is_restored else ""}'
             ) from error.with_traceback(None)
         self._drawn += 1
         return element
@@ -122,6 +129,7 @@ class ResumableIterator:
             (folder / 'position.data-00000-of-00001').write_bytes(state[split:])
             try:
                 tf.train.Checkpoint(self._iterator).read(os.fspath(folder / 'position')).assert_consumed()
+                self._is_restored = True
             except (tf.errors.OpError, AssertionError) as error:
                 raise UserError(
                     f'the saved data position does not match the current {self._name} '

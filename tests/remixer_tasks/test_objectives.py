@@ -194,6 +194,17 @@ def test_ul2_has_its_prompts_and_reads_the_text_in_a_different_order_for_each_de
     assert set(prompts) == {'[NLU]', '[NLG]', '[S2S]'} and prompts.count('[NLG]') > prompts.count('[S2S]')
 
 
+def test_examples_of_a_restored_position_must_fit_the_noise(corpus):
+    def open_batches(density):
+        task = pretraining.span_corruption(corpus, VOCABULARY, noise_density=density)
+        return task_batches.TrainBatches(pipeline.DatasetConfig(task, {'inputs': 64, 'targets': 64}, 4))
+
+    batches, restored = open_batches(0.4), open_batches(0.1)
+    next(batches)
+    restored.restore_states(batches.capture_states())
+    assert 'NOISE_DENSITY' in error_message(lambda: [next(restored) for _ in range(500)])
+
+
 def test_few_sentinels_shorten_segments():
     features = {name: seqio.Feature(seqio.ByteVocabulary(extra_ids=5)) for name in ('inputs', 'targets')}
     lengths, noise = {'inputs': 64, 'targets': 64}, spans.NoiseSettings(0.5, 3)
