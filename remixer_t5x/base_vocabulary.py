@@ -39,7 +39,8 @@ class Vocabulary(abc.ABC):
     """Converts texts to token ids and back. Id 0 is padding.
 
     A class can define further attributes, which other modules read with `getattr`, because seqio's classes lack them:
-    `words` (all pieces), `token_texts` (bytes of each id), `mask_id` and `special_ids` (both for masked LM).
+    `words` (all pieces), `token_texts` (the bytes of each id; without it, each id counts as a word after a space),
+    `mask_id` and `special_ids` (both for masked LM).
 
     Attributes:
         extra_ids: number of sentinel ids, which follow the last id of the tokenizer.

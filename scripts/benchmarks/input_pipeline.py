@@ -97,7 +97,7 @@ def time_batches(task: seqio.Task, streams: int, min_tokens: int) -> tuple[float
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--files', help='glob of text files; default: the documentation inside Python')
-    parser.add_argument('--format', help='txt, jsonl, tsv or parquet; default: by extension')
+    parser.add_argument('--format', help='TEXT_FORMAT of the files; default: by extension')
     parser.add_argument('--model', help='SentencePiece model; default: trained on the text')
     parser.add_argument('--tokens', type=int, default=5_000_000, help='number of tokens to process in every stage')
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""Implements causal and prefix language modelling.
+"""Implements causal, prefix and masked language modelling, and joins and splits documents for all objectives.
 
 Causal language modelling (t5's `full_lm`) predicts every token from the preceding tokens. Documents, each followed by
 EOS, are concatenated and split into segments of the targets' length. The first token of a segment is also predicted.
@@ -20,7 +20,7 @@ fraction of tokens in the targets, is below 0.5, the prefix has (1 - 2 d) (n - 1
 and seed, the example is bit-identical to t5's. Differences from t5: all tokens of a document with more than 65,536
 tokens are used (t5 uses only a part), and segments can be joined across documents, as in span corruption.
 
-Implements masked language modelling for encoders (Devlin et al. 2019, section 3.1, task 1).
+Masked language modelling for encoders (Devlin et al. 2019, section 3.1, task 1):
 
     text     Thank you for inviting me to your party last week
     inputs   Thank you <M> inviting me to apple party last week </s>
@@ -34,8 +34,6 @@ Pieces without text, such as [CLS], are not predicted.
 With `whole_words`, all pieces of a word are selected together, as in later BERT models: words are selected in random
 order until the next word would exceed 15% (BERT's code skips this word and tries others). Differences from BERT:
 segments are joined across documents, and each epoch draws new masks (BERT's data has ten copies with different masks).
-
-Splits the token ids of documents into segments, either after joining the documents or within each document.
 
 All transformations support tf.data checkpoints, unlike `Dataset.rebatch` and `Dataset.cache`.
 """

@@ -1,6 +1,6 @@
 """Builds corpora from local text files, set up with gin macros or flags (FILES, VALIDATION_FILES, TEXT_FIELD, ...).
 
-Reads documents from local or gs:// files in txt, JSON lines, TSV, CSV or Parquet format, which may be gzipped.
+Reads documents from local or gs:// files in one of `FORMATS`, which may be gzipped.
 Readers report unreadable and empty records to `BadRecords`, and raise UserError if a whole file is unusable.
 """
 
