@@ -19,6 +19,11 @@ import numpy as np
 from remixer_t5x.lazy_imports import tf
 
 
+def is_byte_vocabulary(vocabulary: Any) -> bool:
+    """Returns whether `vocabulary` is ByT5's, either of `remixer_tasks.vocabularies` or of seqio."""
+    return type(vocabulary).__name__ == 'ByteVocabulary'
+
+
 def find_sentinel_range(vocabulary: Any) -> tuple[int, int]:
     """Returns the id of <extra_id_0> and the number of sentinels; the ids of the others count down from this id."""
     return vocabulary.vocab_size - 1, getattr(vocabulary, 'sentinels', vocabulary.extra_ids)

@@ -63,10 +63,11 @@ def get_vocabulary_record(vocab: seqio.Vocabulary) -> str:
     """Returns a string that identifies the vocabulary. A run rejects checkpoints with a different vocabulary record."""
     text = getattr(vocab, 'sp_model', None)
     if not isinstance(text, bytes):
-        # Without a model file, the words or token texts identify the vocabulary. All byte vocabularies have the same.
-        name, words = type(vocab).__name__, getattr(vocab, 'words', None)
-        texts = get_token_texts(vocab) if words is None and name != 'ByteVocabulary' else map(str.encode, words or ())
-        text = b'\n'.join((name.encode(), *texts))
+        # Without a model file, the class and the words or token texts identify the vocabulary.
+        texts = [] if base_vocabulary.is_byte_vocabulary(vocab) else get_token_texts(vocab)
+        if hasattr(vocab, 'words'):
+            texts = [word.encode() for word in vocab.words]
+        text = b'\n'.join((type(vocab).__name__.encode(), *texts))
     digest = hashlib.sha256(text + f'|{vocab.vocab_size}|{vocab.extra_ids}'.encode()).hexdigest()[:16]
     return f'{digest} of {vocab.vocab_size} ids'
 
@@ -107,7 +108,7 @@ def _write_vocabulary_files(vocab: Any, folder: pathlib.Path) -> dict[str, Any] 
         # Write the original model file, because seqio has added sentinels to `sp_model`.
         (folder / tokenizer_files.SENTENCEPIECE).write_bytes(epath.Path(model).expanduser().read_bytes())
         return {'kind': 'sentencepiece', 'extra_ids': int(vocab.extra_ids)}
-    if type(vocab).__name__ == 'ByteVocabulary':
+    if base_vocabulary.is_byte_vocabulary(vocab):
         return {'kind': 'bytes', 'extra_ids': int(vocab.extra_ids)}
     return None
 
@@ -149,7 +150,7 @@ def get_token_texts(vocabulary: Any) -> list[bytes]:
     count, extra = vocabulary.vocab_size, vocabulary.extra_ids
     # A byte vocabulary decodes sentinels to the empty string.
     sentinels = [vocabulary.decode([index]).strip().encode() for index in range(count - extra, count)]
-    if type(vocabulary).__name__ == 'ByteVocabulary':
+    if base_vocabulary.is_byte_vocabulary(vocabulary):
         return [b'', b'', b'', *(bytes([byte]) for byte in range(256)), *sentinels]
     if not hasattr(model, 'IdToPiece'):
         special = (0, vocabulary.eos_id, vocabulary.unk_id)
@@ -172,7 +173,7 @@ def list_pieces(vocabulary: Any) -> list[str]:
     model: Any = getattr(vocabulary, 'tokenizer', None)
     if hasattr(model, 'IdToPiece'):
         names = [model.IdToPiece(index) for index in range(count)]
-    elif type(vocabulary).__name__ == 'ByteVocabulary':
+    elif base_vocabulary.is_byte_vocabulary(vocabulary):
         names = ['<pad>', '</s>', '<unk>', *(f'<0x{byte:02X}>' for byte in range(256))][:count]
     else:
         raise UserError(

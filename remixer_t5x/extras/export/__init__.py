@@ -8,7 +8,7 @@ import pathlib
 import shutil
 from typing import TYPE_CHECKING, Any
 
-from remixer_t5x import lazy_imports
+from remixer_t5x import base_vocabulary, lazy_imports
 from remixer_t5x.cli import arguments
 from remixer_t5x.cli.arguments import ON_CPU, Command
 from remixer_t5x.cli.console import print_labeled_line
@@ -119,9 +119,9 @@ def _write_vocabulary(vocabulary: Any, folder: pathlib.Path) -> str:
         # The serialized SentencePiece model contains the sentinel tokens as pieces.
         (folder / 'vocabulary.model').write_bytes(vocabulary.sp_model)
         return SENTENCEPIECE
-    name = type(vocabulary).__name__
-    if name == 'ByteVocabulary':
+    if base_vocabulary.is_byte_vocabulary(vocabulary):
         return BYTES
+    name = type(vocabulary).__name__
     print_labeled_line('vocabulary', f'none: {name} cannot be exported, so the functions accept and return token ids')
     return IDS
 

@@ -7,14 +7,14 @@ from typing import Any
 
 from etils import epath
 
-from remixer_t5x import tokenizer_files
+from remixer_t5x import base_vocabulary, tokenizer_files
 
 TOKENIZER_OUTPUTS = ('input_ids', 'attention_mask')
 
 
 def has_tokenizer(vocabulary: Any, shifted: bool = False) -> bool:
     """Returns whether a Hugging Face tokenizer has the ids of `vocabulary`, minus one if `shifted` is true."""
-    is_t5 = hasattr(vocabulary, 'sentencepiece_model_file') or type(vocabulary).__name__ == 'ByteVocabulary'
+    is_t5 = hasattr(vocabulary, 'sentencepiece_model_file') or base_vocabulary.is_byte_vocabulary(vocabulary)
     return is_t5 and not shifted or getattr(vocabulary, 'shifted', None) is shifted
 
 
