@@ -21,6 +21,10 @@ class EncoderWithHead(Model):
     # The head of a pretrained masked language model has different parameters.
     fresh_parameters = ('head',)
 
+    def without_label_smoothing(self) -> Self:
+        smoothing: dict[str, Any] = {'label_smoothing': 0.0} if hasattr(self, 'label_smoothing') else {}
+        return dataclasses.replace(self, **smoothing)
+
     def encode(self, params: Params, inputs: jax.Array) -> jax.Array:
         """Returns the encoder output [batch, length, embed] for `inputs` [batch, length], one example per row."""
         return self._apply_module('encode', params, inputs)
@@ -53,9 +57,6 @@ class Classifier(EncoderWithHead):
 
     def __post_init__(self) -> None:
         check_label_names(self.labels)
-
-    def without_label_smoothing(self) -> Self:
-        return dataclasses.replace(self, label_smoothing=0.0)
 
     def loss(self, params: Params, batch: Batch, dropout_rng: jax.Array | None = None) -> tuple[jax.Array, MetricSums]:
         """Returns the summed cross-entropy, or the summed squared error for regression, and sums of metrics."""

@@ -1,7 +1,7 @@
 """Encoder models for token classification, extractive question answering and text embedding."""
 
 import dataclasses
-from typing import Any, Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -35,9 +35,6 @@ class TokenClassifier(EncoderWithHead):
         if self.labels is None:
             raise UserError("LABELS must be at least two strings, got None; set LABELS = ('O', 'B-PER', 'I-PER')")
         check_label_names(self.labels)
-
-    def without_label_smoothing(self) -> Self:
-        return dataclasses.replace(self, label_smoothing=0.0)
 
     def loss(self, params: Params, batch: Batch, dropout_rng: jax.Array | None = None) -> tuple[jax.Array, MetricSums]:
         """Returns the cross-entropy summed over tokens with nonzero weights, and sums of metrics."""
