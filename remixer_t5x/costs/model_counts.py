@@ -110,11 +110,6 @@ def count_flops_per_module(function: Callable[..., Any], *abstract_args: Any) ->
     return dict(totals)
 
 
-def count_total_flops(function: Callable[..., Any], *abstract_args: Any) -> float:
-    """Returns the FLOPs of one call of `function`."""
-    return sum(count_flops_per_module(function, *abstract_args).values())
-
-
 def _add_flops(jaxpr: Any, times: float, outer: Path, totals: dict[Path, float]) -> None:
     """Adds the FLOPs of `jaxpr`, executed `times` times inside module `outer`, to `totals`."""
     for eqn in jaxpr.eqns:
