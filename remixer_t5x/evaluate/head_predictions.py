@@ -32,7 +32,8 @@ def encodes_texts(model: Any) -> bool:
 
 def encode_text(model: Any, vocabulary: Any, text: str, length: int) -> EncodedText | EncodedQuestion | EncodedPair:
     """Encodes an input text as one or more sequences of at most `length` tokens."""
-    return _ENCODERS[model.model_type](model, vocabulary, text, length)
+    stride = {'stride': model.doc_stride} if model.model_type == batch_formats.SPAN else {}
+    return _ENCODERS[model.model_type](vocabulary, text, length, **stride)
 
 
 def predict_texts(
@@ -161,13 +162,11 @@ def _predict_similarity(
     return [Prediction([], [cosine], [f'{cosine:.6g}']) for cosine in cosines]
 
 
-# Functions (model, vocabulary, text, length) of the model types with a row in `converters.TEXT_CONVERTERS`.
+# Functions (vocabulary, text, length) of the model types with a row in `converters.TEXT_CONVERTERS`.
 _ENCODERS: dict[str, Callable[..., Any]] = {
-    batch_formats.TOKEN_LABELS: lambda model, *args: token_alignment.encode_words(*args),
-    batch_formats.SPAN: lambda model, vocabulary, text, length: token_alignment.encode_question(
-        vocabulary, text, length, model.doc_stride
-    ),
-    batch_formats.EMBEDDING: lambda model, *args: token_alignment.encode_pair(*args),
+    batch_formats.TOKEN_LABELS: token_alignment.encode_words,
+    batch_formats.SPAN: token_alignment.encode_question,
+    batch_formats.EMBEDDING: token_alignment.encode_pair,
 }
 _PREDICTIONS: dict[str, Callable[..., list[Prediction]]] = {
     batch_formats.CLASSIFIER: _predict_classes,

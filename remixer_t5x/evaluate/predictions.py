@@ -132,7 +132,6 @@ class Predictor:
         self._classify = self._jit_replicated(
             lambda params, batch: model.classify(params, batch['encoder_input_tokens'])
         )
-        self._outputs = len(getattr(model, 'labels', None) or ' ')
         self._rank = self._jit_replicated(
             lambda params, batch: model.score_choices(params, batch[self._input], batch['choices'])
         )
@@ -215,7 +214,7 @@ class Predictor:
 
     def classify(self, params: Any, inputs: Sequence[TokenIds]) -> np.ndarray:
         """Returns log p(label) for each input and label, or the regression outputs, as an [examples, outputs] array."""
-        return self._collect_outputs(self._classify, params, inputs, {}, (self._outputs,))
+        return self._collect_outputs(self._classify, params, inputs, {}, (len(self._model.labels or ' '),))
 
     def score_choices(self, params: Any, inputs: Sequence[TokenIds], choices: Sequence[TokenIds]) -> np.ndarray:
         """Returns log p(choice | inputs) for each example and choice as an [examples, choices] float32 array."""
