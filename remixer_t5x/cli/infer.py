@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from remixer_t5x.cli import arguments, process_flags
 from remixer_t5x.cli.arguments import Command
@@ -103,14 +103,18 @@ def find_template_mismatch(checkpoint: str, template: str | None) -> str | None:
 
 
 def _predict_texts(settings: TextInference, folder: str) -> None:
-    from remixer_t5x.evaluate import text_inference
+    from remixer_t5x.evaluate import head_predictions, text_inference
 
-    inputs, decoding = settings.inputs, settings.decoding
+    inputs, decoding, model = settings.inputs, settings.decoding, settings.model
     texts = iter(inputs)
     out = settings.open_output(folder, texts)
-    predict = text_inference.build_predict_function(
-        settings.build_predictor(), settings.restore_params(folder), settings.model
-    )
+    predictor, params = settings.build_predictor(), settings.restore_params(folder)
+
+    def predict(encoded: list[Any], first: int) -> Any:
+        if head_predictions.has_head(model):
+            return head_predictions.predict_texts(predictor, params, model, encoded)
+        return predictor.predict(params, encoded, first)
+
     codec = settings.build_codec()
     window = decoding.batch_size * text_inference.WINDOW_BATCHES
     if inputs.is_stdin and sys.stdin.isatty():

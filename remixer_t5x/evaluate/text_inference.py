@@ -177,15 +177,6 @@ def write_predictions(
         after_window(output.counts)
 
 
-def build_predict_function(
-    predictor: predictions.Predictor, params: Any, model: Any
-) -> Callable[[list[Any], int], Any]:
-    """Returns a function `predict(inputs, first)` for `write_predictions` that generates answers or runs the head."""
-    if head_predictions.has_head(model):
-        return lambda inputs, first: head_predictions.predict_texts(predictor, params, model, inputs)
-    return lambda inputs, first: predictor.predict(params, inputs, first)
-
-
 @dataclasses.dataclass(frozen=True)
 class TextInference:
     """The settings of `remixer-t5x infer`, configured by gin.
