@@ -55,7 +55,7 @@ def run(tmp_path_factory):
     task = 'from remixer_tasks import catalogue\nMIXTURE_OR_TASK_NAME = @catalogue.task()\n'
     (folder / 'config.gin').write_text(f"{config}{task}FILES = '/home/anna/letters/*.txt'\nTRAIN_STEPS = 7\n")
     lines = [{'kind': 'train', 'step': step, 'loss': 6.0 / step, 'timing': {}} for step in range(1, 8)]
-    lines.append({'kind': 'held_out', 'step': 7, 'loss': 1.25, 'perplexity': 3.5, 'timing': {}})
+    lines.append({'kind': 'held_out', 'step': 7, 'loss': 1.25, 'bits_per_byte': 3.5, 'timing': {}})
     (folder / 'metrics.jsonl').write_text(''.join(json.dumps(line) + '\n' for line in lines))
     return folder
 
@@ -192,8 +192,11 @@ def test_the_card_has_recipe_metrics_and_curve_but_no_folder_names(shared):
     card = (shared / 'README.md').read_text()
     front = card.split('---')[1]
     assert 'library_name: "remixer_t5x"' in front and '"fnet"' in front
-    for words in ('| held_out | 7 | loss | 1.25 |', '![Training and held-out loss](loss.png)', '| TRAIN_STEPS | `7` |',
-                  'Finished all 7 steps.', '| encoder | FNet, GatedMLP |', "| FILES | `'*.txt'` |"):  # fmt: skip
+    for words in (
+        *('| held_out | 7 | loss | 1.25 |', '| held_out | 7 | bits_per_byte | 3.5 |', '| TRAIN_STEPS | `7` |'),
+        *('![Training and held-out loss](loss.png)', 'Finished all 7 steps.', '| encoder | FNet, GatedMLP |'),
+        "| FILES | `'*.txt'` |",
+    ):
         assert words in card, words
     assert '/home/anna' not in card and '*.txt' in card
     assert (shared / 'loss.png').read_bytes().startswith(b'\x89PNG')

@@ -150,10 +150,9 @@ def _escape_markdown(value: Any) -> str:
 
 def _iterate_metrics(run: RecordedRun | None) -> Iterator[tuple[str, int, str, float]]:
     for kind, record in (run.find_latest_evaluations() if run is not None else {}).items():
-        numbers = {name: record.numbers.get(name) for name in overview.LOSS_METRICS}
-        losses = {name: value for name, value in numbers.items() if value is not None}
-        for name, value in (overview.select_task_metrics(record) or losses).items():
-            yield overview.format_evaluation_name(kind), record.step, name, value
+        for name, value in record.numbers.items():
+            if value is not None:
+                yield overview.format_evaluation_name(kind), record.step, name, value
 
 
 def _load_template() -> Any:

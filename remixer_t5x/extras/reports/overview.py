@@ -13,10 +13,6 @@ from remixer_t5x.evaluate.checkpoint_ranking import AVERAGE_TASK, compute_signed
 from remixer_t5x.extras.reports.differences import ComparedMeasure, ValueBySeed, compare_models, describe_differences
 from remixer_t5x.extras.reports.run_records import TRAIN, MetricsRecord, RecordedRun, RunGroup
 
-# Metrics of evaluations on held-out text. All other metrics belong to a task.
-LOSS_METRICS = (
-    *('loss', 'cross_ent_loss', 'constant_loss', 'perplexity', 'accuracy', 'mean_squared_error', 'z_loss', 'tokens'),
-)
 # An evaluation with more metrics than this, such as COGS, has a separate table.
 MAX_TABLE_METRICS = 6
 # The summary warns if the last held-out loss exceeds the lowest one by more than this fraction.
