@@ -80,7 +80,10 @@ def collect_search_results(cells: Sequence[SweepCell], runs: Mapping[SweepCell, 
                 metrics[task] = metric
         value = overview.summarize_run(run).held_out
         if metrics:
-            measure, sign = _describe_measure([name for name, _ in metrics.values()])
+            names = [name for name, _ in metrics.values()]
+            signs = {int(compute_signed_score(name, 1)) for name in names}
+            measure = names[0].removeprefix('-') if len(names) == 1 else "mean of the tasks' metrics"
+            measure, sign = (measure, signs.pop()) if len(signs) == 1 else (f'{measure}, with errors negated', 1)
             scores = {task: compute_signed_score(*metric) for task, metric in metrics.items()}
             value = sign * checkpoint_ranking.compute_mean_score(scores)
         if value is not None and math.isfinite(value):
@@ -88,14 +91,6 @@ def collect_search_results(cells: Sequence[SweepCell], runs: Mapping[SweepCell, 
     if not values:
         raise UserError('--over needs an evaluation to choose the best setting; set EVAL_PERIOD to a number of steps')
     return SettingSearch(measure, sign, cells, values)
-
-
-def _describe_measure(metrics: Sequence[str]) -> tuple[str, int]:
-    """Returns the name and sign of the measure that combines one metric of each task."""
-    signs = {int(compute_signed_score(name, 1)) for name in metrics}
-    if len(signs) > 1:
-        return "mean of the tasks' metrics, with errors negated", 1
-    return metrics[0].removeprefix('-') if len(metrics) == 1 else "mean of the tasks' metrics", signs.pop()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,13 +142,14 @@ class ModelComparison:
         group = self.groups[index]
         count = self.counts[group.name]
         runs = [self.overviews[run.name] for run in group.runs]
+        steps = [run.step for run in runs]
         speeds = [run.tokens_per_second for run in runs if run.tokens_per_second]
         train_losses = [run.train_loss for run in runs if run.train_loss is not None]
         texts = {'best setting': format_setting(self.search.find_best_setting(group.name))} if self.search else {}
         texts |= {
             'parameters': f'{count.total_parameters:,}',
             'forward FLOPs per token': format_quantity(count.total_forward_flops / count.tokens),
-            'steps': _format_range([run.step for run in runs]),
+            'steps': ' to '.join(f'{step:,}' for step in sorted({min(steps), max(steps)})),
             'seeds': str(len(runs)),
             'time in steps, mean': progress.format_duration(statistics.fmean(run.seconds for run in runs)),
             'tokens/s, mean': f'{statistics.fmean(speeds):,.0f}' if speeds else '-',
@@ -253,8 +249,3 @@ def _format_mean(values: Iterable[float], digits: int) -> str:
 
 def _format_value(value: float | None) -> str:
     return '-' if value is None else f'{value:.4g}'
-
-
-def _format_range(values: Sequence[int]) -> str:
-    """Formats the range of the values as `2 to 3`, or `3` if all are equal."""
-    return ' to '.join(f'{value:,}' for value in sorted({min(values), max(values)}))

@@ -140,7 +140,9 @@ class Sweep:
         """
         from remixer_t5x.train import preemption
 
-        todo = [cell for cell in cells if not self._is_finished(cell) and cell not in self.failed]
+        # The folder of a finished run may have been removed, so that the run starts again.
+        finished = [cell for cell in cells if list(cell.command) in self._finished and cell.folder.is_dir()]
+        todo = [cell for cell in cells if cell not in finished and cell not in self.failed]
         count = format_count(len(cells), 'run')
         print_progress_line(f'{count}, {len(cells) - len(todo)} finished before; in {self.folder}')
         started, running, received, stop_signal = 0, list[_RunProcess](), list[int](), 0
@@ -184,9 +186,6 @@ class Sweep:
         elif not stopped:
             self.failed[cell] = process.read_last_line('error') or 'no output'
             print_progress_line(f'{cell.name}: FAILED with {process.returncode}: {self.failed[cell]}')
-
-    def _is_finished(self, cell: SweepCell) -> bool:
-        return list(cell.command) in self._finished and cell.folder.is_dir()
 
 
 def _describe_data_change(folder: pathlib.Path) -> str | None:
