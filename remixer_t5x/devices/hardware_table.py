@@ -205,22 +205,29 @@ class Hardware:
             return 'cpu'
         return 'gpu' if Topology.from_string(self.topology).is_gpu else 'tpu'
 
-    def get_target_devices(self) -> tuple[Sequence[jax.Device], str]:
-        """Returns the target devices and the name of the compiler: 'XLA:TPU', 'XLA:GPU' or 'XLA:CPU'.
+    @property
+    def compiler_name(self) -> str:
+        """The compiler for `get_target_devices`: 'XLA:TPU', 'XLA:GPU', or 'XLA:CPU' if that of the chip is absent."""
+        compiler = self.get_chip_compiler()
+        return f'XLA:{"cpu" if self.compiler == "cpu" or not has_compiler(compiler) else compiler}'.upper()
+
+    def get_target_devices(self) -> Sequence[jax.Device]:
+        """Returns the described devices, or virtual CPU devices if the compiler is XLA:CPU.
 
         Raises UserError if the topology does not exist or has another number of devices, or if this process has already
         initialized its CPU devices.
         """
-        compiler, count = self.get_chip_compiler(), self.require_num_devices()
-        if not self.topology or self.compiler == 'cpu' or not has_compiler(compiler):
-            return _create_cpu_devices(count), 'XLA:CPU'
-        devices = _describe_tpu_devices(self.topology) if compiler == 'tpu' else _describe_gpu_devices(self.topology)
+        compiler, count = self.compiler_name, self.require_num_devices()
+        if not self.topology or compiler == 'XLA:CPU':
+            return _create_cpu_devices(count)
+        describe = _describe_tpu_devices if compiler == 'XLA:TPU' else _describe_gpu_devices
+        devices = describe(self.topology)
         if len(devices) != count:
             raise UserError(
                 f'DEVICES must be {len(devices)}, the number of devices in TOPOLOGY {self.topology!r}, got {count}; '
                 f'pass --devices={len(devices)}, or another --gin.TOPOLOGY'
             )
-        return devices, f'XLA:{compiler.upper()}'
+        return devices
 
     def require_chip_compiler(self) -> None:
         """Raises UserError unless the compiler for the described chip is installed."""

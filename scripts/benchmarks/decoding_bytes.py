@@ -48,7 +48,7 @@ def main() -> None:
 
 def print_memory_traffic(model: Seq2Seq, hardware: Hardware, machine: Chip, rows: int, args: Any) -> None:
     """Compiles generation for `rows` rows; prints a decoding step's memory traffic, the lower bound, and the time."""
-    (device,), compiler = hardware.get_target_devices()
+    (device,) = hardware.get_target_devices()
     sharding = SingleDeviceSharding(device)
     names = {'encoder_input_tokens': args.inputs, 'decoder_input_tokens': args.targets}
     shapes = {**{name: (rows, length) for name, length in names.items()}, 'decoder_target_tokens': (rows, args.targets)}
@@ -59,7 +59,7 @@ def print_memory_traffic(model: Seq2Seq, hardware: Hardware, machine: Chip, rows
     def generate(params, inputs):
         return model.generate(params, {'encoder_input_tokens': inputs}, args.targets)
 
-    with trace_for_hardware(hardware, compiler):
+    with trace_for_hardware(hardware):
         compiled = jax.jit(generate).lower(params, inputs).compile()
     program = compiled_program.parse_program(compiled.as_text())
     # Selects the kernels in the loop over tokens.

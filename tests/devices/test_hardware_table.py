@@ -69,7 +69,7 @@ def test_a_missing_compiler_is_reported_with_its_package(monkeypatch):
         with pytest.raises(UserError, match=f'{package}$'):
             Hardware(topology=topology).require_chip_compiler()
     # Without the compiler, the program is compiled for virtual CPU devices.
-    assert Hardware(topology='v5e:1x1', devices=1).get_target_devices()[1] == 'XLA:CPU'
+    assert Hardware(topology='v5e:1x1').compiler_name == 'XLA:CPU'
 
 
 @pytest.mark.parametrize(

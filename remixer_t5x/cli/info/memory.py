@@ -84,14 +84,14 @@ def print_memory_tables(args: argparse.Namespace) -> None:
     """Prints the memory table, and suggests changes if the step does not fit into memory."""
     step, hardware = read_step_spec(args)
     with lazy_imports.discard_stderr():
-        devices, compiler = hardware.get_target_devices()
+        devices = hardware.get_target_devices()
     step, available = place_step_on_devices(step, devices), hardware.memory_bytes
-    _print(describe_train_step(step, hardware, compiler))
+    _print(describe_train_step(step, hardware))
     # XLA prints warnings about slow compilations to standard error.
-    with trace_for_hardware(hardware, compiler), lazy_imports.discard_stderr():
+    with trace_for_hardware(hardware), lazy_imports.discard_stderr():
         memory = step_memory.measure_memory(step)
     _print(build_memory_table(memory, available))
-    if compiler == 'XLA:CPU' and hardware.platform != 'cpu':
+    if hardware.compiler_name == 'XLA:CPU' and hardware.platform != 'cpu':
         _print(_CPU_NOTE)
     _print(describe_memory_fit(memory, available))
     if available is not None and hardware.memory_share < 1:
@@ -134,22 +134,23 @@ def place_step_on_devices(step: StepSpec, devices: Sequence[Any]) -> StepSpec:
 
 
 @contextlib.contextmanager
-def trace_for_hardware(hardware: Hardware, compiler: str) -> Iterator[None]:
-    """Returns a context manager in which JAX traces models for `compiler` and the devices that `hardware` describes."""
+def trace_for_hardware(hardware: Hardware) -> Iterator[None]:
+    """Returns a context manager in which JAX traces models for the devices and the compiler of `hardware`."""
     # XLA:CPU, which is used if the compiler of the accelerator is not available, cannot compile custom kernels, and
     # those for TPUs do not support TPU v3 in bfloat16.
     chip = Topology.from_string(hardware.topology).chip if hardware.topology else None
-    has_no_kernels = compiler == 'XLA:CPU' and hardware.platform != 'cpu' or chip == 'v3'
+    has_no_kernels = hardware.compiler_name == 'XLA:CPU' and hardware.platform != 'cpu' or chip == 'v3'
     platform = 'accelerator' if has_no_kernels else hardware.platform
     assume_cudnn = jax_workarounds.assume_cudnn_version(CUDNN_VERSION)
     with compile_for_platform(platform):
-        with assume_cudnn if compiler == 'XLA:GPU' else contextlib.nullcontext():
+        with assume_cudnn if hardware.compiler_name == 'XLA:GPU' else contextlib.nullcontext():
             yield
 
 
-def describe_train_step(step: StepSpec, hardware: Hardware, compiler: str) -> str:
+def describe_train_step(step: StepSpec, hardware: Hardware) -> str:
     """Describes the training step to compile, the hardware, and the compiler."""
     lengths = batch_formats.get_row_lengths({name: array.shape for name, array in step.batch.items()})
+    compiler = hardware.compiler_name
     target = 'on virtual CPU devices' if compiler == 'XLA:CPU' else f'for {hardware.topology}'
     shape = step.partitioner.mesh.shape
     return (

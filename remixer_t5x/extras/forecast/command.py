@@ -36,7 +36,7 @@ _SHOWN_OPERATIONS = 10
 def print_forecast(args: argparse.Namespace) -> None:
     """Prints the forecast of one configuration."""
     step, hardware = _build_step_spec(args)
-    _print(memory.describe_train_step(step, hardware, _get_compiler_name(hardware)))
+    _print(memory.describe_train_step(step, hardware))
     current = _forecast_step(step, hardware)
     _print(build_work_table(current), build_time_table(current, args.price), *describe_uncounted_kernels(current))
     _print('most expensive operations:', build_operations_table(current))
@@ -56,7 +56,7 @@ def print_comparison(args: argparse.Namespace, models: Sequence[str], sizes: Seq
             changed.model = model
             step, hardware = _build_step_spec(changed)
             if not forecasts:
-                _print(memory.describe_train_step(step, hardware, _get_compiler_name(hardware)))
+                _print(memory.describe_train_step(step, hardware))
             forecasts.append((model, size, _forecast_step(step, hardware)))
             _print(f'  compiled {model} {size} ({len(forecasts)} of {len(models) * len(sizes)})')
     _print(build_comparison_table(forecasts), _NOTE)
@@ -97,7 +97,7 @@ def _build_step_spec(args: argparse.Namespace) -> tuple[StepSpec, Hardware]:
     step, hardware = memory.read_step_spec(args)
     hardware.require_chip_compiler()
     with lazy_imports.discard_stderr():
-        devices, _ = hardware.get_target_devices()
+        devices = hardware.get_target_devices()
     return memory.place_step_on_devices(step, devices), hardware
 
 
@@ -106,12 +106,8 @@ def _forecast_step(step: StepSpec, hardware: Hardware) -> Forecast:
     slice_of = 'process_index' if hardware.platform == 'gpu' else 'slice_index'
     slices = [getattr(device, slice_of, None) or 0 for device in step.partitioner.mesh.devices.flat]
     # XLA prints warnings about slow compilations to stderr.
-    with lazy_imports.discard_stderr(), memory.trace_for_hardware(hardware, _get_compiler_name(hardware)):
+    with lazy_imports.discard_stderr(), memory.trace_for_hardware(hardware):
         return forecast_step(step, chip, slices)
-
-
-def _get_compiler_name(hardware: Hardware) -> str:
-    return f'XLA:{hardware.get_chip_compiler().upper()}'
 
 
 def build_work_table(forecast: Forecast) -> Table:
