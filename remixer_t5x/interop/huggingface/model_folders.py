@@ -213,12 +213,12 @@ def compute_reference_output(
     auto_class: str,
     inputs: Mapping[str, np.ndarray],
     overrides: Mapping[str, Any] = {},
-    trust_code: bool = False,
+    trust_remote_code: bool = False,
 ) -> np.ndarray:
     """Returns the float32 logits of a transformers model, or the hidden states of a model without a head.
 
     transformers loads only safetensors files, does not access the network, and runs code from `folder` only if
-    `trust_code` is true. `overrides` override settings of config.json.
+    `trust_remote_code` is true. `overrides` override settings of config.json.
     """
     import torch
     import transformers
@@ -229,7 +229,7 @@ def compute_reference_output(
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter('ignore')
         reference = getattr(transformers, auto_class).from_pretrained(
-            folder, use_safetensors=True, local_files_only=True, trust_remote_code=trust_code
+            folder, use_safetensors=True, local_files_only=True, trust_remote_code=trust_remote_code
         )
         for name, value in overrides.items():
             setattr(reference.config, name, value)
