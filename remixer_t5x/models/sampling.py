@@ -73,22 +73,20 @@ class Sampling(RowDecoder):
     def exclude_unlikely_tokens(self, logits: jax.Array) -> jax.Array:
         """Returns `logits` with tokens excluded by top-p and min-p set to -inf."""
         if self.top_p < 1:
-            logits = exclude_outside_nucleus(logits, self.top_p)
+            logits = exclude_outside_nucleus(logits, self.top_p, logits.shape[-1])
         if self.min_p > 0:
             largest = jnp.max(logits, axis=-1, keepdims=True)
             logits = jnp.where(logits >= largest + math.log(self.min_p), logits, -jnp.inf)
         return logits
 
 
-def exclude_outside_nucleus(
-    logits: jax.Array, top_p: float | jax.Array, top_k: int | jax.Array | None = None
-) -> jax.Array:
+def exclude_outside_nucleus(logits: jax.Array, top_p: float | jax.Array, top_k: int | jax.Array) -> jax.Array:
     """Returns logits [rows, vocab] with -inf outside the top k tokens, and then outside the top-p nucleus.
 
     `top_p` and `top_k` are numbers or arrays [rows, 1]. Ties with the least likely token of the nucleus are included.
     """
     ordered = jnp.sort(logits, axis=-1, descending=True)
-    is_inside = jnp.arange(logits.shape[-1]) < (logits.shape[-1] if top_k is None else top_k)
+    is_inside = jnp.arange(logits.shape[-1]) < top_k
     probabilities = jax.nn.softmax(jnp.where(is_inside, ordered, -jnp.inf), axis=-1)
     mass_before = jnp.cumsum(probabilities, axis=-1) - probabilities
     is_inside &= (mass_before < top_p) | (top_p >= 1)
