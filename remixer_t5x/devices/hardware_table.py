@@ -9,7 +9,7 @@ virtual CPU devices, over which XLA partitions programs in the same way.
 
 import contextlib
 import dataclasses
-import importlib.metadata
+import importlib.util
 import math
 import os
 import re
@@ -108,8 +108,8 @@ class Topology(NamedTuple):
         return self.slices * math.prod(map(int, self.shape.split('x'))) * CHIPS[self.chip].devices_per_chip
 
     @property
-    def is_gpu(self) -> bool:
-        return CHIPS[self.chip].cuda is not None
+    def platform(self) -> str:
+        return 'tpu' if CHIPS[self.chip].cuda is None else 'gpu'
 
     @staticmethod
     def from_string(text: str) -> 'Topology':
@@ -148,7 +148,7 @@ def mesh(topology: str | None = None) -> str:
 def xla_options(topology: str | None = None) -> Mapping[str, Mapping[str, Any]] | None:
     """Maps platforms to XLA options for the train step. A single device needs no options for collectives."""
     if devices(topology) == 1:
-        return {'gpu': _NO_DOT_MERGER} if Topology.from_string(topology or '').is_gpu else None
+        return {'gpu': _NO_DOT_MERGER} if Topology.from_string(topology or '').platform == 'gpu' else None
     return _XLA_OPTIONS
 
 
@@ -176,6 +176,11 @@ class Hardware:
         if self.platform not in PLATFORMS:
             raise UserError(f'PLATFORM must be one of {", ".join(PLATFORMS)}, got {self.platform!r}')
         ranges.check_fields(self, memory='DEVICE_MEMORY')
+        if self.topology and self.platform != (platform := Topology.from_string(self.topology).platform):
+            raise UserError(
+                f'PLATFORM must be {platform!r} for TOPOLOGY {self.topology!r}, got {self.platform!r}; '
+                f'pass --gin_file=hardware/{platform}.gin'
+            )
 
     @property
     def memory_bytes(self) -> int | None:
@@ -199,17 +204,11 @@ class Hardware:
             raise UserError('DEVICES must be set to the number of devices, got None; pass --devices=32')
         return self.devices
 
-    def get_chip_compiler(self) -> str:
-        """Returns the compiler for the described chip, 'tpu' or 'gpu'; 'cpu' if the chip is unknown."""
-        if not self.topology:
-            return 'cpu'
-        return 'gpu' if Topology.from_string(self.topology).is_gpu else 'tpu'
-
     @property
     def compiler_name(self) -> str:
         """The compiler for `get_target_devices`: 'XLA:TPU', 'XLA:GPU', or 'XLA:CPU' if that of the chip is absent."""
-        compiler = self.get_chip_compiler()
-        return f'XLA:{"cpu" if self.compiler == "cpu" or not has_compiler(compiler) else compiler}'.upper()
+        is_cpu = not self.topology or self.compiler == 'cpu' or not has_compiler(self.platform)
+        return f'XLA:{"CPU" if is_cpu else self.platform.upper()}'
 
     def get_target_devices(self) -> Sequence[jax.Device]:
         """Returns the described devices, or virtual CPU devices if the compiler is XLA:CPU.
@@ -217,10 +216,10 @@ class Hardware:
         Raises UserError if the topology does not exist or has another number of devices, or if this process has already
         initialized its CPU devices.
         """
-        compiler, count = self.compiler_name, self.require_num_devices()
-        if not self.topology or compiler == 'XLA:CPU':
+        count = self.require_num_devices()
+        if not self.topology or self.compiler_name == 'XLA:CPU':
             return _create_cpu_devices(count)
-        describe = _describe_tpu_devices if compiler == 'XLA:TPU' else _describe_gpu_devices
+        describe = _describe_tpu_devices if self.platform == 'tpu' else _describe_gpu_devices
         devices = describe(self.topology)
         if len(devices) != count:
             raise UserError(
@@ -233,18 +232,15 @@ class Hardware:
         """Raises UserError unless the compiler for the described chip is installed."""
         if not self.topology:
             raise UserError('TOPOLOGY must be a chip and a shape, got None; pass --gin.TOPOLOGY=v5e:2x4')
-        compiler = self.get_chip_compiler()
-        if not has_compiler(compiler):
-            raise UserError(f'the {compiler.upper()} compiler must be installed; run {_INSTALL_COMMANDS[compiler]}')
+        if not has_compiler(self.platform):
+            command = _INSTALL_COMMANDS[self.platform]
+            raise UserError(f'the {self.platform.upper()} compiler must be installed; run {command}')
 
 
 def has_compiler(name: str) -> bool:
-    """Returns whether the compiler 'tpu', 'gpu' or 'cpu' is installed."""
-    packages = {'tpu': ('libtpu',), 'gpu': ('jax-cuda12-plugin', 'jax-cuda13-plugin'), 'cpu': ('jaxlib',)}
-    for package in packages[name]:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            return bool(importlib.metadata.version(package))
-    return False
+    """Returns whether the compiler 'tpu' or 'gpu' is installed."""
+    modules = {'tpu': ('libtpu',), 'gpu': ('jax_cuda12_plugin', 'jax_cuda13_plugin')}
+    return any(importlib.util.find_spec(module) for module in modules[name])
 
 
 def _create_cpu_devices(count: int) -> Sequence[jax.Device]:

@@ -39,7 +39,7 @@ def main() -> None:
     # The GPU plugin fails without CUDA's libraries if JAX may use it.
     jax.config.update('jax_platforms', 'cpu')
     topology = Topology.from_string(args.topology)
-    hardware = Hardware('gpu' if topology.is_gpu else 'tpu', devices=1, topology=args.topology)
+    hardware = Hardware(topology.platform, devices=1, topology=args.topology)
     hardware.require_chip_compiler()
     model: Any = remixer_t5x.build_model(f'models/{args.model}.gin', f'sizes/{args.size}.gin', DTYPE='bfloat16')
     for rows in args.rows:

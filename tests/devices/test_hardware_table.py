@@ -9,15 +9,14 @@ from remixer_t5x.errors import UserError
 
 
 @pytest.mark.parametrize(
-    ('text', 'expected', 'is_gpu'),
-    [
-        ('v5e:4x4', (1, 'v5e', '4x4'), False),
-        ('v5p:2x2x1', (1, 'v5p', '2x2x1'), False),
-        ('2*H200:8', (2, 'h200', '8'), True),
-    ],
+    ('text', 'expected', 'platform'),
+    [('v5e:4x4', (1, 'v5e', '4x4'), 'tpu'), ('2*H200:8', (2, 'h200', '8'), 'gpu')],
 )
-def test_topologies_are_parsed(text, expected, is_gpu):
-    assert Topology.from_string(text) == expected and Topology.from_string(text).is_gpu == is_gpu
+def test_topologies_are_parsed(text, expected, platform):
+    assert Topology.from_string(text) == expected and Topology.from_string(text).platform == platform
+    other = {'tpu': 'gpu', 'gpu': 'tpu'}[platform]
+    with pytest.raises(UserError, match=f'hardware/{platform}.gin'):
+        Hardware(other, topology=text)
 
 
 @pytest.mark.parametrize(
@@ -64,12 +63,12 @@ def test_unknown_topologies_are_rejected(text, advice):
 
 
 def test_a_missing_compiler_is_reported_with_its_package(monkeypatch):
-    monkeypatch.setattr(hardware_table, 'has_compiler', lambda name: name == 'cpu')
-    for topology, package in {'v5e:2x4': 'libtpu', 'h100:8': 'CUDA plugin'}.items():
+    monkeypatch.setattr(hardware_table, 'has_compiler', lambda name: False)
+    for platform, topology, package in (('tpu', 'v5e:2x4', 'libtpu'), ('gpu', 'h100:8', 'CUDA plugin')):
         with pytest.raises(UserError, match=f'{package}$'):
-            Hardware(topology=topology).require_chip_compiler()
+            Hardware(platform, topology=topology).require_chip_compiler()
     # Without the compiler, the program is compiled for virtual CPU devices.
-    assert Hardware(topology='v5e:1x1').compiler_name == 'XLA:CPU'
+    assert Hardware('tpu', topology='v5e:1x1').compiler_name == 'XLA:CPU'
 
 
 @pytest.mark.parametrize(
