@@ -16,19 +16,7 @@ from typing import Any
 from remixer_t5x.cli import arguments, console, train
 from remixer_t5x.cli.arguments import Command
 from remixer_t5x.errors import UserError
-from remixer_t5x.extras.reports import cost_matching
-from remixer_t5x.extras.reports.sweep import (
-    RUN_MACROS,
-    STEPS,
-    Setting,
-    Sweep,
-    SweepCell,
-    SweepStopped,
-    join_run_name,
-    parse_seeds,
-    print_progress_line,
-    reject_run_macros,
-)
+from remixer_t5x.extras.reports import cost_matching, sweep
 
 COMMANDS = (train.TRAIN.name, train.FINETUNE.name)
 REPORT_FILE, CSV_FILE, FIGURES = 'report.html', 'runs.csv', 'figures'
@@ -48,13 +36,15 @@ class ComparisonPlan:
     """
 
     models: Mapping[str, str]
-    settings: Sequence[Setting]
+    settings: Sequence[sweep.Setting]
     seeds: Sequence[int]
     folder: pathlib.Path
     recipe: tuple[str, ...]
-    changes: Mapping[str, Setting] = dataclasses.field(default_factory=dict)
+    changes: Mapping[str, sweep.Setting] = dataclasses.field(default_factory=dict)
 
-    def build_cell(self, model: str, setting: Setting, seed: int, extra: Setting = (), name: str = '') -> SweepCell:
+    def build_cell(
+        self, model: str, setting: sweep.Setting, seed: int, extra: sweep.Setting = (), name: str = ''
+    ) -> sweep.SweepCell:
         """Builds a run in the folder `<model>/[<setting>/]<name>`, where the default of `name` is `seed_<n>`.
 
         The macros in `extra` override `setting`.
@@ -65,7 +55,9 @@ class ComparisonPlan:
         folder = self.folder.joinpath(*names, name or f'seed_{seed}')
         flags = [*self.changes.get(model, ()), *setting, *extra, ('SEED', str(seed)), ('MODEL_DIR', str(folder))]
         gin_flags = (f'--gin.{macro}={value}' for macro, value in flags)
-        return SweepCell(model, setting, seed, folder, (*self.recipe, f'--model={self.models[model]}', *gin_flags))
+        return sweep.SweepCell(
+            model, setting, seed, folder, (*self.recipe, f'--model={self.models[model]}', *gin_flags)
+        )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -101,37 +93,37 @@ def run(args: argparse.Namespace) -> int:
     runs = build_plan(args)
     cost_matching.import_jax_on_cpu()
     best = dict.fromkeys(runs.models, runs.settings[0])
-    sweep = Sweep(runs.folder)
+    runner = sweep.Sweep(runs.folder)
     # Counts costs first, so that an invalid model is reported before any other model is trained for hours.
-    all_counts = _count_costs_and_check_runs(args, runs, None if args.equal else sweep)
+    all_counts = _count_costs_and_check_runs(args, runs, None if args.equal else runner)
     try:
         notes: list[str] = []
         if args.equal:
-            runs, notes = _equalize_costs(args, runs, sweep, {model: all_counts[model, best[model]] for model in best})
-            all_counts = _count_costs_and_check_runs(args, runs, sweep)
+            runs, notes = _equalize_costs(args, runs, runner, {model: all_counts[model, best[model]] for model in best})
+            all_counts = _count_costs_and_check_runs(args, runs, runner)
         counts = {model: all_counts[model, setting] for model, setting in best.items()}
         for model, count in counts.items():
-            print_progress_line(f'{model}: {count.total_parameters:,} parameters')
+            sweep.print_progress_line(f'{model}: {count.total_parameters:,} parameters')
         for line in [*notes, *cost_matching.describe_cost_differences(counts)]:
-            print_progress_line(line)
-        search = _run_setting_search(runs, sweep) if len(runs.settings) > 1 else None
+            sweep.print_progress_line(line)
+        search = _run_setting_search(runs, runner) if len(runs.settings) > 1 else None
         if search:
             best = {model: search.find_best_setting(model) for model in search.values}
         # Runs are ordered by seed, so that a stopped sweep has the same number of runs for each model.
         cells = [runs.build_cell(model, setting, seed) for seed in runs.seeds for model, setting in best.items()]
-        sweep.run(cells)
-    except SweepStopped as stop:
+        runner.run(cells)
+    except sweep.SweepStopped as stop:
         return stop.args[0]
-    if any(cell not in sweep.failed for cell in cells):
-        _show_results(sweep, cells, all_counts, search, notes)
-    for cell, line in sweep.failed.items():
-        print_progress_line(f'FAILED {cell.name}: {line}')
-    return int(bool(sweep.failed))
+    if any(cell not in runner.failed for cell in cells):
+        _show_results(runner, cells, all_counts, search, notes)
+    for cell, line in runner.failed.items():
+        sweep.print_progress_line(f'FAILED {cell.name}: {line}')
+    return int(bool(runner.failed))
 
 
 def build_plan(args: argparse.Namespace) -> ComparisonPlan:
     """Builds the plan from the flags. Raises UserError for an invalid flag."""
-    reject_run_macros(args.gin_flags)
+    sweep.reject_run_macros(args.gin_flags)
     if not args.models:
         raise UserError('--models must name at least one model; pass --models=t5_1_1,remixer')
     models = {_format_model_label(model): model for model in args.models}
@@ -145,7 +137,7 @@ def build_plan(args: argparse.Namespace) -> ComparisonPlan:
         *(f'--gin.{name}={value}' for name, value in args.gin_flags),
     )
     folder = pathlib.Path(args.folder).expanduser().absolute()
-    return ComparisonPlan(models, _build_setting_grid(args), parse_seeds(args.seeds), folder, recipe)
+    return ComparisonPlan(models, _build_setting_grid(args), sweep.parse_seeds(args.seeds), folder, recipe)
 
 
 def _format_model_label(model: str) -> str:
@@ -154,10 +146,10 @@ def _format_model_label(model: str) -> str:
     return '+'.join(part if '=' in part else part.rpartition('/')[2] for part in parts)
 
 
-def _build_setting_grid(args: argparse.Namespace) -> list[Setting]:
+def _build_setting_grid(args: argparse.Namespace) -> list[sweep.Setting]:
     """Builds the grid of settings for `--over`; with `--over_random`, returns the start of the shuffled grid."""
     axes: dict[str, list[str]] = {}
-    reserved = {'', *RUN_MACROS, *(STEPS if args.equal == 'time' else [])}
+    reserved = {'', *sweep.RUN_MACROS, *(sweep.STEPS if args.equal == 'time' else [])}
     for text in args.over:
         name, _, values = text.partition('=')
         if name in axes or name in reserved:
@@ -195,31 +187,31 @@ def _split_macro_values(text: str) -> list[str]:
 
 
 def _equalize_costs(
-    args: argparse.Namespace, runs: ComparisonPlan, sweep: Sweep, counts: Mapping[str, Any]
+    args: argparse.Namespace, runs: ComparisonPlan, runner: sweep.Sweep, counts: Mapping[str, Any]
 ) -> tuple[ComparisonPlan, list[str]]:
     """Returns a plan in which all models match the cost of the first model, and a sentence about each change."""
     from remixer_t5x.config import reference_resolver
 
     (first, model), *others = runs.models.items()
     setting, notes = runs.settings[0], []
-    changes: dict[str, Setting] = {}
+    changes: dict[str, sweep.Setting] = {}
     if args.equal == 'time':
         cost_matching.count_cost(args, first, model, ())
         steps = reference_resolver.evaluate_macro('TRAIN_STEPS')
         # Setting TRAIN_STEPS would leave TRAIN_STEPS_RELATIVE unread, which is an error if a flag sets it.
-        macro = STEPS[str(reference_resolver.get_unevaluated_macro('TRAIN_STEPS')) == f'%{STEPS[1]}']
+        macro = sweep.STEPS[str(reference_resolver.get_unevaluated_macro('TRAIN_STEPS')) == f'%{sweep.STEPS[1]}']
         timed = str(3 * reference_resolver.evaluate_macro('LOG_PERIOD', 100))
         short = ((macro, timed), ('WARMUP_STEPS', '1'), ('CHECKPOINT_PERIOD', timed))
         # The timing runs do not use the search's settings, because a setting such as a high learning rate may fail.
         cells = [runs.build_cell(label, (), runs.seeds[0], short, 'timing') for label in runs.models]
         for cell in cells:
             cost_matching.count_cost(args, cell.name, runs.models[cell.model], short)
-            sweep.check_existing_run(cell.folder)
-        sweep.run(cells)
-        for cell, line in sweep.failed.items():
+            runner.check_existing_run(cell.folder)
+        runner.run(cells)
+        for cell, line in runner.failed.items():
             raise UserError(f'--equal=time needs the step time of each model, but {cell.name} failed: {line}')
         seconds = {
-            cell.model: cost_matching.compute_seconds_per_step(run) for cell, run in _read_runs(cells, sweep).items()
+            cell.model: cost_matching.compute_seconds_per_step(run) for cell, run in _read_runs(cells, runner).items()
         }
         for label, _ in others:
             ratio = seconds[label] / seconds[first]
@@ -252,48 +244,48 @@ def _equalize_costs(
 
 
 def _count_costs_and_check_runs(
-    args: argparse.Namespace, runs: ComparisonPlan, sweep: Sweep | None
-) -> dict[tuple[str, Setting], Any]:
+    args: argparse.Namespace, runs: ComparisonPlan, runner: sweep.Sweep | None
+) -> dict[tuple[str, sweep.Setting], Any]:
     """Counts the parameters and FLOPs of each model at each setting.
 
-    If `sweep` is not None, also compares the configurations with those of existing runs.
+    If `runner` is not None, also compares the configurations with those of existing runs.
     """
     counts = {}
     for label, setting in itertools.product(runs.models, runs.settings):
         flags = [*runs.changes.get(label, ()), *setting]
         counts[label, setting] = cost_matching.count_cost(
-            args, join_run_name(label, setting), runs.models[label], flags
+            args, sweep.join_run_name(label, setting), runs.models[label], flags
         )
-        if sweep is not None:
+        if runner is not None:
             for seed in runs.seeds:
-                sweep.check_existing_run(runs.build_cell(label, setting, seed).folder)
+                runner.check_existing_run(runs.build_cell(label, setting, seed).folder)
     return counts
 
 
-def _run_setting_search(runs: ComparisonPlan, sweep: Sweep) -> Any:
+def _run_setting_search(runs: ComparisonPlan, runner: sweep.Sweep) -> Any:
     """Runs all settings with the first seed, and returns a `comparison.SettingSearch`."""
-    print_progress_line(f'search: {len(runs.settings)} settings of each model with seed {runs.seeds[0]}')
+    sweep.print_progress_line(f'search: {len(runs.settings)} settings of each model with seed {runs.seeds[0]}')
     cells = [runs.build_cell(model, setting, runs.seeds[0]) for setting in runs.settings for model in runs.models]
-    sweep.run(cells)
-    if all(cell in sweep.failed for cell in cells):
-        raise UserError(f'every run of the search failed: {sweep.failed[cells[0]]}')
+    runner.run(cells)
+    if all(cell in runner.failed for cell in cells):
+        raise UserError(f'every run of the search failed: {runner.failed[cells[0]]}')
     from remixer_t5x.extras.reports import comparison
 
-    return comparison.collect_search_results(cells, _read_runs(cells, sweep))
+    return comparison.collect_search_results(cells, _read_runs(cells, runner))
 
 
-def _read_runs(cells: Sequence[SweepCell], sweep: Sweep) -> dict[SweepCell, Any]:
+def _read_runs(cells: Sequence[sweep.SweepCell], runner: sweep.Sweep) -> dict[sweep.SweepCell, Any]:
     """Reads the results of the runs in `cells` that have not failed."""
     from remixer_t5x.extras.reports import run_records
 
-    cells = [cell for cell in dict.fromkeys(cells) if cell not in sweep.failed]
+    cells = [cell for cell in dict.fromkeys(cells) if cell not in runner.failed]
     return dict(zip(cells, run_records.read_runs([str(cell.folder) for cell in cells]), strict=True))
 
 
 def _show_results(
-    sweep: Sweep,
-    cells: Sequence[SweepCell],
-    all_counts: Mapping[tuple[str, Setting], Any],
+    runner: sweep.Sweep,
+    cells: Sequence[sweep.SweepCell],
+    all_counts: Mapping[tuple[str, sweep.Setting], Any],
     search: Any,
     notes: Sequence[str],
 ) -> None:
@@ -302,11 +294,11 @@ def _show_results(
     from remixer_t5x.extras.reports.pictures import drawing
     from remixer_t5x.extras.reports.run_records import RunGroup
 
-    runs = _read_runs([*(search.cells if search else ()), *cells], sweep)
+    runs = _read_runs([*(search.cells if search else ()), *cells], runner)
     counts = {cell.model: all_counts[cell.model, cell.setting] for cell in cells}
     by_model = {model: [runs[cell] for cell in cells if cell.model == model and cell in runs] for model in counts}
     groups = [RunGroup(model, members) for model, members in by_model.items() if members]
-    failed = {cell.name: line for cell, line in sweep.failed.items()}
+    failed = {cell.name: line for cell, line in runner.failed.items()}
     result = comparison.ModelComparison(groups, counts, search, notes, failed)
     tables = []
     for heading, rows in (
@@ -318,13 +310,13 @@ def _show_results(
             for name, texts in rows:
                 tables[-1].add_row(name, *texts)
     console.print_with_rich(*tables, *notes, *result.difference_sentences, '')
-    comparison.write_csv(runs, sweep.failed, all_counts, sweep.folder / CSV_FILE)
+    comparison.write_csv(runs, runner.failed, all_counts, runner.folder / CSV_FILE)
     for picture in result.draw_pictures():
-        drawing.save_picture(picture, sweep.folder / FIGURES)
-    print(f'files        {sweep.folder}: {CSV_FILE}, {FIGURES}/')
+        drawing.save_picture(picture, runner.folder / FIGURES)
+    print(f'files        {runner.folder}: {CSV_FILE}, {FIGURES}/')
     report_writer.write_page(
         report_writer.render_page([run for group in groups for run in group.runs], comparison=result),
-        sweep.folder / REPORT_FILE,
+        runner.folder / REPORT_FILE,
     )
 
 
