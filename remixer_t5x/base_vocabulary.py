@@ -1,9 +1,6 @@
 """Defines the base class of vocabularies with seqio's interface. Encoding and decoding do not import TensorFlow.
 
 A seqio feature accepts any object with the methods of this class, so tasks and inference share a vocabulary object.
-
-The sentinels <extra_id_0>, <extra_id_1>, ... count down from the last id, as in T5. mT5's sentinels are the last pieces
-of its SentencePiece model; ByT5's are the last byte values, which do not occur in UTF-8.
 """
 
 from __future__ import annotations
@@ -17,6 +14,9 @@ from typing import Any
 import numpy as np
 
 from remixer_t5x.lazy_imports import tf
+
+# Each sentinel is added to the vocabulary, so the number of sentinels in untrusted files needs a limit.
+MAX_SENTINELS = 10_000
 
 
 def is_byte_vocabulary(vocabulary: Any) -> bool:
@@ -43,9 +43,8 @@ def build_sentinel_regex(count: int) -> str:
 class Vocabulary(abc.ABC):
     """Converts texts to token ids and back. Id 0 is padding.
 
-    A class can define further attributes, which other modules read with `getattr`, because seqio's classes lack them:
-    `words` (all pieces), `token_texts` (the bytes of each id; without it, each id counts as a word after a space),
-    `mask_id` and `special_ids` (both for masked LM).
+    Other modules read these optional attributes with `getattr`: `sentinels` (their number, if not `extra_ids`), `words`
+    (all pieces), `token_texts` (the bytes of each id; by default, each id is a word), `mask_id`, and `special_ids`.
 
     Attributes:
         extra_ids: number of sentinel ids, which follow the last id of the tokenizer.
@@ -72,11 +71,6 @@ class Vocabulary(abc.ABC):
         return 2
 
     @property
-    def sentinels(self) -> int:
-        """The number of sentinels: `extra_ids`, unless the tokenizer itself contains sentinels."""
-        return self.extra_ids
-
-    @property
     def sentinel_pattern(self) -> str | None:
         """A regular expression that matches the names of sentinels in texts; None if texts contain no sentinels."""
         return build_sentinel_regex(self.extra_ids) if self.extra_ids else None
@@ -87,10 +81,7 @@ class Vocabulary(abc.ABC):
         """The number of ids, including sentinels."""
 
     def save(self, folder: pathlib.Path) -> dict[str, Any] | None:
-        """Writes the files of the vocabulary to `folder`, and returns the settings that `vocabularies.saved` reads.
-
-        The settings are JSON values; `kind` selects the class. Returns None if the class cannot be saved.
-        """
+        """Writes files to `folder`; returns the JSON object for `vocabularies.saved`, or None if this is impossible."""
         return None
 
     @abc.abstractmethod

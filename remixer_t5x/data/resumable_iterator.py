@@ -100,14 +100,9 @@ class ResumableIterator:
             self._iterator = iter(())
             # Drop the traceback and context, because they keep the iterator and its threads alive.
             error.__context__ = None
-            # The position contains examples that the former settings have created.
-            advice = (
-                '; settings of the task (NOISE_DENSITY, ...) must not change in a resumed run: restore them, or use '
-                'another MODEL_DIR'
-            )
+            advice = '; restore the old settings of the task, such as NOISE_DENSITY' if self._is_restored else ''
             raise UserError(
-                f'{self._name} failed after {self._drawn} batches of this run: {extract_error_message(error)}'
-                f'{advice if self._is_restored else ""}'
+                f'{self._name} failed after {self._drawn} batches of this run: {extract_error_message(error)}{advice}'
             ) from error.with_traceback(None)
         self._drawn += 1
         return element

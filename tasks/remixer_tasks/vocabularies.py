@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from etils import epath
 
 from remixer_t5x import ranges, tokenizer_files, untrusted_files
-from remixer_t5x.base_vocabulary import Vocabulary
+from remixer_t5x.base_vocabulary import MAX_SENTINELS, Vocabulary
 from remixer_t5x.errors import UserError
 from remixer_t5x.lazy_imports import seqio, tf
 from remixer_tasks.corpora.text_corpus import Corpus
@@ -27,8 +27,6 @@ from remixer_tasks.vocabulary.words_and_bytes import WORDS_FILE, ByteVocabulary,
 
 T5_MODEL = 'gs://t5-data/vocabs/cc_all.32000/sentencepiece.model'
 NUM_SENTINELS = 100
-# Maximum number of sentinels in a saved vocabulary; a file with a larger number is treated as damaged.
-MAX_SENTINELS = 10_000
 
 
 def sentencepiece(path: str = T5_MODEL, extra_ids: int = NUM_SENTINELS) -> SentencePiece:

@@ -173,9 +173,8 @@ def compare_logits(folder: pathlib.Path, model: Any, params: Params) -> str:
         inputs['decoder_input_ids'] = shifted[:, :-1]
     arguments = [shifted] if model.model_type == 'decoder_only' else list(inputs.values())
     ours = model_folders.apply_module(model, params, arguments)
-    theirs = model_folders.compute_reference_output(
-        folder, MODEL_CLASSES[model.model_type][1], inputs, trust_remote_code=True
-    )
+    auto_class = MODEL_CLASSES[model.model_type][1]
+    theirs = model_folders.compute_reference_output(folder, auto_class, inputs, trust_remote_code=True)
     return model_folders.describe_logits_difference(ours[:, 1:] if model.model_type == 'decoder_only' else ours, theirs)
 
 

@@ -10,12 +10,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from remixer_t5x import tokenizer_files, untrusted_files
+from remixer_t5x.base_vocabulary import MAX_SENTINELS
 from remixer_t5x.errors import UserError, root_cause_message
 from remixer_t5x.interop.huggingface.model_family import Tokenizer
 
 MODEL, TOKENIZER, CONFIG = tokenizer_files.SENTENCEPIECE, tokenizer_files.TOKENIZER, tokenizer_files.CONFIG
-# Each sentinel is added to the vocabulary, so the number of sentinels in untrusted files needs a limit.
-MAX_SENTINELS = 10_000
 # Default number of sentinels of T5Tokenizer and ByT5Tokenizer.
 DEFAULT_SENTINELS = 100
 _SENTINEL = re.compile(r'<extra_id_(\d+)>')

@@ -16,7 +16,6 @@ from remixer_t5x.lazy_imports import tf
 _SPECIAL = 3
 # Number of byte values that do not occur in UTF-8, 0xF5 to 0xFF.
 _UNUSED_BYTES = 11
-# The file of a saved word vocabulary, with one word per line.
 WORDS_FILE = 'words.txt'
 
 
