@@ -101,8 +101,7 @@ class Sweep:
         path = folder / FINISHED_FILE
         with untrusted_files.convert_to_user_errors(path, 'remove it, and all runs start from their last checkpoints'):
             lines = list(untrusted_files.read_json_lines(path)) if path.exists() else []
-        # Each line is a list of words; a line that a killed process left incomplete has no value.
-        self._finished = [line.value for line in lines]
+        self._finished = [line.value for line in lines if isinstance(line.value, list)]
 
     def check_existing_run(self, folder: pathlib.Path, ignored: Collection[str] = ()) -> None:
         """Compares the loaded configuration and its data with those of an earlier run in `folder`, if there is one.
@@ -143,6 +142,8 @@ class Sweep:
         # The folder of a finished run may have been removed, so that the run starts again.
         finished = [cell for cell in cells if list(cell.command) in self._finished and cell.folder.is_dir()]
         todo = [cell for cell in cells if cell not in finished and cell not in self.failed]
+        if self.continued:
+            self._write_finished()
         count = format_count(len(cells), 'run')
         print_progress_line(f'{count}, {len(cells) - len(todo)} finished before; in {self.folder}')
         started, running, received, stop_signal = 0, list[_RunProcess](), list[int](), 0
@@ -178,14 +179,17 @@ class Sweep:
         """Records whether a run finished or failed."""
         cell = process.cell
         if process.returncode == 0:
-            path = self.folder / FINISHED_FILE
-            with object_store.wrap_write_errors(epath.Path(path)), path.open('a') as file:
-                file.write(json.dumps(list(cell.command)) + '\n')
             self._finished.append(list(cell.command))
+            self._write_finished()
             print_progress_line(f'{cell.name}: finished in {time.monotonic() - process.start:,.0f} s')
         elif not stopped:
             self.failed[cell] = process.read_last_line('error') or 'no output'
             print_progress_line(f'{cell.name}: FAILED with {process.returncode}: {self.failed[cell]}')
+
+    def _write_finished(self) -> None:
+        path = epath.Path(self.folder / FINISHED_FILE)
+        with object_store.wrap_write_errors(path):
+            object_store.write_atomically(path, ''.join(json.dumps(command) + '\n' for command in self._finished))
 
 
 def _describe_data_change(folder: pathlib.Path) -> str | None:

@@ -64,6 +64,22 @@ def test_runs_with_results_keep_their_settings(tmp_path, monkeypatch):
     assert '(TRAIN_STEPS 2 -> 0)' in error_message(sweep.Sweep(tmp_path).check_existing_run, folder)
 
 
+def test_a_continued_run_that_was_stopped_is_not_finished(tmp_path, monkeypatch):
+    cell = sweep.SweepCell('t5', (), 1, tmp_path / 'seed_1', (f'--gin.MODEL_DIR={tmp_path / "seed_1"}',))
+    cell.folder.mkdir()
+    # A killed process has left an incomplete line.
+    (tmp_path / sweep.FINISHED_FILE).write_text(json.dumps(cell.command) + '\n["--gin')
+    monkeypatch.setattr(sweep, '_describe_data_change', lambda folder: None)
+    monkeypatch.setattr(loading, 'get_config_text', lambda: 'TRAIN_STEPS = 4')
+    for status, steps in ((1, 2), (0, 4)):
+        (cell.folder / model_dir.CONFIG).write_text(f'TRAIN_STEPS = {steps}')
+        monkeypatch.setattr(sweep, 'PROGRAM', (sys.executable, '-c', f'raise SystemExit({status})'))
+        runner = sweep.Sweep(tmp_path)
+        runner.check_existing_run(cell.folder)
+        runner.run([cell])
+        assert (list(cell.command) in sweep.Sweep(tmp_path)._finished) == (status == 0)
+
+
 def test_a_file_that_cannot_be_written_is_reported(tmp_path, monkeypatch):
     monkeypatch.setattr(sweep, 'PROGRAM', (sys.executable, '-c', ''))
     (tmp_path / 'file').touch()
