@@ -135,19 +135,16 @@ class CheckpointEvaluator:
     def restore_params(self, folder: epath.Path) -> Any:
         """Restores the parameters of a checkpoint. With `follow`, returns None if the checkpoint was removed."""
         may_disappear = self._settings.follow is not None
-        if may_disappear and collectives.broadcast(_is_checkpoint_removed(folder)):
+        if may_disappear and collectives.broadcast(not saved_params.is_complete_checkpoint(folder)):
             return None
         try:
             return saved_params.restore_params(str(folder), self._abstract, self._vocabulary, 'CHECKPOINT_PATH')
         except UserError:
             # With several processes, raise the error, because other processes may have read the checkpoint.
-            if may_disappear and jax.process_count() == 1 and _is_checkpoint_removed(folder):
+            is_single = jax.process_count() == 1
+            if may_disappear and is_single and not saved_params.is_complete_checkpoint(folder):
                 return None
             raise
-
-
-def _is_checkpoint_removed(folder: epath.Path) -> bool:
-    return not saved_params.is_complete_checkpoint(folder)
 
 
 class ReportWriter:

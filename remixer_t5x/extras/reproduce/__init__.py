@@ -4,7 +4,7 @@ import argparse
 import itertools
 import os
 import pathlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from remixer_t5x.cli import arguments, console
@@ -74,7 +74,6 @@ def run(args: argparse.Namespace) -> int:
                         'or use another --folder'
                     )
     results = table_runs.compute_counted_results(table, costs)
-    failed: Collection[sweep.SweepCell] = ()
     if not table.has_only_counted_columns:
         console.print_with_rich(f'{args.table}: {table.title}', _cost_table(table, costs, args.chip, len(seeds)))
         if runner is None:
@@ -95,15 +94,14 @@ def run(args: argparse.Namespace) -> int:
                 runner.run(list(stage_cells.values()), parallel)
         except sweep.SweepStopped as stop:
             return stop.args[0]
-        failed = runner.failed
-        results |= table_runs.read_results(table, cells, failed)
+        results |= table_runs.read_results(table, cells, runner.failed)
     legend = _COUNTED_LEGEND if table.has_only_counted_columns else _LEGEND.format(table.baseline)
     console.print_with_rich(
         f'{args.table}: {table.title}', *_result_tables(table, table_runs.compare_with_paper(table, results)), legend
     )
     if table.note:
         console.print_with_rich(table.note)
-    return int(bool(failed))
+    return int(runner is not None and bool(runner.failed))
 
 
 _LEGEND = (
