@@ -312,3 +312,17 @@ def test_the_readme_shows_what_the_quickstart_prints(tmp_path, monkeypatch, caps
     ]
     shown = [_normalize(line) for line in block.splitlines() if line != '...']
     assert len(shown) > 15 and set(shown) <= printed
+
+
+def test_contributing_names_files_and_constants_that_exist():
+    text = (ROOT / 'CONTRIBUTING.md').read_text()
+    files = [
+        path for part in ('remixer_t5x', 'tasks', 'tests', 'configs', 'scripts') for path in (ROOT / part).rglob('*')
+    ]
+    files += [path for path in (ROOT / 'docs').rglob('*.md')]
+    named = {path for path in re.findall(r'`([\w/]+/\w+\.\w+)`', text) if 'NAME' not in path}
+    missing = {name for name in named if not any(path.as_posix().endswith(f'/{name}') for path in files)}
+    code = '\n'.join(path.read_text() for path in files if path.suffix in ('.py', '.gin'))
+    constants = {*re.findall(r'`([A-Z_]{4,})`', text)} - {'NAME'}
+    missing |= {name for name in constants if not re.search(rf'\b{name}\b', code)}
+    assert named and constants and not missing
