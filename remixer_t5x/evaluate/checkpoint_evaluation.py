@@ -141,8 +141,7 @@ class CheckpointEvaluator:
             return saved_params.restore_params(str(folder), self._abstract, self._vocabulary, 'CHECKPOINT_PATH')
         except UserError:
             # With several processes, raise the error, because other processes may have read the checkpoint.
-            is_single = jax.process_count() == 1
-            if may_disappear and is_single and not saved_params.is_complete_checkpoint(folder):
+            if may_disappear and jax.process_count() == 1 and not saved_params.is_complete_checkpoint(folder):
                 return None
             raise
 

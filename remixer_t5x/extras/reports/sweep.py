@@ -139,7 +139,6 @@ class Sweep:
         """
         from remixer_t5x.train import preemption
 
-        # The folder of a finished run may have been removed, so that the run starts again.
         finished = [cell for cell in cells if list(cell.command) in self._finished and cell.folder.is_dir()]
         todo = [cell for cell in cells if cell not in finished and cell not in self.failed]
         if self.continued:
