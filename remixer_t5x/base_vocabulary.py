@@ -11,8 +11,6 @@ import pathlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import numpy as np
-
 from remixer_t5x.lazy_imports import tf
 
 # Each sentinel is added to the vocabulary, so the number of sentinels in untrusted files needs a limit.
@@ -105,6 +103,7 @@ class Vocabulary(abc.ABC):
         The TensorFlow function is declared as stateless, because TensorFlow cannot save the iterator position of a
         pipeline with stateful functions.
         """
+        import numpy as np
 
         def encode_bytes(text: bytes | np.ndarray) -> np.ndarray:
             # The argument is bytes in graph mode and a 0-d array in eager mode. np.asarray(bytes) would strip trailing
@@ -118,6 +117,7 @@ class Vocabulary(abc.ABC):
 
     def decode_tf(self, ids: tf.Tensor) -> tf.Tensor:
         """Decodes a [..., ids] int32 tensor to a [...] string tensor."""
+        import numpy as np
 
         def decode_array(ids: np.ndarray) -> np.ndarray:
             *rows, length = ids.shape
