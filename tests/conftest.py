@@ -10,8 +10,10 @@ import random
 import resource
 import signal
 import sys
+from multiprocessing import forkserver
 
 import hypothesis
+import psutil
 import pytest
 
 from tests.support import process_overhead, temporary_modules
@@ -110,9 +112,11 @@ def _compiled_folder(config):
 
 
 def _processor_seconds():
-    """Returns the user and system CPU seconds of this process and its finished children."""
+    """Returns the user and system CPU seconds of this process, its finished children and those of the fork server."""
     usages = [resource.getrusage(target) for target in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+    seconds = sum(usage.ru_utime + usage.ru_stime for usage in usages)
+    server = forkserver._forkserver._forkserver_pid
+    return seconds + (sum(psutil.Process(server).cpu_times()[:4]) if server else 0.0)
 
 
 @pytest.hookimpl(wrapper=True)
