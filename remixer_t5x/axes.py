@@ -28,7 +28,7 @@ LAYERS = 'layers'  # identical layers stacked by scan; never sharded
 def is_hidden_matrix(names: tuple[str | None, ...]) -> bool:
     """Returns whether a parameter with these axes is a weight matrix, or a stack of matrices, of a hidden layer.
 
-    Returns False for embeddings, output projections, adapters, tables such as (None, MLP) with a row of values for each
+    Returns False for embeddings, output projections, adapters, tables such as (None, MLP) with several values for each
     hidden unit, and parameters with an axis of positions or distances.
     """
     features = {EMBED, MLP, JOINED_KV, KV, TOKEN_MLP}

@@ -13,17 +13,17 @@ from typing import Any
 
 from remixer_t5x.lazy_imports import tf
 
-# Each sentinel is added to the vocabulary, so the number of sentinels in untrusted files needs a limit.
+# Maximum number of sentinels in untrusted files, because each sentinel is added to the vocabulary.
 MAX_SENTINELS = 10_000
 
 
 def is_byte_vocabulary(vocabulary: Any) -> bool:
-    """Returns whether `vocabulary` is ByT5's, either of `remixer_tasks.vocabularies` or of seqio."""
+    """Returns whether `vocabulary` is a byte vocabulary as in ByT5, from `remixer_tasks` or from seqio."""
     return type(vocabulary).__name__ == 'ByteVocabulary'
 
 
 def find_sentinel_range(vocabulary: Any) -> tuple[int, int]:
-    """Returns the id of <extra_id_0> and the number of sentinels; the ids of the others count down from this id."""
+    """Returns the id of <extra_id_0> and the number of sentinels; their ids count down from this id."""
     return vocabulary.vocab_size - 1, getattr(vocabulary, 'sentinels', vocabulary.extra_ids)
 
 
@@ -41,8 +41,9 @@ def build_sentinel_regex(count: int) -> str:
 class Vocabulary(abc.ABC):
     """Converts texts to token ids and back. Id 0 is padding.
 
-    Other modules read these optional attributes with `getattr`: `sentinels` (their number, if not `extra_ids`), `words`
-    (all pieces), `token_texts` (the bytes of each id; by default, each id is a word), `mask_id`, and `special_ids`.
+    Other modules read these optional attributes with `getattr`: `sentinels` (the number of sentinels, if it differs
+    from `extra_ids`), `words` (all pieces), `token_texts` (the bytes of each id; by default, a space and the decoded
+    id), `mask_id`, and `special_ids`.
 
     Attributes:
         extra_ids: number of sentinel ids, which follow the last id of the tokenizer.
@@ -79,7 +80,7 @@ class Vocabulary(abc.ABC):
         """The number of ids, including sentinels."""
 
     def save(self, folder: pathlib.Path) -> dict[str, Any] | None:
-        """Writes files to `folder`; returns the JSON object for `vocabularies.saved`, or None if this is impossible."""
+        """Writes files to `folder`; returns the JSON object for `vocabularies.saved`, or None if it cannot be saved."""
         return None
 
     @abc.abstractmethod

@@ -81,7 +81,7 @@ def parse_literal(config: str, name: str) -> Any:
     settings = parse_bindings(config)
     text = settings.pop(name, 'None')
     while text.startswith('%'):
-        # Macros of a damaged file may refer to each other.
+        # Remove each macro, because the macros of a damaged file may refer to each other in a cycle.
         text = settings.pop(text[1:], 'None')
     try:
         return ast.literal_eval(text)

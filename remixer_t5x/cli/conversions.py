@@ -72,7 +72,7 @@ def write_model_dir(
 
 
 def restore_params(checkpoint: str, model: Model, vocabulary: Any) -> Any:
-    """Reads the parameters of `--checkpoint`, after checking the vocabulary size."""
+    """Reads the parameters of a checkpoint, after checking the vocabulary size."""
     task_vocabulary.check_vocabulary_size('VOCABULARY', vocabulary, model.vocab_size)
     print_labeled_line('reading', str(saved_params.find_checkpoint(checkpoint, '--checkpoint')))
     record = task_vocabulary.get_vocabulary_record(vocabulary)
@@ -312,7 +312,7 @@ def _convert_shared_folder(args: argparse.Namespace, folder: pathlib.Path) -> No
 def export_transformers_model(
     checkpoint: str, target: str, dtype: str | None, model: Any, vocabulary: Any, requires_tokenizer: bool = False
 ) -> ModelFamily:
-    """Writes a transformers model with float32 weights, or of `dtype`, to `target`, and returns its family.
+    """Writes a transformers model with weights of `dtype` (default: float32) to `target`, and returns its family.
 
     Raises UnsupportedModelError and writes no file if there is no equivalent model or, with `requires_tokenizer`, no
     equivalent tokenizer.

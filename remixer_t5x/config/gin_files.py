@@ -19,7 +19,8 @@ FLAG = '--gin.'
 _PACKAGE = pathlib.Path(__file__).resolve().parents[1]
 # Files that error messages suggest first if more than one file sets a macro.
 _PREFERRED_FILES = ('models/t5_1_1.gin', 'sizes/tiny.gin', 'data/own_text.gin', 'hardware/cpu.gin', 'runs/pretrain.gin')
-# Experiments, which configure complete runs, and files that commands load by default.
+# Files that error messages suggest last or not at all: experiments, which configure complete runs, and files that
+# commands load by default.
 _UNSUGGESTED_FILES = ('experiments/', 'defaults', 'runs/eval', 'runs/infer')
 # Advice for macros, settings and flags of T5X that have different names in remixer_t5x.
 T5X_NAMES: dict[str, dict[str, str]] = tomllib.loads((_PACKAGE / 'config/t5x_names.toml').read_text(encoding='utf-8'))
@@ -130,7 +131,10 @@ def read_shipped_files() -> dict[str, GinText]:
 
 
 def find_files_with_macro(macro: str) -> list[str]:
-    """Returns the shipped files that read a macro; for a partial file (runs/_common.gin), its includers."""
+    """Returns the names of the shipped files that read a macro, those to suggest first.
+
+    Replaces a partial file, such as runs/_common.gin, by the files that include it.
+    """
     texts = read_shipped_files()
     direct = {name for name, text in texts.items() if macro in text.referenced_macros}
     partial = {name for name in direct if '/_' in name}

@@ -46,7 +46,7 @@ def fingerprint_data(
 def fingerprint_tasks(
     tasks: Iterable[seqio.Task], split: str, use_cached: bool = False
 ) -> dict[str, FingerprintRecord]:
-    """Returns the same as `fingerprint_data` for a list of tasks."""
+    """Returns the fingerprint of each task that has the split, as `fingerprint_data` does for a mixture."""
     tasks = sorted(tasks, key=lambda task: task.name)
     return {task.name: _fingerprint_task(task, split, use_cached) for task in tasks if split in task.splits}
 

@@ -206,7 +206,10 @@ class Hardware:
 
     @property
     def compiler_name(self) -> str:
-        """The compiler for `get_target_devices`: 'XLA:TPU', 'XLA:GPU', or 'XLA:CPU' if that of the chip is absent."""
+        """The compiler for the target devices: 'XLA:TPU', 'XLA:GPU' or 'XLA:CPU'.
+
+        'XLA:CPU' is used without a topology, if `compiler` is 'cpu', or if the chip's compiler is not installed.
+        """
         is_cpu = not self.topology or self.compiler == 'cpu' or not has_compiler(self.platform)
         return f'XLA:{"CPU" if is_cpu else self.platform.upper()}'
 

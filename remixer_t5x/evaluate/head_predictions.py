@@ -26,7 +26,7 @@ def has_head(model: Any) -> bool:
 
 
 def encodes_texts(model: Any) -> bool:
-    """Returns whether `encode_text` encodes the model's inputs; if not, they are token ids, as for other models."""
+    """Returns whether the model's inputs are encoded by `encode_text`; otherwise, they are token ids."""
     return model.model_type in _ENCODERS
 
 
@@ -39,9 +39,10 @@ def encode_text(model: Any, vocabulary: Any, text: str, length: int) -> EncodedT
 def predict_texts(
     predictor: Predictor, params: Any, model: Any, inputs: Sequence[Any], task_labels: Sequence[str] | None = None
 ) -> list[Prediction]:
-    """Returns a prediction for each input: the result of `encode_text` if `encodes_texts(model)`, otherwise token ids.
+    """Returns a prediction for each input.
 
-    `task_labels` are the candidate labels of a classifier; None uses all labels of the model.
+    Inputs are results of `encode_text` if `encodes_texts(model)`, otherwise token ids. `task_labels` are the candidate
+    labels of a classifier; None uses all labels of the model.
     """
     if model.model_type == batch_formats.CLASSIFIER:
         return _predict_classes(predictor, params, model, inputs, task_labels)
@@ -162,7 +163,7 @@ def _predict_similarity(
     return [Prediction([], [cosine], [f'{cosine:.6g}']) for cosine in cosines]
 
 
-# Functions (vocabulary, text, length) of the model types with a row in `converters.TEXT_CONVERTERS`.
+# Functions (vocabulary, text, length) that encode texts, for the model types in `converters.TEXT_CONVERTERS`.
 _ENCODERS: dict[str, Callable[..., Any]] = {
     batch_formats.TOKEN_LABELS: token_alignment.encode_words,
     batch_formats.SPAN: token_alignment.encode_question,

@@ -37,7 +37,7 @@ class TextCodec:
 
     If `refuse_long` is true, a longer text raises UserError instead of being truncated. `ends` states whether the end
     token is appended: False for prompts that the model continues. `begins` states whether the vocabulary's start tokens
-    are kept: False for targets that continue a prompt. `model` is None unless `head_predictions` encodes its texts.
+    are kept: False for targets that continue a prompt. `model` is None unless `head_predictions` encodes its inputs.
     """
 
     vocabulary: Any

@@ -153,7 +153,7 @@ class _BlockSpecs:
 
 def _build_pallas_call_options(plan: AttentionPlan, operands: AttentionOperands, matmuls: int, reads: int) -> dict:
     batch = operands.query.shape[0]
-    visible_keys = plan.keys / 2 if plan.causal else plan.keys  # mean number for each query
+    visible_keys = plan.keys / 2 if plan.causal else plan.keys  # mean number per query
     if plan.window is not None:
         visible_keys = min(visible_keys, plan.window if plan.causal else 2 * plan.window - 1)
     pairs = int(batch * plan.heads * plan.queries * visible_keys)

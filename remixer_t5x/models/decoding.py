@@ -2,7 +2,7 @@
 
 A decoder is a frozen dataclass that implements `(generation, rng) -> DecodingResult`: `Greedy`, `sampling.Sampling` or
 `beam_search.BeamSearch`. The samples or beams of a sequence are adjacent rows, which share the encoder output. Decoders
-that do not use `rng` set `is_deterministic`, so that predictions do not depend on the seed.
+that do not use `rng` set `is_deterministic`, so that the seed is not recorded with their predictions.
 """
 
 import dataclasses

@@ -51,7 +51,7 @@ def scale_by_width(optimizer: Any, width: ranges.Count, base_width: ranges.Count
         return optimizer
     if not optimizer.supports_mup:
         raise UserError(
-            'MUP_BASE_WIDTH requires an optimizer with learning rate factors (`supports_mup`); '
+            'MUP_BASE_WIDTH requires an optimizer that supports muP (`Optimizer.supports_mup`); '
             'pass, for example, --gin_file=optimizers/adamw_rms.gin'
         )
     ratio = width / base_width

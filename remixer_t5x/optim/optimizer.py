@@ -1,6 +1,6 @@
 """Optimizers: Adafactor with T5's settings, AdamW scaled by parameter RMS, AdamW, and Lion.
 
-`muon` defines Muon, and `parameter_averages` schedule-free AdamW.
+The module `muon` defines Muon, and `parameter_averages` defines schedule-free AdamW.
 
 All optimizers are chains of optax transformations. Transformations that depend on a whole parameter process each layer
 separately (`layerwise_updates`), so that the update of a layer does not depend on whether it is stacked with other
@@ -41,11 +41,11 @@ class Optimizer:
         make: function that creates the transformation from the logical axes of the parameters, a tree of PartitionSpec
             (`nn.get_partition_spec(boxed_params)`).
         evaluated: function that returns the averaged parameters to evaluate, computed from the transformation's state
-            and the parameters; None if the optimizer computes no average. Commands that read a checkpoint have no
-            optimizer, and find the average by its name (`parameter_averages.select_saved_arrays`).
+            and the parameters; None if the optimizer computes no average. Commands that read a checkpoint do not
+            create the optimizer; `parameter_averages.select_saved_arrays` finds the average by its name.
         relative: whether updates are multiplied by the RMS of their parameter.
         supports_mup: whether `make` accepts a second argument, a tree of factors by which updates are multiplied. The
-            factors of `mup` are correct for updates whose size does not depend on that of the gradients, as in Adam.
+            factors of `mup` are valid if the size of updates does not depend on that of the gradients, as in Adam.
         initial: function that maps boxed parameters to a tree of factors for their initial values; None leaves the
             initial values unchanged.
         trainable: regular expression for the names of the parameters to train; all other parameters are frozen
@@ -69,7 +69,7 @@ def as_optimizer(optimizer: Any) -> Optimizer:
         update = optax.with_extra_args_support(optimizer).update
         checked = optax.GradientTransformationExtraArgs(_report_errors(optimizer.init), _report_errors(update))
         average = None
-        # A transformation whose `init` raises an error without parameters is not schedule-free.
+        # A transformation whose `init` raises an error for an empty tree of parameters is not schedule-free.
         with contextlib.suppress(Exception):
             is_schedule_free = isinstance(jax.eval_shape(optimizer.init, {}), ScheduleFreeState)
             average = schedule_free_eval_params if is_schedule_free else None

@@ -6,7 +6,7 @@ import pytest
 from remixer_t5x.cli import data, main
 from tests.support.paths import ROOT
 
-# What is printed for objectives without end tokens in the targets, or with prompts.
+# Expected output for objectives without end tokens in the targets, or with prompts.
 EXPECTED = {
     'masked_lm': ('  inputs, 48 tokens: ', '<extra_id_0>'),
     'ul2': ('  inputs, ', ('[NLU]', '[NLG]', '[S2S]')),

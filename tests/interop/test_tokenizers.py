@@ -125,7 +125,7 @@ FOLDERS = {
 }
 
 
-# The part of a name in `FOLDERS` before the first underscore is the family; the others are T5s.
+# Families by the part of a name in `FOLDERS` before the first underscore; other names, such as byt5, use T5.
 SIZES = dict.fromkeys(('vocab_size', 'embed_dim', 'mlp_dim', 'num_heads', 'head_dim'), 1)
 FAMILIES = {
     'gpt2': Gpt2(**SIZES, num_decoder_layers=1, max_length=1, end_id=259),

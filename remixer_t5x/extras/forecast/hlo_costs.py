@@ -76,7 +76,7 @@ def count_computation_flops(computation: Computation, program: HloProgram) -> Fl
 def _find_product_dtype(instruction: Instruction, computation: Computation) -> str:
     """Returns the wider operand dtype, or EXACT_FLOAT32 for float32 with a precision higher than the default."""
     operands = computation.get_operand_arrays(instruction)
-    # Pallas kernels may have other operands first, such as segment ids.
+    # The first operands of a Pallas kernel may be integers, such as segment ids.
     factors = [array for array in operands if array.dtype.startswith(('bf', 'f'))] or operands
     widest = max(factors[:2], key=lambda array: array.bytes / math.prod(array.shape))
     precise = re.search(r'operand_precision"?[=:][\[{][^\]}]*high', instruction.attributes, re.IGNORECASE)

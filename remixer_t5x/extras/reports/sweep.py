@@ -74,7 +74,7 @@ def parse_seeds(text: str) -> list[int]:
 
 
 def reject_run_macros(gin_flags: Sequence[tuple[str, str]], macros: Mapping[str, str] = RUN_MACROS) -> None:
-    """Raises UserError if a flag sets a macro whose value differs between runs; `macros` maps them to advice."""
+    """Raises UserError if a flag sets a macro whose value differs between runs; `macros` maps its name to advice."""
     for name, _ in gin_flags:
         if name in macros:
             raise UserError(f'--gin.{name} must be omitted, because each run has its own value; use {macros[name]}')

@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if not args.table:
         raise UserError('reproduce needs a table, such as remixers/table_4; run reproduce --list to list all tables')
-    checkpoint_advice = '--folder=DIR with the runs of the stage before'
+    checkpoint_advice = '--folder=DIR with the runs of the previous stage'
     sweep.reject_run_macros(args.gin_flags, {**sweep.RUN_MACROS, 'INITIAL_CHECKPOINT_PATH': checkpoint_advice})
     table = tables.load_table(args.table, args.scale)
     seeds = sweep.parse_seeds(args.seeds or _SEEDS[args.scale])

@@ -1,9 +1,9 @@
 """Loads the tables of the papers from `papers/*.toml`: rows, recipes and published numbers.
 
-Each file contains a `title` and these sections, in which `paper` and `small` contain the gin `files` and `flags` of a
-scale; `small` is for runs that take about a minute on two CPU cores.
+Each file contains a `title` and the following sections. In stages and models, `paper` and `small` contain the gin
+`files` and `flags` of a scale; `small` is for runs that take about a minute on two CPU cores.
 
-- `stages`: training runs, see `TrainingStage`. `after`, in the settings of a scale, is the previous stage. A column
+- `stages`: training runs, see `TrainingStage`. In the settings of a scale, `after` names the previous stage. A column
   exists at small scale only if its stage does.
 - `models`: the value of `--model`, and `flags` for both scales. `small = false` excludes a model from the small scale.
 - `tables`: a `title`, `columns`, `rows`, and optionally a `note` and the row that is the `baseline` (default: the
@@ -167,7 +167,7 @@ def load_table(name: str, scale: str) -> PaperTable:
 def _load_training_stage(paper: Mapping[str, Any], name: str, scale: str) -> TrainingStage:
     entry = paper['stages'][name]
     if scale not in entry:
-        raise UserError(f'stage {name} has no settings of the scale {scale}; add them to the file of its paper')
+        raise UserError(f'stage {name} has no settings for the scale {scale}; add them to the file of its paper')
     settings = entry[scale]
     return TrainingStage(
         name, entry['command'], settings['files'], settings.get('flags', {}), settings.get('after', '')

@@ -81,7 +81,7 @@ class Bert(ModelFamily):
     max_length: int
     token_types: int = 2
     epsilon: float = 1e-12
-    # Not compared for equality, because the tokenizer determines it, and not config.json.
+    # Not compared for equality, because it is read from the tokenizer instead of config.json.
     separator_id: int | None = dataclasses.field(default=None, compare=False)
 
     @classmethod

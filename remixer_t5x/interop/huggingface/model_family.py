@@ -107,9 +107,9 @@ Tokenizer = tuple[str, dict[str, Any]]
 class ModelFamily(abc.ABC):
     """The sizes and settings of a Hugging Face model, and its conversion to and from remixer_t5x.
 
-    The comparison with transformers uses these fields if a family has them: the maximum number of tokens, `max_length`;
-    the start tokens of an encoder-decoder and a decoder-only model, `bos_id` and `end_id`; `separator_id` and
-    `layer_biases`. If a family has `eos_id`, the vocabulary must have the same end token.
+    The comparison with transformers uses these optional fields: `max_length` (maximum number of tokens), `bos_id` and
+    `end_id` (start tokens of encoder-decoders and of decoder-only models), `separator_id` and `layer_biases`. If a
+    family has the field `eos_id`, the vocabulary must have the same end token.
     """
 
     model_types: ClassVar[tuple[str, ...]]
@@ -150,7 +150,7 @@ class ModelFamily(abc.ABC):
 
     @classmethod
     def read_fields(cls, config: HuggingFaceConfig) -> dict[str, Any]:
-        """Checks the settings in `allowed`, and returns the values of the fields in `sizes` and all defaults.
+        """Checks the settings in `allowed`, and returns the fields in `sizes` and the defaults of all others.
 
         Subclasses add their other fields.
         """
@@ -184,8 +184,8 @@ class ModelFamily(abc.ABC):
     def read_model_fields(cls, model: Any, vocabulary: Any, modules: TracedModules) -> dict[str, Any]:
         """Returns the fields of the equivalent Hugging Face model, except for the numbers of layers.
 
-        `from_model` checks all other settings, and `find_equivalent_model` that config.json can store the fields.
-        Raises UnsupportedModelError if a required module is missing.
+        `from_model` checks all other settings, and `find_equivalent_model` checks that config.json can represent the
+        fields. Raises UnsupportedModelError if a required module is missing.
         """
         modules.require_condition(
             not cls.id_offset or getattr(vocabulary, 'shifted', False),

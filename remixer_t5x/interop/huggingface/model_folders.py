@@ -128,7 +128,7 @@ def find_equivalent_model(model: Any, vocabulary: Any, build: Callable[[str], An
 
 
 def _require_equivalent_config(family: ModelFamily) -> None:
-    """Raises UnsupportedModelError if the settings that are written for `family` describe another model."""
+    """Raises UnsupportedModelError if the config.json that is written for `family` describes a different model."""
     with tempfile.TemporaryDirectory() as folder:
         write_files(pathlib.Path(folder), family.build_json_files(), {}, 'float32')
         try:
@@ -151,9 +151,9 @@ def write_model_folder(
 
 
 def write_files(folder: pathlib.Path, files: Mapping[str, Any], arrays: Mapping[str, np.ndarray], dtype: str) -> None:
-    """Writes JSON files (a dict from paths to contents) and weights, converted to `dtype`, which config.json names.
+    """Writes JSON files (a dict from paths to contents) and weights, converted to `dtype`, to `folder`.
 
-    The name of a weight in a subfolder starts with `subfolder/`.
+    Adds `dtype` to config.json. The name of a weight in a subfolder starts with `subfolder/`.
     """
     for name, content in files.items():
         content = {**content, 'dtype': dtype, 'torch_dtype': dtype} if name == CONFIG else content

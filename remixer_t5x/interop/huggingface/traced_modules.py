@@ -106,12 +106,12 @@ class TracedModules:
 
 
 def read_module_settings(module: nn.Module) -> dict[str, Any]:
-    """Returns the class of a module, and the plain fields and functions that determine its output, by name."""
+    """Returns the class of a module, and the plain values and function names of fields that determine its output."""
     settings: dict[str, Any] = {'class': type(module).__name__}
     for name, field in type(module).__dataclass_fields__.items():
         value = getattr(module, name)
         value = value.__name__ if inspect.isfunction(value) else value
-        # All rates are dropout rates.
+        # All module fields of type `Rate` are dropout rates.
         is_training_field = name in TRAINING_FIELDS or field.type == ranges.Rate
         if not is_training_field and isinstance(value, bool | int | float | str | None):
             settings[name] = value

@@ -129,7 +129,7 @@ class TinyAttention(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> LazyProduct:
-        # The rules must not shard KV, because each attention logit would then require a sum across devices.
+        # The sharding rules must not shard the axis KV, because each logit would then require a sum across devices.
         kernels = [
             Dense(self.head_dim, (axes.EMBED, axes.KV), name=name).get_merged_kernel(x.shape[-1], x.dtype)
             for name in ('query', 'key', 'value')

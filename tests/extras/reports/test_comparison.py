@@ -57,7 +57,7 @@ def test_task_settings_are_selected_by_the_mean_validation_metric_if_it_is_finit
 
 
 def evaluated_runs(config='', **by_task):
-    """Returns runs with a configuration, whose metrics of each task are those of one setting after another."""
+    """Returns one run per setting; each keyword argument lists the metrics of a task, one dict per run."""
     names = [f'{n}' for n in range(len(next(iter(by_task.values()))))]
     return {
         cell('t5', name): RecordedRun(
