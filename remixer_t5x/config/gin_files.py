@@ -21,7 +21,7 @@ _PACKAGE = pathlib.Path(__file__).resolve().parents[1]
 _PREFERRED_FILES = ('models/t5_1_1.gin', 'sizes/tiny.gin', 'data/own_text.gin', 'hardware/cpu.gin', 'runs/pretrain.gin')
 # Files that error messages suggest last or not at all: experiments, which configure complete runs, and files that
 # commands load by default.
-_UNSUGGESTED_FILES = ('experiments/', 'defaults', 'runs/eval', 'runs/infer')
+_LOW_PRIORITY_FILES = ('experiments/', 'defaults', 'runs/eval', 'runs/infer')
 # Advice for macros, settings and flags of T5X that have different names in remixer_t5x.
 T5X_NAMES: dict[str, dict[str, str]] = tomllib.loads((_PACKAGE / 'config/t5x_names.toml').read_text(encoding='utf-8'))
 
@@ -139,7 +139,7 @@ def find_files_with_macro(macro: str) -> list[str]:
     direct = {name for name, text in texts.items() if macro in text.referenced_macros}
     partial = {name for name in direct if '/_' in name}
     names = [name for name, text in texts.items() if name in direct or partial & {x.filename for x in text.includes}]
-    return sorted((name for name in names if '/_' not in name), key=lambda name: name.startswith(_UNSUGGESTED_FILES))
+    return sorted((name for name in names if '/_' not in name), key=lambda name: name.startswith(_LOW_PRIORITY_FILES))
 
 
 def is_known_macro(macro: str) -> bool:
@@ -152,7 +152,7 @@ def suggest_file(setting: str) -> str:
 
     Returns '' if there is no such file.
     """
-    texts = {name: text for name, text in read_shipped_files().items() if not name.startswith(_UNSUGGESTED_FILES)}
+    texts = {name: text for name, text in read_shipped_files().items() if not name.startswith(_LOW_PRIORITY_FILES)}
     prefixes = (f'{setting} ', f'{setting}.')
     direct = {name for name, text in texts.items() if any(f'{each} '.startswith(prefixes) for each in text.bindings)}
     names = [name for name, text in texts.items() if direct & {name, *(each.filename for each in text.includes)}]

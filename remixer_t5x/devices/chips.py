@@ -121,17 +121,17 @@ def get_chip(name: str) -> Chip:
 
 def find_chip(device_kind: str) -> Chip | None:
     """Returns the chip of a JAX `device_kind`, such as v5p for 'TPU v5', or None for an unknown chip."""
-    properties = _find_device_kind(device_kind)
+    properties = _find_chip_or_peak(device_kind)
     return properties if isinstance(properties, Chip) else None
 
 
 def get_peak_flops(device_kind: str) -> float | None:
     """Returns the peak bfloat16 throughput of one device in FLOP/s, or None if it is unknown."""
-    properties = _find_device_kind(device_kind)
+    properties = _find_chip_or_peak(device_kind)
     return properties.peaks['bf16'] if isinstance(properties, Chip) else properties
 
 
-def _find_device_kind(device_kind: str) -> Chip | float | None:
+def _find_chip_or_peak(device_kind: str) -> Chip | float | None:
     """Returns the entry of the longest matching prefix."""
     prefixes = [kind for kind in _BY_DEVICE_KIND if device_kind.lower().startswith(kind.lower())]
     return _BY_DEVICE_KIND[max(prefixes, key=len)] if prefixes else None

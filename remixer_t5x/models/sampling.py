@@ -73,14 +73,14 @@ class Sampling(RowDecoder):
     def exclude_unlikely_tokens(self, logits: jax.Array) -> jax.Array:
         """Returns `logits` with tokens excluded by top-p and min-p set to -inf."""
         if self.top_p < 1:
-            logits = exclude_outside_nucleus(logits, self.top_p, logits.shape[-1])
+            logits = mask_outside_top_k_and_top_p(logits, self.top_p, logits.shape[-1])
         if self.min_p > 0:
             largest = jnp.max(logits, axis=-1, keepdims=True)
             logits = jnp.where(logits >= largest + math.log(self.min_p), logits, -jnp.inf)
         return logits
 
 
-def exclude_outside_nucleus(logits: jax.Array, top_p: float | jax.Array, top_k: int | jax.Array) -> jax.Array:
+def mask_outside_top_k_and_top_p(logits: jax.Array, top_p: float | jax.Array, top_k: int | jax.Array) -> jax.Array:
     """Returns logits [rows, vocab] with -inf outside the top k tokens, and then outside the top-p nucleus.
 
     `top_p` and `top_k` are numbers or arrays [rows, 1]. Ties with the least likely token of the nucleus are included.

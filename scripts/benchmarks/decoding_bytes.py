@@ -46,7 +46,7 @@ def main() -> None:
         print_memory_traffic(model, hardware, CHIPS[topology.chip], rows, args)
 
 
-def print_memory_traffic(model: Seq2Seq, hardware: Hardware, machine: Chip, rows: int, args: Any) -> None:
+def print_memory_traffic(model: Seq2Seq, hardware: Hardware, chip: Chip, rows: int, args: Any) -> None:
     """Compiles generation for `rows` rows; prints a decoding step's memory traffic, the lower bound, and the time."""
     (device,) = hardware.get_target_devices()
     sharding = SingleDeviceSharding(device)
@@ -65,15 +65,15 @@ def print_memory_traffic(model: Seq2Seq, hardware: Hardware, machine: Chip, rows
     # Selects the kernels in the loop over tokens.
     step = [kernel for kernel in program.kernels if kernel.op_name.startswith('jit(generate)/while')]
     moved = sum(kernel.num_runs * kernel.bytes for kernel in step)
-    seconds = sum(kernel.num_runs * max(roofline.compute_kernel_times(kernel, machine)) for kernel in step)
+    seconds = sum(kernel.num_runs * max(roofline.compute_kernel_times(kernel, chip)) for kernel in step)
     weights, caches = count_minimum_bytes(model, params, inputs, args.targets)
     estimate = ''
-    if machine.clock:
+    if chip.clock:
         cycles = sum(kernel.num_runs * (kernel.cycles or 0) for kernel in step)
-        estimate = f", the compiler's estimate {cycles / machine.clock * 1e3:.2f} ms"
+        estimate = f", the compiler's estimate {cycles / chip.clock * 1e3:.2f} ms"
     minimum = weights + caches
     print(
-        f'{machine.name}, {args.model} {args.size}, {rows} rows of {args.inputs} to {args.targets}, bfloat16: '
+        f'{chip.name}, {args.model} {args.size}, {rows} rows of {args.inputs} to {args.targets}, bfloat16: '
         f'a step moves {moved / GB:.3f} GB, {moved / minimum:.2f} times the {minimum / GB:.3f} GB that it must read '
         f'(parameters {weights / GB:.3f}, caches {caches / GB:.3f}); at least {seconds * 1e3:.2f} ms{estimate}; '
         f'{sum(kernel.num_runs for kernel in step):,} kernels; temporaries '

@@ -112,7 +112,7 @@ def _forecast_step(step: StepSpec, hardware: Hardware) -> Forecast:
 
 def build_work_table(forecast: Forecast) -> Table:
     """Builds a table of the FLOPs and bytes of a step on one device, with the time that each takes at peak rates."""
-    bound, machine = forecast.bound, forecast.bound.machine
+    bound, chip = forecast.bound, forecast.bound.chip
     first = 'work of a step on a device'
     table = console.build_table(first, '', 'at', 'ms', words=(first,))
 
@@ -120,9 +120,9 @@ def build_work_table(forecast: Forecast) -> Table:
         table.add_row(name, work, rate, _format_milliseconds(seconds))
 
     for dtype, flops in bound.flops.most_common():
-        peak = machine.peak_flops_per_second(dtype)
+        peak = chip.peak_flops_per_second(dtype)
         add_row(f'products in {dtype}', f'{flops / 1e12:,.3f} TFLOP', f'{peak / 1e12:,.4g} TFLOP/s', flops / peak)
-    size, bandwidth = bound.hbm_bytes, machine.bandwidth
+    size, bandwidth = bound.hbm_bytes, chip.bandwidth
     add_row('HBM traffic', f'{size / 1e9:,.2f} GB', f'{bandwidth / 1e9:,.0f} GB/s', size / bandwidth)
     add_row('collectives, bytes sent', f'{bound.bytes_sent / 1e9:,.3f} GB', '', bound.collective_seconds)
     return table
@@ -174,7 +174,7 @@ def build_operations_table(forecast: Forecast) -> Table:
     for operation in bound.operations[:_SHOWN_OPERATIONS]:
         add_row(operation.location, operation, operation.bottleneck)
     if others := bound.operations[_SHOWN_OPERATIONS:]:
-        work = KernelCosts(bound.machine, [kernel for operation in others for kernel in operation.kernels])
+        work = KernelCosts(bound.chip, [kernel for operation in others for kernel in operation.kernels])
         add_row((f'{len(others)} others', '', ''), work, '')
     return table
 

@@ -32,19 +32,19 @@ class Forecast:
 
     def mfu(self, seconds: float) -> float:
         """Returns the model FLOPs utilization (Chowdhery et al. 2022, "PaLM") if a step takes `seconds`."""
-        return self.model_flops / (seconds * self.devices * self.bound.machine.peak_flops_per_second('bf16'))
+        return self.model_flops / (seconds * self.devices * self.bound.chip.peak_flops_per_second('bf16'))
 
     def dollars_per_million_tokens(self, seconds: float, price: float) -> float:
         """Returns the cost of a million tokens in dollars, for a step time in seconds and a price per chip-hour."""
-        chips = self.devices / self.bound.machine.devices_per_chip
+        chips = self.devices / self.bound.chip.devices_per_chip
         return price * chips * seconds / 3600 / self.tokens * 1e6
 
 
-def forecast_step(step: StepSpec, machine: Chip, slices: Sequence[int]) -> Forecast:
+def forecast_step(step: StepSpec, chip: Chip, slices: Sequence[int]) -> Forecast:
     """Compiles a training step for the devices of its partitioner, and computes a lower bound on the step time.
 
     Args:
-        machine: the chip of the devices.
+        chip: the chip of the devices.
         slices: index of the slice or node of each device, in mesh order.
 
     Raises:
@@ -56,7 +56,7 @@ def forecast_step(step: StepSpec, machine: Chip, slices: Sequence[int]) -> Forec
         if not step_memory.is_out_of_memory_error(error):
             raise
         raise UserError(
-            f'the step does not fit into the memory of a {machine.name}; use --memory instead of --speed '
+            f'the step does not fit into the memory of a {chip.name}; use --memory instead of --speed '
             'to find changes that make it fit'
         ) from None
     program = compiled_program.parse_program(compiled.as_text(), len(slices))
@@ -65,7 +65,7 @@ def forecast_step(step: StepSpec, machine: Chip, slices: Sequence[int]) -> Forec
         row_counts = model_counts.count_row_costs(step.model, step.batch)
     return Forecast(
         step=step,
-        bound=roofline.compute_step_time_bound(program, machine, slices),
+        bound=roofline.compute_step_time_bound(program, chip, slices),
         memory=step_memory.read_memory_usage(step, compiled),
         model_flops=step.batch_size * row_counts.training_flops,
         tokens=step.batch_size * row_counts.tokens,

@@ -70,7 +70,7 @@ def parse_op_name(op_name: str) -> StepLocation:
 class KernelCosts:
     """Kernels that a device runs in a training step, and their total costs."""
 
-    machine: Chip
+    chip: Chip
     kernels: Sequence[Kernel]
 
     @property
@@ -92,12 +92,12 @@ class KernelCosts:
     @property
     def kernel_seconds(self) -> float:
         """The minimum time of the kernels, without collectives."""
-        return sum(kernel.num_runs * max(compute_kernel_times(kernel, self.machine)) for kernel in self.kernels)
+        return sum(kernel.num_runs * max(compute_kernel_times(kernel, self.chip)) for kernel in self.kernels)
 
     @property
     def compute_seconds(self) -> float:
         """The minimum time of the compute-bound kernels; all other kernels are memory-bound."""
-        seconds = ((kernel.num_runs, *compute_kernel_times(kernel, self.machine)) for kernel in self.kernels)
+        seconds = ((kernel.num_runs, *compute_kernel_times(kernel, self.chip)) for kernel in self.kernels)
         return sum(num_runs * compute for num_runs, compute, memory in seconds if compute > memory)
 
     @property
@@ -109,14 +109,14 @@ class KernelCosts:
     def estimated_seconds(self) -> float:
         """The TPU compiler's time estimate, summed over the kernels that have one."""
         cycles = sum(kernel.num_runs * (kernel.cycles or 0) for kernel in self.kernels)
-        return cycles / self.machine.clock if self.machine.clock else 0.0
+        return cycles / self.chip.clock if self.chip.clock else 0.0
 
     def unestimated_seconds(self) -> collections.Counter[str]:
         """Returns, for each opcode, the minimum time of the kernels without a time estimate from the TPU compiler."""
         total: collections.Counter[str] = collections.Counter()
         for kernel in self.kernels:
             if kernel.cycles is None:
-                total.update({kernel.op: kernel.num_runs * max(compute_kernel_times(kernel, self.machine))})
+                total.update({kernel.op: kernel.num_runs * max(compute_kernel_times(kernel, self.chip))})
         return total
 
 
@@ -179,10 +179,10 @@ class StepTimeBound(KernelCosts):
     @property
     def gap_seconds(self) -> float:
         """The total time of gaps between kernels, which the bound excludes."""
-        return self.num_kernel_runs * self.machine.gap
+        return self.num_kernel_runs * self.chip.gap
 
 
-def compute_step_time_bound(program: CompiledProgram, machine: Chip, slices: Sequence[int]) -> StepTimeBound:
+def compute_step_time_bound(program: CompiledProgram, chip: Chip, slices: Sequence[int]) -> StepTimeBound:
     """Computes the minimum time of a program.
 
     Args:
@@ -191,22 +191,22 @@ def compute_step_time_bound(program: CompiledProgram, machine: Chip, slices: Seq
     kernels_by_location: dict[StepLocation, list[Kernel]] = {}
     for kernel in program.kernels:
         kernels_by_location.setdefault(parse_op_name(kernel.op_name), []).append(kernel)
-    operations = [OperationCosts(machine, kernels, location) for location, kernels in kernels_by_location.items()]
+    operations = [OperationCosts(chip, kernels, location) for location, kernels in kernels_by_location.items()]
     operations.sort(key=lambda operation: -operation.kernel_seconds)
-    collectives = _sum_collectives(program.collectives, machine, slices)
-    return StepTimeBound(machine, program.kernels, tuple(operations), collectives)
+    collectives = _sum_collectives(program.collectives, chip, slices)
+    return StepTimeBound(chip, program.kernels, tuple(operations), collectives)
 
 
-def compute_kernel_times(kernel: Kernel, machine: Chip) -> tuple[float, float]:
+def compute_kernel_times(kernel: Kernel, chip: Chip) -> tuple[float, float]:
     """Returns the compute time and the memory time of one run of a kernel, in seconds."""
-    compute = sum(flops / machine.peak_flops_per_second(dtype) for dtype, flops in kernel.flops.items())
-    return compute, kernel.bytes / machine.bandwidth
+    compute = sum(flops / chip.peak_flops_per_second(dtype) for dtype, flops in kernel.flops.items())
+    return compute, kernel.bytes / chip.bandwidth
 
 
 def _sum_collectives(
-    collectives: Iterable[Collective], machine: Chip, slices: Sequence[int]
+    collectives: Iterable[Collective], chip: Chip, slices: Sequence[int]
 ) -> tuple[CollectiveCost, ...]:
-    rates = {machine.link_name: machine.link, NETWORK: machine.network}
+    rates = {chip.link_name: chip.link, NETWORK: chip.network}
     costs: dict[tuple[str, str, int], CollectiveCost] = {}
     for collective in collectives:
         kind, members = collective.kind, collective.group_size
@@ -214,7 +214,7 @@ def _sum_collectives(
             continue
         # The slowest link of a group limits the collective.
         crossed = max(len({slices[device] for device in group}) for group in collective.groups)
-        link = machine.link_name if crossed == 1 else NETWORK
+        link = chip.link_name if crossed == 1 else NETWORK
         cost = costs.setdefault((kind, link, members), CollectiveCost(kind, link, members, rates[link]))
         cost.num_runs += collective.num_runs
         cost.bytes_sent += collective.num_runs * collective.count_bytes_sent(crossed)

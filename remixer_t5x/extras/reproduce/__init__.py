@@ -121,7 +121,7 @@ def _build_list_of_tables(entries: Mapping[str, Mapping[str, Any]]) -> Any:
         if 'reason' in entry:
             result.add_row(name, entry['title'], f'not available: {entry["reason"]}')
             continue
-        counted = tables.are_counted(column['metric'] for column in entry['columns'].values())
+        counted = tables.are_counted_metrics(column['metric'] for column in entry['columns'].values())
         small = [label for label, column in entry['columns'].items() if column.get('small')]
         result.add_row(name, entry['title'], 'counted' if counted else ', '.join(small) or 'only --scale=paper')
     return result

@@ -97,10 +97,10 @@ class PaperTable:
     @property
     def has_only_counted_columns(self) -> bool:
         """Whether all columns can be counted without a training run."""
-        return are_counted(column.metric for column in self.columns)
+        return are_counted_metrics(column.metric for column in self.columns)
 
 
-def are_counted(metrics: Iterable[str]) -> bool:
+def are_counted_metrics(metrics: Iterable[str]) -> bool:
     return set(metrics) <= set(COUNTED_METRICS)
 
 
@@ -133,7 +133,7 @@ def load_table(name: str, scale: str) -> PaperTable:
     entry, paper = entries[name], read_papers()[name.partition('/')[0]]
     if reason := entry.get('reason'):
         raise UserError(f'{name} cannot be reproduced: {reason}')
-    if are_counted(column['metric'] for column in entry['columns'].values()):
+    if are_counted_metrics(column['metric'] for column in entry['columns'].values()):
         scale = PAPER
     columns: list[TableColumn] = []
     indices: list[int] = []

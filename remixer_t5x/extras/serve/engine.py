@@ -25,7 +25,7 @@ from remixer_t5x.data import task_vocabulary
 from remixer_t5x.errors import root_cause_message
 from remixer_t5x.evaluate import embeddings, predictions
 from remixer_t5x.models import decoding
-from remixer_t5x.models.sampling import exclude_outside_nucleus
+from remixer_t5x.models.sampling import mask_outside_top_k_and_top_p
 
 # Seconds to wait for more rows before computing a batch that is not full.
 BATCH_WAIT_SECONDS = 0.004
@@ -73,7 +73,7 @@ class PerRequestDecoder(decoding.RowDecoder):
         """Samples a token for each row, [rows], from logits [rows, vocab]."""
         logits /= jnp.where(self.temperature > 0, self.temperature, 1)[:, None]
         is_restricted = (self.top_k < logits.shape[-1]) | (self.top_p < 1)
-        restrict = functools.partial(exclude_outside_nucleus, top_p=self.top_p[:, None], top_k=self.top_k[:, None])
+        restrict = functools.partial(mask_outside_top_k_and_top_p, top_p=self.top_p[:, None], top_k=self.top_k[:, None])
         logits = jax.lax.cond(jnp.any(is_restricted), restrict, lambda logits: logits, logits)
         return jax.vmap(jax.random.categorical)(keys, logits)
 

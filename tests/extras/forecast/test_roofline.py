@@ -20,10 +20,10 @@ def kernel(op_name='jit(step_fn)/jvp(f)/encoder/mlp/dot_general', num_runs=1, fl
     return Kernel('fusion.1', 'fusion', op_name, num_runs, Flops(dict(flops)), size, cycles, **other)
 
 
-def bound(*operations, machine=MACHINE, slices=(0, 0, 1, 1)):
+def bound(*operations, chip=MACHINE, slices=(0, 0, 1, 1)):
     kernels = tuple(operation for operation in operations if isinstance(operation, Kernel))
     collectives = tuple(operation for operation in operations if operation not in kernels)
-    return roofline.compute_step_time_bound(CompiledProgram(kernels, collectives), machine, slices)
+    return roofline.compute_step_time_bound(CompiledProgram(kernels, collectives), chip, slices)
 
 
 def test_a_kernel_takes_the_longer_of_compute_and_memory_time():
@@ -52,7 +52,7 @@ def test_a_collective_takes_the_time_of_its_slowest_link():
     assert costs == [('link', 30, 6), ('network', 4, 4)]
     assert (result.overlapped_seconds, result.serial_seconds) == (10, 15)
     unknown = dataclasses.replace(MACHINE, network=None)
-    assert bound(across, machine=unknown).collectives[0].seconds is None
+    assert bound(across, chip=unknown).collectives[0].seconds is None
 
 
 @pytest.mark.parametrize(('kind', 'sent'), [('all-reduce', 4.0), ('all-gather', 8.0)])
