@@ -80,10 +80,7 @@ def collect_search_results(cells: Sequence[SweepCell], runs: Mapping[SweepCell, 
                 metrics[task] = metric
         value = overview.summarize_run(run).held_out
         if metrics:
-            names = [name for name, _ in metrics.values()]
-            signs = {int(compute_signed_score(name, 1)) for name in names}
-            measure = names[0].removeprefix('-') if len(names) == 1 else "mean of the tasks' metrics"
-            measure, sign = (measure, signs.pop()) if len(signs) == 1 else (f'{measure}, with errors negated', 1)
+            measure, sign = _describe_measure([name for name, _ in metrics.values()])
             scores = {task: compute_signed_score(*metric) for task, metric in metrics.items()}
             value = sign * checkpoint_ranking.compute_mean_score(scores)
         if value is not None and math.isfinite(value):
@@ -91,6 +88,14 @@ def collect_search_results(cells: Sequence[SweepCell], runs: Mapping[SweepCell, 
     if not values:
         raise UserError('--over needs an evaluation to choose the best setting; set EVAL_PERIOD to a number of steps')
     return SettingSearch(measure, sign, cells, values)
+
+
+def _describe_measure(metrics: Sequence[str]) -> tuple[str, int]:
+    """Returns the name and sign of the measure that combines one metric of each task."""
+    signs = {int(compute_signed_score(name, 1)) for name in metrics}
+    if len(signs) > 1:
+        return "mean of the tasks' metrics, with errors negated", 1
+    return metrics[0].removeprefix('-') if len(metrics) == 1 else "mean of the tasks' metrics", signs.pop()
 
 
 @dataclasses.dataclass(frozen=True)
