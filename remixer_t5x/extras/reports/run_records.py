@@ -1,6 +1,7 @@
 """Reads the results of runs: metrics, evaluations, settings and predictions; groups runs by settings."""
 
 import dataclasses
+import functools
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -93,7 +94,7 @@ class RecordedRun:
         """Returns the value of a macro; None if it is not a whole number."""
         return ranges.parse_whole_number(compatibility.parse_literal(self.config, macro), most=10**18)
 
-    @property
+    @functools.cached_property
     def best_metrics(self) -> Any:
         """The setting BEST_METRICS, which selects the main metric of each task; None if not set."""
         return compatibility.parse_literal(self.config, 'settings.Folder.best_metrics')
