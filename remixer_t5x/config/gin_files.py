@@ -144,7 +144,9 @@ def find_files_with_macro(macro: str) -> list[str]:
 
 def is_known_macro(macro: str) -> bool:
     """Returns whether a shipped file reads or sets a macro."""
-    return any(macro in {*text.referenced_macros, *text.assigned_macros} for text in read_shipped_files().values())
+    return any(
+        macro in text.referenced_macros or macro in text.assigned_macros for text in read_shipped_files().values()
+    )
 
 
 def suggest_file(setting: str) -> str:
