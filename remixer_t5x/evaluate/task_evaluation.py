@@ -62,8 +62,8 @@ class TaskReport:
 
     A row contains `index`, `input`, `target`, `prediction` and `score` (see `Prediction`), the lists `predictions` and
     `scores` if there are several predictions, and `example`, a dict of all other features of the example.
-    `examples_hash` identifies the data, and `settings_hash` the evaluated examples and the settings that affect the
-    answers.
+    `examples_hash` identifies the data, and `settings_hash` identifies the evaluated examples and the settings that
+    affect the answers.
     """
 
     task: str

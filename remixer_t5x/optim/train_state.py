@@ -78,7 +78,7 @@ def plan_train_state(
 ) -> TrainStatePlan:
     """Plans the train state of `model` on the partitioner's mesh without computing any arrays.
 
-    `batch_shapes` contains the shape of each array of a batch, and is passed to `model.init`.
+    `batch_shapes` maps the name of each array of a batch to its shape, as for `model.init`.
     """
     optimizer = as_optimizer(optimizer)
     # Cache the trace with jit, because `init_params` is called repeatedly below.

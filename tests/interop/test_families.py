@@ -134,7 +134,7 @@ def shipped(*files, flags=()):
 
 BIASES = ('attention.SelfAttention.position_bias', '@positions.RelativePositionBias')
 BEGIN = ('decoder_only.DecoderOnly.begin_id', '60')
-# Dropout does not make a model different from the Hugging Face model.
+# Models with dropout can be exported, because dropout does not affect inference.
 DROPOUT = ('DROPOUT_RATE', '0.1')
 FNET = [('ENCODER_MIXER', '@fnet.FNet'), ('ENCODER_POSITION_BIAS', 'None')]
 

@@ -119,7 +119,7 @@ def test_one_hot_embedding_equals_the_gather():
 
 @pytest.mark.parametrize('name', ['amlp', 'gpt2', 'modern_t5', None])
 def test_bfloat16_parameters_have_a_float32_loss_and_generate_the_same(name):
-    """None is the model of all sublayers; the other models have options that it does not have."""
+    """`None` selects the model of all sublayers. The other models have options that it lacks."""
     if name:
         sizes = {'VOCAB_SIZE': VOCAB, 'NUM_ENCODER_LAYERS': 1, 'NUM_DECODER_LAYERS': 1}
         model = remixer_t5x.build_model(f'models/{name}.gin', 'sizes/tiny.gin', **sizes, DTYPE='bfloat16')
