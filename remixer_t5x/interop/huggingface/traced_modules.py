@@ -93,14 +93,9 @@ class TracedModules:
                 other = theirs.get(path, {}).get(layer)
                 self.require_condition(other is not None, f'it has a {type(module).__name__} as {path}')
                 settings, others = read_module_settings(module), read_module_settings(other)
-                # If a field is a module in one model and None in the other, the path of the module is reported.
-                for name in [name for name in settings if name in others]:
-                    value, expected_value = settings[name], others[name]
-                    is_equal = value == expected_value
-                    if isinstance(value, float) and isinstance(expected_value, float):
-                        is_equal = math.isclose(value, expected_value, rel_tol=1e-6)
-                    difference = f'{name} of {path or "the model"} is {value!r}, not {expected_value!r}'
-                    self.require_condition(is_equal, difference)
+                for name in _find_differing_settings(settings, others):
+                    values = f'{settings[name]!r}, not {others[name]!r}'
+                    self.require_condition(False, f'{name} of {path or "the model"} is {values}')
         for path, modules in theirs.items():
             self.require_condition(modules.keys() <= ours.get(path, {}).keys(), f'it has no {path}')
 
@@ -118,3 +113,13 @@ def read_module_settings(module: nn.Module) -> dict[str, Any]:
     if settings.get('num_kv_heads', 0) is None:
         settings['num_kv_heads'] = settings['num_heads']
     return settings
+
+
+def _find_differing_settings(settings: dict[str, Any], expected: dict[str, Any]) -> list[str]:
+    def settings_are_equal(first: Any, second: Any) -> bool:
+        if isinstance(first, float) and isinstance(second, float):
+            return math.isclose(first, second, rel_tol=1e-6)
+        return first == second
+
+    # If a field is a module in one model and None in the other, `require_same_modules` reports the path of the module.
+    return [name for name in settings if name in expected and not settings_are_equal(settings[name], expected[name])]
