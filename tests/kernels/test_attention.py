@@ -168,20 +168,3 @@ def test_auto_falls_back_to_the_formula_and_logs_it_once(caplog):
             np.testing.assert_allclose(attention.attention(heads, heads, heads, unpacked), heads, rtol=1e-6)
     [record] = caplog.records
     assert 'cudnn' in record.message and 'float32' in record.message
-
-
-def test_a_decoding_step_equals_plain_attention_in_both_cache_layouts(monkeypatch):
-    rng = np.random.default_rng(0)
-    query, key, value = (jnp.asarray(rng.normal(size=(B, n, H, D)), jnp.float32) for n in (2, K, K))
-    mask = jnp.asarray(rng.random((B, 1, 2, K)) < 0.7).at[..., 0].set(True)
-    bias = jnp.asarray(rng.normal(size=(1, H, 2, K)), jnp.float32)
-    expected = plain(query, key, value, mask, bias)
-    for platform, dimensions in (('cpu', 4), ('tpu', 3)):
-        monkeypatch.setattr(attention_formula, 'get_target_platform', lambda platform=platform: platform)
-        cached_key, cached_value = (
-            attention_formula.memory_key_to_cache_layout(key),
-            attention_formula.to_cache_layout(value)[0],
-        )
-        assert cached_key.ndim == cached_value.ndim == dimensions
-        mixed = attention_formula.attend_decoding_step(query, cached_key, cached_value, mask, bias)
-        np.testing.assert_allclose(mixed, expected, rtol=1e-5, atol=1e-6)

@@ -16,9 +16,9 @@ import pytest
 from flax import linen as nn
 
 from remixer_t5x.errors import UserError
-from remixer_t5x.kernels import attention_formula
 from remixer_t5x.models import sublayers as sublayer_package
 from remixer_t5x.models.architecture import encoder_only, layer, stack
+from remixer_t5x.models.layers import cached_attention
 from remixer_t5x.models.layers.norms import GroupedRMSNorm, LayerNorm
 from remixer_t5x.models.layers.positions import AlibiBias, LearnedPositions, RelativePositionBias, RotaryEmbedding
 from remixer_t5x.models.sublayers import (
@@ -226,7 +226,7 @@ def test_sublayer_fulfils_its_contract(name, side, check):
 
 @pytest.mark.quick
 def test_decoding_with_tpu_caches_equals_all_tokens_at_once(monkeypatch):
-    monkeypatch.setattr(attention_formula, 'get_target_platform', lambda: 'tpu')
+    monkeypatch.setattr(cached_attention, 'get_target_platform', lambda: 'tpu')
     fixture = make_fixture('modern', 'decoder')
     for name in ('allocate', 'decode'):
         monkeypatch.delitem(vars(fixture), name, raising=False)  # compiled for a CPU before
