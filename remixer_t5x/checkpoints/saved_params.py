@@ -333,7 +333,7 @@ def open_checkpoint(path: str, setting: str = 'INITIAL_CHECKPOINT_PATH') -> Save
     Raises UserError if the checkpoint is missing or damaged, or if the base of its adapters cannot be found.
     """
     step = find_checkpoint(path, setting)
-    model_dir.check_path_has_no_glob(step)
+    model_dir.check_checkpoint_path(step)
     verify_checkpoint_files(step)
     if collectives.is_distributed():
         collectives.check_same_on_processes({f'the checkpoint {step}': fingerprint_checkpoint(step)})

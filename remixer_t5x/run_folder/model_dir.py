@@ -39,10 +39,16 @@ def to_absolute_path(path: str | os.PathLike[str]) -> epath.Path:
     return epath.Path(text)
 
 
-def check_path_has_no_glob(folder: epath.Path) -> None:
-    """Raises UserError if Orbax would interpret the path `folder` as a glob pattern when it restores checkpoints."""
+def check_checkpoint_path(folder: epath.Path) -> None:
+    """Raises UserError if Orbax would interpret the path `folder` as a glob pattern or as another folder."""
     if re.search(r'[*?[]', os.fspath(folder)):
         raise UserError(f'{folder} must not contain *, ? or [, which Orbax interprets as a pattern; rename the folder')
+    # TensorStore parses a bucket path as a URL and ignores the text after #, and Orbax resolves .. only for arrays, so
+    # the arrays of different checkpoints would overwrite each other.
+    if object_store.is_remote(folder) and ('#' in os.fspath(folder) or '..' in folder.parts):
+        raise UserError(
+            f'{folder} must not contain # or .., because Orbax would store arrays in another folder; use another path'
+        )
 
 
 def find_model_dir(path: str | os.PathLike[str]) -> epath.Path | None:
@@ -65,7 +71,7 @@ def check_model_dir(path: str | os.PathLike[str]) -> epath.Path:
     if not os.fspath(path):
         raise UserError("MODEL_DIR must be a folder for this run, got ''; pass --gin.MODEL_DIR=runs/first")
     folder = to_absolute_path(path)
-    check_path_has_no_glob(folder)
+    check_checkpoint_path(folder)
     object_store.check_bucket_accessible(folder)
     with object_store.wrap_write_errors(folder):
         if folder.exists() and not folder.is_dir():

@@ -118,6 +118,9 @@ def test_bucket_errors_are_one_line(local_store, monkeypatch):
         return error_message(model_dir.create_model_dir, folder)
 
     assert 'does not exist' in message('gs://other/run')
+    # TensorStore would write the arrays of runs/#1 and runs/#2 into runs/.
+    assert 'gs://bucket/runs/#1 must not contain #' in message('gs://bucket/runs/#1')
+    assert 'gs://bucket/a/../b must not contain # or ..' in message('gs://bucket/a/../b')
     local_store.fail('GET /storage/v1/b/bucket$', status=403)
     assert 'gs://bucket cannot be used: GET http' in message()
     local_store.clear_faults()
