@@ -131,8 +131,8 @@ def test_an_exported_embedding_model_returns_its_embeddings(current_folder):
 @pytest.mark.parametrize(
     ('function', 'text', 'result'),
     [
-        ('generate', b'one\n', 'a\\r\\nb\n'),
-        ('score', b'a\tbc\r\na\tbc\n', '1.000000\n1.000000\n'),
+        ('generate', b'one\rtwo\n', 'a\\r\\nb\n'),
+        ('score', b'\xef\xbb\xbfa\tbc\r\na\tbc\n', '1.000000\n1.000000\n'),
         ('score', b'a\tbc\na\n', 'line 2 must be INPUT<tab>TARGET, but it has no tab'),
         ('score', b'a\tb\xff\n', 'the input must be UTF-8'),
     ],

@@ -125,7 +125,8 @@ def main():
     if name not in ('generate', 'score', 'encode', 'classify'):
         raise SystemExit(__doc__)
     try:
-        sys.stdin.reconfigure(encoding='utf-8')  # type: ignore[union-attr]
+        # As in `infer`, a line ends with LF or CRLF, and a byte order mark is not part of the first line.
+        sys.stdin.reconfigure(encoding='utf-8-sig', newline='\n')  # type: ignore[union-attr]
         lines = [line.rstrip('\r\n') for line in sys.stdin]
     except UnicodeDecodeError as error:
         raise SystemExit(f'the input must be UTF-8, got {error}') from None
