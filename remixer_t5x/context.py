@@ -21,8 +21,8 @@ class SequenceContext:
     Attributes:
         segment_ids: [batch, length] int32; the example number of each token, starting at 1; 0 for padding.
         positions: [batch, length] int32; the index of each token within its example.
-        position_bias: a [1 or batch, heads, query, key] array, a `DistanceBias`, or None; set by a stack for its
-            attention sublayers.
+        position_bias: a [1, heads, query, key] array ([1 or batch, heads, 1, key] in decoding steps), a
+            `DistanceBias`, or None; set by a stack for its attention sublayers.
         num_keys: number of keys per query: the row length or, while decoding, the number of cache slots; set by a
             stack.
         memory: the encoder output, for cross-attention; None in an encoder or a decoder-only model.

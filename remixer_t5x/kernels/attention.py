@@ -50,7 +50,7 @@ def attention(
     if implementation not in IMPLEMENTATIONS:
         raise UserError(f'ATTENTION must be one of {", ".join(IMPLEMENTATIONS)}, got {implementation!r}')
     shape: tuple[int, ...] = () if bias is None else jax.eval_shape(expand_bias, bias).shape
-    if bias is not None and (len(shape) != 4 or shape[1] not in (1, query.shape[2])):
+    if bias is not None and (len(shape) != 4 or shape[:2] != (1, query.shape[2])):
         raise UserError(
             f'a position bias must be [1, heads, q, k] with {query.shape[2]} heads, got {[*shape]}; use '
             '@positions.RelativePositionBias with the num_heads of the attention'

@@ -75,9 +75,9 @@ class RelativePositionBias(nn.Module):
 
     @nn.compact
     def __call__(self, length: int, ctx: SequenceContext) -> jax.Array | DistanceBias:
-        """Returns the bias, float32 [1 or batch, heads, query, key] or, on TPUs and GPUs, an equivalent `DistanceBias`.
+        """Returns the bias, float32 [1, heads, query, key] or, on TPUs and GPUs, an equivalent `DistanceBias`.
 
-        In a decoding step, returns only the bias of the query at `ctx.step`.
+        In a decoding step, returns only the bias of the query at `ctx.step`, [1 or batch, heads, 1, key].
         """
         init = nn.initializers.variance_scaling(1.0, 'fan_avg', 'uniform')
         shape = (self.num_heads, self.num_buckets)

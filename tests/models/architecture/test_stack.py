@@ -72,6 +72,9 @@ def test_a_seed_returns_the_recorded_numbers(variables):
     [
         ({'position_bias': positions.SinusoidalPositions}, r'position bias must be \[1, heads, .*got \[1, 2, 2\]'),
         ({'position_bias': functools.partial(positions.AlibiBias, 3)}, r'with 2 heads, got \[1, 3, 2, 2\]'),
+        # One bias for all heads, and a different bias for each row of the batch.
+        ({'position_bias': functools.partial(positions.AlibiBias, 1)}, r'with 2 heads, got \[1, 1, 2, 2\]'),
+        ({'position_bias': lambda name: lambda length, ctx: jnp.zeros((3, 2, 2, 2))}, r'got \[3, 2, 2, 2\]'),
         ({'position_embedding': functools.partial(positions.AlibiBias, 2)}, r'position embedding .*got \(1, 2, 4, 4\)'),
     ],
 )
