@@ -14,6 +14,7 @@ from remixer_t5x.run_folder import object_store
 
 # Seconds between two uploads of an event file to a bucket.
 UPLOAD_SECONDS = 30
+_FILE_PREFIX = 'events.out.tfevents.'
 # Write event files in buckets like other files; tensorboardX would use google-cloud-storage.
 record_writer.register_writer_factory(
     'gs',
@@ -34,8 +35,11 @@ class TensorBoardWriter:
     def __init__(self, folder: epath.Path, restored_step: int | None):
         self._is_remote, self._last_flush_time = object_store.is_remote(folder), time.monotonic()
         record_writer.directory_check(str(folder))
-        # TensorBoard reads the files whose names contain `tfevents` in alphabetical order.
-        self._file = record_writer.RecordWriter(f'{folder}/events.out.tfevents.{time.time_ns()}')
+        # TensorBoard reads the files whose names contain `tfevents` in alphabetical order. The clock may be behind that
+        # of an earlier process, for example on another machine.
+        names = (path.name.removeprefix(_FILE_PREFIX) for path in folder.glob(f'{_FILE_PREFIX}*'))
+        number = max([time.time_ns(), *(int(name) + 1 for name in names if name.isdecimal())])
+        self._file = record_writer.RecordWriter(f'{folder}/{_FILE_PREFIX}{number}')
         self._add_event(file_version='brain.Event:2')
         if restored_step is not None:
             self.rewind(restored_step)

@@ -117,6 +117,15 @@ def test_tensorflow_reads_all_values_of_tensorboard_files(tmp_path, restored_ste
     assert values == {('train/loss', 10): 2.5, ('train/tokens_per_second', 10): 100.0, ('eval/loss', 20): 2.25}
 
 
+def test_tensorboard_reads_the_files_in_order_although_the_clock_was_set_back(tmp_path, monkeypatch):
+    for step, now in ((-1, 9 * 10**18), (7, 8 * 10**18), (8, 8 * 10**18)):
+        monkeypatch.setattr(tensorboard.time, 'time_ns', lambda now=now: now)
+        tensorboard.TensorBoardWriter(epath.Path(tmp_path), step).close()
+    event_pb2 = pytest.importorskip('tensorflow.core.util.event_pb2')
+    events = [event_pb2.Event.FromString(record) for path in sorted(tmp_path.iterdir()) for record in records_of(path)]
+    assert [event.step for event in events if event.session_log.status] == [0, 8, 9]
+
+
 def test_uploads_are_periodic_and_repeated_after_a_failure(tmp_path, monkeypatch):
     """A local folder replaces the bucket."""
     monkeypatch.setattr(object_store, 'UPLOAD_SECONDS', 1e9)
