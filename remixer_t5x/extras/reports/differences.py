@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 
@@ -32,8 +33,8 @@ class ModelDifference:
         model: name of the model with the better mean.
         other: name of the other model.
         gain: mean improvement over seeds, at least 0.
-        low: lower end of the confidence interval of `gain`; -infinity for one seed.
-        high: upper end of the confidence interval; infinity for one seed.
+        low: lower end of the confidence interval of `gain`; -infinity if there is no interval (`t_interval`).
+        high: upper end of the confidence interval; infinity if there is no interval.
         seeds: number of common seeds.
     """
 
@@ -55,6 +56,8 @@ class ModelDifference:
             claim = f'no difference shown between {self.model} and {self.other}'
         if self.seeds < 2:
             return f'{claim} (one seed: no interval)'
+        if self.high == math.inf:
+            return f'{claim} (the same difference, {self.gain:.4g}, in all {self.seeds} seeds: no interval)'
         return f'{claim} ({CONFIDENCE:.0%} interval {self.low:.4g} to {self.high:.4g}, {self.seeds} seeds)'
 
 
@@ -66,14 +69,17 @@ def bonferroni_confidence(models: int) -> float:
 def t_interval(gains: np.ndarray | Sequence[float], confidence: float = CONFIDENCE) -> tuple[np.ndarray, np.ndarray]:
     """Computes Student's t confidence interval of the mean: [..., seeds] -> (mean [...], half-width [...]).
 
-    The half-width is infinite for one seed.
+    The half-width is infinite for one seed, and if all gains are equal up to rounding. Equal gains occur by chance for
+    metrics with few possible values, such as the accuracy on a few examples, and do not show the variation over seeds.
     """
     gains = np.asarray(gains, np.float64)
     seeds = gains.shape[-1]
     if seeds < 2:
         return gains.mean(-1), np.full(gains.shape[:-1], np.inf)
     quantile = special.stdtrit(seeds - 1, (1 + confidence) / 2)
-    return gains.mean(-1), quantile * gains.std(-1, ddof=1) / seeds**0.5
+    half_width = quantile * gains.std(-1, ddof=1) / seeds**0.5
+    are_equal = np.ptp(gains, -1) <= 1e-9 * np.abs(gains).max(-1)
+    return gains.mean(-1), np.where(are_equal, np.inf, half_width)
 
 
 def expected_maximum(values: Sequence[float] | np.ndarray) -> np.ndarray:

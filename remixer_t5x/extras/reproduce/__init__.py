@@ -170,7 +170,7 @@ def _result_tables(table: Any, findings: Iterable[tuple[Any, Any, Any]]) -> Sequ
         if not table.has_only_counted_columns:
             difference = format_number(finding.difference, signed=True)
             if finding.margin is not None:
-                difference += f' ± {finding.margin:.2g}' if finding.margin < float('inf') else ' (one seed)'
+                difference += f' ± {finding.margin:.2g}' if finding.margin < float('inf') else ' (no interval)'
             cells += [format_number(finding.published_difference, signed=True), difference]
         verdict = 'baseline' if row.name == table.baseline and not table.has_only_counted_columns else finding.verdict
         results[column.name].add_row(row.name, *cells, verdict)

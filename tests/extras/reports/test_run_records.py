@@ -93,8 +93,8 @@ def test_smoothing_follows_its_formula():
 @pytest.mark.parametrize(
     ('values', 'negated', 'best'),
     [
-        ([(1.0, 1.1), (9.0, 9.1)], '', 'b'),
-        ([(1.0, 1.1), (9.0, 9.1)], "settings.Folder.best_metrics = {'toy': '-accuracy'}\n", 'a'),
+        ([(1.0, 1.1), (9.0, 9.3)], '', 'b'),
+        ([(1.0, 1.1), (9.0, 9.3)], "settings.Folder.best_metrics = {'toy': '-accuracy'}\n", 'a'),
         ([(1.0, 9.0), (2.0, 7.0)], '', None),
     ],
 )
