@@ -69,7 +69,9 @@ def parse_seeds(text: str) -> list[int]:
     texts = arguments.split_names(text)
     seeds = [seed for item in texts if (seed := ranges.parse_whole_number(item)) is not None]
     if not seeds or len(set(seeds)) < len(texts):
-        raise UserError(f'--seeds must be different whole numbers, got {text}; pass --seeds=0,1,2')
+        raise UserError(
+            f'--seeds must be different whole numbers from 0 to {2**31 - 1:,}, got {text}; pass --seeds=0,1,2'
+        )
     return seeds
 
 
@@ -135,7 +137,8 @@ class Sweep:
     def run(self, cells: Sequence[SweepCell], parallel: int = 1) -> None:
         """Runs the cells that have not finished, up to `parallel` of them at the same time.
 
-        Raises SweepStopped if a signal stopped the sweep; the exit code is 128 plus the signal number.
+        Raises SweepStopped if a signal stopped the sweep; the exit code is 128 plus the signal number. After any error,
+        stops the processes that are still running, which save their checkpoints.
         """
         from remixer_t5x.train import preemption
 
@@ -147,6 +150,8 @@ class Sweep:
         print_progress_line(f'{count}, {len(cells) - len(todo)} finished before; in {self.folder}')
         started, running, received, stop_signal = 0, list[_RunProcess](), list[int](), 0
         with contextlib.ExitStack() as handlers:
+            # After an error, such as a full disk, the processes would otherwise continue without the sweep.
+            handlers.callback(_stop_processes, running)
             for number in preemption.get_stop_signals():
                 previous = signal.signal(number, lambda number, _: received.append(number))
                 handlers.callback(signal.signal, number, previous)
@@ -242,6 +247,13 @@ class _RunProcess(subprocess.Popen):
             log.seek(self._log_start)
             lines = log.read().decode(errors='replace').strip().splitlines() or ['']
         return next((line for line in reversed(lines) if line.startswith(prefix)), lines[-1])
+
+
+def _stop_processes(processes: Sequence[_RunProcess]) -> None:
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        process.wait()
 
 
 def print_progress_line(line: str) -> None:

@@ -24,8 +24,9 @@ while not all((folder.parent / f'seed_{seed}').is_dir() for seed in (0, 1)):
     time.sleep(0.01)
 if folder.name == 'seed_0' and action == 'fails':
     sys.exit('error: boom')
-if action == 'stops':
-    os.kill(os.getppid(), signal.SIGTERM) if folder.name == 'seed_0' else None
+if action == 'stops' and folder.name == 'seed_0':
+    os.kill(os.getppid(), signal.SIGTERM)
+if action == 'stops' or (action == 'disk full' and folder.name == 'seed_1'):
     time.sleep(60)
 """
 
@@ -49,6 +50,17 @@ def test_parallel_cells_fail_separately_and_stop_together(action, tmp_path, monk
         assert [list(cell.command) in sweep.Sweep(tmp_path)._finished for cell in cells] == [False, True, True]
     assert signal.getsignal(signal.SIGTERM) == handler
     assert 'no output' not in capsys.readouterr().err
+
+
+def test_the_other_runs_are_stopped_if_the_sweep_cannot_record_a_finished_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(sweep, 'PROGRAM', (sys.executable, '-c', PROGRAM))
+    folders = [tmp_path / f'seed_{seed}' for seed in range(2)]
+    cells = [sweep.SweepCell('t5', (), seed, path, (str(path), 'disk full')) for seed, path in enumerate(folders)]
+    runner = sweep.Sweep(tmp_path)
+    (tmp_path / sweep.FINISHED_FILE).mkdir()
+    with pytest.raises(object_store.WriteError, match=sweep.FINISHED_FILE):
+        runner.run(cells, parallel=2)
+    assert (folders[1] / 'saved').exists()
 
 
 def test_runs_with_results_keep_their_settings(tmp_path, monkeypatch):
