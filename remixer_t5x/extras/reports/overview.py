@@ -153,10 +153,12 @@ def _list_metrics(groups: Sequence[RunGroup]) -> list[tuple[str, list[str]]]:
     for kind, record in (item for records in latest for item in records.items()):
         names.setdefault(kind, {}).update(dict.fromkeys(select_task_metrics(record)))
     # If `remixer-t5x eval` uses the same split as the run, identical results have two names; only the first is shown.
+    run_splits = {'eval', *(run.evaluated_split for group in groups for run in group.runs)}
     unique: dict[tuple[object, ...], str] = {}
     for kind in names:
         numbers = [records[kind].numbers if kind in records else None for records in latest]
-        unique.setdefault((kind.partition('/')[2] or kind, repr(numbers)), kind)
+        split, _, task = kind.partition('/')
+        unique.setdefault((task if split in run_splits else kind, repr(numbers)), kind)
     return [(kind, list(metrics)) for kind, metrics in names.items() if kind in unique.values()]
 
 

@@ -99,6 +99,11 @@ class RecordedRun:
         """The setting BEST_METRICS, which selects the main metric of each task; None if not set."""
         return compatibility.parse_literal(self.config, 'settings.Folder.best_metrics')
 
+    @functools.cached_property
+    def evaluated_split(self) -> Any:
+        """The split of the evaluations `eval/<task>` during training; None if not set."""
+        return compatibility.parse_literal(self.config, 'task_evaluation.TaskEvaluation.split')
+
     @property
     def seed(self) -> int:
         """The random seed, or the default 0 if not set."""

@@ -46,6 +46,12 @@ def test_the_newest_evaluation_is_used_and_the_later_line_of_a_step():
     assert RecordedRun('r', '/r', lines).find_latest_evaluations()['eval/cb'].numbers == {'f1': 31.0}
 
 
+def test_an_evaluation_is_shown_twice_only_for_another_split():
+    config = "EVAL_SPLIT = 'validation'\ntask_evaluation.TaskEvaluation.split = %EVAL_SPLIT\n"
+    run = _run('r', config, **{f'{split}__cb': (9, {'f1': 100.0}) for split in ('eval', 'validation', 'test')})
+    assert [row.kind for row in overview.build_task_table([RunGroup('r', [run])])] == ['cb, eval', 'cb, test']
+
+
 def test_differences_are_settings_other_than_folders():
     config = 'from x import y\n# a comment\nA = 1\nB = \\\n    (@m.C,\n     2)\nm.C.d = %A\n'
     assert run_records.RecordedRun('a', 'a', [], config).parse_settings() == {'A': '1', 'B': '(@m.C, 2)', 'm.C.d': '%A'}
