@@ -1,18 +1,22 @@
 """Handles SIGTERM, Ctrl-C and SIGHUP: the run finishes the current step or evaluation batch, and saves a checkpoint.
 
-A second signal ends the process immediately. A second SIGHUP is ignored, because both the shell and the kernel may send
-SIGHUP when a terminal is closed.
+A second signal ends the process immediately. Signals within REPEAT_SECONDS of the first are ignored: Ctrl-C, Slurm and
+systemd signal all processes of a job, and a launcher among them forwards its signal to the run. A second SIGHUP is
+always ignored, because both the shell and the kernel may send SIGHUP when a terminal is closed.
 """
 
 import contextlib
 import os
 import signal
 import threading
+import time
 from types import FrameType
 from typing import Any
 
 import jax
 from jax.experimental import multihost_utils
+
+REPEAT_SECONDS = 1.0
 
 
 def get_stop_signals() -> list[signal.Signals]:
@@ -33,6 +37,7 @@ class StopSignalHandler:
 
     def __init__(self) -> None:
         self._name: str | None = None
+        self._first_signal_time = 0.0
         self._num_calls, self._is_agreed = 0, False
         self._before: dict[int, Any] = {}
 
@@ -48,12 +53,12 @@ class StopSignalHandler:
             signal.signal(number, handler)
 
     def _handle_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._name is not None and number == signal.SIGHUP:
-            return
         if self._name is not None:
+            if number == signal.SIGHUP or time.monotonic() - self._first_signal_time < REPEAT_SECONDS:
+                return
             _print_in_signal_handler('exiting without saving')
             os._exit(128 + number)
-        self._name = signal.Signals(number).name
+        self._name, self._first_signal_time = signal.Signals(number).name, time.monotonic()
         again = 'press again' if number == signal.SIGINT else 'send it again'
         _print_in_signal_handler(
             f'{self._name}: finishing this step or evaluation batch, then saving; {again} to quit without saving'

@@ -23,7 +23,7 @@ def catch_exit(monkeypatch):
 
 
 @pytest.mark.parametrize(('number', 'again'), [(signal.SIGINT, 'press again'), (signal.SIGTERM, 'send it again')])
-def test_the_first_signal_stops_the_run_and_the_second_exits(capfd, catch_exit, number, again):
+def test_the_first_signal_stops_the_run_and_the_second_exits(capfd, catch_exit, monkeypatch, number, again):
     with preemption.StopSignalHandler() as stop:
         assert stop.get_agreed_signal() is None
         stop.raise_if_stopping()
@@ -33,6 +33,10 @@ def test_the_first_signal_stops_the_run_and_the_second_exits(capfd, catch_exit, 
         assert stop.get_agreed_signal() == number.name
         with pytest.raises(preemption.EvaluationInterrupted):
             stop.raise_if_stopping()
+        # A launcher forwards a signal that the run has received too.
+        for repeated in (signal.SIGINT, signal.SIGTERM):
+            signal.raise_signal(repeated)
+        monkeypatch.setattr(preemption, 'REPEAT_SECONDS', 0.0)
         # SIGHUP after another signal is ignored, because a closing terminal sends it twice.
         signal.raise_signal(signal.SIGHUP)
         assert stop.get_agreed_signal() == number.name
