@@ -9,8 +9,8 @@
 #   --restarts=N    restart after a crash, at most N times (default 3); the run resumes from its last checkpoint
 #   --dry_run       print the commands; DRY_RUN=1 does the same
 #
-# Adds hardware/gpu.gin to the gin files of the command, unless one of them is a hardware file. Forwards SIGTERM to the run,
-# which saves a checkpoint and exits with 143. The exit code is that of the last attempt.
+# Adds hardware/gpu.gin after the experiment (or the first gin file) of the command, unless one of its gin files is a hardware
+# file. Forwards SIGTERM to the run, which saves a checkpoint and exits with 143. The exit code is that of the last attempt.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 source scripts/launch/command_line.sh
@@ -36,13 +36,19 @@ count="$(ask "${gpus:-8}" bash -c 'nvidia-smi --list-gpus | wc -l')"
 gpus="${gpus:-$count}"
 (( gpus <= count )) || fail "--gpus must be at most $count, as nvidia-smi lists, got $gpus; pass --gpus=$count"
 
-# Without gin files, eval and infer read the config.gin of the run.
-hardware=''
-for word in "${COMMAND[@]}"; do
-    [[ "$word" == --gin.* || ! "$word" =~ (^|[=/])hardware/[^/]+\.gin$ ]] || hardware="$word"
+# Later gin files override earlier ones: hardware/gpu.gin replaces the hardware file that an experiment includes, but must not
+# override the user's files. Without gin files, eval and infer read the config.gin of the run.
+position='' hardware='' previous=''
+for index in "${!COMMAND[@]}"; do
+    word="${COMMAND[index]}"
+    if [[ "$word" == --gin_file=* || "$previous" == --gin_file ]]; then
+        [[ ! "$word" =~ (^|[=/])hardware/[^/]+\.gin$ ]] || hardware="$word"
+        [[ -n "$position" && "$word" != *experiments/* ]] || position=$((index + 1))
+    fi
+    previous="$word"
 done
-if [[ " ${COMMAND[*]}" == *' --gin_file'* && -z "$hardware" ]]; then
-    COMMAND+=(--gin_file=hardware/gpu.gin)
+if [[ -n "$position" && -z "$hardware" ]]; then
+    COMMAND=("${COMMAND[@]:0:position}" --gin_file=hardware/gpu.gin "${COMMAND[@]:position}")
 fi
 CUDA_VISIBLE_DEVICES="$(seq -s, 0 $((gpus - 1)))"
 export CUDA_VISIBLE_DEVICES

@@ -205,7 +205,10 @@ def test_gpu_node_dry_run():
     install, started, _ = dry('gpu_node.sh', '--gpus=8')
     assert install == ['env', 'VENV=.venv', 'scripts/launch/worker.sh', 'install', 'gpu']
     assert started[:2] == ['env', 'CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7']
-    assert started[3:] == [*COMMAND[1:], '--gin_file=hardware/gpu.gin']
+    assert started[3:] == [*COMMAND[1:3], '--gin_file=hardware/gpu.gin', *COMMAND[3:]]
+    # The user's gin files override hardware/gpu.gin, which overrides the hardware of an experiment.
+    out, _ = run_script('gpu_node.sh', '--gpus=8', '--dry_run', *COMMAND, '--gin_file', 'mine.gin')
+    assert re.findall(r'[\w/]+\.gin', out) == ['experiments/python_docs.gin', 'hardware/gpu.gin', 'mine.gin']
     # A gin file in hardware/ replaces the default; another path that contains hardware/ does not.
     for flag, added in (('--gin.MODEL_DIR=/data/hardware/run', 1), ('--gin_file=configs/hardware/cpu.gin', 0)):
         out, _ = run_script('gpu_node.sh', '--gpus=8', '--dry_run', *COMMAND, flag)
