@@ -11,6 +11,7 @@
 #
 # Adds hardware/gpu.gin after the experiment (or the first gin file) of the command, unless one of its gin files is a hardware
 # file. Forwards SIGTERM to the run, which saves a checkpoint and exits with 143. The exit code is that of the last attempt.
+# .venv is in this checkout. Relative paths in the command refer to the current folder.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 source scripts/launch/command_line.sh
@@ -55,14 +56,17 @@ export CUDA_VISIBLE_DEVICES
 
 # Calls the script rather than its function, so that the printed command of a dry run can be executed.
 run env VENV="$VENV" scripts/launch/worker.sh install "$extra" ${wheel:+"$wheel"}
+program="$VENV/bin/remixer-t5x"
+[[ "$program" == /* ]] || program="$PWD/$program"
+cd "$OLDPWD"
 child='' stopped=''
 trap 'stopped=1; [[ -z "$child" ]] || kill -TERM "$child"' TERM INT
 for (( attempt = 0; ; attempt++ )); do
     code=0
     if [[ "$DRY_RUN" == 1 ]]; then
-        run env "CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES" "$VENV/bin/remixer-t5x" "${COMMAND[@]}"
+        run env "CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES" "$program" "${COMMAND[@]}"
     else
-        "$VENV/bin/remixer-t5x" "${COMMAND[@]}" &
+        "$program" "${COMMAND[@]}" &
         child=$!
         wait_for "$child" || code=$?
         child=''

@@ -229,10 +229,12 @@ def gpu_node(programs, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize('code, starts', [(0, 1), (2, 1), (SAVED, 1), (139, 3)])
-def test_gpu_node_restarts_only_after_a_crash(gpu_node, programs, code, starts):
-    gpu_node(f'echo "sees $CUDA_VISIBLE_DEVICES"; exit {code}')
+def test_gpu_node_restarts_only_after_a_crash(gpu_node, tmp_path, monkeypatch, code, starts):
+    # Relative paths in the command refer to the current folder, as in quickstart.sh.
+    monkeypatch.chdir(tmp_path)
+    gpu_node(f'echo "sees $CUDA_VISIBLE_DEVICES from $PWD"; exit {code}')
     out, _ = run_script('gpu_node.sh', '--restarts=2', *COMMAND, code=code)
-    assert out.count('sees 0,1\n') == starts
+    assert out.count(f'sees 0,1 from {tmp_path}\n') == starts
 
 
 @pytest.mark.parametrize(
