@@ -30,6 +30,7 @@ for option in "${OPTIONS[@]}"; do
     esac
 done
 [[ "$extra" == gpu || "$extra" == gpu-cuda13 ]] || fail "--extra must be gpu or gpu-cuda13, got $extra; pass --extra=gpu"
+check_number --restarts "$restarts" 0
 [[ -z "$wheel" || -f "$wheel" ]] || fail "--wheel must be a file, got $wheel; build one with: pip wheel --no-deps ."
 
 count="$(ask "${gpus:-8}" bash -c 'nvidia-smi --list-gpus | wc -l')"

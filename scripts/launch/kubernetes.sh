@@ -44,7 +44,14 @@ for option in "${OPTIONS[@]}"; do
         *) fail "$option is not an option of kubernetes.sh; pass --help for a list" ;;
     esac
 done
-if [[ -n "$tpu" ]]; then
+check_number --nodes "$nodes"
+check_number --gpus "$gpus"
+check_number --chips "$chips"
+check_number --slices "$slices"
+if [[ -z "$tpu" ]]; then
+    # All GPU nodes belong to one Job, whose first pod is the coordinator.
+    (( slices == 1 )) || fail "--slices=$slices requires --tpu=TYPE; pass --nodes=N for GPU nodes"
+else
     [[ "$topology" =~ ^[1-9][0-9]*(x[1-9][0-9]*){1,2}$ ]] || fail "--tpu=$tpu needs the topology of a slice; pass --topology=4x4"
     nodes=$((${topology//x/*} / chips))
     (( nodes > 0 && nodes * chips == ${topology//x/*} )) || fail "--topology=$topology is not a number of nodes of --chips=$chips"

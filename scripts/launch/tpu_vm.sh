@@ -63,6 +63,8 @@ read_options() {
         esac
     done
     [[ -n "$name" && -n "$zone" ]] || fail "--name and --zone are required; pass --name=NAME --zone=ZONE"
+    check_number --slices "$slices"
+    check_number --failures "$failures"
     [[ -z "$wheel" || -f "$wheel" ]] || fail "--wheel=$wheel does not exist; without --wheel, the script builds one"
     where=(--zone="$zone")
     [[ -z "$project" ]] || where+=(--project="$project")

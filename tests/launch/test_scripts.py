@@ -24,6 +24,7 @@ IN_GIT = pytest.mark.skipif(
     not (ROOT / '.git').exists(), reason='tpu_vm.sh copies files with git, and this is not a checkout'
 )
 SAVED = 143
+TPU_VM = 'tpu_vm.sh', 'supervise', '--name=m', '--zone=us-east5-a', '--type=v4-16'
 IN_SLURM = {'REMIXER_T5X': sys.executable, 'SLURM_JOB_ID': '7', 'SLURM_SUBMIT_DIR': str(ROOT)}
 # An address without a server, instead of Google's metadata server.
 NO_SERVER = 'http://127.0.0.1:9'
@@ -100,6 +101,21 @@ def test_each_type_of_tpu_has_its_software_version():
         assert f'--version={version}' in next(call for call in calls if 'create' in call)
     error = run_script('tpu_vm.sh', 'create', '--name=m', '--zone=z', '--type=v9-8', '--dry_run', code=2)[1]
     assert error.count('\n') == 1 and '--version=' in error
+
+
+@pytest.mark.parametrize(
+    'words',
+    [
+        *(['gpu_node.sh', '--restarts=3x'], ['kubernetes.sh', '--nodes=0'], ['kubernetes.sh', '--gpus=']),
+        *(['kubernetes.sh', '--tpu=t', '--topology=4x4', '--chips=0'], ['kubernetes.sh', '--slices=2']),
+        *([*TPU_VM, '--slices=two'], [*TPU_VM, '--failures=08']),
+    ],
+    ids=' '.join,
+)
+def test_invalid_numbers_are_rejected_before_anything_starts(words):
+    """The shell would evaluate them only after a crash, or treat them as the names of variables."""
+    output, error = run_script(*words, '--dry_run', *COMMAND, code=2)
+    assert not output and error.startswith(f'error: {words[-1].partition("=")[0]}') and error.count('\n') == 1
 
 
 def test_files_that_scripts_name_exist():
