@@ -327,6 +327,19 @@ def follow_checkpoints(
         find_checkpoint(path, 'CHECKPOINT_PATH')
 
 
+def wait_until_removed(step: epath.Path, timeout: float = 60.0) -> bool:
+    """Waits until the folder `step` is not a complete checkpoint. Returns False after `timeout` seconds.
+
+    A run removes the files of an old checkpoint one after another, so reading may fail while it still seems complete.
+    """
+    deadline = time.monotonic() + timeout
+    while is_complete_checkpoint(step):
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(1.0)
+    return True
+
+
 def open_checkpoint(path: str, setting: str = 'INITIAL_CHECKPOINT_PATH') -> SavedParams:
     """Verifies the checkpoint at `path`, or the newest one in a MODEL_DIR, and reads the run record, but no arrays.
 

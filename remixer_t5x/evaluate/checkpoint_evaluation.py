@@ -141,7 +141,7 @@ class CheckpointEvaluator:
             return saved_params.restore_params(str(folder), self._abstract, self._vocabulary, 'CHECKPOINT_PATH')
         except UserError:
             # With several processes, raise the error, because other processes may have read the checkpoint.
-            if may_disappear and jax.process_count() == 1 and not saved_params.is_complete_checkpoint(folder):
+            if may_disappear and jax.process_count() == 1 and saved_params.wait_until_removed(folder):
                 return None
             raise
 

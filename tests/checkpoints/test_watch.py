@@ -1,9 +1,12 @@
 """Finding checkpoints by path, and following those that a run writes."""
 
+import types
+
 import pytest
 
 from remixer_t5x.checkpoints import saved_params
 from remixer_t5x.errors import UserError
+from remixer_t5x.evaluate.checkpoint_evaluation import CheckpointEvaluator
 
 
 def save(folder, *steps):
@@ -67,3 +70,18 @@ def test_following_skips_evaluated_steps_and_ends_after_the_timeout(tmp_path, mo
     monkeypatch.setattr(saved_params, 'time', clock)
     assert names(saved_params.follow_checkpoints(str(tmp_path), timeout=0.1, skipped={10, 30}, poll=0.01)) == ['20']
     assert clock.now == pytest.approx(0.1, abs=0.02)
+
+
+@pytest.mark.parametrize('is_removed', [True, False])
+def test_a_followed_checkpoint_that_a_run_is_removing_is_skipped(tmp_path, monkeypatch, is_removed):
+    """The run has already removed some of its files when the evaluation reads it."""
+    save(tmp_path, 10)
+    folder = saved_params.find_checkpoint(str(tmp_path))
+    monkeypatch.setattr(saved_params, 'time', FakeTime(folder.rmtree if is_removed else lambda: None))
+    settings = types.SimpleNamespace(follow=1.0)
+    evaluator = types.SimpleNamespace(_settings=settings, _abstract={}, _vocabulary=None)
+    if is_removed:
+        assert CheckpointEvaluator.restore_params(evaluator, folder) is None
+    else:
+        with pytest.raises(UserError, match='is damaged: run/metadata is missing'):
+            CheckpointEvaluator.restore_params(evaluator, folder)
