@@ -49,7 +49,7 @@ class _LazyLibrary:
 
 
 def _load_library(name: str) -> Any:
-    _import_tensorflow()
+    import_tensorflow()
     return _import_quickly(name)
 
 
@@ -68,8 +68,11 @@ def get_file_error_types() -> tuple[type[BaseException], ...]:
 
 
 @functools.cache
-def _import_tensorflow() -> Any:
-    """Imports TensorFlow and hides accelerators from it, even if TensorFlow has already been imported."""
+def import_tensorflow() -> Any:
+    """Imports TensorFlow and hides accelerators from it, even if TensorFlow has already been imported.
+
+    Discards the lines that TensorFlow prints during the import.
+    """
     if not verbose:
         set_log_levels()
     tensorflow = _import_quickly('tensorflow')

@@ -8,6 +8,7 @@ second. `GrowingObject` therefore buffers a growing file in memory and periodica
 
 import contextlib
 import importlib
+import importlib.util
 import math
 import os
 import time
@@ -67,6 +68,9 @@ def check_bucket_accessible(folder: epath.Path) -> None:
 @contextlib.contextmanager
 def wrap_read_errors(path: str | os.PathLike[str]) -> Iterator[None]:
     """Converts disk and bucket errors to a UserError that explains why `path` cannot be read."""
+    if is_remote(path) and importlib.util.find_spec('tensorflow'):
+        # etils would import TensorFlow too, but not discard the lines that it prints.
+        lazy_imports.import_tensorflow()
     try:
         yield
     except lazy_imports.get_file_error_types() as error:
