@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import shlex
 import signal
 import sys
 from typing import TYPE_CHECKING
@@ -132,8 +133,9 @@ def _print_summary(result: TrainResult) -> None:
     if len(ranks) > 1:
         average = checkpoint_ranking.compute_mean_score(ranks)
         print(f'             average over {len(ranks)} tasks, each at its best step: {average:.2f}')
-    if model_dir.to_absolute_path(f'{result.folder}/{model_dir.TENSORBOARD}').exists():
-        print(f'TensorBoard  {result.folder}/{model_dir.TENSORBOARD}  (tensorboard --logdir {result.folder})')
+    tensorboard = f'{result.folder}/{model_dir.TENSORBOARD}'
+    if model_dir.to_absolute_path(tensorboard).exists():
+        print(f'TensorBoard  {tensorboard}  (tensorboard --logdir {shlex.quote(result.folder)})')
     print(f'metrics      {result.folder}/{model_dir.METRICS}')
 
 

@@ -72,9 +72,12 @@ def test_sighup_stops_the_run_unless_it_is_ignored_as_under_nohup():
     signal.signal(signal.SIGHUP, before)
 
 
-def test_the_summary_omits_a_loss_that_is_not_finite(capfd, tmp_path):
-    """metrics.jsonl contains null instead."""
-    result = TrainResult(3, None, {'loss': None}, {'loss': None, 'perplexity': None}, str(tmp_path), 'checkpoint')
+def test_the_summary_omits_a_loss_that_is_not_finite_and_quotes_paths(capfd, tmp_path):
+    """metrics.jsonl contains null instead of the loss."""
+    folder = tmp_path / 'my run'
+    (folder / 'tensorboard').mkdir(parents=True)
+    result = TrainResult(3, None, {'loss': None}, {'loss': None, 'perplexity': None}, str(folder), 'checkpoint')
     train._print_summary(result)
     train._plot_loss(result, 'stop')
-    assert capfd.readouterr().out.startswith('finished at step 3\n')
+    output = capfd.readouterr().out
+    assert output.startswith('finished at step 3\n') and f"(tensorboard --logdir '{folder}')" in output
