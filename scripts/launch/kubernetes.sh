@@ -56,7 +56,7 @@ else
     nodes=$((${topology//x/*} / chips))
     (( nodes > 0 && nodes * chips == ${topology//x/*} )) || fail "--topology=$topology is not a number of nodes of --chips=$chips"
 fi
-[[ "${COMMAND[*]}" == *MODEL_DIR=gs://* ]] || claim="${claim:-remixer-t5x-data}"
+[[ "${COMMAND[*]}" =~ MODEL_DIR[=\ ][\'\"]?gs:// ]] || claim="${claim:-remixer-t5x-data}"
 
 # Values are written as JSON, which is valid YAML. This shell must not expand variables in the quoted program.
 # shellcheck disable=SC2016

@@ -66,7 +66,9 @@ def test_jobset_of_tpu_slices_on_spot_nodes_of_gke():
     assert container['args'][-1] == '--gin.FILES=a b $$x'
 
 
-@pytest.mark.parametrize('folder, claims', [('/data/run', ['disk']), ('gs://bucket/run', [])])
+@pytest.mark.parametrize(
+    'folder, claims', [('/data/run', ['disk']), ('gs://bucket/run', []), ('"gs://bucket/run"', [])]
+)
 def test_pods_can_write_their_model_dir(folder, claims):
     """The fake kubectl checks that the image is in a registry and that the pod can write to its volumes."""
     options = [IMAGE, *(f'--claim={name}' for name in claims), '--service_account=trainer', '--dry_run']
